@@ -1,0 +1,55 @@
+#include "src/base/dtype.h"
+
+#include <cstdio>
+
+namespace kvc {
+
+using kernels::DType;
+
+bool dtype_from_dlpack(DLDataType type, DType* out) {
+  if (type.lanes != 1) return false;
+  if (type.code == kDLFloat && type.bits == 32) return *out = DType::kF32, true;
+  if (type.code == kDLFloat && type.bits == 16) return *out = DType::kF16, true;
+  if (type.code == kDLBfloat && type.bits == 16) return *out = DType::kBF16, true;
+  return false;
+}
+
+DLDataType dtype_to_dlpack(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return {kDLFloat, 32, 1};
+    case DType::kF16: return {kDLFloat, 16, 1};
+    case DType::kBF16: return {kDLBfloat, 16, 1};
+  }
+  return {kDLFloat, 32, 1};
+}
+
+const char* dtype_name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return "float32";
+    case DType::kF16: return "float16";
+    case DType::kBF16: return "bfloat16";
+  }
+  return "?";
+}
+
+DTypeText describe(DLDataType type) {
+  const char* code = "type";
+  switch (type.code) {
+    case kDLInt: code = "int"; break;
+    case kDLUInt: code = "uint"; break;
+    case kDLFloat: code = "float"; break;
+    case kDLBfloat: code = "bfloat"; break;
+    case kDLComplex: code = "complex"; break;
+    case kDLBool: code = "bool"; break;
+    default: break;
+  }
+  DTypeText result;
+  if (type.lanes == 1) {
+    std::snprintf(result.text, sizeof result.text, "%s%d", code, type.bits);
+  } else {
+    std::snprintf(result.text, sizeof result.text, "%s%dx%d", code, type.bits, type.lanes);
+  }
+  return result;
+}
+
+}  // namespace kvc

@@ -1,0 +1,22 @@
+// DLPack element types and the kernels' element types, translated in one place.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/params.h"
+#include "kvcache.h"
+
+namespace kvc {
+
+// False when the library does not store or read this type.
+bool dtype_from_dlpack(DLDataType type, kernels::DType* out);
+DLDataType dtype_to_dlpack(kernels::DType dtype);
+const char* dtype_name(kernels::DType dtype);
+
+// Text for messages, for example "float16" or "int8x4".
+struct DTypeText {
+  char text[32];
+};
+DTypeText describe(DLDataType type);
+
+}  // namespace kvc

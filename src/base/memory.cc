@@ -1,0 +1,100 @@
+#include "src/base/memory.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr std::align_val_t kScratchAlignment{64};
+
+}  // namespace
+
+int64_t system_page_bytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
+
+int64_t physical_memory_bytes() { return sysconf(_SC_PHYS_PAGES) * system_page_bytes(); }
+
+int64_t available_memory_bytes() { return sysconf(_SC_AVPHYS_PAGES) * system_page_bytes(); }
+
+ReservedMemory::ReservedMemory(int64_t bytes) : bytes_(align_up(bytes, system_page_bytes())) {
+  const int64_t slack = bytes_ >= kHugePage ? kHugePage : 0;
+  mapping_bytes_ = bytes_ + slack;
+  void* mapping = mmap(nullptr, static_cast<size_t>(mapping_bytes_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapping == MAP_FAILED) {
+    fail_errno(KVC_E_NO_MEMORY, errno, "cannot reserve %lld bytes for the pool: %s", static_cast<long long>(mapping_bytes_),
+               std::strerror(errno));
+  }
+  mapping_ = static_cast<std::byte*>(mapping);
+  data_ = mapping_;
+  if (slack != 0) {
+    const auto address = reinterpret_cast<uintptr_t>(mapping_);
+    data_ += align_up(static_cast<int64_t>(address % kHugePage), kHugePage) - static_cast<int64_t>(address % kHugePage);
+    // Advice only: without huge pages the pool is slower to walk, never wrong.
+    (void)madvise(data_, static_cast<size_t>(bytes_), MADV_HUGEPAGE);
+  }
+}
+
+ReservedMemory::~ReservedMemory() {
+  if (mapping_ != nullptr) munmap(mapping_, static_cast<size_t>(mapping_bytes_));
+}
+
+ReservedMemory::ReservedMemory(ReservedMemory&& other) noexcept { *this = std::move(other); }
+
+ReservedMemory& ReservedMemory::operator=(ReservedMemory&& other) noexcept {
+  std::swap(mapping_, other.mapping_);
+  std::swap(mapping_bytes_, other.mapping_bytes_);
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void ReservedMemory::make_usable(int64_t begin, int64_t end) {
+  const int64_t granularity = system_page_bytes();
+  const int64_t first = begin / granularity * granularity;
+  const int64_t last = align_up(end, granularity);
+  if (mprotect(data_ + first, static_cast<size_t>(last - first), PROT_READ | PROT_WRITE) != 0) {
+    fail_errno(KVC_E_NO_MEMORY, errno, "cannot commit %lld bytes of the pool: %s", static_cast<long long>(last - first),
+               std::strerror(errno));
+  }
+}
+
+void ReservedMemory::discard(int64_t begin, int64_t end) noexcept {
+  const int64_t granularity = system_page_bytes();
+  const int64_t first = align_up(begin, granularity);
+  const int64_t last = end / granularity * granularity;
+  if (first < last) (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_DONTNEED);
+}
+
+AlignedBuffer::~AlignedBuffer() { ::operator delete(data_, kScratchAlignment); }
+
+AlignedBuffer::AlignedBuffer(AlignedBuffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+AlignedBuffer& AlignedBuffer::operator=(AlignedBuffer&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+void AlignedBuffer::ensure(size_t bytes) {
+  if (bytes <= bytes_) return;
+  const size_t grown = bytes + bytes / 4;
+  auto* data = static_cast<std::byte*>(::operator new(grown, kScratchAlignment));
+  ::operator delete(data_, kScratchAlignment);
+  data_ = data;
+  bytes_ = grown;
+}
+
+}  // namespace kvc

@@ -1,0 +1,54 @@
+// Raw memory: reserved address space that is committed as it is used, and aligned scratch buffers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvc {
+
+// Address space that costs nothing until a part is made usable and written. Page-granular, 2 MiB aligned, huge pages advised.
+class ReservedMemory {
+ public:
+  ReservedMemory() = default;
+  // Throws NO_MEMORY.
+  explicit ReservedMemory(int64_t bytes);
+  ~ReservedMemory();
+  ReservedMemory(ReservedMemory&& other) noexcept;
+  ReservedMemory& operator=(ReservedMemory&& other) noexcept;
+
+  std::byte* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+  // Make [begin, end) readable and writable (widened to whole pages); zero at first. Throws NO_MEMORY.
+  void make_usable(int64_t begin, int64_t end);
+  // Give the physical memory of the whole pages inside [begin, end) back; the range stays usable and reads zero.
+  void discard(int64_t begin, int64_t end) noexcept;
+
+ private:
+  std::byte* mapping_ = nullptr;
+  int64_t mapping_bytes_ = 0;
+  std::byte* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+int64_t system_page_bytes();
+int64_t physical_memory_bytes();
+int64_t available_memory_bytes();
+
+// Grow-only scratch, 64-byte aligned, contents not kept when it grows.
+class AlignedBuffer {
+ public:
+  AlignedBuffer() = default;
+  ~AlignedBuffer();
+  AlignedBuffer(AlignedBuffer&& other) noexcept;
+  AlignedBuffer& operator=(AlignedBuffer&& other) noexcept;
+
+  // Throws std::bad_alloc; the old buffer is kept then.
+  void ensure(size_t bytes);
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace kvc

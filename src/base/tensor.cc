@@ -1,0 +1,177 @@
+#include "src/base/tensor.h"
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+
+namespace kvc {
+namespace {
+
+using kernels::DType;
+
+void check_present(const DLTensor* tensor, const char* name) {
+  if (tensor == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name);
+}
+
+void check_rank(const DLTensor& tensor, const char* name, int rank) {
+  if (tensor.ndim != rank) fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected %d", name, tensor.ndim, rank);
+  if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
+}
+
+void check_device(const DLTensor& tensor, const char* name) {
+  if (!is_host_memory(tensor.device)) {
+    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type, "%s lives on device type %d, the cache on the CPU (%d)", name,
+              static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
+  }
+}
+
+DType check_activation_type(const DLTensor& tensor, const char* name) {
+  DType dtype;
+  if (!dtype_from_dlpack(tensor.dtype, &dtype)) {
+    fail(KVC_E_DTYPE, "%s is %s, expected float32, float16 or bfloat16", name, describe(tensor.dtype).text);
+  }
+  return dtype;
+}
+
+void check_type(const DLTensor& tensor, const char* name, DLDataType expected) {
+  if (tensor.dtype.code != expected.code || tensor.dtype.bits != expected.bits || tensor.dtype.lanes != expected.lanes) {
+    fail(KVC_E_DTYPE, "%s is %s, expected %s", name, describe(tensor.dtype).text, describe(expected).text);
+  }
+}
+
+void check_extent_equals(const DLTensor& tensor, const char* name, int dimension, int64_t expected) {
+  if (tensor.shape[dimension] != expected) {
+    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected %lld", name, dimension,
+              static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(expected));
+  }
+}
+
+void check_extent_at_least(const DLTensor& tensor, const char* name, int dimension, int64_t least) {
+  if (tensor.shape[dimension] < least) {
+    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected at least %lld", name, dimension,
+              static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(least));
+  }
+}
+
+bool is_empty(const DLTensor& tensor) {
+  for (int d = 0; d < tensor.ndim; ++d) {
+    if (tensor.shape[d] == 0) return true;
+  }
+  return false;
+}
+
+// Last dimension contiguous, data present and aligned to its element.
+void check_storage(const DLTensor& tensor, const char* name) {
+  if (is_empty(tensor)) return;
+  const int last = tensor.ndim - 1;
+  if (tensor.shape[last] > 1 && stride_of(tensor, last) != 1) {
+    fail_with(KVC_E_SHAPE, stride_of(tensor, last), "%s has stride %lld in its last dimension, expected 1", name,
+              static_cast<long long>(stride_of(tensor, last)));
+  }
+  if (tensor.data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name);
+  const int64_t bytes = element_bytes(tensor);
+  const auto address = reinterpret_cast<uintptr_t>(data_of(tensor));
+  if (address % static_cast<uintptr_t>(bytes) != 0) {
+    fail_with(KVC_E_SHAPE, static_cast<int64_t>(address % static_cast<uintptr_t>(bytes)),
+              "%s is misaligned: its address is %lld bytes past a multiple of its element's %lld bytes", name,
+              static_cast<long long>(address % static_cast<uintptr_t>(bytes)), static_cast<long long>(bytes));
+  }
+}
+
+kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimension, int64_t element_offset) {
+  const int64_t bytes = element_bytes(tensor);
+  return {.base = is_empty(tensor) ? nullptr : data_of(tensor) + element_offset * bytes,
+          .token_stride = stride_of(tensor, token_dimension) * bytes,
+          .head_stride = stride_of(tensor, token_dimension + 1) * bytes,
+          .dtype = dtype};
+}
+
+}  // namespace
+
+int64_t stride_of(const DLTensor& tensor, int dimension) {
+  if (tensor.strides != nullptr) return tensor.strides[dimension];
+  int64_t stride = 1;
+  for (int d = tensor.ndim - 1; d > dimension; --d) stride *= tensor.shape[d];
+  return stride;
+}
+
+std::byte* data_of(const DLTensor& tensor) { return static_cast<std::byte*>(tensor.data) + tensor.byte_offset; }
+
+int64_t element_bytes(const DLTensor& tensor) { return (tensor.dtype.bits * tensor.dtype.lanes + 7) / 8; }
+
+bool is_host_memory(DLDevice device) { return device.device_type == kDLCPU || device.device_type == kDLCUDAHost; }
+
+kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expected) {
+  check_present(tensor, expected.name);
+  check_rank(*tensor, expected.name, 3);
+  const DType dtype = check_activation_type(*tensor, expected.name);
+  check_device(*tensor, expected.name);
+  check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
+  check_extent_equals(*tensor, expected.name, 1, expected.heads);
+  check_extent_equals(*tensor, expected.name, 2, expected.dim);
+  check_storage(*tensor, expected.name);
+  return rows_at(*tensor, dtype, 0, 0);
+}
+
+kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected, int64_t num_layers, int64_t layer) {
+  check_present(tensor, expected.name);
+  check_rank(*tensor, expected.name, 4);
+  const DType dtype = check_activation_type(*tensor, expected.name);
+  check_device(*tensor, expected.name);
+  check_extent_equals(*tensor, expected.name, 0, num_layers);
+  check_extent_at_least(*tensor, expected.name, 1, expected.min_tokens);
+  check_extent_at_least(*tensor, expected.name, 2, expected.heads);
+  check_extent_at_least(*tensor, expected.name, 3, expected.dim);
+  check_storage(*tensor, expected.name);
+  return rows_at(*tensor, dtype, 1, layer * stride_of(*tensor, 0));
+}
+
+const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 1);
+  check_type(*tensor, name, {kDLFloat, 32, 1});
+  check_device(*tensor, name);
+  check_extent_equals(*tensor, name, 0, size);
+  check_storage(*tensor, name);
+  return reinterpret_cast<const float*>(data_of(*tensor));
+}
+
+F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 2);
+  check_type(*tensor, name, {kDLFloat, 32, 1});
+  check_device(*tensor, name);
+  check_extent_at_least(*tensor, name, 0, rows);
+  check_extent_equals(*tensor, name, 1, columns);
+  check_storage(*tensor, name);
+  return {reinterpret_cast<float*>(data_of(*tensor)), stride_of(*tensor, 0)};
+}
+
+F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows, int64_t columns) {
+  check_present(tensor, name);
+  const bool per_head = tensor->ndim == 3;
+  if (!per_head && tensor->ndim != 2) {
+    fail_with(KVC_E_SHAPE, tensor->ndim, "%s has %d dimensions, expected 2 or 3", name, tensor->ndim);
+  }
+  check_rank(*tensor, name, tensor->ndim);
+  check_type(*tensor, name, {kDLFloat, 32, 1});
+  check_device(*tensor, name);
+  if (per_head) check_extent_equals(*tensor, name, 0, heads);
+  const int row_dimension = per_head ? 1 : 0;
+  check_extent_at_least(*tensor, name, row_dimension, rows);
+  check_extent_at_least(*tensor, name, row_dimension + 1, columns);
+  check_storage(*tensor, name);
+  return {reinterpret_cast<const float*>(data_of(*tensor)), per_head ? stride_of(*tensor, 0) : 0,
+          stride_of(*tensor, row_dimension)};
+}
+
+int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 1);
+  check_type(*tensor, name, {kDLInt, 32, 1});
+  check_device(*tensor, name);
+  check_extent_at_least(*tensor, name, 0, size);
+  check_storage(*tensor, name);
+  return reinterpret_cast<int32_t*>(data_of(*tensor));
+}
+
+}  // namespace kvc

@@ -1,0 +1,186 @@
+#include "src/cache/cache.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/log.h"
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+long long ll(int64_t value) { return static_cast<long long>(value); }
+
+int64_t require_pages(const Plan& plan) {
+  if (plan.num_pages() == 0) {
+    fail(KVC_E_INVALID_ARGUMENT, "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");
+  }
+  return plan.num_pages();
+}
+
+}  // namespace
+
+Cache::Cache(std::shared_ptr<const Plan> plan)
+    : plan_(std::move(plan)),
+      allocator_(require_pages(*plan_)),
+      pool_(plan_, plan_->num_pages()),
+      sequences_(&allocator_, plan_->spec().page_size),
+      forward_(plan_->spec()),
+      engine_(plan_->spec(), &pool_) {
+  for (kvc_forward& handle : handles_) handle.cache = this;
+  log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
+      ll(plan_->layout().page_bytes), engine_.isa_name(), engine_.executor().concurrency());
+}
+
+void Cache::clear() {
+  if (forward_.is_open()) fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open", forward_.batch().entries().size());
+  sequences_.clear();
+}
+
+void Cache::resize(int64_t num_pages) {
+  if (forward_.is_open()) fail(KVC_E_BUSY, "cannot resize: a forward over %zu sequences is open", forward_.batch().entries().size());
+  if (num_pages < 1 || num_pages >= INT32_MAX) {
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d", ll(num_pages), INT32_MAX - 1);
+  }
+  if (spec().storage == KVC_STORAGE_BORROWED) {
+    fail(KVC_E_UNSUPPORTED, "config.storage = BORROWED (%d): a borrowed pool cannot be resized", spec().storage);
+  }
+  plan_->check_pool_size(num_pages);
+  plan_->check_capacity(num_pages);
+  const PageId used = allocator_.first_used(num_pages);
+  if (used != kNoPage) {
+    fail_with(KVC_E_BUSY, used, "cannot shrink to %lld pages: page %d is in use", ll(num_pages), used);
+  }
+  if (num_pages > allocator_.num_pages()) {
+    const int64_t before = allocator_.num_pages();
+    allocator_.grow(num_pages);
+    try {
+      pool_.resize(num_pages);
+    } catch (...) {
+      allocator_.shrink(before);
+      throw;
+    }
+  } else {
+    pool_.resize(num_pages);
+    allocator_.shrink(num_pages);
+  }
+}
+
+kvc_stats Cache::stats() const {
+  kvc_stats stats{};
+  stats.num_seqs = static_cast<int64_t>(sequences_.size());
+  stats.total_length = sequences_.total_length();
+  stats.pages_total = allocator_.num_pages();
+  stats.pages_free = allocator_.num_free();
+  stats.pages_used = allocator_.num_used();
+  stats.pages_shared = allocator_.num_shared();
+  stats.pages_peak = counters_.pages_peak;
+  stats.page_bytes = static_cast<uint64_t>(plan_->layout().page_bytes);
+  stats.pool_bytes = stats.page_bytes * static_cast<uint64_t>(allocator_.num_pages());
+  stats.forwards = counters_.forwards;
+  stats.forwards_aborted = counters_.forwards_aborted;
+  stats.tokens_appended = counters_.tokens_appended;
+  stats.pages_copied = counters_.pages_copied;
+  stats.no_pages = counters_.no_pages;
+  stats.step_bytes = counters_.step_bytes;
+  stats.step_copies = counters_.step_copies;
+  return stats;
+}
+
+kvc_seq_info Cache::sequence_info(kvc_seq id) const {
+  const Sequence& sequence = sequences_.get(id);
+  // Inside a forward the table already holds the new tokens' pages; the answer is about committed tokens.
+  const int64_t num_pages = plan_->pages_for_tokens(sequence.length);
+  kvc_seq_info info{};
+  info.length = sequence.length;
+  info.first_position = sequence.length == 0 ? -1 : 0;
+  info.last_position = sequence.length - 1;
+  info.num_pages = num_pages;
+  for (int64_t i = 0; i < num_pages; ++i) {
+    info.num_shared_pages += allocator_.refs(sequence.pages[static_cast<size_t>(i)]) > 1 ? 1 : 0;
+  }
+  info.in_forward = sequence.in_forward() ? 1 : 0;
+  return info;
+}
+
+int64_t Cache::missing_pages(const BatchRequest& request) const {
+  std::vector<BatchEntry> entries;
+  const int64_t needed = Batch::measure(request, *plan_, sequences_, allocator_, 0, &entries);
+  for (const BatchEntry& entry : entries) {
+    if (entry.sequence->in_forward()) {
+      fail_with(KVC_E_BUSY, entry.sequence->id, "sequence %lld is entry %d of the open forward", ll(entry.sequence->id),
+                entry.sequence->batch_index);
+    }
+  }
+  return std::max<int64_t>(0, needed - allocator_.num_free());
+}
+
+int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const {
+  const Sequence& sequence = sequences_.get(id);
+  if (op != KVC_SEQ_FORK && op != KVC_SEQ_POP) {
+    fail_with(KVC_E_UNSUPPORTED, op, "op = %d is not supported: FORK (0) and POP (1) are", op);
+  }
+  if (position < -1) fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)", ll(position));
+  if (sequence.in_forward()) {
+    fail_with(KVC_E_BUSY, id, "sequence %lld is entry %d of the open forward", ll(id), sequence.batch_index);
+  }
+  return position == -1 ? sequence.length : std::min(position, sequence.length);
+}
+
+void Cache::note_pages_used() { counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used()); }
+
+kvc_forward* Cache::begin(const BatchRequest& request) {
+  if (forward_.is_open()) fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first", forward_.batch().entries().size());
+  Batch& batch = forward_.batch();
+  try {
+    batch.begin(request, *plan_, sequences_, allocator_);
+  } catch (const Error& error) {
+    if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;
+    throw;
+  }
+  forward_.opened();
+  engine_.copy_pages(batch.copies());
+  counters_.pages_copied += batch.copies().size();
+  counters_.step_bytes = batch.step_words().size() * sizeof(int32_t);
+  counters_.step_copies = 1;
+  note_pages_used();
+  kvc_forward* handle = &handles_[next_handle_];
+  next_handle_ = (next_handle_ + 1) % kHandles;
+  handle->open = true;
+  return handle;
+}
+
+void Cache::end(kvc_forward* handle) {
+  Batch& batch = forward_.batch();
+  ++counters_.forwards;
+  counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
+  batch.commit(sequences_, allocator_);
+  forward_.closed();
+  handle->open = false;
+}
+
+void Cache::abort(kvc_forward* handle) {
+  ++counters_.forwards_aborted;
+  forward_.batch().rollback(allocator_);
+  forward_.closed();
+  handle->open = false;
+}
+
+void Cache::require_storage(const char* what) const {
+  if (!pool_.has_storage()) {
+    fail_with(KVC_E_UNSUPPORTED, spec().storage, "%s needs tensor memory: config.storage = NONE (%d)", what, spec().storage);
+  }
+}
+
+int32_t Cache::require_layer(int32_t layer) const {
+  const int32_t local = plan_->local_layer(layer);
+  if (local >= 0) return local;
+  if (layer < 0 || layer >= spec().num_layers) {
+    fail_with(KVC_E_INVALID_STATE, layer, "layer %d out of range: the cache has %d layers", layer, spec().num_layers);
+  }
+  fail_with(KVC_E_INVALID_STATE, layer, "layer %d is not kept here: this cache has layers %d to %d", layer, spec().layer_begin,
+            spec().layer_end - 1);
+}
+
+}  // namespace kvc

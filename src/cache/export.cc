@@ -1,0 +1,105 @@
+#include "src/cache/export.h"
+
+#include <utility>
+#include <vector>
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+
+namespace kvc {
+namespace {
+
+// A managed tensor with everything it points at. Owner is whatever keeps the data alive.
+template <typename Owner>
+struct Exported {
+  DLManagedTensorVersioned tensor{};
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  Owner owner;
+};
+
+template <typename Owner>
+DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data, DLDataType dtype, uint64_t flags) {
+  Exported<Owner>* self = exported.release();
+  self->tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
+  self->tensor.manager_ctx = self;
+  self->tensor.deleter = [](DLManagedTensorVersioned* tensor) { delete static_cast<Exported<Owner>*>(tensor->manager_ctx); };
+  self->tensor.flags = flags;
+  self->tensor.dl_tensor = {.data = data,
+                            .device = {kDLCPU, 0},
+                            .ndim = static_cast<int32_t>(self->shape.size()),
+                            .dtype = dtype,
+                            .shape = self->shape.data(),
+                            .strides = self->strides.data(),
+                            .byte_offset = 0};
+  return &self->tensor;
+}
+
+std::vector<int64_t> compact_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
+  return strides;
+}
+
+}  // namespace
+
+DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind kind) {
+  cache.require_storage("kvc_export_pool");
+  const Spec& spec = cache.spec();
+  const int32_t local = cache.plan().local_layer(layer);
+  if (local < 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer, spec.layer_begin, spec.layer_end - 1);
+  }
+  const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
+  const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(local)];
+  const LayerPages& pages = cache.pool().layer(local);
+  const int64_t num_pages = cache.allocator().num_pages();
+  const int64_t heads = layer_spec.num_kv_heads;
+  const int64_t tokens = spec.page_size;
+
+  auto exported = std::make_unique<Exported<std::shared_ptr<PoolMemory>>>();
+  exported->owner = cache.pool().memory();
+  std::byte* data = pages.base;
+  DLDataType dtype = dtype_to_dlpack(layer_spec.k_dtype);
+  switch (kind) {
+    case KVC_POOL_K:
+    case KVC_POOL_V: {
+      const bool is_v = kind == KVC_POOL_V;
+      const int64_t dim = is_v ? layer_spec.v_dim : layer_spec.k_dim;
+      dtype = dtype_to_dlpack(is_v ? layer_spec.v_dtype : layer_spec.k_dtype);
+      if (is_v) data += layout.v_offset;
+      exported->shape = {num_pages, heads, tokens, dim};
+      break;
+    }
+    case KVC_POOL_KV:
+      if (layer_spec.k_dim != layer_spec.v_dim || layer_spec.k_dtype != layer_spec.v_dtype) {
+        fail(KVC_E_UNSUPPORTED, "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s", layer, layer_spec.k_dim,
+             layer_spec.v_dim, dtype_name(layer_spec.k_dtype), dtype_name(layer_spec.v_dtype));
+      }
+      exported->shape = {num_pages, 2, heads, tokens, layer_spec.k_dim};
+      break;
+    case KVC_POOL_BYTES:
+      dtype = {kDLUInt, 8, 1};
+      exported->shape = {num_pages, layout.page_bytes};
+      break;
+    default: fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_pool_kind (0 to %d)", kind, KVC_POOL_BYTES);
+  }
+  exported->strides = compact_strides(exported->shape);
+  exported->strides[0] = pages.page_stride / (dtype.bits / 8);
+  cache.mark_pool_exported();
+  return finish(std::move(exported), data, dtype, 0);
+}
+
+DLManagedTensorVersioned* export_table(TableData table) {
+  auto exported = std::make_unique<Exported<TableData>>();
+  exported->shape = table.shape;
+  exported->strides = compact_strides(table.shape);
+  exported->owner = std::move(table);
+  TableData& owned = exported->owner;
+  const bool wide = !owned.i64.empty();
+  void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
+  const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
+  return finish(std::move(exported), data, dtype, DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+}
+
+}  // namespace kvc

@@ -1,0 +1,77 @@
+// kvc_get_api: the functions of kvcache.h as a table, for programs that load the library at run time.
+#include <cstddef>
+
+#include "kvcache.h"
+
+namespace {
+
+// Positional on purpose: a function of the wrong type in a slot does not compile.
+constexpr kvc_api kTable = {
+    sizeof(kvc_api),
+    KVC_ABI_VERSION,
+    0,
+    kvc_abi_version,
+    kvc_version_string,
+    kvc_status_name,
+    kvc_has_feature,
+    kvc_device_query,
+    kvc_set_logger,
+    kvc_config_init,
+    kvc_plan_create,
+    kvc_plan_destroy,
+    kvc_plan_info_get,
+    kvc_plan_layer_get,
+    kvc_plan_pages_for,
+    kvc_plan_max_tokens,
+    kvc_plan_request_pages,
+    kvc_plan_describe,
+    kvc_plan_to_json,
+    kvc_cache_create,
+    kvc_cache_destroy,
+    kvc_cache_clear,
+    kvc_cache_resize,
+    kvc_cache_stats_get,
+    kvc_cache_free_pages,
+    kvc_cache_total_length,
+    kvc_cache_is_empty,
+    kvc_cache_check,
+    kvc_seq_add,
+    kvc_seq_remove,
+    kvc_seq_fork,
+    kvc_seq_pop,
+    kvc_seq_length,
+    kvc_seq_info_get,
+    kvc_seq_list,
+    kvc_seq_can_append,
+    kvc_seq_can,
+    kvc_forward_begin,
+    kvc_forward_num_tokens,
+    kvc_forward_positions,
+    kvc_forward_end,
+    kvc_forward_abort,
+    kvc_attn,
+    kvc_attn_fused_qkv,
+    kvc_attn_self,
+    kvc_attn_cached,
+    kvc_attn_merge,
+    kvc_kv_append,
+    kvc_kv_gather,
+    kvc_debug_get_kv,
+    kvc_debug_set_kv,
+    kvc_export_pool,
+    kvc_export_page_table,
+    kvc_export_seq_pages,
+};
+
+// Slots never move: clients of every released header find their functions where they were.
+constexpr size_t slot(size_t offset) { return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)()); }
+static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, export_seq_pages) + sizeof(void (*)()));
+
+}  // namespace
+
+const kvc_api* kvc_get_api(uint32_t abi_version) noexcept {
+  const uint32_t major = abi_version >> 16;
+  const uint32_t minor = abi_version & 0xffff;
+  return major == KVC_ABI_VERSION_MAJOR && minor <= KVC_ABI_VERSION_MINOR ? &kTable : nullptr;
+}

@@ -1,0 +1,51 @@
+// kvcache.h, section "Cache".
+#include "src/capi/handles.h"
+#include "src/capi/sized_struct.h"
+
+using kvc::guard;
+using kvc::require;
+
+kvc_status kvc_cache_create(const kvc_plan* plan, kvc_cache** out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    require(out, "out");
+    *out = std::make_unique<kvc_cache>(plan->plan).release();
+  });
+}
+
+void kvc_cache_destroy(kvc_cache* cache) noexcept { delete cache; }
+
+kvc_status kvc_cache_clear(kvc_cache* cache, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.clear();
+  });
+}
+
+kvc_status kvc_cache_resize(kvc_cache* cache, int64_t num_pages, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.resize(num_pages);
+  });
+}
+
+kvc_status kvc_cache_stats_get(const kvc_cache* cache, kvc_stats* out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    kvc::check_output(out, "out");
+    kvc::write_struct(out, cache->cache.stats());
+  });
+}
+
+int64_t kvc_cache_free_pages(const kvc_cache* cache) noexcept { return cache == nullptr ? -1 : cache->cache.allocator().num_free(); }
+
+int64_t kvc_cache_total_length(const kvc_cache* cache) noexcept { return cache == nullptr ? -1 : cache->cache.sequences().total_length(); }
+
+int32_t kvc_cache_is_empty(const kvc_cache* cache) noexcept { return cache != nullptr && cache->cache.is_empty() ? 1 : 0; }
+
+kvc_status kvc_cache_check(const kvc_cache* cache, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.check();
+  });
+}

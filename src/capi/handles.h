@@ -1,0 +1,30 @@
+// What the opaque handles of kvcache.h hold. (kvc_forward is in cache/cache.h.)
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "kvcache.h"
+#include "src/cache/cache.h"
+#include "src/capi/guard.h"
+#include "src/plan/plan.h"
+
+struct kvc_plan {
+  std::shared_ptr<const kvc::Plan> plan;
+};
+
+struct kvc_cache {
+  explicit kvc_cache(std::shared_ptr<const kvc::Plan> plan) : cache(std::move(plan)) {}
+  kvc::Cache cache;
+};
+
+namespace kvc {
+
+// Throws INVALID_ARGUMENT for NULL, INVALID_STATE for a handle whose forward is over.
+inline Cache& open_cache(const kvc_forward* fwd) {
+  require(fwd, "fwd");
+  if (!fwd->open) fail(KVC_E_INVALID_STATE, "fwd is not open: it was ended or aborted (open = 0, expected 1)");
+  return *fwd->cache;
+}
+
+}  // namespace kvc

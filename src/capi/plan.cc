@@ -1,0 +1,173 @@
+// kvcache.h, section "Plan".
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "src/base/dtype.h"
+#include "src/capi/handles.h"
+#include "src/capi/sized_struct.h"
+
+namespace {
+
+using kvc::fail;
+using kvc::fail_with;
+using kvc::guard;
+using kvc::require;
+
+// The C structs behind a config, read by the sized-struct rules.
+struct ReadConfig {
+  kvc_config config;
+  std::vector<kvc_layer> layers;
+  std::vector<kvc_rope> ropes;
+  kvc_allocator allocator;
+  kvc_executor executor;
+};
+
+void read_layers(const kvc_config& config, ReadConfig* out) {
+  if (config.num_layers < 1 || config.num_layers > kvc::kMaxLayers) {
+    fail_with(KVC_E_OUT_OF_RANGE, config.num_layers, "config.num_layers = %d out of range: 1 to %d", config.num_layers, kvc::kMaxLayers);
+  }
+  if (config.layers == nullptr) fail(KVC_E_INVALID_ARGUMENT, "config.layers is NULL with config.num_layers = %d", config.num_layers);
+  const size_t stride = config.layers->struct_size;
+  const auto* element = reinterpret_cast<const std::byte*>(config.layers);
+  for (int32_t i = 0; i < config.num_layers; ++i) {
+    const std::string name = "config.layers[" + std::to_string(i) + "]";
+    const kvc_layer layer = kvc::read_struct_at<kvc_layer>(element + static_cast<size_t>(i) * stride, stride, name.c_str());
+    size_t own_size = 0;
+    std::memcpy(&own_size, element + static_cast<size_t>(i) * stride, sizeof own_size);
+    if (own_size != stride && own_size != 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(own_size), "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(),
+                own_size, stride);
+    }
+    out->layers.push_back(layer);
+    out->ropes.push_back(layer.rope == nullptr ? kvc_rope{} : kvc::read_struct(layer.rope, (name + ".rope").c_str()));
+  }
+}
+
+ReadConfig read_config(const kvc_config* caller) {
+  ReadConfig read{};
+  read.config = kvc::read_struct(caller, "config");
+  kvc::refuse_extensions(read.config.ext, "config");
+  read_layers(read.config, &read);
+  if (read.config.allocator != nullptr) read.allocator = kvc::read_struct(read.config.allocator, "config.allocator");
+  if (read.config.executor != nullptr) read.executor = kvc::read_struct(read.config.executor, "config.executor");
+  return read;
+}
+
+kvc_plan_info plan_info(const kvc::Plan& plan) {
+  const kvc::Spec& spec = plan.spec();
+  kvc_plan_info info{};
+  info.page_size = spec.page_size;
+  info.num_layers = spec.num_layers;
+  info.layer_begin = spec.layer_begin;
+  info.layer_end = spec.layer_end;
+  info.num_groups = 1;
+  info.num_pages = plan.num_pages();
+  info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
+  info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
+  info.pool_bytes = info.page_bytes * static_cast<uint64_t>(info.num_pages);
+  info.max_tokens = info.num_pages * info.page_size;
+  info.max_seq_len = plan.max_seq_len(info.num_pages);
+  return info;
+}
+
+kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf, size_t* len, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    require(len, "len");
+    const std::string value = (plan->plan.get()->*text)();
+    kvc::write_array(value.c_str(), value.size() + 1, buf, len, "buf");
+  });
+}
+
+}  // namespace
+
+kvc_status kvc_config_init(kvc_config* config, size_t struct_size) noexcept {
+  if (config == nullptr || struct_size < sizeof(size_t) || struct_size > kvc::kMaxStructSize) return KVC_E_INVALID_ARGUMENT;
+  std::memset(static_cast<void*>(config), 0, struct_size);
+  config->struct_size = struct_size;
+  return KVC_OK;
+}
+
+kvc_status kvc_plan_create(const kvc_config* config, kvc_plan** out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(out, "out");
+    ReadConfig read = read_config(config);
+    if (read.config.allocator != nullptr) read.config.allocator = &read.allocator;
+    if (read.config.executor != nullptr) read.config.executor = &read.executor;
+    auto plan = std::make_shared<const kvc::Plan>(kvc::make_spec(read.config, read.layers, read.ropes));
+    *out = std::make_unique<kvc_plan>(kvc_plan{std::move(plan)}).release();
+  });
+}
+
+void kvc_plan_destroy(kvc_plan* plan) noexcept { delete plan; }
+
+kvc_status kvc_plan_info_get(const kvc_plan* plan, kvc_plan_info* out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    kvc::check_output(out, "out");
+    kvc::write_struct(out, plan_info(*plan->plan));
+  });
+}
+
+kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_info* out, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    kvc::check_output(out, "out");
+    const kvc::Spec& spec = plan->plan->spec();
+    const int32_t local = plan->plan->local_layer(layer);
+    if (local < 0) {
+      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d", layer, spec.layer_begin, spec.layer_end - 1);
+    }
+    const kvc::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
+    const kvc::LayerLayout& layout = plan->plan->layout().layers[static_cast<size_t>(local)];
+    kvc_layer_info info{};
+    info.kind = KVC_LAYER_ATTENTION;
+    info.num_q_heads = layer_spec.num_q_heads;
+    info.num_kv_heads = layer_spec.num_kv_heads;
+    info.k_dim = layer_spec.k_dim;
+    info.v_dim = layer_spec.v_dim;
+    info.k_dtype = kvc::dtype_to_dlpack(layer_spec.k_dtype);
+    info.v_dtype = kvc::dtype_to_dlpack(layer_spec.v_dtype);
+    info.page_bytes = static_cast<uint64_t>(layout.page_bytes);
+    info.k_page_bytes = static_cast<uint64_t>(layout.k_bytes);
+    info.v_page_bytes = static_cast<uint64_t>(layout.v_bytes);
+    info.bytes_per_token = static_cast<uint64_t>(layout.bytes_per_token);
+    kvc::write_struct(out, info);
+  });
+}
+
+kvc_status kvc_plan_pages_for(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_pages, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    require(out_pages, "out_pages");
+    *out_pages = plan->plan->pages_for_bytes(byte_budget);
+  });
+}
+
+kvc_status kvc_plan_max_tokens(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_tokens, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    require(out_tokens, "out_tokens");
+    *out_tokens = plan->plan->max_seq_len(plan->plan->pages_for_bytes(byte_budget));
+  });
+}
+
+kvc_status kvc_plan_request_pages(const kvc_plan* plan, int64_t num_tokens, int64_t* out_pages, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    require(out_pages, "out_pages");
+    if (num_tokens < 0) {
+      fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "num_tokens = %lld out of range: at least 0", static_cast<long long>(num_tokens));
+    }
+    *out_pages = plan->plan->pages_for_tokens(num_tokens);
+  });
+}
+
+kvc_status kvc_plan_describe(const kvc_plan* plan, char* buf, size_t* len, kvc_error* err) noexcept {
+  return write_text(plan, &kvc::Plan::describe, buf, len, err);
+}
+
+kvc_status kvc_plan_to_json(const kvc_plan* plan, char* buf, size_t* len, kvc_error* err) noexcept {
+  return write_text(plan, &kvc::Plan::to_json, buf, len, err);
+}

@@ -1,0 +1,113 @@
+#include "src/pages/allocator.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+constexpr int64_t kBits = 64;
+// Pages left free behind a new run so that the sequence can grow in place; the gaps are used up when the pool fills.
+constexpr int64_t kGrowthGap = 16;
+
+constexpr uint64_t bit(int64_t index) { return uint64_t{1} << (index % kBits); }
+constexpr size_t word(int64_t index) { return static_cast<size_t>(index / kBits); }
+
+}  // namespace
+
+void PageAllocator::set_free(int64_t page) noexcept {
+  free_[word(page)] |= bit(page);
+  free_summary_[word(page / kBits)] |= bit(page / kBits);
+  ++num_free_;
+}
+
+void PageAllocator::set_used(int64_t page) noexcept {
+  free_[word(page)] &= ~bit(page);
+  if (free_[word(page)] == 0) free_summary_[word(page / kBits)] &= ~bit(page / kBits);
+  --num_free_;
+}
+
+int64_t PageAllocator::find_free(int64_t begin) const noexcept {
+  // The rest of begin's word, then the summary from the next word on, wrapping once.
+  const uint64_t rest = free_[word(begin)] & (~uint64_t{0} << (begin % kBits));
+  if (rest != 0) return begin / kBits * kBits + std::countr_zero(rest);
+  const auto num_words = static_cast<int64_t>(free_.size());
+  int64_t next_word = begin / kBits + 1;
+  for (int pass = 0; pass < 2; ++pass) {
+    for (int64_t w = next_word; w < num_words;) {
+      const uint64_t candidates = free_summary_[word(w)] & (~uint64_t{0} << (w % kBits));
+      if (candidates != 0) {
+        const int64_t found = w / kBits * kBits + std::countr_zero(candidates);
+        return found * kBits + std::countr_zero(free_[static_cast<size_t>(found)]);
+      }
+      w = (w / kBits + 1) * kBits;
+    }
+    next_word = 0;
+  }
+  return -1;
+}
+
+PageId PageAllocator::take(PageId previous, int64_t more) noexcept {
+  int64_t page = previous + int64_t{1};
+  const bool extends = previous != kNoPage && page < num_pages() && is_free(static_cast<PageId>(page));
+  if (!extends) {
+    page = find_free(cursor_);
+    const int64_t gap = std::min(kGrowthGap, num_pages() / 64);
+    cursor_ = (page + 1 + more + gap) % num_pages();
+  }
+  set_used(page);
+  refs_[static_cast<size_t>(page)] = 1;
+  return static_cast<PageId>(page);
+}
+
+void PageAllocator::add_holder(PageId page) noexcept {
+  if (++refs_[static_cast<size_t>(page)] == 2) ++num_shared_;
+}
+
+void PageAllocator::drop_holder(PageId page) noexcept {
+  const int32_t left = --refs_[static_cast<size_t>(page)];
+  if (left == 1) --num_shared_;
+  if (left == 0) set_free(page);
+}
+
+void PageAllocator::grow(int64_t num_pages) {
+  const int64_t before = this->num_pages();
+  const int64_t words = ceil_div(num_pages, kBits);
+  refs_.reserve(static_cast<size_t>(num_pages));
+  free_.reserve(static_cast<size_t>(words));
+  free_summary_.reserve(static_cast<size_t>(ceil_div(words, kBits)));
+  // Nothing throws from here on.
+  refs_.resize(static_cast<size_t>(num_pages), 0);
+  free_.resize(static_cast<size_t>(words), 0);
+  free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)), 0);
+  for (int64_t page = before; page < num_pages; ++page) set_free(page);
+}
+
+void PageAllocator::shrink(int64_t num_pages) noexcept {
+  for (int64_t page = num_pages; page < this->num_pages(); ++page) set_used(page);
+  const int64_t words = ceil_div(num_pages, kBits);
+  refs_.resize(static_cast<size_t>(num_pages));
+  free_.resize(static_cast<size_t>(words));
+  free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)));
+  cursor_ = 0;
+}
+
+PageId PageAllocator::first_used(int64_t begin) const {
+  for (int64_t page = begin; page < num_pages(); ++page) {
+    if (!is_free(static_cast<PageId>(page))) return static_cast<PageId>(page);
+  }
+  return kNoPage;
+}
+
+void PageAllocator::clear() noexcept {
+  for (int64_t page = 0; page < num_pages(); ++page) {
+    if (!is_free(static_cast<PageId>(page))) set_free(page);
+    refs_[static_cast<size_t>(page)] = 0;
+  }
+  num_shared_ = 0;
+  cursor_ = 0;
+}
+
+}  // namespace kvc

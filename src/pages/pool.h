@@ -1,0 +1,70 @@
+// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed tensors, or none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/params.h"
+#include "src/base/memory.h"
+#include "src/plan/plan.h"
+
+namespace kvc {
+
+// Memory that exports keep alive after the cache is gone. Never moves while somebody else holds it.
+class PoolMemory {
+ public:
+  explicit PoolMemory(ReservedMemory reserved) : reserved_(std::move(reserved)), data_(reserved_.data()) {}
+  PoolMemory(const kvc_allocator& allocator, int64_t bytes);  // throws NO_MEMORY
+  ~PoolMemory();
+  PoolMemory(const PoolMemory&) = delete;
+  PoolMemory& operator=(const PoolMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  ReservedMemory& reserved() { return reserved_; }
+
+ private:
+  ReservedMemory reserved_;
+  kvc_allocator allocator_{};
+  int64_t bytes_ = 0;
+  std::byte* data_ = nullptr;
+};
+
+// Where one layer's pages lie: page p of the layer at base + p * page_stride, content as LayerLayout says.
+struct LayerPages {
+  std::byte* base = nullptr;
+  int64_t page_stride = 0;
+};
+
+class PagePool {
+ public:
+  // Throws NO_MEMORY.
+  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages);
+
+  bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
+  const LayerPages& layer(int32_t local_layer) const { return layers_[static_cast<size_t>(local_layer)]; }
+  size_t layer_page_bytes(int32_t local_layer) const {
+    return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
+  }
+  kernels::PagedRows k_rows(int32_t local_layer) const;
+  kernels::PagedRows v_rows(int32_t local_layer) const;
+  const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
+
+  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
+  // exports hold it; nothing has changed then.
+  void resize(int64_t num_pages);
+
+ private:
+  struct Arrangement;  // strides and sizes for a number of pages
+  Arrangement arrange(int64_t capacity_pages) const;
+  void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory, std::vector<LayerPages>* layers) const;
+  void make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
+
+  std::shared_ptr<const Plan> plan_;
+  int64_t num_pages_ = 0;
+  int64_t capacity_pages_ = 0;  // address space reserved for
+  std::shared_ptr<PoolMemory> memory_;
+  std::vector<LayerPages> layers_;
+};
+
+}  // namespace kvc

@@ -1,0 +1,88 @@
+#include "src/plan/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+long long ll(int64_t value) { return static_cast<long long>(value); }
+
+uintptr_t widest_element(const Spec& spec) {
+  int64_t bytes = 1;
+  for (const LayerSpec& layer : spec.layers) {
+    bytes = std::max({bytes, kernels::dtype_bytes(layer.k_dtype), kernels::dtype_bytes(layer.v_dtype)});
+  }
+  return static_cast<uintptr_t>(bytes);
+}
+
+}  // namespace
+
+Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num_pages_(spec_.num_pages) {
+  if (spec_.byte_budget != 0) {
+    num_pages_ = pages_for_bytes(spec_.byte_budget);
+    if (num_pages_ == 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes, "config.byte_budget = %llu holds no page: one takes %lld bytes",
+                static_cast<unsigned long long>(spec_.byte_budget), ll(layout_.page_bytes));
+    }
+  }
+  for (size_t i = 0; i < spec_.pool_tensors.size(); ++i) {
+    const bool page_first = spec_.pool_layout == KVC_POOL_PAGE_FIRST;
+    const int64_t expected = page_first ? layout_.page_bytes : layout_.layers[i].page_bytes;
+    const PoolTensor& pool = spec_.pool_tensors[i];
+    if (pool.page_bytes != expected) {
+      fail_with(KVC_E_SHAPE, pool.page_bytes, "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i, ll(pool.page_bytes),
+                ll(expected));
+    }
+    const uintptr_t alignment = widest_element(spec_);
+    if (reinterpret_cast<uintptr_t>(pool.data) % alignment != 0 || static_cast<uintptr_t>(pool.page_stride) % alignment != 0) {
+      fail(KVC_E_SHAPE, "config.pool_tensors[%zu] is misaligned: address and page stride must be multiples of %d bytes", i,
+           static_cast<int>(alignment));
+    }
+  }
+  check_pool_size(num_pages_);
+  if (num_pages_ != 0) check_capacity(num_pages_);
+}
+
+int64_t Plan::max_seq_len(int64_t num_pages) const {
+  int64_t tokens = 0;
+  if (!multiply(num_pages, spec_.page_size, &tokens)) tokens = kMaxSequenceLength;
+  tokens = std::min(tokens, kMaxSequenceLength);
+  return spec_.max_seq_len == 0 ? tokens : std::min(tokens, spec_.max_seq_len);
+}
+
+int64_t Plan::pages_for_tokens(int64_t num_tokens) const {
+  return num_tokens / spec_.page_size + (num_tokens % spec_.page_size != 0 ? 1 : 0);
+}
+
+int64_t Plan::pages_for_bytes(uint64_t byte_budget) const {
+  const uint64_t pages = byte_budget / static_cast<uint64_t>(layout_.page_bytes);
+  return static_cast<int64_t>(std::min<uint64_t>(pages, INT32_MAX - 1));
+}
+
+void Plan::check_capacity(int64_t num_pages) const {
+  if (spec_.max_seq_len == 0) return;
+  const int64_t needed = pages_for_tokens(spec_.max_seq_len);
+  if (needed > num_pages) {
+    const int64_t longest = max_seq_len(num_pages);
+    fail_with(KVC_E_NEVER_FITS, longest, "config.max_seq_len = %lld needs %lld pages, there are %lld: the longest that fits is %lld",
+              ll(spec_.max_seq_len), ll(needed), ll(num_pages), ll(longest));
+  }
+}
+
+void Plan::check_pool_size(int64_t num_pages) const {
+  int64_t bytes = 0;
+  if (!multiply(num_pages, layout_.page_bytes, &bytes) || bytes > (int64_t{1} << 56)) {
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld with %lld bytes per page cannot be addressed", ll(num_pages),
+              ll(layout_.page_bytes));
+  }
+}
+
+int32_t Plan::local_layer(int32_t layer) const {
+  return layer >= spec_.layer_begin && layer < spec_.layer_end ? layer - spec_.layer_begin : -1;
+}
+
+}  // namespace kvc
