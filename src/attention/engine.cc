@@ -24,7 +24,8 @@ constexpr int64_t kAppendRows = 32;
 const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa) {
   const kernels::cpu::KernelTable* table = kernels::cpu::kernel_table(static_cast<kernels::cpu::Isa>(isa));
   if (table == nullptr) {
-    fail_with(KVC_E_UNSUPPORTED, isa, "config.cpu_isa = %d is not available: the best of this machine and build is %d", isa,
+    fail_with(KVC_E_UNSUPPORTED, isa,
+              "config.cpu_isa = %d is not available: the best of this machine and build is %d", isa,
               static_cast<int>(kernels::cpu::detect()));
   }
   return table;
@@ -39,7 +40,8 @@ AttentionEngine::AttentionEngine(const Spec& spec, const PagePool* pool)
       executor_(spec.has_executor ? Executor(spec.executor) : Executor(spec.num_threads)),
       scratch_(static_cast<size_t>(executor_.concurrency())) {}
 
-AppendParams AttentionEngine::append_params(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
+AppendParams AttentionEngine::append_params(Forward& forward, int32_t local_layer, const TokenRows& k,
+                                            const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   return {.k = k,
           .v = v,
@@ -54,7 +56,8 @@ AppendParams AttentionEngine::append_params(Forward& forward, int32_t local_laye
 }
 
 void AttentionEngine::run_append(const AppendParams& params, int64_t num_rows) {
-  const double bytes = 4.0 * static_cast<double>(num_rows) * params.num_kv_heads * (params.k_dim + params.v_dim);
+  const double bytes =
+      4.0 * static_cast<double>(num_rows) * params.num_kv_heads * (params.k_dim + params.v_dim);
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
     kernels_->append(params, 0, num_rows);
     return;
@@ -120,7 +123,8 @@ const WorkList& AttentionEngine::work_list(const Forward& forward, KeyScope scop
 }
 
 // The new keys as if they had been appended, in rows of their own: one "page" per sequence that starts at its first row.
-void AttentionEngine::stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors, AttnParams* params) {
+void AttentionEngine::stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors,
+                                     AttnParams* params) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   const int64_t rows = forward.batch().num_rows();
   const int64_t k_row = layer.k_dim * kernels::dtype_bytes(layer.k_dtype);
@@ -128,7 +132,8 @@ void AttentionEngine::stage_new_keys(Forward& forward, int32_t local_layer, cons
   new_k_.ensure(static_cast<size_t>(rows * layer.num_kv_heads * k_row));
   new_v_.ensure(static_cast<size_t>(rows * layer.num_kv_heads * v_row));
   identity_slots_.reserve(static_cast<size_t>(rows));
-  for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot) identity_slots_.push_back(slot);
+  for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
+    identity_slots_.push_back(slot);
   const int64_t k_token = layer.num_kv_heads * k_row;
   const int64_t v_token = layer.num_kv_heads * v_row;
   params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
@@ -145,7 +150,8 @@ void AttentionEngine::stage_new_keys(Forward& forward, int32_t local_layer, cons
 void AttentionEngine::secure_workspace(const WorkList& list, const AttnParams& params) {
   size_t bytes = 0;
   if (list.num_tile_items > 0) bytes = kernels_->attn_tile_scratch_bytes(params, list.max_tile_rows);
-  if (list.max_decode_rows > 0) bytes = std::max(bytes, kernels_->attn_decode_scratch_bytes(params, list.max_decode_rows));
+  if (list.max_decode_rows > 0)
+    bytes = std::max(bytes, kernels_->attn_decode_scratch_bytes(params, list.max_decode_rows));
   for (AlignedBuffer& scratch : scratch_) scratch.ensure(bytes);
   partials_.ensure(static_cast<size_t>(list.partial_floats) * sizeof(float));
   if (list.groups.size() > finished_capacity_) {
@@ -156,7 +162,8 @@ void AttentionEngine::secure_workspace(const WorkList& list, const AttnParams& p
 }
 
 void AttentionEngine::run_items(const WorkList& list, const AttnParams& params) {
-  for (size_t group = 0; group < list.groups.size(); ++group) finished_[group].store(0, std::memory_order_relaxed);
+  for (size_t group = 0; group < list.groups.size(); ++group)
+    finished_[group].store(0, std::memory_order_relaxed);
   const auto run_item = [&](int64_t index, int32_t worker) {
     const AttnItem& item = list.items[static_cast<size_t>(index)];
     std::byte* scratch = scratch_[static_cast<size_t>(worker)].data();
@@ -180,7 +187,8 @@ void AttentionEngine::run_items(const WorkList& list, const AttnParams& params) 
   }
 }
 
-void AttentionEngine::attend(Forward& forward, int32_t local_layer, KeyScope scope, const AttnOptions& options, const AttnTensors& tensors) {
+void AttentionEngine::attend(Forward& forward, int32_t local_layer, KeyScope scope,
+                             const AttnOptions& options, const AttnTensors& tensors) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   fill_sequences(forward, scope);
   const WorkList& list = work_list(forward, scope,
@@ -216,7 +224,8 @@ void AttentionEngine::attend(Forward& forward, int32_t local_layer, KeyScope sco
   if (scope == KeyScope::kNew) stage_new_keys(forward, local_layer, tensors, &params);
   secure_workspace(list, params);
   params.partials = reinterpret_cast<float*>(partials_.data());
-  if (scope == KeyScope::kAll && tensors.k.base != nullptr) append(forward, local_layer, tensors.k, tensors.v);
+  if (scope == KeyScope::kAll && tensors.k.base != nullptr)
+    append(forward, local_layer, tensors.k, tensors.v);
   run_items(list, params);
 }
 
@@ -242,7 +251,8 @@ void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {
     const PageCopy& copy = copies[static_cast<size_t>(task / num_layers)];
     const auto layer = static_cast<int32_t>(task % num_layers);
     const LayerPages& pages = pool_->layer(layer);
-    kernels_->copy(pages.base + copy.to * pages.page_stride, pages.base + copy.from * pages.page_stride, pool_->layer_page_bytes(layer));
+    kernels_->copy(pages.base + copy.to * pages.page_stride, pages.base + copy.from * pages.page_stride,
+                   pool_->layer_page_bytes(layer));
   };
   executor_.run(static_cast<int64_t>(copies.size()) * num_layers, copy_one);
 }

@@ -45,23 +45,28 @@ class AttentionEngine {
   Executor& executor() { return executor_; }
 
   // Appends k and v first when they are given (never for kNew).
-  void attend(Forward& forward, int32_t local_layer, KeyScope scope, const AttnOptions& options, const AttnTensors& tensors);
+  void attend(Forward& forward, int32_t local_layer, KeyScope scope, const AttnOptions& options,
+              const AttnTensors& tensors);
   void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k, const kernels::TokenRows& v);
   void merge(const kernels::MergeParams& params, int64_t num_rows);
 
   // Plain movement of stored rows; `pages` is a sequence's table.
   void gather(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const;
-  void scatter(const kernels::AppendParams& params, int64_t num_rows) const { kernels_->append(params, 0, num_rows); }
+  void scatter(const kernels::AppendParams& params, int64_t num_rows) const {
+    kernels_->append(params, 0, num_rows);
+  }
   void copy_pages(const std::vector<PageCopy>& copies);
 
  private:
   struct NewKeys;  // k and v of this call, rotated and rounded, outside the pool
 
-  kernels::AppendParams append_params(Forward& forward, int32_t local_layer, const kernels::TokenRows& k, const kernels::TokenRows& v);
+  kernels::AppendParams append_params(Forward& forward, int32_t local_layer, const kernels::TokenRows& k,
+                                      const kernels::TokenRows& v);
   void run_append(const kernels::AppendParams& params, int64_t num_rows);
   void fill_sequences(const Forward& forward, KeyScope scope);
   const WorkList& work_list(const Forward& forward, KeyScope scope, const WorkShape& shape);
-  void stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors, kernels::AttnParams* params);
+  void stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors,
+                      kernels::AttnParams* params);
   void secure_workspace(const WorkList& list, const kernels::AttnParams& params);
   void run_items(const WorkList& list, const kernels::AttnParams& params);
 

@@ -22,20 +22,25 @@ void read_per_head(const DLTensor* tensor, const char* name, int32_t num_heads, 
 
 }  // namespace
 
-void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest, AttnOptions* out) {
+void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
+                  AttnOptions* out) {
   constexpr uint64_t kKnownFlags = KVC_ATTN_DETERMINISTIC | KVC_ATTN_BATCH_INVARIANT;
   if ((opt.flags & ~kKnownFlags) != 0) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(opt.flags), "opt.flags = %#llx has bits beyond %#llx",
               static_cast<unsigned long long>(opt.flags), static_cast<unsigned long long>(kKnownFlags));
   }
   if (opt.window != 0) {
-    fail_with(KVC_E_UNSUPPORTED, opt.window, "opt.window = %lld is not supported: 0 is", static_cast<long long>(opt.window));
+    fail_with(KVC_E_UNSUPPORTED, opt.window, "opt.window = %lld is not supported: 0 is",
+              static_cast<long long>(opt.window));
   }
-  if (!std::isfinite(opt.scale)) fail(KVC_E_OUT_OF_RANGE, "opt.scale = %g, expected a finite number", static_cast<double>(opt.scale));
+  if (!std::isfinite(opt.scale))
+    fail(KVC_E_OUT_OF_RANGE, "opt.scale = %g, expected a finite number", static_cast<double>(opt.scale));
   if (!std::isfinite(opt.soft_cap) || opt.soft_cap < 0) {
-    fail(KVC_E_OUT_OF_RANGE, "opt.soft_cap = %g, expected a finite number >= 0", static_cast<double>(opt.soft_cap));
+    fail(KVC_E_OUT_OF_RANGE, "opt.soft_cap = %g, expected a finite number >= 0",
+         static_cast<double>(opt.soft_cap));
   }
-  const double scale = opt.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(layer.k_dim)) : static_cast<double>(opt.scale);
+  const double scale =
+      opt.scale == 0 ? 1.0 / std::sqrt(static_cast<double>(layer.k_dim)) : static_cast<double>(opt.scale);
   const double soft_cap = opt.soft_cap;
   out->q_scale = static_cast<float>(soft_cap > 0 ? scale / soft_cap : scale * std::numbers::log2e);
   out->softcap = static_cast<float>(soft_cap * std::numbers::log2e);

@@ -23,6 +23,7 @@ struct AttnOptions {
 };
 
 // `opt` has been read by the sized-struct rules. Throws UNSUPPORTED, OUT_OF_RANGE or a tensor status; fills `out`.
-void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest, AttnOptions* out);
+void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
+                  AttnOptions* out);
 
 }  // namespace kvc

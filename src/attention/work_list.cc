@@ -48,7 +48,9 @@ class Planner {
   }
 
  private:
-  bool decodes(const AttnSequence& sequence) const { return !shape_.tiles_only && sequence.num_rows <= kDecodeRows; }
+  bool decodes(const AttnSequence& sequence) const {
+    return !shape_.tiles_only && sequence.num_rows <= kDecodeRows;
+  }
 
   void add_tiles(int32_t index) {
     const AttnSequence& sequence = sequences_[index];
@@ -68,12 +70,15 @@ class Planner {
                                .key_end = key_end,
                                .partial = -1});
       }
-      list_.seconds += 2.0 * static_cast<double>((row_end - row) * key_end) * shape_.num_q_heads * (shape_.k_dim + shape_.v_dim) / kFlopsPerSecond;
+      list_.seconds += 2.0 * static_cast<double>((row_end - row) * key_end) * shape_.num_q_heads *
+                       (shape_.k_dim + shape_.v_dim) / kFlopsPerSecond;
     }
   }
 
   void sort_tiles() {
-    const auto cost = [](const AttnItem& item) { return (item.row_end - item.row_begin) * (item.key_end - item.key_begin); };
+    const auto cost = [](const AttnItem& item) {
+      return (item.row_end - item.row_begin) * (item.key_end - item.key_begin);
+    };
     std::sort(list_.items.begin(), list_.items.end(), [&](const AttnItem& a, const AttnItem& b) {
       if (cost(a) != cost(b)) return cost(a) > cost(b);
       if (a.sequence != b.sequence) return a.sequence < b.sequence;
@@ -83,14 +88,18 @@ class Planner {
 
   // All heads of a page in one item read it as one burst, unless the accumulators get too large or there is too little work for the threads.
   int64_t decode_heads_per_item() const {
-    const int64_t head_bytes = kDecodeRows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
-    const int64_t by_cache = std::max<int64_t>(1, ceil_div(shape_.num_kv_heads, ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
+    const int64_t head_bytes =
+        kDecodeRows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
+    const int64_t by_cache = std::max<int64_t>(
+        1, ceil_div(shape_.num_kv_heads, ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
     int64_t splits = 0;
     for (int64_t i = 0; i < num_sequences_; ++i) {
-      if (decodes(sequences_[i])) splits += std::max<int64_t>(1, ceil_div(sequences_[i].first_key_end, kSplitKeys));
+      if (decodes(sequences_[i]))
+        splits += std::max<int64_t>(1, ceil_div(sequences_[i].first_key_end, kSplitKeys));
     }
     const int64_t parts_wanted = splits == 0 ? 1 : ceil_div(2 * int64_t{shape_.concurrency}, splits);
-    const int64_t by_threads = shape_.concurrency == 1 ? shape_.num_kv_heads : ceil_div(shape_.num_kv_heads, parts_wanted);
+    const int64_t by_threads =
+        shape_.concurrency == 1 ? shape_.num_kv_heads : ceil_div(shape_.num_kv_heads, parts_wanted);
     return std::max<int64_t>(1, std::min(by_cache, by_threads));
   }
 
@@ -100,10 +109,12 @@ class Planner {
     const int64_t key_end = visible_keys(sequence, rows - 1, shape_.causal);
     const int64_t splits = std::max<int64_t>(1, ceil_div(key_end, kSplitKeys));
     list_.max_decode_rows = std::max(list_.max_decode_rows, rows);
-    list_.seconds += static_cast<double>(key_end) * shape_.num_kv_heads * (shape_.k_dim + shape_.v_dim) * 2 / kBytesPerSecond;
+    list_.seconds += static_cast<double>(key_end) * shape_.num_kv_heads * (shape_.k_dim + shape_.v_dim) * 2 /
+                     kBytesPerSecond;
     for (int64_t head = 0; head < shape_.num_kv_heads; head += heads_per_item) {
       const int64_t head_end = std::min<int64_t>(head + heads_per_item, shape_.num_kv_heads);
-      const int64_t stride = align_up(rows * (head_end - head) * shape_.group_size() * (2 + int64_t{shape_.v_dim}), 16);
+      const int64_t stride =
+          align_up(rows * (head_end - head) * shape_.group_size() * (2 + int64_t{shape_.v_dim}), 16);
       const auto group = static_cast<int32_t>(list_.groups.size());
       const int64_t first_partial = list_.partial_floats;
       for (int64_t split = 0; split < splits; ++split) {

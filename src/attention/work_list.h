@@ -28,16 +28,17 @@ struct WorkList {
   std::vector<kernels::AttnItem> items;
   std::vector<kernels::AttnMergeGroup> groups;
   int64_t num_tile_items = 0;
-  int64_t partial_floats = 0;   // size of the partials workspace
-  int64_t max_tile_rows = 0;    // largest row_end - row_begin of a tile item
+  int64_t partial_floats = 0;  // size of the partials workspace
+  int64_t max_tile_rows = 0;   // largest row_end - row_begin of a tile item
   int64_t max_decode_rows = 0;
-  double seconds = 0;           // rough cost on one thread: below some 30 us waking threads does not pay
+  double seconds = 0;  // rough cost on one thread: below some 30 us waking threads does not pay
 };
 
 // Keys per split of a decode item: a constant, see the comment on top.
 constexpr int64_t kSplitKeys = 512;
 
 // Throws std::bad_alloc.
-void plan_work(const kernels::AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape, WorkList* list);
+void plan_work(const kernels::AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,
+               WorkList* list);
 
 }  // namespace kvc

@@ -30,8 +30,10 @@ class Error final : public std::exception {
 
 // Throw an Error with a printf-style message that names the argument and both values.
 [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(kvc_status status, const char* format, ...);
-[[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_with(kvc_status status, int64_t detail, const char* format, ...);
+[[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_with(kvc_status status, int64_t detail,
+                                                          const char* format, ...);
 // The same with errno's value as sys_code.
-[[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_errno(kvc_status status, int error_number, const char* format, ...);
+[[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_errno(kvc_status status, int error_number,
+                                                           const char* format, ...);
 
 }  // namespace kvc

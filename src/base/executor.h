@@ -33,7 +33,8 @@ class Executor {
   void run(int64_t num_tasks, Task&& task) {
     using Callable = std::remove_reference_t<Task>;
     run_raw(
-        num_tasks, [](void* arg, int64_t index, int32_t worker) { (*static_cast<Callable*>(arg))(index, worker); },
+        num_tasks,
+        [](void* arg, int64_t index, int32_t worker) { (*static_cast<Callable*>(arg))(index, worker); },
         const_cast<void*>(static_cast<const void*>(&task)));
   }
 

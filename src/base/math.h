@@ -6,9 +6,13 @@
 namespace kvc {
 
 constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
-constexpr int64_t align_up(int64_t value, int64_t alignment) { return ceil_div(value, alignment) * alignment; }
+constexpr int64_t align_up(int64_t value, int64_t alignment) {
+  return ceil_div(value, alignment) * alignment;
+}
 
 // a*b for non-negative values; false when the product exceeds int64.
-inline bool multiply(int64_t a, int64_t b, int64_t* product) { return !__builtin_mul_overflow(a, b, product); }
+inline bool multiply(int64_t a, int64_t b, int64_t* product) {
+  return !__builtin_mul_overflow(a, b, product);
+}
 
 }  // namespace kvc

@@ -31,16 +31,18 @@ int64_t available_memory_bytes() { return sysconf(_SC_AVPHYS_PAGES) * system_pag
 ReservedMemory::ReservedMemory(int64_t bytes) : bytes_(align_up(bytes, system_page_bytes())) {
   const int64_t slack = bytes_ >= kHugePage ? kHugePage : 0;
   mapping_bytes_ = bytes_ + slack;
-  void* mapping = mmap(nullptr, static_cast<size_t>(mapping_bytes_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* mapping = mmap(nullptr, static_cast<size_t>(mapping_bytes_), PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
-    fail_errno(KVC_E_NO_MEMORY, errno, "cannot reserve %lld bytes for the pool: %s", static_cast<long long>(mapping_bytes_),
-               std::strerror(errno));
+    fail_errno(KVC_E_NO_MEMORY, errno, "cannot reserve %lld bytes for the pool: %s",
+               static_cast<long long>(mapping_bytes_), std::strerror(errno));
   }
   mapping_ = static_cast<std::byte*>(mapping);
   data_ = mapping_;
   if (slack != 0) {
     const auto address = reinterpret_cast<uintptr_t>(mapping_);
-    data_ += align_up(static_cast<int64_t>(address % kHugePage), kHugePage) - static_cast<int64_t>(address % kHugePage);
+    data_ += align_up(static_cast<int64_t>(address % kHugePage), kHugePage) -
+             static_cast<int64_t>(address % kHugePage);
     // Advice only: without huge pages the pool is slower to walk, never wrong.
     (void)madvise(data_, static_cast<size_t>(bytes_), MADV_HUGEPAGE);
   }
@@ -65,8 +67,8 @@ void ReservedMemory::make_usable(int64_t begin, int64_t end) {
   const int64_t first = begin / granularity * granularity;
   const int64_t last = align_up(end, granularity);
   if (mprotect(data_ + first, static_cast<size_t>(last - first), PROT_READ | PROT_WRITE) != 0) {
-    fail_errno(KVC_E_NO_MEMORY, errno, "cannot commit %lld bytes of the pool: %s", static_cast<long long>(last - first),
-               std::strerror(errno));
+    fail_errno(KVC_E_NO_MEMORY, errno, "cannot commit %lld bytes of the pool: %s",
+               static_cast<long long>(last - first), std::strerror(errno));
   }
 }
 

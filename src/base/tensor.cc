@@ -13,13 +13,15 @@ void check_present(const DLTensor* tensor, const char* name) {
 }
 
 void check_rank(const DLTensor& tensor, const char* name, int rank) {
-  if (tensor.ndim != rank) fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected %d", name, tensor.ndim, rank);
+  if (tensor.ndim != rank)
+    fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected %d", name, tensor.ndim, rank);
   if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
 }
 
 void check_device(const DLTensor& tensor, const char* name) {
   if (!is_host_memory(tensor.device)) {
-    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type, "%s lives on device type %d, the cache on the CPU (%d)", name,
+    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
+              "%s lives on device type %d, the cache on the CPU (%d)", name,
               static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
   }
 }
@@ -33,7 +35,8 @@ DType check_activation_type(const DLTensor& tensor, const char* name) {
 }
 
 void check_type(const DLTensor& tensor, const char* name, DLDataType expected) {
-  if (tensor.dtype.code != expected.code || tensor.dtype.bits != expected.bits || tensor.dtype.lanes != expected.lanes) {
+  if (tensor.dtype.code != expected.code || tensor.dtype.bits != expected.bits ||
+      tensor.dtype.lanes != expected.lanes) {
     fail(KVC_E_DTYPE, "%s is %s, expected %s", name, describe(tensor.dtype).text, describe(expected).text);
   }
 }
@@ -47,8 +50,8 @@ void check_extent_equals(const DLTensor& tensor, const char* name, int dimension
 
 void check_extent_at_least(const DLTensor& tensor, const char* name, int dimension, int64_t least) {
   if (tensor.shape[dimension] < least) {
-    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected at least %lld", name, dimension,
-              static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(least));
+    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected at least %lld", name,
+              dimension, static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(least));
   }
 }
 
@@ -64,8 +67,8 @@ void check_storage(const DLTensor& tensor, const char* name) {
   if (is_empty(tensor)) return;
   const int last = tensor.ndim - 1;
   if (tensor.shape[last] > 1 && stride_of(tensor, last) != 1) {
-    fail_with(KVC_E_SHAPE, stride_of(tensor, last), "%s has stride %lld in its last dimension, expected 1", name,
-              static_cast<long long>(stride_of(tensor, last)));
+    fail_with(KVC_E_SHAPE, stride_of(tensor, last), "%s has stride %lld in its last dimension, expected 1",
+              name, static_cast<long long>(stride_of(tensor, last)));
   }
   if (tensor.data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name);
   const int64_t bytes = element_bytes(tensor);
@@ -94,11 +97,15 @@ int64_t stride_of(const DLTensor& tensor, int dimension) {
   return stride;
 }
 
-std::byte* data_of(const DLTensor& tensor) { return static_cast<std::byte*>(tensor.data) + tensor.byte_offset; }
+std::byte* data_of(const DLTensor& tensor) {
+  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+}
 
 int64_t element_bytes(const DLTensor& tensor) { return (tensor.dtype.bits * tensor.dtype.lanes + 7) / 8; }
 
-bool is_host_memory(DLDevice device) { return device.device_type == kDLCPU || device.device_type == kDLCUDAHost; }
+bool is_host_memory(DLDevice device) {
+  return device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
+}
 
 kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   check_present(tensor, expected.name);
@@ -112,7 +119,8 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   return rows_at(*tensor, dtype, 0, 0);
 }
 
-kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected, int64_t num_layers, int64_t layer) {
+kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
+                                   int64_t num_layers, int64_t layer) {
   check_present(tensor, expected.name);
   check_rank(*tensor, expected.name, 4);
   const DType dtype = check_activation_type(*tensor, expected.name);

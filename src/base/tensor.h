@@ -22,7 +22,8 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
 
 // One layer of [layers, >= min_tokens, heads, dim]; `layer` indexes dimension 0. heads and dim are minima: a layer smaller than
 // its siblings uses the front part.
-kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected, int64_t num_layers, int64_t layer);
+kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
+                                   int64_t num_layers, int64_t layer);
 
 // float32 [size], contiguous.
 const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size);

@@ -39,7 +39,8 @@ uint32_t wait_for_change(const std::atomic<uint32_t>& value, uint32_t seen) {
 void ThreadPool::start() noexcept {
   const pid_t process = getpid();
   if (shared_ != nullptr && owner_ == process) return;
-  if (shared_ != nullptr) (void)shared_.release();  // forked child: the threads stayed in the parent, joining them would hang
+  if (shared_ != nullptr)
+    (void)shared_.release();  // forked child: the threads stayed in the parent, joining them would hang
   owner_ = process;
   try {
     shared_ = std::make_unique<Shared>();

@@ -34,17 +34,21 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
 }
 
 void Cache::clear() {
-  if (forward_.is_open()) fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open", forward_.batch().entries().size());
+  if (forward_.is_open())
+    fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open", forward_.batch().entries().size());
   sequences_.clear();
 }
 
 void Cache::resize(int64_t num_pages) {
-  if (forward_.is_open()) fail(KVC_E_BUSY, "cannot resize: a forward over %zu sequences is open", forward_.batch().entries().size());
+  if (forward_.is_open())
+    fail(KVC_E_BUSY, "cannot resize: a forward over %zu sequences is open", forward_.batch().entries().size());
   if (num_pages < 1 || num_pages >= INT32_MAX) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d", ll(num_pages), INT32_MAX - 1);
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d", ll(num_pages),
+              INT32_MAX - 1);
   }
   if (spec().storage == KVC_STORAGE_BORROWED) {
-    fail(KVC_E_UNSUPPORTED, "config.storage = BORROWED (%d): a borrowed pool cannot be resized", spec().storage);
+    fail(KVC_E_UNSUPPORTED, "config.storage = BORROWED (%d): a borrowed pool cannot be resized",
+         spec().storage);
   }
   plan_->check_pool_size(num_pages);
   plan_->check_capacity(num_pages);
@@ -109,8 +113,8 @@ int64_t Cache::missing_pages(const BatchRequest& request) const {
   const int64_t needed = Batch::measure(request, *plan_, sequences_, allocator_, 0, &entries);
   for (const BatchEntry& entry : entries) {
     if (entry.sequence->in_forward()) {
-      fail_with(KVC_E_BUSY, entry.sequence->id, "sequence %lld is entry %d of the open forward", ll(entry.sequence->id),
-                entry.sequence->batch_index);
+      fail_with(KVC_E_BUSY, entry.sequence->id, "sequence %lld is entry %d of the open forward",
+                ll(entry.sequence->id), entry.sequence->batch_index);
     }
   }
   return std::max<int64_t>(0, needed - allocator_.num_free());
@@ -121,17 +125,22 @@ int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) con
   if (op != KVC_SEQ_FORK && op != KVC_SEQ_POP) {
     fail_with(KVC_E_UNSUPPORTED, op, "op = %d is not supported: FORK (0) and POP (1) are", op);
   }
-  if (position < -1) fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)", ll(position));
+  if (position < -1)
+    fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)", ll(position));
   if (sequence.in_forward()) {
     fail_with(KVC_E_BUSY, id, "sequence %lld is entry %d of the open forward", ll(id), sequence.batch_index);
   }
   return position == -1 ? sequence.length : std::min(position, sequence.length);
 }
 
-void Cache::note_pages_used() { counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used()); }
+void Cache::note_pages_used() {
+  counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
+}
 
 kvc_forward* Cache::begin(const BatchRequest& request) {
-  if (forward_.is_open()) fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first", forward_.batch().entries().size());
+  if (forward_.is_open())
+    fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
+         forward_.batch().entries().size());
   Batch& batch = forward_.batch();
   try {
     batch.begin(request, *plan_, sequences_, allocator_);
@@ -169,7 +178,8 @@ void Cache::abort(kvc_forward* handle) {
 
 void Cache::require_storage(const char* what) const {
   if (!pool_.has_storage()) {
-    fail_with(KVC_E_UNSUPPORTED, spec().storage, "%s needs tensor memory: config.storage = NONE (%d)", what, spec().storage);
+    fail_with(KVC_E_UNSUPPORTED, spec().storage, "%s needs tensor memory: config.storage = NONE (%d)", what,
+              spec().storage);
   }
 }
 
@@ -177,10 +187,11 @@ int32_t Cache::require_layer(int32_t layer) const {
   const int32_t local = plan_->local_layer(layer);
   if (local >= 0) return local;
   if (layer < 0 || layer >= spec().num_layers) {
-    fail_with(KVC_E_INVALID_STATE, layer, "layer %d out of range: the cache has %d layers", layer, spec().num_layers);
+    fail_with(KVC_E_INVALID_STATE, layer, "layer %d out of range: the cache has %d layers", layer,
+              spec().num_layers);
   }
-  fail_with(KVC_E_INVALID_STATE, layer, "layer %d is not kept here: this cache has layers %d to %d", layer, spec().layer_begin,
-            spec().layer_end - 1);
+  fail_with(KVC_E_INVALID_STATE, layer, "layer %d is not kept here: this cache has layers %d to %d", layer,
+            spec().layer_begin, spec().layer_end - 1);
 }
 
 }  // namespace kvc

@@ -18,7 +18,8 @@ struct LayerRows {
 };
 
 // The caller's tensors, one view per layer. The dims of the tensors are at least the largest layer's.
-std::vector<LayerRows> view_tensors(const Spec& spec, const DLTensor* k, const DLTensor* v, int64_t num_tokens) {
+std::vector<LayerRows> view_tensors(const Spec& spec, const DLTensor* k, const DLTensor* v,
+                                    int64_t num_tokens) {
   if (k == nullptr && v == nullptr) fail(KVC_E_INVALID_ARGUMENT, "k and v are both NULL: nothing to copy");
   int32_t heads = 0, k_dim = 0, v_dim = 0;
   for (const LayerSpec& layer : spec.layers) {
@@ -42,8 +43,9 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const DLTensor* k,
   require_storage("kvc_debug_get_kv");
   const Sequence& sequence = sequences_.get(id);
   if (begin < 0 || begin > end || end > sequence.length) {
-    fail_with(KVC_E_OUT_OF_RANGE, end, "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end), ll(id),
-              ll(sequence.length));
+    fail_with(KVC_E_OUT_OF_RANGE, end,
+              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
+              ll(id), ll(sequence.length));
   }
   const std::vector<LayerRows> rows = view_tensors(spec(), k, v, end - begin);
   if (begin == end) return;
@@ -77,7 +79,8 @@ void Cache::make_private(Sequence& sequence, int64_t begin_page, int64_t end_pag
   }
   if (needed > allocator_.num_free()) {
     const int64_t missing = needed - allocator_.num_free();
-    fail_with(KVC_E_NO_PAGES, missing, "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
+    fail_with(KVC_E_NO_PAGES, missing,
+              "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
               ll(sequence.id), ll(needed), ll(allocator_.num_free()), ll(missing));
   }
   for (int64_t i = begin_page; i < end_page; ++i) {
@@ -98,17 +101,20 @@ void Cache::debug_set(kvc_seq id, int64_t begin, const DLTensor* k, const DLTens
   require_storage("kvc_debug_set_kv");
   Sequence& sequence = sequences_.get(id);
   if (sequence.in_forward()) {
-    fail_with(KVC_E_BUSY, id, "cannot set tokens of sequence %lld: it is entry %d of the open forward", ll(id), sequence.batch_index);
+    fail_with(KVC_E_BUSY, id, "cannot set tokens of sequence %lld: it is entry %d of the open forward",
+              ll(id), sequence.batch_index);
   }
   const DLTensor* counted = k != nullptr ? k : v;
-  const int64_t count = counted != nullptr && counted->ndim == 4 && counted->shape != nullptr ? counted->shape[1] : 0;
+  const int64_t count =
+      counted != nullptr && counted->ndim == 4 && counted->shape != nullptr ? counted->shape[1] : 0;
   const std::vector<LayerRows> rows = view_tensors(spec(), k, v, count);
   if (v != nullptr && v->shape[1] != count) {
     fail_with(KVC_E_SHAPE, v->shape[1], "v has shape[1] = %lld, k has %lld", ll(v->shape[1]), ll(count));
   }
   if (begin < 0 || count > sequence.length - begin) {
-    fail_with(KVC_E_OUT_OF_RANGE, begin, "[begin, begin + n) = [%lld, %lld + %lld) out of range: sequence %lld has %lld tokens", ll(begin),
-              ll(begin), ll(count), ll(id), ll(sequence.length));
+    fail_with(KVC_E_OUT_OF_RANGE, begin,
+              "[begin, begin + n) = [%lld, %lld + %lld) out of range: sequence %lld has %lld tokens",
+              ll(begin), ll(begin), ll(count), ll(id), ll(sequence.length));
   }
   if (count == 0) return;
   const int32_t page_size = spec().page_size;
@@ -116,7 +122,8 @@ void Cache::debug_set(kvc_seq id, int64_t begin, const DLTensor* k, const DLTens
   make_private(sequence, begin / page_size, ceil_div(begin + count, page_size));
   for (int64_t i = 0; i < count; ++i) {
     const int64_t position = begin + i;
-    slots[static_cast<size_t>(i)] = sequence.pages[static_cast<size_t>(position / page_size)] * int64_t{page_size} + position % page_size;
+    slots[static_cast<size_t>(i)] =
+        sequence.pages[static_cast<size_t>(position / page_size)] * int64_t{page_size} + position % page_size;
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     const LayerSpec& layer = spec().layers[i];

@@ -19,11 +19,14 @@ struct Exported {
 };
 
 template <typename Owner>
-DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data, DLDataType dtype, uint64_t flags) {
+DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data, DLDataType dtype,
+                                 uint64_t flags) {
   Exported<Owner>* self = exported.release();
   self->tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   self->tensor.manager_ctx = self;
-  self->tensor.deleter = [](DLManagedTensorVersioned* tensor) { delete static_cast<Exported<Owner>*>(tensor->manager_ctx); };
+  self->tensor.deleter = [](DLManagedTensorVersioned* tensor) {
+    delete static_cast<Exported<Owner>*>(tensor->manager_ctx);
+  };
   self->tensor.flags = flags;
   self->tensor.dl_tensor = {.data = data,
                             .device = {kDLCPU, 0},
@@ -48,7 +51,8 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   const Spec& spec = cache.spec();
   const int32_t local = cache.plan().local_layer(layer);
   if (local < 0) {
-    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer, spec.layer_begin, spec.layer_end - 1);
+    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
+              spec.layer_begin, spec.layer_end - 1);
   }
   const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
   const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(local)];
@@ -73,8 +77,10 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
     }
     case KVC_POOL_KV:
       if (layer_spec.k_dim != layer_spec.v_dim || layer_spec.k_dtype != layer_spec.v_dtype) {
-        fail(KVC_E_UNSUPPORTED, "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s", layer, layer_spec.k_dim,
-             layer_spec.v_dim, dtype_name(layer_spec.k_dtype), dtype_name(layer_spec.v_dtype));
+        fail(KVC_E_UNSUPPORTED,
+             "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s", layer,
+             layer_spec.k_dim, layer_spec.v_dim, dtype_name(layer_spec.k_dtype),
+             dtype_name(layer_spec.v_dtype));
       }
       exported->shape = {num_pages, 2, heads, tokens, layer_spec.k_dim};
       break;
@@ -82,7 +88,9 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
       dtype = {kDLUInt, 8, 1};
       exported->shape = {num_pages, layout.page_bytes};
       break;
-    default: fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_pool_kind (0 to %d)", kind, KVC_POOL_BYTES);
+    default:
+      fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_pool_kind (0 to %d)", kind,
+                KVC_POOL_BYTES);
   }
   exported->strides = compact_strides(exported->shape);
   exported->strides[0] = pages.page_stride / (dtype.bits / 8);
@@ -99,7 +107,8 @@ DLManagedTensorVersioned* export_table(TableData table) {
   const bool wide = !owned.i64.empty();
   void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
   const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
-  return finish(std::move(exported), data, dtype, DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+  return finish(std::move(exported), data, dtype,
+                DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
 }
 
 }  // namespace kvc

@@ -64,7 +64,9 @@ constexpr kvc_api kTable = {
 };
 
 // Slots never move: clients of every released header find their functions where they were.
-constexpr size_t slot(size_t offset) { return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)()); }
+constexpr size_t slot(size_t offset) {
+  return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)());
+}
 static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50, "end of 0.1");
 static_assert(sizeof(kvc_api) == offsetof(kvc_api, export_seq_pages) + sizeof(void (*)()));
 

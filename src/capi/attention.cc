@@ -72,39 +72,44 @@ kvc::kernels::TokenRows head_range(kvc::kernels::TokenRows rows, int64_t begin) 
 
 }  // namespace
 
-kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q, const DLTensor* k, const DLTensor* v,
-                    DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
+kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q,
+                    const DLTensor* k, const DLTensor* v, DLTensor* out, DLTensor* lse,
+                    kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn");
     const AttnOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     if ((k == nullptr) != (v == nullptr)) {
-      fail(KVC_E_INVALID_ARGUMENT, "k is %s and v is %s: give both or neither", k == nullptr ? "NULL" : "set", v == nullptr ? "NULL" : "set");
+      fail(KVC_E_INVALID_ARGUMENT, "k is %s and v is %s: give both or neither", k == nullptr ? "NULL" : "set",
+           v == nullptr ? "NULL" : "set");
     }
     if (k != nullptr) {
       tensors.k = view_k(call, k);
       tensors.v = view_v(call, v);
     } else if (!call.cache.forward().is_appended(call.local) && !call.cache.host_can_write_pool()) {
-      fail(KVC_E_INVALID_STATE, "layer %d: k and v are NULL, and nothing was appended to the layer in this forward of %lld tokens", layer,
-           static_cast<long long>(call.num_rows));
+      fail(KVC_E_INVALID_STATE,
+           "layer %d: k and v are NULL, and nothing was appended to the layer in this forward of %lld tokens",
+           layer, static_cast<long long>(call.num_rows));
     }
     view_outputs(call, out, lse, &tensors);
     attend(call, KeyScope::kAll, options, tensors);
   });
 }
 
-kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* qkv, DLTensor* out,
-                              kvc_error* err) noexcept {
+kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* qkv,
+                              DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn_fused_qkv");
     if (call.layer.k_dim != call.layer.v_dim) {
-      fail(KVC_E_UNSUPPORTED, "qkv needs equal head dims: layer %d has k_dim = %d and v_dim = %d", layer, call.layer.k_dim, call.layer.v_dim);
+      fail(KVC_E_UNSUPPORTED, "qkv needs equal head dims: layer %d has k_dim = %d and v_dim = %d", layer,
+           call.layer.k_dim, call.layer.v_dim);
     }
     const AttnOptions options = options_of(call, opt);
     const int64_t q_heads = call.layer.num_q_heads;
     const int64_t kv_heads = call.layer.num_kv_heads;
-    const kvc::kernels::TokenRows rows = kvc::view_rows(qkv, {"qkv", call.num_rows, q_heads + 2 * kv_heads, call.layer.k_dim});
+    const kvc::kernels::TokenRows rows =
+        kvc::view_rows(qkv, {"qkv", call.num_rows, q_heads + 2 * kv_heads, call.layer.k_dim});
     AttnTensors tensors{};
     tensors.q = rows;
     tensors.k = head_range(rows, q_heads);
@@ -114,8 +119,9 @@ kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_op
   });
 }
 
-kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q, const DLTensor* k, const DLTensor* v,
-                         DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
+kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q,
+                         const DLTensor* k, const DLTensor* v, DLTensor* out, DLTensor* lse,
+                         kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn_self");
     const AttnOptions options = options_of(call, opt);
@@ -128,8 +134,8 @@ kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* op
   });
 }
 
-kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q, DLTensor* out, DLTensor* lse,
-                           kvc_error* err) noexcept {
+kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q,
+                           DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn_cached");
     const AttnOptions options = options_of(call, opt);
@@ -140,8 +146,8 @@ kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* 
   });
 }
 
-kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const DLTensor* other_out, const DLTensor* other_lse,
-                          kvc_error* err) noexcept {
+kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const DLTensor* other_out,
+                          const DLTensor* other_lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& cache = kvc::open_cache(fwd);
     const int64_t num_rows = cache.forward().batch().num_rows();
@@ -151,7 +157,9 @@ kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const 
     const int64_t dim = out->ndim == 3 && out->shape != nullptr ? out->shape[2] : 0;
     kvc::kernels::MergeParams params{};
     params.out = kvc::view_rows(out, {"out", num_rows, heads, dim});
-    if (heads > INT32_MAX || dim > INT32_MAX) fail(KVC_E_SHAPE, "out has %lld heads of dim %lld", static_cast<long long>(heads), static_cast<long long>(dim));
+    if (heads > INT32_MAX || dim > INT32_MAX)
+      fail(KVC_E_SHAPE, "out has %lld heads of dim %lld", static_cast<long long>(heads),
+           static_cast<long long>(dim));
     const kvc::F32Matrix own = kvc::view_f32_matrix(lse, "lse", num_rows, heads);
     params.other_out = kvc::view_rows(other_out, {"other_out", num_rows, heads, dim});
     const kvc::F32Matrix other = kvc::view_f32_matrix(other_lse, "other_lse", num_rows, heads);
@@ -165,7 +173,8 @@ kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const 
   });
 }
 
-kvc_status kvc_kv_append(kvc_forward* fwd, int32_t layer, const DLTensor* k, const DLTensor* v, kvc_error* err) noexcept {
+kvc_status kvc_kv_append(kvc_forward* fwd, int32_t layer, const DLTensor* k, const DLTensor* v,
+                         kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_kv_append");
     const kvc::kernels::TokenRows k_rows = view_k(call, k);
@@ -174,13 +183,17 @@ kvc_status kvc_kv_append(kvc_forward* fwd, int32_t layer, const DLTensor* k, con
   });
 }
 
-kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor* k_out, DLTensor* v_out, kvc_error* err) noexcept {
+kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor* k_out, DLTensor* v_out,
+                         kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_kv_gather");
     const kvc::Sequence& sequence = call.cache.sequences().get(seq);
-    if (k_out == nullptr && v_out == nullptr) fail(KVC_E_INVALID_ARGUMENT, "k_out and v_out are both NULL: nothing to gather");
+    if (k_out == nullptr && v_out == nullptr)
+      fail(KVC_E_INVALID_ARGUMENT, "k_out and v_out are both NULL: nothing to gather");
     const std::vector<kvc::BatchEntry>& entries = call.cache.forward().batch().entries();
-    const int64_t length = sequence.in_forward() ? entries[static_cast<size_t>(sequence.batch_index)].new_length() : sequence.length;
+    const int64_t length = sequence.in_forward()
+                               ? entries[static_cast<size_t>(sequence.batch_index)].new_length()
+                               : sequence.length;
     kvc::kernels::GatherParams params{.rows = {},
                                       .pages = sequence.pages.data(),
                                       .out = {},
@@ -188,8 +201,10 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
                                       .num_heads = call.layer.num_kv_heads,
                                       .dim = 0};
     kvc::kernels::TokenRows k_rows{}, v_rows{};
-    if (k_out != nullptr) k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});
-    if (v_out != nullptr) v_rows = kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim});
+    if (k_out != nullptr)
+      k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});
+    if (v_out != nullptr)
+      v_rows = kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim});
     if (length == 0) return;
     if (k_out != nullptr) {
       params.rows = call.cache.pool().k_rows(call.local), params.out = k_rows, params.dim = call.layer.k_dim;

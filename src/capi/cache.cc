@@ -37,11 +37,17 @@ kvc_status kvc_cache_stats_get(const kvc_cache* cache, kvc_stats* out, kvc_error
   });
 }
 
-int64_t kvc_cache_free_pages(const kvc_cache* cache) noexcept { return cache == nullptr ? -1 : cache->cache.allocator().num_free(); }
+int64_t kvc_cache_free_pages(const kvc_cache* cache) noexcept {
+  return cache == nullptr ? -1 : cache->cache.allocator().num_free();
+}
 
-int64_t kvc_cache_total_length(const kvc_cache* cache) noexcept { return cache == nullptr ? -1 : cache->cache.sequences().total_length(); }
+int64_t kvc_cache_total_length(const kvc_cache* cache) noexcept {
+  return cache == nullptr ? -1 : cache->cache.sequences().total_length();
+}
 
-int32_t kvc_cache_is_empty(const kvc_cache* cache) noexcept { return cache != nullptr && cache->cache.is_empty() ? 1 : 0; }
+int32_t kvc_cache_is_empty(const kvc_cache* cache) noexcept {
+  return cache != nullptr && cache->cache.is_empty() ? 1 : 0;
+}
 
 kvc_status kvc_cache_check(const kvc_cache* cache, kvc_error* err) noexcept {
   return guard(err, [&] {

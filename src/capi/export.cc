@@ -1,5 +1,6 @@
 // kvcache.h, section "Zero-copy export".
 #include "src/cache/export.h"
+
 #include "src/capi/handles.h"
 
 using kvc::fail_with;
@@ -14,7 +15,8 @@ void require_group(int32_t group) {
 
 }  // namespace
 
-kvc_status kvc_export_pool(kvc_cache* cache, int32_t layer, kvc_pool_kind kind, DLManagedTensorVersioned** out, kvc_error* err) noexcept {
+kvc_status kvc_export_pool(kvc_cache* cache, int32_t layer, kvc_pool_kind kind,
+                           DLManagedTensorVersioned** out, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out, "out");
@@ -22,8 +24,8 @@ kvc_status kvc_export_pool(kvc_cache* cache, int32_t layer, kvc_pool_kind kind, 
   });
 }
 
-kvc_status kvc_export_page_table(kvc_forward* fwd, int32_t group, kvc_table_kind kind, DLManagedTensorVersioned** out,
-                                 kvc_error* err) noexcept {
+kvc_status kvc_export_page_table(kvc_forward* fwd, int32_t group, kvc_table_kind kind,
+                                 DLManagedTensorVersioned** out, kvc_error* err) noexcept {
   return guard(err, [&] {
     const kvc::Cache& cache = kvc::open_cache(fwd);
     require(out, "out");
@@ -32,8 +34,8 @@ kvc_status kvc_export_page_table(kvc_forward* fwd, int32_t group, kvc_table_kind
   });
 }
 
-kvc_status kvc_export_seq_pages(const kvc_cache* cache, kvc_seq seq, int32_t group, DLManagedTensorVersioned** out,
-                                kvc_error* err) noexcept {
+kvc_status kvc_export_seq_pages(const kvc_cache* cache, kvc_seq seq, int32_t group,
+                                DLManagedTensorVersioned** out, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out, "out");

@@ -6,10 +6,12 @@
 
 namespace kvc {
 
-void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail, const char* message) noexcept {
+void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
+            const char* message) noexcept {
   if (err == nullptr) return;
   kvc_error filled{};
-  filled.struct_size = err->struct_size == 0 ? sizeof(kvc_error) : std::min(err->struct_size, sizeof(kvc_error));
+  filled.struct_size =
+      err->struct_size == 0 ? sizeof(kvc_error) : std::min(err->struct_size, sizeof(kvc_error));
   filled.status = status;
   filled.sys_code = sys_code;
   filled.detail = detail;

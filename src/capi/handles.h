@@ -23,7 +23,8 @@ namespace kvc {
 // Throws INVALID_ARGUMENT for NULL, INVALID_STATE for a handle whose forward is over.
 inline Cache& open_cache(const kvc_forward* fwd) {
   require(fwd, "fwd");
-  if (!fwd->open) fail(KVC_E_INVALID_STATE, "fwd is not open: it was ended or aborted (open = 0, expected 1)");
+  if (!fwd->open)
+    fail(KVC_E_INVALID_STATE, "fwd is not open: it was ended or aborted (open = 0, expected 1)");
   return *fwd->cache;
 }
 

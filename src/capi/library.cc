@@ -17,17 +17,46 @@ namespace {
 using kvc::fail_with;
 using kvc::guard;
 
-constexpr const char* kStatusNames[] = {
-    "KVC_OK",           "KVC_E_INVALID_ARGUMENT", "KVC_E_INVALID_STATE", "KVC_E_NOT_FOUND",  "KVC_E_ALREADY_EXISTS",
-    "KVC_E_OUT_OF_RANGE", "KVC_E_SHAPE",          "KVC_E_DTYPE",         "KVC_E_DEVICE_MISMATCH", "KVC_E_UNSUPPORTED",
-    "KVC_E_NO_PAGES",   "KVC_E_NEVER_FITS",       "KVC_E_NO_MEMORY",     "KVC_E_BUSY",       "KVC_E_BUFFER_TOO_SMALL",
-    "KVC_E_VERSION",    "KVC_E_CORRUPT",          "KVC_E_IO",            "KVC_E_TIMEOUT",    "KVC_E_PEER",
-    "KVC_E_CANCELLED",  "KVC_E_DEVICE",           "KVC_E_INTERNAL"};
+constexpr const char* kStatusNames[] = {"KVC_OK",
+                                        "KVC_E_INVALID_ARGUMENT",
+                                        "KVC_E_INVALID_STATE",
+                                        "KVC_E_NOT_FOUND",
+                                        "KVC_E_ALREADY_EXISTS",
+                                        "KVC_E_OUT_OF_RANGE",
+                                        "KVC_E_SHAPE",
+                                        "KVC_E_DTYPE",
+                                        "KVC_E_DEVICE_MISMATCH",
+                                        "KVC_E_UNSUPPORTED",
+                                        "KVC_E_NO_PAGES",
+                                        "KVC_E_NEVER_FITS",
+                                        "KVC_E_NO_MEMORY",
+                                        "KVC_E_BUSY",
+                                        "KVC_E_BUFFER_TOO_SMALL",
+                                        "KVC_E_VERSION",
+                                        "KVC_E_CORRUPT",
+                                        "KVC_E_IO",
+                                        "KVC_E_TIMEOUT",
+                                        "KVC_E_PEER",
+                                        "KVC_E_CANCELLED",
+                                        "KVC_E_DEVICE",
+                                        "KVC_E_INTERNAL"};
 static_assert(std::size(kStatusNames) == KVC_E_INTERNAL + 1);
 
-constexpr const char* kFeatures[] = {"cpu",     "f32",   "f16",  "bf16", "rope.half",        "rope.interleaved", "softcap",
-                                     "sinks",   "alibi", "bias", "storage.borrowed", "storage.none",     "layout.page_first",
-                                     "resize",  "export"};
+constexpr const char* kFeatures[] = {"cpu",
+                                     "f32",
+                                     "f16",
+                                     "bf16",
+                                     "rope.half",
+                                     "rope.interleaved",
+                                     "softcap",
+                                     "sinks",
+                                     "alibi",
+                                     "bias",
+                                     "storage.borrowed",
+                                     "storage.none",
+                                     "layout.page_first",
+                                     "resize",
+                                     "export"};
 
 kvc_device_caps cpu_caps() {
   kvc_device_caps caps{};
@@ -37,7 +66,8 @@ kvc_device_caps cpu_caps() {
   caps.page_granularity = static_cast<int32_t>(kvc::system_page_bytes());
   caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16;
   for (kvc_cpu_isa isa = KVC_CPU_ISA_REFERENCE; isa <= KVC_CPU_ISA_AVX512_BF16; ++isa) {
-    if (kvc::kernels::cpu::kernel_table(static_cast<kvc::kernels::cpu::Isa>(isa)) != nullptr) caps.isas |= uint64_t{1} << isa;
+    if (kvc::kernels::cpu::kernel_table(static_cast<kvc::kernels::cpu::Isa>(isa)) != nullptr)
+      caps.isas |= uint64_t{1} << isa;
   }
   caps.memory_bytes = static_cast<uint64_t>(kvc::physical_memory_bytes());
   caps.memory_free_bytes = static_cast<uint64_t>(kvc::available_memory_bytes());
@@ -65,9 +95,11 @@ int32_t kvc_has_feature(const char* name) noexcept {
 kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     kvc::check_output(out, "out");
-    if (device.device_type != kDLCPU) return kvc::write_struct(out, kvc_device_caps{});  // no back end: nothing is present
+    if (device.device_type != kDLCPU)
+      return kvc::write_struct(out, kvc_device_caps{});  // no back end: nothing is present
     if (device.device_id != 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, device.device_id, "device.device_id = %d does not exist: the CPU is device 0", device.device_id);
+      fail_with(KVC_E_OUT_OF_RANGE, device.device_id,
+                "device.device_id = %d does not exist: the CPU is device 0", device.device_id);
     }
     kvc::write_struct(out, cpu_caps());
   });
@@ -76,7 +108,8 @@ kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* er
 kvc_status kvc_set_logger(kvc_log_fn fn, void* user, kvc_log_level min_level, kvc_error* err) noexcept {
   return guard(err, [&] {
     if (min_level < KVC_LOG_DEBUG || min_level > KVC_LOG_ERROR) {
-      fail_with(KVC_E_INVALID_ARGUMENT, min_level, "min_level = %d is not a kvc_log_level (%d to %d)", min_level, KVC_LOG_DEBUG, KVC_LOG_ERROR);
+      fail_with(KVC_E_INVALID_ARGUMENT, min_level, "min_level = %d is not a kvc_log_level (%d to %d)",
+                min_level, KVC_LOG_DEBUG, KVC_LOG_ERROR);
     }
     kvc::set_logger(fn, user, min_level);
   });

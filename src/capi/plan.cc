@@ -25,22 +25,26 @@ struct ReadConfig {
 
 void read_layers(const kvc_config& config, ReadConfig* out) {
   if (config.num_layers < 1 || config.num_layers > kvc::kMaxLayers) {
-    fail_with(KVC_E_OUT_OF_RANGE, config.num_layers, "config.num_layers = %d out of range: 1 to %d", config.num_layers, kvc::kMaxLayers);
+    fail_with(KVC_E_OUT_OF_RANGE, config.num_layers, "config.num_layers = %d out of range: 1 to %d",
+              config.num_layers, kvc::kMaxLayers);
   }
-  if (config.layers == nullptr) fail(KVC_E_INVALID_ARGUMENT, "config.layers is NULL with config.num_layers = %d", config.num_layers);
+  if (config.layers == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "config.layers is NULL with config.num_layers = %d", config.num_layers);
   const size_t stride = config.layers->struct_size;
   const auto* element = reinterpret_cast<const std::byte*>(config.layers);
   for (int32_t i = 0; i < config.num_layers; ++i) {
     const std::string name = "config.layers[" + std::to_string(i) + "]";
-    const kvc_layer layer = kvc::read_struct_at<kvc_layer>(element + static_cast<size_t>(i) * stride, stride, name.c_str());
+    const kvc_layer layer =
+        kvc::read_struct_at<kvc_layer>(element + static_cast<size_t>(i) * stride, stride, name.c_str());
     size_t own_size = 0;
     std::memcpy(&own_size, element + static_cast<size_t>(i) * stride, sizeof own_size);
     if (own_size != stride && own_size != 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(own_size), "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(),
-                own_size, stride);
+      fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(own_size),
+                "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(), own_size, stride);
     }
     out->layers.push_back(layer);
-    out->ropes.push_back(layer.rope == nullptr ? kvc_rope{} : kvc::read_struct(layer.rope, (name + ".rope").c_str()));
+    out->ropes.push_back(layer.rope == nullptr ? kvc_rope{}
+                                               : kvc::read_struct(layer.rope, (name + ".rope").c_str()));
   }
 }
 
@@ -49,8 +53,10 @@ ReadConfig read_config(const kvc_config* caller) {
   read.config = kvc::read_struct(caller, "config");
   kvc::refuse_extensions(read.config.ext, "config");
   read_layers(read.config, &read);
-  if (read.config.allocator != nullptr) read.allocator = kvc::read_struct(read.config.allocator, "config.allocator");
-  if (read.config.executor != nullptr) read.executor = kvc::read_struct(read.config.executor, "config.executor");
+  if (read.config.allocator != nullptr)
+    read.allocator = kvc::read_struct(read.config.allocator, "config.allocator");
+  if (read.config.executor != nullptr)
+    read.executor = kvc::read_struct(read.config.executor, "config.executor");
   return read;
 }
 
@@ -71,7 +77,8 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   return info;
 }
 
-kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf, size_t* len, kvc_error* err) noexcept {
+kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf, size_t* len,
+                      kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     require(len, "len");
@@ -83,7 +90,8 @@ kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() con
 }  // namespace
 
 kvc_status kvc_config_init(kvc_config* config, size_t struct_size) noexcept {
-  if (config == nullptr || struct_size < sizeof(size_t) || struct_size > kvc::kMaxStructSize) return KVC_E_INVALID_ARGUMENT;
+  if (config == nullptr || struct_size < sizeof(size_t) || struct_size > kvc::kMaxStructSize)
+    return KVC_E_INVALID_ARGUMENT;
   std::memset(static_cast<void*>(config), 0, struct_size);
   config->struct_size = struct_size;
   return KVC_OK;
@@ -110,14 +118,16 @@ kvc_status kvc_plan_info_get(const kvc_plan* plan, kvc_plan_info* out, kvc_error
   });
 }
 
-kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_info* out, kvc_error* err) noexcept {
+kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_info* out,
+                              kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     kvc::check_output(out, "out");
     const kvc::Spec& spec = plan->plan->spec();
     const int32_t local = plan->plan->local_layer(layer);
     if (local < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d", layer, spec.layer_begin, spec.layer_end - 1);
+      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d", layer,
+                spec.layer_begin, spec.layer_end - 1);
     }
     const kvc::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
     const kvc::LayerLayout& layout = plan->plan->layout().layers[static_cast<size_t>(local)];
@@ -137,7 +147,8 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
   });
 }
 
-kvc_status kvc_plan_pages_for(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_pages, kvc_error* err) noexcept {
+kvc_status kvc_plan_pages_for(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_pages,
+                              kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     require(out_pages, "out_pages");
@@ -145,7 +156,8 @@ kvc_status kvc_plan_pages_for(const kvc_plan* plan, uint64_t byte_budget, int64_
   });
 }
 
-kvc_status kvc_plan_max_tokens(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_tokens, kvc_error* err) noexcept {
+kvc_status kvc_plan_max_tokens(const kvc_plan* plan, uint64_t byte_budget, int64_t* out_tokens,
+                               kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     require(out_tokens, "out_tokens");
@@ -153,12 +165,14 @@ kvc_status kvc_plan_max_tokens(const kvc_plan* plan, uint64_t byte_budget, int64
   });
 }
 
-kvc_status kvc_plan_request_pages(const kvc_plan* plan, int64_t num_tokens, int64_t* out_pages, kvc_error* err) noexcept {
+kvc_status kvc_plan_request_pages(const kvc_plan* plan, int64_t num_tokens, int64_t* out_pages,
+                                  kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     require(out_pages, "out_pages");
     if (num_tokens < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "num_tokens = %lld out of range: at least 0", static_cast<long long>(num_tokens));
+      fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "num_tokens = %lld out of range: at least 0",
+                static_cast<long long>(num_tokens));
     }
     *out_pages = plan->plan->pages_for_tokens(num_tokens);
   });

@@ -19,7 +19,8 @@ kvc_status kvc_seq_remove(kvc_cache* cache, kvc_seq seq, kvc_error* err) noexcep
   });
 }
 
-kvc_status kvc_seq_fork(kvc_cache* cache, kvc_seq parent, kvc_seq child, int64_t pos, kvc_error* err) noexcept {
+kvc_status kvc_seq_fork(kvc_cache* cache, kvc_seq parent, kvc_seq child, int64_t pos,
+                        kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     cache->cache.sequences().fork(parent, child, pos);
@@ -58,8 +59,8 @@ kvc_status kvc_seq_list(const kvc_cache* cache, kvc_seq* ids, size_t* count, kvc
   });
 }
 
-kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* seqs, const int64_t* lengths, int64_t* out_missing_pages,
-                              kvc_error* err) noexcept {
+kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* seqs, const int64_t* lengths,
+                              int64_t* out_missing_pages, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_missing_pages, "out_missing_pages");
@@ -67,7 +68,8 @@ kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* s
   });
 }
 
-kvc_status kvc_seq_can(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* out_nearest, kvc_error* err) noexcept {
+kvc_status kvc_seq_can(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* out_nearest,
+                       kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_nearest, "out_nearest");

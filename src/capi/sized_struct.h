@@ -59,7 +59,8 @@ void write_array(const T* values, size_t count, T* buf, size_t* len, const char*
   *len = count;
   if (buf == nullptr) return;
   if (capacity < count) {
-    fail_with(KVC_E_BUFFER_TOO_SMALL, static_cast<int64_t>(count), "%s holds %zu elements, %zu are needed", name, capacity, count);
+    fail_with(KVC_E_BUFFER_TOO_SMALL, static_cast<int64_t>(count), "%s holds %zu elements, %zu are needed",
+              name, capacity, count);
   }
   if (count != 0) std::memcpy(buf, values, count * sizeof(T));
 }

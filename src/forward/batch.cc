@@ -14,20 +14,23 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 void check_request(const BatchRequest& request, const Plan& plan) {
   if (request.num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "num_seqs = 0: a batch has at least 1 sequence");
-  if (request.seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with num_seqs = %zu", request.num_seqs);
-  if (request.append_lengths == nullptr) fail(KVC_E_INVALID_ARGUMENT, "append_lengths is NULL with num_seqs = %zu", request.num_seqs);
+  if (request.seqs == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with num_seqs = %zu", request.num_seqs);
+  if (request.append_lengths == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "append_lengths is NULL with num_seqs = %zu", request.num_seqs);
   const int32_t max_seqs = plan.spec().max_seqs;
   if (max_seqs != 0 && request.num_seqs > static_cast<size_t>(max_seqs)) {
-    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(request.num_seqs), "num_seqs = %zu exceeds config.max_seqs = %d", request.num_seqs,
-              max_seqs);
+    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(request.num_seqs),
+              "num_seqs = %zu exceeds config.max_seqs = %d", request.num_seqs, max_seqs);
   }
 }
 
 void check_fits(const Sequence& sequence, int64_t append_length, const Plan& plan, int64_t num_pages) {
   const int64_t longest = plan.max_seq_len(num_pages);
   if (append_length > longest - sequence.length) {
-    fail_with(KVC_E_NEVER_FITS, sequence.id, "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld", ll(sequence.id),
-              ll(sequence.length), ll(append_length), ll(longest));
+    fail_with(KVC_E_NEVER_FITS, sequence.id,
+              "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
+              ll(sequence.id), ll(sequence.length), ll(append_length), ll(longest));
   }
 }
 
@@ -77,8 +80,8 @@ int64_t plan_copies(std::vector<BatchEntry>& entries, const PageAllocator& alloc
 
 }  // namespace
 
-int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences, const PageAllocator& allocator,
-                       uint64_t stamp, std::vector<BatchEntry>* entries) {
+int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
+                       const PageAllocator& allocator, uint64_t stamp, std::vector<BatchEntry>* entries) {
   check_request(request, plan);
   entries->clear();
   entries->reserve(request.num_seqs);
@@ -88,7 +91,8 @@ int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const Sequ
     Sequence& sequence = sequences.get(request.seqs[i]);
     const int64_t append_length = request.append_lengths[i];
     if (append_length < 1) {
-      fail_with(KVC_E_INVALID_ARGUMENT, append_length, "append_lengths[%zu] = %lld for sequence %lld: at least 1 token", i, ll(append_length),
+      fail_with(KVC_E_INVALID_ARGUMENT, append_length,
+                "append_lengths[%zu] = %lld for sequence %lld: at least 1 token", i, ll(append_length),
                 ll(sequence.id));
     }
     if (stamp != 0) {
@@ -108,19 +112,23 @@ int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const Sequ
     rows += append_length;
   }
   if (stamp == 0) check_distinct(*entries);
-  const int64_t max_rows = plan.spec().max_tokens_per_forward != 0 ? plan.spec().max_tokens_per_forward : kMaxSequenceLength;
+  const int64_t max_rows =
+      plan.spec().max_tokens_per_forward != 0 ? plan.spec().max_tokens_per_forward : kMaxSequenceLength;
   if (rows > max_rows) {
-    fail_with(KVC_E_OUT_OF_RANGE, rows, "append_lengths sum to %lld tokens, more than max_tokens_per_forward = %lld", ll(rows), ll(max_rows));
+    fail_with(KVC_E_OUT_OF_RANGE, rows,
+              "append_lengths sum to %lld tokens, more than max_tokens_per_forward = %lld", ll(rows),
+              ll(max_rows));
   }
   return pages + plan_copies(*entries, allocator, plan.spec().page_size);
 }
 
-void Batch::begin(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences, PageAllocator& allocator) {
+void Batch::begin(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
+                  PageAllocator& allocator) {
   const int64_t needed = measure(request, plan, sequences, allocator, ++stamp_, &entries_);
   if (needed > allocator.num_free()) {
     const int64_t missing = needed - allocator.num_free();
-    fail_with(KVC_E_NO_PAGES, missing, "the forward needs %lld pages, %lld are free: %lld missing", ll(needed), ll(allocator.num_free()),
-              ll(missing));
+    fail_with(KVC_E_NO_PAGES, missing, "the forward needs %lld pages, %lld are free: %lld missing",
+              ll(needed), ll(allocator.num_free()), ll(missing));
   }
   const int32_t page_size = plan.spec().page_size;
   size_t num_copies = 0;

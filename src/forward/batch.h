@@ -22,9 +22,9 @@ struct BatchEntry {
   Sequence* sequence;
   int64_t old_length;
   int64_t append_length;
-  int64_t row_begin;        // first packed row
+  int64_t row_begin;  // first packed row
   int64_t old_num_pages;
-  PageId replaced_page;     // partial last page that this entry copied, kNoPage when none; its holder count is kept until the end
+  PageId replaced_page;  // partial last page that this entry copied, kNoPage when none; its holder count is kept until the end
   bool copies_last_page;
 
   int64_t new_length() const { return old_length + append_length; }
@@ -43,11 +43,12 @@ class Batch {
  public:
   // Checks the request and counts the pages it takes; `entries` is filled. Throws INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE, NEVER_FITS.
   // `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves them alone (for const callers).
-  static int64_t measure(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences, const PageAllocator& allocator,
-                         uint64_t stamp, std::vector<BatchEntry>* entries);
+  static int64_t measure(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
+                         const PageAllocator& allocator, uint64_t stamp, std::vector<BatchEntry>* entries);
 
   // Reserves the pages. Throws NO_PAGES (detail = missing), what measure throws, or std::bad_alloc; nothing has changed then.
-  void begin(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences, PageAllocator& allocator);
+  void begin(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
+             PageAllocator& allocator);
   // New lengths become visible.
   void commit(SequenceTable& sequences, PageAllocator& allocator) noexcept;
   // Tables and holders as before begin.

@@ -8,7 +8,8 @@ namespace kvc {
 namespace {
 
 void append_checked(std::vector<int32_t>& values, int64_t value) {
-  if (value > INT32_MAX) fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32", static_cast<long long>(value));
+  if (value > INT32_MAX)
+    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32", static_cast<long long>(value));
   values.push_back(static_cast<int32_t>(value));
 }
 
@@ -37,7 +38,8 @@ TableData build_table(const Batch& batch, int32_t page_size, kvc_table_kind kind
       int64_t sum = 0;
       table.i32.push_back(0);
       for (const BatchEntry& entry : batch.entries()) {
-        sum += kind == KVC_TABLE_INDPTR ? static_cast<int64_t>(entry.sequence->pages.size()) : entry.append_length;
+        sum += kind == KVC_TABLE_INDPTR ? static_cast<int64_t>(entry.sequence->pages.size())
+                                        : entry.append_length;
         append_checked(table.i32, sum);
       }
       break;
@@ -48,7 +50,8 @@ TableData build_table(const Batch& batch, int32_t page_size, kvc_table_kind kind
       }
       break;
     case KVC_TABLE_LAST_PAGE_LEN:
-      for (const BatchEntry& entry : batch.entries()) append_checked(table.i32, (entry.new_length() - 1) % page_size + 1);
+      for (const BatchEntry& entry : batch.entries())
+        append_checked(table.i32, (entry.new_length() - 1) % page_size + 1);
       break;
     case KVC_TABLE_SEQ_LENS:
       for (const BatchEntry& entry : batch.entries()) append_checked(table.i32, entry.new_length());
@@ -70,7 +73,8 @@ TableData build_table(const Batch& batch, int32_t page_size, kvc_table_kind kind
       table.shape = {batch.num_rows()};
       return table;
     default:
-      fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_table_kind (0 to %d)", kind, KVC_TABLE_QO_INDPTR);
+      fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_table_kind (0 to %d)", kind,
+                KVC_TABLE_QO_INDPTR);
   }
   table.shape = {static_cast<int64_t>(table.i32.size())};
   return table;

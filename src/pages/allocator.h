@@ -23,7 +23,9 @@ class PageAllocator {
   int64_t num_shared() const { return num_shared_; }  // pages with more than one holder
   int32_t refs(PageId page) const { return refs_[static_cast<size_t>(page)]; }
   bool is_free(PageId page) const { return refs(page) == 0; }
-  bool is_marked_free(PageId page) const { return (free_[static_cast<size_t>(page) / 64] >> (page % 64) & 1) != 0; }  // for audits
+  bool is_marked_free(PageId page) const {
+    return (free_[static_cast<size_t>(page) / 64] >> (page % 64) & 1) != 0;
+  }  // for audits
 
   // Takes a page with one holder; num_free() must not be 0. Prefers the page right after `previous` (the holder's last page, or
   // kNoPage), because a walk over adjacent pages is up to a third faster. `more` pages of the same run follow.

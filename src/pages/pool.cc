@@ -21,13 +21,15 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, int64_t bytes) : allocato
   const DLDevice device{kDLCPU, 0};
   void* data = allocator_.alloc(allocator_.user, device, static_cast<uint64_t>(bytes), kCacheLine);
   if (data == nullptr) {
-    fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes", static_cast<long long>(bytes));
+    fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes",
+              static_cast<long long>(bytes));
   }
   data_ = static_cast<std::byte*>(data);
 }
 
 PoolMemory::~PoolMemory() {
-  if (bytes_ != 0) allocator_.free(allocator_.user, DLDevice{kDLCPU, 0}, data_, static_cast<uint64_t>(bytes_));
+  if (bytes_ != 0)
+    allocator_.free(allocator_.user, DLDevice{kDLCPU, 0}, data_, static_cast<uint64_t>(bytes_));
 }
 
 struct PagePool::Arrangement {
@@ -52,7 +54,8 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   return result;
 }
 
-PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages) : plan_(std::move(plan)), num_pages_(num_pages) {
+PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages)
+    : plan_(std::move(plan)), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
   layers_.resize(spec.layers.size());
@@ -61,7 +64,8 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages) : plan_(
     for (size_t i = 0; i < layers_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
       const PoolTensor& tensor = spec.pool_tensors[page_first ? 0 : i];
-      layers_[i] = {tensor.data + (page_first ? plan_->layout().layers[i].page_offset : 0), tensor.page_stride};
+      layers_[i] = {tensor.data + (page_first ? plan_->layout().layers[i].page_offset : 0),
+                    tensor.page_stride};
     }
     return;
   }
@@ -97,7 +101,8 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_p
   *memory = std::move(fresh);
 }
 
-void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const {
+void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page,
+                           int64_t capacity_pages) const {
   const Arrangement arrangement = arrange(capacity_pages);
   if (plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST) {
     const int64_t stride = plan_->layout().page_bytes;
@@ -106,7 +111,8 @@ void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t e
   }
   for (size_t i = 0; i < arrangement.layer_offset.size(); ++i) {
     const int64_t base = arrangement.layer_offset[i];
-    memory.make_usable(base + begin_page * arrangement.page_stride[i], base + end_page * arrangement.page_stride[i]);
+    memory.make_usable(base + begin_page * arrangement.page_stride[i],
+                       base + end_page * arrangement.page_stride[i]);
   }
 }
 
@@ -122,7 +128,8 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
   const LayerPages& pages = layer(local_layer);
   const int64_t row_bytes = spec.v_dim * kernels::dtype_bytes(spec.v_dtype);
-  return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_size * row_bytes, row_bytes, spec.v_dtype};
+  return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_size * row_bytes, row_bytes,
+          spec.v_dtype};
 }
 
 void PagePool::resize(int64_t num_pages) {
@@ -132,7 +139,8 @@ void PagePool::resize(int64_t num_pages) {
   const bool in_place = !owned || (!spec.has_allocator && num_pages <= capacity_pages_);
   if (!in_place) {
     if (memory_.use_count() > 1) {
-      fail(KVC_E_BUSY, "the pool has to move to hold %lld pages, and exported tensors hold it", static_cast<long long>(num_pages));
+      fail(KVC_E_BUSY, "the pool has to move to hold %lld pages, and exported tensors hold it",
+           static_cast<long long>(num_pages));
     }
     std::shared_ptr<PoolMemory> memory;
     std::vector<LayerPages> layers;
@@ -141,7 +149,8 @@ void PagePool::resize(int64_t num_pages) {
     for (size_t i = 0; i < layers.size(); ++i) {
       const auto bytes = static_cast<size_t>(plan_->layout().layers[i].page_bytes);
       for (int64_t page = 0; page < kept; ++page) {
-        std::memcpy(layers[i].base + page * layers[i].page_stride, layers_[i].base + page * layers_[i].page_stride, bytes);
+        std::memcpy(layers[i].base + page * layers[i].page_stride,
+                    layers_[i].base + page * layers_[i].page_stride, bytes);
       }
     }
     memory_ = std::move(memory);
@@ -153,7 +162,8 @@ void PagePool::resize(int64_t num_pages) {
     for (size_t i = 0; i < layers_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
       const int64_t base = spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : layers_[i].base - memory_->data();
-      memory_->reserved().discard(base + num_pages * layers_[i].page_stride, base + num_pages_ * layers_[i].page_stride);
+      memory_->reserved().discard(base + num_pages * layers_[i].page_stride,
+                                  base + num_pages_ * layers_[i].page_stride);
     }
   }
   num_pages_ = num_pages;

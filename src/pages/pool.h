@@ -57,7 +57,8 @@ class PagePool {
  private:
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
-  void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory, std::vector<LayerPages>* layers) const;
+  void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
+                std::vector<LayerPages>* layers) const;
   void make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
 
   std::shared_ptr<const Plan> plan_;

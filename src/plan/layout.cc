@@ -26,7 +26,8 @@ Layout make_layout(const Spec& spec) {
     part.page_offset = align_up(layout.page_bytes, std::max(k_element, v_element));
     part.bytes_per_token = layer.num_kv_heads * (layer.k_dim * k_element + layer.v_dim * v_element);
     if (__builtin_add_overflow(part.page_offset, part.page_bytes, &layout.page_bytes)) {
-      fail(KVC_E_OUT_OF_RANGE, "config.layers: the bytes of one page overflow at layer %d", spec.layer_begin + static_cast<int32_t>(i));
+      fail(KVC_E_OUT_OF_RANGE, "config.layers: the bytes of one page overflow at layer %d",
+           spec.layer_begin + static_cast<int32_t>(i));
     }
     layout.bytes_per_token += part.bytes_per_token;
     layout.layers.push_back(part);

@@ -15,7 +15,7 @@ struct LayerLayout {
   int64_t v_bytes;
   int64_t v_offset;
   int64_t page_bytes;
-  int64_t page_offset;      // of this layer inside a PAGE_FIRST page
+  int64_t page_offset;  // of this layer inside a PAGE_FIRST page
   int64_t bytes_per_token;
 };
 

@@ -25,7 +25,8 @@ Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num
   if (spec_.byte_budget != 0) {
     num_pages_ = pages_for_bytes(spec_.byte_budget);
     if (num_pages_ == 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes, "config.byte_budget = %llu holds no page: one takes %lld bytes",
+      fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
+                "config.byte_budget = %llu holds no page: one takes %lld bytes",
                 static_cast<unsigned long long>(spec_.byte_budget), ll(layout_.page_bytes));
     }
   }
@@ -34,12 +35,15 @@ Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num
     const int64_t expected = page_first ? layout_.page_bytes : layout_.layers[i].page_bytes;
     const PoolTensor& pool = spec_.pool_tensors[i];
     if (pool.page_bytes != expected) {
-      fail_with(KVC_E_SHAPE, pool.page_bytes, "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i, ll(pool.page_bytes),
+      fail_with(KVC_E_SHAPE, pool.page_bytes,
+                "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i, ll(pool.page_bytes),
                 ll(expected));
     }
     const uintptr_t alignment = widest_element(spec_);
-    if (reinterpret_cast<uintptr_t>(pool.data) % alignment != 0 || static_cast<uintptr_t>(pool.page_stride) % alignment != 0) {
-      fail(KVC_E_SHAPE, "config.pool_tensors[%zu] is misaligned: address and page stride must be multiples of %d bytes", i,
+    if (reinterpret_cast<uintptr_t>(pool.data) % alignment != 0 ||
+        static_cast<uintptr_t>(pool.page_stride) % alignment != 0) {
+      fail(KVC_E_SHAPE,
+           "config.pool_tensors[%zu] is misaligned: address and page stride must be multiples of %d bytes", i,
            static_cast<int>(alignment));
     }
   }
@@ -68,7 +72,8 @@ void Plan::check_capacity(int64_t num_pages) const {
   const int64_t needed = pages_for_tokens(spec_.max_seq_len);
   if (needed > num_pages) {
     const int64_t longest = max_seq_len(num_pages);
-    fail_with(KVC_E_NEVER_FITS, longest, "config.max_seq_len = %lld needs %lld pages, there are %lld: the longest that fits is %lld",
+    fail_with(KVC_E_NEVER_FITS, longest,
+              "config.max_seq_len = %lld needs %lld pages, there are %lld: the longest that fits is %lld",
               ll(spec_.max_seq_len), ll(needed), ll(num_pages), ll(longest));
   }
 }
@@ -76,8 +81,8 @@ void Plan::check_capacity(int64_t num_pages) const {
 void Plan::check_pool_size(int64_t num_pages) const {
   int64_t bytes = 0;
   if (!multiply(num_pages, layout_.page_bytes, &bytes) || bytes > (int64_t{1} << 56)) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld with %lld bytes per page cannot be addressed", ll(num_pages),
-              ll(layout_.page_bytes));
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld with %lld bytes per page cannot be addressed",
+              ll(num_pages), ll(layout_.page_bytes));
   }
 }
 

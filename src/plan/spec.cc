@@ -17,12 +17,14 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 // Fields whose values this version does not serve are refused by name, never ignored.
 void refuse_unless(bool supported, const char* field, int64_t value, const char* expected) {
-  if (!supported) fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", field, ll(value), expected);
+  if (!supported)
+    fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", field, ll(value), expected);
 }
 
 void check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most) {
-    fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", field, ll(value), ll(least), ll(most));
+    fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", field, ll(value), ll(least),
+              ll(most));
   }
 }
 
@@ -35,7 +37,8 @@ DType storage_type(DLDataType type, DType fallback, const std::string& field) {
   if (type.code == 0 && type.bits == 0 && type.lanes == 0) return fallback;
   DType dtype;
   if (!dtype_from_dlpack(type, &dtype)) {
-    fail(KVC_E_UNSUPPORTED, "%s = %s is not supported: storage is float32, float16 or bfloat16", field.c_str(), describe(type).text);
+    fail(KVC_E_UNSUPPORTED, "%s = %s is not supported: storage is float32, float16 or bfloat16",
+         field.c_str(), describe(type).text);
   }
   return dtype;
 }
@@ -44,20 +47,22 @@ RopeSpec make_rope(const kvc_rope& rope, size_t layer, int32_t k_dim) {
   const auto field = [&](const char* name) { return layer_field(layer, "rope->") + name; };
   RopeSpec spec;
   if (rope.mode == KVC_ROPE_NONE) return spec;
-  refuse_unless(rope.mode == KVC_ROPE_ON_APPEND, field("mode").c_str(), rope.mode, "NONE (0) and ON_APPEND (1) are");
-  refuse_unless(rope.style == KVC_ROPE_HALF || rope.style == KVC_ROPE_INTERLEAVED, field("style").c_str(), rope.style,
-                "HALF (0) and INTERLEAVED (1) are");
+  refuse_unless(rope.mode == KVC_ROPE_ON_APPEND, field("mode").c_str(), rope.mode,
+                "NONE (0) and ON_APPEND (1) are");
+  refuse_unless(rope.style == KVC_ROPE_HALF || rope.style == KVC_ROPE_INTERLEAVED, field("style").c_str(),
+                rope.style, "HALF (0) and INTERLEAVED (1) are");
   spec.mode = rope.mode;
   spec.style = rope.style;
   spec.rotary_dim = rope.rotary_dim == 0 ? k_dim : rope.rotary_dim;
   check_range(field("rotary_dim").c_str(), spec.rotary_dim, 2, k_dim);
   if (spec.rotary_dim % 2 != 0) {
-    fail_with(KVC_E_INVALID_ARGUMENT, spec.rotary_dim, "%s = %d is odd: a rotation turns pairs", field("rotary_dim").c_str(), spec.rotary_dim);
+    fail_with(KVC_E_INVALID_ARGUMENT, spec.rotary_dim, "%s = %d is odd: a rotation turns pairs",
+              field("rotary_dim").c_str(), spec.rotary_dim);
   }
   const int32_t pairs = spec.rotary_dim / 2;
   if (rope.num_freq_factors != 0 && rope.num_freq_factors != pairs) {
-    fail_with(KVC_E_INVALID_ARGUMENT, rope.num_freq_factors, "%s = %d, expected rotary_dim/2 = %d", field("num_freq_factors").c_str(),
-              rope.num_freq_factors, pairs);
+    fail_with(KVC_E_INVALID_ARGUMENT, rope.num_freq_factors, "%s = %d, expected rotary_dim/2 = %d",
+              field("num_freq_factors").c_str(), rope.num_freq_factors, pairs);
   }
   if ((rope.num_freq_factors != 0) != (rope.freq_factors != nullptr)) {
     fail(KVC_E_INVALID_ARGUMENT, "%s is %s but num_freq_factors = %d", field("freq_factors").c_str(),
@@ -65,14 +70,17 @@ RopeSpec make_rope(const kvc_rope& rope, size_t layer, int32_t k_dim) {
   }
   const double theta = rope.theta == 0 ? 10000.0 : rope.theta;
   const double scale = rope.scale == 0 ? 1.0 : rope.scale;
-  if (!(theta > 0) || !std::isfinite(theta)) fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a positive number", field("theta").c_str(), theta);
-  if (!std::isfinite(scale)) fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a finite number", field("scale").c_str(), scale);
+  if (!(theta > 0) || !std::isfinite(theta))
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a positive number", field("theta").c_str(), theta);
+  if (!std::isfinite(scale))
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a finite number", field("scale").c_str(), scale);
   for (int32_t i = 0; i < pairs; ++i) {
     double frequency = scale * std::pow(theta, -2.0 * i / spec.rotary_dim);
     if (rope.freq_factors != nullptr) {
       const double factor = rope.freq_factors[i];
       if (!(factor > 0) || !std::isfinite(factor)) {
-        fail_with(KVC_E_OUT_OF_RANGE, i, "%s[%d] = %g, expected a positive number", field("freq_factors").c_str(), i, factor);
+        fail_with(KVC_E_OUT_OF_RANGE, i, "%s[%d] = %g, expected a positive number",
+                  field("freq_factors").c_str(), i, factor);
       }
       frequency /= factor;
     }
@@ -108,8 +116,8 @@ LayerSpec make_layer(const kvc_layer& layer, size_t index) {
   spec.num_kv_heads = layer.num_kv_heads;
   spec.num_q_heads = layer.num_q_heads == 0 ? layer.num_kv_heads : layer.num_q_heads;
   if (spec.num_q_heads % spec.num_kv_heads != 0) {
-    fail_with(KVC_E_INVALID_ARGUMENT, spec.num_q_heads, "%s = %d is not a multiple of num_kv_heads = %d", field("num_q_heads").c_str(),
-              spec.num_q_heads, spec.num_kv_heads);
+    fail_with(KVC_E_INVALID_ARGUMENT, spec.num_q_heads, "%s = %d is not a multiple of num_kv_heads = %d",
+              field("num_q_heads").c_str(), spec.num_q_heads, spec.num_kv_heads);
   }
   spec.k_dim = layer.k_dim;
   spec.v_dim = layer.v_dim == 0 ? layer.k_dim : layer.v_dim;
@@ -121,7 +129,8 @@ LayerSpec make_layer(const kvc_layer& layer, size_t index) {
 PoolTensor borrow(const DLTensor* tensor, int32_t index) {
   const std::string name = "config.pool_tensors[" + std::to_string(index) + "]";
   if (tensor == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name.c_str());
-  if (tensor->ndim < 1) fail(KVC_E_SHAPE, "%s has %d dimensions, expected at least 1", name.c_str(), tensor->ndim);
+  if (tensor->ndim < 1)
+    fail(KVC_E_SHAPE, "%s has %d dimensions, expected at least 1", name.c_str(), tensor->ndim);
   if (tensor->shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name.c_str());
   if (!is_host_memory(tensor->device)) {
     fail(KVC_E_DEVICE_MISMATCH, "%s lives on device type %d, the cache on the CPU (%d)", name.c_str(),
@@ -130,61 +139,70 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index) {
   int64_t content = element_bytes(*tensor);
   for (int d = tensor->ndim - 1; d >= 1; --d) {
     if (tensor->shape[d] > 1 && stride_of(*tensor, d) * element_bytes(*tensor) != content) {
-      fail(KVC_E_SHAPE, "%s has stride %lld in dimension %d, expected %lld: a page is compact", name.c_str(), ll(stride_of(*tensor, d)), d,
-           ll(content / element_bytes(*tensor)));
+      fail(KVC_E_SHAPE, "%s has stride %lld in dimension %d, expected %lld: a page is compact", name.c_str(),
+           ll(stride_of(*tensor, d)), d, ll(content / element_bytes(*tensor)));
     }
     if (tensor->shape[d] < 0 || !multiply(content, tensor->shape[d], &content)) {
       fail(KVC_E_OUT_OF_RANGE, "%s has shape[%d] = %lld", name.c_str(), d, ll(tensor->shape[d]));
     }
   }
-  if (tensor->shape[0] < 1) fail(KVC_E_SHAPE, "%s has shape[0] = %lld pages, expected at least 1", name.c_str(), ll(tensor->shape[0]));
+  if (tensor->shape[0] < 1)
+    fail(KVC_E_SHAPE, "%s has shape[0] = %lld pages, expected at least 1", name.c_str(), ll(tensor->shape[0]));
   if (tensor->data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name.c_str());
-  PoolTensor pool{.data = data_of(*tensor), .num_pages = tensor->shape[0], .page_stride = 0, .page_bytes = content};
+  PoolTensor pool{
+      .data = data_of(*tensor), .num_pages = tensor->shape[0], .page_stride = 0, .page_bytes = content};
   pool.page_stride = tensor->shape[0] == 1 ? content : stride_of(*tensor, 0) * element_bytes(*tensor);
   if (pool.page_stride < content) {
-    fail(KVC_E_SHAPE, "%s has a page stride of %lld bytes, smaller than a page's %lld", name.c_str(), ll(pool.page_stride), ll(content));
+    fail(KVC_E_SHAPE, "%s has a page stride of %lld bytes, smaller than a page's %lld", name.c_str(),
+         ll(pool.page_stride), ll(content));
   }
   return pool;
 }
 
 void read_storage(const kvc_config& config, Spec& spec) {
-  refuse_unless(config.storage >= KVC_STORAGE_OWNED && config.storage <= KVC_STORAGE_NONE, "config.storage", config.storage,
-                "OWNED (0), BORROWED (1) and NONE (2) are");
-  refuse_unless(config.pool_layout == KVC_POOL_LAYER_FIRST || config.pool_layout == KVC_POOL_PAGE_FIRST, "config.pool_layout",
-                config.pool_layout, "LAYER_FIRST (0) and PAGE_FIRST (1) are");
+  refuse_unless(config.storage >= KVC_STORAGE_OWNED && config.storage <= KVC_STORAGE_NONE, "config.storage",
+                config.storage, "OWNED (0), BORROWED (1) and NONE (2) are");
+  refuse_unless(config.pool_layout == KVC_POOL_LAYER_FIRST || config.pool_layout == KVC_POOL_PAGE_FIRST,
+                "config.pool_layout", config.pool_layout, "LAYER_FIRST (0) and PAGE_FIRST (1) are");
   spec.storage = config.storage;
   spec.pool_layout = config.pool_layout;
   check_range("config.num_pages", config.num_pages, 0, INT32_MAX - 1);
   if (config.num_pages != 0 && config.byte_budget != 0) {
-    fail(KVC_E_INVALID_ARGUMENT, "config.num_pages = %lld and config.byte_budget = %llu are both set: give one", ll(config.num_pages),
+    fail(KVC_E_INVALID_ARGUMENT,
+         "config.num_pages = %lld and config.byte_budget = %llu are both set: give one", ll(config.num_pages),
          static_cast<unsigned long long>(config.byte_budget));
   }
   spec.num_pages = config.num_pages;
   spec.byte_budget = config.byte_budget;
   if (config.storage != KVC_STORAGE_BORROWED) {
     if (config.num_pool_tensors != 0 || config.pool_tensors != nullptr) {
-      fail(KVC_E_INVALID_ARGUMENT, "config.num_pool_tensors = %d with config.storage = %d: pool tensors need BORROWED (1)",
+      fail(KVC_E_INVALID_ARGUMENT,
+           "config.num_pool_tensors = %d with config.storage = %d: pool tensors need BORROWED (1)",
            config.num_pool_tensors, config.storage);
     }
     return;
   }
   if (config.byte_budget != 0) {
-    fail(KVC_E_INVALID_ARGUMENT, "config.byte_budget = %llu with borrowed storage: the tensors say how many pages there are",
+    fail(KVC_E_INVALID_ARGUMENT,
+         "config.byte_budget = %llu with borrowed storage: the tensors say how many pages there are",
          static_cast<unsigned long long>(config.byte_budget));
   }
   const int32_t expected = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : spec.num_local_layers();
   if (config.num_pool_tensors != expected) {
-    fail_with(KVC_E_INVALID_ARGUMENT, config.num_pool_tensors, "config.num_pool_tensors = %d, expected %d for this pool layout",
-              config.num_pool_tensors, expected);
+    fail_with(KVC_E_INVALID_ARGUMENT, config.num_pool_tensors,
+              "config.num_pool_tensors = %d, expected %d for this pool layout", config.num_pool_tensors,
+              expected);
   }
-  if (config.pool_tensors == nullptr) fail(KVC_E_INVALID_ARGUMENT, "config.pool_tensors is NULL with borrowed storage");
+  if (config.pool_tensors == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "config.pool_tensors is NULL with borrowed storage");
   for (int32_t i = 0; i < expected; ++i) {
     spec.pool_tensors.push_back(borrow(config.pool_tensors[i], i));
     const int64_t pages = spec.pool_tensors.back().num_pages;
     check_range("pages of a pool tensor", pages, 1, INT32_MAX - 1);
     if (spec.num_pages == 0) spec.num_pages = pages;
     if (pages < spec.num_pages) {
-      fail_with(KVC_E_SHAPE, pages, "config.pool_tensors[%d] has %lld pages, expected at least %lld", i, ll(pages), ll(spec.num_pages));
+      fail_with(KVC_E_SHAPE, pages, "config.pool_tensors[%d] has %lld pages, expected at least %lld", i,
+                ll(pages), ll(spec.num_pages));
     }
   }
 }
@@ -192,37 +210,46 @@ void read_storage(const kvc_config& config, Spec& spec) {
 void read_hooks(const kvc_config& config, Spec& spec) {
   if (config.allocator != nullptr) {
     if (config.storage != KVC_STORAGE_OWNED) {
-      fail(KVC_E_INVALID_ARGUMENT, "config.allocator is set with config.storage = %d: it serves OWNED (0) pools", config.storage);
+      fail(KVC_E_INVALID_ARGUMENT,
+           "config.allocator is set with config.storage = %d: it serves OWNED (0) pools", config.storage);
     }
     spec.has_allocator = true;
     spec.allocator = *config.allocator;
     if (spec.allocator.alloc == nullptr || spec.allocator.free == nullptr) {
-      fail(KVC_E_INVALID_ARGUMENT, "config.allocator->%s is NULL", spec.allocator.alloc == nullptr ? "alloc" : "free");
+      fail(KVC_E_INVALID_ARGUMENT, "config.allocator->%s is NULL",
+           spec.allocator.alloc == nullptr ? "alloc" : "free");
     }
   }
   if (config.executor != nullptr) {
     spec.has_executor = true;
     spec.executor = *config.executor;
     if (spec.executor.concurrency == nullptr || spec.executor.parallel_for == nullptr) {
-      fail(KVC_E_INVALID_ARGUMENT, "config.executor->%s is NULL", spec.executor.concurrency == nullptr ? "concurrency" : "parallel_for");
+      fail(KVC_E_INVALID_ARGUMENT, "config.executor->%s is NULL",
+           spec.executor.concurrency == nullptr ? "concurrency" : "parallel_for");
     }
     if (config.num_threads != 0) {
-      fail(KVC_E_INVALID_ARGUMENT, "config.num_threads = %d with config.executor: the executor brings the threads", config.num_threads);
+      fail(KVC_E_INVALID_ARGUMENT,
+           "config.num_threads = %d with config.executor: the executor brings the threads",
+           config.num_threads);
     }
   }
 }
 
 }  // namespace
 
-Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers, const std::vector<kvc_rope>& ropes) {
+Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers,
+               const std::vector<kvc_rope>& ropes) {
   Spec spec;
   refuse_unless(config.flags == 0, "config.flags", static_cast<int64_t>(config.flags), "0 is");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
-  refuse_unless(device == 0 || device == kDLCPU, "config.device.device_type", device, "this build serves the CPU (1)");
-  refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id, "the CPU is device 0");
-  refuse_unless(config.forwards_in_flight == 0 || config.forwards_in_flight == 1, "config.forwards_in_flight", config.forwards_in_flight,
-                "0 and 1 are");
-  refuse_unless(config.host_byte_budget == 0, "config.host_byte_budget", static_cast<int64_t>(config.host_byte_budget), "0 is");
+  refuse_unless(device == 0 || device == kDLCPU, "config.device.device_type", device,
+                "this build serves the CPU (1)");
+  refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id,
+                "the CPU is device 0");
+  refuse_unless(config.forwards_in_flight == 0 || config.forwards_in_flight == 1, "config.forwards_in_flight",
+                config.forwards_in_flight, "0 and 1 are");
+  refuse_unless(config.host_byte_budget == 0, "config.host_byte_budget",
+                static_cast<int64_t>(config.host_byte_budget), "0 is");
   refuse_unless(config.reserved == 0, "config.reserved", config.reserved, "0 is");
   spec.page_size = config.page_size == 0 ? 16 : config.page_size;
   check_range("config.page_size", spec.page_size, 1, kMaxPageSize);
@@ -244,7 +271,8 @@ Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers, c
   spec.layer_begin = config.layer_begin;
   spec.layer_end = whole ? spec.num_layers : config.layer_end;
   if (spec.layer_begin >= spec.layer_end) {
-    fail(KVC_E_INVALID_ARGUMENT, "config.layer_begin = %d is not below config.layer_end = %d", spec.layer_begin, spec.layer_end);
+    fail(KVC_E_INVALID_ARGUMENT, "config.layer_begin = %d is not below config.layer_end = %d",
+         spec.layer_begin, spec.layer_end);
   }
   for (size_t i = 0; i < layers.size(); ++i) {
     LayerSpec layer = make_layer(layers[i], i);  // all layers are checked, those of the slice are kept

@@ -73,6 +73,7 @@ constexpr int32_t kMaxLayers = 65536;
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status; the message names the field. `config` has been read by the
 // sized-struct rules; `layers` and `ropes` likewise, one per layer of the model (ropes[i] is all zero where a layer has none).
-Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers, const std::vector<kvc_rope>& ropes);
+Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers,
+               const std::vector<kvc_rope>& ropes);
 
 }  // namespace kvc

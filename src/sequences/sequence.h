@@ -14,12 +14,12 @@ namespace kvc {
 // rebuilt, so that a decode step touches one entry at most.
 struct Sequence {
   kvc_seq id = -1;
-  int64_t length = 0;         // committed tokens
+  int64_t length = 0;  // committed tokens
   std::vector<PageId> pages;
-  int32_t slot = -1;          // row in device-side tables; dense, reused
-  int32_t batch_index = -1;   // in the open forward, else -1
-  int64_t synced_pages = 0;   // leading entries a device already has
-  uint64_t begin_stamp = 0;   // last begin that named this sequence: finds duplicate ids
+  int32_t slot = -1;         // row in device-side tables; dense, reused
+  int32_t batch_index = -1;  // in the open forward, else -1
+  int64_t synced_pages = 0;  // leading entries a device already has
+  uint64_t begin_stamp = 0;  // last begin that named this sequence: finds duplicate ids
 
   bool in_forward() const { return batch_index >= 0; }
 };

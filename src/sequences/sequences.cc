@@ -14,22 +14,27 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 Sequence& SequenceTable::get(kvc_seq id) const {
   Sequence* sequence = find(id);
-  if (sequence == nullptr) fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences", ll(id), size());
+  if (sequence == nullptr)
+    fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences", ll(id),
+              size());
   return *sequence;
 }
 
 Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
   Sequence& sequence = get(id);
   if (sequence.in_forward()) {
-    fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action, ll(id), sequence.batch_index);
+    fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action, ll(id),
+              sequence.batch_index);
   }
   return sequence;
 }
 
 void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
-  if (id < 0) fail_with(KVC_E_INVALID_ARGUMENT, id, "%s = %lld is negative: sequence ids are >= 0", name, ll(id));
+  if (id < 0)
+    fail_with(KVC_E_INVALID_ARGUMENT, id, "%s = %lld is negative: sequence ids are >= 0", name, ll(id));
   if (map_.find(id) != nullptr) {
-    fail_with(KVC_E_ALREADY_EXISTS, id, "%s = %lld already exists among the cache's %zu sequences", name, ll(id), size());
+    fail_with(KVC_E_ALREADY_EXISTS, id, "%s = %lld already exists among the cache's %zu sequences", name,
+              ll(id), size());
   }
 }
 
@@ -39,7 +44,8 @@ Sequence& SequenceTable::create(kvc_seq id, int64_t num_pages) {
   sequence->pages.reserve(static_cast<size_t>(num_pages));
   map_.reserve_one();
   if (free_slots_.empty()) {
-    slots_.reserve(slots_.size() + 1 > slots_.capacity() ? std::max<size_t>(16, slots_.capacity() * 2) : slots_.capacity());
+    slots_.reserve(slots_.size() + 1 > slots_.capacity() ? std::max<size_t>(16, slots_.capacity() * 2)
+                                                         : slots_.capacity());
     free_slots_.reserve(slots_.capacity());
     free_slots_.push_back(static_cast<int32_t>(slots_.size()));
     slots_.emplace_back();
@@ -81,8 +87,9 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
   const Sequence& parent = get_idle(parent_id, "fork");
   check_new_id(child_id, "child");
   if (position < -1 || position > parent.length) {
-    fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: sequence %lld has %lld tokens (-1: its end)", ll(position), ll(parent_id),
-              ll(parent.length));
+    fail_with(KVC_E_OUT_OF_RANGE, position,
+              "pos = %lld out of range: sequence %lld has %lld tokens (-1: its end)", ll(position),
+              ll(parent_id), ll(parent.length));
   }
   const int64_t length = position == -1 ? parent.length : position;
   const int64_t num_pages = ceil_div(length, page_size_);
@@ -99,7 +106,8 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
 void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   Sequence& sequence = get_idle(id, "pop");
   if (num_tokens < 0 || num_tokens > sequence.length) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "n = %lld out of range: sequence %lld has %lld tokens", ll(num_tokens), ll(id), ll(sequence.length));
+    fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "n = %lld out of range: sequence %lld has %lld tokens",
+              ll(num_tokens), ll(id), ll(sequence.length));
   }
   sequence.length -= num_tokens;
   total_length_ -= num_tokens;

@@ -23,7 +23,7 @@ class SequenceTable {
   void pop(kvc_seq id, int64_t num_tokens);
   void clear() noexcept;
 
-  Sequence& get(kvc_seq id) const;             // throws NOT_FOUND
+  Sequence& get(kvc_seq id) const;  // throws NOT_FOUND
   Sequence* find(kvc_seq id) const { return id < 0 ? nullptr : map_.find(id); }
   size_t size() const { return map_.size(); }
   int64_t total_length() const { return total_length_; }
@@ -45,7 +45,7 @@ class SequenceTable {
   int32_t page_size_;
   SequenceMap map_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null where free
-  std::vector<int32_t> free_slots_;               // capacity >= slots_.size(), so that freeing a slot never allocates
+  std::vector<int32_t> free_slots_;  // capacity >= slots_.size(), so that freeing a slot never allocates
   int64_t total_length_ = 0;
 };
 

@@ -1,0 +1,43 @@
+// The CPU kernels as a table of function pointers, one table per instruction set, chosen at run time.
+//
+// Every function is thread-safe and allocation-free; `scratch` is private to the calling worker,
+// 64-byte aligned, and at least as large as the matching *_scratch_bytes said.
+#pragma once
+
+#include "kernels/params.h"
+
+namespace kvc::kernels::cpu {
+
+// Ordered by preference: a later one is chosen when the machine has it. Values equal KVC_CPU_ISA_*.
+enum class Isa : int32_t { kAuto = 0, kReference = 1, kScalar = 2, kAvx2 = 3, kAvx512 = 4, kAvx512Bf16 = 5 };
+
+struct KernelTable {
+  Isa isa;
+  const char* name;  // "reference", "scalar", "avx2", "avx512", "avx512bf16"
+
+  // Few rows (a decode step): reads each KV byte once for all query heads of its group, walks page by page over the item's
+  // heads, fp32 arithmetic for every storage type. Correct for any number of rows.
+  void (*attn_decode)(const AttnParams&, const AttnItem&, void* scratch);
+  size_t (*attn_decode_scratch_bytes)(const AttnParams&,
+                                      int64_t max_rows);  // max_rows: largest row_end - row_begin
+
+  // Many rows (prefill): register tiles over packed key blocks that start at absolute keys k0 % 64 == 0. A row's result depends only
+  // on its own query and its visible keys, never on the other rows of the item: any cut into items gives the same bits.
+  void (*attn_tile)(const AttnParams&, const AttnItem&, void* scratch);
+  size_t (*attn_tile_scratch_bytes)(const AttnParams&, int64_t max_rows);
+
+  void (*attn_merge_splits)(const AttnParams&, const AttnMergeGroup&);
+
+  void (*append)(const AppendParams&, int64_t row_begin, int64_t row_end);
+  void (*gather)(const GatherParams&, int64_t key_begin, int64_t key_end);
+  void (*merge)(const MergeParams&, int64_t row_begin, int64_t row_end);
+  void (*copy)(std::byte* to, const std::byte* from,
+               size_t bytes);  // page copies; streams past the caches when large
+};
+
+// The best instruction set of this machine (CPUID and XGETBV: the operating system must save the registers too).
+Isa detect();
+// The table of one instruction set; null when this build or this machine does not have it. kAuto: detect()'s.
+const KernelTable* kernel_table(Isa isa);
+
+}  // namespace kvc::kernels::cpu

@@ -1,0 +1,156 @@
+// Plain-data parameters shared by every kernel back end: no C++ types, no ownership, no allocation.
+//
+// The host layers (src/) fill these structs; kernels/reference, kernels/cpu and kernels/cuda read them.
+// All pointers are borrowed for the call. All strides are in bytes unless the name says otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace kvc::kernels {
+
+// Element types a tensor or the pool may have. Values are internal, not part of the C ABI.
+enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
+
+constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+
+// The K half or the V half of one layer in the pool: the only place where page addresses are computed.
+//   row(page, head, offset) = base + page*page_stride + head*head_stride + offset*token_stride
+// The elements of a row are contiguous. Both pool layouts, the host's own pools (HND, NHD) and ragged
+// tensors (one page of any length per sequence) are expressed by strides alone.
+struct PagedRows {
+  std::byte* base;
+  int64_t page_stride;
+  int64_t head_stride;
+  int64_t token_stride;
+  DType dtype;
+};
+
+static inline std::byte* row_address(const PagedRows& rows, int64_t page, int64_t head, int64_t offset) {
+  return rows.base + page * rows.page_stride + head * rows.head_stride + offset * rows.token_stride;
+}
+
+// Packed tokens x heads x dim, as the caller's tensor has it; dim is contiguous, the strides are free.
+struct TokenRows {
+  std::byte* base;
+  int64_t token_stride;
+  int64_t head_stride;
+  DType dtype;
+};
+
+// Rotation of the first `rotary_dim` elements of a head (0: none). Angles are computed once per forward:
+// cos and sin are [num_tokens][rotary_dim/2] float32, row t belongs to packed token t.
+// half split:   pairs (i, i + rotary_dim/2)     interleaved: pairs (2i, 2i+1)
+//   x' = x*cos - y*sin,  y' = x*sin + y*cos
+struct Rotation {
+  const float* cos;
+  const float* sin;
+  int32_t rotary_dim;
+  int32_t interleaved;
+};
+
+// One sequence of the batch, as attention sees it. Row i (0 <= i < num_rows) is packed token row_begin + i.
+// Its visible keys are [0, first_key_end + (causal ? i : 0)).
+struct AttnSequence {
+  const int32_t*
+      pages;  // [ceil(max keys / page_size)] page table; key k is at pages[k / page_size], slot k % page_size
+  int64_t row_begin;      // first packed row in q, out, lse
+  int64_t num_rows;       // new tokens of this sequence
+  int64_t first_key_end;  // keys that row 0 sees
+  int64_t position;       // absolute position of row 0 (ALiBi)
+  int64_t key_position;   // absolute position of key 0 (ALiBi, bias column); 0 but for ragged keys
+};
+
+// What one attention call computes for every item. Scores are in log2 units:
+//   s = dot(q * q_scale, k);  soft cap on: s = softcap * tanh(s)   [q_scale = scale/cap, softcap = cap*log2(e)]
+//                             soft cap off: q_scale = scale*log2(e), softcap = 0
+//   s += -alibi[h] * (q_position - k_position)      alibi pre-multiplied by log2(e)
+//   s += bias[...] * log2(e)                        bias as the caller gave it
+//   m = max s, l = sum 2^(s-m), O = sum 2^(s-m) V / (l + 2^(sink-m)),  lse = ln(2) * (m + log2(l))
+// sinks pre-multiplied by log2(e); they enter the denominator of O only, never the LSE.
+// A row that sees nothing (no key, or every score -inf): O = 0, lse = -inf.
+// Masked keys and unused slots may hold NaN or Inf and must not reach an output.
+struct AttnParams {
+  TokenRows q;          // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
+  Rotation q_rotation;  // applied to q while it is loaded
+  float q_scale;        // multiplies q after the rotation
+  PagedRows k;          // k_dim elements per row
+  PagedRows v;          // v_dim elements per row
+  int32_t page_size;    // tokens per page, any value >= 1
+  int32_t num_q_heads;
+  int32_t num_kv_heads;  // q head h reads kv head h / (num_q_heads / num_kv_heads)
+  int32_t k_dim;
+  int32_t v_dim;
+  int32_t causal;      // see AttnSequence
+  float softcap;       // 0: off
+  const float* sinks;  // nullable [num_q_heads]
+  const float* alibi;  // nullable [num_q_heads]
+  const float* bias;   // nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j
+  int64_t bias_head_stride;   // in elements; 0: the same for all heads
+  int64_t bias_token_stride;  // in elements; t = packed row, j = absolute key position
+  TokenRows out;              // [T][num_q_heads][v_dim]
+  float* lse;                 // nullable; element (t, h) at lse + t*lse_token_stride + h
+  int64_t lse_token_stride;   // in elements
+  const AttnSequence* sequences;
+  float* partials;  // workspace for split items, see AttnItem::partial
+};
+
+// One piece of work: rows x kv heads x keys of one sequence. Rows are token rows of the sequence, each
+// standing for the num_q_heads/num_kv_heads query heads of every kv head in [head_begin, head_end).
+// `partial` < 0: the item covers every visible key and writes out and lse itself. Otherwise it writes
+// un-normalised partial results at partials + partial (in floats), laid out
+//   [row in item][q head in item][2 + v_dim]:  m (log2), l, then v_dim accumulators;
+// an empty partial is m = -inf, l = 0, accumulators 0.
+struct AttnItem {
+  int32_t sequence;
+  int32_t head_begin, head_end;  // kv heads
+  int32_t merge_group;           // index into the plan's merge groups; -1 when partial < 0
+  int64_t row_begin, row_end;    // token rows inside the sequence
+  int64_t key_begin, key_end;    // absolute range of keys; a kernel clips it to what each row sees
+  int64_t partial;
+};
+
+// The splits of one output, merged in index order by whoever finishes last, so that the result depends on
+// nothing but the split boundaries. Partial of split s: partials + first_partial + s*partial_stride.
+struct AttnMergeGroup {
+  int32_t sequence;
+  int32_t head_begin, head_end;
+  int32_t num_splits;
+  int64_t row_begin, row_end;
+  int64_t first_partial;
+  int64_t partial_stride;  // in floats
+};
+
+// Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip the row.
+struct AppendParams {
+  TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round)
+  Rotation k_rotation;  // applied to k before it is stored
+  PagedRows k_pages, v_pages;
+  const int64_t* slots;  // [T]
+  int32_t page_size;
+  int32_t num_kv_heads;
+  int32_t k_dim, v_dim;
+};
+
+// Read rows [key_begin, key_end) of one sequence out of the pool, one half (K or V) per call, converted to out.dtype.
+struct GatherParams {
+  PagedRows rows;
+  const int32_t* pages;
+  TokenRows out;  // row k - key_begin of out receives key k
+  int32_t page_size;
+  int32_t num_heads;
+  int32_t dim;
+};
+
+// out, lse <- merge(out, lse, other_out, other_lse): softmax-weighted by natural-log LSEs, in place.
+// Either LSE -inf: the other part unchanged; both: O = 0, lse = -inf.
+struct MergeParams {
+  TokenRows out, other_out;  // [T][num_heads][dim]
+  float* lse;                // (t, h) at lse + t*lse_token_stride + h
+  const float* other_lse;
+  int64_t lse_token_stride, other_lse_token_stride;  // in elements
+  int32_t num_heads;
+  int32_t dim;
+};
+
+}  // namespace kvc::kernels

@@ -1,0 +1,134 @@
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "src/attention/work_list.h"
+
+namespace kvc {
+namespace {
+
+using kernels::AttnItem;
+using kernels::AttnSequence;
+
+struct Case {
+  std::vector<AttnSequence> sequences;
+  WorkShape shape;
+};
+
+Case draw_case(std::mt19937& random) {
+  Case drawn;
+  const int num_sequences = 1 + static_cast<int>(random() % 6);
+  drawn.shape.num_kv_heads = 1 + static_cast<int32_t>(random() % 5);
+  drawn.shape.num_q_heads = drawn.shape.num_kv_heads * (1 + static_cast<int32_t>(random() % 9));
+  drawn.shape.k_dim = 64;
+  drawn.shape.v_dim = 16 << (random() % 5);
+  drawn.shape.causal = random() % 4 != 0;
+  drawn.shape.tiles_only = random() % 4 == 0;
+  drawn.shape.concurrency = 1 + static_cast<int32_t>(random() % 16);
+  int64_t row = 0;
+  for (int i = 0; i < num_sequences; ++i) {
+    AttnSequence sequence{};
+    sequence.row_begin = row;
+    sequence.num_rows = random() % 2 ? 1 : 1 + static_cast<int64_t>(random() % 700);
+    sequence.first_key_end =
+        random() % 5 == 0 ? (drawn.shape.causal ? 1 : 0) : 1 + static_cast<int64_t>(random() % 3000);
+    row += sequence.num_rows;
+    drawn.sequences.push_back(sequence);
+  }
+  return drawn;
+}
+
+int64_t keys_of_row(const Case& drawn, size_t sequence, int64_t row) {
+  return drawn.sequences[sequence].first_key_end + (drawn.shape.causal ? row : 0);
+}
+
+TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const Case drawn = draw_case(random);
+    WorkList list;
+    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, &list);
+    // Per (sequence, row, head): disjoint key ranges that add up to what the row sees.
+    std::map<std::tuple<int32_t, int64_t, int32_t>, int64_t> covered;
+    for (const AttnItem& item : list.items) {
+      ASSERT_LT(item.row_begin, item.row_end);
+      ASSERT_LT(item.head_begin, item.head_end);
+      ASSERT_EQ(item.partial >= 0, item.merge_group >= 0);
+      for (int64_t row = item.row_begin; row < item.row_end; ++row) {
+        const int64_t visible = keys_of_row(drawn, static_cast<size_t>(item.sequence), row);
+        const int64_t keys = std::max<int64_t>(0, std::min(item.key_end, visible) - item.key_begin);
+        for (int32_t head = item.head_begin; head < item.head_end; ++head)
+          covered[{item.sequence, row, head}] += keys;
+      }
+    }
+    size_t expected_entries = 0;
+    for (size_t s = 0; s < drawn.sequences.size(); ++s) {
+      expected_entries += static_cast<size_t>(drawn.sequences[s].num_rows * drawn.shape.num_kv_heads);
+    }
+    ASSERT_EQ(covered.size(), expected_entries)
+        << "a row without visible keys needs an item too: it writes zeros";
+    for (const auto& [key, keys] : covered) {
+      ASSERT_EQ(keys, keys_of_row(drawn, static_cast<size_t>(std::get<0>(key)), std::get<1>(key)));
+    }
+  }
+}
+
+TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    const Case drawn = draw_case(random);
+    WorkList list;
+    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, &list);
+    std::set<std::pair<int64_t, int64_t>> used;
+    std::vector<int32_t> splits(list.groups.size(), 0);
+    for (const AttnItem& item : list.items) {
+      if (item.partial < 0) continue;
+      const int64_t heads = int64_t{item.head_end - item.head_begin} * drawn.shape.group_size();
+      const int64_t size = (item.row_end - item.row_begin) * heads * (2 + drawn.shape.v_dim);
+      ASSERT_LE(item.partial + size, list.partial_floats);
+      ASSERT_TRUE(used.insert({item.partial, item.partial + size}).second);
+      const auto& group = list.groups[static_cast<size_t>(item.merge_group)];
+      ASSERT_EQ(item.partial, group.first_partial + (item.key_begin / kSplitKeys) * group.partial_stride);
+      ++splits[static_cast<size_t>(item.merge_group)];
+    }
+    int64_t end = 0;
+    for (const auto& [begin, next] : used) {
+      ASSERT_GE(begin, end) << "partials overlap";
+      end = next;
+    }
+    for (size_t g = 0; g < list.groups.size(); ++g) ASSERT_EQ(splits[g], list.groups[g].num_splits);
+  }
+}
+
+TEST(WorkList, CutsASequenceAtTheSameKeysWhateverTheBatchAndTheThreads) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 50; ++round) {
+    Case drawn = draw_case(random);
+    const auto cuts = [&](const std::vector<AttnSequence>& sequences, int32_t concurrency, int32_t wanted) {
+      WorkShape shape = drawn.shape;
+      shape.concurrency = concurrency;
+      WorkList list;
+      plan_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, &list);
+      std::set<std::pair<int64_t, int64_t>> keys;
+      bool tile = false;
+      for (size_t i = 0; i < list.items.size(); ++i) {
+        if (list.items[i].sequence != wanted) continue;
+        keys.insert({list.items[i].key_begin, list.items[i].key_end});
+        tile = tile || static_cast<int64_t>(i) < list.num_tile_items;
+      }
+      return std::pair(keys, tile);
+    };
+    const auto alone = cuts({drawn.sequences[0]}, 1, 0);
+    EXPECT_EQ(cuts(drawn.sequences, 1, 0), alone);
+    EXPECT_EQ(cuts(drawn.sequences, 16, 0), alone);
+  }
+}
+
+}  // namespace
+}  // namespace kvc

@@ -1,0 +1,66 @@
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "src/base/executor.h"
+
+namespace kvc {
+namespace {
+
+TEST(Executor, RunsEveryTaskOnceWithAWorkerOfItsOwn) {
+  for (const int32_t threads : {1, 2, 3, 7}) {
+    Executor executor(threads);
+    EXPECT_EQ(executor.concurrency(), threads);
+    std::vector<std::atomic<int>> busy(static_cast<size_t>(threads));
+    for (int round = 0; round < 300; ++round) {
+      const int64_t num_tasks = round % 41;
+      std::vector<std::atomic<int>> runs(static_cast<size_t>(num_tasks));
+      std::atomic<bool> clash{false};
+      executor.run(num_tasks, [&](int64_t task, int32_t worker) {
+        if (worker < 0 || worker >= threads || busy[static_cast<size_t>(worker)].fetch_add(1) != 0)
+          clash = true;
+        runs[static_cast<size_t>(task)].fetch_add(1);
+        busy[static_cast<size_t>(worker)].fetch_sub(1);
+      });
+      ASSERT_FALSE(clash) << "two tasks ran on one worker at once, or a worker is out of range";
+      for (const auto& count : runs) ASSERT_EQ(count.load(), 1);
+    }
+  }
+}
+
+TEST(Executor, WorksAgainAfterItsThreadsFellAsleep) {
+  Executor executor(3);
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<int64_t> sum{0};
+    executor.run(100, [&](int64_t task, int32_t) { sum += task; });
+    EXPECT_EQ(sum.load(), 4950);
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  }
+}
+
+TEST(Executor, UsesTheHostsThreads) {
+  struct Host {
+    int64_t calls = 0;
+    static int32_t concurrency(void*) { return 2; }
+    static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+      ++static_cast<Host*>(user)->calls;
+      for (int64_t task = num_tasks; task-- > 0;) fn(arg, task, static_cast<int32_t>(task % 2));
+    }
+  } host;
+  kvc_executor hooks{};
+  hooks.struct_size = sizeof hooks;
+  hooks.user = &host;
+  hooks.concurrency = Host::concurrency;
+  hooks.parallel_for = Host::parallel_for;
+  Executor executor(hooks);
+  int64_t sum = 0;
+  executor.run(10, [&](int64_t task, int32_t) { sum += task; });
+  EXPECT_EQ(sum, 45);
+  EXPECT_EQ(host.calls, 1);
+}
+
+}  // namespace
+}  // namespace kvc
