@@ -20,6 +20,7 @@ constexpr double kWorthThreads = 30e-6;
 constexpr double kCopyBytesPerSecond = 10e9;
 // Rows of one append task: some 100 KiB for a common layer.
 constexpr int64_t kAppendRows = 32;
+constexpr int64_t kGatherKeys = 128;
 
 const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa) {
   const kernels::cpu::KernelTable* table = kernels::cpu::kernel_table(static_cast<kernels::cpu::Isa>(isa));
@@ -240,8 +241,17 @@ void AttentionEngine::merge(const kernels::MergeParams& params, int64_t num_rows
   });
 }
 
-void AttentionEngine::gather(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const {
-  kernels_->gather(params, key_begin, key_end);
+void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
+  const double bytes = 8.0 * static_cast<double>(num_keys) * params.num_heads * params.dim;
+  if (bytes / kCopyBytesPerSecond < kWorthThreads) {
+    kernels_->gather(params, 0, num_keys);
+    return;
+  }
+  executor_.run(ceil_div(num_keys, kGatherKeys), [&](int64_t task, int32_t) {
+    kernels::GatherParams part = params;
+    part.out.base += task * kGatherKeys * part.out.token_stride;
+    kernels_->gather(part, task * kGatherKeys, std::min(num_keys, (task + 1) * kGatherKeys));
+  });
 }
 
 void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {

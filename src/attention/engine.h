@@ -50,8 +50,12 @@ class AttentionEngine {
   void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k, const kernels::TokenRows& v);
   void merge(const kernels::MergeParams& params, int64_t num_rows);
 
-  // Plain movement of stored rows; `pages` is a sequence's table.
-  void gather(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const;
+  // Keys [0, num_keys) of the sequence whose table `params` has.
+  void gather(const kernels::GatherParams& params, int64_t num_keys);
+  // The same without threads, for const callers: several may run at once, and beside a call above.
+  void gather_range(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const {
+    kernels_->gather(params, key_begin, key_end);
+  }
   void scatter(const kernels::AppendParams& params, int64_t num_rows) const {
     kernels_->append(params, 0, num_rows);
   }

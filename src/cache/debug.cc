@@ -60,11 +60,11 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const DLTensor* k,
                                  .dim = 0};
     if (k != nullptr) {
       params.rows = pool_.k_rows(local), params.out = rows[i].k, params.dim = layer.k_dim;
-      engine_.gather(params, begin, end);
+      engine_.gather_range(params, begin, end);
     }
     if (v != nullptr) {
       params.rows = pool_.v_rows(local), params.out = rows[i].v, params.dim = layer.v_dim;
-      engine_.gather(params, begin, end);
+      engine_.gather_range(params, begin, end);
     }
   }
 }

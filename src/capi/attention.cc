@@ -208,11 +208,11 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
     if (length == 0) return;
     if (k_out != nullptr) {
       params.rows = call.cache.pool().k_rows(call.local), params.out = k_rows, params.dim = call.layer.k_dim;
-      call.cache.engine().gather(params, 0, length);
+      call.cache.engine().gather(params, length);
     }
     if (v_out != nullptr) {
       params.rows = call.cache.pool().v_rows(call.local), params.out = v_rows, params.dim = call.layer.v_dim;
-      call.cache.engine().gather(params, 0, length);
+      call.cache.engine().gather(params, length);
     }
   });
 }
