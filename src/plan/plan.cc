@@ -11,12 +11,16 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-uintptr_t widest_element(const Spec& spec) {
+int64_t widest_element(const LayerSpec& layer) {
+  return std::max(kernels::dtype_bytes(layer.k_dtype), kernels::dtype_bytes(layer.v_dtype));
+}
+
+// What a borrowed tensor's pages must be aligned to: the elements that lie in it.
+int64_t pool_alignment(const Spec& spec, size_t tensor) {
+  if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return widest_element(spec.layers[tensor]);
   int64_t bytes = 1;
-  for (const LayerSpec& layer : spec.layers) {
-    bytes = std::max({bytes, kernels::dtype_bytes(layer.k_dtype), kernels::dtype_bytes(layer.v_dtype)});
-  }
-  return static_cast<uintptr_t>(bytes);
+  for (const LayerSpec& layer : spec.layers) bytes = std::max(bytes, widest_element(layer));
+  return bytes;
 }
 
 }  // namespace
@@ -39,7 +43,7 @@ Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num
                 "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i, ll(pool.page_bytes),
                 ll(expected));
     }
-    const uintptr_t alignment = widest_element(spec_);
+    const auto alignment = static_cast<uintptr_t>(pool_alignment(spec_, i));
     if (reinterpret_cast<uintptr_t>(pool.data) % alignment != 0 ||
         static_cast<uintptr_t>(pool.page_stride) % alignment != 0) {
       fail(KVC_E_SHAPE,
