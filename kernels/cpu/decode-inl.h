@@ -1,0 +1,233 @@
+// Attention for few rows: every KV byte is read once from memory and used for all query rows of its head.
+//
+// The walk is chunk by chunk (16 keys at absolute multiples of 16), inside a chunk head by head, so one page is one
+// burst of memory traffic. While a head's scores are computed the next head's K lines are prefetched, while its V is
+// accumulated the next head's V lines; the last head prefetches from the next chunk. Arithmetic is fp32 for every
+// storage type: the kernel waits for memory, so exact arithmetic costs nothing.
+//
+// Query rows of one kv head (token rows x group) are cut into blocks, see decode_block-inl.h.
+//
+// A row's result depends on its query, its visible keys and the item's key range only: keys hidden from a row change
+// its state by exact no-ops (max with -inf, times 2^0, plus 0).
+//
+// Included by the isa_<name>.cc files after a vec_<isa>.h.
+#pragma once
+
+#include "kernels/cpu/decode_block-inl.h"
+#include "kernels/cpu/decode_rules-inl.h"
+#include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/rows-inl.h"
+
+namespace kvc::kernels::cpu {
+namespace {
+namespace decode {
+
+// Addresses of head 0's rows for the keys of a chunk; of keys outside the item, a row of zeros.
+struct ChunkRows {
+  const std::byte* k[kChunk];
+  const std::byte* v[kChunk];
+};
+
+constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+
+// Where everything of an item lies in its scratch memory.
+struct ScratchLayout {
+  int64_t rows, blocks;  // per kv head: query rows, blocks of rows
+  int64_t q_stride, acc_stride;
+  int64_t q, acc, states, zeros, bytes;  // byte offsets, total
+};
+
+inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows, int64_t kv_heads) {
+  ScratchLayout layout;
+  layout.rows = token_rows * (params.num_q_heads / params.num_kv_heads);
+  const int64_t per_block = block_rows(layout.rows);
+  layout.blocks = (layout.rows + per_block - 1) / per_block;
+  layout.q_stride = padded(params.k_dim);
+  layout.acc_stride = padded(params.v_dim);
+  const int64_t padded_rows = kv_heads * layout.blocks * per_block;
+  const int64_t longest = params.k_dim > params.v_dim ? params.k_dim : params.v_dim;
+  layout.q = 0;
+  layout.acc = layout.q + padded_rows * layout.q_stride * 4;
+  layout.states = layout.acc + padded_rows * layout.acc_stride * 4;
+  layout.zeros = layout.states + kv_heads * layout.blocks * static_cast<int64_t>(sizeof(SoftmaxState));
+  layout.bytes = layout.zeros + padded(longest) * 4;
+  return layout;
+}
+
+class Walk {
+ public:
+  Walk(const AttnParams& params, const AttnItem& item, void* scratch)
+      : params_(params),
+        item_(item),
+        sequence_(params.sequences[item.sequence]),
+        group_(params.num_q_heads / params.num_kv_heads),
+        layout_(scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
+        kernels_(choose_block_kernels(layout_.rows, params.k.dtype, params.v.dtype)),
+        q_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.q)),
+        acc_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.acc)),
+        states_(reinterpret_cast<SoftmaxState*>(static_cast<std::byte*>(scratch) + layout_.states)),
+        zeros_(static_cast<std::byte*>(scratch) + layout_.zeros) {}
+
+  void run() {
+    prepare();
+    const int64_t last_row = item_.row_end - 1;
+    const int64_t visible_end = sequence_.first_key_end + (params_.causal != 0 ? last_row : 0);
+    key_end_ = item_.key_end < visible_end ? item_.key_end : visible_end;
+    ChunkRows rows[2];
+    int64_t key = item_.key_begin / kChunk * kChunk;
+    if (item_.key_begin < key_end_) locate(key, rows[0]);
+    for (int current = 0; item_.key_begin < key_end_ && key < key_end_; key += kChunk, current ^= 1) {
+      const bool has_next = key + kChunk < key_end_;
+      if (has_next) locate(key + kChunk, rows[current ^ 1]);
+      walk_heads(key, rows[current], has_next ? rows[current ^ 1] : rows[current]);
+    }
+    finish();
+  }
+
+ private:
+  // Addresses of a chunk's rows: the only place where the page table is read.
+  void locate(int64_t chunk_key, ChunkRows& rows) const {
+    const int64_t begin = chunk_key < item_.key_begin ? item_.key_begin : chunk_key;
+    const int64_t end = chunk_key + kChunk < key_end_ ? chunk_key + kChunk : key_end_;
+    int64_t page_index = begin / params_.page_size, offset = begin % params_.page_size;
+    const std::byte *k = nullptr, *v = nullptr;
+    bool new_page = true;
+    for (int64_t key = chunk_key; key < chunk_key + kChunk; ++key) {
+      const int64_t slot = key - chunk_key;
+      if (key < begin || key >= end) {
+        rows.k[slot] = rows.v[slot] = zeros_;
+        continue;
+      }
+      if (new_page) {
+        const int64_t page = sequence_.pages[page_index];
+        k = row_address(params_.k, page, 0, offset), v = row_address(params_.v, page, 0, offset);
+      }
+      rows.k[slot] = k, rows.v[slot] = v;
+      k += params_.k.token_stride, v += params_.v.token_stride;
+      new_page = ++offset == params_.page_size;
+      if (new_page) ++page_index, offset = 0;
+    }
+  }
+
+  void cut_rows(const ChunkRows& rows, int64_t head, int valid_begin, int valid_end, ChunkRows& cut) const {
+    for (int key = 0; key < kChunk; ++key) {
+      const bool valid = key >= valid_begin && key < valid_end;
+      cut.k[key] = valid ? rows.k[key] + head * params_.k.head_stride : zeros_;
+      cut.v[key] = valid ? rows.v[key] + head * params_.v.head_stride : zeros_;
+    }
+  }
+
+  void prepare() {
+    const int64_t heads = item_.head_end - item_.head_begin;
+    const int64_t rows_per_head = layout_.blocks * kernels_.rows;
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t row = 0; row < rows_per_head; ++row) {
+        float* q = q_ + (head * rows_per_head + row) * layout_.q_stride;
+        if (row < layout_.rows) {
+          const int64_t packed_row = sequence_.row_begin + item_.row_begin + row / group_;
+          load_query_row(params_, packed_row, (item_.head_begin + head) * group_ + row % group_, q);
+          for (int64_t d = params_.k_dim; d < layout_.q_stride; ++d) q[d] = 0.0f;
+          const int step = dot_step(params_.k.dtype);
+          if (params_.k.dtype == DType::kBF16) split_pairs(q, params_.k_dim / step * step);
+        } else {
+          __builtin_memset(q, 0, static_cast<size_t>(layout_.q_stride) * 4);
+        }
+      }
+      for (int64_t block = 0; block < layout_.blocks; ++block) {
+        states_[head * layout_.blocks + block] = {set1(kMinusInfinity), zero()};
+      }
+    }
+    __builtin_memset(acc_, 0, static_cast<size_t>(heads * rows_per_head * layout_.acc_stride) * 4);
+    __builtin_memset(zeros_, 0, static_cast<size_t>(layout_.bytes - layout_.zeros));
+  }
+
+  // All heads of the item against one chunk.
+  void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
+    const int valid_begin = chunk_key < item_.key_begin ? static_cast<int>(item_.key_begin - chunk_key) : 0;
+    const int valid_end = key_end_ - chunk_key < kChunk ? static_cast<int>(key_end_ - chunk_key) : kChunk;
+    // Causal rows see different ends: row 0 of the item decides whether all see the whole chunk.
+    const int64_t first_end = sequence_.first_key_end + (params_.causal != 0 ? item_.row_begin : 0);
+    const bool rules_apply = valid_begin > 0 || valid_end < kChunk || first_end < chunk_key + kChunk ||
+                             params_.softcap != 0.0f || params_.alibi != nullptr || params_.bias != nullptr;
+    alignas(64) Vec scores[kMaxBlockRows * kChunk / kLanes];
+    const bool whole = valid_begin == 0 && valid_end == kChunk;
+    ChunkRows cut;  // with the zero rows in place, which no head offset may move
+    for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
+      if (!whole) cut_rows(rows, head, valid_begin, valid_end, cut);
+      const ChunkRows& current = whole ? rows : cut;
+      const int64_t k_offset = whole ? head * params_.k.head_stride : 0,
+                    v_offset = whole ? head * params_.v.head_stride : 0;
+      const bool last_head = head + 1 == item_.head_end;
+      const ChunkRows& next = last_head ? next_rows : rows;
+      const int64_t next_head = last_head ? item_.head_begin : head + 1;
+      const int64_t first_block = (head - item_.head_begin) * layout_.blocks;
+      for (int64_t block = 0; block < layout_.blocks; ++block) {
+        const int64_t first_row = (first_block + block) * kernels_.rows;
+        kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, scores, current.k, next.k, k_offset,
+                      next_head * params_.k.head_stride, layout_.q_stride, params_.k_dim});
+        bool hidden;
+        if (rules_apply) {
+          hidden = apply_rules({params_, sequence_, chunk_key, valid_begin, valid_end, item_.row_begin,
+                                block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
+                               scores);
+        } else {
+          hidden = any_minus_infinity(scores, kernels_.rows * kChunk / kLanes);
+        }
+        alignas(64) float alpha[kLanes];
+        store(alpha, kernels_.softmax(scores, states_[first_block + block]));
+        const BlockArgs args{nullptr,
+                             acc_ + first_row * layout_.acc_stride,
+                             scores,
+                             current.v,
+                             next.v,
+                             v_offset,
+                             next_head * params_.v.head_stride,
+                             layout_.acc_stride,
+                             params_.v_dim};
+        (hidden ? kernels_.accumulate_visible : kernels_.accumulate)(args, alpha);
+      }
+    }
+  }
+
+  void finish() {
+    const int64_t heads = item_.head_end - item_.head_begin;
+    const int keys = kLanes / kernels_.rows;
+    for (int64_t head = 0; head < heads; ++head) {
+      for (int64_t row = 0; row < layout_.rows; ++row) {
+        const int64_t block = head * layout_.blocks + row / kernels_.rows;
+        const int64_t first_lane = row % kernels_.rows * keys;
+        alignas(64) float m[kLanes], l[kLanes];
+        store(m, states_[block].m), store(l, states_[block].l);
+        float* acc = acc_ + (head * layout_.blocks * kernels_.rows + row) * layout_.acc_stride;
+        if (params_.v.dtype == DType::kBF16) join_pairs(acc, params_.v_dim);
+        finish_row(params_, item_, item_.row_begin + row / group_,
+                   (item_.head_begin + head) * group_ + row % group_, m[first_lane], l[first_lane], acc);
+      }
+    }
+  }
+
+  const AttnParams& params_;
+  const AttnItem& item_;
+  const AttnSequence& sequence_;
+  const int64_t group_;
+  const ScratchLayout layout_;
+  const BlockKernels kernels_;
+  float* const q_;
+  float* const acc_;
+  SoftmaxState* const states_;
+  std::byte* const zeros_;
+  int64_t key_end_ = 0;
+};
+
+}  // namespace decode
+
+inline size_t attn_decode_scratch_bytes(const AttnParams& params, int64_t max_rows) {
+  return static_cast<size_t>(decode::scratch_layout(params, max_rows, params.num_kv_heads).bytes);
+}
+
+inline void attn_decode(const AttnParams& params, const AttnItem& item, void* scratch) {
+  decode::Walk(params, item, scratch).run();
+}
+
+}  // namespace
+}  // namespace kvc::kernels::cpu

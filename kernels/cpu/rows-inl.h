@@ -1,0 +1,247 @@
+// Moving rows between tensors and pages: append (with rotation), gather, the LSE merge of two outputs, page copies.
+//
+// Included by the isa_<name>.cc files after a vec_<isa>.h. transform_row is also how attention kernels load Q:
+//   transform_row<From, To>(to, from, dim, cos, sin, rotary_dim, interleaved, scale)
+//   load_query_row(params, packed_row, q_head, out)   Q rotated and scaled to k_dim floats
+#pragma once
+
+namespace kvc::kernels::cpu {
+namespace {
+
+template <DType kFrom, DType kTo>
+KVC_VEC_INLINE void convert_run(std::byte* to, const std::byte* from, int count, Vec scale) {
+  constexpr int64_t kFromBytes = dtype_bytes(kFrom), kToBytes = dtype_bytes(kTo);
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store_as<kTo>(to + i * kToBytes, mul(load_as<kFrom>(from + i * kFromBytes), scale));
+  }
+  if (i < count) {
+    store_as_tail<kTo>(to + i * kToBytes, mul(load_as_tail<kFrom>(from + i * kFromBytes, count - i), scale),
+                       count - i);
+  }
+}
+
+// x' = x*cos - y*sin, y' = x*sin + y*cos, then scaled; in fp32 whatever the storage types are.
+template <DType kFrom, DType kTo>
+KVC_VEC_INLINE void rotate_halves(std::byte* to, const std::byte* from, int half, const float* cos,
+                                  const float* sin, Vec scale) {
+  constexpr int64_t kFromBytes = dtype_bytes(kFrom), kToBytes = dtype_bytes(kTo);
+  for (int i = 0; i < half; i += kLanes) {
+    const int n = half - i;
+    if (n >= kLanes) {
+      const Vec x = load_as<kFrom>(from + i * kFromBytes), y = load_as<kFrom>(from + (half + i) * kFromBytes);
+      const Vec c = mul(load(cos + i), scale), s = mul(load(sin + i), scale);
+      store_as<kTo>(to + i * kToBytes, fnma(y, s, mul(x, c)));
+      store_as<kTo>(to + (half + i) * kToBytes, fma(x, s, mul(y, c)));
+    } else {
+      const Vec x = load_as_tail<kFrom>(from + i * kFromBytes, n);
+      const Vec y = load_as_tail<kFrom>(from + (half + i) * kFromBytes, n);
+      const Vec c = mul(load_tail(cos + i, n), scale), s = mul(load_tail(sin + i, n), scale);
+      store_as_tail<kTo>(to + i * kToBytes, fnma(y, s, mul(x, c)), n);
+      store_as_tail<kTo>(to + (half + i) * kToBytes, fma(x, s, mul(y, c)), n);
+    }
+  }
+}
+
+template <DType kFrom, DType kTo>
+KVC_VEC_INLINE void rotate_pairs(std::byte* to, const std::byte* from, int half, const float* cos,
+                                 const float* sin, Vec scale) {
+  constexpr int64_t kFromBytes = dtype_bytes(kFrom), kToBytes = dtype_bytes(kTo);
+  for (int i = 0; i < half; i += kLanes) {
+    const int n = half - i < kLanes ? half - i : kLanes;
+    const int first_count = 2 * n < kLanes ? 2 * n : kLanes, second_count = 2 * n - first_count;
+    const std::byte* source = from + 2 * i * kFromBytes;
+    std::byte* target = to + 2 * i * kToBytes;
+    Vec first, second, x, y;
+    if (n == kLanes) {
+      first = load_as<kFrom>(source), second = load_as<kFrom>(source + kLanes * kFromBytes);
+    } else {
+      first = load_as_tail<kFrom>(source, first_count);
+      second = second_count > 0 ? load_as_tail<kFrom>(source + kLanes * kFromBytes, second_count) : zero();
+    }
+    deinterleave(first, second, x, y);
+    const Vec c = mul(n == kLanes ? load(cos + i) : load_tail(cos + i, n), scale);
+    const Vec s = mul(n == kLanes ? load(sin + i) : load_tail(sin + i, n), scale);
+    interleave(fnma(y, s, mul(x, c)), fma(x, s, mul(y, c)), first, second);
+    if (n == kLanes) {
+      store_as<kTo>(target, first), store_as<kTo>(target + kLanes * kToBytes, second);
+    } else {
+      store_as_tail<kTo>(target, first, first_count);
+      if (second_count > 0) store_as_tail<kTo>(target + kLanes * kToBytes, second, second_count);
+    }
+  }
+}
+
+template <DType kFrom, DType kTo>
+inline void transform_row(std::byte* to, const std::byte* from, int dim, const float* cos, const float* sin,
+                          int rotary_dim, bool interleaved, float scale) {
+  if (interleaved) {
+    rotate_pairs<kFrom, kTo>(to, from, rotary_dim / 2, cos, sin, set1(scale));
+  } else {
+    rotate_halves<kFrom, kTo>(to, from, rotary_dim / 2, cos, sin, set1(scale));
+  }
+  convert_run<kFrom, kTo>(to + rotary_dim * dtype_bytes(kTo), from + rotary_dim * dtype_bytes(kFrom),
+                          dim - rotary_dim, set1(scale));
+}
+
+inline void load_query_row(const AttnParams& params, int64_t packed_row, int64_t q_head, float* out) {
+  const std::byte* from = params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
+  const Rotation& rotation = params.q_rotation;
+  const int64_t half = rotation.rotary_dim / 2;
+  const float* cos = half > 0 ? rotation.cos + packed_row * half : nullptr;
+  const float* sin = half > 0 ? rotation.sin + packed_row * half : nullptr;
+  with_dtype(params.q.dtype, [&](auto from_type) {
+    transform_row<decltype(from_type)::value, DType::kF32>(reinterpret_cast<std::byte*>(out), from,
+                                                           params.k_dim, cos, sin, rotation.rotary_dim,
+                                                           rotation.interleaved != 0, params.q_scale);
+  });
+}
+
+// All heads of one token into its slot. Same type and no rotation: the bits are copied, NaN payloads included.
+template <DType kFrom, DType kTo>
+void append_token(const AppendParams& params, const TokenRows& from, const PagedRows& to,
+                  const Rotation& rotation, int dim, int64_t token, int64_t page, int64_t offset) {
+  const int64_t half = rotation.rotary_dim / 2;
+  const float* cos = half > 0 ? rotation.cos + token * half : nullptr;
+  const float* sin = half > 0 ? rotation.sin + token * half : nullptr;
+  for (int64_t head = 0; head < params.num_kv_heads; ++head) {
+    const std::byte* source = from.base + token * from.token_stride + head * from.head_stride;
+    std::byte* target = row_address(to, page, head, offset);
+    if (kFrom == kTo && half == 0) {
+      __builtin_memcpy(target, source, static_cast<size_t>(dim * dtype_bytes(kTo)));
+    } else {
+      transform_row<kFrom, kTo>(target, source, dim, cos, sin, rotation.rotary_dim, rotation.interleaved != 0,
+                                1.0f);
+    }
+  }
+}
+
+using AppendToken = void (*)(const AppendParams&, const TokenRows&, const PagedRows&, const Rotation&, int,
+                             int64_t, int64_t, int64_t);
+
+inline AppendToken choose_append_token(DType from, DType to) {
+  AppendToken chosen = nullptr;
+  with_dtype(from, [&](auto from_type) {
+    with_dtype(to, [&](auto to_type) {
+      chosen = append_token<decltype(from_type)::value, decltype(to_type)::value>;
+    });
+  });
+  return chosen;
+}
+
+inline void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
+  const Rotation no_rotation{nullptr, nullptr, 0, 0};
+  const AppendToken append_k = choose_append_token(params.k.dtype, params.k_pages.dtype);
+  const AppendToken append_v = choose_append_token(params.v.dtype, params.v_pages.dtype);
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t slot = params.slots[row];
+    if (slot < 0) continue;
+    const int64_t page = slot / params.page_size, offset = slot % params.page_size;
+    if (params.k.base != nullptr) {
+      append_k(params, params.k, params.k_pages, params.k_rotation, params.k_dim, row, page, offset);
+    }
+    if (params.v.base != nullptr)
+      append_v(params, params.v, params.v_pages, no_rotation, params.v_dim, row, page, offset);
+  }
+}
+
+template <DType kFrom, DType kTo>
+void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end) {
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    const int64_t page = params.pages[key / params.page_size], offset = key % params.page_size;
+    for (int64_t head = 0; head < params.num_heads; ++head) {
+      std::byte* target =
+          params.out.base + (key - key_begin) * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* source = row_address(params.rows, page, head, offset);
+      if (kFrom == kTo) {
+        __builtin_memcpy(target, source, static_cast<size_t>(params.dim * dtype_bytes(kTo)));
+      } else {
+        convert_run<kFrom, kTo>(target, source, params.dim, set1(1.0f));
+      }
+    }
+  }
+}
+
+inline void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
+  with_dtype(params.rows.dtype, [&](auto from_type) {
+    with_dtype(params.out.dtype, [&](auto to_type) {
+      gather_rows<decltype(from_type)::value, decltype(to_type)::value>(params, key_begin, key_end);
+    });
+  });
+}
+
+template <DType kType, DType kOtherType>
+void merge_row(std::byte* out, const std::byte* other, int dim, float weight, float other_weight) {
+  const Vec w = set1(weight), other_w = set1(other_weight);
+  for (int d = 0; d < dim; d += kLanes) {
+    const int n = dim - d < kLanes ? dim - d : kLanes;
+    std::byte* to = out + d * dtype_bytes(kType);
+    const std::byte* from = other + d * dtype_bytes(kOtherType);
+    if (n == kLanes) {
+      store_as<kType>(to, fma(w, load_as<kType>(to), mul(other_w, load_as<kOtherType>(from))));
+    } else {
+      const Vec sum = fma(w, load_as_tail<kType>(to, n), mul(other_w, load_as_tail<kOtherType>(from, n)));
+      store_as_tail<kType>(to, sum, n);
+    }
+  }
+}
+
+inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    for (int64_t head = 0; head < params.num_heads; ++head) {
+      float& lse = params.lse[row * params.lse_token_stride + head];
+      const float other_lse = params.other_lse[row * params.other_lse_token_stride + head];
+      std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* other =
+          params.other_out.base + row * params.other_out.token_stride + head * params.other_out.head_stride;
+      // A part that saw nothing may hold anything: its rows are not read.
+      if (lse == kMinusInfinity && other_lse == kMinusInfinity) {
+        for (int d = 0; d < params.dim; d += kLanes) {
+          const int n = params.dim - d < kLanes ? params.dim - d : kLanes;
+          store_any(out + d * dtype_bytes(params.out.dtype), params.out.dtype, zero(), n);
+        }
+        continue;
+      }
+      if (other_lse == kMinusInfinity) continue;
+      if (lse == kMinusInfinity) {
+        with_dtype(params.other_out.dtype, [&](auto from_type) {
+          with_dtype(params.out.dtype, [&](auto to_type) {
+            convert_run<decltype(from_type)::value, decltype(to_type)::value>(out, other, params.dim,
+                                                                              set1(1.0f));
+          });
+        });
+        lse = other_lse;
+        continue;
+      }
+      const double top = lse > other_lse ? lse : other_lse;
+      const double weight = __builtin_exp(lse - top), other_weight = __builtin_exp(other_lse - top);
+      const double sum = weight + other_weight;
+      with_dtype(params.out.dtype, [&](auto type) {
+        with_dtype(params.other_out.dtype, [&](auto other_type) {
+          merge_row<decltype(type)::value, decltype(other_type)::value>(
+              out, other, params.dim, static_cast<float>(weight / sum),
+              static_cast<float>(other_weight / sum));
+        });
+      });
+      lse = static_cast<float>(top + __builtin_log(sum));
+    }
+  }
+}
+
+// From 32 KiB on, non-temporal stores spare the read of the target lines and leave the caches to the working set.
+inline void copy(std::byte* to, const std::byte* from, size_t bytes) {
+  constexpr size_t kStreamFrom = 32 * 1024, kLine = 64;
+  if (bytes < kStreamFrom) {
+    __builtin_memcpy(to, from, bytes);
+    return;
+  }
+  const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  __builtin_memcpy(to, from, head);
+  const size_t lines_end = head + (bytes - head) / kLine * kLine;
+  for (size_t i = head; i < lines_end; i += kLine) stream_64_bytes(to + i, from + i);
+  stream_fence();
+  __builtin_memcpy(to + lines_end, from + lines_end, bytes - lines_end);
+}
+
+}  // namespace
+}  // namespace kvc::kernels::cpu

@@ -1,0 +1,14 @@
+// The tables of the single instruction sets; only dispatch.cc reads them. One that this build lacks is not defined.
+#pragma once
+
+#include "kernels/cpu/table.h"
+
+namespace kvc::kernels::cpu {
+
+extern const KernelTable kReferenceTable;  // kernels/reference/table.cc
+extern const KernelTable kScalarTable;
+extern const KernelTable kAvx2Table;
+extern const KernelTable kAvx512Table;
+extern const KernelTable kAvx512Bf16Table;
+
+}  // namespace kvc::kernels::cpu

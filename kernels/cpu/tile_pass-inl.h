@@ -1,0 +1,216 @@
+// The walk of the tile kernels: kv head -> pass of rows -> block of 64 keys -> register tile of rows. Generic
+// over the arithmetic (tile_f32-inl.h, tile_bf16-inl.h), which is a struct Math with
+//   static constexpr int kVectorFloats               floats per register across v_dim
+//   static int64_t query_bytes(params)               per row
+//   void allocate(params, max_rows, v_padded, cursor)  its part of the scratch
+//   void load_query(const float* query, row)         fp32 [k_dim] -> its own form
+//   bool pack(k_rows, v_rows)                        one block; whether all of V is finite
+//   void scores<kRows>(row, float* scores)           raw dot products, [kRows][kBlockKeys]
+//   void weights(const float* scores, num_rows)      takes over P, [num_rows][kBlockKeys]
+//   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first num_keys keys
+//   void values_of_visible(row, visible, correction, num_keys, acc)
+//                                                    the same for one row, with the V it sees only
+//
+// An item's key_begin is a multiple of 64: the planner cuts keys there and nowhere else.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/rows-inl.h"
+#include "kernels/cpu/tile_rows-inl.h"
+#include "kernels/cpu/tile_scores-inl.h"
+
+namespace kvc::kernels::cpu {
+namespace {
+
+#if defined(__clang__)
+#define KVC_TILE_UNROLL _Pragma("unroll")
+#else
+#define KVC_TILE_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+struct TilePass {
+  int64_t v_padded;        // v_dim rounded up to whole registers
+  int64_t max_rows;        // most rows of one pass
+  float* acc;              // [max_rows][v_padded]       un-normalised output
+  float* sum;              // [max_rows][kLanes]         sum of P, one partial sum per lane
+  float* max;              // [max_rows]                 running maximum, log2 units
+  int64_t* key_end;        // [max_rows]                 one past the last visible key
+  float* query;            // [k_dim]                    one query row in fp32
+  float* scores;           // [kMaxTileRows][kBlockKeys]
+  float* correction;       // [kLanes]
+  std::byte* zeros;        // a row of zeros, stands for the keys behind the last one
+  const std::byte** rows;  // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+};
+
+template <typename T>
+inline T* take_array(ScratchCursor& cursor, int64_t count) {
+  return static_cast<T*>(take_scratch(cursor, static_cast<size_t>(count) * sizeof(T)));
+}
+
+template <typename Math>
+TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, ScratchCursor& cursor) {
+  TilePass pass = {};
+  pass.v_padded = (params.v_dim + Math::kVectorFloats - 1) / Math::kVectorFloats * Math::kVectorFloats;
+  const int64_t limit = pass_row_limit(Math::query_bytes(params) + (pass.v_padded + kLanes + 1) * 4 + 8);
+  const int64_t all_rows = item_rows * (params.num_q_heads / params.num_kv_heads);
+  pass.max_rows = all_rows < limit ? all_rows : limit;
+  math.allocate(params, pass.max_rows, pass.v_padded, cursor);
+  const int64_t k_bytes = params.k_dim * dtype_bytes(params.k.dtype);
+  const int64_t v_bytes = params.v_dim * dtype_bytes(params.v.dtype);
+  pass.scores = take_array<float>(cursor, kMaxTileRows * kBlockKeys);
+  pass.correction = take_array<float>(cursor, kLanes);
+  pass.rows = take_array<const std::byte*>(cursor, 2 * 2 * kBlockKeys);
+  pass.acc = take_array<float>(cursor, pass.max_rows * pass.v_padded);
+  pass.sum = take_array<float>(cursor, pass.max_rows * kLanes);
+  pass.max = take_array<float>(cursor, pass.max_rows);
+  pass.key_end = take_array<int64_t>(cursor, pass.max_rows);
+  pass.query = take_array<float>(cursor, params.k_dim);
+  pass.zeros = take_array<std::byte>(cursor, k_bytes > v_bytes ? k_bytes : v_bytes);
+  if (cursor.base != nullptr)
+    __builtin_memset(pass.zeros, 0, static_cast<size_t>(k_bytes > v_bytes ? k_bytes : v_bytes));
+  return pass;
+}
+
+// Where the rows of one block lie: K rows, then V rows. Keys from keys_end on are rows of zeros.
+inline void locate_block(const TileRows& rows, int64_t block_begin, int64_t keys_end, const std::byte* zeros,
+                         const std::byte** addresses /* [2 * kBlockKeys] */) {
+  const int64_t left = keys_end - block_begin;
+  const int64_t count = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
+  block_row_addresses(rows.params->k, rows, block_begin, count, zeros, addresses);
+  block_row_addresses(rows.params->v, rows, block_begin, count, zeros, addresses + kBlockKeys);
+}
+
+// Brings the next block into L2 while this one is worked on, a few rows at a time between the steps of every
+// register tile: packing reads each row once and would otherwise wait for memory, and a core has few
+// outstanding lines, so bursts wait too (together a third of the time of a short append).
+struct TilePrefetch {
+  const std::byte* const* rows;  // [2 * kBlockKeys]
+  int64_t k_bytes, v_bytes;      // per row
+  int32_t done, step;            // rows asked for so far, rows per call
+};
+
+inline TilePrefetch tile_prefetch(const AttnParams& params, const std::byte* const* rows, bool wanted,
+                                  int64_t num_rows) {
+  constexpr int32_t kStepsPerTile = 3;
+  const int64_t steps = (num_rows + kMaxTileRows - 1) / kMaxTileRows * kStepsPerTile;
+  return {rows, params.k_dim * dtype_bytes(params.k.dtype), params.v_dim * dtype_bytes(params.v.dtype),
+          wanted ? 0 : 2 * kBlockKeys, static_cast<int32_t>((2 * kBlockKeys + steps - 1) / steps)};
+}
+
+inline void prefetch_some(TilePrefetch& prefetch) {
+  int32_t end = prefetch.done + prefetch.step;
+  if (end > 2 * kBlockKeys) end = 2 * kBlockKeys;
+  for (; prefetch.done < end; ++prefetch.done) {
+    const std::byte* row = prefetch.rows[prefetch.done];
+    const int64_t bytes = prefetch.done < kBlockKeys ? prefetch.k_bytes : prefetch.v_bytes;
+    for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(row + at, 0, 2);
+  }
+}
+
+struct TileBlock {
+  int64_t begin;           // first key
+  bool v_finite;           // all of V that the pass sees
+  TilePrefetch* prefetch;  // of the next block
+};
+
+// One register tile of rows against the packed block.
+template <int kRows, typename Math>
+void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the item */,
+                 int64_t row /* in the pass */, const TileBlock& block, TilePass& pass, Math& math) {
+  const int64_t block_begin = block.begin;
+  const int64_t last_end = pass.key_end[row + kRows - 1];
+  if (last_end <= block_begin) return;  // the same as walking it: nothing is visible, nothing would change
+  float* acc = pass.acc + row * pass.v_padded;
+  prefetch_some(*block.prefetch);
+  math.template scores<kRows>(row, pass.scores);
+  prefetch_some(*block.prefetch);
+  if (!scores_are_plain(*rows.params)) {
+    for (int r = 0; r < kRows; ++r) {
+      adjust_scores(rows, tile_row(rows, first_row + row + r), block_begin,
+                    pass.key_end[row + r] - block_begin, pass.scores + r * kBlockKeys);
+    }
+  } else if (pass.key_end[row] < block_begin + kBlockKeys) {  // the first row of a tile sees least
+    for (int r = 0; r < kRows; ++r)
+      mask_scores(pass.scores + r * kBlockKeys, pass.key_end[row + r] - block_begin);
+  }
+  uint64_t visible[kRows];
+  if (!block.v_finite) {
+    for (int r = 0; r < kRows; ++r) visible[r] = visible_keys(pass.scores + r * kBlockKeys);
+  }
+  softmax_rows(kRows, pass.scores, pass.max + row, pass.sum + row * kLanes, pass.correction);
+  math.weights(pass.scores, kRows);
+  prefetch_some(*block.prefetch);
+  const int64_t left = last_end - block_begin;
+  const int num_keys = left < kBlockKeys ? static_cast<int>(left) : kBlockKeys;
+  if (block.v_finite) {
+    math.template values<kRows>(pass.correction, num_keys, acc);
+  } else {  // 0 * NaN: each row may only read the V that it sees
+    for (int r = 0; r < kRows; ++r)
+      math.values_of_visible(r, visible[r], pass.correction[r], num_keys, acc + r * pass.v_padded);
+  }
+}
+
+template <typename Math>
+void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
+  const AttnParams& params = *rows.params;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const TileRow here = tile_row(rows, first_row + row);
+    load_query_row(params, here.packed_row, here.head, pass.query);
+    math.load_query(pass.query, row);
+    pass.key_end[row] = visible_key_end(rows, here.token);
+    pass.max[row] = kMinusInfinity;
+  }
+  __builtin_memset(pass.acc, 0, static_cast<size_t>(num_rows * pass.v_padded) * sizeof(float));
+  __builtin_memset(pass.sum, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
+
+  const int64_t keys_end = pass.key_end[num_rows - 1];  // later rows see at least as much
+  const std::byte** here = pass.rows;
+  const std::byte** next = pass.rows + 2 * kBlockKeys;
+  locate_block(rows, rows.item->key_begin, keys_end, pass.zeros, here);
+  for (int64_t block = rows.item->key_begin; block < keys_end; block += kBlockKeys) {
+    locate_block(rows, block + kBlockKeys, keys_end, pass.zeros, next);
+    const bool v_finite = math.pack(here, here + kBlockKeys);
+    TilePrefetch prefetch = tile_prefetch(params, next, block + kBlockKeys < keys_end, num_rows);
+    const TileBlock state = {block, v_finite, &prefetch};
+    int64_t row = 0;
+    for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);
+    if (row + 4 <= num_rows) attend_rows<4>(rows, first_row, row, state, pass, math), row += 4;
+    if (row + 2 <= num_rows) attend_rows<2>(rows, first_row, row, state, pass, math), row += 2;
+    if (row < num_rows) attend_rows<1>(rows, first_row, row, state, pass, math);
+    const std::byte** done = here;
+    here = next;
+    next = done;
+  }
+  for (int64_t row = 0; row < num_rows; ++row) {
+    finish_tile_row(rows, tile_row(rows, first_row + row), pass.max[row], pass.sum + row * kLanes,
+                    pass.acc + row * pass.v_padded);
+  }
+}
+
+template <typename Math>
+void attend_item(const AttnParams& params, const AttnItem& item, void* scratch) {
+  Math math = {};
+  ScratchCursor cursor = {static_cast<std::byte*>(scratch), 0};
+  TilePass pass = allocate_pass(params, item.row_end - item.row_begin, math, cursor);
+  for (int32_t head = item.head_begin; head < item.head_end; ++head) {
+    const TileRows rows = tile_rows(params, item, head);
+    const int64_t num_rows = (item.row_end - item.row_begin) * rows.group;
+    const int64_t step = rows_per_pass(num_rows, pass.max_rows);
+    for (int64_t first = 0; first < num_rows; first += step) {
+      const int64_t left = num_rows - first;
+      attend_pass(rows, first, left < step ? left : step, pass, math);
+    }
+  }
+}
+
+template <typename Math>
+size_t attend_scratch_bytes(const AttnParams& params, int64_t max_rows) {
+  Math math = {};
+  ScratchCursor cursor = {nullptr, 0};
+  allocate_pass(params, max_rows, math, cursor);
+  return cursor.used;
+}
+
+}  // namespace
+}  // namespace kvc::kernels::cpu

@@ -1,0 +1,97 @@
+// What both tile kernels (tile_bf16-inl.h, tile_f32-inl.h) share: which rows an item holds, which keys each
+// row sees, where the keys lie, how scratch memory is cut.
+//
+// A "row" here is one query vector: token row x query head of one kv head's group. Rows are numbered
+// token-major, row = token * group + head in group, so that neighbours see (nearly) the same keys.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/params.h"
+
+namespace kvc::kernels::cpu {
+namespace {
+
+constexpr int kBlockKeys = 64;   // keys of one packed block; blocks start at absolute keys divisible by it
+constexpr int kMaxTileRows = 6;  // rows of the register tile
+
+// The rows of one item and one kv head.
+struct TileRows {
+  const AttnParams* params;
+  const AttnItem* item;
+  const AttnSequence* sequence;
+  int32_t kv_head;
+  int32_t group;  // query heads per kv head
+};
+
+struct TileRow {
+  int64_t token;       // row inside the sequence
+  int64_t packed_row;  // row of q, out, lse
+  int32_t head;        // query head
+};
+
+inline TileRows tile_rows(const AttnParams& params, const AttnItem& item, int32_t kv_head) {
+  return {&params, &item, &params.sequences[item.sequence], kv_head, params.num_q_heads / params.num_kv_heads};
+}
+
+inline TileRow tile_row(const TileRows& rows, int64_t row) {
+  const int64_t token = rows.item->row_begin + row / rows.group;
+  const int32_t head = rows.kv_head * rows.group + static_cast<int32_t>(row % rows.group);
+  return {token, rows.sequence->row_begin + token, head};
+}
+
+// One past the last key that a row sees inside the item.
+inline int64_t visible_key_end(const TileRows& rows, int64_t token) {
+  const int64_t end = rows.sequence->first_key_end + (rows.params->causal ? token : 0);
+  return end < rows.item->key_end ? end : rows.item->key_end;
+}
+
+// Addresses of rows [key_begin, key_begin + count) of one kv head; the remaining ones, up to kBlockKeys,
+// point to `filler`.
+inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int64_t key_begin, int64_t count,
+                                const std::byte* filler, const std::byte** addresses /* [kBlockKeys] */) {
+  const int64_t page_size = rows.params->page_size;
+  int64_t page = key_begin / page_size;
+  int64_t slot = key_begin % page_size;
+  int64_t key = 0;
+  while (key < count) {
+    const std::byte* address = row_address(pool, rows.sequence->pages[page], rows.kv_head, slot);
+    const int64_t left = count - key < page_size - slot ? count - key : page_size - slot;
+    for (int64_t i = 0; i < left; ++i, ++key, address += pool.token_stride) addresses[key] = address;
+    ++page;
+    slot = 0;
+  }
+  for (; key < kBlockKeys; ++key) addresses[key] = filler;
+}
+
+// Bump allocation inside the worker's scratch. With a null base it only measures.
+struct ScratchCursor {
+  std::byte* base;
+  size_t used;
+};
+
+inline void* take_scratch(ScratchCursor& cursor, size_t bytes) {
+  void* taken = cursor.base != nullptr ? cursor.base + cursor.used : nullptr;
+  cursor.used += (bytes + 63) / 64 * 64;
+  return taken;
+}
+
+// Most rows of one pass: as many as keep its state (queries, accumulators, sums) inside about half of a
+// core's L2.
+inline int64_t pass_row_limit(int64_t bytes_per_row) {
+  constexpr int64_t kStateBytes = 640 * 1024;
+  constexpr int64_t kFewest = 16;  // register tiles; fewer would not pay for packing a block
+  const int64_t tiles = kStateBytes / (bytes_per_row * kMaxTileRows);
+  return (tiles < kFewest ? kFewest : tiles) * kMaxTileRows;
+}
+
+// Cuts num_rows into even passes of at most `limit` rows. The cut changes no bit of any row.
+inline int64_t rows_per_pass(int64_t num_rows, int64_t limit) {
+  const int64_t passes = (num_rows + limit - 1) / limit;
+  const int64_t even = passes > 0 ? (num_rows + passes - 1) / passes : 1;
+  return passes > 1 ? (even + kMaxTileRows - 1) / kMaxTileRows * kMaxTileRows : even;
+}
+
+}  // namespace
+}  // namespace kvc::kernels::cpu

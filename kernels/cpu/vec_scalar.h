@@ -1,0 +1,261 @@
+// Float vectors of 8 lanes for any machine, by the compiler's vector extensions: the baseline instruction
+// set does what it can (two SSE2 or NEON registers). See vec_common-inl.h for the list of operations.
+#pragma once
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#include "kernels/params.h"
+
+// A 32-byte vector has no register to travel in here; every function below is inlined, so no call sees one.
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+namespace kvc::kernels::cpu {
+namespace {
+
+#define KVC_VEC_INLINE [[gnu::always_inline]] inline
+
+typedef float Vec __attribute__((vector_size(32), aligned(16)));
+typedef int32_t Mask __attribute__((vector_size(32), aligned(16)));  // -1 or 0 per lane
+constexpr int kLanes = 8;
+constexpr int kVectorRegisters = 8;
+
+KVC_VEC_INLINE Vec zero() { return Vec{}; }
+KVC_VEC_INLINE Vec set1(float x) { return Vec{x, x, x, x, x, x, x, x}; }
+KVC_VEC_INLINE Mask set1_bits(int32_t x) { return Mask{x, x, x, x, x, x, x, x}; }
+KVC_VEC_INLINE Vec lane_index() { return Vec{0, 1, 2, 3, 4, 5, 6, 7}; }
+
+KVC_VEC_INLINE Vec load(const float* p) {
+  Vec x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+KVC_VEC_INLINE void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof x); }
+KVC_VEC_INLINE Mask first_lanes(int n) { return Mask{0, 1, 2, 3, 4, 5, 6, 7} < set1_bits(n); }
+KVC_VEC_INLINE Vec load_tail(const float* p, int n) {
+  Vec x{};
+  for (int i = 0; i < n; ++i) x[i] = p[i];
+  return x;
+}
+KVC_VEC_INLINE void store_tail(float* p, Vec x, int n) {
+  for (int i = 0; i < n; ++i) p[i] = x[i];
+}
+
+KVC_VEC_INLINE Vec add(Vec a, Vec b) { return a + b; }
+KVC_VEC_INLINE Vec sub(Vec a, Vec b) { return a - b; }
+KVC_VEC_INLINE Vec mul(Vec a, Vec b) { return a * b; }
+KVC_VEC_INLINE Vec div(Vec a, Vec b) { return a / b; }
+KVC_VEC_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
+KVC_VEC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return c - a * b; }
+KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
+  return reinterpret_cast<Vec>((m & reinterpret_cast<Mask>(if_set)) | (~m & reinterpret_cast<Mask>(if_clear)));
+}
+// As x86 has them: the second operand when either is NaN.
+KVC_VEC_INLINE Vec max(Vec a, Vec b) { return select(a > b, a, b); }
+KVC_VEC_INLINE Vec min(Vec a, Vec b) { return select(a < b, a, b); }
+KVC_VEC_INLINE Vec abs(Vec a) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Mask>(a) & set1_bits(0x7fffffff));
+}
+KVC_VEC_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Mask>(magnitude) |
+                               (reinterpret_cast<Mask>(sign) & ~set1_bits(0x7fffffff)));
+}
+
+KVC_VEC_INLINE Mask less(Vec a, Vec b) { return a < b; }
+KVC_VEC_INLINE Mask less_equal(Vec a, Vec b) { return a <= b; }
+KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return a == b; }
+KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return a & b; }
+KVC_VEC_INLINE Mask mask_not(Mask a) { return ~a; }
+KVC_VEC_INLINE uint32_t mask_bits(Mask a) {
+  uint32_t bits = 0;
+  for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>(a[i] & 1) << i;
+  return bits;
+}
+
+KVC_VEC_INLINE float horizontal_sum(Vec x) {
+  return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
+}
+KVC_VEC_INLINE float horizontal_max(Vec x) {
+  float largest = x[0];
+  for (int i = 1; i < 8; ++i) largest = largest > x[i] ? largest : x[i];
+  return largest;
+}
+
+KVC_VEC_INLINE Vec round_even(Vec x) {  // |x| < 2^22: adding 3 * 2^22 leaves no bits for a fraction
+  const Vec shift = set1(12582912.0f);
+  return (x + shift) - shift;
+}
+// x * 2^n for integral n in [kExp2Floor, 127]; kExp2Floor gives 0
+constexpr float kExp2Floor = -127.0f;
+KVC_VEC_INLINE Vec scale_exp2(Vec x, Vec n) {
+  const Mask exponent = __builtin_convertvector(n, Mask) + set1_bits(127);
+  return x * reinterpret_cast<Vec>(exponent << 23);
+}
+
+KVC_VEC_INLINE float from_f16_bits(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16;
+  const uint32_t magnitude = half & 0x7fff;
+  uint32_t bits;
+  if (magnitude >= 0x7c00) {  // inf, NaN (made quiet as the hardware does)
+    bits = sign | 0x7f800000 | ((magnitude & 0x3ff) << 13) | (magnitude > 0x7c00 ? 0x400000 : 0);
+  } else if (magnitude >= 0x400) {
+    bits = sign | ((magnitude << 13) + (112u << 23));
+  } else {  // zero and subnormals: a multiple of 2^-24
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    __builtin_memcpy(&bits, &value, 4);
+    bits |= sign;
+  }
+  float result;
+  __builtin_memcpy(&result, &bits, 4);
+  return result;
+}
+KVC_VEC_INLINE uint16_t to_f16_bits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  const uint32_t sign = (bits >> 16) & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  uint32_t half;
+  if (magnitude > 0x7f800000) {
+    half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
+  } else if (magnitude >= 0x477ff000) {  // 65520 rounds to inf
+    half = 0x7c00;
+  } else if (magnitude >= 0x38800000) {  // 2^-14: normal; a carry moves into the exponent as it should
+    half = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
+  } else {  // subnormal: adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even
+    float shifted;
+    __builtin_memcpy(&shifted, &magnitude, 4);
+    shifted += 0.5f;
+    __builtin_memcpy(&half, &shifted, 4);
+    half -= 0x3f000000;
+  }
+  return static_cast<uint16_t>(sign | half);
+}
+KVC_VEC_INLINE uint16_t to_bf16_bits(float value) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+template <DType kType>
+KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
+  if constexpr (kType == DType::kF32) return load_tail(reinterpret_cast<const float*>(p), n);
+  Vec x{};
+  for (int i = 0; i < n; ++i) {
+    uint16_t bits;
+    __builtin_memcpy(&bits, p + 2 * i, 2);
+    if constexpr (kType == DType::kF16) {
+      x[i] = from_f16_bits(bits);
+    } else {
+      const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+      float value;
+      __builtin_memcpy(&value, &wide, 4);
+      x[i] = value;
+    }
+  }
+  return x;
+}
+template <DType kType>
+KVC_VEC_INLINE Vec load_as(const std::byte* p) {
+  if constexpr (kType == DType::kF32) {
+    return load(reinterpret_cast<const float*>(p));
+  } else if constexpr (kType == DType::kBF16) {
+    typedef uint16_t Bits __attribute__((vector_size(16)));
+    typedef uint32_t Wide __attribute__((vector_size(32), aligned(16)));
+    Bits bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return reinterpret_cast<Vec>(__builtin_convertvector(bits, Wide) << 16);
+  } else {
+    return load_as_tail<kType>(p, 8);
+  }
+}
+// 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second half).
+template <DType kType>
+KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
+  if constexpr (kType == DType::kBF16) {
+    Mask bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    const Mask high = bits & set1_bits(static_cast<int32_t>(0xffff0000));
+    const Mask low = bits << 16;
+    const bool little_endian = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+    a = reinterpret_cast<Vec>(little_endian ? low : high),
+    b = reinterpret_cast<Vec>(little_endian ? high : low);
+  } else {
+    a = load_as<kType>(p), b = load_as<kType>(p + kLanes * dtype_bytes(kType));
+  }
+}
+
+template <DType kType>
+KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
+  if constexpr (kType == DType::kF32) {
+    store_tail(reinterpret_cast<float*>(p), x, n);
+  } else {
+    for (int i = 0; i < n; ++i) {
+      const uint16_t bits = kType == DType::kF16 ? to_f16_bits(x[i]) : to_bf16_bits(x[i]);
+      __builtin_memcpy(p + 2 * i, &bits, 2);
+    }
+  }
+}
+template <DType kType>
+KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
+  if constexpr (kType == DType::kF32) {
+    store(reinterpret_cast<float*>(p), x);
+  } else {
+    store_as_tail<kType>(p, x, 8);
+  }
+}
+
+// 8x8 transpose in place.
+KVC_VEC_INLINE void transpose(Vec (&rows)[8]) {
+  for (int i = 0; i < 8; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float upper = rows[j][i];
+      rows[j][i] = rows[i][j];
+      rows[i][j] = upper;
+    }
+  }
+}
+// Lane i of the result = horizontal sum of rows[i].
+KVC_VEC_INLINE Vec sum_lanes(const Vec (&rows)[8]) {
+  Vec sums{};
+  for (int i = 0; i < 8; ++i) sums[i] = horizontal_sum(rows[i]);
+  return sums;
+}
+
+KVC_VEC_INLINE void deinterleave(Vec first, Vec second, Vec& even, Vec& odd) {
+  even = Vec{first[0], first[2], first[4], first[6], second[0], second[2], second[4], second[6]};
+  odd = Vec{first[1], first[3], first[5], first[7], second[1], second[3], second[5], second[7]};
+}
+KVC_VEC_INLINE void interleave(Vec even, Vec odd, Vec& first, Vec& second) {
+  first = Vec{even[0], odd[0], even[1], odd[1], even[2], odd[2], even[3], odd[3]};
+  second = Vec{even[4], odd[4], even[5], odd[5], even[6], odd[6], even[7], odd[7]};
+}
+
+// Lane i <- lane i ^ kDistance.
+template <int kDistance>
+KVC_VEC_INLINE Vec swap_lanes(Vec x) {
+  Vec swapped{};
+  for (int i = 0; i < 8; ++i) swapped[i] = x[i ^ kDistance];
+  return swapped;
+}
+
+#if defined(__SSE2__)
+KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) {
+  for (int i = 0; i < 64; i += 16) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
+  }
+}
+KVC_VEC_INLINE void stream_fence() { _mm_sfence(); }
+#else
+KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) { __builtin_memcpy(to, from, 64); }
+KVC_VEC_INLINE void stream_fence() {}
+#endif
+
+}  // namespace
+}  // namespace kvc::kernels::cpu
+
+#include "kernels/cpu/vec_common-inl.h"

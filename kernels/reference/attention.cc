@@ -1,0 +1,179 @@
+// Attention one query row at a time: scores twice (for the maximum, then for the sums), everything in double.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/reference/elements.h"
+#include "kernels/reference/reference.h"
+
+namespace kvc::kernels::reference {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634074;
+constexpr double kLn2 = 0.6931471805599453094;
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// One query head of one token against the keys of its sequence.
+struct QueryRow {
+  const AttnParams& params;
+  const AttnSequence& sequence;
+  int64_t row;  // token row inside the sequence
+  int64_t q_head;
+  const double* q;  // rotated and scaled
+
+  int64_t kv_head() const { return q_head / (params.num_q_heads / params.num_kv_heads); }
+
+  const std::byte* row_of(const PagedRows& rows, int64_t key) const {
+    return row_address(rows, sequence.pages[key / params.page_size], kv_head(), key % params.page_size);
+  }
+
+  double score(int64_t key) const {
+    const std::byte* k = row_of(params.k, key);
+    double s = 0;
+    for (int64_t d = 0; d < params.k_dim; ++d) s += q[d] * read_element(k, params.k.dtype, d);
+    if (params.softcap != 0) s = params.softcap * std::tanh(s);
+    const int64_t key_position = sequence.key_position + key;
+    if (params.alibi != nullptr) {
+      s += -static_cast<double>(params.alibi[q_head]) *
+           static_cast<double>(sequence.position + row - key_position);
+    }
+    if (params.bias != nullptr) {
+      const int64_t packed_row = sequence.row_begin + row;
+      s +=
+          kLog2E *
+          params.bias[q_head * params.bias_head_stride + packed_row * params.bias_token_stride + key_position];
+    }
+    return s;
+  }
+};
+
+struct Sums {
+  double m = kMinusInfinity;
+  double l = 0;
+};
+
+// m, l and the v_dim accumulators over keys [key_begin, key_end).
+Sums attend(const QueryRow& row, int64_t key_begin, int64_t key_end, double* acc) {
+  Sums sums;
+  std::fill_n(acc, row.params.v_dim, 0.0);
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    const double s = row.score(key);
+    if (std::isnan(s) || s > sums.m) sums.m = s;
+    if (std::isnan(s)) break;
+  }
+  if (sums.m == kMinusInfinity) return sums;
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    const double s = row.score(key);
+    if (s == kMinusInfinity) continue;  // contributes nothing, whatever its V holds
+    const double p = std::exp2(s - sums.m);
+    const std::byte* v = row.row_of(row.params.v, key);
+    sums.l += p;
+    for (int64_t d = 0; d < row.params.v_dim; ++d) acc[d] += p * read_element(v, row.params.v.dtype, d);
+  }
+  return sums;
+}
+
+void write_output(const AttnParams& params, int64_t packed_row, int64_t q_head, const Sums& sums,
+                  const double* acc) {
+  std::byte* out = params.out.base + packed_row * params.out.token_stride + q_head * params.out.head_stride;
+  const bool empty = sums.m == kMinusInfinity;
+  double denominator = sums.l;
+  if (params.sinks != nullptr) denominator += std::exp2(params.sinks[q_head] - sums.m);
+  for (int64_t d = 0; d < params.v_dim; ++d) {
+    write_element(out, params.out.dtype, d, empty ? 0.0 : acc[d] / denominator);
+  }
+  if (params.lse != nullptr) {
+    const double lse = empty ? kMinusInfinity : kLn2 * (sums.m + std::log2(sums.l));
+    params.lse[packed_row * params.lse_token_stride + q_head] = static_cast<float>(lse);
+  }
+}
+
+}  // namespace
+
+double rotated_element(const std::byte* row, DType dtype, const Rotation& rotation, int64_t token,
+                       int64_t index) {
+  const double element = read_element(row, dtype, index);
+  if (index >= rotation.rotary_dim) return element;
+  const int64_t half = rotation.rotary_dim / 2;
+  const int64_t pair = rotation.interleaved != 0 ? index / 2 : index % half;
+  const bool second = rotation.interleaved != 0 ? index % 2 == 1 : index >= half;
+  const int64_t x_index = rotation.interleaved != 0 ? 2 * pair : pair;
+  const int64_t y_index = rotation.interleaved != 0 ? 2 * pair + 1 : pair + half;
+  const double x = read_element(row, dtype, x_index), y = read_element(row, dtype, y_index);
+  const double cos = rotation.cos[token * half + pair], sin = rotation.sin[token * half + pair];
+  return second ? x * sin + y * cos : x * cos - y * sin;
+}
+
+size_t attention_scratch_bytes(const AttnParams& params, int64_t) {
+  return sizeof(double) * static_cast<size_t>(params.k_dim + params.v_dim);
+}
+
+void attention(const AttnParams& params, const AttnItem& item, void* scratch) {
+  const AttnSequence& sequence = params.sequences[item.sequence];
+  double* q = static_cast<double*>(scratch);
+  double* acc = q + params.k_dim;
+  const int64_t group = params.num_q_heads / params.num_kv_heads;
+  float* partial = item.partial < 0 ? nullptr : params.partials + item.partial;
+  for (int64_t row = item.row_begin; row < item.row_end; ++row) {
+    const int64_t packed_row = sequence.row_begin + row;
+    const int64_t visible_end = sequence.first_key_end + (params.causal != 0 ? row : 0);
+    for (int64_t q_head = item.head_begin * group; q_head < item.head_end * group; ++q_head) {
+      const std::byte* from =
+          params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
+      for (int64_t d = 0; d < params.k_dim; ++d) {
+        q[d] = params.q_scale * rotated_element(from, params.q.dtype, params.q_rotation, packed_row, d);
+      }
+      const QueryRow query{params, sequence, row, q_head, q};
+      const Sums sums = attend(query, item.key_begin, std::min(item.key_end, visible_end), acc);
+      if (partial == nullptr) {
+        write_output(params, packed_row, q_head, sums, acc);
+        continue;
+      }
+      *partial++ = static_cast<float>(sums.m);
+      *partial++ = static_cast<float>(sums.l);
+      for (int64_t d = 0; d < params.v_dim; ++d) *partial++ = static_cast<float>(acc[d]);
+    }
+  }
+}
+
+void merge_splits(const AttnParams& params, const AttnMergeGroup& group) {
+  const int64_t heads_per_kv = params.num_q_heads / params.num_kv_heads;
+  const int64_t heads = (group.head_end - group.head_begin) * heads_per_kv;
+  const int64_t row_floats = 2 + params.v_dim;
+  for (int64_t row = group.row_begin; row < group.row_end; ++row) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const float* first =
+          params.partials + group.first_partial + ((row - group.row_begin) * heads + head) * row_floats;
+      Sums sums;
+      for (int64_t split = 0; split < group.num_splits; ++split) {
+        const double m = first[split * group.partial_stride];
+        if (std::isnan(m) || m > sums.m) sums.m = m;
+      }
+      const bool empty = sums.m == kMinusInfinity;
+      for (int64_t split = 0; split < group.num_splits && !empty; ++split) {
+        const float* partial = first + split * group.partial_stride;
+        sums.l += std::exp2(partial[0] - sums.m) * partial[1];
+      }
+      const int64_t packed_row = params.sequences[group.sequence].row_begin + row;
+      const int64_t q_head = group.head_begin * heads_per_kv + head;
+      std::byte* out =
+          params.out.base + packed_row * params.out.token_stride + q_head * params.out.head_stride;
+      double denominator = sums.l;
+      if (params.sinks != nullptr) denominator += std::exp2(params.sinks[q_head] - sums.m);
+      for (int64_t d = 0; d < params.v_dim; ++d) {
+        double sum = 0;
+        for (int64_t split = 0; split < group.num_splits && !empty; ++split) {
+          const float* partial = first + split * group.partial_stride;
+          sum += std::exp2(partial[0] - sums.m) * partial[2 + d];
+        }
+        write_element(out, params.out.dtype, d, empty ? 0.0 : sum / denominator);
+      }
+      if (params.lse != nullptr) {
+        const double lse = empty ? kMinusInfinity : kLn2 * (sums.m + std::log2(sums.l));
+        params.lse[packed_row * params.lse_token_stride + q_head] = static_cast<float>(lse);
+      }
+    }
+  }
+}
+
+}  // namespace kvc::kernels::reference

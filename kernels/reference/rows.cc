@@ -1,0 +1,76 @@
+// Append, gather, merge and copy, element by element.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/reference/elements.h"
+#include "kernels/reference/reference.h"
+
+namespace kvc::kernels::reference {
+
+void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    const int64_t slot = params.slots[row];
+    if (slot < 0) continue;
+    const int64_t page = slot / params.page_size, offset = slot % params.page_size;
+    for (int64_t head = 0; head < params.num_kv_heads; ++head) {
+      if (params.k.base != nullptr) {
+        const std::byte* from = params.k.base + row * params.k.token_stride + head * params.k.head_stride;
+        std::byte* to = row_address(params.k_pages, page, head, offset);
+        for (int64_t d = 0; d < params.k_dim; ++d) {
+          write_element(to, params.k_pages.dtype, d,
+                        rotated_element(from, params.k.dtype, params.k_rotation, row, d));
+        }
+      }
+      if (params.v.base != nullptr) {
+        const std::byte* from = params.v.base + row * params.v.token_stride + head * params.v.head_stride;
+        std::byte* to = row_address(params.v_pages, page, head, offset);
+        for (int64_t d = 0; d < params.v_dim; ++d) {
+          write_element(to, params.v_pages.dtype, d, read_element(from, params.v.dtype, d));
+        }
+      }
+    }
+  }
+}
+
+void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
+  for (int64_t key = key_begin; key < key_end; ++key) {
+    for (int64_t head = 0; head < params.num_heads; ++head) {
+      const std::byte* from =
+          row_address(params.rows, params.pages[key / params.page_size], head, key % params.page_size);
+      std::byte* to =
+          params.out.base + (key - key_begin) * params.out.token_stride + head * params.out.head_stride;
+      for (int64_t d = 0; d < params.dim; ++d) {
+        write_element(to, params.out.dtype, d, read_element(from, params.rows.dtype, d));
+      }
+    }
+  }
+}
+
+void merge(const MergeParams& params, int64_t row_begin, int64_t row_end) {
+  constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+  for (int64_t row = row_begin; row < row_end; ++row) {
+    for (int64_t head = 0; head < params.num_heads; ++head) {
+      float& lse = params.lse[row * params.lse_token_stride + head];
+      const double a = lse, b = params.other_lse[row * params.other_lse_token_stride + head];
+      const double top = std::fmax(a, b);
+      const bool empty = top == kMinusInfinity;
+      const double weight = a == kMinusInfinity ? 0 : std::exp(a - top);
+      const double other_weight = b == kMinusInfinity ? 0 : std::exp(b - top);
+      std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* other =
+          params.other_out.base + row * params.other_out.token_stride + head * params.other_out.head_stride;
+      for (int64_t d = 0; d < params.dim; ++d) {
+        double sum = 0;
+        if (weight != 0) sum += weight * read_element(out, params.out.dtype, d);
+        if (other_weight != 0) sum += other_weight * read_element(other, params.other_out.dtype, d);
+        write_element(out, params.out.dtype, d, empty ? 0.0 : sum / (weight + other_weight));
+      }
+      lse = static_cast<float>(empty ? kMinusInfinity : top + std::log(weight + other_weight));
+    }
+  }
+}
+
+void copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+
+}  // namespace kvc::kernels::reference
