@@ -1,0 +1,56 @@
+# The commands of this project. `make` builds, `make test` is what has to pass before a change goes in; CONTRIBUTING.md explains.
+# A variable on the command line reaches CMake: make CMAKE_FLAGS=-DKVCACHE_WERROR=ON
+
+JOBS ?= $(shell nproc)
+CMAKE_FLAGS ?=
+# The sanitizer builds run the random tests with fewer steps; see CONTRIBUTING.md.
+SANITIZER_SCALE ?= 0.2
+
+.PHONY: all build deps demo test test-release test-debug test-tsan bench fuzz lint format clean
+
+all: build
+
+deps:
+	@.ci/deps
+
+build: deps
+	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset release -j $(JOBS)
+
+demo: build
+	@build/kvcache demo
+
+bench: build
+	@build/kvcache bench
+
+test: test-release test-debug test-tsan
+
+test-release: build
+	@ctest --preset release -j $(JOBS)
+
+test-debug: deps
+	@cmake --preset debug $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset debug -j $(JOBS)
+	@KVC_TEST_SCALE=$(SANITIZER_SCALE) ctest --preset debug -j $(JOBS)
+
+test-tsan: deps
+	@cmake --preset tsan $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset tsan -j $(JOBS)
+	@KVC_TEST_SCALE=$(SANITIZER_SCALE) ctest --preset tsan -j $(JOBS)
+
+# Coverage-guided fuzzing of the C interface; FUZZ_SECONDS=0 runs until stopped.
+FUZZ_SECONDS ?= 60
+fuzz: deps
+	@cmake --preset fuzz $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset fuzz -j $(JOBS) --target plan_fuzz
+	@mkdir -p build/fuzz/corpus
+	@build/fuzz/tests/plan_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+lint:
+	@python3 tests/lint/run.py
+
+format:
+	@python3 tests/lint/format.py --fix
+
+clean:
+	@rm -rf build

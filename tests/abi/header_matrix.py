@@ -1,0 +1,44 @@
+"""kvcache.h compiles alone, without a warning, in every supported language standard, with gcc and with clang.
+
+Usage: header_matrix.py <folder that holds dlpack/dlpack.h>
+"""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion", "-Wshadow", "-Werror", "-fsyntax-only"]
+LANGUAGES = [("c", ["gcc", "clang"], ["c99", "c11", "c17"], ["-Wstrict-prototypes", "-Wc++-compat"]),
+             ("cc", ["g++", "clang++"], ["c++11", "c++14", "c++17", "c++20"], ["-Wold-style-cast", "-Wzero-as-null-pointer-constant"])]
+# Nothing before the include: the header brings what it needs. The function keeps the translation unit from being empty.
+PROGRAM = "#include <kvcache.h>\n#include <kvcache.h>\nuint32_t user(void);\nuint32_t user(void) { return kvc_abi_version(); }\n"
+
+
+def main():
+    includes = ["-I", str(ROOT / "include"), "-isystem", sys.argv[1]]
+    failed = compiled = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix, compilers, standards, extra in LANGUAGES:
+            source = pathlib.Path(folder) / f"alone.{suffix}"
+            source.write_text(PROGRAM)
+            for compiler in compilers:
+                if not shutil.which(compiler):
+                    print(f"header_matrix: {compiler} is not installed (make deps)")
+                    failed += 1
+                    continue
+                for standard in standards:
+                    result = subprocess.run([compiler, f"-std={standard}", *STRICT, *extra, *includes, str(source)],
+                                            capture_output=True, text=True)
+                    compiled += 1
+                    if result.returncode:
+                        failed += 1
+                        print(f"{compiler} -std={standard}:\n{result.stderr}")
+    print(f"header_matrix: {compiled} compilations, {failed} failed")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

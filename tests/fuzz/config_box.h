@@ -1,0 +1,194 @@
+// A kvc_config and everything it points at, as an input of the fuzzer describes it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "kvcache.h"
+#include "tests/fuzz/sized_struct.h"
+
+namespace kvc::fuzz {
+
+constexpr uint64_t kMaxPoolBytes = 1 << 20;
+
+// Callbacks of the host. alloc refuses, and concurrency lies, when the input says so.
+struct Host {
+  bool refuse;
+  int32_t concurrency;
+  uint64_t allocated = 0;
+};
+inline void* host_alloc(void* user, DLDevice, uint64_t bytes, uint64_t alignment) {
+  Host* host = static_cast<Host*>(user);
+  if (host->refuse || bytes > 2 * kMaxPoolBytes || alignment == 0) return nullptr;
+  host->allocated += bytes;
+  const uint64_t whole = (bytes + alignment - 1) / alignment * alignment;
+  return std::aligned_alloc(static_cast<size_t>(alignment), static_cast<size_t>(whole));
+}
+inline void host_free(void* user, DLDevice, void* memory, uint64_t bytes) {
+  static_cast<Host*>(user)->allocated -= bytes;
+  std::free(memory);
+}
+inline int32_t host_concurrency(void* user) { return static_cast<Host*>(user)->concurrency; }
+inline void host_parallel_for(void*, int64_t num_tasks, void (*run)(void*, int64_t, int32_t), void* arg) {
+  for (int64_t task = 0; task < num_tasks; ++task) run(arg, task, 0);
+}
+
+// A configuration and everything it points at. Starts as a sensible small model and is mutated from there.
+class ConfigBox {
+ public:
+  explicit ConfigBox(Input& input) : host_{.refuse = input.one_in(8), .concurrency = 1} {
+    kvc_config config{};
+    config.num_layers = static_cast<int32_t>(1 + input.choose(3));
+    config.page_size = input.one_in(3) ? 0 : static_cast<int32_t>(1 + input.choose(20));
+    config.num_pages = static_cast<int64_t>(1 + input.choose(32));
+    config.num_threads = 1;
+    config.storage = static_cast<kvc_storage>(input.choose(4) % 3);
+    config.pool_layout = static_cast<kvc_pool_layout>(input.choose(2));
+    make_layers(input, config);
+    if (input.one_in(3)) make_host(input, config);
+    if (config.storage == KVC_STORAGE_BORROWED || input.one_in(8)) make_pool(input, config);
+    if (input.one_in(16)) config.ext = &ext_;
+    const int32_t num_layers = config.num_layers;
+    const int32_t num_pool_tensors = config.num_pool_tensors;
+    for (size_t mutations = input.choose(4); mutations > 0; --mutations) {
+      mutate(input, &config, sizeof(config),
+             {offsetof(kvc_config, ext), offsetof(kvc_config, layers), offsetof(kvc_config, pool_tensors),
+              offsetof(kvc_config, allocator), offsetof(kvc_config, executor)});
+    }
+    // Counts that exceed their arrays are beyond what a library can check.
+    config.num_layers = std::min(config.num_layers, num_layers);
+    config.num_pool_tensors = std::min(config.num_pool_tensors, num_pool_tensors);
+    runs_here_ = config.num_threads == 1;
+    config.struct_size = choose_struct_size(input, sizeof(config));
+    box_ = std::make_unique<ExactMemory>(owned_bytes(config.struct_size));
+    box_->put(0, &config, sizeof(config));
+    if (box_->bytes() > sizeof(config) && input.one_in(3)) box_->data()[box_->bytes() - 1] = 1;
+  }
+
+  const kvc_config* get() { return reinterpret_cast<const kvc_config*>(box_->data()); }
+  bool runs_here() const { return runs_here_; }  // makes no threads of its own
+  bool honest_pool() const { return honest_pool_; }  // the pool tensors' memory is as large as they say
+  uint64_t allocated() const { return host_.allocated; }
+
+ private:
+  void make_layers(Input& input, kvc_config& config) {
+    const size_t stride = choose_struct_size(input, sizeof(kvc_layer));
+    const size_t count = static_cast<size_t>(config.num_layers);
+    layers_ = std::make_unique<ExactMemory>(std::max(owned_bytes(stride), stride * count));
+    for (size_t i = 0; i < count; ++i) {
+      kvc_layer layer{};
+      layer.num_kv_heads = static_cast<int32_t>(1 + input.choose(3));
+      layer.num_q_heads = layer.num_kv_heads * static_cast<int32_t>(input.choose(4));
+      layer.k_dim = static_cast<int32_t>(8 * (1 + input.choose(4)));
+      layer.v_dim = input.one_in(3) ? 16 : 0;
+      if (input.one_in(3)) layer.rope = make_rope(input, layer.k_dim);
+      if (input.one_in(2)) mutate(input, &layer, sizeof(layer), {offsetof(kvc_layer, rope)});
+      layer.struct_size = i == 0 || !input.one_in(8) ? stride : input.take(8);
+      layers_->put(i * stride, &layer, std::min(owned_bytes(stride), sizeof(layer)));
+    }
+    config.layers = reinterpret_cast<const kvc_layer*>(layers_->data());
+  }
+
+  const kvc_rope* make_rope(Input& input, int32_t k_dim) {
+    kvc_rope rope{};
+    rope.mode = KVC_ROPE_ON_APPEND;
+    rope.num_freq_factors = input.one_in(3) ? k_dim / 2 : 0;
+    if (input.one_in(2)) mutate(input, &rope, sizeof(rope), {offsetof(kvc_rope, freq_factors)});
+    rope.num_freq_factors = std::min(rope.num_freq_factors, 300);
+    if (rope.num_freq_factors > 0) {
+      factors_.emplace_back(static_cast<size_t>(rope.num_freq_factors) * sizeof(float));
+      for (int32_t i = 0; i < rope.num_freq_factors; ++i) {
+        const float factor = input.one_in(16) ? -1.0f : 1.5f;
+        factors_.back().put(static_cast<size_t>(i) * sizeof(float), &factor, sizeof(factor));
+      }
+      rope.freq_factors = reinterpret_cast<const float*>(factors_.back().data());
+    }
+    rope.struct_size = choose_struct_size(input, sizeof(rope));
+    parts_.emplace_back(owned_bytes(rope.struct_size));
+    parts_.back().put(0, &rope, sizeof(rope));
+    return reinterpret_cast<const kvc_rope*>(parts_.back().data());
+  }
+
+  void make_host(Input& input, kvc_config& config) {
+    kvc_allocator allocator{};
+    allocator.struct_size = choose_struct_size(input, sizeof(allocator));
+    allocator.user = &host_;
+    allocator.alloc = input.one_in(8) ? nullptr : host_alloc;
+    allocator.free = input.one_in(8) ? nullptr : host_free;
+    parts_.emplace_back(owned_bytes(allocator.struct_size));
+    parts_.back().put(0, &allocator, sizeof(allocator));
+    config.allocator = reinterpret_cast<const kvc_allocator*>(parts_.back().data());
+
+    kvc_executor executor{};
+    host_.concurrency = input.one_in(8) ? -3 : 1;
+    executor.struct_size = choose_struct_size(input, sizeof(executor));
+    executor.user = &host_;
+    executor.concurrency = input.one_in(8) ? nullptr : host_concurrency;
+    executor.parallel_for = input.one_in(8) ? nullptr : host_parallel_for;
+    parts_.emplace_back(owned_bytes(executor.struct_size));
+    parts_.back().put(0, &executor, sizeof(executor));
+    config.executor = reinterpret_cast<const kvc_executor*>(parts_.back().data());
+  }
+
+  // Tensors that are right for unmutated layers in most cases, in a pool of generous size.
+  void make_pool(Input& input, kvc_config& config) {
+    constexpr int64_t kElements = int64_t{1} << 17;
+    pool_.resize(static_cast<size_t>(kElements) * 3);
+    config.num_pages = input.one_in(3) ? config.num_pages : 0;
+    config.num_pool_tensors = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : config.num_layers;
+    kvc_plan* sized = nullptr;
+    kvc_config owned = config;
+    owned.struct_size = sizeof(owned);
+    owned.storage = KVC_STORAGE_NONE;
+    owned.num_pages = 1;
+    owned.num_pool_tensors = 0;
+    const bool known = kvc_plan_create(&owned, &sized, nullptr) == KVC_OK;
+    for (int32_t i = 0; i < config.num_pool_tensors; ++i) {
+      uint64_t page_bytes = 64;
+      if (known && config.num_pool_tensors == 1) {
+        kvc_plan_info info{};
+        info.struct_size = sizeof(info);
+        KVC_FUZZ_CHECK(kvc_plan_info_get(sized, &info, nullptr) == KVC_OK);
+        page_bytes = info.page_bytes;
+      } else if (known) {
+        kvc_layer_info info{};
+        info.struct_size = sizeof(info);
+        KVC_FUZZ_CHECK(kvc_plan_layer_get(sized, i, &info, nullptr) == KVC_OK);
+        page_bytes = info.page_bytes;
+      }
+      const int64_t elements = static_cast<int64_t>(std::min<uint64_t>(page_bytes, kElements));
+      shapes_[static_cast<size_t>(i)] = {kElements / std::max<int64_t>(elements, 1), elements, 1, 1};
+      DLTensor& tensor = tensors_[static_cast<size_t>(i)];
+      tensor.data = pool_.data() + kElements * i;
+      tensor.device = {kDLCPU, 0};
+      tensor.ndim = 2;
+      tensor.dtype = {kDLUInt, 8, 1};
+      tensor.shape = shapes_[static_cast<size_t>(i)].data();
+      if (input.one_in(6)) {
+        mutate(input, &tensor, sizeof(tensor), {offsetof(DLTensor, data), offsetof(DLTensor, shape), offsetof(DLTensor, strides)});
+        tensor.ndim = std::min(tensor.ndim, 4);
+        tensor.byte_offset = std::min<uint64_t>(tensor.byte_offset, 64);
+        honest_pool_ = false;
+      }
+      pointers_[static_cast<size_t>(i)] = &tensor;
+    }
+    kvc_plan_destroy(sized);
+    config.pool_tensors = pointers_.data();
+  }
+
+  Host host_;
+  kvc_ext ext_{1, nullptr};
+  bool runs_here_ = false;
+  bool honest_pool_ = true;
+  std::unique_ptr<ExactMemory> box_, layers_;
+  std::vector<ExactMemory> parts_, factors_;
+  std::vector<unsigned char> pool_;
+  std::array<DLTensor, 3> tensors_{};
+  std::array<std::array<int64_t, 4>, 3> shapes_{};
+  std::array<const DLTensor*, 3> pointers_{};
+};
+
+}  // namespace kvc::fuzz

@@ -1,0 +1,197 @@
+// kvc_plan_create on mutated structs, and a short life of a cache when the plan is small enough to make one.
+// Claims: no access outside the caller's memory; a refusal has a status, a message and no other effect; an accepted plan agrees with itself.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "kvcache.h"
+#include "tests/fuzz/config_box.h"
+#include "tests/fuzz/sized_struct.h"
+
+namespace kvc::fuzz {
+namespace {
+
+constexpr int64_t kMaxPages = 4096;
+constexpr int64_t kMaxTokens = 64;
+
+// A kvc_error of any size the caller may have, with bytes behind the size field that show whether it was written to.
+class ErrorBox {
+ public:
+  explicit ErrorBox(Input& input)
+      : struct_size_(kSizes[input.choose(kSizes.size())]), memory_(struct_size_ == 0 ? sizeof(kvc_error) : struct_size_) {
+    std::memset(memory_.data(), kFill, memory_.bytes());
+    std::memcpy(memory_.data(), &struct_size_, sizeof(struct_size_));
+  }
+
+  kvc_error* get() { return reinterpret_cast<kvc_error*>(memory_.data()); }
+
+  void check(kvc_status status) {
+    if (status == KVC_OK) {
+      for (size_t i = sizeof(size_t); i < memory_.bytes(); ++i) KVC_FUZZ_CHECK(memory_.data()[i] == kFill);
+      return;
+    }
+    KVC_FUZZ_CHECK(status > KVC_OK && status < KVC_E_INTERNAL);
+    KVC_FUZZ_CHECK(get()->status == status);
+    if (memory_.bytes() <= offsetof(kvc_error, message)) return;
+    const char* message = reinterpret_cast<const char*>(memory_.data()) + offsetof(kvc_error, message);
+    const size_t room = memory_.bytes() - offsetof(kvc_error, message);
+    const size_t length = strnlen(message, room);
+    KVC_FUZZ_CHECK(length < room && (length > 0 || room == 1));
+  }
+
+ private:
+  static constexpr std::array<size_t, 8> kSizes = {512, 512, 0, 12, 16, 24, 25, 100};
+  static constexpr unsigned char kFill = 0xab;
+  size_t struct_size_;
+  ExactMemory memory_;
+};
+
+// An output struct of any size: the library writes inside it and says how much.
+template <typename Struct, typename Get>
+kvc_status get_sized(Input& input, Get get) {
+  const size_t struct_size = choose_struct_size(input, sizeof(Struct));
+  ExactMemory memory(owned_bytes(struct_size));
+  memory.put(0, &struct_size, sizeof(struct_size));
+  const kvc_status status = get(reinterpret_cast<Struct*>(memory.data()));
+  size_t filled;
+  std::memcpy(&filled, memory.data(), sizeof(filled));
+  KVC_FUZZ_CHECK(status == KVC_OK ? filled <= struct_size : filled == struct_size);
+  return status;
+}
+
+// A two-call string: the count that the first call announces is the one that the second needs, and one less is too small.
+template <typename Write>
+void check_string(Write write) {
+  size_t length = 0;
+  KVC_FUZZ_CHECK(write(nullptr, &length) == KVC_OK);
+  KVC_FUZZ_CHECK(length > 1);
+  std::string text(length, '?');
+  size_t capacity = length;
+  KVC_FUZZ_CHECK(write(text.data(), &capacity) == KVC_OK);
+  KVC_FUZZ_CHECK(capacity == length && text[length - 1] == '\0' && text.find('\0') == length - 1);
+  std::string small(length - 1, '?');
+  capacity = small.size();
+  KVC_FUZZ_CHECK(write(small.data(), &capacity) == KVC_E_BUFFER_TOO_SMALL);
+  KVC_FUZZ_CHECK(capacity == length && small.find_first_not_of('?') == std::string::npos);
+}
+
+void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
+  KVC_FUZZ_CHECK(info.page_size > 0 && info.page_bytes > 0 && info.num_pages >= 0);
+  KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
+  KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end && info.layer_end <= info.num_layers);
+  int64_t pages = -1;
+  KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes, &pages, nullptr) == KVC_OK && pages == info.num_pages);
+  if (info.num_pages > 0) {
+    KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK && pages <= info.num_pages);
+  }
+  ErrorBox refused(input);
+  refused.check(kvc_plan_request_pages(plan, -1, &pages, refused.get()));
+  uint64_t layers_bytes = 0;
+  for (int32_t layer = info.layer_begin; layer < info.layer_end; ++layer) {
+    kvc_layer_info one{};
+    one.struct_size = sizeof(one);
+    KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
+    layers_bytes += one.page_bytes;
+  }
+  KVC_FUZZ_CHECK(layers_bytes <= info.page_bytes);
+  get_sized<kvc_layer_info>(input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });
+  get_sized<kvc_plan_info>(input, [&](kvc_plan_info* out) { return kvc_plan_info_get(plan, out, nullptr); });
+  check_string([&](char* text, size_t* length) { return kvc_plan_describe(plan, text, length, nullptr); });
+  check_string([&](char* text, size_t* length) { return kvc_plan_to_json(plan, text, length, nullptr); });
+}
+
+// kvc_forward_begin with a mutated description. On success the step is ended or aborted.
+void one_step(Input& input, kvc_cache* cache) {
+  const std::array<kvc_seq, 3> seqs = {static_cast<kvc_seq>(input.choose(4)), 1, static_cast<kvc_seq>(2 + input.choose(2))};
+  std::array<int64_t, 3> lengths{};
+  for (int64_t& length : lengths) length = static_cast<int64_t>(input.choose(kMaxTokens));
+  kvc_ext ext{7, &ext};
+  kvc_forward_desc desc{};
+  desc.num_seqs = 1 + input.choose(3);
+  desc.seqs = seqs.data();
+  desc.append_lengths = lengths.data();
+  if (input.one_in(16)) desc.ext = &ext;
+  if (input.one_in(3)) {
+    mutate(input, &desc, sizeof(desc),
+           {offsetof(kvc_forward_desc, ext), offsetof(kvc_forward_desc, stream), offsetof(kvc_forward_desc, seqs),
+            offsetof(kvc_forward_desc, append_lengths), offsetof(kvc_forward_desc, tree_parents), offsetof(kvc_forward_desc, tokens)});
+    desc.num_seqs = std::min<size_t>(desc.num_seqs, 3);
+  }
+  desc.struct_size = choose_struct_size(input, sizeof(desc));
+  ExactMemory box(owned_bytes(desc.struct_size));
+  box.put(0, &desc, sizeof(desc));
+
+  const int64_t length_before = kvc_cache_total_length(cache);
+  const int64_t free_before = kvc_cache_free_pages(cache);
+  kvc_forward* fwd = nullptr;
+  ErrorBox err(input);
+  const kvc_status status = kvc_forward_begin(cache, reinterpret_cast<const kvc_forward_desc*>(box.data()), &fwd, err.get());
+  err.check(status);
+  if (status != KVC_OK) {
+    KVC_FUZZ_CHECK(fwd == nullptr);
+  } else if (input.one_in(2)) {
+    KVC_FUZZ_CHECK(kvc_forward_abort(fwd, nullptr) == KVC_OK);
+  } else {
+    const int64_t num_tokens = kvc_forward_num_tokens(fwd);
+    KVC_FUZZ_CHECK(kvc_forward_end(fwd, nullptr) == KVC_OK);
+    KVC_FUZZ_CHECK(kvc_cache_total_length(cache) == length_before + num_tokens);
+    return;
+  }
+  KVC_FUZZ_CHECK(kvc_cache_total_length(cache) == length_before && kvc_cache_free_pages(cache) == free_before);
+}
+
+void short_life(Input& input, const kvc_plan* plan) {
+  kvc_cache* cache = nullptr;
+  ErrorBox err(input);
+  const kvc_status status = kvc_cache_create(plan, &cache, err.get());
+  err.check(status);
+  if (status != KVC_OK) {
+    KVC_FUZZ_CHECK(cache == nullptr);
+    return;
+  }
+  for (kvc_seq seq = 0; seq < 4; ++seq) KVC_FUZZ_CHECK(kvc_seq_add(cache, seq, nullptr) == KVC_OK);
+  for (int steps = 0; steps < 6 && !input.empty(); ++steps) {
+    one_step(input, cache);
+    const kvc_seq child = static_cast<kvc_seq>(input.choose(4)), parent = static_cast<kvc_seq>(input.choose(4));
+    if (child != parent && input.one_in(3)) {
+      KVC_FUZZ_CHECK(kvc_seq_remove(cache, child, nullptr) == KVC_OK);
+      ErrorBox fork_err(input);
+      const int64_t pos = static_cast<int64_t>(input.choose(32)) - 2;
+      const kvc_status forked = kvc_seq_fork(cache, parent, child, pos, fork_err.get());
+      fork_err.check(forked);
+      if (forked != KVC_OK) KVC_FUZZ_CHECK(kvc_seq_add(cache, child, nullptr) == KVC_OK);
+    }
+  }
+  KVC_FUZZ_CHECK(kvc_cache_check(cache, nullptr) == KVC_OK);
+  get_sized<kvc_stats>(input, [&](kvc_stats* out) { return kvc_cache_stats_get(cache, out, nullptr); });
+  get_sized<kvc_seq_info>(input, [&](kvc_seq_info* out) { return kvc_seq_info_get(cache, 1, out, nullptr); });
+  KVC_FUZZ_CHECK(kvc_cache_clear(cache, nullptr) == KVC_OK && kvc_cache_is_empty(cache) == 1);
+  kvc_cache_destroy(cache);
+}
+
+void run(Input& input) {
+  ConfigBox config(input);
+  kvc_plan* plan = nullptr;
+  ErrorBox err(input);
+  const kvc_status status = kvc_plan_create(config.get(), &plan, err.get());
+  err.check(status);
+  KVC_FUZZ_CHECK((plan != nullptr) == (status == KVC_OK));
+  if (status != KVC_OK) return;
+  kvc_plan_info info{};
+  info.struct_size = sizeof(info);
+  KVC_FUZZ_CHECK(kvc_plan_info_get(plan, &info, nullptr) == KVC_OK);
+  check_plan(input, plan, info);
+  const bool small = info.pool_bytes <= kMaxPoolBytes && info.num_pages <= kMaxPages;
+  if (small && config.runs_here() && config.honest_pool()) short_life(input, plan);
+  kvc_plan_destroy(plan);
+  KVC_FUZZ_CHECK(config.allocated() == 0);
+}
+
+}  // namespace
+}  // namespace kvc::fuzz
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  kvc::fuzz::Input input(data, size);
+  kvc::fuzz::run(input);
+  return 0;
+}

@@ -1,0 +1,30 @@
+"""Every function of the C interface says how it may be threaded and what it does to a device, and has its slot in the table."""
+
+import header
+import tree
+
+GETTER = "kvc_get_api"
+TABLE = "kvc_api"
+# A slot is the function's name without kvc_. One is not: a member may not be called like the field that holds the version.
+SLOT_OF = {"kvc_abi_version": "get_abi_version"}
+HEAD = {"struct_size", "abi_version", "reserved"}
+
+
+def check():
+    findings = []
+    functions = header.functions()
+    for name, (line, comment) in functions.items():
+        for word in ("Threading:", "Device:"):
+            if word not in comment:
+                findings.append(f"{header.PATH}:{line}: the comment of {name} has no '{word}'")
+    slots = [field for field in header.structs()[TABLE] if field not in HEAD]
+    wanted = [SLOT_OF.get(name, name.removeprefix("kvc_")) for name in functions if name != GETTER]
+    findings += [f"{header.PATH}: {TABLE} has no slot '{slot}'" for slot in wanted if slot not in slots]
+    findings += [f"{header.PATH}: slot '{slot}' of {TABLE} has no function" for slot in slots if slot not in wanted]
+    if len(slots) != len(set(slots)):
+        findings.append(f"{header.PATH}: {TABLE} has a slot twice")
+    return findings
+
+
+if __name__ == "__main__":
+    tree.finish("header_docs", check())

@@ -1,0 +1,51 @@
+"""Directories of src/ are layers: a file includes only its own and lower ones; kernels know nothing of src/."""
+
+import re
+
+import tree
+
+# Bottom to top, as ARCHITECTURE.md lists them.
+LAYERS = ["base", "plan", "pages", "sequences", "prefix", "state", "forward", "attention", "tiers", "transfer", "cache", "capi"]
+# What of the kernels the host code may see, and from which layer on.
+KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/cpu/table.h": "attention"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+
+
+def forbidden(path, included):
+    """Why `path` must not include `included`, or None."""
+    parts = path.split("/")
+    target = included.split("/")
+    if included == "kvcache.h":
+        return "kernels do not know the C interface" if parts[0] == "kernels" else None
+    if target[0] not in ("src", "kernels", "tools", "tests", "bench"):
+        return "write includes from the root of the tree"
+    if parts[0] == "kernels":
+        return None if target[0] == "kernels" else "kernels include nothing from outside kernels/"
+    if target[0] in ("tools", "tests", "bench"):
+        return f"src/ includes nothing from {target[0]}/"
+    if parts[1] not in LAYERS:
+        return f"src/{parts[1]} is not a layer; tests/lint/layering.py lists them"
+    own = LAYERS.index(parts[1])
+    if target[0] == "kernels":
+        lowest = KERNEL_HEADERS.get(included)
+        if lowest is None:
+            return "of the kernels, src/ sees only " + ", ".join(KERNEL_HEADERS)
+        return None if own >= LAYERS.index(lowest) else f"only {lowest} and the layers above see {included}"
+    if target[1] not in LAYERS:
+        return f"src/{target[1]} is not a layer"
+    return None if LAYERS.index(target[1]) <= own else f"{parts[1]} is below {target[1]}"
+
+
+def check():
+    findings = []
+    for path in tree.c_files("src", "kernels"):
+        for number, line in tree.lines_of(tree.code_only(tree.text(path), keep_strings=True)):
+            match = INCLUDE.match(line)
+            reason = match and forbidden(path, match.group(1))
+            if reason:
+                findings.append(f"{path}:{number}: includes {match.group(1)}: {reason}")
+    return findings
+
+
+if __name__ == "__main__":
+    tree.finish("layering", check())
