@@ -1,0 +1,193 @@
+#include "tools/bench/bench.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+
+#include "tools/bench/benches.h"
+
+namespace kvc::bench {
+
+int threads_of(const CommonOptions& options) {
+  return options.threads > 0 ? options.threads : machine_threads();
+}
+
+CacheShape shape_of(const ModelOptions& model, const CommonOptions& common) {
+  CacheShape shape;
+  shape.storage = storage_named(model.dtype);
+  shape.q_heads = model.q_heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = model.head_dim;
+  shape.page_size = model.page_size;
+  shape.threads = threads_of(common);
+  shape.isa = isa_named(model.isa);
+  return shape;
+}
+
+Report model_report(const std::string& bench, const ModelOptions& model, const CommonOptions& common) {
+  Report report = new_report(bench, isa_name(resolve_isa(isa_named(model.isa))), threads_of(common));
+  report["dtype"] = model.dtype;
+  report["q_heads"] = model.q_heads;
+  report["kv_heads"] = model.kv_heads;
+  report["head_dim"] = model.head_dim;
+  report["page"] = model.page_size;
+  return report;
+}
+
+int layers_for_footprint(int64_t bytes_per_layer) {
+  const int64_t layers = std::max<int64_t>(2, (kFootprintBytes + bytes_per_layer - 1) / bytes_per_layer);
+  if (layers * bytes_per_layer > kLargestPoolBytes) {
+    throw std::runtime_error("the pool would be too large: a shorter context or a smaller batch");
+  }
+  return static_cast<int>(layers);
+}
+
+namespace {
+
+void add_common(CLI::App& command, CommonOptions& options) {
+  command.add_flag("--json", options.json, "Print one JSON object");
+  command.add_option("--reps", options.budget.repetitions, "Undisturbed repetitions wanted")
+      ->check(CLI::Range(1, 10000))
+      ->capture_default_str();
+  command.add_option("--seconds", options.budget.seconds, "Longest time to measure")
+      ->check(CLI::Range(0.0, 3600.0))
+      ->capture_default_str();
+}
+
+void add_threads(CLI::App& command, CommonOptions& options) {
+  command.add_option("--threads", options.threads, "CPU threads; 0: all")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+}
+
+void add_model(CLI::App& command, ModelOptions& model) {
+  command.add_option("--dtype", model.dtype, "Storage and activation type")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
+      ->capture_default_str();
+  command.add_option("--isa", model.isa, "Instruction set of the kernels")
+      ->check(CLI::IsMember({"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"}))
+      ->capture_default_str();
+  command.add_option("--q-heads", model.q_heads, "Query heads")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command.add_option("--kv-heads", model.kv_heads, "KV heads")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  command.add_option("--head-dim", model.head_dim, "Elements of a head")
+      ->check(CLI::Range(1, 512))
+      ->capture_default_str();
+  command.add_option("--page", model.page_size, "Tokens per page")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+}
+
+void add_tokens(CLI::App& command, const char* name, int64_t& value, const char* description) {
+  command.add_option(name, value, description)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->capture_default_str();
+}
+
+void add_count(CLI::App& command, const char* name, int& value, const char* description) {
+  command.add_option(name, value, description)->check(CLI::Range(1, 1 << 20))->capture_default_str();
+}
+
+// The exit code of `work`; a failure is told on stderr.
+int guarded(const std::string& name, const std::function<void()>& work) {
+  try {
+    work();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kvcache bench %s: %s\n", name.c_str(), error.what());
+    return 1;
+  }
+}
+
+// A subcommand that runs a bench, prints its report and sets the exit code.
+template <typename Options>
+struct Command {
+  CLI::App* app;
+  std::shared_ptr<Options> options;
+};
+
+template <typename Options>
+Command<Options> add_command(CLI::App& bench, const std::string& name, const char* description,
+                             Report (*run)(const Options&), int& exit_code) {
+  auto options = std::make_shared<Options>();
+  CLI::App* command = bench.add_subcommand(name, description);
+  command->callback([options, run, name, &exit_code] {
+    exit_code = guarded(name, [&] { print_report(run(*options), options->common.json); });
+  });
+  add_common(*command, options->common);
+  return {command, options};
+}
+
+}  // namespace
+}  // namespace kvc::bench
+
+void register_bench(CLI::App& app, int& exit_code) {
+  using namespace kvc::bench;
+  CLI::App& bench = *app.add_subcommand("bench",
+                                        "Measure the library against limits taken in the same process; "
+                                        "without a name: the main figures, quickly");
+  bench.require_subcommand(0, 1);
+  auto overview = std::make_shared<CommonOptions>();
+  bench.add_flag("--json", overview->json, "Print one JSON object");
+  add_threads(bench, *overview);
+  bench.callback([&bench, overview, &exit_code] {
+    if (!bench.get_subcommands().empty()) return;
+    exit_code = guarded("overview", [&] { print_report(run_overview(*overview), overview->json); });
+  });
+
+  const auto decode =
+      add_command(bench, "decode", "New tokens over a long context; share of reading the same pages",
+                  run_decode, exit_code);
+  add_threads(*decode.app, decode.options->common);
+  add_model(*decode.app, decode.options->model);
+  add_tokens(*decode.app, "--context", decode.options->context, "Tokens each sequence sees");
+  add_count(*decode.app, "--batch", decode.options->batch, "Sequences");
+  decode.app->add_option("--placement", decode.options->placement, "Where a sequence's pages lie in the pool")
+      ->check(CLI::IsMember({"scattered", "adjacent"}))
+      ->capture_default_str();
+
+  const auto prefill =
+      add_command(bench, "prefill", "Many new tokens over a context; share of the arithmetic peak",
+                  run_prefill, exit_code);
+  add_threads(*prefill.app, prefill.options->common);
+  add_model(*prefill.app, prefill.options->model);
+  add_tokens(*prefill.app, "--new", prefill.options->new_tokens, "New tokens");
+  add_tokens(*prefill.app, "--context", prefill.options->context, "Tokens cached before them");
+
+  const auto append = add_command(bench, "append", "Rotate and store K, store V; share of a streaming copy",
+                                  run_append, exit_code);
+  add_threads(*append.app, append.options->common);
+  add_model(*append.app, append.options->model);
+  add_tokens(*append.app, "--tokens", append.options->tokens, "New tokens");
+  append.app->add_flag("--rope,!--no-rope", append.options->rope, "Rotate K")->capture_default_str();
+
+  const auto copy = add_command(bench, "copy", "Copy-on-write of shared pages; share of a streaming copy",
+                                run_copy, exit_code);
+  add_threads(*copy.app, copy.options->common);
+  add_model(*copy.app, copy.options->model);
+  add_count(*copy.app, "--layers", copy.options->layers, "Layers of the model");
+  add_count(*copy.app, "--sequences", copy.options->sequences, "Forked sequences that append at once");
+
+  const auto step = add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
+                                run_step, exit_code);
+  add_count(*step.app, "--sequences", step.options->sequences, "Sequences");
+  add_tokens(*step.app, "--context", step.options->context, "Tokens of each sequence");
+  step.app
+      ->add_option("--versus-context", step.options->versus_context,
+                   "Second length, measured in turn; 0: none")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
+      ->capture_default_str();
+  add_count(*step.app, "--page", step.options->page_size, "Tokens per page");
+  add_count(*step.app, "--layers", step.options->layers, "Layers of the model");
+  step.app->add_flag("--aligned", step.options->aligned, "All sequences enter a new page in the same step");
+
+  const auto info =
+      add_command(bench, "info", "What the library finds and what the machine can do", run_info, exit_code);
+  add_threads(*info.app, info.options->common);
+}

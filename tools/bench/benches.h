@@ -1,0 +1,93 @@
+// What each bench can be told, and the function that runs it. bench/README.md says what the figures mean.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "tools/bench/fixture.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/report.h"
+
+namespace kvc::bench {
+
+struct CommonOptions {
+  bool json = false;
+  int threads = 0;  // 0: all of the machine
+  Budget budget;
+};
+
+struct ModelOptions {
+  std::string dtype = "bf16";
+  std::string isa = "auto";
+  int q_heads = 32;
+  int kv_heads = 8;
+  int head_dim = 128;
+  int page_size = 16;
+};
+
+struct DecodeOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int64_t context = 16384;
+  int batch = 1;
+  std::string placement = "scattered";
+};
+
+struct PrefillOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int64_t new_tokens = 512;
+  int64_t context = 4096;
+};
+
+struct AppendOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int64_t tokens = 8192;
+  bool rope = true;
+};
+
+struct CopyOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int layers = 16;
+  int sequences = 256;
+};
+
+struct StepOptions {
+  CommonOptions common;
+  int sequences = 64;
+  int64_t context = 4096;
+  int64_t versus_context = 0;  // 0: no comparison
+  int page_size = 16;
+  int layers = 32;
+  bool aligned = false;
+};
+
+struct InfoOptions {
+  CommonOptions common;
+};
+
+Report run_decode(const DecodeOptions& options);
+Report run_prefill(const PrefillOptions& options);
+Report run_append(const AppendOptions& options);
+Report run_copy(const CopyOptions& options);
+Report run_step(const StepOptions& options);
+Report run_info(const InfoOptions& options);
+
+// The main figures of all benches, each measured for a second or two.
+Report run_overview(const CommonOptions& options);
+
+// Shared by the benches: the cache of a model, and its parameters in the report.
+int threads_of(const CommonOptions& options);
+CacheShape shape_of(const ModelOptions& model, const CommonOptions& common);
+Report model_report(const std::string& bench, const ModelOptions& model, const CommonOptions& common);
+
+// KV memory that a bench walks in turn: far more than any last-level cache, so that nothing is left of it when its turn comes.
+constexpr int64_t kFootprintBytes = int64_t{512} << 20;
+constexpr int64_t kLargestPoolBytes = int64_t{8} << 30;
+
+// The fewest layers, at least two, that make the footprint. Throws when the pool would be too large to measure.
+int layers_for_footprint(int64_t bytes_per_layer);
+
+}  // namespace kvc::bench

@@ -1,0 +1,299 @@
+#include "tools/bench/fixture.h"
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+namespace kvc::bench {
+namespace {
+
+constexpr int64_t kFillTokens = 512;  // tokens of one filling forward
+constexpr kvc_seq kFirstFiller = 1 << 20;
+
+struct IsaName {
+  const char* name;
+  kvc_cpu_isa isa;
+};
+constexpr IsaName kIsaNames[] = {
+    {"auto", KVC_CPU_ISA_AUTO}, {"reference", KVC_CPU_ISA_REFERENCE}, {"scalar", KVC_CPU_ISA_SCALAR},
+    {"avx2", KVC_CPU_ISA_AVX2}, {"avx512", KVC_CPU_ISA_AVX512},       {"avx512bf16", KVC_CPU_ISA_AVX512_BF16},
+};
+
+kvc_error new_error() {
+  kvc_error error{};
+  error.struct_size = sizeof error;
+  return error;
+}
+
+kvc_device_caps machine() {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  kvc_error error = new_error();
+  check(kvc_device_query(DLDevice{kDLCPU, 0}, &caps, &error), error);
+  return caps;
+}
+
+// Bit patterns of normal numbers with an exponent of -2 or -1, a random sign and a random mantissa.
+void fill_random(std::byte* data, int64_t elements, Storage storage, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  for (int64_t i = 0; i < elements; ++i) {
+    const auto bits = static_cast<uint32_t>(random() >> 32);
+    if (storage == Storage::kF32) {
+      const uint32_t value = (bits & 0x80ffffffu) | (125u << 23);
+      std::memcpy(data + 4 * i, &value, sizeof value);
+    } else {
+      const uint32_t pattern =
+          storage == Storage::kF16 ? (bits & 0x87ffu) | (13u << 10) : (bits & 0x80ffu) | (125u << 7);
+      const auto value = static_cast<uint16_t>(pattern);
+      std::memcpy(data + 2 * i, &value, sizeof value);
+    }
+  }
+}
+
+}  // namespace
+
+Storage storage_named(const std::string& name) {
+  if (name == "fp32") return Storage::kF32;
+  if (name == "fp16") return Storage::kF16;
+  if (name == "bf16") return Storage::kBF16;
+  throw std::runtime_error("unknown dtype " + name);
+}
+
+int64_t storage_bytes(Storage storage) { return storage == Storage::kF32 ? 4 : 2; }
+
+DLDataType dl_type(Storage storage) {
+  switch (storage) {
+    case Storage::kF32: return {kDLFloat, 32, 1};
+    case Storage::kF16: return {kDLFloat, 16, 1};
+    case Storage::kBF16: break;
+  }
+  return {kDLBfloat, 16, 1};
+}
+
+kvc_cpu_isa isa_named(const std::string& name) {
+  for (const IsaName& entry : kIsaNames) {
+    if (name == entry.name) return entry.isa;
+  }
+  throw std::runtime_error("unknown instruction set " + name);
+}
+
+const char* isa_name(kvc_cpu_isa isa) {
+  for (const IsaName& entry : kIsaNames) {
+    if (isa == entry.isa) return entry.name;
+  }
+  return "unknown";
+}
+
+kvc_cpu_isa resolve_isa(kvc_cpu_isa isa) { return isa == KVC_CPU_ISA_AUTO ? machine().arch : isa; }
+
+int machine_threads() { return std::max(1, machine().num_cores); }
+
+Arithmetic bounding_arithmetic(kvc_cpu_isa isa, Storage storage) {
+  switch (resolve_isa(isa)) {
+    case KVC_CPU_ISA_AVX512_BF16:
+      return storage == Storage::kBF16 ? Arithmetic::kAvx512Bf16 : Arithmetic::kAvx512;
+    case KVC_CPU_ISA_AVX512: return Arithmetic::kAvx512;
+    case KVC_CPU_ISA_AVX2: return Arithmetic::kAvx2;
+    default: return Arithmetic::kScalar;
+  }
+}
+
+void check(kvc_status status, const kvc_error& error) {
+  if (status != KVC_OK) throw std::runtime_error(std::string(kvc_status_name(status)) + ": " + error.message);
+}
+
+Activations::Activations(Storage storage, int64_t tokens, int heads, int dim, uint64_t seed)
+    : buffer_(static_cast<size_t>(tokens * heads * dim * storage_bytes(storage))),
+      shape_{tokens, heads, dim},
+      tensor_{} {
+  fill_random(buffer_.data(), tokens * heads * dim, storage, seed);
+  tensor_.data = buffer_.data();
+  tensor_.device = {kDLCPU, 0};
+  tensor_.ndim = 3;
+  tensor_.dtype = dl_type(storage);
+  tensor_.shape = shape_;
+}
+
+DLTensor* Activations::rows(int64_t tokens) {
+  shape_[0] = tokens;
+  return &tensor_;
+}
+
+Cache::Cache(const CacheShape& shape) : shape_(shape) {
+  kvc_rope rope{};
+  rope.struct_size = sizeof rope;
+  rope.mode = KVC_ROPE_ON_APPEND;
+  kvc_layer layer{};
+  layer.struct_size = sizeof layer;
+  layer.num_q_heads = shape.q_heads;
+  layer.num_kv_heads = shape.kv_heads;
+  layer.k_dim = shape.head_dim;
+  layer.k_dtype = dl_type(shape.storage);
+  layer.rope = shape.rope ? &rope : nullptr;
+  const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
+
+  kvc_config config{};
+  kvc_error error = new_error();
+  check(kvc_config_init(&config, sizeof config), error);
+  config.page_size = shape.page_size;
+  config.num_layers = shape.layers;
+  config.layers = layers.data();
+  config.num_pages = shape.num_pages;
+  config.num_threads = shape.threads;
+  config.cpu_isa = shape.isa;
+  config.storage = shape.tensor_memory ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
+  kvc_plan* plan = nullptr;
+  check(kvc_plan_create(&config, &plan, &error), error);
+  const kvc_status status = kvc_cache_create(plan, &cache_, &error);
+  kvc_plan_destroy(plan);
+  check(status, error);
+}
+
+Cache::~Cache() { kvc_cache_destroy(cache_); }
+
+void Cache::add(kvc_seq seq) {
+  kvc_error error = new_error();
+  check(kvc_seq_add(cache_, seq, &error), error);
+}
+
+void Cache::remove(kvc_seq seq) {
+  kvc_error error = new_error();
+  check(kvc_seq_remove(cache_, seq, &error), error);
+}
+
+void Cache::fork(kvc_seq parent, kvc_seq child) {
+  kvc_error error = new_error();
+  check(kvc_seq_fork(cache_, parent, child, -1, &error), error);
+}
+
+void Cache::pop(kvc_seq seq, int64_t tokens) {
+  kvc_error error = new_error();
+  check(kvc_seq_pop(cache_, seq, tokens, &error), error);
+}
+
+kvc_forward* Cache::begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
+  kvc_forward_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.num_seqs = seqs.size();
+  desc.seqs = seqs.data();
+  desc.append_lengths = lengths.data();
+  kvc_forward* forward = nullptr;
+  kvc_error error = new_error();
+  check(kvc_forward_begin(cache_, &desc, &forward, &error), error);
+  return forward;
+}
+
+void Cache::end(kvc_forward* forward) {
+  kvc_error error = new_error();
+  check(kvc_forward_end(forward, &error), error);
+}
+
+void Cache::abort(kvc_forward* forward) {
+  kvc_error error = new_error();
+  check(kvc_forward_abort(forward, &error), error);
+}
+
+void Cache::attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out) {
+  kvc_error error = new_error();
+  check(kvc_attn(forward, layer, nullptr, q, k, v, out, nullptr, &error), error);
+}
+
+void Cache::append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v) {
+  kvc_error error = new_error();
+  check(kvc_kv_append(forward, layer, k, v, &error), error);
+}
+
+kvc_stats Cache::stats() const {
+  kvc_stats stats{};
+  stats.struct_size = sizeof stats;
+  kvc_error error = new_error();
+  check(kvc_cache_stats_get(cache_, &stats, &error), error);
+  return stats;
+}
+
+void Cache::grow(kvc_seq seq, int64_t tokens) {
+  if (shape_.tensor_memory && fill_k_ == nullptr) {
+    fill_k_ =
+        std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 11);
+    fill_v_ =
+        std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 12);
+  }
+  for (int64_t done = 0; done < tokens;) {
+    const int64_t part = shape_.tensor_memory ? std::min(kFillTokens, tokens - done) : tokens;
+    kvc_forward* forward = begin({seq}, {part});
+    for (int layer = 0; shape_.tensor_memory && layer < shape_.layers; ++layer) {
+      append_kv(forward, layer, fill_k_->tensor(), fill_v_->tensor());
+    }
+    end(forward);
+    done += part;
+  }
+}
+
+std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
+  DLManagedTensorVersioned* table = nullptr;
+  kvc_error error = new_error();
+  check(kvc_export_page_table(forward, 0, KVC_TABLE_INDICES, &table, &error), error);
+  const DLTensor& tensor = table->dl_tensor;
+  const auto* ids =
+      reinterpret_cast<const int32_t*>(static_cast<const std::byte*>(tensor.data) + tensor.byte_offset);
+  const std::vector<int32_t> copy(ids, ids + tensor.shape[0]);
+  table->deleter(table);
+  return copy;
+}
+
+std::vector<const std::byte*> Cache::page_addresses(int layer, const std::vector<int32_t>& page_ids) {
+  DLManagedTensorVersioned* pool = nullptr;
+  kvc_error error = new_error();
+  check(kvc_export_pool(cache_, layer, KVC_POOL_BYTES, &pool, &error), error);
+  const DLTensor& tensor = pool->dl_tensor;
+  const std::byte* base = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
+  const int64_t stride = tensor.strides == nullptr ? tensor.shape[1] : tensor.strides[0];
+  std::vector<const std::byte*> addresses;
+  addresses.reserve(page_ids.size());
+  for (const int32_t page : page_ids) addresses.push_back(base + page * stride);
+  pool->deleter(pool);  // the cache lives on and with it the memory
+  return addresses;
+}
+
+void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
+  for (int seq = 0; seq < count; ++seq) cache.add(seq);
+  if (placement == Placement::kAdjacent) {
+    for (int seq = 0; seq < count; ++seq) cache.grow(seq, tokens);
+    return;
+  }
+  // Fillers of one page hold the whole pool. Whenever one random filler goes, its page is the only free one, and the next page
+  // of a random sequence has to take it.
+  const int page_size = cache.shape().page_size;
+  const int64_t pages_each = (tokens + page_size - 1) / page_size;
+  std::vector<kvc_seq> fillers, turns;
+  for (int64_t page = 0; page < cache.shape().num_pages; ++page) {
+    fillers.push_back(kFirstFiller + page);
+    cache.add(fillers.back());
+    kvc_forward* forward = cache.begin({fillers.back()}, {1});
+    cache.end(forward);
+  }
+  for (int seq = 0; seq < count; ++seq) turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);
+  std::mt19937_64 random(7);
+  std::shuffle(fillers.begin(), fillers.end(), random);
+  std::shuffle(turns.begin(), turns.end(), random);
+  std::vector<int64_t> missing(static_cast<size_t>(count), tokens);
+  for (size_t turn = 0; turn < turns.size(); ++turn) {
+    cache.remove(fillers.at(turn));
+    int64_t& left = missing[static_cast<size_t>(turns[turn])];
+    const int64_t part = std::min<int64_t>(page_size, left);
+    cache.grow(turns[turn], part);
+    left -= part;
+  }
+  for (size_t left = turns.size(); left < fillers.size(); ++left) cache.remove(fillers[left]);
+}
+
+double adjacent_share(const std::vector<int32_t>& page_ids) {
+  if (page_ids.size() < 2) return 1;
+  int64_t adjacent = 0;
+  for (size_t i = 1; i < page_ids.size(); ++i) adjacent += page_ids[i] == page_ids[i - 1] + 1 ? 1 : 0;
+  return static_cast<double>(adjacent) / static_cast<double>(page_ids.size() - 1);
+}
+
+}  // namespace kvc::bench

@@ -1,0 +1,104 @@
+// A cache to measure, made and filled through the C interface alone.
+#pragma once
+
+#include <kvcache.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/bench/limits.h"
+
+namespace kvc::bench {
+
+enum class Storage { kF32, kF16, kBF16 };
+Storage storage_named(const std::string& name);  // "fp32", "fp16", "bf16"
+int64_t storage_bytes(Storage storage);
+DLDataType dl_type(Storage storage);
+kvc_cpu_isa isa_named(const std::string& name);  // "auto", "avx2", ...
+const char* isa_name(kvc_cpu_isa isa);
+kvc_cpu_isa resolve_isa(kvc_cpu_isa isa);  // AUTO: the machine's best
+int machine_threads();
+// The arithmetic whose peak bounds many-row attention in this storage type with this instruction set.
+Arithmetic bounding_arithmetic(kvc_cpu_isa isa, Storage storage);
+
+// Throws std::runtime_error with the library's message.
+void check(kvc_status status, const kvc_error& error);
+
+struct CacheShape {
+  Storage storage = Storage::kBF16;
+  int layers = 1;
+  int q_heads = 32;
+  int kv_heads = 8;
+  int head_dim = 128;
+  int page_size = 16;
+  int64_t num_pages = 0;
+  int threads = 1;
+  kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
+  bool rope = false;
+  bool tensor_memory = true;  // false: KVC_STORAGE_NONE
+
+  int64_t bytes_per_token_layer() const { return 2 * int64_t{kv_heads} * head_dim * storage_bytes(storage); }
+  int64_t page_layer_bytes() const { return page_size * bytes_per_token_layer(); }
+};
+
+// Random rows [tokens][heads][dim]; values of magnitude 0.25 to 1 with either sign.
+class Activations {
+ public:
+  Activations(Storage storage, int64_t tokens, int heads, int dim, uint64_t seed);
+  DLTensor* tensor() { return &tensor_; }
+  // The first `tokens` rows, valid as long as this object.
+  DLTensor* rows(int64_t tokens);
+
+ private:
+  Buffer buffer_;
+  int64_t shape_[3];
+  DLTensor tensor_;
+};
+
+class Cache {
+ public:
+  explicit Cache(const CacheShape& shape);
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+  ~Cache();
+
+  kvc_cache* get() const { return cache_; }
+  const CacheShape& shape() const { return shape_; }
+
+  void add(kvc_seq seq);
+  void remove(kvc_seq seq);
+  void fork(kvc_seq parent, kvc_seq child);
+  void pop(kvc_seq seq, int64_t tokens);
+  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths);
+  void end(kvc_forward* forward);
+  void abort(kvc_forward* forward);
+  void attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out);
+  void append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v);
+  kvc_stats stats() const;
+
+  // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random rows in every layer.
+  void grow(kvc_seq seq, int64_t tokens);
+
+  // Page ids of the open forward's sequences, one after the other.
+  std::vector<int32_t> page_ids(kvc_forward* forward);
+  // Where each page of a layer begins; page_layer_bytes() long.
+  std::vector<const std::byte*> page_addresses(int layer, const std::vector<int32_t>& page_ids);
+
+ private:
+  CacheShape shape_;
+  kvc_cache* cache_ = nullptr;
+  std::unique_ptr<Activations> fill_k_, fill_v_;
+};
+
+// Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty pool, so the allocator
+// can lay pages side by side. kScattered: pages at random places in the pool, whatever the allocator prefers; needs a
+// pool of exactly the pages that the sequences fill.
+enum class Placement { kAdjacent, kScattered };
+void fill(Cache& cache, int count, int64_t tokens, Placement placement);
+
+// Share of neighbours in the page tables that are neighbours in the pool.
+double adjacent_share(const std::vector<int32_t>& page_ids);
+
+}  // namespace kvc::bench

@@ -1,0 +1,68 @@
+// What this machine can do, measured by our own loops: the denominators of every share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "tools/bench/thread_team.h"
+
+namespace kvc::bench {
+
+// Memory for the limits: page-aligned, in huge pages where the system gives them, touched.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes);
+  std::byte* data() const { return data_.get(); }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  size_t bytes_;
+};
+
+// How a walk asks for memory. The best way depends on the machine, so it is chosen by trying.
+struct ReadWay {
+  int streams;    // parts of a piece that are read side by side: 1, 2 or 4
+  int64_t ahead;  // bytes of software prefetch inside each stream, into the next piece at its end; 0: none
+};
+
+// Pieces of equal size, read once each in this order; a task is a run of `pieces_per_task` of them.
+struct ReadWalk {
+  std::vector<const std::byte*> pieces;
+  int64_t piece_bytes;
+  int64_t pieces_per_task;
+
+  double bytes() const { return static_cast<double>(pieces.size()) * static_cast<double>(piece_bytes); }
+};
+
+// Reads pieces [begin, end) of the walk on all threads, tasks in order on whichever thread is free.
+void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin, int64_t end);
+
+// The fastest way to read this walk here.
+ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk);
+
+// The memory of `buffer` cut into pieces, in address order or shuffled.
+enum class Order { kSequential, kShuffled };
+ReadWalk walk_over(const Buffer& buffer, int64_t piece_bytes, Order order);
+
+// A streaming copy; the fastest of several ways, chosen once.
+struct CopyWay {
+  bool stream_stores;  // stores that go past the caches; false: memcpy
+  int64_t ahead;       // bytes of software prefetch of the source
+};
+void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes, const CopyWay& way);
+CopyWay fastest_copy_way(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes);
+
+// Arithmetic peaks: independent chains of multiply-adds in registers.
+enum class Arithmetic { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+const char* arithmetic_name(Arithmetic arithmetic);  // "fp32 fma zmm", ...
+bool machine_has(Arithmetic arithmetic);
+// Runs `chunks` chunks per thread (about 0.1 ms each) and returns the flops done by all threads.
+double run_arithmetic(ThreadTeam& team, Arithmetic arithmetic, int chunks);
+
+}  // namespace kvc::bench

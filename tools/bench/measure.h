@@ -1,0 +1,54 @@
+// Timing that survives a shared machine: each repetition knows how much of the CPU it asked for it got, limit and
+// subject are measured in turn, and only the ratio of neighbours counts.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace kvc::bench {
+
+double now_seconds();
+
+// One timed piece of work. `cpu_share` is CPU time / (wall time * threads): 1 when every thread had a processor and
+// work all the time.
+struct Piece {
+  double seconds;
+  double cpu_share;
+};
+
+Piece timed(int threads, const std::function<void()>& work);
+
+// Repetitions with a smaller cpu_share are left out of every figure.
+constexpr double kUndisturbed = 0.9;
+
+struct Budget {
+  int repetitions = 25;  // undisturbed ones wanted
+  double seconds = 8;    // and at most this long
+};
+
+// A median with the range around it.
+struct Spread {
+  double median = 0, min = 0, max = 0;
+};
+Spread spread_of(std::vector<double> values);
+
+// What a bench is about, in turn with the limit it is compared with.
+struct PairedResult {
+  Spread subject_rate;  // amount / seconds
+  Spread limit_rate;
+  Spread share;            // subject_rate / limit_rate of each pair
+  int kept = 0;            // pairs in the figures
+  int measured = 0;        // pairs taken
+  bool disturbed = false;  // too few quiet pairs: the quietest were kept whatever they were
+};
+
+// One measured side: `work(pair)` does `amount` (bytes, flops) with `threads` threads.
+struct Side {
+  double amount;
+  std::function<void(int)> work;
+};
+
+PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit, const Side& subject);
+
+}  // namespace kvc::bench

@@ -1,0 +1,124 @@
+// The host's part of a decode step: begin and end for the whole batch, no tensor memory.
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "tools/bench/benches.h"
+
+namespace kvc::bench {
+namespace {
+
+// One batch that decodes around a context length: `kStepsPerRound` steps forward, then back by as much, not timed.
+class DecodeBatch {
+ public:
+  static constexpr int kStepsPerRound = 256;
+
+  DecodeBatch(const StepOptions& options, int64_t context) : cache_(shape(options, context)) {
+    std::mt19937_64 random(3);
+    for (int seq = 0; seq < options.sequences; ++seq) {
+      cache_.add(seq);
+      const int64_t ahead =
+          options.aligned ? 0 : static_cast<int64_t>(random() % static_cast<uint64_t>(options.page_size));
+      cache_.grow(seq, context + ahead);
+      seqs_.push_back(seq);
+    }
+    one_token_.assign(seqs_.size(), 1);
+  }
+
+  // Nanoseconds of each step of one round.
+  void round(std::vector<double>* nanoseconds) {
+    for (int step = 0; step < kStepsPerRound; ++step) {
+      const double start = now_seconds();
+      cache_.end(cache_.begin(seqs_, one_token_));
+      const double seconds = now_seconds() - start;
+      if (nanoseconds != nullptr) nanoseconds->push_back(seconds * 1e9);
+    }
+    for (const kvc_seq seq : seqs_) cache_.pop(seq, kStepsPerRound);
+  }
+
+  // What a device would be sent in each step of one round.
+  void transfers(std::vector<double>& bytes, uint64_t& most_copies) {
+    for (int step = 0; step < kStepsPerRound; ++step) {
+      cache_.end(cache_.begin(seqs_, one_token_));
+      const kvc_stats stats = cache_.stats();
+      bytes.push_back(static_cast<double>(stats.step_bytes));
+      most_copies = std::max(most_copies, stats.step_copies);
+    }
+    for (const kvc_seq seq : seqs_) cache_.pop(seq, kStepsPerRound);
+  }
+
+ private:
+  static CacheShape shape(const StepOptions& options, int64_t context) {
+    CacheShape shape;
+    shape.layers = options.layers;
+    shape.page_size = options.page_size;
+    shape.tensor_memory = false;
+    const int64_t longest = context + options.page_size + kStepsPerRound;
+    shape.num_pages = options.sequences * ((longest + options.page_size - 1) / options.page_size);
+    return shape;
+  }
+
+  Cache cache_;
+  std::vector<kvc_seq> seqs_;
+  std::vector<int64_t> one_token_;
+};
+
+}  // namespace
+
+Report run_step(const StepOptions& options) {
+  DecodeBatch batch(options, options.context);
+  std::unique_ptr<DecodeBatch> versus;
+  if (options.versus_context > 0) versus = std::make_unique<DecodeBatch>(options, options.versus_context);
+
+  // Rounds of the two lengths in turn; a round's median is not moved by the steps that an interrupt hit.
+  std::vector<double> all_steps, round_medians, ratios, versus_medians;
+  const double end = now_seconds() + options.common.budget.seconds;
+  constexpr int kFewestRounds = 5;
+  for (int round = -2;
+       round < kFewestRounds || (round < 4 * options.common.budget.repetitions && now_seconds() < end);
+       ++round) {
+    std::vector<double> steps, versus_steps;
+    batch.round(&steps);
+    if (versus != nullptr) versus->round(&versus_steps);
+    if (round < 0) continue;  // warm-up
+    round_medians.push_back(spread_of(steps).median);
+    all_steps.insert(all_steps.end(), steps.begin(), steps.end());
+    if (versus != nullptr) {
+      versus_medians.push_back(spread_of(versus_steps).median);
+      ratios.push_back(round_medians.back() / versus_medians.back());
+    }
+  }
+  std::vector<double> bytes;
+  uint64_t copies = 0;
+  batch.transfers(bytes, copies);
+
+  std::sort(all_steps.begin(), all_steps.end());
+  const Spread host = spread_of(round_medians);
+  const Spread sent = spread_of(bytes);
+  Report report = new_report("step", "none", 1);
+  report["sequences"] = options.sequences;
+  report["context"] = options.context;
+  report["page"] = options.page_size;
+  report["layers"] = options.layers;
+  report["lengths"] = options.aligned ? "aligned" : "staggered";
+  report["host_ns"] = rounded(host.median);
+  report["host_ns_min"] = rounded(host.min);
+  report["host_ns_max"] = rounded(host.max);
+  report["host_ns_p99"] = rounded(all_steps[all_steps.size() * 99 / 100]);
+  report["ns_per_sequence"] = rounded(host.median / options.sequences);
+  report["h2d_bytes"] = static_cast<int64_t>(sent.median);
+  report["h2d_bytes_max"] = static_cast<int64_t>(sent.max);
+  report["h2d_bytes_per_sequence"] = rounded(sent.median / options.sequences);
+  report["h2d_bytes_per_sequence_max"] = rounded(sent.max / options.sequences);
+  report["h2d_copies"] = copies;
+  report["steps"] = all_steps.size();
+  report["reps"] = round_medians.size();
+  if (versus != nullptr) {
+    report["versus_context"] = options.versus_context;
+    report["versus_host_ns"] = rounded(spread_of(versus_medians).median);
+    report["context_ratio"] = rounded(spread_of(ratios).median);
+  }
+  return report;
+}
+
+}  // namespace kvc::bench

@@ -1,0 +1,152 @@
+// The bodies of the block kernels for vectors of any width, in the compiler's vector extension. Everything is inlined into
+// wrappers that carry the instruction set, so no function here has vector arguments.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "block_kernels.h"
+
+namespace kvc::demo {
+
+#define KVC_DEMO_INLINE inline __attribute__((always_inline))
+
+template <int VectorBytes, int TileRows>
+struct BlockBody {
+  static constexpr int kLanes = VectorBytes / 4;
+  static constexpr int64_t kPanel = 2 * kLanes;
+  typedef float Vector __attribute__((vector_size(VectorBytes)));
+  typedef int32_t Integers __attribute__((vector_size(VectorBytes)));
+
+  template <int Rows>
+  static KVC_DEMO_INLINE void tile(const Product& p, int64_t row, const float* b, float* c) {
+    Vector sum[Rows][2];
+    for (int r = 0; r < Rows; ++r) {
+      for (int v = 0; v < 2; ++v) {
+        sum[r][v] = Vector{};
+        if (p.accumulate) std::memcpy(&sum[r][v], c + r * p.c_stride + v * kLanes, VectorBytes);
+      }
+    }
+    const float* a = p.a + row * p.a_stride;
+    for (int64_t k = 0; k < p.depth; ++k) {
+      Vector b0, b1;
+      std::memcpy(&b0, b + k * p.row_stride, VectorBytes);
+      std::memcpy(&b1, b + k * p.row_stride + kLanes, VectorBytes);
+#pragma GCC unroll 16
+      for (int r = 0; r < Rows; ++r) {
+        const float scalar = a[r * p.a_stride + k];
+        sum[r][0] += scalar * b0;
+        sum[r][1] += scalar * b1;
+      }
+    }
+    for (int r = 0; r < Rows; ++r) {
+      for (int v = 0; v < 2; ++v) std::memcpy(c + r * p.c_stride + v * kLanes, &sum[r][v], VectorBytes);
+    }
+  }
+
+  static KVC_DEMO_INLINE void multiply(const Product& p) {
+    for (int64_t col = 0; col < p.cols; col += kPanel) {
+      const float* b = p.b + col / kPanel * p.panel_stride;
+      float* c = p.c + col;
+      int64_t row = 0;
+      for (; row + TileRows <= p.rows; row += TileRows) tile<TileRows>(p, row, b, c + row * p.c_stride);
+      for (; row + 4 <= p.rows; row += 4) tile<4>(p, row, b, c + row * p.c_stride);
+      for (; row < p.rows; ++row) tile<1>(p, row, b, c + row * p.c_stride);
+    }
+  }
+
+  // e^x to a few units in the last place; x outside [-87, 87] is clamped. 2^n times a polynomial on [-ln2/2, ln2/2].
+  static KVC_DEMO_INLINE void exponential(Vector& x) {
+    const Vector low = Vector{} - 87.0f;
+    const Vector high = Vector{} + 87.0f;
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    const Vector shifted = x * 1.44269504f + kRounder;
+    const Vector n = shifted - kRounder;
+    const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
+    Vector poly = r * 1.9841270e-4f + 1.3888889e-3f;
+    poly = poly * r + 8.3333333e-3f;
+    poly = poly * r + 4.1666667e-2f;
+    poly = poly * r + 1.6666667e-1f;
+    poly = poly * r + 0.5f;
+    poly = poly * r + 1.0f;
+    poly = poly * r + 1.0f;
+    Integers exponent;
+    std::memcpy(&exponent, &shifted, VectorBytes);
+    exponent = (exponent - 0x4B400000 + 127) << 23;  // 0x4B400000: the bits of kRounder
+    Vector power;
+    std::memcpy(&power, &exponent, VectorBytes);
+    x = poly * power;
+  }
+
+  static KVC_DEMO_INLINE void softmax(const SoftmaxBlock& s) {
+    int32_t lane_numbers[kLanes];
+    for (int i = 0; i < kLanes; ++i) lane_numbers[i] = i;
+    Integers lane;
+    std::memcpy(&lane, lane_numbers, VectorBytes);
+    float lanes[kLanes];
+    const Vector minus_infinity = Vector{} - std::numeric_limits<float>::infinity();
+    for (int64_t row = 0; row < s.rows; ++row) {
+      float* scores = s.scores + row * s.score_stride;
+      const int32_t visible = static_cast<int32_t>(s.visible[row] < s.keys ? s.visible[row] : s.keys);
+      if (visible <= 0) {
+        for (int64_t key = 0; key < s.keys; ++key) scores[key] = 0.0f;
+        continue;
+      }
+      Vector highest = minus_infinity;
+      for (int64_t key = 0; key < visible; key += kLanes) {
+        Vector x;
+        std::memcpy(&x, scores + key, VectorBytes);
+        x = lane + static_cast<int32_t>(key) < visible ? x : minus_infinity;
+        highest = x > highest ? x : highest;
+      }
+      const float old_max = s.row_max[row];
+      float new_max = old_max;
+      std::memcpy(lanes, &highest, VectorBytes);
+      for (int i = 0; i < kLanes; ++i) new_max = lanes[i] > new_max ? lanes[i] : new_max;
+      Vector total = Vector{};
+      for (int64_t key = 0; key < s.keys; key += kLanes) {
+        Vector x;
+        std::memcpy(&x, scores + key, VectorBytes);
+        x = x - new_max;
+        exponential(x);
+        x = lane + static_cast<int32_t>(key) < visible ? x : Vector{};
+        total += x;
+        std::memcpy(scores + key, &x, VectorBytes);
+      }
+      std::memcpy(lanes, &total, VectorBytes);
+      float sum = 0.0f;
+      for (int i = 0; i < kLanes; ++i) sum += lanes[i];
+      const float rescale = std::exp(old_max - new_max);  // 0 for the first block
+      s.row_max[row] = new_max;
+      s.row_sum[row] = s.row_sum[row] * rescale + sum;
+      if (rescale == 1.0f) continue;
+      float* accumulated = s.accumulated + row * s.dim;
+      for (int64_t i = 0; i < s.dim; i += kLanes) {
+        Vector x;
+        std::memcpy(&x, accumulated + i, VectorBytes);
+        x *= rescale;
+        std::memcpy(accumulated + i, &x, VectorBytes);
+      }
+    }
+  }
+
+  static KVC_DEMO_INLINE void silu_multiply(float* gate, const float* up, int64_t count) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+      Vector g, u;
+      std::memcpy(&g, gate + i, VectorBytes);
+      std::memcpy(&u, up + i, VectorBytes);
+      Vector e = -g;
+      exponential(e);
+      g = g / (e + 1.0f) * u;
+      std::memcpy(gate + i, &g, VectorBytes);
+    }
+    for (; i < count; ++i) gate[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+  }
+};
+
+}  // namespace kvc::demo

@@ -1,0 +1,70 @@
+// Row 1, the classic baseline: each sequence has one contiguous buffer, reserved for the longest request there may be.
+// Plain code of the demo; nothing of the library takes part.
+#pragma once
+
+#include <map>
+#include <memory>
+
+#include "block_kernels.h"
+#include "kv_store.h"
+#include "worker_pool.h"
+
+namespace kvc::demo {
+
+class ContiguousStore final : public KvStore {
+ public:
+  ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences, WorkerPool& pool,
+                  const BlockKernels& kernels);
+
+  bool add(int sequence) override;
+  void fork(int parent, int child, int64_t length) override;
+  bool can_fork() const override { return false; }
+  void remove(int sequence) override;
+  bool begin(std::span<const BatchItem> batch) override;
+  void attention(int layer, const float* qkv, float* out) override;
+  void end() override;
+  MemoryUse memory() const override;
+
+  uint64_t slot_bytes() const { return static_cast<uint64_t>(slot_floats_) * sizeof(float); }
+  int64_t max_length() const { return max_length_; }
+
+ private:
+  // K lies transposed, [layer][kv head][dim][max_length], so that scores are computed over neighbouring keys;
+  // V follows, [layer][kv head][max_length][dim].
+  struct Slot {
+    std::unique_ptr<float[]> data;
+    int64_t length = 0;
+  };
+  // Queries of up to kTileTokens new tokens of one sequence against one kv head.
+  struct Tile {
+    Slot* slot;
+    int64_t position;   // of the first token
+    int64_t batch_row;  // the same in the packed batch
+    int64_t tokens;
+    int kv_head;
+  };
+  struct Scratch {
+    std::vector<float> queries, scores, accumulated, row_max, row_sum;
+    std::vector<int64_t> visible;
+  };
+
+  float* keys(const Slot& slot, int layer, int kv_head) const;
+  float* values(const Slot& slot, int layer, int kv_head) const;
+  void rotate(const float* in, int64_t position, float scale, float* out) const;
+  void append(int layer, const float* qkv, const Tile& tile);
+  void attend(int layer, const float* qkv, float* out, const Tile& tile, Scratch& scratch);
+
+  AttentionShape shape_;
+  int64_t max_length_;
+  int64_t slot_floats_;
+  size_t max_sequences_;
+  WorkerPool& pool_;
+  const BlockKernels& kernels_;
+  std::vector<float> cosines_, sines_;  // [max_length][head_dim / 2]
+  std::map<int, Slot> slots_;
+  std::vector<BatchItem> batch_;
+  std::vector<Tile> tiles_;
+  std::vector<Scratch> scratch_;  // one per worker
+};
+
+}  // namespace kvc::demo

@@ -1,0 +1,211 @@
+#include "demo_run.h"
+
+#include <cstdio>
+#include <thread>
+
+#include "contiguous_store.h"
+#include "terminal.h"
+#include "tools/isa_names.h"
+
+namespace kvc::demo {
+namespace {
+
+int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+kvc_device_caps cpu_caps() {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof(caps);
+  kvc_error error{};
+  if (kvc_device_query({kDLCPU, 0}, &caps, &error) != KVC_OK) throw LibraryError(error.message);
+  return caps;
+}
+
+KernelLevel kernel_level(kvc_cpu_isa isa) {
+  if (isa == KVC_CPU_ISA_REFERENCE || isa == KVC_CPU_ISA_SCALAR) return KernelLevel::kBaseline;
+  return isa == KVC_CPU_ISA_AVX2 ? KernelLevel::kAvx2 : KernelLevel::kBest;
+}
+
+// How many conversations like these the memory of row 1 would hold at their full length.
+int64_t paged_fit(const DemoRun& run, const DemoRow& row) {
+  const int64_t page = run.options.page_size;
+  const auto system = static_cast<int64_t>(run.workload.system.size());
+  const int64_t common = row.shared ? ceil_div(system, page) : 0;
+  int64_t own = 0;
+  for (const Conversation& c : run.workload.conversations) {
+    own += ceil_div(static_cast<int64_t>(c.prompt.size()) + c.max_new - 1, page) -
+           (row.shared ? system / page : 0);
+  }
+  const int64_t pages = static_cast<int64_t>(run.contiguous_bytes) / row.page_bytes - common;
+  return pages * static_cast<int64_t>(run.workload.conversations.size()) / own;
+}
+
+// The longest conversation alone must fit, beside the system prompt that row 3 keeps.
+void check_memory(const DemoRun& run) {
+  if (run.options.memory_mib == 0) return;
+  const ModelShape& m = run.shape;
+  const int64_t element = run.options.dtype == StorageType::kFloat32 ? 4 : 2;
+  const int64_t page_bytes =
+      int64_t{2} * m.layers * m.kv_heads * m.head_dim * element * run.options.page_size;
+  const int64_t pages = ceil_div(run.workload.longest_request(), run.options.page_size) + 1;
+  const int64_t least = ceil_div(pages * page_bytes, 1 << 20);
+  if (run.options.memory_mib < least) {
+    throw UsageError(format("--memory %lld: one conversation needs %lld MiB",
+                            static_cast<long long>(run.options.memory_mib), static_cast<long long>(least)));
+  }
+}
+
+class Progress {
+ public:
+  Progress(int row, const std::string& title) : row_(row), title_(title), active_(stderr_is_terminal()) {}
+  ~Progress() {
+    if (active_) std::fprintf(stderr, "\r\x1b[K");
+  }
+  void operator()(double part) {
+    const int percent = static_cast<int>(part * 100.0);
+    if (!active_ || percent == shown_) return;
+    shown_ = percent;
+    const int cells = percent * 40 / 100;
+    std::fprintf(stderr, "\r  row %d of 3, %-15s [%-40s] %3d %%", row_, title_.c_str(),
+                 std::string(static_cast<size_t>(cells), '#').c_str(), percent);
+    std::fflush(stderr);
+  }
+
+ private:
+  int row_;
+  std::string title_;
+  bool active_;
+  int shown_ = -1;
+};
+
+ServeResult serve_row(const DemoRun& run, const DemoRow& row, Model& model, KvStore& store) {
+  Progress progress(static_cast<int>(run.rows.size()) + 1, row.title);
+  ServeOptions options;
+  options.tokens_per_step = run.options.tokens_per_step;
+  options.temperature = run.options.temperature;
+  options.seed = run.options.workload.seed;
+  options.share_system_prompt = row.shared;
+  options.progress = [&](double part) { progress(part); };
+  options.progress(0.0);
+  return serve(run.workload, model, store, options);
+}
+
+void judge(DemoRun& run) {
+  const bool exact_storage = run.options.dtype == StorageType::kFloat32;
+  run.verified = true;
+  for (size_t i = 1; i < run.rows.size(); ++i) {
+    DemoRow& row = run.rows[i];
+    row.against_first = compare(run.rows[0].result, row.result);
+    row.against_paged = compare(run.rows[1].result, row.result);
+    const Comparison& deciding = exact_storage ? row.against_first : row.against_paged;
+    if (deciding.identical || !run.verified) continue;
+    run.verified = false;
+    run.verdict = format(
+        "row %zu differs from row %d first in conversation %d at generated token %lld: byte %d, not %d",
+        i + 1, exact_storage ? 1 : 2, deciding.conversation + 1, static_cast<long long>(deciding.place + 1),
+        deciding.got, deciding.expected);
+  }
+  if (!run.verified) return;
+  const std::string tokens = grouped(run.rows[0].result.generated_tokens());
+  if (exact_storage) {
+    run.verdict = "all three rows agree on all " + tokens + " generated tokens";
+  } else {
+    run.verdict = "rows 2 and 3 agree on all " + tokens +
+                  " generated tokens; row 1 keeps float32, so it is no judge of " +
+                  storage_name(run.options.dtype);
+  }
+}
+
+}  // namespace
+
+DemoRun run_demo(const DemoOptions& options) {
+  DemoRun run;
+  run.options = options;
+  if (options.quick) run.shape = {2, 128, 4, 2, 64, 256, 10000.0};
+  run.workload = make_workload(options.workload);
+  const kvc_device_caps caps = cpu_caps();
+  run.threads = options.threads > 0 ? options.threads : caps.num_cores;
+  if (options.isa != KVC_CPU_ISA_AUTO && !(caps.isas >> options.isa & 1)) {
+    throw UsageError(format("--isa %s: this machine does not have it", isa_name(options.isa)));
+  }
+  run.library_isa = isa_name(options.isa == KVC_CPU_ISA_AUTO ? caps.arch : options.isa);
+  const BlockKernels& kernels = block_kernels(kernel_level(options.isa));
+  run.demo_kernels = kernels.name;
+
+  const int64_t longest = run.workload.longest_request();
+  run.max_length = options.max_length > 0 ? options.max_length : ceil_div(longest, 512) * 512;
+  if (longest > run.max_length) {
+    throw UsageError(format("--max-length %lld: the longest request has %lld tokens",
+                            static_cast<long long>(run.max_length), static_cast<long long>(longest)));
+  }
+
+  check_memory(run);
+
+  WorkerPool pool(run.threads);
+  std::vector<Token> texts = run.workload.system;
+  for (const Conversation& c : run.workload.conversations)
+    texts.insert(texts.end(), c.turn.begin(), c.turn.end());
+  Model model(run.shape, options.workload.seed, texts, pool, kernels);
+  run.num_parameters = model.num_parameters();
+  const AttentionShape attention = run.shape.attention();
+  const int num_conversations = static_cast<int>(run.workload.conversations.size());
+
+  uint64_t slots_bytes = 0;
+  {
+    DemoRow row;
+    row.key = "contiguous";
+    row.title = "1 contiguous";
+    ContiguousStore store(attention, run.max_length, num_conversations, pool, kernels);
+    row.result = serve_row(run, row, model, store);
+    slots_bytes = store.slot_bytes() * static_cast<uint64_t>(num_conversations);
+    run.contiguous_bytes = row.result.peak.reserved_bytes;
+    run.bytes_per_token_contiguous = store.slot_bytes() / static_cast<uint64_t>(store.max_length());
+    row.sequences_that_fit = static_cast<int64_t>(run.contiguous_bytes / store.slot_bytes());
+    run.rows.push_back(std::move(row));
+  }
+  for (const bool shared : {false, true}) {
+    DemoRow row;
+    row.key = shared ? "paged_shared" : "paged";
+    row.title = shared ? "3 paged, shared" : "2 paged";
+    row.paged = true;
+    row.shared = shared;
+    PagedOptions paged;
+    paged.dtype = options.dtype;
+    paged.page_size = options.page_size;
+    paged.isa = options.isa;
+    paged.byte_budget =
+        options.memory_mib > 0 ? static_cast<uint64_t>(options.memory_mib) << 20 : slots_bytes;
+    // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last bit of a float32 into
+    // a different stored value.
+    paged.batch_invariant = options.dtype != StorageType::kFloat32;
+    PagedStore store(attention, paged, pool);
+    row.result = serve_row(run, row, model, store);
+    store.check();
+    row.page_bytes = static_cast<int64_t>(store.plan_info().page_bytes);
+    row.num_pages = store.plan_info().num_pages;
+    row.pages_copied = store.stats().pages_copied;
+    run.bytes_per_token_paged = store.plan_info().bytes_per_token;
+    row.sequences_that_fit = paged_fit(run, row);
+    run.rows.push_back(std::move(row));
+  }
+  judge(run);
+  return run;
+}
+
+double DemoRow::waste() const {
+  return 1.0 - static_cast<double>(result.peak.used_bytes) / static_cast<double>(result.peak.reserved_bytes);
+}
+
+double DemoRow::tokens_per_second() const {
+  return static_cast<double>(result.generated_tokens()) / result.seconds;
+}
+
+const char* storage_name(StorageType type) {
+  switch (type) {
+    case StorageType::kFloat16: return "float16";
+    case StorageType::kBfloat16: return "bfloat16";
+    case StorageType::kFloat32: break;
+  }
+  return "float32";
+}
+
+}  // namespace kvc::demo

@@ -1,0 +1,81 @@
+// One run of the demo: what was asked for, and the three rows that came out. Reports read this and compute nothing anew.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "model.h"
+#include "paged_store.h"
+#include "scheduler.h"
+#include "workload.h"
+
+namespace kvc::demo {
+
+struct DemoOptions {
+  WorkloadOptions workload;
+  int threads = 0;  // 0: one per core that this process may use
+  int page_size = 16;
+  int64_t tokens_per_step = 1024;
+  int64_t max_length =
+      0;  // tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
+  int64_t memory_mib = 0;  // of the paged pools; 0: as much as the contiguous buffers take
+  double temperature = 0.8;
+  StorageType dtype = StorageType::kFloat32;
+  kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
+  bool quick = false;
+  bool verify = false;
+  std::string json_path, svg_path;
+};
+
+// How a row's answers differ from another row's. Logits are compared while the answers agree: up to and with the first
+// token that differs, both rows have read the same.
+struct Comparison {
+  bool identical = true;
+  double max_logit_difference = 0.0;
+  int64_t tokens_compared = 0;
+  int conversation = -1;  // of the first difference, in order of conversations
+  int64_t place = -1;
+  Token expected = 0, got = 0;
+};
+
+struct DemoRow {
+  std::string key;    // for programs: contiguous, paged, paged_shared
+  std::string title;  // for people
+  bool paged = false;
+  bool shared = false;
+  ServeResult result;
+  int64_t page_bytes = 0, num_pages = 0;  // paged rows
+  uint64_t pages_copied = 0;              // copy-on-write
+  int64_t sequences_that_fit = 0;         // in the memory that row 1 reserves
+  Comparison against_first;               // row 1 is the reference
+  Comparison against_paged;               // row 2; equal storage types, so meaningful for 16-bit storage too
+
+  double waste() const;
+  double tokens_per_second() const;
+};
+
+struct DemoRun {
+  DemoOptions options;
+  ModelShape shape;
+  int64_t num_parameters = 0;
+  Workload workload;
+  int threads = 0;
+  std::string library_isa, demo_kernels;
+  int64_t max_length = 0;
+  uint64_t contiguous_bytes = 0;  // what row 1 reserves at its peak
+  uint64_t bytes_per_token_contiguous = 0, bytes_per_token_paged = 0;
+  std::vector<DemoRow> rows;
+  std::string verdict;  // one sentence
+  bool verified = false;
+
+  int root_sequence() const { return static_cast<int>(workload.conversations.size()); }
+};
+
+Comparison compare(const ServeResult& expected, const ServeResult& got);
+
+DemoRun run_demo(const DemoOptions& options);
+
+const char* storage_name(StorageType type);  // "float32"
+
+}  // namespace kvc::demo

@@ -1,0 +1,59 @@
+// Where a row of the demo keeps its keys and values: the one interface that differs between the rows. Model, scheduler and
+// sampler are the same for all.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace kvc::demo {
+
+struct AttentionShape {
+  int layers, q_heads, kv_heads, head_dim;
+  double rope_theta;
+
+  int64_t qkv_width() const { return int64_t{q_heads + 2 * kv_heads} * head_dim; }
+  int64_t out_width() const { return int64_t{q_heads} * head_dim; }
+};
+
+// One sequence's part of a step: `count` new tokens after the `begin` that are cached.
+struct BatchItem {
+  int sequence;
+  int64_t begin;
+  int64_t count;
+};
+
+struct MemoryUse {
+  uint64_t reserved_bytes = 0;  // taken from what others could have
+  uint64_t used_bytes = 0;      // of these, holding the key or value of a token
+};
+
+// One page of a pool at some moment. Without holders the page is free.
+struct PageUse {
+  int holders = 0;
+  int first_holder = -1;  // lowest sequence that holds it
+  int64_t filled = 0;     // tokens in it
+};
+
+class KvStore {
+ public:
+  virtual ~KvStore() = default;
+
+  // False: no memory for another sequence now.
+  virtual bool add(int sequence) = 0;
+  // `child` starts with the first `length` tokens of `parent`; only where can_fork().
+  virtual void fork(int parent, int child, int64_t length) = 0;
+  virtual bool can_fork() const = 0;
+  virtual void remove(int sequence) = 0;
+
+  // Opens a step. False: the memory is full now and nothing has changed.
+  virtual bool begin(std::span<const BatchItem> batch) = 0;
+  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], not rotated; out [T][q heads]
+  virtual void attention(int layer, const float* qkv, float* out) = 0;
+  virtual void end() = 0;
+
+  virtual MemoryUse memory() const = 0;
+  virtual std::vector<PageUse> pages() const { return {}; }
+};
+
+}  // namespace kvc::demo

@@ -1,0 +1,180 @@
+#include "paged_store.h"
+
+#include <algorithm>
+
+namespace kvc::demo {
+namespace {
+
+constexpr DLDevice kCpu{kDLCPU, 0};
+
+void require(kvc_status status, const kvc_error& error, const char* call) {
+  if (status == KVC_OK) return;
+  throw LibraryError(std::string(call) + ": " + kvc_status_name(status) + ": " + error.message);
+}
+
+DLDataType storage_dtype(StorageType type) {
+  switch (type) {
+    case StorageType::kFloat16: return {kDLFloat, 16, 1};
+    case StorageType::kBfloat16: return {kDLBfloat, 16, 1};
+    case StorageType::kFloat32: break;
+  }
+  return {kDLFloat, 32, 1};
+}
+
+// A packed float32 tensor [tokens][heads][dim] that borrows everything.
+struct ActivationTensor {
+  ActivationTensor(const float* data, int64_t tokens, int64_t heads, int64_t dim)
+      : shape{tokens, heads, dim} {
+    tensor.data = const_cast<float*>(data);  // DLPack has no const; inputs are only read
+    tensor.device = kCpu;
+    tensor.ndim = 3;
+    tensor.dtype = {kDLFloat, 32, 1};
+    tensor.shape = shape;
+  }
+  ActivationTensor(const ActivationTensor&) = delete;
+  ActivationTensor& operator=(const ActivationTensor&) = delete;
+
+  int64_t shape[3];
+  DLTensor tensor{};
+};
+
+}  // namespace
+
+PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options, WorkerPool& pool)
+    : shape_(shape), attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
+  kvc_rope rope{};
+  rope.struct_size = sizeof(rope);
+  rope.mode = KVC_ROPE_ON_APPEND;
+  rope.style = KVC_ROPE_HALF;
+  rope.theta = shape.rope_theta;
+
+  kvc_layer layer{};
+  layer.struct_size = sizeof(layer);
+  layer.kind = KVC_LAYER_ATTENTION;
+  layer.num_q_heads = shape.q_heads;
+  layer.num_kv_heads = shape.kv_heads;
+  layer.k_dim = shape.head_dim;
+  layer.k_dtype = storage_dtype(options.dtype);
+  layer.rope = &rope;
+  const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
+
+  const kvc_executor executor = pool.executor();
+  kvc_config config;
+  kvc_config_init(&config, sizeof(config));
+  config.page_size = options.page_size;
+  config.num_layers = shape.layers;
+  config.layers = layers.data();
+  config.byte_budget = options.byte_budget;
+  config.cpu_isa = options.isa;
+  config.executor = &executor;
+
+  kvc_error error{};
+  kvc_plan* plan = nullptr;
+  require(kvc_plan_create(&config, &plan, &error), error, "kvc_plan_create");
+  plan_.reset(plan);
+  plan_info_.struct_size = sizeof(plan_info_);
+  require(kvc_plan_info_get(plan, &plan_info_, &error), error, "kvc_plan_info_get");
+  kvc_cache* cache = nullptr;
+  require(kvc_cache_create(plan, &cache, &error), error, "kvc_cache_create");
+  cache_.reset(cache);
+}
+
+bool PagedStore::add(int sequence) {
+  kvc_error error{};
+  require(kvc_seq_add(cache_.get(), sequence, &error), error, "kvc_seq_add");
+  return true;
+}
+
+void PagedStore::fork(int parent, int child, int64_t length) {
+  kvc_error error{};
+  require(kvc_seq_fork(cache_.get(), parent, child, length, &error), error, "kvc_seq_fork");
+}
+
+void PagedStore::remove(int sequence) {
+  kvc_error error{};
+  require(kvc_seq_remove(cache_.get(), sequence, &error), error, "kvc_seq_remove");
+}
+
+bool PagedStore::begin(std::span<const BatchItem> batch) {
+  std::vector<kvc_seq> sequences;
+  std::vector<int64_t> lengths;
+  for (const BatchItem& item : batch) {
+    sequences.push_back(item.sequence);
+    lengths.push_back(item.count);
+  }
+  kvc_forward_desc desc{};
+  desc.struct_size = sizeof(desc);
+  desc.num_seqs = sequences.size();
+  desc.seqs = sequences.data();
+  desc.append_lengths = lengths.data();
+  kvc_error error{};
+  const kvc_status status = kvc_forward_begin(cache_.get(), &desc, &forward_, &error);
+  if (status == KVC_E_NO_PAGES) return false;
+  require(status, error, "kvc_forward_begin");
+  return true;
+}
+
+void PagedStore::attention(int layer, const float* qkv, float* out) {
+  const int64_t tokens = kvc_forward_num_tokens(forward_);
+  const ActivationTensor in(qkv, tokens, shape_.q_heads + 2 * shape_.kv_heads, shape_.head_dim);
+  ActivationTensor result(out, tokens, shape_.q_heads, shape_.head_dim);
+  kvc_attn_opt options{};
+  options.struct_size = sizeof(options);
+  options.flags = attention_flags_;
+  kvc_error error{};
+  require(kvc_attn_fused_qkv(forward_, layer, &options, &in.tensor, &result.tensor, &error), error,
+          "kvc_attn_fused_qkv");
+}
+
+void PagedStore::end() {
+  kvc_error error{};
+  require(kvc_forward_end(forward_, &error), error, "kvc_forward_end");
+  forward_ = nullptr;
+}
+
+kvc_stats PagedStore::stats() const {
+  kvc_stats stats{};
+  stats.struct_size = sizeof(stats);
+  kvc_error error{};
+  require(kvc_cache_stats_get(cache_.get(), &stats, &error), error, "kvc_cache_stats_get");
+  return stats;
+}
+
+void PagedStore::check() const {
+  kvc_error error{};
+  require(kvc_cache_check(cache_.get(), &error), error, "kvc_cache_check");
+}
+
+MemoryUse PagedStore::memory() const {
+  MemoryUse use;
+  use.reserved_bytes = static_cast<uint64_t>(stats().pages_used) * plan_info_.page_bytes;
+  for (const PageUse& page : pages())
+    use.used_bytes += static_cast<uint64_t>(page.filled) * plan_info_.bytes_per_token;
+  return use;
+}
+
+std::vector<PageUse> PagedStore::pages() const {
+  std::vector<PageUse> pages(static_cast<size_t>(plan_info_.num_pages));
+  kvc_error error{};
+  size_t count = 0;
+  require(kvc_seq_list(cache_.get(), nullptr, &count, &error), error, "kvc_seq_list");
+  std::vector<kvc_seq> sequences(count);
+  require(kvc_seq_list(cache_.get(), sequences.data(), &count, &error), error, "kvc_seq_list");
+  for (const kvc_seq sequence : sequences) {
+    int64_t left = 0;
+    require(kvc_seq_length(cache_.get(), sequence, &left, &error), error, "kvc_seq_length");
+    DLManagedTensorVersioned* table = nullptr;
+    require(kvc_export_seq_pages(cache_.get(), sequence, 0, &table, &error), error, "kvc_export_seq_pages");
+    const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const char*>(table->dl_tensor.data) +
+                                                       table->dl_tensor.byte_offset);
+    for (int64_t i = 0; i < table->dl_tensor.shape[0]; ++i, left -= plan_info_.page_size) {
+      PageUse& page = pages[static_cast<size_t>(ids[i])];
+      if (page.holders++ == 0) page.first_holder = static_cast<int>(sequence);
+      page.filled = std::max(page.filled, std::min<int64_t>(left, plan_info_.page_size));
+    }
+    table->deleter(table);
+  }
+  return pages;
+}
+
+}  // namespace kvc::demo

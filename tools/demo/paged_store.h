@@ -1,0 +1,63 @@
+// Rows 2 and 3: the same interface on libkvcache.
+#pragma once
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "kv_store.h"
+#include "kvcache.h"
+#include "worker_pool.h"
+
+namespace kvc::demo {
+
+enum class StorageType { kFloat32, kFloat16, kBfloat16 };
+
+struct PagedOptions {
+  StorageType dtype = StorageType::kFloat32;
+  int page_size = 16;
+  uint64_t byte_budget = 0;  // num_pages = byte_budget / bytes of a page
+  kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
+  bool batch_invariant = false;
+};
+
+// A call of the library that failed in a way the demo has no answer to.
+struct LibraryError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class PagedStore final : public KvStore {
+ public:
+  PagedStore(const AttentionShape& shape, const PagedOptions& options, WorkerPool& pool);
+
+  bool add(int sequence) override;
+  void fork(int parent, int child, int64_t length) override;
+  bool can_fork() const override { return true; }
+  void remove(int sequence) override;
+  bool begin(std::span<const BatchItem> batch) override;
+  void attention(int layer, const float* qkv, float* out) override;
+  void end() override;
+  MemoryUse memory() const override;
+  std::vector<PageUse> pages() const override;
+
+  kvc_stats stats() const;
+  kvc_plan_info plan_info() const { return plan_info_; }
+  void check() const;  // the library's own audit
+
+ private:
+  struct PlanDeleter {
+    void operator()(kvc_plan* plan) const { kvc_plan_destroy(plan); }
+  };
+  struct CacheDeleter {
+    void operator()(kvc_cache* cache) const { kvc_cache_destroy(cache); }
+  };
+
+  AttentionShape shape_;
+  uint64_t attention_flags_;
+  std::unique_ptr<kvc_plan, PlanDeleter> plan_;
+  std::unique_ptr<kvc_cache, CacheDeleter> cache_;
+  kvc_plan_info plan_info_{};
+  kvc_forward* forward_ = nullptr;  // belongs to the cache
+};
+
+}  // namespace kvc::demo

@@ -1,0 +1,168 @@
+#include <algorithm>
+
+#include "block_map.h"
+#include "report.h"
+#include "terminal.h"
+
+namespace kvc::demo {
+namespace {
+
+constexpr int kMapWidth = 96;
+constexpr int kMapLines = 12;
+constexpr size_t kAnswersShown = 5;
+
+std::string ratio(double part, double whole) { return format("%.1f %%", 100.0 * part / whole); }
+
+std::string heading(const DemoRun& run, bool colours) {
+  const ModelShape& m = run.shape;
+  const auto count = static_cast<int64_t>(run.workload.conversations.size());
+  const auto system = static_cast<int64_t>(run.workload.system.size());
+  int64_t shortest = run.workload.conversations[0].max_new, longest = shortest;
+  for (const Conversation& c : run.workload.conversations) {
+    shortest = std::min(shortest, c.max_new);
+    longest = std::max(longest, c.max_new);
+  }
+  const auto label = [&](const char* text) { return painted(left(text, 11), Paint::kDim, colours); };
+  std::string out = "\n";
+  out += painted(format("%lld conversations behind one system prompt, served three ways",
+                        static_cast<long long>(count)),
+                 Paint::kBold, colours) +
+         "\n\n";
+  out += label("  model") + format(
+                                "%d layers, width %d, %d query heads on %d KV heads of %d, %.1f million "
+                                "parameters; a byte is a token\n",
+                                m.layers, m.d_model, m.q_heads, m.kv_heads, m.head_dim,
+                                static_cast<double>(run.num_parameters) / 1e6);
+  out += label("") +
+         format("random weights (seed %llu): exactness, memory and speed are real, the text is not\n",
+                static_cast<unsigned long long>(run.options.workload.seed));
+  out += label("  work") + "system prompt of " + grouped(system) + " tokens, " +
+         format("turns of %lld on average, answers of %lld to %lld\n",
+                static_cast<long long>((run.workload.prompt_tokens() - count * system) / count),
+                static_cast<long long>(shortest), static_cast<long long>(longest));
+  out += label("  serving") + "continuous batching, at most " + grouped(run.options.tokens_per_step) +
+         " tokens a step; conversations arrive over the first " +
+         std::to_string(run.workload.conversations.back().arrival_step + 1) + " steps\n";
+  out += label("  cache") + "row 1: float32, buffers of " + grouped(run.max_length) +
+         " tokens; rows 2 and 3: " + storage_name(run.options.dtype) +
+         format(", pages of %d tokens", run.options.page_size) +
+         (run.options.dtype == StorageType::kFloat32 ? "" : ", batch-invariant attention") + "\n";
+  out += label("  machine") + format("%d thread%s; ", run.threads, run.threads == 1 ? "" : "s") +
+         "libkvcache " + kvc_version_string() + ", " + run.library_isa + "; model and row 1: own " +
+         run.demo_kernels + " code\n\n";
+  return out;
+}
+
+std::string agreement(const DemoRun& run, size_t row) {
+  if (row == 0) return "(ref)";
+  const DemoRow& r = run.rows[row];
+  if (run.options.dtype == StorageType::kFloat32) return r.against_first.identical ? "yes" : "NO";
+  if (r.against_first.identical) return "yes";
+  if (row == 1) return "close";
+  return r.against_paged.identical ? "= row 2" : "NO";
+}
+
+// Columns of the table; the groups above them span several.
+std::string table(const DemoRun& run, bool colours) {
+  const auto line = [](const std::vector<std::string>& cells) {
+    constexpr size_t kWidths[] = {8, 10, 8, 8, 8, 7, 8, 9, 10, 8};
+    std::string out = "  " + left(cells[0], 15);
+    for (size_t i = 1; i < cells.size(); ++i) out += right(cells[i], kWidths[i - 1]);
+    return out;
+  };
+  const auto mib = [](uint64_t bytes) { return format("%.1f", static_cast<double>(bytes) / (1 << 20)); };
+  std::string out;
+  out += painted("  " + left("", 15) + right("prompt", 8) + right("KV at the peak, MiB", 23) +
+                     right("first token, s", 18) + right("tokens", 8) + right("fit in", 9) +
+                     right("max", 10) + right("same", 8),
+                 Paint::kDim, colours) +
+         "\n";
+  out += painted(line({"", "tokens", "reserved", "used", "waste", "p50", "p95", "/s",
+                       format("%.0f MiB", static_cast<double>(run.contiguous_bytes) / (1 << 20)), "|dlogit|",
+                       "tokens"}),
+                 Paint::kDim, colours) +
+         "\n";
+  for (size_t i = 0; i < run.rows.size(); ++i) {
+    const DemoRow& row = run.rows[i];
+    const ServeResult& r = row.result;
+    const std::string text =
+        line({row.title, grouped(r.prompt_tokens), mib(r.peak.reserved_bytes), mib(r.peak.used_bytes),
+              format("%.1f %%", 100.0 * row.waste()), format("%.3f", r.first_token_percentile(50)),
+              format("%.3f", r.first_token_percentile(95)), format("%.0f", row.tokens_per_second()),
+              grouped(row.sequences_that_fit),
+              i == 0 ? "(ref)" : format("%.1e", row.against_first.max_logit_difference), agreement(run, i)});
+    out += (i + 1 == run.rows.size() ? painted(text, Paint::kBold, colours) : text) + "\n";
+  }
+  return out + "\n";
+}
+
+std::string summary(const DemoRun& run, bool colours) {
+  const ServeResult& first = run.rows.front().result;
+  const ServeResult& last = run.rows.back().result;
+  std::string out =
+      "  Row 3 computed " +
+      ratio(static_cast<double>(last.prompt_tokens), static_cast<double>(first.prompt_tokens)) +
+      " of row 1's prompt tokens, reserved " +
+      ratio(static_cast<double>(last.peak.reserved_bytes), static_cast<double>(first.peak.reserved_bytes)) +
+      " of its memory and took " + ratio(last.seconds, first.seconds) + " of its time\n" +
+      format(
+          "  (%.1f s, %.1f s, %.1f s). |dlogit| is taken against row 1's float32 arithmetic at every "
+          "generated token.\n",
+          first.seconds, run.rows[1].result.seconds, last.seconds);
+  for (const DemoRow& row : run.rows) {
+    const ServeResult& r = row.result;
+    if (r.waits == 0) continue;
+    out += "  Row " + row.title.substr(0, 1) + ": the pool was full in " + grouped(r.waits) + " steps; " +
+           grouped(r.preemptions) + " times a conversation gave way, " + grouped(r.recomputed_tokens) +
+           " tokens were computed again.\n";
+  }
+  const std::string mark = run.verified ? "  Exact: " : "  NOT EXACT: ";
+  return out + painted(mark + run.verdict + ".", run.verified ? Paint::kGreen : Paint::kRed, colours) +
+         "\n\n";
+}
+
+std::string map(const DemoRun& run, bool colours) {
+  const DemoRow& row = run.rows.back();
+  const std::vector<MapCell> cells = map_cells(row.result.peak_pages, run.root_sequence());
+  const MapCounts counts = count_cells(cells);
+  int64_t drawn = 0;
+  const std::vector<std::string> lines = draw_map(cells, kMapWidth, kMapLines, colours, &drawn);
+  std::string out = painted("  Row 3's pages at its peak", Paint::kBold, colours) +
+                    format(" (%d conversations)  ", row.result.peak_conversations) +
+                    with_background("#", cell_palette({MapCell::kShared, -1}), colours) +
+                    " system prompt, shared: " + grouped(counts.shared) + "   " +
+                    with_background("a", cell_palette({MapCell::kOwn, 0}), colours) +
+                    with_background("b", cell_palette({MapCell::kOwn, 1}), colours) +
+                    with_background("c", cell_palette({MapCell::kOwn, 2}), colours) +
+                    " a conversation's own: " + grouped(counts.own) + "   . free: " + grouped(counts.free) +
+                    "\n";
+  for (const std::string& line : lines) out += "  " + line + "\n";
+  const auto hidden = static_cast<int64_t>(cells.size()) - drawn;
+  if (hidden > 0)
+    out += painted(format("  and %s pages more, not drawn\n", grouped(hidden).c_str()), Paint::kDim, colours);
+  return out + "\n";
+}
+
+std::string answers(const DemoRun& run, bool colours) {
+  std::string out = painted("  Some answers", Paint::kBold, colours) +
+                    " (row 3; random weights, so noise with the bytes' frequencies)\n";
+  const size_t shown = std::min(kAnswersShown, run.workload.conversations.size());
+  for (size_t i = 0; i < shown; ++i) {
+    const std::vector<Token>& tokens = run.rows.back().result.answers[i].tokens;
+    const std::string answer(tokens.begin(), tokens.end());
+    std::string turn = printable(run.workload.conversations[i].turn, 40);
+    if (run.workload.conversations[i].turn.size() > 40) turn.replace(37, 3, "...");
+    out += "  " + std::string(1, cell_letter({MapCell::kOwn, static_cast<int>(i)})) + "  " +
+           painted(left(turn, 40), Paint::kDim, colours) + "  " + printable(answer, 52) + "\n";
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string text_report(const DemoRun& run, bool colours) {
+  return heading(run, colours) + table(run, colours) + summary(run, colours) + map(run, colours) +
+         answers(run, colours);
+}
+
+}  // namespace kvc::demo

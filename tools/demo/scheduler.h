@@ -1,0 +1,49 @@
+// Continuous batching (Yu et al., Orca, OSDI 2022): every step takes the next token of each running conversation and fills
+// a token budget with pieces of waiting prompts. One scheduler serves all rows; only the store differs.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kv_store.h"
+#include "model.h"
+#include "workload.h"
+
+namespace kvc::demo {
+
+struct ServeOptions {
+  int64_t tokens_per_step = 1024;
+  double temperature = 0.8;
+  uint64_t seed = 1;
+  bool share_system_prompt = false;      // compute it once and fork; needs a store that can
+  std::function<void(double)> progress;  // part of the work done, 0..1; may be empty
+};
+
+struct Answer {
+  std::vector<Token> tokens;
+  std::vector<float> logits;  // [tokens][vocabulary], from which each token was drawn
+  double first_token_seconds = 0.0;
+};
+
+// What one row did and took.
+struct ServeResult {
+  std::vector<Answer> answers;
+  double seconds = 0.0;
+  int64_t steps = 0;
+  int64_t prompt_tokens = 0;      // computed, of all prompts
+  int64_t recomputed_tokens = 0;  // of these and of the answers, again after a preemption
+  int64_t waits = 0;              // steps that took less work because the pool was full
+  int64_t preemptions = 0;        // conversations put back because nothing else could give way
+  MemoryUse peak;                 // at the step that held most
+  int peak_conversations = 0;
+  std::vector<PageUse> peak_pages;
+
+  int64_t generated_tokens() const;
+  double first_token_percentile(double percent) const;
+};
+
+ServeResult serve(const Workload& workload, Model& model, KvStore& store, const ServeOptions& options);
+
+}  // namespace kvc::demo

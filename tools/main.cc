@@ -1,0 +1,38 @@
+// The `kvcache` command: what a user runs first.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "demo/demo.h"
+#include "info.h"
+#include "kvcache.h"
+
+#if __has_include("bench/bench.h")
+#include "bench/bench.h"
+#define KVC_TOOL_HAS_BENCH 1
+#endif
+
+int main(int argc, char** argv) {
+  int exit_code = 0;
+  CLI::App app("libkvcache: the KV cache of LLM serving as a C library", "kvcache");
+  app.set_version_flag("--version", std::string("kvcache ") + kvc_version_string());
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(30);
+  register_demo(app, exit_code);
+  register_info(app, exit_code);
+#ifdef KVC_TOOL_HAS_BENCH
+  register_bench(app, exit_code);
+#endif
+  app.footer("`kvcache COMMAND --help` lists a command's options.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    constexpr int kUsage = 2;
+    if (argc == 1) {
+      std::fputs(app.help().c_str(), stderr);
+      return kUsage;
+    }
+    return app.exit(error) == 0 ? 0 : kUsage;
+  }
+  return exit_code;
+}
