@@ -1,0 +1,153 @@
+// A small cache behind the C interface, and the checks that every failing call has to pass.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "kvcache.h"
+#include "tests/model/host_tensor.h"
+#include "tests/model/snapshot.h"
+
+namespace kvc::test {
+
+using Call = std::function<kvc_status(kvc_error*)>;
+
+// `fn` answers `status`; its message has every part; kvc_error is filled; err NULL gives the same answer. Returns the error.
+inline kvc_error expect_error(kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  kvc_error error{};
+  error.struct_size = sizeof error;
+  error.detail = 0x5555;
+  EXPECT_STREQ(kvc_status_name(fn(&error)), kvc_status_name(status)) << error.message;
+  EXPECT_EQ(error.status, status);
+  for (const char* part : parts) EXPECT_NE(std::string(error.message).find(part), std::string::npos) << "'" << error.message << "' lacks '" << part << "'";
+  EXPECT_STREQ(kvc_status_name(fn(nullptr)), kvc_status_name(status)) << "with err NULL";
+  kvc_error unsized{};
+  EXPECT_EQ(fn(&unsized), status);
+  EXPECT_STREQ(unsized.message, error.message) << "struct_size 0 is taken as sizeof(kvc_error)";
+  return error;
+}
+
+// Success leaves `err` untouched.
+inline void expect_ok(const Call& fn) {
+  kvc_error error{};
+  std::memset(static_cast<void*>(&error), 0x5A, sizeof error);
+  error.struct_size = sizeof error;
+  kvc_error before = error;
+  const kvc_status status = fn(&error);
+  EXPECT_STREQ(kvc_status_name(status), "KVC_OK") << error.message;
+  if (status != KVC_OK) return;
+  EXPECT_EQ(std::memcmp(&error, &before, sizeof error), 0) << "kvc_error was touched by a success";
+}
+
+// Two layers: 4 q heads over 2 kv heads, dims 8; then k_dim 6, v_dim 4. float32 storage, 8 pages of 4 tokens.
+struct Model {
+  Model() {
+    layers[0] = {};
+    layers[0].struct_size = sizeof(kvc_layer);
+    layers[0].num_q_heads = 4;
+    layers[0].num_kv_heads = 2;
+    layers[0].k_dim = 8;
+    layers[0].k_dtype = {kDLFloat, 32, 1};
+    layers[1] = layers[0];
+    layers[1].k_dim = 6;
+    layers[1].v_dim = 4;
+    (void)kvc_config_init(&config, sizeof config);
+    config.page_size = 4;
+    config.num_layers = 2;
+    config.layers = layers;
+    config.num_pages = 8;
+    config.num_threads = 1;
+  }
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  kvc_status plan_status(kvc_error* err) {
+    kvc_plan* plan = nullptr;
+    const kvc_status status = kvc_plan_create(&config, &plan, err);
+    EXPECT_EQ(plan != nullptr, status == KVC_OK);
+    kvc_plan_destroy(plan);
+    return status;
+  }
+
+  kvc_layer layers[2];
+  kvc_config config{};
+};
+
+class Cache {
+ public:
+  explicit Cache(const kvc_config& config) {
+    kvc_error error{};
+    EXPECT_EQ(kvc_plan_create(&config, &plan_, &error), KVC_OK) << error.message;
+    if (plan_ == nullptr) return;
+    EXPECT_EQ(kvc_cache_create(plan_, &cache_, &error), KVC_OK) << error.message;
+  }
+  ~Cache() {
+    destroy();
+    kvc_plan_destroy(plan_);
+  }
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  kvc_cache* get() const { return cache_; }
+  const kvc_plan* plan() const { return plan_; }
+  void destroy() {
+    kvc_cache_destroy(cache_);
+    cache_ = nullptr;
+  }
+
+  kvc_status begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, kvc_error* err = nullptr) {
+    kvc_forward_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.num_seqs = seqs.size();
+    desc.seqs = seqs.data();
+    desc.append_lengths = lengths.data();
+    return kvc_forward_begin(cache_, &desc, &forward, err);
+  }
+  void end() {
+    EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
+    forward = nullptr;
+  }
+  // Adds sequences and appends so many tokens of random data to each.
+  void fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage = true);
+  Snapshot snapshot() const { return take_snapshot(cache_, forward); }
+
+  kvc_forward* forward = nullptr;
+
+ private:
+  kvc_plan* plan_ = nullptr;
+  kvc_cache* cache_ = nullptr;
+};
+
+inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage) {
+  int64_t rows = 0;
+  for (size_t i = 0; i < seqs.size(); ++i) {
+    ASSERT_EQ(kvc_seq_add(cache_, seqs[i], nullptr), KVC_OK);
+    rows += lengths[i];
+  }
+  ASSERT_EQ(begin(seqs, lengths), KVC_OK);
+  Random random(static_cast<uint64_t>(rows));
+  for (int32_t layer = 0; storage && layer < 2; ++layer) {
+    HostTensor k(Elem::kF32, {rows, 2, layer == 0 ? 8 : 6});
+    HostTensor v(Elem::kF32, {rows, 2, layer == 0 ? 8 : 4});
+    k.fill_random(random);
+    v.fill_random(random);
+    ASSERT_EQ(kvc_kv_append(forward, layer, k.dl(), v.dl(), nullptr), KVC_OK);
+  }
+  end();
+}
+
+// The call fails as expected and leaves the cache exactly as it was.
+inline kvc_error expect_refused(const Cache& cache, kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  const Snapshot before = cache.snapshot();
+  const kvc_error error = expect_error(status, parts, fn);
+  EXPECT_EQ(difference(before, cache.snapshot()), "");
+  EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+  return error;
+}
+
+}  // namespace kvc::test

@@ -1,0 +1,215 @@
+// kvcache.h, sections "Library" and "Function table".
+#include <thread>
+
+#include "tests/capi/fixture.h"
+
+namespace kvc::test {
+namespace {
+
+TEST(Library, SaysItsVersion) {
+  EXPECT_EQ(kvc_abi_version(), KVC_ABI_VERSION);
+  EXPECT_EQ(std::string(kvc_version_string()).rfind("0.1", 0), 0u) << kvc_version_string();
+  EXPECT_NE(std::string(kvc_version_string()).find("cpu"), std::string::npos);
+}
+
+TEST(Library, NamesEveryStatus) {
+  EXPECT_STREQ(kvc_status_name(KVC_OK), "KVC_OK");
+  EXPECT_STREQ(kvc_status_name(KVC_E_INVALID_ARGUMENT), "KVC_E_INVALID_ARGUMENT");
+  EXPECT_STREQ(kvc_status_name(KVC_E_NO_PAGES), "KVC_E_NO_PAGES");
+  EXPECT_STREQ(kvc_status_name(KVC_E_NEVER_FITS), "KVC_E_NEVER_FITS");
+  EXPECT_STREQ(kvc_status_name(KVC_E_BUFFER_TOO_SMALL), "KVC_E_BUFFER_TOO_SMALL");
+  EXPECT_STREQ(kvc_status_name(KVC_E_INTERNAL), "KVC_E_INTERNAL");
+  std::vector<std::string> names;
+  for (kvc_status status = KVC_OK; status <= KVC_E_INTERNAL; ++status) {
+    for (const std::string& other : names) EXPECT_NE(other, kvc_status_name(status));
+    names.push_back(kvc_status_name(status));
+    EXPECT_NE(names.back(), "KVC_E_UNKNOWN");
+  }
+  for (const kvc_status unknown : {-1, KVC_E_INTERNAL + 1, INT32_MAX, INT32_MIN}) EXPECT_STREQ(kvc_status_name(unknown), "KVC_E_UNKNOWN");
+}
+
+TEST(Library, KnowsItsFeaturesAndNoOthers) {
+  for (const char* name : {"cpu", "f32", "f16", "bf16", "rope.half", "rope.interleaved", "softcap", "sinks", "alibi", "bias", "storage.borrowed",
+                           "storage.none", "layout.page_first", "resize", "export"}) {
+    EXPECT_EQ(kvc_has_feature(name), 1) << name;
+  }
+  EXPECT_EQ(kvc_has_feature("cuda"), 0);
+  EXPECT_EQ(kvc_has_feature("cp"), 0);
+  EXPECT_EQ(kvc_has_feature("cpux"), 0);
+  EXPECT_EQ(kvc_has_feature(""), 0);
+  EXPECT_EQ(kvc_has_feature(nullptr), 0);
+}
+
+TEST(Library, DescribesTheCpu) {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  expect_ok([&](kvc_error* err) { return kvc_device_query({kDLCPU, 0}, &caps, err); });
+  EXPECT_EQ(caps.struct_size, sizeof caps);
+  EXPECT_EQ(caps.backend_present, 1);
+  EXPECT_GE(caps.arch, KVC_CPU_ISA_SCALAR);
+  EXPECT_LE(caps.arch, KVC_CPU_ISA_AVX512_BF16);
+  EXPECT_NE(caps.isas & uint64_t{1} << caps.arch, 0u);
+  EXPECT_NE(caps.isas & 1u << KVC_CPU_ISA_REFERENCE, 0u);
+  EXPECT_NE(caps.isas & 1u << KVC_CPU_ISA_SCALAR, 0u);
+  EXPECT_EQ(caps.dtypes, static_cast<uint64_t>(KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16));
+  EXPECT_GE(caps.num_cores, 1);
+  EXPECT_GE(caps.page_granularity, 4096);
+  EXPECT_GT(caps.memory_bytes, 0u);
+  EXPECT_LE(caps.memory_free_bytes, caps.memory_bytes);
+  EXPECT_STRNE(caps.name, "");
+}
+
+TEST(Library, ADeviceWithoutABackEndIsNotAnError) {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  expect_ok([&](kvc_error* err) { return kvc_device_query({kDLCUDA, 0}, &caps, err); });
+  EXPECT_EQ(caps.backend_present, 0);
+  EXPECT_EQ(caps.isas, 0u);
+}
+
+TEST(Library, DeviceQueryRefusesBadArguments) {
+  kvc_device_caps caps{};
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [](kvc_error* err) { return kvc_device_query({kDLCPU, 0}, nullptr, err); });
+  for (const size_t size : {0u, 4u}) {
+    caps.struct_size = size;
+    expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", std::to_string(size).c_str()},
+                 [&](kvc_error* err) { return kvc_device_query({kDLCPU, 0}, &caps, err); });
+  }
+  caps.struct_size = sizeof caps;
+  expect_error(KVC_E_OUT_OF_RANGE, {"device", "7"}, [&](kvc_error* err) { return kvc_device_query({kDLCPU, 7}, &caps, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"device", "-1"}, [&](kvc_error* err) { return kvc_device_query({kDLCPU, -1}, &caps, err); });
+}
+
+TEST(Library, AShorterOutputStructGetsWhatFits) {
+  kvc_device_caps caps;
+  std::memset(static_cast<void*>(&caps), 0xEE, sizeof caps);
+  caps.struct_size = offsetof(kvc_device_caps, num_cores);
+  ASSERT_EQ(kvc_device_query({kDLCPU, 0}, &caps, nullptr), KVC_OK);
+  EXPECT_EQ(caps.struct_size, offsetof(kvc_device_caps, num_cores));
+  EXPECT_EQ(caps.backend_present, 1);
+  EXPECT_EQ(static_cast<uint32_t>(caps.num_cores), 0xEEEEEEEEu) << "written past struct_size";
+  struct {
+    kvc_device_caps caps;
+    unsigned char tail[24];
+  } longer{};
+  std::memset(longer.tail, 0xEE, sizeof longer.tail);
+  longer.caps.struct_size = sizeof longer;
+  ASSERT_EQ(kvc_device_query({kDLCPU, 0}, &longer.caps, nullptr), KVC_OK);
+  EXPECT_EQ(longer.caps.struct_size, sizeof(kvc_device_caps)) << "the number of bytes that were filled";
+  for (const unsigned char byte : longer.tail) EXPECT_EQ(byte, 0xEE);
+}
+
+TEST(Library, AShorterErrorStructGetsWhatFits) {
+  struct {
+    kvc_error error;
+  } box;
+  std::memset(static_cast<void*>(&box), 0xEE, sizeof box);
+  box.error.struct_size = offsetof(kvc_error, message) + 8;
+  EXPECT_EQ(kvc_device_query({kDLCPU, 0}, nullptr, &box.error), KVC_E_INVALID_ARGUMENT);
+  EXPECT_EQ(box.error.status, KVC_E_INVALID_ARGUMENT);
+  EXPECT_LT(strnlen(box.error.message, 8), 8u) << "the message ends inside the struct";
+  EXPECT_EQ(static_cast<unsigned char>(box.error.message[8]), 0xEE);
+}
+
+struct Log {
+  std::vector<std::string> lines;
+  std::vector<kvc_log_level> levels;
+};
+
+void record(void* user, kvc_log_level level, const char* message) {
+  static_cast<Log*>(user)->lines.emplace_back(message);
+  static_cast<Log*>(user)->levels.push_back(level);
+}
+
+TEST(Library, TheLoggerGetsMessagesFromItsLevelOn) {
+  Model model;
+  Log everything, warnings, none;
+  expect_ok([&](kvc_error* err) { return kvc_set_logger(record, &everything, KVC_LOG_DEBUG, err); });
+  { Cache cache(model.config); }
+  EXPECT_FALSE(everything.lines.empty()) << "creating a cache says what was chosen";
+  for (const std::string& line : everything.lines) EXPECT_FALSE(line.empty());
+  ASSERT_EQ(kvc_set_logger(record, &warnings, KVC_LOG_ERROR, nullptr), KVC_OK);
+  const size_t before = everything.lines.size();
+  { Cache cache(model.config); }
+  EXPECT_EQ(everything.lines.size(), before) << "a replaced logger is silent";
+  EXPECT_TRUE(warnings.lines.empty());
+  for (const kvc_log_level level : {-1, 4}) {
+    expect_error(KVC_E_INVALID_ARGUMENT, {"level", std::to_string(level).c_str()}, [&](kvc_error* err) { return kvc_set_logger(record, &none, level, err); });
+  }
+  ASSERT_EQ(kvc_set_logger(nullptr, nullptr, KVC_LOG_DEBUG, nullptr), KVC_OK);
+  { Cache cache(model.config); }
+  EXPECT_TRUE(none.lines.empty());
+}
+
+TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
+  const kvc_api* api = kvc_get_api(KVC_ABI_VERSION);
+  ASSERT_NE(api, nullptr);
+  EXPECT_EQ(api->struct_size, sizeof(kvc_api));
+  EXPECT_EQ(api->abi_version, kvc_abi_version());
+  EXPECT_EQ(api->get_abi_version, kvc_abi_version);
+#define EXPECT_SLOT(name) EXPECT_EQ(api->name, kvc_##name) << #name
+  EXPECT_SLOT(version_string);
+  EXPECT_SLOT(status_name);
+  EXPECT_SLOT(has_feature);
+  EXPECT_SLOT(device_query);
+  EXPECT_SLOT(set_logger);
+  EXPECT_SLOT(config_init);
+  EXPECT_SLOT(plan_create);
+  EXPECT_SLOT(plan_destroy);
+  EXPECT_SLOT(plan_info_get);
+  EXPECT_SLOT(plan_layer_get);
+  EXPECT_SLOT(plan_pages_for);
+  EXPECT_SLOT(plan_max_tokens);
+  EXPECT_SLOT(plan_request_pages);
+  EXPECT_SLOT(plan_describe);
+  EXPECT_SLOT(plan_to_json);
+  EXPECT_SLOT(cache_create);
+  EXPECT_SLOT(cache_destroy);
+  EXPECT_SLOT(cache_clear);
+  EXPECT_SLOT(cache_resize);
+  EXPECT_SLOT(cache_stats_get);
+  EXPECT_SLOT(cache_free_pages);
+  EXPECT_SLOT(cache_total_length);
+  EXPECT_SLOT(cache_is_empty);
+  EXPECT_SLOT(cache_check);
+  EXPECT_SLOT(seq_add);
+  EXPECT_SLOT(seq_remove);
+  EXPECT_SLOT(seq_fork);
+  EXPECT_SLOT(seq_pop);
+  EXPECT_SLOT(seq_length);
+  EXPECT_SLOT(seq_info_get);
+  EXPECT_SLOT(seq_list);
+  EXPECT_SLOT(seq_can_append);
+  EXPECT_SLOT(seq_can);
+  EXPECT_SLOT(forward_begin);
+  EXPECT_SLOT(forward_num_tokens);
+  EXPECT_SLOT(forward_positions);
+  EXPECT_SLOT(forward_end);
+  EXPECT_SLOT(forward_abort);
+  EXPECT_SLOT(attn);
+  EXPECT_SLOT(attn_fused_qkv);
+  EXPECT_SLOT(attn_self);
+  EXPECT_SLOT(attn_cached);
+  EXPECT_SLOT(attn_merge);
+  EXPECT_SLOT(kv_append);
+  EXPECT_SLOT(kv_gather);
+  EXPECT_SLOT(debug_get_kv);
+  EXPECT_SLOT(debug_set_kv);
+  EXPECT_SLOT(export_pool);
+  EXPECT_SLOT(export_page_table);
+  EXPECT_SLOT(export_seq_pages);
+#undef EXPECT_SLOT
+  // Pointers only behind the head, and none of them NULL: no slot was forgotten above.
+  const auto* slots = reinterpret_cast<void* const*>(&api->get_abi_version);
+  const size_t count = (sizeof(kvc_api) - offsetof(kvc_api, get_abi_version)) / sizeof(void*);
+  for (size_t i = 0; i < count; ++i) EXPECT_NE(slots[i], nullptr) << i;
+}
+
+TEST(FunctionTable, OtherVersionsGetNull) {
+  EXPECT_EQ(kvc_get_api(uint32_t{KVC_ABI_VERSION_MAJOR + 1} << 16), nullptr);
+  EXPECT_EQ(kvc_get_api(KVC_ABI_VERSION + 1), nullptr);
+  EXPECT_EQ(kvc_get_api(UINT32_MAX), nullptr);
+}
+
+}  // namespace
+}  // namespace kvc::test

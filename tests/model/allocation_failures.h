@@ -1,0 +1,17 @@
+// Makes the n-th allocation of a stretch of code fail: operator new of the whole program, and host allocators that ask should_fail().
+#pragma once
+
+#include <cstdint>
+
+namespace kvc::test {
+
+// From now on the n-th allocation (1: the next one) fails, once.
+void arm_allocation_failure(int64_t n);
+// Back to normal; true when the failure happened.
+bool disarm_allocation_failure();
+// Counts one allocation; true: it has to fail. For allocators of the test's own.
+bool should_fail();
+// Allocations counted since the last arming.
+int64_t counted_allocations();
+
+}  // namespace kvc::test

@@ -1,0 +1,98 @@
+// One configuration of a cache drawn from a seed, with everything it borrows: layers, pool tensors, allocator, executor.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcache.h"
+#include "tests/model/naive_cache.h"
+#include "tests/model/page_model.h"
+#include "tests/model/random.h"
+
+namespace kvc::test {
+
+enum class RunKind {
+  kBookkeeping,  // no tensors: lengths and pages
+  kData,         // K, V and attention compared with the oracle
+  kFailures      // every allocation of every call fails once
+};
+
+// Runs the tasks backwards on the caller's thread, worker after worker: an order no thread pool takes.
+struct BackwardsExecutor {
+  int32_t workers = 3;
+  kvc_executor hooks();
+};
+
+// Memory that starts as NaN and whose allocations can be made to fail.
+struct PoisonAllocator {
+  int64_t live = 0;
+  kvc_allocator hooks();
+};
+
+class RandomSetup {
+ public:
+  // Draws a configuration; creates nothing.
+  RandomSetup(Random& random, RunKind kind);
+  ~RandomSetup();
+  RandomSetup(const RandomSetup&) = delete;
+  RandomSetup& operator=(const RandomSetup&) = delete;
+
+  kvc_status create_plan(kvc_error* err) { return kvc_plan_create(&config_, &plan_, err); }
+  kvc_status create_cache(kvc_error* err) { return kvc_cache_create(plan_, &cache_, err); }
+  void destroy_cache();
+
+  kvc_cache* cache() const { return cache_; }
+  const kvc_config& config() const { return config_; }
+  bool has_data() const { return config_.storage != KVC_STORAGE_NONE; }
+  bool is_borrowed() const { return config_.storage == KVC_STORAGE_BORROWED; }
+  const std::vector<NaiveLayer>& layers() const { return naive_; }  // of the slice
+  int32_t global_layer(size_t local) const { return config_.layer_begin + static_cast<int32_t>(local); }
+  const ModelLimits& limits() const { return limits_; }
+  std::string describe() const;
+  // Largest relative error of an attention output of float32 arithmetic over the layer's storage types.
+  double tolerance(const NaiveLayer& layer) const;
+  // Whether prefill rounds q and the weights to bfloat16 for this layer: errors are then of that size.
+  bool computes_in_bf16(const NaiveLayer& layer) const;
+  // The bytes between borrowed pages still hold poison.
+  bool pool_gaps_untouched() const;
+  int64_t live_allocations() const { return allocator_.live; }
+
+ private:
+  void draw_layers(Random& random, bool tiny);
+  void draw_layer(Random& random, NaiveLayer* naive, kvc_layer* layer, bool tiny);
+  void borrow_pools(Random& random);
+  int64_t page_bytes_of(size_t local) const;
+
+  kvc_config config_{};
+  std::vector<NaiveLayer> naive_;
+  std::vector<kvc_layer> layers_;  // of the whole model
+  std::vector<std::unique_ptr<kvc_rope>> ropes_;
+  std::vector<std::unique_ptr<std::vector<float>>> factors_;
+  ModelLimits limits_;
+  kvc_cpu_isa best_isa_ = 0;
+
+  struct Pool {
+    std::vector<std::byte> memory;
+    int64_t page_bytes;
+    int64_t stride;
+    int64_t shape[2];
+    int64_t strides[2];
+    DLTensor tensor;
+  };
+  std::vector<std::unique_ptr<Pool>> pools_;
+  std::vector<const DLTensor*> pool_tensors_;
+
+  BackwardsExecutor executor_;
+  PoisonAllocator allocator_;
+  kvc_executor executor_hooks_{};
+  kvc_allocator allocator_hooks_{};
+  kvc_plan* plan_ = nullptr;
+  kvc_cache* cache_ = nullptr;
+};
+
+// Instruction sets of this machine.
+std::vector<kvc_cpu_isa> available_isas();
+
+}  // namespace kvc::test

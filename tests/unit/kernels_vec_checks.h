@@ -1,0 +1,140 @@
+// Checks of one vector width; include a vec_<isa>.h first. Plain results only: the including file may be compiled for an
+// instruction set that the test framework's own code must not be compiled for.
+#pragma once
+
+#include "kernels_vec_table.h"
+
+namespace kvc::kernels::cpu {
+namespace {
+
+using DoubleFunction = double (*)(double);
+
+// Largest error in units of the last place of the result, over a grid that is not a multiple of anything.
+template <typename F>
+double worst_ulps(F vector_function, DoubleFunction exact, double low, double high, int steps,
+                  double smallest) {
+  double worst = 0;
+  for (int i = 0; i + kLanes <= steps; i += kLanes) {
+    float x[kLanes], y[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane)
+      x[lane] = static_cast<float>(low + (high - low) * (i + lane) / steps);
+    store(y, vector_function(load(x)));
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const double want = exact(x[lane]);
+      const double size = want < 0 ? -want : want;
+      if (size < smallest) continue;
+      const double unit = __builtin_ldexp(1.0, __builtin_ilogb(size) - 23);
+      const double error = (y[lane] - want) / unit;
+      worst = error > worst ? error : -error > worst ? -error : worst;
+    }
+  }
+  return worst;
+}
+
+struct Exp2 {
+  KVC_VEC_INLINE Vec operator()(Vec x) const { return exp2(x); }
+};
+struct Tanh {
+  KVC_VEC_INLINE Vec operator()(Vec x) const { return tanh(x); }
+};
+
+double exp2_worst_ulps(DoubleFunction exact) { return worst_ulps(Exp2{}, exact, -126, 1, 2000000, 0); }
+double tanh_worst_ulps(DoubleFunction exact) { return worst_ulps(Tanh{}, exact, -12, 12, 2000000, 1e-30); }
+float exp2_at(float x) { return exp2_scalar(x); }
+float tanh_at(float x) {
+  float lanes[kLanes];
+  store(lanes, tanh(set1(x)));
+  return lanes[0];
+}
+
+// Every code of a 16-bit type, whole vectors and tails: values[code]; returns the first code whose way back differs (NaN
+// codes may become quiet), or -1.
+template <DType kType>
+int convert_all_codes(float* values) {
+  for (int code = 0; code < 65536; code += kLanes) {
+    uint16_t bits[kLanes], back[kLanes];
+    for (int i = 0; i < kLanes; ++i) bits[i] = static_cast<uint16_t>(code + i);
+    store(values + code, load_as<kType>(reinterpret_cast<const std::byte*>(bits)));
+    store_as<kType>(reinterpret_cast<std::byte*>(back), load(values + code));
+    for (int n = 0; n < kLanes; ++n) {
+      float tail[kLanes];
+      store(tail, load_as_tail<kType>(reinterpret_cast<const std::byte*>(bits), n));
+      for (int i = 0; i < kLanes; ++i) {
+        const float want = i < n ? values[code + i] : 0.0f;
+        if (__builtin_memcmp(&tail[i], &want, 4) != 0) return code + i;
+      }
+    }
+    const int quiet = kType == DType::kF16 ? 0x200 : 0x40;
+    for (int i = 0; i < kLanes; ++i) {
+      const bool is_nan = values[code + i] != values[code + i];
+      if (back[i] != (is_nan ? (code + i) | quiet : code + i)) return code + i;
+    }
+  }
+  return -1;
+}
+
+// out[i] = the 16-bit code of in[i]; count is a multiple of kLanes.
+template <DType kType>
+void round_all(const float* in, uint16_t* out, int count) {
+  for (int i = 0; i < count; i += kLanes)
+    store_as<kType>(reinterpret_cast<std::byte*>(out + i), load(in + i));
+}
+
+// 0, or the number of the first operation that mixed up its lanes.
+int wrong_shuffle() {
+  float in[kLanes * kLanes], out[kLanes * kLanes];
+  for (int i = 0; i < kLanes * kLanes; ++i) in[i] = static_cast<float>(i * i % 1009);
+  Vec rows[kLanes];
+  for (int i = 0; i < kLanes; ++i) rows[i] = load(in + i * kLanes);
+  store(out, sum_lanes(rows));
+  for (int i = 0; i < kLanes; ++i) {
+    float sum = 0, largest = -1;
+    for (int j = 0; j < kLanes; ++j)
+      sum += in[i * kLanes + j], largest = in[i * kLanes + j] > largest ? in[i * kLanes + j] : largest;
+    if (out[i] != sum || horizontal_sum(rows[i]) != sum) return 1;
+    if (horizontal_max(rows[i]) != largest) return 2;
+  }
+  Vec first, second, even, odd;
+  deinterleave(rows[0], rows[1], even, odd);
+  store(out, even), store(out + kLanes, odd);
+  for (int i = 0; i < kLanes; ++i) {
+    if (out[i] != in[2 * i] || out[kLanes + i] != in[2 * i + 1]) return 3;
+  }
+  interleave(even, odd, first, second);
+  store(out, first), store(out + kLanes, second);
+  if (__builtin_memcmp(out, in, sizeof(float) * 2 * kLanes) != 0) return 4;
+  store(out, segment_max<4>(rows[2])), store(out + kLanes, segment_sum<2>(rows[2])),
+      store(out + 2 * kLanes, segment_sum<kLanes>(rows[2]));
+  for (int i = 0; i < kLanes; ++i) {
+    const float* x = in + 2 * kLanes;
+    float largest = x[i / 4 * 4];
+    for (int j = 1; j < 4; ++j) largest = x[i / 4 * 4 + j] > largest ? x[i / 4 * 4 + j] : largest;
+    if (out[i] != largest) return 5;
+    if (out[kLanes + i] != x[i] + x[i ^ 1]) return 6;
+    if (out[2 * kLanes + i] != horizontal_sum(rows[2])) return 7;
+  }
+  transpose(rows);
+  for (int i = 0; i < kLanes; ++i) store(out + i * kLanes, rows[i]);
+  for (int i = 0; i < kLanes * kLanes; ++i) {
+    if (out[i] != in[i % kLanes * kLanes + i / kLanes]) return 8;
+  }
+  for (int n = 0; n <= kLanes; ++n) {
+    for (float& x : out) x = -1;
+    store_tail(out, load_tail(in, n), n);
+    for (int i = 0; i < kLanes; ++i) {
+      if (out[i] != (i < n ? in[i] : -1)) return 9;
+    }
+    if (mask_bits(first_lanes(n)) != (uint32_t{1} << n) - 1) return 10;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace kvc::kernels::cpu
+
+#define KVC_VEC_CHECKS                                                                \
+  {                                                                                   \
+    cpu::exp2_worst_ulps, cpu::tanh_worst_ulps, cpu::exp2_at, cpu::tanh_at,           \
+        cpu::convert_all_codes<DType::kF16>, cpu::convert_all_codes<DType::kBF16>,    \
+        cpu::round_all<DType::kF16>, cpu::round_all<DType::kBF16>, cpu::wrong_shuffle \
+  }

@@ -1,0 +1,12 @@
+// The parts of `kvcache demo` that the tests beside this file look at, built into the test program.
+#include "tools/demo/block_kernels.cc"
+#include "tools/demo/block_map.cc"
+#include "tools/demo/comparison.cc"
+#include "tools/demo/contiguous_store.cc"
+#include "tools/demo/model.cc"
+#include "tools/demo/paged_store.cc"
+#include "tools/demo/sampler.cc"
+#include "tools/demo/scheduler.cc"
+#include "tools/demo/terminal.cc"
+#include "tools/demo/worker_pool.cc"
+#include "tools/demo/workload.cc"
