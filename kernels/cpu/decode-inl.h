@@ -73,14 +73,18 @@ class Walk {
     const int64_t last_row = item_.row_end - 1;
     const int64_t visible_end = sequence_.first_key_end + (params_.causal != 0 ? last_row : 0);
     key_end_ = item_.key_end < visible_end ? item_.key_end : visible_end;
-    ChunkRows rows[2];
+    // Three chunks are in use: the one before (its last step is still to be accumulated), this one, the next one.
+    ChunkRows rows[3];
     int64_t key = item_.key_begin / kChunk * kChunk;
     if (item_.key_begin < key_end_) locate(key, rows[0]);
-    for (int current = 0; item_.key_begin < key_end_ && key < key_end_; key += kChunk, current ^= 1) {
+    for (int current = 0; item_.key_begin < key_end_ && key < key_end_; key += kChunk) {
+      const int following = current == 2 ? 0 : current + 1;
       const bool has_next = key + kChunk < key_end_;
-      if (has_next) locate(key + kChunk, rows[current ^ 1]);
-      walk_heads(key, rows[current], has_next ? rows[current ^ 1] : rows[current]);
+      if (has_next) locate(key + kChunk, rows[following]);
+      walk_heads(key, rows[current], rows[has_next ? following : current]);
+      current = following;
     }
+    if (pending_ != nullptr) accumulate(*pending_);
     finish();
   }
 
@@ -141,7 +145,22 @@ class Walk {
     __builtin_memset(zeros_, 0, static_cast<size_t>(layout_.bytes - layout_.zeros));
   }
 
-  // All heads of the item against one chunk.
+  // One block of rows against one head of one chunk, between its softmax and its accumulation.
+  struct Step {
+    alignas(64) Vec scores[kMaxBlockRows * kChunk / kLanes];
+    alignas(64) float alpha[kLanes];
+    ChunkRows
+        cut;  // rows of a chunk that is not whole, with the zero rows in place, which no head offset may move
+    BlockArgs v;
+    bool hidden;
+  };
+
+  void accumulate(const Step& step) const {
+    (step.hidden ? kernels_.accumulate_visible : kernels_.accumulate)(step.v, step.alpha);
+  }
+
+  // All heads of the item against one chunk. A step's V is accumulated after the next step's scores: softmax is a long
+  // chain of dependent instructions, and the next dot products, which need nothing of it, run meanwhile.
   void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
     const int valid_begin = chunk_key < item_.key_begin ? static_cast<int>(item_.key_begin - chunk_key) : 0;
     const int valid_end = key_end_ - chunk_key < kChunk ? static_cast<int>(key_end_ - chunk_key) : kChunk;
@@ -149,12 +168,8 @@ class Walk {
     const int64_t first_end = sequence_.first_key_end + (params_.causal != 0 ? item_.row_begin : 0);
     const bool rules_apply = valid_begin > 0 || valid_end < kChunk || first_end < chunk_key + kChunk ||
                              params_.softcap != 0.0f || params_.alibi != nullptr || params_.bias != nullptr;
-    alignas(64) Vec scores[kMaxBlockRows * kChunk / kLanes];
     const bool whole = valid_begin == 0 && valid_end == kChunk;
-    ChunkRows cut;  // with the zero rows in place, which no head offset may move
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
-      if (!whole) cut_rows(rows, head, valid_begin, valid_end, cut);
-      const ChunkRows& current = whole ? rows : cut;
       const int64_t k_offset = whole ? head * params_.k.head_stride : 0,
                     v_offset = whole ? head * params_.v.head_stride : 0;
       const bool last_head = head + 1 == item_.head_end;
@@ -162,29 +177,25 @@ class Walk {
       const int64_t next_head = last_head ? item_.head_begin : head + 1;
       const int64_t first_block = (head - item_.head_begin) * layout_.blocks;
       for (int64_t block = 0; block < layout_.blocks; ++block) {
+        Step& step = pending_ == &steps_[0] ? steps_[1] : steps_[0];
+        if (!whole) cut_rows(rows, head, valid_begin, valid_end, step.cut);
+        const ChunkRows& current = whole ? rows : step.cut;
         const int64_t first_row = (first_block + block) * kernels_.rows;
-        kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, scores, current.k, next.k, k_offset,
+        kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, step.scores, current.k, next.k, k_offset,
                       next_head * params_.k.head_stride, layout_.q_stride, params_.k_dim});
-        bool hidden;
+        if (pending_ != nullptr) accumulate(*pending_);
+        pending_ = &step;
         if (rules_apply) {
-          hidden = apply_rules({params_, sequence_, chunk_key, valid_begin, valid_end, item_.row_begin,
-                                block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
-                               scores);
+          step.hidden =
+              apply_rules({params_, sequence_, chunk_key, valid_begin, valid_end, item_.row_begin,
+                           block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
+                          step.scores);
         } else {
-          hidden = any_minus_infinity(scores, kernels_.rows * kChunk / kLanes);
+          step.hidden = any_minus_infinity(step.scores, kernels_.rows * kChunk / kLanes);
         }
-        alignas(64) float alpha[kLanes];
-        store(alpha, kernels_.softmax(scores, states_[first_block + block]));
-        const BlockArgs args{nullptr,
-                             acc_ + first_row * layout_.acc_stride,
-                             scores,
-                             current.v,
-                             next.v,
-                             v_offset,
-                             next_head * params_.v.head_stride,
-                             layout_.acc_stride,
-                             params_.v_dim};
-        (hidden ? kernels_.accumulate_visible : kernels_.accumulate)(args, alpha);
+        store(step.alpha, kernels_.softmax(step.scores, states_[first_block + block]));
+        step.v = {nullptr,  acc_ + first_row * layout_.acc_stride, step.scores,        current.v,    next.v,
+                  v_offset, next_head * params_.v.head_stride,     layout_.acc_stride, params_.v_dim};
       }
     }
   }
@@ -217,6 +228,8 @@ class Walk {
   SoftmaxState* const states_;
   std::byte* const zeros_;
   int64_t key_end_ = 0;
+  Step steps_[2];
+  Step* pending_ = nullptr;  // the step that is not accumulated yet
 };
 
 }  // namespace decode

@@ -37,7 +37,7 @@ Report run_info(const InfoOptions& options) {
                                  Pattern{"read_random_64k_gbps", 65536, Order::kShuffled},
                                  Pattern{"read_random_4k_gbps", 4096, Order::kShuffled}}) {
     const ReadWalk walk = walk_over(buffer, pattern.piece_bytes, pattern.order);
-    const ReadWay way = fastest_read_way(team, walk);
+    const ReadWay way = fastest_read_way(team, walk, Inside::kAnyOrder);
     const double rate = limit_rate(threads, walk.bytes(), [&] {
       read_pieces(team, walk, way, 0, static_cast<int64_t>(walk.pieces.size()));
     });

@@ -63,9 +63,10 @@ void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int
   });
 }
 
-ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk) {
+ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk, Inside inside) {
   std::vector<ReadWay> ways;
   for (const int streams : {1, 2, 4}) {
+    if (inside == Inside::kInOrder && streams != 1) continue;
     for (const int64_t ahead : {0, 512, 1024, 2048, 4096, 8192}) {
       if (streams == 1 || streams_fit(walk.piece_bytes, streams, ahead)) ways.push_back({streams, ahead});
     }

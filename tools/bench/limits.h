@@ -43,8 +43,9 @@ struct ReadWalk {
 // Reads pieces [begin, end) of the walk on all threads, tasks in order on whichever thread is free.
 void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin, int64_t end);
 
-// The fastest way to read this walk here.
-ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk);
+// The fastest way to read this walk here: with pieces read in parts side by side, or strictly from front to back.
+enum class Inside { kAnyOrder, kInOrder };
+ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk, Inside inside);
 
 // The memory of `buffer` cut into pieces, in address order or shuffled.
 enum class Order { kSequential, kShuffled };

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <vector>
 #endif
 
 namespace kvc::bench {
@@ -31,16 +30,9 @@ const std::vector<int>& usable_processors() {
   return processors;
 }
 
-std::vector<pid_t> other_threads() {
-  std::vector<pid_t> threads;
-  DIR* tasks = opendir("/proc/self/task");
-  if (tasks == nullptr) return threads;
-  while (const dirent* entry = readdir(tasks)) {
-    const pid_t thread = std::atoi(entry->d_name);
-    if (thread > 0 && thread != gettid()) threads.push_back(thread);
-  }
-  closedir(tasks);
-  std::sort(threads.begin(), threads.end());
+std::vector<int> other_threads() {
+  std::vector<int> threads = process_threads();
+  std::erase(threads, gettid());
   return threads;
 }
 
@@ -53,6 +45,19 @@ void allow(pid_t thread, const std::vector<int>& processors) {
 
 }  // namespace
 
+std::vector<int> process_threads() {
+  std::vector<int> threads;
+  DIR* tasks = opendir("/proc/self/task");
+  if (tasks == nullptr) return threads;
+  while (const dirent* entry = readdir(tasks)) {
+    const int thread = std::atoi(entry->d_name);
+    if (thread > 0) threads.push_back(thread);
+  }
+  closedir(tasks);
+  std::sort(threads.begin(), threads.end());
+  return threads;
+}
+
 void pin_threads(int threads) {
   const std::vector<int>& processors = usable_processors();
   const size_t places = std::min(processors.size(), static_cast<size_t>(threads));
@@ -60,17 +65,18 @@ void pin_threads(int threads) {
   if (places < 2) return;
   allow(gettid(), {processors[0]});
   // Team and library each made threads - 1 of them, one after the other: counting round and round keeps each set apart.
-  const std::vector<pid_t> others = other_threads();
+  const std::vector<int> others = other_threads();
   for (size_t i = 0; i < others.size(); ++i) allow(others[i], {processors[1 + i % (places - 1)]});
 }
 
 void unpin_threads() {
   allow(gettid(), usable_processors());
-  for (const pid_t thread : other_threads()) allow(thread, usable_processors());
+  for (const int thread : other_threads()) allow(thread, usable_processors());
 }
 
 #else
 
+std::vector<int> process_threads() { return {}; }
 void pin_threads(int) {}
 void unpin_threads() {}
 
