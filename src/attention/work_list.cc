@@ -15,8 +15,8 @@ constexpr int64_t kAccumulatorBytes = 16 * 1024;
 // Rows of a tile over all query heads of a group: enough to pay for packing K and V, small enough for the second-level cache.
 constexpr int64_t kTileRows = 512;
 constexpr int64_t kMaxTileTokens = 128;
-// Below this many rows per kv head the decode kernel, which packs nothing, is faster.
-constexpr int64_t kDecodeRows = 1;
+// Up to this many query rows per kv head the decode kernel, which packs nothing, is faster.
+constexpr int64_t kDecodeRows = 8;
 
 // Rough rates of one thread, to tell small calls from large ones.
 constexpr double kBytesPerSecond = 20e9;
@@ -49,7 +49,8 @@ class Planner {
 
  private:
   bool decodes(const AttnSequence& sequence) const {
-    return !shape_.tiles_only && sequence.num_rows <= kDecodeRows;
+    return !shape_.tiles_only &&
+           (sequence.num_rows == 1 || sequence.num_rows * shape_.group_size() <= kDecodeRows);
   }
 
   void add_tiles(int32_t index) {
@@ -88,15 +89,18 @@ class Planner {
 
   // All heads of a page in one item read it as one burst, unless the accumulators get too large or there is too little work for the threads.
   int64_t decode_heads_per_item() const {
-    const int64_t head_bytes =
-        kDecodeRows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
-    const int64_t by_cache = std::max<int64_t>(
-        1, ceil_div(shape_.num_kv_heads, ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
+    int64_t most_rows = 1;
     int64_t splits = 0;
     for (int64_t i = 0; i < num_sequences_; ++i) {
-      if (decodes(sequences_[i]))
-        splits += std::max<int64_t>(1, ceil_div(sequences_[i].first_key_end, kSplitKeys));
+      if (!decodes(sequences_[i])) continue;
+      const int64_t key_end = visible_keys(sequences_[i], sequences_[i].num_rows - 1, shape_.causal);
+      most_rows = std::max(most_rows, sequences_[i].num_rows);
+      splits += std::max<int64_t>(1, ceil_div(key_end, kSplitKeys));
     }
+    const int64_t head_bytes =
+        most_rows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
+    const int64_t by_cache = std::max<int64_t>(
+        1, ceil_div(shape_.num_kv_heads, ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
     const int64_t parts_wanted = splits == 0 ? 1 : ceil_div(2 * int64_t{shape_.concurrency}, splits);
     const int64_t by_threads =
         shape_.concurrency == 1 ? shape_.num_kv_heads : ceil_div(shape_.num_kv_heads, parts_wanted);
