@@ -134,7 +134,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
     for (int r = 0; r < kRows; ++r)
       mask_scores(pass.scores + r * kBlockKeys, pass.key_end[row + r] - block_begin);
   }
-  uint64_t visible[kRows];
+  uint64_t visible[kRows] = {};
   if (!block.v_finite) {
     for (int r = 0; r < kRows; ++r) visible[r] = visible_keys(pass.scores + r * kBlockKeys);
   }
