@@ -26,7 +26,8 @@ struct PagedRows {
   DType dtype;
 };
 
-[[gnu::always_inline]] static inline std::byte* row_address(const PagedRows& rows, int64_t page, int64_t head, int64_t offset) {
+[[gnu::always_inline]] static inline std::byte* row_address(const PagedRows& rows, int64_t page, int64_t head,
+                                                            int64_t offset) {
   return rows.base + page * rows.page_stride + head * rows.head_stride + offset * rows.token_stride;
 }
 

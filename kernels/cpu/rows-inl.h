@@ -97,51 +97,90 @@ inline void load_query_row(const AttnParams& params, int64_t packed_row, int64_t
   });
 }
 
-// All heads of one token into its slot. Same type and no rotation: the bits are copied, NaN payloads included.
+// Bits unchanged; rows are a few hundred bytes, for which a call of memcpy shows.
+inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
+  constexpr int64_t kBytes = static_cast<int64_t>(sizeof(Vec));
+  int64_t i = 0;
+  for (; i + kBytes <= bytes; i += kBytes) __builtin_memcpy(to + i, from + i, kBytes);
+  if (i < bytes) __builtin_memcpy(to + i, from + i, static_cast<size_t>(bytes - i));
+}
+
+// A run's inputs and its cosines stay in the first-level cache while its heads pass.
+constexpr int64_t kAppendRun = 16;
+
+// Tokens whose slots follow each other in one page.
+struct AppendRun {
+  int64_t first_row, count;
+  int64_t page, offset;
+  bool more;  // tokens follow in the input
+};
+
+// One tensor of a run, head by head: a head's rows lie together in the page, and while they are written the next head's
+// lines are fetched for writing. The input is read with a stride then, so the next run's part is fetched as well. Same type and no rotation: the bits are copied, NaN payloads included.
 template <DType kFrom, DType kTo>
-void append_token(const AppendParams& params, const TokenRows& from, const PagedRows& to,
-                  const Rotation& rotation, int dim, int64_t token, int64_t page, int64_t offset) {
+void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to, const Rotation& rotation,
+                int num_heads, int dim) {
   const int64_t half = rotation.rotary_dim / 2;
-  const float* cos = half > 0 ? rotation.cos + token * half : nullptr;
-  const float* sin = half > 0 ? rotation.sin + token * half : nullptr;
-  for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-    const std::byte* source = from.base + token * from.token_stride + head * from.head_stride;
-    std::byte* target = row_address(to, page, head, offset);
-    if (kFrom == kTo && half == 0) {
-      __builtin_memcpy(target, source, static_cast<size_t>(dim * dtype_bytes(kTo)));
-    } else {
+  const int64_t row_bytes = dim * dtype_bytes(kTo);
+  const int64_t ahead_bytes = run.more ? dim * dtype_bytes(kFrom) : 0;
+  const int64_t ahead = run.count * from.token_stride;
+  for (int64_t head = 0; head < num_heads; ++head) {
+    const std::byte* source = from.base + run.first_row * from.token_stride + head * from.head_stride;
+    std::byte* target = row_address(to, run.page, head, run.offset);
+    const int64_t next_head = head + 1 < num_heads ? to.head_stride : 0;
+    for (int64_t i = 0; i < run.count; ++i, source += from.token_stride, target += to.token_stride) {
+      for (int64_t byte = 0; byte < row_bytes; byte += kCacheLine)
+        prefetch_to_write(target + next_head + byte);
+      for (int64_t byte = 0; byte < ahead_bytes; byte += kCacheLine) prefetch_far(source + ahead + byte);
+      if (kFrom == kTo && half == 0) {
+        copy_row(target, source, row_bytes);
+        continue;
+      }
+      const float* cos = half > 0 ? rotation.cos + (run.first_row + i) * half : nullptr;
+      const float* sin = half > 0 ? rotation.sin + (run.first_row + i) * half : nullptr;
       transform_row<kFrom, kTo>(target, source, dim, cos, sin, rotation.rotary_dim, rotation.interleaved != 0,
                                 1.0f);
     }
   }
 }
 
-using AppendToken = void (*)(const AppendParams&, const TokenRows&, const PagedRows&, const Rotation&, int,
-                             int64_t, int64_t, int64_t);
+using AppendRunFunction = void (*)(const AppendRun&, const TokenRows&, const PagedRows&, const Rotation&, int,
+                                   int);
 
-inline AppendToken choose_append_token(DType from, DType to) {
-  AppendToken chosen = nullptr;
+inline AppendRunFunction choose_append_run(DType from, DType to) {
+  AppendRunFunction chosen = nullptr;
   with_dtype(from, [&](auto from_type) {
-    with_dtype(to, [&](auto to_type) {
-      chosen = append_token<decltype(from_type)::value, decltype(to_type)::value>;
-    });
+    with_dtype(
+        to, [&](auto to_type) { chosen = append_run<decltype(from_type)::value, decltype(to_type)::value>; });
   });
   return chosen;
 }
 
 inline void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
   const Rotation no_rotation{nullptr, nullptr, 0, 0};
-  const AppendToken append_k = choose_append_token(params.k.dtype, params.k_pages.dtype);
-  const AppendToken append_v = choose_append_token(params.v.dtype, params.v_pages.dtype);
-  for (int64_t row = row_begin; row < row_end; ++row) {
+  const AppendRunFunction append_k = choose_append_run(params.k.dtype, params.k_pages.dtype);
+  const AppendRunFunction append_v = choose_append_run(params.v.dtype, params.v_pages.dtype);
+  for (int64_t row = row_begin; row < row_end;) {
     const int64_t slot = params.slots[row];
-    if (slot < 0) continue;
-    const int64_t page = slot / params.page_size, offset = slot % params.page_size;
-    if (params.k.base != nullptr) {
-      append_k(params, params.k, params.k_pages, params.k_rotation, params.k_dim, row, page, offset);
+    if (slot < 0) {
+      ++row;
+      continue;
     }
-    if (params.v.base != nullptr)
-      append_v(params, params.v, params.v_pages, no_rotation, params.v_dim, row, page, offset);
+    AppendRun run{row, 1, slot / params.page_size, slot % params.page_size, false};
+    const int64_t longest =
+        kAppendRun < params.page_size - run.offset ? kAppendRun : params.page_size - run.offset;
+    while (run.count < longest && row + run.count < row_end &&
+           params.slots[row + run.count] == slot + run.count) {
+      ++run.count;
+    }
+    run.more = row + 2 * run.count <= row_end;
+    if (params.k.base != nullptr) {
+      append_k(run, params.k, params.k_pages, params.k_rotation, params.num_kv_heads, params.k_dim);
+    }
+    if (params.v.base != nullptr) {
+      append_v(run, params.v, params.v_pages, no_rotation, params.num_kv_heads, params.v_dim);
+    }
+    row += run.count;
   }
 }
 
@@ -154,7 +193,7 @@ void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end)
           params.out.base + (key - key_begin) * params.out.token_stride + head * params.out.head_stride;
       const std::byte* source = row_address(params.rows, page, head, offset);
       if (kFrom == kTo) {
-        __builtin_memcpy(target, source, static_cast<size_t>(params.dim * dtype_bytes(kTo)));
+        copy_row(target, source, params.dim * dtype_bytes(kTo));
       } else {
         convert_run<kFrom, kTo>(target, source, params.dim, set1(1.0f));
       }
@@ -231,6 +270,7 @@ inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end)
 // From 32 KiB on, non-temporal stores spare the read of the target lines and leave the caches to the working set.
 inline void copy(std::byte* to, const std::byte* from, size_t bytes) {
   constexpr size_t kStreamFrom = 32 * 1024, kLine = 64;
+  if (bytes == 0) return;  // the pointers may be null
   if (bytes < kStreamFrom) {
     __builtin_memcpy(to, from, bytes);
     return;

@@ -8,7 +8,7 @@
 //   less less_equal equal first_lanes mask_and mask_not mask_bits select
 //   horizontal_sum horizontal_max sum_lanes (kLanes vectors to the vector of their sums) transpose interleave deinterleave
 //   swap_lanes segment_max segment_sum (over runs of lanes, result in every lane of the run)
-//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch stream_64_bytes stream_fence
+//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch prefetch_far prefetch_to_write stream_64_bytes stream_fence
 // max(a, b) and min(a, b) return b when either is NaN, in every width.
 #pragma once
 
@@ -26,6 +26,8 @@ constexpr int64_t kCacheLine = 64;
 #endif
 
 KVC_VEC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+KVC_VEC_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the first level
+KVC_VEC_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 
 // 2^x for x <= 127, relative error < 2 ulp down to 2^-126; below that subnormal or 0; exp2(-inf) is exactly 0, exp2(0) exactly 1,
 // NaN stays NaN. Polynomial: 2^f = 1 + f*q(f) on |f| <= 1/2, q interpolated at Chebyshev nodes.

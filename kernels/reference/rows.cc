@@ -71,6 +71,8 @@ void merge(const MergeParams& params, int64_t row_begin, int64_t row_end) {
   }
 }
 
-void copy(std::byte* to, const std::byte* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void copy(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, from, bytes);
+}
 
 }  // namespace kvc::kernels::reference

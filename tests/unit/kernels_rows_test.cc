@@ -219,7 +219,7 @@ TEST_P(Rows, CopyMovesExactlyTheBytesAtAnyAlignment) {
       for (int64_t from_shift : {0, 5}) {
         SCOPED_TRACE(std::to_string(bytes) + " bytes, shifts " + std::to_string(to_shift) + " and " +
                      std::to_string(from_shift));
-        std::vector<std::byte> from(static_cast<size_t>(bytes + from_shift));
+        std::vector<std::byte> from(static_cast<size_t>(bytes + from_shift + 1));
         for (std::byte& b : from) b = static_cast<std::byte>(random.between(0, 254));
         Poisoned to(bytes + to_shift + 1);
         GetParam()->copy(to.data() + to_shift, from.data() + from_shift, static_cast<size_t>(bytes));
