@@ -107,6 +107,10 @@ void Cache::debug_set(kvc_seq id, int64_t begin, const DLTensor* k, const DLTens
   const DLTensor* counted = k != nullptr ? k : v;
   const int64_t count =
       counted != nullptr && counted->ndim == 4 && counted->shape != nullptr ? counted->shape[1] : 0;
+  if (count < 0) {
+    fail_with(KVC_E_SHAPE, count, "%s has shape[1] = %lld, expected at least 0", k != nullptr ? "k" : "v",
+              ll(count));
+  }
   const std::vector<LayerRows> rows = view_tensors(spec(), k, v, count);
   if (v != nullptr && v->shape[1] != count) {
     fail_with(KVC_E_SHAPE, v->shape[1], "v has shape[1] = %lld, k has %lld", ll(v->shape[1]), ll(count));

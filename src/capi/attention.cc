@@ -157,7 +157,7 @@ kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const 
     const int64_t dim = out->ndim == 3 && out->shape != nullptr ? out->shape[2] : 0;
     kvc::kernels::MergeParams params{};
     params.out = kvc::view_rows(out, {"out", num_rows, heads, dim});
-    if (heads > INT32_MAX || dim > INT32_MAX)
+    if (heads < 0 || dim < 0 || heads > INT32_MAX || dim > INT32_MAX)
       fail(KVC_E_SHAPE, "out has %lld heads of dim %lld", static_cast<long long>(heads),
            static_cast<long long>(dim));
     const kvc::F32Matrix own = kvc::view_f32_matrix(lse, "lse", num_rows, heads);
