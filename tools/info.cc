@@ -1,4 +1,4 @@
-#include "info.h"
+#include "tools/info.h"
 
 #include <cstdio>
 #include <memory>
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "isa_names.h"
 #include "kvcache.h"
+#include "tools/isa_names.h"
 
 namespace {
 

@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <string>
 
-#include "demo/demo.h"
-#include "info.h"
 #include "kvcache.h"
+#include "tools/demo/demo.h"
+#include "tools/info.h"
 
-#if __has_include("bench/bench.h")
-#include "bench/bench.h"
+#if __has_include("tools/bench/bench.h")
+#include "tools/bench/bench.h"
 #define KVC_TOOL_HAS_BENCH 1
 #endif
 

@@ -19,7 +19,8 @@ static void check(kvc_status status, const kvc_error *err) {
 static kvc_cache *make_cache(void) {
   kvc_error err = {.struct_size = sizeof err};
   kvc_layer layer = {.struct_size = sizeof layer, .num_q_heads = 32, .num_kv_heads = 8, .k_dim = 128};
-  kvc_config config = {.struct_size = sizeof config, .num_layers = 1, .layers = &layer, .page_size = PAGE_SIZE};
+  kvc_config config = {
+      .struct_size = sizeof config, .num_layers = 1, .layers = &layer, .page_size = PAGE_SIZE};
   config.num_pages = PAGES;
   config.storage = KVC_STORAGE_NONE;
   kvc_plan *plan = NULL;
@@ -38,7 +39,8 @@ static void print_block_table(kvc_forward *fwd) {
   const DLTensor *view = &table->dl_tensor;
   const int32_t *rows = (const int32_t *)(const void *)((const char *)view->data + view->byte_offset);
   for (int64_t row = 0; row < view->shape[0]; ++row) {
-    for (int64_t column = 0; column < view->shape[1]; ++column) printf("%4d", rows[row * view->strides[0] + column]);
+    for (int64_t column = 0; column < view->shape[1]; ++column)
+      printf("%4d", rows[row * view->strides[0] + column]);
     printf("\n");
   }
   table->deleter(table);
@@ -55,7 +57,7 @@ int main(void) {
 
   for (int now = 0; now < STEPS; ++now) {
     for (size_t i = 0; i < num_running; ++i) lengths[i] = 1; /* one decoded token each */
-    if (waiting < REQUESTS) {                               /* and the prompt of one more, when it fits */
+    if (waiting < REQUESTS) {                                /* and the prompt of one more, when it fits */
       int64_t missing = 0;
       running[num_running] = waiting;
       lengths[num_running] = 40 + 10 * waiting;
@@ -87,9 +89,10 @@ int main(void) {
   check(kvc_cache_check(cache, &err), &err);
   kvc_stats stats = {.struct_size = sizeof stats};
   check(kvc_cache_stats_get(cache, &stats, &err), &err);
-  printf("%lld running, %d preempted, %lld tokens, %lld of %lld pages free\n", (long long)stats.num_seqs, preempted,
-         (long long)stats.total_length, (long long)stats.pages_free, (long long)stats.pages_total);
-  const int consistent = stats.num_seqs == (int64_t)num_running && stats.pages_used + stats.pages_free == PAGES &&
+  printf("%lld running, %d preempted, %lld tokens, %lld of %lld pages free\n", (long long)stats.num_seqs,
+         preempted, (long long)stats.total_length, (long long)stats.pages_free, (long long)stats.pages_total);
+  const int consistent = stats.num_seqs == (int64_t)num_running &&
+                         stats.pages_used + stats.pages_free == PAGES &&
                          stats.pool_bytes == stats.page_bytes * PAGES;
   for (size_t i = 0; i < num_running; ++i) check(kvc_seq_remove(cache, running[i], &err), &err);
   const int empty = kvc_cache_is_empty(cache);

@@ -23,7 +23,8 @@ static const void *data_of(const struct DLManagedTensorVersioned *tensor) {
 }
 
 /* Element 0 of one K or V row in the pool [num_pages, KV_HEADS, PAGE_SIZE, DIM]; strides count elements. */
-static const float *row_of(const struct DLManagedTensorVersioned *pool, const int32_t *pages, int64_t key, int head) {
+static const float *row_of(const struct DLManagedTensorVersioned *pool, const int32_t *pages, int64_t key,
+                           int head) {
   const int64_t *strides = pool->dl_tensor.strides;
   return (const float *)data_of(pool) + pages[key / PAGE_SIZE] * strides[0] + head * strides[1] +
          key % PAGE_SIZE * strides[2];
@@ -59,9 +60,11 @@ static void my_attention(const float *q, const struct DLManagedTensorVersioned *
 
 int main(void) {
   kvc_error err = {.struct_size = sizeof err};
-  kvc_layer layer = {.struct_size = sizeof layer, .num_q_heads = Q_HEADS, .num_kv_heads = KV_HEADS, .k_dim = DIM};
+  kvc_layer layer = {
+      .struct_size = sizeof layer, .num_q_heads = Q_HEADS, .num_kv_heads = KV_HEADS, .k_dim = DIM};
   layer.k_dtype = (DLDataType){kDLFloat, 32, 1};
-  kvc_config config = {.struct_size = sizeof config, .num_layers = 1, .layers = &layer, .page_size = PAGE_SIZE};
+  kvc_config config = {
+      .struct_size = sizeof config, .num_layers = 1, .layers = &layer, .page_size = PAGE_SIZE};
   config.num_pages = 16;
   kvc_plan *plan = NULL;
   kvc_cache *cache = NULL;
@@ -72,7 +75,8 @@ int main(void) {
   static float q[TOKENS * Q_HEADS * DIM], k[TOKENS * KV_HEADS * DIM], v[TOKENS * KV_HEADS * DIM];
   static float mine[TOKENS * Q_HEADS * DIM], theirs[TOKENS * Q_HEADS * DIM];
   for (int i = 0; i < TOKENS * Q_HEADS * DIM; ++i) q[i] = sinf(0.37f * (float)i);
-  for (int i = 0; i < TOKENS * KV_HEADS * DIM; ++i) k[i] = cosf(0.91f * (float)i), v[i] = sinf(0.53f * (float)i);
+  for (int i = 0; i < TOKENS * KV_HEADS * DIM; ++i)
+    k[i] = cosf(0.91f * (float)i), v[i] = sinf(0.53f * (float)i);
   int64_t q_shape[] = {TOKENS, Q_HEADS, DIM}, kv_shape[] = {TOKENS, KV_HEADS, DIM};
   const DLTensor empty = {.device = {kDLCPU, 0}, .ndim = 3, .dtype = {kDLFloat, 32, 1}};
   DLTensor q_view = empty, k_view = empty, v_view = empty, out_view = empty;

@@ -28,7 +28,8 @@ static DLTensor tensor(float *data, int64_t shape[3], int64_t tokens, int64_t he
 static void step(kvc_cache *cache, size_t num_seqs, const kvc_seq *seqs, const int64_t *lengths, float *out) {
   static float q[MOST * Q_HEADS * DIM], k[MOST * KV_HEADS * DIM], v[MOST * KV_HEADS * DIM];
   kvc_error err = {.struct_size = sizeof err};
-  kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = num_seqs, .seqs = seqs, .append_lengths = lengths};
+  kvc_forward_desc desc = {
+      .struct_size = sizeof desc, .num_seqs = num_seqs, .seqs = seqs, .append_lengths = lengths};
   kvc_forward *fwd = NULL;
   check(kvc_forward_begin(cache, &desc, &fwd, &err), &err);
 
@@ -59,7 +60,8 @@ int main(void) {
     layers[i].k_dim = DIM;
     layers[i].k_dtype = (DLDataType){kDLBfloat, 16, 1};
   }
-  kvc_config config = {.struct_size = sizeof config, .num_layers = LAYERS, .layers = layers, .byte_budget = 1u << 20};
+  kvc_config config = {
+      .struct_size = sizeof config, .num_layers = LAYERS, .layers = layers, .byte_budget = 1u << 20};
   kvc_plan *plan = NULL;
   kvc_cache *cache = NULL;
   check(kvc_plan_create(&config, &plan, &err), &err);
@@ -70,7 +72,8 @@ int main(void) {
   const kvc_seq branches[] = {1, 2};
   check(kvc_seq_add(cache, 1, &err), &err);
   step(cache, 1, branches, (const int64_t[]){PROMPT}, out);
-  check(kvc_seq_fork(cache, 1, 2, -1, &err), &err); /* shares all pages; the half-full one is copied when a branch writes */
+  check(kvc_seq_fork(cache, 1, 2, -1, &err),
+        &err); /* shares all pages; the half-full one is copied when a branch writes */
   for (int i = 0; i < STEPS; ++i) step(cache, 2, branches, (const int64_t[]){1, 1}, out);
 
   kvc_stats stats = {.struct_size = sizeof stats};

@@ -39,17 +39,25 @@ class Attention : public testing::Test {
 TEST_F(Attention, EveryEntryPointSucceedsWithAndWithoutError) {
   HostTensor other(Elem::kF32, {kRows, 4, 8}), other_lse(Elem::kF32, {kRows, 4});
   HostTensor k_out(Elem::kF32, {8, 2, 8}), v_out(Elem::kF32, {8, 2, 8});
-  expect_ok([&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), err);
+  });
   EXPECT_EQ(kvc_attn(fwd(), 0, nullptr, q.dl(), nullptr, nullptr, out.dl(), nullptr, nullptr), KVC_OK);
   expect_ok([&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, nullptr, qkv.dl(), out.dl(), err); });
   EXPECT_EQ(kvc_attn_fused_qkv(fwd(), 0, nullptr, qkv.dl(), out.dl(), nullptr), KVC_OK);
   expect_ok([&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), v.dl(), err); });
   EXPECT_EQ(kvc_kv_append(fwd(), 0, k.dl(), v.dl(), nullptr), KVC_OK);
-  expect_ok([&](kvc_error* err) { return kvc_attn_self(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_self(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), err);
+  });
   EXPECT_EQ(kvc_attn_self(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), nullptr), KVC_OK);
-  expect_ok([&](kvc_error* err) { return kvc_attn_cached(fwd(), 0, nullptr, q.dl(), other.dl(), other_lse.dl(), err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_cached(fwd(), 0, nullptr, q.dl(), other.dl(), other_lse.dl(), err);
+  });
   EXPECT_EQ(kvc_attn_cached(fwd(), 0, nullptr, q.dl(), other.dl(), other_lse.dl(), nullptr), KVC_OK);
-  expect_ok([&](kvc_error* err) { return kvc_attn_merge(fwd(), out.dl(), lse.dl(), other.dl(), other_lse.dl(), err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_merge(fwd(), out.dl(), lse.dl(), other.dl(), other_lse.dl(), err);
+  });
   EXPECT_EQ(kvc_attn_merge(fwd(), out.dl(), lse.dl(), other.dl(), other_lse.dl(), nullptr), KVC_OK);
   expect_ok([&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, k_out.dl(), v_out.dl(), err); });
   EXPECT_EQ(kvc_kv_gather(fwd(), 0, 1, k_out.dl(), nullptr, nullptr), KVC_OK);
@@ -58,33 +66,41 @@ TEST_F(Attention, EveryEntryPointSucceedsWithAndWithoutError) {
 
 TEST_F(Attention, AcceptsAnyPlacementOfTensorsAndTouchesNoPadding) {
   ASSERT_EQ(attend(nullptr, &out), KVC_OK);
-  const std::vector<Placement> placements = {{.extra_rows = 3},
-                                             {.row_gap = 5},
-                                             {.inner_gap = 3},
-                                             {.byte_offset = 12},
-                                             {.extra_rows = 1, .row_gap = 7, .inner_gap = 1, .byte_offset = 20},
-                                             {.null_strides = false}};
+  const std::vector<Placement> placements = {
+      {.extra_rows = 3},
+      {.row_gap = 5},
+      {.inner_gap = 3},
+      {.byte_offset = 12},
+      {.extra_rows = 1, .row_gap = 7, .inner_gap = 1, .byte_offset = 20},
+      {.null_strides = false}};
   for (const Placement& placement : placements) {
-    HostTensor q2(Elem::kF32, {kRows, 4, 8}, placement), k2(Elem::kF32, {kRows, 2, 8}, placement), v2(Elem::kF32, {kRows, 2, 8}, placement);
+    HostTensor q2(Elem::kF32, {kRows, 4, 8}, placement), k2(Elem::kF32, {kRows, 2, 8}, placement),
+        v2(Elem::kF32, {kRows, 2, 8}, placement);
     HostTensor out2(Elem::kF32, {kRows, 4, 8}, placement), lse2(Elem::kF32, {kRows, 4}, placement);
     q2.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { q2.set(q.get(t, h, d), t, h, d); });
     k2.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { k2.set(k.get(t, h, d), t, h, d); });
     v2.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { v2.set(v.get(t, h, d), t, h, d); });
     ASSERT_EQ(kvc_attn(fwd(), 0, nullptr, q2.dl(), k2.dl(), v2.dl(), out2.dl(), lse2.dl(), nullptr), KVC_OK);
-    out2.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(out2.get(t, h, d), out.get(t, h, d)); });
+    out2.for_each(
+        [&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(out2.get(t, h, d), out.get(t, h, d)); });
     lse2.for_each([&](int64_t t, int64_t h, int64_t, int64_t) { EXPECT_TRUE(std::isfinite(lse2.get(t, h))); });
     EXPECT_TRUE(out2.padding_untouched() && lse2.padding_untouched());
-    EXPECT_TRUE(q2.padding_untouched() && k2.padding_untouched() && v2.padding_untouched()) << "padding holds NaN and was not needed";
+    EXPECT_TRUE(q2.padding_untouched() && k2.padding_untouched() && v2.padding_untouched())
+        << "padding holds NaN and was not needed";
   }
 }
 
 TEST_F(Attention, EachTensorMayHaveItsOwnActivationType) {
   for (const Elem type : {Elem::kF16, Elem::kBF16}) {
     HostTensor narrow(type, {kRows, 4, 8}), wide(Elem::kF32, {kRows, 4, 8}), result(type, {kRows, 4, 8});
-    narrow.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { wide.set(narrow.set(q.get(t, h, d), t, h, d), t, h, d); });
+    narrow.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+      wide.set(narrow.set(q.get(t, h, d), t, h, d), t, h, d);
+    });
     ASSERT_EQ(kvc_attn(fwd(), 0, nullptr, wide.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr), KVC_OK);
     ASSERT_EQ(kvc_attn(fwd(), 0, nullptr, narrow.dl(), k.dl(), v.dl(), result.dl(), nullptr, nullptr), KVC_OK);
-    result.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(result.get(t, h, d), round_to(type, out.get(t, h, d))); });
+    result.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+      EXPECT_EQ(result.get(t, h, d), round_to(type, out.get(t, h, d)));
+    });
   }
 }
 
@@ -102,7 +118,8 @@ TEST_F(Attention, RefusesWrongTensorsByName) {
     };
     const int64_t heads = wrong.right->size(1);
     const std::string heads_text = std::to_string(heads);
-    HostTensor rank(Elem::kF32, {kRows, heads * 8}), few(Elem::kF32, {kRows - 1, heads, 8}), head(Elem::kF32, {kRows, heads + 1, 8});
+    HostTensor rank(Elem::kF32, {kRows, heads * 8}), few(Elem::kF32, {kRows - 1, heads, 8}),
+        head(Elem::kF32, {kRows, heads + 1, 8});
     HostTensor dim(Elem::kF32, {kRows, heads, 7}), integers(Elem::kI32, {kRows, heads, 8});
     refused(KVC_E_SHAPE, {wrong.name, "2", "3"}, call(rank.dl()));
     refused(KVC_E_SHAPE, {wrong.name, "4", "5"}, call(few.dl()));
@@ -137,16 +154,27 @@ TEST_F(Attention, RefusesWrongTensorsByName) {
     bad.device = {kDLCUDA, 0};
     refused(KVC_E_DEVICE_MISMATCH, {wrong.name}, call(&bad));
   }
-  refused(KVC_E_INVALID_ARGUMENT, {"q"}, [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, nullptr, k.dl(), v.dl(), out.dl(), nullptr, err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), nullptr, nullptr, err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k", "v"}, [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), nullptr, out.dl(), nullptr, err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k", "v"}, [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), nullptr, v.dl(), out.dl(), nullptr, err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"q"}, [&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, nullptr, k.dl(), v.dl(), out.dl(), nullptr, err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), nullptr, nullptr, err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"k", "v"}, [&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), nullptr, out.dl(), nullptr, err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"k", "v"}, [&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, q.dl(), nullptr, v.dl(), out.dl(), nullptr, err);
+  });
 }
 
 TEST_F(Attention, RefusesAWrongLse) {
-  HostTensor rank(Elem::kF32, {kRows * 4}), few(Elem::kF32, {4, 4}), heads(Elem::kF32, {kRows, 3}), narrow(Elem::kBF16, {kRows, 4});
+  HostTensor rank(Elem::kF32, {kRows * 4}), few(Elem::kF32, {4, 4}), heads(Elem::kF32, {kRows, 3}),
+      narrow(Elem::kBF16, {kRows, 4});
   const auto call = [&](HostTensor& wrong) {
-    return [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), wrong.dl(), err); };
+    return [&](kvc_error* err) {
+      return kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), wrong.dl(), err);
+    };
   };
   refused(KVC_E_SHAPE, {"lse", "1", "2"}, call(rank));
   refused(KVC_E_SHAPE, {"lse", "4", "5"}, call(few));
@@ -157,13 +185,19 @@ TEST_F(Attention, RefusesAWrongLse) {
 TEST_F(Attention, RefusesWrongLayersAndUnfilledSlots) {
   for (const int32_t layer : {-1, 2, INT32_MAX}) {
     const std::string id = std::to_string(layer);
-    refused(KVC_E_INVALID_STATE, {"layer", id.c_str(), "2"},
-            [&](kvc_error* err) { return kvc_attn(fwd(), layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err); });
-    refused(KVC_E_INVALID_STATE, {"layer", id.c_str()}, [&](kvc_error* err) { return kvc_kv_append(fwd(), layer, k.dl(), v.dl(), err); });
+    refused(KVC_E_INVALID_STATE, {"layer", id.c_str(), "2"}, [&](kvc_error* err) {
+      return kvc_attn(fwd(), layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+    });
+    refused(KVC_E_INVALID_STATE, {"layer", id.c_str()},
+            [&](kvc_error* err) { return kvc_kv_append(fwd(), layer, k.dl(), v.dl(), err); });
   }
-  refused(KVC_E_INVALID_STATE, {"layer 0"}, [&](kvc_error* err) { return kvc_attn(fwd(), 0, nullptr, q.dl(), nullptr, nullptr, out.dl(), nullptr, err); });
+  refused(KVC_E_INVALID_STATE, {"layer 0"}, [&](kvc_error* err) {
+    return kvc_attn(fwd(), 0, nullptr, q.dl(), nullptr, nullptr, out.dl(), nullptr, err);
+  });
   HostTensor other(Elem::kF32, {kRows, 8, 6}), other_out(Elem::kF32, {kRows, 4, 4});
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"6", "4"}, [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 1, nullptr, other.dl(), other_out.dl(), err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"6", "4"}, [&](kvc_error* err) {
+    return kvc_attn_fused_qkv(fwd(), 1, nullptr, other.dl(), other_out.dl(), err);
+  });
   EXPECT_TRUE(other_out.is_untouched());
 }
 
@@ -177,7 +211,8 @@ TEST_F(Attention, APoolTheHostCanWriteMayBeReadWithoutAnAppend) {
 TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
   kvc_attn_opt good{};
   good.struct_size = sizeof good;
-  const auto bad = [&](kvc_status status, std::initializer_list<const char*> parts, const std::function<void(kvc_attn_opt&)>& change) {
+  const auto bad = [&](kvc_status status, std::initializer_list<const char*> parts,
+                       const std::function<void(kvc_attn_opt&)>& change) {
     kvc_attn_opt opt = good;
     change(opt);
     refused(status, parts, [&](kvc_error* err) { return attend(&opt, &out, err); });
@@ -187,16 +222,20 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
   bad(KVC_E_UNSUPPORTED, {"flags"}, [](kvc_attn_opt& o) { o.flags = 4; });
   bad(KVC_E_UNSUPPORTED, {"ext", "3"}, [&](kvc_attn_opt& o) { o.ext = &ext; });
   bad(KVC_E_OUT_OF_RANGE, {"soft_cap", "-2"}, [](kvc_attn_opt& o) { o.soft_cap = -2; });
-  bad(KVC_E_OUT_OF_RANGE, {"soft_cap"}, [](kvc_attn_opt& o) { o.soft_cap = std::numeric_limits<float>::infinity(); });
-  bad(KVC_E_OUT_OF_RANGE, {"scale"}, [](kvc_attn_opt& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); });
+  bad(KVC_E_OUT_OF_RANGE, {"soft_cap"},
+      [](kvc_attn_opt& o) { o.soft_cap = std::numeric_limits<float>::infinity(); });
+  bad(KVC_E_OUT_OF_RANGE, {"scale"},
+      [](kvc_attn_opt& o) { o.scale = std::numeric_limits<float>::quiet_NaN(); });
   bad(KVC_E_INVALID_ARGUMENT, {"opt", "struct_size", "0"}, [](kvc_attn_opt& o) { o.struct_size = 0; });
   bad(KVC_E_INVALID_ARGUMENT, {"opt", "struct_size", "4"}, [](kvc_attn_opt& o) { o.struct_size = 4; });
   HostTensor three(Elem::kF32, {3}), matrix(Elem::kF32, {4, 1}), half(Elem::kF16, {4});
   bad(KVC_E_SHAPE, {"sinks", "3", "4"}, [&](kvc_attn_opt& o) { o.sinks = three.dl(); });
   bad(KVC_E_SHAPE, {"sinks", "2", "1"}, [&](kvc_attn_opt& o) { o.sinks = matrix.dl(); });
-  bad(KVC_E_DTYPE, {"alibi_slopes", "float16", "float32"}, [&](kvc_attn_opt& o) { o.alibi_slopes = half.dl(); });
+  bad(KVC_E_DTYPE, {"alibi_slopes", "float16", "float32"},
+      [&](kvc_attn_opt& o) { o.alibi_slopes = half.dl(); });
   bad(KVC_E_SHAPE, {"alibi_slopes", "3", "4"}, [&](kvc_attn_opt& o) { o.alibi_slopes = three.dl(); });
-  HostTensor narrow(Elem::kF32, {kRows, 7}), few(Elem::kF32, {4, 8}), heads(Elem::kF32, {3, kRows, 8}), four(Elem::kF32, {1, 4, kRows, 8});
+  HostTensor narrow(Elem::kF32, {kRows, 7}), few(Elem::kF32, {4, 8}), heads(Elem::kF32, {3, kRows, 8}),
+      four(Elem::kF32, {1, 4, kRows, 8});
   bad(KVC_E_SHAPE, {"bias", "7", "8"}, [&](kvc_attn_opt& o) { o.bias = narrow.dl(); });
   bad(KVC_E_SHAPE, {"bias", "4", "5"}, [&](kvc_attn_opt& o) { o.bias = few.dl(); });
   bad(KVC_E_SHAPE, {"bias", "3", "4"}, [&](kvc_attn_opt& o) { o.bias = heads.dl(); });
@@ -206,7 +245,8 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
     uint64_t tail;
   } longer{good, 1};
   longer.opt.struct_size = sizeof longer;
-  refused(KVC_E_VERSION, {"opt", std::to_string(sizeof longer).c_str()}, [&](kvc_error* err) { return attend(&longer.opt, &out, err); });
+  refused(KVC_E_VERSION, {"opt", std::to_string(sizeof longer).c_str()},
+          [&](kvc_error* err) { return attend(&longer.opt, &out, err); });
   longer.tail = 0;
   EXPECT_EQ(attend(&longer.opt, &out), KVC_OK);
   kvc_attn_opt shorter = good;
@@ -219,17 +259,22 @@ TEST_F(Attention, MaskedKeysMayHoldNaN) {
   kvc_attn_opt opt{};
   opt.struct_size = sizeof opt;
   HostTensor bias(Elem::kF32, {kRows, 8}), poison(Elem::kF32, {2, 1, 2, 8});
-  bias.for_each([&](int64_t t, int64_t j, int64_t, int64_t) { bias.set(j == 2 ? -std::numeric_limits<double>::infinity() : 0, t, j); });
+  bias.for_each([&](int64_t t, int64_t j, int64_t, int64_t) {
+    bias.set(j == 2 ? -std::numeric_limits<double>::infinity() : 0, t, j);
+  });
   opt.bias = bias.dl();
   HostTensor with_nan(Elem::kF32, {kRows, 4, 8});
   ASSERT_EQ(attend(&opt, &out), KVC_OK);
   ASSERT_EQ(kvc_forward_abort(fwd(), nullptr), KVC_OK);
-  for (const kvc_seq seq : {1, 2}) ASSERT_EQ(kvc_debug_set_kv(cache.get(), seq, 2, poison.dl(), poison.dl(), nullptr, nullptr), KVC_OK);
-  for (const uint64_t flags : {0, static_cast<int>(KVC_ATTN_BATCH_INVARIANT)}) {
+  for (const kvc_seq seq : {1, 2})
+    ASSERT_EQ(kvc_debug_set_kv(cache.get(), seq, 2, poison.dl(), poison.dl(), nullptr, nullptr), KVC_OK);
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{KVC_ATTN_BATCH_INVARIANT}}) {
     opt.flags = flags;
     ASSERT_EQ(cache.begin({1, 2}, {2, 3}), KVC_OK);
     ASSERT_EQ(attend(&opt, &with_nan), KVC_OK);
-    with_nan.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_NEAR(with_nan.get(t, h, d), out.get(t, h, d), 1e-6); });
+    with_nan.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+      EXPECT_NEAR(with_nan.get(t, h, d), out.get(t, h, d), 1e-6);
+    });
     ASSERT_EQ(kvc_forward_abort(fwd(), nullptr), KVC_OK);
   }
   cache.forward = nullptr;
@@ -239,7 +284,9 @@ TEST_F(Attention, ARowThatSeesNothingIsZero) {
   kvc_attn_opt opt{};
   opt.struct_size = sizeof opt;
   HostTensor bias(Elem::kF32, {kRows, 8}), sinks(Elem::kF32, {4});
-  bias.for_each([&](int64_t t, int64_t j, int64_t, int64_t) { bias.set(t == 1 ? -std::numeric_limits<double>::infinity() : 0, t, j); });
+  bias.for_each([&](int64_t t, int64_t j, int64_t, int64_t) {
+    bias.set(t == 1 ? -std::numeric_limits<double>::infinity() : 0, t, j);
+  });
   for (int h = 0; h < 4; ++h) sinks.set(0.5, h);
   opt.bias = bias.dl();
   opt.sinks = sinks.dl();
@@ -265,22 +312,29 @@ TEST_F(Attention, ARowThatSeesNothingIsZero) {
 TEST_F(Attention, MergingIgnoresAPartWithoutKeys) {
   HostTensor other(Elem::kF32, {kRows, 4, 8}), none(Elem::kF32, {kRows, 4});
   other.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { other.set(0, t, h, d); });
-  none.for_each([&](int64_t t, int64_t h, int64_t, int64_t) { none.set(-std::numeric_limits<double>::infinity(), t, h); });
+  none.for_each([&](int64_t t, int64_t h, int64_t, int64_t) {
+    none.set(-std::numeric_limits<double>::infinity(), t, h);
+  });
   ASSERT_EQ(kvc_attn(fwd(), 0, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), nullptr), KVC_OK);
   HostTensor before(Elem::kF32, {kRows, 4, 8});
   before.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { before.set(out.get(t, h, d), t, h, d); });
   ASSERT_EQ(kvc_attn_merge(fwd(), out.dl(), lse.dl(), other.dl(), none.dl(), nullptr), KVC_OK);
   EXPECT_TRUE(out.same_bytes(before));
   ASSERT_EQ(kvc_attn_merge(fwd(), other.dl(), none.dl(), out.dl(), lse.dl(), nullptr), KVC_OK);
-  other.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(other.get(t, h, d), out.get(t, h, d)); });
+  other.for_each(
+      [&](int64_t t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(other.get(t, h, d), out.get(t, h, d)); });
 }
 
 TEST_F(Attention, MergeChecksItsTensors) {
-  HostTensor a(Elem::kF32, {kRows, 4, 8}), b(Elem::kF32, {kRows, 4, 8}), la(Elem::kF32, {kRows, 4}), lb(Elem::kF32, {kRows, 4});
-  HostTensor heads(Elem::kF32, {kRows, 3, 8}), few(Elem::kF32, {4, 4, 8}), dim(Elem::kF32, {kRows, 4, 9}), short_lse(Elem::kF32, {4, 4});
-  const auto bad = [&](kvc_status status, std::initializer_list<const char*> parts, HostTensor* o, HostTensor* l, HostTensor* oo, HostTensor* ol) {
+  HostTensor a(Elem::kF32, {kRows, 4, 8}), b(Elem::kF32, {kRows, 4, 8}), la(Elem::kF32, {kRows, 4}),
+      lb(Elem::kF32, {kRows, 4});
+  HostTensor heads(Elem::kF32, {kRows, 3, 8}), few(Elem::kF32, {4, 4, 8}), dim(Elem::kF32, {kRows, 4, 9}),
+      short_lse(Elem::kF32, {4, 4});
+  const auto bad = [&](kvc_status status, std::initializer_list<const char*> parts, HostTensor* o,
+                       HostTensor* l, HostTensor* oo, HostTensor* ol) {
     const auto dl = [](HostTensor* tensor) { return tensor == nullptr ? nullptr : tensor->dl(); };
-    expect_refused(cache, status, parts, [&](kvc_error* err) { return kvc_attn_merge(fwd(), dl(o), dl(l), dl(oo), dl(ol), err); });
+    expect_refused(cache, status, parts,
+                   [&](kvc_error* err) { return kvc_attn_merge(fwd(), dl(o), dl(l), dl(oo), dl(ol), err); });
     EXPECT_TRUE(a.is_untouched() && la.is_untouched());
   };
   bad(KVC_E_INVALID_ARGUMENT, {"out"}, nullptr, &la, &b, &lb);
@@ -292,25 +346,50 @@ TEST_F(Attention, MergeChecksItsTensors) {
   bad(KVC_E_SHAPE, {"out", "4", "5"}, &few, &la, &b, &lb);
   bad(KVC_E_SHAPE, {"other_lse", "4", "5"}, &a, &la, &b, &short_lse);
   bad(KVC_E_SHAPE, {"out", "2", "3"}, &la, &la, &b, &lb);
+  for (const int64_t extent : {int64_t{-1}, int64_t{INT32_MAX} + 1}) {
+    HostTensor huge(Elem::kF32, {kRows, 4, 8});
+    int64_t shape[] = {kRows, extent, 8};
+    huge.dl()->shape = shape;
+    bad(KVC_E_SHAPE, {"out", std::to_string(extent).c_str(), "8"}, &huge, &la, &b, &lb);
+  }
 }
 
 TEST_F(Attention, SelfCachedAppendAndGatherCheckTheirTensors) {
   HostTensor wrong(Elem::kF32, {kRows, 5, 8});
-  refused(KVC_E_SHAPE, {"q", "5", "4"}, [&](kvc_error* err) { return kvc_attn_cached(fwd(), 0, nullptr, wrong.dl(), out.dl(), lse.dl(), err); });
-  refused(KVC_E_SHAPE, {"out", "5", "4"}, [&](kvc_error* err) { return kvc_attn_cached(fwd(), 0, nullptr, q.dl(), wrong.dl(), lse.dl(), err); });
-  refused(KVC_E_SHAPE, {"k", "5", "2"}, [&](kvc_error* err) { return kvc_attn_self(fwd(), 0, nullptr, q.dl(), wrong.dl(), v.dl(), out.dl(), lse.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k"}, [&](kvc_error* err) { return kvc_attn_self(fwd(), 0, nullptr, q.dl(), nullptr, v.dl(), out.dl(), lse.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"v"}, [&](kvc_error* err) { return kvc_attn_self(fwd(), 0, nullptr, q.dl(), k.dl(), nullptr, out.dl(), lse.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k"}, [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, nullptr, v.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"v"}, [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), nullptr, err); });
-  refused(KVC_E_SHAPE, {"v", "5", "2"}, [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), wrong.dl(), err); });
-  refused(KVC_E_SHAPE, {"qkv", "5", "8"}, [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, nullptr, wrong.dl(), out.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"qkv"}, [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, nullptr, nullptr, out.dl(), err); });
+  refused(KVC_E_SHAPE, {"q", "5", "4"}, [&](kvc_error* err) {
+    return kvc_attn_cached(fwd(), 0, nullptr, wrong.dl(), out.dl(), lse.dl(), err);
+  });
+  refused(KVC_E_SHAPE, {"out", "5", "4"}, [&](kvc_error* err) {
+    return kvc_attn_cached(fwd(), 0, nullptr, q.dl(), wrong.dl(), lse.dl(), err);
+  });
+  refused(KVC_E_SHAPE, {"k", "5", "2"}, [&](kvc_error* err) {
+    return kvc_attn_self(fwd(), 0, nullptr, q.dl(), wrong.dl(), v.dl(), out.dl(), lse.dl(), err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"k"}, [&](kvc_error* err) {
+    return kvc_attn_self(fwd(), 0, nullptr, q.dl(), nullptr, v.dl(), out.dl(), lse.dl(), err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"v"}, [&](kvc_error* err) {
+    return kvc_attn_self(fwd(), 0, nullptr, q.dl(), k.dl(), nullptr, out.dl(), lse.dl(), err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"k"},
+          [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, nullptr, v.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"v"},
+          [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), nullptr, err); });
+  refused(KVC_E_SHAPE, {"v", "5", "2"},
+          [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), wrong.dl(), err); });
+  refused(KVC_E_SHAPE, {"qkv", "5", "8"},
+          [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, nullptr, wrong.dl(), out.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"qkv"},
+          [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, nullptr, nullptr, out.dl(), err); });
   HostTensor seven(Elem::kF32, {7, 2, 8});
-  refused(KVC_E_SHAPE, {"k_out", "7", "8"}, [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, seven.dl(), nullptr, err); });
-  refused(KVC_E_SHAPE, {"v_out", "7", "8"}, [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, nullptr, seven.dl(), err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k_out", "v_out"}, [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, nullptr, nullptr, err); });
-  refused(KVC_E_NOT_FOUND, {"sequence", "77"}, [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 77, seven.dl(), nullptr, err); });
+  refused(KVC_E_SHAPE, {"k_out", "7", "8"},
+          [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, seven.dl(), nullptr, err); });
+  refused(KVC_E_SHAPE, {"v_out", "7", "8"},
+          [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, nullptr, seven.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"k_out", "v_out"},
+          [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, nullptr, nullptr, err); });
+  refused(KVC_E_NOT_FOUND, {"sequence", "77"},
+          [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 77, seven.dl(), nullptr, err); });
   EXPECT_TRUE(seven.is_untouched());
 }
 
@@ -329,10 +408,17 @@ TEST(AttentionWithoutStorage, IsRefusedByName) {
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
   HostTensor q(Elem::kF32, {1, 4, 8}), k(Elem::kF32, {1, 2, 8}), qkv(Elem::kF32, {1, 8, 8});
   const auto refused = [&](const Call& fn) { expect_refused(cache, KVC_E_UNSUPPORTED, {"storage"}, fn); };
-  refused([&](kvc_error* err) { return kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), k.dl(), q.dl(), nullptr, err); });
-  refused([&](kvc_error* err) { return kvc_attn_fused_qkv(cache.forward, 0, nullptr, qkv.dl(), q.dl(), err); });
-  refused([&](kvc_error* err) { return kvc_attn_self(cache.forward, 0, nullptr, q.dl(), k.dl(), k.dl(), q.dl(), nullptr, err); });
-  refused([&](kvc_error* err) { return kvc_attn_cached(cache.forward, 0, nullptr, q.dl(), q.dl(), nullptr, err); });
+  refused([&](kvc_error* err) {
+    return kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), k.dl(), q.dl(), nullptr, err);
+  });
+  refused(
+      [&](kvc_error* err) { return kvc_attn_fused_qkv(cache.forward, 0, nullptr, qkv.dl(), q.dl(), err); });
+  refused([&](kvc_error* err) {
+    return kvc_attn_self(cache.forward, 0, nullptr, q.dl(), k.dl(), k.dl(), q.dl(), nullptr, err);
+  });
+  refused([&](kvc_error* err) {
+    return kvc_attn_cached(cache.forward, 0, nullptr, q.dl(), q.dl(), nullptr, err);
+  });
   refused([&](kvc_error* err) { return kvc_kv_append(cache.forward, 0, k.dl(), k.dl(), err); });
   refused([&](kvc_error* err) { return kvc_kv_gather(cache.forward, 0, 1, k.dl(), k.dl(), err); });
   EXPECT_TRUE(q.is_untouched() && k.is_untouched());

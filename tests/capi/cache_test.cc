@@ -27,15 +27,23 @@ TEST(CacheHandle, NullIsAnsweredNotCrashed) {
   Model model;
   Cache cache(model.config);
   kvc_cache* made = nullptr;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_cache_create(nullptr, &made, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_cache_create(cache.plan(), nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_cache_clear(nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_cache_resize(nullptr, 4, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_cache_check(nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_cache_stats_get(nullptr, &stats, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_cache_stats_get(cache.get(), nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_cache_create(nullptr, &made, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"},
+               [&](kvc_error* err) { return kvc_cache_create(cache.plan(), nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_cache_clear(nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_cache_resize(nullptr, 4, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_cache_check(nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
+               [&](kvc_error* err) { return kvc_cache_stats_get(nullptr, &stats, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"},
+               [&](kvc_error* err) { return kvc_cache_stats_get(cache.get(), nullptr, err); });
   stats.struct_size = 4;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "4"}, [&](kvc_error* err) { return kvc_cache_stats_get(cache.get(), &stats, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "4"},
+               [&](kvc_error* err) { return kvc_cache_stats_get(cache.get(), &stats, err); });
 }
 
 TEST(CacheHandle, CountsWhatHappened) {
@@ -90,7 +98,8 @@ TEST(CacheHandle, ClearForgetsSequencesAndFreesAllPages) {
   cache.fill({1, 2}, {10, 3});
   ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 3, 6, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
-  expect_refused(cache, KVC_E_BUSY, {"open"}, [&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
+  expect_refused(cache, KVC_E_BUSY, {"open"},
+                 [&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
   cache.end();
   expect_ok([&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
@@ -145,20 +154,24 @@ TEST_P(Resize, RefusesToDropPagesInUse) {
   cache.fill({1, 2, 3}, {4, 4, 4}, has_storage());
   const int32_t last = cache.snapshot().pages[2][0];
   ASSERT_EQ(kvc_seq_remove(cache.get(), 1, nullptr), KVC_OK);
-  const kvc_error error = expect_refused(cache, KVC_E_BUSY, {std::to_string(last).c_str(), std::to_string(last).c_str()},
-                                         [&](kvc_error* err) { return kvc_cache_resize(cache.get(), last, err); });
+  const kvc_error error =
+      expect_refused(cache, KVC_E_BUSY, {std::to_string(last).c_str(), std::to_string(last).c_str()},
+                     [&](kvc_error* err) { return kvc_cache_resize(cache.get(), last, err); });
   EXPECT_EQ(error.detail, last);
   expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), last + 1, err); });
   for (const int64_t size : {int64_t{0}, int64_t{-1}, int64_t{INT32_MAX}, INT64_MAX}) {
-    expect_refused(cache, KVC_E_OUT_OF_RANGE, {"num_pages", std::to_string(size).c_str()}, [&](kvc_error* err) { return kvc_cache_resize(cache.get(), size, err); });
+    expect_refused(cache, KVC_E_OUT_OF_RANGE, {"num_pages", std::to_string(size).c_str()},
+                   [&](kvc_error* err) { return kvc_cache_resize(cache.get(), size, err); });
   }
   ASSERT_EQ(kvc_cache_resize(cache.get(), 8, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin({2}, {1}), KVC_OK);
-  expect_refused(cache, KVC_E_BUSY, {"open"}, [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 20, err); });
+  expect_refused(cache, KVC_E_BUSY, {"open"},
+                 [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 20, err); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Storage, Resize,
-                         testing::Values(std::pair{KVC_STORAGE_OWNED, KVC_POOL_LAYER_FIRST}, std::pair{KVC_STORAGE_OWNED, KVC_POOL_PAGE_FIRST},
+                         testing::Values(std::pair{KVC_STORAGE_OWNED, KVC_POOL_LAYER_FIRST},
+                                         std::pair{KVC_STORAGE_OWNED, KVC_POOL_PAGE_FIRST},
                                          std::pair{KVC_STORAGE_NONE, KVC_POOL_LAYER_FIRST}));
 
 TEST(CacheHandle, ResizeKeepsRoomForTheLongestSequence) {
@@ -166,7 +179,8 @@ TEST(CacheHandle, ResizeKeepsRoomForTheLongestSequence) {
   model.config.max_seq_len = 20;
   Cache cache(model.config);
   const kvc_error error =
-      expect_refused(cache, KVC_E_NEVER_FITS, {"max_seq_len", "20", "4"}, [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 4, err); });
+      expect_refused(cache, KVC_E_NEVER_FITS, {"max_seq_len", "20", "4"},
+                     [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 4, err); });
   EXPECT_EQ(error.detail, 16);
   EXPECT_EQ(kvc_cache_resize(cache.get(), 5, nullptr), KVC_OK);
 }
@@ -184,7 +198,8 @@ TEST(CacheHandle, ResizeRefusesBorrowedPools) {
   model.config.num_pages = 0;
   Cache cache(model.config);
   EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8) << "as many pages as the tensor has";
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage", "BORROWED"}, [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 9, err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage", "BORROWED"},
+                 [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 9, err); });
 }
 
 TEST(CacheHandle, BorrowedPoolTensorsAreChecked) {
@@ -202,38 +217,49 @@ TEST(CacheHandle, BorrowedPoolTensorsAreChecked) {
   strides[0] = 130;
   EXPECT_EQ(model.plan_status(nullptr), KVC_OK) << "pages may lie apart";
   strides[0] = 127;
-  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "508", "512"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "508", "512"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   strides[0] = 128;
   strides[1] = 33;
-  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "33", "32"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "33", "32"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   strides[1] = 32;
   shape[3] = 15, strides[2] = 15, strides[1] = 30, strides[0] = 120;
-  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "480", "512"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "480", "512"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   shape[3] = 16, strides[2] = 16, strides[1] = 32, strides[0] = 128;
   shape[0] = 7;
-  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "7", "8"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "7", "8"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   shape[0] = 8;
   pool.byte_offset = 2;
-  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "aligned"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_SHAPE, {"pool_tensors[0]", "aligned"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   pool.byte_offset = 0;
   pool.device = {kDLCUDA, 0};
-  expect_error(KVC_E_DEVICE_MISMATCH, {"pool_tensors[0]", "2"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_DEVICE_MISMATCH, {"pool_tensors[0]", "2"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   pool.device = {kDLCPU, 0};
   pool.data = nullptr;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors[0]", "NULL"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors[0]", "NULL"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   pool.data = memory.data();
   model.config.num_pool_tensors = 2;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pool_tensors", "2", "1"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pool_tensors", "2", "1"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   model.config.num_pool_tensors = 1;
   pools[0] = nullptr;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors[0]"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors[0]"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   pools[0] = &pool;
   model.config.byte_budget = 10000;
   model.config.num_pages = 0;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"byte_budget", "10000"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"byte_budget", "10000"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   model.config.byte_budget = 0;
   model.config.storage = KVC_STORAGE_OWNED;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"pool_tensors"},
+               [&](kvc_error* err) { return model.plan_status(err); });
 }
 
 // 1 head x (5 + 4) bfloat16, page size 1: 18 bytes, beside a float32 layer. Only this layer's own elements decide its alignment.
@@ -284,7 +310,8 @@ TEST(CacheHandle, UsesTheHostsAllocatorAndReturnsEveryBlock) {
     ASSERT_EQ(kvc_cache_resize(cache.get(), 50, nullptr), KVC_OK);
     DLManagedTensorVersioned* exported = nullptr;
     ASSERT_EQ(kvc_export_pool(cache.get(), 0, KVC_POOL_K, &exported, nullptr), KVC_OK);
-    expect_refused(cache, KVC_E_BUSY, {"60"}, [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 60, err); });
+    expect_refused(cache, KVC_E_BUSY, {"60"},
+                   [&](kvc_error* err) { return kvc_cache_resize(cache.get(), 60, err); });
     exported->deleter(exported);
     EXPECT_EQ(kvc_cache_resize(cache.get(), 60, nullptr), KVC_OK);
   }

@@ -17,9 +17,11 @@ std::vector<int64_t> shape_of(const Exported& exported) {
 
 template <typename T>
 std::vector<T> values_of(const Exported& exported) {
+  const DLTensor& tensor = exported->dl_tensor;
   int64_t count = 1;
-  for (const int64_t extent : shape_of(exported)) count *= extent;
-  const auto* data = reinterpret_cast<const T*>(static_cast<const std::byte*>(exported->dl_tensor.data) + exported->dl_tensor.byte_offset);
+  for (int32_t d = 0; d < tensor.ndim; ++d) count *= tensor.shape[d];
+  const auto* data = reinterpret_cast<const T*>(static_cast<const std::byte*>(exported->dl_tensor.data) +
+                                                exported->dl_tensor.byte_offset);
   return {data, data + count};
 }
 
@@ -27,7 +29,8 @@ float element(const DLTensor& tensor, std::initializer_list<int64_t> index) {
   int64_t offset = 0;
   int d = 0;
   for (const int64_t i : index) offset += i * tensor.strides[d++];
-  return reinterpret_cast<const float*>(static_cast<const std::byte*>(tensor.data) + tensor.byte_offset)[offset];
+  return reinterpret_cast<const float*>(static_cast<const std::byte*>(tensor.data) +
+                                        tensor.byte_offset)[offset];
 }
 
 class Export : public testing::TestWithParam<kvc_pool_layout> {
@@ -115,11 +118,15 @@ TEST_P(Export, PoolRefusesBadArguments) {
                    [&](kvc_error* err) { return kvc_export_pool(get(), layer, KVC_POOL_K, &out, err); });
   }
   for (const kvc_pool_kind kind : {-1, 4}) {
-    expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()}, [&](kvc_error* err) { return kvc_export_pool(get(), 0, kind, &out, err); });
+    expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()},
+                   [&](kvc_error* err) { return kvc_export_pool(get(), 0, kind, &out, err); });
   }
-  expect_refused(*cache_, KVC_E_UNSUPPORTED, {"6", "4"}, [&](kvc_error* err) { return kvc_export_pool(get(), 1, KVC_POOL_KV, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_export_pool(nullptr, 0, KVC_POOL_K, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_export_pool(get(), 0, KVC_POOL_K, nullptr, err); });
+  expect_refused(*cache_, KVC_E_UNSUPPORTED, {"6", "4"},
+                 [&](kvc_error* err) { return kvc_export_pool(get(), 1, KVC_POOL_KV, &out, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
+                 [&](kvc_error* err) { return kvc_export_pool(nullptr, 0, KVC_POOL_K, &out, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
+                 [&](kvc_error* err) { return kvc_export_pool(get(), 0, KVC_POOL_K, nullptr, err); });
   EXPECT_EQ(out, nullptr);
 }
 
@@ -139,11 +146,13 @@ TEST_P(Export, PageTablesDescribeTheOpenForward) {
   EXPECT_EQ(values_of<int32_t>(table(KVC_TABLE_QO_INDPTR)), (std::vector<int32_t>{0, 2, 6, 7}));
   const Exported padded = table(KVC_TABLE_BLOCK_TABLE);
   EXPECT_EQ(shape_of(padded), (std::vector<int64_t>{3, 3}));
-  EXPECT_EQ(values_of<int32_t>(padded), (std::vector<int32_t>{ids[0], ids[1], -1, ids[2], -1, -1, ids[3], ids[4], ids[5]}));
+  EXPECT_EQ(values_of<int32_t>(padded),
+            (std::vector<int32_t>{ids[0], ids[1], -1, ids[2], -1, -1, ids[3], ids[4], ids[5]}));
   const Exported slots = table(KVC_TABLE_SLOT_MAPPING);
   EXPECT_EQ(slots->dl_tensor.dtype.bits, 64);
   const int64_t a = ids[0], b = ids[1], c = ids[2], d = ids[5];
-  EXPECT_EQ(values_of<int64_t>(slots), (std::vector<int64_t>{4 * a + 3, 4 * b, 4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3, 4 * d + 2}));
+  EXPECT_EQ(values_of<int64_t>(slots),
+            (std::vector<int64_t>{4 * a + 3, 4 * b, 4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3, 4 * d + 2}));
   EXPECT_NE(indptr->flags & DLPACK_FLAG_BITMASK_READ_ONLY, 0u);
   cache_->end();
   ASSERT_EQ(kvc_cache_clear(get(), nullptr), KVC_OK);
@@ -159,14 +168,20 @@ TEST_P(Export, PageTablesRefuseBadArguments) {
   }
   for (const int32_t group : {-1, 1}) {
     const std::string text = std::to_string(group);
+    expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()}, [&](kvc_error* err) {
+      return kvc_export_page_table(cache_->forward, group, KVC_TABLE_INDPTR, &out, err);
+    });
     expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()},
-                   [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, group, KVC_TABLE_INDPTR, &out, err); });
-    expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()}, [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, group, &out, err); });
+                   [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, group, &out, err); });
   }
-  expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence", "8"}, [&](kvc_error* err) { return kvc_export_seq_pages(get(), 8, 0, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, 0, nullptr, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, 0, nullptr, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_export_seq_pages(nullptr, 1, 0, &out, err); });
+  expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence", "8"},
+                 [&](kvc_error* err) { return kvc_export_seq_pages(get(), 8, 0, &out, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
+                 [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, 0, nullptr, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
+                 [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, 0, nullptr, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
+                 [&](kvc_error* err) { return kvc_export_seq_pages(nullptr, 1, 0, &out, err); });
   EXPECT_EQ(out, nullptr);
 }
 
@@ -190,7 +205,8 @@ TEST(ExportWithoutStorage, HasTablesButNoPool) {
   Cache cache(model.config);
   cache.fill({1}, {3}, false);
   DLManagedTensorVersioned* out = nullptr;
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage"}, [&](kvc_error* err) { return kvc_export_pool(cache.get(), 0, KVC_POOL_K, &out, err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage"},
+                 [&](kvc_error* err) { return kvc_export_pool(cache.get(), 0, KVC_POOL_K, &out, err); });
   ASSERT_EQ(kvc_export_seq_pages(cache.get(), 1, 0, &out, nullptr), KVC_OK);
   Exported pages(out);
   EXPECT_EQ(shape_of(pages), std::vector<int64_t>{1});

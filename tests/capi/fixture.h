@@ -24,7 +24,9 @@ inline kvc_error expect_error(kvc_status status, std::initializer_list<const cha
   error.detail = 0x5555;
   EXPECT_STREQ(kvc_status_name(fn(&error)), kvc_status_name(status)) << error.message;
   EXPECT_EQ(error.status, status);
-  for (const char* part : parts) EXPECT_NE(std::string(error.message).find(part), std::string::npos) << "'" << error.message << "' lacks '" << part << "'";
+  for (const char* part : parts)
+    EXPECT_NE(std::string(error.message).find(part), std::string::npos)
+        << "'" << error.message << "' lacks '" << part << "'";
   EXPECT_STREQ(kvc_status_name(fn(nullptr)), kvc_status_name(status)) << "with err NULL";
   kvc_error unsized{};
   EXPECT_EQ(fn(&unsized), status);
@@ -100,7 +102,8 @@ class Cache {
     cache_ = nullptr;
   }
 
-  kvc_status begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, kvc_error* err = nullptr) {
+  kvc_status begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                   kvc_error* err = nullptr) {
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.num_seqs = seqs.size();
@@ -142,7 +145,8 @@ inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int6
 }
 
 // The call fails as expected and leaves the cache exactly as it was.
-inline kvc_error expect_refused(const Cache& cache, kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+inline kvc_error expect_refused(const Cache& cache, kvc_status status,
+                                std::initializer_list<const char*> parts, const Call& fn) {
   const Snapshot before = cache.snapshot();
   const kvc_error error = expect_error(status, parts, fn);
   EXPECT_EQ(difference(before, cache.snapshot()), "");

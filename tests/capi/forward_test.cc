@@ -82,7 +82,8 @@ TEST_F(Forward, OneIsOpenAtATime) {
   desc.num_seqs = 1;
   desc.seqs = &seq;
   desc.append_lengths = &one;
-  expect_refused(cache_, KVC_E_BUSY, {"open"}, [&](kvc_error* err) { return kvc_forward_begin(get(), &desc, &second, err); });
+  expect_refused(cache_, KVC_E_BUSY, {"open"},
+                 [&](kvc_error* err) { return kvc_forward_begin(get(), &desc, &second, err); });
   EXPECT_EQ(second, nullptr);
   EXPECT_EQ(kvc_forward_num_tokens(first), 1);
 }
@@ -101,7 +102,8 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
     }
   }
   ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK) << "a forward is open while dead handles are tried";
-  HostTensor any(Elem::kF32, {1, 4, 8}), kv(Elem::kF32, {1, 2, 8}), lse(Elem::kF32, {1, 4}), ids(Elem::kI32, {1});
+  HostTensor any(Elem::kF32, {1, 4, 8}), kv(Elem::kF32, {1, 2, 8}), lse(Elem::kF32, {1, 4}),
+      ids(Elem::kI32, {1});
   DLManagedTensorVersioned* exported = nullptr;
   for (kvc_forward* fwd : dead) {
     EXPECT_EQ(kvc_forward_num_tokens(fwd), -1);
@@ -109,9 +111,14 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
     invalid([&](kvc_error* err) { return kvc_forward_end(fwd, err); });
     invalid([&](kvc_error* err) { return kvc_forward_abort(fwd, err); });
     invalid([&](kvc_error* err) { return kvc_forward_positions(fwd, ids.dl(), err); });
-    invalid([&](kvc_error* err) { return kvc_attn(fwd, 0, nullptr, any.dl(), kv.dl(), kv.dl(), any.dl(), nullptr, err); });
-    invalid([&](kvc_error* err) { return kvc_attn_self(fwd, 0, nullptr, any.dl(), kv.dl(), kv.dl(), any.dl(), nullptr, err); });
-    invalid([&](kvc_error* err) { return kvc_attn_cached(fwd, 0, nullptr, any.dl(), any.dl(), nullptr, err); });
+    invalid([&](kvc_error* err) {
+      return kvc_attn(fwd, 0, nullptr, any.dl(), kv.dl(), kv.dl(), any.dl(), nullptr, err);
+    });
+    invalid([&](kvc_error* err) {
+      return kvc_attn_self(fwd, 0, nullptr, any.dl(), kv.dl(), kv.dl(), any.dl(), nullptr, err);
+    });
+    invalid(
+        [&](kvc_error* err) { return kvc_attn_cached(fwd, 0, nullptr, any.dl(), any.dl(), nullptr, err); });
     invalid([&](kvc_error* err) { return kvc_attn_fused_qkv(fwd, 0, nullptr, any.dl(), any.dl(), err); });
     invalid([&](kvc_error* err) { return kvc_attn_merge(fwd, any.dl(), lse.dl(), any.dl(), lse.dl(), err); });
     invalid([&](kvc_error* err) { return kvc_kv_append(fwd, 0, kv.dl(), kv.dl(), err); });
@@ -130,8 +137,12 @@ TEST_F(Forward, NullHandlesAreAnswered) {
   const auto null = [&](const Call& fn) { expect_error(KVC_E_INVALID_ARGUMENT, {"fwd"}, fn); };
   null([&](kvc_error* err) { return kvc_forward_end(nullptr, err); });
   null([&](kvc_error* err) { return kvc_forward_positions(nullptr, ids.dl(), err); });
-  null([&](kvc_error* err) { return kvc_attn(nullptr, 0, nullptr, any.dl(), nullptr, nullptr, any.dl(), nullptr, err); });
-  null([&](kvc_error* err) { return kvc_attn_self(nullptr, 0, nullptr, any.dl(), any.dl(), any.dl(), any.dl(), nullptr, err); });
+  null([&](kvc_error* err) {
+    return kvc_attn(nullptr, 0, nullptr, any.dl(), nullptr, nullptr, any.dl(), nullptr, err);
+  });
+  null([&](kvc_error* err) {
+    return kvc_attn_self(nullptr, 0, nullptr, any.dl(), any.dl(), any.dl(), any.dl(), nullptr, err);
+  });
   null([&](kvc_error* err) { return kvc_attn_cached(nullptr, 0, nullptr, any.dl(), any.dl(), nullptr, err); });
   null([&](kvc_error* err) { return kvc_attn_fused_qkv(nullptr, 0, nullptr, any.dl(), any.dl(), err); });
   null([&](kvc_error* err) { return kvc_attn_merge(nullptr, any.dl(), lse.dl(), any.dl(), lse.dl(), err); });
@@ -150,10 +161,12 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   good.seqs = &seq;
   good.append_lengths = &one;
   kvc_forward* fwd = nullptr;
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const std::function<void(kvc_forward_desc&)>& change) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const std::function<void(kvc_forward_desc&)>& change) {
     kvc_forward_desc desc = good;
     change(desc);
-    expect_refused(cache_, status, parts, [&](kvc_error* err) { return kvc_forward_begin(get(), &desc, &fwd, err); });
+    expect_refused(cache_, status, parts,
+                   [&](kvc_error* err) { return kvc_forward_begin(get(), &desc, &fwd, err); });
     EXPECT_EQ(fwd, nullptr);
   };
   const int32_t numbers[] = {-1};
@@ -165,20 +178,26 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "0"}, [&](kvc_forward_desc& d) { d.struct_size = 0; });
   refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "4"}, [&](kvc_forward_desc& d) { d.struct_size = 4; });
   refused(KVC_E_INVALID_ARGUMENT, {"seqs"}, [&](kvc_forward_desc& d) { d.seqs = nullptr; });
-  refused(KVC_E_INVALID_ARGUMENT, {"append_lengths"}, [&](kvc_forward_desc& d) { d.append_lengths = nullptr; });
+  refused(KVC_E_INVALID_ARGUMENT, {"append_lengths"},
+          [&](kvc_forward_desc& d) { d.append_lengths = nullptr; });
   refused(KVC_E_INVALID_ARGUMENT, {"num_seqs", "0"}, [&](kvc_forward_desc& d) { d.num_seqs = 0; });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) { return kvc_forward_begin(nullptr, &good, &fwd, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"desc"}, [&](kvc_error* err) { return kvc_forward_begin(get(), nullptr, &fwd, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_forward_begin(get(), &good, nullptr, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
+                 [&](kvc_error* err) { return kvc_forward_begin(nullptr, &good, &fwd, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"desc"},
+                 [&](kvc_error* err) { return kvc_forward_begin(get(), nullptr, &fwd, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"out"},
+                 [&](kvc_error* err) { return kvc_forward_begin(get(), &good, nullptr, err); });
   struct {
     kvc_forward_desc desc;
     uint64_t tail;
   } longer{good, 1};
   longer.desc.struct_size = sizeof longer;
-  expect_refused(cache_, KVC_E_VERSION, {"desc", std::to_string(sizeof longer).c_str(), std::to_string(sizeof good).c_str()},
+  expect_refused(cache_, KVC_E_VERSION,
+                 {"desc", std::to_string(sizeof longer).c_str(), std::to_string(sizeof good).c_str()},
                  [&](kvc_error* err) { return kvc_forward_begin(get(), &longer.desc, &fwd, err); });
   longer.tail = 0;
-  ASSERT_EQ(kvc_forward_begin(get(), &longer.desc, &fwd, nullptr), KVC_OK) << "a longer struct with a zero tail";
+  ASSERT_EQ(kvc_forward_begin(get(), &longer.desc, &fwd, nullptr), KVC_OK)
+      << "a longer struct with a zero tail";
   ASSERT_EQ(kvc_forward_abort(fwd, nullptr), KVC_OK);
   kvc_forward_desc shorter = good;
   shorter.struct_size = offsetof(kvc_forward_desc, tree_parents);
@@ -189,23 +208,29 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
 
 TEST_F(Forward, NoPagesTellsHowManyAreMissing) {
   cache_.fill({1, 2}, {14, 10});
-  kvc_error error = expect_refused(cache_, KVC_E_NO_PAGES, {"2 missing"}, [&](kvc_error* err) { return cache_.begin({1, 2}, {7, 4}, err); });
+  kvc_error error = expect_refused(cache_, KVC_E_NO_PAGES, {"2 missing"}, [&](kvc_error* err) {
+    return cache_.begin({1, 2}, {7, 4}, err);
+  });
   EXPECT_EQ(error.detail, 2);
   ASSERT_EQ(kvc_seq_fork(get(), 1, 3, -1, nullptr), KVC_OK);
   ASSERT_EQ(kvc_seq_fork(get(), 1, 4, 13, nullptr), KVC_OK);
-  error = expect_refused(cache_, KVC_E_NO_PAGES, {"1 missing"}, [&](kvc_error* err) { return cache_.begin({3, 4}, {1, 1}, err); });
+  error = expect_refused(cache_, KVC_E_NO_PAGES, {"1 missing"}, [&](kvc_error* err) {
+    return cache_.begin({3, 4}, {1, 1}, err);
+  });
   EXPECT_EQ(error.detail, 1) << "two copies, one free page";
   EXPECT_EQ(cache_.begin({3}, {1}), KVC_OK);
 }
 
 TEST_F(Forward, WhatCanNeverFitIsSaidAtOnce) {
   cache_.fill({1}, {30});
-  expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence", "1", "30", "3", "32"}, [&](kvc_error* err) { return cache_.begin({1}, {3}, err); });
+  expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence", "1", "30", "3", "32"},
+                 [&](kvc_error* err) { return cache_.begin({1}, {3}, err); });
   Model small;
   small.config.max_seq_len = 10;
   Cache cache(small.config);
   cache.fill({1}, {8});
-  expect_refused(cache, KVC_E_NEVER_FITS, {"1", "8", "3", "10"}, [&](kvc_error* err) { return cache.begin({1}, {3}, err); });
+  expect_refused(cache, KVC_E_NEVER_FITS, {"1", "8", "3", "10"},
+                 [&](kvc_error* err) { return cache.begin({1}, {3}, err); });
   EXPECT_EQ(cache.begin({1}, {2}), KVC_OK);
 }
 
@@ -213,9 +238,11 @@ TEST_F(Forward, PositionsChecksItsTensor) {
   cache_.fill({1}, {3});
   ASSERT_EQ(cache_.begin({1}, {4}), KVC_OK);
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, DLTensor* tensor) {
-    expect_refused(cache_, status, parts, [&](kvc_error* err) { return kvc_forward_positions(open(), tensor, err); });
+    expect_refused(cache_, status, parts,
+                   [&](kvc_error* err) { return kvc_forward_positions(open(), tensor, err); });
   };
-  HostTensor few(Elem::kI32, {3}), matrix(Elem::kI32, {4, 1}), floats(Elem::kF32, {4}), there(Elem::kI32, {4}), apart(Elem::kI32, {4});
+  HostTensor few(Elem::kI32, {3}), matrix(Elem::kI32, {4, 1}), floats(Elem::kF32, {4}),
+      there(Elem::kI32, {4}), apart(Elem::kI32, {4});
   refused(KVC_E_INVALID_ARGUMENT, {"out"}, nullptr);
   refused(KVC_E_SHAPE, {"out", "3", "4"}, few.dl());
   refused(KVC_E_SHAPE, {"out", "2", "1"}, matrix.dl());
@@ -225,7 +252,8 @@ TEST_F(Forward, PositionsChecksItsTensor) {
   int64_t stride = 2;
   apart.dl()->strides = &stride;
   refused(KVC_E_SHAPE, {"out", "2", "1"}, apart.dl());
-  EXPECT_TRUE(few.is_untouched() && matrix.is_untouched() && floats.is_untouched() && there.is_untouched() && apart.is_untouched());
+  EXPECT_TRUE(few.is_untouched() && matrix.is_untouched() && floats.is_untouched() && there.is_untouched() &&
+              apart.is_untouched());
 }
 
 }  // namespace

@@ -25,12 +25,14 @@ TEST(Library, NamesEveryStatus) {
     names.push_back(kvc_status_name(status));
     EXPECT_NE(names.back(), "KVC_E_UNKNOWN");
   }
-  for (const kvc_status unknown : {-1, KVC_E_INTERNAL + 1, INT32_MAX, INT32_MIN}) EXPECT_STREQ(kvc_status_name(unknown), "KVC_E_UNKNOWN");
+  for (const kvc_status unknown : {-1, KVC_E_INTERNAL + 1, INT32_MAX, INT32_MIN})
+    EXPECT_STREQ(kvc_status_name(unknown), "KVC_E_UNKNOWN");
 }
 
 TEST(Library, KnowsItsFeaturesAndNoOthers) {
-  for (const char* name : {"cpu", "f32", "f16", "bf16", "rope.half", "rope.interleaved", "softcap", "sinks", "alibi", "bias", "storage.borrowed",
-                           "storage.none", "layout.page_first", "resize", "export"}) {
+  for (const char* name :
+       {"cpu", "f32", "f16", "bf16", "rope.half", "rope.interleaved", "softcap", "sinks", "alibi", "bias",
+        "storage.borrowed", "storage.none", "layout.page_first", "resize", "export"}) {
     EXPECT_EQ(kvc_has_feature(name), 1) << name;
   }
   EXPECT_EQ(kvc_has_feature("cuda"), 0);
@@ -69,15 +71,23 @@ TEST(Library, ADeviceWithoutABackEndIsNotAnError) {
 
 TEST(Library, DeviceQueryRefusesBadArguments) {
   kvc_device_caps caps{};
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [](kvc_error* err) { return kvc_device_query({kDLCPU, 0}, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [](kvc_error* err) {
+    return kvc_device_query({kDLCPU, 0}, nullptr, err);
+  });
   for (const size_t size : {0u, 4u}) {
     caps.struct_size = size;
     expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", std::to_string(size).c_str()},
-                 [&](kvc_error* err) { return kvc_device_query({kDLCPU, 0}, &caps, err); });
+                 [&](kvc_error* err) {
+                   return kvc_device_query({kDLCPU, 0}, &caps, err);
+                 });
   }
   caps.struct_size = sizeof caps;
-  expect_error(KVC_E_OUT_OF_RANGE, {"device", "7"}, [&](kvc_error* err) { return kvc_device_query({kDLCPU, 7}, &caps, err); });
-  expect_error(KVC_E_OUT_OF_RANGE, {"device", "-1"}, [&](kvc_error* err) { return kvc_device_query({kDLCPU, -1}, &caps, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"device", "7"}, [&](kvc_error* err) {
+    return kvc_device_query({kDLCPU, 7}, &caps, err);
+  });
+  expect_error(KVC_E_OUT_OF_RANGE, {"device", "-1"}, [&](kvc_error* err) {
+    return kvc_device_query({kDLCPU, -1}, &caps, err);
+  });
 }
 
 TEST(Library, AShorterOutputStructGetsWhatFits) {
@@ -134,7 +144,8 @@ TEST(Library, TheLoggerGetsMessagesFromItsLevelOn) {
   EXPECT_EQ(everything.lines.size(), before) << "a replaced logger is silent";
   EXPECT_TRUE(warnings.lines.empty());
   for (const kvc_log_level level : {-1, 4}) {
-    expect_error(KVC_E_INVALID_ARGUMENT, {"level", std::to_string(level).c_str()}, [&](kvc_error* err) { return kvc_set_logger(record, &none, level, err); });
+    expect_error(KVC_E_INVALID_ARGUMENT, {"level", std::to_string(level).c_str()},
+                 [&](kvc_error* err) { return kvc_set_logger(record, &none, level, err); });
   }
   ASSERT_EQ(kvc_set_logger(nullptr, nullptr, KVC_LOG_DEBUG, nullptr), KVC_OK);
   { Cache cache(model.config); }

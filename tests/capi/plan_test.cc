@@ -37,17 +37,24 @@ TEST(Plan, CountsBytesAndPages) {
   EXPECT_EQ(info.max_tokens, 32);
   EXPECT_EQ(info.max_seq_len, 32);
   int64_t number = -1;
-  expect_ok([&](kvc_error* err) { return kvc_plan_pages_for(cache.plan(), 3 * info.page_bytes + 1, &number, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_plan_pages_for(cache.plan(), 3 * info.page_bytes + 1, &number, err);
+  });
   EXPECT_EQ(number, 3);
-  expect_ok([&](kvc_error* err) { return kvc_plan_pages_for(cache.plan(), info.page_bytes - 1, &number, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_plan_pages_for(cache.plan(), info.page_bytes - 1, &number, err); });
   EXPECT_EQ(number, 0);
-  expect_ok([&](kvc_error* err) { return kvc_plan_max_tokens(cache.plan(), 3 * info.page_bytes, &number, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_plan_max_tokens(cache.plan(), 3 * info.page_bytes, &number, err); });
   EXPECT_EQ(number, 12);
-  for (const auto& [tokens, pages] : {std::pair<int64_t, int64_t>{0, 0}, {1, 1}, {4, 1}, {5, 2}, {32, 8}, {33, 9}}) {
-    expect_ok([&, t = tokens](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), t, &number, err); });
+  for (const auto& [tokens, pages] :
+       {std::pair<int64_t, int64_t>{0, 0}, {1, 1}, {4, 1}, {5, 2}, {32, 8}, {33, 9}}) {
+    expect_ok(
+        [&, t = tokens](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), t, &number, err); });
     EXPECT_EQ(number, pages) << tokens;
   }
-  expect_error(KVC_E_OUT_OF_RANGE, {"num_tokens", "-3"}, [&](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), -3, &number, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"num_tokens", "-3"},
+               [&](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), -3, &number, err); });
   ASSERT_EQ(kvc_plan_request_pages(cache.plan(), INT64_MAX, &number, nullptr), KVC_OK) << "no overflow";
   EXPECT_EQ(number, INT64_MAX / 4 + 1);
 }
@@ -75,7 +82,8 @@ TEST(Plan, DescribesItsLayers) {
   EXPECT_EQ(info.v_dtype.bits, 16);
   EXPECT_EQ(info.k_page_bytes, 2u * 4 * 6 * 2);
   for (const int32_t layer : {-1, 2, INT32_MAX}) {
-    expect_error(KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()}, [&](kvc_error* err) { return kvc_plan_layer_get(cache.plan(), layer, &info, err); });
+    expect_error(KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()},
+                 [&](kvc_error* err) { return kvc_plan_layer_get(cache.plan(), layer, &info, err); });
   }
 }
 
@@ -88,7 +96,8 @@ TEST(Plan, KeepsGlobalLayerIdsInAPipelineSlice) {
   info.struct_size = sizeof info;
   ASSERT_EQ(kvc_plan_layer_get(cache.plan(), 1, &info, nullptr), KVC_OK);
   EXPECT_EQ(info.k_dim, 6);
-  expect_error(KVC_E_OUT_OF_RANGE, {"layer", "0"}, [&](kvc_error* err) { return kvc_plan_layer_get(cache.plan(), 0, &info, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"layer", "0"},
+               [&](kvc_error* err) { return kvc_plan_layer_get(cache.plan(), 0, &info, err); });
 }
 
 using TextCall = kvc_status (*)(const kvc_plan*, char*, size_t*, kvc_error*);
@@ -102,10 +111,11 @@ TEST(Plan, WritesTextByTheTwoCallRule) {
     ASSERT_GT(len, 10u);
     std::vector<char> buffer(len + 1, 'x');
     size_t small = len - 1;
-    expect_error(KVC_E_BUFFER_TOO_SMALL, {std::to_string(len).c_str(), std::to_string(len - 1).c_str()}, [&](kvc_error* err) {
-      small = len - 1;
-      return text(cache.plan(), buffer.data(), &small, err);
-    });
+    expect_error(KVC_E_BUFFER_TOO_SMALL, {std::to_string(len).c_str(), std::to_string(len - 1).c_str()},
+                 [&](kvc_error* err) {
+                   small = len - 1;
+                   return text(cache.plan(), buffer.data(), &small, err);
+                 });
     EXPECT_EQ(small, len);
     for (const char c : buffer) EXPECT_EQ(c, 'x') << "nothing but *len is written";
     size_t exact = len;
@@ -114,8 +124,10 @@ TEST(Plan, WritesTextByTheTwoCallRule) {
     EXPECT_EQ(buffer[len - 1], '\0') << "the count has the terminating NUL";
     EXPECT_EQ(strlen(buffer.data()), len - 1);
     EXPECT_EQ(buffer[len], 'x');
-    expect_error(KVC_E_INVALID_ARGUMENT, {"len"}, [&](kvc_error* err) { return text(cache.plan(), buffer.data(), nullptr, err); });
-    expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return text(nullptr, buffer.data(), &exact, err); });
+    expect_error(KVC_E_INVALID_ARGUMENT, {"len"},
+                 [&](kvc_error* err) { return text(cache.plan(), buffer.data(), nullptr, err); });
+    expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+                 [&](kvc_error* err) { return text(nullptr, buffer.data(), &exact, err); });
   }
 }
 
@@ -150,11 +162,14 @@ TEST(Plan, TakesABudgetInsteadOfPages) {
   Cache cache(model.config);
   EXPECT_EQ(kvc_cache_free_pages(cache.get()), 5);
   model.config.byte_budget = page_bytes - 1;
-  const kvc_error error = expect_error(KVC_E_INVALID_ARGUMENT, {"byte_budget", std::to_string(page_bytes - 1).c_str(), std::to_string(page_bytes).c_str()},
-                                       [&](kvc_error* err) { return model.plan_status(err); });
+  const kvc_error error = expect_error(
+      KVC_E_INVALID_ARGUMENT,
+      {"byte_budget", std::to_string(page_bytes - 1).c_str(), std::to_string(page_bytes).c_str()},
+      [&](kvc_error* err) { return model.plan_status(err); });
   EXPECT_EQ(error.detail, static_cast<int64_t>(page_bytes)) << "detail: bytes of one page";
   model.config.num_pages = 3;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pages", "byte_budget", "3"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pages", "byte_budget", "3"},
+               [&](kvc_error* err) { return model.plan_status(err); });
 }
 
 TEST(Plan, WithoutPagesAnswersQuestionsButMakesNoCache) {
@@ -166,7 +181,8 @@ TEST(Plan, WithoutPagesAnswersQuestionsButMakesNoCache) {
   EXPECT_EQ(kvc_plan_request_pages(plan, 9, &pages, nullptr), KVC_OK);
   EXPECT_EQ(pages, 3);
   kvc_cache* cache = nullptr;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pages", "byte_budget"}, [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"num_pages", "byte_budget"},
+               [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
   EXPECT_EQ(cache, nullptr);
   kvc_plan_destroy(plan);
 }
@@ -176,7 +192,8 @@ TEST(Plan, RefusesPagesThatCannotHoldTheLongestSequence) {
   model.config.max_seq_len = 32;
   EXPECT_EQ(model.plan_status(nullptr), KVC_OK);
   model.config.max_seq_len = 33;
-  const kvc_error error = expect_error(KVC_E_NEVER_FITS, {"max_seq_len", "33", "32"}, [&](kvc_error* err) { return model.plan_status(err); });
+  const kvc_error error = expect_error(KVC_E_NEVER_FITS, {"max_seq_len", "33", "32"},
+                                       [&](kvc_error* err) { return model.plan_status(err); });
   EXPECT_EQ(error.detail, 32);
 }
 
@@ -218,7 +235,8 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
 }
 
 TEST(Plan, RefusesValuesBeyondTheirLimits) {
-  const auto refused = [](kvc_status status, const char* field, const char* value, const std::function<void(Model&)>& change) {
+  const auto refused = [](kvc_status status, const char* field, const char* value,
+                          const std::function<void(Model&)>& change) {
     Model model;
     change(model);
     expect_error(status, {field, value}, [&](kvc_error* err) { return model.plan_status(err); });
@@ -229,12 +247,16 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   refused(KVC_E_OUT_OF_RANGE, "num_layers", "-2", [](Model& m) { m.config.num_layers = -2; });
   refused(KVC_E_INVALID_ARGUMENT, "layers", "2", [](Model& m) { m.config.layers = nullptr; });
   refused(KVC_E_OUT_OF_RANGE, "layer_end", "3", [](Model& m) { m.config.layer_end = 3; });
-  refused(KVC_E_OUT_OF_RANGE, "layer_begin", "-1", [](Model& m) { m.config.layer_begin = -1, m.config.layer_end = 1; });
-  refused(KVC_E_INVALID_ARGUMENT, "layer_begin", "1", [](Model& m) { m.config.layer_begin = 1, m.config.layer_end = 1; });
+  refused(KVC_E_OUT_OF_RANGE, "layer_begin", "-1",
+          [](Model& m) { m.config.layer_begin = -1, m.config.layer_end = 1; });
+  refused(KVC_E_INVALID_ARGUMENT, "layer_begin", "1",
+          [](Model& m) { m.config.layer_begin = 1, m.config.layer_end = 1; });
   refused(KVC_E_OUT_OF_RANGE, "num_pages", "-1", [](Model& m) { m.config.num_pages = -1; });
-  refused(KVC_E_OUT_OF_RANGE, "num_pages", "9223372036854775807", [](Model& m) { m.config.num_pages = INT64_MAX; });
+  refused(KVC_E_OUT_OF_RANGE, "num_pages", "9223372036854775807",
+          [](Model& m) { m.config.num_pages = INT64_MAX; });
   refused(KVC_E_OUT_OF_RANGE, "max_seqs", "-1", [](Model& m) { m.config.max_seqs = -1; });
-  refused(KVC_E_OUT_OF_RANGE, "max_tokens_per_forward", "-1", [](Model& m) { m.config.max_tokens_per_forward = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "max_tokens_per_forward", "-1",
+          [](Model& m) { m.config.max_tokens_per_forward = -1; });
   refused(KVC_E_OUT_OF_RANGE, "max_seq_len", "-1", [](Model& m) { m.config.max_seq_len = -1; });
   refused(KVC_E_OUT_OF_RANGE, "num_threads", "-1", [](Model& m) { m.config.num_threads = -1; });
   refused(KVC_E_OUT_OF_RANGE, "cpu_isa", "99", [](Model& m) { m.config.cpu_isa = 99; });
@@ -254,7 +276,8 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   kvc_rope rope{};
   rope.struct_size = sizeof rope;
   rope.mode = KVC_ROPE_ON_APPEND;
-  const auto rope_refused = [&](kvc_status status, const char* field, const char* value, const std::function<void(kvc_rope&)>& change) {
+  const auto rope_refused = [&](kvc_status status, const char* field, const char* value,
+                                const std::function<void(kvc_rope&)>& change) {
     kvc_rope changed = rope;
     change(changed);
     refused(status, field, value, [&](Model& m) { m.layers[0].rope = &changed; });
@@ -263,17 +286,20 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   rope_refused(KVC_E_OUT_OF_RANGE, "rotary_dim", "-2", [](kvc_rope& r) { r.rotary_dim = -2; });
   rope_refused(KVC_E_INVALID_ARGUMENT, "rotary_dim", "3", [](kvc_rope& r) { r.rotary_dim = 3; });
   rope_refused(KVC_E_OUT_OF_RANGE, "theta", "-1", [](kvc_rope& r) { r.theta = -1; });
-  rope_refused(KVC_E_INVALID_ARGUMENT, "num_freq_factors", "3", [&](kvc_rope& r) { r.num_freq_factors = 3, r.freq_factors = factors.data(); });
+  rope_refused(KVC_E_INVALID_ARGUMENT, "num_freq_factors", "3",
+               [&](kvc_rope& r) { r.num_freq_factors = 3, r.freq_factors = factors.data(); });
   rope_refused(KVC_E_INVALID_ARGUMENT, "freq_factors", "4", [](kvc_rope& r) { r.num_freq_factors = 4; });
   factors[2] = 0;
-  rope_refused(KVC_E_OUT_OF_RANGE, "freq_factors", "2", [&](kvc_rope& r) { r.num_freq_factors = 4, r.freq_factors = factors.data(); });
+  rope_refused(KVC_E_OUT_OF_RANGE, "freq_factors", "2",
+               [&](kvc_rope& r) { r.num_freq_factors = 4, r.freq_factors = factors.data(); });
 }
 
 TEST(Plan, ReadsStructsOfEveryVersion) {
   Model model;
   for (const size_t size : {0u, 4u}) {
     model.config.struct_size = size;
-    expect_error(KVC_E_INVALID_ARGUMENT, {"config", "struct_size", std::to_string(size).c_str()}, [&](kvc_error* err) { return model.plan_status(err); });
+    expect_error(KVC_E_INVALID_ARGUMENT, {"config", "struct_size", std::to_string(size).c_str()},
+                 [&](kvc_error* err) { return model.plan_status(err); });
   }
   model.config.struct_size = offsetof(kvc_config, pool_tensors);  // an older caller: the rest counts as zero
   model.config.num_threads = -5;
@@ -290,7 +316,8 @@ TEST(Plan, ReadsStructsOfEveryVersion) {
   kvc_plan_destroy(plan);
   plan = nullptr;
   longer.tail[1] = 1;
-  expect_error(KVC_E_VERSION, {"config", std::to_string(sizeof longer).c_str(), std::to_string(sizeof(kvc_config)).c_str()},
+  expect_error(KVC_E_VERSION,
+               {"config", std::to_string(sizeof longer).c_str(), std::to_string(sizeof(kvc_config)).c_str()},
                [&](kvc_error* err) { return kvc_plan_create(&longer.config, &plan, err); });
   EXPECT_EQ(plan, nullptr);
 }
@@ -308,11 +335,13 @@ TEST(Plan, TheFirstLayersSizeIsTheStrideOfAll) {
   expect_error(KVC_E_VERSION, {"layers[1]"}, [&](kvc_error* err) { return model.plan_status(err); });
   layers[1].tail = 0;
   layers[0].layer.struct_size = 4;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"layers[0]", "struct_size", "4"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"layers[0]", "struct_size", "4"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   kvc_rope rope{};
   model.config.layers = model.layers;
   model.layers[1].rope = &rope;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"layers[1]", "rope", "struct_size", "0"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"layers[1]", "rope", "struct_size", "0"},
+               [&](kvc_error* err) { return model.plan_status(err); });
 }
 
 TEST(Plan, RefusesHalfFilledHooks) {
@@ -321,28 +350,35 @@ TEST(Plan, RefusesHalfFilledHooks) {
   executor.struct_size = sizeof executor;
   model.config.executor = &executor;
   model.config.num_threads = 0;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "concurrency"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "concurrency"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   executor.concurrency = [](void*) { return int32_t{0}; };
-  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "parallel_for"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "parallel_for"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   executor.parallel_for = [](void*, int64_t, void (*)(void*, int64_t, int32_t), void*) {};
   model.config.num_threads = 2;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"num_threads", "2", "executor"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"num_threads", "2", "executor"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   model.config.num_threads = 0;
   kvc_plan* plan = nullptr;
   ASSERT_EQ(kvc_plan_create(&model.config, &plan, nullptr), KVC_OK);
   kvc_cache* cache = nullptr;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "0"}, [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"executor", "0"},
+               [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
   kvc_plan_destroy(plan);
   Model other;
   kvc_allocator allocator{};
   allocator.struct_size = sizeof allocator;
   other.config.allocator = &allocator;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"allocator", "alloc"}, [&](kvc_error* err) { return other.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"allocator", "alloc"},
+               [&](kvc_error* err) { return other.plan_status(err); });
   allocator.alloc = [](void*, DLDevice, uint64_t, uint64_t) -> void* { return nullptr; };
-  expect_error(KVC_E_INVALID_ARGUMENT, {"allocator", "free"}, [&](kvc_error* err) { return other.plan_status(err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"allocator", "free"},
+               [&](kvc_error* err) { return other.plan_status(err); });
   allocator.free = [](void*, DLDevice, void*, uint64_t) {};
   ASSERT_EQ(kvc_plan_create(&other.config, &plan, nullptr), KVC_OK);
-  expect_error(KVC_E_NO_MEMORY, {"allocator"}, [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+  expect_error(KVC_E_NO_MEMORY, {"allocator"},
+               [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
   EXPECT_EQ(cache, nullptr);
   kvc_plan_destroy(plan);
 }
@@ -357,22 +393,36 @@ TEST(Plan, NullArgumentsAreRefusedByName) {
   kvc_layer_info layer{};
   info.struct_size = sizeof info;
   layer.struct_size = sizeof layer;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"config"}, [&](kvc_error* err) { return kvc_plan_create(nullptr, &made, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_plan_create(&model.config, nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_plan_info_get(nullptr, &info, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_plan_info_get(plan, nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_plan_layer_get(nullptr, 0, &layer, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) { return kvc_plan_layer_get(plan, 0, nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_plan_pages_for(nullptr, 1, &number, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out_pages"}, [&](kvc_error* err) { return kvc_plan_pages_for(plan, 1, nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_plan_max_tokens(nullptr, 1, &number, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out_tokens"}, [&](kvc_error* err) { return kvc_plan_max_tokens(plan, 1, nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"}, [&](kvc_error* err) { return kvc_plan_request_pages(nullptr, 1, &number, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out_pages"}, [&](kvc_error* err) { return kvc_plan_request_pages(plan, 1, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config"},
+               [&](kvc_error* err) { return kvc_plan_create(nullptr, &made, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"},
+               [&](kvc_error* err) { return kvc_plan_create(&model.config, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_plan_info_get(nullptr, &info, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"},
+               [&](kvc_error* err) { return kvc_plan_info_get(plan, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_plan_layer_get(nullptr, 0, &layer, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out"},
+               [&](kvc_error* err) { return kvc_plan_layer_get(plan, 0, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_plan_pages_for(nullptr, 1, &number, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out_pages"},
+               [&](kvc_error* err) { return kvc_plan_pages_for(plan, 1, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_plan_max_tokens(nullptr, 1, &number, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out_tokens"},
+               [&](kvc_error* err) { return kvc_plan_max_tokens(plan, 1, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
+               [&](kvc_error* err) { return kvc_plan_request_pages(nullptr, 1, &number, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out_pages"},
+               [&](kvc_error* err) { return kvc_plan_request_pages(plan, 1, nullptr, err); });
   info.struct_size = 0;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", "0"}, [&](kvc_error* err) { return kvc_plan_info_get(plan, &info, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", "0"},
+               [&](kvc_error* err) { return kvc_plan_info_get(plan, &info, err); });
   layer.struct_size = 4;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", "4"}, [&](kvc_error* err) { return kvc_plan_layer_get(plan, 0, &layer, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out", "struct_size", "4"},
+               [&](kvc_error* err) { return kvc_plan_layer_get(plan, 0, &layer, err); });
   kvc_plan_destroy(nullptr);
 }
 

@@ -31,15 +31,19 @@ TEST_F(Sequences, AreAddedAndRemovedInAnyOrder) {
 
 TEST_F(Sequences, RefuseBadIds) {
   cache_.fill({4}, {6});
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"seq", "-1"}, [&](kvc_error* err) { return kvc_seq_add(get(), -1, err); });
-  const kvc_error taken = expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"seq", "4"}, [&](kvc_error* err) { return kvc_seq_add(get(), 4, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"seq", "-1"},
+                 [&](kvc_error* err) { return kvc_seq_add(get(), -1, err); });
+  const kvc_error taken = expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"seq", "4"},
+                                         [&](kvc_error* err) { return kvc_seq_add(get(), 4, err); });
   EXPECT_EQ(taken.detail, 4);
   int64_t number = -9;
   kvc_seq_info info{};
   info.struct_size = sizeof info;
   for (const kvc_seq seq : {kvc_seq{5}, kvc_seq{-4}}) {
     const std::string id = std::to_string(seq);
-    const auto missing = [&](const Call& fn) { expect_refused(cache_, KVC_E_NOT_FOUND, {"sequence", id.c_str()}, fn); };
+    const auto missing = [&](const Call& fn) {
+      expect_refused(cache_, KVC_E_NOT_FOUND, {"sequence", id.c_str()}, fn);
+    };
     missing([&](kvc_error* err) { return kvc_seq_remove(get(), seq, err); });
     missing([&](kvc_error* err) { return kvc_seq_fork(get(), seq, 9, -1, err); });
     missing([&](kvc_error* err) { return kvc_seq_pop(get(), seq, 0, err); });
@@ -76,12 +80,18 @@ TEST_F(Sequences, ForkSharesPagesUntilOneSideWrites) {
 
 TEST_F(Sequences, ForkRefusesBadArguments) {
   cache_.fill({1, 2}, {10, 3});
-  expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"child", "2"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 2, -1, err); });
-  expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"child", "1"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 1, -1, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"child", "-8"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, -8, -1, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos", "11", "10"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, 11, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos", "-2", "10"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, -2, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos"}, [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, INT64_MIN, err); });
+  expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"child", "2"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 2, -1, err); });
+  expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"child", "1"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 1, -1, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"child", "-8"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, -8, -1, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos", "11", "10"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, 11, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos", "-2", "10"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, -2, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos"},
+                 [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 5, INT64_MIN, err); });
 }
 
 TEST_F(Sequences, PopGoesPastForkPointsAndLeavesSiblingsAlone) {
@@ -93,10 +103,14 @@ TEST_F(Sequences, PopGoesPastForkPointsAndLeavesSiblingsAlone) {
   expect_ok([&](kvc_error* err) { return kvc_seq_pop(get(), 2, 0, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_pop(get(), 2, 3, err); });
   EXPECT_EQ(length(2), 0) << "a sequence popped empty stays";
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "1", "0"}, [&](kvc_error* err) { return kvc_seq_pop(get(), 2, 1, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "11", "10"}, [&](kvc_error* err) { return kvc_seq_pop(get(), 1, 11, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "-1"}, [&](kvc_error* err) { return kvc_seq_pop(get(), 1, -1, err); });
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n"}, [&](kvc_error* err) { return kvc_seq_pop(get(), 1, INT64_MIN, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "1", "0"},
+                 [&](kvc_error* err) { return kvc_seq_pop(get(), 2, 1, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "11", "10"},
+                 [&](kvc_error* err) { return kvc_seq_pop(get(), 1, 11, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n", "-1"},
+                 [&](kvc_error* err) { return kvc_seq_pop(get(), 1, -1, err); });
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n"},
+                 [&](kvc_error* err) { return kvc_seq_pop(get(), 1, INT64_MIN, err); });
   ASSERT_EQ(kvc_seq_remove(get(), 1, nullptr), KVC_OK);
   EXPECT_EQ(kvc_cache_free_pages(get()), 8);
 }
@@ -161,7 +175,8 @@ TEST_F(Sequences, ListFollowsTheTwoCallRule) {
   EXPECT_EQ(count, 3u);
   EXPECT_EQ(error.detail, 3);
   EXPECT_EQ(ids[0], -1);
-  expect_error(KVC_E_INVALID_ARGUMENT, {"count"}, [&](kvc_error* err) { return kvc_seq_list(get(), ids, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"count"},
+               [&](kvc_error* err) { return kvc_seq_list(get(), ids, nullptr, err); });
   Cache empty(model_.config);
   count = 0;
   EXPECT_EQ(kvc_seq_list(empty.get(), ids, &count, nullptr), KVC_OK);
@@ -192,22 +207,24 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
   Cache cache(model_.config);
   cache.fill({1, 2}, {2, 2});
   ASSERT_EQ(kvc_seq_add(cache.get(), 3, nullptr), KVC_OK);
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const std::vector<kvc_seq>& seqs,
-                           const std::vector<int64_t>& lengths) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
     int64_t pages = -5;
-    expect_refused(cache, status, parts,
-                   [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), seqs.size(), seqs.data(), lengths.data(), &pages, err); });
+    expect_refused(cache, status, parts, [&](kvc_error* err) {
+      return kvc_seq_can_append(cache.get(), seqs.size(), seqs.data(), lengths.data(), &pages, err);
+    });
     EXPECT_EQ(pages, -5);
-    const kvc_error error = expect_refused(cache, status, parts, [&](kvc_error* err) { return cache.begin(seqs, lengths, err); });
+    const kvc_error error =
+        expect_refused(cache, status, parts, [&](kvc_error* err) { return cache.begin(seqs, lengths, err); });
     EXPECT_EQ(cache.forward, nullptr);
     return error;
   };
   refused(KVC_E_INVALID_ARGUMENT, {"num_seqs", "0"}, {}, {});
   EXPECT_EQ(refused(KVC_E_NOT_FOUND, {"sequence", "4"}, {1, 4}, {1, 1}).detail, 4);
   EXPECT_EQ(refused(KVC_E_INVALID_ARGUMENT, {"sequence", "1", "twice"}, {1, 1}, {1, 1}).detail, 1);
-  refused(KVC_E_OUT_OF_RANGE, {"append_lengths[1]", "0"}, {1, 2}, {1, 0});
-  refused(KVC_E_OUT_OF_RANGE, {"append_lengths[0]", "-7"}, {1}, {-7});
-  refused(KVC_E_OUT_OF_RANGE, {"append_lengths[0]"}, {1}, {INT64_MIN});
+  refused(KVC_E_INVALID_ARGUMENT, {"append_lengths[1]", "0"}, {1, 2}, {1, 0});
+  refused(KVC_E_INVALID_ARGUMENT, {"append_lengths[0]", "-7"}, {1}, {-7});
+  refused(KVC_E_INVALID_ARGUMENT, {"append_lengths[0]"}, {1}, {INT64_MIN});
   refused(KVC_E_OUT_OF_RANGE, {"num_seqs", "3", "2"}, {1, 2, 3}, {1, 1, 1});
   refused(KVC_E_OUT_OF_RANGE, {"21", "20"}, {1, 2}, {11, 10});
   refused(KVC_E_NEVER_FITS, {"sequence", "1", "31", "32"}, {1}, {31});
@@ -215,8 +232,12 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
   int64_t pages = 0;
   const kvc_seq seq = 1;
   const int64_t one = 1;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"seqs"}, [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 1, nullptr, &one, &pages, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"lengths"}, [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 1, &seq, nullptr, &pages, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"seqs"}, [&](kvc_error* err) {
+    return kvc_seq_can_append(cache.get(), 1, nullptr, &one, &pages, err);
+  });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"lengths"}, [&](kvc_error* err) {
+    return kvc_seq_can_append(cache.get(), 1, &seq, nullptr, &pages, err);
+  });
   expect_error(KVC_E_INVALID_ARGUMENT, {"out_missing_pages"},
                [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 1, &seq, &one, nullptr, err); });
 }
@@ -225,13 +246,16 @@ TEST_F(Sequences, CanSaysTheNearestPosition) {
   cache_.fill({1}, {10});
   int64_t nearest = -1;
   for (const kvc_seq_op op : {KVC_SEQ_FORK, KVC_SEQ_POP}) {
-    for (const auto& [pos, want] : {std::pair<int64_t, int64_t>{-1, 10}, {0, 0}, {7, 7}, {10, 10}, {11, 10}, {INT64_MAX, 10}}) {
+    for (const auto& [pos, want] :
+         {std::pair<int64_t, int64_t>{-1, 10}, {0, 0}, {7, 7}, {10, 10}, {11, 10}, {INT64_MAX, 10}}) {
       expect_ok([&, p = pos](kvc_error* err) { return kvc_seq_can(get(), 1, op, p, &nearest, err); });
       EXPECT_EQ(nearest, want) << pos;
     }
   }
-  expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"}, [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err); });
-  expect_error(KVC_E_UNSUPPORTED, {"op", "2"}, [&](kvc_error* err) { return kvc_seq_can(get(), 1, 2, 0, &nearest, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"},
+               [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err); });
+  expect_error(KVC_E_UNSUPPORTED, {"op", "2"},
+               [&](kvc_error* err) { return kvc_seq_can(get(), 1, 2, 0, &nearest, err); });
 }
 
 TEST_F(Sequences, NullArgumentsAreRefusedByName) {
@@ -240,7 +264,9 @@ TEST_F(Sequences, NullArgumentsAreRefusedByName) {
   size_t count = 0;
   kvc_seq_info info{};
   const kvc_seq seq = 1;
-  const auto null = [&](const char* name, const Call& fn) { expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {name}, fn); };
+  const auto null = [&](const char* name, const Call& fn) {
+    expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {name}, fn);
+  };
   null("cache", [&](kvc_error* err) { return kvc_seq_add(nullptr, 1, err); });
   null("cache", [&](kvc_error* err) { return kvc_seq_remove(nullptr, 1, err); });
   null("cache", [&](kvc_error* err) { return kvc_seq_fork(nullptr, 1, 2, 0, err); });

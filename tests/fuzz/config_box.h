@@ -69,7 +69,7 @@ class ConfigBox {
   }
 
   const kvc_config* get() { return reinterpret_cast<const kvc_config*>(box_->data()); }
-  bool runs_here() const { return runs_here_; }  // makes no threads of its own
+  bool runs_here() const { return runs_here_; }      // makes no threads of its own
   bool honest_pool() const { return honest_pool_; }  // the pool tensors' memory is as large as they say
   uint64_t allocated() const { return host_.allocated; }
 
@@ -78,7 +78,7 @@ class ConfigBox {
     const size_t stride = choose_struct_size(input, sizeof(kvc_layer));
     const size_t count = static_cast<size_t>(config.num_layers);
     layers_ = std::make_unique<ExactMemory>(std::max(owned_bytes(stride), stride * count));
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; i < count && (i == 0 || stride >= sizeof(size_t)); ++i) {
       kvc_layer layer{};
       layer.num_kv_heads = static_cast<int32_t>(1 + input.choose(3));
       layer.num_q_heads = layer.num_kv_heads * static_cast<int32_t>(input.choose(4));
@@ -168,7 +168,8 @@ class ConfigBox {
       tensor.dtype = {kDLUInt, 8, 1};
       tensor.shape = shapes_[static_cast<size_t>(i)].data();
       if (input.one_in(6)) {
-        mutate(input, &tensor, sizeof(tensor), {offsetof(DLTensor, data), offsetof(DLTensor, shape), offsetof(DLTensor, strides)});
+        mutate(input, &tensor, sizeof(tensor),
+               {offsetof(DLTensor, data), offsetof(DLTensor, shape), offsetof(DLTensor, strides)});
         tensor.ndim = std::min(tensor.ndim, 4);
         tensor.byte_offset = std::min<uint64_t>(tensor.byte_offset, 64);
         honest_pool_ = false;

@@ -18,7 +18,8 @@ constexpr int64_t kMaxTokens = 64;
 class ErrorBox {
  public:
   explicit ErrorBox(Input& input)
-      : struct_size_(kSizes[input.choose(kSizes.size())]), memory_(struct_size_ == 0 ? sizeof(kvc_error) : struct_size_) {
+      : struct_size_(kSizes[input.choose(kSizes.size())]),
+        memory_(struct_size_ == 0 ? sizeof(kvc_error) : struct_size_) {
     std::memset(memory_.data(), kFill, memory_.bytes());
     std::memcpy(memory_.data(), &struct_size_, sizeof(struct_size_));
   }
@@ -78,11 +79,14 @@ void check_string(Write write) {
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
   KVC_FUZZ_CHECK(info.page_size > 0 && info.page_bytes > 0 && info.num_pages >= 0);
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
-  KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end && info.layer_end <= info.num_layers);
+  KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
+                 info.layer_end <= info.num_layers);
   int64_t pages = -1;
-  KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes, &pages, nullptr) == KVC_OK && pages == info.num_pages);
+  KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes, &pages, nullptr) == KVC_OK &&
+                 pages == info.num_pages);
   if (info.num_pages > 0) {
-    KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK && pages <= info.num_pages);
+    KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK &&
+                   pages <= info.num_pages);
   }
   ErrorBox refused(input);
   refused.check(kvc_plan_request_pages(plan, -1, &pages, refused.get()));
@@ -94,7 +98,8 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     layers_bytes += one.page_bytes;
   }
   KVC_FUZZ_CHECK(layers_bytes <= info.page_bytes);
-  get_sized<kvc_layer_info>(input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });
+  get_sized<kvc_layer_info>(
+      input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });
   get_sized<kvc_plan_info>(input, [&](kvc_plan_info* out) { return kvc_plan_info_get(plan, out, nullptr); });
   check_string([&](char* text, size_t* length) { return kvc_plan_describe(plan, text, length, nullptr); });
   check_string([&](char* text, size_t* length) { return kvc_plan_to_json(plan, text, length, nullptr); });
@@ -102,7 +107,8 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
 
 // kvc_forward_begin with a mutated description. On success the step is ended or aborted.
 void one_step(Input& input, kvc_cache* cache) {
-  const std::array<kvc_seq, 3> seqs = {static_cast<kvc_seq>(input.choose(4)), 1, static_cast<kvc_seq>(2 + input.choose(2))};
+  const std::array<kvc_seq, 3> seqs = {static_cast<kvc_seq>(input.choose(4)), 1,
+                                       static_cast<kvc_seq>(2 + input.choose(2))};
   std::array<int64_t, 3> lengths{};
   for (int64_t& length : lengths) length = static_cast<int64_t>(input.choose(kMaxTokens));
   kvc_ext ext{7, &ext};
@@ -113,8 +119,9 @@ void one_step(Input& input, kvc_cache* cache) {
   if (input.one_in(16)) desc.ext = &ext;
   if (input.one_in(3)) {
     mutate(input, &desc, sizeof(desc),
-           {offsetof(kvc_forward_desc, ext), offsetof(kvc_forward_desc, stream), offsetof(kvc_forward_desc, seqs),
-            offsetof(kvc_forward_desc, append_lengths), offsetof(kvc_forward_desc, tree_parents), offsetof(kvc_forward_desc, tokens)});
+           {offsetof(kvc_forward_desc, ext), offsetof(kvc_forward_desc, stream),
+            offsetof(kvc_forward_desc, seqs), offsetof(kvc_forward_desc, append_lengths),
+            offsetof(kvc_forward_desc, tree_parents), offsetof(kvc_forward_desc, tokens)});
     desc.num_seqs = std::min<size_t>(desc.num_seqs, 3);
   }
   desc.struct_size = choose_struct_size(input, sizeof(desc));
@@ -125,7 +132,8 @@ void one_step(Input& input, kvc_cache* cache) {
   const int64_t free_before = kvc_cache_free_pages(cache);
   kvc_forward* fwd = nullptr;
   ErrorBox err(input);
-  const kvc_status status = kvc_forward_begin(cache, reinterpret_cast<const kvc_forward_desc*>(box.data()), &fwd, err.get());
+  const kvc_status status =
+      kvc_forward_begin(cache, reinterpret_cast<const kvc_forward_desc*>(box.data()), &fwd, err.get());
   err.check(status);
   if (status != KVC_OK) {
     KVC_FUZZ_CHECK(fwd == nullptr);
@@ -152,7 +160,8 @@ void short_life(Input& input, const kvc_plan* plan) {
   for (kvc_seq seq = 0; seq < 4; ++seq) KVC_FUZZ_CHECK(kvc_seq_add(cache, seq, nullptr) == KVC_OK);
   for (int steps = 0; steps < 6 && !input.empty(); ++steps) {
     one_step(input, cache);
-    const kvc_seq child = static_cast<kvc_seq>(input.choose(4)), parent = static_cast<kvc_seq>(input.choose(4));
+    const kvc_seq child = static_cast<kvc_seq>(input.choose(4)),
+                  parent = static_cast<kvc_seq>(input.choose(4));
     if (child != parent && input.one_in(3)) {
       KVC_FUZZ_CHECK(kvc_seq_remove(cache, child, nullptr) == KVC_OK);
       ErrorBox fork_err(input);

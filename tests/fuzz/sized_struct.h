@@ -75,17 +75,43 @@ inline size_t choose_struct_size(Input& input, size_t current) {
 }
 
 // Bytes that a caller with this struct_size really owns: the size field itself can always be read.
-inline size_t owned_bytes(size_t struct_size) { return struct_size < sizeof(size_t) ? sizeof(size_t) : struct_size; }
+inline size_t owned_bytes(size_t struct_size) {
+  return struct_size < sizeof(size_t) ? sizeof(size_t) : struct_size;
+}
 
 // Overwrites one integer field (1, 2, 4 or 8 bytes, aligned) with a value worth trying. Offsets in `pointers` are set to NULL instead:
 // any other pointer would be a lie that no library can see through.
 inline void mutate(Input& input, void* object, size_t size, std::initializer_list<size_t> pointers) {
-  static constexpr uint64_t kWorthTrying[] = {0, 1, 2, 3, 15, 16, 17, 48, 64, 80, 127, 128, 256, 513, 65535, 65536, 65537,
-                                              0x7fffffff, 0x80000000, 0xffffffff, 0x100000000, 0x7fffffffffffffff,
-                                              0x8000000000000000, 0xffffffffffffffff, 0x7fc00000, 0x7ff8000000000000};
+  static constexpr uint64_t kWorthTrying[] = {0,
+                                              1,
+                                              2,
+                                              3,
+                                              15,
+                                              16,
+                                              17,
+                                              48,
+                                              64,
+                                              80,
+                                              127,
+                                              128,
+                                              256,
+                                              513,
+                                              65535,
+                                              65536,
+                                              65537,
+                                              0x7fffffff,
+                                              0x80000000,
+                                              0xffffffff,
+                                              0x100000000,
+                                              0x7fffffffffffffff,
+                                              0x8000000000000000,
+                                              0xffffffffffffffff,
+                                              0x7fc00000,
+                                              0x7ff8000000000000};
   const size_t width = size_t{1} << input.choose(4);
   const size_t offset = input.take(2) % (size / width) * width;
-  const uint64_t value = input.one_in(4) ? input.take(width) : kWorthTrying[input.choose(std::size(kWorthTrying))];
+  const uint64_t value =
+      input.one_in(4) ? input.take(width) : kWorthTrying[input.choose(std::size(kWorthTrying))];
   for (const size_t pointer : pointers) {
     if (offset + width > pointer && offset < pointer + sizeof(void*)) {
       std::memset(static_cast<unsigned char*>(object) + pointer, 0, sizeof(void*));

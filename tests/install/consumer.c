@@ -10,7 +10,8 @@ int main(void) {
   config.storage = KVC_STORAGE_NONE;
   kvc_plan *plan = NULL;
   kvc_cache *cache = NULL;
-  if (kvc_plan_create(&config, &plan, &err) || kvc_cache_create(plan, &cache, &err) || kvc_seq_add(cache, 7, &err)) {
+  if (kvc_plan_create(&config, &plan, &err) || kvc_cache_create(plan, &cache, &err) ||
+      kvc_seq_add(cache, 7, &err)) {
     fprintf(stderr, "%s: %s\n", kvc_status_name(err.status), err.message);
     return 1;
   }

@@ -29,7 +29,8 @@ int main(int argc, char **argv) {
   kvc_error err;
   memset(&err, 0, sizeof err);
   err.struct_size = sizeof err;
-  if (api->seq_add(NULL, 1, &err) != KVC_E_INVALID_ARGUMENT || err.status != KVC_E_INVALID_ARGUMENT || !err.message[0]) {
+  if (api->seq_add(NULL, 1, &err) != KVC_E_INVALID_ARGUMENT || err.status != KVC_E_INVALID_ARGUMENT ||
+      !err.message[0]) {
     fprintf(stderr, "a NULL cache was not refused through the table\n");
     return 1;
   }

@@ -13,15 +13,6 @@ std::atomic<int64_t> countdown{0};
 std::atomic<int64_t> counted{0};
 std::atomic<bool> happened{false};
 
-void* allocate(std::size_t bytes, std::size_t alignment) {
-  if (should_fail()) throw std::bad_alloc();
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* memory = alignment <= alignof(std::max_align_t) ? std::malloc(bytes == 0 ? 1 : bytes)
-                                                        : std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
 }  // namespace
 
 void arm_allocation_failure(int64_t n) {
@@ -46,14 +37,43 @@ bool should_fail() {
 
 int64_t counted_allocations() { return counted; }
 
+static void* allocate(std::size_t bytes, std::size_t alignment) {
+  if (should_fail()) throw std::bad_alloc();
+  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  void* memory = alignment <= alignof(std::max_align_t)
+                     ? std::malloc(bytes == 0 ? 1 : bytes)
+                     : std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+// A caller of the nothrow forms has another way (std::stable_sort sorts in place): not a failure to prove anything about.
+static void* allocate_or_null(std::size_t bytes) { return std::malloc(bytes == 0 ? 1 : bytes); }
+
 }  // namespace kvc::test
 
-// The replacements of [new.delete]; array and sized forms forward to these by default.
-void* operator new(std::size_t bytes) { return kvc::test::allocate(bytes, 1); }
+// All replaceable forms of [new.delete]: a sanitizer's run time brings its own of those that are left out.
+using kvc::test::allocate;
+using kvc::test::allocate_or_null;
+
+void* operator new(std::size_t bytes) { return allocate(bytes, 1); }
+void* operator new[](std::size_t bytes) { return allocate(bytes, 1); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return kvc::test::allocate(bytes, static_cast<std::size_t>(alignment));
+  return allocate(bytes, static_cast<std::size_t>(alignment));
 }
+void* operator new[](std::size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<std::size_t>(alignment));
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate_or_null(bytes); }
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return allocate_or_null(bytes); }
+
 void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { std::free(memory); }
+void operator delete[](void* memory, const std::nothrow_t&) noexcept { std::free(memory); }

@@ -112,11 +112,11 @@ inline void store_element(Elem elem, std::byte* at, double value) {
 
 // How a tensor lies in memory: gaps in elements.
 struct Placement {
-  int64_t extra_rows = 0;   // padding rows behind the shape's token rows (rank >= 1, first dimension)
-  int64_t row_gap = 0;      // between rows of the first dimension
-  int64_t inner_gap = 0;    // between rows of the second dimension, rank >= 3
-  int64_t byte_offset = 0;  // of DLTensor; a multiple of the element
-  bool null_strides = true; // only when there are no gaps
+  int64_t extra_rows = 0;    // padding rows behind the shape's token rows (rank >= 1, first dimension)
+  int64_t row_gap = 0;       // between rows of the first dimension
+  int64_t inner_gap = 0;     // between rows of the second dimension, rank >= 3
+  int64_t byte_offset = 0;   // of DLTensor; a multiple of the element
+  bool null_strides = true;  // only when there are no gaps
 };
 
 inline Placement random_placement(Random& random, Elem elem) {
@@ -146,7 +146,8 @@ class HostTensor {
     dl_shape_[0] += placement.extra_rows;
     const bool gaps = (rank >= 3 && placement.inner_gap != 0) || (rank >= 2 && placement.row_gap != 0);
     const int64_t elements = dl_shape_[0] * strides_[0];
-    memory_.assign(static_cast<size_t>(placement.byte_offset + elements * bytes_of(elem)) + 1, std::byte{0xFF});
+    memory_.assign(static_cast<size_t>(placement.byte_offset + elements * bytes_of(elem)) + 1,
+                   std::byte{0xFF});
     tensor_ = {.data = memory_.data(),
                .device = {kDLCPU, 0},
                .ndim = rank,
@@ -169,7 +170,9 @@ class HostTensor {
     for (size_t d = 0; d < shape_.size(); ++d) offset += index[d] * strides_[d];
     return memory_.data() + tensor_.byte_offset + offset * bytes_of(elem_);
   }
-  double get(int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) { return load_element(elem_, at(i, j, k, l)); }
+  double get(int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) {
+    return load_element(elem_, at(i, j, k, l));
+  }
   // Stores the nearest representable number and returns it.
   double set(double value, int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) {
     const double rounded = round_to(elem_, value);

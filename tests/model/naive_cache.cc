@@ -21,8 +21,9 @@ Row rotated(const NaiveRope& rope, int dim, const Row& x, int64_t position) {
   return result;
 }
 
-NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std::vector<Row>& v, int64_t key_begin, int64_t key_end,
-                   const double* q, int head, int64_t position, int64_t row, const NaiveOptions& options) {
+NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std::vector<Row>& v,
+                   int64_t key_begin, int64_t key_end, const double* q, int head, int64_t position,
+                   int64_t row, const NaiveOptions& options) {
   const auto k_dim = static_cast<size_t>(layer.k_dim);
   const auto v_dim = static_cast<size_t>(layer.v_dim);
   const auto kv_head = static_cast<size_t>(head / (layer.q_heads / layer.kv_heads));
@@ -37,7 +38,8 @@ NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std
     double bias = 0;
     if (!options.bias.empty()) {
       const int64_t bias_head = options.bias_heads == 1 ? 0 : head;
-      bias = options.bias[static_cast<size_t>((bias_head * options.bias_rows + row) * options.bias_columns + j)];
+      bias =
+          options.bias[static_cast<size_t>((bias_head * options.bias_rows + row) * options.bias_columns + j)];
     }
     double score = none;
     if (bias != none) {  // a masked key may hold anything
@@ -50,7 +52,8 @@ NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std
       noise = std::max(noise, options.scale * std::sqrt(squares));
       score = options.scale * dot;
       if (options.soft_cap > 0) score = options.soft_cap * std::tanh(score / options.soft_cap);
-      if (!options.alibi.empty()) score -= options.alibi[static_cast<size_t>(head)] * static_cast<double>(position - j);
+      if (!options.alibi.empty())
+        score -= options.alibi[static_cast<size_t>(head)] * static_cast<double>(position - j);
       score += bias;
     }
     scores.push_back(score);
@@ -72,7 +75,8 @@ NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std
     }
   }
   result.lse = largest + std::log(sum);
-  const double sink = options.sinks.empty() ? 0 : std::exp(options.sinks[static_cast<size_t>(head)] - largest);
+  const double sink =
+      options.sinks.empty() ? 0 : std::exp(options.sinks[static_cast<size_t>(head)] - largest);
   for (size_t d = 0; d < v_dim; ++d) {
     result.out[d] /= sum + sink;
     result.size[d] /= sum + sink;

@@ -50,15 +50,17 @@ struct NaiveResult {
   std::vector<double> size;
   double lse = 0;
   double largest_score = 0;  // in magnitude: float32 scores are off by a rounding of this
-  double score_noise = 0;    // largest scale * |q_d * k_d|_2: scores from a rounded q are off by about its relative rounding of this
+  double score_noise =
+      0;  // largest scale * |q_d * k_d|_2: scores from a rounded q are off by about its relative rounding of this
 };
 
 // x turned to position `position`, all heads of a row; not rounded.
 Row rotated(const NaiveRope& rope, int dim, const Row& x, int64_t position);
 
 // Keys [key_begin, key_end) of one sequence. `q` is one head, unrotated; `row` the packed row of the query (for the bias).
-NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std::vector<Row>& v, int64_t key_begin, int64_t key_end,
-                   const double* q, int head, int64_t position, int64_t row, const NaiveOptions& options);
+NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std::vector<Row>& v,
+                   int64_t key_begin, int64_t key_end, const double* q, int head, int64_t position,
+                   int64_t row, const NaiveOptions& options);
 
 class NaiveCache {
  public:

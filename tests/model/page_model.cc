@@ -86,7 +86,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs) const {
     // Nobody outside the batch holds the page: one of the batch may keep it, and it must be one with the most tokens, because
     // the others' tokens in that page have to survive an abort.
     const bool one_keeps = holders(page) == static_cast<int>(batch.size());
-    std::stable_sort(batch.begin(), batch.end(), [&](kvc_seq a, kvc_seq b) { return at(a).length < at(b).length; });
+    std::stable_sort(batch.begin(), batch.end(),
+                     [&](kvc_seq a, kvc_seq b) { return at(a).length < at(b).length; });
     if (one_keeps) batch.pop_back();
     result.insert(batch.begin(), batch.end());
   }
@@ -96,13 +97,15 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs) const {
 Expected PageModel::check_batch(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const {
   Expected expected;
   expected.also(seqs.empty(), KVC_E_INVALID_ARGUMENT);
-  expected.also(limits_.max_seqs != 0 && static_cast<int64_t>(seqs.size()) > limits_.max_seqs, KVC_E_OUT_OF_RANGE);
+  expected.also(limits_.max_seqs != 0 && static_cast<int64_t>(seqs.size()) > limits_.max_seqs,
+                KVC_E_OUT_OF_RANGE);
   int64_t tokens = 0;
   for (size_t i = 0; i < seqs.size(); ++i) {
     expected.also(!exists(seqs[i]), KVC_E_NOT_FOUND);
     expected.also(std::count(seqs.begin(), seqs.end(), seqs[i]) != 1, KVC_E_INVALID_ARGUMENT);
-    expected.also(lengths[i] < 1, KVC_E_OUT_OF_RANGE);
-    if (exists(seqs[i])) expected.also(lengths[i] > longest_possible() - at(seqs[i]).length, KVC_E_NEVER_FITS);
+    expected.also(lengths[i] < 1, KVC_E_INVALID_ARGUMENT);
+    if (exists(seqs[i]))
+      expected.also(lengths[i] > longest_possible() - at(seqs[i]).length, KVC_E_NEVER_FITS);
     tokens += std::clamp<int64_t>(lengths[i], 0, INT32_MAX);
   }
   expected.also(limits_.max_tokens != 0 && tokens > limits_.max_tokens, KVC_E_OUT_OF_RANGE);

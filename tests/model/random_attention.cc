@@ -11,10 +11,14 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-Elem draw_activation(Random& random) { return random.pick_of({Elem::kF32, Elem::kF32, Elem::kF16, Elem::kBF16}); }
+Elem draw_activation(Random& random) {
+  return random.pick_of({Elem::kF32, Elem::kF32, Elem::kF16, Elem::kBF16});
+}
 
 // Relative error that storing a result in `elem` adds.
-double storing_error(Elem elem) { return elem == Elem::kBF16 ? 0x1.0p-8 : elem == Elem::kF16 ? 0x1.0p-11 : 0; }
+double storing_error(Elem elem) {
+  return elem == Elem::kBF16 ? 0x1.0p-8 : elem == Elem::kF16 ? 0x1.0p-11 : 0;
+}
 
 }  // namespace
 
@@ -44,17 +48,20 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(size_t layer, bool a
   }
   if (allow_sinks && random_.chance(0.3)) {
     options->sinks.emplace(Elem::kF32, std::vector<int64_t>{spec.q_heads});
-    for (int h = 0; h < spec.q_heads; ++h) options->naive.sinks.push_back(options->sinks->set(3 * random_.symmetric(), h));
+    for (int h = 0; h < spec.q_heads; ++h)
+      options->naive.sinks.push_back(options->sinks->set(3 * random_.symmetric(), h));
     options->opt.sinks = options->sinks->dl();
   }
   if (random_.chance(0.3)) {
     options->alibi.emplace(Elem::kF32, std::vector<int64_t>{spec.q_heads});
-    for (int h = 0; h < spec.q_heads; ++h) options->naive.alibi.push_back(options->alibi->set(0.05 * random_.unit(), h));
+    for (int h = 0; h < spec.q_heads; ++h)
+      options->naive.alibi.push_back(options->alibi->set(0.05 * random_.unit(), h));
     options->opt.alibi_slopes = options->alibi->dl();
   }
   if (random_.chance(0.3)) {
     int64_t longest = 0;
-    for (const ModelEntry& entry : model_.entries()) longest = std::max(longest, entry.old_length + entry.append);
+    for (const ModelEntry& entry : model_.entries())
+      longest = std::max(longest, entry.old_length + entry.append);
     NaiveOptions& naive = options->naive;
     naive.bias_heads = random_.chance(0.5) ? 1 : spec.q_heads;
     naive.bias_rows = model_.num_rows();
@@ -67,8 +74,10 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(size_t layer, bool a
     for (int64_t h = 0; h < naive.bias_heads; ++h) {
       for (int64_t t = 0; t < naive.bias_rows; ++t) {
         for (int64_t j = 0; j < naive.bias_columns; ++j) {
-          const double value = random_.chance(masked) ? -std::numeric_limits<double>::infinity() : random_.symmetric();
-          naive.bias.push_back(shape.size() == 3 ? options->bias->set(value, h, t, j) : options->bias->set(value, t, j));
+          const double value =
+              random_.chance(masked) ? -std::numeric_limits<double>::infinity() : random_.symmetric();
+          naive.bias.push_back(shape.size() == 3 ? options->bias->set(value, h, t, j)
+                                                 : options->bias->set(value, t, j));
         }
       }
     }
@@ -78,8 +87,8 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(size_t layer, bool a
 }
 
 // All rows of a sequence, read back from the library.
-void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads, int64_t dim, Elem stored,
-                             int64_t layer) {
+void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
+                             int64_t dim, Elem stored, int64_t layer) {
   for (size_t t = 0; t < rows.size(); ++t) {
     if (rows[t].empty()) continue;  // not written yet
     for (int64_t h = 0; h < heads; ++h) {
@@ -87,7 +96,9 @@ void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, Hos
         const auto token = static_cast<int64_t>(t);
         const double value = layer < 0 ? got.get(token, h, d) : got.get(layer, token, h, d);
         const double want = round_to(got.elem(), rows[t][static_cast<size_t>(h * dim + d)]);
-        if (value != want) mismatch("%s: token %zu head %lld element %lld is %g, expected %g (stored %s)", what, t, ll(h), ll(d), value, want, name_of(stored));
+        if (value != want)
+          mismatch("%s: token %zu head %lld element %lld is %g, expected %g (stored %s)", what, t, ll(h),
+                   ll(d), value, want, name_of(stored));
       }
     }
   }
@@ -99,7 +110,9 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k
     const int64_t length = entry.old_length + entry.append;
     HostTensor k_out(Elem::kF32, {length, spec.kv_heads, spec.k_dim});
     HostTensor v_out(Elem::kF32, {length, spec.kv_heads, spec.v_dim});
-    if (kvc_kv_gather(forward_, setup_.global_layer(layer), entry.seq, k_out.dl(), v_out.dl(), nullptr) != KVC_OK) mismatch("gather failed");
+    if (kvc_kv_gather(forward_, setup_.global_layer(layer), entry.seq, k_out.dl(), v_out.dl(), nullptr) !=
+        KVC_OK)
+      mismatch("gather failed");
     NaiveSequence& sequence = naive_.at(entry.seq);
     for (int64_t i = 0; i < entry.append; ++i) {
       const int64_t row = entry.row_begin + i;
@@ -107,7 +120,8 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k
       Row plain_k, new_v;
       for (int64_t h = 0; h < spec.kv_heads; ++h) {
         for (int64_t d = 0; d < spec.k_dim; ++d) plain_k.push_back(k.get(row, k_head + h, d));
-        for (int64_t d = 0; d < spec.v_dim; ++d) new_v.push_back(round_to(spec.v_type, v.get(row, v_head + h, d)));
+        for (int64_t d = 0; d < spec.v_dim; ++d)
+          new_v.push_back(round_to(spec.v_type, v.get(row, v_head + h, d)));
       }
       Row new_k = rotated(spec.rope, spec.k_dim, plain_k, token);
       for (size_t e = 0; e < new_k.size(); ++e) {
@@ -116,10 +130,11 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k
         const double want = round_to(spec.k_type, new_k[e]);
         const bool turned = element % spec.k_dim < spec.rope.rotary_dim;
         // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip the rounding to storage.
-        const double allowed = turned ? 4e-7 + (spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want)) : 0;
+        const double allowed =
+            turned ? 4e-7 + (spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want)) : 0;
         if (!(std::fabs(stored - want) <= allowed)) {
-          mismatch("K of layer %zu, sequence %lld, token %lld, element %zu is stored as %.9g, expected %.9g", layer, ll(entry.seq), ll(token), e,
-                   stored, want);
+          mismatch("K of layer %zu, sequence %lld, token %lld, element %zu is stored as %.9g, expected %.9g",
+                   layer, ll(entry.seq), ll(token), e, stored, want);
         }
         new_k[e] = stored;
       }
@@ -132,13 +147,16 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k
   written_[layer] = true;
 }
 
-void RandomRun::compare_attention(const char* function, size_t layer, Scope scope, HostTensor& q, HostTensor& out, HostTensor* lse,
-                                  const NaiveOptions& options, double slack) {
+void RandomRun::compare_attention(const char* function, size_t layer, Scope scope, HostTensor& q,
+                                  HostTensor& out, HostTensor* lse, const NaiveOptions& options,
+                                  double slack) {
   const NaiveLayer& spec = setup_.layers()[layer];
   out.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
-    if (!std::isfinite(out.get(t, h, d))) mismatch("%s: row %lld head %lld element %lld is not finite", function, ll(t), ll(h), ll(d));
+    if (!std::isfinite(out.get(t, h, d)))
+      mismatch("%s: row %lld head %lld element %lld is not finite", function, ll(t), ll(h), ll(d));
   });
-  if (!out.padding_untouched() || (lse != nullptr && !lse->padding_untouched())) mismatch("%s wrote padding", function);
+  if (!out.padding_untouched() || (lse != nullptr && !lse->padding_untouched()))
+    mismatch("%s wrote padding", function);
   // The first and the last row of every sequence, and some between: the oracle is slow.
   for (const ModelEntry& entry : model_.entries()) {
     NaiveSequence& sequence = naive_.at(entry.seq);
@@ -151,7 +169,8 @@ void RandomRun::compare_attention(const char* function, size_t layer, Scope scop
       for (int64_t d = 0; d < spec.k_dim; ++d) query.push_back(q.get(row, head, d));
       const int64_t key_begin = scope == Scope::kNew ? entry.old_length : 0;
       const int64_t key_end = scope == Scope::kCached ? entry.old_length : position + 1;
-      const NaiveResult want = attend(spec, sequence.k[layer], sequence.v[layer], key_begin, key_end, query.data(), head, position, row, options);
+      const NaiveResult want = attend(spec, sequence.k[layer], sequence.v[layer], key_begin, key_end,
+                                      query.data(), head, position, row, options);
       double error = 0, size = 0;
       for (int64_t d = 0; d < spec.v_dim; ++d) {
         const double difference = out.get(row, head, d) - want.out[static_cast<size_t>(d)];
@@ -163,22 +182,29 @@ void RandomRun::compare_attention(const char* function, size_t layer, Scope scop
       const double base = setup_.tolerance(spec) + (bf16 ? 1.5e-3 + 0x1.4p-8 * want.score_noise : 0);
       const double allowed = slack * (base + 4e-7 * want.largest_score + storing_error(out.elem()));
       if (!(std::sqrt(error) <= allowed * std::sqrt(size) + 1e-12)) {
-        mismatch("%s: layer %zu, sequence %lld, new token %lld, head %d over keys [%lld, %lld): relative error %.3g, allowed %.3g", function, layer,
-                 ll(entry.seq), ll(i), head, ll(key_begin), ll(key_end), std::sqrt(error / size), allowed);
+        mismatch(
+            "%s: layer %zu, sequence %lld, new token %lld, head %d over keys [%lld, %lld): relative error "
+            "%.3g, allowed %.3g",
+            function, layer, ll(entry.seq), ll(i), head, ll(key_begin), ll(key_end), std::sqrt(error / size),
+            allowed);
       }
       if (lse == nullptr) continue;
       const double got = lse->get(row, head);
-      const double lse_allowed = slack * (setup_.tolerance(spec) + (bf16 ? 0x1p-7 * want.score_noise : 0) + 4e-7 * want.largest_score) + 2e-7 * std::fabs(want.lse);
+      const double lse_allowed = slack * (setup_.tolerance(spec) + (bf16 ? 0x1p-7 * want.score_noise : 0) +
+                                          4e-7 * want.largest_score) +
+                                 2e-7 * std::fabs(want.lse);
       if (std::isinf(want.lse) ? got != want.lse : !(std::fabs(got - want.lse) <= lse_allowed)) {
-        mismatch("%s: layer %zu, sequence %lld, new token %lld, head %d: lse %.9g, expected %.9g", function, layer, ll(entry.seq), ll(i), head,
-                 got, want.lse);
+        mismatch("%s: layer %zu, sequence %lld, new token %lld, head %d: lse %.9g, expected %.9g", function,
+                 layer, ll(entry.seq), ll(i), head, got, want.lse);
       }
     }
   }
 }
 
 void RandomRun::append(size_t layer, HostTensor& k, HostTensor& v) {
-  expect_ok("kvc_kv_append", [&](kvc_error* err) { return kvc_kv_append(forward_, setup_.global_layer(layer), k.dl(), v.dl(), err); });
+  expect_ok("kvc_kv_append", [&](kvc_error* err) {
+    return kvc_kv_append(forward_, setup_.global_layer(layer), k.dl(), v.dl(), err);
+  });
   adopt_rows(layer, k, v);
 }
 
@@ -214,23 +240,30 @@ void RandomRun::op_attention(size_t layer) {
   const std::unique_ptr<Options> options = draw_options(layer, true);
   const bool fused = spec.k_dim == spec.v_dim && random_.chance(0.4);
   const bool with_lse = !fused && random_.chance(0.7);
-  trace("%s layer %zu, %lld rows%s", fused ? "attn_fused_qkv" : "attn", layer, ll(model_.num_rows()), options->pointer ? ", options" : "");
+  trace("%s layer %zu, %lld rows%s", fused ? "attn_fused_qkv" : "attn", layer, ll(model_.num_rows()),
+        options->pointer ? ", options" : "");
   Inputs in(random_, spec, model_.num_rows());
   if (!fused) {
     DLTensor* lse = with_lse ? in.lse.dl() : nullptr;
-    expect_ok(
-        "kvc_attn",
-        [&](kvc_error* err) { return kvc_attn(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(), in.out.dl(), lse, err); },
-        {&in.out, &in.lse});
+    expect_ok("kvc_attn",
+              [&](kvc_error* err) {
+                return kvc_attn(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(), in.out.dl(),
+                                lse, err);
+              },
+              {&in.out, &in.lse});
     adopt_rows(layer, in.k, in.v);
-    compare_attention("kvc_attn", layer, Scope::kAll, in.q, in.out, with_lse ? &in.lse : nullptr, options->naive, 1);
+    compare_attention("kvc_attn", layer, Scope::kAll, in.q, in.out, with_lse ? &in.lse : nullptr,
+                      options->naive, 1);
     return;
   }
-  HostTensor qkv(draw_activation(random_), {model_.num_rows(), spec.q_heads + 2 * spec.kv_heads, spec.k_dim}, random_placement(random_, Elem::kF32));
+  HostTensor qkv(draw_activation(random_), {model_.num_rows(), spec.q_heads + 2 * spec.kv_heads, spec.k_dim},
+                 random_placement(random_, Elem::kF32));
   qkv.fill_random(random_);
-  expect_ok(
-      "kvc_attn_fused_qkv",
-      [&](kvc_error* err) { return kvc_attn_fused_qkv(forward_, id, options->pointer, qkv.dl(), in.out.dl(), err); }, {&in.out});
+  expect_ok("kvc_attn_fused_qkv",
+            [&](kvc_error* err) {
+              return kvc_attn_fused_qkv(forward_, id, options->pointer, qkv.dl(), in.out.dl(), err);
+            },
+            {&in.out});
   adopt_rows(layer, qkv, qkv, spec.q_heads, spec.q_heads + spec.kv_heads);
   compare_attention("kvc_attn_fused_qkv", layer, Scope::kAll, qkv, in.out, nullptr, options->naive, 1);
 }
@@ -243,21 +276,27 @@ void RandomRun::op_split_attention(size_t layer) {
   trace("attn_self, attn_cached, merge of layer %zu, %lld rows", layer, ll(model_.num_rows()));
   Inputs in(random_, spec, model_.num_rows());
   append(layer, in.k, in.v);
-  expect_ok(
-      "kvc_attn_self",
-      [&](kvc_error* err) { return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(), in.out.dl(), in.lse.dl(), err); },
-      {&in.out, &in.lse});
+  expect_ok("kvc_attn_self",
+            [&](kvc_error* err) {
+              return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(),
+                                   in.out.dl(), in.lse.dl(), err);
+            },
+            {&in.out, &in.lse});
   compare_attention("kvc_attn_self", layer, Scope::kNew, in.q, in.out, &in.lse, options->naive, 1);
-  HostTensor other(draw_activation(random_), {model_.num_rows(), spec.q_heads, spec.v_dim}, random_placement(random_, Elem::kF32));
+  HostTensor other(draw_activation(random_), {model_.num_rows(), spec.q_heads, spec.v_dim},
+                   random_placement(random_, Elem::kF32));
   HostTensor other_lse(Elem::kF32, {model_.num_rows(), spec.q_heads}, random_placement(random_, Elem::kF32));
-  expect_ok(
-      "kvc_attn_cached",
-      [&](kvc_error* err) { return kvc_attn_cached(forward_, id, options->pointer, in.q.dl(), other.dl(), other_lse.dl(), err); },
-      {&other, &other_lse});
+  expect_ok("kvc_attn_cached",
+            [&](kvc_error* err) {
+              return kvc_attn_cached(forward_, id, options->pointer, in.q.dl(), other.dl(), other_lse.dl(),
+                                     err);
+            },
+            {&other, &other_lse});
   compare_attention("kvc_attn_cached", layer, Scope::kCached, in.q, other, &other_lse, options->naive, 1);
   const double rounding = storing_error(other.elem()) + storing_error(in.out.elem());
   const double slack = 3 + rounding / (setup_.tolerance(spec) + storing_error(in.out.elem()));
-  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), other_lse.dl(), nullptr) != KVC_OK) mismatch("kvc_attn_merge failed");
+  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), other_lse.dl(), nullptr) != KVC_OK)
+    mismatch("kvc_attn_merge failed");
   compare_attention("kvc_attn_merge", layer, Scope::kAll, in.q, in.out, &in.lse, options->naive, slack);
 }
 
@@ -268,7 +307,8 @@ void RandomRun::op_read_only(size_t layer) {
   trace("read-only attn of layer %zu", layer);
   Inputs in(random_, spec, model_.num_rows());
   const Call attend = [&](kvc_error* err) {
-    return kvc_attn(forward_, id, options->pointer, in.q.dl(), nullptr, nullptr, in.out.dl(), in.lse.dl(), err);
+    return kvc_attn(forward_, id, options->pointer, in.q.dl(), nullptr, nullptr, in.out.dl(), in.lse.dl(),
+                    err);
   };
   if (!written_[layer]) {
     if (setup_.is_borrowed() || pool_exported_) return;  // the host may have written the slots itself
@@ -291,25 +331,31 @@ void RandomRun::op_gather() {
     HostTensor any(Elem::kF32, {1, 1, 1});
     Expected expected;
     expected.errors.insert(KVC_E_NOT_FOUND);
-    agree("kvc_kv_gather", expected,
-          [&](kvc_error* err) { return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, any.dl(), nullptr, err); });
+    agree("kvc_kv_gather", expected, [&](kvc_error* err) {
+      return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, any.dl(), nullptr, err);
+    });
     return;
   }
   NaiveSequence& sequence = naive_.at(seq);
   const auto length = static_cast<int64_t>(sequence.k[layer].size());
-  HostTensor k(draw_activation(random_), {length, spec.kv_heads, spec.k_dim}, random_placement(random_, Elem::kF32));
-  HostTensor v(draw_activation(random_), {length, spec.kv_heads, spec.v_dim}, random_placement(random_, Elem::kF32));
+  HostTensor k(draw_activation(random_), {length, spec.kv_heads, spec.k_dim},
+               random_placement(random_, Elem::kF32));
+  HostTensor v(draw_activation(random_), {length, spec.kv_heads, spec.v_dim},
+               random_placement(random_, Elem::kF32));
   const int which = static_cast<int>(random_.range(0, 2));
-  expect_ok(
-      "kvc_kv_gather",
-      [&](kvc_error* err) {
-        return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), err);
-      },
-      {&k, &v});
-  if (which != 1) compare_rows("gathered K", sequence.k[layer], k, spec.kv_heads, spec.k_dim, spec.k_type, -1);
-  if (which != 2) compare_rows("gathered V", sequence.v[layer], v, spec.kv_heads, spec.v_dim, spec.v_type, -1);
+  expect_ok("kvc_kv_gather",
+            [&](kvc_error* err) {
+              return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, which == 1 ? nullptr : k.dl(),
+                                   which == 2 ? nullptr : v.dl(), err);
+            },
+            {&k, &v});
+  if (which != 1)
+    compare_rows("gathered K", sequence.k[layer], k, spec.kv_heads, spec.k_dim, spec.k_type, -1);
+  if (which != 2)
+    compare_rows("gathered V", sequence.v[layer], v, spec.kv_heads, spec.v_dim, spec.v_type, -1);
   if (!k.padding_untouched() || !v.padding_untouched()) mismatch("kvc_kv_gather wrote padding");
-  if ((which == 1 && !k.is_untouched()) || (which == 2 && !v.is_untouched())) mismatch("kvc_kv_gather wrote what it was not given");
+  if ((which == 1 && !k.is_untouched()) || (which == 2 && !v.is_untouched()))
+    mismatch("kvc_kv_gather wrote what it was not given");
 }
 
 namespace {
@@ -334,7 +380,8 @@ void RandomRun::op_get() {
   const kvc_seq seq = any_seq();
   const int64_t length = model_.exists(seq) ? model_.at(seq).length : 4;
   const int64_t begin = random_.range(random_.chance(0.05) ? -1 : 0, length);
-  const int64_t end = random_.chance(0.05) ? random_.range(-1, length + 1) : random_.range(std::max<int64_t>(0, begin), length);
+  const int64_t end = random_.chance(0.05) ? random_.range(-1, length + 1)
+                                           : random_.range(std::max<int64_t>(0, begin), length);
   trace("debug_get %lld [%lld, %lld)", ll(seq), ll(begin), ll(end));
   Expected expected;
   expected.also(!model_.exists(seq), KVC_E_NOT_FOUND);
@@ -345,7 +392,8 @@ void RandomRun::op_get() {
   HostTensor v(draw_activation(random_), {extents.layers, tokens, extents.heads, extents.v_dim});
   const int which = static_cast<int>(random_.range(0, 2));
   const Call fn = [&](kvc_error* err) {
-    return kvc_debug_get_kv(setup_.cache(), seq, begin, end, which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), nullptr, err);
+    return kvc_debug_get_kv(setup_.cache(), seq, begin, end, which == 1 ? nullptr : k.dl(),
+                            which == 2 ? nullptr : v.dl(), nullptr, err);
   };
   if (!agree("kvc_debug_get_kv", expected, fn)) {
     if (!k.is_untouched() || !v.is_untouched()) mismatch("a refused kvc_debug_get_kv wrote its output");
@@ -356,13 +404,16 @@ void RandomRun::op_get() {
     const NaiveSequence& sequence = naive_.at(seq);
     const std::vector<Row> k_rows(sequence.k[layer].begin() + begin, sequence.k[layer].begin() + end);
     const std::vector<Row> v_rows(sequence.v[layer].begin() + begin, sequence.v[layer].begin() + end);
-    if (which != 1) compare_rows("debug K", k_rows, k, spec.kv_heads, spec.k_dim, spec.k_type, static_cast<int64_t>(layer));
-    if (which != 2) compare_rows("debug V", v_rows, v, spec.kv_heads, spec.v_dim, spec.v_type, static_cast<int64_t>(layer));
+    if (which != 1)
+      compare_rows("debug K", k_rows, k, spec.kv_heads, spec.k_dim, spec.k_type, static_cast<int64_t>(layer));
+    if (which != 2)
+      compare_rows("debug V", v_rows, v, spec.kv_heads, spec.v_dim, spec.v_type, static_cast<int64_t>(layer));
     // Beyond a smaller layer's own heads and dims nothing is written.
     for (int64_t t = 0; t < tokens && which != 1; ++t) {
       for (int64_t h = 0; h < extents.heads; ++h) {
         for (int64_t d = h < spec.kv_heads ? spec.k_dim : 0; d < extents.k_dim; ++d) {
-          if (!std::isnan(k.get(static_cast<int64_t>(layer), t, h, d))) mismatch("kvc_debug_get_kv wrote beyond layer %zu", layer);
+          if (!std::isnan(k.get(static_cast<int64_t>(layer), t, h, d)))
+            mismatch("kvc_debug_get_kv wrote beyond layer %zu", layer);
         }
       }
     }
@@ -373,7 +424,8 @@ void RandomRun::op_set() {
   const kvc_seq seq = any_seq();
   const int64_t length = model_.exists(seq) ? model_.at(seq).length : 4;
   const int64_t begin = random_.range(random_.chance(0.05) ? -1 : 0, length);
-  const int64_t tokens = random_.range(0, random_.chance(0.05) ? length + 1 : std::max<int64_t>(0, length - begin));
+  const int64_t tokens =
+      random_.range(0, random_.chance(0.05) ? length + 1 : std::max<int64_t>(0, length - begin));
   trace("debug_set %lld [%lld, +%lld)", ll(seq), ll(begin), ll(tokens));
   const Extents extents = extents_of(setup_.layers());
   HostTensor k(draw_activation(random_), {extents.layers, tokens, extents.heads, extents.k_dim});
@@ -382,7 +434,8 @@ void RandomRun::op_set() {
   v.fill_random(random_);
   const int which = static_cast<int>(random_.range(0, 2));
   const Call fn = [&](kvc_error* err) {
-    return kvc_debug_set_kv(setup_.cache(), seq, begin, which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), nullptr, err);
+    return kvc_debug_set_kv(setup_.cache(), seq, begin, which == 1 ? nullptr : k.dl(),
+                            which == 2 ? nullptr : v.dl(), nullptr, err);
   };
   if (!agree("kvc_debug_set_kv", model_.overwrite(seq, begin, tokens), fn)) return;
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
@@ -392,8 +445,10 @@ void RandomRun::op_set() {
     for (int64_t t = 0; t < tokens; ++t) {
       Row k_row, v_row;
       for (int64_t h = 0; h < spec.kv_heads; ++h) {
-        for (int64_t d = 0; d < spec.k_dim; ++d) k_row.push_back(round_to(spec.k_type, k.get(local, t, h, d)));
-        for (int64_t d = 0; d < spec.v_dim; ++d) v_row.push_back(round_to(spec.v_type, v.get(local, t, h, d)));
+        for (int64_t d = 0; d < spec.k_dim; ++d)
+          k_row.push_back(round_to(spec.k_type, k.get(local, t, h, d)));
+        for (int64_t d = 0; d < spec.v_dim; ++d)
+          v_row.push_back(round_to(spec.v_type, v.get(local, t, h, d)));
       }
       if (which != 1) sequence.k[layer][static_cast<size_t>(begin + t)] = std::move(k_row);
       if (which != 2) sequence.v[layer][static_cast<size_t>(begin + t)] = std::move(v_row);
@@ -417,7 +472,8 @@ void RandomRun::op_poison() {
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
     for (const kvc_pool_kind kind : {KVC_POOL_K, KVC_POOL_V}) {
       DLManagedTensorVersioned* exported = nullptr;
-      if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) != KVC_OK) mismatch("kvc_export_pool failed");
+      if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) != KVC_OK)
+        mismatch("kvc_export_pool failed");
       pool_exported_ = true;
       const DLTensor& pool = exported->dl_tensor;
       const int64_t bytes = pool.dtype.bits / 8;
@@ -425,7 +481,8 @@ void RandomRun::op_poison() {
       for (int64_t page = 0; page < pool.shape[0]; ++page) {
         for (int64_t head = 0; head < pool.shape[1]; ++head) {
           for (int64_t token = used[static_cast<size_t>(page)]; token < pool.shape[2]; ++token) {
-            std::byte* row = base + (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
+            std::byte* row =
+                base + (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
             std::fill(row, row + pool.shape[3] * bytes, std::byte{0xFF});
           }
         }

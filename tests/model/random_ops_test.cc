@@ -17,10 +17,12 @@ double environment(const char* name, double otherwise) {
   return text == nullptr ? otherwise : std::strtod(text, nullptr);
 }
 
-RandomRun::Coverage run_seeds(const char* what, RunKind kind, uint64_t first, uint64_t count, int64_t operations) {
+RandomRun::Coverage run_seeds(const char* what, RunKind kind, uint64_t first, uint64_t count,
+                              int64_t operations) {
   const auto only = static_cast<int64_t>(environment("KVC_TEST_SEED", -1));
   const auto offset = static_cast<uint64_t>(environment("KVC_TEST_OFFSET", 0));
-  const auto per_seed = std::max<int64_t>(10, static_cast<int64_t>(static_cast<double>(operations) * environment("KVC_TEST_SCALE", 1)));
+  const auto per_seed = std::max<int64_t>(
+      10, static_cast<int64_t>(static_cast<double>(operations) * environment("KVC_TEST_SCALE", 1)));
   const auto start = std::chrono::steady_clock::now();
   int64_t total = 0;
   RandomRun::Coverage coverage;
@@ -38,13 +40,16 @@ RandomRun::Coverage run_seeds(const char* what, RunKind kind, uint64_t first, ui
     run.add_coverage(&coverage);
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-  std::printf("%s: seeds %llu to %llu, %lld operations, %.1f s\n", what, static_cast<unsigned long long>(first + offset),
-              static_cast<unsigned long long>(first + offset + count - 1), static_cast<long long>(total), elapsed.count());
+  std::printf("%s: seeds %llu to %llu, %lld operations, %.1f s\n", what,
+              static_cast<unsigned long long>(first + offset),
+              static_cast<unsigned long long>(first + offset + count - 1), static_cast<long long>(total),
+              elapsed.count());
   return coverage;
 }
 
 // A run that never met these answers would prove little.
-void expect_met(RandomRun::Coverage& coverage, const char* function, std::initializer_list<kvc_status> statuses) {
+void expect_met(RandomRun::Coverage& coverage, const char* function,
+                std::initializer_list<kvc_status> statuses) {
   if (environment("KVC_TEST_SEED", -1) >= 0 || environment("KVC_TEST_SCALE", 1) < 0.2) return;
   for (const kvc_status status : statuses) {
     EXPECT_GT(coverage[function][status], 0) << function << " never answered " << kvc_status_name(status);
@@ -55,7 +60,8 @@ void print(const RandomRun::Coverage& coverage) {
   if (std::getenv("KVC_TEST_VERBOSE") == nullptr) return;
   for (const auto& [function, answers] : coverage) {
     std::printf("  %-24s", function.c_str());
-    for (const auto& [status, count] : answers) std::printf(" %s %lld", kvc_status_name(status) + 4, static_cast<long long>(count));
+    for (const auto& [status, count] : answers)
+      std::printf(" %s %lld", kvc_status_name(status) + 4, static_cast<long long>(count));
     std::printf("\n");
   }
 }
@@ -64,11 +70,13 @@ TEST(RandomOperations, BookkeepingAgreesWithThePageModel) {
   RandomRun::Coverage coverage = run_seeds("bookkeeping", RunKind::kBookkeeping, 1000, 160, 6500);
   print(coverage);
   expect_met(coverage, "kvc_forward_begin",
-             {KVC_OK, KVC_E_INVALID_ARGUMENT, KVC_E_NOT_FOUND, KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES, KVC_E_NEVER_FITS, KVC_E_BUSY});
+             {KVC_OK, KVC_E_INVALID_ARGUMENT, KVC_E_NOT_FOUND, KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES,
+              KVC_E_NEVER_FITS, KVC_E_BUSY});
   expect_met(coverage, "kvc_seq_can_append", {KVC_OK, KVC_E_NEVER_FITS, KVC_E_BUSY});
   expect_met(coverage, "kvc_seq_add", {KVC_OK, KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT});
   expect_met(coverage, "kvc_seq_remove", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY});
-  expect_met(coverage, "kvc_seq_fork", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_ALREADY_EXISTS, KVC_E_OUT_OF_RANGE, KVC_E_BUSY});
+  expect_met(coverage, "kvc_seq_fork",
+             {KVC_OK, KVC_E_NOT_FOUND, KVC_E_ALREADY_EXISTS, KVC_E_OUT_OF_RANGE, KVC_E_BUSY});
   expect_met(coverage, "kvc_seq_pop", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_OUT_OF_RANGE, KVC_E_BUSY});
   expect_met(coverage, "kvc_cache_resize", {KVC_OK, KVC_E_OUT_OF_RANGE, KVC_E_BUSY, KVC_E_NEVER_FITS});
   expect_met(coverage, "kvc_cache_clear", {KVC_OK, KVC_E_BUSY});
@@ -78,7 +86,8 @@ TEST(RandomOperations, BookkeepingAgreesWithThePageModel) {
 TEST(RandomOperations, TensorsAgreeWithADenseCacheInDouble) {
   RandomRun::Coverage coverage = run_seeds("tensors", RunKind::kData, 2000, 160, 1500);
   print(coverage);
-  for (const char* function : {"kvc_attn", "kvc_attn_fused_qkv", "kvc_attn_self", "kvc_attn_cached", "kvc_kv_append", "kvc_kv_gather"}) {
+  for (const char* function : {"kvc_attn", "kvc_attn_fused_qkv", "kvc_attn_self", "kvc_attn_cached",
+                               "kvc_kv_append", "kvc_kv_gather"}) {
     expect_met(coverage, function, {KVC_OK});
   }
   expect_met(coverage, "kvc_attn", {KVC_E_INVALID_STATE});
@@ -90,8 +99,9 @@ TEST(RandomOperations, TensorsAgreeWithADenseCacheInDouble) {
 TEST(RandomOperations, EveryAllocationMayFailOnceAndNothingChanges) {
   RandomRun::Coverage coverage = run_seeds("allocation failures", RunKind::kFailures, 3000, 80, 600);
   print(coverage);
-  for (const char* function : {"kvc_plan_create", "kvc_cache_create", "kvc_seq_add", "kvc_seq_fork", "kvc_forward_begin", "kvc_cache_resize",
-                               "kvc_attn", "kvc_attn_self", "kvc_kv_append", "kvc_export_page_table"}) {
+  for (const char* function :
+       {"kvc_plan_create", "kvc_cache_create", "kvc_seq_add", "kvc_seq_fork", "kvc_forward_begin",
+        "kvc_cache_resize", "kvc_attn", "kvc_attn_self", "kvc_kv_append", "kvc_export_page_table"}) {
     expect_met(coverage, function, {KVC_OK, KVC_E_NO_MEMORY});
   }
 }

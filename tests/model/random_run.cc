@@ -26,7 +26,12 @@ void mismatch(const char* format, ...) {
 }
 
 RandomRun::RandomRun(uint64_t seed, RunKind kind)
-    : seed_(seed), kind_(kind), random_(seed), setup_(random_, kind), model_(setup_.limits()), naive_(setup_.layers()) {}
+    : seed_(seed),
+      kind_(kind),
+      random_(seed),
+      setup_(random_, kind),
+      model_(setup_.limits()),
+      naive_(setup_.layers()) {}
 
 void RandomRun::trace(const char* format, ...) {
   va_list args;
@@ -38,7 +43,8 @@ void RandomRun::trace(const char* format, ...) {
 }
 
 std::string RandomRun::describe() const {
-  std::string text = "seed " + std::to_string(seed_) + ", step " + std::to_string(steps_) + ", " + setup_.describe() + "\nlast operations:\n";
+  std::string text = "seed " + std::to_string(seed_) + ", step " + std::to_string(steps_) + ", " +
+                     setup_.describe() + "\nlast operations:\n";
   for (size_t i = num_traced_ > kTrace ? num_traced_ - kTrace : 0; i < num_traced_; ++i) {
     text += std::string("  ") + trace_[i % kTrace].data() + "\n";
   }
@@ -53,7 +59,8 @@ void RandomRun::add_coverage(Coverage* coverage) const {
   }
 }
 
-kvc_status RandomRun::call(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched) {
+kvc_status RandomRun::call(const char* function, const Call& fn,
+                           std::initializer_list<HostTensor*> untouched) {
   kvc_error error{};
   error.struct_size = sizeof error;
   std::array<int64_t, KVC_E_INTERNAL + 1>& answers = answers_[function];
@@ -62,8 +69,10 @@ kvc_status RandomRun::call(const char* function, const Call& fn, std::initialize
     const kvc_status status = fn(quiet ? nullptr : &error);
     ++answers.at(static_cast<size_t>(status));
     if (quiet) return status;
-    if (error.status != status) mismatch("%s answered %d, its kvc_error says %d", function, status, error.status);
-    if ((status != KVC_OK) != (error.message[0] != 0)) mismatch("%s answered %d with message '%s'", function, status, error.message);
+    if (error.status != status)
+      mismatch("%s answered %d, its kvc_error says %d", function, status, error.status);
+    if ((status != KVC_OK) != (error.message[0] != 0))
+      mismatch("%s answered %d with message '%s'", function, status, error.message);
     return status;
   }
   const bool has_cache = setup_.cache() != nullptr;
@@ -76,7 +85,8 @@ kvc_status RandomRun::call(const char* function, const Call& fn, std::initialize
     // Worker threads start at the first use; the caller's thread does the work of those that could not start.
     const bool starts_threads = setup_.config().executor == nullptr && setup_.config().num_threads > 1;
     if (status == KVC_OK && starts_threads) return status;
-    if (status != KVC_E_NO_MEMORY) mismatch("%s: allocation %lld failed and the answer is %d", function, ll(n), status);
+    if (status != KVC_E_NO_MEMORY)
+      mismatch("%s: allocation %lld failed and the answer is %d", function, ll(n), status);
     if (setup_.cache() != nullptr) {
       const std::string what = difference(before, take_snapshot(setup_.cache(), forward_));
       if (!what.empty()) mismatch("%s: allocation %lld failed and %s", function, ll(n), what.c_str());
@@ -85,7 +95,8 @@ kvc_status RandomRun::call(const char* function, const Call& fn, std::initialize
       }
     }
     for (HostTensor* tensor : untouched) {
-      if (!tensor->is_untouched()) mismatch("%s: allocation %lld failed and an output was written", function, ll(n));
+      if (!tensor->is_untouched())
+        mismatch("%s: allocation %lld failed and an output was written", function, ll(n));
     }
   }
 }
@@ -97,7 +108,8 @@ bool RandomRun::agree(const char* function, const Expected& expected, const Call
   if (expected.ok() != (status == KVC_OK) || (!expected.ok() && expected.errors.count(status) == 0)) {
     std::string wanted;
     for (const kvc_status error : expected.errors) wanted += " " + std::to_string(error);
-    mismatch("%s answered %d (%s), expected%s", function, status, kvc_status_name(status), wanted.empty() ? " 0" : wanted.c_str());
+    mismatch("%s answered %d (%s), expected%s", function, status, kvc_status_name(status),
+             wanted.empty() ? " 0" : wanted.c_str());
   }
   if (check_unchanged) {
     const std::string what = difference(before, take_snapshot(setup_.cache(), forward_));
@@ -125,7 +137,8 @@ int64_t RandomRun::run(int64_t operations) {
   if (held_export_ != nullptr) held_export_->deleter(held_export_);
   held_export_ = nullptr;
   setup_.destroy_cache();  // with a forward open now and then
-  if (setup_.live_allocations() != 0) mismatch("%lld pool allocations live after kvc_cache_destroy", ll(setup_.live_allocations()));
+  if (setup_.live_allocations() != 0)
+    mismatch("%lld pool allocations live after kvc_cache_destroy", ll(setup_.live_allocations()));
   if (!setup_.pool_gaps_untouched()) mismatch("bytes between borrowed pages were written");
   return steps_;
 }
@@ -139,7 +152,9 @@ void RandomRun::compare_state() {
   if (kvc_cache_stats_get(cache, &stats, nullptr) != KVC_OK) mismatch("kvc_cache_stats_get failed");
   const kvc_stats want = model_.expected_stats();
   const auto compare = [](const char* field, auto got, auto expected) {
-    if (got != expected) mismatch("stats.%s is %lld, expected %lld", field, ll(static_cast<int64_t>(got)), ll(static_cast<int64_t>(expected)));
+    if (got != expected)
+      mismatch("stats.%s is %lld, expected %lld", field, ll(static_cast<int64_t>(got)),
+               ll(static_cast<int64_t>(expected)));
   };
   compare("num_seqs", stats.num_seqs, want.num_seqs);
   compare("total_length", stats.total_length, want.total_length);
@@ -152,16 +167,22 @@ void RandomRun::compare_state() {
   compare("forwards_aborted", stats.forwards_aborted, want.forwards_aborted);
   compare("tokens_appended", stats.tokens_appended, want.tokens_appended);
   compare("pages_copied", stats.pages_copied, want.pages_copied);
-  if (kind_ != RunKind::kFailures) compare("no_pages", stats.no_pages, want.no_pages);  // failing attempts repeat begins
+  if (kind_ != RunKind::kFailures)
+    compare("no_pages", stats.no_pages, want.no_pages);  // failing attempts repeat begins
   compare("pool_bytes", stats.pool_bytes, stats.page_bytes * static_cast<uint64_t>(want.pages_total));
-  if (kvc_cache_free_pages(cache) != want.pages_free) mismatch("kvc_cache_free_pages is %lld", ll(kvc_cache_free_pages(cache)));
-  if (kvc_cache_total_length(cache) != want.total_length) mismatch("kvc_cache_total_length is %lld", ll(kvc_cache_total_length(cache)));
-  if ((kvc_cache_is_empty(cache) == 1) != (want.num_seqs == 0 && want.pages_used == 0)) mismatch("kvc_cache_is_empty is wrong");
-  if (kvc_forward_num_tokens(forward_) != (model_.is_open() ? model_.num_rows() : -1)) mismatch("kvc_forward_num_tokens is wrong");
+  if (kvc_cache_free_pages(cache) != want.pages_free)
+    mismatch("kvc_cache_free_pages is %lld", ll(kvc_cache_free_pages(cache)));
+  if (kvc_cache_total_length(cache) != want.total_length)
+    mismatch("kvc_cache_total_length is %lld", ll(kvc_cache_total_length(cache)));
+  if ((kvc_cache_is_empty(cache) == 1) != (want.num_seqs == 0 && want.pages_used == 0))
+    mismatch("kvc_cache_is_empty is wrong");
+  if (kvc_forward_num_tokens(forward_) != (model_.is_open() ? model_.num_rows() : -1))
+    mismatch("kvc_forward_num_tokens is wrong");
 
   kvc_seq ids[kMostIds + 2];
   size_t count = std::size(ids);
-  if (kvc_seq_list(cache, ids, &count, nullptr) != KVC_OK || count != model_.sequences().size()) mismatch("kvc_seq_list has %zu ids", count);
+  if (kvc_seq_list(cache, ids, &count, nullptr) != KVC_OK || count != model_.sequences().size())
+    mismatch("kvc_seq_list has %zu ids", count);
   size_t i = 0;
   for (const auto& [seq, sequence] : model_.sequences()) {
     if (ids[i] != seq) mismatch("kvc_seq_list[%zu] is %lld, expected %lld", i, ll(ids[i]), ll(seq));
@@ -178,23 +199,28 @@ void RandomRun::compare_state() {
 void RandomRun::compare_sequence(kvc_seq seq) {
   kvc_seq_info info{};
   info.struct_size = sizeof info;
-  if (kvc_seq_info_get(setup_.cache(), seq, &info, nullptr) != KVC_OK) mismatch("kvc_seq_info_get(%lld) failed", ll(seq));
+  if (kvc_seq_info_get(setup_.cache(), seq, &info, nullptr) != KVC_OK)
+    mismatch("kvc_seq_info_get(%lld) failed", ll(seq));
   const ModelSequence& want = model_.at(seq);
   const int64_t num_pages = model_.pages_for(want.length);
   int64_t shared = 0;
-  for (int64_t i = 0; i < num_pages; ++i) shared += model_.holders(want.pages[static_cast<size_t>(i)]) > 1 ? 1 : 0;
-  if (info.length != want.length || info.num_pages != num_pages || info.num_shared_pages != shared || info.window != 0 || info.sink != 0 ||
-      info.first_position != (want.length == 0 ? -1 : 0) || info.last_position != want.length - 1 ||
-      info.in_forward != (model_.in_forward(seq) ? 1 : 0)) {
-    mismatch("info of %lld: length %lld, pages %lld, shared %lld, positions %lld..%lld, in_forward %d; expected %lld, %lld, %lld", ll(seq),
-             ll(info.length), ll(info.num_pages), ll(info.num_shared_pages), ll(info.first_position), ll(info.last_position), info.in_forward,
-             ll(want.length), ll(num_pages), ll(shared));
+  for (int64_t i = 0; i < num_pages; ++i)
+    shared += model_.holders(want.pages[static_cast<size_t>(i)]) > 1 ? 1 : 0;
+  if (info.length != want.length || info.num_pages != num_pages || info.num_shared_pages != shared ||
+      info.window != 0 || info.sink != 0 || info.first_position != (want.length == 0 ? -1 : 0) ||
+      info.last_position != want.length - 1 || info.in_forward != (model_.in_forward(seq) ? 1 : 0)) {
+    mismatch(
+        "info of %lld: length %lld, pages %lld, shared %lld, positions %lld..%lld, in_forward %d; expected "
+        "%lld, %lld, %lld",
+        ll(seq), ll(info.length), ll(info.num_pages), ll(info.num_shared_pages), ll(info.first_position),
+        ll(info.last_position), info.in_forward, ll(want.length), ll(num_pages), ll(shared));
   }
 }
 
 std::vector<int32_t> RandomRun::sequence_pages(kvc_seq seq) {
   DLManagedTensorVersioned* exported = nullptr;
-  if (kvc_export_seq_pages(setup_.cache(), seq, 0, &exported, nullptr) != KVC_OK) mismatch("kvc_export_seq_pages(%lld) failed", ll(seq));
+  if (kvc_export_seq_pages(setup_.cache(), seq, 0, &exported, nullptr) != KVC_OK)
+    mismatch("kvc_export_seq_pages(%lld) failed", ll(seq));
   const auto* ids = static_cast<const int32_t*>(exported->dl_tensor.data);
   std::vector<int32_t> pages(ids, ids + exported->dl_tensor.shape[0]);
   exported->deleter(exported);
@@ -207,19 +233,24 @@ void RandomRun::compare_tables() {
   std::map<int, int32_t> ids;
   for (const auto& [seq, sequence] : model_.sequences()) {
     const std::vector<int32_t> pages = sequence_pages(seq);
-    if (static_cast<int64_t>(pages.size()) != model_.pages_for(sequence.length)) mismatch("sequence %lld exports %zu pages", ll(seq), pages.size());
+    if (static_cast<int64_t>(pages.size()) != model_.pages_for(sequence.length))
+      mismatch("sequence %lld exports %zu pages", ll(seq), pages.size());
     for (size_t i = 0; i < pages.size(); ++i) {
-      if (pages[i] < 0 || pages[i] >= model_.limits().num_pages) mismatch("sequence %lld holds page %d", ll(seq), pages[i]);
+      if (pages[i] < 0 || pages[i] >= model_.limits().num_pages)
+        mismatch("sequence %lld holds page %d", ll(seq), pages[i]);
       const auto name = page_names_.emplace(pages[i], sequence.pages[i]).first;
       const auto id = ids.emplace(sequence.pages[i], pages[i]).first;
       if (name->second != sequence.pages[i] || id->second != pages[i]) {
-        mismatch("entry %zu of sequence %lld is page %d: shared with the wrong sequence", i, ll(seq), pages[i]);
+        mismatch("entry %zu of sequence %lld is page %d: shared with the wrong sequence", i, ll(seq),
+                 pages[i]);
       }
     }
   }
 }
 
-kvc_seq RandomRun::any_seq() { return random_.chance(0.02) ? random_.range(-2, kMostIds + 3) : random_.range(0, kMostIds - 1); }
+kvc_seq RandomRun::any_seq() {
+  return random_.chance(0.02) ? random_.range(-2, kMostIds + 3) : random_.range(0, kMostIds - 1);
+}
 
 bool RandomRun::pick_idle(kvc_seq* seq) {
   std::vector<kvc_seq> idle;
@@ -252,10 +283,12 @@ void RandomRun::op_fork() {
   const int64_t length = model_.exists(parent) ? model_.at(parent).length : 3;
   int64_t pos = random_.range(-1, length + (random_.chance(0.1) ? 2 : 0));
   if (random_.chance(0.2)) pos = -1 - static_cast<int64_t>(random_.chance(0.1));
-  if (random_.chance(0.2)) pos = std::max<int64_t>(0, length / model_.limits().page_size * model_.limits().page_size);
+  if (random_.chance(0.2))
+    pos = std::max<int64_t>(0, length / model_.limits().page_size * model_.limits().page_size);
   trace("fork %lld -> %lld at %lld", ll(parent), ll(child), ll(pos));
   const auto fn = [&](kvc_error* err) { return kvc_seq_fork(setup_.cache(), parent, child, pos, err); };
-  if (agree("kvc_seq_fork", model_.fork(parent, child, pos), fn)) naive_.fork(parent, child, model_.at(child).length);
+  if (agree("kvc_seq_fork", model_.fork(parent, child, pos), fn))
+    naive_.fork(parent, child, model_.at(child).length);
 }
 
 void RandomRun::op_pop() {
@@ -284,8 +317,10 @@ void RandomRun::op_resize() {
   const int64_t now = model_.limits().num_pages;
   int64_t pages = random_.range(0, now + 6);
   if (random_.chance(0.05)) pages = random_.pick_of<int64_t>({-1, INT32_MAX, INT64_MAX});
-  if (random_.chance(0.05)) pages = std::min<int64_t>(now * 9, 400);  // past what was reserved: the pool moves
-  trace("resize %lld -> %lld, highest page in use %lld%s", ll(now), ll(pages), ll(highest), held_export_ != nullptr ? ", exported" : "");
+  if (random_.chance(0.05))
+    pages = std::min<int64_t>(now * 9, 400);  // past what was reserved: the pool moves
+  trace("resize %lld -> %lld, highest page in use %lld%s", ll(now), ll(pages), ll(highest),
+        held_export_ != nullptr ? ", exported" : "");
   PageModel after = model_;
   Expected expected = after.resize(pages, highest, setup_.is_borrowed());
   const auto fn = [&](kvc_error* err) { return kvc_cache_resize(setup_.cache(), pages, err); };
@@ -310,8 +345,10 @@ void RandomRun::op_can() {
   trace("can %lld at %lld", ll(seq), ll(pos));
   const Expected expected = model_.can(seq, pos, &want);
   const kvc_seq_op op = random_.chance(0.5) ? KVC_SEQ_FORK : KVC_SEQ_POP;
-  agree("kvc_seq_can", expected, [&](kvc_error* err) { return kvc_seq_can(setup_.cache(), seq, op, pos, &nearest, err); });
-  if (nearest != want) mismatch("kvc_seq_can: nearest position is %lld, expected %lld", ll(nearest), ll(want));
+  agree("kvc_seq_can", expected,
+        [&](kvc_error* err) { return kvc_seq_can(setup_.cache(), seq, op, pos, &nearest, err); });
+  if (nearest != want)
+    mismatch("kvc_seq_can: nearest position is %lld, expected %lld", ll(nearest), ll(want));
 }
 
 void RandomRun::op_begin() {
@@ -320,13 +357,20 @@ void RandomRun::op_begin() {
   for (const auto& [seq, sequence] : model_.sequences()) seqs.push_back(seq);
   random_.shuffle(seqs);
   const int64_t most = random_.chance(0.3) ? 12 : 4;
-  if (!seqs.empty()) seqs.resize(static_cast<size_t>(random_.range(1, std::min<int64_t>(most, static_cast<int64_t>(seqs.size())))));
+  if (!seqs.empty())
+    seqs.resize(
+        static_cast<size_t>(random_.range(1, std::min<int64_t>(most, static_cast<int64_t>(seqs.size())))));
   if (random_.chance(0.03)) seqs.push_back(any_seq());
   if (random_.chance(0.02) && !seqs.empty()) seqs.push_back(seqs.front());
   if (random_.chance(0.01)) seqs.clear();
   const bool decode = random_.chance(0.4);
   for (size_t i = 0; i < seqs.size(); ++i) {
-    int64_t length = decode || random_.chance(0.3) ? 1 : random_.range(1, random_.chance(0.5) ? 5 : 2 * model_.limits().page_size + 1);
+    int64_t length = decode || random_.chance(0.3)
+                         ? 1
+                         : random_.range(1, random_.chance(0.5) ? 5 : 2 * model_.limits().page_size + 1);
+    if (model_.limits().num_pages * model_.limits().page_size > 2500 && random_.chance(0.1)) {
+      length = random_.range(300, 800);
+    }
     if (random_.chance(0.01)) length = random_.pick_of<int64_t>({0, -1, INT64_MIN, INT64_MAX, 100000});
     lengths.push_back(length);
   }
@@ -335,8 +379,11 @@ void RandomRun::op_begin() {
   const Expected can = model_.can_append(seqs, lengths);
   Expected allowed = can;
   for (const kvc_seq seq : seqs) allowed.also(model_.in_forward(seq), KVC_E_BUSY);
-  const auto ask = [&](kvc_error* err) { return kvc_seq_can_append(setup_.cache(), seqs.size(), seqs.data(), lengths.data(), &missing, err); };
-  trace("can_append, begin of %zu, first %lld by %lld", seqs.size(), ll(seqs.empty() ? -1 : seqs[0]), ll(lengths.empty() ? -1 : lengths[0]));
+  const auto ask = [&](kvc_error* err) {
+    return kvc_seq_can_append(setup_.cache(), seqs.size(), seqs.data(), lengths.data(), &missing, err);
+  };
+  trace("can_append, begin of %zu, first %lld by %lld", seqs.size(), ll(seqs.empty() ? -1 : seqs[0]),
+        ll(lengths.empty() ? -1 : lengths[0]));
   if (agree("kvc_seq_can_append", allowed, ask) && missing != can.missing_pages) {
     mismatch("kvc_seq_can_append: %lld pages missing, expected %lld", ll(missing), ll(can.missing_pages));
   }
@@ -397,7 +444,8 @@ void RandomRun::op_dead_handle() {
 void RandomRun::step() {
   const double dice = random_.unit();
   if (model_.is_open()) {
-    const auto layer = static_cast<size_t>(random_.range(0, static_cast<int64_t>(setup_.layers().size()) - 1));
+    const auto layer =
+        static_cast<size_t>(random_.range(0, static_cast<int64_t>(setup_.layers().size()) - 1));
     if (setup_.has_data()) {
       if (dice < 0.22) return op_attention(layer);
       if (dice < 0.32) return op_split_attention(layer);

@@ -90,9 +90,10 @@ class RandomRun {
   // Compares the new rows in the pool with the oracle's and takes the pool's over: a rotated value may round the other way.
   void adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k_head = 0, int64_t v_head = 0);
   enum class Scope { kAll, kCached, kNew };
-  void compare_attention(const char* function, size_t layer, Scope scope, HostTensor& q, HostTensor& out, HostTensor* lse,
-                         const NaiveOptions& options, double slack);
-  void compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads, int64_t dim, Elem stored, int64_t layer);
+  void compare_attention(const char* function, size_t layer, Scope scope, HostTensor& q, HostTensor& out,
+                         HostTensor* lse, const NaiveOptions& options, double slack);
+  void compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
+                    int64_t dim, Elem stored, int64_t layer);
   struct Options;
   std::unique_ptr<Options> draw_options(size_t layer, bool allow_sinks);
 

@@ -57,11 +57,16 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   best_isa_ = isas.empty() ? KVC_CPU_ISA_AUTO : isas.back();
   const bool data = kind == RunKind::kData || (kind == RunKind::kFailures && random.chance(0.6));
   config_.page_size = static_cast<int32_t>(random.pick_of<int64_t>({1, 3, 16, 48}));
-  draw_layers(random, !data);
+  // Long sequences, cut into several splits by decode kernels, with little else to keep the oracle quick.
+  const bool long_context = kind == RunKind::kData && random.chance(0.08);
+  draw_layers(random, !data || long_context);
 
   limits_.page_size = config_.page_size;
-  limits_.num_pages = data ? random.range(1, 1 + 400 / config_.page_size) : random.chance(0.2) ? random.range(1, 200) : random.range(1, 40);
+  limits_.num_pages = data                 ? random.range(1, 1 + 400 / config_.page_size)
+                      : random.chance(0.2) ? random.range(1, 200)
+                                           : random.range(1, 40);
   limits_.num_pages = std::min<int64_t>(limits_.num_pages, data ? 60 : 200);
+  if (long_context) limits_.num_pages = 1 + 3000 / config_.page_size;
   if (random.chance(0.3)) limits_.max_seq_len = random.range(1, limits_.num_pages * config_.page_size);
   if (random.chance(0.2)) limits_.max_seqs = random.range(1, 5);
   if (random.chance(0.2)) limits_.max_tokens = random.range(1, 3 * config_.page_size);
@@ -104,7 +109,8 @@ void RandomSetup::draw_layer(Random& random, NaiveLayer* naive, kvc_layer* layer
   naive->kv_heads = static_cast<int>(random.range(1, 3));
   naive->q_heads = naive->kv_heads * static_cast<int>(random.range(1, naive->kv_heads == 3 ? 2 : 3));
   naive->k_dim = tiny ? 2 : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
-  naive->v_dim = tiny || random.chance(0.6) ? naive->k_dim : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
+  naive->v_dim =
+      tiny || random.chance(0.6) ? naive->k_dim : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
   naive->k_type = random.pick_of({Elem::kF32, Elem::kF16, Elem::kBF16});
   naive->v_type = random.chance(0.8) ? naive->k_type : random.pick_of({Elem::kF32, Elem::kF16, Elem::kBF16});
   layer->struct_size = sizeof *layer;
@@ -139,7 +145,8 @@ void RandomSetup::draw_layer(Random& random, NaiveLayer* naive, kvc_layer* layer
     const double theta = rope.theta == 0 ? 10000.0 : rope.theta;
     const double scale = rope.scale == 0 ? 1.0 : rope.scale;
     const double factor = rope.freq_factors == nullptr ? 1.0 : static_cast<double>(rope.freq_factors[i]);
-    naive->rope.inverse_frequency.push_back(scale * std::pow(theta, -2.0 * i / naive->rope.rotary_dim) / factor);
+    naive->rope.inverse_frequency.push_back(scale * std::pow(theta, -2.0 * i / naive->rope.rotary_dim) /
+                                            factor);
   }
   layer->rope = &rope;
 }
@@ -216,7 +223,8 @@ bool RandomSetup::pool_gaps_untouched() const {
   for (const std::unique_ptr<Pool>& pool : pools_) {
     const auto offset = static_cast<int64_t>(pool->tensor.byte_offset);
     const auto is_poison = [&](int64_t begin, int64_t end) {
-      return std::all_of(pool->memory.begin() + begin, pool->memory.begin() + end, [](std::byte b) { return b == std::byte{0xFF}; });
+      return std::all_of(pool->memory.begin() + begin, pool->memory.begin() + end,
+                         [](std::byte b) { return b == std::byte{0xFF}; });
     };
     if (!is_poison(0, offset)) return false;
     for (int64_t page = 0; page < pool->shape[0]; ++page) {
@@ -237,15 +245,18 @@ bool RandomSetup::computes_in_bf16(const NaiveLayer& layer) const {
 }
 
 std::string RandomSetup::describe() const {
-  std::string text = "pages " + std::to_string(limits_.num_pages) + " of " + std::to_string(limits_.page_size) + ", storage " +
-                     std::to_string(config_.storage) + (config_.allocator != nullptr ? " (allocator)" : "") + ", layout " +
-                     std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) + ", threads " +
-                     std::to_string(config_.num_threads) + (config_.executor != nullptr ? " (executor)" : "") + ", limits " +
-                     std::to_string(limits_.max_seq_len) + "/" + std::to_string(limits_.max_seqs) + "/" + std::to_string(limits_.max_tokens);
+  std::string text =
+      "pages " + std::to_string(limits_.num_pages) + " of " + std::to_string(limits_.page_size) +
+      ", storage " + std::to_string(config_.storage) + (config_.allocator != nullptr ? " (allocator)" : "") +
+      ", layout " + std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) +
+      ", threads " + std::to_string(config_.num_threads) +
+      (config_.executor != nullptr ? " (executor)" : "") + ", limits " + std::to_string(limits_.max_seq_len) +
+      "/" + std::to_string(limits_.max_seqs) + "/" + std::to_string(limits_.max_tokens);
   for (const NaiveLayer& layer : naive_) {
-    text += "; layer " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" + std::to_string(layer.k_dim) + ":" +
-            std::to_string(layer.v_dim) + " " + name_of(layer.k_type) + "/" + name_of(layer.v_type) + " rope " +
-            std::to_string(layer.rope.rotary_dim) + (layer.rope.interleaved ? "i" : "h");
+    text += "; layer " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" +
+            std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " + name_of(layer.k_type) +
+            "/" + name_of(layer.v_type) + " rope " + std::to_string(layer.rope.rotary_dim) +
+            (layer.rope.interleaved ? "i" : "h");
   }
   return text;
 }

@@ -12,17 +12,20 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 std::vector<int64_t> RandomRun::table(kvc_table_kind kind, std::vector<int64_t>* shape) {
   DLManagedTensorVersioned* exported = nullptr;
-  expect_ok("kvc_export_page_table", [&](kvc_error* err) { return kvc_export_page_table(forward_, 0, kind, &exported, err); });
+  expect_ok("kvc_export_page_table",
+            [&](kvc_error* err) { return kvc_export_page_table(forward_, 0, kind, &exported, err); });
   const DLTensor& tensor = exported->dl_tensor;
   shape->assign(tensor.shape, tensor.shape + tensor.ndim);
   int64_t elements = 1;
   for (const int64_t extent : *shape) elements *= extent;
   std::vector<int64_t> values;
   for (int64_t i = 0; i < elements; ++i) {
-    values.push_back(tensor.dtype.bits == 64 ? static_cast<const int64_t*>(tensor.data)[i] : static_cast<const int32_t*>(tensor.data)[i]);
+    values.push_back(tensor.dtype.bits == 64 ? static_cast<const int64_t*>(tensor.data)[i]
+                                             : static_cast<const int32_t*>(tensor.data)[i]);
   }
   const bool wide = kind == KVC_TABLE_SLOT_MAPPING;
-  if (tensor.dtype.code != kDLInt || tensor.dtype.bits != (wide ? 64 : 32) || (exported->flags & DLPACK_FLAG_BITMASK_READ_ONLY) == 0) {
+  if (tensor.dtype.code != kDLInt || tensor.dtype.bits != (wide ? 64 : 32) ||
+      (exported->flags & DLPACK_FLAG_BITMASK_READ_ONLY) == 0) {
     mismatch("table %d has the wrong type or can be written", kind);
   }
   exported->deleter(exported);
@@ -51,11 +54,15 @@ void RandomRun::op_tables() {
   if (shape.size() != 1) mismatch("SEQ_LENS has %zu dimensions", shape.size());
 
   const std::vector<int64_t> indices = table(KVC_TABLE_INDICES, &shape);
-  if (static_cast<int64_t>(indices.size()) != indptr.back()) mismatch("INDICES has %zu entries", indices.size());
+  if (static_cast<int64_t>(indices.size()) != indptr.back())
+    mismatch("INDICES has %zu entries", indices.size());
   const std::vector<int64_t> block_table = table(KVC_TABLE_BLOCK_TABLE, &shape);
-  if (shape != std::vector<int64_t>{static_cast<int64_t>(model_.entries().size()), static_cast<int64_t>(widest)}) mismatch("BLOCK_TABLE's shape");
+  if (shape !=
+      std::vector<int64_t>{static_cast<int64_t>(model_.entries().size()), static_cast<int64_t>(widest)})
+    mismatch("BLOCK_TABLE's shape");
   const std::vector<int64_t> slots = table(KVC_TABLE_SLOT_MAPPING, &shape);
-  if (static_cast<int64_t>(slots.size()) != model_.num_rows()) mismatch("SLOT_MAPPING has %zu entries", slots.size());
+  if (static_cast<int64_t>(slots.size()) != model_.num_rows())
+    mismatch("SLOT_MAPPING has %zu entries", slots.size());
 
   // Same sharing as in the model, committed pages as kvc_export_seq_pages says, padding -1, slots that follow from the table.
   compare_tables();
@@ -73,14 +80,18 @@ void RandomRun::op_tables() {
       const int64_t id = indices[static_cast<size_t>(indptr[b]) + i];
       if (padded != id) mismatch("BLOCK_TABLE and INDICES differ");
       if (i < committed.size() && committed[i] != id) mismatch("INDICES and the sequence's pages differ");
-      if (!ids.emplace(sequence.pages[i], id).second && ids[sequence.pages[i]] != id) mismatch("INDICES shares pages wrongly");
+      if (!ids.emplace(sequence.pages[i], id).second && ids[sequence.pages[i]] != id)
+        mismatch("INDICES shares pages wrongly");
       const auto known = page_names_.find(static_cast<int32_t>(id));
-      if (known != page_names_.end() && known->second != sequence.pages[i]) mismatch("a new page %lld is in use elsewhere", ll(id));
+      if (known != page_names_.end() && known->second != sequence.pages[i])
+        mismatch("a new page %lld is in use elsewhere", ll(id));
     }
     for (int64_t t = 0; t < entry.append; ++t) {
       const int64_t position = entry.old_length + t;
-      const int64_t want = indices[static_cast<size_t>(indptr[b] + position / page_size)] * page_size + position % page_size;
-      if (slots[static_cast<size_t>(entry.row_begin + t)] != want) mismatch("slot of token %lld is wrong", ll(entry.row_begin + t));
+      const int64_t want =
+          indices[static_cast<size_t>(indptr[b] + position / page_size)] * page_size + position % page_size;
+      if (slots[static_cast<size_t>(entry.row_begin + t)] != want)
+        mismatch("slot of token %lld is wrong", ll(entry.row_begin + t));
     }
   }
 }
@@ -88,11 +99,13 @@ void RandomRun::op_tables() {
 void RandomRun::op_positions() {
   trace("positions");
   HostTensor positions(Elem::kI32, {model_.num_rows()}, random_placement(random_, Elem::kI32));
-  expect_ok(
-      "kvc_forward_positions", [&](kvc_error* err) { return kvc_forward_positions(forward_, positions.dl(), err); }, {&positions});
+  expect_ok("kvc_forward_positions",
+            [&](kvc_error* err) { return kvc_forward_positions(forward_, positions.dl(), err); },
+            {&positions});
   for (const ModelEntry& entry : model_.entries()) {
     for (int64_t i = 0; i < entry.append; ++i) {
-      if (positions.get(entry.row_begin + i) != static_cast<double>(entry.old_length + i)) mismatch("positions are wrong");
+      if (positions.get(entry.row_begin + i) != static_cast<double>(entry.old_length + i))
+        mismatch("positions are wrong");
     }
   }
   if (!positions.padding_untouched()) mismatch("kvc_forward_positions wrote padding");
@@ -109,13 +122,19 @@ void RandomRun::op_refused() {
   };
   int64_t number = 0;
   kvc_seq_info info{};
-  refuse("kvc_seq_info_get", KVC_E_INVALID_ARGUMENT, [&](kvc_error* err) { return kvc_seq_info_get(cache, 0, &info, err); });
-  refuse("kvc_seq_length", KVC_E_NOT_FOUND, [&](kvc_error* err) { return kvc_seq_length(cache, 1000, &number, err); });
-  refuse("kvc_seq_length", KVC_E_NOT_FOUND, [&](kvc_error* err) { return kvc_seq_length(cache, -1, &number, err); });
-  refuse("kvc_seq_length", KVC_E_INVALID_ARGUMENT, [&](kvc_error* err) { return kvc_seq_length(cache, 0, nullptr, err); });
+  refuse("kvc_seq_info_get", KVC_E_INVALID_ARGUMENT,
+         [&](kvc_error* err) { return kvc_seq_info_get(cache, 0, &info, err); });
+  refuse("kvc_seq_length", KVC_E_NOT_FOUND,
+         [&](kvc_error* err) { return kvc_seq_length(cache, 1000, &number, err); });
+  refuse("kvc_seq_length", KVC_E_NOT_FOUND,
+         [&](kvc_error* err) { return kvc_seq_length(cache, -1, &number, err); });
+  refuse("kvc_seq_length", KVC_E_INVALID_ARGUMENT,
+         [&](kvc_error* err) { return kvc_seq_length(cache, 0, nullptr, err); });
   DLManagedTensorVersioned* exported = nullptr;
-  refuse("kvc_export_seq_pages", KVC_E_NOT_FOUND, [&](kvc_error* err) { return kvc_export_seq_pages(cache, 1000, 0, &exported, err); });
-  refuse("kvc_export_seq_pages", KVC_E_OUT_OF_RANGE, [&](kvc_error* err) { return kvc_export_seq_pages(cache, 1000, 1, &exported, err); });
+  refuse("kvc_export_seq_pages", KVC_E_NOT_FOUND,
+         [&](kvc_error* err) { return kvc_export_seq_pages(cache, 1000, 0, &exported, err); });
+  refuse("kvc_export_seq_pages", KVC_E_OUT_OF_RANGE,
+         [&](kvc_error* err) { return kvc_export_seq_pages(cache, 1000, 1, &exported, err); });
   refuse("kvc_export_pool", setup_.has_data() ? KVC_E_OUT_OF_RANGE : KVC_E_UNSUPPORTED,
          [&](kvc_error* err) { return kvc_export_pool(cache, 99, KVC_POOL_K, &exported, err); });
   kvc_forward_desc desc{};
@@ -124,16 +143,19 @@ void RandomRun::op_refused() {
   refuse("kvc_forward_begin", model_.is_open() ? KVC_E_BUSY : KVC_E_INVALID_ARGUMENT,
          [&](kvc_error* err) { return kvc_forward_begin(cache, &desc, &opened, err); });
   desc.flags = 1;
-  refuse("kvc_forward_begin", KVC_E_UNSUPPORTED, [&](kvc_error* err) { return kvc_forward_begin(cache, &desc, &opened, err); });
+  refuse("kvc_forward_begin", KVC_E_UNSUPPORTED,
+         [&](kvc_error* err) { return kvc_forward_begin(cache, &desc, &opened, err); });
   if (model_.is_open()) {
     HostTensor wrong(Elem::kF32, {1, 1, 1});
-    refuse("kvc_attn", KVC_E_INVALID_STATE,
-           [&](kvc_error* err) { return kvc_attn(forward_, 99, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr, err); });
+    refuse("kvc_attn", KVC_E_INVALID_STATE, [&](kvc_error* err) {
+      return kvc_attn(forward_, 99, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr, err);
+    });
     refuse("kvc_export_page_table", KVC_E_INVALID_ARGUMENT,
            [&](kvc_error* err) { return kvc_export_page_table(forward_, 0, 77, &exported, err); });
     if (!setup_.has_data()) {
-      refuse("kvc_kv_append", KVC_E_UNSUPPORTED,
-             [&](kvc_error* err) { return kvc_kv_append(forward_, setup_.global_layer(0), wrong.dl(), wrong.dl(), err); });
+      refuse("kvc_kv_append", KVC_E_UNSUPPORTED, [&](kvc_error* err) {
+        return kvc_kv_append(forward_, setup_.global_layer(0), wrong.dl(), wrong.dl(), err);
+      });
     }
   }
   if (exported != nullptr || opened != nullptr) mismatch("a refused call wrote its result");
@@ -151,7 +173,8 @@ void RandomRun::op_hold_export() {
   expect_ok("kvc_export_pool", [&](kvc_error* err) {
     return kvc_export_pool(setup_.cache(), setup_.global_layer(0), KVC_POOL_BYTES, &held_export_, err);
   });
-  if (held_export_->dl_tensor.shape[0] != model_.limits().num_pages) mismatch("the exported pool has the wrong number of pages");
+  if (held_export_->dl_tensor.shape[0] != model_.limits().num_pages)
+    mismatch("the exported pool has the wrong number of pages");
 }
 
 }  // namespace kvc::test

@@ -56,12 +56,14 @@ inline std::string difference(const Snapshot& before, const Snapshot& after) {
     if (std::memcmp(&before.infos[i], &after.infos[i], sizeof(kvc_seq_info)) != 0) {
       return "the info of sequence " + std::to_string(before.ids[i]) + " changed";
     }
-    if (before.pages[i] != after.pages[i]) return "the pages of sequence " + std::to_string(before.ids[i]) + " changed";
+    if (before.pages[i] != after.pages[i])
+      return "the pages of sequence " + std::to_string(before.ids[i]) + " changed";
   }
   kvc_stats stats = before.stats;
   stats.no_pages = after.stats.no_pages;
   if (std::memcmp(&stats, &after.stats, sizeof stats) != 0) return "the stats changed";
-  if (before.free_pages != after.free_pages || before.total_length != after.total_length || before.is_empty != after.is_empty) {
+  if (before.free_pages != after.free_pages || before.total_length != after.total_length ||
+      before.is_empty != after.is_empty) {
     return "free pages, total length or emptiness changed";
   }
   if (before.open_tokens != after.open_tokens) return "the open forward changed";

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <limits>
 
-#include "block_kernels.h"
+#include "tools/demo/block_kernels.h"
 
 namespace kvc::demo {
 

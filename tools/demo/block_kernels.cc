@@ -1,6 +1,6 @@
-#include "block_kernels.h"
+#include "tools/demo/block_kernels.h"
 
-#include "block_kernels-inl.h"
+#include "tools/demo/block_kernels-inl.h"
 
 namespace kvc::demo {
 namespace {

@@ -1,9 +1,9 @@
-#include "block_map.h"
+#include "tools/demo/block_map.h"
 
 #include <algorithm>
 #include <array>
 
-#include "terminal.h"
+#include "tools/demo/terminal.h"
 
 namespace kvc::demo {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "kv_store.h"
+#include "tools/demo/kv_store.h"
 
 namespace kvc::demo {
 

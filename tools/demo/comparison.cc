@@ -2,7 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include "demo_run.h"
+#include "tools/demo/demo_run.h"
 
 namespace kvc::demo {
 

@@ -1,4 +1,4 @@
-#include "contiguous_store.h"
+#include "tools/demo/contiguous_store.h"
 
 #include <algorithm>
 #include <cmath>

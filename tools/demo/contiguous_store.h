@@ -5,9 +5,9 @@
 #include <map>
 #include <memory>
 
-#include "block_kernels.h"
-#include "kv_store.h"
-#include "worker_pool.h"
+#include "tools/demo/block_kernels.h"
+#include "tools/demo/kv_store.h"
+#include "tools/demo/worker_pool.h"
 
 namespace kvc::demo {
 

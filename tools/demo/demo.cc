@@ -1,4 +1,4 @@
-#include "demo.h"
+#include "tools/demo/demo.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -9,8 +9,8 @@
 #include <new>
 #include <vector>
 
-#include "report.h"
-#include "terminal.h"
+#include "tools/demo/report.h"
+#include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
 
 namespace {

@@ -1,10 +1,10 @@
-#include "demo_run.h"
+#include "tools/demo/demo_run.h"
 
 #include <cstdio>
 #include <thread>
 
-#include "contiguous_store.h"
-#include "terminal.h"
+#include "tools/demo/contiguous_store.h"
+#include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
 
 namespace kvc::demo {

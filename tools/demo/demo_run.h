@@ -5,10 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "model.h"
-#include "paged_store.h"
-#include "scheduler.h"
-#include "workload.h"
+#include "tools/demo/model.h"
+#include "tools/demo/paged_store.h"
+#include "tools/demo/scheduler.h"
+#include "tools/demo/workload.h"
 
 namespace kvc::demo {
 

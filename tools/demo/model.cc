@@ -1,4 +1,4 @@
-#include "model.h"
+#include "tools/demo/model.h"
 
 #include <algorithm>
 #include <array>

@@ -6,10 +6,10 @@
 #include <span>
 #include <vector>
 
-#include "block_kernels.h"
-#include "kv_store.h"
-#include "worker_pool.h"
-#include "workload.h"
+#include "tools/demo/block_kernels.h"
+#include "tools/demo/kv_store.h"
+#include "tools/demo/worker_pool.h"
+#include "tools/demo/workload.h"
 
 namespace kvc::demo {
 

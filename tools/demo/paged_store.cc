@@ -1,4 +1,4 @@
-#include "paged_store.h"
+#include "tools/demo/paged_store.h"
 
 #include <algorithm>
 

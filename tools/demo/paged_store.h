@@ -5,9 +5,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "kv_store.h"
 #include "kvcache.h"
-#include "worker_pool.h"
+#include "tools/demo/kv_store.h"
+#include "tools/demo/worker_pool.h"
 
 namespace kvc::demo {
 

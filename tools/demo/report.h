@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "demo_run.h"
+#include "tools/demo/demo_run.h"
 
 namespace kvc::demo {
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "block_map.h"
-#include "report.h"
-#include "terminal.h"
+#include "tools/demo/block_map.h"
+#include "tools/demo/report.h"
+#include "tools/demo/terminal.h"
 
 namespace kvc::demo {
 namespace {

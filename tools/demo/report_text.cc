@@ -1,8 +1,8 @@
 #include <algorithm>
 
-#include "block_map.h"
-#include "report.h"
-#include "terminal.h"
+#include "tools/demo/block_map.h"
+#include "tools/demo/report.h"
+#include "tools/demo/terminal.h"
 
 namespace kvc::demo {
 namespace {
@@ -41,12 +41,12 @@ std::string heading(const DemoRun& run, bool colours) {
                 static_cast<long long>((run.workload.prompt_tokens() - count * system) / count),
                 static_cast<long long>(shortest), static_cast<long long>(longest));
   out += label("  serving") + "continuous batching, at most " + grouped(run.options.tokens_per_step) +
-         " tokens a step; conversations arrive over the first " +
+         " tokens a step; arrivals over the first " +
          std::to_string(run.workload.conversations.back().arrival_step + 1) + " steps\n";
   out += label("  cache") + "row 1: float32, buffers of " + grouped(run.max_length) +
          " tokens; rows 2 and 3: " + storage_name(run.options.dtype) +
-         format(", pages of %d tokens", run.options.page_size) +
-         (run.options.dtype == StorageType::kFloat32 ? "" : ", batch-invariant attention") + "\n";
+         format(", pages of %d", run.options.page_size) +
+         (run.options.dtype == StorageType::kFloat32 ? "" : ", batch-invariant") + "\n";
   out += label("  machine") + format("%d thread%s; ", run.threads, run.threads == 1 ? "" : "s") +
          "libkvcache " + kvc_version_string() + ", " + run.library_isa + "; model and row 1: own " +
          run.demo_kernels + " code\n\n";
@@ -58,7 +58,7 @@ std::string agreement(const DemoRun& run, size_t row) {
   const DemoRow& r = run.rows[row];
   if (run.options.dtype == StorageType::kFloat32) return r.against_first.identical ? "yes" : "NO";
   if (r.against_first.identical) return "yes";
-  if (row == 1) return "close";
+  if (row == 1) return "no";
   return r.against_paged.identical ? "= row 2" : "NO";
 }
 
@@ -93,7 +93,13 @@ std::string table(const DemoRun& run, bool colours) {
               i == 0 ? "(ref)" : format("%.1e", row.against_first.max_logit_difference), agreement(run, i)});
     out += (i + 1 == run.rows.size() ? painted(text, Paint::kBold, colours) : text) + "\n";
   }
-  return out + "\n";
+  out += painted(
+      "  reserved: buffers or pages held when most were; waste: the part that holds no token; fit in: "
+      "conversations\n"
+      "  at full length in row 1's memory; |dlogit|: against row 1's float32 arithmetic at every generated "
+      "token",
+      Paint::kDim, colours);
+  return out + "\n\n";
 }
 
 std::string summary(const DemoRun& run, bool colours) {
@@ -104,11 +110,9 @@ std::string summary(const DemoRun& run, bool colours) {
       ratio(static_cast<double>(last.prompt_tokens), static_cast<double>(first.prompt_tokens)) +
       " of row 1's prompt tokens, reserved " +
       ratio(static_cast<double>(last.peak.reserved_bytes), static_cast<double>(first.peak.reserved_bytes)) +
-      " of its memory and took " + ratio(last.seconds, first.seconds) + " of its time\n" +
-      format(
-          "  (%.1f s, %.1f s, %.1f s). |dlogit| is taken against row 1's float32 arithmetic at every "
-          "generated token.\n",
-          first.seconds, run.rows[1].result.seconds, last.seconds);
+      " of its memory,\n  took " + ratio(last.seconds, first.seconds) +
+      format(" of its time (%.1f s, %.1f s, %.1f s).\n", first.seconds, run.rows[1].result.seconds,
+             last.seconds);
   for (const DemoRow& row : run.rows) {
     const ServeResult& r = row.result;
     if (r.waits == 0) continue;
@@ -128,24 +132,27 @@ std::string map(const DemoRun& run, bool colours) {
   int64_t drawn = 0;
   const std::vector<std::string> lines = draw_map(cells, kMapWidth, kMapLines, colours, &drawn);
   std::string out = painted("  Row 3's pages at its peak", Paint::kBold, colours) +
-                    format(" (%d conversations)  ", row.result.peak_conversations) +
+                    format(" (%d live)   ", row.result.peak_conversations) +
                     with_background("#", cell_palette({MapCell::kShared, -1}), colours) +
-                    " system prompt, shared: " + grouped(counts.shared) + "   " +
+                    " system prompt: " + grouped(counts.shared) + "   " +
                     with_background("a", cell_palette({MapCell::kOwn, 0}), colours) +
                     with_background("b", cell_palette({MapCell::kOwn, 1}), colours) +
                     with_background("c", cell_palette({MapCell::kOwn, 2}), colours) +
-                    " a conversation's own: " + grouped(counts.own) + "   . free: " + grouped(counts.free) +
-                    "\n";
+                    " one conversation: " + grouped(counts.own) + "   . free: " + grouped(counts.free) + "\n";
   for (const std::string& line : lines) out += "  " + line + "\n";
-  const auto hidden = static_cast<int64_t>(cells.size()) - drawn;
-  if (hidden > 0)
-    out += painted(format("  and %s pages more, not drawn\n", grouped(hidden).c_str()), Paint::kDim, colours);
+  const MapCounts hidden = count_cells({cells.begin() + drawn, cells.end()});
+  const int64_t hidden_used = hidden.shared + hidden.own;
+  if (hidden.free + hidden_used > 0) {
+    const std::string used = hidden_used > 0 ? grouped(hidden_used) + " used and " : std::string();
+    const std::string note = "  and " + used + grouped(hidden.free) + " free pages more, not drawn";
+    out += painted(note, Paint::kDim, colours) + "\n";
+  }
   return out + "\n";
 }
 
 std::string answers(const DemoRun& run, bool colours) {
-  std::string out = painted("  Some answers", Paint::kBold, colours) +
-                    " (row 3; random weights, so noise with the bytes' frequencies)\n";
+  std::string out =
+      painted("  Some answers", Paint::kBold, colours) + " (row 3; noise, for the weights are random)\n";
   const size_t shown = std::min(kAnswersShown, run.workload.conversations.size());
   for (size_t i = 0; i < shown; ++i) {
     const std::vector<Token>& tokens = run.rows.back().result.answers[i].tokens;

@@ -1,8 +1,8 @@
-#include "sampler.h"
+#include "tools/demo/sampler.h"
 
 #include <cmath>
 
-#include "model.h"
+#include "tools/demo/model.h"
 
 namespace kvc::demo {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "workload.h"
+#include "tools/demo/workload.h"
 
 namespace kvc::demo {
 

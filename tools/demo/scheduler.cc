@@ -1,10 +1,10 @@
-#include "scheduler.h"
+#include "tools/demo/scheduler.h"
 
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
-#include "sampler.h"
+#include "tools/demo/sampler.h"
 
 namespace kvc::demo {
 namespace {

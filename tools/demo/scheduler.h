@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "kv_store.h"
-#include "model.h"
-#include "workload.h"
+#include "tools/demo/kv_store.h"
+#include "tools/demo/model.h"
+#include "tools/demo/workload.h"
 
 namespace kvc::demo {
 

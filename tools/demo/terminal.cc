@@ -1,4 +1,4 @@
-#include "terminal.h"
+#include "tools/demo/terminal.h"
 
 #include <unistd.h>
 

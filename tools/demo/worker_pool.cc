@@ -1,4 +1,4 @@
-#include "worker_pool.h"
+#include "tools/demo/worker_pool.h"
 
 namespace kvc::demo {
 

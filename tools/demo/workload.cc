@@ -1,4 +1,4 @@
-#include "workload.h"
+#include "tools/demo/workload.h"
 
 #include <algorithm>
 #include <cerrno>
