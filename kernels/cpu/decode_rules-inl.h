@@ -62,7 +62,10 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
                                  packed_row * params.bias_token_stride + sequence.key_position +
                                  rules.chunk_key + key_in_chunk];
       }
-      s = fma(load(bias), set1(1.4426950408889634f), s);
+      // A masked key's K may be NaN, which a sum with -inf would keep.
+      const Vec row_bias = load(bias);
+      const Mask masked = equal(row_bias, minus_infinity);
+      s = select(masked, minus_infinity, fma(row_bias, set1(1.4426950408889634f), s));
     }
     const Mask visible = mask_and(less(key, load(limit)), less_equal(first_valid, key));
     s = select(visible, s, minus_infinity);

@@ -39,9 +39,10 @@ struct QueryRow {
     }
     if (params.bias != nullptr) {
       const int64_t packed_row = sequence.row_begin + row;
-      s +=
-          kLog2E *
+      const float bias =
           params.bias[q_head * params.bias_head_stride + packed_row * params.bias_token_stride + key_position];
+      if (bias == kMinusInfinity) return kMinusInfinity;  // masked: K may be NaN
+      s += kLog2E * bias;
     }
     return s;
   }
