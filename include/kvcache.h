@@ -295,7 +295,7 @@ enum {
 };
 /* Inside a page each layer has, in both layouts: K [num_kv_heads][page_size][k_dim], then V [num_kv_heads][page_size][v_dim]. */
 
-/* Memory for the pool from the host program. */
+/* Memory for the pool from the host program. Neither function may throw; free may run on any thread (an export's deleter). */
 typedef struct kvc_allocator {
   size_t struct_size;
   void *KVC_NULLABLE user;
@@ -305,8 +305,8 @@ typedef struct kvc_allocator {
 } kvc_allocator;
 
 /* Threads of the host program. parallel_for calls fn(arg, task, worker) exactly once for each task in [0, num_tasks), any order, any
- * threads, and returns when all are done; 0 <= worker < concurrency(user), and no two running calls share a worker.
- * fn does not throw. */
+ * threads, and returns when all are done; 0 <= worker < concurrency(user), and no two running tasks of one parallel_for share a worker.
+ * fn does not throw; parallel_for and concurrency must not throw either. Caches that share an executor may call it at the same time. */
 typedef struct kvc_executor {
   size_t struct_size;
   void *KVC_NULLABLE user;
@@ -335,8 +335,9 @@ typedef struct kvc_config {
   kvc_storage storage;
   kvc_pool_layout pool_layout;
   /* Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has run. LAYER_FIRST: one tensor
-   * per layer of the slice; PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride that is a multiple of the element; the rest
-   * is compact and holds exactly one page of the layer (or of all layers). Any dtype; rank >= 1. */
+   * per layer of the slice; PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
+   * compact and holds exactly one page of the layer (or of all layers). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
+   * the storage elements. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
   int32_t num_pool_tensors;
   int32_t num_threads;             /* own CPU threads including the caller's; 0: one per core; 1: the caller's only */
@@ -435,7 +436,8 @@ KVC_API kvc_status kvc_plan_to_json(const kvc_plan *plan, char *KVC_NULLABLE buf
 
 /* Make an empty cache. `plan`: borrowed for the call. `*out`: owned by caller.
  * Owned memory is reserved, not touched: it costs physical memory as pages are written.
- * KVC_E_NO_MEMORY: the pool or the tables could not be allocated.
+ * KVC_E_NO_MEMORY: the pool or the tables could not be allocated. KVC_E_INVALID_ARGUMENT: a plan without pages, a bad executor or
+ * allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT
     KVC_WARN_UNUSED;
@@ -449,7 +451,8 @@ KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Grow the pool, or shrink it when the pages above are free. Page ids and contents stay.
+/* Grow the pool, or shrink it when the pages above are free. Page ids and contents stay. A tensor exported before keeps its shape; after a
+ * shrink the dropped pages in it may read zero.
  * KVC_E_BUSY: a forward is open; a page above is in use (detail = its id); or the pool has to move while exports of it live.
  * KVC_E_OUT_OF_RANGE: num_pages < 1 or too large. KVC_E_UNSUPPORTED: borrowed storage. KVC_E_NO_MEMORY.
  * KVC_E_NEVER_FITS: the configuration's max_seq_len would no longer fit (detail = the longest that fits).
@@ -555,7 +558,7 @@ KVC_API kvc_status kvc_seq_list(const kvc_cache *cache, kvc_seq *KVC_NULLABLE id
 /* Would kvc_forward_begin with these `n` sequences and append lengths find its pages? KVC_OK and *out_missing_pages = 0: yes; > 0: that
  * many pages are missing now. Counts copy-on-write pages. Arrays borrowed for the call.
  * KVC_E_NOT_FOUND, KVC_E_INVALID_ARGUMENT (n = 0, duplicate ids, lengths < 1), KVC_E_OUT_OF_RANGE (limits of the configuration),
- * KVC_E_NEVER_FITS: as begin.
+ * KVC_E_NEVER_FITS: as begin. KVC_E_BUSY: a sequence of the open forward.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_seq_can_append(const kvc_cache *cache, size_t n, const kvc_seq *seqs, const int64_t *lengths,
                                       int64_t *out_missing_pages, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -605,7 +608,8 @@ KVC_API int64_t kvc_forward_num_tokens(const kvc_forward *fwd) KVC_NOEXCEPT;
  * Threading: shared. Device: complete on return. */
 KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Make the new tokens part of their sequences. The handle is dead afterwards.
+/* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
+ * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
  * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed).
  * Threading: exclusive. Device: host only on the CPU. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -696,7 +700,7 @@ KVC_API kvc_status kvc_kv_append(kvc_forward *fwd, int32_t layer, const DLTensor
 
 /* Copy a sequence's K and V of one layer, as stored, into k_out [>= n, num_kv_heads, k_dim] and v_out [>= n, num_kv_heads, v_dim],
  * n = its length including this forward's new tokens. Either output may be NULL, not both. Any sequence of the cache.
- * KVC_E_NOT_FOUND: seq.
+ * KVC_E_NOT_FOUND: seq. KVC_E_INVALID_STATE: the sequence grows in this forward and nothing was appended to the layer (as kvc_attn).
  * Threading: one call at a time per forward. Device: complete on return. */
 KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, DLTensor *KVC_NULLABLE k_out,
                                  DLTensor *KVC_NULLABLE v_out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;

@@ -264,7 +264,13 @@ void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {
     kernels_->copy(pages.base + copy.to * pages.page_stride, pages.base + copy.from * pages.page_stride,
                    pool_->layer_page_bytes(layer));
   };
-  executor_.run(static_cast<int64_t>(copies.size()) * num_layers, copy_one);
+  const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_layers;
+  const double bytes = static_cast<double>(num_tasks) * static_cast<double>(pool_->layer_page_bytes(0));
+  if (bytes / kCopyBytesPerSecond < kWorthThreads) {
+    for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);
+  } else {
+    executor_.run(num_tasks, copy_one);
+  }
 }
 
 }  // namespace kvc

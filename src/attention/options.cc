@@ -44,6 +44,9 @@ void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_r
   const double soft_cap = opt.soft_cap;
   out->q_scale = static_cast<float>(soft_cap > 0 ? scale / soft_cap : scale * std::numbers::log2e);
   out->softcap = static_cast<float>(soft_cap * std::numbers::log2e);
+  if (!std::isfinite(out->q_scale) || !std::isfinite(out->softcap)) {
+    fail(KVC_E_OUT_OF_RANGE, "opt.scale = %g with opt.soft_cap = %g exceeds float32", scale, soft_cap);
+  }
   out->tiles_only = (opt.flags & KVC_ATTN_BATCH_INVARIANT) != 0;
   read_per_head(opt.sinks, "opt.sinks", layer.num_q_heads, &out->sinks);
   read_per_head(opt.alibi_slopes, "opt.alibi_slopes", layer.num_q_heads, &out->alibi);

@@ -2,6 +2,7 @@
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/base/math.h"
 
 namespace kvc {
 namespace {
@@ -65,6 +66,17 @@ bool is_empty(const DLTensor& tensor) {
 // Last dimension contiguous, data present and aligned to its element.
 void check_storage(const DLTensor& tensor, const char* name) {
   if (is_empty(tensor)) return;
+  // Sizes and strides of hostile tensors must not wrap into plausible addresses.
+  constexpr int64_t kMost = int64_t{1} << 56;
+  int64_t size = 1;
+  for (int d = 0; d < tensor.ndim; ++d) {
+    const int64_t stride = tensor.strides != nullptr && tensor.shape[d] > 1 ? tensor.strides[d] : 0;
+    if (!multiply(size, tensor.shape[d], &size) || size > kMost || stride > kMost || stride < -kMost) {
+      fail_with(KVC_E_SHAPE, tensor.shape[d],
+                "%s has shape[%d] = %lld and stride %lld, which cannot be addressed", name, d,
+                static_cast<long long>(tensor.shape[d]), static_cast<long long>(stride));
+    }
+  }
   const int last = tensor.ndim - 1;
   if (tensor.shape[last] > 1 && stride_of(tensor, last) != 1) {
     fail_with(KVC_E_SHAPE, stride_of(tensor, last), "%s has stride %lld in its last dimension, expected 1",
@@ -91,6 +103,7 @@ kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimens
 }  // namespace
 
 int64_t stride_of(const DLTensor& tensor, int dimension) {
+  if (tensor.shape[dimension] <= 1) return 0;  // never stepped over, and producers put anything there
   if (tensor.strides != nullptr) return tensor.strides[dimension];
   int64_t stride = 1;
   for (int d = tensor.ndim - 1; d > dimension; --d) stride *= tensor.shape[d];

@@ -149,7 +149,13 @@ kvc_forward* Cache::begin(const BatchRequest& request) {
     throw;
   }
   forward_.opened();
-  engine_.copy_pages(batch.copies());
+  try {
+    engine_.copy_pages(batch.copies());
+  } catch (...) {  // a host's executor that throws although it must not
+    batch.rollback(allocator_);
+    forward_.closed();
+    throw;
+  }
   counters_.pages_copied += batch.copies().size();
   counters_.step_bytes = batch.step_words().size() * sizeof(int32_t);
   counters_.step_copies = 1;

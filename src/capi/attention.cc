@@ -9,6 +9,7 @@ using kvc::AttnOptions;
 using kvc::AttnTensors;
 using kvc::Cache;
 using kvc::fail;
+using kvc::fail_with;
 using kvc::guard;
 using kvc::KeyScope;
 using kvc::LayerSpec;
@@ -36,7 +37,8 @@ AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
     kvc::refuse_extensions(read.ext, "opt");
   }
   AttnOptions options;
-  kvc::read_options(read, call.layer, call.num_rows, call.cache.forward().batch().longest(), &options);
+  kvc::read_options(read, call.layer, call.num_rows,
+                    read.bias == nullptr ? 0 : call.cache.forward().batch().longest(), &options);
   return options;
 }
 
@@ -205,6 +207,12 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
       k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});
     if (v_out != nullptr)
       v_rows = kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim});
+    if (sequence.in_forward() && !call.cache.forward().is_appended(call.local) &&
+        !call.cache.host_can_write_pool()) {
+      fail_with(KVC_E_INVALID_STATE, layer,
+                "layer %d: nothing was appended to it in this forward, which grows sequence %lld", layer,
+                static_cast<long long>(seq));
+    }
     if (length == 0) return;
     if (k_out != nullptr) {
       params.rows = call.cache.pool().k_rows(call.local), params.out = k_rows, params.dim = call.layer.k_dim;

@@ -84,7 +84,8 @@ int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const Sequ
                        const PageAllocator& allocator, uint64_t stamp, std::vector<BatchEntry>* entries) {
   check_request(request, plan);
   entries->clear();
-  entries->reserve(request.num_seqs);
+  entries->reserve(
+      std::min(request.num_seqs, sequences.size() + 1));  // more can't be distinct: the loop says why
   int64_t rows = 0;
   int64_t pages = 0;
   for (size_t i = 0; i < request.num_seqs; ++i) {
@@ -102,6 +103,7 @@ int64_t Batch::measure(const BatchRequest& request, const Plan& plan, const Sequ
     check_fits(sequence, append_length, plan, allocator.num_pages());
     const auto held = static_cast<int64_t>(sequence.pages.size());
     pages += plan.pages_for_tokens(sequence.length + append_length) - held;
+    if (entries->size() == sequences.size()) fail_duplicate(sequence.id);
     entries->push_back({.sequence = &sequence,
                         .old_length = sequence.length,
                         .append_length = append_length,

@@ -24,6 +24,13 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, int64_t bytes) : allocato
     fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes",
               static_cast<long long>(bytes));
   }
+  const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kCacheLine);
+  if (misaligned != 0) {
+    allocator_.free(allocator_.user, device, data, static_cast<uint64_t>(bytes));
+    fail_with(KVC_E_INVALID_ARGUMENT, misaligned,
+              "config.allocator returned an address %lld bytes past a multiple of the asked alignment %lld",
+              static_cast<long long>(misaligned), static_cast<long long>(kCacheLine));
+  }
   data_ = static_cast<std::byte*>(data);
 }
 

@@ -46,7 +46,16 @@ DType storage_type(DLDataType type, DType fallback, const std::string& field) {
 RopeSpec make_rope(const kvc_rope& rope, size_t layer, int32_t k_dim) {
   const auto field = [&](const char* name) { return layer_field(layer, "rope->") + name; };
   RopeSpec spec;
-  if (rope.mode == KVC_ROPE_NONE) return spec;
+  if (rope.mode == KVC_ROPE_NONE) {
+    const bool empty = rope.style == 0 && rope.rotary_dim == 0 && rope.num_freq_factors == 0 &&
+                       rope.theta == 0 && rope.scale == 0 && rope.freq_factors == nullptr;
+    if (!empty) {
+      fail(KVC_E_INVALID_ARGUMENT,
+           "%s = NONE (0) with other fields set (theta = %g, rotary_dim = %d): set the mode",
+           field("mode").c_str(), rope.theta, rope.rotary_dim);
+    }
+    return spec;
+  }
   refuse_unless(rope.mode == KVC_ROPE_ON_APPEND, field("mode").c_str(), rope.mode,
                 "NONE (0) and ON_APPEND (1) are");
   refuse_unless(rope.style == KVC_ROPE_HALF || rope.style == KVC_ROPE_INTERLEAVED, field("style").c_str(),
@@ -83,6 +92,10 @@ RopeSpec make_rope(const kvc_rope& rope, size_t layer, int32_t k_dim) {
                   field("freq_factors").c_str(), i, factor);
       }
       frequency /= factor;
+    }
+    if (!std::isfinite(frequency)) {
+      fail_with(KVC_E_OUT_OF_RANGE, i, "%s: theta = %g and scale = %g make frequency %d infinite",
+                layer_field(layer, "rope").c_str(), theta, scale, i);
     }
     spec.inverse_frequencies.push_back(frequency);
   }
@@ -136,6 +149,10 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index) {
     fail(KVC_E_DEVICE_MISMATCH, "%s lives on device type %d, the cache on the CPU (%d)", name.c_str(),
          static_cast<int>(tensor->device.device_type), static_cast<int>(kDLCPU));
   }
+  if (tensor->dtype.bits == 0 || tensor->dtype.bits * tensor->dtype.lanes % 8 != 0) {
+    fail(KVC_E_DTYPE, "%s is %s, expected elements of whole bytes", name.c_str(),
+         describe(tensor->dtype).text);
+  }
   int64_t content = element_bytes(*tensor);
   for (int d = tensor->ndim - 1; d >= 1; --d) {
     if (tensor->shape[d] > 1 && stride_of(*tensor, d) * element_bytes(*tensor) != content) {
@@ -149,6 +166,16 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index) {
   if (tensor->shape[0] < 1)
     fail(KVC_E_SHAPE, "%s has shape[0] = %lld pages, expected at least 1", name.c_str(), ll(tensor->shape[0]));
   if (tensor->data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name.c_str());
+  // Strides of hostile size must not wrap into plausible ones.
+  constexpr int64_t kMost = int64_t{1} << 56;
+  const int64_t page_elements = tensor->shape[0] == 1 ? 0 : stride_of(*tensor, 0);
+  int64_t span = 0;
+  if (page_elements < 0 || page_elements > kMost ||
+      !multiply(page_elements * element_bytes(*tensor), tensor->shape[0], &span) || span > kMost) {
+    fail_with(KVC_E_OUT_OF_RANGE, page_elements,
+              "%s has stride %lld over %lld pages, which cannot be addressed", name.c_str(),
+              ll(page_elements), ll(tensor->shape[0]));
+  }
   PoolTensor pool{
       .data = data_of(*tensor), .num_pages = tensor->shape[0], .page_stride = 0, .page_bytes = content};
   pool.page_stride = tensor->shape[0] == 1 ? content : stride_of(*tensor, 0) * element_bytes(*tensor);

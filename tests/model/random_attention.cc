@@ -343,12 +343,21 @@ void RandomRun::op_gather() {
   HostTensor v(draw_activation(random_), {length, spec.kv_heads, spec.v_dim},
                random_placement(random_, Elem::kF32));
   const int which = static_cast<int>(random_.range(0, 2));
-  expect_ok("kvc_kv_gather",
-            [&](kvc_error* err) {
-              return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, which == 1 ? nullptr : k.dl(),
-                                   which == 2 ? nullptr : v.dl(), err);
-            },
-            {&k, &v});
+  const Call gather = [&](kvc_error* err) {
+    return kvc_kv_gather(forward_, setup_.global_layer(layer), seq, which == 1 ? nullptr : k.dl(),
+                         which == 2 ? nullptr : v.dl(), err);
+  };
+  const bool grows = std::any_of(model_.entries().begin(), model_.entries().end(),
+                                 [&](const ModelEntry& entry) { return entry.seq == seq; });
+  if (grows && !written_[layer]) {  // its new slots hold whatever another sequence left there
+    if (setup_.is_borrowed() || pool_exported_) return;
+    Expected expected;
+    expected.errors.insert(KVC_E_INVALID_STATE);
+    agree("kvc_kv_gather", expected, gather);
+    if (!k.is_untouched() || !v.is_untouched()) mismatch("a refused kvc_kv_gather wrote its outputs");
+    return;
+  }
+  expect_ok("kvc_kv_gather", gather, {&k, &v});
   if (which != 1)
     compare_rows("gathered K", sequence.k[layer], k, spec.kv_heads, spec.k_dim, spec.k_type, -1);
   if (which != 2)
