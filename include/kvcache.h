@@ -9,10 +9,11 @@
  *     whole cache        kvc_cache_create with KVC_STORAGE_OWNED or KVC_STORAGE_BORROWED, then forwards with kvc_attn
  *     bookkeeping only   KVC_STORAGE_NONE: lengths in, page ids out; no tensor memory anywhere
  *     own kernels        kvc_kv_append or your own append, kvc_export_page_table, kvc_export_pool
+ *     operators          kvc_op_*: the same kernels over pools and page tables of the host, no cache
  *
  * ONE STEP OF A MODEL
  *   kvc_forward_begin(cache, &desc, &fwd, &err);               which sequences grow by how many tokens
- *   for each layer: kvc_attn(fwd, layer, NULL, q, k, v, out, NULL, &err);
+ *   for each layer: kvc_attn(fwd, layer, NULL, q, k, v, out, NULL, &err);   or kvc_attn_linear, kvc_attn_cross, ...
  *   kvc_forward_end(fwd, &err);                                 or kvc_forward_abort: as if begin had not happened
  *
  * RULES THAT HOLD EVERYWHERE
@@ -166,8 +167,9 @@ KVC_API const char *kvc_version_string(void) KVC_NOEXCEPT;
 KVC_API const char *kvc_status_name(kvc_status status) KVC_NOEXCEPT;
 
 /* 1 when the build has a feature, 0 when it has not or does not know the name. Names: "cpu", "cuda", "f32", "f16", "bf16",
- * "rope.half", "rope.interleaved", "softcap", "sinks", "alibi", "bias", "storage.borrowed", "storage.none",
- * "layout.page_first", "resize", "export".
+ * "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sinks",
+ * "alibi", "bias", "spans", "window", "window.sink", "chunk", "tree", "mla", "cross", "shared", "v_is_k", "state", "linear",
+ * "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export".
  * `name`: borrowed for the call; NULL gives 0.
  * Threading: any. Device: host only. */
 KVC_API int32_t kvc_has_feature(const char *KVC_NULLABLE name) KVC_NOEXCEPT;
@@ -223,12 +225,17 @@ KVC_API kvc_status kvc_set_logger(kvc_log_fn KVC_NULLABLE fn, void *KVC_NULLABLE
 
 typedef int32_t kvc_layer_kind;
 enum {
-  KVC_LAYER_ATTENTION = 0, /* K and V per token; the only kind of this version, the others are refused */
-  KVC_LAYER_MLA = 1,
-  KVC_LAYER_CROSS = 2,
-  KVC_LAYER_STATE = 3,
-  KVC_LAYER_SHARED = 4,
-  KVC_LAYER_NONE = 5
+  KVC_LAYER_ATTENTION = 0, /* K and V per token */
+  KVC_LAYER_MLA = 1,       /* one latent row [latent_rank + latent_rope_dim] per token for all heads (DeepSeek-V2, arXiv:2405.04434) */
+  KVC_LAYER_CROSS = 2,     /* K and V of the encoder's tokens, written once per sequence, see kvc_attn_cross */
+  KVC_LAYER_STATE = 3,     /* recurrent state of any shape, see kvc_state_get and kvc_attn_linear */
+  KVC_LAYER_SHARED = 4,    /* keeps nothing: reads the K and V of source_layer (Gemma-3n) */
+  KVC_LAYER_NONE = 5       /* keeps nothing and is never attended (an MLP-only layer): a place holder for its id */
+};
+
+/* Bits of kvc_layer.flags. */
+enum {
+  KVC_LAYER_V_IS_K = 1 /* the K row is the V row too: stored once, v_dim = k_dim, v_dtype = k_dtype, v arguments are NULL */
 };
 
 typedef int32_t kvc_quant;
@@ -238,7 +245,7 @@ typedef int32_t kvc_rope_mode;
 enum {
   KVC_ROPE_NONE = 0,      /* the library rotates nothing */
   KVC_ROPE_ON_APPEND = 1, /* K is stored rotated, q is rotated when it attends */
-  KVC_ROPE_ON_READ = 2    /* refused in this version */
+  KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read: needed for sinks, whose distances change */
 };
 
 typedef int32_t kvc_rope_style;
@@ -247,37 +254,93 @@ enum {
   KVC_ROPE_INTERLEAVED = 1 /* pairs (2i, 2i + 1): GPT-J, original RoPE */
 };
 
+typedef int32_t kvc_rope_scaling;
+enum {
+  KVC_ROPE_SCALING_NONE = 0,
+  KVC_ROPE_SCALING_LLAMA3 = 1,  /* Llama-3.1: factor, low_freq_factor, high_freq_factor, original_context */
+  KVC_ROPE_SCALING_YARN = 2,    /* Peng et al., arXiv:2309.00071: factor, beta_fast, beta_slow, original_context */
+  KVC_ROPE_SCALING_LONGROPE = 3 /* Ding et al., arXiv:2402.13753: freq_factors up to original_context, long_freq_factors beyond */
+};
+
+typedef int32_t kvc_rope_section_layout;
+enum {
+  KVC_ROPE_SECTIONS_CONTIGUOUS = 0, /* the first sections[0] pairs turn by position row 0, the next sections[1] by row 1, ... (Qwen2-VL) */
+  KVC_ROPE_SECTIONS_INTERLEAVED = 1 /* pair i turns by row i % n while that section has pairs left (i / n < sections[row]), else by row 0
+                                       (Qwen3-VL; n = num_sections) */
+};
+
 /* Rotary embedding (Su et al., arXiv:2104.09864). Pair i of the first rotary_dim elements at position p is turned by
- *   p * scale * theta^(-2i/rotary_dim) / freq_factors[i].
- * Wherever a layer has a rope mode, the caller hands over q and k unrotated. */
+ *   p * scale * theta^(-2i/rotary_dim) / freq_factors[i],
+ * the frequency (what p is multiplied by) changed further by `scaling`; the turned elements are then multiplied by attention_factor.
+ * MLA layers: the pairs are those of the latent_rope_dim elements that follow the latent (in q and k of kvc_attn_self: the last ones).
+ * Wherever a layer has a rope mode, the caller hands over q and k unrotated.
+ *   linear    scale = 1 / factor.
+ *   LLAMA3    w = 2 pi / frequency: unchanged below original_context / high_freq_factor, divided by factor above original_context /
+ *             low_freq_factor, in between a mean that is linear in 1 / w.
+ *   YARN      ramp from unchanged (more than beta_fast turns in original_context) to divided by factor (fewer than beta_slow), linear in
+ *             the index of the pair. Its ends follow from theta, without scale and freq_factors, and are rounded outwards to whole pairs.
+ *   LONGROPE  a sequence longer than original_context with its new tokens (of a tree: its deepest path) uses long_freq_factors, else freq_factors; never chosen by
+ *             the length of the forward. ON_READ: for all keys; ON_APPEND: for the tokens appended from then on.
+ *   others    freq_factors and attention_factor express any frequencies.
+ * Frequencies and angles are computed in double; their cos and sin are float32.
+ * The plan refuses, naming field and value: fields that `scaling`, num_sections or mode NONE does not use and that are not zero, a factor or
+ * frequency factor that is not positive, sections that do not fit (KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE); values of the enums above
+ * that are not listed, sections with ON_READ (KVC_E_UNSUPPORTED). */
 typedef struct kvc_rope {
   size_t struct_size;
   kvc_rope_mode mode;
   kvc_rope_style style;
   int32_t rotary_dim;       /* even, <= k_dim; 0: k_dim */
-  int32_t num_freq_factors; /* 0, or rotary_dim/2 */
-  double theta;             /* 0: 10000 */
+  int32_t num_freq_factors; /* 0, or rotary_dim/2. LONGROPE: rotary_dim/2 */
+  double theta;             /* > 0, YARN > 1; 0: 10000 */
   double scale;             /* factor on the position; 0: 1 */
   const float *KVC_NULLABLE freq_factors; /* copied by kvc_plan_create; > 0 */
+  kvc_rope_scaling scaling;
+  int32_t num_sections;           /* 0 or 1: one position per token; 2..4: M-RoPE, see kvc_forward_desc.positions */
+  int32_t sections[4];            /* pairs of each section, >= 0; they sum to rotary_dim/2. num_sections 0, 1: may all be 0 */
+  kvc_rope_section_layout section_layout;
+  int32_t reserved;               /* 0 */
+  double factor;                  /* LLAMA3, YARN: > 0. LONGROPE: 0, or the longest context / original_context, for attention_factor only */
+  double low_freq_factor;         /* LLAMA3: > 0; 0: 1 */
+  double high_freq_factor;        /* LLAMA3: > low_freq_factor; 0: 4 */
+  double beta_fast;               /* YARN: >= beta_slow; 0: 32 */
+  double beta_slow;               /* YARN: > 0; 0: 1 */
+  double attention_factor;        /* > 0; 0: with factor > 1 YARN 0.1 ln(factor) + 1, LONGROPE sqrt(1 + ln(factor) / ln(original_context));
+                                     else 1 */
+  int64_t original_context;       /* LLAMA3, YARN, LONGROPE: tokens, 1..2^31-1 */
+  const float *KVC_NULLABLE long_freq_factors; /* LONGROPE: [num_freq_factors], copied */
 } kvc_rope;
+
+/* One recurrent state of a STATE layer. In an array, the first element's struct_size is the stride of all. */
+typedef struct kvc_state_spec {
+  size_t struct_size;
+  int32_t ndim;                       /* 1..8 */
+  DLDataType dtype;                   /* float32, float16, bfloat16; all zero: float32 */
+  const int64_t *shape;               /* [ndim], of one sequence, each >= 1; copied */
+  const DLTensor *KVC_NULLABLE init;  /* value of an empty sequence: this shape and dtype, on the host, copied; NULL: zeros */
+} kvc_state_spec;
 
 /* One layer of the model. In an array, the first element's struct_size is the stride of all. */
 typedef struct kvc_layer {
   size_t struct_size;
   kvc_layer_kind kind;
-  int32_t num_q_heads;  /* multiple of num_kv_heads; 0: num_kv_heads */
-  int32_t num_kv_heads; /* >= 1 */
-  int32_t k_dim;        /* elements of a K (and q) head, 1..512 */
-  int32_t v_dim;        /* elements of a V (and out) head, 1..512; 0: k_dim */
+  int32_t num_q_heads;  /* multiple of num_kv_heads; 0: num_kv_heads. MLA: the number of heads */
+  int32_t num_kv_heads; /* >= 1. MLA: 0 or 1. SHARED: 0 or the source's */
+  int32_t k_dim;        /* elements of a K (and q) head, 1..512. MLA: of q and k in kvc_attn_self (128 + 64), 0: not used. SHARED: 0 or
+                           the source's */
+  int32_t v_dim;        /* elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or the source's */
   kvc_quant quant;
   DLDataType k_dtype;   /* storage type: float32, float16, bfloat16; all zero: bfloat16 */
   DLDataType v_dtype;   /* all zero: k_dtype */
   const kvc_rope *KVC_NULLABLE rope; /* copied by kvc_plan_create; NULL: none */
-  int64_t window;       /* 0: all keys. Others are refused in this version */
-  int64_t chunk;        /* 0. Others are refused in this version */
-  int32_t source_layer; /* 0. Others are refused in this version */
-  int32_t latent_rank;  /* 0. Others are refused in this version */
-  int32_t latent_rope_dim; /* 0. Others are refused in this version */
+  int64_t window;       /* 0: all keys; W >= 1: a query at position p sees keys p-W+1..p. ATTENTION, MLA */
+  int64_t chunk;        /* 0: off; C >= 1: a query at p sees keys from p/C*C on (Llama-4). Not with window. ATTENTION, MLA */
+  int32_t source_layer; /* SHARED: an ATTENTION or MLA layer of the same slice with a smaller id */
+  int32_t latent_rank;  /* MLA: >= 1; rank + rope dim <= 1024 */
+  int32_t latent_rope_dim; /* MLA: even, >= 0 */
+  int32_t flags;        /* KVC_LAYER_* */
+  const kvc_state_spec *KVC_NULLABLE states; /* STATE: [num_states], copied */
+  int32_t num_states;   /* STATE: 1..16 */
   int32_t reserved;     /* 0 */
 } kvc_layer;
 
@@ -335,8 +398,8 @@ typedef struct kvc_config {
   kvc_storage storage;
   kvc_pool_layout pool_layout;
   /* Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has run. LAYER_FIRST: one tensor
-   * per layer of the slice; PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
-   * compact and holds exactly one page of the layer (or of all layers). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
+   * per layer slot of a page (kvc_plan_info.num_layer_slots: with one group, one per layer that keeps pages); PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
+   * compact and holds exactly one page of the slot (or of all slots). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
    * the storage elements. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
   int32_t num_pool_tensors;
@@ -345,6 +408,10 @@ typedef struct kvc_config {
   int32_t reserved;                /* 0 */
   const kvc_allocator *KVC_NULLABLE allocator; /* copied; `user` borrowed until the cache and all its exports are gone */
   const kvc_executor *KVC_NULLABLE executor;   /* copied; `user` borrowed until kvc_cache_destroy; replaces own threads */
+  int64_t max_cross_len;           /* encoder tokens of one sequence at most; 0: no limit. Planned for by max_seq_len and request pages */
+  int64_t state_stride;            /* automatic checkpoints of recurrent state where a forward ends on a multiple of this many tokens;
+                                      0: page_size; -1: none; else a multiple of page_size */
+  int64_t num_state_slots;         /* states of one sequence (all STATE layers) kept at most, checkpoints included; 0: as many as memory holds */
 } kvc_config;
 
 /* Zero `struct_size` bytes and set the size field. Pass sizeof(kvc_config).
@@ -371,30 +438,58 @@ typedef struct kvc_plan_info {
   int32_t page_size;        /* tokens */
   int32_t num_layers;       /* of the whole model */
   int32_t layer_begin, layer_end;
-  int32_t num_groups;       /* page tables per sequence; 1 in this version */
-  int32_t reserved;
+  int32_t num_groups;       /* page tables per sequence; see kvc_plan_group_get */
+  int32_t num_layer_slots;  /* layers that one page has room for: the longest group */
   int64_t num_pages;
   uint64_t page_bytes;      /* one page, all layers of the slice */
   uint64_t bytes_per_token; /* one token, all layers of the slice */
   uint64_t pool_bytes;      /* num_pages * page_bytes */
-  int64_t max_tokens;       /* tokens all pages hold together */
+  int64_t max_tokens;       /* tokens all pages hold together while no window has dropped any */
   int64_t max_seq_len;      /* longest single sequence */
+  uint64_t state_slot_bytes;/* recurrent state of one sequence, all STATE layers; 0: none */
+  int64_t num_state_slots;  /* 0: no limit */
 } kvc_plan_info;
 
 /* KVC_E_INVALID_ARGUMENT: NULL, struct_size too small.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_info_get(const kvc_plan *plan, kvc_plan_info *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
+/* Layers that see the same keys share a page table: a group (many layers of one kind are cut into several groups of about the length of
+ * the shortest kind, so that pages waste little room). All groups take their pages from one pool; a page has room for the layers of any
+ * group, the k-th layer of a group in the k-th slot of the page. */
+typedef struct kvc_group_info {
+  size_t struct_size;
+  int32_t num_layers;
+  int32_t is_cross;         /* 1: counts encoder tokens */
+  int64_t window;           /* of its layers; 0: none */
+  int64_t chunk;            /* of its layers; 0: none */
+  uint64_t page_bytes;      /* that its layers use of a page */
+  uint64_t padding_bytes;   /* that they leave unused */
+} kvc_group_info;
+
+/* KVC_E_OUT_OF_RANGE: group not in 0..num_groups-1.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_plan_group_get(const kvc_plan *plan, int32_t group, kvc_group_info *out,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
 typedef struct kvc_layer_info {
   size_t struct_size;
   kvc_layer_kind kind;
-  int32_t group;            /* page table this layer reads: index for kvc_export_page_table */
+  int32_t group;            /* page table this layer reads: index for kvc_export_page_table; -1: none */
   int32_t num_q_heads, num_kv_heads, k_dim, v_dim;
   DLDataType k_dtype, v_dtype;
   uint64_t page_bytes;      /* this layer's part of one page */
   uint64_t k_page_bytes;    /* its K part; V follows */
   uint64_t v_page_bytes;
   uint64_t bytes_per_token;
+  int64_t window, chunk;
+  int32_t source_layer;     /* SHARED; else -1 */
+  int32_t latent_rank, latent_rope_dim;
+  int32_t flags;
+  int32_t num_states;
+  int32_t slot;             /* of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none */
+  uint64_t state_bytes;     /* all states of the layer, one sequence */
+  uint64_t slot_bytes;      /* of that slot in one page: page_bytes of the largest layer in it */
 } kvc_layer_info;
 
 /* A layer as planned, defaults filled in. `layer`: global id inside the slice.
@@ -413,7 +508,8 @@ KVC_API kvc_status kvc_plan_pages_for(const kvc_plan *plan, uint64_t byte_budget
 KVC_API kvc_status kvc_plan_max_tokens(const kvc_plan *plan, uint64_t byte_budget, int64_t *out_tokens,
                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Pages that one request of `num_tokens` >= 0 tokens needs when it shares nothing.
+/* Pages that one request of `num_tokens` >= 0 tokens needs at most while it is computed, when it shares nothing: the sum over groups.
+ * A window W needs at most ceil((W - 1 + m) / page_size) + 1 pages, m = max_tokens_per_forward (vLLM's formula).
  * KVC_E_OUT_OF_RANGE: negative.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_request_pages(const kvc_plan *plan, int64_t num_tokens, int64_t *out_pages,
@@ -477,6 +573,10 @@ typedef struct kvc_stats {
   uint64_t no_pages;         /* begins answered KVC_E_NO_PAGES */
   uint64_t step_bytes;       /* last begin: bytes that a device back end is sent (sequence deltas, new page ids) */
   uint64_t step_copies;      /* last begin: number of host to device copies */
+  int64_t state_slots_used;  /* states and checkpoints kept */
+  uint64_t state_slot_bytes;
+  uint64_t tree_tokens;      /* uncommitted tree nodes over all sequences */
+  uint64_t cascades;         /* shared prefixes read once for several sequences, attention calls together */
 } kvc_stats;
 
 /* Threading: shared. Device: host only. */
@@ -515,16 +615,42 @@ KVC_API kvc_status kvc_seq_add(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NUL
 KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Add `child` with the first `pos` tokens of `parent` (-1: all). Nothing is copied: pages are shared; a partial last page is copied by whoever
- * appends to it first (kvc_seq_can_append counts that page).
- * KVC_E_NOT_FOUND: parent. KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT: child. KVC_E_OUT_OF_RANGE: pos. KVC_E_BUSY. KVC_E_NO_MEMORY.
+ * appends to it first (kvc_seq_can_append counts that page). The child inherits the window, the encoder tokens and the checkpoints up to pos.
+ * KVC_E_NOT_FOUND: parent. KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT: child. KVC_E_BUSY. KVC_E_NO_MEMORY.
+ * KVC_E_OUT_OF_RANGE: pos beyond the length, or needing tokens that a window has dropped, or a state without a checkpoint there
+ * (detail = the nearest position that is possible). KVC_E_INVALID_STATE: an uncommitted token tree.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq parent, kvc_seq child, int64_t pos,
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Drop the last `n` tokens, 0 <= n <= length, also past a fork point; siblings keep theirs.
- * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: n. KVC_E_BUSY.
+ * KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree.
+ * KVC_E_OUT_OF_RANGE: n, or the rest would need tokens that a window has dropped, or a state without a checkpoint there
+ * (detail = the nearest position that is possible).
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Drop tokens [begin, end) of a sequence and move the later ones by `delta` positions: begin - end closes the gap (context shift). With
+ * begin = end the positions of the tokens from begin on move and nothing is dropped. K that is stored rotated is re-rotated; shared pages are
+ * made private first. Tokens appended later continue after the last position.
+ * KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree. KVC_E_NO_PAGES: for private copies (detail).
+ * KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length; positions would become negative, stop ascending, or exceed int32; a window has
+ * dropped tokens of the sequence. KVC_E_UNSUPPORTED: the cache has STATE layers; positions that would leave a gap (delta other than begin - end)
+ * on a sequence or layer with a window or chunk; a LONGROPE layer that rotates ON_APPEND (its K does not say by which factors).
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_seq_shift(kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, int64_t delta,
+                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Let the sequence see, in every ATTENTION and MLA layer, only its first `sink` tokens and the newest: a query at position p sees keys
+ * k < sink or k > p - (window - sink), at most `window` keys, itself included (StreamingLLM, arXiv:2309.17453). Pages that no later
+ * query sees are freed. With ON_READ rope, sinks keep the distance they have at position window - 1. May be called again when the tokens are still
+ * there. Layers with a window of their own see what both allow.
+ * KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree. KVC_E_INVALID_ARGUMENT: window < 1, sink < 0,
+ * sink >= window. KVC_E_OUT_OF_RANGE: needs tokens that are dropped. KVC_E_UNSUPPORTED: no ATTENTION or MLA layer here; a layer with chunk; with
+ * sinks, a layer whose own window is larger than window - sink; positions that kvc_seq_shift has moved apart.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_seq_set_window(kvc_cache *cache, kvc_seq seq, int64_t window, int64_t sink,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Committed tokens of a sequence; those of an open forward count from kvc_forward_end on.
  * KVC_E_NOT_FOUND.
@@ -535,14 +661,16 @@ KVC_API kvc_status kvc_seq_length(const kvc_cache *cache, kvc_seq seq, int64_t *
 typedef struct kvc_seq_info {
   size_t struct_size;
   int64_t length;           /* committed tokens */
-  int64_t first_position;   /* first kept position; -1: empty */
+  int64_t first_position;   /* first position that every group still keeps, sinks aside; -1: empty */
   int64_t last_position;    /* last kept position; -1: empty */
-  int64_t num_pages;
+  int64_t num_pages;        /* held, all groups together */
   int64_t num_shared_pages; /* of these, held by other sequences too */
-  int64_t window;           /* 0: none */
+  int64_t window;           /* kvc_seq_set_window; 0: none */
   int64_t sink;             /* 0: none */
   int32_t in_forward;       /* 1: in the open forward */
-  int32_t reserved;
+  int32_t num_checkpoints;  /* positions < length with a recurrent state; 0 for caches without STATE layers */
+  int64_t tree_nodes;       /* uncommitted */
+  int64_t cross_length;     /* encoder tokens */
 } kvc_seq_info;
 
 /* KVC_E_NOT_FOUND. O(pages of the sequence).
@@ -556,7 +684,8 @@ KVC_API kvc_status kvc_seq_list(const kvc_cache *cache, kvc_seq *KVC_NULLABLE id
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Would kvc_forward_begin with these `n` sequences and append lengths find its pages? KVC_OK and *out_missing_pages = 0: yes; > 0: that
- * many pages are missing now. Counts copy-on-write pages. Arrays borrowed for the call.
+ * many pages (and state slots) are missing now. Counts copy-on-write pages. A sequence with an uncommitted tree is taken to be
+ * extended as a tree. Arrays borrowed for the call.
  * KVC_E_NOT_FOUND, KVC_E_INVALID_ARGUMENT (n = 0, duplicate ids, lengths < 1), KVC_E_OUT_OF_RANGE (limits of the configuration),
  * KVC_E_NEVER_FITS: as begin. KVC_E_BUSY: a sequence of the open forward.
  * Threading: shared. Device: host only. */
@@ -564,11 +693,16 @@ KVC_API kvc_status kvc_seq_can_append(const kvc_cache *cache, size_t n, const kv
                                       int64_t *out_missing_pages, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 typedef int32_t kvc_seq_op;
-enum { KVC_SEQ_FORK = 0, KVC_SEQ_POP = 1 };
+enum {
+  KVC_SEQ_FORK = 0,
+  KVC_SEQ_POP = 1,
+  KVC_SEQ_SHIFT = 2 /* drop [pos, pos + 1) and close the gap */
+};
 
-/* Could the sequence be forked at, or popped back to, position `pos` (-1: its end)? *out_nearest is the nearest position where it could:
- * `pos` itself when yes.
- * KVC_E_NOT_FOUND. KVC_E_UNSUPPORTED: unknown op. KVC_E_OUT_OF_RANGE: pos < -1. KVC_E_BUSY: in the open forward.
+/* Could the sequence be forked at, popped back to, or shifted at position `pos` (-1: its end)? *out_nearest is the nearest position where it
+ * could (ties: the smaller): `pos` itself when yes; -1 when there is none.
+ * KVC_E_NOT_FOUND. KVC_E_UNSUPPORTED: unknown op. KVC_E_OUT_OF_RANGE: pos < -1. KVC_E_BUSY: in the open forward. KVC_E_INVALID_STATE: an
+ * uncommitted token tree.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_seq_can(const kvc_cache *cache, kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t *out_nearest,
                                kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -584,17 +718,35 @@ typedef struct kvc_forward_desc {
   size_t num_seqs;                                 /* >= 1 */
   const kvc_seq *seqs;                             /* [num_seqs], distinct; borrowed for the call */
   const int64_t *append_lengths;                   /* [num_seqs], >= 1; borrowed for the call */
-  const int32_t *KVC_NULLABLE tree_parents;        /* NULL. Others are refused in this version */
+  /* Token trees: [sum of append_lengths], for each new token its parent's index inside the sequence's whole uncommitted tree (-1: a root),
+   * parent < own index, at most KVC_MAX_TREE_NODES nodes; the nodes of earlier forwards come first. All tokens of a sequence KVC_TREE_NONE: a
+   * plain append. A sequence with an uncommitted tree must be extended as a tree. NULL: no trees. Borrowed for the call. */
+  const int32_t *KVC_NULLABLE tree_parents;
   const int32_t *KVC_NULLABLE tokens;              /* NULL. Others are refused in this version */
   uint64_t flags;                                  /* 0 */
+  /* Rotary positions given by the caller (M-RoPE, or any other numbering): int32 [sections, T] (sections = the largest num_sections of
+   * the layers) or [T] (all sections alike). They turn q and k of ON_APPEND layers and nothing else: windows, masks and lengths count tokens.
+   * NULL: positions of the tokens. Copied. */
+  const DLTensor *KVC_NULLABLE positions;
+  /* [num_seqs]: encoder tokens that this forward writes to the CROSS layers of each sequence, 0: none. Once per sequence. NULL: none. Borrowed
+   * for the call. */
+  const int64_t *KVC_NULLABLE cross_lengths;
 } kvc_forward_desc;
 
-/* Open a step: check everything, reserve pages, make private what the new tokens share. Prefill, chunked prefill and decode mix freely.
+enum {
+  KVC_TREE_NONE = -2,       /* in tree_parents: not part of a tree */
+  KVC_MAX_TREE_NODES = 4096 /* nodes of one sequence's uncommitted tree */
+};
+
+/* Open a step: check everything, reserve pages, make private what the new tokens share. Prefill, chunked prefill, decode and trees mix freely.
  * `*out`: valid until kvc_forward_end or kvc_forward_abort; belongs to the cache.
- * KVC_E_BUSY: a forward is open. KVC_E_NOT_FOUND: sequence. KVC_E_INVALID_ARGUMENT: empty batch, duplicate id, a length < 1.
- * KVC_E_OUT_OF_RANGE: more sequences or tokens than the configuration allows.
- * KVC_E_NO_PAGES: full now, detail = pages missing. KVC_E_NEVER_FITS: one sequence alone would exceed the pool or max_seq_len.
- * KVC_E_UNSUPPORTED, KVC_E_VERSION, KVC_E_NO_MEMORY.
+ * KVC_E_BUSY: a forward is open. KVC_E_NOT_FOUND: sequence. KVC_E_INVALID_ARGUMENT: empty batch, duplicate id, a length < 1, a tree parent
+ * that is not below its node. KVC_E_OUT_OF_RANGE: more sequences, tokens, tree nodes or encoder tokens than allowed.
+ * KVC_E_INVALID_STATE: a plain append to an uncommitted tree; encoder tokens written twice.
+ * KVC_E_NO_PAGES: full now (pages, or state slots, the message says which), detail = missing. KVC_E_NEVER_FITS: one sequence alone would
+ * exceed the pool or max_seq_len. KVC_E_UNSUPPORTED: trees in a cache with STATE layers, or (with ON_READ rope) of a sequence with fewer
+ * committed tokens than sinks; positions with an ON_READ layer; encoder tokens
+ * without a CROSS layer. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: positions. KVC_E_VERSION, KVC_E_NO_MEMORY.
  * Threading: exclusive. Device: host only on the CPU. */
 KVC_API kvc_status kvc_forward_begin(kvc_cache *cache, const kvc_forward_desc *desc, kvc_forward **out,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT KVC_WARN_UNUSED;
@@ -603,7 +755,8 @@ KVC_API kvc_status kvc_forward_begin(kvc_cache *cache, const kvc_forward_desc *d
  * Threading: shared. Device: host only. */
 KVC_API int64_t kvc_forward_num_tokens(const kvc_forward *fwd) KVC_NOEXCEPT;
 
-/* Position of each new token: `out` int32 [>= T].
+/* Position of each new token, as RoPE takes it: `out` int32 [>= T], or [S, >= T] for S given position rows (S = 1 otherwise). Tree nodes: the
+ * committed length plus their depth. Caller-given positions come back, row 0 when out has one dimension.
  * KVC_E_INVALID_STATE: not open. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
  * Threading: shared. Device: complete on return. */
 KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -614,10 +767,19 @@ KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_er
  * Threading: exclusive. Device: host only on the CPU. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Undo the begin: lengths, pages, tables as before; whatever was written to the new slots is forgotten. NULL is accepted.
+/* Undo the begin: lengths, pages, tables, trees, windows and states as before; whatever was written to the new slots is forgotten. NULL is
+ * accepted.
  * KVC_E_INVALID_STATE: not open.
  * Threading: exclusive. Device: host only on the CPU. */
 KVC_API kvc_status kvc_forward_abort(kvc_forward *KVC_NULLABLE fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Accept a path of each sequence's token tree: root -> leaves[i] becomes committed tokens, moved together in every layer; all other nodes are
+ * dropped. Leaf -1 keeps nothing. Any subset of the sequences with trees, any order.
+ * KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, NULL arrays, duplicate ids. KVC_E_INVALID_STATE: a sequence without an uncommitted tree.
+ * KVC_E_OUT_OF_RANGE: leaf < -1 or no such node. KVC_E_BUSY: in the open forward. KVC_E_NO_MEMORY.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_tree_commit(kvc_cache *cache, size_t n, const kvc_seq *seqs, const int32_t *leaves,
+                                   kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ==================================================================================================== */
 /* Attention, inside a forward                                                                           */
@@ -631,9 +793,11 @@ KVC_API kvc_status kvc_forward_abort(kvc_forward *KVC_NULLABLE fwd, kvc_error *K
 enum {
   /* The same call gives the same bits. Always so on the CPU. */
   KVC_ATTN_DETERMINISTIC = 1,
-  /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was cut into forwards. The former
-   * holds on the CPU without the flag; the flag makes decode steps use the arithmetic of prefill. */
-  KVC_ATTN_BATCH_INVARIANT = 2
+  /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was cut into forwards: decode steps use the
+   * arithmetic of prefill, and shared prefixes are read by each sequence. Without the flag both change results by rounding only. */
+  KVC_ATTN_BATCH_INVARIANT = 2,
+  /* Read shared prefixes once per sequence even where reading them together would pay. */
+  KVC_ATTN_NO_CASCADE = 4
 };
 
 /* Options of one attention call; NULL: all defaults. For query position p, key position j, head h:
@@ -647,15 +811,24 @@ typedef struct kvc_attn_opt {
   uint64_t flags;                              /* KVC_ATTN_* */
   float scale;                                 /* 0: 1/sqrt(k_dim) */
   float soft_cap;                              /* 0: off; >= 0 */
-  int64_t window;                              /* 0. Others are refused in this version */
+  /* 0: the layer's; W >= 1: sees at most keys p-W+1..p in this call; not above the layer's own, nor above window - sink of a sequence of the
+   * batch with sinks (KVC_E_OUT_OF_RANGE) */
+  int64_t window;
   const DLTensor *KVC_NULLABLE sinks;          /* float32 [num_q_heads]: one more term of O's denominator */
   const DLTensor *KVC_NULLABLE alibi_slopes;   /* float32 [num_q_heads] */
-  /* Additive bias, float32 [>= T, J] or [num_q_heads, >= T, J]: column j belongs to the key at absolute position j, J >= the longest
-   * sequence of the batch with its new tokens. -inf masks a key; its K and V may then hold anything. */
+  /* Additive bias, float32 [>= T, J] or [num_q_heads, >= T, J]: column j belongs to token j of the sequence (tree nodes follow
+   * the committed tokens in their order), J >= the longest sequence of the batch with its new tokens. -inf masks a key; its K and V may then hold anything. */
   const DLTensor *KVC_NULLABLE bias;
+  /* Bidirectional spans, int32 [n, 3]: (entry of the batch, begin, end) in absolute positions, ascending and disjoint per entry: new tokens
+   * inside a span see it to its end (images in Gemma-3), as far as tokens are there. Not with token trees, nor with moved
+   * positions (KVC_E_UNSUPPORTED). */
+  const DLTensor *KVC_NULLABLE spans;
 } kvc_attn_opt;
 
-/* Append k and v (when given), then attend: new token i of a sequence sees every token up to and including itself.
+/* Append k and v (when given), then attend: new token i of a sequence sees every token up to and including itself, tree nodes their
+ * ancestors, all within the windows of layer and sequence.
+ * MLA layers (absorbed form): q [>= T, num_q_heads, rank + rope dim], k NULL or the latents [>= T, 1, rank + rope dim], v NULL, out
+ * [>= T, num_q_heads, rank]; scale must be given. K = V layers: v NULL. SHARED layers: k and v NULL, the source layer was appended before.
  * q [>= T, num_q_heads, k_dim], k [>= T, num_kv_heads, k_dim], v [>= T, num_kv_heads, v_dim], out [>= T, num_q_heads, v_dim],
  * lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sinks do not count). A row that sees no key: out 0, lse -inf.
  * k and v both NULL: the slots of this forward were filled before by kvc_kv_append (KVC_E_INVALID_STATE when not, unless the host can
@@ -673,6 +846,9 @@ KVC_API kvc_status kvc_attn_fused_qkv(kvc_forward *fwd, int32_t layer, const kvc
 
 /* Attention among the new tokens only: causal inside each sequence; nothing is appended and no page is read. k and v are rounded to the
  * layer's storage type and rotated as an append would do, so that merging with kvc_attn_cached equals kvc_attn.
+ * MLA layers (ragged form): q, k [>= T, num_q_heads, k_dim], v [>= T, num_q_heads, v_dim], out [>= T, num_q_heads, v_dim]. For the whole prompt
+ * merge with kvc_attn_cached, whose latent output the caller has projected to v_dim.
+ * KVC_E_UNSUPPORTED: a token tree of several forwards.
  * Sinks enter the denominator of this part alone; to merge parts of a model with sinks, leave them out of both and multiply the
  * merged output by 1 / (1 + exp(sinks[h] - lse)).
  * Threading: one call at a time per forward. Device: complete on return. */
@@ -680,7 +856,8 @@ KVC_API kvc_status kvc_attn_self(kvc_forward *fwd, int32_t layer, const kvc_attn
                                  const DLTensor *k, const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* The new queries over the tokens that were cached before this forward: all of them, for each new token. Nothing is appended.
+/* The new queries over the tokens that were cached before this forward: all of them that the windows show. Nothing is appended. For token trees:
+ * over the committed tokens.
  * A sequence that was empty: out 0, lse -inf.
  * Threading: one call at a time per forward. Device: complete on return. */
 KVC_API kvc_status kvc_attn_cached(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
@@ -698,21 +875,115 @@ KVC_API kvc_status kvc_attn_merge(kvc_forward *fwd, DLTensor *out, DLTensor *lse
 KVC_API kvc_status kvc_kv_append(kvc_forward *fwd, int32_t layer, const DLTensor *k, const DLTensor *v,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
+/* Write latents [>= T, latent_rank + latent_rope_dim] (or [>= T, 1, ...]) into the slots of this forward of an MLA layer: the last
+ * latent_rope_dim elements rotated when the layer's rope mode is ON_APPEND.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_mla_append(kvc_forward *fwd, int32_t layer, const DLTensor *latent,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Encoder-decoder attention: every new token sees all encoder tokens of its sequence. k [>= C, num_kv_heads, k_dim] and v [>= C, num_kv_heads,
+ * v_dim], C = sum of kvc_forward_desc.cross_lengths, packed in the order of the batch: given in the forward that announced them, NULL
+ * otherwise. No rotation. A sequence without encoder tokens: out 0, lse -inf. opt.window and opt.spans are refused.
+ * KVC_E_INVALID_STATE: announced but not given, or not announced.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_attn_cross(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
+                                  const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v, DLTensor *out,
+                                  DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Attention that reads another layer's K and V, which that layer has appended in this forward: what kvc_attn does on a SHARED layer, for a
+ * layer that is not in the plan. q [>= T, H, k_dim of the source], H any multiple of the source's kv heads; rotated by the source's rope.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_attn_shared_kv(kvc_forward *fwd, int32_t source_layer, const kvc_attn_opt *KVC_NULLABLE opt,
+                                      const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
 /* Copy a sequence's K and V of one layer, as stored, into k_out [>= n, num_kv_heads, k_dim] and v_out [>= n, num_kv_heads, v_dim],
- * n = its length including this forward's new tokens. Either output may be NULL, not both. Any sequence of the cache.
- * KVC_E_NOT_FOUND: seq. KVC_E_INVALID_STATE: the sequence grows in this forward and nothing was appended to the layer (as kvc_attn).
+ * n = its length including this forward's new tokens and its tree nodes, which come in the order of their slots. Either output may be NULL, not
+ * both. Any sequence of the cache. MLA: k_out [>= n, 1, rank + rope dim], v_out NULL; K = V layers: v_out NULL; CROSS: n = encoder tokens.
+ * KVC_E_OUT_OF_RANGE: a window has dropped tokens (detail = the first kept). KVC_E_NOT_FOUND: seq. KVC_E_INVALID_STATE: the sequence grows in this forward and nothing was appended to the layer (as kvc_attn).
  * Threading: one call at a time per forward. Device: complete on return. */
 KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, DLTensor *KVC_NULLABLE k_out,
                                  DLTensor *KVC_NULLABLE v_out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ==================================================================================================== */
+/* Recurrent state: linear attention, Mamba, short convolutions                                          */
+/* ==================================================================================================== */
+/* One step of state per forward and sequence, whatever its number of tokens. kvc_state_get, kvc_attn_linear and kvc_state_conv read the state as it
+ * was before the forward; what is set becomes the state when the forward ends; a state that is not set is carried on. An empty sequence has the
+ * initial state. Checkpoints are kept where a forward ends on a multiple of config.state_stride and by kvc_state_checkpoint. */
+
+/* State `state` of every sequence of the batch: out [>= B, shape...], any activation type, compact inside a state.
+ * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: state. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_state_get(kvc_forward *fwd, int32_t layer, int32_t state, DLTensor *out,
+                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* The other way: value [>= B, shape...], rounded to the state's dtype. Statuses as kvc_state_get.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_state_set(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *value,
+                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Keep the state of the sequence's present length until it is popped below it or removed: makes fork and pop to it possible later.
+ * KVC_E_NOT_FOUND. KVC_E_BUSY: in the open forward. KVC_E_UNSUPPORTED: no STATE layer. KVC_E_NO_MEMORY.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_state_checkpoint(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Recurrence of a linear attention layer. Per head, with state S [Dk, Dv], for each token t in order:
+ *   S = decay_t * S;   with DELTA: u = beta_t (v_t - S^T k_t), else u = beta_t v_t;   S = S + k_t u^T;   o_t = scale S^T q_t + d v_t
+ * Families: RetNet, Lightning: HEAD_DECAY. Gated DeltaNet: TOKEN_DECAY with DELTA. GLA: CHANNEL_DECAY; KDA: CHANNEL_DECAY with DELTA.
+ * Mamba-2 SSD: TOKEN_DECAY with decay = dt A, beta = dt, k = B, q = C, v = x, skip = D. Plain DeltaNet: NO_DECAY with DELTA. */
+typedef int32_t kvc_decay;
+enum {
+  KVC_DECAY_NONE = 0,
+  KVC_DECAY_HEAD = 1,   /* ln(decay): float32 [H] */
+  KVC_DECAY_TOKEN = 2,  /* ln(decay): [>= T, H] */
+  KVC_DECAY_CHANNEL = 3 /* ln(decay): [>= T, H, Dk] */
+};
+enum { KVC_LINEAR_DELTA = 1 /* the delta rule */ };
+
+typedef struct kvc_linear_opt {
+  size_t struct_size;
+  const kvc_ext *KVC_NULLABLE ext;     /* NULL: no extension is defined yet */
+  uint64_t flags;                      /* KVC_LINEAR_* */
+  kvc_decay decay;
+  int32_t state;                       /* index of S in the layer's states */
+  float scale;                         /* 0: 1/sqrt(Dk) */
+  int32_t reserved;                    /* 0 */
+  const DLTensor *KVC_NULLABLE skip;   /* d: float32 [H]; NULL: 0 */
+} kvc_linear_opt;
+
+/* Linear attention over the new tokens, step or chunked prefill: reads and sets the layer's state, whose shape is [H, Dk, Dv].
+ * q, k [>= T, Hk, Dk], Hk divides H (head h reads q and k head h / (H / Hk)); v, out [>= T, H, Dv]; decay: ln(decay) <= 0, as
+ * opt.decay says, NULL for NONE; beta [>= T, H] or NULL (1). Activation types; decay and beta float32. Arithmetic in float32.
+ * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_SHAPE: also a state that is not [H, Dk, Dv]. KVC_E_INVALID_ARGUMENT: decay given
+ * or missing against opt. KVC_E_OUT_OF_RANGE: opt.state, scale. KVC_E_UNSUPPORTED: flags, unknown opt.decay.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_attn_linear(kvc_forward *fwd, int32_t layer, const kvc_linear_opt *KVC_NULLABLE opt, const DLTensor *q,
+                                   const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
+                                   const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+typedef int32_t kvc_activation;
+enum { KVC_ACTIVATION_NONE = 0, KVC_ACTIVATION_SILU = 1 };
+
+/* Causal depthwise convolution over the new tokens with its last inputs kept as state [C, W-1] (newest last), W = kernel width >= 2:
+ *   out[t, c] = act(bias[c] + sum_j weight[c, j] x[t - W + 1 + j, c]).
+ * x, out [>= T, C]; weight float32 [C, W]; bias float32 [C] or NULL. Sets the state. Statuses as kvc_attn_linear.
+ * Threading: one call at a time per forward. Device: complete on return. */
+KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *x, const DLTensor *weight,
+                                  const DLTensor *KVC_NULLABLE bias, kvc_activation activation, DLTensor *out,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ==================================================================================================== */
 /* Debug: prove equality with another cache                                                              */
 /* ==================================================================================================== */
 
-/* Copy the committed tokens [begin, end) of a sequence, all layers of the slice, K as stored (rotated when ON_APPEND):
+/* Copy the committed tokens [begin, end) of a sequence, all layers of the slice, K as stored (rotated when ON_APPEND); what belongs to
+ * layers that are not ATTENTION is left as it is:
  * k [layers, end - begin, num_kv_heads, k_dim], v [layers, end - begin, num_kv_heads, v_dim], any activation type.
  * When layers differ, the heads and dims of the tensors are the largest ones and the rest of a smaller layer is left as it is. Either may be NULL.
- * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length. KVC_E_UNSUPPORTED: no storage. KVC_E_SHAPE, KVC_E_DTYPE.
+ * K = V layers: K only, v is left as it is.
+ * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length, or a window has dropped some (detail = first kept of that layer).
+ * KVC_E_UNSUPPORTED: no storage, no ATTENTION layer. KVC_E_SHAPE, KVC_E_DTYPE.
  * Threading: shared. Device: complete on return. */
 KVC_API kvc_status kvc_debug_get_kv(const kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor *KVC_NULLABLE k,
                                     DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
@@ -726,6 +997,42 @@ KVC_API kvc_status kvc_debug_set_kv(kvc_cache *cache, kvc_seq seq, int64_t begin
                                     const DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
+/* kvc_debug_get_kv for the MLA layers: latent [layers, n, latent_rank + latent_rope_dim].
+ * Threading: shared. Device: complete on return. */
+KVC_API kvc_status kvc_debug_get_mla(const kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor *latent,
+                                     kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_debug_set_kv for the MLA layers.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_debug_set_mla(kvc_cache *cache, kvc_seq seq, int64_t begin, const DLTensor *latent,
+                                     kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_debug_get_kv for one layer of any kind that keeps pages: k [n, num_kv_heads, k_dim], v [n, num_kv_heads, v_dim]; MLA: k [n, 1, rank + rope dim];
+ * CROSS: begin and end count encoder tokens; SHARED: the source's.
+ * KVC_E_OUT_OF_RANGE: also a layer that is not here. KVC_E_UNSUPPORTED: a layer without pages.
+ * Threading: shared. Device: complete on return. */
+KVC_API kvc_status kvc_debug_get_layer(const kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin, int64_t end,
+                                       DLTensor *KVC_NULLABLE k, DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
+                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_debug_set_kv for one layer.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_debug_set_layer(kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin,
+                                       const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v,
+                                       kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* The state of a sequence at its committed length: out [shape...].
+ * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_UNSUPPORTED: no storage, not a STATE layer.
+ * Threading: shared. Device: complete on return. */
+KVC_API kvc_status kvc_debug_get_state(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, DLTensor *out,
+                                       kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Replace the state of a sequence at its committed length; checkpoints and other sequences keep theirs.
+ * KVC_E_BUSY: in the open forward. KVC_E_NO_PAGES: no state slot for it. Others as kvc_debug_get_state.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, const DLTensor *value,
+                                       kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
 /* ==================================================================================================== */
 /* Zero-copy export                                                                                      */
 /* ==================================================================================================== */
@@ -733,14 +1040,14 @@ KVC_API kvc_status kvc_debug_set_kv(kvc_cache *cache, kvc_seq seq, int64_t begin
 
 typedef int32_t kvc_pool_kind;
 enum {
-  KVC_POOL_K = 0,    /* [num_pages, num_kv_heads, page_size, k_dim], strided view */
+  KVC_POOL_K = 0,    /* [num_pages, num_kv_heads, page_size, k_dim], strided view; MLA: [num_pages, 1, page_size, rank + rope dim] */
   KVC_POOL_V = 1,    /* [num_pages, num_kv_heads, page_size, v_dim], strided view */
   KVC_POOL_KV = 2,   /* [num_pages, 2, num_kv_heads, page_size, dim]; needs equal dims and dtypes of K and V */
   KVC_POOL_BYTES = 3 /* uint8 [num_pages, bytes of the layer's part of a page] */
 };
 
-/* The pool memory of one layer, writable, shared.
- * KVC_E_OUT_OF_RANGE: layer. KVC_E_UNSUPPORTED: no storage, or KV of unequal K and V. KVC_E_INVALID_ARGUMENT: kind.
+/* The pool memory of one layer, writable, shared. SHARED: the source's.
+ * KVC_E_OUT_OF_RANGE: layer. KVC_E_UNSUPPORTED: no storage, a layer without pages, V of MLA and K = V layers, or KV of unequal K and V. KVC_E_INVALID_ARGUMENT: kind.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kind kind,
                                    struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -749,24 +1056,122 @@ typedef int32_t kvc_table_kind;
 enum {
   KVC_TABLE_INDPTR = 0,        /* int32 [B+1]: CSR row pointer into INDICES */
   KVC_TABLE_INDICES = 1,       /* int32 [sum of pages]: page ids, sequence after sequence */
-  KVC_TABLE_LAST_PAGE_LEN = 2, /* int32 [B]: tokens in the last page, 1..page_size */
+  KVC_TABLE_LAST_PAGE_LEN = 2, /* int32 [B]: tokens in the last page, 1..page_size; 0 for no token (CROSS) */
   KVC_TABLE_BLOCK_TABLE = 3,   /* int32 [B, most pages]: page ids, padded with -1 */
   KVC_TABLE_SLOT_MAPPING = 4,  /* int64 [T]: page * page_size + offset of each new token */
   KVC_TABLE_SEQ_LENS = 5,      /* int32 [B]: length with the new tokens */
-  KVC_TABLE_QO_INDPTR = 6      /* int32 [B+1]: CSR row pointer into the packed tokens */
+  KVC_TABLE_QO_INDPTR = 6,     /* int32 [B+1]: CSR row pointer into the packed tokens */
+  KVC_TABLE_PAGE_POSITION = 7  /* int32 [sum of pages]: first token of each page of INDICES */
 };
 
-/* The page tables of the open forward's B sequences, as they are with the new tokens; a read-only snapshot.
- * `group`: 0 in this version. KVC_E_OUT_OF_RANGE: group. KVC_E_INVALID_ARGUMENT: kind. KVC_E_INVALID_STATE: not open. KVC_E_NO_MEMORY.
+/* The page tables of the open forward's B sequences, as they are with the new tokens (tree nodes included); a read-only snapshot. INDPTR, INDICES and
+ * PAGE_POSITION list the pages that are kept; BLOCK_TABLE has -1 where a window has dropped one. A CROSS group counts encoder tokens.
+ * `group`: 0..num_groups-1. KVC_E_OUT_OF_RANGE: group. KVC_E_INVALID_ARGUMENT: kind. KVC_E_INVALID_STATE: not open. KVC_E_NO_MEMORY.
  * Threading: one call at a time per forward. Device: host only on the CPU. */
 KVC_API kvc_status kvc_export_page_table(kvc_forward *fwd, int32_t group, kvc_table_kind kind,
                                          struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Page ids of one sequence's committed tokens, int32 [pages], a read-only snapshot.
+/* Ids of the kept pages of one sequence's committed tokens (tree nodes included), int32 [pages], ascending positions; a read-only snapshot.
  * KVC_E_NOT_FOUND: seq. KVC_E_OUT_OF_RANGE: group. KVC_E_NO_MEMORY.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int32_t group,
                                         struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ==================================================================================================== */
+/* Operators: the same kernels over the host's own pools and page tables; no cache, nothing is kept       */
+/* ==================================================================================================== */
+/* Tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
+ * Common statuses: KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor, also storage types other than float32, float16, bfloat16.
+ * KVC_E_OUT_OF_RANGE: a page id, a length, an indptr that does not ascend. KVC_E_INVALID_ARGUMENT, KVC_E_UNSUPPORTED, KVC_E_NO_MEMORY. */
+
+typedef int32_t kvc_op_layout;
+enum {
+  KVC_OP_HND = 0, /* [num_pages, heads, page_size, dim]: the library's own */
+  KVC_OP_NHD = 1, /* [num_pages, page_size, heads, dim]: FlashInfer, vLLM */
+  KVC_OP_MLA = 2  /* [num_pages, page_size, rank + rope dim] */
+};
+
+/* One layer's pool. Any strides but the last. */
+typedef struct kvc_op_pool {
+  size_t struct_size;
+  const DLTensor *k;
+  const DLTensor *KVC_NULLABLE v; /* NULL: MLA, or V is K */
+  kvc_op_layout layout;
+  int32_t reserved;               /* 0 */
+} kvc_op_pool;
+
+/* Page tables of B sequences: either CSR (page_indptr, page_indices) or padded (block_table); int32. */
+typedef struct kvc_op_table {
+  size_t struct_size;
+  const DLTensor *seq_lens;                   /* [B]: keys of each sequence, the new ones included; >= 0 */
+  const DLTensor *KVC_NULLABLE qo_indptr;     /* [B+1]: rows of q of each sequence; NULL: one each */
+  const DLTensor *KVC_NULLABLE page_indptr;   /* [B+1] */
+  const DLTensor *KVC_NULLABLE page_indices;  /* [page_indptr[B]] */
+  const DLTensor *KVC_NULLABLE block_table;   /* [B, most pages]; entries behind a sequence's pages are not read */
+} kvc_op_table;
+
+typedef struct kvc_op_opt {
+  size_t struct_size;
+  const kvc_ext *KVC_NULLABLE ext;             /* NULL: no extension is defined yet */
+  const kvc_executor *KVC_NULLABLE executor;   /* borrowed for the call; NULL: the caller's thread only */
+  kvc_cpu_isa cpu_isa;
+  int32_t full;                                /* attention: 0: row i of n sees keys up to seq_len - n + i (causal); 1: every row sees all keys */
+  const kvc_attn_opt *KVC_NULLABLE attn;       /* attention: scale, soft_cap, window, sinks, alibi, bias, flags; spans are refused */
+  const DLTensor *KVC_NULLABLE positions;      /* append, rotate: int32 [T]. attention with a rope: [T] of the queries */
+  const kvc_rope *KVC_NULLABLE rope;           /* append: K is rotated. attention: q is rotated (K is stored rotated). NONE: neither */
+} kvc_op_opt;
+
+/* Write k [>= T, heads, k_dim] and v [>= T, heads, v_dim] to `slots` int64 [T] = page * page_size + offset; < 0: skip. T = length of slots.
+ * Threading: any, not two that write the same slots. Device: complete on return. */
+KVC_API kvc_status kvc_op_append(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *slots,
+                                 const DLTensor *k, const DLTensor *KVC_NULLABLE v, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Attention of q [T, num_q_heads, k_dim] over pages; out [T, num_q_heads, v_dim], lse float32 [T, num_q_heads].
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_attention_paged(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
+                                          const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+                                          kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Attention of packed q [T, num_q_heads, k_dim] over packed k [K, num_kv_heads, k_dim], v [K, num_kv_heads, v_dim]; qo_indptr, kv_indptr int32
+ * [B+1] cut them into sequences; kv_indptr NULL: qo_indptr.
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_attention_ragged(const DLTensor *qo_indptr, const DLTensor *KVC_NULLABLE kv_indptr,
+                                           const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *q, const DLTensor *k,
+                                           const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+                                           kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Absorbed MLA over a pool of layout MLA: q [T, heads, rank + rope dim], out [T, heads, latent_rank]; opt->attn->scale must be given.
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_mla_paged(const kvc_op_pool *pool, const kvc_op_table *table, int32_t latent_rank,
+                                    const kvc_op_opt *opt, const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_attn_merge without a forward: T = dimension 0 of out.
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_merge(const kvc_op_opt *KVC_NULLABLE opt, DLTensor *out, DLTensor *lse, const DLTensor *other_out,
+                                const DLTensor *other_lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Copy all keys of the table's sequences, packed in their order, into k_out [>= sum of seq_lens, heads, k_dim] and v_out; either may be NULL.
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
+                                 DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
+                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Copy pages inside a pool: pairs int64 [n, 2] of (from, to), distinct destinations, none of which is a source.
+ * Threading: any, not on the same pages. Device: complete on return. */
+KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
+                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Rotate x [T, heads, dim] into out (which may be x) by opt->rope at opt->positions.
+ * Threading: any. Device: complete on return. */
+KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_attn_linear over the host's own states [B, H, Dk, Dv], updated in place; qo_indptr int32 [B+1] cuts the tokens into sequences, NULL: one each.
+ * Threading: any, not on the same states. Device: complete on return. */
+KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear, const kvc_op_opt *KVC_NULLABLE opt,
+                                      const DLTensor *KVC_NULLABLE qo_indptr, DLTensor *states, const DLTensor *q,
+                                      const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
+                                      const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ==================================================================================================== */
 /* Function table, for programs that load the library at run time                                        */
@@ -858,6 +1263,71 @@ typedef struct kvc_api {
       struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err);
   kvc_status (*export_seq_pages)(const kvc_cache *cache, kvc_seq seq, int32_t group,
       struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err);
+  kvc_status (*plan_group_get)(const kvc_plan *plan, int32_t group, kvc_group_info *out,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_shift)(kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, int64_t delta,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_set_window)(kvc_cache *cache, kvc_seq seq, int64_t window, int64_t sink,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*tree_commit)(kvc_cache *cache, size_t n, const kvc_seq *seqs, const int32_t *leaves,
+      kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*mla_append)(kvc_forward *fwd, int32_t layer, const DLTensor *latent,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*attn_cross)(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
+      const DLTensor *q, const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v, DLTensor *out,
+      DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
+  kvc_status (*attn_shared_kv)(kvc_forward *fwd, int32_t source_layer, const kvc_attn_opt *KVC_NULLABLE opt,
+      const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_get)(kvc_forward *fwd, int32_t layer, int32_t state, DLTensor *out,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_set)(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *value,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_checkpoint)(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NULLABLE err);
+  kvc_status (*attn_linear)(kvc_forward *fwd, int32_t layer, const kvc_linear_opt *KVC_NULLABLE opt,
+      const DLTensor *q, const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
+      const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_conv)(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *x,
+      const DLTensor *weight, const DLTensor *KVC_NULLABLE bias, kvc_activation activation, DLTensor *out,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_get_mla)(const kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end,
+      DLTensor *latent, kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_set_mla)(kvc_cache *cache, kvc_seq seq, int64_t begin, const DLTensor *latent,
+      kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_get_layer)(const kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin,
+      int64_t end, DLTensor *KVC_NULLABLE k, DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_set_layer)(kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin,
+      const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_get_state)(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state,
+      DLTensor *out, kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*debug_set_state)(kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state,
+      const DLTensor *value, kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_append)(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt,
+      const DLTensor *slots, const DLTensor *k, const DLTensor *KVC_NULLABLE v,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_attention_paged)(const kvc_op_pool *pool, const kvc_op_table *table,
+      const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_attention_ragged)(const DLTensor *qo_indptr, const DLTensor *KVC_NULLABLE kv_indptr,
+      const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *q, const DLTensor *k, const DLTensor *v,
+      DLTensor *out, DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_mla_paged)(const kvc_op_pool *pool, const kvc_op_table *table, int32_t latent_rank,
+      const kvc_op_opt *opt, const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_merge)(const kvc_op_opt *KVC_NULLABLE opt, DLTensor *out, DLTensor *lse,
+      const DLTensor *other_out, const DLTensor *other_lse, kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_gather)(const kvc_op_pool *pool, const kvc_op_table *table,
+      const kvc_op_opt *KVC_NULLABLE opt, DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_copy_pages)(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt,
+      const DLTensor *pairs, kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_rotate)(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*op_linear_step)(const kvc_linear_opt *KVC_NULLABLE linear,
+      const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *KVC_NULLABLE qo_indptr, DLTensor *states,
+      const DLTensor *q, const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
+      const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err);
   /* end of 0.1 */
 } kvc_api;
 
