@@ -39,27 +39,44 @@ struct TokenRows {
   DType dtype;
 };
 
-// Rotation of the first `rotary_dim` elements of a head (0: none). Angles are computed once per forward:
-// cos and sin are [num_tokens][rotary_dim/2] float32, row t belongs to packed token t.
-// half split:   pairs (i, i + rotary_dim/2)     interleaved: pairs (2i, 2i+1)
+// Rotation of `rotary_dim` elements of a head (0: none) from element `begin` on. cos and sin are
+// [rows][rotary_dim/2] float32; which row belongs to a vector is said where the rotation is used.
+// half split:   pairs (i, i + rotary_dim/2)     interleaved: pairs (2i, 2i+1)     i counted from `begin`
 //   x' = x*cos - y*sin,  y' = x*sin + y*cos
 struct Rotation {
   const float* cos;
   const float* sin;
   int32_t rotary_dim;
   int32_t interleaved;
+  int32_t begin;
 };
 
-// One sequence of the batch, as attention sees it. Row i (0 <= i < num_rows) is packed token row_begin + i.
-// Its visible keys are [0, first_key_end + (causal ? i : 0)).
+// Token rows and keys, as attention sees them: one sequence of the batch, or a prefix that several of its sequences share.
+// Row i (0 <= i < num_rows) is packed token row_map[i], or row_begin + i without a map.
+//
+// Row i sees key k exactly when all of these hold:
+//   k < end(i)                                       end(i) = key_ends[i], or first_key_end + (causal ? i : 0) without
+//   k >= key_begins[i] or k < sink_end               windows, chunks; without key_begins: always
+//   k < tree_begin or bit (k - tree_begin) of row i  of tree_mask; without tree_mask: always
+// Keys that no row of an item sees may lie on dropped pages: a page table entry < 0, which is never read.
 struct AttnSequence {
-  const int32_t*
-      pages;  // [ceil(max keys / page_size)] page table; key k is at pages[k / page_size], slot k % page_size
+  const int32_t* pages;   // page table; key k is at pages[k / page_size], slot k % page_size
   int64_t row_begin;      // first packed row in q, out, lse
-  int64_t num_rows;       // new tokens of this sequence
+  int64_t num_rows;       // token rows
   int64_t first_key_end;  // keys that row 0 sees
   int64_t position;       // absolute position of row 0 (ALiBi)
-  int64_t key_position;   // absolute position of key 0 (ALiBi, bias column); 0 but for ragged keys
+  int64_t key_position;   // absolute position of key 0 (ALiBi, key rotation), its bias column
+  // From here on: all zero for a plain causal sequence.
+  const int32_t* row_map;     // nullable [num_rows]
+  const int32_t* key_begins;  // nullable [num_rows]
+  const int32_t* key_ends;    // nullable [num_rows], never decreasing
+  int64_t sink_end;
+  int64_t tree_begin;            // key of the tree's node 0
+  const uint64_t* tree_mask;     // nullable [num_rows][tree_words]
+  int64_t tree_words;            // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter
+  const int32_t* row_positions;  // nullable [num_rows]: absolute positions of the rows; else position + i
+  const int32_t* key_positions;  // nullable, per key: absolute positions; else key_position + k
+  int64_t k_rotation_index;      // which of AttnParams::k_rotations turns its keys
 };
 
 // What one attention call computes for every item. Scores are in log2 units:
@@ -72,12 +89,15 @@ struct AttnSequence {
 // A row that sees nothing (no key, or every score -inf): O = 0, lse = -inf.
 // Masked keys and unused slots may hold NaN or Inf and must not reach an output.
 struct AttnParams {
-  TokenRows q;          // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
-  Rotation q_rotation;  // applied to q while it is loaded
-  float q_scale;        // multiplies q after the rotation
-  PagedRows k;          // k_dim elements per row
-  PagedRows v;          // v_dim elements per row
-  int32_t page_size;    // tokens per page, any value >= 1
+  TokenRows q;               // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
+  Rotation q_rotation;       // applied to q while it is loaded; row = packed token
+  Rotation sink_q_rotation;  // the same for items with sink_part
+  Rotation k_rotations
+      [2];  // applied to K while it is read (rotary_dim 0: stored as needed); row = absolute key position
+  float q_scale;      // multiplies q after the rotation
+  PagedRows k;        // k_dim elements per row
+  PagedRows v;        // v_dim elements per row; may be the K rows or their beginning (MLA, K = V)
+  int32_t page_size;  // tokens per page, any value >= 1
   int32_t num_q_heads;
   int32_t num_kv_heads;  // q head h reads kv head h / (num_q_heads / num_kv_heads)
   int32_t k_dim;
@@ -87,13 +107,14 @@ struct AttnParams {
   const float* sinks;  // nullable [num_q_heads]
   const float* alibi;  // nullable [num_q_heads]
   const float* bias;   // nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j
-  int64_t bias_head_stride;   // in elements; 0: the same for all heads
-  int64_t bias_token_stride;  // in elements; t = packed row, j = absolute key position
+  int64_t bias_head_stride;  // in elements; 0: the same for all heads
+  int64_t bias_token_stride;  // in elements; t = packed row, j = key_position + k: the key's place, wherever it stands
   TokenRows out;              // [T][num_q_heads][v_dim]
   float* lse;                 // nullable; element (t, h) at lse + t*lse_token_stride + h
-  int64_t lse_token_stride;   // in elements
+  int64_t lse_token_stride;  // in elements
   const AttnSequence* sequences;
-  float* partials;  // workspace for split items, see AttnItem::partial
+  float* partials;               // workspace for split items, see AttnItem::partial
+  const int64_t* split_offsets;  // see AttnMergeGroup
 };
 
 // One piece of work: rows x kv heads x keys of one sequence. Rows are token rows of the sequence, each
@@ -102,30 +123,34 @@ struct AttnParams {
 // un-normalised partial results at partials + partial (in floats), laid out
 //   [row in item][q head in item][2 + v_dim]:  m (log2), l, then v_dim accumulators;
 // an empty partial is m = -inf, l = 0, accumulators 0.
+// The range of a tile item starts at a multiple of 64, or where sinks end. An item may hold a gap that no row sees (between sinks and window); kernels
+// skip whole blocks of it.
 struct AttnItem {
   int32_t sequence;
   int32_t head_begin, head_end;  // kv heads
-  int32_t merge_group;           // index into the plan's merge groups; -1 when partial < 0
-  int64_t row_begin, row_end;    // token rows inside the sequence
-  int64_t key_begin, key_end;    // absolute range of keys; a kernel clips it to what each row sees
+  int32_t sink_part;             // 1: q turns by sink_q_rotation
+  int32_t merge_group;         // first of the plan's merge groups that take this partial; -1 when partial < 0
+  int32_t num_merge_groups;    // 1, or one per sequence of a shared prefix
+  int64_t row_begin, row_end;  // token rows inside the sequence
+  int64_t key_begin, key_end;  // absolute range of keys; a kernel clips it to what each row sees
   int64_t partial;
 };
 
 // The splits of one output, merged in index order by whoever finishes last, so that the result depends on
-// nothing but the split boundaries. Partial of split s: partials + first_partial + s*partial_stride.
+// nothing but the split boundaries. Split s of row row_begin lies at partials + split_offsets[first_split + s]; the next rows follow
+// it: all splits of a group have the same heads.
 struct AttnMergeGroup {
-  int32_t sequence;
+  int32_t sequence;  // of the rows
   int32_t head_begin, head_end;
   int32_t num_splits;
   int64_t row_begin, row_end;
-  int64_t first_partial;
-  int64_t partial_stride;  // in floats
+  int64_t first_split;
 };
 
 // Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip the row.
 struct AppendParams {
   TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round)
-  Rotation k_rotation;  // applied to k before it is stored
+  Rotation k_rotation;  // applied to k before it is stored; row = packed token
   PagedRows k_pages, v_pages;
   const int64_t* slots;  // [T]
   int32_t page_size;

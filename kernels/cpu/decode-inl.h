@@ -2,8 +2,10 @@
 //
 // The walk is chunk by chunk (16 keys at absolute multiples of 16), inside a chunk head by head, so one page is one
 // burst of memory traffic. While a head's scores are computed the next head's K lines are prefetched, while its V is
-// accumulated the next head's V lines; the last head prefetches from the next chunk. Arithmetic is fp32 for every
-// storage type: the kernel waits for memory, so exact arithmetic costs nothing.
+// accumulated the next head's V lines; the last head prefetches from the next chunk. They are fetched into the second level only:
+// the first one has few misses under way at a time, and fetches into it hold up the loads (a Zen 4 core then reads half as fast).
+// Arithmetic is fp32 for every storage type: the kernel waits for memory, so exact arithmetic costs nothing. K that is rotated
+// while it is read passes through 16 rows of scratch in fp32.
 //
 // Query rows of one kv head (token rows x group) are cut into blocks, see decode_block-inl.h.
 //
@@ -22,10 +24,11 @@ namespace kvc::kernels::cpu {
 namespace {
 namespace decode {
 
-// Addresses of head 0's rows for the keys of a chunk; of keys outside the item, a row of zeros.
+// Addresses of head 0's rows for the keys of a chunk; of keys that no row of the item sees, a row of zeros.
 struct ChunkRows {
   const std::byte* k[kChunk];
   const std::byte* v[kChunk];
+  uint32_t present;  // bit per key: not a row of zeros
 };
 
 constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
@@ -34,7 +37,7 @@ constexpr int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 struct ScratchLayout {
   int64_t rows, blocks;  // per kv head: query rows, blocks of rows
   int64_t q_stride, acc_stride;
-  int64_t q, acc, states, zeros, bytes;  // byte offsets, total
+  int64_t q, acc, states, keys, zeros, bytes;  // byte offsets, total
 };
 
 inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows, int64_t kv_heads) {
@@ -49,7 +52,9 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
   layout.q = 0;
   layout.acc = layout.q + padded_rows * layout.q_stride * 4;
   layout.states = layout.acc + padded_rows * layout.acc_stride * 4;
-  layout.zeros = layout.states + kv_heads * layout.blocks * static_cast<int64_t>(sizeof(SoftmaxState));
+  layout.keys = layout.states + kv_heads * layout.blocks * static_cast<int64_t>(sizeof(SoftmaxState));
+  const bool rotates = params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0;
+  layout.zeros = layout.keys + (rotates ? kChunk * layout.q_stride * 4 : 0);
   layout.bytes = layout.zeros + padded(longest) * 4;
   return layout;
 }
@@ -60,29 +65,33 @@ class Walk {
       : params_(params),
         item_(item),
         sequence_(params.sequences[item.sequence]),
+        seen_(seen_keys(params, item, item.row_begin, item.row_end)),
+        key_rotation_(params.k_rotations[sequence_.k_rotation_index]),
+        rotates_(key_rotation_.rotary_dim > 0),
         group_(params.num_q_heads / params.num_kv_heads),
         layout_(scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
-        kernels_(choose_block_kernels(layout_.rows, params.k.dtype, params.v.dtype)),
+        k_type_(rotates_ ? DType::kF32 : params.k.dtype),
+        kernels_(choose_block_kernels(layout_.rows, k_type_, params.v.dtype)),
         q_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.q)),
         acc_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.acc)),
         states_(reinterpret_cast<SoftmaxState*>(static_cast<std::byte*>(scratch) + layout_.states)),
+        keys_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.keys)),
         zeros_(static_cast<std::byte*>(scratch) + layout_.zeros) {}
 
   void run() {
     prepare();
-    const int64_t last_row = item_.row_end - 1;
-    const int64_t visible_end = sequence_.first_key_end + (params_.causal != 0 ? last_row : 0);
-    key_end_ = item_.key_end < visible_end ? item_.key_end : visible_end;
     // Three chunks are in use: the one before (its last step is still to be accumulated), this one, the next one.
     ChunkRows rows[3];
-    int64_t key = item_.key_begin / kChunk * kChunk;
-    if (item_.key_begin < key_end_) locate(key, rows[0]);
-    for (int current = 0; item_.key_begin < key_end_ && key < key_end_; key += kChunk) {
+    int64_t key = seen_.first_block(kChunk);
+    if (key < seen_.end) locate(key, rows[0]);
+    for (int current = 0; key < seen_.end;) {
       const int following = current == 2 ? 0 : current + 1;
-      const bool has_next = key + kChunk < key_end_;
-      if (has_next) locate(key + kChunk, rows[following]);
+      const int64_t next_key = seen_.next_block(key, kChunk);
+      const bool has_next = next_key < seen_.end;
+      if (has_next) locate(next_key, rows[following]);
       walk_heads(key, rows[current], rows[has_next ? following : current]);
       current = following;
+      key = next_key;
     }
     if (pending_ != nullptr) accumulate(*pending_);
     finish();
@@ -91,48 +100,70 @@ class Walk {
  private:
   // Addresses of a chunk's rows: the only place where the page table is read.
   void locate(int64_t chunk_key, ChunkRows& rows) const {
-    const int64_t begin = chunk_key < item_.key_begin ? item_.key_begin : chunk_key;
-    const int64_t end = chunk_key + kChunk < key_end_ ? chunk_key + kChunk : key_end_;
-    int64_t page_index = begin / params_.page_size, offset = begin % params_.page_size;
+    const auto wanted = static_cast<uint32_t>(seen_.bits(chunk_key, kChunk));
+    int64_t page_index = chunk_key / params_.page_size, offset = chunk_key % params_.page_size;
     const std::byte *k = nullptr, *v = nullptr;
-    bool new_page = true;
-    for (int64_t key = chunk_key; key < chunk_key + kChunk; ++key) {
-      const int64_t slot = key - chunk_key;
-      if (key < begin || key >= end) {
-        rows.k[slot] = rows.v[slot] = zeros_;
-        continue;
+    bool located = false, kept = false;
+    rows.present = 0;
+    for (int slot = 0; slot < kChunk; ++slot) {
+      rows.k[slot] = rows.v[slot] = zeros_;
+      if ((wanted >> slot & 1) != 0) {
+        if (!located) {
+          const int64_t page = sequence_.pages[page_index];
+          kept = page >= 0;
+          k = row_address(params_.k, page, 0, offset), v = row_address(params_.v, page, 0, offset);
+          located = true;
+        }
+        if (kept) rows.k[slot] = k, rows.v[slot] = v, rows.present |= uint32_t{1} << slot;
+        k += params_.k.token_stride, v += params_.v.token_stride;
+      } else {
+        located = false;
       }
-      if (new_page) {
-        const int64_t page = sequence_.pages[page_index];
-        k = row_address(params_.k, page, 0, offset), v = row_address(params_.v, page, 0, offset);
-      }
-      rows.k[slot] = k, rows.v[slot] = v;
-      k += params_.k.token_stride, v += params_.v.token_stride;
-      new_page = ++offset == params_.page_size;
-      if (new_page) ++page_index, offset = 0;
+      if (++offset == params_.page_size) ++page_index, offset = 0, located = false;
     }
   }
 
-  void cut_rows(const ChunkRows& rows, int64_t head, int valid_begin, int valid_end, ChunkRows& cut) const {
+  void cut_rows(const ChunkRows& rows, int64_t head, ChunkRows& cut) const {
     for (int key = 0; key < kChunk; ++key) {
-      const bool valid = key >= valid_begin && key < valid_end;
-      cut.k[key] = valid ? rows.k[key] + head * params_.k.head_stride : zeros_;
-      cut.v[key] = valid ? rows.v[key] + head * params_.v.head_stride : zeros_;
+      const bool present = (rows.present >> key & 1) != 0;
+      cut.k[key] = present ? rows.k[key] + head * params_.k.head_stride : zeros_;
+      cut.v[key] = present ? rows.v[key] + head * params_.v.head_stride : zeros_;
+    }
+  }
+
+  // The chunk's K rows of one head, turned by their positions, into scratch; the next rows are fetched meanwhile.
+  void rotate_keys(int64_t chunk_key, const ChunkRows& rows, int64_t head, const ChunkRows& next,
+                   int64_t next_head) {
+    const int64_t row_bytes = params_.k_dim * dtype_bytes(params_.k.dtype);
+    for (int key = 0; key < kChunk; ++key) {
+      const std::byte* ahead = next.k[key] + next_head * params_.k.head_stride;
+      for (int64_t byte = 0; byte < row_bytes; byte += kCacheLine) prefetch_far(ahead + byte);
+      rotated_.k[key] = zeros_;
+      if ((rows.present >> key & 1) == 0) continue;
+      float* to = keys_ + key * layout_.q_stride;
+      rotated_.k[key] = reinterpret_cast<const std::byte*>(to);
+      const std::byte* from = rows.k[key] + head * params_.k.head_stride;
+      const int64_t position = position_of_key(sequence_, chunk_key + key);
+      with_dtype(params_.k.dtype, [&](auto type) {
+        transform_row<decltype(type)::value, DType::kF32>(reinterpret_cast<std::byte*>(to), from,
+                                                          params_.k_dim, key_rotation_, position, 1.0f);
+      });
     }
   }
 
   void prepare() {
+    const Rotation& rotation = item_.sink_part != 0 ? params_.sink_q_rotation : params_.q_rotation;
     const int64_t heads = item_.head_end - item_.head_begin;
     const int64_t rows_per_head = layout_.blocks * kernels_.rows;
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t row = 0; row < rows_per_head; ++row) {
         float* q = q_ + (head * rows_per_head + row) * layout_.q_stride;
         if (row < layout_.rows) {
-          const int64_t packed_row = sequence_.row_begin + item_.row_begin + row / group_;
-          load_query_row(params_, packed_row, (item_.head_begin + head) * group_ + row % group_, q);
+          const int64_t packed_row = packed_row_of(sequence_, item_.row_begin + row / group_);
+          load_query_row(params_, rotation, packed_row, (item_.head_begin + head) * group_ + row % group_, q);
           for (int64_t d = params_.k_dim; d < layout_.q_stride; ++d) q[d] = 0.0f;
-          const int step = dot_step(params_.k.dtype);
-          if (params_.k.dtype == DType::kBF16) split_pairs(q, params_.k_dim / step * step);
+          const int step = dot_step(k_type_);
+          if (k_type_ == DType::kBF16) split_pairs(q, params_.k_dim / step * step);
         } else {
           __builtin_memset(q, 0, static_cast<size_t>(layout_.q_stride) * 4);
         }
@@ -162,32 +193,32 @@ class Walk {
   // All heads of the item against one chunk. A step's V is accumulated after the next step's scores: softmax is a long
   // chain of dependent instructions, and the next dot products, which need nothing of it, run meanwhile.
   void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
-    const int valid_begin = chunk_key < item_.key_begin ? static_cast<int>(item_.key_begin - chunk_key) : 0;
-    const int valid_end = key_end_ - chunk_key < kChunk ? static_cast<int>(key_end_ - chunk_key) : kChunk;
-    // Causal rows see different ends: row 0 of the item decides whether all see the whole chunk.
-    const int64_t first_end = sequence_.first_key_end + (params_.causal != 0 ? item_.row_begin : 0);
-    const bool rules_apply = valid_begin > 0 || valid_end < kChunk || first_end < chunk_key + kChunk ||
-                             params_.softcap != 0.0f || params_.alibi != nullptr || params_.bias != nullptr;
-    const bool whole = valid_begin == 0 && valid_end == kChunk;
+    const bool all_visible = seen_.all_see(chunk_key, kChunk);
+    const bool rules_apply =
+        !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr || params_.bias != nullptr;
+    const bool whole = rows.present == kWholeChunk;
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
-      const int64_t k_offset = whole ? head * params_.k.head_stride : 0,
+      const int64_t k_offset = whole && !rotates_ ? head * params_.k.head_stride : 0,
                     v_offset = whole ? head * params_.v.head_stride : 0;
       const bool last_head = head + 1 == item_.head_end;
       const ChunkRows& next = last_head ? next_rows : rows;
       const int64_t next_head = last_head ? item_.head_begin : head + 1;
       const int64_t first_block = (head - item_.head_begin) * layout_.blocks;
+      if (rotates_) rotate_keys(chunk_key, rows, head, next, next_head);
       for (int64_t block = 0; block < layout_.blocks; ++block) {
         Step& step = pending_ == &steps_[0] ? steps_[1] : steps_[0];
-        if (!whole) cut_rows(rows, head, valid_begin, valid_end, step.cut);
+        if (!whole) cut_rows(rows, head, step.cut);
         const ChunkRows& current = whole ? rows : step.cut;
+        const std::byte* const* k_rows = rotates_ ? rotated_.k : current.k;
         const int64_t first_row = (first_block + block) * kernels_.rows;
-        kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, step.scores, current.k, next.k, k_offset,
-                      next_head * params_.k.head_stride, layout_.q_stride, params_.k_dim});
+        kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, step.scores, k_rows,
+                      rotates_ ? k_rows : next.k, k_offset, rotates_ ? 0 : next_head * params_.k.head_stride,
+                      layout_.q_stride, params_.k_dim});
         if (pending_ != nullptr) accumulate(*pending_);
         pending_ = &step;
         if (rules_apply) {
           step.hidden =
-              apply_rules({params_, sequence_, chunk_key, valid_begin, valid_end, item_.row_begin,
+              apply_rules({params_, sequence_, item_, chunk_key, rows.present, all_visible,
                            block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
                           step.scores);
         } else {
@@ -211,8 +242,10 @@ class Walk {
         store(m, states_[block].m), store(l, states_[block].l);
         float* acc = acc_ + (head * layout_.blocks * kernels_.rows + row) * layout_.acc_stride;
         if (params_.v.dtype == DType::kBF16) join_pairs(acc, params_.v_dim);
+        // A visible NaN may have lost the maximum: the row is not one that saw nothing.
+        const float row_max = l[first_lane] != l[first_lane] ? l[first_lane] : m[first_lane];
         finish_row(params_, item_, item_.row_begin + row / group_,
-                   (item_.head_begin + head) * group_ + row % group_, m[first_lane], l[first_lane], acc);
+                   (item_.head_begin + head) * group_ + row % group_, row_max, l[first_lane], acc);
       }
     }
   }
@@ -220,14 +253,19 @@ class Walk {
   const AttnParams& params_;
   const AttnItem& item_;
   const AttnSequence& sequence_;
+  const SeenKeys seen_;
+  const Rotation& key_rotation_;
+  const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;
+  const DType k_type_;  // that the dot products read
   const BlockKernels kernels_;
   float* const q_;
   float* const acc_;
   SoftmaxState* const states_;
+  float* const keys_;  // [kChunk][q_stride]: rotated K of one head and chunk
   std::byte* const zeros_;
-  int64_t key_end_ = 0;
+  ChunkRows rotated_;  // K only: rows of keys_, or zeros
   Step steps_[2];
   Step* pending_ = nullptr;  // the step that is not accumulated yet
 };

@@ -57,7 +57,7 @@ void dot_block(const BlockArgs& args) {
       KVC_UNROLL
       for (int j = 0; j < kKeys; ++j) {
         KVC_UNROLL
-        for (int line = 0; line < kStepLines; ++line) prefetch(next[j] + byte + line * kCacheLine);
+        for (int line = 0; line < kStepLines; ++line) prefetch_far(next[j] + byte + line * kCacheLine);
       }
       KVC_UNROLL
       for (int pair = 0; pair < kStep; pair += kPair, q += kPair) {
@@ -91,7 +91,7 @@ void dot_block(const BlockArgs& args) {
     }
     if (d < dim) {
       KVC_UNROLL
-      for (int j = 0; j < kKeys; ++j) prefetch(next[j] + byte);
+      for (int j = 0; j < kKeys; ++j) prefetch_far(next[j] + byte);
       for (; d < dim; d += kLanes, byte += kLanes * kElement, q += kLanes) {
         const int n = dim - d < kLanes ? dim - d : kLanes;
         KVC_UNROLL
@@ -134,7 +134,7 @@ KVC_VEC_INLINE void accumulate_columns(const BlockArgs& args, const float* alpha
       if constexpr (kFetches) {
         KVC_UNROLL
         for (int64_t byte = 0; byte < kPassBytes; byte += kCacheLine)
-          prefetch(args.next[first + j] + next_offset + byte);
+          prefetch_far(args.next[first + j] + next_offset + byte);
       }
       Vec value[kColumns];
       if constexpr (kColumns == 1) {

@@ -1,79 +1,105 @@
-// What changes a score of decode attention besides the dot product: soft cap, ALiBi, bias, causality, the item's key range.
+// What changes a score of decode attention besides the dot product: soft cap, ALiBi, bias, and which keys a row sees.
 #pragma once
 
 #include "kernels/cpu/decode_block-inl.h"
+#include "kernels/cpu/visibility-inl.h"
 
 namespace kvc::kernels::cpu {
 namespace {
 namespace decode {
 
-// What changes a score besides the dot product, for one block of rows.
+constexpr uint32_t kWholeChunk = (uint32_t{1} << kChunk) - 1;
+
+// One block of rows and one chunk of keys.
 struct ScoreRules {
   const AttnParams& params;
   const AttnSequence& sequence;
-  int64_t chunk_key;           // first key of the chunk
-  int valid_begin, valid_end;  // keys of the chunk that belong to the item
-  int64_t first_token_row;     // of the item, inside the sequence
-  int64_t first_row;           // first query row of the block
-  int64_t rows;                // query rows of the kv head
-  int64_t q_head;              // first query head of the kv head
+  const AttnItem& item;
+  int64_t chunk_key;  // first key of the chunk
+  uint32_t present;   // keys of the chunk that have rows in the pool
+  bool all_visible;   // every row sees every key
+  int64_t first_row;  // first query row of the block
+  int64_t rows;       // query rows of the kv head
+  int64_t q_head;     // first query head of the kv head
   int64_t group;
   int block_rows;
+
+  // A block's last rows may stand for nothing: they take the place of the last real one.
+  int64_t query_row(int row) const { return first_row + row < rows ? first_row + row : rows - 1; }
+  int64_t token_row(int row) const { return item.row_begin + query_row(row) / group; }
+  int64_t head(int row) const { return q_head + query_row(row) % group; }
 };
 
-// Soft cap, ALiBi, bias, causality. Returns whether a key of the item is hidden from some row.
+// One flag per lane of the vector that starts at key `first`: lane row * keys + key <- bit first + key of bits[row].
+inline uint32_t lane_flags(const uint32_t* bits, int block_rows, int keys, int first) {
+  const uint32_t piece = (uint32_t{1} << keys) - 1;
+  uint32_t flags = 0;
+  for (int row = 0; row < block_rows; ++row) flags |= (bits[row] >> first & piece) << row * keys;
+  return flags;
+}
+
+// Soft cap, ALiBi, bias, visibility. Returns whether a key that is present is hidden from some row.
 inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
   const AttnParams& params = rules.params;
   const AttnSequence& sequence = rules.sequence;
   const int keys = kLanes / rules.block_rows;
-  alignas(64) float slope[kLanes], distance[kLanes], limit[kLanes], key_in_vector[kLanes];
+  uint32_t visible[kMaxBlockRows], present[kMaxBlockRows];
+  for (int row = 0; row < rules.block_rows; ++row) {
+    present[row] = rules.present;
+    visible[row] = kWholeChunk;
+    if (rules.all_visible) continue;
+    visible[row] = static_cast<uint32_t>(visible_bits(params, sequence, rules.token_row(row), rules.chunk_key,
+                                                      rules.item.key_begin, rules.item.key_end)) &
+                   rules.present;
+  }
+  alignas(64) float slope[kLanes], distance[kLanes], key_in_vector[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
-    const int64_t row = rules.first_row + lane / keys;
-    const int64_t token_row = rules.first_token_row + (row < rules.rows ? row / rules.group : 0);
-    const int64_t head = rules.q_head + (row < rules.rows ? row % rules.group : 0);
-    const int64_t key_end = sequence.first_key_end + (params.causal != 0 ? token_row : 0) - rules.chunk_key;
+    const int row = lane / keys;
     key_in_vector[lane] = static_cast<float>(lane % keys);
-    slope[lane] = params.alibi != nullptr ? params.alibi[head] : 0.0f;
-    distance[lane] =
-        static_cast<float>(sequence.position + token_row - sequence.key_position - rules.chunk_key);
-    limit[lane] = static_cast<float>(key_end < 0 ? 0 : key_end < rules.valid_end ? key_end : rules.valid_end);
+    slope[lane] = params.alibi != nullptr ? params.alibi[rules.head(row)] : 0.0f;
+    distance[lane] = static_cast<float>(position_of_row(sequence, rules.token_row(row)) -
+                                        sequence.key_position - rules.chunk_key);
   }
   const Vec minus_infinity = set1(kMinusInfinity);
-  const Vec first_valid = set1(static_cast<float>(rules.valid_begin));
   uint32_t hidden = 0;
   for (int first = 0; first < kChunk; first += keys) {
+    const uint32_t flags = lane_flags(visible, rules.block_rows, keys, first);
     Vec s = scores[first / keys];
     if (params.softcap != 0.0f) s = mul(set1(params.softcap), tanh(s));
-    const Vec key = add(load(key_in_vector), set1(static_cast<float>(first)));
-    if (params.alibi != nullptr) s = fnma(load(slope), sub(load(distance), key), s);
+    if (params.alibi != nullptr) {
+      const Vec key = add(load(key_in_vector), set1(static_cast<float>(first)));
+      Vec lane_distance = sub(load(distance), key);
+      if (sequence.key_positions != nullptr) {
+        alignas(64) float uneven[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          uneven[lane] = 0.0f;
+          if ((flags >> lane & 1) == 0) continue;
+          const int64_t at = sequence.key_positions[rules.chunk_key + first + lane % keys];
+          uneven[lane] = static_cast<float>(position_of_row(sequence, rules.token_row(lane / keys)) - at);
+        }
+        lane_distance = load(uneven);
+      }
+      s = fnma(load(slope), lane_distance, s);
+    }
     if (params.bias != nullptr) {
       alignas(64) float bias[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {
-        const int64_t row = rules.first_row + lane / keys;
-        const int key_in_chunk = first + lane % keys;
-        const bool visible = row < rules.rows && key_in_chunk >= rules.valid_begin &&
-                             key_in_chunk < static_cast<int>(limit[lane]);
-        if (!visible) {
-          bias[lane] = 0.0f;
-          continue;
-        }
-        const int64_t packed_row = sequence.row_begin + rules.first_token_row + row / rules.group;
-        bias[lane] = params.bias[(rules.q_head + row % rules.group) * params.bias_head_stride +
-                                 packed_row * params.bias_token_stride + sequence.key_position +
-                                 rules.chunk_key + key_in_chunk];
+        bias[lane] = 0.0f;
+        if ((flags >> lane & 1) == 0) continue;
+        const int row = lane / keys;
+        bias[lane] = params.bias[rules.head(row) * params.bias_head_stride +
+                                 packed_row_of(sequence, rules.token_row(row)) * params.bias_token_stride +
+                                 sequence.key_position + rules.chunk_key + first + lane % keys];
       }
       // A masked key's K may be NaN, which a sum with -inf would keep.
       const Vec row_bias = load(bias);
       const Mask masked = equal(row_bias, minus_infinity);
       s = select(masked, minus_infinity, fma(row_bias, set1(1.4426950408889634f), s));
     }
-    const Mask visible = mask_and(less(key, load(limit)), less_equal(first_valid, key));
-    s = select(visible, s, minus_infinity);
+    s = select(mask_of(flags), s, minus_infinity);
     scores[first / keys] = s;
-    // Zero rows outside the item are harmless; a hidden key inside it is not.
-    const Mask inside =
-        mask_and(less(key, set1(static_cast<float>(rules.valid_end))), less_equal(first_valid, key));
-    hidden |= mask_bits(mask_and(inside, equal(s, minus_infinity)));
+    // The zero rows of keys that are not present are harmless; a hidden key that is present is not.
+    hidden |= lane_flags(present, rules.block_rows, keys, first) & mask_bits(equal(s, minus_infinity));
   }
   return hidden != 0;
 }

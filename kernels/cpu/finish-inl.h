@@ -3,10 +3,13 @@
 //   finish_row(params, item, row, q_head, m, l, acc)
 //     row: token row inside the sequence; q_head: absolute query head; m: running max (log2 units);
 //     l: sum of 2^(s - m); acc: v_dim floats, un-normalised. A row that saw nothing: m = -inf, l = 0, acc = 0.
+//   Accumulators of -0 leave as +0: keys that a row does not see may turn one into the other, and must not show.
 //   Writes out/lse when item.partial < 0, else the row's slot of the item's partial result.
 //
 // Included by the isa_<name>.cc files after a vec_<isa>.h.
 #pragma once
+
+#include "kernels/cpu/visibility-inl.h"
 
 namespace kvc::kernels::cpu {
 namespace {
@@ -51,21 +54,21 @@ inline void finish_row(const AttnParams& params, const AttnItem& item, int64_t r
     partial[1] = l;
     for (int d = 0; d < dim; d += kLanes) {
       if (dim - d >= kLanes) {
-        store(partial + 2 + d, load(acc + d));
+        store(partial + 2 + d, add(load(acc + d), zero()));
       } else {
-        store_tail(partial + 2 + d, load_tail(acc + d, dim - d), dim - d);
+        store_tail(partial + 2 + d, add(load_tail(acc + d, dim - d), zero()), dim - d);
       }
     }
     return;
   }
-  const int64_t packed_row = params.sequences[item.sequence].row_begin + row;
+  const int64_t packed_row = packed_row_of(params.sequences[item.sequence], row);
   const Normaliser normal = normaliser(params, q_head, m, l);
   std::byte* out = out_row(params, packed_row, q_head);
   const int64_t element = dtype_bytes(params.out.dtype);
   for (int d = 0; d < dim; d += kLanes) {
     const int n = dim - d < kLanes ? dim - d : kLanes;
     const Vec sum = n == kLanes ? load(acc + d) : load_tail(acc + d, n);
-    store_any(out + d * element, params.out.dtype, mul(sum, set1(normal.scale)), n);
+    store_any(out + d * element, params.out.dtype, mul(add(sum, zero()), set1(normal.scale)), n);
   }
   store_lse(params, packed_row, q_head, normal.lse);
 }
@@ -77,20 +80,20 @@ inline void attn_merge_splits(const AttnParams& params, const AttnMergeGroup& gr
   const int64_t heads = (group.head_end - group.head_begin) * heads_per_kv;
   const int64_t row_floats = 2 + params.v_dim;
   const int64_t element = dtype_bytes(params.out.dtype);
+  const int64_t* offsets = params.split_offsets + group.first_split;
   for (int64_t row = group.row_begin; row < group.row_end; ++row) {
-    const int64_t packed_row = params.sequences[group.sequence].row_begin + row;
+    const int64_t packed_row = packed_row_of(params.sequences[group.sequence], row);
     for (int64_t head = 0; head < heads; ++head) {
-      const float* first =
-          params.partials + group.first_partial + ((row - group.row_begin) * heads + head) * row_floats;
+      const float* first = params.partials + ((row - group.row_begin) * heads + head) * row_floats;
       float m = kMinusInfinity;
       for (int32_t split = 0; split < group.num_splits; ++split) {
-        const float split_m = first[split * group.partial_stride];
+        const float split_m = first[offsets[split]];
         m = split_m > m || split_m != split_m ? split_m : m;
       }
       const float reference = m == kMinusInfinity ? 0.0f : m;
       float l = 0.0f;
       for (int32_t split = 0; split < group.num_splits; ++split) {
-        const float* partial = first + split * group.partial_stride;
+        const float* partial = first + offsets[split];
         l += partial[1] * exp2_scalar(partial[0] - reference);
       }
       const int64_t q_head = group.head_begin * heads_per_kv + head;
@@ -100,7 +103,7 @@ inline void attn_merge_splits(const AttnParams& params, const AttnMergeGroup& gr
         Vec sums[kBlock];
         for (int i = 0; i < kBlock; ++i) sums[i] = zero();
         for (int32_t split = 0; split < group.num_splits; ++split) {
-          const float* partial = first + split * group.partial_stride;
+          const float* partial = first + offsets[split];
           const Vec weight = set1(exp2_scalar(partial[0] - reference));
           for (int i = 0, d = begin; i < kBlock && d < params.v_dim; ++i, d += kLanes) {
             const int n = params.v_dim - d < kLanes ? params.v_dim - d : kLanes;

@@ -6,8 +6,10 @@
 
 #include "kernels/cpu/vec_avx512.h"
 // The kernels, over that vector width.
+#include "kernels/cpu/conv-inl.h"
 #include "kernels/cpu/decode-inl.h"
 #include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/linear-inl.h"
 #include "kernels/cpu/rows-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
@@ -25,6 +27,11 @@ const KernelTable kAvx512Table = {
     gather,
     merge,
     copy,
+    linear,
+    linear_scratch_bytes,
+    conv,
+    conv_scratch_bytes,
+    nullptr,
 };
 
 }  // namespace kvc::kernels::cpu

@@ -3,8 +3,10 @@
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vec_scalar.h"
 // The kernels, over that vector width.
+#include "kernels/cpu/conv-inl.h"
 #include "kernels/cpu/decode-inl.h"
 #include "kernels/cpu/finish-inl.h"
+#include "kernels/cpu/linear-inl.h"
 #include "kernels/cpu/rows-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
@@ -22,6 +24,11 @@ const KernelTable kScalarTable = {
     gather,
     merge,
     copy,
+    linear,
+    linear_scratch_bytes,
+    conv,
+    conv_scratch_bytes,
+    nullptr,
 };
 
 }  // namespace kvc::kernels::cpu

@@ -1,8 +1,8 @@
 // Moving rows between tensors and pages: append (with rotation), gather, the LSE merge of two outputs, page copies.
 //
 // Included by the isa_<name>.cc files after a vec_<isa>.h. transform_row is also how attention kernels load Q:
-//   transform_row<From, To>(to, from, dim, cos, sin, rotary_dim, interleaved, scale)
-//   load_query_row(params, packed_row, q_head, out)   Q rotated and scaled to k_dim floats
+//   transform_row<From, To>(to, from, dim, rotation, rotation_row, scale)
+//   load_query_row(params, rotation, packed_row, q_head, out)   Q rotated and scaled to k_dim floats
 #pragma once
 
 namespace kvc::kernels::cpu {
@@ -73,27 +73,33 @@ KVC_VEC_INLINE void rotate_pairs(std::byte* to, const std::byte* from, int half,
 }
 
 template <DType kFrom, DType kTo>
-inline void transform_row(std::byte* to, const std::byte* from, int dim, const float* cos, const float* sin,
-                          int rotary_dim, bool interleaved, float scale) {
-  if (interleaved) {
-    rotate_pairs<kFrom, kTo>(to, from, rotary_dim / 2, cos, sin, set1(scale));
-  } else {
-    rotate_halves<kFrom, kTo>(to, from, rotary_dim / 2, cos, sin, set1(scale));
+inline void transform_row(std::byte* to, const std::byte* from, int dim, const Rotation& rotation,
+                          int64_t rotation_row, float scale) {
+  constexpr int64_t kFromBytes = dtype_bytes(kFrom), kToBytes = dtype_bytes(kTo);
+  int done = 0;
+  if (rotation.rotary_dim > 0) {
+    const int half = rotation.rotary_dim / 2;
+    const float* cos = rotation.cos + rotation_row * half;
+    const float* sin = rotation.sin + rotation_row * half;
+    convert_run<kFrom, kTo>(to, from, rotation.begin, set1(scale));
+    std::byte* target = to + rotation.begin * kToBytes;
+    const std::byte* source = from + rotation.begin * kFromBytes;
+    if (rotation.interleaved != 0) {
+      rotate_pairs<kFrom, kTo>(target, source, half, cos, sin, set1(scale));
+    } else {
+      rotate_halves<kFrom, kTo>(target, source, half, cos, sin, set1(scale));
+    }
+    done = rotation.begin + rotation.rotary_dim;
   }
-  convert_run<kFrom, kTo>(to + rotary_dim * dtype_bytes(kTo), from + rotary_dim * dtype_bytes(kFrom),
-                          dim - rotary_dim, set1(scale));
+  convert_run<kFrom, kTo>(to + done * kToBytes, from + done * kFromBytes, dim - done, set1(scale));
 }
 
-inline void load_query_row(const AttnParams& params, int64_t packed_row, int64_t q_head, float* out) {
+inline void load_query_row(const AttnParams& params, const Rotation& rotation, int64_t packed_row,
+                           int64_t q_head, float* out) {
   const std::byte* from = params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
-  const Rotation& rotation = params.q_rotation;
-  const int64_t half = rotation.rotary_dim / 2;
-  const float* cos = half > 0 ? rotation.cos + packed_row * half : nullptr;
-  const float* sin = half > 0 ? rotation.sin + packed_row * half : nullptr;
   with_dtype(params.q.dtype, [&](auto from_type) {
-    transform_row<decltype(from_type)::value, DType::kF32>(reinterpret_cast<std::byte*>(out), from,
-                                                           params.k_dim, cos, sin, rotation.rotary_dim,
-                                                           rotation.interleaved != 0, params.q_scale);
+    transform_row<decltype(from_type)::value, DType::kF32>(
+        reinterpret_cast<std::byte*>(out), from, params.k_dim, rotation, packed_row, params.q_scale);
   });
 }
 
@@ -120,7 +126,6 @@ struct AppendRun {
 template <DType kFrom, DType kTo>
 void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to, const Rotation& rotation,
                 int num_heads, int dim) {
-  const int64_t half = rotation.rotary_dim / 2;
   const int64_t row_bytes = dim * dtype_bytes(kTo);
   const int64_t ahead_bytes = run.more ? dim * dtype_bytes(kFrom) : 0;
   const int64_t ahead = run.count * from.token_stride;
@@ -132,14 +137,11 @@ void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to
       for (int64_t byte = 0; byte < row_bytes; byte += kCacheLine)
         prefetch_to_write(target + next_head + byte);
       for (int64_t byte = 0; byte < ahead_bytes; byte += kCacheLine) prefetch_far(source + ahead + byte);
-      if (kFrom == kTo && half == 0) {
+      if (kFrom == kTo && rotation.rotary_dim == 0) {
         copy_row(target, source, row_bytes);
         continue;
       }
-      const float* cos = half > 0 ? rotation.cos + (run.first_row + i) * half : nullptr;
-      const float* sin = half > 0 ? rotation.sin + (run.first_row + i) * half : nullptr;
-      transform_row<kFrom, kTo>(target, source, dim, cos, sin, rotation.rotary_dim, rotation.interleaved != 0,
-                                1.0f);
+      transform_row<kFrom, kTo>(target, source, dim, rotation, run.first_row + i, 1.0f);
     }
   }
 }
@@ -157,7 +159,7 @@ inline AppendRunFunction choose_append_run(DType from, DType to) {
 }
 
 inline void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
-  const Rotation no_rotation{nullptr, nullptr, 0, 0};
+  const Rotation no_rotation{};
   const AppendRunFunction append_k = choose_append_run(params.k.dtype, params.k_pages.dtype);
   const AppendRunFunction append_v = choose_append_run(params.v.dtype, params.v_pages.dtype);
   for (int64_t row = row_begin; row < row_end;) {

@@ -4,6 +4,7 @@
 // 64-byte aligned, and at least as large as the matching *_scratch_bytes said.
 #pragma once
 
+#include "kernels/linear_params.h"
 #include "kernels/params.h"
 
 namespace kvc::kernels::cpu {
@@ -16,7 +17,8 @@ struct KernelTable {
   const char* name;  // "reference", "scalar", "avx2", "avx512", "avx512bf16"
 
   // Few rows (a decode step): reads each KV byte once for all query heads of its group, walks page by page over the item's
-  // heads, fp32 arithmetic for every storage type. Correct for any number of rows.
+  // heads, fp32 arithmetic for every storage type. Correct for any number of rows. Bf16 latents (V is the beginning of the only
+  // K row, four query heads or more) run on bf16 dot products where the machine has them: there Q and P are rounded to bf16.
   void (*attn_decode)(const AttnParams&, const AttnItem&, void* scratch);
   size_t (*attn_decode_scratch_bytes)(const AttnParams&,
                                       int64_t max_rows);  // max_rows: largest row_end - row_begin
@@ -33,6 +35,19 @@ struct KernelTable {
   void (*merge)(const MergeParams&, int64_t row_begin, int64_t row_end);
   void (*copy)(std::byte* to, const std::byte* from,
                size_t bytes);  // page copies; streams past the caches when large
+
+  // Linear attention over all new tokens of sequences[sequence], heads [head_begin, head_end): reads the state and writes it back.
+  // A head's results depend on its own inputs only, however heads are cut.
+  void (*linear)(const LinearParams&, int32_t sequence, int32_t head_begin, int32_t head_end, void* scratch);
+  size_t (*linear_scratch_bytes)(const LinearParams&, int64_t max_rows);  // max_rows: largest num_rows
+
+  // Causal depthwise convolution, channels [channel_begin, channel_end) of one sequence.
+  void (*conv)(const ConvParams&, int32_t sequence, int32_t channel_begin, int32_t channel_end, void* scratch);
+  size_t (*conv_scratch_bytes)(const ConvParams&);
+
+  // Nullable. Whether attn_decode and attn_tile are the same kernel for these params, one that reads latents (V inside K, all query
+  // heads on one kv head): the planner then cuts for its taste. A property of the layer and the options alone.
+  bool (*reads_latents)(const AttnParams&);
 };
 
 // The best instruction set of this machine (CPUID and XGETBV: the operating system must save the registers too).

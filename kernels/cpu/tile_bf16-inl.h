@@ -195,6 +195,7 @@ inline void value_rows_bf16(const uint32_t* weights, const float* correction, co
 
 struct MathBf16 {
   static constexpr int kVectorFloats = kPairLanes;
+  static constexpr DType kRotated = DType::kBF16;
 
   int64_t k_dim, v_dim, k_pairs, v_padded;
   uint32_t* q;         // [max_rows][k_pairs]             pairs of bf16
@@ -228,7 +229,7 @@ struct MathBf16 {
     }
   }
 
-  bool pack(const std::byte* const* k_rows, const std::byte* const* v_rows) {
+  bool pack(const std::byte* const* k_rows, DType, const std::byte* const* v_rows) {
     pack_k_bf16(k_rows, k_dim, k_packed);
     return pack_v_bf16(v_rows, v_dim, v_padded, v_packed);
   }

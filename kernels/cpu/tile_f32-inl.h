@@ -134,9 +134,10 @@ inline void value_rows_f32(const float* p, const float* correction, const float*
 
 struct MathF32 {
   static constexpr int kVectorFloats = kLanes;
+  static constexpr DType kRotated = DType::kF32;
 
   int64_t k_dim, v_dim, v_padded;
-  DType k_dtype, v_dtype;
+  DType v_dtype;
   float* q;         // [max_rows][k_dim]
   float* k_packed;  // [k_dim][kBlockKeys]
   float* v_packed;  // [kBlockKeys][v_padded]
@@ -149,7 +150,6 @@ struct MathF32 {
     k_dim = params.k_dim;
     v_dim = params.v_dim;
     v_padded = padded;
-    k_dtype = params.k.dtype;
     v_dtype = params.v.dtype;
     k_packed = take_array<float>(cursor, k_dim * kBlockKeys);
     v_packed = take_array<float>(cursor, v_padded * kBlockKeys);
@@ -161,7 +161,7 @@ struct MathF32 {
     __builtin_memcpy(q + row * k_dim, query, static_cast<size_t>(k_dim) * sizeof(float));
   }
 
-  bool pack(const std::byte* const* k_rows, const std::byte* const* v_rows) {
+  bool pack(const std::byte* const* k_rows, DType k_dtype, const std::byte* const* v_rows) {
     bool finite = true;
     with_dtype(k_dtype, [&](auto dtype) { pack_k_f32<decltype(dtype)::value>(k_rows, k_dim, k_packed); });
     with_dtype(v_dtype, [&](auto dtype) {

@@ -1,17 +1,18 @@
 // The walk of the tile kernels: kv head -> pass of rows -> block of 64 keys -> register tile of rows. Generic
 // over the arithmetic (tile_f32-inl.h, tile_bf16-inl.h), which is a struct Math with
 //   static constexpr int kVectorFloats               floats per register across v_dim
+//   static constexpr DType kRotated                  what rotated keys are rounded to
 //   static int64_t query_bytes(params)               per row
 //   void allocate(params, max_rows, v_padded, cursor)  its part of the scratch
 //   void load_query(const float* query, row)         fp32 [k_dim] -> its own form
-//   bool pack(k_rows, v_rows)                        one block; whether all of V is finite
+//   bool pack(k_rows, k_dtype, v_rows)               one block; whether all of V is finite
 //   void scores<kRows>(row, float* scores)           raw dot products, [kRows][kBlockKeys]
 //   void weights(const float* scores, num_rows)      takes over P, [num_rows][kBlockKeys]
 //   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first num_keys keys
 //   void values_of_visible(row, visible, correction, num_keys, acc)
 //                                                    the same for one row, with the V it sees only
 //
-// An item's key_begin is a multiple of 64: the planner cuts keys there and nowhere else.
+// Blocks start at absolute multiples of 64; items are cut there, but for sinks that end elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +31,19 @@ namespace {
 #endif
 
 struct TilePass {
-  int64_t v_padded;        // v_dim rounded up to whole registers
-  int64_t max_rows;        // most rows of one pass
-  float* acc;              // [max_rows][v_padded]       un-normalised output
-  float* sum;              // [max_rows][kLanes]         sum of P, one partial sum per lane
-  float* max;              // [max_rows]                 running maximum, log2 units
-  int64_t* key_end;        // [max_rows]                 one past the last visible key
-  float* query;            // [k_dim]                    one query row in fp32
-  float* scores;           // [kMaxTileRows][kBlockKeys]
-  float* correction;       // [kLanes]
-  std::byte* zeros;        // a row of zeros, stands for the keys behind the last one
-  const std::byte** rows;  // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+  int64_t v_padded;                // v_dim rounded up to whole registers
+  int64_t max_rows;                // most rows of one pass
+  float* acc;                      // [max_rows][v_padded]       un-normalised output
+  float* sum;                      // [max_rows][kLanes]         sum of P, one partial sum per lane
+  float* max;                      // [max_rows]                 running maximum, log2 units
+  int64_t* key_end;                // [max_rows]                 one past the last visible key
+  float* query;                    // [k_dim]                    one query row in fp32
+  float* scores;                   // [kMaxTileRows][kBlockKeys]
+  float* correction;               // [kLanes]
+  std::byte* zeros;                // a row of zeros, stands for the keys behind the last one
+  const std::byte** rows;          // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+  std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read
+  const std::byte** rotated_rows;  // [kBlockKeys]       rows of `rotated`, or zeros
 };
 
 template <typename T>
@@ -56,8 +59,8 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, 
   const int64_t all_rows = item_rows * (params.num_q_heads / params.num_kv_heads);
   pass.max_rows = all_rows < limit ? all_rows : limit;
   math.allocate(params, pass.max_rows, pass.v_padded, cursor);
-  const int64_t k_bytes = params.k_dim * dtype_bytes(params.k.dtype);
-  const int64_t v_bytes = params.v_dim * dtype_bytes(params.v.dtype);
+  const bool rotates = params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0;
+  const int64_t zero_bytes = (params.k_dim > params.v_dim ? params.k_dim : params.v_dim) * int64_t{4};
   pass.scores = take_array<float>(cursor, kMaxTileRows * kBlockKeys);
   pass.correction = take_array<float>(cursor, kLanes);
   pass.rows = take_array<const std::byte*>(cursor, 2 * 2 * kBlockKeys);
@@ -66,19 +69,37 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, 
   pass.max = take_array<float>(cursor, pass.max_rows);
   pass.key_end = take_array<int64_t>(cursor, pass.max_rows);
   pass.query = take_array<float>(cursor, params.k_dim);
-  pass.zeros = take_array<std::byte>(cursor, k_bytes > v_bytes ? k_bytes : v_bytes);
-  if (cursor.base != nullptr)
-    __builtin_memset(pass.zeros, 0, static_cast<size_t>(k_bytes > v_bytes ? k_bytes : v_bytes));
+  pass.zeros = take_array<std::byte>(cursor, zero_bytes);
+  pass.rotated =
+      take_array<std::byte>(cursor, rotates ? kBlockKeys * params.k_dim * dtype_bytes(Math::kRotated) : 0);
+  pass.rotated_rows = take_array<const std::byte*>(cursor, rotates ? kBlockKeys : 0);
+  if (cursor.base != nullptr) __builtin_memset(pass.zeros, 0, static_cast<size_t>(zero_bytes));
   return pass;
 }
 
-// Where the rows of one block lie: K rows, then V rows. Keys from keys_end on are rows of zeros.
-inline void locate_block(const TileRows& rows, int64_t block_begin, int64_t keys_end, const std::byte* zeros,
-                         const std::byte** addresses /* [2 * kBlockKeys] */) {
-  const int64_t left = keys_end - block_begin;
-  const int64_t count = left < 0 ? 0 : left < kBlockKeys ? left : kBlockKeys;
-  block_row_addresses(rows.params->k, rows, block_begin, count, zeros, addresses);
-  block_row_addresses(rows.params->v, rows, block_begin, count, zeros, addresses + kBlockKeys);
+// Where the rows of one block lie: K rows, then V rows. Keys that no row sees are rows of zeros.
+inline void locate_block(const TileRows& rows, const SeenKeys& seen, int64_t block_begin,
+                         const std::byte* zeros, const std::byte** addresses /* [2 * kBlockKeys] */) {
+  const uint64_t wanted = seen.bits(block_begin, kBlockKeys);
+  block_row_addresses(rows.params->k, rows, block_begin, wanted, zeros, addresses);
+  block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
+}
+
+// The K rows of a block turned by their positions, in fp32, then rounded to what the products take.
+template <DType kTo>
+void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows, TilePass& pass) {
+  const AttnParams& params = *rows.params;
+  const Rotation& rotation = params.k_rotations[rows.sequence->k_rotation_index];
+  with_dtype(params.k.dtype, [&](auto type) {
+    for (int key = 0; key < kBlockKeys; ++key) {
+      pass.rotated_rows[key] = pass.zeros;
+      if (k_rows[key] == pass.zeros) continue;
+      std::byte* to = pass.rotated + key * params.k_dim * dtype_bytes(kTo);
+      transform_row<decltype(type)::value, kTo>(to, k_rows[key], params.k_dim, rotation,
+                                                position_of_key(*rows.sequence, block_begin + key), 1.0f);
+      pass.rotated_rows[key] = to;
+    }
+  });
 }
 
 // Brings the next block into L2 while this one is worked on, a few rows at a time between the steps of every
@@ -110,38 +131,57 @@ inline void prefetch_some(TilePrefetch& prefetch) {
 
 struct TileBlock {
   int64_t begin;           // first key
+  bool all_see;            // every row of the pass sees every key
+  bool ends_only;          // rows differ in their ends only
   bool v_finite;           // all of V that the pass sees
   TilePrefetch* prefetch;  // of the next block
 };
+
+// Which keys of the block each row of a tile sees. Returns whether every row sees all of them.
+template <int kRows>
+inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileBlock& block,
+                            const int64_t* key_end, uint64_t* visible /* [kRows] */) {
+  // The first row of a tile has the smallest end.
+  const bool all = block.all_see || (block.ends_only && key_end[0] >= block.begin + kBlockKeys);
+  for (int r = 0; r < kRows; ++r) {
+    visible[r] =
+        all ? ~uint64_t{0}
+            : visible_bits(*rows.params, *rows.sequence, rows.item->row_begin + (first_row + r) / rows.group,
+                           block.begin, rows.item->key_begin, rows.item->key_end);
+  }
+  return all;
+}
 
 // One register tile of rows against the packed block.
 template <int kRows, typename Math>
 void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the item */,
                  int64_t row /* in the pass */, const TileBlock& block, TilePass& pass, Math& math) {
-  const int64_t block_begin = block.begin;
   const int64_t last_end = pass.key_end[row + kRows - 1];
-  if (last_end <= block_begin) return;  // the same as walking it: nothing is visible, nothing would change
+  if (last_end <= block.begin) return;  // the same as walking it: nothing is visible, nothing would change
+  uint64_t visible[kRows];
+  const bool all_visible = tile_visibility<kRows>(rows, first_row + row, block, pass.key_end + row, visible);
+  uint64_t any = 0;
+  for (int r = 0; r < kRows; ++r) any |= visible[r];
+  if (any == 0) return;
   float* acc = pass.acc + row * pass.v_padded;
   prefetch_some(*block.prefetch);
   math.template scores<kRows>(row, pass.scores);
   prefetch_some(*block.prefetch);
   if (!scores_are_plain(*rows.params)) {
     for (int r = 0; r < kRows; ++r) {
-      adjust_scores(rows, tile_row(rows, first_row + row + r), block_begin,
-                    pass.key_end[row + r] - block_begin, pass.scores + r * kBlockKeys);
+      adjust_scores(rows, tile_row(rows, first_row + row + r), block.begin, visible[r],
+                    pass.scores + r * kBlockKeys);
     }
-  } else if (pass.key_end[row] < block_begin + kBlockKeys) {  // the first row of a tile sees least
-    for (int r = 0; r < kRows; ++r)
-      mask_scores(pass.scores + r * kBlockKeys, pass.key_end[row + r] - block_begin);
+  } else if (!all_visible) {
+    for (int r = 0; r < kRows; ++r) mask_scores(pass.scores + r * kBlockKeys, visible[r]);
   }
-  uint64_t visible[kRows] = {};
   if (!block.v_finite) {
     for (int r = 0; r < kRows; ++r) visible[r] = visible_keys(pass.scores + r * kBlockKeys);
   }
   softmax_rows(kRows, pass.scores, pass.max + row, pass.sum + row * kLanes, pass.correction);
   math.weights(pass.scores, kRows);
   prefetch_some(*block.prefetch);
-  const int64_t left = last_end - block_begin;
+  const int64_t left = last_end - block.begin;
   const int num_keys = left < kBlockKeys ? static_cast<int>(left) : kBlockKeys;
   if (block.v_finite) {
     math.template values<kRows>(pass.correction, num_keys, acc);
@@ -151,28 +191,44 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
   }
 }
 
+// The rows of a pass, ready for the first block.
 template <typename Math>
-void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
+void load_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
   const AttnParams& params = *rows.params;
+  const Rotation& rotation = rows.item->sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
   for (int64_t row = 0; row < num_rows; ++row) {
     const TileRow here = tile_row(rows, first_row + row);
-    load_query_row(params, here.packed_row, here.head, pass.query);
+    load_query_row(params, rotation, here.packed_row, here.head, pass.query);
     math.load_query(pass.query, row);
     pass.key_end[row] = visible_key_end(rows, here.token);
     pass.max[row] = kMinusInfinity;
   }
   __builtin_memset(pass.acc, 0, static_cast<size_t>(num_rows * pass.v_padded) * sizeof(float));
   __builtin_memset(pass.sum, 0, static_cast<size_t>(num_rows * kLanes) * sizeof(float));
+}
 
-  const int64_t keys_end = pass.key_end[num_rows - 1];  // later rows see at least as much
+template <typename Math>
+void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
+  const AttnParams& params = *rows.params;
+  load_pass(rows, first_row, num_rows, pass, math);
+  const int64_t token = rows.item->row_begin + first_row / rows.group;
+  const int64_t last_token = rows.item->row_begin + (first_row + num_rows - 1) / rows.group;
+  const SeenKeys seen = seen_keys(params, *rows.item, token, last_token + 1);
+  const bool ends_only = seen.ends_only && rows.item->key_begin % kBlockKeys == 0;
+  const bool rotates = params.k_rotations[rows.sequence->k_rotation_index].rotary_dim > 0;
   const std::byte** here = pass.rows;
   const std::byte** next = pass.rows + 2 * kBlockKeys;
-  locate_block(rows, rows.item->key_begin, keys_end, pass.zeros, here);
-  for (int64_t block = rows.item->key_begin; block < keys_end; block += kBlockKeys) {
-    locate_block(rows, block + kBlockKeys, keys_end, pass.zeros, next);
-    const bool v_finite = math.pack(here, here + kBlockKeys);
-    TilePrefetch prefetch = tile_prefetch(params, next, block + kBlockKeys < keys_end, num_rows);
-    const TileBlock state = {block, v_finite, &prefetch};
+  int64_t block = seen.first_block(kBlockKeys);
+  if (block < seen.end) locate_block(rows, seen, block, pass.zeros, here);
+  while (block < seen.end) {
+    const int64_t next_block = seen.next_block(block, kBlockKeys);
+    const bool has_next = next_block < seen.end;
+    if (has_next) locate_block(rows, seen, next_block, pass.zeros, next);
+    if (rotates) rotate_block<Math::kRotated>(rows, block, here, pass);
+    const bool v_finite = math.pack(rotates ? pass.rotated_rows : here,
+                                    rotates ? Math::kRotated : params.k.dtype, here + kBlockKeys);
+    TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
+    const TileBlock state = {block, seen.all_see(block, kBlockKeys), ends_only, v_finite, &prefetch};
     int64_t row = 0;
     for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);
     if (row + 4 <= num_rows) attend_rows<4>(rows, first_row, row, state, pass, math), row += 4;
@@ -181,6 +237,7 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
     const std::byte** done = here;
     here = next;
     next = done;
+    block = next_block;
   }
   for (int64_t row = 0; row < num_rows; ++row) {
     finish_tile_row(rows, tile_row(rows, first_row + row), pass.max[row], pass.sum + row * kLanes,

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/visibility-inl.h"
 #include "kernels/params.h"
 
 namespace kvc::kernels::cpu {
@@ -38,31 +39,39 @@ inline TileRows tile_rows(const AttnParams& params, const AttnItem& item, int32_
 inline TileRow tile_row(const TileRows& rows, int64_t row) {
   const int64_t token = rows.item->row_begin + row / rows.group;
   const int32_t head = rows.kv_head * rows.group + static_cast<int32_t>(row % rows.group);
-  return {token, rows.sequence->row_begin + token, head};
+  return {token, packed_row_of(*rows.sequence, token), head};
 }
 
 // One past the last key that a row sees inside the item.
 inline int64_t visible_key_end(const TileRows& rows, int64_t token) {
-  const int64_t end = rows.sequence->first_key_end + (rows.params->causal ? token : 0);
+  const int64_t end = row_key_end(*rows.params, *rows.sequence, token);
   return end < rows.item->key_end ? end : rows.item->key_end;
 }
 
-// Addresses of rows [key_begin, key_begin + count) of one kv head; the remaining ones, up to kBlockKeys,
-// point to `filler`.
-inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int64_t key_begin, int64_t count,
-                                const std::byte* filler, const std::byte** addresses /* [kBlockKeys] */) {
+// Addresses of the rows of one kv head for the kBlockKeys keys from block_begin on; of keys outside `wanted` (bit per key), or on
+// dropped pages, `filler`.
+inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int64_t block_begin,
+                                uint64_t wanted, const std::byte* filler,
+                                const std::byte** addresses /* [kBlockKeys] */) {
   const int64_t page_size = rows.params->page_size;
-  int64_t page = key_begin / page_size;
-  int64_t slot = key_begin % page_size;
-  int64_t key = 0;
-  while (key < count) {
-    const std::byte* address = row_address(pool, rows.sequence->pages[page], rows.kv_head, slot);
-    const int64_t left = count - key < page_size - slot ? count - key : page_size - slot;
-    for (int64_t i = 0; i < left; ++i, ++key, address += pool.token_stride) addresses[key] = address;
-    ++page;
-    slot = 0;
+  int64_t page_index = block_begin / page_size;
+  int64_t slot = block_begin % page_size;
+  for (int64_t key = 0; key < kBlockKeys; ++page_index, slot = 0) {
+    const int64_t run = kBlockKeys - key < page_size - slot ? kBlockKeys - key : page_size - slot;
+    const uint64_t wanted_run = wanted >> key & bits_below(run);
+    // The table may end with the last key that a row sees.
+    const int64_t page = wanted_run != 0 ? rows.sequence->pages[page_index] : -1;
+    const std::byte* address = page >= 0 ? row_address(pool, page, rows.kv_head, slot) : filler;
+    if (page >= 0 && wanted_run == bits_below(run)) {
+      for (int64_t i = 0; i < run; ++i, address += pool.token_stride) addresses[key + i] = address;
+    } else {
+      for (int64_t i = 0; i < run; ++i) {
+        const bool present = page >= 0 && (wanted_run >> i & 1) != 0;
+        addresses[key + i] = present ? address + i * pool.token_stride : filler;
+      }
+    }
+    key += run;
   }
-  for (; key < kBlockKeys; ++key) addresses[key] = filler;
 }
 
 // Bump allocation inside the worker's scratch. With a null base it only measures.

@@ -26,32 +26,53 @@ inline int lanes_below(int64_t end, int c) {
   return n < 0 ? 0 : n > kLanes ? kLanes : static_cast<int>(n);
 }
 
-// Keys from num_visible on get -inf, whatever the dot product was (their K may hold NaN).
-inline void mask_scores(float* scores /* [kBlockKeys] */, int64_t num_visible) {
+// The part of a block's bits that belongs to vector c.
+inline Mask block_mask(uint64_t bits, int c) {
+  return mask_of(static_cast<uint32_t>(bits >> (c * kLanes)) & ((uint32_t{1} << kLanes) - 1));
+}
+
+// Keys outside `visible` get -inf, whatever the dot product was (their K may hold NaN).
+inline void mask_scores(float* scores /* [kBlockKeys] */, uint64_t visible) {
   for (int c = 0; c < kBlockVectors; ++c) {
     float* at = scores + c * kLanes;
-    store(at, select(first_lanes(lanes_below(num_visible, c)), load(at), set1(kMinusInfinity)));
+    store(at, select(block_mask(visible, c), load(at), set1(kMinusInfinity)));
   }
 }
 
-// Soft cap, ALiBi and bias of one row; then the mask. Bias is read for visible keys only.
-void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin, int64_t num_visible,
+// Distances to the keys of a block whose positions follow no order.
+inline void look_up_distances(const TileRows& rows, const TileRow& row, int64_t block_begin, uint64_t visible,
+                              float* distances /* [kBlockKeys] */) {
+  const int64_t row_position = position_of_row(*rows.sequence, row.token);
+  for (int key = 0; key < kBlockKeys; ++key) {
+    distances[key] = 0.0f;
+    if ((visible >> key & 1) == 0) continue;
+    distances[key] = static_cast<float>(row_position - position_of_key(*rows.sequence, block_begin + key));
+  }
+}
+
+// Soft cap, ALiBi and bias of one row; then the mask. Bias is read in front of the last visible key only.
+void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin, uint64_t visible,
                    float* scores /* [kBlockKeys] */) {
   const AttnParams& params = *rows.params;
   const AttnSequence& sequence = *rows.sequence;
   const int64_t key_position = sequence.key_position + block_begin;
   const float slope = params.alibi != nullptr ? params.alibi[row.head] : 0.0f;
-  const float distance = static_cast<float>(sequence.position + row.token - key_position);
+  const float distance = static_cast<float>(position_of_row(sequence, row.token) - key_position);
   const float* bias = params.bias == nullptr ? nullptr
                                              : params.bias + row.head * params.bias_head_stride +
                                                    row.packed_row * params.bias_token_stride + key_position;
+  const bool uneven = sequence.key_positions != nullptr && params.alibi != nullptr;
+  alignas(64) float distances[kBlockKeys];
+  if (uneven) look_up_distances(rows, row, block_begin, visible, distances);
+  const int64_t num_visible = visible == 0 ? 0 : 64 - __builtin_clzll(visible);
   for (int c = 0; c < kBlockVectors; ++c) {
     float* at = scores + c * kLanes;
     const int lanes = lanes_below(num_visible, c);
     Vec s = load(at);
     if (params.softcap != 0.0f) s = mul(set1(params.softcap), tanh(s));
     if (params.alibi != nullptr) {
-      const Vec lane_distance = sub(set1(distance - static_cast<float>(c * kLanes)), lane_index());
+      const Vec lane_distance = uneven ? load(distances + c * kLanes)
+                                       : sub(set1(distance - static_cast<float>(c * kLanes)), lane_index());
       s = fnma(set1(slope), lane_distance, s);
     }
     if (bias != nullptr && lanes > 0) {
@@ -59,7 +80,7 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
       s = fma(b, set1(kLog2E), s);
       s = select(equal(b, set1(kMinusInfinity)), b, s);
     }
-    store(at, select(first_lanes(lanes), s, set1(kMinusInfinity)));
+    store(at, select(block_mask(visible, c), s, set1(kMinusInfinity)));
   }
 }
 
@@ -131,11 +152,9 @@ inline void softmax_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] *
 // Normalises and stores one finished row, or writes its partial result.
 inline void finish_tile_row(const TileRows& rows, const TileRow& row, float row_max,
                             const float* sum /* [kLanes] */,
-                            float* acc /* [v_dim, rounded up to whole vectors] */) {
+                            const float* acc /* [v_dim, rounded up to whole vectors] */) {
   const float total = horizontal_sum(load(sum));
   if (total != total) row_max = total;  // a visible NaN: not to be taken for a row that saw nothing
-  for (int32_t d = 0; d < rows.params->v_dim; d += kLanes)
-    store(acc + d, add(load(acc + d), zero()));  // -0 + 0 = 0
   finish_row(*rows.params, *rows.item, row.token, row.head, row_max, total, acc);
 }
 

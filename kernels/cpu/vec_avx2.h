@@ -51,6 +51,11 @@ KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ)
 KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return _mm256_and_ps(a, b); }
 KVC_VEC_INLINE Mask mask_not(Mask a) { return _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1))); }
 KVC_VEC_INLINE uint32_t mask_bits(Mask a) { return static_cast<uint32_t>(_mm256_movemask_ps(a)); }
+KVC_VEC_INLINE Mask mask_of(uint32_t bits) {
+  const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, lane), lane));
+}
 KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) { return _mm256_blendv_ps(if_clear, if_set, m); }
 
 KVC_VEC_INLINE float horizontal_sum(Vec x) {

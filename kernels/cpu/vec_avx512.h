@@ -59,6 +59,7 @@ KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_E
 KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return static_cast<Mask>(a & b); }
 KVC_VEC_INLINE Mask mask_not(Mask a) { return static_cast<Mask>(~a); }
 KVC_VEC_INLINE uint32_t mask_bits(Mask a) { return a; }
+KVC_VEC_INLINE Mask mask_of(uint32_t bits) { return static_cast<Mask>(bits); }
 KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
   return _mm512_mask_blend_ps(m, if_clear, if_set);
 }

@@ -5,10 +5,10 @@
 //   load_as<DType> store_as<DType> and their _tail forms: storage <-> float32, stores round to nearest even
 //   load_pair_as<DType> (2*kLanes elements, bf16 split into even and odd ones)
 //   add sub mul div fma fnma(c - a*b) max min abs copy_sign round_even
-//   less less_equal equal first_lanes mask_and mask_not mask_bits select
+//   less less_equal equal first_lanes mask_and mask_not mask_bits mask_of (bit i: lane i) select
 //   horizontal_sum horizontal_max sum_lanes (kLanes vectors to the vector of their sums) transpose interleave deinterleave
 //   swap_lanes segment_max segment_sum (over runs of lanes, result in every lane of the run)
-//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch prefetch_far prefetch_to_write stream_64_bytes stream_fence
+//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch_far prefetch_to_write stream_64_bytes stream_fence
 // max(a, b) and min(a, b) return b when either is NaN, in every width.
 #pragma once
 
@@ -25,7 +25,6 @@ constexpr int64_t kCacheLine = 64;
 #define KVC_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-KVC_VEC_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 KVC_VEC_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the first level
 KVC_VEC_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 

@@ -69,6 +69,10 @@ KVC_VEC_INLINE Mask less_equal(Vec a, Vec b) { return a <= b; }
 KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return a == b; }
 KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return a & b; }
 KVC_VEC_INLINE Mask mask_not(Mask a) { return ~a; }
+KVC_VEC_INLINE Mask mask_of(uint32_t bits) {
+  const Mask lane = {1, 2, 4, 8, 16, 32, 64, 128};
+  return (set1_bits(static_cast<int32_t>(bits)) & lane) == lane;
+}
 KVC_VEC_INLINE uint32_t mask_bits(Mask a) {
   uint32_t bits = 0;
   for (int i = 0; i < 8; ++i) bits |= static_cast<uint32_t>(a[i] & 1) << i;

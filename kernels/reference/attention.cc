@@ -13,6 +13,10 @@ constexpr double kLog2E = 1.4426950408889634074;
 constexpr double kLn2 = 0.6931471805599453094;
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
 
+int64_t packed_row_of(const AttnSequence& sequence, int64_t row) {
+  return sequence.row_map != nullptr ? sequence.row_map[row] : sequence.row_begin + row;
+}
+
 // One query head of one token against the keys of its sequence.
 struct QueryRow {
   const AttnParams& params;
@@ -27,20 +31,40 @@ struct QueryRow {
     return row_address(rows, sequence.pages[key / params.page_size], kv_head(), key % params.page_size);
   }
 
+  int64_t position() const {
+    return sequence.row_positions != nullptr ? sequence.row_positions[row] : sequence.position + row;
+  }
+  int64_t position_of(int64_t key) const {
+    return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
+  }
+
+  bool sees(int64_t key) const {
+    const int64_t end = sequence.key_ends != nullptr
+                            ? sequence.key_ends[row]
+                            : sequence.first_key_end + (params.causal != 0 ? row : 0);
+    if (key >= end) return false;
+    if (sequence.key_begins != nullptr && key < sequence.key_begins[row] && key >= sequence.sink_end)
+      return false;
+    if (sequence.tree_mask == nullptr || key < sequence.tree_begin) return true;
+    const int64_t node = key - sequence.tree_begin;
+    return node / 64 < sequence.tree_words &&
+           (sequence.tree_mask[row * sequence.tree_words + node / 64] >> (node % 64) & 1) != 0;
+  }
+
   double score(int64_t key) const {
     const std::byte* k = row_of(params.k, key);
+    const Rotation& rotation = params.k_rotations[sequence.k_rotation_index];
     double s = 0;
-    for (int64_t d = 0; d < params.k_dim; ++d) s += q[d] * read_element(k, params.k.dtype, d);
+    for (int64_t d = 0; d < params.k_dim; ++d)
+      s += q[d] * rotated_element(k, params.k.dtype, rotation, position_of(key), d);
     if (params.softcap != 0) s = params.softcap * std::tanh(s);
-    const int64_t key_position = sequence.key_position + key;
     if (params.alibi != nullptr) {
-      s += -static_cast<double>(params.alibi[q_head]) *
-           static_cast<double>(sequence.position + row - key_position);
+      s += -static_cast<double>(params.alibi[q_head]) * static_cast<double>(position() - position_of(key));
     }
     if (params.bias != nullptr) {
-      const int64_t packed_row = sequence.row_begin + row;
       const float bias =
-          params.bias[q_head * params.bias_head_stride + packed_row * params.bias_token_stride + key_position];
+          params.bias[q_head * params.bias_head_stride +
+                      packed_row_of(sequence, row) * params.bias_token_stride + sequence.key_position + key];
       if (bias == kMinusInfinity) return kMinusInfinity;  // masked: K may be NaN
       s += kLog2E * bias;
     }
@@ -58,12 +82,14 @@ Sums attend(const QueryRow& row, int64_t key_begin, int64_t key_end, double* acc
   Sums sums;
   std::fill_n(acc, row.params.v_dim, 0.0);
   for (int64_t key = key_begin; key < key_end; ++key) {
+    if (!row.sees(key)) continue;
     const double s = row.score(key);
     if (std::isnan(s) || s > sums.m) sums.m = s;
     if (std::isnan(s)) break;
   }
   if (sums.m == kMinusInfinity) return sums;
   for (int64_t key = key_begin; key < key_end; ++key) {
+    if (!row.sees(key)) continue;
     const double s = row.score(key);
     if (s == kMinusInfinity) continue;  // contributes nothing, whatever its V holds
     const double p = std::exp2(s - sums.m);
@@ -91,17 +117,18 @@ void write_output(const AttnParams& params, int64_t packed_row, int64_t q_head, 
 
 }  // namespace
 
-double rotated_element(const std::byte* row, DType dtype, const Rotation& rotation, int64_t token,
+double rotated_element(const std::byte* row, DType dtype, const Rotation& rotation, int64_t rotation_row,
                        int64_t index) {
   const double element = read_element(row, dtype, index);
-  if (index >= rotation.rotary_dim) return element;
+  const int64_t inside = index - rotation.begin;
+  if (inside < 0 || inside >= rotation.rotary_dim) return element;
   const int64_t half = rotation.rotary_dim / 2;
-  const int64_t pair = rotation.interleaved != 0 ? index / 2 : index % half;
-  const bool second = rotation.interleaved != 0 ? index % 2 == 1 : index >= half;
-  const int64_t x_index = rotation.interleaved != 0 ? 2 * pair : pair;
-  const int64_t y_index = rotation.interleaved != 0 ? 2 * pair + 1 : pair + half;
+  const int64_t pair = rotation.interleaved != 0 ? inside / 2 : inside % half;
+  const bool second = rotation.interleaved != 0 ? inside % 2 == 1 : inside >= half;
+  const int64_t x_index = rotation.begin + (rotation.interleaved != 0 ? 2 * pair : pair);
+  const int64_t y_index = x_index + (rotation.interleaved != 0 ? 1 : half);
   const double x = read_element(row, dtype, x_index), y = read_element(row, dtype, y_index);
-  const double cos = rotation.cos[token * half + pair], sin = rotation.sin[token * half + pair];
+  const double cos = rotation.cos[rotation_row * half + pair], sin = rotation.sin[rotation_row * half + pair];
   return second ? x * sin + y * cos : x * cos - y * sin;
 }
 
@@ -115,17 +142,17 @@ void attention(const AttnParams& params, const AttnItem& item, void* scratch) {
   double* acc = q + params.k_dim;
   const int64_t group = params.num_q_heads / params.num_kv_heads;
   float* partial = item.partial < 0 ? nullptr : params.partials + item.partial;
+  const Rotation& rotation = item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
   for (int64_t row = item.row_begin; row < item.row_end; ++row) {
-    const int64_t packed_row = sequence.row_begin + row;
-    const int64_t visible_end = sequence.first_key_end + (params.causal != 0 ? row : 0);
+    const int64_t packed_row = packed_row_of(sequence, row);
     for (int64_t q_head = item.head_begin * group; q_head < item.head_end * group; ++q_head) {
       const std::byte* from =
           params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
       for (int64_t d = 0; d < params.k_dim; ++d) {
-        q[d] = params.q_scale * rotated_element(from, params.q.dtype, params.q_rotation, packed_row, d);
+        q[d] = params.q_scale * rotated_element(from, params.q.dtype, rotation, packed_row, d);
       }
       const QueryRow query{params, sequence, row, q_head, q};
-      const Sums sums = attend(query, item.key_begin, std::min(item.key_end, visible_end), acc);
+      const Sums sums = attend(query, item.key_begin, item.key_end, acc);
       if (partial == nullptr) {
         write_output(params, packed_row, q_head, sums, acc);
         continue;
@@ -141,21 +168,21 @@ void merge_splits(const AttnParams& params, const AttnMergeGroup& group) {
   const int64_t heads_per_kv = params.num_q_heads / params.num_kv_heads;
   const int64_t heads = (group.head_end - group.head_begin) * heads_per_kv;
   const int64_t row_floats = 2 + params.v_dim;
+  const int64_t* offsets = params.split_offsets + group.first_split;
   for (int64_t row = group.row_begin; row < group.row_end; ++row) {
     for (int64_t head = 0; head < heads; ++head) {
-      const float* first =
-          params.partials + group.first_partial + ((row - group.row_begin) * heads + head) * row_floats;
+      const float* first = params.partials + ((row - group.row_begin) * heads + head) * row_floats;
       Sums sums;
       for (int64_t split = 0; split < group.num_splits; ++split) {
-        const double m = first[split * group.partial_stride];
+        const double m = first[offsets[split]];
         if (std::isnan(m) || m > sums.m) sums.m = m;
       }
       const bool empty = sums.m == kMinusInfinity;
       for (int64_t split = 0; split < group.num_splits && !empty; ++split) {
-        const float* partial = first + split * group.partial_stride;
+        const float* partial = first + offsets[split];
         sums.l += std::exp2(partial[0] - sums.m) * partial[1];
       }
-      const int64_t packed_row = params.sequences[group.sequence].row_begin + row;
+      const int64_t packed_row = packed_row_of(params.sequences[group.sequence], row);
       const int64_t q_head = group.head_begin * heads_per_kv + head;
       std::byte* out =
           params.out.base + packed_row * params.out.token_stride + q_head * params.out.head_stride;
@@ -164,7 +191,7 @@ void merge_splits(const AttnParams& params, const AttnMergeGroup& group) {
       for (int64_t d = 0; d < params.v_dim; ++d) {
         double sum = 0;
         for (int64_t split = 0; split < group.num_splits && !empty; ++split) {
-          const float* partial = first + split * group.partial_stride;
+          const float* partial = first + offsets[split];
           sum += std::exp2(partial[0] - sums.m) * partial[2 + d];
         }
         write_element(out, params.out.dtype, d, empty ? 0.0 : sum / denominator);

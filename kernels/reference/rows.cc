@@ -7,6 +7,26 @@
 #include "kernels/reference/reference.h"
 
 namespace kvc::kernels::reference {
+namespace {
+
+// Both elements of a pair are read before either is written: a row may be turned in place.
+void write_rotated(std::byte* to, DType to_type, const std::byte* from, DType from_type,
+                   const Rotation& rotation, int64_t rotation_row, int64_t dim) {
+  const int64_t half = rotation.rotary_dim / 2, begin = rotation.begin, end = begin + 2 * half;
+  for (int64_t i = 0; i < half; ++i) {
+    const int64_t first = begin + (rotation.interleaved != 0 ? 2 * i : i);
+    const int64_t second = first + (rotation.interleaved != 0 ? 1 : half);
+    const double x = rotated_element(from, from_type, rotation, rotation_row, first);
+    const double y = rotated_element(from, from_type, rotation, rotation_row, second);
+    write_element(to, to_type, first, x);
+    write_element(to, to_type, second, y);
+  }
+  for (int64_t d = 0; d < dim; ++d) {
+    if (half == 0 || d < begin || d >= end) write_element(to, to_type, d, read_element(from, from_type, d));
+  }
+}
+
+}  // namespace
 
 void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
   for (int64_t row = row_begin; row < row_end; ++row) {
@@ -17,10 +37,7 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
       if (params.k.base != nullptr) {
         const std::byte* from = params.k.base + row * params.k.token_stride + head * params.k.head_stride;
         std::byte* to = row_address(params.k_pages, page, head, offset);
-        for (int64_t d = 0; d < params.k_dim; ++d) {
-          write_element(to, params.k_pages.dtype, d,
-                        rotated_element(from, params.k.dtype, params.k_rotation, row, d));
-        }
+        write_rotated(to, params.k_pages.dtype, from, params.k.dtype, params.k_rotation, row, params.k_dim);
       }
       if (params.v.base != nullptr) {
         const std::byte* from = params.v.base + row * params.v.token_stride + head * params.v.head_stride;

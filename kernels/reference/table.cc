@@ -5,12 +5,22 @@
 namespace kvc::kernels::cpu {
 
 const KernelTable kReferenceTable = {
-    Isa::kReference,         "reference",
-    reference::attention,    reference::attention_scratch_bytes,
-    reference::attention,    reference::attention_scratch_bytes,
-    reference::merge_splits, reference::append,
-    reference::gather,       reference::merge,
+    Isa::kReference,
+    "reference",
+    reference::attention,
+    reference::attention_scratch_bytes,
+    reference::attention,
+    reference::attention_scratch_bytes,
+    reference::merge_splits,
+    reference::append,
+    reference::gather,
+    reference::merge,
     reference::copy,
+    reference::linear,
+    reference::linear_scratch_bytes,
+    reference::conv,
+    reference::conv_scratch_bytes,
+    nullptr,
 };
 
 }  // namespace kvc::kernels::cpu
