@@ -22,7 +22,7 @@ Executor::Executor(int32_t num_threads) : concurrency_(num_threads > 0 ? num_thr
 Executor::Executor(const kvc_executor& host) : host_(host), concurrency_(host.concurrency(host.user)) {
   if (concurrency_ < 1) {
     fail_with(KVC_E_INVALID_ARGUMENT, concurrency_,
-              "config.executor reports a concurrency of %d, expected at least 1", concurrency_);
+              "the executor reports a concurrency of %d, expected at least 1", concurrency_);
   }
 }
 

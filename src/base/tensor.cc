@@ -132,6 +132,29 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   return rows_at(*tensor, dtype, 0, 0);
 }
 
+kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens, int64_t dim) {
+  check_present(tensor, name);
+  return tensor->ndim == 3 ? view_rows(tensor, {name, min_tokens, 1, dim})
+                           : view_row_matrix(tensor, name, min_tokens, dim);
+}
+
+kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
+                                      int64_t dim, int64_t num_layers, int64_t layer) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 3);
+  const DType dtype = check_activation_type(*tensor, name);
+  check_device(*tensor, name);
+  check_extent_equals(*tensor, name, 0, num_layers);
+  check_extent_at_least(*tensor, name, 1, min_tokens);
+  check_extent_at_least(*tensor, name, 2, dim);
+  check_storage(*tensor, name);
+  const int64_t bytes = element_bytes(*tensor);
+  return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor) + layer * stride_of(*tensor, 0) * bytes,
+          .token_stride = stride_of(*tensor, 1) * bytes,
+          .head_stride = 0,
+          .dtype = dtype};
+}
+
 kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
                                    int64_t num_layers, int64_t layer) {
   check_present(tensor, expected.name);
@@ -185,6 +208,52 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
           stride_of(*tensor, row_dimension)};
 }
 
+kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int64_t min_tokens,
+                                   int64_t columns) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 2);
+  const DType dtype = check_activation_type(*tensor, name);
+  check_device(*tensor, name);
+  check_extent_at_least(*tensor, name, 0, min_tokens);
+  check_extent_equals(*tensor, name, 1, columns);
+  check_storage(*tensor, name);
+  return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
+          .token_stride = stride_of(*tensor, 0) * element_bytes(*tensor),
+          .head_stride = 0,
+          .dtype = dtype};
+}
+
+F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
+  check_present(tensor, expected.name);
+  check_rank(*tensor, expected.name, 3);
+  check_type(*tensor, expected.name, {kDLFloat, 32, 1});
+  check_device(*tensor, expected.name);
+  check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
+  check_extent_equals(*tensor, expected.name, 1, expected.heads);
+  check_extent_equals(*tensor, expected.name, 2, expected.dim);
+  check_storage(*tensor, expected.name);
+  return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0), stride_of(*tensor, 1)};
+}
+
+StateView view_states(const DLTensor* tensor, const char* name) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 4);
+  const DType dtype = check_activation_type(*tensor, name);
+  check_device(*tensor, name);
+  for (int dimension = 0; dimension < 4; ++dimension) check_extent_at_least(*tensor, name, dimension, 0);
+  check_storage(*tensor, name);
+  const int64_t bytes = element_bytes(*tensor);
+  return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
+          .sequences = tensor->shape[0],
+          .heads = tensor->shape[1],
+          .k_dim = tensor->shape[2],
+          .v_dim = tensor->shape[3],
+          .sequence_stride = stride_of(*tensor, 0) * bytes,
+          .head_stride = stride_of(*tensor, 1) * bytes,
+          .row_stride = stride_of(*tensor, 2) * bytes,
+          .dtype = dtype};
+}
+
 int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size) {
   check_present(tensor, name);
   check_rank(*tensor, name, 1);
@@ -193,6 +262,97 @@ int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size)
   check_extent_at_least(*tensor, name, 0, size);
   check_storage(*tensor, name);
   return reinterpret_cast<int32_t*>(data_of(*tensor));
+}
+
+I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, 2);
+  check_type(*tensor, name, {kDLInt, 32, 1});
+  check_device(*tensor, name);
+  check_extent_at_least(*tensor, name, 0, rows);
+  check_extent_at_least(*tensor, name, 1, columns);
+  check_storage(*tensor, name);
+  return {reinterpret_cast<int32_t*>(data_of(*tensor)), stride_of(*tensor, 0), tensor->shape[0]};
+}
+
+namespace {
+
+// -1: any extent.
+void check_shape(const DLTensor& tensor, const char* name, std::initializer_list<int64_t> shape) {
+  int dimension = 0;
+  for (const int64_t extent : shape) {
+    if (extent >= 0) {
+      check_extent_equals(tensor, name, dimension, extent);
+    } else {
+      check_extent_at_least(tensor, name, dimension, 0);
+    }
+    ++dimension;
+  }
+}
+
+// Dimensions from `first` on must be `shape`, and compact.
+StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64_t count,
+                      const std::vector<int64_t>& shape) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, first + static_cast<int>(shape.size()));
+  const DType dtype = check_activation_type(*tensor, name);
+  check_device(*tensor, name);
+  if (first == 1) check_extent_at_least(*tensor, name, 0, count);
+  for (size_t d = 0; d < shape.size(); ++d)
+    check_extent_equals(*tensor, name, first + static_cast<int>(d), shape[d]);
+  check_storage(*tensor, name);
+  int64_t expected = 1;
+  for (int d = tensor->ndim - 1; d >= first; --d) {
+    if (tensor->shape[d] > 1 && stride_of(*tensor, d) != expected) {
+      fail_with(KVC_E_SHAPE, stride_of(*tensor, d),
+                "%s has stride %lld in dimension %d, expected %lld: a state is compact", name,
+                static_cast<long long>(stride_of(*tensor, d)), d, static_cast<long long>(expected));
+    }
+    expected *= tensor->shape[d];
+  }
+  return {is_empty(*tensor) ? nullptr : data_of(*tensor),
+          first == 1 ? stride_of(*tensor, 0) * element_bytes(*tensor) : 0, dtype};
+}
+
+}  // namespace
+
+DType check_activations(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, static_cast<int>(shape.size()));
+  const DType dtype = check_activation_type(*tensor, name);
+  check_device(*tensor, name);
+  check_shape(*tensor, name, shape);
+  check_storage(*tensor, name);
+  return dtype;
+}
+
+void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, static_cast<int>(shape.size()));
+  check_type(*tensor, name, {kDLInt, static_cast<uint8_t>(bits), 1});
+  check_device(*tensor, name);
+  check_shape(*tensor, name, shape);
+  check_storage(*tensor, name);
+}
+
+StateRows view_state_rows(const DLTensor* tensor, const char* name, int64_t count,
+                          const std::vector<int64_t>& shape) {
+  return view_shaped(tensor, name, 1, count, shape);
+}
+
+StateRows view_state(const DLTensor* tensor, const char* name, const std::vector<int64_t>& shape) {
+  return view_shaped(tensor, name, 0, 1, shape);
+}
+
+void copy_dense(const DLTensor* tensor, const std::string& name, const std::vector<int64_t>& shape,
+                DType dtype, std::vector<std::byte>* out) {
+  const StateRows rows = view_state(tensor, name.c_str(), shape);
+  if (rows.dtype != dtype) {
+    fail(KVC_E_DTYPE, "%s is %s, expected %s", name.c_str(), dtype_name(rows.dtype), dtype_name(dtype));
+  }
+  int64_t elements = 1;
+  for (const int64_t extent : shape) elements *= extent;
+  out->assign(rows.base, rows.base + elements * kernels::dtype_bytes(dtype));
 }
 
 }  // namespace kvc

@@ -41,7 +41,7 @@ PoolMemory::~PoolMemory() {
 
 struct PagePool::Arrangement {
   int64_t total_bytes = 0;
-  std::vector<int64_t> layer_offset;  // of page 0
+  std::vector<int64_t> slot_offset;  // of page 0
   std::vector<int64_t> page_stride;
 };
 
@@ -49,11 +49,11 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   const Layout& layout = plan_->layout();
   Arrangement result;
   const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  for (const LayerLayout& layer : layout.layers) {
-    result.layer_offset.push_back(page_first ? layer.page_offset : result.total_bytes);
-    result.page_stride.push_back(page_first ? layout.page_bytes : layer.page_bytes);
+  for (const SlotLayout& slot : layout.slots) {
+    result.slot_offset.push_back(page_first ? slot.offset : result.total_bytes);
+    result.page_stride.push_back(page_first ? layout.page_bytes : slot.bytes);
     if (!page_first) {
-      const int64_t bytes = capacity_pages * layer.page_bytes;
+      const int64_t bytes = capacity_pages * slot.bytes;
       result.total_bytes += align_up(bytes, bytes >= kHugePage ? kHugePage : kCacheLine);
     }
   }
@@ -65,14 +65,13 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages)
     : plan_(std::move(plan)), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
-  layers_.resize(spec.layers.size());
-  if (spec.storage == KVC_STORAGE_NONE) return;
+  slots_.resize(plan_->layout().slots.size());
+  if (spec.storage == KVC_STORAGE_NONE || slots_.empty()) return;
   if (spec.storage == KVC_STORAGE_BORROWED) {
-    for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t i = 0; i < slots_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
       const PoolTensor& tensor = spec.pool_tensors[page_first ? 0 : i];
-      layers_[i] = {tensor.data + (page_first ? plan_->layout().layers[i].page_offset : 0),
-                    tensor.page_stride};
+      slots_[i] = {tensor.data + (page_first ? plan_->layout().slots[i].offset : 0), tensor.page_stride};
     }
     return;
   }
@@ -82,18 +81,18 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages)
     capacity_pages_ = std::min({num_pages * kGrowthFactor, most, int64_t{INT32_MAX - 1}});
   }
   try {
-    allocate(num_pages, capacity_pages_, &memory_, &layers_);
+    allocate(num_pages, capacity_pages_, &memory_, &slots_);
   } catch (const Error&) {
     if (capacity_pages_ == num_pages) throw;  // the address space may be limited: try without room to grow
     capacity_pages_ = num_pages;
-    allocate(num_pages, capacity_pages_, &memory_, &layers_);
+    allocate(num_pages, capacity_pages_, &memory_, &slots_);
   }
 }
 
 void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                        std::vector<LayerPages>* layers) const {
+                        std::vector<LayerPages>* slots) const {
   const Arrangement arrangement = arrange(capacity_pages);
-  std::vector<LayerPages> placed(arrangement.layer_offset.size());
+  std::vector<LayerPages> placed(arrangement.slot_offset.size());
   std::shared_ptr<PoolMemory> fresh;
   if (plan_->spec().has_allocator) {
     fresh = std::make_shared<PoolMemory>(plan_->spec().allocator, arrangement.total_bytes);
@@ -102,9 +101,9 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_p
     make_usable(fresh->reserved(), 0, num_pages, capacity_pages);
   }
   for (size_t i = 0; i < placed.size(); ++i) {
-    placed[i] = {fresh->data() + arrangement.layer_offset[i], arrangement.page_stride[i]};
+    placed[i] = {fresh->data() + arrangement.slot_offset[i], arrangement.page_stride[i]};
   }
-  *layers = std::move(placed);
+  *slots = std::move(placed);
   *memory = std::move(fresh);
 }
 
@@ -116,8 +115,8 @@ void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t e
     memory.make_usable(begin_page * stride, end_page * stride);
     return;
   }
-  for (size_t i = 0; i < arrangement.layer_offset.size(); ++i) {
-    const int64_t base = arrangement.layer_offset[i];
+  for (size_t i = 0; i < arrangement.slot_offset.size(); ++i) {
+    const int64_t base = arrangement.slot_offset[i];
     memory.make_usable(base + begin_page * arrangement.page_stride[i],
                        base + end_page * arrangement.page_stride[i]);
   }
@@ -132,6 +131,7 @@ kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
 
 kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  if (spec.v_in_k) return k_rows(local_layer);
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
   const LayerPages& pages = layer(local_layer);
   const int64_t row_bytes = spec.v_dim * kernels::dtype_bytes(spec.v_dtype);
@@ -139,8 +139,22 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
           spec.v_dtype};
 }
 
+void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
+                          int64_t to_offset) const noexcept {
+  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  const auto copy = [&](const kernels::PagedRows& rows, int32_t dim) {
+    const auto bytes = static_cast<size_t>(dim * kernels::dtype_bytes(rows.dtype));
+    for (int32_t head = 0; head < spec.num_kv_heads; ++head) {
+      std::memcpy(row_address(rows, to_page, head, to_offset),
+                  row_address(rows, from_page, head, from_offset), bytes);
+    }
+  };
+  copy(k_rows(local_layer), spec.k_dim);
+  if (!spec.v_in_k) copy(v_rows(local_layer), spec.v_dim);
+}
+
 void PagePool::resize(int64_t num_pages) {
-  if (num_pages == num_pages_) return;
+  if (num_pages == num_pages_ || slots_.empty()) return;
   const Spec& spec = plan_->spec();
   const bool owned = spec.storage == KVC_STORAGE_OWNED;
   const bool in_place = !owned || (!spec.has_allocator && num_pages <= capacity_pages_);
@@ -150,27 +164,27 @@ void PagePool::resize(int64_t num_pages) {
            static_cast<long long>(num_pages));
     }
     std::shared_ptr<PoolMemory> memory;
-    std::vector<LayerPages> layers;
-    allocate(num_pages, num_pages, &memory, &layers);
+    std::vector<LayerPages> slots;
+    allocate(num_pages, num_pages, &memory, &slots);
     const int64_t kept = std::min(num_pages, num_pages_);
-    for (size_t i = 0; i < layers.size(); ++i) {
-      const auto bytes = static_cast<size_t>(plan_->layout().layers[i].page_bytes);
+    for (size_t i = 0; i < slots.size(); ++i) {
+      const auto bytes = static_cast<size_t>(plan_->layout().slots[i].bytes);
       for (int64_t page = 0; page < kept; ++page) {
-        std::memcpy(layers[i].base + page * layers[i].page_stride,
-                    layers_[i].base + page * layers_[i].page_stride, bytes);
+        std::memcpy(slots[i].base + page * slots[i].page_stride,
+                    slots_[i].base + page * slots_[i].page_stride, bytes);
       }
     }
     memory_ = std::move(memory);
-    layers_ = std::move(layers);
+    slots_ = std::move(slots);
     capacity_pages_ = num_pages;
   } else if (owned && num_pages > num_pages_) {
     make_usable(memory_->reserved(), num_pages_, num_pages, capacity_pages_);
   } else if (owned) {
-    for (size_t i = 0; i < layers_.size(); ++i) {
+    for (size_t i = 0; i < slots_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
-      const int64_t base = spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : layers_[i].base - memory_->data();
-      memory_->reserved().discard(base + num_pages * layers_[i].page_stride,
-                                  base + num_pages_ * layers_[i].page_stride);
+      const int64_t base = spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : slots_[i].base - memory_->data();
+      memory_->reserved().discard(base + num_pages * slots_[i].page_stride,
+                                  base + num_pages_ * slots_[i].page_stride);
     }
   }
   num_pages_ = num_pages;

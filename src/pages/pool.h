@@ -30,7 +30,7 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where one layer's pages lie: page p of the layer at base + p * page_stride, content as LayerLayout says.
+// Where the pages of one slot (and of every layer in it) lie: page p at base + p * page_stride, content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
   int64_t page_stride = 0;
@@ -42,12 +42,19 @@ class PagePool {
   PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
-  const LayerPages& layer(int32_t local_layer) const { return layers_[static_cast<size_t>(local_layer)]; }
+  // `local_layer` keeps pages.
+  const LayerPages& layer(int32_t local_layer) const {
+    return slots_[static_cast<size_t>(plan_->spec().layers[static_cast<size_t>(local_layer)].slot)];
+  }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
   }
   kernels::PagedRows k_rows(int32_t local_layer) const;
+  // The K rows where V is their beginning.
   kernels::PagedRows v_rows(int32_t local_layer) const;
+  // Copies one token's rows of one layer.
+  void copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
+                  int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
   // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
@@ -58,14 +65,14 @@ class PagePool {
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                std::vector<LayerPages>* layers) const;
+                std::vector<LayerPages>* slots) const;
   void make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
 
   std::shared_ptr<const Plan> plan_;
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // address space reserved for
   std::shared_ptr<PoolMemory> memory_;
-  std::vector<LayerPages> layers_;
+  std::vector<LayerPages> slots_;
 };
 
 }  // namespace kvc

@@ -20,7 +20,12 @@ class Plan {
 
   // Longest single sequence with this many pages.
   int64_t max_seq_len(int64_t num_pages) const;
+  // Pages that hold this many tokens of one group.
   int64_t pages_for_tokens(int64_t num_tokens) const;
+  // Most pages that one request of this many tokens needs at any time while it is computed, all groups together.
+  int64_t request_pages(int64_t num_tokens) const;
+  // Tokens that this many pages hold together while no window has dropped any.
+  int64_t max_tokens(int64_t num_pages) const;
   int64_t pages_for_bytes(uint64_t byte_budget) const;
   // Throws NEVER_FITS when the pages can't hold one sequence of the configured max_seq_len.
   void check_capacity(int64_t num_pages) const;

@@ -6,31 +6,60 @@
 
 #include "kernels/params.h"
 #include "kvcache.h"
+#include "src/plan/groups.h"
+#include "src/plan/rope.h"
 
 namespace kvc {
 
-struct RopeSpec {
-  kvc_rope_mode mode = KVC_ROPE_NONE;
-  kvc_rope_style style = KVC_ROPE_HALF;
-  int32_t rotary_dim = 0;
-  std::vector<double> inverse_frequencies;  // [rotary_dim/2], position scale and frequency factors folded in
+// One recurrent state of a layer. In a state slot it lies compact, row-major.
+struct StateSpec {
+  std::vector<int64_t> shape;
+  kernels::DType dtype = kernels::DType::kF32;
+  int64_t num_elements = 0;
+  std::vector<std::byte> init;  // compact, in dtype; empty: zeros
 
-  bool operator==(const RopeSpec&) const = default;
+  int64_t bytes() const { return num_elements * kernels::dtype_bytes(dtype); }
 };
 
-// One attention layer. `rope` indexes Spec::ropes, -1: none; layers with equal rotations share an entry, so that the angles of a
+// One layer as its rows are stored. MLA: one kv head, k_dim = rank + rope dim, v_dim = rank, V inside K. SHARED: the source's heads and
+// dims, own query heads. `rope` indexes Spec::ropes, -1: none; layers with equal rotations share an entry, so that the angles of a
 // forward are computed once.
 struct LayerSpec {
-  int32_t num_q_heads;
-  int32_t num_kv_heads;
-  int32_t k_dim;
-  int32_t v_dim;
-  kernels::DType k_dtype;
-  kernels::DType v_dtype;
-  int32_t rope;
+  kvc_layer_kind kind = KVC_LAYER_ATTENTION;
+  int32_t num_q_heads = 0;
+  int32_t num_kv_heads = 0;
+  int32_t k_dim = 0;
+  int32_t v_dim = 0;
+  kernels::DType k_dtype = kernels::DType::kBF16;
+  kernels::DType v_dtype = kernels::DType::kBF16;
+  int32_t rope = -1;
+  bool v_in_k = false;          // V is the beginning of the K row: MLA, K = V
+  int64_t window = 0;           // 0: none
+  int64_t chunk = 0;            // 0: none
+  int32_t source = -1;          // local id of the layer whose pages are read; its own id but for SHARED
+  int32_t latent_rank = 0;      // MLA
+  int32_t latent_rope_dim = 0;  // MLA
+  int32_t self_k_dim = 0;       // MLA: of q and k in the ragged form, 0: not available
+  int32_t self_v_dim = 0;
+  std::vector<StateSpec> states;
+  int32_t group = -1;  // of the pages it keeps; -1: none
+  int32_t slot = -1;   // in a page
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
+  bool is_mla() const { return latent_rank != 0; }
+  bool keeps_pages() const {
+    return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;
+  }
+  // Reads pages that grow with the sequence: ATTENTION, MLA, SHARED.
+  bool attends_tokens() const {
+    return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_SHARED;
+  }
+  // First rotated element of a stored row: MLA rotates what follows the latent.
+  int32_t rotation_begin() const { return is_mla() ? latent_rank : 0; }
 };
+
+// "ATTENTION"
+const char* layer_kind_name(kvc_layer_kind kind);
 
 // A borrowed pool tensor: the caller's pages.
 struct PoolTensor {
@@ -45,12 +74,16 @@ struct Spec {
   int32_t num_layers = 0;  // of the model
   int32_t layer_begin = 0, layer_end = 0;
   std::vector<LayerSpec> layers;  // of the slice
+  std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
   int32_t max_seqs = 0;                // 0: no limit
   int64_t max_tokens_per_forward = 0;  // 0: no limit
   int64_t max_seq_len = 0;             // 0: what the pages hold
+  int64_t max_cross_len = 0;           // 0: no limit
   int64_t num_pages = 0;               // 0: from byte_budget, or none
   uint64_t byte_budget = 0;
+  int64_t state_stride = 0;     // automatic checkpoints; 0: none
+  int64_t num_state_slots = 0;  // 0: no limit
   kvc_storage storage = KVC_STORAGE_OWNED;
   kvc_pool_layout pool_layout = KVC_POOL_LAYER_FIRST;
   std::vector<PoolTensor> pool_tensors;
@@ -62,18 +95,34 @@ struct Spec {
   kvc_executor executor{};
 
   int32_t num_local_layers() const { return layer_end - layer_begin; }
+  int32_t num_slots() const;  // layers that a page has room for
+  bool has_kind(kvc_layer_kind kind) const;
+  bool has_states() const { return has_kind(KVC_LAYER_STATE); }
+  bool has_windows() const;           // a group with window or chunk
+  int32_t num_position_rows() const;  // the most rope sections of any layer, at least 1
+  bool has_rope_mode(kvc_rope_mode mode) const;
 };
 
 // Positions and lengths are int32 in page tables and position tensors.
 constexpr int64_t kMaxSequenceLength = INT32_MAX;
 constexpr int32_t kMaxPageSize = 65536;
 constexpr int32_t kMaxHeadDim = 512;
+constexpr int32_t kMaxLatentDim = 1024;
 constexpr int32_t kMaxHeads = 65536;
 constexpr int32_t kMaxLayers = 65536;
+constexpr int32_t kMaxStates = 16;
+constexpr int32_t kMaxStateRank = 8;
+
+// The C structs of one layer, read by the sized-struct rules.
+struct LayerInput {
+  kvc_layer layer{};
+  kvc_rope rope{};  // all zero where the layer has none
+  bool has_rope = false;
+  std::vector<kvc_state_spec> states;
+};
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status; the message names the field. `config` has been read by the
-// sized-struct rules; `layers` and `ropes` likewise, one per layer of the model (ropes[i] is all zero where a layer has none).
-Spec make_spec(const kvc_config& config, const std::vector<kvc_layer>& layers,
-               const std::vector<kvc_rope>& ropes);
+// sized-struct rules; `layers` likewise, one per layer of the model.
+Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers);
 
 }  // namespace kvc

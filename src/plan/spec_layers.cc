@@ -1,0 +1,279 @@
+// The layers of a configuration: one reader per kind. A field that a kind has no use for is refused, never ignored.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "src/base/dtype.h"
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/base/tensor.h"
+#include "src/plan/spec_parts.h"
+
+namespace kvc {
+namespace {
+
+using kernels::DType;
+
+long long ll(int64_t value) { return static_cast<long long>(value); }
+
+class LayerReader {
+ public:
+  LayerReader(const LayerInput& input, size_t index) : input_(input), in_(input.layer), index_(index) {}
+
+  // Everything but what a SHARED layer takes from its source.
+  LayerSpec read() {
+    refuse_unless(in_.kind >= KVC_LAYER_ATTENTION && in_.kind <= KVC_LAYER_NONE, field("kind").c_str(),
+                  in_.kind, "ATTENTION (0) to NONE (5) are");
+    refuse_unless(in_.quant == KVC_QUANT_NONE, field("quant").c_str(), in_.quant, "NONE (0) is");
+    refuse_unless(in_.reserved == 0, field("reserved").c_str(), in_.reserved, "0 is");
+    refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags, "V_IS_K (1) is");
+    spec_.kind = in_.kind;
+    read_window();
+    if (in_.kind != KVC_LAYER_SHARED) refuse_field("source_layer", in_.source_layer);
+    if (in_.kind != KVC_LAYER_MLA) {
+      refuse_field("latent_rank", in_.latent_rank);
+      refuse_field("latent_rope_dim", in_.latent_rope_dim);
+    }
+    if (in_.kind != KVC_LAYER_STATE) refuse_field("num_states", in_.num_states);
+    const bool has_rows = in_.kind == KVC_LAYER_ATTENTION || in_.kind == KVC_LAYER_CROSS;
+    if (!has_rows) refuse_field("flags", in_.flags);
+    if (in_.kind == KVC_LAYER_CROSS && input_.rope.mode != KVC_ROPE_NONE) refuse_rope();
+    if ((in_.kind == KVC_LAYER_STATE || in_.kind == KVC_LAYER_NONE) && input_.has_rope) refuse_rope();
+    switch (in_.kind) {
+      case KVC_LAYER_MLA: read_mla(); break;
+      case KVC_LAYER_STATE: read_states(); break;
+      case KVC_LAYER_SHARED: break;
+      case KVC_LAYER_NONE: refuse_heads(); break;
+      default: read_attention();
+    }
+    return std::move(spec_);
+  }
+
+  std::string field(const char* name) const {
+    return "config.layers[" + std::to_string(index_) + "]." + name;
+  }
+  std::string prefix() const { return field("rope->"); }
+
+ private:
+  void refuse_field(const char* name, int64_t value) const {
+    if (value != 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, value, "%s = %lld, but a layer of kind %s has none: expected 0",
+                field(name).c_str(), ll(value), layer_kind_name(in_.kind));
+    }
+  }
+
+  void refuse_rope() const {
+    fail_with(KVC_E_UNSUPPORTED, input_.rope.mode,
+              "%s = %d is not supported: a layer of kind %s has no rotation", (prefix() + "mode").c_str(),
+              input_.rope.mode, layer_kind_name(in_.kind));
+  }
+
+  void refuse_heads() const {
+    refuse_field("num_q_heads", in_.num_q_heads);
+    refuse_field("num_kv_heads", in_.num_kv_heads);
+    refuse_field("k_dim", in_.k_dim);
+    refuse_field("v_dim", in_.v_dim);
+  }
+
+  void read_window() {
+    check_range(field("window").c_str(), in_.window, 0, kMaxSequenceLength);
+    check_range(field("chunk").c_str(), in_.chunk, 0, kMaxSequenceLength);
+    const bool may = in_.kind == KVC_LAYER_ATTENTION || in_.kind == KVC_LAYER_MLA;
+    if (!may && (in_.window != 0 || in_.chunk != 0)) {
+      fail_with(KVC_E_UNSUPPORTED, in_.window, "%s = %lld, %s = %lld: a layer of kind %s has neither",
+                field("window").c_str(), ll(in_.window), field("chunk").c_str(), ll(in_.chunk),
+                layer_kind_name(in_.kind));
+    }
+    if (in_.window != 0 && in_.chunk != 0) {
+      fail_with(KVC_E_UNSUPPORTED, in_.window, "%s = %lld together with %s = %lld: give one",
+                field("window").c_str(), ll(in_.window), field("chunk").c_str(), ll(in_.chunk));
+    }
+    spec_.window = in_.window;
+    spec_.chunk = in_.chunk;
+  }
+
+  DType storage_type(DLDataType type, DType fallback, const char* name) const {
+    if (type.code == 0 && type.bits == 0 && type.lanes == 0) return fallback;
+    DType dtype;
+    if (!dtype_from_dlpack(type, &dtype)) {
+      fail(KVC_E_UNSUPPORTED, "%s = %s is not supported: storage is float32, float16 or bfloat16",
+           field(name).c_str(), describe(type).text);
+    }
+    return dtype;
+  }
+
+  void read_query_heads() {
+    spec_.num_q_heads = in_.num_q_heads == 0 ? spec_.num_kv_heads : in_.num_q_heads;
+    if (spec_.num_q_heads % spec_.num_kv_heads != 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, spec_.num_q_heads, "%s = %d is not a multiple of num_kv_heads = %d",
+                field("num_q_heads").c_str(), spec_.num_q_heads, spec_.num_kv_heads);
+    }
+  }
+
+  void read_attention() {
+    check_range(field("num_kv_heads").c_str(), in_.num_kv_heads, 1, kMaxHeads);
+    check_range(field("num_q_heads").c_str(), in_.num_q_heads, 0, kMaxHeads);
+    check_range(field("k_dim").c_str(), in_.k_dim, 1, kMaxHeadDim);
+    check_range(field("v_dim").c_str(), in_.v_dim, 0, kMaxHeadDim);
+    spec_.num_kv_heads = in_.num_kv_heads;
+    read_query_heads();
+    spec_.k_dim = in_.k_dim;
+    spec_.v_dim = in_.v_dim == 0 ? in_.k_dim : in_.v_dim;
+    spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
+    spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
+    spec_.v_in_k = (in_.flags & KVC_LAYER_V_IS_K) != 0;
+    if (spec_.v_in_k && (spec_.v_dim != spec_.k_dim || spec_.v_dtype != spec_.k_dtype)) {
+      fail_with(KVC_E_INVALID_ARGUMENT, spec_.v_dim,
+                "%s = V_IS_K with v_dim = %d of type %s and k_dim = %d of type %s: they must be equal",
+                field("flags").c_str(), spec_.v_dim, dtype_name(spec_.v_dtype), spec_.k_dim,
+                dtype_name(spec_.k_dtype));
+    }
+  }
+
+  void read_mla() {
+    check_range(field("num_q_heads").c_str(), in_.num_q_heads, 1, kMaxHeads);
+    check_range(field("num_kv_heads").c_str(), in_.num_kv_heads, 0, 1);
+    check_range(field("latent_rank").c_str(), in_.latent_rank, 1, kMaxLatentDim);
+    check_range(field("latent_rope_dim").c_str(), in_.latent_rope_dim, 0, kMaxLatentDim - in_.latent_rank);
+    check_range(field("k_dim").c_str(), in_.k_dim, 0, kMaxHeadDim);
+    check_range(field("v_dim").c_str(), in_.v_dim, 0, kMaxHeadDim);
+    if (in_.latent_rope_dim % 2 != 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.latent_rope_dim, "%s = %d is odd: a rotation turns pairs",
+                field("latent_rope_dim").c_str(), in_.latent_rope_dim);
+    }
+    if (in_.k_dim != 0 && in_.k_dim < in_.latent_rope_dim) {
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.k_dim, "%s = %d is smaller than latent_rope_dim = %d",
+                field("k_dim").c_str(), in_.k_dim, in_.latent_rope_dim);
+    }
+    if (in_.k_dim == 0) refuse_field("v_dim", in_.v_dim);
+    spec_.latent_rank = in_.latent_rank;
+    spec_.latent_rope_dim = in_.latent_rope_dim;
+    spec_.num_kv_heads = 1;
+    spec_.num_q_heads = in_.num_q_heads;
+    spec_.k_dim = in_.latent_rank + in_.latent_rope_dim;
+    spec_.v_dim = in_.latent_rank;
+    spec_.v_in_k = true;
+    spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
+    spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
+    if (spec_.v_dtype != spec_.k_dtype) {
+      fail(KVC_E_INVALID_ARGUMENT, "%s = %s differs from k_dtype = %s: one latent row holds both",
+           field("v_dtype").c_str(), dtype_name(spec_.v_dtype), dtype_name(spec_.k_dtype));
+    }
+    spec_.self_k_dim = in_.k_dim;
+    spec_.self_v_dim = in_.v_dim == 0 ? in_.k_dim : in_.v_dim;
+  }
+
+  void read_states() {
+    refuse_heads();
+    check_range(field("num_states").c_str(), in_.num_states, 1, kMaxStates);
+    for (size_t i = 0; i < input_.states.size(); ++i) {
+      spec_.states.push_back(read_state(input_.states[i], "states[" + std::to_string(i) + "]"));
+    }
+  }
+
+  StateSpec read_state(const kvc_state_spec& in, const std::string& short_name) const {
+    const std::string name = field(short_name.c_str());
+    check_range((name + ".ndim").c_str(), in.ndim, 1, kMaxStateRank);
+    if (in.shape == nullptr) {
+      fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL with ndim = %d", name.c_str(), in.ndim);
+    }
+    StateSpec state;
+    state.dtype = storage_type(in.dtype, DType::kF32, (short_name + ".dtype").c_str());
+    state.num_elements = 1;
+    for (int32_t d = 0; d < in.ndim; ++d) {
+      check_range((name + ".shape[" + std::to_string(d) + "]").c_str(), in.shape[d], 1, INT32_MAX);
+      if (!multiply(state.num_elements, in.shape[d], &state.num_elements) || state.num_elements > INT32_MAX) {
+        fail_with(KVC_E_OUT_OF_RANGE, in.shape[d], "%s.shape[%d] = %lld makes the state too large",
+                  name.c_str(), d, ll(in.shape[d]));
+      }
+      state.shape.push_back(in.shape[d]);
+    }
+    if (in.init != nullptr) copy_dense(in.init, name + ".init", state.shape, state.dtype, &state.init);
+    return state;
+  }
+
+  const LayerInput& input_;
+  const kvc_layer& in_;
+  size_t index_;
+  LayerSpec spec_;
+};
+
+// What a SHARED layer has of its source, checked against what it says itself.
+void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index, int32_t layer_begin,
+                   const std::vector<LayerSpec>& model, LayerSpec& spec) {
+  const std::string name = reader.field("source_layer");
+  if (in.source_layer < 0 || in.source_layer >= index) {
+    fail_with(KVC_E_OUT_OF_RANGE, in.source_layer, "%s = %d out of range: a smaller id than %d", name.c_str(),
+              in.source_layer, index);
+  }
+  const LayerSpec& source = model[static_cast<size_t>(in.source_layer)];
+  if (source.kind != KVC_LAYER_ATTENTION && source.kind != KVC_LAYER_MLA) {
+    fail_with(KVC_E_UNSUPPORTED, in.source_layer,
+              "%s = %d is a layer of kind %s: ATTENTION and MLA are shared", name.c_str(), in.source_layer,
+              layer_kind_name(source.kind));
+  }
+  if (index >= layer_begin && in.source_layer < layer_begin) {
+    fail_with(KVC_E_UNSUPPORTED, in.source_layer, "%s = %d is not kept here: the slice starts at layer %d",
+              name.c_str(), in.source_layer, layer_begin);
+  }
+  const auto must_match = [&](const char* field, int64_t value, int64_t expected) {
+    if (value != 0 && value != expected) {
+      fail_with(KVC_E_INVALID_ARGUMENT, value, "%s = %lld, the source layer %d has %lld",
+                reader.field(field).c_str(), ll(value), in.source_layer, ll(expected));
+    }
+  };
+  must_match("num_kv_heads", in.num_kv_heads, source.num_kv_heads);
+  must_match("k_dim", in.k_dim, source.k_dim);
+  must_match("v_dim", in.v_dim, source.v_dim);
+  check_range(reader.field("num_q_heads").c_str(), in.num_q_heads, 0, kMaxHeads);
+  if (in.num_q_heads % source.num_kv_heads != 0) {
+    fail_with(KVC_E_INVALID_ARGUMENT, in.num_q_heads,
+              "%s = %d is not a multiple of the source's num_kv_heads = %d",
+              reader.field("num_q_heads").c_str(), in.num_q_heads, source.num_kv_heads);
+  }
+  const int32_t q_heads = in.num_q_heads == 0 ? source.num_q_heads : in.num_q_heads;
+  spec = source;
+  spec.kind = KVC_LAYER_SHARED;
+  spec.num_q_heads = q_heads;
+  spec.source = in.source_layer;
+  spec.self_k_dim = spec.self_v_dim = 0;
+}
+
+}  // namespace
+
+const char* layer_kind_name(kvc_layer_kind kind) {
+  static constexpr const char* kNames[] = {"ATTENTION", "MLA", "CROSS", "STATE", "SHARED", "NONE"};
+  return kNames[kind];
+}
+
+void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
+  std::vector<LayerSpec> model;
+  std::vector<RopeSpec> ropes;  // of every layer of the model
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const auto index = static_cast<int32_t>(i);
+    LayerReader reader(layers[i], i);
+    LayerSpec layer = reader.read();
+    if (layer.kind == KVC_LAYER_SHARED)
+      follow_source(reader, layers[i].layer, index, spec.layer_begin, model, layer);
+    RopeSpec rope;
+    if (layer.kind == KVC_LAYER_SHARED && !layers[i].has_rope) {
+      rope = ropes[static_cast<size_t>(layer.source)];
+    } else {
+      rope = make_rope(layers[i].rope, reader.prefix(), layer.is_mla() ? layer.latent_rope_dim : layer.k_dim);
+      if (layer.kind == KVC_LAYER_SHARED && rope.mode != ropes[static_cast<size_t>(layer.source)].mode) {
+        fail_with(KVC_E_INVALID_ARGUMENT, rope.mode, "%s = %d, the source layer %d has %d",
+                  (reader.prefix() + "mode").c_str(), rope.mode, layer.source,
+                  ropes[static_cast<size_t>(layer.source)].mode);
+      }
+    }
+    ropes.push_back(rope);
+    model.push_back(layer);
+    if (index < spec.layer_begin || index >= spec.layer_end) continue;
+    layer.rope = shared_rope_index(spec.ropes, rope);
+    layer.source = layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin
+                                                  : static_cast<int32_t>(spec.layers.size());
+    spec.layers.push_back(std::move(layer));
+  }
+}
+
+}  // namespace kvc

@@ -1,0 +1,22 @@
+// Pieces of make_spec: refusals by name, layers, storage.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "src/plan/spec.h"
+
+namespace kvc {
+
+// Fields whose values are not served are refused by name, never ignored. Throws UNSUPPORTED.
+void refuse_unless(bool supported, const char* field, int64_t value, const char* expected);
+// Throws OUT_OF_RANGE.
+void check_range(const char* field, int64_t value, int64_t least, int64_t most);
+
+// Layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes; all layers are checked.
+void read_layers(const std::vector<LayerInput>& layers, Spec& spec);
+void read_storage(const kvc_config& config, Spec& spec);
+void read_hooks(const kvc_config& config, Spec& spec);
+
+}  // namespace kvc
