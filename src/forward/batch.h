@@ -1,4 +1,4 @@
-// The open forward's batch: which sequences grow by how much, which pages that takes, and how to undo it.
+// The open forward's batch: which sequences grow by how much, which pages and state slots that takes, and how to undo it.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,7 @@
 #include "src/pages/allocator.h"
 #include "src/plan/plan.h"
 #include "src/sequences/sequences.h"
+#include "src/state/pool.h"
 
 namespace kvc {
 
@@ -16,24 +17,46 @@ struct BatchRequest {
   size_t num_seqs;
   const kvc_seq* seqs;
   const int64_t* append_lengths;
+  const int32_t* tree_parents = nullptr;   // nullable, see kvc_forward_desc
+  const int64_t* cross_lengths = nullptr;  // nullable
+  bool may_extend_trees = false;           // without parents: only asking what an extension would take
 };
 
 struct BatchEntry {
   Sequence* sequence;
-  int64_t old_length;
+  int64_t old_length;  // committed tokens
+  int64_t old_nodes;   // tree nodes of earlier forwards
   int64_t append_length;
-  int64_t row_begin;  // first packed row
-  int64_t old_num_pages;
-  PageId replaced_page;  // partial last page that this entry copied, kNoPage when none; its holder count is kept until the end
-  bool copies_last_page;
+  int64_t row_begin;        // first packed row
+  int64_t cross_length;     // encoder tokens that this forward writes
+  int64_t cross_row_begin;  // first packed encoder row
+  bool is_tree;
+  StateSlot new_state;  // what the forward writes; kInitialState without STATE layers
 
-  int64_t new_length() const { return old_length + append_length; }
+  // Tokens in the tables of a group, before and after.
+  int64_t old_stored(bool is_cross) const {
+    return is_cross ? sequence->cross_length : old_length + old_nodes;
+  }
+  int64_t new_stored(bool is_cross) const {
+    return old_stored(is_cross) + (is_cross ? cross_length : append_length);
+  }
+  // Committed tokens if all of the chain is kept; what "longer with its new tokens" means for trees too.
+  int64_t new_length() const { return old_length + old_nodes + append_length; }
+};
+
+// What begin did to one group's table of one entry.
+struct TableChange {
+  int64_t old_num_pages;
+  int64_t new_num_pages;
+  PageId replaced_page;  // partial last page that was copied, kNoPage when none; its holder count is kept until the end
+  bool copies_last_page;
 };
 
 // A page whose content has to be copied before the new tokens are written.
 struct PageCopy {
   PageId from;
   PageId to;
+  int32_t group;
 };
 
 // Copy on write: a partial last page with several holders is copied by the batch's sequences that append to it. When the batch holds
@@ -41,37 +64,64 @@ struct PageCopy {
 // that an abort can give the page back to all.
 class Batch {
  public:
-  // Checks the request and counts the pages it takes; `entries` is filled. Throws INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE, NEVER_FITS.
-  // `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves them alone (for const callers).
-  static int64_t measure(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
-                         const PageAllocator& allocator, uint64_t stamp, std::vector<BatchEntry>* entries);
+  struct Measure {
+    int64_t pages = 0;
+    int64_t state_slots = 0;
+  };
+  struct Context {
+    const Plan& plan;
+    const SequenceTable& sequences;
+    const PageAllocator& allocator;
+    const StatePool& states;
+  };
 
-  // Reserves the pages. Throws NO_PAGES (detail = missing), what measure throws, or std::bad_alloc; nothing has changed then.
-  void begin(const BatchRequest& request, const Plan& plan, const SequenceTable& sequences,
-             PageAllocator& allocator);
-  // New lengths become visible.
-  void commit(SequenceTable& sequences, PageAllocator& allocator) noexcept;
+  // Checks the request and counts what it takes; `entries` and `changes` ([entry][group]) are filled. Throws INVALID_ARGUMENT, NOT_FOUND,
+  // OUT_OF_RANGE, INVALID_STATE, UNSUPPORTED, NEVER_FITS. `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves them
+  // alone (for const callers).
+  static Measure measure(const BatchRequest& request, const Context& context, uint64_t stamp,
+                         std::vector<BatchEntry>* entries, std::vector<TableChange>* changes);
+  // How many pages and state slots are missing for it; 0: none.
+  static int64_t missing(const Measure& needed, const Context& context);
+
+  // Reserves what it takes. Throws NO_PAGES (detail = missing), what measure throws, or std::bad_alloc; nothing has changed then.
+  void begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+             PageAllocator& allocator, StatePool& states);
+  // New lengths become visible. `states_written`: the new state slots hold the states now.
+  void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
+              bool states_written) noexcept;
   // Tables and holders as before begin.
-  void rollback(PageAllocator& allocator) noexcept;
+  void rollback(PageAllocator& allocator, StatePool& states) noexcept;
 
   const std::vector<BatchEntry>& entries() const { return entries_; }
+  const TableChange& change(size_t entry, size_t group) const {
+    return changes_[entry * num_groups_ + group];
+  }
   const std::vector<PageCopy>& copies() const { return copies_; }
   int64_t num_rows() const { return num_rows_; }
-  int64_t longest() const;  // longest sequence with its new tokens
+  int64_t num_cross_rows() const { return num_cross_rows_; }
+  bool has_trees() const { return has_trees_; }
+  int64_t longest(bool is_cross) const;  // longest sequence with its new tokens
 
   // What a device back end would be sent for this step, in one copy: [num_seqs, num_rows], then per sequence
-  // [slot, old length, append length, first new table entry, number of them], then the new entries' page ids.
+  // [slot, old length, append length, number of changed tables], and per changed table [group, first new entry, number of them] and
+  // those page ids.
   const std::vector<int32_t>& step_words() const { return step_words_; }
 
  private:
-  void take_pages(BatchEntry& entry, PageAllocator& allocator, int32_t page_size) noexcept;
-  void record_step(BatchEntry& entry) noexcept;
+  void prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+               PageAllocator& allocator, StatePool& states);
+  void take_pages(size_t entry, PageAllocator& allocator) noexcept;
+  void record_step(const BatchEntry& entry) noexcept;
   void finish() noexcept;
 
   std::vector<BatchEntry> entries_;
+  std::vector<TableChange> changes_;
+  size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
   std::vector<int32_t> step_words_;
   int64_t num_rows_ = 0;
+  int64_t num_cross_rows_ = 0;
+  bool has_trees_ = false;
   uint64_t stamp_ = 0;
 };
 

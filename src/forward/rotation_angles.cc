@@ -1,41 +1,41 @@
 #include "src/forward/rotation_angles.h"
 
-#include <algorithm>
-#include <cmath>
-
-#include "src/base/math.h"
+#include "src/forward/angle_rows.h"
 
 namespace kvc {
+namespace {
 
-kernels::Rotation RotationAngles::get(const RopeSpec& rope, const Batch& batch, Executor& executor) {
-  const auto pairs = static_cast<int64_t>(rope.inverse_frequencies.size());
-  const auto bytes = static_cast<size_t>(batch.num_rows() * pairs) * sizeof(float);
+void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, float* sines,
+          Executor& executor) {
+  const int64_t pairs = num_pairs(rope);
+  const int32_t* sections =
+      rope.section_of_pair.empty() || tokens.row_stride == 0 ? nullptr : rope.section_of_pair.data();
+  fill_rows(tokens.num_rows, pairs, executor, [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const bool uses_long = tokens.uses_long != nullptr && tokens.uses_long[token] != 0;
+      const double* frequencies = frequencies_of(rope, uses_long);
+      const int32_t* positions = tokens.positions + token;
+      for (int64_t i = 0; i < pairs; ++i) {
+        const int64_t row = sections == nullptr ? 0 : sections[i];
+        write_angle(positions[row * tokens.row_stride], frequencies[i], rope.magnitude,
+                    cosines + token * pairs + i, sines + token * pairs + i);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+kernels::Rotation RotationAngles::get(const RopeSpec& rope, const TokenPositions& tokens, Executor& executor) {
   if (!valid_) {
+    const auto bytes = static_cast<size_t>(tokens.num_rows * num_pairs(rope)) * sizeof(float);
     cos_.ensure(bytes);
     sin_.ensure(bytes);
-    auto* cosines = reinterpret_cast<float*>(cos_.data());
-    auto* sines = reinterpret_cast<float*>(sin_.data());
-    const auto fill = [&](int64_t row, int64_t position) {
-      for (int64_t i = 0; i < pairs; ++i) {
-        const double angle = static_cast<double>(position) * rope.inverse_frequencies[static_cast<size_t>(i)];
-        cosines[row * pairs + i] = static_cast<float>(std::cos(angle));
-        sines[row * pairs + i] = static_cast<float>(std::sin(angle));
-      }
-    };
-    // About 1 us per row: entries of one token each are not worth a task, long ones are cut.
-    constexpr int64_t kRowsPerTask = 32;
-    for (const BatchEntry& entry : batch.entries()) {
-      executor.run(ceil_div(entry.append_length, kRowsPerTask), [&](int64_t task, int32_t) {
-        const int64_t end = std::min(entry.append_length, (task + 1) * kRowsPerTask);
-        for (int64_t i = task * kRowsPerTask; i < end; ++i) fill(entry.row_begin + i, entry.old_length + i);
-      });
-    }
+    fill(rope, tokens, reinterpret_cast<float*>(cos_.data()), reinterpret_cast<float*>(sin_.data()), executor);
     valid_ = true;
   }
-  return {.cos = reinterpret_cast<const float*>(cos_.data()),
-          .sin = reinterpret_cast<const float*>(sin_.data()),
-          .rotary_dim = rope.rotary_dim,
-          .interleaved = rope.style == KVC_ROPE_INTERLEAVED ? 1 : 0};
+  return rotation_of(rope, reinterpret_cast<const float*>(cos_.data()),
+                     reinterpret_cast<const float*>(sin_.data()));
 }
 
 }  // namespace kvc

@@ -1,6 +1,8 @@
 #include "src/sequences/sequences.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <utility>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
@@ -12,12 +14,8 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 }  // namespace
 
-Sequence& SequenceTable::get(kvc_seq id) const {
-  Sequence* sequence = find(id);
-  if (sequence == nullptr)
-    fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences", ll(id),
-              size());
-  return *sequence;
+void SequenceTable::fail_unknown(kvc_seq id) const {
+  fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences", ll(id), size());
 }
 
 Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
@@ -25,6 +23,16 @@ Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
   if (sequence.in_forward()) {
     fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action, ll(id),
               sequence.batch_index);
+  }
+  return sequence;
+}
+
+Sequence& SequenceTable::get_settled(kvc_seq id, const char* action) const {
+  Sequence& sequence = get_idle(id, action);
+  if (!sequence.tree.empty()) {
+    fail_with(KVC_E_INVALID_STATE, sequence.tree.size(),
+              "cannot %s sequence %lld: it has a token tree of %lld nodes, commit it first", action, ll(id),
+              ll(sequence.tree.size()));
   }
   return sequence;
 }
@@ -38,10 +46,7 @@ void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
   }
 }
 
-Sequence& SequenceTable::create(kvc_seq id, int64_t num_pages) {
-  auto sequence = std::make_unique<Sequence>();
-  sequence->id = id;
-  sequence->pages.reserve(static_cast<size_t>(num_pages));
+Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
   map_.reserve_one();
   if (free_slots_.empty()) {
     slots_.reserve(slots_.size() + 1 > slots_.capacity() ? std::max<size_t>(16, slots_.capacity() * 2)
@@ -62,20 +67,51 @@ Sequence& SequenceTable::create(kvc_seq id, int64_t num_pages) {
 
 void SequenceTable::add(kvc_seq id) {
   check_new_id(id, "seq");
-  create(id, 0);
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->tables.resize(spec_->groups.size());
+  create(std::move(sequence));
 }
 
-void SequenceTable::release_pages(Sequence& sequence, int64_t keep) noexcept {
-  while (static_cast<int64_t>(sequence.pages.size()) > keep) {
-    allocator_->drop_holder(sequence.pages.back());
-    sequence.pages.pop_back();
+void SequenceTable::cut_table(PageTable& table, int64_t keep) noexcept {
+  while (static_cast<int64_t>(table.pages.size()) > keep) {
+    if (table.pages.back() == kNoPage) {
+      --table.num_dropped;
+    } else {
+      allocator_->drop_holder(table.pages.back());
+    }
+    table.pages.pop_back();
   }
-  sequence.synced_pages = std::min(sequence.synced_pages, keep);
+  table.synced_pages = std::min(table.synced_pages, keep);
+}
+
+void SequenceTable::truncate(Sequence& sequence, int64_t tokens) noexcept {
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    PageTable& table = sequence.tables[group];
+    cut_table(table, ceil_div(tokens, page_size_));
+    table.note_length(tokens);
+  }
+}
+
+// Forgets the states of positions beyond `position`; the one at it becomes the present state.
+void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
+  if (position == sequence.length) return;
+  while (!sequence.checkpoints.empty() && sequence.checkpoints.back().position > position) {
+    states_->drop_holder(sequence.checkpoints.back().slot);
+    sequence.checkpoints.pop_back();
+  }
+  const bool kept = !sequence.checkpoints.empty() && sequence.checkpoints.back().position == position;
+  states_->drop_holder(sequence.state);
+  sequence.state = kept ? sequence.checkpoints.back().slot : kInitialState;
+  states_->add_holder(sequence.state);
 }
 
 void SequenceTable::remove(kvc_seq id) {
   Sequence& sequence = get_idle(id, "remove");
-  release_pages(sequence, 0);
+  for (PageTable& table : sequence.tables) cut_table(table, 0);
+  states_->drop_holder(sequence.state);
+  for (const Checkpoint& checkpoint : sequence.checkpoints) states_->drop_holder(checkpoint.slot);
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
@@ -83,8 +119,49 @@ void SequenceTable::remove(kvc_seq id) {
   free_slots_.push_back(slot);
 }
 
+// A copy of what the first `length` tokens need; holders are not counted yet.
+std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq child_id,
+                                                 int64_t length) const {
+  auto child = std::make_unique<Sequence>();
+  child->id = child_id;
+  child->length = length;
+  child->cross_length = parent.cross_length;
+  child->window = parent.window;
+  child->sink = parent.sink;
+  child->tables.resize(parent.tables.size());
+  for (size_t group = 0; group < parent.tables.size(); ++group) {
+    const PageTable& from = parent.tables[group];
+    PageTable& to = child->tables[group];
+    const int64_t tokens = spec_->groups[group].is_cross ? parent.cross_length : length;
+    to.pages.assign(from.pages.begin(), from.pages.begin() + ceil_div(tokens, page_size_));
+    to.kept_begin = from.kept_begin;
+    to.sink_kept = from.sink_kept;
+    to.note_length(tokens);
+    to.num_dropped = std::count(to.pages.begin(), to.pages.end(), kNoPage);
+  }
+  for (const PositionSegment& segment : parent.segments) {
+    if (segment.begin < length) child->segments.push_back(segment);
+  }
+  child->state = length == parent.length ? parent.state : kInitialState;
+  for (const Checkpoint& checkpoint : parent.checkpoints) {
+    if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
+    if (checkpoint.position == length) child->state = checkpoint.slot;
+  }
+  return child;
+}
+
+void SequenceTable::check_resumable(const Sequence& sequence, int64_t position, const char* argument,
+                                    int64_t value) const {
+  if (can_resume(sequence, position)) return;
+  const int64_t nearest = nearest_resumable(sequence, position);
+  fail_with(KVC_E_OUT_OF_RANGE, nearest,
+            "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: a window has dropped "
+            "tokens that it needs, or there is no checkpoint of its state; the nearest possible is %lld",
+            argument, ll(value), ll(sequence.id), ll(sequence.length), ll(position), ll(nearest));
+}
+
 void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) {
-  const Sequence& parent = get_idle(parent_id, "fork");
+  const Sequence& parent = get_settled(parent_id, "fork");
   check_new_id(child_id, "child");
   if (position < -1 || position > parent.length) {
     fail_with(KVC_E_OUT_OF_RANGE, position,
@@ -92,26 +169,167 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
               ll(parent_id), ll(parent.length));
   }
   const int64_t length = position == -1 ? parent.length : position;
-  const int64_t num_pages = ceil_div(length, page_size_);
-  Sequence& child = create(child_id, num_pages);
-  for (int64_t i = 0; i < num_pages; ++i) {
-    const PageId page = parent.pages[static_cast<size_t>(i)];
-    allocator_->add_holder(page);
-    child.pages.push_back(page);
+  check_resumable(parent, length, "pos", position);
+  Sequence& child = create(fork_of(parent, child_id, length));
+  for (const PageTable& table : child.tables) {
+    for (const PageId page : table.pages) {
+      if (page != kNoPage) allocator_->add_holder(page);
+    }
   }
-  child.length = length;
+  states_->add_holder(child.state);
+  for (const Checkpoint& checkpoint : child.checkpoints) states_->add_holder(checkpoint.slot);
   total_length_ += length;
+  drop_unseen(child);
 }
 
 void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
-  Sequence& sequence = get_idle(id, "pop");
+  Sequence& sequence = get_settled(id, "pop");
   if (num_tokens < 0 || num_tokens > sequence.length) {
     fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "n = %lld out of range: sequence %lld has %lld tokens",
               ll(num_tokens), ll(id), ll(sequence.length));
   }
-  sequence.length -= num_tokens;
+  if (num_tokens == 0) return;
+  const int64_t length = sequence.length - num_tokens;
+  check_resumable(sequence, length, "n", num_tokens);
+  cut_states(sequence, length);
+  while (!sequence.segments.empty() && sequence.segments.back().begin >= length) sequence.segments.pop_back();
+  sequence.length = length;
   total_length_ -= num_tokens;
-  release_pages(sequence, ceil_div(sequence.length, page_size_));
+  truncate(sequence, length);
+}
+
+bool SequenceTable::can_resume(const Sequence& sequence, int64_t position) const {
+  if (position == sequence.length) return true;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    const PageTable& table = sequence.tables[group];
+    const KeyRange keys = keys_of_query(spec_->groups[group], sequence, position);
+    if (!table.keeps(0, std::min(keys.sink_end, position)) || !table.keeps(keys.begin, position))
+      return false;
+    // Where the next token goes, tokens were dropped: not even a window of 1 can go on there.
+    const bool is_inside_page = position % page_size_ != 0;
+    if (is_inside_page && table.pages[static_cast<size_t>(position / page_size_)] == kNoPage) return false;
+  }
+  if (!states_->is_used() || position == 0) return true;
+  return std::any_of(sequence.checkpoints.begin(), sequence.checkpoints.end(),
+                     [&](const Checkpoint& checkpoint) { return checkpoint.position == position; });
+}
+
+int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t position) const {
+  if (states_->is_used()) {  // only where a state is kept
+    int64_t nearest = sequence.length;
+    const auto consider = [&](int64_t candidate) {
+      const int64_t distance = std::abs(candidate - position), best = std::abs(nearest - position);
+      if ((distance < best || (distance == best && candidate < nearest)) && can_resume(sequence, candidate))
+        nearest = candidate;
+    };
+    consider(0);
+    for (const Checkpoint& checkpoint : sequence.checkpoints) consider(checkpoint.position);
+    return nearest;
+  }
+  for (int64_t distance = 0;; ++distance) {  // its end is possible: the search ends there
+    const int64_t below = position - distance, above = position + distance;
+    if (below >= 0 && can_resume(sequence, below)) return below;
+    if (above <= sequence.length && can_resume(sequence, above)) return above;
+  }
+}
+
+void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
+  end = std::min(end, static_cast<int64_t>(table.pages.size()));
+  for (int64_t i = begin; i < end; ++i) {
+    PageId& page = table.pages[static_cast<size_t>(i)];
+    if (page == kNoPage) continue;
+    allocator_->drop_holder(page);
+    page = kNoPage;
+    ++table.num_dropped;
+  }
+}
+
+void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
+  PageTable& table = sequence.tables[group];
+  const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
+  const int64_t sink_pages = ceil_div(keys.sink_end, page_size_);
+  if (table.sink_kept > keys.sink_end) {  // a smaller sink than before
+    drop_pages(table, sink_pages,
+               std::min(ceil_div(table.sink_kept, page_size_), table.kept_begin / page_size_));
+    table.sink_kept = keys.sink_end;
+  }
+  const int64_t begin = std::max(sink_pages, table.kept_begin / page_size_);
+  const int64_t end = std::min(keys.begin / page_size_, static_cast<int64_t>(table.pages.size()));
+  if (begin >= end) return;
+  drop_pages(table, begin, end);
+  if (table.kept_begin == 0) table.sink_kept = keys.sink_end;
+  table.kept_begin = end * page_size_;
+}
+
+void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (!spec_->groups[group].is_cross && (spec_->groups[group].is_windowed() || sequence.window != 0))
+      drop_table(sequence, group);
+  }
+}
+
+void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
+  Sequence& sequence = get_settled(id, "set the window of");
+  if (window < 1) fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
+  if (sink < 0 || sink >= window) {
+    fail_with(KVC_E_INVALID_ARGUMENT, sink, "sink = %lld out of range: 0 to window - 1 = %lld", ll(sink),
+              ll(window - 1));
+  }
+  bool has_tokens = false;
+  for (const GroupSpec& group : spec_->groups) {
+    has_tokens = has_tokens || !group.is_cross;
+    if (group.chunk != 0) {
+      fail_with(KVC_E_UNSUPPORTED, group.chunk,
+                "a window of sequence %lld is not supported: layer %d has chunk = %lld", ll(id),
+                spec_->layer_begin + group.layers.front(), ll(group.chunk));
+    }
+    if (sink > 0 && group.window > window - sink) {
+      fail_with(KVC_E_UNSUPPORTED, group.window,
+                "sink = %lld is not supported: layer %d has window = %lld, more than window - sink = %lld",
+                ll(sink), spec_->layer_begin + group.layers.front(), ll(group.window), ll(window - sink));
+    }
+  }
+  if (!has_tokens) {
+    fail_with(KVC_E_UNSUPPORTED, id, "a window of sequence %lld is not supported: no layer keeps its tokens",
+              ll(id));
+  }
+  if (!sequence.segments.empty()) {
+    const PositionSegment& last = sequence.segments.back();
+    fail_with(
+        KVC_E_UNSUPPORTED, last.offset,
+        "a window of sequence %lld is not supported: its positions were moved by %lld from token %lld on",
+        ll(id), ll(last.offset), ll(last.begin));
+  }
+  Sequence wanted;
+  wanted.window = window;
+  wanted.sink = sink;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    const PageTable& table = sequence.tables[group];
+    const KeyRange keys = keys_of_query(spec_->groups[group], wanted, sequence.length);
+    if (!table.keeps(0, std::min(keys.sink_end, sequence.length)) ||
+        !table.keeps(keys.begin, sequence.length)) {
+      fail_with(
+          KVC_E_OUT_OF_RANGE, table.kept_begin,
+          "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it keeps the first "
+          "%lld and those from %lld on",
+          ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
+    }
+  }
+  sequence.window = window;
+  sequence.sink = sink;
+  drop_unseen(sequence);
+}
+
+void SequenceTable::checkpoint(kvc_seq id) {
+  Sequence& sequence = get_idle(id, "take a checkpoint of");
+  if (!states_->is_used())
+    fail_with(KVC_E_UNSUPPORTED, id, "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
+              KVC_LAYER_STATE);
+  if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length) return;
+  sequence.checkpoints.push_back({sequence.length, sequence.state});
+  states_->add_holder(sequence.state);
 }
 
 void SequenceTable::clear() noexcept {
@@ -120,6 +338,7 @@ void SequenceTable::clear() noexcept {
   free_slots_.clear();
   total_length_ = 0;
   allocator_->clear();
+  states_->clear();
 }
 
 std::vector<kvc_seq> SequenceTable::sorted_ids() const {

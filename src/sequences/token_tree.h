@@ -1,0 +1,33 @@
+// The uncommitted token tree of a sequence (speculative decoding): nodes in the order in which their tokens were appended.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvc {
+
+// Node n lies behind the committed tokens, at token length + n of the tables; its position is that of the first token after the committed
+// ones plus its depth.
+struct TokenTree {
+  std::vector<int32_t> parents;  // -1: a root; below the node's own index
+  std::vector<int32_t> depths;   // roots: 0
+
+  int64_t size() const { return static_cast<int64_t>(parents.size()); }
+  bool empty() const { return parents.empty(); }
+
+  // After reserve.
+  void add(int32_t parent) noexcept {
+    depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
+    parents.push_back(parent);
+  }
+  void truncate(int64_t nodes) noexcept {
+    parents.resize(static_cast<size_t>(nodes));
+    depths.resize(static_cast<size_t>(nodes));
+  }
+  void reserve(int64_t nodes) {
+    parents.reserve(static_cast<size_t>(nodes));
+    depths.reserve(static_cast<size_t>(nodes));
+  }
+};
+
+}  // namespace kvc
