@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "src/attention/row_moves.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
 
@@ -10,26 +11,23 @@ namespace kvc {
 namespace {
 
 using kernels::AppendParams;
-using kernels::AttnItem;
 using kernels::AttnParams;
-using kernels::AttnSequence;
+using kernels::Rotation;
 using kernels::TokenRows;
 
-// Waking a sleeping thread costs 4 to 25 us; smaller calls stay on the caller's thread.
-constexpr double kWorthThreads = 30e-6;
-constexpr double kCopyBytesPerSecond = 10e9;
-// Rows of one append task: some 100 KiB for a common layer.
-constexpr int64_t kAppendRows = 32;
 constexpr int64_t kGatherKeys = 128;
+// One thread on shared prefixes with bf16 dot products, packing aside; see CascadeCosts.
+constexpr double kBf16TileFlopsPerSecond = 160e9;
+// The kernel for latents, shared or not.
+constexpr double kLatentFlopsPerSecond = 200e9;
 
-const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa) {
-  const kernels::cpu::KernelTable* table = kernels::cpu::kernel_table(static_cast<kernels::cpu::Isa>(isa));
-  if (table == nullptr) {
-    fail_with(KVC_E_UNSUPPORTED, isa,
-              "config.cpu_isa = %d is not available: the best of this machine and build is %d", isa,
-              static_cast<int>(kernels::cpu::detect()));
-  }
-  return table;
+Rotation from_element(Rotation rotation, int32_t begin) {
+  rotation.begin = begin;
+  return rotation;
+}
+
+bool rotates_on_read(const Spec& spec, int32_t rope) {
+  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
 }
 
 }  // namespace
@@ -37,208 +35,205 @@ const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa) {
 AttentionEngine::AttentionEngine(const Spec& spec, const PagePool* pool)
     : spec_(&spec),
       pool_(pool),
-      kernels_(choose_kernels(spec.cpu_isa)),
+      kernels_(choose_kernels(spec.cpu_isa, "config.cpu_isa")),
       executor_(spec.has_executor ? Executor(spec.executor) : Executor(spec.num_threads)),
-      scratch_(static_cast<size_t>(executor_.concurrency())) {}
+      runner_(kernels_, &executor_) {}
 
-AppendParams AttentionEngine::append_params(Forward& forward, int32_t local_layer, const TokenRows& k,
+AppendParams AttentionEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
                                             const TokenRows& v) {
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  return {.k = k,
-          .v = v,
-          .k_rotation = forward.rotation(*spec_, layer.rope, executor_),
-          .k_pages = pool_->k_rows(local_layer),
-          .v_pages = pool_->v_rows(local_layer),
-          .slots = forward.slots(spec_->page_size),
-          .page_size = spec_->page_size,
-          .num_kv_heads = layer.num_kv_heads,
-          .k_dim = layer.k_dim,
-          .v_dim = layer.v_dim};
-}
-
-void AttentionEngine::run_append(const AppendParams& params, int64_t num_rows) {
-  const double bytes =
-      4.0 * static_cast<double>(num_rows) * params.num_kv_heads * (params.k_dim + params.v_dim);
-  if (bytes / kCopyBytesPerSecond < kWorthThreads) {
-    kernels_->append(params, 0, num_rows);
-    return;
-  }
-  executor_.run(ceil_div(num_rows, kAppendRows), [&](int64_t task, int32_t) {
-    kernels_->append(params, task * kAppendRows, std::min(num_rows, (task + 1) * kAppendRows));
-  });
+  AppendParams params{};
+  params.k = k;
+  params.v = v;
+  if (!rotates_on_read(*spec_, layer.rope))
+    params.k_rotation = from_element(forward.rotation(layer.rope, executor_), layer.rotation_begin());
+  params.page_size = spec_->page_size;
+  params.num_kv_heads = layer.num_kv_heads;
+  params.k_dim = layer.k_dim;
+  params.v_dim = layer.v_dim;
+  return params;
 }
 
 void AttentionEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
-  run_append(append_params(forward, local_layer, k, v), forward.batch().num_rows());
+  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  AppendParams params = append_params(forward, layer, k, v);
+  params.k_pages = pool_->k_rows(local_layer);
+  params.v_pages = pool_->v_rows(local_layer);
+  params.slots = forward.slots(layer.group);
+  const Batch& batch = forward.batch();
+  run_append(*kernels_, executor_, params,
+             layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
   forward.mark_appended(local_layer);
 }
 
-void AttentionEngine::fill_sequences(const Forward& forward, KeyScope scope) {
-  const std::vector<BatchEntry>& entries = forward.batch().entries();
-  sequences_.clear();
-  sequences_.reserve(entries.size());
-  if (scope == KeyScope::kNew) {
-    first_rows_.clear();
-    first_rows_.reserve(entries.size());
-  }
-  for (const BatchEntry& entry : entries) {
-    AttnSequence sequence{.pages = entry.sequence->pages.data(),
-                          .row_begin = entry.row_begin,
-                          .num_rows = entry.append_length,
-                          .first_key_end = 0,
-                          .position = entry.old_length,
-                          .key_position = 0};
-    switch (scope) {
-      case KeyScope::kAll: sequence.first_key_end = entry.old_length + 1; break;
-      case KeyScope::kCached: sequence.first_key_end = entry.old_length; break;
-      case KeyScope::kNew:
-        first_rows_.push_back(static_cast<int32_t>(entry.row_begin));
-        sequence.pages = &first_rows_.back();
-        sequence.first_key_end = 1;
-        sequence.key_position = entry.old_length;
-        break;
-    }
-    sequences_.push_back(sequence);
-  }
-}
-
-const WorkList& AttentionEngine::work_list(const Forward& forward, KeyScope scope, const WorkShape& shape) {
-  CachedList* reusable = nullptr;
-  for (const std::unique_ptr<CachedList>& cached : lists_) {
+AttentionEngine::CachedView& AttentionEngine::view_of(Forward& forward, const KeyView& view,
+                                                      const std::vector<Span>* spans) {
+  CachedView* reusable = nullptr;
+  for (const std::unique_ptr<CachedView>& cached : views_) {
     if (cached->step != forward.step()) {
       reusable = cached.get();
-    } else if (cached->scope == scope && cached->shape == shape) {
-      return cached->list;
+    } else if (spans == nullptr && cached->view == view) {
+      return *cached;
     }
   }
   if (reusable == nullptr) {
-    lists_.push_back(std::make_unique<CachedList>());
-    reusable = lists_.back().get();
+    views_.push_back(std::make_unique<CachedView>());
+    reusable = views_.back().get();
   }
-  reusable->step = 0;  // stays stale when planning throws
-  plan_work(sequences_.data(), static_cast<int64_t>(sequences_.size()), shape, &reusable->list);
-  reusable->scope = scope;
-  reusable->shape = shape;
-  reusable->step = forward.step();
-  return reusable->list;
+  reusable->step = 0;  // stays stale when building throws
+  reusable->num_lists = 0;
+  reusable->set.build(forward, *spec_, view, spans);
+  reusable->view = view;
+  if (spans == nullptr) reusable->step = forward.step();
+  return *reusable;
+}
+
+void AttentionEngine::share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
+                                     const WorkShape& shape, CachedView::List& list) {
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
+  candidates_.clear();
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const kernels::AttnSequence& sequence = sequences[i];
+    // Equal pages are equal keys only where positions are places and all keys turn alike.
+    const bool is_alike = sequence.key_begins == nullptr && sequence.k_rotation_index == 0 &&
+                          (!view.view.needs_positions || entries[i].sequence->segments.empty());
+    if (!is_alike || !runs_on_decode(shape, sequence.num_rows)) continue;
+    candidates_.push_back(
+        {.sequence = static_cast<int32_t>(i),
+         .pages = sequence.pages,
+         .num_keys = sequence.tree_mask != nullptr ? sequence.tree_begin : sequence.first_key_end,
+         .num_rows = sequence.num_rows});
+  }
+  if (candidates_.size() < 2) return;
+  const bool is_bf16 = kernels_->isa == kernels::cpu::Isa::kAvx512Bf16 &&
+                       layer.k_dtype == kernels::DType::kBF16 && layer.v_dtype == kernels::DType::kBF16;
+  CascadeCosts costs;
+  if (is_bf16) costs.tile_flops_per_second = kBf16TileFlopsPerSecond;
+  if (shape.is_latent) costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
+  find_shared_prefixes(candidates_.data(), static_cast<int64_t>(candidates_.size()),
+                       {.page_size = spec_->page_size,
+                        .num_q_heads = layer.num_q_heads,
+                        .num_kv_heads = layer.num_kv_heads,
+                        .k_dim = layer.k_dim,
+                        .v_dim = layer.v_dim,
+                        .key_bytes = layer.k_dim * kernels::dtype_bytes(layer.k_dtype) +
+                                     (layer.v_in_k ? 0 : layer.v_dim * kernels::dtype_bytes(layer.v_dtype))},
+                       costs, &prefixes_);
+  if (prefixes_.empty()) return;
+  list.sequences = sequences;
+  list.shared.build(prefixes_, &list.sequences);
+}
+
+const AttentionEngine::CachedView::List& AttentionEngine::work_list(Forward& forward, CachedView& view,
+                                                                    const LayerSpec& layer,
+                                                                    const WorkShape& shape,
+                                                                    bool may_cascade) {
+  for (size_t i = 0; i < view.num_lists; ++i) {
+    if (view.lists[i]->shape == shape && view.lists[i]->cascades == may_cascade) return *view.lists[i];
+  }
+  if (view.num_lists == view.lists.size()) view.lists.push_back(std::make_unique<CachedView::List>());
+  CachedView::List& fresh = *view.lists[view.num_lists];
+  fresh.sequences.clear();
+  if (may_cascade) share_prefixes(forward, view, layer, shape, fresh);
+  if (fresh.sequences.empty()) {
+    const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
+    plan_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &fresh.list);
+  } else {
+    plan_work(fresh.sequences.data(), static_cast<int64_t>(fresh.sequences.size()), shape,
+              fresh.shared.prefixes(), &fresh.list);
+  }
+  fresh.shape = shape;
+  fresh.cascades = may_cascade;
+  ++view.num_lists;
+  return fresh;
 }
 
 // The new keys as if they had been appended, in rows of their own: one "page" per sequence that starts at its first row.
-void AttentionEngine::stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors,
+void AttentionEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                                      AttnParams* params) {
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = call.layer;
   const int64_t rows = forward.batch().num_rows();
   const int64_t k_row = layer.k_dim * kernels::dtype_bytes(layer.k_dtype);
   const int64_t v_row = layer.v_dim * kernels::dtype_bytes(layer.v_dtype);
-  new_k_.ensure(static_cast<size_t>(rows * layer.num_kv_heads * k_row));
-  new_v_.ensure(static_cast<size_t>(rows * layer.num_kv_heads * v_row));
+  const int64_t k_token = layer.num_kv_heads * k_row;
+  const int64_t v_token = layer.num_kv_heads * v_row;
+  new_k_.ensure(static_cast<size_t>(rows * k_token));
+  params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
+  params->v = params->k;
+  if (tensors.v.base != nullptr) {
+    new_v_.ensure(static_cast<size_t>(rows * v_token));
+    params->v = {new_v_.data(), v_token, v_row, v_token, layer.v_dtype};
+  }
   identity_slots_.reserve(static_cast<size_t>(rows));
   for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
     identity_slots_.push_back(slot);
-  const int64_t k_token = layer.num_kv_heads * k_row;
-  const int64_t v_token = layer.num_kv_heads * v_row;
-  params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
-  params->v = {new_v_.data(), v_token, v_row, v_token, layer.v_dtype};
   params->page_size = INT_MAX;
-  AppendParams append = append_params(forward, local_layer, tensors.k, tensors.v);
+  AppendParams append = append_params(forward, layer, tensors.k, tensors.v);
+  append.k_rotation.begin = params->q_rotation.begin;
   append.k_pages = params->k;
   append.v_pages = params->v;
   append.slots = identity_slots_.data();
   append.page_size = INT_MAX;
-  run_append(append, rows);
+  run_append(*kernels_, executor_, append, rows);
 }
 
-void AttentionEngine::secure_workspace(const WorkList& list, const AttnParams& params) {
-  size_t bytes = 0;
-  if (list.num_tile_items > 0) bytes = kernels_->attn_tile_scratch_bytes(params, list.max_tile_rows);
-  if (list.max_decode_rows > 0)
-    bytes = std::max(bytes, kernels_->attn_decode_scratch_bytes(params, list.max_decode_rows));
-  for (AlignedBuffer& scratch : scratch_) scratch.ensure(bytes);
-  partials_.ensure(static_cast<size_t>(list.partial_floats) * sizeof(float));
-  if (list.groups.size() > finished_capacity_) {
-    const size_t capacity = list.groups.size() * 2;
-    finished_ = std::make_unique<std::atomic<int32_t>[]>(capacity);
-    finished_capacity_ = capacity;
-  }
+void AttentionEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
+                                    AttnParams* params) {
+  const LayerSpec& layer = call.layer;
+  const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
+  params->q_rotation = params->sink_q_rotation = from_element(forward.rotation(layer.rope, executor_), begin);
+  if (!rotates_on_read(*spec_, layer.rope)) return;
+  if (has_sinks) params->sink_q_rotation = from_element(forward.sink_rotation(layer.rope, executor_), begin);
+  forward.key_rotations(layer.rope, executor_, params->k_rotations);
+  params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }
 
-void AttentionEngine::run_items(const WorkList& list, const AttnParams& params) {
-  for (size_t group = 0; group < list.groups.size(); ++group)
-    finished_[group].store(0, std::memory_order_relaxed);
-  const auto run_item = [&](int64_t index, int32_t worker) {
-    const AttnItem& item = list.items[static_cast<size_t>(index)];
-    std::byte* scratch = scratch_[static_cast<size_t>(worker)].data();
-    if (index < list.num_tile_items) {
-      kernels_->attn_tile(params, item, scratch);
-    } else {
-      kernels_->attn_decode(params, item, scratch);
-    }
-    if (item.merge_group < 0) return;
-    // The last split to finish merges all of them, in index order: who that is does not matter.
-    const auto group = static_cast<size_t>(item.merge_group);
-    if (finished_[group].fetch_add(1, std::memory_order_acq_rel) + 1 == list.groups[group].num_splits) {
-      kernels_->attn_merge_splits(params, list.groups[group]);
-    }
-  };
-  const auto num_items = static_cast<int64_t>(list.items.size());
-  if (list.seconds < kWorthThreads) {
-    for (int64_t index = 0; index < num_items; ++index) run_item(index, 0);
+void AttentionEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
+                             const AttnTensors& tensors) {
+  const LayerSpec& layer = call.layer;
+  const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
+  const bool on_read = rotates_on_read(*spec_, layer.rope);
+  const KeyView key_view{.scope = call.scope,
+                         .group = source.group,
+                         .window = options.window,
+                         .needs_positions = on_read || !options.alibi.empty(),
+                         .rope = on_read ? layer.rope : -1};
+  CachedView& view = view_of(forward, key_view, options.spans.empty() ? nullptr : &options.spans);
+  const bool causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew;
+  const bool may_cascade = call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
+  AttnParams params{};
+  params.q = tensors.q;
+  set_rotations(forward, call, view.set.has_sinks(), &params);
+  params.page_size = spec_->page_size;
+  params.num_q_heads = layer.num_q_heads;
+  params.num_kv_heads = layer.num_kv_heads;
+  params.k_dim = layer.k_dim;
+  params.v_dim = layer.v_dim;
+  params.causal = causal ? 1 : 0;
+  apply_options(options, &params);
+  params.out = tensors.out;
+  params.lse = tensors.lse;
+  params.lse_token_stride = tensors.lse_token_stride;
+  if (call.scope == KeyScope::kNew) {
+    stage_new_keys(forward, call, tensors, &params);
   } else {
-    executor_.run(num_items, run_item);
+    params.k = pool_->k_rows(layer.source);
+    params.v = pool_->v_rows(layer.source);
   }
-}
-
-void AttentionEngine::attend(Forward& forward, int32_t local_layer, KeyScope scope,
-                             const AttnOptions& options, const AttnTensors& tensors) {
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  fill_sequences(forward, scope);
-  const WorkList& list = work_list(forward, scope,
-                                   {.num_q_heads = layer.num_q_heads,
-                                    .num_kv_heads = layer.num_kv_heads,
-                                    .k_dim = layer.k_dim,
-                                    .v_dim = layer.v_dim,
-                                    .causal = scope != KeyScope::kCached,
-                                    .tiles_only = options.tiles_only,
-                                    .concurrency = executor_.concurrency()});
-  AttnParams params{.q = tensors.q,
-                    .q_rotation = forward.rotation(*spec_, layer.rope, executor_),
-                    .q_scale = options.q_scale,
-                    .k = pool_->k_rows(local_layer),
-                    .v = pool_->v_rows(local_layer),
-                    .page_size = spec_->page_size,
-                    .num_q_heads = layer.num_q_heads,
-                    .num_kv_heads = layer.num_kv_heads,
-                    .k_dim = layer.k_dim,
-                    .v_dim = layer.v_dim,
-                    .causal = scope != KeyScope::kCached ? 1 : 0,
-                    .softcap = options.softcap,
-                    .sinks = options.sinks.empty() ? nullptr : options.sinks.data(),
-                    .alibi = options.alibi.empty() ? nullptr : options.alibi.data(),
-                    .bias = options.bias,
-                    .bias_head_stride = options.bias_head_stride,
-                    .bias_token_stride = options.bias_token_stride,
-                    .out = tensors.out,
-                    .lse = tensors.lse,
-                    .lse_token_stride = tensors.lse_token_stride,
-                    .sequences = sequences_.data(),
-                    .partials = nullptr};
-  if (scope == KeyScope::kNew) stage_new_keys(forward, local_layer, tensors, &params);
-  secure_workspace(list, params);
-  params.partials = reinterpret_cast<float*>(partials_.data());
-  if (scope == KeyScope::kAll && tensors.k.base != nullptr)
-    append(forward, local_layer, tensors.k, tensors.v);
-  run_items(list, params);
+  const WorkShape shape = work_shape(*kernels_, params, options.tiles_only, on_read && view.set.has_sinks(),
+                                     executor_.concurrency());
+  const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
+  const WorkList& list = planned.list;
+  params.sequences = planned.sequences.empty() ? view.set.sequences().data() : planned.sequences.data();
+  runner_.secure(list, params);
+  if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
+    append(forward, layer.source, tensors.k, tensors.v);
+  runner_.run(list, params);
+  if (!planned.sequences.empty()) num_cascades_ += planned.shared.prefixes().size();
 }
 
 void AttentionEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
-  const double bytes = 8.0 * static_cast<double>(num_rows) * params.num_heads * params.dim;
-  if (bytes / kCopyBytesPerSecond < kWorthThreads) {
-    kernels_->merge(params, 0, num_rows);
-    return;
-  }
-  executor_.run(ceil_div(num_rows, kAppendRows), [&](int64_t task, int32_t) {
-    kernels_->merge(params, task * kAppendRows, std::min(num_rows, (task + 1) * kAppendRows));
-  });
+  run_merge(*kernels_, executor_, params, num_rows);
 }
 
 void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
@@ -256,16 +251,22 @@ void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_ke
 
 void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {
   if (copies.empty() || !pool_->has_storage()) return;
-  const auto num_layers = static_cast<int64_t>(spec_->layers.size());
+  // One task per page and layer of its group; groups have at most num_slots layers.
+  const auto num_slots = static_cast<int64_t>(spec_->num_slots());
+  int64_t most_bytes = 0;
   const auto copy_one = [&](int64_t task, int32_t) {
-    const PageCopy& copy = copies[static_cast<size_t>(task / num_layers)];
-    const auto layer = static_cast<int32_t>(task % num_layers);
+    const PageCopy& copy = copies[static_cast<size_t>(task / num_slots)];
+    const std::vector<int32_t>& layers = spec_->groups[static_cast<size_t>(copy.group)].layers;
+    if (task % num_slots >= static_cast<int64_t>(layers.size())) return;
+    const int32_t layer = layers[static_cast<size_t>(task % num_slots)];
     const LayerPages& pages = pool_->layer(layer);
     kernels_->copy(pages.base + copy.to * pages.page_stride, pages.base + copy.from * pages.page_stride,
                    pool_->layer_page_bytes(layer));
   };
-  const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_layers;
-  const double bytes = static_cast<double>(num_tasks) * static_cast<double>(pool_->layer_page_bytes(0));
+  for (const int32_t layer : spec_->groups[static_cast<size_t>(copies.front().group)].layers)
+    most_bytes += static_cast<int64_t>(pool_->layer_page_bytes(layer));
+  const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_slots;
+  const double bytes = static_cast<double>(most_bytes) * static_cast<double>(copies.size());
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
     for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);
   } else {

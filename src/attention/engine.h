@@ -1,13 +1,16 @@
 // Runs kernels for a cache: fills their parameters from the open forward, cuts the work, spreads it over threads.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "kernels/cpu/table.h"
+#include "src/attention/cascade.h"
+#include "src/attention/linear.h"
 #include "src/attention/options.h"
+#include "src/attention/runner.h"
+#include "src/attention/sequence_set.h"
 #include "src/attention/work_list.h"
 #include "src/base/executor.h"
 #include "src/base/memory.h"
@@ -17,21 +20,21 @@
 
 namespace kvc {
 
-// Which keys the new queries see.
-enum class KeyScope {
-  kAll,     // cached and new tokens, causal
-  kCached,  // tokens cached before this forward
-  kNew,     // the new tokens of this call, causal, not in the pool
-};
-
 // Checked tensors of one call.
 struct AttnTensors {
   kernels::TokenRows q;
   kernels::TokenRows k;  // base null: read only
-  kernels::TokenRows v;
+  kernels::TokenRows v;  // base null with k given: V is in K
   kernels::TokenRows out;
   float* lse = nullptr;
   int64_t lse_token_stride = 0;
+};
+
+// What one attention call works on. `layer`: heads and dims as q, k, v, out have them; its `source` names the pages.
+struct AttnCall {
+  const LayerSpec& layer;
+  KeyScope scope;
+  bool is_mla_self = false;  // the ragged form of MLA: K and V per head, nothing of the pool
 };
 
 // One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing; it is secured before
@@ -42,13 +45,22 @@ class AttentionEngine {
   AttentionEngine(const Spec& spec, const PagePool* pool);
 
   const char* isa_name() const { return kernels_->name; }
+  const kernels::cpu::KernelTable& kernels() const { return *kernels_; }
   Executor& executor() { return executor_; }
+  uint64_t num_cascades() const { return num_cascades_; }
 
-  // Appends k and v first when they are given (never for kNew).
-  void attend(Forward& forward, int32_t local_layer, KeyScope scope, const AttnOptions& options,
-              const AttnTensors& tensors);
+  // Appends k and v first when they are given (kAll, kCross).
+  void attend(Forward& forward, const AttnCall& call, const AttnOptions& options, const AttnTensors& tensors);
+  // To the pages of a layer: the new tokens of its group, or the encoder's.
   void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k, const kernels::TokenRows& v);
   void merge(const kernels::MergeParams& params, int64_t num_rows);
+
+  void run_linear(const kernels::LinearParams& params, int64_t num_sequences) {
+    kvc::run_linear(*kernels_, executor_, linear_workspace_, params, num_sequences);
+  }
+  void run_conv(const kernels::ConvParams& params, int64_t num_sequences) {
+    kvc::run_conv(*kernels_, executor_, linear_workspace_, params, num_sequences);
+  }
 
   // Keys [0, num_keys) of the sequence whose table `params` has.
   void gather(const kernels::GatherParams& params, int64_t num_keys);
@@ -62,39 +74,46 @@ class AttentionEngine {
   void copy_pages(const std::vector<PageCopy>& copies);
 
  private:
-  struct NewKeys;  // k and v of this call, rotated and rounded, outside the pool
+  // The batch seen in one way, with its work lists by shape: layers of equal shape share one.
+  struct CachedView {
+    uint64_t step = 0;  // 0: stale
+    KeyView view;
+    SequenceSet set;
+    struct List {
+      WorkShape shape;
+      bool cascades;  // may share prefixes
+      WorkList list;
+      std::vector<kernels::AttnSequence> sequences;  // the set's and the shared prefixes; empty without any
+      SharedEntries shared;
+    };
+    std::vector<std::unique_ptr<List>> lists;
+    size_t num_lists = 0;
+  };
 
-  kernels::AppendParams append_params(Forward& forward, int32_t local_layer, const kernels::TokenRows& k,
+  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
                                       const kernels::TokenRows& v);
-  void run_append(const kernels::AppendParams& params, int64_t num_rows);
-  void fill_sequences(const Forward& forward, KeyScope scope);
-  const WorkList& work_list(const Forward& forward, KeyScope scope, const WorkShape& shape);
-  void stage_new_keys(Forward& forward, int32_t local_layer, const AttnTensors& tensors,
+  CachedView& view_of(Forward& forward, const KeyView& view, const std::vector<Span>* spans);
+  const CachedView::List& work_list(Forward& forward, CachedView& view, const LayerSpec& layer,
+                                    const WorkShape& shape, bool may_cascade);
+  // Fills `list.shared` and `list.sequences` when some sequences begin with the same pages and reading those together pays.
+  void share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
+                      const WorkShape& shape, CachedView::List& list);
+  void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                       kernels::AttnParams* params);
-  void secure_workspace(const WorkList& list, const kernels::AttnParams& params);
-  void run_items(const WorkList& list, const kernels::AttnParams& params);
+  void set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, kernels::AttnParams* params);
 
   const Spec* spec_;
   const PagePool* pool_;
   const kernels::cpu::KernelTable* kernels_;
   Executor executor_;
-
-  // Work lists of this step, by scope and shape: layers of equal shape share one.
-  struct CachedList {
-    uint64_t step = 0;
-    KeyScope scope = KeyScope::kAll;
-    WorkShape shape{};
-    WorkList list;
-  };
-  std::vector<std::unique_ptr<CachedList>> lists_;
-  std::vector<kernels::AttnSequence> sequences_;
-  std::vector<int32_t> first_rows_;      // page table of each sequence's new keys (kNew)
+  ItemRunner runner_;
+  std::vector<std::unique_ptr<CachedView>> views_;
   std::vector<int64_t> identity_slots_;  // 0, 1, 2, ...
-  std::vector<AlignedBuffer> scratch_;   // per worker
-  AlignedBuffer partials_;
   AlignedBuffer new_k_, new_v_;
-  std::unique_ptr<std::atomic<int32_t>[]> finished_;  // per merge group: splits done
-  size_t finished_capacity_ = 0;
+  LinearWorkspace linear_workspace_;
+  std::vector<PrefixCandidate> candidates_;
+  std::vector<CommonPrefix> prefixes_;
+  uint64_t num_cascades_ = 0;
 };
 
 }  // namespace kvc

@@ -6,6 +6,7 @@
 
 #include "kernels/params.h"
 #include "kvcache.h"
+#include "src/attention/sequence_set.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -15,15 +16,25 @@ struct AttnOptions {
   float q_scale = 0;
   float softcap = 0;
   bool tiles_only = false;
+  bool no_cascade = false;
+  int64_t window = 0;
   std::vector<float> sinks;
   std::vector<float> alibi;
   const float* bias = nullptr;
   int64_t bias_head_stride = 0;
   int64_t bias_token_stride = 0;
+  std::vector<Span> spans;
 };
 
-// `opt` has been read by the sized-struct rules. Throws UNSUPPORTED, OUT_OF_RANGE or a tensor status; fills `out`.
+// `opt` has been read by the sized-struct rules; `layer`: heads and k_dim as q has them. Throws UNSUPPORTED, OUT_OF_RANGE or a tensor
+// status; fills all of `out` but the spans. `prefix` is what the caller calls it.
 void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
-                  AttnOptions* out);
+                  AttnOptions* out, const char* prefix = "opt.");
+
+// Everything of `params` that options decide; it borrows their arrays.
+void apply_options(const AttnOptions& options, kernels::AttnParams* params);
+
+// Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.
+void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* out);
 
 }  // namespace kvc
