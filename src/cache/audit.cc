@@ -11,6 +11,40 @@ long long ll(int64_t value) { return static_cast<long long>(value); }
 
 }  // namespace
 
+// Every token that later queries can see has its page; every page is counted.
+template <typename Count>
+void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const {
+  const PageTable& table = sequence.tables[group];
+  const auto size = static_cast<int64_t>(table.pages.size());
+  if (stored < 0 || size != plan_->pages_for_tokens(stored)) {
+    fail_with(KVC_E_CORRUPT, sequence.id,
+              "sequence %lld of %lld tokens has a table of %lld pages, expected %lld", ll(sequence.id),
+              ll(stored), ll(size), ll(plan_->pages_for_tokens(stored)));
+  }
+  int64_t dropped = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const PageId page = table.pages[static_cast<size_t>(i)];
+    if (page != kNoPage) {
+      count(sequence, page);
+      continue;
+    }
+    ++dropped;
+    const int64_t first = i * spec().page_size, end = first + spec().page_size;
+    if (first < table.sink_kept || end > table.kept_begin) {
+      fail_with(KVC_E_CORRUPT, sequence.id,
+                "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first %lld and "
+                "those from "
+                "%lld on",
+                ll(sequence.id), ll(first), ll(end - 1), ll(table.sink_kept), ll(table.kept_begin));
+    }
+  }
+  if (dropped != table.num_dropped) {
+    fail_with(KVC_E_CORRUPT, sequence.id,
+              "sequence %lld has dropped %lld pages of group %zu, recorded are %lld", ll(sequence.id),
+              ll(dropped), group, ll(table.num_dropped));
+  }
+}
+
 void Cache::check() const {
   const int64_t num_pages = allocator_.num_pages();
   std::vector<int32_t> holders(static_cast<size_t>(num_pages), 0);
@@ -21,32 +55,53 @@ void Cache::check() const {
     }
     ++holders[static_cast<size_t>(page)];
   };
+  std::vector<int32_t> state_holders(static_cast<size_t>(states_.num_slots()), 0);
+  const auto count_state = [&](const Sequence& sequence, StateSlot slot) {
+    if (slot < kInitialState || slot >= states_.num_slots()) {
+      fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %lld", ll(sequence.id),
+                slot, ll(states_.num_slots()));
+    }
+    if (slot != kInitialState) ++state_holders[static_cast<size_t>(slot)];
+  };
   int64_t total_length = 0;
   int64_t in_forward = 0;
   std::vector<uint8_t> slot_seen;
   sequences_.for_each([&](const Sequence& sequence) {
-    int64_t length = sequence.length;
-    total_length += length;
+    total_length += sequence.length;
+    const BatchEntry* entry = nullptr;
     if (sequence.in_forward()) {
       ++in_forward;
       const std::vector<BatchEntry>& entries = forward_.batch().entries();
       const auto index = static_cast<size_t>(sequence.batch_index);
       if (index >= entries.size() || entries[index].sequence != &sequence ||
-          entries[index].old_length != length) {
+          entries[index].old_length != sequence.length) {
         fail_with(KVC_E_CORRUPT, sequence.id,
                   "sequence %lld says it is entry %d of the open forward, which disagrees", ll(sequence.id),
                   sequence.batch_index);
       }
-      length = entries[index].new_length();
+      entry = &entries[index];
+      count_state(sequence, entry->new_state);
     }
-    const auto held = static_cast<int64_t>(sequence.pages.size());
-    if (sequence.length < 0 || held != plan_->pages_for_tokens(length)) {
-      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld of %lld tokens holds %lld pages, expected %lld",
-                ll(sequence.id), ll(length), ll(held), ll(plan_->pages_for_tokens(length)));
+    count_state(sequence, sequence.state);
+    int64_t before = -1;
+    for (const Checkpoint& checkpoint : sequence.checkpoints) {
+      if (checkpoint.position <= before || checkpoint.position > sequence.length) {
+        fail_with(KVC_E_CORRUPT, sequence.id,
+                  "sequence %lld of %lld tokens has a checkpoint at %lld after one at %lld", ll(sequence.id),
+                  ll(sequence.length), ll(checkpoint.position), ll(before));
+      }
+      before = checkpoint.position;
+      count_state(sequence, checkpoint.slot);
     }
-    if (sequence.synced_pages < 0 || sequence.synced_pages > held) {
-      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld says %lld of its %lld table entries were sent",
-                ll(sequence.id), ll(sequence.synced_pages), ll(held));
+    for (size_t group = 0; group < spec().groups.size(); ++group) {
+      const bool is_cross = spec().groups[group].is_cross;
+      const PageTable& table = sequence.tables[group];
+      const int64_t stored = entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
+      check_table(sequence, group, stored, count);
+      if (table.synced_pages < 0 || table.synced_pages > static_cast<int64_t>(table.pages.size())) {
+        fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld says %lld of its %zu table entries were sent",
+                  ll(sequence.id), ll(table.synced_pages), table.pages.size());
+      }
     }
     const auto slot = static_cast<size_t>(sequence.slot);
     if (slot >= slot_seen.size()) slot_seen.resize(slot + 1, 0);
@@ -55,15 +110,26 @@ void Cache::check() const {
                 sequence.slot);
     if (sequences_.find(sequence.id) != &sequence)
       fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld is not found by its id", ll(sequence.id));
-    for (const PageId page : sequence.pages) count(sequence, page);
   });
   const bool open = forward_.is_open();
   if (in_forward != (open ? static_cast<int64_t>(forward_.batch().entries().size()) : 0)) {
     fail(KVC_E_CORRUPT, "%lld sequences say they are in the open forward, which has %zu", ll(in_forward),
          forward_.batch().entries().size());
   }
-  for (const BatchEntry& entry : forward_.batch().entries()) {
-    if (entry.replaced_page != kNoPage) count(*entry.sequence, entry.replaced_page);
+  for (size_t i = 0; i < forward_.batch().entries().size(); ++i) {
+    for (size_t group = 0; group < spec().groups.size(); ++group) {
+      const PageId replaced = forward_.batch().change(i, group).replaced_page;
+      if (replaced != kNoPage) count(*forward_.batch().entries()[i].sequence, replaced);
+    }
+  }
+  for (int64_t slot = 0; slot < states_.num_slots(); ++slot) {
+    const int32_t expected = state_holders[static_cast<size_t>(slot)];
+    const int32_t recorded = states_.holders(static_cast<StateSlot>(slot));
+    if (expected != recorded) {
+      fail_with(KVC_E_CORRUPT, slot,
+                "state slot %lld has %d holders recorded, the sequences hold it %d times", ll(slot), recorded,
+                expected);
+    }
   }
   if (total_length != sequences_.total_length()) {
     fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld", ll(sequences_.total_length()),

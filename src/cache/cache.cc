@@ -13,7 +13,7 @@ namespace {
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
 int64_t require_pages(const Plan& plan) {
-  if (plan.num_pages() == 0) {
+  if (plan.num_pages() == 0 && !plan.spec().groups.empty()) {
     fail(KVC_E_INVALID_ARGUMENT, "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");
   }
   return plan.num_pages();
@@ -25,7 +25,8 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)),
       allocator_(require_pages(*plan_)),
       pool_(plan_, plan_->num_pages()),
-      sequences_(&allocator_, plan_->spec().page_size),
+      states_(plan_),
+      sequences_(&allocator_, &states_, plan_->spec()),
       forward_(plan_->spec()),
       engine_(plan_->spec(), &pool_) {
   for (kvc_forward& handle : handles_) handle.cache = this;
@@ -89,70 +90,105 @@ kvc_stats Cache::stats() const {
   stats.no_pages = counters_.no_pages;
   stats.step_bytes = counters_.step_bytes;
   stats.step_copies = counters_.step_copies;
+  stats.state_slots_used = states_.num_used();
+  stats.state_slot_bytes = static_cast<uint64_t>(plan_->layout().state_slot_bytes);
+  sequences_.for_each([&](const Sequence& sequence) {
+    stats.tree_tokens += static_cast<uint64_t>(committable_nodes(sequence));
+  });
+  stats.cascades = engine_.num_cascades();
   return stats;
+}
+
+// Without those of the open forward.
+int64_t Cache::committable_nodes(const Sequence& sequence) const {
+  if (!sequence.in_forward()) return sequence.tree.size();
+  return forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].old_nodes;
 }
 
 kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   const Sequence& sequence = sequences_.get(id);
-  // Inside a forward the table already holds the new tokens' pages; the answer is about committed tokens.
-  const int64_t num_pages = plan_->pages_for_tokens(sequence.length);
   kvc_seq_info info{};
   info.length = sequence.length;
-  info.first_position = sequence.length == 0 ? -1 : 0;
-  info.last_position = sequence.length - 1;
-  info.num_pages = num_pages;
-  for (int64_t i = 0; i < num_pages; ++i) {
-    info.num_shared_pages += allocator_.refs(sequence.pages[static_cast<size_t>(i)]) > 1 ? 1 : 0;
-  }
+  info.window = sequence.window;
+  info.sink = sequence.sink;
+  info.cross_length = sequence.cross_length;
   info.in_forward = sequence.in_forward() ? 1 : 0;
+  // Inside a forward the tables already hold the new tokens' pages; the answer is about what was there before.
+  info.tree_nodes = committable_nodes(sequence);
+  int64_t first_kept = 0;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const bool is_cross = spec().groups[group].is_cross;
+    const PageTable& table = sequence.tables[group];
+    if (!is_cross) first_kept = std::max(first_kept, table.kept_begin);
+    const int64_t stored = is_cross ? sequence.cross_length : sequence.length + info.tree_nodes;
+    for (int64_t i = 0; i < plan_->pages_for_tokens(stored); ++i) {
+      const PageId page = table.pages[static_cast<size_t>(i)];
+      if (page == kNoPage) continue;
+      ++info.num_pages;
+      info.num_shared_pages += allocator_.refs(page) > 1 ? 1 : 0;
+    }
+  }
+  const bool keeps_any = first_kept < sequence.length;
+  info.first_position = keeps_any ? sequence.position_of(first_kept) : -1;
+  info.last_position = sequence.length == 0 ? -1 : sequence.position_of(sequence.length - 1);
+  for (const Checkpoint& checkpoint : sequence.checkpoints) {
+    info.num_checkpoints += checkpoint.position < sequence.length ? 1 : 0;
+  }
   return info;
 }
 
 int64_t Cache::missing_pages(const BatchRequest& request) const {
   std::vector<BatchEntry> entries;
-  const int64_t needed = Batch::measure(request, *plan_, sequences_, allocator_, 0, &entries);
+  std::vector<TableChange> changes;
+  const Batch::Context context{*plan_, sequences_, allocator_, states_};
+  const Batch::Measure needed = Batch::measure(request, context, 0, &entries, &changes);
   for (const BatchEntry& entry : entries) {
     if (entry.sequence->in_forward()) {
       fail_with(KVC_E_BUSY, entry.sequence->id, "sequence %lld is entry %d of the open forward",
                 ll(entry.sequence->id), entry.sequence->batch_index);
     }
   }
-  return std::max<int64_t>(0, needed - allocator_.num_free());
+  return Batch::missing(needed, context);
 }
 
 int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const {
   const Sequence& sequence = sequences_.get(id);
-  if (op != KVC_SEQ_FORK && op != KVC_SEQ_POP) {
-    fail_with(KVC_E_UNSUPPORTED, op, "op = %d is not supported: FORK (0) and POP (1) are", op);
+  if (op < KVC_SEQ_FORK || op > KVC_SEQ_SHIFT) {
+    fail_with(KVC_E_UNSUPPORTED, op, "op = %d is not supported: FORK (0), POP (1) and SHIFT (2) are", op);
   }
   if (position < -1)
     fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)", ll(position));
-  if (sequence.in_forward()) {
-    fail_with(KVC_E_BUSY, id, "sequence %lld is entry %d of the open forward", ll(id), sequence.batch_index);
-  }
-  return position == -1 ? sequence.length : std::min(position, sequence.length);
+  sequences_.get_settled(id, "fork, pop or shift");
+  if (op != KVC_SEQ_SHIFT)
+    return sequences_.nearest_resumable(
+        sequence, position == -1 ? sequence.length : std::min(position, sequence.length));
+  const bool dropped = std::any_of(sequence.tables.begin(), sequence.tables.end(),
+                                   [](const PageTable& table) { return table.kept_begin > 0; });
+  if (states_.is_used() || dropped || sequence.length == 0) return -1;
+  if (!can_turn_keys()) return sequence.length - 1;  // nothing moves behind the last token
+  return position == -1 ? sequence.length - 1 : std::min(position, sequence.length - 1);
 }
 
 void Cache::note_pages_used() {
   counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
 }
 
-kvc_forward* Cache::begin(const BatchRequest& request) {
+kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given) {
   if (forward_.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          forward_.batch().entries().size());
   Batch& batch = forward_.batch();
   try {
-    batch.begin(request, *plan_, sequences_, allocator_);
+    batch.begin(request, *plan_, sequences_, allocator_, states_);
   } catch (const Error& error) {
     if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;
     throw;
   }
-  forward_.opened();
+  forward_.opened(std::move(given));
   try {
     engine_.copy_pages(batch.copies());
   } catch (...) {  // a host's executor that throws although it must not
-    batch.rollback(allocator_);
+    batch.rollback(allocator_, states_);
     forward_.closed();
     throw;
   }
@@ -170,14 +206,17 @@ void Cache::end(kvc_forward* handle) {
   Batch& batch = forward_.batch();
   ++counters_.forwards;
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
-  batch.commit(sequences_, allocator_);
+  // Without storage nobody can tell whether the host's own kernels wrote a state: each forward counts as a step.
+  const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
+  if (states_written) carry_states_on();
+  batch.commit(sequences_, allocator_, states_, spec(), states_written);
   forward_.closed();
   handle->open = false;
 }
 
 void Cache::abort(kvc_forward* handle) {
   ++counters_.forwards_aborted;
-  forward_.batch().rollback(allocator_);
+  forward_.batch().rollback(allocator_, states_);
   forward_.closed();
   handle->open = false;
 }
@@ -198,6 +237,13 @@ int32_t Cache::require_layer(int32_t layer) const {
   }
   fail_with(KVC_E_INVALID_STATE, layer, "layer %d is not kept here: this cache has layers %d to %d", layer,
             spec().layer_begin, spec().layer_end - 1);
+}
+
+int32_t Cache::require_group(int32_t group) const {
+  const auto num_groups = static_cast<int32_t>(spec().groups.size());
+  if (group < 0 || group >= num_groups)
+    fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the cache has %d groups", group, num_groups);
+  return group;
 }
 
 }  // namespace kvc

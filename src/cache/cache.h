@@ -7,11 +7,13 @@
 
 #include "kvcache.h"
 #include "src/attention/engine.h"
+#include "src/base/tensor.h"
 #include "src/forward/forward.h"
 #include "src/pages/allocator.h"
 #include "src/pages/pool.h"
 #include "src/plan/plan.h"
 #include "src/sequences/sequences.h"
+#include "src/state/pool.h"
 
 namespace kvc {
 class Cache;
@@ -50,6 +52,7 @@ class Cache {
   const SequenceTable& sequences() const { return sequences_; }
   SequenceTable& sequences() { return sequences_; }
   const PagePool& pool() const { return pool_; }
+  const StatePool& states() const { return states_; }
   Forward& forward() { return forward_; }
   const Forward& forward() const { return forward_; }
   AttentionEngine& engine() { return engine_; }
@@ -65,30 +68,68 @@ class Cache {
   kvc_seq_info sequence_info(kvc_seq id) const;
   int64_t missing_pages(const BatchRequest& request) const;
   int64_t nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const;
+  void shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta);
 
-  kvc_forward* begin(const BatchRequest& request);
+  kvc_forward* begin(const BatchRequest& request, GivenPositions given);
   void end(kvc_forward* handle);
   void abort(kvc_forward* handle);
+  // Keeps root -> leaves[i] of each sequence's tree.
+  void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves);
   // Refuses, by name, calls on caches without tensor memory. `what` is the function.
   void require_storage(const char* what) const;
   // Throws INVALID_STATE when the layer is not in this cache.
   int32_t require_layer(int32_t layer) const;
+  // And when it is of another kind; `what` is the function.
+  int32_t require_state_layer(int32_t layer, int32_t state, const char* what) const;
+  // Throws OUT_OF_RANGE.
+  int32_t require_group(int32_t group) const;
   // May the host have written the pool itself, through a borrowed tensor or an export?
   bool host_can_write_pool() const { return spec().storage == KVC_STORAGE_BORROWED || pool_exported_; }
   void mark_pool_exported() { pool_exported_ = true; }
 
-  void debug_get(kvc_seq id, int64_t begin, int64_t end, const DLTensor* k, const DLTensor* v) const;
-  void debug_set(kvc_seq id, int64_t begin, const DLTensor* k, const DLTensor* v);
+  // The states of the open forward's sequences, out and in. The new ones become theirs when it ends.
+  void get_states(int32_t local_layer, int32_t state, const StateRows& out) const;
+  void set_states(int32_t local_layer, int32_t state, const StateRows& value);
+  // Where the state of a batch entry is read and written in this forward.
+  const std::byte* old_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const;
+  std::byte* new_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const;
+
+  // Rows of one layer, by token; `global` names the layer in messages.
+  struct LayerRows {
+    int32_t local_layer;
+    kernels::TokenRows k;  // base null: left out
+    kernels::TokenRows v;
+  };
+  // Throws NOT_FOUND, OUT_OF_RANGE.
+  void check_token_range(kvc_seq id, int64_t begin, int64_t end) const;
+  void debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers) const;
+  void debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers);
+  void debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out) const;
+  void debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value);
 
  private:
-  void make_private(Sequence& sequence, int64_t begin_page, int64_t end_page);
+  template <typename Count>
+  void check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const;
+  void require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
+                      const std::vector<LayerRows>& layers) const;
+  // Gives the sequence its own copies of the shared pages of [begin, end) tokens in the groups that `groups` marks. Throws NO_PAGES or
+  // std::bad_alloc.
+  void make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups);
+  // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
+  bool can_turn_keys() const;
+  void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;
+  void turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept;
+  void keep_path(Sequence& sequence, int32_t leaf) noexcept;
+  void carry_states_on() noexcept;
   void note_pages_used();
+  int64_t committable_nodes(const Sequence& sequence) const;
 
   static constexpr size_t kHandles = 16;
 
   std::shared_ptr<const Plan> plan_;
   PageAllocator allocator_;
   PagePool pool_;
+  StatePool states_;
   SequenceTable sequences_;
   Forward forward_;
   AttentionEngine engine_;

@@ -1,10 +1,9 @@
-// kvc_debug_get_kv and kvc_debug_set_kv: committed tokens in and out, as stored.
+// Committed tokens in and out, as stored: behind kvc_debug_get_kv, kvc_debug_get_layer and their like.
 #include <algorithm>
 #include <vector>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
-#include "src/base/tensor.h"
 #include "src/cache/cache.h"
 
 namespace kvc {
@@ -12,131 +11,123 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-struct LayerRows {
-  kernels::TokenRows k;
-  kernels::TokenRows v;
-};
-
-// The caller's tensors, one view per layer. The dims of the tensors are at least the largest layer's.
-std::vector<LayerRows> view_tensors(const Spec& spec, const DLTensor* k, const DLTensor* v,
-                                    int64_t num_tokens) {
-  if (k == nullptr && v == nullptr) fail(KVC_E_INVALID_ARGUMENT, "k and v are both NULL: nothing to copy");
-  int32_t heads = 0, k_dim = 0, v_dim = 0;
-  for (const LayerSpec& layer : spec.layers) {
-    heads = std::max(heads, layer.num_kv_heads);
-    k_dim = std::max(k_dim, layer.k_dim);
-    v_dim = std::max(v_dim, layer.v_dim);
-  }
-  const int64_t num_layers = spec.num_local_layers();
-  std::vector<LayerRows> rows(spec.layers.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const auto layer = static_cast<int64_t>(i);
-    if (k != nullptr) rows[i].k = view_layer_rows(k, {"k", num_tokens, heads, k_dim}, num_layers, layer);
-    if (v != nullptr) rows[i].v = view_layer_rows(v, {"v", num_tokens, heads, v_dim}, num_layers, layer);
-  }
-  return rows;
-}
-
 }  // namespace
 
-void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const DLTensor* k, const DLTensor* v) const {
-  require_storage("kvc_debug_get_kv");
+// Throws OUT_OF_RANGE when [begin, end) is not inside what the layers keep.
+void Cache::require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
+                           const std::vector<LayerRows>& layers) const {
+  for (const LayerRows& rows : layers) {
+    const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
+    const bool is_cross = spec().groups[static_cast<size_t>(layer.group)].is_cross;
+    const int64_t length = is_cross ? sequence.cross_length : sequence.length;
+    if (begin < 0 || begin > end || end > length) {
+      fail_with(KVC_E_OUT_OF_RANGE, end,
+                "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
+                ll(sequence.id), ll(length));
+    }
+    const PageTable& table = sequence.tables[static_cast<size_t>(layer.group)];
+    if (!table.keeps(begin, end)) {
+      fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
+                "[begin, end) = [%lld, %lld): layer %d keeps the first %lld tokens of sequence %lld and "
+                "those from %lld "
+                "on, a window has dropped the others",
+                ll(begin), ll(end), spec().layer_begin + rows.local_layer, ll(table.sink_kept),
+                ll(sequence.id), ll(table.kept_begin));
+    }
+  }
+}
+
+void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
   const Sequence& sequence = sequences_.get(id);
   if (begin < 0 || begin > end || end > sequence.length) {
     fail_with(KVC_E_OUT_OF_RANGE, end,
               "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
               ll(id), ll(sequence.length));
   }
-  const std::vector<LayerRows> rows = view_tensors(spec(), k, v, end - begin);
+}
+
+void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers) const {
+  const Sequence& sequence = sequences_.get(id);
+  require_tokens(sequence, begin, end, layers);
   if (begin == end) return;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const LayerSpec& layer = spec().layers[i];
-    const auto local = static_cast<int32_t>(i);
+  for (const LayerRows& rows : layers) {
+    const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
     kernels::GatherParams params{.rows = {},
-                                 .pages = sequence.pages.data(),
+                                 .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
                                  .out = {},
                                  .page_size = spec().page_size,
                                  .num_heads = layer.num_kv_heads,
                                  .dim = 0};
-    if (k != nullptr) {
-      params.rows = pool_.k_rows(local), params.out = rows[i].k, params.dim = layer.k_dim;
+    if (rows.k.base != nullptr) {
+      params.rows = pool_.k_rows(rows.local_layer), params.out = rows.k, params.dim = layer.k_dim;
       engine_.gather_range(params, begin, end);
     }
-    if (v != nullptr) {
-      params.rows = pool_.v_rows(local), params.out = rows[i].v, params.dim = layer.v_dim;
+    if (rows.v.base != nullptr) {
+      params.rows = pool_.v_rows(rows.local_layer), params.out = rows.v, params.dim = layer.v_dim;
       engine_.gather_range(params, begin, end);
     }
   }
 }
 
-// Gives the sequence its own copies of the shared pages in [begin_page, end_page). Throws NO_PAGES or std::bad_alloc.
-void Cache::make_private(Sequence& sequence, int64_t begin_page, int64_t end_page) {
+void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups) {
   std::vector<PageCopy> copies;
-  copies.reserve(static_cast<size_t>(end_page - begin_page));
+  const int64_t begin_page = begin / spec().page_size, end_page = ceil_div(end, spec().page_size);
+  const auto visit_shared = [&](auto&& visit) {
+    for (size_t group = 0; group < groups.size(); ++group) {
+      if (groups[group] == 0) continue;
+      std::vector<PageId>& pages = sequence.tables[group].pages;
+      for (int64_t i = begin_page; i < end_page; ++i) {
+        const PageId page = pages[static_cast<size_t>(i)];
+        if (page != kNoPage && allocator_.refs(page) > 1) visit(group, i);
+      }
+    }
+  };
   int64_t needed = 0;
-  for (int64_t i = begin_page; i < end_page; ++i) {
-    needed += allocator_.refs(sequence.pages[static_cast<size_t>(i)]) > 1 ? 1 : 0;
-  }
+  visit_shared([&](size_t, int64_t) { ++needed; });
+  copies.reserve(static_cast<size_t>(needed));
   if (needed > allocator_.num_free()) {
     const int64_t missing = needed - allocator_.num_free();
     fail_with(KVC_E_NO_PAGES, missing,
               "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
               ll(sequence.id), ll(needed), ll(allocator_.num_free()), ll(missing));
   }
-  for (int64_t i = begin_page; i < end_page; ++i) {
-    PageId& page = sequence.pages[static_cast<size_t>(i)];
-    if (allocator_.refs(page) == 1) continue;
-    const PageId copy = allocator_.take(i == 0 ? kNoPage : sequence.pages[static_cast<size_t>(i - 1)], 0);
-    copies.push_back({page, copy});
+  visit_shared([&](size_t group, int64_t i) {
+    PageTable& table = sequence.tables[group];
+    PageId& page = table.pages[static_cast<size_t>(i)];
+    const PageId copy = allocator_.take(i == 0 ? kNoPage : table.pages[static_cast<size_t>(i - 1)], 0);
+    copies.push_back({page, copy, static_cast<int32_t>(group)});
     allocator_.drop_holder(page);
     page = copy;
-    sequence.synced_pages = std::min(sequence.synced_pages, i);
-  }
+    table.synced_pages = std::min(table.synced_pages, i);
+  });
   engine_.copy_pages(copies);
   counters_.pages_copied += copies.size();
   note_pages_used();
 }
 
-void Cache::debug_set(kvc_seq id, int64_t begin, const DLTensor* k, const DLTensor* v) {
-  require_storage("kvc_debug_set_kv");
-  Sequence& sequence = sequences_.get(id);
-  if (sequence.in_forward()) {
-    fail_with(KVC_E_BUSY, id, "cannot set tokens of sequence %lld: it is entry %d of the open forward",
-              ll(id), sequence.batch_index);
-  }
-  const DLTensor* counted = k != nullptr ? k : v;
-  const int64_t count =
-      counted != nullptr && counted->ndim == 4 && counted->shape != nullptr ? counted->shape[1] : 0;
-  if (count < 0) {
-    fail_with(KVC_E_SHAPE, count, "%s has shape[1] = %lld, expected at least 0", k != nullptr ? "k" : "v",
-              ll(count));
-  }
-  const std::vector<LayerRows> rows = view_tensors(spec(), k, v, count);
-  if (v != nullptr && v->shape[1] != count) {
-    fail_with(KVC_E_SHAPE, v->shape[1], "v has shape[1] = %lld, k has %lld", ll(v->shape[1]), ll(count));
-  }
-  if (begin < 0 || count > sequence.length - begin) {
-    fail_with(KVC_E_OUT_OF_RANGE, begin,
-              "[begin, begin + n) = [%lld, %lld + %lld) out of range: sequence %lld has %lld tokens",
-              ll(begin), ll(begin), ll(count), ll(id), ll(sequence.length));
-  }
+void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers) {
+  Sequence& sequence = sequences_.get_idle(id, "set tokens of");
+  require_tokens(sequence, begin, begin > INT64_MAX - count ? -1 : begin + count, layers);
   if (count == 0) return;
   const int32_t page_size = spec().page_size;
   std::vector<int64_t> slots(static_cast<size_t>(count));
-  make_private(sequence, begin / page_size, ceil_div(begin + count, page_size));
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t position = begin + i;
-    slots[static_cast<size_t>(i)] =
-        sequence.pages[static_cast<size_t>(position / page_size)] * int64_t{page_size} + position % page_size;
-  }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    const LayerSpec& layer = spec().layers[i];
-    const auto local = static_cast<int32_t>(i);
-    engine_.scatter({.k = rows[i].k,
-                     .v = rows[i].v,
+  std::vector<uint8_t> groups(spec().groups.size(), 0);
+  for (const LayerRows& rows : layers)
+    groups[static_cast<size_t>(spec().layers[static_cast<size_t>(rows.local_layer)].group)] = 1;
+  make_private(sequence, begin, begin + count, groups);
+  for (const LayerRows& rows : layers) {
+    const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
+    const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(layer.group)].pages;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t token = begin + i;
+      slots[static_cast<size_t>(i)] =
+          pages[static_cast<size_t>(token / page_size)] * int64_t{page_size} + token % page_size;
+    }
+    engine_.scatter({.k = rows.k,
+                     .v = rows.v,
                      .k_rotation = {},
-                     .k_pages = pool_.k_rows(local),
-                     .v_pages = pool_.v_rows(local),
+                     .k_pages = pool_.k_rows(rows.local_layer),
+                     .v_pages = pool_.v_rows(rows.local_layer),
                      .slots = slots.data(),
                      .page_size = page_size,
                      .num_kv_heads = layer.num_kv_heads,

@@ -54,9 +54,14 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
     fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
               spec.layer_begin, spec.layer_end - 1);
   }
-  const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
-  const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(local)];
-  const LayerPages& pages = cache.pool().layer(local);
+  const int32_t source = spec.layers[static_cast<size_t>(local)].source;
+  const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(source)];
+  if (!layer_spec.keeps_pages()) {
+    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind, "layer %d is of kind %d (%s), which keeps no pages", layer,
+              layer_spec.kind, layer_kind_name(layer_spec.kind));
+  }
+  const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(source)];
+  const LayerPages& pages = cache.pool().layer(source);
   const int64_t num_pages = cache.allocator().num_pages();
   const int64_t heads = layer_spec.num_kv_heads;
   const int64_t tokens = spec.page_size;
@@ -64,6 +69,9 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   auto exported = std::make_unique<Exported<std::shared_ptr<PoolMemory>>>();
   exported->owner = cache.pool().memory();
   std::byte* data = pages.base;
+  if (layer_spec.v_in_k && (kind == KVC_POOL_V || kind == KVC_POOL_KV)) {
+    fail_with(KVC_E_UNSUPPORTED, kind, "kind = %d: V of layer %d lies in its K rows", kind, layer);
+  }
   DLDataType dtype = dtype_to_dlpack(layer_spec.k_dtype);
   switch (kind) {
     case KVC_POOL_K:
@@ -104,7 +112,7 @@ DLManagedTensorVersioned* export_table(TableData table) {
   exported->strides = compact_strides(table.shape);
   exported->owner = std::move(table);
   TableData& owned = exported->owner;
-  const bool wide = !owned.i64.empty();
+  const bool wide = owned.is_wide;
   void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
   const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
   return finish(std::move(exported), data, dtype,

@@ -61,14 +61,42 @@ constexpr kvc_api kTable = {
     kvc_export_pool,
     kvc_export_page_table,
     kvc_export_seq_pages,
+    kvc_plan_group_get,
+    kvc_seq_shift,
+    kvc_seq_set_window,
+    kvc_tree_commit,
+    kvc_mla_append,
+    kvc_attn_cross,
+    kvc_attn_shared_kv,
+    kvc_state_get,
+    kvc_state_set,
+    kvc_state_checkpoint,
+    kvc_attn_linear,
+    kvc_state_conv,
+    kvc_debug_get_mla,
+    kvc_debug_set_mla,
+    kvc_debug_get_layer,
+    kvc_debug_set_layer,
+    kvc_debug_get_state,
+    kvc_debug_set_state,
+    kvc_op_append,
+    kvc_op_attention_paged,
+    kvc_op_attention_ragged,
+    kvc_op_mla_paged,
+    kvc_op_merge,
+    kvc_op_gather,
+    kvc_op_copy_pages,
+    kvc_op_rotate,
+    kvc_op_linear_step,
 };
 
 // Slots never move: clients of every released header find their functions where they were.
 constexpr size_t slot(size_t offset) {
   return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)());
 }
-static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50, "end of 0.1");
-static_assert(sizeof(kvc_api) == offsetof(kvc_api, export_seq_pages) + sizeof(void (*)()));
+static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50);
+static_assert(slot(offsetof(kvc_api, op_linear_step)) == 77, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, op_linear_step) + sizeof(void (*)()));
 
 }  // namespace
 

@@ -1,4 +1,5 @@
 // kvcache.h, section "Attention".
+#include "src/attention/row_moves.h"
 #include "src/base/tensor.h"
 #include "src/capi/handles.h"
 #include "src/capi/sized_struct.h"
@@ -18,16 +19,27 @@ using kvc::require;
 // The checked start of every call on a layer.
 struct LayerCall {
   Cache& cache;
+  int32_t id;  // global
   int32_t local;
-  const LayerSpec& layer;
+  LayerSpec layer;  // heads and dims as this call has them
   int64_t num_rows;
 };
 
-LayerCall open_layer(kvc_forward* fwd, int32_t layer, const char* function) {
+constexpr uint32_t kind_bit(kvc_layer_kind kind) { return 1u << kind; }
+constexpr uint32_t kTokenKinds =
+    kind_bit(KVC_LAYER_ATTENTION) | kind_bit(KVC_LAYER_MLA) | kind_bit(KVC_LAYER_SHARED);
+
+// `kinds`: those that the function serves.
+LayerCall open_layer(kvc_forward* fwd, int32_t layer, const char* function, uint32_t kinds) {
   Cache& cache = kvc::open_cache(fwd);
   const int32_t local = cache.require_layer(layer);
+  const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
+  if ((kinds & kind_bit(spec.kind)) == 0) {
+    fail_with(KVC_E_INVALID_STATE, spec.kind, "%s: layer %d is of kind %d (%s)", function, layer, spec.kind,
+              kvc::layer_kind_name(spec.kind));
+  }
   cache.require_storage(function);
-  return {cache, local, cache.spec().layers[static_cast<size_t>(local)], cache.forward().batch().num_rows()};
+  return {cache, layer, local, spec, cache.forward().batch().num_rows()};
 }
 
 AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
@@ -37,8 +49,15 @@ AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
     kvc::refuse_extensions(read.ext, "opt");
   }
   AttnOptions options;
-  kvc::read_options(read, call.layer, call.num_rows,
-                    read.bias == nullptr ? 0 : call.cache.forward().batch().longest(), &options);
+  const kvc::Batch& batch = call.cache.forward().batch();
+  const bool is_cross = call.layer.kind == KVC_LAYER_CROSS;
+  kvc::read_options(read, call.layer, call.num_rows, read.bias == nullptr ? 0 : batch.longest(is_cross),
+                    &options);
+  if (is_cross && (read.window != 0 || read.spans != nullptr)) {
+    fail_with(KVC_E_UNSUPPORTED, read.window, "opt.window = %lld, opt.spans %s: encoder tokens have neither",
+              static_cast<long long>(read.window), read.spans == nullptr ? "NULL" : "set");
+  }
+  kvc::read_spans(read.spans, batch, &options.spans);
   return options;
 }
 
@@ -46,12 +65,15 @@ kvc::kernels::TokenRows view_q(const LayerCall& call, const DLTensor* q) {
   return kvc::view_rows(q, {"q", call.num_rows, call.layer.num_q_heads, call.layer.k_dim});
 }
 
-kvc::kernels::TokenRows view_k(const LayerCall& call, const DLTensor* k) {
-  return kvc::view_rows(k, {"k", call.num_rows, call.layer.num_kv_heads, call.layer.k_dim});
-}
-
-kvc::kernels::TokenRows view_v(const LayerCall& call, const DLTensor* v) {
-  return kvc::view_rows(v, {"v", call.num_rows, call.layer.num_kv_heads, call.layer.v_dim});
+// New K and V, packed over `num_rows` tokens. K = V and MLA layers have no v.
+void view_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v, int64_t num_rows,
+                   AttnTensors* tensors) {
+  tensors->k = kvc::view_rows(k, {"k", num_rows, call.layer.num_kv_heads, call.layer.k_dim});
+  if (!call.layer.v_in_k) {
+    tensors->v = kvc::view_rows(v, {"v", num_rows, call.layer.num_kv_heads, call.layer.v_dim});
+  } else if (v != nullptr) {
+    fail(KVC_E_INVALID_ARGUMENT, "v is set, but V of layer %d lies in its K rows: expected NULL", call.id);
+  }
 }
 
 void view_outputs(const LayerCall& call, const DLTensor* out, const DLTensor* lse, AttnTensors* tensors) {
@@ -62,8 +84,26 @@ void view_outputs(const LayerCall& call, const DLTensor* out, const DLTensor* ls
   tensors->lse_token_stride = matrix.row_stride;
 }
 
-void attend(const LayerCall& call, KeyScope scope, const AttnOptions& options, const AttnTensors& tensors) {
-  call.cache.engine().attend(call.cache.forward(), call.local, scope, options, tensors);
+void attend(const LayerCall& call, KeyScope scope, const AttnOptions& options, const AttnTensors& tensors,
+            bool is_mla_self = false) {
+  call.cache.engine().attend(call.cache.forward(), {call.layer, scope, is_mla_self}, options, tensors);
+}
+
+// k and v both or neither; K = V layers have no v.
+bool has_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v) {
+  if (!call.layer.v_in_k && (k == nullptr) != (v == nullptr)) {
+    fail(KVC_E_INVALID_ARGUMENT, "k is %s and v is %s: give both or neither", k == nullptr ? "NULL" : "set",
+         v == nullptr ? "NULL" : "set");
+  }
+  return k != nullptr || v != nullptr;
+}
+
+// A call without new K and V reads slots that were filled before in this forward.
+void require_appended(const LayerCall& call) {
+  if (call.cache.forward().is_appended(call.layer.source) || call.cache.host_can_write_pool()) return;
+  fail(KVC_E_INVALID_STATE,
+       "layer %d: k and v are NULL, and nothing was appended to layer %d in this forward of %lld tokens",
+       call.id, call.cache.spec().layer_begin + call.layer.source, static_cast<long long>(call.num_rows));
 }
 
 // Heads [begin, begin + heads) of a fused tensor.
@@ -78,22 +118,42 @@ kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, co
                     const DLTensor* k, const DLTensor* v, DLTensor* out, DLTensor* lse,
                     kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_attn");
+    const LayerCall call = open_layer(fwd, layer, "kvc_attn", kTokenKinds);
     const AttnOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
-    if ((k == nullptr) != (v == nullptr)) {
-      fail(KVC_E_INVALID_ARGUMENT, "k is %s and v is %s: give both or neither", k == nullptr ? "NULL" : "set",
-           v == nullptr ? "NULL" : "set");
+    if (has_new_rows(call, k, v)) {
+      if (call.layer.kind == KVC_LAYER_SHARED) {
+        fail(KVC_E_INVALID_ARGUMENT, "k or v is set, but layer %d keeps nothing: it reads layer %d", layer,
+             call.cache.spec().layer_begin + call.layer.source);
+      }
+      view_new_rows(call, k, v, call.num_rows, &tensors);
+    } else {
+      require_appended(call);
     }
-    if (k != nullptr) {
-      tensors.k = view_k(call, k);
-      tensors.v = view_v(call, v);
-    } else if (!call.cache.forward().is_appended(call.local) && !call.cache.host_can_write_pool()) {
-      fail(KVC_E_INVALID_STATE,
-           "layer %d: k and v are NULL, and nothing was appended to the layer in this forward of %lld tokens",
-           layer, static_cast<long long>(call.num_rows));
+    view_outputs(call, out, lse, &tensors);
+    attend(call, KeyScope::kAll, options, tensors);
+  });
+}
+
+kvc_status kvc_attn_shared_kv(kvc_forward* fwd, int32_t source_layer, const kvc_attn_opt* opt,
+                              const DLTensor* q, DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    LayerCall call = open_layer(fwd, source_layer, "kvc_attn_shared_kv",
+                                kind_bit(KVC_LAYER_ATTENTION) | kind_bit(KVC_LAYER_MLA));
+    require(q, "q");
+    // The query heads are the caller's: any multiple of the source's kv heads.
+    const int64_t heads = q->ndim == 3 && q->shape != nullptr ? q->shape[1] : call.layer.num_q_heads;
+    if (heads < 1 || heads > kvc::kMaxHeads || heads % call.layer.num_kv_heads != 0) {
+      fail_with(KVC_E_SHAPE, heads,
+                "q has shape[1] = %lld, expected a multiple of the %d kv heads of layer %d",
+                static_cast<long long>(heads), call.layer.num_kv_heads, source_layer);
     }
+    call.layer.num_q_heads = static_cast<int32_t>(heads);
+    const AttnOptions options = options_of(call, opt);
+    AttnTensors tensors{};
+    tensors.q = view_q(call, q);
+    require_appended(call);
     view_outputs(call, out, lse, &tensors);
     attend(call, KeyScope::kAll, options, tensors);
   });
@@ -102,11 +162,12 @@ kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, co
 kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* qkv,
                               DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_attn_fused_qkv");
+    const LayerCall call = open_layer(fwd, layer, "kvc_attn_fused_qkv", kind_bit(KVC_LAYER_ATTENTION));
     if (call.layer.k_dim != call.layer.v_dim) {
       fail(KVC_E_UNSUPPORTED, "qkv needs equal head dims: layer %d has k_dim = %d and v_dim = %d", layer,
            call.layer.k_dim, call.layer.v_dim);
     }
+    if (call.layer.v_in_k) fail(KVC_E_UNSUPPORTED, "qkv has V, but V of layer %d lies in its K rows", layer);
     const AttnOptions options = options_of(call, opt);
     const int64_t q_heads = call.layer.num_q_heads;
     const int64_t kv_heads = call.layer.num_kv_heads;
@@ -125,21 +186,32 @@ kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* op
                          const DLTensor* k, const DLTensor* v, DLTensor* out, DLTensor* lse,
                          kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_attn_self");
+    LayerCall call =
+        open_layer(fwd, layer, "kvc_attn_self", kind_bit(KVC_LAYER_ATTENTION) | kind_bit(KVC_LAYER_MLA));
+    const bool is_mla = call.layer.is_mla();
+    if (is_mla) {
+      if (call.layer.self_k_dim == 0) {
+        fail(KVC_E_UNSUPPORTED, "layer %d has k_dim = 0: its ragged form was not planned", layer);
+      }
+      call.layer.num_kv_heads = call.layer.num_q_heads;
+      call.layer.k_dim = call.layer.self_k_dim;
+      call.layer.v_dim = call.layer.self_v_dim;
+      call.layer.v_in_k = false;
+      call.layer.latent_rank = 0;  // heads of known dim: the default scale is right
+    }
     const AttnOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
-    tensors.k = view_k(call, k);
-    tensors.v = view_v(call, v);
+    view_new_rows(call, k, v, call.num_rows, &tensors);
     view_outputs(call, out, lse, &tensors);
-    attend(call, KeyScope::kNew, options, tensors);
+    attend(call, KeyScope::kNew, options, tensors, is_mla);
   });
 }
 
 kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q,
                            DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_attn_cached");
+    const LayerCall call = open_layer(fwd, layer, "kvc_attn_cached", kTokenKinds);
     const AttnOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
@@ -148,56 +220,79 @@ kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* 
   });
 }
 
+kvc_status kvc_attn_cross(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, const DLTensor* q,
+                          const DLTensor* k, const DLTensor* v, DLTensor* out, DLTensor* lse,
+                          kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const LayerCall call = open_layer(fwd, layer, "kvc_attn_cross", kind_bit(KVC_LAYER_CROSS));
+    const AttnOptions options = options_of(call, opt);
+    AttnTensors tensors{};
+    tensors.q = view_q(call, q);
+    const int64_t announced = call.cache.forward().batch().num_cross_rows();
+    if (has_new_rows(call, k, v)) {
+      if (announced == 0) {
+        fail(KVC_E_INVALID_STATE, "layer %d: k and v are set, but cross_lengths announced 0 encoder tokens",
+             layer);
+      }
+      view_new_rows(call, k, v, announced, &tensors);
+    } else if (announced != 0) {
+      require_appended(call);
+    }
+    view_outputs(call, out, lse, &tensors);
+    attend(call, KeyScope::kCross, options, tensors);
+  });
+}
+
 kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const DLTensor* other_out,
                           const DLTensor* other_lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& cache = kvc::open_cache(fwd);
-    const int64_t num_rows = cache.forward().batch().num_rows();
-    require(out, "out");
-    // The heads and the dim are the caller's: any layer's outputs can be merged.
-    const int64_t heads = out->ndim == 3 && out->shape != nullptr ? out->shape[1] : 0;
-    const int64_t dim = out->ndim == 3 && out->shape != nullptr ? out->shape[2] : 0;
-    kvc::kernels::MergeParams params{};
-    params.out = kvc::view_rows(out, {"out", num_rows, heads, dim});
-    if (heads < 0 || dim < 0 || heads > INT32_MAX || dim > INT32_MAX)
-      fail(KVC_E_SHAPE, "out has %lld heads of dim %lld", static_cast<long long>(heads),
-           static_cast<long long>(dim));
-    const kvc::F32Matrix own = kvc::view_f32_matrix(lse, "lse", num_rows, heads);
-    params.other_out = kvc::view_rows(other_out, {"other_out", num_rows, heads, dim});
-    const kvc::F32Matrix other = kvc::view_f32_matrix(other_lse, "other_lse", num_rows, heads);
-    params.lse = own.data;
-    params.lse_token_stride = own.row_stride;
-    params.other_lse = other.data;
-    params.other_lse_token_stride = other.row_stride;
-    params.num_heads = static_cast<int32_t>(heads);
-    params.dim = static_cast<int32_t>(dim);
-    cache.engine().merge(params, num_rows);
+    const kvc::MergeCall merge =
+        kvc::read_merge(out, lse, other_out, other_lse, cache.forward().batch().num_rows());
+    cache.engine().merge(merge.params, merge.num_rows);
   });
 }
 
 kvc_status kvc_kv_append(kvc_forward* fwd, int32_t layer, const DLTensor* k, const DLTensor* v,
                          kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_kv_append");
-    const kvc::kernels::TokenRows k_rows = view_k(call, k);
-    const kvc::kernels::TokenRows v_rows = view_v(call, v);
-    call.cache.engine().append(call.cache.forward(), call.local, k_rows, v_rows);
+    const LayerCall call = open_layer(fwd, layer, "kvc_kv_append", kind_bit(KVC_LAYER_ATTENTION));
+    AttnTensors tensors{};
+    view_new_rows(call, k, v, call.num_rows, &tensors);
+    call.cache.engine().append(call.cache.forward(), call.local, tensors.k, tensors.v);
+  });
+}
+
+kvc_status kvc_mla_append(kvc_forward* fwd, int32_t layer, const DLTensor* latent, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const LayerCall call = open_layer(fwd, layer, "kvc_mla_append", kind_bit(KVC_LAYER_MLA));
+    const kvc::kernels::TokenRows rows = kvc::view_latents(latent, "latent", call.num_rows, call.layer.k_dim);
+    call.cache.engine().append(call.cache.forward(), call.local, rows, {});
   });
 }
 
 kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor* k_out, DLTensor* v_out,
                          kvc_error* err) noexcept {
   return guard(err, [&] {
-    const LayerCall call = open_layer(fwd, layer, "kvc_kv_gather");
+    const LayerCall call = open_layer(fwd, layer, "kvc_kv_gather", kTokenKinds | kind_bit(KVC_LAYER_CROSS));
     const kvc::Sequence& sequence = call.cache.sequences().get(seq);
     if (k_out == nullptr && v_out == nullptr)
       fail(KVC_E_INVALID_ARGUMENT, "k_out and v_out are both NULL: nothing to gather");
-    const std::vector<kvc::BatchEntry>& entries = call.cache.forward().batch().entries();
-    const int64_t length = sequence.in_forward()
-                               ? entries[static_cast<size_t>(sequence.batch_index)].new_length()
-                               : sequence.length;
+    if (call.layer.v_in_k && v_out != nullptr)
+      fail(KVC_E_INVALID_ARGUMENT, "v_out is set, but V of layer %d lies in its K rows: expected NULL", layer);
+    const bool is_cross = call.layer.kind == KVC_LAYER_CROSS;
+    const int32_t group = call.cache.spec().layers[static_cast<size_t>(call.layer.source)].group;
+    const kvc::PageTable& table = sequence.tables[static_cast<size_t>(group)];
+    int64_t length = sequence.stored(is_cross);
+    bool grows = false;
+    if (sequence.in_forward()) {
+      const auto index = static_cast<size_t>(sequence.batch_index);
+      const kvc::BatchEntry& entry = call.cache.forward().batch().entries()[index];
+      length = entry.new_stored(is_cross);
+      grows = length > entry.old_stored(is_cross);
+    }
     kvc::kernels::GatherParams params{.rows = {},
-                                      .pages = sequence.pages.data(),
+                                      .pages = table.pages.data(),
                                       .out = {},
                                       .page_size = call.cache.spec().page_size,
                                       .num_heads = call.layer.num_kv_heads,
@@ -207,19 +302,25 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
       k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});
     if (v_out != nullptr)
       v_rows = kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim});
-    if (sequence.in_forward() && !call.cache.forward().is_appended(call.local) &&
-        !call.cache.host_can_write_pool()) {
+    if (!table.keeps(0, length)) {
+      fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
+                "layer %d: a window of sequence %lld has dropped tokens before %lld", layer,
+                static_cast<long long>(seq), static_cast<long long>(table.kept_begin));
+    }
+    if (grows && !call.cache.forward().is_appended(call.layer.source) && !call.cache.host_can_write_pool()) {
       fail_with(KVC_E_INVALID_STATE, layer,
                 "layer %d: nothing was appended to it in this forward, which grows sequence %lld", layer,
                 static_cast<long long>(seq));
     }
     if (length == 0) return;
     if (k_out != nullptr) {
-      params.rows = call.cache.pool().k_rows(call.local), params.out = k_rows, params.dim = call.layer.k_dim;
+      params.rows = call.cache.pool().k_rows(call.layer.source), params.out = k_rows;
+      params.dim = call.layer.k_dim;
       call.cache.engine().gather(params, length);
     }
     if (v_out != nullptr) {
-      params.rows = call.cache.pool().v_rows(call.local), params.out = v_rows, params.dim = call.layer.v_dim;
+      params.rows = call.cache.pool().v_rows(call.layer.source), params.out = v_rows;
+      params.dim = call.layer.v_dim;
       call.cache.engine().gather(params, length);
     }
   });

@@ -1,21 +1,234 @@
 // kvcache.h, section "Debug".
+#include <algorithm>
+
+#include "src/base/error.h"
+#include "src/base/tensor.h"
 #include "src/capi/handles.h"
 
+namespace {
+
+using kvc::Cache;
+using kvc::fail;
+using kvc::fail_with;
 using kvc::guard;
+using kvc::LayerSpec;
 using kvc::require;
+using kvc::Spec;
+using LayerRows = Cache::LayerRows;
+
+// Tokens in dimension `dimension` of the first tensor that is given; 0 for one that no check lets pass.
+int64_t tokens_of(const DLTensor* tensor, int32_t rank, int32_t dimension, const char* name) {
+  if (tensor == nullptr || tensor->ndim != rank || tensor->shape == nullptr) return 0;
+  const int64_t count = tensor->shape[dimension];
+  if (count < 0) {
+    fail_with(KVC_E_SHAPE, count, "%s has shape[%d] = %lld, expected at least 0", name, dimension,
+              static_cast<long long>(count));
+  }
+  return count;
+}
+
+void require_any(const DLTensor* k, const DLTensor* v) {
+  if (k == nullptr && v == nullptr) fail(KVC_E_INVALID_ARGUMENT, "k and v are both NULL: nothing to copy");
+}
+
+void require_same_tokens(const DLTensor* v, int32_t dimension, int64_t count) {
+  if (v != nullptr && v->shape[dimension] != count) {
+    fail_with(KVC_E_SHAPE, v->shape[dimension], "v has shape[%d] = %lld, k has %lld", dimension,
+              static_cast<long long>(v->shape[dimension]), static_cast<long long>(count));
+  }
+}
+
+// Views of the ATTENTION layers inside k and v [layers, n, heads, dim], whose heads and dims are at least the largest layer's.
+std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const DLTensor* v,
+                                      int64_t num_tokens) {
+  require_any(k, v);
+  int32_t heads = 0, k_dim = 0, v_dim = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.kind != KVC_LAYER_ATTENTION) continue;
+    heads = std::max(heads, layer.num_kv_heads);
+    k_dim = std::max(k_dim, layer.k_dim);
+    v_dim = std::max(v_dim, layer.v_dim);
+  }
+  if (heads == 0) {
+    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind ATTENTION (%d)", spec.num_local_layers(),
+         KVC_LAYER_ATTENTION);
+  }
+  std::vector<LayerRows> rows;
+  const int64_t num_layers = spec.num_local_layers();
+  for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
+    const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+    LayerRows views{i, {}, {}};
+    // Tensors are checked even when no layer of theirs is read.
+    if (k != nullptr) views.k = kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim}, num_layers, i);
+    if (v != nullptr) views.v = kvc::view_layer_rows(v, {"v", num_tokens, heads, v_dim}, num_layers, i);
+    if (layer.kind != KVC_LAYER_ATTENTION) continue;
+    if (layer.v_in_k) views.v = {};
+    rows.push_back(views);
+  }
+  return rows;
+}
+
+std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int64_t num_tokens) {
+  int32_t dim = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.kind == KVC_LAYER_MLA) dim = std::max(dim, layer.k_dim);
+  }
+  if (dim == 0) {
+    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind MLA (%d)", spec.num_local_layers(),
+         KVC_LAYER_MLA);
+  }
+  std::vector<LayerRows> rows;
+  for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
+    const auto view = kvc::view_layer_latents(latent, "latent", num_tokens, dim, spec.num_local_layers(), i);
+    if (spec.layers[static_cast<size_t>(i)].kind == KVC_LAYER_MLA) rows.push_back({i, view, {}});
+  }
+  return rows;
+}
+
+// One layer of any kind that reads pages.
+std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTensor* k, const DLTensor* v,
+                                  int64_t num_tokens) {
+  require_any(k, v);
+  const int32_t local = cache.plan().local_layer(layer);
+  if (local < 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
+              cache.spec().layer_begin, cache.spec().layer_end - 1);
+  }
+  const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
+  const LayerSpec& source = cache.spec().layers[static_cast<size_t>(spec.source)];
+  if (!source.keeps_pages()) {
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %d (%s), which keeps no pages", layer,
+              spec.kind, kvc::layer_kind_name(spec.kind));
+  }
+  if (v != nullptr && source.v_in_k) {
+    fail_with(KVC_E_INVALID_ARGUMENT, layer, "v is set, but V of layer %d lies in its K rows: expected NULL",
+              layer);
+  }
+  LayerRows rows{spec.source, {}, {}};
+  if (k != nullptr) rows.k = kvc::view_rows(k, {"k", num_tokens, source.num_kv_heads, source.k_dim});
+  if (v != nullptr) rows.v = kvc::view_rows(v, {"v", num_tokens, source.num_kv_heads, source.v_dim});
+  return {rows};
+}
+
+// Tokens that a get asks for; a range that is no range is refused by the cache, which knows the sequence.
+int64_t range_length(int64_t begin, int64_t end) { return begin < 0 || end < begin ? 0 : end - begin; }
+
+const Cache& storage_of(const kvc_cache* cache, const char* what) {
+  require(cache, "cache");
+  cache->cache.require_storage(what);
+  return cache->cache;
+}
+
+Cache& storage_of(kvc_cache* cache, const char* what) {
+  require(cache, "cache");
+  cache->cache.require_storage(what);
+  return cache->cache;
+}
+
+struct StateRef {
+  int32_t local;
+  const std::vector<int64_t>& shape;
+};
+
+// Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong state.
+StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
+  const int32_t local = cache.plan().local_layer(layer);
+  if (local < 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
+              cache.spec().layer_begin, cache.spec().layer_end - 1);
+  }
+  const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
+  if (spec.kind != KVC_LAYER_STATE) {
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %d (%s), expected STATE (%d)", layer,
+              spec.kind, kvc::layer_kind_name(spec.kind), KVC_LAYER_STATE);
+  }
+  if (state < 0 || static_cast<size_t>(state) >= spec.states.size()) {
+    fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %zu states", state, layer,
+              spec.states.size());
+  }
+  return {local, spec.states[static_cast<size_t>(state)].shape};
+}
+
+}  // namespace
 
 kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor* k,
                             DLTensor* v, kvc_stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.debug_get(seq, begin, end, k, v);
+    const Cache& self = storage_of(cache, "kvc_debug_get_kv");
+    self.check_token_range(seq, begin, end);
+    self.debug_get(seq, begin, end, attention_rows(self.spec(), k, v, range_length(begin, end)));
   });
 }
 
 kvc_status kvc_debug_set_kv(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* k,
                             const DLTensor* v, kvc_stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.debug_set(seq, begin, k, v);
+    Cache& self = storage_of(cache, "kvc_debug_set_kv");
+    self.sequences().get_idle(seq, "set tokens of");
+    const int64_t count = tokens_of(k != nullptr ? k : v, 4, 1, k != nullptr ? "k" : "v");
+    const std::vector<LayerRows> rows = attention_rows(self.spec(), k, v, count);
+    require_same_tokens(v, 1, count);
+    self.debug_set(seq, begin, count, rows);
+  });
+}
+
+kvc_status kvc_debug_get_mla(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end,
+                             DLTensor* latent, kvc_stream, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const Cache& self = storage_of(cache, "kvc_debug_get_mla");
+    self.check_token_range(seq, begin, end);
+    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)));
+  });
+}
+
+kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* latent, kvc_stream,
+                             kvc_error* err) noexcept {
+  return guard(err, [&] {
+    Cache& self = storage_of(cache, "kvc_debug_set_mla");
+    self.sequences().get_idle(seq, "set tokens of");
+    const int64_t count = tokens_of(latent, 3, 1, "latent");
+    self.debug_set(seq, begin, count, latent_rows(self.spec(), latent, count));
+  });
+}
+
+kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, int64_t end,
+                               DLTensor* k, DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const Cache& self = storage_of(cache, "kvc_debug_get_layer");
+    self.sequences().get(seq);
+    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, range_length(begin, end));
+    self.debug_get(seq, begin, end, rows);
+  });
+}
+
+kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, const DLTensor* k,
+                               const DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    Cache& self = storage_of(cache, "kvc_debug_set_layer");
+    self.sequences().get_idle(seq, "set tokens of");
+    const int64_t count = tokens_of(k != nullptr ? k : v, 3, 0, k != nullptr ? "k" : "v");
+    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, count);
+    require_same_tokens(v, 0, count);
+    self.debug_set(seq, begin, count, rows);
+  });
+}
+
+kvc_status kvc_debug_get_state(const kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
+                               DLTensor* out, kvc_stream, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    const Cache& self = storage_of(cache, "kvc_debug_get_state");
+    self.sequences().get(seq);
+    const StateRef ref = state_of(self, layer, state);
+    self.debug_get_state(seq, ref.local, state, kvc::view_state(out, "out", ref.shape));
+  });
+}
+
+kvc_status kvc_debug_set_state(kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
+                               const DLTensor* value, kvc_stream, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    Cache& self = storage_of(cache, "kvc_debug_set_state");
+    self.sequences().get_idle(seq, "set the state of");
+    const StateRef ref = state_of(self, layer, state);
+    self.debug_set_state(seq, ref.local, state, kvc::view_state(value, "value", ref.shape));
   });
 }

@@ -3,17 +3,8 @@
 
 #include "src/capi/handles.h"
 
-using kvc::fail_with;
 using kvc::guard;
 using kvc::require;
-
-namespace {
-
-void require_group(int32_t group) {
-  if (group != 0) fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the cache has 1 group", group);
-}
-
-}  // namespace
 
 kvc_status kvc_export_pool(kvc_cache* cache, int32_t layer, kvc_pool_kind kind,
                            DLManagedTensorVersioned** out, kvc_error* err) noexcept {
@@ -29,8 +20,8 @@ kvc_status kvc_export_page_table(kvc_forward* fwd, int32_t group, kvc_table_kind
   return guard(err, [&] {
     const kvc::Cache& cache = kvc::open_cache(fwd);
     require(out, "out");
-    require_group(group);
-    *out = kvc::export_table(kvc::build_table(cache.forward().batch(), cache.spec().page_size, kind));
+    cache.require_group(group);
+    *out = kvc::export_table(kvc::build_table(cache.forward().batch(), cache.spec(), group, kind));
   });
 }
 
@@ -39,12 +30,21 @@ kvc_status kvc_export_seq_pages(const kvc_cache* cache, kvc_seq seq, int32_t gro
   return guard(err, [&] {
     require(cache, "cache");
     require(out, "out");
-    require_group(group);
+    cache->cache.require_group(group);
     const kvc::Sequence& sequence = cache->cache.sequences().get(seq);
-    const int64_t num_pages = cache->cache.plan().pages_for_tokens(sequence.length);
+    const bool is_cross = cache->cache.spec().groups[static_cast<size_t>(group)].is_cross;
+    // Inside a forward the table already holds the new tokens' pages; the answer is about what was there before.
+    int64_t stored = sequence.stored(is_cross);
+    if (sequence.in_forward()) {
+      const auto entry = static_cast<size_t>(sequence.batch_index);
+      stored = cache->cache.forward().batch().entries()[entry].old_stored(is_cross);
+    }
+    const std::vector<kvc::PageId>& pages = sequence.tables[static_cast<size_t>(group)].pages;
     kvc::TableData table;
-    table.i32.assign(sequence.pages.begin(), sequence.pages.begin() + num_pages);
-    table.shape = {num_pages};
+    for (int64_t i = 0; i < cache->cache.plan().pages_for_tokens(stored); ++i) {
+      if (pages[static_cast<size_t>(i)] != kvc::kNoPage) table.i32.push_back(pages[static_cast<size_t>(i)]);
+    }
+    table.shape = {static_cast<int64_t>(table.i32.size())};
     *out = kvc::export_table(std::move(table));
   });
 }

@@ -1,4 +1,6 @@
 // kvcache.h, section "Forward".
+#include <algorithm>
+
 #include "src/base/tensor.h"
 #include "src/capi/handles.h"
 #include "src/capi/sized_struct.h"
@@ -7,6 +9,53 @@ using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
 using kvc::require;
+
+namespace {
+
+// [tokens], or [sections, tokens].
+void check_position_rank(const DLTensor& tensor, const char* name) {
+  if (tensor.ndim != 1 && tensor.ndim != 2)
+    fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected 1 or 2", name, tensor.ndim);
+}
+
+// The caller's rotary positions, copied; none when desc.positions is NULL.
+kvc::GivenPositions read_positions(const kvc::Cache& cache, const kvc_forward_desc& desc) {
+  kvc::GivenPositions given;
+  const int32_t sections = cache.spec().num_position_rows();
+  if (desc.positions == nullptr) return given;
+  if (cache.spec().has_rope_mode(KVC_ROPE_ON_READ)) {
+    fail(KVC_E_UNSUPPORTED,
+         "desc->positions is set: a layer with rope mode ON_READ (%d) knows the positions of tokens only",
+         KVC_ROPE_ON_READ);
+  }
+  // Before the batch is checked in full: the sum must not wrap, and seqs and lengths may be NULL.
+  int64_t num_tokens = 0;
+  for (size_t i = 0; desc.append_lengths != nullptr && i < desc.num_seqs; ++i) {
+    if (desc.append_lengths[i] < 0 || desc.append_lengths[i] > kvc::kMaxSequenceLength - num_tokens)
+      return given;
+    num_tokens += desc.append_lengths[i];
+  }
+  check_position_rank(*desc.positions, "desc->positions");
+  if (desc.positions->ndim == 1) {
+    const int32_t* values = kvc::view_i32_vector(desc.positions, "desc->positions", num_tokens);
+    given.values.assign(values, values + num_tokens);
+    given.num_position_rows = 1;
+    return given;
+  }
+  const kvc::I32Matrix matrix = kvc::view_i32_matrix(desc.positions, "desc->positions", sections, num_tokens);
+  if (matrix.num_rows != sections) {
+    fail_with(KVC_E_SHAPE, matrix.num_rows, "desc->positions has shape[0] = %lld, expected %d",
+              static_cast<long long>(matrix.num_rows), sections);
+  }
+  for (int32_t row = 0; row < sections; ++row) {
+    const int32_t* values = matrix.data + row * matrix.row_stride;
+    given.values.insert(given.values.end(), values, values + num_tokens);
+  }
+  given.num_position_rows = sections;
+  return given;
+}
+
+}  // namespace
 
 kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc_forward** out,
                              kvc_error* err) noexcept {
@@ -19,11 +68,14 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
                 "desc->flags = %llu is not supported: 0 is", static_cast<unsigned long long>(read.flags));
     }
-    if (read.tree_parents != nullptr)
-      fail(KVC_E_UNSUPPORTED, "desc->tree_parents is set: token trees are not supported, NULL is");
     if (read.tokens != nullptr)
       fail(KVC_E_UNSUPPORTED, "desc->tokens is set: the prefix index is not supported, NULL is");
-    *out = cache->cache.begin({read.num_seqs, read.seqs, read.append_lengths});
+    const kvc::BatchRequest request{.num_seqs = read.num_seqs,
+                                    .seqs = read.seqs,
+                                    .append_lengths = read.append_lengths,
+                                    .tree_parents = read.tree_parents,
+                                    .cross_lengths = read.cross_lengths};
+    *out = cache->cache.begin(request, read_positions(cache->cache, read));
   });
 }
 
@@ -33,12 +85,22 @@ int64_t kvc_forward_num_tokens(const kvc_forward* fwd) noexcept {
 
 kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const kvc::Batch& batch = kvc::open_cache(fwd).forward().batch();
-    int32_t* positions = kvc::view_i32_vector(out, "out", batch.num_rows());
-    for (const kvc::BatchEntry& entry : batch.entries()) {
-      for (int64_t i = 0; i < entry.append_length; ++i)
-        positions[entry.row_begin + i] = static_cast<int32_t>(entry.old_length + i);
+    kvc::Forward& forward = kvc::open_cache(fwd).forward();
+    const int64_t num_rows = forward.batch().num_rows();
+    const int32_t* positions = forward.rotary_positions();
+    require(out, "out");
+    check_position_rank(*out, "out");
+    if (out->ndim == 1) {
+      std::copy_n(positions, num_rows, kvc::view_i32_vector(out, "out", num_rows));
+      return;
     }
+    const kvc::I32Matrix matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows);
+    if (matrix.num_rows != forward.position_rows()) {
+      fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
+                static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
+    }
+    for (int64_t row = 0; row < matrix.num_rows; ++row)
+      std::copy_n(positions + row * num_rows, num_rows, matrix.data + row * matrix.row_stride);
   });
 }
 
@@ -49,4 +111,12 @@ kvc_status kvc_forward_end(kvc_forward* fwd, kvc_error* err) noexcept {
 kvc_status kvc_forward_abort(kvc_forward* fwd, kvc_error* err) noexcept {
   if (fwd == nullptr) return KVC_OK;
   return guard(err, [&] { kvc::open_cache(fwd).abort(fwd); });
+}
+
+kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, const int32_t* leaves, kvc_stream,
+                           kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.commit_trees(n, seqs, leaves);
+  });
 }

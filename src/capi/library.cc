@@ -42,21 +42,23 @@ constexpr const char* kStatusNames[] = {"KVC_OK",
                                         "KVC_E_INTERNAL"};
 static_assert(std::size(kStatusNames) == KVC_E_INTERNAL + 1);
 
-constexpr const char* kFeatures[] = {"cpu",
-                                     "f32",
-                                     "f16",
-                                     "bf16",
-                                     "rope.half",
-                                     "rope.interleaved",
-                                     "softcap",
-                                     "sinks",
-                                     "alibi",
-                                     "bias",
-                                     "storage.borrowed",
-                                     "storage.none",
-                                     "layout.page_first",
-                                     "resize",
-                                     "export"};
+constexpr const char* kFeatures[] = {"cpu",          "f32",
+                                     "f16",          "bf16",
+                                     "rope.half",    "rope.interleaved",
+                                     "rope.on_read", "rope.llama3",
+                                     "rope.yarn",    "rope.longrope",
+                                     "rope.mrope",   "softcap",
+                                     "sinks",        "alibi",
+                                     "bias",         "spans",
+                                     "window",       "window.sink",
+                                     "chunk",        "tree",
+                                     "mla",          "cross",
+                                     "shared",       "v_is_k",
+                                     "state",        "linear",
+                                     "cascade",      "shift",
+                                     "ops",          "storage.borrowed",
+                                     "storage.none", "layout.page_first",
+                                     "resize",       "export"};
 
 kvc_device_caps cpu_caps() {
   kvc_device_caps caps{};

@@ -17,11 +17,29 @@ using kvc::require;
 // The C structs behind a config, read by the sized-struct rules.
 struct ReadConfig {
   kvc_config config;
-  std::vector<kvc_layer> layers;
-  std::vector<kvc_rope> ropes;
+  std::vector<kvc::LayerInput> layers;
   kvc_allocator allocator;
   kvc_executor executor;
 };
+
+// The states of a STATE layer; other kinds have none, which the plan checks.
+void read_states(const kvc_layer& layer, const std::string& name, kvc::LayerInput* out) {
+  if (layer.num_states == 0 && layer.states == nullptr) return;
+  if (layer.num_states < 0 || layer.num_states > kvc::kMaxStates) {
+    fail_with(KVC_E_OUT_OF_RANGE, layer.num_states, "%s.num_states = %d out of range: 0 to %d", name.c_str(),
+              layer.num_states, kvc::kMaxStates);
+  }
+  if (layer.num_states == 0 || layer.states == nullptr) {
+    fail(KVC_E_INVALID_ARGUMENT, "%s.states is %s with num_states = %d", name.c_str(),
+         layer.states == nullptr ? "NULL" : "set", layer.num_states);
+  }
+  const size_t stride = layer.states->struct_size;
+  const auto* element = reinterpret_cast<const std::byte*>(layer.states);
+  for (int32_t i = 0; i < layer.num_states; ++i, element += stride) {
+    const std::string state = name + ".states[" + std::to_string(i) + "]";
+    out->states.push_back(kvc::read_struct_at<kvc_state_spec>(element, stride, state.c_str()));
+  }
+}
 
 void read_layers(const kvc_config& config, ReadConfig* out) {
   if (config.num_layers < 1 || config.num_layers > kvc::kMaxLayers) {
@@ -42,9 +60,12 @@ void read_layers(const kvc_config& config, ReadConfig* out) {
       fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(own_size),
                 "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(), own_size, stride);
     }
-    out->layers.push_back(layer);
-    out->ropes.push_back(layer.rope == nullptr ? kvc_rope{}
-                                               : kvc::read_struct(layer.rope, (name + ".rope").c_str()));
+    kvc::LayerInput input;
+    input.layer = layer;
+    input.has_rope = layer.rope != nullptr;
+    if (input.has_rope) input.rope = kvc::read_struct(layer.rope, (name + ".rope").c_str());
+    read_states(layer, name, &input);
+    out->layers.push_back(std::move(input));
   }
 }
 
@@ -67,13 +88,16 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.num_layers = spec.num_layers;
   info.layer_begin = spec.layer_begin;
   info.layer_end = spec.layer_end;
-  info.num_groups = 1;
+  info.num_groups = static_cast<int32_t>(spec.groups.size());
+  info.num_layer_slots = spec.num_slots();
   info.num_pages = plan.num_pages();
   info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
   info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
   info.pool_bytes = info.page_bytes * static_cast<uint64_t>(info.num_pages);
-  info.max_tokens = info.num_pages * info.page_size;
+  info.max_tokens = plan.max_tokens(info.num_pages);
   info.max_seq_len = plan.max_seq_len(info.num_pages);
+  info.state_slot_bytes = static_cast<uint64_t>(plan.layout().state_slot_bytes);
+  info.num_state_slots = spec.num_state_slots;
   return info;
 }
 
@@ -103,7 +127,7 @@ kvc_status kvc_plan_create(const kvc_config* config, kvc_plan** out, kvc_error* 
     ReadConfig read = read_config(config);
     if (read.config.allocator != nullptr) read.config.allocator = &read.allocator;
     if (read.config.executor != nullptr) read.config.executor = &read.executor;
-    auto plan = std::make_shared<const kvc::Plan>(kvc::make_spec(read.config, read.layers, read.ropes));
+    auto plan = std::make_shared<const kvc::Plan>(kvc::make_spec(read.config, read.layers));
     *out = std::make_unique<kvc_plan>(kvc_plan{std::move(plan)}).release();
   });
 }
@@ -132,7 +156,8 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
     const kvc::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
     const kvc::LayerLayout& layout = plan->plan->layout().layers[static_cast<size_t>(local)];
     kvc_layer_info info{};
-    info.kind = KVC_LAYER_ATTENTION;
+    info.kind = layer_spec.kind;
+    info.group = spec.layers[static_cast<size_t>(layer_spec.source)].group;
     info.num_q_heads = layer_spec.num_q_heads;
     info.num_kv_heads = layer_spec.num_kv_heads;
     info.k_dim = layer_spec.k_dim;
@@ -143,6 +168,41 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
     info.k_page_bytes = static_cast<uint64_t>(layout.k_bytes);
     info.v_page_bytes = static_cast<uint64_t>(layout.v_bytes);
     info.bytes_per_token = static_cast<uint64_t>(layout.bytes_per_token);
+    info.window = layer_spec.window;
+    info.chunk = layer_spec.chunk;
+    info.source_layer = layer_spec.kind == KVC_LAYER_SHARED ? spec.layer_begin + layer_spec.source : -1;
+    info.latent_rank = layer_spec.latent_rank;
+    info.latent_rope_dim = layer_spec.latent_rope_dim;
+    info.flags = layer_spec.v_in_k && !layer_spec.is_mla() ? KVC_LAYER_V_IS_K : 0;
+    info.num_states = static_cast<int32_t>(layer_spec.states.size());
+    info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
+    info.slot = spec.layers[static_cast<size_t>(layer_spec.source)].slot;
+    if (info.slot >= 0)
+      info.slot_bytes =
+          static_cast<uint64_t>(plan->plan->layout().slots[static_cast<size_t>(info.slot)].bytes);
+    kvc::write_struct(out, info);
+  });
+}
+
+kvc_status kvc_plan_group_get(const kvc_plan* plan, int32_t group, kvc_group_info* out,
+                              kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plan, "plan");
+    kvc::check_output(out, "out");
+    const kvc::Spec& spec = plan->plan->spec();
+    const auto num_groups = static_cast<int32_t>(spec.groups.size());
+    if (group < 0 || group >= num_groups)
+      fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the plan has %d groups", group, num_groups);
+    const kvc::GroupSpec& group_spec = spec.groups[static_cast<size_t>(group)];
+    kvc_group_info info{};
+    info.num_layers = static_cast<int32_t>(group_spec.layers.size());
+    info.is_cross = group_spec.is_cross ? 1 : 0;
+    info.window = group_spec.window;
+    info.chunk = group_spec.chunk;
+    for (const int32_t layer : group_spec.layers)
+      info.page_bytes +=
+          static_cast<uint64_t>(plan->plan->layout().layers[static_cast<size_t>(layer)].page_bytes);
+    info.padding_bytes = static_cast<uint64_t>(plan->plan->layout().page_bytes) - info.page_bytes;
     kvc::write_struct(out, info);
   });
 }
@@ -174,7 +234,7 @@ kvc_status kvc_plan_request_pages(const kvc_plan* plan, int64_t num_tokens, int6
       fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "num_tokens = %lld out of range: at least 0",
                 static_cast<long long>(num_tokens));
     }
-    *out_pages = plan->plan->pages_for_tokens(num_tokens);
+    *out_pages = plan->plan->request_pages(num_tokens);
   });
 }
 

@@ -34,6 +34,22 @@ kvc_status kvc_seq_pop(kvc_cache* cache, kvc_seq seq, int64_t n, kvc_error* err)
   });
 }
 
+kvc_status kvc_seq_shift(kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end, int64_t delta,
+                         kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.shift(seq, begin, end, delta);
+  });
+}
+
+kvc_status kvc_seq_set_window(kvc_cache* cache, kvc_seq seq, int64_t window, int64_t sink,
+                              kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(cache, "cache");
+    cache->cache.sequences().set_window(seq, window, sink);
+  });
+}
+
 kvc_status kvc_seq_length(const kvc_cache* cache, kvc_seq seq, int64_t* out_length, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
@@ -64,7 +80,8 @@ kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* s
   return guard(err, [&] {
     require(cache, "cache");
     require(out_missing_pages, "out_missing_pages");
-    *out_missing_pages = cache->cache.missing_pages({n, seqs, lengths});
+    *out_missing_pages = cache->cache.missing_pages(
+        {.num_seqs = n, .seqs = seqs, .append_lengths = lengths, .may_extend_trees = true});
   });
 }
 

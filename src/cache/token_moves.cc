@@ -1,0 +1,238 @@
+// Operations that move committed tokens: accepting a path of a token tree, and context shift.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/cache/cache.h"
+
+namespace kvc {
+namespace {
+
+long long ll(int64_t value) { return static_cast<long long>(value); }
+
+struct Place {
+  PageId page;
+  int64_t offset;
+};
+
+Place place_of(const PageTable& table, int64_t token, int32_t page_size) {
+  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------ token trees
+
+void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves) {
+  if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
+  if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
+  if (leaves == nullptr) fail(KVC_E_INVALID_ARGUMENT, "leaves is NULL with n = %zu", num_seqs);
+  std::vector<Sequence*> accepted;
+  accepted.reserve(std::min(num_seqs, sequences_.size() + 1));
+  for (size_t i = 0; i < num_seqs; ++i) {
+    Sequence& sequence = sequences_.get_idle(seqs[i], "commit the tree of");
+    if (std::find(accepted.begin(), accepted.end(), &sequence) != accepted.end()) {
+      fail_with(KVC_E_INVALID_ARGUMENT, sequence.id,
+                "sequence %lld appears twice in seqs: ids must be distinct", ll(sequence.id));
+    }
+    if (sequence.tree.empty()) {
+      fail_with(KVC_E_INVALID_STATE, sequence.id, "sequence %lld has no uncommitted token tree (0 nodes)",
+                ll(sequence.id));
+    }
+    if (leaves[i] < -1 || leaves[i] >= sequence.tree.size()) {
+      fail_with(KVC_E_OUT_OF_RANGE, leaves[i],
+                "leaves[%zu] = %d out of range: the tree of sequence %lld has %lld nodes", i, leaves[i],
+                ll(sequence.id), ll(sequence.tree.size()));
+    }
+    accepted.push_back(&sequence);
+  }
+  for (size_t i = 0; i < num_seqs; ++i) keep_path(*accepted[i], leaves[i]);
+}
+
+void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
+  TokenTree& tree = sequence.tree;
+  const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
+  // From the leaf up, parents[] turns into the path: entry d is the node of depth d. A node's depth is at most its index.
+  for (int64_t depth = num_kept - 1, node = leaf; depth >= 0; --depth) {
+    const int32_t parent = tree.parents[static_cast<size_t>(node)];
+    tree.depths[static_cast<size_t>(depth)] = static_cast<int32_t>(node);
+    node = parent;
+  }
+  if (pool_.has_storage()) {
+    for (size_t group = 0; group < spec().groups.size(); ++group) {
+      if (spec().groups[group].is_cross) continue;
+      const PageTable& table = sequence.tables[group];
+      // Ascending: a source never lies before its destination, so nothing is overwritten that is still to be moved.
+      for (int64_t depth = 0; depth < num_kept; ++depth) {
+        const int64_t node = tree.depths[static_cast<size_t>(depth)];
+        if (node == depth) continue;
+        const Place from = place_of(table, sequence.length + node, spec().page_size);
+        const Place to = place_of(table, sequence.length + depth, spec().page_size);
+        for (const int32_t layer : spec().groups[group].layers)
+          pool_.copy_token(layer, from.page, from.offset, to.page, to.offset);
+      }
+    }
+  }
+  tree.truncate(0);
+  sequence.length += num_kept;
+  sequences_.add_to_total_length(num_kept);
+  sequences_.truncate(sequence, sequence.length);
+  sequences_.drop_unseen(sequence);
+}
+
+// ---------------------------------------------------------------------------------------------- context shift
+
+bool Cache::can_turn_keys() const {
+  return std::none_of(spec().ropes.begin(), spec().ropes.end(), [](const RopeSpec& rope) {
+    return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
+  });
+}
+
+void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
+  Sequence& sequence = sequences_.get_settled(id, "shift");
+  if (begin < 0 || begin > end || end > sequence.length) {
+    fail_with(KVC_E_OUT_OF_RANGE, end,
+              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
+              ll(id), ll(sequence.length));
+  }
+  if (states_.is_used()) {
+    fail_with(KVC_E_UNSUPPORTED, id,
+              "shift of sequence %lld: layers of kind STATE (%d) cannot forget tokens in the middle", ll(id),
+              KVC_LAYER_STATE);
+  }
+  const int64_t moved = sequence.length - end;
+  const bool closes_gap = delta == begin - end;  // no sum: delta is any number yet
+  if (!closes_gap && moved > 0 && (spec().has_windows() || sequence.window != 0)) {
+    fail_with(
+        KVC_E_UNSUPPORTED, delta,
+        "delta = %lld: with a window or chunk only begin - end = %lld, which leaves no gap, is supported",
+        ll(delta), ll(begin - end));
+  }
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    if (spec().groups[group].is_cross || table.kept_begin == 0) continue;
+    fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
+              "[begin, end) = [%lld, %lld): a window of sequence %lld has dropped tokens before %lld",
+              ll(begin), ll(end), ll(id), ll(table.kept_begin));
+  }
+  if (moved > 0) {
+    const int64_t first = sequence.position_of(end), last = sequence.position_of(sequence.length - 1);
+    const int64_t least = begin == 0 ? 0 : sequence.position_of(begin - 1) + 1;
+    if (delta < least - first || delta >= kMaxSequenceLength - last) {
+      fail_with(KVC_E_OUT_OF_RANGE, delta,
+                "delta = %lld would move token %lld from position %lld: at least to %lld, the last token "
+                "below %lld",
+                ll(delta), ll(end), ll(first), ll(least), ll(kMaxSequenceLength));
+    }
+    if (delta != 0 && !can_turn_keys()) {
+      fail_with(
+          KVC_E_UNSUPPORTED, delta,
+          "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors it was turned by",
+          ll(delta), KVC_ROPE_SCALING_LONGROPE);
+    }
+  }
+  if (begin == end && (delta == 0 || moved == 0)) return;
+
+  // What is written must be the sequence's own: all moved tokens where rows move or K turns. Whole pages may move as they are.
+  const bool whole_pages = begin % spec().page_size == 0 && end % spec().page_size == 0;
+  std::vector<uint8_t> rewritten(spec().groups.size(), 0);
+  for (size_t group = 0; group < spec().groups.size(); ++group) {
+    if (spec().groups[group].is_cross || moved == 0) continue;
+    const std::vector<int32_t>& layers = spec().groups[group].layers;
+    const bool turns =
+        delta != 0 && std::any_of(layers.begin(), layers.end(), [&](int32_t layer) {
+          const int32_t rope = spec().layers[static_cast<size_t>(layer)].rope;
+          return rope >= 0 && spec().ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND;
+        });
+    rewritten[group] = (begin != end && !whole_pages) || turns ? 1 : 0;
+  }
+  std::vector<PositionSegment> segments;
+  segments.reserve(sequence.segments.size() + 2);
+  for (const PositionSegment& segment : sequence.segments) {
+    if (segment.begin < begin) segments.push_back(segment);
+  }
+  if (moved > 0) {
+    // Segments behind the gap keep their distances: index falls by end - begin, position grows by delta.
+    const int64_t change = delta + (end - begin);
+    const int64_t offset = sequence.position_of(end) - end + change;
+    if (offset != (segments.empty() ? 0 : segments.back().offset)) segments.push_back({begin, offset});
+    for (const PositionSegment& segment : sequence.segments) {
+      if (segment.begin > end) segments.push_back({segment.begin - (end - begin), segment.offset + change});
+    }
+  }
+  make_private(sequence, whole_pages ? end : begin,
+               whole_pages ? sequence.length : sequence.length - (end - begin), rewritten);
+  if (begin != end) close_gap(sequence, begin, end);
+  if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);
+  sequence.segments = std::move(segments);
+}
+
+// Tokens [end, length) follow token begin - 1 afterwards.
+void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
+  const int32_t page_size = spec().page_size;
+  const bool whole_pages = begin % page_size == 0 && end % page_size == 0;
+  for (size_t group = 0; group < spec().groups.size(); ++group) {
+    if (spec().groups[group].is_cross) continue;
+    PageTable& table = sequence.tables[group];
+    table.synced_pages = std::min(table.synced_pages, begin / page_size);
+    if (whole_pages) {
+      // The dropped pages go behind the others, from where truncate releases them.
+      const auto first = table.pages.begin() + begin / page_size;
+      std::rotate(first, table.pages.begin() + end / page_size, table.pages.end());
+      continue;
+    }
+    if (!pool_.has_storage()) continue;
+    for (int64_t token = end; token < sequence.length; ++token) {
+      const Place from = place_of(table, token, page_size);
+      const Place to = place_of(table, token - (end - begin), page_size);
+      for (const int32_t layer : spec().groups[group].layers)
+        pool_.copy_token(layer, from.page, from.offset, to.page, to.offset);
+    }
+  }
+  sequence.length -= end - begin;
+  sequences_.add_to_total_length(begin - end);
+  sequences_.truncate(sequence, sequence.length);
+}
+
+// K that is stored rotated turns by `delta` from token `begin` on.
+void Cache::turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept {
+  if (!pool_.has_storage()) return;
+  const int32_t page_size = spec().page_size;
+  float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
+  std::byte row[kMaxLatentDim * sizeof(float)];  // kernels don't rotate in place
+  for (size_t group = 0; group < spec().groups.size(); ++group) {
+    if (spec().groups[group].is_cross) continue;
+    const PageTable& table = sequence.tables[group];
+    for (const int32_t local : spec().groups[group].layers) {
+      const LayerSpec& layer = spec().layers[static_cast<size_t>(local)];
+      if (layer.rope < 0 || spec().ropes[static_cast<size_t>(layer.rope)].mode != KVC_ROPE_ON_APPEND)
+        continue;
+      kernels::AppendParams params{};
+      params.k_rotation =
+          shift_rotation(spec().ropes[static_cast<size_t>(layer.rope)], false, delta, cosines, sines);
+      params.k_rotation.begin = layer.rotation_begin();
+      const kernels::PagedRows keys = pool_.k_rows(local);
+      params.k_pages = params.v_pages = keys;
+      params.k = {row, 0, 0, layer.k_dtype};
+      params.page_size = page_size;
+      params.num_kv_heads = 1;
+      params.k_dim = layer.k_dim;
+      params.v_dim = layer.v_dim;
+      const auto row_bytes = static_cast<size_t>(layer.k_dim * kernels::dtype_bytes(layer.k_dtype));
+      for (int64_t token = begin; token < sequence.length; ++token) {
+        const Place place = place_of(table, token, page_size);
+        const int64_t slot = place.page * int64_t{page_size} + place.offset;
+        params.slots = &slot;
+        for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
+          params.k_pages.base = keys.base + head * keys.head_stride;
+          std::memcpy(row, row_address(params.k_pages, place.page, 0, place.offset), row_bytes);
+          engine_.scatter(params, 1);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace kvc
