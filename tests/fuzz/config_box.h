@@ -92,20 +92,30 @@ class ConfigBox {
     config.layers = reinterpret_cast<const kvc_layer*>(layers_->data());
   }
 
+  const float* make_factors(Input& input, int32_t count) {
+    if (count <= 0) return nullptr;
+    factors_.emplace_back(static_cast<size_t>(count) * sizeof(float));
+    for (int32_t i = 0; i < count; ++i) {
+      const float factor = input.one_in(16) ? -1.0f : 1.5f;
+      factors_.back().put(static_cast<size_t>(i) * sizeof(float), &factor, sizeof(factor));
+    }
+    return reinterpret_cast<const float*>(factors_.back().data());
+  }
+
   const kvc_rope* make_rope(Input& input, int32_t k_dim) {
     kvc_rope rope{};
     rope.mode = KVC_ROPE_ON_APPEND;
     rope.num_freq_factors = input.one_in(3) ? k_dim / 2 : 0;
-    if (input.one_in(2)) mutate(input, &rope, sizeof(rope), {offsetof(kvc_rope, freq_factors)});
-    rope.num_freq_factors = std::min(rope.num_freq_factors, 300);
-    if (rope.num_freq_factors > 0) {
-      factors_.emplace_back(static_cast<size_t>(rope.num_freq_factors) * sizeof(float));
-      for (int32_t i = 0; i < rope.num_freq_factors; ++i) {
-        const float factor = input.one_in(16) ? -1.0f : 1.5f;
-        factors_.back().put(static_cast<size_t>(i) * sizeof(float), &factor, sizeof(factor));
-      }
-      rope.freq_factors = reinterpret_cast<const float*>(factors_.back().data());
+    rope.scaling = static_cast<kvc_rope_scaling>(input.choose(4));
+    if (rope.scaling != KVC_ROPE_SCALING_NONE) rope.factor = 4, rope.original_context = 4096;
+    if (input.one_in(2)) {
+      mutate(input, &rope, sizeof(rope),
+             {offsetof(kvc_rope, freq_factors), offsetof(kvc_rope, long_freq_factors)});
     }
+    rope.num_freq_factors = std::min(rope.num_freq_factors, 300);
+    rope.freq_factors = make_factors(input, rope.num_freq_factors);
+    if (rope.scaling == KVC_ROPE_SCALING_LONGROPE || input.one_in(16))
+      rope.long_freq_factors = make_factors(input, rope.num_freq_factors);
     rope.struct_size = choose_struct_size(input, sizeof(rope));
     parts_.emplace_back(owned_bytes(rope.struct_size));
     parts_.back().put(0, &rope, sizeof(rope));

@@ -35,7 +35,7 @@ std::vector<std::vector<TokenOutput>> run_workload(const DecoderShape& shape, ui
   Decoder decoder(shape);
   std::vector<std::vector<TokenOutput>> outputs;
   outputs.push_back(
-      decoder.step({{1, 130}, {2, 1}, {3, 17}, {4, shape.isa == KVC_CPU_ISA_REFERENCE ? 70 : 600}}, flags));
+      decoder.step({{1, 130}, {2, 1}, {3, 17}, {4, shape.isa == KVC_CPU_ISA_REFERENCE ? 150 : 600}}, flags));
   outputs.push_back(decoder.step({{4, 1}, {2, 1}, {1, 1}, {3, 1}}, flags));
   outputs.push_back(decoder.step({{2, 63}, {4, 1}, {5, 16}, {1, 1}}, flags));
   outputs.push_back(decoder.step({{4, 1}}, flags));

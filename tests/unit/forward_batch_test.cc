@@ -3,34 +3,43 @@
 #include "src/base/error.h"
 #include "src/forward/batch.h"
 #include "src/plan/plan.h"
+#include "tests/unit/spec_support.h"
 
 namespace kvc {
 namespace {
 
 // A cache's bookkeeping without memory: page size 4.
 struct Books {
-  explicit Books(int64_t num_pages) : plan(make(num_pages)), allocator(num_pages), sequences(&allocator, 4) {}
+  explicit Books(int64_t num_pages, std::vector<LayerSpec> layers = {attention_layer(1, 1, 16, 16)})
+      : plan(std::make_shared<Plan>(make(num_pages, std::move(layers)))),
+        allocator(num_pages),
+        states(plan),
+        sequences(&allocator, &states, plan->spec()) {}
 
-  static Plan make(int64_t num_pages) {
-    Spec spec;
-    spec.page_size = 4;
-    spec.num_layers = spec.layer_end = 1;
-    spec.layers.push_back({1, 1, 16, 16, kernels::DType::kF32, kernels::DType::kF32, -1});
+  static Spec make(int64_t num_pages, std::vector<LayerSpec> layers) {
+    Spec spec = spec_of(std::move(layers), 4);
     spec.num_pages = num_pages;
     spec.storage = KVC_STORAGE_NONE;
-    return Plan(spec);
+    spec.state_stride = spec.has_states() ? 4 : 0;
+    return spec;
   }
 
   void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths) {
-    batch.begin({ids.size(), ids.data(), lengths.data()}, plan, sequences, allocator);
+    batch.begin({ids.size(), ids.data(), lengths.data()}, *plan, sequences, allocator, states);
   }
+  void commit() { batch.commit(sequences, allocator, states, plan->spec(), states.is_used()); }
+  void rollback() { batch.rollback(allocator, states); }
   void append(kvc_seq id, int64_t length) {
     begin({id}, {length});
-    batch.commit(sequences, allocator);
+    commit();
+  }
+  const std::vector<PageId>& pages(kvc_seq id, size_t group = 0) {
+    return sequences.get(id).tables[group].pages;
   }
 
-  Plan plan;
+  std::shared_ptr<Plan> plan;
   PageAllocator allocator;
+  StatePool states;
   SequenceTable sequences;
   Batch batch;
 };
@@ -43,11 +52,11 @@ TEST(Batch, CopiesASharedPartialPageForTheFirstWhoAppends) {
   EXPECT_EQ(books.allocator.num_used(), 2);
   books.begin({2}, {1});
   ASSERT_EQ(books.batch.copies().size(), 1u);
-  books.batch.commit(books.sequences, books.allocator);
+  books.commit();
   EXPECT_EQ(books.allocator.num_used(), 3);
   books.begin({1}, {1});  // alone on its page now
   EXPECT_TRUE(books.batch.copies().empty());
-  books.batch.commit(books.sequences, books.allocator);
+  books.commit();
   EXPECT_EQ(books.allocator.num_used(), 3);
 }
 
@@ -57,14 +66,14 @@ TEST(Batch, LetsTheLongestHolderKeepThePageWhenAllHoldersAppendAtOnce) {
   books.append(1, 7);
   books.sequences.fork(1, 2, 5);
   books.sequences.fork(1, 3, 6);
-  const PageId shared = books.sequences.get(1).pages.back();
+  const PageId shared = books.pages(1).back();
   books.begin({3, 1, 2}, {1, 1, 1});
   EXPECT_EQ(books.batch.copies().size(), 2u);
-  EXPECT_EQ(books.sequences.get(1).pages.back(), shared);
-  EXPECT_NE(books.sequences.get(2).pages.back(), shared);
-  EXPECT_NE(books.sequences.get(3).pages.back(), shared);
-  books.batch.rollback(books.allocator);
-  for (const kvc_seq id : {1, 2, 3}) EXPECT_EQ(books.sequences.get(id).pages.back(), shared);
+  EXPECT_EQ(books.pages(1).back(), shared);
+  EXPECT_NE(books.pages(2).back(), shared);
+  EXPECT_NE(books.pages(3).back(), shared);
+  books.rollback();
+  for (const kvc_seq id : {1, 2, 3}) EXPECT_EQ(books.pages(id).back(), shared);
   EXPECT_EQ(books.allocator.num_used(), 2);
 }
 
@@ -73,12 +82,12 @@ TEST(Batch, KeepsTheOldPageForAnAbortEvenWhenItsOtherHolderIsRemoved) {
   books.sequences.add(1);
   books.append(1, 6);
   books.sequences.fork(1, 2, -1);
-  const PageId shared = books.sequences.get(1).pages.back();
+  const PageId shared = books.pages(1).back();
   books.begin({1}, {1});
   books.sequences.remove(2);
   EXPECT_EQ(books.allocator.refs(shared), 1);
-  books.batch.rollback(books.allocator);
-  EXPECT_EQ(books.sequences.get(1).pages.back(), shared);
+  books.rollback();
+  EXPECT_EQ(books.pages(1).back(), shared);
   EXPECT_EQ(books.allocator.num_used(), 2);
 }
 
@@ -95,7 +104,7 @@ TEST(Batch, SaysHowManyPagesAreMissingAndChangesNothing) {
     EXPECT_EQ(error.detail(), 2);
   }
   EXPECT_EQ(books.allocator.num_used(), 1);
-  EXPECT_EQ(books.sequences.get(1).pages.size(), 1u);
+  EXPECT_EQ(books.pages(1).size(), 1u);
   EXPECT_FALSE(books.sequences.get(1).in_forward());
 }
 
@@ -112,7 +121,7 @@ TEST(Batch, SendsAtMost32BytesPerSequenceInASteadyDecode) {
   for (int step = 0; step < 40; ++step) {
     books.begin(ids, lengths);
     EXPECT_LE(books.batch.step_words().size() * sizeof(int32_t), 32 * ids.size());
-    books.batch.commit(books.sequences, books.allocator);
+    books.commit();
   }
 }
 
@@ -123,11 +132,54 @@ TEST(Batch, SendsATableAgainFromTheFirstEntryThatChanged) {
   books.sequences.pop(1, 10);  // 30 tokens: 8 of 10 pages left
   books.begin({1}, {6});       // 36 tokens: 9 pages, the last is new
   const std::vector<int32_t> words = books.batch.step_words();
-  ASSERT_EQ(words.size(), 2u + 5u + 1u);
-  EXPECT_EQ(words[2 + 3], 8);
-  EXPECT_EQ(words[2 + 4], 1);
-  EXPECT_EQ(words.back(), books.sequences.get(1).pages.back());
-  books.batch.rollback(books.allocator);
+  ASSERT_EQ(words.size(), 2u + 4u + 3u + 1u);
+  EXPECT_EQ(words[2 + 3], 1) << "one table changed";
+  EXPECT_EQ(words[2 + 4], 0) << "that of group 0";
+  EXPECT_EQ(words[2 + 5], 8);
+  EXPECT_EQ(words[2 + 6], 1);
+  EXPECT_EQ(words.back(), books.pages(1).back());
+  books.rollback();
+}
+
+TEST(Batch, KeepsNothingOfARefusedRequest) {
+  Books books(3);
+  books.sequences.add(1);
+  EXPECT_THROW(books.begin({1}, {100}), Error);
+  EXPECT_THROW(books.begin({1, 7}, {1, 1}), Error);
+  EXPECT_TRUE(books.batch.entries().empty());
+}
+
+TEST(Batch, ReleasesWhatAWindowHidesWhenTheStepEndsAndNotBefore) {
+  Books books(40, {window_layer(1, 1, 16, 8), attention_layer(1, 1, 16, 16)});
+  books.sequences.add(1);
+  books.append(1, 20);  // the next query, at 20, sees keys from 13 on: pages 3 and 4 of its table
+  EXPECT_EQ(books.pages(1, 0),
+            (std::vector<PageId>{kNoPage, kNoPage, kNoPage, books.pages(1, 0)[3], books.pages(1, 0)[4]}));
+  EXPECT_EQ(books.pages(1, 1).size(), 5u);
+  EXPECT_EQ(books.allocator.num_used(), 2 + 5);
+  books.begin({1}, {9});
+  EXPECT_NE(books.pages(1, 0)[3], kNoPage);
+  books.rollback();
+  EXPECT_EQ(books.allocator.num_used(), 2 + 5);
+  books.append(1, 9);  // 29 tokens: from 22 on, pages 5 to 7
+  EXPECT_EQ(books.sequences.get(1).tables[0].num_held(), 3);
+}
+
+TEST(Batch, GivesEveryStepAStateSlotOfItsOwnAndFreesTheOldOne) {
+  Books books(40, {attention_layer(1, 1, 16, 16), state_layer({3})});
+  books.sequences.add(1);
+  books.append(1, 3);
+  EXPECT_EQ(books.states.num_used(), 1);
+  books.begin({1}, {1});
+  EXPECT_EQ(books.states.num_used(), 2);
+  books.rollback();
+  EXPECT_EQ(books.states.num_used(), 1);
+  books.append(1, 1);  // length 4: the state is a checkpoint too
+  books.append(1, 1);
+  EXPECT_EQ(books.states.num_used(), 2);
+  books.sequences.pop(1, 1);
+  EXPECT_EQ(books.states.num_used(), 1);
+  EXPECT_THROW(books.sequences.pop(1, 1), Error) << "no state of 3 tokens is kept";
 }
 
 }  // namespace

@@ -46,10 +46,10 @@ Outputs run_split(const KernelTable& table, AttnProblem& problem, int64_t split_
       params.partials = partials.floats();
       for (int32_t split = 0; split < splits; ++split) {
         run_decode(table, params,
-                   {s, head_begin, head_end, 0, 0, rows, split * split_keys,
-                    std::min(keys, (split + 1) * split_keys), split * stride});
+                   make_item(s, head_begin, head_end, 0, rows, split * split_keys,
+                             std::min(keys, (split + 1) * split_keys), split * stride));
       }
-      table.attn_merge_splits(params, {s, head_begin, head_end, splits, 0, rows, 0, stride});
+      merge_even_splits(table, params, make_item(s, head_begin, head_end, 0, rows, 0, keys), splits, stride);
       EXPECT_TRUE(partials.guards_intact());
     }
   }

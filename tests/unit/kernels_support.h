@@ -125,7 +125,7 @@ struct PoolOwner {
 
 struct RotationOwner {
   std::vector<float> cos, sin;
-  Rotation rotation{nullptr, nullptr, 0, 0};
+  Rotation rotation{};
 
   RotationOwner() = default;
   RotationOwner(Random& random, int64_t tokens, int64_t dim) {
@@ -135,9 +135,41 @@ struct RotationOwner {
       cos.push_back(static_cast<float>(std::cos(angle)));
       sin.push_back(static_cast<float>(std::sin(angle)));
     }
-    rotation = {cos.data(), sin.data(), rotary, random.chance(0.5) ? 1 : 0};
+    const auto begin = static_cast<int32_t>(random.pick<int64_t>({0, dim - rotary, (dim - rotary) / 2}));
+    rotation = {cos.data(), sin.data(), rotary, random.chance(0.5) ? 1 : 0, begin};
   }
 };
+
+// One item whose result is merged with nothing (partial < 0), or its part of a split.
+inline AttnItem make_item(int32_t sequence, int32_t head_begin, int32_t head_end, int64_t row_begin,
+                          int64_t row_end, int64_t key_begin, int64_t key_end, int64_t partial = -1) {
+  return {.sequence = sequence,
+          .head_begin = head_begin,
+          .head_end = head_end,
+          .sink_part = 0,
+          .merge_group = partial < 0 ? -1 : 0,
+          .num_merge_groups = partial < 0 ? 0 : 1,
+          .row_begin = row_begin,
+          .row_end = row_end,
+          .key_begin = key_begin,
+          .key_end = key_end,
+          .partial = partial};
+}
+
+// Merges `splits` partial results that lie `stride` floats apart.
+inline void merge_even_splits(const KernelTable& table, AttnParams params, const AttnItem& any,
+                              int32_t splits, int64_t stride) {
+  std::vector<int64_t> offsets;
+  for (int32_t split = 0; split < splits; ++split) offsets.push_back(split * stride);
+  params.split_offsets = offsets.data();
+  table.attn_merge_splits(params, {.sequence = any.sequence,
+                                   .head_begin = any.head_begin,
+                                   .head_end = any.head_end,
+                                   .num_splits = splits,
+                                   .row_begin = any.row_begin,
+                                   .row_end = any.row_end,
+                                   .first_split = 0});
+}
 
 // What a random attention problem may contain.
 struct AttnFeatures {
@@ -146,6 +178,10 @@ struct AttnFeatures {
   int64_t max_rows = 5;
   int64_t max_keys = 300;
   DType out_dtype = DType::kF32;
+  bool small = false;     // few heads, short rows
+  int64_t rows = 0;       // of every sequence; 0: up to max_rows
+  int64_t sequences = 0;  // 0: a few
+  int64_t min_keys = 0;
 };
 
 // A batch of sequences with everything attention reads, filled at random; unused slots hold NaN.
@@ -156,8 +192,10 @@ class AttnProblem {
     params.num_q_heads =
         params.num_kv_heads * static_cast<int32_t>(random.pick<int64_t>({1, 2, 3, 4, 5, 8, 12}));
     params.k_dim = static_cast<int32_t>(random.pick<int64_t>({16, 33, 64, 72, 80, 128, 192}));
+    if (features.small) params.num_kv_heads = 1, params.num_q_heads = 2, params.k_dim = 16;
     params.v_dim = random.chance(0.6) ? params.k_dim
                                       : static_cast<int32_t>(random.pick<int64_t>({16, 40, 65, 128, 512}));
+    if (features.small) params.v_dim = 17;
     params.page_size = static_cast<int32_t>(random.pick<int64_t>({1, 3, 16, 16, 48, 256}));
     params.causal = random.chance(0.7) ? 1 : 0;
     make_sequences(features);
@@ -167,15 +205,8 @@ class AttnProblem {
 
   // Every row and key of a sequence in one item that writes the result itself.
   AttnItem whole_item(int32_t sequence) const {
-    return {sequence,
-            0,
-            params.num_kv_heads,
-            -1,
-            0,
-            sequences[static_cast<size_t>(sequence)].num_rows,
-            0,
-            max_keys(sequence),
-            -1};
+    return make_item(sequence, 0, params.num_kv_heads, 0, sequences[static_cast<size_t>(sequence)].num_rows,
+                     0, max_keys(sequence));
   }
   int64_t max_keys(int32_t sequence) const {
     const AttnSequence& s = sequences[static_cast<size_t>(sequence)];
@@ -216,15 +247,19 @@ class AttnProblem {
 
  private:
   void make_sequences(const AttnFeatures& features) {
-    const int64_t count = random.between(1, 3);
+    const int64_t count = features.sequences > 0 ? features.sequences
+                          : features.small       ? 1
+                                                 : random.between(1, 3);
     for (int64_t i = 0; i < count; ++i) {
       AttnSequence s{};
       s.row_begin = tokens;
-      s.num_rows = random.between(1, features.max_rows);
+      s.num_rows = features.rows > 0 ? features.rows : random.between(1, features.max_rows);
       const int64_t page = params.page_size;
       s.first_key_end = random.pick<int64_t>(
           {random.between(0, features.max_keys), 0, 1, page - 1, page, page + 1, 2 * page, 64});
       s.first_key_end = std::min(s.first_key_end, features.max_keys);
+      if (s.first_key_end < features.min_keys)
+        s.first_key_end = random.between(features.min_keys, features.max_keys);
       s.position = std::max<int64_t>(s.first_key_end - 1, 0);
       s.key_position = random.pick<int64_t>({0, 0, 5});
       s.position += s.key_position;

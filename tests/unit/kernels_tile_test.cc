@@ -44,9 +44,9 @@ TileOutputs run_in_pieces(const KernelTable& table, AttnProblem& problem, int64_
       next = std::min(sequence.num_rows, row + problem.random.between(1, most_rows));
       const int32_t cut = static_cast<int32_t>(problem.random.between(0, params.num_kv_heads));
       const int64_t key_end = sequence.first_key_end + (params.causal != 0 ? next - 1 : 0);
-      if (cut > 0) run_tile(table, params, {s, 0, cut, -1, row, next, 0, key_end, -1});
+      if (cut > 0) run_tile(table, params, make_item(s, 0, cut, row, next, 0, key_end));
       if (cut < params.num_kv_heads)
-        run_tile(table, params, {s, cut, params.num_kv_heads, -1, row, next, 0, key_end, -1});
+        run_tile(table, params, make_item(s, cut, params.num_kv_heads, row, next, 0, key_end));
     }
   }
   return take(problem);
@@ -64,10 +64,10 @@ TileOutputs run_split(const KernelTable& table, AttnProblem& problem, int64_t sp
     params.partials = partials.floats();
     for (int32_t split = 0; split < splits; ++split) {
       run_tile(table, params,
-               {s, 0, params.num_kv_heads, 0, 0, rows, split * split_keys,
-                std::min(keys, (split + 1) * split_keys), split * stride});
+               make_item(s, 0, params.num_kv_heads, 0, rows, split * split_keys,
+                         std::min(keys, (split + 1) * split_keys), split * stride));
     }
-    table.attn_merge_splits(params, {s, 0, params.num_kv_heads, splits, 0, rows, 0, stride});
+    merge_even_splits(table, params, problem.whole_item(s), splits, stride);
     EXPECT_TRUE(partials.guards_intact());
   }
   return take(problem);
@@ -184,8 +184,9 @@ TEST(TileKernel, TakesAnyHeadDimension) {
     // Shorter than the stored rows: what lies behind must not be read as part of a head.
     problem.params.k_dim = static_cast<int32_t>(problem.random.between(16, problem.params.k_dim));
     problem.params.v_dim = static_cast<int32_t>(problem.random.between(16, problem.params.v_dim));
-    problem.params.q_rotation.rotary_dim =
-        std::min(problem.params.q_rotation.rotary_dim, problem.params.k_dim / 2 * 2);
+    Rotation& rotation = problem.params.q_rotation;
+    rotation.begin = std::min(rotation.begin, problem.params.k_dim);
+    rotation.rotary_dim = std::min(rotation.rotary_dim, (problem.params.k_dim - rotation.begin) / 2 * 2);
     TileOutputs expected = run_whole(reference_table(), problem);
     for (const KernelTable* table : available_tables()) {
       SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " + problem.describe());
@@ -369,7 +370,10 @@ TEST(TileKernel, UnseenKeysDoNotChangeTheSignOfAZero) {
       Poisoned k_memory(kKeys * kDim * 4), v_memory(kKeys * kDim * 4), q_memory(kRows * kDim * 4),
           out_memory(kRows * kDim * 4);
       const int32_t page = 0;
-      const AttnSequence sequence = {&page, 0, kRows, kSeen, kSeen - 1, 0};
+      AttnSequence sequence{};
+      sequence.pages = &page;
+      sequence.num_rows = kRows;
+      sequence.first_key_end = kSeen;
       AttnParams params{};
       params.q = {q_memory.data(), kDim * 4, kDim * 4, DType::kF32};
       params.q_scale = 1.0f;
@@ -394,7 +398,7 @@ TEST(TileKernel, UnseenKeysDoNotChangeTheSignOfAZero) {
                                                    : unseen);
           }
         }
-        run_tile(*table, params, {0, 0, 1, -1, 0, kRows, 0, kKeys, -1});
+        run_tile(*table, params, make_item(0, 0, 1, 0, kRows, 0, kKeys));
         for (int64_t d = 0; d < kDim; ++d) outputs.push_back(out_memory.floats()[d]);
       }
       for (size_t d = 0; d < kDim; ++d) {

@@ -125,6 +125,8 @@ int wrong_shuffle() {
       if (out[i] != (i < n ? in[i] : -1)) return 9;
     }
     if (mask_bits(first_lanes(n)) != (uint32_t{1} << n) - 1) return 10;
+    const uint32_t scattered = 0xb39d >> n & ((uint32_t{1} << kLanes) - 1);
+    if (mask_bits(mask_of(scattered)) != scattered) return 11;
   }
   return 0;
 }
