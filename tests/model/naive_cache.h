@@ -1,5 +1,5 @@
-// The oracle for values: a dense cache in double precision. Per sequence and layer a vector of K rows and one of V rows; forking and
-// popping copy vectors; attention follows the formulas of kvc_attn_opt to the letter.
+// The oracle for values: a dense cache in double precision. Per sequence and layer a vector of K rows and one of V rows, as the pool has
+// to hold them; forking and popping copy vectors; no window ever drops anything. States are kept at every position that they had.
 #pragma once
 
 #include <cstdint>
@@ -8,59 +8,45 @@
 
 #include "kvcache.h"
 #include "tests/model/host_tensor.h"
+#include "tests/model/naive_attention.h"
+#include "tests/model/naive_state.h"
 
 namespace kvc::test {
 
-// Pair i at position p turns by p * inverse_frequency[i].
-struct NaiveRope {
-  bool interleaved = false;
-  int rotary_dim = 0;  // 0: no rotation
-  std::vector<double> inverse_frequency;
-};
-
 struct NaiveLayer {
+  kvc_layer_kind kind = KVC_LAYER_ATTENTION;
   int q_heads = 1;
   int kv_heads = 1;
-  int k_dim = 16;
-  int v_dim = 16;
+  int k_dim = 16;  // of a stored row. MLA: rank + rope dim
+  int v_dim = 16;  // MLA: rank
   Elem k_type = Elem::kF32;
   Elem v_type = Elem::kF32;
-  NaiveRope rope;
+  bool v_in_k = false;     // V is the beginning of the K row: MLA, K = V
+  bool is_latent = false;  // MLA, or SHARED with an MLA source: attention in the absorbed form
+  int64_t window = 0, chunk = 0;
+  int source = -1;  // SHARED: local index
+  int group = -1;
+  int self_k_dim = 0, self_v_dim = 0;  // MLA: of kvc_attn_self
+  NaiveRope rope, self_rope;
+  std::vector<NaiveState> states;
+
+  bool has_tokens() const { return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA; }
+  bool has_pages() const { return has_tokens() || kind == KVC_LAYER_CROSS; }
+  NaiveHeads heads() const { return {q_heads, kv_heads, k_dim, v_dim, v_in_k ? k_dim : v_dim}; }
 };
 
-using Row = std::vector<double>;  // [heads * dim] of one token
+struct NaiveRows {
+  std::vector<Row> k,
+      v;  // by token, nodes of a tree behind the committed ones; CROSS: by encoder token. Not written yet: empty
+};
+
+using LayerStates = std::vector<std::vector<StateValue>>;  // [layer][state]
 
 struct NaiveSequence {
-  std::vector<std::vector<Row>> k, v;  // [layer][token]; a row that was never written is empty
+  std::vector<NaiveRows> layers;
+  std::vector<int64_t> grown_to;          // by token: see extend
+  std::map<int64_t, LayerStates> states;  // by position; 0 is the initial state
 };
-
-// Options with the defaults resolved. Empty vectors: off.
-struct NaiveOptions {
-  double scale = 1;
-  double soft_cap = 0;
-  std::vector<double> sinks;
-  std::vector<double> alibi;
-  std::vector<double> bias;  // [heads or 1][rows][columns]
-  int64_t bias_heads = 0, bias_rows = 0, bias_columns = 0;
-};
-
-// Attention of one query head over keys [0, keys): `out` [v_dim], `size` [v_dim] = the same sum over |v|, the yardstick for rounding errors.
-struct NaiveResult {
-  std::vector<double> out;
-  std::vector<double> size;
-  double lse = 0;
-  double largest_score = 0;  // in magnitude: float32 scores are off by a rounding of this
-  double score_noise =
-      0;  // largest scale * |q_d * k_d|_2: scores from a rounded q are off by about its relative rounding of this
-};
-
-// x turned to position `position`, all heads of a row; not rounded.
-Row rotated(const NaiveRope& rope, int dim, const Row& x, int64_t position);
-
-// Keys [key_begin, key_end) of one sequence. `q` is one head, unrotated; `row` the packed row of the query (for the bias).
-NaiveResult attend(const NaiveLayer& layer, const std::vector<Row>& k, const std::vector<Row>& v,
-                   int64_t key_begin, int64_t key_end, const double* q, int head, int64_t position,
-                   int64_t row, const NaiveOptions& options);
 
 class NaiveCache {
  public:
@@ -71,7 +57,11 @@ class NaiveCache {
   void remove(kvc_seq seq) { sequences_.erase(seq); }
   void fork(kvc_seq parent, kvc_seq child, int64_t length);
   void truncate(kvc_seq seq, int64_t length);  // pop, and an abort
-  void extend(kvc_seq seq, int64_t length);    // a begin: rows not written yet
+  // A begin: rows not written yet, of a sequence that is `grown_to` tokens long for LongRoPE.
+  void extend(kvc_seq seq, int64_t length, int64_t grown_to);
+  void resize_cross(kvc_seq seq, int64_t length);
+  void keep_path(kvc_seq seq, int64_t length, const std::vector<int32_t>& parents, int64_t leaf);
+  void erase(kvc_seq seq, int64_t begin, int64_t end);
   void clear() { sequences_.clear(); }
   NaiveSequence& at(kvc_seq seq) { return sequences_.at(seq); }
 

@@ -1,21 +1,25 @@
-// What the bookkeeping of a cache must do, written as naively as possible: sequences are vectors of page handles, pages have holder
-// counts, nothing is fast. Handles are the model's own; a test maps them to the library's page ids.
+// What the bookkeeping of a cache must do, written as naively as possible: sequences are maps of page handles, one per group of layers,
+// pages have holder counts, nothing is fast. Handles are the model's own; a test maps them to the library's page ids.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
 
 #include "kvcache.h"
+#include "tests/model/visibility.h"
 
 namespace kvc::test {
 
 // Statuses a call may answer: none expected means KVC_OK. A request that is wrong in two ways may be refused for either.
 struct Expected {
   std::set<kvc_status> errors;
-  int64_t missing_pages = 0;  // of NO_PAGES
+  std::set<kvc_status> tolerated;  // where the contract leaves the choice to the library
+  std::optional<int64_t> detail;   // of the error
+  int64_t missing_pages = 0;       // and state slots
 
   bool ok() const { return errors.empty(); }
   void also(bool wrong, kvc_status status) {
@@ -23,9 +27,12 @@ struct Expected {
   }
 };
 
-struct ModelSequence {
-  int64_t length = 0;      // committed
-  std::vector<int> pages;  // handles; while in the open forward with its new pages
+// Layers that share a page table.
+struct ModelGroup {
+  int64_t window = 0, chunk = 0;
+  bool is_cross = false;
+  bool has_attention = false;  // layers that kvc_debug_set_kv writes
+  bool has_mla = false;        // layers that kvc_debug_set_mla writes
 };
 
 struct ModelLimits {
@@ -34,16 +41,63 @@ struct ModelLimits {
   int64_t max_seq_len = 0;  // 0: none
   int64_t max_seqs = 0;
   int64_t max_tokens = 0;
+  int64_t max_cross_len = 0;
+  std::vector<ModelGroup> groups;
+  bool has_states = false;
+  int64_t state_stride = 0;     // -1: no automatic checkpoints
+  int64_t num_state_slots = 0;  // 0: no limit
+  bool has_attention = false;   // an ATTENTION or MLA layer
+  bool has_chunk = false, has_window = false, has_cross = false, has_on_read = false;
+  bool has_long_on_append = false;  // LongRoPE, stored rotated
+};
+
+// Kept pages of one sequence and group, by index: page i holds tokens [i * page_size, (i + 1) * page_size).
+struct ModelTable {
+  std::map<int64_t, int> pages;
+  int64_t gone_end =
+      0;  // tokens from the sinks up to here are gone, or count as gone beside sinks on the same page
+};
+
+struct ModelSequence {
+  int64_t length = 0;              // committed
+  std::vector<int32_t> parents;    // uncommitted tree, those of ended forwards
+  std::vector<int64_t> positions;  // of the committed tokens when a shift has left gaps, else empty
+  int64_t window = 0, sink = 0;
+  int64_t cross_length = 0;
+  std::vector<ModelTable> tables;      // by group; while in the open forward with its new pages
+  int state = -1;                      // slot of the recurrent state at `length`; -1: the initial one
+  std::map<int64_t, int> checkpoints;  // slots by position
+
+  int64_t slots() const { return length + static_cast<int64_t>(parents.size()); }
+  bool has_gaps() const { return !positions.empty(); }
+  int64_t position_of(int64_t token) const {
+    return has_gaps() ? positions[static_cast<size_t>(token)] : token;
+  }
+  int64_t next_position() const { return has_gaps() ? positions.back() + 1 : length; }
 };
 
 // One sequence of the open forward.
 struct ModelEntry {
   kvc_seq seq = 0;
-  int64_t old_length = 0;
+  int64_t old_length = 0;  // committed
+  int64_t old_slots = 0;   // with the nodes of earlier forwards
   int64_t append = 0;
   int64_t row_begin = 0;
-  std::vector<int> old_pages;
-  int replaced_page = -1;  // still held until the forward closes, so that an abort can give it back
+  bool is_tree = false;
+  std::vector<int32_t> parents;  // of the whole tree, earlier nodes first
+  int64_t cross = 0;             // encoder tokens announced
+  std::vector<ModelTable> old_tables;
+  std::vector<int> replaced_pages;  // still held until the forward closes, so that an abort can give them back
+  int new_slot = -1;
+};
+
+// What kvc_forward_desc says.
+struct ModelBatch {
+  std::vector<kvc_seq> seqs;
+  std::vector<int64_t> lengths;
+  std::vector<int32_t> parents;  // empty: NULL
+  std::vector<int64_t> cross;    // empty: NULL
+  bool has_positions = false;
 };
 
 class PageModel {
@@ -56,17 +110,29 @@ class PageModel {
   Expected fork(kvc_seq parent, kvc_seq child, int64_t pos);
   Expected pop(kvc_seq seq, int64_t n);
   Expected clear();
-  Expected begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths);
-  void end();
+  Expected set_window(kvc_seq seq, int64_t window, int64_t sink);
+  Expected checkpoint(kvc_seq seq);
+  Expected begin(const ModelBatch& batch);
+  // `states_written`: a state was set in the forward, or may have been.
+  void end(bool states_written);
   void abort();
-  // Overwriting committed tokens [begin, begin + n): shared pages become private.
-  Expected overwrite(kvc_seq seq, int64_t begin, int64_t n);
-  // `highest_used`: the library's largest page id in use (page ids are the library's choice), -1: none.
-  Expected resize(int64_t num_pages, int64_t highest_used, bool borrowed);
+  Expected tree_commit(const std::vector<kvc_seq>& seqs, const std::vector<int32_t>& leaves);
+  // Overwriting committed tokens [begin, begin + n) of some groups: shared pages become private.
+  Expected overwrite(kvc_seq seq, const std::vector<int>& groups, int64_t begin, int64_t n);
+  Expected overwrite_state(kvc_seq seq);
+  // `highest_used`: the library's largest page id in use (page ids are the library's choice), -1: none. `longest_pages`: what one
+  // sequence of max_seq_len needs.
+  Expected resize(int64_t num_pages, int64_t highest_used, bool borrowed, int64_t longest_pages);
+
+  // A shift in two steps, because which pages it copies is the library's choice: the number of pages that have to be there afterwards in
+  // every group, then which handles they are (-1: a page that nobody held).
+  Expected check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta) const;
+  std::vector<size_t> shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta);
+  void adopt_tables(kvc_seq seq, const std::vector<std::vector<int>>& handles, const kvc_stats& stats);
 
   // Questions.
   Expected can_append(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const;
-  Expected can(kvc_seq seq, int64_t pos, int64_t* nearest) const;
+  Expected can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* nearest) const;
   bool exists(kvc_seq seq) const { return sequences_.count(seq) != 0; }
   bool in_forward(kvc_seq seq) const { return entry_of(seq) != nullptr; }
   const ModelSequence& at(kvc_seq seq) const { return sequences_.at(seq); }
@@ -75,24 +141,41 @@ class PageModel {
   const std::vector<ModelEntry>& entries() const { return entries_; }
   const ModelEntry* entry_of(kvc_seq seq) const;
   int64_t num_rows() const;
+  int64_t num_cross_rows() const;
   int64_t pages_for(int64_t tokens) const { return (tokens + limits_.page_size - 1) / limits_.page_size; }
   const ModelLimits& limits() const { return limits_; }
   int holders(int page) const;
+  KeyRule rule(const ModelSequence& sequence, const ModelGroup& group) const;
+  // Whether all tokens of a range are kept.
+  bool keeps(const ModelSequence& sequence, size_t group, const KeyRange& range) const;
+  // Whether the next token could come at `pos`: all it sees is kept, the page that it falls into too, and the state is there.
+  bool possible(const ModelSequence& sequence, int64_t pos) const;
+  int64_t nearest_possible(const ModelSequence& sequence, int64_t pos) const;
+  // Handles of the pages with committed tokens and nodes of ended forwards, ascending.
+  std::vector<int> committed_pages(kvc_seq seq, size_t group) const;
 
   int64_t used_pages() const { return static_cast<int64_t>(holders_.size()); }
   int64_t free_pages() const { return limits_.num_pages - used_pages(); }
+  int64_t used_states() const { return static_cast<int64_t>(state_holders_.size()); }
   int64_t shared_pages() const;
   int64_t total_length() const;
-  int64_t longest_possible() const;
-
-  // Copies of pages since creation, and those of the last operation: (from, to) handles.
-  const std::vector<std::pair<int, int>>& last_copies() const { return last_copies_; }
   kvc_stats expected_stats() const;
+  kvc_seq_info expected_info(kvc_seq seq) const;
 
  private:
-  Expected check_batch(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const;
-  // Entries that copy their partial last page when they append.
-  std::set<kvc_seq> copiers(const std::vector<kvc_seq>& seqs) const;
+  // `any_kind`: a question about lengths, which may mean nodes of a tree.
+  Expected check_batch(const ModelBatch& batch, bool any_kind) const;
+  Expected check_changeable(kvc_seq seq) const;  // exists, not in the forward, no tree
+  bool has_dropped(const ModelSequence& sequence) const;
+  // Entries that copy the partial last page of a group when they append.
+  std::set<kvc_seq> copiers(const std::vector<kvc_seq>& seqs, size_t group) const;
+  int64_t new_pages(const ModelTable& table, int64_t slots, int64_t append) const;
+  void release(ModelSequence* sequence);                  // what no later query sees
+  void truncate(ModelSequence* sequence, int64_t slots);  // pages behind the last slot
+  void hold_state(int slot);
+  void drop_state(int slot);
+  int take_state();
+  int64_t missing_states(int64_t count) const;
   int take_page();
   void hold(int page) { ++holders_[page]; }
   void drop(int page);
@@ -101,10 +184,10 @@ class PageModel {
   ModelLimits limits_;
   std::map<kvc_seq, ModelSequence> sequences_;
   std::map<int, int> holders_;  // used pages only
-  int next_page_ = 0;
+  std::map<int, int> state_holders_;
+  int next_page_ = 0, next_state_ = 0;
   bool open_ = false;
   std::vector<ModelEntry> entries_;
-  std::vector<std::pair<int, int>> last_copies_;
   int64_t peak_ = 0;
   uint64_t forwards_ = 0, aborted_ = 0, tokens_ = 0, copied_ = 0, no_pages_ = 0;
 };

@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kvcache.h"
@@ -26,6 +27,19 @@ struct Mismatch : std::runtime_error {
 
 [[noreturn]] [[gnu::format(printf, 1, 2)]] void mismatch(const char* format, ...);
 
+inline long long ll(int64_t value) { return static_cast<long long>(value); }
+
+inline Elem draw_activation(Random& random) {
+  return random.pick_of({Elem::kF32, Elem::kF32, Elem::kF16, Elem::kBF16});
+}
+
+// Relative error that storing a result in `elem` adds.
+inline double storing_error(Elem elem) {
+  return elem == Elem::kBF16 ? 0x1.0p-8 : elem == Elem::kF16 ? 0x1.0p-11 : 0;
+}
+
+constexpr kvc_seq kMostIds = 12;
+
 class RandomRun {
  public:
   RandomRun(uint64_t seed, RunKind kind);
@@ -43,19 +57,27 @@ class RandomRun {
   // Calls the library; with failures injected, first makes every allocation fail once and proves that nothing changed. `untouched` are outputs
   // that a failing call must not write.
   kvc_status call(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched = {});
-  // The answer must be one of the expected errors, or KVC_OK when there are none; an error must have changed nothing.
-  bool agree(const char* function, const Expected& expected, const Call& fn);
+  // The answer must be one of the expected errors, or KVC_OK when there are none; an error must have changed nothing. True: KVC_OK.
+  bool agree(const char* function, const Expected& expected, const Call& fn,
+             std::initializer_list<HostTensor*> untouched = {});
+  void refuse(const char* function, kvc_status status, const Call& fn);
   void expect_ok(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched = {});
   void trace(const char* format, ...) __attribute__((format(printf, 2, 3)));
 
-  // random_run.cc: bookkeeping
+  // random_run.cc: the loop and what is compared after every operation
   void create();
   void step();
+  bool step_open(double dice);
+  void step_data(double dice);
   void compare_state();
   void compare_sequence(kvc_seq seq);
   void compare_tables();
   kvc_seq any_seq();
   bool pick_idle(kvc_seq* seq);
+  std::vector<int32_t> sequence_pages(kvc_seq seq, size_t group);
+  size_t num_groups() const { return model_.limits().groups.size(); }
+
+  // random_sequences.cc
   void op_add();
   void op_remove();
   void op_fork();
@@ -63,39 +85,101 @@ class RandomRun {
   void op_clear();
   void op_resize();
   void op_can();
-  void op_begin();
-  void op_close();
-  void op_dead_handle();
-  void op_refused();
+  void op_set_window();
+  void op_shift();
+  void shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delta);
+  void op_tree_commit();
+  void op_checkpoint();
   void op_hold_export();
 
-  // random_tables.cc: what the open forward exports
-  void op_tables();
+  // random_forward.cc
+  ModelBatch draw_batch();
+  void draw_parents(ModelBatch* batch);
+  void op_begin();
+  void note_rows(HostTensor* positions);
+  void op_close();
+  void op_dead_handle();
   void op_positions();
-  std::vector<int32_t> sequence_pages(kvc_seq seq);
-  std::vector<int64_t> table(kvc_table_kind kind, std::vector<int64_t>* shape);
 
-  // random_attention.cc: tensors
+  // random_tables.cc: what the open forward exports; random_refused.cc
+  void op_tables();
+  void compare_group_tables(size_t group);
+  std::vector<int64_t> table(size_t group, kvc_table_kind kind, std::vector<int64_t>* shape);
+  void op_refused();
+  void refuse_in_forward();
+  void refuse_layers();
+
+  // random_append.cc: rows in and out
   struct Inputs;
   void op_append(size_t layer);
-  void op_attention(size_t layer);
-  void op_split_attention(size_t layer);
-  void op_read_only(size_t layer);
-  void op_gather();
-  void op_get();
-  void op_set();
-  void op_poison();
+  void op_gather(size_t layer);
+  void append(size_t layer, Inputs& in);
   void append_missing_layers();
-  void append(size_t layer, HostTensor& k, HostTensor& v);
   // Compares the new rows in the pool with the oracle's and takes the pool's over: a rotated value may round the other way.
-  void adopt_rows(size_t layer, HostTensor& k, HostTensor& v, int64_t k_head = 0, int64_t v_head = 0);
-  enum class Scope { kAll, kCached, kNew };
-  void compare_attention(const char* function, size_t layer, Scope scope, HostTensor& q, HostTensor& out,
-                         HostTensor* lse, const NaiveOptions& options, double slack);
+  void adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head = 0, int64_t v_head = 0);
+  void adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v);
+  void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want, double turned_by,
+                 NaiveRows* rows, size_t token, const Row& k_got, const Row& v_got);
+  // A row of the pool, by slot, through an export of the pool.
+  Row read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int heads, int dim);
   void compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
-                    int64_t dim, Elem stored, int64_t layer);
+                    int64_t dim, int64_t layer);
+  bool dropped_any(size_t layer, const ModelSequence& sequence) const;
+
+  // random_attention.cc, random_cross.cc
   struct Options;
-  std::unique_ptr<Options> draw_options(size_t layer, bool allow_sinks);
+  enum class Scope { kAll, kCached, kNew };
+  void op_attention(size_t layer);
+  void op_fused(size_t layer);
+  void op_split_attention(size_t layer);
+  void op_split_mla(size_t layer);
+  void op_read_only(size_t layer);
+  void op_shared_kv(size_t layer);
+  void op_cross(size_t layer, bool must_give);
+  std::unique_ptr<Options> draw_options(const NaiveLayer& spec, int q_heads, bool allow_sinks);
+  void draw_bias(int q_heads, Options* options);
+  void draw_spans(Options* options);
+  bool is_readable(size_t layer) const;
+  RopePosition query_rope(const NaiveRope& rope, const ModelEntry& entry, int64_t row) const;
+  int64_t token_position(const ModelEntry& entry, int64_t token) const;
+  // Tokens of the longest path of the sequence with its new tokens: what LongRoPE goes by.
+  static int64_t longest_path(const ModelEntry& entry);
+  std::vector<int64_t> seen_tokens(const NaiveLayer& spec, Scope scope, const ModelEntry& entry, int64_t i,
+                                   const NaiveOptions& options) const;
+  // What attention of one row and head has to give, over stored rows.
+  NaiveResult expected_row(size_t layer, Scope scope, HostTensor& q, const ModelEntry& entry, int64_t i,
+                           int head, int q_heads, const NaiveOptions& options);
+  // Over rows that the caller gave to kvc_attn_self.
+  NaiveResult expected_self_row(size_t layer, Inputs& in, const ModelEntry& entry, int64_t i, int head,
+                                const NaiveOptions& options);
+  struct RowCheck {
+    const char* function;
+    size_t layer;
+    double slack;        // factor on all tolerances
+    double score_error;  // relative to score_noise, besides arithmetic in bfloat16
+  };
+  void compare_row(const RowCheck& check, const NaiveResult& want, HostTensor& out, HostTensor* lse,
+                   int64_t row, int head);
+  using ExpectedRow = std::function<NaiveResult(const ModelEntry&, int64_t i, int head)>;
+  void compare_attention(const RowCheck& check, HostTensor& out, HostTensor* lse, const ExpectedRow& expected);
+
+  // random_debug.cc
+  void op_get(bool mla);
+  void op_set(bool mla);
+  void op_get_layer(size_t layer);
+  void op_set_layer(size_t layer);
+  void op_poison();
+  void poison_layer(size_t layer, const std::map<int32_t, std::pair<size_t, int64_t>>& used);
+
+  // random_states.cc
+  void op_state_get(size_t layer);
+  void op_state_set(size_t layer);
+  void op_linear(size_t layer);
+  void op_conv(size_t layer);
+  void op_get_state(size_t layer);
+  void op_set_state(size_t layer);
+  void close_states(const ModelEntry& entry, size_t index);
+  StateValue read_state(kvc_seq seq, size_t layer, size_t state);
 
   uint64_t seed_;
   RunKind kind_;
@@ -105,10 +189,20 @@ class RandomRun {
   NaiveCache naive_;
   kvc_forward* forward_ = nullptr;
   kvc_forward* dead_ = nullptr;
-  std::vector<bool> written_;  // layers appended in the open forward
+  std::vector<bool> written_;                           // layers appended in the open forward
+  std::vector<int64_t> row_position_;                   // of the open forward's rows
+  std::vector<std::array<double, 4>> given_positions_;  // by row; empty: none given
+  int64_t given_sections_ = 1;
+  // What the open forward has set: by layer and state, for each entry of the batch.
+  struct PendingState {
+    std::vector<StateValue> values;
+    double tolerance = 0;  // 0: exact
+  };
+  std::map<std::pair<size_t, size_t>, PendingState> pending_states_;
   bool pool_exported_ = false;
   DLManagedTensorVersioned* held_export_ = nullptr;
   int64_t steps_ = 0;
+  kvc_error last_error_{};
   std::map<int32_t, int> page_names_;  // library's page id -> model's handle, of used pages
   std::map<const char*, std::array<int64_t, KVC_E_INTERNAL + 1>> answers_;
   static constexpr size_t kTrace = 20;

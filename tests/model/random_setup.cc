@@ -15,8 +15,8 @@ kvc_executor BackwardsExecutor::hooks() {
   hooks.user = this;
   hooks.concurrency = [](void* user) { return static_cast<BackwardsExecutor*>(user)->workers; };
   hooks.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
-    const int32_t workers = static_cast<BackwardsExecutor*>(user)->workers;
-    for (int64_t task = num_tasks; task-- > 0;) fn(arg, task, static_cast<int32_t>(task % workers));
+    const int32_t threads = static_cast<BackwardsExecutor*>(user)->workers;
+    for (int64_t task = num_tasks; task-- > 0;) fn(arg, task, static_cast<int32_t>(task % threads));
   };
   return hooks;
 }
@@ -59,8 +59,43 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   config_.page_size = static_cast<int32_t>(random.pick_of<int64_t>({1, 3, 16, 48}));
   // Long sequences, cut into several splits by decode kernels, with little else to keep the oracle quick.
   const bool long_context = kind == RunKind::kData && random.chance(0.08);
-  draw_layers(random, !data || long_context);
+  const Family family = random.pick_of({Family::kPlain, Family::kPlain, Family::kWindows, Family::kWindows,
+                                        Family::kMla, Family::kCross, Family::kState, Family::kHybrid});
+  layers_.draw(random, family, config_.page_size, !data || long_context);
+  config_.layers = layers_.specs().data();
+  config_.num_layers = static_cast<int32_t>(layers_.specs().size());
+  if (layers_.begin() > 0 || layers_.end() < config_.num_layers) {
+    config_.layer_begin = layers_.begin();
+    config_.layer_end = layers_.end();
+  }
+  for (size_t i = 0; i < layers_.naive().size(); ++i) {
+    const kvc_rope* rope = layers_.specs()[static_cast<size_t>(layers_.begin()) + i].rope;
+    if (rope != nullptr) num_sections_ = std::max(num_sections_, static_cast<int>(rope->num_sections));
+  }
+  draw_limits(random, data, long_context);
+  config_.pool_layout = random.chance(0.5) ? KVC_POOL_LAYER_FIRST : KVC_POOL_PAGE_FIRST;
+  config_.cpu_isa = isas.empty() || random.chance(0.2) ? KVC_CPU_ISA_AUTO : random.pick(isas);
+  config_.storage = KVC_STORAGE_NONE;
+  ask_plan(random);
 
+  if (data && !slot_bytes_.empty() && random.chance(0.4)) {
+    config_.storage = KVC_STORAGE_BORROWED;
+    borrow_pools(random);
+  } else if (data) {
+    config_.storage = KVC_STORAGE_OWNED;
+    allocator_hooks_ = allocator_.hooks();
+    if (random.chance(0.75)) config_.allocator = &allocator_hooks_;
+  }
+  if (data && random.chance(0.4)) {
+    executor_.workers = static_cast<int32_t>(random.range(1, 4));
+    executor_hooks_ = executor_.hooks();
+    config_.executor = &executor_hooks_;
+  } else {
+    config_.num_threads = data && random.chance(0.3) ? static_cast<int32_t>(random.range(2, 3)) : 1;
+  }
+}
+
+void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {
   limits_.page_size = config_.page_size;
   limits_.num_pages = data                 ? random.range(1, 1 + 400 / config_.page_size)
                       : random.chance(0.2) ? random.range(1, 200)
@@ -70,29 +105,85 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   if (random.chance(0.3)) limits_.max_seq_len = random.range(1, limits_.num_pages * config_.page_size);
   if (random.chance(0.2)) limits_.max_seqs = random.range(1, 5);
   if (random.chance(0.2)) limits_.max_tokens = random.range(1, 3 * config_.page_size);
+  for (const NaiveLayer& layer : layers_.naive()) {
+    limits_.has_attention |= layer.has_tokens();
+    limits_.has_window |= layer.has_tokens() && layer.window != 0;
+    limits_.has_chunk |= layer.has_tokens() && layer.chunk != 0;
+    limits_.has_cross |= layer.kind == KVC_LAYER_CROSS;
+    limits_.has_states |= layer.kind == KVC_LAYER_STATE;
+    limits_.has_long_on_append |=
+        layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_APPEND && layer.rope.original_context != 0;
+    limits_.has_on_read |= layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_READ;
+  }
+  if (limits_.has_cross && random.chance(0.5)) limits_.max_cross_len = random.range(1, 2 * config_.page_size);
+  if (limits_.has_states && random.chance(0.5))
+    config_.state_stride = random.chance(0.3) ? -1 : config_.page_size * random.range(1, 3);
+  limits_.state_stride = config_.state_stride == 0 ? config_.page_size : config_.state_stride;
+  if (limits_.has_states && random.chance(0.3))
+    limits_.num_state_slots = random.range(1, random.chance(0.5) ? 6 : 25);
+  config_.num_state_slots = limits_.num_state_slots;
+  config_.max_cross_len = limits_.max_cross_len;
   config_.num_pages = limits_.num_pages;
-  config_.max_seq_len = limits_.max_seq_len;
   config_.max_seqs = static_cast<int32_t>(limits_.max_seqs);
   config_.max_tokens_per_forward = limits_.max_tokens;
-  config_.pool_layout = random.chance(0.5) ? KVC_POOL_LAYER_FIRST : KVC_POOL_PAGE_FIRST;
-  config_.cpu_isa = isas.empty() || random.chance(0.2) ? KVC_CPU_ISA_AUTO : random.pick(isas);
+}
 
-  if (!data) {
-    config_.storage = KVC_STORAGE_NONE;
-  } else if (random.chance(0.4)) {
-    config_.storage = KVC_STORAGE_BORROWED;
-    borrow_pools(random);
-  } else if (random.chance(0.75)) {
-    allocator_hooks_ = allocator_.hooks();
-    config_.allocator = &allocator_hooks_;
+void RandomSetup::ask_plan(Random& random) {
+  kvc_plan* plan = nullptr;
+  kvc_error error{};
+  const int64_t wanted = limits_.max_seq_len;
+  config_.max_seq_len = wanted;
+  kvc_status status = kvc_plan_create(&config_, &plan, &error);
+  if (status == KVC_E_NEVER_FITS && wanted != 0) {
+    limits_.max_seq_len = error.detail < 1 ? 0 : random.range(1, error.detail);
+    config_.max_seq_len = limits_.max_seq_len;
+    status = kvc_plan_create(&config_, &plan, &error);
   }
-  if (data && random.chance(0.4)) {
-    executor_.workers = static_cast<int32_t>(random.range(1, 4));
-    executor_hooks_ = executor_.hooks();
-    config_.executor = &executor_hooks_;
-  } else {
-    config_.num_threads = data && random.chance(0.3) ? static_cast<int32_t>(random.range(2, 3)) : 1;
+  // Some models need more pages than were drawn for a single token.
+  while (status == KVC_E_NEVER_FITS && limits_.num_pages < 4000) {
+    config_.num_pages = limits_.num_pages = 2 * limits_.num_pages;
+    status = kvc_plan_create(&config_, &plan, &error);
   }
+  if (status != KVC_OK) return;  // the run's own plan fails in the same way
+  kvc_plan_info info{};
+  info.struct_size = sizeof info;
+  (void)kvc_plan_info_get(plan, &info, nullptr);
+  page_bytes_ = static_cast<int64_t>(info.page_bytes);
+  slot_bytes_.assign(static_cast<size_t>(info.num_layer_slots), 0);
+  for (int32_t g = 0; g < info.num_groups; ++g) {
+    kvc_group_info group{};
+    group.struct_size = sizeof group;
+    (void)kvc_plan_group_get(plan, g, &group, nullptr);
+    limits_.groups.push_back({group.window, group.chunk, group.is_cross != 0, false, false});
+  }
+  std::vector<size_t> next_slot(limits_.groups.size(), 0);
+  std::vector<int64_t> slot_alignment(slot_bytes_.size(), 1);
+  for (size_t i = 0; i < layers_.naive().size(); ++i) {
+    NaiveLayer& layer = layers_.naive()[i];
+    kvc_layer_info layer_info{};
+    layer_info.struct_size = sizeof layer_info;
+    (void)kvc_plan_layer_get(plan, global_layer(i), &layer_info, nullptr);
+    layer.group = layer_info.group;
+    if (!layer.has_pages() || layer.group < 0) continue;
+    const auto group = static_cast<size_t>(layer.group);
+    limits_.groups.at(group).has_attention |= layer.kind == KVC_LAYER_ATTENTION;
+    limits_.groups.at(group).has_mla |= layer.kind == KVC_LAYER_MLA;
+    const size_t slot = next_slot[group]++;
+    slot_bytes_.at(slot) = std::max(slot_bytes_[slot], static_cast<int64_t>(layer_info.page_bytes));
+    slot_alignment.at(slot) =
+        std::max({slot_alignment[slot], bytes_of(layer.k_type), bytes_of(layer.v_type)});
+  }
+  // Layers of other groups in the same slot may have larger elements: pages follow one another aligned to them.
+  for (size_t slot = 0; slot < slot_bytes_.size(); ++slot)
+    slot_bytes_[slot] =
+        (slot_bytes_[slot] + slot_alignment[slot] - 1) / slot_alignment[slot] * slot_alignment[slot];
+  kvc_plan_destroy(plan);
+}
+
+int64_t RandomSetup::longest_pages() const {
+  int64_t pages = 0;
+  if (config_.max_seq_len != 0) (void)kvc_plan_request_pages(plan_, config_.max_seq_len, &pages, nullptr);
+  return pages;
 }
 
 RandomSetup::~RandomSetup() {
@@ -105,100 +196,13 @@ void RandomSetup::destroy_cache() {
   cache_ = nullptr;
 }
 
-void RandomSetup::draw_layer(Random& random, NaiveLayer* naive, kvc_layer* layer, bool tiny) {
-  naive->kv_heads = static_cast<int>(random.range(1, 3));
-  naive->q_heads = naive->kv_heads * static_cast<int>(random.range(1, naive->kv_heads == 3 ? 2 : 3));
-  naive->k_dim = tiny ? 2 : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
-  naive->v_dim =
-      tiny || random.chance(0.6) ? naive->k_dim : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
-  naive->k_type = random.pick_of({Elem::kF32, Elem::kF16, Elem::kBF16});
-  naive->v_type = random.chance(0.8) ? naive->k_type : random.pick_of({Elem::kF32, Elem::kF16, Elem::kBF16});
-  layer->struct_size = sizeof *layer;
-  layer->num_q_heads = naive->q_heads;
-  layer->num_kv_heads = naive->kv_heads;
-  layer->k_dim = naive->k_dim;
-  layer->v_dim = naive->v_dim;
-  layer->k_dtype = dl_type(naive->k_type);
-  layer->v_dtype = dl_type(naive->v_type);
-  if (!random.chance(0.6)) return;
-
-  ropes_.push_back(std::make_unique<kvc_rope>());
-  kvc_rope& rope = *ropes_.back();
-  rope.struct_size = sizeof rope;
-  rope.mode = KVC_ROPE_ON_APPEND;
-  rope.style = random.chance(0.5) ? KVC_ROPE_HALF : KVC_ROPE_INTERLEAVED;
-  const int even = naive->k_dim / 2 * 2;
-  const bool whole = even == naive->k_dim && random.chance(0.5);
-  rope.rotary_dim = whole ? 0 : static_cast<int32_t>(2 * random.range(1, even / 2));
-  rope.theta = random.chance(0.5) ? 0 : 500000;
-  rope.scale = random.chance(0.7) ? 0 : 0.25;
-  naive->rope.interleaved = rope.style == KVC_ROPE_INTERLEAVED;
-  naive->rope.rotary_dim = whole ? naive->k_dim : rope.rotary_dim;
-  const int pairs = naive->rope.rotary_dim / 2;
-  if (random.chance(0.4)) {
-    factors_.push_back(std::make_unique<std::vector<float>>());
-    for (int i = 0; i < pairs; ++i) factors_.back()->push_back(static_cast<float>(0.5 + 4 * random.unit()));
-    rope.num_freq_factors = pairs;
-    rope.freq_factors = factors_.back()->data();
-  }
-  for (int i = 0; i < pairs; ++i) {
-    const double theta = rope.theta == 0 ? 10000.0 : rope.theta;
-    const double scale = rope.scale == 0 ? 1.0 : rope.scale;
-    const double factor = rope.freq_factors == nullptr ? 1.0 : static_cast<double>(rope.freq_factors[i]);
-    naive->rope.inverse_frequency.push_back(scale * std::pow(theta, -2.0 * i / naive->rope.rotary_dim) /
-                                            factor);
-  }
-  layer->rope = &rope;
-}
-
-void RandomSetup::draw_layers(Random& random, bool tiny) {
-  const auto kept = static_cast<int32_t>(random.range(1, 3));
-  const auto before = static_cast<int32_t>(random.chance(0.2) ? random.range(1, 2) : 0);
-  const auto after = static_cast<int32_t>(random.chance(0.2) ? random.range(1, 2) : 0);
-  for (int32_t i = 0; i < before + kept + after; ++i) {
-    NaiveLayer naive;
-    kvc_layer layer{};
-    draw_layer(random, &naive, &layer, tiny);
-    layers_.push_back(layer);
-    if (i >= before && i < before + kept) naive_.push_back(naive);
-  }
-  config_.layers = layers_.data();
-  config_.num_layers = static_cast<int32_t>(layers_.size());
-  if (before + after > 0) {
-    config_.layer_begin = before;
-    config_.layer_end = before + kept;
-  }
-}
-
-int64_t RandomSetup::page_bytes_of(size_t local) const {
-  // Asked from a plan without pages, so that the alignment rules inside a page stay in one place.
-  kvc_config config = config_;
-  config.storage = KVC_STORAGE_NONE;
-  config.num_pages = config.max_seq_len = 0;
-  kvc_plan* plan = nullptr;
-  if (kvc_plan_create(&config, &plan, nullptr) != KVC_OK) return 0;
-  int64_t bytes = 0;
-  if (config_.pool_layout == KVC_POOL_PAGE_FIRST) {
-    kvc_plan_info info{};
-    info.struct_size = sizeof info;
-    (void)kvc_plan_info_get(plan, &info, nullptr);
-    bytes = static_cast<int64_t>(info.page_bytes);
-  } else {
-    kvc_layer_info info{};
-    info.struct_size = sizeof info;
-    (void)kvc_plan_layer_get(plan, global_layer(local), &info, nullptr);
-    bytes = static_cast<int64_t>(info.page_bytes);
-  }
-  kvc_plan_destroy(plan);
-  return bytes;
-}
-
 void RandomSetup::borrow_pools(Random& random) {
-  const size_t count = config_.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : naive_.size();
+  const bool page_first = config_.pool_layout == KVC_POOL_PAGE_FIRST;
+  const size_t count = page_first ? 1 : slot_bytes_.size();
   for (size_t i = 0; i < count; ++i) {
     pools_.push_back(std::make_unique<Pool>());
     Pool& pool = *pools_.back();
-    pool.page_bytes = page_bytes_of(i);
+    pool.page_bytes = page_first ? page_bytes_ : slot_bytes_[i];
     pool.stride = pool.page_bytes + (random.chance(0.5) ? 4 * random.range(1, 20) : 0);
     const int64_t offset = 4 * random.range(0, 5);
     pool.memory.assign(static_cast<size_t>(offset + pool.stride * limits_.num_pages), std::byte{0xFF});
@@ -245,20 +249,16 @@ bool RandomSetup::computes_in_bf16(const NaiveLayer& layer) const {
 }
 
 std::string RandomSetup::describe() const {
-  std::string text =
-      "pages " + std::to_string(limits_.num_pages) + " of " + std::to_string(limits_.page_size) +
-      ", storage " + std::to_string(config_.storage) + (config_.allocator != nullptr ? " (allocator)" : "") +
-      ", layout " + std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) +
-      ", threads " + std::to_string(config_.num_threads) +
-      (config_.executor != nullptr ? " (executor)" : "") + ", limits " + std::to_string(limits_.max_seq_len) +
-      "/" + std::to_string(limits_.max_seqs) + "/" + std::to_string(limits_.max_tokens);
-  for (const NaiveLayer& layer : naive_) {
-    text += "; layer " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" +
-            std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " + name_of(layer.k_type) +
-            "/" + name_of(layer.v_type) + " rope " + std::to_string(layer.rope.rotary_dim) +
-            (layer.rope.interleaved ? "i" : "h");
-  }
-  return text;
+  return "pages " + std::to_string(limits_.num_pages) + " of " + std::to_string(limits_.page_size) +
+         ", storage " + std::to_string(config_.storage) +
+         (config_.allocator != nullptr ? " (allocator)" : "") + ", layout " +
+         std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) + ", threads " +
+         std::to_string(config_.num_threads) + (config_.executor != nullptr ? " (executor)" : "") +
+         ", limits " + std::to_string(limits_.max_seq_len) + "/" + std::to_string(limits_.max_seqs) + "/" +
+         std::to_string(limits_.max_tokens) + "/" + std::to_string(limits_.max_cross_len) +
+         ", state stride " + std::to_string(config_.state_stride) + " slots " +
+         std::to_string(config_.num_state_slots) + ", groups " + std::to_string(limits_.groups.size()) +
+         layers_.describe();
 }
 
 }  // namespace kvc::test

@@ -10,6 +10,7 @@
 #include "tests/model/naive_cache.h"
 #include "tests/model/page_model.h"
 #include "tests/model/random.h"
+#include "tests/model/random_layers.h"
 
 namespace kvc::test {
 
@@ -33,7 +34,7 @@ struct PoisonAllocator {
 
 class RandomSetup {
  public:
-  // Draws a configuration; creates nothing.
+  // Draws a configuration; creates nothing but a plan to ask for its groups.
   RandomSetup(Random& random, RunKind kind);
   ~RandomSetup();
   RandomSetup(const RandomSetup&) = delete;
@@ -47,9 +48,12 @@ class RandomSetup {
   const kvc_config& config() const { return config_; }
   bool has_data() const { return config_.storage != KVC_STORAGE_NONE; }
   bool is_borrowed() const { return config_.storage == KVC_STORAGE_BORROWED; }
-  const std::vector<NaiveLayer>& layers() const { return naive_; }  // of the slice
+  const std::vector<NaiveLayer>& layers() const { return layers_.naive(); }  // of the slice
   int32_t global_layer(size_t local) const { return config_.layer_begin + static_cast<int32_t>(local); }
+  int num_sections() const { return num_sections_; }  // rows of caller-given positions
   const ModelLimits& limits() const { return limits_; }
+  // Pages of one sequence of the configuration's max_seq_len, by the plan.
+  int64_t longest_pages() const;
   std::string describe() const;
   // Largest relative error of an attention output of float32 arithmetic over the layer's storage types.
   double tolerance(const NaiveLayer& layer) const;
@@ -60,18 +64,18 @@ class RandomSetup {
   int64_t live_allocations() const { return allocator_.live; }
 
  private:
-  void draw_layers(Random& random, bool tiny);
-  void draw_layer(Random& random, NaiveLayer* naive, kvc_layer* layer, bool tiny);
+  void draw_limits(Random& random, bool data, bool long_context);
+  // Reads the groups of a plan without storage and lets max_seq_len fit.
+  void ask_plan(Random& random);
   void borrow_pools(Random& random);
-  int64_t page_bytes_of(size_t local) const;
 
   kvc_config config_{};
-  std::vector<NaiveLayer> naive_;
-  std::vector<kvc_layer> layers_;  // of the whole model
-  std::vector<std::unique_ptr<kvc_rope>> ropes_;
-  std::vector<std::unique_ptr<std::vector<float>>> factors_;
+  RandomLayers layers_;
   ModelLimits limits_;
   kvc_cpu_isa best_isa_ = 0;
+  int num_sections_ = 1;
+  int64_t page_bytes_ = 0;
+  std::vector<int64_t> slot_bytes_;  // of a page, by layer slot
 
   struct Pool {
     std::vector<std::byte> memory;

@@ -14,13 +14,13 @@ namespace kvc::test {
 struct Snapshot {
   std::vector<kvc_seq> ids;
   std::vector<kvc_seq_info> infos;
-  std::vector<std::vector<int32_t>> pages;
+  std::vector<std::vector<int32_t>> pages;  // by sequence, then group
   kvc_stats stats{};
   int64_t free_pages = 0, total_length = 0, open_tokens = 0;
   int32_t is_empty = 0;
 };
 
-inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open) {
+inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, size_t num_groups) {
   const auto require = [](kvc_status status) {
     if (status != KVC_OK) throw std::runtime_error(std::string("a snapshot met ") + kvc_status_name(status));
   };
@@ -32,13 +32,15 @@ inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open) {
   for (const kvc_seq seq : snapshot.ids) {
     kvc_seq_info info{};
     info.struct_size = sizeof info;
-    DLManagedTensorVersioned* pages = nullptr;
     require(kvc_seq_info_get(cache, seq, &info, nullptr));
-    require(kvc_export_seq_pages(cache, seq, 0, &pages, nullptr));
     snapshot.infos.push_back(info);
-    const auto* ids = static_cast<const int32_t*>(pages->dl_tensor.data);
-    snapshot.pages.emplace_back(ids, ids + pages->dl_tensor.shape[0]);
-    pages->deleter(pages);
+    for (size_t group = 0; group < num_groups; ++group) {
+      DLManagedTensorVersioned* pages = nullptr;
+      require(kvc_export_seq_pages(cache, seq, static_cast<int32_t>(group), &pages, nullptr));
+      const auto* ids = static_cast<const int32_t*>(pages->dl_tensor.data);
+      snapshot.pages.emplace_back(ids, ids + pages->dl_tensor.shape[0]);
+      pages->deleter(pages);
+    }
   }
   snapshot.stats.struct_size = sizeof snapshot.stats;
   require(kvc_cache_stats_get(cache, &snapshot.stats, nullptr));
@@ -56,9 +58,8 @@ inline std::string difference(const Snapshot& before, const Snapshot& after) {
     if (std::memcmp(&before.infos[i], &after.infos[i], sizeof(kvc_seq_info)) != 0) {
       return "the info of sequence " + std::to_string(before.ids[i]) + " changed";
     }
-    if (before.pages[i] != after.pages[i])
-      return "the pages of sequence " + std::to_string(before.ids[i]) + " changed";
   }
+  if (before.pages != after.pages) return "the pages of a sequence changed";
   kvc_stats stats = before.stats;
   stats.no_pages = after.stats.no_pages;
   if (std::memcmp(&stats, &after.stats, sizeof stats) != 0) return "the stats changed";

@@ -1,0 +1,178 @@
+// Windows in the page model: what is kept, which positions can be gone back to, shifts.
+#include <algorithm>
+#include <cstdlib>
+
+#include "tests/model/page_model.h"
+
+namespace kvc::test {
+
+KeyRule PageModel::rule(const ModelSequence& sequence, const ModelGroup& group) const {
+  return {group.window, group.chunk, sequence.window, sequence.sink, 0};
+}
+
+// Behind a hole everything is there, before it the sinks alone: what else lies on their pages does not count.
+bool PageModel::keeps(const ModelSequence& sequence, size_t group, const KeyRange& range) const {
+  const ModelGroup& spec = limits_.groups[group];
+  if (range.empty() || spec.is_cross || range.begin >= sequence.tables[group].gone_end) return true;
+  return spec.window == 0 && spec.chunk == 0 && range.end <= sequence.sink;
+}
+
+bool PageModel::has_dropped(const ModelSequence& sequence) const {
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    if (!limits_.groups[g].is_cross && sequence.tables[g].gone_end > 0) return true;
+  }
+  return false;
+}
+
+bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
+  if (pos < 0 || pos > sequence.length) return false;
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    if (limits_.groups[g].is_cross) continue;
+    const int64_t page = pos / limits_.page_size;
+    if (pos % limits_.page_size != 0 && sequence.tables[g].pages.count(page) == 0) return false;
+    const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), pos);
+    if (!keeps(sequence, g, seen.sinks) || !keeps(sequence, g, seen.recent)) return false;
+  }
+  return !limits_.has_states || pos == 0 || pos == sequence.length || sequence.checkpoints.count(pos) != 0;
+}
+
+int64_t PageModel::nearest_possible(const ModelSequence& sequence, int64_t pos) const {
+  for (int64_t distance = 0; distance <= std::max(std::abs(pos), std::abs(pos - sequence.length));
+       ++distance) {
+    if (possible(sequence, pos - distance)) return pos - distance;
+    if (possible(sequence, pos + distance)) return pos + distance;
+  }
+  return -1;
+}
+
+void PageModel::release(ModelSequence* sequence) {
+  for (size_t g = 0; g < sequence->tables.size(); ++g) {
+    if (limits_.groups[g].is_cross) continue;
+    const SeenKeys seen = seen_before(rule(*sequence, limits_.groups[g]), sequence->length);
+    std::map<int64_t, int>& pages = sequence->tables[g].pages;
+    for (auto page = pages.begin(); page != pages.end();) {
+      const int64_t begin = page->first * limits_.page_size, end = begin + limits_.page_size;
+      const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
+      if (sink || end > seen.recent.begin) {
+        ++page;
+        continue;
+      }
+      drop(page->second);
+      sequence->tables[g].gone_end = std::max(sequence->tables[g].gone_end, std::min(end, sequence->length));
+      page = pages.erase(page);
+    }
+  }
+}
+
+Expected PageModel::set_window(kvc_seq seq, int64_t window, int64_t sink) {
+  Expected expected = check_changeable(seq);
+  expected.also(window < 1 || sink < 0 || sink >= window, KVC_E_INVALID_ARGUMENT);
+  expected.also(!limits_.has_attention || limits_.has_chunk, KVC_E_UNSUPPORTED);
+  if (!expected.ok()) return expected;
+  const ModelSequence& now = at(seq);
+  expected.also(now.has_gaps(), KVC_E_UNSUPPORTED);
+  ModelSequence changed = now;
+  changed.window = window;
+  changed.sink = sink;
+  for (size_t g = 0; g < changed.tables.size(); ++g) {
+    const ModelGroup& group = limits_.groups[g];
+    if (group.is_cross) continue;
+    // Sinks that the layer's window would show beside a gap of the sequence's.
+    expected.also(sink > 0 && group.window > window - sink, KVC_E_UNSUPPORTED);
+    const SeenKeys seen = seen_before(rule(changed, group), changed.length);
+    expected.also(!keeps(now, g, seen.sinks) || !keeps(now, g, seen.recent), KVC_E_OUT_OF_RANGE);
+  }
+  if (!expected.ok()) return expected;
+  release(&changed);
+  sequences_[seq] = std::move(changed);
+  return expected;
+}
+
+Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta) const {
+  Expected expected = check_changeable(seq);
+  expected.also(limits_.has_states, KVC_E_UNSUPPORTED);
+  expected.also(begin < 0 || end < begin, KVC_E_OUT_OF_RANGE);
+  if (!exists(seq)) return expected;
+  const ModelSequence& sequence = at(seq);
+  expected.also(end > sequence.length, KVC_E_OUT_OF_RANGE);
+  const bool closes = delta == begin - end;
+  const bool windows = limits_.has_window || limits_.has_chunk || sequence.window != 0;
+  expected.also(!closes && windows, KVC_E_UNSUPPORTED);
+  if (!expected.ok()) return expected;
+  if (end < sequence.length) {
+    const int64_t moved = sequence.position_of(end) + delta;
+    expected.also(moved < 0 || (begin > 0 && moved <= sequence.position_of(begin - 1)), KVC_E_OUT_OF_RANGE);
+    expected.also(sequence.next_position() - 1 + delta >= INT32_MAX, KVC_E_OUT_OF_RANGE);
+  }
+  expected.also(has_dropped(sequence), KVC_E_OUT_OF_RANGE);
+  expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0, KVC_E_UNSUPPORTED);
+  for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
+    for (const auto& [index, page] : sequence.tables[g].pages) {
+      if (index >= begin / limits_.page_size && holders(page) > 1) expected.tolerated.insert(KVC_E_NO_PAGES);
+    }
+  }
+  return expected;
+}
+
+std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta) {
+  ModelSequence& sequence = sequences_.at(seq);
+  const int64_t length = sequence.length - (end - begin);
+  std::vector<int64_t> positions;
+  for (int64_t token = 0; token < sequence.length; ++token) {
+    if (token < begin) positions.push_back(sequence.position_of(token));
+    if (token >= end) positions.push_back(sequence.position_of(token) + delta);
+  }
+  std::vector<size_t> result;
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    std::map<int64_t, int>& pages = sequence.tables[g].pages;
+    for (const auto& [index, page] : pages) drop(page);
+    const int64_t count = limits_.groups[g].is_cross ? static_cast<int64_t>(pages.size()) : pages_for(length);
+    pages.clear();
+    for (int64_t index = 0; index < count; ++index) pages[index] = -1;
+    result.push_back(pages.size());
+  }
+  sequence.length = length;
+  sequence.positions = std::move(positions);
+  if (length == 0 || sequence.positions.back() == length - 1) sequence.positions.clear();
+  return result;
+}
+
+void PageModel::adopt_tables(kvc_seq seq, const std::vector<std::vector<int>>& handles,
+                             const kvc_stats& stats) {
+  ModelSequence& sequence = sequences_.at(seq);
+  for (size_t g = 0; g < sequence.tables.size(); ++g) {
+    size_t i = 0;
+    for (auto& [index, page] : sequence.tables[g].pages) {
+      page = handles[g][i++];
+      if (page < 0) {
+        page = take_page();
+      } else {
+        hold(page);
+      }
+    }
+  }
+  copied_ = stats.pages_copied;
+  touch_peak();
+  peak_ = std::max(peak_, stats.pages_peak);
+}
+
+Expected PageModel::can(kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* nearest) const {
+  Expected expected = check_changeable(seq);
+  expected.also(pos < -1, KVC_E_OUT_OF_RANGE);
+  expected.also(op < KVC_SEQ_FORK || op > KVC_SEQ_SHIFT, KVC_E_UNSUPPORTED);
+  if (!expected.ok()) return expected;
+  const ModelSequence& sequence = at(seq);
+  if (pos == -1) pos = sequence.length;
+  if (op != KVC_SEQ_SHIFT) {
+    *nearest = nearest_possible(sequence, pos);
+    return expected;
+  }
+  const bool never = limits_.has_states || has_dropped(sequence) || sequence.length == 0;
+  // LongRoPE, stored rotated: only the last token can go, behind which nothing moves.
+  *nearest = never                        ? -1
+             : limits_.has_long_on_append ? sequence.length - 1
+                                          : std::min(pos, sequence.length - 1);
+  return expected;
+}
+
+}  // namespace kvc::test
