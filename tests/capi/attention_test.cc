@@ -218,8 +218,10 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
     refused(status, parts, [&](kvc_error* err) { return attend(&opt, &out, err); });
   };
   kvc_ext ext{3, nullptr};
-  bad(KVC_E_UNSUPPORTED, {"window", "64"}, [](kvc_attn_opt& o) { o.window = 64; });
-  bad(KVC_E_UNSUPPORTED, {"flags"}, [](kvc_attn_opt& o) { o.flags = 4; });
+  bad(KVC_E_OUT_OF_RANGE, {"window", "-1"}, [](kvc_attn_opt& o) { o.window = -1; });
+  bad(KVC_E_OUT_OF_RANGE, {"window"}, [](kvc_attn_opt& o) { o.window = INT64_MIN; });
+  bad(KVC_E_UNSUPPORTED, {"flags", "0x8"}, [](kvc_attn_opt& o) { o.flags = 8; });
+  bad(KVC_E_UNSUPPORTED, {"flags"}, [](kvc_attn_opt& o) { o.flags = uint64_t{1} << 63; });
   bad(KVC_E_UNSUPPORTED, {"ext", "3"}, [&](kvc_attn_opt& o) { o.ext = &ext; });
   bad(KVC_E_OUT_OF_RANGE, {"soft_cap", "-2"}, [](kvc_attn_opt& o) { o.soft_cap = -2; });
   bad(KVC_E_OUT_OF_RANGE, {"soft_cap"},
@@ -240,6 +242,12 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
   bad(KVC_E_SHAPE, {"bias", "4", "5"}, [&](kvc_attn_opt& o) { o.bias = few.dl(); });
   bad(KVC_E_SHAPE, {"bias", "3", "4"}, [&](kvc_attn_opt& o) { o.bias = heads.dl(); });
   bad(KVC_E_SHAPE, {"bias", "4", "2 or 3"}, [&](kvc_attn_opt& o) { o.bias = four.dl(); });
+  for (const uint64_t flag : {KVC_ATTN_DETERMINISTIC, KVC_ATTN_BATCH_INVARIANT, KVC_ATTN_NO_CASCADE}) {
+    kvc_attn_opt opt = good;
+    opt.flags = flag;
+    EXPECT_EQ(attend(&opt, &out), KVC_OK) << flag;
+  }
+  out.poison();
   struct {
     kvc_attn_opt opt;
     uint64_t tail;

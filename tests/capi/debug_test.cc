@@ -89,7 +89,7 @@ TEST_F(Debug, RefusesBadRangesAndTensors) {
     });
   };
   set_refused(KVC_E_NOT_FOUND, {"9"}, 9, 0, k.dl());
-  set_refused(KVC_E_OUT_OF_RANGE, {"7", "4", "10"}, 1, 7, k.dl());
+  set_refused(KVC_E_OUT_OF_RANGE, {"[7, 11)", "10"}, 1, 7, k.dl());
   set_refused(KVC_E_OUT_OF_RANGE, {"-1"}, 1, -1, k.dl());
   set_refused(KVC_E_OUT_OF_RANGE, {}, 1, INT64_MAX, k.dl());
   set_refused(KVC_E_OUT_OF_RANGE, {}, 1, INT64_MIN, k.dl());

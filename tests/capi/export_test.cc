@@ -162,7 +162,7 @@ TEST_P(Export, PageTablesDescribeTheOpenForward) {
 TEST_P(Export, PageTablesRefuseBadArguments) {
   ASSERT_EQ(cache_->begin({1}, {1}), KVC_OK);
   DLManagedTensorVersioned* out = nullptr;
-  for (const kvc_table_kind kind : {-1, 7}) {
+  for (const kvc_table_kind kind : {-1, 8}) {
     expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()},
                    [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, kind, &out, err); });
   }

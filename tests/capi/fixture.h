@@ -46,6 +46,15 @@ inline void expect_ok(const Call& fn) {
   EXPECT_EQ(std::memcmp(&error, &before, sizeof error), 0) << "kvc_error was touched by a success";
 }
 
+// Plans and forgets.
+inline kvc_status plan_status(const kvc_config& config, kvc_error* err) {
+  kvc_plan* plan = nullptr;
+  const kvc_status status = kvc_plan_create(&config, &plan, err);
+  EXPECT_EQ(plan != nullptr, status == KVC_OK);
+  kvc_plan_destroy(plan);
+  return status;
+}
+
 // Two layers: 4 q heads over 2 kv heads, dims 8; then k_dim 6, v_dim 4. float32 storage, 8 pages of 4 tokens.
 struct Model {
   Model() {
@@ -68,16 +77,19 @@ struct Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 
-  kvc_status plan_status(kvc_error* err) {
-    kvc_plan* plan = nullptr;
-    const kvc_status status = kvc_plan_create(&config, &plan, err);
-    EXPECT_EQ(plan != nullptr, status == KVC_OK);
-    kvc_plan_destroy(plan);
-    return status;
-  }
+  kvc_status plan_status(kvc_error* err) { return kvc::test::plan_status(config, err); }
 
   kvc_layer layers[2];
   kvc_config config{};
+};
+
+// What a forward is asked for; empty arrays are left out of the descriptor.
+struct Request {
+  std::vector<kvc_seq> seqs;
+  std::vector<int64_t> lengths;
+  std::vector<int32_t> parents{};
+  std::vector<int64_t> cross_lengths{};
+  const DLTensor* positions = nullptr;
 };
 
 class Cache {
@@ -87,6 +99,10 @@ class Cache {
     EXPECT_EQ(kvc_plan_create(&config, &plan_, &error), KVC_OK) << error.message;
     if (plan_ == nullptr) return;
     EXPECT_EQ(kvc_cache_create(plan_, &cache_, &error), KVC_OK) << error.message;
+    kvc_plan_info info{};
+    info.struct_size = sizeof info;
+    EXPECT_EQ(kvc_plan_info_get(plan_, &info, nullptr), KVC_OK);
+    num_groups_ = static_cast<size_t>(info.num_groups);
   }
   ~Cache() {
     destroy();
@@ -104,26 +120,37 @@ class Cache {
 
   kvc_status begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
                    kvc_error* err = nullptr) {
+    return begin_with({.seqs = seqs, .lengths = lengths}, err);
+  }
+  kvc_status begin_with(const Request& request, kvc_error* err = nullptr) {
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
-    desc.num_seqs = seqs.size();
-    desc.seqs = seqs.data();
-    desc.append_lengths = lengths.data();
+    desc.num_seqs = request.seqs.size();
+    desc.seqs = request.seqs.data();
+    desc.append_lengths = request.lengths.data();
+    if (!request.parents.empty()) desc.tree_parents = request.parents.data();
+    if (!request.cross_lengths.empty()) desc.cross_lengths = request.cross_lengths.data();
+    desc.positions = request.positions;
     return kvc_forward_begin(cache_, &desc, &forward, err);
   }
   void end() {
     EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
     forward = nullptr;
   }
+  void abort() {
+    EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
+    forward = nullptr;
+  }
   // Adds sequences and appends so many tokens of random data to each.
   void fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage = true);
-  Snapshot snapshot() const { return take_snapshot(cache_, forward); }
+  Snapshot snapshot() const { return take_snapshot(cache_, forward, num_groups_); }
 
   kvc_forward* forward = nullptr;
 
  private:
   kvc_plan* plan_ = nullptr;
   kvc_cache* cache_ = nullptr;
+  size_t num_groups_ = 0;
 };
 
 inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage) {

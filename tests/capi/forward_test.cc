@@ -171,7 +171,6 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   };
   const int32_t numbers[] = {-1};
   kvc_ext ext{5, nullptr};
-  refused(KVC_E_UNSUPPORTED, {"tree_parents"}, [&](kvc_forward_desc& d) { d.tree_parents = numbers; });
   refused(KVC_E_UNSUPPORTED, {"tokens"}, [&](kvc_forward_desc& d) { d.tokens = numbers; });
   refused(KVC_E_UNSUPPORTED, {"flags", "8"}, [&](kvc_forward_desc& d) { d.flags = 8; });
   refused(KVC_E_UNSUPPORTED, {"ext", "5"}, [&](kvc_forward_desc& d) { d.ext = &ext; });
@@ -201,9 +200,14 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   ASSERT_EQ(kvc_forward_abort(fwd, nullptr), KVC_OK);
   kvc_forward_desc shorter = good;
   shorter.struct_size = offsetof(kvc_forward_desc, tree_parents);
-  shorter.tokens = numbers;
+  shorter.tokens = shorter.tree_parents = numbers;
   ASSERT_EQ(kvc_forward_begin(get(), &shorter, &fwd, nullptr), KVC_OK) << "the missing tail counts as zero";
-  ASSERT_EQ(kvc_forward_abort(fwd, nullptr), KVC_OK);
+  kvc_seq_info info{};
+  info.struct_size = sizeof info;
+  ASSERT_EQ(kvc_forward_end(fwd, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_seq_info_get(get(), 1, &info, nullptr), KVC_OK);
+  EXPECT_EQ(info.length, 4) << "the token was a plain one";
+  EXPECT_EQ(info.tree_nodes, 0);
 }
 
 TEST_F(Forward, NoPagesTellsHowManyAreMissing) {
@@ -242,16 +246,19 @@ TEST_F(Forward, PositionsChecksItsTensor) {
                    [&](kvc_error* err) { return kvc_forward_positions(open(), tensor, err); });
   };
   HostTensor few(Elem::kI32, {3}), matrix(Elem::kI32, {4, 1}), floats(Elem::kF32, {4}),
-      there(Elem::kI32, {4}), apart(Elem::kI32, {4});
+      there(Elem::kI32, {4}), apart(Elem::kI32, {4}), rows(Elem::kI32, {2, 4}), cube(Elem::kI32, {1, 1, 4});
   refused(KVC_E_INVALID_ARGUMENT, {"out"}, nullptr);
   refused(KVC_E_SHAPE, {"out", "3", "4"}, few.dl());
-  refused(KVC_E_SHAPE, {"out", "2", "1"}, matrix.dl());
+  refused(KVC_E_SHAPE, {"out", "1", "4"}, matrix.dl());
+  refused(KVC_E_SHAPE, {"out", "2", "1"}, rows.dl());
+  refused(KVC_E_SHAPE, {"out", "3", "1 or 2"}, cube.dl());
   refused(KVC_E_DTYPE, {"out", "float32", "int32"}, floats.dl());
   there.dl()->device = {kDLCUDA, 0};
   refused(KVC_E_DEVICE_MISMATCH, {"out", "2", "1"}, there.dl());
   int64_t stride = 2;
   apart.dl()->strides = &stride;
   refused(KVC_E_SHAPE, {"out", "2", "1"}, apart.dl());
+  EXPECT_TRUE(rows.is_untouched() && cube.is_untouched());
   EXPECT_TRUE(few.is_untouched() && matrix.is_untouched() && floats.is_untouched() && there.is_untouched() &&
               apart.is_untouched());
 }

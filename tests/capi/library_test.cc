@@ -30,9 +30,23 @@ TEST(Library, NamesEveryStatus) {
 }
 
 TEST(Library, KnowsItsFeaturesAndNoOthers) {
-  for (const char* name :
-       {"cpu", "f32", "f16", "bf16", "rope.half", "rope.interleaved", "softcap", "sinks", "alibi", "bias",
-        "storage.borrowed", "storage.none", "layout.page_first", "resize", "export"}) {
+  for (const char* name : {"cpu",          "f32",
+                           "f16",          "bf16",
+                           "rope.half",    "rope.interleaved",
+                           "rope.on_read", "rope.llama3",
+                           "rope.yarn",    "rope.longrope",
+                           "rope.mrope",   "softcap",
+                           "sinks",        "alibi",
+                           "bias",         "spans",
+                           "window",       "window.sink",
+                           "chunk",        "tree",
+                           "mla",          "cross",
+                           "shared",       "v_is_k",
+                           "state",        "linear",
+                           "cascade",      "shift",
+                           "ops",          "storage.borrowed",
+                           "storage.none", "layout.page_first",
+                           "resize",       "export"}) {
     EXPECT_EQ(kvc_has_feature(name), 1) << name;
   }
   EXPECT_EQ(kvc_has_feature("cuda"), 0);
@@ -209,6 +223,33 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(export_pool);
   EXPECT_SLOT(export_page_table);
   EXPECT_SLOT(export_seq_pages);
+  EXPECT_SLOT(plan_group_get);
+  EXPECT_SLOT(seq_shift);
+  EXPECT_SLOT(seq_set_window);
+  EXPECT_SLOT(tree_commit);
+  EXPECT_SLOT(mla_append);
+  EXPECT_SLOT(attn_cross);
+  EXPECT_SLOT(attn_shared_kv);
+  EXPECT_SLOT(state_get);
+  EXPECT_SLOT(state_set);
+  EXPECT_SLOT(state_checkpoint);
+  EXPECT_SLOT(attn_linear);
+  EXPECT_SLOT(state_conv);
+  EXPECT_SLOT(debug_get_mla);
+  EXPECT_SLOT(debug_set_mla);
+  EXPECT_SLOT(debug_get_layer);
+  EXPECT_SLOT(debug_set_layer);
+  EXPECT_SLOT(debug_get_state);
+  EXPECT_SLOT(debug_set_state);
+  EXPECT_SLOT(op_append);
+  EXPECT_SLOT(op_attention_paged);
+  EXPECT_SLOT(op_attention_ragged);
+  EXPECT_SLOT(op_mla_paged);
+  EXPECT_SLOT(op_merge);
+  EXPECT_SLOT(op_gather);
+  EXPECT_SLOT(op_copy_pages);
+  EXPECT_SLOT(op_rotate);
+  EXPECT_SLOT(op_linear_step);
 #undef EXPECT_SLOT
   // Pointers only behind the head, and none of them NULL: no slot was forgotten above.
   const auto* slots = reinterpret_cast<void* const*>(&api->get_abi_version);

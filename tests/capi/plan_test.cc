@@ -203,13 +203,9 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
     change(model);
     expect_error(KVC_E_UNSUPPORTED, {field, value}, [&](kvc_error* err) { return model.plan_status(err); });
   };
-  refused("window", "128", [](Model& m) { m.layers[1].window = 128; });
-  refused("chunk", "64", [](Model& m) { m.layers[0].chunk = 64; });
-  refused("source_layer", "1", [](Model& m) { m.layers[0].source_layer = 1; });
-  refused("latent_rank", "512", [](Model& m) { m.layers[0].latent_rank = 512; });
-  refused("latent_rope_dim", "64", [](Model& m) { m.layers[0].latent_rope_dim = 64; });
   refused("reserved", "9", [](Model& m) { m.layers[0].reserved = 9; });
-  for (kvc_layer_kind kind = KVC_LAYER_MLA; kind <= KVC_LAYER_NONE + 1; ++kind) {
+  refused("layers[0].flags", "2", [](Model& m) { m.layers[0].flags = 2; });
+  for (const kvc_layer_kind kind : {-1, KVC_LAYER_NONE + 1}) {
     refused("layers[1].kind", std::to_string(kind).c_str(), [&](Model& m) { m.layers[1].kind = kind; });
   }
   refused("quant", "1", [](Model& m) { m.layers[0].quant = KVC_QUANT_PER_TENSOR; });
@@ -225,8 +221,8 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
   refused("pool_layout", "2", [](Model& m) { m.config.pool_layout = 2; });
   kvc_rope rope{};
   rope.struct_size = sizeof rope;
-  rope.mode = KVC_ROPE_ON_READ;
-  refused("rope", "2", [&](Model& m) { m.layers[0].rope = &rope; });
+  rope.mode = KVC_ROPE_ON_READ + 1;
+  refused("rope->mode", "3", [&](Model& m) { m.layers[0].rope = &rope; });
   rope.mode = KVC_ROPE_ON_APPEND;
   rope.style = 2;
   refused("style", "2", [&](Model& m) { m.layers[0].rope = &rope; });

@@ -227,7 +227,7 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
   refused(KVC_E_INVALID_ARGUMENT, {"append_lengths[0]"}, {1}, {INT64_MIN});
   refused(KVC_E_OUT_OF_RANGE, {"num_seqs", "3", "2"}, {1, 2, 3}, {1, 1, 1});
   refused(KVC_E_OUT_OF_RANGE, {"21", "20"}, {1, 2}, {11, 10});
-  refused(KVC_E_NEVER_FITS, {"sequence", "1", "31", "32"}, {1}, {31});
+  EXPECT_EQ(refused(KVC_E_OUT_OF_RANGE, {"31", "20"}, {1}, {31}).detail, 31) << "more than one forward takes";
   refused(KVC_E_NEVER_FITS, {"sequence", "1"}, {1}, {INT64_MAX});
   int64_t pages = 0;
   const kvc_seq seq = 1;
@@ -242,6 +242,24 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
                [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 1, &seq, &one, nullptr, err); });
 }
 
+TEST_F(Sequences, CanAppendAndBeginSayTheLongestPossibleLength) {
+  cache_.fill({1, 2}, {2, 2});
+  const kvc_seq seq = 1;
+  for (const int64_t length : {int64_t{31}, int64_t{INT32_MAX} - 2, int64_t{INT32_MAX}, INT64_MAX}) {
+    const std::string text = std::to_string(length);
+    const char* longest =
+        length < INT32_MAX - 1 ? "longest possible is 32" : "longest possible is 2147483647";
+    int64_t pages = -5;
+    expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence 1", text.c_str(), longest},
+                   [&](kvc_error* err) { return kvc_seq_can_append(get(), 1, &seq, &length, &pages, err); });
+    expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence 1", text.c_str(), longest},
+                   [&](kvc_error* err) { return cache_.begin({1}, {length}, err); });
+    EXPECT_EQ(pages, -5);
+  }
+  ASSERT_EQ(kvc_seq_remove(get(), 2, nullptr), KVC_OK);
+  EXPECT_EQ(cache_.begin({1}, {30}), KVC_OK) << "32 tokens fit";
+}
+
 TEST_F(Sequences, CanSaysTheNearestPosition) {
   cache_.fill({1}, {10});
   int64_t nearest = -1;
@@ -254,8 +272,10 @@ TEST_F(Sequences, CanSaysTheNearestPosition) {
   }
   expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"},
                [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err); });
-  expect_error(KVC_E_UNSUPPORTED, {"op", "2"},
-               [&](kvc_error* err) { return kvc_seq_can(get(), 1, 2, 0, &nearest, err); });
+  for (const kvc_seq_op op : {-1, 3}) {
+    expect_error(KVC_E_UNSUPPORTED, {"op", std::to_string(op).c_str()},
+                 [&](kvc_error* err) { return kvc_seq_can(get(), 1, op, 0, &nearest, err); });
+  }
 }
 
 TEST_F(Sequences, NullArgumentsAreRefusedByName) {
