@@ -90,6 +90,29 @@ AttnParams attention(const Pages& pages, const Memory& q, const Memory& out, DTy
   return params;
 }
 
+AttnSequence plain_sequence(const Pages& pages, int64_t rows, int64_t first_key_end) {
+  AttnSequence sequence{};
+  sequence.pages = pages.table();
+  sequence.num_rows = rows;
+  sequence.first_key_end = first_key_end;
+  sequence.position = first_key_end - 1;
+  return sequence;
+}
+
+AttnItem whole_item(int32_t head_begin, int32_t head_end, int64_t rows, int64_t keys) {
+  return {.sequence = 0,
+          .head_begin = head_begin,
+          .head_end = head_end,
+          .sink_part = 0,
+          .merge_group = -1,
+          .num_merge_groups = 0,
+          .row_begin = 0,
+          .row_end = rows,
+          .key_begin = 0,
+          .key_end = keys,
+          .partial = -1};
+}
+
 double read_bytes(int64_t keys, DType dtype) {
   return 2.0 * static_cast<double>(keys * kKvHeads * kDim * dtype_bytes(dtype));
 }
@@ -99,9 +122,9 @@ void decode(benchmark::State& state, const cpu::KernelTable* table, DType dtype)
   const int64_t keys = state.range(0);
   const Pages pages(keys / kPageSize, dtype);
   const Memory q = numbers(kQHeads * kDim, dtype), out = numbers(kQHeads * kDim, dtype);
-  const AttnSequence sequence{pages.table(), 0, 1, keys, keys - 1, 0};
+  const AttnSequence sequence = plain_sequence(pages, 1, keys);
   const AttnParams params = attention(pages, q, out, dtype, &sequence);
-  const AttnItem item{0, 0, kKvHeads, -1, 0, 1, 0, keys, -1};
+  const AttnItem item = whole_item(0, kKvHeads, 1, keys);
   const Memory scratch =
       numbers(static_cast<int64_t>(table->attn_decode_scratch_bytes(params, 1)), DType::kF32);
   for (auto _ : state) {
@@ -117,13 +140,13 @@ void tile(benchmark::State& state, const cpu::KernelTable* table, DType dtype) {
   const int64_t rows = state.range(0), context = 2048;
   const Pages pages((context + rows + kPageSize - 1) / kPageSize, dtype);
   const Memory q = numbers(rows * kQHeads * kDim, dtype), out = numbers(rows * kQHeads * kDim, dtype);
-  const AttnSequence sequence{pages.table(), 0, rows, context + 1, context, 0};
+  const AttnSequence sequence = plain_sequence(pages, rows, context + 1);
   const AttnParams params = attention(pages, q, out, dtype, &sequence);
   const Memory scratch =
       numbers(static_cast<int64_t>(table->attn_tile_scratch_bytes(params, rows)), DType::kF32);
   for (auto _ : state) {
     for (int head = 0; head < kKvHeads; ++head) {
-      table->attn_tile(params, {0, head, head + 1, -1, 0, rows, 0, context + rows, -1}, scratch.get());
+      table->attn_tile(params, whole_item(head, head + 1, rows, context + rows), scratch.get());
     }
     benchmark::ClobberMemory();
   }
@@ -144,7 +167,7 @@ void append(benchmark::State& state, const cpu::KernelTable* table, DType dtype)
   AppendParams params{};
   params.k = rows_of(k, kKvHeads, dtype);
   params.v = rows_of(v, kKvHeads, dtype);
-  params.k_rotation = {cos.data(), sin.data(), kDim, 0};
+  params.k_rotation = {cos.data(), sin.data(), kDim, 0, 0};
   params.k_pages = pages.k();
   params.v_pages = pages.v();
   params.slots = slots.data();

@@ -37,6 +37,14 @@ Report model_report(const std::string& bench, const ModelOptions& model, const C
   return report;
 }
 
+Side arithmetic_side(ThreadTeam& team, Arithmetic arithmetic) {
+  run_arithmetic(team, arithmetic, 1);  // starts the threads
+  double flops = 0;
+  const double seconds = timed(team.size(), [&] { flops = run_arithmetic(team, arithmetic, 1); }).seconds;
+  const int chunks = std::max(1, static_cast<int>(kShortestPiece / seconds));
+  return {flops * chunks, [&team, arithmetic, chunks](int) { run_arithmetic(team, arithmetic, chunks); }};
+}
+
 int layers_for_footprint(int64_t bytes_per_layer) {
   const int64_t layers = std::max<int64_t>(2, (kFootprintBytes + bytes_per_layer - 1) / bytes_per_layer);
   if (layers * bytes_per_layer > kLargestPoolBytes) {
@@ -63,25 +71,48 @@ void add_threads(CLI::App& command, CommonOptions& options) {
       ->capture_default_str();
 }
 
-void add_model(CLI::App& command, ModelOptions& model) {
-  command.add_option("--dtype", model.dtype, "Storage and activation type")
+void add_arithmetic(CLI::App& command, std::string& dtype, std::string& isa) {
+  command.add_option("--dtype", dtype, "Storage and activation type")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
       ->capture_default_str();
-  command.add_option("--isa", model.isa, "Instruction set of the kernels")
+  command.add_option("--isa", isa, "Instruction set of the kernels")
       ->check(CLI::IsMember({"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"}))
       ->capture_default_str();
+}
+
+void add_page(CLI::App& command, int& page_size) {
+  command.add_option("--page", page_size, "Tokens per page")
+      ->check(CLI::Range(1, 65536))
+      ->capture_default_str();
+}
+
+void add_model(CLI::App& command, ModelOptions& model) {
+  add_arithmetic(command, model.dtype, model.isa);
   command.add_option("--q-heads", model.q_heads, "Query heads")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   command.add_option("--kv-heads", model.kv_heads, "KV heads")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  command.add_option("--head-dim", model.head_dim, "Elements of a head")
+  command.add_option("--head-dim,--dim", model.head_dim, "Elements of a head")
       ->check(CLI::Range(1, 512))
       ->capture_default_str();
-  command.add_option("--page", model.page_size, "Tokens per page")
-      ->check(CLI::Range(1, 65536))
+  add_page(command, model.page_size);
+}
+
+// MLA: one latent row per token for all heads.
+void add_latents(CLI::App& command, MlaOptions& options) {
+  add_arithmetic(command, options.dtype, options.isa);
+  command.add_option("--heads", options.heads, "Query heads")
+      ->check(CLI::Range(1, 4096))
       ->capture_default_str();
+  command.add_option("--rank", options.rank, "Elements of a latent that are values too")
+      ->check(CLI::Range(1, 960))
+      ->capture_default_str();
+  command.add_option("--rope-dim", options.rope_dim, "Elements of a latent behind them, even")
+      ->check(CLI::Range(0, 64))
+      ->capture_default_str();
+  add_page(command, options.page_size);
 }
 
 void add_tokens(CLI::App& command, const char* name, int64_t& value, const char* description) {
@@ -160,6 +191,14 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_tokens(*prefill.app, "--new", prefill.options->new_tokens, "New tokens");
   add_tokens(*prefill.app, "--context", prefill.options->context, "Tokens cached before them");
 
+  const auto mla =
+      add_command(bench, "mla", "New tokens over latent rows (absorbed MLA); share of the larger floor",
+                  run_mla, exit_code);
+  add_threads(*mla.app, mla.options->common);
+  add_latents(*mla.app, *mla.options);
+  add_tokens(*mla.app, "--context", mla.options->context, "Tokens each sequence sees");
+  add_count(*mla.app, "--batch", mla.options->batch, "Sequences");
+
   const auto append = add_command(bench, "append", "Rotate and store K, store V; share of a streaming copy",
                                   run_append, exit_code);
   add_threads(*append.app, append.options->common);
@@ -186,6 +225,56 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_count(*step.app, "--page", step.options->page_size, "Tokens per page");
   add_count(*step.app, "--layers", step.options->layers, "Layers of the model");
   step.app->add_flag("--aligned", step.options->aligned, "All sequences enter a new page in the same step");
+
+  const auto linear = add_command(
+      bench, "linear", "Linear attention: a step as a share of streaming the states, prefill of the peak",
+      run_linear, exit_code);
+  add_threads(*linear.app, linear.options->common);
+  linear.app->add_option("--isa", linear.options->isa, "Instruction set of the kernels")
+      ->check(CLI::IsMember({"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"}))
+      ->capture_default_str();
+  add_count(*linear.app, "--heads", linear.options->heads, "Heads of v and of the state");
+  add_count(*linear.app, "--k-heads", linear.options->k_heads, "Heads of q and k; a divisor of --heads");
+  add_count(*linear.app, "--dim", linear.options->dim, "Elements of a head");
+  add_count(*linear.app, "--batch", linear.options->batch, "Sequences of the second step");
+  add_tokens(*linear.app, "--tokens", linear.options->tokens, "Tokens of the prefill");
+
+  const auto cascade = add_command(bench, "cascade",
+                                   "Decode of sequences forked from one prefix: read once for all against "
+                                   "once each. Apart, memory bounds it, and that grows "
+                                   "with the kv heads; together, arithmetic does, and that grows with the "
+                                   "query heads: so the gain falls with the query heads per "
+                                   "kv head (speedup: as asked; speedup_gqa4: four per kv head)",
+                                   run_cascade, exit_code);
+  add_threads(*cascade.app, cascade.options->common);
+  add_model(*cascade.app, cascade.options->model);
+  add_count(*cascade.app, "--sequences", cascade.options->sequences, "Sequences that share the prefix");
+  add_tokens(*cascade.app, "--prefix", cascade.options->prefix, "Tokens that all share");
+  add_tokens(*cascade.app, "--tail", cascade.options->tail, "Tokens behind it of each sequence");
+
+  const auto tree = add_command(
+      bench, "tree",
+      "A token tree in one forward, and the commit of a path, against a plain append of as many tokens",
+      run_tree, exit_code);
+  add_threads(*tree.app, tree.options->common);
+  add_model(*tree.app, tree.options->model);
+  add_tokens(*tree.app, "--context", tree.options->context, "Tokens cached before the tree");
+  tree.app->add_option("--nodes", tree.options->nodes, "Nodes of the tree")
+      ->check(CLI::Range(1, int{KVC_MAX_TREE_NODES}))
+      ->capture_default_str();
+  add_count(*tree.app, "--branching", tree.options->branching, "Children of a node");
+
+  const auto window = add_command(
+      bench, "window",
+      "Layers with a window: decode at growing contexts and against all keys, prefill against all keys",
+      run_window, exit_code);
+  add_threads(*window.app, window.options->common);
+  add_model(*window.app, window.options->model);
+  add_tokens(*window.app, "--window", window.options->window, "Keys that a token sees");
+  add_tokens(*window.app, "--context", window.options->context,
+             "Tokens of the middle length; a quarter and four times of it are measured too");
+  add_tokens(*window.app, "--new", window.options->new_tokens,
+             "New tokens of the prefill, at the end of the context");
 
   const auto info =
       add_command(bench, "info", "What the library finds and what the machine can do", run_info, exit_code);

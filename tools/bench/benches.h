@@ -40,6 +40,18 @@ struct PrefillOptions {
   int64_t context = 4096;
 };
 
+struct MlaOptions {
+  CommonOptions common;
+  std::string dtype = "bf16";
+  std::string isa = "auto";
+  int heads = 16;
+  int rank = 512;
+  int rope_dim = 64;
+  int page_size = 16;
+  int64_t context = 8192;
+  int batch = 1;
+};
+
 struct AppendOptions {
   CommonOptions common;
   ModelOptions model;
@@ -64,15 +76,55 @@ struct StepOptions {
   bool aligned = false;
 };
 
+// The shape of a Gated DeltaNet layer.
+struct LinearOptions {
+  CommonOptions common;
+  std::string isa = "auto";
+  int heads = 32;
+  int k_heads = 16;
+  int dim = 128;
+  int batch = 32;
+  int64_t tokens = 2048;
+};
+
+struct CascadeOptions {
+  CommonOptions common;
+  ModelOptions model{.kv_heads = 32};  // Llama-2-7B
+  int sequences = 32;
+  int64_t prefix = 16384;
+  int64_t tail = 16;
+};
+
+struct TreeOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int64_t context = 4096;
+  int nodes = 32;
+  int branching = 2;
+};
+
+struct WindowOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int64_t window = 1024;
+  int64_t context = 16384;
+  int64_t new_tokens = 2048;
+};
+
 struct InfoOptions {
   CommonOptions common;
 };
 
 Report run_decode(const DecodeOptions& options);
 Report run_prefill(const PrefillOptions& options);
+Report run_mla(const MlaOptions& options);
 Report run_append(const AppendOptions& options);
 Report run_copy(const CopyOptions& options);
 Report run_step(const StepOptions& options);
+Report run_linear(const LinearOptions& options);
+Report run_cascade(const CascadeOptions& options);
+Report run_tree(const TreeOptions& options);
+Report run_window(const WindowOptions& options);
 Report run_info(const InfoOptions& options);
 
 // The main figures of all benches, each measured for a second or two.
@@ -82,6 +134,11 @@ Report run_overview(const CommonOptions& options);
 int threads_of(const CommonOptions& options);
 CacheShape shape_of(const ModelOptions& model, const CommonOptions& common);
 Report model_report(const std::string& bench, const ModelOptions& model, const CommonOptions& common);
+
+// The peak of an arithmetic on all threads of the team, in pieces of a few milliseconds. The team must outlive it.
+Side arithmetic_side(ThreadTeam& team, Arithmetic arithmetic);
+// The shortest piece that is worth timing, in seconds.
+constexpr double kShortestPiece = 4e-3;
 
 // KV memory that a bench walks in turn: far more than any last-level cache, so that nothing is left of it when its turn comes.
 constexpr int64_t kFootprintBytes = int64_t{512} << 20;

@@ -1,6 +1,7 @@
 #include "tools/bench/fixture.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -105,7 +106,8 @@ void check(kvc_status status, const kvc_error& error) {
 }
 
 Activations::Activations(Storage storage, int64_t tokens, int heads, int dim, uint64_t seed)
-    : buffer_(static_cast<size_t>(tokens * heads * dim * storage_bytes(storage))),
+    : storage_(storage),
+      buffer_(static_cast<size_t>(tokens * heads * dim * storage_bytes(storage))),
       shape_{tokens, heads, dim},
       tensor_{} {
   fill_random(buffer_.data(), tokens * heads * dim, storage, seed);
@@ -121,6 +123,36 @@ DLTensor* Activations::rows(int64_t tokens) {
   return &tensor_;
 }
 
+double Activations::element(int64_t index) const {
+  if (storage_ == Storage::kF32) {
+    float value;
+    std::memcpy(&value, buffer_.data() + 4 * index, sizeof value);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, buffer_.data() + 2 * index, sizeof bits);
+  if (storage_ == Storage::kBF16) {
+    const uint32_t wide = uint32_t{bits} << 16;
+    float value;
+    std::memcpy(&value, &wide, sizeof value);
+    return value;
+  }
+  // float16: sign, 5 bits of exponent, 10 of mantissa; infinities and NaN come out large, which is as good as wrong.
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const double size = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+double Activations::difference(const Activations& other) const {
+  double largest = 0;
+  for (int64_t i = 0; i < shape_[0] * shape_[1] * shape_[2]; ++i) {
+    const double difference = std::abs(element(i) - other.element(i));
+    if (!(difference <= largest)) largest = difference;  // NaN is kept
+    if (std::isnan(largest)) break;
+  }
+  return largest;
+}
+
 Cache::Cache(const CacheShape& shape) : shape_(shape) {
   kvc_rope rope{};
   rope.struct_size = sizeof rope;
@@ -128,10 +160,17 @@ Cache::Cache(const CacheShape& shape) : shape_(shape) {
   kvc_layer layer{};
   layer.struct_size = sizeof layer;
   layer.num_q_heads = shape.q_heads;
-  layer.num_kv_heads = shape.kv_heads;
-  layer.k_dim = shape.head_dim;
+  if (shape.latent_rank > 0) {
+    layer.kind = KVC_LAYER_MLA;
+    layer.latent_rank = shape.latent_rank;
+    layer.latent_rope_dim = shape.latent_rope_dim;
+  } else {
+    layer.num_kv_heads = shape.kv_heads;
+    layer.k_dim = shape.head_dim;
+  }
   layer.k_dtype = dl_type(shape.storage);
   layer.rope = shape.rope ? &rope : nullptr;
+  layer.window = shape.window;
   const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
 
   kvc_config config{};
@@ -185,6 +224,25 @@ kvc_forward* Cache::begin(const std::vector<kvc_seq>& seqs, const std::vector<in
   return forward;
 }
 
+kvc_forward* Cache::begin_tree(kvc_seq seq, const std::vector<int32_t>& parents) {
+  const auto num_nodes = static_cast<int64_t>(parents.size());
+  kvc_forward_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.num_seqs = 1;
+  desc.seqs = &seq;
+  desc.append_lengths = &num_nodes;
+  desc.tree_parents = parents.data();
+  kvc_forward* forward = nullptr;
+  kvc_error error = new_error();
+  check(kvc_forward_begin(cache_, &desc, &forward, &error), error);
+  return forward;
+}
+
+void Cache::commit_tree(kvc_seq seq, int32_t leaf) {
+  kvc_error error = new_error();
+  check(kvc_tree_commit(cache_, 1, &seq, &leaf, nullptr, &error), error);
+}
+
 void Cache::end(kvc_forward* forward) {
   kvc_error error = new_error();
   check(kvc_forward_end(forward, &error), error);
@@ -195,14 +253,31 @@ void Cache::abort(kvc_forward* forward) {
   check(kvc_forward_abort(forward, &error), error);
 }
 
-void Cache::attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out) {
+void Cache::attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out,
+                   uint32_t flags) {
+  kvc_attn_opt opt{};
+  opt.struct_size = sizeof opt;
+  opt.flags = flags;
   kvc_error error = new_error();
-  check(kvc_attn(forward, layer, nullptr, q, k, v, out, nullptr, &error), error);
+  check(kvc_attn(forward, layer, flags == 0 ? nullptr : &opt, q, k, v, out, nullptr, &error), error);
 }
 
 void Cache::append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v) {
   kvc_error error = new_error();
   check(kvc_kv_append(forward, layer, k, v, &error), error);
+}
+
+void Cache::attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents, DLTensor* out) {
+  kvc_attn_opt opt{};
+  opt.struct_size = sizeof opt;
+  opt.scale = 1.0f / std::sqrt(static_cast<float>(shape_.latent_dim()));
+  kvc_error error = new_error();
+  check(kvc_attn(forward, layer, &opt, q, latents, nullptr, out, nullptr, &error), error);
+}
+
+void Cache::append_latents(kvc_forward* forward, int layer, DLTensor* latents) {
+  kvc_error error = new_error();
+  check(kvc_mla_append(forward, layer, latents, &error), error);
 }
 
 kvc_stats Cache::stats() const {
@@ -214,21 +289,33 @@ kvc_stats Cache::stats() const {
 }
 
 void Cache::grow(kvc_seq seq, int64_t tokens) {
+  const bool latent = shape_.latent_rank > 0;
   if (shape_.tensor_memory && fill_k_ == nullptr) {
-    fill_k_ =
-        std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 11);
-    fill_v_ =
-        std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 12);
+    fill_k_ = std::make_unique<Activations>(shape_.storage, kFillTokens, latent ? 1 : shape_.kv_heads,
+                                            latent ? shape_.latent_dim() : shape_.head_dim, 11);
+    if (!latent) {
+      fill_v_ =
+          std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 12);
+    }
   }
   for (int64_t done = 0; done < tokens;) {
     const int64_t part = shape_.tensor_memory ? std::min(kFillTokens, tokens - done) : tokens;
     kvc_forward* forward = begin({seq}, {part});
     for (int layer = 0; shape_.tensor_memory && layer < shape_.layers; ++layer) {
-      append_kv(forward, layer, fill_k_->tensor(), fill_v_->tensor());
+      if (latent) {
+        append_latents(forward, layer, fill_k_->tensor());
+      } else {
+        append_kv(forward, layer, fill_k_->tensor(), fill_v_->tensor());
+      }
     }
     end(forward);
     done += part;
   }
+}
+
+void Cache::grow_unwritten(kvc_seq seq, int64_t tokens) {
+  for (int64_t done = 0; done < tokens; done += kFillTokens)
+    end(begin({seq}, {std::min(kFillTokens, tokens - done)}));
 }
 
 std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {

@@ -32,6 +32,10 @@ struct CacheShape {
   int q_heads = 32;
   int kv_heads = 8;
   int head_dim = 128;
+  int latent_rank =
+      0;  // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not count
+  int latent_rope_dim = 0;
+  int64_t window = 0;  // of every layer; 0: none
   int page_size = 16;
   int64_t num_pages = 0;
   int threads = 1;
@@ -39,7 +43,10 @@ struct CacheShape {
   bool rope = false;
   bool tensor_memory = true;  // false: KVC_STORAGE_NONE
 
-  int64_t bytes_per_token_layer() const { return 2 * int64_t{kv_heads} * head_dim * storage_bytes(storage); }
+  int latent_dim() const { return latent_rank + latent_rope_dim; }
+  int64_t bytes_per_token_layer() const {
+    return (latent_rank > 0 ? latent_dim() : 2 * int64_t{kv_heads} * head_dim) * storage_bytes(storage);
+  }
   int64_t page_layer_bytes() const { return page_size * bytes_per_token_layer(); }
 };
 
@@ -50,8 +57,13 @@ class Activations {
   DLTensor* tensor() { return &tensor_; }
   // The first `tokens` rows, valid as long as this object.
   DLTensor* rows(int64_t tokens);
+  // The largest difference between two elements of the same place, in two objects of one shape and storage type.
+  double difference(const Activations& other) const;
 
  private:
+  double element(int64_t index) const;
+
+  Storage storage_;
   Buffer buffer_;
   int64_t shape_[3];
   DLTensor tensor_;
@@ -72,14 +84,23 @@ class Cache {
   void fork(kvc_seq parent, kvc_seq child);
   void pop(kvc_seq seq, int64_t tokens);
   kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths);
+  // A token tree of one sequence: for each new token its parent's index, -1: a root.
+  kvc_forward* begin_tree(kvc_seq seq, const std::vector<int32_t>& parents);
+  void commit_tree(kvc_seq seq, int32_t leaf);
   void end(kvc_forward* forward);
   void abort(kvc_forward* forward);
-  void attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out);
+  void attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out,
+              uint32_t flags = 0);
   void append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v);
+  // The same for MLA layers.
+  void attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents, DLTensor* out);
+  void append_latents(kvc_forward* forward, int layer, DLTensor* latents);
   kvc_stats stats() const;
 
   // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random rows in every layer.
   void grow(kvc_seq seq, int64_t tokens);
+  // Appends tokens that no measurement reads, so that nobody has to write them: a window drops them.
+  void grow_unwritten(kvc_seq seq, int64_t tokens);
 
   // Page ids of the open forward's sequences, one after the other.
   std::vector<int32_t> page_ids(kvc_forward* forward);
@@ -89,7 +110,7 @@ class Cache {
  private:
   CacheShape shape_;
   kvc_cache* cache_ = nullptr;
-  std::unique_ptr<Activations> fill_k_, fill_v_;
+  std::unique_ptr<Activations> fill_k_, fill_v_;  // MLA: latents and nothing
 };
 
 // Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty pool, so the allocator

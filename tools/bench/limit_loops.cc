@@ -159,6 +159,27 @@ void stream_copy_avx2(std::byte* to, const std::byte* from, int64_t bytes, int64
   }
 }
 
+KVC_BENCH_TARGET("avx512f")
+void update_avx512(std::byte* data, int64_t bytes, int64_t ahead) {
+  const __m512 factor = _mm512_set1_ps(-1.0f);
+  for (int64_t offset = 0; offset < bytes; offset += kLine) {
+    if (ahead != 0) _mm_prefetch(reinterpret_cast<const char*>(data + offset + ahead), _MM_HINT_T0);
+    _mm512_storeu_ps(data + offset, _mm512_mul_ps(factor, _mm512_loadu_ps(data + offset)));
+  }
+}
+
+KVC_BENCH_TARGET("avx2")
+void update_avx2(std::byte* data, int64_t bytes, int64_t ahead) {
+  const __m256 factor = _mm256_set1_ps(-1.0f);
+  for (int64_t offset = 0; offset < bytes; offset += kLine) {
+    if (ahead != 0) _mm_prefetch(reinterpret_cast<const char*>(data + offset + ahead), _MM_HINT_T0);
+    auto* line = reinterpret_cast<float*>(data + offset);
+    const __m256 low = _mm256_loadu_ps(line), high = _mm256_loadu_ps(line + 8);
+    _mm256_storeu_ps(line, _mm256_mul_ps(factor, low));
+    _mm256_storeu_ps(line + 8, _mm256_mul_ps(factor, high));
+  }
+}
+
 // Sixteen chains: the latency of a multiply-add times its throughput needs at least eight.
 constexpr int kChains = 16;
 
@@ -266,6 +287,22 @@ void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_byte
   (void)streams, (void)ahead;
 #endif
   keep(read_plain(pieces, count, piece_bytes));
+}
+
+void loop_update(std::byte* data, int64_t bytes, int64_t ahead) {
+#if defined(__x86_64__)
+  static const bool wide = machine_has(Arithmetic::kAvx512);
+  static const bool vectors = machine_has(Arithmetic::kAvx2);
+  if (wide) return update_avx512(data, bytes, ahead);
+  if (vectors) return update_avx2(data, bytes, ahead);
+#endif
+  (void)ahead;
+  for (int64_t offset = 0; offset < bytes; offset += 4) {
+    float value;
+    std::memcpy(&value, data + offset, sizeof value);
+    value = -value;
+    std::memcpy(data + offset, &value, sizeof value);
+  }
 }
 
 void loop_stream_copy(std::byte* to, const std::byte* from, int64_t bytes, int64_t ahead) {

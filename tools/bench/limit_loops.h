@@ -18,6 +18,9 @@ void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_byte
 // Copies with stores past the caches; to and from 64-byte aligned, bytes a multiple of 64.
 void loop_stream_copy(std::byte* to, const std::byte* from, int64_t bytes, int64_t ahead);
 
+// Multiplies floats by -1 in place: each line is read and written once. bytes a multiple of 64.
+void loop_update(std::byte* data, int64_t bytes, int64_t ahead);
+
 // One chunk of multiply-adds; returns its flops.
 double loop_arithmetic(Arithmetic arithmetic);
 

@@ -114,6 +114,19 @@ CopyWay fastest_copy_way(ThreadTeam& team, std::byte* to, const std::byte* from,
   return fastest<CopyWay>(ways, [&](const CopyWay& way) { copy_bytes(team, to, from, bytes, way); });
 }
 
+void update_bytes(ThreadTeam& team, std::byte* data, size_t bytes, int64_t ahead) {
+  const auto total = static_cast<int64_t>(bytes);
+  team.run_tasks((total + kCopyTask - 1) / kCopyTask, [&](int64_t task, int) {
+    const int64_t begin = task * kCopyTask;
+    loop_update(data + begin, std::min(kCopyTask, total - begin), ahead);
+  });
+}
+
+int64_t fastest_update_ahead(ThreadTeam& team, std::byte* data, size_t bytes) {
+  return fastest<int64_t>({0, 512, 1024, 2048, 4096},
+                          [&](int64_t ahead) { update_bytes(team, data, bytes, ahead); });
+}
+
 double run_arithmetic(ThreadTeam& team, Arithmetic arithmetic, int chunks) {
   std::vector<double> flops(static_cast<size_t>(team.size()));
   team.run_tasks(int64_t{chunks} * team.size(), [&](int64_t, int thread) {

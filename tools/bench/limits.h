@@ -59,6 +59,10 @@ struct CopyWay {
 void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes, const CopyWay& way);
 CopyWay fastest_copy_way(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes);
 
+// Memory that is read and written back in place, on all threads; `ahead` bytes of software prefetch, the fastest chosen once.
+void update_bytes(ThreadTeam& team, std::byte* data, size_t bytes, int64_t ahead);
+int64_t fastest_update_ahead(ThreadTeam& team, std::byte* data, size_t bytes);
+
 // Arithmetic peaks: independent chains of multiply-adds in registers.
 enum class Arithmetic { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
 const char* arithmetic_name(Arithmetic arithmetic);  // "fp32 fma zmm", ...

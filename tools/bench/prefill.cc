@@ -8,7 +8,6 @@ namespace kvc::bench {
 namespace {
 
 constexpr int kLayers = 4;
-constexpr double kShortestPiece = 4e-3;  // seconds per measured side
 
 }  // namespace
 
@@ -40,13 +39,7 @@ Report run_prefill(const PrefillOptions& options) {
   attend(0);  // the first call sets up the workspace
   const double call_seconds = timed(shape.threads, [&] { attend(1); }).seconds;
   const int calls = std::max(1, static_cast<int>(kShortestPiece / call_seconds));
-  run_arithmetic(team, arithmetic, 1);
-  double chunk_flops = 0;
-  const double chunk_seconds =
-      timed(shape.threads, [&] { chunk_flops = run_arithmetic(team, arithmetic, 1); }).seconds;
-  const int chunks = std::max(1, static_cast<int>(kShortestPiece / chunk_seconds));
-
-  const Side peak{chunk_flops * chunks, [&](int) { run_arithmetic(team, arithmetic, chunks); }};
+  const Side peak = arithmetic_side(team, arithmetic);
   const Side prefill{call_flops * calls, [&](int pair) {
                        for (int call = 0; call < calls; ++call) attend(pair * calls + call);
                      }};
