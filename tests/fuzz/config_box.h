@@ -85,11 +85,51 @@ class ConfigBox {
       layer.k_dim = static_cast<int32_t>(8 * (1 + input.choose(4)));
       layer.v_dim = input.one_in(3) ? 16 : 0;
       if (input.one_in(3)) layer.rope = make_rope(input, layer.k_dim);
-      if (input.one_in(2)) mutate(input, &layer, sizeof(layer), {offsetof(kvc_layer, rope)});
+      if (input.one_in(3)) make_kind(input, layer, static_cast<int32_t>(i));
+      const int32_t num_states = layer.num_states;
+      if (input.one_in(2))
+        mutate(input, &layer, sizeof(layer), {offsetof(kvc_layer, rope), offsetof(kvc_layer, states)});
+      layer.num_states = std::min(layer.num_states, num_states);
       layer.struct_size = i == 0 || !input.one_in(8) ? stride : input.take(8);
       layers_->put(i * stride, &layer, std::min(owned_bytes(stride), sizeof(layer)));
     }
     config.layers = reinterpret_cast<const kvc_layer*>(layers_->data());
+  }
+
+  // Another kind than plain attention, or a window: mostly what a plan accepts.
+  void make_kind(Input& input, kvc_layer& layer, int32_t index) {
+    layer.kind = static_cast<kvc_layer_kind>(input.choose(6));
+    if (input.one_in(2)) layer.window = static_cast<int64_t>(1 + input.choose(40));
+    if (input.one_in(4)) layer.chunk = static_cast<int64_t>(1 + input.choose(40));
+    if (input.one_in(8)) layer.flags = KVC_LAYER_V_IS_K;
+    switch (layer.kind) {
+      case KVC_LAYER_MLA:
+        layer.latent_rank = static_cast<int32_t>(8 * (1 + input.choose(4)));
+        layer.latent_rope_dim = static_cast<int32_t>(2 * input.choose(5));
+        layer.num_kv_heads = static_cast<int32_t>(input.choose(2));
+        break;
+      case KVC_LAYER_SHARED:
+        layer.source_layer = static_cast<int32_t>(input.choose(static_cast<uint64_t>(index) + 1));
+        layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0;
+        break;
+      case KVC_LAYER_STATE: make_states(input, layer); [[fallthrough]];
+      case KVC_LAYER_NONE: layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0; break;
+      default: break;
+    }
+  }
+
+  void make_states(Input& input, kvc_layer& layer) {
+    static constexpr std::array<int64_t, 3> kShape = {2, 3, 4};
+    kvc_state_spec state{};
+    state.ndim = static_cast<int32_t>(input.choose(4));
+    state.shape = input.one_in(16) ? nullptr : kShape.data();
+    const size_t stride = choose_struct_size(input, sizeof(state));
+    layer.num_states = static_cast<int32_t>(1 + input.choose(2));
+    parts_.emplace_back(std::max(owned_bytes(stride), stride * static_cast<size_t>(layer.num_states)));
+    state.struct_size = stride;
+    for (int32_t i = 0; i < layer.num_states && (i == 0 || stride >= sizeof(size_t)); ++i)
+      parts_.back().put(static_cast<size_t>(i) * stride, &state, std::min(owned_bytes(stride), sizeof(state)));
+    layer.states = reinterpret_cast<const kvc_state_spec*>(parts_.back().data());
   }
 
   const float* make_factors(Input& input, int32_t count) {

@@ -77,27 +77,35 @@ void check_string(Write write) {
 }
 
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
-  KVC_FUZZ_CHECK(info.page_size > 0 && info.page_bytes > 0 && info.num_pages >= 0);
+  KVC_FUZZ_CHECK(info.page_size > 0 && (info.page_bytes > 0) == (info.num_groups > 0) && info.num_pages >= 0);
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
   KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
                  info.layer_end <= info.num_layers);
   int64_t pages = -1;
   KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes, &pages, nullptr) == KVC_OK &&
-                 pages == info.num_pages);
+                 (info.num_groups == 0 || pages == info.num_pages));
   if (info.num_pages > 0) {
     KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK &&
                    pages <= info.num_pages);
   }
   ErrorBox refused(input);
   refused.check(kvc_plan_request_pages(plan, -1, &pages, refused.get()));
-  uint64_t layers_bytes = 0;
+  // The layers of a group fit one page; those of different groups lie over each other.
+  std::vector<uint64_t> group_bytes(static_cast<size_t>(info.num_groups), 0);
   for (int32_t layer = info.layer_begin; layer < info.layer_end; ++layer) {
     kvc_layer_info one{};
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
-    layers_bytes += one.page_bytes;
+    KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups && one.page_bytes <= one.slot_bytes);
+    if (one.group >= 0) group_bytes[static_cast<size_t>(one.group)] += one.page_bytes;
   }
-  KVC_FUZZ_CHECK(layers_bytes <= info.page_bytes);
+  for (int32_t group = 0; group < info.num_groups; ++group) {
+    kvc_group_info one{};
+    one.struct_size = sizeof(one);
+    KVC_FUZZ_CHECK(kvc_plan_group_get(plan, group, &one, nullptr) == KVC_OK);
+    KVC_FUZZ_CHECK(one.page_bytes == group_bytes[static_cast<size_t>(group)] &&
+                   one.page_bytes + one.padding_bytes == info.page_bytes);
+  }
   get_sized<kvc_layer_info>(
       input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });
   get_sized<kvc_plan_info>(input, [&](kvc_plan_info* out) { return kvc_plan_info_get(plan, out, nullptr); });
@@ -121,7 +129,8 @@ void one_step(Input& input, kvc_cache* cache) {
     mutate(input, &desc, sizeof(desc),
            {offsetof(kvc_forward_desc, ext), offsetof(kvc_forward_desc, stream),
             offsetof(kvc_forward_desc, seqs), offsetof(kvc_forward_desc, append_lengths),
-            offsetof(kvc_forward_desc, tree_parents), offsetof(kvc_forward_desc, tokens)});
+            offsetof(kvc_forward_desc, tree_parents), offsetof(kvc_forward_desc, tokens),
+            offsetof(kvc_forward_desc, positions), offsetof(kvc_forward_desc, cross_lengths)});
     desc.num_seqs = std::min<size_t>(desc.num_seqs, 3);
   }
   desc.struct_size = choose_struct_size(input, sizeof(desc));
