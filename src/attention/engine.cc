@@ -229,7 +229,8 @@ void AttentionEngine::attend(Forward& forward, const AttnCall& call, const AttnO
   if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
     append(forward, layer.source, tensors.k, tensors.v);
   runner_.run(list, params);
-  if (!planned.sequences.empty()) num_cascades_ += planned.shared.prefixes().size();
+  if (!planned.sequences.empty())
+    num_cascades_.fetch_add(planned.shared.prefixes().size(), std::memory_order_relaxed);
 }
 
 void AttentionEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {

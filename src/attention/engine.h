@@ -1,6 +1,7 @@
 // Runs kernels for a cache: fills their parameters from the open forward, cuts the work, spreads it over threads.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -47,7 +48,7 @@ class AttentionEngine {
   const char* isa_name() const { return kernels_->name; }
   const kernels::cpu::KernelTable& kernels() const { return *kernels_; }
   Executor& executor() { return executor_; }
-  uint64_t num_cascades() const { return num_cascades_; }
+  uint64_t num_cascades() const { return num_cascades_.load(std::memory_order_relaxed); }
 
   // Appends k and v first when they are given (kAll, kCross).
   void attend(Forward& forward, const AttnCall& call, const AttnOptions& options, const AttnTensors& tensors);
@@ -113,7 +114,7 @@ class AttentionEngine {
   LinearWorkspace linear_workspace_;
   std::vector<PrefixCandidate> candidates_;
   std::vector<CommonPrefix> prefixes_;
-  uint64_t num_cascades_ = 0;
+  std::atomic<uint64_t> num_cascades_{0};  // statistics are read beside an attention
 };
 
 }  // namespace kvc

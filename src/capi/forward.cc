@@ -85,22 +85,26 @@ int64_t kvc_forward_num_tokens(const kvc_forward* fwd) noexcept {
 
 kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    kvc::Forward& forward = kvc::open_cache(fwd).forward();
+    // Const: several callers may ask at once, and beside an attention.
+    const kvc::Forward& forward = kvc::open_cache(fwd).forward();
     const int64_t num_rows = forward.batch().num_rows();
-    const int32_t* positions = forward.rotary_positions();
     require(out, "out");
     check_position_rank(*out, "out");
-    if (out->ndim == 1) {
-      std::copy_n(positions, num_rows, kvc::view_i32_vector(out, "out", num_rows));
-      return;
+    const bool is_vector = out->ndim == 1;
+    kvc::I32Matrix matrix{};
+    if (is_vector) {
+      matrix = {kvc::view_i32_vector(out, "out", num_rows), 0, 1};
+    } else {
+      matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows);
+      if (matrix.num_rows != forward.position_rows()) {
+        fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
+                  static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
+      }
     }
-    const kvc::I32Matrix matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows);
-    if (matrix.num_rows != forward.position_rows()) {
-      fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
-                static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
-    }
+    const int32_t* given = forward.given_positions();
+    if (given == nullptr) return forward.write_token_positions(matrix.data);
     for (int64_t row = 0; row < matrix.num_rows; ++row)
-      std::copy_n(positions + row * num_rows, num_rows, matrix.data + row * matrix.row_stride);
+      std::copy_n(given + row * num_rows, num_rows, matrix.data + row * matrix.row_stride);
   });
 }
 

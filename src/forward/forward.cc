@@ -42,18 +42,21 @@ const int64_t* Forward::slots(int32_t group) {
   return slots_[index].data();
 }
 
-const int32_t* Forward::token_positions() {
-  if (positions_valid_) return positions_.data();
-  positions_.clear();
-  positions_.reserve(static_cast<size_t>(batch_.num_rows()));
+void Forward::write_token_positions(int32_t* out) const {
   for (const BatchEntry& entry : batch_.entries()) {
     const int64_t first = entry.sequence->next_position();
     for (int64_t i = 0; i < entry.append_length; ++i) {
       const int64_t beyond =
           entry.is_tree ? entry.sequence->tree.depths[static_cast<size_t>(entry.old_nodes + i)] : i;
-      positions_.push_back(static_cast<int32_t>(first + beyond));
+      out[entry.row_begin + i] = static_cast<int32_t>(first + beyond);
     }
   }
+}
+
+const int32_t* Forward::token_positions() {
+  if (positions_valid_) return positions_.data();
+  positions_.resize(static_cast<size_t>(batch_.num_rows()));
+  write_token_positions(positions_.data());
   positions_valid_ = true;
   return positions_.data();
 }

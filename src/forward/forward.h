@@ -39,6 +39,12 @@ class Forward {
   // What rotations go by: the caller's, else the above. [position_rows()][num_rows]
   const int32_t* rotary_positions();
   int64_t position_rows() const { return given_.num_position_rows == 0 ? 1 : given_.num_position_rows; }
+  // The same into memory of the caller, [num_rows]; changes nothing here.
+  void write_token_positions(int32_t* out) const;
+  // Those of the caller; null when none were given.
+  const int32_t* given_positions() const {
+    return given_.num_position_rows == 0 ? nullptr : given_.values.data();
+  }
   int64_t longest_position();  // largest of token_positions, and of the cached tokens
 
   // By packed token; none when rope < 0.
