@@ -103,6 +103,7 @@ extern "C" {
 typedef struct kvc_plan kvc_plan;       /* planned memory of a model: immutable */
 typedef struct kvc_cache kvc_cache;     /* pages and sequences */
 typedef struct kvc_forward kvc_forward; /* one open step over a batch; belongs to its cache */
+typedef struct kvc_fence kvc_fence;     /* completion of copies */
 
 typedef int64_t kvc_seq;   /* sequence id, chosen by the caller, >= 0 */
 typedef void *kvc_stream;  /* device stream of the host program; ignored on the CPU */
@@ -169,7 +170,8 @@ KVC_API const char *kvc_status_name(kvc_status status) KVC_NOEXCEPT;
 /* 1 when the build has a feature, 0 when it has not or does not know the name. Names: "cpu", "cuda", "f32", "f16", "bf16",
  * "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sinks",
  * "alibi", "bias", "spans", "window", "window.sink", "chunk", "tree", "mla", "cross", "shared", "v_is_k", "state", "linear",
- * "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export".
+ * "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export", "plan.quant", "plan.hf_json", "prefix",
+ * "prefix.tail", "prefix.quota", "prefix.host", "swap", "events".
  * `name`: borrowed for the call; NULL gives 0.
  * Threading: any. Device: host only. */
 KVC_API int32_t kvc_has_feature(const char *KVC_NULLABLE name) KVC_NOEXCEPT;
@@ -238,8 +240,15 @@ enum {
   KVC_LAYER_V_IS_K = 1 /* the K row is the V row too: stored once, v_dim = k_dim, v_dtype = k_dtype, v arguments are NULL */
 };
 
+/* Quantised storage. This version plans, pages, shares, swaps and exports it; appending to it and attending to it is for the host's own
+ * kernels: kvc_attn, kvc_kv_append and the debug functions answer KVC_E_UNSUPPORTED on such a layer. */
 typedef int32_t kvc_quant;
-enum { KVC_QUANT_NONE = 0, KVC_QUANT_PER_TENSOR = 1, KVC_QUANT_PER_TOKEN_HEAD = 2 }; /* NONE only in this version */
+enum {
+  KVC_QUANT_NONE = 0,
+  KVC_QUANT_PER_TENSOR = 1,     /* float8 (e4m3fn, e5m2), int8: scales are kept by the host */
+  KVC_QUANT_PER_TOKEN_HEAD = 2, /* float8, int8, int4: one float32 scale per token and head for K, one for V */
+  KVC_QUANT_BLOCK16 = 3         /* float4 (e2m1fn; NVFP4): one float8 scale per 16 elements; k_dim and v_dim are multiples of 16 */
+};
 
 typedef int32_t kvc_rope_mode;
 enum {
@@ -330,7 +339,7 @@ typedef struct kvc_layer {
                            the source's */
   int32_t v_dim;        /* elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or the source's */
   kvc_quant quant;
-  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16; all zero: bfloat16 */
+  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16, or what quant says; all zero: bfloat16. 4-bit types: k_dim and v_dim even */
   DLDataType v_dtype;   /* all zero: k_dtype */
   const kvc_rope *KVC_NULLABLE rope; /* copied by kvc_plan_create; NULL: none */
   int64_t window;       /* 0: all keys; W >= 1: a query at position p sees keys p-W+1..p. ATTENTION, MLA */
@@ -356,7 +365,8 @@ enum {
   KVC_POOL_LAYER_FIRST = 0, /* [layer][page]: the pages of one layer lie together; fastest to read */
   KVC_POOL_PAGE_FIRST = 1   /* [page][layer]: all layers of a page lie together; one copy moves a page */
 };
-/* Inside a page each layer has, in both layouts: K [num_kv_heads][page_size][k_dim], then V [num_kv_heads][page_size][v_dim]. */
+/* Inside a page each layer has, in both layouts, with P = kvc_group_info.page_tokens: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim];
+ * quantised layers then K's scales [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]), then V's. */
 
 /* Memory for the pool from the host program. Neither function may throw; free may run on any thread (an export's deleter). */
 typedef struct kvc_allocator {
@@ -377,28 +387,39 @@ typedef struct kvc_executor {
   void (*parallel_for)(void *user, int64_t num_tasks, void (*fn)(void *arg, int64_t task, int32_t worker), void *arg);
 } kvc_executor;
 
+/* Bits of kvc_config.flags. */
+enum {
+  /* Every group has page_size tokens per page, and pages of narrower groups are padded. Without it, narrower groups get more tokens per page
+   * (kvc_group_info.page_tokens, a multiple of page_size) so that little is padded. */
+  KVC_CONFIG_PAD_PAGES = 1
+};
+
 /* What to plan. Zero-initialise, set struct_size (or call kvc_config_init), then the fields you need. */
 typedef struct kvc_config {
   size_t struct_size;
   const kvc_ext *KVC_NULLABLE ext; /* NULL: no extension is defined yet */
-  uint64_t flags;                  /* 0 */
+  uint64_t flags;                  /* KVC_CONFIG_* */
   DLDevice device;                 /* all zero: the CPU */
-  int32_t page_size;               /* tokens per page, 1..65536; 0: 16 */
+  int32_t page_size;               /* tokens per page, 1..65536; 0: 16. Of the widest group: see KVC_CONFIG_PAD_PAGES */
   int32_t num_layers;              /* layers of the whole model, >= 1 */
   const kvc_layer *layers;         /* [num_layers], copied */
-  int32_t layer_begin, layer_end;  /* pipeline slice kept here, half open; both 0: all. Layer ids in calls stay global */
+  /* Pipeline slice kept here, half open; both 0: all. Layer ids in calls stay global. Groups and page tables are those of the whole
+   * model, so that all slices agree on them; a group without a layer in the slice has page tables all the same. */
+  int32_t layer_begin, layer_end;
   int32_t max_seqs;                /* sequences in one forward at most; 0: no limit */
-  int32_t forwards_in_flight;      /* 0: 1. Others are refused in this version */
+  int32_t forwards_in_flight;      /* 0: 1; at most 64. Forwards whose tokens a window has to keep before it can drop any: counted by the plan */
   int64_t max_tokens_per_forward;  /* 0: no limit */
   int64_t max_seq_len;             /* longest sequence; 0: what the pages hold. The plan is refused when the pages can't hold one */
   int64_t num_pages;               /* num_pages or byte_budget, not both. Both 0: with borrowed storage the tensors' pages, else a plan
                                       that answers questions but makes no cache */
-  uint64_t byte_budget;            /* bytes for the pool: num_pages = byte_budget / page_bytes */
-  uint64_t host_byte_budget;       /* 0. Others are refused in this version */
+  /* Bytes for everything a sequence keeps: num_pages = byte_budget / page_bytes. Recurrent states come out of the same bytes: with num_state_slots
+   * they are set aside first; without, each state slot takes ceil(state_slot_bytes / page_bytes) pages out of use while it lives. */
+  uint64_t byte_budget;
+  uint64_t host_byte_budget;       /* bytes of host memory for kvc_swap_out, kvc_pages_swap and evicted prefix pages; 0: none */
   kvc_storage storage;
   kvc_pool_layout pool_layout;
   /* Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has run. LAYER_FIRST: one tensor
-   * per layer slot of a page (kvc_plan_info.num_layer_slots: with one group, one per layer that keeps pages); PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
+   * per slot of a page (kvc_plan_info.num_layer_slots, kvc_layer_info.slot_bytes: with one group, one per layer that keeps pages); PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
    * compact and holds exactly one page of the slot (or of all slots). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
    * the storage elements. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
@@ -410,8 +431,10 @@ typedef struct kvc_config {
   const kvc_executor *KVC_NULLABLE executor;   /* copied; `user` borrowed until kvc_cache_destroy; replaces own threads */
   int64_t max_cross_len;           /* encoder tokens of one sequence at most; 0: no limit. Planned for by max_seq_len and request pages */
   int64_t state_stride;            /* automatic checkpoints of recurrent state where a forward ends on a multiple of this many tokens;
-                                      0: page_size; -1: none; else a multiple of page_size */
+                                      0: page_size; -1: none; else a multiple of page_size. Given up, the earliest positions first, when state
+                                      slots or pages are missing */
   int64_t num_state_slots;         /* states of one sequence (all STATE layers) kept at most, checkpoints included; 0: as many as memory holds */
+  int64_t event_capacity;          /* events kept for kvc_events_poll, at most 2^24; 0: none are made */
 } kvc_config;
 
 /* Zero `struct_size` bytes and set the size field. Pass sizeof(kvc_config).
@@ -439,7 +462,7 @@ typedef struct kvc_plan_info {
   int32_t num_layers;       /* of the whole model */
   int32_t layer_begin, layer_end;
   int32_t num_groups;       /* page tables per sequence; see kvc_plan_group_get */
-  int32_t num_layer_slots;  /* layers that one page has room for: the longest group */
+  int32_t num_layer_slots;  /* regions of a page that LAYER_FIRST keeps apart: with one group one per layer that keeps pages; see kvc_layer_info.slot */
   int64_t num_pages;
   uint64_t page_bytes;      /* one page, all layers of the slice */
   uint64_t bytes_per_token; /* one token, all layers of the slice */
@@ -448,15 +471,22 @@ typedef struct kvc_plan_info {
   int64_t max_seq_len;      /* longest single sequence */
   uint64_t state_slot_bytes;/* recurrent state of one sequence, all STATE layers; 0: none */
   int64_t num_state_slots;  /* 0: no limit */
+  int64_t state_slot_pages; /* pages that a state slot takes out of use; 0: states have memory of their own */
+  int32_t prefix_block;     /* tokens of a block of the prefix index: least common multiple of the groups' page_tokens */
+  int32_t forwards_in_flight;
+  int64_t num_host_pages;   /* host_byte_budget / page_bytes */
+  int64_t request_pages;    /* kvc_plan_request_pages(max_seq_len) */
+  double concurrency;       /* requests of max_seq_len tokens that num_pages hold at once: num_pages / request_pages; 0: no pages */
+  double waste;             /* share of the bytes of such a request that is padding or lies behind its last token, 0..1 */
 } kvc_plan_info;
 
 /* KVC_E_INVALID_ARGUMENT: NULL, struct_size too small.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_info_get(const kvc_plan *plan, kvc_plan_info *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Layers that see the same keys share a page table: a group (many layers of one kind are cut into several groups of about the length of
- * the shortest kind, so that pages waste little room). All groups take their pages from one pool; a page has room for the layers of any
- * group, the k-th layer of a group in the k-th slot of the page. */
+/* Layers that see the same keys share a page table: a group. All groups take their pages from one pool; every page has room for the layers of any
+ * group, which lie one behind the other in it. Narrow groups have more tokens per page, long kinds are cut into several groups, whichever
+ * wastes less. Order: as the kinds first appear among the layers. */
 typedef struct kvc_group_info {
   size_t struct_size;
   int32_t num_layers;
@@ -465,6 +495,10 @@ typedef struct kvc_group_info {
   int64_t chunk;            /* of its layers; 0: none */
   uint64_t page_bytes;      /* that its layers use of a page */
   uint64_t padding_bytes;   /* that they leave unused */
+  int32_t page_tokens;      /* tokens per page */
+  int32_t first_layer;      /* global id of its first layer in the slice; -1: none here */
+  int64_t request_pages;    /* its part of kvc_plan_info.request_pages */
+  uint64_t bytes_per_token; /* of its layers */
 } kvc_group_info;
 
 /* KVC_E_OUT_OF_RANGE: group not in 0..num_groups-1.
@@ -489,7 +523,12 @@ typedef struct kvc_layer_info {
   int32_t num_states;
   int32_t slot;             /* of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none */
   uint64_t state_bytes;     /* all states of the layer, one sequence */
-  uint64_t slot_bytes;      /* of that slot in one page: page_bytes of the largest layer in it */
+  uint64_t slot_bytes;      /* of that slot in one page */
+  uint64_t slot_offset;     /* where the layer's part begins in the slot */
+  kvc_quant quant;
+  int32_t page_tokens;      /* of its group; 0: keeps no pages */
+  uint64_t k_scale_bytes;   /* of one page, behind V; 0: none */
+  uint64_t v_scale_bytes;
 } kvc_layer_info;
 
 /* A layer as planned, defaults filled in. `layer`: global id inside the slice.
@@ -508,8 +547,9 @@ KVC_API kvc_status kvc_plan_pages_for(const kvc_plan *plan, uint64_t byte_budget
 KVC_API kvc_status kvc_plan_max_tokens(const kvc_plan *plan, uint64_t byte_budget, int64_t *out_tokens,
                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Pages that one request of `num_tokens` >= 0 tokens needs at most while it is computed, when it shares nothing: the sum over groups.
- * A window W needs at most ceil((W - 1 + m) / page_size) + 1 pages, m = max_tokens_per_forward (vLLM's formula).
+/* Pages that one request of `num_tokens` >= 0 tokens needs at most while it is computed, when it shares nothing: the sum over groups, and
+ * two state slots (before and after a forward) where they come out of the pages.
+ * A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, m = forwards_in_flight * max_tokens_per_forward (vLLM's formula).
  * KVC_E_OUT_OF_RANGE: negative.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_request_pages(const kvc_plan *plan, int64_t num_tokens, int64_t *out_pages,
@@ -521,10 +561,31 @@ KVC_API kvc_status kvc_plan_describe(const kvc_plan *plan, char *KVC_NULLABLE bu
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* The plan as JSON: page_size, num_pages, page_bytes, bytes_per_token, pool_bytes, max_tokens, max_seq_len, pool_layout, storage,
- * layers[]. Two-call string. Field names may be added.
+ * concurrency, waste, groups[], layers[]. Two-call string. Field names may be added.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_to_json(const kvc_plan *plan, char *KVC_NULLABLE buf, size_t *len,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Pages that every rank of one model has: the least of the plans' num_pages. Tensor and pipeline parallel ranks run one scheduler, so page
+ * ids must mean the same everywhere: give each rank's plan this number.
+ * KVC_E_INVALID_ARGUMENT: n = 0, a NULL plan, plans whose groups differ in number, page_tokens, window, chunk or kind (the message names both).
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_plan_min_pages(const kvc_plan *const *plans, size_t n, int64_t *out_pages,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Read a Hugging Face `config.json` (NUL-terminated): the layers of a model and, in config, num_layers, layers and max_seq_len (the model's
+ * longest; encoder-decoders with a fixed encoder: max_cross_len too); every other field is left as it is. A layer of the model that has two parts (self
+ * and cross attention; attention and state) becomes two entries, so ids count entries. Give config->struct_size and, when layers is not NULL, layers[0].struct_size.
+ * `*n`: capacity of layers in elements on entry, elements needed on return: more than num_layers, because the elements behind the layers hold
+ * the rotations, state shapes and factors that they point at. Keep the array until kvc_plan_create has copied it. NULL: only the count.
+ * Storage is of the model's torch_dtype (bfloat16 where it has none). Rotations are read, and set to KVC_ROPE_ON_APPEND.
+ * Families: Llama 2 to 4, Mistral, Mixtral, Qwen 2 to 3.5 and VL, Gemma 1 to 4, GPT-OSS, DeepSeek V2 and V3, Kimi-Linear, Phi-3 and 4, GLM-4, Cohere 2,
+ * OLMo 2, Granite, MiMo-V2, BLOOM, Falcon, MPT, GPT-2, OPT, GPT-NeoX, Jamba, Mamba, Mamba-2, Zamba 2, Falcon-H1, Bamba, Nemotron-H, LFM2, T5, Whisper.
+ * KVC_E_INVALID_ARGUMENT: not JSON (detail = byte), a missing field or one of the wrong type (the message names it). KVC_E_OUT_OF_RANGE: a
+ * number beyond reason. KVC_E_UNSUPPORTED: an unknown model_type, or a feature that the library has not (named). KVC_E_BUFFER_TOO_SMALL.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_config_from_hf_json(const char *json, kvc_config *config, kvc_layer *KVC_NULLABLE layers, size_t *n,
+                                           kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ==================================================================================================== */
 /* Cache                                                                                                 */
@@ -542,7 +603,7 @@ KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out, kvc_e
  * Threading: exclusive. Device: host only. */
 KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
 
-/* Forget all sequences; page data is not touched.
+/* Forget all sequences, the prefix index and what is on the host; page data is not touched.
  * KVC_E_BUSY: a forward is open.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -577,12 +638,41 @@ typedef struct kvc_stats {
   uint64_t state_slot_bytes;
   uint64_t tree_tokens;      /* uncommitted tree nodes over all sequences */
   uint64_t cascades;         /* shared prefixes read once for several sequences, attention calls together */
+  int64_t slots_unused;      /* token slots of used pages behind the last token of their sequence: internal fragmentation; divide by pages_used
+                                times page_tokens */
+  int64_t pages_cached;      /* pages that the prefix index knows, used ones too */
+  int64_t pages_evictable;   /* of these, held by the index alone: counted in pages_free */
+  int64_t prefix_blocks;     /* in the index, both tiers */
+  int64_t prefix_blocks_host;/* of these, with pages on the host */
+  int64_t prefix_pinned;     /* pinned blocks */
+  uint64_t prefix_lookups;   /* kvc_prefix_attach */
+  uint64_t prefix_query_tokens;
+  uint64_t prefix_hit_tokens;
+  uint64_t recent_query_tokens; /* of the last 1,000 lookups */
+  uint64_t recent_hit_tokens;
+  uint64_t prefix_stored;    /* blocks that became part of the index */
+  uint64_t prefix_duplicates;/* blocks that were there already: the sequence took the index's pages over */
+  uint64_t prefix_evicted;   /* blocks that left it for others */
+  uint64_t prefix_rejected;  /* blocks that a quota kept out */
+  uint64_t prefix_demoted;   /* pages that went to the host */
+  uint64_t prefix_promoted;  /* pages that came back */
+  int64_t host_pages_total;
+  int64_t host_pages_used;   /* by swapped sequences and by the index */
+  int64_t num_swapped_seqs;
+  uint64_t pages_swapped_out;
+  uint64_t pages_swapped_in;
+  uint64_t copy_runs;        /* contiguous copies that swaps and page copies were merged into */
+  uint64_t events_made;
+  uint64_t events_lost;      /* overwritten before they were polled */
+  uint64_t block_lifetime[32]; /* evicted blocks by time in the index: bucket i counts [2^i, 2^(i+1)) milliseconds; bucket 0 also less */
+  uint64_t block_idle[32];   /* evicted blocks by time since their last use */
+  uint64_t block_reuse_gap[32]; /* hits by time since the block's use before */
 } kvc_stats;
 
 /* Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_cache_stats_get(const kvc_cache *cache, kvc_stats *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Pages not held by any sequence or forward; -1 when cache is NULL.
+/* Pages not held by any sequence, forward or pin (those that only the prefix index holds are free); -1 when cache is NULL.
  * Threading: shared. Device: host only. */
 KVC_API int64_t kvc_cache_free_pages(const kvc_cache *cache) KVC_NOEXCEPT;
 
@@ -671,6 +761,9 @@ typedef struct kvc_seq_info {
   int32_t num_checkpoints;  /* positions < length with a recurrent state; 0 for caches without STATE layers */
   int64_t tree_nodes;       /* uncommitted */
   int64_t cross_length;     /* encoder tokens */
+  int32_t is_swapped;       /* 1: kvc_swap_out; num_pages are of the host */
+  int32_t reserved;
+  int64_t known_tokens;     /* leading tokens whose ids the cache knows, so that their blocks are in the prefix index or can be */
 } kvc_seq_info;
 
 /* KVC_E_NOT_FOUND. O(pages of the sequence).
@@ -722,7 +815,9 @@ typedef struct kvc_forward_desc {
    * parent < own index, at most KVC_MAX_TREE_NODES nodes; the nodes of earlier forwards come first. All tokens of a sequence KVC_TREE_NONE: a
    * plain append. A sequence with an uncommitted tree must be extended as a tree. NULL: no trees. Borrowed for the call. */
   const int32_t *KVC_NULLABLE tree_parents;
-  const int32_t *KVC_NULLABLE tokens;              /* NULL. Others are refused in this version */
+  /* Ids of the new tokens, [sum of append_lengths]: full blocks are published to the prefix index when the forward ends (nodes of a tree when
+   * they are committed). A sequence that once grows without them publishes no later block. NULL: none. Copied. */
+  const int32_t *KVC_NULLABLE tokens;
   uint64_t flags;                                  /* 0 */
   /* Rotary positions given by the caller (M-RoPE, or any other numbering): int32 [sections, T] (sections = the largest num_sections of
    * the layers) or [T] (all sections alike). They turn q and k of ON_APPEND layers and nothing else: windows, masks and lengths count tokens.
@@ -910,7 +1005,8 @@ KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, D
 /* ==================================================================================================== */
 /* One step of state per forward and sequence, whatever its number of tokens. kvc_state_get, kvc_attn_linear and kvc_state_conv read the state as it
  * was before the forward; what is set becomes the state when the forward ends; a state that is not set is carried on. An empty sequence has the
- * initial state. Checkpoints are kept where a forward ends on a multiple of config.state_stride and by kvc_state_checkpoint. */
+ * initial state. Checkpoints are kept where a forward ends on a multiple of config.state_stride (until their memory is needed) and by kvc_state_checkpoint
+ * (until popped below). */
 
 /* State `state` of every sequence of the batch: out [>= B, shape...], any activation type, compact inside a state.
  * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: state. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
@@ -1174,6 +1270,230 @@ KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear,
                                       const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ==================================================================================================== */
+/* Prefix cache: prompts that begin alike share pages                                                    */
+/* ==================================================================================================== */
+/* Unit: a block of kvc_plan_info.prefix_block tokens, all groups together. Blocks are found by their key, which names the block's tokens, all tokens before
+ * them and the namespace:
+ *   root     = SHA-256("kvcache-prefix-1" | u64 salt_size | salt)
+ *   key of i = SHA-256(key of i-1, or root | u32 k | for each of the k extra keys of the block: u32 type | u32 offset - i * block | u64 size | data |
+ *              int32 tokens of the block)
+ * all integers little endian; an extra key belongs to the block that holds the token at its offset; they are ordered by (offset, type, data).
+ * Test vectors: tests/conformance/.
+ * A block is published when it is full and committed: by forwards that give `tokens`, or by kvc_prefix_insert. Equal blocks are kept once: a sequence
+ * that computed one again takes the index's pages over. Pages that only the index holds count as free and are evicted when pages are needed: leaves
+ * first, least recently used first, lower priority first, never pages in use or pinned. Blocks of a namespace with a quota
+ * (kvc_prefix_quota_set) go after all others, so that one tenant's traffic evicts its own blocks before another's. With a host budget evicted pages
+ * move to the host and come back on a hit.
+ * A hit has all that the next query sees in every group: all tokens, or the last W of a window; recurrent states need a checkpoint at its end.
+ * Caches with CROSS layers: KVC_E_UNSUPPORTED (encoder tokens are not part of the key). */
+
+enum { KVC_HASH_BYTES = 32 };
+
+typedef uint32_t kvc_prefix_key_type;
+enum {
+  KVC_PREFIX_KEY_ADAPTER = 1, /* LoRA or other adapter, offset 0 */
+  KVC_PREFIX_KEY_MEDIA = 2,   /* digest of an image, audio or video, offset of its first token */
+  KVC_PREFIX_KEY_USER = 256   /* this and all above: the host's own */
+};
+
+/* More than tokens that K and V depend on. In an array, the first element's struct_size is the stride of all. */
+typedef struct kvc_prefix_key {
+  size_t struct_size;
+  kvc_prefix_key_type type;   /* not 0 */
+  uint32_t reserved;          /* 0 */
+  int64_t offset;             /* token where it begins to matter, >= 0 */
+  const void *KVC_NULLABLE data;
+  size_t size;                /* bytes, at most 4096 */
+} kvc_prefix_key;
+
+/* Bits of kvc_prefix_query.flags. */
+enum {
+  KVC_PREFIX_ALL_TOKENS = 1, /* all num_tokens may hit; without it the last one is left to be computed */
+  KVC_PREFIX_WHOLE_BLOCKS = 2 /* no hit inside a block; without it the first tokens of a block that begins alike hit too (copied on write) */
+};
+
+typedef struct kvc_prefix_query {
+  size_t struct_size;
+  const kvc_ext *KVC_NULLABLE ext;          /* NULL: no extension is defined yet */
+  uint64_t flags;                           /* KVC_PREFIX_* */
+  int64_t num_tokens;                       /* >= 0 */
+  const int32_t *KVC_NULLABLE tokens;       /* [num_tokens]; may be NULL when hashes are given: then nothing hits inside a block, and new
+                                               blocks have no token ids (events without tokens). Borrowed for the call */
+  const uint8_t *KVC_NULLABLE hashes;       /* [num_hashes][KVC_HASH_BYTES]: keys of the leading full blocks as kvc_prefix_hash makes them, so that
+                                               they are not computed again; trusted. Borrowed for the call */
+  size_t num_hashes;                        /* 0, or num_tokens / prefix_block when tokens is NULL; fewer are completed from tokens */
+  const void *KVC_NULLABLE salt;            /* namespace: a tenant, at most 4096 bytes; nothing is shared across */
+  size_t salt_size;
+  const kvc_prefix_key *KVC_NULLABLE keys;  /* [num_keys], any order; borrowed for the call */
+  size_t num_keys;                          /* at most 1024 */
+  int32_t priority;                         /* of the blocks this call publishes, and of those it hits when higher: 0..100, higher stays longer */
+  int32_t reserved;                         /* 0 */
+} kvc_prefix_query;
+
+/* Keys of the full blocks of `num_tokens` tokens: out_hashes [num_tokens / block_tokens][KVC_HASH_BYTES]; two-call array, *len counts keys.
+ * Same result in every process and language.
+ * KVC_E_INVALID_ARGUMENT: block_tokens < 1, NULL arrays, a key of type 0. KVC_E_OUT_OF_RANGE: salt or key longer than 4096 bytes, offset < 0.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_prefix_hash(const int32_t *KVC_NULLABLE tokens, size_t num_tokens, int32_t block_tokens,
+                                   const void *KVC_NULLABLE salt, size_t salt_size, const kvc_prefix_key *KVC_NULLABLE keys,
+                                   size_t num_keys, uint8_t *KVC_NULLABLE out_hashes, size_t *len,
+                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Leading tokens that kvc_prefix_attach would find now. Changes nothing, counts in no metric.
+ * KVC_E_INVALID_ARGUMENT: NULL, neither tokens nor hashes, a key of type 0. KVC_E_OUT_OF_RANGE: a length beyond its limit. KVC_E_UNSUPPORTED.
+ * Threading: shared. Device: host only. */
+KVC_API kvc_status kvc_prefix_match(const kvc_cache *cache, const kvc_prefix_query *query, int64_t *out_tokens,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Add `seq` with the longest hit (its length is then *out_tokens, 0 when nothing hits), in the query's namespace: later forwards with `tokens` publish there.
+ * Pages on the host are copied back as long as pages are free; the hit is shorter when they are not.
+ * Statuses of kvc_prefix_match and kvc_seq_add. KVC_E_BUSY: a forward is open.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_prefix_attach(kvc_cache *cache, kvc_seq seq, const kvc_prefix_query *query,
+                                     int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Say that the first query->num_tokens (at most the length) tokens of `seq` are these, in this namespace, and publish their full blocks. Replaces what was
+ * known of the sequence. *out_tokens: tokens of it that are in the index now.
+ * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: more tokens than the sequence has. KVC_E_BUSY: a forward is open. KVC_E_INVALID_STATE: swapped out; an
+ * uncommitted tree; positions moved by kvc_seq_shift, a window set by kvc_seq_set_window, values written by kvc_debug_set_*, or older than
+ * kvc_prefix_reset. Others as kvc_prefix_match.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_prefix_insert(kvc_cache *cache, kvc_seq seq, const kvc_prefix_query *query,
+                                     int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Keep the full blocks of the query that are in the index (on the device) from being evicted; counts. *out_tokens: tokens pinned. Pinned pages are not free.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_prefix_pin(kvc_cache *cache, const kvc_prefix_query *query, int64_t *KVC_NULLABLE out_tokens,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Undo one kvc_prefix_pin of the same query; *out_tokens: tokens of the leading blocks that were pinned.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_prefix_unpin(kvc_cache *cache, const kvc_prefix_query *query, int64_t *KVC_NULLABLE out_tokens,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Evict until at least `pages` pages have left the index (to the host when it has room), or nothing evictable is left. *out_freed: how many did.
+ * KVC_E_OUT_OF_RANGE: negative.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_prefix_evict(kvc_cache *cache, int64_t pages, int64_t *KVC_NULLABLE out_freed,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Forget the whole index, pins and host copies too (new weights). Sequences keep their pages, but what they have computed so far is never published.
+ * KVC_E_BUSY: a forward is open.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_prefix_reset(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Give the namespace `salt` a quota: the device pages and states that the index holds for it stay within max_bytes (what does not fit replaces its own least
+ * recently used blocks, or is not published), and other namespaces' traffic evicts them only when nothing else can be evicted. 0: no quota.
+ * Shrinking evicts at once what is not in use.
+ * KVC_E_OUT_OF_RANGE: salt longer than 4096 bytes, more than 4096 namespaces with quotas.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_prefix_quota_set(kvc_cache *cache, const void *KVC_NULLABLE salt, size_t salt_size, uint64_t max_bytes,
+                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ==================================================================================================== */
+/* Events: what the index holds, for routers                                                             */
+/* ==================================================================================================== */
+
+typedef int32_t kvc_event_type;
+enum {
+  KVC_EVENT_STORED = 0,  /* group `group` of the block is in `tier` now */
+  KVC_EVENT_REMOVED = 1, /* and no longer */
+  KVC_EVENT_MOVED = 2,   /* from `from_tier` to `tier` */
+  KVC_EVENT_CLEARED = 3  /* nothing is held any more, in no tier */
+};
+
+typedef int32_t kvc_tier;
+enum { KVC_TIER_DEVICE = 0, KVC_TIER_HOST = 1 };
+
+/* A consumer that starts from nothing (or from kvc_events_snapshot) and applies events in order holds what the index holds: for each key and group the tier.
+ * A group of a block is held when all its pages in the block are. */
+typedef struct kvc_event {
+  size_t struct_size;
+  uint64_t number;           /* 1, 2, 3, ... since the cache was made; a gap: events were lost, take a snapshot */
+  kvc_event_type type;
+  kvc_tier tier;
+  kvc_tier from_tier;        /* MOVED */
+  int32_t group;             /* -1: the recurrent state at the block's end */
+  int32_t num_tokens;        /* of the block */
+  int32_t reserved;
+  const int32_t *tokens;     /* STORED: [num_tokens], NULL when unknown or when the block has been removed since; valid until the next call that takes
+                                kvc_cache * */
+  uint8_t hash[KVC_HASH_BYTES];
+  uint8_t parent[KVC_HASH_BYTES]; /* STORED: the block before, or the root of the namespace */
+} kvc_event;
+
+/* The oldest unpolled events, at most *count of them, into out (out[0].struct_size is the stride); *count: how many there were. When more than
+ * config.event_capacity wait, the oldest are lost, which the next event's number shows.
+ * KVC_E_UNSUPPORTED: config.event_capacity is 0.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_events_poll(kvc_cache *cache, kvc_event *out, size_t *count, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Everything that the index holds as STORED events, parents before their children; two-call array. *out_number: the number of the last event that they
+ * include: apply polled events with larger ones.
+ * Threading: shared. Device: host only. */
+KVC_API kvc_status kvc_events_snapshot(const kvc_cache *cache, kvc_event *KVC_NULLABLE out, size_t *count, uint64_t *out_number,
+                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ==================================================================================================== */
+/* Copies and swap                                                                                       */
+/* ==================================================================================================== */
+/* The host pool has kvc_plan_info.num_host_pages pages of the device's format. It is used in one of two ways, whichever comes first after creation or
+ * kvc_cache_clear: by sequences and the prefix index (kvc_swap_out, evicted pages), or by page ids (kvc_pages_swap), where the host program
+ * says which page holds what. The other one then answers KVC_E_INVALID_STATE.
+ * Copies run in the order of the calls; on the CPU they are complete on return and fences are signalled. `out_fence`: NULL, or owned by caller. */
+
+/* Move sequences to the host: their pages, the states of STATE layers, their checkpoints. Pages and states that several of them share stay shared; pages
+ * that others or the prefix index hold stay there as well. A swapped sequence keeps id, length and namespace; until it is swapped in only kvc_seq_remove, kvc_seq_length,
+ * kvc_seq_info_get, kvc_seq_list and kvc_swap_in take it, others answer KVC_E_INVALID_STATE.
+ * KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, duplicate ids. KVC_E_INVALID_STATE: swapped already, an uncommitted tree. KVC_E_BUSY: in the
+ * open forward. KVC_E_NO_PAGES: the host pool is full (detail = missing host pages). KVC_E_UNSUPPORTED: no host budget. KVC_E_NO_MEMORY.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_swap_out(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
+                                kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Bring them back. What sequences of one kvc_swap_out shared is shared again when they come back in one call.
+ * KVC_E_INVALID_STATE: not swapped. KVC_E_NO_PAGES: detail = pages (and state slots) missing. Others as kvc_swap_out.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_swap_in(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
+                               kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+typedef int32_t kvc_swap_direction;
+enum { KVC_SWAP_OUT = 0 /* device to host */, KVC_SWAP_IN = 1 /* host to device */ };
+
+/* Copy whole pages (all layers) between the pools: pairs int64 [n, 2] on the CPU of (from, to), any n >= 0, borrowed for the call. Runs of pages that are adjacent
+ * in both pools, ascending or descending, are copied at once. The tables of sequences are not looked at: on the device, any page may be named.
+ * KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: pairs. KVC_E_OUT_OF_RANGE: a page id (detail = row). KVC_E_INVALID_ARGUMENT: a destination twice
+ * (detail = row). KVC_E_UNSUPPORTED: no storage, no host budget, unknown direction. KVC_E_INVALID_STATE: see above.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs, kvc_swap_direction direction,
+                                  kvc_stream KVC_NULLABLE stream, kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* The same inside the device pool. Also refused (KVC_E_INVALID_ARGUMENT): a page that is source of one pair and destination of another, whose result
+ * would depend on the order.
+ * Threading: exclusive. Device: complete on return. */
+KVC_API kvc_status kvc_pages_copy(kvc_cache *cache, const DLTensor *pairs, kvc_stream KVC_NULLABLE stream,
+                                  kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* *out_done: 1 when the copies are complete, else 0.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_fence_query(const kvc_fence *fence, int32_t *out_done, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Wait for the copies, at most timeout_ns nanoseconds; negative: for ever.
+ * KVC_E_TIMEOUT: not done by then.
+ * Threading: any. Device: blocks until done. */
+KVC_API kvc_status kvc_fence_wait(const kvc_fence *fence, int64_t timeout_ns, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Let what is enqueued on `stream` from now on wait for the copies. On the CPU: waits here.
+ * Threading: any. Device: enqueues on the stream. */
+KVC_API kvc_status kvc_fence_wait_on_stream(const kvc_fence *fence, kvc_stream KVC_NULLABLE stream,
+                                            kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* NULL is accepted. The copies go on. A fence may outlive its cache.
+ * Threading: any, once. Device: host only. */
+KVC_API void kvc_fence_destroy(kvc_fence *KVC_NULLABLE fence) KVC_NOEXCEPT;
+
+/* ==================================================================================================== */
 /* Function table, for programs that load the library at run time                                        */
 /* ==================================================================================================== */
 
@@ -1328,6 +1648,45 @@ typedef struct kvc_api {
       const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *KVC_NULLABLE qo_indptr, DLTensor *states,
       const DLTensor *q, const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
       const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err);
+  kvc_status (*plan_min_pages)(const kvc_plan *const *plans, size_t n, int64_t *out_pages,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*config_from_hf_json)(const char *json, kvc_config *config, kvc_layer *KVC_NULLABLE layers,
+      size_t *n, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_hash)(const int32_t *KVC_NULLABLE tokens, size_t num_tokens, int32_t block_tokens,
+      const void *KVC_NULLABLE salt, size_t salt_size, const kvc_prefix_key *KVC_NULLABLE keys,
+      size_t num_keys, uint8_t *KVC_NULLABLE out_hashes, size_t *len, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_match)(const kvc_cache *cache, const kvc_prefix_query *query, int64_t *out_tokens,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_attach)(kvc_cache *cache, kvc_seq seq, const kvc_prefix_query *query,
+      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_insert)(kvc_cache *cache, kvc_seq seq, const kvc_prefix_query *query,
+      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_pin)(kvc_cache *cache, const kvc_prefix_query *query, int64_t *KVC_NULLABLE out_tokens,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_unpin)(kvc_cache *cache, const kvc_prefix_query *query,
+      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_evict)(kvc_cache *cache, int64_t pages, int64_t *KVC_NULLABLE out_freed,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_reset)(kvc_cache *cache, kvc_error *KVC_NULLABLE err);
+  kvc_status (*prefix_quota_set)(kvc_cache *cache, const void *KVC_NULLABLE salt, size_t salt_size,
+      uint64_t max_bytes, kvc_error *KVC_NULLABLE err);
+  kvc_status (*events_poll)(kvc_cache *cache, kvc_event *out, size_t *count, kvc_error *KVC_NULLABLE err);
+  kvc_status (*events_snapshot)(const kvc_cache *cache, kvc_event *KVC_NULLABLE out, size_t *count,
+      uint64_t *out_number, kvc_error *KVC_NULLABLE err);
+  kvc_status (*swap_out)(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
+      kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err);
+  kvc_status (*swap_in)(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
+      kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err);
+  kvc_status (*pages_swap)(kvc_cache *cache, const DLTensor *pairs, kvc_swap_direction direction,
+      kvc_stream KVC_NULLABLE stream, kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence,
+      kvc_error *KVC_NULLABLE err);
+  kvc_status (*pages_copy)(kvc_cache *cache, const DLTensor *pairs, kvc_stream KVC_NULLABLE stream,
+      kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err);
+  kvc_status (*fence_query)(const kvc_fence *fence, int32_t *out_done, kvc_error *KVC_NULLABLE err);
+  kvc_status (*fence_wait)(const kvc_fence *fence, int64_t timeout_ns, kvc_error *KVC_NULLABLE err);
+  kvc_status (*fence_wait_on_stream)(const kvc_fence *fence, kvc_stream KVC_NULLABLE stream,
+      kvc_error *KVC_NULLABLE err);
+  void (*fence_destroy)(kvc_fence *KVC_NULLABLE fence);
   /* end of 0.1 */
 } kvc_api;
 
