@@ -7,7 +7,7 @@ CMAKE_FLAGS ?=
 SANITIZER_SCALE ?= 0.2
 
 # Suites that call one kernel on one thread: no threads to look at, and most of the time.
-ONE_THREAD = -TileKernel.*:Cascade.*:LatentBf16.*:*/Decode.*:*/Latent.*:*/Linear.*:*/Masks.*:*/Conv.*:*/Rows.*:*/Vectors.*:*/ToolDemoKernels.*
+ONE_THREAD = -TileKernel.*:Cascade.*:LatentBf16.*:*/Decode.*:*/Latent.*:*/Linear.*:*/Masks.*:*/Conv.*:*/Rows.*:*/Vectors.*:*/ToolDemoKernels.*:RandomSwaps.*:RandomPrefixes.*:Prefix*.*:GroupTokens.*:Swap*.*:Stats*.*:HfConfig*.*
 
 .PHONY: all build deps demo test test-release test-debug test-tsan bench fuzz lint format clean
 
