@@ -41,10 +41,19 @@ DTypeText describe(DLDataType type) {
     case kDLBfloat: code = "bfloat"; break;
     case kDLComplex: code = "complex"; break;
     case kDLBool: code = "bool"; break;
+    // Their names say how wide they are.
+    case kDLFloat8_e4m3fn: code = "float8_e4m3fn"; break;
+    case kDLFloat8_e5m2: code = "float8_e5m2"; break;
+    case kDLFloat4_e2m1fn: code = "float4_e2m1fn"; break;
     default: break;
   }
   DTypeText result;
-  if (type.lanes == 1) {
+  const bool is_usual_width =
+      (type.code == kDLFloat4_e2m1fn && type.bits == 4) ||
+      ((type.code == kDLFloat8_e4m3fn || type.code == kDLFloat8_e5m2) && type.bits == 8);
+  if (is_usual_width && type.lanes == 1) {
+    std::snprintf(result.text, sizeof result.text, "%s", code);
+  } else if (type.lanes == 1) {
     std::snprintf(result.text, sizeof result.text, "%s%d", code, type.bits);
   } else {
     std::snprintf(result.text, sizeof result.text, "%s%dx%d", code, type.bits, type.lanes);

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kHugePage = int64_t{2} << 20;
 constexpr std::align_val_t kScratchAlignment{64};
+constexpr size_t kLargeBytes = size_t{4} << 20;
 
 }  // namespace
 
@@ -77,6 +78,18 @@ void ReservedMemory::discard(int64_t begin, int64_t end) noexcept {
   const int64_t first = align_up(begin, granularity);
   const int64_t last = end / granularity * granularity;
   if (first < last) (void)madvise(data_ + first, static_cast<size_t>(last - first), MADV_DONTNEED);
+}
+
+void* allocate_large(size_t bytes) {
+  if (bytes < kLargeBytes) return ::operator new(bytes, kScratchAlignment);
+  void* data = ::operator new (bytes, std::align_val_t{static_cast<size_t>(kHugePage)});
+  (void)madvise(data, bytes, MADV_HUGEPAGE);  // advice only
+  return data;
+}
+
+void free_large(void* data, size_t bytes) noexcept {
+  ::operator delete (
+      data, bytes < kLargeBytes ? kScratchAlignment : std::align_val_t{static_cast<size_t>(kHugePage)});
 }
 
 AlignedBuffer::~AlignedBuffer() { ::operator delete(data_, kScratchAlignment); }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>
 
 namespace kvc {
 
@@ -33,6 +34,26 @@ class ReservedMemory {
 int64_t system_page_bytes();
 int64_t physical_memory_bytes();
 int64_t available_memory_bytes();
+
+// Memory for large arrays that are read here and there, on huge pages where the system has them: the first touch of each small page, and the walk that finds
+// it afterwards, would cost more than what is read. Throws std::bad_alloc.
+void* allocate_large(size_t bytes);
+void free_large(void* data, size_t bytes) noexcept;
+
+template <typename T>
+struct LargeAllocator {
+  using value_type = T;
+  LargeAllocator() = default;
+  template <typename U>
+  LargeAllocator(const LargeAllocator<U>&) {}
+
+  T* allocate(size_t count) {
+    if (count > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    return static_cast<T*>(allocate_large(count * sizeof(T)));
+  }
+  void deallocate(T* data, size_t count) noexcept { free_large(data, count * sizeof(T)); }
+  friend bool operator==(const LargeAllocator&, const LargeAllocator&) { return true; }
+};
 
 // Grow-only scratch, 64-byte aligned, contents not kept when it grows.
 class AlignedBuffer {

@@ -1,4 +1,5 @@
 // kvcache.h, section "Plan".
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -89,7 +90,7 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.layer_begin = spec.layer_begin;
   info.layer_end = spec.layer_end;
   info.num_groups = static_cast<int32_t>(spec.groups.size());
-  info.num_layer_slots = spec.num_slots();
+  info.num_layer_slots = static_cast<int32_t>(plan.layout().slots.size());
   info.num_pages = plan.num_pages();
   info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
   info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
@@ -98,7 +99,93 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.max_seq_len = plan.max_seq_len(info.num_pages);
   info.state_slot_bytes = static_cast<uint64_t>(plan.layout().state_slot_bytes);
   info.num_state_slots = spec.num_state_slots;
+  info.state_slot_pages = plan.state_slot_pages();
+  info.prefix_block = spec.prefix_block();
+  info.forwards_in_flight = spec.forwards_in_flight;
+  info.num_host_pages = plan.num_host_pages();
+  info.request_pages = plan.request_pages(plan.reference_tokens());
+  info.concurrency = plan.concurrency();
+  info.waste = plan.waste();
   return info;
+}
+
+kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
+  const kvc::Spec& spec = plan.spec();
+  const kvc::LayerSpec& layer = spec.layers[local];
+  const kvc::LayerLayout& layout = plan.layout().layers[local];
+  const auto source = static_cast<size_t>(layer.source);
+  kvc_layer_info info{};
+  info.kind = layer.kind;
+  info.group = spec.layers[source].group;
+  info.num_q_heads = layer.num_q_heads;
+  info.num_kv_heads = layer.num_kv_heads;
+  info.k_dim = layer.k_dim;
+  info.v_dim = layer.v_dim;
+  info.k_dtype = layer.is_quantised() ? layer.k_type : kvc::dtype_to_dlpack(layer.k_dtype);
+  info.v_dtype = layer.is_quantised() ? layer.v_type : kvc::dtype_to_dlpack(layer.v_dtype);
+  info.page_bytes = static_cast<uint64_t>(layout.page_bytes);
+  info.k_page_bytes = static_cast<uint64_t>(layout.k_bytes);
+  info.v_page_bytes = static_cast<uint64_t>(layout.v_bytes);
+  info.bytes_per_token = static_cast<uint64_t>(layout.bytes_per_token);
+  info.window = layer.window;
+  info.chunk = layer.chunk;
+  info.source_layer = layer.kind == KVC_LAYER_SHARED ? spec.layer_begin + layer.source : -1;
+  info.latent_rank = layer.latent_rank;
+  info.latent_rope_dim = layer.latent_rope_dim;
+  info.flags = layer.v_in_k && !layer.is_mla() ? KVC_LAYER_V_IS_K : 0;
+  info.num_states = static_cast<int32_t>(layer.states.size());
+  info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
+  const kvc::LayerLayout& place = plan.layout().layers[source];
+  info.slot = place.slot;
+  if (info.slot >= 0) {
+    info.slot_bytes = static_cast<uint64_t>(plan.layout().slots[static_cast<size_t>(info.slot)].bytes);
+    info.slot_offset = static_cast<uint64_t>(place.slot_offset);
+  }
+  info.quant = layer.quant;
+  if (info.group >= 0) info.page_tokens = spec.page_tokens(static_cast<int32_t>(local));
+  info.k_scale_bytes = static_cast<uint64_t>(layout.k_scale_bytes);
+  info.v_scale_bytes = static_cast<uint64_t>(layout.v_scale_bytes);
+  return info;
+}
+
+kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
+  const kvc::Spec& spec = plan.spec();
+  const kvc::GroupSpec& group = spec.groups[index];
+  kvc_group_info info{};
+  info.num_layers = static_cast<int32_t>(group.layers.size());
+  info.is_cross = group.is_cross ? 1 : 0;
+  info.window = group.window;
+  info.chunk = group.chunk;
+  for (const int32_t layer : group.layers) {
+    const kvc::LayerLayout& layout = plan.layout().layers[static_cast<size_t>(layer)];
+    info.page_bytes += static_cast<uint64_t>(layout.page_bytes);
+    info.bytes_per_token += static_cast<uint64_t>(layout.bytes_per_token);
+  }
+  info.padding_bytes = static_cast<uint64_t>(plan.layout().page_bytes) - info.page_bytes;
+  info.page_tokens = group.page_tokens;
+  info.first_layer = group.layers.empty() ? -1 : spec.layer_begin + group.layers.front();
+  info.request_pages = plan.request_pages(group, plan.reference_tokens());
+  return info;
+}
+
+// The message names the groups of both plans.
+void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t index) {
+  const auto check = [&](const char* field, int64_t value, int64_t expected) {
+    if (value != expected) {
+      fail_with(KVC_E_INVALID_ARGUMENT, value,
+                "plans[%zu] has %s = %lld, plans[0] has %lld: expected the same", index, field,
+                static_cast<long long>(value), static_cast<long long>(expected));
+    }
+  };
+  check("num_groups", static_cast<int64_t>(other.groups.size()), static_cast<int64_t>(first.groups.size()));
+  for (size_t i = 0; i < first.groups.size(); ++i) {
+    const kvc::GroupSpec &a = first.groups[i], &b = other.groups[i];
+    const std::string group = "groups[" + std::to_string(i) + "].";
+    check((group + "page_tokens").c_str(), b.page_tokens, a.page_tokens);
+    check((group + "window").c_str(), b.window, a.window);
+    check((group + "chunk").c_str(), b.chunk, a.chunk);
+    check((group + "is_cross").c_str(), b.is_cross ? 1 : 0, a.is_cross ? 1 : 0);
+  }
 }
 
 kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf, size_t* len,
@@ -153,34 +240,7 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
       fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d", layer,
                 spec.layer_begin, spec.layer_end - 1);
     }
-    const kvc::LayerSpec& layer_spec = spec.layers[static_cast<size_t>(local)];
-    const kvc::LayerLayout& layout = plan->plan->layout().layers[static_cast<size_t>(local)];
-    kvc_layer_info info{};
-    info.kind = layer_spec.kind;
-    info.group = spec.layers[static_cast<size_t>(layer_spec.source)].group;
-    info.num_q_heads = layer_spec.num_q_heads;
-    info.num_kv_heads = layer_spec.num_kv_heads;
-    info.k_dim = layer_spec.k_dim;
-    info.v_dim = layer_spec.v_dim;
-    info.k_dtype = kvc::dtype_to_dlpack(layer_spec.k_dtype);
-    info.v_dtype = kvc::dtype_to_dlpack(layer_spec.v_dtype);
-    info.page_bytes = static_cast<uint64_t>(layout.page_bytes);
-    info.k_page_bytes = static_cast<uint64_t>(layout.k_bytes);
-    info.v_page_bytes = static_cast<uint64_t>(layout.v_bytes);
-    info.bytes_per_token = static_cast<uint64_t>(layout.bytes_per_token);
-    info.window = layer_spec.window;
-    info.chunk = layer_spec.chunk;
-    info.source_layer = layer_spec.kind == KVC_LAYER_SHARED ? spec.layer_begin + layer_spec.source : -1;
-    info.latent_rank = layer_spec.latent_rank;
-    info.latent_rope_dim = layer_spec.latent_rope_dim;
-    info.flags = layer_spec.v_in_k && !layer_spec.is_mla() ? KVC_LAYER_V_IS_K : 0;
-    info.num_states = static_cast<int32_t>(layer_spec.states.size());
-    info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
-    info.slot = spec.layers[static_cast<size_t>(layer_spec.source)].slot;
-    if (info.slot >= 0)
-      info.slot_bytes =
-          static_cast<uint64_t>(plan->plan->layout().slots[static_cast<size_t>(info.slot)].bytes);
-    kvc::write_struct(out, info);
+    kvc::write_struct(out, layer_info(*plan->plan, static_cast<size_t>(local)));
   });
 }
 
@@ -193,17 +253,7 @@ kvc_status kvc_plan_group_get(const kvc_plan* plan, int32_t group, kvc_group_inf
     const auto num_groups = static_cast<int32_t>(spec.groups.size());
     if (group < 0 || group >= num_groups)
       fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the plan has %d groups", group, num_groups);
-    const kvc::GroupSpec& group_spec = spec.groups[static_cast<size_t>(group)];
-    kvc_group_info info{};
-    info.num_layers = static_cast<int32_t>(group_spec.layers.size());
-    info.is_cross = group_spec.is_cross ? 1 : 0;
-    info.window = group_spec.window;
-    info.chunk = group_spec.chunk;
-    for (const int32_t layer : group_spec.layers)
-      info.page_bytes +=
-          static_cast<uint64_t>(plan->plan->layout().layers[static_cast<size_t>(layer)].page_bytes);
-    info.padding_bytes = static_cast<uint64_t>(plan->plan->layout().page_bytes) - info.page_bytes;
-    kvc::write_struct(out, info);
+    kvc::write_struct(out, group_info(*plan->plan, static_cast<size_t>(group)));
   });
 }
 
@@ -244,4 +294,22 @@ kvc_status kvc_plan_describe(const kvc_plan* plan, char* buf, size_t* len, kvc_e
 
 kvc_status kvc_plan_to_json(const kvc_plan* plan, char* buf, size_t* len, kvc_error* err) noexcept {
   return write_text(plan, &kvc::Plan::to_json, buf, len, err);
+}
+
+kvc_status kvc_plan_min_pages(const kvc_plan* const* plans, size_t n, int64_t* out_pages,
+                              kvc_error* err) noexcept {
+  return guard(err, [&] {
+    require(plans, "plans");
+    require(out_pages, "out_pages");
+    if (n == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: expected at least 1 plan");
+    int64_t least = INT64_MAX;
+    for (size_t i = 0; i < n; ++i) {
+      if (plans[i] == nullptr) {
+        fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i), "plans[%zu] is NULL, n = %zu", i, n);
+      }
+      check_same_groups(plans[0]->plan->spec(), plans[i]->plan->spec(), i);
+      least = std::min(least, plans[i]->plan->num_pages());
+    }
+    *out_pages = least;
+  });
 }

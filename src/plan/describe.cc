@@ -1,23 +1,16 @@
-// The plan as a table for people and as JSON for programs.
-#include <cstdarg>
+// The plan as a table for people.
+#include <algorithm>
 #include <cstdio>
 #include <iterator>
 #include <string>
+#include <vector>
 
-#include "src/base/dtype.h"
+#include "src/plan/names.h"
 #include "src/plan/plan.h"
+#include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
-
-[[gnu::format(printf, 2, 3)]] void append(std::string& text, const char* format, ...) {
-  char line[512];
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(line, sizeof line, format, args);
-  va_end(args);
-  text += line;
-}
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
@@ -31,13 +24,32 @@ std::string bytes_text(double bytes) {
   return text;
 }
 
+std::string bytes_text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
+
 bool same_shape(const LayerSpec& a, const LayerSpec& b) {
   // Layers that own their pages name themselves as source; only SHARED ones must agree on it.
   if (a.kind == KVC_LAYER_SHARED && a.source != b.source) return false;
   return a.kind == b.kind && a.num_q_heads == b.num_q_heads && a.num_kv_heads == b.num_kv_heads &&
-         a.k_dim == b.k_dim && a.v_dim == b.v_dim && a.k_dtype == b.k_dtype && a.v_dtype == b.v_dtype &&
-         a.v_in_k == b.v_in_k && a.window == b.window && a.chunk == b.chunk &&
-         a.states.size() == b.states.size();
+         a.k_dim == b.k_dim && a.v_dim == b.v_dim && a.quant == b.quant && k_type_name(a) == k_type_name(b) &&
+         v_type_name(a) == v_type_name(b) && a.v_in_k == b.v_in_k && a.window == b.window &&
+         a.chunk == b.chunk && a.states.size() == b.states.size();
+}
+
+// "0-4, 6-10, 12-16, ..."
+std::string ids_text(const std::vector<int32_t>& ids) {
+  constexpr int kMostRanges = 3;
+  std::string text;
+  int ranges = 0;
+  for (size_t first = 0; first < ids.size(); ++ranges) {
+    size_t last = first;
+    while (last + 1 < ids.size() && ids[last + 1] == ids[last] + 1) ++last;
+    if (ranges == kMostRanges) return text + ", ...";
+    if (ranges != 0) text += ", ";
+    text += std::to_string(ids[first]);
+    if (last != first) text += "-" + std::to_string(ids[last]);
+    first = last + 1;
+  }
+  return text;
 }
 
 // "ATTENTION window 1024"
@@ -51,111 +63,134 @@ std::string kind_text(const LayerSpec& layer, int32_t layer_begin) {
   return text;
 }
 
-const char* json_kind(kvc_layer_kind kind) {
-  static constexpr const char* kNames[] = {"attention", "mla", "cross", "state", "shared", "none"};
-  return kNames[kind];
+void describe_layers(const Plan& plan, std::string& text) {
+  const Spec& spec = plan.spec();
+  append_format(text, "%6s  %-24s %8s %9s %6s %6s %-13s %-13s %-14s %12s  %s\n", "layers", "kind", "q heads",
+                "kv heads", "k dim", "v dim", "k type", "v type", "quantised", "bytes/token", "ids");
+  std::vector<bool> is_listed(spec.layers.size(), false);
+  for (size_t first = 0; first < spec.layers.size(); ++first) {
+    if (is_listed[first]) continue;
+    const LayerSpec& layer = spec.layers[first];
+    std::vector<int32_t> ids;
+    for (size_t i = first; i < spec.layers.size(); ++i) {
+      if (is_listed[i] || !same_shape(layer, spec.layers[i])) continue;
+      is_listed[i] = true;
+      ids.push_back(spec.layer_begin + static_cast<int32_t>(i));
+    }
+    append_format(text, "%6zu  %-24s ", ids.size(), kind_text(layer, spec.layer_begin).c_str());
+    if (layer.num_q_heads != 0) {
+      append_format(text, "%8d %9d %6d %6d %-13s %-13s %-14s %12lld", layer.num_q_heads, layer.num_kv_heads,
+                    layer.k_dim, layer.v_dim, k_type_name(layer).c_str(), v_type_name(layer).c_str(),
+                    layer.is_quantised() ? quant_name(layer.quant) : "-",
+                    ll(plan.layout().layers[first].bytes_per_token));
+    } else {
+      append_format(text, "%88s", "");
+    }
+    append_format(text, "  %s\n", ids_text(ids).c_str());
+  }
 }
 
-const char* storage_name(kvc_storage storage) {
-  return storage == KVC_STORAGE_OWNED ? "owned" : storage == KVC_STORAGE_BORROWED ? "borrowed" : "none";
+void describe_groups(const Plan& plan, std::string& text) {
+  const Spec& spec = plan.spec();
+  if (spec.groups.empty()) return;
+  append_format(text, "\n%-5s  %-18s %6s %11s %12s %12s %16s %14s  %s\n", "group", "sees", "layers",
+                "tokens/page", "bytes/token", "of a page", "padding", "pages/request", "first layer");
+  for (size_t i = 0; i < spec.groups.size(); ++i) {
+    const GroupSpec& group = spec.groups[i];
+    int64_t used = 0, bytes_per_token = 0;
+    for (const int32_t layer : group.layers) {
+      used += plan.layout().layers[static_cast<size_t>(layer)].page_bytes;
+      bytes_per_token += plan.layout().layers[static_cast<size_t>(layer)].bytes_per_token;
+    }
+    const int64_t page_bytes = plan.layout().page_bytes, padding = page_bytes - used;
+    std::string sees = group_kind_name(group);
+    if (group.is_windowed()) sees += " " + std::to_string(group.window + group.chunk);
+    char share[48];
+    std::snprintf(
+        share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
+        page_bytes == 0 ? 0.0 : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
+    append_format(
+        text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(), group.layers.size(),
+        group.page_tokens, ll(bytes_per_token), bytes_text(used).c_str(), share,
+        ll(plan.request_pages(group, plan.reference_tokens())),
+        group.layers.empty() ? "none here" : std::to_string(spec.layer_begin + group.layers.front()).c_str());
+  }
 }
 
-const char* pool_layout_name(kvc_pool_layout layout) {
-  return layout == KVC_POOL_LAYER_FIRST ? "layer_first" : "page_first";
+void describe_states(const Plan& plan, std::string& text) {
+  const int64_t bytes = plan.layout().state_slot_bytes;
+  if (bytes == 0) return;
+  append_format(text, "state        %s per sequence and checkpoint", bytes_text(bytes).c_str());
+  if (plan.spec().num_state_slots != 0)
+    append_format(text, ", at most %lld", ll(plan.spec().num_state_slots));
+  if (plan.state_slot_pages() != 0) {
+    append_format(text, ", %lld pages out of the pool, %s of them unused", ll(plan.state_slot_pages()),
+                  bytes_text(plan.state_slot_pages() * plan.layout().page_bytes - bytes).c_str());
+  }
+  text += "\n";
+}
+
+void describe_request(const Plan& plan, std::string& text) {
+  const int64_t tokens = plan.reference_tokens(), pages = plan.request_pages(tokens);
+  const double bytes = static_cast<double>(pages) * static_cast<double>(plan.layout().page_bytes);
+  append_format(text, "one request  of %lld tokens takes %lld pages, %s\n", ll(tokens), ll(pages),
+                bytes_text(bytes).c_str());
+  append_format(text,
+                "waste        %.2f %% of such a request, %s: padding and what lies behind its last tokens\n",
+                100 * plan.waste(), bytes_text(plan.waste() * bytes).c_str());
+}
+
+void describe_pool(const Plan& plan, std::string& text) {
+  const Spec& spec = plan.spec();
+  if (plan.num_pages() == 0) {
+    text += "pool         no pages planned: num_pages and byte_budget are both 0\n";
+    return;
+  }
+  const double pool_bytes =
+      static_cast<double>(plan.num_pages()) * static_cast<double>(plan.layout().page_bytes);
+  append_format(text, "pool         %lld pages, %s, %s, %s\n", ll(plan.num_pages()),
+                bytes_text(pool_bytes).c_str(), storage_name(spec.storage),
+                pool_layout_name(spec.pool_layout));
+  if (!spec.groups.empty())
+    append_format(text, "tokens       %lld in all pages together\n", ll(plan.max_tokens(plan.num_pages())));
+  append_format(text, "longest      request has %lld tokens\n", ll(plan.max_seq_len(plan.num_pages())));
+  append_format(text, "concurrency  %.2f requests of %lld tokens at once\n", plan.concurrency(),
+                ll(plan.reference_tokens()));
+  if (spec.byte_budget == 0) return;
+  const double states = spec.groups.empty() ? 0
+                                            : static_cast<double>(spec.num_state_slots) *
+                                                  static_cast<double>(plan.layout().state_slot_bytes);
+  append_format(text, "budget       %s, of which", bytes_text(static_cast<double>(spec.byte_budget)).c_str());
+  if (states != 0) append_format(text, " %s are set aside for states and", bytes_text(states).c_str());
+  append_format(text, " %s stay unused\n",
+                bytes_text(static_cast<double>(spec.byte_budget) - states - pool_bytes).c_str());
 }
 
 }  // namespace
 
 std::string Plan::describe() const {
   std::string text;
-  append(text, "%-9s %-22s %8s %9s %6s %6s %-9s %-9s %12s\n", "layers", "kind", "q heads", "kv heads",
-         "k dim", "v dim", "k type", "v type", "bytes/token");
-  for (size_t first = 0; first < spec_.layers.size();) {
-    size_t next = first + 1;
-    while (next < spec_.layers.size() && same_shape(spec_.layers[first], spec_.layers[next])) ++next;
-    const LayerSpec& layer = spec_.layers[first];
-    char range[32];
-    std::snprintf(range, sizeof range, next - first == 1 ? "%d" : "%d-%d",
-                  spec_.layer_begin + static_cast<int>(first),
-                  spec_.layer_begin + static_cast<int>(next) - 1);
-    const std::string kind = kind_text(layer, spec_.layer_begin);
-    if (layer.num_q_heads != 0) {
-      append(text, "%-9s %-22s %8d %9d %6d %6d %-9s %-9s %12lld\n", range, kind.c_str(), layer.num_q_heads,
-             layer.num_kv_heads, layer.k_dim, layer.v_dim, dtype_name(layer.k_dtype),
-             dtype_name(layer.v_dtype), ll(layout_.layers[first].bytes_per_token));
-    } else {
-      append(text, "%-9s %s\n", range, kind.c_str());
-    }
-    first = next;
-  }
-  for (size_t group = 0; spec_.groups.size() > 1 && group < spec_.groups.size(); ++group) {
-    int64_t used = 0;
-    for (const int32_t layer : spec_.groups[group].layers)
-      used += layout_.layers[static_cast<size_t>(layer)].page_bytes;
-    append(text, "group %-6zu %zu layers from layer %d on, %s of a page, %.1f %% of it padding\n", group,
-           spec_.groups[group].layers.size(), spec_.layer_begin + spec_.groups[group].layers.front(),
-           bytes_text(static_cast<double>(used)).c_str(),
-           100.0 * (1.0 - static_cast<double>(used) / static_cast<double>(layout_.page_bytes)));
-  }
-  if (layout_.state_slot_bytes != 0) {
-    append(text, "state        %s per sequence and checkpoint\n",
-           bytes_text(static_cast<double>(layout_.state_slot_bytes)).c_str());
-  }
-  if (spec_.groups.empty()) return text;
-  append(text, "page         %d tokens, %s", spec_.page_size,
-         bytes_text(static_cast<double>(layout_.page_bytes)).c_str());
-  if (spec_.groups.size() == 1 && !spec_.groups.front().is_cross) {
-    append(text, ", of which padding %lld B",
-           ll(layout_.page_bytes - layout_.bytes_per_token * spec_.page_size));
-  }
+  describe_layers(*this, text);
+  describe_groups(*this, text);
   text += "\n";
-  if (num_pages_ == 0) {
-    text += "pool         no pages planned: num_pages and byte_budget are both 0\n";
-    return text;
+  if (layout_.page_bytes != 0) {
+    append_format(text, "page         %s", bytes_text(layout_.page_bytes).c_str());
+    if (!spec_.groups.empty()) {
+      append_format(
+          text, " in %zu slots, %d tokens of the widest group; prefixes are shared in blocks of %d tokens",
+          layout_.slots.size(), spec_.page_size, spec_.prefix_block());
+    }
+    text += "\n";
   }
-  const double pool_bytes = static_cast<double>(num_pages_) * static_cast<double>(layout_.page_bytes);
-  append(text, "pool         %lld pages, %s, %s, %s\n", ll(num_pages_), bytes_text(pool_bytes).c_str(),
-         storage_name(spec_.storage), pool_layout_name(spec_.pool_layout));
-  append(text, "tokens       %lld in all pages together\n", ll(max_tokens(num_pages_)));
-  append(text, "one request  up to %lld tokens\n", ll(max_seq_len(num_pages_)));
-  append(text, "waste        at most %d unused slots per sequence (%s), %s on average\n", spec_.page_size - 1,
-         bytes_text(static_cast<double>((spec_.page_size - 1) * layout_.bytes_per_token)).c_str(),
-         bytes_text((spec_.page_size - 1) * 0.5 * static_cast<double>(layout_.bytes_per_token)).c_str());
-  if (spec_.byte_budget != 0) {
-    const double left = static_cast<double>(spec_.byte_budget) - pool_bytes;
-    append(text, "budget       %s, of which %s stay unused\n",
-           bytes_text(static_cast<double>(spec_.byte_budget)).c_str(), bytes_text(left).c_str());
+  describe_states(*this, text);
+  if (layout_.page_bytes == 0) return text;
+  describe_pool(*this, text);
+  if (reference_tokens() != 0) describe_request(*this, text);
+  if (num_host_pages_ != 0) {
+    append_format(text, "host         %lld pages, %s\n", ll(num_host_pages_),
+                  bytes_text(num_host_pages_ * layout_.page_bytes).c_str());
   }
   return text;
-}
-
-std::string Plan::to_json() const {
-  std::string text = "{";
-  append(text, "\"page_size\": %d, \"num_layers\": %d, \"layer_begin\": %d, \"layer_end\": %d, ",
-         spec_.page_size, spec_.num_layers, spec_.layer_begin, spec_.layer_end);
-  append(text, "\"num_pages\": %lld, \"page_bytes\": %lld, \"bytes_per_token\": %lld, ", ll(num_pages_),
-         ll(layout_.page_bytes), ll(layout_.bytes_per_token));
-  append(text, "\"pool_bytes\": %lld, \"max_tokens\": %lld, \"max_seq_len\": %lld, ",
-         ll(num_pages_ * layout_.page_bytes), ll(max_tokens(num_pages_)), ll(max_seq_len(num_pages_)));
-  append(text, "\"num_groups\": %zu, \"state_slot_bytes\": %lld, ", spec_.groups.size(),
-         ll(layout_.state_slot_bytes));
-  append(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", \"layers\": [", storage_name(spec_.storage),
-         pool_layout_name(spec_.pool_layout));
-  for (size_t i = 0; i < spec_.layers.size(); ++i) {
-    const LayerSpec& layer = spec_.layers[i];
-    append(text,
-           "%s{\"layer\": %d, \"kind\": \"%s\", \"group\": %d, \"num_q_heads\": %d, \"num_kv_heads\": %d, "
-           "\"k_dim\": %d, \"v_dim\": %d, \"window\": %lld, \"chunk\": %lld, ",
-           i == 0 ? "" : ", ", spec_.layer_begin + static_cast<int>(i), json_kind(layer.kind),
-           spec_.layers[static_cast<size_t>(layer.source)].group, layer.num_q_heads, layer.num_kv_heads,
-           layer.k_dim, layer.v_dim, ll(layer.window), ll(layer.chunk));
-    append(text,
-           "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"page_bytes\": %lld, \"bytes_per_token\": %lld, "
-           "\"state_bytes\": %lld}",
-           dtype_name(layer.k_dtype), dtype_name(layer.v_dtype), ll(layout_.layers[i].page_bytes),
-           ll(layout_.layers[i].bytes_per_token), ll(layout_.layers[i].state_bytes));
-  }
-  return text + "]}";
 }
 
 }  // namespace kvc

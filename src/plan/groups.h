@@ -8,21 +8,43 @@ namespace kvc {
 
 struct LayerSpec;
 
-// Layers that see the same keys: one page table per sequence serves all of them. All groups take pages from one pool; layer k of a
-// group lies in slot k of a page.
+// Layers that see the same keys: one page table per sequence serves all of them. All groups take pages from one pool; in a page the layers
+// of a group lie one behind the other. A group without a layer in the pipeline slice has page tables all the same.
 struct GroupSpec {
   std::vector<int32_t> layers;  // local ids, ascending
   bool is_cross = false;        // counts encoder tokens
   int64_t window = 0;           // 0: none
   int64_t chunk = 0;            // 0: none
+  int32_t page_tokens = 0;      // tokens per page
 
   bool is_windowed() const { return window != 0 || chunk != 0; }
+  // For any count: nothing overflows.
+  int64_t pages_for(int64_t num_tokens) const {
+    return num_tokens / page_tokens + (num_tokens % page_tokens != 0 ? 1 : 0);
+  }
 };
 
-// Fills LayerSpec::group and slot and returns the groups, in the order in which their kinds first appear among the layers.
+// First key that the layers of a group show to a query at token `index` (what a sequence's own window hides aside).
+inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
+  if (group.chunk != 0) return index / group.chunk * group.chunk;
+  return group.window != 0 && index >= group.window ? index - group.window + 1 : 0;
+}
+
+struct GroupingOptions {
+  int32_t page_size = 16;        // tokens per page of the widest group
+  bool pads_pages = false;       // of every group
+  int64_t max_seq_len = 0;       // 0: not known
+  int64_t max_cross_len = 0;     // 0: not known
+  int64_t tokens_in_flight = 0;  // that a window keeps beside itself; 0: not known
+};
+
+// Groups of the layers of a whole model (ids are indices) in the order in which their kinds first appear; fills LayerSpec::group.
 //
-// Kinds with many layers are cut into groups of about equal length, by stride, so that a page wastes little room: the length is the
-// largest count when that is below 1.5 times the smallest, else the smallest (the rule of vLLM's hybrid planner).
-std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers);
+// A page has the same bytes for every group, so a group narrower than the widest would leave room. Two things avoid that: a kind with many layers
+// can be cut into several groups, by stride, and a narrow group gets several times page_size tokens into its page. The search in group_search.cc
+// tries all of it and weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and kinds are cut
+// into groups of about equal length, the largest count when that is below 1.5 times the smallest, else the smallest (the rule of vLLM's hybrid
+// planner). One kind is one group, whatever its layers.
+std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

@@ -4,25 +4,39 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
 
 constexpr int64_t kStateAlignment = 64;
 
-// Bounded by the field limits: 65536 heads * 65536 tokens * 1024 dims * 4 bytes * 2 fits int64; sums over layers are checked.
-LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_size) {
+// Where each layer of a group begins and ends in a page.
+struct Extent {
+  int32_t layer;
+  int64_t begin;
+  int64_t end;
+};
+using Extents = std::vector<Extent>;
+
+// Bounded by the field limits: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64; sums over layers are checked.
+LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_tokens) {
   LayerLayout part;
-  const int64_t k_element = kernels::dtype_bytes(layer.k_dtype);
-  const int64_t v_element = kernels::dtype_bytes(layer.v_dtype);
-  const int64_t rows = static_cast<int64_t>(layer.num_kv_heads) * page_size;
-  const int64_t v_dim = layer.v_in_k ? 0 : layer.v_dim;
-  part.alignment = std::max(k_element, v_element);
-  part.k_bytes = rows * layer.k_dim * k_element;
-  part.v_bytes = rows * v_dim * v_element;
-  part.v_offset = layer.v_in_k ? 0 : align_up(part.k_bytes, v_element);
-  part.page_bytes = align_up(std::max(part.k_bytes, part.v_offset + part.v_bytes), part.alignment);
-  part.bytes_per_token = layer.num_kv_heads * (layer.k_dim * k_element + v_dim * v_element);
+  const RowBytes row = row_bytes(layer);
+  const int64_t rows = static_cast<int64_t>(layer.num_kv_heads) * page_tokens;
+  part.alignment = std::max({row.k_alignment, row.v_alignment, row.scale_alignment});
+  part.k_bytes = rows * row.k;
+  part.v_bytes = rows * row.v;
+  part.v_offset = layer.v_in_k ? 0 : align_up(part.k_bytes, row.v_alignment);
+  part.k_scale_bytes = rows * row.k_scale;
+  part.v_scale_bytes = rows * row.v_scale;
+  int64_t end = std::max(part.k_bytes, part.v_offset + part.v_bytes);
+  if (part.k_scale_bytes != 0) {
+    part.k_scale_offset = align_up(end, row.scale_alignment);
+    end = part.k_scale_offset + part.k_scale_bytes + part.v_scale_bytes;
+  }
+  part.page_bytes = align_up(end, part.alignment);
+  part.bytes_per_token = layer.num_kv_heads * row.total();
   return part;
 }
 
@@ -39,37 +53,102 @@ void place_states(const LayerSpec& layer, int32_t id, LayerLayout* part, Layout*
   }
 }
 
+int64_t widest_alignment(const Layout& layout) {
+  int64_t alignment = 1;
+  for (const LayerLayout& layer : layout.layers) alignment = std::max(alignment, layer.alignment);
+  return alignment;
+}
+
+// Layers one behind the other. Where groups lie over each other all parts are aligned alike, so that any boundary can begin a slot.
+Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
+                   int32_t layer_begin) {
+  Extents extents;
+  int64_t end = 0;
+  for (const int32_t layer : group.layers) {
+    const LayerLayout& part = layout.layers[static_cast<size_t>(layer)];
+    const int64_t begin = align_up(end, std::max(part.alignment, shared_alignment));
+    end = begin;
+    add_checked(&end, part.page_bytes, "one page", layer_begin + layer);
+    extents.push_back({layer, begin, end});
+  }
+  return extents;
+}
+
+// No layer of the group lies on both sides.
+bool is_boundary(const Extents& extents, int64_t offset) {
+  const auto next = std::partition_point(extents.begin(), extents.end(),
+                                         [&](const Extent& extent) { return extent.end <= offset; });
+  return next == extents.end() || next->begin >= offset;
+}
+
+// Ascending, the first is 0. Every cut is a beginning in the longest group.
+std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
+  const auto longest = std::max_element(groups.begin(), groups.end(), [](const Extents& a, const Extents& b) {
+    return (a.empty() ? 0 : a.back().end) < (b.empty() ? 0 : b.back().end);
+  });
+  std::vector<int64_t> cuts;
+  for (const Extent& extent : *longest) {
+    const bool cuts_all = std::all_of(groups.begin(), groups.end(),
+                                      [&](const Extents& group) { return is_boundary(group, extent.begin); });
+    if (cuts_all) cuts.push_back(extent.begin);
+  }
+  return cuts;
+}
+
+void place_in_slots(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
+  for (const Extent& extent : extents) {
+    LayerLayout& part = layout->layers[static_cast<size_t>(extent.layer)];
+    const auto slot =
+        static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) - cuts.begin()) - 1;
+    part.slot = static_cast<int32_t>(slot);
+    part.slot_offset = extent.begin - cuts[slot];
+    SlotLayout& place = layout->slots[slot];
+    place.bytes = std::max(place.bytes, extent.end - cuts[slot]);
+    place.alignment = std::max(place.alignment, part.alignment);
+  }
+}
+
+void place_groups(const Spec& spec, Layout* layout) {
+  const int64_t alignment = widest_alignment(*layout);
+  const int64_t shared_alignment = spec.groups.size() > 1 ? alignment : 1;
+  std::vector<Extents> groups;
+  for (const GroupSpec& group : spec.groups) {
+    groups.push_back(pack_group(group, *layout, shared_alignment, spec.layer_begin));
+    layout->group_bytes.push_back(groups.back().empty() ? 0 : groups.back().back().end);
+  }
+  if (groups.empty()) return;
+  const std::vector<int64_t> cuts = cuts_of(groups);
+  for (const int64_t cut : cuts) layout->slots.push_back({.bytes = 0, .offset = cut, .alignment = 1});
+  for (const Extents& extents : groups) place_in_slots(extents, cuts, layout);
+  for (SlotLayout& slot : layout->slots) slot.bytes = align_up(slot.bytes, slot.alignment);
+  // Pages follow each other in the pool: the first layer of the next one must be aligned as well.
+  if (!cuts.empty())
+    layout->page_bytes = align_up(layout->slots.back().offset + layout->slots.back().bytes, alignment);
+}
+
 }  // namespace
 
 Layout make_layout(const Spec& spec) {
   Layout layout;
-  layout.slots.resize(static_cast<size_t>(spec.num_slots()));
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     const LayerSpec& layer = spec.layers[i];
     const int32_t id = spec.layer_begin + static_cast<int32_t>(i);
     LayerLayout part;
     if (layer.keeps_pages()) {
-      part = make_layer_layout(layer, spec.page_size);
-      SlotLayout& slot = layout.slots[static_cast<size_t>(layer.slot)];
-      slot.bytes = std::max(slot.bytes, part.page_bytes);
-      slot.alignment = std::max(slot.alignment, part.alignment);
+      part = make_layer_layout(layer, spec.groups[static_cast<size_t>(layer.group)].page_tokens);
       if (layer.kind != KVC_LAYER_CROSS)
         add_checked(&layout.bytes_per_token, part.bytes_per_token, "a token", id);
     }
     place_states(layer, id, &part, &layout);
     layout.layers.push_back(std::move(part));
   }
-  int64_t widest = 1;
-  for (SlotLayout& slot : layout.slots) {
-    slot.bytes = align_up(slot.bytes, slot.alignment);
-    slot.offset = align_up(layout.page_bytes, slot.alignment);
-    layout.page_bytes = slot.offset;
-    add_checked(&layout.page_bytes, slot.bytes, "one page", spec.layer_end - 1);
-    widest = std::max(widest, slot.alignment);
-  }
-  // Pages follow each other in the pool: the first layer of the next one must be aligned as well.
-  layout.page_bytes = align_up(layout.page_bytes, widest);
+  place_groups(spec, &layout);
   return layout;
+}
+
+void assign_slots(Spec& spec) {
+  const Layout layout = make_layout(spec);
+  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].slot = layout.layers[i].slot;
 }
 
 }  // namespace kvc

@@ -9,7 +9,10 @@
 namespace kvc {
 namespace {
 
+constexpr int64_t kMaxPages = INT32_MAX - 1;
+
 long long ll(int64_t value) { return static_cast<long long>(value); }
+unsigned long long ull(uint64_t value) { return static_cast<unsigned long long>(value); }
 
 // What a borrowed tensor's pages must be aligned to: the elements that lie in it.
 int64_t pool_alignment(const Spec& spec, const Layout& layout, size_t tensor) {
@@ -19,17 +22,89 @@ int64_t pool_alignment(const Spec& spec, const Layout& layout, size_t tensor) {
   return bytes;
 }
 
+int64_t pages_in(uint64_t bytes, int64_t page_bytes) {
+  return static_cast<int64_t>(
+      std::min<uint64_t>(bytes / static_cast<uint64_t>(page_bytes), static_cast<uint64_t>(kMaxPages)));
+}
+
+// Any number of tokens may be asked for: sums stop at the largest integer.
+void add_up_to_max(int64_t* sum, int64_t value) {
+  if (__builtin_add_overflow(*sum, value, sum)) *sum = INT64_MAX;
+}
+
+// The largest number of tokens, at most `most`, whose pages (a count that never decreases) are at most `num_pages`.
+template <typename Pages>
+int64_t most_tokens(int64_t num_pages, int64_t most, const Pages& pages) {
+  int64_t fits = 0, too_many = most + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (pages(middle) <= num_pages ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
 }  // namespace
 
 Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num_pages_(spec_.num_pages) {
   if (spec_.byte_budget != 0) {
-    num_pages_ = pages_for_bytes(spec_.byte_budget);
-    if (num_pages_ == 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
-                "config.byte_budget = %llu holds no page: one takes %lld bytes",
-                static_cast<unsigned long long>(spec_.byte_budget), ll(layout_.page_bytes));
-    }
+    plan_states();
+    plan_pages();
   }
+  if (spec_.host_byte_budget != 0) plan_host_pages();
+  check_pool_tensors();
+  check_pool_size(num_pages_);
+  if (num_pages_ != 0) check_capacity(num_pages_);
+}
+
+uint64_t Plan::set_aside_bytes() const {
+  // Neither factor is large enough to overflow: 2^31 slots of less than 2^57 bytes, bounded by what any budget can be.
+  const auto bytes =
+      static_cast<__uint128_t>(spec_.num_state_slots) * static_cast<__uint128_t>(layout_.state_slot_bytes);
+  return bytes > UINT64_MAX ? UINT64_MAX : static_cast<uint64_t>(bytes);
+}
+
+void Plan::plan_states() {
+  if (layout_.state_slot_bytes == 0) return;
+  if (spec_.byte_budget < set_aside_bytes()) {
+    fail_with(
+        KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(std::min<uint64_t>(set_aside_bytes(), INT64_MAX)),
+        "config.byte_budget = %llu is less than config.num_state_slots = %lld slots of %lld bytes take: %llu",
+        ull(spec_.byte_budget), ll(spec_.num_state_slots), ll(layout_.state_slot_bytes),
+        ull(set_aside_bytes()));
+  }
+  if (spec_.groups.empty()) {
+    // Nothing but states: they are what the pages are for.
+    layout_.page_bytes = layout_.state_slot_bytes;
+    state_slot_pages_ = 1;
+  } else if (spec_.num_state_slots == 0 && layout_.page_bytes != 0) {
+    state_slot_pages_ = ceil_div(layout_.state_slot_bytes, layout_.page_bytes);
+  }
+}
+
+void Plan::plan_pages() {
+  if (layout_.page_bytes == 0) {
+    fail_with(KVC_E_INVALID_ARGUMENT, 0,
+              "config.byte_budget = %llu, but no layer here keeps anything that grows: give config.num_pages",
+              ull(spec_.byte_budget));
+  }
+  num_pages_ = pages_for_bytes(spec_.byte_budget);
+  if (num_pages_ == 0) {
+    fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
+              "config.byte_budget = %llu holds no page: one takes %lld bytes", ull(spec_.byte_budget),
+              ll(layout_.page_bytes));
+  }
+}
+
+void Plan::plan_host_pages() {
+  if (layout_.page_bytes != 0) num_host_pages_ = pages_in(spec_.host_byte_budget, layout_.page_bytes);
+  if (num_host_pages_ == 0) {
+    fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
+              "config.host_byte_budget = %llu holds no page: one takes %lld bytes",
+              ull(spec_.host_byte_budget), ll(layout_.page_bytes));
+  }
+}
+
+void Plan::check_pool_tensors() const {
   for (size_t i = 0; i < spec_.pool_tensors.size(); ++i) {
     const bool page_first = spec_.pool_layout == KVC_POOL_PAGE_FIRST;
     const int64_t expected = page_first ? layout_.page_bytes : layout_.slots[i].bytes;
@@ -47,60 +122,78 @@ Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num
            static_cast<int>(alignment));
     }
   }
-  check_pool_size(num_pages_);
-  if (num_pages_ != 0) check_capacity(num_pages_);
 }
 
 int64_t Plan::max_seq_len(int64_t num_pages) const {
-  // request_pages never decreases: the largest length that still fits, by bisection.
-  int64_t fits = 0, too_many = (spec_.max_seq_len == 0 ? kMaxSequenceLength : spec_.max_seq_len) + 1;
-  while (too_many - fits > 1) {
-    const int64_t middle = fits + (too_many - fits) / 2;
-    (request_pages(middle) <= num_pages ? fits : too_many) = middle;
-  }
-  return fits;
-}
-
-int64_t Plan::pages_for_tokens(int64_t num_tokens) const {
-  return num_tokens / spec_.page_size + (num_tokens % spec_.page_size != 0 ? 1 : 0);
+  const int64_t most = spec_.max_seq_len == 0 ? kMaxSequenceLength : spec_.max_seq_len;
+  return most_tokens(num_pages, most, [&](int64_t tokens) { return request_pages(tokens); });
 }
 
 int64_t Plan::request_pages(int64_t num_tokens) const {
-  int64_t pages = 0;
-  // Any number of tokens may be asked for: sums stop at the largest integer.
-  const auto add = [&](int64_t more) {
-    if (__builtin_add_overflow(pages, more, &pages)) pages = INT64_MAX;
-  };
-  for (const GroupSpec& group : spec_.groups) {
-    if (group.is_cross) {
-      if (num_tokens > 0) add(pages_for_tokens(spec_.max_cross_len));
-      continue;
-    }
-    const int64_t whole = pages_for_tokens(num_tokens);
-    if (!group.is_windowed()) {
-      add(whole);
-      continue;
-    }
-    // What the first query of a forward sees behind it, the forward itself, and one page for a window that straddles an edge.
-    const int64_t per_forward =
-        spec_.max_tokens_per_forward == 0 ? num_tokens : std::min(num_tokens, spec_.max_tokens_per_forward);
-    const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
-    add(behind > INT64_MAX - 1 - per_forward ? whole
-                                             : std::min(whole, pages_for_tokens(behind + per_forward) + 1));
-  }
+  int64_t pages = num_tokens > 0 ? 2 * state_slot_pages_ : 0;
+  for (const GroupSpec& group : spec_.groups) add_up_to_max(&pages, request_pages(group, num_tokens));
   return pages;
 }
 
+int64_t Plan::request_pages(const GroupSpec& group, int64_t num_tokens) const {
+  const int64_t whole = group.pages_for(group.is_cross ? kept_tokens(group, num_tokens) : num_tokens);
+  if (!group.is_windowed()) return whole;
+  // One page more for a window that straddles an edge.
+  return std::min(whole, group.pages_for(kept_tokens(group, num_tokens)) + 1);
+}
+
+int64_t Plan::kept_tokens(const GroupSpec& group, int64_t num_tokens) const {
+  if (group.is_cross) return num_tokens > 0 ? spec_.max_cross_len : 0;
+  if (!group.is_windowed()) return num_tokens;
+  // What the first query of a forward sees behind it, and the forwards themselves.
+  const int64_t in_flight =
+      spec_.tokens_in_flight() == 0 ? num_tokens : std::min(num_tokens, spec_.tokens_in_flight());
+  const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
+  return behind > num_tokens - in_flight ? num_tokens : behind + in_flight;
+}
+
 int64_t Plan::max_tokens(int64_t num_pages) const {
-  const auto tables = std::count_if(spec_.groups.begin(), spec_.groups.end(),
-                                    [](const GroupSpec& group) { return !group.is_cross; });
-  return tables == 0 ? 0 : num_pages / tables * spec_.page_size;
+  int64_t widest = 0;
+  for (const GroupSpec& group : spec_.groups) {
+    if (!group.is_cross) widest = std::max<int64_t>(widest, group.page_tokens);
+  }
+  return most_tokens(num_pages, num_pages * widest, [&](int64_t tokens) {
+    int64_t pages = 0;
+    for (const GroupSpec& group : spec_.groups) {
+      if (!group.is_cross) add_up_to_max(&pages, group.pages_for(tokens));
+    }
+    return pages;
+  });
 }
 
 int64_t Plan::pages_for_bytes(uint64_t byte_budget) const {
-  if (layout_.page_bytes == 0) return 0;
-  const uint64_t pages = byte_budget / static_cast<uint64_t>(layout_.page_bytes);
-  return static_cast<int64_t>(std::min<uint64_t>(pages, INT32_MAX - 1));
+  // Where pages are states, a limit of slots sets nothing aside.
+  const uint64_t aside = spec_.groups.empty() ? 0 : set_aside_bytes();
+  if (layout_.page_bytes == 0 || byte_budget < aside) return 0;
+  return pages_in(byte_budget - aside, layout_.page_bytes);
+}
+
+int64_t Plan::reference_tokens() const {
+  return spec_.max_seq_len != 0 ? spec_.max_seq_len : max_seq_len(num_pages_);
+}
+
+double Plan::concurrency() const {
+  const int64_t needed = request_pages(reference_tokens());
+  return needed == 0 ? 0 : static_cast<double>(num_pages_) / static_cast<double>(needed);
+}
+
+double Plan::waste() const {
+  const int64_t tokens = reference_tokens();
+  const double taken = static_cast<double>(request_pages(tokens)) * static_cast<double>(layout_.page_bytes);
+  if (taken == 0) return 0;
+  double kept = state_slot_pages_ == 0 ? 0 : 2.0 * static_cast<double>(layout_.state_slot_bytes);
+  for (const GroupSpec& group : spec_.groups) {
+    int64_t bytes_per_token = 0;
+    for (const int32_t layer : group.layers)
+      bytes_per_token += layout_.layers[static_cast<size_t>(layer)].bytes_per_token;
+    kept += static_cast<double>(kept_tokens(group, tokens)) * static_cast<double>(bytes_per_token);
+  }
+  return std::clamp(1 - kept / taken, 0.0, 1.0);
 }
 
 void Plan::check_capacity(int64_t num_pages) const {

@@ -1,8 +1,10 @@
 #include "src/plan/spec.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "src/base/error.h"
+#include "src/plan/layout.h"
 #include "src/plan/spec_parts.h"
 
 namespace kvc {
@@ -41,14 +43,32 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
   }
 }
 
-int32_t Spec::num_slots() const {
+int32_t Spec::num_page_slots() const {
+  int32_t count = 0;
+  for (const LayerSpec& layer : layers) count = std::max(count, layer.slot + 1);
+  return count;
+}
+
+int32_t Spec::longest_group() const {
   size_t longest = 0;
   for (const GroupSpec& group : groups) longest = std::max(longest, group.layers.size());
   return static_cast<int32_t>(longest);
 }
 
+int32_t Spec::prefix_block() const {
+  int32_t block = page_size;
+  for (const GroupSpec& group : groups) {
+    if (!group.is_cross) block = std::lcm(block, group.page_tokens);
+  }
+  return block;
+}
+
 bool Spec::has_kind(kvc_layer_kind kind) const {
   return std::any_of(layers.begin(), layers.end(), [&](const LayerSpec& layer) { return layer.kind == kind; });
+}
+
+bool Spec::has_cross() const {
+  return std::any_of(groups.begin(), groups.end(), [](const GroupSpec& group) { return group.is_cross; });
 }
 
 bool Spec::has_windows() const {
@@ -67,16 +87,13 @@ bool Spec::has_rope_mode(kvc_rope_mode mode) const {
 
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) {
   Spec spec;
-  refuse_unless(config.flags == 0, "config.flags", static_cast<int64_t>(config.flags), "0 is");
+  refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES}) == 0, "config.flags",
+                static_cast<int64_t>(config.flags), "PAD_PAGES (1) is");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
   refuse_unless(device == 0 || device == kDLCPU, "config.device.device_type", device,
                 "this build serves the CPU (1)");
   refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id,
                 "the CPU is device 0");
-  refuse_unless(config.forwards_in_flight == 0 || config.forwards_in_flight == 1, "config.forwards_in_flight",
-                config.forwards_in_flight, "0 and 1 are");
-  refuse_unless(config.host_byte_budget == 0, "config.host_byte_budget",
-                static_cast<int64_t>(config.host_byte_budget), "0 is");
   refuse_unless(config.reserved == 0, "config.reserved", config.reserved, "0 is");
   spec.page_size = config.page_size == 0 ? 16 : config.page_size;
   check_range("config.page_size", spec.page_size, 1, kMaxPageSize);
@@ -86,6 +103,12 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   check_range("config.max_cross_len", config.max_cross_len, 0, kMaxSequenceLength);
   check_range("config.num_threads", config.num_threads, 0, 4096);
   check_range("config.cpu_isa", config.cpu_isa, KVC_CPU_ISA_AUTO, KVC_CPU_ISA_AVX512_BF16);
+  check_range("config.forwards_in_flight", config.forwards_in_flight, 0, kMaxForwardsInFlight);
+  check_range("config.event_capacity", config.event_capacity, 0, kMaxEventCapacity);
+  spec.pads_pages = (config.flags & KVC_CONFIG_PAD_PAGES) != 0;
+  spec.forwards_in_flight = std::max(1, config.forwards_in_flight);
+  spec.host_byte_budget = config.host_byte_budget;
+  spec.event_capacity = config.event_capacity;
   spec.max_seqs = config.max_seqs;
   spec.max_tokens_per_forward = config.max_tokens_per_forward;
   spec.max_seq_len = config.max_seq_len;
@@ -104,7 +127,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
          spec.layer_begin, spec.layer_end);
   }
   read_layers(layers, spec);
-  spec.groups = make_groups(spec.layers);
+  assign_slots(spec);
   read_state_options(config, spec);
   read_storage(config, spec);
   read_hooks(config, spec);

@@ -32,6 +32,10 @@ struct LayerSpec {
   int32_t v_dim = 0;
   kernels::DType k_dtype = kernels::DType::kBF16;
   kernels::DType v_dtype = kernels::DType::kBF16;
+  kvc_quant quant =
+      KVC_QUANT_NONE;  // else k_type and v_type say what lies in the pages, k_dtype and v_dtype mean nothing
+  DLDataType k_type{};
+  DLDataType v_type{};
   int32_t rope = -1;
   bool v_in_k = false;          // V is the beginning of the K row: MLA, K = V
   int64_t window = 0;           // 0: none
@@ -43,9 +47,10 @@ struct LayerSpec {
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
   int32_t group = -1;  // of the pages it keeps; -1: none
-  int32_t slot = -1;   // in a page
+  int32_t slot = -1;   // of a page, where it lies: Layout::slots
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
+  bool is_quantised() const { return quant != KVC_QUANT_NONE; }
   bool is_mla() const { return latent_rank != 0; }
   bool keeps_pages() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;
@@ -76,6 +81,10 @@ struct Spec {
   std::vector<LayerSpec> layers;  // of the slice
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
+  bool pads_pages = false;  // KVC_CONFIG_PAD_PAGES
+  int32_t forwards_in_flight = 1;
+  uint64_t host_byte_budget = 0;
+  int64_t event_capacity = 0;
   int32_t max_seqs = 0;                // 0: no limit
   int64_t max_tokens_per_forward = 0;  // 0: no limit
   int64_t max_seq_len = 0;             // 0: what the pages hold
@@ -95,8 +104,18 @@ struct Spec {
   kvc_executor executor{};
 
   int32_t num_local_layers() const { return layer_end - layer_begin; }
-  int32_t num_slots() const;  // layers that a page has room for
+  // That a window keeps beside itself; 0: no limit.
+  int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
+  int32_t page_tokens(int32_t local_layer) const {  // of its group; the layer keeps pages or shares them
+    const LayerSpec& source = layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
+    return groups[static_cast<size_t>(source.group)].page_tokens;
+  }
+  int32_t num_page_slots() const;  // parts that a page is cut into
+  int32_t longest_group() const;   // layers
+  int32_t prefix_block() const;    // least common multiple of the groups' page_tokens, encoder tokens aside
   bool has_kind(kvc_layer_kind kind) const;
+  // A group of encoder tokens, also when its layers are in another slice: all slices keep the same tables.
+  bool has_cross() const;
   bool has_states() const { return has_kind(KVC_LAYER_STATE); }
   bool has_windows() const;           // a group with window or chunk
   int32_t num_position_rows() const;  // the most rope sections of any layer, at least 1
@@ -112,6 +131,8 @@ constexpr int32_t kMaxHeads = 65536;
 constexpr int32_t kMaxLayers = 65536;
 constexpr int32_t kMaxStates = 16;
 constexpr int32_t kMaxStateRank = 8;
+constexpr int32_t kMaxForwardsInFlight = 64;
+constexpr int64_t kMaxEventCapacity = int64_t{1} << 24;
 
 // The C structs of one layer, read by the sized-struct rules.
 struct LayerInput {

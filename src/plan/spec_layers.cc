@@ -7,6 +7,8 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/tensor.h"
+#include "src/plan/groups.h"
+#include "src/plan/rows.h"
 #include "src/plan/spec_parts.h"
 
 namespace kvc {
@@ -16,6 +18,10 @@ using kernels::DType;
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
+bool same_type(DLDataType a, DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
+
 class LayerReader {
  public:
   LayerReader(const LayerInput& input, size_t index) : input_(input), in_(input.layer), index_(index) {}
@@ -24,7 +30,8 @@ class LayerReader {
   LayerSpec read() {
     refuse_unless(in_.kind >= KVC_LAYER_ATTENTION && in_.kind <= KVC_LAYER_NONE, field("kind").c_str(),
                   in_.kind, "ATTENTION (0) to NONE (5) are");
-    refuse_unless(in_.quant == KVC_QUANT_NONE, field("quant").c_str(), in_.quant, "NONE (0) is");
+    refuse_unless(in_.quant >= KVC_QUANT_NONE && in_.quant <= KVC_QUANT_BLOCK16, field("quant").c_str(),
+                  in_.quant, "NONE (0) to BLOCK16 (3) are");
     refuse_unless(in_.reserved == 0, field("reserved").c_str(), in_.reserved, "0 is");
     refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags, "V_IS_K (1) is");
     spec_.kind = in_.kind;
@@ -69,6 +76,7 @@ class LayerReader {
   }
 
   void refuse_heads() const {
+    refuse_field("quant", in_.quant);
     refuse_field("num_q_heads", in_.num_q_heads);
     refuse_field("num_kv_heads", in_.num_kv_heads);
     refuse_field("k_dim", in_.k_dim);
@@ -92,11 +100,57 @@ class LayerReader {
     spec_.chunk = in_.chunk;
   }
 
+  // SHARED layers store as their source does; STATE and NONE layers store no rows.
+  void read_storage_types() {
+    spec_.quant = in_.quant;
+    if (spec_.quant == KVC_QUANT_NONE) {
+      spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
+      spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
+      spec_.k_type = dtype_to_dlpack(spec_.k_dtype);
+      spec_.v_type = dtype_to_dlpack(spec_.v_dtype);
+      return;
+    }
+    spec_.k_type =
+        quantised_type(is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
+    spec_.v_type = is_unset(in_.v_dtype) ? spec_.k_type : quantised_type(in_.v_dtype, "v_dtype");
+  }
+
+  static bool is_unset(DLDataType type) { return type.code == 0 && type.bits == 0 && type.lanes == 0; }
+
+  DLDataType quantised_type(DLDataType type, const char* name) const {
+    if (!stores_type(in_.quant, type)) {
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.quant, "%s = %s with quant = %s (%d): expected %s",
+                field(name).c_str(), describe(type).text, quant_name(in_.quant), in_.quant,
+                quant_types(in_.quant));
+    }
+    return type;
+  }
+
+  // Rows of 4-bit elements begin at bytes; blocks that share a scale are whole.
+  void check_quantised_dim(int32_t dim, DLDataType type, const char* name) const {
+    if (!spec_.is_quantised()) return;
+    const int32_t unit = spec_.quant == KVC_QUANT_BLOCK16 ? kScaleBlock : type.bits == 4 ? 2 : 1;
+    if (dim % unit != 0) {
+      fail_with(KVC_E_INVALID_ARGUMENT, dim, "%s = %d with %s and quant = %s (%d): expected a multiple of %d",
+                field(name).c_str(), dim, describe(type).text, quant_name(in_.quant), in_.quant, unit);
+    }
+  }
+
+  void refuse_scales_inside_rows(const char* name, int64_t value) const {
+    if (spec_.is_quantised() && spec_.quant != KVC_QUANT_PER_TENSOR) {
+      fail_with(KVC_E_UNSUPPORTED, in_.quant,
+                "%s = %s (%d) with %s = %lld is not supported: where V lies inside K, NONE (0) and "
+                "PER_TENSOR (1) are",
+                field("quant").c_str(), quant_name(in_.quant), in_.quant, name, ll(value));
+    }
+  }
+
   DType storage_type(DLDataType type, DType fallback, const char* name) const {
-    if (type.code == 0 && type.bits == 0 && type.lanes == 0) return fallback;
+    if (is_unset(type)) return fallback;
     DType dtype;
     if (!dtype_from_dlpack(type, &dtype)) {
-      fail(KVC_E_UNSUPPORTED, "%s = %s is not supported: storage is float32, float16 or bfloat16",
+      fail(KVC_E_UNSUPPORTED,
+           "%s = %s is not supported: storage is float32, float16 or bfloat16, other types need quant",
            field(name).c_str(), describe(type).text);
     }
     return dtype;
@@ -119,15 +173,17 @@ class LayerReader {
     read_query_heads();
     spec_.k_dim = in_.k_dim;
     spec_.v_dim = in_.v_dim == 0 ? in_.k_dim : in_.v_dim;
-    spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
-    spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
+    read_storage_types();
+    check_quantised_dim(spec_.k_dim, spec_.k_type, "k_dim");
+    check_quantised_dim(spec_.v_dim, spec_.v_type, "v_dim");
     spec_.v_in_k = (in_.flags & KVC_LAYER_V_IS_K) != 0;
-    if (spec_.v_in_k && (spec_.v_dim != spec_.k_dim || spec_.v_dtype != spec_.k_dtype)) {
+    if (spec_.v_in_k && (spec_.v_dim != spec_.k_dim || !same_type(spec_.v_type, spec_.k_type))) {
       fail_with(KVC_E_INVALID_ARGUMENT, spec_.v_dim,
                 "%s = V_IS_K with v_dim = %d of type %s and k_dim = %d of type %s: they must be equal",
-                field("flags").c_str(), spec_.v_dim, dtype_name(spec_.v_dtype), spec_.k_dim,
-                dtype_name(spec_.k_dtype));
+                field("flags").c_str(), spec_.v_dim, describe(spec_.v_type).text, spec_.k_dim,
+                describe(spec_.k_type).text);
     }
+    if (spec_.v_in_k) refuse_scales_inside_rows("flags", in_.flags);
   }
 
   void read_mla() {
@@ -153,12 +209,12 @@ class LayerReader {
     spec_.k_dim = in_.latent_rank + in_.latent_rope_dim;
     spec_.v_dim = in_.latent_rank;
     spec_.v_in_k = true;
-    spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
-    spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
-    if (spec_.v_dtype != spec_.k_dtype) {
+    read_storage_types();
+    if (!same_type(spec_.v_type, spec_.k_type)) {
       fail(KVC_E_INVALID_ARGUMENT, "%s = %s differs from k_dtype = %s: one latent row holds both",
-           field("v_dtype").c_str(), dtype_name(spec_.v_dtype), dtype_name(spec_.k_dtype));
+           field("v_dtype").c_str(), describe(spec_.v_type).text, describe(spec_.k_type).text);
     }
+    refuse_scales_inside_rows("latent_rank", in_.latent_rank);
     spec_.self_k_dim = in_.k_dim;
     spec_.self_v_dim = in_.v_dim == 0 ? in_.k_dim : in_.v_dim;
   }
@@ -225,6 +281,7 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   must_match("num_kv_heads", in.num_kv_heads, source.num_kv_heads);
   must_match("k_dim", in.k_dim, source.k_dim);
   must_match("v_dim", in.v_dim, source.v_dim);
+  must_match("quant", in.quant, source.quant);
   check_range(reader.field("num_q_heads").c_str(), in.num_q_heads, 0, kMaxHeads);
   if (in.num_q_heads % source.num_kv_heads != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, in.num_q_heads,
@@ -237,6 +294,27 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   spec.num_q_heads = q_heads;
   spec.source = in.source_layer;
   spec.self_k_dim = spec.self_v_dim = 0;
+}
+
+// The groups of the whole model, so that all slices agree on them, with the layers and ids of this one.
+void take_slice(std::vector<LayerSpec> model, Spec& spec) {
+  spec.groups = make_groups(model, {.page_size = spec.page_size,
+                                    .pads_pages = spec.pads_pages,
+                                    .max_seq_len = spec.max_seq_len,
+                                    .max_cross_len = spec.max_cross_len,
+                                    .tokens_in_flight = spec.tokens_in_flight()});
+  for (GroupSpec& group : spec.groups) {
+    std::vector<int32_t> here;
+    for (const int32_t layer : group.layers) {
+      if (layer >= spec.layer_begin && layer < spec.layer_end) here.push_back(layer - spec.layer_begin);
+    }
+    group.layers = std::move(here);
+  }
+  for (int32_t index = spec.layer_begin; index < spec.layer_end; ++index) {
+    LayerSpec& layer = spec.layers.emplace_back(std::move(model[static_cast<size_t>(index)]));
+    layer.source =
+        layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin : index - spec.layer_begin;
+  }
 }
 
 }  // namespace
@@ -266,14 +344,12 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
                   ropes[static_cast<size_t>(layer.source)].mode);
       }
     }
-    ropes.push_back(rope);
-    model.push_back(layer);
-    if (index < spec.layer_begin || index >= spec.layer_end) continue;
-    layer.rope = shared_rope_index(spec.ropes, rope);
-    layer.source = layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin
-                                                  : static_cast<int32_t>(spec.layers.size());
-    spec.layers.push_back(std::move(layer));
+    const bool is_here = index >= spec.layer_begin && index < spec.layer_end;
+    if (is_here) layer.rope = shared_rope_index(spec.ropes, rope);
+    ropes.push_back(std::move(rope));
+    model.push_back(std::move(layer));
   }
+  take_slice(std::move(model), spec);
 }
 
 }  // namespace kvc

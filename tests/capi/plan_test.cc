@@ -208,13 +208,11 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
   for (const kvc_layer_kind kind : {-1, KVC_LAYER_NONE + 1}) {
     refused("layers[1].kind", std::to_string(kind).c_str(), [&](Model& m) { m.layers[1].kind = kind; });
   }
-  refused("quant", "1", [](Model& m) { m.layers[0].quant = KVC_QUANT_PER_TENSOR; });
-  refused("quant", "2", [](Model& m) { m.layers[0].quant = KVC_QUANT_PER_TOKEN_HEAD; });
+  for (const kvc_quant quant : {-1, KVC_QUANT_BLOCK16 + 1})
+    refused("layers[0].quant", std::to_string(quant).c_str(), [&](Model& m) { m.layers[0].quant = quant; });
   refused("k_dtype", "int8", [](Model& m) { m.layers[0].k_dtype = {kDLInt, 8, 1}; });
   refused("v_dtype", "float64", [](Model& m) { m.layers[0].v_dtype = {kDLFloat, 64, 1}; });
-  refused("forwards_in_flight", "2", [](Model& m) { m.config.forwards_in_flight = 2; });
-  refused("host_byte_budget", "4096", [](Model& m) { m.config.host_byte_budget = 4096; });
-  refused("flags", "1", [](Model& m) { m.config.flags = 1; });
+  refused("flags", "2", [](Model& m) { m.config.flags = 2; });
   refused("reserved", "5", [](Model& m) { m.config.reserved = 5; });
   refused("device", "2", [](Model& m) { m.config.device = {kDLCUDA, 0}; });
   refused("storage", "3", [](Model& m) { m.config.storage = 3; });
@@ -254,6 +252,13 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   refused(KVC_E_OUT_OF_RANGE, "max_tokens_per_forward", "-1",
           [](Model& m) { m.config.max_tokens_per_forward = -1; });
   refused(KVC_E_OUT_OF_RANGE, "max_seq_len", "-1", [](Model& m) { m.config.max_seq_len = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "-1", [](Model& m) { m.config.forwards_in_flight = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "65", [](Model& m) { m.config.forwards_in_flight = 65; });
+  refused(KVC_E_OUT_OF_RANGE, "event_capacity", "-1", [](Model& m) { m.config.event_capacity = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "event_capacity", "16777217",
+          [](Model& m) { m.config.event_capacity = (1 << 24) + 1; });
+  refused(KVC_E_INVALID_ARGUMENT, "host_byte_budget", "831",
+          [](Model& m) { m.config.host_byte_budget = 4 * (2 * 16 * 4 + 2 * 10 * 4) - 1; });
   refused(KVC_E_OUT_OF_RANGE, "num_threads", "-1", [](Model& m) { m.config.num_threads = -1; });
   refused(KVC_E_OUT_OF_RANGE, "cpu_isa", "99", [](Model& m) { m.config.cpu_isa = 99; });
   refused(KVC_E_OUT_OF_RANGE, "num_kv_heads", "0", [](Model& m) { m.layers[0].num_kv_heads = 0; });

@@ -49,6 +49,13 @@ class ConfigBox {
     config.pool_layout = static_cast<kvc_pool_layout>(input.choose(2));
     make_layers(input, config);
     if (input.one_in(3)) make_host(input, config);
+    if (input.one_in(3)) config.flags = KVC_CONFIG_PAD_PAGES;
+    if (input.one_in(4)) config.forwards_in_flight = static_cast<int32_t>(input.choose(70));
+    if (input.one_in(4)) config.host_byte_budget = input.take(2) * (1 + input.choose(16));
+    if (input.one_in(4)) config.event_capacity = static_cast<int64_t>(input.take(2));
+    if (config.storage != KVC_STORAGE_BORROWED && input.one_in(4))
+      config.byte_budget = input.take(3), config.num_pages = input.one_in(8) ? config.num_pages : 0;
+    if (input.one_in(8)) config.num_state_slots = static_cast<int64_t>(input.choose(40));
     if (config.storage == KVC_STORAGE_BORROWED || input.one_in(8)) make_pool(input, config);
     if (input.one_in(16)) config.ext = &ext_;
     const int32_t num_layers = config.num_layers;
@@ -86,6 +93,7 @@ class ConfigBox {
       layer.v_dim = input.one_in(3) ? 16 : 0;
       if (input.one_in(3)) layer.rope = make_rope(input, layer.k_dim);
       if (input.one_in(3)) make_kind(input, layer, static_cast<int32_t>(i));
+      if (input.one_in(4)) make_quantised(input, layer);
       const int32_t num_states = layer.num_states;
       if (input.one_in(2))
         mutate(input, &layer, sizeof(layer), {offsetof(kvc_layer, rope), offsetof(kvc_layer, states)});
@@ -116,6 +124,20 @@ class ConfigBox {
       case KVC_LAYER_NONE: layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0; break;
       default: break;
     }
+  }
+
+  // Mostly a type that the kind of quantisation stores, and dims that fit it.
+  void make_quantised(Input& input, kvc_layer& layer) {
+    static constexpr std::array<DLDataType, 6> kTypes = {{{kDLFloat8_e4m3fn, 8, 1},
+                                                          {kDLInt, 8, 1},
+                                                          {kDLFloat8_e5m2, 8, 1},
+                                                          {kDLInt, 4, 1},
+                                                          {kDLFloat4_e2m1fn, 4, 1},
+                                                          {kDLInt, 16, 1}}};
+    layer.quant = static_cast<kvc_quant>(1 + input.choose(3));
+    if (layer.quant == KVC_QUANT_BLOCK16 && layer.k_dim > 0) layer.k_dim = 16 * (1 + layer.k_dim / 16);
+    layer.k_dtype = kTypes[layer.quant == KVC_QUANT_BLOCK16 && !input.one_in(8) ? 4 : input.choose(6)];
+    if (input.one_in(4)) layer.v_dtype = kTypes[input.choose(6)];
   }
 
   void make_states(Input& input, kvc_layer& layer) {
@@ -183,6 +205,20 @@ class ConfigBox {
     config.executor = reinterpret_cast<const kvc_executor*>(parts_.back().data());
   }
 
+  // Bytes of each slot of a page.
+  static std::vector<uint64_t> slots_of(const kvc_plan* plan, const kvc_config& config) {
+    std::vector<uint64_t> bytes;
+    for (int32_t layer = 0; layer < config.num_layers; ++layer) {
+      kvc_layer_info info{};
+      info.struct_size = sizeof(info);
+      KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &info, nullptr) == KVC_OK);
+      if (info.slot < 0) continue;
+      bytes.resize(std::max(bytes.size(), static_cast<size_t>(info.slot) + 1));
+      bytes[static_cast<size_t>(info.slot)] = info.slot_bytes;
+    }
+    return bytes;
+  }
+
   // Tensors that are right for unmutated layers in most cases, in a pool of generous size.
   void make_pool(Input& input, kvc_config& config) {
     constexpr int64_t kElements = int64_t{1} << 17;
@@ -196,6 +232,9 @@ class ConfigBox {
     owned.num_pages = 1;
     owned.num_pool_tensors = 0;
     const bool known = kvc_plan_create(&owned, &sized, nullptr) == KVC_OK;
+    const std::vector<uint64_t> slot_bytes = known ? slots_of(sized, config) : std::vector<uint64_t>();
+    if (known && config.num_pool_tensors != 1 && slot_bytes.size() <= 3)
+      config.num_pool_tensors = static_cast<int32_t>(slot_bytes.size());
     for (int32_t i = 0; i < config.num_pool_tensors; ++i) {
       uint64_t page_bytes = 64;
       if (known && config.num_pool_tensors == 1) {
@@ -203,11 +242,8 @@ class ConfigBox {
         info.struct_size = sizeof(info);
         KVC_FUZZ_CHECK(kvc_plan_info_get(sized, &info, nullptr) == KVC_OK);
         page_bytes = info.page_bytes;
-      } else if (known) {
-        kvc_layer_info info{};
-        info.struct_size = sizeof(info);
-        KVC_FUZZ_CHECK(kvc_plan_layer_get(sized, i, &info, nullptr) == KVC_OK);
-        page_bytes = info.page_bytes;
+      } else if (static_cast<size_t>(i) < slot_bytes.size()) {
+        page_bytes = slot_bytes[static_cast<size_t>(i)];
       }
       const int64_t elements = static_cast<int64_t>(std::min<uint64_t>(page_bytes, kElements));
       shapes_[static_cast<size_t>(i)] = {kElements / std::max<int64_t>(elements, 1), elements, 1, 1};

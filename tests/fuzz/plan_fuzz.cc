@@ -77,13 +77,21 @@ void check_string(Write write) {
 }
 
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
-  KVC_FUZZ_CHECK(info.page_size > 0 && (info.page_bytes > 0) == (info.num_groups > 0) && info.num_pages >= 0);
+  KVC_FUZZ_CHECK(info.page_size > 0 && info.num_pages >= 0);
+  // Models of nothing but states and a byte budget have pages without a group.
+  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_slots > 0 || info.state_slot_pages > 0));
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
   KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
                  info.layer_end <= info.num_layers);
+  KVC_FUZZ_CHECK(info.prefix_block % info.page_size == 0 && info.prefix_block <= 64 * info.page_size);
+  KVC_FUZZ_CHECK(info.forwards_in_flight >= 1 && info.forwards_in_flight <= 64);
+  KVC_FUZZ_CHECK(info.waste >= 0 && info.waste <= 1 && info.concurrency >= 0);
   int64_t pages = -1;
-  KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes, &pages, nullptr) == KVC_OK &&
-                 (info.num_groups == 0 || pages == info.num_pages));
+  const bool sets_aside = info.num_groups > 0 && info.num_state_slots > 0;
+  const uint64_t aside = sets_aside ? info.state_slot_bytes * static_cast<uint64_t>(info.num_state_slots) : 0;
+  KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes + aside, &pages, nullptr) == KVC_OK &&
+                 (info.page_bytes == 0 || pages == info.num_pages));
+  KVC_FUZZ_CHECK(kvc_plan_min_pages(&plan, 1, &pages, nullptr) == KVC_OK && pages == info.num_pages);
   if (info.num_pages > 0) {
     KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK &&
                    pages <= info.num_pages);
@@ -96,7 +104,10 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     kvc_layer_info one{};
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
-    KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups && one.page_bytes <= one.slot_bytes);
+    KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups &&
+                   one.slot_offset + one.page_bytes <= one.slot_bytes);
+    KVC_FUZZ_CHECK(one.k_page_bytes + one.v_page_bytes + one.k_scale_bytes + one.v_scale_bytes <=
+                   one.page_bytes);
     if (one.group >= 0) group_bytes[static_cast<size_t>(one.group)] += one.page_bytes;
   }
   for (int32_t group = 0; group < info.num_groups; ++group) {
@@ -105,6 +116,7 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     KVC_FUZZ_CHECK(kvc_plan_group_get(plan, group, &one, nullptr) == KVC_OK);
     KVC_FUZZ_CHECK(one.page_bytes == group_bytes[static_cast<size_t>(group)] &&
                    one.page_bytes + one.padding_bytes == info.page_bytes);
+    KVC_FUZZ_CHECK(one.page_tokens % info.page_size == 0 && (one.first_layer < 0) == (one.num_layers == 0));
   }
   get_sized<kvc_layer_info>(
       input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });

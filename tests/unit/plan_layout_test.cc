@@ -74,18 +74,18 @@ TEST(Groups, OneKindOfLayersIsOneGroupAndEveryLayerItsSlot) {
 TEST(Groups, ManyWindowLayersAreCutByStrideIntoGroupsAsLongAsTheFullOne) {
   const Spec spec = spec_of(five_to_one(12), 16);  // 10 windows, 2 full
   ASSERT_EQ(spec.groups.size(), 6u);
-  EXPECT_EQ(spec.num_slots(), 2);
+  EXPECT_EQ(spec.num_page_slots(), 2);
   EXPECT_EQ(spec.groups[0].layers, (std::vector<int32_t>{0, 6}));
   EXPECT_EQ(spec.groups[5].layers, (std::vector<int32_t>{5, 11}));
   EXPECT_EQ(spec.groups[0].window, 1024);
   EXPECT_EQ(spec.groups[5].window, 0);
 }
 
-TEST(Groups, NearlyEqualCountsStayWhole) {
+TEST(Groups, NearlyEqualCountsStayWholeWherePagesArePadded) {
   const Spec spec = spec_of({window_layer(1, 1, 8, 4), attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 4),
                              attention_layer(1, 1, 8, 8), attention_layer(1, 1, 8, 8),
                              window_layer(1, 1, 8, 4), attention_layer(1, 1, 8, 8)},
-                            16);
+                            16, {.pads_pages = true});
   EXPECT_EQ(spec.groups.size(), 2u) << "4 full layers are fewer than 1.5 times 3 windows";
 }
 

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/plan/layout.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -38,14 +39,17 @@ inline LayerSpec state_layer(std::vector<int64_t> shape) {
   return layer;
 }
 
-// With groups made and every layer its own source, as make_spec leaves it.
-inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size) {
+// With groups and slots made and every layer its own source, as make_spec leaves it.
+inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size, const GroupingOptions& options = {}) {
   Spec spec;
   spec.page_size = page_size;
   spec.num_layers = spec.layer_end = static_cast<int32_t>(layers.size());
   spec.layers = std::move(layers);
   for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].source = static_cast<int32_t>(i);
-  spec.groups = make_groups(spec.layers);
+  GroupingOptions grouping = options;
+  grouping.page_size = page_size;
+  spec.groups = make_groups(spec.layers, grouping);
+  assign_slots(spec);
   return spec;
 }
 

@@ -1,0 +1,40 @@
+#include "src/plan/names.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+#include "src/base/dtype.h"
+
+namespace kvc {
+
+void append_format(std::string& text, const char* format, ...) {
+  char line[512];
+  va_list args;
+  va_start(args, format);
+  std::vsnprintf(line, sizeof line, format, args);
+  va_end(args);
+  text += line;
+}
+
+std::string k_type_name(const LayerSpec& layer) {
+  return layer.is_quantised() ? describe(layer.k_type).text : dtype_name(layer.k_dtype);
+}
+
+std::string v_type_name(const LayerSpec& layer) {
+  return layer.is_quantised() ? describe(layer.v_type).text : dtype_name(layer.v_dtype);
+}
+
+const char* storage_name(kvc_storage storage) {
+  return storage == KVC_STORAGE_OWNED ? "owned" : storage == KVC_STORAGE_BORROWED ? "borrowed" : "none";
+}
+
+const char* pool_layout_name(kvc_pool_layout layout) {
+  return layout == KVC_POOL_LAYER_FIRST ? "layer_first" : "page_first";
+}
+
+const char* group_kind_name(const GroupSpec& group) {
+  if (group.is_cross) return "cross";
+  return group.window != 0 ? "window" : group.chunk != 0 ? "chunk" : "full";
+}
+
+}  // namespace kvc

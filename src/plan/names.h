@@ -1,0 +1,20 @@
+// Words for what a plan has, for people and for JSON, and a printf that appends to a string.
+#pragma once
+
+#include <string>
+
+#include "src/plan/spec.h"
+
+namespace kvc {
+
+[[gnu::format(printf, 2, 3)]] void append_format(std::string& text, const char* format, ...);
+
+// "int8": what lies in the pages.
+std::string k_type_name(const LayerSpec& layer);
+std::string v_type_name(const LayerSpec& layer);
+const char* storage_name(kvc_storage storage);
+const char* pool_layout_name(kvc_pool_layout layout);
+// "full", "window", "chunk", "cross"
+const char* group_kind_name(const GroupSpec& group);
+
+}  // namespace kvc

@@ -1,0 +1,243 @@
+// Texts that kvc_config_from_hf_json has to turn down: broken, hostile, unknown, too large for the caller's array.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tests/capi/hf_config.h"
+#include "tests/model/random.h"
+
+namespace kvc::test {
+namespace {
+
+kvc_error refused(const std::string& json, kvc_status status, std::initializer_list<const char*> parts) {
+  kvc_config config{};
+  (void)kvc_config_init(&config, sizeof config);
+  size_t n = 7;
+  const kvc_error error = expect_error(status, parts, [&](kvc_error* err) {
+    return kvc_config_from_hf_json(json.c_str(), &config, nullptr, &n, err);
+  });
+  EXPECT_EQ(n, 7u) << "a failing call writes nothing";
+  EXPECT_EQ(config.layers, nullptr);
+  return error;
+}
+
+std::string llama(const std::string& fields) {
+  return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2)" +
+         (fields.empty() ? "" : ", " + fields) + "}";
+}
+
+TEST(HfConfigRefusals, ATextCutAnywhereIsRefusedWithTheByte) {
+  for (const char* name : {"gemma-4-31b", "mamba-codestral-7b"}) {
+    const std::string whole = hf_text(name);
+    // Only the newline behind the last brace can be missed.
+    for (size_t length = 0; length + 2 < whole.size(); ++length) {
+      HfModel model(whole.substr(0, length));
+      ASSERT_EQ(model.status, KVC_E_INVALID_ARGUMENT)
+          << name << " cut at " << length << ": " << model.message;
+      ASSERT_GE(model.detail, 0);
+      ASSERT_LE(model.detail, static_cast<int64_t>(length)) << model.message;
+    }
+  }
+}
+
+TEST(HfConfigRefusals, TextsThatAreNotJsonNameTheByte) {
+  EXPECT_EQ(refused("", KVC_E_INVALID_ARGUMENT, {"not JSON at byte 0"}).detail, 0);
+  EXPECT_EQ(refused("{\"a\": 1,, }", KVC_E_INVALID_ARGUMENT, {"not JSON at byte 8"}).detail, 8);
+  refused("{\"a\": nan}", KVC_E_INVALID_ARGUMENT, {"not JSON"});
+  refused("{\"a\": NaN}", KVC_E_INVALID_ARGUMENT, {"not JSON"});
+  refused("{\"a\": \"\xff\"}", KVC_E_INVALID_ARGUMENT, {"not JSON"});
+  refused("{} {}", KVC_E_INVALID_ARGUMENT, {"not JSON"});
+  refused("[]", KVC_E_INVALID_ARGUMENT, {"json is an array, expected an object"});
+  refused("3", KVC_E_INVALID_ARGUMENT, {"json is a number, expected an object"});
+}
+
+TEST(HfConfigRefusals, KeysThatComeTwiceAreRefused) {
+  refused(llama(R"("hidden_size": 512)"), KVC_E_INVALID_ARGUMENT, {"'hidden_size' twice"});
+  refused(llama(R"("other": {"x": 1, "y": 2, "x": 3})"), KVC_E_INVALID_ARGUMENT, {"'x' twice"});
+}
+
+TEST(HfConfigRefusals, DepthLengthAndNumberOfValuesAreLimited) {
+  const auto nested = [](int depth) { return times(depth, "[") + times(depth, "]"); };
+  HfModel deep(llama("\"x\": " + nested(63)));
+  EXPECT_EQ(deep.status, KVC_OK) << deep.message;
+  refused(llama("\"x\": " + nested(64)), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
+  refused(times(1000000, "["), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
+  refused(times(1000000, "{\"a\":"), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
+  refused(std::string((size_t{16} << 20) + 1, ' '), KVC_E_OUT_OF_RANGE, {"longer than 16777216 bytes"});
+  refused(llama("\"x\": [1" + times(300000, ",1") + "]"), KVC_E_OUT_OF_RANGE, {"more than 262144 values"});
+}
+
+TEST(HfConfigRefusals, NumbersBeyondReasonAreRefusedByName) {
+  const auto with_layers = [](const std::string& value) {
+    return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": )" +
+           value + "}";
+  };
+  EXPECT_EQ(
+      refused(with_layers("65537"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 65537", "1 to 65536"}).detail,
+      65537);
+  refused(with_layers("0"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 0"});
+  refused(with_layers("-3"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = -3"});
+  refused(with_layers("18446744073709551616"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 1.84467e+19"});
+  refused(with_layers("18446744073709551615"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers"});
+  refused(with_layers("1e308"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 1e+308"});
+  refused(with_layers("1e999"), KVC_E_OUT_OF_RANGE, {"beyond the range of a double"});
+  refused(with_layers("2.5"), KVC_E_INVALID_ARGUMENT, {"num_hidden_layers = 2.5, expected an integer"});
+  EXPECT_EQ(HfModel(with_layers("2.0")).status, KVC_OK) << "a whole number in decimals";
+  refused(llama(R"("head_dim": 513)"), KVC_E_OUT_OF_RANGE, {"head_dim = 513", "1 to 512"});
+  refused(llama(R"("num_key_value_heads": 3)"), KVC_E_INVALID_ARGUMENT,
+          {"num_attention_heads = 4", "num_key_value_heads = 3"});
+  refused(llama(R"("max_position_embeddings": 4294967296)"), KVC_E_OUT_OF_RANGE,
+          {"max_position_embeddings = 4294967296"});
+  // Every state has at most 2^31 - 1 elements.
+  refused(
+      R"({"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 1, "num_heads": 4096, "head_dim": 65536,
+              "state_size": 65536, "n_groups": 1})",
+      KVC_E_OUT_OF_RANGE, {"state is too large"});
+}
+
+TEST(HfConfigRefusals, TwoEntriesPerLayerKeepWithinTheLimitOfLayers) {
+  refused(R"({"model_type": "t5", "d_kv": 64, "num_heads": 2, "num_layers": 40000})", KVC_E_OUT_OF_RANGE,
+          {"80000 layers", "65536"});
+}
+
+TEST(HfConfigRefusals, FieldsOfTheWrongTypeAreNamedByTheirPath) {
+  const auto text = [](const std::string& fields) {
+    return R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 512, )" +
+           fields + "}}";
+  };
+  refused(text(R"("num_hidden_layers": "62")"), KVC_E_INVALID_ARGUMENT,
+          {"text_config.num_hidden_layers is a string, expected a number"});
+  refused(text(R"("num_hidden_layers": {})"), KVC_E_INVALID_ARGUMENT,
+          {"text_config.num_hidden_layers is an object, expected a number"});
+  refused(text(R"("layer_types": ["full_attention", 3])"), KVC_E_INVALID_ARGUMENT,
+          {"text_config.layer_types[1] is a number, expected a string"});
+  refused(text(R"("layer_types": "all")"), KVC_E_INVALID_ARGUMENT,
+          {"text_config.layer_types is a string, expected an array"});
+  refused(text(R"("layer_types": ["full_attention"])"), KVC_E_INVALID_ARGUMENT,
+          {"text_config.layer_types has 1 entries, expected one per layer: 26"});
+  refused(R"({"model_type": 7})", KVC_E_INVALID_ARGUMENT, {"model_type is a number, expected a string"});
+  refused(R"({"model_type": "llama", "torch_dtype": 16})", KVC_E_INVALID_ARGUMENT,
+          {"torch_dtype is a number"});
+  refused(
+      R"({"model_type": "llama4", "text_config": {"model_type": "llama4_text", "no_rope_layers": [1, 2]}})",
+      KVC_E_OUT_OF_RANGE, {"text_config.no_rope_layers[1] = 2"});
+}
+
+TEST(HfConfigRefusals, MissingFieldsAreNamed) {
+  refused("{}", KVC_E_INVALID_ARGUMENT, {"model_type is missing"});
+  refused(R"({"model_type": "llama"})", KVC_E_INVALID_ARGUMENT, {"num_hidden_layers is missing"});
+  refused(R"({"model_type": "llama", "num_hidden_layers": null})", KVC_E_INVALID_ARGUMENT,
+          {"num_hidden_layers is missing"});
+  refused(R"({"model_type": "deepseek_v3", "num_hidden_layers": 1, "num_attention_heads": 2})",
+          KVC_E_INVALID_ARGUMENT, {"kv_lora_rank is missing"});
+  refused(R"({"model_type": "mistral", "num_hidden_layers": 1, "num_attention_heads": 2})",
+          KVC_E_INVALID_ARGUMENT, {"hidden_size is missing"});
+  refused(R"({"model_type": "kimi_linear", "num_hidden_layers": 3, "num_attention_heads": 2, "kv_lora_rank": 8,
+              "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
+              "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [3], "num_heads": 2, "head_dim": 8}})",
+          KVC_E_INVALID_ARGUMENT, {"layer 2 neither in kda_layers nor in full_attn_layers"});
+}
+
+TEST(HfConfigRefusals, UnknownModelsAndFeaturesAreNamed) {
+  refused(R"({"model_type": "perceptron"})", KVC_E_UNSUPPORTED,
+          {"model_type = 'perceptron' is not supported"});
+  refused(R"({"model_type": "deepseek_v32"})", KVC_E_UNSUPPORTED, {"deepseek_v32", "indexer keys"});
+  refused(R"({"model_type": "deepseek_v4"})", KVC_E_UNSUPPORTED, {"deepseek_v4", "compressed tokens"});
+  refused(R"({"model_type": "deepseek_v3", "index_topk": 2048})", KVC_E_UNSUPPORTED,
+          {"index_topk", "indexer keys"});
+  refused(llama(R"("torch_dtype": "float8_e4m3fn")"), KVC_E_UNSUPPORTED, {"torch_dtype = 'float8_e4m3fn'"});
+  refused(R"({"model_type": "gemma3_text", "use_bidirectional_attention": true, "num_attention_heads": 1})",
+          KVC_E_UNSUPPORTED, {"use_bidirectional_attention"});
+  refused(
+      R"({"model_type": "gemma2", "num_hidden_layers": 1, "num_attention_heads": 1, "layer_types": ["banded"]})",
+      KVC_E_UNSUPPORTED, {"layer_types[0] = 'banded'"});
+  // Text of the caller's never reaches a message as it is.
+  refused("{\"model_type\": \"\\u0007\xc3\xa4" + times(100, "x") + "\"}", KVC_E_UNSUPPORTED,
+          {"'???xxxx", "xxx...'"});
+}
+
+TEST(HfConfigRefusals, ArraysAndStructsOfTheCaller) {
+  const std::string json = hf_text("llama-3.1-8b");
+  HfModel model(json);
+  size_t n = model.num_elements;
+  kvc_config& config = model.config;
+  const auto call = [&](const char* text, kvc_config* c, kvc_layer* layers, size_t* count) {
+    return [=](kvc_error* err) { return kvc_config_from_hf_json(text, c, layers, count, err); };
+  };
+  expect_error(KVC_E_INVALID_ARGUMENT, {"json is NULL"}, call(nullptr, &config, nullptr, &n));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config is NULL"}, call(json.c_str(), nullptr, nullptr, &n));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"n is NULL"}, call(json.c_str(), &config, nullptr, nullptr));
+  size_t none = 0;
+  expect_error(KVC_E_INVALID_ARGUMENT, {"*n = 0"}, call(json.c_str(), &config, model.layers(), &none));
+  kvc_config unsized{};
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config->struct_size = 0"}, call(json.c_str(), &unsized, nullptr, &n));
+  kvc_config short_config{};
+  short_config.struct_size = offsetof(kvc_config, max_seq_len);
+  expect_error(KVC_E_INVALID_ARGUMENT, {"max_seq_len"}, call(json.c_str(), &short_config, nullptr, &n));
+  for (const size_t stride : {size_t{0}, size_t{4}, sizeof(kvc_layer) + 4, size_t{1} << 40, size_t{8}}) {
+    model.layers()->struct_size = stride;
+    kvc_error error{};
+    EXPECT_NE(kvc_config_from_hf_json(json.c_str(), &config, model.layers(), &n, &error), KVC_OK) << stride;
+    EXPECT_NE(std::string(error.message).find(std::to_string(stride)), std::string::npos) << error.message;
+  }
+}
+
+TEST(HfConfigRefusals, ATooSmallArrayIsLeftAloneAndTheCountIsGiven) {
+  const std::string json = hf_text("qwen3-next-80b");
+  HfModel whole(json);
+  std::vector<kvc_layer> layers(whole.num_elements);
+  for (size_t capacity = 1; capacity < whole.num_elements; ++capacity) {
+    std::memset(static_cast<void*>(layers.data()), 0x77, layers.size() * sizeof(kvc_layer));
+    layers[0].struct_size = sizeof(kvc_layer);
+    const std::vector<unsigned char> before(reinterpret_cast<unsigned char*>(layers.data()),
+                                            reinterpret_cast<unsigned char*>(layers.data() + layers.size()));
+    kvc_config config{};
+    config.struct_size = sizeof config;
+    size_t n = capacity;
+    kvc_error error{};
+    EXPECT_EQ(kvc_config_from_hf_json(json.c_str(), &config, layers.data(), &n, &error),
+              KVC_E_BUFFER_TOO_SMALL);
+    EXPECT_EQ(n, whole.num_elements);
+    EXPECT_EQ(error.detail, static_cast<int64_t>(whole.num_elements));
+    EXPECT_EQ(config.layers, nullptr);
+    EXPECT_EQ(std::memcmp(before.data(), layers.data(), before.size()), 0) << capacity;
+  }
+}
+
+// What is accepted can be planned, whatever was done to the text.
+TEST(HfConfigRefusals, RandomlyChangedTextsGiveAStatusAndWhatIsAcceptedCanBePlanned) {
+  std::vector<std::string> names, texts;
+  for (const auto& entry : std::filesystem::directory_iterator(hf_config_folder()))
+    names.push_back(entry.path().stem().string());
+  std::sort(names.begin(), names.end());  // a seed means the same text on every machine
+  for (const std::string& name : names) texts.push_back(hf_text(name));
+  const std::vector<std::string> pieces = {"0",  "-1",  "1e9",   "null", "true", "\"x\"", "[]",
+                                           "{}", "512", "65536", "3",    "0.5",  "[1, 2]"};
+  int accepted = 0;
+  for (uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    std::string text = random.pick(texts);
+    for (int64_t change = random.range(1, 3); change > 0; --change) {
+      const size_t colon =
+          text.find(": ", static_cast<size_t>(random.range(0, static_cast<int64_t>(text.size()) - 1)));
+      if (colon == std::string::npos) continue;
+      const size_t end = text.find_first_of(",\n", colon);
+      text.replace(colon + 2, end - colon - 2, random.pick(pieces));
+    }
+    HfModel model(text);
+    if (model.status != KVC_OK) continue;
+    ++accepted;
+    kvc_error error{};
+    kvc_plan* plan = model.plan(&error);
+    ASSERT_NE(plan, nullptr) << error.message << "\n" << text;
+    kvc_plan_destroy(plan);
+  }
+  EXPECT_GT(accepted, 200);
+}
+
+}  // namespace
+}  // namespace kvc::test
