@@ -20,13 +20,13 @@ constexpr size_t word(int64_t index) { return static_cast<size_t>(index / kBits)
 void PageAllocator::set_free(int64_t page) noexcept {
   free_[word(page)] |= bit(page);
   free_summary_[word(page / kBits)] |= bit(page / kBits);
-  ++num_free_;
+  ++num_unheld_;
 }
 
 void PageAllocator::set_used(int64_t page) noexcept {
   free_[word(page)] &= ~bit(page);
   if (free_[word(page)] == 0) free_summary_[word(page / kBits)] &= ~bit(page / kBits);
-  --num_free_;
+  --num_unheld_;
 }
 
 int64_t PageAllocator::find_free(int64_t begin) const noexcept {
@@ -51,7 +51,7 @@ int64_t PageAllocator::find_free(int64_t begin) const noexcept {
 
 PageId PageAllocator::take(PageId previous, int64_t more) noexcept {
   int64_t page = previous + int64_t{1};
-  const bool extends = previous != kNoPage && page < num_pages() && is_free(static_cast<PageId>(page));
+  const bool extends = previous != kNoPage && page < num_pages() && is_marked_free(static_cast<PageId>(page));
   if (!extends) {
     page = find_free(cursor_);
     const int64_t gap = std::min(kGrowthGap, num_pages() / 64);
@@ -63,23 +63,45 @@ PageId PageAllocator::take(PageId previous, int64_t more) noexcept {
 }
 
 void PageAllocator::add_holder(PageId page) noexcept {
-  if (++refs_[static_cast<size_t>(page)] == 2) ++num_shared_;
+  const int32_t holders = ++refs_[static_cast<size_t>(page)];
+  if (holders == 2) ++num_shared_;
+  if (holders == 1) --num_evictable_;  // it was cached
 }
 
 void PageAllocator::drop_holder(PageId page) noexcept {
   const int32_t left = --refs_[static_cast<size_t>(page)];
   if (left == 1) --num_shared_;
-  if (left == 0) set_free(page);
+  if (left != 0) return;
+  if (is_cached(page)) {
+    ++num_evictable_;
+  } else {
+    set_free(page);
+  }
+}
+
+void PageAllocator::cache(PageId page) noexcept {
+  cached_[static_cast<size_t>(page)] = 1;
+  ++num_cached_;
+}
+
+void PageAllocator::uncache(PageId page) noexcept {
+  cached_[static_cast<size_t>(page)] = 0;
+  --num_cached_;
+  if (!is_free(page)) return;
+  --num_evictable_;
+  set_free(page);
 }
 
 void PageAllocator::grow(int64_t num_pages) {
   const int64_t before = this->num_pages();
   const int64_t words = ceil_div(num_pages, kBits);
   refs_.reserve(static_cast<size_t>(num_pages));
+  cached_.reserve(static_cast<size_t>(num_pages));
   free_.reserve(static_cast<size_t>(words));
   free_summary_.reserve(static_cast<size_t>(ceil_div(words, kBits)));
   // Nothing throws from here on.
   refs_.resize(static_cast<size_t>(num_pages), 0);
+  cached_.resize(static_cast<size_t>(num_pages), 0);
   free_.resize(static_cast<size_t>(words), 0);
   free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)), 0);
   for (int64_t page = before; page < num_pages; ++page) set_free(page);
@@ -89,6 +111,7 @@ void PageAllocator::shrink(int64_t num_pages) noexcept {
   for (int64_t page = num_pages; page < this->num_pages(); ++page) set_used(page);
   const int64_t words = ceil_div(num_pages, kBits);
   refs_.resize(static_cast<size_t>(num_pages));
+  cached_.resize(static_cast<size_t>(num_pages));
   free_.resize(static_cast<size_t>(words));
   free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)));
   cursor_ = 0;
@@ -101,12 +124,20 @@ PageId PageAllocator::first_used(int64_t begin) const {
   return kNoPage;
 }
 
+PageId PageAllocator::first_cached(int64_t begin) const {
+  for (int64_t page = begin; page < num_pages(); ++page) {
+    if (is_cached(static_cast<PageId>(page))) return static_cast<PageId>(page);
+  }
+  return kNoPage;
+}
+
 void PageAllocator::clear() noexcept {
   for (int64_t page = 0; page < num_pages(); ++page) {
-    if (!is_free(static_cast<PageId>(page))) set_free(page);
+    if (!is_marked_free(static_cast<PageId>(page))) set_free(page);
     refs_[static_cast<size_t>(page)] = 0;
+    cached_[static_cast<size_t>(page)] = 0;
   }
-  num_shared_ = 0;
+  num_shared_ = num_cached_ = num_evictable_ = num_withheld_ = 0;
   cursor_ = 0;
 }
 

@@ -10,7 +10,9 @@ namespace kvc {
 using PageId = int32_t;  // a plain int32: page tables are handed to kernels and exports as they are
 constexpr PageId kNoPage = -1;
 
-// Invariants: refs[p] == 0 exactly when p is free; free_ and its summary agree; num_free and num_shared are the counts.
+// A page may be cached: the prefix index knows what it holds. The index is no holder: a cached page without holders is evictable and counts as free, but has
+// to be uncached before it can be taken.
+// Invariants: a page is vacant (bit set in free_) exactly when it has no holder and is not cached; the summary agrees; the counts are the counts.
 // External exclusion, as the cache's.
 class PageAllocator {
  public:
@@ -18,28 +20,47 @@ class PageAllocator {
   explicit PageAllocator(int64_t num_pages) { grow(num_pages); }
 
   int64_t num_pages() const { return static_cast<int64_t>(refs_.size()); }
-  int64_t num_free() const { return num_free_; }
-  int64_t num_used() const { return num_pages() - num_free_; }
+  // That nobody holds: what can be taken, after evictions.
+  int64_t num_free() const { return num_vacant() + num_evictable_; }
+  int64_t num_used() const { return num_pages() - num_free(); }
+  // That can be taken now. Never negative.
+  int64_t num_vacant() const { return num_unheld_ - num_withheld_; }
+  int64_t num_cached() const { return num_cached_; }
+  int64_t num_evictable() const { return num_evictable_; }
+  int64_t num_withheld() const { return num_withheld_; }
   int64_t num_shared() const { return num_shared_; }  // pages with more than one holder
   int32_t refs(PageId page) const { return refs_[static_cast<size_t>(page)]; }
   bool is_free(PageId page) const { return refs(page) == 0; }
+  bool is_cached(PageId page) const { return cached_[static_cast<size_t>(page)] != 0; }
+  // Nobody but its one holder knows what it holds: it may be written.
+  bool is_private(PageId page) const { return refs(page) == 1 && !is_cached(page); }
   bool is_marked_free(PageId page) const {
     return (free_[static_cast<size_t>(page) / 64] >> (page % 64) & 1) != 0;
   }  // for audits
 
-  // Takes a page with one holder; num_free() must not be 0. Prefers the page right after `previous` (the holder's last page, or
+  // Takes a page with one holder; num_vacant() must not be 0. Prefers the page right after `previous` (the holder's last page, or
   // kNoPage), because a walk over adjacent pages is up to a third faster. `more` pages of the same run follow.
   PageId take(PageId previous, int64_t more) noexcept;
   void add_holder(PageId page) noexcept;
   void drop_holder(PageId page) noexcept;
+  // The page has a holder and is not cached.
+  void cache(PageId page) noexcept;
+  void uncache(PageId page) noexcept;
+  // Takes so many vacant pages out of use, none in particular: their bytes serve something else.
+  void withhold(int64_t pages) noexcept { num_withheld_ += pages; }
+  void restore(int64_t pages) noexcept { num_withheld_ -= pages; }
+  // Withheld pages that an eviction would restore.
+  void note_evictable(int64_t pages) noexcept { num_evictable_ += pages; }
 
   // Throws std::bad_alloc and changes nothing then.
   void grow(int64_t num_pages);
-  // The pages from num_pages on must be free.
+  // The pages from num_pages on must be vacant.
   void shrink(int64_t num_pages) noexcept;
-  // First used page >= begin, or kNoPage.
+  // First page >= begin with a holder, or kNoPage.
   PageId first_used(int64_t begin) const;
-  // All pages free again.
+  // First cached page >= begin, or kNoPage.
+  PageId first_cached(int64_t begin) const;
+  // All pages vacant again, none cached, none withheld.
   void clear() noexcept;
 
  private:
@@ -50,8 +71,12 @@ class PageAllocator {
   std::vector<int32_t> refs_;
   std::vector<uint64_t> free_;          // bit p: page p is free
   std::vector<uint64_t> free_summary_;  // bit w: free_[w] is not 0
-  int64_t num_free_ = 0;
+  std::vector<uint8_t> cached_;
+  int64_t num_unheld_ = 0;  // bits of free_
   int64_t num_shared_ = 0;
+  int64_t num_cached_ = 0;
+  int64_t num_evictable_ = 0;  // cached pages without holders, and withheld ones that can be restored
+  int64_t num_withheld_ = 0;
   int64_t cursor_ = 0;  // where the next run of pages starts looking
 };
 

@@ -6,6 +6,7 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
@@ -61,12 +62,16 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   return result;
 }
 
-PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages)
-    : plan_(std::move(plan)), num_pages_(num_pages) {
+PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place)
+    : plan_(std::move(plan)), place_(place), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
   slots_.resize(plan_->layout().slots.size());
   if (spec.storage == KVC_STORAGE_NONE || slots_.empty()) return;
+  if (place == PoolPlace::kHost) {
+    if (num_pages > 0) allocate(num_pages, num_pages, &memory_, &slots_);
+    return;
+  }
   if (spec.storage == KVC_STORAGE_BORROWED) {
     for (size_t i = 0; i < slots_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
@@ -94,7 +99,7 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_p
   const Arrangement arrangement = arrange(capacity_pages);
   std::vector<LayerPages> placed(arrangement.slot_offset.size());
   std::shared_ptr<PoolMemory> fresh;
-  if (plan_->spec().has_allocator) {
+  if (plan_->spec().has_allocator && place_ == PoolPlace::kDevice) {
     fresh = std::make_shared<PoolMemory>(plan_->spec().allocator, arrangement.total_bytes);
   } else {
     fresh = std::make_shared<PoolMemory>(ReservedMemory(arrangement.total_bytes));
@@ -124,24 +129,27 @@ void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t e
 
 kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
-  const LayerPages& pages = layer(local_layer);
+  const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = spec.k_dim * kernels::dtype_bytes(spec.k_dtype);
-  return {pages.base, pages.page_stride, plan_->spec().page_size * row_bytes, row_bytes, spec.k_dtype};
+  return {pages.base, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes, row_bytes,
+          spec.k_dtype};
 }
 
 kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   if (spec.v_in_k) return k_rows(local_layer);
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
-  const LayerPages& pages = layer(local_layer);
+  const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = spec.v_dim * kernels::dtype_bytes(spec.v_dtype);
-  return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_size * row_bytes, row_bytes,
-          spec.v_dtype};
+  return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes,
+          row_bytes, spec.v_dtype};
 }
 
 void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
                           int64_t to_offset) const noexcept {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  if (spec.is_quantised())
+    return copy_quantised_token(local_layer, from_page, from_offset, to_page, to_offset);
   const auto copy = [&](const kernels::PagedRows& rows, int32_t dim) {
     const auto bytes = static_cast<size_t>(dim * kernels::dtype_bytes(rows.dtype));
     for (int32_t head = 0; head < spec.num_kv_heads; ++head) {
@@ -151,6 +159,28 @@ void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_o
   };
   copy(k_rows(local_layer), spec.k_dim);
   if (!spec.v_in_k) copy(v_rows(local_layer), spec.v_dim);
+}
+
+void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
+                                    int64_t to_page, int64_t to_offset) const noexcept {
+  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
+  const int64_t page_tokens = plan_->spec().page_tokens(local_layer);
+  const LayerPages pages = layer(local_layer);
+  const std::byte* from = pages.base + from_page * pages.page_stride;
+  std::byte* to = pages.base + to_page * pages.page_stride;
+  const auto copy = [&](int64_t begin, int64_t bytes) {  // rows [head][token] of so many bytes
+    for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
+      const int64_t rows = begin + head * page_tokens * bytes;
+      std::memcpy(to + rows + to_offset * bytes, from + rows + from_offset * bytes,
+                  static_cast<size_t>(bytes));
+    }
+  };
+  const RowBytes row = row_bytes(spec);
+  copy(0, row.k);
+  copy(layout.v_offset, row.v);
+  copy(layout.k_scale_offset, row.k_scale);
+  copy(layout.k_scale_offset + layout.k_scale_bytes, row.v_scale);
 }
 
 void PagePool::resize(int64_t num_pages) {

@@ -30,38 +30,49 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where the pages of one slot (and of every layer in it) lie: page p at base + p * page_stride, content as LayerLayout says.
+// Where the pages of one slot, or of one layer's part of it, lie: page p at base + p * page_stride, content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
   int64_t page_stride = 0;
 };
 
+// Whose pages: the device's, in the memory that the configuration says, or the host's beside them, in memory of the library's own.
+enum class PoolPlace { kDevice, kHost };
+
 class PagePool {
  public:
   // Throws NO_MEMORY.
-  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages);
+  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // `local_layer` keeps pages.
-  const LayerPages& layer(int32_t local_layer) const {
-    return slots_[static_cast<size_t>(plan_->spec().layers[static_cast<size_t>(local_layer)].slot)];
+  LayerPages layer(int32_t local_layer) const {
+    const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
+    LayerPages pages = slots_[static_cast<size_t>(layout.slot)];
+    if (pages.base != nullptr) pages.base += layout.slot_offset;
+    return pages;
   }
+  const std::vector<LayerPages>& slots() const { return slots_; }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
   }
+  // Of layers that are not quantised.
   kernels::PagedRows k_rows(int32_t local_layer) const;
   // The K rows where V is their beginning.
   kernels::PagedRows v_rows(int32_t local_layer) const;
-  // Copies one token's rows of one layer.
+  // Copies one token's rows of one layer, with their scales.
   void copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
                   int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
   // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
-  // exports hold it; nothing has changed then.
+  // exports hold it; nothing has changed then. Device pools only.
   void resize(int64_t num_pages);
 
  private:
+  void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
+                            int64_t to_offset) const noexcept;
+
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
@@ -69,6 +80,7 @@ class PagePool {
   void make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
 
   std::shared_ptr<const Plan> plan_;
+  PoolPlace place_;
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // address space reserved for
   std::shared_ptr<PoolMemory> memory_;

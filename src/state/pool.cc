@@ -6,8 +6,12 @@
 
 namespace kvc {
 
-StatePool::StatePool(std::shared_ptr<const Plan> plan)
+StatePool::StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
+                     int64_t max_slots)
     : plan_(std::move(plan)),
+      allocator_(allocator),
+      slot_pages_(slot_pages),
+      max_slots_(max_slots),
       is_used_(plan_->spec().has_states()),
       has_memory_(plan_->spec().storage != KVC_STORAGE_NONE && is_used_) {
   if (has_memory_) fill_initial();
@@ -28,18 +32,22 @@ void StatePool::fill_initial() {
 }
 
 int64_t StatePool::missing(int64_t count) const {
-  const int64_t most = plan_->spec().num_state_slots;
-  return most == 0 ? 0 : std::max<int64_t>(0, num_used_ + count - most);
+  return max_slots_ == 0 ? 0 : std::max<int64_t>(0, num_used_ + count - max_slots_);
+}
+
+int64_t StatePool::to_evict(int64_t count) const {
+  return max_slots_ == 0 ? 0 : std::max<int64_t>(0, num_used_ + num_evictable_ + count - max_slots_);
 }
 
 void StatePool::prepare(int64_t count) {
-  const size_t wanted = static_cast<size_t>(num_used_ + count);
+  const size_t wanted = static_cast<size_t>(num_used_ + num_evictable_ + count);
   if (wanted <= holders_.size()) return;
   if (wanted > holders_.capacity()) {
     // holders_ last: its capacity says that the others have theirs, whatever failed before.
     const size_t capacity = std::max(wanted, holders_.capacity() * 2);
     memory_.reserve(capacity);
     free_.reserve(capacity);
+    cached_.reserve(capacity);
     holders_.reserve(capacity);
   }
   while (holders_.size() < wanted) {
@@ -47,6 +55,7 @@ void StatePool::prepare(int64_t count) {
     if (has_memory_) buffer.ensure(static_cast<size_t>(plan_->layout().state_slot_bytes));
     memory_.push_back(std::move(buffer));
     free_.push_back(static_cast<StateSlot>(holders_.size()));
+    cached_.push_back(0);
     holders_.push_back(0);
   }
 }
@@ -56,26 +65,51 @@ StateSlot StatePool::take() noexcept {
   free_.pop_back();
   holders_[static_cast<size_t>(slot)] = 1;
   ++num_used_;
+  allocator_->withhold(slot_pages_);
   return slot;
 }
 
 void StatePool::add_holder(StateSlot slot) noexcept {
-  if (slot != kInitialState) ++holders_[static_cast<size_t>(slot)];
+  if (slot == kInitialState || ++holders_[static_cast<size_t>(slot)] != 1) return;
+  --num_evictable_;  // it was cached
+  allocator_->note_evictable(-slot_pages_);
+  ++num_used_;
+}
+
+void StatePool::release(StateSlot slot) noexcept {
+  free_.push_back(slot);
+  allocator_->restore(slot_pages_);
 }
 
 void StatePool::drop_holder(StateSlot slot) noexcept {
   if (slot == kInitialState || --holders_[static_cast<size_t>(slot)] != 0) return;
-  free_.push_back(slot);
   --num_used_;
+  if (is_cached(slot)) {
+    ++num_evictable_;
+    allocator_->note_evictable(slot_pages_);
+  } else {
+    release(slot);
+  }
+}
+
+void StatePool::cache(StateSlot slot) noexcept { cached_[static_cast<size_t>(slot)] = 1; }
+
+void StatePool::uncache(StateSlot slot) noexcept {
+  cached_[static_cast<size_t>(slot)] = 0;
+  if (holders_[static_cast<size_t>(slot)] != 0) return;
+  --num_evictable_;
+  allocator_->note_evictable(-slot_pages_);
+  release(slot);
 }
 
 void StatePool::clear() noexcept {
   free_.clear();
   for (size_t slot = 0; slot < holders_.size(); ++slot) {
     holders_[slot] = 0;
+    cached_[slot] = 0;
     free_.push_back(static_cast<StateSlot>(slot));
   }
-  num_used_ = 0;
+  num_used_ = num_evictable_ = 0;
 }
 
 std::byte* StatePool::state(StateSlot slot, int32_t local_layer, int32_t state) const {
@@ -97,6 +131,12 @@ void StatePool::copy_layer(StateSlot from, StateSlot to, int32_t local_layer) co
 void StatePool::copy_slot(StateSlot from, StateSlot to) const noexcept {
   if (!has_memory_) return;
   for (size_t i = 0; i < plan_->spec().layers.size(); ++i) copy_layer(from, to, static_cast<int32_t>(i));
+}
+
+void StatePool::copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept {
+  if (!has_memory_) return;
+  std::memcpy(other.memory_[static_cast<size_t>(to)].data(), memory_[static_cast<size_t>(from)].data(),
+              static_cast<size_t>(plan_->layout().state_slot_bytes));
 }
 
 }  // namespace kvc

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/base/memory.h"
+#include "src/pages/allocator.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -17,40 +18,58 @@ constexpr StateSlot kInitialState = -1;  // the state of an empty sequence: no s
 // and checkpoints share it. External exclusion, as the cache's.
 class StatePool {
  public:
-  // Throws NO_MEMORY or std::bad_alloc.
-  explicit StatePool(std::shared_ptr<const Plan> plan);
+  // Each slot in use takes `slot_pages` pages of `allocator` out of use (kvc_plan_info.state_slot_pages); 0: none. At most `max_slots`, 0: any number. Throws NO_MEMORY or
+  // std::bad_alloc.
+  StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages, int64_t max_slots);
 
   bool is_used() const { return is_used_; }
   int64_t num_used() const { return num_used_; }
+  int64_t slot_pages() const { return slot_pages_; }
   int64_t num_slots() const { return static_cast<int64_t>(holders_.size()); }
   int32_t holders(StateSlot slot) const { return holders_[static_cast<size_t>(slot)]; }
-  // Slots that `count` more would exceed the configured number by; 0: they fit.
+  bool is_cached(StateSlot slot) const { return cached_[static_cast<size_t>(slot)] != 0; }
+  int64_t num_evictable() const { return num_evictable_; }  // cached, without holders: these are not used
+  // Slots that `count` more would exceed the configured number by; 0: they fit, after evictions.
   int64_t missing(int64_t count) const;
 
-  // Makes the next `count` takes succeed. Throws std::bad_alloc. `missing(count)` must be 0.
+  // Slots to evict before `count` can be taken.
+  int64_t to_evict(int64_t count) const;
+
+  // Makes the next `count` takes succeed, once to_evict(count) is 0. Throws std::bad_alloc. `missing(count)` must be 0.
   void prepare(int64_t count);
-  // One holder; after prepare(). Content undefined.
+  // One holder; after prepare(), and with slot_pages() vacant pages. Content undefined.
   StateSlot take() noexcept;
   void add_holder(StateSlot slot) noexcept;  // kInitialState: nothing to count
   void drop_holder(StateSlot slot) noexcept;
+  // Known to the prefix index, which is no holder, as pages (PageAllocator). The slot has a holder and is not cached.
+  void cache(StateSlot slot) noexcept;
+  void uncache(StateSlot slot) noexcept;
   void clear() noexcept;
 
   // Memory of one state; null with KVC_STORAGE_NONE. kInitialState may be read only.
   std::byte* state(StateSlot slot, int32_t local_layer, int32_t state) const;
   void copy_layer(StateSlot from, StateSlot to, int32_t local_layer) const noexcept;
   void copy_slot(StateSlot from, StateSlot to) const noexcept;
+  // Into another pool of the same plan.
+  void copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept;
 
  private:
   void fill_initial();
+  void release(StateSlot slot) noexcept;
 
   std::shared_ptr<const Plan> plan_;
+  PageAllocator* allocator_;
+  int64_t slot_pages_;
+  int64_t max_slots_;
   bool is_used_;  // asked for every sequence of a batch: not looked up in the layers each time
   bool has_memory_;
   AlignedBuffer initial_;
   std::vector<AlignedBuffer> memory_;  // per slot
   std::vector<int32_t> holders_;       // 0: free
   std::vector<StateSlot> free_;        // capacity >= number of slots, so that freeing never allocates
-  int64_t num_used_ = 0;
+  std::vector<uint8_t> cached_;
+  int64_t num_used_ = 0;  // with holders
+  int64_t num_evictable_ = 0;
 };
 
 }  // namespace kvc

@@ -1,0 +1,99 @@
+// From keys to small numbers: open addressing over 32 bits of the key, which SHA-256 has mixed already.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "src/base/memory.h"
+#include "src/prefix/keys.h"
+
+namespace kvc {
+
+// Holds tags and ids only; `key_of(id)` gives the key to compare with. At most half full, so that probes are short and always end.
+// Erasing moves what follows back: no tombstones, lookups stay as short as they were.
+class KeyTable {
+ public:
+  static constexpr int32_t kAbsent = -1;
+
+  // Room for so many ids. Throws std::bad_alloc and changes nothing then.
+  void reserve(int64_t ids) {
+    size_t size = slots_.empty() ? 16 : slots_.size();
+    // A quarter full at most while that is in the cache: every probe beyond the first is a branch that nobody can foresee.
+    const size_t room = static_cast<size_t>(ids) * (ids <= kSmall ? 4 : 2);
+    while (size < room) size *= 2;
+    if (size == slots_.size()) return;
+    Slots before(size, kEmpty);
+    before.swap(slots_);
+    for (const uint64_t slot : before) {
+      if (slot != kEmpty) put(slot);
+    }
+  }
+
+  template <typename KeyOf>
+  int32_t find(const BlockKey& key, const KeyOf& key_of) const noexcept {
+    if (slots_.empty()) return kAbsent;
+    const uint32_t tag = tag_of(key);
+    for (size_t i = tag & mask();; i = (i + 1) & mask()) {
+      if (slots_[i] == kEmpty) return kAbsent;
+      if (static_cast<uint32_t>(slots_[i] >> 32) == tag && key_of(id_in(slots_[i])) == key)
+        return id_in(slots_[i]);
+    }
+  }
+  // Probably the id of the key; for prefetching.
+  int32_t guess(const BlockKey& key) const noexcept {
+    if (slots_.empty()) return kAbsent;
+    const uint64_t slot = slots_[tag_of(key) & mask()];
+    return slot == kEmpty ? kAbsent : id_in(slot);
+  }
+  void prefetch(const BlockKey& key) const noexcept {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[tag_of(key) & mask()]);
+  }
+
+  // The key is not there yet; reserve() made room.
+  void insert(const BlockKey& key, int32_t id) noexcept {
+    put(static_cast<uint64_t>(tag_of(key)) << 32 | static_cast<uint32_t>(id));
+  }
+  void erase(const BlockKey& key, int32_t id) noexcept {
+    const uint64_t wanted = static_cast<uint64_t>(tag_of(key)) << 32 | static_cast<uint32_t>(id);
+    size_t hole = tag_of(key) & mask();
+    while (slots_[hole] != wanted) hole = (hole + 1) & mask();
+    for (size_t i = (hole + 1) & mask(); slots_[i] != kEmpty; i = (i + 1) & mask()) {
+      const size_t home = static_cast<size_t>(slots_[i] >> 32) & mask();
+      if (((i - home) & mask()) < ((i - hole) & mask())) continue;  // would come to lie before its home
+      slots_[hole] = slots_[i];
+      hole = i;
+    }
+    slots_[hole] = kEmpty;
+  }
+  void clear() noexcept { std::fill(slots_.begin(), slots_.end(), kEmpty); }
+  int64_t count() const noexcept {
+    int64_t used = 0;
+    for (const uint64_t slot : slots_) used += slot != kEmpty;
+    return used;
+  }
+
+ private:
+  static constexpr int64_t kSmall = 16384;
+  using Slots = std::vector<uint64_t, LargeAllocator<uint64_t>>;
+  static constexpr uint64_t kEmpty = ~uint64_t{0};  // no id is negative
+
+  static uint32_t tag_of(const BlockKey& key) noexcept {
+    uint64_t head;
+    std::memcpy(&head, key.bytes.data(), sizeof(head));
+    // Keys that a caller makes need not be spread as SHA-256's are.
+    return static_cast<uint32_t>(head * 0x9E3779B97F4A7C15u >> 32);
+  }
+  static int32_t id_in(uint64_t slot) noexcept { return static_cast<int32_t>(slot & 0xFFFFFFFFu); }
+  size_t mask() const noexcept { return slots_.size() - 1; }
+  void put(uint64_t slot) noexcept {
+    size_t i = static_cast<size_t>(slot >> 32) & mask();
+    while (slots_[i] != kEmpty) i = (i + 1) & mask();
+    slots_[i] = slot;
+  }
+
+  Slots slots_;  // tag << 32 | id
+};
+
+}  // namespace kvc

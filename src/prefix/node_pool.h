@@ -1,0 +1,107 @@
+// The blocks of the index: fixed-size records and their pages and tokens in flat arrays.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/base/memory.h"
+#include "src/pages/allocator.h"
+#include "src/prefix/events.h"
+#include "src/prefix/keys.h"
+#include "src/state/pool.h"
+
+namespace kvc {
+
+// Where one page of a block is.
+struct PagePlace {
+  PageId device = kNoPage;
+  PageId host = kNoPage;  // never both
+
+  bool is_present() const { return device != kNoPage || host != kNoPage; }
+};
+
+// The first cache line is all that a lookup without windows reads.
+struct alignas(64) Node {
+  BlockKey key;
+  NodeId parent = kNoNode;       // kNoNode: the first of its namespace
+  NodeId first_child = kNoNode;  // the newest
+  NodeId next = kNoNode;         // older sibling; of an unused node the next unused one
+  NodeId previous = kNoNode;     // newer sibling
+  int32_t name_space = -1;
+  int32_t depth = 0;        // blocks from the first to this one
+  int32_t full_device = 0;  // pages of groups that see all tokens
+  int32_t full_host = 0;
+
+  uint64_t stamp = 0;  // of the last use of it, or of a child that left: together the last use of the path
+  uint64_t birth = 0;  // stamp of its insertion; unique
+  int32_t num_device = 0;  // pages
+  int32_t num_host = 0;
+  StateSlot state = kInitialState;
+  int32_t live_children = 0;
+  int32_t pins = 0;
+  int32_t locks = 0;
+  uint8_t priority = 0;
+  bool has_tokens = false;
+  bool is_live = false;  // it or something behind it is on the device
+  bool is_used = false;
+
+  bool is_on_device() const { return num_device != 0 || state != kInitialState; }
+  bool is_hollow() const { return !is_on_device() && num_host == 0; }  // only a link to what follows
+};
+
+class NodePool {
+ public:
+  NodePool(int32_t pages_per_block, int32_t block_tokens)
+      : pages_per_block_(static_cast<size_t>(pages_per_block)),
+        block_tokens_(static_cast<size_t>(block_tokens)) {}
+
+  // Makes the next `count` calls of take() succeed, and of set_tokens() on them when `with_tokens`. Throws std::bad_alloc.
+  void reserve(int64_t count, bool with_tokens);
+  int64_t capacity() const { return static_cast<int64_t>(capacity_); }
+  int64_t num_used() const { return num_used_; }
+  bool has_room() const { return unused_ != kNoNode || nodes_.size() < capacity_; }
+  int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // ids are below
+
+  Node& operator[](NodeId node) { return nodes_[static_cast<size_t>(node)]; }
+  const Node& operator[](NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
+  void prefetch(NodeId node) const { __builtin_prefetch(nodes_.data() + node); }
+
+  // A blank one; has_room().
+  NodeId take() noexcept;
+  void release(NodeId node) noexcept;
+  // Links among the children of `first`, whose newest it becomes.
+  void link(NodeId node, NodeId* first) noexcept;
+  void unlink(NodeId node, NodeId* first) noexcept;
+  void clear() noexcept;
+
+  PagePlace place(NodeId node, int32_t index) const {
+    const int32_t code = places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)];
+    return code >= -1 ? PagePlace{code, kNoPage} : PagePlace{kNoPage, -2 - code};
+  }
+  void set_place(NodeId node, int32_t index, PagePlace place) {
+    places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)] =
+        place.host != kNoPage ? -2 - place.host : place.device;
+  }
+  // Of a node that has them.
+  const int32_t* tokens(NodeId node) const {
+    return tokens_.get() + static_cast<size_t>(node) * block_tokens_;
+  }
+  // Where no room was made for ids the block stays known by its key alone.
+  void set_tokens(NodeId node, const int32_t* tokens) noexcept;
+
+ private:
+  size_t pages_per_block_, block_tokens_;
+  size_t capacity_ = 0;  // nodes that every array has room for
+  std::vector<Node, LargeAllocator<Node>> nodes_;
+  std::vector<int32_t, LargeAllocator<int32_t>>
+      places_;  // [node][page]: a device page, -1: none, -2 - page: on the host
+  size_t token_capacity_ =
+      0;  // nodes that tokens_ has room for: none as long as keys are all that anybody gives
+  std::unique_ptr<int32_t[]> tokens_;  // [node][token], not initialised
+  NodeId unused_ = kNoNode;
+  int64_t num_used_ = 0;
+};
+
+}  // namespace kvc
