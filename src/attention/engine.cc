@@ -46,7 +46,7 @@ AppendParams AttentionEngine::append_params(Forward& forward, const LayerSpec& l
   params.v = v;
   if (!rotates_on_read(*spec_, layer.rope))
     params.k_rotation = from_element(forward.rotation(layer.rope, executor_), layer.rotation_begin());
-  params.page_size = spec_->page_size;
+  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
   params.v_dim = layer.v_dim;
@@ -111,7 +111,7 @@ void AttentionEngine::share_prefixes(Forward& forward, const CachedView& view, c
   if (is_bf16) costs.tile_flops_per_second = kBf16TileFlopsPerSecond;
   if (shape.is_latent) costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
   find_shared_prefixes(candidates_.data(), static_cast<int64_t>(candidates_.size()),
-                       {.page_size = spec_->page_size,
+                       {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_tokens,
                         .num_q_heads = layer.num_q_heads,
                         .num_kv_heads = layer.num_kv_heads,
                         .k_dim = layer.k_dim,
@@ -204,7 +204,7 @@ void AttentionEngine::attend(Forward& forward, const AttnCall& call, const AttnO
   AttnParams params{};
   params.q = tensors.q;
   set_rotations(forward, call, view.set.has_sinks(), &params);
-  params.page_size = spec_->page_size;
+  params.page_size = spec_->groups[static_cast<size_t>(source.group)].page_tokens;
   params.num_q_heads = layer.num_q_heads;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
@@ -252,8 +252,8 @@ void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_ke
 
 void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {
   if (copies.empty() || !pool_->has_storage()) return;
-  // One task per page and layer of its group; groups have at most num_slots layers.
-  const auto num_slots = static_cast<int64_t>(spec_->num_slots());
+  // One task per page and layer of its group; groups have at most longest_group layers.
+  const auto num_slots = static_cast<int64_t>(spec_->longest_group());
   int64_t most_bytes = 0;
   const auto copy_one = [&](int64_t task, int32_t) {
     const PageCopy& copy = copies[static_cast<size_t>(task / num_slots)];

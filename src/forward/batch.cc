@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/error.h"
+#include "src/base/math.h"
 #include "src/forward/request_check.h"
 
 namespace kvc {
@@ -22,7 +23,7 @@ struct Sharer {
 };
 
 // Decides who copies such pages; returns the number of copies. See Batch's comment.
-int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
+int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator, bool forgets_cached,
                     std::vector<TableChange>& changes) {
   std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
     if (a.page != b.page) return a.page < b.page;
@@ -32,9 +33,12 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
   for (size_t first = 0; first < sharers.size();) {
     size_t next = first + 1;
     while (next < sharers.size() && sharers[next].page == sharers[first].page) ++next;
-    const bool held_outside = allocator.refs(sharers[first].page) > static_cast<int32_t>(next - first);
-    const size_t copying = held_outside ? next : next - 1;  // the longest comes last and keeps the page
-    for (size_t i = first; i < copying; ++i) changes[sharers[i].change].copies_last_page = true;
+    const PageId page = sharers[first].page;
+    const bool held_outside = allocator.refs(page) > static_cast<int32_t>(next - first);
+    const bool is_kept = held_outside || (allocator.is_cached(page) && !forgets_cached);
+    const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
+    for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
+    if (!is_kept && allocator.is_cached(page)) changes[sharers[next - 1].change].forgets_last_page = true;
     copies += static_cast<int64_t>(copying - first);
     first = next;
   }
@@ -47,65 +51,94 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
                               std::vector<BatchEntry>* entries, std::vector<TableChange>* changes) {
   check_request(request, context, stamp, entries);
   const std::vector<GroupSpec>& groups = context.plan.spec().groups;
-  const int32_t page_size = context.plan.spec().page_size;
   changes->clear();
-  changes->reserve(entries->size() * groups.size());
   std::vector<Sharer> sharers;  // stays empty, and unallocated, in a steady decode
   Measure needed;
-  for (const BatchEntry& entry : *entries) {
+  for (BatchEntry& entry : *entries) {
+    if (entry.is_steady()) continue;
+    entry.change_begin = static_cast<int32_t>(changes->size());
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
       const auto held = static_cast<int64_t>(table->pages.size());
       const int64_t old_stored = entry.old_stored(group.is_cross);
       const int64_t new_stored = entry.new_stored(group.is_cross);
-      const bool is_partial = old_stored != held * page_size;
-      if (is_partial && new_stored != old_stored && context.allocator.refs(table->pages.back()) > 1)
+      const bool is_partial = old_stored != held * group.page_tokens;
+      if (is_partial && !table->owns_last && new_stored != old_stored &&
+          !context.allocator.is_private(table->pages.back()))
         sharers.push_back({table->pages.back(), old_stored, changes->size()});
-      const int64_t size = table->grown_size(new_stored, page_size);
+      const int64_t size = table->grown_size(new_stored, group.page_tokens);
       needed.pages += size - held;
-      changes->push_back(
-          {.old_num_pages = held, .new_num_pages = size, .replaced_page = kNoPage, .copies_last_page = false});
+      changes->push_back({.old_num_pages = held, .new_num_pages = size});
       ++table;
     }
   }
-  needed.pages += plan_copies(sharers, context.allocator, *changes);
-  if (context.states.is_used()) needed.state_slots = static_cast<int64_t>(entries->size());
+  if (context.states.is_used()) {
+    needed.state_slots = static_cast<int64_t>(entries->size());
+    needed.pages += needed.state_slots * context.states.slot_pages();
+  }
+  const int64_t fresh = needed.pages;
+  needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
+  if (needed.pages > context.allocator.num_free() && !sharers.empty()) {
+    needed.forgets_cached = true;
+    needed.pages = fresh + plan_copies(sharers, context.allocator, true, *changes);
+  }
   return needed;
 }
 
-int64_t Batch::missing(const Measure& needed, const Context& context) {
-  return std::max<int64_t>(0, needed.pages - context.allocator.num_free()) +
-         context.states.missing(needed.state_slots);
+Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
+  Missing missing{needed.pages - context.allocator.num_free(), context.states.missing(needed.state_slots)};
+  if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
+    missing.reclaimable_slots = context.sequences.num_reclaimable_states();
+    missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
+    missing.state_slots -= missing.reclaimable_slots;
+  }
+  missing.pages = std::max<int64_t>(0, missing.pages);
+  missing.state_slots = std::max<int64_t>(0, missing.state_slots);
+  return missing;
 }
 
 // Counts what the request takes and makes room for it: all of begin that can fail.
-void Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                    PageAllocator& allocator, StatePool& states) {
+Batch::Measure Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                              PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
   const Context context{plan, sequences, allocator, states};
   const Measure needed = measure(request, context, ++stamp_, &entries_, &changes_);
-  if (needed.pages > allocator.num_free()) {
-    const int64_t missing = needed.pages - allocator.num_free();
-    fail_with(KVC_E_NO_PAGES, missing, "the forward needs %lld pages, %lld are free: %lld missing",
-              ll(needed.pages), ll(allocator.num_free()), ll(missing));
+  const Missing missing = Batch::missing(needed, context);
+  if (missing.pages > 0) {
+    fail_with(KVC_E_NO_PAGES, missing.pages, "the forward needs %lld pages, %lld are free: %lld missing",
+              ll(needed.pages), ll(needed.pages - missing.pages), ll(missing.pages));
   }
-  if (states.missing(needed.state_slots) > 0) {
+  if (missing.state_slots > 0) {
     fail_with(
-        KVC_E_NO_PAGES, states.missing(needed.state_slots),
+        KVC_E_NO_PAGES, missing.state_slots,
         "the forward needs %lld state slots, %lld of config.num_state_slots = %lld are in use: %lld missing",
         ll(needed.state_slots), ll(states.num_used()), ll(plan.spec().num_state_slots),
-        ll(states.missing(needed.state_slots)));
+        ll(missing.state_slots));
   }
   num_groups_ = plan.spec().groups.size();
-  states.prepare(needed.state_slots);
+  reserve_tables(states);
+  reserve_tokens(request, index);
+  int64_t reclaimed = 0;
+  if (missing.reclaimable_slots > 0) {
+    const int64_t slot_pages = states.slot_pages();
+    const int64_t pages = needed.pages - allocator.num_free();
+    const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
+    reclaimed = std::max(for_pages, states.missing(needed.state_slots));
+  }
+  states.prepare(needed.state_slots - reclaimed);
+  if (reclaimed > 0) sequences.reclaim_states(reclaimed);  // the first change, behind all else that can fail
+  return needed;
+}
+
+void Batch::reserve_tables(const StatePool& states) {
   size_t num_copies = 0;
   size_t num_words = kStepHeaderWords + kStepWordsPerSequence * entries_.size();
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
-    for (size_t group = 0; group < num_groups_; ++group) {
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = entry.sequence->tables[group];
-      const auto size = static_cast<size_t>(change(i, group).new_num_pages);
+      const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
       if (size > table.pages.capacity()) table.pages.reserve(std::max(size, table.pages.capacity() * 2));
-      num_copies += change(i, group).copies_last_page ? 1 : 0;
+      num_copies += change(entry, group).copies_last_page ? 1 : 0;
       num_words += size - std::min(size, static_cast<size_t>(table.synced_pages)) + 1 + kStepWordsPerTable;
     }
     // What commit appends to must have room: it cannot throw.
@@ -120,16 +153,43 @@ void Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable
   step_words_.reserve(num_words);
 }
 
+void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
+  tokens_.clear();
+  if (request.tokens == nullptr) return;
+  prefix_block_ = index.block_tokens();
+  const BatchEntry& last = entries_.back();
+  tokens_.assign(request.tokens, request.tokens + last.row_begin + last.append_length);
+  int64_t num_blocks = 0;
+  for (const BatchEntry& entry : entries_) {
+    TokenTrail& trail = entry.sequence->trail;
+    trail.reserve(entry.append_length, prefix_block_);
+    num_blocks += (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
+  }
+  if (num_blocks != 0) index.reserve(num_blocks);
+  num_new_blocks_ = num_blocks;
+}
+
 void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                  PageAllocator& allocator, StatePool& states) {
+                  PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
+  Measure needed;
   try {
-    prepare(request, plan, sequences, allocator, states);
+    needed = prepare(request, plan, sequences, allocator, states, index);
   } catch (...) {
     entries_.clear();
     changes_.clear();
     throw;
   }
   // Nothing throws from here on.
+  for (size_t i = 0; needed.forgets_cached && i < entries_.size(); ++i) {
+    const BatchEntry& entry = entries_[i];
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
+      if (!change(entry, group).forgets_last_page) continue;
+      const PageId page = entry.sequence->tables[group].pages.back();
+      if (allocator.is_cached(page)) index.forget_page(page);  // not yet with another page of its block
+    }
+  }
+  if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
+  if (states.to_evict(needed.state_slots) > 0) index.make_states_vacant(needed.state_slots);
   const BatchEntry& last = entries_.back();
   num_rows_ = last.row_begin + last.append_length;
   num_cross_rows_ = last.cross_row_begin + last.cross_length;
@@ -139,22 +199,36 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);
-    take_pages(i, allocator);
+    if (entry.change_begin >= 0) take_pages(entry, allocator);
     if (states.is_used()) entry.new_state = states.take();
     if (entry.is_tree) {
       has_trees_ = true;
       for (int64_t t = 0; t < entry.append_length; ++t)
         entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
+      learn_tokens(entry);
     }
-    record_step(entry);
+    record_step(entry, plan.spec());
   }
 }
 
-void Batch::take_pages(size_t index, PageAllocator& allocator) noexcept {
-  const BatchEntry& entry = entries_[index];
+// Ids of tree nodes are kept with the tree until it is committed, others become known at the end. Where some are missing, later ones are of no use.
+void Batch::learn_tokens(const BatchEntry& entry) noexcept {
+  if (tokens_.empty()) return;
+  const int32_t* ids = tokens_.data() + entry.row_begin;
+  Sequence& sequence = *entry.sequence;
+  if (entry.is_tree) {
+    TokenTree& tree = sequence.tree;
+    if (static_cast<int64_t>(tree.ids.size()) == entry.old_nodes)
+      tree.ids.insert(tree.ids.end(), ids, ids + entry.append_length);
+  } else if (sequence.trail.num_known == entry.old_length && !sequence.trail.is_altered) {
+    sequence.trail.add(ids, entry.append_length, prefix_block_);
+  }
+}
+
+void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept {
   for (size_t group = 0; group < num_groups_; ++group) {
     PageTable& table = entry.sequence->tables[group];
-    TableChange& change = changes_[index * num_groups_ + group];
+    TableChange& change = changes_[static_cast<size_t>(entry.change_begin) + group];
     std::vector<PageId>& pages = table.pages;
     const int64_t total = change.new_num_pages;
     if (change.copies_last_page) {
@@ -167,19 +241,25 @@ void Batch::take_pages(size_t index, PageAllocator& allocator) noexcept {
     for (int64_t i = change.old_num_pages; i < total; ++i) {
       pages.push_back(allocator.take(pages.empty() ? kNoPage : pages.back(), total - i - 1));
     }
+    table.owns_last = change.copies_last_page || change.forgets_last_page || total > change.old_num_pages ||
+                      table.owns_last;
   }
 }
 
-void Batch::record_step(const BatchEntry& entry) noexcept {
+void Batch::record_step(const BatchEntry& entry, const Spec& spec) noexcept {
   Sequence& sequence = *entry.sequence;
   step_words_.push_back(sequence.slot);
   step_words_.push_back(static_cast<int32_t>(entry.old_length + entry.old_nodes));
   step_words_.push_back(static_cast<int32_t>(entry.append_length));
   const size_t count_at = step_words_.size();
   step_words_.push_back(0);
+  if (entry.change_begin < 0) return;
+  int64_t steady_until = INT64_MAX;
   for (size_t group = 0; group < num_groups_; ++group) {
     PageTable& table = sequence.tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
+    if (!spec.groups[group].is_cross)
+      steady_until = std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
     if (table.synced_pages == total) continue;
     ++step_words_[count_at];
     step_words_.push_back(static_cast<int32_t>(group));
@@ -188,28 +268,33 @@ void Batch::record_step(const BatchEntry& entry) noexcept {
     step_words_.insert(step_words_.end(), table.pages.begin() + table.synced_pages, table.pages.end());
     table.synced_pages = total;
   }
+  sequence.steady_until = steady_until;
 }
 
 void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-                   bool states_written) noexcept {
+                   Publisher& publisher, bool states_written) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
-    for (size_t group = 0; group < num_groups_; ++group) {
-      if (change(i, group).replaced_page != kNoPage) allocator.drop_holder(change(i, group).replaced_page);
+    for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_; ++group) {
+      if (change(entry, group).replaced_page != kNoPage)
+        allocator.drop_holder(change(entry, group).replaced_page);
     }
     sequence.cross_length += entry.cross_length;
     if (entry.is_tree) continue;
+    learn_tokens(entry);
     sequence.length += entry.append_length;
     sequences.add_to_total_length(entry.append_length);
-    sequences.drop_unseen(sequence);
-    if (!states.is_used()) continue;
-    states.drop_holder(states_written ? sequence.state : entry.new_state);
-    if (states_written) sequence.state = entry.new_state;
-    if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
-      sequence.checkpoints.push_back({sequence.length, sequence.state});
-      states.add_holder(sequence.state);
+    if (states.is_used()) {
+      states.drop_holder(states_written ? sequence.state : entry.new_state);
+      if (states_written) sequence.state = entry.new_state;
+      if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
+        sequence.checkpoints.push_back({sequence.length, sequence.state, true});
+        states.add_holder(sequence.state);
+      }
     }
+    if (!tokens_.empty()) publisher.publish(sequence);
+    sequences.drop_unseen(sequence);
   }
   finish();
 }
@@ -218,9 +303,10 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
-    for (size_t group = 0; group < num_groups_; ++group) {
+    if (entry.change_begin >= 0) sequence.touch_tables();
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = sequence.tables[group];
-      const TableChange& change = changes_[i * num_groups_ + group];
+      const TableChange& change = this->change(entry, group);
       while (static_cast<int64_t>(table.pages.size()) > change.old_num_pages) {
         allocator.drop_holder(table.pages.back());
         table.pages.pop_back();
@@ -232,6 +318,7 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
         --intact;
       }
       table.synced_pages = std::min(table.synced_pages, intact);
+      table.owns_last = false;
     }
     sequence.tree.truncate(entry.old_nodes);
     states.drop_holder(entry.new_state);
@@ -244,7 +331,7 @@ void Batch::finish() noexcept {
   entries_.clear();
   changes_.clear();
   copies_.clear();
-  num_rows_ = num_cross_rows_ = 0;
+  num_rows_ = num_cross_rows_ = num_new_blocks_ = 0;
   has_trees_ = false;
 }
 

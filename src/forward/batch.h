@@ -7,6 +7,7 @@
 
 #include "src/pages/allocator.h"
 #include "src/plan/plan.h"
+#include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
 #include "src/state/pool.h"
 
@@ -19,6 +20,7 @@ struct BatchRequest {
   const int64_t* append_lengths;
   const int32_t* tree_parents = nullptr;   // nullable, see kvc_forward_desc
   const int64_t* cross_lengths = nullptr;  // nullable
+  const int32_t* tokens = nullptr;         // nullable
   bool may_extend_trees = false;           // without parents: only asking what an extension would take
 };
 
@@ -31,8 +33,13 @@ struct BatchEntry {
   int64_t cross_length;     // encoder tokens that this forward writes
   int64_t cross_row_begin;  // first packed encoder row
   bool is_tree;
-  StateSlot new_state;  // what the forward writes; kInitialState without STATE layers
+  StateSlot new_state;        // what the forward writes; kInitialState without STATE layers
+  int32_t change_begin = -1;  // of its changes, one per group; -1: it changes no table
 
+  // See Sequence::steady_until.
+  bool is_steady() const {
+    return new_length() <= sequence->steady_until && !is_tree && old_nodes == 0 && cross_length == 0;
+  }
   // Tokens in the tables of a group, before and after.
   int64_t old_stored(bool is_cross) const {
     return is_cross ? sequence->cross_length : old_length + old_nodes;
@@ -48,8 +55,10 @@ struct BatchEntry {
 struct TableChange {
   int64_t old_num_pages;
   int64_t new_num_pages;
-  PageId replaced_page;  // partial last page that was copied, kNoPage when none; its holder count is kept until the end
-  bool copies_last_page;
+  PageId replaced_page =
+      kNoPage;  // partial last page that was copied, kNoPage when none; its holder count is kept until the end
+  bool copies_last_page = false;
+  bool forgets_last_page = false;  // the prefix index must not know it any more
 };
 
 // A page whose content has to be copied before the new tokens are written.
@@ -61,12 +70,14 @@ struct PageCopy {
 
 // Copy on write: a partial last page with several holders is copied by the batch's sequences that append to it. When the batch holds
 // every reference, the longest of them keeps the page and writes in place: its new slots lie behind every other holder's tokens, so
-// that an abort can give the page back to all.
+// that an abort can give the page back to all. A full page that the prefix index knows (the sequence was popped into it) is copied as well while pages
+// are free; otherwise the index forgets it.
 class Batch {
  public:
   struct Measure {
-    int64_t pages = 0;
+    int64_t pages = 0;  // those of the state slots included
     int64_t state_slots = 0;
+    bool forgets_cached = false;  // pages do not suffice to copy what only the prefix index knows
   };
   struct Context {
     const Plan& plan;
@@ -75,30 +86,42 @@ class Batch {
     const StatePool& states;
   };
 
-  // Checks the request and counts what it takes; `entries` and `changes` ([entry][group]) are filled. Throws INVALID_ARGUMENT, NOT_FOUND,
+  // Checks the request and counts what it takes; `entries` and `changes` (see BatchEntry::change_begin) are filled. Throws INVALID_ARGUMENT, NOT_FOUND,
   // OUT_OF_RANGE, INVALID_STATE, UNSUPPORTED, NEVER_FITS. `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves them
   // alone (for const callers).
   static Measure measure(const BatchRequest& request, const Context& context, uint64_t stamp,
                          std::vector<BatchEntry>* entries, std::vector<TableChange>* changes);
-  // How many pages and state slots are missing for it; 0: none.
-  static int64_t missing(const Measure& needed, const Context& context);
+  // How many pages and state slots are missing for it; 0: none. What can be evicted or reclaimed is not missing.
+  struct Missing {
+    int64_t pages = 0;
+    int64_t state_slots = 0;
+    int64_t reclaimable_slots =
+        0;  // that automatic checkpoints could give up; looked for only when something would be missing
+
+    int64_t total() const { return pages + state_slots; }
+  };
+  static Missing missing(const Measure& needed, const Context& context);
 
   // Reserves what it takes. Throws NO_PAGES (detail = missing), what measure throws, or std::bad_alloc; nothing has changed then.
   void begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-             PageAllocator& allocator, StatePool& states);
-  // New lengths become visible. `states_written`: the new state slots hold the states now.
+             PageAllocator& allocator, StatePool& states, PrefixIndex& index);
+  // New lengths become visible, new full blocks are published. `states_written`: the new state slots hold the states now.
   void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-              bool states_written) noexcept;
+              Publisher& publisher, bool states_written) noexcept;
   // Tables and holders as before begin.
   void rollback(PageAllocator& allocator, StatePool& states) noexcept;
 
   const std::vector<BatchEntry>& entries() const { return entries_; }
-  const TableChange& change(size_t entry, size_t group) const {
-    return changes_[entry * num_groups_ + group];
+  // Of an entry that changes tables.
+  const TableChange& change(const BatchEntry& entry, size_t group) const {
+    return changes_[static_cast<size_t>(entry.change_begin) + group];
   }
   const std::vector<PageCopy>& copies() const { return copies_; }
   int64_t num_rows() const { return num_rows_; }
   int64_t num_cross_rows() const { return num_cross_rows_; }
+  int64_t num_new_blocks() const {
+    return num_new_blocks_;
+  }  // that it will publish, for which the index has room
   bool has_trees() const { return has_trees_; }
   int64_t longest(bool is_cross) const;  // longest sequence with its new tokens
 
@@ -108,17 +131,23 @@ class Batch {
   const std::vector<int32_t>& step_words() const { return step_words_; }
 
  private:
-  void prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-               PageAllocator& allocator, StatePool& states);
-  void take_pages(size_t entry, PageAllocator& allocator) noexcept;
-  void record_step(const BatchEntry& entry) noexcept;
+  Measure prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                  PageAllocator& allocator, StatePool& states, PrefixIndex& index);
+  void reserve_tables(const StatePool& states);
+  void reserve_tokens(const BatchRequest& request, PrefixIndex& index);
+  void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
+  void learn_tokens(const BatchEntry& entry) noexcept;
   void finish() noexcept;
+  void record_step(const BatchEntry& entry, const Spec& spec) noexcept;
 
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
   size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
   std::vector<int32_t> step_words_;
+  std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given
+  int32_t prefix_block_ = 1;
+  int64_t num_new_blocks_ = 0;
   int64_t num_rows_ = 0;
   int64_t num_cross_rows_ = 0;
   bool has_trees_ = false;

@@ -36,16 +36,23 @@ void check_distinct(const std::vector<BatchEntry>& entries) {
 
 // Tokens that the sequence can have at the end of this forward when it holds the whole pool.
 int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) {
-  const Spec& spec = context.plan.spec();
-  int64_t pages = context.allocator.num_pages(), num_tables = 0;
-  for (size_t group = 0; group < spec.groups.size(); ++group) {
-    const bool is_cross = spec.groups[group].is_cross;
-    pages += entry.sequence->tables[group].num_dropped;
-    if (is_cross) pages -= context.plan.pages_for_tokens(entry.new_stored(true));
-    num_tables += is_cross ? 0 : 1;
+  const std::vector<GroupSpec>& groups = context.plan.spec().groups;
+  const auto pages_of = [&](int64_t num_tokens) {
+    int64_t pages = 0;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const int64_t stored = groups[group].is_cross ? entry.new_stored(true) : num_tokens;
+      pages +=
+          std::max<int64_t>(0, groups[group].pages_for(stored) - entry.sequence->tables[group].num_dropped);
+    }
+    return pages;
+  };
+  // Never decreasing: by bisection. Without layers that keep tokens it is the encoder's that don't fit.
+  int64_t fits = 0, too_many = kMaxSequenceLength + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (pages_of(middle) <= context.allocator.num_pages() ? fits : too_many) = middle;
   }
-  // Without layers that keep tokens it is the encoder's that don't fit.
-  return num_tables == 0 ? kMaxSequenceLength : std::max<int64_t>(0, pages / num_tables) * spec.page_size;
+  return fits;
 }
 
 void check_fits(const BatchEntry& entry, const Batch::Context& context) {
@@ -58,11 +65,12 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length), ll(longest));
   }
+  if (entry.is_steady()) return;  // it has all its pages
   int64_t pages = 0;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
-    pages +=
-        table.grown_size(entry.new_stored(spec.groups[group].is_cross), spec.page_size) - table.num_dropped;
+    pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross), spec.groups[group].page_tokens) -
+             table.num_dropped;
   }
   if (pages > context.allocator.num_pages()) {
     fail_with(
@@ -130,7 +138,7 @@ void check_cross(const Spec& spec, int64_t cross_length, BatchEntry& entry) {
               "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written already",
               ll(sequence.id), ll(cross_length), ll(sequence.cross_length));
   }
-  if (cross_length != 0 && !spec.has_kind(KVC_LAYER_CROSS)) {
+  if (cross_length != 0 && !spec.has_cross()) {
     fail_with(KVC_E_UNSUPPORTED, cross_length,
               "cross_lengths for sequence %lld = %lld, but no layer is of kind CROSS (%d)", ll(sequence.id),
               ll(cross_length), KVC_LAYER_CROSS);
@@ -153,6 +161,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   int64_t cross_rows = 0;
   for (size_t i = 0; i < request.num_seqs; ++i) {
     Sequence& sequence = context.sequences.get(request.seqs[i]);
+    context.sequences.check_on_device(sequence, "append to");
     const int64_t append_length = request.append_lengths[i];
     if (append_length < 1) {
       fail_with(KVC_E_INVALID_ARGUMENT, append_length,

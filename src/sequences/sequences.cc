@@ -29,12 +29,21 @@ Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
 
 Sequence& SequenceTable::get_settled(kvc_seq id, const char* action) const {
   Sequence& sequence = get_idle(id, action);
+  check_on_device(sequence, action);
   if (!sequence.tree.empty()) {
     fail_with(KVC_E_INVALID_STATE, sequence.tree.size(),
               "cannot %s sequence %lld: it has a token tree of %lld nodes, commit it first", action, ll(id),
               ll(sequence.tree.size()));
   }
   return sequence;
+}
+
+void SequenceTable::check_on_device(const Sequence& sequence, const char* action) const {
+  if (sequence.is_swapped) {
+    fail_with(KVC_E_INVALID_STATE, sequence.id,
+              "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
+              action, ll(sequence.id));
+  }
 }
 
 void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
@@ -46,7 +55,7 @@ void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
   }
 }
 
-Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
+void SequenceTable::reserve_one() {
   map_.reserve_one();
   if (free_slots_.empty()) {
     slots_.reserve(slots_.size() + 1 > slots_.capacity() ? std::max<size_t>(16, slots_.capacity() * 2)
@@ -55,6 +64,10 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
     free_slots_.push_back(static_cast<int32_t>(slots_.size()));
     slots_.emplace_back();
   }
+}
+
+Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
+  reserve_one();
   // Nothing throws from here on.
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
@@ -70,48 +83,53 @@ void SequenceTable::add(kvc_seq id) {
   auto sequence = std::make_unique<Sequence>();
   sequence->id = id;
   sequence->tables.resize(spec_->groups.size());
+  sequence->trail.root = default_root_;
   create(std::move(sequence));
 }
 
-void SequenceTable::cut_table(PageTable& table, int64_t keep) noexcept {
+Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
+  Sequence& adopted = create(std::move(sequence));
+  for (const PageTable& table : adopted.tables) {
+    for (const PageId page : table.pages) {
+      if (page != kNoPage) allocator_->add_holder(page);
+    }
+  }
+  states_->add_holder(adopted.state);
+  for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_holder(checkpoint.slot);
+  total_length_ += adopted.length;
+  return adopted;
+}
+
+void SequenceTable::cut_table(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept {
   while (static_cast<int64_t>(table.pages.size()) > keep) {
     if (table.pages.back() == kNoPage) {
       --table.num_dropped;
     } else {
-      allocator_->drop_holder(table.pages.back());
+      allocator.drop_holder(table.pages.back());
     }
     table.pages.pop_back();
   }
   table.synced_pages = std::min(table.synced_pages, keep);
+  table.owns_last = false;
 }
 
 void SequenceTable::truncate(Sequence& sequence, int64_t tokens) noexcept {
+  sequence.touch_tables();
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     if (spec_->groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
-    cut_table(table, ceil_div(tokens, page_size_));
+    cut_table(table, spec_->groups[group].pages_for(tokens), *allocator_);
     table.note_length(tokens);
   }
 }
 
-// Forgets the states of positions beyond `position`; the one at it becomes the present state.
-void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
-  if (position == sequence.length) return;
-  while (!sequence.checkpoints.empty() && sequence.checkpoints.back().position > position) {
-    states_->drop_holder(sequence.checkpoints.back().slot);
-    sequence.checkpoints.pop_back();
-  }
-  const bool kept = !sequence.checkpoints.empty() && sequence.checkpoints.back().position == position;
-  states_->drop_holder(sequence.state);
-  sequence.state = kept ? sequence.checkpoints.back().slot : kInitialState;
-  states_->add_holder(sequence.state);
-}
-
 void SequenceTable::remove(kvc_seq id) {
   Sequence& sequence = get_idle(id, "remove");
-  for (PageTable& table : sequence.tables) cut_table(table, 0);
-  states_->drop_holder(sequence.state);
-  for (const Checkpoint& checkpoint : sequence.checkpoints) states_->drop_holder(checkpoint.slot);
+  PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
+  StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
+  for (PageTable& table : sequence.tables) cut_table(table, 0, pages);
+  states.drop_holder(sequence.state);
+  for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_holder(checkpoint.slot);
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
@@ -133,7 +151,7 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
     const PageTable& from = parent.tables[group];
     PageTable& to = child->tables[group];
     const int64_t tokens = spec_->groups[group].is_cross ? parent.cross_length : length;
-    to.pages.assign(from.pages.begin(), from.pages.begin() + ceil_div(tokens, page_size_));
+    to.pages.assign(from.pages.begin(), from.pages.begin() + spec_->groups[group].pages_for(tokens));
     to.kept_begin = from.kept_begin;
     to.sink_kept = from.sink_kept;
     to.note_length(tokens);
@@ -142,6 +160,9 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   for (const PositionSegment& segment : parent.segments) {
     if (segment.begin < length) child->segments.push_back(segment);
   }
+  child->trail = parent.trail;
+  child->trail.cut(length, prefix_block_);
+  if (length == 0 && child->window == 0) child->trail.is_altered = false;  // there is nothing that could be
   child->state = length == parent.length ? parent.state : kInitialState;
   for (const Checkpoint& checkpoint : parent.checkpoints) {
     if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
@@ -170,15 +191,10 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
   }
   const int64_t length = position == -1 ? parent.length : position;
   check_resumable(parent, length, "pos", position);
-  Sequence& child = create(fork_of(parent, child_id, length));
-  for (const PageTable& table : child.tables) {
-    for (const PageId page : table.pages) {
-      if (page != kNoPage) allocator_->add_holder(page);
-    }
-  }
-  states_->add_holder(child.state);
-  for (const Checkpoint& checkpoint : child.checkpoints) states_->add_holder(checkpoint.slot);
-  total_length_ += length;
+  Sequence& child = adopt(fork_of(parent, child_id, length));
+  Sequence& shared = get(parent_id);
+  shared.touch_tables();
+  for (PageTable& table : shared.tables) table.owns_last = false;
   drop_unseen(child);
 }
 
@@ -192,6 +208,8 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   const int64_t length = sequence.length - num_tokens;
   check_resumable(sequence, length, "n", num_tokens);
   cut_states(sequence, length);
+  sequence.trail.cut(length, prefix_block_);
+  if (length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length) sequence.segments.pop_back();
   sequence.length = length;
   total_length_ -= num_tokens;
@@ -207,8 +225,9 @@ bool SequenceTable::can_resume(const Sequence& sequence, int64_t position) const
     if (!table.keeps(0, std::min(keys.sink_end, position)) || !table.keeps(keys.begin, position))
       return false;
     // Where the next token goes, tokens were dropped: not even a window of 1 can go on there.
-    const bool is_inside_page = position % page_size_ != 0;
-    if (is_inside_page && table.pages[static_cast<size_t>(position / page_size_)] == kNoPage) return false;
+    const int32_t page_tokens = spec_->groups[group].page_tokens;
+    const bool is_inside_page = position % page_tokens != 0;
+    if (is_inside_page && table.pages[static_cast<size_t>(position / page_tokens)] == kNoPage) return false;
   }
   if (!states_->is_used() || position == 0) return true;
   return std::any_of(sequence.checkpoints.begin(), sequence.checkpoints.end(),
@@ -234,104 +253,6 @@ int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t posit
   }
 }
 
-void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
-  end = std::min(end, static_cast<int64_t>(table.pages.size()));
-  for (int64_t i = begin; i < end; ++i) {
-    PageId& page = table.pages[static_cast<size_t>(i)];
-    if (page == kNoPage) continue;
-    allocator_->drop_holder(page);
-    page = kNoPage;
-    ++table.num_dropped;
-  }
-}
-
-void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
-  PageTable& table = sequence.tables[group];
-  const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
-  const int64_t sink_pages = ceil_div(keys.sink_end, page_size_);
-  if (table.sink_kept > keys.sink_end) {  // a smaller sink than before
-    drop_pages(table, sink_pages,
-               std::min(ceil_div(table.sink_kept, page_size_), table.kept_begin / page_size_));
-    table.sink_kept = keys.sink_end;
-  }
-  const int64_t begin = std::max(sink_pages, table.kept_begin / page_size_);
-  const int64_t end = std::min(keys.begin / page_size_, static_cast<int64_t>(table.pages.size()));
-  if (begin >= end) return;
-  drop_pages(table, begin, end);
-  if (table.kept_begin == 0) table.sink_kept = keys.sink_end;
-  table.kept_begin = end * page_size_;
-}
-
-void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
-  for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (!spec_->groups[group].is_cross && (spec_->groups[group].is_windowed() || sequence.window != 0))
-      drop_table(sequence, group);
-  }
-}
-
-void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
-  Sequence& sequence = get_settled(id, "set the window of");
-  if (window < 1) fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
-  if (sink < 0 || sink >= window) {
-    fail_with(KVC_E_INVALID_ARGUMENT, sink, "sink = %lld out of range: 0 to window - 1 = %lld", ll(sink),
-              ll(window - 1));
-  }
-  bool has_tokens = false;
-  for (const GroupSpec& group : spec_->groups) {
-    has_tokens = has_tokens || !group.is_cross;
-    if (group.chunk != 0) {
-      fail_with(KVC_E_UNSUPPORTED, group.chunk,
-                "a window of sequence %lld is not supported: layer %d has chunk = %lld", ll(id),
-                spec_->layer_begin + group.layers.front(), ll(group.chunk));
-    }
-    if (sink > 0 && group.window > window - sink) {
-      fail_with(KVC_E_UNSUPPORTED, group.window,
-                "sink = %lld is not supported: layer %d has window = %lld, more than window - sink = %lld",
-                ll(sink), spec_->layer_begin + group.layers.front(), ll(group.window), ll(window - sink));
-    }
-  }
-  if (!has_tokens) {
-    fail_with(KVC_E_UNSUPPORTED, id, "a window of sequence %lld is not supported: no layer keeps its tokens",
-              ll(id));
-  }
-  if (!sequence.segments.empty()) {
-    const PositionSegment& last = sequence.segments.back();
-    fail_with(
-        KVC_E_UNSUPPORTED, last.offset,
-        "a window of sequence %lld is not supported: its positions were moved by %lld from token %lld on",
-        ll(id), ll(last.offset), ll(last.begin));
-  }
-  Sequence wanted;
-  wanted.window = window;
-  wanted.sink = sink;
-  for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (spec_->groups[group].is_cross) continue;
-    const PageTable& table = sequence.tables[group];
-    const KeyRange keys = keys_of_query(spec_->groups[group], wanted, sequence.length);
-    if (!table.keeps(0, std::min(keys.sink_end, sequence.length)) ||
-        !table.keeps(keys.begin, sequence.length)) {
-      fail_with(
-          KVC_E_OUT_OF_RANGE, table.kept_begin,
-          "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it keeps the first "
-          "%lld and those from %lld on",
-          ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
-    }
-  }
-  sequence.window = window;
-  sequence.sink = sink;
-  drop_unseen(sequence);
-}
-
-void SequenceTable::checkpoint(kvc_seq id) {
-  Sequence& sequence = get_idle(id, "take a checkpoint of");
-  if (!states_->is_used())
-    fail_with(KVC_E_UNSUPPORTED, id, "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
-              KVC_LAYER_STATE);
-  if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length) return;
-  sequence.checkpoints.push_back({sequence.length, sequence.state});
-  states_->add_holder(sequence.state);
-}
-
 void SequenceTable::clear() noexcept {
   map_.clear();
   slots_.clear();
@@ -339,6 +260,7 @@ void SequenceTable::clear() noexcept {
   total_length_ = 0;
   allocator_->clear();
   states_->clear();
+  host_states_->clear();
 }
 
 std::vector<kvc_seq> SequenceTable::sorted_ids() const {

@@ -15,16 +15,26 @@ namespace kvc {
 // Throws Error (NOT_FOUND, ALREADY_EXISTS, OUT_OF_RANGE, BUSY, INVALID_STATE, INVALID_ARGUMENT) or std::bad_alloc; nothing has changed then.
 class SequenceTable {
  public:
-  SequenceTable(PageAllocator* allocator, StatePool* states, const Spec& spec)
+  // `prefix_block`: tokens of a block of the prefix index.
+  SequenceTable(PageAllocator* allocator, StatePool* states, PageAllocator* host_allocator,
+                StatePool* host_states, const Spec& spec, int32_t prefix_block)
       : allocator_(allocator),
         states_(states),
+        host_allocator_(host_allocator),
+        host_states_(host_states),
         spec_(&spec),
-        page_size_(spec.page_size),
+        prefix_block_(prefix_block),
+        default_root_(namespace_root(nullptr, 0)),
         has_windows_(spec.has_windows()) {}
   SequenceTable(const SequenceTable&) = delete;
   SequenceTable& operator=(const SequenceTable&) = delete;
 
   void add(kvc_seq id);
+  // A sequence that is filled in but for its holders, which are counted here. check_new_id before.
+  Sequence& adopt(std::unique_ptr<Sequence> sequence);
+  void check_new_id(kvc_seq id, const char* name) const;
+  // Makes the next adopt() succeed. Throws std::bad_alloc.
+  void reserve_one();
   void remove(kvc_seq id);
   void fork(kvc_seq parent, kvc_seq child, int64_t position);
   void pop(kvc_seq id, int64_t num_tokens);
@@ -38,11 +48,18 @@ class SequenceTable {
     return *sequence;
   }
   Sequence* find(kvc_seq id) const { return id < 0 ? nullptr : map_.find(id); }
+  Sequence& get_on_device(kvc_seq id, const char* action) const {  // throws NOT_FOUND, INVALID_STATE
+    Sequence& sequence = get(id);
+    check_on_device(sequence, action);
+    return sequence;
+  }
   // Not in the open forward: throws BUSY.
   Sequence& get_idle(kvc_seq id, const char* action) const;
-  // And without an uncommitted tree: throws INVALID_STATE.
+  void check_on_device(const Sequence& sequence, const char* action) const;  // throws INVALID_STATE
+  // And on the device, without an uncommitted tree: throws INVALID_STATE.
   Sequence& get_settled(kvc_seq id, const char* action) const;
 
+  const BlockKey& default_root() const { return default_root_; }  // of the namespace without salt
   size_t size() const { return map_.size(); }
   int64_t total_length() const { return total_length_; }
   void add_to_total_length(int64_t tokens) { total_length_ += tokens; }
@@ -55,8 +72,13 @@ class SequenceTable {
 
   // Frees the pages that no later query sees. After every change of the committed length or of the windows.
   void drop_unseen(Sequence& sequence) noexcept {
-    if (has_windows_ || sequence.window != 0) drop_behind_windows(sequence);
+    if ((has_windows_ && sequence.length >= sequence.next_drop) || sequence.window != 0)
+      drop_behind_windows(sequence);
   }
+  // States that only automatic checkpoints hold. O(checkpoints).
+  int64_t num_reclaimable_states() const;
+  // Gives up automatic checkpoints, the oldest positions first, until so many states have become free or none is left.
+  void reclaim_states(int64_t count);
   // Cuts the table of every group that counts tokens to `tokens`.
   void truncate(Sequence& sequence, int64_t tokens) noexcept;
 
@@ -68,19 +90,22 @@ class SequenceTable {
  private:
   Sequence& create(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> fork_of(const Sequence& parent, kvc_seq child_id, int64_t length) const;
-  void check_new_id(kvc_seq id, const char* name) const;
   void check_resumable(const Sequence& sequence, int64_t position, const char* argument, int64_t value) const;
-  void cut_table(PageTable& table, int64_t keep) noexcept;
+  static void cut_table(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept;
   void cut_states(Sequence& sequence, int64_t position) noexcept;
   void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
   void drop_table(Sequence& sequence, size_t group) noexcept;
   void drop_behind_windows(Sequence& sequence) noexcept;
+  void note_next_drop(Sequence& sequence) noexcept;
   [[noreturn]] void fail_unknown(kvc_seq id) const;
 
   PageAllocator* allocator_;
   StatePool* states_;
+  PageAllocator* host_allocator_;  // of swapped sequences
+  StatePool* host_states_;
   const Spec* spec_;
-  int32_t page_size_;
+  int32_t prefix_block_;
+  BlockKey default_root_;
   bool has_windows_;
   SequenceMap map_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null where free

@@ -11,6 +11,7 @@ namespace kvc {
 struct TokenTree {
   std::vector<int32_t> parents;  // -1: a root; below the node's own index
   std::vector<int32_t> depths;   // roots: 0
+  std::vector<int32_t> ids;      // token ids, as far as they were given: [size()] or fewer
 
   int64_t size() const { return static_cast<int64_t>(parents.size()); }
   bool empty() const { return parents.empty(); }
@@ -23,10 +24,12 @@ struct TokenTree {
   void truncate(int64_t nodes) noexcept {
     parents.resize(static_cast<size_t>(nodes));
     depths.resize(static_cast<size_t>(nodes));
+    if (ids.size() > static_cast<size_t>(nodes)) ids.resize(static_cast<size_t>(nodes));
   }
   void reserve(int64_t nodes) {
     parents.reserve(static_cast<size_t>(nodes));
     depths.reserve(static_cast<size_t>(nodes));
+    ids.reserve(static_cast<size_t>(nodes));
   }
 };
 

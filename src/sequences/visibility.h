@@ -24,8 +24,7 @@ inline KeyRange keys_of_query(const GroupSpec& group, const Sequence& sequence, 
                               int64_t window = 0) {
   KeyRange keys{0, 0};
   if (group.is_cross) return keys;
-  if (group.window != 0) keys.begin = index - group.window + 1;
-  if (group.chunk != 0) keys.begin = index / group.chunk * group.chunk;
+  keys.begin = first_visible_key(group, index);
   if (window != 0) keys.begin = std::max(keys.begin, index - window + 1);
   if (sequence.window != 0) {
     if (group.window == 0 && window == 0) keys.sink_end = sequence.sink;

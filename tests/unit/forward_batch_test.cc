@@ -13,8 +13,10 @@ struct Books {
   explicit Books(int64_t num_pages, std::vector<LayerSpec> layers = {attention_layer(1, 1, 16, 16)})
       : plan(std::make_shared<Plan>(make(num_pages, std::move(layers)))),
         allocator(num_pages),
-        states(plan),
-        sequences(&allocator, &states, plan->spec()) {}
+        states(plan, &allocator, 0, plan->spec().num_state_slots),
+        index(*plan, &allocator, &states, nullptr, 0),
+        publisher(plan->spec(), &index, &allocator, nullptr),
+        sequences(&allocator, &states, nullptr, nullptr, plan->spec(), index.block_tokens()) {}
 
   static Spec make(int64_t num_pages, std::vector<LayerSpec> layers) {
     Spec spec = spec_of(std::move(layers), 4);
@@ -25,9 +27,9 @@ struct Books {
   }
 
   void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths) {
-    batch.begin({ids.size(), ids.data(), lengths.data()}, *plan, sequences, allocator, states);
+    batch.begin({ids.size(), ids.data(), lengths.data()}, *plan, sequences, allocator, states, index);
   }
-  void commit() { batch.commit(sequences, allocator, states, plan->spec(), states.is_used()); }
+  void commit() { batch.commit(sequences, allocator, states, plan->spec(), publisher, states.is_used()); }
   void rollback() { batch.rollback(allocator, states); }
   void append(kvc_seq id, int64_t length) {
     begin({id}, {length});
@@ -40,6 +42,8 @@ struct Books {
   std::shared_ptr<Plan> plan;
   PageAllocator allocator;
   StatePool states;
+  PrefixIndex index;
+  Publisher publisher;
   SequenceTable sequences;
   Batch batch;
 };

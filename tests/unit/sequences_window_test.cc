@@ -15,8 +15,8 @@ struct World {
   explicit World(std::vector<LayerSpec> layers)
       : plan(std::make_shared<Plan>(make(std::move(layers)))),
         allocator(1000),
-        states(plan),
-        sequences(&allocator, &states, plan->spec()) {}
+        states(plan, &allocator, 0, 0),
+        sequences(&allocator, &states, nullptr, nullptr, plan->spec(), 4) {}
 
   static Spec make(std::vector<LayerSpec> layers) {
     Spec spec = spec_of(std::move(layers), 4);

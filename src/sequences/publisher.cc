@@ -1,0 +1,193 @@
+#include "src/sequences/publisher.h"
+
+#include <algorithm>
+
+#include "src/base/math.h"
+
+namespace kvc {
+
+// Pages of one block of the sequence; false when it has not all that every later token needs.
+bool Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
+  for (size_t group = 0; group < spec_->groups.size(); ++group) {
+    const int32_t first = index_->first_page(static_cast<int32_t>(group));
+    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    const std::vector<PageId>& table = sequence.tables[group].pages;
+    for (int32_t i = 0; i < count; ++i) {
+      const PageId page = table[static_cast<size_t>(block * count + i)];
+      if (page == kNoPage && !spec_->groups[group].is_windowed()) return false;
+      pages_[static_cast<size_t>(first + i)] = page;
+    }
+  }
+  return true;
+}
+
+// A sequence that begins inside a block shares the whole pages at the block's beginning with another one. To be known by a key of its own the block
+// needs its own copies. False when all of its pages are known by another key (the caller has given the same rows two names), or none is left to copy to.
+bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcept {
+  int32_t num_shared = 0, num_missing = 0;
+  const auto is_shared = [&](int32_t i) {
+    const PageId page = pages_[static_cast<size_t>(i)];
+    return page != kNoPage && allocator_->is_cached(page) &&
+           (node == kNoNode || index_->page(node, i).device == kNoPage);
+  };
+  for (int32_t i = 0; i < index_->pages_per_block(); ++i) {
+    num_shared += is_shared(i) ? 1 : 0;
+    num_missing += pages_[static_cast<size_t>(i)] == kNoPage ? 1 : 0;
+  }
+  if (num_shared == 0) return true;
+  if (num_shared + num_missing == index_->pages_per_block()) return false;
+  index_->make_vacant(num_shared);
+  if (allocator_->num_vacant() < num_shared) return false;
+  for (size_t group = 0; group < spec_->groups.size(); ++group) {
+    const int32_t first = index_->first_page(static_cast<int32_t>(group));
+    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    PageTable& table = sequence.tables[group];
+    for (int32_t i = 0; i < count; ++i) {
+      if (!is_shared(first + i)) continue;
+      PageId& page = table.pages[static_cast<size_t>(block * count + i)];
+      const PageId copy = allocator_->take(kNoPage, 0);
+      mover_->copy(page, copy);
+      ++num_copies_;
+      sequence.touch_tables();
+      allocator_->drop_holder(page);
+      page = pages_[static_cast<size_t>(first + i)] = copy;
+      table.synced_pages = std::min(table.synced_pages, block * count + i);
+      table.owns_last = false;
+    }
+  }
+  return true;
+}
+
+void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexcept {
+  for (size_t group = 0; group < spec_->groups.size(); ++group) {
+    const int32_t first = index_->first_page(static_cast<int32_t>(group));
+    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    PageTable& table = sequence.tables[group];
+    for (int32_t i = 0; i < count; ++i) {
+      const PageId known = index_->page(node, first + i).device;
+      PageId& own = table.pages[static_cast<size_t>(block * count + i)];
+      if (own == kNoPage || known == kNoPage || own == known) continue;
+      allocator_->add_holder(known);
+      allocator_->drop_holder(own);
+      own = known;
+      sequence.touch_tables();
+      table.synced_pages = std::min(table.synced_pages, block * count + i);
+      table.owns_last = false;
+    }
+  }
+}
+
+void Publisher::publish_blocks(Sequence& sequence) noexcept {
+  TokenTrail& trail = sequence.trail;
+  if (trail.is_altered || trail.is_closed) return;
+  const auto num_blocks = static_cast<int64_t>(trail.keys.size());
+  int64_t block = trail.num_published;
+  // What was published may have been evicted since: on from the last block that is there.
+  NodeId node = kNoNode;
+  while (block > 0 && (node = index_->find(trail.keys[static_cast<size_t>(block - 1)])) == kNoNode) --block;
+  size_t checkpoint = 0;
+  for (; block < num_blocks; ++block) {
+    const BlockKey& key = trail.keys[static_cast<size_t>(block)];
+    bool is_own = gather(sequence, block);
+    if (is_own && index_->has_inner_pages()) {
+      is_own = make_own(sequence, block, index_->find(key));
+      // Room for the copies may have cost the block before.
+      if (block > 0) node = index_->find(trail.keys[static_cast<size_t>(block - 1)]);
+      is_own = is_own && (block == 0 || node != kNoNode);
+    }
+    if (!is_own) {
+      trail.is_closed = true;
+      break;
+    }
+    const int64_t end = (block + 1) * index_->block_tokens();
+    while (checkpoint < sequence.checkpoints.size() && sequence.checkpoints[checkpoint].position < end)
+      ++checkpoint;
+    const bool has_state =
+        checkpoint < sequence.checkpoints.size() && sequence.checkpoints[checkpoint].position == end;
+    const NodeId published =
+        index_->insert({.key = &key,
+                        .parent = node,
+                        .root = &trail.root,
+                        .tokens = trail.block_ids(block, index_->block_tokens()),
+                        .pages = pages_.data(),
+                        .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
+                        .priority = trail.priority,
+                        .is_followed = true});  // the last one is touched below
+    if (published == kNoNode) {
+      trail.is_closed = true;
+      break;
+    }
+    node = published;
+    if (!index_->is_newest(node)) take_over(sequence, block, node);
+  }
+  trail.num_published = block;
+  if (node != kNoNode) index_->touch(node, false, trail.priority);
+}
+
+void Publisher::release(const Sequence& sequence) noexcept {
+  const int64_t published = sequence.trail.num_published;
+  if (published == 0) return;
+  const NodeId node = index_->find(sequence.trail.keys[static_cast<size_t>(published - 1)]);
+  if (node != kNoNode) index_->touch(node, false, sequence.trail.priority);
+}
+
+// visit(group, page of the table, node, index of the place) for every page that the next query of a sequence of these tokens sees, last blocks first.
+template <typename Visit>
+void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
+  const int32_t block_tokens = index_->block_tokens();
+  for (size_t g = 0; g < spec_->groups.size(); ++g) {
+    const auto group = static_cast<int32_t>(g);
+    const int32_t first = index_->first_page(group), count = index_->num_pages(group);
+    if (count == 0) continue;
+    const GroupSpec& spec = spec_->groups[g];
+    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
+    int64_t page = spec.pages_for(match.num_tokens);
+    NodeId node = match.tail != kNoNode ? match.tail : match.last;
+    for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin; --block) {
+      for (const int64_t block_begin = block * (block_tokens / spec.page_tokens);
+           page > std::max(begin, block_begin);) {
+        --page;
+        visit(g, page, node, first + static_cast<int32_t>(page - block_begin));
+      }
+      node = block == match.num_blocks ? match.last : index_->parent(node);
+    }
+  }
+}
+
+void Publisher::list_host_places(const PrefixMatch& match, std::vector<HostPlace>* places) const {
+  places->clear();
+  if (index_->num_host_pages() == 0) return;
+  visit_places(match, [&](size_t, int64_t, NodeId node, int32_t index) {
+    if (index_->page(node, index).host != kNoPage) places->push_back({node, index});
+  });
+}
+
+void Publisher::reserve(const PrefixMatch& match, Sequence* sequence) const {
+  sequence->tables.resize(spec_->groups.size());
+  for (size_t g = 0; g < spec_->groups.size(); ++g) {
+    if (!spec_->groups[g].is_cross)
+      sequence->tables[g].pages.reserve(static_cast<size_t>(spec_->groups[g].pages_for(match.num_tokens)));
+  }
+  if (spec_->has_states()) sequence->checkpoints.reserve(1);
+}
+
+void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcept {
+  sequence->length = match.num_tokens;
+  for (size_t g = 0; g < spec_->groups.size(); ++g) {
+    const GroupSpec& spec = spec_->groups[g];
+    if (spec.is_cross) continue;
+    PageTable& table = sequence->tables[g];
+    table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
+    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
+    table.kept_begin = table.num_dropped * spec.page_tokens;
+  }
+  visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
+    sequence->tables[group].pages[static_cast<size_t>(page)] = index_->page(node, index).device;
+  });
+  if (match.last != kNoNode && spec_->has_states()) {
+    sequence->state = index_->state(match.last);
+    sequence->checkpoints.push_back({match.num_tokens, sequence->state, true});
+  }
+}
+
+}  // namespace kvc

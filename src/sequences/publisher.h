@@ -1,0 +1,65 @@
+// Full blocks of sequences go to the prefix index, and come back from it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/pages/allocator.h"
+#include "src/plan/spec.h"
+#include "src/prefix/index.h"
+#include "src/sequences/sequence.h"
+
+namespace kvc {
+
+// Borrows all. External exclusion, as the cache's.
+class Publisher {
+ public:
+  // Throws std::bad_alloc.
+  Publisher(const Spec& spec, PrefixIndex* index, PageAllocator* allocator, PageMover* mover)
+      : spec_(&spec),
+        index_(index),
+        allocator_(allocator),
+        mover_(mover),
+        pages_(static_cast<size_t>(index->pages_per_block())) {}
+
+  PrefixIndex& index() const { return *index_; }
+  uint64_t num_copies() const { return num_copies_; }  // pages that blocks of their own needed
+
+  // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the sequence takes its pages over. Room for new blocks was
+  // made by PrefixIndex::reserve; what finds none stays unpublished.
+  void publish(Sequence& sequence) noexcept {
+    if (sequence.trail.num_published < static_cast<int64_t>(sequence.trail.keys.size()))
+      publish_blocks(sequence);
+  }
+  // The sequence's blocks were used until now.
+  void release(const Sequence& sequence) noexcept;
+
+  // Makes room for fill() of this match or a shorter one. Throws std::bad_alloc.
+  void reserve(const PrefixMatch& match, Sequence* sequence) const;
+  // The tables, state and checkpoint of a sequence whose tokens are `match`; all pages are on the device. Holders are not counted yet.
+  void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
+  // Places of the match that are on the host: (node, index).
+  struct HostPlace {
+    NodeId node;
+    int32_t index;
+  };
+  void list_host_places(const PrefixMatch& match, std::vector<HostPlace>* places) const;
+
+ private:
+  void publish_blocks(Sequence& sequence) noexcept;
+  bool gather(const Sequence& sequence, int64_t block) noexcept;
+  bool make_own(Sequence& sequence, int64_t block, NodeId node) noexcept;
+  void take_over(Sequence& sequence, int64_t block, NodeId node) noexcept;
+  template <typename Visit>
+  void visit_places(const PrefixMatch& match, Visit&& visit) const;
+
+  const Spec* spec_;
+  PrefixIndex* index_;
+  PageAllocator* allocator_;
+  PageMover* mover_;
+  std::vector<PageId> pages_;  // of one block
+  uint64_t num_copies_ = 0;
+};
+
+}  // namespace kvc
