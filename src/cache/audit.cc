@@ -9,17 +9,29 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
+void check_states(const StatePool& states, const std::vector<int32_t>& holders, const char* name) {
+  for (int64_t slot = 0; slot < states.num_slots(); ++slot) {
+    const int32_t expected = holders[static_cast<size_t>(slot)];
+    const int32_t recorded = states.holders(static_cast<StateSlot>(slot));
+    if (expected != recorded) {
+      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d holders recorded, counted %d", name, ll(slot), recorded,
+                expected);
+    }
+  }
+}
+
 }  // namespace
 
 // Every token that later queries can see has its page; every page is counted.
 template <typename Count>
 void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const {
   const PageTable& table = sequence.tables[group];
+  const int32_t page_tokens = spec().groups[group].page_tokens;
   const auto size = static_cast<int64_t>(table.pages.size());
-  if (stored < 0 || size != plan_->pages_for_tokens(stored)) {
+  if (stored < 0 || size != spec().groups[group].pages_for(stored)) {
     fail_with(KVC_E_CORRUPT, sequence.id,
               "sequence %lld of %lld tokens has a table of %lld pages, expected %lld", ll(sequence.id),
-              ll(stored), ll(size), ll(plan_->pages_for_tokens(stored)));
+              ll(stored), ll(size), ll(spec().groups[group].pages_for(stored)));
   }
   int64_t dropped = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -29,7 +41,7 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, 
       continue;
     }
     ++dropped;
-    const int64_t first = i * spec().page_size, end = first + spec().page_size;
+    const int64_t first = i * page_tokens, end = first + page_tokens;
     if (first < table.sink_kept || end > table.kept_begin) {
       fail_with(KVC_E_CORRUPT, sequence.id,
                 "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first %lld and "
@@ -48,26 +60,32 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, 
 void Cache::check() const {
   const int64_t num_pages = allocator_.num_pages();
   std::vector<int32_t> holders(static_cast<size_t>(num_pages), 0);
+  std::vector<int32_t> host_holders(static_cast<size_t>(host_.num_pages()), 0);
+  std::vector<int32_t> host_state_holders(static_cast<size_t>(host_states_.num_slots()), 0);
   const auto count = [&](const Sequence& sequence, PageId page) {
-    if (page < 0 || page >= num_pages) {
-      fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %lld pages", ll(sequence.id),
-                page, ll(num_pages));
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_holders : holders;
+    if (page < 0 || page >= static_cast<PageId>(counts.size())) {
+      fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages", ll(sequence.id),
+                page, counts.size());
     }
-    ++holders[static_cast<size_t>(page)];
+    ++counts[static_cast<size_t>(page)];
   };
   std::vector<int32_t> state_holders(static_cast<size_t>(states_.num_slots()), 0);
   const auto count_state = [&](const Sequence& sequence, StateSlot slot) {
-    if (slot < kInitialState || slot >= states_.num_slots()) {
-      fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %lld", ll(sequence.id),
-                slot, ll(states_.num_slots()));
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_state_holders : state_holders;
+    if (slot < kInitialState || slot >= static_cast<StateSlot>(counts.size())) {
+      fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu", ll(sequence.id),
+                slot, counts.size());
     }
-    if (slot != kInitialState) ++state_holders[static_cast<size_t>(slot)];
+    if (slot != kInitialState) ++counts[static_cast<size_t>(slot)];
   };
   int64_t total_length = 0;
+  int64_t num_swapped = 0;
   int64_t in_forward = 0;
   std::vector<uint8_t> slot_seen;
   sequences_.for_each([&](const Sequence& sequence) {
     total_length += sequence.length;
+    num_swapped += sequence.is_swapped ? 1 : 0;
     const BatchEntry* entry = nullptr;
     if (sequence.in_forward()) {
       ++in_forward;
@@ -116,44 +134,81 @@ void Cache::check() const {
     fail(KVC_E_CORRUPT, "%lld sequences say they are in the open forward, which has %zu", ll(in_forward),
          forward_.batch().entries().size());
   }
-  for (size_t i = 0; i < forward_.batch().entries().size(); ++i) {
-    for (size_t group = 0; group < spec().groups.size(); ++group) {
-      const PageId replaced = forward_.batch().change(i, group).replaced_page;
-      if (replaced != kNoPage) count(*forward_.batch().entries()[i].sequence, replaced);
+  for (const BatchEntry& entry : forward_.batch().entries()) {
+    for (size_t group = 0; entry.change_begin >= 0 && group < spec().groups.size(); ++group) {
+      const PageId replaced = forward_.batch().change(entry, group).replaced_page;
+      if (replaced != kNoPage) count(*entry.sequence, replaced);
     }
   }
-  for (int64_t slot = 0; slot < states_.num_slots(); ++slot) {
-    const int32_t expected = state_holders[static_cast<size_t>(slot)];
-    const int32_t recorded = states_.holders(static_cast<StateSlot>(slot));
-    if (expected != recorded) {
-      fail_with(KVC_E_CORRUPT, slot,
-                "state slot %lld has %d holders recorded, the sequences hold it %d times", ll(slot), recorded,
-                expected);
-    }
+  index_.check(&holders, &state_holders);
+  check_states(states_, state_holders, "state slot");
+  check_states(host_states_, host_state_holders, "host state slot");
+  check_host(host_holders);
+  if (num_swapped != num_swapped_) {
+    fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(num_swapped_), ll(num_swapped));
   }
   if (total_length != sequences_.total_length()) {
     fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld", ll(sequences_.total_length()),
          ll(total_length));
   }
-  int64_t num_free = 0;
-  int64_t num_shared = 0;
-  for (int64_t page = 0; page < num_pages; ++page) {
-    const int32_t expected = holders[static_cast<size_t>(page)];
-    const int32_t recorded = allocator_.refs(static_cast<PageId>(page));
-    if (expected != recorded) {
-      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders recorded, the sequences hold it %d times",
-                ll(page), recorded, expected);
+  check_counts(holders);
+}
+
+void Cache::check_host(const std::vector<int32_t>& holders) const {
+  int64_t by_sequences = 0;
+  for (size_t page = 0; page < holders.size(); ++page) {
+    const int32_t recorded = host_.allocator().refs(static_cast<PageId>(page));
+    // The index holds pages of its own, one holder each.
+    if (holders[page] != recorded && !(holders[page] == 0 && recorded == 1)) {
+      fail_with(KVC_E_CORRUPT, static_cast<int64_t>(page),
+                "host page %zu has %d holders recorded, swapped sequences hold it %d times", page, recorded,
+                holders[page]);
     }
-    if (allocator_.is_marked_free(static_cast<PageId>(page)) != (expected == 0)) {
-      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders and is marked %s", ll(page), expected,
-                expected == 0 ? "used" : "free");
+    by_sequences += holders[page] != 0 ? 1 : 0;
+  }
+  const int64_t withheld = host_states_.num_used() * host_states_.slot_pages();
+  if (host_.allocator().num_used() != by_sequences + index_.num_host_pages() + withheld) {
+    fail(KVC_E_CORRUPT, "%lld host pages are used: %lld by sequences, %lld by the index and %lld for states",
+         ll(host_.allocator().num_used()), ll(by_sequences), ll(index_.num_host_pages()), ll(withheld));
+  }
+}
+
+void Cache::check_counts(const std::vector<int32_t>& holders) const {
+  const int64_t num_pages = allocator_.num_pages();
+  int64_t num_free = 0, num_shared = 0, num_cached = 0, num_vacant = 0;
+  for (int64_t page = 0; page < num_pages; ++page) {
+    const auto id = static_cast<PageId>(page);
+    const int32_t expected = holders[static_cast<size_t>(page)];
+    const int32_t recorded = allocator_.refs(id);
+    if (expected != recorded) {
+      fail_with(KVC_E_CORRUPT, page,
+                "page %lld has %d holders recorded, the sequences and pins hold it %d times", ll(page),
+                recorded, expected);
+    }
+    const bool is_vacant = expected == 0 && !allocator_.is_cached(id);
+    if (allocator_.is_marked_free(id) != is_vacant) {
+      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders, is %s, and is marked %s", ll(page), expected,
+                allocator_.is_cached(id) ? "cached" : "not cached", is_vacant ? "used" : "vacant");
     }
     num_free += expected == 0 ? 1 : 0;
+    num_vacant += is_vacant ? 1 : 0;
+    num_cached += allocator_.is_cached(id) ? 1 : 0;
     num_shared += expected > 1 ? 1 : 0;
   }
-  if (num_free != allocator_.num_free() || num_shared != allocator_.num_shared()) {
-    fail(KVC_E_CORRUPT, "%lld free and %lld shared pages recorded, counted %lld and %lld",
-         ll(allocator_.num_free()), ll(allocator_.num_shared()), ll(num_free), ll(num_shared));
+  // States that take pages out of use; those that the index alone knows could be evicted.
+  const int64_t withheld = (states_.num_used() + states_.num_evictable()) * states_.slot_pages();
+  num_vacant -= withheld;
+  num_free -= states_.num_used() * states_.slot_pages();
+  if (num_free != allocator_.num_free() || num_shared != allocator_.num_shared() ||
+      num_cached != allocator_.num_cached() || num_vacant != allocator_.num_vacant() ||
+      withheld != allocator_.num_withheld()) {
+    fail(KVC_E_CORRUPT,
+         "%lld free, %lld vacant, %lld shared, %lld cached and %lld withheld pages recorded, counted %lld, "
+         "%lld, "
+         "%lld, %lld and %lld",
+         ll(allocator_.num_free()), ll(allocator_.num_vacant()), ll(allocator_.num_shared()),
+         ll(allocator_.num_cached()), ll(allocator_.num_withheld()), ll(num_free), ll(num_vacant),
+         ll(num_shared), ll(num_cached), ll(withheld));
   }
 }
 

@@ -25,10 +25,19 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)),
       allocator_(require_pages(*plan_)),
       pool_(plan_, plan_->num_pages()),
-      states_(plan_),
-      sequences_(&allocator_, &states_, plan_->spec()),
-      forward_(plan_->spec()),
-      engine_(plan_->spec(), &pool_) {
+      states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots),
+      host_(plan_, plan_->num_host_pages()),
+      host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0),
+      engine_(plan_->spec(), &pool_),
+      copier_(plan_.get(), &pool_, &host_.pool(), &engine_.kernels(), &engine_.executor()),
+      host_tier_(&host_, &copier_),
+      page_mover_(&copier_),
+      index_(*plan_, &allocator_, &states_, host_.num_pages() > 0 ? &host_tier_ : nullptr,
+             plan_->spec().event_capacity),
+      publisher_(plan_->spec(), &index_, &allocator_, &page_mover_),
+      sequences_(&allocator_, &states_, &host_.allocator(), &host_states_, plan_->spec(),
+                 index_.block_tokens()),
+      forward_(plan_->spec()) {
   for (kvc_forward& handle : handles_) handle.cache = this;
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
       ll(plan_->layout().page_bytes), engine_.isa_name(), engine_.executor().concurrency());
@@ -37,7 +46,10 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
 void Cache::clear() {
   if (forward_.is_open())
     fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open", forward_.batch().entries().size());
+  index_.reset();
   sequences_.clear();
+  host_.clear();
+  num_swapped_ = 0;
 }
 
 void Cache::resize(int64_t num_pages) {
@@ -57,6 +69,12 @@ void Cache::resize(int64_t num_pages) {
   if (used != kNoPage) {
     fail_with(KVC_E_BUSY, used, "cannot shrink to %lld pages: page %d is in use", ll(num_pages), used);
   }
+  const int64_t dropped = allocator_.num_pages() - num_pages;
+  if (dropped > allocator_.num_free()) {
+    fail_with(KVC_E_BUSY, allocator_.num_withheld(),
+              "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
+              ll(allocator_.num_withheld()));
+  }
   if (num_pages > allocator_.num_pages()) {
     const int64_t before = allocator_.num_pages();
     allocator_.grow(num_pages);
@@ -68,6 +86,10 @@ void Cache::resize(int64_t num_pages) {
     }
   } else {
     pool_.resize(num_pages);
+    for (PageId page = allocator_.first_cached(num_pages); page != kNoPage;
+         page = allocator_.first_cached(page))
+      index_.forget_page(page);
+    index_.make_vacant(dropped);
     allocator_.shrink(num_pages);
   }
 }
@@ -86,7 +108,7 @@ kvc_stats Cache::stats() const {
   stats.forwards = counters_.forwards;
   stats.forwards_aborted = counters_.forwards_aborted;
   stats.tokens_appended = counters_.tokens_appended;
-  stats.pages_copied = counters_.pages_copied;
+  stats.pages_copied = counters_.pages_copied + publisher_.num_copies();
   stats.no_pages = counters_.no_pages;
   stats.step_bytes = counters_.step_bytes;
   stats.step_copies = counters_.step_copies;
@@ -96,6 +118,16 @@ kvc_stats Cache::stats() const {
     stats.tree_tokens += static_cast<uint64_t>(committable_nodes(sequence));
   });
   stats.cascades = engine_.num_cascades();
+  stats.slots_unused = num_unused_slots();
+  stats.pages_cached = allocator_.num_cached();
+  stats.pages_evictable = allocator_.num_evictable();
+  index_.add_stats(&stats);
+  stats.host_pages_total = host_.num_pages();
+  stats.host_pages_used = host_.allocator().num_used();
+  stats.num_swapped_seqs = num_swapped_;
+  stats.pages_swapped_out = counters_.pages_swapped_out;
+  stats.pages_swapped_in = counters_.pages_swapped_in;
+  stats.copy_runs = copier_.num_runs();
   return stats;
 }
 
@@ -112,20 +144,23 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   info.window = sequence.window;
   info.sink = sequence.sink;
   info.cross_length = sequence.cross_length;
+  info.is_swapped = sequence.is_swapped ? 1 : 0;
+  info.known_tokens = sequence.trail.is_altered ? 0 : sequence.trail.num_known;
   info.in_forward = sequence.in_forward() ? 1 : 0;
   // Inside a forward the tables already hold the new tokens' pages; the answer is about what was there before.
   info.tree_nodes = committable_nodes(sequence);
+  const PageAllocator& holders = sequence.is_swapped ? host_.allocator() : allocator_;
   int64_t first_kept = 0;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const bool is_cross = spec().groups[group].is_cross;
     const PageTable& table = sequence.tables[group];
     if (!is_cross) first_kept = std::max(first_kept, table.kept_begin);
     const int64_t stored = is_cross ? sequence.cross_length : sequence.length + info.tree_nodes;
-    for (int64_t i = 0; i < plan_->pages_for_tokens(stored); ++i) {
+    for (int64_t i = 0; i < spec().groups[group].pages_for(stored); ++i) {
       const PageId page = table.pages[static_cast<size_t>(i)];
       if (page == kNoPage) continue;
       ++info.num_pages;
-      info.num_shared_pages += allocator_.refs(page) > 1 ? 1 : 0;
+      info.num_shared_pages += holders.refs(page) > 1 ? 1 : 0;
     }
   }
   const bool keeps_any = first_kept < sequence.length;
@@ -148,7 +183,7 @@ int64_t Cache::missing_pages(const BatchRequest& request) const {
                 ll(entry.sequence->id), entry.sequence->batch_index);
     }
   }
-  return Batch::missing(needed, context);
+  return Batch::missing(needed, context).total();
 }
 
 int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const {
@@ -169,6 +204,23 @@ int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) con
   return position == -1 ? sequence.length - 1 : std::min(position, sequence.length - 1);
 }
 
+// Behind the last tokens of sequences, in pages that they hold alone or share.
+int64_t Cache::num_unused_slots() const {
+  int64_t unused = 0;
+  sequences_.for_each([&](const Sequence& sequence) {
+    if (sequence.is_swapped) return;
+    for (size_t group = 0; group < sequence.tables.size(); ++group) {
+      const std::vector<PageId>& pages = sequence.tables[group].pages;
+      const bool is_cross = spec().groups[group].is_cross;
+      int64_t stored = sequence.stored(is_cross);
+      if (sequence.in_forward())
+        stored = forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].new_stored(is_cross);
+      unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_tokens - stored;
+    }
+  });
+  return unused;
+}
+
 void Cache::note_pages_used() {
   counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
 }
@@ -179,7 +231,8 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given) {
          forward_.batch().entries().size());
   Batch& batch = forward_.batch();
   try {
-    batch.begin(request, *plan_, sequences_, allocator_, states_);
+    if (request.tokens != nullptr) require_prefix_index("desc->tokens");
+    batch.begin(request, *plan_, sequences_, allocator_, states_, index_);
   } catch (const Error& error) {
     if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;
     throw;
@@ -209,7 +262,7 @@ void Cache::end(kvc_forward* handle) {
   // Without storage nobody can tell whether the host's own kernels wrote a state: each forward counts as a step.
   const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
   if (states_written) carry_states_on();
-  batch.commit(sequences_, allocator_, states_, spec(), states_written);
+  batch.commit(sequences_, allocator_, states_, spec(), publisher_, states_written);
   forward_.closed();
   handle->open = false;
 }
@@ -226,6 +279,15 @@ void Cache::require_storage(const char* what) const {
     fail_with(KVC_E_UNSUPPORTED, spec().storage, "%s needs tensor memory: config.storage = NONE (%d)", what,
               spec().storage);
   }
+}
+
+void Cache::require_plain(int32_t local_layer, const char* what) const {
+  const LayerSpec& layer = spec().layers[static_cast<size_t>(local_layer)];
+  if (!layer.is_quantised()) return;
+  fail_with(
+      KVC_E_UNSUPPORTED, layer.quant,
+      "%s: layer %d is stored with quant = %d, which is left to the host's kernels; NONE (0) is supported",
+      what, spec().layer_begin + local_layer, layer.quant);
 }
 
 int32_t Cache::require_layer(int32_t layer) const {

@@ -8,12 +8,18 @@
 #include "kvcache.h"
 #include "src/attention/engine.h"
 #include "src/base/tensor.h"
+#include "src/cache/host_tier.h"
 #include "src/forward/forward.h"
 #include "src/pages/allocator.h"
 #include "src/pages/pool.h"
 #include "src/plan/plan.h"
+#include "src/prefix/index.h"
+#include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
 #include "src/state/pool.h"
+#include "src/tiers/host_pool.h"
+#include "src/tiers/page_copies.h"
+#include "src/tiers/page_pairs.h"
 
 namespace kvc {
 class Cache;
@@ -37,6 +43,8 @@ struct CacheCounters {
   uint64_t no_pages = 0;
   uint64_t step_bytes = 0;
   uint64_t step_copies = 0;
+  uint64_t pages_swapped_out = 0;
+  uint64_t pages_swapped_in = 0;
 };
 
 // Every function throws Error or std::bad_alloc and has changed nothing then. Threads: as kvcache.h says for kvc_cache.
@@ -53,6 +61,8 @@ class Cache {
   SequenceTable& sequences() { return sequences_; }
   const PagePool& pool() const { return pool_; }
   const StatePool& states() const { return states_; }
+  PrefixIndex& index() { return index_; }
+  const PrefixIndex& index() const { return index_; }
   Forward& forward() { return forward_; }
   const Forward& forward() const { return forward_; }
   AttentionEngine& engine() { return engine_; }
@@ -69,6 +79,26 @@ class Cache {
   int64_t missing_pages(const BatchRequest& request) const;
   int64_t nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const;
   void shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta);
+  void remove(kvc_seq id);
+
+  // Whole sequences to the host pool and back.
+  void swap_out(size_t num_seqs, const kvc_seq* seqs);
+  void swap_in(size_t num_seqs, const kvc_seq* seqs);
+  const HostPool& host() const { return host_; }
+  // Copies by page ids, checked; kvc_pages_swap and kvc_pages_copy.
+  void swap_pages(const DLTensor* pairs, kvc_swap_direction direction);
+  void copy_pages(const DLTensor* pairs);
+
+  // The prefix index. Each returns the tokens that its function reports.
+  int64_t prefix_match(const PrefixQuery& query) const;
+  int64_t prefix_attach(kvc_seq id, const PrefixQuery& query);
+  int64_t prefix_insert(kvc_seq id, const PrefixQuery& query);
+  int64_t prefix_pin(const PrefixQuery& query);
+  int64_t prefix_unpin(const PrefixQuery& query);
+  int64_t prefix_evict(int64_t pages);  // pages that left the device
+  void prefix_reset();
+  // Refuses, by name, what a cache with CROSS layers cannot publish.
+  void require_prefix_index(const char* what) const;
 
   kvc_forward* begin(const BatchRequest& request, GivenPositions given);
   void end(kvc_forward* handle);
@@ -77,6 +107,8 @@ class Cache {
   void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves);
   // Refuses, by name, calls on caches without tensor memory. `what` is the function.
   void require_storage(const char* what) const;
+  // Refuses layers of quantised storage, which the kernels here do not read.
+  void require_plain(int32_t local_layer, const char* what) const;
   // Throws INVALID_STATE when the layer is not in this cache.
   int32_t require_layer(int32_t layer) const;
   // And when it is of another kind; `what` is the function.
@@ -110,11 +142,38 @@ class Cache {
  private:
   template <typename Count>
   void check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const;
+  void check_host(const std::vector<int32_t>& holders) const;
+  void check_counts(const std::vector<int32_t>& holders) const;
   void require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
                       const std::vector<LayerRows>& layers) const;
-  // Gives the sequence its own copies of the shared pages of [begin, end) tokens in the groups that `groups` marks. Throws NO_PAGES or
-  // std::bad_alloc.
-  void make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups);
+  // Pages of [begin, end) tokens, in the groups that are marked, that others hold or the prefix index knows.
+  struct SharedPages {
+    int64_t held = 0;    // by others: have to be copied
+    int64_t cached = 0;  // known to the index alone: copied as long as pages are free, else forgotten there
+
+    SharedPages& operator+=(const SharedPages& other);
+  };
+  template <typename Visit>
+  void visit_shared_pages(const Sequence& sequence, int64_t begin, int64_t end,
+                          const std::vector<uint8_t>& groups, Visit&& visit) const;
+  SharedPages count_shared_pages(const Sequence& sequence, int64_t begin, int64_t end,
+                                 const std::vector<uint8_t>& groups) const;
+  // Throws NO_PAGES. Returns whether the index has to forget the cached ones.
+  bool require_private_pages(const Sequence& sequence, const SharedPages& shared) const;
+  // Gives the sequence pages of its own there. Throws std::bad_alloc.
+  void make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
+                    bool forget_cached);
+  struct Side;
+  struct Moves;
+  std::vector<Sequence*> swappable(size_t num_seqs, const kvc_seq* seqs, bool is_swapped,
+                                   const char* what) const;
+  void move_sequences(const std::vector<Sequence*>& sequences, const Side& from, const Side& to, Moves& pages,
+                      Moves& slots, CopyDirection direction) noexcept;
+  bool moves_whole_pages(size_t group, int64_t begin, int64_t end) const;
+  void require_closed(const char* what) const;
+  PrefixMatch fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept;
+  void keep_memory(TokenTrail& trail) noexcept;
+  NodeId deepest_block(const PrefixQuery& query) const;
   // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
   bool can_turn_keys() const;
   void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;
@@ -122,6 +181,7 @@ class Cache {
   void keep_path(Sequence& sequence, int32_t leaf) noexcept;
   void carry_states_on() noexcept;
   void note_pages_used();
+  int64_t num_unused_slots() const;
   int64_t committable_nodes(const Sequence& sequence) const;
 
   static constexpr size_t kHandles = 16;
@@ -130,12 +190,22 @@ class Cache {
   PageAllocator allocator_;
   PagePool pool_;
   StatePool states_;
+  HostPool host_;
+  StatePool host_states_;
+  AttentionEngine engine_;
+  PageCopier copier_;
+  PoolHostTier host_tier_;
+  PoolPageMover page_mover_;
+  PrefixIndex index_;
+  Publisher publisher_;
   SequenceTable sequences_;
   Forward forward_;
-  AttentionEngine engine_;
+  int64_t num_swapped_ = 0;
   std::array<kvc_forward, kHandles> handles_{};
   size_t next_handle_ = 0;
   CacheCounters counters_;
+  std::vector<Publisher::HostPlace> host_places_;  // of one attach
+  TokenTrail spare_trail_;                         // memory of a sequence that is gone
   bool pool_exported_ = false;
 };
 

@@ -38,7 +38,7 @@ void Cache::require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
 }
 
 void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
-  const Sequence& sequence = sequences_.get(id);
+  const Sequence& sequence = sequences_.get_on_device(id, "read the tokens of");
   if (begin < 0 || begin > end || end > sequence.length) {
     fail_with(KVC_E_OUT_OF_RANGE, end,
               "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
@@ -47,7 +47,8 @@ void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
 }
 
 void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers) const {
-  const Sequence& sequence = sequences_.get(id);
+  const Sequence& sequence = sequences_.get_on_device(id, "read the tokens of");
+  for (const LayerRows& rows : layers) require_plain(rows.local_layer, "reading tokens");
   require_tokens(sequence, begin, end, layers);
   if (begin == end) return;
   for (const LayerRows& rows : layers) {
@@ -55,7 +56,7 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
     kernels::GatherParams params{.rows = {},
                                  .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
                                  .out = {},
-                                 .page_size = spec().page_size,
+                                 .page_size = spec().groups[static_cast<size_t>(layer.group)].page_tokens,
                                  .num_heads = layer.num_kv_heads,
                                  .dim = 0};
     if (rows.k.base != nullptr) {
@@ -69,59 +70,95 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
   }
 }
 
-void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups) {
-  std::vector<PageCopy> copies;
-  const int64_t begin_page = begin / spec().page_size, end_page = ceil_div(end, spec().page_size);
-  const auto visit_shared = [&](auto&& visit) {
-    for (size_t group = 0; group < groups.size(); ++group) {
-      if (groups[group] == 0) continue;
-      std::vector<PageId>& pages = sequence.tables[group].pages;
-      for (int64_t i = begin_page; i < end_page; ++i) {
-        const PageId page = pages[static_cast<size_t>(i)];
-        if (page != kNoPage && allocator_.refs(page) > 1) visit(group, i);
-      }
+template <typename Visit>
+void Cache::visit_shared_pages(const Sequence& sequence, int64_t begin, int64_t end,
+                               const std::vector<uint8_t>& groups, Visit&& visit) const {
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (groups[group] == 0) continue;
+    const std::vector<PageId>& pages = sequence.tables[group].pages;
+    const int32_t page_tokens = spec().groups[group].page_tokens;
+    for (int64_t i = begin / page_tokens; i < ceil_div(end, page_tokens); ++i) {
+      const PageId page = pages[static_cast<size_t>(i)];
+      if (page != kNoPage && !allocator_.is_private(page)) visit(group, i);
     }
-  };
-  int64_t needed = 0;
-  visit_shared([&](size_t, int64_t) { ++needed; });
-  copies.reserve(static_cast<size_t>(needed));
-  if (needed > allocator_.num_free()) {
-    const int64_t missing = needed - allocator_.num_free();
-    fail_with(KVC_E_NO_PAGES, missing,
-              "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
-              ll(sequence.id), ll(needed), ll(allocator_.num_free()), ll(missing));
   }
-  visit_shared([&](size_t group, int64_t i) {
+}
+
+Cache::SharedPages& Cache::SharedPages::operator+=(const SharedPages& other) {
+  held += other.held;
+  cached += other.cached;
+  return *this;
+}
+
+Cache::SharedPages Cache::count_shared_pages(const Sequence& sequence, int64_t begin, int64_t end,
+                                             const std::vector<uint8_t>& groups) const {
+  SharedPages shared;
+  visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
+    const PageId page = sequence.tables[group].pages[static_cast<size_t>(i)];
+    ++(allocator_.refs(page) > 1 ? shared.held : shared.cached);
+  });
+  return shared;
+}
+
+bool Cache::require_private_pages(const Sequence& sequence, const SharedPages& shared) const {
+  const int64_t free = allocator_.num_free();
+  if (shared.held > free) {
+    fail_with(KVC_E_NO_PAGES, shared.held - free,
+              "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
+              ll(sequence.id), ll(shared.held), ll(free), ll(shared.held - free));
+  }
+  return shared.held + shared.cached > free;
+}
+
+void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
+                         bool forget_cached) {
+  const SharedPages shared = count_shared_pages(sequence, begin, end, groups);
+  const int64_t needed = shared.held + (forget_cached ? 0 : shared.cached);
+  std::vector<PageCopy> copies;
+  copies.reserve(static_cast<size_t>(needed));
+  if (forget_cached) {
+    visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
+      const PageId page = sequence.tables[group].pages[static_cast<size_t>(i)];
+      if (allocator_.refs(page) == 1) index_.forget_page(page);
+    });
+  }
+  index_.make_vacant(needed);
+  visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
+    sequence.touch_tables();
     PageTable& table = sequence.tables[group];
     PageId& page = table.pages[static_cast<size_t>(i)];
     const PageId copy = allocator_.take(i == 0 ? kNoPage : table.pages[static_cast<size_t>(i - 1)], 0);
     copies.push_back({page, copy, static_cast<int32_t>(group)});
-    allocator_.drop_holder(page);
     page = copy;
     table.synced_pages = std::min(table.synced_pages, i);
   });
   engine_.copy_pages(copies);
+  for (const PageCopy& copy : copies) allocator_.drop_holder(copy.from);
   counters_.pages_copied += copies.size();
   note_pages_used();
 }
 
 void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers) {
   Sequence& sequence = sequences_.get_idle(id, "set tokens of");
+  sequences_.check_on_device(sequence, "set tokens of");
+  for (const LayerRows& rows : layers) require_plain(rows.local_layer, "setting tokens");
   require_tokens(sequence, begin, begin > INT64_MAX - count ? -1 : begin + count, layers);
   if (count == 0) return;
-  const int32_t page_size = spec().page_size;
   std::vector<int64_t> slots(static_cast<size_t>(count));
   std::vector<uint8_t> groups(spec().groups.size(), 0);
   for (const LayerRows& rows : layers)
     groups[static_cast<size_t>(spec().layers[static_cast<size_t>(rows.local_layer)].group)] = 1;
-  make_private(sequence, begin, begin + count, groups);
+  make_private(sequence, begin, begin + count, groups,
+               require_private_pages(sequence, count_shared_pages(sequence, begin, begin + count, groups)));
+  sequence.trail.forget();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
     const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(layer.group)].pages;
+    const int32_t page_tokens = spec().groups[static_cast<size_t>(layer.group)].page_tokens;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t token = begin + i;
       slots[static_cast<size_t>(i)] =
-          pages[static_cast<size_t>(token / page_size)] * int64_t{page_size} + token % page_size;
+          pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} + token % page_tokens;
     }
     engine_.scatter({.k = rows.k,
                      .v = rows.v,
@@ -129,7 +166,7 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
                      .k_pages = pool_.k_rows(rows.local_layer),
                      .v_pages = pool_.v_rows(rows.local_layer),
                      .slots = slots.data(),
-                     .page_size = page_size,
+                     .page_size = page_tokens,
                      .num_kv_heads = layer.num_kv_heads,
                      .k_dim = layer.k_dim,
                      .v_dim = layer.v_dim},

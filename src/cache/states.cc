@@ -101,11 +101,14 @@ void Cache::carry_states_on() noexcept {
 
 void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out) const {
   const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  read_state(engine_, states_.state(sequences_.get(id).state, local_layer, state), shape, out.base, out.dtype);
+  read_state(engine_,
+             states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state),
+             shape, out.base, out.dtype);
 }
 
 void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value) {
   Sequence& sequence = sequences_.get_idle(id, "set the state of");
+  sequences_.check_on_device(sequence, "set the state of");
   // The state at the length is also that of a checkpoint there.
   Checkpoint* here = nullptr;
   if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length)
@@ -120,6 +123,8 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, cons
                 ll(spec().num_state_slots));
     }
     states_.prepare(1);
+    if (states_.slot_pages() > allocator_.num_vacant()) index_.make_vacant(states_.slot_pages());
+    if (states_.to_evict(1) > 0) index_.make_states_vacant(1);
     const StateSlot fresh = states_.take();
     states_.copy_slot(sequence.state, fresh);
     states_.drop_holder(sequence.state);

@@ -17,8 +17,8 @@ struct Place {
   int64_t offset;
 };
 
-Place place_of(const PageTable& table, int64_t token, int32_t page_size) {
-  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
+Place place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
+  return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
 }
 
 }  // namespace
@@ -48,6 +48,14 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
     }
     accepted.push_back(&sequence);
   }
+  int64_t num_blocks = 0;
+  for (Sequence* sequence : accepted) {
+    if (sequence->tree.ids.empty()) continue;
+    const int64_t most = sequence->tree.size(), block_tokens = index_.block_tokens();
+    sequence->trail.reserve(most, index_.block_tokens());
+    num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
+  }
+  if (num_blocks != 0) index_.reserve(num_blocks + forward_.batch().num_new_blocks());
   for (size_t i = 0; i < num_seqs; ++i) keep_path(*accepted[i], leaves[i]);
 }
 
@@ -68,17 +76,27 @@ void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
       for (int64_t depth = 0; depth < num_kept; ++depth) {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
-        const Place from = place_of(table, sequence.length + node, spec().page_size);
-        const Place to = place_of(table, sequence.length + depth, spec().page_size);
+        const Place from = place_of(table, sequence.length + node, spec().groups[group].page_tokens);
+        const Place to = place_of(table, sequence.length + depth, spec().groups[group].page_tokens);
         for (const int32_t layer : spec().groups[group].layers)
           pool_.copy_token(layer, from.page, from.offset, to.page, to.offset);
       }
     }
   }
+  TokenTrail& trail = sequence.trail;
+  const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
+                        trail.num_known == sequence.length && !trail.is_altered;
+  if (is_known && num_kept > 0) {
+    for (int64_t depth = 0; depth < num_kept; ++depth)
+      tree.ids[static_cast<size_t>(depth)] =
+          tree.ids[static_cast<size_t>(tree.depths[static_cast<size_t>(depth)])];
+    trail.add(tree.ids.data(), num_kept, index_.block_tokens());
+  }
   tree.truncate(0);
   sequence.length += num_kept;
   sequences_.add_to_total_length(num_kept);
   sequences_.truncate(sequence, sequence.length);
+  publisher_.publish(sequence);
   sequences_.drop_unseen(sequence);
 }
 
@@ -126,6 +144,11 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
                 "below %lld",
                 ll(delta), ll(end), ll(first), ll(least), ll(kMaxSequenceLength));
     }
+    for (size_t layer = 0; delta != 0 && layer < spec().layers.size(); ++layer) {
+      const int32_t rope = spec().layers[layer].rope;
+      if (rope >= 0 && spec().ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND)
+        require_plain(static_cast<int32_t>(layer), "kvc_seq_shift of rotated K");
+    }
     if (delta != 0 && !can_turn_keys()) {
       fail_with(
           KVC_E_UNSUPPORTED, delta,
@@ -136,8 +159,7 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   if (begin == end && (delta == 0 || moved == 0)) return;
 
   // What is written must be the sequence's own: all moved tokens where rows move or K turns. Whole pages may move as they are.
-  const bool whole_pages = begin % spec().page_size == 0 && end % spec().page_size == 0;
-  std::vector<uint8_t> rewritten(spec().groups.size(), 0);
+  std::vector<uint8_t> rewritten(spec().groups.size(), 0), whole(spec().groups.size(), 0);
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross || moved == 0) continue;
     const std::vector<int32_t>& layers = spec().groups[group].layers;
@@ -146,7 +168,9 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
           const int32_t rope = spec().layers[static_cast<size_t>(layer)].rope;
           return rope >= 0 && spec().ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND;
         });
-    rewritten[group] = (begin != end && !whole_pages) || turns ? 1 : 0;
+    const bool is_whole = moves_whole_pages(group, begin, end);
+    // Whole pages keep their tokens' places, which end begins; the others are rewritten from begin on.
+    (is_whole ? whole : rewritten)[group] = (begin != end && !is_whole) || turns ? 1 : 0;
   }
   std::vector<PositionSegment> segments;
   segments.reserve(sequence.segments.size() + 2);
@@ -162,22 +186,35 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
       if (segment.begin > end) segments.push_back({segment.begin - (end - begin), segment.offset + change});
     }
   }
-  make_private(sequence, whole_pages ? end : begin,
-               whole_pages ? sequence.length : sequence.length - (end - begin), rewritten);
+  const int64_t rest = sequence.length - (end - begin);
+  SharedPages shared = count_shared_pages(sequence, end, sequence.length, whole);
+  shared += count_shared_pages(sequence, begin, rest, rewritten);
+  const bool forget_cached = require_private_pages(sequence, shared);
+  make_private(sequence, end, sequence.length, whole, forget_cached);
+  make_private(sequence, begin, rest, rewritten, forget_cached);
+  sequence.trail.forget();
   if (begin != end) close_gap(sequence, begin, end);
   if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);
   sequence.segments = std::move(segments);
+  if (sequence.length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
+}
+
+// Dropping [begin, end) leaves every page of the group as it is, but for those that go.
+bool Cache::moves_whole_pages(size_t group, int64_t begin, int64_t end) const {
+  const int32_t page_tokens = spec().groups[group].page_tokens;
+  return begin % page_tokens == 0 && end % page_tokens == 0;
 }
 
 // Tokens [end, length) follow token begin - 1 afterwards.
 void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
-  const int32_t page_size = spec().page_size;
-  const bool whole_pages = begin % page_size == 0 && end % page_size == 0;
+  sequence.touch_tables();
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
+    const int32_t page_size = spec().groups[group].page_tokens;
     table.synced_pages = std::min(table.synced_pages, begin / page_size);
-    if (whole_pages) {
+    table.owns_last = false;
+    if (moves_whole_pages(group, begin, end)) {
       // The dropped pages go behind the others, from where truncate releases them.
       const auto first = table.pages.begin() + begin / page_size;
       std::rotate(first, table.pages.begin() + end / page_size, table.pages.end());
@@ -199,12 +236,12 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
 // K that is stored rotated turns by `delta` from token `begin` on.
 void Cache::turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept {
   if (!pool_.has_storage()) return;
-  const int32_t page_size = spec().page_size;
   float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
   std::byte row[kMaxLatentDim * sizeof(float)];  // kernels don't rotate in place
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross) continue;
     const PageTable& table = sequence.tables[group];
+    const int32_t page_size = spec().groups[group].page_tokens;
     for (const int32_t local : spec().groups[group].layers) {
       const LayerSpec& layer = spec().layers[static_cast<size_t>(local)];
       if (layer.rope < 0 || spec().ropes[static_cast<size_t>(layer.rope)].mode != KVC_ROPE_ON_APPEND)

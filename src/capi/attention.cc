@@ -39,6 +39,7 @@ LayerCall open_layer(kvc_forward* fwd, int32_t layer, const char* function, uint
               kvc::layer_kind_name(spec.kind));
   }
   cache.require_storage(function);
+  cache.require_plain(local, function);
   return {cache, layer, local, spec, cache.forward().batch().num_rows()};
 }
 
@@ -275,7 +276,7 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
                          kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_kv_gather", kTokenKinds | kind_bit(KVC_LAYER_CROSS));
-    const kvc::Sequence& sequence = call.cache.sequences().get(seq);
+    const kvc::Sequence& sequence = call.cache.sequences().get_on_device(seq, "gather");
     if (k_out == nullptr && v_out == nullptr)
       fail(KVC_E_INVALID_ARGUMENT, "k_out and v_out are both NULL: nothing to gather");
     if (call.layer.v_in_k && v_out != nullptr)
@@ -291,12 +292,13 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
       length = entry.new_stored(is_cross);
       grows = length > entry.old_stored(is_cross);
     }
-    kvc::kernels::GatherParams params{.rows = {},
-                                      .pages = table.pages.data(),
-                                      .out = {},
-                                      .page_size = call.cache.spec().page_size,
-                                      .num_heads = call.layer.num_kv_heads,
-                                      .dim = 0};
+    kvc::kernels::GatherParams params{
+        .rows = {},
+        .pages = table.pages.data(),
+        .out = {},
+        .page_size = call.cache.spec().groups[static_cast<size_t>(group)].page_tokens,
+        .num_heads = call.layer.num_kv_heads,
+        .dim = 0};
     kvc::kernels::TokenRows k_rows{}, v_rows{};
     if (k_out != nullptr)
       k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});

@@ -195,7 +195,7 @@ kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t laye
                                DLTensor* k, DLTensor* v, kvc_stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_layer");
-    self.sequences().get(seq);
+    self.sequences().get_on_device(seq, "read");
     const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, range_length(begin, end));
     self.debug_get(seq, begin, end, rows);
   });
@@ -217,7 +217,7 @@ kvc_status kvc_debug_get_state(const kvc_cache* cache, kvc_seq seq, int32_t laye
                                DLTensor* out, kvc_stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_state");
-    self.sequences().get(seq);
+    self.sequences().get_on_device(seq, "read");
     const StateRef ref = state_of(self, layer, state);
     self.debug_get_state(seq, ref.local, state, kvc::view_state(out, "out", ref.shape));
   });

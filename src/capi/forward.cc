@@ -68,13 +68,12 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
                 "desc->flags = %llu is not supported: 0 is", static_cast<unsigned long long>(read.flags));
     }
-    if (read.tokens != nullptr)
-      fail(KVC_E_UNSUPPORTED, "desc->tokens is set: the prefix index is not supported, NULL is");
     const kvc::BatchRequest request{.num_seqs = read.num_seqs,
                                     .seqs = read.seqs,
                                     .append_lengths = read.append_lengths,
                                     .tree_parents = read.tree_parents,
-                                    .cross_lengths = read.cross_lengths};
+                                    .cross_lengths = read.cross_lengths,
+                                    .tokens = read.tokens};
     *out = cache->cache.begin(request, read_positions(cache->cache, read));
   });
 }

@@ -58,7 +58,11 @@ constexpr const char* kFeatures[] = {"cpu",          "f32",
                                      "cascade",      "shift",
                                      "ops",          "storage.borrowed",
                                      "storage.none", "layout.page_first",
-                                     "resize",       "export"};
+                                     "resize",       "export",
+                                     "plan.quant",   "plan.hf_json",
+                                     "prefix",       "prefix.tail",
+                                     "prefix.quota", "prefix.host",
+                                     "swap",         "events"};
 
 kvc_device_caps cpu_caps() {
   kvc_device_caps caps{};

@@ -15,7 +15,7 @@ kvc_status kvc_seq_add(kvc_cache* cache, kvc_seq seq, kvc_error* err) noexcept {
 kvc_status kvc_seq_remove(kvc_cache* cache, kvc_seq seq, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
-    cache->cache.sequences().remove(seq);
+    cache->cache.remove(seq);
   });
 }
 

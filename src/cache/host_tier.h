@@ -1,0 +1,49 @@
+// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the device.
+#pragma once
+
+#include "src/prefix/index.h"
+#include "src/tiers/host_pool.h"
+#include "src/tiers/page_copies.h"
+
+namespace kvc {
+
+class PoolPageMover final : public PageMover {
+ public:
+  explicit PoolPageMover(PageCopier* copier) : copier_(copier) {}
+  void copy(PageId from, PageId to) noexcept override {
+    copier_->copy(CopyDirection::kInsideDevice, &from, &to, 1);
+  }
+
+ private:
+  PageCopier* copier_;
+};
+
+// Stays out of a pool that the host program uses by page ids. Borrows both.
+class PoolHostTier final : public HostTier {
+ public:
+  PoolHostTier(HostPool* pool, PageCopier* copier) : pool_(pool), copier_(copier) {}
+
+  int64_t num_free() const noexcept override {
+    return pool_->use() == HostUse::kByPage ? 0 : pool_->allocator().num_free();
+  }
+
+  PageId demote(PageId device_page) noexcept override {
+    if (num_free() == 0) return kNoPage;
+    pool_->start_use(HostUse::kManaged);
+    const PageId page = pool_->allocator().take(kNoPage, 0);
+    copier_->copy(CopyDirection::kDeviceToHost, &device_page, &page, 1);
+    return page;
+  }
+
+  void promote(PageId host_page, PageId device_page) noexcept override {
+    copier_->copy(CopyDirection::kHostToDevice, &host_page, &device_page, 1);
+  }
+
+  void release(PageId host_page) noexcept override { pool_->allocator().drop_holder(host_page); }
+
+ private:
+  HostPool* pool_;
+  PageCopier* copier_;
+};
+
+}  // namespace kvc

@@ -1,0 +1,217 @@
+// The prefix index as sequences use it: attach, publish, pins, resets.
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/cache/cache.h"
+
+namespace kvc {
+namespace {
+
+long long ll(int64_t value) { return static_cast<long long>(value); }
+
+int64_t most_tokens(const PrefixQuery& query) {
+  const bool all = (query.flags & KVC_PREFIX_ALL_TOKENS) != 0;
+  return all ? query.num_tokens : std::max<int64_t>(0, query.num_tokens - 1);
+}
+
+// Without ids nothing is known of the tokens inside a block.
+bool wants_whole_blocks(const PrefixQuery& query) {
+  return (query.flags & KVC_PREFIX_WHOLE_BLOCKS) != 0 || query.tokens == nullptr;
+}
+
+// What is known of a sequence whose first `num_tokens` tokens are the query's.
+// `trail`: an old one, whose memory is used again.
+TokenTrail trail_of(const PrefixQuery& query, KeyChain& chain, int64_t num_tokens, TokenTrail trail) {
+  trail = {.root = {}, .extra = {}, .keys = std::move(trail.keys), .ids = std::move(trail.ids)};
+  trail.root = query.root;
+  if (!query.extra.empty()) trail.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
+  trail.priority = query.priority;
+  const int64_t num_blocks = num_tokens / chain.block_tokens();
+  const int64_t num_given = std::min(num_blocks, query.num_keys);
+  trail.keys.clear();
+  trail.keys.reserve(static_cast<size_t>(chain.num_blocks()));
+  trail.keys.assign(query.keys, query.keys + num_given);
+  for (int64_t block = num_given; block < num_blocks; ++block) trail.keys.push_back(chain.key(block));
+  trail.ids.clear();
+  if (query.tokens != nullptr) {
+    trail.ids.reserve(static_cast<size_t>(query.num_tokens));
+    trail.ids.assign(query.tokens, query.tokens + num_tokens);
+    trail.num_known = num_tokens;
+  } else {
+    trail.ids_begin = trail.num_known = num_blocks * chain.block_tokens();
+  }
+  return trail;
+}
+
+}  // namespace
+
+void Cache::require_prefix_index(const char* what) const {
+  if (spec().has_cross()) {
+    fail_with(KVC_E_UNSUPPORTED, KVC_LAYER_CROSS,
+              "%s with a layer of kind CROSS (%d) is not supported: encoder tokens are not part of the key",
+              what, KVC_LAYER_CROSS);
+  }
+}
+
+void Cache::require_closed(const char* what) const {
+  if (forward_.is_open())
+    fail(KVC_E_BUSY, "cannot %s: a forward over %zu sequences is open", what,
+         forward_.batch().entries().size());
+}
+
+int64_t Cache::prefix_match(const PrefixQuery& query) const {
+  require_prefix_index("a prefix query");
+  KeyChain chain(query, index_.block_tokens());
+  return index_.match(chain, most_tokens(query), wants_whole_blocks(query), true).num_tokens;
+}
+
+// Brings the pages of host_places_ back to the device, as many as fit, and returns what then hits there.
+PrefixMatch Cache::fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept {
+  const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
+  // From the first block on, so that what fits is of use.
+  std::sort(host_places_.begin(), host_places_.end(),
+            [this](const Publisher::HostPlace& a, const Publisher::HostPlace& b) {
+              const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
+              return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
+            });
+  index_.lock(deepest);
+  index_.make_vacant(static_cast<int64_t>(host_places_.size()));
+  bool is_fetched = true;
+  for (const Publisher::HostPlace& place : host_places_) {
+    is_fetched = allocator_.num_vacant() > 0;
+    if (!is_fetched) break;
+    const PageId page = allocator_.take(kNoPage, 0);
+    host_tier_.promote(index_.page(place.node, place.index).host, page);
+    index_.promoted(place.node, place.index, page);
+    allocator_.drop_holder(page);  // evictable until the sequence holds it
+    is_fetched = index_.page(place.node, place.index).device == page;  // a quota may leave no room
+    if (!is_fetched) break;
+  }
+  index_.unlock(deepest);
+  if (is_fetched) return match;
+  try {
+    const PrefixQuery& query = chain.query();
+    return index_.match(chain, most_tokens(query), wants_whole_blocks(query), false);
+  } catch (const std::bad_alloc&) {
+    return {};  // nothing hits: right, if not the best
+  }
+}
+
+int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
+  require_prefix_index("kvc_prefix_attach");
+  sequences_.check_new_id(id, "seq");
+  require_closed("attach");
+  KeyChain chain(query, index_.block_tokens());
+  PrefixMatch match = index_.match(chain, most_tokens(query), wants_whole_blocks(query), true);
+  auto sequence = std::make_unique<Sequence>();
+  sequence->id = id;
+  sequence->trail = trail_of(query, chain, match.num_tokens, std::move(spare_trail_));
+  publisher_.reserve(match, sequence.get());
+  publisher_.list_host_places(match, &host_places_);
+  sequences_.reserve_one();
+  // Nothing throws from here on.
+  index_.read_clock();
+  if (!host_places_.empty()) match = fetch_match(chain, match);
+  sequence->trail.cut(match.num_tokens, index_.block_tokens());
+  sequence->trail.num_published = match.num_blocks;
+  publisher_.fill(match, sequence.get());
+  sequences_.adopt(std::move(sequence));
+  const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
+  if (deepest != kNoNode) index_.touch(deepest, true, query.priority);
+  index_.count_lookup(query.num_tokens, match.num_tokens);
+  note_pages_used();
+  return match.num_tokens;
+}
+
+int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
+  require_prefix_index("kvc_prefix_insert");
+  Sequence& sequence = sequences_.get_settled(id, "publish");
+  require_closed("publish");
+  if (query.num_tokens > sequence.length) {
+    fail_with(KVC_E_OUT_OF_RANGE, query.num_tokens, "query->num_tokens = %lld: sequence %lld has %lld tokens",
+              ll(query.num_tokens), ll(id), ll(sequence.length));
+  }
+  if (sequence.trail.is_altered || sequence.window != 0 || !sequence.segments.empty()) {
+    fail_with(
+        KVC_E_INVALID_STATE, id,
+        "cannot publish sequence %lld of %lld tokens: its rows were moved, overwritten, computed under a "
+        "window of its own, or are older than the last reset",
+        ll(id), ll(sequence.length));
+  }
+  KeyChain chain(query, index_.block_tokens());
+  TokenTrail trail = trail_of(query, chain, query.num_tokens, std::move(spare_trail_));
+  // What the sequence has published under the same keys need not be looked at again.
+  const TokenTrail& before = sequence.trail;
+  // (Its checkpoints may complete blocks.)
+  const bool skips = !before.is_closed && !states_.is_used();
+  const int64_t most =
+      skips ? std::min<int64_t>(before.num_published, static_cast<int64_t>(trail.keys.size())) : 0;
+  while (trail.num_published < most && trail.keys[static_cast<size_t>(trail.num_published)] ==
+                                           before.keys[static_cast<size_t>(trail.num_published)])
+    ++trail.num_published;
+  const auto num_blocks = static_cast<int64_t>(trail.keys.size());
+  index_.reserve(num_blocks - trail.num_published, query.tokens != nullptr);
+  std::swap(sequence.trail, trail);
+  keep_memory(trail);
+  publisher_.publish(sequence);
+  const int64_t published = sequence.trail.num_published;
+  const bool is_there =
+      published > 0 && index_.find(sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+  return is_there ? published * index_.block_tokens() : 0;
+}
+
+// The deepest node of the query's full blocks that is in the index.
+NodeId Cache::deepest_block(const PrefixQuery& query) const {
+  KeyChain chain(query, index_.block_tokens());
+  NodeId node = kNoNode;
+  for (int64_t block = 0; block < chain.num_blocks(); ++block) {
+    const NodeId next = index_.find(chain.key(block));
+    if (next == kNoNode) break;
+    node = next;
+  }
+  return node;
+}
+
+int64_t Cache::prefix_pin(const PrefixQuery& query) {
+  require_prefix_index("kvc_prefix_pin");
+  const NodeId node = deepest_block(query);
+  return node == kNoNode ? 0 : index_.pin(node) * index_.block_tokens();
+}
+
+int64_t Cache::prefix_unpin(const PrefixQuery& query) {
+  require_prefix_index("kvc_prefix_unpin");
+  const NodeId node = deepest_block(query);
+  return node == kNoNode ? 0 : index_.unpin(node) * index_.block_tokens();
+}
+
+int64_t Cache::prefix_evict(int64_t pages) {
+  if (pages < 0) fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
+  return index_.evict(pages);
+}
+
+void Cache::prefix_reset() {
+  require_closed("reset the prefix index");
+  index_.reset();
+  sequences_.for_each([](Sequence& sequence) {
+    if (sequence.length != 0 || !sequence.tree.empty()) sequence.trail.forget();
+  });
+}
+
+// Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by page: the next prompt writes over them.
+void Cache::keep_memory(TokenTrail& trail) noexcept {
+  if (trail.keys.capacity() > spare_trail_.keys.capacity()) std::swap(trail.keys, spare_trail_.keys);
+  if (trail.ids.capacity() > spare_trail_.ids.capacity()) std::swap(trail.ids, spare_trail_.ids);
+}
+
+void Cache::remove(kvc_seq id) {
+  Sequence& sequence = sequences_.get_idle(id, "remove");
+  if (!sequence.is_swapped) publisher_.release(sequence);
+  if (sequence.is_swapped) --num_swapped_;
+  keep_memory(sequence.trail);
+  sequences_.remove(id);
+}
+
+}  // namespace kvc
