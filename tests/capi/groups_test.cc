@@ -39,6 +39,7 @@ TEST(Groups, LayersThatSeeTheSameKeysShareATable) {
   Net net({attention_layer(), narrow, narrow, attention_layer(0, 12), attention_layer(),
            attention_layer(0, 12), cross_layer(), cross_layer(), shared_layer(1),
            layer_of_kind(KVC_LAYER_NONE)});
+  net.config.flags = KVC_CONFIG_PAD_PAGES;
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   ASSERT_EQ(plan.num_groups, 4);
@@ -78,6 +79,7 @@ TEST(Groups, ALongKindIsCutIntoGroupsOfTheShortOne) {
   std::vector<kvc_layer> layers;  // Gemma-3: five of six layers have a window
   for (int i = 0; i < 12; ++i) layers.push_back(attention_layer(i % 6 == 5 ? 0 : 8));
   Net net(layers, 60);
+  net.config.flags = KVC_CONFIG_PAD_PAGES;
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   EXPECT_EQ(plan.num_groups, 6);
@@ -315,6 +317,7 @@ TEST(Groups, BorrowedPoolsHaveATensorPerSlot) {
     kvc_layer narrow = attention_layer(8);
     narrow.k_dim = 4;
     Net net({attention_layer(), narrow, attention_layer(), narrow}, 0);
+    net.config.flags = KVC_CONFIG_PAD_PAGES;
     net.config.storage = KVC_STORAGE_BORROWED;
     net.config.pool_layout = layout;
     const int64_t slot = 4 * 2 * kDim;

@@ -46,7 +46,11 @@ TEST(Library, KnowsItsFeaturesAndNoOthers) {
                            "cascade",      "shift",
                            "ops",          "storage.borrowed",
                            "storage.none", "layout.page_first",
-                           "resize",       "export"}) {
+                           "resize",       "export",
+                           "plan.quant",   "plan.hf_json",
+                           "prefix",       "prefix.tail",
+                           "prefix.quota", "prefix.host",
+                           "swap",         "events"}) {
     EXPECT_EQ(kvc_has_feature(name), 1) << name;
   }
   EXPECT_EQ(kvc_has_feature("cuda"), 0);

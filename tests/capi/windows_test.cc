@@ -452,7 +452,7 @@ TEST(SequenceWindow, RefusesBadArguments) {
   refused(KVC_E_INVALID_ARGUMENT, {"sink = 8", "7"}, 1, 8, 8);
   refused(KVC_E_INVALID_ARGUMENT, {"sink = 9", "7"}, 1, 8, 9);
   refused(KVC_E_INVALID_ARGUMENT, {"sink"}, 1, 8, INT64_MAX);
-  refused(KVC_E_UNSUPPORTED, {"sink = 2", "layer 1", "16", "15"}, 1, 17, 2);
+  refused(KVC_E_UNSUPPORTED, {"sink = 2", "group 1", "16", "15"}, 1, 17, 2);
   expect_ok([&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, INT64_MAX, 2, err); });
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
                [&](kvc_error* err) { return kvc_seq_set_window(nullptr, 1, 8, 0, err); });
@@ -473,7 +473,7 @@ TEST(SequenceWindow, IsRefusedWhereNoLayerCanHaveOne) {
   };
   refused({"sequence 1"}, {state_layer(states)});
   refused({"sequence 1"}, {cross_layer()});
-  refused({"layer 1", "chunk = 32"}, {attention_layer(), attention_layer(0, 32)});
+  refused({"group 1", "chunk = 32"}, {attention_layer(), attention_layer(0, 32)});
   Net mla({mla_layer()});
   Cache cache(mla.config);
   add_tokens(cache, 1, 20);

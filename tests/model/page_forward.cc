@@ -12,8 +12,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
   std::map<int, std::vector<kvc_seq>> sharers;
   for (const kvc_seq seq : seqs) {
     const ModelSequence& sequence = at(seq);
-    if (sequence.slots() % limits_.page_size == 0) continue;
-    const auto last = sequence.tables[group].pages.find(sequence.slots() / limits_.page_size);
+    if (sequence.slots() % page_tokens(group) == 0) continue;
+    const auto last = sequence.tables[group].pages.find(sequence.slots() / page_tokens(group));
     if (last != sequence.tables[group].pages.end() && holders(last->second) > 1)
       sharers[last->second].push_back(seq);
   }
@@ -29,9 +29,9 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
   return result;
 }
 
-int64_t PageModel::new_pages(const ModelTable& table, int64_t slots, int64_t append) const {
+int64_t PageModel::new_pages(size_t group, const ModelTable& table, int64_t slots, int64_t append) const {
   int64_t count = 0;
-  for (int64_t i = slots / limits_.page_size; i < pages_for(slots + append); ++i)
+  for (int64_t i = slots / page_tokens(group); i < pages_for(group, slots + append); ++i)
     count += table.pages.count(i) == 0 ? 1 : 0;
   return count;
 }
@@ -84,11 +84,11 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
       const bool is_cross = limits_.groups[g].is_cross;
       const int64_t more = is_cross ? (cross.empty() ? 0 : cross[i]) : lengths[i];
       if (more < 0) continue;
-      const bool countless = more > limits_.num_pages * limits_.page_size + 1;
+      const bool countless = more > limits_.num_pages * page_tokens(g) + 1;
       if (countless) alone += limits_.num_pages + 1;  // not worth counting
       if (countless) continue;
       const int64_t fresh =
-          more == 0 ? 0 : new_pages(sequence.tables[g], is_cross ? 0 : sequence.slots(), more);
+          more == 0 ? 0 : new_pages(g, sequence.tables[g], is_cross ? 0 : sequence.slots(), more);
       needed += fresh;
       alone += fresh + static_cast<int64_t>(sequence.tables[g].pages.size());
     }
@@ -98,7 +98,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
   for (size_t g = 0; g < limits_.groups.size(); ++g) needed += static_cast<int64_t>(copiers(seqs, g).size());
   // Pages are asked for first; a question sums both up.
   const int64_t pages = std::max<int64_t>(0, needed - free_pages());
-  const int64_t states = limits_.has_states ? missing_states(static_cast<int64_t>(seqs.size())) : 0;
+  int64_t states = limits_.has_states ? missing_states(static_cast<int64_t>(seqs.size())) : 0;
+  if (states > 0) states = std::max<int64_t>(0, states - reclaimable_states());
   expected.missing_pages = any_kind ? pages + states : pages > 0 ? pages : states;
   return expected;
 }
@@ -106,6 +107,34 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
 int64_t PageModel::missing_states(int64_t count) const {
   return limits_.num_state_slots == 0 ? 0
                                       : std::max<int64_t>(0, used_states() + count - limits_.num_state_slots);
+}
+
+int64_t PageModel::reclaimable_states() const {
+  std::map<int, int> automatic;
+  for (const auto& [seq, sequence] : sequences_) {
+    for (const auto& [position, slot] : sequence.checkpoints) {
+      if (slot >= 0 && sequence.automatic.count(position) != 0) ++automatic[slot];
+    }
+  }
+  int64_t count = 0;
+  for (const auto& [slot, holders] : automatic) count += state_holders_.at(slot) == holders ? 1 : 0;
+  return count;
+}
+
+void PageModel::reclaim_states(int64_t count) {
+  std::set<std::pair<int64_t, kvc_seq>> found;
+  for (const auto& [seq, sequence] : sequences_) {
+    for (const auto& [position, slot] : sequence.checkpoints) {
+      if (sequence.automatic.count(position) != 0) found.insert({position, seq});
+    }
+  }
+  const int64_t wanted = used_states() - count;
+  for (const auto& [position, seq] : found) {
+    if (used_states() <= wanted) return;
+    const auto at = sequences_[seq].checkpoints.find(position);
+    drop_state(at->second);
+    sequences_[seq].checkpoints.erase(at);
+  }
 }
 
 Expected PageModel::can_append(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const {
@@ -128,6 +157,10 @@ Expected PageModel::begin(const ModelBatch& batch) {
     ++no_pages_;
   }
   if (!expected.ok()) return expected;
+  if (limits_.has_states) {
+    const int64_t missing = missing_states(static_cast<int64_t>(batch.seqs.size()));
+    if (missing > 0) reclaim_states(missing);
+  }
   std::vector<std::set<kvc_seq>> copying;
   for (size_t g = 0; g < limits_.groups.size(); ++g) copying.push_back(copiers(batch.seqs, g));
   entries_.clear();
@@ -149,14 +182,14 @@ Expected PageModel::begin(const ModelBatch& batch) {
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
       std::map<int64_t, int>& pages = sequence.tables[g].pages;
       if (copying[g].count(entry.seq) != 0) {
-        int& last = pages.at(entry.old_slots / limits_.page_size);
+        int& last = pages.at(entry.old_slots / page_tokens(g));
         entry.replaced_pages.push_back(last);
         last = take_page();
         ++copied_;
       }
       const bool is_cross = limits_.groups[g].is_cross;
-      const int64_t first = is_cross ? 0 : entry.old_slots / limits_.page_size;
-      const int64_t last = is_cross ? pages_for(entry.cross) : pages_for(entry.old_slots + entry.append);
+      const int64_t first = is_cross ? 0 : entry.old_slots / page_tokens(g);
+      const int64_t last = pages_for(g, is_cross ? entry.cross : entry.old_slots + entry.append);
       for (int64_t index = first; index < last; ++index) {
         if (pages.count(index) == 0) pages[index] = take_page();
       }
@@ -190,6 +223,7 @@ void PageModel::end(bool states_written) {
     if (states_written) sequence.state = entry.new_slot;
     if (limits_.state_stride > 0 && sequence.length % limits_.state_stride == 0) {
       sequence.checkpoints[sequence.length] = sequence.state;
+      sequence.automatic.insert(sequence.length);
       hold_state(sequence.state);
     }
   }
@@ -248,6 +282,7 @@ Expected PageModel::checkpoint(kvc_seq seq) {
   expected.also(!limits_.has_states, KVC_E_UNSUPPORTED);
   if (!expected.ok()) return expected;
   ModelSequence& sequence = sequences_[seq];
+  sequence.automatic.erase(sequence.length);
   if (sequence.checkpoints.emplace(sequence.length, sequence.state).second) hold_state(sequence.state);
   return expected;
 }

@@ -88,7 +88,7 @@ void PageModel::truncate(ModelSequence* sequence, int64_t length) {
   for (size_t g = 0; g < sequence->tables.size(); ++g) {
     if (limits_.groups[g].is_cross) continue;
     std::map<int64_t, int>& pages = sequence->tables[g].pages;
-    while (!pages.empty() && pages.rbegin()->first >= pages_for(length)) {
+    while (!pages.empty() && pages.rbegin()->first >= pages_for(g, length)) {
       drop(pages.rbegin()->second);
       pages.erase(std::prev(pages.end()));
     }
@@ -126,7 +126,9 @@ Expected PageModel::overwrite(kvc_seq seq, const std::vector<int>& groups, int64
     if (n == 0) continue;
     expected.also(!keeps(sequence, static_cast<size_t>(g), {begin, begin + n}), KVC_E_OUT_OF_RANGE);
     for (auto& [index, page] : table.pages) {
-      if (index < begin / limits_.page_size || index > (begin + n - 1) / limits_.page_size) continue;
+      if (index < begin / page_tokens(static_cast<size_t>(g)) ||
+          index > (begin + n - 1) / page_tokens(static_cast<size_t>(g)))
+        continue;
       if (holders(page) > 1) shared.push_back(&page);
     }
     copies = static_cast<int64_t>(shared.size());
@@ -185,7 +187,7 @@ std::vector<int> PageModel::committed_pages(kvc_seq seq, size_t group) const {
   const int64_t tokens = limits_.groups[group].is_cross ? sequence.cross_length : sequence.slots();
   std::vector<int> result;
   for (const auto& [index, page] : sequence.tables[group].pages) {
-    if (index < pages_for(tokens)) result.push_back(page);
+    if (index < pages_for(group, tokens)) result.push_back(page);
   }
   return result;
 }

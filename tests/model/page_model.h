@@ -29,6 +29,7 @@ struct Expected {
 
 // Layers that share a page table.
 struct ModelGroup {
+  int64_t page_tokens = 16;
   int64_t window = 0, chunk = 0;
   bool is_cross = false;
   bool has_attention = false;  // layers that kvc_debug_set_kv writes
@@ -51,7 +52,7 @@ struct ModelLimits {
   bool has_long_on_append = false;  // LongRoPE, stored rotated
 };
 
-// Kept pages of one sequence and group, by index: page i holds tokens [i * page_size, (i + 1) * page_size).
+// Kept pages of one sequence and group, by index: page i holds tokens [i * page_tokens, (i + 1) * page_tokens).
 struct ModelTable {
   std::map<int64_t, int> pages;
   int64_t gone_end =
@@ -67,6 +68,7 @@ struct ModelSequence {
   std::vector<ModelTable> tables;      // by group; while in the open forward with its new pages
   int state = -1;                      // slot of the recurrent state at `length`; -1: the initial one
   std::map<int64_t, int> checkpoints;  // slots by position
+  std::set<int64_t> automatic;         // of these, the positions that were kept unasked
 
   int64_t slots() const { return length + static_cast<int64_t>(parents.size()); }
   bool has_gaps() const { return !positions.empty(); }
@@ -142,7 +144,10 @@ class PageModel {
   const ModelEntry* entry_of(kvc_seq seq) const;
   int64_t num_rows() const;
   int64_t num_cross_rows() const;
-  int64_t pages_for(int64_t tokens) const { return (tokens + limits_.page_size - 1) / limits_.page_size; }
+  int64_t page_tokens(size_t group) const { return limits_.groups[group].page_tokens; }
+  int64_t pages_for(size_t group, int64_t tokens) const {
+    return (tokens + page_tokens(group) - 1) / page_tokens(group);
+  }
   const ModelLimits& limits() const { return limits_; }
   int holders(int page) const;
   KeyRule rule(const ModelSequence& sequence, const ModelGroup& group) const;
@@ -169,13 +174,16 @@ class PageModel {
   bool has_dropped(const ModelSequence& sequence) const;
   // Entries that copy the partial last page of a group when they append.
   std::set<kvc_seq> copiers(const std::vector<kvc_seq>& seqs, size_t group) const;
-  int64_t new_pages(const ModelTable& table, int64_t slots, int64_t append) const;
+  int64_t new_pages(size_t group, const ModelTable& table, int64_t slots, int64_t append) const;
   void release(ModelSequence* sequence);                  // what no later query sees
   void truncate(ModelSequence* sequence, int64_t slots);  // pages behind the last slot
   void hold_state(int slot);
   void drop_state(int slot);
   int take_state();
   int64_t missing_states(int64_t count) const;
+  // States that only automatic checkpoints hold, and giving those up, the earliest positions first, until `count` are free.
+  int64_t reclaimable_states() const;
+  void reclaim_states(int64_t count);
   int take_page();
   void hold(int page) { ++holders_[page]; }
   void drop(int page);

@@ -28,8 +28,8 @@ bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
   if (pos < 0 || pos > sequence.length) return false;
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
     if (limits_.groups[g].is_cross) continue;
-    const int64_t page = pos / limits_.page_size;
-    if (pos % limits_.page_size != 0 && sequence.tables[g].pages.count(page) == 0) return false;
+    const int64_t page = pos / page_tokens(g);
+    if (pos % page_tokens(g) != 0 && sequence.tables[g].pages.count(page) == 0) return false;
     const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), pos);
     if (!keeps(sequence, g, seen.sinks) || !keeps(sequence, g, seen.recent)) return false;
   }
@@ -51,7 +51,7 @@ void PageModel::release(ModelSequence* sequence) {
     const SeenKeys seen = seen_before(rule(*sequence, limits_.groups[g]), sequence->length);
     std::map<int64_t, int>& pages = sequence->tables[g].pages;
     for (auto page = pages.begin(); page != pages.end();) {
-      const int64_t begin = page->first * limits_.page_size, end = begin + limits_.page_size;
+      const int64_t begin = page->first * page_tokens(g), end = begin + page_tokens(g);
       const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
       if (sink || end > seen.recent.begin) {
         ++page;
@@ -108,7 +108,7 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
   expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0, KVC_E_UNSUPPORTED);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
     for (const auto& [index, page] : sequence.tables[g].pages) {
-      if (index >= begin / limits_.page_size && holders(page) > 1) expected.tolerated.insert(KVC_E_NO_PAGES);
+      if (index >= begin / page_tokens(g) && holders(page) > 1) expected.tolerated.insert(KVC_E_NO_PAGES);
     }
   }
   return expected;
@@ -126,7 +126,8 @@ std::vector<size_t> PageModel::shift(kvc_seq seq, int64_t begin, int64_t end, in
   for (size_t g = 0; g < sequence.tables.size(); ++g) {
     std::map<int64_t, int>& pages = sequence.tables[g].pages;
     for (const auto& [index, page] : pages) drop(page);
-    const int64_t count = limits_.groups[g].is_cross ? static_cast<int64_t>(pages.size()) : pages_for(length);
+    const int64_t count =
+        limits_.groups[g].is_cross ? static_cast<int64_t>(pages.size()) : pages_for(g, length);
     pages.clear();
     for (int64_t index = 0; index < count; ++index) pages[index] = -1;
     result.push_back(pages.size());

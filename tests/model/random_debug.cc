@@ -221,10 +221,10 @@ void RandomRun::op_set_layer(size_t layer) {
 void RandomRun::op_poison() {
   if (model_.is_open()) return;  // what the open forward holds for an abort is not visible
   trace("poison unused slots");
-  const int64_t page_size = model_.limits().page_size;
   std::map<int32_t, std::pair<size_t, int64_t>> used;  // group and leading tokens in use, by page
   for (const auto& [seq, sequence] : model_.sequences()) {
     for (size_t group = 0; group < num_groups(); ++group) {
+      const int64_t page_size = model_.page_tokens(group);
       const int64_t tokens =
           model_.limits().groups[group].is_cross ? sequence.cross_length : sequence.slots();
       const std::vector<int32_t> ids = sequence_pages(seq, group);

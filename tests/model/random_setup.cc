@@ -57,6 +57,7 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   best_isa_ = isas.empty() ? KVC_CPU_ISA_AUTO : isas.back();
   const bool data = kind == RunKind::kData || (kind == RunKind::kFailures && random.chance(0.6));
   config_.page_size = static_cast<int32_t>(random.pick_of<int64_t>({1, 3, 16, 48}));
+  if (random.chance(0.2)) config_.flags |= KVC_CONFIG_PAD_PAGES;
   // Long sequences, cut into several splits by decode kernels, with little else to keep the oracle quick.
   const bool long_context = kind == RunKind::kData && random.chance(0.08);
   const Family family = random.pick_of({Family::kPlain, Family::kPlain, Family::kWindows, Family::kWindows,
@@ -154,10 +155,14 @@ void RandomSetup::ask_plan(Random& random) {
     kvc_group_info group{};
     group.struct_size = sizeof group;
     (void)kvc_plan_group_get(plan, g, &group, nullptr);
-    limits_.groups.push_back({group.window, group.chunk, group.is_cross != 0, false, false});
+    // Groups are those of the whole model, whatever the slice.
+    limits_.has_cross |= group.is_cross != 0;
+    limits_.has_attention |= group.is_cross == 0;
+    limits_.has_window |= group.window != 0;
+    limits_.has_chunk |= group.chunk != 0;
+    limits_.groups.push_back(
+        {group.page_tokens, group.window, group.chunk, group.is_cross != 0, false, false});
   }
-  std::vector<size_t> next_slot(limits_.groups.size(), 0);
-  std::vector<int64_t> slot_alignment(slot_bytes_.size(), 1);
   for (size_t i = 0; i < layers_.naive().size(); ++i) {
     NaiveLayer& layer = layers_.naive()[i];
     kvc_layer_info layer_info{};
@@ -168,15 +173,8 @@ void RandomSetup::ask_plan(Random& random) {
     const auto group = static_cast<size_t>(layer.group);
     limits_.groups.at(group).has_attention |= layer.kind == KVC_LAYER_ATTENTION;
     limits_.groups.at(group).has_mla |= layer.kind == KVC_LAYER_MLA;
-    const size_t slot = next_slot[group]++;
-    slot_bytes_.at(slot) = std::max(slot_bytes_[slot], static_cast<int64_t>(layer_info.page_bytes));
-    slot_alignment.at(slot) =
-        std::max({slot_alignment[slot], bytes_of(layer.k_type), bytes_of(layer.v_type)});
+    slot_bytes_.at(static_cast<size_t>(layer_info.slot)) = static_cast<int64_t>(layer_info.slot_bytes);
   }
-  // Layers of other groups in the same slot may have larger elements: pages follow one another aligned to them.
-  for (size_t slot = 0; slot < slot_bytes_.size(); ++slot)
-    slot_bytes_[slot] =
-        (slot_bytes_[slot] + slot_alignment[slot] - 1) / slot_alignment[slot] * slot_alignment[slot];
   kvc_plan_destroy(plan);
 }
 

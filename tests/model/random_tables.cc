@@ -35,7 +35,7 @@ void RandomRun::op_tables() {
 }
 
 void RandomRun::compare_group_tables(size_t group) {
-  const int64_t page_size = model_.limits().page_size;
+  const int64_t page_size = model_.page_tokens(group);
   const bool is_cross = model_.limits().groups[group].is_cross;
   std::vector<int64_t> shape;
   std::vector<int64_t> indptr{0}, qo_indptr{0}, last_page_len, seq_lens, page_position;
@@ -47,10 +47,10 @@ void RandomRun::compare_group_tables(size_t group) {
     const int64_t length = is_cross ? cross : entry.old_slots + entry.append;
     indptr.push_back(indptr.back() + static_cast<int64_t>(pages.size()));
     qo_indptr.push_back(qo_indptr.back() + entry.append);
-    last_page_len.push_back(length == 0 ? 0 : length - (model_.pages_for(length) - 1) * page_size);
+    last_page_len.push_back(length == 0 ? 0 : length - (model_.pages_for(group, length) - 1) * page_size);
     seq_lens.push_back(length);
     for (const auto& [index, page] : pages) page_position.push_back(index * page_size);
-    widest = std::max(widest, model_.pages_for(length));
+    widest = std::max(widest, model_.pages_for(group, length));
   }
   const auto equal = [&](const char* what, kvc_table_kind kind, const std::vector<int64_t>& want) {
     if (table(group, kind, &shape) != want) mismatch("%s of group %zu is wrong", what, group);

@@ -34,7 +34,7 @@ inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, s
     info.struct_size = sizeof info;
     require(kvc_seq_info_get(cache, seq, &info, nullptr));
     snapshot.infos.push_back(info);
-    for (size_t group = 0; group < num_groups; ++group) {
+    for (size_t group = 0; group < num_groups && info.is_swapped == 0; ++group) {
       DLManagedTensorVersioned* pages = nullptr;
       require(kvc_export_seq_pages(cache, seq, static_cast<int32_t>(group), &pages, nullptr));
       const auto* ids = static_cast<const int32_t*>(pages->dl_tensor.data);

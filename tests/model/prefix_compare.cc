@@ -1,0 +1,354 @@
+// What is compared after operations: contents of pages, counts, hits that have to be there.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tests/model/prefix_run.h"
+
+namespace kvc::test {
+
+int PrefixRun::next_history(const Sequence& sequence, int parent, int64_t position, int32_t token) {
+  // A query that sees less, or at other distances, gives other hidden states, hence other keys in the layers above.
+  if (sequence.window != 0 || sequence.is_moved) return histories_.fresh();
+  return histories_.next(parent, token, sequence.space.keys_at(position));
+}
+
+int64_t PrefixRun::first_seen(const PrefixSetup::Group& group, int64_t position) const {
+  if (group.window != 0) return std::max<int64_t>(0, position - group.window + 1);
+  return group.chunk != 0 ? position / group.chunk * group.chunk : 0;
+}
+
+// By the query that comes next.
+bool PrefixRun::sees(const Sequence& sequence, const PrefixSetup::Group& group, int64_t token) const {
+  const int64_t position = sequence.length();
+  if (token < first_seen(group, position)) return false;
+  return sequence.window == 0 || token < sequence.sink ||
+         token > position - (sequence.window - sequence.sink);
+}
+
+PrefixRun::Content& PrefixRun::content_of(int32_t page, size_t group) {
+  Content& content = content_.at(static_cast<size_t>(page));
+  if (content.group == kFromHost) {
+    const auto page_tokens = static_cast<size_t>(setup_.groups()[group].page_tokens);
+    content = {static_cast<int>(group), std::vector<int>(page_tokens, kFromHost)};
+  }
+  return content;
+}
+
+// So many pages came back from the host when the sequence was attached: those of it whose content is another, and any that nobody holds. What they
+// hold is compared where there is storage.
+void PrefixRun::note_promoted(kvc_seq seq, int64_t pages) {
+  const Sequence& sequence = sequences_.at(seq);
+  for (size_t g = 0; g < setup_.groups().size() && pages > 0; ++g) {
+    const int64_t page_tokens = setup_.groups()[g].page_tokens;
+    for (size_t e = 0; e < sequence.tables[g].size(); ++e) {
+      const int32_t page = sequence.tables[g][e];
+      if (page < 0) continue;
+      Content& content = content_of(page, g);
+      bool differs = content.group != static_cast<int>(g);
+      for (int64_t i = 0; i < page_tokens && !differs; ++i) {
+        const int64_t t = static_cast<int64_t>(e) * page_tokens + i;
+        const int found = content.history[static_cast<size_t>(i)];
+        differs =
+            t < sequence.length() && found != kFromHost && found != sequence.history[static_cast<size_t>(t)];
+      }
+      if (differs && --pages >= 0) content.group = kFromHost;
+    }
+  }
+  if (pages > 0) forget_unheld_pages();
+}
+
+void PrefixRun::forget_unheld_pages() {
+  std::set<int32_t> used;
+  for (const auto& [unused, other] : sequences_) {
+    if (other.is_swapped) continue;
+    for (const Table& table : other.tables) used.insert(table.begin(), table.end());
+  }
+  for (int32_t page = 0; page < static_cast<int32_t>(num_pages_); ++page) {
+    if (used.count(page) == 0) content_[static_cast<size_t>(page)].group = kFromHost;
+  }
+}
+
+std::vector<int32_t> PrefixRun::exported_pages(kvc_seq seq, size_t group) const {
+  DLManagedTensorVersioned* pages = nullptr;
+  if (kvc_export_seq_pages(setup_.cache(), seq, static_cast<int32_t>(group), &pages, nullptr) != KVC_OK)
+    mismatch("no pages of sequence %lld", ll(seq));
+  const auto* ids = static_cast<const int32_t*>(pages->dl_tensor.data);
+  std::vector<int32_t> result(ids, ids + pages->dl_tensor.shape[0]);
+  pages->deleter(pages);
+  return result;
+}
+
+// The kept pages in their entries: dropped ones lie before the kept ones, but for sinks, of which the entries that were there before tell.
+void PrefixRun::read_tables(kvc_seq seq) {
+  Sequence& sequence = sequences_.at(seq);
+  sequence.tables.resize(setup_.groups().size());
+  for (size_t g = 0; g < setup_.groups().size(); ++g) {
+    const std::vector<int32_t> kept = exported_pages(seq, g);
+    const int64_t page_tokens = setup_.groups()[g].page_tokens;
+    const auto entries = static_cast<size_t>((sequence.slots() + page_tokens - 1) / page_tokens);
+    if (kept.size() > entries)
+      mismatch("sequence %lld keeps %zu pages of group %zu, its tokens fill %zu", ll(seq), kept.size(), g,
+               entries);
+    Table table(entries, -1);
+    const Table& old = sequence.tables[g];
+    if (kept.size() == entries || sequence.sink == 0) {
+      std::copy(kept.begin(), kept.end(), table.end() - static_cast<ptrdiff_t>(kept.size()));
+    } else {
+      size_t next = 0;
+      for (size_t e = 0; e < entries && e < old.size() && next < kept.size(); ++e) {
+        if (old[e] == kept[next]) table[e] = kept[next++];
+      }
+      if (next != kept.size()) mismatch("sequence %lld holds a page that it did not hold before", ll(seq));
+    }
+    sequence.tables[g] = std::move(table);
+  }
+}
+
+void PrefixRun::read_published_tables(kvc_seq seq) {
+  const std::vector<Table> old = sequences_.at(seq).tables;
+  read_tables(seq);
+  const Sequence& sequence = sequences_.at(seq);
+  for (size_t g = 0; g < old.size(); ++g) {
+    const int64_t page_tokens = setup_.groups()[g].page_tokens;
+    if (setup_.block() == page_tokens) continue;  // nobody else's block begins with it
+    for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
+      const int32_t from = old[g][e], to = sequence.tables[g][e];
+      // A copy that the window has dropped since: the index alone knows where it is.
+      if (from >= 0 && to < 0 && !sequence.is_whole) forget_unheld_pages();
+      if (from < 0 || to < 0 || from == to) continue;
+      const Content& own = content_of(from, g);
+      Content& now = content_of(to, g);
+      bool differs = now.group != own.group;
+      for (int64_t i = 0; i < page_tokens && !differs; ++i)
+        differs = static_cast<int64_t>(e) * page_tokens + i < sequence.length() &&
+                  now.history[static_cast<size_t>(i)] != own.history[static_cast<size_t>(i)];
+      if (differs) now = own;
+    }
+  }
+}
+
+void PrefixRun::compare_sequence(kvc_seq seq) {
+  const Sequence& sequence = sequences_.at(seq);
+  if (sequence.is_swapped) return;
+  for (size_t g = 0; g < setup_.groups().size(); ++g) {
+    const PrefixSetup::Group& group = setup_.groups()[g];
+    for (int64_t t = 0; t < sequence.length(); ++t) {
+      if (!sees(sequence, group, t)) continue;
+      const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / group.page_tokens));
+      if (page < 0 || page >= num_pages_)
+        mismatch("sequence %lld of %lld tokens sees token %lld of group %zu, whose page is %d", ll(seq),
+                 ll(sequence.length()), ll(t), g, page);
+      Content& content = content_of(page, g);
+      const int found = content.group == static_cast<int>(g)
+                            ? content.history.at(static_cast<size_t>(t % group.page_tokens))
+                            : -1;
+      if (found == kFromHost) {
+        content.history[static_cast<size_t>(t % group.page_tokens)] =
+            sequence.history[static_cast<size_t>(t)];
+        continue;
+      }
+      if (found != sequence.history[static_cast<size_t>(t)])
+        mismatch("sequence %lld: page %d of group %zu holds token %lld of history %d (%s), not %d (%s)",
+                 ll(seq), page, g, ll(t), found, histories_.describe(found).c_str(),
+                 sequence.history[static_cast<size_t>(t)],
+                 histories_.describe(sequence.history[static_cast<size_t>(t)]).c_str());
+    }
+  }
+  if (setup_.has_data()) compare_rows(seq);
+}
+
+// The same in the pool: rows are numbers of histories.
+void PrefixRun::compare_rows(kvc_seq seq) {
+  const Sequence& sequence = sequences_.at(seq);
+  const int64_t length = sequence.length();
+  for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
+    const kvc_layer& spec = setup_.layers()[layer];
+    const auto id = static_cast<int32_t>(layer);
+    if (spec.kind == KVC_LAYER_STATE) {
+      HostTensor state(Elem::kF32, {3});
+      const kvc_status status = kvc_debug_get_state(setup_.cache(), seq, id, 0, state.dl(), nullptr, nullptr);
+      if (status != KVC_OK) mismatch("kvc_debug_get_state answered %s", kvc_status_name(status));
+      const double want = length == 0 ? 0 : sequence.history.back();
+      if (state.get(0) != want || state.get(2) != want)
+        mismatch("sequence %lld has the state of history %g, not %g", ll(seq), state.get(0), want);
+      continue;
+    }
+    if ((spec.kind != KVC_LAYER_ATTENTION && spec.kind != KVC_LAYER_MLA) || length == 0) continue;
+    const PrefixSetup::Group& group = setup_.groups()[static_cast<size_t>(setup_.group_of(layer))];
+    int64_t begin = length;
+    while (begin > 0 && sees(sequence, group, begin - 1)) --begin;
+    if (begin == length) continue;
+    const bool is_mla = spec.kind == KVC_LAYER_MLA;
+    const int64_t heads = is_mla ? 1 : spec.num_kv_heads, dim = is_mla ? 6 : spec.k_dim;
+    HostTensor k(Elem::kF32, {length - begin, heads, dim}), v(Elem::kF32, {length - begin, heads, dim});
+    kvc_error error{};
+    if (kvc_debug_get_layer(setup_.cache(), seq, id, begin, length, k.dl(), is_mla ? nullptr : v.dl(),
+                            nullptr, &error) != KVC_OK)
+      mismatch("kvc_debug_get_layer: %s", error.message);
+    for (int64_t t = begin; t < length; ++t) {
+      const double want = sequence.history[static_cast<size_t>(t)];
+      for (int64_t d = 0; d < dim; ++d) {
+        const double k_got = k.get(t - begin, heads - 1, d);
+        const double v_got = is_mla ? want + 0.5 : v.get(t - begin, heads - 1, d);
+        if (k_got != want || v_got != want + 0.5)
+          mismatch("sequence %lld, layer %d: token %lld has K %g and V %g, not %g", ll(seq), id, ll(t), k_got,
+                   v_got, want);
+      }
+    }
+  }
+}
+
+void PrefixRun::compare_all() {
+  for (const auto& [seq, sequence] : sequences_) {
+    const kvc_seq_info info = info_of(seq);
+    if (info.length != sequence.length() || info.is_swapped != (sequence.is_swapped ? 1 : 0) ||
+        info.tree_nodes != static_cast<int64_t>(sequence.nodes.size()))
+      mismatch("sequence %lld: length %lld, swapped %d, %lld nodes", ll(seq), ll(info.length),
+               info.is_swapped, ll(info.tree_nodes));
+    if (info.known_tokens < 0 || info.known_tokens > info.length)
+      mismatch("sequence %lld knows %lld of %lld tokens", ll(seq), ll(info.known_tokens), ll(info.length));
+    if (sequence.is_clean() && !sequence.had_gap && !sequence.is_doubtful &&
+        info.known_tokens != sequence.known)
+      mismatch("sequence %lld knows %lld tokens, not %lld", ll(seq), ll(info.known_tokens),
+               ll(sequence.known));
+    if (is_open(seq)) continue;
+    compare_sequence(seq);
+    compare_use(seq, false);
+  }
+  compare_prediction();
+}
+
+void PrefixRun::compare_counts() {
+  const kvc_stats now = stats();
+  if (now.pages_total != num_pages_ || now.pages_used + now.pages_free != num_pages_ ||
+      now.pages_free != kvc_cache_free_pages(setup_.cache()) || now.pages_evictable > now.pages_cached ||
+      now.pages_evictable > now.pages_free)
+    mismatch("pages: %lld total, %lld used, %lld free, %lld cached, %lld evictable", ll(now.pages_total),
+             ll(now.pages_used), ll(now.pages_free), ll(now.pages_cached), ll(now.pages_evictable));
+  if (now.prefix_lookups != lookups_ || now.prefix_query_tokens != query_tokens_ ||
+      now.prefix_hit_tokens != hit_tokens_)
+    mismatch("lookups %llu of %llu tokens, %llu hit, not %llu, %llu, %llu", now.prefix_lookups + 0ULL,
+             now.prefix_query_tokens + 0ULL, now.prefix_hit_tokens + 0ULL, lookups_ + 0ULL,
+             query_tokens_ + 0ULL, hit_tokens_ + 0ULL);
+  if (setup_.sees_all() && now.prefix_pinned != static_cast<int64_t>(pin_counts_.size()))
+    mismatch("%lld blocks are pinned, not %zu", ll(now.prefix_pinned), pin_counts_.size());
+  if (forward_ != nullptr || now.prefix_pinned != 0) return;
+  std::set<int32_t> used;
+  for (const auto& [seq, sequence] : sequences_) {
+    if (sequence.is_swapped) continue;
+    for (size_t g = 0; g < setup_.groups().size(); ++g) {
+      for (const int32_t page : exported_pages(seq, g)) used.insert(page);
+    }
+  }
+  if (now.pages_used != static_cast<int64_t>(used.size()))
+    mismatch("sequences hold %zu pages, %lld count as used", used.size(), ll(now.pages_used));
+}
+
+// Everything that the sequence published and still holds hits.
+void PrefixRun::compare_use(kvc_seq seq, bool just_ended) {
+  const Sequence& sequence = sequences_.at(seq);
+  if (!sequence.is_clean() || sequence.is_swapped || !sequence.is_told ||
+      had_quota_.count(sequence.space.salt) != 0 || !sequence.nodes.empty())
+    return;
+  const int64_t known = std::min(sequence.known, info_of(seq).known_tokens);
+  const int64_t block = setup_.block();
+  const int64_t stride =
+      setup_.config().state_stride == 0 ? setup_.config().page_size : setup_.config().state_stride;
+  const bool is_aligned = known == sequence.length() && known % block == 0 &&
+                          (!setup_.has_states() || (stride > 0 && known % stride == 0));
+  if (!setup_.sees_all() && !(just_ended && is_aligned && sequence.is_whole)) return;
+  Query query = query_of(sequence, known);
+  query.flags = KVC_PREFIX_ALL_TOKENS | KVC_PREFIX_WHOLE_BLOCKS;
+  const int64_t hit = match(query);
+  if (hit != known / block * block)
+    mismatch("sequence %lld holds %lld published tokens, of which %lld hit", ll(seq), ll(known), ll(hit));
+}
+
+// From now on the blocks of the sequence's known tokens may hit.
+void PrefixRun::note_published(kvc_seq seq) {
+  const Sequence& sequence = sequences_.at(seq);
+  if (!sequence.is_told) return;
+  const int64_t block = setup_.block();
+  const auto full = static_cast<size_t>(sequence.known / block * block);
+  for (size_t t = 0; t < full; ++t) published_.insert(sequence.history[t]);
+  const Hashes hashes = hashes_of(sequence.space, sequence.tokens, full, setup_.block());
+  for (size_t i = 0; i < full / static_cast<size_t>(block); ++i) {
+    EventConsumer::Block& one = blocks_[hash_at(hashes, i)];
+    one.salt = sequence.space.salt;
+    one.parent = i == 0 ? "" : hash_at(hashes, i - 1);
+    const auto begin = sequence.tokens.begin() + static_cast<ptrdiff_t>(i) * block;
+    one.tokens.assign(begin, begin + block);
+  }
+}
+
+int64_t PrefixRun::match(Query& query) {
+  int64_t tokens = -1;
+  const kvc_status status = kvc_prefix_match(setup_.cache(), query.get(), &tokens, nullptr);
+  if (status != KVC_OK) mismatch("kvc_prefix_match answered %s", kvc_status_name(status));
+  return tokens;
+}
+
+// Whole blocks that hit, by what events said is held. Windows: at least.
+int64_t PrefixRun::predicted(Query& query) {
+  const int64_t block = setup_.block();
+  const Hashes hashes = hashes_of(query.space, query.tokens, query.tokens.size(), setup_.block());
+  const int64_t most = static_cast<int64_t>(hashes.size()) / KVC_HASH_BYTES;
+  const auto is_known = [&](int64_t one) {
+    bool any = consumer_.holds(hash_at(hashes, static_cast<size_t>(one)), -1);
+    for (size_t g = 0; g < setup_.groups().size(); ++g)
+      any = any || consumer_.holds(hash_at(hashes, static_cast<size_t>(one)), static_cast<int32_t>(g));
+    return any;
+  };
+  const auto serves = [&](int64_t blocks) {
+    if (!is_known(blocks - 1)) return false;
+    for (size_t g = 0; g < setup_.groups().size(); ++g) {
+      for (int64_t i = 0; i < blocks; ++i) {
+        if ((i + 1) * block <= first_seen(setup_.groups()[g], blocks * block)) continue;
+        if (!consumer_.holds(hash_at(hashes, static_cast<size_t>(i)), static_cast<int32_t>(g))) return false;
+      }
+    }
+    return !setup_.has_states() || consumer_.holds(hash_at(hashes, static_cast<size_t>(blocks - 1)), -1);
+  };
+  for (int64_t blocks = most; blocks > 0; --blocks) {
+    if (serves(blocks)) return blocks * block;
+  }
+  return 0;
+}
+
+void PrefixRun::compare_prediction() {
+  if (setup_.config().event_capacity == 0 || book_.empty()) return;
+  consumer_.poll(setup_.cache(), random_, blocks_, true);
+  consumer_.compare(setup_.cache(), blocks_);
+  compare_quotas();
+  for (int i = 0; i < 3; ++i) {
+    Query query;
+    std::tie(query.space, query.tokens) = random_.pick(book_);
+    query.flags = KVC_PREFIX_ALL_TOKENS | KVC_PREFIX_WHOLE_BLOCKS;
+    const int64_t hit = match(query), wanted = predicted(query);
+    const bool right = setup_.has_host() ? true : setup_.sees_all() ? hit == wanted : hit >= wanted;
+    if (!right)
+      mismatch("of %lld tokens %lld hit; by the events %lld do", ll(query.size()), ll(hit), ll(wanted));
+  }
+}
+
+void PrefixRun::compare_quotas() {
+  for (auto& [salt, quota] : quotas_) {
+    uint64_t bytes = 0;
+    for (const auto& [key, tier] : consumer_.held()) {
+      if (tier != KVC_TIER_DEVICE || blocks_.at(key.first).salt != salt) continue;
+      if (key.second < 0) {
+        bytes += setup_.info().state_slot_bytes;
+      } else {
+        const int64_t page_tokens = setup_.groups()[static_cast<size_t>(key.second)].page_tokens;
+        bytes += static_cast<uint64_t>(setup_.block() / page_tokens) * setup_.info().page_bytes;
+      }
+    }
+    if (quota.bytes != 0 && bytes > quota.limit)
+      mismatch("a namespace holds %llu bytes, its quota is %llu (%llu when it was set)", bytes + 0ULL,
+               quota.bytes + 0ULL, quota.limit + 0ULL);
+    quota.limit = std::max(quota.bytes, bytes);
+  }
+}
+
+}  // namespace kvc::test
