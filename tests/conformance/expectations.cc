@@ -19,7 +19,8 @@ Json info_json(const kvc_seq_info& info) {
           {"in_forward", info.in_forward},
           {"num_checkpoints", info.num_checkpoints},
           {"tree_nodes", info.tree_nodes},
-          {"cross_length", info.cross_length}};
+          {"cross_length", info.cross_length},
+          {"known_tokens", info.known_tokens}};
 }
 
 Json stats_json(const kvc_stats& stats) {
@@ -35,7 +36,18 @@ Json stats_json(const kvc_stats& stats) {
           {"tokens_appended", stats.tokens_appended},
           {"pages_copied", stats.pages_copied},
           {"no_pages", stats.no_pages},
-          {"tree_tokens", stats.tree_tokens}};
+          {"tree_tokens", stats.tree_tokens},
+          {"pages_cached", stats.pages_cached},
+          {"pages_evictable", stats.pages_evictable},
+          {"prefix_blocks", stats.prefix_blocks},
+          {"prefix_pinned", stats.prefix_pinned},
+          {"prefix_lookups", stats.prefix_lookups},
+          {"prefix_query_tokens", stats.prefix_query_tokens},
+          {"prefix_hit_tokens", stats.prefix_hit_tokens},
+          {"prefix_stored", stats.prefix_stored},
+          {"prefix_duplicates", stats.prefix_duplicates},
+          {"prefix_evicted", stats.prefix_evicted},
+          {"prefix_rejected", stats.prefix_rejected}};
 }
 
 Json seq_info(const Session& session, kvc_seq seq) {

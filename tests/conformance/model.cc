@@ -191,7 +191,9 @@ Model::Model(const Json& json, kvc_cpu_isa isa) {
   config_.max_cross_len = json.value("max_cross_len", int64_t{0});
   config_.state_stride = json.value("state_stride", int64_t{0});
   config_.num_state_slots = json.value("num_state_slots", int64_t{0});
+  if (json.value("pad_pages", false)) config_.flags |= KVC_CONFIG_PAD_PAGES;
   config_.num_threads = json.value("num_threads", 2);
+  config_.event_capacity = json.value("event_capacity", int64_t{0});
   config_.cpu_isa = isa;
   if (config_.storage == KVC_STORAGE_OWNED) {
     allocator_ = {sizeof allocator_, nullptr, poisoned_alloc, poisoned_free};

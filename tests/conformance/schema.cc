@@ -13,9 +13,10 @@ using Keys = std::set<std::string>;
 
 const Keys kScenario{"name", "about", "config", "tolerance", "steps"};
 const Keys kConfig{
-    "page_size",   "num_pages",     "byte_budget",     "layers",       "layer_begin",
-    "layer_end",   "max_seqs",      "max_seq_len",     "storage",      "max_tokens_per_forward",
-    "pool_layout", "max_cross_len", "num_state_slots", "state_stride", "num_threads"};
+    "page_size",      "num_pages",     "byte_budget",     "layers",       "layer_begin",
+    "layer_end",      "max_seqs",      "max_seq_len",     "storage",      "max_tokens_per_forward",
+    "pool_layout",    "max_cross_len", "num_state_slots", "state_stride", "num_threads",
+    "event_capacity", "pad_pages"};
 const Keys kLayer{"kind",   "heads", "q_heads", "k_dim",       "v_dim",           "dtype",  "v_dtype", "rope",
                   "window", "chunk", "source",  "latent_rank", "latent_rope_dim", "v_is_k", "states"};
 const Keys kState{"shape", "dtype", "init"};
@@ -45,7 +46,11 @@ const Keys kTable{"seq_lens", "qo_indptr", "page_indptr", "page_indices", "block
 // Keys of every step besides those of its operation.
 const Keys kEveryStep{"op", "about", "status", "detail", "expect"};
 // What describes a batch, and what an attention call checks.
-const Keys kBatch{"seqs", "lengths", "ids", "tree_parents", "positions", "cross_lengths", "cross_ids"};
+const Keys kBatch{"seqs",      "lengths",       "ids",       "tree_parents",
+                  "positions", "cross_lengths", "cross_ids", "publish"};
+// What describes a query of the prefix cache, and what it finds.
+const Keys kQuery{"tokens", "num_tokens", "salt", "keys", "flags", "priority", "hashes", "hit"};
+const Keys kQueryKey{"type", "offset", "data"};
 const Keys kRows{"q", "sees", "at", "q_at", "long_from", "opt"};
 
 Keys join(std::initializer_list<Keys> sets) {
@@ -108,6 +113,16 @@ const std::map<std::string, Keys>& operations() {
       {"op_gather", {"pool", "table", "ids"}},
       {"op_copy_pages", {"pool", "pairs"}},
       {"op_rotate", {"ids", "heads", "dim", "positions", "rope", "in_place"}},
+      {"prefix_hash", {"tokens", "salt", "keys", "block", "values"}},
+      {"match", kQuery},
+      {"attach", join({kQuery, {"seq"}})},
+      {"insert", join({kQuery, {"seq"}})},
+      {"pin", kQuery},
+      {"unpin", kQuery},
+      {"evict", {"pages", "freed"}},
+      {"prefix_reset", {}},
+      {"quota", {"salt", "pages"}},
+      {"events", {"counts"}},
       {"op_linear", {"ids", "qo_indptr", "heads", "k_dim", "v_dim", "decay", "delta", "beta", "scale"}},
   };
   return table;
@@ -142,6 +157,7 @@ void check_step(const Json& step, const std::string& where) {
   if (step.contains("opt")) check_keys(step["opt"], kOptions, where + ".opt");
   if (step.contains("table")) check_keys(step["table"], kTable, where + ".table");
   if (step.contains("rope")) check_keys(step["rope"], kRope, where + ".rope");
+  for (const Json& key : step.value("keys", Json::array())) check_keys(key, kQueryKey, where + ".keys");
   if (step.contains("config")) check_config(step["config"], where + ".config");
 }
 

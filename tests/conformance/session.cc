@@ -18,6 +18,7 @@ const Handlers& handlers() {
     add_stored_steps(all);
     add_export_steps(all);
     add_operator_steps(all);
+    add_prefix_steps(all);
     return all;
   }();
   return table;

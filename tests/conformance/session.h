@@ -76,6 +76,7 @@ void add_state_steps(Handlers& handlers);
 void add_stored_steps(Handlers& handlers);
 void add_export_steps(Handlers& handlers);
 void add_operator_steps(Handlers& handlers);
+void add_prefix_steps(Handlers& handlers);
 
 // What a refused step must leave as it was: lengths, every field of kvc_seq_info, page tables, free pages.
 std::string snapshot(const Session& session);

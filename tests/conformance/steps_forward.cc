@@ -86,6 +86,8 @@ kvc_status begin(Session& session, const Json& step, kvc_error* err) {
       throw std::runtime_error("'tree_parents' has not one entry per token");
     desc.tree_parents = parents.data();
   }
+  std::vector<int32_t> tokens(batch.ids.begin(), batch.ids.end());
+  if (step.value("publish", false)) desc.tokens = tokens.data();
   HostTensor positions;
   if (step.contains("positions")) {
     positions = position_tensor(step["positions"]);
