@@ -48,7 +48,15 @@ constexpr const char* kFeatures[] = {"cpu",
                                      "storage.none",
                                      "layout.page_first",
                                      "resize",
-                                     "export"};
+                                     "export",
+                                     "plan.quant",
+                                     "plan.hf_json",
+                                     "prefix",
+                                     "prefix.tail",
+                                     "prefix.quota",
+                                     "prefix.host",
+                                     "swap",
+                                     "events"};
 
 Json collect(const kvc_device_caps& caps) {
   Json isas = Json::array(), dtypes = Json::array(), features = Json::array();

@@ -6,6 +6,8 @@
 #include "kvcache.h"
 #include "tools/demo/demo.h"
 #include "tools/info.h"
+#include "tools/plan/plan.h"
+#include "tools/replay/command.h"
 
 #if __has_include("tools/bench/bench.h")
 #include "tools/bench/bench.h"
@@ -20,6 +22,8 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(30);
   register_demo(app, exit_code);
   register_info(app, exit_code);
+  register_plan(app, exit_code);
+  register_replay(app, exit_code);
 #ifdef KVC_TOOL_HAS_BENCH
   register_bench(app, exit_code);
 #endif

@@ -213,6 +213,17 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_count(*copy.app, "--layers", copy.options->layers, "Layers of the model");
   add_count(*copy.app, "--sequences", copy.options->sequences, "Forked sequences that append at once");
 
+  const auto swap =
+      add_command(bench, "swap",
+                  "Pages between the device pool and the host pool by their ids; share of a streaming copy",
+                  run_swap, exit_code);
+  add_threads(*swap.app, swap.options->common);
+  add_model(*swap.app, swap.options->model);
+  add_count(*swap.app, "--layers", swap.options->layers, "Layers of the model");
+  swap.app->add_option("--layout", swap.options->layout, "How the layers of a page lie in the pools")
+      ->check(CLI::IsMember({"layer-first", "page-first"}))
+      ->capture_default_str();
+
   const auto step = add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
                                 run_step, exit_code);
   add_count(*step.app, "--sequences", step.options->sequences, "Sequences");
@@ -224,7 +235,25 @@ void register_bench(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   add_count(*step.app, "--page", step.options->page_size, "Tokens per page");
   add_count(*step.app, "--layers", step.options->layers, "Layers of the model");
+  step.app
+      ->add_option("--groups", step.options->groups,
+                   "Page tables per sequence: 1, or one more than the windows that layers take turns with")
+      ->check(CLI::Range(1, 16))
+      ->capture_default_str();
+  step.app
+      ->add_option("--many", step.options->many,
+                   "Sequences of two more batches, of one group and of six; 0: none")
+      ->check(CLI::Range(0, 1 << 20))
+      ->capture_default_str();
   step.app->add_flag("--aligned", step.options->aligned, "All sequences enter a new page in the same step");
+
+  const auto prefix = add_command(
+      bench, "prefix",
+      "The prefix index on one long prompt: keys, lookup, attach, insert, eviction; no tensor memory",
+      run_prefix, exit_code);
+  add_tokens(*prefix.app, "--tokens", prefix.options->tokens, "Tokens of the prompt");
+  add_page(*prefix.app, prefix.options->page_size);
+  add_count(*prefix.app, "--layers", prefix.options->layers, "Layers of the model");
 
   const auto linear = add_command(
       bench, "linear", "Linear attention: a step as a share of streaming the states, prefill of the peak",

@@ -66,6 +66,13 @@ struct CopyOptions {
   int sequences = 256;
 };
 
+struct SwapOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int layers = 16;
+  std::string layout = "layer-first";
+};
+
 struct StepOptions {
   CommonOptions common;
   int sequences = 64;
@@ -73,7 +80,16 @@ struct StepOptions {
   int64_t versus_context = 0;  // 0: no comparison
   int page_size = 16;
   int layers = 32;
+  int groups = 1;  // more: the layers take turns with windows of different lengths
   bool aligned = false;
+  int many = 1024;  // sequences of two more batches, of one group and of six; 0: none
+};
+
+struct PrefixOptions {
+  CommonOptions common;
+  int64_t tokens = 50000;
+  int page_size = 16;
+  int layers = 32;
 };
 
 // The shape of a Gated DeltaNet layer.
@@ -120,7 +136,9 @@ Report run_prefill(const PrefillOptions& options);
 Report run_mla(const MlaOptions& options);
 Report run_append(const AppendOptions& options);
 Report run_copy(const CopyOptions& options);
+Report run_swap(const SwapOptions& options);
 Report run_step(const StepOptions& options);
+Report run_prefix(const PrefixOptions& options);
 Report run_linear(const LinearOptions& options);
 Report run_cascade(const CascadeOptions& options);
 Report run_tree(const TreeOptions& options);

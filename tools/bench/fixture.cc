@@ -171,7 +171,9 @@ Cache::Cache(const CacheShape& shape) : shape_(shape) {
   layer.k_dtype = dl_type(shape.storage);
   layer.rope = shape.rope ? &rope : nullptr;
   layer.window = shape.window;
-  const std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
+  std::vector<kvc_layer> layers(static_cast<size_t>(shape.layers), layer);
+  for (size_t i = 0; !shape.windows.empty() && i < layers.size(); ++i)
+    layers[i].window = shape.windows[i % shape.windows.size()];
 
   kvc_config config{};
   kvc_error error = new_error();
@@ -180,14 +182,21 @@ Cache::Cache(const CacheShape& shape) : shape_(shape) {
   config.num_layers = shape.layers;
   config.layers = layers.data();
   config.num_pages = shape.num_pages;
+  config.host_byte_budget =
+      static_cast<uint64_t>(shape.num_host_pages * shape.layers * shape.page_layer_bytes());
+  config.pool_layout = shape.page_first ? KVC_POOL_PAGE_FIRST : KVC_POOL_LAYER_FIRST;
   config.num_threads = shape.threads;
   config.cpu_isa = shape.isa;
   config.storage = shape.tensor_memory ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
   kvc_plan* plan = nullptr;
   check(kvc_plan_create(&config, &plan, &error), error);
-  const kvc_status status = kvc_cache_create(plan, &cache_, &error);
+  kvc_plan_info info{};
+  info.struct_size = sizeof info;
+  kvc_status status = kvc_plan_info_get(plan, &info, &error);
+  if (status == KVC_OK) status = kvc_cache_create(plan, &cache_, &error);
   kvc_plan_destroy(plan);
   check(status, error);
+  num_groups_ = info.num_groups;
 }
 
 Cache::~Cache() { kvc_cache_destroy(cache_); }

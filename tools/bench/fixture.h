@@ -35,9 +35,12 @@ struct CacheShape {
   int latent_rank =
       0;  // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not count
   int latent_rope_dim = 0;
-  int64_t window = 0;  // of every layer; 0: none
+  int64_t window = 0;            // of every layer; 0: none
+  std::vector<int64_t> windows;  // of the layers in turn, instead; as many kinds of layers, as many groups
   int page_size = 16;
   int64_t num_pages = 0;
+  int64_t num_host_pages = 0;
+  bool page_first = false;  // the pool's layout
   int threads = 1;
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
   bool rope = false;
@@ -96,6 +99,7 @@ class Cache {
   void attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents, DLTensor* out);
   void append_latents(kvc_forward* forward, int layer, DLTensor* latents);
   kvc_stats stats() const;
+  int num_groups() const { return num_groups_; }
 
   // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random rows in every layer.
   void grow(kvc_seq seq, int64_t tokens);
@@ -110,6 +114,7 @@ class Cache {
  private:
   CacheShape shape_;
   kvc_cache* cache_ = nullptr;
+  int num_groups_ = 0;
   std::unique_ptr<Activations> fill_k_, fill_v_;  // MLA: latents and nothing
 };
 

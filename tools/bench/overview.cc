@@ -56,6 +56,7 @@ Report run_overview(const CommonOptions& options) {
     step_options.sequences = sequences;
     step_options.context = context;
     step_options.versus_context = versus;
+    step_options.many = 0;
     return run_step(step_options);
   };
   const Report small = step(64, 4096, 0);

@@ -5,52 +5,15 @@
 #include "tools/demo/block_map.h"
 #include "tools/demo/report.h"
 #include "tools/demo/terminal.h"
+#include "tools/svg/svg.h"
 
 namespace kvc::demo {
 namespace {
 
+using namespace kvc::svg;
+
 constexpr double kWidth = 1080;
 constexpr double kMargin = 40;
-constexpr const char* kInk = "#1f2933";
-constexpr const char* kSoftInk = "#5f6c7b";
-constexpr const char* kDark = "#2f6db3";
-constexpr const char* kLight = "#b9d3ee";
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    if (c == '&')
-      out += "&amp;";
-    else if (c == '<')
-      out += "&lt;";
-    else if (c == '>')
-      out += "&gt;";
-    else
-      out += c;
-  }
-  return out;
-}
-
-std::string text_at(double x, double y, std::string_view text, int size, const char* colour,
-                    const char* anchor = "start", bool bold = false) {
-  return format("<text x=\"%.1f\" y=\"%.1f\" font-size=\"%d\" fill=\"%s\" text-anchor=\"%s\"%s>", x, y, size,
-                colour, anchor, bold ? " font-weight=\"600\"" : "") +
-         escaped(text) + "</text>\n";
-}
-
-std::string rectangle(double x, double y, double width, double height, std::string_view fill) {
-  return format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"", x, y, width, height) +
-         std::string(fill) + "\"/>\n";
-}
-
-// 1, 2 or 5 times a power of ten, so that the axis has at most five parts.
-double axis_step(double largest) {
-  const double power = std::pow(10.0, std::floor(std::log10(largest)) - 1);
-  for (const double factor : {1.0, 2.0, 5.0, 10.0, 20.0}) {
-    if (largest / (power * factor) <= 5.0) return power * factor;
-  }
-  return power * 50.0;
-}
 
 struct Bar {
   std::string label;
@@ -70,8 +33,7 @@ std::string bar_panel(double x, double y, double width, std::string_view title, 
   const double step = axis_step(largest);
   for (double tick = 0; tick <= largest * 1.001; tick += step) {
     const double tx = left_edge + tick * scale;
-    out += format("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#dde3ea\"/>\n", tx, y + 18,
-                  tx, bottom);
+    out += line(tx, y + 18, tx, bottom, kGrid);
     out += text_at(tx, bottom + 16, grouped(std::llround(tick)), 12, kSoftInk, "middle");
   }
   out += text_at(left_edge + largest * scale / 2, bottom + 34, axis, 12, kSoftInk, "middle");
@@ -184,12 +146,7 @@ std::string svg_report(const DemoRun& run) {
     y += map_height(cells, kColumns, cell) + 14;
   }
   const double height = y + 16;
-  return format(
-             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" "
-             "height=\"%.0f\" "
-             "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">\n",
-             kWidth, height, kWidth, height) +
-         rectangle(0, 0, kWidth, height, "#ffffff") + body + "</svg>\n";
+  return figure(kWidth, height, body);
 }
 
 }  // namespace kvc::demo

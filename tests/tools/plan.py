@@ -1,0 +1,135 @@
+"""`kvcache plan`: figures that were worked out by hand, models by their config.json, and how it says no."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import unittest
+
+TOOL = sys.argv.pop(1)
+CONFIGS = pathlib.Path(__file__).parent.parent / "capi" / "hf_configs"
+LLAMA = ["--layers", "32", "--kv-heads", "8", "--head-dim", "128"]
+
+
+def run(*arguments):
+    return subprocess.run([TOOL, "plan", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def config(name):
+    return CONFIGS / f"{name}.json"
+
+
+class Plan(unittest.TestCase):
+    def planned(self, *arguments):
+        done = run(*arguments, "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(done.stderr, "")
+        return json.loads(done.stdout)
+
+    def refused(self, status, part, *arguments):
+        done = run(*arguments)
+        self.assertEqual(done.returncode, status, done.stderr)
+        self.assertEqual(done.stdout, "")
+        self.assertIn(part, done.stderr)
+
+    def test_32_layers_of_8_heads_of_128_fill_16_gib_with_one_request(self):
+        plan = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 131072)
+        self.assertEqual(plan["num_pages"], 8192)
+        self.assertEqual(plan["page_tokens"], 16)
+        self.assertEqual(plan["concurrency"], 1)
+        self.assertEqual(plan["max_tokens"], 131072)
+        self.assertEqual(plan["waste"], 0)
+        self.assertEqual(len(plan["groups"]), 1)
+        self.assertNotIn("ranks", plan)
+
+    def test_quantised_storage_holds_as_many_pages_as_its_bytes_say(self):
+        # Per token and head: K and V of 128 elements with a float32 scale each, or a scale byte per 16 elements.
+        bytes_of = {"bf16": 512, "fp16": 512, "fp32": 1024, "fp8": 256, "fp8_e5m2": 256, "int8": 264, "int4": 136, "nvfp4": 144}
+        for name, row in bytes_of.items():
+            with self.subTest(name):
+                plan = self.planned(*LLAMA, "--memory", "16GiB", "--max-len", 32768, "--kv-dtype", name)
+                self.assertEqual(plan["num_pages"], 2**34 // (32 * 8 * 16 * row))
+                self.assertEqual(plan["concurrency"], plan["num_pages"] / 2048)
+
+    def test_memory_is_written_in_many_ways(self):
+        for text in ("10000000000", "10GB", "10000MB"):
+            plan = self.planned(*LLAMA, "--memory", text, "--max-len", 8192)
+            self.assertEqual((plan["num_pages"], plan["concurrency"]), (4768, 9.3125), text)
+
+    def test_a_budget_that_is_one_byte_short_is_refused_with_the_longest_length(self):
+        layers = ["--layers", 16, "--kv-heads", 8, "--head-dim", 128, "--max-len", 131072]
+        self.assertEqual(self.planned(*layers, "--memory", 2**33)["num_pages"], 8192)
+        self.refused(1, "the longest that fits is 131056", *layers, "--memory", 2**33 - 1)
+
+    def test_windows_need_fewer_pages_when_prompts_come_in_pieces(self):
+        gemma = [config("gemma-3-27b"), "--memory", "24GiB"]
+        self.refused(1, "--max-tokens-per-forward", *gemma)
+        plan = self.planned(*gemma, "--max-tokens-per-forward", 8192)
+        self.assertGreater(plan["concurrency"], 1)
+        self.assertEqual([group["window"] for group in plan["groups"]][0], 1024)
+
+    def test_ranks_share_the_fewest_pages_that_any_has(self):
+        plan = self.planned(*LLAMA, "--memory", "4GiB", "--max-len", 8192, "--pp", 3, "--tp", 2)
+        self.assertEqual(len(plan["ranks"]), 6)
+        slices = [(rank["layer_begin"], rank["layer_end"]) for rank in plan["ranks"]]
+        self.assertEqual(slices, [(0, 11), (0, 11), (11, 22), (11, 22), (22, 32), (22, 32)])
+        self.assertEqual(plan["num_pages"], 2**32 // (11 * 4 * 16 * 512))
+        self.assertEqual(plan["num_pages"], min(rank["num_pages"] for rank in plan["ranks"]))
+        self.assertEqual(plan["ranks"][4]["num_pages"], 2**32 // (10 * 4 * 16 * 512))
+
+    def test_more_tensor_parallel_ranks_than_kv_heads_hold_copies(self):
+        one_each = self.planned(config("llama-3.1-8b"), "--memory", "24GiB", "--tp", 8)
+        copies = self.planned(config("llama-3.1-8b"), "--memory", "24GiB", "--tp", 16)
+        self.assertEqual(one_each["num_pages"], copies["num_pages"])
+        self.refused(1, "--tp 3 does not divide the 32 query heads of layer 0", config("llama-3.1-8b"), "--memory", "24GiB", "--tp", 3)
+
+    def test_every_configuration_of_the_tests_can_be_planned(self):
+        for path in sorted(CONFIGS.glob("*.json")):
+            with self.subTest(path.stem):
+                plan = self.planned(path, "--memory", "80GiB", "--max-len", 4096, "--max-cross-len", 1500)
+                self.assertGreater(plan["concurrency"], 1)
+                self.assertLess(plan["waste"], 0.25)
+                text = run(path, "--memory", "80GiB", "--max-len", 4096)
+                self.assertEqual(text.returncode, 0, text.stderr)
+                self.assertIn("Requests of 4,096 tokens at once", text.stdout)
+
+    def test_encoder_tokens_are_counted_when_their_number_is_known(self):
+        t5 = [config("t5-large"), "--memory", "8GiB"]
+        self.assertIn("Encoder tokens are not counted", run(*t5).stdout)
+        known = run(*t5, "--max-cross-len", 512)
+        self.assertNotIn("Encoder tokens", known.stdout)
+        self.assertIn("of 64 pages each", known.stdout)
+        self.assertNotIn("Encoder tokens", run(config("whisper-large-v3"), "--memory", "8GiB").stdout)
+
+    def test_states_can_be_set_aside(self):
+        shared = self.planned(config("qwen3-next-80b"), "--memory", "24GiB", "--max-len", 32768)
+        aside = self.planned(config("qwen3-next-80b"), "--memory", "24GiB", "--max-len", 32768, "--state-slots", 16)
+        self.assertEqual(shared["num_pages"] - aside["num_pages"], -(-16 * shared["state_slot_bytes"] // shared["page_bytes"]))
+
+    def test_the_summary_speaks_of_requests(self):
+        text = run(*LLAMA, "--memory", "16GiB", "--max-len", 131072).stdout
+        self.assertIn("16.00 GiB hold 8,192 pages.", text)
+        self.assertIn("Requests of 131,072 tokens at once: 1.00, of 8,192 pages each.", text)
+        self.assertIn("512 tokens: 256; 2,048 tokens: 64; 8,192 tokens: 16; 32,768 tokens: 4; 131,072 tokens: 1.", text)
+        self.assertIn("One GiB more: 512 pages", text)
+
+    def test_what_cannot_be_planned_exits_with_1(self):
+        self.refused(1, "cannot read no-such-file", "no-such-file", "--memory", "1GiB")
+        self.refused(1, "not JSON", __file__, "--memory", "1GiB")
+        self.refused(1, "latents", config("deepseek-v3"), "--memory", "80GiB", "--kv-dtype", "int8")
+        self.refused(1, "--pp 33", *LLAMA, "--memory", "80GiB", "--pp", 33)
+        self.refused(1, "holds no page", *LLAMA, "--memory", "1MB")
+
+    def test_bad_options_exit_with_2(self):
+        self.refused(2, "config.json", "--memory", "1GiB")
+        self.refused(2, "config.json", config("gpt2"), *LLAMA, "--memory", "1GiB")
+        self.refused(2, "--kv-heads", "--memory", "1GiB", "--layers", 3)
+        self.refused(2, "not an amount of memory", *LLAMA, "--memory", "1 GiBs")
+        self.refused(2, "not an amount of memory", *LLAMA, "--memory", "0")
+        self.refused(2, "--memory", *LLAMA)
+        self.refused(2, "int3", *LLAMA, "--memory", "1GiB", "--kv-dtype", "int3")
+        self.refused(2, "exclude each other", *LLAMA, "--memory", "1GiB", "--window", 8, "--window-every", 2, "--full-every", 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,58 @@
+// What the memory of all ranks of a model holds together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvcache.h"
+#include "tools/plan/model.h"
+
+namespace kvc::plan_tool {
+
+struct Slice {
+  int32_t begin = 0, end = 0;
+};
+
+// Layers cut into `stages` runs of equal length; what is left over goes to the first ones, a layer each.
+std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages);
+
+struct PlanDeleter {
+  void operator()(kvc_plan* plan) const { kvc_plan_destroy(plan); }
+};
+using PlanHandle = std::unique_ptr<kvc_plan, PlanDeleter>;
+
+struct Stage {
+  Slice slice;
+  PlanHandle plan;
+  kvc_plan_info info{};
+};
+
+// Requests of one length at once.
+struct Requests {
+  int64_t tokens = 0;
+  int64_t pages = 0;  // of one
+  double count = 0;
+};
+
+struct Capacity {
+  uint64_t memory = 0;        // of each rank
+  std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
+  size_t tightest = 0;        // the stage with the fewest pages
+  int32_t tensor_ranks = 1;
+  int64_t num_pages = 0;        // that every rank has
+  int64_t max_len = 0;          // asked for, or the model's; 0: none
+  Requests longest;             // requests of max_len tokens
+  int64_t longest_request = 0;  // tokens of one request that has all pages to itself
+  std::vector<Requests> by_length;
+  int64_t pages_with_one_more_gib = 0;
+  bool leaves_out_encoder = false;  // no limit of encoder tokens is known: they are not counted
+
+  const Stage& reported() const { return stages[tightest]; }
+};
+
+// Throws Failure with the library's message.
+Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages);
+
+}  // namespace kvc::plan_tool

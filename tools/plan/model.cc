@@ -1,0 +1,151 @@
+#include "tools/plan/model.h"
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+
+namespace kvc::plan_tool {
+namespace {
+
+// What the library reads of a configuration at most; one byte more is refused there.
+constexpr size_t kMostBytes = (size_t{16} << 20) + 1;
+
+std::string file_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text(kMostBytes, '\0');
+  if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
+  if (!file && !file.eof()) throw Failure("cannot read " + path + ": " + std::strerror(errno));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (text.find('\0') != std::string::npos) throw Failure(path + " is not JSON: it has a zero byte");
+  return text;
+}
+
+struct Storage {
+  const char* name;
+  DLDataType type;
+  kvc_quant quant;
+};
+constexpr std::array<Storage, 8> kStorages = {{{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
+                                               {"fp16", {kDLFloat, 16, 1}, KVC_QUANT_NONE},
+                                               {"fp32", {kDLFloat, 32, 1}, KVC_QUANT_NONE},
+                                               {"fp8", {kDLFloat8_e4m3fn, 8, 1}, KVC_QUANT_PER_TENSOR},
+                                               {"fp8_e5m2", {kDLFloat8_e5m2, 8, 1}, KVC_QUANT_PER_TENSOR},
+                                               {"int8", {kDLInt, 8, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+                                               {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+                                               {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
+
+std::string divides(const char* what, size_t layer, int64_t value, int32_t ranks) {
+  return "--tp " + std::to_string(ranks) + " does not divide the " + std::to_string(value) + " " + what +
+         " of layer " + std::to_string(layer);
+}
+
+int32_t part(const char* what, size_t layer, int32_t heads, int32_t ranks) {
+  if (heads % ranks != 0) throw Failure(divides(what, layer, heads, ranks));
+  return heads / ranks;
+}
+
+// At least one per rank: ranks beyond the heads hold copies.
+int32_t kv_part(size_t layer, int32_t heads, int32_t ranks) {
+  if (heads < ranks && ranks % heads == 0) return 1;
+  return part("kv heads", layer, heads, ranks);
+}
+
+const kvc_state_spec* divided_states(size_t layer, const kvc_layer& whole, int32_t ranks, Model& model) {
+  std::vector<kvc_state_spec> states;
+  const auto* bytes = reinterpret_cast<const std::byte*>(whole.states);
+  for (int32_t i = 0; i < whole.num_states; ++i) {
+    kvc_state_spec state;
+    std::memcpy(&state, bytes + static_cast<size_t>(i) * whole.states->struct_size, sizeof state);
+    std::vector<int64_t> shape(state.shape, state.shape + state.ndim);
+    if (shape[0] % ranks != 0) throw Failure(divides("rows of a recurrent state", layer, shape[0], ranks));
+    shape[0] /= ranks;
+    model.own_shapes.push_back(std::move(shape));
+    state.shape = model.own_shapes.back().data();
+    states.push_back(state);
+  }
+  model.own_states.push_back(std::move(states));
+  return model.own_states.back().data();
+}
+
+}  // namespace
+
+void read_model_file(const std::string& path, Model& model) {
+  const std::string text = file_text(path);
+  kvc_error error{};
+  size_t count = 0;
+  const auto read = [&](kvc_layer* layers) {
+    if (kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error) != KVC_OK)
+      throw Failure(path + ": " + error.message);
+  };
+  read(nullptr);
+  model.layers.resize(count);
+  model.layers[0].struct_size = sizeof(kvc_layer);
+  read(model.layers.data());
+}
+
+void make_uniform(const UniformLayers& shape, Model& model) {
+  for (int32_t i = 0; i < shape.layers; ++i) {
+    kvc_layer layer{};
+    layer.struct_size = sizeof layer;
+    layer.num_q_heads = shape.q_heads;
+    layer.num_kv_heads = shape.kv_heads;
+    layer.k_dim = shape.head_dim;
+    const bool is_windowed =
+        shape.full_every != 0 ? (i + 1) % shape.full_every != 0 : (i + 1) % shape.window_every == 0;
+    if (is_windowed) layer.window = shape.window;
+    model.layers.push_back(layer);
+  }
+  model.config.num_layers = shape.layers;
+  model.config.layers = model.layers.data();
+}
+
+const std::vector<std::string>& kv_dtype_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> out = {"auto"};
+    for (const Storage& storage : kStorages) out.emplace_back(storage.name);
+    return out;
+  }();
+  return names;
+}
+
+void set_kv_dtype(const std::string& name, Model& model) {
+  for (const Storage& storage : kStorages) {
+    if (name != storage.name) continue;
+    for (size_t i = 0; i < model.num_layers(); ++i) {
+      kvc_layer& layer = model.layers[i];
+      const bool quantised = storage.quant != KVC_QUANT_NONE;
+      if (layer.kind == KVC_LAYER_MLA && quantised && storage.quant != KVC_QUANT_PER_TENSOR) {
+        throw Failure("--kv-dtype " + name + ": layer " + std::to_string(i) +
+                      " keeps latents (MLA), which are stored as bf16, fp16, fp32 or fp8");
+      }
+      // K and V of an encoder are written once and stay as the model has them unless all are.
+      const bool may = layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA ||
+                       (layer.kind == KVC_LAYER_CROSS && !quantised);
+      if (!may) continue;
+      layer.quant = storage.quant;
+      layer.k_dtype = layer.v_dtype = storage.type;
+    }
+  }
+}
+
+void divide_heads(int32_t ranks, Model& model) {
+  if (ranks == 1) return;
+  std::map<const kvc_state_spec*, const kvc_state_spec*> divided;  // layers share their states
+  for (size_t i = 0; i < model.num_layers(); ++i) {
+    kvc_layer& layer = model.layers[i];
+    if (layer.kind == KVC_LAYER_STATE) {
+      auto [place, is_new] = divided.try_emplace(layer.states, nullptr);
+      if (is_new) place->second = divided_states(i, layer, ranks, model);
+      layer.states = place->second;
+      continue;
+    }
+    if (layer.num_q_heads != 0) layer.num_q_heads = part("query heads", i, layer.num_q_heads, ranks);
+    if (layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_CROSS)
+      layer.num_kv_heads = kv_part(i, layer.num_kv_heads, ranks);
+  }
+}
+
+}  // namespace kvc::plan_tool

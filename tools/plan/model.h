@@ -1,0 +1,56 @@
+// The layers that `kvcache plan` plans: read from a config.json or alike from the command line, then changed as the options say.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kvcache.h"
+
+namespace kvc::plan_tool {
+
+// Ends the command with exit status 1; what() is for the user.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Owns everything that `config` points at.
+struct Model {
+  kvc_config config{};
+  std::vector<kvc_layer> layers;  // behind the layers: what they point at
+  std::deque<std::vector<kvc_state_spec>> own_states;
+  std::deque<std::vector<int64_t>> own_shapes;
+
+  Model() = default;
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  size_t num_layers() const { return static_cast<size_t>(config.num_layers); }
+};
+
+// Throws Failure.
+void read_model_file(const std::string& path, Model& model);
+
+struct UniformLayers {
+  int32_t layers = 0;
+  int32_t q_heads = 0;  // 0: as many as kv heads
+  int32_t kv_heads = 0;
+  int32_t head_dim = 0;
+  int64_t window = 0;        // 0: none
+  int32_t window_every = 1;  // every n-th layer has the window
+  int32_t full_every = 0;    // every n-th layer has none and all others have it; 0: window_every counts
+};
+void make_uniform(const UniformLayers& shape, Model& model);
+
+// Names of --kv-dtype, "auto" first: what the model says.
+const std::vector<std::string>& kv_dtype_names();
+// Storage of K and V. Throws Failure for layers that cannot have it.
+void set_kv_dtype(const std::string& name, Model& model);
+
+// One of `ranks` tensor parallel ranks: query and kv heads and the first dimension of states divided, latents kept whole. Throws Failure
+// where something does not divide.
+void divide_heads(int32_t ranks, Model& model);
+
+}  // namespace kvc::plan_tool

@@ -1,0 +1,7 @@
+// The `kvcache plan` command.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+// Adds the subcommand to the command line. `exit_code` is written when it runs. Both references must outlive the parse.
+void register_plan(CLI::App& app, int& exit_code);

@@ -1,0 +1,15 @@
+// A capacity for people and for programs.
+#pragma once
+
+#include <string>
+
+#include "tools/plan/capacity.h"
+
+namespace kvc::plan_tool {
+
+// The library's table and a summary in plain words.
+std::string text_report(const Capacity& capacity);
+// One object: the library's JSON of the plan (of the rank with the fewest pages), and what the summary says.
+std::string json_report(const Capacity& capacity);
+
+}  // namespace kvc::plan_tool
