@@ -16,6 +16,7 @@ namespace kvc {
 namespace {
 
 constexpr int32_t kMostGroups = 16;
+constexpr int32_t kFewKinds = 4;
 constexpr int32_t kMostBlock = 64;  // of the prefix index, in units of page_size
 constexpr double kTableCost = 0.0025;
 constexpr double kBlockCost = 0.002;
@@ -60,7 +61,7 @@ class Search {
     if (kinds_.size() >= kMostGroups) {
       weigh();
     } else {
-      visit(0, kMostGroups);
+      visit(0, most_groups());
     }
     return std::move(best_);
   }
@@ -87,6 +88,12 @@ class Search {
     if (!group.is_windowed() || behind + std::min(length, forward) >= length)
       return {static_cast<double>(length), 0.5};
     return {static_cast<double>(behind + std::min(length, forward)), 1};
+  }
+
+  // Models have few kinds of layers, and all ways to cut them are tried; with many kinds the ways would be too many.
+  int32_t most_groups() const {
+    const auto num_kinds = static_cast<int32_t>(kinds_.size());
+    return num_kinds <= kFewKinds ? kMostGroups : std::min(kMostGroups, num_kinds + kFewKinds);
   }
 
   // All ways to cut the kinds from `kind` on into at most `left` groups.
