@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "src/base/memory.h"
 #include "src/prefix/keys.h"
 
 namespace kvc {
@@ -26,9 +26,9 @@ struct Event {
 class EventLog {
  public:
   // Throws std::bad_alloc. 0: records nothing.
-  explicit EventLog(int64_t capacity) : ring_(static_cast<size_t>(capacity)) {}
+  explicit EventLog(int64_t capacity);
 
-  bool is_used() const { return !ring_.empty(); }
+  bool is_used() const { return capacity_ != 0; }
   void record(const Event& event) noexcept;
   // Oldest one that was not polled, and its number; false when there is none.
   bool poll(Event* out, uint64_t* number) noexcept;
@@ -36,7 +36,10 @@ class EventLog {
   uint64_t num_lost() const { return lost_; }
 
  private:
-  std::vector<Event> ring_;
+  std::byte* slot(uint64_t number) { return ring_.data() + number % capacity_ * sizeof(Event); }
+
+  uint64_t capacity_;
+  AlignedBuffer ring_;   // [capacity] of Event; untouched memory costs nothing
   uint64_t made_ = 0;    // number of the newest
   uint64_t polled_ = 0;  // number of the last that was polled or lost
   uint64_t lost_ = 0;
