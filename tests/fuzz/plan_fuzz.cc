@@ -211,7 +211,8 @@ void run(Input& input) {
   info.struct_size = sizeof(info);
   KVC_FUZZ_CHECK(kvc_plan_info_get(plan, &info, nullptr) == KVC_OK);
   check_plan(input, plan, info);
-  const bool small = info.pool_bytes <= kMaxPoolBytes && info.num_pages <= kMaxPages;
+  const bool small =
+      info.pool_bytes <= kMaxPoolBytes && info.num_pages <= kMaxPages && info.num_host_pages <= kMaxPages;
   if (small && config.runs_here() && config.honest_pool()) short_life(input, plan);
   kvc_plan_destroy(plan);
   KVC_FUZZ_CHECK(config.allocated() == 0);
