@@ -138,8 +138,8 @@ int64_t Plan::request_pages(int64_t num_tokens) const {
 int64_t Plan::request_pages(const GroupSpec& group, int64_t num_tokens) const {
   const int64_t whole = group.pages_for(group.is_cross ? kept_tokens(group, num_tokens) : num_tokens);
   if (!group.is_windowed()) return whole;
-  // One page more for a window that straddles an edge.
-  return std::min(whole, group.pages_for(kept_tokens(group, num_tokens)) + 1);
+  // One page more for a window that straddles an edge, and never more than all.
+  return std::min(whole - 1, group.pages_for(kept_tokens(group, num_tokens))) + 1;
 }
 
 int64_t Plan::kept_tokens(const GroupSpec& group, int64_t num_tokens) const {
