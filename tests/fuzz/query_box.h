@@ -65,6 +65,8 @@ class QueryBox {
     if (input.one_in(8)) stride = choose_struct_size(input, sizeof(kvc_prefix_key));
     keys_ = std::make_unique<ExactMemory>(std::max<size_t>(owned_bytes(stride), stride * count));
     for (size_t i = 0; i < count; ++i) {
+      // Elements narrower than their size field would overwrite the first one's with another plausible size.
+      if (i > 0 && stride < sizeof(size_t)) break;
       kvc_prefix_key key{};
       key.type = static_cast<kvc_prefix_key_type>(1 + input.choose(3));
       key.offset = static_cast<int64_t>(input.choose(20));
