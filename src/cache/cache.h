@@ -173,6 +173,7 @@ class Cache {
   void require_closed(const char* what) const;
   PrefixMatch fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept;
   void keep_memory(TokenTrail& trail) noexcept;
+  TokenTrail take_memory() noexcept;
   NodeId deepest_block(const PrefixQuery& query) const;
   // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
   bool can_turn_keys() const;
@@ -205,7 +206,8 @@ class Cache {
   size_t next_handle_ = 0;
   CacheCounters counters_;
   std::vector<Publisher::HostPlace> host_places_;  // of one attach
-  TokenTrail spare_trail_;                         // memory of a sequence that is gone
+  // Memory of sequences that are gone, the larger first: a request that is attached and then published needs two.
+  std::array<TokenTrail, 2> spare_trails_;
   bool pool_exported_ = false;
 };
 

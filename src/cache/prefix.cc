@@ -106,9 +106,8 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   require_closed("attach");
   KeyChain chain(query, index_.block_tokens());
   PrefixMatch match = index_.match(chain, most_tokens(query), wants_whole_blocks(query), true);
-  auto sequence = std::make_unique<Sequence>();
-  sequence->id = id;
-  sequence->trail = trail_of(query, chain, match.num_tokens, std::move(spare_trail_));
+  std::unique_ptr<Sequence> sequence = sequences_.make(id);
+  sequence->trail = trail_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
   publisher_.list_host_places(match, &host_places_);
   sequences_.reserve_one();
@@ -142,7 +141,7 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
         ll(id), ll(sequence.length));
   }
   KeyChain chain(query, index_.block_tokens());
-  TokenTrail trail = trail_of(query, chain, query.num_tokens, std::move(spare_trail_));
+  TokenTrail trail = trail_of(query, chain, query.num_tokens, take_memory());
   // What the sequence has published under the same keys need not be looked at again.
   const TokenTrail& before = sequence.trail;
   // (Its checkpoints may complete blocks.)
@@ -202,8 +201,16 @@ void Cache::prefix_reset() {
 
 // Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by page: the next prompt writes over them.
 void Cache::keep_memory(TokenTrail& trail) noexcept {
-  if (trail.keys.capacity() > spare_trail_.keys.capacity()) std::swap(trail.keys, spare_trail_.keys);
-  if (trail.ids.capacity() > spare_trail_.ids.capacity()) std::swap(trail.ids, spare_trail_.ids);
+  for (TokenTrail& spare : spare_trails_) {
+    if (trail.keys.capacity() > spare.keys.capacity()) std::swap(trail.keys, spare.keys);
+    if (trail.ids.capacity() > spare.ids.capacity()) std::swap(trail.ids, spare.ids);
+  }
+}
+
+// The larger one.
+TokenTrail Cache::take_memory() noexcept {
+  std::swap(spare_trails_[0], spare_trails_[1]);
+  return std::move(spare_trails_[1]);
 }
 
 void Cache::remove(kvc_seq id) {

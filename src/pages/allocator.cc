@@ -8,25 +8,16 @@
 namespace kvc {
 namespace {
 
-constexpr int64_t kBits = 64;
 // Pages left free behind a new run so that the sequence can grow in place; the gaps are used up when the pool fills.
 constexpr int64_t kGrowthGap = 16;
 
-constexpr uint64_t bit(int64_t index) { return uint64_t{1} << (index % kBits); }
-constexpr size_t word(int64_t index) { return static_cast<size_t>(index / kBits); }
-
 }  // namespace
 
-void PageAllocator::set_free(int64_t page) noexcept {
-  free_[word(page)] |= bit(page);
-  free_summary_[word(page / kBits)] |= bit(page / kBits);
-  ++num_unheld_;
-}
-
-void PageAllocator::set_used(int64_t page) noexcept {
-  free_[word(page)] &= ~bit(page);
-  if (free_[word(page)] == 0) free_summary_[word(page / kBits)] &= ~bit(page / kBits);
-  --num_unheld_;
+int64_t PageAllocator::next_run(int64_t more) noexcept {
+  const int64_t page = find_free(cursor_);
+  const int64_t gap = std::min(kGrowthGap, num_pages() / 64);
+  cursor_ = (page + 1 + more + gap) % num_pages();
+  return page;
 }
 
 int64_t PageAllocator::find_free(int64_t begin) const noexcept {
@@ -47,49 +38,6 @@ int64_t PageAllocator::find_free(int64_t begin) const noexcept {
     next_word = 0;
   }
   return -1;
-}
-
-PageId PageAllocator::take(PageId previous, int64_t more) noexcept {
-  int64_t page = previous + int64_t{1};
-  const bool extends = previous != kNoPage && page < num_pages() && is_marked_free(static_cast<PageId>(page));
-  if (!extends) {
-    page = find_free(cursor_);
-    const int64_t gap = std::min(kGrowthGap, num_pages() / 64);
-    cursor_ = (page + 1 + more + gap) % num_pages();
-  }
-  set_used(page);
-  refs_[static_cast<size_t>(page)] = 1;
-  return static_cast<PageId>(page);
-}
-
-void PageAllocator::add_holder(PageId page) noexcept {
-  const int32_t holders = ++refs_[static_cast<size_t>(page)];
-  if (holders == 2) ++num_shared_;
-  if (holders == 1) --num_evictable_;  // it was cached
-}
-
-void PageAllocator::drop_holder(PageId page) noexcept {
-  const int32_t left = --refs_[static_cast<size_t>(page)];
-  if (left == 1) --num_shared_;
-  if (left != 0) return;
-  if (is_cached(page)) {
-    ++num_evictable_;
-  } else {
-    set_free(page);
-  }
-}
-
-void PageAllocator::cache(PageId page) noexcept {
-  cached_[static_cast<size_t>(page)] = 1;
-  ++num_cached_;
-}
-
-void PageAllocator::uncache(PageId page) noexcept {
-  cached_[static_cast<size_t>(page)] = 0;
-  --num_cached_;
-  if (!is_free(page)) return;
-  --num_evictable_;
-  set_free(page);
 }
 
 void PageAllocator::grow(int64_t num_pages) {

@@ -34,18 +34,46 @@ class PageAllocator {
   bool is_cached(PageId page) const { return cached_[static_cast<size_t>(page)] != 0; }
   // Nobody but its one holder knows what it holds: it may be written.
   bool is_private(PageId page) const { return refs(page) == 1 && !is_cached(page); }
-  bool is_marked_free(PageId page) const {
-    return (free_[static_cast<size_t>(page) / 64] >> (page % 64) & 1) != 0;
-  }  // for audits
+  bool is_marked_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }  // for audits
 
   // Takes a page with one holder; num_vacant() must not be 0. Prefers the page right after `previous` (the holder's last page, or
   // kNoPage), because a walk over adjacent pages is up to a third faster. `more` pages of the same run follow.
-  PageId take(PageId previous, int64_t more) noexcept;
-  void add_holder(PageId page) noexcept;
-  void drop_holder(PageId page) noexcept;
+  PageId take(PageId previous, int64_t more) noexcept {
+    int64_t page = previous + int64_t{1};
+    const bool extends =
+        previous != kNoPage && page < num_pages() && is_marked_free(static_cast<PageId>(page));
+    if (!extends) page = next_run(more);
+    set_used(page);
+    refs_[static_cast<size_t>(page)] = 1;
+    return static_cast<PageId>(page);
+  }
+  void add_holder(PageId page) noexcept {
+    const int32_t holders = ++refs_[static_cast<size_t>(page)];
+    if (holders == 2) ++num_shared_;
+    if (holders == 1) --num_evictable_;  // it was cached
+  }
+  void drop_holder(PageId page) noexcept {
+    const int32_t left = --refs_[static_cast<size_t>(page)];
+    if (left == 1) --num_shared_;
+    if (left != 0) return;
+    if (is_cached(page)) {
+      ++num_evictable_;
+    } else {
+      set_free(page);
+    }
+  }
   // The page has a holder and is not cached.
-  void cache(PageId page) noexcept;
-  void uncache(PageId page) noexcept;
+  void cache(PageId page) noexcept {
+    cached_[static_cast<size_t>(page)] = 1;
+    ++num_cached_;
+  }
+  void uncache(PageId page) noexcept {
+    cached_[static_cast<size_t>(page)] = 0;
+    --num_cached_;
+    if (!is_free(page)) return;
+    --num_evictable_;
+    set_free(page);
+  }
   // Takes so many vacant pages out of use, none in particular: their bytes serve something else.
   void withhold(int64_t pages) noexcept { num_withheld_ += pages; }
   void restore(int64_t pages) noexcept { num_withheld_ -= pages; }
@@ -64,8 +92,21 @@ class PageAllocator {
   void clear() noexcept;
 
  private:
-  void set_free(int64_t page) noexcept;
-  void set_used(int64_t page) noexcept;
+  static constexpr int64_t kBits = 64;
+  static constexpr uint64_t bit(int64_t index) { return uint64_t{1} << (index % kBits); }
+  static constexpr size_t word(int64_t index) { return static_cast<size_t>(index / kBits); }
+
+  void set_free(int64_t page) noexcept {
+    free_[word(page)] |= bit(page);
+    free_summary_[word(page / kBits)] |= bit(page / kBits);
+    ++num_unheld_;
+  }
+  void set_used(int64_t page) noexcept {
+    free_[word(page)] &= ~bit(page);
+    if (free_[word(page)] == 0) free_summary_[word(page / kBits)] &= ~bit(page / kBits);
+    --num_unheld_;
+  }
+  int64_t next_run(int64_t more) noexcept;          // where a run of 1 + more pages begins
   int64_t find_free(int64_t begin) const noexcept;  // at or after begin, else from 0
 
   std::vector<int32_t> refs_;

@@ -95,6 +95,8 @@ class PrefixIndex {
   NodeId find(const BlockKey& key) const noexcept {
     return table_.find(key, [this](int32_t node) -> const BlockKey& { return nodes_[node].key; });
   }
+  // A find() or insert() of it follows soon.
+  void prefetch(const BlockKey& key) const noexcept { table_.prefetch(key); }
   NodeId parent(NodeId node) const noexcept { return nodes_[node].parent; }
   int32_t depth(NodeId node) const noexcept { return nodes_[node].depth; }  // blocks up to and with it
   // The last insert() made it: what it holds is the inserter's.

@@ -50,32 +50,6 @@ NodeId NodePool::take() noexcept {
   return node;
 }
 
-void NodePool::release(NodeId node) noexcept {
-  Node& record = nodes_[static_cast<size_t>(node)];
-  record.is_used = false;
-  record.next = unused_;
-  unused_ = node;
-  --num_used_;
-}
-
-void NodePool::link(NodeId node, NodeId* first) noexcept {
-  Node& record = nodes_[static_cast<size_t>(node)];
-  record.previous = kNoNode;
-  record.next = *first;
-  if (*first != kNoNode) nodes_[static_cast<size_t>(*first)].previous = node;
-  *first = node;
-}
-
-void NodePool::unlink(NodeId node, NodeId* first) noexcept {
-  const Node& record = nodes_[static_cast<size_t>(node)];
-  if (record.previous == kNoNode) {
-    *first = record.next;
-  } else {
-    nodes_[static_cast<size_t>(record.previous)].next = record.next;
-  }
-  if (record.next != kNoNode) nodes_[static_cast<size_t>(record.next)].previous = record.previous;
-}
-
 void NodePool::clear() noexcept {
   nodes_.clear();
   places_.clear();

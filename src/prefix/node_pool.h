@@ -70,10 +70,26 @@ class NodePool {
 
   // A blank one; has_room().
   NodeId take() noexcept;
-  void release(NodeId node) noexcept;
+  void release(NodeId node) noexcept {
+    Node& record = (*this)[node];
+    record.is_used = false;
+    record.next = unused_;
+    unused_ = node;
+    --num_used_;
+  }
   // Links among the children of `first`, whose newest it becomes.
-  void link(NodeId node, NodeId* first) noexcept;
-  void unlink(NodeId node, NodeId* first) noexcept;
+  void link(NodeId node, NodeId* first) noexcept {
+    Node& record = (*this)[node];
+    record.previous = kNoNode;
+    record.next = *first;
+    if (*first != kNoNode) (*this)[*first].previous = node;
+    *first = node;
+  }
+  void unlink(NodeId node, NodeId* first) noexcept {
+    const Node& record = (*this)[node];
+    (record.previous == kNoNode ? *first : (*this)[record.previous].next) = record.next;
+    if (record.next != kNoNode) (*this)[record.next].previous = record.previous;
+  }
   void clear() noexcept;
 
   PagePlace place(NodeId node, int32_t index) const {

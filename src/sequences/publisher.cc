@@ -5,6 +5,11 @@
 #include "src/base/math.h"
 
 namespace kvc {
+namespace {
+
+constexpr int64_t kLookahead = 8;  // blocks whose places in the index are asked for ahead
+
+}  // namespace
 
 // Pages of one block of the sequence; false when it has not all that every later token needs.
 bool Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
@@ -88,6 +93,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
     const BlockKey& key = trail.keys[static_cast<size_t>(block)];
+    if (block + kLookahead < num_blocks)
+      index_->prefetch(trail.keys[static_cast<size_t>(block + kLookahead)]);
     bool is_own = gather(sequence, block);
     if (is_own && index_->has_inner_pages()) {
       is_own = make_own(sequence, block, index_->find(key));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kvcache.h"
@@ -79,6 +80,17 @@ struct alignas(64) Sequence {
   StateSlot state = kInitialState;        // at `length`
   std::vector<Checkpoint> checkpoints;    // ascending positions
   TokenTrail trail;
+
+  // As new, but for the memory that its vectors have. The trail's is left to others.
+  void recycle() noexcept {
+    Sequence blank;
+    blank.tables = std::move(tables);
+    for (PageTable& table : blank.tables)
+      table.pages.clear(), table = PageTable{.pages = std::move(table.pages)};
+    blank.checkpoints = std::move(checkpoints);
+    blank.checkpoints.clear();
+    *this = std::move(blank);
+  }
 
   void touch_tables() noexcept { steady_until = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }

@@ -78,10 +78,15 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
   return created;
 }
 
+std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id) {
+  std::unique_ptr<Sequence> sequence = spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
+  sequence->id = id;
+  return sequence;
+}
+
 void SequenceTable::add(kvc_seq id) {
   check_new_id(id, "seq");
-  auto sequence = std::make_unique<Sequence>();
-  sequence->id = id;
+  std::unique_ptr<Sequence> sequence = make(id);
   sequence->tables.resize(spec_->groups.size());
   sequence->trail.root = default_root_;
   create(std::move(sequence));
@@ -133,7 +138,8 @@ void SequenceTable::remove(kvc_seq id) {
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
-  slots_[static_cast<size_t>(slot)].reset();
+  spare_ = std::move(slots_[static_cast<size_t>(slot)]);
+  spare_->recycle();
   free_slots_.push_back(slot);
 }
 
@@ -257,6 +263,7 @@ void SequenceTable::clear() noexcept {
   map_.clear();
   slots_.clear();
   free_slots_.clear();
+  spare_.reset();
   total_length_ = 0;
   allocator_->clear();
   states_->clear();

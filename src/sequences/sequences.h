@@ -30,6 +30,8 @@ class SequenceTable {
   SequenceTable& operator=(const SequenceTable&) = delete;
 
   void add(kvc_seq id);
+  // A new one without tables, in no table of sequences yet. Throws std::bad_alloc.
+  std::unique_ptr<Sequence> make(kvc_seq id);
   // A sequence that is filled in but for its holders, which are counted here. check_new_id before.
   Sequence& adopt(std::unique_ptr<Sequence> sequence);
   void check_new_id(kvc_seq id, const char* name) const;
@@ -110,6 +112,7 @@ class SequenceTable {
   SequenceMap map_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null where free
   std::vector<int32_t> free_slots_;  // capacity >= slots_.size(), so that freeing a slot never allocates
+  std::unique_ptr<Sequence> spare_;  // removed: its memory serves the next one
   int64_t total_length_ = 0;
 };
 
