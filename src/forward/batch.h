@@ -55,8 +55,8 @@ struct BatchEntry {
 struct TableChange {
   int64_t old_num_pages;
   int64_t new_num_pages;
-  PageId replaced_page =
-      kNoPage;  // partial last page that was copied, kNoPage when none; its holder count is kept until the end
+  // Partial last page that was copied, kNoPage when none; its holder count is kept until the end.
+  PageId replaced_page = kNoPage;
   bool copies_last_page = false;
   bool forgets_last_page = false;  // the prefix index must not know it any more
 };
@@ -95,8 +95,8 @@ class Batch {
   struct Missing {
     int64_t pages = 0;
     int64_t state_slots = 0;
-    int64_t reclaimable_slots =
-        0;  // that automatic checkpoints could give up; looked for only when something would be missing
+    // That automatic checkpoints could give up; looked for only when something would be missing.
+    int64_t reclaimable_slots = 0;
 
     int64_t total() const { return pages + state_slots; }
   };

@@ -15,8 +15,8 @@ struct TokenPositions {
   const int32_t* positions;  // row s of [rows][num_rows] for section s; any value, also negative
   int64_t row_stride = 0;    // in elements between rows; 0: all sections turn by one row
   int64_t num_rows = 0;      // packed tokens
-  const uint8_t* uses_long =
-      nullptr;  // nullable [num_rows]: tokens that turn by RopeSpec::long_inverse_frequencies (LONGROPE)
+  // Nullable [num_rows]: tokens that turn by RopeSpec::long_inverse_frequencies (LONGROPE).
+  const uint8_t* uses_long = nullptr;
 };
 
 // One object per rotation spec, and one more where the same tokens turn by other positions too.

@@ -32,8 +32,8 @@ struct LayerSpec {
   int32_t v_dim = 0;
   kernels::DType k_dtype = kernels::DType::kBF16;
   kernels::DType v_dtype = kernels::DType::kBF16;
-  kvc_quant quant =
-      KVC_QUANT_NONE;  // else k_type and v_type say what lies in the pages, k_dtype and v_dtype mean nothing
+  // Not NONE: k_type and v_type say what lies in the pages, k_dtype and v_dtype mean nothing.
+  kvc_quant quant = KVC_QUANT_NONE;
   DLDataType k_type{};
   DLDataType v_type{};
   int32_t rope = -1;

@@ -53,8 +53,8 @@ struct NewBlock {
   const PageId* pages;
   StateSlot state;  // at the block's end; kInitialState: not kept
   int32_t priority;
-  bool is_followed =
-      false;  // a block behind it is inserted next, or touch() is called: not yet a leaf to be found
+  // A block behind it is inserted next, or touch() is called: not yet a leaf to be found.
+  bool is_followed = false;
 };
 
 // A tree of blocks, found by their keys. Each node has pages_per_block() page places (per group block / page_tokens of them, in the order of
@@ -192,9 +192,8 @@ class PrefixIndex {
   void renew_ranks(NodeId node) noexcept;  // but the leaf's, after its priority or quota has changed
   bool raise_priority(NodeId node, int32_t priority) noexcept;  // true: settle() it
   void hand_up(const Node& leaving) noexcept;
-  void settle(
-      NodeId node,
-      bool may_be_leaf = true) noexcept;  // is it live, is it a leaf, where in the order; and its parents
+  // Is it live, is it a leaf, where in the order; and its parents.
+  void settle(NodeId node, bool may_be_leaf = true) noexcept;
   void announce(kvc_event_type type, kvc_tier tier, kvc_tier from, int32_t group, NodeId node) noexcept;
   void announce_change(NodeId node, const Group& group, Held before) noexcept;
   Event stored_event(NodeId node, int32_t group, kvc_tier tier) const noexcept;

@@ -90,7 +90,7 @@ void PrefixIndex::evict_node(NodeId node) noexcept {
     if (group.piece >= 0) pieces_[static_cast<size_t>(group.piece)]->heap.erase(node);
     if (announces) announce_change(node, group, before);
   }
-  drop_state(node);
+  if (has_states_) drop_state(node);
   // Without the pages that see all tokens those of the windows are found by nobody.
   if (host_ != nullptr && !moves && full_pages_ != 0) drop_host_pages(node);
   if (host_ != nullptr) order_host(node, next_stamp());

@@ -41,10 +41,8 @@ NodeId NodePool::take() noexcept {
   } else {
     node = static_cast<NodeId>(nodes_.size());
     nodes_.emplace_back();
-    places_.resize(nodes_.size() * pages_per_block_);
+    places_.resize(nodes_.size() * pages_per_block_, -1);
   }
-  std::fill_n(places_.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(node) * pages_per_block_),
-              pages_per_block_, -1);
   nodes_[static_cast<size_t>(node)].is_used = true;
   ++num_used_;
   return node;

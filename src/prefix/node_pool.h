@@ -70,6 +70,7 @@ class NodePool {
 
   // A blank one; has_room().
   NodeId take() noexcept;
+  // Its pages are gone already.
   void release(NodeId node) noexcept {
     Node& record = (*this)[node];
     record.is_used = false;
@@ -111,10 +112,10 @@ class NodePool {
   size_t pages_per_block_, block_tokens_;
   size_t capacity_ = 0;  // nodes that every array has room for
   std::vector<Node, LargeAllocator<Node>> nodes_;
-  std::vector<int32_t, LargeAllocator<int32_t>>
-      places_;  // [node][page]: a device page, -1: none, -2 - page: on the host
-  size_t token_capacity_ =
-      0;  // nodes that tokens_ has room for: none as long as keys are all that anybody gives
+  // [node][page]: a device page, -1: none, -2 - page: on the host.
+  std::vector<int32_t, LargeAllocator<int32_t>> places_;
+  // Nodes that tokens_ has room for: none as long as keys are all that anybody gives.
+  size_t token_capacity_ = 0;
   std::unique_ptr<int32_t[]> tokens_;  // [node][token], not initialised
   NodeId unused_ = kNoNode;
   int64_t num_used_ = 0;
