@@ -175,9 +175,12 @@ TEST(NodePool, RemembersOnWhichTierAPageIs) {
   EXPECT_EQ(nodes.place(node, 0).host, kNoPage);
   EXPECT_EQ(nodes.place(node, 1).device, kNoPage);
   EXPECT_EQ(nodes.place(node, 1).host, 0);
+  nodes.set_place(node, 0, {});
+  nodes.set_place(node, 1, {});
   nodes.release(node);
   EXPECT_EQ(nodes.take(), node);
-  EXPECT_FALSE(nodes.place(node, 0).is_present()) << "a new block starts with nothing";
+  for (int32_t index = 0; index < 3; ++index)
+    EXPECT_FALSE(nodes.place(node, index).is_present()) << "a new block starts with nothing";
 }
 
 TEST(NodePool, KeepsTokenIdsOnlyWhereRoomWasMadeForThem) {
