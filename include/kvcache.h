@@ -1142,7 +1142,8 @@ enum {
   KVC_POOL_BYTES = 3 /* uint8 [num_pages, bytes of the layer's part of a page] */
 };
 
-/* The pool memory of one layer, writable, shared. SHARED: the source's.
+/* The pool memory of one layer, writable, shared. SHARED: the source's. Elements are those of kvc_layer_info (quantised layers: types of 4 bits
+ * are packed in pairs, strides count elements; their scales are in BYTES).
  * KVC_E_OUT_OF_RANGE: layer. KVC_E_UNSUPPORTED: no storage, a layer without pages, V of MLA and K = V layers, or KV of unequal K and V. KVC_E_INVALID_ARGUMENT: kind.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kind kind,

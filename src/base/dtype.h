@@ -11,6 +11,9 @@ namespace kvc {
 // False when the library does not store or read this type.
 bool dtype_from_dlpack(DLDataType type, kernels::DType* out);
 DLDataType dtype_to_dlpack(kernels::DType dtype);
+inline bool same_type(DLDataType a, DLDataType b) {
+  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
+}
 const char* dtype_name(kernels::DType dtype);
 
 // Text for messages, for example "float16" or "int8x4".

@@ -5,6 +5,7 @@
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/plan/names.h"
 
 namespace kvc {
 namespace {
@@ -72,23 +73,23 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   if (layer_spec.v_in_k && (kind == KVC_POOL_V || kind == KVC_POOL_KV)) {
     fail_with(KVC_E_UNSUPPORTED, kind, "kind = %d: V of layer %d lies in its K rows", kind, layer);
   }
-  DLDataType dtype = dtype_to_dlpack(layer_spec.k_dtype);
+  DLDataType dtype = layer_spec.k_type;
   switch (kind) {
     case KVC_POOL_K:
     case KVC_POOL_V: {
       const bool is_v = kind == KVC_POOL_V;
       const int64_t dim = is_v ? layer_spec.v_dim : layer_spec.k_dim;
-      dtype = dtype_to_dlpack(is_v ? layer_spec.v_dtype : layer_spec.k_dtype);
+      if (is_v) dtype = layer_spec.v_type;
       if (is_v) data += layout.v_offset;
       exported->shape = {num_pages, heads, tokens, dim};
       break;
     }
     case KVC_POOL_KV:
-      if (layer_spec.k_dim != layer_spec.v_dim || layer_spec.k_dtype != layer_spec.v_dtype) {
+      if (layer_spec.k_dim != layer_spec.v_dim || !same_type(layer_spec.k_type, layer_spec.v_type)) {
         fail(KVC_E_UNSUPPORTED,
              "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s", layer,
-             layer_spec.k_dim, layer_spec.v_dim, dtype_name(layer_spec.k_dtype),
-             dtype_name(layer_spec.v_dtype));
+             layer_spec.k_dim, layer_spec.v_dim, k_type_name(layer_spec).c_str(),
+             v_type_name(layer_spec).c_str());
       }
       exported->shape = {num_pages, 2, heads, tokens, layer_spec.k_dim};
       break;
@@ -101,7 +102,7 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
                 KVC_POOL_BYTES);
   }
   exported->strides = compact_strides(exported->shape);
-  exported->strides[0] = pages.page_stride / (dtype.bits / 8);
+  exported->strides[0] = pages.page_stride * 8 / dtype.bits;  // types of 4 bits are packed
   cache.mark_pool_exported();
   return finish(std::move(exported), data, dtype, 0);
 }

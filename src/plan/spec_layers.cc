@@ -18,10 +18,6 @@ using kernels::DType;
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-bool same_type(DLDataType a, DLDataType b) {
-  return a.code == b.code && a.bits == b.bits && a.lanes == b.lanes;
-}
-
 class LayerReader {
  public:
   LayerReader(const LayerInput& input, size_t index) : input_(input), in_(input.layer), index_(index) {}

@@ -199,6 +199,43 @@ TEST_P(Export, SeqPagesAreThoseOfTheCommittedTokens) {
 
 INSTANTIATE_TEST_SUITE_P(Layouts, Export, testing::Values(KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST));
 
+TEST(ExportQuantised, TheViewIsOfTheStoredTypeAndStaysInsideTheLayersPart) {
+  const struct {
+    kvc_quant quant;
+    DLDataType type;
+  } kinds[] = {{KVC_QUANT_PER_TENSOR, {kDLFloat8_e4m3fn, 8, 1}},
+               {KVC_QUANT_PER_TOKEN_HEAD, {kDLInt, 4, 1}},
+               {KVC_QUANT_BLOCK16, {kDLFloat4_e2m1fn, 4, 1}}};
+  for (const auto& [quant, type] : kinds) {
+    Model model;
+    for (kvc_layer& layer : model.layers) {
+      layer.quant = quant;
+      layer.k_dtype = type;
+      layer.v_dtype = {};
+      layer.k_dim = layer.v_dim = 32;
+    }
+    Cache cache(model.config);
+    DLManagedTensorVersioned* out = nullptr;
+    ASSERT_EQ(kvc_export_pool(cache.get(), 1, KVC_POOL_BYTES, &out, nullptr), KVC_OK);
+    const Exported bytes(out);
+    for (const kvc_pool_kind kind : {KVC_POOL_K, KVC_POOL_V, KVC_POOL_KV}) {
+      SCOPED_TRACE("quant " + std::to_string(quant) + ", kind " + std::to_string(kind));
+      ASSERT_EQ(kvc_export_pool(cache.get(), 1, kind, &out, nullptr), KVC_OK);
+      const Exported view(out);
+      const DLTensor& tensor = view->dl_tensor;
+      EXPECT_EQ(tensor.dtype.code, type.code);
+      EXPECT_EQ(tensor.dtype.bits, type.bits);
+      EXPECT_EQ(tensor.strides[0] * type.bits, bytes->dl_tensor.strides[0] * 8) << "the same pages";
+      int64_t last = 0;  // element of the first page
+      for (int32_t d = 1; d < tensor.ndim; ++d) last += (tensor.shape[d] - 1) * tensor.strides[d];
+      const int64_t begin =
+          static_cast<const std::byte*>(tensor.data) - static_cast<const std::byte*>(bytes->dl_tensor.data);
+      EXPECT_GE(begin, 0);
+      EXPECT_LE(begin * 8 + (last + 1) * type.bits, bytes->dl_tensor.shape[1] * 8);
+    }
+  }
+}
+
 TEST(ExportWithoutStorage, HasTablesButNoPool) {
   Model model;
   model.config.storage = KVC_STORAGE_NONE;
