@@ -1,205 +1,384 @@
-// A brute-force search over the numbers of parts that each kind is cut into. What a candidate costs:
+// A search over sizes of pages and, for each, over the ways to cut every kind of layers into groups that fit them (group_cuts.h). What a candidate
+// costs:
 //
-//   mean over four reference requests of (1 - bytes of the tokens that the request keeps / bytes of the pages that it takes)
+//   mean over four reference requests of (bytes of the pages that the request takes / bytes of the tokens that it keeps - 1)
 //   + kTableCost per group            a page table more per sequence to keep, to send to a device and to look prefixes up in
 //   + kBlockCost per page_size tokens by which a block of the prefix index grows: hits end at blocks
+//   + kWasteCost * the share by which the longest request wastes more than kMostWaste
 //
-// The pages of a request are counted on average: tokens / page_tokens, and half a page behind the last token or, in a window, one page over both
-// ends. So a candidate pays for padding, for room that long pages leave, and for being complicated.
+// No candidate counts of which a request takes more than by the formulas of vLLM's planner (group_formulas.h). Their own grouping is the first
+// candidate; only where it has more than kMostGroups groups does that share, times kShortfallCost, become part of the cost.
+//
+// The pages of the reference requests are counted on average: tokens / page_tokens, and half a page behind the last token or, in a window, one page
+// over both ends. So a candidate pays for padding, for room that long pages leave, and for being complicated. The comparison with the
+// formulas is exact, for max_seq_len and for shorter requests at the lengths where long pages are worst.
 #include "src/plan/group_search.h"
 
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
+
+#include "src/base/math.h"
+#include "src/plan/group_cuts.h"
+#include "src/plan/group_formulas.h"
 
 namespace kvc {
 namespace {
 
-constexpr int32_t kMostGroups = 16;
 constexpr int32_t kFewKinds = 4;
-constexpr int32_t kMostBlock = 64;  // of the prefix index, in units of page_size
-constexpr double kTableCost = 0.0025;
-constexpr double kBlockCost = 0.002;
+// A table more costs a decode step some 20 ns per sequence, much less than 0.8 % of a model's step; a block that is 16 tokens longer costs 8 tokens of
+// a prompt on average.
+constexpr double kTableCost = 0.008;
+constexpr double kBlockCost = 0.003;
+constexpr double kWasteCost = 100;
+constexpr double kShortfallCost = 3;
+constexpr double kMostWaste = 0.04;
+// Nearly equal is equal: rounding must not decide.
+constexpr double kRounding = 1e-9;
 // Where the configuration sets no limit.
 constexpr int64_t kLongRequest = 131072;
 constexpr int64_t kForward = 2048;
 constexpr int64_t kEncoderTokens = 1500;
+constexpr int64_t kShortRequest = kLongRequest / 512;
 
 constexpr size_t kRequests = 4;
+constexpr size_t kLimits = 2;
 
-// A request's tokens in one group and the pages around them.
-struct Need {
-  double tokens;
-  double extra_pages;
+// A request to compare with the formulas.
+struct Sample {
+  int64_t tokens;
+  std::array<double, kLimits> formula_bytes;
 };
 
-// A group of a candidate.
-struct Table {
-  const std::vector<Need>* needs;
-  int64_t width;       // bytes per token
-  int32_t most_times;  // that page_size tokens fit a page
-  bool is_cross;
+struct Candidate {
+  int64_t capacity = 0;   // bytes of a page, divided by page_size
+  std::vector<Cut> cuts;  // per kind
+  double cost = 0;
 };
 
 class Search {
  public:
-  Search(const std::vector<LayerKind>& kinds, const GroupingOptions& options)
-      : kinds_(kinds), page_size_(options.page_size) {
-    const int64_t longest = options.max_seq_len == 0 ? kLongRequest : options.max_seq_len;
-    const std::array<int64_t, kRequests> lengths = {longest, kLongRequest / 8, kLongRequest / 64,
-                                                    kLongRequest / 512};
+  // `formulas`: of the same layers; NULL where they are not known.
+  Search(const std::vector<LayerKind>& kinds, const FormulaPlan* formulas, const GroupingOptions& options)
+      : kinds_(kinds),
+        formulas_(formulas),
+        page_size_(options.page_size),
+        longest_(options.max_seq_len == 0 ? kLongRequest : options.max_seq_len) {
+    const int64_t cross = options.max_cross_len == 0 ? kEncoderTokens : options.max_cross_len;
+    // As the plan counts, and as hosts run that do not say how long their forwards are.
+    const int64_t forward = options.tokens_in_flight == 0 ? kForward : options.tokens_in_flight;
+    limits_ = {RequestLimits{options.tokens_in_flight, cross}, RequestLimits{forward, cross}};
+    num_limits_ = options.tokens_in_flight == 0 ? 2 : 1;
+    const std::vector<double> kept = kept_bytes();
     for (const LayerKind& kind : kinds) {
-      std::vector<Need>& needs = needs_.emplace_back();
-      for (const int64_t length : lengths)
-        needs.push_back(need_of(kind.group, std::min(length, longest), options));
-      cuts_.push_back(cuts_of(kind));
+      longest_kept_ += total_width(kind) * static_cast<double>(kept_tokens(kind.group, longest_, limits_[0]));
+      cuts_.emplace_back(kind.layer_bytes, needs_of(kind.group, kept), !kind.group.is_cross);
+    }
+    most_groups_ = most_groups();
+  }
+
+  // No candidate may take more than the formulas.
+  bool is_bound() const { return is_bound_; }
+  void bind(bool is_bound) { is_bound_ = is_bound; }
+  bool has_plan() const { return !best_.cuts.empty(); }
+  double cost() const { return best_.cost; }
+
+  // The groups of the formulas, which were made for the same kinds.
+  void consider_formulas() {
+    Candidate candidate{.capacity = formulas_->capacity(), .cuts = {}};
+    for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+      const FormulaPlan::Groups& groups = formulas_->groups()[kind];
+      if (groups.times > kMostTimes) return;
+      candidate.cuts.push_back(cuts_[kind].even_cut(groups.parts, groups.times));
+    }
+    consider(std::move(candidate));
+    is_bound_ = !best_.cuts.empty();
+  }
+
+  void run() {
+    std::vector<int64_t> capacities;
+    for (const KindCuts& cuts : cuts_) cuts.add_capacities(&capacities);
+    std::sort(capacities.begin(), capacities.end());
+    capacities.erase(std::unique(capacities.begin(), capacities.end()), capacities.end());
+    for (int32_t block = 1; block <= kMostTimes; ++block) {
+      std::vector<int32_t> divisors;
+      for (int32_t times = 1; times <= block; ++times) {
+        if (block % times == 0) divisors.push_back(times);
+      }
+      for (const int64_t capacity : capacities) visit(capacity, block, divisors);
     }
   }
 
-  GroupPlan run() {
-    parts_.assign(kinds_.size(), 1);
-    if (kinds_.size() >= kMostGroups) {
-      weigh();
-    } else {
-      visit(0, most_groups());
+  GroupPlan plan() const {
+    GroupPlan plan{.kinds = kinds_, .parts = {}};
+    for (const Cut& cut : best_.cuts) {
+      std::vector<GroupPart>& parts = plan.parts.emplace_back();
+      for (int32_t run = 0; run < cut.num_runs; ++run) {
+        const CutRun& groups = cut.runs[static_cast<size_t>(run)];
+        for (int32_t part = 0; part < groups.parts; ++part)
+          parts.push_back({groups.layers, groups.times * page_size_});
+      }
     }
-    return std::move(best_);
+    return plan;
   }
 
  private:
-  // Bytes per token of each group when a kind is cut into 1, 2, ... parts.
-  using Cuts = std::vector<std::vector<int64_t>>;
-
-  static Cuts cuts_of(const LayerKind& kind) {
-    Cuts cuts;
-    const size_t most = std::min<size_t>(kMostGroups, kind.layer_bytes.size());
-    for (size_t parts = 1; parts <= most; ++parts) {
-      std::vector<int64_t>& widths = cuts.emplace_back(parts, 0);
-      for (size_t i = 0; i < kind.layer_bytes.size(); ++i) widths[i % parts] += kind.layer_bytes[i];
-    }
-    return cuts;
-  }
-
-  static Need need_of(const GroupSpec& group, int64_t length, const GroupingOptions& options) {
-    if (group.is_cross)
-      return {static_cast<double>(options.max_cross_len == 0 ? kEncoderTokens : options.max_cross_len), 0.5};
-    const int64_t forward = options.tokens_in_flight == 0 ? kForward : options.tokens_in_flight;
-    const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
-    if (!group.is_windowed() || behind + std::min(length, forward) >= length)
-      return {static_cast<double>(length), 0.5};
-    return {static_cast<double>(behind + std::min(length, forward)), 1};
-  }
-
-  // Models have few kinds of layers, and all ways to cut them are tried; with many kinds the ways would be too many.
+  // Of many kinds few are cut: the ways would be too many.
   int32_t most_groups() const {
     const auto num_kinds = static_cast<int32_t>(kinds_.size());
-    return num_kinds <= kFewKinds ? kMostGroups : std::min(kMostGroups, num_kinds + kFewKinds);
+    const int32_t most = num_kinds <= kFewKinds ? kMostGroups : num_kinds + kFewKinds;
+    return std::max(num_kinds, std::min(kMostGroups, most));
   }
 
-  // All ways to cut the kinds from `kind` on into at most `left` groups.
-  void visit(size_t kind, int32_t left) {
-    if (kind == kinds_.size()) return weigh();
-    const auto later = static_cast<int32_t>(kinds_.size() - kind - 1);
-    const auto most = std::min(left - later, static_cast<int32_t>(cuts_[kind].size()));
-    for (int32_t parts = 1; parts <= most; ++parts) {
-      parts_[kind] = parts;
-      visit(kind + 1, left - parts);
+  int64_t reference(size_t request) const {
+    static constexpr std::array<int64_t, kRequests> kLengths = {INT64_MAX, kLongRequest / 8,
+                                                                kLongRequest / 64, kShortRequest};
+    return std::min(longest_, kLengths[request]);
+  }
+
+  static double total_width(const LayerKind& kind) {
+    return static_cast<double>(std::accumulate(kind.layer_bytes.begin(), kind.layer_bytes.end(), int64_t{0}));
+  }
+
+  int64_t kept(const GroupSpec& group, size_t request) const {
+    return kept_tokens(group, reference(request), limits_[kLimits - 1]);
+  }
+
+  // Per reference request.
+  std::vector<double> kept_bytes() const {
+    std::vector<double> bytes(kRequests, 0);
+    for (const LayerKind& kind : kinds_) {
+      for (size_t i = 0; i < kRequests; ++i)
+        bytes[i] += total_width(kind) * static_cast<double>(kept(kind.group, i));
     }
+    return bytes;
   }
 
-  const std::vector<int64_t>& widths(size_t kind) const {
-    return cuts_[kind][static_cast<size_t>(parts_[kind]) - 1];
-  }
-
-  // How often page_size tokens of a table fit a page: a divisor of `block`, so that blocks of the prefix index, which hold no encoder tokens,
-  // stay small.
-  static int32_t times_in(const Table& table, int32_t block) {
-    if (table.is_cross) return table.most_times;
-    int32_t times = std::min(table.most_times, block);
-    while (block % times != 0) --times;
-    return times;
-  }
-
-  void weigh() {
-    tables_.clear();
-    widest_ = 0;
-    for (size_t kind = 0; kind < kinds_.size(); ++kind)
-      for (const int64_t width : widths(kind)) widest_ = std::max(widest_, width);
-    for (size_t kind = 0; kind < kinds_.size(); ++kind) {
-      for (const int64_t width : widths(kind)) {
-        const int64_t times = std::clamp<int64_t>(widest_ / std::max<int64_t>(1, width), 1, kMostBlock);
-        tables_.push_back({.needs = &needs_[kind],
-                           .width = width,
-                           .most_times = static_cast<int32_t>(times),
-                           .is_cross = kinds_[kind].group.is_cross});
-      }
-    }
-    const double least = cost_of([](const Table& table) { return table.most_times; });
-    for (int32_t block = 1; block <= kMostBlock; ++block) {
-      if (!best_.parts.empty() && least + kBlockCost * (block - 1) >= least_cost_) return;
-      weigh_block(block);
-    }
-  }
-
-  void weigh_block(int32_t block) {
-    int32_t common = 1;
-    for (const Table& table : tables_) {
-      if (!table.is_cross) common = std::lcm(common, times_in(table, block));
-    }
-    if (common != block) return;  // the same as a smaller block
-    const double cost =
-        cost_of([&](const Table& table) { return times_in(table, block); }) + kBlockCost * (block - 1);
-    // Nearly equal is equal: rounding must not decide, and the first has fewer parts.
-    if (best_.parts.empty() || cost < least_cost_ - 1e-9) {
-      least_cost_ = cost;
-      remember(block);
-    }
-  }
-
-  // Of waste and tables.
-  template <typename Times>
-  double cost_of(const Times& times) const {
-    std::array<double, kRequests> kept{}, taken{};
-    for (const Table& table : tables_) {
-      const double page_tokens = static_cast<double>(page_size_) * times(table);
+  std::vector<PageNeed> needs_of(GroupSpec group, const std::vector<double>& bytes) const {
+    std::vector<PageNeed> needs(1);
+    for (int32_t times = 1; times <= kMostTimes; ++times) {
+      group.page_tokens = page_size_ * times;
+      PageNeed& need = needs.emplace_back();
       for (size_t i = 0; i < kRequests; ++i) {
-        const Need& need = (*table.needs)[i];
-        kept[i] += need.tokens * static_cast<double>(table.width);
-        taken[i] += need.tokens / page_tokens + need.extra_pages;
+        const int64_t tokens = kept(group, i);
+        const double extra = group.is_windowed() && tokens < reference(i) ? 1 : 0.5;
+        need.tail += extra / bytes[i] / kRequests;
+        need.weighed += (static_cast<double>(tokens) / group.page_tokens + extra) / bytes[i] / kRequests;
       }
+      need.longest = static_cast<double>(request_pages(group, longest_, limits_[0]));
     }
-    const double page_bytes = static_cast<double>(widest_) * page_size_;
-    double cost = kTableCost * static_cast<double>(tables_.size());
-    for (size_t i = 0; i < kRequests; ++i) cost += (1 - kept[i] / (taken[i] * page_bytes)) / kRequests;
-    return cost;
+    return needs;
   }
 
-  void remember(int32_t block) {
-    best_.parts = parts_;
-    best_.page_tokens.clear();
-    size_t table = 0;
-    for (const int32_t parts : parts_) {
-      std::vector<int32_t>& tokens = best_.page_tokens.emplace_back();
-      for (int32_t part = 0; part < parts; ++part, ++table)
-        tokens.push_back(page_size_ * times_in(tables_[table], block));
+  // Of each kind the cut of least cost, the one that wastes least and the one that is best for the longest request, for pages of `capacity` and
+  // times that divide `block`.
+  void visit(int64_t capacity, int32_t block, const std::vector<int32_t>& divisors) {
+    const double bytes = static_cast<double>(capacity) * page_size_;
+    int32_t least = 0;
+    double least_cost = kBlockCost * (block - 1);
+    for (const KindCuts& cuts : cuts_) {
+      const int32_t parts = cuts.least_parts(capacity);
+      least += parts;
+      least_cost += parts * (kTableCost + cuts.tail() * bytes);
     }
+    if (least > most_groups_ || (!best_.cuts.empty() && best_.cost <= least_cost)) return;
+    constexpr size_t kPicks = 3;
+    std::array<Candidate, kPicks> picks;
+    for (const KindCuts& cuts : cuts_) {
+      const int32_t most_parts = most_groups_ - (least - cuts.least_parts(capacity));
+      cuts.find(capacity, divisors, most_parts, &found_);
+      if (found_.empty()) return;
+      const std::array<const Cut*, kPicks> best = {
+          least_of([&](const Cut& cut) { return cut.need.weighed * bytes + kTableCost * cut.parts; }),
+          least_of([&](const Cut& cut) { return cut.need.weighed * bytes; }),
+          least_of([&](const Cut& cut) { return cut.need.longest + 1e-3 * cut.parts; })};
+      for (size_t i = 0; i < kPicks; ++i) picks[i].cuts.push_back(*best[i]);
+    }
+    for (size_t i = 0; i < kPicks; ++i) {
+      picks[i].capacity = capacity;
+      consider(picks[i]);
+    }
+    if (kinds_.size() != 2) return;
+    for (size_t i = 0; i < kPicks; ++i) {
+      for (size_t j = 0; j < kPicks; ++j) {
+        if (i != j) consider({.capacity = capacity, .cuts = {picks[i].cuts[0], picks[j].cuts[1]}});
+      }
+    }
+  }
+
+  // The first of the found cuts whose value is the least.
+  template <typename Value>
+  const Cut* least_of(const Value& value) const {
+    const Cut* best = nullptr;
+    double least = 0;
+    for (const Cut& cut : found_) {
+      const double own = value(cut);
+      if (best == nullptr || own < least - 1e-12) best = &cut, least = own;
+    }
+    return best;
+  }
+
+  void consider(Candidate candidate) {
+    PageNeed need;
+    int32_t parts = 0;
+    for (const Cut& cut : candidate.cuts) {
+      need.add(cut.need, 1);
+      parts += cut.parts;
+    }
+    const double bytes = static_cast<double>(candidate.capacity) * page_size_;
+    candidate.cost = need.weighed * bytes - 1 + kTableCost * parts;
+    if (parts > most_groups_ || !is_better(candidate)) return;
+    const int32_t block = block_of(candidate);
+    candidate.cost += kBlockCost * (block - 1);
+    if (block > kMostTimes || !has_page_size(candidate) || !is_better(candidate)) return;
+    candidate.cost += kWasteCost * excess_waste(candidate);
+    if (!is_better(candidate)) return;
+    const double above = shortfall(candidate, block);
+    if (is_bound_ && above > 0) return;
+    candidate.cost += kShortfallCost * above;
+    if (is_better(candidate)) best_ = std::move(candidate);
+  }
+
+  // Some group has page_size tokens per page.
+  static bool has_page_size(const Candidate& candidate) {
+    return std::any_of(candidate.cuts.begin(), candidate.cuts.end(), [](const Cut& cut) {
+      return std::any_of(cut.runs.begin(), cut.runs.begin() + cut.num_runs,
+                         [](const CutRun& run) { return run.times == 1; });
+    });
+  }
+
+  // Of the prefix index, in page sizes.
+  int32_t block_of(const Candidate& candidate) const {
+    int32_t block = 1;
+    for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+      if (!cuts_[kind].makes_blocks()) continue;
+      const Cut& cut = candidate.cuts[kind];
+      for (int32_t run = 0; run < cut.num_runs; ++run)
+        block = std::lcm(block, cut.runs[static_cast<size_t>(run)].times);
+    }
+    return block;
+  }
+
+  bool is_better(const Candidate& candidate) const {
+    return best_.cuts.empty() || candidate.cost < best_.cost - kRounding;
+  }
+
+  // The share by which the longest request wastes more than it should.
+  double excess_waste(const Candidate& candidate) const {
+    double pages = 0;
+    for (const Cut& cut : candidate.cuts) pages += cut.need.longest;
+    const double bytes = pages * static_cast<double>(candidate.capacity) * page_size_;
+    return std::max(0.0, 1 - longest_kept_ / bytes - kMostWaste);
+  }
+
+  // The largest share by which a request takes more than by the formulas.
+  double shortfall(const Candidate& candidate, int32_t block) {
+    if (formulas_ == nullptr) return 0;
+    double most = 0;
+    for (const Sample& sample : samples(block)) {
+      for (size_t i = 0; i < num_limits_; ++i) {
+        double pages = 0;
+        for (size_t kind = 0; kind < kinds_.size(); ++kind) {
+          GroupSpec group{.layers = {},
+                          .is_cross = kinds_[kind].group.is_cross,
+                          .window = kinds_[kind].group.window,
+                          .chunk = kinds_[kind].group.chunk};
+          for (int32_t r = 0; r < candidate.cuts[kind].num_runs; ++r) {
+            const CutRun& run = candidate.cuts[kind].runs[static_cast<size_t>(r)];
+            group.page_tokens = page_size_ * run.times;
+            pages += run.parts * static_cast<double>(request_pages(group, sample.tokens, limits_[i]));
+          }
+        }
+        most = std::max(most, pages * static_cast<double>(candidate.capacity) / sample.formula_bytes[i] - 1);
+      }
+    }
+    return most < kRounding ? 0 : most;
+  }
+
+  // The longest request, and shorter ones whose last token begins a page in every group.
+  const std::vector<Sample>& samples(int32_t block) {
+    std::vector<Sample>& of_block = samples_[static_cast<size_t>(block)];
+    if (!of_block.empty()) return of_block;
+    const int64_t tokens = int64_t{page_size_} * block;
+    std::vector<int64_t> lengths{longest_};
+    for (int64_t length = kShortRequest; length < longest_; length += length / 4)
+      lengths.push_back(std::min(longest_, length / tokens * tokens + 1));
+    for (const int64_t length : lengths) {
+      Sample& sample = of_block.emplace_back();
+      sample.tokens = length;
+      for (size_t i = 0; i < kLimits; ++i)
+        sample.formula_bytes[i] = formulas_->request_bytes(length, limits_[i]);
+    }
+    return of_block;
   }
 
   const std::vector<LayerKind>& kinds_;
+  const FormulaPlan* formulas_;
   int32_t page_size_;
-  std::vector<std::vector<Need>> needs_;  // per kind and reference request
-  std::vector<Cuts> cuts_;                // per kind
-  std::vector<int32_t> parts_;            // the candidate
-  std::vector<Table> tables_;             // its groups
-  int64_t widest_ = 0;                    // bytes per token of its widest group
-  double least_cost_ = 0;
-  GroupPlan best_;
+  int64_t longest_;
+  std::array<RequestLimits, kLimits> limits_;
+  size_t num_limits_ = 0;    // that differ
+  double longest_kept_ = 0;  // bytes, of the longest request
+  int32_t most_groups_ = 0;
+  bool is_bound_ = false;
+  std::vector<KindCuts> cuts_;                               // per kind
+  std::array<std::vector<Sample>, kMostTimes + 1> samples_;  // by block
+  std::vector<Cut> found_;
+  Candidate best_;
 };
+
+// Kinds whose layers have the same bytes, in the order in which they first appear; none when there are too many.
+std::vector<LayerKind> split_by_bytes(const std::vector<LayerKind>& kinds) {
+  std::vector<LayerKind> alike;
+  for (const LayerKind& kind : kinds) {
+    const size_t first = alike.size();
+    for (size_t i = 0; i < kind.layer_bytes.size(); ++i) {
+      auto known =
+          std::find_if(alike.begin() + static_cast<std::ptrdiff_t>(first), alike.end(),
+                       [&](const LayerKind& one) { return one.layer_bytes[0] == kind.layer_bytes[i]; });
+      if (known == alike.end()) {
+        if (alike.size() == kMostGroups) return {};
+        known = alike.insert(known, {.group = kind.group, .layer_bytes = {}});
+        known->group.layers.clear();
+      }
+      known->group.layers.push_back(kind.group.layers[i]);
+      known->layer_bytes.push_back(kind.layer_bytes[i]);
+    }
+  }
+  std::sort(alike.begin(), alike.end(), [](const LayerKind& a, const LayerKind& b) {
+    return a.group.layers.front() < b.group.layers.front();
+  });
+  return alike;
+}
 
 }  // namespace
 
+std::vector<int32_t> equal_parts(const std::vector<int32_t>& layer_counts) {
+  std::vector<int32_t> parts;
+  if (layer_counts.empty()) return parts;
+  const auto [least, most] = std::minmax_element(layer_counts.begin(), layer_counts.end());
+  const int32_t length = 2 * int64_t{*most} < 3 * int64_t{*least} ? *most : *least;
+  for (const int32_t count : layer_counts) parts.push_back(static_cast<int32_t>(ceil_div(count, length)));
+  return parts;
+}
+
 GroupPlan search_groups(const std::vector<LayerKind>& kinds, const GroupingOptions& options) {
-  return Search(kinds, options).run();
+  const std::vector<LayerKind> alike = split_by_bytes(kinds);
+  if (alike.empty()) {
+    Search search(kinds, nullptr, options);
+    search.run();
+    return search.plan();
+  }
+  const FormulaPlan formulas(alike, options.page_size);
+  Search finer(alike, &formulas, options);
+  finer.consider_formulas();
+  finer.run();
+  if (alike.size() == kinds.size()) return finer.plan();
+  Search coarser(kinds, &formulas, options);
+  coarser.bind(finer.is_bound());
+  coarser.run();
+  return coarser.has_plan() && coarser.cost() < finer.cost() - kRounding ? coarser.plan() : finer.plan();
 }
 
 }  // namespace kvc

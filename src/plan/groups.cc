@@ -1,6 +1,8 @@
 #include "src/plan/groups.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "src/base/math.h"
 #include "src/plan/group_search.h"
@@ -35,42 +37,84 @@ std::vector<LayerKind> kinds_of(const std::vector<LayerSpec>& layers) {
 }
 
 // Groups of about equal length, all with page_size tokens.
-GroupPlan padded_groups(const std::vector<LayerKind>& kinds, int32_t page_size) {
-  int64_t least = INT64_MAX, most = 0;
-  for (const LayerKind& kind : kinds) {
-    least = std::min(least, static_cast<int64_t>(kind.layer_bytes.size()));
-    most = std::max(most, static_cast<int64_t>(kind.layer_bytes.size()));
-  }
+GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t page_size) {
+  std::vector<int32_t> counts;
+  for (const LayerKind& kind : kinds) counts.push_back(kind.num_layers());
+  const std::vector<int32_t> parts = equal_parts(counts);
   GroupPlan plan;
-  if (kinds.empty()) return plan;
-  const int64_t length = 2 * most < 3 * least ? most : least;
-  for (const LayerKind& kind : kinds) {
-    const int64_t parts = ceil_div(static_cast<int64_t>(kind.layer_bytes.size()), length);
-    plan.parts.push_back(static_cast<int32_t>(parts));
-    plan.page_tokens.emplace_back(static_cast<size_t>(parts), page_size);
+  for (size_t kind = 0; kind < kinds.size(); ++kind) {
+    std::vector<GroupPart>& cut = plan.parts.emplace_back();
+    for (int32_t part = 0; part < parts[kind]; ++part)
+      cut.push_back({even_part(counts[kind], parts[kind], part), page_size});
   }
+  plan.kinds = std::move(kinds);
   return plan;
+}
+
+// Which part each layer of a kind belongs to: every part is spread evenly over the model, so that the slices of a pipeline get their share of each.
+// Parts of equal length take turns.
+std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
+  // Layer j of a part of n lies at (2 j + 1) / 2 n of the way.
+  struct Place {
+    int64_t nth, of;
+    size_t part;
+  };
+  std::vector<Place> places;
+  for (size_t part = 0; part < parts.size(); ++part) {
+    for (int64_t j = 0; j < parts[part].num_layers; ++j)
+      places.push_back({2 * j + 1, parts[part].num_layers, part});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) {
+    const int64_t left = a.nth * b.of, right = b.nth * a.of;
+    return left != right ? left < right : a.part < b.part;
+  });
+  std::vector<size_t> part_of;
+  for (const Place& place : places) part_of.push_back(place.part);
+  return part_of;
 }
 
 }  // namespace
 
+int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
+  if (group.is_cross) return num_tokens > 0 ? limits.max_cross_len : 0;
+  if (!group.is_windowed()) return num_tokens;
+  // What the first query of a forward sees behind it, and the forwards themselves.
+  const int64_t in_flight =
+      limits.tokens_in_flight == 0 ? num_tokens : std::min(num_tokens, limits.tokens_in_flight);
+  const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
+  return behind > num_tokens - in_flight ? num_tokens : behind + in_flight;
+}
+
+int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
+  const int64_t kept = kept_tokens(group, num_tokens, limits);
+  const int64_t whole = group.pages_for(group.is_cross ? kept : num_tokens);
+  if (!group.is_windowed()) return whole;
+  // One page more for what straddles an edge, and never more than all. Chunks begin at some edges only: where pages divide them, at all.
+  const int64_t straddling =
+      group.chunk == 0 ? kept : kept - std::gcd(group.chunk, int64_t{group.page_tokens});
+  return std::min(whole - 1, group.pages_for(std::max<int64_t>(0, straddling))) + 1;
+}
+
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options) {
-  const std::vector<LayerKind> kinds = kinds_of(layers);
+  std::vector<LayerKind> kinds = kinds_of(layers);
   const bool is_padded = options.pads_pages || kinds.size() < 2;
-  const GroupPlan plan = is_padded ? padded_groups(kinds, options.page_size) : search_groups(kinds, options);
+  const GroupPlan plan =
+      is_padded ? padded_groups(std::move(kinds), options.page_size) : search_groups(kinds, options);
   std::vector<GroupSpec> groups;
-  for (size_t kind = 0; kind < kinds.size(); ++kind) {
-    const std::vector<int32_t>& ids = kinds[kind].group.layers;
-    const auto parts = static_cast<size_t>(plan.parts[kind]);
-    for (size_t part = 0; part < parts; ++part) {
-      GroupSpec group = kinds[kind].group;
-      group.page_tokens = plan.page_tokens[kind][part];
-      group.layers.clear();
-      for (size_t i = part; i < ids.size(); i += parts) {
-        layers[static_cast<size_t>(ids[i])].group = static_cast<int32_t>(groups.size());
-        group.layers.push_back(ids[i]);
-      }
-      groups.push_back(std::move(group));
+  for (size_t kind = 0; kind < plan.kinds.size(); ++kind) {
+    const std::vector<int32_t>& ids = plan.kinds[kind].group.layers;
+    const size_t first_group = groups.size();
+    GroupSpec group = plan.kinds[kind].group;
+    group.layers.clear();
+    for (const GroupPart& part : plan.parts[kind]) {
+      group.page_tokens = part.page_tokens;
+      groups.push_back(group);
+    }
+    const std::vector<size_t> part_of = spread_layers(plan.parts[kind]);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const size_t index = first_group + part_of[i];
+      layers[static_cast<size_t>(ids[i])].group = static_cast<int32_t>(index);
+      groups[index].layers.push_back(ids[i]);
     }
   }
   return groups;

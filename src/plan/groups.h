@@ -30,6 +30,17 @@ inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
   return group.window != 0 && index >= group.window ? index - group.window + 1 : 0;
 }
 
+// What is known of requests beside their length; 0: not known.
+struct RequestLimits {
+  int64_t tokens_in_flight = 0;  // that a window keeps beside itself; 0: all of the request
+  int64_t max_cross_len = 0;
+};
+
+// Tokens of a request that a group keeps at once.
+int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits);
+// Most pages of a group that a request needs at any time while it is computed.
+int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits);
+
 struct GroupingOptions {
   int32_t page_size = 16;        // tokens per page of the widest group
   bool pads_pages = false;       // of every group
@@ -40,11 +51,10 @@ struct GroupingOptions {
 
 // Groups of the layers of a whole model (ids are indices) in the order in which their kinds first appear; fills LayerSpec::group.
 //
-// A page has the same bytes for every group, so a group narrower than the widest would leave room. Two things avoid that: a kind with many layers
-// can be cut into several groups, by stride, and a narrow group gets several times page_size tokens into its page. The search in group_search.cc
-// tries all of it and weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and kinds are cut
-// into groups of about equal length, the largest count when that is below 1.5 times the smallest, else the smallest (the rule of vLLM's hybrid
-// planner). One kind is one group, whatever its layers.
+// A page has the same bytes for every group, so a group narrower than the widest would leave room. Two things avoid that: a kind can be cut into
+// several groups, not all of the same length, and a narrow group gets several times page_size tokens into its page. The search in
+// group_search.cc weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and kinds are cut into groups of about
+// equal length (equal_parts). One kind is one group, whatever its layers.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

@@ -136,20 +136,11 @@ int64_t Plan::request_pages(int64_t num_tokens) const {
 }
 
 int64_t Plan::request_pages(const GroupSpec& group, int64_t num_tokens) const {
-  const int64_t whole = group.pages_for(group.is_cross ? kept_tokens(group, num_tokens) : num_tokens);
-  if (!group.is_windowed()) return whole;
-  // One page more for a window that straddles an edge, and never more than all.
-  return std::min(whole - 1, group.pages_for(kept_tokens(group, num_tokens))) + 1;
+  return kvc::request_pages(group, num_tokens, limits());
 }
 
-int64_t Plan::kept_tokens(const GroupSpec& group, int64_t num_tokens) const {
-  if (group.is_cross) return num_tokens > 0 ? spec_.max_cross_len : 0;
-  if (!group.is_windowed()) return num_tokens;
-  // What the first query of a forward sees behind it, and the forwards themselves.
-  const int64_t in_flight =
-      spec_.tokens_in_flight() == 0 ? num_tokens : std::min(num_tokens, spec_.tokens_in_flight());
-  const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
-  return behind > num_tokens - in_flight ? num_tokens : behind + in_flight;
+RequestLimits Plan::limits() const {
+  return {.tokens_in_flight = spec_.tokens_in_flight(), .max_cross_len = spec_.max_cross_len};
 }
 
 int64_t Plan::max_tokens(int64_t num_pages) const {
@@ -191,7 +182,7 @@ double Plan::waste() const {
     int64_t bytes_per_token = 0;
     for (const int32_t layer : group.layers)
       bytes_per_token += layout_.layers[static_cast<size_t>(layer)].bytes_per_token;
-    kept += static_cast<double>(kept_tokens(group, tokens)) * static_cast<double>(bytes_per_token);
+    kept += static_cast<double>(kept_tokens(group, tokens, limits())) * static_cast<double>(bytes_per_token);
   }
   return std::clamp(1 - kept / taken, 0.0, 1.0);
 }

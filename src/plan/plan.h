@@ -62,8 +62,7 @@ class Plan {
   void plan_host_pages();
   void check_pool_tensors() const;
   uint64_t set_aside_bytes() const;
-  // Tokens of a request that a group keeps at once.
-  int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens) const;
+  RequestLimits limits() const;
 
   Spec spec_;
   Layout layout_;
