@@ -1,5 +1,6 @@
 // Pages that sequences and the prefix index share: copies on write, equal blocks kept once, what is never published.
 #include "tests/capi/prefix_fixture.h"
+#include "tests/capi/swap.h"
 
 namespace kvc::test {
 namespace {
@@ -7,7 +8,8 @@ namespace {
 // With storage: K and V of a token are its value, so that a page of other tokens is seen.
 class SharedPrefix : public testing::Test {
  protected:
-  SharedPrefix() : net_({attention_layer()}, 16), cache_(net_.config) {}
+  explicit SharedPrefix(int64_t host_pages = 0)
+      : net_({attention_layer()}, 16), cache_((set_host_pages(net_.config, host_pages), net_.config)) {}
   ~SharedPrefix() override { expect_consistent(cache_); }
   kvc_cache* get() const { return cache_.get(); }
 
@@ -311,6 +313,48 @@ TEST_F(SharedPrefix, BytesOfTokenIdsAreCopied) {
   write(same);
   cache_.end();
   EXPECT_EQ(held(cache_, same), 8);
+}
+
+class SharedPrefixWithHost : public SharedPrefix {
+ protected:
+  SharedPrefixWithHost() : SharedPrefix(8) {}
+  // Published, then moved to the host, and every page of the device written over.
+  void publish_to_host(const Prompt& prompt) {
+    ASSERT_EQ(kvc_seq_add(get(), 1, nullptr), KVC_OK);
+    compute(1, prompt);
+    drop(cache_, 1);
+    int64_t freed = -1;
+    const int64_t pages = static_cast<int64_t>(prompt.size()) / 4;
+    ASSERT_EQ(kvc_prefix_evict(get(), pages, &freed, nullptr), KVC_OK);
+    ASSERT_EQ(freed, pages);
+    ASSERT_EQ(stats_of(cache_).host_pages_used, pages);
+    overwrite_free_pages(cache_);
+  }
+};
+
+TEST_F(SharedPrefixWithHost, AHitOnTheHostReadsTheRowsThatWereComputedBefore) {
+  const Prompt prompt = prompt_of(11);
+  const Prompt full(prompt.begin(), prompt.begin() + 8);
+  publish_to_host(full);
+  Ask ask(prompt);
+  ASSERT_EQ(attached(cache_, 2, ask), 8);
+  EXPECT_EQ(stats_of(cache_).prefix_promoted, 2u);
+  expect_rows(2, full);
+}
+
+TEST_F(SharedPrefixWithHost, APageOfWhichAPartHitsComesBackAsAWhole) {
+  const Prompt prompt = prompt_of(8);
+  const Prompt begin(prompt.begin(), prompt.begin() + 5);
+  publish_to_host(prompt);
+  Ask part(joined(begin, {-1})), whole(prompt);
+  ASSERT_EQ(attached(cache_, 2, part), 5);
+  EXPECT_EQ(stats_of(cache_).prefix_promoted, 2u);
+  expect_rows(2, begin);
+  ASSERT_EQ(attached(cache_, 3, whole.all()), 8);
+  EXPECT_EQ(stats_of(cache_).prefix_promoted, 2u) << "all of it is there already";
+  compute(2, {-1, -2});
+  expect_rows(2, joined(begin, {-1, -2}));
+  expect_rows(3, prompt);
 }
 
 }  // namespace

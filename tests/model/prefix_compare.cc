@@ -35,37 +35,56 @@ PrefixRun::Content& PrefixRun::content_of(int32_t page, size_t group) {
   return content;
 }
 
-// So many pages came back from the host when the sequence was attached: those of it whose content is another, and any that nobody holds. What they
+std::set<int32_t> PrefixRun::held_pages(kvc_seq but) const {
+  std::set<int32_t> held;
+  for (const auto& [seq, sequence] : sequences_) {
+    if (seq == but || sequence.is_swapped) continue;
+    for (const Table& table : sequence.tables) held.insert(table.begin(), table.end());
+  }
+  return held;
+}
+
+bool PrefixRun::contradicts(const Content& content, const Sequence& sequence, size_t group,
+                            size_t entry) const {
+  if (content.group != static_cast<int>(group)) return true;
+  const size_t begin = entry * content.history.size();
+  for (size_t i = 0; i < content.history.size() && begin + i < sequence.history.size(); ++i) {
+    if (content.history[i] != kFromHost && content.history[i] != sequence.history[begin + i]) return true;
+  }
+  return false;
+}
+
+// So many pages came back from the host when the sequence was attached, into pages that no other one holds: those of it whose content is another. Others
+// came to what nobody holds, or to its pages that had, by chance, the same beginning already: what follows in these is not known. What they
 // hold is compared where there is storage.
 void PrefixRun::note_promoted(kvc_seq seq, int64_t pages) {
   const Sequence& sequence = sequences_.at(seq);
+  const std::set<int32_t> held = held_pages(seq);
+  std::vector<int*> rest;
   for (size_t g = 0; g < setup_.groups().size() && pages > 0; ++g) {
-    const int64_t page_tokens = setup_.groups()[g].page_tokens;
     for (size_t e = 0; e < sequence.tables[g].size(); ++e) {
       const int32_t page = sequence.tables[g][e];
-      if (page < 0) continue;
+      if (page < 0 || held.count(page) != 0) continue;
       Content& content = content_of(page, g);
-      bool differs = content.group != static_cast<int>(g);
-      for (int64_t i = 0; i < page_tokens && !differs; ++i) {
-        const int64_t t = static_cast<int64_t>(e) * page_tokens + i;
-        const int found = content.history[static_cast<size_t>(i)];
-        differs =
-            t < sequence.length() && found != kFromHost && found != sequence.history[static_cast<size_t>(t)];
+      if (contradicts(content, sequence, g, e)) {
+        if (--pages >= 0) content.group = kFromHost;
+        continue;
       }
-      if (differs && --pages >= 0) content.group = kFromHost;
+      const size_t begin = e * content.history.size();
+      for (size_t i = 0; i < content.history.size(); ++i) {
+        if (begin + i >= sequence.history.size()) rest.push_back(&content.history[i]);
+      }
     }
   }
-  if (pages > 0) forget_unheld_pages();
+  if (pages <= 0) return;
+  for (int* history : rest) *history = kFromHost;
+  forget_unheld_pages();
 }
 
 void PrefixRun::forget_unheld_pages() {
-  std::set<int32_t> used;
-  for (const auto& [unused, other] : sequences_) {
-    if (other.is_swapped) continue;
-    for (const Table& table : other.tables) used.insert(table.begin(), table.end());
-  }
+  const std::set<int32_t> held = held_pages(-1);
   for (int32_t page = 0; page < static_cast<int32_t>(num_pages_); ++page) {
-    if (used.count(page) == 0) content_[static_cast<size_t>(page)].group = kFromHost;
+    if (held.count(page) == 0) content_[static_cast<size_t>(page)].group = kFromHost;
   }
 }
 
@@ -105,27 +124,28 @@ void PrefixRun::read_tables(kvc_seq seq) {
   }
 }
 
-void PrefixRun::read_published_tables(kvc_seq seq) {
-  const std::vector<Table> old = sequences_.at(seq).tables;
-  read_tables(seq);
-  const Sequence& sequence = sequences_.at(seq);
-  for (size_t g = 0; g < old.size(); ++g) {
-    const int64_t page_tokens = setup_.groups()[g].page_tokens;
-    if (setup_.block() == page_tokens) continue;  // nobody else's block begins with it
-    for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
-      const int32_t from = old[g][e], to = sequence.tables[g][e];
-      // A copy that the window has dropped since: the index alone knows where it is.
-      if (from >= 0 && to < 0 && !sequence.is_whole) forget_unheld_pages();
-      if (from < 0 || to < 0 || from == to) continue;
-      const Content& own = content_of(from, g);
-      Content& now = content_of(to, g);
-      bool differs = now.group != own.group;
-      for (int64_t i = 0; i < page_tokens && !differs; ++i)
-        differs = static_cast<int64_t>(e) * page_tokens + i < sequence.length() &&
-                  now.history[static_cast<size_t>(i)] != own.history[static_cast<size_t>(i)];
-      if (differs) now = own;
+void PrefixRun::compare_published(const std::vector<kvc_seq>& seqs, uint64_t copied_before) {
+  auto copies = static_cast<int64_t>(stats().pages_copied - copied_before);
+  bool has_dropped = false;
+  for (const kvc_seq seq : seqs) {
+    const std::vector<Table> old = sequences_.at(seq).tables;
+    read_tables(seq);
+    const Sequence& sequence = sequences_.at(seq);
+    for (size_t g = 0; g < old.size(); ++g) {
+      if (setup_.block() == setup_.groups()[g].page_tokens) continue;  // nobody else's block begins with it
+      for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
+        const int32_t from = old[g][e], to = sequence.tables[g][e];
+        has_dropped = has_dropped || (from >= 0 && to < 0);
+        if (from < 0 || to < 0 || from == to) continue;
+        const Content& own = content_of(from, g);
+        Content& now = content_of(to, g);
+        if (contradicts(now, sequence, g, e) && --copies >= 0) now = own;
+      }
     }
   }
+  // A window has dropped a copy since: the index alone knows where it is.
+  if (has_dropped && copies > 0) forget_unheld_pages();
+  for (const kvc_seq seq : seqs) compare_sequence(seq);
 }
 
 void PrefixRun::compare_sequence(kvc_seq seq) {

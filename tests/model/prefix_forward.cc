@@ -157,8 +157,7 @@ void PrefixRun::write_content() {
         const int64_t slot = entry.old_slots + static_cast<int64_t>(i);
         const int32_t page = sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_tokens));
         if (page < 0) mismatch("a new token of sequence %lld has no page", ll(entry.seq));
-        content_[static_cast<size_t>(page)].history.at(static_cast<size_t>(slot % page_tokens)) =
-            entry.history[i];
+        content_of(page, g).history.at(static_cast<size_t>(slot % page_tokens)) = entry.history[i];
       }
     }
   }
@@ -203,6 +202,7 @@ void PrefixRun::write_rows() {
 
 void PrefixRun::op_end() {
   trace("end");
+  const uint64_t copied = stats().pages_copied;
   require_ok("kvc_forward_end",
              call("kvc_forward_end", [&](kvc_error* err) { return kvc_forward_end(forward_, err); }));
   forward_ = nullptr;
@@ -224,13 +224,14 @@ void PrefixRun::op_end() {
     }
     sequence.had_gap = sequence.had_gap || !entry.is_known;
   }
+  std::vector<kvc_seq> seqs;
   for (const Entry& entry : ended) {
+    seqs.push_back(entry.seq);
     if (sequences_.at(entry.seq).is_clean()) note_published(entry.seq);
-    read_published_tables(entry.seq);
-    compare_sequence(entry.seq);
   }
-  for (const Entry& entry : ended) {
-    if (random_.chance(0.5)) compare_use(entry.seq, true);
+  compare_published(seqs, copied);
+  for (const kvc_seq seq : seqs) {
+    if (random_.chance(0.5)) compare_use(seq, true);
   }
 }
 
@@ -267,16 +268,16 @@ void PrefixRun::op_commit() {
   }
   if (seqs.empty()) return;
   trace("commit %zu trees from %lld, leaf %d", seqs.size(), ll(seqs[0]), leaves[0]);
+  const uint64_t copied = stats().pages_copied;
   require_ok("kvc_tree_commit", call("kvc_tree_commit", [&](kvc_error* err) {
                return kvc_tree_commit(setup_.cache(), seqs.size(), seqs.data(), leaves.data(), nullptr, err);
              }));
   for (size_t i = 0; i < seqs.size(); ++i) commit_path(seqs[i], leaves[i]);
   for (const kvc_seq seq : seqs) {
     if (sequences_.at(seq).is_clean()) note_published(seq);
-    read_published_tables(seq);
-    compare_sequence(seq);
   }
-  for (const kvc_seq seq : seqs) compare_use(seq, true);
+  compare_published(seqs, copied);
+  for (size_t i = 0; i < seqs.size(); ++i) compare_use(seqs[i], leaves[i] >= 0);
 }
 
 // The accepted nodes move together, in the pages that held the tree.
@@ -301,7 +302,7 @@ void PrefixRun::commit_path(kvc_seq seq, int32_t leaf) {
     for (int64_t t = before; t < sequence.length(); ++t) {
       const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / page_tokens));
       if (page < 0) mismatch("sequence %lld has dropped nodes of its tree", ll(seq));
-      content_[static_cast<size_t>(page)].history.at(static_cast<size_t>(t % page_tokens)) =
+      content_of(page, g).history.at(static_cast<size_t>(t % page_tokens)) =
           sequence.history[static_cast<size_t>(t)];
     }
     // What the tree took behind the path is gone.

@@ -88,6 +88,7 @@ void PrefixRun::op_attach() {
   ++lookups_;
   query_tokens_ += static_cast<uint64_t>(query.size());
   hit_tokens_ += static_cast<uint64_t>(hit);
+  coverage_["tokens hit"][KVC_OK] += hit;
   Sequence& sequence = sequences_[seq];
   sequence.space = query.space;
   sequence.is_told = true;
@@ -138,6 +139,7 @@ void PrefixRun::op_insert() {
   if (too_long) query.tokens.push_back(0);
   query.priority = static_cast<int32_t>(random_.chance(0.8) ? 0 : random_.range(1, 100));
   trace("insert %lld: %lld tokens", ll(seq), ll(query.size()));
+  const uint64_t copied = stats().pages_copied;
   int64_t in_index = -1;
   const kvc_prefix_query* asked = query.get();
   const kvc_status status = call("kvc_prefix_insert", [&](kvc_error* err) {
@@ -169,8 +171,7 @@ void PrefixRun::op_insert() {
   sequence.known = query.size();
   sequence.had_gap = doubtful;
   note_published(seq);
-  read_published_tables(seq);
-  compare_sequence(seq);
+  compare_published({seq}, copied);
   const bool no_quota = had_quota_.count(sequence.space.salt) == 0;
   const int64_t full = query.size() / setup_.block() * setup_.block();
   if (in_index < 0 || in_index > full || in_index % setup_.block() != 0 ||

@@ -1,7 +1,6 @@
 #include "tests/model/prefix_run.h"
 
 #include <cstdarg>
-#include <cstdio>
 
 #include "tests/model/allocation_failures.h"
 
@@ -38,17 +37,13 @@ PrefixRun::PrefixRun(uint64_t seed, PrefixRunKind kind)
 void PrefixRun::trace(const char* format, ...) {
   va_list args;
   va_start(args, format);
-  auto& line = trace_[num_traced_++ % kTrace];
-  const int head = std::snprintf(line.data(), line.size(), "%lld: ", ll(steps_));
-  std::vsnprintf(line.data() + head, line.size() - static_cast<size_t>(head), format, args);
+  trace_.note(steps_, format, args);
   va_end(args);
 }
 
 std::string PrefixRun::describe() const {
   std::string text = "seed " + std::to_string(seed_) + ", step " + std::to_string(steps_) + ", " +
-                     setup_.describe() + "\nlast operations:\n";
-  for (size_t i = num_traced_ > kTrace ? num_traced_ - kTrace : 0; i < num_traced_; ++i)
-    text += std::string("  ") + trace_[i % kTrace].data() + "\n";
+                     setup_.describe() + "\nlast operations:\n" + trace_.describe();
   for (const auto& [seq, sequence] : sequences_) {
     text += "sequence " + std::to_string(seq) + ": " + std::to_string(sequence.length()) + " tokens, " +
             std::to_string(sequence.known) + " known, " + std::to_string(sequence.nodes.size()) + " nodes" +
@@ -64,26 +59,18 @@ std::string PrefixRun::describe() const {
   return text;
 }
 
-void PrefixRun::add_coverage(Coverage* coverage) const {
-  for (const auto& [function, answers] : answers_) {
-    for (size_t status = 0; status < answers.size(); ++status) {
-      if (answers[status] != 0) (*coverage)[function][static_cast<kvc_status>(status)] += answers[status];
-    }
-  }
-}
-
 kvc_status PrefixRun::call(const char* function, const Call& fn) {
   kvc_error& error = last_error_;
   error = kvc_error{};
   error.struct_size = sizeof error;
-  auto& answers = answers_[function];
+  std::map<kvc_status, int64_t>& answers = coverage_[function];
   const auto look = [&] { return take_snapshot(setup_.cache(), forward_, setup_.groups().size()); };
   const bool inject = kind_ == PrefixRunKind::kFailures;
   if (!inject) {
     const bool look_closely = random_.chance(0.1);
     const Snapshot before = look_closely ? look() : Snapshot{};
     const kvc_status status = fn(random_.chance(0.1) ? nullptr : &error);
-    ++answers.at(static_cast<size_t>(status));
+    ++answers[status];
     if (error.message[0] != 0 && error.status != status)
       mismatch("%s answered %d, its kvc_error says %d", function, status, error.status);
     if (look_closely && status != KVC_OK) {
@@ -96,8 +83,9 @@ kvc_status PrefixRun::call(const char* function, const Call& fn) {
   for (int64_t n = 1;; ++n) {
     arm_allocation_failure(n);
     const kvc_status status = fn(&error);
-    ++answers.at(static_cast<size_t>(status));
-    if (!disarm_allocation_failure()) return status;
+    const bool failed = disarm_allocation_failure();
+    ++answers[status];
+    if (!failed) return status;
     // A block of a namespace with a quota that finds no room in its order is not published; pages that have come back from the host stay, whatever the
     // hit is then.
     if (status == KVC_OK && (!had_quota_.empty() || setup_.has_host())) return status;

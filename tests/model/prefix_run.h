@@ -2,7 +2,6 @@
 // written there. A page that a sequence can see has to hold the sequence's own history.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,11 +14,13 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "tests/model/coverage.h"
 #include "tests/model/prefix_events.h"
 #include "tests/model/prefix_history.h"
 #include "tests/model/prefix_setup.h"
 #include "tests/model/random.h"
 #include "tests/model/random_run.h"
+#include "tests/model/trace.h"
 
 namespace kvc::test {
 
@@ -29,9 +30,8 @@ class PrefixRun {
   // Throws Mismatch. Returns the number of operations done.
   int64_t run(int64_t operations);
   std::string describe() const;
-  using Coverage = std::map<std::string, std::map<kvc_status, int64_t>>;
-  void add_coverage(Coverage* coverage) const;
-  uint64_t hit_tokens() const { return hit_tokens_; }
+  // With "tokens hit" besides functions.
+  const Coverage& coverage() const { return coverage_; }
 
  private:
   using Call = std::function<kvc_status(kvc_error*)>;
@@ -103,15 +103,19 @@ class PrefixRun {
   int next_history(const Sequence& sequence, int parent, int64_t position, int32_t token);
   bool sees(const Sequence& sequence, const PrefixSetup::Group& group, int64_t token) const;
   int64_t first_seen(const PrefixSetup::Group& group, int64_t position) const;
-  // What a page holds of a group.
+  // What a page holds of a group. A page whose content is not known becomes the group's.
   Content& content_of(int32_t page, size_t group);
+  // The page does not hold the sequence's tokens of this entry.
+  bool contradicts(const Content& content, const Sequence& sequence, size_t group, size_t entry) const;
   void note_promoted(kvc_seq seq, int64_t pages);
+  // On the device, by all sequences but one.
+  std::set<int32_t> held_pages(kvc_seq but) const;
   // Pages that no sequence holds may hold anything from now on.
   void forget_unheld_pages();
   std::vector<int32_t> exported_pages(kvc_seq seq, size_t group) const;
   void read_tables(kvc_seq seq);
   // After something was published: entries may be the index's pages now, or, of a block that begins like another, copies of their own.
-  void read_published_tables(kvc_seq seq);
+  void compare_published(const std::vector<kvc_seq>& seqs, uint64_t copied_before);
   void compare_sequence(kvc_seq seq);
   void compare_rows(kvc_seq seq);
   void compare_all();
@@ -197,10 +201,8 @@ class PrefixRun {
   uint64_t lookups_ = 0, query_tokens_ = 0, hit_tokens_ = 0;
 
   kvc_error last_error_{};
-  std::map<std::string, std::array<int64_t, KVC_E_INTERNAL + 1>> answers_;
-  static constexpr size_t kTrace = 24;
-  std::array<std::array<char, 200>, kTrace> trace_{};
-  size_t num_traced_ = 0;
+  Coverage coverage_;
+  Trace trace_;
 };
 
 }  // namespace kvc::test

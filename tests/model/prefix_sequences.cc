@@ -124,7 +124,8 @@ void PrefixRun::op_set_window() {
 
 void PrefixRun::op_shift() {
   kvc_seq seq = 0;
-  if (setup_.has_data() || !pick_idle(&seq)) return;
+  if (kind_ != PrefixRunKind::kBookkeeping && setup_.has_data()) return;
+  if (!pick_idle(&seq)) return;
   Sequence& sequence = sequences_.at(seq);
   const int64_t begin = random_.range(0, sequence.length()), end = random_.range(begin, sequence.length());
   const int64_t delta = begin == end ? random_.range(1, 5) : begin - end;
@@ -149,7 +150,7 @@ void PrefixRun::op_shift() {
     for (int64_t t = begin / page_tokens * page_tokens; t < sequence.length(); ++t) {
       const int32_t page = sequence.tables[g][static_cast<size_t>(t / page_tokens)];
       if (page < 0) continue;
-      Content& content = content_[static_cast<size_t>(page)];
+      Content& content = content_of(page, g);
       const Table& before = old[g];
       if (t % page_tokens == 0 && std::find(before.begin(), before.end(), page) == before.end()) {
         Content copy{static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_tokens), -1)};

@@ -110,15 +110,18 @@ PrefixSetup::PrefixSetup(Random& random, PrefixRunKind kind) {
     if (random.chance(0.3)) config_.num_state_slots = random.range(3, 30);
   }
   config_.storage = KVC_STORAGE_NONE;
-  if (kind == PrefixRunKind::kData || (kind == PrefixRunKind::kFailures && random.chance(0.3))) {
+  const auto own_storage = [&] {
     config_.storage = KVC_STORAGE_OWNED;
     hooks_ = allocator_.hooks();
     config_.allocator = &hooks_;
-  }
+  };
+  if (kind == PrefixRunKind::kData || (kind == PrefixRunKind::kFailures && random.chance(0.3))) own_storage();
   if (random.chance(0.2)) config_.max_seq_len = random.range(1, 5 * config_.page_size);
   while (ask() == KVC_E_NEVER_FITS && config_.num_pages < 4000) config_.num_pages *= 2;
   if (random.chance(0.2)) {
     config_.host_byte_budget = info_.page_bytes * static_cast<uint64_t>(random.range(1, 40));
+    // Where a page has been on the host, its rows alone tell what it holds.
+    if (kind == PrefixRunKind::kBookkeeping && config_.num_pages % 2 == 0) own_storage();
     (void)ask();
   }
 }

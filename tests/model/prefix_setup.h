@@ -13,7 +13,7 @@
 namespace kvc::test {
 
 enum class PrefixRunKind {
-  kBookkeeping,  // no tensors
+  kBookkeeping,  // no tensors, but for half of those with a host tier
   kData,         // rows are written and read back
   kFailures      // every allocation of every call fails once
 };

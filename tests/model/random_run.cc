@@ -29,18 +29,13 @@ RandomRun::RandomRun(uint64_t seed, RunKind kind)
 void RandomRun::trace(const char* format, ...) {
   va_list args;
   va_start(args, format);
-  auto& line = trace_[num_traced_++ % kTrace];
-  const int head = std::snprintf(line.data(), line.size(), "%lld: ", ll(steps_));
-  std::vsnprintf(line.data() + head, line.size() - static_cast<size_t>(head), format, args);
+  trace_.note(steps_, format, args);
   va_end(args);
 }
 
 std::string RandomRun::describe() const {
   std::string text = "seed " + std::to_string(seed_) + ", step " + std::to_string(steps_) + ", " +
-                     setup_.describe() + "\nlast operations:\n";
-  for (size_t i = num_traced_ > kTrace ? num_traced_ - kTrace : 0; i < num_traced_; ++i) {
-    text += std::string("  ") + trace_[i % kTrace].data() + "\n";
-  }
+                     setup_.describe() + "\nlast operations:\n" + trace_.describe();
   for (const ModelEntry& entry : model_.entries()) {
     const ModelSequence& sequence = model_.at(entry.seq);
     text += "open: sequence " + std::to_string(entry.seq) + ", " + std::to_string(entry.old_length) +
@@ -54,24 +49,16 @@ std::string RandomRun::describe() const {
   return text;
 }
 
-void RandomRun::add_coverage(Coverage* coverage) const {
-  for (const auto& [function, answers] : answers_) {
-    for (size_t status = 0; status < answers.size(); ++status) {
-      if (answers[status] != 0) (*coverage)[function][static_cast<kvc_status>(status)] += answers[status];
-    }
-  }
-}
-
 kvc_status RandomRun::call(const char* function, const Call& fn,
                            std::initializer_list<HostTensor*> untouched) {
   kvc_error& error = last_error_;
   error = kvc_error{};
   error.struct_size = sizeof error;
-  std::array<int64_t, KVC_E_INTERNAL + 1>& answers = answers_[function];
+  std::map<kvc_status, int64_t>& answers = coverage_[function];
   if (kind_ != RunKind::kFailures) {
     const bool quiet = random_.chance(0.1);
     const kvc_status status = fn(quiet ? nullptr : &error);
-    ++answers.at(static_cast<size_t>(status));
+    ++answers[status];
     if (quiet) return status;
     if (error.status != status)
       mismatch("%s answered %d, its kvc_error says %d", function, status, error.status);
@@ -85,8 +72,9 @@ kvc_status RandomRun::call(const char* function, const Call& fn,
   for (int64_t n = 1;; ++n) {
     arm_allocation_failure(n);
     const kvc_status status = fn(&error);
-    ++answers.at(static_cast<size_t>(status));
-    if (!disarm_allocation_failure()) return status;
+    const bool failed = disarm_allocation_failure();
+    ++answers[status];
+    if (!failed) return status;
     // Worker threads start at the first use; the caller's thread does the work of those that could not start.
     const bool starts_threads = setup_.config().executor == nullptr && setup_.config().num_threads > 1;
     if (status == KVC_OK && starts_threads) return status;

@@ -12,11 +12,13 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "tests/model/coverage.h"
 #include "tests/model/naive_cache.h"
 #include "tests/model/page_model.h"
 #include "tests/model/random.h"
 #include "tests/model/random_setup.h"
 #include "tests/model/snapshot.h"
+#include "tests/model/trace.h"
 
 namespace kvc::test {
 
@@ -47,9 +49,7 @@ class RandomRun {
   int64_t run(int64_t operations);
   // Where a run stands: seed, configuration, step and the last operations.
   std::string describe() const;
-  // How often each function gave each status.
-  using Coverage = std::map<std::string, std::map<kvc_status, int64_t>>;
-  void add_coverage(Coverage* coverage) const;
+  const Coverage& coverage() const { return coverage_; }
 
  private:
   using Call = std::function<kvc_status(kvc_error*)>;
@@ -204,10 +204,8 @@ class RandomRun {
   int64_t steps_ = 0;
   kvc_error last_error_{};
   std::map<int32_t, int> page_names_;  // library's page id -> model's handle, of used pages
-  std::map<const char*, std::array<int64_t, KVC_E_INTERNAL + 1>> answers_;
-  static constexpr size_t kTrace = 20;
-  std::array<std::array<char, 160>, kTrace> trace_{};
-  size_t num_traced_ = 0;
+  Coverage coverage_;
+  Trace trace_;
 };
 
 }  // namespace kvc::test

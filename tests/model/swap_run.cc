@@ -101,23 +101,11 @@ std::string SwapRun::describe() const {
   text += has_storage_ ? "" : ", no storage";
   text += is_indexed_ ? ", indexed" : "";
   text += ", " + std::to_string(num_host_pages_) + " host pages\n";
-  for (const std::string& line : trace_) text += "  " + line + "\n";
-  return text;
-}
-
-void SwapRun::add_coverage(Coverage* coverage) const {
-  for (const auto& [name, answers] : coverage_) {
-    for (const auto& [status, count] : answers) (*coverage)[name][status] += count;
-  }
+  return text + trace_.describe();
 }
 
 void SwapRun::fail(const std::string& what) const {
   throw std::runtime_error(what + ": " + kvc_status_name(error_.status) + " " + error_.message);
-}
-
-void SwapRun::note(const std::string& text) {
-  trace_.push_back(text);
-  if (trace_.size() > 25) trace_.pop_front();
 }
 
 kvc_status SwapRun::call(const char* name, const std::function<kvc_status(kvc_error*)>& fn) {

@@ -12,9 +12,11 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "tests/model/coverage.h"
 #include "tests/model/host_tensor.h"
 #include "tests/model/random.h"
 #include "tests/model/snapshot.h"
+#include "tests/model/trace.h"
 
 namespace kvc::test {
 
@@ -30,8 +32,8 @@ class SwapRun {
   // The setup and the last calls.
   std::string describe() const;
 
-  using Coverage = std::map<std::string, std::map<kvc_status, int64_t>>;
-  void add_coverage(Coverage* coverage) const;
+  // With "hit" besides functions.
+  const Coverage& coverage() const { return coverage_; }
 
  private:
   // A page on the host: the call that brought it there and where it was on the device.
@@ -83,7 +85,7 @@ class SwapRun {
   kvc_status call_strong(const char* name, const std::function<kvc_status(kvc_error*)>& fn);
   void allow(const char* name, kvc_status status, std::initializer_list<kvc_status> allowed);
   [[noreturn]] void fail(const std::string& what) const;
-  void note(const std::string& text);
+  void note(std::string text) { trace_.note(std::move(text)); }
 
   void swap_others();
   void swap_out(const std::vector<kvc_seq>& which);
@@ -128,7 +130,7 @@ class SwapRun {
   int64_t swap_calls_ = 0, calls_ = 0;
   uint64_t fresh_ = 0;
   kvc_error error_{};
-  std::deque<std::string> trace_;
+  Trace trace_;
   Coverage coverage_;
 };
 

@@ -6,6 +6,9 @@
 #include <functional>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "tools/bench/benches.h"
 
@@ -55,74 +58,65 @@ int layers_for_footprint(int64_t bytes_per_layer) {
 
 namespace {
 
+// What `value` holds is the default.
+template <typename Number>
+void add_number(CLI::App& command, const char* name, Number& value, std::type_identity_t<Number> least,
+                std::type_identity_t<Number> most, const char* description) {
+  command.add_option(name, value, description)->check(CLI::Range(least, most))->capture_default_str();
+}
+
+void add_choice(CLI::App& command, const char* name, std::string& value,
+                const std::vector<std::string>& choices, const char* description) {
+  command.add_option(name, value, description)->check(CLI::IsMember(choices))->capture_default_str();
+}
+
+void add_isa(CLI::App& command, std::string& isa) {
+  add_choice(command, "--isa", isa, {"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"},
+             "Instruction set of the kernels");
+}
+
 void add_common(CLI::App& command, CommonOptions& options) {
   command.add_flag("--json", options.json, "Print one JSON object");
-  command.add_option("--reps", options.budget.repetitions, "Undisturbed repetitions wanted")
-      ->check(CLI::Range(1, 10000))
-      ->capture_default_str();
-  command.add_option("--seconds", options.budget.seconds, "Longest time to measure")
-      ->check(CLI::Range(0.0, 3600.0))
-      ->capture_default_str();
+  add_number(command, "--reps", options.budget.repetitions, 1, 10000, "Undisturbed repetitions wanted");
+  add_number(command, "--seconds", options.budget.seconds, 0.0, 3600.0, "Longest time to measure");
 }
 
 void add_threads(CLI::App& command, CommonOptions& options) {
-  command.add_option("--threads", options.threads, "CPU threads; 0: all")
-      ->check(CLI::Range(0, 1024))
-      ->capture_default_str();
+  add_number(command, "--threads", options.threads, 0, 1024, "CPU threads; 0: all");
 }
 
 void add_arithmetic(CLI::App& command, std::string& dtype, std::string& isa) {
-  command.add_option("--dtype", dtype, "Storage and activation type")
-      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}))
-      ->capture_default_str();
-  command.add_option("--isa", isa, "Instruction set of the kernels")
-      ->check(CLI::IsMember({"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"}))
-      ->capture_default_str();
+  add_choice(command, "--dtype", dtype, {"bf16", "fp16", "fp32"}, "Storage and activation type");
+  add_isa(command, isa);
 }
 
 void add_page(CLI::App& command, int& page_size) {
-  command.add_option("--page", page_size, "Tokens per page")
-      ->check(CLI::Range(1, 65536))
-      ->capture_default_str();
+  add_number(command, "--page", page_size, 1, 65536, "Tokens per page");
 }
 
 void add_model(CLI::App& command, ModelOptions& model) {
   add_arithmetic(command, model.dtype, model.isa);
-  command.add_option("--q-heads", model.q_heads, "Query heads")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  command.add_option("--kv-heads", model.kv_heads, "KV heads")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  command.add_option("--head-dim,--dim", model.head_dim, "Elements of a head")
-      ->check(CLI::Range(1, 512))
-      ->capture_default_str();
+  add_number(command, "--q-heads", model.q_heads, 1, 4096, "Query heads");
+  add_number(command, "--kv-heads", model.kv_heads, 1, 4096, "KV heads");
+  add_number(command, "--head-dim,--dim", model.head_dim, 1, 512, "Elements of a head");
   add_page(command, model.page_size);
 }
 
 // MLA: one latent row per token for all heads.
 void add_latents(CLI::App& command, MlaOptions& options) {
   add_arithmetic(command, options.dtype, options.isa);
-  command.add_option("--heads", options.heads, "Query heads")
-      ->check(CLI::Range(1, 4096))
-      ->capture_default_str();
-  command.add_option("--rank", options.rank, "Elements of a latent that are values too")
-      ->check(CLI::Range(1, 960))
-      ->capture_default_str();
-  command.add_option("--rope-dim", options.rope_dim, "Elements of a latent behind them, even")
-      ->check(CLI::Range(0, 64))
-      ->capture_default_str();
+  add_number(command, "--heads", options.heads, 1, 4096, "Query heads");
+  add_number(command, "--rank", options.rank, 1, 960, "Elements of a latent that are values too");
+  add_number(command, "--rope-dim", options.rope_dim, 0, 64, "Elements of a latent behind them, even");
   add_page(command, options.page_size);
 }
 
 void add_tokens(CLI::App& command, const char* name, int64_t& value, const char* description) {
-  command.add_option(name, value, description)
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
-      ->capture_default_str();
+  add_number(command, name, value, 1, int64_t{1} << 24, description);
 }
 
 void add_count(CLI::App& command, const char* name, int& value, const char* description) {
-  command.add_option(name, value, description)->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  add_number(command, name, value, 1, 1 << 20, description);
 }
 
 // The exit code of `work`; a failure is told on stderr.
@@ -179,9 +173,8 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_model(*decode.app, decode.options->model);
   add_tokens(*decode.app, "--context", decode.options->context, "Tokens each sequence sees");
   add_count(*decode.app, "--batch", decode.options->batch, "Sequences");
-  decode.app->add_option("--placement", decode.options->placement, "Where a sequence's pages lie in the pool")
-      ->check(CLI::IsMember({"scattered", "adjacent"}))
-      ->capture_default_str();
+  add_choice(*decode.app, "--placement", decode.options->placement, {"scattered", "adjacent"},
+             "Where a sequence's pages lie in the pool");
 
   const auto prefill =
       add_command(bench, "prefill", "Many new tokens over a context; share of the arithmetic peak",
@@ -220,31 +213,21 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_threads(*swap.app, swap.options->common);
   add_model(*swap.app, swap.options->model);
   add_count(*swap.app, "--layers", swap.options->layers, "Layers of the model");
-  swap.app->add_option("--layout", swap.options->layout, "How the layers of a page lie in the pools")
-      ->check(CLI::IsMember({"layer-first", "page-first"}))
-      ->capture_default_str();
+  add_choice(*swap.app, "--layout", swap.options->layout, {"layer-first", "page-first"},
+             "How the layers of a page lie in the pools");
 
   const auto step = add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
                                 run_step, exit_code);
   add_count(*step.app, "--sequences", step.options->sequences, "Sequences");
   add_tokens(*step.app, "--context", step.options->context, "Tokens of each sequence");
-  step.app
-      ->add_option("--versus-context", step.options->versus_context,
-                   "Second length, measured in turn; 0: none")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24))
-      ->capture_default_str();
+  add_number(*step.app, "--versus-context", step.options->versus_context, 0, int64_t{1} << 24,
+             "Second length, measured in turn; 0: none");
   add_count(*step.app, "--page", step.options->page_size, "Tokens per page");
   add_count(*step.app, "--layers", step.options->layers, "Layers of the model");
-  step.app
-      ->add_option("--groups", step.options->groups,
-                   "Page tables per sequence: 1, or one more than the windows that layers take turns with")
-      ->check(CLI::Range(1, 16))
-      ->capture_default_str();
-  step.app
-      ->add_option("--many", step.options->many,
-                   "Sequences of two more batches, of one group and of six; 0: none")
-      ->check(CLI::Range(0, 1 << 20))
-      ->capture_default_str();
+  add_number(*step.app, "--groups", step.options->groups, 1, 16,
+             "Page tables per sequence: 1, or one more than the windows that layers take turns with");
+  add_number(*step.app, "--many", step.options->many, 0, 1 << 20,
+             "Sequences of two more batches, of one group and of six; 0: none");
   step.app->add_flag("--aligned", step.options->aligned, "All sequences enter a new page in the same step");
 
   const auto prefix = add_command(
@@ -259,9 +242,7 @@ void register_bench(CLI::App& app, int& exit_code) {
       bench, "linear", "Linear attention: a step as a share of streaming the states, prefill of the peak",
       run_linear, exit_code);
   add_threads(*linear.app, linear.options->common);
-  linear.app->add_option("--isa", linear.options->isa, "Instruction set of the kernels")
-      ->check(CLI::IsMember({"auto", "reference", "scalar", "avx2", "avx512", "avx512bf16"}))
-      ->capture_default_str();
+  add_isa(*linear.app, linear.options->isa);
   add_count(*linear.app, "--heads", linear.options->heads, "Heads of v and of the state");
   add_count(*linear.app, "--k-heads", linear.options->k_heads, "Heads of q and k; a divisor of --heads");
   add_count(*linear.app, "--dim", linear.options->dim, "Elements of a head");
@@ -288,9 +269,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_threads(*tree.app, tree.options->common);
   add_model(*tree.app, tree.options->model);
   add_tokens(*tree.app, "--context", tree.options->context, "Tokens cached before the tree");
-  tree.app->add_option("--nodes", tree.options->nodes, "Nodes of the tree")
-      ->check(CLI::Range(1, int{KVC_MAX_TREE_NODES}))
-      ->capture_default_str();
+  add_number(*tree.app, "--nodes", tree.options->nodes, 1, KVC_MAX_TREE_NODES, "Nodes of the tree");
   add_count(*tree.app, "--branching", tree.options->branching, "Children of a node");
 
   const auto window = add_command(
