@@ -1,0 +1,114 @@
+//! Copies and swap: sequences and pages to the host and back.
+
+use crate::error::{check, check_out, Result, Status};
+use crate::kinds::SwapDirection;
+use crate::library::loaded;
+use crate::tensor::TensorRef;
+use crate::{CacheRef, SeqId};
+use kvcache_sys as sys;
+use std::ffi::c_void;
+use std::ptr::{null_mut, NonNull};
+use std::time::Duration;
+
+/// Completion of copies. On the CPU they are complete when the call returns. May outlive its cache.
+#[derive(Debug)]
+pub struct Fence {
+    raw: NonNull<sys::kvc_fence>,
+}
+
+// SAFETY: its functions may be called from any thread.
+unsafe impl Send for Fence {}
+// SAFETY: as above.
+unsafe impl Sync for Fence {}
+
+impl Fence {
+    fn of(
+        call: impl FnOnce(*mut *mut sys::kvc_fence, *mut sys::kvc_error) -> sys::kvc_status,
+    ) -> Result<Fence> {
+        let mut raw = null_mut();
+        check(|error| call(&mut raw, error))?;
+        Ok(Fence { raw: NonNull::new(raw).expect("a fence on success") })
+    }
+
+    /// Are the copies complete?
+    pub fn is_done(&self) -> Result<bool> {
+        // SAFETY: live, one output.
+        let done =
+            check_out(0, |out, error| unsafe { (loaded().fence_query)(self.raw.as_ptr(), out, error) });
+        Ok(done? == 1)
+    }
+
+    /// Waits for the copies.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: live.
+        check(|error| unsafe { (loaded().fence_wait)(self.raw.as_ptr(), -1, error) })
+    }
+
+    /// Waits at most so long; false: not done by then.
+    pub fn wait_timeout(&self, timeout: Duration) -> Result<bool> {
+        let nanoseconds = i64::try_from(timeout.as_nanos()).unwrap_or(i64::MAX);
+        // SAFETY: live.
+        let waited = check(|error| unsafe { (loaded().fence_wait)(self.raw.as_ptr(), nanoseconds, error) });
+        match waited {
+            Err(error) if error.status() == Status::Timeout => Ok(false),
+            other => other.map(|()| true),
+        }
+    }
+}
+
+impl Fence {
+    /// Lets what is enqueued on a device stream of the host program from now on wait for the copies. On the
+    /// CPU: waits here.
+    ///
+    /// # Safety
+    /// The stream is one of the cache's device; on the CPU it is not looked at.
+    pub unsafe fn wait_on_stream(&self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: live; the stream is the caller's promise.
+        check(|error| unsafe { (loaded().fence_wait_on_stream)(self.raw.as_ptr(), stream, error) })
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        // SAFETY: ours, once; the copies go on.
+        unsafe { (loaded().fence_destroy)(self.raw.as_ptr()) };
+    }
+}
+
+impl CacheRef {
+    /// Moves sequences to the host. They keep id and length; until they are swapped in they can only be asked
+    /// about and removed.
+    pub fn swap_out(&mut self, seqs: &[SeqId]) -> Result<Fence> {
+        // SAFETY: exclusive; an array with its length.
+        Fence::of(|fence, error| unsafe {
+            (loaded().swap_out)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), null_mut(), fence, error)
+        })
+    }
+
+    /// Brings them back.
+    pub fn swap_in(&mut self, seqs: &[SeqId]) -> Result<Fence> {
+        // SAFETY: exclusive; an array with its length.
+        Fence::of(|fence, error| unsafe {
+            (loaded().swap_in)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), null_mut(), fence, error)
+        })
+    }
+
+    /// Copies whole pages between the pools: pairs int64 `[n, 2]` of (from, to). The tables of sequences are
+    /// not looked at.
+    pub fn pages_swap(&mut self, pairs: &TensorRef<'_>, direction: SwapDirection) -> Result<Fence> {
+        let pairs = pairs.raw.dl();
+        // SAFETY: exclusive.
+        Fence::of(|fence, error| unsafe {
+            (loaded().pages_swap)(self.as_mut_ptr(), &pairs, direction.to_raw(), null_mut(), fence, error)
+        })
+    }
+
+    /// Copies whole pages inside the device pool: pairs int64 `[n, 2]` of (from, to).
+    pub fn pages_copy(&mut self, pairs: &TensorRef<'_>) -> Result<Fence> {
+        let pairs = pairs.raw.dl();
+        // SAFETY: exclusive.
+        Fence::of(|fence, error| unsafe {
+            (loaded().pages_copy)(self.as_mut_ptr(), &pairs, null_mut(), fence, error)
+        })
+    }
+}

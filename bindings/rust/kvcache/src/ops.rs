@@ -1,0 +1,389 @@
+//! Operators: the same kernels over a host's own pools and page tables; no cache, nothing is kept. Every page
+//! id and length is checked against the pool before anything is written.
+
+use crate::attention::{AttnOptions, Out, RawAttnOptions};
+use crate::error::{check, Result};
+use crate::host::SharedExecutor;
+use crate::kinds::{CpuIsa, OpLayout};
+use crate::library::api;
+use crate::raw_config::raw_rope;
+use crate::state::{LinearInputs, LinearOptions};
+use crate::tensor::{dl_or_null, pointer, pointer_mut, RawTensor, TensorMut, TensorRef};
+use crate::Rope;
+use kvcache_sys as sys;
+use std::ptr::{from_ref, null};
+
+/// One layer's pool, to read.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool<'a> {
+    /// K, or the latents.
+    pub k: &'a TensorRef<'a>,
+    /// Absent: MLA, or V is K.
+    pub v: Option<&'a TensorRef<'a>>,
+    /// Order of the dimensions.
+    pub layout: OpLayout,
+}
+
+/// One layer's pool, to write.
+#[derive(Debug)]
+pub struct PoolMut<'a> {
+    /// K, or the latents.
+    pub k: TensorMut<'a>,
+    /// Absent: MLA, or V is K.
+    pub v: Option<TensorMut<'a>>,
+    /// Order of the dimensions.
+    pub layout: OpLayout,
+}
+
+/// The pool's struct, for the length of a call.
+fn with_pool<T>(
+    k: &RawTensor,
+    v: Option<&RawTensor>,
+    layout: OpLayout,
+    call: impl FnOnce(*const sys::kvc_op_pool) -> T,
+) -> T {
+    let (k, v) = (k.dl(), dl_or_null(v));
+    call(&sys::kvc_op_pool { k: &k, v: pointer(&v), layout: layout.to_raw(), ..Default::default() })
+}
+
+impl Pool<'_> {
+    fn with_raw<T>(&self, call: impl FnOnce(*const sys::kvc_op_pool) -> T) -> T {
+        with_pool(&self.k.raw, self.v.map(|v| &v.raw), self.layout, call)
+    }
+}
+
+impl PoolMut<'_> {
+    fn with_raw<T>(&mut self, call: impl FnOnce(*const sys::kvc_op_pool) -> T) -> T {
+        with_pool(&self.k.raw, self.v.as_ref().map(|v| &v.raw), self.layout, call)
+    }
+}
+
+/// Page tables of B sequences, int32: CSR (`page_indptr`, `page_indices`) or padded (`block_table`).
+#[derive(Clone, Copy, Debug)]
+pub struct Table<'a> {
+    /// `[B]`: keys of each sequence, the new ones included.
+    pub seq_lens: &'a TensorRef<'a>,
+    /// `[B+1]`: rows of q of each sequence; absent: one each.
+    pub qo_indptr: Option<&'a TensorRef<'a>>,
+    /// `[B+1]`.
+    pub page_indptr: Option<&'a TensorRef<'a>>,
+    /// `[page_indptr[B]]`.
+    pub page_indices: Option<&'a TensorRef<'a>>,
+    /// `[B, most pages]`.
+    pub block_table: Option<&'a TensorRef<'a>>,
+}
+
+impl<'a> Table<'a> {
+    /// Sequences of these lengths, whose pages are `page_indices[page_indptr[i]..page_indptr[i + 1]]`.
+    pub fn csr(
+        seq_lens: &'a TensorRef<'a>,
+        page_indptr: &'a TensorRef<'a>,
+        page_indices: &'a TensorRef<'a>,
+    ) -> Self {
+        Table {
+            seq_lens,
+            qo_indptr: None,
+            page_indptr: Some(page_indptr),
+            page_indices: Some(page_indices),
+            block_table: None,
+        }
+    }
+
+    /// Sequences of these lengths, whose pages are the rows of `block_table`.
+    pub fn padded(seq_lens: &'a TensorRef<'a>, block_table: &'a TensorRef<'a>) -> Self {
+        Table {
+            seq_lens,
+            qo_indptr: None,
+            page_indptr: None,
+            page_indices: None,
+            block_table: Some(block_table),
+        }
+    }
+
+    /// Rows of q of each sequence.
+    #[must_use]
+    pub fn qo_indptr(mut self, qo_indptr: &'a TensorRef<'a>) -> Self {
+        self.qo_indptr = Some(qo_indptr);
+        self
+    }
+
+    fn with_raw<T>(&self, call: impl FnOnce(*const sys::kvc_op_table) -> T) -> T {
+        let tensor = |tensor: Option<&TensorRef<'_>>| dl_or_null(tensor.map(|tensor| &tensor.raw));
+        let seq_lens = self.seq_lens.raw.dl();
+        let (qo_indptr, page_indptr) = (tensor(self.qo_indptr), tensor(self.page_indptr));
+        let (page_indices, block_table) = (tensor(self.page_indices), tensor(self.block_table));
+        call(&sys::kvc_op_table {
+            seq_lens: &seq_lens,
+            qo_indptr: pointer(&qo_indptr),
+            page_indptr: pointer(&page_indptr),
+            page_indices: pointer(&page_indices),
+            block_table: pointer(&block_table),
+            ..Default::default()
+        })
+    }
+}
+
+/// Options of an operator; see `kvc_op_opt`.
+#[derive(Clone, Copy, Debug)]
+pub struct OpOptions<'a> {
+    /// Threads; absent: the caller's only.
+    pub executor: Option<&'a SharedExecutor>,
+    /// Instruction set.
+    pub cpu_isa: CpuIsa,
+    /// Every row sees all keys, instead of those up to its own.
+    pub full: bool,
+    /// Attention.
+    pub attn: Option<&'a AttnOptions<'a>>,
+    /// int32 `[T]`: of the tokens that are rotated.
+    pub positions: Option<&'a TensorRef<'a>>,
+    /// How they are rotated.
+    pub rope: Option<&'a Rope>,
+}
+
+impl Default for OpOptions<'_> {
+    fn default() -> Self {
+        OpOptions {
+            executor: None,
+            cpu_isa: CpuIsa::Auto,
+            full: false,
+            attn: None,
+            positions: None,
+            rope: None,
+        }
+    }
+}
+
+impl OpOptions<'_> {
+    fn with_raw<T>(&self, call: impl FnOnce(*const sys::kvc_op_opt) -> Result<T>) -> Result<T> {
+        let executor = self.executor.map(|executor| &executor.raw);
+        let mut attn = self.attn.map(RawAttnOptions::new);
+        let attn = attn.as_mut().map(|attn| attn.filled().as_ptr());
+        let positions = dl_or_null(self.positions.map(|tensor| &tensor.raw));
+        let rope = self.rope.map(raw_rope).transpose()?;
+        call(&sys::kvc_op_opt {
+            executor: executor.map_or(null(), from_ref),
+            cpu_isa: self.cpu_isa.to_raw(),
+            full: self.full.into(),
+            attn: attn.unwrap_or(null()),
+            positions: pointer(&positions),
+            rope: rope.as_ref().map_or(null(), from_ref),
+            ..Default::default()
+        })
+    }
+}
+
+fn raw(tensor: Option<&TensorRef<'_>>) -> Option<sys::DLTensor> {
+    dl_or_null(tensor.map(|tensor| &tensor.raw))
+}
+
+/// Writes k `[T, heads, k_dim]` and v to `slots` int64 `[T]` = page * page_size + offset; negative: skip.
+pub fn append(
+    pool: &mut PoolMut<'_>,
+    opt: &OpOptions<'_>,
+    slots: &TensorRef<'_>,
+    k: &TensorRef<'_>,
+    v: Option<&TensorRef<'_>>,
+) -> Result<()> {
+    let api = api()?;
+    let (slots, k, v) = (slots.raw.dl(), k.raw.dl(), raw(v));
+    pool.with_raw(|pool| {
+        opt.with_raw(|opt| {
+            // SAFETY: live tensors; the pool is exclusive.
+            check(|error| unsafe { (api.op_append)(pool, opt, &slots, &k, pointer(&v), error) })
+        })
+    })
+}
+
+/// Attention of q `[T, num_q_heads, k_dim]` over pages.
+pub fn attention_paged<'o>(
+    pool: &Pool<'_>,
+    table: &Table<'_>,
+    opt: &OpOptions<'_>,
+    q: &TensorRef<'_>,
+    out: impl Into<Out<'o>>,
+) -> Result<()> {
+    let api = api()?;
+    let output = out.into();
+    let (q, mut out, mut lse) = (q.raw.dl(), output.out.dl(), dl_or_null(output.lse.as_deref()));
+    pool.with_raw(|pool| {
+        table.with_raw(|table| {
+            opt.with_raw(|opt| {
+                check(|error| {
+                    // SAFETY: live tensors; outputs are exclusive.
+                    unsafe {
+                        (api.op_attention_paged)(pool, table, opt, &q, &mut out, pointer_mut(&mut lse), error)
+                    }
+                })
+            })
+        })
+    })
+}
+
+/// Attention of packed q over packed k and v; the indptrs, int32 `[B+1]`, cut them into sequences.
+pub fn attention_ragged<'o>(
+    (qo_indptr, kv_indptr): (&TensorRef<'_>, Option<&TensorRef<'_>>),
+    opt: &OpOptions<'_>,
+    q: &TensorRef<'_>,
+    (k, v): (&TensorRef<'_>, &TensorRef<'_>),
+    out: impl Into<Out<'o>>,
+) -> Result<()> {
+    let api = api()?;
+    let output = out.into();
+    let (qo_indptr, kv_indptr) = (qo_indptr.raw.dl(), raw(kv_indptr));
+    let (q, k, v) = (q.raw.dl(), k.raw.dl(), v.raw.dl());
+    let (mut out, mut lse) = (output.out.dl(), dl_or_null(output.lse.as_deref()));
+    opt.with_raw(|opt| {
+        check(|error| {
+            // SAFETY: live tensors; outputs are exclusive.
+            unsafe {
+                (api.op_attention_ragged)(
+                    &qo_indptr,
+                    pointer(&kv_indptr),
+                    opt,
+                    &q,
+                    &k,
+                    &v,
+                    &mut out,
+                    pointer_mut(&mut lse),
+                    error,
+                )
+            }
+        })
+    })
+}
+
+/// Absorbed MLA over a pool of latents: q `[T, heads, rank + rope dim]`, out `[T, heads, latent_rank]`; the
+/// scale must be given.
+pub fn mla_paged<'o>(
+    pool: &Pool<'_>,
+    table: &Table<'_>,
+    latent_rank: i32,
+    opt: &OpOptions<'_>,
+    q: &TensorRef<'_>,
+    out: impl Into<Out<'o>>,
+) -> Result<()> {
+    let api = api()?;
+    let output = out.into();
+    let (q, mut out, mut lse) = (q.raw.dl(), output.out.dl(), dl_or_null(output.lse.as_deref()));
+    pool.with_raw(|pool| {
+        table.with_raw(|table| {
+            opt.with_raw(|opt| {
+                check(|error| {
+                    // SAFETY: live tensors; outputs are exclusive.
+                    unsafe {
+                        (api.op_mla_paged)(
+                            pool,
+                            table,
+                            latent_rank,
+                            opt,
+                            &q,
+                            &mut out,
+                            pointer_mut(&mut lse),
+                            error,
+                        )
+                    }
+                })
+            })
+        })
+    })
+}
+
+/// Merges two partial attentions over disjoint keys into `out` and `lse`.
+pub fn merge(
+    opt: &OpOptions<'_>,
+    (out, lse): (&mut TensorMut<'_>, &mut TensorMut<'_>),
+    (other_out, other_lse): (&TensorRef<'_>, &TensorRef<'_>),
+) -> Result<()> {
+    let api = api()?;
+    let (mut out, mut lse) = (out.raw.dl(), lse.raw.dl());
+    let (other_out, other_lse) = (other_out.raw.dl(), other_lse.raw.dl());
+    opt.with_raw(|opt| {
+        // SAFETY: live tensors; outputs are exclusive.
+        check(|error| unsafe { (api.op_merge)(opt, &mut out, &mut lse, &other_out, &other_lse, error) })
+    })
+}
+
+/// Copies all keys of the table's sequences, packed in their order; either output may be left out.
+pub fn gather(
+    pool: &Pool<'_>,
+    table: &Table<'_>,
+    opt: &OpOptions<'_>,
+    k_out: Option<&mut TensorMut<'_>>,
+    v_out: Option<&mut TensorMut<'_>>,
+) -> Result<()> {
+    let api = api()?;
+    let mut k = dl_or_null(k_out.as_deref().map(|tensor| &tensor.raw));
+    let mut v = dl_or_null(v_out.as_deref().map(|tensor| &tensor.raw));
+    let (k, v) = (pointer_mut(&mut k), pointer_mut(&mut v));
+    pool.with_raw(|pool| {
+        table.with_raw(|table| {
+            // SAFETY: live tensors; outputs are exclusive.
+            opt.with_raw(|opt| check(|error| unsafe { (api.op_gather)(pool, table, opt, k, v, error) }))
+        })
+    })
+}
+
+/// Copies pages inside a pool: pairs int64 `[n, 2]` of (from, to), distinct destinations, none of which is a
+/// source.
+pub fn copy_pages(pool: &mut PoolMut<'_>, opt: &OpOptions<'_>, pairs: &TensorRef<'_>) -> Result<()> {
+    let api = api()?;
+    let pairs = pairs.raw.dl();
+    pool.with_raw(|pool| {
+        // SAFETY: live tensors; the pool is exclusive.
+        opt.with_raw(|opt| check(|error| unsafe { (api.op_copy_pages)(pool, opt, &pairs, error) }))
+    })
+}
+
+/// Rotates x `[T, heads, dim]` into `out` by the options' rope at their positions.
+pub fn rotate(opt: &OpOptions<'_>, x: &TensorRef<'_>, out: &mut TensorMut<'_>) -> Result<()> {
+    rotate_raw(opt, &x.raw, &out.raw)
+}
+
+/// Rotates x `[T, heads, dim]` where it lies.
+pub fn rotate_in_place(opt: &OpOptions<'_>, x: &mut TensorMut<'_>) -> Result<()> {
+    rotate_raw(opt, &x.raw, &x.raw)
+}
+
+fn rotate_raw(opt: &OpOptions<'_>, x: &RawTensor, out: &RawTensor) -> Result<()> {
+    let api = api()?;
+    let (x, mut out) = (x.dl(), out.dl());
+    // SAFETY: live tensors; the output is exclusive, or x itself, which the function allows.
+    opt.with_raw(|opt| check(|error| unsafe { (api.op_rotate)(opt, &x, &mut out, error) }))
+}
+
+/// [`Forward::attn_linear`](crate::Forward::attn_linear) over the host's own states `[B, H, Dk, Dv]`, updated
+/// in place; `qo_indptr` int32 `[B+1]` cuts the tokens into sequences, absent: one each.
+pub fn linear_step(
+    linear: &LinearOptions<'_>,
+    opt: &OpOptions<'_>,
+    qo_indptr: Option<&TensorRef<'_>>,
+    states: &mut TensorMut<'_>,
+    inputs: &LinearInputs<'_>,
+    out: &mut TensorMut<'_>,
+) -> Result<()> {
+    let api = api()?;
+    let (qo_indptr, inputs) = (raw(qo_indptr), inputs.raw());
+    let (mut states, mut out) = (states.raw.dl(), out.raw.dl());
+    linear.with_raw(|linear| {
+        opt.with_raw(|opt| {
+            check(|error| {
+                // SAFETY: live tensors; states and output are exclusive.
+                unsafe {
+                    (api.op_linear_step)(
+                        linear,
+                        opt,
+                        pointer(&qo_indptr),
+                        &mut states,
+                        &inputs.q,
+                        &inputs.k,
+                        &inputs.v,
+                        pointer(&inputs.decay),
+                        pointer(&inputs.beta),
+                        &mut out,
+                        error,
+                    )
+                }
+            })
+        })
+    })
+}

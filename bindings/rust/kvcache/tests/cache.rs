@@ -1,0 +1,404 @@
+//! The safe interface as a program uses it: prompts, forks, steps that are undone, and input that the types
+//! let through but the library refuses by name.
+
+mod common;
+
+use common::{config, step};
+use kvcache::{
+    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LogLevel, Plan, Query, Rope,
+    SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
+};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+fn cache() -> Cache {
+    Cache::with_config(&config()).unwrap()
+}
+
+#[test]
+fn every_token_sees_the_mean_of_what_came_before() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    assert_eq!(step(&mut cache, &[0], &[4], &[1.0, 3.0, 5.0, 7.0]).unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    cache.fork(0, 1, None).unwrap();
+    assert_eq!(step(&mut cache, &[0, 1], &[1, 1], &[9.0, -1.0]).unwrap(), [5.0, 3.0]);
+    assert_eq!(cache.sequences().unwrap(), [0, 1]);
+    assert_eq!(cache.length(1).unwrap(), 5);
+    assert_eq!(cache.stats().unwrap().pages_used, 3);
+    assert_eq!(cache.can(1, SeqOp::Pop, 2).unwrap(), Some(2));
+    cache.check().unwrap();
+}
+
+#[test]
+fn a_dropped_forward_is_undone() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let free = cache.free_pages();
+    drop(cache.begin(&Batch::new(&[0], &[3])).unwrap());
+    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+}
+
+#[test]
+fn an_early_return_undoes_the_forward() {
+    fn half_a_step(cache: &mut CacheRef) -> Result<(), Error> {
+        let forward = cache.begin(&Batch::new(&[0], &[3]))?;
+        let short = [0.0f32; 4];
+        forward.kv_append(0, &TensorRef::new(&short, &[1, 1, 4])?)?;
+        forward.end()
+    }
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let free = cache.free_pages();
+    let error = half_a_step(&mut cache).unwrap_err();
+    assert!(matches!(error.status(), Status::Shape | Status::InvalidArgument), "{error}");
+    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+    step(&mut cache, &[0], &[1], &[1.0]).unwrap();
+}
+
+#[test]
+fn a_panic_inside_a_step_undoes_it() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let free = cache.free_pages();
+    let caught = catch_unwind(AssertUnwindSafe(|| {
+        let _forward = cache.begin(&Batch::new(&[0], &[3])).unwrap();
+        std::panic::resume_unwind(Box::new("the model"));
+    }));
+    assert!(caught.is_err());
+    assert_eq!((cache.length(0).unwrap(), cache.free_pages()), (0, free));
+    assert_eq!(step(&mut cache, &[0], &[1], &[2.0]).unwrap(), [2.0]);
+}
+
+#[test]
+fn a_forgotten_forward_is_busy_but_harmless() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    std::mem::forget(cache.begin(&Batch::new(&[0], &[3])).unwrap());
+    let error = cache.begin(&Batch::new(&[0], &[1])).unwrap_err();
+    assert!(error.is_busy(), "{error}");
+}
+
+#[test]
+fn errors_say_what_was_wrong_with_both_values() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let error = cache.length(7).unwrap_err();
+    assert!(error.is_not_found() && error.message().contains('7'), "{error}");
+    assert_eq!(error.status().name(), "KVC_E_NOT_FOUND");
+    let error = cache.fork(0, 1, Some(-1)).unwrap_err();
+    assert!(error.status() == Status::OutOfRange && error.message().contains("-1"), "{error}");
+    let error = cache.begin(&Batch::new(&[0, 1], &[1])).unwrap_err();
+    assert!(error.status() == Status::InvalidArgument, "{error}");
+    assert!(error.message().contains('1') && error.message().contains('2'), "{error}");
+    let boxed: Box<dyn std::error::Error + Send + Sync> = error.into();
+    assert!(boxed.to_string().ends_with("(KVC_E_INVALID_ARGUMENT)"));
+}
+
+#[test]
+fn arrays_that_are_too_short_for_the_batch_are_refused() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    for batch in [
+        Batch::new(&[0], &[3]).tokens(&[1, 2]),
+        Batch::new(&[0], &[3]).tree_parents(&[-1]),
+        Batch::new(&[0], &[3]).cross_lengths(&[]),
+        Batch::new(&[0], &[-1]).tokens(&[]),
+        Batch::new(&[0], &[i64::MAX]).tokens(&[]),
+    ] {
+        assert_eq!(cache.begin(&batch).unwrap_err().status(), Status::InvalidArgument);
+    }
+    assert_eq!(cache.can_append(&[0], &[]).unwrap_err().status(), Status::InvalidArgument);
+    assert_eq!(cache.tree_commit(&[0], &[]).unwrap_err().status(), Status::InvalidArgument);
+}
+
+#[test]
+fn a_full_cache_says_how_many_pages_are_missing() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let room = cache.free_pages() * 4;
+    let missing = cache.can_append(&[0], &[room + 4]);
+    assert!(missing.is_err_and(|error| error.is_never_fits()));
+    step(&mut cache, &[0], &[room - 4], &vec![0.0; room as usize - 4]).unwrap();
+    cache.add(1).unwrap();
+    let error = cache.begin(&Batch::new(&[1], &[9])).unwrap_err();
+    assert!(error.is_no_pages() && error.detail() == 2, "{error}");
+    assert_eq!(cache.can_append(&[1], &[9]).unwrap(), 2);
+}
+
+#[test]
+fn tensors_of_another_type_or_shape_are_refused_by_name() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let forward = cache.begin(&Batch::new(&[0], &[2])).unwrap();
+    let (wide, integers) = ([0.0f32; 64], [0i32; 64]);
+    let opt = AttnOptions::default();
+    let q = TensorRef::new(&wide, &[2, 2, 4]).unwrap();
+    let k = TensorRef::new(&wide, &[2, 1, 4]).unwrap();
+    let mut out = [0.0f32; 16];
+    let mut attend = |q: &TensorRef<'_>, k: &TensorRef<'_>, shape: &[usize]| {
+        forward
+            .attn(0, &opt, q, (k, k), &mut TensorMut::new(&mut out, shape).unwrap())
+            .map_err(|e| e.status())
+    };
+    let whole = [2, 2, 4];
+    assert_eq!(attend(&TensorRef::new(&integers, &whole).unwrap(), &k, &whole), Err(Status::Dtype));
+    assert_eq!(attend(&TensorRef::new(&wide, &[2, 8]).unwrap(), &k, &whole), Err(Status::Shape));
+    assert_eq!(attend(&q, &TensorRef::new(&wide, &[1, 1, 4]).unwrap(), &whole), Err(Status::Shape));
+    assert_eq!(attend(&q, &TensorRef::new(&wide, &[2, 1, 8]).unwrap(), &whole), Err(Status::Shape));
+    assert_eq!(attend(&q, &k, &[1, 2, 4]), Err(Status::Shape));
+    let last_dim = TensorRef::with_strides(&wide, &[2, 2, 4], &[16, 8, 2]).unwrap();
+    assert_eq!(attend(&last_dim, &k, &whole), Err(Status::Shape));
+    assert_eq!(attend(&q, &k, &whole), Ok(()));
+    let mut out = TensorMut::new(&mut out, &whole).unwrap();
+    assert_eq!(forward.attn(9, &opt, &q, (&k, &k), &mut out).unwrap_err().status(), Status::InvalidState);
+    assert_eq!(forward.attn(usize::MAX, &opt, &q, (), &mut out).unwrap_err().status(), Status::InvalidState);
+    forward.end().unwrap();
+}
+
+#[test]
+fn strided_rows_give_the_same_as_compact_ones() {
+    let rows: Vec<f32> = (0..48).map(|x| x as f32 / 16.0).collect();
+    let compact: Vec<f32> = rows.chunks(24).flat_map(|row| row[..8].to_vec()).collect();
+    let mut outs = Vec::new();
+    for (data, stride) in [(&rows, 24), (&compact, 8)] {
+        let mut cache = cache();
+        cache.add(0).unwrap();
+        let forward = cache.begin(&Batch::new(&[0], &[2])).unwrap();
+        let q = TensorRef::with_strides(data, &[2, 2, 4], &[stride, 4, 1]).unwrap();
+        let k = TensorRef::with_strides(data, &[2, 1, 4], &[stride, 4, 1]).unwrap();
+        let mut out = vec![f32::NAN; 40];
+        let mut strided = TensorMut::with_strides(&mut out, &[2, 2, 4], &[20, 8, 1]).unwrap();
+        forward.attn(0, &AttnOptions::default(), &q, (&k, &k), &mut strided).unwrap();
+        forward.end().unwrap();
+        assert!(out[4..8].iter().all(|gap| gap.is_nan()), "gaps of an output are left alone");
+        outs.push([&out[0..4], &out[8..12], &out[20..24], &out[28..32]].concat());
+    }
+    assert_eq!(outs[0], outs[1]);
+    assert!(outs[0].iter().all(|x| x.is_finite()));
+}
+
+#[test]
+fn other_sequences_change_while_a_forward_is_open() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    cache.add(1).unwrap();
+    let mut forward = cache.begin(&Batch::new(&[0], &[2])).unwrap();
+    forward.cache_mut().add(2).unwrap();
+    forward.cache_mut().remove(1).unwrap();
+    assert!(forward.cache_mut().remove(0).unwrap_err().is_busy());
+    assert!(forward.cache_mut().clear().unwrap_err().is_busy());
+    // What is lent cannot be carried away: only addresses change hands, and they name the same cache
+    // afterwards.
+    let mut other = self::cache();
+    std::mem::swap(forward.cache_mut(), &mut *other);
+    assert_eq!(forward.cache().sequences().unwrap(), [0, 2]);
+    assert!(other.sequences().unwrap().is_empty());
+    forward.abort().unwrap();
+    assert_eq!(cache.sequences().unwrap(), [0, 2]);
+}
+
+#[test]
+fn threads_ask_while_one_attends() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    step(&mut cache, &[0], &[8], &[1.0; 8]).unwrap();
+    let asked = AtomicUsize::new(0);
+    let forward = cache.begin(&Batch::new(&[0], &[1])).unwrap();
+    let cache_ref = forward.cache();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                for _ in 0..500 {
+                    assert_eq!(cache_ref.length(0).unwrap(), 8);
+                    cache_ref.check().unwrap();
+                    assert!(cache_ref.stats().unwrap().pages_used >= 2);
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let numbers = [0.0f32; 8];
+        let (q, k) =
+            (TensorRef::new(&numbers, &[1, 2, 4]).unwrap(), TensorRef::new(&numbers, &[1, 1, 4]).unwrap());
+        let mut out = [0.0f32; 8];
+        while asked.load(Ordering::Relaxed) < 1000 {
+            let mut out = TensorMut::new(&mut out, &[1, 2, 4]).unwrap();
+            forward.attn(0, &AttnOptions::default(), &q, (&k, &k), &mut out).unwrap();
+        }
+    });
+    forward.end().unwrap();
+}
+
+#[test]
+fn a_forward_moves_to_another_thread() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let forward = cache.begin(&Batch::new(&[0], &[1])).unwrap();
+    std::thread::scope(|scope| scope.spawn(move || forward.end()).join().unwrap()).unwrap();
+    assert_eq!(cache.length(0).unwrap(), 1);
+    std::thread::spawn(move || drop(cache)).join().unwrap();
+}
+
+#[test]
+fn handles_are_as_shareable_as_the_header_says() {
+    fn both<T: Send + Sync>() {}
+    fn send<T: Send>() {}
+    both::<Plan>();
+    both::<Cache>();
+    both::<Config>();
+    both::<Error>();
+    both::<kvcache::Fence>();
+    both::<kvcache::ManagedTensor>();
+    send::<Forward<'_>>();
+}
+
+#[test]
+fn plans_answer_before_anything_is_allocated() {
+    let layer = Layer::attention(32, 8, 128).rope(Rope::half(500_000.0));
+    let plan = Plan::new(&Config::new(vec![layer; 32]).byte_budget(1 << 30)).unwrap();
+    let info = plan.info().unwrap();
+    assert_eq!(info.bytes_per_token, 32 * 2 * 8 * 128 * 2);
+    assert_eq!(info.num_pages, plan.pages_for(1 << 30).unwrap());
+    assert_eq!(plan.request_pages(17).unwrap(), 2);
+    assert!(plan.max_tokens(1 << 30).unwrap() > 0);
+    assert_eq!(plan.group(0).unwrap().num_layers, 32);
+    assert!(plan.group(1).is_err());
+    assert_eq!(Plan::min_pages(&[&plan, &plan]).unwrap(), info.num_pages);
+    assert!(plan.describe().unwrap().contains("pages"));
+    let json: serde_json::Value = serde_json::from_str(&plan.to_json().unwrap()).unwrap();
+    assert_eq!(json["num_pages"], info.num_pages);
+}
+
+#[test]
+fn bad_configurations_name_the_field() {
+    let refused = |config: &Config| Plan::new(config).unwrap_err();
+    let error = refused(&Config::new(Vec::new()));
+    assert!(error.message().contains("num_layers"), "{error}");
+    let error = refused(&config().page_size(-1));
+    assert!(error.message().contains("page_size"), "{error}");
+    let mut rope = Rope::half(1e4);
+    rope.long_freq_factors = vec![1.0; 3];
+    let error = refused(&Config::new(vec![Layer::attention(1, 1, 4).rope(rope)]));
+    assert!(error.message().contains("long_freq_factors"), "{error}");
+    let error = Config::from_hf_json(r#"{"model_type": "no such model"}"#).unwrap_err();
+    assert!(error.is_unsupported(), "{error}");
+    assert_eq!(Config::from_hf_json("{").unwrap_err().status(), Status::InvalidArgument);
+    assert_eq!(Config::from_hf_json("{\0}").unwrap_err().status(), Status::InvalidArgument);
+}
+
+#[test]
+fn a_config_json_keeps_windows_and_rotations() {
+    let mamba = Config::from_hf_json(
+        r#"{"model_type": "mamba", "num_hidden_layers": 2, "hidden_size": 16, "intermediate_size": 32,
+            "state_size": 4, "conv_kernel": 4}"#,
+    )
+    .unwrap();
+    assert!(
+        mamba.layers.iter().all(|layer| layer.states.iter().all(|state| state.shape[0] > 0)),
+        "{mamba:?}"
+    );
+    assert!(mamba.layers[0].states.len() >= 2);
+    let config = Config::from_hf_json(
+        r#"{"model_type": "gemma2", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 32, "max_position_embeddings": 512,
+            "torch_dtype": "float16"}"#,
+    )
+    .unwrap();
+    assert_eq!(config.layers.len(), 4);
+    assert_eq!(config.max_seq_len, 512);
+    assert!(config.layers.iter().any(|layer| layer.window == 32));
+    assert!(config.layers.iter().all(|layer| layer.rope.is_some() && layer.k_dtype == Some(DType::F16)));
+    Cache::with_config(&config.num_pages(64)).unwrap();
+}
+
+#[test]
+fn page_tables_are_slices() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    step(&mut cache, &[0], &[5], &[0.0; 5]).unwrap();
+    let forward = cache.begin(&Batch::new(&[0], &[1])).unwrap();
+    let indptr = forward.export_page_table(0, TableKind::Indptr).unwrap();
+    assert_eq!(indptr.as_slice::<i32>().unwrap(), [0, 2]);
+    assert!(indptr.as_slice::<i64>().is_none(), "of another type");
+    let slots = forward.export_page_table(0, TableKind::SlotMapping).unwrap();
+    assert_eq!(slots.as_slice::<i64>().unwrap()[0] % 4, 1);
+    forward.end().unwrap();
+    let pages = cache.export_seq_pages(0, 0).unwrap();
+    let pool = cache.export_pool(0, kvcache::PoolKind::K).unwrap();
+    drop(cache);
+    assert_eq!(pages.as_slice::<i32>().unwrap().len(), 2);
+    assert!(pool.as_slice::<f32>().is_none(), "a pool is shared and written");
+    assert_eq!(pool.shape(), [16, 1, 4, 4]);
+}
+
+#[test]
+fn swapped_sequences_come_back_as_they_were() {
+    let config = config().host_byte_budget(1 << 20).event_capacity(16);
+    let mut cache = Cache::with_config(&config).unwrap();
+    cache.add(0).unwrap();
+    step(&mut cache, &[0], &[7], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).unwrap();
+    let fence = cache.swap_out(&[0]).unwrap();
+    assert!(fence.is_done().unwrap() && fence.wait_timeout(Duration::from_secs(1)).unwrap());
+    assert_eq!(cache.seq_info(0).unwrap().is_swapped, 1);
+    assert_eq!(cache.begin(&Batch::new(&[0], &[1])).unwrap_err().status(), Status::InvalidState);
+    cache.swap_in(&[0]).unwrap().wait().unwrap();
+    assert_eq!(step(&mut cache, &[0], &[1], &[4.0]).unwrap(), [4.0]);
+    let pairs = [0i64, 0, 0, 1];
+    let pairs = TensorRef::new(&pairs, &[2, 2]).unwrap();
+    let error = cache.pages_swap(&pairs, SwapDirection::Out).unwrap_err();
+    assert_eq!(error.status(), Status::InvalidState, "the host pool is used by sequences");
+    assert!(cache.pages_copy(&TensorRef::new(&[7i64, 8], &[1, 2]).unwrap()).unwrap().is_done().unwrap());
+}
+
+#[test]
+fn prompts_hit_what_others_computed() {
+    let mut cache = Cache::with_config(&config().event_capacity(64)).unwrap();
+    let prompt: Vec<i32> = (100..110).collect();
+    assert_eq!(cache.prefix_attach(0, &Query::new(&prompt).salt(b"a")).unwrap(), 0);
+    let batch = Batch::new(&[0], &[10]).tokens(&prompt);
+    cache.begin(&batch).unwrap().end().unwrap();
+    assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"a")).unwrap(), 8);
+    assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"b")).unwrap(), 0);
+    assert_eq!(cache.prefix_attach(1, &Query::new(&prompt).salt(b"a")).unwrap(), 8);
+    let hashes = kvcache::prefix_hash(&prompt, 4, b"a", &[]).unwrap();
+    assert_eq!(cache.prefix_match(&Query::of_hashes(&hashes, 10).salt(b"a")).unwrap(), 8);
+    let events = cache.events_poll(100).unwrap();
+    let stored: Vec<_> = events.iter().map(|event| event.hash).collect();
+    assert_eq!(stored, hashes);
+    assert_eq!(events[0].tokens.as_deref(), Some(&prompt[..4]));
+    assert_eq!(events[1].parent, hashes[0]);
+    let (snapshot, number) = cache.events_snapshot().unwrap();
+    assert_eq!((snapshot.len(), number), (2, events[1].number));
+    assert_eq!(cache.prefix_pin(&Query::new(&prompt).salt(b"a")).unwrap(), 8);
+    cache.remove(0).unwrap();
+    cache.remove(1).unwrap();
+    assert_eq!(cache.prefix_evict(100).unwrap(), 0, "pinned");
+    cache.prefix_unpin(&Query::new(&prompt).salt(b"a")).unwrap();
+    assert_eq!(cache.prefix_evict(1).unwrap(), 1);
+    cache.prefix_quota_set(b"a", 1).unwrap();
+    cache.prefix_reset().unwrap();
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn a_logger_that_panics_does_no_harm() {
+    kvcache::set_logger(LogLevel::Debug, |_, message| {
+        assert!(!message.is_empty());
+        std::panic::resume_unwind(Box::new("the logger"));
+    })
+    .unwrap();
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    step(&mut cache, &[0], &[2], &[1.0, 2.0]).unwrap();
+    kvcache::set_logger(LogLevel::Error, |_, _| {}).unwrap();
+}
+
+#[test]
+fn the_library_says_what_it_is() {
+    assert!(kvcache::version().unwrap().contains('.'));
+    assert_eq!(kvcache::abi_version().unwrap().0, kvcache::sys::KVC_ABI_VERSION_MAJOR);
+    assert!(kvcache::has_feature("prefix").unwrap());
+    assert!(!kvcache::has_feature("no such\0feature").unwrap());
+    assert_eq!(kvcache::device_query(kvcache::Device::CPU).unwrap().backend_present, 1);
+    assert_eq!(kvcache::device_query(kvcache::Device::cuda(0)).map_or(0, |caps| caps.backend_present), 0);
+}
