@@ -1,0 +1,192 @@
+package kvcache_test
+
+import (
+	"testing"
+
+	kvcache "github.com/libkvcache/libkvcache/bindings/go"
+)
+
+func TestAttentionSeesWhatWasAppended(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	grow(t, cache, 1, 3, 1)
+	fwd := begin(t, cache, 1, 1)
+	out, lse := make([]float32, 4), make([]float32, 1)
+	ok(t, fwd.Attn(0, tokens(1, 0), tokens(1, 5), tokens(1, 5), kvcache.Of(out, 1, 1, 4),
+		&kvcache.AttnOptions{LSE: kvcache.Of(lse, 1, 1)}))
+	if out[0] != 2 || lse[0] < 1.386 || lse[0] > 1.387 {
+		t.Errorf("out %v, LSE %v instead of 2 and ln 4", out, lse)
+	}
+	ok(t, fwd.Attn(1, tokens(1, 0), tokens(1, 5), tokens(1, 5), tokens(1, 0), nil))
+	ok(t, fwd.End())
+	if length, err := cache.Len(1); err != nil || length != 4 {
+		t.Errorf("length %d, %v", length, err)
+	}
+}
+
+func TestADeferredAbortUndoesTheForwardOfAPanic(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	grow(t, cache, 1, 3, 1)
+	free := cache.FreePages()
+	func() {
+		defer func() {
+			if recover() != "the model broke" {
+				t.Error("another panic")
+			}
+		}()
+		fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{9}})
+		ok(t, err)
+		defer fwd.Abort()
+		ok(t, fwd.Attn(0, tokens(9, 0), tokens(9, 1), tokens(9, 1), tokens(9, 0), nil))
+		panic("the model broke")
+	}()
+	if length, _ := cache.Len(1); length != 3 || cache.FreePages() != free {
+		t.Errorf("length %d, %d free pages instead of 3 and %d", length, cache.FreePages(), free)
+	}
+	ok(t, cache.Check())
+	grow(t, cache, 1, 1, 2) // the cache goes on
+}
+
+func TestAbortAfterEndDoesNothing(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	fwd := begin(t, cache, 1, 2)
+	ok(t, fwd.End())
+	ok(t, fwd.Abort())
+	ok(t, fwd.Abort())
+	if length, _ := cache.Len(1); length != 2 {
+		t.Errorf("length %d", length)
+	}
+	var none *kvcache.Forward
+	ok(t, none.Abort())
+}
+
+func TestAForwardThatIsOverIsAnError(t *testing.T) {
+	finishes := map[string]func(*kvcache.Forward) error{
+		"end":   (*kvcache.Forward).End,
+		"abort": (*kvcache.Forward).Abort,
+	}
+	for name, finish := range finishes {
+		cache := newCache(t, small())
+		ok(t, cache.AddSeq(1))
+		fwd := begin(t, cache, 1, 2)
+		ok(t, finish(fwd))
+		is(t, fwd.Attn(0, tokens(2, 0), tokens(2, 0), tokens(2, 0), tokens(2, 0), nil), kvcache.ErrClosed)
+		says(t, fwd.KVAppend(0, tokens(2, 0), tokens(2, 0)), kvcache.ErrInvalidState, "the forward is closed")
+		_, err := fwd.ExportPageTable(0, kvcache.TableIndptr)
+		is(t, err, kvcache.ErrClosed)
+		is(t, fwd.End(), kvcache.ErrClosed)
+		if fwd.NumTokens() != -1 {
+			t.Errorf("after %s: %d tokens", name, fwd.NumTokens())
+		}
+		// Another forward does not revive it.
+		next := begin(t, cache, 1, 1)
+		is(t, fwd.Attn(0, tokens(2, 0), tokens(2, 0), tokens(2, 0), tokens(2, 0), nil), kvcache.ErrClosed)
+		ok(t, next.End())
+	}
+}
+
+func TestAForwardOfAClosedCacheIsAnError(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	fwd := begin(t, cache, 1, 2)
+	ok(t, cache.Close())
+	is(t, fwd.Attn(0, tokens(2, 0), tokens(2, 0), tokens(2, 0), tokens(2, 0), nil), kvcache.ErrClosed)
+	is(t, fwd.End(), kvcache.ErrClosed)
+	ok(t, fwd.Abort())
+}
+
+func TestClosedHandlesAreErrors(t *testing.T) {
+	lib := load(t)
+	plan, err := lib.NewPlan(small())
+	ok(t, err)
+	cache, err := plan.NewCache()
+	ok(t, err)
+	ok(t, plan.Close())
+	ok(t, plan.Close())
+	ok(t, cache.AddSeq(1)) // caches made from a plan stay valid
+	ok(t, cache.Close())
+	ok(t, cache.Close())
+	calls := map[string]func() error{
+		"Plan.Info":     func() error { _, err := plan.Info(); return err },
+		"Plan.NewCache": func() error { _, err := plan.NewCache(); return err },
+		"Plan.JSON":     func() error { _, err := plan.JSON(); return err },
+		"MinPages":      func() error { _, err := lib.MinPages(plan); return err },
+		"AddSeq":        func() error { return cache.AddSeq(2) },
+		"Fork":          func() error { return cache.Fork(1, 2, -1) },
+		"Clear":         cache.Clear,
+		"Check":         cache.Check,
+		"Stats":         func() error { _, err := cache.Stats(); return err },
+		"Len":           func() error { _, err := cache.Len(1); return err },
+		"Seqs":          func() error { _, err := cache.Seqs(); return err },
+		"Begin": func() error {
+			_, err := cache.Begin(&kvcache.Batch{Seqs: []int64{1},
+				Lengths: []int64{1}})
+			return err
+		},
+		"PrefixMatch": func() error {
+			_,
+				err := cache.PrefixMatch(&kvcache.PrefixQuery{Tokens: []int32{1}})
+			return err
+		},
+		"PollEvents":      func() error { _, err := cache.PollEvents(1); return err },
+		"EventsSnapshot":  func() error { _, _, err := cache.EventsSnapshot(); return err },
+		"SwapOut":         func() error { _, err := cache.SwapOut(1); return err },
+		"ExportPool":      func() error { _, err := cache.ExportPool(0, kvcache.PoolK); return err },
+		"SeqPages":        func() error { _, err := cache.SeqPages(1, 0); return err },
+		"DebugGetLayer":   func() error { return cache.DebugGetLayer(1, 0, 0, 0, tokens(1, 0), nil) },
+		"DebugSetState":   func() error { return cache.DebugSetState(1, 0, 0, tokens(1, 0)) },
+		"SetPrefixQuota":  func() error { return cache.SetPrefixQuota(nil, 1) },
+		"CommitTree":      func() error { return cache.CommitTree(nil, nil) },
+		"CanAppend":       func() error { _, err := cache.CanAppend(nil, nil); return err },
+		"CheckpointState": func() error { return cache.CheckpointState(1) },
+	}
+	for name, call := range calls {
+		t.Run(name, func(t *testing.T) {
+			err := call()
+			is(t, err, kvcache.ErrClosed)
+			is(t, err, kvcache.ErrInvalidState)
+		})
+	}
+	if cache.FreePages() != -1 || cache.TotalLength() != -1 || cache.IsEmpty() {
+		t.Error("a closed cache has pages")
+	}
+}
+
+func TestPageTablesAreExported(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	ok(t, cache.AddSeq(2))
+	fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{1, 2}, Lengths: []int64{5, 2}})
+	ok(t, err)
+	defer fwd.Abort()
+	indptr, err := fwd.ExportPageTable(0, kvcache.TableIndptr)
+	ok(t, err)
+	if got := indptr.Int32s(); len(got) != 3 || got[1] != 2 || got[2] != 3 {
+		t.Errorf("%v", got)
+	}
+	slots, err := fwd.ExportPageTable(0, kvcache.TableSlotMapping)
+	ok(t, err)
+	if len(slots.Int64s()) != 7 || slots.Int32s() != nil || slots.Shape()[0] != 7 {
+		t.Errorf("%v %v", slots.Int64s(), slots.Shape())
+	}
+	positions := make([]int32, 7)
+	ok(t, fwd.Positions(kvcache.Of(positions, 7)))
+	if positions[4] != 4 || positions[5] != 0 {
+		t.Errorf("%v", positions)
+	}
+	ok(t, fwd.End())
+	pages, err := cache.SeqPages(1, 0)
+	ok(t, err)
+	ok(t, cache.Close())
+	if len(indptr.Int32s()) != 3 || len(pages) != 2 {
+		t.Error("an export lives longer than its cache")
+	}
+	ok(t, indptr.Close())
+	ok(t, indptr.Close())
+	ok(t, slots.Close())
+	if indptr.Int32s() != nil {
+		t.Error("an export that is closed shows memory")
+	}
+}

@@ -1,0 +1,3 @@
+module github.com/libkvcache/libkvcache/bindings/go
+
+go 1.19
