@@ -550,6 +550,7 @@ KVC_API kvc_status kvc_plan_max_tokens(const kvc_plan *plan, uint64_t byte_budge
 /* Pages that one request of `num_tokens` >= 0 tokens needs at most while it is computed, when it shares nothing: the sum over groups, and
  * two state slots (before and after a forward) where they come out of the pages.
  * A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, m = forwards_in_flight * max_tokens_per_forward (vLLM's formula).
+ * A chunk C likewise, less the page over the edge where page_tokens divide it.
  * KVC_E_OUT_OF_RANGE: negative.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_plan_request_pages(const kvc_plan *plan, int64_t num_tokens, int64_t *out_pages,
@@ -1142,7 +1143,8 @@ enum {
   KVC_POOL_BYTES = 3 /* uint8 [num_pages, bytes of the layer's part of a page] */
 };
 
-/* The pool memory of one layer, writable, shared. SHARED: the source's.
+/* The pool memory of one layer, writable, shared. SHARED: the source's. Elements are those of kvc_layer_info (quantised layers: types of 4 bits
+ * are packed in pairs, strides count elements; their scales are in BYTES).
  * KVC_E_OUT_OF_RANGE: layer. KVC_E_UNSUPPORTED: no storage, a layer without pages, V of MLA and K = V layers, or KV of unequal K and V. KVC_E_INVALID_ARGUMENT: kind.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_export_pool(kvc_cache *cache, int32_t layer, kvc_pool_kind kind,
