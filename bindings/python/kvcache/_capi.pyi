@@ -1,0 +1,29 @@
+from typing import Any
+
+from typing_extensions import Self, disjoint_base
+
+# The functions and constants of kvcache.h by their own names, with capsules for handles: see kvcache.i.
+def __getattr__(name: str) -> Any: ...
+
+@disjoint_base
+class TensorBase:
+    def __new__(cls, source: Any, dtype: tuple[int, int, int] | None = None) -> Self: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype_code(self) -> tuple[int, int, int]: ...
+    @property
+    def readonly(self) -> bool: ...
+    @property
+    def data_address(self) -> int: ...

@@ -1,0 +1,176 @@
+"""Statuses of the library as exceptions. Every one is an `Error`; some are also the built-in exception that a Python user expects."""
+
+from __future__ import annotations
+
+__all__ = [
+    "Error",
+    "InvalidArgument",
+    "InvalidState",
+    "NotFound",
+    "AlreadyExists",
+    "OutOfRange",
+    "ShapeError",
+    "DtypeError",
+    "DeviceMismatch",
+    "Unsupported",
+    "NoPages",
+    "NeverFits",
+    "NoMemory",
+    "Busy",
+    "BufferTooSmall",
+    "VersionError",
+    "Corrupt",
+    "InputOutputError",
+    "Timeout",
+    "PeerError",
+    "Cancelled",
+    "DeviceError",
+    "InternalError",
+    "status_error",
+]
+
+
+class Error(Exception):
+    """A call that failed. `status` is the number of the C interface, `detail` the number that belongs to it (see kvcache.h)."""
+
+    status: int = 0
+    detail: int = 0
+    sys_code: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the status, for example "KVC_E_NO_PAGES"."""
+        return _NAMES.get(self.status, "KVC_E_UNKNOWN")
+
+
+class InvalidArgument(Error, ValueError):
+    """Missing, negative, or contradictory arguments."""
+
+
+class InvalidState(Error, RuntimeError):
+    """Closed handles, ended forwards, layers that are not there or of another kind."""
+
+
+class NotFound(Error, KeyError):
+    """Unknown sequence."""
+
+    __str__ = Exception.__str__  # KeyError shows the message in quotes
+
+
+class AlreadyExists(Error, ValueError):
+    """Sequence id taken."""
+
+
+class OutOfRange(Error, IndexError):
+    """Position, length, count, or index beyond its limit; `detail` is the nearest one that is possible, where there is one."""
+
+
+class ShapeError(Error, ValueError):
+    """Tensor rank, shape, stride, or alignment not accepted."""
+
+
+class DtypeError(Error, TypeError):
+    """Tensor element type not accepted."""
+
+
+class DeviceMismatch(Error, ValueError):
+    """Tensor lives on another device than the cache."""
+
+
+class Unsupported(Error, NotImplementedError):
+    """Meaningful, but not available in this build or in this combination."""
+
+
+class NoPages(Error):
+    """Full now: nothing changed, `missing_pages` are needed. Expected; preempt a sequence or wait."""
+
+    @property
+    def missing_pages(self) -> int:
+        return self.detail
+
+
+class NeverFits(Error, ValueError):
+    """Could not be served even by an empty cache."""
+
+
+class NoMemory(Error, MemoryError):
+    """Host or device allocation failed."""
+
+
+class Busy(Error, RuntimeError):
+    """Object is in use: open forward, exported memory."""
+
+
+class BufferTooSmall(Error, ValueError):
+    """A buffer of the caller is too small."""
+
+
+class VersionError(Error):
+    """Struct tail or version not understood."""
+
+
+class Corrupt(Error):
+    """An invariant of the cache does not hold."""
+
+
+class InputOutputError(Error, OSError):
+    """A file or a connection failed."""
+
+
+class Timeout(Error, TimeoutError):
+    """Not done in time."""
+
+
+class PeerError(Error):
+    """Another machine failed."""
+
+
+class Cancelled(Error):
+    """Given up by the caller."""
+
+
+class DeviceError(Error, RuntimeError):
+    """The device failed."""
+
+
+class InternalError(Error, RuntimeError):
+    """A defect in the library."""
+
+
+_CLASSES: tuple[type[Error], ...] = (
+    Error,
+    InvalidArgument,
+    InvalidState,
+    NotFound,
+    AlreadyExists,
+    OutOfRange,
+    ShapeError,
+    DtypeError,
+    DeviceMismatch,
+    Unsupported,
+    NoPages,
+    NeverFits,
+    NoMemory,
+    Busy,
+    BufferTooSmall,
+    VersionError,
+    Corrupt,
+    InputOutputError,
+    Timeout,
+    PeerError,
+    Cancelled,
+    DeviceError,
+    InternalError,
+)
+_STATUS_NAMES = (
+    "OK INVALID_ARGUMENT INVALID_STATE NOT_FOUND ALREADY_EXISTS OUT_OF_RANGE SHAPE DTYPE DEVICE_MISMATCH UNSUPPORTED NO_PAGES "
+    "NEVER_FITS NO_MEMORY BUSY BUFFER_TOO_SMALL VERSION CORRUPT IO TIMEOUT PEER CANCELLED DEVICE INTERNAL"
+).split()
+_NAMES = {number: ("KVC_" if number == 0 else "KVC_E_") + name for number, name in enumerate(_STATUS_NAMES)}
+
+
+def status_error(status: int, message: str, detail: int = 0, sys_code: int = 0) -> Error:
+    """The exception of a status, not raised."""
+    error = (_CLASSES[status] if 0 < status < len(_CLASSES) else Error)(message)
+    error.status, error.detail, error.sys_code = status, detail, sys_code
+    return error

@@ -1,0 +1,169 @@
+"""The kernels over pools and page tables of your own: no cache, nothing is kept. See the operators of kvcache.h."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _capi
+from .config import Rope
+from .forward import AttnOptions
+from .names import DECAYS, ISAS, OP_LAYOUTS, Decay, Isa, OpLayout, number_of
+
+__all__ = [
+    "Pool",
+    "Table",
+    "append",
+    "attention_paged",
+    "attention_ragged",
+    "mla_paged",
+    "merge",
+    "gather",
+    "copy_pages",
+    "rotate",
+    "linear_step",
+]
+
+
+class Pool(NamedTuple):
+    """One layer's pool: "hnd" [pages, heads, page_size, dim], "nhd" [pages, page_size, heads, dim], "mla" [pages, page_size, width]."""
+
+    k: Any
+    v: Any = None
+    layout: OpLayout = "hnd"
+
+    def _c(self) -> tuple[Any, ...]:
+        return self.k, self.v, number_of(OP_LAYOUTS, self.layout, "layout")
+
+
+class Table(NamedTuple):
+    """Page tables of B sequences, int32: CSR (page_indptr, page_indices) or padded (block_table)."""
+
+    seq_lens: Any
+    qo_indptr: Any = None
+    page_indptr: Any = None
+    page_indices: Any = None
+    block_table: Any = None
+
+
+def _opt(
+    isa: Isa,
+    full: bool = False,
+    attn: AttnOptions | None = None,
+    positions: Any = None,
+    rope: Rope | None = None,
+) -> tuple[Any, ...]:
+    return number_of(ISAS, isa, "isa"), int(full), attn, positions, None if rope is None else rope.as_dict()
+
+
+def append(
+    pool: Pool,
+    slots: Any,
+    k: Any,
+    v: Any = None,
+    *,
+    positions: Any = None,
+    rope: Rope | None = None,
+    isa: Isa = "auto",
+) -> None:
+    """Write k and v to `slots` int64 [T] = page * page_size + offset; below 0: skip."""
+    _capi.kvc_op_append(pool._c(), _opt(isa, positions=positions, rope=rope), slots, k, v)
+
+
+def attention_paged(
+    pool: Pool,
+    table: Table,
+    q: Any,
+    out: Any,
+    lse: Any = None,
+    *,
+    full: bool = False,
+    opt: AttnOptions | None = None,
+    positions: Any = None,
+    rope: Rope | None = None,
+    isa: Isa = "auto",
+) -> Any:
+    """Attention of q [T, q_heads, k_dim] over pages; `full`: every row sees all keys, else causal."""
+    _capi.kvc_op_attention_paged(pool._c(), tuple(table), _opt(isa, full, opt, positions, rope), q, out, lse)
+    return out
+
+
+def attention_ragged(
+    qo_indptr: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any = None,
+    *,
+    kv_indptr: Any = None,
+    full: bool = False,
+    opt: AttnOptions | None = None,
+    isa: Isa = "auto",
+) -> Any:
+    """Attention of packed q over packed k and v; the indptr cut them into sequences."""
+    _capi.kvc_op_attention_ragged(qo_indptr, kv_indptr, _opt(isa, full, opt), q, k, v, out, lse)
+    return out
+
+
+def mla_paged(
+    pool: Pool,
+    table: Table,
+    latent_rank: int,
+    q: Any,
+    out: Any,
+    lse: Any = None,
+    *,
+    opt: AttnOptions,
+    full: bool = False,
+    positions: Any = None,
+    rope: Rope | None = None,
+    isa: Isa = "auto",
+) -> Any:
+    """Absorbed MLA over a pool of layout "mla"; opt.scale must be given."""
+    _capi.kvc_op_mla_paged(
+        pool._c(), tuple(table), latent_rank, _opt(isa, full, opt, positions, rope), q, out, lse
+    )
+    return out
+
+
+def merge(out: Any, lse: Any, other_out: Any, other_lse: Any, *, isa: Isa = "auto") -> None:
+    """Merge two partial attentions over disjoint keys, in place into (out, lse)."""
+    _capi.kvc_op_merge(_opt(isa), out, lse, other_out, other_lse)
+
+
+def gather(pool: Pool, table: Table, k_out: Any = None, v_out: Any = None, *, isa: Isa = "auto") -> None:
+    """Copy all keys of the table's sequences, packed in their order."""
+    _capi.kvc_op_gather(pool._c(), tuple(table), _opt(isa), k_out, v_out)
+
+
+def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto") -> None:
+    """Copy pages inside a pool: pairs int64 [n, 2] of (from, to)."""
+    _capi.kvc_op_copy_pages(pool._c(), _opt(isa), pairs)
+
+
+def rotate(x: Any, out: Any, positions: Any, rope: Rope, *, isa: Isa = "auto") -> Any:
+    """Rotate x [T, heads, dim] into out, which may be x."""
+    _capi.kvc_op_rotate(_opt(isa, positions=positions, rope=rope), x, out)
+    return out
+
+
+def linear_step(
+    states: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    log_decay: Any = None,
+    beta: Any = None,
+    *,
+    qo_indptr: Any = None,
+    decay: Decay = "none",
+    delta: bool = False,
+    scale: float = 0.0,
+    skip: Any = None,
+    isa: Isa = "auto",
+) -> Any:
+    """Linear attention over states [B, H, Dk, Dv], updated in place."""
+    linear = (_capi.KVC_LINEAR_DELTA if delta else 0, number_of(DECAYS, decay, "decay"), 0, scale, skip)
+    _capi.kvc_op_linear_step(linear, _opt(isa), qo_indptr, states, q, k, v, log_decay, beta, out)
+    return out

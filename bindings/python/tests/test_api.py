@@ -1,0 +1,317 @@
+"""What a user does with a cache from Python, and what it answers when the user is wrong."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+
+import numpy as np
+import pytest
+from support import DIM, HEADS, KV_HEADS, attention, qkv, small_cache, step
+
+import kvcache
+
+
+def test_attention_over_prefill_and_decode_equals_numpy(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 9)
+    prefill = step(cache, [1], [6], (q[:6], k[:6], v[:6]))
+    decode = [step(cache, [1], [1], (q[i : i + 1], k[i : i + 1], v[i : i + 1])) for i in range(6, 9)]
+    for layer in range(2):
+        got = np.concatenate([prefill[layer], *(outputs[layer] for outputs in decode)])
+        np.testing.assert_allclose(got, attention(q, k, v), rtol=1e-5, atol=1e-5)
+    stored_k, stored_v = cache.debug_get_kv(1)
+    assert (stored_k == k).all() and (stored_v == v).all()
+
+
+def test_a_fork_shares_pages_and_branches_do_not_disturb_each_other(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 8)
+    step(cache, [1], [6], (q[:6], k[:6], v[:6]))
+    cache.fork(1, 2)
+    assert cache.stats().pages_shared == 2
+    both = (np.repeat(q[6:7], 2, 0), np.stack([k[6], k[7]]), np.stack([v[6], v[7]]))
+    out = step(cache, [1, 2], [1, 1], both)[0]
+    for branch, last in ((0, 6), (1, 7)):
+        own = [*range(6), last]
+        np.testing.assert_allclose(
+            out[branch : branch + 1], attention(q[6:7], k[own], v[own], past=6), rtol=1e-5, atol=1e-5
+        )
+    cache.pop(2, 3)
+    assert (cache.length(1), cache.length(2), cache.seqs(), 2 in cache, len(cache)) == (7, 4, [1, 2], True, 2)
+    cache.remove(1)
+    cache.remove(2)
+    assert cache.is_empty
+
+
+def test_parts_of_attention_merge_to_the_whole(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 7)
+    step(cache, [1], [4], (q[:4], k[:4], v[:4]))
+    new = q[4:], k[4:], v[4:]
+    with cache.forward([1], [3]) as forward:
+        own, own_lse = forward.attn_self(0, *new, lse=True)
+        old, old_lse = forward.attn_cached(0, new[0], lse=True)
+        forward.attn_merge(own, own_lse, old, old_lse)
+        whole, lse = forward.attn(0, *new, lse=True)
+        np.testing.assert_allclose(own, whole, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(own_lse, lse, rtol=1e-5, atol=1e-5)
+        forward.kv_append(1, *new[1:])
+        again = forward.attn(1, new[0])
+        assert again.shape == (3, HEADS, DIM)
+        packed = forward.attn_fused_qkv(0, np.concatenate(new, axis=1))
+        assert (packed == whole).all()
+        k_out, v_out = (np.empty((7, KV_HEADS, DIM), np.float32) for _ in range(2))
+        forward.gather(0, 1, k_out, v_out)
+        assert (k_out == k).all() and (v_out == v).all()
+        assert forward.positions().tolist() == [4, 5, 6]
+
+
+def test_options_are_keywords_or_an_object(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 5)
+    with cache.forward([1], [5]) as forward:
+        plain = forward.attn(0, q, k, v)
+        cut = forward.attn(0, q, window=1)
+        np.testing.assert_allclose(cut, np.repeat(v, 2, axis=1), rtol=1e-6)
+        sinks = np.full(HEADS, 50.0, np.float32)
+        assert abs(forward.attn(0, q, sinks=sinks)).max() < 1e-6 < abs(plain).max()
+        opt = kvcache.AttnOptions(scale=1e-9)
+        flat = forward.attn(0, q, opt=opt)
+        np.testing.assert_allclose(flat[4], np.repeat(v.mean(axis=0), 2, axis=0), rtol=1e-4, atol=1e-6)
+        assert (forward.attn(0, q, opt=opt, window=1) == forward.attn(0, q, scale=1e-9, window=1)).all()
+        with pytest.raises(TypeError, match="no_such_option"):
+            forward.attn(0, q, no_such_option=1)
+        with pytest.raises(kvcache.ShapeError, match="sinks"):
+            forward.attn(0, q, sinks=sinks[:2])
+
+
+def test_an_exception_inside_a_forward_aborts_it(cache, rng):
+    cache.add(1)
+    tensors = qkv(rng, 3)
+    with pytest.raises(KeyError, match="mine"), cache.forward([1], [3]) as forward:
+        forward.attn(0, *tensors)
+        raise KeyError("mine")
+    assert not forward.is_open
+    stats = cache.stats()
+    assert (cache.length(1), stats.forwards, stats.forwards_aborted, cache.free_pages) == (0, 0, 1, 16)
+    step(cache, [1], [3], tensors)
+    assert cache.length(1) == 3
+
+
+def test_a_forward_that_is_dropped_is_given_up(cache):
+    cache.add(1)
+    cache.forward([1], [3])
+    gc.collect()
+    assert cache.stats().forwards_aborted == 1
+    cache.forward([1]).end()
+
+
+def test_ended_forwards_and_closed_caches_raise(rng):
+    cache = small_cache()
+    cache.add(1)
+    tensors = qkv(rng, 1)
+    forward = cache.forward([1])
+    forward.end()
+    for call in (
+        lambda: forward.attn(0, *tensors),
+        lambda: forward.kv_append(0, *tensors[1:]),
+        forward.end,
+        forward.abort,
+        forward.positions,
+        lambda: forward.page_table("indices"),
+    ):
+        with pytest.raises(kvcache.InvalidState, match="ended"):
+            call()
+    open_one = cache.forward([1])
+    pool, pages = cache.export_pool(0), cache.seq_pages(1)
+    cache.close()
+    cache.close()
+    assert not open_one.is_open and not cache.is_open
+    for call in (
+        lambda: open_one.attn(0, *tensors),
+        lambda: cache.add(2),
+        lambda: cache.length(1),
+        cache.stats,
+        lambda: cache.free_pages,
+        lambda: cache.forward([1]),
+        cache.check,
+        lambda: cache.prefix.match([1, 2]),
+        lambda: cache.swap_out([1]),
+    ):
+        with pytest.raises(kvcache.InvalidState, match="closed"):
+            call()
+    assert "closed" in repr(cache) and "ended" in repr(open_one)
+    assert pool.numpy().shape[0] == 16 and pages.numpy().shape == (1,)  # exports outlive their cache
+
+
+def test_statuses_are_exceptions_of_the_expected_kinds(cache):
+    cache.add(1)
+    for call, kind, builtin in (
+        (lambda: cache.add(1), kvcache.AlreadyExists, ValueError),
+        (lambda: cache.length(7), kvcache.NotFound, KeyError),
+        (lambda: cache.add(-1), kvcache.InvalidArgument, ValueError),
+        (lambda: cache.pop(1, 5), kvcache.OutOfRange, IndexError),
+        (lambda: cache.swap_out([1]), kvcache.Unsupported, NotImplementedError),
+        (lambda: cache.forward([1], [100]), kvcache.NeverFits, ValueError),
+    ):
+        with pytest.raises(kind) as caught:
+            call()
+        assert (
+            isinstance(caught.value, builtin)
+            and isinstance(caught.value, kvcache.Error)
+            and caught.value.name.startswith("KVC_E_")
+        )
+    cache.add(2)
+    cache.forward([2], [60]).end()
+    with pytest.raises(kvcache.NoPages) as caught:
+        cache.forward([1], [8])
+    assert caught.value.missing_pages == 1 == cache.can_append([1], [8])
+
+
+def test_messages_name_the_argument_and_both_values(cache, rng):
+    cache.add(1)
+    q, k, v = qkv(rng, 2)
+    with cache.forward([1], [2]) as forward:
+        with pytest.raises(kvcache.ShapeError, match="k"):
+            forward.attn(0, q, k[:, :1], v)
+        with pytest.raises(kvcache.DtypeError, match="q"):
+            forward.attn(0, q.astype(np.int32), k, v)
+        with pytest.raises(kvcache.InvalidState, match="40"):
+            forward.kv_append(40, k, v)
+        forward.attn(0, q, k, v)
+    with pytest.raises(kvcache.InvalidArgument, match="lengths has 2 entries, seqs has 1"):
+        cache.forward([1], [1, 1])
+    with pytest.raises(kvcache.InvalidArgument, match="tokens has 3 entries, the lengths sum up to 2"):
+        cache.forward([1], [2], tokens=[1, 2, 3])
+    with pytest.raises(TypeError, match=r"seqs\[0\]"):
+        cache.forward(["one"], [1])
+    with pytest.raises(kvcache.InvalidArgument, match="'diagonal' is none of"):
+        cache.export_pool(0, "diagonal")
+    with pytest.raises(TypeError, match="no field 'colour'"):
+        kvcache._capi.kvc_plan_create({"colour": 1})
+
+
+def test_integers_come_as_lists_ranges_or_arrays(cache):
+    for seqs in ([1, 2], (3, 4), range(5, 7), np.array([7, 8]), np.array([9, 10], np.int32)):
+        for seq in seqs:
+            cache.add(int(seq))
+        cache.forward(seqs, np.array([1, 2, 3, 4])[::2][:2]).end()
+        assert [cache.length(int(seq)) for seq in seqs] == [1, 3]
+    with pytest.raises(TypeError, match="seqs"):
+        cache.forward(np.array([1.0]), [1])
+    with pytest.raises(OverflowError, match="tokens"):
+        cache.forward([1], [1], tokens=[1 << 40])
+
+
+def test_plans_answer_questions_without_a_cache():
+    layers = [kvcache.Layer(num_q_heads=8, num_kv_heads=2, k_dim=64, window=64)] * 3 + [
+        kvcache.Layer(num_kv_heads=2, k_dim=64)
+    ]
+    plan = kvcache.Plan(kvcache.Config(layers=layers, byte_budget=1 << 22, max_tokens_per_forward=64))
+    assert (
+        plan.layer(0).window == 64
+        and plan.layer(3).kind == "attention"
+        and plan.layer(3).k_dtype == "bfloat16"
+    )
+    assert sum(plan.group(group).num_layers for group in range(plan.info.num_groups)) == 4
+    assert (
+        plan.pages_for(1 << 22) == plan.info.num_pages and plan.max_tokens(1 << 22) == plan.info.max_seq_len
+    )
+    assert plan.request_pages(0) == 0 < plan.request_pages(1)
+    assert "page" in plan.describe() and plan.to_dict()["num_pages"] == plan.info.num_pages
+    assert kvcache.min_pages([plan, plan]) == plan.info.num_pages
+    with pytest.raises(kvcache.OutOfRange):
+        plan.layer(4)
+    with pytest.raises(kvcache.InvalidArgument):
+        kvcache.Plan(kvcache.Config(layers=layers, num_pages=1, byte_budget=1))
+
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "torch_dtype": "float16",
+    "rope_theta": 5e5,
+    "vocab_size": 100,
+    "intermediate_size": 128,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+
+
+def test_a_config_json_describes_the_layers(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    for source in (LLAMA, json.dumps(LLAMA), tmp_path, str(tmp_path / "config.json")):
+        config = kvcache.Config.from_hf(source, num_pages=64)
+        assert [(layer.num_kv_heads, layer.k_dim, layer.dtype) for layer in config.layers] == [
+            (2, 16, "float16")
+        ] * 3
+        assert (
+            config.layers[0].rope.scaling == "llama3"
+            and config.layers[0].rope.factor == 8.0
+            and config.max_seq_len == 512
+        )
+    assert all(layer.rope is None for layer in kvcache.Config.from_hf(LLAMA, num_pages=64, rope=False).layers)
+    with kvcache.KVCache(model_config=LLAMA, num_pages=64, dtype="float32", max_seq_len=128) as cache:
+        assert cache.plan.layer(2).k_dtype == "float32" and cache.plan.info.max_seq_len >= 128
+    with pytest.raises(kvcache.Unsupported, match="no_such_model"):
+        kvcache.Config.from_hf({**LLAMA, "model_type": "no_such_model"})
+    with pytest.raises(TypeError, match="not both"):
+        kvcache.Cache(config, num_pages=3)
+
+
+def test_the_package_knows_itself():
+    assert (
+        kvcache.version().startswith("0.")
+        and kvcache.has_feature("cpu")
+        and not kvcache.has_feature("time travel")
+    )
+    caps = kvcache.device_caps()
+    assert caps.backend_present == 1 and caps.name and kvcache.device_caps((2, 0)).backend_present == 0
+    assert repr(
+        kvcache.Plan(kvcache.Config(layers=[kvcache.Layer(num_kv_heads=1, k_dim=4)], num_pages=3))
+    ).startswith("<kvcache.Plan 1 layers")
+
+
+def test_the_log_goes_to_a_function(cache):
+    lines = []
+    kvcache.set_logger(lambda level, message: lines.append((level, message)), 0)
+    try:
+        cache.add(1)
+        with pytest.raises(kvcache.Error):
+            cache.add(1)
+    finally:
+        kvcache.set_logger(None)
+    assert all(isinstance(level, int) and isinstance(message, str) for level, message in lines)
+    with pytest.raises(TypeError, match="callable"):
+        kvcache.set_logger(3)
+
+
+def test_configurations_are_plain_data():
+    config = kvcache.Config(
+        layers=(kvcache.Layer(num_kv_heads=1, k_dim=4, rope=kvcache.Rope(theta=1e6)),), num_pages=4
+    )
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(AttributeError):
+        config.num_pages = 5
+    with pytest.raises(kvcache.InvalidArgument, match="kind"):
+        kvcache.Plan(kvcache.Config(layers=[kvcache.Layer(kind="convolution")], num_pages=4))
+    with pytest.raises(kvcache.DtypeError, match="float128"):
+        kvcache.Plan(
+            kvcache.Config(layers=[kvcache.Layer(num_kv_heads=1, k_dim=4, dtype="float128")], num_pages=4)
+        )
+    with pytest.raises(TypeError, match="page_size"):
+        kvcache.Plan(kvcache.Config(layers=config.layers, num_pages=4, page_size="many"))
+    with pytest.raises(OverflowError, match="page_size"):
+        kvcache.Plan(kvcache.Config(layers=config.layers, num_pages=4, page_size=1 << 33))

@@ -1,0 +1,107 @@
+/*
+ * kvcache.h for SWIG, the part that is the same for every target language: which declarations are wrapped, structs that
+ * know their size, and handles that clean up after themselves. A language's own interface file sets its typemaps first
+ * (how a kvc_error becomes an exception, what a status becomes) and includes this file last.
+ *
+ * Needs: swig -I<include> -I<folder of dlpack/dlpack.h>, SWIG >= 4.1.
+ */
+%{
+#include <kvcache.h>
+#include <stdlib.h>
+%}
+
+%include <stdint.i>
+%include <carrays.i>
+
+/* Arrays for the pointer fields of structs. The struct borrows: keep the array while it is used. */
+%array_class(int64_t, Int64Array);
+%array_class(int32_t, Int32Array);
+
+/* For programs in C that load the library at run time; and DLPack's own exchange between frameworks. */
+%ignore kvc_api;
+%ignore kvc_get_api;
+%ignore DLManagedTensor;
+%ignore DLPackExchangeAPI;
+%ignore DLPackExchangeAPIHeader;
+
+/* Handles. Creating one is its constructor, destroying it its destructor; the functions for that are not wrapped. */
+%ignore kvc_plan_create;
+%ignore kvc_plan_destroy;
+%ignore kvc_cache_create;
+%ignore kvc_cache_destroy;
+%ignore kvc_forward_begin;
+%ignore kvc_fence_destroy;
+
+%nodefaultctor kvc_plan;
+%nodefaultctor kvc_cache;
+%nodefaultctor kvc_forward;
+%nodefaultctor kvc_fence;
+/* kvc_forward_end and kvc_forward_abort end a forward; it belongs to its cache. */
+%nodefaultdtor kvc_forward;
+
+struct kvc_plan {};
+struct kvc_cache {};
+struct kvc_forward {};
+struct kvc_fence {};
+
+/* A failed constructor leaves NULL, and the reason in `err`. */
+%extend kvc_plan {
+  kvc_plan(const kvc_config *config, kvc_error *err) {
+    kvc_plan *plan = NULL;
+    return kvc_plan_create(config, &plan, err) == KVC_OK ? plan : NULL;
+  }
+  ~kvc_plan() { kvc_plan_destroy($self); }
+}
+%extend kvc_cache {
+  kvc_cache(const kvc_plan *plan, kvc_error *err) {
+    kvc_cache *cache = NULL;
+    return kvc_cache_create(plan, &cache, err) == KVC_OK ? cache : NULL;
+  }
+  ~kvc_cache() { kvc_cache_destroy($self); }
+}
+%extend kvc_forward {
+  kvc_forward(kvc_cache *cache, const kvc_forward_desc *desc, kvc_error *err) {
+    kvc_forward *forward = NULL;
+    return kvc_forward_begin(cache, desc, &forward, err) == KVC_OK ? forward : NULL;
+  }
+}
+%extend kvc_fence {
+  ~kvc_fence() { kvc_fence_destroy($self); }
+}
+
+/* A new struct is all zeros, which means default, but for its size. */
+%define KVC_SIZED(type)
+%extend type {
+  type() {
+    type *made = (type *)calloc(1, sizeof(type));
+    if (made) made->struct_size = sizeof(type);
+    return made;
+  }
+  ~type() { free($self); }
+}
+%enddef
+
+KVC_SIZED(kvc_device_caps)
+KVC_SIZED(kvc_rope)
+KVC_SIZED(kvc_state_spec)
+KVC_SIZED(kvc_layer)
+KVC_SIZED(kvc_allocator)
+KVC_SIZED(kvc_executor)
+KVC_SIZED(kvc_config)
+KVC_SIZED(kvc_plan_info)
+KVC_SIZED(kvc_group_info)
+KVC_SIZED(kvc_layer_info)
+KVC_SIZED(kvc_stats)
+KVC_SIZED(kvc_seq_info)
+KVC_SIZED(kvc_forward_desc)
+KVC_SIZED(kvc_attn_opt)
+KVC_SIZED(kvc_linear_opt)
+KVC_SIZED(kvc_op_pool)
+KVC_SIZED(kvc_op_table)
+KVC_SIZED(kvc_op_opt)
+KVC_SIZED(kvc_prefix_key)
+KVC_SIZED(kvc_prefix_query)
+KVC_SIZED(kvc_event)
+
+%include <dlpack/dlpack.h>
+%include <kvcache.h>
