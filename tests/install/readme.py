@@ -1,4 +1,4 @@
-"""Runs what README.md shows: its C and Python snippets against the build's library.
+"""Runs the C of README.md against the build's library, and compares its snippets in other languages with those of the bindings, whose tests run them.
 
 Usage: readme.py <build folder> <C compiler> <DLPack include folder>
 """
@@ -20,25 +20,27 @@ def run(command, **options):
     return result.stdout
 
 
+def snippets(path, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / path).read_text(), re.S | re.M)
+
+
 def main():
     build, compiler, dlpack = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    blocks = re.findall(r"^```(c|python)\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
-    counts = {"c": 0, "python": 0}
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(build)}
+    programs = snippets("README.md", "c")
+    if not programs:
+        sys.exit("readme: README.md has no snippet in C")
     with tempfile.TemporaryDirectory() as scratch:
-        for language, text in blocks:
-            counts[language] += 1
-            source = pathlib.Path(scratch) / f"snippet{len(text)}.{ {'c': 'c', 'python': 'py'}[language] }"
+        for number, text in enumerate(programs):
+            source = pathlib.Path(scratch) / f"snippet{number}.c"
             source.write_text(text)
-            if language == "c":
-                program = source.with_suffix("")
-                run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program, f"-I{ROOT / 'include'}", f"-I{dlpack}",
-                     f"-L{build}", "-lkvcache"])
-                print(run([program], env=environment))
-            else:
-                print(run([sys.executable, source], env=environment))
-    if not all(counts.values()):
-        sys.exit(f"readme: expected a snippet of each language, found {counts}")
+            program = source.with_suffix("")
+            run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", source, "-o", program, f"-I{ROOT / 'include'}", f"-I{dlpack}",
+                 f"-L{build}", "-lkvcache"])
+            print(run([program], env={**os.environ, "LD_LIBRARY_PATH": str(build)}))
+    for language in ("python", "rust", "go"):
+        shown, tested = snippets("README.md", language), snippets(f"bindings/{language}/README.md", language)
+        if not shown or any(text not in tested for text in shown):
+            sys.exit(f"readme: the {language} of README.md is not that of bindings/{language}/README.md")
 
 
 if __name__ == "__main__":
