@@ -9,7 +9,7 @@ SANITIZER_SCALE ?= 0.2
 # Suites that call one kernel on one thread: no threads to look at, and most of the time.
 ONE_THREAD = -TileKernel.*:Cascade.*:LatentBf16.*:*/Decode.*:*/Latent.*:*/Linear.*:*/Masks.*:*/Conv.*:*/Rows.*:*/Vectors.*:*/ToolDemoKernels.*:RandomSwaps.*:RandomPrefixes.*:Prefix*.*:GroupTokens.*:Swap*.*:Stats*.*:HfConfig*.*
 
-.PHONY: all build deps demo test test-release test-debug test-tsan bench fuzz lint format clean
+.PHONY: all build deps demo test test-release test-debug test-tsan test-bindings clients bench fuzz lint format clean
 
 all: build
 
@@ -26,7 +26,7 @@ demo: build
 bench: build
 	@build/kvcache bench
 
-test: test-release test-debug test-tsan
+test: test-release test-debug test-tsan test-bindings
 
 test-release: build
 	@ctest --preset release -j $(JOBS)
@@ -40,6 +40,14 @@ test-tsan: deps
 	@cmake --preset tsan $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset tsan -j $(JOBS)
 	@KVC_TEST_SCALE=$(SANITIZER_SCALE) GTEST_FILTER='$(ONE_THREAD)' ctest --preset tsan -j $(JOBS)
+
+test-bindings: build
+	@bindings/test
+
+# Programs that others wrote, on this library: installs torch, transformers and candle (pinned) below build/.
+clients: build
+	@tests/clients/hf/test
+	@tests/clients/candle/test
 
 # Coverage-guided fuzzing of the C interface; FUZZ_SECONDS=0 runs until stopped.
 FUZZ_SECONDS ?= 60
