@@ -46,8 +46,8 @@ test-bindings: build
 
 # Programs that others wrote, on this library: installs torch, transformers and candle (pinned) below build/.
 clients: build
-	@tests/clients/hf/test
-	@tests/clients/candle/test
+	@tests/clients/hf/run
+	@tests/clients/candle/run
 
 # Coverage-guided fuzzing of the C interface; FUZZ_SECONDS=0 runs until stopped.
 FUZZ_SECONDS ?= 60
