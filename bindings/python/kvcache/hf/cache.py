@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PagedCache: a transformers cache whose K and V lie in the pages of libkvcache."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from . import compat
+from .fused import FusedSteps
+from .layers import HybridLayer, KVLayer, StateLayer, make_layers
+from .packed import PackedSteps
+from .rows import Step, check_states
+from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
+from .store import Store
+
+MODES = ("gather", "fused")
+MLA_MODES = ("latent", "expanded")
+
+
+class PagedCache(FusedSteps, PackedSteps, compat.Cache):
+    """A cache for ``model.generate(..., past_key_values=PagedCache(model.config))``.
+
+    mode="gather" keeps K and V in pages and returns whole K and V: any attention implementation, results bit-identical to
+    DynamicCache. mode="fused" appends and attends in C++: load the model with ``attn_implementation="kvcache"``.
+
+    Pages are planned when the first tokens come, in their dtype. Without `num_pages` and `byte_budget` the pool grows as needed;
+    with one of them a full pool raises kvcache's NoPages error, and nothing has happened.
+    """
+
+    def __init__(self, config, mode: str = "gather", *, page_size: int = 16, num_pages: int | None = None,
+                 byte_budget: int | None = None, num_threads: int | None = None, mla: str = "latent"):
+        if mode not in MODES:
+            raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
+        if mla not in MLA_MODES:
+            raise ValueError(f"mla: expected one of {', '.join(MLA_MODES)}, got {mla!r}")
+        if num_pages is not None and byte_budget is not None:
+            raise ValueError(f"num_pages and byte_budget: give one of them, got {num_pages} and {byte_budget}")
+        self.config = decoder_config(config)
+        self.mode = mode
+        self.mla = mla
+        self.record_past = False
+        self.store: Store | None = None
+        self._limits = dict(page_size=page_size, num_pages=num_pages, byte_budget=byte_budget, num_threads=num_threads)
+        self._more_limits: dict = {}  # what a Server adds
+        self._shapes: dict[int | str, Storage] = {}  # of layers that differ from the first one, by index and by type
+        self._first: list | None = []  # K and V of the first forward, while another plan may be needed
+        self._specs: list[LayerSpec] = self._read_specs()
+        self._attention = {spec.index for spec in self._specs if spec.has_attention}
+        self._dtype: torch.dtype | None = None
+        self._rows: list[int] = []  # sequence ids, one per batch row
+        self._step: Step | None = None
+        self._init_fused()
+        super().__init__(layers=make_layers(self, self._specs))
+
+    def _read_specs(self) -> list[LayerSpec]:
+        return layer_specs(self.config)
+
+    # What transformers asks ------------------------------------------------------------------------------
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_linear(self) -> list[bool]:
+        return [isinstance(layer, StateLayer) and not isinstance(layer, HybridLayer) for layer in self.layers]
+
+    @property
+    def is_croppable(self) -> bool:
+        return not any(isinstance(layer, StateLayer) for layer in self.layers)
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._rows) or -1
+
+    def activate_past_recording(self) -> None:
+        """Keep what windows would drop, so that `crop` works past them (assisted generation)."""
+        if self.record_past:
+            return
+        self.record_past = True
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.activate_past_recording()
+        if self.store is not None and any(spec.view for spec in self._specs):
+            self._replan()
+
+    def reset(self) -> None:
+        """Forget all tokens; the planned pages stay."""
+        self._abort()
+        for row in self._rows:
+            self.store.remove(row)
+        self._rows = []
+        self._reset_fused()
+        for layer in self.layers:
+            if isinstance(layer, KVLayer):
+                layer.seen = 0
+            if isinstance(layer, StateLayer):
+                layer.reset()
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last tokens of every row. Versions 5: a negative number; 4.57 also takes the length to keep."""
+        self._commit()
+        length = self.get_seq_length()
+        drop = compat.tokens_to_drop(length, tokens_to_remove)
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.crop(-drop)
+            elif drop and isinstance(layer, KVLayer) and layer.is_sliding and not self.record_past:
+                if length >= layer.spec.view:
+                    raise RuntimeError(
+                        f"crop: layer {layer.spec.index} has dropped tokens behind its window of {layer.spec.view}; call "
+                        "activate_past_recording before the first tokens"
+                    )
+        if drop:
+            self._pop(drop, length)
+
+    def _pop(self, drop: int, length: int) -> None:
+        for row, count in zip(self._rows, self._real_tokens(length - drop, length)):
+            self.store.pop(row, count)
+        self._crop_fused(length - drop)
+        for layer in self.layers:
+            if isinstance(layer, KVLayer):
+                layer.seen -= drop
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Row i becomes a copy of row beam_idx[i]: pages are shared, nothing is copied."""
+        self._select(beam_idx.tolist())
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                compat.LinearAttentionLayer.reorder_cache(layer, beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if indices.dtype == torch.bool:
+            indices = indices.nonzero().flatten()
+        self._select(indices.tolist())
+        for layer in self.layers:
+            if isinstance(layer, StateLayer):
+                layer.batch_select_indices(indices)
+
+    # Copies -------------------------------------------------------------------------------------------------
+
+    def branch(self) -> PagedCache:
+        """A cache with the same tokens that goes its own way: pages are shared, nothing is copied but recurrent states."""
+        self._commit()
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._init_fused()
+        other._real = self._real
+        other.layers = make_layers(other, self._specs)
+        for mine, copy in zip(self.layers, other.layers):
+            if isinstance(mine, StateLayer):
+                mine.copy_states(copy)
+            if isinstance(mine, KVLayer):
+                copy.seen = mine.seen
+        other._rows = [self.store.fork(row) for row in self._rows]
+        return other
+
+    def __deepcopy__(self, memo) -> PagedCache:
+        """What transformers' users write for `branch`."""
+        return self.branch()
+
+    def __del__(self):
+        store = getattr(self, "store", None)
+        if store is None or not self._rows or not store.cache.is_open:
+            return
+        try:
+            self._abort()
+            for row in self._rows:
+                store.remove(row)
+        except Exception:  # noqa: BLE001 (never from a finaliser; the pages go with the store at the latest)
+            pass
+
+    # Rows -------------------------------------------------------------------------------------------------
+
+    def _select(self, indices: list[int]) -> None:
+        self._commit()
+        if not self._rows:
+            return
+        kept: set[int] = set()
+        rows = []
+        for index in indices:
+            rows.append(self.store.fork(self._rows[index]) if index in kept else self._rows[index])
+            kept.add(index)
+        for index, row in enumerate(self._rows):
+            if index not in kept:
+                self.store.remove(row)
+        self._rows = rows
+        self._select_fused(indices)
+
+    # Steps --------------------------------------------------------------------------------------------------
+
+    def _update(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
+        check_states("key_states", keys)
+        check_states("value_states", values)
+        if keys.shape[:1] + keys.shape[2:3] != values.shape[:1] + values.shape[2:3]:
+            raise ValueError(f"value_states: shape {tuple(values.shape)} does not go with key_states {tuple(keys.shape)}")
+        if self.mode == "fused":
+            return self._update_fused(layer, keys, values)
+        return self._update_gather(layer, keys, values)
+
+    def _update_gather(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
+        batch, _, count, _ = keys.shape
+        shape = Storage("attention", keys.shape[1], keys.shape[1], keys.shape[3], values.shape[3])
+        if self.store is None:
+            self._plan(shape, keys.dtype)
+        if self._step is None or layer in self._step.done:
+            self._commit()
+            self._begin(batch, count)
+        self._check_step(layer, batch, count)
+        self._check_shape(layer, shape)
+        packed = self._step.pack(keys), self._step.pack(values)
+        self.store.append(layer, *packed)
+        self._remember(layer, *packed)
+        state = self.layers[layer]
+        old = state.seen
+        first = state.first_kept(old)
+        whole = self._read(layer, first, old, extra=count, like=(keys, values))
+        for part, new in zip(whole, (keys, values)):
+            part[:, :, old - first:] = new.detach()
+        self._step.done.add(layer)
+        state.seen += count
+        return whole
+
+    def _check_step(self, layer: int, batch: int, count: int) -> None:
+        if (batch, count) != (self._step.batch, self._step.tokens):
+            raise ValueError(
+                f"layer {layer}: {batch} rows of {count} tokens in a step of {self._step.batch} rows of {self._step.tokens} tokens"
+            )
+
+    def _read(self, layer: int, begin: int, end: int, extra: int, like) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [begin, end) of every row as one tensor each, with room for `extra` tokens behind."""
+        keys, values = (
+            torch.empty(len(self._rows), states.shape[1], end - begin + extra, states.shape[3], dtype=states.dtype)
+            for states in like
+        )
+        if end > begin:
+            for index, row in enumerate(self._rows):
+                self.store.read(layer, row, begin, end, keys[index, :, : end - begin].transpose(0, 1),
+                                values[index, :, : end - begin].transpose(0, 1))
+        return keys, values
+
+    def _stored(self, layer: int):
+        """Keys and values of a layer as transformers keeps them between forwards, or (None, None) before the first."""
+        if self.store is None or not self._rows:
+            return None, None
+        self._commit()
+        state, storage = self.layers[layer], self._storage[layer]
+        first, last = state.first_kept(state.seen), state.seen
+        heads, dims = storage.kv_heads, (storage.k_dim, storage.v_dim)
+        if storage.kind == "mla":
+            heads, dims = 1, (storage.latent_rank + storage.rope_dim,)
+        parts = [torch.zeros(len(self._rows), heads, last - first, dim, dtype=self._dtype) for dim in dims]
+        before, kept = self._real_tokens(0, first), self._real_tokens(first, last)
+        for index, row in enumerate(self._rows):
+            read = [torch.empty(kept[index], heads, dim, dtype=self._dtype) for dim in dims]
+            if kept[index]:
+                self.store.read(layer, row, before[index], before[index] + kept[index], read[0], read[1] if len(read) > 1 else None)
+            where = slice(None) if self._real is None else self._real[index, first:last]
+            for part, one in zip(parts, read):
+                part[index, :, where] = one.transpose(0, 1)
+        if storage.kind == "mla":
+            return parts[0].split([storage.latent_rank, storage.rope_dim], dim=-1)
+        return parts[0], parts[1]
+
+    def _plan(self, first: Storage, dtype: torch.dtype) -> None:
+        """Plan the pages when the shape of the first attention layer is known, and take it for the others until they show theirs."""
+        self._dtype = dtype
+        self._storage = [self._layer_storage(spec, first) for spec in self._specs]
+        self.store = Store(self._storage, dtype, **self._limits, **self._more_limits)
+
+    def _layer_storage(self, spec: LayerSpec, first: Storage) -> Storage:
+        if not spec.has_attention:
+            return NO_STORAGE
+        # Gathered layers are views of the last keys: a chunked one is a window as wide as the chunk.
+        window, chunk = (spec.window, spec.chunk) if self.mode == "fused" else (spec.view, 0)
+        window = 0 if self.record_past else window
+        shape = self._shapes.get(spec.index) or self._shapes.get(spec.type) or first
+        return replace(shape, window=window, chunk=chunk)
+
+    def _check_shape(self, layer: int, shape: Storage) -> None:
+        """In the first forward layers may turn out to have other heads or dims than planned: plan again, and repeat what was done."""
+        planned = self._storage[layer]
+        if replace(planned, window=0, chunk=0) == shape:
+            return
+        if self._first is None:
+            raise ValueError(f"layer {layer}: K and V of {shape}, the cache was planned with {planned}")
+        spec = self._specs[layer]
+        self._shapes[spec.index] = shape
+        self._shapes.setdefault(spec.type, shape)
+        step = self._step
+        self.store.abort()
+        self.store.close()
+        self._plan(next(one for one in self._storage if one.kind != "none"), self._dtype)
+        renamed = {row: self.store.add() for row in self._rows or step.ids}
+        self._rows = [renamed[row] for row in self._rows]
+        step.ids = [renamed[row] for row in step.ids]
+        self.store.begin(step.ids, step.lengths, commit=self._commit)
+        for done, keys, values in self._first:
+            self.store.append(done, keys, values)
+
+    def _remember(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        # Models whose layers are all of one type do not vary: nothing needs to be kept for a second plan.
+        if self._first is not None and len({spec.type for spec in self._specs if spec.has_attention}) > 1:
+            self._first.append((layer, keys, values))
+
+    def _add_rows(self, batch: int) -> None:
+        if not self._rows:
+            self._rows = [self.store.add() for _ in range(batch)]
+        elif len(self._rows) != batch:
+            raise ValueError(f"batch: the cache holds {len(self._rows)} rows, the tensors have {batch}")
+
+    def _begin(self, batch: int, count: int) -> None:
+        self._add_rows(batch)
+        self.store.begin(self._rows, [count] * batch, commit=self._commit)
+        self._step = Step(list(self._rows), [count] * batch, batch, count, opened=True, in_store=True)
+
+    def _commit(self) -> None:
+        """End the open step: its tokens become part of the rows. A step that some layer never saw is undone."""
+        step = self._step
+        if step is None:
+            return
+        missing = sorted(self._attention - step.done)
+        if missing or self._pending is not None:
+            layer = missing[0] if missing else self._pending[0]
+            self._abort()
+            raise RuntimeError(f"layer {layer} was not attended in the last forward of the model; that forward has been undone")
+        self._step = self._first = None
+        if step.in_store:
+            self.store.end()
+
+    def _abort(self) -> None:
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.in_store:
+            self.store.abort()
+        if self._first is not None:
+            self._first = []
+        if not self._packed:
+            for layer in step.done:
+                self.layers[layer].seen -= step.tokens
+        self._crop_fused(min(layer.seen for layer in self.layers if isinstance(layer, KVLayer)))
+
+    def _replan(self) -> None:
+        """Move everything to pages without windows. What windows have dropped stays unwritten: nobody sees it again."""
+        if self.mode == "fused":
+            raise RuntimeError("activate_past_recording: a fused cache needs the call before its first tokens")
+        self._commit()
+        old, rows = self.store, self._rows
+        self._plan(next(one for one in self._storage if one.kind != "none"), self._dtype)
+        length = self.get_seq_length()
+        self._rows = []
+        self._add_rows(len(rows))
+        if length:
+            self.store.begin(self._rows, [length] * len(rows))
+            self.store.end()
+        for layer in sorted(self._attention):
+            first = self.layers[layer].first_kept(length)
+            storage = self._storage[layer]
+            for source, target in zip(rows, self._rows):
+                keys = torch.empty(length - first, storage.kv_heads, storage.k_dim, dtype=self._dtype)
+                values = torch.empty(length - first, storage.kv_heads, storage.v_dim, dtype=self._dtype)
+                if length > first:
+                    old.read(layer, source, first, length, keys, values)
+                    self.store.write(layer, target, first, keys, values)
+        for row in rows:  # branches may still use the old pages
+            old.remove(row)
+
+    def __repr__(self) -> str:
+        rows = f"{len(self._rows)} rows, {self.get_seq_length()} tokens"
+        return f"PagedCache(mode={self.mode!r}, {len(self.layers)} layers, {rows})"

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoder-decoder models: the decoder's own K and V, and the encoder's, written once per sequence."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from . import compat
+from .cache import PagedCache
+from .fused import TAG, Tag
+from .masks import read_mask, with_bias, pack_bias
+from .options import Options
+from .rows import Step, check_states
+from .specs import FULL, LayerSpec, Storage, decoder_config, layer_specs
+from .store import Store
+
+
+class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
+    """A cache for T5, Whisper and their kin: ``model.generate(..., past_key_values=PagedEncoderDecoderCache(model.config))``."""
+
+    def __init__(self, config, mode: str = "gather", **limits):
+        own = PagedCache(config, mode, **limits)
+        encoder = _EncoderCache(config, **limits) if mode == "fused" else _GatheredEncoderCache(config, mode, **limits)
+        super().__init__(own, encoder)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        self.self_attention_cache.crop(tokens_to_remove)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.self_attention_cache.batch_repeat_interleave(repeats)
+        self.cross_attention_cache.batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self.self_attention_cache.batch_select_indices(indices)
+        self.cross_attention_cache.batch_select_indices(indices)
+
+    def check_dynamic_cache(self, method: str) -> None:
+        """Every method works: these are no dynamic caches, but they grow like them."""
+
+
+class _GatheredEncoderCache(PagedCache):
+    """The encoder's K and V as ordinary full layers: given once, gathered whenever the model asks."""
+
+    def _read_specs(self) -> list[LayerSpec]:
+        return [LayerSpec(spec.index, FULL) for spec in layer_specs(self.config)]
+
+
+class _EncoderLayer(compat.CacheLayerMixin):
+    is_compileable = False
+    is_sliding = False
+    is_croppable = True
+    supports_early_init = False
+    sliding_window = None
+
+    def __init__(self, cache, index: int):
+        self._cache = weakref.ref(cache)
+        self.index = index
+        self.seen = 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.seen > 0
+
+    @property
+    def keys(self):
+        return self._cache()._placeholder(self.index, values=False)
+
+    @property
+    def values(self):
+        return self._cache()._placeholder(self.index, values=True)
+
+    def lazy_initialization(self, *_):
+        """Nothing to do."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self._cache()._update(self.index, key_states, value_states)
+
+    def get_mask_sizes(self, query_length):
+        return self.seen, 0
+
+    def get_seq_length(self, *_) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+class _EncoderCache(compat.Cache):
+    """The encoder's K and V in CROSS layers, attended in C++."""
+
+    def __init__(self, config, **limits):
+        self.config = decoder_config(config)
+        self.store: Store | None = None
+        self._limits = {name: value for name, value in limits.items() if name != "mla"}
+        self._count = len(layer_specs(self.config))
+        self._rows: list[int] = []
+        self._step: Step | None = None
+        self._given: dict[int, tuple] = {}  # K and V of layers that wait for their first attention
+        self._real: torch.Tensor | None = None  # bool [rows, encoder tokens], None: no padding
+        self._lengths: list[int] = []
+        super().__init__(layers=[_EncoderLayer(self, index) for index in range(self._count)])
+
+    def _update(self, layer: int, keys, values):
+        check_states("key_states", keys)
+        check_states("value_states", values)
+        if self.layers[layer].seen:
+            raise RuntimeError(f"layer {layer}: the encoder's K and V are written once per sequence")
+        self.layers[layer].seen = keys.shape[2]
+        self._given[layer] = (keys, values)
+        setattr(keys, TAG, Tag(self, layer, None))
+        return keys, values
+
+    def _placeholder(self, layer: int, values: bool):
+        """A tensor of the right shape without memory, for the model to hand on to attention. Its elements are NaN."""
+        if not self._rows:
+            return None
+        storage = self._storage
+        dim = storage.v_dim if values else storage.k_dim
+        tensor = torch.full((1,), float("nan"), dtype=self._dtype).expand(len(self._rows), storage.kv_heads, self.layers[layer].seen, dim)
+        setattr(tensor, TAG, Tag(self, layer, None))
+        return tensor
+
+    def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options) -> torch.Tensor:
+        layer = tag.layer
+        mask = with_bias(read_mask(attention_mask), options.position_bias)
+        if mask.pattern is not None and (mask.pattern.causal or mask.pattern.window or mask.pattern.chunk):
+            raise NotImplementedError(f"layer {layer}: attention to the encoder sees all of it, the mask is {mask.pattern}")
+        batch, heads, count, _ = query.shape
+        if self._step is None or layer in self._step.done:
+            self._commit()
+            self._open(key, value, mask, heads, batch, count)
+        step = self._step
+        self._check_padding(mask)
+        keys = values = None
+        if layer in self._given:
+            given = Step([], self._lengths, batch, self.layers[layer].seen, self._index())
+            keys, values = (given.pack(states) for states in self._given.pop(layer))
+        bias = None if mask.bias is None else pack_bias(mask.bias, step, self._real)
+        out = torch.empty(step.total, heads, value.shape[3], dtype=query.dtype)
+        self.store.attend_cross(layer, step.pack(query), keys, values, out, scale=options.scale, soft_cap=options.soft_cap,
+                                sinks=options.sinks, bias=bias)
+        step.done.add(layer)
+        return step.unpack(out)
+
+    def _open(self, key, value, mask, heads: int, batch: int, count: int) -> None:
+        cross = None
+        if not self._rows:
+            self._storage = Storage("cross", heads, key.shape[1], key.shape[3], value.shape[3])
+            self._dtype = key.dtype
+            if self.store is None:
+                self.store = Store([self._storage] * self._count, key.dtype, **self._limits)
+            self._rows = [self.store.add() for _ in range(batch)]
+            self._real = mask.padding
+            columns = key.shape[2]
+            cross = [columns] * batch if self._real is None else self._real.sum(dim=1).tolist()
+            self._lengths = cross
+        if len(self._rows) != batch:
+            raise ValueError(f"batch: the cache holds {len(self._rows)} rows, the tensors have {batch}")
+        self.store.begin(self._rows, [count] * batch, cross_lengths=cross, commit=self._commit)
+        self._step = Step(list(self._rows), [count] * batch, batch, count, opened=True, in_store=True)
+
+    def _index(self):
+        return None if self._real is None else self._real.flatten().nonzero().flatten()
+
+    def _check_padding(self, mask) -> None:
+        same = (mask.padding is None) == (self._real is None)
+        if not same or (mask.padding is not None and not torch.equal(mask.padding, self._real)):
+            raise ValueError("encoder_attention_mask: differs from the one that the encoder's tokens were given with")
+
+    def _commit(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            self.store.end()
+
+    def _select(self, indices: list[int]) -> None:
+        self._commit()
+        if not self._rows:
+            return
+        kept: set[int] = set()
+        rows = []
+        for index in indices:
+            rows.append(self.store.fork(self._rows[index]) if index in kept else self._rows[index])
+            kept.add(index)
+        for index, row in enumerate(self._rows):
+            if index not in kept:
+                self.store.remove(row)
+        self._rows = rows
+        self._lengths = [self._lengths[index] for index in indices]
+        if self._real is not None:
+            self._real = self._real[indices]
+
+    def branch(self) -> _EncoderCache:
+        """A cache with the same encoder tokens; pages are shared."""
+        self._commit()
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.layers = [_EncoderLayer(other, index) for index in range(self._count)]
+        for mine, copy in zip(self.layers, other.layers):
+            copy.seen = mine.seen
+        other._given = {}
+        other._rows = [self.store.fork(row) for row in self._rows]
+        return other
+
+    def __deepcopy__(self, memo) -> _EncoderCache:
+        return self.branch()
+
+    __del__ = PagedCache.__del__
+
+    def _abort(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            self.store.abort()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._select([row for row in range(len(self._rows)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._select(torch.arange(len(self._rows))[indices].tolist())
+
+    def reset(self) -> None:
+        self._commit()
+        for row in self._rows:
+            self.store.remove(row)
+        self._rows, self._given, self._real = [], {}, None
+        for layer in self.layers:
+            layer.seen = 0

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused steps: K and V go to the pages and attention runs there, in one call per layer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from . import mla
+from .masks import Mask, check_causal, pack_bias, read_mask, with_bias
+from .options import Options
+from .rows import Step
+from .specs import Storage
+
+NAME = "kvcache"
+TAG = "_kvcache_tag"
+
+# The cache whose update has returned and whose attention has not been called yet, in this thread.
+_waiting = threading.local()
+
+
+def waiting_cache(module):
+    """The cache that waits for the attention of `module`, whose K came without a tag; None when there is none."""
+    reference = getattr(_waiting, "cache", None)
+    cache = reference() if reference is not None else None
+    if cache is None or cache._pending is None:
+        return None
+    # A forward that failed may have left a cache waiting; encoders and other models have nothing to do with it.
+    same = getattr(module, "layer_idx", None) == cache._pending[0]
+    config = getattr(module, "config", None)
+    return cache if same and getattr(config, "model_type", None) == cache.config.model_type else None
+
+
+@dataclass(frozen=True)
+class Tag:
+    """Travels on the K that update returns; tells the attention function which pages hold the rest."""
+
+    cache: "FusedSteps"
+    layer: int
+    step: Step
+
+
+class FusedSteps:
+    """The part of PagedCache that serves mode="fused"."""
+
+    def _init_fused(self) -> None:
+        self._pending: tuple | None = None  # (layer, keys, values) given to update, not yet attended
+        self._real: torch.Tensor | None = None  # bool [rows, seen]: tokens that are no padding; None: all
+        self._packed = None  # the batch of a Server's step, see packed.py
+
+    def _reset_fused(self) -> None:
+        self._pending = self._real = None
+
+    def _crop_fused(self, length: int) -> None:
+        self._pending = None
+        if self._real is not None:
+            self._real = self._real[:, :length]
+
+    def _select_fused(self, indices: list[int]) -> None:
+        if self._real is not None:
+            self._real = self._real[indices]
+
+    def _real_tokens(self, begin: int, end: int) -> list[int]:
+        if self._real is None:
+            return [end - begin] * len(self._rows)
+        return self._real[:, begin:end].sum(dim=1).tolist()
+
+    # update: remember, and hand the new K and V through --------------------------------------------------
+
+    def _update_fused(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
+        implementation = getattr(self.config, "_attn_implementation", None)
+        if implementation != NAME:
+            raise ValueError(f"attn_implementation: a fused cache needs {NAME!r}, the model has {implementation!r}")
+        if self._pending is not None:
+            raise RuntimeError(
+                f"layer {self._pending[0]}: its K and V were given to the cache and never attended by {NAME!r} attention"
+            )
+        batch, _, count, _ = keys.shape
+        if self._step is None or (layer in self._step.done and not self._packed):
+            self._commit()
+            self._step = Step([], [], batch, count)
+        self._check_step(layer, batch, count)
+        self._pending = (layer, keys, values)
+        _waiting.cache = weakref.ref(self)
+        self._step.done.add(layer)
+        if not self._packed:
+            self.layers[layer].seen += count
+        handed = keys
+        if hasattr(self.config, "relative_attention_num_buckets"):
+            # The model makes a position bias as wide as K: a tensor of the whole length without memory.
+            handed = keys.new_empty(1).expand(batch, keys.shape[1], self.layers[layer].seen, keys.shape[3])
+        setattr(handed, TAG, Tag(self, layer, self._step))
+        return handed, values
+
+    # attention ----------------------------------------------------------------------------------------------
+
+    def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options):
+        if tag.step is not self._step:
+            raise RuntimeError(f"layer {tag.layer}: K of a forward that has ended")
+        mask = with_bias(read_mask(attention_mask), options.position_bias)
+        self._check_mask(tag.layer, mask, options)
+        if self._pending is None or self._pending[0] != tag.layer:
+            return self._attend_shared(tag.layer, module, query, mask, options)
+        _, key, value = self._pending
+        return self._append_and_attend(tag.layer, query, key, value, mask, options)
+
+    def _append_and_attend(self, layer: int, query, key, value, mask: Mask, options: Options) -> torch.Tensor:
+        step = self._step
+        shape = Storage("attention", query.shape[1], key.shape[1], key.shape[3], value.shape[3])
+        if not step.opened:
+            self._open(layer, mask, shape, key.dtype)
+        self._pending = None
+        out = torch.empty(step.total, query.shape[1], value.shape[3], dtype=query.dtype)
+        if step.total:
+            self._check_shape(layer, shape)
+            key, value = step.pack(key), step.pack(value)
+            self.store.attend(layer, step.pack(query), key, value, out, **self._call(layer, mask, options))
+            self._remember(layer, key, value)
+        return step.unpack(out)
+
+    def _attend_shared(self, layer: int, module, query, mask: Mask, options: Options) -> torch.Tensor:
+        """A layer that reads the K and V of another one, which has been appended in this forward."""
+        step = self._step
+        count = query.shape[2]
+        if count < step.tokens and getattr(module, "is_kv_shared_layer", False):
+            # Gemma-4 drops all queries of a prompt but the last ones here: the others are computed for nothing.
+            padded = query.new_zeros(*query.shape[:2], step.tokens, query.shape[3])
+            padded[:, :, -count:] = query
+            query = padded
+        if query.shape[2] != step.tokens:
+            raise NotImplementedError(f"layer {layer}: {count} queries in a step of {step.tokens} tokens")
+        out = torch.empty(step.total, query.shape[1], self._storage[layer].v_dim, dtype=query.dtype)
+        if step.total:
+            self.store.attend_shared(layer, step.pack(query), out, **self._call(layer, mask, options))
+        return step.unpack(out)[:, -count:]
+
+    def _attend_latent(self, module, query, key, value, attention_mask, options: Options):
+        """Attention of a module that caches latents and expands them after update (DeepSeek-V3)."""
+        layer, latent, rope = self._pending
+        if not mla.is_latent(module, latent, rope):
+            raise RuntimeError(f"layer {layer}: the model changed K between the cache and attention; the new K is lost")
+        mask = with_bias(read_mask(attention_mask), options.position_bias)
+        self._check_mask(layer, mask, options)
+        if self.mla == "expanded":
+            return self._append_and_attend(layer, query, key, value, mask, options)
+        step = self._step
+        if not step.opened:
+            self._open(layer, mask, Storage("mla", q_heads=query.shape[1], latent_rank=latent.shape[3], rope_dim=rope.shape[3]),
+                       key.dtype)
+        self._pending = None
+        out = torch.empty(step.total, query.shape[1], latent.shape[3])
+        if step.total:
+            row = step.pack(torch.cat((latent, rope), dim=-1))
+            self.store.attend(layer, mla.absorb(module, step.pack(query)), row, None, out, **self._call(layer, mask, options))
+        return step.unpack(mla.project(module, out).to(query.dtype))
+
+    def _call(self, layer: int, mask: Mask, options: Options) -> dict:
+        bias = None
+        if mask.bias is not None:
+            bias = pack_bias(mask.bias, self._step, self._real)
+        spec = self._specs[layer]
+        # With past recording the pages are planned without windows, and each call says its own.
+        window = spec.window if self._storage[layer].window != spec.window else 0
+        return dict(scale=options.scale, soft_cap=options.soft_cap, sinks=options.sinks, bias=bias, window=window)
+
+    def _check_mask(self, layer: int, mask: Mask, options: Options) -> None:
+        spec = self._specs[layer]
+        if not options.causal:
+            raise NotImplementedError(f"layer {layer}: is_causal is False; cached self-attention is causal")
+        if options.window is not None and options.window != spec.window:
+            raise ValueError(f"layer {layer}: sliding_window {options.window}, the cache was planned with {spec.window}")
+        pattern = mask.pattern
+        if pattern is None:
+            if mask.bias is not None and not self._packed:
+                seen = self.layers[layer].seen
+                if 0 < spec.view < seen:
+                    raise NotImplementedError(
+                        f"attention_mask: 4-D, over {seen} tokens; layer {layer} would also hide what lies behind its window of {spec.view}"
+                    )
+                check_causal(mask.bias, seen - self._step.tokens)
+            return
+        if not pattern.causal:
+            raise NotImplementedError(f"layer {layer}: its mask is bidirectional; cached self-attention is causal")
+        if (pattern.window, pattern.chunk) != (spec.window, spec.chunk):
+            raise ValueError(
+                f"layer {layer}: its mask has window {pattern.window} and chunk {pattern.chunk}, the cache was planned with "
+                f"{spec.window} and {spec.chunk}"
+            )
+
+    # opening a step -------------------------------------------------------------------------------------------
+
+    def _open(self, layer: int, mask: Mask, shape: Storage, dtype: torch.dtype) -> None:
+        """Begin the forward: now the padding is known, and with it how many tokens every row grows by."""
+        step = self._step
+        if self.store is None:
+            self._plan(shape, dtype)
+        if self._packed:
+            packed = self._packed
+            if step.batch != 1 or step.tokens != packed.total:
+                raise ValueError(f"input_ids: expected one row of {packed.total} tokens, got {step.batch} of {step.tokens}")
+            step.ids, step.lengths = packed.ids, packed.lengths
+            self.store.begin(step.ids, step.lengths, tokens=packed.token_ids, commit=self._commit)
+            step.opened = step.in_store = True
+            return
+        self._add_rows(step.batch)
+        past = self.layers[layer].seen - step.tokens
+        real = self._new_real(mask.padding, past, step)
+        lengths = real.sum(dim=1).tolist() if real is not None else [step.tokens] * step.batch
+        rows = [(row, length) for row, length in zip(self._rows, lengths) if length]
+        step.ids = [row for row, _ in rows]
+        step.lengths = [length for _, length in rows]
+        if real is not None and not bool(real.all()):
+            step.index = real.flatten().nonzero().flatten()
+        if rows:
+            self.store.begin(step.ids, step.lengths, commit=self._commit)
+        step.opened, step.in_store = True, bool(rows)
+        if real is not None:
+            before = self._real if self._real is not None else torch.ones(step.batch, past, dtype=torch.bool)
+            self._real = torch.cat((before, real), dim=1)
+
+    def _new_real(self, padding: torch.Tensor | None, past: int, step: Step) -> torch.Tensor | None:
+        """Which of the new tokens are real, bool [batch, tokens]; None: all, now and before."""
+        if padding is None:
+            if self._real is None:
+                return None
+            if not bool(self._real.all()):
+                raise ValueError("attention_mask: tokens that were padding before are not masked any more")
+            return torch.ones(step.batch, step.tokens, dtype=torch.bool)
+        if padding.shape != (step.batch, past + step.tokens):
+            raise ValueError(
+                f"attention_mask: shape {tuple(padding.shape)}, the cache and the new tokens make {(step.batch, past + step.tokens)}"
+            )
+        before = self._real if self._real is not None else torch.ones(step.batch, past, dtype=torch.bool)
+        if not torch.equal(padding[:, :past], before):
+            raise ValueError("attention_mask: differs from the one that the cached tokens were given with")
+        if any(spec.window or spec.chunk for spec in self._specs):
+            started = padding.long().cumsum(dim=1) > 0
+            followed = padding.flip(1).long().cumsum(dim=1).flip(1) > 0
+            if bool((started & followed & ~padding).any()):
+                raise NotImplementedError("attention_mask: padding between tokens of a row, with layers that slide or chunk")
+        return padding[:, past:]

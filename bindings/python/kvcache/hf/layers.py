@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layers that transformers sees: lengths, views and mask sizes as its own dynamic layers have them."""
+
+from __future__ import annotations
+
+import weakref
+
+from . import compat
+from .specs import LayerSpec
+
+
+class KVLayer(compat.CacheLayerMixin):
+    """K and V of one layer, kept in the pages of the cache that owns it."""
+
+    is_compileable = False
+    is_croppable = True
+    supports_early_init = False
+
+    def __init__(self, cache, spec: LayerSpec):
+        # Not the base class's __init__: it sets keys and values, which are read from pages here.
+        self._cache = weakref.ref(cache)
+        self.spec = spec
+        self.seen = 0  # tokens given so far, padding included
+
+    @property
+    def is_sliding(self) -> bool:
+        return self.spec.view > 0
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.seen > 0
+
+    @property
+    def sliding_window(self) -> int:
+        return self.spec.view
+
+    @property
+    def record_past(self) -> bool:
+        return self._cache().record_past
+
+    @property
+    def keys(self):
+        return self._cache()._stored(self.spec.index)[0]
+
+    @property
+    def values(self):
+        return self._cache()._stored(self.spec.index)[1]
+
+    def lazy_initialization(self, key_states, value_states=None) -> None:
+        """Nothing to do: the pages are planned when the first tokens come."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self._cache()._update(self.spec.index, key_states, value_states)
+
+    def first_kept(self, length: int) -> int:
+        return max(length - self.spec.view + 1, 0) if self.spec.view else 0
+
+    def get_mask_sizes(self, query_length) -> tuple[int, int]:
+        offset = self.first_kept(self.seen)
+        return self.seen - offset + compat.query_length(query_length), offset
+
+    def get_seq_length(self, *_) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return self.spec.view or -1
+
+    get_max_cache_shape = get_max_length
+
+    def offload(self) -> None:
+        raise NotImplementedError("kvcache.hf: layers cannot be offloaded; swap sequences instead")
+
+    prefetch = offload
+
+    def _whole(self, *_, **__):
+        raise NotImplementedError("kvcache.hf: call this on the cache, all layers change together")
+
+    reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = _whole
+
+
+class EmptyLayer(compat.DummyLayer or object):
+    """A layer that keeps nothing: an MLP, or one that reads the K and V of another."""
+
+    if compat.DummyLayer is None:
+        is_compileable = False
+        is_sliding = False
+        is_croppable = True
+        seen = 0
+
+        def get_mask_sizes(self, query_length):
+            return compat.query_length(query_length), 0
+
+        def get_seq_length(self, *_):
+            return 0
+
+        def get_max_cache_shape(self):
+            return -1
+
+
+if compat.LinearAttentionLayer is not None:
+
+    class StateLayer(compat.LinearAttentionLayer):
+        """Recurrent states of one layer. They stay in torch tensors, one row per batch row."""
+
+        # Its states are held in place for CUDA graphs by the base class; ours change rows with the batch.
+        is_compileable = False
+
+        def _rows(self, change) -> None:
+            for states in (self.conv_states, self.recurrent_states):
+                for index, value in states.items():
+                    if value is not None:
+                        states[index] = change(value)
+
+        def batch_repeat_interleave(self, repeats: int) -> None:
+            self._rows(lambda value: value.repeat_interleave(repeats, dim=0))
+
+        def batch_select_indices(self, indices) -> None:
+            self._rows(lambda value: value[indices, ...])
+
+        def copy_states(self, other) -> None:
+            """Give another layer the same states, in tensors of its own."""
+            for name in ("conv_states", "recurrent_states"):
+                setattr(other, name, {index: None if value is None else value.clone() for index, value in getattr(self, name).items()})
+            for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size"):
+                setattr(other, name, dict(getattr(self, name)))
+            other.device, other.dtype, other.record_past = self.device, self.dtype, self.record_past
+
+        def reset(self) -> None:
+            self.__init__(self.number_of_states)
+
+    class HybridLayer(StateLayer, KVLayer):
+        """A layer with both: attention over pages, states in torch tensors."""
+
+        supports_early_init = False
+
+        def __init__(self, cache, spec: LayerSpec):
+            KVLayer.__init__(self, cache, spec)
+            compat.LinearAttentionLayer.__init__(self, number_of_states=spec.num_states)
+
+        def lazy_initialization(self, *args, **kwargs) -> None:
+            if kwargs:
+                compat.LinearAttentionLayer.lazy_initialization(self, **kwargs)
+
+        def update(self, key_states, value_states, *args, **kwargs):
+            return KVLayer.update(self, key_states, value_states)
+
+        get_max_length = KVLayer.get_max_length
+        is_croppable = False
+        record_past = False
+
+        def reset(self) -> None:
+            compat.LinearAttentionLayer.__init__(self, number_of_states=self.spec.num_states)
+
+
+else:  # version 4 keeps states in a cache class per model: make_layers refuses such layers
+
+    class StateLayer:
+        """Never made."""
+
+    class HybridLayer(StateLayer):
+        """Never made."""
+
+
+def make_layers(cache, specs: list[LayerSpec]) -> list:
+    layers = []
+    for spec in specs:
+        if spec.has_state and compat.LinearAttentionLayer is None:
+            raise NotImplementedError(
+                f"config: layer {spec.index} ({spec.type}) keeps a recurrent state, which needs transformers 5"
+            )
+        if spec.has_state and spec.has_attention:
+            layers.append(HybridLayer(cache, spec))
+        elif spec.has_attention:
+            layers.append(KVLayer(cache, spec))
+        elif spec.has_state:
+            layers.append(StateLayer(number_of_states=spec.num_states))
+        else:
+            layers.append(EmptyLayer())
+    return layers

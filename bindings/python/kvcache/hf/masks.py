@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mask function "kvcache": who sees whom as data instead of a matrix, refused where kvcache cannot do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from transformers import masking_utils
+
+
+class MaskCarrier(torch.Tensor):
+    """What models hand around as their mask: shape [batch, 1, queries, keys], no memory, and a Mask in `mask`.
+
+    A slice of it is itself: models slice masks to what they attend, and kvcache knows that from the tensors. Anything that would
+    read its elements raises, because they mean nothing.
+    """
+
+    mask: Mask
+
+    _SAME = frozenset(("__getitem__", "to", "contiguous", "clone", "detach"))
+    _ASKED = frozenset(("__get__", "dim", "size", "__len__", "is_floating_point", "numel", "requires_grad_", "stride"))
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", str(function))
+        if name in cls._SAME:
+            return args[0]
+        if name not in cls._ASKED:
+            raise NotImplementedError(f"attention_mask: the model computes {name} of its mask, which kvcache attention has as data only")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+    def __repr__(self, **_) -> str:
+        return f"MaskCarrier({self.mask})"
+
+    @classmethod
+    def of(cls, mask: Mask, *shape: int) -> MaskCarrier:
+        carrier = torch.ones(1, dtype=torch.bool).expand(*shape).as_subclass(cls)
+        carrier.mask = mask
+        return carrier
+
+
+@dataclass(frozen=True)
+class Pattern:
+    causal: bool = False
+    window: int = 0
+    chunk: int = 0
+
+
+def read_pattern(function) -> Pattern:
+    """The pattern of a mask function that transformers has composed."""
+    if function is masking_utils.causal_mask_function:
+        return Pattern(causal=True)
+    if function is getattr(masking_utils, "bidirectional_mask_function", None):
+        return Pattern()
+    name = getattr(function, "__qualname__", repr(function))
+    outer = name.split(".")[0]
+    cells = {}
+    if getattr(function, "__closure__", None):
+        cells = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
+    if outer == "and_masks":
+        pattern = Pattern()
+        for part in cells["mask_functions"]:
+            one = read_pattern(part)
+            pattern = Pattern(pattern.causal or one.causal, pattern.window or one.window, pattern.chunk or one.chunk)
+        return pattern
+    if outer == "sliding_window_overlay":
+        return Pattern(window=int(cells["sliding_window"]))
+    if outer == "chunked_overlay":
+        return Pattern(chunk=int(cells["chunk_size"]))
+    raise NotImplementedError(
+        f"mask_function: {name} is none of causal, sliding, chunked or bidirectional; kvcache cannot express it"
+    )
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What the attention function gets: the pattern, and for each row which tokens are real (None: all)."""
+
+    pattern: Pattern | None
+    padding: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+def kvcache_mask(batch_size: int, q_length: int | None = None, kv_length: int | None = None, q_offset: int = 0,
+                 kv_offset: int = 0, mask_function=masking_utils.causal_mask_function, attention_mask=None, **kwargs):
+    """Registered as "kvcache" with transformers."""
+    pattern = read_pattern(mask_function)
+    padding = None
+    if attention_mask is not None:
+        if attention_mask.ndim != 2:
+            raise ValueError(f"attention_mask: expected 2 dimensions, got shape {tuple(attention_mask.shape)}")
+        padding = attention_mask.bool()
+        if bool(padding.all()):
+            padding = None
+    if q_length is None:  # version 4
+        q_length = kwargs["cache_position"].shape[0]
+    return MaskCarrier.of(Mask(pattern, padding), batch_size, 1, int(q_length), int(kv_length))
+
+
+def read_mask(attention_mask) -> Mask:
+    """The Mask of what a model handed to its attention: ours, a padding mask, a 4-D bias, or nothing."""
+    if attention_mask is None:
+        return Mask(None)
+    if isinstance(attention_mask, MaskCarrier):
+        return attention_mask.mask
+    if not isinstance(attention_mask, torch.Tensor):
+        raise TypeError(f"attention_mask: expected a tensor, got {type(attention_mask).__name__}")
+    if attention_mask.ndim == 2:
+        padding = attention_mask.bool()
+        return Mask(None, None if bool(padding.all()) else padding)
+    if attention_mask.ndim == 4:
+        return Mask(None, None, additive(attention_mask))
+    raise ValueError(f"attention_mask: expected 2 or 4 dimensions, got shape {tuple(attention_mask.shape)}")
+
+
+def additive(mask: torch.Tensor) -> torch.Tensor:
+    """A 4-D mask as float32 to be added to scores."""
+    if mask.dtype == torch.bool:
+        return torch.zeros(mask.shape).masked_fill_(~mask, float("-inf"))
+    return mask.detach().float()
+
+
+def check_causal(bias: torch.Tensor, past: int) -> None:
+    """A bias over keys that lie behind their query must hide them: kvcache attends causally."""
+    rows, columns = bias.shape[-2:]
+    later = torch.ones(rows, columns, dtype=torch.bool).triu(past + 1)
+    if bool((bias[..., later] > torch.finfo(torch.bfloat16).min / 2).any()) and not _hidden(bias, later):
+        raise NotImplementedError("attention_mask: a query would see a later token; kvcache attends causally")
+
+
+def _hidden(bias: torch.Tensor, later: torch.Tensor) -> bool:
+    # The least finite number of float16 hides as well.
+    return bool((bias[..., later] <= torch.finfo(torch.float16).min).all())
+
+
+def pack_bias(bias: torch.Tensor, step, past_mask: torch.Tensor | None) -> torch.Tensor:
+    """[batch | 1, heads | 1, tokens, columns] to [heads, T, J] or [T, J]: columns are the row's real tokens."""
+    bias = bias.expand(step.batch, -1, -1, -1)
+    if past_mask is not None:
+        bias = _drop_columns(bias, past_mask)
+    packed = bias.transpose(0, 1).reshape(bias.shape[1], step.batch * step.tokens, bias.shape[3])
+    if step.index is not None:
+        packed = packed[:, step.index]
+    packed = packed.float().contiguous()
+    return packed[0] if packed.shape[0] == 1 else packed
+
+
+def _drop_columns(bias: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    if real.shape != (bias.shape[0], bias.shape[3]):
+        raise ValueError(f"bias: {bias.shape[3]} columns, the cache has {real.shape[1]} tokens per row")
+    order = torch.argsort(~real, dim=1, stable=True)  # the real tokens first, in their order
+    return bias.gather(3, order[:, None, None, :].expand(bias.shape))
+
+
+def with_bias(mask: Mask, position_bias: torch.Tensor | None) -> Mask:
+    """The mask with a position bias (T5) added to what it already holds."""
+    if position_bias is None or not bool(position_bias.any()):
+        return mask
+    bias = position_bias.detach().float()
+    return replace(mask, bias=bias if mask.bias is None else mask.bias + bias)

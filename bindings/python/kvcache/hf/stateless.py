@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention without a cache: encoders, and decoders that run with use_cache=False."""
+
+from __future__ import annotations
+
+import torch
+
+from .masks import check_causal, pack_bias, read_mask, with_bias
+from .options import Options
+from .rows import Step
+from .store import attend_ragged
+
+
+def attend_without_cache(query, key, value, attention_mask, options: Options) -> torch.Tensor:
+    mask = with_bias(read_mask(attention_mask), options.position_bias)
+    batch, heads, rows, _ = query.shape
+    columns = key.shape[2]
+    causal, window = options.causal, options.window or 0
+    if mask.pattern is not None:
+        causal, window = mask.pattern.causal, mask.pattern.window
+        if mask.pattern.chunk and mask.pattern.chunk < columns:
+            raise NotImplementedError(f"attention_mask: chunks of {mask.pattern.chunk} tokens without a cache")
+        if window and not causal:
+            raise NotImplementedError(f"attention_mask: a bidirectional window of {window}")
+    elif mask.bias is not None and causal:
+        check_causal(mask.bias, columns - rows)
+    if causal and rows != columns:
+        raise ValueError(f"key: {columns} keys for {rows} queries without a cache")
+    real = mask.padding
+    if real is not None and real.shape != (batch, columns):
+        raise ValueError(f"attention_mask: shape {tuple(real.shape)} for {batch} rows of {columns} keys")
+    keys = Step([], _lengths(real, batch, columns), batch, columns, _index(real))
+    # Queries are the same tokens in self-attention; in cross-attention every one of them is real.
+    same = rows == columns
+    queries = keys if same else Step([], [rows] * batch, batch, rows)
+    bias = None if mask.bias is None else pack_bias(mask.bias, queries, real)
+    out = torch.empty(queries.total, heads, value.shape[3], dtype=query.dtype)
+    if queries.total:
+        attend_ragged(queries.pack(query), keys.pack(key), keys.pack(value), out, _offsets(queries), _offsets(keys),
+                      causal=causal, window=window, scale=options.scale, soft_cap=options.soft_cap, sinks=options.sinks, bias=bias)
+    return queries.unpack(out)
+
+
+def _lengths(real, batch: int, columns: int) -> list[int]:
+    return [columns] * batch if real is None else real.sum(dim=1).tolist()
+
+
+def _index(real):
+    return None if real is None else real.flatten().nonzero().flatten()
+
+
+def _offsets(step: Step) -> torch.Tensor:
+    return torch.tensor([0, *step.lengths]).cumsum(0).to(torch.int32)
