@@ -103,9 +103,5 @@ func debugState(layer, state int, value named) (layerNumber, stateNumber C.int32
 	if err := firstBad(value); err != nil {
 		return 0, 0, err
 	}
-	if layerNumber, err = index("layer", layer); err != nil {
-		return 0, 0, err
-	}
-	stateNumber, err = index("state", state)
-	return layerNumber, stateNumber, err
+	return stateIndex(layer, state)
 }

@@ -58,11 +58,7 @@ func (f *Forward) state(set C.int32_t, layer, state int, value named) error {
 	if err := firstBad(value); err != nil {
 		return err
 	}
-	layerNumber, err := index("layer", layer)
-	if err != nil {
-		return err
-	}
-	stateNumber, err := index("state", state)
+	layerNumber, stateNumber, err := stateIndex(layer, state)
 	if err != nil {
 		return err
 	}
@@ -107,11 +103,7 @@ func (f *Forward) StateConv(layer, state int, x, weight, bias *Tensor, activatio
 	if err := firstBad(named{"x", x}, named{"weight", weight}, named{"bias", bias}, named{"out", out}); err != nil {
 		return err
 	}
-	layerNumber, err := index("layer", layer)
-	if err != nil {
-		return err
-	}
-	stateNumber, err := index("state", state)
+	layerNumber, stateNumber, err := stateIndex(layer, state)
 	if err != nil {
 		return err
 	}
@@ -121,4 +113,13 @@ func (f *Forward) StateConv(layer, state int, x, weight, bias *Tensor, activatio
 	defer f.leave()
 	return failure(C.shim_state_conv(f.cache.lib.api, f.h, layerNumber, stateNumber, x.d(), x.p(),
 		weight.d(), weight.p(), bias.d(), bias.p(), C.int32_t(activation), out.d(), out.p()))
+}
+
+func stateIndex(layer, state int) (C.int32_t, C.int32_t, error) {
+	layerNumber, err := index("layer", layer)
+	if err != nil {
+		return 0, 0, err
+	}
+	stateNumber, err := index("state", state)
+	return layerNumber, stateNumber, err
 }

@@ -96,6 +96,19 @@ class State:
         return {"shape": [int(n) for n in self.shape], "dtype": dtype_code(self.dtype), "init": self.init}
 
 
+_LAYER_NUMBERS = (
+    "num_q_heads",
+    "num_kv_heads",
+    "k_dim",
+    "v_dim",
+    "window",
+    "chunk",
+    "source_layer",
+    "latent_rank",
+    "latent_rope_dim",
+)
+
+
 @dataclass(frozen=True)
 class Layer:
     """One layer of the model; see kvc_layer in kvcache.h. `dtype` is the storage type of K, and of V unless `v_dtype` is given."""
@@ -119,20 +132,7 @@ class Layer:
 
     def as_dict(self) -> dict[str, Any]:
         """In the words of the C interface."""
-        given: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                "num_q_heads",
-                "num_kv_heads",
-                "k_dim",
-                "v_dim",
-                "window",
-                "chunk",
-                "source_layer",
-                "latent_rank",
-                "latent_rope_dim",
-            )
-        }
+        given: dict[str, Any] = {name: getattr(self, name) for name in _LAYER_NUMBERS}
         given["kind"] = number_of(LAYER_KINDS, self.kind, "layer.kind")
         given["quant"] = number_of(QUANTS, self.quant, "layer.quant")
         given["flags"] = _capi.KVC_LAYER_V_IS_K if self.v_is_k else 0
@@ -160,20 +160,7 @@ class Layer:
             v_is_k=bool(given["flags"] & _capi.KVC_LAYER_V_IS_K),
             rope=Rope._from_dict(given["rope"]) if "rope" in given else None,
             states=states,
-            **{
-                name: given[name]
-                for name in (
-                    "num_q_heads",
-                    "num_kv_heads",
-                    "k_dim",
-                    "v_dim",
-                    "window",
-                    "chunk",
-                    "source_layer",
-                    "latent_rank",
-                    "latent_rope_dim",
-                )
-            },
+            **{name: given[name] for name in _LAYER_NUMBERS},
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from .errors import status_error
 
@@ -35,37 +35,29 @@ Tier = Literal["device", "host"]
 Direction = Literal["out", "in"]
 
 
-def _numbered(*words: str) -> dict[str, int]:
-    return {word: number for number, word in enumerate(words)}
+def _numbered(words: Any) -> dict[str, int]:
+    """The words of a Literal stand in the order of the C constants."""
+    return {word: number for number, word in enumerate(get_args(words))}
 
 
-LAYER_KINDS = _numbered("attention", "mla", "cross", "state", "shared", "none")
-QUANTS = _numbered("none", "per_tensor", "per_token_head", "block16")
-STORAGES = _numbered("owned", "borrowed", "none")
-POOL_LAYOUTS = _numbered("layer_first", "page_first")
-ISAS = _numbered("auto", "reference", "scalar", "avx2", "avx512", "avx512_bf16")
-ROPE_MODES = _numbered("none", "on_append", "on_read")
-ROPE_STYLES = _numbered("half", "interleaved")
-ROPE_SCALINGS = _numbered("none", "llama3", "yarn", "longrope")
-SECTION_LAYOUTS = _numbered("contiguous", "interleaved")
-POOL_KINDS = _numbered("k", "v", "kv", "bytes")
-TABLE_KINDS = _numbered(
-    "indptr",
-    "indices",
-    "last_page_len",
-    "block_table",
-    "slot_mapping",
-    "seq_lens",
-    "qo_indptr",
-    "page_position",
-)
-SEQ_OPS = _numbered("fork", "pop", "shift")
-DECAYS = _numbered("none", "head", "token", "channel")
-ACTIVATIONS = _numbered("none", "silu")
-OP_LAYOUTS = _numbered("hnd", "nhd", "mla")
-EVENT_TYPES = _numbered("stored", "removed", "moved", "cleared")
-TIERS = _numbered("device", "host")
-DIRECTIONS = _numbered("out", "in")
+LAYER_KINDS = _numbered(LayerKind)
+QUANTS = _numbered(Quant)
+STORAGES = _numbered(Storage)
+POOL_LAYOUTS = _numbered(PoolLayout)
+ISAS = _numbered(Isa)
+ROPE_MODES = _numbered(RopeMode)
+ROPE_STYLES = _numbered(RopeStyle)
+ROPE_SCALINGS = _numbered(RopeScaling)
+SECTION_LAYOUTS = _numbered(SectionLayout)
+POOL_KINDS = _numbered(PoolKind)
+TABLE_KINDS = _numbered(TableKind)
+SEQ_OPS = _numbered(SeqOp)
+DECAYS = _numbered(Decay)
+ACTIVATIONS = _numbered(Activation)
+OP_LAYOUTS = _numbered(OpLayout)
+EVENT_TYPES = _numbered(EventType)
+TIERS = _numbered(Tier)
+DIRECTIONS = _numbered(Direction)
 
 
 def number_of(words: dict[str, int], value: str | int, what: str) -> int:

@@ -180,15 +180,7 @@ class _EncoderCache(compat.Cache):
         self._commit()
         if not self._rows:
             return
-        kept: set[int] = set()
-        rows = []
-        for index in indices:
-            rows.append(self.store.fork(self._rows[index]) if index in kept else self._rows[index])
-            kept.add(index)
-        for index, row in enumerate(self._rows):
-            if index not in kept:
-                self.store.remove(row)
-        self._rows = rows
+        self._rows = self.store.select(self._rows, indices)
         self._lengths = [self._lengths[index] for index in indices]
         if self._real is not None:
             self._real = self._real[indices]

@@ -70,6 +70,18 @@ class Store:
         self.cache.fork(seq, child, pos)
         return child
 
+    def select(self, seqs: list[int], indices: list[int]) -> list[int]:
+        """`seqs[i]` for every index, forks where one comes again; what is not chosen is removed."""
+        kept: set[int] = set()
+        chosen = []
+        for index in indices:
+            chosen.append(self.fork(seqs[index]) if index in kept else seqs[index])
+            kept.add(index)
+        for index, seq in enumerate(seqs):
+            if index not in kept:
+                self.remove(seq)
+        return chosen
+
     def pop(self, seq: int, count: int) -> None:
         self.cache.pop(seq, count)
 
