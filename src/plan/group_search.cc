@@ -43,6 +43,7 @@ constexpr int64_t kEncoderTokens = 1500;
 constexpr int64_t kShortRequest = kLongRequest / 512;
 
 constexpr size_t kRequests = 4;
+constexpr size_t kPicks = 3;  // cuts of each kind that are tried for a size of pages
 constexpr size_t kLimits = 2;
 
 // A request to compare with the formulas.
@@ -92,7 +93,7 @@ class Search {
       if (groups.times > kMostTimes) return;
       candidate.cuts.push_back(cuts_[kind].even_cut(groups.parts, groups.times));
     }
-    consider(std::move(candidate));
+    consider(candidate);
     is_bound_ = !best_.cuts.empty();
   }
 
@@ -101,8 +102,9 @@ class Search {
     for (const KindCuts& cuts : cuts_) cuts.add_capacities(&capacities);
     std::sort(capacities.begin(), capacities.end());
     capacities.erase(std::unique(capacities.begin(), capacities.end()), capacities.end());
+    std::vector<int32_t> divisors;
     for (int32_t block = 1; block <= kMostTimes; ++block) {
-      std::vector<int32_t> divisors;
+      divisors.clear();
       for (int32_t times = 1; times <= block; ++times) {
         if (block % times == 0) divisors.push_back(times);
       }
@@ -183,8 +185,10 @@ class Search {
       least_cost += parts * (kTableCost + cuts.tail() * bytes);
     }
     if (least > most_groups_ || (!best_.cuts.empty() && best_.cost <= least_cost)) return;
-    constexpr size_t kPicks = 3;
-    std::array<Candidate, kPicks> picks;
+    for (Candidate& pick : picks_) {
+      pick.capacity = capacity;
+      pick.cuts.clear();
+    }
     for (const KindCuts& cuts : cuts_) {
       const int32_t most_parts = most_groups_ - (least - cuts.least_parts(capacity));
       cuts.find(capacity, divisors, most_parts, &found_);
@@ -193,16 +197,17 @@ class Search {
           least_of([&](const Cut& cut) { return cut.need.weighed * bytes + kTableCost * cut.parts; }),
           least_of([&](const Cut& cut) { return cut.need.weighed * bytes; }),
           least_of([&](const Cut& cut) { return cut.need.longest + 1e-3 * cut.parts; })};
-      for (size_t i = 0; i < kPicks; ++i) picks[i].cuts.push_back(*best[i]);
+      for (size_t i = 0; i < kPicks; ++i) picks_[i].cuts.push_back(*best[i]);
     }
-    for (size_t i = 0; i < kPicks; ++i) {
-      picks[i].capacity = capacity;
-      consider(picks[i]);
-    }
+    for (Candidate& pick : picks_) consider(pick);
     if (kinds_.size() != 2) return;
+    pair_.capacity = capacity;
     for (size_t i = 0; i < kPicks; ++i) {
       for (size_t j = 0; j < kPicks; ++j) {
-        if (i != j) consider({.capacity = capacity, .cuts = {picks[i].cuts[0], picks[j].cuts[1]}});
+        if (i == j) continue;
+        pair_.cuts.assign(1, picks_[i].cuts[0]);
+        pair_.cuts.push_back(picks_[j].cuts[1]);
+        consider(pair_);
       }
     }
   }
@@ -219,7 +224,8 @@ class Search {
     return best;
   }
 
-  void consider(Candidate candidate) {
+  // Sets its cost, as far as it has to be known.
+  void consider(Candidate& candidate) {
     PageNeed need;
     int32_t parts = 0;
     for (const Cut& cut : candidate.cuts) {
@@ -237,7 +243,7 @@ class Search {
     const double above = shortfall(candidate, block);
     if (is_bound_ && above > 0) return;
     candidate.cost += kShortfallCost * above;
-    if (is_better(candidate)) best_ = std::move(candidate);
+    if (is_better(candidate)) best_ = candidate;
   }
 
   // Some group has page_size tokens per page.
@@ -324,7 +330,10 @@ class Search {
   bool is_bound_ = false;
   std::vector<KindCuts> cuts_;                               // per kind
   std::array<std::vector<Sample>, kMostTimes + 1> samples_;  // by block
+  // Room that is used again: there are thousands of candidates.
   std::vector<Cut> found_;
+  std::array<Candidate, kPicks> picks_;
+  Candidate pair_;
   Candidate best_;
 };
 
