@@ -1,22 +1,16 @@
-// Runs kernels for a cache: fills their parameters from the open forward, cuts the work, spreads it over threads.
+// Everything that touches tensors of a cache: what the host layers ask of a device. One class per kind of device; the cache does not know
+// which one it has.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "kernels/cpu/table.h"
-#include "src/attention/cascade.h"
-#include "src/attention/linear.h"
+#include "kernels/linear_params.h"
+#include "kernels/params.h"
 #include "src/attention/options.h"
-#include "src/attention/runner.h"
 #include "src/attention/sequence_set.h"
-#include "src/attention/work_list.h"
-#include "src/base/executor.h"
-#include "src/base/memory.h"
+#include "src/base/tensor.h"
 #include "src/forward/forward.h"
-#include "src/pages/pool.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -38,83 +32,69 @@ struct AttnCall {
   bool is_mla_self = false;  // the ragged form of MLA: K and V per head, nothing of the pool
 };
 
-// One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing; it is secured before
-// anything is written, so that std::bad_alloc leaves pool and outputs untouched.
-class AttentionEngine {
+struct StateRef {
+  int32_t local_layer;
+  int32_t state;
+};
+
+// Where one token lies.
+struct TokenPlace {
+  PageId page;
+  int64_t offset;
+};
+
+// One call at a time but for the const ones. On a device calls enqueue on the stream that was set last; on the host they are
+// complete on return. What throws has changed nothing, unless it is KVC_E_DEVICE; what is noexcept and fails on a device is told by
+// the next call that throws.
+class Engine {
  public:
-  // Throws UNSUPPORTED when the machine lacks the wanted instruction set.
-  AttentionEngine(const Spec& spec, const PagePool* pool);
+  virtual ~Engine() = default;
 
-  const char* isa_name() const { return kernels_->name; }
-  const kernels::cpu::KernelTable& kernels() const { return *kernels_; }
-  Executor& executor() { return executor_; }
-  uint64_t num_cascades() const { return num_cascades_.load(std::memory_order_relaxed); }
+  virtual const char* name() const = 0;  // of the instruction set, or of the device
+  virtual int32_t num_threads() const = 0;
+  virtual uint64_t num_cascades() const = 0;
 
+  // For the calls that follow; those of the host program, null: the library's own.
+  virtual void set_stream(const kvc_stream* stream) = 0;
+
+  // ---- the open forward
+  // Copies the pages that are to be written and have other holders; a device is sent the step.
+  virtual void begin(Forward& forward) = 0;
+  // States that were not set are those of before; only where any was set.
+  virtual void carry_states_on(Forward& forward) noexcept = 0;
   // Appends k and v first when they are given (kAll, kCross).
-  void attend(Forward& forward, const AttnCall& call, const AttnOptions& options, const AttnTensors& tensors);
+  virtual void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
+                      const AttnTensors& tensors) = 0;
   // To the pages of a layer: the new tokens of its group, or the encoder's.
-  void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k, const kernels::TokenRows& v);
-  void merge(const kernels::MergeParams& params, int64_t num_rows);
+  virtual void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k,
+                      const kernels::TokenRows& v) = 0;
+  virtual void merge(const kernels::MergeParams& params, int64_t num_rows) = 0;
+  // The recurrences over a state of every sequence; `params` without its sequences.
+  virtual void linear(Forward& forward, const StateRef& state, kernels::LinearParams params) = 0;
+  virtual void conv(Forward& forward, const StateRef& state, kernels::ConvParams params) = 0;
+  // The states of the sequences, out and in.
+  virtual void get_states(Forward& forward, const StateRef& state, const StateRows& out) = 0;
+  virtual void set_states(Forward& forward, const StateRef& state, const StateRows& value) = 0;
+  // [rows of positions][num_rows] of the new tokens.
+  virtual void write_positions(const Forward& forward, const I32Matrix& out) const = 0;
 
-  void run_linear(const kernels::LinearParams& params, int64_t num_sequences) {
-    kvc::run_linear(*kernels_, executor_, linear_workspace_, params, num_sequences);
-  }
-  void run_conv(const kernels::ConvParams& params, int64_t num_sequences) {
-    kvc::run_conv(*kernels_, executor_, linear_workspace_, params, num_sequences);
-  }
+  // ---- rows and pages; page ids and slots of the parameters lie on the host
+  virtual void gather(const kernels::GatherParams& params, int64_t num_keys) = 0;
+  // Complete on return; several may run at once, and beside a call above.
+  virtual void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const = 0;
+  virtual void write_rows(const kernels::AppendParams& params, int64_t num_rows) = 0;
+  virtual void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out) const = 0;
+  virtual void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) = 0;
+  virtual void copy_pages(const std::vector<PageCopy>& copies) = 0;
 
-  // Keys [0, num_keys) of the sequence whose table `params` has.
-  void gather(const kernels::GatherParams& params, int64_t num_keys);
-  // The same without threads, for const callers: several may run at once, and beside a call above.
-  void gather_range(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const {
-    kernels_->gather(params, key_begin, key_end);
-  }
-  void scatter(const kernels::AppendParams& params, int64_t num_rows) const {
-    kernels_->append(params, 0, num_rows);
-  }
-  void copy_pages(const std::vector<PageCopy>& copies);
-
- private:
-  // The batch seen in one way, with its work lists by shape: layers of equal shape share one.
-  struct CachedView {
-    uint64_t step = 0;  // 0: stale
-    KeyView view;
-    SequenceSet set;
-    struct List {
-      WorkShape shape;
-      bool cascades;  // may share prefixes
-      WorkList list;
-      std::vector<kernels::AttnSequence> sequences;  // the set's and the shared prefixes; empty without any
-      SharedEntries shared;
-    };
-    std::vector<std::unique_ptr<List>> lists;
-    size_t num_lists = 0;
-  };
-
-  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
-                                      const kernels::TokenRows& v);
-  CachedView& view_of(Forward& forward, const KeyView& view, const std::vector<Span>* spans);
-  const CachedView::List& work_list(Forward& forward, CachedView& view, const LayerSpec& layer,
-                                    const WorkShape& shape, bool may_cascade);
-  // Fills `list.shared` and `list.sequences` when some sequences begin with the same pages and reading those together pays.
-  void share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
-                      const WorkShape& shape, CachedView::List& list);
-  void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
-                      kernels::AttnParams* params);
-  void set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, kernels::AttnParams* params);
-
-  const Spec* spec_;
-  const PagePool* pool_;
-  const kernels::cpu::KernelTable* kernels_;
-  Executor executor_;
-  ItemRunner runner_;
-  std::vector<std::unique_ptr<CachedView>> views_;
-  std::vector<int64_t> identity_slots_;  // 0, 1, 2, ...
-  AlignedBuffer new_k_, new_v_;
-  LinearWorkspace linear_workspace_;
-  std::vector<PrefixCandidate> candidates_;
-  std::vector<CommonPrefix> prefixes_;
-  std::atomic<uint64_t> num_cascades_{0};  // statistics are read beside an attention
+  // Tokens moved inside the pages of all layers of a group, one after the other: a destination may be a later token's source. Between
+  // prepare_moves, which alone can fail, and finish_moves.
+  virtual void prepare_moves(int64_t num_moves) = 0;
+  virtual void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept = 0;
+  virtual void finish_moves() noexcept = 0;
+  // K of tokens [begin, end) of a table, stored rotated, turns by one angle per pair (cos and sin on the host); prepared as so many moves.
+  virtual void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table, int64_t begin,
+                         int64_t end) noexcept = 0;
 };
 
 }  // namespace kvc

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "src/attention/operators.h"
+#include "src/attention/runner.h"
 #include "src/base/error.h"
 
 namespace kvc {

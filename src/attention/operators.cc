@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "src/attention/work_list.h"
+#include "src/attention/runner.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
 

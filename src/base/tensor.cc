@@ -19,11 +19,18 @@ void check_rank(const DLTensor& tensor, const char* name, int rank) {
   if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
 }
 
-void check_device(const DLTensor& tensor, const char* name) {
-  if (!is_host_memory(tensor.device)) {
+void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
+  if (is_host_memory(device)) {
+    if (is_host_memory(tensor.device)) return;
     fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
               "%s lives on device type %d, the cache on the CPU (%d)", name,
               static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
+  }
+  if (tensor.device.device_type != device.device_type || tensor.device.device_id != device.device_id) {
+    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
+              "%s lives on device type %d, number %d, the cache on type %d, number %d", name,
+              static_cast<int>(tensor.device.device_type), tensor.device.device_id,
+              static_cast<int>(device.device_type), device.device_id);
   }
 }
 
@@ -124,7 +131,7 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   check_present(tensor, expected.name);
   check_rank(*tensor, expected.name, 3);
   const DType dtype = check_activation_type(*tensor, expected.name);
-  check_device(*tensor, expected.name);
+  check_device(*tensor, expected.name, expected.device);
   check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
   check_extent_equals(*tensor, expected.name, 1, expected.heads);
   check_extent_equals(*tensor, expected.name, 2, expected.dim);
@@ -132,18 +139,19 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   return rows_at(*tensor, dtype, 0, 0);
 }
 
-kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens, int64_t dim) {
+kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens, int64_t dim,
+                                DLDevice device) {
   check_present(tensor, name);
-  return tensor->ndim == 3 ? view_rows(tensor, {name, min_tokens, 1, dim})
-                           : view_row_matrix(tensor, name, min_tokens, dim);
+  return tensor->ndim == 3 ? view_rows(tensor, {name, min_tokens, 1, dim, device})
+                           : view_row_matrix(tensor, name, min_tokens, dim, device);
 }
 
 kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
-                                      int64_t dim, int64_t num_layers, int64_t layer) {
+                                      int64_t dim, int64_t num_layers, int64_t layer, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 3);
   const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_equals(*tensor, name, 0, num_layers);
   check_extent_at_least(*tensor, name, 1, min_tokens);
   check_extent_at_least(*tensor, name, 2, dim);
@@ -160,7 +168,7 @@ kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation
   check_present(tensor, expected.name);
   check_rank(*tensor, expected.name, 4);
   const DType dtype = check_activation_type(*tensor, expected.name);
-  check_device(*tensor, expected.name);
+  check_device(*tensor, expected.name, expected.device);
   check_extent_equals(*tensor, expected.name, 0, num_layers);
   check_extent_at_least(*tensor, expected.name, 1, expected.min_tokens);
   check_extent_at_least(*tensor, expected.name, 2, expected.heads);
@@ -169,28 +177,30 @@ kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation
   return rows_at(*tensor, dtype, 1, layer * stride_of(*tensor, 0));
 }
 
-const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size) {
+const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 1);
   check_type(*tensor, name, {kDLFloat, 32, 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_equals(*tensor, name, 0, size);
   check_storage(*tensor, name);
   return reinterpret_cast<const float*>(data_of(*tensor));
 }
 
-F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns) {
+F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
+                          DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 2);
   check_type(*tensor, name, {kDLFloat, 32, 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_at_least(*tensor, name, 0, rows);
   check_extent_equals(*tensor, name, 1, columns);
   check_storage(*tensor, name);
   return {reinterpret_cast<float*>(data_of(*tensor)), stride_of(*tensor, 0)};
 }
 
-F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows, int64_t columns) {
+F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows, int64_t columns,
+                  DLDevice device) {
   check_present(tensor, name);
   const bool per_head = tensor->ndim == 3;
   if (!per_head && tensor->ndim != 2) {
@@ -198,7 +208,7 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
   }
   check_rank(*tensor, name, tensor->ndim);
   check_type(*tensor, name, {kDLFloat, 32, 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   if (per_head) check_extent_equals(*tensor, name, 0, heads);
   const int row_dimension = per_head ? 1 : 0;
   check_extent_at_least(*tensor, name, row_dimension, rows);
@@ -209,11 +219,11 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
 }
 
 kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int64_t min_tokens,
-                                   int64_t columns) {
+                                   int64_t columns, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 2);
   const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_at_least(*tensor, name, 0, min_tokens);
   check_extent_equals(*tensor, name, 1, columns);
   check_storage(*tensor, name);
@@ -227,7 +237,7 @@ F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   check_present(tensor, expected.name);
   check_rank(*tensor, expected.name, 3);
   check_type(*tensor, expected.name, {kDLFloat, 32, 1});
-  check_device(*tensor, expected.name);
+  check_device(*tensor, expected.name, expected.device);
   check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
   check_extent_equals(*tensor, expected.name, 1, expected.heads);
   check_extent_equals(*tensor, expected.name, 2, expected.dim);
@@ -235,11 +245,11 @@ F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0), stride_of(*tensor, 1)};
 }
 
-StateView view_states(const DLTensor* tensor, const char* name) {
+StateView view_states(const DLTensor* tensor, const char* name, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 4);
   const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   for (int dimension = 0; dimension < 4; ++dimension) check_extent_at_least(*tensor, name, dimension, 0);
   check_storage(*tensor, name);
   const int64_t bytes = element_bytes(*tensor);
@@ -254,21 +264,22 @@ StateView view_states(const DLTensor* tensor, const char* name) {
           .dtype = dtype};
 }
 
-int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size) {
+int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 1);
   check_type(*tensor, name, {kDLInt, 32, 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_at_least(*tensor, name, 0, size);
   check_storage(*tensor, name);
   return reinterpret_cast<int32_t*>(data_of(*tensor));
 }
 
-I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns) {
+I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
+                          DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, 2);
   check_type(*tensor, name, {kDLInt, 32, 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_extent_at_least(*tensor, name, 0, rows);
   check_extent_at_least(*tensor, name, 1, columns);
   check_storage(*tensor, name);
@@ -292,11 +303,11 @@ void check_shape(const DLTensor& tensor, const char* name, std::initializer_list
 
 // Dimensions from `first` on must be `shape`, and compact.
 StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64_t count,
-                      const std::vector<int64_t>& shape) {
+                      const std::vector<int64_t>& shape, DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, first + static_cast<int>(shape.size()));
   const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   if (first == 1) check_extent_at_least(*tensor, name, 0, count);
   for (size_t d = 0; d < shape.size(); ++d)
     check_extent_equals(*tensor, name, first + static_cast<int>(d), shape[d]);
@@ -316,32 +327,35 @@ StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64
 
 }  // namespace
 
-DType check_activations(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape) {
+DType check_activations(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape,
+                        DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, static_cast<int>(shape.size()));
   const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_shape(*tensor, name, shape);
   check_storage(*tensor, name);
   return dtype;
 }
 
-void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape) {
+void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape,
+                    DLDevice device) {
   check_present(tensor, name);
   check_rank(*tensor, name, static_cast<int>(shape.size()));
   check_type(*tensor, name, {kDLInt, static_cast<uint8_t>(bits), 1});
-  check_device(*tensor, name);
+  check_device(*tensor, name, device);
   check_shape(*tensor, name, shape);
   check_storage(*tensor, name);
 }
 
 StateRows view_state_rows(const DLTensor* tensor, const char* name, int64_t count,
-                          const std::vector<int64_t>& shape) {
-  return view_shaped(tensor, name, 1, count, shape);
+                          const std::vector<int64_t>& shape, DLDevice device) {
+  return view_shaped(tensor, name, 1, count, shape, device);
 }
 
-StateRows view_state(const DLTensor* tensor, const char* name, const std::vector<int64_t>& shape) {
-  return view_shaped(tensor, name, 0, 1, shape);
+StateRows view_state(const DLTensor* tensor, const char* name, const std::vector<int64_t>& shape,
+                     DLDevice device) {
+  return view_shaped(tensor, name, 0, 1, shape, device);
 }
 
 void copy_dense(const DLTensor* tensor, const std::string& name, const std::vector<int64_t>& shape,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/attention/cpu_engine.h"
 #include "src/base/error.h"
 #include "src/base/log.h"
 #include "src/base/math.h"
@@ -28,19 +29,21 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots),
       host_(plan_, plan_->num_host_pages()),
       host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0),
-      engine_(plan_->spec(), &pool_),
-      copier_(plan_.get(), &pool_, &host_.pool(), &engine_.kernels(), &engine_.executor()),
-      host_tier_(&host_, &copier_),
-      page_mover_(&copier_),
+      host_tier_(&host_),
       index_(*plan_, &allocator_, &states_, host_.num_pages() > 0 ? &host_tier_ : nullptr,
              plan_->spec().event_capacity),
       publisher_(plan_->spec(), &index_, &allocator_, &page_mover_),
       sequences_(&allocator_, &states_, &host_.allocator(), &host_states_, plan_->spec(),
                  index_.block_tokens()),
       forward_(plan_->spec()) {
+  auto engine = std::make_unique<CpuEngine>(plan_->spec(), &pool_, &states_);
+  copier_ = std::make_unique<CpuPageCopier>(plan_.get(), &pool_, &host_.pool(), &engine->kernels(), &engine->executor());
+  engine_ = std::move(engine);
+  host_tier_.set_copier(copier_.get());
+  page_mover_.set_copier(copier_.get());
   for (kvc_forward& handle : handles_) handle.cache = this;
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
-      ll(plan_->layout().page_bytes), engine_.isa_name(), engine_.executor().concurrency());
+      ll(plan_->layout().page_bytes), engine_->name(), engine_->num_threads());
 }
 
 void Cache::clear() {
@@ -117,7 +120,7 @@ kvc_stats Cache::stats() const {
   sequences_.for_each([&](const Sequence& sequence) {
     stats.tree_tokens += static_cast<uint64_t>(committable_nodes(sequence));
   });
-  stats.cascades = engine_.num_cascades();
+  stats.cascades = engine_->num_cascades();
   stats.slots_unused = num_unused_slots();
   stats.pages_cached = allocator_.num_cached();
   stats.pages_evictable = allocator_.num_evictable();
@@ -127,7 +130,7 @@ kvc_stats Cache::stats() const {
   stats.num_swapped_seqs = num_swapped_;
   stats.pages_swapped_out = counters_.pages_swapped_out;
   stats.pages_swapped_in = counters_.pages_swapped_in;
-  stats.copy_runs = copier_.num_runs();
+  stats.copy_runs = copier_->num_runs();
   return stats;
 }
 
@@ -239,7 +242,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given) {
   }
   forward_.opened(std::move(given));
   try {
-    engine_.copy_pages(batch.copies());
+    engine_->begin(forward_);
   } catch (...) {  // a host's executor that throws although it must not
     batch.rollback(allocator_, states_);
     forward_.closed();
@@ -261,7 +264,7 @@ void Cache::end(kvc_forward* handle) {
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
   // Without storage nobody can tell whether the host's own kernels wrote a state: each forward counts as a step.
   const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
-  if (states_written) carry_states_on();
+  if (states_written && pool_.has_storage()) engine_->carry_states_on(forward_);
   batch.commit(sequences_, allocator_, states_, spec(), publisher_, states_written);
   forward_.closed();
   handle->open = false;

@@ -65,8 +65,8 @@ class Cache {
   const PrefixIndex& index() const { return index_; }
   Forward& forward() { return forward_; }
   const Forward& forward() const { return forward_; }
-  AttentionEngine& engine() { return engine_; }
-  const AttentionEngine& engine() const { return engine_; }
+  Engine& engine() { return *engine_; }
+  const Engine& engine() const { return *engine_; }
 
   void clear();
   void resize(int64_t num_pages);
@@ -118,13 +118,6 @@ class Cache {
   // May the host have written the pool itself, through a borrowed tensor or an export?
   bool host_can_write_pool() const { return spec().storage == KVC_STORAGE_BORROWED || pool_exported_; }
   void mark_pool_exported() { pool_exported_ = true; }
-
-  // The states of the open forward's sequences, out and in. The new ones become theirs when it ends.
-  void get_states(int32_t local_layer, int32_t state, const StateRows& out) const;
-  void set_states(int32_t local_layer, int32_t state, const StateRows& value);
-  // Where the state of a batch entry is read and written in this forward.
-  const std::byte* old_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const;
-  std::byte* new_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const;
 
   // Rows of one layer, by token; `global` names the layer in messages.
   struct LayerRows {
@@ -180,7 +173,6 @@ class Cache {
   void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;
   void turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept;
   void keep_path(Sequence& sequence, int32_t leaf) noexcept;
-  void carry_states_on() noexcept;
   void note_pages_used();
   int64_t num_unused_slots() const;
   int64_t committable_nodes(const Sequence& sequence) const;
@@ -193,8 +185,8 @@ class Cache {
   StatePool states_;
   HostPool host_;
   StatePool host_states_;
-  AttentionEngine engine_;
-  PageCopier copier_;
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<PageCopier> copier_;
   PoolHostTier host_tier_;
   PoolPageMover page_mover_;
   PrefixIndex index_;

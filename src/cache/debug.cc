@@ -61,11 +61,11 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
                                  .dim = 0};
     if (rows.k.base != nullptr) {
       params.rows = pool_.k_rows(rows.local_layer), params.out = rows.k, params.dim = layer.k_dim;
-      engine_.gather_range(params, begin, end);
+      engine_->read_rows(params, begin, end);
     }
     if (rows.v.base != nullptr) {
       params.rows = pool_.v_rows(rows.local_layer), params.out = rows.v, params.dim = layer.v_dim;
-      engine_.gather_range(params, begin, end);
+      engine_->read_rows(params, begin, end);
     }
   }
 }
@@ -132,7 +132,7 @@ void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const s
     page = copy;
     table.synced_pages = std::min(table.synced_pages, i);
   });
-  engine_.copy_pages(copies);
+  engine_->copy_pages(copies);
   for (const PageCopy& copy : copies) allocator_.drop_holder(copy.from);
   counters_.pages_copied += copies.size();
   note_pages_used();
@@ -160,7 +160,7 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
       slots[static_cast<size_t>(i)] =
           pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} + token % page_tokens;
     }
-    engine_.scatter({.k = rows.k,
+    engine_->write_rows({.k = rows.k,
                      .v = rows.v,
                      .k_rotation = {},
                      .k_pages = pool_.k_rows(rows.local_layer),

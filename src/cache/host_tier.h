@@ -9,19 +9,21 @@ namespace kvc {
 
 class PoolPageMover final : public PageMover {
  public:
-  explicit PoolPageMover(PageCopier* copier) : copier_(copier) {}
+  // Before the first copy; borrowed.
+  void set_copier(PageCopier* copier) { copier_ = copier; }
   void copy(PageId from, PageId to) noexcept override {
     copier_->copy(CopyDirection::kInsideDevice, &from, &to, 1);
   }
 
  private:
-  PageCopier* copier_;
+  PageCopier* copier_ = nullptr;
 };
 
 // Stays out of a pool that the host program uses by page ids. Borrows both.
 class PoolHostTier final : public HostTier {
  public:
-  PoolHostTier(HostPool* pool, PageCopier* copier) : pool_(pool), copier_(copier) {}
+  explicit PoolHostTier(HostPool* pool) : pool_(pool) {}
+  void set_copier(PageCopier* copier) { copier_ = copier; }
 
   int64_t num_free() const noexcept override {
     return pool_->use() == HostUse::kByPage ? 0 : pool_->allocator().num_free();
@@ -43,7 +45,7 @@ class PoolHostTier final : public HostTier {
 
  private:
   HostPool* pool_;
-  PageCopier* copier_;
+  PageCopier* copier_ = nullptr;
 };
 
 }  // namespace kvc

@@ -17,7 +17,7 @@ void Cache::swap_pages(const DLTensor* pairs, kvc_swap_direction direction) {
       is_out ? read_page_pairs(pairs, device, host) : read_page_pairs(pairs, host, device);
   if (checked.size() == 0) return;  // no page has been used yet
   host_.start_use(HostUse::kByPage);
-  copier_.copy(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice, checked.from.data(),
+  copier_->copy(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice, checked.from.data(),
                checked.to.data(), checked.size());
   (is_out ? counters_.pages_swapped_out : counters_.pages_swapped_in) +=
       static_cast<uint64_t>(checked.size());
@@ -26,7 +26,7 @@ void Cache::swap_pages(const DLTensor* pairs, kvc_swap_direction direction) {
 void Cache::copy_pages(const DLTensor* pairs) {
   require_storage("kvc_pages_copy");
   const PagePairs checked = read_page_pairs(pairs, {"device pool", allocator_.num_pages()});
-  copier_.copy(CopyDirection::kInsideDevice, checked.from.data(), checked.to.data(), checked.size());
+  copier_->copy(CopyDirection::kInsideDevice, checked.from.data(), checked.to.data(), checked.size());
 }
 
 }  // namespace kvc

@@ -1,6 +1,4 @@
 // Recurrent states: of the open forward's sequences, and of any sequence for debugging.
-#include <cstring>
-
 #include "src/base/error.h"
 #include "src/cache/cache.h"
 
@@ -8,36 +6,6 @@ namespace kvc {
 namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
-
-// A state is one row of one head in a page of one token: the kernels that move rows convert it.
-kernels::PagedRows as_page(const std::byte* state, const StateSpec& spec) {
-  return {const_cast<std::byte*>(state), 0, 0, 0, spec.dtype};
-}
-
-void read_state(const AttentionEngine& engine, const std::byte* state, const StateSpec& spec, std::byte* out,
-                kernels::DType out_type) {
-  const int32_t page = 0;
-  engine.gather_range({.rows = as_page(state, spec),
-                       .pages = &page,
-                       .out = {out, 0, 0, out_type},
-                       .page_size = 1,
-                       .num_heads = 1,
-                       .dim = static_cast<int32_t>(spec.num_elements)},
-                      0, 1);
-}
-
-void write_state(const AttentionEngine& engine, std::byte* state, const StateSpec& spec, std::byte* value,
-                 kernels::DType value_type) {
-  const int64_t slot = 0;
-  kernels::AppendParams params{};
-  params.k = {value, 0, 0, value_type};
-  params.k_pages = params.v_pages = as_page(state, spec);
-  params.slots = &slot;
-  params.page_size = 1;
-  params.num_kv_heads = 1;
-  params.k_dim = static_cast<int32_t>(spec.num_elements);
-  engine.scatter(params, 1);
-}
 
 }  // namespace
 
@@ -56,54 +24,10 @@ int32_t Cache::require_state_layer(int32_t layer, int32_t state, const char* wha
   return local;
 }
 
-const std::byte* Cache::old_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const {
-  return states_.state(entry.sequence->state, local_layer, state);
-}
-
-std::byte* Cache::new_state(const BatchEntry& entry, int32_t local_layer, int32_t state) const {
-  return states_.state(entry.new_state, local_layer, state);
-}
-
-void Cache::get_states(int32_t local_layer, int32_t state, const StateRows& out) const {
-  const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  std::byte* to = out.base;
-  for (const BatchEntry& entry : forward_.batch().entries()) {
-    read_state(engine_, old_state(entry, local_layer, state), shape, to, out.dtype);
-    to += out.row_stride;
-  }
-}
-
-void Cache::set_states(int32_t local_layer, int32_t state, const StateRows& value) {
-  const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  std::byte* from = value.base;
-  for (const BatchEntry& entry : forward_.batch().entries()) {
-    write_state(engine_, new_state(entry, local_layer, state), shape, from, value.dtype);
-    from += value.row_stride;
-  }
-  forward_.mark_state_set(local_layer, state);
-}
-
-// States that this forward did not set are those of before.
-void Cache::carry_states_on() noexcept {
-  if (!pool_.has_storage()) return;
-  for (size_t layer = 0; layer < spec().layers.size(); ++layer) {
-    const std::vector<StateSpec>& states = spec().layers[layer].states;
-    const auto local = static_cast<int32_t>(layer);
-    for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
-      if (forward_.is_state_set(local, state)) continue;
-      for (const BatchEntry& entry : forward_.batch().entries()) {
-        std::memcpy(new_state(entry, local, state), old_state(entry, local, state),
-                    static_cast<size_t>(states[static_cast<size_t>(state)].bytes()));
-      }
-    }
-  }
-}
-
 void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out) const {
   const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  read_state(engine_,
-             states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state),
-             shape, out.base, out.dtype);
+  engine_->read_state(
+      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state), shape, out);
 }
 
 void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value) {
@@ -135,7 +59,7 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, cons
       states_.add_holder(fresh);
     }
   }
-  write_state(engine_, states_.state(sequence.state, local_layer, state), shape, value.base, value.dtype);
+  engine_->write_state(states_.state(sequence.state, local_layer, state), shape, value);
 }
 
 }  // namespace kvc

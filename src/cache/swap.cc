@@ -84,7 +84,7 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
                            Moves& pages, Moves& slots, CopyDirection direction) noexcept {
   for (int64_t i = 0; i < pages.count(); ++i)
     pages.to.push_back(to.pages.take(i == 0 ? kNoPage : pages.to.back(), pages.count() - i - 1));
-  copier_.copy(direction, pages.from.data(), pages.to.data(), pages.count());
+  copier_->copy(direction, pages.from.data(), pages.to.data(), pages.count());
   for (int64_t i = 0; i < slots.count(); ++i) {
     slots.to.push_back(to.states.take());
     from.states.copy_slot_to(slots.from[static_cast<size_t>(i)], to.states, slots.to.back());

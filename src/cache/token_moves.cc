@@ -12,12 +12,7 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-struct Place {
-  PageId page;
-  int64_t offset;
-};
-
-Place place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
+TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
   return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
 }
 
@@ -48,15 +43,18 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
     }
     accepted.push_back(&sequence);
   }
-  int64_t num_blocks = 0;
+  int64_t num_blocks = 0, num_moves = 0;
   for (Sequence* sequence : accepted) {
+    num_moves += sequence->tree.size() * static_cast<int64_t>(spec().groups.size());
     if (sequence->tree.ids.empty()) continue;
     const int64_t most = sequence->tree.size(), block_tokens = index_.block_tokens();
     sequence->trail.reserve(most, index_.block_tokens());
     num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
   }
   if (num_blocks != 0) index_.reserve(num_blocks + forward_.batch().num_new_blocks());
+  engine_->prepare_moves(num_moves);
   for (size_t i = 0; i < num_seqs; ++i) keep_path(*accepted[i], leaves[i]);
+  engine_->finish_moves();
 }
 
 void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
@@ -76,10 +74,10 @@ void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
       for (int64_t depth = 0; depth < num_kept; ++depth) {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
-        const Place from = place_of(table, sequence.length + node, spec().groups[group].page_tokens);
-        const Place to = place_of(table, sequence.length + depth, spec().groups[group].page_tokens);
-        for (const int32_t layer : spec().groups[group].layers)
-          pool_.copy_token(layer, from.page, from.offset, to.page, to.offset);
+        const int32_t page_tokens = spec().groups[group].page_tokens;
+        engine_->move_token(static_cast<int32_t>(group),
+                            place_of(table, sequence.length + node, page_tokens),
+                            place_of(table, sequence.length + depth, page_tokens));
       }
     }
   }
@@ -190,10 +188,12 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   SharedPages shared = count_shared_pages(sequence, end, sequence.length, whole);
   shared += count_shared_pages(sequence, begin, rest, rewritten);
   const bool forget_cached = require_private_pages(sequence, shared);
+  engine_->prepare_moves(moved * static_cast<int64_t>(spec().groups.size() + spec().layers.size()));
   make_private(sequence, end, sequence.length, whole, forget_cached);
   make_private(sequence, begin, rest, rewritten, forget_cached);
   sequence.trail.forget();
   if (begin != end) close_gap(sequence, begin, end);
+  engine_->finish_moves();
   if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);
   sequence.segments = std::move(segments);
   if (sequence.length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
@@ -222,10 +222,8 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
     }
     if (!pool_.has_storage()) continue;
     for (int64_t token = end; token < sequence.length; ++token) {
-      const Place from = place_of(table, token, page_size);
-      const Place to = place_of(table, token - (end - begin), page_size);
-      for (const int32_t layer : spec().groups[group].layers)
-        pool_.copy_token(layer, from.page, from.offset, to.page, to.offset);
+      engine_->move_token(static_cast<int32_t>(group), place_of(table, token, page_size),
+                          place_of(table, token - (end - begin), page_size));
     }
   }
   sequence.length -= end - begin;
@@ -237,37 +235,16 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
 void Cache::turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept {
   if (!pool_.has_storage()) return;
   float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
-  std::byte row[kMaxLatentDim * sizeof(float)];  // kernels don't rotate in place
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross) continue;
-    const PageTable& table = sequence.tables[group];
-    const int32_t page_size = spec().groups[group].page_tokens;
     for (const int32_t local : spec().groups[group].layers) {
       const LayerSpec& layer = spec().layers[static_cast<size_t>(local)];
       if (layer.rope < 0 || spec().ropes[static_cast<size_t>(layer.rope)].mode != KVC_ROPE_ON_APPEND)
         continue;
-      kernels::AppendParams params{};
-      params.k_rotation =
+      kernels::Rotation angles =
           shift_rotation(spec().ropes[static_cast<size_t>(layer.rope)], false, delta, cosines, sines);
-      params.k_rotation.begin = layer.rotation_begin();
-      const kernels::PagedRows keys = pool_.k_rows(local);
-      params.k_pages = params.v_pages = keys;
-      params.k = {row, 0, 0, layer.k_dtype};
-      params.page_size = page_size;
-      params.num_kv_heads = 1;
-      params.k_dim = layer.k_dim;
-      params.v_dim = layer.v_dim;
-      const auto row_bytes = static_cast<size_t>(layer.k_dim * kernels::dtype_bytes(layer.k_dtype));
-      for (int64_t token = begin; token < sequence.length; ++token) {
-        const Place place = place_of(table, token, page_size);
-        const int64_t slot = place.page * int64_t{page_size} + place.offset;
-        params.slots = &slot;
-        for (int32_t head = 0; head < layer.num_kv_heads; ++head) {
-          params.k_pages.base = keys.base + head * keys.head_stride;
-          std::memcpy(row, row_address(params.k_pages, place.page, 0, place.offset), row_bytes);
-          engine_.scatter(params, 1);
-        }
-      }
+      angles.begin = layer.rotation_begin();
+      engine_->turn_keys(local, angles, sequence.tables[group], begin, sequence.length);
     }
   }
 }

@@ -100,10 +100,7 @@ kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err
                   static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
       }
     }
-    const int32_t* given = forward.given_positions();
-    if (given == nullptr) return forward.write_token_positions(matrix.data);
-    for (int64_t row = 0; row < matrix.num_rows; ++row)
-      std::copy_n(given + row * num_rows, num_rows, matrix.data + row * matrix.row_stride);
+    fwd->cache->engine().write_positions(forward, matrix);
   });
 }
 

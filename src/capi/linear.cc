@@ -7,7 +7,6 @@
 
 namespace {
 
-using kvc::BatchEntry;
 using kvc::Cache;
 using kvc::fail;
 using kvc::fail_with;
@@ -35,17 +34,6 @@ StateCall open_state(kvc_forward* fwd, int32_t layer, int32_t state, const char*
             expected);
 }
 
-// LinearSequence or ConvSequence of every entry: its rows, and its state before and after.
-template <typename T>
-std::vector<T> sequences_of(const StateCall& call, int32_t state) {
-  std::vector<T> sequences;
-  for (const BatchEntry& entry : call.cache.forward().batch().entries()) {
-    sequences.push_back({entry.row_begin, entry.append_length, call.cache.old_state(entry, call.local, state),
-                         call.cache.new_state(entry, call.local, state)});
-  }
-  return sequences;
-}
-
 }  // namespace
 
 kvc_status kvc_attn_linear(kvc_forward* fwd, int32_t layer, const kvc_linear_opt* opt, const DLTensor* q,
@@ -60,15 +48,13 @@ kvc_status kvc_attn_linear(kvc_forward* fwd, int32_t layer, const kvc_linear_opt
     const StateCall call = open_state(fwd, layer, read.state, "kvc_attn_linear");
     const std::vector<int64_t>& shape = call.spec.shape;
     if (shape.size() != 3) fail_rank(call, layer, read.state, "3 (heads, k dim, v dim)");
-    kvc::kernels::LinearParams params = kvc::read_linear(read, "opt", {q, k, v, decay, beta, out},
+    const kvc::kernels::LinearParams params = kvc::read_linear(read, "opt", {q, k, v, decay, beta, out},
                                                          {.heads = static_cast<int32_t>(shape[0]),
                                                           .k_dim = static_cast<int32_t>(shape[1]),
                                                           .v_dim = static_cast<int32_t>(shape[2]),
                                                           .state_dtype = call.spec.dtype},
                                                          call.num_rows);
-    const auto sequences = sequences_of<kvc::kernels::LinearSequence>(call, read.state);
-    params.sequences = sequences.data();
-    call.cache.engine().run_linear(params, static_cast<int64_t>(sequences.size()));
+    call.cache.engine().linear(call.cache.forward(), {call.local, read.state}, params);
     call.cache.forward().mark_state_set(call.local, read.state);
   });
 }
@@ -81,14 +67,12 @@ kvc_status kvc_state_conv(kvc_forward* fwd, int32_t layer, int32_t state, const 
     const std::vector<int64_t>& shape = call.spec.shape;
     if (shape.size() != 2) fail_rank(call, layer, state, "2 (channels, kernel width - 1)");
     if (shape[1] == INT32_MAX) fail_rank(call, layer, state, "a kernel width below 2^31");
-    kvc::kernels::ConvParams params = kvc::read_conv({x, weight, bias, out}, activation,
+    const kvc::kernels::ConvParams params = kvc::read_conv({x, weight, bias, out}, activation,
                                                      {.channels = static_cast<int32_t>(shape[0]),
                                                       .width = static_cast<int32_t>(shape[1]) + 1,
                                                       .state_dtype = call.spec.dtype},
                                                      call.num_rows);
-    const auto sequences = sequences_of<kvc::kernels::ConvSequence>(call, state);
-    params.sequences = sequences.data();
-    call.cache.engine().run_conv(params, static_cast<int64_t>(sequences.size()));
+    call.cache.engine().conv(call.cache.forward(), {call.local, state}, params);
     call.cache.forward().mark_state_set(call.local, state);
   });
 }

@@ -18,7 +18,7 @@ constexpr int64_t kPrefetchBytes = 1024;
 }  // namespace
 
 // One slot of the pages, or the whole page where its slots lie together.
-struct PageCopier::Slot {
+struct CpuPageCopier::Slot {
   const std::byte* from;
   int64_t from_stride;
   std::byte* to;
@@ -35,7 +35,7 @@ struct PageCopier::Slot {
   }
 };
 
-struct PageCopier::Job {
+struct CpuPageCopier::Job {
   const PagePool* source;
   const PagePool* target;
   const PageId* from;
@@ -48,7 +48,7 @@ struct PageCopier::Job {
   bool is_noop(const PageRun& run) const { return source == target && run.from == run.to; }
 };
 
-PageCopier::Slot PageCopier::slot(const Job& job, int64_t index) const {
+CpuPageCopier::Slot CpuPageCopier::slot(const Job& job, int64_t index) const {
   const auto i = static_cast<size_t>(index);
   const Layout& layout = plan_->layout();
   const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
@@ -58,7 +58,7 @@ PageCopier::Slot PageCopier::slot(const Job& job, int64_t index) const {
           is_whole ? layout.page_bytes : layout.slots[i].bytes};
 }
 
-void PageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin, int64_t end) const {
+void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin, int64_t end) const {
   const Slot s = slot(job, slot_index);
   PageRun next = job.next(begin, end);
   for (int64_t i = begin; i < end;) {
@@ -78,7 +78,7 @@ void PageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin, i
 }
 
 // Bytes [part * kTaskBytes, (part + 1) * kTaskBytes) of the slot of one page.
-void PageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair, int64_t part) const {
+void CpuPageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair, int64_t part) const {
   static_assert(kTaskBytes % kCacheLine == 0);
   const PageRun page = job.next(pair, pair + 1);
   const Slot s = slot(job, slot_index);
@@ -89,7 +89,7 @@ void PageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair, int
 }
 
 // Tasks of several pages of a slot, or of a part of one where pages are large.
-void PageCopier::spread(const Job& job) const {
+void CpuPageCopier::spread(const Job& job) const {
   int64_t largest = 0;
   for (int64_t i = 0; i < job.num_slots; ++i) largest = std::max(largest, slot(job, i).bytes);
   const int64_t parts = ceil_div(largest, kTaskBytes);
@@ -105,7 +105,7 @@ void PageCopier::spread(const Job& job) const {
   });
 }
 
-int64_t PageCopier::count_runs(const Job& job) const {
+int64_t CpuPageCopier::count_runs(const Job& job) const {
   bool is_dense = true;
   for (int64_t i = 0; i < job.num_slots; ++i) is_dense = is_dense && slot(job, i).is_dense();
   int64_t runs = 0;
@@ -117,7 +117,7 @@ int64_t PageCopier::count_runs(const Job& job) const {
   return runs;
 }
 
-void PageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept {
+void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept {
   const int64_t num_slots = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
                                 ? 1
                                 : static_cast<int64_t>(plan_->layout().slots.size());

@@ -14,20 +14,32 @@ namespace kvc {
 
 enum class CopyDirection { kDeviceToHost, kHostToDevice, kInsideDevice };
 
-// One call at a time, and none beside another user of the executor.
+// One call at a time.
 class PageCopier {
  public:
-  // All are borrowed; the device pool may be resized between calls.
-  PageCopier(const Plan* plan, const PagePool* device, const PagePool* host,
-             const kernels::cpu::KernelTable* kernels, Executor* executor)
-      : plan_(plan), device_(device), host_(host), kernels_(kernels), executor_(executor) {}
+  virtual ~PageCopier() = default;
 
-  // Page from[i] to page to[i], complete on return. No destination comes twice or is another pair's source. Neighbours in the list
-  // that are adjacent in both pools, ascending or descending, are copied at once. Without storage nothing is.
-  void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept;
+  // Page from[i] to page to[i]; complete on return on the CPU, else enqueued. No destination comes twice or is another pair's
+  // source. Neighbours in the list that are adjacent in both pools, ascending or descending, are copied at once. Without storage
+  // nothing is.
+  virtual void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept = 0;
 
   // Contiguous stretches of pages that all copies so far were merged into.
   uint64_t num_runs() const { return num_runs_; }
+
+ protected:
+  uint64_t num_runs_ = 0;
+};
+
+// And none beside another user of the executor.
+class CpuPageCopier final : public PageCopier {
+ public:
+  // All are borrowed; the device pool may be resized between calls.
+  CpuPageCopier(const Plan* plan, const PagePool* device, const PagePool* host,
+             const kernels::cpu::KernelTable* kernels, Executor* executor)
+      : plan_(plan), device_(device), host_(host), kernels_(kernels), executor_(executor) {}
+
+  void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept override;
 
  private:
   struct Slot;  // of a page, as it lies in both pools
@@ -43,7 +55,6 @@ class PageCopier {
   const PagePool* host_;
   const kernels::cpu::KernelTable* kernels_;
   Executor* executor_;
-  uint64_t num_runs_ = 0;
 };
 
 }  // namespace kvc

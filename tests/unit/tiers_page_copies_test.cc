@@ -108,7 +108,7 @@ void random_pairs(Random& random, CopyDirection direction, const PoolsShape& sha
 void copy_at_random(TwoPools& pools, const PoolsShape& shape, Executor& executor, uint64_t seed, int rounds) {
   Random random(seed);
   Tags tags = fill_all(pools, shape);
-  PageCopier copier = pools.copier(executor);
+  CpuPageCopier copier = pools.copier(executor);
   for (int round = 0; round < rounds; ++round) {
     const auto direction = static_cast<CopyDirection>(random.range(0, 2));
     std::vector<PageId> from, to;
@@ -161,7 +161,7 @@ TEST(PageCopies, CountTheRunsTheyWereMergedInto) {
     here.gap = std::max<int64_t>(gap, 0);
     TwoPools pools(here);
     Executor executor(1);
-    PageCopier copier = pools.copier(executor);
+    CpuPageCopier copier = pools.copier(executor);
     const auto runs = [&](CopyDirection direction, const std::vector<PageId>& from,
                           const std::vector<PageId>& to) {
       const uint64_t before = copier.num_runs();
@@ -183,7 +183,7 @@ TEST(PageCopies, FollowADevicePoolThatWasResized) {
   const PoolsShape shape{.layers = {attention_layer(2, 2, 8, 8)}};
   TwoPools pools(shape);
   Executor executor(1);
-  PageCopier copier = pools.copier(executor);
+  CpuPageCopier copier = pools.copier(executor);
   pools.device().resize(400);  // beyond the reserved addresses: the pool moves
   pools.fill(pools.device(), 399, 5);
   const PageId from = 399, to = 8;
@@ -244,7 +244,7 @@ TEST(PageCopies, WithoutTensorMemoryDoNothing) {
   const PagePool device(plan, 4);
   const HostPool host(plan, 3);
   Executor executor(1);
-  PageCopier copier(plan.get(), &device, &host.pool(), kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto),
+  CpuPageCopier copier(plan.get(), &device, &host.pool(), kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto),
                     &executor);
   const PageId from = 1, to = 2;
   copier.copy(CopyDirection::kDeviceToHost, &from, &to, 1);

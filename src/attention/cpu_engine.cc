@@ -1,4 +1,4 @@
-#include "src/attention/engine.h"
+#include "src/attention/cpu_engine.h"
 
 #include <algorithm>
 #include <climits>
@@ -32,14 +32,15 @@ bool rotates_on_read(const Spec& spec, int32_t rope) {
 
 }  // namespace
 
-AttentionEngine::AttentionEngine(const Spec& spec, const PagePool* pool)
+CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states)
     : spec_(&spec),
       pool_(pool),
+      states_(states),
       kernels_(choose_kernels(spec.cpu_isa, "config.cpu_isa")),
       executor_(spec.has_executor ? Executor(spec.executor) : Executor(spec.num_threads)),
       runner_(kernels_, &executor_) {}
 
-AppendParams AttentionEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
+AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
                                             const TokenRows& v) {
   AppendParams params{};
   params.k = k;
@@ -53,7 +54,7 @@ AppendParams AttentionEngine::append_params(Forward& forward, const LayerSpec& l
   return params;
 }
 
-void AttentionEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
+void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   AppendParams params = append_params(forward, layer, k, v);
   params.k_pages = pool_->k_rows(local_layer);
@@ -65,7 +66,7 @@ void AttentionEngine::append(Forward& forward, int32_t local_layer, const TokenR
   forward.mark_appended(local_layer);
 }
 
-AttentionEngine::CachedView& AttentionEngine::view_of(Forward& forward, const KeyView& view,
+CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,
                                                       const std::vector<Span>* spans) {
   CachedView* reusable = nullptr;
   for (const std::unique_ptr<CachedView>& cached : views_) {
@@ -87,7 +88,7 @@ AttentionEngine::CachedView& AttentionEngine::view_of(Forward& forward, const Ke
   return *reusable;
 }
 
-void AttentionEngine::share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
+void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
                                      const WorkShape& shape, CachedView::List& list) {
   const std::vector<BatchEntry>& entries = forward.batch().entries();
   const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
@@ -124,7 +125,7 @@ void AttentionEngine::share_prefixes(Forward& forward, const CachedView& view, c
   list.shared.build(prefixes_, &list.sequences);
 }
 
-const AttentionEngine::CachedView::List& AttentionEngine::work_list(Forward& forward, CachedView& view,
+const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, CachedView& view,
                                                                     const LayerSpec& layer,
                                                                     const WorkShape& shape,
                                                                     bool may_cascade) {
@@ -149,7 +150,7 @@ const AttentionEngine::CachedView::List& AttentionEngine::work_list(Forward& for
 }
 
 // The new keys as if they had been appended, in rows of their own: one "page" per sequence that starts at its first row.
-void AttentionEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
+void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                                      AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int64_t rows = forward.batch().num_rows();
@@ -177,7 +178,7 @@ void AttentionEngine::stage_new_keys(Forward& forward, const AttnCall& call, con
   run_append(*kernels_, executor_, append, rows);
 }
 
-void AttentionEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
+void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
                                     AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
@@ -188,7 +189,7 @@ void AttentionEngine::set_rotations(Forward& forward, const AttnCall& call, bool
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }
 
-void AttentionEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
+void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
                              const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
@@ -233,11 +234,11 @@ void AttentionEngine::attend(Forward& forward, const AttnCall& call, const AttnO
     num_cascades_.fetch_add(planned.shared.prefixes().size(), std::memory_order_relaxed);
 }
 
-void AttentionEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
+void CpuEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   run_merge(*kernels_, executor_, params, num_rows);
 }
 
-void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
+void CpuEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
   const double bytes = 8.0 * static_cast<double>(num_keys) * params.num_heads * params.dim;
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
     kernels_->gather(params, 0, num_keys);
@@ -250,7 +251,7 @@ void AttentionEngine::gather(const kernels::GatherParams& params, int64_t num_ke
   });
 }
 
-void AttentionEngine::copy_pages(const std::vector<PageCopy>& copies) {
+void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) {
   if (copies.empty() || !pool_->has_storage()) return;
   // One task per page and layer of its group; groups have at most longest_group layers.
   const auto num_slots = static_cast<int64_t>(spec_->longest_group());
