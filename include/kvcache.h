@@ -41,8 +41,16 @@
  *               taking const kvc_cache * may run concurrently with each other and with an open forward's attention;
  *               functions taking kvc_cache * (and begin, end, abort) need external exclusion. One forward is
  *               open at a time. A handle may move between threads. A kvc_plan is immutable and freely shared.
- *   Device      Everything in this version runs on the host and is complete when the call returns; kvc_stream
- *               arguments are reserved for device back ends and ignored on the CPU.
+ *   Device      A cache lives where kvc_config.device says, and so do the tensors that it is given, unless a comment
+ *               says "on the host". Each function says what it does there:
+ *                 "host only"         touches no tensor memory and never waits for a device.
+ *                 "enqueues"          CUDA: the work is enqueued and the call returns at once. Calls on an open forward
+ *                                     use kvc_forward_desc.stream, calls with a stream argument that one, others a
+ *                                     stream of the library; one waits for the other on the device, whatever the streams.
+ *                                     CPU: complete on return, streams are ignored.
+ *                 "blocks until done" complete on return.
+ *               A kvc_stream is a cudaStream_t. KVC_E_DEVICE: the device failed; the bookkeeping is intact, what lies on the
+ *               device may not be, and every later call that needs the device says so again.
  *   Refusals    What is not supported is refused by name (KVC_E_UNSUPPORTED). Nothing is ignored or approximated.
  *   Printing    Nothing is printed, nothing aborts, no exception crosses, no environment variable changes a result.
  *
@@ -106,7 +114,7 @@ typedef struct kvc_forward kvc_forward; /* one open step over a batch; belongs t
 typedef struct kvc_fence kvc_fence;     /* completion of copies */
 
 typedef int64_t kvc_seq;   /* sequence id, chosen by the caller, >= 0 */
-typedef void *kvc_stream;  /* device stream of the host program; ignored on the CPU */
+typedef void *kvc_stream;  /* cudaStream_t of the host program, NULL: the legacy default stream; ignored on the CPU */
 
 /* Result of a call. Values never change; the list only grows at the end. */
 typedef int32_t kvc_status;
@@ -204,7 +212,8 @@ typedef struct kvc_device_caps {
   char name[64];
 } kvc_device_caps;
 
-/* What the library can do on a device. A device without a back end in this build is not an error: backend_present is 0.
+/* What the library can do on a device. A device without a back end in this build, or without a driver, is not an error: backend_present is 0. The CUDA back end
+ * is libkvcache_cuda.so, looked for beside this library, then by the rules of dlopen; kvc_has_feature("cuda") says whether it was found.
  * KVC_E_INVALID_ARGUMENT: out NULL or struct_size too small. KVC_E_OUT_OF_RANGE: device id that does not exist.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_device_query(DLDevice device, kvc_device_caps *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -399,7 +408,7 @@ typedef struct kvc_config {
   size_t struct_size;
   const kvc_ext *KVC_NULLABLE ext; /* NULL: no extension is defined yet */
   uint64_t flags;                  /* KVC_CONFIG_* */
-  DLDevice device;                 /* all zero: the CPU */
+  DLDevice device;                 /* all zero: the CPU; kDLCUDA: a GPU, see kvc_device_query */
   int32_t page_size;               /* tokens per page, 1..65536; 0: 16. Of the widest group: see KVC_CONFIG_PAD_PAGES */
   int32_t num_layers;              /* layers of the whole model, >= 1 */
   const kvc_layer *layers;         /* [num_layers], copied */
@@ -728,7 +737,7 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n, kvc_err
  * KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length; positions would become negative, stop ascending, or exceed int32; a window has
  * dropped tokens of the sequence. KVC_E_UNSUPPORTED: the cache has STATE layers; positions that would leave a gap (delta other than begin - end)
  * on a sequence or layer with a window or chunk; a LONGROPE layer that rotates ON_APPEND (its K does not say by which factors).
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_seq_shift(kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, int64_t delta,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -808,7 +817,7 @@ KVC_API kvc_status kvc_seq_can(const kvc_cache *cache, kvc_seq seq, kvc_seq_op o
 typedef struct kvc_forward_desc {
   size_t struct_size;
   const kvc_ext *KVC_NULLABLE ext;                 /* NULL: no extension is defined yet */
-  kvc_stream KVC_NULLABLE stream;                  /* ignored on the CPU */
+  kvc_stream KVC_NULLABLE stream;                  /* of all work until end or abort; ignored on the CPU */
   size_t num_seqs;                                 /* >= 1 */
   const kvc_seq *seqs;                             /* [num_seqs], distinct; borrowed for the call */
   const int64_t *append_lengths;                   /* [num_seqs], >= 1; borrowed for the call */
@@ -819,7 +828,7 @@ typedef struct kvc_forward_desc {
   /* Ids of the new tokens, [sum of append_lengths]: full blocks are published to the prefix index when the forward ends (nodes of a tree when
    * they are committed). A sequence that once grows without them publishes no later block. NULL: none. Copied. */
   const int32_t *KVC_NULLABLE tokens;
-  uint64_t flags;                                  /* 0 */
+  uint64_t flags;                                  /* KVC_FORWARD_* */
   /* Rotary positions given by the caller (M-RoPE, or any other numbering): int32 [sections, T] (sections = the largest num_sections of
    * the layers) or [T] (all sections alike). They turn q and k of ON_APPEND layers and nothing else: windows, masks and lengths count tokens.
    * NULL: positions of the tokens. Copied. */
@@ -828,6 +837,16 @@ typedef struct kvc_forward_desc {
    * for the call. */
   const int64_t *KVC_NULLABLE cross_lengths;
 } kvc_forward_desc;
+
+/* Bits of kvc_forward_desc.flags. */
+enum {
+  /* CUDA graphs. A forward whose begin finds its stream captured becomes part of the graph, page tables included; nothing runs yet. Launch
+   * the graph once for it after the end (or abort it: then it never was). Every further step of the same shape (num_seqs, append_lengths,
+   * no trees, no positions, no encoder tokens): begin with this flag, which tells the device what changed and enqueues nothing, launch the graph on the
+   * same stream, end. Lengths, pages, windows and states are the step's own. Calls on layers are refused in between. Addresses
+   * that the graph has seen stay valid while max_seqs, max_tokens_per_forward and max_seq_len of the configuration are set. */
+  KVC_FORWARD_REPLAY = 1
+};
 
 enum {
   KVC_TREE_NONE = -2,       /* in tree_parents: not part of a tree */
@@ -842,8 +861,10 @@ enum {
  * KVC_E_NO_PAGES: full now (pages, or state slots, the message says which), detail = missing. KVC_E_NEVER_FITS: one sequence alone would
  * exceed the pool or max_seq_len. KVC_E_UNSUPPORTED: trees in a cache with STATE layers, or (with ON_READ rope) of a sequence with fewer
  * committed tokens than sinks; positions with an ON_READ layer; encoder tokens
- * without a CROSS layer. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: positions. KVC_E_VERSION, KVC_E_NO_MEMORY.
- * Threading: exclusive. Device: host only on the CPU. */
+ * without a CROSS layer; KVC_FORWARD_REPLAY on the CPU, or with trees, positions or encoder tokens. KVC_E_INVALID_STATE: KVC_FORWARD_REPLAY
+ * of a shape that was not captured, or addresses have changed since; buffers that would have to grow during a capture.
+ * KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: positions. KVC_E_VERSION, KVC_E_NO_MEMORY, KVC_E_DEVICE.
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_begin(kvc_cache *cache, const kvc_forward_desc *desc, kvc_forward **out,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT KVC_WARN_UNUSED;
 
@@ -854,26 +875,26 @@ KVC_API int64_t kvc_forward_num_tokens(const kvc_forward *fwd) KVC_NOEXCEPT;
 /* Position of each new token, as RoPE takes it: `out` int32 [>= T], or [S, >= T] for S given position rows (S = 1 otherwise). Tree nodes: the
  * committed length plus their depth. Caller-given positions come back, row 0 when out has one dimension.
  * KVC_E_INVALID_STATE: not open. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
- * Threading: shared. Device: complete on return. */
+ * Threading: shared. Device: enqueues. */
 KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
  * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
  * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed).
- * Threading: exclusive. Device: host only on the CPU. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Undo the begin: lengths, pages, tables, trees, windows and states as before; whatever was written to the new slots is forgotten. NULL is
  * accepted.
  * KVC_E_INVALID_STATE: not open.
- * Threading: exclusive. Device: host only on the CPU. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_abort(kvc_forward *KVC_NULLABLE fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Accept a path of each sequence's token tree: root -> leaves[i] becomes committed tokens, moved together in every layer; all other nodes are
  * dropped. Leaf -1 keeps nothing. Any subset of the sequences with trees, any order.
  * KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, NULL arrays, duplicate ids. KVC_E_INVALID_STATE: a sequence without an uncommitted tree.
  * KVC_E_OUT_OF_RANGE: leaf < -1 or no such node. KVC_E_BUSY: in the open forward. KVC_E_NO_MEMORY.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_tree_commit(kvc_cache *cache, size_t n, const kvc_seq *seqs, const int32_t *leaves,
                                    kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -929,14 +950,14 @@ typedef struct kvc_attn_opt {
  * lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sinks do not count). A row that sees no key: out 0, lse -inf.
  * k and v both NULL: the slots of this forward were filled before by kvc_kv_append (KVC_E_INVALID_STATE when not, unless the host can
  * write the pool itself: borrowed or exported).
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
                             const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v, DLTensor *out,
                             DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_attn on one packed tensor qkv [>= T, num_q_heads + 2*num_kv_heads, k_dim]: q heads, then k heads, then v heads.
  * KVC_E_UNSUPPORTED: k_dim differs from v_dim.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_fused_qkv(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
                                       const DLTensor *qkv, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -947,7 +968,7 @@ KVC_API kvc_status kvc_attn_fused_qkv(kvc_forward *fwd, int32_t layer, const kvc
  * KVC_E_UNSUPPORTED: a token tree of several forwards.
  * Sinks enter the denominator of this part alone; to merge parts of a model with sinks, leave them out of both and multiply the
  * merged output by 1 / (1 + exp(sinks[h] - lse)).
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_self(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
                                  const DLTensor *k, const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -955,25 +976,25 @@ KVC_API kvc_status kvc_attn_self(kvc_forward *fwd, int32_t layer, const kvc_attn
 /* The new queries over the tokens that were cached before this forward: all of them that the windows show. Nothing is appended. For token trees:
  * over the committed tokens.
  * A sequence that was empty: out 0, lse -inf.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_cached(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
                                    DLTensor *out, DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Merge two partial attentions over disjoint keys, in place into (out, lse): weights exp(lse) (Dao et al., FlashDecoding).
  * out, other_out [>= T, H, D], any activation types; lse, other_lse float32 [>= T, H]. A part with lse -inf does not count.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_merge(kvc_forward *fwd, DLTensor *out, DLTensor *lse, const DLTensor *other_out,
                                   const DLTensor *other_lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Write k [>= T, num_kv_heads, k_dim] and v [>= T, num_kv_heads, v_dim] into the slots of this forward: rotated when the layer's rope mode
  * is ON_APPEND, rounded to nearest even to the storage types.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_kv_append(kvc_forward *fwd, int32_t layer, const DLTensor *k, const DLTensor *v,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Write latents [>= T, latent_rank + latent_rope_dim] (or [>= T, 1, ...]) into the slots of this forward of an MLA layer: the last
  * latent_rope_dim elements rotated when the layer's rope mode is ON_APPEND.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_mla_append(kvc_forward *fwd, int32_t layer, const DLTensor *latent,
                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -981,14 +1002,14 @@ KVC_API kvc_status kvc_mla_append(kvc_forward *fwd, int32_t layer, const DLTenso
  * v_dim], C = sum of kvc_forward_desc.cross_lengths, packed in the order of the batch: given in the forward that announced them, NULL
  * otherwise. No rotation. A sequence without encoder tokens: out 0, lse -inf. opt.window and opt.spans are refused.
  * KVC_E_INVALID_STATE: announced but not given, or not announced.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_cross(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
                                   const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v, DLTensor *out,
                                   DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Attention that reads another layer's K and V, which that layer has appended in this forward: what kvc_attn does on a SHARED layer, for a
  * layer that is not in the plan. q [>= T, H, k_dim of the source], H any multiple of the source's kv heads; rotated by the source's rope.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_shared_kv(kvc_forward *fwd, int32_t source_layer, const kvc_attn_opt *KVC_NULLABLE opt,
                                       const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                       kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -997,7 +1018,7 @@ KVC_API kvc_status kvc_attn_shared_kv(kvc_forward *fwd, int32_t source_layer, co
  * n = its length including this forward's new tokens and its tree nodes, which come in the order of their slots. Either output may be NULL, not
  * both. Any sequence of the cache. MLA: k_out [>= n, 1, rank + rope dim], v_out NULL; K = V layers: v_out NULL; CROSS: n = encoder tokens.
  * KVC_E_OUT_OF_RANGE: a window has dropped tokens (detail = the first kept). KVC_E_NOT_FOUND: seq. KVC_E_INVALID_STATE: the sequence grows in this forward and nothing was appended to the layer (as kvc_attn).
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, DLTensor *KVC_NULLABLE k_out,
                                  DLTensor *KVC_NULLABLE v_out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1011,12 +1032,12 @@ KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, D
 
 /* State `state` of every sequence of the batch: out [>= B, shape...], any activation type, compact inside a state.
  * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: state. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_state_get(kvc_forward *fwd, int32_t layer, int32_t state, DLTensor *out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* The other way: value [>= B, shape...], rounded to the state's dtype. Statuses as kvc_state_get.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_state_set(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *value,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1054,7 +1075,7 @@ typedef struct kvc_linear_opt {
  * opt.decay says, NULL for NONE; beta [>= T, H] or NULL (1). Activation types; decay and beta float32. Arithmetic in float32.
  * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_SHAPE: also a state that is not [H, Dk, Dv]. KVC_E_INVALID_ARGUMENT: decay given
  * or missing against opt. KVC_E_OUT_OF_RANGE: opt.state, scale. KVC_E_UNSUPPORTED: flags, unknown opt.decay.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_linear(kvc_forward *fwd, int32_t layer, const kvc_linear_opt *KVC_NULLABLE opt, const DLTensor *q,
                                    const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
                                    const DLTensor *KVC_NULLABLE beta, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1065,7 +1086,7 @@ enum { KVC_ACTIVATION_NONE = 0, KVC_ACTIVATION_SILU = 1 };
 /* Causal depthwise convolution over the new tokens with its last inputs kept as state [C, W-1] (newest last), W = kernel width >= 2:
  *   out[t, c] = act(bias[c] + sum_j weight[c, j] x[t - W + 1 + j, c]).
  * x, out [>= T, C]; weight float32 [C, W]; bias float32 [C] or NULL. Sets the state. Statuses as kvc_attn_linear.
- * Threading: one call at a time per forward. Device: complete on return. */
+ * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state, const DLTensor *x, const DLTensor *weight,
                                   const DLTensor *KVC_NULLABLE bias, kvc_activation activation, DLTensor *out,
                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1081,7 +1102,7 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  * K = V layers: K only, v is left as it is.
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length, or a window has dropped some (detail = first kept of that layer).
  * KVC_E_UNSUPPORTED: no storage, no ATTENTION layer. KVC_E_SHAPE, KVC_E_DTYPE.
- * Threading: shared. Device: complete on return. */
+ * Threading: shared. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_get_kv(const kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor *KVC_NULLABLE k,
                                     DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1089,44 +1110,44 @@ KVC_API kvc_status kvc_debug_get_kv(const kvc_cache *cache, kvc_seq seq, int64_t
 /* The other way: overwrite the committed tokens [begin, begin + n), n = dimension 1 of k and v, with values as they are to be
  * stored (not rotated again). Shared pages are made private first, so siblings keep theirs.
  * KVC_E_NO_PAGES: for that. KVC_E_BUSY: in the open forward. Others as kvc_debug_get_kv.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_kv(kvc_cache *cache, kvc_seq seq, int64_t begin, const DLTensor *KVC_NULLABLE k,
                                     const DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_debug_get_kv for the MLA layers: latent [layers, n, latent_rank + latent_rope_dim].
- * Threading: shared. Device: complete on return. */
+ * Threading: shared. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_get_mla(const kvc_cache *cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor *latent,
                                      kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_debug_set_kv for the MLA layers.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_mla(kvc_cache *cache, kvc_seq seq, int64_t begin, const DLTensor *latent,
                                      kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_debug_get_kv for one layer of any kind that keeps pages: k [n, num_kv_heads, k_dim], v [n, num_kv_heads, v_dim]; MLA: k [n, 1, rank + rope dim];
  * CROSS: begin and end count encoder tokens; SHARED: the source's.
  * KVC_E_OUT_OF_RANGE: also a layer that is not here. KVC_E_UNSUPPORTED: a layer without pages.
- * Threading: shared. Device: complete on return. */
+ * Threading: shared. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_get_layer(const kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin, int64_t end,
                                        DLTensor *KVC_NULLABLE k, DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_debug_set_kv for one layer.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_layer(kvc_cache *cache, kvc_seq seq, int32_t layer, int64_t begin,
                                        const DLTensor *KVC_NULLABLE k, const DLTensor *KVC_NULLABLE v,
                                        kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* The state of a sequence at its committed length: out [shape...].
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_UNSUPPORTED: no storage, not a STATE layer.
- * Threading: shared. Device: complete on return. */
+ * Threading: shared. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_get_state(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, DLTensor *out,
                                        kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Replace the state of a sequence at its committed length; checkpoints and other sequences keep theirs.
  * KVC_E_BUSY: in the open forward. KVC_E_NO_PAGES: no state slot for it. Others as kvc_debug_get_state.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, const DLTensor *value,
                                        kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1165,7 +1186,7 @@ enum {
 /* The page tables of the open forward's B sequences, as they are with the new tokens (tree nodes included); a read-only snapshot. INDPTR, INDICES and
  * PAGE_POSITION list the pages that are kept; BLOCK_TABLE has -1 where a window has dropped one. A CROSS group counts encoder tokens.
  * `group`: 0..num_groups-1. KVC_E_OUT_OF_RANGE: group. KVC_E_INVALID_ARGUMENT: kind. KVC_E_INVALID_STATE: not open. KVC_E_NO_MEMORY.
- * Threading: one call at a time per forward. Device: host only on the CPU. */
+ * Threading: one call at a time per forward. Device: host only. */
 KVC_API kvc_status kvc_export_page_table(kvc_forward *fwd, int32_t group, kvc_table_kind kind,
                                          struct DLManagedTensorVersioned **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1178,7 +1199,7 @@ KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int
 /* ==================================================================================================== */
 /* Operators: the same kernels over the host's own pools and page tables; no cache, nothing is kept       */
 /* ==================================================================================================== */
-/* Tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
+/* On the CPU: all tensors lie on the host. Tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
  * Common statuses: KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor, also storage types other than float32, float16, bfloat16.
  * KVC_E_OUT_OF_RANGE: a page id, a length, an indptr that does not ascend. KVC_E_INVALID_ARGUMENT, KVC_E_UNSUPPORTED, KVC_E_NO_MEMORY. */
 
@@ -1220,52 +1241,52 @@ typedef struct kvc_op_opt {
 } kvc_op_opt;
 
 /* Write k [>= T, heads, k_dim] and v [>= T, heads, v_dim] to `slots` int64 [T] = page * page_size + offset; < 0: skip. T = length of slots.
- * Threading: any, not two that write the same slots. Device: complete on return. */
+ * Threading: any, not two that write the same slots. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_append(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *slots,
                                  const DLTensor *k, const DLTensor *KVC_NULLABLE v, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Attention of q [T, num_q_heads, k_dim] over pages; out [T, num_q_heads, v_dim], lse float32 [T, num_q_heads].
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_attention_paged(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
                                           const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                           kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Attention of packed q [T, num_q_heads, k_dim] over packed k [K, num_kv_heads, k_dim], v [K, num_kv_heads, v_dim]; qo_indptr, kv_indptr int32
  * [B+1] cut them into sequences; kv_indptr NULL: qo_indptr.
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_attention_ragged(const DLTensor *qo_indptr, const DLTensor *KVC_NULLABLE kv_indptr,
                                            const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *q, const DLTensor *k,
                                            const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                            kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Absorbed MLA over a pool of layout MLA: q [T, heads, rank + rope dim], out [T, heads, latent_rank]; opt->attn->scale must be given.
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_mla_paged(const kvc_op_pool *pool, const kvc_op_table *table, int32_t latent_rank,
                                     const kvc_op_opt *opt, const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_attn_merge without a forward: T = dimension 0 of out.
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_merge(const kvc_op_opt *KVC_NULLABLE opt, DLTensor *out, DLTensor *lse, const DLTensor *other_out,
                                 const DLTensor *other_lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Copy all keys of the table's sequences, packed in their order, into k_out [>= sum of seq_lens, heads, k_dim] and v_out; either may be NULL.
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
                                  DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Copy pages inside a pool: pairs int64 [n, 2] of (from, to), distinct destinations, none of which is a source.
- * Threading: any, not on the same pages. Device: complete on return. */
+ * Threading: any, not on the same pages. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Rotate x [T, heads, dim] into out (which may be x) by opt->rope at opt->positions.
- * Threading: any. Device: complete on return. */
+ * Threading: any. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_attn_linear over the host's own states [B, H, Dk, Dv], updated in place; qo_indptr int32 [B+1] cuts the tokens into sequences, NULL: one each.
- * Threading: any, not on the same states. Device: complete on return. */
+ * Threading: any, not on the same states. Device: the CPU, complete on return. */
 KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear, const kvc_op_opt *KVC_NULLABLE opt,
                                       const DLTensor *KVC_NULLABLE qo_indptr, DLTensor *states, const DLTensor *q,
                                       const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,
@@ -1350,7 +1371,7 @@ KVC_API kvc_status kvc_prefix_match(const kvc_cache *cache, const kvc_prefix_que
 /* Add `seq` with the longest hit (its length is then *out_tokens, 0 when nothing hits), in the query's namespace: later forwards with `tokens` publish there.
  * Pages on the host are copied back as long as pages are free; the hit is shorter when they are not.
  * Statuses of kvc_prefix_match and kvc_seq_add. KVC_E_BUSY: a forward is open.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_prefix_attach(kvc_cache *cache, kvc_seq seq, const kvc_prefix_query *query,
                                      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1375,7 +1396,7 @@ KVC_API kvc_status kvc_prefix_unpin(kvc_cache *cache, const kvc_prefix_query *qu
 
 /* Evict until at least `pages` pages have left the index (to the host when it has room), or nothing evictable is left. *out_freed: how many did.
  * KVC_E_OUT_OF_RANGE: negative.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_prefix_evict(kvc_cache *cache, int64_t pages, int64_t *KVC_NULLABLE out_freed,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1449,13 +1470,13 @@ KVC_API kvc_status kvc_events_snapshot(const kvc_cache *cache, kvc_event *KVC_NU
  * kvc_seq_info_get, kvc_seq_list and kvc_swap_in take it, others answer KVC_E_INVALID_STATE.
  * KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, duplicate ids. KVC_E_INVALID_STATE: swapped already, an uncommitted tree. KVC_E_BUSY: in the
  * open forward. KVC_E_NO_PAGES: the host pool is full (detail = missing host pages). KVC_E_UNSUPPORTED: no host budget. KVC_E_NO_MEMORY.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_swap_out(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
                                 kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Bring them back. What sequences of one kvc_swap_out shared is shared again when they come back in one call.
  * KVC_E_INVALID_STATE: not swapped. KVC_E_NO_PAGES: detail = pages (and state slots) missing. Others as kvc_swap_out.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_swap_in(kvc_cache *cache, size_t n, const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
                                kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1466,14 +1487,14 @@ enum { KVC_SWAP_OUT = 0 /* device to host */, KVC_SWAP_IN = 1 /* host to device 
  * in both pools, ascending or descending, are copied at once. The tables of sequences are not looked at: on the device, any page may be named.
  * KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: pairs. KVC_E_OUT_OF_RANGE: a page id (detail = row). KVC_E_INVALID_ARGUMENT: a destination twice
  * (detail = row). KVC_E_UNSUPPORTED: no storage, no host budget, unknown direction. KVC_E_INVALID_STATE: see above.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_swap(kvc_cache *cache, const DLTensor *pairs, kvc_swap_direction direction,
                                   kvc_stream KVC_NULLABLE stream, kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence,
                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* The same inside the device pool. Also refused (KVC_E_INVALID_ARGUMENT): a page that is source of one pair and destination of another, whose result
  * would depend on the order.
- * Threading: exclusive. Device: complete on return. */
+ * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_pages_copy(kvc_cache *cache, const DLTensor *pairs, kvc_stream KVC_NULLABLE stream,
                                   kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 

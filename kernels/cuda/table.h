@@ -73,12 +73,23 @@ struct PlanLimits {
   int32_t max_sequences;
   int64_t max_rows;  // token rows of a forward
   int64_t max_keys;  // of a sequence; matters with fixed_keys only
+  int32_t max_prefixes = 0;  // that a sequence is a member of (PlanShare); 0: none are shared
 };
 // Bytes that a plan needs.
 struct PlanBytes {
   int64_t counts, cta_begin, items, merges, sources;
   int64_t scratch;
   int64_t num_slots;  // partial slots
+};
+// A prefix that several sequences share (src/attention/cascade.h) is one more entry of `sequences`, with the rows of all members (row_map) and the
+// first member's pages: its keys are read once, and its results are parts of the members'. No windows or sinks in any of these. The limits
+// count entries as sequences, with their rows.
+struct PlanShare {
+  int32_t key_begin;  // the entry's or member's keys begin here, where the prefix before it ends: a multiple of key_block
+  int32_t key_end;       // > 0: this is a prefix, and ends here: a multiple of key_block
+  int32_t num_prefixes;  // that this sequence is a member of
+  int32_t prefix[2];     // their entries, by key
+  int32_t prefix_row[2];  // token row there that is this sequence's row 0; rows of one of its tiles lie in one tile there
 };
 struct PlanLaunch {
   PlanShape shape;
@@ -87,6 +98,7 @@ struct PlanLaunch {
   const int32_t* num_sequences_at;
   WorkPlan plan;
   void* scratch;
+  const PlanShare* shares = nullptr;  // one for each of `sequences`
 };
 
 // Rows moved inside the pool, by pairs of slots. Pairs [first[i], first[i + 1]) follow each other in order (a destination may be a later pair's

@@ -41,7 +41,7 @@ CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* st
       runner_(kernels_, &executor_) {}
 
 AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
-                                            const TokenRows& v) {
+                                      const TokenRows& v) {
   AppendParams params{};
   params.k = k;
   params.v = v;
@@ -67,7 +67,7 @@ void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k
 }
 
 CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,
-                                                      const std::vector<Span>* spans) {
+                                          const std::vector<Span>* spans) {
   CachedView* reusable = nullptr;
   for (const std::unique_ptr<CachedView>& cached : views_) {
     if (cached->step != forward.step()) {
@@ -89,7 +89,7 @@ CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,
 }
 
 void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
-                                     const WorkShape& shape, CachedView::List& list) {
+                               const WorkShape& shape, CachedView::List& list) {
   const std::vector<BatchEntry>& entries = forward.batch().entries();
   const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
   candidates_.clear();
@@ -126,9 +126,8 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
 }
 
 const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, CachedView& view,
-                                                                    const LayerSpec& layer,
-                                                                    const WorkShape& shape,
-                                                                    bool may_cascade) {
+                                                        const LayerSpec& layer, const WorkShape& shape,
+                                                        bool may_cascade) {
   for (size_t i = 0; i < view.num_lists; ++i) {
     if (view.lists[i]->shape == shape && view.lists[i]->cascades == may_cascade) return *view.lists[i];
   }
@@ -151,7 +150,7 @@ const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, Cached
 
 // The new keys as if they had been appended, in rows of their own: one "page" per sequence that starts at its first row.
 void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
-                                     AttnParams* params) {
+                               AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int64_t rows = forward.batch().num_rows();
   const int64_t k_row = layer.k_dim * kernels::dtype_bytes(layer.k_dtype);
@@ -178,8 +177,7 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
   run_append(*kernels_, executor_, append, rows);
 }
 
-void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
-                                    AttnParams* params) {
+void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
   params->q_rotation = params->sink_q_rotation = from_element(forward.rotation(layer.rope, executor_), begin);
@@ -190,14 +188,14 @@ void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_s
 }
 
 void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
-                             const AttnTensors& tensors) {
+                       const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
   const bool on_read = rotates_on_read(*spec_, layer.rope);
   const KeyView key_view{.scope = call.scope,
                          .group = source.group,
                          .window = options.window,
-                         .needs_positions = on_read || !options.alibi.empty(),
+                         .needs_positions = on_read || options.has_alibi(),
                          .rope = on_read ? layer.rope : -1};
   CachedView& view = view_of(forward, key_view, options.spans.empty() ? nullptr : &options.spans);
   const bool causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew;

@@ -37,8 +37,11 @@ class CpuEngine final : public Engine {
   int32_t num_threads() const override { return executor_.concurrency(); }
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   void set_stream(const kvc_stream*) override {}
+  void drain() override {}
+  void record(DeviceEvent*) override {}
 
-  void begin(Forward& forward) override { copy_pages(forward.batch().copies()); }
+  void begin(Forward& forward, bool is_replay) override;
+  void closed(Forward&, bool) noexcept override {}
   void carry_states_on(Forward& forward) noexcept override;
   void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
               const AttnTensors& tensors) override;
@@ -52,17 +55,22 @@ class CpuEngine final : public Engine {
   void write_positions(const Forward& forward, const I32Matrix& out) const override;
 
   void gather(const kernels::GatherParams& params, int64_t num_keys) override;
-  void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const override {
+  void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
+                 kvc_stream) const override {
     kernels_->gather(params, key_begin, key_end);
   }
   void write_rows(const kernels::AppendParams& params, int64_t num_rows) override {
     kernels_->append(params, 0, num_rows);
   }
-  void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out) const override;
+  void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
+                  kvc_stream stream) const override;
   void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
   void copy_pages(const std::vector<PageCopy>& copies) override;
 
+  void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
+
   void prepare_moves(int64_t) override {}
+  void next_sequence() noexcept override {}
   void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept override;
   void finish_moves() noexcept override {}
   void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table, int64_t begin,

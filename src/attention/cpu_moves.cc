@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "src/attention/cpu_engine.h"
+#include "src/base/error.h"
 
 namespace kvc {
 namespace {
@@ -26,6 +27,15 @@ std::vector<T> sequences_of(const Batch& batch, const StatePool& states, const S
 
 }  // namespace
 
+void CpuEngine::begin(Forward& forward, bool is_replay) {
+  if (is_replay) {
+    fail_with(KVC_E_UNSUPPORTED, KVC_FORWARD_REPLAY,
+              "desc->flags has KVC_FORWARD_REPLAY (%d): the CPU has no graphs",
+              static_cast<int>(KVC_FORWARD_REPLAY));
+  }
+  copy_pages(forward.batch().copies());
+}
+
 // ------------------------------------------------------------------------------------------------------- states
 
 void CpuEngine::linear(Forward& forward, const StateRef& state, kernels::LinearParams params) {
@@ -40,7 +50,8 @@ void CpuEngine::conv(Forward& forward, const StateRef& state, kernels::ConvParam
   run_conv(*kernels_, executor_, linear_workspace_, params, static_cast<int64_t>(sequences.size()));
 }
 
-void CpuEngine::read_state(const std::byte* state, const StateSpec& spec, const StateRows& out) const {
+void CpuEngine::read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
+                           kvc_stream) const {
   const int32_t page = 0;
   read_rows({.rows = as_page(state, spec),
              .pages = &page,
@@ -48,7 +59,7 @@ void CpuEngine::read_state(const std::byte* state, const StateSpec& spec, const 
              .page_size = 1,
              .num_heads = 1,
              .dim = static_cast<int32_t>(spec.num_elements)},
-            0, 1);
+            0, 1, nullptr);
 }
 
 void CpuEngine::write_state(std::byte* state, const StateSpec& spec, const StateRows& value) {
@@ -68,7 +79,7 @@ void CpuEngine::get_states(Forward& forward, const StateRef& ref, const StateRow
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   StateRows row = out;
   for (const BatchEntry& entry : forward.batch().entries()) {
-    read_state(states_->state(entry.sequence->state, ref.local_layer, ref.state), spec, row);
+    read_state(states_->state(entry.sequence->state, ref.local_layer, ref.state), spec, row, nullptr);
     row.base += out.row_stride;
   }
 }
@@ -106,6 +117,10 @@ void CpuEngine::write_positions(const Forward& forward, const I32Matrix& out) co
   if (given == nullptr) return forward.write_token_positions(out.data);
   for (int64_t row = 0; row < out.num_rows; ++row)
     std::copy_n(given + row * num_rows, num_rows, out.data + row * out.row_stride);
+}
+
+void CpuEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
 void CpuEngine::move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept {

@@ -9,6 +9,8 @@
 #include "kernels/params.h"
 #include "src/attention/options.h"
 #include "src/attention/sequence_set.h"
+#include "src/base/device.h"
+#include "src/base/memory.h"
 #include "src/base/tensor.h"
 #include "src/forward/forward.h"
 #include "src/plan/plan.h"
@@ -46,10 +48,8 @@ struct TokenPlace {
 // One call at a time but for the const ones. On a device calls enqueue on the stream that was set last; on the host they are
 // complete on return. What throws has changed nothing, unless it is KVC_E_DEVICE; what is noexcept and fails on a device is told by
 // the next call that throws.
-class Engine {
+class Engine : public ByteCopier {
  public:
-  virtual ~Engine() = default;
-
   virtual const char* name() const = 0;  // of the instruction set, or of the device
   virtual int32_t num_threads() const = 0;
   virtual uint64_t num_cascades() const = 0;
@@ -57,9 +57,17 @@ class Engine {
   // For the calls that follow; those of the host program, null: the library's own.
   virtual void set_stream(const kvc_stream* stream) = 0;
 
+  // Waits until everything is done.
+  virtual void drain() = 0;
+  // `event` stands for everything so far, where that may not be done yet.
+  virtual void record(DeviceEvent* event) = 0;
+
   // ---- the open forward
-  // Copies the pages that are to be written and have other holders; a device is sent the step.
-  virtual void begin(Forward& forward) = 0;
+  // Copies the pages that are to be written and have other holders; a device is sent the step. `is_replay`: all kernels, those included, lie
+  // in a graph that the caller launches (KVC_FORWARD_REPLAY).
+  virtual void begin(Forward& forward, bool is_replay) = 0;
+  // It has ended, or was aborted, and nothing more is enqueued for it.
+  virtual void closed(Forward& forward, bool aborted) noexcept = 0;
   // States that were not set are those of before; only where any was set.
   virtual void carry_states_on(Forward& forward) noexcept = 0;
   // Appends k and v first when they are given (kAll, kCross).
@@ -81,20 +89,23 @@ class Engine {
   // ---- rows and pages; page ids and slots of the parameters lie on the host
   virtual void gather(const kernels::GatherParams& params, int64_t num_keys) = 0;
   // Complete on return; several may run at once, and beside a call above.
-  virtual void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end) const = 0;
+  virtual void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
+                         kvc_stream stream) const = 0;
   virtual void write_rows(const kernels::AppendParams& params, int64_t num_rows) = 0;
-  virtual void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out) const = 0;
+  virtual void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
+                          kvc_stream stream) const = 0;
   virtual void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) = 0;
   virtual void copy_pages(const std::vector<PageCopy>& copies) = 0;
 
   // Tokens moved inside the pages of all layers of a group, one after the other: a destination may be a later token's source. Between
   // prepare_moves, which alone can fail, and finish_moves.
   virtual void prepare_moves(int64_t num_moves) = 0;
+  virtual void next_sequence() noexcept = 0;  // what follows touches other pages than what was before
   virtual void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept = 0;
   virtual void finish_moves() noexcept = 0;
   // K of tokens [begin, end) of a table, stored rotated, turns by one angle per pair (cos and sin on the host); prepared as so many moves.
-  virtual void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table, int64_t begin,
-                         int64_t end) noexcept = 0;
+  virtual void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table,
+                         int64_t begin, int64_t end) noexcept = 0;
 };
 
 }  // namespace kvc

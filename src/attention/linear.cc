@@ -30,7 +30,7 @@ int64_t heads_of(const DLTensor* tensor) {
 }
 
 void read_decay(const kvc_linear_opt& opt, const char* name, const DLTensor* decay, int64_t num_rows,
-                LinearParams* params) {
+                DLDevice device, LinearParams* params) {
   if (opt.decay < KVC_DECAY_NONE || opt.decay > KVC_DECAY_CHANNEL) {
     fail_with(KVC_E_UNSUPPORTED, opt.decay, "%s.decay = %d is not known: %d to %d are", name, opt.decay,
               static_cast<int>(KVC_DECAY_NONE), static_cast<int>(KVC_DECAY_CHANNEL));
@@ -42,15 +42,15 @@ void read_decay(const kvc_linear_opt& opt, const char* name, const DLTensor* dec
   }
   const int32_t heads = params->num_heads;
   if (opt.decay == KVC_DECAY_HEAD) {
-    params->decay = view_f32_vector(decay, "decay", heads);
+    params->decay = view_f32_vector(decay, "decay", heads, device);
     params->decay_head_stride = 1;
   } else if (opt.decay == KVC_DECAY_TOKEN) {
-    const F32Matrix matrix = view_f32_matrix(decay, "decay", num_rows, heads);
+    const F32Matrix matrix = view_f32_matrix(decay, "decay", num_rows, heads, device);
     params->decay = matrix.data;
     params->decay_token_stride = matrix.row_stride;
     params->decay_head_stride = 1;
   } else if (opt.decay == KVC_DECAY_CHANNEL) {
-    const F32Rows rows = view_f32_rows(decay, {"decay", num_rows, heads, params->k_dim});
+    const F32Rows rows = view_f32_rows(decay, {"decay", num_rows, heads, params->k_dim, device});
     params->decay = rows.data;
     params->decay_token_stride = rows.token_stride;
     params->decay_head_stride = rows.head_stride;
@@ -94,7 +94,7 @@ int64_t piece_of(const Executor& executor, int64_t tasks_each, int64_t num_seque
 }  // namespace
 
 LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const LinearTensors& tensors,
-                         const LinearShape& shape, int64_t num_rows) {
+                         const LinearShape& shape, int64_t num_rows, DLDevice device) {
   constexpr uint64_t kKnownFlags = KVC_LINEAR_DELTA;
   if ((opt.flags & ~kKnownFlags) != 0) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(opt.flags), "%s.flags = %#llx has bits beyond %#llx",
@@ -112,23 +112,23 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
   params.k_dim = shape.k_dim;
   params.v_dim = shape.v_dim;
   const int64_t k_heads = heads_of(tensors.q);
-  params.q = view_rows(tensors.q, {"q", num_rows, k_heads, shape.k_dim});
+  params.q = view_rows(tensors.q, {"q", num_rows, k_heads, shape.k_dim, device});
   if (k_heads < 1 || k_heads > shape.heads || shape.heads % k_heads != 0) {
     fail_with(KVC_E_SHAPE, k_heads, "q has shape[1] = %lld heads, expected a divisor of the state's %d",
               static_cast<long long>(k_heads), shape.heads);
   }
   params.num_k_heads = static_cast<int32_t>(k_heads);
-  params.k = view_rows(tensors.k, {"k", num_rows, k_heads, shape.k_dim});
-  params.v = view_rows(tensors.v, {"v", num_rows, shape.heads, shape.v_dim});
-  read_decay(opt, name, tensors.decay, num_rows, &params);
+  params.k = view_rows(tensors.k, {"k", num_rows, k_heads, shape.k_dim, device});
+  params.v = view_rows(tensors.v, {"v", num_rows, shape.heads, shape.v_dim, device});
+  read_decay(opt, name, tensors.decay, num_rows, device, &params);
   if (tensors.beta != nullptr) {
-    const F32Matrix beta = view_f32_matrix(tensors.beta, "beta", num_rows, shape.heads);
+    const F32Matrix beta = view_f32_matrix(tensors.beta, "beta", num_rows, shape.heads, device);
     params.beta = beta.data;
     params.beta_token_stride = beta.row_stride;
   }
   if (opt.skip != nullptr)
-    params.skip = view_f32_vector(opt.skip, (std::string(name) + ".skip").c_str(), shape.heads);
-  params.out = view_rows(tensors.out, {"out", num_rows, shape.heads, shape.v_dim});
+    params.skip = view_f32_vector(opt.skip, (std::string(name) + ".skip").c_str(), shape.heads, device);
+  params.out = view_rows(tensors.out, {"out", num_rows, shape.heads, shape.v_dim, device});
   params.state_dtype = shape.state_dtype;
   params.state_row_stride = shape.v_dim * dtype_bytes(shape.state_dtype);
   params.state_head_stride = shape.k_dim * params.state_row_stride;
@@ -136,22 +136,22 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
 }
 
 ConvParams read_conv(const ConvTensors& tensors, kvc_activation activation, const ConvShape& shape,
-                     int64_t num_rows) {
+                     int64_t num_rows, DLDevice device) {
   if (activation != KVC_ACTIVATION_NONE && activation != KVC_ACTIVATION_SILU) {
     fail_with(KVC_E_UNSUPPORTED, activation, "activation = %d is not known: %d and %d are", activation,
               static_cast<int>(KVC_ACTIVATION_NONE), static_cast<int>(KVC_ACTIVATION_SILU));
   }
   ConvParams params{};
-  params.x = view_row_matrix(tensors.x, "x", num_rows, shape.channels);
-  const F32Matrix weight = view_f32_matrix(tensors.weight, "weight", shape.channels, shape.width);
+  params.x = view_row_matrix(tensors.x, "x", num_rows, shape.channels, device);
+  const F32Matrix weight = view_f32_matrix(tensors.weight, "weight", shape.channels, shape.width, device);
   if (tensors.weight->shape[0] != shape.channels) {
     fail_with(KVC_E_SHAPE, tensors.weight->shape[0], "weight has shape[0] = %lld, expected %d",
               static_cast<long long>(tensors.weight->shape[0]), shape.channels);
   }
   params.weight = weight.data;
   params.weight_stride = weight.row_stride;
-  if (tensors.bias != nullptr) params.bias = view_f32_vector(tensors.bias, "bias", shape.channels);
-  params.out = view_row_matrix(tensors.out, "out", num_rows, shape.channels);
+  if (tensors.bias != nullptr) params.bias = view_f32_vector(tensors.bias, "bias", shape.channels, device);
+  params.out = view_row_matrix(tensors.out, "out", num_rows, shape.channels, device);
   params.activation =
       activation == KVC_ACTIVATION_SILU ? kernels::Activation::kSilu : kernels::Activation::kNone;
   params.channels = shape.channels;

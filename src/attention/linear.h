@@ -9,6 +9,7 @@
 #include "kvcache.h"
 #include "src/base/executor.h"
 #include "src/base/memory.h"
+#include "src/base/tensor.h"
 
 namespace kvc {
 
@@ -34,7 +35,7 @@ struct LinearShape {
 // the caller's to fill, and other strides of the state than compact ones. Throws UNSUPPORTED, OUT_OF_RANGE, INVALID_ARGUMENT or
 // a tensor status.
 kernels::LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const LinearTensors& tensors,
-                                  const LinearShape& shape, int64_t num_rows);
+                                  const LinearShape& shape, int64_t num_rows, DLDevice device = kHost);
 
 // x, out [>= num_rows, channels]; weight [channels, width]; bias [channels] or NULL. width is the kept inputs plus one.
 struct ConvTensors {
@@ -49,7 +50,7 @@ struct ConvShape {
   kernels::DType state_dtype;
 };
 kernels::ConvParams read_conv(const ConvTensors& tensors, kvc_activation activation, const ConvShape& shape,
-                              int64_t num_rows);
+                              int64_t num_rows, DLDevice device = kHost);
 
 // Scratch of the workers, kept between calls so that a steady step allocates nothing.
 struct LinearWorkspace {

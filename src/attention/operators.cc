@@ -4,8 +4,8 @@
 #include <climits>
 #include <numeric>
 
-#include "src/attention/work_list.h"
 #include "src/attention/runner.h"
+#include "src/attention/work_list.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
 

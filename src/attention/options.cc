@@ -12,11 +12,16 @@ namespace {
 
 // Multiplies by log2(e): kernels work in powers of two.
 void read_per_head(const DLTensor* tensor, const char* prefix, const char* field, int32_t num_heads,
-                   std::vector<float>* out) {
+                   DLDevice device, std::vector<float>* out, const float** on_device) {
   out->clear();
+  *on_device = nullptr;
   if (tensor == nullptr) return;
   const std::string name = std::string(prefix) + field;
-  const float* values = view_f32_vector(tensor, name.c_str(), num_heads);
+  const float* values = view_f32_vector(tensor, name.c_str(), num_heads, device);
+  if (!is_host_memory(device)) {
+    *on_device = values;
+    return;
+  }
   out->reserve(static_cast<size_t>(num_heads));
   for (int32_t head = 0; head < num_heads; ++head) {
     out->push_back(static_cast<float>(values[head] * std::numbers::log2e));
@@ -26,7 +31,7 @@ void read_per_head(const DLTensor* tensor, const char* prefix, const char* field
 }  // namespace
 
 void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
-                  AttnOptions* out, const char* prefix) {
+                  AttnOptions* out, const char* prefix, DLDevice device) {
   constexpr uint64_t kKnownFlags = KVC_ATTN_DETERMINISTIC | KVC_ATTN_BATCH_INVARIANT | KVC_ATTN_NO_CASCADE;
   if ((opt.flags & ~kKnownFlags) != 0) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(opt.flags), "%sflags = %#llx has bits beyond %#llx",
@@ -62,13 +67,14 @@ void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_r
   }
   out->tiles_only = (opt.flags & KVC_ATTN_BATCH_INVARIANT) != 0;
   out->no_cascade = (opt.flags & KVC_ATTN_NO_CASCADE) != 0;
-  read_per_head(opt.sinks, prefix, "sinks", layer.num_q_heads, &out->sinks);
-  read_per_head(opt.alibi_slopes, prefix, "alibi_slopes", layer.num_q_heads, &out->alibi);
+  read_per_head(opt.sinks, prefix, "sinks", layer.num_q_heads, device, &out->sinks, &out->sinks_on_device);
+  read_per_head(opt.alibi_slopes, prefix, "alibi_slopes", layer.num_q_heads, device, &out->alibi,
+                &out->alibi_on_device);
   out->bias = nullptr;
   out->bias_head_stride = out->bias_token_stride = 0;
   if (opt.bias != nullptr) {
     const std::string name = std::string(prefix) + "bias";
-    const F32Bias bias = view_bias(opt.bias, name.c_str(), layer.num_q_heads, num_rows, longest);
+    const F32Bias bias = view_bias(opt.bias, name.c_str(), layer.num_q_heads, num_rows, longest, device);
     out->bias = bias.data;
     out->bias_head_stride = bias.head_stride;
     out->bias_token_stride = bias.row_stride;
@@ -78,8 +84,8 @@ void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_r
 void apply_options(const AttnOptions& options, kernels::AttnParams* params) {
   params->q_scale = options.q_scale;
   params->softcap = options.softcap;
-  params->sinks = options.sinks.empty() ? nullptr : options.sinks.data();
-  params->alibi = options.alibi.empty() ? nullptr : options.alibi.data();
+  params->sinks = options.sinks.empty() ? options.sinks_on_device : options.sinks.data();
+  params->alibi = options.alibi.empty() ? options.alibi_on_device : options.alibi.data();
   params->bias = options.bias;
   params->bias_head_stride = options.bias_head_stride;
   params->bias_token_stride = options.bias_token_stride;

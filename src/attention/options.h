@@ -7,6 +7,7 @@
 #include "kernels/params.h"
 #include "kvcache.h"
 #include "src/attention/sequence_set.h"
+#include "src/base/tensor.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -20,16 +21,21 @@ struct AttnOptions {
   int64_t window = 0;
   std::vector<float> sinks;
   std::vector<float> alibi;
+  // Of a cache on a GPU they stay where they are, as the caller gave them.
+  const float* sinks_on_device = nullptr;
+  const float* alibi_on_device = nullptr;
   const float* bias = nullptr;
   int64_t bias_head_stride = 0;
   int64_t bias_token_stride = 0;
   std::vector<Span> spans;
+
+  bool has_alibi() const { return !alibi.empty() || alibi_on_device != nullptr; }
 };
 
 // `opt` has been read by the sized-struct rules; `layer`: heads and k_dim as q has them. Throws UNSUPPORTED, OUT_OF_RANGE or a tensor
 // status; fills all of `out` but the spans. `prefix` is what the caller calls it.
 void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
-                  AttnOptions* out, const char* prefix = "opt.");
+                  AttnOptions* out, const char* prefix = "opt.", DLDevice device = kHost);
 
 // Everything of `params` that options decide; it borrows their arrays.
 void apply_options(const AttnOptions& options, kernels::AttnParams* params);

@@ -55,21 +55,21 @@ void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,
 }
 
 MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* other_out,
-                     const DLTensor* other_lse, int64_t num_rows) {
+                     const DLTensor* other_lse, int64_t num_rows, DLDevice device) {
   const bool has_shape = out != nullptr && out->ndim == 3 && out->shape != nullptr;
   const int64_t heads = has_shape ? out->shape[1] : 0;
   const int64_t dim = has_shape ? out->shape[2] : 0;
   if (num_rows < 0) num_rows = has_shape ? std::max<int64_t>(0, out->shape[0]) : 0;
   MergeCall call{.params = {}, .num_rows = num_rows};
   kernels::MergeParams& params = call.params;
-  params.out = view_rows(out, {"out", num_rows, heads, dim});
+  params.out = view_rows(out, {"out", num_rows, heads, dim, device});
   if (heads < 0 || dim < 0 || heads > INT32_MAX || dim > INT32_MAX) {
     fail(KVC_E_SHAPE, "out has %lld heads of dim %lld", static_cast<long long>(heads),
          static_cast<long long>(dim));
   }
-  const F32Matrix own = view_f32_matrix(lse, "lse", num_rows, heads);
-  params.other_out = view_rows(other_out, {"other_out", num_rows, heads, dim});
-  const F32Matrix other = view_f32_matrix(other_lse, "other_lse", num_rows, heads);
+  const F32Matrix own = view_f32_matrix(lse, "lse", num_rows, heads, device);
+  params.other_out = view_rows(other_out, {"other_out", num_rows, heads, dim, device});
+  const F32Matrix other = view_f32_matrix(other_lse, "other_lse", num_rows, heads, device);
   params.lse = own.data;
   params.lse_token_stride = own.row_stride;
   params.other_lse = other.data;

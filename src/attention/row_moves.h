@@ -6,6 +6,7 @@
 #include "kernels/cpu/table.h"
 #include "kvcache.h"
 #include "src/base/executor.h"
+#include "src/base/tensor.h"
 
 namespace kvc {
 
@@ -27,6 +28,6 @@ struct MergeCall {
 
 // The heads and the dim are those of `out`; num_rows < 0: its rows too. Throws a tensor status.
 MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* other_out,
-                     const DLTensor* other_lse, int64_t num_rows);
+                     const DLTensor* other_lse, int64_t num_rows, DLDevice device = kHost);
 
 }  // namespace kvc

@@ -30,8 +30,22 @@ void check_call_window(const Sequence& sequence, int64_t window) {
 
 }  // namespace
 
+void check_view(const Forward& forward, const KeyView& view) {
+  if (view.scope == KeyScope::kCross) return;
+  for (const BatchEntry& entry : forward.batch().entries()) {
+    if (view.scope == KeyScope::kNew && entry.is_tree && entry.old_nodes != 0) {
+      fail_with(
+          KVC_E_UNSUPPORTED, entry.old_nodes,
+          "attention among new tokens of sequence %lld: its token tree has %lld nodes of earlier forwards",
+          ll(entry.sequence->id), ll(entry.old_nodes));
+    }
+    check_call_window(*entry.sequence, view.window);
+  }
+}
+
 void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
                         const std::vector<Span>* spans) {
+  check_view(forward, view);
   const std::vector<BatchEntry>& entries = forward.batch().entries();
   sequences_.clear();
   sequences_.reserve(entries.size());
@@ -64,12 +78,6 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
     case KeyScope::kAll: sequence.first_key_end = entry.old_stored(false) + 1; break;
     case KeyScope::kCached: sequence.first_key_end = entry.old_length; break;
     case KeyScope::kNew:
-      if (entry.is_tree && entry.old_nodes != 0) {
-        fail_with(
-            KVC_E_UNSUPPORTED, entry.old_nodes,
-            "attention among new tokens of sequence %lld: its token tree has %lld nodes of earlier forwards",
-            ll(entry.sequence->id), ll(entry.old_nodes));
-      }
       first_rows_.push_back(static_cast<int32_t>(entry.row_begin));
       sequence.pages = &first_rows_.back();
       sequence.first_key_end = 1;
@@ -90,7 +98,6 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
 void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
                          AttnSequence& sequence) {
   const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
-  check_call_window(*entry.sequence, view.window);
   if (!group.is_windowed() && entry.sequence->window == 0 && view.window == 0) return;
   bool hides = false;
   for (int64_t row = 0; row < entry.append_length; ++row) {

@@ -34,10 +34,12 @@ struct KeyView {
   bool operator==(const KeyView&) const = default;
 };
 
+// Throws UNSUPPORTED (kNew over a tree of several forwards), OUT_OF_RANGE (a call's window against sinks).
+void check_view(const Forward& forward, const KeyView& view);
+
 class SequenceSet {
  public:
-  // `spans` ascending per entry. Throws std::bad_alloc, UNSUPPORTED (kNew over a tree of several forwards), OUT_OF_RANGE (a call's window
-  // against sinks).
+  // `spans` ascending per entry. Throws std::bad_alloc and what check_view throws.
   void build(Forward& forward, const Spec& spec, const KeyView& view, const std::vector<Span>* spans);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }

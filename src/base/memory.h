@@ -55,6 +55,13 @@ struct LargeAllocator {
   friend bool operator==(const LargeAllocator&, const LargeAllocator&) { return true; }
 };
 
+// Copies bytes on the device that they lie on, in the order of what it does for a cache.
+class ByteCopier {
+ public:
+  virtual ~ByteCopier() = default;
+  virtual void copy_bytes(void* to, const void* from, int64_t bytes) noexcept = 0;
+};
+
 // Grow-only scratch, 64-byte aligned, contents not kept when it grows.
 class AlignedBuffer {
  public:

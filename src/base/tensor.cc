@@ -19,21 +19,6 @@ void check_rank(const DLTensor& tensor, const char* name, int rank) {
   if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
 }
 
-void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
-  if (is_host_memory(device)) {
-    if (is_host_memory(tensor.device)) return;
-    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
-              "%s lives on device type %d, the cache on the CPU (%d)", name,
-              static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
-  }
-  if (tensor.device.device_type != device.device_type || tensor.device.device_id != device.device_id) {
-    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
-              "%s lives on device type %d, number %d, the cache on type %d, number %d", name,
-              static_cast<int>(tensor.device.device_type), tensor.device.device_id,
-              static_cast<int>(device.device_type), device.device_id);
-  }
-}
-
 DType check_activation_type(const DLTensor& tensor, const char* name) {
   DType dtype;
   if (!dtype_from_dlpack(tensor.dtype, &dtype)) {
@@ -108,6 +93,21 @@ kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimens
 }
 
 }  // namespace
+
+void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
+  if (is_host_memory(device)) {
+    if (is_host_memory(tensor.device)) return;
+    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
+              "%s lives on device type %d, the cache on the CPU (%d)", name,
+              static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
+  }
+  if (tensor.device.device_type != device.device_type || tensor.device.device_id != device.device_id) {
+    fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
+              "%s lives on device type %d, number %d, the cache on type %d, number %d", name,
+              static_cast<int>(tensor.device.device_type), tensor.device.device_id,
+              static_cast<int>(device.device_type), device.device_id);
+  }
+}
 
 int64_t stride_of(const DLTensor& tensor, int dimension) {
   if (tensor.shape[dimension] <= 1) return 0;  // never stepped over, and producers put anything there

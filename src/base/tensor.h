@@ -116,6 +116,9 @@ kernels::DType check_activations(const DLTensor* tensor, const char* name,
 void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape,
                     DLDevice device = kHost);
 
+// Throws DEVICE_MISMATCH.
+void check_device(const DLTensor& tensor, const char* name, DLDevice device);
+
 // Stride of a dimension in elements; NULL strides mean compact row-major.
 int64_t stride_of(const DLTensor& tensor, int dimension);
 // First element: data plus byte_offset.

@@ -4,9 +4,11 @@
 #include <utility>
 
 #include "src/attention/cpu_engine.h"
+#include "src/attention/cuda_engine.h"
 #include "src/base/error.h"
 #include "src/base/log.h"
 #include "src/base/math.h"
+#include "src/tiers/cuda_copies.h"
 
 namespace kvc {
 namespace {
@@ -20,15 +22,22 @@ int64_t require_pages(const Plan& plan) {
   return plan.num_pages();
 }
 
+// Bookkeeping alone needs no device.
+Device find_gpu(const Spec& spec) {
+  if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
+  return require_device(spec.device.device_id);
+}
+
 }  // namespace
 
 Cache::Cache(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)),
+      device_(find_gpu(plan_->spec())),
       allocator_(require_pages(*plan_)),
-      pool_(plan_, plan_->num_pages()),
-      states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots),
-      host_(plan_, plan_->num_host_pages()),
-      host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0),
+      pool_(plan_, plan_->num_pages(), PoolPlace::kDevice, gpu()),
+      states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots, gpu()),
+      host_(plan_, plan_->num_host_pages(), gpu()),
+      host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0, gpu(), gpu() != nullptr),
       host_tier_(&host_),
       index_(*plan_, &allocator_, &states_, host_.num_pages() > 0 ? &host_tier_ : nullptr,
              plan_->spec().event_capacity),
@@ -36,14 +45,31 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       sequences_(&allocator_, &states_, &host_.allocator(), &host_states_, plan_->spec(),
                  index_.block_tokens()),
       forward_(plan_->spec()) {
-  auto engine = std::make_unique<CpuEngine>(plan_->spec(), &pool_, &states_);
-  copier_ = std::make_unique<CpuPageCopier>(plan_.get(), &pool_, &host_.pool(), &engine->kernels(), &engine->executor());
-  engine_ = std::move(engine);
+  make_engine();
   host_tier_.set_copier(copier_.get());
   page_mover_.set_copier(copier_.get());
   for (kvc_forward& handle : handles_) handle.cache = this;
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
       ll(plan_->layout().page_bytes), engine_->name(), engine_->num_threads());
+}
+
+void Cache::make_engine() {
+  if (gpu() == nullptr) {
+    auto engine = std::make_unique<CpuEngine>(plan_->spec(), &pool_, &states_);
+    copier_ = std::make_unique<CpuPageCopier>(plan_.get(), &pool_, &host_.pool(), &engine->kernels(),
+                                              &engine->executor());
+    engine_ = std::move(engine);
+    return;
+  }
+  auto engine = std::make_unique<CudaEngine>(*plan_, &pool_, &states_, &device_);
+  copier_ = std::make_unique<CudaPageCopier>(
+      plan_.get(), &pool_, &host_.pool(), &device_,
+      [cuda = engine.get()](const std::function<void(cuda::Stream)>& copies) {
+        cuda->enqueue("copying pages", copies);
+      });
+  states_.set_copier(engine.get());
+  host_states_.set_copier(engine.get());
+  engine_ = std::move(engine);
 }
 
 void Cache::clear() {
@@ -78,6 +104,7 @@ void Cache::resize(int64_t num_pages) {
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
               ll(allocator_.num_withheld()));
   }
+  engine_->drain();
   if (num_pages > allocator_.num_pages()) {
     const int64_t before = allocator_.num_pages();
     allocator_.grow(num_pages);
@@ -228,7 +255,7 @@ void Cache::note_pages_used() {
   counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
 }
 
-kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given) {
+kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, bool is_replay) {
   if (forward_.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          forward_.batch().entries().size());
@@ -242,8 +269,8 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given) {
   }
   forward_.opened(std::move(given));
   try {
-    engine_->begin(forward_);
-  } catch (...) {  // a host's executor that throws although it must not
+    engine_->begin(forward_, is_replay);
+  } catch (...) {  // the device, or a host's executor that throws although it must not
     batch.rollback(allocator_, states_);
     forward_.closed();
     throw;
@@ -265,6 +292,7 @@ void Cache::end(kvc_forward* handle) {
   // Without storage nobody can tell whether the host's own kernels wrote a state: each forward counts as a step.
   const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
   if (states_written && pool_.has_storage()) engine_->carry_states_on(forward_);
+  engine_->closed(forward_, false);
   batch.commit(sequences_, allocator_, states_, spec(), publisher_, states_written);
   forward_.closed();
   handle->open = false;
@@ -272,6 +300,7 @@ void Cache::end(kvc_forward* handle) {
 
 void Cache::abort(kvc_forward* handle) {
   ++counters_.forwards_aborted;
+  engine_->closed(forward_, true);
   forward_.batch().rollback(allocator_, states_);
   forward_.closed();
   handle->open = false;

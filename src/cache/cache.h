@@ -7,6 +7,7 @@
 
 #include "kvcache.h"
 #include "src/attention/engine.h"
+#include "src/base/device.h"
 #include "src/base/tensor.h"
 #include "src/cache/host_tier.h"
 #include "src/forward/forward.h"
@@ -100,7 +101,7 @@ class Cache {
   // Refuses, by name, what a cache with CROSS layers cannot publish.
   void require_prefix_index(const char* what) const;
 
-  kvc_forward* begin(const BatchRequest& request, GivenPositions given);
+  kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay = false);
   void end(kvc_forward* handle);
   void abort(kvc_forward* handle);
   // Keeps root -> leaves[i] of each sequence's tree.
@@ -127,9 +128,11 @@ class Cache {
   };
   // Throws NOT_FOUND, OUT_OF_RANGE.
   void check_token_range(kvc_seq id, int64_t begin, int64_t end) const;
-  void debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers) const;
+  void debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers,
+                 kvc_stream stream) const;
   void debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers);
-  void debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out) const;
+  void debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
+                       kvc_stream stream) const;
   void debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value);
 
  private:
@@ -179,7 +182,11 @@ class Cache {
 
   static constexpr size_t kHandles = 16;
 
+  const Device* gpu() const { return device_.table == nullptr ? nullptr : &device_; }
+  void make_engine();
+
   std::shared_ptr<const Plan> plan_;
+  Device device_;  // of a cache on a GPU, else none
   PageAllocator allocator_;
   PagePool pool_;
   StatePool states_;

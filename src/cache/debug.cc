@@ -46,7 +46,8 @@ void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
   }
 }
 
-void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers) const {
+void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers,
+                      kvc_stream stream) const {
   const Sequence& sequence = sequences_.get_on_device(id, "read the tokens of");
   for (const LayerRows& rows : layers) require_plain(rows.local_layer, "reading tokens");
   require_tokens(sequence, begin, end, layers);
@@ -61,11 +62,11 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
                                  .dim = 0};
     if (rows.k.base != nullptr) {
       params.rows = pool_.k_rows(rows.local_layer), params.out = rows.k, params.dim = layer.k_dim;
-      engine_->read_rows(params, begin, end);
+      engine_->read_rows(params, begin, end, stream);
     }
     if (rows.v.base != nullptr) {
       params.rows = pool_.v_rows(rows.local_layer), params.out = rows.v, params.dim = layer.v_dim;
-      engine_->read_rows(params, begin, end);
+      engine_->read_rows(params, begin, end, stream);
     }
   }
 }
@@ -161,16 +162,16 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
           pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} + token % page_tokens;
     }
     engine_->write_rows({.k = rows.k,
-                     .v = rows.v,
-                     .k_rotation = {},
-                     .k_pages = pool_.k_rows(rows.local_layer),
-                     .v_pages = pool_.v_rows(rows.local_layer),
-                     .slots = slots.data(),
-                     .page_size = page_tokens,
-                     .num_kv_heads = layer.num_kv_heads,
-                     .k_dim = layer.k_dim,
-                     .v_dim = layer.v_dim},
-                    count);
+                         .v = rows.v,
+                         .k_rotation = {},
+                         .k_pages = pool_.k_rows(rows.local_layer),
+                         .v_pages = pool_.v_rows(rows.local_layer),
+                         .slots = slots.data(),
+                         .page_size = page_tokens,
+                         .num_kv_heads = layer.num_kv_heads,
+                         .k_dim = layer.k_dim,
+                         .v_dim = layer.v_dim},
+                        count);
   }
 }
 

@@ -21,7 +21,7 @@ struct Exported {
 
 template <typename Owner>
 DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data, DLDataType dtype,
-                                 uint64_t flags) {
+                                 uint64_t flags, DLDevice device) {
   Exported<Owner>* self = exported.release();
   self->tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   self->tensor.manager_ctx = self;
@@ -30,7 +30,7 @@ DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void
   };
   self->tensor.flags = flags;
   self->tensor.dl_tensor = {.data = data,
-                            .device = {kDLCPU, 0},
+                            .device = device,
                             .ndim = static_cast<int32_t>(self->shape.size()),
                             .dtype = dtype,
                             .shape = self->shape.data(),
@@ -104,7 +104,7 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   exported->strides = compact_strides(exported->shape);
   exported->strides[0] = pages.page_stride * 8 / dtype.bits;  // types of 4 bits are packed
   cache.mark_pool_exported();
-  return finish(std::move(exported), data, dtype, 0);
+  return finish(std::move(exported), data, dtype, 0, spec.device);
 }
 
 DLManagedTensorVersioned* export_table(TableData table) {
@@ -117,7 +117,7 @@ DLManagedTensorVersioned* export_table(TableData table) {
   void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
   const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
   return finish(std::move(exported), data, dtype,
-                DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED);
+                DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED, kHost);
 }
 
 }  // namespace kvc

@@ -18,7 +18,7 @@ void Cache::swap_pages(const DLTensor* pairs, kvc_swap_direction direction) {
   if (checked.size() == 0) return;  // no page has been used yet
   host_.start_use(HostUse::kByPage);
   copier_->copy(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice, checked.from.data(),
-               checked.to.data(), checked.size());
+                checked.to.data(), checked.size());
   (is_out ? counters_.pages_swapped_out : counters_.pages_swapped_in) +=
       static_cast<uint64_t>(checked.size());
 }

@@ -24,10 +24,12 @@ int32_t Cache::require_state_layer(int32_t layer, int32_t state, const char* wha
   return local;
 }
 
-void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out) const {
+void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
+                            kvc_stream stream) const {
   const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
   engine_->read_state(
-      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state), shape, out);
+      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state), shape, out,
+      stream);
 }
 
 void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value) {

@@ -53,7 +53,10 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
   }
   if (num_blocks != 0) index_.reserve(num_blocks + forward_.batch().num_new_blocks());
   engine_->prepare_moves(num_moves);
-  for (size_t i = 0; i < num_seqs; ++i) keep_path(*accepted[i], leaves[i]);
+  for (size_t i = 0; i < num_seqs; ++i) {
+    engine_->next_sequence();
+    keep_path(*accepted[i], leaves[i]);
+  }
   engine_->finish_moves();
 }
 
@@ -75,8 +78,7 @@ void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
         const int32_t page_tokens = spec().groups[group].page_tokens;
-        engine_->move_token(static_cast<int32_t>(group),
-                            place_of(table, sequence.length + node, page_tokens),
+        engine_->move_token(static_cast<int32_t>(group), place_of(table, sequence.length + node, page_tokens),
                             place_of(table, sequence.length + depth, page_tokens));
       }
     }

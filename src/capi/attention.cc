@@ -23,6 +23,8 @@ struct LayerCall {
   int32_t local;
   LayerSpec layer;  // heads and dims as this call has them
   int64_t num_rows;
+
+  DLDevice device() const { return cache.spec().device; }
 };
 
 constexpr uint32_t kind_bit(kvc_layer_kind kind) { return 1u << kind; }
@@ -53,7 +55,7 @@ AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
   const kvc::Batch& batch = call.cache.forward().batch();
   const bool is_cross = call.layer.kind == KVC_LAYER_CROSS;
   kvc::read_options(read, call.layer, call.num_rows, read.bias == nullptr ? 0 : batch.longest(is_cross),
-                    &options);
+                    &options, "opt.", call.device());
   if (is_cross && (read.window != 0 || read.spans != nullptr)) {
     fail_with(KVC_E_UNSUPPORTED, read.window, "opt.window = %lld, opt.spans %s: encoder tokens have neither",
               static_cast<long long>(read.window), read.spans == nullptr ? "NULL" : "set");
@@ -63,24 +65,26 @@ AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
 }
 
 kvc::kernels::TokenRows view_q(const LayerCall& call, const DLTensor* q) {
-  return kvc::view_rows(q, {"q", call.num_rows, call.layer.num_q_heads, call.layer.k_dim});
+  return kvc::view_rows(q, {"q", call.num_rows, call.layer.num_q_heads, call.layer.k_dim, call.device()});
 }
 
 // New K and V, packed over `num_rows` tokens. K = V and MLA layers have no v.
 void view_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v, int64_t num_rows,
                    AttnTensors* tensors) {
-  tensors->k = kvc::view_rows(k, {"k", num_rows, call.layer.num_kv_heads, call.layer.k_dim});
+  tensors->k = kvc::view_rows(k, {"k", num_rows, call.layer.num_kv_heads, call.layer.k_dim, call.device()});
   if (!call.layer.v_in_k) {
-    tensors->v = kvc::view_rows(v, {"v", num_rows, call.layer.num_kv_heads, call.layer.v_dim});
+    tensors->v = kvc::view_rows(v, {"v", num_rows, call.layer.num_kv_heads, call.layer.v_dim, call.device()});
   } else if (v != nullptr) {
     fail(KVC_E_INVALID_ARGUMENT, "v is set, but V of layer %d lies in its K rows: expected NULL", call.id);
   }
 }
 
 void view_outputs(const LayerCall& call, const DLTensor* out, const DLTensor* lse, AttnTensors* tensors) {
-  tensors->out = kvc::view_rows(out, {"out", call.num_rows, call.layer.num_q_heads, call.layer.v_dim});
+  tensors->out =
+      kvc::view_rows(out, {"out", call.num_rows, call.layer.num_q_heads, call.layer.v_dim, call.device()});
   if (lse == nullptr) return;
-  const kvc::F32Matrix matrix = kvc::view_f32_matrix(lse, "lse", call.num_rows, call.layer.num_q_heads);
+  const kvc::F32Matrix matrix =
+      kvc::view_f32_matrix(lse, "lse", call.num_rows, call.layer.num_q_heads, call.device());
   tensors->lse = matrix.data;
   tensors->lse_token_stride = matrix.row_stride;
 }
@@ -173,7 +177,7 @@ kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_op
     const int64_t q_heads = call.layer.num_q_heads;
     const int64_t kv_heads = call.layer.num_kv_heads;
     const kvc::kernels::TokenRows rows =
-        kvc::view_rows(qkv, {"qkv", call.num_rows, q_heads + 2 * kv_heads, call.layer.k_dim});
+        kvc::view_rows(qkv, {"qkv", call.num_rows, q_heads + 2 * kv_heads, call.layer.k_dim, call.device()});
     AttnTensors tensors{};
     tensors.q = rows;
     tensors.k = head_range(rows, q_heads);
@@ -248,8 +252,8 @@ kvc_status kvc_attn_merge(kvc_forward* fwd, DLTensor* out, DLTensor* lse, const 
                           const DLTensor* other_lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& cache = kvc::open_cache(fwd);
-    const kvc::MergeCall merge =
-        kvc::read_merge(out, lse, other_out, other_lse, cache.forward().batch().num_rows());
+    const kvc::MergeCall merge = kvc::read_merge(out, lse, other_out, other_lse,
+                                                 cache.forward().batch().num_rows(), cache.spec().device);
     cache.engine().merge(merge.params, merge.num_rows);
   });
 }
@@ -267,7 +271,8 @@ kvc_status kvc_kv_append(kvc_forward* fwd, int32_t layer, const DLTensor* k, con
 kvc_status kvc_mla_append(kvc_forward* fwd, int32_t layer, const DLTensor* latent, kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_mla_append", kind_bit(KVC_LAYER_MLA));
-    const kvc::kernels::TokenRows rows = kvc::view_latents(latent, "latent", call.num_rows, call.layer.k_dim);
+    const kvc::kernels::TokenRows rows =
+        kvc::view_latents(latent, "latent", call.num_rows, call.layer.k_dim, call.device());
     call.cache.engine().append(call.cache.forward(), call.local, rows, {});
   });
 }
@@ -301,9 +306,11 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
         .dim = 0};
     kvc::kernels::TokenRows k_rows{}, v_rows{};
     if (k_out != nullptr)
-      k_rows = kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim});
+      k_rows =
+          kvc::view_rows(k_out, {"k_out", length, call.layer.num_kv_heads, call.layer.k_dim, call.device()});
     if (v_out != nullptr)
-      v_rows = kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim});
+      v_rows =
+          kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim, call.device()});
     if (!table.keeps(0, length)) {
       fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
                 "layer %d: a window of sequence %lld has dropped tokens before %lld", layer,

@@ -5,22 +5,24 @@
 using kvc::guard;
 using kvc::require;
 
-kvc_status kvc_pages_swap(kvc_cache* cache, const DLTensor* pairs, kvc_swap_direction direction, kvc_stream,
-                          kvc_fence** out_fence, kvc_error* err) noexcept {
+kvc_status kvc_pages_swap(kvc_cache* cache, const DLTensor* pairs, kvc_swap_direction direction,
+                          kvc_stream stream, kvc_fence** out_fence, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     kvc::FenceOut fence(out_fence);
+    const kvc::StreamScope scope(cache->cache.engine(), stream);
     cache->cache.swap_pages(pairs, direction);
-    fence.give_done();
+    fence.give(cache->cache.engine());
   });
 }
 
-kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream, kvc_fence** out_fence,
+kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream stream, kvc_fence** out_fence,
                           kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     kvc::FenceOut fence(out_fence);
+    const kvc::StreamScope scope(cache->cache.engine(), stream);
     cache->cache.copy_pages(pairs);
-    fence.give_done();
+    fence.give(cache->cache.engine());
   });
 }

@@ -59,8 +59,10 @@ std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const
     const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
     LayerRows views{i, {}, {}};
     // Tensors are checked even when no layer of theirs is read.
-    if (k != nullptr) views.k = kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim}, num_layers, i);
-    if (v != nullptr) views.v = kvc::view_layer_rows(v, {"v", num_tokens, heads, v_dim}, num_layers, i);
+    if (k != nullptr)
+      views.k = kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim, spec.device}, num_layers, i);
+    if (v != nullptr)
+      views.v = kvc::view_layer_rows(v, {"v", num_tokens, heads, v_dim, spec.device}, num_layers, i);
     if (layer.kind != KVC_LAYER_ATTENTION) continue;
     if (layer.v_in_k) views.v = {};
     rows.push_back(views);
@@ -79,7 +81,8 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
   }
   std::vector<LayerRows> rows;
   for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
-    const auto view = kvc::view_layer_latents(latent, "latent", num_tokens, dim, spec.num_local_layers(), i);
+    const auto view =
+        kvc::view_layer_latents(latent, "latent", num_tokens, dim, spec.num_local_layers(), i, spec.device);
     if (spec.layers[static_cast<size_t>(i)].kind == KVC_LAYER_MLA) rows.push_back({i, view, {}});
   }
   return rows;
@@ -105,8 +108,10 @@ std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTen
               layer);
   }
   LayerRows rows{spec.source, {}, {}};
-  if (k != nullptr) rows.k = kvc::view_rows(k, {"k", num_tokens, source.num_kv_heads, source.k_dim});
-  if (v != nullptr) rows.v = kvc::view_rows(v, {"v", num_tokens, source.num_kv_heads, source.v_dim});
+  if (k != nullptr)
+    rows.k = kvc::view_rows(k, {"k", num_tokens, source.num_kv_heads, source.k_dim, cache.spec().device});
+  if (v != nullptr)
+    rows.v = kvc::view_rows(v, {"v", num_tokens, source.num_kv_heads, source.v_dim, cache.spec().device});
   return {rows};
 }
 
@@ -152,83 +157,89 @@ StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
 }  // namespace
 
 kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor* k,
-                            DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+                            DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_kv");
     self.check_token_range(seq, begin, end);
-    self.debug_get(seq, begin, end, attention_rows(self.spec(), k, v, range_length(begin, end)));
+    self.debug_get(seq, begin, end, attention_rows(self.spec(), k, v, range_length(begin, end)), stream);
   });
 }
 
 kvc_status kvc_debug_set_kv(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* k,
-                            const DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+                            const DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& self = storage_of(cache, "kvc_debug_set_kv");
     self.sequences().get_idle(seq, "set tokens of");
     const int64_t count = tokens_of(k != nullptr ? k : v, 4, 1, k != nullptr ? "k" : "v");
     const std::vector<LayerRows> rows = attention_rows(self.spec(), k, v, count);
     require_same_tokens(v, 1, count);
+    const kvc::StreamScope scope(self.engine(), stream);
     self.debug_set(seq, begin, count, rows);
   });
 }
 
 kvc_status kvc_debug_get_mla(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end,
-                             DLTensor* latent, kvc_stream, kvc_error* err) noexcept {
+                             DLTensor* latent, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_mla");
     self.check_token_range(seq, begin, end);
-    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)));
+    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)), stream);
   });
 }
 
-kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* latent, kvc_stream,
-                             kvc_error* err) noexcept {
+kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* latent,
+                             kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& self = storage_of(cache, "kvc_debug_set_mla");
     self.sequences().get_idle(seq, "set tokens of");
     const int64_t count = tokens_of(latent, 3, 1, "latent");
+    const kvc::StreamScope scope(self.engine(), stream);
     self.debug_set(seq, begin, count, latent_rows(self.spec(), latent, count));
   });
 }
 
 kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, int64_t end,
-                               DLTensor* k, DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+                               DLTensor* k, DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_layer");
     self.sequences().get_on_device(seq, "read");
     const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, range_length(begin, end));
-    self.debug_get(seq, begin, end, rows);
+    self.debug_get(seq, begin, end, rows, stream);
   });
 }
 
 kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, const DLTensor* k,
-                               const DLTensor* v, kvc_stream, kvc_error* err) noexcept {
+                               const DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& self = storage_of(cache, "kvc_debug_set_layer");
     self.sequences().get_idle(seq, "set tokens of");
     const int64_t count = tokens_of(k != nullptr ? k : v, 3, 0, k != nullptr ? "k" : "v");
     const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, count);
     require_same_tokens(v, 0, count);
+    const kvc::StreamScope scope(self.engine(), stream);
     self.debug_set(seq, begin, count, rows);
   });
 }
 
 kvc_status kvc_debug_get_state(const kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
-                               DLTensor* out, kvc_stream, kvc_error* err) noexcept {
+                               DLTensor* out, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_state");
     self.sequences().get_on_device(seq, "read");
     const StateRef ref = state_of(self, layer, state);
-    self.debug_get_state(seq, ref.local, state, kvc::view_state(out, "out", ref.shape));
+    self.debug_get_state(seq, ref.local, state, kvc::view_state(out, "out", ref.shape, self.spec().device),
+                         stream);
   });
 }
 
 kvc_status kvc_debug_set_state(kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
-                               const DLTensor* value, kvc_stream, kvc_error* err) noexcept {
+                               const DLTensor* value, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& self = storage_of(cache, "kvc_debug_set_state");
     self.sequences().get_idle(seq, "set the state of");
     const StateRef ref = state_of(self, layer, state);
-    self.debug_set_state(seq, ref.local, state, kvc::view_state(value, "value", ref.shape));
+    const kvc::StreamScope scope(self.engine(), stream);
+    self.debug_set_state(seq, ref.local, state,
+                         kvc::view_state(value, "value", ref.shape, self.spec().device));
   });
 }

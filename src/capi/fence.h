@@ -4,25 +4,26 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/tiers/fence.h"
+#include "src/attention/engine.h"
+#include "src/base/device.h"
 
 struct kvc_fence {
-  std::shared_ptr<kvc::Completion> completion;  // shared with the back end: a fence may outlive its cache
+  kvc::DeviceEvent event;  // of a cache on a device; a fence may outlive its cache
 };
 
 namespace kvc {
 
-// The nullable `out_fence` of a call. Made before the copies begin, so that nothing fails after them.
+// The nullable `out_fence` of a call. Made before the copies begin, so that only the device can fail after them.
 class FenceOut {
  public:
   // Throws std::bad_alloc.
   explicit FenceOut(kvc_fence** out) : out_(out) {
-    if (out_ != nullptr) fence_.reset(new kvc_fence{std::make_shared<Completion>()});
+    if (out_ != nullptr) fence_ = std::make_unique<kvc_fence>();
   }
-  // The copies are done, as they always are on the CPU when the call returns.
-  void give_done() noexcept {
+  // Stands for everything that the engine was given so far; on the CPU that is done.
+  void give(Engine& engine) {
     if (out_ == nullptr) return;
-    fence_->completion->signal();
+    engine.record(&fence_->event);
     *out_ = fence_.release();
   }
 

@@ -64,9 +64,10 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
     require(out, "out");
     const kvc_forward_desc read = kvc::read_struct(desc, "desc");
     kvc::refuse_extensions(read.ext, "desc");
-    if (read.flags != 0) {
+    if ((read.flags & ~uint64_t{KVC_FORWARD_REPLAY}) != 0) {
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
-                "desc->flags = %llu is not supported: 0 is", static_cast<unsigned long long>(read.flags));
+                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) is",
+                static_cast<unsigned long long>(read.flags));
     }
     const kvc::BatchRequest request{.num_seqs = read.num_seqs,
                                     .seqs = read.seqs,
@@ -74,7 +75,9 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
                                     .tree_parents = read.tree_parents,
                                     .cross_lengths = read.cross_lengths,
                                     .tokens = read.tokens};
-    *out = cache->cache.begin(request, read_positions(cache->cache, read));
+    const kvc::StreamScope scope(cache->cache.engine(), read.stream);
+    *out = cache->cache.begin(request, read_positions(cache->cache, read),
+                              (read.flags & KVC_FORWARD_REPLAY) != 0);
   });
 }
 
@@ -87,14 +90,16 @@ kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err
     // Const: several callers may ask at once, and beside an attention.
     const kvc::Forward& forward = kvc::open_cache(fwd).forward();
     const int64_t num_rows = forward.batch().num_rows();
+    const DLDevice device =
+        fwd->cache->spec().storage == KVC_STORAGE_NONE ? kvc::kHost : fwd->cache->spec().device;
     require(out, "out");
     check_position_rank(*out, "out");
     const bool is_vector = out->ndim == 1;
     kvc::I32Matrix matrix{};
     if (is_vector) {
-      matrix = {kvc::view_i32_vector(out, "out", num_rows), 0, 1};
+      matrix = {kvc::view_i32_vector(out, "out", num_rows, device), 0, 1};
     } else {
-      matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows);
+      matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows, device);
       if (matrix.num_rows != forward.position_rows()) {
         fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
                   static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
@@ -113,10 +118,11 @@ kvc_status kvc_forward_abort(kvc_forward* fwd, kvc_error* err) noexcept {
   return guard(err, [&] { kvc::open_cache(fwd).abort(fwd); });
 }
 
-kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, const int32_t* leaves, kvc_stream,
-                           kvc_error* err) noexcept {
+kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, const int32_t* leaves,
+                           kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
+    const kvc::StreamScope scope(cache->cache.engine(), stream);
     cache->cache.commit_trees(n, seqs, leaves);
   });
 }

@@ -28,4 +28,16 @@ inline Cache& open_cache(const kvc_forward* fwd) {
   return *fwd->cache;
 }
 
+// The stream that a call gives, for what it enqueues.
+class StreamScope {
+ public:
+  StreamScope(Engine& engine, kvc_stream stream) : engine_(engine) { engine_.set_stream(&stream); }
+  ~StreamScope() { engine_.set_stream(nullptr); }
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Engine& engine_;
+};
+
 }  // namespace kvc

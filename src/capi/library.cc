@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "kernels/cpu/table.h"
+#include "src/base/device.h"
 #include "src/base/executor.h"
 #include "src/base/log.h"
 #include "src/base/memory.h"
@@ -81,6 +82,27 @@ kvc_device_caps cpu_caps() {
   return caps;
 }
 
+// All zero without the back end or a driver.
+kvc_device_caps cuda_caps(int32_t id) {
+  kvc_device_caps caps{};
+  const int32_t count = kvc::count_devices();
+  if (count == 0) return caps;
+  if (id < 0 || id >= count) {
+    fail_with(KVC_E_OUT_OF_RANGE, id, "device.device_id = %d does not exist: there are %d CUDA devices", id,
+              count);
+  }
+  const kvc::cuda::DeviceInfo info = kvc::device_info(kvc::require_device(id));
+  caps.backend_present = 1;
+  caps.arch = info.arch;
+  caps.num_cores = info.num_sms;
+  caps.page_granularity = static_cast<int32_t>(info.granularity);
+  caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16;
+  caps.memory_bytes = info.memory_bytes;
+  caps.memory_free_bytes = info.memory_free_bytes;
+  std::snprintf(caps.name, sizeof caps.name, "%s", info.name);
+  return caps;
+}
+
 }  // namespace
 
 uint32_t kvc_abi_version(void) noexcept { return KVC_ABI_VERSION; }
@@ -94,6 +116,7 @@ const char* kvc_status_name(kvc_status status) noexcept {
 
 int32_t kvc_has_feature(const char* name) noexcept {
   if (name == nullptr) return 0;
+  if (std::strcmp(name, "cuda") == 0) return kvc::find_backend(nullptr) != nullptr ? 1 : 0;
   const auto equals = [&](const char* feature) { return std::strcmp(feature, name) == 0; };
   return std::any_of(std::begin(kFeatures), std::end(kFeatures), equals) ? 1 : 0;
 }
@@ -101,6 +124,7 @@ int32_t kvc_has_feature(const char* name) noexcept {
 kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     kvc::check_output(out, "out");
+    if (device.device_type == kDLCUDA) return kvc::write_struct(out, cuda_caps(device.device_id));
     if (device.device_type != kDLCPU)
       return kvc::write_struct(out, kvc_device_caps{});  // no back end: nothing is present
     if (device.device_id != 0) {

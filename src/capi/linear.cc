@@ -49,11 +49,11 @@ kvc_status kvc_attn_linear(kvc_forward* fwd, int32_t layer, const kvc_linear_opt
     const std::vector<int64_t>& shape = call.spec.shape;
     if (shape.size() != 3) fail_rank(call, layer, read.state, "3 (heads, k dim, v dim)");
     const kvc::kernels::LinearParams params = kvc::read_linear(read, "opt", {q, k, v, decay, beta, out},
-                                                         {.heads = static_cast<int32_t>(shape[0]),
-                                                          .k_dim = static_cast<int32_t>(shape[1]),
-                                                          .v_dim = static_cast<int32_t>(shape[2]),
-                                                          .state_dtype = call.spec.dtype},
-                                                         call.num_rows);
+                                                               {.heads = static_cast<int32_t>(shape[0]),
+                                                                .k_dim = static_cast<int32_t>(shape[1]),
+                                                                .v_dim = static_cast<int32_t>(shape[2]),
+                                                                .state_dtype = call.spec.dtype},
+                                                               call.num_rows, call.cache.spec().device);
     call.cache.engine().linear(call.cache.forward(), {call.local, read.state}, params);
     call.cache.forward().mark_state_set(call.local, read.state);
   });
@@ -68,10 +68,10 @@ kvc_status kvc_state_conv(kvc_forward* fwd, int32_t layer, int32_t state, const 
     if (shape.size() != 2) fail_rank(call, layer, state, "2 (channels, kernel width - 1)");
     if (shape[1] == INT32_MAX) fail_rank(call, layer, state, "a kernel width below 2^31");
     const kvc::kernels::ConvParams params = kvc::read_conv({x, weight, bias, out}, activation,
-                                                     {.channels = static_cast<int32_t>(shape[0]),
-                                                      .width = static_cast<int32_t>(shape[1]) + 1,
-                                                      .state_dtype = call.spec.dtype},
-                                                     call.num_rows);
+                                                           {.channels = static_cast<int32_t>(shape[0]),
+                                                            .width = static_cast<int32_t>(shape[1]) + 1,
+                                                            .state_dtype = call.spec.dtype},
+                                                           call.num_rows, call.cache.spec().device);
     call.cache.engine().conv(call.cache.forward(), {call.local, state}, params);
     call.cache.forward().mark_state_set(call.local, state);
   });

@@ -21,8 +21,9 @@ kvc_status kvc_state_get(kvc_forward* fwd, int32_t layer, int32_t state, DLTenso
     const int32_t local = cache.require_state_layer(layer, state, "kvc_state_get");
     cache.require_storage("kvc_state_get");
     const auto count = static_cast<int64_t>(cache.forward().batch().entries().size());
-    cache.engine().get_states(cache.forward(), {local, state},
-                              kvc::view_state_rows(out, "out", count, state_shape(cache, local, state)));
+    cache.engine().get_states(
+        cache.forward(), {local, state},
+        kvc::view_state_rows(out, "out", count, state_shape(cache, local, state), cache.spec().device));
   });
 }
 
@@ -33,8 +34,9 @@ kvc_status kvc_state_set(kvc_forward* fwd, int32_t layer, int32_t state, const D
     const int32_t local = cache.require_state_layer(layer, state, "kvc_state_set");
     cache.require_storage("kvc_state_set");
     const auto count = static_cast<int64_t>(cache.forward().batch().entries().size());
-    cache.engine().set_states(cache.forward(), {local, state},
-                              kvc::view_state_rows(value, "value", count, state_shape(cache, local, state)));
+    cache.engine().set_states(
+        cache.forward(), {local, state},
+        kvc::view_state_rows(value, "value", count, state_shape(cache, local, state), cache.spec().device));
     cache.forward().mark_state_set(local, state);
   });
 }

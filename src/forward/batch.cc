@@ -9,10 +9,6 @@
 namespace kvc {
 namespace {
 
-constexpr size_t kStepHeaderWords = 2;
-constexpr size_t kStepWordsPerSequence = 4;
-constexpr size_t kStepWordsPerTable = 3;
-
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
 // A partial last page with several holders that an entry of the batch appends to.
@@ -131,7 +127,7 @@ Batch::Measure Batch::prepare(const BatchRequest& request, const Plan& plan, Seq
 
 void Batch::reserve_tables(const StatePool& states) {
   size_t num_copies = 0;
-  size_t num_words = kStepHeaderWords + kStepWordsPerSequence * entries_.size();
+  size_t num_table_words = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
@@ -139,7 +135,7 @@ void Batch::reserve_tables(const StatePool& states) {
       const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
       if (size > table.pages.capacity()) table.pages.reserve(std::max(size, table.pages.capacity() * 2));
       num_copies += change(entry, group).copies_last_page ? 1 : 0;
-      num_words += size - std::min(size, static_cast<size_t>(table.synced_pages)) + 1 + kStepWordsPerTable;
+      num_table_words += size - std::min(size, static_cast<size_t>(table.synced_pages)) + 1;
     }
     // What commit appends to must have room: it cannot throw.
     std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
@@ -149,8 +145,7 @@ void Batch::reserve_tables(const StatePool& states) {
   }
   copies_.clear();
   copies_.reserve(num_copies);
-  step_words_.clear();
-  step_words_.reserve(num_words);
+  step_words_.reserve(entries_, num_table_words, num_copies, num_groups_);
 }
 
 void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
@@ -194,8 +189,6 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   num_rows_ = last.row_begin + last.append_length;
   num_cross_rows_ = last.cross_row_begin + last.cross_length;
   has_trees_ = false;
-  step_words_.push_back(static_cast<int32_t>(entries_.size()));
-  step_words_.push_back(static_cast<int32_t>(num_rows_));
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);
@@ -207,8 +200,9 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
         entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
       learn_tokens(entry);
     }
-    record_step(entry, plan.spec());
+    note_steady(entry, plan.spec());
   }
+  step_words_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
 // Ids of tree nodes are kept with the tree until it is committed, others become known at the end. Where some are missing, later ones are of no use.
@@ -246,29 +240,33 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
   }
 }
 
-void Batch::record_step(const BatchEntry& entry, const Spec& spec) noexcept {
-  Sequence& sequence = *entry.sequence;
-  step_words_.push_back(sequence.slot);
-  step_words_.push_back(static_cast<int32_t>(entry.old_length + entry.old_nodes));
-  step_words_.push_back(static_cast<int32_t>(entry.append_length));
-  const size_t count_at = step_words_.size();
-  step_words_.push_back(0);
+void Batch::note_steady(const BatchEntry& entry, const Spec& spec) noexcept {
   if (entry.change_begin < 0) return;
   int64_t steady_until = INT64_MAX;
   for (size_t group = 0; group < num_groups_; ++group) {
-    PageTable& table = sequence.tables[group];
+    const PageTable& table = entry.sequence->tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
     if (!spec.groups[group].is_cross)
       steady_until = std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
-    if (table.synced_pages == total) continue;
-    ++step_words_[count_at];
-    step_words_.push_back(static_cast<int32_t>(group));
-    step_words_.push_back(static_cast<int32_t>(table.synced_pages));
-    step_words_.push_back(static_cast<int32_t>(total - table.synced_pages));
-    step_words_.insert(step_words_.end(), table.pages.begin() + table.synced_pages, table.pages.end());
-    table.synced_pages = total;
   }
-  sequence.steady_until = steady_until;
+  entry.sequence->steady_until = steady_until;
+}
+
+void Batch::forget_sent() noexcept {
+  for (const BatchEntry& entry : entries_) {
+    entry.sequence->touch_tables();
+    for (PageTable& table : entry.sequence->tables) table.synced_pages = 0;
+  }
+}
+
+bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
+  if (rope.long_inverse_frequencies.empty()) return false;
+  int64_t length = entry.new_length();
+  if (entry.is_tree) {
+    const std::vector<int32_t>& depths = entry.sequence->tree.depths;
+    length = entry.old_length + 1 + *std::max_element(depths.begin(), depths.end());
+  }
+  return length > rope.original_context;
 }
 
 void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "src/forward/step_words.h"
 #include "src/pages/allocator.h"
 #include "src/plan/plan.h"
 #include "src/sequences/publisher.h"
@@ -68,12 +69,18 @@ struct PageCopy {
   int32_t group;
 };
 
+// Does the sequence, longer with its new tokens, turn by the long factors of LONGROPE?
+bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
+
 // Copy on write: a partial last page with several holders is copied by the batch's sequences that append to it. When the batch holds
 // every reference, the longest of them keeps the page and writes in place: its new slots lie behind every other holder's tokens, so
 // that an abort can give the page back to all. A full page that the prefix index knows (the sequence was popped into it) is copied as well while pages
 // are free; otherwise the index forgets it.
 class Batch {
  public:
+  // `has_memory`: see StepWords.
+  explicit Batch(bool has_memory = false) : step_words_(has_memory) {}
+
   struct Measure {
     int64_t pages = 0;  // those of the state slots included
     int64_t state_slots = 0;
@@ -125,10 +132,10 @@ class Batch {
   bool has_trees() const { return has_trees_; }
   int64_t longest(bool is_cross) const;  // longest sequence with its new tokens
 
-  // What a device back end would be sent for this step, in one copy: [num_seqs, num_rows], then per sequence
-  // [slot, old length, append length, number of changed tables], and per changed table [group, first new entry, number of them] and
-  // those page ids.
-  const std::vector<int32_t>& step_words() const { return step_words_; }
+  // What a device is sent for this step, in one copy; on the CPU it only says how much that would be.
+  const std::vector<int32_t>& step_words() const { return step_words_.words(); }
+  // It was not sent after all: the tables of all entries have to be sent again as a whole.
+  void forget_sent() noexcept;
 
  private:
   Measure prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
@@ -138,13 +145,13 @@ class Batch {
   void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
   void learn_tokens(const BatchEntry& entry) noexcept;
   void finish() noexcept;
-  void record_step(const BatchEntry& entry, const Spec& spec) noexcept;
+  void note_steady(const BatchEntry& entry, const Spec& spec) noexcept;
 
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
   size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
-  std::vector<int32_t> step_words_;
+  StepWords step_words_;
   std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given
   int32_t prefix_block_ = 1;
   int64_t num_new_blocks_ = 0;

@@ -9,6 +9,7 @@ namespace kvc {
 
 Forward::Forward(const Spec& spec)
     : spec_(&spec),
+      batch_(spec.is_on_gpu() && spec.storage != KVC_STORAGE_NONE),
       slots_(spec.groups.size()),
       slots_valid_(spec.groups.size(), 0),
       angles_(spec.ropes.size()),
@@ -73,14 +74,7 @@ int64_t Forward::longest_position() {
 }
 
 bool Forward::uses_long(int32_t rope, const BatchEntry& entry) const {
-  const RopeSpec& spec = spec_->ropes[static_cast<size_t>(rope)];
-  if (spec.long_inverse_frequencies.empty()) return false;
-  int64_t length = entry.new_length();
-  if (entry.is_tree) {
-    const std::vector<int32_t>& depths = entry.sequence->tree.depths;
-    length = entry.old_length + 1 + *std::max_element(depths.begin(), depths.end());
-  }
-  return length > spec.original_context;
+  return uses_long_factors(spec_->ropes[static_cast<size_t>(rope)], entry);
 }
 
 // The tokens' positions, and which of them turn by the long frequencies.

@@ -18,8 +18,8 @@ constexpr int64_t kGrowthFactor = 8;
 
 }  // namespace
 
-PoolMemory::PoolMemory(const kvc_allocator& allocator, int64_t bytes) : allocator_(allocator), bytes_(bytes) {
-  const DLDevice device{kDLCPU, 0};
+PoolMemory::PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t bytes)
+    : allocator_(allocator), device_(device), bytes_(bytes) {
   void* data = allocator_.alloc(allocator_.user, device, static_cast<uint64_t>(bytes), kCacheLine);
   if (data == nullptr) {
     fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes",
@@ -36,8 +36,23 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, int64_t bytes) : allocato
 }
 
 PoolMemory::~PoolMemory() {
-  if (bytes_ != 0)
-    allocator_.free(allocator_.user, DLDevice{kDLCPU, 0}, data_, static_cast<uint64_t>(bytes_));
+  if (bytes_ != 0) allocator_.free(allocator_.user, device_, data_, static_cast<uint64_t>(bytes_));
+}
+
+void PoolMemory::make_usable(int64_t begin, int64_t end) {
+  if (on_device_.data() != nullptr) {
+    on_device_.commit(begin, end);
+  } else {
+    reserved_.make_usable(begin, end);
+  }
+}
+
+void PoolMemory::discard(int64_t begin, int64_t end) {
+  if (on_device_.data() != nullptr) {
+    on_device_.discard(begin, end);
+  } else {
+    reserved_.discard(begin, end);
+  }
 }
 
 struct PagePool::Arrangement {
@@ -62,8 +77,8 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   return result;
 }
 
-PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place)
-    : plan_(std::move(plan)), place_(place), num_pages_(num_pages) {
+PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place, const Device* device)
+    : plan_(std::move(plan)), place_(place), device_(device), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
   slots_.resize(plan_->layout().slots.size());
@@ -82,7 +97,10 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
   }
   if (!spec.has_allocator) {
     const int64_t page_bytes = plan_->layout().page_bytes;
-    const int64_t most = std::max(num_pages, 4 * physical_memory_bytes() / page_bytes);
+    const int64_t memory_bytes = device_ == nullptr
+                                     ? physical_memory_bytes()
+                                     : static_cast<int64_t>(device_info(*device_).memory_bytes);
+    const int64_t most = std::max(num_pages, 4 * memory_bytes / page_bytes);
     capacity_pages_ = std::min({num_pages * kGrowthFactor, most, int64_t{INT32_MAX - 1}});
   }
   try {
@@ -100,10 +118,15 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_p
   std::vector<LayerPages> placed(arrangement.slot_offset.size());
   std::shared_ptr<PoolMemory> fresh;
   if (plan_->spec().has_allocator && place_ == PoolPlace::kDevice) {
-    fresh = std::make_shared<PoolMemory>(plan_->spec().allocator, arrangement.total_bytes);
+    fresh =
+        std::make_shared<PoolMemory>(plan_->spec().allocator, plan_->spec().device, arrangement.total_bytes);
+  } else if (device_ != nullptr && place_ == PoolPlace::kHost) {
+    fresh = std::make_shared<PoolMemory>(PinnedMemory(*device_, arrangement.total_bytes));
   } else {
-    fresh = std::make_shared<PoolMemory>(ReservedMemory(arrangement.total_bytes));
-    make_usable(fresh->reserved(), 0, num_pages, capacity_pages);
+    fresh = device_ != nullptr
+                ? std::make_shared<PoolMemory>(DeviceReservation(*device_, arrangement.total_bytes))
+                : std::make_shared<PoolMemory>(ReservedMemory(arrangement.total_bytes));
+    make_usable(*fresh, 0, num_pages, capacity_pages);
   }
   for (size_t i = 0; i < placed.size(); ++i) {
     placed[i] = {fresh->data() + arrangement.slot_offset[i], arrangement.page_stride[i]};
@@ -112,7 +135,7 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_p
   *memory = std::move(fresh);
 }
 
-void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page,
+void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
                            int64_t capacity_pages) const {
   const Arrangement arrangement = arrange(capacity_pages);
   if (plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST) {
@@ -130,7 +153,7 @@ void PagePool::make_usable(ReservedMemory& memory, int64_t begin_page, int64_t e
 kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   const LayerPages pages = layer(local_layer);
-  const int64_t row_bytes = spec.k_dim * kernels::dtype_bytes(spec.k_dtype);
+  const int64_t row_bytes = kvc::row_bytes(spec).k;
   return {pages.base, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes, row_bytes,
           spec.k_dtype};
 }
@@ -140,7 +163,7 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   if (spec.v_in_k) return k_rows(local_layer);
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
   const LayerPages pages = layer(local_layer);
-  const int64_t row_bytes = spec.v_dim * kernels::dtype_bytes(spec.v_dtype);
+  const int64_t row_bytes = kvc::row_bytes(spec).v;
   return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes,
           row_bytes, spec.v_dtype};
 }
@@ -183,6 +206,23 @@ void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int6
   copy(layout.k_scale_offset + layout.k_scale_bytes, row.v_scale);
 }
 
+// Both arrangements are the library's own: pages lie one behind the other.
+void PagePool::move_pages(const std::vector<LayerPages>& to, int64_t count) const {
+  DeviceStream stream;
+  if (device_ != nullptr) stream = DeviceStream(*device_);
+  for (size_t i = 0; i < to.size(); ++i) {
+    const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
+    if (page_first && i != 0) break;
+    const int64_t bytes = count * to[i].page_stride;
+    if (device_ != nullptr) {
+      device_->copy(to[i].base, slots_[i].base, bytes, stream.get());
+    } else {
+      std::memcpy(to[i].base, slots_[i].base, static_cast<size_t>(bytes));
+    }
+  }
+  if (device_ != nullptr) stream.synchronize();
+}
+
 void PagePool::resize(int64_t num_pages) {
   if (num_pages == num_pages_ || slots_.empty()) return;
   const Spec& spec = plan_->spec();
@@ -196,25 +236,17 @@ void PagePool::resize(int64_t num_pages) {
     std::shared_ptr<PoolMemory> memory;
     std::vector<LayerPages> slots;
     allocate(num_pages, num_pages, &memory, &slots);
-    const int64_t kept = std::min(num_pages, num_pages_);
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const auto bytes = static_cast<size_t>(plan_->layout().slots[i].bytes);
-      for (int64_t page = 0; page < kept; ++page) {
-        std::memcpy(slots[i].base + page * slots[i].page_stride,
-                    slots_[i].base + page * slots_[i].page_stride, bytes);
-      }
-    }
+    move_pages(slots, std::min(num_pages, num_pages_));
     memory_ = std::move(memory);
     slots_ = std::move(slots);
     capacity_pages_ = num_pages;
   } else if (owned && num_pages > num_pages_) {
-    make_usable(memory_->reserved(), num_pages_, num_pages, capacity_pages_);
+    make_usable(*memory_, num_pages_, num_pages, capacity_pages_);
   } else if (owned) {
     for (size_t i = 0; i < slots_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
       const int64_t base = spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : slots_[i].base - memory_->data();
-      memory_->reserved().discard(base + num_pages * slots_[i].page_stride,
-                                  base + num_pages_ * slots_[i].page_stride);
+      memory_->discard(base + num_pages * slots_[i].page_stride, base + num_pages_ * slots_[i].page_stride);
     }
   }
   num_pages_ = num_pages;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/params.h"
+#include "src/base/device.h"
 #include "src/base/memory.h"
 #include "src/plan/plan.h"
 
@@ -15,17 +16,25 @@ namespace kvc {
 class PoolMemory {
  public:
   explicit PoolMemory(ReservedMemory reserved) : reserved_(std::move(reserved)), data_(reserved_.data()) {}
-  PoolMemory(const kvc_allocator& allocator, int64_t bytes);  // throws NO_MEMORY
+  explicit PoolMemory(DeviceReservation reserved)
+      : on_device_(std::move(reserved)), data_(on_device_.data()) {}
+  explicit PoolMemory(PinnedMemory pinned) : pinned_(std::move(pinned)), data_(pinned_.data()) {}
+  PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t bytes);  // throws NO_MEMORY
   ~PoolMemory();
   PoolMemory(const PoolMemory&) = delete;
   PoolMemory& operator=(const PoolMemory&) = delete;
 
   std::byte* data() const { return data_; }
-  ReservedMemory& reserved() { return reserved_; }
+  // Of memory that was reserved, on the host or a device. Throws NO_MEMORY.
+  void make_usable(int64_t begin, int64_t end);
+  void discard(int64_t begin, int64_t end);
 
  private:
   ReservedMemory reserved_;
+  DeviceReservation on_device_;
+  PinnedMemory pinned_;
   kvc_allocator allocator_{};
+  DLDevice device_{kDLCPU, 0};
   int64_t bytes_ = 0;
   std::byte* data_ = nullptr;
 };
@@ -41,8 +50,9 @@ enum class PoolPlace { kDevice, kHost };
 
 class PagePool {
  public:
-  // Throws NO_MEMORY.
-  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice);
+  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY.
+  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice,
+           const Device* device = nullptr);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // `local_layer` keeps pages.
@@ -56,7 +66,7 @@ class PagePool {
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
   }
-  // Of layers that are not quantised.
+  // The dtype holds for layers that are not quantised.
   kernels::PagedRows k_rows(int32_t local_layer) const;
   // The K rows where V is their beginning.
   kernels::PagedRows v_rows(int32_t local_layer) const;
@@ -66,7 +76,7 @@ class PagePool {
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
   // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
-  // exports hold it; nothing has changed then. Device pools only.
+  // exports hold it; nothing has changed then. Device pools only; the device is idle.
   void resize(int64_t num_pages);
 
  private:
@@ -77,10 +87,12 @@ class PagePool {
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
                 std::vector<LayerPages>* slots) const;
-  void make_usable(ReservedMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
+  void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
+  void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
 
   std::shared_ptr<const Plan> plan_;
   PoolPlace place_;
+  const Device* device_;
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // address space reserved for
   std::shared_ptr<PoolMemory> memory_;

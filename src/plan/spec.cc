@@ -90,10 +90,15 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES}) == 0, "config.flags",
                 static_cast<int64_t>(config.flags), "PAD_PAGES (1) is");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
-  refuse_unless(device == 0 || device == kDLCPU, "config.device.device_type", device,
-                "this build serves the CPU (1)");
-  refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id,
-                "the CPU is device 0");
+  refuse_unless(device == 0 || device == kDLCPU || device == kDLCUDA, "config.device.device_type", device,
+                "the CPU (1) and CUDA (2) are");
+  if (device == kDLCUDA) {
+    spec.device = config.device;
+    check_range("config.device.device_id", config.device.device_id, 0, INT32_MAX);
+  } else {
+    refuse_unless(config.device.device_id == 0, "config.device.device_id", config.device.device_id,
+                  "the CPU is device 0");
+  }
   refuse_unless(config.reserved == 0, "config.reserved", config.reserved, "0 is");
   spec.page_size = config.page_size == 0 ? 16 : config.page_size;
   check_range("config.page_size", spec.page_size, 1, kMaxPageSize);

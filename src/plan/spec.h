@@ -75,6 +75,7 @@ struct PoolTensor {
 };
 
 struct Spec {
+  DLDevice device{kDLCPU, 0};
   int32_t page_size = 16;
   int32_t num_layers = 0;  // of the model
   int32_t layer_begin = 0, layer_end = 0;
@@ -103,6 +104,7 @@ struct Spec {
   bool has_executor = false;
   kvc_executor executor{};
 
+  bool is_on_gpu() const { return device.device_type == kDLCUDA; }
   int32_t num_local_layers() const { return layer_end - layer_begin; }
   // That a window keeps beside itself; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }

@@ -12,16 +12,13 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-PoolTensor borrow(const DLTensor* tensor, int32_t index) {
+PoolTensor borrow(const DLTensor* tensor, int32_t index, DLDevice device) {
   const std::string name = "config.pool_tensors[" + std::to_string(index) + "]";
   if (tensor == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name.c_str());
   if (tensor->ndim < 1)
     fail(KVC_E_SHAPE, "%s has %d dimensions, expected at least 1", name.c_str(), tensor->ndim);
   if (tensor->shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name.c_str());
-  if (!is_host_memory(tensor->device)) {
-    fail(KVC_E_DEVICE_MISMATCH, "%s lives on device type %d, the cache on the CPU (%d)", name.c_str(),
-         static_cast<int>(tensor->device.device_type), static_cast<int>(kDLCPU));
-  }
+  check_device(*tensor, name.c_str(), device);
   if (tensor->dtype.bits == 0 || tensor->dtype.bits * tensor->dtype.lanes % 8 != 0) {
     fail(KVC_E_DTYPE, "%s is %s, expected elements of whole bytes", name.c_str(),
          describe(tensor->dtype).text);
@@ -98,7 +95,7 @@ void read_storage(const kvc_config& config, Spec& spec) {
   if (config.pool_tensors == nullptr)
     fail(KVC_E_INVALID_ARGUMENT, "config.pool_tensors is NULL with borrowed storage");
   for (int32_t i = 0; i < expected; ++i) {
-    spec.pool_tensors.push_back(borrow(config.pool_tensors[i], i));
+    spec.pool_tensors.push_back(borrow(config.pool_tensors[i], i, spec.device));
     const int64_t pages = spec.pool_tensors.back().num_pages;
     check_range("pages of a pool tensor", pages, 1, INT32_MAX - 1);
     if (spec.num_pages == 0) spec.num_pages = pages;

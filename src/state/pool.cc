@@ -4,17 +4,58 @@
 #include <cstring>
 #include <utility>
 
+#include "src/base/error.h"
+#include "src/base/math.h"
+
 namespace kvc {
+namespace {
+
+constexpr int64_t kSlotAlignment = 256;
+
+}  // namespace
 
 StatePool::StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
-                     int64_t max_slots)
+                     int64_t max_slots, const Device* device, bool pinned)
     : plan_(std::move(plan)),
       allocator_(allocator),
       slot_pages_(slot_pages),
       max_slots_(max_slots),
       is_used_(plan_->spec().has_states()),
-      has_memory_(plan_->spec().storage != KVC_STORAGE_NONE && is_used_) {
-  if (has_memory_) fill_initial();
+      has_memory_(plan_->spec().storage != KVC_STORAGE_NONE && is_used_ &&
+                  plan_->layout().state_slot_bytes > 0),
+      device_(device),
+      is_pinned_(pinned) {
+  if (!has_memory_) return;
+  fill_initial();
+  if (device_ == nullptr || is_pinned_) return;
+  const int64_t bytes = plan_->layout().state_slot_bytes;
+  initial_on_device_ = DeviceMemory(*device_, bytes);
+  const DeviceStream stream(*device_);
+  device_->copy(initial_on_device_.data(), initial_.data(), bytes, stream.get());
+  stream.synchronize();
+  const auto memory_bytes = static_cast<int64_t>(device_info(*device_).memory_bytes);
+  const int64_t most = std::max<int64_t>(1, memory_bytes / slot_stride());
+  on_device_ =
+      DeviceReservation(*device_, (max_slots_ == 0 ? most : std::min(most, max_slots_)) * slot_stride());
+}
+
+// Memory of one more slot. Throws.
+void StatePool::make_memory(size_t slot) {
+  if (!has_memory_) return;
+  const int64_t bytes = plan_->layout().state_slot_bytes;
+  if (is_pinned_ && device_ != nullptr) {
+    pinned_[slot] = PinnedMemory(*device_, bytes);
+  } else if (device_ != nullptr) {
+    const auto begin = static_cast<int64_t>(slot) * slot_stride();
+    if (begin + slot_stride() > on_device_.bytes()) {
+      fail_with(KVC_E_NO_MEMORY, begin + slot_stride(),
+                "%zu state slots of %lld bytes exceed the device's memory", slot + 1,
+                static_cast<long long>(bytes));
+    }
+    on_device_.commit(begin, begin + slot_stride());
+  } else {
+    memory_[slot].ensure(static_cast<size_t>(bytes));
+  }
 }
 
 void StatePool::fill_initial() {
@@ -45,15 +86,14 @@ void StatePool::prepare(int64_t count) {
   if (wanted > holders_.capacity()) {
     // holders_ last: its capacity says that the others have theirs, whatever failed before.
     const size_t capacity = std::max(wanted, holders_.capacity() * 2);
-    memory_.reserve(capacity);
+    memory_.resize(capacity);
+    pinned_.resize(is_pinned_ ? capacity : 0);
     free_.reserve(capacity);
     cached_.reserve(capacity);
     holders_.reserve(capacity);
   }
   while (holders_.size() < wanted) {
-    AlignedBuffer buffer;
-    if (has_memory_) buffer.ensure(static_cast<size_t>(plan_->layout().state_slot_bytes));
-    memory_.push_back(std::move(buffer));
+    make_memory(holders_.size());
     free_.push_back(static_cast<StateSlot>(holders_.size()));
     cached_.push_back(0);
     holders_.push_back(0);
@@ -112,31 +152,39 @@ void StatePool::clear() noexcept {
   num_used_ = num_evictable_ = 0;
 }
 
+int64_t StatePool::slot_stride() const { return align_up(plan_->layout().state_slot_bytes, kSlotAlignment); }
+
+std::byte* StatePool::slot_data(StateSlot slot) const {
+  if (!has_memory_) return nullptr;
+  const auto index = static_cast<size_t>(slot);
+  if (device_ != nullptr && !is_pinned_)
+    return slot == kInitialState ? initial_on_device_.data() : on_device_.data() + slot * slot_stride();
+  if (slot == kInitialState) return initial_.data();
+  return is_pinned_ ? pinned_[index].data() : memory_[index].data();
+}
+
 std::byte* StatePool::state(StateSlot slot, int32_t local_layer, int32_t state) const {
-  std::byte* base = slot == kInitialState ? initial_.data() : memory_[static_cast<size_t>(slot)].data();
+  std::byte* base = slot_data(slot);
   if (base == nullptr) return nullptr;
   return base +
          plan_->layout().layers[static_cast<size_t>(local_layer)].state_offsets[static_cast<size_t>(state)];
 }
 
-void StatePool::copy_layer(StateSlot from, StateSlot to, int32_t local_layer) const noexcept {
-  const std::vector<StateSpec>& states = plan_->spec().layers[static_cast<size_t>(local_layer)].states;
-  for (size_t s = 0; s < states.size(); ++s) {
-    const auto index = static_cast<int32_t>(s);
-    std::memcpy(state(to, local_layer, index), state(from, local_layer, index),
-                static_cast<size_t>(states[s].bytes()));
+void StatePool::copy(std::byte* to, const std::byte* from) const noexcept {
+  const int64_t bytes = plan_->layout().state_slot_bytes;
+  if (copier_ != nullptr) {
+    copier_->copy_bytes(to, from, bytes);
+  } else {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
   }
 }
 
 void StatePool::copy_slot(StateSlot from, StateSlot to) const noexcept {
-  if (!has_memory_) return;
-  for (size_t i = 0; i < plan_->spec().layers.size(); ++i) copy_layer(from, to, static_cast<int32_t>(i));
+  if (has_memory_) copy(slot_data(to), slot_data(from));
 }
 
 void StatePool::copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept {
-  if (!has_memory_) return;
-  std::memcpy(other.memory_[static_cast<size_t>(to)].data(), memory_[static_cast<size_t>(from)].data(),
-              static_cast<size_t>(plan_->layout().state_slot_bytes));
+  if (has_memory_) copy(other.slot_data(to), slot_data(from));
 }
 
 }  // namespace kvc

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/base/device.h"
 #include "src/base/memory.h"
 #include "src/pages/allocator.h"
 #include "src/plan/plan.h"
@@ -20,7 +21,11 @@ class StatePool {
  public:
   // Each slot in use takes `slot_pages` pages of `allocator` out of use (kvc_plan_info.state_slot_pages); 0: none. At most `max_slots`, 0: any number. Throws NO_MEMORY or
   // std::bad_alloc.
-  StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages, int64_t max_slots);
+  // `device`: where the states lie, null: on the host. `pinned`: on the host, for a device that copies from and to it.
+  StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages, int64_t max_slots,
+            const Device* device = nullptr, bool pinned = false);
+  // Of a device: before the first copy; borrowed.
+  void set_copier(ByteCopier* copier) { copier_ = copier; }
 
   bool is_used() const { return is_used_; }
   int64_t num_used() const { return num_used_; }
@@ -48,13 +53,17 @@ class StatePool {
 
   // Memory of one state; null with KVC_STORAGE_NONE. kInitialState may be read only.
   std::byte* state(StateSlot slot, int32_t local_layer, int32_t state) const;
-  void copy_layer(StateSlot from, StateSlot to, int32_t local_layer) const noexcept;
+  // On a device slots lie one behind the other, this far apart.
+  int64_t slot_stride() const;
   void copy_slot(StateSlot from, StateSlot to) const noexcept;
   // Into another pool of the same plan.
   void copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept;
 
  private:
   void fill_initial();
+  std::byte* slot_data(StateSlot slot) const;
+  void make_memory(size_t slot);
+  void copy(std::byte* to, const std::byte* from) const noexcept;
   void release(StateSlot slot) noexcept;
 
   std::shared_ptr<const Plan> plan_;
@@ -63,10 +72,16 @@ class StatePool {
   int64_t max_slots_;
   bool is_used_;  // asked for every sequence of a batch: not looked up in the layers each time
   bool has_memory_;
+  const Device* device_;
+  bool is_pinned_;
+  ByteCopier* copier_ = nullptr;
   AlignedBuffer initial_;
   std::vector<AlignedBuffer> memory_;  // per slot
-  std::vector<int32_t> holders_;       // 0: free
-  std::vector<StateSlot> free_;        // capacity >= number of slots, so that freeing never allocates
+  std::vector<PinnedMemory> pinned_;   // per slot
+  DeviceReservation on_device_;        // of all slots
+  DeviceMemory initial_on_device_;
+  std::vector<int32_t> holders_;  // 0: free
+  std::vector<StateSlot> free_;   // capacity >= number of slots, so that freeing never allocates
   std::vector<uint8_t> cached_;
   int64_t num_used_ = 0;  // with holders
   int64_t num_evictable_ = 0;

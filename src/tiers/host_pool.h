@@ -21,7 +21,7 @@ enum class HostUse {
 class HostPool {
  public:
   // Throws NO_MEMORY, std::bad_alloc. The memory is reserved; it becomes physical as pages are written.
-  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages);
+  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages, const Device* device = nullptr);
 
   int64_t num_pages() const { return allocator_.num_pages(); }
   const PagePool& pool() const { return pool_; }

@@ -117,7 +117,8 @@ int64_t CpuPageCopier::count_runs(const Job& job) const {
   return runs;
 }
 
-void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept {
+void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to,
+                         int64_t count) noexcept {
   const int64_t num_slots = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
                                 ? 1
                                 : static_cast<int64_t>(plan_->layout().slots.size());

@@ -36,7 +36,7 @@ class CpuPageCopier final : public PageCopier {
  public:
   // All are borrowed; the device pool may be resized between calls.
   CpuPageCopier(const Plan* plan, const PagePool* device, const PagePool* host,
-             const kernels::cpu::KernelTable* kernels, Executor* executor)
+                const kernels::cpu::KernelTable* kernels, Executor* executor)
       : plan_(plan), device_(device), host_(host), kernels_(kernels), executor_(executor) {}
 
   void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept override;

@@ -1,19 +1,9 @@
 #include "tests/conformance/model.h"
 
 #include <cmath>
-#include <cstdlib>
 
 namespace kvc::conformance {
 namespace {
-
-// Pool memory starts as NaN, so that a slot that nobody wrote spoils every result it enters.
-void* poisoned_alloc(void*, DLDevice, uint64_t bytes, uint64_t alignment) {
-  const uint64_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  void* block = std::aligned_alloc(alignment, rounded);
-  if (block != nullptr) std::memset(block, 0xFF, rounded);
-  return block;
-}
-void poisoned_free(void*, DLDevice, void* block, uint64_t) { std::free(block); }
 
 const std::map<std::string, int32_t> kKinds{{"ATTENTION", KVC_LAYER_ATTENTION}, {"MLA", KVC_LAYER_MLA},
                                             {"CROSS", KVC_LAYER_CROSS},         {"STATE", KVC_LAYER_STATE},
@@ -113,7 +103,7 @@ void Model::read_states(const Json& json, kvc_layer& layer, LayerView& view) {
       const auto number = static_cast<int64_t>(specs_.back().size());
       for (int64_t i = 0; i < tensor.size(); ++i)
         tensor.set(i, value(Kind::kState, static_cast<int32_t>(views_.size()), init, number, i));
-      spec.init = tensor.view();
+      spec.init = tensor.host_view();
     }
     specs_.back().push_back(spec);
     view.states.push_back({shapes_.back(), init});
@@ -195,8 +185,9 @@ Model::Model(const Json& json, kvc_cpu_isa isa) {
   config_.num_threads = json.value("num_threads", 2);
   config_.event_capacity = json.value("event_capacity", int64_t{0});
   config_.cpu_isa = isa;
+  config_.device = test::device();
   if (config_.storage == KVC_STORAGE_OWNED) {
-    allocator_ = {sizeof allocator_, nullptr, poisoned_alloc, poisoned_free};
+    allocator_ = {sizeof allocator_, nullptr, test::poisoned_alloc, test::poisoned_free};
     config_.allocator = &allocator_;
   }
 }

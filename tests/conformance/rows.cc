@@ -88,7 +88,7 @@ Options::Options(const Json& step, int32_t q_heads) {
     int64_t index = 0;
     for (const Json& span : opt["spans"])
       for (const Json& x : span) spans.set(index++, x.get<double>());
-    call_.spans = spans.view();
+    call_.spans = spans.host_view();
   }
   if (opt.contains("bias")) {
     for (const Json& row : opt["bias"]) {

@@ -91,7 +91,7 @@ kvc_status begin(Session& session, const Json& step, kvc_error* err) {
   HostTensor positions;
   if (step.contains("positions")) {
     positions = position_tensor(step["positions"]);
-    desc.positions = positions.view();
+    desc.positions = positions.host_view();
   }
   std::vector<int64_t> cross_lengths;
   if (step.contains("cross_lengths")) {

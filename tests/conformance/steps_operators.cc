@@ -34,7 +34,7 @@ class OperatorOptions {
     call_.attn = attn_.call();
     if (step.contains(positions_key)) {
       positions_ = integers(step[positions_key], kI32);
-      call_.positions = positions_.view();
+      call_.positions = positions_.host_view();
     }
     if (step.contains("rope")) {
       rope = read_rope(step["rope"], head_dim, 0, rope_, factors_);
@@ -60,7 +60,7 @@ struct Table {
   explicit Table(const Json& json) {
     call.struct_size = sizeof call;
     const auto take = [&](const char* key, const DLTensor*& slot) {
-      if (json.contains(key)) slot = tensors.emplace_back(integers(json[key], kI32)).view();
+      if (json.contains(key)) slot = tensors.emplace_back(integers(json[key], kI32)).host_view();
     };
     take("seq_lens", call.seq_lens);
     take("qo_indptr", call.qo_indptr);
@@ -99,8 +99,8 @@ kvc_status op_pool(Session& session, const Json& step, kvc_error*) {
   HostPool& kept = session.pools[step.at("pool").get<std::string>()] = std::move(pool);
   kept.call.struct_size = sizeof kept.call;
   kept.call.layout = layout;
-  kept.call.k = kept.k.view();
-  kept.call.v = layout == KVC_OP_MLA ? nullptr : kept.v.view();
+  kept.call.k = kept.k.host_view();
+  kept.call.v = layout == KVC_OP_MLA ? nullptr : kept.v.host_view();
   return KVC_OK;
 }
 
@@ -122,8 +122,8 @@ kvc_status op_append(Session& session, const Json& step, kvc_error* err) {
   // MLA pools take [>= T, 1, dim] like the others.
   HostTensor k = key_tensor(Kind::kKey, 0, ids, pool.heads, pool.k_dim);
   HostTensor v = key_tensor(Kind::kValue, 0, ids, pool.heads, pool.v_dim);
-  return kvc_op_append(&pool.call, options.call(), slots.view(), k.view(),
-                       pool.v_dim == 0 ? nullptr : v.view(), err);
+  return kvc_op_append(&pool.call, options.call(), slots.host_view(), k.host_view(),
+                       pool.v_dim == 0 ? nullptr : v.host_view(), err);
 }
 
 // Outputs of the operators have exactly T rows in the header's words: no padding.
@@ -150,8 +150,8 @@ kvc_status op_attention(Session& session, const Json& step, kvc_error* err) {
   const Table table(step.at("table"));
   HostTensor q = exact_query(step, rows);
   Exact result(rows);
-  const kvc_status status = kvc_op_attention_paged(&pool.call, &table.call, options.call(), q.view(),
-                                                   result.out.view(), result.lse.view(), err);
+  const kvc_status status = kvc_op_attention_paged(&pool.call, &table.call, options.call(), q.host_view(),
+                                                   result.out.host_view(), result.lse.host_view(), err);
   if (status == KVC_OK)
     check_rows(session, step, step.at("sees"), rows, options.attn(), {result.out, result.lse});
   return status;
@@ -167,7 +167,7 @@ kvc_status op_mla(Session& session, const Json& step, kvc_error* err) {
   Exact result(rows);
   const kvc_status status =
       kvc_op_mla_paged(&pool.call, &table.call, step.at("latent_rank").get<int32_t>(), options.call(),
-                       q.view(), result.out.view(), result.lse.view(), err);
+                       q.host_view(), result.out.host_view(), result.lse.host_view(), err);
   if (status == KVC_OK)
     check_rows(session, step, step.at("sees"), rows, options.attn(), {result.out, result.lse});
   return status;
@@ -192,8 +192,8 @@ kvc_status op_ragged(Session& session, const Json& step, kvc_error* err) {
   HostTensor kv = integers(step.value("kv_indptr", Json::array({0})), kI32);
   Exact result(rows);
   const kvc_status status =
-      kvc_op_attention_ragged(qo.view(), step.contains("kv_indptr") ? kv.view() : nullptr, options.call(),
-                              q.view(), k.view(), v.view(), result.out.view(), result.lse.view(), err);
+      kvc_op_attention_ragged(qo.host_view(), step.contains("kv_indptr") ? kv.host_view() : nullptr, options.call(),
+                              q.host_view(), k.host_view(), v.host_view(), result.out.host_view(), result.lse.host_view(), err);
   if (status == KVC_OK)
     check_rows(session, step, step.at("sees"), rows, options.attn(), {result.out, result.lse});
   return status;
@@ -234,7 +234,7 @@ kvc_status op_merge(Session& session, const Json& step, kvc_error* err) {
   }
   const OperatorOptions options(session, step, "", heads, dim);
   const kvc_status status =
-      kvc_op_merge(options.call(), out.view(), lse.view(), other_out.view(), other_lse.view(), err);
+      kvc_op_merge(options.call(), out.host_view(), lse.host_view(), other_out.host_view(), other_lse.host_view(), err);
   if (status != KVC_OK) return status;
   for (int64_t i = 0; i < count * heads; ++i) {
     const Attended& one = want[static_cast<size_t>(i / heads)][static_cast<size_t>(i % heads)];
@@ -253,8 +253,8 @@ kvc_status op_gather(Session& session, const Json& step, kvc_error* err) {
   HostTensor k({n, pool.heads, pool.k_dim}), v({n, pool.heads, pool.v_dim});
   const Table table(step.at("table"));
   const OperatorOptions options(session, step, "", pool.heads, pool.k_dim);
-  const kvc_status status = kvc_op_gather(&pool.call, &table.call, options.call(), k.view(),
-                                          pool.v_dim == 0 ? nullptr : v.view(), err);
+  const kvc_status status = kvc_op_gather(&pool.call, &table.call, options.call(), k.host_view(),
+                                          pool.v_dim == 0 ? nullptr : v.host_view(), err);
   if (status != KVC_OK) return status;
   int64_t ki = 0, vi = 0;
   for (const int64_t id : ids) {
@@ -271,7 +271,7 @@ kvc_status op_gather(Session& session, const Json& step, kvc_error* err) {
 kvc_status op_copy_pages(Session& session, const Json& step, kvc_error* err) {
   HostTensor pairs = integers(step.at("pairs"), kI64);
   const OperatorOptions options(session, step, "", 1, 4);
-  return kvc_op_copy_pages(&pool_of(session, step).call, options.call(), pairs.view(), err);
+  return kvc_op_copy_pages(&pool_of(session, step).call, options.call(), pairs.host_view(), err);
 }
 
 kvc_status op_rotate(Session& session, const Json& step, kvc_error* err) {
@@ -284,7 +284,7 @@ kvc_status op_rotate(Session& session, const Json& step, kvc_error* err) {
     for (int32_t h = 0; h < heads; ++h)
       for (int32_t d = 0; d < dim; ++d) x.set(index++, value(Kind::kKey, 0, id, h, d));
   HostTensor& out = step.value("in_place", false) ? x : separate;
-  const kvc_status status = kvc_op_rotate(options.call(), x.view(), out.view(), err);
+  const kvc_status status = kvc_op_rotate(options.call(), x.host_view(), out.host_view(), err);
   if (status != KVC_OK) return status;
   index = 0;
   for (size_t t = 0; t < ids.size(); ++t) {
@@ -320,9 +320,9 @@ kvc_status op_linear(Session& session, const Json& step, kvc_error* err) {
   opt.scale = static_cast<float>(linear.scale);
   const OperatorOptions options(session, step, "", 1, 4);
   const kvc_status status =
-      kvc_op_linear_step(&opt, options.call(), indptr.view(), states.view(), q.view(), k.view(), v.view(),
-                         linear.decay == KVC_DECAY_NONE ? nullptr : decay.view(),
-                         linear.beta ? beta.view() : nullptr, out.view(), err);
+      kvc_op_linear_step(&opt, options.call(), indptr.host_view(), states.host_view(), q.host_view(), k.host_view(), v.host_view(),
+                         linear.decay == KVC_DECAY_NONE ? nullptr : decay.host_view(),
+                         linear.beta ? beta.host_view() : nullptr, out.host_view(), err);
   if (status != KVC_OK) return status;
   int64_t index = 0;
   for (int64_t s = 0; s < sequences; ++s) {

@@ -1,4 +1,4 @@
-// A tensor of the host for DLPack arguments: new ones hold NaN (integers -1) in every element.
+// A tensor for DLPack arguments, on the device of the test: new ones hold NaN (integers -1) in every element.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kvcache.h"
+#include "tests/support/test_device.h"
 
 namespace kvc::conformance {
 
@@ -32,11 +33,9 @@ class HostTensor {
     bytes_.assign(static_cast<size_t>(size_) * dtype_.bits / 8, 0xFF);
   }
 
-  DLTensor* view() {
-    view_ = {
-        bytes_.data(), {kDLCPU, 0}, static_cast<int32_t>(shape_.size()), dtype_, shape_.data(), nullptr, 0};
-    return &view_;
-  }
+  DLTensor* view() { return view_on(test::device()); }
+  // For arguments that lie on the host whatever the device.
+  DLTensor* host_view() { return view_on({kDLCPU, 0}); }
   int64_t size() const { return size_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 
@@ -55,12 +54,17 @@ class HostTensor {
   }
   // float32 and integers only: outputs are asked for in these.
   double get(int64_t index) const {
+    test::finish();
     if (dtype_.code == kDLInt && dtype_.bits == 32) return take<int32_t>(index);
     if (dtype_.code == kDLInt) return static_cast<double>(take<int64_t>(index));
     return static_cast<double>(take<float>(index));
   }
 
  private:
+  DLTensor* view_on(DLDevice device) {
+    view_ = {bytes_.data(), device, static_cast<int32_t>(shape_.size()), dtype_, shape_.data(), nullptr, 0};
+    return &view_;
+  }
   template <class T>
   void put(int64_t index, T x) {
     std::memcpy(bytes_.data() + static_cast<size_t>(index) * sizeof x, &x, sizeof x);
@@ -75,7 +79,7 @@ class HostTensor {
   std::vector<int64_t> shape_;
   DLDataType dtype_ = kF32;
   int64_t size_ = 0;
-  std::vector<uint8_t> bytes_;
+  std::vector<uint8_t, test::TensorAllocator<uint8_t>> bytes_;
   DLTensor view_{};
 };
 

@@ -136,11 +136,12 @@ TEST(Batch, SendsATableAgainFromTheFirstEntryThatChanged) {
   books.sequences.pop(1, 10);  // 30 tokens: 8 of 10 pages left
   books.begin({1}, {6});       // 36 tokens: 9 pages, the last is new
   const std::vector<int32_t> words = books.batch.step_words();
-  ASSERT_EQ(words.size(), 2u + 4u + 3u + 1u);
-  EXPECT_EQ(words[2 + 3], 1) << "one table changed";
-  EXPECT_EQ(words[2 + 4], 0) << "that of group 0";
-  EXPECT_EQ(words[2 + 5], 8);
-  EXPECT_EQ(words[2 + 6], 1);
+  ASSERT_EQ(words.size(), 4u + 3u + 4u + 1u);
+  EXPECT_EQ(words[3], 1) << "one change";
+  EXPECT_EQ(words[4 + 3], 0) << "a table of group 0";
+  EXPECT_EQ(words[4 + 4], 0) << "of the first sequence";
+  EXPECT_EQ(words[4 + 5], 8);
+  EXPECT_EQ(words[4 + 6], 1);
   EXPECT_EQ(words.back(), books.pages(1).back());
   books.rollback();
 }

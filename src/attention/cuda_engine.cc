@@ -1,0 +1,395 @@
+#include "src/attention/cuda_engine.h"
+
+#include <algorithm>
+#include <climits>
+#include <numeric>
+
+#include "src/base/error.h"
+#include "src/base/log.h"
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+using cuda::AttnKernel;
+using cuda::AttnLaunch;
+using cuda::PlanShape;
+using kernels::AppendParams;
+using kernels::AttnParams;
+using kernels::dtype_bytes;
+using kernels::Rotation;
+using kernels::TokenRows;
+
+// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small kernels.
+constexpr int32_t kSmallRows = 16;
+// Keys of one piece where results may not depend on the rest of the batch.
+constexpr int32_t kInvariantKeys = 1024;
+
+Rotation from_element(Rotation rotation, int32_t begin) {
+  rotation.begin = begin;
+  return rotation;
+}
+
+bool rotates_on_read(const Spec& spec, int32_t rope) {
+  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
+}
+
+}  // namespace
+
+CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states, const Device* device)
+    : plan_(&plan),
+      spec_(&plan.spec()),
+      pool_(pool),
+      states_(states),
+      device_(device),
+      name_(device_info(*device).name),
+      own_stream_(*device),
+      order_(*device),
+      uploads_(*device),
+      outside_uploads_(*device),
+      step_(plan, pool, device),
+      angles_(spec_, &step_, device),
+      views_(spec_, &step_, device),
+      new_k_(*device),
+      new_v_(*device),
+      identity_slots_(*device),
+      state_sequences_(*device),
+      moves_(spec_->groups.size()) {
+  for (const LayerSpec& layer : spec_->layers) {
+    if (!layer.is_quantised()) continue;
+    log(KVC_LOG_INFO, "layers with quant = %d on a device: kept, paged and moved; attention is the host's",
+        layer.quant);
+    break;
+  }
+  stream_ = own_stream_.get();
+}
+
+CudaEngine::~CudaEngine() {
+  try {
+    drain();
+  } catch (...) {
+    // A device that is lost does nothing any more.
+  }
+}
+
+void CudaEngine::require_alive() const {
+  if (is_lost_) fail(KVC_E_DEVICE, "an earlier call failed on the device: %s", lost_why_.c_str());
+}
+
+void CudaEngine::lost(const char* what) noexcept {
+  if (is_lost_) return;
+  is_lost_ = true;
+  try {
+    throw;
+  } catch (const Error& error) {
+    try {
+      lost_why_ = std::string(what) + ": " + error.what();
+    } catch (...) {
+    }
+  } catch (...) {
+  }
+}
+
+void CudaEngine::set_stream(const kvc_stream* stream) {
+  stream_ = stream == nullptr ? own_stream_.get() : *stream;
+}
+
+void CudaEngine::drain() {
+  const std::lock_guard<std::mutex> lock(outside_);
+  order_.use(own_stream_.get());
+  own_stream_.synchronize();
+}
+
+void CudaEngine::record(DeviceEvent* event) {
+  const std::lock_guard<std::mutex> lock(outside_);
+  *event = DeviceEvent(*device_);
+  event->record(in_forward_ ? forward_stream_ : stream_);
+}
+
+// ------------------------------------------------------------------------------------------------------ a forward
+
+void CudaEngine::begin(Forward& forward, bool is_replay) {
+  require_alive();
+  try {
+    {
+      const std::lock_guard<std::mutex> lock(outside_);
+      is_captured_ = device_->is_capturing(stream_);
+      order_.use(stream_);
+    }
+    is_replay_ = is_replay;
+    if (is_replay) {
+      begin_replay(forward);
+    } else {
+      step_.send(forward.batch(), stream_);
+      angles_.begin(forward, uploads_, stream_);
+    }
+  } catch (...) {
+    forward.batch().forget_sent();
+    throw;
+  }
+  forward_stream_ = stream_;
+  in_forward_ = true;
+  if (is_captured_) note_captured(forward);
+}
+
+void CudaEngine::begin_replay(Forward& forward) {
+  const Batch& batch = forward.batch();
+  if (is_captured_)
+    fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
+  if (batch.has_trees() || batch.num_cross_rows() != 0 || forward.given_positions() != nullptr) {
+    fail(KVC_E_UNSUPPORTED, "desc->flags has KVC_FORWARD_REPLAY with %s: a graph has none",
+         batch.has_trees()             ? "token trees"
+         : batch.num_cross_rows() != 0 ? "encoder tokens"
+                                       : "positions");
+  }
+  const auto is_same = [&](const CapturedShape& shape) {
+    return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
+                      batch.entries().end(),
+                      [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
+  };
+  const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
+  if (known == captured_.end()) {
+    fail(
+        KVC_E_INVALID_STATE,
+        "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths was captured",
+        batch.entries().size());
+  }
+  step_.write_for_replay(batch, stream_);
+  const auto words = static_cast<int64_t>(batch.step_words().size());
+  const char* outgrown = nullptr;
+  if (known->generation != step_.generation() || batch.longest(false) > known->max_length)
+    outgrown = "config.max_seq_len";
+  if (words > known->max_words) outgrown = "config.max_tokens_per_forward";
+  if (outgrown == nullptr) return;
+  step_.unsend();
+  fail(KVC_E_INVALID_STATE,
+       "desc->flags has KVC_FORWARD_REPLAY, but buffers have grown since the forward of %zu sequences was "
+       "captured: set %s",
+       batch.entries().size(), outgrown);
+}
+
+void CudaEngine::note_captured(const Forward& forward) {
+  CapturedShape shape{.lengths = {},
+                      .generation = step_.generation(),
+                      .max_words = step_.max_words(),
+                      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false))};
+  for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
+  std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
+  captured_.push_back(std::move(shape));
+}
+
+// Calls on layers of an open forward.
+void CudaEngine::require_stream() const {
+  require_alive();
+  if (is_replay_) {
+    fail(KVC_E_INVALID_STATE,
+         "the forward was begun with KVC_FORWARD_REPLAY (%d): its kernels lie in the graph",
+         static_cast<int>(KVC_FORWARD_REPLAY));
+  }
+}
+
+void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
+  in_forward_ = false;
+  if (is_captured_ && aborted) {
+    // The graph has not run, and will not for this step.
+    step_.unsend();
+    forward.batch().forget_sent();
+  }
+  uploads_.finish(forward_stream_);
+  const std::lock_guard<std::mutex> lock(outside_);
+  order_.used(forward_stream_);
+}
+
+AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
+                                       const TokenRows& v) {
+  AppendParams params{};
+  params.k = k;
+  params.v = v;
+  if (!rotates_on_read(*spec_, layer.rope))
+    params.k_rotation =
+        from_element(angles_.tokens(forward, layer.rope, forward_stream_), layer.rotation_begin());
+  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
+  params.num_kv_heads = layer.num_kv_heads;
+  params.k_dim = layer.k_dim;
+  params.v_dim = layer.v_dim;
+  return params;
+}
+
+void CudaEngine::append_rows(const AppendParams& params, int64_t num_rows, const int32_t* num_rows_at) {
+  const cuda::AppendLaunch launch{
+      .params = params, .k_storage = {}, .v_storage = {}, .num_rows = num_rows, .num_rows_at = num_rows_at};
+  device_->call("append", device_->table->append, launch, forward_stream_);
+}
+
+void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
+  require_stream();
+  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const bool is_cross = layer.kind == KVC_LAYER_CROSS;
+  AppendParams params = append_params(forward, layer, k, v);
+  params.k_pages = pool_->k_rows(local_layer);
+  params.v_pages = pool_->v_rows(local_layer);
+  params.slots = step_.state().slots + layer.group * step_.state().slots_stride;
+  const Batch& batch = forward.batch();
+  append_rows(params, is_cross ? batch.num_cross_rows() : batch.num_rows(),
+              step_.state().counts + (is_cross ? 2 : 1));
+  forward.mark_appended(local_layer);
+}
+
+// Room for the new keys in rows of their own: one "page" per sequence that starts at its first row.
+void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensors, AttnParams* params) {
+  const LayerSpec& layer = call.layer;
+  const int64_t rows = step_.max_rows();
+  const int64_t k_row = layer.k_dim * dtype_bytes(layer.k_dtype);
+  const int64_t v_row = layer.v_dim * dtype_bytes(layer.v_dtype);
+  const int64_t k_token = layer.num_kv_heads * k_row;
+  const int64_t v_token = layer.num_kv_heads * v_row;
+  new_k_.ensure(rows * k_token, forward_stream_);
+  params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
+  params->v = params->k;
+  if (tensors.v.base != nullptr) {
+    new_v_.ensure(rows * v_token, forward_stream_);
+    params->v = {new_v_.data(), v_token, v_row, v_token, layer.v_dtype};
+  }
+  params->page_size = INT_MAX;
+  if (is_captured_) identity_slots_.ensure(identity_slots_.bytes(), forward_stream_);
+  if (num_identity_slots_ >= rows) return;
+  std::vector<int64_t> slots(static_cast<size_t>(rows));
+  std::iota(slots.begin(), slots.end(), 0);
+  const auto bytes = static_cast<int64_t>(slots.size() * sizeof(int64_t));
+  identity_slots_.ensure(bytes, forward_stream_);
+  device_->copy(identity_slots_.data(), uploads_.put(slots, forward_stream_), bytes, forward_stream_);
+  num_identity_slots_ = rows;
+}
+
+void CudaEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
+                                const AttnParams& params) {
+  AppendParams append = append_params(forward, call.layer, tensors.k, tensors.v);
+  append.k_rotation.begin = params.q_rotation.begin;
+  append.k_pages = params.k;
+  append.v_pages = params.v;
+  append.slots = reinterpret_cast<const int64_t*>(identity_slots_.data());
+  append.page_size = INT_MAX;
+  append_rows(append, forward.batch().num_rows(), step_.state().counts + 1);
+}
+
+void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_have_sinks,
+                               AttnParams* params) {
+  const LayerSpec& layer = call.layer;
+  const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
+  params->q_rotation = params->sink_q_rotation =
+      from_element(angles_.tokens(forward, layer.rope, forward_stream_), begin);
+  if (!rotates_on_read(*spec_, layer.rope)) return;
+  if (may_have_sinks)
+    params->sink_q_rotation = from_element(angles_.sinks(forward, layer.rope, forward_stream_), begin);
+  angles_.keys(forward, layer.rope, forward_stream_, params->k_rotations);
+  params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
+}
+
+bool CudaEngine::fits(AttnKernel kernel, const AttnLaunch& launch) const {
+  return device_->table->attention_fits(device_->id, kernel, launch, nullptr);
+}
+
+std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward, const AttnLaunch& launch,
+                                                          bool is_invariant) const {
+  const auto first_of = [&](std::initializer_list<AttnKernel> kernels) {
+    for (const AttnKernel kernel : kernels) {
+      if (fits(kernel, launch)) return kernel;
+    }
+    return AttnKernel::kSimt;
+  };
+  if (is_invariant) return {{first_of({AttnKernel::kMma64}), 0, INT_MAX}};
+  const AttnKernel small = first_of({AttnKernel::kLatent, AttnKernel::kMma16});
+  const AttnKernel large = first_of({AttnKernel::kLatent, AttnKernel::kWgmma, AttnKernel::kMma64});
+  if (small == large) return {{small, 0, INT_MAX}};
+  const int64_t group = launch.params.num_q_heads / launch.params.num_kv_heads;
+  bool has_small = false, has_large = false;
+  for (const BatchEntry& entry : forward.batch().entries())
+    (entry.append_length * group <= kSmallRows ? has_small : has_large) = true;
+  std::vector<RowClass> classes;
+  if (has_small) classes.push_back({small, 0, kSmallRows});
+  if (has_large) classes.push_back({large, kSmallRows, INT_MAX});
+  return classes;
+}
+
+void CudaEngine::run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
+                           bool splits_sinks, AttnLaunch launch) {
+  const AttnParams& params = launch.params;
+  const PlanShape shape{
+      .num_kv_heads = params.num_kv_heads,
+      .group_size = params.num_q_heads / params.num_kv_heads,
+      .causal = params.causal,
+      .split_sinks = splits_sinks ? 1 : 0,
+      .fixed_keys = is_invariant ? kInvariantKeys : 0,
+      .min_rows = rows.min_rows,
+      .max_rows = rows.max_rows,
+      .geometry = device_->table->attention_geometry(device_->id, rows.kernel, params.k_dim, params.v_dim)};
+  const DevicePlan& plan = views_.plan_of(forward, view, shape, forward_stream_);
+  launch.plan = plan.plan;
+  launch.plan.partials =
+      views_.partials_for(plan, cuda::slot_floats(shape.geometry.tile_rows, params.v_dim), forward_stream_);
+  device_->call("attention", device_->table->attention, rows.kernel, launch, forward_stream_);
+  device_->call("combine", device_->table->combine, launch, forward_stream_);
+}
+
+void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
+                        const AttnTensors& tensors) {
+  require_stream();
+  const LayerSpec& layer = call.layer;
+  const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
+  const GroupSpec& group = spec_->groups[static_cast<size_t>(source.group)];
+  const bool on_read = rotates_on_read(*spec_, layer.rope);
+  const KeyView key{.scope = call.scope,
+                    .group = source.group,
+                    .window = options.window,
+                    .needs_positions = on_read || options.has_alibi(),
+                    .rope = on_read ? layer.rope : -1};
+  check_view(forward, key);
+  bool has_sinks = false;
+  for (const BatchEntry& entry : forward.batch().entries())
+    has_sinks |= entry.sequence->sink > 0 && group.window == 0 && options.window == 0;
+  AttnLaunch launch{};
+  AttnParams& params = launch.params;
+  params.q = tensors.q;
+  set_rotations(forward, call, has_sinks, &params);
+  params.page_size = group.page_tokens;
+  params.num_q_heads = layer.num_q_heads;
+  params.num_kv_heads = layer.num_kv_heads;
+  params.k_dim = layer.k_dim;
+  params.v_dim = layer.v_dim;
+  params.causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew ? 1 : 0;
+  apply_options(options, &params);
+  params.out = tensors.out;
+  params.lse = tensors.lse;
+  params.lse_token_stride = tensors.lse_token_stride;
+  if (call.scope == KeyScope::kNew) {
+    secure_new_keys(call, tensors, &params);
+  } else {
+    params.k = pool_->k_rows(layer.source);
+    params.v = pool_->v_rows(layer.source);
+  }
+  DeviceView& view = views_.view_of(forward, key, options.spans, uploads_, forward_stream_);
+  params.sequences = view.sequences();
+  if (call.scope == KeyScope::kNew) {
+    stage_new_keys(forward, call, tensors, params);
+  } else if (tensors.k.base != nullptr) {
+    append(forward, layer.source, tensors.k, tensors.v);
+  }
+  for (const RowClass& rows : row_classes(forward, launch, options.tiles_only))
+    run_class(forward, view, rows, options.tiles_only, on_read && has_sinks, launch);
+}
+
+void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
+  require_stream();
+  device_->call("merge", device_->table->merge, params, num_rows, step_.state().counts + 1, forward_stream_);
+}
+
+void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
+  require_stream();
+  const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
+  for (int64_t row = 0; row < out.num_rows; ++row) {
+    device_->copy(out.data + row * out.row_stride,
+                  angles_.rotary_positions() + row * angles_.positions_stride(), bytes, forward_stream_);
+  }
+}
+
+}  // namespace kvc

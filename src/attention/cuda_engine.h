@@ -1,0 +1,147 @@
+// The engine of a CUDA device: fills kernels' parameters with what lies there and enqueues them. It computes nothing on the host
+// that a replayed graph would have to compute anew: which keys are seen and how work is cut is decided on the device.
+//
+// Calls inside a forward go to the forward's stream; others to the stream that was set, else to the library's own. DeviceOrder makes one wait for
+// the other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "src/attention/cuda_angles.h"
+#include "src/attention/cuda_views.h"
+#include "src/attention/engine.h"
+#include "src/base/device.h"
+#include "src/base/device_uploads.h"
+#include "src/forward/device_step.h"
+#include "src/pages/pool.h"
+#include "src/state/pool.h"
+
+namespace kvc {
+
+class CudaEngine final : public Engine {
+ public:
+  // All are borrowed. Throws UNSUPPORTED, NO_MEMORY, DEVICE.
+  CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states, const Device* device);
+  ~CudaEngine() override;
+
+  const char* name() const override { return name_.c_str(); }
+  int32_t num_threads() const override { return 0; }
+  uint64_t num_cascades() const override { return 0; }
+  void set_stream(const kvc_stream* stream) override;
+  void drain() override;
+  void record(DeviceEvent* event) override;
+
+  void begin(Forward& forward, bool is_replay) override;
+  void closed(Forward& forward, bool aborted) noexcept override;
+  void carry_states_on(Forward& forward) noexcept override;
+  void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
+              const AttnTensors& tensors) override;
+  void append(Forward& forward, int32_t local_layer, const kernels::TokenRows& k,
+              const kernels::TokenRows& v) override;
+  void merge(const kernels::MergeParams& params, int64_t num_rows) override;
+  void linear(Forward& forward, const StateRef& state, kernels::LinearParams params) override;
+  void conv(Forward& forward, const StateRef& state, kernels::ConvParams params) override;
+  void get_states(Forward& forward, const StateRef& state, const StateRows& out) override;
+  void set_states(Forward& forward, const StateRef& state, const StateRows& value) override;
+  void write_positions(const Forward& forward, const I32Matrix& out) const override;
+
+  void gather(const kernels::GatherParams& params, int64_t num_keys) override;
+  void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
+                 kvc_stream stream) const override;
+  void write_rows(const kernels::AppendParams& params, int64_t num_rows) override;
+  void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
+                  kvc_stream stream) const override;
+  void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
+  void copy_pages(const std::vector<PageCopy>& copies) override;
+  void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
+
+  // Calls enqueue(stream) between what was enqueued and what will be.
+  void enqueue(const char* what, const std::function<void(cuda::Stream)>& enqueue) noexcept;
+
+  void prepare_moves(int64_t num_moves) override;
+  void next_sequence() noexcept override;
+  void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept override;
+  void finish_moves() noexcept override;
+  void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table, int64_t begin,
+                 int64_t end) noexcept override;
+
+ private:
+  // Rows that one kernel takes: those of its size, in packed rows per kv head.
+  struct RowClass {
+    cuda::AttnKernel kernel;
+    int32_t min_rows, max_rows;
+  };
+  // What a graph was captured for.
+  struct CapturedShape {
+    std::vector<int64_t> lengths;  // new tokens per sequence
+    uint64_t generation;           // of the addresses that it names
+    int64_t max_words;             // of a step
+    int64_t max_length;            // of a sequence
+  };
+  struct MoveList {  // of a group
+    std::vector<int64_t> from, to, first;
+  };
+  class Outside;
+  friend class Outside;
+
+  void require_alive() const;
+  void require_stream() const;
+  void begin_replay(Forward& forward);
+  void note_captured(const Forward& forward);
+  void lost(const char* what) noexcept;
+  cuda::Stream stream() const { return stream_; }
+  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
+                                      const kernels::TokenRows& v);
+  void set_rotations(Forward& forward, const AttnCall& call, bool may_have_sinks, kernels::AttnParams* params);
+  void secure_new_keys(const AttnCall& call, const AttnTensors& tensors, kernels::AttnParams* params);
+  void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
+                      const kernels::AttnParams& params);
+  void append_rows(const kernels::AppendParams& params, int64_t num_rows, const int32_t* num_rows_at);
+  std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
+                                    bool is_invariant) const;
+  bool fits(cuda::AttnKernel kernel, const cuda::AttnLaunch& launch) const;
+  void run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
+                 bool splits_sinks, cuda::AttnLaunch launch);
+  DeviceUploads& uploads_of(const Outside&) const;
+  cuda::ConvertParams state_rows(const StateRef& state) const;
+  template <typename Params>
+  Params with_states(const StateRef& state, Params params, int64_t sequence_bytes);
+  static int64_t longest_append(const Forward& forward);
+  void gather_on(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
+                 DeviceUploads& uploads, cuda::Stream stream) const;
+  void move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const;
+
+  const Plan* plan_;
+  const Spec* spec_;
+  const PagePool* pool_;
+  const StatePool* states_;
+  const Device* device_;
+  std::string name_;
+  mutable DeviceStream own_stream_;
+  mutable DeviceOrder order_;
+  DeviceUploads uploads_;                  // of the open forward
+  mutable DeviceUploads outside_uploads_;  // of calls beside it
+  DeviceStep step_;
+  DeviceAngles angles_;
+  DeviceViews views_;
+  DeviceBuffer new_k_, new_v_, identity_slots_, state_sequences_;
+  int64_t num_identity_slots_ = 0;
+  std::vector<MoveList> moves_;  // per group
+  std::vector<int64_t> turned_slots_;
+  cuda::Stream stream_ = nullptr;
+  bool in_forward_ = false;
+  cuda::Stream forward_stream_ = nullptr;
+  bool is_captured_ = false;  // the open forward is part of a capture
+  bool is_replay_ = false;    // the open forward runs in a graph
+  std::vector<CapturedShape> captured_;
+  mutable std::mutex outside_;  // const calls may come from several threads
+  bool is_lost_ = false;
+  std::string lost_why_;
+};
+
+}  // namespace kvc

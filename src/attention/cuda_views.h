@@ -1,0 +1,68 @@
+// The batch as attention kernels on a device see it: sequences, work lists and angles, made there once per step and kept at fixed addresses.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/table.h"
+#include "src/attention/sequence_set.h"
+#include "src/base/device.h"
+#include "src/base/device_uploads.h"
+#include "src/forward/device_step.h"
+#include "src/forward/forward.h"
+
+namespace kvc {
+
+// One cut of the work of a view.
+struct DevicePlan {
+  uint64_t step = 0;  // that it was made for
+  cuda::PlanShape shape{};
+  cuda::WorkPlan plan{};
+  int64_t num_slots = 0;
+  DeviceBuffer memory;
+};
+
+class DeviceView {
+ public:
+  DeviceView(const Device* device, const KeyView& key)
+      : key_(key), memory_(*device), masks_(*device), positions_(*device) {}
+
+  const KeyView& key() const { return key_; }
+  const kernels::AttnSequence* sequences() const { return params_.sequences; }
+
+ private:
+  friend class DeviceViews;
+  KeyView key_;
+  uint64_t step_ = 0;
+  cuda::ViewParams params_{};
+  DeviceBuffer memory_, masks_, positions_;
+  std::vector<std::unique_ptr<DevicePlan>> plans_;
+};
+
+class DeviceViews {
+ public:
+  DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device)
+      : spec_(spec), step_(step), device_(device), partials_(*device) {}
+
+  // Enqueued where this step has not made it yet. `spans`: of this call, null or empty: none.
+  DeviceView& view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
+                      DeviceUploads& uploads, cuda::Stream stream);
+  const DevicePlan& plan_of(const Forward& forward, DeviceView& view, const cuda::PlanShape& shape,
+                            cuda::Stream stream);
+  // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all plans.
+  float* partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream);
+
+ private:
+  void make_view(const Forward& forward, DeviceView& view, const std::vector<Span>& spans,
+                 DeviceUploads& uploads, cuda::Stream stream);
+  void make_plan(const Forward& forward, const DeviceView& view, DevicePlan& plan, cuda::Stream stream);
+
+  const Spec* spec_;
+  const DeviceStep* step_;
+  const Device* device_;
+  std::vector<std::unique_ptr<DeviceView>> views_;
+  DeviceBuffer partials_;
+};
+
+}  // namespace kvc

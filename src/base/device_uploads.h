@@ -1,0 +1,44 @@
+// Small arrays of the host on their way to a device: page ids, slots, angles of one call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/base/device.h"
+
+namespace kvc {
+
+// Blocks of pinned memory with a twin on the device, reused once what read them is done. One thread at a time.
+class DeviceUploads {
+ public:
+  explicit DeviceUploads(const Device& device) : device_(&device) {}
+
+  // Room for so many bytes in puts that then cannot run out of memory. Throws NO_MEMORY.
+  void reserve(int64_t bytes);
+  // Copies the array and enqueues its transfer; the address on the device holds until finish(). Throws NO_MEMORY, DEVICE.
+  std::byte* put(const void* data, int64_t bytes, cuda::Stream stream);
+  template <typename T>
+  T* put(const std::vector<T>& values, cuda::Stream stream) {
+    return reinterpret_cast<T*>(put(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream));
+  }
+  // Everything that reads what was put is enqueued.
+  void finish(cuda::Stream stream) noexcept;
+
+  // What a put takes, for reserve.
+  static constexpr int64_t room_of(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+ private:
+  struct Block {
+    PinnedMemory host;
+    DeviceMemory device;
+    DeviceEvent last_use;
+    int64_t bytes_used = 0;
+    bool is_kept = false;  // a captured graph reads it
+  };
+
+  const Device* device_;
+  std::vector<Block> blocks_;
+  size_t current_ = SIZE_MAX;  // the block that puts go to
+};
+
+}  // namespace kvc

@@ -1,0 +1,207 @@
+// A small model on a cache of the CPU and on one of the emulated device, driven alike: what both give has to agree.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cudasim/cudasim.h"
+#include "kernels/cuda/table.h"
+#include "kvcache.h"
+#include "src/base/device.h"
+
+namespace kvc::test {
+
+// A float32 tensor. Device memory is host memory under the emulator: only the tag differs.
+class Tensor {
+ public:
+  Tensor(std::vector<int64_t> shape, DLDevice device) : shape_(std::move(shape)), device_(device) {
+    int64_t size = 1;
+    for (const int64_t extent : shape_) size *= extent;
+    values.assign(static_cast<size_t>(size), std::nanf(""));
+  }
+  Tensor(const Tensor&) = delete;
+  Tensor& operator=(const Tensor&) = delete;
+
+  DLTensor* view() {
+    view_ = {values.data(), device_, static_cast<int32_t>(shape_.size()), {kDLFloat, 32, 1}, shape_.data(),
+             nullptr,       0};
+    return &view_;
+  }
+  void fill(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    std::uniform_real_distribution<float> uniform(-1, 1);
+    for (float& value : values) value = uniform(random);
+  }
+
+  std::vector<float> values;
+
+ private:
+  std::vector<int64_t> shape_;
+  DLDevice device_;
+  DLTensor view_{};
+};
+
+struct SmallModel {
+  int32_t num_layers = 2;
+  int32_t q_heads = 4, kv_heads = 2, dim = 16;
+  int32_t page_size = 4;
+  int64_t num_pages = 64;
+  int64_t window = 0;
+  int32_t max_seqs = 0;
+  int64_t max_tokens = 0, max_seq_len = 0;
+  uint64_t host_bytes = 0;
+};
+
+class OneCache {
+ public:
+  OneCache(const SmallModel& model, DLDevice device) : model_(model), device_(device) {
+    rope_ = {};
+    rope_.struct_size = sizeof rope_;
+    rope_.mode = KVC_ROPE_ON_APPEND;
+    for (int32_t l = 0; l < model.num_layers; ++l) {
+      kvc_layer layer{};
+      layer.struct_size = sizeof layer;
+      layer.num_q_heads = model.q_heads;
+      layer.num_kv_heads = model.kv_heads;
+      layer.k_dim = layer.v_dim = model.dim;
+      layer.k_dtype = layer.v_dtype = {kDLFloat, 32, 1};
+      layer.window = model.window;
+      layer.rope = &rope_;
+      layers_.push_back(layer);
+    }
+    kvc_config config{};
+    (void)kvc_config_init(&config, sizeof config);
+    config.device = device;
+    config.page_size = model.page_size;
+    config.num_layers = model.num_layers;
+    config.layers = layers_.data();
+    config.num_pages = model.num_pages;
+    config.max_seqs = model.max_seqs;
+    config.max_tokens_per_forward = model.max_tokens;
+    config.max_seq_len = model.max_seq_len;
+    config.host_byte_budget = model.host_bytes;
+    config.num_threads = 1;
+    kvc_plan* plan = nullptr;
+    kvc_error error = blank();
+    EXPECT_EQ(kvc_plan_create(&config, &plan, &error), KVC_OK) << error.message;
+    status = kvc_cache_create(plan, &cache, &error);
+    message = error.message;
+    kvc_plan_destroy(plan);
+  }
+  ~OneCache() { kvc_cache_destroy(cache); }
+  OneCache(const OneCache&) = delete;
+  OneCache& operator=(const OneCache&) = delete;
+
+  static kvc_error blank() {
+    kvc_error error{};
+    error.struct_size = sizeof error;
+    return error;
+  }
+
+  // One step of the whole model; the outputs of all layers, one behind the other. `seed`: of q, k and v.
+  std::vector<float> step(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                          uint64_t seed, kvc_stream stream = nullptr, const int32_t* parents = nullptr) {
+    std::vector<float> all;
+    kvc_forward* forward = begin(seqs, lengths, stream, 0, parents);
+    if (forward == nullptr) return all;
+    run_layers(forward, seed);
+    end(forward);
+    finish();
+    for (const auto& out : outs) all.insert(all.end(), out->values.begin(), out->values.end());
+    return all;
+  }
+
+  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, kvc_stream stream,
+                     uint64_t flags, const int32_t* parents = nullptr) {
+    kvc_forward_desc desc{};
+    desc.struct_size = sizeof desc;
+    desc.stream = stream;
+    desc.num_seqs = seqs.size();
+    desc.seqs = seqs.data();
+    desc.append_lengths = lengths.data();
+    desc.tree_parents = parents;
+    desc.flags = flags;
+    kvc_forward* forward = nullptr;
+    kvc_error error = blank();
+    status = kvc_forward_begin(cache, &desc, &forward, &error);
+    message = error.message;
+    return status == KVC_OK ? forward : nullptr;
+  }
+
+  // Tensors live until the next call: the device may read them later.
+  void run_layers(kvc_forward* forward, uint64_t seed) {
+    const int64_t rows = kvc_forward_num_tokens(forward);
+    ins.clear(), outs.clear();
+    for (int32_t l = 0; l < model_.num_layers; ++l) {
+      const auto make = [&](int32_t heads, uint64_t number) {
+        auto tensor = std::make_unique<Tensor>(std::vector<int64_t>{rows, heads, model_.dim}, device_);
+        tensor->fill(seed * 1000 + static_cast<uint64_t>(l) * 10 + number);
+        return tensor;
+      };
+      auto q = make(model_.q_heads, 0), k = make(model_.kv_heads, 1), v = make(model_.kv_heads, 2);
+      outs.push_back(
+          std::make_unique<Tensor>(std::vector<int64_t>{rows, model_.q_heads, model_.dim}, device_));
+      kvc_error error = blank();
+      status = kvc_attn(forward, l, nullptr, q->view(), k->view(), v->view(), outs.back()->view(), nullptr,
+                        &error);
+      message = error.message;
+      ins.push_back(std::move(q)), ins.push_back(std::move(k)), ins.push_back(std::move(v));
+    }
+  }
+  void end(kvc_forward* forward) {
+    kvc_error error = blank();
+    EXPECT_EQ(kvc_forward_end(forward, &error), KVC_OK) << error.message;
+  }
+  static void finish() { cudasim::finish_all(); }
+
+  kvc_stats stats() const {
+    kvc_stats stats{};
+    stats.struct_size = sizeof stats;
+    EXPECT_EQ(kvc_cache_stats_get(cache, &stats, nullptr), KVC_OK);
+    return stats;
+  }
+  void check() const {
+    kvc_error error = blank();
+    EXPECT_EQ(kvc_cache_check(cache, &error), KVC_OK) << error.message;
+  }
+
+  kvc_cache* cache = nullptr;
+  kvc_status status = KVC_OK;
+  std::string message;
+  std::vector<std::unique_ptr<Tensor>> ins, outs;
+
+ private:
+  SmallModel model_;
+  DLDevice device_;
+  kvc_rope rope_{};
+  std::vector<kvc_layer> layers_;
+};
+
+inline void expect_close(const std::vector<float>& a, const std::vector<float>& b, float tolerance = 2e-5f) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << "at element " << i;
+}
+
+// The emulated back end is linked in; tests of the loader are elsewhere.
+class CudaCache : public testing::Test {
+ protected:
+  void SetUp() override {
+    cudasim::reset();
+    std::string why;
+    ASSERT_TRUE(install_backend(kvc_cuda_backend(), &why)) << why;
+  }
+  void TearDown() override {
+    cudasim::reset();
+    std::string why;
+    (void)install_backend(nullptr, &why);
+  }
+
+  static constexpr DLDevice kGpu{kDLCUDA, 0};
+};
+
+}  // namespace kvc::test

@@ -1,0 +1,272 @@
+// A whole cache on the emulated device, through the C interface: the same results as on the CPU, one message per step, nothing that waits.
+#include <cuda_runtime_api.h>
+
+#include <memory>
+
+#include "tests/cuda/cache_support.h"
+
+namespace kvc::test {
+namespace {
+
+uint64_t seed_of_run() { return 20261121; }
+
+// A cache of the CPU beside one of the device.
+struct Pair {
+  explicit Pair(const SmallModel& model, DLDevice gpu) : cpu(model, {kDLCPU, 0}), device(model, gpu) {
+    EXPECT_EQ(device.status, KVC_OK) << device.message;
+  }
+  template <typename Call>
+  void both(Call&& call) {
+    kvc_error error = OneCache::blank();
+    ASSERT_EQ(call(cpu.cache, &error), KVC_OK) << error.message;
+    ASSERT_EQ(call(device.cache, &error), KVC_OK) << error.message;
+  }
+  void step(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, uint64_t seed,
+            kvc_stream stream = nullptr, const int32_t* parents = nullptr) {
+    const std::vector<float> expected = cpu.step(seqs, lengths, seed, nullptr, parents);
+    ASSERT_EQ(cpu.status, KVC_OK) << cpu.message;
+    const std::vector<float> got = device.step(seqs, lengths, seed, stream, parents);
+    ASSERT_EQ(device.status, KVC_OK) << device.message;
+    expect_close(got, expected);
+  }
+  OneCache cpu, device;
+};
+
+TEST_F(CudaCache, GivesWhatTheCpuGivesOverPrefillDecodeForkAndPop) {
+  Pair pair({}, kGpu);
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
+  uint64_t seed = seed_of_run();
+  pair.step({1, 2}, {7, 19}, ++seed);
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
+  for (int i = 0; i < 6; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_pop(cache, 2, 5, error); });
+  pair.step({3, 2}, {5, 2}, ++seed);
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_remove(cache, 1, error); });
+  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 9, error); });
+  pair.step({9, 3}, {33, 1}, ++seed);
+  pair.device.check();
+}
+
+TEST_F(CudaCache, KeepsWindowsAndTrees) {
+  SmallModel model;
+  model.window = 6;
+  Pair windowed(model, kGpu);
+  windowed.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+  uint64_t seed = seed_of_run();
+  windowed.step({1}, {11}, ++seed);
+  for (int i = 0; i < 9; ++i) windowed.step({1}, {1}, ++seed);
+  Pair trees({}, kGpu);
+  trees.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+  trees.step({1}, {6}, ++seed);
+  const int32_t parents[] = {-1, 0, 0, 1, 2, -1};
+  trees.step({1}, {6}, ++seed, nullptr, parents);
+  trees.both([](kvc_cache* cache, kvc_error* error) {
+    const kvc_seq id = 1;
+    const int32_t leaf = 4;
+    return kvc_tree_commit(cache, 1, &id, &leaf, nullptr, error);
+  });
+  for (int i = 0; i < 4; ++i) trees.step({1}, {1}, ++seed);
+}
+
+TEST_F(CudaCache, SurvivesStreamsThatRunLate) {
+  cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
+  SmallModel model;
+  model.host_bytes = 1 << 20;
+  Pair pair(model, kGpu);
+  cudaStream_t streams[2];
+  for (cudaStream_t& stream : streams)
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  for (kvc_seq id = 0; id < 4; ++id)
+    pair.both([id](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, id, error); });
+  uint64_t seed = seed_of_run();
+  pair.step({0, 1, 2, 3}, {3, 9, 14, 5}, ++seed, streams[0]);
+  for (int i = 0; i < 12; ++i) {
+    pair.step({0, 1, 2, 3}, {1, 1, 1, 1}, ++seed, streams[i % 2]);
+    if (i != 5) continue;
+    const auto swap = [&](auto&& call) {
+      pair.both([&](kvc_cache* cache, kvc_error* error) {
+        const kvc_seq id = 2;
+        return call(cache, 1, &id, streams[1], nullptr, error);
+      });
+    };
+    swap(kvc_swap_out);
+    pair.step({0, 1}, {2, 1}, ++seed, streams[0]);
+    swap(kvc_swap_in);
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 1, 2, 5, -3, error); });
+  }
+  pair.device.check();
+  for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
+}
+
+TEST_F(CudaCache, SendsOneMessageOfAtMost32BytesPerSequenceAndNeverWaits) {
+  for (const int64_t num_seqs : {1, 4, 33}) {
+    SmallModel model;
+    model.num_pages = 8 * num_seqs;
+    model.page_size = 16;
+    OneCache cache(model, kGpu);
+    ASSERT_EQ(cache.status, KVC_OK) << cache.message;
+    std::vector<kvc_seq> seqs;
+    std::vector<int64_t> prompts, ones;
+    for (kvc_seq id = 0; id < num_seqs; ++id) {
+      ASSERT_EQ(kvc_seq_add(cache.cache, id, nullptr), KVC_OK);
+      seqs.push_back(id), prompts.push_back(3), ones.push_back(1);
+    }
+    (void)cache.step(seqs, prompts, 1);
+    (void)cache.step(seqs, ones, 2);
+    for (int i = 0; i < 8; ++i) {
+      cudasim::reset_counters();
+      kvc_forward* forward = cache.begin(seqs, ones, nullptr, 0);
+      ASSERT_NE(forward, nullptr) << cache.message;
+      cache.run_layers(forward, 3);
+      cache.end(forward);
+      const cudasim::Counters counters = cudasim::counters();
+      EXPECT_EQ(counters.synchronizations, 0u);
+      EXPECT_EQ(counters.copy_calls, 0u) << "the step kernel reads the one message itself";
+      EXPECT_EQ(counters.host_to_device_bytes, 0u);
+      EXPECT_LE(cache.stats().step_bytes, 32u * static_cast<uint64_t>(num_seqs));
+      EXPECT_EQ(cache.stats().step_copies, 1u);
+    }
+  }
+}
+
+TEST_F(CudaCache, ReplaysACapturedStepWithNewLengths) {
+  SmallModel model;
+  model.max_seqs = 4;
+  model.max_tokens = 32;
+  model.max_seq_len = 64;
+  Pair pair(model, kGpu);
+  cudaStream_t stream;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  const std::vector<kvc_seq> seqs{5, 6};
+  for (const kvc_seq id : seqs)
+    pair.both([id](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, id, error); });
+  uint64_t seed = seed_of_run();
+  pair.step(seqs, {4, 13}, ++seed, stream);
+  pair.step(seqs, {1, 1}, ++seed, stream);
+
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  kvc_forward* forward = pair.device.begin(seqs, {1, 1}, stream, 0);
+  ASSERT_NE(forward, nullptr) << pair.device.message;
+  pair.device.run_layers(forward, ++seed);
+  ASSERT_EQ(pair.device.status, KVC_OK) << pair.device.message;
+  pair.device.end(forward);
+  cudaGraph_t graph;
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  cudaGraphExec_t executable;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+
+  const auto compare = [&](uint64_t step_seed) {
+    std::vector<float> got;
+    for (const auto& out : pair.device.outs) got.insert(got.end(), out->values.begin(), out->values.end());
+    expect_close(got, pair.cpu.step(seqs, {1, 1}, step_seed));
+  };
+  ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);  // for the step that was captured
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  compare(seed);
+  for (int i = 0; i < 9; ++i) {
+    ++seed;
+    // The graph reads the tensors that it was captured with.
+    for (size_t t = 0; t < pair.device.ins.size(); ++t)
+      pair.device.ins[t]->fill(seed * 1000 + t / 3 * 10 + t % 3);
+    forward = pair.device.begin(seqs, {1, 1}, stream, KVC_FORWARD_REPLAY);
+    ASSERT_NE(forward, nullptr) << pair.device.message;
+    ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
+    pair.device.end(forward);
+    ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    compare(seed);
+  }
+  pair.step(seqs, {3, 1}, ++seed, stream);  // and without a graph again
+
+  EXPECT_EQ(pair.device.begin(seqs, {2, 1}, stream, KVC_FORWARD_REPLAY), nullptr);
+  EXPECT_EQ(pair.device.status, KVC_E_INVALID_STATE);
+  EXPECT_EQ(pair.cpu.begin(seqs, {1, 1}, nullptr, KVC_FORWARD_REPLAY), nullptr);
+  EXPECT_EQ(pair.cpu.status, KVC_E_UNSUPPORTED);
+  pair.device.check();
+  (void)cudaGraphExecDestroy(executable);
+  (void)cudaGraphDestroy(graph);
+  (void)cudaStreamDestroy(stream);
+}
+
+TEST_F(CudaCache, RefusesTensorsOfAnotherDevice) {
+  OneCache cache({}, kGpu);
+  ASSERT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);
+  kvc_forward* forward = cache.begin({1}, {3}, nullptr, 0);
+  ASSERT_NE(forward, nullptr) << cache.message;
+  for (const DLDevice wrong : {DLDevice{kDLCPU, 0}, DLDevice{kDLCUDA, 1}}) {
+    Tensor q({3, 4, 16}, wrong), k({3, 2, 16}, kGpu), v({3, 2, 16}, kGpu), out({3, 4, 16}, kGpu);
+    kvc_error error = OneCache::blank();
+    EXPECT_EQ(kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, &error),
+              KVC_E_DEVICE_MISMATCH);
+    EXPECT_NE(std::string(error.message).find("q "), std::string::npos) << error.message;
+    EXPECT_EQ(kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, nullptr),
+              KVC_E_DEVICE_MISMATCH);
+  }
+  EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
+}
+
+TEST_F(CudaCache, SaysWhyThereIsNoDevice) {
+  cudasim::set_has_driver(false);
+  OneCache without_driver({}, kGpu);
+  EXPECT_EQ(without_driver.status, KVC_E_UNSUPPORTED);
+  EXPECT_NE(without_driver.message.find("driver"), std::string::npos) << without_driver.message;
+  cudasim::set_has_driver(true);
+  OneCache no_such_device({}, {kDLCUDA, 7});
+  EXPECT_EQ(no_such_device.status, KVC_E_OUT_OF_RANGE) << no_such_device.message;
+  std::string why;
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  ASSERT_EQ(kvc_device_query(kGpu, &caps, nullptr), KVC_OK);
+  EXPECT_EQ(caps.backend_present, 1);
+  EXPECT_GT(caps.memory_bytes, 0u);
+}
+
+TEST_F(CudaCache, GivesBackWhatItTookWhenMemoryRunsOut) {
+  for (uint64_t nth = 1; nth < 200; ++nth) {
+    const cudasim::Live before = cudasim::live();
+    cudasim::fail_allocation(nth);
+    bool failed = false;
+    {
+      OneCache cache({}, kGpu);
+      failed = cache.status != KVC_OK;
+      if (failed) {
+        EXPECT_EQ(cache.status, KVC_E_NO_MEMORY) << cache.message;
+      } else {
+        ASSERT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);
+        (void)cache.step({1}, {9}, 7);
+        if (cache.status != KVC_OK) {
+          failed = true;
+          EXPECT_EQ(cache.status, KVC_E_NO_MEMORY) << cache.message;
+        }
+        cudasim::clear_failures();
+        cache.check();
+      }
+    }
+    cudasim::clear_failures();
+    const cudasim::Live after = cudasim::live();
+    EXPECT_EQ(after.device_allocations, before.device_allocations) << "failure " << nth;
+    EXPECT_EQ(after.pinned_allocations, before.pinned_allocations) << "failure " << nth;
+    EXPECT_EQ(after.reservations, before.reservations) << "failure " << nth;
+    if (!failed) return;
+  }
+  FAIL() << "more than 200 allocations for a small cache";
+}
+
+TEST_F(CudaCache, ReportsADeviceThatFailsAndKeepsItsBooks) {
+  OneCache cache({}, kGpu);
+  ASSERT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);
+  (void)cache.step({1}, {5}, 1);
+  ASSERT_EQ(cache.status, KVC_OK) << cache.message;
+  cudasim::set_sticky_error(0, cudaErrorIllegalAddress);
+  EXPECT_EQ(cache.begin({1}, {1}, nullptr, 0), nullptr);
+  EXPECT_EQ(cache.status, KVC_E_DEVICE) << cache.message;
+  int64_t length = 0;
+  EXPECT_EQ(kvc_seq_length(cache.cache, 1, &length, nullptr), KVC_OK);
+  EXPECT_EQ(length, 5);
+  cache.check();
+  EXPECT_EQ(kvc_seq_remove(cache.cache, 1, nullptr), KVC_OK);
+  EXPECT_EQ(cache.stats().pages_used, 0);
+}
+
+}  // namespace
+}  // namespace kvc::test
