@@ -4,7 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "kernels/cuda/ptx.cuh"
 
@@ -39,11 +41,39 @@ cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStre
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
 }
 
-// Once per kernel and device before launches with more than 48 KiB.
+// A kernel's limit on the current device, raised but never lowered: two threads that start it with different sizes must not take the room
+// from each other. CUDA is called when the limit rises.
+inline cudaError_t raise_shared_limit(const void* kernel, int bytes) {
+  struct Limit {
+    const void* kernel;
+    int device;
+    int bytes;
+  };
+  static std::mutex lock;
+  static auto* const limits = new std::vector<Limit>;  // outlives the host's static objects
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  const std::lock_guard guard(lock);
+  Limit* known = nullptr;
+  for (Limit& limit : *limits) {
+    if (limit.kernel == kernel && limit.device == device) known = &limit;
+  }
+  if (known != nullptr && known->bytes >= bytes) return cudaSuccess;
+  const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (set != cudaSuccess) return set;
+  if (known != nullptr) {
+    known->bytes = bytes;
+  } else {
+    limits->push_back({kernel, device, bytes});
+  }
+  return cudaSuccess;
+}
+
+// Before launches with more than 48 KiB; cheap to repeat.
 template <typename... Params>
 cudaError_t allow_shared(void (*kernel)(Params...), uint32_t bytes) {
-  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  return raise_shared_limit(reinterpret_cast<const void*>(kernel), static_cast<int>(bytes));
 }
 
 #endif

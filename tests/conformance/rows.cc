@@ -64,7 +64,7 @@ Rows rows_of_layer(const Session& session, int32_t layer) {
   return rows;
 }
 
-Options::Options(const Json& step, int32_t q_heads) {
+Options::Options(const Json& step, int32_t q_heads, DLDevice device) {
   call_.struct_size = sizeof call_;
   if (!step.contains("opt")) return;
   given_ = true;
@@ -76,11 +76,11 @@ Options::Options(const Json& step, int32_t q_heads) {
     call_.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kFlags));
   if (opt.contains("sinks")) {
     sinks_ = opt["sinks"].get<Vector>();
-    call_.sinks = tensors_.emplace_back(float_tensor(opt["sinks"], {q_heads})).view();
+    call_.sinks = tensors_.emplace_back(float_tensor(opt["sinks"], {q_heads})).view(device);
   }
   if (opt.contains("alibi")) {
     alibi_ = opt["alibi"].get<Vector>();
-    call_.alibi_slopes = tensors_.emplace_back(float_tensor(opt["alibi"], {q_heads})).view();
+    call_.alibi_slopes = tensors_.emplace_back(float_tensor(opt["alibi"], {q_heads})).view(device);
   }
   if (opt.contains("spans")) {
     HostTensor& spans =
@@ -102,7 +102,7 @@ Options::Options(const Json& step, int32_t q_heads) {
     int64_t index = 0;
     for (const auto& row : bias_)
       for (const double x : row) bias.set(index++, x);
-    call_.bias = bias.view();
+    call_.bias = bias.view(device);
   }
 }
 

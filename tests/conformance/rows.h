@@ -21,7 +21,7 @@ Rows rows_of_layer(const Session& session, int32_t layer);
 // kvc_attn_opt of a step's "opt", whose tensors it owns, and the same for the reference.
 class Options {
  public:
-  Options(const Json& step, int32_t q_heads);
+  Options(const Json& step, int32_t q_heads, DLDevice device = test::device());
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 

@@ -27,7 +27,7 @@ class OperatorOptions {
  public:
   OperatorOptions(const Session& session, const Json& step, const char* positions_key, int32_t q_heads,
                   int32_t head_dim)
-      : attn_(step, q_heads) {
+      : attn_(step, q_heads, {kDLCPU, 0}) {
     call_.struct_size = sizeof call_;
     call_.cpu_isa = session.isa;
     call_.full = step.value("full", false) ? 1 : 0;

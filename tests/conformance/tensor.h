@@ -33,9 +33,12 @@ class HostTensor {
     bytes_.assign(static_cast<size_t>(size_) * dtype_.bits / 8, 0xFF);
   }
 
-  DLTensor* view() { return view_on(test::device()); }
+  DLTensor* view(DLDevice device = test::device()) {
+    view_ = {bytes_.data(), device, static_cast<int32_t>(shape_.size()), dtype_, shape_.data(), nullptr, 0};
+    return &view_;
+  }
   // For arguments that lie on the host whatever the device.
-  DLTensor* host_view() { return view_on({kDLCPU, 0}); }
+  DLTensor* host_view() { return view({kDLCPU, 0}); }
   int64_t size() const { return size_; }
   const std::vector<int64_t>& shape() const { return shape_; }
 
@@ -61,10 +64,6 @@ class HostTensor {
   }
 
  private:
-  DLTensor* view_on(DLDevice device) {
-    view_ = {bytes_.data(), device, static_cast<int32_t>(shape_.size()), dtype_, shape_.data(), nullptr, 0};
-    return &view_;
-  }
   template <class T>
   void put(int64_t index, T x) {
     std::memcpy(bytes_.data() + static_cast<size_t>(index) * sizeof x, &x, sizeof x);
