@@ -71,8 +71,8 @@ struct PlanShape {
 };
 struct PlanLimits {
   int32_t max_sequences;
-  int64_t max_rows;  // token rows of a forward
-  int64_t max_keys;  // of a sequence; matters with fixed_keys only
+  int64_t max_rows;          // token rows of a forward
+  int64_t max_keys;          // of a sequence; matters with fixed_keys only
   int32_t max_prefixes = 0;  // that a sequence is a member of (PlanShare); 0: none are shared
 };
 // Bytes that a plan needs.
@@ -89,7 +89,8 @@ struct PlanShare {
   int32_t key_end;       // > 0: this is a prefix, and ends here: a multiple of key_block
   int32_t num_prefixes;  // that this sequence is a member of
   int32_t prefix[2];     // their entries, by key
-  int32_t prefix_row[2];  // token row there that is this sequence's row 0; rows of one of its tiles lie in one tile there
+  int32_t prefix_row
+      [2];  // token row there that is this sequence's row 0; rows of one of its tiles lie in one tile there
 };
 struct PlanLaunch {
   PlanShape shape;

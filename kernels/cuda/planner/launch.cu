@@ -1,0 +1,17 @@
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/planner/bounds.h"
+#include "kernels/cuda/planner/kernel.cuh"
+#include "kernels/cuda/planner/launch.h"
+
+namespace kvc::cuda {
+
+cudaError_t plan(const PlanLaunch& launch, cudaStream_t stream) {
+  LaunchShape shape;
+  shape.threads = planning::kThreads;
+  shape.shared_bytes = sizeof(planning::Shared);
+  shape.may_overlap = true;
+  return kvc::cuda::launch(planning::plan_kernel, shape, stream, planning::work_of(launch),
+                           launch.num_sequences_at, launch.limits.max_sequences);
+}
+
+}  // namespace kvc::cuda
