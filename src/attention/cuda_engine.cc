@@ -47,6 +47,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       order_(*device),
       uploads_(*device),
       outside_uploads_(*device),
+      move_uploads_(*device),
       step_(plan, pool, device),
       angles_(spec_, &step_, device),
       views_(spec_, &step_, device),

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,7 +22,7 @@
 
 namespace kvc {
 
-class CudaEngine final : public Engine {
+class CudaEngine final : public Engine, public DeviceQueue {
  public:
   // All are borrowed. Throws UNSUPPORTED, NO_MEMORY, DEVICE.
   CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states, const Device* device);
@@ -60,8 +59,7 @@ class CudaEngine final : public Engine {
   void copy_pages(const std::vector<PageCopy>& copies) override;
   void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
 
-  // Calls enqueue(stream) between what was enqueued and what will be.
-  void enqueue(const char* what, const std::function<void(cuda::Stream)>& enqueue) noexcept;
+  void enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept override;
 
   void prepare_moves(int64_t num_moves) override;
   void next_sequence() noexcept override;
@@ -114,6 +112,7 @@ class CudaEngine final : public Engine {
   static int64_t longest_append(const Forward& forward);
   void gather_on(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
                  DeviceUploads& uploads, cuda::Stream stream) const;
+  void flush_moves();
   void move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const;
 
   const Plan* plan_;
@@ -126,6 +125,7 @@ class CudaEngine final : public Engine {
   mutable DeviceOrder order_;
   DeviceUploads uploads_;                  // of the open forward
   mutable DeviceUploads outside_uploads_;  // of calls beside it
+  DeviceUploads move_uploads_;             // between prepare_moves and finish_moves
   DeviceStep step_;
   DeviceAngles angles_;
   DeviceViews views_;

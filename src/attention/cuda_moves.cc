@@ -240,21 +240,27 @@ void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) {
   }
 }
 
-void CudaEngine::enqueue(const char* what, const std::function<void(cuda::Stream)>& enqueue) noexcept {
+void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept {
   try {
     const Outside outside(*this, stream_);
-    enqueue(outside.stream());
+    run(arg, outside.stream());
   } catch (...) {
     lost(what);
   }
 }
 
 void CudaEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept {
-  enqueue("copying bytes", [&](cuda::Stream stream) { device_->copy(to, from, bytes, stream); });
+  try {
+    const Outside outside(*this, stream_);
+    device_->copy(to, from, bytes, outside.stream());
+  } catch (...) {
+    lost("copying bytes");
+  }
 }
 
 // -------------------------------------------------------------------------------------------------------- moves
 
+// Room for the lists of all groups, and for the slots and angles of every layer whose keys turn: what follows can't run out of memory.
 void CudaEngine::prepare_moves(int64_t num_moves) {
   require_alive();
   const auto count = static_cast<size_t>(num_moves);
@@ -263,11 +269,11 @@ void CudaEngine::prepare_moves(int64_t num_moves) {
     list.from.reserve(count), list.to.reserve(count), list.first.reserve(count + 2);
   }
   turned_slots_.reserve(count);
-  const std::lock_guard<std::mutex> lock(outside_);
-  // From, to and firsts of every group, or slots and angles of a layer's turn at a time.
-  const auto room =
-      static_cast<int64_t>(count * sizeof(int64_t) * 3 + sizeof(float) * 4 * kMaxLatentDim + 4096);
-  outside_uploads_.reserve(room * static_cast<int64_t>(moves_.size() + spec_->layers.size()));
+  const int64_t slots = DeviceUploads::room_of((num_moves + 2) * static_cast<int64_t>(sizeof(int64_t)));
+  const int64_t angles = DeviceUploads::room_of(kMaxLatentDim * static_cast<int64_t>(sizeof(float)));
+  const auto groups = static_cast<int64_t>(moves_.size()),
+             layers = static_cast<int64_t>(spec_->layers.size());
+  move_uploads_.reserve(groups * 3 * slots + layers * (2 * slots + 2 * angles));
 }
 
 void CudaEngine::next_sequence() noexcept {
@@ -285,26 +291,31 @@ void CudaEngine::move_token(int32_t group, const TokenPlace& from, const TokenPl
   list.to.push_back(to.page * page_tokens + to.offset);
 }
 
+void CudaEngine::flush_moves() {
+  for (size_t group = 0; group < moves_.size(); ++group) {
+    MoveList& list = moves_[group];
+    if (list.from.empty()) continue;
+    const auto size = static_cast<int64_t>(list.from.size());
+    if (list.first.back() != size) list.first.push_back(size);
+    const Outside outside(*this, stream_);
+    cuda::MoveParams params{};
+    params.from = move_uploads_.put(list.from, outside.stream());
+    params.to = move_uploads_.put(list.to, outside.stream());
+    params.first = move_uploads_.put(list.first, outside.stream());
+    params.num_lists = static_cast<int32_t>(list.first.size()) - 1;
+    params.num_pairs = size;
+    for (const int32_t local : spec_->groups[group].layers) move_layer(local, params, outside.stream());
+    list.from.clear(), list.to.clear(), list.first.clear();
+  }
+}
+
 void CudaEngine::finish_moves() noexcept {
   try {
-    for (size_t group = 0; group < moves_.size(); ++group) {
-      MoveList& list = moves_[group];
-      if (list.from.empty()) continue;
-      const auto size = static_cast<int64_t>(list.from.size());
-      if (list.first.back() != size) list.first.push_back(size);
-      const Outside outside(*this, stream_);
-      cuda::MoveParams params{};
-      params.from = outside_uploads_.put(list.from, outside.stream());
-      params.to = outside_uploads_.put(list.to, outside.stream());
-      params.first = outside_uploads_.put(list.first, outside.stream());
-      params.num_lists = static_cast<int32_t>(list.first.size()) - 1;
-      params.num_pairs = size;
-      for (const int32_t local : spec_->groups[group].layers) move_layer(local, params, outside.stream());
-      list.from.clear(), list.to.clear(), list.first.clear();
-    }
+    flush_moves();
   } catch (...) {
     lost("moving tokens");
   }
+  move_uploads_.finish(stream_);
 }
 
 void CudaEngine::move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const {
@@ -326,6 +337,7 @@ void CudaEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
                            int64_t begin, int64_t end) noexcept {
   if (begin == end) return;
   try {
+    flush_moves();
     const int64_t page_tokens = spec_->page_tokens(local_layer);
     turned_slots_.clear();
     for (int64_t token = begin; token < end; ++token) {
@@ -333,18 +345,18 @@ void CudaEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
       turned_slots_.push_back(page * page_tokens + token % page_tokens);
     }
     const Outside outside(*this, stream_);
-    const std::vector<int64_t> first{0, end - begin};
+    const int64_t first[] = {0, end - begin};
     const int64_t bytes = angles.rotary_dim / 2 * static_cast<int64_t>(sizeof(float));
     cuda::MoveParams params{};
-    params.from = params.to = outside_uploads_.put(turned_slots_, outside.stream());
-    params.first = outside_uploads_.put(first, outside.stream());
+    params.from = params.to = move_uploads_.put(turned_slots_, outside.stream());
+    params.first = reinterpret_cast<const int64_t*>(move_uploads_.put(first, sizeof first, outside.stream()));
     params.num_lists = 1;
     params.num_pairs = end - begin;
     params.rotation = angles;
     params.rotation.cos =
-        reinterpret_cast<const float*>(outside_uploads_.put(angles.cos, bytes, outside.stream()));
+        reinterpret_cast<const float*>(move_uploads_.put(angles.cos, bytes, outside.stream()));
     params.rotation.sin =
-        reinterpret_cast<const float*>(outside_uploads_.put(angles.sin, bytes, outside.stream()));
+        reinterpret_cast<const float*>(move_uploads_.put(angles.sin, bytes, outside.stream()));
     move_layer(local_layer, params, outside.stream());
   } catch (...) {
     lost("turning keys");

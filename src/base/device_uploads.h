@@ -8,6 +8,13 @@
 
 namespace kvc {
 
+// Runs what enqueues work where it belongs in the order of what uses the pools. What it throws is noted as a lost device.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+  virtual void enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept = 0;
+};
+
 // Blocks of pinned memory with a twin on the device, reused once what read them is done. One thread at a time.
 class DeviceUploads {
  public:

@@ -62,11 +62,7 @@ void Cache::make_engine() {
     return;
   }
   auto engine = std::make_unique<CudaEngine>(*plan_, &pool_, &states_, &device_);
-  copier_ = std::make_unique<CudaPageCopier>(
-      plan_.get(), &pool_, &host_.pool(), &device_,
-      [cuda = engine.get()](const std::function<void(cuda::Stream)>& copies) {
-        cuda->enqueue("copying pages", copies);
-      });
+  copier_ = std::make_unique<CudaPageCopier>(plan_.get(), &pool_, &host_.pool(), &device_, engine.get());
   states_.set_copier(engine.get());
   host_states_.set_copier(engine.get());
   engine_ = std::move(engine);

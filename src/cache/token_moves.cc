@@ -195,8 +195,8 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   make_private(sequence, begin, rest, rewritten, forget_cached);
   sequence.trail.forget();
   if (begin != end) close_gap(sequence, begin, end);
-  engine_->finish_moves();
   if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);
+  engine_->finish_moves();
   sequence.segments = std::move(segments);
   if (sequence.length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
 }

@@ -1,10 +1,10 @@
 // Page copies of a cache on a CUDA device: enqueued on the engine's stream, in one call per direction where the driver can.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "src/base/device.h"
+#include "src/base/device_uploads.h"
 #include "src/pages/pool.h"
 #include "src/plan/plan.h"
 #include "src/tiers/page_copies.h"
@@ -13,29 +13,29 @@ namespace kvc {
 
 class CudaPageCopier final : public PageCopier {
  public:
-  // Runs `enqueue(stream)` where it belongs in the order of what uses the pools; noexcept: what it throws is noted as a lost device.
-  using Enqueue = std::function<void(const std::function<void(cuda::Stream)>&)>;
-
   // All are borrowed; the device pool may be resized between calls. The host pool is pinned.
   CudaPageCopier(const Plan* plan, const PagePool* device_pool, const PagePool* host_pool,
-                 const Device* device, Enqueue enqueue)
-      : plan_(plan),
-        device_pool_(device_pool),
-        host_pool_(host_pool),
-        device_(device),
-        enqueue_(std::move(enqueue)) {}
+                 const Device* device, DeviceQueue* queue)
+      : plan_(plan), device_pool_(device_pool), host_pool_(host_pool), device_(device), queue_(queue) {}
 
   void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept override;
 
  private:
+  struct Job;
+  void enqueue(const Job& job, cuda::Stream stream);
+  void flush(cuda::Stream stream);
+
   const Plan* plan_;
   const PagePool* device_pool_;
   const PagePool* host_pool_;
   const Device* device_;
-  Enqueue enqueue_;
-  std::vector<void*> targets_;
-  std::vector<const void*> sources_;
-  std::vector<size_t> sizes_;
+  DeviceQueue* queue_;
+  // The pieces of one call to the driver, so many at most: nothing grows here.
+  static constexpr size_t kMostPieces = 512;
+  size_t num_pieces_ = 0;
+  void* targets_[kMostPieces];
+  const void* sources_[kMostPieces];
+  size_t sizes_[kMostPieces];
 };
 
 }  // namespace kvc

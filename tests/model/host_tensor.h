@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/model/random.h"
+#include "tests/support/test_device.h"
 
 namespace kvc::test {
 
@@ -149,7 +150,7 @@ class HostTensor {
     memory_.assign(static_cast<size_t>(placement.byte_offset + elements * bytes_of(elem)) + 1,
                    std::byte{0xFF});
     tensor_ = {.data = memory_.data(),
-               .device = {kDLCPU, 0},
+               .device = device(),
                .ndim = rank,
                .dtype = dl_type(elem),
                .shape = dl_shape_.data(),
@@ -160,11 +161,17 @@ class HostTensor {
   HostTensor& operator=(const HostTensor&) = delete;
 
   DLTensor* dl() { return &tensor_; }
+  // For arguments that lie on the host whatever the device.
+  DLTensor* on_host() {
+    tensor_.device = {kDLCPU, 0};
+    return &tensor_;
+  }
   Elem elem() const { return elem_; }
   const std::vector<int64_t>& shape() const { return shape_; }
   int64_t size(int dimension) const { return shape_[static_cast<size_t>(dimension)]; }
 
   std::byte* at(int64_t i, int64_t j = 0, int64_t k = 0, int64_t l = 0) {
+    finish();
     const int64_t index[] = {i, j, k, l};
     int64_t offset = 0;
     for (size_t d = 0; d < shape_.size(); ++d) offset += index[d] * strides_[d];
@@ -223,7 +230,7 @@ class HostTensor {
   std::vector<int64_t> shape_;
   std::vector<int64_t> dl_shape_;
   std::vector<int64_t> strides_;
-  std::vector<std::byte> memory_;
+  std::vector<std::byte, TensorAllocator<std::byte>> memory_;
   DLTensor tensor_{};
 };
 

@@ -103,7 +103,7 @@ void RandomRun::op_begin() {
     positions->for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) {
       positions->set(static_cast<double>(random_.range(0, 90)), i, j, k, l);
     });
-    desc.positions = positions->dl();
+    desc.positions = positions->on_host();
   }
   kvc_forward* opened = nullptr;
   const bool was_open = model_.is_open();

@@ -171,7 +171,7 @@ void RandomLayers::draw_states(Random& random, NaiveLayer* naive, kvc_layer* lay
       inits_.back()->for_each([&](int64_t a, int64_t b, int64_t c, int64_t d) {
         state.init.push_back(inits_.back()->get(a, b, c, d));
       });
-      spec.init = inits_.back()->dl();
+      spec.init = inits_.back()->on_host();
     }
     specs.push_back(spec);
     naive->states.push_back(std::move(state));

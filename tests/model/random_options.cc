@@ -103,7 +103,7 @@ void RandomRun::draw_spans(Options* options) {
     options->spans->set(static_cast<double>(spans[i].begin), row, 1);
     options->spans->set(static_cast<double>(spans[i].end), row, 2);
   }
-  options->opt.spans = options->spans->dl();
+  options->opt.spans = options->spans->on_host();
 }
 
 }  // namespace kvc::test

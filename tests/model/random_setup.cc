@@ -25,17 +25,16 @@ kvc_allocator PoisonAllocator::hooks() {
   kvc_allocator hooks{};
   hooks.struct_size = sizeof hooks;
   hooks.user = this;
-  hooks.alloc = [](void* user, DLDevice, uint64_t bytes, uint64_t alignment) -> void* {
+  hooks.alloc = [](void* user, DLDevice where, uint64_t bytes, uint64_t alignment) -> void* {
     if (should_fail()) return nullptr;
-    void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    void* memory = poisoned_alloc(nullptr, where, bytes, alignment);
     if (memory == nullptr) return nullptr;
-    std::memset(memory, 0xFF, bytes);
     ++static_cast<PoisonAllocator*>(user)->live;
     return memory;
   };
-  hooks.free = [](void* user, DLDevice, void* memory, uint64_t) {
+  hooks.free = [](void* user, DLDevice where, void* memory, uint64_t bytes) {
     --static_cast<PoisonAllocator*>(user)->live;
-    std::free(memory);
+    poisoned_free(nullptr, where, memory, bytes);
   };
   return hooks;
 }
@@ -53,6 +52,7 @@ std::vector<kvc_cpu_isa> available_isas() {
 
 RandomSetup::RandomSetup(Random& random, RunKind kind) {
   (void)kvc_config_init(&config_, sizeof config_);
+  config_.device = device();
   const std::vector<kvc_cpu_isa> isas = available_isas();
   best_isa_ = isas.empty() ? KVC_CPU_ISA_AUTO : isas.back();
   const bool data = kind == RunKind::kData || (kind == RunKind::kFailures && random.chance(0.6));
@@ -209,7 +209,7 @@ void RandomSetup::borrow_pools(Random& random) {
     pool.strides[0] = pool.stride;
     pool.strides[1] = 1;
     pool.tensor = {.data = pool.memory.data(),
-                   .device = {kDLCPU, 0},
+                   .device = device(),
                    .ndim = 2,
                    .dtype = {kDLUInt, 8, 1},
                    .shape = pool.shape,

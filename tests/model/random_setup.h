@@ -78,7 +78,7 @@ class RandomSetup {
   std::vector<int64_t> slot_bytes_;  // of a page, by layer slot
 
   struct Pool {
-    std::vector<std::byte> memory;
+    std::vector<std::byte, TensorAllocator<std::byte>> memory;
     int64_t page_bytes;
     int64_t stride;
     int64_t shape[2];
