@@ -64,6 +64,12 @@ const (
 	DTypeF32  uint64 = C.KVC_DTYPE_F32
 	DTypeF16  uint64 = C.KVC_DTYPE_F16
 	DTypeBF16 uint64 = C.KVC_DTYPE_BF16
+	// From here on with a Quant.
+	DTypeF8E4M3 uint64 = C.KVC_DTYPE_F8_E4M3
+	DTypeF8E5M2 uint64 = C.KVC_DTYPE_F8_E5M2
+	DTypeInt8   uint64 = C.KVC_DTYPE_INT8
+	DTypeInt4   uint64 = C.KVC_DTYPE_INT4
+	DTypeF4E2M1 uint64 = C.KVC_DTYPE_F4_E2M1
 )
 
 // DeviceCaps is what the library can do on a device.

@@ -236,7 +236,7 @@ void CpuEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   run_merge(*kernels_, executor_, params, num_rows);
 }
 
-void CpuEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
+void CpuEngine::gather(const RowSource&, const kernels::GatherParams& params, int64_t num_keys) {
   const double bytes = 8.0 * static_cast<double>(num_keys) * params.num_heads * params.dim;
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
     kernels_->gather(params, 0, num_keys);

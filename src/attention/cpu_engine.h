@@ -54,17 +54,18 @@ class CpuEngine final : public Engine {
   void set_states(Forward& forward, const StateRef& state, const StateRows& value) override;
   void write_positions(const Forward& forward, const I32Matrix& out) const override;
 
-  void gather(const kernels::GatherParams& params, int64_t num_keys) override;
-  void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
+  void gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) override;
+  void read_rows(const RowSource&, const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
                  kvc_stream) const override {
     kernels_->gather(params, key_begin, key_end);
   }
-  void write_rows(const kernels::AppendParams& params, int64_t num_rows) override {
+  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows) override {
     kernels_->append(params, 0, num_rows);
   }
   void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                   kvc_stream stream) const override;
   void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
+  bool reads_quantised() const override { return false; }
   void copy_pages(const std::vector<PageCopy>& copies) override;
 
   void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;

@@ -53,7 +53,8 @@ void CpuEngine::conv(Forward& forward, const StateRef& state, kernels::ConvParam
 void CpuEngine::read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                            kvc_stream) const {
   const int32_t page = 0;
-  read_rows({.rows = as_page(state, spec),
+  read_rows({0, false},
+            {.rows = as_page(state, spec),
              .pages = &page,
              .out = {out.base, 0, 0, out.dtype},
              .page_size = 1,
@@ -71,7 +72,7 @@ void CpuEngine::write_state(std::byte* state, const StateSpec& spec, const State
   params.page_size = 1;
   params.num_kv_heads = 1;
   params.k_dim = static_cast<int32_t>(spec.num_elements);
-  write_rows(params, 1);
+  write_rows(0, params, 1);
 }
 
 void CpuEngine::get_states(Forward& forward, const StateRef& ref, const StateRows& out) {

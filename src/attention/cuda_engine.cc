@@ -4,8 +4,8 @@
 #include <climits>
 #include <numeric>
 
+#include "src/attention/cuda_storage.h"
 #include "src/base/error.h"
-#include "src/base/log.h"
 #include "src/base/math.h"
 
 namespace kvc {
@@ -56,12 +56,6 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       identity_slots_(*device),
       state_sequences_(*device),
       moves_(spec_->groups.size()) {
-  for (const LayerSpec& layer : spec_->layers) {
-    if (!layer.is_quantised()) continue;
-    log(KVC_LOG_INFO, "layers with quant = %d on a device: kept, paged and moved; attention is the host's",
-        layer.quant);
-    break;
-  }
   stream_ = own_stream_.get();
 }
 
@@ -216,9 +210,14 @@ AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer,
   return params;
 }
 
-void CudaEngine::append_rows(const AppendParams& params, int64_t num_rows, const int32_t* num_rows_at) {
-  const cuda::AppendLaunch launch{
-      .params = params, .k_storage = {}, .v_storage = {}, .num_rows = num_rows, .num_rows_at = num_rows_at};
+void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage& k_storage,
+                             const cuda::RowStorage& v_storage, int64_t num_rows,
+                             const int32_t* num_rows_at) {
+  const cuda::AppendLaunch launch{.params = params,
+                                  .k_storage = k_storage,
+                                  .v_storage = v_storage,
+                                  .num_rows = num_rows,
+                                  .num_rows_at = num_rows_at};
   device_->call("append", device_->table->append, launch, forward_stream_);
 }
 
@@ -231,7 +230,8 @@ void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& 
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = step_.state().slots + layer.group * step_.state().slots_stride;
   const Batch& batch = forward.batch();
-  append_rows(params, is_cross ? batch.num_cross_rows() : batch.num_rows(),
+  append_rows(params, k_storage(*plan_, *pool_, local_layer), v_storage(*plan_, *pool_, local_layer),
+              is_cross ? batch.num_cross_rows() : batch.num_rows(),
               step_.state().counts + (is_cross ? 2 : 1));
   forward.mark_appended(local_layer);
 }
@@ -270,7 +270,7 @@ void CudaEngine::stage_new_keys(Forward& forward, const AttnCall& call, const At
   append.v_pages = params.v;
   append.slots = reinterpret_cast<const int64_t*>(identity_slots_.data());
   append.page_size = INT_MAX;
-  append_rows(append, forward.batch().num_rows(), step_.state().counts + 1);
+  append_rows(append, {}, {}, forward.batch().num_rows(), step_.state().counts + 1);
 }
 
 void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_have_sinks,
@@ -345,6 +345,12 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
                     .needs_positions = on_read || options.has_alibi(),
                     .rope = on_read ? layer.rope : -1};
   check_view(forward, key);
+  if (call.scope == KeyScope::kNew && layer.is_quantised()) {
+    fail_with(KVC_E_UNSUPPORTED, layer.quant,
+              "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not rounded to; "
+              "NONE (0) is",
+              layer.quant);
+  }
   bool has_sinks = false;
   for (const BatchEntry& entry : forward.batch().entries())
     has_sinks |= entry.sequence->sink > 0 && group.window == 0 && options.window == 0;
@@ -367,6 +373,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
+    launch.k_storage = k_storage(*plan_, *pool_, layer.source);
+    launch.v_storage = v_storage(*plan_, *pool_, layer.source);
   }
   DeviceView& view = views_.view_of(forward, key, options.spans, uploads_, forward_stream_);
   params.sequences = view.sequences();

@@ -49,13 +49,14 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void set_states(Forward& forward, const StateRef& state, const StateRows& value) override;
   void write_positions(const Forward& forward, const I32Matrix& out) const override;
 
-  void gather(const kernels::GatherParams& params, int64_t num_keys) override;
-  void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                 kvc_stream stream) const override;
-  void write_rows(const kernels::AppendParams& params, int64_t num_rows) override;
+  void gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) override;
+  void read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
+                 int64_t key_end, kvc_stream stream) const override;
+  void write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) override;
   void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                   kvc_stream stream) const override;
   void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
+  bool reads_quantised() const override { return true; }
   void copy_pages(const std::vector<PageCopy>& copies) override;
   void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
 
@@ -99,7 +100,8 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void secure_new_keys(const AttnCall& call, const AttnTensors& tensors, kernels::AttnParams* params);
   void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                       const kernels::AttnParams& params);
-  void append_rows(const kernels::AppendParams& params, int64_t num_rows, const int32_t* num_rows_at);
+  void append_rows(const kernels::AppendParams& params, const cuda::RowStorage& k_storage,
+                   const cuda::RowStorage& v_storage, int64_t num_rows, const int32_t* num_rows_at);
   std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
                                     bool is_invariant) const;
   bool fits(cuda::AttnKernel kernel, const cuda::AttnLaunch& launch) const;
@@ -110,8 +112,8 @@ class CudaEngine final : public Engine, public DeviceQueue {
   template <typename Params>
   Params with_states(const StateRef& state, Params params, int64_t sequence_bytes);
   static int64_t longest_append(const Forward& forward);
-  void gather_on(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                 DeviceUploads& uploads, cuda::Stream stream) const;
+  void gather_on(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
+                 int64_t key_end, DeviceUploads& uploads, cuda::Stream stream) const;
   void flush_moves();
   void move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const;
 

@@ -181,36 +181,41 @@ void CudaEngine::write_state(std::byte* state, const StateSpec& spec, const Stat
 
 // --------------------------------------------------------------------------------------------------------- rows
 
-void CudaEngine::gather_on(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                           DeviceUploads& uploads, cuda::Stream stream) const {
+void CudaEngine::gather_on(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
+                           int64_t key_end, DeviceUploads& uploads, cuda::Stream stream) const {
   const int64_t num_pages = (key_end + params.page_size - 1) / params.page_size;
   kernels::GatherParams placed = params;
   placed.pages = reinterpret_cast<const int32_t*>(
       uploads.put(params.pages, num_pages * static_cast<int64_t>(sizeof(int32_t)), stream));
-  device_->call("gather", device_->table->gather, placed, cuda::RowStorage{}, key_begin, key_end, stream);
+  const cuda::RowStorage storage = source.is_v ? v_storage(*plan_, *pool_, source.local_layer)
+                                               : k_storage(*plan_, *pool_, source.local_layer);
+  device_->call("gather", device_->table->gather, placed, storage, key_begin, key_end, stream);
 }
 
-void CudaEngine::gather(const kernels::GatherParams& params, int64_t num_keys) {
+void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) {
   require_stream();
-  gather_on(params, 0, num_keys, uploads_, forward_stream_);
+  gather_on(source, params, 0, num_keys, uploads_, forward_stream_);
 }
 
-void CudaEngine::read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                           kvc_stream stream) const {
+void CudaEngine::read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
+                           int64_t key_end, kvc_stream stream) const {
   require_alive();
   const Outside outside(*this, stream);
-  gather_on(params, key_begin, key_end, outside_uploads_, outside.stream());
+  gather_on(source, params, key_begin, key_end, outside_uploads_, outside.stream());
   device_->synchronize(outside.stream());
 }
 
-void CudaEngine::write_rows(const kernels::AppendParams& params, int64_t num_rows) {
+void CudaEngine::write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) {
   require_alive();
   const Outside outside(*this, stream_);
   kernels::AppendParams placed = params;
   placed.slots = reinterpret_cast<const int64_t*>(
       outside_uploads_.put(params.slots, num_rows * static_cast<int64_t>(sizeof(int64_t)), outside.stream()));
-  const cuda::AppendLaunch launch{
-      .params = placed, .k_storage = {}, .v_storage = {}, .num_rows = num_rows, .num_rows_at = nullptr};
+  const cuda::AppendLaunch launch{.params = placed,
+                                  .k_storage = k_storage(*plan_, *pool_, local_layer),
+                                  .v_storage = v_storage(*plan_, *pool_, local_layer),
+                                  .num_rows = num_rows,
+                                  .num_rows_at = nullptr};
   device_->call("append", device_->table->append, launch, outside.stream());
   device_->synchronize(outside.stream());
 }

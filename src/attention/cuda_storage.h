@@ -7,7 +7,7 @@
 
 namespace kvc {
 
-// Quant::kNone for layers that are not quantised. PER_TENSOR scales are the host's to give; here they are 1.
+// Quant::kNone for layers that are not quantised.
 cuda::RowStorage k_storage(const Plan& plan, const PagePool& pool, int32_t local_layer);
 cuda::RowStorage v_storage(const Plan& plan, const PagePool& pool, int32_t local_layer);
 

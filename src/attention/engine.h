@@ -34,6 +34,12 @@ struct AttnCall {
   bool is_mla_self = false;  // the ragged form of MLA: K and V per head, nothing of the pool
 };
 
+// Whose rows the parameters of a call name.
+struct RowSource {
+  int32_t local_layer;
+  bool is_v;
+};
+
 struct StateRef {
   int32_t local_layer;
   int32_t state;
@@ -87,11 +93,13 @@ class Engine : public ByteCopier {
   virtual void write_positions(const Forward& forward, const I32Matrix& out) const = 0;
 
   // ---- rows and pages; page ids and slots of the parameters lie on the host
-  virtual void gather(const kernels::GatherParams& params, int64_t num_keys) = 0;
+  virtual void gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) = 0;
   // Complete on return; several may run at once, and beside a call above.
-  virtual void read_rows(const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                         kvc_stream stream) const = 0;
-  virtual void write_rows(const kernels::AppendParams& params, int64_t num_rows) = 0;
+  virtual void read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
+                         int64_t key_end, kvc_stream stream) const = 0;
+  virtual void write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) = 0;
+  // Whether rows of quantised layers can be computed with.
+  virtual bool reads_quantised() const = 0;
   virtual void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                           kvc_stream stream) const = 0;
   virtual void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) = 0;

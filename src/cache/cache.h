@@ -110,6 +110,10 @@ class Cache {
   void require_storage(const char* what) const;
   // Refuses layers of quantised storage, which the kernels here do not read.
   void require_plain(int32_t local_layer, const char* what) const;
+  // The same where the device's kernels don't read them either.
+  void require_readable(int32_t local_layer, const char* what) const {
+    if (!engine_->reads_quantised()) require_plain(local_layer, what);
+  }
   // Throws INVALID_STATE when the layer is not in this cache.
   int32_t require_layer(int32_t layer) const;
   // And when it is of another kind; `what` is the function.

@@ -49,7 +49,7 @@ void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
 void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers,
                       kvc_stream stream) const {
   const Sequence& sequence = sequences_.get_on_device(id, "read the tokens of");
-  for (const LayerRows& rows : layers) require_plain(rows.local_layer, "reading tokens");
+  for (const LayerRows& rows : layers) require_readable(rows.local_layer, "reading tokens");
   require_tokens(sequence, begin, end, layers);
   if (begin == end) return;
   for (const LayerRows& rows : layers) {
@@ -62,11 +62,11 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
                                  .dim = 0};
     if (rows.k.base != nullptr) {
       params.rows = pool_.k_rows(rows.local_layer), params.out = rows.k, params.dim = layer.k_dim;
-      engine_->read_rows(params, begin, end, stream);
+      engine_->read_rows({rows.local_layer, false}, params, begin, end, stream);
     }
     if (rows.v.base != nullptr) {
       params.rows = pool_.v_rows(rows.local_layer), params.out = rows.v, params.dim = layer.v_dim;
-      engine_->read_rows(params, begin, end, stream);
+      engine_->read_rows({rows.local_layer, true}, params, begin, end, stream);
     }
   }
 }
@@ -142,7 +142,7 @@ void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const s
 void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers) {
   Sequence& sequence = sequences_.get_idle(id, "set tokens of");
   sequences_.check_on_device(sequence, "set tokens of");
-  for (const LayerRows& rows : layers) require_plain(rows.local_layer, "setting tokens");
+  for (const LayerRows& rows : layers) require_readable(rows.local_layer, "setting tokens");
   require_tokens(sequence, begin, begin > INT64_MAX - count ? -1 : begin + count, layers);
   if (count == 0) return;
   std::vector<int64_t> slots(static_cast<size_t>(count));
@@ -161,7 +161,8 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
       slots[static_cast<size_t>(i)] =
           pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} + token % page_tokens;
     }
-    engine_->write_rows({.k = rows.k,
+    engine_->write_rows(rows.local_layer,
+                        {.k = rows.k,
                          .v = rows.v,
                          .k_rotation = {},
                          .k_pages = pool_.k_rows(rows.local_layer),

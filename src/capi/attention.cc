@@ -41,7 +41,7 @@ LayerCall open_layer(kvc_forward* fwd, int32_t layer, const char* function, uint
               kvc::layer_kind_name(spec.kind));
   }
   cache.require_storage(function);
-  cache.require_plain(local, function);
+  cache.require_readable(local, function);
   return {cache, layer, local, spec, cache.forward().batch().num_rows()};
 }
 
@@ -325,12 +325,12 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
     if (k_out != nullptr) {
       params.rows = call.cache.pool().k_rows(call.layer.source), params.out = k_rows;
       params.dim = call.layer.k_dim;
-      call.cache.engine().gather(params, length);
+      call.cache.engine().gather({call.layer.source, false}, params, length);
     }
     if (v_out != nullptr) {
       params.rows = call.cache.pool().v_rows(call.layer.source), params.out = v_rows;
       params.dim = call.layer.v_dim;
-      call.cache.engine().gather(params, length);
+      call.cache.engine().gather({call.layer.source, true}, params, length);
     }
   });
 }

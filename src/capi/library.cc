@@ -96,7 +96,8 @@ kvc_device_caps cuda_caps(int32_t id) {
   caps.arch = info.arch;
   caps.num_cores = info.num_sms;
   caps.page_granularity = static_cast<int32_t>(info.granularity);
-  caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16;
+  caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16 | KVC_DTYPE_F8_E4M3 | KVC_DTYPE_F8_E5M2 |
+                KVC_DTYPE_INT8 | KVC_DTYPE_INT4 | KVC_DTYPE_F4_E2M1;
   caps.memory_bytes = info.memory_bytes;
   caps.memory_free_bytes = info.memory_free_bytes;
   std::snprintf(caps.name, sizeof caps.name, "%s", info.name);

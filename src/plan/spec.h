@@ -34,6 +34,7 @@ struct LayerSpec {
   kernels::DType v_dtype = kernels::DType::kBF16;
   // Not NONE: k_type and v_type say what lies in the pages, k_dtype and v_dtype mean nothing.
   kvc_quant quant = KVC_QUANT_NONE;
+  float k_scale = 1, v_scale = 1;  // PER_TENSOR
   DLDataType k_type{};
   DLDataType v_type{};
   int32_t rope = -1;

@@ -1,5 +1,6 @@
 // The layers of a configuration: one reader per kind. A field that a kind has no use for is refused, never ignored.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -73,6 +74,8 @@ class LayerReader {
 
   void refuse_heads() const {
     refuse_field("quant", in_.quant);
+    (void)scale_of(in_.k_scale, "k_scale");
+    (void)scale_of(in_.v_scale, "v_scale");
     refuse_field("num_q_heads", in_.num_q_heads);
     refuse_field("num_kv_heads", in_.num_kv_heads);
     refuse_field("k_dim", in_.k_dim);
@@ -99,6 +102,8 @@ class LayerReader {
   // SHARED layers store as their source does; STATE and NONE layers store no rows.
   void read_storage_types() {
     spec_.quant = in_.quant;
+    spec_.k_scale = scale_of(in_.k_scale, "k_scale");
+    spec_.v_scale = scale_of(in_.v_scale, "v_scale");
     if (spec_.quant == KVC_QUANT_NONE) {
       spec_.k_dtype = storage_type(in_.k_dtype, DType::kBF16, "k_dtype");
       spec_.v_dtype = storage_type(in_.v_dtype, spec_.k_dtype, "v_dtype");
@@ -109,6 +114,21 @@ class LayerReader {
     spec_.k_type =
         quantised_type(is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
     spec_.v_type = is_unset(in_.v_dtype) ? spec_.k_type : quantised_type(in_.v_dtype, "v_dtype");
+  }
+
+  float scale_of(float scale, const char* name) const {
+    if (scale == 0) return 1;
+    if (in_.quant != KVC_QUANT_PER_TENSOR) {
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.quant,
+                "%s = %g with quant = %s (%d): only PER_TENSOR (%d) has one", field(name).c_str(),
+                static_cast<double>(scale), quant_name(in_.quant), in_.quant,
+                static_cast<int>(KVC_QUANT_PER_TENSOR));
+    }
+    if (!std::isfinite(scale) || scale < 0) {
+      fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a finite number > 0, or 0", field(name).c_str(),
+           static_cast<double>(scale));
+    }
+    return scale;
   }
 
   static bool is_unset(DLDataType type) { return type.code == 0 && type.bits == 0 && type.lanes == 0; }

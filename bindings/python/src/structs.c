@@ -23,7 +23,7 @@ static const kvcpy_field config_fields[] = {
 static const kvcpy_field layer_fields[] = {
     F(struct_size), F(kind), F(num_q_heads), F(num_kv_heads), F(k_dim), F(v_dim), F(quant), F(k_dtype), F(v_dtype),
     F(rope), F(window), F(chunk), F(source_layer), F(latent_rank), F(latent_rope_dim), F(flags), F(states),
-    F(num_states), F(reserved), END};
+    F(num_states), F(reserved), F(k_scale), F(v_scale), END};
 #undef S
 #define S kvc_rope
 static const kvcpy_field rope_fields[] = {

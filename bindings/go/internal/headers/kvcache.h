@@ -197,7 +197,16 @@ enum {
 };
 
 /* Bits of kvc_device_caps.dtypes. */
-enum { KVC_DTYPE_F32 = 1, KVC_DTYPE_F16 = 2, KVC_DTYPE_BF16 = 4 };
+enum {
+  KVC_DTYPE_F32 = 1,
+  KVC_DTYPE_F16 = 2,
+  KVC_DTYPE_BF16 = 4,
+  KVC_DTYPE_F8_E4M3 = 8, /* from here on: with kvc_quant */
+  KVC_DTYPE_F8_E5M2 = 16,
+  KVC_DTYPE_INT8 = 32,
+  KVC_DTYPE_INT4 = 64,
+  KVC_DTYPE_F4_E2M1 = 128
+};
 
 typedef struct kvc_device_caps {
   size_t struct_size;
@@ -205,7 +214,7 @@ typedef struct kvc_device_caps {
   int32_t arch;            /* CPU: best kvc_cpu_isa of the machine; CUDA: 10 * compute capability; 0: unknown */
   int32_t num_cores;       /* CPU: hardware threads this process may use */
   int32_t page_granularity;/* bytes of a memory page, 0: unknown */
-  uint64_t dtypes;         /* storage types, KVC_DTYPE_* bits */
+  uint64_t dtypes;         /* storage types that attention reads, KVC_DTYPE_* bits */
   uint64_t isas;           /* CPU: bit i set: kvc_cpu_isa i can be chosen */
   uint64_t memory_bytes;   /* physical memory, 0: unknown */
   uint64_t memory_free_bytes;
@@ -249,12 +258,13 @@ enum {
   KVC_LAYER_V_IS_K = 1 /* the K row is the V row too: stored once, v_dim = k_dim, v_dtype = k_dtype, v arguments are NULL */
 };
 
-/* Quantised storage. This version plans, pages, shares, swaps and exports it; appending to it and attending to it is for the host's own
- * kernels: kvc_attn, kvc_kv_append and the debug functions answer KVC_E_UNSUPPORTED on such a layer. */
+/* Quantised storage. It is planned, paged, shared, swapped and exported everywhere. On CUDA it is appended to and attended to as well (but for
+ * kvc_attn_self, and kvc_seq_shift of rotated K); on the CPU that is for the host's own kernels, and kvc_attn, kvc_kv_append and the
+ * debug functions answer KVC_E_UNSUPPORTED on such a layer. Rows are rounded to the nearest element, beyond the largest one to it. */
 typedef int32_t kvc_quant;
 enum {
   KVC_QUANT_NONE = 0,
-  KVC_QUANT_PER_TENSOR = 1,     /* float8 (e4m3fn, e5m2), int8: scales are kept by the host */
+  KVC_QUANT_PER_TENSOR = 1,     /* float8 (e4m3fn, e5m2), int8: one scale for K and one for V, kvc_layer.k_scale and v_scale */
   KVC_QUANT_PER_TOKEN_HEAD = 2, /* float8, int8, int4: one float32 scale per token and head for K, one for V */
   KVC_QUANT_BLOCK16 = 3         /* float4 (e2m1fn; NVFP4): one float8 scale per 16 elements; k_dim and v_dim are multiples of 16 */
 };
@@ -360,6 +370,7 @@ typedef struct kvc_layer {
   const kvc_state_spec *KVC_NULLABLE states; /* STATE: [num_states], copied */
   int32_t num_states;   /* STATE: 1..16 */
   int32_t reserved;     /* 0 */
+  float k_scale, v_scale; /* quant PER_TENSOR: value = stored element * scale, finite, > 0; 0: 1. Others: 0 */
 } kvc_layer;
 
 typedef int32_t kvc_storage;

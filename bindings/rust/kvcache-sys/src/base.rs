@@ -100,6 +100,11 @@ kinds! {
 pub const KVC_DTYPE_F32: u64 = 1;
 pub const KVC_DTYPE_F16: u64 = 2;
 pub const KVC_DTYPE_BF16: u64 = 4;
+pub const KVC_DTYPE_F8_E4M3: u64 = 8;
+pub const KVC_DTYPE_F8_E5M2: u64 = 16;
+pub const KVC_DTYPE_INT8: u64 = 32;
+pub const KVC_DTYPE_INT4: u64 = 64;
+pub const KVC_DTYPE_F4_E2M1: u64 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -124,6 +124,8 @@ pub struct kvc_layer {
     pub states: *const kvc_state_spec,
     pub num_states: i32,
     pub reserved: i32,
+    pub k_scale: f32,
+    pub v_scale: f32,
 }
 
 kinds! {
