@@ -9,12 +9,16 @@ SANITIZER_SCALE ?= 0.2
 # Suites that call one kernel on one thread: no threads to look at, and most of the time.
 ONE_THREAD = -TileKernel.*:Cascade.*:LatentBf16.*:*/Decode.*:*/Latent.*:*/Linear.*:*/Masks.*:*/Conv.*:*/Rows.*:*/Vectors.*:*/ToolDemoKernels.*:RandomSwaps.*:RandomPrefixes.*:Prefix*.*:GroupTokens.*:Swap*.*:Stats*.*:HfConfig*.*
 
-.PHONY: all build deps demo test test-release test-debug test-tsan test-bindings clients bench fuzz lint format clean
+.PHONY: all build deps deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz lint format clean
 
 all: build
 
 deps:
 	@.ci/deps
+
+# The CUDA compiler, where this machine has no toolkit. Only the CUDA back end needs it.
+deps-cuda: deps
+	@.ci/deps-cuda
 
 build: deps
 	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
@@ -30,6 +34,17 @@ test: test-release test-debug test-tsan test-bindings
 
 test-release: build
 	@ctest --preset release -j $(JOBS)
+
+# The library with the CUDA back end, in build/cuda. Needs no GPU.
+cuda: deps-cuda
+	@cmake --preset cuda $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset cuda -j $(JOBS)
+
+# Machine code against its budgets, behaviour without a driver: needs no GPU either, and builds only what it looks at.
+test-cuda: deps-cuda
+	@cmake --preset cuda $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset cuda -j $(JOBS) --target cuda_checks
+	@ctest --preset cuda
 
 test-debug: deps
 	@cmake --preset debug $(CMAKE_FLAGS) --log-level=WARNING
