@@ -14,7 +14,7 @@
 #include "kernels/params.h"
 
 #if defined(KVC_CUDA_EMULATION)
-#include "emulated_cuda.h"
+#include <emulated_cuda.h>
 #else
 
 #define KVC_DEVICE __device__ __forceinline__

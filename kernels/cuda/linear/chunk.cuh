@@ -1,0 +1,381 @@
+// Long sequences of the recurrence, 64 tokens at a time on the matrix units (Yang et al., "Parallelizing linear transformers with the delta rule over sequence
+// length", 2024, sections 3 and 4; Dao and Gu, "Transformers are SSMs", 2024, section 6).
+//
+// With A(t, s) the decay from behind token s up to token t, A(t) that from the beginning of the chunk, and S0 the state there:
+//   U = solution of  u_t + beta_t sum_{s < t} A(t, s) (k_t k_s) u_s = beta_t (v_t - A(t) S0^T k_t)    without delta: u_t = beta_t v_t
+//   out_t = scale * (A(t) S0^T q_t + sum_{s <= t} A(t, s) (q_t k_s) u_s) + skip * v_t
+//   S = A(end) S0 + sum_s A(end, s) k_s u_s^T
+// Products go through bfloat16 units with float32 sums. q and k are bfloat16 as they come; S0, U and A(t, s) (q_t k_s) are split into two parts each, so that
+// 16 bits of fraction remain: nothing is lost against the token-by-token kernel that the outputs would show. The state itself stays float32, in registers.
+#pragma once
+
+#include "kernels/cuda/linear/chunk_shared.cuh"
+#include "kernels/cuda/linear/elements.cuh"
+#include "kernels/cuda/linear/token.cuh"
+#include "kernels/linear_params.h"
+
+namespace kvc::cuda::linear_kernels {
+
+// What the threads of a CTA have in registers. Warp w: token rows 16 w .. 16 w + 15, and rows of state of tiles w and w + 4.
+struct ChunkThread {
+  static constexpr int kStateTiles = 2;
+  static constexpr int kTiles = linear_config::kChunkColumns / 8;  // of columns
+
+  float state[kStateTiles][kTiles][4];
+  float p[4][2][4];      // A(t, s) (q_t k_s): tiles of 16 tokens s, of 8 within
+  float out[kTiles][4];  // S0^T q_t, then the outputs without scale
+};
+
+constexpr auto kBF16 = kernels::DType::kBF16;
+
+// Row and column inside a fragment of d (ptx.cuh).
+KVC_DEVICE int32_t fragment_row(int i) { return lane_id() / 4 + i / 2 * 8; }
+KVC_DEVICE int32_t fragment_column(int i) { return lane_id() % 4 * 2 + i % 2; }
+
+// q or k of the chunk's tokens, zeros beyond them and beyond k_dim. Where rows are aligned they come behind the thread's back: wait for the copies.
+KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens, int32_t head,
+                           int32_t k_dim, const ChunkShared& shared, uint16_t* to) {
+  const std::byte* base = token_row(rows, token, head);
+  const bool is_aligned =
+      ((reinterpret_cast<uintptr_t>(base) | static_cast<uint64_t>(rows.token_stride)) & 15) == 0;
+  const int32_t groups = shared.k_rows / 8;
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < ChunkShared::kTokens * groups;
+       i += linear_config::kChunkThreads) {
+    const int32_t t = i / groups, first = i % groups * 8;
+    const std::byte* from = base + t * rows.token_stride + 2 * first;
+    uint16_t* row = to + t * shared.row_stride() + first;
+    const int32_t elements = t >= num_tokens || first >= k_dim ? 0 : k_dim - first < 8 ? k_dim - first : 8;
+    if (is_aligned) {
+      copy_async_16(row, elements > 0 ? from : base, 2 * elements);
+    } else {
+      for (int j = 0; j < 8; ++j)
+        row[j] = j < elements ? reinterpret_cast<const uint16_t*>(from)[j] : uint16_t{0};
+    }
+  }
+}
+
+// v of the tile's columns, all loads on their way together.
+KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_tokens,
+                             const ChunkShared& shared) {
+  constexpr int32_t kEach = ChunkShared::kTokens * ChunkShared::kColumns / linear_config::kChunkThreads;
+  static_assert(ChunkShared::kColumns == 32);
+  const kernels::TokenRows& rows = at.params.v;
+  const int32_t first = static_cast<int32_t>(threadIdx.x) / 32, column = lane_id();
+  const bool exists = at.first_column + column < at.params.v_dim;
+  const std::byte* from = token_row(rows, token, at.head);
+  uint32_t bits[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int32_t t = first + i * (linear_config::kChunkThreads / 32);
+    bits[i] = exists && t < num_tokens
+                  ? load_bits(from + t * rows.token_stride, rows.dtype, at.first_column + column)
+                  : 0;
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int32_t t = first + i * (linear_config::kChunkThreads / 32);
+    shared.right()[t * ChunkShared::kRightStride + column] = value_of(bits[i], rows.dtype);
+  }
+}
+
+// Decay and beta of each token; behind the last one nothing happens.
+KVC_DEVICE void bring_gates(const LinearHead& at, int64_t token, int32_t num_tokens,
+                            const ChunkShared& shared) {
+  const auto t = static_cast<int32_t>(threadIdx.x);
+  if (t >= ChunkShared::kTokens) return;
+  const kernels::LinearParams& params = at.params;
+  float decay = 1, beta = 0;
+  if (t < num_tokens) {
+    beta = params.beta == nullptr ? 1 : params.beta[(token + t) * params.beta_token_stride + at.head];
+    if (params.decay != nullptr)
+      decay =
+          expf(params.decay[(token + t) * params.decay_token_stride + at.head * params.decay_head_stride]);
+  }
+  shared.decay()[t] = decay;
+  shared.beta()[t] = beta;
+}
+
+// Products of decays rather than powers of sums: a decay of 0 needs no care, and none is lost to cancellation.
+KVC_DEVICE void multiply_decays(const ChunkShared& shared) {
+  constexpr int32_t kTokens = ChunkShared::kTokens;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const float* decay = shared.decay();
+  if (thread < kTokens) {
+    float product = 0;
+    for (int32_t t = 0; t < kTokens; ++t) {
+      product = t == thread ? 1 : product * decay[t];
+      shared.square()[t * ChunkShared::kSquareStride + thread] = product;
+    }
+    shared.to_end()[thread] = product;
+  } else if (thread == kTokens) {
+    float product = 1;
+    for (int32_t t = 0; t < kTokens; ++t) shared.from_start()[t] = product *= decay[t];
+  }
+}
+
+// The state's two parts for products.
+KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared& shared) {
+  for (int i = 0; i < ChunkThread::kStateTiles; ++i) {
+    const int32_t first = 16 * (warp + 4 * i);
+    for (int n = 0; n < ChunkThread::kTiles; ++n) {
+      for (int j = 0; j < 4; j += 2) {
+        uint32_t high, low;
+        split_pair(thread.state[i][n][j], thread.state[i][n][j + 1], high, low);
+        const int32_t at = (first + fragment_row(j)) * ChunkShared::kTileStride + 8 * n + fragment_column(j);
+        if (first < shared.k_rows) {
+          *reinterpret_cast<uint32_t*>(shared.state(0) + at) = high;
+          *reinterpret_cast<uint32_t*>(shared.state(1) + at) = low;
+        }
+      }
+    }
+  }
+}
+
+// p, and the matrix of the triangular system in place of the decays.
+KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
+  const int32_t stride = shared.row_stride();
+#pragma unroll
+  for (int tile = 0; tile < 4; ++tile) {
+    if (tile > warp) continue;  // later tokens
+    float by_q[2][4] = {}, by_k[2][4] = {};
+    for (int32_t first = 0; first < shared.k_rows; first += 16) {
+      uint32_t q[4], k[4], b[4];
+      load_rows(q, shared.q(), stride, 16 * warp, first);
+      load_rows(b, shared.k(), stride, 16 * tile, first);
+      for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_q[n], q, b[n], b[n + 2]);
+      if (has_delta) {
+        load_rows(k, shared.k(), stride, 16 * warp, first);
+        for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_k[n], k, b[n], b[n + 2]);
+      }
+    }
+    for (int n = 0; n < 2; ++n) {
+      for (int i = 0; i < 4; ++i) {
+        const int32_t t = 16 * warp + fragment_row(i), s = 16 * tile + 8 * n + fragment_column(i);
+        float& element = shared.square()[t * ChunkShared::kSquareStride + s];
+        thread.p[tile][n][i] = element * by_q[n][i];
+        element *= shared.beta()[t] * by_k[n][i];
+      }
+    }
+  }
+}
+
+// out = S0^T q_t, decayed; and the right side of the system in place of v.
+KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
+  const int32_t stride = shared.row_stride();
+  float by_k[ChunkThread::kTiles][4] = {};
+  for (int n = 0; n < ChunkThread::kTiles; ++n)
+    for (int i = 0; i < 4; ++i) thread.out[n][i] = 0;
+  for (int32_t first = 0; first < shared.k_rows; first += 16) {
+    uint32_t q[4], k[4], b[4];
+    load_rows(q, shared.q(), stride, 16 * warp, first);
+    load_rows(k, shared.k(), stride, 16 * warp, first);
+    for (int part = 0; part < 2; ++part) {
+      for (int n = 0; n < ChunkThread::kTiles; n += 2) {
+        load_columns(b, shared.state(part), ChunkShared::kTileStride, first, 8 * n);
+        for (int half = 0; half < 2; ++half) {
+          mma_16816<kBF16>(thread.out[n + half], q, b[2 * half], b[2 * half + 1]);
+          if (has_delta) mma_16816<kBF16>(by_k[n + half], k, b[2 * half], b[2 * half + 1]);
+        }
+      }
+    }
+  }
+  for (int n = 0; n < ChunkThread::kTiles; ++n) {
+    for (int i = 0; i < 4; ++i) {
+      const int32_t t = 16 * warp + fragment_row(i), c = 8 * n + fragment_column(i);
+      const float decayed = shared.from_start()[t];
+      float& right = shared.right()[t * ChunkShared::kRightStride + c];
+      right = shared.beta()[t] * (right - decayed * by_k[n][i]);
+      thread.out[n][i] *= decayed;
+    }
+  }
+}
+
+// U in place of the right side, 16 tokens at a time: what earlier tokens take from them by all warps, what they take from each other by one.
+KVC_DEVICE void solve(int warp, const ChunkShared& shared) {
+  constexpr int32_t kBlock = 16, kSquare = ChunkShared::kSquareStride, kRight = ChunkShared::kRightStride;
+  const int32_t column = lane_id();
+  const float* matrix = shared.square();
+  float* right = shared.right();
+  for (int32_t first = 0; first < ChunkShared::kTokens; first += kBlock) {
+    if (first > 0) {
+      const int32_t row = first + 4 * warp;
+      float sum[4];
+      for (int i = 0; i < 4; ++i) sum[i] = right[(row + i) * kRight + column];
+      for (int32_t s = 0; s < first; ++s) {
+        const float u = right[s * kRight + column];
+        for (int i = 0; i < 4; ++i) sum[i] -= matrix[(row + i) * kSquare + s] * u;
+      }
+      for (int i = 0; i < 4; ++i) right[(row + i) * kRight + column] = sum[i];
+      sync_cta();
+    }
+    if (warp == 0) {
+      float u[kBlock];
+#pragma unroll
+      for (int i = 0; i < kBlock; ++i) {
+        u[i] = right[(first + i) * kRight + column];
+#pragma unroll
+        for (int j = 0; j < i; ++j) u[i] -= matrix[(first + i) * kSquare + first + j] * u[j];
+        right[(first + i) * kRight + column] = u[i];
+      }
+    }
+    sync_cta();
+  }
+}
+
+// U, and U decayed to the end of the chunk, in two parts each.
+KVC_DEVICE void put_updates(const ChunkShared& shared) {
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < ChunkShared::kTokens * ChunkShared::kColumns;
+       i += linear_config::kChunkThreads) {
+    const int32_t t = i / ChunkShared::kColumns, c = i % ChunkShared::kColumns;
+    const float u = shared.right()[t * ChunkShared::kRightStride + c];
+    const int32_t at = t * ChunkShared::kTileStride + c;
+    split(u, shared.update(0)[at], shared.update(1)[at]);
+    split(u * shared.to_end()[t], shared.update(2)[at], shared.update(3)[at]);
+  }
+}
+
+KVC_DEVICE void add_updates_to_outputs(ChunkThread& thread, int warp, const ChunkShared& shared) {
+#pragma unroll
+  for (int tile = 0; tile < 4; ++tile) {
+    if (tile > warp) continue;
+    uint32_t high[4], low[4];
+    for (int i = 0; i < 4; ++i) {
+      const float* pair = &thread.p[tile][i / 2][i % 2 * 2];
+      split_pair(pair[0], pair[1], high[i], low[i]);
+    }
+    for (int n = 0; n < ChunkThread::kTiles; n += 2) {
+      uint32_t b[4], b_low[4];
+      load_columns(b, shared.update(0), ChunkShared::kTileStride, 16 * tile, 8 * n);
+      load_columns(b_low, shared.update(1), ChunkShared::kTileStride, 16 * tile, 8 * n);
+      for (int half = 0; half < 2; ++half) {
+        mma_16816<kBF16>(thread.out[n + half], high, b[2 * half], b[2 * half + 1]);
+        mma_16816<kBF16>(thread.out[n + half], low, b[2 * half], b[2 * half + 1]);
+        mma_16816<kBF16>(thread.out[n + half], high, b_low[2 * half], b_low[2 * half + 1]);
+      }
+    }
+  }
+}
+
+KVC_DEVICE void advance_state(ChunkThread& thread, int warp, const ChunkShared& shared) {
+  const float decay = shared.from_start()[ChunkShared::kTokens - 1];
+#pragma unroll
+  for (int i = 0; i < ChunkThread::kStateTiles; ++i) {
+    const int32_t first = 16 * (warp + 4 * i);
+    if (first >= shared.k_rows) continue;
+    for (int n = 0; n < ChunkThread::kTiles; ++n)
+      for (int j = 0; j < 4; ++j) thread.state[i][n][j] *= decay;
+    for (int32_t s = 0; s < ChunkShared::kTokens; s += 16) {
+      uint32_t a[4], b[4];
+      load_transposed(a, shared.k(), shared.row_stride(), s, first);
+      for (int part = 2; part < 4; ++part) {
+        for (int n = 0; n < ChunkThread::kTiles; n += 2) {
+          load_columns(b, shared.update(part), ChunkShared::kTileStride, s, 8 * n);
+          for (int half = 0; half < 2; ++half)
+            mma_16816<kBF16>(thread.state[i][n + half], a, b[2 * half], b[2 * half + 1]);
+        }
+      }
+    }
+  }
+}
+
+KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearHead& at, int64_t token,
+                              int32_t num_tokens) {
+  const kernels::LinearParams& params = at.params;
+  // Where outputs need v once more, all loads together again.
+  uint32_t v[ChunkThread::kTiles][4] = {};
+  const auto place = [&](int n, int i, int32_t& t, int32_t& column) {
+    t = 16 * warp + fragment_row(i);
+    column = at.first_column + 8 * n + fragment_column(i);
+    return t < num_tokens && column < params.v_dim;
+  };
+  int32_t t, column;
+#pragma unroll
+  for (int j = 0; j < 4 * ChunkThread::kTiles; ++j) {
+    if (params.skip != nullptr && place(j / 4, j % 4, t, column))
+      v[j / 4][j % 4] = load_bits(token_row(params.v, token + t, at.head), params.v.dtype, column);
+  }
+  const float skip = params.skip == nullptr ? 0 : params.skip[at.head];
+#pragma unroll
+  for (int j = 0; j < 4 * ChunkThread::kTiles; ++j) {
+    if (!place(j / 4, j % 4, t, column)) continue;
+    std::byte* row =
+        params.out.base + (token + t) * params.out.token_stride + at.head * params.out.head_stride;
+    store_element(row, params.out.dtype, column,
+                  params.scale * thread.out[j / 4][j % 4] + skip * value_of(v[j / 4][j % 4], params.v.dtype));
+  }
+}
+
+// Calls visit(element of the registers, its address in the state) for what the state has.
+template <typename Byte, typename Visit>
+KVC_DEVICE void visit_state(const LinearHead& at, int warp, Byte* state, Visit&& visit) {
+  const kernels::LinearParams& params = at.params;
+#pragma unroll
+  for (int i = 0; i < ChunkThread::kStateTiles; ++i) {
+#pragma unroll
+    for (int n = 0; n < ChunkThread::kTiles; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int32_t row = 16 * (warp + 4 * i) + fragment_row(j);
+        const int32_t column = at.first_column + 8 * n + fragment_column(j);
+        if (row < params.k_dim && column < params.v_dim)
+          visit(i, n, j, state + at.head * params.state_head_stride + row * params.state_row_stride, column);
+      }
+    }
+  }
+}
+
+// One CTA per sequence, head and tile of columns. Sequences shorter than kChunkFrom are left to linear_kernel.
+__global__ void __launch_bounds__(linear_config::kChunkThreads, 2)
+    linear_chunk_kernel(const __grid_constant__ kernels::LinearParams params,
+                        const int32_t* num_sequences_at) {
+  const int32_t tiles = (params.v_dim + ChunkShared::kColumns - 1) / ChunkShared::kColumns;
+  const auto cta = static_cast<int32_t>(blockIdx.x);
+  const int32_t s = cta / tiles / params.num_heads;
+  if (num_sequences_at != nullptr && s >= *num_sequences_at) return;
+  const kernels::LinearSequence sequence = params.sequences[s];
+  if (sequence.num_rows < linear_config::kChunkFrom) return;
+  const ChunkShared shared{.k_rows = (params.k_dim + 15) / 16 * 16, .memory = cta_shared()};
+  const int32_t head = cta / tiles % params.num_heads;
+  const int32_t column = cta % tiles * ChunkShared::kColumns;
+  const LinearHead at{params, head, head / (params.num_heads / params.num_k_heads), column,
+                      params.v_dim - column};
+  const int warp = warp_id();
+
+  ChunkThread thread{};
+  if (sequence.state_in != nullptr) {
+    visit_state(at, warp, sequence.state_in, [&](int i, int n, int j, const std::byte* row, int32_t c) {
+      thread.state[i][n][j] = load_element(row, params.state_dtype, c);
+    });
+  }
+  for (int64_t first = 0; first < sequence.num_rows; first += ChunkShared::kTokens) {
+    const int64_t token = sequence.row_begin + first;
+    const auto num_tokens = static_cast<int32_t>(
+        sequence.num_rows - first < ChunkShared::kTokens ? sequence.num_rows - first : ChunkShared::kTokens);
+    bring_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q());
+    bring_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k());
+    copy_async_commit();
+    bring_values(at, token, num_tokens, shared);
+    bring_gates(at, token, num_tokens, shared);
+    put_state(thread, warp, shared);
+    copy_async_wait<0>();
+    sync_cta();
+    multiply_decays(shared);
+    sync_cta();
+    multiply_tokens(thread, warp, shared, params.delta != 0);
+    multiply_state(thread, warp, shared, params.delta != 0);
+    sync_cta();
+    if (params.delta != 0) solve(warp, shared);
+    put_updates(shared);
+    sync_cta();
+    add_updates_to_outputs(thread, warp, shared);
+    advance_state(thread, warp, shared);
+    write_outputs(thread, warp, at, token, num_tokens);
+    sync_cta();  // before the next chunk's rows
+  }
+  if (sequence.state_out == nullptr) return;
+  visit_state(at, warp, sequence.state_out, [&](int i, int n, int j, std::byte* row, int32_t c) {
+    store_element(row, params.state_dtype, c, thread.state[i][n][j]);
+  });
+}
+
+}  // namespace kvc::cuda::linear_kernels

@@ -1,0 +1,165 @@
+// Makes kernels::AttnSequence for the sequences of a step, see ViewParams.
+#pragma once
+
+#include "kernels/cuda/step.h"
+#include "kernels/cuda/view/config.h"
+#include "kernels/cuda/view/visible.cuh"
+
+namespace kvc::cuda::view_kernels {
+
+KVC_HD int64_t mask_words(const ViewParams& params, const ViewedSequence& q) {
+  if (!q.is_tree() || params.scope == Scope::kCached || params.scope == Scope::kCross) return 0;
+  return static_cast<int64_t>(q.append) * ((q.num_nodes + 63) / 64);
+}
+// Keys that get positions of their own. Scope kNew reads the step's.
+KVC_DEVICE int64_t positioned_keys(const ViewParams& params, const ViewedSequence& q, int32_t s) {
+  if (params.needs_positions == 0 || params.scope == Scope::kCross || params.scope == Scope::kNew) return 0;
+  if (!q.is_tree() && params.step.segments_at[s] < 0) return 0;
+  return params.scope == Scope::kCached ? q.length : static_cast<int64_t>(q.stored) + q.append;
+}
+
+// Where the masks and key positions of a sequence begin: behind those of all sequences before it. Counted on only by CTAs that need it, each sequence once.
+struct ViewPlaces {
+  int64_t masks = 0;
+  int64_t keys = 0;
+  int32_t counted = 0;
+};
+
+// All threads of the CTA. `scratch` [2 * kWarps] in shared memory.
+KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratch, ViewPlaces& places) {
+  int64_t masks = 0, keys = 0;
+  for (auto t = places.counted + static_cast<int32_t>(threadIdx.x); t < s;
+       t += static_cast<int32_t>(view_config::kThreads)) {
+    const ViewedSequence q = viewed_sequence(params, t);
+    masks += mask_words(params, q);
+    keys += positioned_keys(params, q, t);
+  }
+  for (int mask = 16; mask > 0; mask /= 2) {
+    masks += shuffle_xor(masks, mask);
+    keys += shuffle_xor(keys, mask);
+  }
+  const int own_warp = warp_id();
+  sync_cta();
+  if (lane_id() == 0) {
+    scratch[2 * own_warp] = masks;
+    scratch[2 * own_warp + 1] = keys;
+  }
+  sync_cta();
+  for (int warp = 0; warp < view_config::kWarps; ++warp) {
+    places.masks += scratch[2 * warp];
+    places.keys += scratch[2 * warp + 1];
+  }
+  places.counted = s;
+}
+
+// warp. Whether any row of the sequence is kept from a key that lies before its window: beginnings grow with the index, so the largest one decides.
+KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t* sink_end) {
+  *sink_end = 0;
+  if (!narrows(params, q) || q.append == 0) return false;
+  int32_t index = q.length + q.append - 1;
+  if (q.is_tree()) {
+    index = q.length;
+    for (int32_t row = lane_id(); row < q.append; row += 32) {
+      const int32_t of_row = q.row_index(row);
+      index = of_row > index ? of_row : index;
+    }
+    for (int mask = 16; mask > 0; mask /= 2) {
+      const int32_t other = shuffle_xor(index, mask);
+      index = other > index ? other : index;
+    }
+  }
+  const SeenKeys keys = seen_keys(params, q, index);
+  if (key_begin(q, keys) == 0) return false;
+  *sink_end = keys.sink_end > q.first_key ? keys.sink_end - q.first_key : 0;
+  return true;
+}
+
+// warp; lane 0 writes.
+KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                               const ViewPlaces& places) {
+  const StepState& step = params.step;
+  const StepState::Group& group = step.groups[params.group];
+  int32_t sink_end = 0;
+  const bool hides = hides_keys(params, q, &sink_end);
+  if (lane_id() != 0) return;
+  kernels::AttnSequence out{};
+  out.pages = group.table + step.slot[s] * group.table_stride;
+  out.row_begin = q.row_begin;
+  out.num_rows = q.append;
+  out.position = q.stored;
+  if (params.scope == Scope::kAll) out.first_key_end = static_cast<int64_t>(q.stored) + 1;
+  if (params.scope == Scope::kCached) out.first_key_end = q.length;
+  if (params.scope == Scope::kCross)
+    out.first_key_end = static_cast<int64_t>(step.cross_stored[s]) + step.cross_append[s];
+  if (params.scope == Scope::kNew) {
+    params.first_rows[s] = q.row_begin;
+    out.pages = params.first_rows + s;
+    out.first_key_end = 1;
+    out.key_position = q.stored;
+  }
+  if (hides) {
+    out.key_begins = params.key_begins + q.row_begin;
+    out.sink_end = sink_end;
+  }
+  if (params.scope != Scope::kCross) {
+    if (q.is_tree() && params.scope != Scope::kCached) {
+      out.tree_begin = q.length - q.first_key;
+      out.tree_words = (q.num_nodes + 63) / 64;
+      out.tree_mask = params.masks + places.masks;
+    }
+    if (params.needs_positions != 0 && (q.is_tree() || step.segments_at[s] >= 0)) {
+      out.row_positions = step.positions + q.row_begin;
+      out.key_positions =
+          params.scope == Scope::kNew ? out.row_positions : params.key_positions + places.keys;
+    }
+    if (params.rope >= 0) out.k_rotation_index = step.long_ropes[s] >> params.rope & 1;
+  }
+  if (params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew))
+    out.key_ends = params.key_ends + q.row_begin;
+  params.sequences[s] = out;
+}
+
+// Rows and keys `first`, `first` + `stride`, … of one sequence.
+KVC_DEVICE void write_rows_and_keys(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                                    const ViewPlaces& places, int32_t first, int32_t stride) {
+  const bool has_begins = narrows(params, q);
+  const bool has_ends =
+      params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew);
+  const bool has_masks = mask_words(params, q) != 0;
+  const int32_t words = (q.num_nodes + 63) / 64;
+  if (has_begins || has_ends || has_masks) {
+    for (int32_t row = first; row < q.append; row += stride) {
+      if (has_begins) {
+        params.key_begins[q.row_begin + row] = key_begin(q, seen_keys(params, q, q.row_index(row)));
+      }
+      if (has_ends) params.key_ends[q.row_begin + row] = key_end(params, q, s, row);
+      if (has_masks)
+        write_mask(params, q, row, words, params.masks + places.masks + static_cast<int64_t>(row) * words);
+    }
+  }
+  const auto num_keys = static_cast<int32_t>(positioned_keys(params, q, s));
+  for (int32_t key = first; key < num_keys; key += stride)
+    params.key_positions[places.keys + key] = position_of_key(params.step, q, s, key);
+}
+
+__global__ void __launch_bounds__(view_config::kThreads, 1)
+    view_kernel(const __grid_constant__ ViewParams params) {
+  auto* scratch = reinterpret_cast<int64_t*>(cta_shared());
+  const int32_t num_sequences = params.step.counts[0];
+  const auto num_ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
+  const int32_t parts = num_sequences == 0 || num_sequences > num_ctas ? 1 : num_ctas / num_sequences;
+  const int32_t part = cta % parts;
+  const int32_t stride = parts * static_cast<int32_t>(view_config::kThreads);
+  const int32_t first =
+      part * static_cast<int32_t>(view_config::kThreads) + static_cast<int32_t>(threadIdx.x);
+  ViewPlaces places;
+  for (int32_t s = cta / parts; s < num_sequences; s += num_ctas) {
+    const ViewedSequence q = viewed_sequence(params, s);
+    if (mask_words(params, q) != 0 || positioned_keys(params, q, s) != 0)
+      count_up_to(params, s, scratch, places);
+    if (part == 0 && warp_id() == 0) write_sequence(params, q, s, places);
+    write_rows_and_keys(params, q, s, places, first, stride);
+  }
+}
+
+}  // namespace kvc::cuda::view_kernels
