@@ -233,7 +233,7 @@ void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) {
       from.push_back(copy.from), to.push_back(copy.to);
     }
     if (from.empty()) continue;
-    const cuda::StepPages& pages = step_.pages();
+    const cuda::StepPages& pages = step_.pages(outside.stream());
     cuda::PageCopyParams params{};
     params.from_layers = params.to_layers = pages.layers;
     params.num_layers = pages.num_layers;

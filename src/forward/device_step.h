@@ -29,7 +29,11 @@ class DeviceStep {
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
   const cuda::StepState& state() const { return state_; }
-  const cuda::StepPages& pages() const { return pages_; }  // parts of a page, on the device
+  // Parts of a page where the pool has them now, on the device. Throws.
+  const cuda::StepPages& pages(cuda::Stream stream) {
+    upload_pages(stream);
+    return pages_;
+  }
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
   int64_t max_rows() const { return max_rows_; }
   int64_t max_words() const { return max_words_; }

@@ -81,12 +81,12 @@ void RandomRun::compare_row(const RowCheck& check, const NaiveResult& want, Host
     error += difference * difference;
     size += want.size[d] * want.size[d];
   }
-  // bfloat16 arithmetic: q rounded (some 3e-3 in all for inputs like these at the default scale), weights rounded; K rounded when it turns.
-  const bool bf16 = setup_.computes_in_bf16(spec);
+  // 16-bit arithmetic, here of bfloat16: q rounded (some 3e-3 in all for inputs like these at the default scale), weights rounded; K rounded when it turns.
+  const double half = setup_.half_rounding(spec);
   const double roundings = spec.rope.mode == KVC_ROPE_ON_READ ? 2 : 1;
   const double noise = check.score_error * want.score_noise;
   const double base =
-      setup_.tolerance(spec) + noise + (bf16 ? 1.5e-3 + roundings * 0x1.4p-8 * want.score_noise : 0);
+      setup_.tolerance(spec) + noise + half * (1.5e-3 + roundings * 0x1.4p-8 * want.score_noise);
   const double allowed = check.slack * (base + 4e-7 * want.largest_score + storing_error(out.elem()));
   if (!(std::sqrt(error) <= allowed * std::sqrt(size) + 1e-12)) {
     mismatch("%s: layer %zu, row %lld, head %d: relative error %.3g, allowed %.3g", check.function,
@@ -95,7 +95,7 @@ void RandomRun::compare_row(const RowCheck& check, const NaiveResult& want, Host
   if (lse == nullptr) return;
   const double got = lse->get(row, head);
   const double lse_allowed =
-      check.slack * (setup_.tolerance(spec) + noise + (bf16 ? roundings * 0x1p-7 * want.score_noise : 0) +
+      check.slack * (setup_.tolerance(spec) + noise + half * roundings * 0x1p-7 * want.score_noise +
                      4e-7 * want.largest_score) +
       2e-7 * std::fabs(want.lse);
   if (std::isinf(want.lse) ? got != want.lse : !(std::fabs(got - want.lse) <= lse_allowed)) {

@@ -241,9 +241,11 @@ double RandomSetup::tolerance(const NaiveLayer& layer) const {
   return layer.k_type == Elem::kF32 && layer.v_type == Elem::kF32 ? 2e-6 : 1e-5;
 }
 
-bool RandomSetup::computes_in_bf16(const NaiveLayer& layer) const {
+double RandomSetup::half_rounding(const NaiveLayer& layer) const {
+  const bool is_bf16 = layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
+  if (is_on_gpu()) return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;
-  return isa == KVC_CPU_ISA_AVX512_BF16 && layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
+  return isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16 ? 1 : 0;
 }
 
 std::string RandomSetup::describe() const {

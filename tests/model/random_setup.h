@@ -57,8 +57,8 @@ class RandomSetup {
   std::string describe() const;
   // Largest relative error of an attention output of float32 arithmetic over the layer's storage types.
   double tolerance(const NaiveLayer& layer) const;
-  // Whether prefill rounds q and the weights to bfloat16 for this layer: errors are then of that size.
-  bool computes_in_bf16(const NaiveLayer& layer) const;
+  // How much attention of this layer rounds q and the weights, in roundings to bfloat16: 1, 1/8 for float16, 0.
+  double half_rounding(const NaiveLayer& layer) const;
   // The bytes between borrowed pages still hold poison.
   bool pool_gaps_untouched() const;
   int64_t live_allocations() const { return allocator_.live; }
