@@ -191,9 +191,9 @@ kvc_status op_ragged(Session& session, const Json& step, kvc_error* err) {
   HostTensor qo = integers(step.at("qo_indptr"), kI32);
   HostTensor kv = integers(step.value("kv_indptr", Json::array({0})), kI32);
   Exact result(rows);
-  const kvc_status status =
-      kvc_op_attention_ragged(qo.host_view(), step.contains("kv_indptr") ? kv.host_view() : nullptr, options.call(),
-                              q.host_view(), k.host_view(), v.host_view(), result.out.host_view(), result.lse.host_view(), err);
+  const kvc_status status = kvc_op_attention_ragged(
+      qo.host_view(), step.contains("kv_indptr") ? kv.host_view() : nullptr, options.call(), q.host_view(),
+      k.host_view(), v.host_view(), result.out.host_view(), result.lse.host_view(), err);
   if (status == KVC_OK)
     check_rows(session, step, step.at("sees"), rows, options.attn(), {result.out, result.lse});
   return status;
@@ -233,8 +233,8 @@ kvc_status op_merge(Session& session, const Json& step, kvc_error* err) {
     }
   }
   const OperatorOptions options(session, step, "", heads, dim);
-  const kvc_status status =
-      kvc_op_merge(options.call(), out.host_view(), lse.host_view(), other_out.host_view(), other_lse.host_view(), err);
+  const kvc_status status = kvc_op_merge(options.call(), out.host_view(), lse.host_view(),
+                                         other_out.host_view(), other_lse.host_view(), err);
   if (status != KVC_OK) return status;
   for (int64_t i = 0; i < count * heads; ++i) {
     const Attended& one = want[static_cast<size_t>(i / heads)][static_cast<size_t>(i % heads)];
@@ -319,10 +319,10 @@ kvc_status op_linear(Session& session, const Json& step, kvc_error* err) {
   opt.decay = linear.decay;
   opt.scale = static_cast<float>(linear.scale);
   const OperatorOptions options(session, step, "", 1, 4);
-  const kvc_status status =
-      kvc_op_linear_step(&opt, options.call(), indptr.host_view(), states.host_view(), q.host_view(), k.host_view(), v.host_view(),
-                         linear.decay == KVC_DECAY_NONE ? nullptr : decay.host_view(),
-                         linear.beta ? beta.host_view() : nullptr, out.host_view(), err);
+  const kvc_status status = kvc_op_linear_step(
+      &opt, options.call(), indptr.host_view(), states.host_view(), q.host_view(), k.host_view(),
+      v.host_view(), linear.decay == KVC_DECAY_NONE ? nullptr : decay.host_view(),
+      linear.beta ? beta.host_view() : nullptr, out.host_view(), err);
   if (status != KVC_OK) return status;
   int64_t index = 0;
   for (int64_t s = 0; s < sequences; ++s) {

@@ -244,8 +244,8 @@ TEST(PageCopies, WithoutTensorMemoryDoNothing) {
   const PagePool device(plan, 4);
   const HostPool host(plan, 3);
   Executor executor(1);
-  CpuPageCopier copier(plan.get(), &device, &host.pool(), kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto),
-                    &executor);
+  CpuPageCopier copier(plan.get(), &device, &host.pool(),
+                       kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto), &executor);
   const PageId from = 1, to = 2;
   copier.copy(CopyDirection::kDeviceToHost, &from, &to, 1);
   EXPECT_EQ(copier.num_runs(), 0u);

@@ -1,0 +1,143 @@
+// CudaEngine: how a forward begins and ends, alone or in a graph, and what became of the device.
+#include <algorithm>
+
+#include "src/attention/cuda_engine.h"
+#include "src/base/error.h"
+
+namespace kvc {
+
+CudaEngine::~CudaEngine() {
+  try {
+    drain();
+  } catch (...) {
+    // A device that is lost does nothing any more.
+  }
+}
+
+void CudaEngine::require_alive() const {
+  if (is_lost_) fail(KVC_E_DEVICE, "an earlier call failed on the device: %s", lost_why_.c_str());
+}
+
+void CudaEngine::lost(const char* what) noexcept {
+  if (is_lost_) return;
+  is_lost_ = true;
+  try {
+    throw;
+  } catch (const Error& error) {
+    try {
+      lost_why_ = std::string(what) + ": " + error.what();
+    } catch (...) {
+    }
+  } catch (...) {
+  }
+}
+
+void CudaEngine::set_stream(const kvc_stream* stream) {
+  stream_ = stream == nullptr ? own_stream_.get() : *stream;
+}
+
+void CudaEngine::drain() {
+  const std::lock_guard<std::mutex> lock(outside_);
+  order_.use(own_stream_.get());
+  own_stream_.synchronize();
+}
+
+void CudaEngine::record(DeviceEvent* event) {
+  const std::lock_guard<std::mutex> lock(outside_);
+  *event = DeviceEvent(*device_);
+  event->record(in_forward_ ? forward_stream_ : stream_);
+}
+
+void CudaEngine::begin(Forward& forward, bool is_replay) {
+  require_alive();
+  try {
+    {
+      const std::lock_guard<std::mutex> lock(outside_);
+      is_captured_ = device_->is_capturing(stream_);
+      order_.use(stream_);
+    }
+    is_replay_ = is_replay;
+    if (is_replay) {
+      begin_replay(forward);
+    } else {
+      step_.send(forward.batch(), stream_);
+      angles_.begin(forward, uploads_, stream_);
+    }
+  } catch (...) {
+    forward.batch().forget_sent();
+    throw;
+  }
+  forward_stream_ = stream_;
+  in_forward_ = true;
+  if (is_captured_) note_captured(forward);
+}
+
+void CudaEngine::begin_replay(Forward& forward) {
+  const Batch& batch = forward.batch();
+  if (is_captured_)
+    fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
+  if (batch.has_trees() || batch.num_cross_rows() != 0 || forward.given_positions() != nullptr) {
+    fail(KVC_E_UNSUPPORTED, "desc->flags has KVC_FORWARD_REPLAY with %s: a graph has none",
+         batch.has_trees()             ? "token trees"
+         : batch.num_cross_rows() != 0 ? "encoder tokens"
+                                       : "positions");
+  }
+  const auto is_same = [&](const CapturedShape& shape) {
+    return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
+                      batch.entries().end(),
+                      [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
+  };
+  const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
+  if (known == captured_.end()) {
+    fail(
+        KVC_E_INVALID_STATE,
+        "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths was captured",
+        batch.entries().size());
+  }
+  step_.write_for_replay(batch, stream_);
+  const auto words = static_cast<int64_t>(batch.step_words().size());
+  const char* outgrown = nullptr;
+  if (known->generation != step_.generation() || batch.longest(false) > known->max_length)
+    outgrown = "config.max_seq_len";
+  if (words > known->max_words) outgrown = "config.max_tokens_per_forward";
+  if (outgrown == nullptr) return;
+  step_.unsend();
+  fail(KVC_E_INVALID_STATE,
+       "desc->flags has KVC_FORWARD_REPLAY, but buffers have grown since the forward of %zu sequences was "
+       "captured: set %s",
+       batch.entries().size(), outgrown);
+}
+
+void CudaEngine::note_captured(const Forward& forward) {
+  CapturedShape shape{.lengths = {},
+                      .generation = step_.generation(),
+                      .max_words = step_.max_words(),
+                      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false))};
+  for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
+  std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
+  captured_.push_back(std::move(shape));
+}
+
+// Calls on layers of an open forward.
+void CudaEngine::require_stream() const {
+  require_alive();
+  if (is_replay_) {
+    fail(KVC_E_INVALID_STATE,
+         "the forward was begun with KVC_FORWARD_REPLAY (%d): its kernels lie in the graph",
+         static_cast<int>(KVC_FORWARD_REPLAY));
+  }
+}
+
+void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
+  in_forward_ = false;
+  if (is_captured_ && aborted) {
+    // The graph has not run, and will not for this step.
+    step_.unsend();
+    forward.batch().forget_sent();
+  }
+  uploads_.finish(forward_stream_);
+  const std::lock_guard<std::mutex> lock(outside_);
+  order_.used(forward_stream_);
+}
+
+}  // namespace kvc
