@@ -133,8 +133,8 @@ Params CudaEngine::with_states(const StateRef& ref, Params params, int64_t seque
 void CudaEngine::linear(Forward& forward, const StateRef& ref, kernels::LinearParams params) {
   require_stream();
   if (params.k_dim > kMaxHeadDim) {
-    fail_with(KVC_E_UNSUPPORTED, params.k_dim, "state %d has a k dim of %d: on a device at most %d", ref.state,
-              params.k_dim, kMaxHeadDim);
+    fail_with(KVC_E_UNSUPPORTED, params.k_dim, "state %d has a k dim of %d: on a device at most %d",
+              ref.state, params.k_dim, kMaxHeadDim);
   }
   params = with_states(ref, params, sizeof(kernels::LinearSequence));
   device_->call("linear", device_->table->linear, params, step_.max_sequences(), step_.state().counts,

@@ -172,6 +172,8 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   const int32_t numbers[] = {-1};
   kvc_ext ext{5, nullptr};
   refused(KVC_E_UNSUPPORTED, {"flags", "8"}, [&](kvc_forward_desc& d) { d.flags = 8; });
+  refused(KVC_E_UNSUPPORTED, {"KVC_FORWARD_REPLAY", "CPU"},
+          [&](kvc_forward_desc& d) { d.flags = KVC_FORWARD_REPLAY; });
   refused(KVC_E_UNSUPPORTED, {"ext", "5"}, [&](kvc_forward_desc& d) { d.ext = &ext; });
   refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "0"}, [&](kvc_forward_desc& d) { d.struct_size = 0; });
   refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "4"}, [&](kvc_forward_desc& d) { d.struct_size = 4; });

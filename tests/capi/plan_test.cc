@@ -1,4 +1,5 @@
 // kvcache.h, section "Plan".
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "tests/capi/fixture.h"
@@ -214,7 +215,7 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
   refused("v_dtype", "float64", [](Model& m) { m.layers[0].v_dtype = {kDLFloat, 64, 1}; });
   refused("flags", "2", [](Model& m) { m.config.flags = 2; });
   refused("reserved", "5", [](Model& m) { m.config.reserved = 5; });
-  refused("device", "2", [](Model& m) { m.config.device = {kDLCUDA, 0}; });
+  refused("device", "8", [](Model& m) { m.config.device = {kDLMetal, 0}; });
   refused("storage", "3", [](Model& m) { m.config.storage = 3; });
   refused("pool_layout", "2", [](Model& m) { m.config.pool_layout = 2; });
   kvc_rope rope{};
@@ -226,6 +227,50 @@ TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
   refused("style", "2", [&](Model& m) { m.layers[0].rope = &rope; });
   kvc_ext ext{77, nullptr};
   refused("ext", "77", [&](Model& m) { m.config.ext = &ext; });
+}
+
+TEST(Plan, ScalesBelongToStorageOfOneScale) {
+  const auto refused = [](kvc_status status, std::initializer_list<const char*> parts,
+                          const std::function<void(Model&)>& change) {
+    Model model;
+    change(model);
+    expect_error(status, parts, [&](kvc_error* err) { return model.plan_status(err); });
+  };
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[0].k_scale", "0.5"}, [](Model& m) { m.layers[0].k_scale = 0.5f; });
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_scale", "2"}, [](Model& m) { m.layers[1].v_scale = 2; });
+  const auto quantised = [](Model& m) {
+    m.layers[0].quant = KVC_QUANT_PER_TENSOR;
+    m.layers[0].k_dtype = {kDLInt, 8, 1};
+  };
+  refused(KVC_E_OUT_OF_RANGE, {"layers[0].k_scale", "-1"},
+          [&](Model& m) { quantised(m), m.layers[0].k_scale = -1; });
+  refused(KVC_E_OUT_OF_RANGE, {"layers[0].v_scale", "inf"},
+          [&](Model& m) { quantised(m), m.layers[0].v_scale = std::numeric_limits<float>::infinity(); });
+  Model good;
+  quantised(good);
+  good.layers[0].k_scale = 0.25f;
+  expect_ok([&](kvc_error* err) { return good.plan_status(err); });
+}
+
+// No back end lies beside this program: planning and bookkeeping need none.
+TEST(Plan, OfAGpuNeedsABackEndOnlyForMemory) {
+  Model model;
+  model.config.device = {kDLCUDA, 3};
+  for (const kvc_storage storage : {KVC_STORAGE_OWNED, KVC_STORAGE_NONE}) {
+    model.config.storage = storage;
+    kvc_plan* plan = nullptr;
+    expect_ok([&](kvc_error* err) { return kvc_plan_create(&model.config, &plan, err); });
+    kvc_cache* cache = nullptr;
+    if (storage == KVC_STORAGE_NONE) {
+      expect_ok([&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+      EXPECT_EQ(kvc_seq_add(cache, 1, nullptr), KVC_OK);
+    } else if (kvc_has_feature("cuda") == 0) {
+      expect_error(KVC_E_UNSUPPORTED, {"libkvcache_cuda.so"},
+                   [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+    }
+    kvc_cache_destroy(cache);
+    kvc_plan_destroy(plan);
+  }
 }
 
 TEST(Plan, RefusesValuesBeyondTheirLimits) {
