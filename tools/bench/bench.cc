@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/gpu_bench.h"
 
 namespace kvc::bench {
 
@@ -130,6 +131,55 @@ int guarded(const std::string& name, const std::function<void()>& work) {
   }
 }
 
+// Benches of a GPU are chosen by --device of `bench`, before or behind the subcommand.
+void add_device(CLI::App& bench, GpuOptions& options) {
+  bench.fallthrough();
+  bench
+      .add_option("--device", options.device, "cpu, or cuda[:N]: fixed shapes, all or those of the subcommand")
+      ->capture_default_str();
+  bench.add_option("--shapes", options.shapes, "On a GPU: only these, D1,D2,...")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  add_number(bench, "--matmul-tflops", options.matmul_tflops, 1e-3, 1e6,
+             "On a GPU: the arithmetic limit; measured elsewhere");
+  bench.add_flag("--tiny", options.tiny, "On a GPU: very small sizes, once; for an emulated device");
+}
+
+bool is_gpu(const GpuOptions& options) { return options.device != "cpu"; }
+
+// Throws where an option is given that would be ignored: of the fixed shapes of a GPU, of the CPU, or of `bench` behind another subcommand.
+void require_options(const CLI::App& bench, const CLI::App& app, const GpuOptions& options) {
+  const auto is_among = [](const CLI::Option& option, const std::vector<std::string>& names) {
+    return std::any_of(names.begin(), names.end(),
+                       [&](const std::string& name) { return option.check_lname(name); });
+  };
+  const auto refuse = [](const CLI::Option& option, const char* why) {
+    throw std::runtime_error(option.get_name() + ": " + why);
+  };
+  for (const CLI::App* part : {&bench, &app}) {
+    for (const CLI::Option* option : part->get_options()) {
+      if (option->count() == 0 || is_among(*option, {"json", "reps", "seconds", "device"})) continue;
+      if (is_among(*option, {"shapes", "matmul-tflops", "tiny"})) {
+        if (!is_gpu(options)) refuse(*option, "only with --device cuda[:N]");
+      } else if (is_gpu(options)) {
+        refuse(*option, "a GPU is measured with fixed shapes, see --shapes");
+      } else if (part != &app) {
+        refuse(*option, "not of this bench");
+      }
+    }
+  }
+}
+
+void run_on_gpu(const GpuOptions& options, const std::string& name) {
+  if (!has_gpu_shapes(name)) throw std::runtime_error("not on a GPU: it has no shapes there");
+  const Report report = run_gpu(options, name);
+  print_gpu_report(report, options.json);
+  for (const Report& shape : report["shapes"]) {
+    if (shape.contains("failed"))
+      throw std::runtime_error(shape["id"].get<std::string>() + ": " + shape["failed"].get<std::string>());
+  }
+}
+
 // A subcommand that runs a bench, prints its report and sets the exit code.
 template <typename Options>
 struct Command {
@@ -139,11 +189,18 @@ struct Command {
 
 template <typename Options>
 Command<Options> add_command(CLI::App& bench, const std::string& name, const char* description,
-                             Report (*run)(const Options&), int& exit_code) {
+                             Report (*run)(const Options&), const std::shared_ptr<GpuOptions>& gpu,
+                             int& exit_code) {
   auto options = std::make_shared<Options>();
   CLI::App* command = bench.add_subcommand(name, description);
-  command->callback([options, run, name, &exit_code] {
-    exit_code = guarded(name, [&] { print_report(run(*options), options->common.json); });
+  command->callback([options, run, name, gpu, command, &bench, &exit_code] {
+    exit_code = guarded(name, [&] {
+      require_options(bench, *command, *gpu);
+      if (!is_gpu(*gpu)) return print_report(run(*options), options->common.json);
+      gpu->json = gpu->json || options->common.json;
+      gpu->budget = options->common.budget;
+      run_on_gpu(*gpu, name);
+    });
   });
   add_common(*command, options->common);
   return {command, options};
@@ -161,14 +218,21 @@ void register_bench(CLI::App& app, int& exit_code) {
   auto overview = std::make_shared<CommonOptions>();
   bench.add_flag("--json", overview->json, "Print one JSON object");
   add_threads(bench, *overview);
-  bench.callback([&bench, overview, &exit_code] {
+  const auto gpu = std::make_shared<GpuOptions>();
+  add_device(bench, *gpu);
+  bench.callback([&bench, overview, gpu, &exit_code] {
     if (!bench.get_subcommands().empty()) return;
-    exit_code = guarded("overview", [&] { print_report(run_overview(*overview), overview->json); });
+    exit_code = guarded(is_gpu(*gpu) ? "device" : "overview", [&] {
+      require_options(bench, bench, *gpu);
+      if (!is_gpu(*gpu)) return print_report(run_overview(*overview), overview->json);
+      gpu->json = overview->json;
+      run_on_gpu(*gpu, "");
+    });
   });
 
   const auto decode =
       add_command(bench, "decode", "New tokens over a long context; share of reading the same pages",
-                  run_decode, exit_code);
+                  run_decode, gpu, exit_code);
   add_threads(*decode.app, decode.options->common);
   add_model(*decode.app, decode.options->model);
   add_tokens(*decode.app, "--context", decode.options->context, "Tokens each sequence sees");
@@ -178,7 +242,7 @@ void register_bench(CLI::App& app, int& exit_code) {
 
   const auto prefill =
       add_command(bench, "prefill", "Many new tokens over a context; share of the arithmetic peak",
-                  run_prefill, exit_code);
+                  run_prefill, gpu, exit_code);
   add_threads(*prefill.app, prefill.options->common);
   add_model(*prefill.app, prefill.options->model);
   add_tokens(*prefill.app, "--new", prefill.options->new_tokens, "New tokens");
@@ -186,21 +250,21 @@ void register_bench(CLI::App& app, int& exit_code) {
 
   const auto mla =
       add_command(bench, "mla", "New tokens over latent rows (absorbed MLA); share of the larger floor",
-                  run_mla, exit_code);
+                  run_mla, gpu, exit_code);
   add_threads(*mla.app, mla.options->common);
   add_latents(*mla.app, *mla.options);
   add_tokens(*mla.app, "--context", mla.options->context, "Tokens each sequence sees");
   add_count(*mla.app, "--batch", mla.options->batch, "Sequences");
 
   const auto append = add_command(bench, "append", "Rotate and store K, store V; share of a streaming copy",
-                                  run_append, exit_code);
+                                  run_append, gpu, exit_code);
   add_threads(*append.app, append.options->common);
   add_model(*append.app, append.options->model);
   add_tokens(*append.app, "--tokens", append.options->tokens, "New tokens");
   append.app->add_flag("--rope,!--no-rope", append.options->rope, "Rotate K")->capture_default_str();
 
   const auto copy = add_command(bench, "copy", "Copy-on-write of shared pages; share of a streaming copy",
-                                run_copy, exit_code);
+                                run_copy, gpu, exit_code);
   add_threads(*copy.app, copy.options->common);
   add_model(*copy.app, copy.options->model);
   add_count(*copy.app, "--layers", copy.options->layers, "Layers of the model");
@@ -209,7 +273,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   const auto swap =
       add_command(bench, "swap",
                   "Pages between the device pool and the host pool by their ids; share of a streaming copy",
-                  run_swap, exit_code);
+                  run_swap, gpu, exit_code);
   add_threads(*swap.app, swap.options->common);
   add_model(*swap.app, swap.options->model);
   add_count(*swap.app, "--layers", swap.options->layers, "Layers of the model");
@@ -217,7 +281,7 @@ void register_bench(CLI::App& app, int& exit_code) {
              "How the layers of a page lie in the pools");
 
   const auto step = add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
-                                run_step, exit_code);
+                                run_step, gpu, exit_code);
   add_count(*step.app, "--sequences", step.options->sequences, "Sequences");
   add_tokens(*step.app, "--context", step.options->context, "Tokens of each sequence");
   add_number(*step.app, "--versus-context", step.options->versus_context, 0, int64_t{1} << 24,
@@ -233,14 +297,14 @@ void register_bench(CLI::App& app, int& exit_code) {
   const auto prefix = add_command(
       bench, "prefix",
       "The prefix index on one long prompt: keys, lookup, attach, insert, eviction; no tensor memory",
-      run_prefix, exit_code);
+      run_prefix, gpu, exit_code);
   add_tokens(*prefix.app, "--tokens", prefix.options->tokens, "Tokens of the prompt");
   add_page(*prefix.app, prefix.options->page_size);
   add_count(*prefix.app, "--layers", prefix.options->layers, "Layers of the model");
 
   const auto linear = add_command(
       bench, "linear", "Linear attention: a step as a share of streaming the states, prefill of the peak",
-      run_linear, exit_code);
+      run_linear, gpu, exit_code);
   add_threads(*linear.app, linear.options->common);
   add_isa(*linear.app, linear.options->isa);
   add_count(*linear.app, "--heads", linear.options->heads, "Heads of v and of the state");
@@ -255,7 +319,7 @@ void register_bench(CLI::App& app, int& exit_code) {
                                    "with the kv heads; together, arithmetic does, and that grows with the "
                                    "query heads: so the gain falls with the query heads per "
                                    "kv head (speedup: as asked; speedup_gqa4: four per kv head)",
-                                   run_cascade, exit_code);
+                                   run_cascade, gpu, exit_code);
   add_threads(*cascade.app, cascade.options->common);
   add_model(*cascade.app, cascade.options->model);
   add_count(*cascade.app, "--sequences", cascade.options->sequences, "Sequences that share the prefix");
@@ -265,7 +329,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   const auto tree = add_command(
       bench, "tree",
       "A token tree in one forward, and the commit of a path, against a plain append of as many tokens",
-      run_tree, exit_code);
+      run_tree, gpu, exit_code);
   add_threads(*tree.app, tree.options->common);
   add_model(*tree.app, tree.options->model);
   add_tokens(*tree.app, "--context", tree.options->context, "Tokens cached before the tree");
@@ -275,7 +339,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   const auto window = add_command(
       bench, "window",
       "Layers with a window: decode at growing contexts and against all keys, prefill against all keys",
-      run_window, exit_code);
+      run_window, gpu, exit_code);
   add_threads(*window.app, window.options->common);
   add_model(*window.app, window.options->model);
   add_tokens(*window.app, "--window", window.options->window, "Keys that a token sees");
@@ -284,7 +348,7 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_tokens(*window.app, "--new", window.options->new_tokens,
              "New tokens of the prefill, at the end of the context");
 
-  const auto info =
-      add_command(bench, "info", "What the library finds and what the machine can do", run_info, exit_code);
+  const auto info = add_command(bench, "info", "What the library finds and what the machine can do", run_info,
+                                gpu, exit_code);
   add_threads(*info.app, info.options->common);
 }

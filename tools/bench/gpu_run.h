@@ -1,0 +1,23 @@
+// One shape on a GPU.
+#pragma once
+
+#include "tools/bench/gpu.h"
+#include "tools/bench/gpu_shapes.h"
+#include "tools/bench/measure.h"
+#include "tools/bench/report.h"
+
+namespace kvc::bench {
+
+struct GpuLimits {
+  double bytes_per_second;  // of a copy, read and written
+  double flops_per_second;
+};
+
+// What a shape needs at least: the longer of moving its bytes and of computing its flops, in seconds.
+double floor_of(const GpuWork& work, const GpuLimits& limits);
+
+// `once`: nothing is repeated. Where the library refuses the shape, the report has the reason as "refused".
+Report run_shape(const Gpu& gpu, const GpuShape& shape, const GpuLimits& limits, const Budget& budget,
+                 bool once);
+
+}  // namespace kvc::bench
