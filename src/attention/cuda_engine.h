@@ -32,6 +32,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   int32_t num_threads() const override { return 0; }
   uint64_t num_cascades() const override { return 0; }
   void set_stream(const kvc_stream* stream) override;
+  void require_alive() const override;
   void drain() override;
   void record(DeviceEvent* event) override;
 
@@ -88,7 +89,6 @@ class CudaEngine final : public Engine, public DeviceQueue {
   class Outside;
   friend class Outside;
 
-  void require_alive() const;
   void require_stream() const;
   void begin_replay(Forward& forward);
   void note_captured(const Forward& forward);

@@ -1,5 +1,7 @@
 // CudaEngine: how a forward begins and ends, alone or in a graph, and what became of the device.
 #include <algorithm>
+#include <exception>
+#include <string>
 
 #include "src/attention/cuda_engine.h"
 #include "src/base/error.h"
@@ -23,12 +25,14 @@ void CudaEngine::lost(const char* what) noexcept {
   is_lost_ = true;
   try {
     throw;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     try {
       lost_why_ = std::string(what) + ": " + error.what();
     } catch (...) {
+      // Without memory for the reason: that it is lost is known.
     }
   } catch (...) {
+    // The library throws nothing else.
   }
 }
 

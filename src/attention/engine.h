@@ -63,6 +63,8 @@ class Engine : public ByteCopier {
   // For the calls that follow; those of the host program, null: the library's own.
   virtual void set_stream(const kvc_stream* stream) = 0;
 
+  // Throws DEVICE once the device has failed, in this call or before.
+  virtual void require_alive() const = 0;
   // Waits until everything is done.
   virtual void drain() = 0;
   // `event` stands for everything so far, where that may not be done yet.

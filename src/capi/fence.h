@@ -22,6 +22,7 @@ class FenceOut {
   }
   // Stands for everything that the engine was given so far; on the CPU that is done.
   void give(Engine& engine) {
+    engine.require_alive();  // copies don't throw
     if (out_ == nullptr) return;
     engine.record(&fence_->event);
     *out_ = fence_.release();

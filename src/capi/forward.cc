@@ -124,5 +124,6 @@ kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, cons
     require(cache, "cache");
     const kvc::StreamScope scope(cache->cache.engine(), stream);
     cache->cache.commit_trees(n, seqs, leaves);
+    cache->cache.engine().require_alive();
   });
 }

@@ -28,10 +28,13 @@ inline Cache& open_cache(const kvc_forward* fwd) {
   return *fwd->cache;
 }
 
-// The stream that a call gives, for what it enqueues.
+// The stream that a call gives, for what it enqueues. Throws DEVICE where the device has failed before.
 class StreamScope {
  public:
-  StreamScope(Engine& engine, kvc_stream stream) : engine_(engine) { engine_.set_stream(&stream); }
+  StreamScope(Engine& engine, kvc_stream stream) : engine_(engine) {
+    engine_.require_alive();
+    engine_.set_stream(&stream);
+  }
   ~StreamScope() { engine_.set_stream(nullptr); }
   StreamScope(const StreamScope&) = delete;
   StreamScope& operator=(const StreamScope&) = delete;

@@ -39,6 +39,7 @@ kvc_status kvc_seq_shift(kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t e
   return guard(err, [&] {
     require(cache, "cache");
     cache->cache.shift(seq, begin, end, delta);
+    cache->cache.engine().require_alive();  // moving rows does not throw
   });
 }
 

@@ -264,6 +264,16 @@ TEST_F(CudaCache, ReportsADeviceThatFailsAndKeepsItsBooks) {
   EXPECT_EQ(kvc_seq_length(cache.cache, 1, &length, nullptr), KVC_OK);
   EXPECT_EQ(length, 5);
   cache.check();
+  int64_t pair[] = {0, 40};
+  int64_t shape[] = {1, 2};
+  const DLTensor pairs{pair, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, nullptr, 0};
+  for (int i = 0; i < 2; ++i) {
+    kvc_error error = OneCache::blank();
+    EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, nullptr, nullptr, &error), KVC_E_DEVICE) << "call " << i;
+    EXPECT_NE(std::string(error.message).find("copying pages"), std::string::npos) << error.message;
+  }
+  EXPECT_EQ(kvc_seq_shift(cache.cache, 1, 1, 2, -1, nullptr), KVC_E_DEVICE);
+  cache.check();
   EXPECT_EQ(kvc_seq_remove(cache.cache, 1, nullptr), KVC_OK);
   EXPECT_EQ(cache.stats().pages_used, 0);
   cudasim::set_sticky_error(0, cudaSuccess);  // so that what the cache holds can be given back
