@@ -9,5 +9,6 @@
 #endif
 #endif
 #if defined(CUDASIM_ASAN)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
