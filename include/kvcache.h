@@ -852,10 +852,11 @@ typedef struct kvc_forward_desc {
 /* Bits of kvc_forward_desc.flags. */
 enum {
   /* CUDA graphs. A forward whose begin finds its stream captured becomes part of the graph, page tables included; nothing runs yet. Launch
-   * the graph once for it after the end (or abort it: then it never was). Every further step of the same shape (num_seqs, append_lengths,
-   * no trees, no positions, no encoder tokens): begin with this flag, which tells the device what changed and enqueues nothing, launch the graph on the
-   * same stream, end. Lengths, pages, windows and states are the step's own. Calls on layers are refused in between. Addresses
-   * that the graph has seen stay valid while max_seqs, max_tokens_per_forward and max_seq_len of the configuration are set. */
+   * the graph once for it after the end (or abort it, and don't: then it never was). Every further step of the same shape (num_seqs,
+   * append_lengths, no trees, no positions, no encoder tokens): begin with this flag, which tells the device what changed and enqueues
+   * nothing, launch the graph on the same stream, end (or abort instead of the launch). Lengths, pages, windows and states are the step's
+   * own. Calls on layers are refused in between. A forward that is captured has no tokens, replayed ones may. Addresses that the graph
+   * has seen stay valid while max_seqs, max_tokens_per_forward and max_seq_len of the configuration are set. */
   KVC_FORWARD_REPLAY = 1
 };
 

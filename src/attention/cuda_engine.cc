@@ -55,6 +55,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       new_v_(*device),
       identity_slots_(*device),
       state_sequences_(*device),
+      carried_states_(*device),
       moves_(spec_->groups.size()) {
   stream_ = own_stream_.get();
 }

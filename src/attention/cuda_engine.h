@@ -5,6 +5,7 @@
 // the other.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -82,6 +83,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
     uint64_t generation;           // of the addresses that it names
     int64_t max_words;             // of a step
     int64_t max_length;            // of a sequence
+    bool sets_states;
   };
   struct MoveList {  // of a group
     std::vector<int64_t> from, to, first;
@@ -92,6 +94,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void require_stream() const;
   void begin_replay(Forward& forward);
   void note_captured(const Forward& forward);
+  void mark_states_set(Forward& forward) const;
   void lost(const char* what) noexcept;
   cuda::Stream stream() const { return stream_; }
   kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
@@ -109,6 +112,8 @@ class CudaEngine final : public Engine, public DeviceQueue {
                  bool splits_sinks, cuda::AttnLaunch launch);
   DeviceUploads& uploads_of(const Outside&) const;
   cuda::ConvertParams state_rows(const StateRef& state) const;
+  void copy_states_out(const StateRef& state, const StateRows& out);
+  void copy_states_in(const StateRef& state, const StateRows& value);
   template <typename Params>
   Params with_states(const StateRef& state, Params params, int64_t sequence_bytes);
   static int64_t longest_append(const Forward& forward);
@@ -131,7 +136,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   DeviceStep step_;
   DeviceAngles angles_;
   DeviceViews views_;
-  DeviceBuffer new_k_, new_v_, identity_slots_, state_sequences_;
+  DeviceBuffer new_k_, new_v_, identity_slots_, state_sequences_, carried_states_;
   int64_t num_identity_slots_ = 0;
   std::vector<MoveList> moves_;  // per group
   std::vector<int64_t> turned_slots_;
@@ -142,7 +147,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   bool is_replay_ = false;    // the open forward runs in a graph
   std::vector<CapturedShape> captured_;
   mutable std::mutex outside_;  // const calls may come from several threads
-  bool is_lost_ = false;
+  std::atomic<bool> is_lost_{false};
   std::string lost_why_;
 };
 

@@ -22,7 +22,6 @@ void CudaEngine::require_alive() const {
 
 void CudaEngine::lost(const char* what) noexcept {
   if (is_lost_) return;
-  is_lost_ = true;
   try {
     throw;
   } catch (const std::exception& error) {
@@ -34,6 +33,7 @@ void CudaEngine::lost(const char* what) noexcept {
   } catch (...) {
     // The library throws nothing else.
   }
+  is_lost_ = true;  // last: whoever sees it reads why
 }
 
 void CudaEngine::set_stream(const kvc_stream* stream) {
@@ -49,7 +49,7 @@ void CudaEngine::drain() {
 void CudaEngine::record(DeviceEvent* event) {
   const std::lock_guard<std::mutex> lock(outside_);
   *event = DeviceEvent(*device_);
-  event->record(in_forward_ ? forward_stream_ : stream_);
+  event->record(stream_);
 }
 
 void CudaEngine::begin(Forward& forward, bool is_replay) {
@@ -61,6 +61,11 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
       order_.use(stream_);
     }
     is_replay_ = is_replay;
+    if (is_captured_ && forward.batch().has_tokens()) {
+      // What is published at the end may be copied then, and the step has not run.
+      fail(KVC_E_UNSUPPORTED,
+           "desc->tokens is set, and desc->stream is captured: replayed forwards may have tokens");
+    }
     if (is_replay) {
       begin_replay(forward);
     } else {
@@ -71,8 +76,11 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
     forward.batch().forget_sent();
     throw;
   }
-  forward_stream_ = stream_;
-  in_forward_ = true;
+  {
+    const std::lock_guard<std::mutex> lock(outside_);
+    forward_stream_ = stream_;
+    in_forward_ = true;
+  }
   if (is_captured_) note_captured(forward);
 }
 
@@ -104,7 +112,10 @@ void CudaEngine::begin_replay(Forward& forward) {
   if (known->generation != step_.generation() || batch.longest(false) > known->max_length)
     outgrown = "config.max_seq_len";
   if (words > known->max_words) outgrown = "config.max_tokens_per_forward";
-  if (outgrown == nullptr) return;
+  if (outgrown == nullptr) {
+    if (known->sets_states) mark_states_set(forward);
+    return;
+  }
   step_.unsend();
   fail(KVC_E_INVALID_STATE,
        "desc->flags has KVC_FORWARD_REPLAY, but buffers have grown since the forward of %zu sequences was "
@@ -112,11 +123,21 @@ void CudaEngine::begin_replay(Forward& forward) {
        batch.entries().size(), outgrown);
 }
 
+// What the graph does with states, it does with all: those that its forward did not set are carried on.
+void CudaEngine::mark_states_set(Forward& forward) const {
+  for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
+    const auto count = static_cast<int32_t>(spec_->layers[layer].states.size());
+    for (int32_t state = 0; state < count; ++state)
+      forward.mark_state_set(static_cast<int32_t>(layer), state);
+  }
+}
+
 void CudaEngine::note_captured(const Forward& forward) {
   CapturedShape shape{.lengths = {},
                       .generation = step_.generation(),
                       .max_words = step_.max_words(),
-                      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false))};
+                      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
+                      .sets_states = false};
   for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
   std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
   captured_.push_back(std::move(shape));
@@ -133,14 +154,15 @@ void CudaEngine::require_stream() const {
 }
 
 void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
-  in_forward_ = false;
-  if (is_captured_ && aborted) {
-    // The graph has not run, and will not for this step.
+  if ((is_captured_ || is_replay_) && aborted) {
+    // The graph has not run for this step, and will not.
     step_.unsend();
     forward.batch().forget_sent();
   }
+  if (is_captured_) captured_.back().sets_states = forward.any_state_set();
   uploads_.finish(forward_stream_);
   const std::lock_guard<std::mutex> lock(outside_);
+  in_forward_ = false;
   order_.used(forward_stream_);
 }
 

@@ -22,8 +22,11 @@ constexpr int64_t bytes_of(const std::vector<T>& values) {
 // A call that is not part of the forward: on the stream that was set, between what the forward has enqueued and what it will.
 class CudaEngine::Outside {
  public:
+  // What a capture is no part of must not get into its graph: it goes to the library's stream, and is done when the capture goes on.
   Outside(const CudaEngine& engine, cuda::Stream stream)
       : engine_(engine), lock_(engine.outside_), stream_(stream) {
+    is_beside_capture_ = engine_.device_->is_capturing(stream);
+    if (is_beside_capture_) stream_ = engine_.own_stream_.get();
     if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
       engine_.order_.used(engine_.forward_stream_);
     engine_.order_.use(stream_);
@@ -31,11 +34,12 @@ class CudaEngine::Outside {
   ~Outside() {
     engine_.uploads_of(*this).finish(stream_);
     engine_.order_.used(stream_);
-    if (!engine_.in_forward_ || engine_.forward_stream_ == stream_) return;
     try {
-      engine_.order_.use(engine_.forward_stream_);
+      if (is_beside_capture_) engine_.device_->synchronize(stream_);
+      if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
+        engine_.order_.use(engine_.forward_stream_);
     } catch (...) {
-      // The device is lost; the forward's next call will see it.
+      // The device is lost; the next call will see it.
     }
   }
   Outside(const Outside&) = delete;
@@ -47,6 +51,7 @@ class CudaEngine::Outside {
   const CudaEngine& engine_;
   std::unique_lock<std::mutex> lock_;
   cuda::Stream stream_;
+  bool is_beside_capture_ = false;
 };
 
 DeviceUploads& CudaEngine::uploads_of(const Outside&) const { return outside_uploads_; }
@@ -66,6 +71,10 @@ ConvertParams CudaEngine::state_rows(const StateRef& ref) const {
 
 void CudaEngine::get_states(Forward&, const StateRef& ref, const StateRows& out) {
   require_stream();
+  copy_states_out(ref, out);
+}
+
+void CudaEngine::copy_states_out(const StateRef& ref, const StateRows& out) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   ConvertParams params = state_rows(ref);
@@ -82,6 +91,10 @@ void CudaEngine::get_states(Forward&, const StateRef& ref, const StateRows& out)
 
 void CudaEngine::set_states(Forward&, const StateRef& ref, const StateRows& value) {
   require_stream();
+  copy_states_in(ref, value);
+}
+
+void CudaEngine::copy_states_in(const StateRef& ref, const StateRows& value) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   ConvertParams params = state_rows(ref);
@@ -96,6 +109,7 @@ void CudaEngine::set_states(Forward&, const StateRef& ref, const StateRows& valu
   device_->call("convert", device_->table->convert, params, forward_stream_);
 }
 
+// Through a buffer, by the slots that the step says: in a graph these are each step's own.
 void CudaEngine::carry_states_on(Forward& forward) noexcept {
   try {
     for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
@@ -103,11 +117,11 @@ void CudaEngine::carry_states_on(Forward& forward) noexcept {
       const auto local = static_cast<int32_t>(layer);
       for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
         if (forward.is_state_set(local, state)) continue;
-        for (const BatchEntry& entry : forward.batch().entries()) {
-          device_->copy(states_->state(entry.new_state, local, state),
-                        states_->state(entry.sequence->state, local, state),
-                        states[static_cast<size_t>(state)].bytes(), forward_stream_);
-        }
+        const StateSpec& spec = states[static_cast<size_t>(state)];
+        carried_states_.ensure(step_.max_sequences() * spec.bytes(), forward_stream_);
+        const StateRows rows{carried_states_.data(), spec.bytes(), spec.dtype};
+        copy_states_out({local, state}, rows);
+        copy_states_in({local, state}, rows);
       }
     }
   } catch (...) {

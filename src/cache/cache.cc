@@ -25,7 +25,14 @@ int64_t require_pages(const Plan& plan) {
 // Bookkeeping alone needs no device.
 Device find_gpu(const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
-  return require_device(spec.device.device_id);
+  const Device device = require_device(spec.device.device_id);
+  for (size_t i = 0; i < spec.pool_tensors.size(); ++i) {
+    const int32_t where = locate(device, spec.pool_tensors[i].data);
+    if (where == device.id || where == -1) continue;
+    fail_with(KVC_E_DEVICE_MISMATCH, where, "config.pool_tensors[%zu] lies %s (%d), the cache on GPU %d", i,
+              where < 0 ? "in memory that CUDA does not know" : "on another GPU", where, device.id);
+  }
+  return device;
 }
 
 }  // namespace

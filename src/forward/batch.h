@@ -130,6 +130,7 @@ class Batch {
     return num_new_blocks_;
   }  // that it will publish, for which the index has room
   bool has_trees() const { return has_trees_; }
+  bool has_tokens() const { return !tokens_.empty(); }
   int64_t longest(bool is_cross) const;  // longest sequence with its new tokens
 
   // What a device is sent for this step, in one copy; on the CPU it only says how much that would be.
