@@ -54,6 +54,7 @@ void CudaEngine::record(DeviceEvent* event) {
 
 void CudaEngine::begin(Forward& forward, bool is_replay) {
   require_alive();
+  bool is_sent = false;
   try {
     {
       const std::lock_guard<std::mutex> lock(outside_);
@@ -70,9 +71,12 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
       begin_replay(forward);
     } else {
       step_.send(forward.batch(), stream_);
+      is_sent = true;
       angles_.begin(forward, uploads_, stream_);
     }
+    if (is_captured_) note_captured(forward);
   } catch (...) {
+    if (is_sent && is_captured_) step_.unsend();
     forward.batch().forget_sent();
     throw;
   }
@@ -81,7 +85,6 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
     forward_stream_ = stream_;
     in_forward_ = true;
   }
-  if (is_captured_) note_captured(forward);
 }
 
 void CudaEngine::begin_replay(Forward& forward) {
