@@ -48,10 +48,11 @@ layouts! {
     kvc_state_spec = 32 {
         struct_size @ 0, ndim @ 8, dtype @ 12, shape @ 16, init @ 24,
     }
-    kvc_layer = 96 {
+    kvc_layer = 104 {
         struct_size @ 0, kind @ 8, num_q_heads @ 12, num_kv_heads @ 16, k_dim @ 20, v_dim @ 24, quant @ 28,
         k_dtype @ 32, v_dtype @ 36, rope @ 40, window @ 48, chunk @ 56, source_layer @ 64, latent_rank @ 68,
         latent_rope_dim @ 72, flags @ 76, states @ 80, num_states @ 88, reserved @ 92,
+        k_scale @ 96, v_scale @ 100,
     }
     kvc_allocator = 32 {
         struct_size @ 0, user @ 8, alloc @ 16, free @ 24,
