@@ -42,6 +42,7 @@ class CpuEngine final : public Engine {
   void record(DeviceEvent*) override {}
 
   void begin(Forward& forward, bool is_replay) override;
+  void check_end() const override {}
   void closed(Forward&, bool) noexcept override {}
   void carry_states_on(Forward& forward) noexcept override;
   void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,

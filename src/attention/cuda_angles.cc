@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "src/base/error.h"
+
 namespace kvc {
 namespace {
 
@@ -125,14 +127,20 @@ void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream, ker
   out[0] = out[1] = {};
   if (rope < 0 || spec_->ropes[static_cast<size_t>(rope)].mode != KVC_ROPE_ON_READ) return;
   const int64_t wanted = std::max(forward.longest_position(), spec_->max_seq_len);
-  bool needs[2] = {false, false};
-  for (const BatchEntry& entry : forward.batch().entries())
-    needs[forward.uses_long(rope, entry) ? 1 : 0] = true;
-  for (int variant = 0; variant < 2; ++variant) {
-    if (!needs[variant]) continue;
+  // Both variants, whatever this batch needs: in a graph it may be another one.
+  const bool has_long = !spec_->ropes[static_cast<size_t>(rope)].long_inverse_frequencies.empty();
+  for (int variant = 0; variant < (has_long ? 2 : 1); ++variant) {
     Table& table = ropes_[static_cast<size_t>(rope)].keys[variant];
-    if (device_->is_capturing(stream)) table.memory.ensure(table.memory.bytes(), stream);
+    table.memory.ensure(table.memory.bytes(), stream);  // notes a capture
     if (table.num_rows < wanted) {
+      if (device_->is_capturing(stream)) {
+        fail(KVC_E_INVALID_STATE,
+             "keys are rotated on read at up to %lld positions, angles are there for %lld: before the "
+             "capture, run a "
+             "forward with this layer; config.max_seq_len = %lld leaves their number open if 0",
+             static_cast<long long>(wanted), static_cast<long long>(table.num_rows),
+             static_cast<long long>(spec_->max_seq_len));
+      }
       const int64_t rows = std::max({wanted, 2 * table.num_rows, kLeastKeyPositions});
       cuda::AngleParams params = params_of(rope);
       if (variant == 1) params.inverse_frequencies[0] = params.inverse_frequencies[1];

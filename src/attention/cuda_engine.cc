@@ -119,6 +119,10 @@ void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensor
   params->page_size = INT_MAX;
   if (is_captured_) identity_slots_.ensure(identity_slots_.bytes(), forward_stream_);
   if (num_identity_slots_ >= rows) return;
+  if (is_captured_) {
+    fail(KVC_E_INVALID_STATE, "kvc_attn_self of up to %lld tokens: before the capture, run a forward with it",
+         static_cast<long long>(rows));
+  }
   std::vector<int64_t> slots(static_cast<size_t>(rows));
   std::iota(slots.begin(), slots.end(), 0);
   const auto bytes = static_cast<int64_t>(slots.size() * sizeof(int64_t));
@@ -151,7 +155,11 @@ void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }
 
-bool CudaEngine::fits(AttnKernel kernel, const AttnLaunch& launch) const {
+// A kernel is asked about the launch as it would get it: cut into tiles of its own.
+bool CudaEngine::fits(AttnKernel kernel, AttnLaunch launch) const {
+  launch.plan.tile_rows =
+      device_->table->attention_geometry(device_->id, kernel, launch.params.k_dim, launch.params.v_dim)
+          .tile_rows;
   return device_->table->attention_fits(device_->id, kernel, launch, nullptr);
 }
 
@@ -219,6 +227,13 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   bool has_sinks = false;
   for (const BatchEntry& entry : forward.batch().entries())
     has_sinks |= entry.sequence->sink > 0 && group.window == 0 && options.window == 0;
+  if (is_captured_) {
+    // A replayed batch may have sinks where this one has none.
+    has_sinks = on_read && group.window == 0 && options.window == 0;
+    captured_.back().call_window = std::max(captured_.back().call_window, options.window);
+    if (!options.spans.empty())
+      fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");
+  }
   AttnLaunch launch{};
   AttnParams& params = launch.params;
   params.q = tensors.q;

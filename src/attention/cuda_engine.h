@@ -38,6 +38,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void record(DeviceEvent* event) override;
 
   void begin(Forward& forward, bool is_replay) override;
+  void check_end() const override;
   void closed(Forward& forward, bool aborted) noexcept override;
   void carry_states_on(Forward& forward) noexcept override;
   void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -83,6 +84,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
     uint64_t generation;           // of the addresses that it names
     int64_t max_words;             // of a step
     int64_t max_length;            // of a sequence
+    int64_t call_window;           // widest of the calls; 0: none
     bool sets_states;
   };
   struct MoveList {  // of a group
@@ -93,6 +95,8 @@ class CudaEngine final : public Engine, public DeviceQueue {
 
   void require_stream() const;
   void begin_replay(Forward& forward);
+  void require_capturable(const Forward& forward) const;
+  void secure_carried_states();
   void note_captured(const Forward& forward);
   void mark_states_set(Forward& forward) const;
   void lost(const char* what) noexcept;
@@ -107,7 +111,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
                    const cuda::RowStorage& v_storage, int64_t num_rows, const int32_t* num_rows_at);
   std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
                                     bool is_invariant) const;
-  bool fits(cuda::AttnKernel kernel, const cuda::AttnLaunch& launch) const;
+  bool fits(cuda::AttnKernel kernel, cuda::AttnLaunch launch) const;
   void run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
                  bool splits_sinks, cuda::AttnLaunch launch);
   DeviceUploads& uploads_of(const Outside&) const;

@@ -62,11 +62,7 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
       order_.use(stream_);
     }
     is_replay_ = is_replay;
-    if (is_captured_ && forward.batch().has_tokens()) {
-      // What is published at the end may be copied then, and the step has not run.
-      fail(KVC_E_UNSUPPORTED,
-           "desc->tokens is set, and desc->stream is captured: replayed forwards may have tokens");
-    }
+    if (is_captured_) require_capturable(forward);
     if (is_replay) {
       begin_replay(forward);
     } else {
@@ -78,12 +74,31 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
   } catch (...) {
     if (is_sent && is_captured_) step_.unsend();
     forward.batch().forget_sent();
+    uploads_.finish(stream_);
+    const std::lock_guard<std::mutex> lock(outside_);
+    if (is_sent) order_.used(stream_);
     throw;
   }
   {
     const std::lock_guard<std::mutex> lock(outside_);
     forward_stream_ = stream_;
     in_forward_ = true;
+  }
+}
+
+// What would be frozen into the graph, though the next step has another of it.
+void CudaEngine::require_capturable(const Forward& forward) const {
+  const Batch& batch = forward.batch();
+  const auto refuse = [](const char* what) {
+    fail(KVC_E_UNSUPPORTED, "desc->stream is captured, and the forward has %s: a graph has none", what);
+  };
+  if (batch.has_trees()) refuse("token trees");
+  if (batch.num_cross_rows() != 0) refuse("encoder tokens");
+  if (forward.given_positions() != nullptr) refuse("positions");
+  // What is published at the end may be copied then, and the step has not run.
+  if (batch.has_tokens()) refuse("tokens, which replayed ones may have");
+  for (const BatchEntry& entry : batch.entries()) {
+    if (!entry.sequence->segments.empty()) refuse("a sequence whose positions were moved (kvc_seq_shift)");
   }
 }
 
@@ -96,6 +111,13 @@ void CudaEngine::begin_replay(Forward& forward) {
          batch.has_trees()             ? "token trees"
          : batch.num_cross_rows() != 0 ? "encoder tokens"
                                        : "positions");
+  }
+  for (const BatchEntry& entry : batch.entries()) {
+    if (entry.sequence->segments.empty()) continue;
+    fail_with(
+        KVC_E_UNSUPPORTED, entry.sequence->id,
+        "desc->flags has KVC_FORWARD_REPLAY, but positions of sequence %lld were moved: a graph has none",
+        static_cast<long long>(entry.sequence->id));
   }
   const auto is_same = [&](const CapturedShape& shape) {
     return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
@@ -111,19 +133,24 @@ void CudaEngine::begin_replay(Forward& forward) {
   }
   step_.write_for_replay(batch, stream_);
   const auto words = static_cast<int64_t>(batch.step_words().size());
-  const char* outgrown = nullptr;
-  if (known->generation != step_.generation() || batch.longest(false) > known->max_length)
-    outgrown = "config.max_seq_len";
-  if (words > known->max_words) outgrown = "config.max_tokens_per_forward";
-  if (outgrown == nullptr) {
+  const char* reason = nullptr;
+  if (known->generation != step_.generation())
+    reason = "the pool or the page tables have moved; set config.max_seq_len";
+  if (batch.longest(false) > known->max_length) reason = "set config.max_seq_len";
+  if (words > known->max_words) reason = "set config.max_tokens_per_forward";
+  for (const BatchEntry& entry : batch.entries()) {
+    const Sequence& sequence = *entry.sequence;
+    if (sequence.sink != 0 && known->call_window > sequence.window - sequence.sink)
+      reason = "a call's window reaches beyond the sinks of a sequence";
+  }
+  if (reason == nullptr) {
     if (known->sets_states) mark_states_set(forward);
     return;
   }
   step_.unsend();
   fail(KVC_E_INVALID_STATE,
-       "desc->flags has KVC_FORWARD_REPLAY, but buffers have grown since the forward of %zu sequences was "
-       "captured: set %s",
-       batch.entries().size(), outgrown);
+       "desc->flags has KVC_FORWARD_REPLAY, but the graph of %zu sequences does not serve this step: %s",
+       batch.entries().size(), reason);
 }
 
 // What the graph does with states, it does with all: those that its forward did not set are carried on.
@@ -140,6 +167,7 @@ void CudaEngine::note_captured(const Forward& forward) {
                       .generation = step_.generation(),
                       .max_words = step_.max_words(),
                       .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
+                      .call_window = 0,
                       .sets_states = false};
   for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
   std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
@@ -156,13 +184,32 @@ void CudaEngine::require_stream() const {
   }
 }
 
+void CudaEngine::check_end() const {
+  if (is_captured_ && !device_->is_capturing(forward_stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd was begun while its stream was captured, and the capture is over: end it before, or "
+         "abort it");
+  }
+}
+
 void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
+  if (is_captured_) captured_.back().sets_states = forward.any_state_set();
+  if (is_captured_ && aborted) {
+    // Replays may follow: the graph has to do with states what an end would have made it do.
+    bool is_over = true;
+    try {
+      is_over = !device_->is_capturing(forward_stream_);
+    } catch (...) {
+      // Then nothing more gets into the graph either.
+    }
+    if (forward.any_state_set() && !is_over) carry_states_on(forward);
+    if (is_over && spec_->has_states()) captured_.pop_back();
+  }
   if ((is_captured_ || is_replay_) && aborted) {
     // The graph has not run for this step, and will not.
     step_.unsend();
     forward.batch().forget_sent();
   }
-  if (is_captured_) captured_.back().sets_states = forward.any_state_set();
   uploads_.finish(forward_stream_);
   const std::lock_guard<std::mutex> lock(outside_);
   in_forward_ = false;

@@ -1,201 +1,14 @@
-// CudaEngine: states, pages, and rows that move without attention.
+// CudaEngine: pages, and rows that move without attention.
 #include <algorithm>
 
 #include "src/attention/cuda_engine.h"
+#include "src/attention/cuda_outside.h"
 #include "src/attention/cuda_storage.h"
 #include "src/base/error.h"
-#include "src/base/log.h"
 
 namespace kvc {
-namespace {
-
-using cuda::ConvertParams;
-
-// Rows of a device array that is used by many sequences: some hundreds of bytes each.
-template <typename T>
-constexpr int64_t bytes_of(const std::vector<T>& values) {
-  return static_cast<int64_t>(values.size() * sizeof(T));
-}
-
-}  // namespace
-
-// A call that is not part of the forward: on the stream that was set, between what the forward has enqueued and what it will.
-class CudaEngine::Outside {
- public:
-  // What a capture is no part of must not get into its graph: it goes to the library's stream, and is done when the capture goes on.
-  Outside(const CudaEngine& engine, cuda::Stream stream)
-      : engine_(engine), lock_(engine.outside_), stream_(stream) {
-    is_beside_capture_ = engine_.device_->is_capturing(stream);
-    if (is_beside_capture_) stream_ = engine_.own_stream_.get();
-    if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
-      engine_.order_.used(engine_.forward_stream_);
-    engine_.order_.use(stream_);
-  }
-  ~Outside() {
-    engine_.uploads_of(*this).finish(stream_);
-    engine_.order_.used(stream_);
-    try {
-      if (is_beside_capture_) engine_.device_->synchronize(stream_);
-      if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
-        engine_.order_.use(engine_.forward_stream_);
-    } catch (...) {
-      // The device is lost; the next call will see it.
-    }
-  }
-  Outside(const Outside&) = delete;
-  Outside& operator=(const Outside&) = delete;
-
-  cuda::Stream stream() const { return stream_; }
-
- private:
-  const CudaEngine& engine_;
-  std::unique_lock<std::mutex> lock_;
-  cuda::Stream stream_;
-  bool is_beside_capture_ = false;
-};
 
 DeviceUploads& CudaEngine::uploads_of(const Outside&) const { return outside_uploads_; }
-
-// ------------------------------------------------------------------------------------------------------- states
-
-// The state of every sequence of the step, in the memory of the pool.
-ConvertParams CudaEngine::state_rows(const StateRef& ref) const {
-  const StateSpec& spec =
-      spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
-  ConvertParams params{};
-  params.num_rows = step_.max_sequences();
-  params.num_rows_at = step_.state().counts;
-  params.num_elements = spec.num_elements;
-  return params;
-}
-
-void CudaEngine::get_states(Forward&, const StateRef& ref, const StateRows& out) {
-  require_stream();
-  copy_states_out(ref, out);
-}
-
-void CudaEngine::copy_states_out(const StateRef& ref, const StateRows& out) {
-  const StateSpec& spec =
-      spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
-  ConvertParams params = state_rows(ref);
-  params.in = states_->state(0, ref.local_layer, ref.state);
-  params.in_stride = states_->slot_stride();
-  params.in_type = spec.dtype;
-  params.fallback = states_->state(kInitialState, ref.local_layer, ref.state);
-  params.rows = step_.state().state_in;
-  params.out = out.base;
-  params.out_stride = out.row_stride;
-  params.out_type = out.dtype;
-  device_->call("convert", device_->table->convert, params, forward_stream_);
-}
-
-void CudaEngine::set_states(Forward&, const StateRef& ref, const StateRows& value) {
-  require_stream();
-  copy_states_in(ref, value);
-}
-
-void CudaEngine::copy_states_in(const StateRef& ref, const StateRows& value) {
-  const StateSpec& spec =
-      spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
-  ConvertParams params = state_rows(ref);
-  params.in = value.base;
-  params.in_stride = value.row_stride;
-  params.in_type = value.dtype;
-  params.rows = step_.state().state_out;
-  params.scatter = 1;
-  params.out = states_->state(0, ref.local_layer, ref.state);
-  params.out_stride = states_->slot_stride();
-  params.out_type = spec.dtype;
-  device_->call("convert", device_->table->convert, params, forward_stream_);
-}
-
-// Through a buffer, by the slots that the step says: in a graph these are each step's own.
-void CudaEngine::carry_states_on(Forward& forward) noexcept {
-  try {
-    for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
-      const std::vector<StateSpec>& states = spec_->layers[layer].states;
-      const auto local = static_cast<int32_t>(layer);
-      for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
-        if (forward.is_state_set(local, state)) continue;
-        const StateSpec& spec = states[static_cast<size_t>(state)];
-        carried_states_.ensure(step_.max_sequences() * spec.bytes(), forward_stream_);
-        const StateRows rows{carried_states_.data(), spec.bytes(), spec.dtype};
-        copy_states_out({local, state}, rows);
-        copy_states_in({local, state}, rows);
-      }
-    }
-  } catch (...) {
-    lost("carrying states on");
-  }
-}
-
-template <typename Params>
-Params CudaEngine::with_states(const StateRef& ref, Params params, int64_t sequence_bytes) {
-  const cuda::StateViewParams view{.step = step_.state(),
-                                   .states = states_->state(0, ref.local_layer, ref.state),
-                                   .slot_stride = states_->slot_stride(),
-                                   .initial = states_->state(kInitialState, ref.local_layer, ref.state),
-                                   .sequences = nullptr};
-  state_sequences_.ensure(step_.max_sequences() * sequence_bytes, forward_stream_);
-  cuda::StateViewParams placed = view;
-  placed.sequences = state_sequences_.data();
-  device_->call("state_view", device_->table->state_view, placed, step_.max_sequences(), forward_stream_);
-  params.sequences = reinterpret_cast<decltype(params.sequences)>(state_sequences_.data());
-  return params;
-}
-
-void CudaEngine::linear(Forward& forward, const StateRef& ref, kernels::LinearParams params) {
-  require_stream();
-  if (params.k_dim > kMaxHeadDim) {
-    fail_with(KVC_E_UNSUPPORTED, params.k_dim, "state %d has a k dim of %d: on a device at most %d",
-              ref.state, params.k_dim, kMaxHeadDim);
-  }
-  params = with_states(ref, params, sizeof(kernels::LinearSequence));
-  device_->call("linear", device_->table->linear, params, step_.max_sequences(), step_.state().counts,
-                longest_append(forward), forward_stream_);
-}
-
-void CudaEngine::conv(Forward& forward, const StateRef& ref, kernels::ConvParams params) {
-  require_stream();
-  params = with_states(ref, params, sizeof(kernels::ConvSequence));
-  device_->call("conv", device_->table->conv, params, step_.max_sequences(), step_.state().counts,
-                longest_append(forward), forward_stream_);
-}
-
-int64_t CudaEngine::longest_append(const Forward& forward) {
-  int64_t longest = 0;
-  for (const BatchEntry& entry : forward.batch().entries()) longest = std::max(longest, entry.append_length);
-  return longest;
-}
-
-void CudaEngine::read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
-                            kvc_stream stream) const {
-  require_alive();
-  const Outside outside(*this, stream);
-  ConvertParams params{};
-  params.in = state;
-  params.in_type = spec.dtype;
-  params.out = out.base;
-  params.out_type = out.dtype;
-  params.num_rows = 1;
-  params.num_elements = spec.num_elements;
-  device_->call("convert", device_->table->convert, params, outside.stream());
-  device_->synchronize(outside.stream());
-}
-
-void CudaEngine::write_state(std::byte* state, const StateSpec& spec, const StateRows& value) {
-  require_alive();
-  const Outside outside(*this, stream_);
-  ConvertParams params{};
-  params.in = value.base;
-  params.in_type = value.dtype;
-  params.out = state;
-  params.out_type = spec.dtype;
-  params.num_rows = 1;
-  params.num_elements = spec.num_elements;
-  device_->call("convert", device_->table->convert, params, outside.stream());
-  device_->synchronize(outside.stream());
-}
 
 // --------------------------------------------------------------------------------------------------------- rows
 
@@ -212,6 +25,9 @@ void CudaEngine::gather_on(const RowSource& source, const kernels::GatherParams&
 
 void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) {
   require_stream();
+  if (is_captured_)
+    fail(KVC_E_UNSUPPORTED,
+         "kvc_kv_gather in a forward that is captured: a graph would gather these pages for ever");
   gather_on(source, params, 0, num_keys, uploads_, forward_stream_);
 }
 
@@ -251,7 +67,7 @@ void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) {
       from.push_back(copy.from), to.push_back(copy.to);
     }
     if (from.empty()) continue;
-    const cuda::StepPages& pages = step_.pages(outside.stream());
+    const cuda::StepPages& pages = step_.pages();
     cuda::PageCopyParams params{};
     params.from_layers = params.to_layers = pages.layers;
     params.num_layers = pages.num_layers;

@@ -289,6 +289,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
 }
 
 void Cache::end(kvc_forward* handle) {
+  engine_->check_end();
   Batch& batch = forward_.batch();
   ++counters_.forwards;
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());

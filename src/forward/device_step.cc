@@ -85,7 +85,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
     needs.table_entries[group] = ceil_div(length, spec.groups[group].page_tokens);
   }
   grow(needs, stream.get());
-  upload_pages(stream.get());
+  upload_pages();
   stream.synchronize();
 }
 
@@ -197,7 +197,7 @@ void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
 }
 
 // Where page copies of a step find the pages.
-void DeviceStep::upload_pages(cuda::Stream stream) {
+void DeviceStep::upload_pages() {
   const auto is_same = [](const LayerPages& a, const LayerPages& b) {
     return a.base == b.base && a.page_stride == b.page_stride;
   };
@@ -218,8 +218,10 @@ void DeviceStep::upload_pages(cuda::Stream stream) {
   }
   const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
   DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
-  device_->copy(fresh.data(), parts.data(), bytes, stream);
-  device_->synchronize(stream);  // `parts` goes; only after creation and after a move of the pool
+  // On a stream of its own, and waited for because `parts` goes: only after creation and after a move of the pool.
+  const DeviceStream stream(*device_);
+  device_->copy(fresh.data(), parts.data(), bytes, stream.get());
+  stream.synchronize();
   page_slots_ = std::move(fresh);
   uploaded_slots_ = pool_->slots();
   pages_ = {.layers = reinterpret_cast<const cuda::StepPageSlot*>(page_slots_.data()),
@@ -254,7 +256,7 @@ void DeviceStep::write(const Batch& batch) {
 }
 
 void DeviceStep::send(const Batch& batch, cuda::Stream stream) {
-  upload_pages(stream);
+  upload_pages();
   const Needs needs = needs_of(batch);
   if (!fits(needs)) grow(needs, stream);
   arrays_.ensure(arrays_.bytes(), stream);  // notes a capture
@@ -266,6 +268,7 @@ void DeviceStep::send(const Batch& batch, cuda::Stream stream) {
 void DeviceStep::unsend() noexcept { --num_written_; }
 
 void DeviceStep::write_for_replay(const Batch& batch, cuda::Stream stream) {
+  upload_pages();
   const Needs needs = needs_of(batch);
   if (!fits(needs)) grow(needs, stream);
   write(batch);

@@ -30,8 +30,8 @@ class DeviceStep {
 
   const cuda::StepState& state() const { return state_; }
   // Parts of a page where the pool has them now, on the device. Throws.
-  const cuda::StepPages& pages(cuda::Stream stream) {
-    upload_pages(stream);
+  const cuda::StepPages& pages() {
+    upload_pages();
     return pages_;
   }
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
@@ -52,7 +52,7 @@ class DeviceStep {
   void grow(const Needs& needs, cuda::Stream stream);
   void grow_arrays(const Needs& needs, cuda::Stream stream);
   void grow_tables(const Needs& needs, cuda::Stream stream);
-  void upload_pages(cuda::Stream stream);
+  void upload_pages();
   int64_t reserved_slots(int64_t stride) const;
   void write(const Batch& batch);
   void wait_for_entry() const;

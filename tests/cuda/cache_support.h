@@ -55,6 +55,7 @@ struct SmallModel {
   int32_t max_seqs = 0;
   int64_t max_tokens = 0, max_seq_len = 0;
   uint64_t host_bytes = 0;
+  DLDataType storage{kDLFloat, 32, 1};
 };
 
 class OneCache {
@@ -69,7 +70,7 @@ class OneCache {
       layer.num_q_heads = model.q_heads;
       layer.num_kv_heads = model.kv_heads;
       layer.k_dim = layer.v_dim = model.dim;
-      layer.k_dtype = layer.v_dtype = {kDLFloat, 32, 1};
+      layer.k_dtype = layer.v_dtype = model.storage;
       layer.window = model.window;
       layer.rope = &rope_;
       layers_.push_back(layer);

@@ -130,6 +130,27 @@ TEST_F(CudaCache, SendsOneMessageOfAtMost32BytesPerSequenceAndNeverWaits) {
   }
 }
 
+TEST_F(CudaCache, ComputesSixteenBitStorageWithMatrixInstructions) {
+  SmallModel model;
+  model.storage = {kDLBfloat, 16, 1};
+  model.page_size = 16;
+  OneCache cache(model, kGpu);
+  ASSERT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);
+  const auto used = [&](const char* name, int64_t tokens) {
+    cudasim::reset_counters();
+    (void)cache.step({1}, {tokens}, 1);
+    uint64_t launches = 0;
+    std::string others;
+    for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel) {
+      if (kernel.find(name) != std::string::npos) launches += count;
+      others += kernel + " ";
+    }
+    EXPECT_EQ(launches, 2u) << name << " for " << tokens << " tokens, one per layer; launched: " << others;
+  };
+  used("attn_wgmma", 40);
+  used("attn_mma", 1);
+}
+
 TEST_F(CudaCache, ReplaysACapturedStepWithNewLengths) {
   SmallModel model;
   model.max_seqs = 4;
