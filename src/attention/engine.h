@@ -110,8 +110,8 @@ class Engine : public ByteCopier {
   virtual void copy_pages(const std::vector<PageCopy>& copies) = 0;
 
   // Tokens moved inside the pages of all layers of a group, one after the other: a destination may be a later token's source. Between
-  // prepare_moves, which alone can fail, and finish_moves.
-  virtual void prepare_moves(int64_t num_moves) = 0;
+  // prepare_moves, which alone can fail, and finish_moves. `num_tokens`: of every group at most, moved or turned.
+  virtual void prepare_moves(int64_t num_tokens) = 0;
   virtual void next_sequence() noexcept = 0;  // what follows touches other pages than what was before
   virtual void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept = 0;
   virtual void finish_moves() noexcept = 0;

@@ -179,7 +179,8 @@ class Cache {
   bool can_turn_keys() const;
   void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;
   void turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept;
-  void keep_path(Sequence& sequence, int32_t leaf) noexcept;
+  int64_t move_path(Sequence& sequence, int32_t leaf) noexcept;
+  void keep_path(Sequence& sequence, int64_t num_kept) noexcept;
   void note_pages_used();
   int64_t num_unused_slots() const;
   int64_t committable_nodes(const Sequence& sequence) const;

@@ -45,22 +45,26 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
   }
   int64_t num_blocks = 0, num_moves = 0;
   for (Sequence* sequence : accepted) {
-    num_moves += sequence->tree.size() * static_cast<int64_t>(spec().groups.size());
+    num_moves += sequence->tree.size();
     if (sequence->tree.ids.empty()) continue;
     const int64_t most = sequence->tree.size(), block_tokens = index_.block_tokens();
     sequence->trail.reserve(most, index_.block_tokens());
     num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
   }
   if (num_blocks != 0) index_.reserve(num_blocks + forward_.batch().num_new_blocks());
+  std::vector<int64_t> num_kept(num_seqs);
   engine_->prepare_moves(num_moves);
+  // All rows move before any page is given back: somebody else's copy may be the next to use it.
   for (size_t i = 0; i < num_seqs; ++i) {
     engine_->next_sequence();
-    keep_path(*accepted[i], leaves[i]);
+    num_kept[i] = move_path(*accepted[i], leaves[i]);
   }
   engine_->finish_moves();
+  for (size_t i = 0; i < num_seqs; ++i) keep_path(*accepted[i], num_kept[i]);
 }
 
-void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
+// Returns the tokens of root -> leaf; entry d of the tree's depths is then the node of depth d.
+int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
   TokenTree& tree = sequence.tree;
   const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
   // From the leaf up, parents[] turns into the path: entry d is the node of depth d. A node's depth is at most its index.
@@ -83,6 +87,11 @@ void Cache::keep_path(Sequence& sequence, int32_t leaf) noexcept {
       }
     }
   }
+  return num_kept;
+}
+
+void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
+  TokenTree& tree = sequence.tree;
   TokenTrail& trail = sequence.trail;
   const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
                         trail.num_known == sequence.length && !trail.is_altered;
@@ -190,7 +199,7 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   SharedPages shared = count_shared_pages(sequence, end, sequence.length, whole);
   shared += count_shared_pages(sequence, begin, rest, rewritten);
   const bool forget_cached = require_private_pages(sequence, shared);
-  engine_->prepare_moves(moved * static_cast<int64_t>(spec().groups.size() + spec().layers.size()));
+  engine_->prepare_moves(moved);
   make_private(sequence, end, sequence.length, whole, forget_cached);
   make_private(sequence, begin, rest, rewritten, forget_cached);
   sequence.trail.forget();
