@@ -87,17 +87,23 @@ func (f *Fence) Close() error {
 
 // SwapOut moves sequences to the host: their pages, states and checkpoints. What several of them share stays
 // shared.
-func (c *Cache) SwapOut(seqs ...int64) (*Fence, error) {
+func (c *Cache) SwapOut(seqs ...int64) (*Fence, error) { return c.SwapOutOn(0, seqs...) }
+
+// SwapOutOn is SwapOut with its copies on a CUDA stream.
+func (c *Cache) SwapOutOn(stream uintptr, seqs ...int64) (*Fence, error) {
 	return c.fenced(func(h *C.uintptr_t) *C.kvc_error {
-		return C.shim_swap(c.lib.api, 0, c.h, C.size_t(len(seqs)), i64s(seqs), h)
+		return C.shim_swap(c.lib.api, 0, c.h, C.size_t(len(seqs)), i64s(seqs), C.uintptr_t(stream), h)
 	})
 }
 
 // SwapIn brings them back. What sequences of one SwapOut shared is shared again when they come back in one
 // call.
-func (c *Cache) SwapIn(seqs ...int64) (*Fence, error) {
+func (c *Cache) SwapIn(seqs ...int64) (*Fence, error) { return c.SwapInOn(0, seqs...) }
+
+// SwapInOn is SwapIn with its copies on a CUDA stream.
+func (c *Cache) SwapInOn(stream uintptr, seqs ...int64) (*Fence, error) {
 	return c.fenced(func(h *C.uintptr_t) *C.kvc_error {
-		return C.shim_swap(c.lib.api, 1, c.h, C.size_t(len(seqs)), i64s(seqs), h)
+		return C.shim_swap(c.lib.api, 1, c.h, C.size_t(len(seqs)), i64s(seqs), C.uintptr_t(stream), h)
 	})
 }
 
@@ -113,18 +119,27 @@ const (
 // SwapPages copies whole pages between the pools, each pair (from, to), by page ids that the caller keeps
 // account of.
 func (c *Cache) SwapPages(pairs [][2]int64, direction SwapDirection) (*Fence, error) {
+	return c.SwapPagesOn(0, pairs, direction)
+}
+
+// SwapPagesOn is SwapPages with its copies on a CUDA stream.
+func (c *Cache) SwapPagesOn(stream uintptr, pairs [][2]int64, direction SwapDirection) (*Fence, error) {
 	if direction < 0 {
 		return nil, &Error{Status: ErrUnsupported, Msg: "direction: unknown"}
 	}
 	return c.fenced(func(h *C.uintptr_t) *C.kvc_error {
-		return C.shim_pages(c.lib.api, c.h, pairsOf(pairs), C.int64_t(len(pairs)), C.int32_t(direction), h)
+		return C.shim_pages(c.lib.api, c.h, pairsOf(pairs), C.int64_t(len(pairs)), C.int32_t(direction),
+			C.uintptr_t(stream), h)
 	})
 }
 
 // CopyPages copies whole pages inside the device pool, each pair (from, to).
-func (c *Cache) CopyPages(pairs [][2]int64) (*Fence, error) {
+func (c *Cache) CopyPages(pairs [][2]int64) (*Fence, error) { return c.CopyPagesOn(0, pairs) }
+
+// CopyPagesOn is CopyPages with its copies on a CUDA stream.
+func (c *Cache) CopyPagesOn(stream uintptr, pairs [][2]int64) (*Fence, error) {
 	return c.fenced(func(h *C.uintptr_t) *C.kvc_error {
-		return C.shim_pages(c.lib.api, c.h, pairsOf(pairs), C.int64_t(len(pairs)), -1, h)
+		return C.shim_pages(c.lib.api, c.h, pairsOf(pairs), C.int64_t(len(pairs)), -1, C.uintptr_t(stream), h)
 	})
 }
 

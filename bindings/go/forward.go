@@ -21,6 +21,12 @@ type Batch struct {
 	Positions *Tensor
 	// CrossLengths are the encoder tokens that this forward writes for each sequence. nil: none.
 	CrossLengths []int64
+	// Stream is the address of the CUDA stream of all work until the end; 0: the legacy default stream. The CPU
+	// looks at none.
+	Stream uintptr
+	// Replay: the step is computed by launching the CUDA graph that a step of the same shape was captured in.
+	// Nothing is enqueued, and calls on layers are refused.
+	Replay bool
 }
 
 const (
@@ -78,9 +84,13 @@ func (c *Cache) Begin(batch *Batch) (*Forward, error) {
 	}
 	defer c.mu.Unlock()
 	f := &Forward{cache: c}
+	flags := C.uint64_t(0)
+	if batch.Replay {
+		flags = C.KVC_FORWARD_REPLAY
+	}
 	failed := C.shim_forward_begin(c.lib.api, c.h, C.size_t(len(batch.Seqs)), i64s(batch.Seqs), i64s(batch.Lengths),
 		i32s(batch.TreeParents), i32s(batch.Tokens), batch.Positions.d(), batch.Positions.p(),
-		i64s(batch.CrossLengths), &f.h)
+		i64s(batch.CrossLengths), C.uintptr_t(batch.Stream), flags, &f.h)
 	if failed != nil {
 		return nil, takeError(failed)
 	}

@@ -74,6 +74,11 @@ func (c *Cache) CheckpointState(seq int64) error {
 // CommitTree accepts a path of each sequence's token tree: root to leaves[i] becomes committed tokens; leaf
 // -1 keeps nothing.
 func (c *Cache) CommitTree(seqs []int64, leaves []int32) error {
+	return c.CommitTreeOn(0, seqs, leaves)
+}
+
+// CommitTreeOn is CommitTree with its copies on a CUDA stream.
+func (c *Cache) CommitTreeOn(stream uintptr, seqs []int64, leaves []int32) error {
 	if len(seqs) != len(leaves) {
 		return invalid("leaves: %d entries for %d sequences", len(leaves), len(seqs))
 	}
@@ -81,7 +86,7 @@ func (c *Cache) CommitTree(seqs []int64, leaves []int32) error {
 		return err
 	}
 	defer c.mu.Unlock()
-	return failure(C.shim_tree_commit(c.lib.api, c.h, C.size_t(len(seqs)), i64s(seqs), i32s(leaves)))
+	return failure(C.shim_tree_commit(c.lib.api, c.h, C.size_t(len(seqs)), i64s(seqs), i32s(leaves), C.uintptr_t(stream)))
 }
 
 // Len is the number of committed tokens of a sequence.

@@ -7,7 +7,8 @@
 static inline kvc_error *shim_forward_begin(uintptr_t api, uintptr_t cache, size_t n, const int64_t *seqs,
                                             const int64_t *lengths, const int32_t *tree_parents,
                                             const int32_t *tokens, SHIM_TENSOR(positions),
-                                            const int64_t *cross_lengths, uintptr_t *out) {
+                                            const int64_t *cross_lengths, uintptr_t stream, uint64_t flags,
+                                            uintptr_t *out) {
   SHIM_ERROR;
   SHIM_DL(positions);
   kvc_forward_desc desc;
@@ -20,6 +21,8 @@ static inline kvc_error *shim_forward_begin(uintptr_t api, uintptr_t cache, size
   desc.tokens = tokens;
   desc.positions = positions_dl;
   desc.cross_lengths = cross_lengths;
+  desc.stream = (kvc_stream)stream;
+  desc.flags = flags;
   kvc_forward *fwd = NULL;
   const kvc_status status = SHIM_API(api)->forward_begin(SHIM_CACHE(cache), &desc, &fwd, &err);
   *out = (uintptr_t)fwd;

@@ -26,7 +26,6 @@
 %ignore kvc_cache_destroy;
 %ignore kvc_fence_destroy;
 %ignore kvc_config_from_hf_json;
-%ignore kvc_fence_wait_on_stream;
 %ignore kvc_error;
 %ignore kvc_ext;
 %ignore kvc_device_caps;
@@ -61,7 +60,11 @@
   }
   $result = SWIG_Py_Void();
 }
-%typemap(in, numinputs=0) kvc_stream stream { $1 = NULL; }
+/* The address of a cudaStream_t; left out or None: the legacy default stream. */
+%typemap(default) kvc_stream stream { $1 = NULL; }
+%typemap(in) kvc_stream stream {
+  if (kvcpy_stream_in($input, &$1)) SWIG_fail;
+}
 
 /* ---- Handles ------------------------------------------------------------------------------------------- */
 

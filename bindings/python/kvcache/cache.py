@@ -24,10 +24,11 @@ __all__ = ["Cache", "KVCache", "Fence"]
 class Fence:
     """Completion of copies. On the CPU they are complete when the call returns."""
 
-    __slots__ = ("_handle",)
+    __slots__ = ("_handle", "_plan")
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, plan: Plan) -> None:
         self._handle = handle
+        self._plan = plan
 
     def done(self) -> bool:
         return bool(_capi.kvc_fence_query(self._handle))
@@ -35,6 +36,10 @@ class Fence:
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds (None: for ever); `Timeout` when the copies are not done by then."""
         _capi.kvc_fence_wait(self._handle, -1 if timeout is None else int(timeout * 1e9))
+
+    def wait_on_stream(self, stream: Any = None) -> None:
+        """Let what is enqueued on a stream of the cache's device from now on wait for the copies; on the CPU wait here."""
+        _capi.kvc_fence_wait_on_stream(self._handle, self._plan._stream(stream))
 
 
 class Cache(DebugAccess):
@@ -45,6 +50,9 @@ class Cache(DebugAccess):
         KVCache(model_config="path/to/config.json", byte_budget=1 << 30)
 
     A context manager: leaving the block frees the memory. Calls from several threads take turns; attention runs beside questions.
+
+    On a GPU (`device="cuda:0"`) tensors lie there too, and calls return before it is done. `stream` of a call is an address, or a stream of PyTorch,
+    CuPy or another package with `__cuda_stream__`; None is PyTorch's current stream where PyTorch is imported, else the legacy default stream.
     """
 
     def __init__(self, plan: Plan | Config | None = None, *, model_config: Any = None, **fields: Any) -> None:
@@ -163,9 +171,9 @@ class Cache(DebugAccess):
         """Keep the recurrent state of the sequence's present length, so that it can be forked and popped to it later."""
         _capi.kvc_state_checkpoint(self._handle, seq)
 
-    def tree_commit(self, seqs: Sequence[int], leaves: Sequence[int]) -> None:
+    def tree_commit(self, seqs: Sequence[int], leaves: Sequence[int], *, stream: Any = None) -> None:
         """Accept the path from the root to a leaf of each sequence's token tree (-1: nothing)."""
-        _capi.kvc_tree_commit(self._handle, seqs, leaves)
+        _capi.kvc_tree_commit(self._handle, seqs, leaves, self.plan._stream(stream))
 
     # ---- one step
 
@@ -178,15 +186,29 @@ class Cache(DebugAccess):
         tree_parents: Any = None,
         positions: Any = None,
         cross_lengths: Any = None,
+        stream: Any = None,
+        replay: bool = False,
     ) -> Forward:
         """Open a step: which sequences grow by how many tokens (None: one each).
 
         `tokens`: the ids of the new tokens, packed, so that full blocks are published to the prefix index. `NoPages` when the cache is full now.
+        `stream`: of all work until the end. `replay`: the step is computed by launching the CUDA graph that an earlier one of its shape was
+        captured in (docs/cuda.md); calls on layers are refused.
         """
         if lengths is None:
             lengths = [1] * len(seqs)
         handle = _capi.kvc_forward_begin(
-            self._handle, (seqs, lengths, tree_parents, tokens, positions, cross_lengths)
+            self._handle,
+            (
+                seqs,
+                lengths,
+                tree_parents,
+                tokens,
+                positions,
+                cross_lengths,
+                self.plan._stream(stream),
+                _capi.KVC_FORWARD_REPLAY if replay else 0,
+            ),
         )
         return Forward(self, handle, seqs)
 
@@ -205,23 +227,23 @@ class Cache(DebugAccess):
 
     # ---- copies and swap
 
-    def swap_out(self, seqs: Sequence[int]) -> Fence:
+    def swap_out(self, seqs: Sequence[int], *, stream: Any = None) -> Fence:
         """Move sequences to the host."""
-        return Fence(_capi.kvc_swap_out(self._handle, seqs))
+        return Fence(_capi.kvc_swap_out(self._handle, seqs, self.plan._stream(stream)), self.plan)
 
-    def swap_in(self, seqs: Sequence[int]) -> Fence:
+    def swap_in(self, seqs: Sequence[int], *, stream: Any = None) -> Fence:
         """Bring them back."""
-        return Fence(_capi.kvc_swap_in(self._handle, seqs))
+        return Fence(_capi.kvc_swap_in(self._handle, seqs, self.plan._stream(stream)), self.plan)
 
-    def pages_swap(self, pairs: Any, direction: Direction) -> Fence:
-        """Copy whole pages between the pools: pairs int64 [n, 2] of (from, to); "out": device to host."""
-        return Fence(
-            _capi.kvc_pages_swap(self._handle, _pairs(pairs), number_of(DIRECTIONS, direction, "direction"))
-        )
+    def pages_swap(self, pairs: Any, direction: Direction, *, stream: Any = None) -> Fence:
+        """Copy whole pages between the pools: pairs int64 [n, 2] of (from, to), on the host; "out": device to host."""
+        way = number_of(DIRECTIONS, direction, "direction")
+        fence = _capi.kvc_pages_swap(self._handle, _pairs(pairs), way, self.plan._stream(stream))
+        return Fence(fence, self.plan)
 
-    def pages_copy(self, pairs: Any) -> Fence:
-        """Copy whole pages inside the device pool."""
-        return Fence(_capi.kvc_pages_copy(self._handle, _pairs(pairs)))
+    def pages_copy(self, pairs: Any, *, stream: Any = None) -> Fence:
+        """Copy whole pages inside the device pool; pairs lie on the host."""
+        return Fence(_capi.kvc_pages_copy(self._handle, _pairs(pairs), self.plan._stream(stream)), self.plan)
 
     def __repr__(self) -> str:
         if not self.is_open:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from . import _capi
+from .devices import device_of
 from .names import (
     ISAS,
     LAYER_KINDS,
@@ -206,7 +207,7 @@ class Config:
     num_state_slots: int = 0
     event_capacity: int = 0
     pad_pages: bool = False
-    device: tuple[int, int] | None = None
+    device: Any = None  # "cuda:1", (type, id) as in DLPack, a torch.device; None: the CPU
     poison: bool = False  # tests: a pool that the library allocates starts as 0xFF bytes, NaN in every format
     _kept: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -253,9 +254,9 @@ class Config:
                 "num_state_slots",
                 "event_capacity",
                 "poison",
-                "device",
             )
         }
+        given["device"] = device_of(self.device)
         given["layers"] = [layer.as_dict() for layer in self.layers]
         given["storage"] = number_of(STORAGES, self.storage, "storage")
         given["pool_layout"] = number_of(POOL_LAYOUTS, self.pool_layout, "pool_layout")

@@ -17,7 +17,8 @@ Array = np.ndarray[Any, Any]
 
 
 class DebugAccess:
-    """K as stored (rotated when the layer rotates on append). Outputs that are not given are float32 NumPy arrays; `end` None: the length."""
+    """K as stored (rotated when the layer rotates on append). Outputs that are not given are float32 NumPy arrays (of a cache on a GPU they have to
+    be given, and lie there); `end` None: the length. Calls return when all is done, after PyTorch's current stream."""
 
     _handle: Any
     plan: Plan
@@ -43,12 +44,12 @@ class DebugAccess:
             shape = info.layer_end - info.layer_begin, max(0, self._end(seq, end) - begin), heads
             k = np.zeros((*shape, max((layer.k_dim for layer in layers), default=0)), np.float32)
             v = np.zeros((*shape, max((layer.v_dim for layer in layers), default=0)), np.float32)
-        _capi.kvc_debug_get_kv(self._handle, seq, begin, self._end(seq, end), k, v)
+        _capi.kvc_debug_get_kv(self._handle, seq, begin, self._end(seq, end), k, v, self.plan._stream(None))
         return k, v
 
     def debug_set_kv(self, seq: int, begin: int, k: Any = None, v: Any = None) -> None:
         """Overwrite committed tokens with values as they are to be stored. Siblings keep theirs."""
-        _capi.kvc_debug_set_kv(self._handle, seq, begin, k, v)
+        _capi.kvc_debug_set_kv(self._handle, seq, begin, k, v, self.plan._stream(None))
 
     def debug_get_layer(
         self, seq: int, layer: int, begin: int = 0, end: int | None = None, k: Any = None, v: Any = None
@@ -67,12 +68,12 @@ class DebugAccess:
                 k = np.empty((n, info.num_kv_heads, info.k_dim), np.float32)
                 if not info.flags & _capi.KVC_LAYER_V_IS_K:
                     v = np.empty((n, info.num_kv_heads, info.v_dim), np.float32)
-        _capi.kvc_debug_get_layer(self._handle, seq, layer, begin, self._end(seq, end), k, v)
+        _capi.kvc_debug_get_layer(self._handle, seq, layer, begin, self._end(seq, end), k, v, self.plan._stream(None))
         return k, v
 
     def debug_set_layer(self, seq: int, layer: int, begin: int, k: Any = None, v: Any = None) -> None:
         """Overwrite committed tokens of one layer."""
-        _capi.kvc_debug_set_layer(self._handle, seq, layer, begin, k, v)
+        _capi.kvc_debug_set_layer(self._handle, seq, layer, begin, k, v, self.plan._stream(None))
 
     def debug_get_mla(self, seq: int, begin: int = 0, end: int | None = None, latent: Any = None) -> Any:
         """latent [layers, n, rank + rope dim] of the MLA layers."""
@@ -82,18 +83,18 @@ class DebugAccess:
             latent = np.zeros(
                 (info.layer_end - info.layer_begin, max(0, self._end(seq, end) - begin), width), np.float32
             )
-        _capi.kvc_debug_get_mla(self._handle, seq, begin, self._end(seq, end), latent)
+        _capi.kvc_debug_get_mla(self._handle, seq, begin, self._end(seq, end), latent, self.plan._stream(None))
         return latent
 
     def debug_set_mla(self, seq: int, begin: int, latent: Any) -> None:
         """Overwrite committed latents."""
-        _capi.kvc_debug_set_mla(self._handle, seq, begin, latent)
+        _capi.kvc_debug_set_mla(self._handle, seq, begin, latent, self.plan._stream(None))
 
     def debug_get_state(self, seq: int, layer: int, state: int, out: Any) -> Any:
         """The recurrent state of a sequence at its committed length: out [shape...]."""
-        _capi.kvc_debug_get_state(self._handle, seq, layer, state, out)
+        _capi.kvc_debug_get_state(self._handle, seq, layer, state, out, self.plan._stream(None))
         return out
 
     def debug_set_state(self, seq: int, layer: int, state: int, value: Any) -> None:
         """Replace it; checkpoints and other sequences keep theirs."""
-        _capi.kvc_debug_set_state(self._handle, seq, layer, state, value)
+        _capi.kvc_debug_set_state(self._handle, seq, layer, state, value, self.plan._stream(None))

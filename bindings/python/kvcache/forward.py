@@ -281,7 +281,7 @@ class Forward:
     # ---- what the host's own kernels need
 
     def positions(self, out: Any = None) -> Any:
-        """Position of each new token, as RoPE takes it: int32 [T]."""
+        """Position of each new token, as RoPE takes it: int32 [T]. On a GPU `out` has to be given."""
         if out is None:
             out = np.empty(self.num_tokens, np.int32)
         _capi.kvc_forward_positions(self._handle, out)

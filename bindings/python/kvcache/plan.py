@@ -8,6 +8,7 @@ from typing import Any
 
 from . import _capi
 from .config import Config
+from .devices import device_of, stream_address
 from .info import GroupInfo, LayerInfo, PlanInfo, layer_info, made
 
 __all__ = ["Plan", "min_pages"]
@@ -19,10 +20,14 @@ class Plan:
     def __init__(self, config: Config) -> None:
         self.config = config
         given = config.as_dict()
+        self._device = device_of(config.device)
         self._pool = list(config._kept)  # borrowed memory lives as long as the plan and its caches
         self._handle = _capi.kvc_plan_create(given)
         self.info: PlanInfo = made(PlanInfo, _capi.kvc_plan_info_get(self._handle))
         self._layers: dict[int, LayerInfo] = {}
+
+    def _stream(self, stream: Any) -> int | None:
+        return stream_address(stream, self._device)
 
     def group(self, group: int) -> GroupInfo:
         """Layers that share a page table."""

@@ -142,6 +142,7 @@ typedef struct {
   kvcpy_ints seqs, lengths, parents, tokens, cross;
   kvcpy_tensor positions;
 } kvcpy_desc;
+int kvcpy_stream_in(PyObject *object, kvc_stream *stream);
 void kvcpy_desc_init(kvcpy_desc *d);
 int kvcpy_desc_in(PyObject *object, kvcpy_desc *d);
 void kvcpy_desc_done(kvcpy_desc *d);

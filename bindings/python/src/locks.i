@@ -39,6 +39,7 @@
 %without_gil(kvc_plan_create)
 %without_gil(kvc_cache_create)
 %without_gil(kvc_fence_wait)
+%without_gil(kvc_fence_wait_on_stream)
 %without_gil(kvc_op_append)
 %without_gil(kvc_op_attention_paged)
 %without_gil(kvc_op_attention_ragged)

@@ -123,12 +123,28 @@ static int per_seq(const kvcpy_desc *d, const kvcpy_ints *a, const char *name) {
   return -1;
 }
 
-/* (seqs, lengths, tree_parents, tokens, positions, cross_lengths). What the library would read is checked to be there. */
+int kvcpy_stream_in(PyObject *object, kvc_stream *stream) {
+  *stream = NULL;
+  if (object == Py_None) return 0;
+  if (!PyLong_Check(object)) {
+    PyErr_Format(PyExc_TypeError, "stream: expected the address of a stream, got %R", object);
+    return -1;
+  }
+  *stream = PyLong_AsVoidPtr(object);
+  return *stream == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+/* (seqs, lengths, tree_parents, tokens, positions, cross_lengths, stream, flags). What the library would read is checked to be there. */
 int kvcpy_desc_in(PyObject *object, kvcpy_desc *d) {
   PyObject *item;
+  unsigned long long flags;
   memset(&d->c, 0, sizeof d->c);
   d->c.struct_size = sizeof d->c;
-  if (expect(object, 6, "desc")) return -1;
+  if (expect(object, 8, "desc")) return -1;
+  if (kvcpy_stream_in(PyTuple_GetItem(object, 6), &d->c.stream)) return -1;
+  flags = PyLong_AsUnsignedLongLong(PyTuple_GetItem(object, 7));
+  if (flags == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+  d->c.flags = (uint64_t)flags;
   if (kvcpy_ints_in(PyTuple_GetItem(object, 0), &d->seqs, 8, "seqs") ||
       kvcpy_ints_in(PyTuple_GetItem(object, 1), &d->lengths, 8, "lengths"))
     return -1;

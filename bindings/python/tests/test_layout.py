@@ -39,7 +39,6 @@ def test_every_exported_function_is_wrapped_or_left_out_on_purpose():
         "kvc_plan_destroy",
         "kvc_cache_destroy",
         "kvc_fence_destroy",
-        "kvc_fence_wait_on_stream",
         "kvc_set_logger",
         "kvc_config_from_hf_json",
     }  # the last two by functions of their own

@@ -1,6 +1,7 @@
 //! Pages and sequences. [`Cache`] owns; [`CacheRef`] is what it dereferences to, and what an open forward
 //! lends.
 
+use crate::element::Stream;
 use crate::error::{check, check_count, check_out, Error, Result, Status};
 use crate::host::SharedExecutor;
 use crate::kinds::SeqOp;
@@ -251,6 +252,11 @@ impl CacheRef {
 
     /// Accepts a path of each sequence's token tree: from the root to `leaves[i]`; -1 keeps nothing.
     pub fn tree_commit(&mut self, seqs: &[SeqId], leaves: &[i32]) -> Result<()> {
+        self.tree_commit_on(seqs, leaves, Stream::LEGACY)
+    }
+
+    /// The same, its copies on a stream of the cache's device.
+    pub fn tree_commit_on(&mut self, seqs: &[SeqId], leaves: &[i32], stream: Stream) -> Result<()> {
         check_count("leaves", leaves.len(), "seqs", seqs.len())?;
         // SAFETY: exclusive, arrays of the same length.
         check(|error| unsafe {
@@ -259,7 +265,7 @@ impl CacheRef {
                 seqs.len(),
                 seqs.as_ptr(),
                 leaves.as_ptr(),
-                null_mut(),
+                stream.raw(),
                 error,
             )
         })

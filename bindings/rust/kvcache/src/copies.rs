@@ -1,12 +1,12 @@
 //! Copies and swap: sequences and pages to the host and back.
 
+use crate::element::Stream;
 use crate::error::{check, check_out, Result, Status};
 use crate::kinds::SwapDirection;
 use crate::library::loaded;
 use crate::tensor::TensorRef;
 use crate::{CacheRef, SeqId};
 use kvcache_sys as sys;
-use std::ffi::c_void;
 use std::ptr::{null_mut, NonNull};
 use std::time::Duration;
 
@@ -54,17 +54,11 @@ impl Fence {
             other => other.map(|()| true),
         }
     }
-}
 
-impl Fence {
-    /// Lets what is enqueued on a device stream of the host program from now on wait for the copies. On the
-    /// CPU: waits here.
-    ///
-    /// # Safety
-    /// The stream is one of the cache's device; on the CPU it is not looked at.
-    pub unsafe fn wait_on_stream(&self, stream: *mut c_void) -> Result<()> {
-        // SAFETY: live; the stream is the caller's promise.
-        check(|error| unsafe { (loaded().fence_wait_on_stream)(self.raw.as_ptr(), stream, error) })
+    /// Lets what is enqueued on `stream` from now on wait for the copies. On the CPU: waits here.
+    pub fn wait_on_stream(&self, stream: Stream) -> Result<()> {
+        // SAFETY: live; what a stream is was promised when it was made.
+        check(|error| unsafe { (loaded().fence_wait_on_stream)(self.raw.as_ptr(), stream.raw(), error) })
     }
 }
 
@@ -79,36 +73,61 @@ impl CacheRef {
     /// Moves sequences to the host. They keep id and length; until they are swapped in they can only be asked
     /// about and removed.
     pub fn swap_out(&mut self, seqs: &[SeqId]) -> Result<Fence> {
+        self.swap_out_on(seqs, Stream::LEGACY)
+    }
+
+    /// The same, its copies on a stream of the cache's device.
+    pub fn swap_out_on(&mut self, seqs: &[SeqId], stream: Stream) -> Result<Fence> {
         // SAFETY: exclusive; an array with its length.
         Fence::of(|fence, error| unsafe {
-            (loaded().swap_out)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), null_mut(), fence, error)
+            (loaded().swap_out)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), stream.raw(), fence, error)
         })
     }
 
     /// Brings them back.
     pub fn swap_in(&mut self, seqs: &[SeqId]) -> Result<Fence> {
+        self.swap_in_on(seqs, Stream::LEGACY)
+    }
+
+    /// The same, its copies on a stream of the cache's device.
+    pub fn swap_in_on(&mut self, seqs: &[SeqId], stream: Stream) -> Result<Fence> {
         // SAFETY: exclusive; an array with its length.
         Fence::of(|fence, error| unsafe {
-            (loaded().swap_in)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), null_mut(), fence, error)
+            (loaded().swap_in)(self.as_mut_ptr(), seqs.len(), seqs.as_ptr(), stream.raw(), fence, error)
         })
     }
 
-    /// Copies whole pages between the pools: pairs int64 `[n, 2]` of (from, to). The tables of sequences are
-    /// not looked at.
+    /// Copies whole pages between the pools: pairs int64 `[n, 2]` of (from, to), on the host. The tables of
+    /// sequences are not looked at.
     pub fn pages_swap(&mut self, pairs: &TensorRef<'_>, direction: SwapDirection) -> Result<Fence> {
+        self.pages_swap_on(pairs, direction, Stream::LEGACY)
+    }
+
+    /// The same, its copies on a stream of the cache's device.
+    pub fn pages_swap_on(
+        &mut self,
+        pairs: &TensorRef<'_>,
+        direction: SwapDirection,
+        stream: Stream,
+    ) -> Result<Fence> {
         let pairs = pairs.raw.dl();
         // SAFETY: exclusive.
         Fence::of(|fence, error| unsafe {
-            (loaded().pages_swap)(self.as_mut_ptr(), &pairs, direction.to_raw(), null_mut(), fence, error)
+            (loaded().pages_swap)(self.as_mut_ptr(), &pairs, direction.to_raw(), stream.raw(), fence, error)
         })
     }
 
-    /// Copies whole pages inside the device pool: pairs int64 `[n, 2]` of (from, to).
+    /// Copies whole pages inside the device pool: pairs int64 `[n, 2]` of (from, to), on the host.
     pub fn pages_copy(&mut self, pairs: &TensorRef<'_>) -> Result<Fence> {
+        self.pages_copy_on(pairs, Stream::LEGACY)
+    }
+
+    /// The same, its copies on a stream of the cache's device.
+    pub fn pages_copy_on(&mut self, pairs: &TensorRef<'_>, stream: Stream) -> Result<Fence> {
         let pairs = pairs.raw.dl();
         // SAFETY: exclusive.
         Fence::of(|fence, error| unsafe {
-            (loaded().pages_copy)(self.as_mut_ptr(), &pairs, null_mut(), fence, error)
+            (loaded().pages_copy)(self.as_mut_ptr(), &pairs, stream.raw(), fence, error)
         })
     }
 }

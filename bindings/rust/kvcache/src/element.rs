@@ -1,6 +1,8 @@
 //! What tensors are made of and where they lie.
 
 use kvcache_sys as sys;
+use std::ffi::c_void;
+use std::ptr::null_mut;
 
 /// Where a tensor or a cache lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,6 +24,34 @@ impl Device {
 
     pub(crate) fn raw(self) -> sys::DLDevice {
         sys::DLDevice { device_type: self.kind, device_id: self.id }
+    }
+}
+
+/// A stream of a GPU: what is given to it is done in that order, after the call has returned. Caches on the CPU
+/// look at none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream(*mut c_void);
+
+// SAFETY: an address; streams may be used from every thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// The legacy default stream.
+    pub const LEGACY: Stream = Stream(null_mut());
+
+    /// A `cudaStream_t` of the host program.
+    ///
+    /// # Safety
+    /// The stream is one of the device of every cache that is given it, and lives until what calls enqueued on it
+    /// is done.
+    pub const unsafe fn from_raw(stream: *mut c_void) -> Stream {
+        Stream(stream)
+    }
+
+    pub(crate) fn raw(self) -> sys::kvc_stream {
+        self.0
     }
 }
 

@@ -1,5 +1,6 @@
 //! One step of a model over a batch of sequences.
 
+use crate::element::Stream;
 use crate::error::{check, check_count, Error, Result, Status};
 use crate::library::loaded;
 use crate::tensor::{TensorMut, TensorRef};
@@ -20,12 +21,23 @@ pub struct Batch<'a> {
     tokens: Option<&'a [i32]>,
     positions: Option<TensorRef<'a>>,
     cross_lengths: Option<&'a [i64]>,
+    stream: Stream,
+    replay: bool,
 }
 
 impl<'a> Batch<'a> {
     /// Sequence `seqs[i]` grows by `lengths[i]` tokens. Prefill and decode mix freely.
     pub fn new(seqs: &'a [SeqId], lengths: &'a [i64]) -> Self {
-        Batch { seqs, lengths, tree_parents: None, tokens: None, positions: None, cross_lengths: None }
+        Batch {
+            seqs,
+            lengths,
+            tree_parents: None,
+            tokens: None,
+            positions: None,
+            cross_lengths: None,
+            stream: Stream::LEGACY,
+            replay: false,
+        }
     }
 
     /// The new tokens are nodes of trees: for each its parent's index inside the sequence's whole uncommitted
@@ -54,6 +66,21 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn cross_lengths(mut self, cross_lengths: &'a [i64]) -> Self {
         self.cross_lengths = Some(cross_lengths);
+        self
+    }
+
+    /// The stream of all work until the step ends, on a GPU.
+    #[must_use]
+    pub fn stream(mut self, stream: Stream) -> Self {
+        self.stream = stream;
+        self
+    }
+
+    /// The step is computed by launching the CUDA graph that a step of the same shape was captured in: nothing is
+    /// enqueued, and calls on layers are refused. See `KVC_FORWARD_REPLAY`.
+    #[must_use]
+    pub fn replay(mut self) -> Self {
+        self.replay = true;
         self
     }
 
@@ -141,6 +168,8 @@ impl CacheRef {
             tokens: batch.tokens.map_or(null(), <[_]>::as_ptr),
             positions: crate::tensor::pointer(&positions),
             cross_lengths: batch.cross_lengths.map_or(null(), <[_]>::as_ptr),
+            stream: batch.stream.raw(),
+            flags: if batch.replay { sys::KVC_FORWARD_REPLAY } else { 0 },
             ..Default::default()
         };
         let mut raw = null_mut();

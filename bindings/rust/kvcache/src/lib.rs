@@ -1,4 +1,4 @@
-//! The KV cache of LLM serving: paged, shared between prompts, and attended to, on the CPU.
+//! The KV cache of LLM serving: paged, shared between prompts, and attended to, on the CPU or a GPU.
 //!
 //! Layers in, bytes and pages planned; tokens in, pages shared; Q, K, V in, attention out. This crate is the
 //! safe interface of libkvcache, a C library; its header
@@ -40,6 +40,9 @@
 //!   }
 //!   # Ok::<(), kvcache::Error>(())
 //!   ```
+//! * **A GPU**: with [`Config::device`] pages and tensors lie there, and calls return before it is done. The step's
+//!   [`Stream`] is [`Batch::stream`], and copies have calls that end in `_on`. Memory behind tensors of raw parts
+//!   has to live until the stream is through.
 //! * **Threads**: what changes nothing takes `&self`, and may run on several threads, also beside attention.
 //! * **Numbers** of tokens, positions and sequences are `i64`, as in the C interface; indices of layers,
 //!   groups and states are `usize`.
@@ -83,7 +86,7 @@ pub use attention::{AttnOptions, Kv, Out};
 pub use cache::{Cache, CacheRef, SeqId, SeqInfo, Stats};
 pub use config::Config;
 pub use copies::Fence;
-pub use element::{Bf16, DType, Device, Element, F16};
+pub use element::{Bf16, DType, Device, Element, Stream, F16};
 pub use error::{Error, Result, Status};
 pub use events::Event;
 pub use export::ManagedTensor;
