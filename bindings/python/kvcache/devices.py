@@ -19,8 +19,8 @@ def device_of(device: Any) -> tuple[int, int] | None:
     if isinstance(device, str):
         name, _, number = device.partition(":")
     else:
-        name, number = getattr(device, "type", ""), getattr(device, "index", None) or 0
-    if name not in _TYPES or not str(number or 0).isdecimal():
+        name, number = getattr(device, "type", ""), str(getattr(device, "index", None) or 0)
+    if name not in _TYPES or not (number or "0").isdecimal():
         raise status_error(1, f"device: {device!r} is none of 'cpu', 'cuda', 'cuda:N'")
     return _TYPES[name], int(number or 0)
 
