@@ -89,19 +89,21 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
 // Encoding takes about a microsecond and a forward asks for the same few maps per layer: the latest are kept, the oldest is overwritten. A map holds
 // addresses only and belongs to no device.
 inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
-  constexpr uint32_t kKept = 1024;
+  constexpr uint32_t kBuckets = 512, kKept = 4 * kBuckets;
   struct Table {
     std::mutex mutex;
     PagedMapKey keys[kKept];
     TensorMap maps[kKept];
-    uint32_t next_of_bucket[kKept / 4];
+    uint32_t next_of_bucket[kBuckets];
   };
   static Table* const table =
       new Table();  // lives as long as the process: no order of destruction to care for
   uint64_t hash = reinterpret_cast<uintptr_t>(key.base) >> 4;
   hash = (hash ^ static_cast<uint64_t>(key.page_stride) << 20 ^ static_cast<uint64_t>(key.box_rows) << 50) *
          0x9e3779b97f4a7c15u;
-  const uint32_t bucket = static_cast<uint32_t>(hash >> 40) % (kKept / 4);
+  // The high bits: box_rows is in no others, and ragged keys have boxes of every power of two.
+  const auto bucket = static_cast<uint32_t>(hash >> 55);
+  static_assert(kBuckets == 1u << (64 - 55));
   const std::lock_guard<std::mutex> lock(table->mutex);
   for (uint32_t i = 4 * bucket; i < 4 * bucket + 4; ++i) {
     if (!(table->keys[i] == key)) continue;
@@ -113,6 +115,15 @@ inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
   const uint32_t place = 4 * bucket + table->next_of_bucket[bucket]++ % 4;
   table->keys[place] = key;
   table->maps[place] = *out;
+  return cudaSuccess;
+}
+
+// `count` maps: that of `key`, then of boxes of half as many rows, a quarter and so on.
+inline cudaError_t paged_maps(PagedMapKey key, int32_t count, TensorMap* out) {
+  for (int32_t i = 0; i < count; ++i, key.box_rows /= 2) {
+    const cudaError_t mapped = paged_map(key, out + i);
+    if (mapped != cudaSuccess) return mapped;
+  }
   return cudaSuccess;
 }
 

@@ -142,6 +142,74 @@ TEST(CudaAppend, KOrVAloneLeavesTheOtherHalfAsItWas) {
   }
 }
 
+// Keys of one head as they lie in a pool of `to` afterwards, 64 elements each. Rows that begin at odd multiples of two bytes are not taken in chunks.
+std::vector<std::byte> appended_keys(const std::vector<uint16_t>& keys, DType from, bool in_chunks, DType to,
+                                     const Rotation& rotation) {
+  constexpr int64_t kDim = 64;
+  const int64_t num_rows = static_cast<int64_t>(keys.size()) / kDim, gap = in_chunks ? 0 : 1;
+  std::vector<uint16_t> spread(static_cast<size_t>(num_rows * (kDim + gap)));
+  for (int64_t row = 0; row < num_rows; ++row)
+    std::copy_n(keys.begin() + row * kDim, kDim, spread.begin() + row * (kDim + gap));
+  std::vector<int64_t> slots(static_cast<size_t>(num_rows));
+  std::iota(slots.begin(), slots.end(), 0);
+  const DeviceArray<uint16_t> from_there(spread);
+  const DeviceArray<int64_t> slots_there(slots);
+  const DeviceRotation turn(rotation, num_rows);
+  const int64_t row_bytes = kDim * kernels::dtype_bytes(to);
+  const DeviceArray<std::byte> pool(static_cast<size_t>(num_rows * row_bytes));
+  AppendLaunch launch{};
+  const int64_t stride = 2 * (kDim + gap);
+  launch.params.k = {reinterpret_cast<std::byte*>(from_there.data()), stride, stride, from};
+  launch.params.k_pages = {pool.data(), row_bytes, row_bytes, row_bytes, to};
+  launch.params.k_rotation = turn.rotation;
+  launch.params.slots = slots_there.data();
+  launch.params.page_size = 1;
+  launch.params.num_kv_heads = 1;
+  launch.params.k_dim = kDim;
+  launch.num_rows = num_rows;
+  EXPECT_EQ(append(launch, nullptr), cudaSuccess);
+  return pool.read();
+}
+
+TEST(CudaAppend, AKeyHasTheSameBitsWhicheverWayItsRowTakes) {
+  for (uint64_t seed = 1; seed <= 16; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    Random random(seed);
+    const DType type = random.pick({DType::kF16, DType::kBF16});
+    const int32_t rotary = random.pick<int32_t>({16, 32, 64}), half = rotary / 2;
+    const bool interleaved = random.chance(0.5);
+    constexpr int64_t kRows = 5, kDim = 64;
+    std::vector<uint16_t> keys(kRows * kDim);
+    std::vector<float> values(keys.size()), cos, sin;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      auto* element = reinterpret_cast<std::byte*>(&keys[i]);
+      kernels::reference::write_element(element, type, 0, random.normal());
+      values[i] = static_cast<float>(kernels::reference::read_element(element, type, 0));
+    }
+    // Angles that leave one of a pair next to nothing: what is rounded on the way is all that there is.
+    for (int64_t row = 0; row < kRows; ++row) {
+      for (int32_t pair = 0; pair < half; ++pair) {
+        float& x = values[static_cast<size_t>(row * kDim + (interleaved ? 2 * pair : pair))];
+        float& y = values[static_cast<size_t>(row * kDim + (interleaved ? 2 * pair + 1 : pair + half))];
+        const auto t = static_cast<float>(random.normal());
+        const float c = (pair % 2 == 0 ? y : x) * t, s = (pair % 2 == 0 ? x : -y) * t;
+        cos.push_back(c), sin.push_back(s);
+        const float first = std::fmaf(x, c, -(y * s)), second = std::fmaf(y, c, x * s);
+        x = first, y = second;
+      }
+    }
+    const Rotation rotation{cos.data(), sin.data(), rotary, interleaved ? 1 : 0, 0};
+    const std::vector<std::byte> exact = appended_keys(keys, type, false, DType::kF32, rotation);
+    ASSERT_EQ(std::memcmp(exact.data(), values.data(), exact.size()), 0);
+    ASSERT_EQ(appended_keys(keys, type, true, type, rotation),
+              appended_keys(keys, type, false, type, rotation));
+    std::vector<std::byte> rounded(2 * values.size());
+    for (size_t i = 0; i < values.size(); ++i)
+      kernels::reference::write_element(rounded.data(), type, static_cast<int64_t>(i), values[i]);
+    ASSERT_EQ(appended_keys(keys, type, true, type, rotation), rounded);
+  }
+}
+
 TEST(CudaAppend, NothingToDoIsNoLaunch) { EXPECT_EQ(append(AppendLaunch{}, nullptr), cudaSuccess); }
 
 }  // namespace

@@ -42,7 +42,8 @@ struct HopperCase {
   int32_t tile_rows = 128;
   int32_t num_sequences = 2;
   int64_t max_rows = 40, max_keys = 300;
-  bool split = false;  // items of part of the keys, into slots
+  int64_t first_keys = 0;  // above 0: sequence i sees first_keys + i keys, with one row, and no item is cut
+  bool split = false;      // items of part of the keys, into slots
   DType out_dtype = DType::kF32;
 };
 
@@ -200,6 +201,7 @@ class HopperProblem {
       s.first_key_end = std::min(s.first_key_end, case_.max_keys);
       if (case_.tree) s.first_key_end += random_.between(0, 90);
       if (case_.page_size == INT_MAX && case_.causal && random_.chance(0.7)) s.first_key_end = 1;
+      if (case_.first_keys > 0) s.num_rows = 1, s.first_key_end = case_.first_keys + i;
       tokens += s.num_rows;
       sequences_.push_back(s);
     }

@@ -20,7 +20,7 @@ uint32_t tma_address(uint32_t start, int32_t row, int32_t element) {
 
 TEST(WgmmaLayout, BoxesOfAnyHeightMakeTheSameBlock) {
   for (const int32_t rows : {64, 128}) {
-    for (const int32_t box_rows : {1, 16, 64}) {
+    for (const int32_t box_rows : {1, 2, 4, 8, 16, 32, 64}) {
       for (int32_t row = 0; row < rows; ++row) {
         for (int32_t element = 0; element < 192; ++element) {
           const auto box = static_cast<uint32_t>(element / 64 * rows * 128 + row / box_rows * box_rows * 128);

@@ -40,6 +40,13 @@ class PlanOnDevice {
     return {shape_, limits_, sequences, num_sequences_at, view(), scratch_.data(), shares};
   }
   testing::DeviceArray<float>& partials() { return partials_; }
+  // Whether the planner has written to its scratch.
+  bool scratch_is_used() const {
+    for (const std::byte byte : scratch_.read()) {
+      if (byte != std::byte{testing::DeviceArray<std::byte>::kPoison}) return true;
+    }
+    return false;
+  }
 
   // The arrays, without partials.
   HostPlan read() const {

@@ -82,6 +82,23 @@ TEST(CudaPlannerDevice, MakesTheHostsPlanOfManySequences) {
         {.max_sequences = 4096, .max_rows = 20, .max_keys = 300, .decode = 0.8, .masks = seed % 2 == 0}));
 }
 
+TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
+  for (const int count : {1023, 1024, 1025}) {
+    SCOPED_TRACE(std::to_string(count) + " sequences");
+    Dice dice(static_cast<uint64_t>(count));
+    PlannerBatch batch;
+    for (int i = 0; i < count; ++i) add_sequence(&batch, dice, {}, dice.between(0, 3000), 1);
+    const PlanShape shape{4, 8, 1, 0, 0, 0, 1 << 30, {16, 64, 264, 3}};
+    const PlanLimits limits = limits_of(batch.sequences);
+    ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits));
+    const DeviceBatch there(batch.sequences);
+    const PlanOnDevice device_plan(shape, limits, 0);
+    testing::check(plan(device_plan.launch(there.sequences.data(), there.count.data()), nullptr), "plan");
+    testing::finish();
+    EXPECT_EQ(device_plan.scratch_is_used(), count > 1024);
+  }
+}
+
 // More of everything than the tables in shared memory hold.
 TEST(CudaPlannerDevice, MakesTheHostsPlanInScratchMemory) {
   Dice dice(1);

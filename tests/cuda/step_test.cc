@@ -243,6 +243,21 @@ TEST(CudaStep, MoreSequencesChangesAndRowsThanThreadsOfACta) {
   run_steps(1, limits, 2, 2600, 8);
 }
 
+// A thread meets several rows of a prompt, then rows of the next sequences, of encoders and trees.
+TEST(CudaStep, LongPromptsLieBesideDecodes) {
+  const StepLimits limits{.max_sequences = 12,
+                          .max_rows = 20000,
+                          .max_cross_rows = 4000,
+                          .table_rows = 12,
+                          .table_entries = 600,
+                          .words = 200000,
+                          .groups = {{16, false}, {48, false}, {16, true}}};
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(scaled(3)); ++seed) {
+    run_steps(seed, limits, 3, 12, 5000);
+    if (HasFatalFailure()) return;
+  }
+}
+
 // Sequences that have their pages, each `stored` tokens: one or two rows each, no table changes but in the first step.
 StepDescription decode_step(int32_t num_sequences, int32_t stored, bool is_first) {
   StepDescription step;

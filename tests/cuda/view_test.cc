@@ -258,15 +258,16 @@ void check(const Case& c) {
     keys += s.stored + s.append;
   }
   const auto n = static_cast<int32_t>(c.step.sequences.size());
+  const std::vector<int32_t> words = testing::step_words(c.step);
   StepDevice device({.max_sequences = n,
                      .max_rows = rows,
                      .max_cross_rows = 40 * n,
                      .table_rows = n,
                      .table_entries = 40,
-                     .words = 60000,
+                     .words = std::max<int64_t>(60000, static_cast<int64_t>(words.size()) + 4),
                      .groups = {{16, false}, {16, c.scope == Scope::kCross}}});
   // Slots are looked up in the tables, whatever they hold here.
-  device.write(testing::step_words(c.step));
+  device.write(words);
   ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
 
   DeviceArray<AttnSequence> sequences(static_cast<size_t>(n));
@@ -335,6 +336,33 @@ TEST(CudaView, MoreSequencesThanCtas) {
     c.needs_positions = true;
     c.step.sequences.clear();
     for (int32_t i = 0; i < 300; ++i) c.step.sequences.push_back(random_sequence(rng, c, true, i));
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    check(c);
+    if (HasFatalFailure()) return;
+  }
+}
+
+// A thread per sequence, some of them twice; trees, moved tokens and rows that many windows narrow are left to whole CTAs.
+TEST(CudaView, MoreSequencesThanThreads) {
+  for (int seed = 0; seed < scaled(2); ++seed) {
+    Rng rng{std::mt19937_64(static_cast<uint64_t>(seed) + 2000)};
+    Case c;
+    c.scope = seed % 2 == 0 ? Scope::kAll : Scope::kNew;
+    c.needs_positions = seed % 2 == 0;
+    c.rope = 0;
+    c.has_spans = seed % 2 == 1;
+    c.layer_window = seed % 2 == 0 ? 3 : 0;
+    for (int32_t i = 0; i < 128 * 128 + 300; ++i) {
+      if (rng.chance(1)) {
+        c.step.sequences.push_back(random_sequence(rng, c, !c.has_spans, i));
+        continue;
+      }
+      StepSequence s{.slot = i, .stored = rng.upto(6), .append = rng.chance(90) ? 1 : rng.upto(7)};
+      s.long_ropes = rng.upto(1);
+      if (rng.chance(20)) s.sink = rng.upto(2), s.window = s.sink + 3 + rng.upto(2);
+      if (c.has_spans && s.append > 1) c.spans.push_back({i, s.stored, s.stored + 2});
+      c.step.sequences.push_back(s);
+    }
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
     check(c);
     if (HasFatalFailure()) return;

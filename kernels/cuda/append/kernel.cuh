@@ -63,8 +63,8 @@ KVC_DEVICE void append_pair(const Half& half, const std::byte* from, std::byte* 
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float a = x[i], b = y[i];
-    x[i] = a * cos[i] - b * sin[i];
-    y[i] = a * sin[i] + b * cos[i];
+    x[i] = turned(a, b, cos[i], sin[i], false);
+    y[i] = turned(b, a, cos[i], sin[i], true);
   }
   store_eight(half, to, x_index, x);
   store_eight(half, to, x_index + distance, y);
@@ -89,8 +89,8 @@ KVC_DEVICE void append_chunk(const Half& half, const std::byte* from, std::byte*
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = value[2 * i], b = value[2 * i + 1];
-      value[2 * i] = a * as_float(cos.x[i]) - b * as_float(sin.x[i]);
-      value[2 * i + 1] = a * as_float(sin.x[i]) + b * as_float(cos.x[i]);
+      value[2 * i] = turned(a, b, as_float(cos.x[i]), as_float(sin.x[i]), false);
+      value[2 * i + 1] = turned(b, a, as_float(cos.x[i]), as_float(sin.x[i]), true);
     }
   }
   store_eight(half, to, index, value);

@@ -19,9 +19,10 @@ static_assert(sizeof(ItemScope) == kScopeBytes);
 
 struct KernelParams {
   AttnLaunch launch;
-  TensorMap maps[2];  // latents, and row by row
+  TensorMap maps[wgmma::kRaggedMaps];  // without ragged keys the first
   int32_t box_rows;
 };
+static_assert(sizeof(KernelParams) <= 4096);
 
 // As wgmma::Ring, with a full barrier per piece.
 struct Ring {
@@ -67,8 +68,8 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
       const wgmma::BoxPlace boxes = find_box(
           params, sequence, scope, key + (lane_id() & (kKeyBlock / box_rows - 1)) * box_rows, box_rows);
       ring.open(place);
-      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(place), ring.pieces(place), maps, maps + 1,
-                                                item.kv_head, boxes, box_rows);
+      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(place), ring.pieces(place), maps, item.kv_head,
+                                                boxes, box_rows);
       ++place.blocks;
     }
     sync_warp();  // the scope is written again
@@ -248,7 +249,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) {
       ring.init();
       mbarrier_fence_init();
-      for (const TensorMap& map : params.maps) tma_prefetch(&map);
+#pragma unroll 1
+      for (int32_t i = 0; i < wgmma::num_maps(params.launch.params.page_size); ++i)
+        tma_prefetch(params.maps + i);
     }
     sync_cta();
     wait_for_previous_kernel();

@@ -56,13 +56,10 @@ cudaError_t attn_latent(const AttnLaunch& launch_params, cudaStream_t stream) {
   latent::KernelParams kernel_params{};
   kernel_params.launch = launch_params;
   kernel_params.box_rows = wgmma::box_rows_of(params.page_size, latent::kKeyBlock);
-  for (int single = 0; single < 2; ++single) {
-    const int32_t box_rows = single != 0 ? 1 : kernel_params.box_rows;
-    const cudaError_t mapped =
-        paged_map(paged_map_key(params.k, params.k_dim, params.page_size, params.num_kv_heads, box_rows),
-                  &kernel_params.maps[single]);
-    if (mapped != cudaSuccess) return mapped;
-  }
+  const cudaError_t mapped = paged_maps(
+      paged_map_key(params.k, params.k_dim, params.page_size, params.num_kv_heads, kernel_params.box_rows),
+      wgmma::num_maps(params.page_size), kernel_params.maps);
+  if (mapped != cudaSuccess) return mapped;
   const cudaError_t allowed = allow_shared(latent::attn_latent_kernel, latent::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   LaunchShape where;

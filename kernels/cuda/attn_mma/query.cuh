@@ -52,8 +52,7 @@ KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype, const
   const float* cos = rotation.cos + angles * half + pair;
   const float* sin = rotation.sin + angles * half + pair;
 #pragma unroll
-  for (int i = 0; i < 8; ++i)
-    x[i] = second ? other[i] * sin[i] + x[i] * cos[i] : x[i] * cos[i] - other[i] * sin[i];
+  for (int i = 0; i < 8; ++i) x[i] = turned(x[i], other[i], cos[i], sin[i], second);
 }
 
 // All rows of the item into shared memory, rows and dims that do not exist as zeros. A barrier follows.

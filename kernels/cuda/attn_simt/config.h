@@ -23,12 +23,26 @@ KVC_HD int32_t tile_rows(int32_t k_dim, int32_t v_dim) { return k_dim + v_dim <=
 
 KVC_HD int32_t padded(int32_t dim) { return (dim + 3) & ~3; }
 
+// Floats from a key's weights to the next one's. A lane stores the weights of its key for its warp's rows (a quarter of the tile) at once, and the lanes that
+// are served together (those that make up 128 bytes) have to lie on different banks: see weights_spread.
+KVC_HD constexpr int32_t weight_stride(int32_t rows) { return rows + rows / kWarps; }
+constexpr bool weights_spread(int32_t rows) {
+  const int32_t words = rows / kWarps, lanes = 32 / words;
+  uint32_t banks = 0;
+  for (int32_t lane = 0; lane < lanes; ++lane) {
+    for (int32_t word = 0; word < words; ++word)
+      banks |= uint32_t{1} << ((lane * weight_stride(rows) + word) % 32);
+  }
+  return banks == 0xffffffffu;
+}
+static_assert(weights_spread(16) && weights_spread(8));
+
 // In floats, one behind the other; all begin at multiples of 16 bytes.
 struct SharedLayout {
   int32_t q;        // [rows][padded(k_dim)], rotated and scaled
   int32_t sums;     // [rows][padded(v_dim)] accumulators
   int32_t chunk;    // [kKeys][kChunkStride] of K or V
-  int32_t weights;  // [kKeys][rows]
+  int32_t weights;  // [kKeys][weight_stride(rows)]
   int32_t seen;     // [kWarps][kKeys] bits: which of the warp's rows see a key
   int32_t rows;     // [rows] of RowFacts
   int32_t size;
@@ -41,7 +55,7 @@ KVC_HD SharedLayout shared_layout(int32_t rows, int32_t k_dim, int32_t v_dim) {
   at.sums = at.q + rows * padded(k_dim);
   at.chunk = at.sums + rows * padded(v_dim);
   at.weights = at.chunk + kKeys * kChunkStride;
-  at.seen = at.weights + kKeys * rows;
+  at.seen = at.weights + kKeys * weight_stride(rows);
   at.rows = at.seen + kWarps * kKeys;
   at.size = at.rows + rows * kRowFactsFloats;
   return at;

@@ -29,6 +29,7 @@ static_assert(sizeof(RowFacts) == 4 * kRowFactsFloats);
 template <int Rows>
 struct Cta {
   static constexpr int kOwn = Rows / kWarps;  // rows of a warp
+  static constexpr int kWeightStride = weight_stride(Rows);
 
   const AttnLaunch& launch;
   const WorkItem item;
@@ -155,6 +156,7 @@ struct Cta {
 
   // Scores to weights relative to the new maxima; scale[i] is what older sums of row i are multiplied by. Also applies the factor of the lane's V.
   KVC_DEVICE void add_weights(const float (&scores)[kOwn], float v_factor, float (&scale)[kOwn]) {
+    uint32_t own[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       float top = scores[i];
@@ -169,14 +171,21 @@ struct Cta {
       for (int step = 16; step > 0; step /= 2) sum += shuffle_xor(sum, step);
       l[i] = fmaf(l[i], scale[i], sum);
       m[i] = top;
-      weights[lane_id() * Rows + warp * kOwn + i] = weight == 0.0f ? 0.0f : weight * v_factor;
+      own[i] = as_bits(weight == 0.0f ? 0.0f : weight * v_factor);
+    }
+    float* to = weights + lane_id() * kWeightStride + warp * kOwn;
+    if constexpr (kOwn == 4) {
+      *reinterpret_cast<Words4*>(to) = Words4{{own[0], own[1], own[2], own[3]}};
+    } else {
+      static_assert(kOwn == 2);
+      store_word<uint64_t>(to, own[0] | static_cast<uint64_t>(own[1]) << 32);
     }
     sync_warp();
   }
 
   template <int Count>
   KVC_DEVICE void own_weights(int key, float (&own)[Count]) const {
-    const float* from = weights + key * Rows + warp * kOwn;
+    const float* from = weights + key * kWeightStride + warp * kOwn;
     if constexpr (Count == 4) {
       const Words4 four = *reinterpret_cast<const Words4*>(from);
 #pragma unroll

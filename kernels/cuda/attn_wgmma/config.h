@@ -18,10 +18,14 @@ constexpr int32_t kConsumerRegisters = 232;
 // What an item costs beside its key blocks, in blocks: queries, the first scores without overlap, the output. An estimate.
 constexpr int32_t kItemCost = 2;
 
-// Rows of one TMA box: never across a page. Ragged keys (one page of any length) come in boxes of 64, at a sequence's end in single rows.
+// Rows of one TMA box: never across a page. Ragged keys (one page of any length) come in boxes of 64, at a sequence's end in smaller ones: the binary
+// digits of what is left.
 constexpr int32_t kLeastBoxRows = 16;
 constexpr int32_t kRaggedBoxRows = 64;
 constexpr int32_t kRaggedPage = INT_MAX;
+constexpr int32_t kRaggedMaps = 7;  // boxes of 64 rows, 32 and so on to 1
+static_assert(1 << (kRaggedMaps - 1) == kRaggedBoxRows);
+KVC_HD int32_t num_maps(int32_t page_size) { return page_size == kRaggedPage ? kRaggedMaps : 1; }
 KVC_HD int32_t box_rows_of(int32_t page_size, int32_t key_block) {
   if (page_size == kRaggedPage) return kRaggedBoxRows;
   int32_t rows = key_block;

@@ -15,9 +15,10 @@ static_assert(sizeof(ItemScope) == kScopeBytes);
 
 struct KernelParams {
   AttnLaunch launch;
-  TensorMap maps[4];  // K, K row by row, V, V row by row
+  TensorMap maps[2 * kRaggedMaps];  // of K, then of V; without ragged keys the first of each
   int32_t box_rows;
 };
+static_assert(sizeof(KernelParams) <= 4096);
 
 // Barriers 1 and 2: a consumer's four warps; 3: both consumers.
 KVC_DEVICE void sync_consumer(int consumer) { sync_named(1 + consumer, 128); }
@@ -186,7 +187,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       k_ring.init(4 * kConsumers);
       v_ring.init(4 * kConsumers);
       mbarrier_fence_init();
-      for (const TensorMap& map : params.maps) tma_prefetch(&map);
+#pragma unroll 1
+      for (int32_t i = 0; i < num_maps(params.launch.params.page_size); ++i) {
+        tma_prefetch(params.maps + i);
+        tma_prefetch(params.maps + kRaggedMaps + i);
+      }
     }
     sync_cta();
     wait_for_previous_kernel();

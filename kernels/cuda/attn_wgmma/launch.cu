@@ -80,13 +80,10 @@ cudaError_t attn_wgmma(const AttnLaunch& launch_params, cudaStream_t stream) {
   for (int half = 0; half < 2; ++half) {
     const kernels::PagedRows& rows = half == 0 ? params.k : params.v;
     const int32_t dim = half == 0 ? params.k_dim : params.v_dim;
-    for (int single = 0; single < 2; ++single) {
-      const int32_t box_rows = single != 0 ? 1 : kernel_params.box_rows;
-      const cudaError_t mapped =
-          paged_map(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, box_rows),
-                    &kernel_params.maps[2 * half + single]);
-      if (mapped != cudaSuccess) return mapped;
-    }
+    const cudaError_t mapped =
+        paged_maps(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, kernel_params.box_rows),
+                   wgmma::num_maps(params.page_size), kernel_params.maps + half * wgmma::kRaggedMaps);
+    if (mapped != cudaSuccess) return mapped;
   }
   const cudaError_t allowed = allow_shared(variant.kernel, variant.shared_bytes);
   if (allowed != cudaSuccess) return allowed;

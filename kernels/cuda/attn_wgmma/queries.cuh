@@ -29,8 +29,8 @@ KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index, const ke
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float x = out[2 * i], y = out[2 * i + 1], c = cos[i], s = sin[i];
-      out[2 * i] = x * c - y * s;
-      out[2 * i + 1] = x * s + y * c;
+      out[2 * i] = turned(x, y, c, s, false);
+      out[2 * i + 1] = turned(y, x, c, s, true);
     }
     return;
   }
@@ -41,10 +41,7 @@ KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index, const ke
   const float* cos = rotation.cos + angles * half + pair;
   const float* sin = rotation.sin + angles * half + pair;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float s = second ? sin[i] : -sin[i];
-    out[i] = out[i] * cos[i] + other[i] * s;
-  }
+  for (int i = 0; i < 8; ++i) out[i] = turned(out[i], other[i], cos[i], sin[i], second);
 }
 
 KVC_HD bool aligned_16(const kernels::TokenRows& rows) {

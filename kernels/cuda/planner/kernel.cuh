@@ -14,7 +14,7 @@ struct Shared {
   PlanCut cuts[kSharedCtas + 1];
   int32_t first_tile[kSharedSequences + 1];
 };
-static_assert(sizeof(Shared) <= 48 * 1024);
+static_assert(sizeof(Shared) <= kMostSharedBytes);
 
 // Prefix sums of one value per thread. Two alternating rows of warp sums: one barrier per sum is enough.
 class Scan {

@@ -134,11 +134,11 @@ KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_
   }
 }
 
-// Last i in [0, n) with begin[i] <= row, where begin[0] = 0 and begin[n] > row: sequences without rows are passed over.
-KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t n, int32_t row) {
+// Last i in [low, n) with begin[i] <= row, where begin[low] <= row and begin[n] > row: sequences without rows are passed over.
+KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n, int32_t row) {
   // A decode step: every sequence has one row.
   if (row < n && begin[row] == row && begin[row + 1] == row + 1) return row;
-  int32_t low = 0, high = n;
+  int32_t high = n;
   while (high - low > 1) {
     const int32_t middle = (low + high) / 2;
     if (begin[middle] <= row)
@@ -149,34 +149,52 @@ KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t n, int32_t row)
   return low;
 }
 
-KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, int32_t table_row, int32_t token) {
-  const int32_t page = group.table[table_row * group.table_stride + token / group.page_tokens];
+KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, const int32_t* table, int32_t token) {
+  const int32_t page = table[token / group.page_tokens];
   return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_tokens + token % group.page_tokens;
+}
+
+// What a thread keeps of the sequence that its rows lie in, while they do: a prompt's next row is some 1,024 further on.
+struct SequenceOfRows {
+  int32_t index;          // in the batch
+  int32_t begin, end;     // its rows
+  int32_t first_token;    // what its first row is
+  int32_t table_row;      // in the tables of all groups
+  int32_t position;       // of its first row, but for a tree
+  const int32_t* depths;  // of its rows, of a tree; else null
+};
+KVC_DEVICE SequenceOfRows sequence_of_rows(const StepState& state, int32_t s, bool is_cross) {
+  const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
+  SequenceOfRows rows{
+      s, begins[s], begins[s + 1], is_cross ? state.cross_stored[s] : state.stored[s], state.slot[s],
+      0, nullptr};
+  if (is_cross) return rows;
+  rows.position = state.length[s] + state.offset[s];
+  const int32_t tree_at = state.tree_at[s], nodes = state.tree_nodes[s];
+  if (tree_at >= 0) rows.depths = state.words + tree_at + nodes + nodes - state.append[s];
+  return rows;
 }
 
 // Rows of the new tokens, or of the encoder's.
 KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_t num_rows, bool is_cross) {
   const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
+  SequenceOfRows of{};  // holds no row
   for (auto row = static_cast<int32_t>(threadIdx.x); row < num_rows;
        row += static_cast<int32_t>(step_config::kThreads)) {
-    const int32_t s = sequence_of_row(begins, num_sequences, row);
-    const int32_t index = row - begins[s];
+    if (row >= of.end)
+      of = sequence_of_rows(state, sequence_of_row(begins, of.index, num_sequences, row), is_cross);
+    const int32_t index = row - of.begin;
     if (is_cross) {
-      state.cross_row_sequence[row] = s;
+      state.cross_row_sequence[row] = of.index;
     } else {
-      int32_t beyond = index;
-      if (state.tree_at[s] >= 0) {
-        const int32_t nodes = state.tree_nodes[s];
-        beyond = state.words[state.tree_at[s] + nodes + nodes - state.append[s] + index];
-      }
-      state.row_sequence[row] = s;
-      state.positions[row] = state.length[s] + state.offset[s] + beyond;
+      state.row_sequence[row] = of.index;
+      state.positions[row] = of.position + (of.depths != nullptr ? of.depths[index] : index);
     }
-    const int32_t token = (is_cross ? state.cross_stored[s] : state.stored[s]) + index;
     for (int32_t g = 0; g < state.num_groups; ++g) {
       const StepState::Group& group = state.groups[g];
       if ((group.is_cross != 0) == is_cross)
-        state.slots[g * state.slots_stride + row] = slot_of_token(group, state.slot[s], token);
+        state.slots[g * state.slots_stride + row] =
+            slot_of_token(group, group.table + of.table_row * group.table_stride, of.first_token + index);
     }
   }
 }

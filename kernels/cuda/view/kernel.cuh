@@ -52,36 +52,39 @@ KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratc
   places.counted = s;
 }
 
-// warp. Whether any row of the sequence is kept from a key that lies before its window: beginnings grow with the index, so the largest one decides.
-KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t* sink_end) {
+// warp. The largest index of a sequence's rows.
+KVC_DEVICE int32_t last_index(const ViewedSequence& q) {
+  if (!q.is_tree()) return q.last_of_chain();
+  int32_t index = q.length;
+  for (int32_t row = lane_id(); row < q.append; row += 32) {
+    const int32_t of_row = q.row_index(row);
+    index = of_row > index ? of_row : index;
+  }
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const int32_t other = shuffle_xor(index, mask);
+    index = other > index ? other : index;
+  }
+  return index;
+}
+
+// Whether any row of the sequence is kept from a key that lies before its window: beginnings grow with the index, so the largest one decides.
+KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t index,
+                           int32_t* sink_end) {
   *sink_end = 0;
   if (!narrows(params, q) || q.append == 0) return false;
-  int32_t index = q.length + q.append - 1;
-  if (q.is_tree()) {
-    index = q.length;
-    for (int32_t row = lane_id(); row < q.append; row += 32) {
-      const int32_t of_row = q.row_index(row);
-      index = of_row > index ? of_row : index;
-    }
-    for (int mask = 16; mask > 0; mask /= 2) {
-      const int32_t other = shuffle_xor(index, mask);
-      index = other > index ? other : index;
-    }
-  }
   const SeenKeys keys = seen_keys(params, q, index);
   if (key_begin(q, keys) == 0) return false;
   *sink_end = keys.sink_end > q.first_key ? keys.sink_end - q.first_key : 0;
   return true;
 }
 
-// warp; lane 0 writes.
+// One thread. `index`: the largest of its rows.
 KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q, int32_t s,
-                               const ViewPlaces& places) {
+                               const ViewPlaces& places, int32_t index) {
   const StepState& step = params.step;
   const StepState::Group& group = step.groups[params.group];
   int32_t sink_end = 0;
-  const bool hides = hides_keys(params, q, &sink_end);
-  if (lane_id() != 0) return;
+  const bool hides = hides_keys(params, q, index, &sink_end);
   kernels::AttnSequence out{};
   out.pages = group.table + step.slot[s] * group.table_stride;
   out.row_begin = q.row_begin;
@@ -119,46 +122,92 @@ KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q
   params.sequences[s] = out;
 }
 
-// Rows and keys `first`, `first` + `stride`, … of one sequence.
-KVC_DEVICE void write_rows_and_keys(const ViewParams& params, const ViewedSequence& q, int32_t s,
-                                    const ViewPlaces& places, int32_t first, int32_t stride) {
-  const bool has_begins = narrows(params, q);
-  const bool has_ends =
-      params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew);
-  const bool has_masks = mask_words(params, q) != 0;
-  const int32_t words = (q.num_nodes + 63) / 64;
-  if (has_begins || has_ends || has_masks) {
-    for (int32_t row = first; row < q.append; row += stride) {
-      if (has_begins) {
-        params.key_begins[q.row_begin + row] = key_begin(q, seen_keys(params, q, q.row_index(row)));
-      }
-      if (has_ends) params.key_ends[q.row_begin + row] = key_end(params, q, s, row);
-      if (has_masks)
-        write_mask(params, q, row, words, params.masks + places.masks + static_cast<int64_t>(row) * words);
-    }
+KVC_HD bool has_key_ends(const ViewParams& params) {
+  return params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew);
+}
+
+// Whether one thread does the sequence: no tree, no positions of keys, and no rows to write, or few.
+KVC_DEVICE bool is_brief(const ViewParams& params, const ViewedSequence& q, int32_t s) {
+  if (q.is_tree() || positioned_keys(params, q, s) != 0) return false;
+  return q.append <= view_config::kBriefRows || (!narrows(params, q) && !has_key_ends(params));
+}
+
+// Where the keys of rows `first`, `first` + `stride`, … of one sequence begin and end.
+KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, int32_t s, int32_t first,
+                             int32_t stride) {
+  const bool has_begins = narrows(params, q), has_ends = has_key_ends(params);
+  if (!has_begins && !has_ends) return;
+  for (int32_t row = first; row < q.append; row += stride) {
+    if (has_begins)
+      params.key_begins[q.row_begin + row] = key_begin(q, seen_keys(params, q, q.row_index(row)));
+    if (has_ends) params.key_ends[q.row_begin + row] = key_end(params, q, s, row);
+  }
+}
+
+// Masks of rows and positions of keys `first`, `first` + `stride`, … of one sequence.
+KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                                          const ViewPlaces& places, int32_t first, int32_t stride) {
+  if (mask_words(params, q) != 0) {
+    const int32_t words = (q.num_nodes + 63) / 64;
+    for (int32_t row = first; row < q.append; row += stride)
+      write_mask(params, q, row, words, params.masks + places.masks + static_cast<int64_t>(row) * words);
   }
   const auto num_keys = static_cast<int32_t>(positioned_keys(params, q, s));
   for (int32_t key = first; key < num_keys; key += stride)
     params.key_positions[places.keys + key] = position_of_key(params.step, q, s, key);
 }
 
+// All threads of the CTA, which is `part` of `parts` that share the sequence.
+KVC_DEVICE void view_sequence(const ViewParams& params, int32_t s, int32_t part, int32_t parts,
+                              int64_t* scratch, ViewPlaces& places) {
+  constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
+  const int32_t first = part * kThreads + static_cast<int32_t>(threadIdx.x), stride = parts * kThreads;
+  const ViewedSequence q = viewed_sequence(params, s);
+  if (mask_words(params, q) != 0 || positioned_keys(params, q, s) != 0)
+    count_up_to(params, s, scratch, places);
+  if (part == 0 && warp_id() == 0) {
+    const int32_t index = last_index(q);
+    if (lane_id() == 0) write_sequence(params, q, s, places, index);
+  }
+  write_ranges(params, q, s, first, stride);
+  write_masks_and_positions(params, q, s, places, first, stride);
+}
+
+// One thread. False: the sequence is one for the whole CTA.
+KVC_DEVICE bool view_briefly(const ViewParams& params, int32_t s) {
+  const ViewedSequence q = viewed_sequence(params, s);
+  if (!is_brief(params, q, s)) return false;
+  write_sequence(params, q, s, {}, q.last_of_chain());
+  write_ranges(params, q, s, 0, 1);
+  return true;
+}
+
+// With more sequences than CTAs each thread does one, all at once; what is left for whole CTAs is few, or the step's attention takes much longer.
 __global__ void __launch_bounds__(view_config::kThreads, 1)
     view_kernel(const __grid_constant__ ViewParams params) {
+  constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
   auto* scratch = reinterpret_cast<int64_t*>(cta_shared());
+  auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * view_config::kWarps);  // [kWarps] a bit per thread
   const int32_t num_sequences = params.step.counts[0];
   const auto num_ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t parts = num_sequences == 0 || num_sequences > num_ctas ? 1 : num_ctas / num_sequences;
-  const int32_t part = cta % parts;
-  const int32_t stride = parts * static_cast<int32_t>(view_config::kThreads);
-  const int32_t first =
-      part * static_cast<int32_t>(view_config::kThreads) + static_cast<int32_t>(threadIdx.x);
+  const bool many = num_sequences > num_ctas;
+  const int32_t parts = num_sequences == 0 || many ? 1 : num_ctas / num_sequences;
   ViewPlaces places;
-  for (int32_t s = cta / parts; s < num_sequences; s += num_ctas) {
-    const ViewedSequence q = viewed_sequence(params, s);
-    if (mask_words(params, q) != 0 || positioned_keys(params, q, s) != 0)
-      count_up_to(params, s, scratch, places);
-    if (part == 0 && warp_id() == 0) write_sequence(params, q, s, places);
-    write_rows_and_keys(params, q, s, places, first, stride);
+  for (int32_t first = cta / parts; first < num_sequences; first += num_ctas * kThreads) {
+    if (many) {
+      const int32_t s = first + num_ctas * static_cast<int32_t>(threadIdx.x);
+      const uint32_t lanes = ballot(s < num_sequences && !view_briefly(params, s));
+      const int own_warp = warp_id();
+      if (lane_id() == 0) left[own_warp] = lanes;
+      sync_cta();
+    }
+    for (int32_t warp = 0; warp < view_config::kWarps; ++warp) {
+      int32_t s = first + num_ctas * 32 * warp;
+      for (uint32_t bits = many ? left[warp] : warp == 0 ? 1u : 0u; bits != 0; bits >>= 1, s += num_ctas) {
+        if ((bits & 1u) != 0) view_sequence(params, s, cta % parts, parts, scratch, places);
+      }
+    }
+    if (many) sync_cta();  // before `left` is written again
   }
 }
 

@@ -6,11 +6,11 @@ namespace kvc::cuda {
 
 cudaError_t view(const ViewParams& params, int32_t max_sequences, cudaStream_t stream) {
   if (max_sequences <= 0) return cudaSuccess;
-  constexpr uint32_t kSharedBytes = 2 * view_config::kWarps * sizeof(int64_t);
-  return launch(
-      view_kernels::view_kernel,
-      {.grid = {view_config::kCtas, 1, 1}, .threads = view_config::kThreads, .shared_bytes = kSharedBytes},
-      stream, params);
+  return launch(view_kernels::view_kernel,
+                {.grid = {view_config::kCtas, 1, 1},
+                 .threads = view_config::kThreads,
+                 .shared_bytes = view_config::kSharedBytes},
+                stream, params);
 }
 
 }  // namespace kvc::cuda

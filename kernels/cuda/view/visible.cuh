@@ -20,6 +20,8 @@ struct ViewedSequence {
 
   KVC_HD bool is_tree() const { return parents != nullptr; }
   KVC_HD int32_t old_nodes() const { return num_nodes - append; }
+  // The largest index of the rows of a chain.
+  KVC_HD int32_t last_of_chain() const { return length + append - 1; }
   // Token index that a row's windows count from: its place in a chain, its depth in a tree.
   KVC_HD int32_t row_index(int32_t row) const {
     return length + (is_tree() ? depths[old_nodes() + row] : row);

@@ -8,6 +8,7 @@ namespace cudasim {
 // Counted by kernels, whose CTAs may run on several threads.
 struct KernelCounters {
   std::atomic<uint64_t> host_bytes_by_kernels;
+  std::atomic<uint64_t> tma_boxes;
 };
 KernelCounters& counted();
 

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "counters.h"
+
 namespace cudasim {
 namespace {
 
@@ -138,6 +140,7 @@ void tma_load(void* shared, const void* map, uint64_t* barrier, const std::array
   // From now on the destination holds nothing: whoever still reads it has released it too early.
   if ((cta.random.next() & 1u) != 0) std::memset(shared, 0xff, shape.box_bytes());
   state.boxes.push_back({shape, at, to, barrier});
+  ++counted().tma_boxes;
 }
 
 namespace {

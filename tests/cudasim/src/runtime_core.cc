@@ -132,6 +132,7 @@ void reset() {
   apply_defaults(state);
   last_error = cudaSuccess;
   counted().host_bytes_by_kernels = 0;
+  counted().tma_boxes = 0;
 }
 
 namespace {
@@ -190,11 +191,13 @@ Counters counters() {
   Counters result;
   change([&](Runtime& state) { result = state.counters; });
   result.host_bytes_by_kernels = counted().host_bytes_by_kernels;
+  result.tma_boxes = counted().tma_boxes;
   return result;
 }
 void reset_counters() {
   change([](Runtime& state) { state.counters = {}; });
   counted().host_bytes_by_kernels = 0;
+  counted().tma_boxes = 0;
 }
 Live live() {
   Live live{};

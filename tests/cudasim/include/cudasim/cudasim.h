@@ -64,6 +64,7 @@ struct Counters {
   uint64_t copied_pieces;  // of batches: each piece
   uint64_t host_to_device_bytes, device_to_host_bytes, device_to_device_bytes, host_to_host_bytes;
   uint64_t host_bytes_by_kernels;  // through load_host_word and load_host_16
+  uint64_t tma_boxes;
   uint64_t memset_calls;
   uint64_t
       synchronizations;  // calls that may have blocked: synchronize, cudaFree, copies that touch pageable memory
