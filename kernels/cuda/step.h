@@ -13,9 +13,9 @@
 namespace kvc::cuda {
 
 // A step, in 32-bit words:
-//   header    [kStepHeaderWords]: sequences, rows, StepColumns, changes
+//   header    [kStepHeaderWords]: sequences, rows, StepColumns | number of kCopy changes << kStepCopiesShift, changes
 //   columns   [sequences] each: slot, stored, append; then those that the header names, lowest bit first, in the order below
-//   changes   [changes] of StepChange
+//   changes   [changes] of StepChange, those of kind kCopy first, one per group at most
 //   data      of the changes, one behind the other
 // An entry of the ring holds kStepEntryWords. A longer step: header with `changes` = -1, then two words: the address (low, high) of a pinned copy of
 // the whole step.
@@ -31,6 +31,7 @@ enum StepColumns : int32_t {
   kColumnLength = 16,  // committed tokens; without it: stored
   kColumnLong = 32,    // bit r: rotation r turns by its long factors
 };
+constexpr int32_t kStepCopiesShift = 16;  // above the columns
 // slot: the sequence's row in the page tables. stored: tokens with K and V before this forward, tree nodes included. append: new tokens.
 
 enum class ChangeKind : int32_t {

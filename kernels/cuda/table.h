@@ -153,6 +153,9 @@ struct StateViewParams {
   void* sequences;           // LinearSequence[S] or ConvSequence[S]
 };
 
+// Rows of a sequence from which on the recurrence goes by chunks, where it can.
+constexpr int64_t kLongSequence = 24;
+
 struct BackendTable {
   uint32_t struct_size;
   const char* version;  // equals the core's, else the core refuses it
@@ -213,11 +216,13 @@ struct BackendTable {
   Result (*copy_pages)(int32_t device, const PageCopyParams&, Stream, Failure*);
   Result (*move_rows)(int32_t device, const MoveParams&, Stream, Failure*);
   Result (*convert)(int32_t device, const ConvertParams&, Stream, Failure*);
-  // num_sequences_at and max_rows as in AppendLaunch; max_rows: most rows of a sequence.
+  // num_sequences_at as in AppendLaunch. num_long: sequences of kLongSequence rows or more, whose work is started; a wrong number costs time
+  // and nothing else, with 0 all go token by token.
   Result (*linear)(int32_t device, const kernels::LinearParams&, int32_t max_sequences,
-                   const int32_t* num_sequences_at, int64_t max_rows, Stream, Failure*);
+                   const int32_t* num_sequences_at, int32_t num_long, Stream, Failure*);
+  // Sequences lie in the order of their rows, all of which are below num_rows.
   Result (*conv)(int32_t device, const kernels::ConvParams&, int32_t max_sequences,
-                 const int32_t* num_sequences_at, int64_t max_rows, Stream, Failure*);
+                 const int32_t* num_sequences_at, int64_t num_rows, Stream, Failure*);
 };
 
 }  // namespace kvc::cuda

@@ -115,12 +115,12 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
                  bool splits_sinks, cuda::AttnLaunch launch);
   DeviceUploads& uploads_of(const Outside&) const;
-  cuda::ConvertParams state_rows(const StateRef& state) const;
-  void copy_states_out(const StateRef& state, const StateRows& out);
-  void copy_states_in(const StateRef& state, const StateRows& value);
+  static int32_t num_sequences(const Forward& forward);
+  cuda::ConvertParams state_rows(const Forward& forward, const StateRef& state) const;
+  void copy_states_out(const Forward& forward, const StateRef& state, const StateRows& out);
+  void copy_states_in(const Forward& forward, const StateRef& state, const StateRows& value);
   template <typename Params>
-  Params with_states(const StateRef& state, Params params, int64_t sequence_bytes);
-  static int64_t longest_append(const Forward& forward);
+  Params with_states(const Forward& forward, const StateRef& state, Params params, int64_t sequence_bytes);
   void gather_on(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
                  int64_t key_end, DeviceUploads& uploads, cuda::Stream stream) const;
   void flush_moves();

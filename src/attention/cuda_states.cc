@@ -9,26 +9,31 @@ namespace kvc {
 
 using cuda::ConvertParams;
 
+// Sequences to start kernels for, in a graph too: every step that it serves has as many of the same lengths (CapturedShape).
+int32_t CudaEngine::num_sequences(const Forward& forward) {
+  return static_cast<int32_t>(forward.batch().entries().size());
+}
+
 // The state of every sequence of the step, in the memory of the pool.
-ConvertParams CudaEngine::state_rows(const StateRef& ref) const {
+ConvertParams CudaEngine::state_rows(const Forward& forward, const StateRef& ref) const {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   ConvertParams params{};
-  params.num_rows = step_.max_sequences();
+  params.num_rows = num_sequences(forward);
   params.num_rows_at = step_.state().counts;
   params.num_elements = spec.num_elements;
   return params;
 }
 
-void CudaEngine::get_states(Forward&, const StateRef& ref, const StateRows& out) {
+void CudaEngine::get_states(Forward& forward, const StateRef& ref, const StateRows& out) {
   require_stream();
-  copy_states_out(ref, out);
+  copy_states_out(forward, ref, out);
 }
 
-void CudaEngine::copy_states_out(const StateRef& ref, const StateRows& out) {
+void CudaEngine::copy_states_out(const Forward& forward, const StateRef& ref, const StateRows& out) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
-  ConvertParams params = state_rows(ref);
+  ConvertParams params = state_rows(forward, ref);
   params.in = states_->state(0, ref.local_layer, ref.state);
   params.in_stride = states_->slot_stride();
   params.in_type = spec.dtype;
@@ -40,16 +45,16 @@ void CudaEngine::copy_states_out(const StateRef& ref, const StateRows& out) {
   device_->call("convert", device_->table->convert, params, forward_stream_);
 }
 
-void CudaEngine::set_states(Forward&, const StateRef& ref, const StateRows& value) {
+void CudaEngine::set_states(Forward& forward, const StateRef& ref, const StateRows& value) {
   require_stream();
   secure_carried_states();
-  copy_states_in(ref, value);
+  copy_states_in(forward, ref, value);
 }
 
-void CudaEngine::copy_states_in(const StateRef& ref, const StateRows& value) {
+void CudaEngine::copy_states_in(const Forward& forward, const StateRef& ref, const StateRows& value) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
-  ConvertParams params = state_rows(ref);
+  ConvertParams params = state_rows(forward, ref);
   params.in = value.base;
   params.in_stride = value.row_stride;
   params.in_type = value.dtype;
@@ -80,8 +85,8 @@ void CudaEngine::carry_states_on(Forward& forward) noexcept {
         if (forward.is_state_set(local, state)) continue;
         const StateSpec& spec = states[static_cast<size_t>(state)];
         const StateRows rows{carried_states_.data(), spec.bytes(), spec.dtype};
-        copy_states_out({local, state}, rows);
-        copy_states_in({local, state}, rows);
+        copy_states_out(forward, {local, state}, rows);
+        copy_states_in(forward, {local, state}, rows);
       }
     }
   } catch (...) {
@@ -90,7 +95,8 @@ void CudaEngine::carry_states_on(Forward& forward) noexcept {
 }
 
 template <typename Params>
-Params CudaEngine::with_states(const StateRef& ref, Params params, int64_t sequence_bytes) {
+Params CudaEngine::with_states(const Forward& forward, const StateRef& ref, Params params,
+                               int64_t sequence_bytes) {
   const cuda::StateViewParams view{.step = step_.state(),
                                    .states = states_->state(0, ref.local_layer, ref.state),
                                    .slot_stride = states_->slot_stride(),
@@ -100,7 +106,7 @@ Params CudaEngine::with_states(const StateRef& ref, Params params, int64_t seque
   state_sequences_.ensure(step_.max_sequences() * sequence_bytes, forward_stream_);
   cuda::StateViewParams placed = view;
   placed.sequences = state_sequences_.data();
-  device_->call("state_view", device_->table->state_view, placed, step_.max_sequences(), forward_stream_);
+  device_->call("state_view", device_->table->state_view, placed, num_sequences(forward), forward_stream_);
   params.sequences = reinterpret_cast<decltype(params.sequences)>(state_sequences_.data());
   return params;
 }
@@ -111,22 +117,21 @@ void CudaEngine::linear(Forward& forward, const StateRef& ref, kernels::LinearPa
     fail_with(KVC_E_UNSUPPORTED, params.k_dim, "state %d has a k dim of %d: on a device at most %d",
               ref.state, params.k_dim, kMaxHeadDim);
   }
-  params = with_states(ref, params, sizeof(kernels::LinearSequence));
-  device_->call("linear", device_->table->linear, params, step_.max_sequences(), step_.state().counts,
-                longest_append(forward), forward_stream_);
+  params = with_states(forward, ref, params, sizeof(kernels::LinearSequence));
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  const auto num_long =
+      static_cast<int32_t>(std::count_if(entries.begin(), entries.end(), [](const auto& entry) {
+        return entry.append_length >= cuda::kLongSequence;
+      }));
+  device_->call("linear", device_->table->linear, params, num_sequences(forward), step_.state().counts,
+                num_long, forward_stream_);
 }
 
 void CudaEngine::conv(Forward& forward, const StateRef& ref, kernels::ConvParams params) {
   require_stream();
-  params = with_states(ref, params, sizeof(kernels::ConvSequence));
-  device_->call("conv", device_->table->conv, params, step_.max_sequences(), step_.state().counts,
-                longest_append(forward), forward_stream_);
-}
-
-int64_t CudaEngine::longest_append(const Forward& forward) {
-  int64_t longest = 0;
-  for (const BatchEntry& entry : forward.batch().entries()) longest = std::max(longest, entry.append_length);
-  return longest;
+  params = with_states(forward, ref, params, sizeof(kernels::ConvSequence));
+  device_->call("conv", device_->table->conv, params, num_sequences(forward), step_.state().counts,
+                forward.batch().num_rows(), forward_stream_);
 }
 
 void CudaEngine::read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,

@@ -101,6 +101,14 @@ void StepWords::add_changes(const std::vector<BatchEntry>& entries, const std::v
     words_.push_back(static_cast<int32_t>(count));
     ++words_[3];
   };
+  for (size_t group = 0; !copies.empty() && group < num_groups; ++group) {
+    const auto count = std::count_if(copies.begin(), copies.end(), [&](const PageCopy& copy) {
+      return copy.group == static_cast<int32_t>(group);
+    });
+    if (count == 0) continue;
+    add(ChangeKind::kCopy, group, 0, 0, count);
+    words_[2] += 1 << cuda::kStepCopiesShift;
+  }
   for (size_t i = 0; i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups; ++group) {
@@ -115,10 +123,11 @@ void StepWords::add_changes(const std::vector<BatchEntry>& entries, const std::v
       add(ChangeKind::kSegments, 0, i, 0, static_cast<int64_t>(entry.sequence->segments.size()));
   }
   for (size_t group = 0; !copies.empty() && group < num_groups; ++group) {
-    const auto count = std::count_if(copies.begin(), copies.end(), [&](const PageCopy& copy) {
-      return copy.group == static_cast<int32_t>(group);
-    });
-    if (count != 0) add(ChangeKind::kCopy, group, 0, 0, count);
+    for (const PageCopy& copy : copies) {
+      if (copy.group != static_cast<int32_t>(group)) continue;
+      words_.push_back(copy.from);
+      words_.push_back(copy.to);
+    }
   }
   for (const BatchEntry& entry : entries) {
     Sequence& sequence = *entry.sequence;
@@ -136,13 +145,6 @@ void StepWords::add_changes(const std::vector<BatchEntry>& entries, const std::v
     for (const PositionSegment& segment : sequence.segments) {
       words_.push_back(static_cast<int32_t>(segment.begin));
       words_.push_back(static_cast<int32_t>(segment.offset));
-    }
-  }
-  for (size_t group = 0; !copies.empty() && group < num_groups; ++group) {
-    for (const PageCopy& copy : copies) {
-      if (copy.group != static_cast<int32_t>(group)) continue;
-      words_.push_back(copy.from);
-      words_.push_back(copy.to);
     }
   }
 }

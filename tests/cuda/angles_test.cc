@@ -3,23 +3,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <random>
 
 #include "kernels/cuda/angles/launch.h"
 #include "kernels/cuda/angles/sine_cosine.h"
 #include "tests/cuda/device_memory.h"
+#include "tests/cuda/random_numbers.h"
 
 namespace kvc::cuda {
 namespace {
 
 using testing::DeviceArray;
 using testing::finish;
-
-int scaled(int count) {
-  const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max(1, static_cast<int>(count * (scale == nullptr ? 1.0 : std::atof(scale))));
-}
+using testing::Rng;
+using testing::scaled;
 
 // Units in the last place between two results.
 double units_apart(double a, double b) {
@@ -46,12 +43,6 @@ TEST(CudaAngles, SineAndCosineAreRightToAUnitOrTwoInTheLastPlaceOfADouble) {
   EXPECT_LE(worst, 2.0);
 }
 
-struct Rng {
-  std::mt19937_64 engine;
-  int32_t upto(int32_t most) { return std::uniform_int_distribution<int32_t>(0, most)(engine); }
-  bool chance(int percent) { return upto(99) < percent; }
-};
-
 // The double is right to two units of 2^-53; rounding to float differs from the C library's only where both lie beside a tie, by one unit of a float.
 void expect_close(float found, double expected) {
   const auto rounded = static_cast<float>(expected);
@@ -62,7 +53,7 @@ void expect_close(float found, double expected) {
 TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
   for (int seed = 0; seed < scaled(25); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    Rng rng{std::mt19937_64(static_cast<uint64_t>(seed))};
+    Rng rng(seed);
     const auto pairs = static_cast<size_t>(1 + rng.upto(70));
     const auto most_rows = static_cast<size_t>(1 + rng.upto(300));
     const auto rows = static_cast<size_t>(rng.chance(50) ? static_cast<int32_t>(most_rows)

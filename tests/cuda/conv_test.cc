@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "kernels/cuda/conv/launch.h"
 #include "kernels/reference/reference.h"
@@ -16,24 +15,20 @@ using kernels::ConvSequence;
 using kernels::DType;
 using testing::DeviceArray;
 using testing::finish;
-using testing::RecurrentRng;
 using testing::RecurrentTensor;
+using testing::Rng;
+using testing::scaled;
 
-int scaled(int count) {
-  const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max(1, static_cast<int>(count * (scale == nullptr ? 1.0 : std::atof(scale))));
-}
-
-void check(RecurrentRng& rng, int32_t channels, int32_t width, const std::vector<int32_t>& rows,
-           bool in_place) {
+void check(Rng& rng, int32_t channels, int32_t width, const std::vector<int32_t>& rows, bool in_place) {
   const int64_t kept = width - 1;
   const DType state = rng.dtype(), out_type = rng.dtype();
   int64_t tokens = 0;
+  const bool has_gaps = rng.chance(50);
   std::vector<ConvSequence> sequences(rows.size());
   for (size_t s = 0; s < rows.size(); ++s) {
     sequences[s].row_begin = tokens;
     sequences[s].num_rows = rows[s];
-    tokens += rows[s] + rng.upto(1);
+    tokens += rows[s] + (has_gaps ? rng.upto(1) : 0);
   }
   RecurrentTensor x(rng, tokens, 1, channels, rng.dtype()), out(rng, tokens, 1, channels, out_type);
   x.fill([&] { return rng.normal(); });
@@ -86,9 +81,8 @@ void check(RecurrentRng& rng, int32_t channels, int32_t width, const std::vector
   launched.weight = d_weight.data();
   launched.bias = has_bias ? d_bias.data() : nullptr;
   launched.sequences = d_sequences.data();
-  const int64_t max_rows = *std::max_element(rows.begin(), rows.end());
   ASSERT_EQ(cuda::conv(launched, n + (counts_on_device ? 2 : 0), counts_on_device ? count.data() : nullptr,
-                       max_rows, nullptr),
+                       tokens, nullptr),
             cudaSuccess);
   finish();
   const std::vector<std::byte> outputs = out.from_device();
@@ -111,7 +105,7 @@ void check(RecurrentRng& rng, int32_t channels, int32_t width, const std::vector
 TEST(CudaConv, OutputsAndStatesAreThoseOfTheReference) {
   for (int seed = 0; seed < scaled(40); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    RecurrentRng rng{std::mt19937_64(static_cast<uint64_t>(seed))};
+    Rng rng(seed);
     const int32_t channels[] = {1, 7, 128, 200, 300};
     std::vector<int32_t> rows;
     for (int32_t i = rng.between(1, 4); i > 0; --i)
@@ -122,10 +116,25 @@ TEST(CudaConv, OutputsAndStatesAreThoseOfTheReference) {
   }
 }
 
-// More rows than CTAs are started for at once.
-TEST(CudaConv, ALongPrompt) {
-  RecurrentRng rng{std::mt19937_64(9)};
+TEST(CudaConv, ALongPromptAndADecode) {
+  Rng rng(9);
   check(rng, 3, 4, {4500, 2}, true);
+}
+
+// Sequences of one row, where a CTA guesses whose rows it has, and others among them, where it searches.
+TEST(CudaConv, ManySequences) {
+  for (int seed = 0; seed < scaled(8); ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    Rng rng(seed + 70);
+    std::vector<int32_t> rows(static_cast<size_t>(rng.between(130, 300)), 1);
+    for (int32_t i = rng.upto(9); i > 0; --i) {
+      const bool is_long = seed % 2 == 0 && rng.chance(50);
+      rows[static_cast<size_t>(rng.upto(static_cast<int32_t>(rows.size()) - 1))] =
+          is_long ? rng.between(62, 300) : 0;
+    }
+    check(rng, 3, rng.between(2, 5), rows, rng.chance(50));
+    if (HasFatalFailure()) return;
+  }
 }
 
 }  // namespace

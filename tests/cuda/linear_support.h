@@ -6,28 +6,19 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include "kernels/params.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/device_memory.h"
+#include "tests/cuda/random_numbers.h"
 
 namespace kvc::cuda::testing {
-
-struct RecurrentRng {
-  std::mt19937_64 engine;
-  int32_t upto(int32_t most) { return std::uniform_int_distribution<int32_t>(0, most)(engine); }
-  int32_t between(int32_t low, int32_t high) { return low + upto(high - low); }
-  bool chance(int percent) { return upto(99) < percent; }
-  double normal() { return std::normal_distribution<double>()(engine); }
-  kernels::DType dtype() { return static_cast<kernels::DType>(upto(2)); }
-};
 
 // [tokens][heads][dim] with room between heads and tokens; what lies between, and what is not filled, is NaN.
 class RecurrentTensor {
  public:
-  RecurrentTensor(RecurrentRng& rng, int64_t tokens, int64_t heads, int64_t dim, kernels::DType dtype)
+  RecurrentTensor(Rng& rng, int64_t tokens, int64_t heads, int64_t dim, kernels::DType dtype)
       : tokens_(tokens), heads_(heads), dim_(dim) {
     const int64_t element = kernels::dtype_bytes(dtype);
     rows_.dtype = dtype;

@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 
 #include "kernels/cuda/linear/launch.h"
+#include "kernels/cuda/table.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/linear_support.h"
 
@@ -16,13 +16,12 @@ using kernels::LinearParams;
 using kernels::LinearSequence;
 using testing::DeviceArray;
 using testing::finish;
-using testing::RecurrentRng;
 using testing::RecurrentTensor;
+using testing::Rng;
+using testing::scaled;
 
-int scaled(int count) {
-  const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max(1, static_cast<int>(count * (scale == nullptr ? 1.0 : std::atof(scale))));
-}
+// Types of q and k.
+enum class Keys { kAny, kBF16, kF16AndBF16 };
 
 struct Shape {
   int32_t k_dim, v_dim, k_heads, group;
@@ -30,7 +29,7 @@ struct Shape {
   std::vector<int32_t> rows;  // of the sequences
   int32_t decay;              // 0: none, 1: per head, 2: per token, 3: per channel
   bool delta, has_beta, has_skip, in_place, counts_on_device;
-  bool bf16_keys;  // q and k are bfloat16
+  Keys keys = Keys::kAny;
 };
 
 // Slots of states, with room between rows and heads; slot i of `in` becomes slot i of `out`.
@@ -38,7 +37,7 @@ struct States {
   int64_t row_stride, head_stride, slot_stride;
   std::vector<std::byte> bytes;
 
-  States(RecurrentRng& rng, const Shape& shape, int64_t slots) {
+  States(Rng& rng, const Shape& shape, int64_t slots) {
     const int64_t element = kernels::dtype_bytes(shape.state);
     const bool is_padded = rng.chance(40);
     row_stride = (shape.v_dim + (is_padded ? rng.upto(5) : 0)) * element;
@@ -48,7 +47,7 @@ struct States {
   }
 };
 
-void check(RecurrentRng& rng, const Shape& shape) {
+void check(Rng& rng, const Shape& shape) {
   const int32_t heads = shape.k_heads * shape.group;
   const auto num_sequences = static_cast<int32_t>(shape.rows.size());
   int64_t tokens = rng.upto(2);  // rows in front that belong to nobody
@@ -58,9 +57,14 @@ void check(RecurrentRng& rng, const Shape& shape) {
     sequences[s].num_rows = shape.rows[s];
     tokens += shape.rows[s] + rng.upto(1);
   }
-  const auto key_type = [&] { return shape.bf16_keys ? DType::kBF16 : rng.dtype(); };
-  RecurrentTensor q(rng, tokens, shape.k_heads, shape.k_dim, key_type());
-  RecurrentTensor k(rng, tokens, shape.k_heads, shape.k_dim, key_type());
+  const int32_t mix = rng.upto(2);
+  const auto key_type = [&](bool is_f16) {
+    return shape.keys == Keys::kAny                    ? rng.dtype()
+           : shape.keys == Keys::kF16AndBF16 && is_f16 ? DType::kF16
+                                                       : DType::kBF16;
+  };
+  RecurrentTensor q(rng, tokens, shape.k_heads, shape.k_dim, key_type(mix != 0));
+  RecurrentTensor k(rng, tokens, shape.k_heads, shape.k_dim, key_type(mix != 1));
   RecurrentTensor v(rng, tokens, heads, shape.v_dim, rng.dtype());
   const DType out_type = rng.dtype();
   RecurrentTensor out(rng, tokens, heads, shape.v_dim, out_type);
@@ -136,8 +140,11 @@ void check(RecurrentRng& rng, const Shape& shape) {
   if (params.skip != nullptr) launched.skip = d_skip.data();
   launched.sequences = d_sequences.data();
   const int32_t most = num_sequences + (shape.counts_on_device ? rng.upto(2) : 0);
-  const int64_t max_rows = *std::max_element(shape.rows.begin(), shape.rows.end());
-  ASSERT_EQ(cuda::linear(launched, most, shape.counts_on_device ? count.data() : nullptr, max_rows, nullptr),
+  const auto num_long = static_cast<int32_t>(std::count_if(
+      shape.rows.begin(), shape.rows.end(), [](int32_t rows) { return rows >= kLongSequence; }));
+  // What the host says of them is how much is started, never which sequences are computed.
+  const int32_t told = rng.chance(50) ? num_long : rng.upto(num_long + 2);
+  ASSERT_EQ(cuda::linear(launched, most, shape.counts_on_device ? count.data() : nullptr, told, nullptr),
             cudaSuccess);
   finish();
 
@@ -185,7 +192,7 @@ void check(RecurrentRng& rng, const Shape& shape) {
   }
 }
 
-Shape random_shape(RecurrentRng& rng) {
+Shape random_shape(Rng& rng) {
   const int32_t k_dims[] = {1, 5, 33, 64, 80, 96, 128, 192}, v_dims[] = {1, 7, 32, 64, 70, 80, 128};
   Shape shape{};
   shape.k_dim = k_dims[rng.upto(7)];
@@ -206,7 +213,7 @@ Shape random_shape(RecurrentRng& rng) {
 
 TEST(CudaLinear, OutputsAndStatesAreThoseOfTheReference) {
   for (int seed = 0; seed < scaled(40); ++seed) {
-    RecurrentRng rng{std::mt19937_64(static_cast<uint64_t>(seed))};
+    Rng rng(seed);
     const Shape shape = random_shape(rng);
     SCOPED_TRACE(::testing::Message()
                  << "seed " << seed << " k_dim " << shape.k_dim << " v_dim " << shape.v_dim << " state "
@@ -219,7 +226,7 @@ TEST(CudaLinear, OutputsAndStatesAreThoseOfTheReference) {
 TEST(CudaLinear, TheTallestStatesOfEveryType) {
   for (const DType state : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const int32_t k_dim : {256, 300, linear_most_k_dim()}) {
-      RecurrentRng rng{std::mt19937_64(static_cast<uint64_t>(k_dim))};
+      Rng rng(k_dim);
       SCOPED_TRACE(::testing::Message() << "k_dim " << k_dim << " state " << static_cast<int>(state));
       check(rng, {.k_dim = k_dim,
                   .v_dim = 36,
@@ -232,8 +239,7 @@ TEST(CudaLinear, TheTallestStatesOfEveryType) {
                   .has_beta = true,
                   .has_skip = true,
                   .in_place = false,
-                  .counts_on_device = true,
-                  .bf16_keys = false});
+                  .counts_on_device = true});
       if (HasFatalFailure()) return;
     }
   }
@@ -248,13 +254,13 @@ TEST(CudaLinear, ATallerStateIsRefused) {
 
 // Sequences on both sides of where chunks begin, ends inside of chunks and on their edges.
 TEST(CudaLinear, ChunksAgreeWithTheReference) {
-  for (int seed = 0; seed < scaled(12); ++seed) {
-    RecurrentRng rng{std::mt19937_64(static_cast<uint64_t>(seed) + 900)};
+  for (int seed = 0; seed < scaled(20); ++seed) {
+    Rng rng(seed + 900);
     const int32_t k_dims[] = {5, 16, 33, 64, 100, 128}, lengths[] = {1, 23, 24, 63, 64, 65, 128, 150};
     Shape shape = random_shape(rng);
     shape.k_dim = k_dims[rng.upto(5)];
     shape.decay = rng.upto(2);
-    shape.bf16_keys = true;
+    shape.keys = seed % 2 == 0 ? Keys::kBF16 : Keys::kF16AndBF16;
     for (int32_t& rows : shape.rows) rows = lengths[rng.upto(7)];
     SCOPED_TRACE(::testing::Message()
                  << "seed " << seed << " k_dim " << shape.k_dim << " v_dim " << shape.v_dim << " state "
@@ -264,9 +270,28 @@ TEST(CudaLinear, ChunksAgreeWithTheReference) {
   }
 }
 
+// Long ones among many: more sequences than a CTA looks at together.
+TEST(CudaLinear, FewLongSequencesAmongManyShortOnes) {
+  for (int seed = 0; seed < scaled(3); ++seed) {
+    Rng rng(seed + 1300);
+    Shape shape = random_shape(rng);
+    shape.k_dim = shape.v_dim = 16;
+    shape.k_heads = shape.group = 1;
+    shape.decay = 2;
+    shape.keys = seed % 2 == 0 ? Keys::kBF16 : Keys::kF16AndBF16;
+    shape.rows.assign(static_cast<size_t>(rng.between(140, 300)), 1);
+    for (int32_t i = rng.between(1, 5); i > 0; --i)
+      shape.rows[static_cast<size_t>(rng.upto(static_cast<int32_t>(shape.rows.size()) - 1))] =
+          rng.between(24, 70);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    check(rng, shape);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST(CudaLinear, LongSequences) {
   for (int seed = 0; seed < scaled(3); ++seed) {
-    RecurrentRng rng{std::mt19937_64(static_cast<uint64_t>(seed) + 500)};
+    Rng rng(seed + 500);
     Shape shape = random_shape(rng);
     shape.k_dim = 64;
     shape.v_dim = 40;

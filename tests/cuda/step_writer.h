@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -43,8 +44,7 @@ struct StepPageCopy {
 struct StepDescription {
   std::vector<StepSequence> sequences;
   std::vector<StepPageCopy> copies;
-  int32_t columns = 0;            // sent even where all have the default
-  bool copies_come_last = false;  // behind the other changes; the kernel takes any order
+  int32_t columns = 0;  // sent even where all have the default
 };
 
 inline int32_t needed_columns(const StepDescription& step) {
@@ -67,19 +67,15 @@ inline std::vector<int32_t> step_words(const StepDescription& step) {
     changes.push_back({static_cast<int32_t>(kind) << 16 | group, static_cast<int32_t>(sequence), first,
                        static_cast<int32_t>(count)});
   };
-  const auto add_copies = [&] {
-    // Neighbours of one group in one change.
-    for (size_t i = 0; i < step.copies.size();) {
-      size_t end = i;
-      for (; end < step.copies.size() && step.copies[end].group == step.copies[i].group; ++end) {
-        data.push_back(step.copies[end].from);
-        data.push_back(step.copies[end].to);
-      }
-      add_change(ChangeKind::kCopy, step.copies[i].group, 0, 0, end - i);
-      i = end;
-    }
-  };
-  if (!step.copies_come_last) add_copies();
+  std::map<int32_t, std::vector<int32_t>> copies;  // by group
+  for (const StepPageCopy& copy : step.copies) {
+    std::vector<int32_t>& pairs = copies[copy.group];
+    pairs.insert(pairs.end(), {copy.from, copy.to});
+  }
+  for (const auto& [group, pairs] : copies) {
+    add_change(ChangeKind::kCopy, group, 0, 0, pairs.size() / 2);
+    data.insert(data.end(), pairs.begin(), pairs.end());
+  }
   for (size_t s = 0; s < step.sequences.size(); ++s) {
     const StepSequence& sequence = step.sequences[s];
     for (const TableRun& run : sequence.tables) {
@@ -96,12 +92,12 @@ inline std::vector<int32_t> step_words(const StepDescription& step) {
       for (const auto& [begin, offset] : sequence.segments) data.insert(data.end(), {begin, offset});
     }
   }
-  if (step.copies_come_last) add_copies();
 
   const int32_t columns = needed_columns(step);
   int32_t rows = 0;
   for (const StepSequence& s : step.sequences) rows += s.append;
-  std::vector<int32_t> words = {static_cast<int32_t>(step.sequences.size()), rows, columns,
+  std::vector<int32_t> words = {static_cast<int32_t>(step.sequences.size()), rows,
+                                columns | static_cast<int32_t>(copies.size()) << kStepCopiesShift,
                                 static_cast<int32_t>(changes.size())};
   const auto add_column = [&](int32_t column, auto&& value) {
     if (column != 0 && (columns & column) == 0) return;

@@ -2,11 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <random>
 
 #include "kernels/cuda/step/launch.h"
 #include "kernels/cuda/view/launch.h"
+#include "tests/cuda/random_numbers.h"
 #include "tests/cuda/step_writer.h"
 
 namespace kvc::cuda {
@@ -15,22 +14,12 @@ namespace {
 using kernels::AttnSequence;
 using testing::DeviceArray;
 using testing::finish;
+using testing::Rng;
+using testing::scaled;
 using testing::StepDescription;
 using testing::StepDevice;
 using testing::StepLimits;
 using testing::StepSequence;
-
-int scaled(int count) {
-  const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max(1, static_cast<int>(count * (scale == nullptr ? 1.0 : std::atof(scale))));
-}
-
-struct Rng {
-  std::mt19937_64 engine;
-  int32_t upto(int32_t most) { return std::uniform_int_distribution<int32_t>(0, most)(engine); }
-  int32_t between(int32_t low, int32_t high) { return low + upto(high - low); }
-  bool chance(int percent) { return upto(99) < percent; }
-};
 
 struct Span {
   int32_t sequence, begin, end;
@@ -316,7 +305,7 @@ void check(const Case& c) {
 
 TEST(CudaView, RowsSeeWhatTheDefinitionSays) {
   for (int seed = 0; seed < scaled(60); ++seed) {
-    Rng rng{std::mt19937_64(static_cast<uint64_t>(seed))};
+    Rng rng(seed);
     const Case c = random_case(rng, 7);
     SCOPED_TRACE(::testing::Message()
                  << "seed " << seed << " scope " << static_cast<int>(c.scope) << " window " << c.layer_window
@@ -328,7 +317,7 @@ TEST(CudaView, RowsSeeWhatTheDefinitionSays) {
 
 TEST(CudaView, MoreSequencesThanCtas) {
   for (int seed = 0; seed < scaled(3); ++seed) {
-    Rng rng{std::mt19937_64(static_cast<uint64_t>(seed) + 1000)};
+    Rng rng(seed + 1000);
     Case c = random_case(rng, 7);
     c.scope = Scope::kAll;
     c.has_spans = false;

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/step.h"
 #include "src/base/error.h"
 #include "src/forward/batch.h"
 #include "src/plan/plan.h"
@@ -143,6 +144,37 @@ TEST(Batch, SendsATableAgainFromTheFirstEntryThatChanged) {
   EXPECT_EQ(words[4 + 5], 8);
   EXPECT_EQ(words[4 + 6], 1);
   EXPECT_EQ(words.back(), books.pages(1).back());
+  books.rollback();
+}
+
+TEST(Batch, SendsCopiesInFrontOfOtherChangesAndSaysHowManyThereAre) {
+  Books books(40, {attention_layer(1, 1, 16, 16), window_layer(1, 1, 16, 64)});
+  books.sequences.add(1);
+  books.append(1, 6);
+  books.sequences.fork(1, 2, -1);
+  books.sequences.fork(1, 3, -1);
+  books.begin({2, 3}, {4, 3});
+  const std::vector<PageCopy> copies = books.batch.copies();
+  ASSERT_EQ(copies.size(), 4u) << "a page of each group for each";
+  const std::vector<int32_t> words = books.batch.step_words();
+  EXPECT_EQ(words[2], 2 << cuda::kStepCopiesShift) << "a change for each group, and no columns";
+  const size_t changes = 4 + 3 * 2, data = changes + 4 * static_cast<size_t>(words[3]);
+  ASSERT_GT(words[3], 2) << "tables change, too";
+  size_t pair = 0;
+  for (size_t i = 0; i < static_cast<size_t>(words[3]); ++i) {
+    const auto kind = static_cast<cuda::ChangeKind>(words[changes + 4 * i] >> 16);
+    EXPECT_EQ(kind == cuda::ChangeKind::kCopy, i < 2) << "change " << i;
+    if (i >= 2) continue;
+    const int32_t group = words[changes + 4 * i] & 0xffff;
+    EXPECT_EQ(group, static_cast<int32_t>(i));
+    EXPECT_EQ(words[changes + 4 * i + 3], 2);
+    for (const PageCopy& copy : copies) {
+      if (copy.group != group) continue;
+      EXPECT_EQ(words[data + 2 * pair], copy.from);
+      EXPECT_EQ(words[data + 2 * pair + 1], copy.to);
+      ++pair;
+    }
+  }
   books.rollback();
 }
 

@@ -2,28 +2,10 @@
 #pragma once
 
 #include "kernels/cuda/conv/config.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/floats.cuh"
 #include "kernels/linear_params.h"
 
 namespace kvc::cuda::conv_kernels {
-
-// `type` is the same for all threads. In two steps, because a conversion waits for its load, and what is behind it waits too. Bits 0 are 0.
-KVC_DEVICE uint32_t load_bits(const std::byte* row, kernels::DType type, int64_t i) {
-  if (type == kernels::DType::kF32) return reinterpret_cast<const uint32_t*>(row)[i];
-  return reinterpret_cast<const uint16_t*>(row)[i];
-}
-KVC_DEVICE float value_of(uint32_t bits, kernels::DType type) {
-  if (type == kernels::DType::kF32) return as_float(bits);
-  const auto half = static_cast<uint16_t>(bits);
-  return type == kernels::DType::kF16 ? f16_to_float(half) : bf16_to_float(half);
-}
-KVC_DEVICE void store_element(std::byte* row, kernels::DType type, int64_t i, float value) {
-  if (type == kernels::DType::kF32)
-    reinterpret_cast<float*>(row)[i] = value;
-  else
-    reinterpret_cast<uint16_t*>(row)[i] =
-        type == kernels::DType::kF16 ? float_to_f16(value) : float_to_bf16(value);
-}
 
 // One channel of one sequence.
 struct Channel {
@@ -48,10 +30,12 @@ struct Channel {
   KVC_DEVICE float input(int64_t row) const { return input_value(input_bits(row), row); }
   KVC_DEVICE float weight(int32_t j) const { return params.weight[channel * params.weight_stride + j]; }
   KVC_DEVICE float bias() const { return params.bias == nullptr ? 0 : params.bias[channel]; }
+  KVC_DEVICE float activated(float sum) const {
+    return params.activation == kernels::Activation::kSilu ? sum / (1 + expf(-sum)) : sum;
+  }
   KVC_DEVICE void write(int64_t row, float sum) const {
-    if (params.activation == kernels::Activation::kSilu) sum = sum / (1 + expf(-sum));
-    store_element(params.out.base + (sequence.row_begin + row) * params.out.token_stride, params.out.dtype,
-                  channel, sum);
+    store_value(params.out.base + (sequence.row_begin + row) * params.out.token_stride, params.out.dtype,
+                channel, activated(sum));
   }
 };
 
@@ -60,23 +44,29 @@ struct Channel {
 template <int kWidth>
 KVC_DEVICE void convolve(const Channel& at, int64_t begin, int64_t end) {
   constexpr int kTogether = conv_config::kRowsAhead, kKept = kWidth - 1;
+  const kernels::TokenRows &x = at.params.x, &out = at.params.out;
+  // One step behind the other: addresses of every row of a turn would take more registers than there are.
+  const std::byte* from = x.base + (at.sequence.row_begin + begin) * x.token_stride;
+  std::byte* to = out.base + (at.sequence.row_begin + begin) * out.token_stride;
   float weight[kWidth], window[kKept + kTogether];
   uint32_t before[kKept], next[kTogether];
+  const auto read_next = [&](int64_t row) {
+    for (int i = 0; i < kTogether; ++i, from += x.token_stride)
+      next[i] = row + i < end ? load_bits(from, x.dtype, at.channel) : 0;
+  };
   for (int j = 0; j < kKept; ++j) before[j] = at.input_bits(begin - kKept + j);
-  for (int i = 0; i < kTogether; ++i) next[i] = begin + i < end ? at.new_bits(begin + i) : 0;
+  read_next(begin);
   for (int j = 0; j < kWidth; ++j) weight[j] = at.weight(j);
   const float bias = at.bias();
   for (int j = 0; j < kKept; ++j) window[j] = at.input_value(before[j], begin - kKept + j);
+#pragma unroll 1
   for (int64_t row = begin; row < end; row += kTogether) {
-    for (int i = 0; i < kTogether; ++i) window[kKept + i] = value_of(next[i], at.params.x.dtype);
-    for (int i = 0; i < kTogether; ++i) {
-      const int64_t ahead = row + kTogether + i;
-      next[i] = ahead < end ? at.new_bits(ahead) : 0;
-    }
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kTogether; ++i) window[kKept + i] = value_of(next[i], x.dtype);
+    read_next(row + kTogether);
+    for (int i = 0; i < kTogether; ++i, to += out.token_stride) {
       float sum = bias;
       for (int j = 0; j < kWidth; ++j) sum += weight[j] * window[i + j];
-      if (row + i < end) at.write(row + i, sum);
+      if (row + i < end) store_value(to, out.dtype, at.channel, at.activated(sum));
     }
     for (int j = 0; j < kKept; ++j) window[j] = window[kTogether + j];
   }
@@ -92,30 +82,54 @@ KVC_DEVICE void convolve<0>(const Channel& at, int64_t begin, int64_t end) {
   }
 }
 
+// Blocks of kRows rows, those of a sequence behind those of the one before: where the blocks of sequence s begin. It has one at least, for its state, and
+// enough of them wherever its rows begin.
+KVC_DEVICE int32_t first_block(const kernels::ConvParams& params, int32_t s) {
+  return static_cast<int32_t>(params.sequences[s].row_begin / conv_config::kRows) + s;
+}
+// Whose block it is: the last s in [0, n) with first_block(s) <= block; n > 0.
+KVC_DEVICE int32_t sequence_of_block(const kernels::ConvParams& params, int32_t n, int32_t block) {
+  // A decode step, where every sequence has one row: kRows of them take kRows + 1 blocks, the last of which is empty.
+  constexpr int32_t kRows = conv_config::kRows;
+  const int32_t inside = block % (kRows + 1);
+  const int32_t guess = block / (kRows + 1) * kRows + (inside < kRows ? inside : kRows - 1);
+  if (guess < n && first_block(params, guess) <= block &&
+      (guess + 1 == n || first_block(params, guess + 1) > block))
+    return guess;
+  int32_t low = 0, high = n;
+  while (high - low > 1) {
+    const int32_t middle = (low + high) / 2;
+    if (first_block(params, middle) <= block)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 template <int kWidth>
 __global__ void __launch_bounds__(conv_config::kThreads, conv_config::kCtas)
-    conv_kernel(const __grid_constant__ kernels::ConvParams params, const int32_t* num_sequences_at,
-                int32_t channel_tiles, int32_t row_ctas) {
+    conv_kernel(const __grid_constant__ kernels::ConvParams params, int32_t max_sequences,
+                const int32_t* num_sequences_at, int32_t channel_tiles) {
   const auto cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t s = cta / channel_tiles / row_ctas;
-  if (num_sequences_at != nullptr && s >= *num_sequences_at) return;
-  const int32_t rows_cta = cta / channel_tiles % row_ctas;
+  const int32_t n = num_sequences_at == nullptr ? max_sequences : *num_sequences_at;
+  if (n <= 0) return;
+  const int32_t block = cta / channel_tiles;
+  const int32_t s = sequence_of_block(params, n, block);
   const kernels::ConvSequence sequence = params.sequences[s];
   const Channel at{params, sequence,
                    static_cast<int32_t>(cta % channel_tiles * conv_config::kThreads + threadIdx.x)};
   if (at.channel >= params.channels) return;
-  const auto step = static_cast<int64_t>(row_ctas) * conv_config::kRows;
-  for (int64_t begin = static_cast<int64_t>(rows_cta) * conv_config::kRows; begin < sequence.num_rows;
-       begin += step) {
-    const int64_t end = begin + conv_config::kRows;
+  const int64_t begin = int64_t{conv_config::kRows} * (block - first_block(params, s));
+  const int64_t end = begin + conv_config::kRows;
+  if (begin < sequence.num_rows)
     convolve<kWidth>(at, begin, end < sequence.num_rows ? end : sequence.num_rows);
-  }
   // The last width - 1 inputs. In place, an old one that is kept moves to the front: it is read before it can be written.
-  if (rows_cta != 0 || sequence.state_out == nullptr) return;
+  if (begin != 0 || sequence.state_out == nullptr) return;
   const int32_t kept = params.width - 1;
   for (int32_t j = 0; j < kept; ++j) {
-    store_element(sequence.state_out, params.state_dtype, static_cast<int64_t>(at.channel) * kept + j,
-                  at.input(sequence.num_rows - kept + j));
+    store_value(sequence.state_out, params.state_dtype, static_cast<int64_t>(at.channel) * kept + j,
+                at.input(sequence.num_rows - kept + j));
   }
 }
 

@@ -5,8 +5,9 @@
 //   U = solution of  u_t + beta_t sum_{s < t} A(t, s) (k_t k_s) u_s = beta_t (v_t - A(t) S0^T k_t)    without delta: u_t = beta_t v_t
 //   out_t = scale * (A(t) S0^T q_t + sum_{s <= t} A(t, s) (q_t k_s) u_s) + skip * v_t
 //   S = A(end) S0 + sum_s A(end, s) k_s u_s^T
-// Products go through bfloat16 units with float32 sums. q and k are bfloat16 as they come; S0, U and A(t, s) (q_t k_s) are split into two parts each, so that
-// 16 bits of fraction remain: nothing is lost against the token-by-token kernel that the outputs would show. The state itself stays float32, in registers.
+// Products go through bfloat16 units with float32 sums. S0, U and A(t, s) (q_t k_s) are split into two parts each, so that 16 bits of fraction remain: nothing is
+// lost against the token-by-token kernel that the outputs would show. q and k are bfloat16 as they come, or float16 in two parts, which are exact. Of products
+// of two parts by two the smallest is left out. The state itself stays float32, in registers.
 #pragma once
 
 #include "kernels/cuda/linear/chunk_shared.cuh"
@@ -50,6 +51,50 @@ KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_
     } else {
       for (int j = 0; j < 8; ++j)
         row[j] = j < elements ? reinterpret_cast<const uint16_t*>(from)[j] : uint16_t{0};
+    }
+  }
+}
+
+// The same in two parts, of 16-bit elements of any type. Four loads of a thread are on their way together.
+KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+                                 int32_t head, int32_t k_dim, const ChunkShared& shared, uint16_t* high,
+                                 uint16_t* low) {
+  constexpr int32_t kTogether = 4, kThreads = linear_config::kChunkThreads;
+  const std::byte* base = token_row(rows, token, head);
+  const bool is_aligned =
+      ((reinterpret_cast<uintptr_t>(base) | static_cast<uint64_t>(rows.token_stride)) & 15) == 0;
+  const bool by_vectors = is_aligned && k_dim % 8 == 0;
+  const int32_t groups = shared.k_rows / 8, end = ChunkShared::kTokens * groups;
+  for (auto begin = static_cast<int32_t>(threadIdx.x); begin < end; begin += kTogether * kThreads) {
+    Words4 pairs[kTogether];
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      const int32_t i = begin + n * kThreads, t = i / groups, first = i % groups * 8;
+      const std::byte* from = base + t * rows.token_stride;
+      pairs[n] = {{0, 0, 0, 0}};
+      if (t >= num_tokens) continue;
+      if (by_vectors) {
+        if (first < k_dim) pairs[n] = load_16(from + 2 * first);
+        continue;
+      }
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        if (first + j < k_dim) pairs[n].x[j / 2] |= load_bits(from, rows.dtype, first + j) << (j % 2 * 16);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kTogether; ++n) {
+      const int32_t i = begin + n * kThreads;
+      if (i >= end) break;
+      const int32_t to = i / groups * shared.row_stride() + i % groups * 8;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        uint32_t high_pair, low_pair;
+        split_pair(value_of(pairs[n].x[j] & 0xffffu, rows.dtype), value_of(pairs[n].x[j] >> 16, rows.dtype),
+                   high_pair, low_pair);
+        *reinterpret_cast<uint32_t*>(high + to + 2 * j) = high_pair;
+        *reinterpret_cast<uint32_t*>(low + to + 2 * j) = low_pair;
+      }
     }
   }
 }
@@ -132,6 +177,7 @@ KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared
 }
 
 // p, and the matrix of the triangular system in place of the decays.
+template <int kKeyParts>
 KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
   const int32_t stride = shared.row_stride();
 #pragma unroll
@@ -139,13 +185,20 @@ KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared
     if (tile > warp) continue;  // later tokens
     float by_q[2][4] = {}, by_k[2][4] = {};
     for (int32_t first = 0; first < shared.k_rows; first += 16) {
-      uint32_t q[4], k[4], b[4];
-      load_rows(q, shared.q(), stride, 16 * warp, first);
-      load_rows(b, shared.k(), stride, 16 * tile, first);
-      for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_q[n], q, b[n], b[n + 2]);
-      if (has_delta) {
-        load_rows(k, shared.k(), stride, 16 * warp, first);
-        for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_k[n], k, b[n], b[n + 2]);
+#pragma unroll
+      for (int part = 0; part < kKeyParts; ++part) {
+        uint32_t b[4];
+        load_rows(b, shared.k(part), stride, 16 * tile, first);
+#pragma unroll
+        for (int other = 0; other + part < kKeyParts; ++other) {
+          uint32_t q[4], k[4];
+          load_rows(q, shared.q(other), stride, 16 * warp, first);
+          for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_q[n], q, b[n], b[n + 2]);
+          if (has_delta) {
+            load_rows(k, shared.k(other), stride, 16 * warp, first);
+            for (int n = 0; n < 2; ++n) mma_16816<kBF16>(by_k[n], k, b[n], b[n + 2]);
+          }
+        }
       }
     }
     for (int n = 0; n < 2; ++n) {
@@ -160,21 +213,26 @@ KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared
 }
 
 // out = S0^T q_t, decayed; and the right side of the system in place of v.
+template <int kKeyParts>
 KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
   const int32_t stride = shared.row_stride();
   float by_k[ChunkThread::kTiles][4] = {};
   for (int n = 0; n < ChunkThread::kTiles; ++n)
     for (int i = 0; i < 4; ++i) thread.out[n][i] = 0;
   for (int32_t first = 0; first < shared.k_rows; first += 16) {
-    uint32_t q[4], k[4], b[4];
-    load_rows(q, shared.q(), stride, 16 * warp, first);
-    load_rows(k, shared.k(), stride, 16 * warp, first);
-    for (int part = 0; part < 2; ++part) {
-      for (int n = 0; n < ChunkThread::kTiles; n += 2) {
-        load_columns(b, shared.state(part), ChunkShared::kTileStride, first, 8 * n);
-        for (int half = 0; half < 2; ++half) {
-          mma_16816<kBF16>(thread.out[n + half], q, b[2 * half], b[2 * half + 1]);
-          if (has_delta) mma_16816<kBF16>(by_k[n + half], k, b[2 * half], b[2 * half + 1]);
+    uint32_t b[4];
+#pragma unroll
+    for (int key_part = 0; key_part < kKeyParts; ++key_part) {
+      uint32_t q[4], k[4];
+      load_rows(q, shared.q(key_part), stride, 16 * warp, first);
+      load_rows(k, shared.k(key_part), stride, 16 * warp, first);
+      for (int part = 0; part + key_part < 2; ++part) {
+        for (int n = 0; n < ChunkThread::kTiles; n += 2) {
+          load_columns(b, shared.state(part), ChunkShared::kTileStride, first, 8 * n);
+          for (int half = 0; half < 2; ++half) {
+            mma_16816<kBF16>(thread.out[n + half], q, b[2 * half], b[2 * half + 1]);
+            if (has_delta) mma_16816<kBF16>(by_k[n + half], k, b[2 * half], b[2 * half + 1]);
+          }
         }
       }
     }
@@ -256,6 +314,7 @@ KVC_DEVICE void add_updates_to_outputs(ChunkThread& thread, int warp, const Chun
   }
 }
 
+template <int kKeyParts>
 KVC_DEVICE void advance_state(ChunkThread& thread, int warp, const ChunkShared& shared) {
   const float decay = shared.from_start()[ChunkShared::kTokens - 1];
 #pragma unroll
@@ -265,13 +324,16 @@ KVC_DEVICE void advance_state(ChunkThread& thread, int warp, const ChunkShared& 
     for (int n = 0; n < ChunkThread::kTiles; ++n)
       for (int j = 0; j < 4; ++j) thread.state[i][n][j] *= decay;
     for (int32_t s = 0; s < ChunkShared::kTokens; s += 16) {
-      uint32_t a[4], b[4];
-      load_transposed(a, shared.k(), shared.row_stride(), s, first);
-      for (int part = 2; part < 4; ++part) {
-        for (int n = 0; n < ChunkThread::kTiles; n += 2) {
-          load_columns(b, shared.update(part), ChunkShared::kTileStride, s, 8 * n);
-          for (int half = 0; half < 2; ++half)
-            mma_16816<kBF16>(thread.state[i][n + half], a, b[2 * half], b[2 * half + 1]);
+#pragma unroll
+      for (int key_part = 0; key_part < kKeyParts; ++key_part) {
+        uint32_t a[4], b[4];
+        load_transposed(a, shared.k(key_part), shared.row_stride(), s, first);
+        for (int part = 2; part + key_part < 4; ++part) {
+          for (int n = 0; n < ChunkThread::kTiles; n += 2) {
+            load_columns(b, shared.update(part), ChunkShared::kTileStride, s, 8 * n);
+            for (int half = 0; half < 2; ++half)
+              mma_16816<kBF16>(thread.state[i][n + half], a, b[2 * half], b[2 * half + 1]);
+          }
         }
       }
     }
@@ -300,8 +362,8 @@ KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearH
     if (!place(j / 4, j % 4, t, column)) continue;
     std::byte* row =
         params.out.base + (token + t) * params.out.token_stride + at.head * params.out.head_stride;
-    store_element(row, params.out.dtype, column,
-                  params.scale * thread.out[j / 4][j % 4] + skip * value_of(v[j / 4][j % 4], params.v.dtype));
+    store_value(row, params.out.dtype, column,
+                params.scale * thread.out[j / 4][j % 4] + skip * value_of(v[j / 4][j % 4], params.v.dtype));
   }
 }
 
@@ -322,60 +384,6 @@ KVC_DEVICE void visit_state(const LinearHead& at, int warp, Byte* state, Visit&&
       }
     }
   }
-}
-
-// One CTA per sequence, head and tile of columns. Sequences shorter than kChunkFrom are left to linear_kernel.
-__global__ void __launch_bounds__(linear_config::kChunkThreads, 2)
-    linear_chunk_kernel(const __grid_constant__ kernels::LinearParams params,
-                        const int32_t* num_sequences_at) {
-  const int32_t tiles = (params.v_dim + ChunkShared::kColumns - 1) / ChunkShared::kColumns;
-  const auto cta = static_cast<int32_t>(blockIdx.x);
-  const int32_t s = cta / tiles / params.num_heads;
-  if (num_sequences_at != nullptr && s >= *num_sequences_at) return;
-  const kernels::LinearSequence sequence = params.sequences[s];
-  if (sequence.num_rows < linear_config::kChunkFrom) return;
-  const ChunkShared shared{.k_rows = (params.k_dim + 15) / 16 * 16, .memory = cta_shared()};
-  const int32_t head = cta / tiles % params.num_heads;
-  const int32_t column = cta % tiles * ChunkShared::kColumns;
-  const LinearHead at{params, head, head / (params.num_heads / params.num_k_heads), column,
-                      params.v_dim - column};
-  const int warp = warp_id();
-
-  ChunkThread thread{};
-  if (sequence.state_in != nullptr) {
-    visit_state(at, warp, sequence.state_in, [&](int i, int n, int j, const std::byte* row, int32_t c) {
-      thread.state[i][n][j] = load_element(row, params.state_dtype, c);
-    });
-  }
-  for (int64_t first = 0; first < sequence.num_rows; first += ChunkShared::kTokens) {
-    const int64_t token = sequence.row_begin + first;
-    const auto num_tokens = static_cast<int32_t>(
-        sequence.num_rows - first < ChunkShared::kTokens ? sequence.num_rows - first : ChunkShared::kTokens);
-    bring_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q());
-    bring_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k());
-    copy_async_commit();
-    bring_values(at, token, num_tokens, shared);
-    bring_gates(at, token, num_tokens, shared);
-    put_state(thread, warp, shared);
-    copy_async_wait<0>();
-    sync_cta();
-    multiply_decays(shared);
-    sync_cta();
-    multiply_tokens(thread, warp, shared, params.delta != 0);
-    multiply_state(thread, warp, shared, params.delta != 0);
-    sync_cta();
-    if (params.delta != 0) solve(warp, shared);
-    put_updates(shared);
-    sync_cta();
-    add_updates_to_outputs(thread, warp, shared);
-    advance_state(thread, warp, shared);
-    write_outputs(thread, warp, at, token, num_tokens);
-    sync_cta();  // before the next chunk's rows
-  }
-  if (sequence.state_out == nullptr) return;
-  visit_state(at, warp, sequence.state_out, [&](int i, int n, int j, std::byte* row, int32_t c) {
-    store_element(row, params.state_dtype, c, thread.state[i][n][j]);
-  });
 }
 
 }  // namespace kvc::cuda::linear_kernels

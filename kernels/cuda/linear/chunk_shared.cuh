@@ -15,6 +15,7 @@ struct ChunkShared {
   static constexpr int32_t kRightStride = kColumns + 1;
 
   int32_t k_rows;     // of state, a multiple of 16
+  int32_t key_parts;  // of q and k: 1 where both are bfloat16, else 2
   std::byte* memory;  // 16-byte aligned
 
   KVC_HD int32_t row_stride() const { return k_rows + 8; }
@@ -22,19 +23,15 @@ struct ChunkShared {
   KVC_HD int64_t state_bytes() const { return int64_t{2} * k_rows * kTileStride; }
   static constexpr int64_t kUpdateBytes = int64_t{2} * kTokens * kTileStride;
 
-  KVC_HD uint16_t* q() const { return reinterpret_cast<uint16_t*>(memory); }
-  KVC_HD uint16_t* k() const { return reinterpret_cast<uint16_t*>(memory + row_bytes()); }
+  KVC_HD uint16_t* q(int part) const { return reinterpret_cast<uint16_t*>(memory + part * row_bytes()); }
+  KVC_HD uint16_t* k(int part) const { return q(key_parts + part); }
   // S in two parts of 16 bits, high and low.
   KVC_HD uint16_t* state(int part) const {
-    return reinterpret_cast<uint16_t*>(memory + 2 * row_bytes() + part * state_bytes());
+    return reinterpret_cast<uint16_t*>(memory + 2 * key_parts * row_bytes() + part * state_bytes());
   }
   // Parts of U (0, 1), and of U decayed to the end of the chunk (2, 3).
-  KVC_HD uint16_t* update(int part) const {
-    return reinterpret_cast<uint16_t*>(memory + 2 * row_bytes() + 2 * state_bytes() + part * kUpdateBytes);
-  }
-  KVC_HD float* floats() const {
-    return reinterpret_cast<float*>(memory + 2 * row_bytes() + 2 * state_bytes() + 4 * kUpdateBytes);
-  }
+  KVC_HD uint16_t* update(int part) const { return state(2) + part * (kUpdateBytes / 2); }
+  KVC_HD float* floats() const { return reinterpret_cast<float*>(update(4)); }
   // [kTokens][kSquareStride]: decay from token s to token t, then the matrix of the triangular system.
   KVC_HD float* square() const { return floats(); }
   // [kTokens][kRightStride]: its right side, then U.
@@ -44,7 +41,7 @@ struct ChunkShared {
   KVC_HD float* from_start() const { return beta() + kTokens; }    // decay of S up to and with each token
   KVC_HD float* to_end() const { return from_start() + kTokens; }  // decay of each token's update to the end
   KVC_HD int64_t bytes() const {
-    return 2 * row_bytes() + 2 * state_bytes() + 4 * kUpdateBytes +
+    return 2 * key_parts * row_bytes() + 2 * state_bytes() + 4 * kUpdateBytes +
            4 * (kTokens * (kSquareStride + kRightStride) + 4 * kTokens);
   }
 };

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "kernels/params.h"
+#include "kernels/cuda/table.h"
 
 namespace kvc::cuda::linear_config {
 
@@ -46,6 +46,6 @@ constexpr int32_t kChunkColumns =
 constexpr int32_t kChunkThreads = 128;
 constexpr int32_t kChunkMostRows = 128;  // of state: two tiles of 16 rows per warp, in registers
 // Sequences from so many tokens on are worth a chunk, whose work does not depend on how full it is.
-constexpr int64_t kChunkFrom = 24;
+constexpr int64_t kChunkFrom = kLongSequence;
 
 }  // namespace kvc::cuda::linear_config

@@ -1,34 +1,9 @@
-// Elements of activations and states, and four columns of a state at a time. Not through kernels/cuda/elements.cuh: its switch over the quantised types
-// costs the loop over tokens some thirty registers.
+// Four columns of a state at a time.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/floats.cuh"
 
 namespace kvc::cuda::linear_kernels {
-
-// `type` is the same for all threads.
-KVC_DEVICE float load_element(const std::byte* row, kernels::DType type, int64_t i) {
-  if (type == kernels::DType::kF32) return reinterpret_cast<const float*>(row)[i];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(row)[i];
-  return type == kernels::DType::kF16 ? f16_to_float(bits) : bf16_to_float(bits);
-}
-// The same in two steps, for loads that are to be on their way together: a conversion waits for its load, and what is behind it waits too. Bits 0 are 0.
-KVC_DEVICE uint32_t load_bits(const std::byte* row, kernels::DType type, int64_t i) {
-  if (type == kernels::DType::kF32) return reinterpret_cast<const uint32_t*>(row)[i];
-  return reinterpret_cast<const uint16_t*>(row)[i];
-}
-KVC_DEVICE float value_of(uint32_t bits, kernels::DType type) {
-  if (type == kernels::DType::kF32) return as_float(bits);
-  const auto half = static_cast<uint16_t>(bits);
-  return type == kernels::DType::kF16 ? f16_to_float(half) : bf16_to_float(half);
-}
-KVC_DEVICE void store_element(std::byte* row, kernels::DType type, int64_t i, float value) {
-  if (type == kernels::DType::kF32)
-    reinterpret_cast<float*>(row)[i] = value;
-  else
-    reinterpret_cast<uint16_t*>(row)[i] =
-        type == kernels::DType::kF16 ? float_to_f16(value) : float_to_bf16(value);
-}
 
 // Four columns of a state as they are stored: one vector, or what there is of them.
 template <kernels::DType State>
@@ -79,7 +54,7 @@ KVC_DEVICE void store_4(std::byte* at, int32_t columns, bool is_aligned, const f
     return;
   }
   for (int i = 0; i < 4; ++i) {
-    if (i < columns) store_element(at, State, i, x[i]);
+    if (i < columns) store_value(at, State, i, x[i]);
   }
 }
 

@@ -129,8 +129,8 @@ KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, i
   std::byte* out = params.out.base + token * params.out.token_stride + at.head * params.out.head_stride;
   for (int c = 0; c < 4; ++c) {
     if (c < at.columns) {
-      store_element(out, params.out.dtype, at.first_column + c,
-                    params.scale * (by_q[c] + k_by_q * u[c]) + skip * v[c]);
+      store_value(out, params.out.dtype, at.first_column + c,
+                  params.scale * (by_q[c] + k_by_q * u[c]) + skip * v[c]);
     }
   }
 }

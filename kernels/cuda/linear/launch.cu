@@ -1,5 +1,5 @@
 #include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/linear/chunk.cuh"
+#include "kernels/cuda/linear/chunk_kernel.cuh"
 #include "kernels/cuda/linear/kernel.cuh"
 #include "kernels/cuda/linear/launch.h"
 
@@ -39,27 +39,39 @@ cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences, co
   return start<State, 8, linear_config::kManyRows>(params, max_sequences, num_sequences_at, most_rows, stream);
 }
 
-// Whether long sequences can go by chunks: decays of whole heads, q and k that the matrix units take as they are.
+// In which q and k go to the matrix units.
+int32_t key_parts(const kernels::LinearParams& params) {
+  return params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 ? 1 : 2;
+}
+
+uint32_t chunk_shared_bytes(const kernels::LinearParams& params) {
+  const linear_kernels::ChunkShared shared{
+      .k_rows = (params.k_dim + 15) / 16 * 16, .key_parts = key_parts(params), .memory = nullptr};
+  return static_cast<uint32_t>(shared.bytes());
+}
+
+// Whether long sequences can go by chunks: decays of whole heads, q and k that are exact in two parts of bfloat16.
 bool fits_chunks(const kernels::LinearParams& params) {
-  return params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 &&
+  return params.q.dtype != DType::kF32 && params.k.dtype != DType::kF32 &&
          params.k_dim <= linear_config::kChunkMostRows &&
          (params.decay == nullptr || params.decay_per_channel == 0);
 }
 
 cudaError_t start_chunks(const kernels::LinearParams& params, int32_t max_sequences,
-                         const int32_t* num_sequences_at, cudaStream_t stream) {
-  const linear_kernels::ChunkShared shared{.k_rows = (params.k_dim + 15) / 16 * 16, .memory = nullptr};
-  const auto bytes = static_cast<uint32_t>(shared.bytes());
+                         const int32_t* num_sequences_at, int32_t num_long, cudaStream_t stream) {
+  const uint32_t bytes = chunk_shared_bytes(params);
   const int64_t tiles = (params.v_dim + linear_config::kChunkColumns - 1) / linear_config::kChunkColumns;
-  const int64_t ctas = tiles * params.num_heads * max_sequences;
+  const int64_t ctas = tiles * params.num_heads * num_long;
   if (ctas > INT32_MAX) return cudaErrorInvalidValue;
-  const cudaError_t error = allow_shared(linear_kernels::linear_chunk_kernel, bytes);
+  const auto kernel = key_parts(params) == 1 ? linear_kernels::linear_chunk_kernel<1>
+                                             : linear_kernels::linear_chunk_kernel<2>;
+  const cudaError_t error = allow_shared(kernel, bytes);
   if (error != cudaSuccess) return error;
-  return launch(linear_kernels::linear_chunk_kernel,
+  return launch(kernel,
                 {.grid = {static_cast<uint32_t>(ctas), 1, 1},
                  .threads = linear_config::kChunkThreads,
                  .shared_bytes = bytes},
-                stream, params, num_sequences_at);
+                stream, params, max_sequences, num_sequences_at, num_long);
 }
 
 }  // namespace
@@ -67,14 +79,14 @@ cudaError_t start_chunks(const kernels::LinearParams& params, int32_t max_sequen
 int32_t linear_most_k_dim() { return linear_config::most_rows(8); }
 
 cudaError_t linear(const kernels::LinearParams& params, int32_t max_sequences,
-                   const int32_t* num_sequences_at, int64_t max_rows, cudaStream_t stream) {
+                   const int32_t* num_sequences_at, int32_t num_long, cudaStream_t stream) {
   if (max_sequences <= 0) return cudaSuccess;
   if (params.k_dim > linear_most_k_dim()) return cudaErrorInvalidValue;
   // Two launches where some sequences may be long: each takes its own.
   int64_t most_rows = INT64_MAX;
-  if (max_rows >= linear_config::kChunkFrom && fits_chunks(params)) {
+  if (num_long > 0 && fits_chunks(params)) {
     most_rows = linear_config::kChunkFrom - 1;
-    const cudaError_t error = start_chunks(params, max_sequences, num_sequences_at, stream);
+    const cudaError_t error = start_chunks(params, max_sequences, num_sequences_at, num_long, stream);
     if (error != cudaSuccess) return error;
   }
   switch (params.state_dtype) {

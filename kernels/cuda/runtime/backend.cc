@@ -100,16 +100,16 @@ Result convert(int32_t device, const ConvertParams& params, Stream stream, Failu
 }
 
 Result linear(int32_t device, const kernels::LinearParams& params, int32_t max_sequences,
-              const int32_t* num_sequences_at, int64_t max_rows, Stream stream, Failure* failure) {
+              const int32_t* num_sequences_at, int32_t num_long, Stream stream, Failure* failure) {
   return launch_on(device, "linear", failure, [&](const DeviceFacts&) {
-    return cuda::linear(params, max_sequences, num_sequences_at, max_rows, native(stream));
+    return cuda::linear(params, max_sequences, num_sequences_at, num_long, native(stream));
   });
 }
 
 Result conv(int32_t device, const kernels::ConvParams& params, int32_t max_sequences,
-            const int32_t* num_sequences_at, int64_t max_rows, Stream stream, Failure* failure) {
+            const int32_t* num_sequences_at, int64_t num_rows, Stream stream, Failure* failure) {
   return launch_on(device, "conv", failure, [&](const DeviceFacts&) {
-    return cuda::conv(params, max_sequences, num_sequences_at, max_rows, native(stream));
+    return cuda::conv(params, max_sequences, num_sequences_at, num_rows, native(stream));
   });
 }
 

@@ -10,8 +10,10 @@ namespace kvc::cuda::step_config {
 constexpr uint32_t kThreads = 1024;
 constexpr int32_t kWarps = kThreads / 32;
 
-// CTAs that copy pages. A prime: pairs x parts of a page are dealt out in turn, and the layers of a group may repeat with any period.
+// CTAs that copy pages: parts of pages are dealt out in turn.
 constexpr uint32_t kCopyCtas = 31;
+// Pairs of pages that a CTA brings from the host at once: one trip for all of them, and all layers are copied from what it brought.
+constexpr int32_t kPairs = 1024;
 
 // Words of an entry that are read at once with the header, before it is known how many there are: a step of a few hundred sequences then takes a
 // single round trip to the host (about a microsecond each) instead of three.

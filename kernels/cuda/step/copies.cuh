@@ -8,16 +8,28 @@
 
 namespace kvc::cuda::step_kernels {
 
+// Shared memory of a CTA that copies, behind what read_header needs.
+struct CopiesShared {
+  int32_t* changes;  // [kMaxGroups] of StepChange
+  int32_t* pairs;    // [step_config::kPairs][2]
+
+  KVC_HD explicit CopiesShared(int32_t* memory)
+      : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxGroups) {}
+  static constexpr uint32_t kBytes = 4 * (40 + kStepChangeWords * kMaxGroups + 2 * step_config::kPairs);
+};
+
 template <typename Word>
 KVC_DEVICE void copy_words(std::byte* to, const std::byte* from, int64_t count) {
   auto* out = reinterpret_cast<Word*>(to);
   const auto* in = reinterpret_cast<const Word*>(from);
+  // Words may be a whole page, bytes are mostly the few at its ends.
+#pragma unroll(sizeof(Word) == 4 ? 4 : 1)
   for (int64_t i = threadIdx.x; i < count; i += step_config::kThreads) out[i] = in[i];
 }
 
 // All threads of the CTA. In vectors of 16 bytes where both ends can be brought to such a boundary, four at a time so that their loads overlap.
 KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  constexpr int64_t kThreads = step_config::kThreads;
+  constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const auto apart = (reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from)) & 15;
   if (apart != 0) {
     const bool has_words = ((apart | reinterpret_cast<uintptr_t>(to)) & 3) == 0;
@@ -30,64 +42,63 @@ KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) 
   head = head < bytes ? head : bytes;
   copy_words<uint8_t>(to, from, head);
   to += head, from += head, bytes -= head;
-  const int64_t vectors = bytes / 16;
-  for (int64_t i = threadIdx.x; i < vectors; i += 4 * kThreads) {
+  const auto vectors = static_cast<int32_t>(bytes / 16);
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < vectors; i += 4 * kThreads) {
     Words4 x[4];
     for (int j = 0; j < 4; ++j) {
-      if (i + j * kThreads < vectors) x[j] = load_16_stream(from + 16 * (i + j * kThreads));
+      if (i + j * kThreads < vectors) x[j] = load_16_stream(from + int64_t{16} * (i + j * kThreads));
     }
     for (int j = 0; j < 4; ++j) {
-      if (i + j * kThreads < vectors) store_16(to + 16 * (i + j * kThreads), x[j]);
+      if (i + j * kThreads < vectors) store_16(to + int64_t{16} * (i + j * kThreads), x[j]);
     }
   }
-  copy_words<uint8_t>(to + 16 * vectors, from + 16 * vectors, bytes - 16 * vectors);
+  copy_words<uint8_t>(to + int64_t{16} * vectors, from + int64_t{16} * vectors, bytes % 16);
 }
 
-// The pairs of one kCopy change, parts of pages dealt out over CTAs 1 and up. `data`: of the change, in pinned memory.
-KVC_DEVICE void copy_pages_of(const StepPages& pages, const StepChange& change, const uint32_t* data) {
-  const int32_t group = change.kind_group & 0xffff;
-  const int64_t units = static_cast<int64_t>(change.count) * pages.num_layers;
-  for (int64_t unit = static_cast<int64_t>(blockIdx.x) - 1; unit < units; unit += gridDim.x - 1) {
-    const StepPageSlot& part = pages.layers[unit % pages.num_layers];
+// Words of pinned memory, each read once, by all threads of the CTA; seen after the next sync_cta().
+KVC_DEVICE void bring(int32_t* shared, const uint32_t* pinned, int32_t count) {
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += static_cast<int32_t>(step_config::kThreads))
+    shared[i] = static_cast<int32_t>(load_host_word(pinned + i));
+}
+
+// `count` pairs (from, to) of a group. Their parts, layer by layer, are dealt out over the CTAs in turn: `next` is the first of them that is this CTA's.
+KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t* pairs, int32_t count,
+                           int32_t& next) {
+  const auto num_ctas = static_cast<int32_t>(gridDim.x) - 1;
+  for (int32_t layer = 0; layer < pages.num_layers; ++layer) {
+    const StepPageSlot& part = pages.layers[layer];
     if (part.group != group) continue;
-    const uint32_t* pair = data + 2 * (unit / pages.num_layers);
-    const auto from = static_cast<int32_t>(load_host_word(pair));
-    const auto to = static_cast<int32_t>(load_host_word(pair + 1));
-    copy_bytes(part.base + to * part.page_stride, part.base + from * part.page_stride, part.bytes);
+    for (; next < count; next += num_ctas) {
+      const int64_t from = pairs[2 * next], to = pairs[2 * next + 1];
+      copy_bytes(part.base + to * part.page_stride, part.base + from * part.page_stride, part.bytes);
+    }
+    next -= count;
   }
 }
 
-// These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA wait for another. `scratch` in shared
-// memory: [33], then kThreads changes, then kThreads places of data.
-KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, int32_t* scratch) {
-  constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
-  const uint32_t* changes = entry.changes();
-  const uint32_t* data = entry.data();
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  int32_t* found = scratch + 40;
-  for (int32_t first = 0; first < entry.num_changes; first += kThreads) {
-    StepChange change{};
-    bool is_copy = false;
-    int32_t words = 0;
-    if (first + thread < entry.num_changes) {
-      change = load_host_change(changes + kStepChangeWords * (first + thread));
-      words = change_words(change);
-      is_copy = static_cast<ChangeKind>(change.kind_group >> 16) == ChangeKind::kCopy;
+// These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA wait for another. Two trips to the host, however many
+// layers there are: the changes, and up to kPairs pairs at once.
+KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, const CopiesShared& shared) {
+  constexpr int32_t kPairs = step_config::kPairs;
+  bring(shared.changes, entry.changes(), kStepChangeWords * entry.num_copies);
+  sync_cta();
+  const auto count_of = [&](int32_t change) { return shared.changes[kStepChangeWords * change + 3]; };
+  int32_t all = 0;
+  for (int32_t change = 0; change < entry.num_copies; ++change) all += count_of(change);
+  auto next = static_cast<int32_t>(blockIdx.x) - 1;
+  int32_t change = 0, begin = 0;  // of its pairs, among all
+  for (int32_t first = 0; first < all; first += kPairs) {
+    const int32_t last = all - first < kPairs ? all : first + kPairs;
+    bring(shared.pairs, entry.data() + 2 * first, 2 * (last - first));
+    sync_cta();
+    for (int32_t at = first; at < last;) {
+      const int32_t end = begin + count_of(change), until = end < last ? end : last;
+      copy_pairs(pages, shared.changes[kStepChangeWords * change] & 0xffff, shared.pairs + 2 * (at - first),
+                 until - at, next);
+      at = until;
+      if (at == end) begin = end, ++change;
     }
-    int32_t all_words = 0, num_found = 0;
-    const int32_t at = cta_exclusive_sum(words, step_config::kWarps, scratch, all_words);
-    sync_cta();
-    const int32_t place = cta_exclusive_sum(is_copy ? 1 : 0, step_config::kWarps, scratch, num_found);
-    if (is_copy) {
-      found[3 * place] = change.kind_group;
-      found[3 * place + 1] = change.count;
-      found[3 * place + 2] = at;
-    }
-    sync_cta();
-    for (int32_t i = 0; i < num_found; ++i)
-      copy_pages_of(pages, {found[3 * i], 0, 0, found[3 * i + 1]}, data + found[3 * i + 2]);
-    data += all_words;
-    sync_cta();
+    sync_cta();  // before the next pairs take their place
   }
 }
 

@@ -25,6 +25,7 @@ struct Entry {
   int32_t num_sequences;
   int32_t num_rows;
   int32_t columns;
+  int32_t num_copies;  // changes of kind kCopy: the first ones
   int32_t num_changes;
 
   KVC_HD int32_t changes_at() const { return kStepHeaderWords + num_sequences * column_words(columns); }
@@ -32,12 +33,6 @@ struct Entry {
   KVC_HD const uint32_t* changes() const { return words + changes_at(); }
   KVC_HD const uint32_t* data() const { return words + data_at(); }
 };
-
-// Changes need not begin at a multiple of 16 bytes.
-KVC_DEVICE StepChange load_host_change(const uint32_t* pinned) {
-  return {static_cast<int32_t>(load_host_word(pinned)), static_cast<int32_t>(load_host_word(pinned + 1)),
-          static_cast<int32_t>(load_host_word(pinned + 2)), static_cast<int32_t>(load_host_word(pinned + 3))};
-}
 
 // All threads of the CTA; one of them reads. `shared` [8] is free again after the next sync_cta(). `first` (nullable): the beginning of the entry,
 // kFirstWords of it, is copied there on the way, in the same trip to the host.
@@ -58,8 +53,12 @@ KVC_DEVICE Entry read_header(const uint32_t* in_ring, uint32_t* shared, int32_t*
     if (thread < kStepHeaderWords) shared[thread] = load_host_word(words + thread);
     sync_cta();
   }
-  return {words, static_cast<int32_t>(shared[0]), static_cast<int32_t>(shared[1]),
-          static_cast<int32_t>(shared[2]), static_cast<int32_t>(shared[3])};
+  return {.words = words,
+          .num_sequences = static_cast<int32_t>(shared[0]),
+          .num_rows = static_cast<int32_t>(shared[1]),
+          .columns = static_cast<int32_t>(shared[2] & ((1u << kStepCopiesShift) - 1)),
+          .num_copies = static_cast<int32_t>(shared[2] >> kStepCopiesShift),
+          .num_changes = static_cast<int32_t>(shared[3])};
 }
 
 }  // namespace kvc::cuda::step_kernels

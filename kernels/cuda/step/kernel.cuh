@@ -10,8 +10,8 @@
 
 namespace kvc::cuda::step_kernels {
 
-// [33] sums and [3 * kThreads] copies, see do_copies.
-constexpr uint32_t kSharedBytes = (40 + 3 * step_config::kThreads) * 4;
+// More than the first CTA's: [33] sums, and [8] of the header.
+constexpr uint32_t kSharedBytes = CopiesShared::kBytes;
 
 // Words [begin, end) of the entry to the device, all threads of the CTA. Both begin at 16-byte boundaries: entries of the ring do, and the host
 // aligns long steps likewise.
@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(step_config::kThreads)
     read_step(state, in_ring, shared);
   } else {
     const Entry entry = read_header(in_ring, reinterpret_cast<uint32_t*>(shared), nullptr, 0);
-    sync_cta();
-    if (entry.num_changes > 0) do_copies(pages, entry, shared);
+    if (entry.num_copies > 0) do_copies(pages, entry, CopiesShared(shared));
   }
   sync_cta();
   if (threadIdx.x == 0 && atomic_add_fenced(state.ctas_done, 1) == gridDim.x - 1) {

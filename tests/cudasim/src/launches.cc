@@ -26,9 +26,10 @@ cudaError_t enqueue_launch(Launch launch, size_t parameter_bytes, cudaStream_t s
     if (launch.threads % 32 != 0)
       fail("%s: %u threads, not a multiple of 32", kernel_name(launch.kernel).c_str(), launch.threads);
     auto shared = std::make_shared<const Launch>(std::move(launch));
-    return enqueue(state, on, [&state, shared] {
+    return enqueue(state, on, [&state, shared, ctas] {
       ++state.counters.kernel_launches;
       ++state.counters.launches_by_kernel[kernel_name(shared->kernel)];
+      state.counters.ctas_by_kernel[kernel_name(shared->kernel)] += ctas;
       execute(*shared);
     });
   });

@@ -58,7 +58,7 @@ void set_sticky_error(int device, cudaError_t error);
 
 struct Counters {
   uint64_t kernel_launches;
-  std::map<std::string, uint64_t> launches_by_kernel;
+  std::map<std::string, uint64_t> launches_by_kernel, ctas_by_kernel;
   uint64_t graph_launches;
   uint64_t copy_calls;     // cudaMemcpy*, a batch counts once
   uint64_t copied_pieces;  // of batches: each piece
