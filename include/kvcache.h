@@ -852,11 +852,15 @@ typedef struct kvc_forward_desc {
 /* Bits of kvc_forward_desc.flags. */
 enum {
   /* CUDA graphs. A forward whose begin finds its stream captured becomes part of the graph, page tables included; nothing runs yet. Launch
-   * the graph once for it after the end (or abort it, and don't: then it never was). Every further step of the same shape (num_seqs,
+   * the graph once for it after the end and before the next call on the cache, which the launch would not wait for (or abort it, and
+   * don't: then it never was). A captured begin waits until the device has done what the cache was given before; calls after the launch
+   * wait for it, on whatever stream it was. Every further step of the same shape (num_seqs,
    * append_lengths, no trees, no positions, no encoder tokens): begin with this flag, which tells the device what changed and enqueues
    * nothing, launch the graph on the same stream, end (or abort instead of the launch). Lengths, pages, windows and states are the step's
-   * own. Calls on layers are refused in between. A forward that is captured has no tokens, replayed ones may. Addresses that the graph
-   * has seen stay valid while max_seqs, max_tokens_per_forward and max_seq_len of the configuration are set. */
+   * own. Calls on layers are refused in between. A forward that is captured has no tokens, replayed ones may. With ALiBi or ON_READ rope a graph
+   * takes no sequence whose positions kvc_seq_shift has moved apart. Addresses that the graph has seen stay valid while max_seqs,
+   * max_tokens_per_forward, max_seq_len and max_cross_len of the configuration are set. The graph names memory of the cache: it is launched
+   * no more once that is destroyed. */
   KVC_FORWARD_REPLAY = 1
 };
 
@@ -873,8 +877,10 @@ enum {
  * KVC_E_NO_PAGES: full now (pages, or state slots, the message says which), detail = missing. KVC_E_NEVER_FITS: one sequence alone would
  * exceed the pool or max_seq_len. KVC_E_UNSUPPORTED: trees in a cache with STATE layers, or (with ON_READ rope) of a sequence with fewer
  * committed tokens than sinks; positions with an ON_READ layer; encoder tokens
- * without a CROSS layer; KVC_FORWARD_REPLAY on the CPU, or with trees, positions or encoder tokens. KVC_E_INVALID_STATE: KVC_FORWARD_REPLAY
- * of a shape that was not captured, or addresses have changed since; buffers that would have to grow during a capture.
+ * without a CROSS layer; KVC_FORWARD_REPLAY on the CPU, or with trees, positions, encoder tokens or what else a graph does not take.
+ * KVC_E_INVALID_STATE: KVC_FORWARD_REPLAY of a shape that was not captured, or beyond what its graph serves, or addresses have changed
+ * since; buffers that would have to grow during a capture; 32 captured steps have ended and are not launched; the legacy default stream
+ * while a blocking stream is captured.
  * KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: positions. KVC_E_VERSION, KVC_E_NO_MEMORY, KVC_E_DEVICE.
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_begin(kvc_cache *cache, const kvc_forward_desc *desc, kvc_forward **out,
@@ -892,7 +898,8 @@ KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_er
 
 /* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
  * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
- * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed).
+ * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed); it was captured, and
+ * the capture is over; its stream is the legacy default stream, and a blocking stream is captured (it stays open).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 

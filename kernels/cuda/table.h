@@ -185,6 +185,8 @@ struct BackendTable {
   Result (*create_event)(int32_t device, Event* out, Failure*);
   void (*destroy_event)(int32_t device, Event);
   Result (*record_event)(int32_t device, Event, Stream, Failure*);
+  // Into the capture of the stream: every launch of its graph records the event.
+  Result (*record_launches)(int32_t device, Event, Stream, Failure*);
   Result (*wait_event)(int32_t device, Event, Stream, Failure*);  // the stream waits, the caller does not
   Result (*query_event)(int32_t device, Event, int32_t* done, Failure*);
 

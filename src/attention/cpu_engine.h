@@ -37,6 +37,7 @@ class CpuEngine final : public Engine {
   int32_t num_threads() const override { return executor_.concurrency(); }
   uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   void set_stream(const kvc_stream*) override {}
+  void await_begin() override {}
   void require_alive() const override {}
   void drain() override {}
   void record(DeviceEvent*) override {}

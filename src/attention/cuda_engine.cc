@@ -230,6 +230,10 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   if (is_captured_) {
     // A replayed batch may have sinks where this one has none.
     has_sinks = on_read && group.window == 0 && options.window == 0;
+    if (key.needs_positions) {
+      require_unmoved(forward.batch());
+      captured_.back().needs_positions = true;
+    }
     captured_.back().call_window = std::max(captured_.back().call_window, options.window);
     if (!options.spans.empty())
       fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");

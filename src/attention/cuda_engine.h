@@ -2,7 +2,7 @@
 // that a replayed graph would have to compute anew: which keys are seen and how work is cut is decided on the device.
 //
 // Calls inside a forward go to the forward's stream; others to the stream that was set, else to the library's own. DeviceOrder makes one wait for
-// the other.
+// the other. Others beside a capture (Outside) go to the library's own and are waited for.
 #pragma once
 
 #include <atomic>
@@ -37,6 +37,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void drain() override;
   void record(DeviceEvent* event) override;
 
+  void await_begin() override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override;
   void closed(Forward& forward, bool aborted) noexcept override;
@@ -84,7 +85,9 @@ class CudaEngine final : public Engine, public DeviceQueue {
     uint64_t generation;           // of the addresses that it names
     int64_t max_words;             // of a step
     int64_t max_length;            // of a sequence
+    int64_t max_cross_length;      // of its encoder
     int64_t call_window;           // widest of the calls; 0: none
+    bool needs_positions;  // a call goes by positions of keys, which have no room where they were moved
     bool sets_states;
   };
   struct MoveList {  // of a group
@@ -93,11 +96,13 @@ class CudaEngine final : public Engine, public DeviceQueue {
   class Outside;
   friend class Outside;
 
+  cuda::Stream stream_beside_captures(cuda::Stream stream) const;
   void require_stream() const;
   void begin_replay(Forward& forward);
   void require_capturable(const Forward& forward) const;
   void secure_carried_states();
   void note_captured(const Forward& forward);
+  void require_unmoved(const Batch& batch) const;
   void mark_states_set(Forward& forward) const;
   void lost(const char* what) noexcept;
   cuda::Stream stream() const { return stream_; }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <exception>
 #include <string>
+#include <thread>
 
 #include "src/attention/cuda_engine.h"
 #include "src/base/error.h"
@@ -46,10 +47,42 @@ void CudaEngine::drain() {
   own_stream_.synchronize();
 }
 
+// Where calls that are no part of a capture belong.
+cuda::Stream CudaEngine::stream_beside_captures(cuda::Stream stream) const {
+  return device_->is_beside_capture(stream) ? own_stream_.get() : stream;
+}
+
 void CudaEngine::record(DeviceEvent* event) {
   const std::lock_guard<std::mutex> lock(outside_);
+  // What was called there is done, and the graph has no use for the event.
+  if (device_->is_beside_capture(stream_)) return;
   *event = DeviceEvent(*device_);
   event->record(stream_);
+}
+
+// A full ring is rare: the device is as many steps behind, and the host waits for one. Unless it never comes: the device has failed, or all
+// that it was given is done.
+void CudaEngine::await_begin() {
+  constexpr int kYieldsPerLook = 1000;
+  require_alive();
+  if (!device_->is_usable(stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "desc->stream = %p is the legacy default stream, which cannot be used while a blocking stream is "
+         "captured",
+         stream_);
+  }
+  for (int yields = 1; step_.is_full(); ++yields) {
+    std::this_thread::yield();
+    if (yields % kYieldsPerLook != 0) continue;
+    const std::lock_guard<std::mutex> lock(outside_);
+    if (order_.is_idle() && step_.is_full()) {
+      fail_with(
+          KVC_E_INVALID_STATE, cuda::kStepEntries,
+          "%d steps were captured and ended, and their graphs not launched: launch them, in the order of "
+          "their capture, before the next step",
+          cuda::kStepEntries);
+    }
+  }
 }
 
 void CudaEngine::begin(Forward& forward, bool is_replay) {
@@ -59,7 +92,9 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
     {
       const std::lock_guard<std::mutex> lock(outside_);
       is_captured_ = device_->is_capturing(stream_);
-      order_.use(stream_);
+      // A graph waits for nothing that was enqueued elsewhere: that has to be done before it can be launched.
+      order_.use(is_captured_ ? own_stream_.get() : stream_);
+      if (is_captured_) own_stream_.synchronize();
     }
     is_replay_ = is_replay;
     if (is_captured_) require_capturable(forward);
@@ -97,9 +132,6 @@ void CudaEngine::require_capturable(const Forward& forward) const {
   if (forward.given_positions() != nullptr) refuse("positions");
   // What is published at the end may be copied then, and the step has not run.
   if (batch.has_tokens()) refuse("tokens, which replayed ones may have");
-  for (const BatchEntry& entry : batch.entries()) {
-    if (!entry.sequence->segments.empty()) refuse("a sequence whose positions were moved (kvc_seq_shift)");
-  }
 }
 
 void CudaEngine::begin_replay(Forward& forward) {
@@ -111,13 +143,6 @@ void CudaEngine::begin_replay(Forward& forward) {
          batch.has_trees()             ? "token trees"
          : batch.num_cross_rows() != 0 ? "encoder tokens"
                                        : "positions");
-  }
-  for (const BatchEntry& entry : batch.entries()) {
-    if (entry.sequence->segments.empty()) continue;
-    fail_with(
-        KVC_E_UNSUPPORTED, entry.sequence->id,
-        "desc->flags has KVC_FORWARD_REPLAY, but positions of sequence %lld were moved: a graph has none",
-        static_cast<long long>(entry.sequence->id));
   }
   const auto is_same = [&](const CapturedShape& shape) {
     return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
@@ -131,12 +156,14 @@ void CudaEngine::begin_replay(Forward& forward) {
         "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths was captured",
         batch.entries().size());
   }
+  if (known->needs_positions) require_unmoved(batch);
   step_.write_for_replay(batch, stream_);
   const auto words = static_cast<int64_t>(batch.step_words().size());
   const char* reason = nullptr;
   if (known->generation != step_.generation())
     reason = "the pool or the page tables have moved; set config.max_seq_len";
   if (batch.longest(false) > known->max_length) reason = "set config.max_seq_len";
+  if (batch.longest(true) > known->max_cross_length) reason = "set config.max_cross_len";
   if (words > known->max_words) reason = "set config.max_tokens_per_forward";
   for (const BatchEntry& entry : batch.entries()) {
     const Sequence& sequence = *entry.sequence;
@@ -153,6 +180,18 @@ void CudaEngine::begin_replay(Forward& forward) {
        batch.entries().size(), reason);
 }
 
+// A graph has no room for positions of keys.
+void CudaEngine::require_unmoved(const Batch& batch) const {
+  for (const BatchEntry& entry : batch.entries()) {
+    if (entry.sequence->segments.empty()) continue;
+    fail_with(
+        KVC_E_UNSUPPORTED, entry.sequence->id,
+        "desc->seqs has sequence %lld, whose positions were moved (kvc_seq_shift): a graph with ALiBi or "
+        "keys rotated on read has none",
+        static_cast<long long>(entry.sequence->id));
+  }
+}
+
 // What the graph does with states, it does with all: those that its forward did not set are carried on.
 void CudaEngine::mark_states_set(Forward& forward) const {
   for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
@@ -167,7 +206,9 @@ void CudaEngine::note_captured(const Forward& forward) {
                       .generation = step_.generation(),
                       .max_words = step_.max_words(),
                       .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
+                      .max_cross_length = std::max(spec_->max_cross_len, forward.batch().longest(true)),
                       .call_window = 0,
+                      .needs_positions = false,
                       .sets_states = false};
   for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
   std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
@@ -185,6 +226,11 @@ void CudaEngine::require_stream() const {
 }
 
 void CudaEngine::check_end() const {
+  if (!device_->is_usable(forward_stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd runs on the legacy default stream, which cannot be used while a blocking stream is captured: "
+         "end it after the capture");
+  }
   if (is_captured_ && !device_->is_capturing(forward_stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd was begun while its stream was captured, and the capture is over: end it before, or "
@@ -213,6 +259,7 @@ void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
   uploads_.finish(forward_stream_);
   const std::lock_guard<std::mutex> lock(outside_);
   in_forward_ = false;
+  if (is_captured_ && !aborted) order_.used_by_launches(forward_stream_);
   order_.used(forward_stream_);
 }
 

@@ -149,12 +149,14 @@ void CudaEngine::flush_moves() {
 }
 
 void CudaEngine::finish_moves() noexcept {
+  cuda::Stream used = stream_;
   try {
     flush_moves();
+    used = stream_beside_captures(stream_);
   } catch (...) {
     lost("moving tokens");
   }
-  move_uploads_.finish(stream_);
+  move_uploads_.finish(used);
 }
 
 void CudaEngine::move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const {

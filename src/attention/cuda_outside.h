@@ -12,20 +12,24 @@ class CudaEngine::Outside {
  public:
   // What a capture is no part of must not get into its graph: it goes to the library's stream, and is done when the capture goes on.
   Outside(const CudaEngine& engine, cuda::Stream stream)
-      : engine_(engine), lock_(engine.outside_), stream_(stream) {
-    is_beside_capture_ = engine_.device_->is_capturing(stream);
-    if (is_beside_capture_) stream_ = engine_.own_stream_.get();
-    if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
+      : engine_(engine), lock_(engine.outside_), stream_(engine.stream_beside_captures(stream)) {
+    is_waited_for_ = stream_ != stream;
+    if (engine_.in_forward_ && engine_.forward_stream_ != stream_) {
       engine_.order_.used(engine_.forward_stream_);
+      // A forward whose stream cannot wait.
+      is_waited_for_ = is_waited_for_ || engine_.device_->is_beside_capture(engine_.forward_stream_);
+    }
     engine_.order_.use(stream_);
   }
   ~Outside() {
     engine_.uploads_of(*this).finish(stream_);
     engine_.order_.used(stream_);
     try {
-      if (is_beside_capture_) engine_.device_->synchronize(stream_);
-      if (engine_.in_forward_ && engine_.forward_stream_ != stream_)
+      if (is_waited_for_) {
+        engine_.device_->synchronize(stream_);
+      } else if (engine_.in_forward_ && engine_.forward_stream_ != stream_) {
         engine_.order_.use(engine_.forward_stream_);
+      }
     } catch (...) {
       // The device is lost; the next call will see it.
     }
@@ -39,7 +43,7 @@ class CudaEngine::Outside {
   const CudaEngine& engine_;
   std::unique_lock<std::mutex> lock_;
   cuda::Stream stream_;
-  bool is_beside_capture_ = false;
+  bool is_waited_for_ = false;
 };
 
 }  // namespace kvc

@@ -67,14 +67,18 @@ class Engine : public ByteCopier {
   virtual void require_alive() const = 0;
   // Waits until everything is done.
   virtual void drain() = 0;
-  // `event` stands for everything so far, where that may not be done yet.
+  // `event` stands for everything so far, where that may not be done yet; beside a capture it is.
   virtual void record(DeviceEvent* event) = 0;
+
+  // Before a forward changes anything. May wait for the device. Throws DEVICE; INVALID_STATE: the stream that was set cannot be used beside a
+  // capture, or no more steps can be sent before graphs that were captured are launched.
+  virtual void await_begin() = 0;
 
   // ---- the open forward
   // Copies the pages that are to be written and have other holders; a device is sent the step. `is_replay`: all kernels, those included, lie
   // in a graph that the caller launches (KVC_FORWARD_REPLAY).
   virtual void begin(Forward& forward, bool is_replay) = 0;
-  // Before it ends. Throws INVALID_STATE: it was captured, and the capture is over.
+  // Before it ends. Throws INVALID_STATE: it was captured, and the capture is over; a capture forbids the use of its stream.
   virtual void check_end() const = 0;
   // It has ended, or was aborted, and nothing more is enqueued for it.
   virtual void closed(Forward& forward, bool aborted) noexcept = 0;

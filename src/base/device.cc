@@ -71,6 +71,16 @@ bool Device::is_capturing(cuda::Stream stream) const {
   return capturing != 0;
 }
 
+bool Device::is_usable(cuda::Stream stream) const noexcept {
+  cuda::Failure failure{};
+  int32_t capturing = 0;
+  return table->is_capturing(id, stream, &capturing, &failure) != cuda::Result::kCapture;
+}
+
+bool Device::is_beside_capture(cuda::Stream stream) const {
+  return !is_usable(stream) || is_capturing(stream);
+}
+
 Device require_device(int32_t id) {
   const cuda::BackendTable& table = require_backend();
   cuda::Failure failure{};
@@ -218,6 +228,11 @@ bool DeviceEvent::try_record(cuda::Stream stream) const noexcept {
   return device_.table->record_event(device_.id, event_, stream, &failure) == cuda::Result::kOk;
 }
 
+bool DeviceEvent::try_record_launches(cuda::Stream stream) const noexcept {
+  cuda::Failure failure{};
+  return device_.table->record_launches(device_.id, event_, stream, &failure) == cuda::Result::kOk;
+}
+
 void DeviceEvent::wait_on(cuda::Stream stream) const {
   device_.call("wait for an event", device_.table->wait_event, event_, stream);
 }
@@ -273,6 +288,11 @@ void DeviceOrder::used(cuda::Stream stream) noexcept {
   } else {
     (void)table.synchronize(device_.id, stream, &failure);
   }
+}
+
+void DeviceOrder::used_by_launches(cuda::Stream captured) noexcept {
+  // Where it can't be recorded the capture is invalid, and there will be no graph.
+  if (event_ && event_.try_record_launches(captured)) has_uses_ = true;
 }
 
 bool DeviceOrder::is_idle() const { return !has_uses_ || event_.is_done(); }

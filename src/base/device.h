@@ -50,6 +50,10 @@ struct Device {
   void synchronize(cuda::Stream stream) const;  // blocks
   // Throws KVC_E_INVALID_STATE where `stream` may not even be asked: the legacy default stream while another one is captured.
   bool is_capturing(cuda::Stream stream) const;
+  // False: the legacy default stream, while a capture forbids its use.
+  bool is_usable(cuda::Stream stream) const noexcept;
+  // Captured, or not usable: what is no part of the capture has to go to another stream.
+  bool is_beside_capture(cuda::Stream stream) const;
 
   friend bool operator==(const Device&, const Device&) = default;
 };
@@ -156,6 +160,7 @@ class DeviceEvent {
   explicit operator bool() const { return event_ != nullptr; }
   void record(cuda::Stream stream) const;  // what `stream` was given so far
   bool try_record(cuda::Stream stream) const noexcept;
+  bool try_record_launches(cuda::Stream stream) const noexcept;  // of the graph that `stream` is captured for
   void wait_on(cuda::Stream stream) const;  // `stream` goes on when that is done; the caller does not wait
   bool is_done() const;                     // true for an event that was never recorded
 
@@ -196,7 +201,7 @@ class DeviceBuffer {
 // use() waits for the last use on the same stream too: handles are used again (a stream that was destroyed, cudaStreamPerThread of another
 // thread), and a stream that waits for itself costs nothing on the device. So call the pair per forward or operation, not per kernel.
 // While `stream` is captured both do nothing: work outside a capture cannot be waited for inside it, nor the other way round. Whoever
-// captures orders its stream behind earlier work before the capture begins, and other streams behind the replays of the graph.
+// captures waits for earlier work before, and has other streams wait for the graph by used_by_launches().
 class DeviceOrder {
  public:
   DeviceOrder() = default;
@@ -205,6 +210,8 @@ class DeviceOrder {
   void use(cuda::Stream stream);
   // After the last work was enqueued. Where the event cannot be recorded it waits for the stream instead.
   void used(cuda::Stream stream) noexcept;
+  // The last work was captured: every launch of its graph is a use, wherever it is launched.
+  void used_by_launches(cuda::Stream captured) noexcept;
   bool is_idle() const;  // whether the device is done with all uses
 
  private:

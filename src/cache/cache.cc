@@ -265,6 +265,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
   Batch& batch = forward_.batch();
   try {
     if (request.tokens != nullptr) require_prefix_index("desc->tokens");
+    engine_->await_begin();
     batch.begin(request, *plan_, sequences_, allocator_, states_, index_);
   } catch (const Error& error) {
     if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;

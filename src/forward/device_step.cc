@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <thread>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
@@ -229,14 +228,12 @@ void DeviceStep::upload_pages() {
   ++generation_;
 }
 
-// The device is so many steps behind that the ring is full: rare, and the host waits for one step.
-void DeviceStep::wait_for_entry() const {
+bool DeviceStep::is_full() const {
   const auto* progress = reinterpret_cast<const volatile uint32_t*>(progress_.data());
-  while (num_written_ - *progress >= static_cast<uint32_t>(kStepEntries)) std::this_thread::yield();
+  return num_written_ - *progress >= static_cast<uint32_t>(kStepEntries);
 }
 
 void DeviceStep::write(const Batch& batch) {
-  wait_for_entry();
   const uint32_t entry = num_written_ % static_cast<uint32_t>(kStepEntries);
   auto* to = reinterpret_cast<int32_t*>(ring_.data() + entry * kEntryBytes);
   const std::vector<int32_t>& words = batch.step_words();

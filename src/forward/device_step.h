@@ -21,7 +21,10 @@ class DeviceStep {
   // device is idle.
   DeviceStep(const Plan& plan, const PagePool* pool, const Device* device);
 
-  // Makes room for the batch and enqueues the kernel that reads it. Throws; the device has not seen the batch then (Batch::forget_sent).
+  // The device is so many steps behind that another one can't be written: not before it reads one more.
+  bool is_full() const;
+  // Not while it is full, as write_for_replay. Makes room for the batch and enqueues the kernel that reads it. Throws; the device has not seen
+  // the batch then (Batch::forget_sent).
   void send(const Batch& batch, cuda::Stream stream);
   // The last send was captured and the graph will not run for it: the next one takes its place.
   void unsend() noexcept;
@@ -55,7 +58,6 @@ class DeviceStep {
   void upload_pages();
   int64_t reserved_slots(int64_t stride) const;
   void write(const Batch& batch);
-  void wait_for_entry() const;
 
   const Plan* plan_;
   const PagePool* pool_;

@@ -52,6 +52,7 @@ std::vector<NamedCall> calls(void* memory, void* reserved, Stream stream, Event 
       {"is_capturing", [=](Failure* f) { return table().is_capturing(0, stream, &answer, f); }},
       {"create_event", [](Failure* f) { return table().create_event(0, &new_event, f); }},
       {"record_event", [=](Failure* f) { return table().record_event(0, event, stream, f); }},
+      {"record_launches", [=](Failure* f) { return table().record_launches(0, event, stream, f); }},
       {"wait_event", [=](Failure* f) { return table().wait_event(0, event, stream, f); }},
       {"query_event", [=](Failure* f) { return table().query_event(0, event, &answer, f); }},
       {"copy", [=](Failure* f) { return table().copy(0, memory, at(memory, 64), 8, stream, f); }},

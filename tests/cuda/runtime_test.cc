@@ -351,14 +351,21 @@ TEST(CudaRuntime, CapturesRecordCopiesAndAllowAllocations) {
   int32_t done = 0;
   ok(table().query_event, 0, event, &done);
   EXPECT_EQ(place_of(memory), 0);
+  ok(table().record_launches, 0, event, stream);
+  ok(table().query_event, 0, event, &done);
+  EXPECT_EQ(done, 1) << "as before the capture";
   cudaGraph_t graph = nullptr;
   check(cudaStreamEndCapture(native, &graph), "cudaStreamEndCapture");
   EXPECT_EQ(static_cast<uint8_t*>(pinned)[0], 0) << "captured, not run";
   cudaGraphExec_t executable = nullptr;
   check(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
   check(cudaGraphLaunch(executable, native), "cudaGraphLaunch");
-  ok(table().synchronize, 0, stream);
-  EXPECT_EQ(static_cast<uint8_t*>(pinned)[0], 5);
+  Stream other = nullptr;
+  ok(table().create_stream, 0, &other);
+  ok(table().wait_event, 0, event, other);
+  ok(table().synchronize, 0, other);
+  table().destroy_stream(0, other);
+  EXPECT_EQ(static_cast<uint8_t*>(pinned)[0], 5) << "the launch recorded the event";
   EXPECT_EQ(static_cast<uint8_t*>(pinned)[227], 5);
   EXPECT_EQ(static_cast<uint8_t*>(pinned)[228], 0);
   check(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
@@ -381,6 +388,11 @@ TEST(CudaRuntime, WhatACaptureForbidsIsSaid) {
   EXPECT_THAT(std::string(failure.text), HasSubstr("cudaStreamSynchronize"));
   cudaGraph_t graph = nullptr;
   (void)cudaStreamEndCapture(native, &graph);  // invalid by now
+  (void)cudaGetLastError();
+  Event event = nullptr;
+  ok(table().create_event, 0, &event);
+  EXPECT_NE(table().record_launches(0, event, stream, &failure), Result::kOk) << "there is no capture";
+  table().destroy_event(0, event);
   (void)cudaGetLastError();
 
   // The legacy default stream waits for streams that were not made non-blocking, so it can do nothing while one of them is captured.

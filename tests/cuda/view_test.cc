@@ -315,6 +315,63 @@ TEST(CudaView, RowsSeeWhatTheDefinitionSays) {
   }
 }
 
+// Where the host has counted too few keys nothing beyond is written, and a sequence that finds no room goes by the indices of its keys.
+TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
+  StepDescription step;
+  for (int32_t i = 0; i < 3; ++i) {
+    StepSequence s;
+    s.slot = i;
+    s.stored = 20 + i;
+    s.append = 2;
+    s.segments = {{4, 3}};
+    s.offset = 3;
+    step.sequences.push_back(s);
+  }
+  StepDevice device({.max_sequences = 3,
+                     .max_rows = 6,
+                     .max_cross_rows = 1,
+                     .table_rows = 3,
+                     .table_entries = 4,
+                     .words = 600,
+                     .groups = {{16, false}}});
+  device.write(testing::step_words(step));
+  ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
+  constexpr int64_t kAll = 22 + 23 + 24;
+  constexpr int32_t kUntouched = -77;
+  for (const int64_t capacity : {int64_t{0}, int64_t{21}, int64_t{22}, int64_t{44}, int64_t{45}, kAll}) {
+    SCOPED_TRACE(::testing::Message() << "capacity " << capacity);
+    DeviceArray<AttnSequence> sequences(3);
+    DeviceArray<int32_t> first_rows(3), key_begins(6), key_ends(6);
+    DeviceArray<int32_t> positions(std::vector<int32_t>(kAll, kUntouched));
+    ViewParams params{};
+    params.step = device.state;
+    params.scope = Scope::kAll;
+    params.needs_positions = 1;
+    params.rope = -1;
+    params.sequences = sequences.data();
+    params.first_rows = first_rows.data();
+    params.key_begins = key_begins.data();
+    params.key_ends = key_ends.data();
+    params.key_positions = positions.data();
+    params.key_positions_capacity = capacity;
+    ASSERT_EQ(cuda::view(params, 3, nullptr), cudaSuccess);
+    finish();
+    const std::vector<AttnSequence> viewed = sequences.read();
+    const std::vector<int32_t> written = positions.read();
+    int64_t at = 0;
+    for (int32_t s = 0; s < 3; ++s) {
+      const int64_t end = at + 22 + s;
+      const bool fits = end <= capacity;
+      EXPECT_EQ(viewed[static_cast<size_t>(s)].key_positions, fits ? positions.data() + at : nullptr);
+      EXPECT_EQ(viewed[static_cast<size_t>(s)].row_positions != nullptr, fits);
+      for (int64_t key = 0; at < end; ++at, ++key) {
+        const auto moved = static_cast<int32_t>(key < 4 ? key : key + 3);
+        EXPECT_EQ(written[static_cast<size_t>(at)], fits ? moved : kUntouched) << "at " << at;
+      }
+    }
+  }
+}
+
 TEST(CudaView, MoreSequencesThanCtas) {
   for (int seed = 0; seed < scaled(3); ++seed) {
     Rng rng(seed + 1000);

@@ -175,6 +175,13 @@ inline FakeBackend::FakeBackend() {
     f.log.push_back("record " + std::to_string(fake::number(stream)));
     return Result::kOk;
   };
+  table.record_launches = [](int32_t, Event, Stream stream, Failure* failure) {
+    if (fake::fails(failure, "record_launches")) return fake::failure_of();
+    FakeBackend& f = *fake_backend();
+    if (f.capturing.count(stream) == 0) std::abort();
+    f.log.push_back("record launches of " + std::to_string(fake::number(stream)));
+    return Result::kOk;
+  };
   table.wait_event = [](int32_t, Event event, Stream stream, Failure* failure) {
     if (fake::fails(failure, "wait_event")) return fake::failure_of();
     FakeBackend& f = *fake_backend();

@@ -317,6 +317,33 @@ TEST(DeviceOrder, LeavesCapturesAlone) {
   EXPECT_EQ(fake.log.size(), 2u);
 }
 
+TEST(DeviceOrder, HasOtherStreamsWaitForTheLaunchesOfAGraph) {
+  FakeBackend fake;
+  DeviceOrder order(fake.device());
+  fake.capturing.insert(stream_number(6));
+  fake.failing_call = fake.calls;
+  order.used_by_launches(stream_number(6));
+  order.use(stream_number(7));
+  EXPECT_THAT(fake.log, IsEmpty()) << "the capture has failed";
+  order.used_by_launches(stream_number(6));
+  order.use(stream_number(7));
+  EXPECT_THAT(fake.log, ElementsAre("record launches of 6", "wait 7 for 0")) << "the first use of all";
+}
+
+TEST(Device, KnowsWhatBelongsBesideACapture) {
+  FakeBackend fake;
+  const Device device = fake.device();
+  fake.capturing.insert(stream_number(6));
+  fake.unaskable = nullptr;
+  EXPECT_FALSE(device.is_beside_capture(stream_number(5)));
+  EXPECT_TRUE(device.is_beside_capture(stream_number(6)));
+  EXPECT_TRUE(device.is_beside_capture(nullptr));
+  EXPECT_TRUE(device.is_usable(stream_number(6)));
+  EXPECT_FALSE(device.is_usable(nullptr));
+  fake.failing_call = fake.calls + 1;  // the second question
+  EXPECT_EQ(error_of([&] { (void)device.is_beside_capture(stream_number(5)); }).status(), KVC_E_DEVICE);
+}
+
 TEST(DeviceOrder, WaitsItselfWhereAnEventCannotBeRecorded) {
   FakeBackend fake;
   DeviceOrder order(fake.device());

@@ -134,6 +134,7 @@ constexpr BackendTable kTable{
     .create_event = create_event,
     .destroy_event = destroy_event,
     .record_event = record_event,
+    .record_launches = record_launches,
     .wait_event = wait_event,
     .query_event = query_event,
     .copy = copy,

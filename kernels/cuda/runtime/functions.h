@@ -33,6 +33,7 @@ Result is_capturing(int32_t device, Stream stream, int32_t* out, Failure* failur
 Result create_event(int32_t device, Event* out, Failure* failure);
 void destroy_event(int32_t device, Event event);
 Result record_event(int32_t device, Event event, Stream stream, Failure* failure);
+Result record_launches(int32_t device, Event event, Stream stream, Failure* failure);
 Result wait_event(int32_t device, Event event, Stream stream, Failure* failure);
 Result query_event(int32_t device, Event event, int32_t* done, Failure* failure);
 

@@ -71,6 +71,12 @@ Result record_event(int32_t device, Event event, Stream stream, Failure* failure
                    [event, stream] { return cudaEventRecord(native_event(event), native(stream)); });
 }
 
+Result record_launches(int32_t device, Event event, Stream stream, Failure* failure) {
+  return on_device(device, "cudaEventRecordWithFlags", failure, [event, stream] {
+    return cudaEventRecordWithFlags(native_event(event), native(stream), cudaEventRecordExternal);
+  });
+}
+
 Result wait_event(int32_t device, Event event, Stream stream, Failure* failure) {
   return on_device(device, "cudaStreamWaitEvent", failure,
                    [event, stream] { return cudaStreamWaitEvent(native(stream), native_event(event), 0); });

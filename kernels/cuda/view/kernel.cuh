@@ -11,7 +11,8 @@ KVC_HD int64_t mask_words(const ViewParams& params, const ViewedSequence& q) {
   if (!q.is_tree() || params.scope == Scope::kCached || params.scope == Scope::kCross) return 0;
   return static_cast<int64_t>(q.append) * ((q.num_nodes + 63) / 64);
 }
-// Keys that get positions of their own. Scope kNew reads the step's.
+// Keys that get positions of their own, where there is room for them: a sequence that finds none goes by the indices of its keys. Scope kNew reads
+// the step's.
 KVC_DEVICE int64_t positioned_keys(const ViewParams& params, const ViewedSequence& q, int32_t s) {
   if (params.needs_positions == 0 || params.scope == Scope::kCross || params.scope == Scope::kNew) return 0;
   if (!q.is_tree() && params.step.segments_at[s] < 0) return 0;
@@ -110,7 +111,9 @@ KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q
       out.tree_words = (q.num_nodes + 63) / 64;
       out.tree_mask = params.masks + places.masks;
     }
-    if (params.needs_positions != 0 && (q.is_tree() || step.segments_at[s] >= 0)) {
+    const int64_t num_keys = positioned_keys(params, q, s);
+    const bool goes_by_index = params.needs_positions == 0 || (!q.is_tree() && step.segments_at[s] < 0);
+    if (!goes_by_index && places.keys + num_keys <= params.key_positions_capacity) {
       out.row_positions = step.positions + q.row_begin;
       out.key_positions =
           params.scope == Scope::kNew ? out.row_positions : params.key_positions + places.keys;
@@ -152,7 +155,8 @@ KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const Viewed
     for (int32_t row = first; row < q.append; row += stride)
       write_mask(params, q, row, words, params.masks + places.masks + static_cast<int64_t>(row) * words);
   }
-  const auto num_keys = static_cast<int32_t>(positioned_keys(params, q, s));
+  auto num_keys = static_cast<int32_t>(positioned_keys(params, q, s));
+  if (places.keys + num_keys > params.key_positions_capacity) num_keys = 0;
   for (int32_t key = first; key < num_keys; key += stride)
     params.key_positions[places.keys + key] = position_of_key(params.step, q, s, key);
 }

@@ -39,6 +39,7 @@ struct Capture {
   std::thread::id thread;
   CUstream_st* origin;
   std::vector<Work> nodes;
+  std::vector<cudaEvent_t> recorded;  // by every launch (cudaEventRecordExternal)
   bool invalidated = false;
   std::map<CUstream_st*, uint64_t> last;    // position behind the last node of each stream
   std::map<CUstream_st*, uint64_t> joined;  // how much of each stream the origin has waited for
@@ -171,7 +172,9 @@ struct CUevent_st {
 };
 struct CUgraph_st {
   std::vector<cudasim::Work> nodes;
+  std::vector<cudaEvent_t> recorded;
 };
 struct CUgraphExec_st {
   std::vector<cudasim::Work> nodes;
+  std::vector<cudaEvent_t> recorded;
 };

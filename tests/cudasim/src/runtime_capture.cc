@@ -90,7 +90,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     leave(state, capture);
     if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
     if (unjoined) return cudaErrorStreamCaptureUnjoined;
-    *graph = new CUgraph_st{std::move(capture->nodes)};
+    *graph = new CUgraph_st{std::move(capture->nodes), std::move(capture->recorded)};
     state.graphs.insert(*graph);
     return cudaSuccess;
   });
@@ -141,7 +141,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   return call("cudaGraphInstantiate", [&](Runtime& state) {
     if (!state.graphs.contains(graph)) return cudaErrorInvalidValue;
-    *executable = new CUgraphExec_st{graph->nodes};
+    *executable = new CUgraphExec_st{graph->nodes, graph->recorded};
     state.executables.insert(*executable);
     return cudaSuccess;
   });
@@ -158,11 +158,23 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
     CUstream_st* on = find_stream(state, stream);
     if (on == nullptr) return cudaErrorInvalidResourceHandle;
     if (!state.executables.contains(executable)) return cudaErrorInvalidValue;
+    for (const cudaEvent_t event : executable->recorded)
+      if (!state.events.contains(event)) return cudaErrorInvalidResourceHandle;
     const auto nodes = std::make_shared<const std::vector<Work>>(executable->nodes);
-    return enqueue(state, on, [&state, nodes] {
+    const cudaError_t error = enqueue(state, on, [&state, nodes] {
       ++state.counters.graph_launches;
       for (const Work& node : *nodes) node();
     });
+    if (error != cudaSuccess) return error;
+    for (const cudaEvent_t event : executable->recorded) {
+      if (on->capture != nullptr) {
+        on->capture->recorded.push_back(event);
+        continue;
+      }
+      event->capture = nullptr;
+      event->marker = on->tail;
+    }
+    return cudaSuccess;
   });
 }
 

@@ -222,6 +222,19 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
   });
 }
+// External: a node of the graph; the event itself stays what it was until a launch.
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  if (flags == cudaEventRecordDefault) return cudaEventRecord(event, stream);
+  return call("cudaEventRecordWithFlags", [&](Runtime& state) {
+    CUstream_st* on = find_stream(state, stream);
+    if (on == nullptr || !state.events.contains(event) || event->device != on->device)
+      return cudaErrorInvalidResourceHandle;
+    if (flags != cudaEventRecordExternal || on->capture == nullptr) return cudaErrorInvalidValue;
+    if (const cudaError_t error = capture_error(*on); error != cudaSuccess) return error;
+    on->capture->recorded.push_back(event);
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   return call("cudaStreamWaitEvent", [&](Runtime& state) {
     CUstream_st* on = find_stream(state, stream);
