@@ -4,11 +4,10 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
-#include <mutex>
 #include <utility>
-#include <vector>
 
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/runtime/kernel_facts.h"
 
 namespace kvc::cuda {
 
@@ -16,66 +15,42 @@ struct LaunchShape {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t threads = 128;
   uint32_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel must have been allowed to, see allow_shared
-  bool may_overlap = false;   // starts while the kernel before it drains; it calls wait_for_previous_kernel()
+  // Starts while the kernel before it drains, where its code can wait (kernel_facts.h): every thread of it calls wait_for_previous_kernel() before
+  // it touches global memory.
+  bool may_overlap = false;
 };
-
-#if defined(KVC_CUDA_EMULATION)
-
-// emulated_cuda.h gives launch and allow_shared with the same meaning.
-
-#else
 
 // Parameters are passed by value (at most 4 KiB together). Returns cudaSuccess or why nothing was started.
 template <typename... Params, typename... Args>
 cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream, Args&&... args) {
+  bool overlaps = false;
+  if (shape.may_overlap) {
+    const cudaError_t known = waits_for_previous_kernel(reinterpret_cast<const void*>(kernel), &overlaps);
+    if (known != cudaSuccess) return known;
+  }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(shape.grid[0], shape.grid[1], shape.grid[2]);
-  config.blockDim = dim3(shape.threads);
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = shape.may_overlap ? 1 : 0;
+  // Grid, block, dynamic shared memory, stream, attributes: two of the names are taken on the emulator.
+  const cudaLaunchConfig_t config{dim3(shape.grid[0], shape.grid[1], shape.grid[2]),
+                                  dim3(shape.threads),
+                                  shape.shared_bytes,
+                                  stream,
+                                  &overlap,
+                                  overlaps ? 1u : 0u};
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
-}
-
-// A kernel's limit on the current device, raised but never lowered: two threads that start it with different sizes must not take the room
-// from each other. CUDA is called when the limit rises.
-inline cudaError_t raise_shared_limit(const void* kernel, int bytes) {
-  struct Limit {
-    const void* kernel;
-    int device;
-    int bytes;
-  };
-  static std::mutex lock;
-  static auto* const limits = new std::vector<Limit>;  // outlives the host's static objects
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  const std::lock_guard guard(lock);
-  Limit* known = nullptr;
-  for (Limit& limit : *limits) {
-    if (limit.kernel == kernel && limit.device == device) known = &limit;
-  }
-  if (known != nullptr && known->bytes >= bytes) return cudaSuccess;
-  const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (set != cudaSuccess) return set;
-  if (known != nullptr) {
-    known->bytes = bytes;
-  } else {
-    limits->push_back({kernel, device, bytes});
-  }
-  return cudaSuccess;
 }
 
 // Before launches with more than 48 KiB; cheap to repeat.
 template <typename... Params>
 cudaError_t allow_shared(void (*kernel)(Params...), uint32_t bytes) {
-  return raise_shared_limit(reinterpret_cast<const void*>(kernel), static_cast<int>(bytes));
+  return raise_shared_limit(reinterpret_cast<const void*>(kernel), static_cast<int32_t>(bytes));
 }
 
-#endif
+// Whether the current device lets a CTA have so much.
+inline bool can_have_shared(uint32_t bytes) {
+  int32_t most = 0;
+  return most_shared_bytes(&most) == cudaSuccess && bytes <= static_cast<uint32_t>(most);
+}
 
 }  // namespace kvc::cuda

@@ -81,7 +81,7 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
       &map, type, 4, const_cast<std::byte*>(key.base), dims, strides, box, element_strides,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (encoded != CUDA_SUCCESS) return cudaErrorInvalidValue;
+  if (encoded != CUDA_SUCCESS) return static_cast<cudaError_t>(encoded);  // the same numbers
   std::memcpy(out, &map, sizeof(map));
   return cudaSuccess;
 }
@@ -125,6 +125,17 @@ inline cudaError_t paged_maps(PagedMapKey key, int32_t count, TensorMap* out) {
     if (mapped != cudaSuccess) return mapped;
   }
   return cudaSuccess;
+}
+
+// Whether the driver, which has the last word, makes a map of these rows: asked before a kernel is chosen, and kept for its launch.
+inline bool driver_maps(const kernels::PagedRows& rows, int32_t dim, const kernels::AttnParams& params,
+                        int32_t box_rows) {
+  TensorMap map;
+  if (paged_map(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, box_rows), &map) ==
+      cudaSuccess)
+    return true;
+  (void)cudaGetLastError();  // where the runtime could not find the function
+  return false;
 }
 
 }  // namespace kvc::cuda

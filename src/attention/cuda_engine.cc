@@ -202,7 +202,8 @@ void CudaEngine::run_class(const Forward& forward, DeviceView& view, const RowCl
   launch.plan.partials =
       views_.partials_for(plan, cuda::slot_floats(shape.geometry.tile_rows, params.v_dim), forward_stream_);
   device_->call("attention", device_->table->attention, rows.kernel, launch, forward_stream_);
-  device_->call("combine", device_->table->combine, launch, forward_stream_);
+  // A plan without slots cuts nothing, whatever the sequences are.
+  if (plan.num_slots > 0) device_->call("combine", device_->table->combine, launch, forward_stream_);
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,

@@ -187,13 +187,14 @@ AttnLaunch plain_launch() {
 
 TEST(AttnMma, SaysWhatItDoesNotTake) {
   const char* why = nullptr;
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, &why));
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, nullptr));
+  constexpr int32_t kShared = 163 * 1024;  // of sm_80
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, &why));
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, nullptr));
   const auto refuses = [](int arch, void (*change)(AttnLaunch&)) {
     AttnLaunch launch = plain_launch();
     change(launch);
     const char* reason = nullptr;
-    const bool fits = attn_mma16_fits(launch, arch, &reason);
+    const bool fits = attn_mma16_fits(launch, arch, kShared, &reason);
     return !fits && reason != nullptr;
   };
   EXPECT_TRUE(refuses(75, [](AttnLaunch&) {}));

@@ -9,12 +9,18 @@
 #include <vector>
 
 #include "kernels/cuda/attn_mma/launch.h"
+#include "kernels/cuda/runtime/kernel_facts.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/attn_mma_problem.h"
 
 namespace kvc::cuda::test {
 
 constexpr int kMmaArch = 90;
+inline int32_t mma_shared_bytes() {
+  int32_t bytes = 0;
+  testing::check(most_shared_bytes(&bytes), "cudaDeviceGetAttribute");
+  return bytes;
+}
 
 // What a kernel wrote.
 struct AttnResult {
@@ -93,8 +99,8 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
   launch.plan = plan.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
-  const bool fits =
-      tile_rows == 16 ? attn_mma16_fits(launch, kMmaArch, &why) : attn_mma64_fits(launch, kMmaArch, &why);
+  const bool fits = tile_rows == 16 ? attn_mma16_fits(launch, kMmaArch, mma_shared_bytes(), &why)
+                                    : attn_mma64_fits(launch, kMmaArch, mma_shared_bytes(), &why);
   EXPECT_TRUE(fits) << why;
   if (!fits) return {};
   testing::check(tile_rows == 16 ? attn_mma16(launch, nullptr) : attn_mma64(launch, nullptr), "attn_mma");

@@ -255,6 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     sync_cta();
     wait_for_previous_kernel();
+    launch_dependents();  // they wait for the end, on SMs that are done
     if (warp_id() < 4) {
       registers_decrease<kProducerRegisters>();
       if (warp_id() == 0)

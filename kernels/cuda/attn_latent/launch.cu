@@ -35,7 +35,10 @@ const char* misfit(const AttnLaunch& launch, int arch) {
     return "latent: K is rotated while it is read";
   if (!(params.q_scale > 0)) return "latent: the scale is not positive";
   const char* why = nullptr;
-  return paged_map_fits(params.k, params.num_kv_heads, &why) ? nullptr : why;
+  if (!paged_map_fits(params.k, params.num_kv_heads, &why)) return why;
+  return driver_maps(params.k, params.k_dim, params, wgmma::box_rows_of(params.page_size, latent::kKeyBlock))
+             ? nullptr
+             : "latent: the driver refuses a tensor map of the latents";
 }
 
 }  // namespace
@@ -65,6 +68,7 @@ cudaError_t attn_latent(const AttnLaunch& launch_params, cudaStream_t stream) {
   LaunchShape where;
   where.grid[0] = static_cast<uint32_t>(launch_params.plan.num_ctas);
   where.threads = latent::kThreads;
+  where.may_overlap = true;
   where.shared_bytes = latent::kSharedBytes;
   return launch(latent::attn_latent_kernel, where, stream, kernel_params);
 }

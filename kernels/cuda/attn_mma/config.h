@@ -42,7 +42,8 @@ constexpr int stages(int stage_bytes, int ctas) {
 
 constexpr int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
 
-template <int Rows, int KDim, int VDim, Kv Of>
+// MostStages: for devices whose CTAs can have less shared memory.
+template <int Rows, int KDim, int VDim, Kv Of, int MostStages = 4>
 struct Config {
   static constexpr Kv kStored = Of;
   static constexpr int kRows = Rows;  // 16: the warps share the keys; 64: they share the rows
@@ -74,12 +75,13 @@ struct Config {
   static constexpr int kScaleBytes = kEightBit ? 2 * kTileKeys * 4 : 0;
   static constexpr int kStageBytes = kStageBytesKv + kScaleBytes;
   static constexpr int kRings = Rows == 64 ? 1 : kWarps;
-  static constexpr int kStages = stages(kRings * kStageBytesKv, kMinCtas);
+  static constexpr int kWantedStages = stages(kRings * kStageBytesKv, kMinCtas);
+  static constexpr int kStages = kWantedStages < MostStages ? kWantedStages : MostStages;
 
   // Q stays in registers where it takes at most 32 of them, else it is read from shared memory for every tile.
   static constexpr bool kQInRegisters = KDim <= 128;
-  // 64 rows: Q in registers passes through the last stage, which is filled after the first tile has arrived.
-  static constexpr bool kQInLastStage = Rows == 64 && kQInRegisters && kStageBytes >= Rows * kQRowBytes;
+  // Q in registers passes through the last stage (16 rows: of the first ring), which is filled after the first tile has arrived.
+  static constexpr bool kQInLastStage = kQInRegisters && kStageBytes >= Rows * kQRowBytes;
 
   // Accumulators on their way out; the pad keeps the stores of a quarter warp in different banks.
   static constexpr int kOutStride = VDim + (kEightBit ? 16 : 8);

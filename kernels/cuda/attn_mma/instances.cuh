@@ -1,6 +1,7 @@
-// The table of what is compiled for one type of K and V: 16 and 64 rows, every entry of kDims; 8-bit rows of 192/128 use 256/256.
+// What is compiled for one type of K and V: 16 and 64 rows, see configs.cuh.
 #pragma once
 
+#include "kernels/cuda/attn_mma/configs.cuh"
 #include "kernels/cuda/attn_mma/instances.h"
 #include "kernels/cuda/attn_mma/kernel.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -23,17 +24,12 @@ cudaError_t launch_kernel(const AttnLaunch& params, cudaStream_t stream) {
 
 template <Kv Stored, int Rows>
 cudaError_t launch_rows(int dims, const AttnLaunch& params, cudaStream_t stream) {
-  constexpr bool kEightBit = Stored != Kv::kBF16 && Stored != Kv::kF16;
-  switch (dims) {
-    case 0: return launch_kernel<Config<Rows, kDims[0].k, kDims[0].v, Stored>>(params, stream);
-    case 1: return launch_kernel<Config<Rows, kDims[1].k, kDims[1].v, Stored>>(params, stream);
-    case 2:
-      if constexpr (!kEightBit)
-        return launch_kernel<Config<Rows, kDims[2].k, kDims[2].v, Stored>>(params, stream);
-      [[fallthrough]];
-    case 3: return launch_kernel<Config<Rows, kDims[3].k, kDims[3].v, Stored>>(params, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  if (dims < 0 || dims >= kNumDims) return cudaErrorInvalidValue;
+  int32_t shared_bytes = 0;
+  const cudaError_t error = most_shared_bytes(&shared_bytes);
+  if (error != cudaSuccess) return error;
+  return with_config<Stored, Rows>(dims, shared_bytes,
+                                   [&]<typename C>(C) { return launch_kernel<C>(params, stream); });
 }
 
 template <Kv Stored>

@@ -44,6 +44,8 @@ KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Sh
   sync_cta();
   Query<C> q;
   q.take(shared, warp);
+  // The first warp may fill that stage before the others have read it: with 64 rows the loop has a barrier there.
+  if constexpr (C::kQInLastStage && C::kRows == kWarpRows) sync_cta();
 
   Running<C> running;
 #pragma unroll
@@ -82,12 +84,12 @@ template <typename C>
 __global__ void __launch_bounds__(kThreads, C::kMinCtas) attn_mma(const __grid_constant__ AttnLaunch launch) {
   const Shared<C> shared = {cta_shared()};
   wait_for_previous_kernel();
+  launch_dependents();  // they wait for the end, on SMs that are done
   const WorkPlan& plan = launch.plan;
   const int32_t end = plan.cta_begin[blockIdx.x + 1];
 #pragma unroll 1
   for (int32_t index = plan.cta_begin[blockIdx.x]; index < end; ++index)
     do_item(launch, plan.items[index], shared);
-  launch_dependents();
 }
 
 }  // namespace kvc::cuda::attn_mma

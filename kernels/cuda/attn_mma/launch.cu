@@ -1,5 +1,5 @@
 // What the kernel takes, how it wants its work cut, and the way from a launch to an instantiation.
-#include "kernels/cuda/attn_mma/config.h"
+#include "kernels/cuda/attn_mma/configs.cuh"
 #include "kernels/cuda/attn_mma/instances.h"
 #include "kernels/cuda/attn_mma/launch.h"
 
@@ -7,6 +7,7 @@ namespace kvc::cuda {
 namespace {
 
 using attn_mma::Kv;
+using attn_mma::Shared;
 
 // False: no instantiation reads such rows.
 bool stored_type(const AttnLaunch& launch, Kv* out) {
@@ -33,15 +34,33 @@ bool in_sixteens(const kernels::PagedRows& rows, int64_t row_bytes) {
   return ((base | rows.page_stride | rows.head_stride | rows.token_stride | row_bytes) & 15) == 0;
 }
 
+// Of the instantiation that does it on a device whose CTAs can have `most`.
+template <int Rows>
+int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
+  const auto bytes = []<typename C>(C) { return Shared<C>::kBytes; };
+  switch (stored) {
+    case Kv::kBF16: return attn_mma::with_config<Kv::kBF16, Rows>(dims, most, bytes);
+    case Kv::kF16: return attn_mma::with_config<Kv::kF16, Rows>(dims, most, bytes);
+    case Kv::kE4M3: return attn_mma::with_config<Kv::kE4M3, Rows>(dims, most, bytes);
+    case Kv::kE5M2: return attn_mma::with_config<Kv::kE5M2, Rows>(dims, most, bytes);
+    case Kv::kInt8: return attn_mma::with_config<Kv::kInt8, Rows>(dims, most, bytes);
+  }
+  return INT32_MAX;
+}
+
 // Null: it fits.
-const char* misfit(const AttnLaunch& launch, int arch, int32_t tile_rows) {
+const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 80) return "mma.sync of bf16 and cp.async need compute capability 8.0";
   if (launch.plan.tile_rows != tile_rows) return "the plan was made for another tile";
   Kv stored;
   if (!stored_type(launch, &stored))
     return "K and V must both be bf16, f16, e4m3, e5m2 or int8 with scales per tensor or per row";
-  if (attn_mma::dims_index(params.k_dim, params.v_dim) < 0) return "rows of more than 256 elements";
+  const int dims = attn_mma::dims_index(params.k_dim, params.v_dim);
+  if (dims < 0) return "rows of more than 256 elements";
+  const int32_t needed = tile_rows == 16 ? shared_bytes_of<16>(stored, dims, shared_bytes)
+                                         : shared_bytes_of<64>(stored, dims, shared_bytes);
+  if (needed > shared_bytes) return "the device has too little shared memory for rows of this length";
   if (params.k_rotations[0].rotary_dim != 0 || params.k_rotations[1].rotary_dim != 0)
     return "K is rotated while it is read";
   const int64_t element = stored == Kv::kBF16 || stored == Kv::kF16 ? 2 : 1;
@@ -55,8 +74,8 @@ const char* misfit(const AttnLaunch& launch, int arch, int32_t tile_rows) {
   return nullptr;
 }
 
-bool fits(const AttnLaunch& launch, int arch, int32_t tile_rows, const char** why) {
-  const char* reason = misfit(launch, arch, tile_rows);
+bool fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows, const char** why) {
+  const char* reason = misfit(launch, arch, shared_bytes, tile_rows);
   if (why != nullptr && reason != nullptr) *why = reason;
   return reason == nullptr;
 }
@@ -85,11 +104,11 @@ cudaError_t run(const AttnLaunch& launch, int32_t tile_rows, cudaStream_t stream
 
 }  // namespace
 
-bool attn_mma16_fits(const AttnLaunch& launch, int arch, const char** why) {
-  return fits(launch, arch, 16, why);
+bool attn_mma16_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why) {
+  return fits(launch, arch, shared_bytes, 16, why);
 }
-bool attn_mma64_fits(const AttnLaunch& launch, int arch, const char** why) {
-  return fits(launch, arch, 64, why);
+bool attn_mma64_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why) {
+  return fits(launch, arch, shared_bytes, 64, why);
 }
 
 AttnGeometry attn_mma16_geometry(int num_sms, int32_t k_dim, int32_t v_dim) {

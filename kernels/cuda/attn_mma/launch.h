@@ -7,9 +7,9 @@
 
 namespace kvc::cuda {
 
-// Whether the kernel can do a launch on an architecture; `why` (nullable) gets the reason, a literal.
-bool attn_mma16_fits(const AttnLaunch& launch, int arch, const char** why);
-bool attn_mma64_fits(const AttnLaunch& launch, int arch, const char** why);
+// Whether the kernel can do a launch on an architecture whose CTAs can have `shared_bytes`; `why` (nullable) gets the reason, a literal.
+bool attn_mma16_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why);
+bool attn_mma64_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why);
 
 AttnGeometry attn_mma16_geometry(int num_sms, int32_t k_dim, int32_t v_dim);
 AttnGeometry attn_mma64_geometry(int num_sms, int32_t k_dim, int32_t v_dim);

@@ -52,7 +52,12 @@ const char* misfit(const AttnLaunch& launch, int arch) {
   const char* why = nullptr;
   if (!paged_map_fits(params.k, params.num_kv_heads, &why)) return why;
   if (!paged_map_fits(params.v, params.num_kv_heads, &why)) return why;
-  return nullptr;
+  const int32_t box_rows = wgmma::box_rows_of(
+      params.page_size, kVariants[2 * wgmma::shape_of(params.k_dim, params.v_dim)].key_block);
+  return driver_maps(params.k, params.k_dim, params, box_rows) &&
+                 driver_maps(params.v, params.v_dim, params, box_rows)
+             ? nullptr
+             : "wgmma: the driver refuses a tensor map of K or V";
 }
 
 }  // namespace
@@ -90,6 +95,7 @@ cudaError_t attn_wgmma(const AttnLaunch& launch_params, cudaStream_t stream) {
   LaunchShape where;
   where.grid[0] = static_cast<uint32_t>(launch_params.plan.num_ctas);
   where.threads = wgmma::kThreads;
+  where.may_overlap = true;
   where.shared_bytes = variant.shared_bytes;
   return launch(variant.kernel, where, stream, kernel_params);
 }

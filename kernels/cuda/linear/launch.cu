@@ -50,11 +50,12 @@ uint32_t chunk_shared_bytes(const kernels::LinearParams& params) {
   return static_cast<uint32_t>(shared.bytes());
 }
 
-// Whether long sequences can go by chunks: decays of whole heads, q and k that are exact in two parts of bfloat16.
+// Whether long sequences can go by chunks: decays of whole heads, q and k that are exact in two parts of bfloat16, and room for a chunk.
 bool fits_chunks(const kernels::LinearParams& params) {
   return params.q.dtype != DType::kF32 && params.k.dtype != DType::kF32 &&
          params.k_dim <= linear_config::kChunkMostRows &&
-         (params.decay == nullptr || params.decay_per_channel == 0);
+         (params.decay == nullptr || params.decay_per_channel == 0) &&
+         can_have_shared(chunk_shared_bytes(params));
 }
 
 cudaError_t start_chunks(const kernels::LinearParams& params, int32_t max_sequences,

@@ -13,14 +13,14 @@ namespace {
 
 struct Attention {
   const char* name;
-  bool (*fits)(const AttnLaunch& launch, int32_t arch, const char** why);
+  bool (*fits)(const DeviceFacts& facts, const AttnLaunch& launch, const char** why);
   AttnGeometry (*geometry)(const DeviceFacts& facts, int32_t k_dim, int32_t v_dim);
   cudaError_t (*launch)(const AttnLaunch& launch, cudaStream_t stream);
 };
 
 #if defined(KVC_CUDA_WITHOUT_HOPPER)
 
-bool never_fits(const AttnLaunch&, int32_t, const char** why) {
+bool never_fits(const DeviceFacts&, const AttnLaunch&, const char** why) {
   if (why != nullptr) *why = "this build has no code for sm_90a";
   return false;
 }
@@ -32,12 +32,18 @@ constexpr Attention kLatentRow{"attn_latent", never_fits, no_geometry, no_launch
 
 #else
 
-constexpr Attention kWgmmaRow{"attn_wgmma", attn_wgmma_fits,
+constexpr Attention kWgmmaRow{"attn_wgmma",
+                              [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+                                return attn_wgmma_fits(launch, facts.arch, why);
+                              },
                               [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
                                 return attn_wgmma_geometry(facts.num_sms, k_dim, v_dim);
                               },
                               attn_wgmma};
-constexpr Attention kLatentRow{"attn_latent", attn_latent_fits,
+constexpr Attention kLatentRow{"attn_latent",
+                               [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+                                 return attn_latent_fits(launch, facts.arch, why);
+                               },
                                [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
                                  return attn_latent_geometry(facts.num_sms, k_dim, v_dim);
                                },
@@ -48,17 +54,25 @@ constexpr Attention kLatentRow{"attn_latent", attn_latent_fits,
 // By AttnKernel.
 constexpr Attention kAttention[kNumAttnKernels] = {
     {"attn_simt",
-     [](const AttnLaunch& launch, int32_t, const char** why) { return attn_simt_fits(launch, why); },
+     [](const DeviceFacts&, const AttnLaunch& launch, const char** why) {
+       return attn_simt_fits(launch, why);
+     },
      [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
        return attn_simt_geometry(facts.arch, facts.num_sms, k_dim, v_dim);
      },
      attn_simt},
-    {"attn_mma16", attn_mma16_fits,
+    {"attn_mma16",
+     [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+       return attn_mma16_fits(launch, facts.arch, facts.shared_bytes, why);
+     },
      [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
        return attn_mma16_geometry(facts.num_sms, k_dim, v_dim);
      },
      attn_mma16},
-    {"attn_mma64", attn_mma64_fits,
+    {"attn_mma64",
+     [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+       return attn_mma64_fits(launch, facts.arch, facts.shared_bytes, why);
+     },
      [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
        return attn_mma64_geometry(facts.num_sms, k_dim, v_dim);
      },
@@ -86,7 +100,7 @@ const DeviceFacts* facts_of(int32_t device) {
 bool attention_fits(int32_t device, AttnKernel kernel, const AttnLaunch& launch, const char** why) {
   const Attention* const row = row_of(kernel);
   const DeviceFacts* const facts = facts_of(device);
-  if (row != nullptr && facts != nullptr) return row->fits(launch, facts->arch, why);
+  if (row != nullptr && facts != nullptr) return row->fits(*facts, launch, why);
   if (why != nullptr) *why = row == nullptr ? "no such kernel" : "the device cannot be used";
   return false;
 }

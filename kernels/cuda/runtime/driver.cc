@@ -26,6 +26,7 @@ cudaError_t find_all(Driver* out) {
   if (error == cudaSuccess) error = find("cuGetErrorString", &out->error_string);
   if (error == cudaSuccess) error = find("cuCtxGetCurrent", &out->current_context);
   if (error == cudaSuccess) error = find("cuCtxSetCurrent", &out->set_current_context);
+  if (error == cudaSuccess) error = find("cuCtxGetId", &out->context_id);
   if (error == cudaSuccess) error = find("cuMemGetAllocationGranularity", &out->granularity);
   if (error == cudaSuccess) error = find("cuMemAddressReserve", &out->reserve_addresses);
   if (error == cudaSuccess) error = find("cuMemAddressFree", &out->free_addresses);

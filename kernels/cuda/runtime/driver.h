@@ -13,6 +13,7 @@ struct Driver {
   CUresult (*error_string)(CUresult, const char**);
   CUresult (*current_context)(CUcontext*);
   CUresult (*set_current_context)(CUcontext);
+  CUresult (*context_id)(CUcontext, unsigned long long*);  // null: the current one's
   CUresult (*granularity)(size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags);
   CUresult (*reserve_addresses)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
   CUresult (*free_addresses)(CUdeviceptr, size_t);

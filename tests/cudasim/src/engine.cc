@@ -9,6 +9,7 @@
 #include <memory>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "cudasim/cudasim.h"
 #include "cudasim/launch.h"
@@ -60,12 +61,27 @@ void turn(Cta& cta, Warp& warp) {
   warp.descending = (r & 32u) != 0;
 }
 
+constexpr const char* kWait = "wait_for_previous_kernel";
+
+bool is_early(const Cta& cta) { return cta.before != nullptr && *cta.before; }
+
+// Nobody goes on before the kernel before has run: it does, on another OS thread, for fibers belong to theirs.
+void run_kernel_before(Cta& cta) {
+  const std::function<void()> before = std::exchange(*cta.before, nullptr);
+  std::thread(before).join();
+  for (uint32_t i = 0; i < cta.block_dim.x; ++i)
+    if (cta.lanes[i]->waits_for == kWait) wake(*cta.lanes[i]);
+}
+
 // Who goes on. Mostly the same warp, so that its lanes meet soon.
 Lane& choose(Cta& cta) {
   const uint32_t r = cta.random.next();
   if (cta.hopper != nullptr && (r >> 16) < cta.arrival_rate) deliver_some(cta);
   while (cta.active_warps == 0) {
-    if (cta.hopper == nullptr || !deliver_some(cta)) report_deadlock(cta);
+    if (is_early(cta))
+      run_kernel_before(cta);
+    else if (cta.hopper == nullptr || !deliver_some(cta))
+      report_deadlock(cta);
   }
   uint32_t index = here->warp;
   if (here->cta != &cta || ((cta.active_warps >> index) & 1u) == 0 || (r & 15u) == 0)
@@ -89,6 +105,7 @@ void lane_ends() {
   Lane& self = *here;
   Cta& cta = *self.cta;
   Warp& warp = cta.warps[self.warp];
+  if (!self.may_access) fail("ends without %s, for which it was launched early", kWait);
   finish_copies(self);
   if (warp.arrived != 0)
     fail("a lane has ended while others of its warp (lanes %08x) wait in %s", warp.arrived,
@@ -147,6 +164,7 @@ void run_cta(Cta& cta) {
     lane.cta = &cta;
     lane.waits_for = nullptr;
     lane.waits_at = nullptr;
+    lane.may_access = !cta.launch->overlaps;
     lane.copies.clear();
     lane.first_copy = 0;
     lane.open_group = 0;
@@ -164,11 +182,12 @@ void run_cta(Cta& cta) {
 
 // CTAs of one OS thread, in the order that all threads draw from.
 void run_share(const Launch& launch, const std::vector<uint64_t>& order, std::atomic<size_t>& next,
-               uint64_t seed) {
+               uint64_t seed, std::function<void()>* before) {
   auto cta = std::make_unique<Cta>();
   cta->block_dim = {launch.threads, 1, 1};
   cta->grid_dim = {launch.grid[0], launch.grid[1], launch.grid[2]};
   cta->launch = &launch;
+  cta->before = before;
   cta->shared_bytes = launch.shared_bytes;
   // Exactly as large as launched, so that the address sanitizer sees the end of it.
   void* shared = nullptr;
@@ -189,7 +208,7 @@ void run_share(const Launch& launch, const std::vector<uint64_t>& order, std::at
 
 }  // namespace
 
-void execute(const Launch& launch) {
+void execute(const Launch& launch, std::function<void()> before) {
   report_crashes();
   Random random{next_seed()};
   std::vector<uint64_t> order(uint64_t{launch.grid[0]} * launch.grid[1] * launch.grid[2]);
@@ -198,14 +217,21 @@ void execute(const Launch& launch) {
   const uint64_t seed = (uint64_t{random.next()} << 32) | random.next();
   std::atomic<size_t> next{0};
   const size_t num_threads = std::min<size_t>(cta_threads(), order.size());
-  if (num_threads <= 1) {
-    run_share(launch, order, next, seed);
+  // One CTA at a time also where one of them waits for the kernel before.
+  if (num_threads <= 1 || before) {
+    run_share(launch, order, next, seed, &before);
     return;
   }
   std::vector<std::thread> threads;
   for (size_t i = 0; i < num_threads; ++i)
-    threads.emplace_back([&] { run_share(launch, order, next, seed); });
+    threads.emplace_back([&] { run_share(launch, order, next, seed, nullptr); });
   for (std::thread& thread : threads) thread.join();
+}
+
+// Whoever waits sleeps until all others do: as much as possible happens before the kernel before.
+void wait_for_previous_kernel() {
+  if (is_early(running())) sleep(kWait, nullptr);
+  here->may_access = true;
 }
 
 void pause() {

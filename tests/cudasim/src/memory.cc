@@ -47,6 +47,7 @@ void require_shared(const void* address, size_t bytes, size_t alignment, const c
 void require_global(const void* address, size_t alignment, const char* function) {
   require_aligned(address, alignment, function);
   if (in_shared(address, 1)) fail("%s: an address in shared memory", function);
+  if (!here->may_access) fail("%s before wait_for_previous_kernel", function);
 }
 
 // The values move at issue (a quick machine) or at the wait (a slow one): the first shows buffers that are still being read, the second waits

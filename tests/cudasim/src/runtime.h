@@ -26,10 +26,15 @@ struct Marker {
 };
 using MarkerPointer = std::shared_ptr<Marker>;
 
+// A kernel; `before`: the one before, where that is its own to run (execute() in cudasim/launch.h).
+using KernelWork = std::function<void(Work before)>;
+
 struct Operation {
-  Work work;  // may be empty: an event
-  std::vector<MarkerPointer> after;
-  MarkerPointer marker;
+  Work work{};            // may be empty: an event
+  KernelWork kernel{};    // the same work, of a kernel
+  bool overlaps = false;  // which may begin before the one before
+  std::vector<MarkerPointer> after{};
+  MarkerPointer marker{};
 };
 
 // A capture under way. Streams join it by waiting for one of its events.
@@ -70,8 +75,11 @@ struct Failure {
   int error;
 };
 
+int ptx_version(const DeviceFacts& facts);
+
 struct Device {
   DeviceFacts facts;
+  uint64_t context = 0;  // its number; 0: given when asked for
   size_t used_bytes = 0;
   bool has_context = false;
   cudaError_t sticky = cudaSuccess;
@@ -100,6 +108,7 @@ struct Runtime {
   std::map<unsigned long long, MemoryHandle> handles;
   unsigned long long next_handle = 1;
   uint64_t next_stream = 1;
+  uint64_t next_context = 1;
   std::set<CUstream_st*> streams;  // the legacy ones too
   std::set<CUevent_st*> events;
   std::set<CUgraph_st*> graphs;
@@ -133,6 +142,7 @@ Device& use_context(Runtime& runtime);  // of the current device, made where the
 CUstream_st* find_stream(Runtime& runtime, cudaStream_t stream);
 // Queues, runs (eager) or records (capture).
 cudaError_t enqueue(Runtime& runtime, CUstream_st* stream, Work work);
+cudaError_t enqueue_kernel(Runtime& runtime, CUstream_st* stream, bool overlaps, KernelWork kernel);
 bool run_one(Runtime& runtime);
 void run_until(Runtime& runtime, const MarkerPointer& marker);
 void run_all(Runtime& runtime);

@@ -30,9 +30,15 @@ bool ignores_sticky(const char* name) {
   for (const char* each : {"cudaGetDeviceCount", "cudaGetDevice", "cudaSetDevice", "cudaDeviceGetAttribute",
                            "cudaGetDeviceProperties", "cudaDriverGetVersion", "cudaRuntimeGetVersion",
                            "cudaGetDriverEntryPointByVersion", "cudaThreadExchangeStreamCaptureMode",
-                           "cuCtxGetCurrent", "cuCtxSetCurrent"})
+                           "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetId"})
     if (std::strcmp(name, each) == 0) return true;
   return false;
+}
+
+// What belongs to a context goes with it.
+void drop_context(Runtime& state, int device) {
+  state.devices[device].context = 0;
+  std::erase_if(state.allowed_shared, [device](const auto& entry) { return entry.first.second == device; });
 }
 
 }  // namespace
@@ -50,9 +56,10 @@ void apply_defaults(Runtime& state) {
   state.order = environment("KVC_CUDASIM_LAZY", 0) != 0 ? StreamOrder::kLazy : StreamOrder::kEager;
   state.cta_threads = static_cast<uint32_t>(environment("KVC_CUDASIM_THREADS", 1));
   state.num_devices = 2;
-  for (Device& device : state.devices) {
-    device.facts = DeviceFacts{};
-    device.sticky = cudaSuccess;
+  for (int d = 0; d < kMaxDevices; ++d) {
+    state.devices[d].facts = DeviceFacts{};
+    state.devices[d].sticky = cudaSuccess;
+    drop_context(state, d);
   }
   state.has_driver = state.has_batch_copies = state.has_virtual_memory = true;
   state.failures.clear();
@@ -123,6 +130,15 @@ bool set_current_context(void* context) {
   return false;
 }
 
+uint64_t number_of_context(void* context) {
+  auto* device = static_cast<Device*>(context);
+  if (device->context == 0) device->context = runtime().next_context++;
+  return device->context;
+}
+int ptx_version(const DeviceFacts& facts) {
+  return facts.ptx_version != 0 ? facts.ptx_version : 10 * facts.major + facts.minor;
+}
+
 // ---- cudasim.h
 
 void reset() {
@@ -164,7 +180,13 @@ void set_num_devices(int count) {
   change([count](Runtime& state) { state.num_devices = count; });
 }
 void set_device(int device, const DeviceFacts& facts) {
-  change([&](Runtime& state) { state.devices[device].facts = facts; });
+  change([&](Runtime& state) {
+    state.devices[device].facts = facts;
+    drop_context(state, device);
+  });
+}
+void renew_context(int device) {
+  change([device](Runtime& state) { drop_context(state, device); });
 }
 void set_has_driver(bool has) {
   change([has](Runtime& state) { state.has_driver = has; });
@@ -344,7 +366,8 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
     const DeviceFacts& facts = use_context(state).facts;
     *attributes = {};
     attributes->maxThreadsPerBlock = 1024;
-    attributes->binaryVersion = attributes->ptxVersion = 10 * facts.major + facts.minor;
+    attributes->binaryVersion = 10 * facts.major + facts.minor;
+    attributes->ptxVersion = ptx_version(facts);
     return cudaSuccess;
   });
 }

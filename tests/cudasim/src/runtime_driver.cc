@@ -192,6 +192,26 @@ CUresult set_context(CUcontext context) {
   });
 }
 
+CUresult get_context_id(CUcontext context, unsigned long long* id) {
+  return driver_call("cuCtxGetId", [&](Runtime&) {
+    void* const of = context != nullptr ? static_cast<void*>(context) : current_context();
+    if (of == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+    *id = number_of_context(of);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
+                      const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
+                      const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
+                      CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                      CUtensorMapFloatOOBfill fill) {
+  return driver_call("cuTensorMapEncodeTiled", [&](Runtime&) {
+    return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides, interleave,
+                             swizzle, promotion, fill);
+  });
+}
+
 CUresult error_name(CUresult error, const char** name) {
   *name = cudaGetErrorName(static_cast<cudaError_t>(error));
   return CUDA_SUCCESS;
@@ -221,9 +241,10 @@ void* driver_function(const char* symbol) {
       {"cuMemGetAllocationGranularity", reinterpret_cast<void*>(granularity)},
       {"cuCtxGetCurrent", reinterpret_cast<void*>(get_context)},
       {"cuCtxSetCurrent", reinterpret_cast<void*>(set_context)},
+      {"cuCtxGetId", reinterpret_cast<void*>(get_context_id)},
       {"cuGetErrorName", reinterpret_cast<void*>(error_name)},
       {"cuGetErrorString", reinterpret_cast<void*>(error_string)},
-      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode_tensor_map)},
+      {"cuTensorMapEncodeTiled", reinterpret_cast<void*>(encode_tiled)},
   };
   for (const Function& function : functions)
     if (std::strcmp(function.name, symbol) == 0) return function.address;

@@ -14,8 +14,8 @@ bool head_is_ready(const CUstream_st& stream) {
 }
 
 // Puts work behind what `stream` was given before; the legacy stream and blocking streams of a device order each other.
-void push(Runtime& state, CUstream_st& stream, Work work, MarkerPointer also_after) {
-  Operation operation{std::move(work), {}, std::make_shared<Marker>()};
+void push(Runtime& state, CUstream_st& stream, Operation operation, MarkerPointer also_after) {
+  operation.marker = std::make_shared<Marker>();
   if (also_after != nullptr) operation.after.push_back(std::move(also_after));
   CUstream_st* legacy = state.devices[stream.device].legacy;
   if (&stream == legacy) {
@@ -66,6 +66,18 @@ cudaError_t make_event(cudaEvent_t* event, const char* name) {
   });
 }
 
+cudaError_t enqueue_operation(Runtime& state, CUstream_st* stream, Operation operation) {
+  if (stream->capture != nullptr) {
+    if (const cudaError_t error = capture_error(*stream); error != cudaSuccess) return error;
+    stream->capture->nodes.push_back(std::move(operation.work));
+    stream->capture->last[stream] = stream->capture->nodes.size();
+    return cudaSuccess;
+  }
+  if (const cudaError_t error = legacy_use(state, stream); error != cudaSuccess) return error;
+  push(state, *stream, std::move(operation), nullptr);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 CUstream_st* find_stream(Runtime& state, cudaStream_t stream) {
@@ -74,15 +86,11 @@ CUstream_st* find_stream(Runtime& state, cudaStream_t stream) {
 }
 
 cudaError_t enqueue(Runtime& state, CUstream_st* stream, Work work) {
-  if (stream->capture != nullptr) {
-    if (const cudaError_t error = capture_error(*stream); error != cudaSuccess) return error;
-    stream->capture->nodes.push_back(std::move(work));
-    stream->capture->last[stream] = stream->capture->nodes.size();
-    return cudaSuccess;
-  }
-  if (const cudaError_t error = legacy_use(state, stream); error != cudaSuccess) return error;
-  push(state, *stream, std::move(work), nullptr);
-  return cudaSuccess;
+  return enqueue_operation(state, stream, {.work = std::move(work)});
+}
+cudaError_t enqueue_kernel(Runtime& state, CUstream_st* stream, bool overlaps, KernelWork kernel) {
+  const Work alone = [kernel] { kernel(nullptr); };
+  return enqueue_operation(state, stream, {.work = alone, .kernel = std::move(kernel), .overlaps = overlaps});
 }
 
 bool run_one(Runtime& state) {
@@ -95,8 +103,18 @@ bool run_one(Runtime& state) {
   CUstream_st& chosen = *ready[state.random.next() % ready.size()];
   Operation operation = std::move(chosen.queue.front());
   chosen.queue.pop_front();
-  if (operation.work) operation.work();
-  operation.marker->done = true;
+  Work work = std::move(operation.work);
+  std::vector<MarkerPointer> markers{std::move(operation.marker)};
+  // Kernels that may begin early do now and then, and what was to run before them runs when they wait for it.
+  while (operation.kernel && head_is_ready(chosen) && chosen.queue.front().overlaps &&
+         (state.random.next() & 1u) == 0) {
+    Operation early = std::move(chosen.queue.front());
+    chosen.queue.pop_front();
+    work = [kernel = std::move(early.kernel), before = std::move(work)] { kernel(before); };
+    markers.push_back(std::move(early.marker));
+  }
+  if (work) work();
+  for (const MarkerPointer& marker : markers) marker->done = true;
   return true;
 }
 
@@ -217,7 +235,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     }
     if (const cudaError_t error = legacy_use(state, on); error != cudaSuccess) return error;
     event->capture = nullptr;
-    push(state, *on, nullptr, nullptr);
+    push(state, *on, {}, nullptr);
     event->marker = on->tail;
     return cudaSuccess;
   });
@@ -267,7 +285,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
       return cudaErrorStreamCaptureIsolation;
     }
     if (const cudaError_t error = legacy_use(state, on); error != cudaSuccess) return error;
-    if (event->marker != nullptr) push(state, *on, nullptr, event->marker);
+    if (event->marker != nullptr) push(state, *on, {}, event->marker);
     return cudaSuccess;
   });
 }

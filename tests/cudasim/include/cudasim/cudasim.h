@@ -20,7 +20,8 @@ void reset();
 void seed(uint64_t value);
 
 // Eager: what is enqueued runs before the call returns. Lazy: it waits until a synchronisation needs it or, now and then, any call; streams
-// interleave at random, events order them. Lazy shows missing events and staging memory that is reused too early.
+// interleave at random, events order them. Lazy shows missing events and staging memory that is reused too early. A kernel that may overlap with the one
+// before begins, now and then, when that one has not: as far as its wait.
 enum class StreamOrder { kEager, kLazy };
 void set_stream_order(StreamOrder order);
 // Runs all that is queued, without counting as a synchronisation.
@@ -37,9 +38,12 @@ struct DeviceFacts {
   int shared_bytes = 232448;  // a CTA's most
   size_t memory_bytes = size_t{8} << 30;
   size_t granularity = size_t{2} << 20;  // of cuMemCreate
+  int ptx_version = 0;  // 10 * compute capability that kernels were compiled for; 0: the device's own
 };
 void set_num_devices(int count);  // 0: cudaErrorNoDevice; at most 8
 void set_device(int device, const DeviceFacts& facts);
+// Another context in the place of the device's, as after cudaDeviceReset(), which knows nothing of what kernels were allowed. Memory and streams stay.
+void renew_context(int device);
 void set_has_driver(bool has);          // without: cudaErrorInsufficientDriver
 void set_has_batch_copies(bool has);    // without: cudaMemcpyBatchAsync gives cudaErrorNotSupported
 void set_has_virtual_memory(bool has);  // without: cuMemAddressReserve gives CUDA_ERROR_NOT_SUPPORTED
@@ -59,6 +63,8 @@ void set_sticky_error(int device, cudaError_t error);
 struct Counters {
   uint64_t kernel_launches;
   std::map<std::string, uint64_t> launches_by_kernel, ctas_by_kernel;
+  std::map<std::string, uint64_t> overlapping_by_kernel;  // of these, with programmatic stream serialization
+  uint64_t early_launches;                                // of these, begun before the kernel before
   uint64_t graph_launches;
   uint64_t copy_calls;     // cudaMemcpy*, a batch counts once
   uint64_t copied_pieces;  // of batches: each piece

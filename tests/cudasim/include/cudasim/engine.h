@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace cudasim {
@@ -29,6 +30,7 @@ struct Lane {
   Cta* cta;
   const char* waits_for;  // a function's name while the lane waits, for reports
   const void* waits_at;   // its mbarrier, if any
+  bool may_access;        // global memory: it has waited for the kernel before, or need not
   std::vector<AsyncCopy> copies;
   size_t first_copy;
   uint32_t open_group;
@@ -97,7 +99,8 @@ struct Cta {
   uint32_t countdown;     // memory accesses until another lane gets its turn
   Random random;
   const struct Launch* launch;
-  Lane* const* lanes;  // by threadIdx.x
+  std::function<void()>* before;  // the kernel before, where it has not run yet
+  Lane* const* lanes;             // by threadIdx.x
   HopperState* hopper;
   Warp warps[kMaxWarps];
   Warpgroup groups[kMaxWarps / 4];
@@ -113,6 +116,7 @@ void meet_warp(const Meeting& meeting, void* argument);
 void meet_warpgroup(const Meeting& meeting, void* argument);
 void barrier_sync(int barrier, uint32_t threads, const char* name);
 void barrier_arrive(int barrier, uint32_t threads);
+void wait_for_previous_kernel();
 // Another lane goes on; this one later.
 void pause();
 // The lane sleeps until woken.

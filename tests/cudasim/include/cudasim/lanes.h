@@ -62,7 +62,7 @@ inline void arrive_named(int barrier, int threads) {
 
 inline std::byte* cta_shared() { return cudasim::here->cta->shared; }
 
-inline void wait_for_previous_kernel() {}
+inline void wait_for_previous_kernel() { cudasim::wait_for_previous_kernel(); }
 inline void launch_dependents() {}
 
 }  // namespace kvc::cuda
