@@ -167,10 +167,10 @@ type Config struct {
 	// PoolTensors are the memory of StorageBorrowed, outside of Go's heap (FromPointer, Block), valid until
 	// the cache is closed and all exports are.
 	PoolTensors   []*Tensor
-	NumThreads    int // 0: one per core; 1: the caller's only
-	CPUISA        ISA
+	NumThreads    int       // 0: one per core; 1: the caller's only, as on a GPU, which takes 0 and 1
+	CPUISA        ISA       // on a GPU: the zero value
 	Allocator     Allocator // gives the pool of StorageOwned; nil: the library's own
-	Executor      *Executor // replaces the library's threads
+	Executor      *Executor // replaces the library's threads; on a GPU: nil
 	MaxCrossLen   int64
 	StateStride   int64
 	NumStateSlots int64

@@ -94,7 +94,8 @@ static inline kvc_error *shim_seq_can(uintptr_t api, uintptr_t cache, int64_t se
 static inline kvc_error *shim_tree_commit(uintptr_t api, uintptr_t cache, size_t n, const int64_t *seqs,
                                           const int32_t *leaves, uintptr_t stream) {
   SHIM_ERROR;
-  return shim_result(SHIM_API(api)->tree_commit(SHIM_CACHE(cache), n, seqs, leaves, (kvc_stream)stream, &err), &err);
+  return shim_result(SHIM_API(api)->tree_commit(SHIM_CACHE(cache), n, seqs, leaves, (kvc_stream)stream, &err),
+                     &err);
 }
 static inline kvc_error *shim_state_checkpoint(uintptr_t api, uintptr_t cache, int64_t seq) {
   SHIM_ERROR;

@@ -10,8 +10,9 @@ static inline kvc_error *shim_swap(uintptr_t api, int32_t in, uintptr_t cache, s
                                    uintptr_t stream, uintptr_t *out_fence) {
   SHIM_ERROR;
   kvc_fence *fence = NULL;
-  const kvc_status status = in ? SHIM_API(api)->swap_in(SHIM_CACHE(cache), n, seqs, (kvc_stream)stream, &fence, &err)
-                               : SHIM_API(api)->swap_out(SHIM_CACHE(cache), n, seqs, (kvc_stream)stream, &fence, &err);
+  const kvc_status status =
+      in ? SHIM_API(api)->swap_in(SHIM_CACHE(cache), n, seqs, (kvc_stream)stream, &fence, &err)
+         : SHIM_API(api)->swap_out(SHIM_CACHE(cache), n, seqs, (kvc_stream)stream, &fence, &err);
   *out_fence = (uintptr_t)fence;
   return shim_result(status, &err);
 }
@@ -24,7 +25,8 @@ static inline kvc_error *shim_pages(uintptr_t api, uintptr_t cache, const int64_
   const DLTensor tensor = {(void *)pairs, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, NULL, 0};
   const kvc_status status =
       direction < 0 ? SHIM_API(api)->pages_copy(SHIM_CACHE(cache), &tensor, (kvc_stream)stream, &fence, &err)
-                    : SHIM_API(api)->pages_swap(SHIM_CACHE(cache), &tensor, direction, (kvc_stream)stream, &fence, &err);
+                    : SHIM_API(api)->pages_swap(SHIM_CACHE(cache), &tensor, direction, (kvc_stream)stream,
+                                                &fence, &err);
   *out_fence = (uintptr_t)fence;
   return shim_result(status, &err);
 }

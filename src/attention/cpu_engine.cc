@@ -249,7 +249,7 @@ void CpuEngine::gather(const RowSource&, const kernels::GatherParams& params, in
   });
 }
 
-void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) {
+void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
   if (copies.empty() || !pool_->has_storage()) return;
   // One task per page and layer of its group; groups have at most longest_group layers.
   const auto num_slots = static_cast<int64_t>(spec_->longest_group());
@@ -267,11 +267,15 @@ void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) {
     most_bytes += static_cast<int64_t>(pool_->layer_page_bytes(layer));
   const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_slots;
   const double bytes = static_cast<double>(most_bytes) * static_cast<double>(copies.size());
-  if (bytes / kCopyBytesPerSecond < kWorthThreads) {
-    for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);
-  } else {
-    executor_.run(num_tasks, copy_one);
+  if (bytes / kCopyBytesPerSecond >= kWorthThreads) {
+    try {
+      executor_.run(num_tasks, copy_one);
+      return;
+    } catch (...) {
+      // A host's executor that throws although it must not. Sources do not change: copying once more is right, whatever it has done.
+    }
   }
+  for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);
 }
 
 }  // namespace kvc

@@ -40,8 +40,10 @@ class CpuEngine final : public Engine {
   void await_begin() override {}
   void require_alive() const override {}
   void drain() override {}
-  void record(DeviceEvent*) override {}
+  DeviceEvent make_event() const override { return {}; }
+  void record(const DeviceEvent&) noexcept override {}
 
+  void check_begin(const Batch& batch, bool has_positions, bool is_replay) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override {}
   void closed(Forward&, bool) noexcept override {}
@@ -62,14 +64,17 @@ class CpuEngine final : public Engine {
                  kvc_stream) const override {
     kernels_->gather(params, key_begin, key_end);
   }
-  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows) override {
-    kernels_->append(params, 0, num_rows);
-  }
   void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                   kvc_stream stream) const override;
   void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
   bool reads_quantised() const override { return false; }
-  void copy_pages(const std::vector<PageCopy>& copies) override;
+
+  void prepare_copies(int64_t) override {}
+  void copy_pages(const std::vector<PageCopy>& copies) noexcept override;
+  void prepare_writes(int64_t, int64_t) override {}
+  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows) noexcept override {
+    kernels_->append(params, 0, num_rows);
+  }
 
   void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
 

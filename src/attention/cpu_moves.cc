@@ -27,14 +27,14 @@ std::vector<T> sequences_of(const Batch& batch, const StatePool& states, const S
 
 }  // namespace
 
-void CpuEngine::begin(Forward& forward, bool is_replay) {
-  if (is_replay) {
-    fail_with(KVC_E_UNSUPPORTED, KVC_FORWARD_REPLAY,
-              "desc->flags has KVC_FORWARD_REPLAY (%d): the CPU has no graphs",
-              static_cast<int>(KVC_FORWARD_REPLAY));
-  }
-  copy_pages(forward.batch().copies());
+void CpuEngine::check_begin(const Batch&, bool, bool is_replay) const {
+  if (!is_replay) return;
+  fail_with(KVC_E_UNSUPPORTED, KVC_FORWARD_REPLAY,
+            "desc->flags has KVC_FORWARD_REPLAY (%d): the CPU has no graphs",
+            static_cast<int>(KVC_FORWARD_REPLAY));
 }
+
+void CpuEngine::begin(Forward& forward, bool) { copy_pages(forward.batch().copies()); }
 
 // ------------------------------------------------------------------------------------------------------- states
 

@@ -47,6 +47,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       order_(*device),
       uploads_(*device),
       outside_uploads_(*device),
+      copy_uploads_(*device),
       move_uploads_(*device),
       step_(plan, pool, device),
       angles_(spec_, &step_, device),
@@ -185,9 +186,8 @@ std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward
   return classes;
 }
 
-void CudaEngine::run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
-                           bool splits_sinks, AttnLaunch launch) {
-  const AttnParams& params = launch.params;
+const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view, const RowClass& rows,
+                                         bool is_invariant, bool splits_sinks, const AttnParams& params) {
   const PlanShape shape{
       .num_kv_heads = params.num_kv_heads,
       .group_size = params.num_q_heads / params.num_kv_heads,
@@ -197,11 +197,18 @@ void CudaEngine::run_class(const Forward& forward, DeviceView& view, const RowCl
       .min_rows = rows.min_rows,
       .max_rows = rows.max_rows,
       .geometry = device_->table->attention_geometry(device_->id, rows.kernel, params.k_dim, params.v_dim)};
-  const DevicePlan& plan = views_.plan_of(forward, view, shape, forward_stream_);
+  return views_.plan_of(forward, view, shape, forward_stream_);
+}
+
+// One memory for all plans, which moves when a larger one asks: the last answer holds for all of them.
+float* CudaEngine::partials_of(const DevicePlan& plan, int32_t v_dim) {
+  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim), forward_stream_);
+}
+
+void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
   launch.plan = plan.plan;
-  launch.plan.partials =
-      views_.partials_for(plan, cuda::slot_floats(shape.geometry.tile_rows, params.v_dim), forward_stream_);
-  device_->call("attention", device_->table->attention, rows.kernel, launch, forward_stream_);
+  launch.plan.partials = partials;
+  device_->call("attention", device_->table->attention, kernel, launch, forward_stream_);
   // A plan without slots cuts nothing, whatever the sequences are.
   if (plan.num_slots > 0) device_->call("combine", device_->table->combine, launch, forward_stream_);
 }
@@ -263,13 +270,19 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   }
   DeviceView& view = views_.view_of(forward, key, options.spans, uploads_, forward_stream_);
   params.sequences = view.sequences();
+  // Plans of all kernels, and room for their partial results, before anything is written: the last that can run out of memory.
+  std::vector<RowClass> classes = row_classes(forward, launch, options.tiles_only);
+  float* partials = nullptr;
+  for (RowClass& rows : classes) {
+    rows.plan = &plan_class(forward, view, rows, options.tiles_only, on_read && has_sinks, params);
+    partials = partials_of(*rows.plan, params.v_dim);
+  }
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, params);
   } else if (tensors.k.base != nullptr) {
     append(forward, layer.source, tensors.k, tensors.v);
   }
-  for (const RowClass& rows : row_classes(forward, launch, options.tiles_only))
-    run_class(forward, view, rows, options.tiles_only, on_read && has_sinks, launch);
+  for (const RowClass& rows : classes) run(*rows.plan, rows.kernel, partials, launch);
 }
 
 void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {

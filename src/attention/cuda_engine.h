@@ -35,9 +35,11 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void set_stream(const kvc_stream* stream) override;
   void require_alive() const override;
   void drain() override;
-  void record(DeviceEvent* event) override;
+  DeviceEvent make_event() const override;
+  void record(const DeviceEvent& event) noexcept override;
 
   void await_begin() override;
+  void check_begin(const Batch& batch, bool has_positions, bool is_replay) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override;
   void closed(Forward& forward, bool aborted) noexcept override;
@@ -56,16 +58,19 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) override;
   void read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
                  int64_t key_end, kvc_stream stream) const override;
-  void write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) override;
   void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                   kvc_stream stream) const override;
   void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) override;
   bool reads_quantised() const override { return true; }
-  void copy_pages(const std::vector<PageCopy>& copies) override;
   void copy_bytes(void* to, const void* from, int64_t bytes) noexcept override;
 
   void enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept override;
 
+  void prepare_copies(int64_t num_pages) override;
+  void copy_pages(const std::vector<PageCopy>& copies) noexcept override;
+  void prepare_writes(int64_t num_layers, int64_t num_rows) override;
+  void write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                  int64_t num_rows) noexcept override;
   void prepare_moves(int64_t num_moves) override;
   void next_sequence() noexcept override;
   void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept override;
@@ -78,6 +83,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   struct RowClass {
     cuda::AttnKernel kernel;
     int32_t min_rows, max_rows;
+    const DevicePlan* plan = nullptr;
   };
   // What a graph was captured for.
   struct CapturedShape {
@@ -98,13 +104,15 @@ class CudaEngine final : public Engine, public DeviceQueue {
 
   cuda::Stream stream_beside_captures(cuda::Stream stream) const;
   void require_stream() const;
+  const CapturedShape* find_captured(const Batch& batch) const;
   void begin_replay(Forward& forward);
-  void require_capturable(const Forward& forward) const;
+  void require_replayable(const Batch& batch, bool has_positions, bool is_captured) const;
+  void require_capturable(const Batch& batch, bool has_positions) const;
   void secure_carried_states();
   void note_captured(const Forward& forward);
   void require_unmoved(const Batch& batch) const;
   void mark_states_set(Forward& forward) const;
-  void lost(const char* what) noexcept;
+  void lost(const char* what) const noexcept;
   cuda::Stream stream() const { return stream_; }
   kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
                                       const kernels::TokenRows& v);
@@ -117,8 +125,10 @@ class CudaEngine final : public Engine, public DeviceQueue {
   std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
                                     bool is_invariant) const;
   bool fits(cuda::AttnKernel kernel, cuda::AttnLaunch launch) const;
-  void run_class(const Forward& forward, DeviceView& view, const RowClass& rows, bool is_invariant,
-                 bool splits_sinks, cuda::AttnLaunch launch);
+  const DevicePlan& plan_class(const Forward& forward, DeviceView& view, const RowClass& rows,
+                               bool is_invariant, bool splits_sinks, const kernels::AttnParams& params);
+  float* partials_of(const DevicePlan& plan, int32_t v_dim);
+  void run(const DevicePlan& plan, cuda::AttnKernel kernel, float* partials, cuda::AttnLaunch launch);
   DeviceUploads& uploads_of(const Outside&) const;
   static int32_t num_sequences(const Forward& forward);
   cuda::ConvertParams state_rows(const Forward& forward, const StateRef& state) const;
@@ -141,7 +151,8 @@ class CudaEngine final : public Engine, public DeviceQueue {
   mutable DeviceOrder order_;
   DeviceUploads uploads_;                  // of the open forward
   mutable DeviceUploads outside_uploads_;  // of calls beside it
-  DeviceUploads move_uploads_;             // between prepare_moves and finish_moves
+  DeviceUploads copy_uploads_;             // between prepare_copies and copy_pages
+  DeviceUploads move_uploads_;             // between prepare_moves or prepare_writes and finish_moves
   DeviceStep step_;
   DeviceAngles angles_;
   DeviceViews views_;
@@ -149,6 +160,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   int64_t num_identity_slots_ = 0;
   std::vector<MoveList> moves_;  // per group
   std::vector<int64_t> turned_slots_;
+  std::vector<PageId> copied_from_, copied_to_;  // of a group
   cuda::Stream stream_ = nullptr;
   bool in_forward_ = false;
   cuda::Stream forward_stream_ = nullptr;
@@ -156,8 +168,9 @@ class CudaEngine final : public Engine, public DeviceQueue {
   bool is_replay_ = false;    // the open forward runs in a graph
   std::vector<CapturedShape> captured_;
   mutable std::mutex outside_;  // const calls may come from several threads
-  std::atomic<bool> is_lost_{false};
-  std::string lost_why_;
+  mutable std::mutex telling_;  // who says first that the device is lost
+  mutable std::atomic<bool> is_lost_{false};
+  mutable std::string lost_why_;
 };
 
 }  // namespace kvc

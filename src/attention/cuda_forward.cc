@@ -21,7 +21,8 @@ void CudaEngine::require_alive() const {
   if (is_lost_) fail(KVC_E_DEVICE, "an earlier call failed on the device: %s", lost_why_.c_str());
 }
 
-void CudaEngine::lost(const char* what) noexcept {
+void CudaEngine::lost(const char* what) const noexcept {
+  const std::lock_guard<std::mutex> lock(telling_);
   if (is_lost_) return;
   try {
     throw;
@@ -52,12 +53,37 @@ cuda::Stream CudaEngine::stream_beside_captures(cuda::Stream stream) const {
   return device_->is_beside_capture(stream) ? own_stream_.get() : stream;
 }
 
-void CudaEngine::record(DeviceEvent* event) {
+DeviceEvent CudaEngine::make_event() const {
+  require_alive();
+  return DeviceEvent(*device_);
+}
+
+// What it stands for is enqueued: where it cannot be recorded the host waits instead.
+void CudaEngine::record(const DeviceEvent& event) noexcept {
   const std::lock_guard<std::mutex> lock(outside_);
-  // What was called there is done, and the graph has no use for the event.
-  if (device_->is_beside_capture(stream_)) return;
-  *event = DeviceEvent(*device_);
-  event->record(stream_);
+  try {
+    // What was called there is done, and the graph has no use for the event.
+    if (device_->is_beside_capture(stream_)) return;
+    if (event.try_record(stream_)) return;
+    order_.use(own_stream_.get());
+    own_stream_.synchronize();
+  } catch (...) {
+    lost("recording a fence");
+  }
+}
+
+void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay) const {
+  require_alive();
+  bool is_captured = false;
+  {
+    const std::lock_guard<std::mutex> lock(outside_);
+    is_captured = device_->is_capturing(stream_);
+  }
+  if (is_replay) {
+    require_replayable(batch, has_positions, is_captured);
+  } else if (is_captured) {
+    require_capturable(batch, has_positions);
+  }
 }
 
 // A full ring is rare: the device is as many steps behind, and the host waits for one. Unless it never comes: the device has failed, or all
@@ -97,7 +123,6 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
       if (is_captured_) own_stream_.synchronize();
     }
     is_replay_ = is_replay;
-    if (is_captured_) require_capturable(forward);
     if (is_replay) {
       begin_replay(forward);
     } else {
@@ -122,59 +147,47 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
 }
 
 // What would be frozen into the graph, though the next step has another of it.
-void CudaEngine::require_capturable(const Forward& forward) const {
-  const Batch& batch = forward.batch();
+void CudaEngine::require_capturable(const Batch& batch, bool has_positions) const {
   const auto refuse = [](const char* what) {
     fail(KVC_E_UNSUPPORTED, "desc->stream is captured, and the forward has %s: a graph has none", what);
   };
   if (batch.has_trees()) refuse("token trees");
   if (batch.num_cross_rows() != 0) refuse("encoder tokens");
-  if (forward.given_positions() != nullptr) refuse("positions");
+  if (has_positions) refuse("positions");
   // What is published at the end may be copied then, and the step has not run.
   if (batch.has_tokens()) refuse("tokens, which replayed ones may have");
+  step_.require_capturable(batch);
 }
 
-void CudaEngine::begin_replay(Forward& forward) {
-  const Batch& batch = forward.batch();
-  if (is_captured_)
+void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool is_captured) const {
+  if (is_captured)
     fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
-  if (batch.has_trees() || batch.num_cross_rows() != 0 || forward.given_positions() != nullptr) {
+  if (batch.has_trees() || batch.num_cross_rows() != 0 || has_positions) {
     fail(KVC_E_UNSUPPORTED, "desc->flags has KVC_FORWARD_REPLAY with %s: a graph has none",
          batch.has_trees()             ? "token trees"
          : batch.num_cross_rows() != 0 ? "encoder tokens"
                                        : "positions");
   }
-  const auto is_same = [&](const CapturedShape& shape) {
-    return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
-                      batch.entries().end(),
-                      [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
-  };
-  const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
-  if (known == captured_.end()) {
+  const CapturedShape* known = find_captured(batch);
+  if (known == nullptr) {
     fail(
         KVC_E_INVALID_STATE,
         "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths was captured",
         batch.entries().size());
   }
   if (known->needs_positions) require_unmoved(batch);
-  step_.write_for_replay(batch, stream_);
-  const auto words = static_cast<int64_t>(batch.step_words().size());
   const char* reason = nullptr;
-  if (known->generation != step_.generation())
+  if (known->generation != step_.generation() || !step_.keeps_addresses(batch))
     reason = "the pool or the page tables have moved; set config.max_seq_len";
   if (batch.longest(false) > known->max_length) reason = "set config.max_seq_len";
   if (batch.longest(true) > known->max_cross_length) reason = "set config.max_cross_len";
-  if (words > known->max_words) reason = "set config.max_tokens_per_forward";
+  if (batch.num_step_words() > known->max_words) reason = "set config.max_tokens_per_forward";
   for (const BatchEntry& entry : batch.entries()) {
     const Sequence& sequence = *entry.sequence;
     if (sequence.sink != 0 && known->call_window > sequence.window - sequence.sink)
       reason = "a call's window reaches beyond the sinks of a sequence";
   }
-  if (reason == nullptr) {
-    if (known->sets_states) mark_states_set(forward);
-    return;
-  }
-  step_.unsend();
+  if (reason == nullptr) return;
   fail(KVC_E_INVALID_STATE,
        "desc->flags has KVC_FORWARD_REPLAY, but the graph of %zu sequences does not serve this step: %s",
        batch.entries().size(), reason);
@@ -190,6 +203,22 @@ void CudaEngine::require_unmoved(const Batch& batch) const {
         "keys rotated on read has none",
         static_cast<long long>(entry.sequence->id));
   }
+}
+
+const CudaEngine::CapturedShape* CudaEngine::find_captured(const Batch& batch) const {
+  const auto is_same = [&](const CapturedShape& shape) {
+    return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
+                      batch.entries().end(),
+                      [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
+  };
+  const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
+  return known == captured_.end() ? nullptr : &*known;
+}
+
+// Of a batch that can be (require_replayable).
+void CudaEngine::begin_replay(Forward& forward) {
+  step_.write_for_replay(forward.batch(), stream_);
+  if (find_captured(forward.batch())->sets_states) mark_states_set(forward);
 }
 
 // What the graph does with states, it does with all: those that its forward did not set are carried on.

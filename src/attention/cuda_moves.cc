@@ -39,43 +39,67 @@ void CudaEngine::read_rows(const RowSource& source, const kernels::GatherParams&
   device_->synchronize(outside.stream());
 }
 
-void CudaEngine::write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) {
+void CudaEngine::prepare_writes(int64_t num_layers, int64_t num_rows) {
   require_alive();
-  const Outside outside(*this, stream_);
-  kernels::AppendParams placed = params;
-  placed.slots = reinterpret_cast<const int64_t*>(
-      outside_uploads_.put(params.slots, num_rows * static_cast<int64_t>(sizeof(int64_t)), outside.stream()));
-  const cuda::AppendLaunch launch{.params = placed,
-                                  .k_storage = k_storage(*plan_, *pool_, local_layer),
-                                  .v_storage = v_storage(*plan_, *pool_, local_layer),
-                                  .num_rows = num_rows,
-                                  .num_rows_at = nullptr};
-  device_->call("append", device_->table->append, launch, outside.stream());
-  device_->synchronize(outside.stream());
+  const int64_t slots = DeviceUploads::room_of(num_rows * static_cast<int64_t>(sizeof(int64_t)));
+  if (num_layers * slots > 0) move_uploads_.reserve(num_layers * slots);
 }
 
-void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) {
+void CudaEngine::write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                            int64_t num_rows) noexcept {
+  try {
+    const Outside outside(*this, stream_);
+    kernels::AppendParams placed = params;
+    placed.slots = reinterpret_cast<const int64_t*>(
+        move_uploads_.put(params.slots, num_rows * static_cast<int64_t>(sizeof(int64_t)), outside.stream()));
+    const cuda::AppendLaunch launch{.params = placed,
+                                    .k_storage = k_storage(*plan_, *pool_, local_layer),
+                                    .v_storage = v_storage(*plan_, *pool_, local_layer),
+                                    .num_rows = num_rows,
+                                    .num_rows_at = nullptr};
+    device_->call("append", device_->table->append, launch, outside.stream());
+    device_->synchronize(outside.stream());
+  } catch (...) {
+    lost("writing rows");
+  }
+}
+
+// Room for the ids of all groups, which may be any part of the pages each.
+void CudaEngine::prepare_copies(int64_t num_pages) {
   require_alive();
+  if (num_pages == 0) return;
+  (void)step_.pages();
+  copied_from_.reserve(static_cast<size_t>(num_pages));
+  copied_to_.reserve(static_cast<size_t>(num_pages));
+  const int64_t ids = DeviceUploads::room_of(num_pages * static_cast<int64_t>(sizeof(PageId)));
+  const int64_t groups = std::min(num_pages, static_cast<int64_t>(spec_->groups.size()));
+  copy_uploads_.reserve(2 * (ids + groups * DeviceUploads::room_of(1)));
+}
+
+void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
   if (copies.empty() || !pool_->has_storage()) return;
-  const Outside outside(*this, stream_);
-  const std::vector<GroupSpec>& groups = spec_->groups;
-  std::vector<int32_t> from, to;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    from.clear(), to.clear();
-    for (const PageCopy& copy : copies) {
-      if (copy.group != static_cast<int32_t>(group)) continue;
-      from.push_back(copy.from), to.push_back(copy.to);
-    }
-    if (from.empty()) continue;
+  try {
+    const Outside outside(*this, stream_);
     const cuda::StepPages& pages = step_.pages();
-    cuda::PageCopyParams params{};
-    params.from_layers = params.to_layers = pages.layers;
-    params.num_layers = pages.num_layers;
-    params.from = outside_uploads_.put(from, outside.stream());
-    params.to = outside_uploads_.put(to, outside.stream());
-    params.num_pairs = static_cast<int64_t>(from.size());
-    params.group = static_cast<int32_t>(group);
-    device_->call("copy_pages", device_->table->copy_pages, params, outside.stream());
+    for (size_t group = 0; group < spec_->groups.size(); ++group) {
+      copied_from_.clear(), copied_to_.clear();
+      for (const PageCopy& copy : copies) {
+        if (copy.group != static_cast<int32_t>(group)) continue;
+        copied_from_.push_back(copy.from), copied_to_.push_back(copy.to);
+      }
+      if (copied_from_.empty()) continue;
+      cuda::PageCopyParams params{};
+      params.from_layers = params.to_layers = pages.layers;
+      params.num_layers = pages.num_layers;
+      params.from = copy_uploads_.put(copied_from_, outside.stream());
+      params.to = copy_uploads_.put(copied_to_, outside.stream());
+      params.num_pairs = static_cast<int64_t>(copied_from_.size());
+      params.group = static_cast<int32_t>(group);
+      device_->call("copy_pages", device_->table->copy_pages, params, outside.stream());
+    }
+    copy_uploads_.finish(outside.stream());
+  } catch (...) {
+    lost("copying pages");
   }
 }
 

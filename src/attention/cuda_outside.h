@@ -31,7 +31,7 @@ class CudaEngine::Outside {
         engine_.order_.use(engine_.forward_stream_);
       }
     } catch (...) {
-      // The device is lost; the next call will see it.
+      wait_instead();
     }
   }
   Outside(const Outside&) = delete;
@@ -40,6 +40,15 @@ class CudaEngine::Outside {
   cuda::Stream stream() const { return stream_; }
 
  private:
+  // The forward must not go on beside this call: where its stream cannot be made to wait, the host does.
+  void wait_instead() const noexcept {
+    try {
+      engine_.device_->synchronize(stream_);
+    } catch (...) {
+      engine_.lost("ordering the forward behind another call");
+    }
+  }
+
   const CudaEngine& engine_;
   std::unique_lock<std::mutex> lock_;
   cuda::Stream stream_;

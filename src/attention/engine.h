@@ -67,14 +67,19 @@ class Engine : public ByteCopier {
   virtual void require_alive() const = 0;
   // Waits until everything is done.
   virtual void drain() = 0;
-  // `event` stands for everything so far, where that may not be done yet; beside a capture it is.
-  virtual void record(DeviceEvent* event) = 0;
+  // For record(); empty where calls are complete on return. Throws.
+  virtual DeviceEvent make_event() const = 0;
+  // `event` stands for everything so far. It stays as it is where that is done, as beside a capture.
+  virtual void record(const DeviceEvent& event) noexcept = 0;
 
   // Before a forward changes anything. May wait for the device. Throws DEVICE; INVALID_STATE: the stream that was set cannot be used beside a
   // capture, or no more steps can be sent before graphs that were captured are launched.
   virtual void await_begin() = 0;
 
   // ---- the open forward
+  // Before a prepared batch changes anything: whether the forward can be begun on this stream, captured or not, or replayed. Throws
+  // UNSUPPORTED, INVALID_STATE, DEVICE.
+  virtual void check_begin(const Batch& batch, bool has_positions, bool is_replay) const = 0;
   // Copies the pages that are to be written and have other holders; a device is sent the step. `is_replay`: all kernels, those included, lie
   // in a graph that the caller launches (KVC_FORWARD_REPLAY).
   virtual void begin(Forward& forward, bool is_replay) = 0;
@@ -105,13 +110,21 @@ class Engine : public ByteCopier {
   // Complete on return; several may run at once, and beside a call above.
   virtual void read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
                          int64_t key_end, kvc_stream stream) const = 0;
-  virtual void write_rows(int32_t local_layer, const kernels::AppendParams& params, int64_t num_rows) = 0;
   // Whether rows of quantised layers can be computed with.
   virtual bool reads_quantised() const = 0;
   virtual void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
                           kvc_stream stream) const = 0;
   virtual void write_state(std::byte* state, const StateSpec& spec, const StateRows& value) = 0;
-  virtual void copy_pages(const std::vector<PageCopy>& copies) = 0;
+
+  // Changes of what is stored already. What can fail is in the calls that prepare; those that follow, and where a kernel then fails, the
+  // device is lost. One call of copy_pages, with so many pages at most.
+  virtual void prepare_copies(int64_t num_pages) = 0;
+  virtual void copy_pages(const std::vector<PageCopy>& copies) noexcept = 0;
+
+  // Rows into slots of layers, complete on return. Between prepare_writes and finish_moves; so many layers and rows of each at most.
+  virtual void prepare_writes(int64_t num_layers, int64_t num_rows) = 0;
+  virtual void write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                          int64_t num_rows) noexcept = 0;
 
   // Tokens moved inside the pages of all layers of a group, one after the other: a destination may be a later token's source. Between
   // prepare_moves, which alone can fail, and finish_moves. `num_tokens`: of every group at most, moved or turned.

@@ -266,11 +266,19 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
   try {
     if (request.tokens != nullptr) require_prefix_index("desc->tokens");
     engine_->await_begin();
-    batch.begin(request, *plan_, sequences_, allocator_, states_, index_);
+    batch.prepare(request, *plan_, sequences_, allocator_, states_, index_);
   } catch (const Error& error) {
     if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;
     throw;
   }
+  // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing brings those back.
+  try {
+    engine_->check_begin(batch, given.num_position_rows != 0, is_replay);
+  } catch (...) {
+    batch.discard();
+    throw;
+  }
+  batch.begin(request, *plan_, sequences_, allocator_, states_, index_);
   forward_.opened(std::move(given));
   try {
     engine_->begin(forward_, is_replay);

@@ -160,9 +160,12 @@ class Cache {
                                  const std::vector<uint8_t>& groups) const;
   // Throws NO_PAGES. Returns whether the index has to forget the cached ones.
   bool require_private_pages(const Sequence& sequence, const SharedPages& shared) const;
-  // Gives the sequence pages of its own there. Throws std::bad_alloc.
-  void make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
-                    bool forget_cached);
+  // Gives the sequence pages of its own there; what has to be copied is added to `copies`, which has room for it.
+  void take_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
+                    bool forget_cached, std::vector<PageCopy>& copies) noexcept;
+  // Room for the copies of so many pages. Throws.
+  std::vector<PageCopy> prepare_private(const SharedPages& shared, bool forget_cached);
+  void copy_private(const std::vector<PageCopy>& copies) noexcept;
   struct Side;
   struct Moves;
   std::vector<Sequence*> swappable(size_t num_seqs, const kvc_seq* seqs, bool is_swapped,

@@ -111,12 +111,18 @@ bool Cache::require_private_pages(const Sequence& sequence, const SharedPages& s
   return shared.held + shared.cached > free;
 }
 
-void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
-                         bool forget_cached) {
-  const SharedPages shared = count_shared_pages(sequence, begin, end, groups);
+std::vector<PageCopy> Cache::prepare_private(const SharedPages& shared, bool forget_cached) {
   const int64_t needed = shared.held + (forget_cached ? 0 : shared.cached);
   std::vector<PageCopy> copies;
   copies.reserve(static_cast<size_t>(needed));
+  engine_->prepare_copies(needed);
+  return copies;
+}
+
+void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
+                         bool forget_cached, std::vector<PageCopy>& copies) noexcept {
+  const SharedPages shared = count_shared_pages(sequence, begin, end, groups);
+  const int64_t needed = shared.held + (forget_cached ? 0 : shared.cached);
   if (forget_cached) {
     visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
       const PageId page = sequence.tables[group].pages[static_cast<size_t>(i)];
@@ -133,6 +139,9 @@ void Cache::make_private(Sequence& sequence, int64_t begin, int64_t end, const s
     page = copy;
     table.synced_pages = std::min(table.synced_pages, i);
   });
+}
+
+void Cache::copy_private(const std::vector<PageCopy>& copies) noexcept {
   engine_->copy_pages(copies);
   for (const PageCopy& copy : copies) allocator_.drop_holder(copy.from);
   counters_.pages_copied += copies.size();
@@ -149,8 +158,13 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
   std::vector<uint8_t> groups(spec().groups.size(), 0);
   for (const LayerRows& rows : layers)
     groups[static_cast<size_t>(spec().layers[static_cast<size_t>(rows.local_layer)].group)] = 1;
-  make_private(sequence, begin, begin + count, groups,
-               require_private_pages(sequence, count_shared_pages(sequence, begin, begin + count, groups)));
+  const SharedPages shared = count_shared_pages(sequence, begin, begin + count, groups);
+  const bool forget_cached = require_private_pages(sequence, shared);
+  std::vector<PageCopy> copies = prepare_private(shared, forget_cached);
+  engine_->prepare_writes(static_cast<int64_t>(layers.size()), count);
+  // Nothing throws from here on but for a device that fails.
+  take_private(sequence, begin, begin + count, groups, forget_cached, copies);
+  copy_private(copies);
   sequence.trail.forget();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
@@ -174,6 +188,8 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
                          .v_dim = layer.v_dim},
                         count);
   }
+  engine_->finish_moves();
+  engine_->require_alive();
 }
 
 }  // namespace kvc

@@ -200,8 +200,10 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   shared += count_shared_pages(sequence, begin, rest, rewritten);
   const bool forget_cached = require_private_pages(sequence, shared);
   engine_->prepare_moves(moved);
-  make_private(sequence, end, sequence.length, whole, forget_cached);
-  make_private(sequence, begin, rest, rewritten, forget_cached);
+  std::vector<PageCopy> copies = prepare_private(shared, forget_cached);
+  take_private(sequence, end, sequence.length, whole, forget_cached, copies);
+  take_private(sequence, begin, rest, rewritten, forget_cached, copies);
+  copy_private(copies);
   sequence.trail.forget();
   if (begin != end) close_gap(sequence, begin, end);
   if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);

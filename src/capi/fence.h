@@ -13,18 +13,20 @@ struct kvc_fence {
 
 namespace kvc {
 
-// The nullable `out_fence` of a call. Made before the copies begin, so that only the device can fail after them.
+// The nullable `out_fence` of a call. Made before the copies begin, event and all, so that only the device can fail after them.
 class FenceOut {
  public:
-  // Throws std::bad_alloc.
-  explicit FenceOut(kvc_fence** out) : out_(out) {
-    if (out_ != nullptr) fence_ = std::make_unique<kvc_fence>();
+  // Throws what keeps a fence from being made.
+  FenceOut(kvc_fence** out, const Engine& engine) : out_(out) {
+    if (out_ == nullptr) return;
+    fence_ = std::make_unique<kvc_fence>();
+    fence_->event = engine.make_event();
   }
   // Stands for everything that the engine was given so far; on the CPU that is done.
   void give(Engine& engine) {
-    engine.require_alive();  // copies don't throw
+    if (out_ != nullptr) engine.record(fence_->event);
+    engine.require_alive();  // neither that nor copies throw
     if (out_ == nullptr) return;
-    engine.record(&fence_->event);
     *out_ = fence_.release();
   }
 

@@ -11,7 +11,7 @@ template <typename Swap>
 kvc_status swap(kvc_cache* cache, kvc_stream stream, kvc_fence** out_fence, kvc_error* err, Swap&& run) {
   return guard(err, [&] {
     require(cache, "cache");
-    kvc::FenceOut fence(out_fence);
+    kvc::FenceOut fence(out_fence, cache->cache.engine());
     const kvc::StreamScope scope(cache->cache.engine(), stream);
     run(cache->cache);
     fence.give(cache->cache.engine());

@@ -93,9 +93,25 @@ Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
   return missing;
 }
 
-// Counts what the request takes and makes room for it: all of begin that can fail.
-Batch::Measure Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                              PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
+void Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                    PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
+  try {
+    make_room(request, plan, sequences, allocator, states, index);
+  } catch (...) {
+    discard();
+    throw;
+  }
+}
+
+void Batch::discard() noexcept {
+  entries_.clear();
+  changes_.clear();
+  num_rows_ = num_cross_rows_ = num_new_blocks_ = 0;
+  has_trees_ = false;
+}
+
+void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                      PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
   const Context context{plan, sequences, allocator, states};
   const Measure needed = measure(request, context, ++stamp_, &entries_, &changes_);
   const Missing missing = Batch::missing(needed, context);
@@ -111,7 +127,7 @@ Batch::Measure Batch::prepare(const BatchRequest& request, const Plan& plan, Seq
         ll(missing.state_slots));
   }
   num_groups_ = plan.spec().groups.size();
-  reserve_tables(states);
+  reserve_tables(states, plan.spec());
   reserve_tokens(request, index);
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
@@ -121,21 +137,31 @@ Batch::Measure Batch::prepare(const BatchRequest& request, const Plan& plan, Seq
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
   states.prepare(needed.state_slots - reclaimed);
-  if (reclaimed > 0) sequences.reclaim_states(reclaimed);  // the first change, behind all else that can fail
-  return needed;
+  if (reclaimed > 0) reclaimed_states_ = sequences.reclaimable_states();
+  const BatchEntry& last = entries_.back();
+  num_rows_ = last.row_begin + last.append_length;
+  num_cross_rows_ = last.cross_row_begin + last.cross_length;
+  has_trees_ =
+      std::any_of(entries_.begin(), entries_.end(), [](const BatchEntry& entry) { return entry.is_tree; });
+  needed_ = needed;
+  num_reclaimed_states_ = reclaimed;
 }
 
-void Batch::reserve_tables(const StatePool& states) {
-  size_t num_copies = 0;
-  size_t num_table_words = 0;
+void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
+  StepWords::TableWork work;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = entry.sequence->tables[group];
       const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
       if (size > table.pages.capacity()) table.pages.reserve(std::max(size, table.pages.capacity() * 2));
-      num_copies += change(entry, group).copies_last_page ? 1 : 0;
-      num_table_words += size - std::min(size, static_cast<size_t>(table.synced_pages)) + 1;
+      int64_t synced = table.synced_pages;
+      if (change(entry, group).copies_last_page) {
+        synced = std::min(synced, change(entry, group).old_num_pages - 1);
+        ++work.num_copies;
+      }
+      work.num_entries += static_cast<int64_t>(size) - synced;
+      work.num_changes += static_cast<int64_t>(size) != synced ? 1 : 0;
     }
     // What commit appends to must have room: it cannot throw.
     std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
@@ -144,8 +170,13 @@ void Batch::reserve_tables(const StatePool& states) {
     if (entry.is_tree) entry.sequence->tree.reserve(entry.old_nodes + entry.append_length);
   }
   copies_.clear();
-  copies_.reserve(num_copies);
-  step_words_.reserve(entries_, num_table_words, num_copies, num_groups_);
+  for (size_t group = 0; work.num_copies != 0 && group < num_groups_; ++group) {
+    work.num_changes += std::any_of(entries_.begin(), entries_.end(), [&](const BatchEntry& entry) {
+      return entry.change_begin >= 0 && change(entry, group).copies_last_page;
+    });
+  }
+  copies_.reserve(static_cast<size_t>(work.num_copies));
+  num_step_words_ = step_words_.reserve(entries_, work, spec);
 }
 
 void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
@@ -165,16 +196,9 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
 }
 
 void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                  PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
-  Measure needed;
-  try {
-    needed = prepare(request, plan, sequences, allocator, states, index);
-  } catch (...) {
-    entries_.clear();
-    changes_.clear();
-    throw;
-  }
-  // Nothing throws from here on.
+                  PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
+  const Measure& needed = needed_;
+  if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
   for (size_t i = 0; needed.forgets_cached && i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
@@ -185,17 +209,12 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   }
   if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
   if (states.to_evict(needed.state_slots) > 0) index.make_states_vacant(needed.state_slots);
-  const BatchEntry& last = entries_.back();
-  num_rows_ = last.row_begin + last.append_length;
-  num_cross_rows_ = last.cross_row_begin + last.cross_length;
-  has_trees_ = false;
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);
     if (entry.change_begin >= 0) take_pages(entry, allocator);
     if (states.is_used()) entry.new_state = states.take();
     if (entry.is_tree) {
-      has_trees_ = true;
       for (int64_t t = 0; t < entry.append_length; ++t)
         entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
       learn_tokens(entry);

@@ -109,9 +109,15 @@ class Batch {
   };
   static Missing missing(const Measure& needed, const Context& context);
 
-  // Reserves what it takes. Throws NO_PAGES (detail = missing), what measure throws, or std::bad_alloc; nothing has changed then.
+  // Counts what the request takes and makes room for it: all that can fail. Throws NO_PAGES (detail = missing), what measure throws, or
+  // std::bad_alloc. Nothing changes; entries, their changes, rows and words can be asked for already.
+  void prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+               PageAllocator& allocator, StatePool& states, PrefixIndex& index);
+  // It is not begun after all.
+  void discard() noexcept;
+  // Takes what was prepared.
   void begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-             PageAllocator& allocator, StatePool& states, PrefixIndex& index);
+             PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept;
   // New lengths become visible, new full blocks are published. `states_written`: the new state slots hold the states now.
   void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
               Publisher& publisher, bool states_written) noexcept;
@@ -135,13 +141,15 @@ class Batch {
 
   // What a device is sent for this step, in one copy; on the CPU it only says how much that would be.
   const std::vector<int32_t>& step_words() const { return step_words_.words(); }
+  // How many these are, from prepare() on.
+  int64_t num_step_words() const { return num_step_words_; }
   // It was not sent after all: the tables of all entries have to be sent again as a whole.
   void forget_sent() noexcept;
 
  private:
-  Measure prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                  PageAllocator& allocator, StatePool& states, PrefixIndex& index);
-  void reserve_tables(const StatePool& states);
+  void make_room(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                 PageAllocator& allocator, StatePool& states, PrefixIndex& index);
+  void reserve_tables(const StatePool& states, const Spec& spec);
   void reserve_tokens(const BatchRequest& request, PrefixIndex& index);
   void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
   void learn_tokens(const BatchEntry& entry) noexcept;
@@ -150,9 +158,13 @@ class Batch {
 
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
+  Measure needed_;
+  int64_t num_reclaimed_states_ = 0;                       // that automatic checkpoints give up
+  std::vector<SequenceTable::OldState> reclaimed_states_;  // these, in order
   size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
   StepWords step_words_;
+  int64_t num_step_words_ = 0;
   std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given
   int32_t prefix_block_ = 1;
   int64_t num_new_blocks_ = 0;

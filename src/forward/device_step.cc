@@ -92,14 +92,14 @@ DeviceStep::Needs DeviceStep::needs_of(const Batch& batch) const {
   Needs needs{.sequences = static_cast<int64_t>(batch.entries().size()),
               .rows = batch.num_rows(),
               .cross_rows = batch.num_cross_rows(),
-              .words = static_cast<int64_t>(batch.step_words().size()),
+              .words = batch.num_step_words(),
               .slots = 0,
               .table_entries = std::vector<int64_t>(tables_.size(), 0)};
   for (const BatchEntry& entry : batch.entries()) {
     needs.slots = std::max<int64_t>(needs.slots, entry.sequence->slot + 1);
     for (size_t group = 0; entry.change_begin >= 0 && group < tables_.size(); ++group) {
-      needs.table_entries[group] = std::max(needs.table_entries[group],
-                                            static_cast<int64_t>(entry.sequence->tables[group].pages.size()));
+      needs.table_entries[group] =
+          std::max(needs.table_entries[group], batch.change(entry, group).new_num_pages);
     }
   }
   return needs;
@@ -172,13 +172,7 @@ void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
       memory.commit(0, slots * row_bytes);
       continue;
     }
-    if (device_->is_capturing(stream)) {
-      fail(KVC_E_INVALID_STATE,
-           "the page tables have to move while the stream is captured: config.max_seq_len = %lld leaves "
-           "their size "
-           "open",
-           static_cast<long long>(plan_->spec().max_seq_len));
-    }
+    if (device_->is_capturing(stream)) refuse_moving_tables();
     DeviceReservation fresh(*device_, std::max(slots, reserved_slots(stride)) * row_bytes);
     fresh.commit(0, slots * row_bytes);
     auto* to = reinterpret_cast<int32_t*>(fresh.data());
@@ -195,14 +189,44 @@ void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
   num_slots_ = slots;
 }
 
-// Where page copies of a step find the pages.
-void DeviceStep::upload_pages() {
+void DeviceStep::refuse_moving_tables() const {
+  fail(KVC_E_INVALID_STATE,
+       "the page tables have to move while the stream is captured: config.max_seq_len = %lld leaves "
+       "their size open",
+       static_cast<long long>(plan_->spec().max_seq_len));
+}
+
+void DeviceStep::require_capturable(const Batch& batch) const {
+  if (!keeps_tables(batch)) refuse_moving_tables();
+}
+
+bool DeviceStep::keeps_addresses(const Batch& batch) const {
+  return keeps_tables(batch) && has_uploaded_pages();
+}
+
+// What grow_tables() decides.
+bool DeviceStep::keeps_tables(const Batch& batch) const {
+  const Needs needs = needs_of(batch);
+  const int64_t slots = grown(needs.slots, num_slots_, 16);
+  for (size_t group = 0; group < tables_.size(); ++group) {
+    const int64_t stride = state_.groups[group].table_stride;
+    if (needs.table_entries[group] > stride || slots * stride * kEntryBytesOfTable > tables_[group].bytes())
+      return false;
+  }
+  return true;
+}
+
+bool DeviceStep::has_uploaded_pages() const {
   const auto is_same = [](const LayerPages& a, const LayerPages& b) {
     return a.base == b.base && a.page_stride == b.page_stride;
   };
-  if (pages_.layers != nullptr && std::equal(uploaded_slots_.begin(), uploaded_slots_.end(),
-                                             pool_->slots().begin(), pool_->slots().end(), is_same))
-    return;
+  return pages_.layers != nullptr && std::equal(uploaded_slots_.begin(), uploaded_slots_.end(),
+                                                pool_->slots().begin(), pool_->slots().end(), is_same);
+}
+
+// Where page copies of a step find the pages.
+void DeviceStep::upload_pages() {
+  if (has_uploaded_pages()) return;
   std::vector<cuda::StepPageSlot> parts;
   const std::vector<GroupSpec>& groups = plan_->spec().groups;
   for (size_t group = 0; group < groups.size(); ++group) {

@@ -28,6 +28,10 @@ class DeviceStep {
   void send(const Batch& batch, cuda::Stream stream);
   // The last send was captured and the graph will not run for it: the next one takes its place.
   void unsend() noexcept;
+  // Of a prepared batch: does sending it leave generation() as it is?
+  bool keeps_addresses(const Batch& batch) const;
+  // Throws INVALID_STATE where sending a prepared batch would move the page tables, which a captured stream cannot.
+  void require_capturable(const Batch& batch) const;
   // Of a batch whose kernels lie in a graph that was captured before: into the ring, nothing is enqueued.
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
@@ -55,6 +59,9 @@ class DeviceStep {
   void grow(const Needs& needs, cuda::Stream stream);
   void grow_arrays(const Needs& needs, cuda::Stream stream);
   void grow_tables(const Needs& needs, cuda::Stream stream);
+  bool keeps_tables(const Batch& batch) const;
+  [[noreturn]] void refuse_moving_tables() const;
+  bool has_uploaded_pages() const;
   void upload_pages();
   int64_t reserved_slots(int64_t stride) const;
   void write(const Batch& batch);

@@ -11,9 +11,18 @@ namespace {
 using cuda::ChangeKind;
 using cuda::StepChange;
 
-constexpr size_t kBaseColumns = 3;
-constexpr size_t kMostColumns = kBaseColumns + 9;
-constexpr size_t kChangeWords = sizeof(StepChange) / sizeof(int32_t);
+constexpr int64_t kBaseColumns = 3;
+constexpr int64_t kChangeWords = sizeof(StepChange) / sizeof(int32_t);
+
+// Words per entry of what add_columns() adds.
+int64_t num_columns(int32_t columns) {
+  int64_t count = kBaseColumns;
+  for (const int32_t one : {cuda::kColumnOffset, cuda::kColumnLength, cuda::kColumnLong})
+    count += (columns & one) != 0 ? 1 : 0;
+  for (const int32_t two : {cuda::kColumnWindow, cuda::kColumnCross, cuda::kColumnState})
+    count += (columns & two) != 0 ? 2 : 0;
+  return count;
+}
 
 bool has_segments(const BatchEntry& entry) { return !entry.sequence->segments.empty(); }
 int64_t num_nodes(const BatchEntry& entry) { return entry.is_tree ? entry.sequence->tree.size() : 0; }
@@ -34,20 +43,19 @@ bool has_long_factors(const Spec& spec) {
 
 }  // namespace
 
-void StepWords::reserve(const std::vector<BatchEntry>& entries, size_t num_table_words, size_t num_copies,
-                        size_t num_groups) {
-  size_t num_words = cuda::kStepHeaderWords + kMostColumns * entries.size() + num_table_words +
-                     2 * num_copies + kChangeWords * num_groups;
-  for (size_t i = 0; i < entries.size(); ++i) {
+int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWork& work, const Spec& spec) {
+  int64_t num_words = cuda::kStepHeaderWords +
+                      num_columns(columns_of(entries, spec)) * static_cast<int64_t>(entries.size()) +
+                      kChangeWords * work.num_changes + work.num_entries + 2 * work.num_copies;
+  for (size_t i = 0; has_memory_ && i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];
-    if (entry.change_begin >= 0) num_words += kChangeWords * num_groups;
-    if (!has_memory_) continue;
-    if (entry.is_tree)
-      num_words += kChangeWords + 2 * static_cast<size_t>(entry.old_nodes + entry.append_length);
-    if (has_segments(entry)) num_words += kChangeWords + 2 * entry.sequence->segments.size();
+    if (entry.is_tree) num_words += kChangeWords + 2 * (entry.old_nodes + entry.append_length);
+    if (has_segments(entry))
+      num_words += kChangeWords + 2 * static_cast<int64_t>(entry.sequence->segments.size());
   }
   words_.clear();
-  words_.reserve(num_words);
+  words_.reserve(static_cast<size_t>(num_words));
+  return num_words;
 }
 
 int32_t StepWords::columns_of(const std::vector<BatchEntry>& entries, const Spec& spec) const noexcept {

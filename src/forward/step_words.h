@@ -18,9 +18,15 @@ class StepWords {
   // all that is told.
   explicit StepWords(bool has_memory) : has_memory_(has_memory) {}
 
-  // Makes room, the only part that can fail. The tables have grown to `new_num_pages` by the time of build(). Throws std::bad_alloc.
-  void reserve(const std::vector<BatchEntry>& entries, size_t num_table_words, size_t num_copies,
-               size_t num_groups);
+  // What there will be to say of page tables.
+  struct TableWork {
+    int64_t num_entries = 0;  // of tables
+    int64_t num_copies = 0;   // of pages
+    int64_t num_changes = 0;  // tables with new entries, and groups with copies
+  };
+  // Makes room, the only part that can fail. The tables have grown by the time of build(). Returns how many words that will make. Throws
+  // std::bad_alloc.
+  int64_t reserve(const std::vector<BatchEntry>& entries, const TableWork& work, const Spec& spec);
   // Of a batch that holds its pages. The tables count as sent then.
   void build(const std::vector<BatchEntry>& entries, int64_t num_rows, const std::vector<PageCopy>& copies,
              const Spec& spec) noexcept;

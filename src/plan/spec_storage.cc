@@ -106,7 +106,27 @@ void read_storage(const kvc_config& config, Spec& spec) {
   }
 }
 
+namespace {
+
+// A cache on a GPU computes there and copies by its streams: threads and instruction sets of the CPU would change nothing.
+void refuse_cpu_settings(const kvc_config& config, const Spec& spec) {
+  if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return;
+  refuse_unless(config.num_threads <= 1, "config.num_threads", config.num_threads,
+                "with config.device = CUDA (2) the caller's thread alone works, 0 and 1 are");
+  refuse_unless(config.cpu_isa == KVC_CPU_ISA_AUTO, "config.cpu_isa", config.cpu_isa,
+                "with config.device = CUDA (2) AUTO (0) is");
+  if (config.executor != nullptr) {
+    fail(KVC_E_UNSUPPORTED,
+         "config.executor is set with config.device = CUDA (%d): the CPU has nothing to spread, NULL is "
+         "supported",
+         static_cast<int>(kDLCUDA));
+  }
+}
+
+}  // namespace
+
 void read_hooks(const kvc_config& config, Spec& spec) {
+  refuse_cpu_settings(config, spec);
   if (config.allocator != nullptr) {
     if (config.storage != KVC_STORAGE_OWNED) {
       fail(KVC_E_INVALID_ARGUMENT,

@@ -56,23 +56,23 @@ int64_t SequenceTable::num_reclaimable_states() const {
   return count;
 }
 
-void SequenceTable::reclaim_states(int64_t count) {
-  struct Found {
-    Sequence* sequence;
-    int64_t position;
-  };
-  std::vector<Found> found;
+std::vector<SequenceTable::OldState> SequenceTable::reclaimable_states() const {
+  std::vector<OldState> found;
   map_.for_each([&](Sequence& sequence) {
     if (sequence.is_swapped) return;
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
       if (checkpoint.is_automatic) found.push_back({&sequence, checkpoint.position});
     }
   });
-  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) {
+  std::sort(found.begin(), found.end(), [](const OldState& a, const OldState& b) {
     return a.position != b.position ? a.position < b.position : a.sequence->id < b.sequence->id;
   });
+  return found;
+}
+
+void SequenceTable::reclaim_states(int64_t count, const std::vector<OldState>& oldest) noexcept {
   const int64_t wanted = states_->num_used() - count;
-  for (const Found& one : found) {
+  for (const OldState& one : oldest) {
     if (states_->num_used() <= wanted) return;
     std::vector<Checkpoint>& checkpoints = one.sequence->checkpoints;
     const auto at = std::find_if(checkpoints.begin(), checkpoints.end(), [&](const Checkpoint& checkpoint) {

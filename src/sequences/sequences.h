@@ -79,8 +79,14 @@ class SequenceTable {
   }
   // States that only automatic checkpoints hold. O(checkpoints).
   int64_t num_reclaimable_states() const;
-  // Gives up automatic checkpoints, the oldest positions first, until so many states have become free or none is left.
-  void reclaim_states(int64_t count);
+  // Automatic checkpoints of all sequences, the oldest positions first. Throws std::bad_alloc.
+  struct OldState {
+    Sequence* sequence;
+    int64_t position;
+  };
+  std::vector<OldState> reclaimable_states() const;
+  // Gives these up, in order, until so many states have become free or none is left.
+  void reclaim_states(int64_t count, const std::vector<OldState>& oldest) noexcept;
   // Cuts the table of every group that counts tokens to `tokens`.
   void truncate(Sequence& sequence, int64_t tokens) noexcept;
 

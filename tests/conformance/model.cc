@@ -186,6 +186,7 @@ Model::Model(const Json& json, kvc_cpu_isa isa) {
   config_.event_capacity = json.value("event_capacity", int64_t{0});
   config_.cpu_isa = isa;
   config_.device = test::device();
+  if (test::is_on_gpu() && config_.storage != KVC_STORAGE_NONE) config_.num_threads = 0;  // the CPU's
   if (config_.storage == KVC_STORAGE_OWNED) {
     allocator_ = {sizeof allocator_, nullptr, test::poisoned_alloc, test::poisoned_free};
     config_.allocator = &allocator_;

@@ -94,6 +94,11 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   } else {
     config_.num_threads = data && random.chance(0.3) ? static_cast<int32_t>(random.range(2, 3)) : 1;
   }
+  if (is_on_gpu() && data) {  // which has none of these
+    config_.cpu_isa = KVC_CPU_ISA_AUTO;
+    config_.executor = nullptr;
+    config_.num_threads = 0;
+  }
 }
 
 void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {

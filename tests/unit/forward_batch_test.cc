@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <random>
+#include <string>
+
 #include "kernels/cuda/step.h"
 #include "src/base/error.h"
 #include "src/forward/batch.h"
@@ -11,24 +14,30 @@ namespace {
 
 // A cache's bookkeeping without memory: page size 4.
 struct Books {
-  explicit Books(int64_t num_pages, std::vector<LayerSpec> layers = {attention_layer(1, 1, 16, 16)})
-      : plan(std::make_shared<Plan>(make(num_pages, std::move(layers)))),
+  explicit Books(int64_t num_pages, std::vector<LayerSpec> layers = {attention_layer(1, 1, 16, 16)},
+                 bool has_memory = false, int64_t num_state_slots = 0)
+      : plan(std::make_shared<Plan>(make(num_pages, std::move(layers), num_state_slots))),
         allocator(num_pages),
         states(plan, &allocator, 0, plan->spec().num_state_slots),
         index(*plan, &allocator, &states, nullptr, 0),
         publisher(plan->spec(), &index, &allocator, nullptr),
-        sequences(&allocator, &states, nullptr, nullptr, plan->spec(), index.block_tokens()) {}
+        sequences(&allocator, &states, nullptr, nullptr, plan->spec(), index.block_tokens()),
+        batch(has_memory) {}
 
-  static Spec make(int64_t num_pages, std::vector<LayerSpec> layers) {
+  static Spec make(int64_t num_pages, std::vector<LayerSpec> layers, int64_t num_state_slots) {
     Spec spec = spec_of(std::move(layers), 4);
     spec.num_pages = num_pages;
     spec.storage = KVC_STORAGE_NONE;
     spec.state_stride = spec.has_states() ? 4 : 0;
+    spec.num_state_slots = num_state_slots;
     return spec;
   }
 
-  void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths) {
-    batch.begin({ids.size(), ids.data(), lengths.data()}, *plan, sequences, allocator, states, index);
+  void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths, const int32_t* parents = nullptr) {
+    const BatchRequest request{ids.size(), ids.data(), lengths.data(), parents};
+    batch.prepare(request, *plan, sequences, allocator, states, index);
+    batch.begin(request, *plan, sequences, allocator, states, index);
+    EXPECT_EQ(batch.num_step_words(), static_cast<int64_t>(batch.step_words().size()));
   }
   void commit() { batch.commit(sequences, allocator, states, plan->spec(), publisher, states.is_used()); }
   void rollback() { batch.rollback(allocator, states); }
@@ -176,6 +185,72 @@ TEST(Batch, SendsCopiesInFrontOfOtherChangesAndSaysHowManyThereAre) {
     }
   }
   books.rollback();
+}
+
+// begin() above compares the two.
+TEST(Batch, KnowsBeforeItTakesAnythingHowManyWordsItWillSend) {
+  for (uint32_t seed = 1; seed <= 30; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::minstd_rand random(seed);
+    std::vector<LayerSpec> layers{attention_layer(1, 1, 16, 16), window_layer(1, 1, 16, 8)};
+    if (seed % 3 == 0) layers.push_back(state_layer({3}));
+    Books books(400, layers, seed % 5 != 0);
+    for (kvc_seq id = 0; id < 4; ++id) {
+      books.sequences.add(id);
+      books.append(id, 1 + random() % 30);
+    }
+    if (seed % 4 == 0) books.sequences.get(1).segments.push_back({0, 7});
+    if (seed % 7 == 0) books.sequences.get(0).window = 200;
+    for (int step = 0; step < 12; ++step) {
+      if (random() % 3 == 0) {
+        books.sequences.remove(2);
+        books.sequences.fork(static_cast<kvc_seq>(random() % 2), 2, -1);
+      }
+      std::vector<kvc_seq> ids{0, 1, 2, 3};
+      ids.resize(1 + random() % 4);
+      std::vector<int64_t> lengths;
+      for (size_t i = 0; i < ids.size(); ++i) lengths.push_back(1 + random() % 6);
+      books.begin(ids, lengths);
+      if (random() % 3 == 0) {
+        books.rollback();
+      } else {
+        books.commit();
+      }
+    }
+    if (seed % 3 == 0) continue;  // states have no trees
+    const int32_t parents[] = {-1, 0, 0};
+    books.begin({3}, {3}, parents);
+    books.commit();
+    books.begin({3}, {3}, parents);  // and grows by nodes of its own
+    books.rollback();
+  }
+}
+
+TEST(Batch, ChangesNothingWhenItIsPreparedAndDiscarded) {
+  // The next step has to take back the checkpoint of 4 tokens.
+  Books books(40, {attention_layer(1, 1, 16, 16), state_layer({3})}, false, 3);
+  books.sequences.add(1);
+  for (const int64_t length : {4, 4, 1}) books.append(1, length);
+  const int64_t pages = books.allocator.num_used(), states = books.states.num_used();
+  ASSERT_EQ(states, 3);
+  const auto nearest = [&](int64_t position) {
+    return books.sequences.nearest_resumable(books.sequences.get(1), position);
+  };
+  ASSERT_EQ(nearest(5), 4);
+  const kvc_seq id = 1;
+  const int64_t length = 9;
+  const BatchRequest request{1, &id, &length};
+  books.batch.prepare(request, *books.plan, books.sequences, books.allocator, books.states, books.index);
+  EXPECT_EQ(books.batch.num_rows(), 9);
+  EXPECT_FALSE(books.sequences.get(1).in_forward());
+  books.batch.discard();
+  EXPECT_TRUE(books.batch.entries().empty());
+  EXPECT_EQ(books.batch.num_rows(), 0);
+  EXPECT_EQ(books.allocator.num_used(), pages);
+  EXPECT_EQ(books.states.num_used(), states);
+  EXPECT_EQ(nearest(5), 4);
+  books.append(1, 9);
+  EXPECT_NE(nearest(5), 4);
 }
 
 TEST(Batch, KeepsNothingOfARefusedRequest) {

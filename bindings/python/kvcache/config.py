@@ -184,7 +184,10 @@ def _model_json(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """What to plan; see kvc_config in kvcache.h. Give `num_pages` or `byte_budget` (bytes of memory), or `pool_tensors` of your own."""
+    """What to plan; see kvc_config in kvcache.h. Give `num_pages` or `byte_budget` (bytes of memory), or `pool_tensors` of your own.
+
+    On a GPU (`device`) the caller's thread alone works: `num_threads` is 0 or 1 and `cpu_isa` "auto".
+    """
 
     layers: Sequence[Layer]
     page_size: int = 0

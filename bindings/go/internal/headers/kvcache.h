@@ -444,11 +444,13 @@ typedef struct kvc_config {
    * the storage elements. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
   int32_t num_pool_tensors;
-  int32_t num_threads;             /* own CPU threads including the caller's; 0: one per core; 1: the caller's only */
-  kvc_cpu_isa cpu_isa;
+  int32_t num_threads;             /* own CPU threads including the caller's; 0: one per core; 1: the caller's only. Storage on a GPU: the
+                                      caller's only, 0 or 1 */
+  kvc_cpu_isa cpu_isa;             /* storage on a GPU: AUTO */
   int32_t reserved;                /* 0 */
   const kvc_allocator *KVC_NULLABLE allocator; /* copied; `user` borrowed until the cache and all its exports are gone */
-  const kvc_executor *KVC_NULLABLE executor;   /* copied; `user` borrowed until kvc_cache_destroy; replaces own threads */
+  const kvc_executor *KVC_NULLABLE executor;   /* copied; `user` borrowed until kvc_cache_destroy; replaces own threads. Storage on a
+                                                  GPU: NULL */
   int64_t max_cross_len;           /* encoder tokens of one sequence at most; 0: no limit. Planned for by max_seq_len and request pages */
   int64_t state_stride;            /* automatic checkpoints of recurrent state where a forward ends on a multiple of this many tokens;
                                       0: page_size; -1: none; else a multiple of page_size. Given up, the earliest positions first, when state

@@ -107,9 +107,9 @@ impl Config {
         storage: Storage,
         /// Order of the pool's memory.
         pool_layout: PoolLayout,
-        /// CPU threads including the caller's; 0: one per core.
+        /// CPU threads including the caller's; 0: one per core. A cache on a GPU takes 0 or 1.
         num_threads: i32,
-        /// Instruction set of the kernels.
+        /// Instruction set of the CPU kernels; of a cache on a GPU: [`CpuIsa::Auto`].
         cpu_isa: CpuIsa,
         /// Encoder tokens of one sequence at most.
         max_cross_len: i64,
@@ -150,7 +150,7 @@ impl Config {
         self
     }
 
-    /// Kernels run on these threads instead of the library's own.
+    /// Kernels run on these threads instead of the library's own. A cache on a GPU refuses them.
     #[must_use]
     pub fn executor(mut self, executor: &SharedExecutor) -> Self {
         self.executor = Some(executor.clone());
