@@ -12,20 +12,20 @@ using kernels::AttnSequence;
 
 class PrefixFinder {
  public:
-  PrefixFinder(const CascadeShape& shape, const CascadeCosts& costs, std::vector<CommonPrefix>* found)
-      : shape_(shape), costs_(costs), found_(*found) {}
+  PrefixFinder(const PrefixGrid& grid, const SharingPrice& price, std::vector<CommonPrefix>* found)
+      : grid_(grid), price_(price), found_(*found) {}
 
-  void run(const PrefixCandidate* candidates, int64_t num_candidates) {
-    order_.reserve(static_cast<size_t>(num_candidates));
-    for (int64_t i = 0; i < num_candidates; ++i) {
-      if (candidates[i].num_keys >= kTileKeys) order_.push_back(&candidates[i]);
+  void run(std::span<const PrefixCandidate> candidates) {
+    order_.reserve(candidates.size());
+    for (const PrefixCandidate& candidate : candidates) {
+      if (candidate.num_keys >= grid_.key_multiple) order_.push_back(&candidate);
     }
     if (order_.size() > 1) search(0, order_.size(), 0, 0, 0);
   }
 
  private:
   int64_t num_pages(const PrefixCandidate* candidate) const {
-    return ceil_div(candidate->num_keys, shape_.page_size);
+    return ceil_div(candidate->num_keys, grid_.page_size);
   }
   // -1 behind the end of a table.
   int64_t page_at(const PrefixCandidate* candidate, int64_t index) const {
@@ -51,9 +51,11 @@ class PrefixFinder {
       common = common_pages(first->pages, order_[i]->pages, std::min(depth, limit), limit);
       keys = std::min(keys, order_[i]->num_keys);
     }
-    const int64_t key_end = std::min(keys, common * shape_.page_size) / kTileKeys * kTileKeys;
+    const int64_t key_end =
+        std::min(keys, common * grid_.page_size) / grid_.key_multiple * grid_.key_multiple;
     const size_t taken = found_.size();
-    const bool takes = key_end > key_begin && pays(begin, end, key_end - key_begin);
+    const bool takes =
+        key_end > key_begin && price_.pays({order_.data() + begin, end - begin}, key_end - key_begin);
     if (takes) {
       found_.push_back({key_begin, key_end, {}});
       key_begin = key_end;
@@ -78,13 +80,24 @@ class PrefixFinder {
     }
   }
 
-  bool pays(size_t begin, size_t end, int64_t num_keys) const {
+  const PrefixGrid grid_;
+  const SharingPrice& price_;
+  std::vector<CommonPrefix>& found_;
+  std::vector<const PrefixCandidate*> order_;
+};
+
+// Of one thread.
+class CpuPrice final : public SharingPrice {
+ public:
+  CpuPrice(const CascadeShape& shape, const CascadeCosts& costs) : shape_(shape), costs_(costs) {}
+
+  bool pays(std::span<const PrefixCandidate* const> members, int64_t num_keys) const override {
     const auto keys = static_cast<double>(num_keys);
     const double bytes = keys * static_cast<double>(shape_.key_bytes) * shape_.num_kv_heads;
     const double flops_per_row = 2.0 * keys * shape_.num_q_heads * (shape_.k_dim + shape_.v_dim);
     double apart = 0, rows = 0;
-    for (size_t i = begin; i < end; ++i) {
-      const auto own_rows = static_cast<double>(order_[i]->num_rows);
+    for (const PrefixCandidate* member : members) {
+      const auto own_rows = static_cast<double>(member->num_rows);
       apart += std::max(bytes / costs_.bytes_per_second,
                         own_rows * flops_per_row / costs_.decode_flops_per_second);
       rows += own_rows;
@@ -94,24 +107,29 @@ class PrefixFinder {
     const double together = bytes / costs_.packed_bytes_per_second +
                             rows * flops_per_row / costs_.tile_flops_per_second +
                             2 * partial_bytes / costs_.bytes_per_second +
-                            (pieces + static_cast<double>(end - begin)) * costs_.seconds_per_item;
+                            (pieces + static_cast<double>(members.size())) * costs_.seconds_per_item;
     return together < apart * (1 - costs_.smallest_gain);
   }
 
+ private:
   const CascadeShape& shape_;
   const CascadeCosts& costs_;
-  std::vector<CommonPrefix>& found_;
-  std::vector<const PrefixCandidate*> order_;
 };
 
 }  // namespace
 
+void find_shared_prefixes(std::span<const PrefixCandidate> candidates, const PrefixGrid& grid,
+                          const SharingPrice& price, std::vector<CommonPrefix>* found) {
+  found->clear();
+  if (candidates.size() < 2) return;
+  PrefixFinder(grid, price, found).run(candidates);
+}
+
 void find_shared_prefixes(const PrefixCandidate* candidates, int64_t num_candidates,
                           const CascadeShape& shape, const CascadeCosts& costs,
                           std::vector<CommonPrefix>* found) {
-  found->clear();
-  if (num_candidates < 2) return;
-  PrefixFinder(shape, costs, found).run(candidates, num_candidates);
+  find_shared_prefixes({candidates, static_cast<size_t>(num_candidates)}, {shape.page_size, kTileKeys},
+                       CpuPrice(shape, costs), found);
 }
 
 void SharedEntries::build(const std::vector<CommonPrefix>& found, std::vector<AttnSequence>* sequences) {

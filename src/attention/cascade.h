@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/params.h"
@@ -39,13 +40,31 @@ struct CascadeShape {
 };
 
 struct CommonPrefix {
-  int64_t key_begin, key_end;  // multiples of 64
+  int64_t key_begin, key_end;  // multiples of PrefixGrid::key_multiple
   std::vector<int32_t> sequences;
+};
+
+// Where prefixes may begin and end.
+struct PrefixGrid {
+  int32_t page_size;
+  int64_t key_multiple;
+};
+
+// Whether reading the next `num_keys` keys once for all members pays.
+class SharingPrice {
+ public:
+  virtual bool pays(std::span<const PrefixCandidate* const> members, int64_t num_keys) const = 0;
+
+ protected:
+  ~SharingPrice() = default;
 };
 
 // The prefixes worth sharing, outer ones before the inner ones inside them (at most kPrefixLevels deep), ready for plan_work. Empty, and
 // quickly so, when all first pages differ. Throws std::bad_alloc.
 constexpr int kPrefixLevels = 2;
+void find_shared_prefixes(std::span<const PrefixCandidate> candidates, const PrefixGrid& grid,
+                          const SharingPrice& price, std::vector<CommonPrefix>* found);
+// On the CPU: prefixes at multiples of 64.
 void find_shared_prefixes(const PrefixCandidate* candidates, int64_t num_candidates,
                           const CascadeShape& shape, const CascadeCosts& costs,
                           std::vector<CommonPrefix>* found);

@@ -7,6 +7,7 @@
 #include "src/attention/cuda_storage.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
@@ -164,17 +165,26 @@ bool CudaEngine::fits(AttnKernel kernel, AttnLaunch launch) const {
   return device_->table->attention_fits(device_->id, kernel, launch, nullptr);
 }
 
+CudaEngine::Fitting CudaEngine::fitting_kernels(const AttnLaunch& launch) const {
+  constexpr auto bit = [](AttnKernel kernel) { return 1u << static_cast<uint32_t>(kernel); };
+  if (fits(AttnKernel::kLatent, launch))
+    return {AttnKernel::kLatent, AttnKernel::kLatent, bit(AttnKernel::kLatent)};
+  Fitting fitting{AttnKernel::kSimt, AttnKernel::kSimt, 0};
+  if (fits(AttnKernel::kMma16, launch)) fitting.small = AttnKernel::kMma16;
+  for (const AttnKernel kernel : {AttnKernel::kMma64, AttnKernel::kWgmma}) {
+    if (!fits(kernel, launch)) continue;
+    fitting.large = kernel;
+    fitting.all |= bit(kernel);
+  }
+  fitting.all |= bit(fitting.small) | bit(fitting.large);
+  return fitting;
+}
+
 std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward, const AttnLaunch& launch,
                                                           bool is_invariant) const {
-  const auto first_of = [&](std::initializer_list<AttnKernel> kernels) {
-    for (const AttnKernel kernel : kernels) {
-      if (fits(kernel, launch)) return kernel;
-    }
-    return AttnKernel::kSimt;
-  };
-  if (is_invariant) return {{first_of({AttnKernel::kMma64}), 0, INT_MAX}};
-  const AttnKernel small = first_of({AttnKernel::kLatent, AttnKernel::kMma16});
-  const AttnKernel large = first_of({AttnKernel::kLatent, AttnKernel::kWgmma, AttnKernel::kMma64});
+  if (is_invariant)
+    return {{fits(AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt, 0, INT_MAX}};
+  const auto [small, large, all] = fitting_kernels(launch);
   if (small == large) return {{small, 0, INT_MAX}};
   const int64_t group = launch.params.num_q_heads / launch.params.num_kv_heads;
   bool has_small = false, has_large = false;
@@ -184,6 +194,35 @@ std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward
   if (has_small) classes.push_back({small, 0, kSmallRows});
   if (has_large) classes.push_back({large, kSmallRows, INT_MAX});
   return classes;
+}
+
+// A graph's sharing could not change with the batch; results of the invariant mode may not depend on it.
+bool CudaEngine::may_cascade(const AttnCall& call, const AttnOptions& options, const GroupSpec& group) const {
+  return call.scope == KeyScope::kAll && !is_captured_ && !options.tiles_only && !options.no_cascade &&
+         options.spans.empty() && options.window == 0 && !group.is_windowed();
+}
+
+const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView& view,
+                                              const LayerSpec& source, const AttnLaunch& launch) {
+  if (forward.batch().entries().size() < 2) return nullptr;
+  const AttnParams& params = launch.params;
+  const Fitting fitting = fitting_kernels(launch);
+  CascadeCall call{.num_kv_heads = params.num_kv_heads,
+                   .group_size = params.num_q_heads / params.num_kv_heads,
+                   .k_dim = params.k_dim,
+                   .v_dim = params.v_dim,
+                   .key_bytes = row_bytes(source).total(),
+                   .small = fitting.small,
+                   .large = fitting.large,
+                   .small_rows = kSmallRows,
+                   .kernels = fitting.all,
+                   .geometry = {}};
+  for (int32_t index = 0; index < cuda::kNumAttnKernels; ++index) {
+    if ((fitting.all >> index & 1u) == 0) continue;
+    call.geometry[index] = device_->table->attention_geometry(device_->id, static_cast<AttnKernel>(index),
+                                                              params.k_dim, params.v_dim);
+  }
+  return views_.sharing_of(forward, view, call, uploads_, forward_stream_);
 }
 
 const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view, const RowClass& rows,
@@ -270,17 +309,28 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   }
   DeviceView& view = views_.view_of(forward, key, options.spans, uploads_, forward_stream_);
   params.sequences = view.sequences();
+  const bool splits_sinks = on_read && has_sinks;
+  const DeviceSharing* sharing = may_cascade(call, options, group) && !splits_sinks
+                                     ? find_sharing(forward, view, source, launch)
+                                     : nullptr;
   // Plans of all kernels, and room for their partial results, before anything is written: the last that can run out of memory.
-  std::vector<RowClass> classes = row_classes(forward, launch, options.tiles_only);
-  float* partials = nullptr;
+  std::vector<RowClass> classes;
+  float* partials = sharing == nullptr ? nullptr : partials_of(sharing->plan, params.v_dim);
+  if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
   for (RowClass& rows : classes) {
-    rows.plan = &plan_class(forward, view, rows, options.tiles_only, on_read && has_sinks, params);
+    rows.plan = &plan_class(forward, view, rows, options.tiles_only, splits_sinks, params);
     partials = partials_of(*rows.plan, params.v_dim);
   }
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, params);
   } else if (tensors.k.base != nullptr) {
     append(forward, layer.source, tensors.k, tensors.v);
+  }
+  if (sharing != nullptr) {
+    params.sequences = sharing->sequences;
+    run(sharing->plan, sharing->cascade.kernel, partials, launch);
+    num_cascades_.fetch_add(sharing->cascade.entries.size(), std::memory_order_relaxed);
+    return;
   }
   for (const RowClass& rows : classes) run(*rows.plan, rows.kernel, partials, launch);
 }

@@ -31,7 +31,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
 
   const char* name() const override { return name_.c_str(); }
   int32_t num_threads() const override { return 0; }
-  uint64_t num_cascades() const override { return 0; }
+  uint64_t num_cascades() const override { return num_cascades_.load(std::memory_order_relaxed); }
   void set_stream(const kvc_stream* stream) override;
   void require_alive() const override;
   void drain() override;
@@ -85,6 +85,11 @@ class CudaEngine final : public Engine, public DeviceQueue {
     int32_t min_rows, max_rows;
     const DevicePlan* plan = nullptr;
   };
+  // That can do a call: short sequences, long ones (the same where one does both), and as a set every one that may do all of it at once.
+  struct Fitting {
+    cuda::AttnKernel small, large;
+    uint32_t all;  // bit k: AttnKernel k
+  };
   // What a graph was captured for.
   struct CapturedShape {
     std::vector<int64_t> lengths;  // new tokens per sequence
@@ -122,9 +127,13 @@ class CudaEngine final : public Engine, public DeviceQueue {
                       const kernels::AttnParams& params);
   void append_rows(const kernels::AppendParams& params, const cuda::RowStorage& k_storage,
                    const cuda::RowStorage& v_storage, int64_t num_rows, const int32_t* num_rows_at);
+  Fitting fitting_kernels(const cuda::AttnLaunch& launch) const;
   std::vector<RowClass> row_classes(const Forward& forward, const cuda::AttnLaunch& launch,
                                     bool is_invariant) const;
   bool fits(cuda::AttnKernel kernel, cuda::AttnLaunch launch) const;
+  bool may_cascade(const AttnCall& call, const AttnOptions& options, const GroupSpec& group) const;
+  const DeviceSharing* find_sharing(const Forward& forward, DeviceView& view, const LayerSpec& source,
+                                    const cuda::AttnLaunch& launch);
   const DevicePlan& plan_class(const Forward& forward, DeviceView& view, const RowClass& rows,
                                bool is_invariant, bool splits_sinks, const kernels::AttnParams& params);
   float* partials_of(const DevicePlan& plan, int32_t v_dim);
@@ -167,8 +176,9 @@ class CudaEngine final : public Engine, public DeviceQueue {
   bool is_captured_ = false;  // the open forward is part of a capture
   bool is_replay_ = false;    // the open forward runs in a graph
   std::vector<CapturedShape> captured_;
-  mutable std::mutex outside_;  // const calls may come from several threads
-  mutable std::mutex telling_;  // who says first that the device is lost
+  mutable std::mutex outside_;             // const calls may come from several threads
+  std::atomic<uint64_t> num_cascades_{0};  // statistics are read beside an attention
+  mutable std::mutex telling_;             // who says first that the device is lost
   mutable std::atomic<bool> is_lost_{false};
   mutable std::string lost_why_;
 };

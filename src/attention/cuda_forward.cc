@@ -252,6 +252,9 @@ void CudaEngine::require_stream() const {
          "the forward was begun with KVC_FORWARD_REPLAY (%d): its kernels lie in the graph",
          static_cast<int>(KVC_FORWARD_REPLAY));
   }
+  // The graph would keep what the host has decided for this step.
+  if (!is_captured_ && device_->is_capturing(forward_stream_))
+    fail(KVC_E_INVALID_STATE, "the forward was begun before the capture of its stream: begin it inside");
 }
 
 void CudaEngine::check_end() const {

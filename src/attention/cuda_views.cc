@@ -1,6 +1,7 @@
 #include "src/attention/cuda_views.h"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "src/base/math.h"
@@ -62,6 +63,9 @@ Extras extras_of(const Batch& batch) {
 }
 
 }  // namespace
+
+DeviceViews::DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device)
+    : spec_(spec), step_(step), device_(device), num_sms_(device_info(*device).num_sms), partials_(*device) {}
 
 DeviceView& DeviceViews::view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
                                  DeviceUploads& uploads, cuda::Stream stream) {
@@ -136,20 +140,26 @@ const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view,
     plan->memory = DeviceBuffer(*device_);
   }
   if (plan->step == forward.step()) return *plan;
-  make_plan(forward, view, *plan, stream);
+  make_plan({.sequences = view.sequences(),
+             .num_sequences_at = step_->state().counts,
+             .shares = nullptr,
+             .limits = limits_of(forward, view)},
+            *plan, stream);
   plan->step = view.step_;  // 0 with spans: for this call alone
   return *plan;
 }
 
-void DeviceViews::make_plan(const Forward& forward, const DeviceView& view, DevicePlan& plan,
-                            cuda::Stream stream) {
+PlanLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view) const {
   const bool is_cross = view.key().scope == KeyScope::kCross;
   const int64_t declared = is_cross ? spec_->max_cross_len : spec_->max_seq_len;
-  const PlanLimits limits{.max_sequences = step_->max_sequences(),
-                          .max_rows = step_->max_rows(),
-                          .max_keys = std::max(declared, forward.batch().longest(is_cross))};
+  return {.max_sequences = step_->max_sequences(),
+          .max_rows = step_->max_rows(),
+          .max_keys = std::max(declared, forward.batch().longest(is_cross))};
+}
+
+void DeviceViews::make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream) {
   PlanBytes bytes{};
-  device_->table->plan_bytes(plan.shape, limits, &bytes);
+  device_->table->plan_bytes(plan.shape, planned.limits, &bytes);
   Places places;
   const int64_t counts_at = places.add(bytes.counts);
   const int64_t cta_begin_at = places.add(bytes.cta_begin);
@@ -168,11 +178,12 @@ void DeviceViews::make_plan(const Forward& forward, const DeviceView& view, Devi
                .num_ctas = plan.shape.geometry.num_ctas,
                .tile_rows = plan.shape.geometry.tile_rows};
   const cuda::PlanLaunch launch{.shape = plan.shape,
-                                .limits = limits,
-                                .sequences = view.sequences(),
-                                .num_sequences_at = step_->state().counts,
+                                .limits = planned.limits,
+                                .sequences = planned.sequences,
+                                .num_sequences_at = planned.num_sequences_at,
                                 .plan = plan.plan,
-                                .scratch = at<void>(plan.memory, scratch_at)};
+                                .scratch = at<void>(plan.memory, scratch_at),
+                                .shares = planned.shares};
   device_->call("plan", device_->table->plan, launch, stream);
 }
 

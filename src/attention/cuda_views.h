@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/table.h"
+#include "src/attention/device_cascade.h"
 #include "src/attention/sequence_set.h"
 #include "src/base/device.h"
 #include "src/base/device_uploads.h"
@@ -23,6 +24,15 @@ struct DevicePlan {
   DeviceBuffer memory;
 };
 
+// How the sequences of a view share prefixes in calls of one shape, and the plan of that.
+struct DeviceSharing {
+  uint64_t step = 0;  // that it was made for
+  CascadeCall call{};
+  DeviceCascade cascade;                             // empty: they share none
+  const kernels::AttnSequence* sequences = nullptr;  // the view's, then the prefixes
+  DevicePlan plan;
+};
+
 class DeviceView {
  public:
   DeviceView(const Device* device, const KeyView& key)
@@ -38,30 +48,47 @@ class DeviceView {
   cuda::ViewParams params_{};
   DeviceBuffer memory_, masks_, positions_;
   std::vector<std::unique_ptr<DevicePlan>> plans_;
+  std::vector<std::unique_ptr<DeviceSharing>> sharings_;
 };
 
 class DeviceViews {
  public:
-  DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device)
-      : spec_(spec), step_(step), device_(device), partials_(*device) {}
+  DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device);
 
   // Enqueued where this step has not made it yet. `spans`: of this call, null or empty: none.
   DeviceView& view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
                       DeviceUploads& uploads, cuda::Stream stream);
   const DevicePlan& plan_of(const Forward& forward, DeviceView& view, const cuda::PlanShape& shape,
                             cuda::Stream stream);
+  // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and spans), found and planned where this step has
+  // not done it yet; null: none that pay. Not while the stream is captured.
+  const DeviceSharing* sharing_of(const Forward& forward, DeviceView& view, const CascadeCall& call,
+                                  DeviceUploads& uploads, cuda::Stream stream);
   // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all plans.
   float* partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream);
 
  private:
   void make_view(const Forward& forward, DeviceView& view, const std::vector<Span>& spans,
                  DeviceUploads& uploads, cuda::Stream stream);
-  void make_plan(const Forward& forward, const DeviceView& view, DevicePlan& plan, cuda::Stream stream);
+  // What a plan is made of.
+  struct Planned {
+    const kernels::AttnSequence* sequences;
+    const int32_t* num_sequences_at;
+    const cuda::PlanShare* shares;
+    cuda::PlanLimits limits;
+  };
+  cuda::PlanLimits limits_of(const Forward& forward, const DeviceView& view) const;
+  void make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream);
+  void list_sequences(const Forward& forward, const KeyView& key);
+  Planned upload_sharing(const DeviceView& view, const DeviceCascade& cascade, DeviceUploads& uploads,
+                         cuda::Stream stream) const;
 
   const Spec* spec_;
   const DeviceStep* step_;
   const Device* device_;
+  const int32_t num_sms_;
   std::vector<std::unique_ptr<DeviceView>> views_;
+  std::vector<CascadeSequence> cascade_sequences_;
   DeviceBuffer partials_;
 };
 

@@ -30,17 +30,22 @@ void DeviceUploads::reserve(int64_t bytes) {
   current_ = blocks_.size() - 1;
 }
 
-std::byte* DeviceUploads::put(const void* data, int64_t bytes, cuda::Stream stream) {
+DeviceUploads::Place DeviceUploads::take(int64_t bytes) {
   reserve(room_of(bytes));
   Block& block = blocks_[current_];
-  std::byte* host = block.host.data() + block.bytes_used;
-  std::byte* to = block.device.data() + block.bytes_used;
-  if (bytes > 0) {
-    std::memcpy(host, data, static_cast<size_t>(bytes));
-    device_->copy(to, host, bytes, stream);
-  }
+  const Place place{block.host.data() + block.bytes_used, block.device.data() + block.bytes_used};
   block.bytes_used += room_of(bytes);
-  return to;
+  return place;
+}
+
+void DeviceUploads::send(const Place& place, int64_t begin, int64_t end, cuda::Stream stream) {
+  if (begin < end) device_->copy(place.device + begin, place.host + begin, end - begin, stream);
+}
+
+std::byte* DeviceUploads::put(const void* data, int64_t bytes, cuda::Stream stream) {
+  return put_filled(bytes, 0, stream, [&](std::byte* host, std::byte*) {
+    if (bytes > 0) std::memcpy(host, data, static_cast<size_t>(bytes));
+  });
 }
 
 void DeviceUploads::finish(cuda::Stream stream) noexcept {

@@ -24,6 +24,14 @@ class DeviceUploads {
   void reserve(int64_t bytes);
   // Copies the array and enqueues its transfer; the address on the device holds until finish(). Throws NO_MEMORY, DEVICE.
   std::byte* put(const void* data, int64_t bytes, cuda::Stream stream);
+  // The same for what names its own place: fill(host, device) writes it. The first `unsent` bytes are left to the caller on the device.
+  template <typename Fill>
+  std::byte* put_filled(int64_t bytes, int64_t unsent, cuda::Stream stream, Fill&& fill) {
+    const Place place = take(bytes);
+    fill(place.host, place.device);
+    send(place, unsent, bytes, stream);
+    return place.device;
+  }
   template <typename T>
   T* put(const std::vector<T>& values, cuda::Stream stream) {
     return reinterpret_cast<T*>(put(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream));
@@ -42,6 +50,13 @@ class DeviceUploads {
     int64_t bytes_used = 0;
     bool is_kept = false;  // a captured graph reads it
   };
+
+  struct Place {
+    std::byte* host;
+    std::byte* device;
+  };
+  Place take(int64_t bytes);
+  void send(const Place& place, int64_t begin, int64_t end, cuda::Stream stream);
 
   const Device* device_;
   std::vector<Block> blocks_;

@@ -234,6 +234,27 @@ TEST_F(CudaGraphStreams, AForwardOnTheDefaultStreamEndsAfterTheCaptureOfAnother)
   pair.check();
 }
 
+TEST_F(CudaGraphStreams, ALayerOfAForwardThatWasBegunBeforeTheCaptureIsRefused) {
+  GraphPair pair(model(), kGpu);
+  uint64_t seed = kSeed;
+  pair.add({1, 2});
+  pair.eager({1, 2}, {5, 9}, ++seed);
+  StepTensors tensors(model(), kGpu, {1, 1}, {});
+  tensors.fill(++seed);
+  kvc_forward* forward = pair.device.begin({1, 2}, {1, 1}, pair.stream, 0);
+  ASSERT_NE(forward, nullptr) << pair.device.message();
+  ASSERT_EQ(cudaStreamBeginCapture(pair.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+  EXPECT_EQ(tensors.run(forward, pair.device.clean()), KVC_E_INVALID_STATE);
+  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
+  Graph graph;
+  ASSERT_EQ(cudaStreamEndCapture(pair.stream, &graph.graph), cudaSuccess);
+  ASSERT_EQ(tensors.run(forward, pair.device.clean()), KVC_OK) << pair.device.message();
+  ASSERT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
+  cudasim::finish_all();
+  expect_close(tensors.results(), pair.expected({1, 2}, {1, 1}, seed));
+  pair.check();
+}
+
 TEST_F(CudaGraphStreams, StepsThatAreNotLaunchedFillTheRing) {
   GraphPair pair(model(), kGpu);
   pair.add({1});

@@ -934,7 +934,8 @@ enum {
   /* A token's output does not depend on the other sequences of the batch, nor on how its prompt was cut into forwards: decode steps use the
    * arithmetic of prefill, and shared prefixes are read by each sequence. Without the flag both change results by rounding only. */
   KVC_ATTN_BATCH_INVARIANT = 2,
-  /* Read shared prefixes once per sequence even where reading them together would pay. */
+  /* Read shared prefixes once per sequence even where reading them together would pay. In CUDA graphs that is always
+   * so: a graph serves batches with other prefixes. */
   KVC_ATTN_NO_CASCADE = 4
 };
 
