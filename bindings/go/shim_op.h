@@ -38,7 +38,8 @@ typedef struct shim_op_opt {
                            opt->full,                                                   \
                            opt->has_attn ? &attn : NULL,                                \
                            positions_dl,                                                \
-                           (const kvc_rope *)opt->rope}
+                           (const kvc_rope *)opt->rope,                                 \
+                           NULL}
 #define SHIM_OP_ATTN_BUILD \
   SHIM_DL(sinks);          \
   SHIM_DL(alibi);          \

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/op.h"
 #include "kernels/cuda/step.h"
 #include "kernels/cuda/work.h"
 #include "kernels/linear_params.h"
@@ -124,7 +125,7 @@ struct PageCopyParams {
   const StepPageSlot* from_layers;  // device
   const StepPageSlot* to_layers;    // the same pool, or pinned host memory
   int32_t num_layers;
-  const int32_t* from;  // device
+  const int32_t* from;  // device; < 0: the pair is left out
   const int32_t* to;
   int64_t num_pairs;
   int32_t group;  // only layers of this group; -1: all
@@ -171,6 +172,13 @@ struct BackendTable {
   void (*release)(int32_t device, void* address);  // blocks until the device is idle
   Result (*allocate)(int32_t device, int64_t bytes, void** address, Failure*);  // 256-byte aligned; may block
   void (*free)(int32_t device, void* address);                                  // may block
+  // In the order of `stream`, out of a pool of the library's own that keeps what is given back: neither call waits. What other streams do with the
+  // memory has to be ordered behind the allocation and before the end. While the stream is captured both are nodes of the graph, and the memory is
+  // the graph's own. A device without memory pools gets plain memory, which may block, and none in a capture.
+  Result (*allocate_on)(int32_t device, int64_t bytes, Stream, void** address, Failure*);
+  void (*free_on)(int32_t device, void* address, Stream);
+  void (*free_idle)(int32_t device, void* address);  // of allocate_on; blocks until the device is idle
+  void (*trim)(int32_t device);  // gives the device back what the pool keeps and nobody has; may block
   Result (*allocate_pinned)(int64_t bytes, void** address,
                             Failure*);  // the device reads it at the same address
   void (*free_pinned)(void* address);
@@ -225,6 +233,13 @@ struct BackendTable {
   // Sequences lie in the order of their rows, all of which are below num_rows.
   Result (*conv)(int32_t device, const kernels::ConvParams&, int32_t max_sequences,
                  const int32_t* num_sequences_at, int64_t num_rows, Stream, Failure*);
+
+  // ---- what operators are given, see op.h
+  Result (*op_sequences)(int32_t device, const OpSequencesParams&, Stream, Failure*);
+  Result (*op_states)(int32_t device, const OpStatesParams&, Stream, Failure*);
+  Result (*op_pairs)(int32_t device, const OpPairsParams&, Stream, Failure*);
+  Result (*op_slots)(int32_t device, const OpSlotsParams&, Stream, Failure*);
+  Result (*op_constants)(int32_t device, const OpConstantsParams&, Stream, Failure*);
 };
 
 }  // namespace kvc::cuda

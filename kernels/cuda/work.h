@@ -83,6 +83,7 @@ struct AppendLaunch {
   RowStorage k_storage, v_storage;
   int64_t num_rows;
   const int32_t* num_rows_at;
+  int64_t num_slots = INT64_MAX;  // of the pool: rows whose slot is not below are left out
 };
 
 }  // namespace kvc::cuda

@@ -44,6 +44,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       states_(states),
       device_(device),
       name_(device_info(*device).name),
+      scratch_trim_(*device),
       own_stream_(*device),
       order_(*device),
       uploads_(*device),

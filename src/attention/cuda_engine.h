@@ -156,6 +156,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   const StatePool* states_;
   const Device* device_;
   std::string name_;
+  ScratchTrim scratch_trim_;  // before all that has scratch
   mutable DeviceStream own_stream_;
   mutable DeviceOrder order_;
   DeviceUploads uploads_;                  // of the open forward

@@ -136,7 +136,7 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
     forward.batch().forget_sent();
     uploads_.finish(stream_);
     const std::lock_guard<std::mutex> lock(outside_);
-    if (is_sent) order_.used(stream_);
+    order_.used(stream_);  // also of scratch that has grown in its order
     throw;
   }
   {

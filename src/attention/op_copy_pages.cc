@@ -13,30 +13,6 @@ using kernels::PagedRows;
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
-// A page as few runs of bytes as its strides allow: one where it is compact.
-struct PageRuns {
-  int64_t outer_count, outer_stride;
-  int64_t inner_count, inner_stride;
-  int64_t bytes;
-};
-
-PageRuns runs_of(const PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim) {
-  PageRuns runs{num_heads, rows.head_stride, page_size, rows.token_stride,
-                dim * kernels::dtype_bytes(rows.dtype)};
-  // The dimension that follows on the run joins it; then the other one may.
-  for (int pass = 0; pass < 2; ++pass) {
-    if (runs.inner_count == 1 || runs.inner_stride != runs.bytes) {
-      std::swap(runs.inner_count, runs.outer_count);
-      std::swap(runs.inner_stride, runs.outer_stride);
-    }
-    if (runs.inner_count > 1 && runs.inner_stride == runs.bytes) {
-      runs.bytes *= runs.inner_count;
-      runs.inner_count = 1;
-    }
-  }
-  return runs;
-}
-
 void copy_page(const kernels::cpu::KernelTable& kernels, const PagedRows& rows, const PageRuns& runs,
                int64_t from, int64_t to) {
   for (int64_t outer = 0; outer < runs.outer_count; ++outer) {

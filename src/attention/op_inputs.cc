@@ -1,6 +1,7 @@
 #include "src/attention/op_inputs.h"
 
 #include <climits>
+#include <utility>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
@@ -75,6 +76,16 @@ void view_csr(const kvc_op_table& table, OpTable* out) {
   if (table.page_indices->shape[0] > 0) out->pages = int32_data(table.page_indices);
 }
 
+bool has_csr_form(const kvc_op_table& table) {
+  const bool has_csr = table.page_indptr != nullptr || table.page_indices != nullptr;
+  if (has_csr == (table.block_table != nullptr)) {
+    fail(KVC_E_INVALID_ARGUMENT,
+         "table.block_table is %s and table.page_indptr or page_indices %s: give one form",
+         has_csr ? "set" : "NULL", has_csr ? "is set" : "is NULL");
+  }
+  return has_csr;
+}
+
 void view_block_table(const kvc_op_table& table, OpTable* out) {
   check_integers(table.block_table, "table.block_table", 32, {out->num_sequences, -1});
   out->row_stride = stride_of(*table.block_table, 0);
@@ -101,7 +112,7 @@ void check_lengths(const kvc_op_table& table, const OpTable& read, int32_t page_
 
 }  // namespace
 
-OpPool view_pool(const kvc_op_pool& pool) {
+OpPool view_pool(const kvc_op_pool& pool, DLDevice device) {
   if (pool.reserved != 0) {
     fail_with(KVC_E_UNSUPPORTED, pool.reserved, "pool.reserved = %d is not supported: 0 is", pool.reserved);
   }
@@ -112,8 +123,8 @@ OpPool view_pool(const kvc_op_pool& pool) {
   if (out.is_mla && pool.v != nullptr) {
     fail(KVC_E_INVALID_ARGUMENT, "pool.v is set, but with layout MLA V lies in the K rows: expected NULL");
   }
-  const kernels::DType k_type = out.is_mla ? check_activations(pool.k, "pool.k", {-1, -1, -1})
-                                           : check_activations(pool.k, "pool.k", {-1, -1, -1, -1});
+  const kernels::DType k_type = out.is_mla ? check_activations(pool.k, "pool.k", {-1, -1, -1}, device)
+                                           : check_activations(pool.k, "pool.k", {-1, -1, -1, -1}, device);
   out.num_pages = pool.k->shape[0];
   out.page_size = extent(*pool.k, "pool.k", dims.offset, INT32_MAX);
   out.num_heads = dims.head < 0 ? 1 : extent(*pool.k, "pool.k", dims.head, kMaxHeads);
@@ -125,16 +136,37 @@ OpPool view_pool(const kvc_op_pool& pool) {
     return out;
   }
   const kernels::DType v_type =
-      check_activations(pool.v, "pool.v", {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1});
+      check_activations(pool.v, "pool.v", {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1}, device);
   out.v_dim = extent(*pool.v, "pool.v", dims.dim, kMaxHeadDim);
   out.v = rows_of(*pool.v, dims, v_type);
   return out;
 }
 
-Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequences) {
-  check_integers(tensor, name, 32, {num_sequences < 0 ? -1 : num_sequences + 1});
+PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim) {
+  PageRuns runs{num_heads, rows.head_stride, page_size, rows.token_stride,
+                dim * kernels::dtype_bytes(rows.dtype)};
+  // The dimension that follows on the run joins it; then the other one may.
+  for (int pass = 0; pass < 2; ++pass) {
+    if (runs.inner_count == 1 || runs.inner_stride != runs.bytes) {
+      std::swap(runs.inner_count, runs.outer_count);
+      std::swap(runs.inner_stride, runs.outer_stride);
+    }
+    if (runs.inner_count > 1 && runs.inner_stride == runs.bytes) {
+      runs.bytes *= runs.inner_count;
+      runs.inner_count = 1;
+    }
+  }
+  return runs;
+}
+
+Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name, int64_t num_sequences) {
+  check_integers(tensor, name, 32, {num_sequences < 0 ? -1 : num_sequences + 1}, device);
   refuse_empty(tensor, name);
-  const Indptr cuts{int32_data(tensor), sequence_count(tensor, name, tensor->shape[0] - 1)};
+  return {int32_data(tensor), sequence_count(tensor, name, tensor->shape[0] - 1)};
+}
+
+Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequences) {
+  const Indptr cuts = view_indptr_on(kHost, tensor, name, num_sequences);
   if (cuts.data[0] != 0)
     fail_with(KVC_E_OUT_OF_RANGE, cuts.data[0], "%s[0] = %d, expected 0", name, cuts.data[0]);
   for (int32_t i = 0; i < cuts.num_sequences; ++i) {
@@ -155,18 +187,36 @@ OpTable view_table(const kvc_op_table& table, int32_t page_size) {
   if (table.qo_indptr != nullptr) {
     out.row_starts = view_indptr(table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
   }
-  const bool has_csr = table.page_indptr != nullptr || table.page_indices != nullptr;
-  if (has_csr == (table.block_table != nullptr)) {
-    fail(KVC_E_INVALID_ARGUMENT,
-         "table.block_table is %s and table.page_indptr or page_indices %s: give one form",
-         has_csr ? "set" : "NULL", has_csr ? "is set" : "is NULL");
-  }
-  if (has_csr) {
+  if (has_csr_form(table)) {
     view_csr(table, &out);
   } else {
     view_block_table(table, &out);
   }
   check_lengths(table, out, page_size);
+  return out;
+}
+
+cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table, const OpPool& pool) {
+  check_integers(table.seq_lens, "table.seq_lens", 32, {-1}, device);
+  cuda::OpSequencesParams out{};
+  out.num_sequences = sequence_count(table.seq_lens, "table.seq_lens", table.seq_lens->shape[0]);
+  out.seq_lens = int32_data(table.seq_lens);
+  if (table.qo_indptr != nullptr)
+    out.row_indptr = view_indptr_on(device, table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
+  if (has_csr_form(table)) {
+    out.page_indptr = view_indptr_on(device, table.page_indptr, "table.page_indptr", out.num_sequences).data;
+    check_integers(table.page_indices, "table.page_indices", 32, {-1}, device);
+    out.page_indices = int32_data(table.page_indices);
+    out.num_indices = table.page_indices->shape[0];
+  } else {
+    check_integers(table.block_table, "table.block_table", 32, {out.num_sequences, -1}, device);
+    out.block_table = int32_data(table.block_table);
+    out.table_stride = stride_of(*table.block_table, 0);
+    out.table_columns = table.block_table->shape[1];
+  }
+  out.page_size = pool.page_size;
+  out.num_pages = pool.num_pages;
+  out.max_keys = INT32_MAX;
   return out;
 }
 
@@ -184,7 +234,7 @@ void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t fi
 }
 
 OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin, int32_t rotated_dim,
-                         int64_t num_rows) {
+                         int64_t num_rows, DLDevice device) {
   OpRotation out;
   if (rope != nullptr) out.rope = make_rope(*rope, "opt.rope->", rotated_dim);
   if (!out.turns()) {
@@ -213,7 +263,7 @@ OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_
   }
   if (positions == nullptr) fail(KVC_E_INVALID_ARGUMENT, "opt.positions is NULL, but opt.rope turns by them");
   out.rope.begin = begin;
-  out.positions = view_i32_vector(positions, "opt.positions", num_rows);
+  out.positions = view_i32_vector(positions, "opt.positions", num_rows, device);
   return out;
 }
 

@@ -3,9 +3,11 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/table.h"
 #include "kernels/params.h"
 #include "kvcache.h"
 #include "src/base/executor.h"
+#include "src/base/tensor.h"
 #include "src/forward/rotation_angles.h"
 #include "src/plan/rope.h"
 
@@ -26,7 +28,16 @@ struct OpPool {
 };
 
 // `pool` has been read by the sized-struct rules. Throws a tensor status, INVALID_ARGUMENT or UNSUPPORTED.
-OpPool view_pool(const kvc_op_pool& pool);
+OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
+
+// A page as few runs of bytes as its strides allow: one where it is compact.
+struct PageRuns {
+  int64_t outer_count, outer_stride;
+  int64_t inner_count, inner_stride;
+  int64_t bytes;
+};
+
+PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim);
 
 // Cuts of packed rows into sequences, int32 [num_sequences + 1]: from 0 on, never descending. num_sequences < 0: as many as the tensor
 // has cuts for. Throws OUT_OF_RANGE or a tensor status.
@@ -58,6 +69,12 @@ struct OpTable {
 // Throws OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
 OpTable view_table(const kvc_op_table& table, int32_t page_size);
 
+// The same on a device: which tensors there are, and their extents. What they hold is checked by the kernel that reads them.
+cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table, const OpPool& pool);
+
+// Cuts of packed rows on a device: int32 [num_sequences + 1], num_sequences < 0: as many as it has cuts for.
+Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name, int64_t num_sequences);
+
 // The pages of sequence `i` lie in the pool. Entries of pages that end at `first_key` or before may be negative: nothing reads them.
 // Throws OUT_OF_RANGE.
 void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t first_key);
@@ -73,6 +90,6 @@ struct OpRotation {
 // `rope` (null: none) has been read by the sized-struct rules; elements [begin, begin + rotated_dim) of a row turn. Throws
 // INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.
 OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin, int32_t rotated_dim,
-                         int64_t num_rows);
+                         int64_t num_rows, DLDevice device = kHost);
 
 }  // namespace kvc

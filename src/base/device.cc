@@ -37,14 +37,15 @@ void check_first(cuda::Result result, const cuda::Failure& failure, const char* 
 }
 
 // A quarter more than before, so that buffers that grow step by step do not grow at each; no more than needed when memory is short.
-DeviceMemory allocate_grown(const Device& device, int64_t bytes, int64_t old_bytes) {
+template <typename Allocate>
+DeviceMemory allocate_grown(int64_t bytes, int64_t old_bytes, Allocate allocate) {
   const int64_t roomy = std::max(bytes, old_bytes + old_bytes / 4);
   try {
-    return {device, roomy};
+    return allocate(roomy);
   } catch (const Error& error) {
     if (error.status() != KVC_E_NO_MEMORY || roomy == bytes) throw;
   }
-  return {device, bytes};
+  return allocate(bytes);
 }
 
 }  // namespace
@@ -123,8 +124,24 @@ DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : device_(device
   data_ = static_cast<std::byte*>(address);
 }
 
+DeviceMemory::DeviceMemory(const Device& device, int64_t bytes, cuda::Stream stream)
+    : device_(device), bytes_(bytes), is_of_stream_(true) {
+  void* address = nullptr;
+  device_.call("allocate device memory", device_.table->allocate_on, bytes, stream, &address);
+  data_ = static_cast<std::byte*>(address);
+}
+
 DeviceMemory::~DeviceMemory() {
-  if (data_ != nullptr) device_.table->free(device_.id, data_);
+  if (data_ == nullptr) return;
+  (is_of_stream_ ? device_.table->free_idle : device_.table->free)(device_.id, data_);
+}
+
+void DeviceMemory::free_on(cuda::Stream stream) noexcept {
+  DeviceMemory gone;
+  gone = std::move(*this);
+  if (!gone.is_of_stream_ || gone.data_ == nullptr) return;
+  gone.device_.table->free_on(gone.device_.id, gone.data_, stream);
+  gone.data_ = nullptr;
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept { *this = std::move(other); }
@@ -133,6 +150,7 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   std::swap(device_, other.device_);
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(is_of_stream_, other.is_of_stream_);
   return *this;
 }
 
@@ -251,18 +269,14 @@ bool DeviceBuffer::ensure(int64_t bytes, cuda::Stream stream) {
     was_captured_ = was_captured_ || capturing;
     return false;
   }
-  if (!capturing) {
-    std::erase_if(retired_, [](const Retired& old) { return old.last_use && old.last_use.is_done(); });
-  }
-  DeviceMemory grown = allocate_grown(device_, bytes, memory_.bytes());
-  if (memory_.data() != nullptr) {
-    retired_.reserve(retired_.size() + 1);
-    DeviceEvent last_use;
-    if (!capturing && !was_captured_) {
-      last_use = DeviceEvent(device_);
-      last_use.record(stream);
-    }
-    retired_.push_back({std::move(memory_), std::move(last_use)});
+  if (capturing || was_captured_) of_graphs_.reserve(of_graphs_.size() + 1);
+  DeviceMemory grown = allocate_grown(bytes, memory_.bytes(), [&](int64_t size) {
+    return capturing ? DeviceMemory(device_, size) : DeviceMemory(device_, size, stream);
+  });
+  if (memory_.data() != nullptr && (capturing || was_captured_)) {
+    of_graphs_.push_back(std::move(memory_));
+  } else {
+    memory_.free_on(stream);
   }
   memory_ = std::move(grown);
   was_captured_ = capturing;

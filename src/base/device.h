@@ -74,11 +74,16 @@ class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(const Device& device, int64_t bytes);  // throws NO_MEMORY
+  // In the order of `stream`, which is not captured, without waiting: what other streams do with it is ordered behind this call.
+  DeviceMemory(const Device& device, int64_t bytes, cuda::Stream stream);  // throws NO_MEMORY
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
 
   std::byte* data() const { return data_; }
+  // Gives it back behind what `stream`, which is not captured, was given so far. Waits only where it did not come in the order of a stream.
+  void free_on(cuda::Stream stream) noexcept;
+
   int64_t bytes() const { return bytes_; }
   const Device& device() const { return device_; }
 
@@ -86,6 +91,19 @@ class DeviceMemory {
   Device device_;
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
+  bool is_of_stream_ = false;
+};
+
+// The first member of whoever has scratch on a device: when all else is gone, what the device's pool keeps goes back to the device.
+class ScratchTrim {
+ public:
+  explicit ScratchTrim(const Device& device) : device_(device) {}
+  ~ScratchTrim() { device_.table->trim(device_.id); }
+  ScratchTrim(const ScratchTrim&) = delete;
+  ScratchTrim& operator=(const ScratchTrim&) = delete;
+
+ private:
+  Device device_;
 };
 
 // Address space that gets memory piece by piece; addresses never move. The device's ReservedMemory.
@@ -169,8 +187,9 @@ class DeviceEvent {
   cuda::Event event_ = nullptr;
 };
 
-// Grow-only scratch on a device. Contents are not kept when it grows. Memory that it grew out of is freed by a later growth once the device
-// is done with it; what a captured graph may have seen is kept as long as the buffer, for the graph names its address.
+// Grow-only scratch on a device. Contents are not kept when it grows, and growing waits for nothing: memory comes in the order of the stream, and
+// what it grew out of goes behind its last use there. What a captured graph may have seen is kept as long as the buffer, for the graph names its
+// address; memory that a capture asks for is plain, or it would be the graph's own.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -184,14 +203,10 @@ class DeviceBuffer {
   const Device& device() const { return device_; }
 
  private:
-  struct Retired {
-    DeviceMemory memory;
-    DeviceEvent last_use;  // empty: a graph may use it
-  };
   Device device_;
   DeviceMemory memory_;
   bool was_captured_ = false;  // a use of the present memory was captured
-  std::vector<Retired> retired_;
+  std::vector<DeviceMemory> of_graphs_;
 };
 
 // Order between streams that use the same memory one after the other: the pool of a cache, its tables, its scratch.

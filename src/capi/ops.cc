@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <climits>
 
+#include "src/attention/cuda_operators.h"
 #include "src/attention/operators.h"
 #include "src/base/tensor.h"
 #include "src/capi/guard.h"
@@ -12,26 +13,37 @@ namespace {
 
 using kvc::AttnOptions;
 using kvc::AttnTensors;
+using kvc::CudaOperators;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
 using kvc::Indptr;
 using kvc::OpAttention;
 using kvc::OpOptions;
+using kvc::OpPlace;
 using kvc::OpPool;
 using kvc::OpRotation;
 using kvc::OpSequences;
 using kvc::OpTable;
 
-OpPool read_pool(const kvc_op_pool* pool) { return kvc::view_pool(kvc::read_struct(pool, "pool")); }
+// The pool says where the call runs.
+struct PlacedPool {
+  OpPlace place;
+  OpPool view;
+};
+PlacedPool read_pool(const kvc_op_pool* pool) {
+  const kvc_op_pool read = kvc::read_struct(pool, "pool");
+  const OpPlace place = kvc::place_of_op(read.k);
+  return {place, kvc::view_pool(read, place.dlpack)};
+}
 
 OpTable read_table(const kvc_op_table* table, const OpPool& pool) {
   return kvc::view_table(kvc::read_struct(table, "table"), pool.page_size);
 }
 
 // Dimension 1 of q: any multiple of the kv heads.
-int32_t query_heads(const DLTensor* q, int32_t num_kv_heads) {
-  (void)kvc::check_activations(q, "q", {-1, -1, -1});
+int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& place) {
+  (void)kvc::check_activations(q, "q", {-1, -1, -1}, place.dlpack);
   const int64_t heads = q->shape[1];
   if (heads < 1 || heads > kvc::kMaxHeads || heads % num_kv_heads != 0) {
     fail_with(KVC_E_SHAPE, heads, "q has shape[1] = %lld, expected a multiple of the %d kv heads up to %d",
@@ -40,40 +52,90 @@ int32_t query_heads(const DLTensor* q, int32_t num_kv_heads) {
   return static_cast<int32_t>(heads);
 }
 
-// The common end of the attentions. The sequences are complete.
-void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
-            const DLTensor* q, DLTensor* out, DLTensor* lse) {
-  const kvc::LayerSpec& shape = attention.shape;
+void check_row_count(const char* name, int64_t rows) {
+  if (rows > INT32_MAX)
+    fail_with(KVC_E_OUT_OF_RANGE, rows, "%s has %lld rows: at most %d", name, static_cast<long long>(rows),
+              INT32_MAX);
+}
+
+// What the attentions are given beside keys and sequences.
+struct AttendCall {
   AttnOptions options;
-  kvc::read_options(read.attn, shape, num_rows, read.attn.bias == nullptr ? 0 : longest, &options,
-                    "opt.attn->");
   AttnTensors tensors{};
-  tensors.q = kvc::view_rows(q, {"q", num_rows, shape.num_q_heads, shape.k_dim});
-  tensors.out = kvc::view_rows(out, {"out", num_rows, shape.num_q_heads, shape.v_dim});
+  OpRotation rotation;
+};
+AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t num_rows, int64_t longest,
+                     const DLTensor* q, DLTensor* out, DLTensor* lse, DLDevice device) {
+  AttendCall call;
+  kvc::read_options(read.attn, shape, num_rows, read.attn.bias == nullptr ? 0 : longest, &call.options,
+                    "opt.attn->", device);
+  AttnTensors& tensors = call.tensors;
+  tensors.q = kvc::view_rows(q, {"q", num_rows, shape.num_q_heads, shape.k_dim, device});
+  tensors.out = kvc::view_rows(out, {"out", num_rows, shape.num_q_heads, shape.v_dim, device});
   if (lse != nullptr) {
-    const kvc::F32Matrix matrix = kvc::view_f32_matrix(lse, "lse", num_rows, shape.num_q_heads);
+    const kvc::F32Matrix matrix = kvc::view_f32_matrix(lse, "lse", num_rows, shape.num_q_heads, device);
     tensors.lse = matrix.data;
     tensors.lse_token_stride = matrix.row_stride;
   }
-  const OpRotation rotation = kvc::view_rotation(read.rotation(), read.opt.positions, shape.latent_rank,
-                                                 shape.k_dim - shape.latent_rank, num_rows);
-  kvc::Operators(read.opt.cpu_isa, read.host()).attend(attention, options, tensors, rotation, num_rows);
+  call.rotation = kvc::view_rotation(read.rotation(), read.opt.positions, shape.latent_rank,
+                                     shape.k_dim - shape.latent_rank, num_rows, device);
+  return call;
+}
+
+// The common end of the attentions on the host. The sequences are complete.
+void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
+            const DLTensor* q, DLTensor* out, DLTensor* lse) {
+  const AttendCall call = read_call(attention.shape, read, num_rows, longest, q, out, lse, kvc::kHost);
+  kvc::Operators(read.opt.cpu_isa, read.host())
+      .attend(attention, call.options, call.tensors, call.rotation, num_rows);
+}
+
+// On a device, where nobody has seen how many rows and keys the sequences have: rows are those of q, and keys at most those that a bias has columns
+// for.
+void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
+               const DLTensor* q, DLTensor* out, DLTensor* lse) {
+  kvc::cuda::OpSequencesParams& sequences = attention.sequences;
+  sequences.full = read.opt.full;
+  const bool has_cuts = sequences.row_indptr != nullptr;
+  sequences.num_rows = has_cuts ? q->shape[0] : sequences.num_sequences;
+  check_row_count("q", sequences.num_rows);
+  const AttendCall call = read_call(attention.shape, read, sequences.num_rows, 0, q, out, lse, place.dlpack);
+  sequences.window = call.options.window;
+  if (const DLTensor* bias = read.attn.bias; bias != nullptr)
+    sequences.max_keys = std::min<int64_t>(sequences.max_keys, bias->shape[bias->ndim - 1]);
+  CudaOperators(place.device, read.opt.stream).attend(attention, call.options, call.tensors, call.rotation);
+}
+
+kvc::LayerSpec shape_of(const OpPool& pool, int32_t latent_rank, int32_t num_q_heads) {
+  kvc::LayerSpec shape;
+  shape.num_q_heads = num_q_heads;
+  shape.num_kv_heads = pool.num_heads;
+  shape.k_dim = pool.k_dim;
+  shape.v_dim = latent_rank == 0 ? pool.v_dim : latent_rank;
+  shape.latent_rank = latent_rank;
+  return shape;
 }
 
 // `latent_rank` 0: K and V heads.
-void attend_paged(const OpPool& pool, const kvc_op_table* table, int32_t latent_rank, const OpOptions& read,
-                  const DLTensor* q, DLTensor* out, DLTensor* lse) {
+void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t latent_rank,
+                  const OpOptions& read, const DLTensor* q, DLTensor* out, DLTensor* lse) {
+  const OpPool& pool = placed.view;
+  if (!placed.place.on_host()) {
+    const kvc_op_table pages = kvc::read_struct(table, "table");
+    kvc::CudaOpAttention attention{.shape = {},
+                                   .k = pool.k,
+                                   .v = pool.v,
+                                   .page_size = pool.page_size,
+                                   .sequences = kvc::view_table_on(placed.place.dlpack, pages, pool)};
+    attention.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place));
+    return attend_on(placed.place, attention, read, q, out, lse);
+  }
   const OpTable pages = read_table(table, pool);
-  OpAttention attention{.shape = {},
+  OpAttention attention{.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place)),
                         .k = pool.k,
                         .v = pool.v,
                         .page_size = pool.page_size,
                         .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
-  attention.shape.num_q_heads = query_heads(q, pool.num_heads);
-  attention.shape.num_kv_heads = pool.num_heads;
-  attention.shape.k_dim = pool.k_dim;
-  attention.shape.v_dim = latent_rank == 0 ? pool.v_dim : latent_rank;
-  attention.shape.latent_rank = latent_rank;
   int64_t longest = 0;
   for (int32_t i = 0; i < pages.num_sequences; ++i) {
     const int64_t num_rows = pages.row_begin(i + 1) - pages.row_begin(i);
@@ -99,17 +161,54 @@ kvc::kernels::PagedRows packed_pages(const kvc::kernels::TokenRows& rows) {
   return {rows.base, rows.token_stride, rows.head_stride, rows.token_stride, rows.dtype};
 }
 
-void check_row_count(const char* name, int64_t rows) {
-  if (rows > INT32_MAX)
-    fail_with(KVC_E_OUT_OF_RANGE, rows, "%s has %lld rows: at most %d", name, static_cast<long long>(rows),
-              INT32_MAX);
+kvc::LayerSpec ragged_shape(const DLTensor* q, const DLTensor* k, const DLTensor* v, const OpPlace& place) {
+  kvc::LayerSpec shape;
+  (void)kvc::check_activations(k, "k", {-1, -1, -1}, place.dlpack);
+  shape.num_kv_heads = head_extent(k, "k", 1, kvc::kMaxHeads);
+  shape.k_dim = head_extent(k, "k", 2, kvc::kMaxHeadDim);
+  (void)kvc::check_activations(v, "v", {-1, shape.num_kv_heads, -1}, place.dlpack);
+  shape.v_dim = head_extent(v, "v", 2, kvc::kMaxHeadDim);
+  shape.num_q_heads = query_heads(q, shape.num_kv_heads, place);
+  return shape;
+}
+
+void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTensor* qo_indptr,
+                      const DLTensor* kv_indptr, const DLTensor* q, const DLTensor* k, const DLTensor* v,
+                      DLTensor* out, DLTensor* lse) {
+  const DLDevice device = place.dlpack;
+  const Indptr rows = kvc::view_indptr_on(device, qo_indptr, "qo_indptr", -1);
+  const Indptr keys =
+      kv_indptr == nullptr ? rows : kvc::view_indptr_on(device, kv_indptr, "kv_indptr", rows.num_sequences);
+  const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
+  const int64_t num_keys = k->shape[0];
+  check_row_count("k", num_keys);
+  kvc::CudaOpAttention attention{
+      .shape = shape,
+      .k = packed_pages(kvc::view_rows(k, {"k", num_keys, shape.num_kv_heads, shape.k_dim, device})),
+      .v = packed_pages(kvc::view_rows(v, {"v", num_keys, shape.num_kv_heads, shape.v_dim, device})),
+      .page_size = INT_MAX,
+      .sequences = {}};
+  attention.sequences.num_sequences = rows.num_sequences;
+  attention.sequences.row_indptr = rows.data;
+  attention.sequences.key_indptr = keys.data;
+  attention.sequences.num_keys = num_keys;
+  attention.sequences.max_keys = num_keys;
+  attend_on(place, attention, read, q, out, lse);
 }
 
 // Rows of a pool's K half: [>= min_rows, heads, k_dim], without layout MLA's heads too.
-kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const char* name,
-                               int64_t min_rows) {
-  return pool.is_mla ? kvc::view_latents(tensor, name, min_rows, pool.k_dim)
-                     : kvc::view_rows(tensor, {name, min_rows, pool.num_heads, pool.k_dim});
+kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const char* name, int64_t min_rows,
+                               DLDevice device) {
+  return pool.is_mla ? kvc::view_latents(tensor, name, min_rows, pool.k_dim, device)
+                     : kvc::view_rows(tensor, {name, min_rows, pool.num_heads, pool.k_dim, device});
+}
+
+// Of an operator that has no form for a device yet.
+void require_host(const OpPlace& place, const char* function) {
+  if (place.on_host()) return;
+  fail_with(KVC_E_UNSUPPORTED, place.dlpack.device_id,
+            "%s: the tensors live on CUDA device %d, but it takes tensors of the CPU only", function,
+            place.dlpack.device_id);
 }
 
 }  // namespace
@@ -117,15 +216,17 @@ kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const
 kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const DLTensor* slots,
                          const DLTensor* k, const DLTensor* v, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const OpPool view = read_pool(pool);
+    const PlacedPool placed = read_pool(pool);
+    const OpPool& view = placed.view;
+    const DLDevice device = placed.place.dlpack;
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesRotation, "kvc_op_append");
-    kvc::check_integers(slots, "slots", 64, {-1});
+    kvc::check_integers(slots, "slots", 64, {-1}, device);
     const int64_t num_rows = slots->shape[0];
     check_row_count("slots", num_rows);
-    const kvc::kernels::TokenRows k_rows = view_k(view, k, "k", num_rows);
+    const kvc::kernels::TokenRows k_rows = view_k(view, k, "k", num_rows, device);
     kvc::kernels::TokenRows v_rows{};
     if (!view.v_in_k) {
-      v_rows = kvc::view_rows(v, {"v", num_rows, view.num_heads, view.v_dim});
+      v_rows = kvc::view_rows(v, {"v", num_rows, view.num_heads, view.v_dim, device});
     } else if (v != nullptr) {
       fail(KVC_E_INVALID_ARGUMENT, "v is set, but pool.v is NULL: V lies in the K rows");
     }
@@ -135,18 +236,21 @@ kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const D
            "kvc_op_rotate");
     }
     const OpRotation rotation =
-        kvc::view_rotation(read.rotation(), read.opt.positions, 0, view.k_dim, num_rows);
-    kvc::Operators(read.opt.cpu_isa, read.host())
-        .append(view, k_rows, v_rows, reinterpret_cast<const int64_t*>(kvc::data_of(*slots)), num_rows,
-                rotation);
+        kvc::view_rotation(read.rotation(), read.opt.positions, 0, view.k_dim, num_rows, device);
+    const auto* slot_of_row = reinterpret_cast<const int64_t*>(kvc::data_of(*slots));
+    if (!placed.place.on_host()) {
+      return CudaOperators(placed.place.device, read.opt.stream)
+          .append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
+    }
+    kvc::Operators(read.opt.cpu_isa, read.host()).append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
   });
 }
 
 kvc_status kvc_op_attention_paged(const kvc_op_pool* pool, const kvc_op_table* table, const kvc_op_opt* opt,
                                   const DLTensor* q, DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const OpPool view = read_pool(pool);
-    if (view.is_mla)
+    const PlacedPool view = read_pool(pool);
+    if (view.view.is_mla)
       fail(KVC_E_INVALID_ARGUMENT, "pool.layout = MLA (%d): kvc_op_mla_paged attends it", KVC_OP_MLA);
     const OpOptions read =
         kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_attention_paged");
@@ -158,13 +262,13 @@ kvc_status kvc_op_mla_paged(const kvc_op_pool* pool, const kvc_op_table* table, 
                             const kvc_op_opt* opt, const DLTensor* q, DLTensor* out, DLTensor* lse,
                             kvc_error* err) noexcept {
   return guard(err, [&] {
-    const OpPool view = read_pool(pool);
-    if (!view.is_mla)
+    const PlacedPool view = read_pool(pool);
+    if (!view.view.is_mla)
       fail(KVC_E_INVALID_ARGUMENT, "pool.layout is not MLA (%d): kvc_op_attention_paged attends it",
            KVC_OP_MLA);
-    if (latent_rank < 1 || latent_rank > view.k_dim) {
+    if (latent_rank < 1 || latent_rank > view.view.k_dim) {
       fail_with(KVC_E_OUT_OF_RANGE, latent_rank,
-                "latent_rank = %d out of range: 1 to the %d elements of a row", latent_rank, view.k_dim);
+                "latent_rank = %d out of range: 1 to the %d elements of a row", latent_rank, view.view.k_dim);
     }
     kvc::require(opt, "opt");
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_mla_paged");
@@ -178,23 +282,18 @@ kvc_status kvc_op_attention_ragged(const DLTensor* qo_indptr, const DLTensor* kv
   return guard(err, [&] {
     const OpOptions read =
         kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_attention_ragged");
+    const OpPlace place = kvc::place_of_op(k);
+    if (!place.on_host()) return attend_ragged_on(place, read, qo_indptr, kv_indptr, q, k, v, out, lse);
     const Indptr rows = kvc::view_indptr(qo_indptr, "qo_indptr", -1);
     const Indptr keys =
         kv_indptr == nullptr ? rows : kvc::view_indptr(kv_indptr, "kv_indptr", rows.num_sequences);
-    (void)kvc::check_activations(k, "k", {-1, -1, -1});
-    const int32_t kv_heads = head_extent(k, "k", 1, kvc::kMaxHeads);
-    const int32_t k_dim = head_extent(k, "k", 2, kvc::kMaxHeadDim);
-    (void)kvc::check_activations(v, "v", {-1, kv_heads, -1});
-    const int32_t v_dim = head_extent(v, "v", 2, kvc::kMaxHeadDim);
-    OpAttention attention{.shape = {},
+    const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
+    const int32_t kv_heads = shape.num_kv_heads, k_dim = shape.k_dim, v_dim = shape.v_dim;
+    OpAttention attention{.shape = shape,
                           .k = packed_pages(kvc::view_rows(k, {"k", keys.total(), kv_heads, k_dim})),
                           .v = packed_pages(kvc::view_rows(v, {"v", keys.total(), kv_heads, v_dim})),
                           .page_size = INT_MAX,
                           .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
-    attention.shape.num_q_heads = query_heads(q, kv_heads);
-    attention.shape.num_kv_heads = kv_heads;
-    attention.shape.k_dim = k_dim;
-    attention.shape.v_dim = v_dim;
     int64_t longest = 0;
     for (int32_t i = 0; i < rows.num_sequences; ++i) {
       const int64_t length = int64_t{keys.data[i + 1]} - keys.data[i];
@@ -210,7 +309,9 @@ kvc_status kvc_op_merge(const kvc_op_opt* opt, DLTensor* out, DLTensor* lse, con
                         const DLTensor* other_lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_merge");
-    const kvc::MergeCall merge = kvc::read_merge(out, lse, other_out, other_lse, -1);
+    const OpPlace place = kvc::place_of_op(out);
+    const kvc::MergeCall merge = kvc::read_merge(out, lse, other_out, other_lse, -1, place.dlpack);
+    if (!place.on_host()) return CudaOperators(place.device, read.opt.stream).merge(merge);
     kvc::Operators(read.opt.cpu_isa, read.host()).merge(merge);
   });
 }
@@ -218,7 +319,9 @@ kvc_status kvc_op_merge(const kvc_op_opt* opt, DLTensor* out, DLTensor* lse, con
 kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, const kvc_op_opt* opt,
                          DLTensor* k_out, DLTensor* v_out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const OpPool view = read_pool(pool);
+    const PlacedPool placed = read_pool(pool);
+    require_host(placed.place, "kvc_op_gather");
+    const OpPool& view = placed.view;
     const OpTable pages = read_table(table, view);
     if (pages.row_starts != nullptr)
       fail(KVC_E_INVALID_ARGUMENT,
@@ -234,7 +337,7 @@ kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, con
       num_keys += pages.lengths[i];
     }
     kvc::kernels::TokenRows k_rows{}, v_rows{};
-    if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys);
+    if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys, kvc::kHost);
     if (v_out != nullptr) v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim});
     kvc::Operators(read.opt.cpu_isa, read.host()).gather(view, pages, k_rows, v_rows);
   });
@@ -243,12 +346,16 @@ kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, con
 kvc_status kvc_op_copy_pages(const kvc_op_pool* pool, const kvc_op_opt* opt, const DLTensor* pairs,
                              kvc_error* err) noexcept {
   return guard(err, [&] {
-    const OpPool view = read_pool(pool);
+    const auto [place, view] = read_pool(pool);
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_copy_pages");
-    kvc::check_integers(pairs, "pairs", 64, {-1, 2});
-    kvc::Operators(read.opt.cpu_isa, read.host())
-        .copy_pages(view, reinterpret_cast<const int64_t*>(kvc::data_of(*pairs)), kvc::stride_of(*pairs, 0),
-                    pairs->shape[0]);
+    kvc::check_integers(pairs, "pairs", 64, {-1, 2}, place.dlpack);
+    const auto* ids = reinterpret_cast<const int64_t*>(kvc::data_of(*pairs));
+    const int64_t stride = kvc::stride_of(*pairs, 0), num_pairs = pairs->shape[0];
+    if (!place.on_host()) {
+      check_row_count("pairs", num_pairs);
+      return CudaOperators(place.device, read.opt.stream).copy_pages(view, ids, stride, num_pairs);
+    }
+    kvc::Operators(read.opt.cpu_isa, read.host()).copy_pages(view, ids, stride, num_pairs);
   });
 }
 
@@ -256,23 +363,29 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
   return guard(err, [&] {
     kvc::require(opt, "opt");
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesRotation, "kvc_op_rotate");
-    (void)kvc::check_activations(x, "x", {-1, -1, -1});
+    const OpPlace place = kvc::place_of_op(x);
+    const DLDevice device = place.dlpack;
+    (void)kvc::check_activations(x, "x", {-1, -1, -1}, device);
     const int64_t num_rows = x->shape[0];
     check_row_count("x", num_rows);
     const int32_t heads = head_extent(x, "x", 1, kvc::kMaxHeads);
     const int32_t dim = head_extent(x, "x", 2, kvc::kMaxLatentDim);
-    const kvc::kernels::TokenRows from = kvc::view_rows(x, {"x", num_rows, heads, dim});
-    const kvc::kernels::TokenRows to = kvc::view_rows(out, {"out", num_rows, heads, dim});
+    const kvc::kernels::TokenRows from = kvc::view_rows(x, {"x", num_rows, heads, dim, device});
+    const kvc::kernels::TokenRows to = kvc::view_rows(out, {"out", num_rows, heads, dim, device});
     if (from.base != nullptr && from.base == to.base &&
         (from.dtype != to.dtype || from.token_stride != to.token_stride ||
          from.head_stride != to.head_stride)) {
       fail(KVC_E_INVALID_ARGUMENT,
            "out begins where x does, but has other strides or another type: rows would overlap");
     }
-    const OpRotation rotation = kvc::view_rotation(read.rotation(), read.opt.positions, 0, dim, num_rows);
+    const OpRotation rotation =
+        kvc::view_rotation(read.rotation(), read.opt.positions, 0, dim, num_rows, device);
     if (!rotation.turns())
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
+    if (!place.on_host()) {
+      return CudaOperators(place.device, read.opt.stream).rotate(from, to, heads, dim, num_rows, rotation);
+    }
     kvc::Operators(read.opt.cpu_isa, read.host()).rotate(from, to, heads, dim, num_rows, rotation);
   });
 }

@@ -2,6 +2,7 @@
 #include <climits>
 #include <vector>
 
+#include "src/attention/cuda_operators.h"
 #include "src/attention/linear.h"
 #include "src/attention/row_moves.h"
 #include "src/base/tensor.h"
@@ -30,8 +31,8 @@ kvc_linear_opt read_linear_opt(const kvc_linear_opt* linear) {
   return read;
 }
 
-StateView view_linear_states(const DLTensor* tensor) {
-  const StateView states = kvc::view_states(tensor, "states");
+StateView view_linear_states(const DLTensor* tensor, DLDevice device) {
+  const StateView states = kvc::view_states(tensor, "states", device);
   for (int dimension = 0; dimension < 4; ++dimension) {
     const int64_t extent = tensor->shape[dimension];
     if (extent > INT32_MAX || (dimension > 0 && extent < 1)) {
@@ -65,6 +66,36 @@ std::vector<LinearSequence> cut_sequences(const StateView& states, const DLTenso
   return sequences;
 }
 
+LinearParams read_params(const kvc_linear_opt& opt, const kvc::LinearTensors& tensors, const StateView& view,
+                         int64_t num_rows, DLDevice device) {
+  LinearParams params = kvc::read_linear(opt, "linear", tensors,
+                                         {.heads = static_cast<int32_t>(view.heads),
+                                          .k_dim = static_cast<int32_t>(view.k_dim),
+                                          .v_dim = static_cast<int32_t>(view.v_dim),
+                                          .state_dtype = view.dtype},
+                                         num_rows, device);
+  params.state_head_stride = view.head_stride;
+  params.state_row_stride = view.row_stride;
+  return params;
+}
+
+// On a device, where nobody has seen the cuts: the rows are those of q.
+void step_on(const kvc::OpPlace& place, const kvc_linear_opt& linear, const kvc::OpOptions& read,
+             const DLTensor* qo_indptr, const StateView& view, const kvc::LinearTensors& tensors) {
+  kvc::cuda::OpStatesParams states{};
+  states.num_sequences = static_cast<int32_t>(view.sequences);
+  states.num_rows = view.sequences;
+  states.states = view.base;
+  states.stride = view.sequence_stride;
+  if (qo_indptr != nullptr) {
+    states.row_indptr = kvc::view_i32_vector(qo_indptr, "qo_indptr", view.sequences + 1, place.dlpack);
+    (void)kvc::check_activations(tensors.q, "q", {-1, -1, -1}, place.dlpack);
+    states.num_rows = tensors.q->shape[0];
+  }
+  kvc::CudaOperators(place.device, read.opt.stream)
+      .linear(read_params(linear, tensors, view, states.num_rows, place.dlpack), states);
+}
+
 }  // namespace
 
 kvc_status kvc_op_linear_step(const kvc_linear_opt* linear, const kvc_op_opt* opt, const DLTensor* qo_indptr,
@@ -74,18 +105,15 @@ kvc_status kvc_op_linear_step(const kvc_linear_opt* linear, const kvc_op_opt* op
   return guard(err, [&] {
     const kvc_linear_opt linear_opt = read_linear_opt(linear);
     const kvc::OpOptions op_opt = kvc::read_op_options(opt, 0, "kvc_op_linear_step");
+    const kvc::OpPlace place = kvc::place_of_op(states);
+    const StateView view = view_linear_states(states, place.dlpack);
+    if (!place.on_host()) {
+      return step_on(place, linear_opt, op_opt, qo_indptr, view, {q, k, v, decay, beta, out});
+    }
     const KernelTable& table = *kvc::choose_kernels(op_opt.opt.cpu_isa, "opt.cpu_isa");
-    const StateView view = view_linear_states(states);
     const std::vector<LinearSequence> sequences = cut_sequences(view, qo_indptr);
     const int64_t num_rows = sequences.empty() ? 0 : sequences.back().row_begin + sequences.back().num_rows;
-    LinearParams params = kvc::read_linear(linear_opt, "linear", {q, k, v, decay, beta, out},
-                                           {.heads = static_cast<int32_t>(view.heads),
-                                            .k_dim = static_cast<int32_t>(view.k_dim),
-                                            .v_dim = static_cast<int32_t>(view.v_dim),
-                                            .state_dtype = view.dtype},
-                                           num_rows);
-    params.state_head_stride = view.head_stride;
-    params.state_row_stride = view.row_stride;
+    LinearParams params = read_params(linear_opt, {q, k, v, decay, beta, out}, view, num_rows, place.dlpack);
     params.sequences = sequences.data();
     kvc::Executor executor = op_opt.host() != nullptr ? kvc::Executor(*op_opt.host()) : kvc::Executor(1);
     kvc::LinearWorkspace workspace;

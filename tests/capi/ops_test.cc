@@ -316,8 +316,10 @@ TEST_F(OpRefusals, PoolsThatCannotBeRead) {
   const DLTensor k_right = *tensor;
   tensor->dtype = {kDLInt, 8, 1};
   refused(KVC_E_DTYPE, {"pool.k", "int8"}, call);
-  *tensor = k_right, tensor->device = {kDLCUDA, 0};
+  *tensor = k_right, tensor->device = {kDLROCM, 0};
   refused(KVC_E_DEVICE_MISMATCH, {"pool.k"}, call);
+  tensor->device = {kDLCUDA, 0};
+  if (kvc_has_feature("cuda") == 0) refused(KVC_E_UNSUPPORTED, {"no CUDA back end"}, call);
   *tensor = k_right;
   std::vector<int64_t> odd = {24, 4, 2, 0}, strides = {64, 16, 8, 2};
   tensor->shape = odd.data();

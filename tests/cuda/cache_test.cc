@@ -273,6 +273,69 @@ TEST_F(CudaCache, GivesBackWhatItTookWhenMemoryRunsOut) {
   FAIL() << "more than 200 allocations for a small cache";
 }
 
+TEST_F(CudaCache, GrowsItsScratchInAForwardWithoutWaiting) {
+  size_t free_before = 0, free_after = 0, all = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free_before, &all), cudaSuccess);
+  {
+    SmallModel model;
+    model.max_seqs = 1, model.max_seq_len = 256;  // page tables do not move; rows are left open
+    model.num_pages = 70;
+    Pair pair(model, kGpu);
+    cudaStream_t streams[2];
+    for (cudaStream_t& stream : streams)
+      ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+    uint64_t seed = seed_of_run();
+    pair.step({1}, {1}, ++seed);
+    int64_t grown = 0;
+    for (const int64_t length : {20, 70, 150}) {
+      cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
+      cudasim::reset_counters();
+      const uint64_t pool_before = cudasim::live().device_bytes;
+      pair.step({1}, {length}, ++seed, streams[length % 4 / 2]);
+      EXPECT_EQ(cudasim::counters().synchronizations, 0u) << length << " tokens";
+      grown += cudasim::live().device_bytes > pool_before ? 1 : 0;
+      cudasim::set_stream_order(cudasim::StreamOrder::kEager);
+    }
+    EXPECT_GE(grown, 2) << "scratch has grown";
+    for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
+  }
+  ASSERT_EQ(cudaMemGetInfo(&free_after, &all), cudaSuccess);
+  EXPECT_EQ(free_after, free_before) << "a cache that goes leaves nothing in the pool";
+}
+
+// Before and after the failure the same memory serves: what could not grow is as it was.
+TEST_F(CudaCache, AForwardWhoseScratchCannotGrowGivesTheResultsOfTheNextTry) {
+  SmallModel model;
+  model.max_seqs = 1, model.max_seq_len = 256, model.num_pages = 70;
+  model.num_layers = 1;
+  for (uint64_t nth = 1;; ++nth) {
+    Pair pair(model, kGpu);
+    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });
+    pair.step({1}, {3}, 5);
+    cudasim::fail_call("cudaMallocFromPoolAsync", nth, cudaErrorMemoryAllocation);
+    cudasim::fail_call("cudaMallocFromPoolAsync", nth, cudaErrorMemoryAllocation);
+    kvc_forward* forward = pair.device.begin({1}, {100}, nullptr, 0);
+    bool has_failed = forward == nullptr;
+    if (has_failed) {
+      EXPECT_EQ(pair.device.status, KVC_E_NO_MEMORY) << pair.device.message;
+    } else {
+      pair.device.run_layers(forward, 6);
+      has_failed = pair.device.status != KVC_OK;
+      EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
+    }
+    cudasim::clear_failures();
+    pair.step({1}, {100}, 7);
+    pair.step({1}, {2}, 8);
+    pair.device.check();
+    if (HasFailure()) FAIL() << "allocation " << nth;
+    if (!has_failed) {
+      EXPECT_GT(nth, 2u) << "scratch has grown";
+      return;
+    }
+  }
+}
+
 TEST_F(CudaCache, ReportsADeviceThatFailsAndKeepsItsBooks) {
   OneCache cache({}, kGpu);
   ASSERT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);

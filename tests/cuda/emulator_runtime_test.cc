@@ -395,4 +395,106 @@ TEST_F(EmulatedRuntime, MemoryThatIsFreedInAStreamLivesUntilThen) {
   EXPECT_EQ(device_word(), 9u);
 }
 
+class EmulatedPool : public EmulatedRuntime {
+ protected:
+  void SetUp() override {
+    EmulatedRuntime::SetUp();
+    cudaMemPoolProps properties{};
+    properties.allocType = cudaMemAllocationTypePinned;
+    properties.location.type = cudaMemLocationTypeDevice;
+    ASSERT_EQ(cudaMemPoolCreate(&pool_, &properties), cudaSuccess);
+  }
+  void TearDown() override {
+    EXPECT_EQ(cudaMemPoolDestroy(pool_), cudaSuccess);
+    EmulatedRuntime::TearDown();
+  }
+  uint32_t* take(size_t bytes, cudaStream_t stream) {
+    void* memory = nullptr;
+    EXPECT_EQ(cudaMallocFromPoolAsync(&memory, bytes, pool_, stream), cudaSuccess);
+    return static_cast<uint32_t*>(memory);
+  }
+  uint64_t kept() const {
+    uint64_t bytes = 0;
+    EXPECT_EQ(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes), cudaSuccess);
+    return bytes;
+  }
+  static size_t free_bytes() {
+    size_t free = 0, all = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &all), cudaSuccess);
+    return free;
+  }
+
+  cudaMemPool_t pool_ = nullptr;
+};
+
+TEST_F(EmulatedPool, KeepsWhatIsGivenBackUntilItIsTrimmed) {
+  const size_t before = free_bytes();
+  uint32_t* const memory = take(4096, streams_[0]);
+  EXPECT_EQ(cudaMemPoolDestroy(pool_), cudaErrorInvalidValue) << "something is allocated";
+  ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
+  EXPECT_EQ(free_bytes(), before - 4096);
+  uint32_t* const again = take(1024, streams_[0]);
+  EXPECT_EQ(kept(), 4096u) << "out of what was there";
+  ASSERT_EQ(cudaMemPoolTrimTo(pool_, 0), cudaSuccess);
+  EXPECT_EQ(kept(), 1024u);
+  cudasim::reset_counters();
+  ASSERT_EQ(cudaFree(again), cudaSuccess);
+  EXPECT_EQ(cudasim::counters().synchronizations, 0u) << "cudaFree waits for nothing here";
+  ASSERT_EQ(cudaMemPoolTrimTo(pool_, 0), cudaSuccess);
+  EXPECT_EQ(free_bytes(), before);
+}
+
+TEST_F(EmulatedPool, WhatAnotherStreamWritesBeforeTheAllocationIsLost) {
+  cudasim::set_stream_order(StreamOrder::kLazy);
+  int lost = 0;
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    cudasim::seed(seed);
+    uint32_t* const memory = take(128, streams_[0]);
+    ASSERT_EQ(launch(set_words, kOneWarp, streams_[1], memory, 9u), cudaSuccess);
+    ASSERT_EQ(launch(copy_words, kOneWarp, streams_[1], device_, static_cast<const uint32_t*>(memory)),
+              cudaSuccess);
+    cudasim::finish_all();
+    lost += memory[0] != 9u ? 1 : 0;
+    ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
+    cudasim::finish_all();
+  }
+  EXPECT_GT(lost, 0);
+  EXPECT_LT(lost, 40);
+}
+
+TEST_F(EmulatedPool, WritingWhatWasGivenBackIsFound) {
+  uint32_t* const memory = take(128, streams_[0]);
+  ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(memory, 0, 128, streams_[1]), cudaErrorInvalidValue);
+  EXPECT_DEATH(
+      {
+        (void)launch(set_words, kOneWarp, streams_[1], memory, 9u);
+        (void)cudasim::live();
+      },
+      "written after it was given back");
+}
+
+TEST_F(EmulatedPool, WhatACaptureAllocatesIsTheGraphsOwn) {
+  const uint64_t before = cudasim::live().device_allocations;
+  ASSERT_EQ(cudaStreamBeginCapture(streams_[0], cudaStreamCaptureModeRelaxed), cudaSuccess);
+  uint32_t* const memory = take(128, streams_[0]);
+  ASSERT_EQ(launch(copy_words, kOneWarp, streams_[0], device_, static_cast<const uint32_t*>(memory)),
+            cudaSuccess);
+  ASSERT_EQ(launch(set_words, kOneWarp, streams_[0], memory, 9u), cudaSuccess);
+  ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
+  EXPECT_EQ(cudaFreeAsync(device_, streams_[0]), cudaErrorNotSupported) << "not of this graph";
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(streams_[0], &graph), cudaSuccess);
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  for (int replay = 0; replay < 2; ++replay) {
+    ASSERT_EQ(cudaGraphLaunch(executable, streams_[0]), cudaSuccess);
+    EXPECT_EQ(device_word(), 0xffffffffu) << "nothing of the replay before";
+  }
+  EXPECT_EQ(cudasim::live().device_allocations, before + 1);
+  ASSERT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudasim::live().device_allocations, before);
+}
+
 }  // namespace

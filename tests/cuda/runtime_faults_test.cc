@@ -45,6 +45,7 @@ std::vector<NamedCall> calls(void* memory, void* reserved, Stream stream, Event 
       {"reserve", [](Failure* f) { return table().reserve(0, 1000, &address, f); }},
       {"commit", [=](Failure* f) { return table().commit(0, reserved, 0, 1000, f); }},
       {"allocate", [](Failure* f) { return table().allocate(0, 1000, &address, f); }},
+      {"allocate_on", [=](Failure* f) { return table().allocate_on(0, 1000, stream, &address, f); }},
       {"allocate_pinned", [](Failure* f) { return table().allocate_pinned(1000, &address, f); }},
       {"locate", [=](Failure* f) { return table().locate(memory, &answer, f); }},
       {"create_stream", [](Failure* f) { return table().create_stream(0, &new_stream, f); }},
@@ -70,6 +71,7 @@ class CudaRuntimeFaults : public ::testing::Test {
   void SetUp() override {
     cudasim::reset();
     (void)cudaGetLastError();
+    for (const int32_t device : {0, 1}) table().trim(device);
     before_ = cudasim::live();
   }
   void TearDown() override {
@@ -274,6 +276,75 @@ TEST_F(CudaRuntimeFaults, MemoryThatACaptureHoldsBackIsGivenBackLater) {
   cudasim::fail_call("cudaMalloc", 1, cudaErrorMemoryAllocation);
   EXPECT_EQ(table().allocate(0, 256, &memory, &failure_), Result::kOk);
   table().free(0, memory);
+  expect_nothing_left();
+}
+
+TEST_F(CudaRuntimeFaults, ScratchComesAndGoesInTheOrderOfItsStream) {
+  Stream stream = nullptr;
+  ASSERT_EQ(table().create_stream(0, &stream, &failure_), Result::kOk);
+  cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
+  cudasim::reset_counters();
+  void *memory = nullptr, *second = nullptr;
+  ASSERT_EQ(table().allocate_on(0, 1000, stream, &memory, &failure_), Result::kOk);
+  ASSERT_EQ(table().fill(0, memory, 7, 1000, stream, &failure_), Result::kOk);
+  table().free_on(0, memory, stream);
+  ASSERT_EQ(table().allocate_on(0, 1000, stream, &second, &failure_), Result::kOk);
+  table().free_on(0, second, stream);
+  EXPECT_EQ(cudasim::counters().synchronizations, 0u);
+  EXPECT_EQ(cudasim::counters().plain_allocations, 0u);
+  cudasim::finish_all();
+  EXPECT_GT(cudasim::live().pool_bytes, 0u) << "kept for the next one";
+  table().trim(0);
+  EXPECT_EQ(cudasim::live().pool_bytes, 0u);
+  // A stream that is gone cannot be followed: the device is waited for.
+  ASSERT_EQ(table().allocate_on(0, 1000, stream, &memory, &failure_), Result::kOk);
+  table().destroy_stream(0, stream);
+  table().free_on(0, memory, stream);
+  cudasim::set_stream_order(cudasim::StreamOrder::kEager);
+  expect_nothing_left();
+}
+
+TEST_F(CudaRuntimeFaults, DevicesWithoutMemoryPoolsGetPlainMemory) {
+  constexpr int32_t kDevice = 7;  // that no other test has asked for a pool
+  cudasim::set_num_devices(8);
+  cudasim::set_has_memory_pools(false);
+  for (int32_t round = 0; round < 2; ++round) {
+    void* memory = nullptr;
+    cudasim::reset_counters();
+    ASSERT_EQ(table().allocate_on(kDevice, 1000, nullptr, &memory, &failure_), Result::kOk) << failure_.text;
+    EXPECT_EQ(cudasim::counters().plain_allocations, 1u);
+    if (round == 0) {
+      table().free_on(kDevice, memory, nullptr);
+    } else {
+      table().free_idle(kDevice, memory);
+    }
+    EXPECT_EQ(cudasim::counters().synchronizations, 1u) << "cudaFree";
+  }
+  table().trim(kDevice);
+  expect_nothing_left();
+}
+
+TEST_F(CudaRuntimeFaults, WhatThePoolKeepsIsThereForWhoeverIsShort) {
+  cudasim::DeviceFacts small;
+  small.memory_bytes = 16 * small.granularity;
+  cudasim::set_device(1, small);
+  const auto granule = static_cast<int64_t>(small.granularity);
+  for (int32_t round = 0; round < 2; ++round) {
+    void *scratch = nullptr, *memory = nullptr;
+    ASSERT_EQ(table().allocate_on(1, 10 * granule, nullptr, &scratch, &failure_), Result::kOk);
+    table().free_on(1, scratch, nullptr);
+    cudasim::finish_all();
+    EXPECT_EQ(cudasim::live().pool_bytes, static_cast<uint64_t>(10 * granule));
+    if (round == 0) {
+      ASSERT_EQ(table().allocate(1, 12 * granule, &memory, &failure_), Result::kOk) << failure_.text;
+      table().free(1, memory);
+    } else {
+      ASSERT_EQ(table().reserve(1, 12 * granule, &memory, &failure_), Result::kOk);
+      ASSERT_EQ(table().commit(1, memory, 0, 12 * granule, &failure_), Result::kOk) << failure_.text;
+      table().release(1, memory);
+    }
+    EXPECT_EQ(cudasim::live().pool_bytes, 0u);
+  }
   expect_nothing_left();
 }
 

@@ -391,7 +391,7 @@ TEST(CudaView, MoreSequencesThanCtas) {
 // A thread per sequence, some of them twice; trees, moved tokens and rows that many windows narrow are left to whole CTAs.
 TEST(CudaView, MoreSequencesThanThreads) {
   for (int seed = 0; seed < scaled(2); ++seed) {
-    Rng rng{std::mt19937_64(static_cast<uint64_t>(seed) + 2000)};
+    Rng rng(seed + 2000);
     Case c;
     c.scope = seed % 2 == 0 ? Scope::kAll : Scope::kNew;
     c.needs_positions = seed % 2 == 0;

@@ -24,7 +24,7 @@ struct FakeBackend {
   cuda::Result failing_with = cuda::Result::kDevice;
   int64_t memory_limit = INT64_MAX;
 
-  std::map<void*, int64_t> memory, pinned, reserved;
+  std::map<void*, int64_t> memory, ordered, pinned, reserved;  // ordered: of a stream
   std::set<void*> streams, capturing;
   cuda::Stream unaskable = reinterpret_cast<cuda::Stream>(-1);  // is_capturing answers kCapture
   struct EventState {
@@ -42,7 +42,8 @@ struct FakeBackend {
   FakeBackend& operator=(const FakeBackend&) = delete;
 
   bool is_empty() const {
-    return memory.empty() && pinned.empty() && reserved.empty() && streams.empty() && events.empty();
+    return memory.empty() && ordered.empty() && pinned.empty() && reserved.empty() && streams.empty() &&
+           events.empty();
   }
   void finish_all() {
     for (auto& [event, state] : events) state.is_done = true;
@@ -124,6 +125,18 @@ inline FakeBackend::FakeBackend() {
     return fake::take(fake_backend()->memory, bytes, address, failure, "allocate");
   };
   table.free = [](int32_t, void* address) { fake::give(fake_backend()->memory, address); };
+  table.allocate_on = [](int32_t, int64_t bytes, Stream stream, void** address, Failure* failure) {
+    if (fake_backend()->capturing.count(stream) != 0) std::abort();  // it would be the graph's
+    return fake::take(fake_backend()->ordered, bytes, address, failure, "allocate_on");
+  };
+  table.free_on = [](int32_t, void* address, Stream stream) {
+    FakeBackend& f = *fake_backend();
+    if (f.capturing.count(stream) != 0) std::abort();
+    fake::give(f.ordered, address);
+    f.log.push_back("free on " + std::to_string(fake::number(stream)));
+  };
+  table.free_idle = [](int32_t, void* address) { fake::give(fake_backend()->ordered, address); };
+  table.trim = [](int32_t) { fake_backend()->log.push_back("trim"); };
   table.allocate_pinned = [](int64_t bytes, void** address, Failure* failure) {
     return fake::take(fake_backend()->pinned, bytes, address, failure, "allocate_pinned");
   };

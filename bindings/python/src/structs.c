@@ -116,7 +116,8 @@ static const kvcpy_field op_table_fields[] = {
 #undef S
 #define S kvc_op_opt
 static const kvcpy_field op_opt_fields[] = {
-    F(struct_size), F(ext), F(executor), F(cpu_isa), F(full), F(attn), F(positions), F(rope), END};
+    F(struct_size), F(ext), F(executor), F(cpu_isa), F(full), F(attn), F(positions), F(rope), F(stream),
+    END};
 #undef S
 #define S kvc_prefix_key
 static const kvcpy_field prefix_key_fields[] = {

@@ -24,6 +24,7 @@ struct Half {
 struct Launch {
   Half halves[2];
   const int64_t* slots;
+  int64_t num_slots;
   int32_t page_size;
   int32_t num_heads;
   int64_t num_rows;

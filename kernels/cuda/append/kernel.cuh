@@ -12,6 +12,11 @@ KVC_DEVICE int64_t rows_of(const Launch& launch) {
   return launch.num_rows_at != nullptr ? *launch.num_rows_at : launch.num_rows;
 }
 
+// Neither skipped nor, of an operator's caller, beyond the pool.
+KVC_DEVICE bool is_in_pool(const Launch& launch, int64_t slot) {
+  return static_cast<uint64_t>(slot) < static_cast<uint64_t>(launch.num_slots);
+}
+
 KVC_DEVICE void unpack_eight(kernels::DType dtype, const Words4& words, float (&out)[8]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -108,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 4) append_chunks_kernel(const __grid
     const int64_t row = first_row + t / row_tasks;
     const int32_t in_row = t % row_tasks;
     const int64_t slot = launch.slots[row];
-    if (slot < 0) continue;
+    if (!is_in_pool(launch, slot)) continue;
     const Half& half = in_row < k_tasks ? launch.halves[0] : launch.halves[1];
     const int32_t in_half = in_row < k_tasks ? in_row : in_row - k_tasks;
     const int32_t head = in_half / half.tasks, task = in_half % half.tasks;
@@ -137,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 4) append_rows_kernel(const __grid_c
     const int32_t in_row = t % (2 * launch.num_heads), head = in_row >> 1;
     const Half& half = launch.halves[in_row & 1];
     const int64_t slot = launch.slots[row];
-    if (slot < 0 || half.from.base == nullptr) continue;
+    if (!is_in_pool(launch, slot) || half.from.base == nullptr) continue;
     const PagePlace place = page_place(slot, launch.page_size);
     const std::byte* from = half.from.base + row * half.from.token_stride + head * half.from.head_stride;
     const RowPlace to = place_of(half.to, half.storage, place.page, head, place.offset);

@@ -36,6 +36,7 @@ cudaError_t append(const AppendLaunch& launch, cudaStream_t stream) {
   chunks.halves[0] = {params.k, params.k_pages, launch.k_storage, params.k_rotation, params.k_dim, 0, 0};
   chunks.halves[1] = {params.v, params.v_pages, launch.v_storage, {}, params.v_dim, 0, 0};
   chunks.slots = params.slots;
+  chunks.num_slots = launch.num_slots;
   chunks.page_size = params.page_size;
   chunks.num_heads = params.num_kv_heads;
   chunks.num_rows = launch.num_rows;

@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
     const int64_t pair = piece / params.num_layers;
     const int64_t layer = piece - pair * params.num_layers;
+    if (params.from[pair] < 0) continue;
     const StepPageSlot& from = params.from_layers[layer];
     const StepPageSlot& to = params.to_layers[layer];
     if (params.group >= 0 && from.group != params.group) continue;

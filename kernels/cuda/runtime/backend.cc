@@ -9,6 +9,7 @@
 #include "kernels/cuda/linear/launch.h"
 #include "kernels/cuda/merge/launch.h"
 #include "kernels/cuda/move_rows/launch.h"
+#include "kernels/cuda/op_view/launch.h"
 #include "kernels/cuda/planner/bounds.h"
 #include "kernels/cuda/planner/launch.h"
 #include "kernels/cuda/runtime/attention.h"
@@ -113,6 +114,31 @@ Result conv(int32_t device, const kernels::ConvParams& params, int32_t max_seque
   });
 }
 
+Result op_sequences(int32_t device, const OpSequencesParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "op_sequences", failure,
+                   [&](const DeviceFacts&) { return cuda::op_sequences(params, native(stream)); });
+}
+
+Result op_states(int32_t device, const OpStatesParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "op_states", failure,
+                   [&](const DeviceFacts&) { return cuda::op_states(params, native(stream)); });
+}
+
+Result op_pairs(int32_t device, const OpPairsParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "op_pairs", failure,
+                   [&](const DeviceFacts&) { return cuda::op_pairs(params, native(stream)); });
+}
+
+Result op_slots(int32_t device, const OpSlotsParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "op_slots", failure,
+                   [&](const DeviceFacts&) { return cuda::op_slots(params, native(stream)); });
+}
+
+Result op_constants(int32_t device, const OpConstantsParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "op_constants", failure,
+                   [&](const DeviceFacts&) { return cuda::op_constants(params, native(stream)); });
+}
+
 constexpr BackendTable kTable{
     .struct_size = sizeof(BackendTable),
     .version = KVC_LIBRARY_VERSION,
@@ -124,6 +150,10 @@ constexpr BackendTable kTable{
     .release = release,
     .allocate = allocate,
     .free = free,
+    .allocate_on = allocate_on,
+    .free_on = free_on,
+    .free_idle = free_idle,
+    .trim = trim,
     .allocate_pinned = allocate_pinned,
     .free_pinned = free_pinned,
     .locate = locate,
@@ -158,6 +188,11 @@ constexpr BackendTable kTable{
     .convert = convert,
     .linear = linear,
     .conv = conv,
+    .op_sequences = op_sequences,
+    .op_states = op_states,
+    .op_pairs = op_pairs,
+    .op_slots = op_slots,
+    .op_constants = op_constants,
 };
 
 }  // namespace

@@ -22,6 +22,12 @@ void release(int32_t device, void* address);
 // memory.cc
 Result allocate(int32_t device, int64_t bytes, void** address, Failure* failure);
 void free(int32_t device, void* address);
+Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address, Failure* failure);
+void free_on(int32_t device, void* address, Stream stream);
+void free_idle(int32_t device, void* address);
+void trim(int32_t device);
+// The same; whether something was given back.
+bool trim_pool(int32_t device);
 Result allocate_pinned(int64_t bytes, void** address, Failure* failure);
 void free_pinned(void* address);
 

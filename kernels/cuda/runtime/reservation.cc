@@ -178,9 +178,14 @@ Result commit(int32_t device, void* address, int64_t begin, int64_t end, Failure
   const Call call(device, failure);
   if (call.result != Result::kOk) return call.result;
   size_t num_mapped = 0;
+  bool has_trimmed = false;
   while (num_mapped < added.size() && result == Result::kOk) {
     result = map_granule(*call.driver, *reservation, address, added[num_mapped], failure);
     if (result == Result::kOk) ++num_mapped;
+    if (result == Result::kNoMemory && !has_trimmed) {
+      has_trimmed = true;
+      if (trim_pool(device)) result = Result::kOk;
+    }
   }
   for (size_t i = 0; i < added.size() && result == Result::kOk;) {  // runs of granules
     size_t past = i + 1;

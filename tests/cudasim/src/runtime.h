@@ -37,6 +37,15 @@ struct Operation {
   MarkerPointer marker{};
 };
 
+// What a graph allocated for itself when it was captured; goes with the last of the graph and what was made of it.
+struct GraphMemory {
+  GraphMemory() = default;
+  GraphMemory(const GraphMemory&) = delete;
+  GraphMemory& operator=(const GraphMemory&) = delete;
+  ~GraphMemory();
+  std::vector<uintptr_t> blocks;
+};
+
 // A capture under way. Streams join it by waiting for one of its events.
 struct Capture {
   unsigned long long id;
@@ -46,6 +55,7 @@ struct Capture {
   std::vector<Work> nodes;
   std::vector<cudaEvent_t> recorded;  // by every launch (cudaEventRecordExternal)
   bool invalidated = false;
+  std::shared_ptr<GraphMemory> memory = std::make_shared<GraphMemory>();
   std::map<CUstream_st*, uint64_t> last;    // position behind the last node of each stream
   std::map<CUstream_st*, uint64_t> joined;  // how much of each stream the origin has waited for
 };
@@ -56,6 +66,13 @@ struct Allocation {
   size_t bytes;
   MemoryKind kind;
   int device;
+  CUmemPoolHandle_st* pool = nullptr;  // it came from; null: none
+  uint64_t number = 0;
+};
+// Memory of a pool that was given back: kept for a while, so that whoever still writes there is found.
+struct FreedBlock {
+  uintptr_t address;
+  size_t bytes;
 };
 struct MemoryHandle {
   size_t bytes;
@@ -98,11 +115,15 @@ struct Runtime {
   uint32_t cta_threads;
   int num_devices;
   Device devices[kMaxDevices];
-  bool has_driver, has_batch_copies, has_virtual_memory;
+  bool has_driver, has_batch_copies, has_virtual_memory, has_memory_pools;
   std::vector<Failure> failures;
   Counters counters;
 
   std::map<uintptr_t, Allocation> allocations;
+  uint64_t next_allocation = 1;
+  std::set<CUmemPoolHandle_st*> pools;
+  std::deque<FreedBlock> freed;
+  size_t freed_bytes = 0;
   std::map<uintptr_t, size_t> reservations;
   std::map<uintptr_t, Mapping> mappings;
   std::map<unsigned long long, MemoryHandle> handles;
@@ -162,6 +183,10 @@ Place place_of(Runtime& runtime, const void* address);
 // Whether [address, address + bytes) is inside what it begins in.
 bool range_is_valid(Runtime& runtime, const void* address, size_t bytes);
 void* driver_function(const char* symbol);
+// Ends the program where memory of a pool was written after it was given back.
+void check_freed(const Runtime& runtime);
+// At most so many bytes and blocks of it are kept, after the same check.
+void forget_freed(Runtime& runtime, size_t bytes_to_keep, size_t blocks_to_keep);
 
 }  // namespace cudasim
 
@@ -180,11 +205,18 @@ struct CUevent_st {
   CUstream_st* captured_from;
   uint64_t captured_at;
 };
+struct CUmemPoolHandle_st {
+  int device;
+  size_t used_bytes, reserved_bytes;
+  uint64_t threshold;
+};
 struct CUgraph_st {
   std::vector<cudasim::Work> nodes;
   std::vector<cudaEvent_t> recorded;
+  std::shared_ptr<cudasim::GraphMemory> memory;
 };
 struct CUgraphExec_st {
   std::vector<cudasim::Work> nodes;
   std::vector<cudaEvent_t> recorded;
+  std::shared_ptr<cudasim::GraphMemory> memory;
 };

@@ -90,7 +90,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     leave(state, capture);
     if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
     if (unjoined) return cudaErrorStreamCaptureUnjoined;
-    *graph = new CUgraph_st{std::move(capture->nodes), std::move(capture->recorded)};
+    *graph = new CUgraph_st{std::move(capture->nodes), std::move(capture->recorded), capture->memory};
     state.graphs.insert(*graph);
     return cudaSuccess;
   });
@@ -141,7 +141,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
   return call("cudaGraphInstantiate", [&](Runtime& state) {
     if (!state.graphs.contains(graph)) return cudaErrorInvalidValue;
-    *executable = new CUgraphExec_st{graph->nodes, graph->recorded};
+    *executable = new CUgraphExec_st{graph->nodes, graph->recorded, graph->memory};
     state.executables.insert(*executable);
     return cudaSuccess;
   });

@@ -19,8 +19,8 @@ uint64_t environment(const char* name, uint64_t otherwise) {
 }
 
 bool is_allocation(const char* name) {
-  for (const char* each : {"cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaMallocHost",
-                           "cuMemAddressReserve", "cuMemCreate"})
+  for (const char* each : {"cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaHostAlloc",
+                           "cudaMallocHost", "cuMemAddressReserve", "cuMemCreate"})
     if (std::strcmp(name, each) == 0) return true;
   return false;
 }
@@ -61,7 +61,7 @@ void apply_defaults(Runtime& state) {
     state.devices[d].sticky = cudaSuccess;
     drop_context(state, d);
   }
-  state.has_driver = state.has_batch_copies = state.has_virtual_memory = true;
+  state.has_driver = state.has_batch_copies = state.has_virtual_memory = state.has_memory_pools = true;
   state.failures.clear();
   state.counters = {};
 }
@@ -145,6 +145,7 @@ void reset() {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
   run_all(state);
+  forget_freed(state, 0, 0);
   apply_defaults(state);
   last_error = cudaSuccess;
   counted().host_bytes_by_kernels = 0;
@@ -194,6 +195,9 @@ void set_has_driver(bool has) {
 void set_has_batch_copies(bool has) {
   change([has](Runtime& state) { state.has_batch_copies = has; });
 }
+void set_has_memory_pools(bool has) {
+  change([has](Runtime& state) { state.has_memory_pools = has; });
+}
 void set_has_virtual_memory(bool has) {
   change([has](Runtime& state) { state.has_virtual_memory = has; });
 }
@@ -224,6 +228,10 @@ void reset_counters() {
 Live live() {
   Live live{};
   change([&](Runtime& state) {
+    check_freed(state);
+    live.pools = state.pools.size();
+    for (const CUmemPoolHandle_st* pool : state.pools)
+      live.pool_bytes += pool->reserved_bytes - pool->used_bytes;
     for (const auto& [address, allocation] : state.allocations) {
       if (allocation.kind == MemoryKind::kDevice) {
         ++live.device_allocations;
@@ -302,8 +310,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       case cudaDevAttrUnifiedAddressing:
       case cudaDevAttrCanUseHostPointerForRegisteredMem:
       case cudaDevAttrHostRegisterSupported:
-      case cudaDevAttrConcurrentManagedAccess:
-      case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
+      case cudaDevAttrConcurrentManagedAccess: *value = 1; break;
+      case cudaDevAttrMemoryPoolsSupported: *value = state.has_memory_pools ? 1 : 0; break;
       case cudaDevAttrIntegrated:
       case cudaDevAttrPageableMemoryAccess: *value = 0; break;
       default: return cudaErrorInvalidValue;

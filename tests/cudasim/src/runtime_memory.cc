@@ -34,17 +34,75 @@ auto mapping_at(std::map<uintptr_t, Mapping>& mappings, uintptr_t at) {
   return at < next->first + next->second.bytes ? next : mappings.end();
 }
 
+bool take_bytes(Device& device, size_t bytes) {
+  if (bytes > device.facts.memory_bytes - std::min(device.used_bytes, device.facts.memory_bytes))
+    return false;
+  device.used_bytes += bytes;
+  return true;
+}
+
 cudaError_t allocate_device(Runtime& state, void** address, size_t bytes) {
   Device& device = use_context(state);
   *address = nullptr;
   if (bytes == 0) return cudaSuccess;
-  if (bytes > device.facts.memory_bytes - std::min(device.used_bytes, device.facts.memory_bytes))
-    return cudaErrorMemoryAllocation;
+  if (!take_bytes(device, bytes)) return cudaErrorMemoryAllocation;
   *address = take(bytes);
   if (*address == nullptr) return cudaErrorMemoryAllocation;
-  device.used_bytes += bytes;
-  state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kDevice, current_device()};
+  state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kDevice, current_device(),
+                                                              nullptr, state.next_allocation++};
   return cudaSuccess;
+}
+
+// What the pool keeps comes first. Until the stream is there the memory may be anybody's: it is NaN again then.
+cudaError_t allocate_from_pool(Runtime& state, void** address, size_t bytes, CUmemPoolHandle_st* pool,
+                               CUstream_st* on) {
+  *address = nullptr;
+  if (pool->device != on->device) return cudaErrorInvalidValue;
+  if (bytes == 0) return cudaSuccess;
+  const size_t kept = pool->reserved_bytes - pool->used_bytes;
+  const size_t more = bytes - std::min(bytes, kept);
+  if (!take_bytes(state.devices[pool->device], more)) return cudaErrorMemoryAllocation;
+  pool->reserved_bytes += more;
+  *address = take(bytes);
+  if (*address == nullptr) return cudaErrorMemoryAllocation;
+  pool->used_bytes += bytes;
+  const auto at = reinterpret_cast<uintptr_t>(*address);
+  const uint64_t number = state.next_allocation++;
+  state.allocations[at] = {bytes, MemoryKind::kDevice, pool->device, pool, number};
+  return enqueue(state, on, [&state, at, number] {
+    const auto block = state.allocations.find(at);
+    if (block != state.allocations.end() && block->second.number == number)
+      std::memset(reinterpret_cast<void*>(at), 0xff, block->second.bytes);
+  });
+}
+
+Work poison(uintptr_t at, size_t bytes) {
+  return [at, bytes] { std::memset(reinterpret_cast<void*>(at), 0xff, bytes); };
+}
+
+// A node of the graph: its memory begins as NaN in every replay.
+cudaError_t allocate_in_graph(Runtime& state, void** address, size_t bytes, CUstream_st* on) {
+  if (const cudaError_t error = allocate_device(state, address, bytes); error != cudaSuccess) return error;
+  const auto at = reinterpret_cast<uintptr_t>(*address);
+  on->capture->memory->blocks.push_back(at);
+  return enqueue(state, on, poison(at, bytes));
+}
+
+// Only what this capture allocated.
+cudaError_t free_in_graph(Runtime& state, uintptr_t at, CUstream_st* on) {
+  const std::vector<uintptr_t>& blocks = on->capture->memory->blocks;
+  if (std::find(blocks.begin(), blocks.end(), at) == blocks.end()) return cudaErrorNotSupported;
+  return enqueue(state, on, poison(at, state.allocations.at(at).bytes));
+}
+
+constexpr size_t kMostFreedBytes = size_t{16} << 20;
+constexpr size_t kMostFreedBlocks = 64;
+
+void check_freed_block(const FreedBlock& block) {
+  const auto* bytes = reinterpret_cast<const unsigned char*>(block.address);
+  if (std::all_of(bytes, bytes + block.bytes, [](unsigned char byte) { return byte == 0xff; })) return;
+  fail("memory of a pool, %zu bytes at %p, was written after it was given back", block.bytes,
+       reinterpret_cast<const void*>(block.address));
 }
 
 cudaError_t allocate_pinned(const char* name, void** address, size_t bytes) {
@@ -52,21 +110,32 @@ cudaError_t allocate_pinned(const char* name, void** address, size_t bytes) {
   return call(name, [&](Runtime& state) {
     use_context(state);
     if (const cudaError_t error = unsafe_call(state); error != cudaSuccess) return error;
+    ++state.counters.plain_allocations;
     if (bytes == 0) return cudaSuccess;
     *address = take(bytes);
     if (*address == nullptr) return cudaErrorMemoryAllocation;
-    state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kPinned, current_device()};
+    state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kPinned, current_device(),
+                                                                nullptr, state.next_allocation++};
     return cudaSuccess;
   });
 }
 
 void give_back(Runtime& state, std::map<uintptr_t, Allocation>::iterator block) {
-  if (block->second.kind == MemoryKind::kDevice)
-    state.devices[block->second.device].used_bytes -= block->second.bytes;
+  CUmemPoolHandle_st* const pool = block->second.pool;
+  const size_t bytes = block->second.bytes;
+  if (block->second.kind == MemoryKind::kDevice && pool == nullptr)
+    state.devices[block->second.device].used_bytes -= bytes;
   void* address = reinterpret_cast<void*>(block->first);
-  std::memset(address, 0xff, block->second.bytes);
+  std::memset(address, 0xff, bytes);
   state.allocations.erase(block);
-  std::free(address);
+  if (pool == nullptr) {
+    std::free(address);
+    return;
+  }
+  pool->used_bytes -= bytes;
+  state.freed.push_back({reinterpret_cast<uintptr_t>(address), bytes});
+  state.freed_bytes += bytes;
+  forget_freed(state, kMostFreedBytes, kMostFreedBlocks);
 }
 
 // As cudaFree and cudaFreeHost: the device is idle first.
@@ -76,14 +145,21 @@ cudaError_t free_block(const char* name, void* address, MemoryKind kind) {
     const auto block = state.allocations.find(reinterpret_cast<uintptr_t>(address));
     if (block == state.allocations.end() || block->second.kind != kind) return cudaErrorInvalidValue;
     if (const cudaError_t error = unsafe_call(state); error != cudaSuccess) return error;
-    ++state.counters.synchronizations;
-    run_all(state);
+    if (block->second.pool == nullptr) {  // cudaFree takes it that nobody uses memory of a pool any more
+      ++state.counters.synchronizations;
+      run_all(state);
+    }
     give_back(state, block);
     return cudaSuccess;
   });
 }
 
 }  // namespace
+
+GraphMemory::~GraphMemory() {
+  Runtime& state = runtime();
+  for (const uintptr_t block : blocks) give_back(state, state.allocations.find(block));
+}
 
 Place place_of(Runtime& state, const void* address) {
   const auto block = holder(state.allocations, address);
@@ -93,10 +169,25 @@ Place place_of(Runtime& state, const void* address) {
   return mapping != state.mappings.end() ? Place::kDevice : Place::kPageable;
 }
 
+void check_freed(const Runtime& state) {
+  for (const FreedBlock& block : state.freed) check_freed_block(block);
+}
+
+void forget_freed(Runtime& state, size_t bytes_to_keep, size_t blocks_to_keep) {
+  while (state.freed_bytes > bytes_to_keep || state.freed.size() > blocks_to_keep) {
+    check_freed_block(state.freed.front());
+    state.freed_bytes -= state.freed.front().bytes;
+    std::free(reinterpret_cast<void*>(state.freed.front().address));
+    state.freed.pop_front();
+  }
+}
+
 bool range_is_valid(Runtime& state, const void* address, size_t bytes) {
   const auto block = holder(state.allocations, address);
   auto at = reinterpret_cast<uintptr_t>(address);
   const uintptr_t end = at + bytes;
+  for (const FreedBlock& freed : state.freed)
+    if (at < freed.address + freed.bytes && freed.address < end) return false;
   if (block != state.allocations.end()) return end <= block->first + block->second.bytes;
   auto reservation = state.reservations.upper_bound(at);
   if (reservation == state.reservations.begin()) return true;
@@ -127,6 +218,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   return call("cudaMalloc", [&](Runtime& state) {
     if (const cudaError_t error = unsafe_call(state); error != cudaSuccess) return error;
+    ++state.counters.plain_allocations;
     return allocate_device(state, address, bytes);
   });
 }
@@ -138,15 +230,76 @@ cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t stream) {
     return allocate_device(state, address, bytes);
   });
 }
+cudaError_t cudaMallocFromPoolAsync(void** address, size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+  return call("cudaMallocFromPoolAsync", [&](Runtime& state) {
+    CUstream_st* on = find_stream(state, stream);
+    if (on == nullptr || !state.pools.contains(pool)) return cudaErrorInvalidResourceHandle;
+    if (on->capture != nullptr) return allocate_in_graph(state, address, bytes, on);
+    if (const cudaError_t error = legacy_use(state, on); error != cudaSuccess) return error;
+    return allocate_from_pool(state, address, bytes, pool, on);
+  });
+}
+cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const struct cudaMemPoolProps* properties) {
+  return call("cudaMemPoolCreate", [&](Runtime& state) {
+    const int device = properties->location.id;
+    if (properties->allocType != cudaMemAllocationTypePinned ||
+        properties->location.type != cudaMemLocationTypeDevice || device < 0 || device >= state.num_devices)
+      return cudaErrorInvalidValue;
+    if (!state.has_memory_pools) return cudaErrorNotSupported;
+    *pool = new CUmemPoolHandle_st{device, 0, 0, 0};
+    state.pools.insert(*pool);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+  return call("cudaMemPoolDestroy", [&](Runtime& state) {
+    if (!state.pools.contains(pool) || pool->used_bytes != 0) return cudaErrorInvalidValue;
+    state.devices[pool->device].used_bytes -= pool->reserved_bytes;
+    state.pools.erase(pool);
+    delete pool;
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value) {
+  return call("cudaMemPoolSetAttribute", [&](Runtime& state) {
+    if (!state.pools.contains(pool) || attribute != cudaMemPoolAttrReleaseThreshold)
+      return cudaErrorInvalidValue;
+    pool->threshold = *static_cast<uint64_t*>(value);
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value) {
+  return call("cudaMemPoolGetAttribute", [&](Runtime& state) {
+    if (!state.pools.contains(pool)) return cudaErrorInvalidValue;
+    auto& out = *static_cast<uint64_t*>(value);
+    switch (attribute) {
+      case cudaMemPoolAttrReleaseThreshold: out = pool->threshold; break;
+      case cudaMemPoolAttrReservedMemCurrent: out = pool->reserved_bytes; break;
+      case cudaMemPoolAttrUsedMemCurrent: out = pool->used_bytes; break;
+    }
+    return cudaSuccess;
+  });
+}
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t bytes_to_keep) {
+  return call("cudaMemPoolTrimTo", [&](Runtime& state) {
+    if (!state.pools.contains(pool)) return cudaErrorInvalidValue;
+    const size_t left = std::max(pool->used_bytes, std::min(bytes_to_keep, pool->reserved_bytes));
+    state.devices[pool->device].used_bytes -= pool->reserved_bytes - left;
+    pool->reserved_bytes = left;
+    return cudaSuccess;
+  });
+}
 cudaError_t cudaFree(void* address) { return free_block("cudaFree", address, MemoryKind::kDevice); }
 cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
   return call("cudaFreeAsync", [&](Runtime& state) {
     CUstream_st* on = find_stream(state, stream);
     if (on == nullptr) return cudaErrorInvalidResourceHandle;
-    if (on->capture != nullptr) return cudaErrorNotSupported;
+    if (on->capture != nullptr) return free_in_graph(state, reinterpret_cast<uintptr_t>(address), on);
     if (!state.allocations.contains(reinterpret_cast<uintptr_t>(address))) return cudaErrorInvalidValue;
     return enqueue(state, on, [&state, address] {
-      give_back(state, state.allocations.find(reinterpret_cast<uintptr_t>(address)));
+      const auto block = state.allocations.find(reinterpret_cast<uintptr_t>(address));
+      if (block == state.allocations.end()) fail("cudaFreeAsync: %p was freed before", address);
+      give_back(state, block);
     });
   });
 }

@@ -1221,9 +1221,16 @@ KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int
 /* ==================================================================================================== */
 /* Operators: the same kernels over the host's own pools and page tables; no cache, nothing is kept       */
 /* ==================================================================================================== */
-/* On the CPU: all tensors lie on the host. Tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
- * Common statuses: KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor, also storage types other than float32, float16, bfloat16.
- * KVC_E_OUT_OF_RANGE: a page id, a length, an indptr that does not ascend. KVC_E_INVALID_ARGUMENT, KVC_E_UNSUPPORTED, KVC_E_NO_MEMORY. */
+/* All tensors of a call lie on the host, or all on one CUDA device; each function says which it takes (KVC_E_UNSUPPORTED: not this device).
+ * On the CPU: tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
+ * On a CUDA device: the work is enqueued on opt->stream, and nothing waits; tensors live until it is done. executor and cpu_isa are not used. What the
+ *   tensors hold is seen there alone, so no status tells of it, and what lies outside is left out: a slot or pair of pages outside of the pool is skipped;
+ *   a sequence whose length, table or page ids lie outside, or that has more rows than keys where full = 0, sees no key (out 0, lse -inf); where
+ *   qo_indptr does not ascend within the rows of q nothing is computed. Scratch comes from a pool that the library keeps per device. In a capture it is
+ *   memory of the graph, which can then be instantiated once and be no child of another.
+ * Common statuses: KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor, also storage types other than float32, float16, bfloat16, and tensors
+ * of several devices. KVC_E_OUT_OF_RANGE: a page id, a length, an indptr that does not ascend, no device of this number. KVC_E_DEVICE: the device failed.
+ * KVC_E_INVALID_ARGUMENT, KVC_E_UNSUPPORTED, KVC_E_NO_MEMORY. */
 
 typedef int32_t kvc_op_layout;
 enum {
@@ -1260,55 +1267,58 @@ typedef struct kvc_op_opt {
   const kvc_attn_opt *KVC_NULLABLE attn;       /* attention: scale, soft_cap, window, sinks, alibi, bias, flags; spans are refused */
   const DLTensor *KVC_NULLABLE positions;      /* append, rotate: int32 [T]. attention with a rope: [T] of the queries */
   const kvc_rope *KVC_NULLABLE rope;           /* append: K is rotated. attention: q is rotated (K is stored rotated). NONE: neither */
+  kvc_stream KVC_NULLABLE stream;              /* of the work on a CUDA device; ignored on the CPU */
 } kvc_op_opt;
 
 /* Write k [>= T, heads, k_dim] and v [>= T, heads, v_dim] to `slots` int64 [T] = page * page_size + offset; < 0: skip. T = length of slots.
- * Threading: any, not two that write the same slots. Device: the CPU, complete on return. */
+ * Threading: any, not two that write the same slots. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_append(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *slots,
                                  const DLTensor *k, const DLTensor *KVC_NULLABLE v, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Attention of q [T, num_q_heads, k_dim] over pages; out [T, num_q_heads, v_dim], lse float32 [T, num_q_heads].
- * Threading: any. Device: the CPU, complete on return. */
+ * On a CUDA device T is dimension 0 of q where qo_indptr is given, rows behind the last cut stay as they are, and KVC_ATTN_BATCH_INVARIANT is
+ * KVC_E_UNSUPPORTED, for this and the two below.
+ * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_attention_paged(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
                                           const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                           kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Attention of packed q [T, num_q_heads, k_dim] over packed k [K, num_kv_heads, k_dim], v [K, num_kv_heads, v_dim]; qo_indptr, kv_indptr int32
  * [B+1] cut them into sequences; kv_indptr NULL: qo_indptr.
- * Threading: any. Device: the CPU, complete on return. */
+ * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_attention_ragged(const DLTensor *qo_indptr, const DLTensor *KVC_NULLABLE kv_indptr,
                                            const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *q, const DLTensor *k,
                                            const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                            kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Absorbed MLA over a pool of layout MLA: q [T, heads, rank + rope dim], out [T, heads, latent_rank]; opt->attn->scale must be given.
- * Threading: any. Device: the CPU, complete on return. */
+ * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_mla_paged(const kvc_op_pool *pool, const kvc_op_table *table, int32_t latent_rank,
                                     const kvc_op_opt *opt, const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_attn_merge without a forward: T = dimension 0 of out.
- * Threading: any. Device: the CPU, complete on return. */
+ * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_merge(const kvc_op_opt *KVC_NULLABLE opt, DLTensor *out, DLTensor *lse, const DLTensor *other_out,
                                 const DLTensor *other_lse, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Copy all keys of the table's sequences, packed in their order, into k_out [>= sum of seq_lens, heads, k_dim] and v_out; either may be NULL.
- * Threading: any. Device: the CPU, complete on return. */
+ * Threading: any. Device: the CPU only, complete on return. */
 KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *table, const kvc_op_opt *KVC_NULLABLE opt,
                                  DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Copy pages inside a pool: pairs int64 [n, 2] of (from, to), distinct destinations, none of which is a source.
- * Threading: any, not on the same pages. Device: the CPU, complete on return. */
+ * Threading: any, not on the same pages. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Rotate x [T, heads, dim] into out (which may be x) by opt->rope at opt->positions.
- * Threading: any. Device: the CPU, complete on return. */
+ * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* kvc_attn_linear over the host's own states [B, H, Dk, Dv], updated in place; qo_indptr int32 [B+1] cuts the tokens into sequences, NULL: one each.
- * Threading: any, not on the same states. Device: the CPU, complete on return. */
+ * Threading: any, not on the same states. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear, const kvc_op_opt *KVC_NULLABLE opt,
                                       const DLTensor *KVC_NULLABLE qo_indptr, DLTensor *states, const DLTensor *q,
                                       const DLTensor *k, const DLTensor *v, const DLTensor *KVC_NULLABLE decay,

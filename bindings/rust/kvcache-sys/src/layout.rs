@@ -124,9 +124,9 @@ layouts! {
         struct_size @ 0, seq_lens @ 8, qo_indptr @ 16, page_indptr @ 24, page_indices @ 32,
         block_table @ 40,
     }
-    kvc_op_opt = 56 {
+    kvc_op_opt = 64 {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
-        rope @ 48,
+        rope @ 48, stream @ 56,
     }
     kvc_prefix_key = 40 {
         struct_size @ 0, type_ @ 8, reserved @ 12, offset @ 16, data @ 24, size @ 32,

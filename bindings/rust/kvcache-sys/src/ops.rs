@@ -69,6 +69,7 @@ pub struct kvc_op_opt {
     pub attn: *const kvc_attn_opt,
     pub positions: *const DLTensor,
     pub rope: *const kvc_rope,
+    pub stream: kvc_stream,
 }
 
 extern "C" {

@@ -46,13 +46,14 @@ void set_device(int device, const DeviceFacts& facts);
 void renew_context(int device);
 void set_has_driver(bool has);          // without: cudaErrorInsufficientDriver
 void set_has_batch_copies(bool has);    // without: cudaMemcpyBatchAsync gives cudaErrorNotSupported
+void set_has_memory_pools(bool has);    // without: cudaDevAttrMemoryPoolsSupported is 0
 void set_has_virtual_memory(bool has);  // without: cuMemAddressReserve gives CUDA_ERROR_NOT_SUPPORTED
 
 // ---- Failures
 
 // The n-th call (1: the next) of a function of the runtime or the driver, any if null, gives `error` and does nothing.
 void fail_call(const char* name, uint64_t nth, int error);
-// The n-th of the calls that allocate: cudaMalloc, cudaMallocAsync, cudaHostAlloc, cudaMallocHost, cuMemAddressReserve, cuMemCreate.
+// The n-th of the calls that allocate: cudaMalloc, cudaMallocAsync, cudaMallocFromPoolAsync, cudaHostAlloc, cudaMallocHost, cuMemAddressReserve, cuMemCreate.
 void fail_allocation(uint64_t nth, int error = cudaErrorMemoryAllocation);
 void clear_failures();
 // From now on (almost) every call on the device gives `error`, as after an illegal address; cudaSuccess: well again.
@@ -73,6 +74,8 @@ struct Counters {
   uint64_t tma_boxes;
   uint64_t memset_calls;
   uint64_t
+      plain_allocations;  // cudaMalloc, cudaHostAlloc, cudaMallocHost: a device may wait before it maps memory
+  uint64_t
       synchronizations;  // calls that may have blocked: synchronize, cudaFree, copies that touch pageable memory
   uint64_t calls;        // of the runtime and the driver, all
 };
@@ -82,6 +85,7 @@ void reset_counters();
 // What has not been given back.
 struct Live {
   uint64_t device_allocations, device_bytes;
+  uint64_t pools, pool_bytes;  // bytes that pools keep beyond what is allocated from them
   uint64_t pinned_allocations, pinned_bytes;
   uint64_t reservations, mappings, memory_handles;
   uint64_t streams, events, graphs, executables;
