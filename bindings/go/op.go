@@ -41,6 +41,7 @@ type OpOptions struct {
 	Full        bool    // attention: every row sees all keys; without it causal
 	Positions   *Tensor // append, rotate: int32 [T]; attention with a rope: [T] of the queries
 	Rope        *Rope   // append: K is rotated; attention: q is rotated
+	Stream      uintptr // of all work, where the tensors lie on a GPU: the address of a CUDA stream
 }
 
 var noOpOptions OpOptions
@@ -78,6 +79,7 @@ func (call *opCall) build(givesLSE bool, options *OpOptions, tensors ...named) e
 		scale:    C.float(o.Scale),
 		soft_cap: C.float(o.SoftCap),
 		isa:      C.int32_t(o.CPUISA),
+		stream:   C.uintptr_t(o.Stream),
 	}
 	if o.Full {
 		call.c.full = 1

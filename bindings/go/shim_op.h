@@ -16,6 +16,7 @@ typedef struct shim_op_opt {
   int32_t reserved;
   uintptr_t rope;
   uintptr_t executor;
+  uintptr_t stream;
 } shim_op_opt;
 
 #define SHIM_OP_OPT const shim_op_opt *opt, SHIM_TENSOR(positions)
@@ -39,7 +40,7 @@ typedef struct shim_op_opt {
                            opt->has_attn ? &attn : NULL,                                \
                            positions_dl,                                                \
                            (const kvc_rope *)opt->rope,                                 \
-                           NULL}
+                           (kvc_stream)opt->stream}
 #define SHIM_OP_ATTN_BUILD \
   SHIM_DL(sinks);          \
   SHIM_DL(alibi);          \

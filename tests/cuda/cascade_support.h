@@ -10,7 +10,7 @@
 namespace kvc::test {
 
 // With a single multiprocessor, so that small batches have something to save.
-constexpr DLDevice kSmallGpu{kDLCUDA, 5};
+constexpr DLDevice kSmallGpu{kDLCUDA, 3};
 
 // What an attention kernel was given.
 struct SeenLaunch {

@@ -1,4 +1,7 @@
-"""The kernels over pools and page tables of your own: no cache, nothing is kept. See the operators of kvcache.h."""
+"""The kernels over pools and page tables of your own: no cache, nothing is kept. See the operators of kvcache.h.
+
+Tensors lie on the CPU, or all on one GPU, where `stream` is as in `Cache`: None is PyTorch's current one where PyTorch is imported.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Any, NamedTuple
 
 from . import _capi
 from .config import Rope
+from .devices import stream_address
 from .forward import AttnOptions
 from .names import DECAYS, ISAS, OP_LAYOUTS, Decay, Isa, OpLayout, number_of
 
@@ -46,13 +50,23 @@ class Table(NamedTuple):
 
 
 def _opt(
+    tensor: Any,
+    stream: Any,
     isa: Isa,
     full: bool = False,
     attn: AttnOptions | None = None,
     positions: Any = None,
     rope: Rope | None = None,
 ) -> tuple[Any, ...]:
-    return number_of(ISAS, isa, "isa"), int(full), attn, positions, None if rope is None else rope.as_dict()
+    device = getattr(tensor, "__dlpack_device__", None)
+    return (
+        number_of(ISAS, isa, "isa"),
+        int(full),
+        attn,
+        positions,
+        None if rope is None else rope.as_dict(),
+        stream_address(stream, device and device()),
+    )
 
 
 def append(
@@ -64,9 +78,10 @@ def append(
     positions: Any = None,
     rope: Rope | None = None,
     isa: Isa = "auto",
+    stream: Any = None,
 ) -> None:
     """Write k and v to `slots` int64 [T] = page * page_size + offset; below 0: skip."""
-    _capi.kvc_op_append(pool._c(), _opt(isa, positions=positions, rope=rope), slots, k, v)
+    _capi.kvc_op_append(pool._c(), _opt(k, stream, isa, positions=positions, rope=rope), slots, k, v)
 
 
 def attention_paged(
@@ -81,9 +96,11 @@ def attention_paged(
     positions: Any = None,
     rope: Rope | None = None,
     isa: Isa = "auto",
+    stream: Any = None,
 ) -> Any:
     """Attention of q [T, q_heads, k_dim] over pages; `full`: every row sees all keys, else causal."""
-    _capi.kvc_op_attention_paged(pool._c(), tuple(table), _opt(isa, full, opt, positions, rope), q, out, lse)
+    chosen = _opt(q, stream, isa, full, opt, positions, rope)
+    _capi.kvc_op_attention_paged(pool._c(), tuple(table), chosen, q, out, lse)
     return out
 
 
@@ -99,9 +116,10 @@ def attention_ragged(
     full: bool = False,
     opt: AttnOptions | None = None,
     isa: Isa = "auto",
+    stream: Any = None,
 ) -> Any:
     """Attention of packed q over packed k and v; the indptr cut them into sequences."""
-    _capi.kvc_op_attention_ragged(qo_indptr, kv_indptr, _opt(isa, full, opt), q, k, v, out, lse)
+    _capi.kvc_op_attention_ragged(qo_indptr, kv_indptr, _opt(q, stream, isa, full, opt), q, k, v, out, lse)
     return out
 
 
@@ -118,32 +136,41 @@ def mla_paged(
     positions: Any = None,
     rope: Rope | None = None,
     isa: Isa = "auto",
+    stream: Any = None,
 ) -> Any:
     """Absorbed MLA over a pool of layout "mla"; opt.scale must be given."""
     _capi.kvc_op_mla_paged(
-        pool._c(), tuple(table), latent_rank, _opt(isa, full, opt, positions, rope), q, out, lse
+        pool._c(), tuple(table), latent_rank, _opt(q, stream, isa, full, opt, positions, rope), q, out, lse
     )
     return out
 
 
-def merge(out: Any, lse: Any, other_out: Any, other_lse: Any, *, isa: Isa = "auto") -> None:
+def merge(out: Any, lse: Any, other_out: Any, other_lse: Any, *, isa: Isa = "auto", stream: Any = None) -> None:
     """Merge two partial attentions over disjoint keys, in place into (out, lse)."""
-    _capi.kvc_op_merge(_opt(isa), out, lse, other_out, other_lse)
+    _capi.kvc_op_merge(_opt(out, stream, isa), out, lse, other_out, other_lse)
 
 
-def gather(pool: Pool, table: Table, k_out: Any = None, v_out: Any = None, *, isa: Isa = "auto") -> None:
+def gather(
+    pool: Pool,
+    table: Table,
+    k_out: Any = None,
+    v_out: Any = None,
+    *,
+    isa: Isa = "auto",
+    stream: Any = None,
+) -> None:
     """Copy all keys of the table's sequences, packed in their order."""
-    _capi.kvc_op_gather(pool._c(), tuple(table), _opt(isa), k_out, v_out)
+    _capi.kvc_op_gather(pool._c(), tuple(table), _opt(pool.k, stream, isa), k_out, v_out)
 
 
-def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto") -> None:
+def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto", stream: Any = None) -> None:
     """Copy pages inside a pool: pairs int64 [n, 2] of (from, to)."""
-    _capi.kvc_op_copy_pages(pool._c(), _opt(isa), pairs)
+    _capi.kvc_op_copy_pages(pool._c(), _opt(pool.k, stream, isa), pairs)
 
 
-def rotate(x: Any, out: Any, positions: Any, rope: Rope, *, isa: Isa = "auto") -> Any:
+def rotate(x: Any, out: Any, positions: Any, rope: Rope, *, isa: Isa = "auto", stream: Any = None) -> Any:
     """Rotate x [T, heads, dim] into out, which may be x."""
-    _capi.kvc_op_rotate(_opt(isa, positions=positions, rope=rope), x, out)
+    _capi.kvc_op_rotate(_opt(x, stream, isa, positions=positions, rope=rope), x, out)
     return out
 
 
@@ -162,8 +189,9 @@ def linear_step(
     scale: float = 0.0,
     skip: Any = None,
     isa: Isa = "auto",
+    stream: Any = None,
 ) -> Any:
     """Linear attention over states [B, H, Dk, Dv], updated in place."""
     linear = (_capi.KVC_LINEAR_DELTA if delta else 0, number_of(DECAYS, decay, "decay"), 0, scale, skip)
-    _capi.kvc_op_linear_step(linear, _opt(isa), qo_indptr, states, q, k, v, log_decay, beta, out)
+    _capi.kvc_op_linear_step(linear, _opt(q, stream, isa), qo_indptr, states, q, k, v, log_decay, beta, out)
     return out

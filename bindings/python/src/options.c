@@ -330,7 +330,7 @@ void kvcpy_op_table_done(kvcpy_op_table *t) {
   for (i = 0; i < 5; ++i) kvcpy_tensor_done(&t->part[i]);
 }
 
-/* (cpu_isa, full, attn options, positions, rope dictionary). */
+/* (cpu_isa, full, attn options, positions, rope dictionary, stream). */
 int kvcpy_op_opt_in(PyObject *object, kvcpy_op_opt *o) {
   PyObject *item;
   if (object == Py_None) return 0;
@@ -340,8 +340,8 @@ int kvcpy_op_opt_in(PyObject *object, kvcpy_op_opt *o) {
   kvcpy_tensor_init(&o->positions);
   o->used = 1;
   o->c.struct_size = sizeof o->c;
-  if (expect(object, 5, "opt") || small_number(object, 0, &o->c.cpu_isa, "cpu_isa") ||
-      small_number(object, 1, &o->c.full, "full"))
+  if (expect(object, 6, "opt") || kvcpy_stream_in(PyTuple_GetItem(object, 5), &o->c.stream) ||
+      small_number(object, 0, &o->c.cpu_isa, "cpu_isa") || small_number(object, 1, &o->c.full, "full"))
     return -1;
   if ((item = entry(object, 2))) {
     if (kvcpy_attn_opt_in(item, &o->attn)) return -1;

@@ -174,6 +174,21 @@ with (
         close([out.numpy() for out in outs], on_cpu(host, [1, 2], [1, 1], fresh))
     gpu.check()
 
+# Operators over a pool of one's own: rows written and attended to on the device.
+q, k, v = qkv(rng, 3)
+pools = [np.full((4, KV_HEADS, 4, 8), np.nan, np.float32) for _ in range(2)]
+slots, lengths, table = np.array([8, 9, 10]), np.array([3], np.int32), np.array([[2]], np.int32)
+results = []
+for place, words in ((np.asarray, {}), (GpuArray, {"stream": stream})):
+    pool = kvcache.ops.Pool(*(place(part.copy()) for part in pools))
+    kvcache.ops.append(pool, place(slots), place(k), place(v), **words)
+    out = place(np.zeros((3, HEADS, 8), np.float32))
+    rows = place(np.array([0, 3], np.int32))
+    where = kvcache.ops.Table(place(lengths), qo_indptr=rows, block_table=place(table))
+    kvcache.ops.attention_paged(pool, where, place(q), out, **words)
+    results.append(out if isinstance(out, np.ndarray) else out.numpy())
+close(*([result] for result in results))
+
 for device, error in (("tpu", kvcache.InvalidArgument), ("cuda:x", kvcache.InvalidArgument), ("cuda:99", kvcache.OutOfRange)):
     with pytest.raises(error):
         small_cache(device=device)

@@ -2,6 +2,7 @@
 //! id and length is checked against the pool before anything is written.
 
 use crate::attention::{AttnOptions, Out, RawAttnOptions};
+use crate::element::Stream;
 use crate::error::{check, Result};
 use crate::host::SharedExecutor;
 use crate::kinds::{CpuIsa, OpLayout};
@@ -138,6 +139,8 @@ pub struct OpOptions<'a> {
     pub positions: Option<&'a TensorRef<'a>>,
     /// How they are rotated.
     pub rope: Option<&'a Rope>,
+    /// Of all work, where the tensors lie on a GPU.
+    pub stream: Stream,
 }
 
 impl Default for OpOptions<'_> {
@@ -149,6 +152,7 @@ impl Default for OpOptions<'_> {
             attn: None,
             positions: None,
             rope: None,
+            stream: Stream::LEGACY,
         }
     }
 }
@@ -167,6 +171,7 @@ impl OpOptions<'_> {
             attn: attn.unwrap_or(null()),
             positions: pointer(&positions),
             rope: rope.as_ref().map_or(null(), from_ref),
+            stream: self.stream.raw(),
             ..Default::default()
         })
     }

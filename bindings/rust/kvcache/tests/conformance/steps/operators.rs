@@ -54,7 +54,7 @@ impl OperatorOptions {
                 attn: self.has_attn.then_some(attn),
                 positions: positions.as_ref(),
                 rope: self.rope.as_ref().map(|(rope, _)| rope),
-                executor: None,
+                ..OpOptions::default()
             })
         })
     }
