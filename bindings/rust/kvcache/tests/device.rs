@@ -29,6 +29,20 @@ const RELAXED: c_int = 2;
 const ANY_DIRECTION: c_int = 4;
 const RTLD_NOW: c_int = 2;
 
+/// A function of a library.
+///
+/// # Safety
+/// `F` is the type of the function pointer.
+unsafe fn find<F: Copy>(library: *mut c_void, name: &str) -> F {
+    let name = CString::new(name).unwrap();
+    // SAFETY: an open library and a terminated name; the type is the caller's promise.
+    unsafe {
+        let found = dlsym(library, name.as_ptr());
+        assert!(!found.is_null(), "the CUDA runtime has no {name:?}");
+        std::mem::transmute_copy(&found)
+    }
+}
+
 impl Cuda {
     /// None: this process has no emulated device.
     fn open() -> Option<Cuda> {
@@ -37,20 +51,15 @@ impl Cuda {
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);
             assert!(!library.is_null(), "{file:?} cannot be opened");
-            let find = |name: &str| {
-                let found = dlsym(library, CString::new(name).unwrap().as_ptr());
-                assert!(!found.is_null(), "{file:?} has no {name}");
-                found
-            };
             Some(Cuda {
-                malloc: std::mem::transmute::<*mut c_void, _>(find("cudaMalloc")),
-                copy: std::mem::transmute::<*mut c_void, _>(find("cudaMemcpy")),
-                synchronize: std::mem::transmute::<*mut c_void, _>(find("cudaDeviceSynchronize")),
-                new_stream: std::mem::transmute::<*mut c_void, _>(find("cudaStreamCreateWithFlags")),
-                begin_capture: std::mem::transmute::<*mut c_void, _>(find("cudaStreamBeginCapture")),
-                end_capture: std::mem::transmute::<*mut c_void, _>(find("cudaStreamEndCapture")),
-                instantiate: std::mem::transmute::<*mut c_void, _>(find("cudaGraphInstantiate")),
-                launch: std::mem::transmute::<*mut c_void, _>(find("cudaGraphLaunch")),
+                malloc: find(library, "cudaMalloc"),
+                copy: find(library, "cudaMemcpy"),
+                synchronize: find(library, "cudaDeviceSynchronize"),
+                new_stream: find(library, "cudaStreamCreateWithFlags"),
+                begin_capture: find(library, "cudaStreamBeginCapture"),
+                end_capture: find(library, "cudaStreamEndCapture"),
+                instantiate: find(library, "cudaGraphInstantiate"),
+                launch: find(library, "cudaGraphLaunch"),
             })
         }
     }
@@ -84,11 +93,10 @@ impl<'a> Array<'a> {
     }
 
     fn set(&self, values: &[f32]) {
+        let (from, bytes) = (values.as_ptr().cast(), 4 * values.len());
         // SAFETY: as many bytes on both sides.
-        assert_eq!(
-            unsafe { (self.cuda.copy)(self.data, values.as_ptr().cast(), 4 * values.len(), ANY_DIRECTION) },
-            0
-        );
+        let copied = unsafe { (self.cuda.copy)(self.data, from, bytes, ANY_DIRECTION) };
+        assert_eq!(copied, 0);
     }
 
     fn get(&self) -> Vec<f32> {
