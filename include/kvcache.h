@@ -901,13 +901,13 @@ KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_er
 /* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
  * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
  * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed); it was captured, and
- * the capture is over; its stream is the legacy default stream, and a blocking stream is captured (it stays open).
+ * the capture is over; a capture began on its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Undo the begin: lengths, pages, tables, trees, windows and states as before; whatever was written to the new slots is forgotten. NULL is
  * accepted.
- * KVC_E_INVALID_STATE: not open.
+ * KVC_E_INVALID_STATE: not open; a capture that it is no part of has begun on its stream (it stays open), as in kvc_forward_end.
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_abort(kvc_forward *KVC_NULLABLE fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1225,7 +1225,7 @@ KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int
  * On the CPU: tensors of pools are read and written in place; every page id and length is checked against the pool before anything is written.
  * On a CUDA device: the work is enqueued on opt->stream, and nothing waits; tensors live until it is done. executor and cpu_isa are not used. What the
  *   tensors hold is seen there alone, so no status tells of it, and what lies outside is left out: a slot or pair of pages outside of the pool is skipped;
- *   a sequence whose length, table or page ids lie outside, or that has more rows than keys where full = 0, sees no key (out 0, lse -inf); where
+ *   a sequence whose length, table or page ids lie outside, which is longer than its bias is wide, or that has more rows than keys where full = 0, sees no key (out 0, lse -inf); where
  *   qo_indptr does not ascend within the rows of q nothing is computed. Scratch comes from a pool that the library keeps per device. In a capture it is
  *   memory of the graph, which can then be instantiated once and be no child of another.
  * Common statuses: KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor, also storage types other than float32, float16, bfloat16, and tensors
@@ -1308,7 +1308,7 @@ KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *ta
                                  DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Copy pages inside a pool: pairs int64 [n, 2] of (from, to), distinct destinations, none of which is a source.
+/* Copy pages inside a pool: pairs int64 [n, 2] of (from, to), distinct destinations, none of which is a source (on CUDA not checked).
  * Threading: any, not on the same pages. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;

@@ -177,7 +177,7 @@ struct BackendTable {
   // the graph's own. A device without memory pools gets plain memory, which may block, and none in a capture.
   Result (*allocate_on)(int32_t device, int64_t bytes, Stream, void** address, Failure*);
   void (*free_on)(int32_t device, void* address, Stream);
-  void (*free_idle)(int32_t device, void* address);  // of allocate_on; blocks until the device is idle
+  void (*free_idle)(int32_t device, void* address);  // of allocate_on; the device is done with all uses
   void (*trim)(int32_t device);  // gives the device back what the pool keeps and nobody has; may block
   Result (*allocate_pinned)(int64_t bytes, void** address,
                             Failure*);  // the device reads it at the same address

@@ -42,6 +42,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void check_begin(const Batch& batch, bool has_positions, bool is_replay) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override;
+  void check_abort() const override;
   void closed(Forward& forward, bool aborted) noexcept override;
   void carry_states_on(Forward& forward) noexcept override;
   void attend(Forward& forward, const AttnCall& call, const AttnOptions& options,

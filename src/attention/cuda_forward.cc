@@ -44,6 +44,7 @@ void CudaEngine::set_stream(const kvc_stream* stream) {
 
 void CudaEngine::drain() {
   const std::lock_guard<std::mutex> lock(outside_);
+  if (in_forward_) order_.used(forward_stream_);  // it may be dropped open
   order_.use(own_stream_.get());
   own_stream_.synchronize();
 }
@@ -257,12 +258,22 @@ void CudaEngine::require_stream() const {
     fail(KVC_E_INVALID_STATE, "the forward was begun before the capture of its stream: begin it inside");
 }
 
-void CudaEngine::check_end() const {
+// What the forward has enqueued has to be ordered with what follows, which nothing can be inside a capture that began after it.
+void CudaEngine::check_abort() const {
   if (!device_->is_usable(forward_stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd runs on the legacy default stream, which cannot be used while a blocking stream is captured: "
-         "end it after the capture");
+         "close it after the capture");
   }
+  if (!is_captured_ && device_->is_capturing(forward_stream_)) {
+    fail(
+        KVC_E_INVALID_STATE,
+        "fwd was begun before the capture of its stream, which it is no part of: close it after the capture");
+  }
+}
+
+void CudaEngine::check_end() const {
+  check_abort();
   if (is_captured_ && !device_->is_capturing(forward_stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd was begun while its stream was captured, and the capture is over: end it before, or "

@@ -83,8 +83,10 @@ class Engine : public ByteCopier {
   // Copies the pages that are to be written and have other holders; a device is sent the step. `is_replay`: all kernels, those included, lie
   // in a graph that the caller launches (KVC_FORWARD_REPLAY).
   virtual void begin(Forward& forward, bool is_replay) = 0;
-  // Before it ends. Throws INVALID_STATE: it was captured, and the capture is over; a capture forbids the use of its stream.
+  // Before it ends. Throws INVALID_STATE: it was captured, and the capture is over; a capture that it is no part of forbids the use of its stream.
   virtual void check_end() const = 0;
+  // Before it is aborted. Throws INVALID_STATE for the second of these.
+  virtual void check_abort() const = 0;
   // It has ended, or was aborted, and nothing more is enqueued for it.
   virtual void closed(Forward& forward, bool aborted) noexcept = 0;
   // States that were not set are those of before; only where any was set.

@@ -312,6 +312,7 @@ void Cache::end(kvc_forward* handle) {
 }
 
 void Cache::abort(kvc_forward* handle) {
+  engine_->check_abort();
   ++counters_.forwards_aborted;
   engine_->closed(forward_, true);
   forward_.batch().rollback(allocator_, states_);

@@ -246,6 +246,9 @@ TEST_F(CudaGraphStreams, ALayerOfAForwardThatWasBegunBeforeTheCaptureIsRefused) 
   ASSERT_EQ(cudaStreamBeginCapture(pair.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   EXPECT_EQ(tensors.run(forward, pair.device.clean()), KVC_E_INVALID_STATE);
   EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
+  EXPECT_EQ(kvc_forward_end(forward, pair.device.clean()), KVC_E_INVALID_STATE);
+  EXPECT_EQ(kvc_forward_abort(forward, pair.device.clean()), KVC_E_INVALID_STATE);
+  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
   Graph graph;
   ASSERT_EQ(cudaStreamEndCapture(pair.stream, &graph.graph), cudaSuccess);
   ASSERT_EQ(tensors.run(forward, pair.device.clean()), KVC_OK) << pair.device.message();

@@ -304,6 +304,23 @@ TEST_F(CudaRuntimeFaults, ScratchComesAndGoesInTheOrderOfItsStream) {
   expect_nothing_left();
 }
 
+TEST_F(CudaRuntimeFaults, ScratchThatNobodyUsesGoesBackBesideACapture) {
+  cudaStream_t captured = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
+  void* memory = nullptr;
+  ASSERT_EQ(table().allocate_on(0, 1000, nullptr, &memory, &failure_), Result::kOk) << failure_.text;
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
+  cudasim::reset_counters();
+  table().free_idle(0, memory);
+  EXPECT_EQ(cudasim::counters().synchronizations, 0u);
+  cudaGraph_t graph = nullptr;
+  EXPECT_EQ(cudaStreamEndCapture(captured, &graph), cudaSuccess);
+  (void)cudaGraphDestroy(graph);
+  ASSERT_EQ(cudaStreamDestroy(captured), cudaSuccess);
+  expect_nothing_left();
+}
+
 TEST_F(CudaRuntimeFaults, DevicesWithoutMemoryPoolsGetPlainMemory) {
   constexpr int32_t kDevice = 7;  // that no other test has asked for a pool
   cudasim::set_num_devices(8);

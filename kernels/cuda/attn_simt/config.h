@@ -16,7 +16,7 @@ constexpr int32_t kChunkStride =
     kChunk + 4;  // floats; lanes that read 16 bytes of eight keys touch all banks
 constexpr int32_t kMaxDim = 1024;
 
-// 16 packed rows while a CTA's queries and accumulators (float32) leave room for a second CTA on a multiprocessor with 164 KiB, and for one
+// 16 packed rows while a CTA's queries and accumulators (float32) leave room for a second CTA on a multiprocessor with 228 KiB, and for one
 // where a CTA can have 99 KiB.
 constexpr int32_t kWideDims = 1152;  // k_dim + v_dim
 KVC_HD int32_t tile_rows(int32_t k_dim, int32_t v_dim) { return k_dim + v_dim <= kWideDims ? 16 : 8; }

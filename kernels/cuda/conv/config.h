@@ -2,7 +2,7 @@
 //
 // A thread has one channel: neighbouring threads read neighbouring inputs. An output depends on the last `width` inputs alone, so rows are
 // cut among CTAs; a CTA keeps the window of a channel in registers while it walks down its rows. The first CTA of a channel and sequence is the only one that
-// reads the state, and writes it, so that both may be the same memory.
+// reads the state, and writes it, so that both may be the same memory (with widths to kRows + 1; wider windows of the second CTA reach into it).
 #pragma once
 
 #include <cstdint>

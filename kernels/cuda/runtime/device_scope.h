@@ -35,7 +35,7 @@ class DeviceScope {
   cudaError_t error_;           // last: enter() fills the others
 };
 
-// Lets the thread allocate while some stream of the process is captured in global mode. What is called so must not enqueue.
+// Lets the thread allocate while some stream of the process is captured in global mode. What is called so may enqueue only to give memory.
 class RelaxedCapture {
  public:
   RelaxedCapture();

@@ -10,7 +10,7 @@ namespace {
 
 cudaError_t give_device_memory(void* address) { return cudaFree(address); }
 cudaError_t give_pinned_memory(void* address) { return cudaFreeHost(address); }
-// cudaFree does not wait for what still uses memory of a pool.
+// cudaFree does not wait for what still uses memory of a pool, and here nobody has.
 cudaError_t give_pool_memory(void* address) {
   const cudaError_t error = cudaDeviceSynchronize();
   return result_of(error) == Result::kCapture ? error : cudaFree(address);
@@ -134,10 +134,11 @@ Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address,
   cudaMemPool_t pool = nullptr;
   const Result result = find_pool(device, &pool, failure);
   if (result != Result::kOk) return result;
+  // The legacy stream beside a capture is refused here, before an allocation on it would cost that capture.
+  int32_t capturing = 0;
+  const Result asked = is_capturing(device, stream, &capturing, failure);
+  if (asked != Result::kOk) return asked;
   if (pool == nullptr) {
-    int32_t capturing = 0;
-    const Result asked = is_capturing(device, stream, &capturing, failure);
-    if (asked != Result::kOk) return asked;
     if (capturing == 0) return allocate(device, bytes, address, failure);
     return refuse(Result::kUnsupported, cudaErrorNotSupported, failure,
                   "device %d has no memory pools: a graph cannot have memory of its own", device);
@@ -158,12 +159,14 @@ void free_on(int32_t device, void* address, Stream stream) {
     if (cudaFreeAsync(address, static_cast<cudaStream_t>(stream)) == cudaSuccess) return;
     (void)cudaGetLastError();
   }
-  free_idle(device, address);  // the stream cannot be used
+  // The stream cannot be used. Where it is that its capture was invalidated, the memory is that of a graph which will never be.
+  int32_t capturing = 0;
+  Failure failure{};
+  if (is_capturing(device, stream, &capturing, &failure) == Result::kOk && capturing != 0) return;
+  give_back(device, address, give_pool_memory);
 }
 
-void free_idle(int32_t device, void* address) {
-  give_back(device, address, known_pool(device) != nullptr ? give_pool_memory : give_device_memory);
-}
+void free_idle(int32_t device, void* address) { give_back(device, address, give_device_memory); }
 
 bool trim_pool(int32_t device) {
   cudaMemPool_t const pool = known_pool(device);
