@@ -4,6 +4,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 import unittest
 
 TOOL = sys.argv.pop(1)
@@ -56,17 +57,88 @@ class Plan(unittest.TestCase):
             plan = self.planned(*LLAMA, "--memory", text, "--max-len", 8192)
             self.assertEqual((plan["num_pages"], plan["concurrency"]), (4768, 9.3125), text)
 
-    def test_a_budget_that_is_one_byte_short_is_refused_with_the_longest_length(self):
-        layers = ["--layers", 16, "--kv-heads", 8, "--head-dim", 128, "--max-len", 131072]
-        self.assertEqual(self.planned(*layers, "--memory", 2**33)["num_pages"], 8192)
-        self.refused(1, "the longest that fits is 131056", *layers, "--memory", 2**33 - 1)
+    def test_units_of_1024_and_of_1000_are_told_apart(self):
+        pages = {text: self.planned(*LLAMA, "--memory", text, "--max-len", 8192)["num_pages"] for text in ("24G", "24GiB", "24GB", "24gb")}
+        self.assertEqual(pages["24G"], pages["24GiB"])
+        self.assertEqual(pages["24GB"], pages["24gb"])
+        self.assertEqual(pages["24GiB"] - pages["24GB"], 2**34 * 3 // 2 // 2**21 - 24 * 10**9 // 2**21)
+        self.refused(2, "'24' has no unit and would be bytes: write 24GiB", *LLAMA, "--memory", "24")
 
-    def test_windows_need_fewer_pages_when_prompts_come_in_pieces(self):
+    def warned(self, *arguments):
+        done = run(*arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue(done.stderr.startswith("kvcache plan: warning: "), done.stderr)
+        return done.stdout, done.stderr
+
+    def test_a_budget_that_is_one_byte_short_plans_what_fits_and_warns(self):
+        layers = ["--layers", 16, "--kv-heads", 8, "--head-dim", 128, "--max-len", 131072]
+        whole = self.planned(*layers, "--memory", 2**33)
+        self.assertEqual((whole["num_pages"], whole["fits"], whole["planned_len"]), (8192, True, 131072))
+        text, warning = self.warned(*layers, "--memory", 2**33 - 1)
+        self.assertIn("a request of 131,072 tokens needs 8,192 pages, there are 8,191: this is the plan for --max-len 131056", warning)
+        self.assertIn("Requests of 131,056 tokens at once: 1.00", text)
+        plan = json.loads(self.warned(*layers, "--memory", 2**33 - 1, "--json")[0])
+        self.assertEqual((plan["fits"], plan["max_len"], plan["planned_len"], plan["num_pages"]), (False, 131072, 131056, 8191))
+        self.assertEqual((plan["longest_request"], plan["concurrency"]), (131056, 1))
+
+    def test_what_fits_is_planned_for_every_model_of_the_tests(self):
+        shorter = 0
+        for path in sorted(CONFIGS.glob("*.json")):
+            with self.subTest(path.stem):
+                done = run(path, "--memory", "3GiB", "--max-len", 1048576, "--json")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                plan = json.loads(done.stdout)
+                self.assertEqual(bool(done.stderr), not plan["fits"])
+                self.assertNotIn("config.", done.stderr)
+                self.assertGreaterEqual(plan["concurrency"], 1)
+                self.assertGreaterEqual(plan["longest_request"], plan["planned_len"])
+                shorter += not plan["fits"]
+        self.assertGreater(shorter, 20)
+
+    def test_of_pipeline_stages_the_tightest_says_what_fits(self):
+        plan = json.loads(self.warned(*LLAMA, "--memory", "1GiB", "--max-len", 131072, "--pp", 3, "--json")[0])
+        self.assertEqual(plan["planned_len"], 16 * plan["num_pages"])
+        self.assertEqual(plan["num_pages"], min(rank["num_pages"] for rank in plan["ranks"]))
+
+    def test_prompts_come_in_pieces_of_8192_tokens_unless_told_otherwise(self):
         gemma = [config("gemma-3-27b"), "--memory", "24GiB"]
-        self.refused(1, "--max-tokens-per-forward", *gemma)
-        plan = self.planned(*gemma, "--max-tokens-per-forward", 8192)
+        plan = self.planned(*gemma)
+        self.assertEqual(plan["max_tokens_per_forward"], 8192)
         self.assertGreater(plan["concurrency"], 1)
         self.assertEqual([group["window"] for group in plan["groups"]][0], 1024)
+        self.assertEqual(plan, self.planned(*gemma, "--max-tokens-per-forward", 8192))
+        self.assertIn("A forward has at most 8,192 new tokens (--max-tokens-per-forward)", run(*gemma).stdout)
+        text, warning = self.warned(*gemma, "--max-tokens-per-forward", 0)
+        self.assertIn("Prompts in pieces (--max-tokens-per-forward) need fewer pages", warning)
+        self.assertIn("A prompt comes in one forward, whatever its length", text)
+
+    def test_a_window_longer_than_the_context_is_no_reason_for_the_hint(self):
+        phi = [config("phi-3-mini-128k"), "--memory", "24GiB", "--max-tokens-per-forward", 0]
+        self.assertGreater(self.planned(*phi, "--max-len", 4096)["groups"][0]["window"], 131072)
+        self.assertNotIn("Prompts in pieces", self.warned(*phi)[1])
+
+    def test_known_families_are_listed_and_others_are_assumed_to_be_one_of_them(self):
+        listed = subprocess.run([TOOL, "plan", "--families"], capture_output=True, text=True, timeout=60)
+        self.assertEqual((listed.returncode, listed.stderr), (0, ""))
+        names = listed.stdout.split()
+        self.assertEqual(names, sorted(names))
+        for path in CONFIGS.glob("*.json"):
+            read = json.loads(path.read_text())
+            inner = next((read[name] for name in ("text_config", "llm_config", "thinker_config") if name in read), read)
+            self.assertIn(inner.get("model_type", read["model_type"]), names)
+        llama = json.loads(config("llama-3.1-8b").read_text())
+        with tempfile.TemporaryDirectory() as folder:
+            other = pathlib.Path(folder) / "config.json"
+            for wrapped in (False, True):
+                strange = {**llama, "model_type": "arcee"}
+                other.write_text(json.dumps({"model_type": "arcee_vl", "text_config": strange} if wrapped else strange))
+                self.refused(1, "'arcee' is not supported. --families lists what is known; --assume llama", other, "--memory", "24GiB")
+                text, warning = self.warned(other, "--memory", "24GiB", "--assume", "llama", "--json")
+                self.assertIn("'arcee' is read as 'llama'", warning)
+                self.assertEqual(json.loads(text), self.planned(config("llama-3.1-8b"), "--memory", "24GiB"))
+        self.refused(1, "'llama' is: leave the option out", config("llama-3.1-8b"), "--memory", "24GiB", "--assume", "qwen2")
+        self.refused(2, "--assume", config("gpt2"), "--memory", "24GiB", "--assume", "clippy")
+        self.refused(2, "--assume is for a config.json", *LLAMA, "--memory", "24GiB", "--assume", "llama")
 
     def test_ranks_share_the_fewest_pages_that_any_has(self):
         plan = self.planned(*LLAMA, "--memory", "4GiB", "--max-len", 8192, "--pp", 3, "--tp", 2)
@@ -118,7 +190,8 @@ class Plan(unittest.TestCase):
         self.refused(1, "not JSON", __file__, "--memory", "1GiB")
         self.refused(1, "latents", config("deepseek-v3"), "--memory", "80GiB", "--kv-dtype", "int8")
         self.refused(1, "--pp 33", *LLAMA, "--memory", "80GiB", "--pp", 33)
-        self.refused(1, "holds no page", *LLAMA, "--memory", "1MB")
+        self.refused(1, "--memory = 1000000 holds no page", *LLAMA, "--memory", "1MB")
+        self.refused(1, "--host-memory = 1000000 holds no page", *LLAMA, "--memory", "1GiB", "--host-memory", "1MB")
 
     def test_bad_options_exit_with_2(self):
         self.refused(2, "config.json", "--memory", "1GiB")

@@ -83,6 +83,12 @@ def what_cannot_be_replayed_is_named(folder):
     broken = folder / "broken.jsonl"
     broken.write_text(BLOCK_IDS.read_text().replace('"input_length": 1500', '"input_length": -1500'))
     assert f"{broken}:2: input_length is -1500; it must lie in 1.." in replay(broken, status=2)
+    # Nobody's prompt, and a table of gigabytes: refused before any memory is asked for.
+    huge = folder / "huge.csv"
+    huge.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n1,100,3\n2,1000000000,3\n")
+    assert f"{huge}:3: ContextTokens is '1000000000'; it must lie in 1..16777216" in replay(huge, "--block", 1, status=2)
+    huge.write_text('{"input_length": 1000000000, "hash_ids": []}\n')
+    assert f"{huge}:1: input_length is 1000000000; it must lie in 1..16777216" in replay(huge, status=2)
     run = figures(broken, "--pages", 0, "--skip-bad-lines")
     assert (run["skipped_lines"], run["requests"], run["hit_blocks"]) == (1, 6, 13), run
     assert "cannot be opened" in replay(folder / "nothing", status=2)

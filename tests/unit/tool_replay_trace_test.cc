@@ -166,12 +166,12 @@ TEST(ToolReplayTrace, ABrokenLineIsNamedWithItsReason) {
             "input_length is 600.5, not a whole number");
   EXPECT_EQ(said_about(R"({"input_length": null, "hash_ids": [1, 2]})"),
             "input_length is null, not a whole number");
-  for (const char* number : {"0", "-600", "-9223372036854775808", "1073741825", "18446744073709551615"}) {
+  for (const char* number : {"0", "-600", "-9223372036854775808", "16777217", "1000000000", "18446744073709551615"}) {
     EXPECT_EQ(said_about("{\"input_length\": " + std::string(number) + ", \"hash_ids\": []}"),
-              "input_length is " + std::string(number) + "; it must lie in 1..1073741824");
+              "input_length is " + std::string(number) + "; it must lie in 1..16777216");
   }
   EXPECT_EQ(said_about(R"({"input_length": 600, "output_length": -1, "hash_ids": [1]})"),
-            "output_length is -1; it must lie in 0..1073741824");
+            "output_length is -1; it must lie in 0..16777216");
   EXPECT_EQ(said_about(R"({"input_length": 600, "timestamp": "now", "hash_ids": [1]})"),
             "timestamp is \"now\", not a number");
 }
@@ -203,6 +203,10 @@ TEST(ToolReplayTrace, TokensThatAreNoIdsAreRefused) {
     return message.substr(std::min(message.size(), file.path().size() + 4));
   };
   EXPECT_EQ(said(R"({"tokens": []})"), "tokens is empty");
+  std::string many = "{\"tokens\": [1";
+  for (int64_t i = 0; i < kMaxTokens; ++i) many += ",1";
+  EXPECT_EQ(said(many + "]}"), "tokens has 16777217 entries; at most 16777216 are replayed");
+  EXPECT_EQ(said(std::string(size_t{65} << 20, ' ')), "longer than 64 MiB");
   EXPECT_EQ(said(R"({"tokens": 5})"), "tokens is 5, not an array");
   EXPECT_EQ(said(R"({"tokens": [1, -1]})"), "tokens[1] is -1; it must lie in 0..2147483647");
   EXPECT_EQ(said(R"({"tokens": [2147483648]})"), "tokens[0] is 2147483648; it must lie in 0..2147483647");
@@ -222,10 +226,13 @@ TEST(ToolReplayTrace, BrokenRowsOfATableAreRefused) {
   EXPECT_EQ(said("1,many,3"), "ContextTokens is 'many', not a whole number");
   EXPECT_EQ(said("1,,3"), "ContextTokens is '', not a whole number");
   EXPECT_EQ(said("1,2.5,3"), "ContextTokens is '2.5', not a whole number");
-  EXPECT_EQ(said("1,0,3"), "ContextTokens is '0'; it must lie in 1..1073741824");
+  EXPECT_EQ(said("1,0,3"), "ContextTokens is '0'; it must lie in 1..16777216");
   EXPECT_EQ(said("1,99999999999999999999,3"),
-            "ContextTokens is '99999999999999999999'; it must lie in 1..1073741824");
-  EXPECT_EQ(said("1,2,-3"), "GeneratedTokens is '-3'; it must lie in 0..1073741824");
+            "ContextTokens is '99999999999999999999'; it must lie in 1..16777216");
+  EXPECT_EQ(said("1,1000000000,3"), "ContextTokens is '1000000000'; it must lie in 1..16777216")
+      << "a short line that would take gigabytes";
+  EXPECT_EQ(said("1,2,16777217"), "GeneratedTokens is '16777217'; it must lie in 0..16777216");
+  EXPECT_EQ(said("1,2,-3"), "GeneratedTokens is '-3'; it must lie in 0..16777216");
   EXPECT_EQ(said("then,2,3"), "TIMESTAMP is 'then', neither a date with a time nor seconds");
 }
 

@@ -1,6 +1,8 @@
 #include "tools/plan/capacity.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 namespace kvc::plan_tool {
 namespace {
@@ -8,18 +10,13 @@ namespace {
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr int64_t kLengths[] = {512, 2048, 8192, 32768, 131072};
 
-[[noreturn]] void fail(const kvc_error& error) { throw Failure(error.message); }
+[[noreturn]] void fail(const kvc_error& error) { throw Failure(in_option_names(error.message)); }
 
-// Why a request may need more than one expects.
-std::string hint(const kvc_config& config, kvc_status status) {
-  if (status != KVC_E_NEVER_FITS || config.max_tokens_per_forward != 0) return "";
-  const bool has_window =
-      std::any_of(config.layers, config.layers + config.num_layers,
-                  [](const kvc_layer& layer) { return layer.window != 0 || layer.chunk != 0; });
-  if (!has_window) return "";
-  return ". A prompt in one forward needs pages for all of it: with --max-tokens-per-forward layers with a "
-         "window need fewer";
-}
+// A request of `config.max_seq_len` tokens does not fit; `longest` is the longest that does by the library's count.
+struct TooLong {
+  int64_t longest;
+  std::string message;
+};
 
 Stage plan_stage(const kvc_config& whole, Slice slice, const std::string& context) {
   kvc_config config = whole;
@@ -29,8 +26,11 @@ Stage plan_stage(const kvc_config& whole, Slice slice, const std::string& contex
   stage.slice = slice;
   kvc_plan* plan = nullptr;
   kvc_error error{};
-  if (const kvc_status status = kvc_plan_create(&config, &plan, &error); status != KVC_OK)
-    throw Failure(context + error.message + hint(config, status));
+  if (const kvc_status status = kvc_plan_create(&config, &plan, &error); status != KVC_OK) {
+    const std::string message = context + in_option_names(error.message);
+    if (status == KVC_E_NEVER_FITS) throw TooLong{error.detail, message};
+    throw Failure(message);
+  }
   stage.plan.reset(plan);
   stage.info.struct_size = sizeof stage.info;
   if (kvc_plan_info_get(plan, &stage.info, &error) != KVC_OK) fail(error);
@@ -45,18 +45,6 @@ int64_t common_pages(const std::vector<Stage>& stages) {
   kvc_error error{};
   if (kvc_plan_min_pages(plans.data(), plans.size(), &pages, &error) != KVC_OK) fail(error);
   return pages;
-}
-
-// Stages have the same groups, but recurrent states of their own, which may take pages.
-int64_t request_pages(const Capacity& capacity, int64_t tokens) {
-  int64_t most = 0;
-  for (const Stage& stage : capacity.stages) {
-    int64_t pages = 0;
-    kvc_error error{};
-    if (kvc_plan_request_pages(stage.plan.get(), tokens, &pages, &error) != KVC_OK) fail(error);
-    most = std::max(most, pages);
-  }
-  return most;
 }
 
 Requests requests_of(const Capacity& capacity, int64_t tokens) {
@@ -88,7 +76,68 @@ int64_t pages_for(const Capacity& capacity, uint64_t memory) {
   return least;
 }
 
+std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages) {
+  std::vector<Stage> out;
+  for (const Slice slice : cut_layers(config.num_layers, stages)) {
+    const std::string context =
+        stages == 1 ? ""
+                    : "layers " + std::to_string(slice.begin) + " to " + std::to_string(slice.end - 1) + ": ";
+    out.push_back(plan_stage(config, slice, context));
+  }
+  return out;
+}
+
+// Groups are chosen for the longest request, so a shorter one may be planned otherwise: lengths go down until one fits. Sets
+// config.max_seq_len to it.
+std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages) {
+  const int64_t asked = config.max_seq_len;
+  while (true) {
+    try {
+      return plan_stages(config, stages);
+    } catch (const TooLong& too_long) {
+      const int64_t shorter = std::min(too_long.longest, config.max_seq_len - 1);
+      if (shorter < 1)
+        throw Failure("not one token of a request of " + std::to_string(asked) + " fits: " + too_long.message);
+      config.max_seq_len = shorter;
+    }
+  }
+}
+
+bool sees_less_than(const kvc_layer& layer, int64_t tokens) {
+  return (layer.window != 0 && layer.window < tokens) || (layer.chunk != 0 && layer.chunk < tokens);
+}
+
 }  // namespace
+
+std::string in_option_names(std::string message) {
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"config.host_byte_budget", "--host-memory"},
+      {"config.byte_budget", "--memory"},
+      {"config.max_seq_len", "--max-len"},
+      {"config.max_tokens_per_forward", "--max-tokens-per-forward"},
+      {"config.max_cross_len", "--max-cross-len"},
+      {"config.page_size", "--page-size"},
+      {"config.forwards_in_flight", "--in-flight"},
+      {"config.num_state_slots", "--state-slots"},
+      {"config.num_layers", "--layers"}};
+  for (const auto& [field, option] : kNames) {
+    for (size_t at = 0; (at = message.find(field, at)) != std::string::npos; at += option.size())
+      message.replace(at, field.size(), option);
+  }
+  return message;
+}
+
+// Stages have the same groups, but recurrent states of their own, which may take pages.
+int64_t request_pages(const Capacity& capacity, int64_t tokens) {
+  int64_t most = 0;
+  for (const Stage& stage : capacity.stages) {
+    int64_t pages = 0;
+    kvc_error error{};
+    if (kvc_plan_request_pages(stage.plan.get(), tokens, &pages, &error) != KVC_OK) fail(error);
+    most = std::max(most, pages);
+  }
+  return most;
+}
 
 std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages) {
   std::vector<Slice> out;
@@ -116,12 +165,12 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
       config.max_cross_len == 0 &&
       std::any_of(config.layers, config.layers + config.num_layers,
                   [](const kvc_layer& layer) { return layer.kind == KVC_LAYER_CROSS; });
-  for (const Slice slice : cut_layers(config.num_layers, stages)) {
-    const std::string context =
-        stages == 1 ? ""
-                    : "layers " + std::to_string(slice.begin) + " to " + std::to_string(slice.end - 1) + ": ";
-    capacity.stages.push_back(plan_stage(config, slice, context));
-  }
+  capacity.max_tokens_per_forward = config.max_tokens_per_forward;
+  capacity.stages = plan_what_fits(config, stages);
+  capacity.planned_len = config.max_seq_len;
+  capacity.drops_behind_windows = std::any_of(
+      config.layers, config.layers + config.num_layers,
+      [&](const kvc_layer& layer) { return sees_less_than(layer, capacity.max_len); });
   capacity.num_pages = common_pages(capacity.stages);
   const auto fewest =
       std::min_element(capacity.stages.begin(), capacity.stages.end(),
@@ -129,9 +178,9 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
   capacity.tightest = static_cast<size_t>(fewest - capacity.stages.begin());
   capacity.longest_request = longest_request(capacity);
   capacity.longest =
-      requests_of(capacity, capacity.max_len != 0 ? capacity.max_len : capacity.longest_request);
+      requests_of(capacity, capacity.planned_len != 0 ? capacity.planned_len : capacity.longest_request);
   for (const int64_t tokens : kLengths) {
-    if (capacity.max_len == 0 || tokens <= capacity.max_len)
+    if (capacity.planned_len == 0 || tokens <= capacity.planned_len)
       capacity.by_length.push_back(requests_of(capacity, tokens));
   }
   capacity.pages_with_one_more_gib = pages_for(capacity, memory + kGiB);

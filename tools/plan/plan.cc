@@ -17,13 +17,13 @@ using namespace kvc::plan_tool;
 constexpr int32_t kMaxRanks = 1024;
 
 struct Options {
-  std::string file;
+  std::string file, assumed;
   UniformLayers uniform;
   std::string memory, host_memory;
   int64_t max_len = 0;
   int32_t page_size = 16;
   std::string kv_dtype = "auto";
-  int64_t max_tokens_per_forward = 0;
+  int64_t max_tokens_per_forward = 8192;  // what engines default to, or less
   int32_t in_flight = 0;
   int64_t state_slots = 0;
   int64_t max_cross_len = 0;
@@ -34,12 +34,18 @@ struct Options {
 
 uint64_t bytes_of(const std::string& text) { return text.empty() ? 0 : parse_size(text).value_or(0); }
 
+void warn(const std::string& text) { std::fprintf(stderr, "kvcache plan: warning: %s\n", text.c_str()); }
+
 void read_model(const Options& options, Model& model) {
   (void)kvc_config_init(&model.config, sizeof model.config);
   if (options.file.empty()) {
     make_uniform(options.uniform, model);
   } else {
-    read_model_file(options.file, model);
+    const std::string replaced = read_model_file(options.file, options.assumed, model);
+    if (!replaced.empty()) {
+      warn("'" + replaced + "' is read as '" + options.assumed +
+           "': layers and windows that only the former has are not counted");
+    }
   }
   set_kv_dtype(options.kv_dtype, model);
   divide_heads(options.tensor_ranks, model);
@@ -60,6 +66,8 @@ int show(const Options& options) {
     read_model(options, model);
     const Capacity capacity =
         plan_capacity(model, bytes_of(options.memory), options.tensor_ranks, options.stages);
+    const std::string warning = warning_of(capacity);
+    if (!warning.empty()) warn(warning);
     std::fputs((options.json ? json_report(capacity) : text_report(capacity)).c_str(), stdout);
     return 0;
   } catch (const Failure& failure) {
@@ -73,13 +81,21 @@ void check_usage(const CLI::App& plan, const Options& options) {
   const bool has_shape = plan.count("--layers") != 0;
   if (options.file.empty() == !has_shape)
     throw CLI::ValidationError("plan", "give a config.json, or --layers with --kv-heads and --head-dim");
+  if (options.file.empty() && !options.assumed.empty())
+    throw CLI::ValidationError("plan", "--assume is for a config.json");
   if (plan.count("--window-every") != 0 && plan.count("--full-every") != 0)
     throw CLI::ValidationError("plan", "--window-every and --full-every exclude each other");
 }
 
-std::string check_size(const std::string& text) {
-  const auto bytes = parse_size(text);
-  return bytes && *bytes > 0 ? "" : "'" + text + "' is not an amount of memory, such as 24GiB, 500MB or 4096";
+// The names, as many to a line as a terminal has room for.
+std::string families_text() {
+  constexpr size_t kWidth = 100;
+  std::string text, line;
+  for (const std::string& name : known_families()) {
+    if (line.size() + 2 + name.size() > kWidth) text += line + "\n", line.clear();
+    line += (line.empty() ? "" : "  ") + name;
+  }
+  return text + line + "\n";
 }
 
 void add_shape(CLI::App& plan, UniformLayers& shape) {
@@ -109,9 +125,20 @@ void register_plan(CLI::App& app, int& exit_code) {
       app.add_subcommand("plan", "Plan the cache of a model in given memory: pages, requests at once, waste");
   plan->add_option("config", options->file, "Hugging Face config.json of the model");
   plan->add_option("--memory", options->memory,
-                   "Memory for the cache on each rank: 24GiB, 24GB, 500MiB, bytes")
+                   "Memory for the cache on each rank: 24GiB or 24G (of 1024), 24GB (of 1000), bytes from 1 MiB")
       ->required()
-      ->check(check_size);
+      ->check(size_problem);
+  plan->add_flag_callback(
+      "--families",
+      [] {
+        std::fputs(families_text().c_str(), stdout);
+        throw CLI::Success();
+      },
+      "Print every model_type that a config.json may have, and end");
+  plan->add_option("--assume", options->assumed,
+                   "Read a model_type that is not known by the rules of this one, such as llama")
+      ->check(CLI::IsMember(known_families()).description(""))
+      ->type_name("FAMILY");
   const auto lengths = CLI::Range(int64_t{1}, int64_t{INT32_MAX});
   const auto add_length = [&](const char* name, int64_t& value, const char* text) {
     plan->add_option(name, value, text)->check(lengths);
@@ -123,10 +150,13 @@ void register_plan(CLI::App& app, int& exit_code) {
   plan->add_option("--kv-dtype", options->kv_dtype, "Storage of K and V; auto: the model's")
       ->check(CLI::IsMember(kv_dtype_names()))
       ->capture_default_str();
-  add_length("--max-tokens-per-forward", options->max_tokens_per_forward, "New tokens of one forward at most");
+  plan->add_option("--max-tokens-per-forward", options->max_tokens_per_forward,
+                   "New tokens of one forward at most; 0: a prompt comes in one forward, whatever its length")
+      ->check(CLI::Range(int64_t{0}, int64_t{INT32_MAX}))
+      ->capture_default_str();
   plan->add_option("--in-flight", options->in_flight, "Forwards under way at once; default: 1")
       ->check(CLI::Range(1, 64));
-  plan->add_option("--host-memory", options->host_memory, "Host memory for swapped pages")->check(check_size);
+  plan->add_option("--host-memory", options->host_memory, "Host memory for swapped pages")->check(size_problem);
   plan->add_flag("--pad", options->pads_pages,
                  "Pad the pages of narrow layers instead of giving them more tokens");
   plan->add_option("--tp", options->tensor_ranks, "Tensor parallel ranks: heads and states are divided")

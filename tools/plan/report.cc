@@ -83,10 +83,16 @@ void append_summary(const Capacity& capacity, std::string& text) {
          grouped(capacity.longest.tokens).c_str(), capacity.longest.count,
          grouped(capacity.longest.pages).c_str());
   append(text, "Longest single request: %s tokens%s.\n", grouped(capacity.longest_request).c_str(),
-         capacity.max_len != 0 && capacity.longest_request > capacity.max_len
+         capacity.planned_len != 0 && capacity.longest_request > capacity.planned_len
              ? " by memory, more than a request may have"
              : "");
   append_lengths(capacity, text);
+  if (capacity.max_tokens_per_forward != 0) {
+    append(text, "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in pieces.\n",
+           grouped(capacity.max_tokens_per_forward).c_str());
+  } else {
+    text += "A prompt comes in one forward, whatever its length (--max-tokens-per-forward 0).\n";
+  }
   append(text, "Waste: %.2f %% of such a request's pages is padding or lies behind its last token.\n",
          100 * info.waste);
   const int64_t more = capacity.pages_with_one_more_gib - capacity.num_pages;
@@ -125,6 +131,17 @@ Json requests_json(const Requests& requests) {
 
 }  // namespace
 
+std::string warning_of(const Capacity& capacity) {
+  if (capacity.fits()) return "";
+  const int64_t needed = request_pages(capacity, capacity.max_len);
+  std::string text = "a request of " + grouped(capacity.max_len) + " tokens needs " + grouped(needed) +
+                     " pages, there are " + grouped(capacity.num_pages) + ": this is the plan for --max-len " +
+                     std::to_string(capacity.planned_len);
+  if (capacity.max_tokens_per_forward == 0 && capacity.drops_behind_windows)
+    text += ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window drop theirs";
+  return text;
+}
+
 std::string text_report(const Capacity& capacity) {
   std::string text = library_text(capacity.reported(), kvc_plan_describe);
   if (!text.empty() && text.back() != '\n') text += '\n';
@@ -143,6 +160,9 @@ std::string json_report(const Capacity& capacity) {
   json["concurrency"] = capacity.longest.count;
   json["waste"] = stage.info.waste;
   json["max_len"] = capacity.max_len;
+  json["fits"] = capacity.fits();
+  json["planned_len"] = capacity.planned_len;
+  json["max_tokens_per_forward"] = capacity.max_tokens_per_forward;
   json["longest_request"] = capacity.longest_request;
   json["request_pages"] = capacity.longest.pages;
   json["requests_by_length"] = Json::array();

@@ -19,12 +19,17 @@ constexpr Unit kUnits[] = {{"", 1},
                            {"mb", 1000'000},
                            {"gb", 1000'000'000},
                            {"tb", 1000'000'000'000},
+                           {"k", uint64_t{1} << 10},
+                           {"m", uint64_t{1} << 20},
+                           {"g", uint64_t{1} << 30},
+                           {"t", uint64_t{1} << 40},
                            {"kib", uint64_t{1} << 10},
                            {"mib", uint64_t{1} << 20},
                            {"gib", uint64_t{1} << 30},
                            {"tib", uint64_t{1} << 40}};
 
 constexpr uint64_t kMost = INT64_MAX;
+constexpr uint64_t kLeastWithoutUnit = uint64_t{1} << 20;
 
 }  // namespace
 
@@ -51,6 +56,16 @@ std::optional<uint64_t> parse_size(std::string_view text) {
   const double bytes = std::floor(number * static_cast<double>(known->bytes));
   if (!(bytes < static_cast<double>(kMost))) return std::nullopt;
   return static_cast<uint64_t>(bytes);
+}
+
+std::string size_problem(const std::string& text) {
+  const auto bytes = parse_size(text);
+  if (!bytes || *bytes == 0)
+    return "'" + text + "' is not an amount of memory, such as 24GiB, 24G, 500MB or 25769803776";
+  const bool has_unit = text.find_first_not_of("0123456789.") != std::string::npos;
+  if (!has_unit && *bytes < kLeastWithoutUnit)
+    return "'" + text + "' has no unit and would be bytes: write " + text + "GiB, " + text + "GB or " + text + "B";
+  return "";
 }
 
 std::string size_text(uint64_t bytes) {

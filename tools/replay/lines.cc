@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kBufferBytes = 256 * 1024;
 // Longer than any request; a file without line ends is not read into memory whole.
-constexpr size_t kLongestLine = size_t{256} << 20;
+constexpr size_t kLongestLine = size_t{64} << 20;
 
 gzFile gz(const auto& file) { return static_cast<gzFile>(file.get()); }
 

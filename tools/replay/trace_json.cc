@@ -114,8 +114,12 @@ std::vector<uint64_t> block_ids(const Json& line, int64_t prompt_tokens, int64_t
 }
 
 void append_tokens(const Json& values, const char* name, std::vector<int32_t>* tokens) {
+  if (array(values, name).size() > static_cast<size_t>(kMaxTokens)) {
+    throw BadLine(std::string(name) + " has " + std::to_string(values.size()) + " entries; at most " +
+                  std::to_string(kMaxTokens) + " are replayed");
+  }
   size_t place = 0;
-  for (const Json& value : array(values, name)) {
+  for (const Json& value : values) {
     const std::string where = std::string(name) + "[" + std::to_string(place++) + "]";
     tokens->push_back(
         static_cast<int32_t>(whole_number(value, where, 0, std::numeric_limits<int32_t>::max())));

@@ -206,4 +206,12 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
        shown(model_type).c_str(), refusal == nullptr ? "" : ": ", refusal == nullptr ? "" : refusal->reason);
 }
 
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const Decoder& decoder : kDecoders) names.emplace_back(decoder.model_type);
+  for (const Family& family : kFamilies) names.emplace_back(family.model_type);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 }  // namespace kvc::hf

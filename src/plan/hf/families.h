@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "src/plan/hf/decoder.h"
 #include "src/plan/hf/fields.h"
@@ -72,5 +73,8 @@ void read_bart(const Fields& config, Model& model);
 
 // Calls the reader of a model_type. Throws UNSUPPORTED: unknown, or known and not served (the message says why).
 void read_family(const std::string& model_type, const Fields& config, Model& model);
+
+// Every model_type that read_family reads, in alphabetical order.
+std::vector<std::string> family_names();
 
 }  // namespace kvc::hf
