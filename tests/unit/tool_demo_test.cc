@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
+#include <string>
 
 #include "tools/demo/block_map.h"
 #include "tools/demo/contiguous_store.h"
@@ -176,6 +178,17 @@ TEST(ToolDemoSampler, DrawsAsOftenAsTheSoftmaxSays) {
   const double expected = std::exp(2.0) / (1.0 + std::exp(2.0));
   EXPECT_NEAR(static_cast<double>(b) / kDraws, expected, 0.01) << "seed " << kSeed;
   EXPECT_EQ(sample(logits.data(), 0.0, kSeed, 0, 0), 'b');
+}
+
+TEST(ToolDemoMap, SixteenConversationsHaveSixteenColours) {
+  std::set<std::string> colours = {cell_rgb({MapCell::kShared, -1}), cell_rgb({MapCell::kFree, -1})};
+  std::set<int> palette = {cell_palette({MapCell::kShared, -1})};
+  for (int i = 0; i < 16; ++i) {
+    colours.insert(cell_rgb({MapCell::kOwn, i}));
+    palette.insert(cell_palette({MapCell::kOwn, i}));
+  }
+  EXPECT_EQ(colours.size(), 18u);
+  EXPECT_EQ(palette.size(), 17u);
 }
 
 TEST(ToolDemoText, NumbersAndBytesAreWrittenForPeople) {

@@ -1,4 +1,5 @@
 // What `kvcache replay` writes: figures that browsers take, tables and objects that hold the figures of the runs.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -150,6 +151,57 @@ TEST(Svg, AChartDrawsInsideItsFrameAndLeavesOutWhatCannotBeDrawn) {
   EXPECT_EQ(circles, 2u);
   chart.series.clear();
   EXPECT_EQ(xml_fault("<g>" + svg::draw_chart(chart, 0, 0, 500, 250) + "</g>"), "");
+}
+
+// Numbers behind `name` in every element that has it.
+std::vector<double> numbers_behind(const std::string& text, const std::string& name) {
+  std::vector<double> out;
+  for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1))
+    out.push_back(std::stod(text.substr(at + name.size())));
+  return out;
+}
+
+TEST(Svg, TheAxisEndsAtATickWithRoomAboveTheLargestMarker) {
+  for (const double largest : {0.02, 0.37, 0.62, 1.0, 4.9, 5.0, 99.0, 1e3, 123456.0}) {
+    svg::Chart chart;
+    chart.series = {{"", svg::kDark, {{0, 0, ""}, {1, largest, "top"}}, false}};
+    const std::string out = svg::draw_chart(chart, 0, 0, 500, 250);
+    const std::vector<double> levels = numbers_behind(out, "<line x1=\"64.0\" y1=\"");
+    ASSERT_FALSE(levels.empty());
+    const double end = *std::min_element(levels.begin(), levels.end());
+    const std::vector<double> markers = numbers_behind(out, "cy=\"");
+    ASSERT_EQ(markers.size(), 1u);
+    EXPECT_GE(markers[0] - end, 4) << largest << ": a marker of radius 4 lies on the frame";
+    EXPECT_NEAR(end, 44, 0.1) << largest << ": no tick at the end of the axis";
+  }
+  svg::Chart share;
+  share.y_most = 1;
+  share.series = {{"", svg::kDark, {{0, 0, ""}, {1, 1, "all"}}, false}};
+  EXPECT_EQ(svg::draw_chart(share, 0, 0, 500, 250).find(">1.2<"), std::string::npos)
+      << "no axis of shares goes beyond all";
+}
+
+TEST(Svg, AWordAtALineStandsAboveTheFrameWhereNoCurvePasses) {
+  svg::Chart chart;
+  chart.x_marks = {{1, "unlimited"}};
+  chart.series = {{"", svg::kDark, {{0, 5, ""}, {1, 0, ""}}, false}};
+  const std::string out = svg::draw_chart(chart, 0, 0, 500, 250);
+  const size_t word = out.find(">unlimited<");
+  ASSERT_NE(word, std::string::npos);
+  const std::string element = out.substr(out.rfind("<text", word));
+  EXPECT_LT(numbers_behind(element, " y=\"").at(0), 44);
+  EXPECT_LT(numbers_behind(element, "<text x=\"").at(0) + 30, 500);
+}
+
+TEST(ToolReplayReport, AMeanThatOneSlowRequestLiftsOverP99IsExplained) {
+  ReplayReport report = report_of({7});
+  report.runs[0].cost = {4.0, 2.1, 3.04, 11034};
+  const std::string text = text_report(report, false);
+  EXPECT_TRUE(holds(text, "the slowest request took 11034 us, which lifts the mean over p99")) << text;
+  EXPECT_TRUE(holds(svg_report(report), "Bookkeeping, µs: median 2.10, p99 3.04, largest 11034"));
+  report.runs[0].cost = {2.2, 2.1, 3.04, 5.0};
+  EXPECT_FALSE(holds(text_report(report, false), "the slowest request"));
+  EXPECT_FALSE(holds(html_report(report), " us")) << "the unit is written µs";
 }
 
 }  // namespace

@@ -13,15 +13,24 @@ struct Colour {
   const char* rgb;
 };
 
-// Soft neighbours that differ in hue; conversations take them in turn.
-constexpr std::array<Colour, 8> kOwners = {{{117, "#87c7f0"},
-                                            {150, "#a9d18a"},
-                                            {222, "#f2d07f"},
-                                            {182, "#d3a9d6"},
-                                            {116, "#86d0cf"},
-                                            {216, "#f3b183"},
-                                            {147, "#aeb0ee"},
-                                            {187, "#cfd2a4"}}};
+// As many as the demo has conversations. The terminal's own colours, chosen as far from each other, from the shared pages and from the
+// free ones as its palette allows, light enough for black letters. More conversations take them in turn.
+constexpr std::array<Colour, kOwnerColours> kOwners = {{{39, "#00afff"},
+                                                        {179, "#d7af5f"},
+                                                        {78, "#5fd787"},
+                                                        {212, "#ff87d7"},
+                                                        {45, "#00d7ff"},
+                                                        {185, "#d7d75f"},
+                                                        {140, "#af87d7"},
+                                                        {150, "#afd787"},
+                                                        {216, "#ffaf87"},
+                                                        {43, "#00d7af"},
+                                                        {218, "#ffafd7"},
+                                                        {73, "#5fafaf"},
+                                                        {144, "#afaf87"},
+                                                        {210, "#ff8787"},
+                                                        {146, "#afafd7"},
+                                                        {72, "#5faf87"}}};
 constexpr Colour kSharedColour = {208, "#e8743b"};
 constexpr Colour kFreeColour = {0, "#eceff3"};
 

@@ -24,6 +24,7 @@ MapCounts count_cells(const std::vector<MapCell>& cells);
 
 // '#' shared, a letter per conversation, '.' free.
 char cell_letter(const MapCell& cell);
+constexpr int kOwnerColours = 16;           // Conversations that no other shares its colour with.
 int cell_palette(const MapCell& cell);      // 256-colour terminal palette
 std::string cell_rgb(const MapCell& cell);  // "#rrggbb"
 

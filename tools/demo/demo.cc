@@ -142,6 +142,8 @@ void register_demo(CLI::App& app, int& exit_code) {
   demo->add_flag("--verify", options.verify,
                  "Fail unless all rows agree token for token (fp16, bf16: rows 2 and 3)")
       ->group("Output");
+  demo->add_flag("--verbose", options.verbose, "Print some answers, which are noise: the weights are random")
+      ->group("Output");
   file("--json", options.json_path, "Write all figures", "Output");
   file("--svg", options.svg_path, "Write a figure of memory, prompt tokens and pages", "Output");
 

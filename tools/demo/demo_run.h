@@ -25,6 +25,7 @@ struct DemoOptions {
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
   bool quick = false;
   bool verify = false;
+  bool verbose = false;  // answers too
   std::string json_path, svg_path;
 };
 

@@ -87,10 +87,10 @@ std::string legend(double x, double y) {
     out += text_at(sx + 4, y, words, 13, kSoftInk);
     x += width;
   };
-  entry({{MapCell::kShared, -1}}, "shared: the system prompt", 210);
+  entry({{MapCell::kShared, -1}}, "shared: the system prompt", 200);
   std::vector<MapCell> owners;
-  for (int i = 0; i < 8; ++i) owners.push_back({MapCell::kOwn, i});
-  entry(owners, "one conversation's own", 280);
+  for (int i = 0; i < kOwnerColours; ++i) owners.push_back({MapCell::kOwn, i});
+  entry(owners, "one conversation's own", 376);
   entry({{MapCell::kFree, -1}}, "free", 60);
   return out;
 }
@@ -131,7 +131,7 @@ std::string svg_report(const DemoRun& run) {
   const double cell = inner / kColumns;
   body += text_at(kMargin, y, format("Pages at the peak, %d tokens each", run.options.page_size), 16, kInk,
                   "start", true);
-  body += legend(kMargin + inner - 560, y);
+  body += legend(kMargin + inner - 640, y);
   y += 14;
   for (size_t i = 1; i < run.rows.size(); ++i) {
     const std::vector<MapCell> cells = map_cells(run.rows[i].result.peak_pages, run.root_sequence());

@@ -169,7 +169,7 @@ std::string answers(const DemoRun& run, bool colours) {
 
 std::string text_report(const DemoRun& run, bool colours) {
   return heading(run, colours) + table(run, colours) + summary(run, colours) + map(run, colours) +
-         answers(run, colours);
+         (run.options.verbose ? answers(run, colours) : "");
 }
 
 }  // namespace kvc::demo

@@ -97,6 +97,11 @@ std::string text_report(const ReplayReport& report, bool colours) {
     out += dim("  unlimited: nothing is ever evicted; tokens: what that takes");
   }
   for (const RunResult& run : report.runs) {
+    if (run.cost.mean <= run.cost.p99) continue;
+    out += dim("  " + pool_name(run) + " pages: the slowest request took " + microseconds(run.cost.largest) +
+               " us, which lifts the mean over p99");
+  }
+  for (const RunResult& run : report.runs) {
     if (run.waited == 0) continue;
     out += "  " + pool_name(run) + " pages: " + grouped(run.waited) +
            " requests found the pool full and would have waited for those before them\n";

@@ -12,7 +12,9 @@ namespace {
 
 using demo::format;
 
-constexpr double kLeft = 64, kRight = 14, kTop = 36, kBottom = 42;  // around the plotting area
+constexpr double kLeft = 64, kRight = 14, kTop = 44, kBottom = 42;  // around the plotting area
+constexpr double kHeadRoom = 0.2;                                   // above the largest value, in ticks
+constexpr double kLetter = 6.6;                                     // about the width of one at size 12
 
 // Places of one chart: values to coordinates.
 struct Frame {
@@ -53,8 +55,12 @@ Frame frame_of(const Chart& chart, double x, double y, double width, double heig
     low = std::min(low, 0.0);
     if (high <= low) high = low + 1;
   }
-  if (chart.y_limit > 0) top = chart.y_limit;
-  if (top <= 0) top = 1;
+  if (top <= 0) top = chart.y_most > 0 ? chart.y_most : 1;
+  // The axis ends at a tick, with room above the largest value.
+  const double step = axis_step(top);
+  double end = std::ceil(top / step) * step;
+  if (top > end - kHeadRoom * step) end += step;
+  top = chart.y_most > 0 ? std::min(end, chart.y_most) : end;
   return {x + kLeft, y + kTop, width - kLeft - kRight, height - kTop - kBottom, low,
           high,      top,      chart.is_log_x};
 }
@@ -131,7 +137,7 @@ std::string chart_legend(const Chart& chart, double right_edge, double y) {
   for (auto series = chart.series.rbegin(); series != chart.series.rend(); ++series) {
     if (series->name.empty()) continue;
     out += text_at(right_edge, y, series->name, 12, kSoftInk, "end");
-    right_edge -= 6.6 * static_cast<double>(series->name.size()) + 14;  // about the width of the words
+    right_edge -= kLetter * static_cast<double>(series->name.size()) + 14;  // about the width of the words
     out += rectangle(right_edge, y - 9, 10, 10, series->colour);
     right_edge -= 16;
   }
@@ -153,7 +159,10 @@ std::string draw_chart(const Chart& chart, double x, double y, double width, dou
   for (const auto& [value, word] : chart.x_marks) {
     const double px = frame.place(value);
     out += line(px, frame.top, px, frame.bottom(), kSoftInk);
-    out += text_at(px - 5, frame.bottom() - 8, word, 12, kSoftInk, "end");
+    // Above the frame, where no curve passes, and not beyond its right edge.
+    const double half = kLetter * static_cast<double>(word.size()) / 2;
+    const double centre = std::min(px, frame.left + frame.width + kRight - half);
+    out += text_at(centre, frame.top - 7, word, 12, kSoftInk, "middle");
   }
   for (const Series& series : chart.series) out += path(series, frame);
   return out;

@@ -24,10 +24,10 @@ struct Chart {
   std::string title, x_label;
   std::vector<Series> series;
   bool is_log_x = false;  // points with x <= 0 are left out
-  double y_limit = 0;     // of the axis; 0: the largest value
+  double y_most = 0;      // Largest value there can be, where the axis ends at most; 0: none.
   std::function<std::string(double)>
       y_text;  // nullable: grouped whole numbers, or decimals where the axis needs them
-  std::vector<std::pair<double, std::string>> x_marks;  // vertical lines with a word
+  std::vector<std::pair<double, std::string>> x_marks;  // Vertical lines with a word above the frame.
 };
 
 // A chart with its upper left corner, title included, at (x, y).
