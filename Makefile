@@ -10,7 +10,7 @@ THREAD_SANITIZER_SCALE ?= 0.1
 # Random operations of one thread: nothing to look at, and most of the time.
 ONE_THREAD = -RandomSwaps.*:RandomPrefixes.*
 
-.PHONY: all build deps deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz lint format clean
+.PHONY: all build deps deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi lint format clean
 
 all: build
 
@@ -72,6 +72,10 @@ fuzz: deps
 	@cmake --build --preset fuzz -j $(JOBS) --target plan_fuzz
 	@mkdir -p build/fuzz/corpus
 	@build/fuzz/tests/plan_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/fuzz/ build/fuzz/corpus
+
+# Stores the binary interface of the present header, once CHANGELOG.md names what changed.
+abi: deps
+	@python3 tests/abi/interface.py cc .deps/include --write
 
 lint:
 	@python3 tests/lint/run.py

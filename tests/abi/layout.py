@@ -41,13 +41,15 @@ def program(structs, constants):
     return "\n".join(lines + [r'  printf("}\n}\n");', "  return 0;", "}", ""])
 
 
-def measure(compiler, dlpack):
-    structs = {**header.structs(), **DLPACK}
-    constants = header.constants() + ["KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR"]
+def measure(compiler, dlpack, path=ROOT / "include" / "kvcache.h"):
+    """The layout of the header at `path`, which lies in this tree."""
+    text = path.read_text()
+    structs = {**header.structs(text), **DLPACK}
+    constants = header.constants(text) + ["KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR"]
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "layout.c"
         source.write_text(program(structs, constants))
-        subprocess.run([compiler, "-std=c11", "-I", str(ROOT / "include"), "-isystem", dlpack, str(source), "-o", f"{folder}/layout"],
+        subprocess.run([compiler, "-std=c11", "-I", str(path.parent), "-isystem", dlpack, str(source), "-o", f"{folder}/layout"],
                        check=True)
         return json.loads(subprocess.run([f"{folder}/layout"], check=True, capture_output=True, text=True).stdout)
 

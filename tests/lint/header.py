@@ -33,9 +33,9 @@ def functions():
     return result
 
 
-def structs():
-    """name -> list of field names, in order."""
-    whole = tree.code_only(source())
+def structs(text=None):
+    """name -> list of field names, in order; of kvcache.h, or of `text`."""
+    whole = tree.code_only(text or source())
     result = {}
     for match in _STRUCT.finditer(whole):
         fields = []
@@ -60,9 +60,9 @@ def structs():
     return result
 
 
-def constants():
-    """Names of all enumerators, in order."""
+def constants(text=None):
+    """Names of all enumerators, in order; of kvcache.h, or of `text`."""
     names = []
-    for match in _ENUM.finditer(tree.code_only(source())):
+    for match in _ENUM.finditer(tree.code_only(text or source())):
         names += re.findall(r"\b(KVC_\w+)\s*=", match.group(1))
     return names
