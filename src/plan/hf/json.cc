@@ -39,7 +39,7 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     return close();
   }
   bool key(string_t& value) override {
-    open_.back().members.emplace_back(std::move(value), Json{});
+    open_.back().members.push_back({std::move(value), Json{}});
     return true;
   }
   bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
@@ -93,14 +93,14 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     } else if (open_.back().type == Json::Type::kArray) {
       open_.back().items.push_back(std::move(json));
     } else {
-      open_.back().members.back().second = std::move(json);
+      open_.back().members.back().value = std::move(json);
     }
     return true;
   }
   static void check_keys(const Json& object) {
     std::vector<std::string_view> keys;
     keys.reserve(object.members.size());
-    for (const auto& [key, value] : object.members) keys.emplace_back(key);
+    for (const Member& member : object.members) keys.emplace_back(member.key);
     std::sort(keys.begin(), keys.end());
     const auto twice = std::adjacent_find(keys.begin(), keys.end());
     if (twice != keys.end())
@@ -146,8 +146,8 @@ const char* Json::type_name() const {
 
 const Json* Json::find(std::string_view key) const {
   const auto found =
-      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.first == key; });
-  return found == members.end() ? nullptr : &found->second;
+      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.key == key; });
+  return found == members.end() ? nullptr : &found->value;
 }
 
 Json parse_json(std::string_view text) {

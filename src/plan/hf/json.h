@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 namespace kvc::hf {
@@ -12,6 +11,8 @@ namespace kvc::hf {
 constexpr size_t kMaxTextBytes = size_t{16} << 20;
 constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxValues = size_t{1} << 18;
+
+struct Member;
 
 struct Json {
   enum class Type { kNull, kBoolean, kInteger, kReal, kString, kArray, kObject };
@@ -22,12 +23,18 @@ struct Json {
   double real = 0;  // of integers too
   std::string text;
   std::vector<Json> items;
-  std::vector<std::pair<std::string, Json>> members;  // keys are distinct
+  std::vector<Member> members;  // Keys are distinct.
 
   // "a string"
   const char* type_name() const;
   // NULL: no such member.
   const Json* find(std::string_view key) const;
+};
+
+// A struct of its own: clang refuses a vector of pairs with the incomplete Json.
+struct Member {
+  std::string key;
+  Json value;
 };
 
 // Throws INVALID_ARGUMENT (not JSON, detail = byte offset; a key twice) or OUT_OF_RANGE (too long, too deep, too many values, a
