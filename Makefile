@@ -65,13 +65,13 @@ clients: build
 	@tests/clients/hf/run
 	@tests/clients/candle/run
 
-# Coverage-guided fuzzing of the C interface; FUZZ_SECONDS=0 runs until stopped.
+# Coverage-guided fuzzing, so many seconds for each target of tests/fuzz; FUZZ_SECONDS=0 runs until stopped, FUZZ_ONLY names targets.
 FUZZ_SECONDS ?= 60
+FUZZ_ONLY ?=
 fuzz: deps
-	@cmake --preset fuzz $(CMAKE_FLAGS) --log-level=WARNING
-	@cmake --build --preset fuzz -j $(JOBS) --target plan_fuzz
-	@mkdir -p build/fuzz/corpus
-	@build/fuzz/tests/plan_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/fuzz/ build/fuzz/corpus
+	@cmake --preset fuzz $(CMAKE_FLAGS) -DKVCACHE_BUILD_BENCH=OFF --log-level=WARNING
+	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_programs
+	@python3 tests/fuzz/run.py build/fuzz/tests $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
 
 # Stores the binary interface of the present header, once CHANGELOG.md names what changed.
 abi: deps

@@ -14,6 +14,8 @@ def check():
         if size > MAX_BYTES:
             findings.append(f"{path}: {size} bytes; at most {MAX_BYTES}")
             continue
+        if tree.is_frozen(path):
+            continue
         limit = MAX_LINES.get(path.split("/")[0])
         if limit and path.endswith(CODE):
             lines = tree.text(path).count("\n")

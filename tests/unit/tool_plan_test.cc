@@ -38,7 +38,7 @@ TEST(ToolPlan, WhatIsNoAmountOfMemoryIsRefused) {
 }
 
 TEST(ToolPlan, ASmallNumberWithoutAUnitIsNoMemoryForACache) {
-  for (const char* text : {"24", "24576", "1048575", "0.5"})
+  for (const char* text : {"24", "24576", "1048575", "2.5"})
     EXPECT_NE(size_problem(text).find("has no unit and would be bytes: write " + std::string(text) + "GiB"),
               std::string::npos)
         << text;
@@ -51,7 +51,8 @@ TEST(ToolPlan, ASmallNumberWithoutAUnitIsNoMemoryForACache) {
 TEST(ToolPlan, MessagesOfTheLibraryNameTheOptionsOfTheCommand) {
   EXPECT_EQ(in_option_names("config.byte_budget = 1 holds no page, config.host_byte_budget = 2 neither"),
             "--memory = 1 holds no page, --host-memory = 2 neither");
-  EXPECT_EQ(in_option_names("config.max_seq_len = 5: see config.max_seq_len"), "--max-len = 5: see --max-len");
+  EXPECT_EQ(in_option_names("config.max_seq_len = 5: see config.max_seq_len"),
+            "--max-len = 5: see --max-len");
   EXPECT_EQ(in_option_names("config.layers[2].k_dim = 0"), "config.layers[2].k_dim = 0");
 }
 

@@ -166,7 +166,8 @@ TEST(ToolReplayTrace, ABrokenLineIsNamedWithItsReason) {
             "input_length is 600.5, not a whole number");
   EXPECT_EQ(said_about(R"({"input_length": null, "hash_ids": [1, 2]})"),
             "input_length is null, not a whole number");
-  for (const char* number : {"0", "-600", "-9223372036854775808", "16777217", "1000000000", "18446744073709551615"}) {
+  for (const char* number :
+       {"0", "-600", "-9223372036854775808", "16777217", "1000000000", "18446744073709551615"}) {
     EXPECT_EQ(said_about("{\"input_length\": " + std::string(number) + ", \"hash_ids\": []}"),
               "input_length is " + std::string(number) + "; it must lie in 1..16777216");
   }

@@ -168,9 +168,9 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
   capacity.max_tokens_per_forward = config.max_tokens_per_forward;
   capacity.stages = plan_what_fits(config, stages);
   capacity.planned_len = config.max_seq_len;
-  capacity.drops_behind_windows = std::any_of(
-      config.layers, config.layers + config.num_layers,
-      [&](const kvc_layer& layer) { return sees_less_than(layer, capacity.max_len); });
+  capacity.drops_behind_windows =
+      std::any_of(config.layers, config.layers + config.num_layers,
+                  [&](const kvc_layer& layer) { return sees_less_than(layer, capacity.max_len); });
   capacity.num_pages = common_pages(capacity.stages);
   const auto fewest =
       std::min_element(capacity.stages.begin(), capacity.stages.end(),

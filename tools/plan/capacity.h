@@ -41,15 +41,15 @@ struct Capacity {
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
   size_t tightest = 0;        // the stage with the fewest pages
   int32_t tensor_ranks = 1;
-  int64_t num_pages = 0;        // Pages that every rank has.
-  int64_t max_len = 0;          // Length asked for, or the model's; 0: none.
-  int64_t planned_len = 0;      // Length the plan is made for: max_len where it fits, else what fits.
+  int64_t num_pages = 0;               // Pages that every rank has.
+  int64_t max_len = 0;                 // Length asked for, or the model's; 0: none.
+  int64_t planned_len = 0;             // Length the plan is made for: max_len where it fits, else what fits.
   int64_t max_tokens_per_forward = 0;  // 0: a prompt comes in one forward.
-  Requests longest;             // Requests of planned_len tokens.
-  int64_t longest_request = 0;  // Tokens of one request that has all pages to itself.
+  Requests longest;                    // Requests of planned_len tokens.
+  int64_t longest_request = 0;         // Tokens of one request that has all pages to itself.
   std::vector<Requests> by_length;
   int64_t pages_with_one_more_gib = 0;
-  bool leaves_out_encoder = false;  // no limit of encoder tokens is known: they are not counted
+  bool leaves_out_encoder = false;    // no limit of encoder tokens is known: they are not counted
   bool drops_behind_windows = false;  // some layer sees fewer tokens than planned_len
 
   const Stage& reported() const { return stages[tightest]; }

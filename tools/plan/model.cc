@@ -124,13 +124,13 @@ std::string read_model_file(const std::string& path, const std::string& assumed,
   kvc_error error{};
   size_t count = 0;
   const auto read = [&](kvc_layer* layers) {
-    const kvc_status status =
-        kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error);
+    const kvc_status status = kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error);
     if (status == KVC_OK) return;
     const bool is_unknown = status == KVC_E_UNSUPPORTED &&
                             std::string_view(error.message).find("model_type = '") != std::string::npos;
-    throw Failure(path + ": " + error.message +
-                  (is_unknown ? ". --families lists what is known; --assume llama reads a plain decoder" : ""));
+    throw Failure(
+        path + ": " + error.message +
+        (is_unknown ? ". --families lists what is known; --assume llama reads a plain decoder" : ""));
   };
   read(nullptr);
   model.layers.resize(count);

@@ -124,8 +124,9 @@ void register_plan(CLI::App& app, int& exit_code) {
   CLI::App* plan =
       app.add_subcommand("plan", "Plan the cache of a model in given memory: pages, requests at once, waste");
   plan->add_option("config", options->file, "Hugging Face config.json of the model");
-  plan->add_option("--memory", options->memory,
-                   "Memory for the cache on each rank: 24GiB or 24G (of 1024), 24GB (of 1000), bytes from 1 MiB")
+  plan->add_option(
+          "--memory", options->memory,
+          "Memory for the cache on each rank: 24GiB or 24G (of 1024), 24GB (of 1000), bytes from 1 MiB")
       ->required()
       ->check(size_problem);
   plan->add_flag_callback(

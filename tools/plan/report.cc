@@ -88,7 +88,8 @@ void append_summary(const Capacity& capacity, std::string& text) {
              : "");
   append_lengths(capacity, text);
   if (capacity.max_tokens_per_forward != 0) {
-    append(text, "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in pieces.\n",
+    append(text,
+           "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in pieces.\n",
            grouped(capacity.max_tokens_per_forward).c_str());
   } else {
     text += "A prompt comes in one forward, whatever its length (--max-tokens-per-forward 0).\n";
@@ -135,10 +136,11 @@ std::string warning_of(const Capacity& capacity) {
   if (capacity.fits()) return "";
   const int64_t needed = request_pages(capacity, capacity.max_len);
   std::string text = "a request of " + grouped(capacity.max_len) + " tokens needs " + grouped(needed) +
-                     " pages, there are " + grouped(capacity.num_pages) + ": this is the plan for --max-len " +
-                     std::to_string(capacity.planned_len);
+                     " pages, there are " + grouped(capacity.num_pages) +
+                     ": this is the plan for --max-len " + std::to_string(capacity.planned_len);
   if (capacity.max_tokens_per_forward == 0 && capacity.drops_behind_windows)
-    text += ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window drop theirs";
+    text +=
+        ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window drop theirs";
   return text;
 }
 

@@ -64,7 +64,8 @@ std::string size_problem(const std::string& text) {
     return "'" + text + "' is not an amount of memory, such as 24GiB, 24G, 500MB or 25769803776";
   const bool has_unit = text.find_first_not_of("0123456789.") != std::string::npos;
   if (!has_unit && *bytes < kLeastWithoutUnit)
-    return "'" + text + "' has no unit and would be bytes: write " + text + "GiB, " + text + "GB or " + text + "B";
+    return "'" + text + "' has no unit and would be bytes: write " + text + "GiB, " + text + "GB or " + text +
+           "B";
   return "";
 }
 
