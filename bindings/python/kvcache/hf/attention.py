@@ -6,9 +6,11 @@ from __future__ import annotations
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from .compat import check_class_tables
 from .fused import NAME, TAG, waiting_cache
 from .masks import kvcache_mask
 from .options import read_options
+from .rows import check_gradients
 from .stateless import attend_without_cache
 
 
@@ -16,6 +18,14 @@ def kvcache_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.T
                       scaling: float | None = None, dropout: float = 0.0, **kwargs) -> tuple[torch.Tensor, None]:
     """query [B, Hq, L, Dk], key [B, Hkv, L, Dk], value [B, Hkv, L, Dv] to [B, L, Hq, Dv]."""
     options = read_options(module, query, scaling, dropout, kwargs)
+    check_gradients(
+        query=query,
+        key=key,
+        value=value,
+        attention_mask=attention_mask,
+        s_aux=kwargs.get("s_aux"),
+        position_bias=options.position_bias,
+    )
     tag = getattr(key, TAG, None)
     if tag is not None:
         return tag.cache._attend(tag, module, query, key, value, attention_mask, options), None
@@ -28,3 +38,4 @@ def kvcache_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.T
 def register() -> None:
     AttentionInterface.register(NAME, kvcache_attention)
     AttentionMaskInterface.register(NAME, kvcache_mask)
+    check_class_tables(NAME)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from . import compat
-from .fused import FusedSteps
+from .fused import NAME, FusedSteps
 from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
@@ -22,8 +22,9 @@ MLA_MODES = ("latent", "expanded")
 class PagedCache(FusedSteps, PackedSteps, compat.Cache):
     """A cache for ``model.generate(..., past_key_values=PagedCache(model.config))``.
 
-    mode="gather" keeps K and V in pages and returns whole K and V: any attention implementation, results bit-identical to
-    DynamicCache. mode="fused" appends and attends in C++: load the model with ``attn_implementation="kvcache"``.
+    mode="gather" keeps K and V in pages and returns whole K and V. Any attention implementation but
+    "kvcache" works, and results are bit-identical to DynamicCache. mode="fused" appends and attends
+    in C++: load the model with ``attn_implementation="kvcache"``.
 
     Pages are planned when the first tokens come, in their dtype. Without `num_pages` and `byte_budget` the pool grows as needed;
     with one of them a full pool raises kvcache's NoPages error, and nothing has happened.
@@ -168,11 +169,14 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         return self.branch()
 
     def __del__(self):
-        store = getattr(self, "store", None)
-        if store is None or not self._rows or not store.cache.is_open:
-            return
+        # At the interpreter's exit PyTorch is half gone, and an operation on a tensor would abort
+        # the process. Only the store is told.
         try:
-            self._abort()
+            store, step = self.store, self._step
+            if store is None or not store.cache.is_open:
+                return
+            if step is not None and step.in_store:
+                store.abort()
             for row in self._rows:
                 store.remove(row)
         except Exception:  # noqa: BLE001 (never from a finaliser; the pages go with the store at the latest)
@@ -199,6 +203,13 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         return self._update_gather(layer, keys, values)
 
     def _update_gather(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
+        if getattr(self.config, "_attn_implementation", None) == NAME:
+            raise ValueError(
+                "mode: the cache has mode='gather', the model has "
+                f"attn_implementation={NAME!r}, which "
+                "attends in pages; make the cache with mode='fused', or load the model with "
+                "attn_implementation='sdpa' or 'eager'"
+            )
         batch, _, count, _ = keys.shape
         shape = Storage("attention", keys.shape[1], keys.shape[1], keys.shape[3], values.shape[3])
         if self.store is None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import transformers
-from transformers import cache_utils
+from transformers import PreTrainedModel, cache_utils
 
 V5 = int(transformers.__version__.split(".")[0]) >= 5
 
@@ -29,3 +31,44 @@ def tokens_to_drop(length: int, argument: int) -> int:
     if V5:
         raise ValueError(f"crop: tokens_to_remove must be negative or 0, got {argument}")
     return max(length - argument, 0)
+
+
+def check_class_tables(name: str) -> None:
+    """Make models that pick their attention class from a table of their own refuse `name` in words.
+
+    transformers accepts every registered name, and such a model then fails with a bare KeyError.
+    The check is made where transformers checks the name: in the constructor of a model or submodel.
+    """
+    accept = PreTrainedModel.get_correct_attn_implementation
+    if getattr(accept, "checks_class_tables", False):
+        return
+
+    def checked(self, *args, **kwargs):
+        chosen = accept(self, *args, **kwargs)
+        if chosen == name:
+            _refuse_class_table(type(self), name)
+        return chosen
+
+    checked.checks_class_tables = True
+    checked.__doc__ = accept.__doc__
+    PreTrainedModel.get_correct_attn_implementation = checked
+
+
+def _refuse_class_table(model: type, name: str) -> None:
+    modules = {base.__module__ for base in model.__mro__ if issubclass(base, PreTrainedModel)}
+    for module in modules & sys.modules.keys():
+        for variable, table in vars(sys.modules[module]).items():
+            if (
+                variable.endswith("ATTENTION_CLASSES")
+                and isinstance(table, dict)
+                and name not in table
+            ):
+                raise ValueError(
+                    f"attn_implementation: {model.__name__} has no attention interface, it "
+                    "picks one of "
+                    f"{sorted(table)} from {variable}, not {name!r}; load it with "
+                    "attn_implementation='eager' and use PagedCache(config). Where it is a part "
+                    "of a "
+                    f"model, give {name!r} to the text part alone: "
+                    f"attn_implementation={{'text_config': {name!r}}}"
+                )

@@ -9,7 +9,7 @@ import torch
 
 from . import compat
 from .cache import PagedCache
-from .fused import TAG, Tag
+from .fused import Tag, tagged
 from .masks import read_mask, with_bias, pack_bias
 from .options import Options
 from .rows import Step, check_states
@@ -111,8 +111,7 @@ class _EncoderCache(compat.Cache):
             raise RuntimeError(f"layer {layer}: the encoder's K and V are written once per sequence")
         self.layers[layer].seen = keys.shape[2]
         self._given[layer] = (keys, values)
-        setattr(keys, TAG, Tag(self, layer, None))
-        return keys, values
+        return tagged(keys, self, layer), tagged(values, self, layer)
 
     def _placeholder(self, layer: int, values: bool):
         """A tensor of the right shape without memory, for the model to hand on to attention. Its elements are NaN."""
@@ -121,11 +120,16 @@ class _EncoderCache(compat.Cache):
         storage = self._storage
         dim = storage.v_dim if values else storage.k_dim
         tensor = torch.full((1,), float("nan"), dtype=self._dtype).expand(len(self._rows), storage.kv_heads, self.layers[layer].seen, dim)
-        setattr(tensor, TAG, Tag(self, layer, None))
-        return tensor
+        return tagged(tensor, self, layer)
 
     def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options) -> torch.Tensor:
         layer = tag.layer
+        tag.check(key, value)
+        if options.window:
+            raise NotImplementedError(
+                "sliding_window: attention to the encoder sees all of it, "
+                f"layer {layer} asks for {options.window}"
+            )
         mask = with_bias(read_mask(attention_mask), options.position_bias)
         if mask.pattern is not None and (mask.pattern.causal or mask.pattern.window or mask.pattern.chunk):
             raise NotImplementedError(f"layer {layer}: attention to the encoder sees all of it, the mask is {mask.pattern}")

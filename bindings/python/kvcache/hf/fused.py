@@ -13,7 +13,7 @@ from . import mla
 from .masks import Mask, check_causal, pack_bias, read_mask, with_bias
 from .options import Options
 from .rows import Step
-from .specs import Storage
+from .specs import Storage, padding_reaches_states
 
 NAME = "kvcache"
 TAG = "_kvcache_tag"
@@ -29,18 +29,59 @@ def waiting_cache(module):
     if cache is None or cache._pending is None:
         return None
     # A forward that failed may have left a cache waiting; encoders and other models have nothing to do with it.
-    same = getattr(module, "layer_idx", None) == cache._pending[0]
-    config = getattr(module, "config", None)
-    return cache if same and getattr(config, "model_type", None) == cache.config.model_type else None
+    if getattr(getattr(module, "config", None), "model_type", None) != cache.config.model_type:
+        return None
+    index = getattr(module, "layer_idx", None)
+    # A module that does not say which layer it is may be the one that the cache waits for.
+    unnamed = index is None and getattr(module, "is_causal", True)
+    return cache if unnamed or index == cache._pending[0] else None
 
 
 @dataclass(frozen=True)
 class Tag:
-    """Travels on the K that update returns; tells the attention function which pages hold the rest."""
+    """Travels on K and on V that update returns; names the pages that hold the rest."""
 
     cache: "FusedSteps"
     layer: int
-    step: Step
+    step: Step | None
+    version: int | None  # Of the tensor, to notice changes in place.
+
+    def check(self, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Raises unless K and V are those that update returned. The pages hold what update got."""
+        for name, states in (("K", key), ("V", value)):
+            other = getattr(states, TAG, None)
+            if other is None or not other.belongs_to(self) or _version(states) != other.version:
+                raise changed(self.layer, name)
+
+    def belongs_to(self, other: Tag) -> bool:
+        return self.cache is other.cache and self.layer == other.layer and self.step is other.step
+
+
+def tagged(states: torch.Tensor, cache, layer: int, step: Step | None = None) -> torch.Tensor:
+    setattr(states, TAG, Tag(cache, layer, step, _version(states)))
+    return states
+
+
+def _version(states: torch.Tensor) -> int | None:
+    """How often a tensor was changed in place. PyTorch does not count that in inference mode."""
+    return None if states.is_inference() else states._version
+
+
+def changed(layer: int, name: str) -> RuntimeError:
+    return RuntimeError(
+        f"layer {layer}: the model changed {name} between the cache and attention; the new "
+        f"{name} is "
+        "lost. Use mode='gather' with attn_implementation='sdpa' or 'eager'"
+    )
+
+
+def _check_query(layer: int, query: torch.Tensor, step: Step) -> None:
+    if (query.shape[0], query.shape[2]) != (step.batch, step.tokens):
+        raise NotImplementedError(
+            f"query: {query.shape[0]} rows of {query.shape[2]} queries in layer {layer}, in a "
+            "step of "
+            f"{step.batch} rows of {step.tokens} tokens"
+        )
 
 
 class FusedSteps:
@@ -50,6 +91,7 @@ class FusedSteps:
         self._pending: tuple | None = None  # (layer, keys, values) given to update, not yet attended
         self._real: torch.Tensor | None = None  # bool [rows, seen]: tokens that are no padding; None: all
         self._packed = None  # the batch of a Server's step, see packed.py
+        self._expanded: set[int] = set()  # Layers whose K and V are known to be expanded latents.
 
     def _reset_fused(self) -> None:
         self._pending = self._real = None
@@ -73,7 +115,12 @@ class FusedSteps:
     def _update_fused(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
         implementation = getattr(self.config, "_attn_implementation", None)
         if implementation != NAME:
-            raise ValueError(f"attn_implementation: a fused cache needs {NAME!r}, the model has {implementation!r}")
+            raise ValueError(
+                f"attn_implementation: a fused cache needs {NAME!r}, the model has "
+                f"{implementation!r}; "
+                f"load the model with attn_implementation={NAME!r}, or make the cache with "
+                "mode='gather'"
+            )
         if self._pending is not None:
             raise RuntimeError(
                 f"layer {self._pending[0]}: its K and V were given to the cache and never attended by {NAME!r} attention"
@@ -92,23 +139,31 @@ class FusedSteps:
         if hasattr(self.config, "relative_attention_num_buckets"):
             # The model makes a position bias as wide as K: a tensor of the whole length without memory.
             handed = keys.new_empty(1).expand(batch, keys.shape[1], self.layers[layer].seen, keys.shape[3])
-        setattr(handed, TAG, Tag(self, layer, self._step))
-        return handed, values
+        return tagged(handed, self, layer, self._step), tagged(values, self, layer, self._step)
 
     # attention ----------------------------------------------------------------------------------------------
 
     def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options):
         if tag.step is not self._step:
             raise RuntimeError(f"layer {tag.layer}: K of a forward that has ended")
+        tag.check(key, value)
         mask = with_bias(read_mask(attention_mask), options.position_bias)
         self._check_mask(tag.layer, mask, options)
         if self._pending is None or self._pending[0] != tag.layer:
+            if self._step.owners.get(tag.layer) is module:
+                raise RuntimeError(
+                    f"layer {tag.layer}: the model attends the new K and V of this layer twice; "
+                    "use "
+                    "mode='gather' with attn_implementation='sdpa' or 'eager'"
+                )
             return self._attend_shared(tag.layer, module, query, mask, options)
         _, key, value = self._pending
+        self._step.owners[tag.layer] = module
         return self._append_and_attend(tag.layer, query, key, value, mask, options)
 
     def _append_and_attend(self, layer: int, query, key, value, mask: Mask, options: Options) -> torch.Tensor:
         step = self._step
+        _check_query(layer, query, step)
         shape = Storage("attention", query.shape[1], key.shape[1], key.shape[3], value.shape[3])
         if not step.opened:
             self._open(layer, mask, shape, key.dtype)
@@ -130,8 +185,7 @@ class FusedSteps:
             padded = query.new_zeros(*query.shape[:2], step.tokens, query.shape[3])
             padded[:, :, -count:] = query
             query = padded
-        if query.shape[2] != step.tokens:
-            raise NotImplementedError(f"layer {layer}: {count} queries in a step of {step.tokens} tokens")
+        _check_query(layer, query, step)
         out = torch.empty(step.total, query.shape[1], self._storage[layer].v_dim, dtype=query.dtype)
         if step.total:
             self.store.attend_shared(layer, step.pack(query), out, **self._call(layer, mask, options))
@@ -141,12 +195,16 @@ class FusedSteps:
         """Attention of a module that caches latents and expands them after update (DeepSeek-V3)."""
         layer, latent, rope = self._pending
         if not mla.is_latent(module, latent, rope):
-            raise RuntimeError(f"layer {layer}: the model changed K between the cache and attention; the new K is lost")
+            raise changed(layer, "K")
         mask = with_bias(read_mask(attention_mask), options.position_bias)
         self._check_mask(layer, mask, options)
         if self.mla == "expanded":
             return self._append_and_attend(layer, query, key, value, mask, options)
         step = self._step
+        _check_query(layer, query, step)
+        if layer not in self._expanded:  # a model does the same in every forward
+            mla.check_expansion(module, layer, latent, rope, key, value)
+            self._expanded.add(layer)
         if not step.opened:
             self._open(layer, mask, Storage("mla", q_heads=query.shape[1], latent_rank=latent.shape[3], rope_dim=rope.shape[3]),
                        key.dtype)
@@ -208,6 +266,12 @@ class FusedSteps:
         self._add_rows(step.batch)
         past = self.layers[layer].seen - step.tokens
         real = self._new_real(mask.padding, past, step)
+        if padding_reaches_states(self.config, self._specs, real):
+            raise NotImplementedError(
+                f"attention_mask: the recurrent layers of {self.config.model_type} read "
+                "padding, which "
+                "fused rows do not have; give rows of one length, or use mode='gather'"
+            )
         lengths = real.sum(dim=1).tolist() if real is not None else [step.tokens] * step.batch
         rows = [(row, length) for row, length in zip(self._rows, lengths) if length]
         step.ids = [row for row, _ in rows]

@@ -27,7 +27,13 @@ class MaskCarrier(torch.Tensor):
         if name in cls._SAME:
             return args[0]
         if name not in cls._ASKED:
-            raise NotImplementedError(f"attention_mask: the model computes {name} of its mask, which kvcache attention has as data only")
+            raise NotImplementedError(
+                f"attention_mask: the model computes {name} of its mask, which kvcache "
+                "attention has as "
+                "data only; load the model with attn_implementation='eager' and use "
+                "PagedCache(config) in "
+                "mode 'gather'"
+            )
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
 

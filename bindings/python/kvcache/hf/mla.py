@@ -32,3 +32,24 @@ def project(module, out: torch.Tensor) -> torch.Tensor:
     """Latent outputs [T, heads, rank] to [T, heads, v_dim]."""
     _, to_value = _weights(module)
     return torch.einsum("thr,hvr->thv", out, to_value.float())
+
+
+def check_expansion(module, layer: int, latent, rope, key, value) -> None:
+    """Raises unless K and V of the last token are what `kv_b_proj` makes of its latent.
+
+    The absorbed form computes with the latents, the rotated part and the weights of `kv_b_proj`.
+    """
+    to_key, to_value = _weights(module)
+    row, rotated = (states[-1, 0, -1].detach().float() for states in (latent, rope))
+    nope = torch.einsum("hdr,r->hd", to_key.float(), row)
+    wanted_key = torch.cat((nope, rotated.expand(len(nope), -1)), dim=-1)
+    wanted_value = torch.einsum("hvr,r->hv", to_value.float(), row)
+    for name, states, wanted in (("K", key, wanted_key), ("V", value, wanted_value)):
+        last = states[-1, :, -1].detach().float()
+        # The result was rounded, and float32 sums were taken in another order.
+        room = max(2 * torch.finfo(states.dtype).eps, 1e-4) * wanted.abs().max()
+        if last.shape != wanted.shape or bool((last - wanted).abs().max() > room):
+            raise RuntimeError(
+                f"layer {layer}: {name} is not what kv_b_proj makes of the cached latents; use "
+                "mla='expanded', or mode='gather' with attn_implementation='sdpa' or 'eager'"
+            )

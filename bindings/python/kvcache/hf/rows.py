@@ -20,6 +20,7 @@ class Step:
     done: set[int] = field(default_factory=set)
     opened: bool = False  # the padding is known and the pages are reserved
     in_store: bool = False  # false when every new token is padding
+    owners: dict[int, object] = field(default_factory=dict)  # Fused: layers' own attention modules.
 
     @property
     def total(self) -> int:
@@ -53,3 +54,19 @@ def check_states(name: str, states: torch.Tensor) -> None:
         raise NotImplementedError(f"{name}: kvcache.hf runs on the CPU, the tensor is on {states.device}")
     if states.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise TypeError(f"{name}: expected float32, float16 or bfloat16, got {states.dtype}")
+    check_gradients(**{name: states})
+
+
+def check_gradients(**tensors: torch.Tensor | None) -> None:
+    """Raises where autograd records a tensor: pages carry no gradients."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise NotImplementedError(
+                f"{name}: requires gradients, which kvcache.hf does not compute; run the model "
+                "under "
+                "torch.no_grad() or torch.inference_mode(), and train it without these caches, "
+                "with "
+                "attn_implementation='sdpa' or 'eager'"
+            )

@@ -13,6 +13,9 @@ LINEAR = ("linear_attention", "conv", "mamba")
 HYBRID = ("hybrid", "hybrid_sliding")
 EMPTY = ("dummy", "moe", "mlp")
 
+# Models whose recurrent layers do not mask padding: attention's result there reaches later tokens.
+STATES_READ_PADDING = frozenset(("recurrent_gemma",))
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -118,3 +121,13 @@ def layer_specs(config) -> list[LayerSpec]:
         states = getattr(one, "number_of_conv_states", 1) or 1
         specs.append(LayerSpec(index, type_, window, chunk, states))
     return specs
+
+
+def padding_reaches_states(config, specs: list[LayerSpec], real) -> bool:
+    """Would the zeros that fused attention gives for padding change other tokens?
+
+    `real`: bool [rows, tokens]; None: no padding.
+    """
+    if getattr(config, "model_type", None) not in STATES_READ_PADDING or real is None:
+        return False
+    return any(spec.has_state for spec in specs) and not bool(real.all())

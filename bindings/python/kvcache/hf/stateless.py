@@ -25,7 +25,14 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
     elif mask.bias is not None and causal:
         check_causal(mask.bias, columns - rows)
     if causal and rows != columns:
-        raise ValueError(f"key: {columns} keys for {rows} queries without a cache")
+        raise ValueError(
+            f"past_key_values: {columns} keys for {rows} queries come from a cache that is not "
+            "fused, and "
+            "the model has attn_implementation='kvcache', which attends to cached tokens in "
+            "pages only; "
+            "give the model past_key_values=PagedCache(config, mode='fused'), or load it with "
+            "attn_implementation='sdpa' or 'eager'"
+        )
     real = mask.padding
     if real is not None and real.shape != (batch, columns):
         raise ValueError(f"attention_mask: shape {tuple(real.shape)} for {batch} rows of {columns} keys")

@@ -168,6 +168,60 @@ def _whisper():
     )
 
 
+def _diffllama():
+    # Two attention calls per layer, each with another half of V.
+    return "DiffLlamaForCausalLM", "DiffLlamaConfig", {}
+
+
+def _jetmoe():
+    # K and V of one expert each are repeated behind the cache.
+    return "JetMoeForCausalLM", "JetMoeConfig", dict(kv_channels=16, num_key_value_heads=2, **_MOE)
+
+
+def _recurrent_gemma():
+    # The recurrent layers read padding as if it were text.
+    return (
+        "RecurrentGemmaForCausalLM",
+        "RecurrentGemmaConfig",
+        dict(
+            lru_width=64,
+            attention_window_size=9,
+            head_dim=16,
+            conv1d_width=4,
+            num_hidden_layers=4,
+            block_types=["recurrent", "recurrent", "attention"],
+        ),
+    )
+
+
+def _falcon():
+    return (
+        "FalconForCausalLM",
+        "FalconConfig",
+        dict(num_kv_heads=4, new_decoder_architecture=False, alibi=False),
+    )
+
+
+def _gptj():
+    return "GPTJForCausalLM", "GPTJConfig", dict(rotary_dim=8, n_inner=96)
+
+
+def _gpt_neo():
+    return (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        dict(attention_types=[[["global"], 3]], num_layers=3, num_heads=4),
+    )
+
+
+def _bloom():
+    return "BloomForCausalLM", "BloomConfig", dict(n_head=4, n_layer=3)
+
+
+def _codegen():
+    return "CodeGenForCausalLM", "CodeGenConfig", dict(rotary_dim=8, n_inner=96)
+
+
 # Decoders whose layers see other tokens through attention alone.
 ATTENTION = dict(
     llama=_llama, mistral=_mistral, qwen2=_qwen2, qwen3=_qwen3, gemma2=_gemma2, gemma3=_gemma3, gemma3n=_gemma3n,
@@ -183,10 +237,18 @@ HYBRID = dict(falcon_h1=_falcon_h1, jamba=_jamba, qwen3_next=_qwen3_next)
 # Models with an encoder whose K and V are written once.
 ENCODER_DECODER = dict(t5=_t5, whisper=_whisper)
 
-# Families that multiply embeddings, or whose position embeddings would drown the tokens.
-_EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, whisper=0.3)
+# Decoders that fused caches refuse, for the reasons in docs/huggingface.md.
+CHANGING = dict(diffllama=_diffllama, jetmoe=_jetmoe)  # K or V, between the cache and attention
+# They have a table of attention classes instead of the attention interface.
+CLASS_TABLES = dict(falcon=_falcon, gptj=_gptj, gpt_neo=_gpt_neo)
+OWN_ATTENTION = dict(bloom=_bloom, codegen=_codegen)
+READING_PADDING = dict(recurrent_gemma=_recurrent_gemma)
+REFUSED = {**CHANGING, **CLASS_TABLES, **OWN_ATTENTION, **READING_PADDING}
 
-FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER}
+# Families that multiply embeddings, or whose position embeddings would drown the tokens.
+_EMBEDDING = dict(gemma2=0.1, gemma3=0.1, gemma3n=0.1, gemma4=0.1, recurrent_gemma=0.1, whisper=0.3)
+
+FAMILIES = {**ATTENTION, **HYBRID, **ENCODER_DECODER, **REFUSED}
 
 
 def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):
@@ -201,6 +263,17 @@ def build(name, dtype=torch.float32, attention="eager", seed=20261, **changes):
     model = getattr(transformers, model_name)(config)
     rescale(model, seed, embedding=_EMBEDDING.get(name, 1.0))
     return model.to(dtype).eval()
+
+
+def all_experts(name):
+    """The change to a family's configuration that sends every token to every expert."""
+    values = FAMILIES[name]()[2]
+    counts = [
+        values[key]
+        for key in ("num_local_experts", "n_routed_experts", "num_experts")
+        if key in values
+    ]
+    return dict(num_experts_per_tok=counts[0]) if counts else {}
 
 
 def rescale(model, seed, embedding=1.0):
