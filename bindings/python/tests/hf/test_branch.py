@@ -8,7 +8,7 @@ import families
 import pytest
 import torch
 from kvcache.hf import PagedCache, PagedEncoderDecoderCache
-from steps import V5, dynamic
+from steps import V5, dynamic, same_greedy
 from test_encoder_decoder import inputs
 
 
@@ -39,9 +39,12 @@ def test_branches_continue_like_deep_copies_of_the_dynamic_cache(family, mode):
     for seed, branch in enumerate(branches):
         tokens, logits = continued(model, branch, ids, mask, seed)
         wanted, wanted_logits = continued(theirs, copy.deepcopy(other), ids, mask, seed)
-        assert torch.equal(tokens, wanted)
         if mode == "gather":
+            assert torch.equal(tokens, wanted)
             assert torch.equal(logits, wanted_logits)
+        new = len(wanted_logits)
+        both = tokens[:, -new:].tolist(), wanted[:, -new:].tolist()
+        assert all(same_greedy(*row) for row in zip(*both, wanted_logits.transpose(0, 1)))
     store = ours.store.cache
     assert store.stats().num_seqs == 2 * 4
     assert store.stats().pages_shared > 0

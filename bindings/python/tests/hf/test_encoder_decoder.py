@@ -5,17 +5,17 @@ import families
 import pytest
 import torch
 from kvcache.hf import PagedCache, PagedEncoderDecoderCache
-from steps import V5
+from steps import V5, close, decided_search, same_greedy_rows
 from transformers import DynamicCache, EncoderDecoderCache
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def inputs(family, dtype):
+def inputs(family, dtype, seed=7):
     if family == "whisper":
-        sound = torch.randn(2, 8, 60, generator=torch.Generator().manual_seed(1))
+        sound = torch.randn(2, 8, 60, generator=torch.Generator().manual_seed(seed))
         return dict(input_features=sound.to(dtype))
-    ids, mask = families.prompt(2, 20)
+    ids, mask = families.prompt(2, 20, seed=seed)
     mask[0, -6:] = 0  # the encoder's rows are padded on the right
     return dict(input_ids=ids, attention_mask=mask)
 
@@ -32,9 +32,17 @@ def dynamic(model):
     return EncoderDecoderCache(DynamicCache(config=config), DynamicCache(config=config))
 
 
-def generate(model, family, cache, dtype=torch.float32, beams=1, new=48):
-    return model.generate(**inputs(family, dtype), max_new_tokens=new, do_sample=False, num_beams=beams, past_key_values=cache,
-                          return_dict_in_generate=True, output_logits=True)
+def generate(model, family, cache, dtype=torch.float32, beams=1, new=48, seed=7, noise=None):
+    return model.generate(
+        **inputs(family, dtype, seed),
+        max_new_tokens=new,
+        do_sample=False,
+        num_beams=beams,
+        past_key_values=cache,
+        return_dict_in_generate=True,
+        output_logits=True,
+        logits_processor=noise,
+    )
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -52,12 +60,15 @@ def test_gathered_results_equal_the_dynamic_cache_bit_by_bit(family, dtype, beam
 @pytest.mark.parametrize("family", families.ENCODER_DECODER)
 def test_fused_float32_logits_and_tokens_are_those_of_eager(family, beams):
     theirs = families.build(family)
-    wanted = generate(theirs, family, dynamic(theirs), beams=beams)
+    seed, wanted = decided_search(
+        lambda seed, noise: generate(
+            theirs, family, dynamic(theirs), beams=beams, new=24, seed=seed, noise=noise
+        )
+    )
     model, cache = fused(family)
-    ours = generate(model, family, cache, beams=beams)
+    ours = generate(model, family, cache, beams=beams, new=24, seed=seed)
     assert torch.equal(ours.sequences, wanted.sequences)
-    ours, wanted = torch.stack(ours.logits), torch.stack(wanted.logits)
-    assert (ours - wanted).abs().max() <= 1e-4 * (wanted.max() - wanted.min())
+    assert close(torch.stack(ours.logits), torch.stack(wanted.logits))
     for one in (cache.self_attention_cache, cache.cross_attention_cache):
         one._commit()
         one.store.cache.check()
@@ -83,5 +94,5 @@ def test_a_forward_that_failed_does_not_disturb_another_model():
     left.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16), 0)  # and attention never comes
     model, cache = fused("whisper")
     theirs = families.build("whisper")
-    wanted = generate(theirs, "whisper", dynamic(theirs), new=8).sequences
-    assert torch.equal(generate(model, "whisper", cache, new=8).sequences, wanted)
+    wanted = generate(theirs, "whisper", dynamic(theirs), new=8)
+    assert same_greedy_rows(generate(model, "whisper", cache, new=8), wanted)
