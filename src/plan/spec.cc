@@ -87,8 +87,8 @@ bool Spec::has_rope_mode(kvc_rope_mode mode) const {
 
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) {
   Spec spec;
-  refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES}) == 0, "config.flags",
-                static_cast<int64_t>(config.flags), "PAD_PAGES (1) is");
+  refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES | KVC_CONFIG_CLEAR_PAGES}) == 0,
+                "config.flags", static_cast<int64_t>(config.flags), "PAD_PAGES (1) and CLEAR_PAGES (2) are");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
   refuse_unless(device == 0 || device == kDLCPU || device == kDLCUDA, "config.device.device_type", device,
                 "the CPU (1) and CUDA (2) are");
@@ -111,6 +111,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   check_range("config.forwards_in_flight", config.forwards_in_flight, 0, kMaxForwardsInFlight);
   check_range("config.event_capacity", config.event_capacity, 0, kMaxEventCapacity);
   spec.pads_pages = (config.flags & KVC_CONFIG_PAD_PAGES) != 0;
+  spec.clears_pages = (config.flags & KVC_CONFIG_CLEAR_PAGES) != 0;
   spec.forwards_in_flight = std::max(1, config.forwards_in_flight);
   spec.host_byte_budget = config.host_byte_budget;
   spec.event_capacity = config.event_capacity;

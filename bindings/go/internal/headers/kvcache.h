@@ -37,7 +37,8 @@
  *               (q, k, v, out): float32, float16, bfloat16, each tensor its own. Tokens are packed over the
  *               batch in the order of the forward's sequences; T = kvc_forward_num_tokens. More rows than T are
  *               padding: neither read nor written. Outputs must not overlap inputs unless a comment allows it.
- *   Threading   No global mutable state except the logger. Different caches are independent. For one cache: functions
+ *   Threading   No global mutable state except the logger and the table that forward handles are looked up
+ *               in; both are safe to use from any thread. Different caches are independent. For one cache: functions
  *               taking const kvc_cache * may run concurrently with each other and with an open forward's attention;
  *               functions taking kvc_cache * (and begin, end, abort) need external exclusion. One forward is
  *               open at a time. A handle may move between threads. A kvc_plan is immutable and freely shared.
@@ -110,7 +111,7 @@ extern "C" {
 
 typedef struct kvc_plan kvc_plan;       /* planned memory of a model: immutable */
 typedef struct kvc_cache kvc_cache;     /* pages and sequences */
-typedef struct kvc_forward kvc_forward; /* one open step over a batch; belongs to its cache */
+typedef struct kvc_forward kvc_forward; /* one open step over a batch: a number, see kvc_forward_begin */
 typedef struct kvc_fence kvc_fence;     /* completion of copies */
 
 typedef int64_t kvc_seq;   /* sequence id, chosen by the caller, >= 0 */
@@ -411,7 +412,13 @@ typedef struct kvc_executor {
 enum {
   /* Every group has page_size tokens per page, and pages of narrower groups are padded. Without it, narrower groups get more tokens per page
    * (kvc_group_info.page_tokens, a multiple of page_size) so that little is padded. */
-  KVC_CONFIG_PAD_PAGES = 1
+  KVC_CONFIG_PAD_PAGES = 1,
+  /* Every page and state slot that a forward takes is filled with zeros before the forward writes it, so
+   * that no token of another sequence can be read from it, whatever the forward leaves unwritten. A page
+   * that is copied on write takes over what the copied page holds. Costs one write of the taken pages per
+   * kvc_forward_begin, which goes to the forward's stream, also with KVC_FORWARD_REPLAY; it is no part of a
+   * captured graph. Storage NONE: KVC_E_UNSUPPORTED. */
+  KVC_CONFIG_CLEAR_PAGES = 2
 };
 
 /* What to plan. Zero-initialise, set struct_size (or call kvc_config_init), then the fields you need. */
@@ -863,7 +870,12 @@ enum {
    * takes no sequence whose positions kvc_seq_shift has moved apart. Addresses that the graph has seen stay valid while max_seqs,
    * max_tokens_per_forward, max_seq_len and max_cross_len of the configuration are set. The graph names memory of the cache: it is launched
    * no more once that is destroyed. */
-  KVC_FORWARD_REPLAY = 1
+  KVC_FORWARD_REPLAY = 1,
+  /* The forward may end without K and V in every layer (see kvc_forward_end), and publishes nothing. The
+   * tokens of a layer that got none count as unwritten, on every storage, until they are popped: no later
+   * forward, fork, swap or kvc_prefix_insert publishes a block that holds one. They read as whatever their
+   * page held before, or as zeros with KVC_CONFIG_CLEAR_PAGES. */
+  KVC_FORWARD_PARTIAL = 2
 };
 
 enum {
@@ -872,7 +884,8 @@ enum {
 };
 
 /* Open a step: check everything, reserve pages, make private what the new tokens share. Prefill, chunked prefill, decode and trees mix freely.
- * `*out`: valid until kvc_forward_end or kvc_forward_abort; belongs to the cache.
+ * `*out`: valid until kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is
+ * never used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for ever.
  * KVC_E_BUSY: a forward is open. KVC_E_NOT_FOUND: sequence. KVC_E_INVALID_ARGUMENT: empty batch, duplicate id, a length < 1, a tree parent
  * that is not below its node. KVC_E_OUT_OF_RANGE: more sequences, tokens, tree nodes or encoder tokens than allowed.
  * KVC_E_INVALID_STATE: a plain append to an uncommitted tree; encoder tokens written twice.
@@ -898,10 +911,19 @@ KVC_API int64_t kvc_forward_num_tokens(const kvc_forward *fwd) KVC_NOEXCEPT;
  * Threading: shared. Device: enqueues. */
 KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
- * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
- * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed); it was captured, and
- * the capture is over; a capture began on its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
+/* Make the new tokens part of their sequences. The handle is dead afterwards. Where the library alone writes
+ * the pool (storage OWNED, and kvc_export_pool was never called), every layer must have got its K and V in
+ * this forward, by kvc_attn, kvc_attn_fused_qkv, kvc_kv_append or kvc_mla_append:
+ *   ATTENTION, MLA   always
+ *   CROSS            in a forward that announced encoder tokens (kvc_attn_cross)
+ *   STATE            never: a state that is not set is carried on
+ *   SHARED, NONE     never: they have no rows of their own
+ * A forward that leaves a layer out on purpose sets KVC_FORWARD_PARTIAL. What kvc_debug_set_* writes does not
+ * count. A replayed forward has got what the captured one got. Hosts that can write pages themselves (storage
+ * NONE or BORROWED, an exported pool) are not asked: they write every layer before end, or set the flag.
+ * KVC_E_INVALID_STATE: not open; layers got no K and V (the message names them, detail = the first; the
+ * forward stays open: append to them, or abort); it was captured, and the capture is over; a capture began on
+ * its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1064,6 +1086,7 @@ KVC_API kvc_status kvc_state_set(kvc_forward *fwd, int32_t layer, int32_t state,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Keep the state of the sequence's present length until it is popped below it or removed: makes fork and pop to it possible later.
+ * On the edge of a block that the sequence has published, the block gets the state too: prefixes hit there.
  * KVC_E_NOT_FOUND. KVC_E_BUSY: in the open forward. KVC_E_UNSUPPORTED: no STATE layer. KVC_E_NO_MEMORY.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_state_checkpoint(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1122,6 +1145,9 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  * k [layers, end - begin, num_kv_heads, k_dim], v [layers, end - begin, num_kv_heads, v_dim], any activation type.
  * When layers differ, the heads and dims of the tensors are the largest ones and the rest of a smaller layer is left as it is. Either may be NULL.
  * K = V layers: K only, v is left as it is.
+ * A window drops whole pages. A position inside a dropped page is KVC_E_OUT_OF_RANGE here and in
+ * kvc_kv_gather, and its page is left out of exports (-1 in KVC_TABLE_BLOCK_TABLE); one that no query sees any
+ * more but whose page is kept reads as stored.
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length, or a window has dropped some (detail = first kept of that layer).
  * KVC_E_UNSUPPORTED: no storage, no ATTENTION layer. KVC_E_SHAPE, KVC_E_DTYPE.
  * Threading: shared. Device: blocks until done. */
@@ -1167,7 +1193,8 @@ KVC_API kvc_status kvc_debug_set_layer(kvc_cache *cache, kvc_seq seq, int32_t la
 KVC_API kvc_status kvc_debug_get_state(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, DLTensor *out,
                                        kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Replace the state of a sequence at its committed length; checkpoints and other sequences keep theirs.
+/* Replace the state of a sequence at its committed length; earlier checkpoints, published blocks and other
+ * sequences keep theirs. As after every kvc_debug_set_*, nothing of the sequence is published any more.
  * KVC_E_BUSY: in the open forward. KVC_E_NO_PAGES: no state slot for it. Others as kvc_debug_get_state.
  * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, const DLTensor *value,
@@ -1375,7 +1402,9 @@ typedef struct kvc_prefix_query {
   const int32_t *KVC_NULLABLE tokens;       /* [num_tokens]; may be NULL when hashes are given: then nothing hits inside a block, and new
                                                blocks have no token ids (events without tokens). Borrowed for the call */
   const uint8_t *KVC_NULLABLE hashes;       /* [num_hashes][KVC_HASH_BYTES]: keys of the leading full blocks as kvc_prefix_hash makes them, so that
-                                               they are not computed again; trusted. Borrowed for the call */
+                                               they are not computed again. A key names a block of the query's
+                                               namespace only; that it is the key of these tokens is trusted.
+                                               Borrowed for the call */
   size_t num_hashes;                        /* 0, or num_tokens / prefix_block when tokens is NULL; fewer are completed from tokens */
   const void *KVC_NULLABLE salt;            /* namespace: a tenant, at most 4096 bytes; nothing is shared across */
   size_t salt_size;
@@ -1394,7 +1423,8 @@ KVC_API kvc_status kvc_prefix_hash(const int32_t *KVC_NULLABLE tokens, size_t nu
                                    size_t num_keys, uint8_t *KVC_NULLABLE out_hashes, size_t *len,
                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Leading tokens that kvc_prefix_attach would find now. Changes nothing, counts in no metric.
+/* Leading tokens that kvc_prefix_attach would find now: of what lies on the host only as much as pages are
+ * free, and a quota leaves room, to bring it back. Changes nothing, counts in no metric.
  * KVC_E_INVALID_ARGUMENT: NULL, neither tokens nor hashes, a key of type 0. KVC_E_OUT_OF_RANGE: a length beyond its limit. KVC_E_UNSUPPORTED.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_prefix_match(const kvc_cache *cache, const kvc_prefix_query *query, int64_t *out_tokens,
@@ -1408,7 +1438,8 @@ KVC_API kvc_status kvc_prefix_attach(kvc_cache *cache, kvc_seq seq, const kvc_pr
                                      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Say that the first query->num_tokens (at most the length) tokens of `seq` are these, in this namespace, and publish their full blocks. Replaces what was
- * known of the sequence. *out_tokens: tokens of it that are in the index now.
+ * known of the sequence. *out_tokens: tokens of it that are in the index now. Blocks from the first token on that
+ * a KVC_FORWARD_PARTIAL has left unwritten are not published.
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: more tokens than the sequence has. KVC_E_BUSY: a forward is open. KVC_E_INVALID_STATE: swapped out; an
  * uncommitted tree; positions moved by kvc_seq_shift, a window set by kvc_seq_set_window, values written by kvc_debug_set_*, or older than
  * kvc_prefix_reset. Others as kvc_prefix_match.

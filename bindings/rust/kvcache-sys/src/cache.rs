@@ -102,8 +102,9 @@ pub struct kvc_forward_desc {
 }
 
 pub const KVC_TREE_NONE: i32 = -2;
-/// Bit of kvc_forward_desc.flags.
+/// Bits of kvc_forward_desc.flags.
 pub const KVC_FORWARD_REPLAY: u64 = 1;
+pub const KVC_FORWARD_PARTIAL: u64 = 2;
 pub const KVC_MAX_TREE_NODES: usize = 4096;
 
 extern "C" {

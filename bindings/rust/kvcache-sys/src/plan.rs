@@ -177,6 +177,7 @@ pub struct kvc_executor {
 
 /// Bits of kvc_config.flags.
 pub const KVC_CONFIG_PAD_PAGES: u64 = 1;
+pub const KVC_CONFIG_CLEAR_PAGES: u64 = 2;
 
 /// What to plan.
 #[repr(C)]
