@@ -119,10 +119,11 @@ int64_t CpuPageCopier::count_runs(const Job& job) const {
 
 void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to,
                          int64_t count) noexcept {
+  // Pages of a plan without layers that keep any have no memory, in either layout.
+  if (count == 0 || plan_->layout().slots.empty() || !device_->has_storage()) return;
   const int64_t num_slots = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
                                 ? 1
                                 : static_cast<int64_t>(plan_->layout().slots.size());
-  if (count == 0 || num_slots == 0 || !device_->has_storage()) return;
   const Job job{direction == CopyDirection::kHostToDevice ? host_ : device_,
                 direction == CopyDirection::kDeviceToHost ? host_ : device_,
                 from,
