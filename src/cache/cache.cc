@@ -55,7 +55,6 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
   make_engine();
   host_tier_.set_copier(copier_.get());
   page_mover_.set_copier(copier_.get());
-  for (kvc_forward& handle : handles_) handle.cache = this;
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
       ll(plan_->layout().page_bytes), engine_->name(), engine_->num_threads());
 }
@@ -291,13 +290,10 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
   counters_.step_bytes = batch.step_words().size() * sizeof(int32_t);
   counters_.step_copies = 1;
   note_pages_used();
-  kvc_forward* handle = &handles_[next_handle_];
-  next_handle_ = (next_handle_ + 1) % kHandles;
-  handle->open = true;
-  return handle;
+  return handle_.open();
 }
 
-void Cache::end(kvc_forward* handle) {
+void Cache::end() {
   engine_->check_end();
   Batch& batch = forward_.batch();
   ++counters_.forwards;
@@ -308,16 +304,16 @@ void Cache::end(kvc_forward* handle) {
   engine_->closed(forward_, false);
   batch.commit(sequences_, allocator_, states_, spec(), publisher_, states_written);
   forward_.closed();
-  handle->open = false;
+  handle_.close();
 }
 
-void Cache::abort(kvc_forward* handle) {
+void Cache::abort() {
   engine_->check_abort();
   ++counters_.forwards_aborted;
   engine_->closed(forward_, true);
   forward_.batch().rollback(allocator_, states_);
   forward_.closed();
-  handle->open = false;
+  handle_.close();
 }
 
 void Cache::require_storage(const char* what) const {

@@ -9,6 +9,7 @@
 #include "src/attention/engine.h"
 #include "src/base/device.h"
 #include "src/base/tensor.h"
+#include "src/cache/forward_handles.h"
 #include "src/cache/host_tier.h"
 #include "src/forward/forward.h"
 #include "src/pages/allocator.h"
@@ -21,16 +22,6 @@
 #include "src/tiers/host_pool.h"
 #include "src/tiers/page_copies.h"
 #include "src/tiers/page_pairs.h"
-
-namespace kvc {
-class Cache;
-}
-
-// A caller's handle of one step. Lives in its cache, so that a dead handle is still recognised; reused after many steps.
-struct kvc_forward {
-  kvc::Cache* cache = nullptr;
-  bool open = false;
-};
 
 namespace kvc {
 
@@ -102,8 +93,8 @@ class Cache {
   void require_prefix_index(const char* what) const;
 
   kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay = false);
-  void end(kvc_forward* handle);
-  void abort(kvc_forward* handle);
+  void end();
+  void abort();
   // Keeps root -> leaves[i] of each sequence's tree.
   void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves);
   // Refuses, by name, calls on caches without tensor memory. `what` is the function.
@@ -188,8 +179,6 @@ class Cache {
   int64_t num_unused_slots() const;
   int64_t committable_nodes(const Sequence& sequence) const;
 
-  static constexpr size_t kHandles = 16;
-
   const Device* gpu() const { return device_.table == nullptr ? nullptr : &device_; }
   void make_engine();
 
@@ -209,13 +198,12 @@ class Cache {
   SequenceTable sequences_;
   Forward forward_;
   int64_t num_swapped_ = 0;
-  std::array<kvc_forward, kHandles> handles_{};
-  size_t next_handle_ = 0;
   CacheCounters counters_;
   std::vector<Publisher::HostPlace> host_places_;  // of one attach
   // Memory of sequences that are gone, the larger first: a request that is attached and then published needs two.
   std::array<TokenTrail, 2> spare_trails_;
   bool pool_exported_ = false;
+  ForwardHandle handle_{this};  // last: no call finds a cache that is half gone
 };
 
 }  // namespace kvc

@@ -82,16 +82,17 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
 }
 
 int64_t kvc_forward_num_tokens(const kvc_forward* fwd) noexcept {
-  return fwd == nullptr || !fwd->open ? -1 : fwd->cache->forward().batch().num_rows();
+  const kvc::Cache* cache = kvc::ForwardHandle::find(fwd);
+  return cache == nullptr ? -1 : cache->forward().batch().num_rows();
 }
 
 kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     // Const: several callers may ask at once, and beside an attention.
-    const kvc::Forward& forward = kvc::open_cache(fwd).forward();
+    const kvc::Cache& cache = kvc::open_cache(fwd);
+    const kvc::Forward& forward = cache.forward();
     const int64_t num_rows = forward.batch().num_rows();
-    const DLDevice device =
-        fwd->cache->spec().storage == KVC_STORAGE_NONE ? kvc::kHost : fwd->cache->spec().device;
+    const DLDevice device = cache.spec().storage == KVC_STORAGE_NONE ? kvc::kHost : cache.spec().device;
     require(out, "out");
     check_position_rank(*out, "out");
     const bool is_vector = out->ndim == 1;
@@ -105,17 +106,17 @@ kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err
                   static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
       }
     }
-    fwd->cache->engine().write_positions(forward, matrix);
+    cache.engine().write_positions(forward, matrix);
   });
 }
 
 kvc_status kvc_forward_end(kvc_forward* fwd, kvc_error* err) noexcept {
-  return guard(err, [&] { kvc::open_cache(fwd).end(fwd); });
+  return guard(err, [&] { kvc::open_cache(fwd).end(); });
 }
 
 kvc_status kvc_forward_abort(kvc_forward* fwd, kvc_error* err) noexcept {
   if (fwd == nullptr) return KVC_OK;
-  return guard(err, [&] { kvc::open_cache(fwd).abort(fwd); });
+  return guard(err, [&] { kvc::open_cache(fwd).abort(); });
 }
 
 kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, const int32_t* leaves,

@@ -1,4 +1,4 @@
-// What the opaque handles of kvcache.h hold. (kvc_forward is in cache/cache.h.)
+// What the opaque handles of kvcache.h hold. (A kvc_forward * is a number: cache/forward_handles.h.)
 #pragma once
 
 #include <memory>
@@ -20,12 +20,15 @@ struct kvc_cache {
 
 namespace kvc {
 
-// Throws INVALID_ARGUMENT for NULL, INVALID_STATE for a handle whose forward is over.
+// Throws INVALID_ARGUMENT for NULL, INVALID_STATE for a handle whose forward is over, however long.
 inline Cache& open_cache(const kvc_forward* fwd) {
   require(fwd, "fwd");
-  if (!fwd->open)
-    fail(KVC_E_INVALID_STATE, "fwd is not open: it was ended or aborted (open = 0, expected 1)");
-  return *fwd->cache;
+  Cache* cache = ForwardHandle::find(fwd);
+  if (cache == nullptr) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd is not open: it was ended or aborted, or its cache is gone (open = 0, expected 1)");
+  }
+  return *cache;
 }
 
 // The stream that a call gives, for what it enqueues. Throws DEVICE where the device has failed before.

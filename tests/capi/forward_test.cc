@@ -129,6 +129,66 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
   EXPECT_EQ(exported, nullptr);
 }
 
+TEST_F(Forward, DeadHandlesAreRefusedHoweverManyForwardsFollow) {
+  cache_.fill({1}, {2});
+  std::vector<kvc_forward*> dead;
+  for (int i = 0; i < 500; ++i) {
+    ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK);
+    for (kvc_forward* fwd : dead) {
+      ASSERT_EQ(kvc_forward_end(fwd, nullptr), KVC_E_INVALID_STATE) << "after " << i << " forwards";
+      ASSERT_EQ(kvc_forward_num_tokens(fwd), -1);
+    }
+    ASSERT_EQ(kvc_forward_num_tokens(cache_.forward), 1) << "and the open one is not ended by them";
+    dead.push_back(cache_.forward);
+    cache_.abort();
+  }
+}
+
+TEST(ForwardHandles, OfACacheThatIsGoneAreRefused) {
+  Model model;
+  std::vector<kvc_forward*> dead;
+  for (int i = 0; i < 20; ++i) {
+    Cache cache(model.config);  // mostly at the address of the one before
+    ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+    ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
+    for (kvc_forward* fwd : dead) {
+      ASSERT_EQ(kvc_forward_num_tokens(fwd), -1);
+      ASSERT_EQ(kvc_forward_abort(fwd, nullptr), KVC_E_INVALID_STATE) << "after " << i << " caches";
+    }
+    EXPECT_EQ(kvc_forward_num_tokens(cache.forward), 1);
+    dead.push_back(cache.forward);
+    if (i % 2 == 0) cache.abort();
+  }
+  for (kvc_forward* fwd : dead) EXPECT_EQ(kvc_forward_end(fwd, nullptr), KVC_E_INVALID_STATE) << "without a cache";
+}
+
+TEST(ForwardHandles, OfManyCachesAreTheirOwn) {
+  Model model;
+  std::vector<std::unique_ptr<Cache>> caches;
+  for (int64_t i = 0; i < 300; ++i) {  // more than one piece of the table
+    caches.push_back(std::make_unique<Cache>(model.config));
+    ASSERT_EQ(kvc_seq_add(caches.back()->get(), 1, nullptr), KVC_OK);
+    ASSERT_EQ(caches.back()->begin({1}, {1 + i % 7}), KVC_OK);
+  }
+  for (int64_t i = 0; i < 300; ++i) {
+    Cache& cache = *caches[static_cast<size_t>(i)];
+    ASSERT_EQ(kvc_forward_num_tokens(cache.forward), 1 + i % 7);
+    cache.abort();
+  }
+}
+
+TEST(ForwardHandles, AreNoAddresses) {
+  int64_t memory[8] = {};
+  auto* address = reinterpret_cast<kvc_forward*>(memory);
+  EXPECT_EQ(kvc_forward_num_tokens(address), -1);
+  expect_error(KVC_E_INVALID_STATE, {"fwd", "open"},
+               [&](kvc_error* err) { return kvc_forward_end(address, err); });
+  for (const uint64_t number : {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0x8000000000010000}}) {
+    auto* handle = reinterpret_cast<kvc_forward*>(static_cast<uintptr_t>(number));
+    EXPECT_EQ(kvc_forward_num_tokens(handle), -1) << number;
+  }
+}
+
 TEST_F(Forward, NullHandlesAreAnswered) {
   HostTensor any(Elem::kF32, {1, 4, 8}), lse(Elem::kF32, {1, 4}), ids(Elem::kI32, {1});
   DLManagedTensorVersioned* exported = nullptr;
