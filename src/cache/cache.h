@@ -168,7 +168,6 @@ class Cache {
   PrefixMatch fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept;
   void keep_memory(TokenTrail& trail) noexcept;
   TokenTrail take_memory() noexcept;
-  NodeId deepest_block(const PrefixQuery& query) const;
   // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
   bool can_turn_keys() const;
   void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;

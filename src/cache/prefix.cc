@@ -145,7 +145,7 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   // What the sequence has published under the same keys need not be looked at again.
   const TokenTrail& before = sequence.trail;
   // (Its checkpoints may complete blocks.)
-  const bool skips = !before.is_closed && !states_.is_used();
+  const bool skips = !before.is_closed && !states_.is_used() && before.root == trail.root;
   const int64_t most =
       skips ? std::min<int64_t>(before.num_published, static_cast<int64_t>(trail.keys.size())) : 0;
   while (trail.num_published < most && trail.keys[static_cast<size_t>(trail.num_published)] ==
@@ -158,31 +158,22 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   publisher_.publish(sequence);
   const int64_t published = sequence.trail.num_published;
   const bool is_there =
-      published > 0 && index_.find(sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      published > 0 && index_.find(sequence.trail.root,
+                                   sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
   return is_there ? published * index_.block_tokens() : 0;
-}
-
-// The deepest node of the query's full blocks that is in the index.
-NodeId Cache::deepest_block(const PrefixQuery& query) const {
-  KeyChain chain(query, index_.block_tokens());
-  NodeId node = kNoNode;
-  for (int64_t block = 0; block < chain.num_blocks(); ++block) {
-    const NodeId next = index_.find(chain.key(block));
-    if (next == kNoNode) break;
-    node = next;
-  }
-  return node;
 }
 
 int64_t Cache::prefix_pin(const PrefixQuery& query) {
   require_prefix_index("kvc_prefix_pin");
-  const NodeId node = deepest_block(query);
+  KeyChain chain(query, index_.block_tokens());
+  const NodeId node = index_.find_deepest(chain);
   return node == kNoNode ? 0 : index_.pin(node) * index_.block_tokens();
 }
 
 int64_t Cache::prefix_unpin(const PrefixQuery& query) {
   require_prefix_index("kvc_prefix_unpin");
-  const NodeId node = deepest_block(query);
+  KeyChain chain(query, index_.block_tokens());
+  const NodeId node = index_.find_deepest(chain);
   return node == kNoNode ? 0 : index_.unpin(node) * index_.block_tokens();
 }
 

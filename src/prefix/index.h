@@ -92,9 +92,13 @@ class PrefixIndex {
   // The longest hit of at most `max_tokens` tokens that every group can serve. Throws std::bad_alloc (keys are computed).
   // `with_host`: pages on the host count.
   PrefixMatch match(KeyChain& chain, int64_t max_tokens, bool whole_blocks, bool with_host) const;
-  NodeId find(const BlockKey& key) const noexcept {
-    return table_.find(key, [this](int32_t node) -> const BlockKey& { return nodes_[node].key; });
+  // The block of this key in the namespace of `root`; kNoNode: none. Keys that a caller gives may be those of another namespace, so a key
+  // alone names no block: each namespace has blocks of its own.
+  NodeId find(const BlockKey& root, const BlockKey& key) const noexcept {
+    return find_in(spaces_.find(root), key);
   }
+  // The deepest block that the keys of the query lead to, one behind the other.
+  NodeId find_deepest(KeyChain& chain) const;
   // A find() or insert() of it follows soon.
   void prefetch(const BlockKey& key) const noexcept { table_.prefetch(key); }
   NodeId parent(NodeId node) const noexcept { return nodes_[node].parent; }
@@ -198,6 +202,13 @@ class PrefixIndex {
   void announce_change(NodeId node, const Group& group, Held before) noexcept;
   Event stored_event(NodeId node, int32_t group, kvc_tier tier) const noexcept;
   const BlockKey& parent_key(const Node& node) const noexcept;
+  NodeId find_in(int32_t name_space, const BlockKey& key) const noexcept {
+    if (name_space == -1) return kNoNode;
+    return table_.find(key, [&](int32_t node) {
+      return nodes_[node].key == key && nodes_[node].name_space == name_space;
+    });
+  }
+
   NodeId* children_of(const Node& node) noexcept {  // the list that it is in
     return node.parent == kNoNode ? &spaces_[node.name_space].first_child : &nodes_[node.parent].first_child;
   }

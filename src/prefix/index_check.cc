@@ -36,7 +36,7 @@ void PrefixIndex::check(std::vector<int32_t>* page_holders, std::vector<int32_t>
 
 void PrefixIndex::check_node(NodeId node) const {
   const Node& record = nodes_[node];
-  require(find(record.key) == node, node, "is not found by its key");
+  require(find_in(record.name_space, record.key) == node, node, "is not found by its key");
   require(spaces_[record.name_space].is_used, node, "has no namespace");
   const Node* parent = record.parent == kNoNode ? nullptr : &nodes_[record.parent];
   require(parent == nullptr || (parent->is_used && parent->name_space == record.name_space), node,

@@ -93,7 +93,8 @@ bool PrefixIndex::fill(NodeId node, const NewBlock& block) noexcept {
 
 NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
   newest_birth_ = 0;
-  NodeId node = find(*block.key);
+  const int32_t space = block.parent == kNoNode ? spaces_.find(*block.root) : nodes_[block.parent].name_space;
+  NodeId node = find_in(space, *block.key);
   const bool is_new = node == kNoNode;
   if (is_new) {
     node = add_node(block);

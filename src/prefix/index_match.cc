@@ -19,6 +19,7 @@ class PrefixIndex::Matcher {
   Matcher(const PrefixIndex& index, KeyChain& chain, int64_t max_tokens, bool with_host)
       : index_(index),
         chain_(chain),
+        space_(index.spaces_.find(chain.query().root)),
         max_tokens_(std::min(max_tokens, chain.query().num_tokens)),
         with_host_(with_host),
         gap_ends_(index.has_windows() ? index.groups_.size() : 0, 0) {}
@@ -52,7 +53,7 @@ class PrefixIndex::Matcher {
     NodeId last = kNoNode;
     for (int64_t block = 0; block < num_blocks; ++block) {
       prefetch(block, num_blocks);
-      const NodeId node = index_.find(chain_.key(block));
+      const NodeId node = index_.find_in(space_, chain_.key(block));
       if (node == kNoNode || !follows(node, last)) break;
       const Node& record = index_.nodes_[node];
       if (!has_full_pages(record)) break;
@@ -71,11 +72,7 @@ class PrefixIndex::Matcher {
   }
 
   // Keys that a caller has computed might be those of two chains.
-  bool follows(NodeId node, NodeId last) const {
-    const Node& record = index_.nodes_[node];
-    if (record.parent != last) return false;
-    return last != kNoNode || index_.spaces_[record.name_space].root == chain_.query().root;
-  }
+  bool follows(NodeId node, NodeId last) const { return index_.nodes_[node].parent == last; }
 
   void note_gaps(NodeId node, std::vector<int64_t>* gap_ends) const {
     const int64_t begin = (int64_t{index_.nodes_[node].depth} - 1) * index_.block_tokens_;
@@ -113,14 +110,13 @@ class PrefixIndex::Matcher {
   }
 
   NodeId first_of_namespace() const {
-    const int32_t space = index_.spaces_.find(chain_.query().root);
-    return space == -1 ? kNoNode : index_.spaces_[space].first_child;
+    return space_ == -1 ? kNoNode : index_.spaces_[space_].first_child;
   }
 
   // The query's own block, which the limit or a gap has cut: its tokens are those of the query whether their ids are known or not.
   void find_own_tail(int64_t limit) {
     if (match_.num_blocks >= chain_.num_blocks()) return;
-    const NodeId node = index_.find(chain_.key(match_.num_blocks));
+    const NodeId node = index_.find_in(space_, chain_.key(match_.num_blocks));
     if (node != kNoNode && follows(node, match_.last)) consider(node, limit);
   }
 
@@ -183,6 +179,7 @@ class PrefixIndex::Matcher {
 
   const PrefixIndex& index_;
   KeyChain& chain_;
+  int32_t space_;  // Namespace of the query; -1: it holds nothing.
   int64_t max_tokens_;
   bool with_host_;
   std::vector<int64_t> gap_ends_;  // [group]: end of the last page before the hit's end that it lacks; 0: none

@@ -11,7 +11,7 @@
 
 namespace kvc {
 
-// Holds tags and ids only; `key_of(id)` gives the key to compare with. At most half full, so that probes are short and always end.
+// Holds tags and ids only; `is_it(id)` says whether an id of the key's tag is the one. At most half full, so that probes are short and always end.
 // Erasing moves what follows back: no tombstones, lookups stay as short as they were.
 class KeyTable {
  public:
@@ -31,14 +31,13 @@ class KeyTable {
     }
   }
 
-  template <typename KeyOf>
-  int32_t find(const BlockKey& key, const KeyOf& key_of) const noexcept {
+  template <typename IsIt>
+  int32_t find(const BlockKey& key, const IsIt& is_it) const noexcept {
     if (slots_.empty()) return kAbsent;
     const uint32_t tag = tag_of(key);
     for (size_t i = tag & mask();; i = (i + 1) & mask()) {
       if (slots_[i] == kEmpty) return kAbsent;
-      if (static_cast<uint32_t>(slots_[i] >> 32) == tag && key_of(id_in(slots_[i])) == key)
-        return id_in(slots_[i]);
+      if (static_cast<uint32_t>(slots_[i] >> 32) == tag && is_it(id_in(slots_[i]))) return id_in(slots_[i]);
     }
   }
   // Probably the id of the key; for prefetching.
@@ -51,7 +50,7 @@ class KeyTable {
     if (!slots_.empty()) __builtin_prefetch(&slots_[tag_of(key) & mask()]);
   }
 
-  // The key is not there yet; reserve() made room.
+  // The id is not there yet; reserve() made room. Several ids may have one key.
   void insert(const BlockKey& key, int32_t id) noexcept {
     put(static_cast<uint64_t>(tag_of(key)) << 32 | static_cast<uint32_t>(id));
   }

@@ -12,7 +12,7 @@ void Namespaces::reserve(int64_t count) {
 }
 
 int32_t Namespaces::find(const BlockKey& root) const noexcept {
-  return table_.find(root, [this](int32_t id) -> const BlockKey& { return (*this)[id].root; });
+  return table_.find(root, [&](int32_t id) { return (*this)[id].root == root; });
 }
 
 int32_t Namespaces::add(const BlockKey& root) noexcept {

@@ -89,7 +89,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   int64_t block = trail.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
-  while (block > 0 && (node = index_->find(trail.keys[static_cast<size_t>(block - 1)])) == kNoNode) --block;
+  while (block > 0 && (node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)])) == kNoNode)
+    --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
     const BlockKey& key = trail.keys[static_cast<size_t>(block)];
@@ -97,9 +98,9 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
       index_->prefetch(trail.keys[static_cast<size_t>(block + kLookahead)]);
     bool is_own = gather(sequence, block);
     if (is_own && index_->has_inner_pages()) {
-      is_own = make_own(sequence, block, index_->find(key));
+      is_own = make_own(sequence, block, index_->find(trail.root, key));
       // Room for the copies may have cost the block before.
-      if (block > 0) node = index_->find(trail.keys[static_cast<size_t>(block - 1)]);
+      if (block > 0) node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)]);
       is_own = is_own && (block == 0 || node != kNoNode);
     }
     if (!is_own) {
@@ -134,7 +135,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
 void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.trail.num_published;
   if (published == 0) return;
-  const NodeId node = index_->find(sequence.trail.keys[static_cast<size_t>(published - 1)]);
+  const NodeId node =
+      index_->find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]);
   if (node != kNoNode) index_->touch(node, false, sequence.trail.priority);
 }
 

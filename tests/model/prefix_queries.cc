@@ -1,5 +1,6 @@
 // Operations on the index: attach, match, insert, pins, eviction, reset, quotas, events.
 #include <algorithm>
+#include <tuple>
 
 #include "tests/model/prefix_run.h"
 
@@ -122,6 +123,37 @@ void PrefixRun::op_match() {
                return kvc_prefix_match(setup_.cache(), asked, &hit, err);
              }));
   check_hit(query, hit, hit);
+}
+
+void PrefixRun::op_foreign_keys() {
+  if (book_.empty()) return;
+  Query query;
+  std::tie(query.space, query.tokens) = random_.pick(book_);
+  query.hashes = hashes_of(query.space, query.tokens, query.tokens.size(), setup_.block());
+  if (query.hashes.empty()) return;
+  const Namespace& other = random_.pick(spaces_);
+  if (other.salt == query.space.salt) return;
+  query.space.salt = other.salt;
+  query.give_tokens = false;
+  query.flags = KVC_PREFIX_ALL_TOKENS;
+  trace("foreign keys of %lld tokens", ll(query.size()));
+  const kvc_prefix_query* asked = query.get();
+  kvc_seq seq = 0;
+  while (sequences_.count(seq) != 0) ++seq;
+  int64_t found[4] = {-1, -1, -1, -1};
+  kvc_cache* cache = setup_.cache();
+  require_ok("kvc_prefix_match", kvc_prefix_match(cache, asked, &found[0], nullptr));
+  require_ok("kvc_prefix_pin", kvc_prefix_pin(cache, asked, &found[1], nullptr));
+  require_ok("kvc_prefix_unpin", kvc_prefix_unpin(cache, asked, &found[2], nullptr));
+  if (found[0] != 0 || found[1] != 0 || found[2] != 0)
+    mismatch("keys of another namespace: %lld tokens match, %lld are pinned, %lld unpinned", ll(found[0]),
+             ll(found[1]), ll(found[2]));
+  if (forward_ != nullptr) return;
+  require_ok("kvc_prefix_attach", kvc_prefix_attach(cache, seq, asked, &found[3], nullptr));
+  ++lookups_;
+  query_tokens_ += static_cast<uint64_t>(query.size());
+  if (found[3] != 0) mismatch("%lld tokens of another namespace were attached", ll(found[3]));
+  require_ok("kvc_seq_remove", kvc_seq_remove(cache, seq, nullptr));
 }
 
 void PrefixRun::op_insert() {

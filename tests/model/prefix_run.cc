@@ -145,7 +145,8 @@ bool PrefixRun::pick_idle(kvc_seq* seq) {
 void PrefixRun::step_open(double dice) {
   if (dice < 0.45) return op_end();
   if (dice < 0.55) return op_abort();
-  if (dice < 0.62) return op_match();
+  if (dice < 0.60) return op_match();
+  if (dice < 0.62) return op_foreign_keys();
   if (dice < 0.66) return op_fork();
   if (dice < 0.70) return op_pop();
   if (dice < 0.74) return op_remove();
@@ -168,7 +169,8 @@ void PrefixRun::step() {
   if (dice < 0.72) return op_fork();
   if (dice < 0.76) return op_pop();
   if (dice < 0.80) return op_insert();
-  if (dice < 0.83) return op_match();
+  if (dice < 0.82) return op_match();
+  if (dice < 0.83) return op_foreign_keys();
   if (dice < 0.85) return op_pin();
   if (dice < 0.87) return op_unpin();
   if (dice < 0.885) return op_evict();

@@ -135,6 +135,8 @@ class PrefixRun {
   void op_attach();
   void check_hit(Query& query, int64_t hit, int64_t matched);
   void op_match();
+  // Keys of a namespace, asked for in another one.
+  void op_foreign_keys();
   void op_insert();
   // Histories of the ends of the query's full blocks.
   std::vector<int> block_ends(const Query& query);

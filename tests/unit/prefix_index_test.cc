@@ -202,7 +202,7 @@ TEST_F(PrefixIndexTest, KeepsPinnedBlocksUntilTheLastPinIsUndone) {
   EXPECT_EQ(stats().prefix_pinned, 3);
   EXPECT_EQ(index().unpin(last), 3);
   EXPECT_EQ(index().evict(64), 1);
-  EXPECT_EQ(index().unpin(index().find(prompt.chain->key(1))), 2);
+  EXPECT_EQ(index().unpin(index().find(prompt.query.root, prompt.chain->key(1))), 2);
   EXPECT_EQ(index().evict(64), 2);
 }
 

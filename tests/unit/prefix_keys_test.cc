@@ -106,9 +106,11 @@ TEST(KeyTable, AgreesWithAListWhenManyKeysShareTheirFirstBytes) {
     keys[i].bytes[30] = static_cast<uint8_t>(i / 256);
   }
   KeyTable table;
-  const auto key_of = [&](int32_t id) -> const BlockKey& { return keys[static_cast<size_t>(id)]; };
+  const auto find = [&](size_t wanted) {
+    return table.find(keys[wanted], [&](int32_t id) { return keys[static_cast<size_t>(id)] == keys[wanted]; });
+  };
   std::vector<bool> is_in(keys.size(), false);
-  EXPECT_EQ(table.find(keys[0], key_of), KeyTable::kAbsent);
+  EXPECT_EQ(find(0), KeyTable::kAbsent);
   for (int step = 0; step < 20000; ++step) {
     const auto id = static_cast<int32_t>(random.range(0, 299));
     if (step % 5000 == 0) table.reserve(random.range(300, 2000));
@@ -120,7 +122,7 @@ TEST(KeyTable, AgreesWithAListWhenManyKeysShareTheirFirstBytes) {
     is_in[static_cast<size_t>(id)] = !is_in[static_cast<size_t>(id)];
     for (int probe = 0; probe < 5; ++probe) {
       const auto other = static_cast<int32_t>(random.range(0, 299));
-      const bool is_found = table.find(keys[static_cast<size_t>(other)], key_of) == other;
+      const bool is_found = find(static_cast<size_t>(other)) == other;
       ASSERT_EQ(is_found, is_in[static_cast<size_t>(other)]) << "seed 5, step " << step;
     }
     ASSERT_EQ(table.count(), std::count(is_in.begin(), is_in.end(), true));

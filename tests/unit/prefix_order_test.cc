@@ -123,7 +123,7 @@ class OrderModel {
     for (int64_t b = 0; b < prompt.chain->num_blocks(); ++b) {
       const BlockKey key = prompt.chain->key(b);
       if (!make_vacant(1)) break;
-      const NodeId known = index().find(key);
+      const NodeId known = index().find(prompt.query.root, key);
       if (known != kNoNode && random_.chance(0.8)) {  // as a hit finds it
         world_.allocator.add_holder(index().page(known, 0).device);
         held.push_back(index().page(known, 0).device);

@@ -96,6 +96,16 @@ class RandomIndex {
     return all;
   }
 
+  // In whichever namespace it is: here no two have the same keys.
+  NodeId find_anywhere(const BlockKey& key) {
+    NodeId found = kNoNode;
+    for (const BlockKey& root : roots()) {
+      const NodeId node = index().find(root, key);
+      if (node != kNoNode) found = node;
+    }
+    return found;
+  }
+
   // Prompts that share beginnings of blocks: variants of a block differ from some token on.
   std::unique_ptr<Prompt> any_prompt() {
     std::vector<int32_t> tokens;
@@ -146,7 +156,7 @@ class RandomIndex {
     const int64_t limit = std::min(max_tokens, prompt.query.num_tokens);
     std::vector<NodeId> path, best;
     for (int64_t b = 0; b < limit / block(); ++b) {
-      const NodeId node = index().find(prompt.chain->key(b));
+      const NodeId node = index().find(prompt.query.root, prompt.chain->key(b));
       if (node == kNoNode) break;
       path.push_back(node);
       const bool has_state = !model_.has_states || index().state(node) != kInitialState;
@@ -157,7 +167,7 @@ class RandomIndex {
     if (whole || model_.has_states) return hit;
     const BlockKey parent = blocks == 0 ? prompt.query.root : prompt.chain->key(blocks - 1);
     for (const auto& [key, known] : children_[parent.bytes]) {
-      const NodeId node = index().find(BlockKey{key});
+      const NodeId node = index().find(prompt.query.root, BlockKey{key});
       if (node == kNoNode) continue;
       int64_t common =
           common_tokens(prompt, blocks, known, std::min<int64_t>(block() - 1, limit - blocks * block()));
@@ -281,7 +291,8 @@ class RandomIndex {
     Prompt& prompt = *sequence.prompt;
     NodeId parent = sequence.pages.empty()
                         ? kNoNode
-                        : index().find(prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
+                        : index().find(prompt.query.root,
+                                       prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
     if (!sequence.pages.empty() && parent == kNoNode) return;
     for (auto b = static_cast<int64_t>(sequence.pages.size()); b < prompt.chain->num_blocks(); ++b) {
       const BlockKey key = prompt.chain->key(b);
@@ -298,7 +309,7 @@ class RandomIndex {
       sequence.states.push_back(state);
       if (!has_all) return;
       // Making room may have taken away what nobody holds.
-      if (parent != kNoNode && index().find(prompt.chain->key(b - 1)) != parent) return;
+      if (parent != kNoNode && index().find(prompt.query.root, prompt.chain->key(b - 1)) != parent) return;
       index().reserve(1);
       parent = publish(&sequence, b, parent);
       if (parent == kNoNode) return;
@@ -445,7 +456,7 @@ class RandomIndex {
     NodeId node = kNoNode;
     int64_t blocks = 0;
     for (; blocks < prompt->chain->num_blocks(); ++blocks) {
-      const NodeId next = index().find(prompt->chain->key(blocks));
+      const NodeId next = index().find(prompt->query.root, prompt->chain->key(blocks));
       if (next == kNoNode) break;
       node = next;
     }
@@ -459,7 +470,7 @@ class RandomIndex {
   void unpin() {
     if (pinned_.empty()) return;
     const auto which = static_cast<size_t>(random_.range(0, static_cast<int64_t>(pinned_.size()) - 1));
-    const NodeId node = index().find(pinned_[which]);
+    const NodeId node = find_anywhere(pinned_[which]);
     ASSERT_NE(node, kNoNode) << "a pinned block stays";
     ASSERT_EQ(index().unpin(node), index().depth(node));
     pinned_.erase(pinned_.begin() + static_cast<std::ptrdiff_t>(which));
@@ -534,7 +545,7 @@ class RandomIndex {
     std::map<std::array<uint8_t, 32>, uint64_t> used;
     for (const Event& event : index().snapshot()) {
       held[{event.key.bytes, event.group}] = event.tier;
-      const NodeId node = index().find(event.key);
+      const NodeId node = find_anywhere(event.key);
       ASSERT_EQ(node, event.node);
       for (int32_t i = 0; i < index().pages_per_block(); ++i) {
         const PagePlace place = index().page(node, i);
