@@ -72,6 +72,8 @@ class Cache {
   int64_t nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const;
   void shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta);
   void remove(kvc_seq id);
+  // Keeps the state at the sequence's length; on the edge of a block it has published, the index gets it too.
+  void checkpoint(kvc_seq id);
 
   // Whole sequences to the host pool and back.
   void swap_out(size_t num_seqs, const kvc_seq* seqs);
@@ -165,7 +167,9 @@ class Cache {
                       Moves& slots, CopyDirection direction) noexcept;
   bool moves_whole_pages(size_t group, int64_t begin, int64_t end) const;
   void require_closed(const char* what) const;
-  PrefixMatch fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept;
+  struct AttachPlan;
+  AttachPlan plan_attach(KeyChain& chain) const;
+  PrefixMatch fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept;
   void keep_memory(TokenTrail& trail) noexcept;
   TokenTrail take_memory() noexcept;
   // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
@@ -198,7 +202,6 @@ class Cache {
   Forward forward_;
   int64_t num_swapped_ = 0;
   CacheCounters counters_;
-  std::vector<Publisher::HostPlace> host_places_;  // of one attach
   // Memory of sequences that are gone, the larger first: a request that is attached and then published needs two.
   std::array<TokenTrail, 2> spare_trails_;
   bool pool_exported_ = false;

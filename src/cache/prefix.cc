@@ -62,25 +62,50 @@ void Cache::require_closed(const char* what) const {
          forward_.batch().entries().size());
 }
 
+// The longest hit that can be had now, and what has to come back from the host for it.
+struct Cache::AttachPlan {
+  PrefixMatch match;
+  std::vector<BlockPage> on_host;
+
+  NodeId deepest() const { return match.tail != kNoNode ? match.tail : match.last; }
+};
+
+// Throws std::bad_alloc.
+Cache::AttachPlan Cache::plan_attach(KeyChain& chain) const {
+  const int64_t most = most_tokens(chain.query());
+  const bool whole_blocks = wants_whole_blocks(chain.query());
+  AttachPlan plan;
+  std::vector<BlockPage> fetchable;
+  for (HostPages counted{.all = true, .some = nullptr};; counted = {.all = false, .some = &fetchable}) {
+    plan.match = index_.match(chain, most, whole_blocks, counted);
+    publisher_.list_host_places(plan.match, &plan.on_host);
+    if (plan.on_host.empty()) return plan;
+    // From the first block on, so that what fits is of use.
+    std::sort(plan.on_host.begin(), plan.on_host.end(), [this](const BlockPage& a, const BlockPage& b) {
+      const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
+      return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
+    });
+    const int64_t room = index_.num_fetchable(plan.deepest());
+    if (static_cast<int64_t>(plan.on_host.size()) <= room) return plan;
+    // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each time.
+    fetchable.assign(plan.on_host.begin(), plan.on_host.begin() + room);
+    std::sort(fetchable.begin(), fetchable.end());
+  }
+}
+
 int64_t Cache::prefix_match(const PrefixQuery& query) const {
   require_prefix_index("a prefix query");
   KeyChain chain(query, index_.block_tokens());
-  return index_.match(chain, most_tokens(query), wants_whole_blocks(query), true).num_tokens;
+  return plan_attach(chain).match.num_tokens;
 }
 
-// Brings the pages of host_places_ back to the device, as many as fit, and returns what then hits there.
-PrefixMatch Cache::fetch_match(KeyChain& chain, const PrefixMatch& match) noexcept {
-  const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
-  // From the first block on, so that what fits is of use.
-  std::sort(host_places_.begin(), host_places_.end(),
-            [this](const Publisher::HostPlace& a, const Publisher::HostPlace& b) {
-              const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
-              return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
-            });
+// Brings the plan's pages back to the device and returns what then hits there: what the plan says.
+PrefixMatch Cache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
+  const NodeId deepest = plan.deepest();
   index_.lock(deepest);
-  index_.make_vacant(static_cast<int64_t>(host_places_.size()));
+  index_.make_vacant(static_cast<int64_t>(plan.on_host.size()));
   bool is_fetched = true;
-  for (const Publisher::HostPlace& place : host_places_) {
+  for (const BlockPage& place : plan.on_host) {
     is_fetched = allocator_.num_vacant() > 0;
     if (!is_fetched) break;
     const PageId page = allocator_.take(kNoPage, 0);
@@ -91,10 +116,10 @@ PrefixMatch Cache::fetch_match(KeyChain& chain, const PrefixMatch& match) noexce
     if (!is_fetched) break;
   }
   index_.unlock(deepest);
-  if (is_fetched) return match;
+  if (is_fetched) return plan.match;
   try {
     const PrefixQuery& query = chain.query();
-    return index_.match(chain, most_tokens(query), wants_whole_blocks(query), false);
+    return index_.match(chain, most_tokens(query), wants_whole_blocks(query), {});
   } catch (const std::bad_alloc&) {
     return {};  // nothing hits: right, if not the best
   }
@@ -105,15 +130,15 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   sequences_.check_new_id(id, "seq");
   require_closed("attach");
   KeyChain chain(query, index_.block_tokens());
-  PrefixMatch match = index_.match(chain, most_tokens(query), wants_whole_blocks(query), true);
+  const AttachPlan plan = plan_attach(chain);
+  PrefixMatch match = plan.match;
   std::unique_ptr<Sequence> sequence = sequences_.make(id);
   sequence->trail = trail_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
-  publisher_.list_host_places(match, &host_places_);
   sequences_.reserve_one();
   // Nothing throws from here on.
   index_.read_clock();
-  if (!host_places_.empty()) match = fetch_match(chain, match);
+  if (!plan.on_host.empty()) match = fetch_match(chain, plan);
   sequence->trail.cut(match.num_tokens, index_.block_tokens());
   sequence->trail.num_published = match.num_blocks;
   publisher_.fill(match, sequence.get());
@@ -202,6 +227,16 @@ void Cache::keep_memory(TokenTrail& trail) noexcept {
 TokenTrail Cache::take_memory() noexcept {
   std::swap(spare_trails_[0], spare_trails_[1]);
   return std::move(spare_trails_[1]);
+}
+
+void Cache::checkpoint(kvc_seq id) {
+  Sequence& sequence = sequences_.get_idle(id, "take a checkpoint of");
+  const int64_t num_blocks = sequence.is_swapped || spec().has_cross() ? 0 : publisher_.num_to_reach(sequence);
+  if (num_blocks != 0)
+    index_.reserve(num_blocks + forward_.batch().num_new_blocks(), !sequence.trail.ids.empty());
+  sequences_.checkpoint(id);
+  // Nothing throws from here on.
+  if (num_blocks != 0) publisher_.publish_state(sequence);
 }
 
 void Cache::remove(kvc_seq id) {

@@ -41,8 +41,9 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, cons
     here = &sequence.checkpoints.back();
   const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
   const int32_t own_holders = here == nullptr ? 1 : 2;
-  if (sequence.state == kInitialState || states_.holders(sequence.state) > own_holders) {
-    // Into a slot of its own: earlier checkpoints and forks keep the old one.
+  if (sequence.state == kInitialState || states_.holders(sequence.state) > own_holders ||
+      states_.is_cached(sequence.state)) {
+    // Into a slot of its own: earlier checkpoints, forks and the prefix index keep the old one.
     if (states_.missing(1) > 0) {
       fail_with(KVC_E_NO_PAGES, states_.missing(1),
                 "the state of sequence %lld needs a slot, all %lld are in use", ll(id),
@@ -61,6 +62,7 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, cons
       states_.add_holder(fresh);
     }
   }
+  sequence.trail.forget();
   engine_->write_state(states_.state(sequence.state, local_layer, state), shape, value);
 }
 

@@ -44,6 +44,6 @@ kvc_status kvc_state_set(kvc_forward* fwd, int32_t layer, int32_t state, const D
 kvc_status kvc_state_checkpoint(kvc_cache* cache, kvc_seq seq, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
-    cache->cache.sequences().checkpoint(seq);
+    cache->cache.checkpoint(seq);
   });
 }

@@ -44,6 +44,22 @@ struct PrefixMatch {
   int64_t tail_tokens = 0;
 };
 
+// A page of a block, wherever it lies.
+struct BlockPage {
+  NodeId node;
+  int32_t index;
+
+  friend bool operator<(const BlockPage& a, const BlockPage& b) {
+    return a.node != b.node ? a.node < b.node : a.index < b.index;
+  }
+};
+
+// Which pages on the host a match counts as there.
+struct HostPages {
+  bool all = false;
+  const std::vector<BlockPage>* some = nullptr;  // Sorted. Nullable: none.
+};
+
 // A block that a sequence holds and wants known. `pages`: [pages_per_block()] in the order of page(): kNoPage where the sequence has dropped it.
 struct NewBlock {
   const BlockKey* key;
@@ -90,8 +106,7 @@ class PrefixIndex {
   }  // cross: 0
 
   // The longest hit of at most `max_tokens` tokens that every group can serve. Throws std::bad_alloc (keys are computed).
-  // `with_host`: pages on the host count.
-  PrefixMatch match(KeyChain& chain, int64_t max_tokens, bool whole_blocks, bool with_host) const;
+  PrefixMatch match(KeyChain& chain, int64_t max_tokens, bool whole_blocks, const HostPages& host) const;
   // The block of this key in the namespace of `root`; kNoNode: none. Keys that a caller gives may be those of another namespace, so a key
   // alone names no block: each namespace has blocks of its own.
   NodeId find(const BlockKey& root, const BlockKey& key) const noexcept {
@@ -126,6 +141,9 @@ class PrefixIndex {
   // Until unlock(), nothing of the node and of those before it leaves its place: for the time between a match and the copies from the host.
   void lock(NodeId node) noexcept { add_locks(node, 1); }
   void unlock(NodeId node) noexcept { add_locks(node, -1); }
+
+  // Pages that promoted() can bring back while `deepest` and those before it are locked, after evictions and within the quota.
+  int64_t num_fetchable(NodeId deepest) const;
 
   // Evicts until so many pages are vacant (allocator.num_vacant()), or nothing evictable is left.
   void make_vacant(int64_t pages) noexcept;
@@ -208,6 +226,7 @@ class PrefixIndex {
       return nodes_[node].key == key && nodes_[node].name_space == name_space;
     });
   }
+  uint64_t bytes_in_use(int32_t name_space, NodeId locked) const;
 
   NodeId* children_of(const Node& node) noexcept {  // the list that it is in
     return node.parent == kNoNode ? &spaces_[node.name_space].first_child : &nodes_[node.parent].first_child;

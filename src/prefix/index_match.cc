@@ -16,12 +16,12 @@ constexpr int kMaxTailCandidates = 64;
 // position; what is lacking further before does not matter, so the last gap of each group is all there is to remember.
 class PrefixIndex::Matcher {
  public:
-  Matcher(const PrefixIndex& index, KeyChain& chain, int64_t max_tokens, bool with_host)
+  Matcher(const PrefixIndex& index, KeyChain& chain, int64_t max_tokens, const HostPages& host)
       : index_(index),
         chain_(chain),
         space_(index.spaces_.find(chain.query().root)),
         max_tokens_(std::min(max_tokens, chain.query().num_tokens)),
-        with_host_(with_host),
+        host_(host),
         gap_ends_(index.has_windows() ? index.groups_.size() : 0, 0) {}
 
   PrefixMatch run(bool whole_blocks) {
@@ -33,10 +33,26 @@ class PrefixIndex::Matcher {
  private:
   bool is_present(NodeId node, int32_t page) const {
     const PagePlace place = index_.nodes_.place(node, page);
-    return place.device != kNoPage || (with_host_ && place.host != kNoPage);
+    return place.device != kNoPage || (place.host != kNoPage && counts(node, page));
   }
-  bool has_full_pages(const Node& node) const {
-    return node.full_device + (with_host_ ? node.full_host : 0) == index_.full_pages_;
+  // A page that lies on the host.
+  bool counts(NodeId node, int32_t page) const {
+    return host_.all ||
+           (host_.some != nullptr &&
+            std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
+  }
+  bool has_full_pages(NodeId node) const {
+    const Node& record = index_.nodes_[node];
+    if (record.full_device == index_.full_pages_) return true;
+    if (record.full_device + record.full_host != index_.full_pages_) return false;
+    if (host_.all || host_.some == nullptr) return host_.all;
+    for (const Group& group : index_.groups_) {
+      if (group.piece >= 0) continue;
+      for (int32_t i = group.first_page; i < group.first_page + group.num_pages; ++i) {
+        if (!is_present(node, i)) return false;
+      }
+    }
+    return true;
   }
 
   void prefetch(int64_t block, int64_t num_blocks) {
@@ -56,7 +72,7 @@ class PrefixIndex::Matcher {
       const NodeId node = index_.find_in(space_, chain_.key(block));
       if (node == kNoNode || !follows(node, last)) break;
       const Node& record = index_.nodes_[node];
-      if (!has_full_pages(record)) break;
+      if (!has_full_pages(node)) break;
       last = node;
       bool is_end = !index_.has_states_ || record.state != kInitialState;
       if (!gap_ends.empty()) {
@@ -181,13 +197,14 @@ class PrefixIndex::Matcher {
   KeyChain& chain_;
   int32_t space_;  // Namespace of the query; -1: it holds nothing.
   int64_t max_tokens_;
-  bool with_host_;
+  HostPages host_;
   std::vector<int64_t> gap_ends_;  // [group]: end of the last page before the hit's end that it lacks; 0: none
   PrefixMatch match_;
 };
 
-PrefixMatch PrefixIndex::match(KeyChain& chain, int64_t max_tokens, bool whole_blocks, bool with_host) const {
-  return Matcher(*this, chain, max_tokens, with_host).run(whole_blocks);
+PrefixMatch PrefixIndex::match(KeyChain& chain, int64_t max_tokens, bool whole_blocks,
+                               const HostPages& host) const {
+  return Matcher(*this, chain, max_tokens, host).run(whole_blocks);
 }
 
 }  // namespace kvc

@@ -85,7 +85,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
 void Publisher::publish_blocks(Sequence& sequence) noexcept {
   TokenTrail& trail = sequence.trail;
   if (trail.is_altered || trail.is_closed) return;
-  const auto num_blocks = static_cast<int64_t>(trail.keys.size());
+  const int64_t num_blocks = num_publishable(sequence);
   int64_t block = trail.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
@@ -132,6 +132,25 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   if (node != kNoNode) index_->touch(node, false, trail.priority);
 }
 
+int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
+  const TokenTrail& trail = sequence.trail;
+  const int64_t num_blocks = num_publishable(sequence);
+  if (trail.is_altered || trail.is_closed || num_blocks == 0 ||
+      num_blocks * index_->block_tokens() != sequence.length || trail.num_published < num_blocks)
+    return 0;
+  int64_t count = 1;
+  while (count < num_blocks &&
+         index_->find(trail.root, trail.keys[static_cast<size_t>(num_blocks - count)]) == kNoNode)
+    ++count;
+  return count;
+}
+
+void Publisher::publish_state(Sequence& sequence) noexcept {
+  if (num_to_reach(sequence) == 0) return;
+  --sequence.trail.num_published;
+  publish_blocks(sequence);
+}
+
 void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.trail.num_published;
   if (published == 0) return;
@@ -163,7 +182,7 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
   }
 }
 
-void Publisher::list_host_places(const PrefixMatch& match, std::vector<HostPlace>* places) const {
+void Publisher::list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const {
   places->clear();
   if (index_->num_host_pages() == 0) return;
   visit_places(match, [&](size_t, int64_t, NodeId node, int32_t index) {

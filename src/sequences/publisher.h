@@ -29,9 +29,13 @@ class Publisher {
   // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the sequence takes its pages over. Room for new blocks was
   // made by PrefixIndex::reserve; what finds none stays unpublished.
   void publish(Sequence& sequence) noexcept {
-    if (sequence.trail.num_published < static_cast<int64_t>(sequence.trail.keys.size()))
-      publish_blocks(sequence);
+    if (sequence.trail.num_published < num_publishable(sequence)) publish_blocks(sequence);
   }
+  // The state that the sequence keeps at its length goes to the block that ends there, where it has one in the index. Room for
+  // num_to_reach() new blocks.
+  void publish_state(Sequence& sequence) noexcept;
+  // Blocks that publish_state() may have to insert anew; 0: it has nothing to do.
+  int64_t num_to_reach(const Sequence& sequence) const noexcept;
   // The sequence's blocks were used until now.
   void release(const Sequence& sequence) noexcept;
 
@@ -39,14 +43,13 @@ class Publisher {
   void reserve(const PrefixMatch& match, Sequence* sequence) const;
   // The tables, state and checkpoint of a sequence whose tokens are `match`; all pages are on the device. Holders are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
-  // Places of the match that are on the host: (node, index).
-  struct HostPlace {
-    NodeId node;
-    int32_t index;
-  };
-  void list_host_places(const PrefixMatch& match, std::vector<HostPlace>* places) const;
+  // Pages of the match that are on the host.
+  void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;
 
  private:
+  int64_t num_publishable(const Sequence& sequence) const noexcept {
+    return static_cast<int64_t>(sequence.trail.keys.size());
+  }
   void publish_blocks(Sequence& sequence) noexcept;
   bool gather(const Sequence& sequence, int64_t block) noexcept;
   bool make_own(Sequence& sequence, int64_t block, NodeId node) noexcept;

@@ -12,6 +12,12 @@ namespace {
 
 long long ll(int64_t value) { return static_cast<long long>(value); }
 
+// Of an empty sequence there is nothing that could have been altered, but for a window and a state that was set.
+void forgive_empty(Sequence& sequence) {
+  if (sequence.length == 0 && sequence.window == 0 && sequence.state == kInitialState)
+    sequence.trail.is_altered = false;
+}
+
 }  // namespace
 
 void SequenceTable::fail_unknown(kvc_seq id) const {
@@ -168,12 +174,12 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   }
   child->trail = parent.trail;
   child->trail.cut(length, prefix_block_);
-  if (length == 0 && child->window == 0) child->trail.is_altered = false;  // there is nothing that could be
   child->state = length == parent.length ? parent.state : kInitialState;
   for (const Checkpoint& checkpoint : parent.checkpoints) {
     if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
     if (checkpoint.position == length) child->state = checkpoint.slot;
   }
+  forgive_empty(*child);
   return child;
 }
 
@@ -215,9 +221,9 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   check_resumable(sequence, length, "n", num_tokens);
   cut_states(sequence, length);
   sequence.trail.cut(length, prefix_block_);
-  if (length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length) sequence.segments.pop_back();
   sequence.length = length;
+  forgive_empty(sequence);
   total_length_ -= num_tokens;
   truncate(sequence, length);
 }

@@ -188,11 +188,44 @@ TEST_F(PrefixStates, ACheckpointOfTheHostsOwnServesAHit) {
   ASSERT_EQ(attached(*cache_, 1, ask), 0);
   step(1, prompt, 12);
   ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
-  Ask again(prompt);
-  inserted(*cache_, 1, again);
-  EXPECT_EQ(held(*cache_, prompt), 12);
+  EXPECT_EQ(held(*cache_, prompt), 12) << "on the edge of a block that was published without it";
   ASSERT_EQ(attached(*cache_, 2, ask), 12);
   EXPECT_EQ(value_of(2), 12);
+}
+
+TEST_F(PrefixStates, ACheckpointPublishesOnlyWhatMayBePublished) {
+  const Prompt prompt = prompt_of(12);
+  Ask ask(prompt);
+  ASSERT_EQ(attached(*cache_, 1, ask), 0);
+  step(1, prompt, 12);
+  ASSERT_EQ(kvc_prefix_reset(get(), nullptr), KVC_OK);
+  ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
+  EXPECT_EQ(stats_of(*cache_).prefix_blocks, 0) << "older than a reset";
+  // What was evicted since is published anew, beside an open forward that counts on room of its own.
+  const Prompt other = prompt_of(12, 7000);
+  ASSERT_EQ(kvc_seq_add(get(), 2, nullptr), KVC_OK);
+  step(2, other, 12);
+  ASSERT_EQ(kvc_seq_add(get(), 3, nullptr), KVC_OK);
+  ASSERT_EQ(begin_tokens(*cache_, {3}, {8}, prompt_of(8, 9000)), KVC_OK);
+  ASSERT_EQ(kvc_state_checkpoint(get(), 2, nullptr), KVC_OK);
+  cache_->end();
+  EXPECT_EQ(held(*cache_, other), 12);
+  EXPECT_EQ(held(*cache_, prompt_of(8, 9000)), 8);
+}
+
+TEST_F(PrefixStates, AStateThatDebuggingSetsIsNotThatOfThePublishedBlock) {
+  const Prompt prompt = prompt_of(8);
+  Ask ask(joined(prompt, {1}));
+  ASSERT_EQ(attached(*cache_, 1, ask), 0);
+  step(1, prompt, 8);
+  HostTensor state(Elem::kF32, {2});
+  state.for_each([&](int64_t i, int64_t, int64_t, int64_t) { state.set(-5, i); });
+  ASSERT_EQ(kvc_debug_set_state(get(), 1, 1, 0, state.dl(), nullptr, nullptr), KVC_OK);
+  EXPECT_EQ(value_of(1), -5);
+  ASSERT_EQ(attached(*cache_, 2, ask), 8);
+  EXPECT_EQ(value_of(2), 8);
+  step(1, prompt_of(8, 3000), 16);
+  EXPECT_EQ(held(*cache_, joined(prompt, prompt_of(8, 3000))), 8) << "nor is what was computed from it published";
 }
 
 TEST_F(PrefixStates, StatesOfTheIndexAreNotUsedAndGoWithIt) {

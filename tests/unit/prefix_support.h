@@ -137,7 +137,7 @@ struct Prompt {
   }
   PrefixMatch match(const PrefixIndex& index, int64_t max_tokens = INT64_MAX, bool whole = false,
                     bool host = true) {
-    return index.match(*chain, max_tokens, whole, host);
+    return index.match(*chain, max_tokens, whole, {.all = host, .some = nullptr});
   }
 
   std::vector<int32_t> tokens;
