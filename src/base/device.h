@@ -16,12 +16,14 @@ namespace kvc {
 
 // ---- The back end
 
-// One file or name, by the rules of dlopen; null and `why` where it is no back end of this version.
+// One file, by its absolute path; null and `why` where it is no back end of this version.
 const cuda::BackendTable* load_backend(const char* file, std::string* why);
-// The table of libkvcache_cuda.so, which is searched beside the library that holds this code (or beside the program, when it is linked
-// in), then by the rules of dlopen. Loaded by the first call that finds it and never unloaded; a failure is tried again by the next call.
-// Null: `why` (may be null) gets the reason. No driver is needed to load it. Threading: any.
+// The table of libkvcache_cuda.so in the directory of modules (kvc_module_path_set). Loaded by the first call that finds it and never
+// unloaded; a failure is remembered until set_module_path. Null: `why` (may be null) gets the reason. No driver is needed to load it.
+// Threading: any.
 const cuda::BackendTable* find_backend(std::string* why);
+// kvc_module_path_set. Throws INVALID_ARGUMENT, INVALID_STATE. Threading: any.
+void set_module_path(const char* path);
 // The same; throws KVC_E_UNSUPPORTED with the reason.
 const cuda::BackendTable& require_backend();
 // For tests: this table, checked like a library's, instead of the library; null: the library again. False: refused, and nothing changed.

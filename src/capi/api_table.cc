@@ -109,6 +109,7 @@ constexpr kvc_api kTable = {
     kvc_fence_wait,
     kvc_fence_wait_on_stream,
     kvc_fence_destroy,
+    kvc_module_path_set,
 };
 
 // Slots never move: clients of every released header find their functions where they were.
@@ -116,8 +117,9 @@ constexpr size_t slot(size_t offset) {
   return (offset - offsetof(kvc_api, get_abi_version)) / sizeof(void (*)());
 }
 static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50);
-static_assert(slot(offsetof(kvc_api, fence_destroy)) == 98, "end of 0.1");
-static_assert(sizeof(kvc_api) == offsetof(kvc_api, fence_destroy) + sizeof(void (*)()));
+static_assert(slot(offsetof(kvc_api, fence_destroy)) == 98);
+static_assert(slot(offsetof(kvc_api, module_path_set)) == 99, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, module_path_set) + sizeof(void (*)()));
 
 }  // namespace
 

@@ -122,6 +122,10 @@ int32_t kvc_has_feature(const char* name) noexcept {
   return std::any_of(std::begin(kFeatures), std::end(kFeatures), equals) ? 1 : 0;
 }
 
+kvc_status kvc_module_path_set(const char* path, kvc_error* err) noexcept {
+  return guard(err, [&] { kvc::set_module_path(path); });
+}
+
 kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* err) noexcept {
   return guard(err, [&] {
     kvc::check_output(out, "out");

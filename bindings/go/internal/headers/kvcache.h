@@ -36,9 +36,14 @@
  *               order: ndim, dtype, device, shape, strides, alignment (to the element). Element types of activations
  *               (q, k, v, out): float32, float16, bfloat16, each tensor its own. Tokens are packed over the
  *               batch in the order of the forward's sequences; T = kvc_forward_num_tokens. More rows than T are
- *               padding: neither read nor written. Outputs must not overlap inputs unless a comment allows it.
- *   Threading   No global mutable state except the logger and the table that forward handles are looked up
- *               in; both are safe to use from any thread. Different caches are independent. For one cache: functions
+ *               padding: neither read nor written. An output that shares a byte with another output, an
+ *               activation or an option's tensor of the same call is refused (KVC_E_INVALID_ARGUMENT,
+ *               the message names both), unless a comment allows it. Only bytes that the call uses
+ *               count: heads of one fused buffer may be input and output side by side. Pools, tables,
+ *               indices and memory that a caller borrows or exports are not compared.
+ *   Threading   No global mutable state except the logger, the modules' directory and the table that forward
+ *               handles are looked up in; all are safe to use from any thread. Different caches are
+ *               independent. For one cache: functions
  *               taking const kvc_cache * may run concurrently with each other and with an open forward's attention;
  *               functions taking kvc_cache * (and begin, end, abort) need external exclusion. One forward is
  *               open at a time. A handle may move between threads. A kvc_plan is immutable and freely shared.
@@ -122,7 +127,7 @@ typedef int32_t kvc_status;
 enum {
   KVC_OK = 0,
   KVC_E_INVALID_ARGUMENT = 1,  /* NULL, negative, contradictory */
-  KVC_E_INVALID_STATE = 2,     /* attention without an open forward, on a layer that is not there or of another kind */
+  KVC_E_INVALID_STATE = 2,     /* attention without an open forward, or on a layer of another kind */
   KVC_E_NOT_FOUND = 3,         /* unknown sequence */
   KVC_E_ALREADY_EXISTS = 4,    /* sequence id taken */
   KVC_E_OUT_OF_RANGE = 5,      /* position, length, count, index beyond its limit */
@@ -222,8 +227,24 @@ typedef struct kvc_device_caps {
   char name[64];
 } kvc_device_caps;
 
-/* What the library can do on a device. A device without a back end in this build, or without a driver, is not an error: backend_present is 0. The CUDA back end
- * is libkvcache_cuda.so, looked for beside this library, then by the rules of dlopen; kvc_has_feature("cuda") says whether it was found.
+/* Says where modules lie: shared libraries of this project that are loaded when they are first
+ * needed. There is one, the CUDA back end libkvcache_cuda.so. Without this call, or after NULL,
+ * modules lie in the directory of the file that holds the library's code: libkvcache.so, or the
+ * program that libkvcache.a is linked into. The dynamic linker never searches for a module, so
+ * LD_LIBRARY_PATH, RUNPATH and its cache have no part in the choice. What a module depends on itself
+ * (libc, libstdc++) the linker finds as usual.
+ * A failed search is remembered: until the next successful kvc_module_path_set every call that needs
+ * the module fails with the same message, which names the file, and nothing is looked for again. A
+ * loaded module stays for the life of the process.
+ * `path`: absolute path of a directory, copied; not looked at before a module is needed.
+ * KVC_E_INVALID_ARGUMENT: path is not absolute, or holds a '$', which the dynamic linker would
+ * replace. KVC_E_INVALID_STATE: a module has been loaded; the message names its file.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_module_path_set(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* What the library can do on a device. A device without a back end in this build, or without a
+ * driver, is not an error: backend_present is 0. kvc_has_feature("cuda") says whether the CUDA back
+ * end was found, and loads it for that.
  * KVC_E_INVALID_ARGUMENT: out NULL or struct_size too small. KVC_E_OUT_OF_RANGE: device id that does not exist.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_device_query(DLDevice device, kvc_device_caps *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -359,7 +380,10 @@ typedef struct kvc_layer {
                            the source's */
   int32_t v_dim;        /* elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or the source's */
   kvc_quant quant;
-  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16, or what quant says; all zero: bfloat16. 4-bit types: k_dim and v_dim even */
+  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16, or what quant says. All zero:
+                           bfloat16, whatever the type of k; float32 rows are then rounded by up to
+                           2^-8 of their value, so set float32 to compare with a float32 reference.
+                           4-bit types: k_dim and v_dim even */
   DLDataType v_dtype;   /* all zero: k_dtype */
   const kvc_rope *KVC_NULLABLE rope; /* copied by kvc_plan_create; NULL: none */
   int64_t window;       /* 0: all keys; W >= 1: a query at position p sees keys p-W+1..p. ATTENTION, MLA */
@@ -945,7 +969,8 @@ KVC_API kvc_status kvc_tree_commit(kvc_cache *cache, size_t n, const kvc_seq *se
 /* Attention, inside a forward                                                                           */
 /* ==================================================================================================== */
 /* The order of layers is free; calling a layer twice rewrites the same slots. Accumulation is float32 (REFERENCE: float64).
- * Common statuses: KVC_E_INVALID_STATE: forward not open, layer not in this cache or of another kind. KVC_E_UNSUPPORTED: the
+ * Common statuses: KVC_E_INVALID_STATE: forward not open, layer of another kind. KVC_E_OUT_OF_RANGE:
+ * layer not in this cache. KVC_E_INVALID_ARGUMENT: an output overlaps. KVC_E_UNSUPPORTED: the
  * cache has no storage; an option is not available. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor.
  * KVC_E_NO_MEMORY: workspace. Nothing is written then. */
 
@@ -1075,7 +1100,8 @@ KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, D
  * (until popped below). */
 
 /* State `state` of every sequence of the batch: out [>= B, shape...], any activation type, compact inside a state.
- * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: state. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
+ * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_SHAPE,
+ * KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
  * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_state_get(kvc_forward *fwd, int32_t layer, int32_t state, DLTensor *out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1340,7 +1366,8 @@ KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *ta
 KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Rotate x [T, heads, dim] into out (which may be x) by opt->rope at opt->positions.
+/* Rotate x [T, heads, dim] into out (which may be x: same address, strides and type) by opt->rope at
+ * opt->positions.
  * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1773,6 +1800,7 @@ typedef struct kvc_api {
   kvc_status (*fence_wait_on_stream)(const kvc_fence *fence, kvc_stream KVC_NULLABLE stream,
       kvc_error *KVC_NULLABLE err);
   void (*fence_destroy)(kvc_fence *KVC_NULLABLE fence);
+  kvc_status (*module_path_set)(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err);
   /* end of 0.1 */
 } kvc_api;
 

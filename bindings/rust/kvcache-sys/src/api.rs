@@ -595,6 +595,7 @@ pub struct kvc_api {
     pub fence_wait_on_stream:
         unsafe extern "C" fn(fence: *const kvc_fence, stream: kvc_stream, err: *mut kvc_error) -> kvc_status,
     pub fence_destroy: unsafe extern "C" fn(fence: *mut kvc_fence),
+    pub module_path_set: unsafe extern "C" fn(path: *const c_char, err: *mut kvc_error) -> kvc_status,
 }
 
 extern "C" {

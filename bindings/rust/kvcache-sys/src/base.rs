@@ -155,6 +155,8 @@ extern "C" {
     pub fn kvc_status_name(status: kvc_status) -> *const c_char;
     /// 1 when the build has a feature, 0 when it has not or does not know the name.
     pub fn kvc_has_feature(name: *const c_char) -> i32;
+    /// Says where modules lie: shared libraries of this project that are loaded when they are first needed.
+    pub fn kvc_module_path_set(path: *const c_char, err: *mut kvc_error) -> kvc_status;
     /// What the library can do on a device.
     pub fn kvc_device_query(device: DLDevice, out: *mut kvc_device_caps, err: *mut kvc_error) -> kvc_status;
     /// Send messages of at least `min_level` to `fn`
