@@ -15,6 +15,9 @@ target_link_libraries(cuda_no_driver PRIVATE kvcache::kvcache kvcache_flags)
 kvcache_cuda_check(no_driver COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/cuda/no_driver.py
                    $<TARGET_FILE:kvcache_cuda> ${PROJECT_VERSION} $<TARGET_FILE:cuda_no_driver>)
 
+kvcache_cuda_check(hardening COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/abi/hardening.py
+                   $<TARGET_FILE:kvcache_cuda> ${CMAKE_C_COMPILER} --module)
+
 # Tests of kernels against the real runtime, for a machine with a GPU (tests/gpu): those whose device memory comes from device_memory.h, themselves or
 # through a header of the folder, and that do not ask anything of the emulator. Part of `make cuda`, so that they are known to compile.
 function(kvcache_uses_device_memory source out)
