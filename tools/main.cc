@@ -6,6 +6,7 @@
 #include "kvcache.h"
 #include "tools/demo/demo.h"
 #include "tools/info.h"
+#include "tools/modules.h"
 #include "tools/plan/plan.h"
 #include "tools/replay/command.h"
 
@@ -15,6 +16,7 @@
 #endif
 
 int main(int argc, char** argv) {
+  find_modules();
   int exit_code = 0;
   CLI::App app("libkvcache: the KV cache of LLM serving as a C library", "kvcache");
   app.set_version_flag("--version", std::string("kvcache ") + kvc_version_string());

@@ -3,6 +3,7 @@ package kvcache_test
 import (
 	"context"
 	"math"
+	"os"
 	"testing"
 
 	kvcache "github.com/libkvcache/libkvcache/bindings/go"
@@ -61,6 +62,7 @@ func (in *inputs) equals(t *testing.T, means ...float32) {
 
 func TestStepsOnAStreamOfAGPUCopiesWithFencesAndAGraph(t *testing.T) {
 	cudatest.Need(t)
+	ok(t, load(t).SetModulePath(os.Getenv("KVC_CUDA_MODULES")))
 	config := small()
 	config.NumThreads = 0
 	config.Device = gpu

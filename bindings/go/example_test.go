@@ -18,6 +18,7 @@ func check(err error) {
 func Example() {
 	lib, err := kvcache.Load("") // KVCACHE_LIB, else what the loader finds
 	check(err)
+	// K and V are stored as bfloat16: to compare with a float32 reference say KDType: kvcache.F32.
 	layer := kvcache.Layer{NumQHeads: 8, NumKVHeads: 2, KDim: 64}
 	cache, err := lib.NewCache(&kvcache.Config{Layers: []kvcache.Layer{layer}, ByteBudget: 1 << 20})
 	check(err)

@@ -5,7 +5,11 @@ package kvcache
 */
 import "C"
 
-import "unsafe"
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+)
 
 // ABIVersion is the version of kvcache.h that this package was written for: major << 16 | minor.
 const ABIVersion uint32 = C.KVC_ABI_VERSION_MAJOR<<16 | C.KVC_ABI_VERSION_MINOR
@@ -106,6 +110,20 @@ func (l *Library) DeviceQuery(device Device) (*DeviceCaps, error) {
 		MemoryFreeBytes: uint64(caps.memory_free_bytes),
 		Name:            C.GoString(&caps.name[0]),
 	}, nil
+}
+
+// SetModulePath says where modules lie (libkvcache_cuda.so): an absolute directory; "": the library's own, as
+// without this call. Only before a module is loaded.
+func (l *Library) SetModulePath(path string) error {
+	if strings.IndexByte(path, 0) >= 0 {
+		return &Error{Status: ErrInvalidArgument, Msg: fmt.Sprintf("path = %q holds a NUL byte", path)}
+	}
+	var text *C.char
+	if path != "" {
+		text = C.CString(path)
+		defer C.free(unsafe.Pointer(text))
+	}
+	return failure(C.shim_module_path_set(l.api, text))
 }
 
 // LogLevel orders messages.

@@ -30,6 +30,27 @@ func TestStatusesHaveTheNamesOfTheLibrary(t *testing.T) {
 	}
 }
 
+func TestModulesLieInADirectoryThatIsNamedInFull(t *testing.T) {
+	lib := load(t)
+	for _, path := range []string{"here", "./here", "/opt/$ORIGIN", "/opt\x00"} {
+		is(t, lib.SetModulePath(path), kvcache.ErrInvalidArgument)
+	}
+	dir := t.TempDir()
+	ok(t, lib.SetModulePath(dir))
+	defer lib.SetModulePath("")
+	if lib.HasFeature("cuda") {
+		t.Error("there is no back end in an empty directory")
+	}
+	config := small()
+	config.Device = kvcache.Device{Type: kvcache.CUDA}
+	config.MaxSeqs, config.MaxSeqLen, config.MaxTokensPerForward = 2, 64, 8
+	_, err := lib.NewCache(config)
+	is(t, err, kvcache.ErrUnsupported)
+	if !strings.Contains(err.Error(), dir+"/libkvcache_cuda.so") {
+		t.Errorf("%v does not name the file", err)
+	}
+}
+
 func TestTheProcessorCanBeAsked(t *testing.T) {
 	caps, err := load(t).DeviceQuery(kvcache.Device{})
 	ok(t, err)

@@ -25,6 +25,12 @@ static inline kvc_error *shim_device_query(uintptr_t api, DLDevice device, kvc_d
   return shim_result(SHIM_API(api)->device_query(device, out, &err), &err);
 }
 
+/* NULL: the library's own directory. */
+static inline kvc_error *shim_module_path_set(uintptr_t api, const char *path) {
+  SHIM_ERROR;
+  return shim_result(SHIM_API(api)->module_path_set(path, &err), &err);
+}
+
 /* id 0: silence. */
 static inline kvc_error *shim_set_logger(uintptr_t api, uintptr_t id, int32_t min_level) {
   SHIM_ERROR;

@@ -122,7 +122,8 @@ const cuda::BackendTable* find_backend(std::string* why) {
   if (const auto* table = loaded.load(std::memory_order_relaxed)) return table;
   if (failed_search.empty()) {
     const std::string directory = module_path.empty() ? own_directory() : module_path + "/";
-    std::string reason = std::string(kLibrary) + " is looked for beside the library, whose own directory is not known here";
+    std::string reason =
+        std::string(kLibrary) + " is looked for beside the library, whose own directory is not known here";
     const cuda::BackendTable* table = nullptr;
     if (!directory.empty()) table = load_backend((directory + kLibrary).c_str(), &reason);
     if (table != nullptr) {

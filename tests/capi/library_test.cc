@@ -1,4 +1,8 @@
 // kvcache.h, sections "Library" and "Function table".
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "tests/capi/fixture.h"
@@ -139,6 +143,50 @@ TEST(Library, AShorterErrorStructGetsWhatFits) {
   EXPECT_EQ(static_cast<unsigned char>(box.error.message[8]), 0xEE);
 }
 
+// A cache on a GPU, which needs the CUDA back end.
+kvc_status create_on_gpu(kvc_error* err) {
+  Model model;
+  model.config.device = {kDLCUDA, 0};
+  model.config.max_seqs = 1, model.config.max_seq_len = 16, model.config.max_tokens_per_forward = 8;
+  kvc_plan* plan = nullptr;
+  kvc_cache* cache = nullptr;
+  kvc_status status = kvc_plan_create(&model.config, &plan, err);
+  if (status == KVC_OK) status = kvc_cache_create(plan, &cache, err);
+  kvc_plan_destroy(plan);
+  kvc_cache_destroy(cache);
+  return status;
+}
+
+TEST(Modules, PathsThatAreNoneAreRefused) {
+  for (const char* path : {"", "relative", "./here", "../here"}) {
+    expect_error(KVC_E_INVALID_ARGUMENT, {"path = \"", path, "absolute"},
+                 [&](kvc_error* err) { return kvc_module_path_set(path, err); });
+  }
+  expect_error(KVC_E_INVALID_ARGUMENT, {"/opt/$ORIGIN", "'$'"},
+               [&](kvc_error* err) { return kvc_module_path_set("/opt/$ORIGIN", err); });
+}
+
+TEST(Modules, AFailedSearchIsRememberedUntilAPathIsSet) {
+  if (kvc_has_feature("cuda") != 0) GTEST_SKIP() << "a back end lies beside the library";
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("kvc_modules_" + std::to_string(getpid()));
+  const std::string file = (folder / "libkvcache_cuda.so").string();
+  expect_ok([&](kvc_error* err) { return kvc_module_path_set(folder.c_str(), err); });
+  const kvc_error missing =
+      expect_error(KVC_E_UNSUPPORTED, {file.c_str(), "No such file", "kvc_module_path_set"}, create_on_gpu);
+  ASSERT_TRUE(std::filesystem::create_directories(folder));
+  std::ofstream(file) << "no library";
+  const kvc_error again = expect_error(KVC_E_UNSUPPORTED, {}, create_on_gpu);
+  EXPECT_STREQ(again.message, missing.message) << "it was looked for again";
+  EXPECT_EQ(kvc_has_feature("cuda"), 0);
+  expect_ok([&](kvc_error* err) { return kvc_module_path_set(folder.c_str(), err); });
+  const kvc_error broken = expect_error(KVC_E_UNSUPPORTED, {file.c_str()}, create_on_gpu);
+  EXPECT_STRNE(broken.message, missing.message);
+  expect_ok([&](kvc_error* err) { return kvc_module_path_set(nullptr, err); });
+  expect_error(KVC_E_UNSUPPORTED, {"libkvcache_cuda.so", "No such file"}, create_on_gpu);
+  std::filesystem::remove_all(folder);
+}
+
 struct Log {
   std::vector<std::string> lines;
   std::vector<kvc_log_level> levels;
@@ -254,6 +302,7 @@ TEST(FunctionTable, EverySlotIsTheFunctionOfItsName) {
   EXPECT_SLOT(op_copy_pages);
   EXPECT_SLOT(op_rotate);
   EXPECT_SLOT(op_linear_step);
+  EXPECT_SLOT(module_path_set);
 #undef EXPECT_SLOT
   // Pointers only behind the head, and none of them NULL: no slot was forgotten above.
   const auto* slots = reinterpret_cast<void* const*>(&api->get_abi_version);

@@ -22,6 +22,11 @@ inline DLDevice device() {
     if (name == nullptr || *name == '\0' || std::strcmp(name, "cpu") == 0) return DLDevice{kDLCPU, 0};
     if (std::strncmp(name, "cuda:", 5) != 0)
       throw std::runtime_error(std::string("KVC_TEST_DEVICE=") + name + ": expected cpu or cuda:N");
+    // Where the emulated back end lies; on a real GPU the library finds its own.
+    if (const char* modules = std::getenv("KVC_TEST_MODULES")) {
+      kvc_error error{};
+      if (kvc_module_path_set(modules, &error) != KVC_OK) throw std::runtime_error(error.message);
+    }
     return DLDevice{kDLCUDA, std::atoi(name + 5)};
   }();
   return chosen;
@@ -33,7 +38,7 @@ inline const cuda::BackendTable& backend() {
   static const cuda::BackendTable* table = [] {
     if (kvc_has_feature("cuda") == 0)
       throw std::runtime_error("KVC_TEST_DEVICE is a GPU, but there is no CUDA back end");
-    void* library = dlopen("libkvcache_cuda.so", RTLD_NOW | RTLD_LOCAL);
+    void* library = dlopen("libkvcache_cuda.so", RTLD_NOW | RTLD_NOLOAD);
     if (library == nullptr) throw std::runtime_error(dlerror());
     using Entry = const cuda::BackendTable* (*)();
     return reinterpret_cast<Entry>(dlsym(library, "kvc_cuda_backend"))();

@@ -17,11 +17,8 @@ TOOL = pathlib.Path(sys.argv.pop(1))
 LIBRARY = "libkvcache_cuda.so"
 
 
-def run(tool, *arguments, libraries=None):
-    environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
-    if libraries is not None:
-        environment["LD_LIBRARY_PATH"] = str(libraries)
-    return subprocess.run([tool, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=500, env=environment)
+def run(tool, *arguments):
+    return subprocess.run([tool, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=500)
 
 
 class Alone(unittest.TestCase):
@@ -41,8 +38,17 @@ class Alone(unittest.TestCase):
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
     def test_without_a_back_end_the_refusal_names_the_library(self):
-        self.refused(f"kvcache bench device: KVC_E_UNSUPPORTED: no CUDA back end: {LIBRARY}", "--device", "cuda")
-        self.refused(f"kvcache bench decode: KVC_E_UNSUPPORTED: no CUDA back end: {LIBRARY}", "decode", "--device", "cuda:0", "--json")
+        library = self.directory.resolve() / LIBRARY
+        self.refused(f"kvcache bench device: KVC_E_UNSUPPORTED: no CUDA back end: {library}", "--device", "cuda")
+        self.refused(f"kvcache bench decode: KVC_E_UNSUPPORTED: no CUDA back end: {library}", "decode", "--device", "cuda:0", "--json")
+
+    def test_a_library_in_the_search_path_of_the_linker_is_not_taken(self):
+        elsewhere = self.directory / "elsewhere"
+        elsewhere.mkdir()
+        (elsewhere / LIBRARY).write_bytes(b"no library")
+        os.environ["LD_LIBRARY_PATH"] = str(elsewhere)
+        self.addCleanup(os.environ.pop, "LD_LIBRARY_PATH")
+        self.refused(str(self.directory.resolve() / LIBRARY), "--device", "cuda")
 
     def test_what_is_no_back_end_is_named(self):
         (self.directory / LIBRARY).write_bytes(b"no library")
@@ -71,9 +77,10 @@ class Emulated(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.tool = shutil.copy2(TOOL, directory.name)
+        shutil.copy2(EMULATED / LIBRARY, directory.name)  # modules lie beside the command
 
     def measured(self, *arguments):
-        done = run(self.tool, *arguments, "--device", "cuda:0", "--tiny", "--json", libraries=EMULATED)
+        done = run(self.tool, *arguments, "--device", "cuda:0", "--tiny", "--json")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stderr, "")
         report = json.loads(done.stdout)
@@ -116,13 +123,13 @@ class Emulated(unittest.TestCase):
         self.assertEqual(list(self.measured("append", "--shapes", "A2,A1", "--seconds", 1)), ["A1", "A2"])
 
     def test_the_table_says_what_its_figures_are_not(self):
-        done = run(self.tool, "--device", "cuda", "--tiny", "--shapes", "S1", libraries=EMULATED)
+        done = run(self.tool, "--device", "cuda", "--tiny", "--shapes", "S1")
         self.assertEqual(done.returncode, 0, done.stderr)
         for part in ("Emulated device", "not the sizes of the shapes", "no figure says anything of a GPU"):
             self.assertIn(part, done.stdout)
 
     def test_a_device_that_is_not_there_is_refused(self):
-        done = run(self.tool, "--device", "cuda:63", libraries=EMULATED)
+        done = run(self.tool, "--device", "cuda:63")
         self.assertEqual((done.returncode, done.stdout), (1, ""))
         self.assertIn("63", done.stderr)
 

@@ -1,3 +1,4 @@
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -38,9 +39,20 @@ TEST(DeviceLibrary, AFileThatIsNotThereGivesTheLinkersReason) {
 
 TEST(DeviceLibrary, AnotherLibraryIsNoBackEnd) {
   std::string why;
-  EXPECT_EQ(load_backend("libm.so.6", &why), nullptr);
-  EXPECT_THAT(why, HasSubstr("libm.so.6 is no back end of kvcache"));
+  Dl_info library{};
+  ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "malloc"), &library), 0);
+  EXPECT_EQ(load_backend(library.dli_fname, &why), nullptr);
+  EXPECT_THAT(why, HasSubstr(std::string(library.dli_fname) + " is no back end of kvcache"));
   EXPECT_THAT(why, HasSubstr("kvc_cuda_backend"));
+}
+
+TEST(DeviceLibrary, NamesThatTheLinkerWouldSearchForAreNotLoaded) {
+  for (const char* name :
+       {"libm.so.6", "libkvcache_cuda.so", "./libkvcache_cuda.so", "/opt/$LIB/libkvcache_cuda.so", ""}) {
+    std::string why;
+    EXPECT_EQ(load_backend(name, &why), nullptr);
+    EXPECT_THAT(why, HasSubstr(std::string(name) + " is not loaded: a module is named by an absolute path"));
+  }
 }
 
 TEST(DeviceLibrary, IsUnsupportedWithTheReasonWhereThereIsNone) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <filesystem>
 #include <random>
 #include <stdexcept>
 #include <system_error>
@@ -52,13 +51,9 @@ void require_cache_on(DLDevice device) {
 }
 
 const cuda::BackendTable* open_back_end() {
-  // Loaded by now: the name finds the same library again, or its place beside this program.
-  constexpr const char* kLibrary = "libkvcache_cuda.so";
+  // Loaded by now: the name finds the same library again, and nothing else.
   if (kvc_has_feature("cuda") == 0) throw std::runtime_error("the library has no CUDA back end");
-  std::error_code ignored;
-  const auto beside = std::filesystem::read_symlink("/proc/self/exe", ignored).replace_filename(kLibrary);
-  const bool is_beside = std::filesystem::exists(beside, ignored);
-  void* library = dlopen(is_beside ? beside.c_str() : kLibrary, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen("libkvcache_cuda.so", RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) throw std::runtime_error(dlerror());
   using Entry = const cuda::BackendTable* (*)();
   const auto entry = reinterpret_cast<Entry>(dlsym(library, "kvc_cuda_backend"));

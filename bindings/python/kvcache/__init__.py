@@ -38,6 +38,7 @@ from .package import (  # noqa: E402
     has_feature,
     lib_path,
     set_logger,
+    set_module_path,
     version,
 )
 from .plan import Plan, min_pages  # noqa: E402
@@ -98,6 +99,7 @@ __all__ = [
     "has_feature",
     "device_caps",
     "set_logger",
+    "set_module_path",
     "version",
     "ops",
     "errors",

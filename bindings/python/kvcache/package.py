@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from . import _capi
@@ -17,6 +18,7 @@ __all__ = [
     "has_feature",
     "device_caps",
     "set_logger",
+    "set_module_path",
 ]
 
 
@@ -60,6 +62,11 @@ def has_feature(name: str) -> bool:
 def device_caps(device: tuple[int, int] = (1, 0)) -> DeviceCaps:
     """What the library can do on a device, given as DLPack's (type, id); (1, 0) is the CPU."""
     return made(DeviceCaps, _capi.kvc_device_query(device))
+
+
+def set_module_path(path: str | os.PathLike[str] | None) -> None:
+    """Where modules lie (`libkvcache_cuda.so`): an absolute directory; None: the library's own, as without this call. Before a module is loaded."""
+    _capi.kvc_module_path_set(None if path is None else os.fspath(path))
 
 
 def set_logger(fn: Callable[[int, str], None] | None, min_level: int = 2) -> None:

@@ -1,6 +1,6 @@
 """A cache on a GPU from Python, run by test_device.py in a process of its own on the emulated device: streams, tensors, fences, a captured graph.
 
-Argument: the emulator's library, whose CUDA runtime this program uses by ctypes as a framework would.
+Arguments: the emulator's library, whose CUDA runtime this program uses by ctypes as a framework would, and the directory of the back end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from support import HEADS, KV_HEADS, qkv, small_cache
 import kvcache
 
 cuda = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+kvcache.set_module_path(sys.argv[2])
 POINTER = ctypes.c_void_p
 GPU = (2, 0)
 DEVICE_TO_HOST, HOST_TO_DEVICE = 2, 1

@@ -315,3 +315,16 @@ def test_configurations_are_plain_data():
         kvcache.Plan(kvcache.Config(layers=config.layers, num_pages=4, page_size="many"))
     with pytest.raises(OverflowError, match="page_size"):
         kvcache.Plan(kvcache.Config(layers=config.layers, num_pages=4, page_size=1 << 33))
+
+
+def test_modules_lie_in_a_directory_that_is_named_in_full(tmp_path):
+    for path in ("here", "./here", "", "/opt/$ORIGIN"):
+        with pytest.raises(kvcache.InvalidArgument, match="path = "):
+            kvcache.set_module_path(path)
+    kvcache.set_module_path(tmp_path)
+    try:
+        assert not kvcache.has_feature("cuda")
+        with pytest.raises(kvcache.Unsupported, match=f"{tmp_path}/libkvcache_cuda.so"):
+            kvcache.Cache(layers=[kvcache.Layer(num_kv_heads=1, k_dim=64)], num_pages=4, device="cuda")
+    finally:
+        kvcache.set_module_path(None)

@@ -1,4 +1,4 @@
-"""Caches on a GPU, on the emulated one of the library's own tests: a process with its back end in the search path."""
+"""Caches on a GPU, on the emulated one of the library's own tests: a process that is told where its back end lies."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ EMULATED = pathlib.Path(os.environ.get("KVCACHE_EMULATED_CUDA", "-"))  # the bui
 @pytest.mark.skipif(not (EMULATED / "cudasim" / "libkvcache_cuda.so").exists(), reason="the library was built without its tests")
 def test_steps_swaps_and_graphs_on_a_gpu_agree_with_the_cpu():
     (runtime,) = EMULATED.glob("tests/cudasim/libkvc_cudasim.so")
-    path = os.pathsep.join([str(EMULATED / "cudasim"), os.environ.get("LD_LIBRARY_PATH", "")])
     program = pathlib.Path(__file__).with_name("device_steps.py")
     done = subprocess.run(
-        [sys.executable, str(program), str(runtime)],
-        env={**os.environ, "LD_LIBRARY_PATH": path},
+        [sys.executable, str(program), str(runtime), str((EMULATED / "cudasim").resolve())],
         capture_output=True,
         text=True,
         timeout=120,

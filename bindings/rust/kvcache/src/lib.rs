@@ -97,7 +97,7 @@ pub use kvcache_sys as sys;
 pub use layer::{Layer, Rope, StateSpec};
 #[cfg(feature = "dlopen")]
 pub use library::load;
-pub use library::{abi_version, device_query, has_feature, version, DeviceCaps};
+pub use library::{abi_version, device_query, has_feature, set_module_path, version, DeviceCaps};
 pub use logger::set_logger;
 pub use plan::{GroupInfo, LayerInfo, Plan, PlanInfo};
 pub use prefix::{prefix_hash, BlockHash, PrefixKey, Query};

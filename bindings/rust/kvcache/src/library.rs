@@ -148,6 +148,19 @@ pub fn has_feature(name: &str) -> Result<bool> {
     Ok(unsafe { (api()?.has_feature)(name.as_ptr()) } == 1)
 }
 
+/// Says where modules lie (`libkvcache_cuda.so`): an absolute directory. Without this call that is the library's
+/// own. Only before a module is loaded; see `kvc_module_path_set`.
+pub fn set_module_path(path: impl AsRef<std::path::Path>) -> Result<()> {
+    let api = api()?;
+    let path = path.as_ref();
+    let bytes = path.as_os_str().as_encoded_bytes();
+    let text = CString::new(bytes).map_err(|_| {
+        Error::new(Status::InvalidArgument, format!("path = {} holds a NUL byte", path.display()))
+    })?;
+    // SAFETY: a terminated string, borrowed for the call.
+    check(|error| unsafe { (api.module_path_set)(text.as_ptr(), error) })
+}
+
 /// What the library can do on a device, in numbers; see `kvc_device_caps`.
 pub type DeviceCaps = sys::kvc_device_caps;
 

@@ -402,3 +402,14 @@ fn the_library_says_what_it_is() {
     assert_eq!(kvcache::device_query(kvcache::Device::CPU).unwrap().backend_present, 1);
     assert_eq!(kvcache::device_query(kvcache::Device::cuda(0)).map_or(0, |caps| caps.backend_present), 0);
 }
+
+#[test]
+fn modules_lie_in_a_directory_that_is_named_in_full() {
+    for path in ["here", "./here", "", "/opt/$ORIGIN", "/opt\0"] {
+        let error = kvcache::set_module_path(path).unwrap_err();
+        assert_eq!(error.status(), kvcache::Status::InvalidArgument, "{error}");
+        assert!(error.message().contains("path = "), "{error}");
+    }
+    kvcache::set_module_path(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    assert!(!kvcache::has_feature("cuda").unwrap());
+}

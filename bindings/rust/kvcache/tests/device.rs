@@ -1,5 +1,5 @@
 //! A cache on a GPU: the emulated one of the library's own tests. `bindings/rust/test` runs this in a process that
-//! finds it; KVC_CUDA_RUNTIME names the emulator's library, whose CUDA runtime is used here as an engine would.
+//! has it; KVC_CUDA_MODULES names the directory of the back end, KVC_CUDA_RUNTIME the emulator's library, whose CUDA runtime is used here as an engine would.
 
 use kvcache::{
     AttnOptions, Batch, Cache, Config, DType, Device, Layer, Status, Stream, TensorMut, TensorRef,
@@ -47,6 +47,7 @@ impl Cuda {
     /// None: this process has no emulated device.
     fn open() -> Option<Cuda> {
         let file = CString::new(std::env::var("KVC_CUDA_RUNTIME").ok()?).unwrap();
+        kvcache::set_module_path(std::env::var("KVC_CUDA_MODULES").unwrap()).unwrap();
         // SAFETY: functions of the declared types, by the names of the CUDA runtime.
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);

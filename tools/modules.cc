@@ -1,0 +1,18 @@
+#include "tools/modules.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "kvcache.h"
+
+void find_modules() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  // Installed: the directory of libraries beside that of commands; built: the one above.
+  for (const char* place : {"", KVC_TOOL_LIBRARIES, ".."}) {
+    const std::filesystem::path candidate = (folder / place).lexically_normal();
+    if (!std::filesystem::exists(candidate / "libkvcache_cuda.so", error)) continue;
+    if (*place != '\0') (void)kvc_module_path_set(candidate.c_str(), nullptr);
+    return;
+  }
+}
