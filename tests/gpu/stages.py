@@ -159,7 +159,7 @@ def sanitizers(run):
 # ---- Measurements
 
 def bench(run):
-    program = need(run.build / "kvcache")
+    program = need(run.build / "bin/kvcache")
     status, text = execute(run, "bench", [program, "bench", "--device", "cuda", "--json"], 90)
     if status and re.search(r"not expected|--device", text):
         raise Skipped("this kvcache bench has no --device")

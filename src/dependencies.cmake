@@ -1,0 +1,101 @@
+# What the library and the command are built with. Every package is taken from the system. Two that are
+# headers alone, DLPack and nlohmann_json, are fetched where they are not installed.
+
+option(KVCACHE_FETCH_HEADERS "Fetch headers of DLPack and nlohmann_json by pip where they are not installed" ON)
+if(FETCHCONTENT_FULLY_DISCONNECTED)
+  set(KVCACHE_FETCH_HEADERS OFF)
+endif()
+set(KVCACHE_FETCHED_HEADERS "${PROJECT_BINARY_DIR}/fetched_headers")
+include(${CMAKE_CURRENT_LIST_DIR}/fetch_headers.cmake)
+
+# Ends the configuration and says which packages of the usual systems bring what is missing.
+function(kvcache_is_missing name required_by)
+  set(CLI11 "Debian and Ubuntu: libcli11-dev; Fedora: cli11-devel; Homebrew: cli11")
+  set(DLPack "pip: apache-tvm-ffi; or set KVCACHE_DLPACK_INCLUDE_DIR to the folder of dlpack/dlpack.h >= 1.0")
+  set(GTest "Debian and Ubuntu: libgtest-dev and libgmock-dev; Fedora: gtest-devel and gmock-devel; Homebrew: googletest")
+  set(OpenSSL "Debian and Ubuntu: libssl-dev; Fedora: openssl-devel; Homebrew: openssl@3, with OPENSSL_ROOT_DIR set to its prefix")
+  set(ZLIB "Debian and Ubuntu: zlib1g-dev; Fedora: zlib-devel; macOS has it")
+  set(benchmark "Debian and Ubuntu: libbenchmark-dev; Fedora: google-benchmark-devel; Homebrew: google-benchmark")
+  set(nlohmann_json "Debian and Ubuntu: nlohmann-json3-dev; Fedora: json-devel; Homebrew: nlohmann-json; pip: nlohmann-json")
+  message(FATAL_ERROR "${name} was not found, and ${required_by} needs it.\n"
+                      "${${name}}.\n${ARGN}"
+                      "On Debian and Ubuntu `make deps` installs what is missing.")
+endfunction()
+
+# kvcache_dependency(NAME [VERSION <version>] [COMPONENTS <names>] REQUIRED_BY <what>)
+macro(kvcache_dependency name)
+  cmake_parse_arguments(kvcache_dependency "" "VERSION;REQUIRED_BY" "COMPONENTS" ${ARGN})
+  find_package(${name} ${kvcache_dependency_VERSION} QUIET COMPONENTS ${kvcache_dependency_COMPONENTS})
+  if(NOT ${name}_FOUND)
+    kvcache_is_missing(${name} "${kvcache_dependency_REQUIRED_BY}")
+  endif()
+endmacro()
+
+find_package(Threads REQUIRED)
+
+# ---- libcrypto: SHA-256 of prefix keys ----------------------------------------------------------------------------
+
+# From the archive where there is one: then libkvcache.so needs no libcrypto.so at run time.
+set(OPENSSL_USE_STATIC_LIBS TRUE)
+find_package(OpenSSL 1.1.1 QUIET COMPONENTS Crypto)
+if(NOT OPENSSL_FOUND)
+  set(OPENSSL_USE_STATIC_LIBS FALSE)
+  kvcache_dependency(OpenSSL VERSION 1.1.1 COMPONENTS Crypto REQUIRED_BY "the library")
+  message(WARNING "there is no archive of libcrypto here: libkvcache.so will need ${OPENSSL_CRYPTO_LIBRARY} at run time")
+endif()
+
+# ---- nlohmann_json: reads config.json files -----------------------------------------------------------------------
+
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  find_package(nlohmann_json QUIET)
+endif()
+if(NOT TARGET nlohmann_json::nlohmann_json)
+  kvcache_fetch_header(nlohmann_json "${KVCACHE_FETCHED_HEADERS}" kvcache_fetch_error)
+  if(kvcache_fetch_error)
+    kvcache_is_missing(nlohmann_json "the library" "It could not be fetched: ${kvcache_fetch_error}\n")
+  endif()
+  add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
+  target_include_directories(nlohmann_json::nlohmann_json INTERFACE "${KVCACHE_FETCHED_HEADERS}")
+endif()
+
+# ---- DLPack >= 1.0: structs of tensors ----------------------------------------------------------------------------
+
+function(kvcache_dlpack_version include_dir out)
+  set(${out} "0.0" PARENT_SCOPE)
+  if(EXISTS "${include_dir}/dlpack/dlpack.h")
+    file(STRINGS "${include_dir}/dlpack/dlpack.h" lines REGEX "define DLPACK_(MAJOR|MINOR)_VERSION [0-9]+")
+    string(REGEX MATCH "MAJOR_VERSION ([0-9]+)" _ "${lines}")
+    set(major "${CMAKE_MATCH_1}")
+    string(REGEX MATCH "MINOR_VERSION ([0-9]+)" _ "${lines}")
+    if(major AND NOT CMAKE_MATCH_1 STREQUAL "")
+      set(${out} "${major}.${CMAKE_MATCH_1}" PARENT_SCOPE)
+    endif()
+  endif()
+endfunction()
+
+if(NOT KVCACHE_DLPACK_INCLUDE_DIR)
+  find_path(KVCACHE_DLPACK_INSTALLED dlpack/dlpack.h)
+  mark_as_advanced(KVCACHE_DLPACK_INSTALLED)
+  set(kvcache_dlpack_folder "")
+  foreach(candidate IN ITEMS "${KVCACHE_DLPACK_INSTALLED}" "${PROJECT_SOURCE_DIR}/.deps/include")
+    kvcache_dlpack_version("${candidate}" version)
+    if(version VERSION_GREATER_EQUAL 1.0)
+      set(kvcache_dlpack_folder "${candidate}")
+      break()
+    endif()
+  endforeach()
+  if(NOT kvcache_dlpack_folder)
+    kvcache_fetch_header(dlpack "${KVCACHE_FETCHED_HEADERS}" kvcache_fetch_error)
+    if(kvcache_fetch_error)
+      kvcache_is_missing(DLPack "the library" "It could not be fetched: ${kvcache_fetch_error}\n")
+    endif()
+    set(kvcache_dlpack_folder "${KVCACHE_FETCHED_HEADERS}")
+  endif()
+  set(KVCACHE_DLPACK_INCLUDE_DIR "${kvcache_dlpack_folder}" CACHE PATH
+      "Directory that holds dlpack/dlpack.h (>= 1.0)" FORCE)
+endif()
+kvcache_dlpack_version("${KVCACHE_DLPACK_INCLUDE_DIR}" KVCACHE_DLPACK_VERSION)
+if(KVCACHE_DLPACK_VERSION VERSION_LESS 1.0)
+  message(FATAL_ERROR "KVCACHE_DLPACK_INCLUDE_DIR = ${KVCACHE_DLPACK_INCLUDE_DIR} holds dlpack/dlpack.h "
+                      "${KVCACHE_DLPACK_VERSION} (0.0: none), expected 1.0 or later")
+endif()

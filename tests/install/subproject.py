@@ -1,0 +1,101 @@
+"""The sources as a part of somebody's build in C, the way of docs/guide.md, and plain CMake the way of README.md.
+
+Builds the library once more, in a folder of its own, so that a definition or a path that only this repository's build sets is noticed.
+Usage: subproject.py <C compiler> <C++ compiler> <DLPack include folder>
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+def run(command, **options):
+    result = subprocess.run(command, capture_output=True, text=True, **options)
+    if result.returncode:
+        sys.exit(f"subproject: failed: {command}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def as_subproject(scratch, environment):
+    text = (ROOT / "docs/guide.md").read_text()
+    lines = re.search(r"^```cmake\n(add_subdirectory.*?)^```", text, re.S | re.M).group(1)
+    static = re.search(r"^target_link_libraries.*", lines, re.M).group(0).replace("kvcache::kvcache)", "kvcache::kvcache_static)")
+    shutil.copy(HERE / "consumer.c", scratch / "program.c")
+    (scratch / "libkvcache").symlink_to(ROOT)
+    (scratch / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(consumer LANGUAGES C)\nset(CMAKE_C_STANDARD 11)\n"
+        f"add_executable(program program.c)\nadd_executable(program_static program.c)\n{lines}"
+        f"{static.replace('(program ', '(program_static ')}\n")
+    build = scratch / "build"
+    # Optimising the library's own code would take the longer half of the time and show nothing more.
+    run(["cmake", "-S", scratch, "-B", build, "-DCMAKE_BUILD_TYPE=Debug"], env=environment)
+    run(["cmake", "--build", build, "--parallel", str(os.cpu_count())], env=environment)
+    versions = {run([build / "program"]), run([build / "program_static"])}
+    if len(versions) != 1:
+        sys.exit(f"subproject: the programs saw different libraries: {versions}")
+    built = [path.name for path in build.rglob("*") if path.is_file() and os.access(path, os.X_OK) and not path.suffix]
+    if unwanted := set(built) - {"program", "program_static"}:
+        sys.exit(f"subproject: a part of another build gets programs of ours: {sorted(unwanted)}")
+    return versions.pop().strip()
+
+
+def plain_cmake(scratch, environment):
+    """README's commands in a copy of the tree. Nothing is compiled: what the build would make is asked of Ninja; run.py
+    installs."""
+    text = (ROOT / "README.md").read_text()
+    commands = [line for line in re.search(r"^```sh\n(cmake -B .*?)^```", text, re.S | re.M).group(1).splitlines() if line]
+    if [line.split()[1] for line in commands] != ["-B", "--build", "--install"]:
+        sys.exit(f"subproject: README.md builds with {commands}, expected cmake -B, --build, --install")
+    tree = scratch / "fresh"
+    for name in ("include", "kernels", "src", "tools", "examples"):
+        shutil.copytree(ROOT / name, tree / name)
+    for name in ("CMakeLists.txt", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    run(["sh", "-c", commands[0]], cwd=tree, env=environment)
+    def made_by(target):
+        return run(["ninja", "-C", "build", "-t", "commands", target], cwd=tree)
+    for product in ("libkvcache.so", "libkvcache.a", "-o bin/kvcache"):
+        if product not in made_by("all"):
+            sys.exit(f"subproject: `{commands[1]}` does not build {product}")
+    if "libkvcache.so" not in made_by("kvcache") or "-o bin/kvcache" in made_by("kvcache"):
+        sys.exit("subproject: the target kvcache is not the library")
+
+
+def refusals(scratch, environment):
+    """What is not installed is named, with the packages that bring it."""
+    def refused(build, *options):
+        done = subprocess.run(["cmake", "-S", ROOT, "-B", scratch / build, *options], capture_output=True, text=True, env=environment)
+        if not done.returncode:
+            sys.exit(f"subproject: configured with {options}")
+        return " ".join(done.stderr.split())
+    for package, debian, by in (("CLI11", "libcli11-dev", "the kvcache command (KVCACHE_BUILD_TOOLS)"),
+                                ("OpenSSL", "libssl-dev", "the library"), ("nlohmann_json", "nlohmann-json3-dev", "the library")):
+        said = refused(f"no_{package}", f"-DCMAKE_DISABLE_FIND_PACKAGE_{package}=ON", "-DKVCACHE_FETCH_HEADERS=OFF")
+        for wanted in (f"{package} was not found, and {by} needs it.", debian, "Fedora: ", "Homebrew: "):
+            if wanted not in said:
+                sys.exit(f"subproject: without {package}: no {wanted!r} in: {said}")
+    said = refused("old_dlpack", f"-DKVCACHE_DLPACK_INCLUDE_DIR={scratch}")
+    if f"KVCACHE_DLPACK_INCLUDE_DIR = {scratch}" not in said or "expected 1.0 or later" not in said:
+        sys.exit(f"subproject: a folder without dlpack.h: {said}")
+
+
+def main():
+    # Ninja has one name space for targets and files: there a program `kvcache` in the build folder hides the library's target.
+    environment = {**os.environ, "CMAKE_GENERATOR": "Ninja", "CC": sys.argv[1], "CXX": sys.argv[2], "CMAKE_INCLUDE_PATH": sys.argv[3]}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = pathlib.Path(folder).resolve()
+        refusals(scratch, environment)
+        plain_cmake(scratch, environment)
+        version = as_subproject(scratch, environment)
+        print(f"subproject: ok, plain CMake and two programs of a project in C with {version}")
+
+
+if __name__ == "__main__":
+    main()
