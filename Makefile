@@ -1,4 +1,5 @@
-# The commands of this project. `make` builds, `make test` is what has to pass before a change goes in; CONTRIBUTING.md explains.
+# The commands of this project. `make` builds the library and the command, `make build` everything, `make test`
+# is what has to pass before a change goes in; CONTRIBUTING.md explains.
 # A variable on the command line reaches CMake: make CMAKE_FLAGS=-DKVCACHE_WERROR=ON
 
 JOBS ?= $(shell nproc)
@@ -10,9 +11,13 @@ THREAD_SANITIZER_SCALE ?= 0.1
 # Random operations of one thread: nothing to look at, and most of the time.
 ONE_THREAD = -RandomSwaps.*:RandomPrefixes.*
 
-.PHONY: all build deps deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi lint format clean
+.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi lint format clean
 
-all: build
+all: library
+
+# Packages of the system and the DLPack header: for `make` and `make demo`, and for the rest.
+deps-build:
+	@.ci/deps build
 
 deps:
 	@.ci/deps
@@ -21,15 +26,20 @@ deps:
 deps-cuda: deps
 	@.ci/deps-cuda
 
+# The library and the command. A folder that was configured before keeps its other options.
+library: deps-build
+	@cmake $$([ -f build/CMakeCache.txt ] && echo build || echo --preset library) $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build build -j $(JOBS) --target kvcache kvcache_static kvcache_tool
+
 build: deps
 	@cmake --preset release $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset release -j $(JOBS)
 
-demo: build
-	@build/kvcache demo
+demo: library
+	@build/bin/kvcache demo
 
-bench: build
-	@build/kvcache bench
+bench: library
+	@build/bin/kvcache bench
 
 test: test-release test-debug test-tsan test-bindings
 
