@@ -4,10 +4,10 @@
 //! 2. `KVCACHE_LIB_DIR`: the folder that holds the library.
 //! 3. `pkg-config`, within the range of versions whose ABI these declarations follow. `KVCACHE_NO_PKG_CONFIG`
 //!    skips it.
-//! 4. The feature `vendored`: build it with cmake from `KVCACHE_SOURCE_DIR`, or from the repository that this
-//!    crate lies in. `KVCACHE_NO_VENDOR` skips it, because no dependant can turn a feature off.
-//! 5. Leave it to the linker: `cargo check` and documentation need no library, and a missing one is the
-//!    linker's message.
+//! 4. The feature `vendored`: build the archive with cmake from the sources inside this crate, or from
+//!    `KVCACHE_SOURCE_DIR`. `KVCACHE_NO_VENDOR` skips it, because no dependant can turn a feature off.
+//! 5. Leave it to the linker: `cargo check` and documentation need no library. A warning names the ways out
+//!    when the linker does not know the library either.
 //!
 //! The feature `static` links libkvcache.a. Dependants read `DEP_KVCACHE_LIB_DIR` and `DEP_KVCACHE_INCLUDE`.
 
@@ -18,14 +18,20 @@ use std::process::Command;
 const OLDEST: &str = "0.1.0";
 const TOO_NEW: &str = "1.0.0";
 
+/// What the archive needs beside itself where no kvcache.pc says it: SHA-256 and the C++ run time.
+const PRIVATE_LIBRARIES: [&str; 5] = ["crypto", "stdc++", "m", "dl", "pthread"];
+
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     for name in [
+        "CC",
         "DOCS_RS",
         "KVCACHE_LIB_DIR",
         "KVCACHE_NO_PKG_CONFIG",
         "KVCACHE_NO_VENDOR",
         "KVCACHE_SOURCE_DIR",
+        "LD_LIBRARY_PATH",
+        "PKG_CONFIG",
         "PKG_CONFIG_PATH",
     ] {
         println!("cargo::rerun-if-env-changed={name}");
@@ -36,23 +42,25 @@ fn main() {
     if let Some(folder) = env::var_os("KVCACHE_LIB_DIR") {
         let folder = PathBuf::from(folder);
         let include = folder.parent().map(|prefix| prefix.join("include")).filter(|path| path.is_dir());
-        return link(Some(&folder), include.as_deref());
+        return link(Some(&folder), include.as_deref(), feature("STATIC"));
     }
     if env::var_os("KVCACHE_NO_PKG_CONFIG").is_none() && pkg_config() {
         return;
     }
-    if feature("VENDORED") && env::var_os("KVCACHE_NO_VENDOR").is_none() {
-        let prefix = vendored();
-        return link(Some(&prefix.join("lib")), Some(&prefix.join("include")));
+    #[cfg(feature = "vendored")]
+    if env::var_os("KVCACHE_NO_VENDOR").is_none() {
+        let prefix = vendored::build();
+        return link(Some(&prefix.join("lib")), Some(&prefix.join("include")), true);
     }
-    link(None, None);
+    warn_when_the_linker_finds_nothing();
+    link(None, None, feature("STATIC"));
 }
 
 fn feature(name: &str) -> bool {
     env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
 }
 
-fn link(lib_dir: Option<&Path>, include: Option<&Path>) {
+fn link(lib_dir: Option<&Path>, include: Option<&Path>, archive: bool) {
     if let Some(folder) = lib_dir {
         println!("cargo::rustc-link-search=native={}", folder.display());
         println!("cargo::metadata=lib_dir={}", folder.display());
@@ -60,15 +68,43 @@ fn link(lib_dir: Option<&Path>, include: Option<&Path>) {
     if let Some(folder) = include {
         println!("cargo::metadata=include={}", folder.display());
     }
-    if feature("STATIC") {
-        println!("cargo::rustc-link-lib=static=kvcache");
-        // What the archive needs beside itself: SHA-256 and the C++ run time.
-        for library in ["crypto", "stdc++", "m", "dl", "pthread"] {
-            println!("cargo::rustc-link-lib={library}");
-        }
-    } else {
+    if !archive {
         println!("cargo::rustc-link-lib=kvcache");
+        return lib_dir.into_iter().for_each(warn_when_no_loader_looks_in);
     }
+    println!("cargo::rustc-link-lib=static=kvcache");
+    let described = lib_dir.and_then(|folder| private_libraries(&folder.join("pkgconfig/kvcache.pc")));
+    for library in described.unwrap_or_else(|| PRIVATE_LIBRARIES.map(String::from).to_vec()) {
+        link_private(&library);
+    }
+}
+
+/// The libraries of the line `Libs.private` of an installed kvcache.pc.
+fn private_libraries(description: &Path) -> Option<Vec<String>> {
+    println!("cargo::rerun-if-changed={}", description.display());
+    let text = std::fs::read_to_string(description).ok()?;
+    let flags = text.lines().find_map(|line| line.strip_prefix("Libs.private:"))?;
+    Some(flags.split_whitespace().filter_map(|flag| flag.strip_prefix("-l")).map(String::from).collect())
+}
+
+/// libcrypto as an archive where there is one: then the program needs no libcrypto.so.
+fn link_private(library: &str) {
+    let archive = if library == "crypto" { found_by_compiler("libcrypto.a") } else { None };
+    if let Some(folder) = archive.as_deref().and_then(Path::parent) {
+        println!("cargo::rustc-link-search=native={}", folder.display());
+        println!("cargo::rustc-link-lib=static=crypto");
+    } else {
+        println!("cargo::rustc-link-lib={library}");
+    }
+}
+
+/// Where the C compiler, and so the linker, finds a library.
+fn found_by_compiler(file: &str) -> Option<PathBuf> {
+    let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let output = Command::new(compiler).arg(format!("-print-file-name={file}")).output().ok()?;
+    // The answer is the bare name when there is none.
+    let path = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    path.is_absolute().then_some(path)
 }
 
 /// True when pkg-config knows a library that fits.
@@ -92,39 +128,64 @@ fn pkg_config() -> bool {
     let lib_dir = ask(&["--libs-only-L", "kvcache"]);
     let lib_dir = lib_dir.as_deref().and_then(|flags| flags.strip_prefix("-L")).map(Path::new);
     let include = ask(&["--variable=includedir", "kvcache"]);
-    link(lib_dir, include.as_deref().map(Path::new));
+    link(lib_dir, include.as_deref().map(Path::new), feature("STATIC"));
     true
 }
 
-/// Builds and installs the library below OUT_DIR; returns the prefix.
-fn vendored() -> PathBuf {
-    let source = env::var_os("KVCACHE_SOURCE_DIR").map(PathBuf::from).unwrap_or_else(|| {
-        PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../..")
-    });
-    assert!(
-        source.join("include/kvcache.h").is_file(),
-        "feature `vendored`: {} is not the source of libkvcache; set KVCACHE_SOURCE_DIR, or install the \
-         library and set KVCACHE_LIB_DIR",
-        source.display()
-    );
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    let (build, prefix) = (out.join("cmake"), out.join("prefix"));
-    for folder in ["src", "kernels", "include"] {
-        println!("cargo::rerun-if-changed={}", source.join(folder).display());
+/// A program that is linked may still not start: cargo hands no run path of a library on to programs.
+fn warn_when_no_loader_looks_in(folder: &Path) {
+    let name = folder.display().to_string();
+    let listed = |variable: &str| env::var(variable).is_ok_and(|value| value.contains(&name));
+    if !listed("LD_LIBRARY_PATH") && !listed("CARGO_ENCODED_RUSTFLAGS") {
+        println!(
+            "cargo::warning=programs find libkvcache.so.0 in {name} with LD_LIBRARY_PATH={name}, or \
+             RUSTFLAGS=-Clink-arg=-Wl,-rpath,{name}; or link the archive: feature `static`"
+        );
     }
-    let jobs = env::var("NUM_JOBS").unwrap_or_else(|_| "1".into());
-    let off = ["TESTS", "TOOLS", "BENCH", "EXAMPLES"].map(|part| format!("-DKVCACHE_BUILD_{part}=OFF"));
-    let mut configure = Command::new("cmake");
-    configure.arg("-S").arg(&source).arg("-B").arg(&build).args(off);
-    configure.arg("-DCMAKE_BUILD_TYPE=Release").arg("-DCMAKE_INSTALL_LIBDIR=lib");
-    configure.arg(format!("-DCMAKE_INSTALL_PREFIX={}", prefix.display()));
-    run(&mut configure);
-    run(Command::new("cmake").arg("--build").arg(&build).args(["-j", &jobs]));
-    run(Command::new("cmake").arg("--install").arg(&build));
-    prefix
 }
 
-fn run(command: &mut Command) {
-    let status = command.status().unwrap_or_else(|error| panic!("feature `vendored`: {command:?}: {error}"));
-    assert!(status.success(), "feature `vendored`: {command:?}: {status}");
+/// Cargo shows this for crates of a workspace, and for others when the build fails.
+fn warn_when_the_linker_finds_nothing() {
+    let file = if feature("STATIC") { "libkvcache.a" } else { "libkvcache.so" };
+    if found_by_compiler(file).is_none() {
+        println!(
+            "cargo::warning={file} was not found. Ways out: (1) KVCACHE_LIB_DIR=<folder that holds it>; \
+             (2) install libkvcache where pkg-config finds kvcache.pc (PKG_CONFIG_PATH); (3) the feature \
+             `vendored`, which builds it from the sources in this crate. The feature `dlopen` needs no \
+             library until the program runs."
+        );
+    }
+}
+
+#[cfg(feature = "vendored")]
+mod vendored {
+    use std::env;
+    use std::path::PathBuf;
+
+    /// Builds and installs the library below OUT_DIR; returns the prefix.
+    pub fn build() -> PathBuf {
+        let crate_dir = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
+        let source = match env::var_os("KVCACHE_SOURCE_DIR") {
+            Some(folder) => PathBuf::from(folder),
+            None => crate_dir.join("libkvcache"),
+        };
+        assert!(
+            source.join("include/kvcache.h").is_file(),
+            "feature `vendored`: {} is not the source of libkvcache; set KVCACHE_SOURCE_DIR, or install the \
+             library and set KVCACHE_LIB_DIR",
+            source.display()
+        );
+        for path in ["CMakeLists.txt", "include", "kernels", "src"] {
+            println!("cargo::rerun-if-changed={}", source.join(path).display());
+        }
+        let mut config = cmake::Config::new(&source);
+        for part in ["TESTS", "TOOLS", "BENCH", "EXAMPLES"] {
+            config.define(format!("KVCACHE_BUILD_{part}"), "OFF");
+        }
+        // Nothing is downloaded: what is not installed is cmake's message.
+        config.define("FETCHCONTENT_FULLY_DISCONNECTED", "ON");
+        // This crate's own declarations of DLPack's structs.
+        config.define("KVCACHE_DLPACK_INCLUDE_DIR", crate_dir.join("include"));
+        config.profile("Release").define("CMAKE_INSTALL_LIBDIR", "lib").build()
+    }
 }

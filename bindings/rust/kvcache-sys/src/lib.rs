@@ -1,6 +1,6 @@
 //! Raw declarations of libkvcache, the KV cache of LLM serving as
 //! a C library: every function, struct and constant of `kvcache.h` under its C name. The header is the
-//! manual. Programs want the safe crate, `kvcache`.
+//! manual. Programs want the safe crate, `libkvcache`.
 //!
 //! The comment of a function is the first sentence of the header's, which has the statuses, who owns what,
 //! and which thread may call. Zero-initialise structs and set `struct_size`, or begin with

@@ -50,8 +50,8 @@
 //! # The library
 //!
 //! libkvcache is linked: the build looks in `KVCACHE_LIB_DIR`, then asks pkg-config. The feature `static`
-//! links the archive, `vendored` builds the library from the repository that this crate lies in when none is
-//! found, and `dlopen` links nothing and loads it when the program runs. A library that is too old is refused
+//! links the archive, `vendored` builds it from the sources in `libkvcache-sys` when no library is found, and
+//! `dlopen` links nothing and loads it when the program runs. A library that is too old is refused
 //! by the first call, naming both versions. `half` adds `half::f16` and `half::bf16` as element types.
 //!
 //! The oldest Rust is 1.85.

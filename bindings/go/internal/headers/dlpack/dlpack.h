@@ -1,6 +1,7 @@
 /*
- * The structs of the DLPack ABI that kvcache.h names, and their numbers, declared for cgo. Sizes and offsets are compared with
- * tests/abi/layout.json, which was measured with DLPack's own header. Both may be included in one file: the guard is the same.
+ * The structs of the DLPack ABI that kvcache.h names, and the numbers that the library uses. Declared for cgo,
+ * and for the sources in the Rust crate. Sizes and offsets are compared with tests/abi/layout.json, which was
+ * measured with DLPack's own header. Both may be included in one file: the guard is the same.
  *
  * SPDX-License-Identifier: Apache-2.0
  */
@@ -9,9 +10,24 @@
 
 #include <stdint.h>
 
-enum { kDLCPU = 1, kDLCUDA = 2 };
+#define DLPACK_MAJOR_VERSION 1
+#define DLPACK_MINOR_VERSION 3
+#define DLPACK_FLAG_BITMASK_READ_ONLY (1UL << 0UL)
+#define DLPACK_FLAG_BITMASK_IS_COPIED (1UL << 1UL)
 
-enum { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLFloat8_e4m3fn = 10, kDLFloat8_e5m2 = 12, kDLFloat4_e2m1fn = 17 };
+enum { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3 };
+
+enum {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLComplex = 5,
+  kDLBool = 6,
+  kDLFloat8_e4m3fn = 10,
+  kDLFloat8_e5m2 = 12,
+  kDLFloat4_e2m1fn = 17
+};
 
 typedef struct {
   int32_t device_type;

@@ -1,0 +1,1 @@
+../../../../go/internal/headers/dlpack/dlpack.h
