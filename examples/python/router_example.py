@@ -1,6 +1,6 @@
 """Two workers publish what their caches hold; a router sends each prompt where most of it is cached. Bookkeeping only.
 
-    pip install 'kvcache[events]' && python3 router_example.py
+    pip install './bindings/python[events]' && python3 examples/python/router_example.py
 
 The router knows nothing of the workers but their messages (docs/events.md). It computes the keys of a prompt's blocks with
 `kvcache.prefix_hash`, which gives the same keys in every process.

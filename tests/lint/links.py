@@ -1,10 +1,13 @@
-"""Relative links of the Markdown pages lead to a file of the tree, and to a heading where they name one."""
+"""Links of the Markdown pages into this repository lead to a file of the tree, and to a heading where they name one."""
 
 import posixpath
 import re
 
 import tree
 
+# Pages that package indexes show have absolute links.
+HOME = "https://github.com/libkvcache/libkvcache/"
+IN_TREE = re.compile(re.escape(HOME) + r"(?:blob|tree)/main/")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
@@ -21,10 +24,12 @@ def check():
         if not path.endswith(".md"):
             continue
         for link in LINK.findall(FENCED.sub("", tree.text(path))):
-            if re.match(r"[a-z]+:", link):
+            absolute = IN_TREE.match(link)
+            if not absolute and re.match(r"[a-z]+:", link):
                 continue
-            name, _, anchor = link.partition("#")
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(path), name)) if name else path
+            name, _, anchor = link[absolute.end():].partition("#") if absolute else link.partition("#")
+            folder = "" if absolute else posixpath.dirname(path)
+            target = posixpath.normpath(posixpath.join(folder, name)) if name else path
             if not (tree.ROOT / target).exists():
                 findings.append(f"{path}: no such file: {link}")
             elif anchor and anchor not in anchors(tree.text(target)):

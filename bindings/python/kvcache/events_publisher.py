@@ -19,7 +19,7 @@ try:
     import msgspec
     import zmq
 except ImportError as error:
-    raise ImportError(f"EventPublisher needs pyzmq and msgspec ({error}): pip install 'kvcache[events]'") from error
+    raise ImportError(f"EventPublisher needs pyzmq and msgspec ({error}): pip install pyzmq msgspec") from error
 
 from .events_publisher_replay import ReplayBuffer, ReplayServer
 from .events_publisher_wire import ENCODINGS, HASHES, Group, Message, Namespace, Place, Translator
