@@ -50,6 +50,12 @@ def test_the_library_is_found_and_answers():
     )
 
 
+def test_what_is_named_as_a_shared_object_is_one():
+    named = [path for path in PACKAGE.rglob("*.so*") if path.is_file()]
+    assert {path.name for path in named} >= {"_capi.abi3.so", "libkvcache.so.0"}
+    assert [path.name for path in named if path.read_bytes()[:4] != b"\x7fELF"] == []
+
+
 def test_only_one_library_is_loaded():
     found = python("""
         import kvcache
