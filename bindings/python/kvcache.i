@@ -66,6 +66,23 @@
   if (kvcpy_stream_in($input, &$1)) SWIG_fail;
 }
 
+/* ---- Numbers, text and bytes in ---------------------------------------------------------------------- */
+
+%define %number_in(TYPE, CONVERTED, TAKE)
+%typemap(in) TYPE (CONVERTED number) {
+  if (TAKE($input, &number, "$1_name")) SWIG_fail;
+  $1 = ($1_ltype)number;
+}
+%enddef
+%number_in(int64_t, int64_t, kvcpy_int64_in)
+%number_in(int32_t, int32_t, kvcpy_int32_in)
+%number_in(int, int32_t, kvcpy_int32_in)
+%number_in(uint64_t, uint64_t, kvcpy_uint64_in)
+%number_in(size_t, uint64_t, kvcpy_uint64_in)
+
+%typemap(in) const char * { if (!($1 = ($1_ltype)kvcpy_text_in($input, "$1_name"))) SWIG_fail; }
+%typemap(freearg) const char * ""
+
 /* ---- Handles ------------------------------------------------------------------------------------------- */
 
 /* hold1.handle is set here; %exception takes the lock and fills arg1. */
@@ -200,7 +217,10 @@
 
 %typemap(in) DLDevice device {
   int type, id;
-  if (!PyTuple_Check($input) || !PyArg_ParseTuple($input, "ii", &type, &id)) SWIG_exception_fail(SWIG_TypeError, "device: expected (type, id)");
+  if (!PyTuple_Check($input) || !PyArg_ParseTuple($input, "ii", &type, &id)) {
+    kvcpy_refuse(KVCPY_TYPE, "device: expected (type, id), got %R", $input);
+    SWIG_fail;
+  }
   $1.device_type = (DLDeviceType)type;
   $1.device_id = id;
 }
@@ -243,11 +263,11 @@
 %typemap(freearg) (const int32_t *tokens, size_t num_tokens) { kvcpy_ints_done(&list$argnum); }
 
 %typemap(in) (const void *salt, size_t salt_size) {
-  char *data = NULL;
-  Py_ssize_t size = 0;
-  if ($input != Py_None && PyBytes_AsStringAndSize($input, &data, &size)) SWIG_fail;
-  $1 = data;
-  $2 = (size_t)size;
+  const char *data = NULL;
+  size_t size = 0;
+  if ($input != Py_None && kvcpy_bytes_in($input, &data, &size, "salt")) SWIG_fail;
+  $1 = (void *)data;
+  $2 = size;
 }
 %typemap(in) (const kvc_prefix_key *keys, size_t num_keys) (kvc_prefix_key *items = NULL) {
   size_t count;
@@ -259,7 +279,10 @@
 
 %typemap(in) (const kvc_plan *const *plans, size_t n) (const kvc_plan **items = NULL) {
   Py_ssize_t i, count = PyTuple_Check($input) ? PyTuple_Size($input) : -1;
-  if (count < 0) SWIG_exception_fail(SWIG_TypeError, "plans: expected a tuple");
+  if (count < 0) {
+    kvcpy_refuse_type("plans", "a tuple", $input);
+    SWIG_fail;
+  }
   items = PyMem_Calloc((size_t)count + 1, sizeof *items);
   for (i = 0; items && i < count; ++i)
     if (!(items[i] = kvcpy_pointer_of(PyTuple_GetItem($input, i), "kvc_plan"))) SWIG_fail;
@@ -335,7 +358,7 @@ PyObject *kvcpy_cache_close(PyObject *cache);
 PyObject *kvcpy_cache_keep(PyObject *cache, PyObject *owner);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
 PyObject *kvcpy_set_error_factory(PyObject *make);
-PyObject *kvcpy_set_logger(PyObject *fn, int level);
+PyObject *kvcpy_set_logger(PyObject *fn, int min_level);
 PyObject *kvcpy_config_from_hf_json(PyObject *json);
 PyObject *kvcpy_numpy_enable(PyObject *ndarray);
 PyObject *kvcpy_numpy_probe(PyObject *array);

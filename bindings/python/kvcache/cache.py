@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import html
+import math
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
 
 import numpy as np
 
 from . import _capi
-from .config import Config
+from .config import Config, Layer, config_of
 from .debug import DebugAccess
+from .errors import ArgumentTypeError, integer, status_error, wrong_type
 from .forward import Forward
 from .info import SeqInfo, Stats, made
-from .names import DIRECTIONS, POOL_KINDS, SEQ_OPS, Direction, PoolKind, SeqOp, number_of
+from .names import (
+    DIRECTIONS,
+    POOL_KINDS,
+    SEQ_OPS,
+    Direction,
+    PoolKind,
+    SeqOp,
+    number_of,
+)
 from .plan import Plan
 from .prefix import Events, Prefix
-from .tensors import Tensor, exported
+from .tensors import Integers, Tensor, exported
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .config import Limits, ModelLimits
 
 __all__ = ["Cache", "KVCache", "Fence"]
 
@@ -31,15 +47,32 @@ class Fence:
         self._plan = plan
 
     def done(self) -> bool:
+        """Whether the copies are complete; does not wait."""
         return bool(_capi.kvc_fence_query(self._handle))
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait at most `timeout` seconds (None: for ever); `Timeout` when the copies are not done by then."""
-        _capi.kvc_fence_wait(self._handle, -1 if timeout is None else int(timeout * 1e9))
+        _capi.kvc_fence_wait(self._handle, _nanoseconds(timeout))
 
     def wait_on_stream(self, stream: Any = None) -> None:
         """Let what is enqueued on a stream of the cache's device from now on wait for the copies; on the CPU wait here."""
         _capi.kvc_fence_wait_on_stream(self._handle, self._plan._stream(stream))
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError("a kvcache.Fence cannot be pickled: its copies are this process's")
+
+
+def _nanoseconds(timeout: float | None) -> int:
+    """A timeout of `Fence.wait` as the library takes it: -1 is for ever."""
+    if timeout is None:
+        return -1
+    try:
+        seconds = float(timeout)
+    except (TypeError, ValueError):
+        raise wrong_type("timeout", "seconds or None", timeout) from None
+    if math.isnan(seconds) or seconds < 0:
+        raise status_error(1, f"timeout: {timeout!r} is no number of seconds, which is at least 0")
+    return -1 if seconds > 1e9 else int(seconds * 1e9)  # thirty years
 
 
 class Cache(DebugAccess):
@@ -49,18 +82,38 @@ class Cache(DebugAccess):
         Cache(layers=[...], num_pages=1024)
         KVCache(model_config="path/to/config.json", byte_budget=1 << 30)
 
+    plan: the `Plan` of the cache.
+    prefix: the prefix index, a `Prefix`.
+    events: what the index tells routers, an `Events`.
+
+    Ids, positions and lengths are integers of Python, NumPy or PyTorch: whatever operator.index takes. What costs
+    nothing to look up is an attribute (`free_pages`, `is_empty`); what is counted for the answer is a method
+    (`stats()`, `info(seq)`, `seqs()`).
+
     A context manager: leaving the block frees the memory. Calls from several threads take turns; attention runs beside questions.
 
     On a GPU (`device="cuda:0"`) tensors lie there too, and calls return before it is done. `stream` of a call is an address, or a stream of PyTorch,
     CuPy or another package with `__cuda_stream__`; None is PyTorch's current stream where PyTorch is imported, else the legacy default stream.
     """
 
-    def __init__(self, plan: Plan | Config | None = None, *, model_config: Any = None, **fields: Any) -> None:
-        if plan is not None and (model_config is not None or fields):
-            raise TypeError("give a plan or config, or model_config and fields of a config, not both")
-        if plan is None:
-            plan = Config.from_hf(model_config, **fields) if model_config is not None else Config(**fields)
-        self.plan = plan if isinstance(plan, Plan) else Plan(plan)
+    @overload
+    def __init__(self, plan: Plan | Config) -> None: ...
+    @overload
+    def __init__(
+        self, plan: None = None, *, layers: Sequence[Layer], **fields: Unpack[Limits]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, plan: None = None, *, model_config: Any, **fields: Unpack[ModelLimits]
+    ) -> None: ...
+    def __init__(
+        self, plan: Plan | Config | None = None, *, model_config: Any = None, **fields: Any
+    ) -> None:
+        if isinstance(plan, Plan) and model_config is None and not fields:
+            self.plan = plan
+        else:
+            expected = "a kvcache.Plan or kvcache.Config"
+            self.plan = Plan(config_of(plan, model_config, fields, "plan", expected))
         self._handle = _capi.kvc_cache_create(self.plan._handle)
         _capi.cache_keep(self._handle, self.plan._pool)
         self.prefix = Prefix(self._handle)
@@ -70,6 +123,7 @@ class Cache(DebugAccess):
 
     @property
     def is_open(self) -> bool:
+        """Whether `close` was not called."""
         return bool(_capi.is_open(self._handle, "kvc_cache"))
 
     def close(self) -> None:
@@ -88,15 +142,17 @@ class Cache(DebugAccess):
         """Forget all sequences and the prefix index."""
         _capi.kvc_cache_clear(self._handle)
 
-    def resize(self, num_pages: int) -> None:
+    def resize(self, num_pages: SupportsIndex) -> None:
         """Grow the pool, or shrink it when the pages above are free."""
         _capi.kvc_cache_resize(self._handle, num_pages)
 
     def stats(self) -> Stats:
+        """Counters and sizes of the whole cache, as they are now."""
         return made(Stats, _capi.kvc_cache_stats_get(self._handle))
 
     @property
     def free_pages(self) -> int:
+        """Pages that no sequence, forward or pin holds; those of the prefix index alone are free."""
         return int(_capi.kvc_cache_free_pages(self._handle))
 
     @property
@@ -106,6 +162,7 @@ class Cache(DebugAccess):
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is no sequence, and every page is free."""
         return bool(_capi.kvc_cache_is_empty(self._handle))
 
     def check(self) -> None:
@@ -114,35 +171,38 @@ class Cache(DebugAccess):
 
     # ---- sequences
 
-    def add(self, seq: int) -> None:
+    def add(self, seq: SupportsIndex) -> None:
         """Add an empty sequence."""
         _capi.kvc_seq_add(self._handle, seq)
 
-    def remove(self, seq: int) -> None:
+    def remove(self, seq: SupportsIndex) -> None:
         """Remove a sequence; shared pages live on while another one uses them."""
         _capi.kvc_seq_remove(self._handle, seq)
 
-    def fork(self, parent: int, child: int, pos: int = -1) -> None:
+    def fork(self, parent: SupportsIndex, child: SupportsIndex, pos: SupportsIndex = -1) -> None:
         """Add `child` with the first `pos` tokens of `parent` (-1: all). Pages are shared until a branch writes."""
         _capi.kvc_seq_fork(self._handle, parent, child, pos)
 
-    def pop(self, seq: int, n: int) -> None:
+    def pop(self, seq: SupportsIndex, n: SupportsIndex) -> None:
         """Drop the last `n` tokens, also past a fork point."""
         _capi.kvc_seq_pop(self._handle, seq, n)
 
-    def shift(self, seq: int, begin: int, end: int, delta: int | None = None) -> None:
+    def shift(self, seq: SupportsIndex, begin: SupportsIndex, end: SupportsIndex, delta: SupportsIndex | None = None) -> None:
         """Drop tokens [begin, end) and move the later ones by `delta` positions (None: close the gap)."""
-        _capi.kvc_seq_shift(self._handle, seq, begin, end, begin - end if delta is None else delta)
+        if delta is None:
+            delta = integer(begin, "begin") - integer(end, "end")
+        _capi.kvc_seq_shift(self._handle, seq, begin, end, delta)
 
-    def set_window(self, seq: int, window: int, sink: int = 0) -> None:
+    def set_window(self, seq: SupportsIndex, window: SupportsIndex, sink: SupportsIndex = 0) -> None:
         """Let the sequence see only its first `sink` tokens and the newest, `window` together."""
         _capi.kvc_seq_set_window(self._handle, seq, window, sink)
 
-    def length(self, seq: int) -> int:
+    def length(self, seq: SupportsIndex) -> int:
         """Committed tokens."""
         return int(_capi.kvc_seq_length(self._handle, seq))
 
-    def info(self, seq: int) -> SeqInfo:
+    def info(self, seq: SupportsIndex) -> SeqInfo:
+        """Length, pages and window of one sequence."""
         return made(SeqInfo, _capi.kvc_seq_info_get(self._handle, seq))
 
     def seqs(self) -> list[int]:
@@ -159,19 +219,19 @@ class Cache(DebugAccess):
     def __bool__(self) -> bool:
         return True  # an empty cache is a cache
 
-    def can_append(self, seqs: Sequence[int], lengths: Sequence[int]) -> int:
+    def can_append(self, seqs: Integers, lengths: Integers) -> int:
         """Pages that a forward over these would be missing now; 0: it would find all."""
         return int(_capi.kvc_seq_can_append(self._handle, seqs, lengths))
 
-    def can(self, seq: int, op: SeqOp, pos: int = -1) -> int:
+    def can(self, seq: SupportsIndex, op: SeqOp, pos: SupportsIndex = -1) -> int:
         """The nearest position to `pos` where the sequence could be forked at, popped to, or shifted at; -1: none."""
         return int(_capi.kvc_seq_can(self._handle, seq, number_of(SEQ_OPS, op, "op"), pos))
 
-    def state_checkpoint(self, seq: int) -> None:
+    def state_checkpoint(self, seq: SupportsIndex) -> None:
         """Keep the recurrent state of the sequence's present length, so that it can be forked and popped to it later."""
         _capi.kvc_state_checkpoint(self._handle, seq)
 
-    def tree_commit(self, seqs: Sequence[int], leaves: Sequence[int], *, stream: Any = None) -> None:
+    def tree_commit(self, seqs: Integers, leaves: Integers, *, stream: Any = None) -> None:
         """Accept the path from the root to a leaf of each sequence's token tree (-1: nothing)."""
         _capi.kvc_tree_commit(self._handle, seqs, leaves, self.plan._stream(stream))
 
@@ -179,8 +239,8 @@ class Cache(DebugAccess):
 
     def forward(
         self,
-        seqs: Sequence[int] | np.ndarray[Any, Any],
-        lengths: Sequence[int] | np.ndarray[Any, Any] | None = None,
+        seqs: Integers,
+        lengths: Integers | None = None,
         *,
         tokens: Any = None,
         tree_parents: Any = None,
@@ -195,8 +255,10 @@ class Cache(DebugAccess):
         `stream`: of all work until the end. `replay`: the step is computed by launching the CUDA graph that an earlier one of its shape was
         captured in (docs/cuda.md); calls on layers are refused.
         """
+        if not hasattr(seqs, "__len__"):
+            seqs = _listed(seqs)
         if lengths is None:
-            lengths = [1] * len(seqs)
+            lengths = [1] * _count(seqs)
         handle = _capi.kvc_forward_begin(
             self._handle,
             (
@@ -214,24 +276,24 @@ class Cache(DebugAccess):
 
     # ---- zero-copy export
 
-    def export_pool(self, layer: int, kind: PoolKind = "kv") -> Tensor:
+    def export_pool(self, layer: SupportsIndex, kind: PoolKind = "kv") -> Tensor:
         """The pool memory of one layer, writable and shared: [pages, (2,) heads, page_size, dim]."""
         pool = _capi.kvc_export_pool(self._handle, layer, number_of(POOL_KINDS, kind, "kind"))
         if self.plan._pool:
             _capi.export_keep(pool, self.plan._pool)
         return exported(pool)
 
-    def seq_pages(self, seq: int, group: int = 0) -> Tensor:
+    def seq_pages(self, seq: SupportsIndex, group: SupportsIndex = 0) -> Tensor:
         """Ids of the kept pages of one sequence, int32, a read-only snapshot."""
         return exported(_capi.kvc_export_seq_pages(self._handle, seq, group))
 
     # ---- copies and swap
 
-    def swap_out(self, seqs: Sequence[int], *, stream: Any = None) -> Fence:
+    def swap_out(self, seqs: Integers, *, stream: Any = None) -> Fence:
         """Move sequences to the host."""
         return Fence(_capi.kvc_swap_out(self._handle, seqs, self.plan._stream(stream)), self.plan)
 
-    def swap_in(self, seqs: Sequence[int], *, stream: Any = None) -> Fence:
+    def swap_in(self, seqs: Integers, *, stream: Any = None) -> Fence:
         """Bring them back."""
         return Fence(_capi.kvc_swap_in(self._handle, seqs, self.plan._stream(stream)), self.plan)
 
@@ -245,18 +307,57 @@ class Cache(DebugAccess):
         """Copy whole pages inside the device pool; pairs lie on the host."""
         return Fence(_capi.kvc_pages_copy(self._handle, _pairs(pairs), self.plan._stream(stream)), self.plan)
 
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a kvcache.Cache cannot be pickled or copied: its pages are memory of this process; "
+            "pickle cache.plan, which makes an equal cache"
+        )
+
     def __repr__(self) -> str:
         if not self.is_open:
             return "<kvcache.Cache closed>"
         s = self.stats()
         return (
-            f"<kvcache.Cache {s.num_seqs} sequences, {s.total_length} tokens, {s.pages_used} of {s.pages_total} pages used, "
-            f"{s.pages_shared} shared, hit rate {s.hit_rate:.0%}>"
+            f"<kvcache.Cache {s.num_seqs} sequences, {s.total_length} tokens, "
+            f"{s.pages_used} of {s.pages_total} pages used, {s.pages_shared} shared, "
+            f"hit rate {s.hit_rate:.0%}>"
         )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}\n\n{html.escape(self.plan.describe())}</pre>"
 
 
 KVCache = Cache
 
 
+def _listed(seqs: Any) -> list[Any]:
+    try:
+        return list(seqs)
+    except TypeError:
+        raise wrong_type("seqs", "integers in a row", seqs) from None
+
+
+def _count(seqs: Any) -> int:
+    try:
+        return len(seqs)
+    except TypeError:  # an array of no dimension has a length that raises
+        raise wrong_type("seqs", "integers in a row", seqs) from None
+
+
 def _pairs(pairs: Any) -> Any:
-    return pairs if hasattr(pairs, "__dlpack__") else np.asarray(pairs, np.int64).reshape(-1, 2)
+    """Pairs of page ids as the library takes them, int64 [n, 2]."""
+    if hasattr(pairs, "__dlpack__"):
+        return pairs
+    try:
+        items = [[integer(page, "pairs") for page in pair] for pair in pairs]
+    except TypeError as error:
+        if isinstance(error, ArgumentTypeError):
+            raise
+        raise wrong_type("pairs", "pairs of page ids", pairs) from None
+    for pair in items:
+        if len(pair) != 2:
+            raise status_error(6, f"pairs: expected pairs of page ids, got {pair}")
+    try:
+        return np.asarray(items, np.int64).reshape(-1, 2)
+    except OverflowError:
+        raise status_error(-2, "pairs: a page id is no 64-bit integer") from None

@@ -6,11 +6,12 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _capi
 from .devices import device_of
+from .errors import ArgumentTypeError, integer, wrong_type
 from .names import (
     ISAS,
     LAYER_KINDS,
@@ -35,12 +36,54 @@ from .names import (
 )
 from .tensors import Tensor, dtype_code, dtype_name
 
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
 __all__ = ["Rope", "State", "Layer", "Config"]
 
 
-@dataclass(frozen=True)
-class Rope:
-    """Rotary embedding of a layer; see kvc_rope in kvcache.h. Zeros are the defaults that it names."""
+class _Keywords:
+    """Fields are given by name: `Layer(8, 2, 64)` would say nothing to its reader."""
+
+    _example = ""
+
+    def __new__(cls, *values: Any, **fields: Any) -> Self:
+        if values:
+            raise ArgumentTypeError(
+                f"{cls.__name__}: fields are given by name, as in {cls._example}; "
+                f"got {values[0]!r} without one"
+            )
+        return object.__new__(cls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope(_Keywords):
+    """Rotary embedding (RoPE) of a layer. Fields are given by name; 0 is the default of a number.
+
+    Where a layer has a mode other than "none", q and k are handed over unrotated. Pair i at position p
+    turns by p * scale * theta**(-2i / rotary_dim) / freq_factors[i], as `scaling` changes it further.
+
+    mode: "on_append" stores K rotated, "on_read" stores it unrotated and rotates whenever it is read
+        (sinks need that), "none" rotates nothing.
+    style: pairs are (i, i + rotary_dim / 2) in "half" (Llama, NeoX), (2i, 2i + 1) in "interleaved" (GPT-J).
+    rotary_dim: elements of a head that turn, even, at most k_dim; 0: k_dim.
+    theta: base of the frequencies, above 0; 0: 10000.
+    scale: factor on the position; 0: 1. Linear scaling by n is 1 / n.
+    freq_factors: rotary_dim / 2 divisors of the frequencies, above 0; None: 1 each.
+    scaling: "none", "llama3", "yarn" or "longrope".
+    sections: pairs of each section of M-RoPE, 2 to 4 numbers that add up to rotary_dim / 2; (): none.
+    section_layout: "contiguous" (Qwen2-VL) or "interleaved" (Qwen3-VL).
+    factor: llama3, yarn: above 0. longrope: 0, or the longest context / original_context.
+    low_freq_factor: llama3: above 0; 0: 1.
+    high_freq_factor: llama3: above low_freq_factor; 0: 4.
+    beta_fast: yarn: turns in original_context from which on a pair is left unchanged; 0: 32.
+    beta_slow: yarn: turns below which a pair is divided by factor; 0: 1.
+    attention_factor: multiplies the turned elements, above 0; 0: what yarn and longrope say, else 1.
+    original_context: llama3, yarn, longrope: tokens that the model was trained with.
+    long_freq_factors: longrope: divisors for sequences longer than original_context.
+    """
+
+    _example = "Rope(theta=500000.0)"
 
     mode: RopeMode = "on_append"
     style: RopeStyle = "half"
@@ -86,7 +129,12 @@ class Rope:
 
 @dataclass(frozen=True)
 class State:
-    """One recurrent state of a "state" layer: its shape per sequence, and the value of an empty sequence (None: zeros)."""
+    """One recurrent state of a "state" layer.
+
+    shape: of one sequence, 1 to 8 dimensions of at least 1.
+    dtype: storage type: "float32", "float16" or "bfloat16".
+    init: value of an empty sequence, a tensor on the host of that shape and dtype; None: zeros.
+    """
 
     shape: Sequence[int]
     dtype: Any = "float32"
@@ -94,7 +142,16 @@ class State:
 
     def as_dict(self) -> dict[str, Any]:
         """In the words of the C interface."""
-        return {"shape": [int(n) for n in self.shape], "dtype": dtype_code(self.dtype), "init": self.init}
+        shape = [integer(n, "shape") for n in _items(self.shape, "shape", "integers")]
+        return {"shape": shape, "dtype": dtype_code(self.dtype), "init": self.init}
+
+
+def _items(given: Any, name: str, what: str) -> list[Any]:
+    """The items of a field that holds several."""
+    try:
+        return list(given)
+    except TypeError:
+        raise wrong_type(name, f"a sequence of {what}", given) from None
 
 
 _LAYER_NUMBERS = (
@@ -110,9 +167,38 @@ _LAYER_NUMBERS = (
 )
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One layer of the model; see kvc_layer in kvcache.h. `dtype` is the storage type of K, and of V unless `v_dtype` is given."""
+@dataclass(frozen=True, kw_only=True)
+class Layer(_Keywords):
+    """One layer of the model. Fields are given by name; 0 is the default of a number.
+
+        Layer(num_q_heads=32, num_kv_heads=8, k_dim=128)          # K and V per token
+        Layer(kind="mla", num_q_heads=128, latent_rank=512, latent_rope_dim=64)
+
+    kind: "attention" (K and V per token), "mla" (one latent row per token), "cross" (K and V of an encoder's
+        tokens), "state" (recurrent state), "shared" (reads the K and V of source_layer), "none" (keeps nothing).
+    num_q_heads: query heads, a multiple of num_kv_heads; 0: num_kv_heads.
+    num_kv_heads: key and value heads, at least 1; 0 in "mla", and in "shared" for the source's.
+    k_dim: elements of a key (and query) head, 1 to 512.
+    v_dim: elements of a value (and output) head, 1 to 512; 0: k_dim.
+    dtype: storage type of K, and of V without v_dtype: a name ("float16"), or a type of NumPy, ml_dtypes or
+        PyTorch; None: bfloat16. With quant: "float8_e4m3fn", "float8_e5m2", "int8", "int4", "float4_e2m1fn".
+    v_dtype: storage type of V; None: dtype.
+    rope: rotation of q and k; None: none, or the model's own.
+    window: a query at position p sees the keys p - window + 1 to p; 0: all.
+    chunk: a query at position p sees the keys from p // chunk * chunk on (Llama 4); 0: all.
+    source_layer: "shared": number of the layer whose K and V are read, smaller than this one's.
+    latent_rank: "mla": elements of the latent, which are the value too.
+    latent_rope_dim: "mla": elements behind the latent that rotate, even.
+    v_is_k: True: the row of K is the row of V too and is stored once.
+    quant: quantised storage: "none", "per_tensor" (float8, int8: one scale for K and one for V),
+        "per_token_head" (float8, int8, int4: a scale per token and head) or "block16" (float4: one per 16
+        elements). Attention computes on it on a GPU; on the CPU it is planned, paged and exported only.
+    states: "state": its recurrent states, 1 to 16.
+    k_scale: "per_tensor": value of K = stored element * k_scale, above 0; 0: 1. Other layers: 0.
+    v_scale: the same of V.
+    """
+
+    _example = "Layer(num_q_heads=8, num_kv_heads=2, k_dim=64)"
 
     kind: LayerKind = "attention"
     num_q_heads: int = 0
@@ -130,21 +216,32 @@ class Layer:
     v_is_k: bool = False
     quant: Quant = "none"
     states: Sequence[State] = ()
+    k_scale: float = 0.0
+    v_scale: float = 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """In the words of the C interface."""
-        given: dict[str, Any] = {name: getattr(self, name) for name in _LAYER_NUMBERS}
-        given["kind"] = number_of(LAYER_KINDS, self.kind, "layer.kind")
-        given["quant"] = number_of(QUANTS, self.quant, "layer.quant")
+    def as_dict(self, name: str = "layer") -> dict[str, Any]:
+        """In the words of the C interface; `name` is what messages call the layer."""
+        given: dict[str, Any] = {
+            key: integer(getattr(self, key), f"{name}.{key}") for key in _LAYER_NUMBERS
+        }
+        given["kind"] = number_of(LAYER_KINDS, self.kind, f"{name}.kind")
+        given["quant"] = number_of(QUANTS, self.quant, f"{name}.quant")
         given["flags"] = _capi.KVC_LAYER_V_IS_K if self.v_is_k else 0
+        given["k_scale"], given["v_scale"] = self.k_scale, self.v_scale
         if self.dtype is not None:
             given["k_dtype"] = dtype_code(self.dtype)
         if self.v_dtype is not None:
             given["v_dtype"] = dtype_code(self.v_dtype)
         if self.rope is not None:
+            if not isinstance(self.rope, Rope):
+                raise wrong_type(f"{name}.rope", "a kvcache.Rope", self.rope)
             given["rope"] = self.rope.as_dict()
-        if self.states:
-            given["states"] = [state.as_dict() for state in self.states]
+        states = _items(self.states, f"{name}.states", "kvcache.State")
+        for index, state in enumerate(states):
+            if not isinstance(state, State):
+                raise wrong_type(f"{name}.states[{index}]", "a kvcache.State", state)
+        if states:
+            given["states"] = [state.as_dict() for state in states]
         return given
 
     @classmethod
@@ -159,6 +256,8 @@ class Layer:
             dtype=dtype_name(given["k_dtype"]),
             v_dtype=dtype_name(given["v_dtype"]),
             v_is_k=bool(given["flags"] & _capi.KVC_LAYER_V_IS_K),
+            k_scale=given["k_scale"],
+            v_scale=given["v_scale"],
             rope=Rope._from_dict(given["rope"]) if "rope" in given else None,
             states=states,
             **{name: given[name] for name in _LAYER_NUMBERS},
@@ -176,20 +275,79 @@ def _model_json(model: Any) -> str:
     if hasattr(model, "to_dict"):
         model = model.to_dict()
     if not isinstance(model, Mapping):
-        raise TypeError(
-            f"model_config: expected a dict, JSON text, a path, or an object with to_dict(), got {type(model).__name__}"
-        )
+        what = "a dict, JSON text, a path, or an object with to_dict()"
+        raise wrong_type("model_config", what, model)
     return json.dumps(model, default=str)
+
+
+class Limits(TypedDict, total=False):
+    """The fields of a `Config` but for its layers, as keyword arguments."""
+
+    page_size: int
+    num_pages: int
+    byte_budget: int
+    host_byte_budget: int
+    max_seqs: int
+    max_seq_len: int
+    max_tokens_per_forward: int
+    forwards_in_flight: int
+    layer_begin: int
+    layer_end: int
+    storage: Storage
+    pool_layout: PoolLayout
+    pool_tensors: Sequence[Any] | None
+    num_threads: int
+    cpu_isa: Isa
+    max_cross_len: int
+    state_stride: int
+    num_state_slots: int
+    event_capacity: int
+    pad_pages: bool
+    device: Any
+    poison: bool
+
+
+class ModelLimits(Limits, total=False):
+    """The keyword arguments of `Config.from_hf`."""
+
+    dtype: Any
+    rope: bool
 
 
 @dataclass(frozen=True)
 class Config:
-    """What to plan; see kvc_config in kvcache.h. Give `num_pages` or `byte_budget` (bytes of memory), or `pool_tensors` of your own.
+    """What to plan: layers, and limits of the cache. 0 is the default of a number.
 
-    On a GPU (`device`) the caller's thread alone works: `num_threads` is 0 or 1 and `cpu_isa` "auto".
+    Give num_pages, byte_budget or pool_tensors; without one of them the plan answers questions but makes no
+    cache. On a GPU (`device`) the caller's thread alone works: num_threads is 0 or 1 and cpu_isa "auto".
+
+    layers: the `Layer`s of the whole model, at least one.
+    page_size: tokens per page, 1 to 65536; 0: 16.
+    num_pages: pages of the pool.
+    byte_budget: bytes of everything that sequences keep, instead of num_pages.
+    host_byte_budget: bytes of host memory for swapped sequences and demoted prefix pages; 0: none.
+    max_seqs: sequences of one forward at most; 0: no limit.
+    max_seq_len: tokens of the longest sequence; 0: what the pages hold.
+    max_tokens_per_forward: new tokens of one forward at most; 0: no limit.
+    forwards_in_flight: forwards whose tokens a window keeps before it drops any, at most 64; 0: 1.
+    layer_begin: first layer of the pipeline slice that is kept here.
+    layer_end: behind the last layer of the slice; both 0: all layers.
+    storage: "owned" (memory of the library), "borrowed" (pool_tensors) or "none" (bookkeeping only).
+    pool_layout: "layer_first" (fastest to read) or "page_first" (one copy moves a page).
+    pool_tensors: "borrowed": tensors that are the pool; dimension 0 counts pages.
+    num_threads: CPU threads including the caller's; 0: one per core.
+    cpu_isa: instruction set: "auto", "reference", "scalar", "avx2", "avx512" or "avx512_bf16".
+    max_cross_len: encoder tokens of one sequence at most; 0: no limit.
+    state_stride: tokens between automatic checkpoints of recurrent state; 0: page_size; -1: none.
+    num_state_slots: recurrent states kept at most, checkpoints included; 0: as many as memory holds.
+    event_capacity: events kept for `cache.events`, at most 2**24; 0: none are made.
+    pad_pages: True: every layer group has page_size tokens per page, and narrow ones are padded.
+    device: "cpu", "cuda", "cuda:1", (type, id) as in DLPack, or a torch.device; None: the CPU.
+    poison: for tests: a pool of the library starts as bytes 0xFF, which is NaN in every format.
     """
 
     layers: Sequence[Layer]
+    _: KW_ONLY
     page_size: int = 0
     num_pages: int = 0
     byte_budget: int = 0
@@ -210,18 +368,19 @@ class Config:
     num_state_slots: int = 0
     event_capacity: int = 0
     pad_pages: bool = False
-    device: Any = None  # "cuda:1", (type, id) as in DLPack, a torch.device; None: the CPU
-    poison: bool = False  # tests: a pool that the library allocates starts as 0xFF bytes, NaN in every format
+    device: Any = None
+    poison: bool = False
     _kept: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
-    def from_hf(cls, model_config: Any, **limits: Any) -> Config:
+    def from_hf(
+        cls, model_config: Any, *, dtype: Any = None, rope: bool = True, **limits: Unpack[Limits]
+    ) -> Config:
         """The layers of a Hugging Face model: of a `config.json` (path, text, or dict) or a transformers configuration object.
 
         Storage is of the model's dtype. `dtype` stores all attention layers in another one; `rope=False` leaves rotations to the model, which
         then hands over rotated q and k. `max_seq_len` is the model's unless given (0: what the pages hold).
         """
-        dtype, rope = limits.pop("dtype", None), limits.pop("rope", True)
         given = _capi.config_from_hf_json(_model_json(model_config))
         layers = [Layer._from_dict(layer) for layer in given["layers"]]
         if dtype is not None:
@@ -260,14 +419,51 @@ class Config:
             )
         }
         given["device"] = device_of(self.device)
-        given["layers"] = [layer.as_dict() for layer in self.layers]
+        layers = _items(self.layers, "layers", "kvcache.Layer")
+        for index, layer in enumerate(layers):
+            if not isinstance(layer, Layer):
+                raise wrong_type(f"layers[{index}]", "a kvcache.Layer", layer)
+        given["layers"] = [layer.as_dict(f"layers[{index}]") for index, layer in enumerate(layers)]
         given["storage"] = number_of(STORAGES, self.storage, "storage")
         given["pool_layout"] = number_of(POOL_LAYOUTS, self.pool_layout, "pool_layout")
         given["cpu_isa"] = number_of(ISAS, self.cpu_isa, "cpu_isa")
         given["flags"] = _capi.KVC_CONFIG_PAD_PAGES if self.pad_pages else 0
         if self.pool_tensors is not None:
-            self._kept[:] = [
-                tensor if isinstance(tensor, Tensor) else Tensor(tensor) for tensor in self.pool_tensors
-            ]
+            pool = _items(self.pool_tensors, "pool_tensors", "tensors")
+            for index, tensor in enumerate(pool):
+                if not hasattr(tensor, "__dlpack__"):
+                    raise wrong_type(f"pool_tensors[{index}]", "a tensor, which has __dlpack__", tensor)
+            self._kept[:] = [tensor if isinstance(tensor, Tensor) else Tensor(tensor) for tensor in pool]
             given["pool_tensors"] = list(self._kept)
         return given
+
+
+def config_of(
+    given: Any, model_config: Any, fields: Mapping[str, Any], name: str, expected: str
+) -> Config:
+    """The one configuration that a constructor was given: an object, fields, or a model and limits.
+
+    `name`: what messages call the object; `expected`: its type.
+    """
+    if given is not None:
+        if model_config is not None or fields:
+            raise ArgumentTypeError(
+                f"give {expected}, or model_config and fields of a config, not both"
+            )
+        if not isinstance(given, Config):
+            raise wrong_type(name, expected, given)
+        return given
+    known = (ModelLimits if model_config is not None else Limits).__annotations__
+    unknown = fields.keys() - known.keys() - {"layers"}
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise ArgumentTypeError(f"no fields of a config: {names}; there are {', '.join(known)}")
+    if model_config is not None:
+        if "layers" in fields:
+            raise ArgumentTypeError("give layers or model_config, not both")
+        return Config.from_hf(model_config, **fields)
+    if "layers" not in fields:
+        raise ArgumentTypeError(
+            f"give {expected}, or layers=[kvcache.Layer(...), ...], or model_config="
+        )
+    return Config(**fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .errors import status_error
+from .errors import integer, status_error
 
 __all__ = ["device_of", "stream_address"]
 
@@ -14,8 +14,10 @@ _TYPES = {"cpu": 1, "cuda": 2}
 
 def device_of(device: Any) -> tuple[int, int] | None:
     """DLPack's (type, id) of "cpu", "cuda", "cuda:1", such a pair, or an object with `type` and `index` (torch.device). None: the CPU."""
-    if device is None or isinstance(device, tuple):
-        return device
+    if device is None:
+        return None
+    if isinstance(device, tuple) and len(device) == 2:
+        return integer(device[0], "device[0]"), integer(device[1], "device[1]")
     if isinstance(device, str):
         name, _, number = device.partition(":")
     else:
@@ -37,8 +39,8 @@ def stream_address(stream: Any, device: tuple[int, int] | None) -> int | None:
         if torch is None or not torch.cuda.is_available():
             return None
         return int(torch.cuda.current_stream(device[1]).cuda_stream)
-    if isinstance(stream, int):
-        return stream
+    if hasattr(stream, "__index__"):
+        return integer(stream, "stream")
     if hasattr(stream, "__cuda_stream__"):  # of NVIDIA's packages: (version, address)
         return int(stream.__cuda_stream__()[1])
     for name in ("cuda_stream", "ptr"):

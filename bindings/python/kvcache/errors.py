@@ -1,9 +1,19 @@
-"""Statuses of the library as exceptions. Every one is an `Error`; some are also the built-in exception that a Python user expects."""
+"""What a failed call raises: an `Error`, which is often also the built-in exception that a Python user expects.
+
+Most are statuses of the library. `ArgumentTypeError`, `ArgumentOverflowError` and `TensorError` are the package's own, for
+arguments that never reach the library.
+"""
 
 from __future__ import annotations
 
+import operator
+from typing import SupportsIndex
+
 __all__ = [
     "Error",
+    "ArgumentTypeError",
+    "ArgumentOverflowError",
+    "TensorError",
     "InvalidArgument",
     "InvalidState",
     "NotFound",
@@ -31,7 +41,12 @@ __all__ = [
 
 
 class Error(Exception):
-    """A call that failed. `status` is the number of the C interface, `detail` the number that belongs to it (see kvcache.h)."""
+    """A call that failed.
+
+    status: number of the status in the C interface (KVC_E_*).
+    detail: the number that belongs to it, for example the missing pages of `NoPages`; 0: none.
+    sys_code: number of the operating system or the device; 0: none.
+    """
 
     status: int = 0
     detail: int = 0
@@ -86,6 +101,7 @@ class NoPages(Error):
 
     @property
     def missing_pages(self) -> int:
+        """Pages that the call needed and did not find."""
         return self.detail
 
 
@@ -137,6 +153,25 @@ class InternalError(Error, RuntimeError):
     """A defect in the library."""
 
 
+class ArgumentTypeError(Error, TypeError):
+    """An argument of a type that the call does not take; the message names argument and type."""
+
+    status = 1
+
+
+class ArgumentOverflowError(OutOfRange, OverflowError):
+    """A number that does not fit the 32 or 64 bits of its argument; the message names both."""
+
+    status = 5
+
+
+class TensorError(Error, BufferError):
+    """A tensor that cannot be taken or given: read-only where the call writes, one that requires grad,
+    or one whose producer describes it against DLPack."""
+
+    status = 1
+
+
 _CLASSES: tuple[type[Error], ...] = (
     Error,
     InvalidArgument,
@@ -169,8 +204,33 @@ _STATUS_NAMES = (
 _NAMES = {number: ("KVC_" if number == 0 else "KVC_E_") + name for number, name in enumerate(_STATUS_NAMES)}
 
 
+_OWN: dict[int, type[Error]] = {-1: ArgumentTypeError, -2: ArgumentOverflowError, -3: TensorError}
+
+
 def status_error(status: int, message: str, detail: int = 0, sys_code: int = 0) -> Error:
-    """The exception of a status, not raised."""
+    """The exception of a status, not raised. Numbers below zero are the extension's, for its own exceptions."""
+    if status < 0:
+        return _OWN[status](message)
     error = (_CLASSES[status] if 0 < status < len(_CLASSES) else Error)(message)
     error.status, error.detail, error.sys_code = status, detail, sys_code
     return error
+
+
+def type_name(value: object) -> str:
+    """Name of a value's type as messages show it: "list", "numpy.float64"."""
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else kind.__module__ + "."
+    return module + kind.__qualname__
+
+
+def wrong_type(name: str, expected: str, value: object) -> ArgumentTypeError:
+    """The exception of an argument of the wrong type, not raised."""
+    return ArgumentTypeError(f"{name}: expected {expected}, got {type_name(value)}")
+
+
+def integer(value: SupportsIndex, name: str) -> int:
+    """`value` as an int: Python's, NumPy's and PyTorch's integers, and whatever else has __index__."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise wrong_type(name, "an integer", value) from None

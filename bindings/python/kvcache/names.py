@@ -67,10 +67,13 @@ def number_of(words: dict[str, int], value: str | int, what: str) -> int:
     try:
         return words[value]
     except (KeyError, TypeError):
-        raise status_error(1, f"{what}: {value!r} is none of {', '.join(map(repr, words))}") from None
+        raise status_error(
+            1, f"{what}: {value!r} is none of {', '.join(map(repr, words))}"
+        ) from None
 
 
 def word_of(words: dict[str, int], number: int) -> str:
+    """The word of a number; unknown numbers as text."""
     for word, value in words.items():
         if value == number:
             return word

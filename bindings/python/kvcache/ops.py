@@ -1,15 +1,16 @@
-"""The kernels over pools and page tables of your own: no cache, nothing is kept. See the operators of kvcache.h.
+"""The kernels over pools and page tables of your own: no cache, nothing is kept.
 
 Tensors lie on the CPU, or all on one GPU, where `stream` is as in `Cache`: None is PyTorch's current one where PyTorch is imported.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 from . import _capi
 from .config import Rope
 from .devices import stream_address
+from .errors import wrong_type
 from .forward import AttnOptions
 from .names import DECAYS, ISAS, OP_LAYOUTS, Decay, Isa, OpLayout, number_of
 
@@ -29,7 +30,13 @@ __all__ = [
 
 
 class Pool(NamedTuple):
-    """One layer's pool: "hnd" [pages, heads, page_size, dim], "nhd" [pages, page_size, heads, dim], "mla" [pages, page_size, width]."""
+    """One layer's pool of pages.
+
+    k: keys. "hnd": [pages, heads, page_size, dim], "nhd": [pages, page_size, heads, dim], "mla": latents
+        [pages, page_size, width].
+    v: values in the same layout; None in "mla", or where the keys are the values.
+    layout: "hnd", "nhd" or "mla".
+    """
 
     k: Any
     v: Any = None
@@ -40,13 +47,32 @@ class Pool(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Page tables of B sequences, int32: CSR (page_indptr, page_indices) or padded (block_table)."""
+    """Page tables of B sequences, int32: CSR (page_indptr, page_indices) or padded (block_table).
+
+    seq_lens: [B], keys of each sequence, the new ones included.
+    qo_indptr: [B + 1], where the rows of q of each sequence begin; None: one row each.
+    page_indptr: [B + 1], where the pages of each sequence begin in page_indices.
+    page_indices: pages of all sequences, packed.
+    block_table: [B, most pages of one sequence]; what lies behind a sequence's pages is not read.
+    """
 
     seq_lens: Any
     qo_indptr: Any = None
     page_indptr: Any = None
     page_indices: Any = None
     block_table: Any = None
+
+
+def _pool(pool: Pool) -> tuple[Any, ...]:
+    if not isinstance(pool, Pool):
+        raise wrong_type("pool", "a kvcache.ops.Pool", pool)
+    return pool._c()
+
+
+def _table(table: Table) -> tuple[Any, ...]:
+    if not isinstance(table, Table):
+        raise wrong_type("table", "a kvcache.ops.Table", table)
+    return table
 
 
 def _opt(
@@ -58,6 +84,8 @@ def _opt(
     positions: Any = None,
     rope: Rope | None = None,
 ) -> tuple[Any, ...]:
+    if rope is not None and not isinstance(rope, Rope):
+        raise wrong_type("rope", "a kvcache.Rope", rope)
     device = getattr(tensor, "__dlpack_device__", None)
     return (
         number_of(ISAS, isa, "isa"),
@@ -81,7 +109,7 @@ def append(
     stream: Any = None,
 ) -> None:
     """Write k and v to `slots` int64 [T] = page * page_size + offset; below 0: skip."""
-    _capi.kvc_op_append(pool._c(), _opt(k, stream, isa, positions=positions, rope=rope), slots, k, v)
+    _capi.kvc_op_append(_pool(pool), _opt(k, stream, isa, positions=positions, rope=rope), slots, k, v)
 
 
 def attention_paged(
@@ -100,7 +128,7 @@ def attention_paged(
 ) -> Any:
     """Attention of q [T, q_heads, k_dim] over pages; `full`: every row sees all keys, else causal."""
     chosen = _opt(q, stream, isa, full, opt, positions, rope)
-    _capi.kvc_op_attention_paged(pool._c(), tuple(table), chosen, q, out, lse)
+    _capi.kvc_op_attention_paged(_pool(pool), _table(table), chosen, q, out, lse)
     return out
 
 
@@ -126,7 +154,7 @@ def attention_ragged(
 def mla_paged(
     pool: Pool,
     table: Table,
-    latent_rank: int,
+    latent_rank: SupportsIndex,
     q: Any,
     out: Any,
     lse: Any = None,
@@ -140,7 +168,7 @@ def mla_paged(
 ) -> Any:
     """Absorbed MLA over a pool of layout "mla"; opt.scale must be given."""
     _capi.kvc_op_mla_paged(
-        pool._c(), tuple(table), latent_rank, _opt(q, stream, isa, full, opt, positions, rope), q, out, lse
+        _pool(pool), _table(table), latent_rank, _opt(q, stream, isa, full, opt, positions, rope), q, out, lse
     )
     return out
 
@@ -160,12 +188,12 @@ def gather(
     stream: Any = None,
 ) -> None:
     """Copy all keys of the table's sequences, packed in their order."""
-    _capi.kvc_op_gather(pool._c(), tuple(table), _opt(pool.k, stream, isa), k_out, v_out)
+    _capi.kvc_op_gather(_pool(pool), _table(table), _opt(pool.k, stream, isa), k_out, v_out)
 
 
 def copy_pages(pool: Pool, pairs: Any, *, isa: Isa = "auto", stream: Any = None) -> None:
     """Copy pages inside a pool: pairs int64 [n, 2] of (from, to)."""
-    _capi.kvc_op_copy_pages(pool._c(), _opt(pool.k, stream, isa), pairs)
+    _capi.kvc_op_copy_pages(_pool(pool), _opt(pool.k, stream, isa), pairs)
 
 
 def rotate(x: Any, out: Any, positions: Any, rope: Rope, *, isa: Isa = "auto", stream: Any = None) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from typing import Any, SupportsIndex
+
 from . import _capi
 from ._library import find_library, package_file
+from .devices import device_of
 from .info import DeviceCaps, made
 
 __all__ = [
@@ -59,9 +62,9 @@ def has_feature(name: str) -> bool:
     return bool(_capi.kvc_has_feature(name))
 
 
-def device_caps(device: tuple[int, int] = (1, 0)) -> DeviceCaps:
-    """What the library can do on a device, given as DLPack's (type, id); (1, 0) is the CPU."""
-    return made(DeviceCaps, _capi.kvc_device_query(device))
+def device_caps(device: Any = (1, 0)) -> DeviceCaps:
+    """What the library can do on a device: "cuda:1", DLPack's (type, id), or a torch.device."""
+    return made(DeviceCaps, _capi.kvc_device_query(device_of(device) or (1, 0)))
 
 
 def set_module_path(path: str | os.PathLike[str] | None) -> None:
@@ -69,6 +72,6 @@ def set_module_path(path: str | os.PathLike[str] | None) -> None:
     _capi.kvc_module_path_set(None if path is None else os.fspath(path))
 
 
-def set_logger(fn: Callable[[int, str], None] | None, min_level: int = 2) -> None:
+def set_logger(fn: Callable[[int, str], None] | None, min_level: SupportsIndex = 2) -> None:
     """Send messages of at least `min_level` (0 debug, 1 info, 2 warning, 3 error) to `fn(level, message)`, from any thread; None: silence."""
     _capi.set_logger(fn, min_level)

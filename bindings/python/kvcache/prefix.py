@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, SupportsIndex, TypedDict
 
 from . import _capi
+from .errors import ArgumentTypeError, type_name, wrong_type
 from .names import EVENT_TYPES, TIERS, word_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ HASH_BYTES: int = _capi.KVC_HASH_BYTES
 
 
 class PrefixKey(NamedTuple):
-    """More than tokens that K and V depend on: an adapter, an image at an offset, or anything of the host's own."""
+    """More than tokens that K and V depend on: an adapter, an image at an offset, or anything of the host's own.
+
+    type: ADAPTER, MEDIA, or USER and above for kinds of your own; not 0.
+    offset: first token that the key belongs to; blocks before it are not changed by the key.
+    data: what tells one from another, at most 4096 bytes.
+    """
 
     type: int
     offset: int = 0
@@ -29,15 +35,40 @@ class PrefixKey(NamedTuple):
 
 
 class Query(TypedDict, total=False):
-    """What a query may say besides its tokens; see kvc_prefix_query in kvcache.h."""
+    """What a query may say besides its tokens.
 
-    salt: bytes  # the namespace: nothing is shared across
+    salt: the namespace, for example a tenant, at most 4096 bytes; nothing is shared across.
+    keys: more that K and V depend on.
+    hashes: keys of the leading full blocks, as `prefix_hash` makes them, so that they are not computed again.
+    num_tokens: the first so many of `tokens` count; where tokens is None, how many the hashes stand for.
+    all_tokens: True: the last token may hit as well.
+    whole_blocks: True: nothing hits inside a block.
+    priority: of the blocks, 0 to 100; higher stays longer.
+    """
+
+    salt: bytes
     keys: Iterable[PrefixKey]
-    hashes: Sequence[bytes] | None  # keys of the leading full blocks, so that they are not computed again
-    num_tokens: int | None  # of `tokens` the first so many; how many the hashes stand for when tokens is None
-    all_tokens: bool  # the last token may hit as well
-    whole_blocks: bool  # no hit inside a block
-    priority: int  # of the blocks: 0..100, higher stays longer
+    hashes: Sequence[bytes] | None
+    num_tokens: SupportsIndex | None
+    all_tokens: bool
+    whole_blocks: bool
+    priority: SupportsIndex
+
+
+def _tuples(keys: Any) -> tuple[tuple[Any, ...], ...]:
+    try:
+        return tuple(tuple(key) for key in keys)
+    except TypeError:
+        raise ArgumentTypeError(
+            f"keys: expected kvcache.PrefixKey objects in a row, got {type_name(keys)}"
+        ) from None
+
+
+def _joined(hashes: Any) -> bytes:
+    try:
+        return b"".join(hashes)
+    except TypeError:
+        raise wrong_type("hashes", "bytes objects in a row", hashes) from None
 
 
 def _query(
@@ -46,10 +77,10 @@ def _query(
     salt: bytes = b"",
     keys: Iterable[PrefixKey] = (),
     hashes: Sequence[bytes] | None = None,
-    num_tokens: int | None = None,
+    num_tokens: SupportsIndex | None = None,
     all_tokens: bool = False,
     whole_blocks: bool = False,
-    priority: int = 0,
+    priority: SupportsIndex = 0,
 ) -> tuple[Any, ...]:
     flags = (_capi.KVC_PREFIX_ALL_TOKENS if all_tokens else 0) | (
         _capi.KVC_PREFIX_WHOLE_BLOCKS if whole_blocks else 0
@@ -57,19 +88,19 @@ def _query(
     return (
         tokens,
         num_tokens,
-        None if hashes is None else b"".join(hashes),
-        salt or None,
-        tuple(tuple(key) for key in keys),
+        None if hashes is None else _joined(hashes),
+        None if salt == b"" else salt,
+        _tuples(keys),
         flags,
         priority,
     )
 
 
 def prefix_hash(
-    tokens: Any, block_tokens: int, salt: bytes = b"", keys: Iterable[PrefixKey] = ()
+    tokens: Any, block_tokens: SupportsIndex, salt: bytes = b"", keys: Iterable[PrefixKey] = ()
 ) -> list[bytes]:
     """Keys of the full blocks of `tokens`: the same in every process and language."""
-    joined = _capi.kvc_prefix_hash(tokens, block_tokens, salt, tuple(tuple(key) for key in keys))
+    joined = _capi.kvc_prefix_hash(tokens, block_tokens, salt, _tuples(keys))
     return [joined[i : i + HASH_BYTES] for i in range(0, len(joined), HASH_BYTES)]
 
 
@@ -84,15 +115,18 @@ class Prefix:
     def __init__(self, handle: Any) -> None:
         self._handle = handle  # not the cache, which has this object: no cycle
 
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(f"a {type_name(self)} cannot be pickled: it belongs to a cache")
+
     def match(self, tokens: Any, **query: Unpack[Query]) -> int:
         """Leading tokens that `attach` would find now."""
         return int(_capi.kvc_prefix_match(self._handle, _query(tokens, **query)))
 
-    def attach(self, seq: int, tokens: Any, **query: Unpack[Query]) -> int:
+    def attach(self, seq: SupportsIndex, tokens: Any, **query: Unpack[Query]) -> int:
         """Add `seq` with the longest hit, which is its length then (0: nothing hit; the sequence is added all the same)."""
         return int(_capi.kvc_prefix_attach(self._handle, seq, _query(tokens, **query)))
 
-    def insert(self, seq: int, tokens: Any, **query: Unpack[Query]) -> int:
+    def insert(self, seq: SupportsIndex, tokens: Any, **query: Unpack[Query]) -> int:
         """Say that the first tokens of `seq` are these, and publish their full blocks; returns how many are in the index now."""
         return int(_capi.kvc_prefix_insert(self._handle, seq, _query(tokens, **query)))
 
@@ -104,7 +138,7 @@ class Prefix:
         """Undo one `pin` of the same query."""
         return int(_capi.kvc_prefix_unpin(self._handle, _query(tokens, **query)))
 
-    def evict(self, pages: int) -> int:
+    def evict(self, pages: SupportsIndex) -> int:
         """Evict until so many pages have left the index, or nothing evictable is left; returns how many did."""
         return int(_capi.kvc_prefix_evict(self._handle, pages))
 
@@ -112,14 +146,25 @@ class Prefix:
         """Forget the whole index (new weights)."""
         _capi.kvc_prefix_reset(self._handle)
 
-    def set_quota(self, salt: bytes, max_bytes: int) -> None:
+    def set_quota(self, salt: bytes, max_bytes: SupportsIndex) -> None:
         """Keep what the index holds for a namespace within so many bytes; 0: no quota."""
         _capi.kvc_prefix_quota_set(self._handle, salt, max_bytes)
 
 
 @dataclass(frozen=True)
 class Event:
-    """A change of what the index holds; see kvc_event in kvcache.h. `tokens` is None when they are unknown."""
+    """A change of what the index holds.
+
+    number: 1, 2, 3, ... since the cache was made; a gap: events were lost, take a snapshot.
+    type: "stored", "removed", "moved" or "cleared".
+    tier: where the block is: "device" or "host".
+    from_tier: "moved": where it was.
+    group: layer group of the pages; -1: the recurrent state at the block's end.
+    num_tokens: tokens of the block.
+    tokens: "stored": their ids; None when they are unknown.
+    hash: key of the block.
+    parent: "stored": key of the block before, or the root of the namespace.
+    """
 
     number: int
     type: str
@@ -144,6 +189,9 @@ class Events:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle  # not the cache, which has this object: no cycle
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(f"a {type_name(self)} cannot be pickled: it belongs to a cache")
 
     def poll(self) -> list[Event]:
         """All events since the last poll, in order. A gap in their numbers: some were lost, take a snapshot."""

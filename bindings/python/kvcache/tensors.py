@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import Any, NoReturn, Protocol, SupportsIndex, Union, runtime_checkable
 
 import numpy as np
 
 from . import _capi
-from .errors import status_error
+from .errors import ArgumentTypeError, status_error, wrong_type
 
 __all__ = ["SupportsDLPack", "Tensor", "as_dtype", "to_numpy", "dtype_code", "dtype_name"]
 
@@ -17,10 +18,15 @@ __all__ = ["SupportsDLPack", "Tensor", "as_dtype", "to_numpy", "dtype_code", "dt
 class SupportsDLPack(Protocol):
     """What every call takes as a tensor: NumPy arrays, PyTorch tensors, `kvcache.Tensor`, and others."""
 
-    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """A DLPack capsule over the memory of the tensor."""
 
-    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack_device__(self) -> tuple[Any, Any]:
+        """DLPack's (device type, device id)."""
 
+
+# Integers in a row: a list, tuple, range, or a tensor of integers with one dimension on the CPU.
+Integers = Union[Iterable[SupportsIndex], SupportsDLPack]
 
 _CODES: dict[str, tuple[int, int, int]] = {
     "float32": (2, 32, 1),
@@ -42,7 +48,18 @@ _CODES: dict[str, tuple[int, int, int]] = {
     "float4_e2m1fn": (17, 4, 1),
 }
 _NAMES = {code: name for name, code in _CODES.items()}
-_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "half": "float16", "float": "float32"}
+_SHORT = {
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "f64": "float64",
+    "fp64": "float64",
+    "double": "float64",
+}
 
 
 def dtype_code(dtype: Any) -> tuple[int, int, int]:
@@ -70,6 +87,16 @@ class Tensor(_capi.TensorBase):
     """Memory that any package takes by `__dlpack__`, without a copy: exports of the library, and views with another dtype.
 
     `Tensor(source, dtype)` is `source` (any DLPack producer) read as another element type of the same width.
+
+    `torch.from_dlpack(tensor)` takes every type. NumPy has no bfloat16 and no 8-bit floats: of such a tensor
+    `np.from_dlpack` says "Unsupported dtype in DLTensor", while `np.asarray(tensor)`, `tensor[index]` and
+    `tensor.numpy()` give arrays of ml_dtypes where that package is installed.
+
+    shape: elements in each dimension.
+    strides: elements from one entry to the next, in each dimension.
+    dtype_code: DLPack's (code, bits, lanes) of the elements.
+    readonly: whether nobody may write to it.
+    data_address: address of the first element.
     """
 
     __slots__ = ()
@@ -84,11 +111,38 @@ class Tensor(_capi.TensorBase):
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """A NumPy array over the same memory. bfloat16 and 8-bit floats: of ml_dtypes where it is installed, else as unsigned integers."""
         return to_numpy(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        """What `np.asarray` takes: an array over the same memory, with the values and not only the bits."""
+        array = to_numpy(self)
+        if array.dtype.kind == "u" and self.dtype_code[0] not in (1, 6):
+            raise status_error(
+                7,
+                f"dtype {self.dtype}: NumPy has no such elements; install ml_dtypes, which has, or take the "
+                "bits as unsigned integers with tensor.numpy()",
+            )
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise status_error(
+                    1, f"copy=False: {array.dtype} does not become {np.dtype(dtype)} without one"
+                )
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __getitem__(self, index: Any) -> Any:
+        """What NumPy's indexing gives: an element, or an array over the same memory."""
+        return self.__array__()[index]
+
+    def __reduce__(self) -> NoReturn:
+        raise ArgumentTypeError(
+            "a kvcache.Tensor cannot be pickled: it is memory of this process; pickle np.array(tensor)"
+        )
 
     def __repr__(self) -> str:
         return (
@@ -103,6 +157,8 @@ def exported(base: _capi.TensorBase) -> Tensor:
 
 def as_dtype(source: Any, dtype: Any) -> Tensor:
     """`source` read as another element type of the same width: `as_dtype(uint16_array, "bfloat16")`. Shares the memory."""
+    if not hasattr(source, "__dlpack__"):
+        raise wrong_type("source", "a tensor, which has __dlpack__ and __dlpack_device__", source)
     if isinstance(source, np.ndarray) and source.dtype.kind not in "biufc":
         source = source.view(f"u{source.dtype.itemsize}")  # NumPy exports its own types only
     return Tensor(source, dtype)
@@ -171,9 +227,14 @@ def empty_like(tensor: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
     return np.empty(shape, dtype=np.float32 if dtype is None else dtype)
 
 
-def length_of(tensor: Any, axis: int) -> int:
+def shape_of(tensor: Any, name: str) -> Any:
+    """The shape of an argument, a sequence of numbers; `name` is what messages call it."""
     shape = getattr(tensor, "shape", None)
-    return int((Tensor(tensor).shape if shape is None else shape)[axis])
+    if shape is not None:
+        return shape
+    if not hasattr(tensor, "__dlpack__"):
+        raise wrong_type(name, "a tensor, which has __dlpack__ and __dlpack_device__", tensor)
+    return Tensor(tensor).shape
 
 
 def _numpy_layout_is_as_expected() -> bool:

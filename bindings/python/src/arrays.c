@@ -28,11 +28,18 @@ static int store(kvcpy_ints *a, size_t i, int64_t value, int bytes, const char *
     return 0;
   }
   if (value < INT32_MIN || value > INT32_MAX) {
-    PyErr_Format(PyExc_OverflowError, "%s[%zu]: %lld is no 32-bit integer", name, i, (long long)value);
-    return -1;
+    return kvcpy_refuse(KVCPY_OVERFLOW, "%s[%zu]: %lld is no 32-bit integer", name, i, (long long)value);
   }
   ((int32_t *)a->data)[i] = (int32_t)value;
   return 0;
+}
+
+/* An element with the name that an exception gives it: "seqs[3]". */
+static int element_in(PyObject *item, int64_t *value, const char *name, Py_ssize_t i) {
+  char element[96];
+  PyErr_Clear();
+  PyOS_snprintf(element, sizeof element, "%s[%lld]", name, (long long)i);
+  return kvcpy_int64_in(item, value, element);
 }
 
 static int from_items(PyObject *list, kvcpy_ints *a, int bytes, const char *name) {
@@ -41,21 +48,34 @@ static int from_items(PyObject *list, kvcpy_ints *a, int bytes, const char *name
   if (room(a, (size_t)count, bytes)) return -1;
   for (i = 0; i < count; ++i) {
     PyObject *item = tuple ? PyTuple_GetItem(list, i) : PyList_GetItem(list, i);
-    PyObject *number;
     int64_t value;
+    int failed;
     if (!item) return -1;
-    number = PyNumber_Index(item);
-    if (!number) {
-      if (PyErr_ExceptionMatches(PyExc_TypeError))
-        PyErr_Format(PyExc_TypeError, "%s[%zd]: %R is no integer", name, i, (PyObject *)Py_TYPE(item));
-      return -1;
+    if (PyLong_Check(item)) {
+      value = PyLong_AsLongLong(item);
+      failed = value == -1 && PyErr_Occurred() ? element_in(item, &value, name, i) : 0;
+    } else {
+      Py_INCREF(item); /* its __index__ may take it out of the list */
+      failed = element_in(item, &value, name, i);
+      Py_DECREF(item);
     }
-    value = PyLong_AsLongLong(number);
-    Py_DECREF(number);
-    if (value == -1 && PyErr_Occurred()) return -1;
-    if (store(a, (size_t)i, value, bytes, name)) return -1;
+    if (failed || store(a, (size_t)i, value, bytes, name)) return -1;
   }
   return 0;
+}
+
+static int is_integer(DLDataType type) {
+  return (type.code == kDLInt || type.code == kDLUInt) && type.lanes == 1 &&
+         (type.bits == 8 || type.bits == 16 || type.bits == 32 || type.bits == 64);
+}
+
+/* The integer of that type at an address; -1: an unsigned one beyond int64_t, whose bits are in *value. */
+static int number_at(const char *at, DLDataType type, int64_t *value) {
+  uint64_t bits = 0;
+  memcpy(&bits, at, type.bits / 8u); /* little endian, as NumPy's arrays that come this far */
+  if (type.code == kDLInt && type.bits < 64 && bits >> (type.bits - 1)) bits |= UINT64_MAX << type.bits;
+  *value = (int64_t)bits;
+  return type.code == kDLUInt && bits > INT64_MAX ? -1 : 0;
 }
 
 static int from_tensor(PyObject *object, kvcpy_ints *a, int bytes, const char *name) {
@@ -63,17 +83,15 @@ static int from_tensor(PyObject *object, kvcpy_ints *a, int bytes, const char *n
   const char *data;
   int64_t i, stride;
   if (kvcpy_tensor_in(object, &a->view, 0, name)) return -1;
-  if (t->ndim != 1 || t->device.device_type != kDLCPU || t->dtype.code != kDLInt || t->dtype.lanes != 1 ||
-      (t->dtype.bits != 32 && t->dtype.bits != 64)) {
-    PyErr_Format(
-        PyExc_TypeError,
-        "%s: expected int32 or int64 with one dimension on the CPU, got %d dimensions of type (%d, %d, %d)",
-        name, (int)t->ndim, t->dtype.code, t->dtype.bits, t->dtype.lanes);
-    return -1;
-  }
+  if (t->ndim != 1 || t->device.device_type != kDLCPU || !is_integer(t->dtype))
+    return kvcpy_refuse(KVCPY_TYPE,
+                        "%s: expected integers in one dimension on the CPU, got %d dimensions of DLPack type "
+                        "(%d, %d, %d) on device %d",
+                        name, (int)t->ndim, t->dtype.code, t->dtype.bits, t->dtype.lanes,
+                        (int)t->device.device_type);
   data = (const char *)t->data + t->byte_offset;
   stride = t->strides ? t->strides[0] : 1;
-  if (t->dtype.bits == 8 * bytes && stride == 1 && t->shape[0] > 0) {
+  if (t->dtype.code == kDLInt && t->dtype.bits == 8 * bytes && stride == 1 && t->shape[0] > 0) {
     a->data = (void *)(uintptr_t)data;
     a->count = (size_t)t->shape[0];
     return 0;
@@ -81,13 +99,9 @@ static int from_tensor(PyObject *object, kvcpy_ints *a, int bytes, const char *n
   if (room(a, (size_t)t->shape[0], bytes)) return -1;
   for (i = 0; i < t->shape[0]; ++i) {
     int64_t value;
-    int32_t narrow;
-    if (t->dtype.bits == 64) {
-      memcpy(&value, data + i * stride * 8, 8);
-    } else {
-      memcpy(&narrow, data + i * stride * 4, 4);
-      value = narrow;
-    }
+    if (number_at(data + i * stride * (t->dtype.bits / 8), t->dtype, &value))
+      return kvcpy_refuse(KVCPY_OVERFLOW, "%s[%lld]: %llu is no 64-bit integer", name, (long long)i,
+                          (unsigned long long)value);
     if (store(a, (size_t)i, value, bytes, name)) return -1;
   }
   return 0;
@@ -99,10 +113,8 @@ int kvcpy_ints_in(PyObject *object, kvcpy_ints *a, int bytes, const char *name) 
   if (PyList_Check(object) || PyTuple_Check(object)) return from_items(object, a, bytes, name);
   if (PyObject_HasAttrString(object, "__dlpack__")) return from_tensor(object, a, bytes, name);
   list = PySequence_List(object);
-  if (!list) {
-    PyErr_Format(PyExc_TypeError, "%s: expected integers, got %R", name, (PyObject *)Py_TYPE(object));
-    return -1;
-  }
+  if (!list)
+    return PyErr_ExceptionMatches(PyExc_TypeError) ? kvcpy_refuse_type(name, "integers in a row", object) : -1;
   failed = from_items(list, a, bytes, name);
   Py_DECREF(list);
   return failed;

@@ -18,6 +18,12 @@ PyObject *kvcpy_raise(kvc_status status);
 PyObject *kvcpy_fail(kvc_status status, const char *format, ...);
 /* `make(status, message, detail, sys_code)` returns the exception to raise. */
 PyObject *kvcpy_set_error_factory(PyObject *make);
+/* Exceptions of the binding's own, beside the statuses: kvcache.ArgumentTypeError, ArgumentOverflowError, TensorError. */
+enum { KVCPY_TYPE = -1, KVCPY_OVERFLOW = -2, KVCPY_TENSOR = -3 };
+/* Raise one of them; the format is that of PyUnicode_FromFormat. An exception that is set is replaced. Returns -1. */
+int kvcpy_refuse(int kind, const char *format, ...);
+/* The same with "name: expected what, got <type of object>". */
+int kvcpy_refuse_type(const char *name, const char *what, PyObject *object);
 /* Send the library's log to `fn(level, message)`; None: silence. */
 PyObject *kvcpy_set_logger(PyObject *fn, int level);
 
@@ -95,6 +101,21 @@ PyObject *kvcpy_export_new(DLManagedTensorVersioned *managed);
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
 /* The tensor of an export object, or NULL (no exception) when `object` is none. */
 const DLManagedTensorVersioned *kvcpy_export_tensor(PyObject *object);
+
+/* ---- numbers.c: one number --------------------------------------------------------------------------- */
+
+/* What operator.index takes, of NumPy and PyTorch too, as a number of that width; 0, or -1 with an exception
+ * that names the argument. */
+int kvcpy_int64_in(PyObject *object, int64_t *to, const char *name);
+int kvcpy_int32_in(PyObject *object, int32_t *to, const char *name);
+int kvcpy_uint64_in(PyObject *object, uint64_t *to, const char *name);
+int kvcpy_uint32_in(PyObject *object, uint32_t *to, const char *name);
+/* What float() takes, but no text. */
+int kvcpy_real_in(PyObject *object, double *to, const char *name);
+/* UTF-8 of a str, which keeps it; NULL with an exception. */
+const char *kvcpy_text_in(PyObject *object, const char *name);
+/* The content of a bytes object, which keeps it. */
+int kvcpy_bytes_in(PyObject *object, const char **data, size_t *size, const char *name);
 
 /* ---- arrays.c, options.c, prefix.c: arguments ---------------------------------------------------------- */
 

@@ -45,7 +45,7 @@ static PyObject *value_of(PyObject *dict, const char *key) {
 
 static int items_of(PyObject *list, const char *name, Py_ssize_t *count) {
   if (!PyList_Check(list)) {
-    PyErr_Format(PyExc_TypeError, "%s: expected a list, got %R", name, (PyObject *)Py_TYPE(list));
+    kvcpy_refuse_type(name, "a list", list);
     return -1;
   }
   *count = PyList_Size(list);
@@ -63,8 +63,9 @@ static int factors_in(PyObject *dict, const char *key, kvcpy_arena **arena, cons
   values = kvcpy_arena_take(arena, sizeof *values * (size_t)(*count ? *count : 1));
   if (!values) return -1;
   for (i = 0; i < *count; ++i) {
-    values[i] = (float)PyFloat_AsDouble(PyList_GetItem(list, i));
-    if (PyErr_Occurred()) return -1;
+    double value;
+    if (kvcpy_real_in(PyList_GetItem(list, i), &value, key)) return -1;
+    values[i] = (float)value;
   }
   *to = values;
   return 0;
@@ -94,15 +95,13 @@ static int state_in(PyObject *dict, kvc_state_spec *state, kvcpy_arena **arena) 
   if (kvcpy_struct_in(KVCPY_STATE, state, dict, taken)) return -1;
   shape = value_of(dict, "shape");
   if (!shape || items_of(shape, "shape", &ndim)) {
-    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a state needs a shape");
+    if (!PyErr_Occurred()) kvcpy_refuse(KVCPY_TYPE, "a state needs a shape");
     return -1;
   }
   dims = kvcpy_arena_take(arena, sizeof *dims * (size_t)(ndim ? ndim : 1));
   if (!dims) return -1;
-  for (i = 0; i < ndim; ++i) {
-    dims[i] = PyLong_AsLongLong(PyList_GetItem(shape, i));
-    if (PyErr_Occurred()) return -1;
-  }
+  for (i = 0; i < ndim; ++i)
+    if (kvcpy_int64_in(PyList_GetItem(shape, i), &dims[i], "shape")) return -1;
   state->ndim = (int32_t)ndim;
   state->shape = dims;
   init = value_of(dict, "init");
@@ -157,14 +156,9 @@ static int pool_in(PyObject *list, kvc_config *c, kvcpy_arena **arena) {
   if (!tensors) return -1;
   for (i = 0; i < count; ++i) {
     const DLManagedTensorVersioned *tensor = kvcpy_export_tensor(PyList_GetItem(list, i));
-    if (!tensor) {
-      PyErr_Format(PyExc_TypeError, "pool_tensors[%zd]: expected a kvcache.Tensor", i);
-      return -1;
-    }
-    if (tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
-      PyErr_Format(PyExc_BufferError, "pool_tensors[%zd]: is read-only, and written by the cache", i);
-      return -1;
-    }
+    if (!tensor) return kvcpy_refuse(KVCPY_TYPE, "pool_tensors[%zd]: expected a kvcache.Tensor", i);
+    if (tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY)
+      return kvcpy_refuse(KVCPY_TENSOR, "pool_tensors[%zd]: is read-only, and written by the cache", i);
     tensors[i] = &tensor->dl_tensor;
   }
   c->pool_tensors = tensors;

@@ -89,9 +89,8 @@ static PyObject *give_legacy(tensor_object *self) {
   PyObject *capsule;
   DLManagedTensor *view;
   if (self->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
-    PyErr_SetString(
-        PyExc_BufferError,
-        "this tensor is read-only, which DLPack before 1.0 cannot say; ask with max_version=(1, 0)");
+    kvcpy_refuse(KVCPY_TENSOR, "this tensor is read-only, which DLPack before 1.0 cannot say; ask with "
+                               "max_version=(1, 0)");
     return NULL;
   }
   view = copy_view(sizeof *view, &self->view.dl_tensor);
@@ -110,13 +109,13 @@ static PyObject *give_legacy(tensor_object *self) {
 static int same_device(tensor_object *self, PyObject *device) {
   int type, id;
   if (!PyTuple_Check(device) || !PyArg_ParseTuple(device, "ii", &type, &id)) {
-    PyErr_SetString(PyExc_TypeError, "dl_device must be (device_type, device_id)");
+    kvcpy_refuse(KVCPY_TYPE, "dl_device: expected (device_type, device_id), got %R", device);
     return 0;
   }
   if (type == (int)self->view.dl_tensor.device.device_type && id == self->view.dl_tensor.device.device_id)
     return 1;
-  PyErr_Format(PyExc_BufferError, "dl_device (%d, %d): this tensor is on (%d, %d) and is not copied", type,
-               id, (int)self->view.dl_tensor.device.device_type, (int)self->view.dl_tensor.device.device_id);
+  kvcpy_refuse(KVCPY_TENSOR, "dl_device (%d, %d): this tensor is on (%d, %d) and is not copied", type, id,
+               (int)self->view.dl_tensor.device.device_type, (int)self->view.dl_tensor.device.device_id);
   return 0;
 }
 
@@ -128,18 +127,17 @@ static PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
     return NULL;
   /* On a GPU the consumer's stream is not made to wait: what writes the pool, and when, the caller knows. */
   if (stream != Py_None && self->view.dl_tensor.device.device_type == kDLCPU) {
-    PyErr_SetString(PyExc_ValueError, "stream must be None: this tensor is on the CPU");
-    return NULL;
+    return kvcpy_fail(KVC_E_INVALID_ARGUMENT, "stream must be None: this tensor is on the CPU");
   }
   if (device != Py_None && !same_device(self, device)) return NULL;
   if (copy == Py_True) {
-    PyErr_SetString(PyExc_BufferError, "copy=True: this tensor is shared, never copied");
+    kvcpy_refuse(KVCPY_TENSOR, "copy=True: this tensor is shared, never copied");
     return NULL;
   }
   if (version != Py_None) {
     int major, minor;
     if (!PyTuple_Check(version) || !PyArg_ParseTuple(version, "ii", &major, &minor)) {
-      PyErr_SetString(PyExc_TypeError, "max_version must be (major, minor)");
+      kvcpy_refuse(KVCPY_TYPE, "max_version: expected (major, minor), got %R", version);
       return NULL;
     }
     if (major >= 1) return give_versioned(self);
@@ -229,7 +227,7 @@ PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list) {
   for (i = 0; i < count; ++i)
     if (!kvcpy_export_tensor(PyList_GetItem(list, i))) count = -1;
   if (!m || m->below || count < 0) {
-    PyErr_SetString(PyExc_TypeError, "expected a fresh tensor and a list of tensors");
+    kvcpy_refuse(KVCPY_TYPE, "expected a fresh tensor and a list of tensors");
     return NULL;
   }
   m->below = calloc((size_t)count + 1, sizeof *m->below);
@@ -262,7 +260,7 @@ static memory *take(PyObject *source, DLManagedTensorVersioned *view) {
     PyCapsule_SetName(capsule, "used_dltensor");
   } else {
     if (!PyErr_Occurred())
-      PyErr_Format(PyExc_BufferError, "__dlpack__ gave %R, not an unused DLPack capsule", capsule);
+      kvcpy_refuse(KVCPY_TENSOR, "source: __dlpack__ gave %R, not an unused DLPack capsule", capsule);
     free(m);
     m = NULL;
   }
@@ -298,8 +296,8 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     if (!m) return NULL;
     if (!sound(&view, m)) {
       let_go(m);
-      PyErr_SetString(PyExc_BufferError,
-                      "source: the producer's description makes no sense (version, rank, shape or strides)");
+      kvcpy_refuse(KVCPY_TENSOR,
+                   "source: the producer's description makes no sense (version, rank, shape or strides)");
       return NULL;
     }
   }
@@ -311,8 +309,8 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
       return NULL;
     }
     if (bits * lanes != t->bits * t->lanes) {
-      PyErr_Format(PyExc_ValueError, "dtype: %d bits cannot stand for the source's %d", bits * lanes,
-                   t->bits * t->lanes);
+      kvcpy_fail(KVC_E_INVALID_ARGUMENT, "dtype: %d bits cannot stand for the source's %d", bits * lanes,
+                 t->bits * t->lanes);
       let_go(m);
       return NULL;
     }

@@ -40,7 +40,7 @@ static void free_handle(kvcpy_handle *handle) {
 
 void *kvcpy_pointer_of(PyObject *capsule, const char *kind) {
   if (!PyCapsule_IsValid(capsule, kind)) {
-    PyErr_Format(PyExc_TypeError, "expected a %s handle, not %R", kind, (PyObject *)Py_TYPE(capsule));
+    kvcpy_refuse_type("handle", kind, capsule);
     return NULL;
   }
   return PyCapsule_GetPointer(capsule, kind);

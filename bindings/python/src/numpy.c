@@ -109,17 +109,13 @@ int kvcpy_numpy_in(PyObject *object, kvcpy_tensor *x, int writable, const char *
   dtype = (const dtype_layout *)array->dtype;
   t->dtype = type_of(dtype);
   if (!t->dtype.bits || dtype->byteorder == '>' || array->ndim > KVCPY_MAX_DIMS) return 0;
-  if (writable && !(array->flags & WRITEABLE)) {
-    PyErr_Format(PyExc_BufferError, "%s: is read-only, and written by this call", name);
-    return -1;
-  }
+  if (writable && !(array->flags & WRITEABLE))
+    return kvcpy_refuse(KVCPY_TENSOR, "%s: is read-only, and written by this call", name);
   bytes = t->dtype.bits / 8;
   for (i = 0; i < array->ndim; ++i) {
-    if (array->strides[i] % bytes && array->shape[i] > 1) {
-      PyErr_Format(PyExc_BufferError, "%s: stride %d is %zd bytes, no multiple of the element's %d", name, i,
-                   array->strides[i], bytes);
-      return -1;
-    }
+    if (array->strides[i] % bytes && array->shape[i] > 1)
+      return kvcpy_refuse(KVCPY_TENSOR, "%s: stride %d is %zd bytes, no multiple of the element's %d", name, i,
+                          array->strides[i], bytes);
     x->shape[i] = array->shape[i];
     x->strides[i] = array->strides[i] / bytes;
   }

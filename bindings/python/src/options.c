@@ -11,33 +11,33 @@ static PyObject *entry(PyObject *tuple, Py_ssize_t i) {
 
 static int expect(PyObject *object, Py_ssize_t count, const char *name) {
   if (PyTuple_Check(object) && PyTuple_Size(object) == count) return 0;
-  PyErr_Format(PyExc_TypeError, "%s: expected a tuple of %zd", name, count);
-  return -1;
+  if (!PyTuple_Check(object)) return kvcpy_refuse_type(name, "a tuple", object);
+  return kvcpy_refuse(KVCPY_TYPE, "%s: expected a tuple of %zd, got one of %zd", name, count,
+                      PyTuple_Size(object));
 }
 
-static int number(PyObject *tuple, Py_ssize_t i, int64_t *to) {
+static int number(PyObject *tuple, Py_ssize_t i, int64_t *to, const char *name) {
   PyObject *item = entry(tuple, i);
-  if (!item) return 0;
-  *to = PyLong_AsLongLong(item);
-  return *to == -1 && PyErr_Occurred() ? -1 : 0;
+  return item ? kvcpy_int64_in(item, to, name) : 0;
 }
 
 static int small_number(PyObject *tuple, Py_ssize_t i, int32_t *to, const char *name) {
-  int64_t value = 0;
-  if (number(tuple, i, &value)) return -1;
-  if (value < INT32_MIN || value > INT32_MAX) {
-    PyErr_Format(PyExc_OverflowError, "%s: %lld is no 32-bit integer", name, (long long)value);
-    return -1;
-  }
-  *to = (int32_t)value;
-  return 0;
+  PyObject *item = entry(tuple, i);
+  return item ? kvcpy_int32_in(item, to, name) : 0;
 }
 
-static int real(PyObject *tuple, Py_ssize_t i, float *to) {
+static int bits(PyObject *tuple, Py_ssize_t i, uint64_t *to, const char *name) {
   PyObject *item = entry(tuple, i);
+  return item ? kvcpy_uint64_in(item, to, name) : 0;
+}
+
+static int real(PyObject *tuple, Py_ssize_t i, float *to, const char *name) {
+  PyObject *item = entry(tuple, i);
+  double value = 0;
   if (!item) return 0;
-  *to = (float)PyFloat_AsDouble(item);
-  return PyErr_Occurred() ? -1 : 0;
+  if (kvcpy_real_in(item, &value, name)) return -1;
+  *to = (float)value;
+  return 0;
 }
 
 static int tensor(PyObject *tuple, Py_ssize_t i, kvcpy_tensor *x, const DLTensor **to, const char *name) {
@@ -49,8 +49,8 @@ static int tensor(PyObject *tuple, Py_ssize_t i, kvcpy_tensor *x, const DLTensor
 }
 
 int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
-  int64_t flags = 0;
   if (object == Py_None) return 0;
+  if (!PyTuple_Check(object)) return kvcpy_refuse_type("opt", "a kvcache.AttnOptions or None", object);
   memset(&o->c, 0, sizeof o->c);
   kvcpy_tensor_init(&o->sinks);
   kvcpy_tensor_init(&o->alibi_slopes);
@@ -58,13 +58,12 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
   kvcpy_tensor_init(&o->spans);
   o->used = 1;
   o->c.struct_size = sizeof o->c;
-  if (expect(object, 8, "opt") || real(object, 0, &o->c.scale) || real(object, 1, &o->c.soft_cap) ||
-      number(object, 2, &o->c.window) || tensor(object, 3, &o->sinks, &o->c.sinks, "sinks") ||
+  if (expect(object, 8, "opt") || real(object, 0, &o->c.scale, "scale") ||
+      real(object, 1, &o->c.soft_cap, "soft_cap") || number(object, 2, &o->c.window, "window") || tensor(object, 3, &o->sinks, &o->c.sinks, "sinks") ||
       tensor(object, 4, &o->alibi_slopes, &o->c.alibi_slopes, "alibi_slopes") ||
       tensor(object, 5, &o->bias, &o->c.bias, "bias") || tensor(object, 6, &o->spans, &o->c.spans, "spans") ||
-      number(object, 7, &flags))
+      bits(object, 7, &o->c.flags, "flags"))
     return -1;
-  o->c.flags = (uint64_t)flags;
   return 0;
 }
 
@@ -78,17 +77,15 @@ void kvcpy_attn_opt_done(kvcpy_attn_opt *o) {
 }
 
 int kvcpy_linear_opt_in(PyObject *object, kvcpy_linear_opt *o) {
-  int64_t flags = 0;
   if (object == Py_None) return 0;
   memset(&o->c, 0, sizeof o->c);
   kvcpy_tensor_init(&o->skip);
   o->used = 1;
   o->c.struct_size = sizeof o->c;
-  if (expect(object, 5, "opt") || number(object, 0, &flags) ||
-      small_number(object, 1, &o->c.decay, "decay kind") || small_number(object, 2, &o->c.state, "state") ||
-      real(object, 3, &o->c.scale) || tensor(object, 4, &o->skip, &o->c.skip, "skip"))
+  if (expect(object, 5, "opt") || bits(object, 0, &o->c.flags, "flags") ||
+      small_number(object, 1, &o->c.decay, "decay") || small_number(object, 2, &o->c.state, "state") ||
+      real(object, 3, &o->c.scale, "scale") || tensor(object, 4, &o->skip, &o->c.skip, "skip"))
     return -1;
-  o->c.flags = (uint64_t)flags;
   return 0;
 }
 
@@ -126,25 +123,20 @@ static int per_seq(const kvcpy_desc *d, const kvcpy_ints *a, const char *name) {
 int kvcpy_stream_in(PyObject *object, kvc_stream *stream) {
   *stream = NULL;
   if (object == Py_None) return 0;
-  if (!PyLong_Check(object)) {
-    PyErr_Format(PyExc_TypeError, "stream: expected the address of a stream, got %R", object);
-    return -1;
-  }
+  if (!PyLong_Check(object)) return kvcpy_refuse_type("stream", "the address of a stream", object);
   *stream = PyLong_AsVoidPtr(object);
-  return *stream == NULL && PyErr_Occurred() ? -1 : 0;
+  if (*stream || !PyErr_Occurred()) return 0;
+  return kvcpy_refuse(KVCPY_OVERFLOW, "stream: the number is no address");
 }
 
 /* (seqs, lengths, tree_parents, tokens, positions, cross_lengths, stream, flags). What the library would read is checked to be there. */
 int kvcpy_desc_in(PyObject *object, kvcpy_desc *d) {
   PyObject *item;
-  unsigned long long flags;
   memset(&d->c, 0, sizeof d->c);
   d->c.struct_size = sizeof d->c;
   if (expect(object, 8, "desc")) return -1;
   if (kvcpy_stream_in(PyTuple_GetItem(object, 6), &d->c.stream)) return -1;
-  flags = PyLong_AsUnsignedLongLong(PyTuple_GetItem(object, 7));
-  if (flags == (unsigned long long)-1 && PyErr_Occurred()) return -1;
-  d->c.flags = (uint64_t)flags;
+  if (bits(object, 7, &d->c.flags, "flags")) return -1;
   if (kvcpy_ints_in(PyTuple_GetItem(object, 0), &d->seqs, 8, "seqs") ||
       kvcpy_ints_in(PyTuple_GetItem(object, 1), &d->lengths, 8, "lengths"))
     return -1;
@@ -189,10 +181,7 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
   *keys = NULL;
   *count = 0;
   if (object == Py_None) return 0;
-  if (!PyTuple_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "keys: expected a tuple of (type, offset, data)");
-    return -1;
-  }
+  if (!PyTuple_Check(object)) return kvcpy_refuse_type("keys", "a tuple of (type, offset, data)", object);
   n = PyTuple_Size(object);
   if (!n) return 0;
   *keys = PyMem_Calloc((size_t)n, sizeof **keys);
@@ -201,33 +190,17 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
     return -1;
   }
   for (i = 0; i < n; ++i) {
-    unsigned int type;
-    long long offset;
-    char *data;
-    Py_ssize_t size;
-    PyObject *data_object;
-    if (!PyArg_ParseTuple(PyTuple_GetItem(object, i), "ILS", &type, &offset, &data_object)) return -1;
-    if (PyBytes_AsStringAndSize(data_object, &data, &size)) return -1;
-    (*keys)[i].struct_size = sizeof **keys;
-    (*keys)[i].type = type;
-    (*keys)[i].offset = offset;
-    (*keys)[i].data = data;
-    (*keys)[i].size = (size_t)size;
+    PyObject *key = PyTuple_GetItem(object, i);
+    kvc_prefix_key *to = *keys + i;
+    const char *data;
+    if (expect(key, 3, "keys[]") || kvcpy_uint32_in(PyTuple_GetItem(key, 0), &to->type, "keys[].type") ||
+        kvcpy_int64_in(PyTuple_GetItem(key, 1), &to->offset, "keys[].offset") ||
+        kvcpy_bytes_in(PyTuple_GetItem(key, 2), &data, &to->size, "keys[].data"))
+      return -1;
+    to->struct_size = sizeof *to;
+    to->data = data;
   }
   *count = (size_t)n;
-  return 0;
-}
-
-static int bytes_of(PyObject *item, const char **data, size_t *size, const char *name) {
-  char *start;
-  Py_ssize_t length;
-  if (!PyBytes_Check(item)) {
-    PyErr_Format(PyExc_TypeError, "%s: expected bytes, got %R", name, (PyObject *)Py_TYPE(item));
-    return -1;
-  }
-  if (PyBytes_AsStringAndSize(item, &start, &length)) return -1;
-  *data = start;
-  *size = (size_t)length;
   return 0;
 }
 
@@ -235,11 +208,10 @@ static int bytes_of(PyObject *item, const char **data, size_t *size, const char 
 int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
   PyObject *item;
   const char *data;
-  int64_t flags = 0;
   size_t size;
   memset(&q->c, 0, sizeof q->c);
   q->c.struct_size = sizeof q->c;
-  if (expect(object, 7, "query") || number(object, 1, &q->c.num_tokens)) return -1;
+  if (expect(object, 7, "query") || number(object, 1, &q->c.num_tokens, "num_tokens")) return -1;
   if ((item = entry(object, 0))) {
     if (kvcpy_ints_in(item, &q->tokens, 4, "tokens")) return -1;
     q->c.tokens = q->tokens.data;
@@ -251,7 +223,7 @@ int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
     }
   }
   if ((item = entry(object, 2))) {
-    if (bytes_of(item, &data, &size, "hashes")) return -1;
+    if (kvcpy_bytes_in(item, &data, &size, "hashes")) return -1;
     if (size % KVC_HASH_BYTES) {
       kvcpy_fail(KVC_E_INVALID_ARGUMENT, "hashes: %zu bytes are no multiple of a key's %d", size,
                  KVC_HASH_BYTES);
@@ -261,14 +233,13 @@ int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
     q->c.num_hashes = size / KVC_HASH_BYTES;
   }
   if ((item = entry(object, 3))) {
-    if (bytes_of(item, &data, &size, "salt")) return -1;
+    if (kvcpy_bytes_in(item, &data, &size, "salt")) return -1;
     q->c.salt = data;
     q->c.salt_size = size;
   }
   if (kvcpy_keys_in(PyTuple_GetItem(object, 4), &q->keys, &q->c.num_keys)) return -1;
   q->c.keys = q->keys;
-  if (number(object, 5, &flags) || small_number(object, 6, &q->c.priority, "priority")) return -1;
-  q->c.flags = (uint64_t)flags;
+  if (bits(object, 5, &q->c.flags, "flags") || small_number(object, 6, &q->c.priority, "priority")) return -1;
   return 0;
 }
 

@@ -244,8 +244,8 @@ static int array_in(char *at, const kvcpy_field *field, PyObject *value) {
   kvcpy_ints_init(&items);
   failed = kvcpy_ints_in(value, &items, 4, field->name);
   if (!failed && items.count * sizeof(int32_t) > field->size) {
-    PyErr_Format(PyExc_ValueError, "%s: %zu entries, at most %zu", field->name, items.count,
-                 field->size / sizeof(int32_t));
+    kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s: %zu entries, at most %zu", field->name, items.count,
+               field->size / sizeof(int32_t));
     failed = -1;
   }
   if (!failed && items.count) memcpy(at, items.data, items.count * sizeof(int32_t));
@@ -256,10 +256,8 @@ static int array_in(char *at, const kvcpy_field *field, PyObject *value) {
 static int type_in(char *at, PyObject *value, const char *name) {
   DLDataType *type = (DLDataType *)at;
   int code, bits, lanes;
-  if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "iii", &code, &bits, &lanes)) {
-    PyErr_Format(PyExc_TypeError, "%s: expected (code, bits, lanes)", name);
-    return -1;
-  }
+  if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "iii", &code, &bits, &lanes))
+    return kvcpy_refuse(KVCPY_TYPE, "%s: expected (code, bits, lanes), got %R", name, value);
   type->code = (uint8_t)code;
   type->bits = (uint8_t)bits;
   type->lanes = (uint16_t)lanes;
@@ -267,27 +265,11 @@ static int type_in(char *at, PyObject *value, const char *name) {
 }
 
 static int integer_in(char *at, const kvcpy_field *field, PyObject *value) {
-  PyObject *number = PyNumber_Index(value);
-  if (!number) {
-    PyErr_Format(PyExc_TypeError, "%s: expected an integer, got %R", field->name, (PyObject *)Py_TYPE(value));
-    return -1;
+  switch (field->kind) {
+    case U64: return kvcpy_uint64_in(value, (uint64_t *)at, field->name);
+    case I64: return kvcpy_int64_in(value, (int64_t *)at, field->name);
+    default: return kvcpy_int32_in(value, (int32_t *)at, field->name);
   }
-  if (field->kind == U64) {
-    *(uint64_t *)at = PyLong_AsUnsignedLongLong(number);
-  } else {
-    const long long wide = PyLong_AsLongLong(number);
-    if (field->kind == I64)
-      *(int64_t *)at = wide;
-    else if (!PyErr_Occurred() && (wide < INT32_MIN || wide > INT32_MAX))
-      PyErr_Format(PyExc_OverflowError, "%s: %lld is no 32-bit integer", field->name, wide);
-    else
-      *(int32_t *)at = (int32_t)wide;
-  }
-  Py_DECREF(number);
-  if (!PyErr_Occurred()) return 0;
-  if (PyErr_ExceptionMatches(PyExc_OverflowError))
-    PyErr_Format(PyExc_OverflowError, "%s: %S is out of range", field->name, value);
-  return -1;
 }
 
 static int field_in(char *at, const kvcpy_field *field, PyObject *value) {
@@ -297,18 +279,15 @@ static int field_in(char *at, const kvcpy_field *field, PyObject *value) {
     case I32S: return array_in(at, field, value);
     case DEVICE: {
       int type, id;
-      if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "ii", &type, &id)) {
-        PyErr_Format(PyExc_TypeError, "%s: expected (device_type, device_id)", field->name);
-        return -1;
-      }
+      if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "ii", &type, &id))
+        return kvcpy_refuse(KVCPY_TYPE, "%s: expected (device_type, device_id), got %R", field->name, value);
       ((DLDevice *)at)->device_type = (DLDeviceType)type;
       ((DLDevice *)at)->device_id = id;
       return 0;
     }
     case F32:
     case F64:
-      real = PyFloat_AsDouble(value);
-      if (real == -1 && PyErr_Occurred()) return -1;
+      if (kvcpy_real_in(value, &real, field->name)) return -1;
       if (field->kind == F32)
         *(float *)at = (float)real;
       else
@@ -328,11 +307,7 @@ static const kvcpy_field *find(int which, PyObject *key) {
 int kvcpy_struct_in(int which, void *to, PyObject *dict, const char *const *taken) {
   PyObject *key, *value;
   Py_ssize_t at = 0;
-  if (!PyDict_Check(dict)) {
-    PyErr_Format(PyExc_TypeError, "%s: expected a dict, got %R", kvcpy_structs[which].name,
-                 (PyObject *)Py_TYPE(dict));
-    return -1;
-  }
+  if (!PyDict_Check(dict)) return kvcpy_refuse_type(kvcpy_structs[which].name, "a dict", dict);
   memset(to, 0, kvcpy_structs[which].size);
   *(size_t *)to = kvcpy_structs[which].size;
   while (PyDict_Next(dict, &at, &key, &value)) {
@@ -342,10 +317,7 @@ int kvcpy_struct_in(int which, void *to, PyObject *dict, const char *const *take
     while (*name && PyUnicode_CompareWithASCIIString(key, *name)) ++name;
     if (*name || value == Py_None) continue;
     field = find(which, key);
-    if (!field) {
-      PyErr_Format(PyExc_TypeError, "%s has no field %R", kvcpy_structs[which].name, key);
-      return -1;
-    }
+    if (!field) return kvcpy_refuse(KVCPY_TYPE, "%s has no field %R", kvcpy_structs[which].name, key);
     if (field_in((char *)to + field->offset, field, value)) return -1;
   }
   return 0;

@@ -58,25 +58,20 @@ static known_type type_of(PyObject *object) {
 }
 
 static int refuse(const char *name, const char *what) {
-  PyErr_Format(PyExc_BufferError, "%s: %s", name, what);
-  return -1;
+  return kvcpy_refuse(KVCPY_TENSOR, "%s: %s", name, what);
 }
 
 /* Take a description over into x; the pointers in it are the producer's. */
 static int keep(kvcpy_tensor *x, const DLTensor *from, const char *name) {
   int i;
   x->tensor = *from;
-  if (from->ndim < 0 || from->ndim > 64) {
-    PyErr_Format(PyExc_BufferError, "%s: the producer gives %d dimensions", name, (int)from->ndim);
-    return -1;
-  }
+  if (from->ndim < 0 || from->ndim > 64)
+    return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer gives %d dimensions", name, (int)from->ndim);
   if (from->ndim > 0 && !from->shape) return refuse(name, "the producer gives no shape");
   for (i = 0; i < from->ndim; ++i)
-    if (from->shape[i] < 0) {
-      PyErr_Format(PyExc_BufferError, "%s: the producer gives dimension %d as %lld", name, i,
-                   (long long)from->shape[i]);
-      return -1;
-    }
+    if (from->shape[i] < 0)
+      return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer gives dimension %d as %lld", name, i,
+                          (long long)from->shape[i]);
   if (from->ndim > KVCPY_MAX_DIMS)
     return 0; /* refused by the library, or a pool, which is kept by an export object */
   for (i = 0; i < from->ndim; ++i) x->shape[i] = from->shape[i];
@@ -135,8 +130,7 @@ PyObject *kvcpy_ask_dlpack(PyObject *object, const char *name) {
   bound = PyObject_GetAttr(object, method);
   if (!bound) {
     if (PyErr_ExceptionMatches(PyExc_AttributeError))
-      PyErr_Format(PyExc_TypeError, "%s: %R has no __dlpack__; pass a tensor", name,
-                   (PyObject *)Py_TYPE(object));
+      kvcpy_refuse_type(name, "a tensor, which has __dlpack__ and __dlpack_device__", object);
     return NULL;
   }
   capsule = PyObject_Call(bound, none, options);
@@ -153,19 +147,16 @@ static int from_protocol(PyObject *object, kvcpy_tensor *x, int writable, const 
   if (!x->capsule) return -1;
   if (PyCapsule_IsValid(x->capsule, "dltensor_versioned")) {
     const DLManagedTensorVersioned *managed = PyCapsule_GetPointer(x->capsule, "dltensor_versioned");
-    if (managed->version.major != DLPACK_MAJOR_VERSION) {
-      PyErr_Format(PyExc_BufferError, "%s: the producer speaks DLPack %u, this package %d", name,
-                   (unsigned)managed->version.major, DLPACK_MAJOR_VERSION);
-      return -1;
-    }
+    if (managed->version.major != DLPACK_MAJOR_VERSION)
+      return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer speaks DLPack %u, this package %d", name,
+                          (unsigned)managed->version.major, DLPACK_MAJOR_VERSION);
     if (writable && managed->flags & DLPACK_FLAG_BITMASK_READ_ONLY)
       return refuse(name, "is read-only, and written by this call");
     return keep(x, &managed->dl_tensor, name);
   }
   if (PyCapsule_IsValid(x->capsule, "dltensor"))
     return keep(x, &((const DLManagedTensor *)PyCapsule_GetPointer(x->capsule, "dltensor"))->dl_tensor, name);
-  PyErr_Format(PyExc_BufferError, "%s: __dlpack__ gave %R, not an unused DLPack capsule", name, x->capsule);
-  return -1;
+  return kvcpy_refuse(KVCPY_TENSOR, "%s: __dlpack__ gave %R, not an unused DLPack capsule", name, x->capsule);
 }
 
 int kvcpy_tensor_in(PyObject *object, kvcpy_tensor *x, int writable, const char *name) {

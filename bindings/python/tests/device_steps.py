@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from support import HEADS, KV_HEADS, qkv, small_cache
+from support import HEADS, KV_HEADS, attention, qkv, small_cache
 
 import kvcache
 
@@ -174,6 +174,30 @@ with (
             call("cudaGraphLaunch", executable, stream.handle)
         close([out.numpy() for out in outs], on_cpu(host, [1, 2], [1, 1], fresh))
     gpu.check()
+
+# Storage in float8 with a scale of the tensor for K and one for V: what is stored is value / scale, what attention
+# reads is stored * scale. With a scale that is too small the values are cut off at 448.
+def quantised(**scales):
+    layer = kvcache.Layer(
+        num_q_heads=HEADS, num_kv_heads=KV_HEADS, k_dim=8, dtype="float8_e4m3fn", quant="per_tensor", **scales
+    )
+    limits = dict(num_pages=4, max_seqs=1, max_seq_len=16, max_tokens_per_forward=8)
+    return kvcache.Cache(layers=[layer], page_size=4, device="cuda:0", **limits)
+
+
+count = 4
+q = rng.standard_normal((count, HEADS, 8)).astype(np.float32)
+small = [rng.integers(-15, 16, (count, KV_HEADS, 8)).astype(np.float32) for _ in range(2)]  # exact in float8
+k, v = small[0] * 64, small[1] * 4096
+errors = {}
+for scales in ((64, 4096), (4096, 64), (64, 0), (0, 4096), (0, 0)):  # of K, of V; 0: 1
+    with quantised(k_scale=scales[0], v_scale=scales[1]) as cache:
+        cache.add(1)
+        out = GpuArray(np.zeros((count, HEADS, 8), np.float32))
+        with cache.forward([1], [count]) as forward:
+            forward.attn(0, GpuArray(q), GpuArray(k), GpuArray(v), out=out, scale=0.01)
+        errors[scales] = np.abs(out.numpy() - attention(q * np.sqrt(8) * 0.01, k, v)).max() / np.abs(v).max()
+assert errors.pop((64, 4096)) < 1e-3 < 0.05 < min(errors.values()), errors
 
 # Operators over a pool of one's own: rows written and attended to on the device.
 q, k, v = qkv(rng, 3)

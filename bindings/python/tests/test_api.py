@@ -81,7 +81,7 @@ def test_options_are_keywords_or_an_object(cache, rng):
         flat = forward.attn(0, q, opt=opt)
         np.testing.assert_allclose(flat[4], np.repeat(v.mean(axis=0), 2, axis=0), rtol=1e-4, atol=1e-6)
         assert (forward.attn(0, q, opt=opt, window=1) == forward.attn(0, q, scale=1e-9, window=1)).all()
-        with pytest.raises(TypeError, match="no_such_option"):
+        with pytest.raises(kvcache.ArgumentTypeError, match="no_such_option"):
             forward.attn(0, q, no_such_option=1)
         with pytest.raises(kvcache.ShapeError, match="sinks"):
             forward.attn(0, q, sinks=sinks[:2])

@@ -131,3 +131,49 @@ def test_bookkeeping_needs_no_memory():
                 forward.attn(0, np.zeros((5, HEADS, DIM), np.float32))
         with pytest.raises(kvcache.Unsupported):
             cache.export_pool(0)
+
+
+def test_numpy_functions_take_exports_as_arrays(cache, rng):
+    cache.add(1)
+    _, k, _ = tensors = qkv(rng, 3)
+    step(cache, [1], [3], tensors)
+    pool = cache.export_pool(0, "k")
+    array = np.asarray(pool)
+    assert array.dtype == np.float32 and array.ctypes.data == pool.data_address
+    page = int(np.asarray(cache.seq_pages(1))[0])
+    np.testing.assert_array_equal(array[page, :, :3], k.transpose(1, 0, 2))
+    assert pool[page, 1, 2, 3] == k[2, 1, 3] and pool[page].shape == (KV_HEADS, 4, DIM)
+    pool[page][0, 0, 0] = 42  # a view
+    assert array[page, 0, 0, 0] == 42
+    assert np.array(pool).ctypes.data != pool.data_address
+    assert np.asarray(pool, dtype=np.float64).dtype == np.float64
+    assert np.array_equal(np.stack([cache.seq_pages(1)]), [[page]])
+    if NEW_NUMPY:
+        with pytest.raises(ValueError, match="copy=False"):
+            np.array(pool, dtype=np.float64, copy=False)
+    assert list(cache.seq_pages(1)) == [page]
+
+
+def test_arrays_of_bfloat16_have_its_values_or_say_what_is_missing(monkeypatch):
+    layer = kvcache.Layer(num_kv_heads=1, k_dim=4)
+    with kvcache.Cache(layers=[layer], num_pages=2) as cache:
+        pool = cache.export_pool(0)
+        assert pool.dtype == "bfloat16"
+        ml_dtypes = pytest.importorskip("ml_dtypes")
+        pool.numpy().view(np.uint16)[...] = 0x3FC0  # 1.5
+        assert np.asarray(pool).dtype == ml_dtypes.bfloat16
+        assert (np.asarray(pool, np.float32) == 1.5).all() and pool[0, 0, 0, 0, 0] == 1.5
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # as if it were not installed
+        assert pool.numpy().dtype == np.uint16  # the bits, on request
+        for read in (lambda: np.asarray(pool), lambda: pool[0]):
+            with pytest.raises(kvcache.DtypeError, match="bfloat16.*install ml_dtypes.*numpy"):
+                read()
+
+
+def test_types_without_an_array_raise():
+    layer = kvcache.Layer(num_kv_heads=1, k_dim=4, dtype="int4", quant="per_token_head")
+    with kvcache.Cache(layers=[layer], num_pages=2) as cache:
+        pool = cache.export_pool(0, "k")
+        assert pool.dtype == "int4"
+        with pytest.raises(kvcache.DtypeError, match="int4"):
+            np.asarray(pool)

@@ -125,3 +125,24 @@ def test_no_reference_to_a_tensor_is_kept(rng):
                 forward.attn(0, q, k, v, out)
             after = [sys.getrefcount(x) for x in (q, k, v, out)]
             assert after == before
+
+
+def test_torch_integers_are_ids_positions_and_layers(cache, rng):
+    for seq in torch.arange(3):
+        cache.add(seq)
+    tensors = tensors_of(rng, 4, torch.float32)
+    with cache.forward(torch.tensor([1, 2]), torch.tensor([3, 1], dtype=torch.int32)) as forward:
+        out = forward.attn(torch.tensor(0), *tensors)
+        assert isinstance(out, torch.Tensor)
+        forward.kv_append(torch.tensor(1, dtype=torch.uint8), *tensors[1:])
+    cache.pop(torch.tensor(1), torch.tensor(2))
+    assert (cache.length(torch.tensor(1)), cache.length(2)) == (1, 1)
+    cache.forward([torch.tensor(2)], [torch.tensor(2)]).end()
+    with pytest.raises(kvcache.ArgumentTypeError, match=r"seq: expected an integer, got torch\.Tensor"):
+        cache.add(torch.tensor(1.5))
+    with pytest.raises(kvcache.ArgumentTypeError, match="seqs: expected integers"):
+        cache.forward(torch.tensor([1.0]), [1])
+    with pytest.raises(kvcache.TensorError, match="requires grad"), cache.forward([1]) as forward:
+        forward.attn(0, torch.zeros((1, HEADS, DIM), requires_grad=True))
+    pool = cache.export_pool(0)
+    assert torch.from_dlpack(pool).data_ptr() == pool.data_address
