@@ -115,6 +115,11 @@ func TestBadConfigurationsAreNamed(t *testing.T) {
 	says(t, with(func(c *kvcache.Config) { c.PoolTensors = []*kvcache.Tensor{nil} }),
 		kvcache.ErrInvalidArgument, "PoolTensors[0]: nil")
 	is(t, with(func(c *kvcache.Config) { c.Layers = nil }), kvcache.ErrOutOfRange)
+	says(t, with(func(c *kvcache.Config) { c.Layers[1].KScale = 2 }), kvcache.ErrInvalidArgument,
+		"config.layers[1].k_scale = 2 with quant = NONE (0): only PER_TENSOR (1) has one")
+	says(t, with(func(c *kvcache.Config) {
+		c.Layers[0].Quant, c.Layers[0].KDType, c.Layers[0].VScale = kvcache.QuantPerTensor, kvcache.I8, -0.5
+	}), kvcache.ErrOutOfRange, "config.layers[0].v_scale = -0.5, expected a finite number > 0, or 0")
 	is(t, with(func(c *kvcache.Config) { c.Device = kvcache.Device{Type: kvcache.CUDA} }), kvcache.ErrUnsupported)
 	is(t, with(func(c *kvcache.Config) { c.NumPages, c.MaxSeqLen = 2, 100 }), kvcache.ErrNeverFits)
 	_, err := lib.NewPlan(nil)

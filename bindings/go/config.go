@@ -20,14 +20,14 @@ const (
 	LayerNone      LayerKind = C.KVC_LAYER_NONE      // keeps nothing and is never attended
 )
 
-// Quant is a form of quantised storage: planned, paged, shared and exported; computing on it is for the
-// host's own kernels.
+// Quant is a form of quantised storage: planned, paged, shared and exported everywhere. A GPU computes on it
+// too; on the CPU that is for the host's own kernels.
 type Quant int32
 
 // The forms of quantised storage.
 const (
 	QuantNone         Quant = C.KVC_QUANT_NONE
-	QuantPerTensor    Quant = C.KVC_QUANT_PER_TENSOR
+	QuantPerTensor    Quant = C.KVC_QUANT_PER_TENSOR // Layer.KScale and VScale
 	QuantPerTokenHead Quant = C.KVC_QUANT_PER_TOKEN_HEAD
 	QuantBlock16      Quant = C.KVC_QUANT_BLOCK16
 )
@@ -118,6 +118,8 @@ type Layer struct {
 	LatentRopeDim int   // LayerMLA
 	VIsK          bool  // the K row is the V row too: stored once
 	States        []State
+	KScale        float32 // QuantPerTensor: value of K = stored element * KScale; 0: 1. Others: 0
+	VScale        float32 // the same of V
 }
 
 // Storage says whose memory the pages are.

@@ -112,6 +112,39 @@ func TestStepsOnAStreamOfAGPUCopiesWithFencesAndAGraph(t *testing.T) {
 	ok(t, cache.Check())
 }
 
+// float8 holds 448 at most: K = 640, 1280 and V = 40960 are only right when each is divided by its own scale.
+func TestScalesOfQuantisedStorageOnAGPU(t *testing.T) {
+	cudatest.Need(t)
+	attended := func(kScale, vScale float32) float32 {
+		layer := kvcache.Layer{NumKVHeads: 1, KDim: 4, KDType: kvcache.F8E4M3, Quant: kvcache.QuantPerTensor}
+		layer.KScale, layer.VScale = kScale, vScale
+		cache := newCache(t, &kvcache.Config{
+			Layers: []kvcache.Layer{layer, layer}, PageSize: 4, NumPages: 4, Device: gpu,
+			MaxSeqs: 1, MaxSeqLen: 16, MaxTokensPerForward: 8,
+		})
+		ok(t, cache.AddSeq(1))
+		in := newInputs(t, 0, 40960)
+		in.q.Set(t, fill(8, 0.001))
+		in.k.Set(t, append(fill(4, 640), fill(4, 1280)...))
+		fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{2}})
+		ok(t, err)
+		ok(t, in.attend(fwd))
+		ok(t, fwd.End())
+		return in.out.Get(t)[4]
+	}
+	far := func(x float32) float64 { // from the mean with scores 1.28 and 2.56
+		return math.Abs(float64(x)*(1+math.Exp(-1.28))/40960 - 1)
+	}
+	if x := attended(64, 128); far(x) > 1e-3 {
+		t.Errorf("%v", x)
+	}
+	for _, scales := range [][2]float32{{128, 64}, {0, 128}, {64, 0}} {
+		if x := attended(scales[0], scales[1]); far(x) < 0.05 {
+			t.Errorf("%v: %v", scales, x)
+		}
+	}
+}
+
 func TestTheCPULooksAtNoStream(t *testing.T) {
 	cache := newCache(t, small())
 	ok(t, cache.AddSeq(1))

@@ -51,6 +51,8 @@ func goLayer(c *C.kvc_layer) Layer {
 		LatentRank:    int(c.latent_rank),
 		LatentRopeDim: int(c.latent_rope_dim),
 		VIsK:          c.flags&C.KVC_LAYER_V_IS_K != 0,
+		KScale:        float32(c.k_scale),
+		VScale:        float32(c.v_scale),
 	}
 	if c.rope != nil {
 		layer.Rope = goRope(c.rope)

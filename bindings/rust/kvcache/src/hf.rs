@@ -89,6 +89,8 @@ unsafe fn layer(raw: &sys::kvc_layer) -> Option<Layer> {
         latent_rope_dim: raw.latent_rope_dim,
         v_is_k: raw.flags & sys::KVC_LAYER_V_IS_K != 0,
         states: states.collect(),
+        k_scale: raw.k_scale,
+        v_scale: raw.v_scale,
     })
 }
 

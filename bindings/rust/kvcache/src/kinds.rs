@@ -49,12 +49,12 @@ kinds! {
         /// Nothing, and is never attended.
         None = KVC_LAYER_NONE,
     }
-    /// Quantised storage: planned, paged, shared, swapped and exported; attended to by the host's own
-    /// kernels.
+    /// Quantised storage: planned, paged, shared, swapped and exported everywhere. A GPU attends to it too; on
+    /// the CPU that is for the host's own kernels.
     Quant: kvc_quant {
         /// Plain storage.
         None = KVC_QUANT_NONE,
-        /// Scales are kept by the host.
+        /// One scale for K and one for V, [`Layer::k_scale`](crate::Layer) and `v_scale`.
         PerTensor = KVC_QUANT_PER_TENSOR,
         /// One scale per token and head.
         PerTokenHead = KVC_QUANT_PER_TOKEN_HEAD,

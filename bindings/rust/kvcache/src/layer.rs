@@ -185,6 +185,10 @@ pub struct Layer {
     pub latent_rope_dim: i32,
     pub v_is_k: bool,
     pub states: Vec<StateSpec>,
+    /// [`Quant::PerTensor`]: value of K = stored element * scale; 0: 1. Other layers: 0.
+    pub k_scale: f32,
+    /// The same of V.
+    pub v_scale: f32,
 }
 
 impl Layer {
@@ -206,6 +210,8 @@ impl Layer {
             latent_rope_dim: 0,
             v_is_k: false,
             states: Vec::new(),
+            k_scale: 0.0,
+            v_scale: 0.0,
         }
     }
 
@@ -273,6 +279,10 @@ impl Layer {
         chunk: i64,
         /// The K row is the V row too.
         v_is_k: bool,
+        /// [`Quant::PerTensor`]: value of K = stored element * scale, finite and above 0; 0: 1.
+        k_scale: f32,
+        /// The same of V.
+        v_scale: f32,
     }
 }
 

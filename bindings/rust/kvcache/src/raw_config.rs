@@ -125,6 +125,8 @@ fn raw_layer(layer: &Layer, parts: &LayerParts) -> sys::kvc_layer {
         flags: if layer.v_is_k { sys::KVC_LAYER_V_IS_K } else { 0 },
         states: pointer(&parts.states),
         num_states: parts.states.len() as i32,
+        k_scale: layer.k_scale,
+        v_scale: layer.v_scale,
         ..Default::default()
     }
 }

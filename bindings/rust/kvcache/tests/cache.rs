@@ -5,8 +5,8 @@ mod common;
 
 use common::{config, step};
 use kvcache::{
-    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LogLevel, Plan, Query, Rope,
-    SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
+    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LogLevel, Plan, Quant, Query,
+    Rope, SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
 };
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -272,6 +272,15 @@ fn plans_answer_before_anything_is_allocated() {
 #[test]
 fn bad_configurations_name_the_field() {
     let refused = |config: &Config| Plan::new(config).unwrap_err();
+    let scaled = Layer::attention(2, 2, 4).dtype(DType::I8).quant(Quant::PerTensor);
+    for (layer, text) in [
+        (scaled.clone().k_scale(-0.5), "layers[0].k_scale = -0.5"),
+        (scaled.v_scale(f32::INFINITY), "layers[0].v_scale = inf"),
+        (Layer::attention(2, 2, 4).k_scale(2.0), "layers[0].k_scale = 2 with quant = NONE"),
+    ] {
+        let error = refused(&Config::new(vec![layer]).num_pages(4));
+        assert!(error.message().contains(text), "{error}");
+    }
     let error = refused(&Config::new(Vec::new()));
     assert!(error.message().contains("num_layers"), "{error}");
     let error = refused(&config().page_size(-1));

@@ -2,7 +2,7 @@
 //! has it; KVC_CUDA_MODULES names the directory of the back end, KVC_CUDA_RUNTIME the emulator's library, whose CUDA runtime is used here as an engine would.
 
 use kvcache::{
-    AttnOptions, Batch, Cache, Config, DType, Device, Layer, Status, Stream, TensorMut, TensorRef,
+    AttnOptions, Batch, Cache, Config, DType, Device, Layer, Quant, Status, Stream, TensorMut, TensorRef,
 };
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::ptr::null_mut;
@@ -194,6 +194,33 @@ fn steps_on_a_stream_copies_with_fences_and_a_graph() {
         assert_eq!(means(&out), [mean]);
     }
     cache.check().unwrap();
+}
+
+/// float8 holds 448 at most: K = 640, 1280 and V = 40960 are only right when each is divided by its own scale.
+#[test]
+fn scales_of_quantised_storage_are_those_of_the_layer() {
+    let Some(cuda) = Cuda::open() else { return };
+    let attended = |k_scale: f32, v_scale: f32| {
+        let layer = Layer::attention(2, 1, 4).dtype(DType::F8_E4M3FN).quant(Quant::PerTensor);
+        let config = Config::new(vec![layer.k_scale(k_scale).v_scale(v_scale)]).page_size(4).num_pages(4);
+        let limits = config.max_seqs(1).max_seq_len(16).max_tokens_per_forward(8).device(Device::cuda(0));
+        let mut cache = Cache::with_config(&limits).unwrap();
+        cache.add(1).unwrap();
+        let [q, k, v, mut out] = inputs(&cuda, &[0.0, 40960.0]);
+        q.set(&[0.001; 16]);
+        k.set(&[640.0, 640.0, 640.0, 640.0, 1280.0, 1280.0, 1280.0, 1280.0]);
+        let step = cache.begin(&Batch::new(&[1], &[2])).unwrap();
+        step.attn(0, &AttnOptions::default(), &q.view(), (&k.view(), &v.view()), &mut out.view_mut())
+            .unwrap();
+        step.end().unwrap();
+        means(&out)[1]
+    };
+    let want = 40960.0 / (1.0 + f32::exp(-1.28)); // scores 1.28 and 2.56
+    assert!((attended(64.0, 128.0) / want - 1.0).abs() < 1e-3);
+    for (k_scale, v_scale) in [(128.0, 64.0), (0.0, 128.0), (64.0, 0.0)] {
+        let found = attended(k_scale, v_scale);
+        assert!((found / want - 1.0).abs() > 0.05, "{k_scale}, {v_scale}: {found}");
+    }
 }
 
 #[test]
