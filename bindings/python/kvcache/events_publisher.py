@@ -21,6 +21,7 @@ try:
 except ImportError as error:
     raise ImportError(f"EventPublisher needs pyzmq and msgspec ({error}): pip install pyzmq msgspec") from error
 
+from .errors import InvalidArgument
 from .events_publisher_replay import ReplayBuffer, ReplayServer
 from .events_publisher_wire import ENCODINGS, HASHES, Group, Message, Namespace, Place, Translator
 
@@ -59,7 +60,7 @@ class EventPublisher:
         _one_of("hashes", hashes, HASHES)
         for name, value in (("buffer_steps", buffer_steps), ("hwm", hwm), ("batch_events", batch_events)):
             if value < 1:
-                raise ValueError(f"{name} is {value}, but has to be at least 1")
+                raise InvalidArgument(f"{name} is {value}, but has to be at least 1")
         if groups is None and cache is not None:
             groups = groups_of(cache.plan)
         self._cache = cache
@@ -114,7 +115,7 @@ class EventPublisher:
         When events were lost, or a subscriber asked for more than the replay buffer holds: everything anew.
         """
         if self._cache is None:
-            raise ValueError("poll() needs a cache, but this publisher was made with cache None: use publish(events)")
+            raise InvalidArgument("poll() needs a cache, but this publisher was made with cache None: use publish(events)")
         if self._out_of_step or self._buffer.take_request():
             self.resync()
         return self._publish_all(self._cache.events.poll())
@@ -214,4 +215,4 @@ def _consecutive(events: list[Event]) -> Iterator[list[Event]]:
 
 def _one_of(name: str, value: object, allowed: Collection[str]) -> None:
     if value not in allowed:
-        raise ValueError(f"{name} is {value!r}, but has to be one of {', '.join(map(repr, allowed))}")
+        raise InvalidArgument(f"{name} is {value!r}, but has to be one of {', '.join(map(repr, allowed))}")

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .errors import InvalidArgument
+
 if TYPE_CHECKING:
     from .prefix import Event
 
@@ -134,7 +136,7 @@ class Translator:
                 runs.clear()
                 self.clear()
             else:
-                raise ValueError(f"event {event.number}: its type {event.type!r} is not known")
+                raise InvalidArgument(f"event {event.number}: its type {event.type!r} is not known")
         return runs.finish()
 
     def _enter(self, key: bytes, event: Event) -> _Block:
@@ -190,12 +192,12 @@ class Translator:
         """The group's number on the wire, where states come behind all groups, and what is known of it."""
         if group == STATE_GROUP:
             if self._groups is None:
-                raise ValueError("group -1 (recurrent state) has no number on the wire unless `groups` is given")
+                raise InvalidArgument("group -1 (recurrent state) has no number on the wire unless `groups` is given")
             return len(self._groups), Group(kind="mamba")
         if self._groups is None:
             return group, Group()
         if group >= len(self._groups):
-            raise ValueError(f"an event of group {group}, but `groups` has {len(self._groups)} entries")
+            raise InvalidArgument(f"an event of group {group}, but `groups` has {len(self._groups)} entries")
         return group, self._groups[group]
 
 

@@ -11,6 +11,7 @@ zmq = pytest.importorskip("zmq")
 
 from events_consumer import END_OF_REPLAY, Consumer, Subscriber  # noqa: E402
 from events_pool import BLOCK, DEVICE, HOST, Pool  # noqa: E402
+from kvcache.errors import InvalidArgument  # noqa: E402
 from kvcache.events_publisher import EventPublisher  # noqa: E402
 from kvcache.events_publisher_wire import Group  # noqa: E402
 
@@ -235,7 +236,7 @@ def test_events_can_come_from_any_iterable(subscribed):
     pool.store(list(range(5 * BLOCK)))
     assert publisher.publish(iter(pool.poll())) == 5
     assert subscriber.receive(publisher.sequence).held == wire(pool)
-    with pytest.raises(ValueError, match="cache None"):
+    with pytest.raises(InvalidArgument, match="cache None"):
         publisher.poll()
 
 
@@ -258,7 +259,7 @@ def test_an_error_on_the_way_is_followed_by_everything_anew(subscribed):
     pool.store([1] * BLOCK)
     pool.ring[0].type = "lost"
     pool.store([2] * BLOCK)
-    with pytest.raises(ValueError, match="type 'lost'"):
+    with pytest.raises(InvalidArgument, match="type 'lost'"):
         publisher.poll()
     publisher.poll()
     assert subscriber.receive(publisher.sequence).held == wire(pool)
@@ -267,7 +268,7 @@ def test_an_error_on_the_way_is_followed_by_everything_anew(subscribed):
 @pytest.mark.parametrize("name, value", [("encoding", "json"), ("hashes", "hex"), ("buffer_steps", 0), ("hwm", 0),
                                          ("batch_events", -1)])
 def test_a_bad_option_is_refused_by_name_and_value(name, value):
-    with pytest.raises(ValueError, match=f"{name} is {value!r}"):
+    with pytest.raises(InvalidArgument, match=f"{name} is {value!r}"):
         EventPublisher(None, "inproc://unused", **{name: value})
 
 

@@ -7,6 +7,7 @@ pytest.importorskip("zmq")
 
 from events_consumer import SCHEMAS, Consumer  # noqa: E402
 from events_pool import BLOCK, HOST, Pool, root  # noqa: E402
+from kvcache.errors import InvalidArgument  # noqa: E402
 from kvcache.events_publisher_wire import ENCODINGS, Group, Namespace, Translator  # noqa: E402
 
 
@@ -80,14 +81,14 @@ def test_a_recurrent_state_is_a_group_behind_the_others():
 def test_a_recurrent_state_without_known_groups_is_refused():
     pool = Pool()
     pool.store([1] * BLOCK, groups=[-1])
-    with pytest.raises(ValueError, match="group -1"):
+    with pytest.raises(InvalidArgument, match="group -1"):
         translate(pool)
 
 
 def test_a_group_beyond_the_known_ones_is_refused():
     pool = Pool(groups=3)
     pool.store([1] * BLOCK)
-    with pytest.raises(ValueError, match="group 2, but `groups` has 2"):
+    with pytest.raises(InvalidArgument, match="group 2, but `groups` has 2"):
         translate(pool, groups=[Group(), Group()])
 
 
@@ -173,7 +174,7 @@ def test_an_event_of_an_unknown_type_is_refused_by_number():
     pool.store([1] * BLOCK)
     event, = pool.poll()
     event.type = "lost"
-    with pytest.raises(ValueError, match="event 1: its type 'lost'"):
+    with pytest.raises(InvalidArgument, match="event 1: its type 'lost'"):
         Translator().messages([event])
 
 
