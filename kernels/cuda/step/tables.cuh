@@ -190,6 +190,8 @@ KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_
       state.row_sequence[row] = of.index;
       state.positions[row] = of.position + (of.depths != nullptr ? of.depths[index] : index);
     }
+// Few groups, and no registers left to unroll: with 64 for each thread nvcc 13.0 would spill.
+#pragma unroll 1
     for (int32_t g = 0; g < state.num_groups; ++g) {
       const StepState::Group& group = state.groups[g];
       if ((group.is_cross != 0) == is_cross)

@@ -24,6 +24,7 @@ INFORMATION = re.compile(r"ptxas info\s*:|ptxas \S+, line \d+; info\s*:")
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nvcc", required=True)
+    parser.add_argument("--launcher", default="", help="put before nvcc, for example ccache")
     parser.add_argument("--release", default="", help="of nvcc, for the report")
     parser.add_argument("--archs", required=True, help="for example 80,80-virtual,90a")
     parser.add_argument("--root", required=True, type=pathlib.Path, help="of the tree: the folder nvcc runs in")
@@ -140,7 +141,7 @@ def main():
     for old in (args.object, args.report):
         old.unlink(missing_ok=True)
     args.object.parent.mkdir(parents=True, exist_ok=True)
-    command = [args.nvcc, *args.flags, *gencode(args.archs), "-Xptxas=-v", "-MD", "-MF", str(args.depfile), "-MT",
+    command = [*args.launcher.split(), args.nvcc, *args.flags, *gencode(args.archs), "-Xptxas=-v", "-MD", "-MF", str(args.depfile), "-MT",
                str(args.object), "-c", str(args.source), "-o", str(args.object)]
     begin = time.monotonic()
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
