@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cudasim/cudasim.h"
 #include "tests/cuda/cache_support.h"
 
 namespace kvc::test {
@@ -25,7 +26,7 @@ struct Stream {
 };
 
 // Also of what nobody has written.
-std::vector<uint32_t> bits_of(const std::vector<float>& values) {
+std::vector<uint32_t> bits_of(std::span<const float> values) {
   std::vector<uint32_t> bits(values.size());
   if (!values.empty()) std::memcpy(bits.data(), values.data(), values.size() * sizeof(float));
   return bits;
@@ -200,7 +201,7 @@ struct LongRows {
 TEST_F(CudaErrors, SettingTokensOfManyLayersWithoutMemoryWritesNoneOfThem) {
   Tensor k({5, LongRows::kTokens, 1, 8}, kGpu), v({5, LongRows::kTokens, 1, 8}, kGpu);
   k.fill(1), v.fill(2);
-  std::vector<float> written = k.values;
+  std::vector<float> written = k.copy();
   written.insert(written.end(), v.values.begin(), v.values.end());
   fail_each_afresh<LongRows>(
       fail_allocation,
@@ -241,7 +242,7 @@ TEST_F(CudaErrors, AFenceThatCannotBeMadeKeepsTheCopiesFromHappening) {
   int64_t pair[] = {0, 60};
   int64_t shape[] = {1, 2};
   const DLTensor pairs{pair, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, nullptr, 0};
-  OneCache::finish();
+  finish_runtime();
   cudasim::reset_counters();
   fail_each(
       fail_event,
@@ -373,7 +374,7 @@ TEST_F(CudaErrors, AGraphThatDoesNotServeTheStepEvictsNothing) {
   cudaGraphExec_t executable;
   ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
   ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-  OneCache::finish();
+  finish_runtime();
   // 17 tokens are more than config.max_seq_len and the captured step say.
   EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY), nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_INVALID_STATE) << pool.cache.message;
@@ -408,7 +409,7 @@ TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
     if (nth != 0) cudasim::fail_allocation(nth);
     cache.run_layers(forward, 9);
     cudasim::clear_failures();
-    OneCache::finish();
+    finish_runtime();
     const bool failed = cache.status != KVC_OK;
     if (failed) {
       EXPECT_EQ(cache.status, KVC_E_NO_MEMORY) << cache.message;
@@ -418,10 +419,10 @@ TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
       }
       cache.run_layers(forward, 9);
       ASSERT_EQ(cache.status, KVC_OK) << cache.message;
-      OneCache::finish();
+      finish_runtime();
     }
     if (nth == 0) {
-      expected = cache.outs[0]->values;
+      expected = cache.outs[0]->copy();
       for (const char* writes : {"append", "attn_", "combine"}) {
         bool launched = false;
         for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel)
@@ -429,7 +430,7 @@ TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
         EXPECT_TRUE(launched) << writes;
       }
     }
-    EXPECT_EQ(cache.outs[0]->values, expected);
+    EXPECT_EQ(cache.outs[0]->copy(), expected);
     cache.end(forward);
     if (nth != 0 && !failed) {
       EXPECT_GT(nth, 4u) << "less memory than two plans and partial results take";

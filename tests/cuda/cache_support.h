@@ -1,22 +1,24 @@
-// A small model on a cache of the CPU and on one of the emulated device, driven alike: what both give has to agree.
+// A small model on a cache of the CPU and on one of a GPU, driven alike: what both give has to agree.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "cudasim/cudasim.h"
 #include "kernels/cuda/table.h"
 #include "kvcache.h"
 #include "src/base/device.h"
+#include "tests/cuda/test_runtime.h"
 
 namespace kvc::test {
 
-// A float32 tensor. Device memory is host memory under the emulator: only the tag differs.
+// A float32 tensor in pinned memory, so that tests fill and read what kernels read and write. Only the tag says which device it is for.
 class Tensor {
  public:
   Tensor(std::vector<int64_t> shape, DLDevice device) : shape_(std::move(shape)), device_(device) {
@@ -38,7 +40,9 @@ class Tensor {
     for (float& value : values) value = uniform(random);
   }
 
-  std::vector<float> values;
+  std::vector<float> copy() const { return {values.begin(), values.end()}; }
+
+  std::vector<float, PinnedAllocator<float>> values;
 
  private:
   std::vector<int64_t> shape_;
@@ -112,7 +116,7 @@ class OneCache {
     if (forward == nullptr) return all;
     run_layers(forward, seed);
     end(forward);
-    finish();
+    finish_runtime();
     for (const auto& out : outs) all.insert(all.end(), out->values.begin(), out->values.end());
     return all;
   }
@@ -134,32 +138,39 @@ class OneCache {
     return status == KVC_OK ? forward : nullptr;
   }
 
-  // Tensors live until the next call: the device may read them later.
-  void run_layers(kvc_forward* forward, uint64_t seed) {
-    const int64_t rows = kvc_forward_num_tokens(forward);
+  // Inputs of `rows` rows, which live until the next call: the device may read them later.
+  void make_inputs(int64_t rows, uint64_t seed) {
     ins.clear(), outs.clear();
     for (int32_t l = 0; l < model_.num_layers; ++l) {
-      const auto make = [&](int32_t heads, uint64_t number) {
-        auto tensor = std::make_unique<Tensor>(std::vector<int64_t>{rows, heads, model_.dim}, device_);
-        tensor->fill(seed * 1000 + static_cast<uint64_t>(l) * 10 + number);
-        return tensor;
+      const auto make = [&](int32_t heads) {
+        return std::make_unique<Tensor>(std::vector<int64_t>{rows, heads, model_.dim}, device_);
       };
-      auto q = make(model_.q_heads, 0), k = make(model_.kv_heads, 1), v = make(model_.kv_heads, 2);
-      outs.push_back(
-          std::make_unique<Tensor>(std::vector<int64_t>{rows, model_.q_heads, model_.dim}, device_));
-      kvc_error error = blank();
-      status = kvc_attn(forward, l, nullptr, q->view(), k->view(), v->view(), outs.back()->view(), nullptr,
-                        &error);
-      message = error.message;
-      ins.push_back(std::move(q)), ins.push_back(std::move(k)), ins.push_back(std::move(v));
+      for (const int32_t heads : {model_.q_heads, model_.kv_heads, model_.kv_heads})
+        ins.push_back(make(heads));
+      outs.push_back(make(model_.q_heads));
     }
+    fill_inputs(seed);
+  }
+  void fill_inputs(uint64_t seed) {
+    for (size_t i = 0; i < ins.size(); ++i) ins[i]->fill(seed * 1000 + i / 3 * 10 + i % 3);
+  }
+  void attend(kvc_forward* forward) {
+    for (int32_t l = 0; l < model_.num_layers; ++l) {
+      const auto at = static_cast<size_t>(l);
+      kvc_error error = blank();
+      status = kvc_attn(forward, l, nullptr, ins[3 * at]->view(), ins[3 * at + 1]->view(),
+                        ins[3 * at + 2]->view(), outs[at]->view(), nullptr, &error);
+      message = error.message;
+    }
+  }
+  void run_layers(kvc_forward* forward, uint64_t seed) {
+    make_inputs(kvc_forward_num_tokens(forward), seed);
+    attend(forward);
   }
   void end(kvc_forward* forward) {
     kvc_error error = blank();
     EXPECT_EQ(kvc_forward_end(forward, &error), KVC_OK) << error.message;
   }
-  static void finish() { cudasim::finish_all(); }
-
   kvc_stats stats() const {
     kvc_stats stats{};
     stats.struct_size = sizeof stats;
@@ -183,21 +194,43 @@ class OneCache {
   std::vector<kvc_layer> layers_;
 };
 
-inline void expect_close(const std::vector<float>& a, const std::vector<float>& b, float tolerance = 2e-5f) {
+inline void expect_close(std::span<const float> a, std::span<const float> b, float tolerance = 2e-5f) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << "at element " << i;
 }
 
-// The emulated back end is linked in; tests of the loader are elsewhere.
+// A cache of the CPU beside one of the device.
+struct CachePair {
+  explicit CachePair(const SmallModel& model, DLDevice gpu) : cpu(model, {kDLCPU, 0}), device(model, gpu) {
+    EXPECT_EQ(device.status, KVC_OK) << device.message;
+  }
+  template <typename Call>
+  void both(Call&& call) {
+    kvc_error error = OneCache::blank();
+    ASSERT_EQ(call(cpu.cache, &error), KVC_OK) << error.message;
+    ASSERT_EQ(call(device.cache, &error), KVC_OK) << error.message;
+  }
+  void step(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, uint64_t seed,
+            kvc_stream stream = nullptr, const int32_t* parents = nullptr) {
+    const std::vector<float> expected = cpu.step(seqs, lengths, seed, nullptr, parents);
+    ASSERT_EQ(cpu.status, KVC_OK) << cpu.message;
+    const std::vector<float> got = device.step(seqs, lengths, seed, stream, parents);
+    ASSERT_EQ(device.status, KVC_OK) << device.message;
+    expect_close(got, expected);
+  }
+  OneCache cpu, device;
+};
+
+// The back end is linked in; tests of the loader are elsewhere.
 class CudaCache : public testing::Test {
  protected:
   void SetUp() override {
-    cudasim::reset();
+    reset_runtime();
     std::string why;
     ASSERT_TRUE(install_backend(kvc_cuda_backend(), &why)) << why;
   }
   void TearDown() override {
-    cudasim::reset();
+    reset_runtime();
     std::string why;
     (void)install_backend(nullptr, &why);
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "cudasim/cudasim.h"
 #include "tests/cuda/cache_support.h"
 
 namespace kvc::test {
@@ -221,11 +222,11 @@ class Forks {
                       appends && !model_.is_latent ? v->view() : nullptr, out.view(), lse.view(), &error);
     EXPECT_TRUE(status == KVC_OK || may_fail) << error.message;
     cudasim::finish_all();
-    return {out.values, lse.values};
+    return {out.copy(), lse.copy()};
   }
 
   // What the last call gave, once a graph has run again.
-  Outputs last() const { return {kept_[kept_.size() - 2]->values, kept_.back()->values}; }
+  Outputs last() const { return {kept_[kept_.size() - 2]->copy(), kept_.back()->copy()}; }
 
   // Attention of the newest tokens in double.
   Outputs in_double(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const {

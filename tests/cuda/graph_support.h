@@ -1,4 +1,4 @@
-// A small model of any layers on a cache of the CPU and on one of the emulated device: eager steps, and steps captured once and replayed,
+// A small model of any layers on a cache of the CPU and on one of a GPU: eager steps, and steps captured once and replayed,
 // have to give what the CPU gives.
 #pragma once
 
@@ -264,7 +264,7 @@ class GraphPair {
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   }
   ~GraphPair() {
-    cudasim::finish_all();
+    finish_runtime();
     (void)cudaStreamDestroy(stream);
   }
   GraphPair(const GraphPair&) = delete;
@@ -367,7 +367,7 @@ class GraphPair {
     tensors.fill(seed);
     EXPECT_EQ(on.said(tensors.run(forward, on.clean())), KVC_OK) << on.message();
     EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
-    if (&on == &device) cudasim::finish_all();
+    if (&on == &device) finish_runtime();
     return tensors.results();
   }
 

@@ -1,6 +1,7 @@
 // How much is started and read for a step, as the emulator counts it: CTAs of the kernels of states, bytes that the step kernel has from the host.
 #include <gtest/gtest.h>
 
+#include "cudasim/cudasim.h"
 #include "kernels/cuda/step/launch.h"
 #include "tests/cuda/state_cache.h"
 #include "tests/cuda/step_writer.h"
@@ -40,50 +41,6 @@ TEST_F(CudaLaunchSizes, KernelsOfStatesAreStartedForTheBatchAndNotForTheLargestT
                    {"conv_kernel", 2 * (499 / 64 + 300)},
                    {"state_view_kernel", 6}};
   EXPECT_EQ(ctas(cache, lengths), mixed);
-}
-
-// A graph is captured for a batch of its own size behind larger ones, and serves other sequences of the same lengths.
-TEST_F(CudaLaunchSizes, AGraphOfStatesServesOtherSequences) {
-  StateCache cpu({kDLCPU, 0}, 70), device(kGpu, 70);
-  std::vector<kvc_seq> all;
-  for (kvc_seq id = 0; id < 70; ++id) all.push_back(id);
-  const auto compare = [](const StateCache::Step& found, const StateCache::Step& expected) {
-    expect_close(found.out.values, expected.out.values, 1e-4f);
-    expect_close(found.y.values, expected.y.values, 1e-5f);
-  };
-  uint64_t seed = 1;
-  const std::vector<int64_t> ones(70, 1);
-  compare(*device.step(all, ones, seed), *cpu.step(all, ones, seed));
-  cudaStream_t stream;
-  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, std::vector<int64_t>{1, 30, 66}}) {
-    const auto n = static_cast<kvc_seq>(lengths.size());
-    StateCache::Step step(n == 2 ? 2 : 97, kGpu);
-    std::vector<kvc_seq> seqs(all.begin(), all.begin() + n);
-    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), cudaSuccess);
-    kvc_forward* forward = device.begin(seqs, lengths, stream);
-    StateCache::run(forward, step);
-    StateCache::end(forward);
-    cudaGraph_t graph;
-    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-    cudaGraphExec_t executable;
-    ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
-    for (kvc_seq i = 0; i < 4; ++i) {
-      if (i > 0) {
-        for (kvc_seq& id : seqs) id = (id + 13 * i) % 70;
-        forward = device.begin(seqs, lengths, stream, KVC_FORWARD_REPLAY);
-        ASSERT_NE(forward, nullptr);
-      }
-      step.fill(++seed);
-      ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
-      if (i > 0) StateCache::end(forward);
-      ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
-      compare(step, *cpu.step(seqs, lengths, seed));
-    }
-    (void)cudaGraphExecDestroy(executable);
-    (void)cudaGraphDestroy(graph);
-  }
-  (void)cudaStreamDestroy(stream);
 }
 
 }  // namespace

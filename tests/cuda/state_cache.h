@@ -1,4 +1,4 @@
-// A cache of one STATE layer, on the CPU or on the emulated device: S [2, 16, 16] of linear attention, and the last inputs of a convolution of 200
+// A cache of one STATE layer, on the CPU or on a GPU: S [2, 16, 16] of linear attention, and the last inputs of a convolution of 200
 // channels and width 4.
 #pragma once
 
@@ -118,7 +118,7 @@ class StateCache {
     kvc_forward* forward = begin(seqs, lengths);
     run(forward, *step);
     end(forward);
-    cudasim::finish_all();
+    finish_runtime();
     return step;
   }
 

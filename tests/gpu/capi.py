@@ -94,12 +94,11 @@ def int32s(values):
 
 
 class Tensor(Struct):
-    """A DLTensor over memory of torch, which is kept alive. `name`: element type where torch's differs (float8 kept as uint8)."""
+    """A DLTensor over memory of torch, which is kept alive, on the device `where` (kind, index)."""
 
-    def __init__(self, tensor, name=None):
-        kind = CUDA if tensor.is_cuda else CPU
+    def __init__(self, tensor, where, name=None):
         shape, strides = int64s(tensor.shape), int64s(tensor.stride())
-        super().__init__("DLTensor", data=tensor.data_ptr(), device=device(kind, tensor.device.index or 0), ndim=tensor.dim(),
+        super().__init__("DLTensor", data=tensor.data_ptr(), device=device(*where), ndim=tensor.dim(),
                          dtype=dtype(name or str(tensor.dtype).removeprefix("torch.")), shape=shape, strides=strides)
         self.kept.append(tensor)
 

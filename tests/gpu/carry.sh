@@ -1,10 +1,10 @@
 #!/bin/sh
-# What a machine with a GPU but without build tools needs, from the build of this machine into build/gpu-carry: the libraries, the test programs, the
-# command. Copy it there at the same place below the tree; tests/gpu/run.sh uses it.  carry.sh [BUILD]
+# What a machine with a GPU but without build tools needs, from the build of this machine: the libraries side by side, the test programs, the
+# command. They find each other wherever the folder lies; tests/gpu/run.sh uses build/gpu-carry.  carry.sh [BUILD [TO]]
 set -eu
 cd "$(dirname "$0")/../.."
 from=${1:-build/cuda}
-to=build/gpu-carry
+to=${2:-build/gpu-carry}
 [ -e "$from/libkvcache_cuda.so" ] || { echo "carry: no libkvcache_cuda.so in $from: make cuda" >&2; exit 1; }
 rm -rf "$to"
 mkdir -p "$to/bin" "$to/tests"
@@ -14,4 +14,9 @@ for program in bin/kvcache tests/cuda_device_test tests/conformance_test; do
 done
 ln -s ../libkvcache_cuda.so "$to/bin/libkvcache_cuda.so"  # the command looks for it beside itself
 find "$to" -type f -exec strip --strip-unneeded {} +
+# A path of this machine would be one of nobody's there.
+for file in "$to"/* "$to"/tests/*; do
+  [ -f "$file" ] || continue
+  if readelf -d "$file" | grep -E 'R(UN)?PATH.*\[[^$]' >&2; then echo "carry: $file has the path of a folder of this machine" >&2; exit 1; fi
+done
 du -sh "$to"

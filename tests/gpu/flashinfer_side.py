@@ -22,7 +22,7 @@ def version():
 
 
 def candidates(ours):
-    """(name, function that gives a launch and a function for its output)."""
+    """(name, function that gives a launch, a function for its output, and one that says whose keys a launch for a layer reads)."""
     flashinfer, shape = module(), ours.shape
     if flashinfer is None or ours.device.type != "cuda":
         return
@@ -39,6 +39,10 @@ def candidates(ours):
     if shape.kind == "latent":
         for backend in ("fa3", "fa2"):
             yield f"FlashInfer MLA, {backend}", lambda backend=backend: latent(flashinfer, ours, backend)
+
+
+def own_keys(layer):
+    return layer
 
 
 def workspace(ours):
@@ -74,7 +78,7 @@ def run(ours, wrapper):
 
     def launch(layer):
         wrapper.run(ours.q, ours.pools[layer], out=out)
-    return launch, lambda: out
+    return launch, lambda: out, own_keys
 
 
 def prefill(flashinfer, ours, backend, mask=False):
@@ -102,7 +106,7 @@ def cascade(flashinfer, ours):
 
     def launch(layer):
         outputs["out"] = wrapper.run(ours.q, ours.pools[layer])
-    return launch, lambda: outputs["out"]
+    return launch, lambda: outputs["out"], own_keys
 
 
 def latent(flashinfer, ours, backend):
@@ -120,4 +124,4 @@ def latent(flashinfer, ours, backend):
 
     def launch(layer):
         outputs["out"] = wrapper.run(q_latent, q_rotated, *parts[layer])
-    return launch, lambda: outputs["out"]
+    return launch, lambda: outputs["out"], own_keys

@@ -1,5 +1,5 @@
-"""One shape on this library: a cache over pools of random data that torch owns, every page at a random place, then one open forward whose
-attention can be called again and again. The pools and page tables are there for the other side of the comparison to read."""
+"""One shape on this library: a cache over pools of random data that torch owns, every page at a random place, and forwards whose operation can be
+called again and again, one by one or captured. The pools and page tables are there for the other side of the comparison to read."""
 
 import random
 
@@ -10,6 +10,8 @@ from capi import Struct, Tensor, constant, int32s, int64s
 
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8_e4m3fn": getattr(torch, "float8_e4m3fn", torch.uint8)}
 ROTATED = 64  # of a latent: what is not read as V
+MOST_REPLAYS = 64  # steps of one shape that sequences may grow by
+SINKS = "sink_logits" if "sink_logits" in capi.LAYOUT["structs"]["kvc_attn_opt"]["fields"] else "sinks"
 
 
 def random_tensor(shape, name, device, generator):
@@ -25,12 +27,14 @@ def activation(name):
 class Ours:
     """`num_layers` copies of the shape, for a rotation that leaves nothing in the L2 cache."""
 
-    def __init__(self, library, shape, device, num_layers, stream=0, seed=1):
-        self.library, self.shape, self.device, self.num_layers, self.stream = library, shape, torch.device(device), num_layers, stream
+    def __init__(self, library, shape, machine, num_layers, stream=0, seed=1):
+        self.library, self.shape, self.machine, self.num_layers, self.stream = library, shape, machine, num_layers, stream
+        self.device = machine.torch_device
         self.random = random.Random(seed)
-        self.generator = torch.Generator(device=device).manual_seed(seed)
-        self.plan = self.cache = self.forward = None
-        self.fences = []
+        self.generator = torch.Generator(device=self.device).manual_seed(seed)
+        self.plan = self.cache = self.forward = self.known_tables = None
+        self.grown = 0            # tokens that each sequence has got by steps that ended
+        self.at_end = lambda: None  # called for each of them, while inputs are still what it was given
 
     # ---- Set up
 
@@ -40,9 +44,10 @@ class Ours:
         self.pools = [] if shape.kind == "linear" else [self.make_pool() for _ in range(self.num_layers)]
         config = Struct("kvc_config", device=self.dl_device(), page_size=shape.page, num_layers=self.num_layers,
                         layers=[self.layer() for _ in range(self.num_layers)], num_pages=self.num_pages,
-                        max_seqs=max(256, shape.batch), max_tokens_per_forward=max(65536, shape.batch * shape.new_tokens))
+                        max_seqs=max(256, shape.batch), max_tokens_per_forward=max(65536, shape.batch * shape.new_tokens),
+                        max_seq_len=max(shape.lengths) + MOST_REPLAYS)
         if self.pools:
-            tensors = [Tensor(pool) for pool in self.pools]
+            tensors = [Tensor(pool, self.machine.dl_device) for pool in self.pools]
             config["storage"] = constant("KVC_STORAGE_BORROWED")
             config["pool_tensors"] = int64s(tensor.pointer() for tensor in tensors)
             config["num_pool_tensors"] = len(tensors)
@@ -55,7 +60,6 @@ class Ours:
             return
         self.fill()
         self.make_inputs()
-        self.begin()
 
     def pages_needed(self):
         shape = self.shape
@@ -63,8 +67,9 @@ class Ours:
             return 2 * shape.batch
         if shape.kind == "linear":
             return shape.batch * (1 + shape.batch)
-        pages = sum(-(-length // shape.page) for length in shape.lengths) - shape.shared // shape.page * (shape.batch - 1)
-        return pages + 2 * shape.batch + 8
+        more = 0 if self.can_pop else MOST_REPLAYS
+        pages = sum(-(-(length + more) // shape.page) for length in shape.lengths) - shape.shared // shape.page * (shape.batch - 1)
+        return pages + 2 * shape.batch + 8 + -(-MOST_REPLAYS // shape.page)
 
     def make_pool(self):
         shape = self.shape
@@ -72,7 +77,7 @@ class Ours:
             size = (self.num_pages, shape.page, shape.dim)
         else:
             size = (self.num_pages, 2, shape.kv_heads, shape.page, shape.dim)
-        return random_tensor(size, shape.storage, self.device, self.generator)
+        return self.machine.own(random_tensor(size, shape.storage, self.device, self.generator))
 
     def layer(self):
         shape = self.shape
@@ -91,7 +96,7 @@ class Ours:
         return layer
 
     def dl_device(self):
-        return capi.device(capi.CUDA if self.device.type == "cuda" else capi.CPU, self.device.index or 0)
+        return capi.device(*self.machine.dl_device)
 
     def grow(self, sequences, lengths, commit=True, **fields):
         desc = Struct("kvc_forward_desc", stream=self.stream, num_seqs=len(sequences), seqs=int64s(sequences),
@@ -163,27 +168,95 @@ class Ours:
         # Parents of a random tree: below their node.
         self.parents = [self.random.randrange(-1, node) for node in range(shape.new_tokens)] if shape.kind == "tree" else None
 
-    def begin(self):
-        shape = self.shape
-        fields = {}
-        if self.parents:
-            fields["tree_parents"] = int32s(self.parents * shape.batch)
-        self.forward = self.grow(list(range(shape.batch)), [shape.new_tokens] * shape.batch, commit=False, **fields)
-        self.tensors = {name: Tensor(getattr(self, name)) for name in ("q", "k", "v", "out", "decay", "beta")
+        self.tensors = {name: Tensor(getattr(self, name), self.machine.dl_device) for name in ("q", "k", "v", "out", "decay", "beta")
                         if getattr(self, name, None) is not None}
         self.options = Struct("kvc_attn_opt")
         if shape.kind == "latent":
             self.options["scale"] = self.scale
         if self.sinks is not None:
-            self.options["sinks"] = Tensor(self.sinks)
+            self.options[SINKS] = Tensor(self.sinks, self.machine.dl_device)
         self.linear = Struct("kvc_linear_opt", flags=constant("KVC_LINEAR_DELTA"), decay=constant("KVC_DECAY_TOKEN"))
+
+    # ---- Steps
+
+    @property
+    def can_pop(self):
+        """Whether the tokens of a step can be taken back: a window has dropped what the sequence would see then, a state is gone."""
+        return not self.shape.window and self.shape.kind != "linear"
+
+    @property
+    def lengths(self):
+        """Keys per sequence in the open forward, the new ones included."""
+        return [length + self.grown for length in self.shape.lengths]
+
+    def refresh(self):
+        """Other inputs at the same addresses; outputs hold nothing."""
+        for name in ("q", "k", "v"):
+            tensor = getattr(self, name, None)
+            if tensor is not None:
+                tensor.copy_(torch.randn(tensor.shape, device=self.device, generator=self.generator))
+        if self.shape.kind == "linear":
+            self.k.copy_(torch.nn.functional.normalize(self.k.float(), dim=-1))
+        if getattr(self, "out", None) is not None:
+            self.out.fill_(float("nan"))
+        if self.shape.kind == "copy":
+            for pool in self.pools:
+                pool.copy_(random_tensor(pool.shape, self.shape.storage, self.device, self.generator))
+
+    def begin(self, replay=False):
+        shape = self.shape
+        fields = {"flags": constant("KVC_FORWARD_REPLAY")} if replay else {}
+        if self.parents:
+            fields["tree_parents"] = int32s(self.parents * shape.batch)
+        self.known_tables = None
+        self.forward = self.grow(list(range(shape.batch)), [shape.new_tokens] * shape.batch, commit=False, **fields)
+
+    def abort(self):
+        forward, self.forward = self.forward, None
+        self.library.call("kvc_forward_abort", forward)
+
+    def end(self):
+        """The step counts; afterwards the sequences are as long as they were, where they can be."""
+        forward, self.forward = self.forward, None
+        self.library.call("kvc_forward_end", forward)
+        self.at_end()
+        if self.can_pop:
+            for sequence in range(self.shape.batch):
+                self.library.call("kvc_seq_pop", self.cache, sequence, self.shape.new_tokens)
+        else:
+            self.grown += self.shape.new_tokens
+
+    def capture(self, sweeps):
+        """A graph of a step that calls the operation `sweeps` times on each layer. The captured step itself is aborted: the graph is there for replays."""
+        def record():
+            self.begin()
+            try:
+                for _ in range(sweeps):
+                    for layer in range(self.num_layers):
+                        self.launch(layer)
+            finally:
+                self.abort()
+        return self.machine.capture(self.stream, record)
+
+    def replay(self, graph, launch=None, look=None):
+        """One more step, by the graph. `launch(graph.launch)` launches it where it is given; `look()` sees the step while it is open."""
+        self.begin(replay=True)
+        try:
+            launch(graph.launch) if launch else graph.launch()
+            if look:
+                look()
+        except BaseException:
+            self.machine.synchronize()
+            self.abort()
+            raise
+        self.end()
 
     def open_copy(self):
         pages = list(range(self.num_pages))
         self.random.shuffle(pages)
         half = self.shape.batch
         self.pairs = torch.tensor([pages[:half], pages[half:]], dtype=torch.int64).T.contiguous()
-        self.pair_tensor = Tensor(self.pairs)
+        self.pair_tensor = Tensor(self.pairs, (capi.CPU, 0))
 
     # ---- What is measured
 
@@ -206,9 +279,9 @@ class Ours:
             self.library.call("kvc_attn", self.forward, layer, self.options, tensors["q"], None, None, tensors["out"], None)
 
     def step(self):
-        """Begin and abort of the forward: what a step costs beside its kernels. The old forward is closed first."""
-        self.library.call("kvc_forward_abort", self.forward)
+        """Begin and abort of a forward: what a step costs the host beside its kernels."""
         self.begin()
+        self.abort()
 
     # ---- For the other side
 
@@ -218,6 +291,11 @@ class Ours:
 
     def tables(self):
         """The same for every sequence, from the open forward."""
+        if self.known_tables is None:
+            self.known_tables = self.exported_tables()
+        return self.known_tables
+
+    def exported_tables(self):
         indptr = self.export("KVC_TABLE_INDPTR")
         indices, positions = self.export("KVC_TABLE_INDICES"), self.export("KVC_TABLE_PAGE_POSITION")
         return [(indices[begin:end], positions[begin]) for begin, end in zip(indptr, indptr[1:])]
@@ -228,7 +306,7 @@ class Ours:
 
     def close(self):
         if self.forward:
-            self.library.call("kvc_forward_abort", self.forward)
+            self.abort()
         if self.cache:
             self.library.functions.kvc_cache_destroy(self.cache)
         if self.plan:

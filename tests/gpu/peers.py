@@ -2,7 +2,7 @@
 
     peers.py LIBRARY OUT.json [--device cuda:0] [--seconds N] [--only D1,P2] [--tiny]
 
-A shape that one side does not serve is left out by that side's own words. What is in OUT.json already is not measured again.
+Devices: cuda:N; emulated:LIBRARY, for a rehearsal; cpu. A shape that one side does not serve is left out by that side's own words. What is in OUT.json already is not measured again.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import torch
 
 import capi
 import flashinfer_side
+import machine
 import reference
 import shapes
 import timing
@@ -37,53 +38,110 @@ def layers_for(shape, tiny):
     return max(1, min(MOST_LAYERS, MOST_BYTES // each, max(2, -(-2 * COLD_BYTES // each))))
 
 
-def measure_shape(library, shape, args, stream):
+class Checks:
+    """Results before and after the timing, against float64. `error` of a side is the larger one."""
+
+    def __init__(self, ours):
+        self.ours, self.errors, self.peers = ours, {}, {}
+        self.recurrence = reference.Recurrence(ours) if ours.shape.kind == "linear" else None
+
+    def own(self, layer):
+        """What the open forward, or the copies, have just given."""
+        ours, kind = self.ours, self.ours.shape.kind
+        ours.machine.synchronize()
+        if kind == "append":
+            error = reference.append_error(ours, layer)
+        elif kind == "copy":
+            error = reference.copy_error(ours)
+        elif kind == "linear":
+            error = self.recurrence.error(ours.out)
+        else:
+            error = reference.Expected(ours, layer).error(ours.out)
+        self.note("kvcache", error)
+
+    def own_after(self, timer):
+        """Once more with other inputs, and outputs that hold nothing."""
+        ours, last = self.ours, self.ours.num_layers - 1
+        ours.refresh()
+        ours.machine.synchronize()
+        if isinstance(timer, timing.GraphTimer):
+            ours.replay(timer.graphs[0], look=lambda: self.own(last))
+        else:
+            timer.again()
+            self.own(last)
+
+    def add_peer(self, name, out, data_layer):
+        """`data_layer`: whose keys a launch for a layer reads. The forward that the side was planned for is open."""
+        ours, last = self.ours, data_layer(self.ours.num_layers - 1)
+        ours.machine.synchronize()
+        self.note(name, reference.Expected(ours, data_layer(0)).error(out()))
+        self.peers[name] = out, reference.Expected(ours, last)
+
+    def peer_after(self, name, timer):
+        out, expected = self.peers[name]
+        out().fill_(float("nan"))
+        self.ours.machine.synchronize()
+        timer.again()
+        self.ours.machine.synchronize()
+        self.note(name, expected.error(out()))
+
+    def note(self, name, error):
+        known = self.errors.get(name, 0.0)
+        self.errors[name] = error if not error <= known else known  # NaN stays
+
+
+def measure_shape(library, shape, args, device, stream):
     """One entry of the result."""
-    ours = Ours(library, shape, args.device, layers_for(shape, args.tiny), stream.cuda_stream if stream else 0)
+    ours = Ours(library, shape, device, layers_for(shape, args.tiny), stream)
     entry = {"what": shape.what, "bytes": shape.key_bytes(), "flops": shape.flops(), "layers": ours.num_layers, "sides": {}, "skipped": {}}
-    candidates, errors = [], {}
     try:
         try:
             ours.open()
-            synchronize(args.device)  # data is made on another stream than the one it is used on
+            checks = Checks(ours)
+            device.synchronize()  # data is made on another stream than the one it is used on
+            if shape.kind != "copy":
+                ours.begin()
             ours.launch(0)
-            synchronize(args.device)
-            if shape.kind in ("decode", "tree", "prefill", "cascade", "latent"):
-                errors["kvcache"] = reference.check(ours, ours.out)
-            candidates.append(timing.Candidate("kvcache", ours.launch, ours.num_layers))
+            checks.own(0)
         except capi.Refused as error:
             entry["skipped"]["kvcache"] = str(error)
             return entry
+        candidates = [timing.Candidate("kvcache", ours.launch, ours.num_layers, device.launches, ours)]
         for side in (flashinfer_side, torch_side):
             for name, make in side.candidates(ours):
                 try:
-                    launch, out = make()
+                    launch, out, data_layer = make()
                     launch(0)
-                    synchronize(args.device)
-                    if out is not None:
-                        errors[name] = reference.check(ours, out())
-                    candidates.append(timing.Candidate(name, launch, ours.num_layers))
+                    checks.add_peer(name, out, data_layer)
+                    candidates.append(timing.Candidate(name, launch, ours.num_layers, device.launches))
                 except Exception as error:  # noqa: BLE001  a peer's refusal is a line of the table
                     entry["skipped"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-        entry["sides"] = timing.measure(candidates, args.device, stream, rounds=3 if args.tiny else 5)
-        for name, error in errors.items():
-            entry["sides"][name]["error"] = error
-            if not error <= TOLERANCE[shape.storage]:
-                entry["sides"][name]["wrong"] = f"relative error {error:.2e}, at most {TOLERANCE[shape.storage]:.0e}"
+        eager = shape.kind in shapes.EAGER
+        if device.has_streams and not eager:
+            ours.abort()  # a captured step begins inside its capture
+        timers, not_timed = timing.make(candidates, device, stream, eager)
+        entry["skipped"].update(not_timed)
+        entry["sides"] = timing.measure(timers, rounds=3 if args.tiny else 5)
+        for name, timer in timers.items():
+            if name != "kvcache":
+                checks.peer_after(name, timer)
+        checks.own_after(timers["kvcache"])
+        for name, side in entry["sides"].items():
+            side["error"] = checks.errors[name]
+            if not side["error"] <= TOLERANCE[shape.storage]:
+                side["wrong"] = f"relative error {side['error']:.2e}, at most {TOLERANCE[shape.storage]:.0e}"
         if shape.kind != "copy":
+            if ours.forward:
+                ours.abort()
             begin = time.perf_counter()
             for _ in range(5):
                 ours.step()
-            synchronize(args.device)
+            device.synchronize()
             entry["step_us"] = (time.perf_counter() - begin) / 5 * 1e6
     finally:
+        device.synchronize()
         ours.close()
     return entry
-
-
-def synchronize(device):
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main():
@@ -96,10 +154,11 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="small shapes of every kind: that the code runs, not how fast")
     args = parser.parse_args()
 
-    on_gpu = torch.device(args.device).type == "cuda"
-    if on_gpu and not torch.cuda.is_available():
-        sys.exit("peers: torch sees no GPU")
-    stream = torch.cuda.Stream(args.device) if on_gpu else None
+    try:
+        device = machine.named(args.device, args.library)
+    except machine.Failed as error:
+        sys.exit(f"peers: {error}")
+    stream = device.stream()
     library = capi.Library(args.library)
     wanted = set(filter(None, args.only.split(",")))
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
@@ -115,11 +174,10 @@ def main():
             continue
         print(f"peers: {shape.id} {shape.what}", flush=True)
         try:
-            entries[shape.id] = measure_shape(library, shape, args, stream)
+            entries[shape.id] = measure_shape(library, shape, args, device, stream)
         except Exception as error:  # noqa: BLE001  the other shapes are still wanted
             entries[shape.id] = {"what": shape.what, "failed": f"{type(error).__name__}: {error}"[:400]}
-        if on_gpu:
-            torch.cuda.empty_cache()
+        device.empty_cache()
         temporary = args.out.with_suffix(".new")
         temporary.write_text(json.dumps(result, indent=1))
         os.replace(temporary, args.out)

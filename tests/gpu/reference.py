@@ -1,4 +1,5 @@
-"""What an output should be, in float64, for a few rows: the pages of one sequence gathered from the pool by its page table."""
+"""What a step should give, in float64: attention for a few rows, over the pages of one sequence as its page table has them; appended rows, copied
+pages and recurrent states as a whole. Page tables and lengths are those of the forward that is open."""
 
 import torch
 
@@ -8,7 +9,7 @@ def keys_and_values(ours, sequence, layer=0):
     shape = ours.shape
     pages, first = ours.page_table(sequence)
     picked = ours.pools[layer][torch.tensor(pages, device=ours.device, dtype=torch.int64)].to(torch.float64)
-    length = shape.lengths[sequence] - first
+    length = ours.lengths[sequence] - first
     if shape.kind == "latent":
         rows = picked.reshape(-1, 1, shape.dim)[:length]
         return rows, rows[..., :ours.out.shape[-1]]
@@ -18,7 +19,7 @@ def keys_and_values(ours, sequence, layer=0):
 
 def visible(ours, sequence, first=0):
     """bool [new_tokens, keys from `first` on]."""
-    shape, length = ours.shape, ours.shape.lengths[sequence]
+    shape, length = ours.shape, ours.lengths[sequence]
     before = length - shape.new_tokens
     if ours.parents:
         seen = torch.zeros(shape.new_tokens, length, dtype=torch.bool)
@@ -59,12 +60,71 @@ def relative_error(out, expected):
     return (difference.norm() / expected.to(torch.float64).norm()).item()
 
 
-def check(ours, out, layer=0):
-    """The error over the last sequence (the shortest of Zipf lengths), at most 16 of its rows, which include the first and the last."""
+class Expected:
+    """Of the sequence that is looked at, the last one (the shortest of Zipf lengths): at most 16 rows, which include the first and the last."""
+
+    def __init__(self, ours, layer=0):
+        shape = ours.shape
+        self.sequence, self.tokens = shape.batch - 1, shape.new_tokens
+        count = min(16, shape.new_tokens)
+        rows = sorted({round(i * (shape.new_tokens - 1) / max(1, count - 1)) for i in range(count)})
+        self.rows = torch.tensor(rows, device=ours.device)
+        self.values = attention(ours, self.sequence, self.rows, layer)
+
+    def error(self, out):
+        return relative_error(out[self.sequence * self.tokens:][:self.tokens][self.rows], self.values)
+
+
+def new_rows(ours, layer):
+    """[batch * new_tokens, kv_heads, dim] each: K and V where the step's tokens lie."""
+    shape, found = ours.shape, []
+    for sequence, (pages, first) in enumerate(ours.tables()):
+        tokens = torch.arange(ours.lengths[sequence] - shape.new_tokens, ours.lengths[sequence], device=ours.device) - first
+        table = torch.tensor(pages, device=ours.device, dtype=torch.int64)
+        # [rows, 2, head, dim]
+        found.append(ours.pools[layer][table[tokens // shape.page], :, :, tokens % shape.page])
+    rows = torch.cat(found)
+    return rows[:, 0], rows[:, 1]
+
+
+def append_error(ours, layer):
+    """V as it was given, K rotated: in halves, by angles of its position."""
     shape = ours.shape
-    sequence = shape.batch - 1
-    count = min(16, shape.new_tokens)
-    rows = sorted({round(i * (shape.new_tokens - 1) / max(1, count - 1)) for i in range(count)})
-    rows = torch.tensor(rows, device=ours.device)
-    found = out[sequence * shape.new_tokens:][:shape.new_tokens][rows]
-    return relative_error(found, attention(ours, sequence, rows, layer))
+    keys, values = new_rows(ours, layer)
+    positions = torch.cat([torch.arange(length - shape.new_tokens, length, device=ours.device) for length in ours.lengths])
+    half = shape.dim // 2
+    frequencies = 500000.0 ** (-torch.arange(half, device=ours.device, dtype=torch.float64) / half)
+    angles = positions[:, None, None].to(torch.float64) * frequencies
+    low, high = ours.k.to(torch.float64).split(half, -1)
+    turned = torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], -1)
+    return max(relative_error(keys, turned), relative_error(values, ours.v))
+
+
+def copy_error(ours):
+    """Every page that was copied to holds what the other one does."""
+    pool, (source, target) = ours.pools[0], ours.pairs.T.to(ours.device)
+    return relative_error(pool[target], pool[source])
+
+
+class Recurrence:
+    """The state of one layer as the steps that have ended have left it, and what the open one gives."""
+
+    def __init__(self, ours):
+        self.ours = ours
+        shape = ours.shape
+        self.state = torch.zeros(shape.batch, shape.q_heads, shape.dim, shape.dim, device=ours.device, dtype=torch.float64)
+        ours.at_end = self.advance
+
+    def after(self):
+        ours = self.ours
+        k, v = ours.k.to(torch.float64), ours.v.to(torch.float64)
+        state = self.state * ours.decay.to(torch.float64).exp()[:, :, None, None]
+        change = ours.beta.to(torch.float64)[:, :, None] * (v - torch.einsum("bhkv,bhk->bhv", state, k))
+        return state + k[..., None] * change[:, :, None, :]
+
+    def advance(self):
+        self.state = self.after()
+
+    def error(self, out):
+        ours = self.ours
+        return relative_error(out, ours.scale * torch.einsum("bhkv,bhk->bhv", self.after(), ours.q.to(torch.float64)))

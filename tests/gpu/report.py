@@ -38,14 +38,21 @@ def shape_rows(shapes):
             continue
         peer_name, peer = best_peer(entry)
         dense = next((side for name, side in entry["sides"].items() if name.endswith("dense")), None)
-        marks = " ".join(filter(None, [ours.get("wrong") and f"WRONG ({ours['wrong']})", ours["note"]]))
+        marks = " ".join(filter(None, [ours["timed"] if ours["timed"] != "graph" else "", ours.get("wrong") and f"WRONG ({ours['wrong']})",
+                                       ours["note"]]))
         yield (f"| {name} | {entry['what']} | {spread(ours)} {marks} | {rate(entry, ours['us'])} | "
                + (f"{spread(peer)}, {peer_name} | {peer['us'] / ours['us']:.2f} |" if peer else " | |")
                + (f" {dense['us']:.1f} |" if dense else " |"))
 
 
+def rehearsal_lines(entries):
+    if (entries.get("device") or {}).get("rehearsal"):
+        return ["A rehearsal on the emulator: the times below are those of a CPU that imitates a GPU, and mean nothing.", ""]
+    return []
+
+
 def table(gpu, entries):
-    lines = [f"# {gpu['name']}", "",
+    lines = [f"# {gpu['name']}", "", *rehearsal_lines(entries),
              f"{gpu['multiprocessors']} multiprocessors, {gpu['memory_bytes'] >> 30} GiB, L2 {gpu['l2_bytes'] >> 20} MiB, "
              f"driver {gpu['driver'] or 'unknown'} (CUDA {gpu['driver_cuda']}).", "",
              "| stage | outcome | |", "|---|---|---|"]
@@ -57,7 +64,8 @@ def table(gpu, entries):
     measured = (entries.get("peers") or {}).get("result")
     if measured:
         lines += ["", f"kvcache {measured['version']}, torch {measured['torch']}, FlashInfer {measured['flashinfer'] or 'not here'}. "
-                  "Microseconds per launch, median of rounds (least to most); cold L2, random page ids, graph replays, sides in turn. "
+                  "Microseconds per launch, median of rounds (least to most); cold L2, random page ids, sides in turn. Graph replays, the difference of two "
+                  "graphs; where it says eager, calls one by one behind a kernel that gives the host a lead. "
                   "Bytes are those of the keys and values, once.", "",
                   "| id | what | kvcache | | fastest peer | peer / kvcache | torch, dense |", "|---|---|---|---|---|---|---|", *shape_rows(measured["shapes"])]
     return "\n".join(lines) + "\n"

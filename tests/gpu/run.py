@@ -20,6 +20,7 @@ class Run:
 
     def __init__(self, args):
         self.out, self.results, self.build = args.out.resolve(), args.results.resolve(), args.build.resolve()
+        self.rehearsal = args.rehearse.resolve() if args.rehearse else None
         self.end = time.monotonic() + args.seconds
         self.gpu = None
 
@@ -60,10 +61,24 @@ def run_stage(run, name, function, fresh):
         entry.update(status="FAILED", why=str(reason), result=reason.result)
     # A build that was just made is another library.
     entry["key"] = run.key() if key or name == "build" else ""
+    if run.rehearsal:
+        entry["rehearsal"] = True
     entry["seconds"] = round(time.monotonic() - begin, 1)
     marker.write_text(json.dumps(entry, indent=1) + "\n")
     print(f"{name}: {entry['status']}{': ' + entry['why'] if entry['why'] else ''} ({entry['seconds']} s)")
     return entry
+
+
+def known_before(run):
+    """What other calls have left of the same libraries: stages may be run one by one."""
+    entries = {}
+    for name in stages.ALL:
+        marker = run.out / f"{name}.json"
+        if marker.exists():
+            entry = json.loads(marker.read_text())
+            if entry["key"] in ("", run.key()):
+                entries[name] = entry
+    return entries
 
 
 def main():
@@ -73,6 +88,8 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=None, help="default: build/gpu-carry where it is there, else build/cuda")
     parser.add_argument("--stages", default=",".join(stages.ALL), help="in this order: " + ",".join(stages.ALL))
     parser.add_argument("--seconds", type=float, default=570, help="for everything")
+    parser.add_argument("--rehearse", type=pathlib.Path, metavar="LIBRARY",
+                        help="without a GPU: every stage in small, on the emulator whose library this is; no figure means anything")
     parser.add_argument("--fresh", action="store_true", help="do again what was done")
     args = parser.parse_args()
     if args.build is None:
@@ -97,7 +114,8 @@ def main():
     if not run.gpu:
         print("no GPU: nothing measured")
         sys.exit(NO_GPU)
-    print(report.write(run, entries))
+    everything = {**known_before(run), **entries}
+    print(report.write(run, {name: everything[name] for name in stages.ALL if name in everything}))
     sys.exit(1 if any(entry["status"] == "FAILED" for entry in entries.values()) else 0)
 
 

@@ -66,6 +66,10 @@ class Shape:
         return 4 * self.visible_pairs() * self.q_heads * self.dim
 
 
+# What a graph does not hold: trees; prefixes that are read once, which eager forwards alone do; copies, which stay out of a capture.
+EAGER = ("tree", "cascade", "copy")
+
+
 def k(number):
     return number * 1024
 

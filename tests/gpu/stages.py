@@ -9,6 +9,10 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+
+# What a rehearsal on the emulator takes from the test programs: each kernel of a step, captures and replays, a few scenarios.
+REHEARSED = {"unit": "CudaCache.*:CudaGraphs.MayBe*:CudaGraphs.HoldPrefills*:CudaGraphStates.See*", "conformance": "*decode*"}
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -28,10 +32,12 @@ class Failed(Exception):
 def execute(run, name, command, most_seconds, **environment):
     """(exit status or None when it did not finish, what it printed); the log stays in OUT/<name>.log."""
     log = run.out / f"{name}.log"
+    # Libraries and programs were carried here, perhaps; what is in the folder comes first.
+    libraries = os.pathsep.join(filter(None, [str(run.build), os.environ.get("LD_LIBRARY_PATH")]))
     with log.open("w") as output:
         try:
             status = subprocess.run([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
-                                    env={**os.environ, **environment}, timeout=run.left(most_seconds)).returncode
+                                    env={**os.environ, "LD_LIBRARY_PATH": libraries, **environment}, timeout=run.left(most_seconds)).returncode
         except subprocess.TimeoutExpired:
             status = None
     return status, log.read_text(errors="replace")
@@ -49,8 +55,26 @@ def need(path):
 
 # ---- The machine
 
-def device(_run):
+def emulated_device(library):
+    """The same facts of the emulator, of which no figure is one of a GPU."""
+    runtime = ctypes.CDLL(str(library))
+
+    def attribute(number):
+        value = ctypes.c_int()
+        if runtime.cudaDeviceGetAttribute(ctypes.byref(value), number, 0):
+            raise Failed(f"{library}: no attribute {number}")
+        return value.value
+    # cudaDeviceAttr has the driver's numbers.
+    return {"name": "Emulated device", "arch": 10 * attribute(75) + attribute(76), "multiprocessors": attribute(16), "l2_bytes": attribute(38),
+            "clock_mhz": attribute(13) // 1000, "memory_bytes": 0, "driver_cuda": "none", "driver": None}
+
+
+def device(run):
     """Facts from the driver itself: no toolkit and no framework is needed for them."""
+    return emulated_device(run.rehearsal) if run.rehearsal else machine_facts()
+
+
+def machine_facts():
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -98,38 +122,82 @@ def build(run):
 
 # ---- Correctness
 
-def unit(run):
-    program = need(run.build / "tests" / "cuda_device_test")
-    counts = run.out / "unit-counts.json"
-    status, text = execute(run, "unit", [program, "--gtest_brief=1", f"--gtest_output=json:{counts}"], 180)
-    result = {what: json.loads(counts.read_text())[what] for what in ("tests", "failures")} if counts.exists() else None
-    if status is None:
-        raise Failed("not finished", result)
+def gtest(run, name, program, most_seconds, **environment):
+    """Every suite in a process of its own, and of a suite whose process dies each test: a fault of the device ends what a process does there."""
+    rehearsed = [f"--gtest_filter={REHEARSED[name]}"] if run.rehearsal else []
+    status, text = execute(run, f"{name}-list", [program, "--gtest_list_tests", *rehearsed], 30, **environment)
     if status:
-        raise Failed(tail(text), result)
+        raise Failed(f"{program.name} does not list its tests: {tail(text)}")
+    suites = {}
+    for line in text.splitlines():
+        if re.match(r"\S+\.", line):
+            suite = line.split()[0]
+            suites[suite] = []
+        elif line.startswith("  "):
+            suites[suite].append(line.split()[0])
+    result, bad, end = {"tests": 0, "failures": 0, "suites": {}}, [], time.monotonic() + run.left(most_seconds)
+
+    def process(label, tests):
+        """Counts of one process; None: it did not live to write them."""
+        counts = run.out / f"{name}-counts.json"
+        counts.unlink(missing_ok=True)
+        if time.monotonic() > end:
+            bad.append(f"{label}: no time")
+            return None, None
+        status, text = execute(run, f"{name}-{label.rstrip('.').replace('/', '-')}",
+                               [program, "--gtest_brief=1", f"--gtest_output=json:{counts}", "--gtest_filter=" + ":".join(tests)],
+                               end - time.monotonic(), **environment)
+        return (json.loads(counts.read_text()) if counts.exists() else None), ("not finished" if status is None else tail(text))
+    for suite, tests in suites.items():
+        counts, text = process(suite, [suite + test for test in tests])
+        if counts is None and text is not None:
+            bad.append(f"{suite} died: {text}")
+            for test in tests if text != "not finished" else []:
+                counts, text = process(suite + test, [suite + test])
+                add(result, suite, counts, bad, f"{suite}{test}: {text}")
+            continue
+        add(result, suite, counts, bad, f"{suite}: {text}")
+    if bad:
+        raise Failed("; ".join(bad)[:1500], result)
+    if not result["tests"]:
+        raise Failed(f"{program.name} ran no test", result)
     return result
+
+
+def add(result, suite, counts, bad, otherwise):
+    if counts is None or counts["failures"]:
+        bad.append(otherwise)
+    of = result["suites"].setdefault(suite.rstrip("."), {"tests": 0, "failures": 0})
+    for each in (result, of):
+        each["tests"] += counts["tests"] if counts else 1
+        each["failures"] += counts["failures"] if counts else 1
+
+
+def unit(run):
+    return gtest(run, "unit", need(run.build / "tests" / "cuda_device_test"), 300)
 
 
 def conformance(run):
     program = need(run.build / "tests" / "conformance_test")
     scenarios = {"KVC_SCENARIO_DIR": str(ROOT / "tests" / "conformance" / "scenarios")}
     # A program that does not read the variable would pass on the CPU and prove nothing.
-    status, _ = execute(run, "conformance-probe", [program, "--gtest_filter=*decode_sees*"], 60, KVC_TEST_DEVICE="nowhere:0", **scenarios)
+    status, text = execute(run, "conformance-probe", [program, "--gtest_filter=*decode_sees*"], 60, KVC_TEST_DEVICE="nowhere:0", **scenarios)
     if status == 0:
         raise Skipped("this conformance_test does not read KVC_TEST_DEVICE")
-    counts = run.out / "conformance-counts.json"
-    status, text = execute(run, "conformance", [program, "--gtest_brief=1", f"--gtest_output=json:{counts}"], 120,
-                           KVC_TEST_DEVICE="cuda:0", **scenarios)
-    result = {what: json.loads(counts.read_text())[what] for what in ("tests", "failures")} if counts.exists() else None
-    if status is None or status:
-        raise Failed("not finished" if status is None else tail(text), result)
-    return result
+    if "KVC_TEST_DEVICE" not in text:
+        raise Failed("conformance_test does not start: " + tail(text))
+    return gtest(run, "conformance", program, 180, KVC_TEST_DEVICE="cuda:0", **scenarios)
+
+
+def on_torch(run):
+    """What Python programs are told of the device."""
+    if not importlib.util.find_spec("torch"):
+        raise Skipped("no torch")
+    return [f"emulated:{run.rehearsal}", "--tiny"] if run.rehearsal else ["cuda:0"]
 
 
 def graphs(run):
-    if not importlib.util.find_spec("torch"):
-        raise Skipped("no torch")
-    status, text = execute(run, "graphs", [sys.executable, HERE / "graphs.py", need(run.library)], 60)
+    status, text = execute(run, "graphs", [sys.executable, HERE / "graphs.py", need(run.library), *on_torch(run)], 120)
     if status == 77:
         raise Skipped(tail(text, 1))
     if status is None or status:
@@ -138,13 +206,15 @@ def graphs(run):
 
 
 def sanitizers(run):
+    if run.rehearsal:
+        raise Skipped("a rehearsal has no device that a sanitizer could watch")
     tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if not tool:
         raise Skipped("no compute-sanitizer")
     program = need(run.build / "tests" / "cuda_device_test")
     result, bad = {}, []
     for check in ("memcheck", "racecheck"):
-        status, text = execute(run, check, [tool, "--tool", check, "--error-exitcode", SANITIZER_ERROR, program, "--gtest_brief=1"], 90,
+        status, text = execute(run, check, [tool, "--tool", check, "--error-exitcode", SANITIZER_ERROR, program, "--gtest_brief=1"], 200,
                                KVC_TEST_SCALE="0.05")
         result[check] = "not finished" if status is None else "clean" if status == 0 else tail(text, 3)
         if "Device not supported" in text:
@@ -160,9 +230,7 @@ def sanitizers(run):
 
 def bench(run):
     program = need(run.build / "bin/kvcache")
-    status, text = execute(run, "bench", [program, "bench", "--device", "cuda", "--json"], 90)
-    if status and re.search(r"not expected|--device", text):
-        raise Skipped("this kvcache bench has no --device")
+    status, text = execute(run, "bench", [program, "bench", "--device", "cuda", "--json", *(["--tiny"] if run.rehearsal else [])], 120)
     if status is None or status:
         raise Failed("not finished" if status is None else tail(text))
     try:
@@ -172,11 +240,11 @@ def bench(run):
 
 
 def peers(run):
-    if not importlib.util.find_spec("torch"):
-        raise Skipped("no torch")
+    device, *more = on_torch(run)
     found = run.out / f"peers-{run.key()}.json"
     seconds = run.left(300)
-    status, text = execute(run, "peers", [sys.executable, HERE / "peers.py", need(run.library), found, "--seconds", seconds * 0.8], seconds)
+    status, text = execute(run, "peers", [sys.executable, HERE / "peers.py", need(run.library), found, "--device", device, *more, "--seconds", seconds * 0.8],
+                           seconds)
     result = json.loads(found.read_text()) if found.exists() else None
     if status is None or status:
         raise Failed("not finished, what is measured stays" if status is None else tail(text), result)
@@ -185,5 +253,6 @@ def peers(run):
     return result
 
 
-ALL = {"device": device, "build": build, "unit": unit, "conformance": conformance, "graphs": graphs, "sanitizers": sanitizers,
-       "bench": bench, "peers": peers}
+# Correctness, figures, and last what takes all the time that it is given.
+ALL = {"device": device, "build": build, "unit": unit, "conformance": conformance, "graphs": graphs, "peers": peers, "bench": bench,
+       "sanitizers": sanitizers}

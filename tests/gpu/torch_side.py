@@ -7,7 +7,7 @@ import reference
 
 
 def candidates(ours):
-    """(name, function that gives a launch and a function for its output)."""
+    """(name, function that gives a launch, a function for its output, and one that says whose keys a launch for a layer reads)."""
     shape = ours.shape
     if shape.kind not in ("decode", "prefill") or shape.zipf or shape.window or shape.sinks or shape.storage.startswith("float8"):
         return
@@ -31,7 +31,7 @@ def dense(ours):
 
     def out():
         return outputs["out"].transpose(1, 2).reshape(shape.batch * shape.new_tokens, shape.q_heads, shape.dim)
-    return launch, out
+    return launch, out, lambda layer: layer % len(copies)
 
 
 def dense_copy(ours, layer):

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cudasim/launch.h"
+#include "device_memory.h"
 #include "hopper_state.h"
 #include "sanitizers.h"
 #include "settings.h"
@@ -120,6 +121,8 @@ void print_crash(const char* what, const void* address) {
 
 #if !defined(CUDASIM_ASAN)
 void on_signal(int signal, siginfo_t* info, void*) {
+  if (signal == SIGSEGV && is_closed_to_host(info->si_addr))
+    std::fprintf(stderr, "cudasim: the host touched memory of the device, at %p\n", info->si_addr);
   print_crash(signal == SIGFPE ? "arithmetic error" : "invalid address, or the end of a lane's stack,",
               info->si_addr);
   ::signal(signal, SIG_DFL);  // the instruction runs again

@@ -17,6 +17,7 @@
 
 #include "cudasim/cudasim.h"
 #include "cudasim/engine.h"
+#include "device_memory.h"
 
 namespace cudasim {
 
@@ -61,7 +62,7 @@ struct Capture {
 };
 using CapturePointer = std::shared_ptr<Capture>;
 
-enum class MemoryKind { kDevice, kPinned, kRegistered };
+enum class MemoryKind { kDevice, kPinned, kRegistered, kTensor };
 struct Allocation {
   size_t bytes;
   MemoryKind kind;
@@ -151,6 +152,7 @@ template <typename Body>
 cudaError_t call(const char* name, Body body) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
+  const OpenDevices open(state);
   const cudaError_t refused = refusal(state, name);
   return remember(refused != cudaSuccess ? refused : body(state));
 }

@@ -144,6 +144,7 @@ int ptx_version(const DeviceFacts& facts) {
 void reset() {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
+  const OpenDevices open(state);
   run_all(state);
   forget_freed(state, 0, 0);
   apply_defaults(state);
@@ -157,6 +158,7 @@ template <typename Change>
 void change(Change body) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
+  const OpenDevices open(state);
   body(state);
 }
 }  // namespace
@@ -236,7 +238,7 @@ Live live() {
       if (allocation.kind == MemoryKind::kDevice) {
         ++live.device_allocations;
         live.device_bytes += allocation.bytes;
-      } else {
+      } else if (allocation.kind != MemoryKind::kTensor) {
         ++live.pinned_allocations;
         live.pinned_bytes += allocation.bytes;
       }

@@ -16,6 +16,7 @@ template <typename Body>
 CUresult driver_call(const char* name, Body body) {
   Runtime& state = runtime();
   const std::lock_guard lock(state.mutex);
+  const OpenDevices open(state);
   const cudaError_t refused = refusal(state, name);
   return refused != cudaSuccess ? static_cast<CUresult>(refused) : body(state);
 }

@@ -1,4 +1,4 @@
-// Device and pinned memory: blocks of the host's heap, exactly as large as asked for, that begin as NaN.
+// Device and pinned memory: blocks exactly as large as asked for, that begin as NaN.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -46,7 +46,7 @@ cudaError_t allocate_device(Runtime& state, void** address, size_t bytes) {
   *address = nullptr;
   if (bytes == 0) return cudaSuccess;
   if (!take_bytes(device, bytes)) return cudaErrorMemoryAllocation;
-  *address = take(bytes);
+  *address = take_device_memory(bytes);
   if (*address == nullptr) return cudaErrorMemoryAllocation;
   state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kDevice, current_device(),
                                                               nullptr, state.next_allocation++};
@@ -63,7 +63,7 @@ cudaError_t allocate_from_pool(Runtime& state, void** address, size_t bytes, CUm
   const size_t more = bytes - std::min(bytes, kept);
   if (!take_bytes(state.devices[pool->device], more)) return cudaErrorMemoryAllocation;
   pool->reserved_bytes += more;
-  *address = take(bytes);
+  *address = take_device_memory(bytes);
   if (*address == nullptr) return cudaErrorMemoryAllocation;
   pool->used_bytes += bytes;
   const auto at = reinterpret_cast<uintptr_t>(*address);
@@ -123,13 +123,13 @@ cudaError_t allocate_pinned(const char* name, void** address, size_t bytes) {
 void give_back(Runtime& state, std::map<uintptr_t, Allocation>::iterator block) {
   CUmemPoolHandle_st* const pool = block->second.pool;
   const size_t bytes = block->second.bytes;
-  if (block->second.kind == MemoryKind::kDevice && pool == nullptr)
-    state.devices[block->second.device].used_bytes -= bytes;
+  const bool is_device = block->second.kind == MemoryKind::kDevice;
+  if (is_device && pool == nullptr) state.devices[block->second.device].used_bytes -= bytes;
   void* address = reinterpret_cast<void*>(block->first);
   std::memset(address, 0xff, bytes);
   state.allocations.erase(block);
   if (pool == nullptr) {
-    std::free(address);
+    is_device ? give_device_memory(address) : std::free(address);
     return;
   }
   pool->used_bytes -= bytes;
@@ -158,6 +158,7 @@ cudaError_t free_block(const char* name, void* address, MemoryKind kind) {
 
 GraphMemory::~GraphMemory() {
   Runtime& state = runtime();
+  const OpenDevices open(state);
   for (const uintptr_t block : blocks) give_back(state, state.allocations.find(block));
 }
 
@@ -177,7 +178,7 @@ void forget_freed(Runtime& state, size_t bytes_to_keep, size_t blocks_to_keep) {
   while (state.freed_bytes > bytes_to_keep || state.freed.size() > blocks_to_keep) {
     check_freed_block(state.freed.front());
     state.freed_bytes -= state.freed.front().bytes;
-    std::free(reinterpret_cast<void*>(state.freed.front().address));
+    give_device_memory(reinterpret_cast<void*>(state.freed.front().address));
     state.freed.pop_front();
   }
 }
@@ -199,6 +200,22 @@ bool range_is_valid(Runtime& state, const void* address, size_t bytes) {
     at = mapping->first + mapping->second.bytes;
   }
   return true;
+}
+
+void* take_tensor(size_t bytes) {
+  Runtime& state = runtime();
+  const std::lock_guard lock(state.mutex);
+  void* const address = take(bytes == 0 ? 1 : bytes);
+  if (address != nullptr)
+    state.allocations[reinterpret_cast<uintptr_t>(address)] = {bytes == 0 ? 1 : bytes, MemoryKind::kTensor,
+                                                               current_device()};
+  return address;
+}
+void give_tensor(void* address) {
+  Runtime& state = runtime();
+  const std::lock_guard lock(state.mutex);
+  state.allocations.erase(reinterpret_cast<uintptr_t>(address));
+  std::free(address);
 }
 
 }  // namespace cudasim

@@ -59,6 +59,15 @@ void clear_failures();
 // From now on (almost) every call on the device gives `error`, as after an illegal address; cudaSuccess: well again.
 void set_sticky_error(int device, cudaError_t error);
 
+// ---- Memory of tests
+// KVC_CUDASIM_STRICT=1 gives the device memory of its own: the host faults on it outside of calls, and a kernel that is passed pageable memory is an
+// error. Not under the address sanitizer.
+
+bool is_strict();
+// Pinned memory that no call took: it is not counted, cannot fail and may be taken during a capture.
+void* take_tensor(size_t bytes);
+void give_tensor(void* address);
+
 // ---- Counters
 
 struct Counters {

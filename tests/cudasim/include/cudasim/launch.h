@@ -42,8 +42,8 @@ struct Launch {
 };
 
 // Checks what cudaLaunchKernelEx would refuse, then runs or queues it.
-cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel, std::function<void()> body,
-                           size_t parameter_bytes);
+cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel, const void* parameters,
+                           size_t parameter_bytes, std::function<void()> body);
 // All CTAs, now, on this OS thread. `before`: what has to be done when a lane has waited for the kernel before; it may be done now, or may be empty.
 void execute(const Launch& launch, std::function<void()> before);
 
@@ -52,8 +52,7 @@ void execute(const Launch& launch, std::function<void()> before);
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   std::tuple<Params...> values(std::forward<Args>(args)...);
-  return cudasim::enqueue_launch(
-      *config, reinterpret_cast<const void*>(kernel),
-      [kernel, values = std::move(values)] { std::apply(kernel, values); },
-      (sizeof(Params) + ... + size_t{0}));
+  return cudasim::enqueue_launch(*config, reinterpret_cast<const void*>(kernel), &values,
+                                 (sizeof(Params) + ... + size_t{0}),
+                                 [kernel, values] { std::apply(kernel, values); });
 }

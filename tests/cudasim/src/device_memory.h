@@ -1,0 +1,35 @@
+// Where device memory lies, and when it can be touched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cudasim/cudasim.h"
+
+namespace cudasim {
+
+struct Runtime;
+
+// 256-byte aligned, NaN. Null: there is no more.
+void* take_device_memory(size_t bytes);
+void give_device_memory(void* address);
+
+// Device memory can be touched while one of these lives: inside of calls, where kernels and copies run. The runtime's lock is held.
+class OpenDevices {
+ public:
+  explicit OpenDevices(Runtime& runtime);
+  ~OpenDevices();
+  OpenDevices(const OpenDevices&) = delete;
+  OpenDevices& operator=(const OpenDevices&) = delete;
+
+ private:
+  Runtime& runtime_;
+};
+
+// Whether the host has just touched what is the device's alone. For a handler of signals.
+bool is_closed_to_host(const void* address);
+
+// Ends the program where a word of a kernel's parameters is the address of memory of the host's that is not pinned.
+void check_parameters(Runtime& runtime, const void* kernel, const void* parameters, size_t bytes);
+
+}  // namespace cudasim
