@@ -11,7 +11,7 @@ THREAD_SANITIZER_SCALE ?= 0.1
 # Random operations of one thread: nothing to look at, and most of the time.
 ONE_THREAD = -RandomSwaps.*:RandomPrefixes.*
 
-.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi lint format clean
+.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi mutants lint format clean
 
 all: library
 
@@ -86,6 +86,11 @@ fuzz: deps
 # Stores the binary interface of the present header, once CHANGELOG.md names what changed.
 abi: deps
 	@python3 tests/abi/interface.py cc .deps/include --write
+
+# Plants the defects of tests/mutants in a copy of the library and looks whether the tests notice each (an hour or more on two cores).
+mutants: deps
+	@python3 tests/mutants/run.py build -j $(JOBS)
+	@python3 tests/mutants/run.py run -j $(JOBS)
 
 lint:
 	@python3 tests/lint/run.py

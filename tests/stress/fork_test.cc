@@ -2,6 +2,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+
+#include "src/base/executor.h"
 #include "tests/stress/decoder.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -14,6 +18,39 @@
 
 namespace kvc::test {
 namespace {
+
+// Whether two tasks run at the same time: each waits for the other, at most 30 s.
+bool runs_two_at_once(Executor& executor) {
+  std::atomic<int> arrived{0};
+  std::atomic<bool> met{true};
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  executor.run(2, [&](int64_t, int32_t) {
+    arrived.fetch_add(1);
+    while (arrived.load() < 2 && met.load()) {
+      if (std::chrono::steady_clock::now() > deadline) met = false;
+    }
+  });
+  return met.load();
+}
+
+// Outputs alone would not tell: the caller's thread does what no other thread does.
+TEST(ForkedProcess, StartsThreadsOfItsOwn) {
+#ifdef KVC_UNDER_TSAN
+  GTEST_SKIP() << "ThreadSanitizer does not follow threads that start in a forked child";
+#endif
+  Executor executor(2);
+  ASSERT_TRUE(runs_two_at_once(executor)) << "the parent's own threads";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a child that hangs must not hang the test
+    _exit(runs_two_at_once(executor) ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  EXPECT_TRUE(runs_two_at_once(executor)) << "the parent is not disturbed";
+}
 
 TEST(ForkedProcess, GoesOnWithItsCopyOfACache) {
 #ifdef KVC_UNDER_TSAN
