@@ -152,6 +152,7 @@ type Executor struct {
 // Config says what to plan. Zero fields mean the defaults of kvc_config.
 type Config struct {
 	PadPages            bool // every group has PageSize tokens per page
+	ClearPages          bool // pages and state slots are zeroed before another sequence gets them
 	Device              Device
 	PageSize            int // tokens per page; 0: 16
 	Layers              []Layer

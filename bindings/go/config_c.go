@@ -188,6 +188,9 @@ func (b *builder) config(config *Config) *C.kvc_config {
 	if config.PadPages {
 		out.flags |= C.KVC_CONFIG_PAD_PAGES
 	}
+	if config.ClearPages {
+		out.flags |= C.KVC_CONFIG_CLEAR_PAGES
+	}
 	if config.Device != (Device{}) {
 		out.device = config.Device.c()
 	}

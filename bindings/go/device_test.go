@@ -150,6 +150,7 @@ func TestTheCPULooksAtNoStream(t *testing.T) {
 	ok(t, cache.AddSeq(1))
 	fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{1}, Stream: 12345})
 	ok(t, err)
+	write(t, fwd, 1, 1)
 	ok(t, fwd.End())
 	_, err = cache.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{1}, Replay: true})
 	is(t, err, kvcache.ErrUnsupported)

@@ -27,6 +27,9 @@ type Batch struct {
 	// Replay: the step is computed by launching the CUDA graph that a step of the same shape was captured in.
 	// Nothing is enqueued, and calls on layers are refused.
 	Replay bool
+	// Partial: the forward may end without K and V in every layer, and publishes nothing. Without it End
+	// refuses that where the library alone writes the pool.
+	Partial bool
 }
 
 const (
@@ -87,6 +90,9 @@ func (c *Cache) Begin(batch *Batch) (*Forward, error) {
 	flags := C.uint64_t(0)
 	if batch.Replay {
 		flags = C.KVC_FORWARD_REPLAY
+	}
+	if batch.Partial {
+		flags |= C.KVC_FORWARD_PARTIAL
 	}
 	failed := C.shim_forward_begin(c.lib.api, c.h, C.size_t(len(batch.Seqs)), i64s(batch.Seqs), i64s(batch.Lengths),
 		i32s(batch.TreeParents), i32s(batch.Tokens), batch.Positions.d(), batch.Positions.p(),

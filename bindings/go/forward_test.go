@@ -1,6 +1,7 @@
 package kvcache_test
 
 import (
+	"strings"
 	"testing"
 
 	kvcache "github.com/libkvcache/libkvcache/bindings/go"
@@ -52,6 +53,7 @@ func TestAbortAfterEndDoesNothing(t *testing.T) {
 	cache := newCache(t, small())
 	ok(t, cache.AddSeq(1))
 	fwd := begin(t, cache, 1, 2)
+	write(t, fwd, 2, 1)
 	ok(t, fwd.End())
 	ok(t, fwd.Abort())
 	ok(t, fwd.Abort())
@@ -71,6 +73,7 @@ func TestAForwardThatIsOverIsAnError(t *testing.T) {
 		cache := newCache(t, small())
 		ok(t, cache.AddSeq(1))
 		fwd := begin(t, cache, 1, 2)
+		write(t, fwd, 2, 1)
 		ok(t, finish(fwd))
 		is(t, fwd.Attn(0, tokens(2, 0), tokens(2, 0), tokens(2, 0), tokens(2, 0), nil), kvcache.ErrClosed)
 		says(t, fwd.KVAppend(0, tokens(2, 0), tokens(2, 0)), kvcache.ErrInvalidState, "the forward is closed")
@@ -83,7 +86,60 @@ func TestAForwardThatIsOverIsAnError(t *testing.T) {
 		// Another forward does not revive it.
 		next := begin(t, cache, 1, 1)
 		is(t, fwd.Attn(0, tokens(2, 0), tokens(2, 0), tokens(2, 0), tokens(2, 0), nil), kvcache.ErrClosed)
+		write(t, next, 1, 1)
 		ok(t, next.End())
+	}
+}
+
+func TestALayerThatIsForgottenIsNamedUnlessTheForwardIsPartial(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	prompt := []int32{1, 2, 3, 4}
+	batch := kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{4}, Tokens: prompt}
+	fwd, err := cache.Begin(&batch)
+	ok(t, err)
+	ok(t, fwd.KVAppend(0, tokens(4, 1), tokens(4, 1)))
+	err = fwd.End()
+	is(t, err, kvcache.ErrInvalidState)
+	if !strings.Contains(err.Error(), "layer 1") {
+		t.Error(err)
+	}
+	write(t, fwd, 4, 1) // it is still open
+	ok(t, fwd.End())
+	matches := func(want int64) {
+		t.Helper()
+		query := &kvcache.PrefixQuery{Tokens: append(prompt[:len(prompt):len(prompt)], 5)}
+		if hit, err := cache.PrefixMatch(query); err != nil || hit != want {
+			t.Errorf("%d tokens hit, %v", hit, err)
+		}
+	}
+	matches(4)
+	prompt = []int32{9, 9, 9, 9}
+	ok(t, cache.AddSeq(2))
+	fwd, err = cache.Begin(&kvcache.Batch{Seqs: []int64{2}, Lengths: []int64{4}, Tokens: prompt, Partial: true})
+	ok(t, err)
+	ok(t, fwd.KVAppend(0, tokens(4, 1), tokens(4, 1)))
+	ok(t, fwd.End())
+	matches(0)
+}
+
+func TestClearedPagesShowNothingOfWhoHadThemBefore(t *testing.T) {
+	for _, clears := range []bool{false, true} {
+		config := small()
+		config.ClearPages = clears
+		cache := newCache(t, config)
+		ok(t, cache.AddSeq(1))
+		grow(t, cache, 1, 60, 7)
+		ok(t, cache.RemoveSeq(1))
+		ok(t, cache.AddSeq(2))
+		fwd, err := cache.Begin(&kvcache.Batch{Seqs: []int64{2}, Lengths: []int64{60}, Partial: true})
+		ok(t, err)
+		ok(t, fwd.End())
+		k := make([]float32, 4)
+		ok(t, cache.DebugGetLayer(2, 1, 5, 6, kvcache.Of(k, 1, 1, 4), nil))
+		if cleared := k[3] == 0; cleared != clears || (!clears && k[3] != 7) {
+			t.Errorf("cleared %v: %v", clears, k)
+		}
 	}
 }
 
@@ -176,6 +232,7 @@ func TestPageTablesAreExported(t *testing.T) {
 	if positions[4] != 4 || positions[5] != 0 {
 		t.Errorf("%v", positions)
 	}
+	write(t, fwd, 7, 1)
 	ok(t, fwd.End())
 	pages, err := cache.SeqPages(1, 0)
 	ok(t, err)

@@ -82,6 +82,14 @@ func begin(t testing.TB, cache *kvcache.Cache, seq, length int64) *kvcache.Forwa
 	return fwd
 }
 
+// write appends tokens of one number to both layers of small.
+func write(t testing.TB, fwd *kvcache.Forward, length int, x float32) {
+	t.Helper()
+	for layer := 0; layer < 2; layer++ {
+		ok(t, fwd.KVAppend(layer, tokens(length, x), tokens(length, x)))
+	}
+}
+
 // grow appends tokens of one number to a sequence, all layers.
 func grow(t testing.TB, cache *kvcache.Cache, seq int64, length int, x float32) {
 	t.Helper()

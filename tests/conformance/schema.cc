@@ -46,8 +46,8 @@ const Keys kTable{"seq_lens", "qo_indptr", "page_indptr", "page_indices", "block
 // Keys of every step besides those of its operation.
 const Keys kEveryStep{"op", "about", "status", "detail", "expect"};
 // What describes a batch, and what an attention call checks.
-const Keys kBatch{"seqs",      "lengths",       "ids",       "tree_parents",
-                  "positions", "cross_lengths", "cross_ids", "publish"};
+const Keys kBatch{"seqs",          "lengths",   "ids",     "tree_parents", "positions",
+                  "cross_lengths", "cross_ids", "publish", "partial"};
 // What describes a query of the prefix cache, and what it finds.
 const Keys kQuery{"tokens", "num_tokens", "salt", "keys", "flags", "priority", "hashes", "hit"};
 const Keys kQueryKey{"type", "offset", "data"};

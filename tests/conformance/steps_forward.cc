@@ -88,6 +88,7 @@ kvc_status begin(Session& session, const Json& step, kvc_error* err) {
   }
   std::vector<int32_t> tokens(batch.ids.begin(), batch.ids.end());
   if (step.value("publish", false)) desc.tokens = tokens.data();
+  if (step.value("partial", false)) desc.flags |= KVC_FORWARD_PARTIAL;
   HostTensor positions;
   if (step.contains("positions")) {
     positions = position_tensor(step["positions"]);

@@ -20,7 +20,7 @@ const (
 	tableKeys    = "seq_lens qo_indptr page_indptr page_indices block_table"
 	queryKeyKeys = "type offset data"
 	stepKeys     = "op about status detail expect"
-	batchKeys    = "seqs lengths ids tree_parents positions cross_lengths cross_ids publish"
+	batchKeys    = "seqs lengths ids tree_parents positions cross_lengths cross_ids publish partial"
 	queryKeys    = "tokens num_tokens salt keys flags priority hashes hit"
 	rowKeys      = "q sees at q_at long_from opt"
 )

@@ -96,6 +96,7 @@ func beginStep(s *session, step object) error {
 			call.Tokens = append(call.Tokens, int32(id))
 		}
 	}
+	call.Partial = step.boolOr("partial", false)
 	if step.has("positions") {
 		call.Positions = integers(step.list("positions"), kvcache.I32).arg()
 	}

@@ -248,12 +248,14 @@ class Cache(DebugAccess):
         cross_lengths: Any = None,
         stream: Any = None,
         replay: bool = False,
+        partial: bool = False,
     ) -> Forward:
         """Open a step: which sequences grow by how many tokens (None: one each).
 
         `tokens`: the ids of the new tokens, packed, so that full blocks are published to the prefix index. `NoPages` when the cache is full now.
         `stream`: of all work until the end. `replay`: the step is computed by launching the CUDA graph that an earlier one of its shape was
-        captured in (docs/cuda.md); calls on layers are refused.
+        captured in (docs/cuda.md); calls on layers are refused. `partial`: it may end without K and V in every layer, and publishes
+        nothing; without it such an end is refused where the library alone writes the pool.
         """
         if not hasattr(seqs, "__len__"):
             seqs = _listed(seqs)
@@ -269,7 +271,7 @@ class Cache(DebugAccess):
                 positions,
                 cross_lengths,
                 self.plan._stream(stream),
-                _capi.KVC_FORWARD_REPLAY if replay else 0,
+                (_capi.KVC_FORWARD_REPLAY if replay else 0) | (_capi.KVC_FORWARD_PARTIAL if partial else 0),
             ),
         )
         return Forward(self, handle, seqs)

@@ -130,7 +130,10 @@ class Forward:
         return bool(_capi.is_open(self._handle, "kvc_forward"))
 
     def end(self) -> None:
-        """Make the new tokens part of their sequences."""
+        """Make the new tokens part of their sequences.
+
+        `InvalidState` where the library alone writes the pool and a layer got no K and V (see `Cache.forward`, `partial`); the step stays open.
+        """
         _capi.kvc_forward_end(self._handle)
 
     def abort(self) -> None:
@@ -145,10 +148,14 @@ class Forward:
     ) -> None:
         if not self.is_open:
             return
-        if kind is None:
-            self.end()
-        else:
+        if kind is not None:
             self.abort()
+            return
+        try:
+            self.end()
+        except BaseException:
+            self.abort()
+            raise
 
     # ---- attention
 

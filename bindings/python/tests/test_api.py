@@ -71,7 +71,7 @@ def test_parts_of_attention_merge_to_the_whole(cache, rng):
 def test_options_are_keywords_or_an_object(cache, rng):
     cache.add(1)
     q, k, v = qkv(rng, 5)
-    with cache.forward([1], [5]) as forward:
+    with cache.forward([1], [5], partial=True) as forward:
         plain = forward.attn(0, q, k, v)
         cut = forward.attn(0, q, window=1)
         np.testing.assert_allclose(cut, np.repeat(v, 2, axis=1), rtol=1e-6)
@@ -105,14 +105,50 @@ def test_a_forward_that_is_dropped_is_given_up(cache):
     cache.forward([1], [3])
     gc.collect()
     assert cache.stats().forwards_aborted == 1
-    cache.forward([1]).end()
+    cache.forward([1], partial=True).end()
+
+
+def test_a_layer_that_is_forgotten_is_named_unless_the_step_is_partial(cache, rng):
+    cache.add(1)
+    _, k, v = qkv(rng, 4)
+    forward = cache.forward([1], [4], tokens=[1, 2, 3, 4])
+    forward.kv_append(0, k, v)
+    with pytest.raises(kvcache.InvalidState, match="layer 1"):
+        forward.end()
+    assert forward.is_open
+    forward.kv_append(1, k, v)
+    forward.end()
+    assert cache.prefix.match([1, 2, 3, 4, 5]) == 4
+    # Leaving a block is an end too; one that is refused undoes the step.
+    with pytest.raises(kvcache.InvalidState, match="layer 0"), cache.forward([1], [1]):
+        pass
+    assert cache.length(1) == 4 and cache.stats().forwards_aborted == 1
+    cache.add(2)
+    with cache.forward([2], [4], tokens=[9, 9, 9, 9], partial=True) as partial:
+        partial.kv_append(0, k, v)
+    assert cache.length(2) == 4 and cache.prefix.match([9, 9, 9, 9, 9]) == 0
+
+
+def test_cleared_pages_show_nothing_of_who_had_them_before(rng):
+    _, k, v = qkv(rng, 60)
+    for clear_pages in (False, True):
+        with small_cache(clear_pages=clear_pages) as cache:
+            cache.add(1)
+            with cache.forward([1], [60]) as forward:
+                for layer in range(2):
+                    forward.kv_append(layer, k, v)
+            cache.remove(1)
+            cache.add(2)
+            with cache.forward([2], [60], partial=True):
+                pass
+            assert (cache.debug_get_kv(2)[0] == 0).all() == clear_pages
 
 
 def test_ended_forwards_and_closed_caches_raise(rng):
     cache = small_cache()
     cache.add(1)
     tensors = qkv(rng, 1)
-    forward = cache.forward([1])
+    forward = cache.forward([1], partial=True)
     forward.end()
     for call in (
         lambda: forward.attn(0, *tensors),
@@ -164,7 +200,7 @@ def test_statuses_are_exceptions_of_the_expected_kinds(cache):
             and caught.value.name.startswith("KVC_E_")
         )
     cache.add(2)
-    cache.forward([2], [60]).end()
+    cache.forward([2], [60], partial=True).end()
     with pytest.raises(kvcache.NoPages) as caught:
         cache.forward([1], [8])
     assert caught.value.missing_pages == 1 == cache.can_append([1], [8])
@@ -173,7 +209,7 @@ def test_statuses_are_exceptions_of_the_expected_kinds(cache):
 def test_messages_name_the_argument_and_both_values(cache, rng):
     cache.add(1)
     q, k, v = qkv(rng, 2)
-    with cache.forward([1], [2]) as forward:
+    with cache.forward([1], [2], partial=True) as forward:
         with pytest.raises(kvcache.ShapeError, match="k"):
             forward.attn(0, q, k[:, :1], v)
         with pytest.raises(kvcache.DtypeError, match="q"):
@@ -197,7 +233,7 @@ def test_integers_come_as_lists_ranges_or_arrays(cache):
     for seqs in ([1, 2], (3, 4), range(5, 7), np.array([7, 8]), np.array([9, 10], np.int32)):
         for seq in seqs:
             cache.add(int(seq))
-        cache.forward(seqs, np.array([1, 2, 3, 4])[::2][:2]).end()
+        cache.forward(seqs, np.array([1, 2, 3, 4])[::2][:2], partial=True).end()
         assert [cache.length(int(seq)) for seq in seqs] == [1, 3]
     with pytest.raises(TypeError, match="seqs"):
         cache.forward(np.array([1.0]), [1])

@@ -29,7 +29,7 @@ def test_steps_swaps_and_graphs_on_a_gpu_agree_with_the_cpu():
 
 def test_streams_are_ignored_on_the_cpu_and_devices_have_names(cache):
     cache.add(1)
-    with cache.forward([1], stream=12345):
+    with cache.forward([1], stream=12345, partial=True):
         pass
     assert kvcache.Config(layers=[], device="cuda:3").as_dict()["device"] == (2, 3)
     assert kvcache.Config(layers=[], device="cpu").as_dict()["device"] == (1, 0)

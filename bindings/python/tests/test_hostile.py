@@ -107,7 +107,7 @@ def test_hostile_capsules_are_refused_and_never_freed_twice(cache, rng, fields, 
     _, k, v = qkv(rng, 1)
     producer = Hostile(**fields)
     cache.add(1)
-    with cache.forward([1]) as forward:
+    with cache.forward([1], partial=True) as forward:
         before = sys.getrefcount(producer)
         if error is None:
             forward.attn(0, producer, k, v, out=np.empty((1, HEADS, DIM), np.float32))

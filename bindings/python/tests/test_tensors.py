@@ -31,7 +31,7 @@ class Legacy(Versioned):
 
 def outputs_of(cache, seq, wrap, tensors):
     cache.add(seq)
-    with cache.forward([seq], [len(tensors[0])]) as forward:
+    with cache.forward([seq], [len(tensors[0])], partial=True) as forward:
         out = np.empty(tensors[0].shape, np.float32)
         forward.attn(0, *(wrap(x) for x in tensors), wrap(out))
         return out
@@ -73,13 +73,13 @@ def test_strides_are_honoured(cache, rng):
     for seq, tensors in enumerate((turned, spread, backwards), 2):
         assert not tensors[0].flags.c_contiguous
         assert (outputs_of(cache, seq, lambda x: x, tensors) == plain).all()
-    with cache.forward([1]) as forward, pytest.raises(kvcache.ShapeError, match="q"):
+    with cache.forward([1], partial=True) as forward, pytest.raises(kvcache.ShapeError, match="q"):
         forward.attn(0, np.zeros((1, HEADS, 2 * DIM), np.float32)[:, :, ::2])
     memory = np.zeros(2 + 2 * HEADS * DIM, np.float32)[: 2 * HEADS * DIM].reshape(2, HEADS, DIM)
     odd = np.lib.stride_tricks.as_strided(memory, strides=(HEADS * DIM * 4 + 2, DIM * 4, 4))
-    with cache.forward([1], [2]) as forward, pytest.raises(BufferError, match="stride 0 is 130 bytes"):
+    with cache.forward([1], [2], partial=True) as forward, pytest.raises(BufferError, match="stride 0 is 130 bytes"):
         forward.attn(0, odd)
-    with cache.forward([1]) as forward:  # the stride of a single row is never used
+    with cache.forward([1], partial=True) as forward:  # the stride of a single row is never used
         forward.attn(0, np.lib.stride_tricks.as_strided(q[:1], strides=(2, DIM * 4, 4)), k[:1], v[:1])
 
 
@@ -103,7 +103,7 @@ def test_16_bit_activations(rng, dtype):
 
 def outputs_of_given(cache, seq, tensors, shape):
     cache.add(seq)
-    with cache.forward([seq], [shape[0]]) as forward:
+    with cache.forward([seq], [shape[0]], partial=True) as forward:
         return forward.attn(0, *tensors, np.empty(shape, np.float32))
 
 
@@ -115,7 +115,7 @@ def test_arrays_of_ml_dtypes_are_taken_as_they_are(rng):
         assert (
             got == outputs_of(cache, 2, lambda x: x, tuple(x.astype(np.float32) for x in (q, k, v)))
         ).all()
-        with cache.forward([1]) as forward:
+        with cache.forward([1], partial=True) as forward:
             out = forward.attn(0, q[:1], k[:1], v[:1])
             assert out.dtype == ml_dtypes.bfloat16
     layer = kvcache.Layer(num_kv_heads=1, k_dim=4, dtype=ml_dtypes.bfloat16)
@@ -135,7 +135,7 @@ def test_read_only_tensors_may_be_read_but_not_written(cache, rng):
     for x in (q, k, v):
         x.flags.writeable = False
     cache.add(1)
-    with cache.forward([1], [2]) as forward:
+    with cache.forward([1], [2], partial=True) as forward:
         forward.attn(0, q, k, v)
         for wrap in (lambda x: x, *([Versioned] if NEW_NUMPY else [])):
             with pytest.raises(BufferError, match="out: is read-only"):
@@ -149,7 +149,7 @@ def test_read_only_tensors_may_be_read_but_not_written(cache, rng):
 def test_what_is_no_tensor_is_refused(cache, rng):
     q, k, v = qkv(rng, 1)
     cache.add(1)
-    with cache.forward([1]) as forward:
+    with cache.forward([1], partial=True) as forward:
         for wrong in (3, "q", [1.0], object(), bytes(8)):
             with pytest.raises(TypeError, match="^q: expected a tensor, which has __dlpack__.*, got"):
                 forward.attn(0, wrong, k, v, out=q)

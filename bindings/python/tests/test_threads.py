@@ -148,7 +148,7 @@ def test_one_forward_is_open_at_a_time(rng):
     with small_cache() as cache:
         cache.add(1)
         cache.add(2)
-        with cache.forward([1]):
+        with cache.forward([1], partial=True):
             with pytest.raises(kvcache.Busy):
                 cache.forward([2])
             with pytest.raises(kvcache.Busy):

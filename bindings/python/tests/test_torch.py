@@ -29,7 +29,7 @@ def test_attention_of_torch_tensors(rng, dtype):
             out.float().numpy(), want, rtol=2e-2 if dtype == torch.bfloat16 else 2e-3, atol=2e-2
         )
         back = torch.empty((6, KV_HEADS, DIM), dtype=dtype)
-        with cache.forward([1]) as forward:
+        with cache.forward([1], partial=True) as forward:
             forward.kv_append(0, k[:1], v[:1])
             wide = torch.empty((7, KV_HEADS, DIM), dtype=dtype)
             forward.gather(0, 1, wide)
@@ -63,7 +63,7 @@ def test_the_exchange_table_and_capsules_agree(rng):
 
     with small_cache() as cache:
         cache.add(1)
-        with cache.forward([1], [3]) as forward:
+        with cache.forward([1], [3], partial=True) as forward:
             plain = forward.attn(0, q, k, v)
             out = torch.empty_like(q)
             forward.attn(0, *(CapsulesOnly(x) for x in (q, k, v, out)))
@@ -74,7 +74,7 @@ def test_parameters_and_tensors_that_require_grad_are_refused(rng):
     q, k, v = tensors_of(rng, 1, torch.float32)
     with small_cache() as cache:
         cache.add(1)
-        with cache.forward([1]) as forward:
+        with cache.forward([1], partial=True) as forward:
             with pytest.raises(BufferError, match=r"q: requires grad.*detach\(\)"):
                 forward.attn(0, q.clone().requires_grad_(), k, v)
             parameter = torch.nn.Parameter(k)
@@ -87,7 +87,7 @@ def test_what_torch_cannot_describe_is_refused(rng):
     q, k, v = tensors_of(rng, 1, torch.float32)
     with small_cache() as cache:
         cache.add(1)
-        with cache.forward([1]) as forward:
+        with cache.forward([1], partial=True) as forward:
             for wrong in (
                 q.to_sparse(),
                 torch.empty(q.shape, device="meta"),
@@ -118,7 +118,7 @@ def test_no_reference_to_a_tensor_is_kept(rng):
     q, k, v = tensors_of(rng, 1, torch.float32)
     with small_cache() as cache:
         cache.add(1)
-        with cache.forward([1]) as forward:
+        with cache.forward([1], partial=True) as forward:
             out = forward.attn(0, q, k, v)
             before = [sys.getrefcount(x) for x in (q, k, v, out)]
             for _ in range(100):

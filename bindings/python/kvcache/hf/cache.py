@@ -363,7 +363,7 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         self._rows = []
         self._add_rows(len(rows))
         if length:
-            self.store.begin(self._rows, [length] * len(rows))
+            self.store.begin(self._rows, [length] * len(rows), partial=True)  # rows are written below
             self.store.end()
         for layer in sorted(self._attention):
             first = self.layers[layer].first_kept(length)

@@ -90,7 +90,7 @@ class Store:
 
     # Steps
 
-    def begin(self, seqs, lengths, tokens=None, cross_lengths=None, commit=None) -> None:
+    def begin(self, seqs, lengths, tokens=None, cross_lengths=None, commit=None, partial=False) -> None:
         """Open a step. Caches that share this store leave theirs open until somebody needs it to end: `commit` does that."""
         open_one = self._commit_open() if self._commit_open is not None else None
         if self._forward is not None and open_one is not None:
@@ -98,7 +98,9 @@ class Store:
         self._commit_open = None if commit is None else weakref.WeakMethod(commit)
         while True:
             try:
-                self._forward = self.cache.forward(seqs, lengths, tokens=tokens, cross_lengths=cross_lengths)
+                self._forward = self.cache.forward(
+                    seqs, lengths, tokens=tokens, cross_lengths=cross_lengths, partial=partial
+                )
                 return
             except (kvcache.NoPages, kvcache.NeverFits):
                 if not self.grows:

@@ -12,7 +12,7 @@ import kvcache
 from . import formulas
 
 _ROWS = "q sees at q_at long_from opt"
-_BATCH = "seqs lengths ids tree_parents positions cross_lengths cross_ids publish"
+_BATCH = "seqs lengths ids tree_parents positions cross_lengths cross_ids publish partial"
 _QUERY = "tokens num_tokens salt keys flags priority hashes hit"
 _STEPS = {
     "plan": "config groups layer_groups request_pages layers",

@@ -75,6 +75,7 @@ def begin(s, step):
         tree_parents=tree_parents(step["tree_parents"]) if "tree_parents" in step else None,
         positions=positions,
         cross_lengths=cross,
+        partial=step.get("partial", False),
     )
     assert opened.num_tokens == len(ids)
     s.fwd, s.seqs, s.lengths, s.ids, s.cross_ids = opened, seqs, lengths, ids, cross_ids

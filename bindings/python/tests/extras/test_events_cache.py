@@ -21,7 +21,9 @@ MEDIA = {"device": "GPU", "host": "CPU"}
 
 
 def make_cache(layers, *, num_pages, event_capacity, host_pages=0):
-    fields = dict(layers=layers, page_size=4, num_pages=num_pages, event_capacity=event_capacity)
+    fields = dict(
+        layers=layers, page_size=4, num_pages=num_pages, event_capacity=event_capacity, storage="none"
+    )
     page_bytes = Plan(Config(**fields)).info.page_bytes
     return Cache(host_byte_budget=host_pages * page_bytes, **fields)
 

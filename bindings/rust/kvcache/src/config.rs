@@ -39,6 +39,7 @@ pub struct Config {
     pub num_state_slots: i64,
     pub event_capacity: i64,
     pub pad_pages: bool,
+    pub clear_pages: bool,
     pub(crate) pool: Vec<PoolTensor>,
     pub(crate) allocator: Option<AllocatorRef>,
     pub(crate) executor: Option<SharedExecutor>,
@@ -78,6 +79,7 @@ impl Config {
             num_state_slots: 0,
             event_capacity: 0,
             pad_pages: false,
+            clear_pages: false,
             pool: Vec::new(),
             allocator: None,
             executor: None,
@@ -121,6 +123,8 @@ impl Config {
         event_capacity: i64,
         /// Every group has `page_size` tokens per page, and pages of narrower groups are padded.
         pad_pages: bool,
+        /// Pages and state slots are filled with zeros before another sequence gets them.
+        clear_pages: bool,
     }
 
     /// Keeps the layers `begin..end` here (a pipeline stage). Layer ids in calls stay global.

@@ -23,6 +23,7 @@ pub struct Batch<'a> {
     cross_lengths: Option<&'a [i64]>,
     stream: Stream,
     replay: bool,
+    partial: bool,
 }
 
 impl<'a> Batch<'a> {
@@ -37,6 +38,7 @@ impl<'a> Batch<'a> {
             cross_lengths: None,
             stream: Stream::LEGACY,
             replay: false,
+            partial: false,
         }
     }
 
@@ -81,6 +83,14 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn replay(mut self) -> Self {
         self.replay = true;
+        self
+    }
+
+    /// The forward may end without K and V in every layer, and publishes nothing. Without it
+    /// [`Forward::end`] refuses that where the library alone writes the pool.
+    #[must_use]
+    pub fn partial(mut self) -> Self {
+        self.partial = true;
         self
     }
 
@@ -169,7 +179,8 @@ impl CacheRef {
             positions: crate::tensor::pointer(&positions),
             cross_lengths: batch.cross_lengths.map_or(null(), <[_]>::as_ptr),
             stream: batch.stream.raw(),
-            flags: if batch.replay { sys::KVC_FORWARD_REPLAY } else { 0 },
+            flags: if batch.replay { sys::KVC_FORWARD_REPLAY } else { 0 }
+                | if batch.partial { sys::KVC_FORWARD_PARTIAL } else { 0 },
             ..Default::default()
         };
         let mut raw = null_mut();
@@ -215,7 +226,8 @@ impl Forward<'_> {
         check(|error| unsafe { (loaded().forward_positions)(self.as_ptr(), &mut out, error) })
     }
 
-    /// Makes the new tokens part of their sequences. Every layer should have been appended to.
+    /// Makes the new tokens part of their sequences. Where the library alone writes the pool, every layer must
+    /// have got its K and V, unless the batch is [`Batch::partial`]. A forward that cannot end is aborted.
     pub fn end(self) -> Result<()> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: open, and not used afterwards.

@@ -32,7 +32,7 @@
 //!   # use kvcache::*;
 //!   # let mut cache = Cache::with_config(&Config::new(vec![Layer::attention(1, 1, 4)]).num_pages(2))?;
 //!   # (cache.add(0)?, cache.add(1)?);
-//!   # cache.begin(&Batch::new(&[1], &[20]))?.end()?;
+//!   # cache.begin(&Batch::new(&[1], &[20]).partial())?.end()?;
 //!   match cache.begin(&Batch::new(&[0], &[20])) {
 //!       Ok(step) => step.end()?,
 //!       Err(error) if error.is_no_pages() => println!("{} pages are missing: swap or wait", error.detail()),

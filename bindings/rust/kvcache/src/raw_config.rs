@@ -141,7 +141,8 @@ impl RawConfig {
         let allocator = config.allocator.map(|allocator| Box::new(allocator.0));
         let executor = config.executor.as_ref().map(|executor| Box::new(executor.raw));
         let raw = sys::kvc_config {
-            flags: if config.pad_pages { sys::KVC_CONFIG_PAD_PAGES } else { 0 },
+            flags: if config.pad_pages { sys::KVC_CONFIG_PAD_PAGES } else { 0 }
+                | if config.clear_pages { sys::KVC_CONFIG_CLEAR_PAGES } else { 0 },
             device: config.device.raw(),
             page_size: config.page_size,
             num_layers: layers.len() as i32,

@@ -233,7 +233,7 @@ fn threads_ask_while_one_attends() {
 fn a_forward_moves_to_another_thread() {
     let mut cache = cache();
     cache.add(0).unwrap();
-    let forward = cache.begin(&Batch::new(&[0], &[1])).unwrap();
+    let forward = cache.begin(&Batch::new(&[0], &[1]).partial()).unwrap();
     std::thread::scope(|scope| scope.spawn(move || forward.end()).join().unwrap()).unwrap();
     assert_eq!(cache.length(0).unwrap(), 1);
     std::thread::spawn(move || drop(cache)).join().unwrap();
@@ -321,11 +321,42 @@ fn a_config_json_keeps_windows_and_rotations() {
 }
 
 #[test]
+fn a_layer_that_is_forgotten_is_named_unless_the_forward_is_partial() {
+    let mut cache = cache();
+    cache.add(0).unwrap();
+    let prompt = [1, 2, 3, 4];
+    let batch = Batch::new(&[0], &[4]).tokens(&prompt);
+    let error = cache.begin(&batch).unwrap().end().unwrap_err();
+    assert_eq!(error.status(), Status::InvalidState);
+    assert!(error.to_string().contains("layer 0"), "{error}");
+    assert_eq!(cache.length(0).unwrap(), 0, "a forward that cannot end is undone");
+    cache.begin(&batch.partial()).unwrap().end().unwrap();
+    assert_eq!(cache.length(0).unwrap(), 4);
+    assert_eq!(cache.prefix_match(&Query::new(&[1, 2, 3, 4, 5])).unwrap(), 0);
+}
+
+#[test]
+fn cleared_pages_show_nothing_of_who_had_them_before() {
+    for clears in [false, true] {
+        let mut cache = Cache::with_config(&config().clear_pages(clears)).unwrap();
+        cache.add(0).unwrap();
+        step(&mut cache, &[0], &[64], &[7.0; 64]).unwrap();
+        cache.remove(0).unwrap();
+        cache.add(1).unwrap();
+        cache.begin(&Batch::new(&[1], &[64]).partial()).unwrap().end().unwrap();
+        let mut v = [1.0f32; 64 * 4];
+        let mut rows = TensorMut::new(&mut v, &[64, 1, 4]).unwrap();
+        cache.debug_get_layer(1, 0, 0..64, None, Some(&mut rows)).unwrap();
+        assert!(v.iter().all(|x| *x == if clears { 0.0 } else { 7.0 }), "cleared: {clears}");
+    }
+}
+
+#[test]
 fn page_tables_are_slices() {
     let mut cache = cache();
     cache.add(0).unwrap();
     step(&mut cache, &[0], &[5], &[0.0; 5]).unwrap();
-    let forward = cache.begin(&Batch::new(&[0], &[1])).unwrap();
+    let forward = cache.begin(&Batch::new(&[0], &[1]).partial()).unwrap();
     let indptr = forward.export_page_table(0, TableKind::Indptr).unwrap();
     assert_eq!(indptr.as_slice::<i32>().unwrap(), [0, 2]);
     assert!(indptr.as_slice::<i64>().is_none(), "of another type");
@@ -365,7 +396,11 @@ fn prompts_hit_what_others_computed() {
     let prompt: Vec<i32> = (100..110).collect();
     assert_eq!(cache.prefix_attach(0, &Query::new(&prompt).salt(b"a")).unwrap(), 0);
     let batch = Batch::new(&[0], &[10]).tokens(&prompt);
-    cache.begin(&batch).unwrap().end().unwrap();
+    let forward = cache.begin(&batch).unwrap();
+    let rows = [0.5f32; 40];
+    let k = TensorRef::new(&rows, &[10, 1, 4]).unwrap();
+    forward.kv_append(0, &k, &k).unwrap();
+    forward.end().unwrap();
     assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"a")).unwrap(), 8);
     assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"b")).unwrap(), 0);
     assert_eq!(cache.prefix_attach(1, &Query::new(&prompt).salt(b"a")).unwrap(), 8);

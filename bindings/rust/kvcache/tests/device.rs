@@ -249,7 +249,7 @@ fn the_cpu_looks_at_no_stream() {
     cache.add(1).unwrap();
     // SAFETY: the CPU does not use it.
     let stream = unsafe { Stream::from_raw(std::ptr::without_provenance_mut(12345)) };
-    cache.begin(&Batch::new(&[1], &[1]).stream(stream)).unwrap().end().unwrap();
+    cache.begin(&Batch::new(&[1], &[1]).stream(stream).partial()).unwrap().end().unwrap();
     let refused = cache.begin(&Batch::new(&[1], &[1]).replay()).unwrap_err();
     assert_eq!(refused.status(), Status::Unsupported);
     assert_eq!(cache.length(1).unwrap(), 1);

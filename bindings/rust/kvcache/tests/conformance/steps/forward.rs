@@ -61,6 +61,9 @@ pub fn begin<'c>(session: &mut Session, cache: &'c mut CacheRef, step: &Json) ->
     if step.flag("publish", false) {
         batch = batch.tokens(&tokens);
     }
+    if step.flag("partial", false) {
+        batch = batch.partial();
+    }
     let (shape, elements) = flatten(step.list("positions"));
     let positions = HostTensor::of(&shape, Type::I32, elements);
     if step.has("positions") {
