@@ -43,7 +43,7 @@ class CpuEngine final : public Engine {
   DeviceEvent make_event() const override { return {}; }
   void record(const DeviceEvent&) noexcept override {}
 
-  void check_begin(const Batch& batch, bool has_positions, bool is_replay) const override;
+  void check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override {}
   void check_abort() const override {}
@@ -87,6 +87,7 @@ class CpuEngine final : public Engine {
                  int64_t end) noexcept override;
 
  private:
+  void clear_pages(const std::vector<PageId>& pages) noexcept;
   // The batch seen in one way, with its work lists by shape: layers of equal shape share one.
   struct CachedView {
     uint64_t step = 0;  // 0: stale

@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "src/attention/cpu_engine.h"
+#include "src/attention/row_moves.h"
 #include "src/base/error.h"
+#include "src/base/math.h"
 
 namespace kvc {
 namespace {
@@ -27,14 +29,56 @@ std::vector<T> sequences_of(const Batch& batch, const StatePool& states, const S
 
 }  // namespace
 
-void CpuEngine::check_begin(const Batch&, bool, bool is_replay) const {
+void CpuEngine::check_begin(const Batch&, bool, bool is_replay, bool) const {
   if (!is_replay) return;
   fail_with(KVC_E_UNSUPPORTED, KVC_FORWARD_REPLAY,
             "desc->flags has KVC_FORWARD_REPLAY (%d): the CPU has no graphs",
             static_cast<int>(KVC_FORWARD_REPLAY));
 }
 
-void CpuEngine::begin(Forward& forward, bool) { copy_pages(forward.batch().copies()); }
+void CpuEngine::begin(Forward& forward, bool) {
+  clear_pages(forward.batch().taken_pages());
+  if (spec_->clears_pages && states_->is_used()) {
+    for (const BatchEntry& entry : forward.batch().entries()) states_->clear_slot(entry.new_state);
+  }
+  copy_pages(forward.batch().copies());
+}
+
+// Pages are ascending: neighbours are one piece where they lie together.
+void CpuEngine::clear_pages(const std::vector<PageId>& pages) noexcept {
+  if (pages.empty() || pool_->slots().empty()) return;
+  const auto num_pages = static_cast<int64_t>(pages.size());
+  const int64_t num_slots = pool_->num_pieces();
+  const auto clear = [&](int64_t slot, int64_t begin, int64_t end) {
+    const PagePool::Piece piece = pool_->piece(slot);
+    for (int64_t i = begin; i < end;) {
+      int64_t count = 1;
+      while (i + count < end && piece.stride == piece.bytes &&
+             pages[static_cast<size_t>(i + count)] == pages[static_cast<size_t>(i)] + count)
+        ++count;
+      std::memset(piece.base + pages[static_cast<size_t>(i)] * piece.stride, 0,
+                  static_cast<size_t>(piece.bytes * count));
+      i += count;
+    }
+  };
+  double bytes = 0;
+  for (int64_t slot = 0; slot < num_slots; ++slot)
+    bytes += static_cast<double>(pool_->piece(slot).bytes) * static_cast<double>(num_pages);
+  if (executor_.concurrency() > 1 && bytes / kCopyBytesPerSecond >= kWorthThreads) {
+    constexpr int64_t kPagesPerTask = 16;
+    const int64_t tasks = ceil_div(num_pages, kPagesPerTask);
+    try {
+      executor_.run(num_slots * tasks, [&](int64_t task, int32_t) {
+        const int64_t begin = task % tasks * kPagesPerTask;
+        clear(task / tasks, begin, std::min(num_pages, begin + kPagesPerTask));
+      });
+      return;
+    } catch (...) {
+      // A host's executor that throws although it must not. Clearing once more is right, whatever it has done.
+    }
+  }
+  for (int64_t slot = 0; slot < num_slots; ++slot) clear(slot, 0, num_pages);
+}
 
 // ------------------------------------------------------------------------------------------------------- states
 

@@ -61,6 +61,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       carried_states_(*device),
       moves_(spec_->groups.size()) {
   stream_ = own_stream_.get();
+  if (spec_->clears_pages) make_zeros();
 }
 
 AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,

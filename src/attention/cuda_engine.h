@@ -39,7 +39,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void record(const DeviceEvent& event) noexcept override;
 
   void await_begin() override;
-  void check_begin(const Batch& batch, bool has_positions, bool is_replay) const override;
+  void check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override;
   void check_abort() const override;
@@ -101,6 +101,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
     int64_t call_window;           // widest of the calls; 0: none
     bool needs_positions;  // a call goes by positions of keys, which have no room where they were moved
     bool sets_states;
+    std::vector<uint8_t> appended;  // Per local layer: it got its rows.
   };
   struct MoveList {  // of a group
     std::vector<int64_t> from, to, first;
@@ -112,7 +113,9 @@ class CudaEngine final : public Engine, public DeviceQueue {
   void require_stream() const;
   const CapturedShape* find_captured(const Batch& batch) const;
   void begin_replay(Forward& forward);
-  void require_replayable(const Batch& batch, bool has_positions, bool is_captured) const;
+  void make_zeros();
+  void clear_taken(const Forward& forward, cuda::Stream stream);
+  void require_replayable(const Batch& batch, bool has_positions, bool is_captured, bool needs_rows) const;
   void require_capturable(const Batch& batch, bool has_positions) const;
   void secure_carried_states();
   void note_captured(const Forward& forward);
@@ -169,6 +172,9 @@ class CudaEngine final : public Engine, public DeviceQueue {
   DeviceViews views_;
   DeviceBuffer new_k_, new_v_, identity_slots_, state_sequences_, carried_states_;
   int64_t num_identity_slots_ = 0;
+  // Where pages are cleared (KVC_CONFIG_CLEAR_PAGES): the largest part of a page in zeros, and a table of parts that all lie there.
+  DeviceMemory zeros_, zero_slots_;
+  std::vector<PageId> zero_pages_;
   std::vector<MoveList> moves_;  // per group
   std::vector<int64_t> turned_slots_;
   std::vector<PageId> copied_from_, copied_to_;  // of a group

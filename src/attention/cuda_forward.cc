@@ -73,7 +73,7 @@ void CudaEngine::record(const DeviceEvent& event) noexcept {
   }
 }
 
-void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay) const {
+void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const {
   require_alive();
   bool is_captured = false;
   {
@@ -81,7 +81,7 @@ void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_rep
     is_captured = device_->is_capturing(stream_);
   }
   if (is_replay) {
-    require_replayable(batch, has_positions, is_captured);
+    require_replayable(batch, has_positions, is_captured, needs_rows);
   } else if (is_captured) {
     require_capturable(batch, has_positions);
   }
@@ -121,6 +121,8 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
       is_captured_ = device_->is_capturing(stream_);
       // A graph waits for nothing that was enqueued elsewhere: that has to be done before it can be launched.
       order_.use(is_captured_ ? own_stream_.get() : stream_);
+      // Not a part of the graph, which would clear these pages again.
+      clear_taken(forward, is_captured_ ? own_stream_.get() : stream_);
       if (is_captured_) own_stream_.synchronize();
     }
     is_replay_ = is_replay;
@@ -160,7 +162,8 @@ void CudaEngine::require_capturable(const Batch& batch, bool has_positions) cons
   step_.require_capturable(batch);
 }
 
-void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool is_captured) const {
+void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool is_captured,
+                                    bool needs_rows) const {
   if (is_captured)
     fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
   if (batch.has_trees() || batch.num_cross_rows() != 0 || has_positions) {
@@ -177,6 +180,8 @@ void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool
         batch.entries().size());
   }
   if (known->needs_positions) require_unmoved(batch);
+  // An end that refuses would come too late: the graph has run by then.
+  if (needs_rows) Forward::require_rows(*spec_, known->appended, batch);
   const char* reason = nullptr;
   if (known->generation != step_.generation() || !step_.keeps_addresses(batch))
     reason = "the pool or the page tables have moved; set config.max_seq_len";
@@ -219,7 +224,9 @@ const CudaEngine::CapturedShape* CudaEngine::find_captured(const Batch& batch) c
 // Of a batch that can be (require_replayable).
 void CudaEngine::begin_replay(Forward& forward) {
   step_.write_for_replay(forward.batch(), stream_);
-  if (find_captured(forward.batch())->sets_states) mark_states_set(forward);
+  const CapturedShape& shape = *find_captured(forward.batch());
+  if (shape.sets_states) mark_states_set(forward);
+  forward.restore_appended(shape.appended);
 }
 
 // What the graph does with states, it does with all: those that its forward did not set are carried on.
@@ -239,7 +246,8 @@ void CudaEngine::note_captured(const Forward& forward) {
                       .max_cross_length = std::max(spec_->max_cross_len, forward.batch().longest(true)),
                       .call_window = 0,
                       .needs_positions = false,
-                      .sets_states = false};
+                      .sets_states = false,
+                      .appended = forward.appended()};
   for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
   std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
   captured_.push_back(std::move(shape));
@@ -282,7 +290,10 @@ void CudaEngine::check_end() const {
 }
 
 void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
-  if (is_captured_) captured_.back().sets_states = forward.any_state_set();
+  if (is_captured_) {
+    captured_.back().sets_states = forward.any_state_set();
+    std::copy(forward.appended().begin(), forward.appended().end(), captured_.back().appended.begin());
+  }
   if (is_captured_ && aborted) {
     // Replays may follow: the graph has to do with states what an end would have made it do.
     bool is_over = true;

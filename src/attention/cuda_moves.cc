@@ -103,6 +103,49 @@ void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
   }
 }
 
+void CudaEngine::make_zeros() {
+  const cuda::StepPages& pages = step_.pages();
+  std::vector<cuda::StepPageSlot> parts;
+  int64_t largest = 1;
+  for (const GroupSpec& group : spec_->groups) {
+    for (const int32_t layer : group.layers) {
+      const auto bytes = static_cast<int64_t>(pool_->layer_page_bytes(layer));
+      parts.push_back({.base = nullptr, .page_stride = 0, .bytes = bytes, .group = -1, .reserved = 0});
+      largest = std::max(largest, bytes);
+    }
+  }
+  if (pages.num_layers == 0) return;
+  zeros_ = DeviceMemory(*device_, largest);
+  for (cuda::StepPageSlot& part : parts) part.base = zeros_.data();
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
+  zero_slots_ = DeviceMemory(*device_, bytes);
+  const DeviceStream stream(*device_);
+  device_->fill(zeros_.data(), 0, largest, stream.get());
+  device_->copy(zero_slots_.data(), parts.data(), bytes, stream.get());
+  stream.synchronize();
+}
+
+// What the forward has taken gets zeros, before anything else is enqueued for it.
+void CudaEngine::clear_taken(const Forward& forward, cuda::Stream stream) {
+  if (!spec_->clears_pages) return;
+  const std::vector<PageId>& pages = forward.batch().taken_pages();
+  if (!pages.empty() && zero_slots_.data() != nullptr) {
+    zero_pages_.assign(pages.size(), 0);
+    cuda::PageCopyParams params{};
+    params.from_layers = reinterpret_cast<const cuda::StepPageSlot*>(zero_slots_.data());
+    params.to_layers = step_.pages().layers;
+    params.num_layers = step_.pages().num_layers;
+    params.from = outside_uploads_.put(zero_pages_, stream);
+    params.to = outside_uploads_.put(pages, stream);
+    params.num_pairs = static_cast<int64_t>(pages.size());
+    params.group = -1;
+    device_->call("copy_pages", device_->table->copy_pages, params, stream);
+    outside_uploads_.finish(stream);
+  }
+  if (!states_->is_used()) return;
+  for (const BatchEntry& entry : forward.batch().entries()) states_->clear_slot(entry.new_state, stream);
+}
+
 void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept {
   try {
     const Outside outside(*this, stream_);

@@ -78,8 +78,8 @@ class Engine : public ByteCopier {
 
   // ---- the open forward
   // Before a prepared batch changes anything: whether the forward can be begun on this stream, captured or not, or replayed. Throws
-  // UNSUPPORTED, INVALID_STATE, DEVICE.
-  virtual void check_begin(const Batch& batch, bool has_positions, bool is_replay) const = 0;
+  // UNSUPPORTED, INVALID_STATE, DEVICE. `needs_rows`: a replay has to append to every layer.
+  virtual void check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const = 0;
   // Copies the pages that are to be written and have other holders; a device is sent the step. `is_replay`: all kernels, those included, lie
   // in a graph that the caller launches (KVC_FORWARD_REPLAY).
   virtual void begin(Forward& forward, bool is_replay) = 0;

@@ -101,6 +101,12 @@ void Cache::check() const {
       count_state(sequence, entry->new_state);
     }
     count_state(sequence, sequence.state);
+    if (sequence.first_unwritten != kAllWritten &&
+        (sequence.first_unwritten < 0 || sequence.first_unwritten >= sequence.length)) {
+      fail_with(KVC_E_CORRUPT, sequence.id,
+                "sequence %lld of %lld tokens says that token %lld is the first unwritten one",
+                ll(sequence.id), ll(sequence.length), ll(sequence.first_unwritten));
+    }
     int64_t before = -1;
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
       if (checkpoint.position <= before || checkpoint.position > sequence.length) {

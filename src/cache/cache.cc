@@ -177,7 +177,8 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   info.sink = sequence.sink;
   info.cross_length = sequence.cross_length;
   info.is_swapped = sequence.is_swapped ? 1 : 0;
-  info.known_tokens = sequence.trail.is_altered ? 0 : sequence.trail.num_known;
+  info.known_tokens =
+      sequence.trail.is_altered ? 0 : std::min(sequence.trail.num_known, sequence.first_unwritten);
   info.in_forward = sequence.in_forward() ? 1 : 0;
   // Inside a forward the tables already hold the new tokens' pages; the answer is about what was there before.
   info.tree_nodes = committable_nodes(sequence);
@@ -257,7 +258,7 @@ void Cache::note_pages_used() {
   counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
 }
 
-kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, bool is_replay) {
+kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, bool is_replay, bool is_partial) {
   if (forward_.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          forward_.batch().entries().size());
@@ -272,13 +273,13 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
   }
   // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing brings those back.
   try {
-    engine_->check_begin(batch, given.num_position_rows != 0, is_replay);
+    engine_->check_begin(batch, given.num_position_rows != 0, is_replay, writes_pool_alone() && !is_partial);
   } catch (...) {
     batch.discard();
     throw;
   }
   batch.begin(request, *plan_, sequences_, allocator_, states_, index_);
-  forward_.opened(std::move(given));
+  forward_.opened(std::move(given), is_partial);
   try {
     engine_->begin(forward_, is_replay);
   } catch (...) {  // the device, or a host's executor that throws although it must not
@@ -295,6 +296,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
 
 void Cache::end() {
   engine_->check_end();
+  if (writes_pool_alone() && !forward_.is_partial()) forward_.require_rows();
   Batch& batch = forward_.batch();
   ++counters_.forwards;
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
@@ -302,7 +304,10 @@ void Cache::end() {
   const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
   if (states_written && pool_.has_storage()) engine_->carry_states_on(forward_);
   engine_->closed(forward_, false);
-  batch.commit(sequences_, allocator_, states_, spec(), publisher_, states_written);
+  batch.commit(sequences_, allocator_, states_, spec(), publisher_,
+               {.states = states_written,
+                .rows = !forward_.is_partial() || !forward_.lacks_rows(),
+                .publishes = !forward_.is_partial()});
   forward_.closed();
   handle_.close();
 }

@@ -94,7 +94,9 @@ class Cache {
   // Refuses, by name, what a cache with CROSS layers cannot publish.
   void require_prefix_index(const char* what) const;
 
-  kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay = false);
+  kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay = false,
+                     bool is_partial = false);
+  // Throws INVALID_STATE naming the layers that had to be written and were not.
   void end();
   void abort();
   // Keeps root -> leaves[i] of each sequence's tree.
@@ -116,6 +118,8 @@ class Cache {
   // May the host have written the pool itself, through a borrowed tensor or an export?
   bool host_can_write_pool() const { return spec().storage == KVC_STORAGE_BORROWED || pool_exported_; }
   void mark_pool_exported() { pool_exported_ = true; }
+  // Nobody else can: then every layer has to be written by the forward's end.
+  bool writes_pool_alone() const { return spec().storage == KVC_STORAGE_OWNED && !pool_exported_; }
 
   // Rows of one layer, by token; `global` names the layer in messages.
   struct LayerRows {

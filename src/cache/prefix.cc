@@ -183,8 +183,8 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   publisher_.publish(sequence);
   const int64_t published = sequence.trail.num_published;
   const bool is_there =
-      published > 0 && index_.find(sequence.trail.root,
-                                   sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      published > 0 &&
+      index_.find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
   return is_there ? published * index_.block_tokens() : 0;
 }
 
@@ -231,7 +231,8 @@ TokenTrail Cache::take_memory() noexcept {
 
 void Cache::checkpoint(kvc_seq id) {
   Sequence& sequence = sequences_.get_idle(id, "take a checkpoint of");
-  const int64_t num_blocks = sequence.is_swapped || spec().has_cross() ? 0 : publisher_.num_to_reach(sequence);
+  const int64_t num_blocks =
+      sequence.is_swapped || spec().has_cross() ? 0 : publisher_.num_to_reach(sequence);
   if (num_blocks != 0)
     index_.reserve(num_blocks + forward_.batch().num_new_blocks(), !sequence.trail.ids.empty());
   sequences_.checkpoint(id);

@@ -101,6 +101,11 @@ void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
           tree.ids[static_cast<size_t>(tree.depths[static_cast<size_t>(depth)])];
     trail.add(tree.ids.data(), num_kept, index_.block_tokens());
   }
+  for (int64_t depth = 0; depth < num_kept; ++depth) {
+    if (!tree.is_unwritten(tree.depths[static_cast<size_t>(depth)])) continue;
+    sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length + depth);
+    break;
+  }
   tree.truncate(0);
   sequence.length += num_kept;
   sequences_.add_to_total_length(num_kept);
@@ -240,6 +245,10 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
     }
   }
   sequence.length -= end - begin;
+  // Which tokens behind `begin` were written is not known one by one.
+  if (sequence.first_unwritten > begin && sequence.first_unwritten != kAllWritten)
+    sequence.first_unwritten = std::max(begin, sequence.first_unwritten - (end - begin));
+  sequence.cut_unwritten(sequence.length);
   sequences_.add_to_total_length(begin - end);
   sequences_.truncate(sequence, sequence.length);
 }

@@ -64,9 +64,9 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
     require(out, "out");
     const kvc_forward_desc read = kvc::read_struct(desc, "desc");
     kvc::refuse_extensions(read.ext, "desc");
-    if ((read.flags & ~uint64_t{KVC_FORWARD_REPLAY}) != 0) {
+    if ((read.flags & ~uint64_t{KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL}) != 0) {
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
-                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) is",
+                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) and KVC_FORWARD_PARTIAL (2) are",
                 static_cast<unsigned long long>(read.flags));
     }
     const kvc::BatchRequest request{.num_seqs = read.num_seqs,
@@ -76,8 +76,9 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
                                     .cross_lengths = read.cross_lengths,
                                     .tokens = read.tokens};
     const kvc::StreamScope scope(cache->cache.engine(), read.stream);
-    *out = cache->cache.begin(request, read_positions(cache->cache, read),
-                              (read.flags & KVC_FORWARD_REPLAY) != 0);
+    *out =
+        cache->cache.begin(request, read_positions(cache->cache, read),
+                           (read.flags & KVC_FORWARD_REPLAY) != 0, (read.flags & KVC_FORWARD_PARTIAL) != 0);
   });
 }
 

@@ -176,6 +176,13 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
     });
   }
   copies_.reserve(static_cast<size_t>(work.num_copies));
+  taken_pages_.clear();
+  notes_taken_ = spec.clears_pages;
+  if (notes_taken_) {
+    int64_t num_taken = 0;
+    for (const TableChange& change : changes_) num_taken += change.new_num_pages - change.old_num_pages;
+    taken_pages_.reserve(static_cast<size_t>(num_taken));
+  }
   num_step_words_ = step_words_.reserve(entries_, work, spec);
 }
 
@@ -221,6 +228,7 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
     }
     note_steady(entry, plan.spec());
   }
+  std::sort(taken_pages_.begin(), taken_pages_.end());
   step_words_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
@@ -253,6 +261,7 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
     }
     for (int64_t i = change.old_num_pages; i < total; ++i) {
       pages.push_back(allocator.take(pages.empty() ? kNoPage : pages.back(), total - i - 1));
+      if (notes_taken_) taken_pages_.push_back(pages.back());
     }
     table.owns_last = change.copies_last_page || change.forgets_last_page || total > change.old_num_pages ||
                       table.owns_last;
@@ -289,7 +298,7 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
 }
 
 void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-                   Publisher& publisher, bool states_written) noexcept {
+                   Publisher& publisher, const Written& written) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
@@ -298,19 +307,23 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
         allocator.drop_holder(change(entry, group).replaced_page);
     }
     sequence.cross_length += entry.cross_length;
-    if (entry.is_tree) continue;
+    if (entry.is_tree) {
+      if (!written.rows) sequence.tree.mark_unwritten(entry.old_nodes);
+      continue;
+    }
     learn_tokens(entry);
+    if (!written.rows) sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
     sequence.length += entry.append_length;
     sequences.add_to_total_length(entry.append_length);
     if (states.is_used()) {
-      states.drop_holder(states_written ? sequence.state : entry.new_state);
-      if (states_written) sequence.state = entry.new_state;
+      states.drop_holder(written.states ? sequence.state : entry.new_state);
+      if (written.states) sequence.state = entry.new_state;
       if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
         sequence.checkpoints.push_back({sequence.length, sequence.state, true});
         states.add_holder(sequence.state);
       }
     }
-    if (!tokens_.empty()) publisher.publish(sequence);
+    if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
     sequences.drop_unseen(sequence);
   }
   finish();
@@ -348,6 +361,7 @@ void Batch::finish() noexcept {
   entries_.clear();
   changes_.clear();
   copies_.clear();
+  taken_pages_.clear();
   num_rows_ = num_cross_rows_ = num_new_blocks_ = 0;
   has_trees_ = false;
 }

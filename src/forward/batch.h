@@ -118,9 +118,15 @@ class Batch {
   // Takes what was prepared.
   void begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
              PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept;
-  // New lengths become visible, new full blocks are published. `states_written`: the new state slots hold the states now.
+  // What a step has written when it ends.
+  struct Written {
+    bool states;     // The new state slots hold the states now.
+    bool rows;       // Of every layer; else the new tokens count as unwritten.
+    bool publishes;  // Full blocks go to the prefix index.
+  };
+  // New lengths become visible, new full blocks are published.
   void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-              Publisher& publisher, bool states_written) noexcept;
+              Publisher& publisher, const Written& written) noexcept;
   // Tables and holders as before begin.
   void rollback(PageAllocator& allocator, StatePool& states) noexcept;
 
@@ -130,6 +136,8 @@ class Batch {
     return changes_[static_cast<size_t>(entry.change_begin) + group];
   }
   const std::vector<PageCopy>& copies() const { return copies_; }
+  // Pages that begin took and nothing was copied to, ascending; only where the configuration clears pages.
+  const std::vector<PageId>& taken_pages() const { return taken_pages_; }
   int64_t num_rows() const { return num_rows_; }
   int64_t num_cross_rows() const { return num_cross_rows_; }
   int64_t num_new_blocks() const {
@@ -163,6 +171,8 @@ class Batch {
   std::vector<SequenceTable::OldState> reclaimed_states_;  // these, in order
   size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
+  bool notes_taken_ = false;  // the configuration clears pages
+  std::vector<PageId> taken_pages_;
   StepWords step_words_;
   int64_t num_step_words_ = 0;
   std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given

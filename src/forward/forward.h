@@ -1,6 +1,7 @@
 // One open step: its batch and what is computed lazily from it, at most once per step whatever the number of layers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -28,7 +29,8 @@ class Forward {
   // Identifies the step; work lists made for another step are stale.
   uint64_t step() const { return step_; }
 
-  void opened(GivenPositions given);
+  // `is_partial`: it may end without K and V in every layer (KVC_FORWARD_PARTIAL).
+  void opened(GivenPositions given, bool is_partial = false);
   void closed() { open_ = false; }
 
   // Slots of the new tokens of a group, [num_rows]; of a CROSS group: of the encoder tokens, [num_cross_rows].
@@ -59,6 +61,18 @@ class Forward {
   // Which layers were appended to in this step; of a STATE layer: which were set.
   void mark_appended(int32_t local_layer) { appended_[static_cast<size_t>(local_layer)] = 1; }
   bool is_appended(int32_t local_layer) const { return appended_[static_cast<size_t>(local_layer)] != 0; }
+  // Per local layer. Of another step: a graph that is replayed appends to these.
+  const std::vector<uint8_t>& appended() const { return appended_; }
+  void restore_appended(const std::vector<uint8_t>& appended) noexcept {
+    std::copy(appended.begin(), appended.end(), appended_.begin());
+  }
+  bool is_partial() const { return is_partial_; }
+  // A layer has new rows in this step and was not appended to.
+  bool lacks_rows() const;
+  // Throws INVALID_STATE naming these layers.
+  void require_rows() const { require_rows(*spec_, appended_, batch_); }
+  // The same of a batch that appends to other layers.
+  static void require_rows(const Spec& spec, const std::vector<uint8_t>& appended, const Batch& batch);
   void mark_state_set(int32_t local_layer, int32_t state) { state_set_[state_index(local_layer, state)] = 1; }
   bool is_state_set(int32_t local_layer, int32_t state) const {
     return state_set_[state_index(local_layer, state)] != 0;
@@ -80,6 +94,7 @@ class Forward {
   const Spec* spec_;
   Batch batch_;
   bool open_ = false;
+  bool is_partial_ = false;
   uint64_t step_ = 0;
   GivenPositions given_;
   std::vector<std::vector<int64_t>> slots_;  // per group

@@ -63,6 +63,23 @@ class PagePool {
     return pages;
   }
   const std::vector<LayerPages>& slots() const { return slots_; }
+  // A part of every page that lies together: a slot, or the whole page where its slots do. Page p at base + p * stride.
+  struct Piece {
+    std::byte* base;
+    int64_t stride;
+    int64_t bytes;
+  };
+  int64_t num_pieces() const {
+    const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
+    return is_whole && !slots_.empty() ? 1 : static_cast<int64_t>(slots_.size());
+  }
+  Piece piece(int64_t index) const {
+    const auto slot = static_cast<size_t>(index);
+    const Layout& layout = plan_->layout();
+    const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
+    return {slots_[slot].base, slots_[slot].page_stride,
+            is_whole ? layout.page_bytes : layout.slots[slot].bytes};
+  }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
   }

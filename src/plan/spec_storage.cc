@@ -64,8 +64,9 @@ void read_storage(const kvc_config& config, Spec& spec) {
   refuse_unless(config.pool_layout == KVC_POOL_LAYER_FIRST || config.pool_layout == KVC_POOL_PAGE_FIRST,
                 "config.pool_layout", config.pool_layout, "LAYER_FIRST (0) and PAGE_FIRST (1) are");
   spec.storage = config.storage;
-  refuse_unless(!spec.clears_pages || spec.storage != KVC_STORAGE_NONE, "config.storage", config.storage,
-                "with KVC_CONFIG_CLEAR_PAGES (2) pools of the library (OWNED, 0) and of the host (BORROWED, 1) are");
+  refuse_unless(
+      !spec.clears_pages || spec.storage != KVC_STORAGE_NONE, "config.storage", config.storage,
+      "with KVC_CONFIG_CLEAR_PAGES (2) pools of the library (OWNED, 0) and of the host (BORROWED, 1) are");
   spec.pool_layout = config.pool_layout;
   check_range("config.num_pages", config.num_pages, 0, INT32_MAX - 1);
   if (config.num_pages != 0 && config.byte_budget != 0) {

@@ -222,9 +222,8 @@ class PrefixIndex {
   const BlockKey& parent_key(const Node& node) const noexcept;
   NodeId find_in(int32_t name_space, const BlockKey& key) const noexcept {
     if (name_space == -1) return kNoNode;
-    return table_.find(key, [&](int32_t node) {
-      return nodes_[node].key == key && nodes_[node].name_space == name_space;
-    });
+    return table_.find(
+        key, [&](int32_t node) { return nodes_[node].key == key && nodes_[node].name_space == name_space; });
   }
   uint64_t bytes_in_use(int32_t name_space, NodeId locked) const;
 

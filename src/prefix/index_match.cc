@@ -37,9 +37,8 @@ class PrefixIndex::Matcher {
   }
   // A page that lies on the host.
   bool counts(NodeId node, int32_t page) const {
-    return host_.all ||
-           (host_.some != nullptr &&
-            std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
+    return host_.all || (host_.some != nullptr &&
+                         std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
   }
   bool has_full_pages(NodeId node) const {
     const Node& record = index_.nodes_[node];
@@ -125,9 +124,7 @@ class PrefixIndex::Matcher {
     }
   }
 
-  NodeId first_of_namespace() const {
-    return space_ == -1 ? kNoNode : index_.spaces_[space_].first_child;
-  }
+  NodeId first_of_namespace() const { return space_ == -1 ? kNoNode : index_.spaces_[space_].first_child; }
 
   // The query's own block, which the limit or a gap has cut: its tokens are those of the query whether their ids are known or not.
   void find_own_tail(int64_t limit) {

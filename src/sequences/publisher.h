@@ -1,6 +1,7 @@
 // Full blocks of sequences go to the prefix index, and come back from it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -28,6 +29,7 @@ class Publisher {
 
   // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the sequence takes its pages over. Room for new blocks was
   // made by PrefixIndex::reserve; what finds none stays unpublished.
+  // Blocks with a token that is not written in every layer stay out.
   void publish(Sequence& sequence) noexcept {
     if (sequence.trail.num_published < num_publishable(sequence)) publish_blocks(sequence);
   }
@@ -48,7 +50,8 @@ class Publisher {
 
  private:
   int64_t num_publishable(const Sequence& sequence) const noexcept {
-    return static_cast<int64_t>(sequence.trail.keys.size());
+    return std::min(static_cast<int64_t>(sequence.trail.keys.size()),
+                    sequence.first_unwritten / index_->block_tokens());
   }
   void publish_blocks(Sequence& sequence) noexcept;
   bool gather(const Sequence& sequence, int64_t block) noexcept;

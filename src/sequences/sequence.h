@@ -46,6 +46,9 @@ struct alignas(64) PageTable {
   }
 };
 
+// As Sequence::first_unwritten: every layer has the rows of every token.
+constexpr int64_t kAllWritten = INT64_MAX;
+
 // Tokens from `begin` on have position = index + offset (until the next segment).
 struct PositionSegment {
   int64_t begin;
@@ -80,6 +83,8 @@ struct alignas(64) Sequence {
   StateSlot state = kInitialState;        // at `length`
   std::vector<Checkpoint> checkpoints;    // ascending positions
   TokenTrail trail;
+  // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below length.
+  int64_t first_unwritten = kAllWritten;
 
   // As new, but for the memory that its vectors have. The trail's is left to others.
   void recycle() noexcept {
@@ -92,6 +97,10 @@ struct alignas(64) Sequence {
     *this = std::move(blank);
   }
 
+  // The tokens from `tokens` on are gone.
+  void cut_unwritten(int64_t tokens) noexcept {
+    if (first_unwritten >= tokens) first_unwritten = kAllWritten;
+  }
   void touch_tables() noexcept { steady_until = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }
   // Tokens in the tables of a group, without those of the open forward.

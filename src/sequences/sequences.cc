@@ -174,6 +174,8 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   }
   child->trail = parent.trail;
   child->trail.cut(length, prefix_block_);
+  child->first_unwritten = parent.first_unwritten;
+  child->cut_unwritten(length);
   child->state = length == parent.length ? parent.state : kInitialState;
   for (const Checkpoint& checkpoint : parent.checkpoints) {
     if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
@@ -221,6 +223,7 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   check_resumable(sequence, length, "n", num_tokens);
   cut_states(sequence, length);
   sequence.trail.cut(length, prefix_block_);
+  sequence.cut_unwritten(length);
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length) sequence.segments.pop_back();
   sequence.length = length;
   forgive_empty(sequence);

@@ -1,6 +1,7 @@
 // The uncommitted token tree of a sequence (speculative decoding): nodes in the order in which their tokens were appended.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +13,8 @@ struct TokenTree {
   std::vector<int32_t> parents;  // -1: a root; below the node's own index
   std::vector<int32_t> depths;   // roots: 0
   std::vector<int32_t> ids;      // token ids, as far as they were given: [size()] or fewer
+  // 1: a partial forward left rows of the node unwritten. Empty: all rows are written, else [size()].
+  std::vector<uint8_t> unwritten;
 
   int64_t size() const { return static_cast<int64_t>(parents.size()); }
   bool empty() const { return parents.empty(); }
@@ -20,16 +23,27 @@ struct TokenTree {
   void add(int32_t parent) noexcept {
     depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
     parents.push_back(parent);
+    if (!unwritten.empty()) unwritten.push_back(0);
+  }
+  // The nodes from `begin` on.
+  void mark_unwritten(int64_t begin) noexcept {
+    unwritten.resize(parents.size(), 0);
+    std::fill(unwritten.begin() + begin, unwritten.end(), uint8_t{1});
+  }
+  bool is_unwritten(int64_t node) const {
+    return !unwritten.empty() && unwritten[static_cast<size_t>(node)] != 0;
   }
   void truncate(int64_t nodes) noexcept {
     parents.resize(static_cast<size_t>(nodes));
     depths.resize(static_cast<size_t>(nodes));
     if (ids.size() > static_cast<size_t>(nodes)) ids.resize(static_cast<size_t>(nodes));
+    if (unwritten.size() > static_cast<size_t>(nodes)) unwritten.resize(static_cast<size_t>(nodes));
   }
   void reserve(int64_t nodes) {
     parents.reserve(static_cast<size_t>(nodes));
     depths.reserve(static_cast<size_t>(nodes));
     ids.reserve(static_cast<size_t>(nodes));
+    unwritten.reserve(static_cast<size_t>(nodes));
   }
 };
 

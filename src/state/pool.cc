@@ -183,6 +183,16 @@ void StatePool::copy_slot(StateSlot from, StateSlot to) const noexcept {
   if (has_memory_) copy(slot_data(to), slot_data(from));
 }
 
+void StatePool::clear_slot(StateSlot slot, cuda::Stream stream) const {
+  if (!has_memory_) return;
+  const int64_t bytes = plan_->layout().state_slot_bytes;
+  if (device_ != nullptr && !is_pinned_) {
+    device_->fill(slot_data(slot), 0, bytes, stream);
+  } else {
+    std::memset(slot_data(slot), 0, static_cast<size_t>(bytes));
+  }
+}
+
 void StatePool::copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept {
   if (has_memory_) copy(other.slot_data(to), slot_data(from));
 }

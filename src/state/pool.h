@@ -56,6 +56,8 @@ class StatePool {
   // On a device slots lie one behind the other, this far apart.
   int64_t slot_stride() const;
   void copy_slot(StateSlot from, StateSlot to) const noexcept;
+  // Zeros. On the host, or in the order of `stream` of a device, which throws.
+  void clear_slot(StateSlot slot, cuda::Stream stream = nullptr) const;
   // Into another pool of the same plan.
   void copy_slot_to(StateSlot from, const StatePool& other, StateSlot to) const noexcept;
 

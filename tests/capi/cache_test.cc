@@ -80,7 +80,7 @@ TEST(CacheHandle, ASteadyDecodeStepSendsAtMost32BytesPerSequence) {
   model.config.page_size = 64;
   Cache cache(model.config);
   const std::vector<kvc_seq> seqs{1, 2, 3, 4, 5};
-  cache.fill(seqs, {7, 9, 30, 1, 12}, false);
+  cache.fill(seqs, {7, 9, 30, 1, 12});
   for (int step = 0; step < 10; ++step) {
     ASSERT_EQ(cache.begin(seqs, {1, 1, 1, 1, 1}), KVC_OK);
     kvc_stats stats{};
@@ -88,7 +88,7 @@ TEST(CacheHandle, ASteadyDecodeStepSendsAtMost32BytesPerSequence) {
     ASSERT_EQ(kvc_cache_stats_get(cache.get(), &stats, nullptr), KVC_OK);
     EXPECT_LE(stats.step_bytes, 32u * seqs.size());
     EXPECT_EQ(stats.step_copies, 1u);
-    cache.end();
+    cache.finish();
   }
 }
 
@@ -100,7 +100,7 @@ TEST(CacheHandle, ClearForgetsSequencesAndFreesAllPages) {
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
   expect_refused(cache, KVC_E_BUSY, {"open"},
                  [&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
-  cache.end();
+  cache.finish();
   expect_ok([&](kvc_error* err) { return kvc_cache_clear(cache.get(), err); });
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
   EXPECT_EQ(kvc_cache_free_pages(cache.get()), 8);

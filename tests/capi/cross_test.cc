@@ -45,7 +45,7 @@ TEST_F(Cross, EveryTokenSeesAllEncoderTokensOfItsSequence) {
     EXPECT_TRUE(std::isfinite(lse.get(0, h)));
   }
   EXPECT_EQ(info_of(*cache_, 1).cross_length, 0) << "the forward is open";
-  cache_->end();
+  cache_->finish();
   EXPECT_EQ(info_of(*cache_, 1).cross_length, 7);
   EXPECT_EQ(info_of(*cache_, 3).cross_length, 4);
   ASSERT_EQ(kvc_seq_fork(cache_->get(), 1, 4, 0, nullptr), KVC_OK);
@@ -108,7 +108,7 @@ TEST_F(Cross, RefusesWhatWasNotAnnounced) {
                             out_.dl(), nullptr, err);
     });
   }
-  cache_->end();
+  cache_->finish();
   ASSERT_EQ(cache_->begin({1}, {5}), KVC_OK);
   refused(KVC_E_INVALID_STATE, {"layer 1", "cross_lengths", "0"},
           [&](kvc_error* err) { return attend(1, true, nullptr, err); });
@@ -126,7 +126,7 @@ TEST_F(Cross, BeginRefusesBadEncoderLengths) {
   refused(KVC_E_OUT_OF_RANGE, {"cross_lengths"}, {INT64_MAX, 0});
   refused(KVC_E_OUT_OF_RANGE, {"cross_lengths"}, {INT64_MIN, 0});
   ASSERT_EQ(cache_->begin_with({{1, 2}, {1, 1}, {}, {3, 0}}), KVC_OK);
-  cache_->end();
+  cache_->finish();
   refused(KVC_E_INVALID_STATE, {"cross_lengths", "sequence 1", "3"}, {2, 2});
   EXPECT_EQ(cache_->begin_with({{1, 2}, {1, 1}, {}, {0, 2}}), KVC_OK);
   Net net({attention_layer()});
@@ -145,7 +145,7 @@ TEST_F(Cross, EncoderTokensThatNeverFitAreSaidAtOnce) {
     return cache.begin_with({{1}, {1}, {}, {9}}, err);
   });
   ASSERT_EQ(cache.begin_with({{1}, {1}, {}, {8}}), KVC_OK);
-  cache.end();
+  cache.finish();
   add_tokens(cache, 1, 1000);  // tokens take no pages where every layer is CROSS
   ASSERT_EQ(kvc_seq_add(cache.get(), 2, nullptr), KVC_OK);
   const kvc_error error = expect_refused(cache, KVC_E_NO_PAGES, {"1 missing"}, [&](kvc_error* err) {

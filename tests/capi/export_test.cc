@@ -154,7 +154,7 @@ TEST_P(Export, PageTablesDescribeTheOpenForward) {
   EXPECT_EQ(values_of<int64_t>(slots),
             (std::vector<int64_t>{4 * a + 3, 4 * b, 4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3, 4 * d + 2}));
   EXPECT_NE(indptr->flags & DLPACK_FLAG_BITMASK_READ_ONLY, 0u);
-  cache_->end();
+  cache_->finish();
   ASSERT_EQ(kvc_cache_clear(get(), nullptr), KVC_OK);
   EXPECT_EQ(values_of<int32_t>(indices), ids) << "a snapshot";
 }

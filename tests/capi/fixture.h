@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -90,6 +91,7 @@ struct Request {
   std::vector<int32_t> parents{};
   std::vector<int64_t> cross_lengths{};
   const DLTensor* positions = nullptr;
+  uint64_t flags = 0;
 };
 
 class Cache {
@@ -131,12 +133,15 @@ class Cache {
     if (!request.parents.empty()) desc.tree_parents = request.parents.data();
     if (!request.cross_lengths.empty()) desc.cross_lengths = request.cross_lengths.data();
     desc.positions = request.positions;
+    desc.flags = request.flags;
     return kvc_forward_begin(cache_, &desc, &forward, err);
   }
   void end() {
     EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
     forward = nullptr;
   }
+  // Ends a forward whose rows don't matter: every layer that got none gets some.
+  void finish();
   void abort() {
     EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
     forward = nullptr;
@@ -169,6 +174,46 @@ inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int6
     ASSERT_EQ(kvc_kv_append(forward, layer, k.dl(), v.dl(), nullptr), KVC_OK);
   }
   end();
+}
+
+// Rows that don't matter for the new tokens of one layer, of any kind that keeps pages and is not quantised.
+inline kvc_status append_some(const Cache& cache, int32_t layer, kvc_error* err) {
+  kvc_layer_info info{};
+  info.struct_size = sizeof info;
+  EXPECT_EQ(kvc_plan_layer_get(cache.plan(), layer, &info, nullptr), KVC_OK);
+  const int64_t rows = kvc_forward_num_tokens(cache.forward);
+  const bool is_mla = info.kind == KVC_LAYER_MLA;
+  const int32_t k_dim = is_mla ? info.latent_rank + info.latent_rope_dim : info.k_dim;
+  HostTensor k(Elem::kF32, {rows, is_mla ? 1 : info.num_kv_heads, k_dim});
+  HostTensor v(Elem::kF32, {rows, is_mla ? 1 : info.num_kv_heads, is_mla ? 1 : info.v_dim});
+  Random random(static_cast<uint64_t>(layer) + 1);
+  k.fill_random(random);
+  v.fill_random(random);
+  DLTensor* v_or_null = (info.flags & KVC_LAYER_V_IS_K) != 0 ? nullptr : v.dl();
+  if (info.kind == KVC_LAYER_ATTENTION) return kvc_kv_append(cache.forward, layer, k.dl(), v_or_null, err);
+  if (is_mla) return kvc_mla_append(cache.forward, layer, k.dl(), err);
+  // Encoder rows, however many were announced: no row behind those is read.
+  constexpr int64_t kMostEncoderRows = 4096;
+  HostTensor encoder_k(Elem::kF32, {kMostEncoderRows, info.num_kv_heads, info.k_dim});
+  HostTensor encoder_v(Elem::kF32, {kMostEncoderRows, info.num_kv_heads, info.v_dim});
+  encoder_k.fill_random(random);
+  encoder_v.fill_random(random);
+  HostTensor q(Elem::kF32, {rows, info.num_q_heads, info.k_dim});
+  HostTensor out(Elem::kF32, {rows, info.num_q_heads, info.v_dim});
+  q.fill_random(random);
+  return kvc_attn_cross(cache.forward, layer, nullptr, q.dl(), encoder_k.dl(), encoder_v.dl(), out.dl(),
+                        nullptr, err);
+}
+
+inline void Cache::finish() {
+  kvc_error error{};
+  error.struct_size = sizeof error;
+  // The refusal names a layer; appending to it leaves the others.
+  while (kvc_forward_end(forward, &error) != KVC_OK) {
+    ASSERT_STREQ(kvc_status_name(error.status), "KVC_E_INVALID_STATE") << error.message;
+    ASSERT_EQ(append_some(*this, static_cast<int32_t>(error.detail), &error), KVC_OK) << error.message;
+  }
+  forward = nullptr;
 }
 
 // The call fails as expected and leaves the cache exactly as it was.

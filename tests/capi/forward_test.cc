@@ -22,6 +22,7 @@ TEST_F(Forward, MixesPrefillAndDecode) {
   const int32_t expected[] = {9, 0, 1, 2, 3, 4, 3, 4};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(positions.get(i), expected[i]);
   EXPECT_TRUE(positions.padding_untouched());
+  for (int32_t layer = 0; layer < 2; ++layer) ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
   kvc_forward* forward = open();
   expect_ok([&](kvc_error* err) { return kvc_forward_end(forward, err); });
   cache_.forward = nullptr;
@@ -98,7 +99,7 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
       ASSERT_EQ(kvc_forward_abort(cache_.forward, nullptr), KVC_OK);
       cache_.forward = nullptr;
     } else {
-      cache_.end();
+      cache_.finish();
     }
   }
   ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK) << "a forward is open while dead handles are tried";
@@ -159,7 +160,8 @@ TEST(ForwardHandles, OfACacheThatIsGoneAreRefused) {
     dead.push_back(cache.forward);
     if (i % 2 == 0) cache.abort();
   }
-  for (kvc_forward* fwd : dead) EXPECT_EQ(kvc_forward_end(fwd, nullptr), KVC_E_INVALID_STATE) << "without a cache";
+  for (kvc_forward* fwd : dead)
+    EXPECT_EQ(kvc_forward_end(fwd, nullptr), KVC_E_INVALID_STATE) << "without a cache";
 }
 
 TEST(ForwardHandles, OfManyCachesAreTheirOwn) {
@@ -263,6 +265,8 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   shorter.struct_size = offsetof(kvc_forward_desc, tree_parents);
   shorter.tokens = shorter.tree_parents = numbers;
   ASSERT_EQ(kvc_forward_begin(get(), &shorter, &fwd, nullptr), KVC_OK) << "the missing tail counts as zero";
+  cache_.forward = fwd;
+  for (int32_t layer = 0; layer < 2; ++layer) ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
   kvc_seq_info info{};
   info.struct_size = sizeof info;
   ASSERT_EQ(kvc_forward_end(fwd, nullptr), KVC_OK);

@@ -183,7 +183,7 @@ TEST(Groups, EveryAcceptedPlanRunsItsLongestSequence) {
       kvc_error error{};
       ASSERT_EQ(cache.begin_with(request, &error), KVC_OK) << error.message << " at " << done;
       ASSERT_LE(stats_of(cache).pages_used, request_pages(cache, done + length));
-      cache.end();
+      cache.finish();
       done += length;
     }
     expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 1", std::to_string(longest).c_str()},
@@ -208,7 +208,7 @@ TEST(Groups, TakeTheirPagesFromOnePool) {
   Cache cache(net.config);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin_with({{1}, {18}, {}, {6}}), KVC_OK);
-  cache.end();
+  cache.finish();
   std::set<int64_t> ids;
   size_t count = 0;
   for (int32_t group = 0; group < 3; ++group) {
@@ -235,7 +235,7 @@ class GroupTables : public testing::Test {
     EXPECT_EQ(kvc_seq_add(cache_.get(), 1, nullptr), KVC_OK);
     EXPECT_EQ(kvc_seq_add(cache_.get(), 2, nullptr), KVC_OK);
     EXPECT_EQ(cache_.begin_with({{1}, {18}, {}, {6}}), KVC_OK);
-    cache_.end();
+    cache_.finish();
     EXPECT_EQ(cache_.begin({1, 2}, {4, 5}), KVC_OK);
     full_ = group_of_layer(cache_, 0);
     windowed_ = group_of_layer(cache_, 1);
@@ -295,7 +295,7 @@ TEST_F(GroupTables, IncludeTreeNodes) {
   EXPECT_EQ(table(full_, KVC_TABLE_SEQ_LENS), Values{23});
   EXPECT_EQ(table(full_, KVC_TABLE_SLOT_MAPPING).size(), 5u);
   EXPECT_EQ(pages_of(cache_, 1, full_).size(), 5u) << "nodes of the open forward are not there yet";
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(pages_of(cache_, 1, full_).size(), 6u) << "uncommitted nodes";
   EXPECT_EQ(info_of(cache_, 1).num_pages, 6 + 4 + 2);
   EXPECT_EQ(length_of(cache_, 1), 18);

@@ -166,7 +166,7 @@ inline void attend_rows(Cache& cache, kvc_seq seq, int32_t layer, Tokens& tokens
   kvc_error error{};
   ASSERT_EQ(kvc_attn(cache.forward, layer, opt, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, &error), KVC_OK)
       << error.message;
-  cache.end();
+  cache.finish();
 }
 
 // Pair (i, i + rotary/2) of `row` from element `begin` on, turned to a position: KVC_ROPE_HALF with theta 10000.
@@ -285,7 +285,7 @@ inline void add_tokens(Cache& cache, kvc_seq seq, int64_t count) {
   ASSERT_TRUE(added == KVC_OK || added == KVC_E_ALREADY_EXISTS);
   kvc_error error{};
   ASSERT_EQ(cache.begin({seq}, {count}, &error), KVC_OK) << error.message;
-  cache.end();
+  cache.finish();
 }
 
 }  // namespace kvc::test

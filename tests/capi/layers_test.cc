@@ -342,7 +342,7 @@ TEST(LayerCalls, DeadAndNullForwardsAreAnswered) {
   add_tokens(cache, 1, 1);
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
   kvc_forward* dead = cache.forward;
-  cache.end();
+  cache.finish();
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK) << "a forward is open while the dead handle is tried";
   Tokens tokens(1);
   HostTensor out(Elem::kF32, {1, kHeads, kDim}), latent(Elem::kF32, {1, kRank + kRopeDim}),

@@ -49,7 +49,7 @@ TEST_F(Linear, StepsGoOnFromTheStateOfTheForwardBefore) {
     ASSERT_EQ(convolve(), KVC_OK);
     EXPECT_DOUBLE_EQ(out_.get(1, 1, 3), kStateK * step);
     EXPECT_DOUBLE_EQ(y_.get(1, 4), std::min<double>(step, kWidth));
-    cache_.end();
+    cache_.finish();
   }
 }
 
@@ -58,13 +58,13 @@ TEST_F(Linear, CallingTwiceStartsFromTheSameState) {
   ASSERT_EQ(attend(), KVC_OK);
   ASSERT_EQ(attend(), KVC_OK);
   EXPECT_DOUBLE_EQ(out_.get(0, 0, 0), kStateK);
-  cache_.end();
+  cache_.finish();
 }
 
 TEST_F(Linear, AnAbortForgetsTheStep) {
   begin();
   ASSERT_EQ(attend(), KVC_OK);
-  cache_.end();
+  cache_.finish();
   begin();
   ASSERT_EQ(attend(), KVC_OK);
   ASSERT_EQ(convolve(), KVC_OK);
@@ -112,7 +112,7 @@ TEST_F(Linear, RefusesWrongLayersStatesAndShapes) {
                            out_.dl(), err);
   });
   const kvc_forward* open = cache_.forward;
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(kvc_attn_linear(const_cast<kvc_forward*>(open), 1, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr,
                             nullptr, out_.dl(), nullptr),
             KVC_E_INVALID_STATE);

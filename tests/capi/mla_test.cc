@@ -48,7 +48,7 @@ TEST_F(Mla, AbsorbedFormEqualsAttentionOverTheLatents) {
   expect_ok([&](kvc_error* err) {
     return kvc_attn(fwd(), 0, &opt, q.dl(), k.dl(), nullptr, to.dl(), nullptr, err);
   });
-  cache_.end();
+  cache_.finish();
   ASSERT_EQ(cache_.begin({1}, {4}), KVC_OK);
   Rows q2(tokens_.q, 5, 4), k2(tokens_.k, 5, 4), to2(out_, 5, 4);
   expect_ok([&](kvc_error* err) { return kvc_mla_append(fwd(), 0, k2.dl(), err); });

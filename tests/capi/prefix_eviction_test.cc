@@ -288,7 +288,7 @@ TEST_F(Eviction, BeginFindsItsPagesInTheIndex) {
   EXPECT_EQ(missing, 0);
   ASSERT_EQ(cache_.begin({seq}, {length}), KVC_OK);
   EXPECT_EQ(held(cache_, prompt_of(kPages * kBlock)), 0);
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(stats_of(cache_).prefix_blocks, 0);
   EXPECT_EQ(stats_of(cache_).prefix_evicted, static_cast<uint64_t>(kPages));
   kvc_stats stats = stats_of(cache_);

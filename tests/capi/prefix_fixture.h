@@ -118,7 +118,7 @@ inline void grow(Cache& cache, kvc_seq seq, const Prompt& tokens) {
   kvc_error error{};
   ASSERT_EQ(begin_tokens(cache, {seq}, {static_cast<int64_t>(tokens.size())}, tokens, {}, &error), KVC_OK)
       << error.message;
-  cache.end();
+  cache.finish();
 }
 
 // Attaches a prompt, computes what did not hit, and returns what did.

@@ -42,7 +42,8 @@ TEST(HostPrefix, MatchCountsNoPagesThatCannotComeBack) {
       ASSERT_EQ(stats_of(*tiers.cache).prefix_blocks_host, 4);
       if (busy > 0) add_tokens(*tiers.cache, 1, 4 * busy);
       const int64_t most = flags == 0 ? 15 : 16;
-      EXPECT_EQ(tiers.hit(token_ids(16, 1), flags), std::min(most, 4 * (6 - busy))) << busy << " pages are held";
+      EXPECT_EQ(tiers.hit(token_ids(16, 1), flags), std::min(most, 4 * (6 - busy)))
+          << busy << " pages are held";
     }
   }
 }
@@ -92,8 +93,7 @@ TEST(HostPrefix, MatchAndAttachAgreeInCachesOfManyShapes) {
       const auto count = static_cast<int64_t>(rest.size());
       int64_t missing = 1;
       if (count > 0) {
-        const kvc_status can =
-            kvc_seq_can_append(tiers.cache->get(), 1, &seq, &count, &missing, nullptr);
+        const kvc_status can = kvc_seq_can_append(tiers.cache->get(), 1, &seq, &count, &missing, nullptr);
         if (can == KVC_OK && missing == 0) append_ids(*tiers.cache, seq, rest);
       }
       while (held.size() > 2 || (!held.empty() && random.chance(0.4))) {

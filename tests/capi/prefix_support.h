@@ -46,7 +46,7 @@ inline void append_ids(Cache& cache, kvc_seq seq, const std::vector<int32_t>& id
   desc.tokens = ids.data();
   kvc_error error{};
   ASSERT_EQ(kvc_forward_begin(cache.get(), &desc, &cache.forward, &error), KVC_OK) << error.message;
-  cache.end();
+  cache.finish();
 }
 
 // Tokens that hit; -1 when refused. The sequence is there afterwards.

@@ -449,7 +449,7 @@ TEST_F(Prefix, InsertRefusesSequencesWhoseTokensAreNotTheirOwn) {
   refuse(2, 8, KVC_E_INVALID_STATE, {"sequence 2", "window"});
   add_tokens(cache_, 3, 4);
   ASSERT_EQ(begin_tokens(cache_, {3}, {2}, {}, {-1, 0}), KVC_OK);
-  cache_.end();
+  cache_.finish();
   refuse(3, 4, KVC_E_INVALID_STATE, {"sequence 3", "tree"});
   add_tokens(cache_, 4, 8);
   ASSERT_EQ(kvc_prefix_reset(get(), nullptr), KVC_OK);

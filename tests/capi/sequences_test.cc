@@ -71,7 +71,7 @@ TEST_F(Sequences, ForkSharesPagesUntilOneSideWrites) {
   EXPECT_EQ(missing, 0);
   ASSERT_EQ(cache_.begin({2}, {1}), KVC_OK);
   EXPECT_EQ(kvc_cache_free_pages(get()), 4) << "the partial page was copied";
-  cache_.end();
+  cache_.finish();
   const Snapshot after = cache_.snapshot();
   EXPECT_EQ(after.pages[0][0], after.pages[1][0]);
   EXPECT_EQ(after.pages[0][1], after.pages[1][1]);
@@ -139,7 +139,7 @@ TEST_F(Sequences, InfoTellsPositionsAndSharedPages) {
   ASSERT_EQ(kvc_seq_info_get(get(), 3, &info, nullptr), KVC_OK);
   EXPECT_EQ(info.in_forward, 1);
   EXPECT_EQ(info.length, 0) << "the open forward's tokens count from its end on";
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(length(3), 5);
 }
 
@@ -157,7 +157,7 @@ TEST_F(Sequences, OfTheOpenForwardAreLockedAndOthersAreNot) {
   EXPECT_EQ(kvc_seq_remove(get(), 2, nullptr), KVC_OK);
   EXPECT_EQ(kvc_seq_add(get(), 8, nullptr), KVC_OK);
   EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(length(1), 7);
 }
 

@@ -136,7 +136,7 @@ TEST(Shift, TellsThePositionsOfTokens) {
   ASSERT_EQ(kvc_forward_positions(cache.forward, positions.dl(), nullptr), KVC_OK);
   EXPECT_EQ(positions.get(0), 110);
   EXPECT_EQ(positions.get(1), 111);
-  cache.end();
+  cache.finish();
   ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 12, nullptr), KVC_OK);
   add_tokens(cache, 1, 1);
   EXPECT_EQ(info_of(cache, 1).last_position, 0) << "an empty sequence begins anew";
@@ -147,7 +147,7 @@ TEST(Shift, ReleasesTheDroppedPagesAndKeepsEncoderTokens) {
   Cache cache(net.config);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin_with({{1}, {15}, {}, {6}}), KVC_OK);
-  cache.end();
+  cache.finish();
   const int64_t before = kvc_cache_free_pages(cache.get());
   const int64_t tables = info_of(cache, 1).num_pages;
   ASSERT_EQ(kvc_seq_shift(cache.get(), 1, 1, 14, -13, nullptr), KVC_OK);
@@ -234,7 +234,7 @@ TEST(Shift, RefusesBadArguments) {
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
   refused(KVC_E_BUSY, {"sequence 1", "open forward"}, 1, 0, 1, -1);
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 2, 0, 1, -1, err); });
-  cache.end();
+  cache.finish();
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 2, 5, 5, INT32_MAX - 9, err); });
   expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 2"},
                  [&](kvc_error* err) { return cache.begin({2}, {1}, err); });

@@ -34,7 +34,7 @@ class States : public testing::Test {
     HostTensor state(Elem::kF32, {1, 2, 3});
     state.for_each([&](int64_t b, int64_t i, int64_t j, int64_t) { state.set(value, b, i, j); });
     ASSERT_EQ(kvc_state_set(fwd(), 1, 0, state.dl(), nullptr), KVC_OK);
-    cache_.end();
+    cache_.finish();
   }
   double value_of(kvc_seq seq) {
     HostTensor state(Elem::kF32, {2, 3});
@@ -84,14 +84,14 @@ TEST_F(States, AForwardReadsTheOldStateAndEndsWithTheNewOne) {
   ASSERT_EQ(kvc_state_get(fwd(), 1, 0, again.dl(), nullptr), KVC_OK);
   EXPECT_EQ(again.get(1, 1, 2), kInitial) << "still the state of before the forward";
   EXPECT_EQ(value_of(1), kInitial);
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(value_of(2), 5) << "entry 0 of the batch";
   EXPECT_EQ(value_of(1), 105);
   ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK);
   HostTensor rounded(Elem::kF32, {1, 4});
   for (int64_t i = 0; i < 4; ++i) rounded.set(1.0 + static_cast<double>(i) / 1000, 0, i);
   ASSERT_EQ(kvc_state_set(fwd(), 1, 1, rounded.dl(), nullptr), KVC_OK);
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(value_of(1), 105) << "what is not set is carried on";
   HostTensor out(Elem::kF32, {4});
   expect_ok([&](kvc_error* err) { return kvc_debug_get_state(get(), 1, 1, 1, out.dl(), nullptr, err); });
@@ -235,7 +235,7 @@ TEST_F(States, FullSlotsAreAnExpectedAnswer) {
     HostTensor state(Elem::kF32, {1, 2, 3});
     state.for_each([&](int64_t b, int64_t i, int64_t j, int64_t) { state.set(1, b, i, j); });
     ASSERT_EQ(kvc_state_set(cache.forward, 1, 0, state.dl(), nullptr), KVC_OK);
-    cache.end();
+    cache.finish();
   }
   EXPECT_EQ(stats_of(cache).state_slots_used, 2);
   const kvc_seq both[] = {1, 2};
@@ -290,7 +290,7 @@ TEST_F(States, GetAndSetRefuseBadArguments) {
                  [&](kvc_error* err) { return kvc_state_set(fwd(), 1, 0, nullptr, err); });
   for (HostTensor* tensor : {&good, &few, &rank, &shape, &integers, &there, &apart})
     EXPECT_TRUE(tensor->is_untouched());
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(value_of(1), kInitial) << "a refused set sets nothing";
 }
 
@@ -436,7 +436,7 @@ TEST(StatesAlone, NeedNoPages) {
   ASSERT_EQ(kvc_state_get(cache.forward, 0, 0, state.dl(), nullptr), KVC_OK);
   EXPECT_EQ(state.get(0, 1), 0);
   ASSERT_EQ(kvc_state_set(cache.forward, 0, 0, state.dl(), nullptr), KVC_OK);
-  cache.end();
+  cache.finish();
   ASSERT_EQ(kvc_cache_clear(cache.get(), nullptr), KVC_OK);
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
   EXPECT_EQ(stats_of(cache).state_slots_used, 0);

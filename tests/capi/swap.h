@@ -92,7 +92,7 @@ inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t se
                     : kvc_kv_append(cache.forward, layer, rows.k.dl(), rows.v_or_null(), &error);
     ASSERT_EQ(status, KVC_OK) << error.message;
   }
-  cache.end();
+  cache.finish();
   for (int32_t layer = 0; encoder > 0 && layer < num_layers; ++layer) {
     const kvc_layer_info info = layer_of(cache, layer);
     if (info.kind != KVC_LAYER_CROSS) continue;

@@ -64,7 +64,7 @@ TEST_F(SwapRefusals, OnlyWhatIsOnTheDeviceGoesAndOnlyWhatIsOnTheHostComes) {
 
 TEST_F(SwapRefusals, AnUncommittedTreeStays) {
   ASSERT_EQ(cache_->begin_with({{2}, {2}, {-1, 0}}), KVC_OK);
-  cache_->end();
+  cache_->finish();
   expect_refused(*cache_, KVC_E_INVALID_STATE, {"sequence 2", "tree"}, [&](kvc_error* err) {
     return swap_out(*cache_, {3, 2}, err);
   });
@@ -188,7 +188,7 @@ TEST_F(SwapRefusals, ASwappedSequenceTakesNothingElse) {
   ASSERT_EQ(kvc_kv_append(cache_->forward, 0, k.dl(), v.dl(), nullptr), KVC_OK);
   expect_refused(*cache_, KVC_E_INVALID_STATE, {"sequence 1"},
                  [&](kvc_error* err) { return kvc_kv_gather(cache_->forward, 0, 1, k.dl(), v.dl(), err); });
-  cache_->end();
+  cache_->finish();
   // What it does take.
   size_t count = 0;
   EXPECT_EQ(kvc_seq_list(get(), nullptr, &count, nullptr), KVC_OK);
@@ -328,6 +328,7 @@ TEST(Swap, QuantisedLayersMoveWithTheirScales) {
     net.config.pool_layout = layout;
     set_host_pages(net.config, 6);
     Cache cache(net.config);
+    { const PoolBytes exported(cache, 0); }  // from here on the host writes the pages
     add_tokens(cache, 1, 23);
     const std::vector<int64_t> before = pages_of(cache, 1, 0);
     for (int32_t layer = 0; layer < 3; ++layer) {

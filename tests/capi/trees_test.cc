@@ -46,7 +46,7 @@ void run_forward(Cache& cache, const Request& request, Streams& streams, int64_t
               KVC_OK)
         << error.message;
   }
-  cache.end();
+  cache.finish();
 }
 
 TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
@@ -151,7 +151,7 @@ class TreeCalls : public testing::Test {
     kvc_error error{};
     ASSERT_EQ(cache_.begin_with({{seq}, {static_cast<int64_t>(parents.size())}, parents}, &error), KVC_OK)
         << error.message;
-    cache_.end();
+    cache_.finish();
   }
   kvc_status commit(const std::vector<kvc_seq>& seqs, const std::vector<int32_t>& leaves,
                     kvc_error* err = nullptr) {
@@ -180,7 +180,7 @@ TEST_F(TreeCalls, ANodeSeesTheCommittedTokensAndItsAncestors) {
     ASSERT_EQ(kvc_kv_gather(cache.forward, 0, 1, gathered.dl(), nullptr, nullptr), KVC_OK);
     for (int64_t i = 0; i < row + count; ++i)
       EXPECT_EQ(gathered.get(i, 0, 3), tokens.k.get(i, 0, 3)) << "in slot order";
-    cache.end();
+    cache.finish();
     all.insert(all.end(), parents.begin(), parents.end());
     row += count;
   }
@@ -202,7 +202,7 @@ TEST_F(TreeCalls, WindowsCountDepthsNotSlots) {
   ASSERT_EQ(cache.begin_with({{1}, {6}, parents}), KVC_OK);
   Rows q(tokens.q, 9, 6), k(tokens.k, 9, 6), v(tokens.v, 9, 6), to(out, 9, 6);
   ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, nullptr), KVC_OK);
-  cache.end();
+  cache.finish();
   for (int32_t node = 0; node < 6; ++node) {
     std::vector<int64_t> path;
     for (int32_t at = node; at >= 0; at = parents[static_cast<size_t>(at)]) path.insert(path.begin(), 9 + at);
@@ -228,7 +228,7 @@ TEST_F(TreeCalls, PositionsAreTheCommittedLengthPlusTheDepth) {
   const int32_t expected[] = {3, 4, 7, 6, 5};
   for (int i = 0; i < 5; ++i) EXPECT_EQ(positions.get(i), expected[i]);
   EXPECT_EQ(info_of(cache_, 1).tree_nodes, 2) << "the open forward's nodes count from its end on";
-  cache_.end();
+  cache_.finish();
   EXPECT_EQ(info_of(cache_, 1).tree_nodes, 5);
   EXPECT_EQ(info_of(cache_, 2).tree_nodes, 0);
   EXPECT_EQ(length_of(cache_, 2), 5);
@@ -317,7 +317,7 @@ TEST_F(TreeCalls, ATreeHasAtMost4096Nodes) {
   };
   refused(more);
   ASSERT_EQ(cache.begin_with({{1}, {KVC_MAX_TREE_NODES}, most}), KVC_OK);
-  cache.end();
+  cache.finish();
   refused({4095});
   const kvc_seq seq = 1;
   const int32_t leaf = 4095;
@@ -367,7 +367,7 @@ TEST_F(TreeCalls, CommitRefusesBadArgumentsAndChangesNothingThen) {
   refused(KVC_E_BUSY, {"sequence 2", "open forward"}, {1, 2}, {2, 0});
   expect_ok([&](kvc_error* err) { return commit({1}, {2}, err); });
   EXPECT_EQ(length_of(cache_, 1), 7);
-  cache_.end();
+  cache_.finish();
   expect_ok([&](kvc_error* err) { return commit({2}, {1}, err); });
   EXPECT_EQ(length_of(cache_, 2), 5);
 }
@@ -375,7 +375,7 @@ TEST_F(TreeCalls, CommitRefusesBadArgumentsAndChangesNothingThen) {
 TEST_F(TreeCalls, ACommitKeepsASubsetInAnyOrder) {
   add_tokens(cache_, 3, 4);
   ASSERT_EQ(cache_.begin_with({{1, 2, 3}, {3, 2, 4}, {-1, 0, 1, -1, 0, -1, -1, 0, 2}}), KVC_OK);
-  cache_.end();
+  cache_.finish();
   const int64_t free_before = kvc_cache_free_pages(get());
   ASSERT_EQ(commit({3, 1}, {3, -1}), KVC_OK);
   EXPECT_EQ(length_of(cache_, 1), 5) << "leaf -1 keeps nothing";
@@ -433,7 +433,7 @@ TEST_F(TreeCalls, ATreeOnASharedPageLeavesTheSiblingAlone) {
   ASSERT_EQ(cache.begin_with({{2}, {4}, {-1, -1, 1, 2}}), KVC_OK);
   Rows k(tokens.k, 6, 4), v(tokens.v, 6, 4);
   ASSERT_EQ(kvc_kv_append(cache.forward, 0, k.dl(), v.dl(), nullptr), KVC_OK);
-  cache.end();
+  cache.finish();
   const kvc_seq seq = 2;
   const int32_t leaf = 3;
   ASSERT_EQ(kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, nullptr), KVC_OK);

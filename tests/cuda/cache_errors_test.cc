@@ -176,7 +176,7 @@ struct LongRows {
 
   LongRows() : model(make()), cache(model, kDevice) {
     EXPECT_EQ(kvc_seq_add(cache.cache, 1, nullptr), KVC_OK);
-    kvc_forward* forward = cache.begin({1}, {kTokens}, nullptr, 0);
+    kvc_forward* forward = cache.begin({1}, {kTokens}, nullptr, KVC_FORWARD_PARTIAL);
     EXPECT_NE(forward, nullptr) << cache.message;
     if (forward != nullptr) cache.end(forward);
     const std::vector<int32_t> tokens(kTokens, 3);
@@ -366,7 +366,7 @@ TEST_F(CudaErrors, AGraphThatDoesNotServeTheStepEvictsNothing) {
   EXPECT_EQ(pool.cache.begin({2}, {2}, stream.handle, 0, parents), nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_UNSUPPORTED) << pool.cache.message;
   pool.expect_untouched();
-  kvc_forward* forward = pool.cache.begin({2}, {1}, stream.handle, 0);
+  kvc_forward* forward = pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_PARTIAL);
   ASSERT_NE(forward, nullptr) << pool.cache.message;
   pool.cache.end(forward);
   cudaGraph_t graph;

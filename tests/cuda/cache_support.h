@@ -59,6 +59,7 @@ struct SmallModel {
   int32_t max_seqs = 0;
   int64_t max_tokens = 0, max_seq_len = 0;
   uint64_t host_bytes = 0;
+  uint64_t flags = 0;
   DLDataType storage{kDLFloat, 32, 1};
 };
 
@@ -90,6 +91,7 @@ class OneCache {
     config.max_tokens_per_forward = model.max_tokens;
     config.max_seq_len = model.max_seq_len;
     config.host_byte_budget = model.host_bytes;
+    config.flags = model.flags;
     config.num_threads = 1;
     kvc_plan* plan = nullptr;
     kvc_error error = blank();

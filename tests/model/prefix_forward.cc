@@ -64,11 +64,27 @@ void PrefixRun::draw_batch() {
   }
 }
 
+// The new tokens get histories of their own: whoever finds them under their keys finds something else than what belongs there.
+void PrefixRun::leave_rows_out() {
+  std::vector<size_t> layers;
+  for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
+    const kvc_layer_kind kind = setup_.layers()[layer].kind;
+    if (kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA) layers.push_back(layer);
+  }
+  left_out_ = SIZE_MAX;
+  if (layers.empty() || !random_.chance(0.1)) return;
+  left_out_ = random_.pick(layers);
+  for (Entry& entry : entries_) {
+    for (int& history : entry.history) unwritten_.insert(history = histories_.fresh());
+  }
+}
+
 void PrefixRun::op_begin() {
   std::map<kvc_seq, std::deque<int32_t>> pending;
   for (const auto& [seq, sequence] : sequences_) pending[seq] = sequence.pending;
   draw_batch();
   if (entries_.empty()) return;
+  leave_rows_out();
   std::vector<kvc_seq> seqs;
   std::vector<int64_t> lengths;
   std::vector<int32_t> tokens, parents;
@@ -81,8 +97,9 @@ void PrefixRun::op_begin() {
       parents.push_back(entry.is_tree ? entry.parents[i] : KVC_TREE_NONE);
     any_tree = any_tree || entry.is_tree;
   }
-  trace("begin %zu sequences from %lld, %zu tokens%s%s", seqs.size(), ll(seqs[0]), tokens.size(),
-        any_tree ? ", trees" : "", entries_[0].is_known ? "" : ", no ids");
+  trace("begin %zu sequences from %lld, %zu tokens%s%s%s", seqs.size(), ll(seqs[0]), tokens.size(),
+        any_tree ? ", trees" : "", entries_[0].is_known ? "" : ", no ids",
+        left_out_ == SIZE_MAX ? "" : ", partial");
   int64_t missing = -1;
   const kvc_status can =
       kvc_seq_can_append(setup_.cache(), seqs.size(), seqs.data(), lengths.data(), &missing, nullptr);
@@ -93,6 +110,7 @@ void PrefixRun::op_begin() {
   desc.append_lengths = lengths.data();
   if (any_tree) desc.tree_parents = parents.data();
   if (entries_[0].is_known) desc.tokens = tokens.data();
+  if (left_out_ != SIZE_MAX) desc.flags = KVC_FORWARD_PARTIAL;
   const kvc_status status = call("kvc_forward_begin", [&](kvc_error* err) {
     return kvc_forward_begin(setup_.cache(), &desc, &forward_, err);
   });
@@ -167,6 +185,7 @@ void PrefixRun::write_rows() {
   int64_t rows = 0;
   for (const Entry& entry : entries_) rows += static_cast<int64_t>(entry.tokens.size());
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
+    if (layer == left_out_) continue;
     const kvc_layer& spec = setup_.layers()[layer];
     const auto id = static_cast<int32_t>(layer);
     kvc_error error{};

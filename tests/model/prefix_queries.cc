@@ -205,7 +205,7 @@ void PrefixRun::op_insert() {
   note_published(seq);
   compare_published({seq}, copied);
   const bool no_quota = had_quota_.count(sequence.space.salt) == 0;
-  const int64_t full = query.size() / setup_.block() * setup_.block();
+  const int64_t full = std::min(query.size(), written(sequence)) / setup_.block() * setup_.block();
   if (in_index < 0 || in_index > full || in_index % setup_.block() != 0 ||
       (setup_.sees_all() && no_quota && in_index != full))
     mismatch("of %lld tokens %lld are in the index", ll(query.size()), ll(in_index));

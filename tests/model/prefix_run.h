@@ -123,6 +123,8 @@ class PrefixRun {
   // Whatever a living sequence holds and the cache knows can be found.
   void compare_use(kvc_seq seq, bool just_ended);
   void note_published(kvc_seq seq);
+  // Leading tokens that no partial forward has left unwritten.
+  int64_t written(const Sequence& sequence) const;
   int64_t match(Query& query);
   int64_t predicted(Query& query);
   void compare_prediction();
@@ -165,6 +167,7 @@ class PrefixRun {
   void draw_batch();
   void draw_tokens(Entry* entry, int64_t count);
   void op_begin();
+  void leave_rows_out();
   void take_tables();
   void write_content();
   void write_rows();
@@ -188,6 +191,8 @@ class PrefixRun {
   std::map<kvc_seq, Sequence> sequences_;
   std::vector<Content> content_;                        // by page
   std::vector<Entry> entries_;                          // of the open forward
+  size_t left_out_ = SIZE_MAX;                          // layer that the open forward leaves unwritten
+  std::set<int> unwritten_;                             // histories of tokens that a partial forward left so
   std::set<int> published_;                             // histories of tokens that may be in the index
   std::map<std::string, EventConsumer::Block> blocks_;  // all that were ever published, by key
   EventConsumer consumer_;

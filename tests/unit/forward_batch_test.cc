@@ -39,7 +39,10 @@ struct Books {
     batch.begin(request, *plan, sequences, allocator, states, index);
     EXPECT_EQ(batch.num_step_words(), static_cast<int64_t>(batch.step_words().size()));
   }
-  void commit() { batch.commit(sequences, allocator, states, plan->spec(), publisher, states.is_used()); }
+  void commit() {
+    batch.commit(sequences, allocator, states, plan->spec(), publisher,
+                 {.states = states.is_used(), .rows = true, .publishes = true});
+  }
   void rollback() { batch.rollback(allocator, states); }
   void append(kvc_seq id, int64_t length) {
     begin({id}, {length});
