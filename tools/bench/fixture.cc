@@ -221,12 +221,14 @@ void Cache::pop(kvc_seq seq, int64_t tokens) {
   check(kvc_seq_pop(cache_, seq, tokens, &error), error);
 }
 
-kvc_forward* Cache::begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
+kvc_forward* Cache::begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                          uint64_t flags) {
   kvc_forward_desc desc{};
   desc.struct_size = sizeof desc;
   desc.num_seqs = seqs.size();
   desc.seqs = seqs.data();
   desc.append_lengths = lengths.data();
+  desc.flags = flags;
   kvc_forward* forward = nullptr;
   kvc_error error = new_error();
   check(kvc_forward_begin(cache_, &desc, &forward, &error), error);
@@ -324,7 +326,7 @@ void Cache::grow(kvc_seq seq, int64_t tokens) {
 
 void Cache::grow_unwritten(kvc_seq seq, int64_t tokens) {
   for (int64_t done = 0; done < tokens; done += kFillTokens)
-    end(begin({seq}, {std::min(kFillTokens, tokens - done)}));
+    step_without_layers({seq}, {std::min(kFillTokens, tokens - done)});
 }
 
 std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
@@ -367,8 +369,7 @@ void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
   for (int64_t page = 0; page < cache.shape().num_pages; ++page) {
     fillers.push_back(kFirstFiller + page);
     cache.add(fillers.back());
-    kvc_forward* forward = cache.begin({fillers.back()}, {1});
-    cache.end(forward);
+    cache.step_without_layers({fillers.back()}, {1});
   }
   for (int seq = 0; seq < count; ++seq) turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);
   std::mt19937_64 random(7);
