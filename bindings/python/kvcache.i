@@ -66,7 +66,7 @@
   if (kvcpy_stream_in($input, &$1)) SWIG_fail;
 }
 
-/* ---- Numbers, text and bytes in ---------------------------------------------------------------------- */
+/* ---- Numbers, text and bytes in --------------------------------------------------------------- */
 
 %define %number_in(TYPE, CONVERTED, TAKE)
 %typemap(in) TYPE (CONVERTED number) {

@@ -86,9 +86,9 @@ class Cache(DebugAccess):
     prefix: the prefix index, a `Prefix`.
     events: what the index tells routers, an `Events`.
 
-    Ids, positions and lengths are integers of Python, NumPy or PyTorch: whatever operator.index takes. What costs
-    nothing to look up is an attribute (`free_pages`, `is_empty`); what is counted for the answer is a method
-    (`stats()`, `info(seq)`, `seqs()`).
+    Ids, positions and lengths are integers of Python, NumPy or PyTorch: whatever operator.index
+    takes. What costs nothing to look up is an attribute (`free_pages`, `is_empty`); what is counted
+    for the answer is a method (`stats()`, `info(seq)`, `seqs()`).
 
     A context manager: leaving the block frees the memory. Calls from several threads take turns; attention runs beside questions.
 
@@ -152,7 +152,7 @@ class Cache(DebugAccess):
 
     @property
     def free_pages(self) -> int:
-        """Pages that no sequence, forward or pin holds; those of the prefix index alone are free."""
+        """Pages that no sequence, forward or pin holds; those that only the index knows are free."""
         return int(_capi.kvc_cache_free_pages(self._handle))
 
     @property
@@ -187,13 +187,21 @@ class Cache(DebugAccess):
         """Drop the last `n` tokens, also past a fork point."""
         _capi.kvc_seq_pop(self._handle, seq, n)
 
-    def shift(self, seq: SupportsIndex, begin: SupportsIndex, end: SupportsIndex, delta: SupportsIndex | None = None) -> None:
+    def shift(
+        self,
+        seq: SupportsIndex,
+        begin: SupportsIndex,
+        end: SupportsIndex,
+        delta: SupportsIndex | None = None,
+    ) -> None:
         """Drop tokens [begin, end) and move the later ones by `delta` positions (None: close the gap)."""
         if delta is None:
             delta = integer(begin, "begin") - integer(end, "end")
         _capi.kvc_seq_shift(self._handle, seq, begin, end, delta)
 
-    def set_window(self, seq: SupportsIndex, window: SupportsIndex, sink: SupportsIndex = 0) -> None:
+    def set_window(
+        self, seq: SupportsIndex, window: SupportsIndex, sink: SupportsIndex = 0
+    ) -> None:
         """Let the sequence see only its first `sink` tokens and the newest, `window` together."""
         _capi.kvc_seq_set_window(self._handle, seq, window, sink)
 

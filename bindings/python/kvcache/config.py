@@ -60,25 +60,29 @@ class _Keywords:
 class Rope(_Keywords):
     """Rotary embedding (RoPE) of a layer. Fields are given by name; 0 is the default of a number.
 
-    Where a layer has a mode other than "none", q and k are handed over unrotated. Pair i at position p
-    turns by p * scale * theta**(-2i / rotary_dim) / freq_factors[i], as `scaling` changes it further.
+    Where a layer has a mode other than "none", q and k are handed over unrotated. Pair i at
+    position p turns by p * scale * theta**(-2i / rotary_dim) / freq_factors[i], as `scaling`
+    changes it further.
 
-    mode: "on_append" stores K rotated, "on_read" stores it unrotated and rotates whenever it is read
-        (sinks need that), "none" rotates nothing.
-    style: pairs are (i, i + rotary_dim / 2) in "half" (Llama, NeoX), (2i, 2i + 1) in "interleaved" (GPT-J).
+    mode: "on_append" stores K rotated, "on_read" stores it unrotated and rotates whenever it is
+        read (sinks need that), "none" rotates nothing.
+    style: pairs are (i, i + rotary_dim / 2) in "half" (Llama, NeoX), (2i, 2i + 1) in "interleaved"
+        (GPT-J).
     rotary_dim: elements of a head that turn, even, at most k_dim; 0: k_dim.
     theta: base of the frequencies, above 0; 0: 10000.
     scale: factor on the position; 0: 1. Linear scaling by n is 1 / n.
     freq_factors: rotary_dim / 2 divisors of the frequencies, above 0; None: 1 each.
     scaling: "none", "llama3", "yarn" or "longrope".
-    sections: pairs of each section of M-RoPE, 2 to 4 numbers that add up to rotary_dim / 2; (): none.
+    sections: pairs of each section of M-RoPE, 2 to 4 numbers that add up to rotary_dim / 2; ():
+        none.
     section_layout: "contiguous" (Qwen2-VL) or "interleaved" (Qwen3-VL).
     factor: llama3, yarn: above 0. longrope: 0, or the longest context / original_context.
     low_freq_factor: llama3: above 0; 0: 1.
     high_freq_factor: llama3: above low_freq_factor; 0: 4.
     beta_fast: yarn: turns in original_context from which on a pair is left unchanged; 0: 32.
     beta_slow: yarn: turns below which a pair is divided by factor; 0: 1.
-    attention_factor: multiplies the turned elements, above 0; 0: what yarn and longrope say, else 1.
+    attention_factor: multiplies the turned elements, above 0; 0: what yarn and longrope say, else
+        1.
     original_context: llama3, yarn, longrope: tokens that the model was trained with.
     long_freq_factors: longrope: divisors for sequences longer than original_context.
     """
@@ -174,14 +178,16 @@ class Layer(_Keywords):
         Layer(num_q_heads=32, num_kv_heads=8, k_dim=128)          # K and V per token
         Layer(kind="mla", num_q_heads=128, latent_rank=512, latent_rope_dim=64)
 
-    kind: "attention" (K and V per token), "mla" (one latent row per token), "cross" (K and V of an encoder's
-        tokens), "state" (recurrent state), "shared" (reads the K and V of source_layer), "none" (keeps nothing).
+    kind: "attention" (K and V per token), "mla" (one latent row per token), "cross" (K and V of an
+        encoder's tokens), "state" (recurrent state), "shared" (reads the K and V of source_layer),
+        "none" (keeps nothing).
     num_q_heads: query heads, a multiple of num_kv_heads; 0: num_kv_heads.
     num_kv_heads: key and value heads, at least 1; 0 in "mla", and in "shared" for the source's.
     k_dim: elements of a key (and query) head, 1 to 512.
     v_dim: elements of a value (and output) head, 1 to 512; 0: k_dim.
-    dtype: storage type of K, and of V without v_dtype: a name ("float16"), or a type of NumPy, ml_dtypes or
-        PyTorch; None: bfloat16. With quant: "float8_e4m3fn", "float8_e5m2", "int8", "int4", "float4_e2m1fn".
+    dtype: storage type of K, and of V without v_dtype: a name ("float16"), or a type of NumPy,
+        ml_dtypes or PyTorch; None: bfloat16. With quant: "float8_e4m3fn", "float8_e5m2", "int8",
+        "int4", "float4_e2m1fn".
     v_dtype: storage type of V; None: dtype.
     rope: rotation of q and k; None: none, or the model's own.
     window: a query at position p sees the keys p - window + 1 to p; 0: all.
@@ -191,8 +197,9 @@ class Layer(_Keywords):
     latent_rope_dim: "mla": elements behind the latent that rotate, even.
     v_is_k: True: the row of K is the row of V too and is stored once.
     quant: quantised storage: "none", "per_tensor" (float8, int8: one scale for K and one for V),
-        "per_token_head" (float8, int8, int4: a scale per token and head) or "block16" (float4: one per 16
-        elements). Attention computes on it on a GPU; on the CPU it is planned, paged and exported only.
+        "per_token_head" (float8, int8, int4: a scale per token and head) or "block16" (float4: one
+        per 16 elements). Attention computes on it on a GPU; on the CPU it is planned, paged and
+        exported only.
     states: "state": its recurrent states, 1 to 16.
     k_scale: "per_tensor": value of K = stored element * k_scale, above 0; 0: 1. Other layers: 0.
     v_scale: the same of V.
@@ -319,8 +326,9 @@ class ModelLimits(Limits, total=False):
 class Config:
     """What to plan: layers, and limits of the cache. 0 is the default of a number.
 
-    Give num_pages, byte_budget or pool_tensors; without one of them the plan answers questions but makes no
-    cache. On a GPU (`device`) the caller's thread alone works: num_threads is 0 or 1 and cpu_isa "auto".
+    Give num_pages, byte_budget or pool_tensors; without one of them the plan answers questions but
+    makes no cache. On a GPU (`device`) the caller's thread alone works: num_threads is 0 or 1 and
+    cpu_isa "auto".
 
     layers: the `Layer`s of the whole model, at least one.
     page_size: tokens per page, 1 to 65536; 0: 16.
@@ -333,14 +341,16 @@ class Config:
     forwards_in_flight: forwards whose tokens a window keeps before it drops any, at most 64; 0: 1.
     layer_begin: first layer of the pipeline slice that is kept here.
     layer_end: behind the last layer of the slice; both 0: all layers.
-    storage: "owned" (memory of the library), "borrowed" (pool_tensors) or "none" (bookkeeping only).
+    storage: "owned" (memory of the library), "borrowed" (pool_tensors) or "none" (bookkeeping
+        only).
     pool_layout: "layer_first" (fastest to read) or "page_first" (one copy moves a page).
     pool_tensors: "borrowed": tensors that are the pool; dimension 0 counts pages.
     num_threads: CPU threads including the caller's; 0: one per core.
     cpu_isa: instruction set: "auto", "reference", "scalar", "avx2", "avx512" or "avx512_bf16".
     max_cross_len: encoder tokens of one sequence at most; 0: no limit.
     state_stride: tokens between automatic checkpoints of recurrent state; 0: page_size; -1: none.
-    num_state_slots: recurrent states kept at most, checkpoints included; 0: as many as memory holds.
+    num_state_slots: recurrent states kept at most, checkpoints included; 0: as many as memory
+        holds.
     event_capacity: events kept for `cache.events`, at most 2**24; 0: none are made.
     pad_pages: True: every layer group has page_size tokens per page, and narrow ones are padded.
     clear_pages: True: pages and state slots are zeroed before another sequence gets them.
@@ -437,8 +447,11 @@ class Config:
             pool = _items(self.pool_tensors, "pool_tensors", "tensors")
             for index, tensor in enumerate(pool):
                 if not hasattr(tensor, "__dlpack__"):
-                    raise wrong_type(f"pool_tensors[{index}]", "a tensor, which has __dlpack__", tensor)
-            self._kept[:] = [tensor if isinstance(tensor, Tensor) else Tensor(tensor) for tensor in pool]
+                    name = f"pool_tensors[{index}]"
+                    raise wrong_type(name, "a tensor, which has __dlpack__", tensor)
+            self._kept[:] = [
+                tensor if isinstance(tensor, Tensor) else Tensor(tensor) for tensor in pool
+            ]
             given["pool_tensors"] = list(self._kept)
         return given
 

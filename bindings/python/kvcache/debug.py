@@ -41,7 +41,12 @@ class DebugAccess:
         ]
 
     def debug_get_kv(
-        self, seq: SupportsIndex, begin: SupportsIndex = 0, end: SupportsIndex | None = None, k: Any = None, v: Any = None
+        self,
+        seq: SupportsIndex,
+        begin: SupportsIndex = 0,
+        end: SupportsIndex | None = None,
+        k: Any = None,
+        v: Any = None,
     ) -> tuple[Any, Any]:
         """k and v [layers, n, heads, dim] of the attention layers; smaller layers leave the rest as it is (zero)."""
         begin, end, n = self._range(seq, begin, end)
@@ -54,12 +59,20 @@ class DebugAccess:
         _capi.kvc_debug_get_kv(self._handle, seq, begin, end, k, v, self.plan._stream(None))
         return k, v
 
-    def debug_set_kv(self, seq: SupportsIndex, begin: SupportsIndex, k: Any = None, v: Any = None) -> None:
+    def debug_set_kv(
+        self, seq: SupportsIndex, begin: SupportsIndex, k: Any = None, v: Any = None
+    ) -> None:
         """Overwrite committed tokens with values as they are to be stored. Siblings keep theirs."""
         _capi.kvc_debug_set_kv(self._handle, seq, begin, k, v, self.plan._stream(None))
 
     def debug_get_layer(
-        self, seq: SupportsIndex, layer: SupportsIndex, begin: SupportsIndex = 0, end: SupportsIndex | None = None, k: Any = None, v: Any = None
+        self,
+        seq: SupportsIndex,
+        layer: SupportsIndex,
+        begin: SupportsIndex = 0,
+        end: SupportsIndex | None = None,
+        k: Any = None,
+        v: Any = None,
     ) -> tuple[Any, Any]:
         """k and v [n, heads, dim] of one layer; v is None where the layer has none. Cross layers count encoder tokens."""
         info = self.plan.layer(layer)
@@ -79,11 +92,24 @@ class DebugAccess:
         _capi.kvc_debug_get_layer(self._handle, seq, layer, begin, end, k, v, stream)
         return k, v
 
-    def debug_set_layer(self, seq: SupportsIndex, layer: SupportsIndex, begin: SupportsIndex, k: Any = None, v: Any = None) -> None:
+    def debug_set_layer(
+        self,
+        seq: SupportsIndex,
+        layer: SupportsIndex,
+        begin: SupportsIndex,
+        k: Any = None,
+        v: Any = None,
+    ) -> None:
         """Overwrite committed tokens of one layer."""
         _capi.kvc_debug_set_layer(self._handle, seq, layer, begin, k, v, self.plan._stream(None))
 
-    def debug_get_mla(self, seq: SupportsIndex, begin: SupportsIndex = 0, end: SupportsIndex | None = None, latent: Any = None) -> Any:
+    def debug_get_mla(
+        self,
+        seq: SupportsIndex,
+        begin: SupportsIndex = 0,
+        end: SupportsIndex | None = None,
+        latent: Any = None,
+    ) -> Any:
         """latent [layers, n, rank + rope dim] of the MLA layers."""
         begin, end, n = self._range(seq, begin, end)
         if latent is None:
@@ -97,11 +123,15 @@ class DebugAccess:
         """Overwrite committed latents."""
         _capi.kvc_debug_set_mla(self._handle, seq, begin, latent, self.plan._stream(None))
 
-    def debug_get_state(self, seq: SupportsIndex, layer: SupportsIndex, state: SupportsIndex, out: Any) -> Any:
+    def debug_get_state(
+        self, seq: SupportsIndex, layer: SupportsIndex, state: SupportsIndex, out: Any
+    ) -> Any:
         """The recurrent state of a sequence at its committed length: out [shape...]."""
         _capi.kvc_debug_get_state(self._handle, seq, layer, state, out, self.plan._stream(None))
         return out
 
-    def debug_set_state(self, seq: SupportsIndex, layer: SupportsIndex, state: SupportsIndex, value: Any) -> None:
+    def debug_set_state(
+        self, seq: SupportsIndex, layer: SupportsIndex, state: SupportsIndex, value: Any
+    ) -> None:
         """Replace it; checkpoints and other sequences keep theirs."""
         _capi.kvc_debug_set_state(self._handle, seq, layer, state, value, self.plan._stream(None))

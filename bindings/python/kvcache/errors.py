@@ -1,7 +1,7 @@
-"""What a failed call raises: an `Error`, which is often also the built-in exception that a Python user expects.
+"""What a failed call raises: an `Error`, often also the built-in exception that a user expects.
 
-Most are statuses of the library. `ArgumentTypeError`, `ArgumentOverflowError` and `TensorError` are the package's own, for
-arguments that never reach the library.
+Most are statuses of the library. `ArgumentTypeError`, `ArgumentOverflowError` and `TensorError` are
+the package's own, for arguments that never reach the library.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class ArgumentOverflowError(OutOfRange, OverflowError):
 
 
 class TensorError(Error, BufferError):
-    """A tensor that cannot be taken or given: read-only where the call writes, one that requires grad,
-    or one whose producer describes it against DLPack."""
+    """A tensor that cannot be taken or given: read-only where the call writes, one that requires
+    grad, or one whose producer describes it against DLPack."""
 
     status = 1
 
@@ -210,7 +210,7 @@ _OWN: dict[int, type[Error]] = {-1: ArgumentTypeError, -2: ArgumentOverflowError
 
 
 def status_error(status: int, message: str, detail: int = 0, sys_code: int = 0) -> Error:
-    """The exception of a status, not raised. Numbers below zero are the extension's, for its own exceptions."""
+    """The exception of a status, not raised. Numbers below zero are the package's own exceptions."""
     if status < 0:
         return _OWN[status](message)
     error = (_CLASSES[status] if 0 < status < len(_CLASSES) else Error)(message)
@@ -231,7 +231,7 @@ def wrong_type(name: str, expected: str, value: object) -> ArgumentTypeError:
 
 
 def integer(value: SupportsIndex, name: str) -> int:
-    """`value` as an int: Python's, NumPy's and PyTorch's integers, and whatever else has __index__."""
+    """`value` as an int: integers of Python, NumPy, PyTorch, and whatever else has __index__."""
     try:
         return operator.index(value)
     except TypeError:

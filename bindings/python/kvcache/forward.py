@@ -43,11 +43,12 @@ _attn, _attn_self, _attn_cached, _kv_append = (
 
 
 class AttnOptions(NamedTuple):
-    """Options of an attention call. Build one outside the loop over layers when every layer has the same.
+    """Options of an attention call. Build one outside the loop when every layer has the same.
 
     For query position p, key position j and query head h:
 
-        s = scale * (q . k), then soft_cap * tanh(s / soft_cap), then - alibi_slopes[h] * (p - j) + bias
+        s = scale * (q . k), then soft_cap * tanh(s / soft_cap)
+        s = s - alibi_slopes[h] * (p - j) + bias[h, p, j]
         out = sum(exp(s) * v) / (sum(exp(s)) + exp(sinks[h]))
 
     scale: factor on the scores; 0: 1 / sqrt(k_dim). MLA layers need one.
@@ -56,7 +57,8 @@ class AttnOptions(NamedTuple):
     sinks: float32 [num_q_heads], logits of one more term of the denominator (gpt-oss); None: none.
     alibi_slopes: float32 [num_q_heads]; None: none.
     bias: float32 [tokens, keys] or [num_q_heads, tokens, keys]; -inf masks a key; None: none.
-    spans: int32 [n, 3] of (entry of the batch, begin, end): new tokens inside see the span to its end; None: none.
+    spans: int32 [n, 3] of (entry of the batch, begin, end): new tokens inside see the span to its
+        end; None: none.
     flags: DETERMINISTIC, BATCH_INVARIANT, NO_CASCADE, joined by |.
     """
 
@@ -83,7 +85,7 @@ class AttnKeywords(TypedDict, total=False):
     flags: int
 
 
-# What attention returns: of the package of q. (For a kvcache.Tensor, which is of no package, NumPy's.)
+# What attention returns: of the package of q. For a kvcache.Tensor, which is of no package, NumPy's.
 ArrayT = TypeVar("ArrayT", bound=SupportsDLPack)
 NumpyArray = np.ndarray[Any, Any]
 
@@ -103,11 +105,12 @@ def _chosen(opt: AttnOptions | None, options: AttnKeywords) -> AttnOptions:
 class Forward:
     """An open step. As a context manager it ends when the block is left, and is aborted when an exception leaves it.
 
-    Tensors may be of any package with `__dlpack__`: q [tokens, num_q_heads, k_dim], k [tokens, num_kv_heads,
-    k_dim], v [tokens, num_kv_heads, v_dim], the tokens of all sequences packed. Outputs that are not given are
-    allocated in the package of `q`. `lse=True` also returns the logarithms of the sums: `out, lse`. Options of
-    attention calls are keywords (`scale=`, `soft_cap=`, `window=`, `sinks=`, `alibi_slopes=`, `bias=`, `spans=`,
-    `flags=`) or an `AttnOptions` as `opt=`.
+    Tensors may be of any package with `__dlpack__`: q [tokens, num_q_heads, k_dim], k [tokens,
+    num_kv_heads, k_dim], v [tokens, num_kv_heads, v_dim], the tokens of all sequences packed.
+    Outputs that are not given are allocated in the package of `q`. `lse=True` also returns the
+    logarithms of the sums: `out, lse`. Options of attention calls are keywords (`scale=`,
+    `soft_cap=`, `window=`, `sinks=`, `alibi_slopes=`, `bias=`, `spans=`, `flags=`) or an
+    `AttnOptions` as `opt=`.
 
     cache: the `Cache` of the step.
     seqs: its sequences, as they were given.
@@ -159,7 +162,9 @@ class Forward:
 
     # ---- attention
 
-    def _out(self, layer: SupportsIndex, q: Any, name: str = "q", value_dim: int = 0, heads: int = 0) -> Any:
+    def _out(
+        self, layer: SupportsIndex, q: Any, name: str = "q", value_dim: int = 0, heads: int = 0
+    ) -> Any:
         plan = self.cache.plan
         info = plan._layers.get(layer) or plan.layer(layer)  # type: ignore[call-overload]
         dim = value_dim or (info.latent_rank if info.kind == "mla" else info.v_dim)
@@ -489,7 +494,9 @@ class Forward:
         """Write latents [T, rank + rope dim] into the slots of this step."""
         _capi.kvc_mla_append(self._handle, layer, latent)
 
-    def gather(self, layer: SupportsIndex, seq: SupportsIndex, k_out: Any = None, v_out: Any = None) -> None:
+    def gather(
+        self, layer: SupportsIndex, seq: SupportsIndex, k_out: Any = None, v_out: Any = None
+    ) -> None:
         """Copy a sequence's K and V of one layer, with the new tokens of this step, into the outputs that are given."""
         _capi.kvc_kv_gather(self._handle, layer, seq, k_out, v_out)
 
@@ -557,7 +564,9 @@ class Forward:
         )
 
     def __reduce__(self) -> NoReturn:
-        raise ArgumentTypeError("a kvcache.Forward cannot be pickled or copied: it is a step of one cache")
+        raise ArgumentTypeError(
+            "a kvcache.Forward cannot be pickled or copied: it is a step of one cache"
+        )
 
     def __repr__(self) -> str:
         return f"<kvcache.Forward {'open' if self.is_open else 'ended'}, {len(self.seqs)} sequences, {self.num_tokens} tokens>"

@@ -278,7 +278,8 @@ class Stats:
     copy_runs: contiguous copies that swaps and page copies were merged into.
     events_made: events so far.
     events_lost: events overwritten before they were polled.
-    block_lifetime: evicted blocks by time in the index; number i counts 2**i to 2**(i + 1) milliseconds.
+    block_lifetime: evicted blocks by time in the index; number i counts 2**i to 2**(i + 1)
+        milliseconds.
     block_idle: evicted blocks by time since their last use, likewise.
     block_reuse_gap: hits by time since the block's use before, likewise.
     """

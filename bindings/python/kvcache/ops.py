@@ -32,8 +32,8 @@ __all__ = [
 class Pool(NamedTuple):
     """One layer's pool of pages.
 
-    k: keys. "hnd": [pages, heads, page_size, dim], "nhd": [pages, page_size, heads, dim], "mla": latents
-        [pages, page_size, width].
+    k: keys. "hnd": [pages, heads, page_size, dim], "nhd": [pages, page_size, heads, dim], "mla":
+        latents [pages, page_size, width].
     v: values in the same layout; None in "mla", or where the keys are the values.
     layout: "hnd", "nhd" or "mla".
     """
@@ -109,7 +109,8 @@ def append(
     stream: Any = None,
 ) -> None:
     """Write k and v to `slots` int64 [T] = page * page_size + offset; below 0: skip."""
-    _capi.kvc_op_append(_pool(pool), _opt(k, stream, isa, positions=positions, rope=rope), slots, k, v)
+    chosen = _opt(k, stream, isa, positions=positions, rope=rope)
+    _capi.kvc_op_append(_pool(pool), chosen, slots, k, v)
 
 
 def attention_paged(
@@ -167,9 +168,8 @@ def mla_paged(
     stream: Any = None,
 ) -> Any:
     """Absorbed MLA over a pool of layout "mla"; opt.scale must be given."""
-    _capi.kvc_op_mla_paged(
-        _pool(pool), _table(table), latent_rank, _opt(q, stream, isa, full, opt, positions, rope), q, out, lse
-    )
+    chosen = _opt(q, stream, isa, full, opt, positions, rope)
+    _capi.kvc_op_mla_paged(_pool(pool), _table(table), latent_rank, chosen, q, out, lse)
     return out
 
 

@@ -24,7 +24,7 @@ __all__ = ["Plan", "min_pages"]
 class Plan:
     """Planned memory of a model: immutable, and shared by as many caches and threads as you like.
 
-        Plan(Config(layers=[Layer(num_q_heads=8, num_kv_heads=2, k_dim=64)] * 32, byte_budget=1 << 30))
+        Plan(Config(layers=[Layer(num_kv_heads=2, k_dim=64)] * 32, byte_budget=1 << 30))
         Plan(layers=[...], num_pages=1024)
         Plan(model_config="path/to/config.json", byte_budget=1 << 30)
 

@@ -22,7 +22,7 @@ HASH_BYTES: int = _capi.KVC_HASH_BYTES
 
 
 class PrefixKey(NamedTuple):
-    """More than tokens that K and V depend on: an adapter, an image at an offset, or anything of the host's own.
+    """More than tokens that K and V depend on: an adapter, an image, or something of the host's own.
 
     type: ADAPTER, MEDIA, or USER and above for kinds of your own; not 0.
     offset: first token that the key belongs to; blocks before it are not changed by the key.
@@ -39,8 +39,10 @@ class Query(TypedDict, total=False):
 
     salt: the namespace, for example a tenant, at most 4096 bytes; nothing is shared across.
     keys: more that K and V depend on.
-    hashes: keys of the leading full blocks, as `prefix_hash` makes them, so that they are not computed again.
-    num_tokens: the first so many of `tokens` count; where tokens is None, how many the hashes stand for.
+    hashes: keys of the leading full blocks, as `prefix_hash` makes them, so that they are not
+        computed again.
+    num_tokens: the first so many of `tokens` count; where tokens is None, how many the hashes stand
+        for.
     all_tokens: True: the last token may hit as well.
     whole_blocks: True: nothing hits inside a block.
     priority: of the blocks, 0 to 100; higher stays longer.

@@ -88,9 +88,9 @@ class Tensor(_capi.TensorBase):
 
     `Tensor(source, dtype)` is `source` (any DLPack producer) read as another element type of the same width.
 
-    `torch.from_dlpack(tensor)` takes every type. NumPy has no bfloat16 and no 8-bit floats: of such a tensor
-    `np.from_dlpack` says "Unsupported dtype in DLTensor", while `np.asarray(tensor)`, `tensor[index]` and
-    `tensor.numpy()` give arrays of ml_dtypes where that package is installed.
+    `torch.from_dlpack(tensor)` takes every type. NumPy has no bfloat16 and no 8-bit floats: of such
+    a tensor `np.from_dlpack` says "Unsupported dtype in DLTensor", while `np.asarray(tensor)`,
+    `tensor[index]` and `tensor.numpy()` give arrays of ml_dtypes where that package is installed.
 
     shape: elements in each dimension.
     strides: elements from one entry to the next, in each dimension.
@@ -119,13 +119,13 @@ class Tensor(_capi.TensorBase):
         return to_numpy(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        """What `np.asarray` takes: an array over the same memory, with the values and not only the bits."""
+        """What `np.asarray` takes: an array over the same memory, of values and not only of bits."""
         array = to_numpy(self)
         if array.dtype.kind == "u" and self.dtype_code[0] not in (1, 6):
             raise status_error(
                 7,
-                f"dtype {self.dtype}: NumPy has no such elements; install ml_dtypes, which has, or take the "
-                "bits as unsigned integers with tensor.numpy()",
+                f"dtype {self.dtype}: NumPy has no such elements; install ml_dtypes, which has, or "
+                "take the bits as unsigned integers with tensor.numpy()",
             )
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
@@ -141,7 +141,8 @@ class Tensor(_capi.TensorBase):
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError(
-            "a kvcache.Tensor cannot be pickled: it is memory of this process; pickle np.array(tensor)"
+            "a kvcache.Tensor cannot be pickled: it is memory of this process; "
+            "pickle np.array(tensor)"
         )
 
     def __repr__(self) -> str:

@@ -114,7 +114,8 @@ int kvcpy_ints_in(PyObject *object, kvcpy_ints *a, int bytes, const char *name) 
   if (PyObject_HasAttrString(object, "__dlpack__")) return from_tensor(object, a, bytes, name);
   list = PySequence_List(object);
   if (!list)
-    return PyErr_ExceptionMatches(PyExc_TypeError) ? kvcpy_refuse_type(name, "integers in a row", object) : -1;
+    return PyErr_ExceptionMatches(PyExc_TypeError) ? kvcpy_refuse_type(name, "integers in a row", object)
+                                                   : -1;
   failed = from_items(list, a, bytes, name);
   Py_DECREF(list);
   return failed;

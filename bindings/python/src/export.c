@@ -89,8 +89,9 @@ static PyObject *give_legacy(tensor_object *self) {
   PyObject *capsule;
   DLManagedTensor *view;
   if (self->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY) {
-    kvcpy_refuse(KVCPY_TENSOR, "this tensor is read-only, which DLPack before 1.0 cannot say; ask with "
-                               "max_version=(1, 0)");
+    kvcpy_refuse(KVCPY_TENSOR,
+                 "this tensor is read-only, which DLPack before 1.0 cannot say; ask with "
+                 "max_version=(1, 0)");
     return NULL;
   }
   view = copy_view(sizeof *view, &self->view.dl_tensor);

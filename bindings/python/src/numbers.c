@@ -67,7 +67,8 @@ int kvcpy_uint32_in(PyObject *object, uint32_t *to, const char *name) {
   uint64_t wide;
   if (kvcpy_uint64_in(object, &wide, name)) return -1;
   if (wide > UINT32_MAX)
-    return kvcpy_refuse(KVCPY_OVERFLOW, "%s: %llu is no unsigned 32-bit integer", name, (unsigned long long)wide);
+    return kvcpy_refuse(KVCPY_OVERFLOW, "%s: %llu is no unsigned 32-bit integer", name,
+                        (unsigned long long)wide);
   *to = (uint32_t)wide;
   return 0;
 }

@@ -114,8 +114,8 @@ int kvcpy_numpy_in(PyObject *object, kvcpy_tensor *x, int writable, const char *
   bytes = t->dtype.bits / 8;
   for (i = 0; i < array->ndim; ++i) {
     if (array->strides[i] % bytes && array->shape[i] > 1)
-      return kvcpy_refuse(KVCPY_TENSOR, "%s: stride %d is %zd bytes, no multiple of the element's %d", name, i,
-                          array->strides[i], bytes);
+      return kvcpy_refuse(KVCPY_TENSOR, "%s: stride %d is %zd bytes, no multiple of the element's %d", name,
+                          i, array->strides[i], bytes);
     x->shape[i] = array->shape[i];
     x->strides[i] = array->strides[i] / bytes;
   }

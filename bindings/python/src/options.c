@@ -59,7 +59,8 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
   o->used = 1;
   o->c.struct_size = sizeof o->c;
   if (expect(object, 8, "opt") || real(object, 0, &o->c.scale, "scale") ||
-      real(object, 1, &o->c.soft_cap, "soft_cap") || number(object, 2, &o->c.window, "window") || tensor(object, 3, &o->sinks, &o->c.sinks, "sinks") ||
+      real(object, 1, &o->c.soft_cap, "soft_cap") || number(object, 2, &o->c.window, "window") ||
+      tensor(object, 3, &o->sinks, &o->c.sinks, "sinks") ||
       tensor(object, 4, &o->alibi_slopes, &o->c.alibi_slopes, "alibi_slopes") ||
       tensor(object, 5, &o->bias, &o->c.bias, "bias") || tensor(object, 6, &o->spans, &o->c.spans, "spans") ||
       bits(object, 7, &o->c.flags, "flags"))
