@@ -10,17 +10,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testlib.Find()
-	os.Exit(m.Run())
+	os.Exit(testlib.Main(m))
 }
 
 func load(t testing.TB) *kvcache.Library {
 	t.Helper()
-	lib, err := kvcache.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lib
+	return testlib.Load(t)
 }
 
 // small is a cache of two layers with one head of 4, pages of 4 tokens.

@@ -13,8 +13,7 @@ import (
 var scenarios = filepath.Join("..", "..", "..", "tests", "conformance", "scenarios")
 
 func TestMain(m *testing.M) {
-	testlib.Find()
-	os.Exit(m.Run())
+	os.Exit(testlib.Main(m))
 }
 
 func TestEveryScenarioHoldsOnEveryInstructionSet(t *testing.T) {
@@ -28,10 +27,7 @@ func TestEveryScenarioHoldsOnEveryInstructionSet(t *testing.T) {
 	if len(paths) < 60 {
 		t.Errorf("only %d scenarios", len(paths))
 	}
-	lib, err := kvcache.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
+	lib := testlib.Load(t)
 	caps, err := lib.DeviceQuery(kvcache.Device{})
 	if err != nil {
 		t.Fatal(err)

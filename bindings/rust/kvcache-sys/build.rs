@@ -30,7 +30,6 @@ fn main() {
         "KVCACHE_NO_PKG_CONFIG",
         "KVCACHE_NO_VENDOR",
         "KVCACHE_SOURCE_DIR",
-        "LD_LIBRARY_PATH",
         "PKG_CONFIG",
         "PKG_CONFIG_PATH",
     ] {
@@ -135,8 +134,10 @@ fn pkg_config() -> bool {
 /// A program that is linked may still not start: cargo hands no run path of a library on to programs.
 fn warn_when_no_loader_looks_in(folder: &Path) {
     let name = folder.display().to_string();
-    let listed = |variable: &str| env::var(variable).is_ok_and(|value| value.contains(&name));
-    if !listed("LD_LIBRARY_PATH") && !listed("CARGO_ENCODED_RUSTFLAGS") {
+    let paths = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let flags = env::var("CARGO_ENCODED_RUSTFLAGS").unwrap_or_default();
+    let run_path = flags.contains("rpath") && flags.contains(&name);
+    if !run_path && !env::split_paths(&paths).any(|path| path == folder) {
         println!(
             "cargo::warning=programs find libkvcache.so.0 in {name} with LD_LIBRARY_PATH={name}, or \
              RUSTFLAGS=-Clink-arg=-Wl,-rpath,{name}; or link the archive: feature `static`"

@@ -11,16 +11,12 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testlib.Find()
-	os.Exit(m.Run())
+	os.Exit(testlib.Main(m))
 }
 
 func load(t *testing.T) *kvcache.Library {
-	lib, err := kvcache.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return lib
+	t.Helper()
+	return testlib.Load(t)
 }
 
 func generate(t *testing.T) []*Request {
@@ -110,6 +106,7 @@ func TestALineThatIsNoRequestIsNamed(t *testing.T) {
 }
 
 func TestTheCommandPrintsBothHitRates(t *testing.T) {
+	load(t)
 	var out bytes.Buffer
 	if err := run([]string{"-block", "16", "-pages", "500"}, &out); err != nil {
 		t.Fatal(err)
