@@ -303,7 +303,7 @@ TEST_F(CudaLaunches, ShortSequencesAtFixedCutsAreNotMerged) {
           << error.message;
     }
     cache.end(forward);
-    finish_runtime();
+    kvc::test::finish_runtime();
     uint64_t merges = 0;
     for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel)
       merges += kernel.find("combine_kernel") != std::string::npos ? count : 0;

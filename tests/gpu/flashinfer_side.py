@@ -24,7 +24,7 @@ def version():
 def candidates(ours):
     """(name, function that gives a launch, a function for its output, and one that says whose keys a launch for a layer reads)."""
     flashinfer, shape = module(), ours.shape
-    if flashinfer is None or ours.device.type != "cuda":
+    if flashinfer is None or ours.device.type != "cuda" and version() != "stand-in":
         return
     if shape.kind in ("decode", "cascade") and not shape.sinks:
         for cores in (True, False):

@@ -11,6 +11,7 @@ from capi import Struct, Tensor, constant, int32s, int64s
 TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float8_e4m3fn": getattr(torch, "float8_e4m3fn", torch.uint8)}
 ROTATED = 64  # of a latent: what is not read as V
 MOST_REPLAYS = 64  # steps of one shape that sequences may grow by
+FILL_AT_ONCE = 64  # sequences of a forward that only takes pages: scratch is as large as forwards may be
 SINKS = "sink_logits" if "sink_logits" in capi.LAYOUT["structs"]["kvc_attn_opt"]["fields"] else "sinks"
 
 
@@ -44,7 +45,8 @@ class Ours:
         self.pools = [] if shape.kind == "linear" else [self.make_pool() for _ in range(self.num_layers)]
         config = Struct("kvc_config", device=self.dl_device(), page_size=shape.page, num_layers=self.num_layers,
                         layers=[self.layer() for _ in range(self.num_layers)], num_pages=self.num_pages,
-                        max_seqs=max(256, shape.batch), max_tokens_per_forward=max(65536, shape.batch * shape.new_tokens),
+                        max_seqs=max(FILL_AT_ONCE, shape.batch),
+                        max_tokens_per_forward=max(FILL_AT_ONCE * shape.page, shape.batch * shape.new_tokens),
                         max_seq_len=max(shape.lengths) + MOST_REPLAYS)
         if self.pools:
             tensors = [Tensor(pool, self.machine.dl_device) for pool in self.pools]
@@ -116,8 +118,8 @@ class Ours:
         before = [length - shape.new_tokens for length in shape.lengths]
         fillers = list(range(1 << 20, (1 << 20) + self.num_pages))
         self.library_add(fillers)
-        for at in range(0, len(fillers), 256):
-            part = fillers[at:at + 256]
+        for at in range(0, len(fillers), FILL_AT_ONCE):
+            part = fillers[at:at + FILL_AT_ONCE]
             self.grow(part, [shape.page] * len(part))
         self.random.shuffle(fillers)
 
@@ -132,8 +134,8 @@ class Ours:
                 lengths = [min(shape.page - done[sequence] % shape.page, goals[sequence][1] - done[sequence]) for sequence in left]
                 for _ in range(sum(done[sequence] % shape.page == 0 for sequence in left)):
                     self.library.call("kvc_seq_remove", self.cache, fillers.pop())
-                for at in range(0, len(left), 256):
-                    self.grow(left[at:at + 256], lengths[at:at + 256])
+                for at in range(0, len(left), FILL_AT_ONCE):
+                    self.grow(left[at:at + FILL_AT_ONCE], lengths[at:at + FILL_AT_ONCE])
                 for sequence, length in zip(left, lengths):
                     done[sequence] += length
 

@@ -135,12 +135,11 @@ bool is_closed_to_host(const void* address) {
          mapping->second.accessible;
 }
 
-void check_parameters(Runtime& state, const void* kernel, const void* parameters, size_t bytes) {
+void check_parameters(Runtime& state, const void* kernel, std::span<const std::byte> words) {
   if (!is_strict()) return;
-  const auto* words = static_cast<const std::byte*>(parameters);
-  for (size_t offset = 0; offset + sizeof(uintptr_t) <= bytes; offset += sizeof(uintptr_t)) {
+  for (size_t offset = 0; offset + sizeof(uintptr_t) <= words.size(); offset += sizeof(uintptr_t)) {
     uintptr_t word = 0;
-    std::memcpy(&word, words + offset, sizeof word);
+    std::memcpy(&word, words.data() + offset, sizeof word);
     if (word < 0x10000 || word >= uintptr_t{1} << 47) continue;
     const auto* address = reinterpret_cast<const void*>(word);
     if (place_of(state, address) != Place::kPageable || !is_mapped(word)) continue;

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "cudasim/cudasim.h"
 
@@ -30,6 +31,6 @@ class OpenDevices {
 bool is_closed_to_host(const void* address);
 
 // Ends the program where a word of a kernel's parameters is the address of memory of the host's that is not pinned.
-void check_parameters(Runtime& runtime, const void* kernel, const void* parameters, size_t bytes);
+void check_parameters(Runtime& runtime, const void* kernel, std::span<const std::byte> words);
 
 }  // namespace cudasim

@@ -19,8 +19,9 @@ bool asks_to_overlap(const cudaLaunchConfig_t& config) {
 
 }  // namespace
 
-cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel, const void* parameters,
-                           size_t parameter_bytes, std::function<void()> body) {
+cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
+                           std::span<const std::byte> words, size_t parameter_bytes,
+                           std::function<void()> body) {
   return call("cudaLaunchKernelExC", [&](Runtime& state) {
     const DeviceFacts& facts = use_context(state).facts;
     CUstream_st* on = find_stream(state, config.stream);
@@ -37,7 +38,7 @@ cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
         allowed == state.allowed_shared.end() ? 48u << 10 : std::max(allowed->second, 48u << 10);
     if (config.dynamicSmemBytes > most || config.dynamicSmemBytes > static_cast<size_t>(facts.shared_bytes))
       return cudaErrorInvalidValue;
-    check_parameters(state, kernel, parameters, parameter_bytes);
+    check_parameters(state, kernel, words);
     if (threads % 32 != 0) fail("%s: %u threads, not a multiple of 32", kernel_name(kernel).c_str(), threads);
     const bool overlaps = asks_to_overlap(config);
     if (overlaps && facts.major >= 9 && ptx_version(facts) < 90)

@@ -3,9 +3,12 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -41,9 +44,10 @@ struct Launch {
   std::function<void()> body;  // what one thread does
 };
 
-// Checks what cudaLaunchKernelEx would refuse, then runs or queues it.
-cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel, const void* parameters,
-                           size_t parameter_bytes, std::function<void()> body);
+// Checks what cudaLaunchKernelEx would refuse, then runs or queues it. `words`: of the parameters, that are searched for addresses.
+cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
+                           std::span<const std::byte> words, size_t parameter_bytes,
+                           std::function<void()> body);
 // All CTAs, now, on this OS thread. `before`: what has to be done when a lane has waited for the kernel before; it may be done now, or may be empty.
 void execute(const Launch& launch, std::function<void()> before);
 
@@ -52,7 +56,21 @@ void execute(const Launch& launch, std::function<void()> before);
 template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   std::tuple<Params...> values(std::forward<Args>(args)...);
-  return cudasim::enqueue_launch(*config, reinterpret_cast<const void*>(kernel), &values,
-                                 (sizeof(Params) + ... + size_t{0}),
+  constexpr auto kRounded = [](size_t bytes) { return (bytes + 7) / 8 * 8; };
+  // Without what lies between members: it was on a stack before, pieces of addresses too. Where that cannot be told nothing is searched.
+  std::array<std::byte, (kRounded(sizeof(Params)) + ... + 8)> words{};
+  size_t bytes_to_search = 0;
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_clear_padding)
+  const auto add = [&](auto& value) {
+    __builtin_clear_padding(&value);
+    std::memcpy(words.data() + bytes_to_search, &value, sizeof value);
+    bytes_to_search += kRounded(sizeof value);
+  };
+  std::apply([&](auto&... value) { (add(value), ...); }, values);
+#endif
+#endif
+  return cudasim::enqueue_launch(*config, reinterpret_cast<const void*>(kernel),
+                                 {words.data(), bytes_to_search}, (sizeof(Params) + ... + size_t{0}),
                                  [kernel, values] { std::apply(kernel, values); });
 }
