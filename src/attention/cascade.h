@@ -2,6 +2,7 @@
 // Juravsky et al., arXiv:2402.05099; Ye et al., FlashInfer, arXiv:2501.01005). Pure functions of page tables and lengths.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -50,24 +51,42 @@ struct PrefixGrid {
   int64_t key_multiple;
 };
 
+// What a member adds to the price of reading keys apart, in two units of the price's choice.
+using MemberWork = std::array<double, 2>;
+
+// The members of a prefix as sums, so that the price of one prefix does not depend on their number.
+struct PrefixMembers {
+  int64_t count = 0;
+  int64_t num_rows = 0;
+  MemberWork work{};
+};
+
 // Whether reading the next `num_keys` keys once for all members pays.
 class SharingPrice {
  public:
-  virtual bool pays(std::span<const PrefixCandidate* const> members, int64_t num_keys) const = 0;
+  // Asked once per candidate.
+  virtual MemberWork work(const PrefixCandidate& member) const = 0;
+  virtual bool pays(const PrefixMembers& members, int64_t num_keys) const = 0;
 
  protected:
   ~SharingPrice() = default;
 };
 
+// What a search has done, for tests.
+struct PrefixSearchWork {
+  int64_t pages_compared = 0;  // at most log2(candidates) times the pages of all tables, mostly twice
+  int64_t nodes = 0;           // fewer than candidates
+};
+
 // The prefixes worth sharing, outer ones before the inner ones inside them (at most kPrefixLevels deep), ready for plan_work. Empty, and
-// quickly so, when all first pages differ. Throws std::bad_alloc.
+// quickly so, when all first pages differ. The depth of the stack does not depend on the tables. Throws std::bad_alloc.
 constexpr int kPrefixLevels = 2;
-void find_shared_prefixes(std::span<const PrefixCandidate> candidates, const PrefixGrid& grid,
-                          const SharingPrice& price, std::vector<CommonPrefix>* found);
+PrefixSearchWork find_shared_prefixes(std::span<const PrefixCandidate> candidates, const PrefixGrid& grid,
+                                      const SharingPrice& price, std::vector<CommonPrefix>* found);
 // On the CPU: prefixes at multiples of 64.
-void find_shared_prefixes(const PrefixCandidate* candidates, int64_t num_candidates,
-                          const CascadeShape& shape, const CascadeCosts& costs,
-                          std::vector<CommonPrefix>* found);
+PrefixSearchWork find_shared_prefixes(const PrefixCandidate* candidates, int64_t num_candidates,
+                                      const CascadeShape& shape, const CascadeCosts& costs,
+                                      std::vector<CommonPrefix>* found);
 
 // The list entries that stand for shared prefixes, and what plan_work wants to know of them.
 class SharedEntries {

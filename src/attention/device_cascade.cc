@@ -58,23 +58,33 @@ class LaunchPrice final : public SharingPrice {
     const int64_t num_tiles = tiles(kernel_, num_rows);
     return walk(kernel_, num_tiles, num_keys) + begin(kernel_, num_tiles) + 2 * merge(num_rows);
   }
-  template <typename Members, typename Rows>
-  double apart(const Members& members, int64_t num_keys, Rows rows_of) const {
+  // The tiles of sequences that do without sharing.
+  struct FlatTiles {
     int64_t small = 0, large = 0;
-    for (const auto& member : members) {
-      const int64_t num_rows = rows_of(member);
-      const AttnKernel kernel = flat_kernel(num_rows);
-      (kernel == call_.small ? small : large) += tiles(kernel, num_rows);
+
+    FlatTiles& operator+=(const FlatTiles& other) {
+      small += other.small;
+      large += other.large;
+      return *this;
     }
-    return walk(call_.small, small, num_keys) + walk(call_.large, large, num_keys);
+  };
+  FlatTiles flat_tiles(int64_t num_rows) const {
+    const AttnKernel kernel = flat_kernel(num_rows);
+    const int64_t number = tiles(kernel, num_rows);
+    return kernel == call_.small ? FlatTiles{number, 0} : FlatTiles{0, number};
+  }
+  double apart(const FlatTiles& flat, int64_t num_keys) const {
+    return walk(call_.small, flat.small, num_keys) + walk(call_.large, flat.large, num_keys);
   }
 
-  bool pays(std::span<const PrefixCandidate* const> members, int64_t num_keys) const override {
-    int64_t num_rows = 0;
-    for (const PrefixCandidate* member : members) num_rows += member->num_rows;
-    const double flat =
-        apart(members, num_keys, [](const PrefixCandidate* member) { return member->num_rows; });
-    return together(num_rows, num_keys) < flat;
+  // Tiles of either kernel: whole numbers, exact in a double.
+  MemberWork work(const PrefixCandidate& member) const override {
+    const FlatTiles flat = flat_tiles(member.num_rows);
+    return {real(flat.small), real(flat.large)};
+  }
+  bool pays(const PrefixMembers& members, int64_t num_keys) const override {
+    const FlatTiles flat{static_cast<int64_t>(members.work[0]), static_cast<int64_t>(members.work[1])};
+    return together(members.num_rows, num_keys) < apart(flat, num_keys);
   }
 
  private:
@@ -147,8 +157,10 @@ void DeviceCascade::choose(std::span<const CascadeSequence> sequences, const Cas
     }
     for (size_t i = 0; i < prefixes_.size(); ++i) {
       const int64_t num_keys = prefixes_[i].key_end - prefixes_[i].key_begin;
-      flat += price.apart(prefixes_[i].sequences, num_keys,
-                          [&](int32_t member) { return sequences[static_cast<size_t>(member)].num_rows; });
+      LaunchPrice::FlatTiles tiles;
+      for (const int32_t member : prefixes_[i].sequences)
+        tiles += price.flat_tiles(sequences[static_cast<size_t>(member)].num_rows);
+      flat += price.apart(tiles, num_keys);
       shared += price.together(entries[i].num_rows, num_keys);
     }
     const double gain = flat - shared;
