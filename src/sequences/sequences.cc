@@ -1,7 +1,6 @@
 #include "src/sequences/sequences.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <utility>
 
 #include "src/base/error.h"
@@ -229,43 +228,6 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   forgive_empty(sequence);
   total_length_ -= num_tokens;
   truncate(sequence, length);
-}
-
-bool SequenceTable::can_resume(const Sequence& sequence, int64_t position) const {
-  if (position == sequence.length) return true;
-  for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (spec_->groups[group].is_cross) continue;
-    const PageTable& table = sequence.tables[group];
-    const KeyRange keys = keys_of_query(spec_->groups[group], sequence, position);
-    if (!table.keeps(0, std::min(keys.sink_end, position)) || !table.keeps(keys.begin, position))
-      return false;
-    // Where the next token goes, tokens were dropped: not even a window of 1 can go on there.
-    const int32_t page_tokens = spec_->groups[group].page_tokens;
-    const bool is_inside_page = position % page_tokens != 0;
-    if (is_inside_page && table.pages[static_cast<size_t>(position / page_tokens)] == kNoPage) return false;
-  }
-  if (!states_->is_used() || position == 0) return true;
-  return std::any_of(sequence.checkpoints.begin(), sequence.checkpoints.end(),
-                     [&](const Checkpoint& checkpoint) { return checkpoint.position == position; });
-}
-
-int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t position) const {
-  if (states_->is_used()) {  // only where a state is kept
-    int64_t nearest = sequence.length;
-    const auto consider = [&](int64_t candidate) {
-      const int64_t distance = std::abs(candidate - position), best = std::abs(nearest - position);
-      if ((distance < best || (distance == best && candidate < nearest)) && can_resume(sequence, candidate))
-        nearest = candidate;
-    };
-    consider(0);
-    for (const Checkpoint& checkpoint : sequence.checkpoints) consider(checkpoint.position);
-    return nearest;
-  }
-  for (int64_t distance = 0;; ++distance) {  // its end is possible: the search ends there
-    const int64_t below = position - distance, above = position + distance;
-    if (below >= 0 && can_resume(sequence, below)) return below;
-    if (above <= sequence.length && can_resume(sequence, above)) return above;
-  }
 }
 
 void SequenceTable::clear() noexcept {

@@ -69,8 +69,9 @@ class SequenceTable {
 
   // Could the sequence go on from its first `position` tokens? All that the next query sees must be there.
   bool can_resume(const Sequence& sequence, int64_t position) const;
-  // The nearest position to `position` (at most the length) for which can_resume holds; its own end always does.
-  int64_t nearest_resumable(const Sequence& sequence, int64_t position) const;
+  // The nearest position to `position` (at most the length) for which can_resume holds, of two the lower one; its own end always does.
+  // `looks`, for tests: gets the number of positions and checkpoints that were looked at.
+  int64_t nearest_resumable(const Sequence& sequence, int64_t position, int64_t* looks = nullptr) const;
 
   // Frees the pages that no later query sees. After every change of the committed length or of the windows.
   void drop_unseen(Sequence& sequence) noexcept {
@@ -98,6 +99,9 @@ class SequenceTable {
  private:
   Sequence& create(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> fork_of(const Sequence& parent, kvc_seq child_id, int64_t length) const;
+  bool has_checkpoint(const Sequence& sequence, int64_t position) const;
+  int64_t resumable_below(const Sequence& sequence, int64_t position, int64_t* looks) const;
+  int64_t resumable_above(const Sequence& sequence, int64_t position, int64_t* looks) const;
   void check_resumable(const Sequence& sequence, int64_t position, const char* argument, int64_t value) const;
   static void cut_table(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept;
   void cut_states(Sequence& sequence, int64_t position) noexcept;

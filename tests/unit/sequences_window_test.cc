@@ -178,5 +178,54 @@ TEST(Checkpoints, TheSmallerPositionWinsATie) {
   EXPECT_EQ(world.sequences.nearest_resumable(sequence, 3), 0);
 }
 
+// The nearest place is found without a look at every token in between; which one it is, a look at every token says.
+TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
+  struct Case {
+    int64_t window, chunk, second_window, length;
+    int64_t sequence_window, sink;
+  };
+  for (const Case& one :
+       {Case{6, 0, 0, 40, 0, 0}, Case{1, 0, 0, 41, 0, 0}, Case{2, 0, 0, 43, 0, 0}, Case{0, 8, 0, 45, 0, 0},
+        Case{0, 12, 7, 61, 0, 0}, Case{6, 0, 11, 50, 0, 0}, Case{0, 0, 0, 47, 9, 3}, Case{0, 0, 0, 47, 9, 0},
+        Case{5, 0, 0, 44, 9, 2}, Case{0, 5, 3, 57, 0, 0}, Case{9, 0, 0, 5, 0, 0}}) {
+    SCOPED_TRACE(testing::Message() << "window " << one.window << " chunk " << one.chunk << " and "
+                                    << one.second_window << ", sequence " << one.sequence_window);
+    std::vector<LayerSpec> layers(2);
+    layers[0] = attention_layer(1, 1, 8, 8);
+    layers[0].window = one.window, layers[0].chunk = one.chunk;
+    layers[1] = attention_layer(1, 1, 8, 8);
+    layers[1].window = one.second_window;
+    World world(layers);
+    Sequence& sequence = world.fill(1, one.length);
+    if (one.sequence_window != 0) world.sequences.set_window(1, one.sequence_window, one.sink);
+    world.sequences.drop_unseen(sequence);
+    for (int64_t position = 0; position <= one.length; ++position) {
+      int64_t nearest = -1;
+      for (int64_t distance = 0; nearest < 0; ++distance) {
+        for (const int64_t candidate : {position - distance, position + distance}) {
+          if (nearest < 0 && candidate >= 0 && candidate <= one.length &&
+              world.sequences.can_resume(sequence, candidate))
+            nearest = candidate;
+        }
+      }
+      ASSERT_EQ(world.sequences.nearest_resumable(sequence, position), nearest) << "of " << position;
+    }
+  }
+}
+
+TEST(Resume, ARefusedPopLooksAtAFewPlacesHoweverLongTheSequenceIs) {
+  std::vector<LayerSpec> layers(2);
+  layers[0] = attention_layer(1, 1, 8, 8);
+  layers[0].window = 6;
+  layers[1] = attention_layer(1, 1, 8, 8);
+  layers[1].window = 11;
+  World world(layers);
+  Sequence& sequence = world.fill(1, 1900);
+  world.sequences.drop_unseen(sequence);
+  int64_t looks = 0;
+  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 900, &looks), 0);
+  EXPECT_LE(looks, 20);
+}
+
 }  // namespace
 }  // namespace kvc
