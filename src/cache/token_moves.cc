@@ -16,6 +16,16 @@ TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) 
   return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
 }
 
+// Looks at one id more than the cache has sequences at most: among those one is unknown or comes twice.
+void require_distinct(size_t num_seqs, const kvc_seq* seqs, size_t num_known) {
+  std::vector<kvc_seq> ids(seqs, seqs + std::min(num_seqs, num_known + 1));
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice == ids.end()) return;
+  fail_with(KVC_E_INVALID_ARGUMENT, *twice, "sequence %lld appears twice in seqs: ids must be distinct",
+            ll(*twice));
+}
+
 }  // namespace
 
 // ------------------------------------------------------------------------------------------------ token trees
@@ -24,14 +34,11 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
   if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
   if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
   if (leaves == nullptr) fail(KVC_E_INVALID_ARGUMENT, "leaves is NULL with n = %zu", num_seqs);
+  require_distinct(num_seqs, seqs, sequences_.size());
   std::vector<Sequence*> accepted;
   accepted.reserve(std::min(num_seqs, sequences_.size() + 1));
   for (size_t i = 0; i < num_seqs; ++i) {
     Sequence& sequence = sequences_.get_idle(seqs[i], "commit the tree of");
-    if (std::find(accepted.begin(), accepted.end(), &sequence) != accepted.end()) {
-      fail_with(KVC_E_INVALID_ARGUMENT, sequence.id,
-                "sequence %lld appears twice in seqs: ids must be distinct", ll(sequence.id));
-    }
     if (sequence.tree.empty()) {
       fail_with(KVC_E_INVALID_STATE, sequence.id, "sequence %lld has no uncommitted token tree (0 nodes)",
                 ll(sequence.id));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,13 +27,16 @@ std::string bytes_text(double bytes) {
 
 std::string bytes_text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
-bool same_shape(const LayerSpec& a, const LayerSpec& b) {
-  // Layers that own their pages name themselves as source; only SHARED ones must agree on it.
-  if (a.kind == KVC_LAYER_SHARED && a.source != b.source) return false;
-  return a.kind == b.kind && a.num_q_heads == b.num_q_heads && a.num_kv_heads == b.num_kv_heads &&
-         a.k_dim == b.k_dim && a.v_dim == b.v_dim && a.quant == b.quant && k_type_name(a) == k_type_name(b) &&
-         v_type_name(a) == v_type_name(b) && a.v_in_k == b.v_in_k && a.window == b.window &&
-         a.chunk == b.chunk && a.states.size() == b.states.size();
+// Equal for layers of one line of the table. Layers that own their pages name themselves as source; only SHARED ones must agree on it.
+std::string shape_key(const LayerSpec& layer) {
+  std::string key = k_type_name(layer) + " " + v_type_name(layer);
+  for (const int64_t number :
+       {int64_t{layer.kind}, int64_t{layer.kind == KVC_LAYER_SHARED ? layer.source : -1},
+        int64_t{layer.num_q_heads}, int64_t{layer.num_kv_heads}, int64_t{layer.k_dim}, int64_t{layer.v_dim},
+        int64_t{layer.quant}, int64_t{layer.v_in_k}, int64_t{layer.window}, int64_t{layer.chunk},
+        static_cast<int64_t>(layer.states.size())})
+    key += " " + std::to_string(number);
+  return key;
 }
 
 // "0-4, 6-10, 12-16, ..."
@@ -67,16 +71,17 @@ void describe_layers(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
   append_format(text, "%6s  %-24s %8s %9s %6s %6s %-13s %-13s %-14s %12s  %s\n", "layers", "kind", "q heads",
                 "kv heads", "k dim", "v dim", "k type", "v type", "quantised", "bytes/token", "ids");
-  std::vector<bool> is_listed(spec.layers.size(), false);
-  for (size_t first = 0; first < spec.layers.size(); ++first) {
-    if (is_listed[first]) continue;
+  std::vector<std::vector<int32_t>> lines;  // local layers of each
+  std::map<std::string, size_t> line_of;
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const size_t line = line_of.emplace(shape_key(spec.layers[i]), lines.size()).first->second;
+    if (line == lines.size()) lines.emplace_back();
+    lines[line].push_back(static_cast<int32_t>(i));
+  }
+  for (std::vector<int32_t>& ids : lines) {
+    const auto first = static_cast<size_t>(ids.front());
     const LayerSpec& layer = spec.layers[first];
-    std::vector<int32_t> ids;
-    for (size_t i = first; i < spec.layers.size(); ++i) {
-      if (is_listed[i] || !same_shape(layer, spec.layers[i])) continue;
-      is_listed[i] = true;
-      ids.push_back(spec.layer_begin + static_cast<int32_t>(i));
-    }
+    for (int32_t& id : ids) id += spec.layer_begin;
     append_format(text, "%6zu  %-24s ", ids.size(), kind_text(layer, spec.layer_begin).c_str());
     if (layer.num_q_heads != 0) {
       append_format(text, "%8d %9d %6d %6d %-13s %-13s %-14s %12lld", layer.num_q_heads, layer.num_kv_heads,
