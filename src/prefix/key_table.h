@@ -1,12 +1,12 @@
-// From keys to small numbers: open addressing over 32 bits of the key, which SHA-256 has mixed already.
+// From keys to small numbers: open addressing over a keyed hash of the key.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "src/base/memory.h"
+#include "src/prefix/key_secret.h"
 #include "src/prefix/keys.h"
 
 namespace kvc {
@@ -78,12 +78,8 @@ class KeyTable {
   using Slots = std::vector<uint64_t, LargeAllocator<uint64_t>>;
   static constexpr uint64_t kEmpty = ~uint64_t{0};  // no id is negative
 
-  static uint32_t tag_of(const BlockKey& key) noexcept {
-    uint64_t head;
-    std::memcpy(&head, key.bytes.data(), sizeof(head));
-    // Keys that a caller makes need not be spread as SHA-256's are.
-    return static_cast<uint32_t>(head * 0x9E3779B97F4A7C15u >> 32);
-  }
+  // Callers give keys of their own making too, so all of the key counts, and where it goes only this process can know.
+  uint32_t tag_of(const BlockKey& key) const noexcept { return keyed_hash(secret_, key); }
   static int32_t id_in(uint64_t slot) noexcept { return static_cast<int32_t>(slot & 0xFFFFFFFFu); }
   size_t mask() const noexcept { return slots_.size() - 1; }
   void put(uint64_t slot) noexcept {
@@ -92,6 +88,7 @@ class KeyTable {
     slots_[i] = slot;
   }
 
+  KeySecret secret_ = process_secret();
   Slots slots_;  // tag << 32 | id
 };
 
