@@ -6,7 +6,9 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
+#include "src/base/tensor_shape.h"
 
 namespace kvc {
 namespace {
@@ -114,8 +116,9 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
   const int64_t k_heads = heads_of(tensors.q);
   params.q = view_rows(tensors.q, {"q", num_rows, k_heads, shape.k_dim, device});
   if (k_heads < 1 || k_heads > shape.heads || shape.heads % k_heads != 0) {
-    fail_with(KVC_E_SHAPE, k_heads, "q has shape[1] = %lld heads, expected a divisor of the state's %d",
-              static_cast<long long>(k_heads), shape.heads);
+    fail_with(KVC_E_SHAPE, k_heads,
+              "q has shape %s, expected [T, heads, dim] with heads a divisor of the state's %d",
+              shape_text(*tensors.q).text, shape.heads);
   }
   params.num_k_heads = static_cast<int32_t>(k_heads);
   params.k = view_rows(tensors.k, {"k", num_rows, k_heads, shape.k_dim, device});
@@ -129,6 +132,12 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
   if (opt.skip != nullptr)
     params.skip = view_f32_vector(opt.skip, (std::string(name) + ".skip").c_str(), shape.heads, device);
   params.out = view_rows(tensors.out, {"out", num_rows, shape.heads, shape.v_dim, device});
+  const int64_t decay_rows = opt.decay == KVC_DECAY_HEAD ? -1 : num_rows;
+  const TensorUse output{tensors.out, "out", num_rows};
+  const TensorUse inputs[] = {{tensors.q, "q", num_rows},       {tensors.k, "k", num_rows},
+                              {tensors.v, "v", num_rows},       {tensors.decay, "decay", decay_rows},
+                              {tensors.beta, "beta", num_rows}, {opt.skip, "skip"}};
+  refuse_overlaps({&output, 1}, inputs);
   params.state_dtype = shape.state_dtype;
   params.state_row_stride = shape.v_dim * dtype_bytes(shape.state_dtype);
   params.state_head_stride = shape.k_dim * params.state_row_stride;
@@ -152,6 +161,9 @@ ConvParams read_conv(const ConvTensors& tensors, kvc_activation activation, cons
   params.weight_stride = weight.row_stride;
   if (tensors.bias != nullptr) params.bias = view_f32_vector(tensors.bias, "bias", shape.channels, device);
   params.out = view_row_matrix(tensors.out, "out", num_rows, shape.channels, device);
+  const TensorUse output{tensors.out, "out", num_rows};
+  const TensorUse inputs[] = {{tensors.x, "x", num_rows}, {tensors.weight, "weight"}, {tensors.bias, "bias"}};
+  refuse_overlaps({&output, 1}, inputs);
   params.activation =
       activation == KVC_ACTIVATION_SILU ? kernels::Activation::kSilu : kernels::Activation::kNone;
   params.channels = shape.channels;

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "src/base/error.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
 
 namespace kvc {
@@ -89,6 +90,22 @@ void apply_options(const AttnOptions& options, kernels::AttnParams* params) {
   params->bias = options.bias;
   params->bias_head_stride = options.bias_head_stride;
   params->bias_token_stride = options.bias_token_stride;
+}
+
+void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* prefix) {
+  const TensorUse outputs[] = {{uses.out, "out", uses.num_rows}, {uses.lse, "lse", uses.num_rows}};
+  const TensorUse inputs[] = {
+      {uses.q, uses.q_name, uses.num_rows}, {uses.k, "k", uses.num_keys}, {uses.v, "v", uses.num_keys}};
+  refuse_overlaps(outputs, inputs);
+  const auto refuse = [&](const DLTensor* tensor, const char* field, int64_t rows, int row_dimension) {
+    if (tensor == nullptr) return;
+    const std::string name = std::string(prefix) + field;
+    const TensorUse input{tensor, name.c_str(), rows, row_dimension};
+    refuse_overlaps(outputs, {&input, 1});
+  };
+  refuse(opt.sinks, "sinks", -1, 0);
+  refuse(opt.alibi_slopes, "alibi_slopes", -1, 0);
+  if (opt.bias != nullptr) refuse(opt.bias, "bias", uses.num_rows, opt.bias->ndim - 2);
 }
 
 void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* out) {

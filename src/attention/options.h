@@ -40,6 +40,20 @@ void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_r
 // Everything of `params` that options decide; it borrows their arrays.
 void apply_options(const AttnOptions& options, kernels::AttnParams* params);
 
+// The tensors of an attention call, which have been checked; null: not there.
+struct AttnUses {
+  const DLTensor* q;
+  const DLTensor* k;
+  const DLTensor* v;
+  const DLTensor* out;
+  const DLTensor* lse;
+  int64_t num_rows;  // of q, out and lse
+  int64_t num_keys;  // rows of k and v
+  const char* q_name = "q";
+};
+// Throws INVALID_ARGUMENT where out or lse overlaps another of them, or one of the options' tensors.
+void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* prefix = "opt.");
+
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.
 void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* out);
 

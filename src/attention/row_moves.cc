@@ -5,6 +5,7 @@
 #include "src/attention/runner.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
 
 namespace kvc {
@@ -70,6 +71,9 @@ MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* o
   const F32Matrix own = view_f32_matrix(lse, "lse", num_rows, heads, device);
   params.other_out = view_rows(other_out, {"other_out", num_rows, heads, dim, device});
   const F32Matrix other = view_f32_matrix(other_lse, "other_lse", num_rows, heads, device);
+  const TensorUse outputs[] = {{out, "out", num_rows}, {lse, "lse", num_rows}};
+  const TensorUse inputs[] = {{other_out, "other_out", num_rows}, {other_lse, "other_lse", num_rows}};
+  refuse_overlaps(outputs, inputs);
   params.lse = own.data;
   params.lse_token_stride = own.row_stride;
   params.other_lse = other.data;

@@ -1,8 +1,12 @@
 #include "src/base/tensor.h"
 
+#include <cstdlib>
+#include <span>
+
 #include "src/base/dtype.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/tensor_shape.h"
 
 namespace kvc {
 namespace {
@@ -11,12 +15,6 @@ using kernels::DType;
 
 void check_present(const DLTensor* tensor, const char* name) {
   if (tensor == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name);
-}
-
-void check_rank(const DLTensor& tensor, const char* name, int rank) {
-  if (tensor.ndim != rank)
-    fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected %d", name, tensor.ndim, rank);
-  if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
 }
 
 DType check_activation_type(const DLTensor& tensor, const char* name) {
@@ -34,20 +32,6 @@ void check_type(const DLTensor& tensor, const char* name, DLDataType expected) {
   }
 }
 
-void check_extent_equals(const DLTensor& tensor, const char* name, int dimension, int64_t expected) {
-  if (tensor.shape[dimension] != expected) {
-    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected %lld", name, dimension,
-              static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(expected));
-  }
-}
-
-void check_extent_at_least(const DLTensor& tensor, const char* name, int dimension, int64_t least) {
-  if (tensor.shape[dimension] < least) {
-    fail_with(KVC_E_SHAPE, tensor.shape[dimension], "%s has shape[%d] = %lld, expected at least %lld", name,
-              dimension, static_cast<long long>(tensor.shape[dimension]), static_cast<long long>(least));
-  }
-}
-
 bool is_empty(const DLTensor& tensor) {
   for (int d = 0; d < tensor.ndim; ++d) {
     if (tensor.shape[d] == 0) return true;
@@ -60,10 +44,13 @@ void check_storage(const DLTensor& tensor, const char* name) {
   if (is_empty(tensor)) return;
   // Sizes and strides of hostile tensors must not wrap into plausible addresses.
   constexpr int64_t kMost = int64_t{1} << 56;
-  int64_t size = 1;
+  int64_t size = 1, reach = 0;  // elements, and from the first to the farthest
   for (int d = 0; d < tensor.ndim; ++d) {
     const int64_t stride = tensor.strides != nullptr && tensor.shape[d] > 1 ? tensor.strides[d] : 0;
-    if (!multiply(size, tensor.shape[d], &size) || size > kMost || stride > kMost || stride < -kMost) {
+    int64_t farthest = 0;
+    if (!multiply(size, tensor.shape[d], &size) || size > kMost || stride > kMost || stride < -kMost ||
+        !multiply(std::abs(stride), tensor.shape[d] - 1, &farthest) || farthest > kMost ||
+        (reach += farthest) > kMost) {
       fail_with(KVC_E_SHAPE, tensor.shape[d],
                 "%s has shape[%d] = %lld and stride %lld, which cannot be addressed", name, d,
                 static_cast<long long>(tensor.shape[d]), static_cast<long long>(stride));
@@ -77,6 +64,11 @@ void check_storage(const DLTensor& tensor, const char* name) {
   if (tensor.data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name);
   const int64_t bytes = element_bytes(tensor);
   const auto address = reinterpret_cast<uintptr_t>(data_of(tensor));
+  if (tensor.byte_offset > static_cast<uint64_t>(kMost)) {
+    fail_with(KVC_E_SHAPE, static_cast<int64_t>(tensor.byte_offset),
+              "%s has byte_offset = %llu, which cannot be addressed", name,
+              static_cast<unsigned long long>(tensor.byte_offset));
+  }
   if (address % static_cast<uintptr_t>(bytes) != 0) {
     fail_with(KVC_E_SHAPE, static_cast<int64_t>(address % static_cast<uintptr_t>(bytes)),
               "%s is misaligned: its address is %lld bytes past a multiple of its element's %lld bytes", name,
@@ -110,7 +102,8 @@ void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
 }
 
 int64_t stride_of(const DLTensor& tensor, int dimension) {
-  if (tensor.shape[dimension] <= 1) return 0;  // never stepped over, and producers put anything there
+  // Never stepped over, and producers put anything there; sizes and strides of empty tensors are not even bounded.
+  if (tensor.shape[dimension] <= 1 || is_empty(tensor)) return 0;
   if (tensor.strides != nullptr) return tensor.strides[dimension];
   int64_t stride = 1;
   for (int d = tensor.ndim - 1; d > dimension; --d) stride *= tensor.shape[d];
@@ -118,7 +111,8 @@ int64_t stride_of(const DLTensor& tensor, int dimension) {
 }
 
 std::byte* data_of(const DLTensor& tensor) {
-  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  // As numbers: of an empty tensor neither is bounded.
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset);
 }
 
 int64_t element_bytes(const DLTensor& tensor) { return (tensor.dtype.bits * tensor.dtype.lanes + 7) / 8; }
@@ -129,12 +123,12 @@ bool is_host_memory(DLDevice device) {
 
 kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   check_present(tensor, expected.name);
-  check_rank(*tensor, expected.name, 3);
+  const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
+                          exactly("dim", expected.dim)};
+  check_rank(*tensor, expected.name, shape);
   const DType dtype = check_activation_type(*tensor, expected.name);
   check_device(*tensor, expected.name, expected.device);
-  check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
-  check_extent_equals(*tensor, expected.name, 1, expected.heads);
-  check_extent_equals(*tensor, expected.name, 2, expected.dim);
+  check_extents(*tensor, expected.name, shape);
   check_storage(*tensor, expected.name);
   return rows_at(*tensor, dtype, 0, 0);
 }
@@ -149,12 +143,11 @@ kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_
 kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
                                       int64_t dim, int64_t num_layers, int64_t layer, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 3);
+  const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", min_tokens), at_least("dim", dim)};
+  check_rank(*tensor, name, shape);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
-  check_extent_equals(*tensor, name, 0, num_layers);
-  check_extent_at_least(*tensor, name, 1, min_tokens);
-  check_extent_at_least(*tensor, name, 2, dim);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   const int64_t bytes = element_bytes(*tensor);
   return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor) + layer * stride_of(*tensor, 0) * bytes,
@@ -166,23 +159,23 @@ kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, 
 kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
                                    int64_t num_layers, int64_t layer) {
   check_present(tensor, expected.name);
-  check_rank(*tensor, expected.name, 4);
+  const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", expected.min_tokens),
+                          at_least("heads", expected.heads), at_least("dim", expected.dim)};
+  check_rank(*tensor, expected.name, shape);
   const DType dtype = check_activation_type(*tensor, expected.name);
   check_device(*tensor, expected.name, expected.device);
-  check_extent_equals(*tensor, expected.name, 0, num_layers);
-  check_extent_at_least(*tensor, expected.name, 1, expected.min_tokens);
-  check_extent_at_least(*tensor, expected.name, 2, expected.heads);
-  check_extent_at_least(*tensor, expected.name, 3, expected.dim);
+  check_extents(*tensor, expected.name, shape);
   check_storage(*tensor, expected.name);
   return rows_at(*tensor, dtype, 1, layer * stride_of(*tensor, 0));
 }
 
 const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 1);
+  const Extent shape[] = {exactly("n", size)};
+  check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLFloat, 32, 1});
   check_device(*tensor, name, device);
-  check_extent_equals(*tensor, name, 0, size);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   return reinterpret_cast<const float*>(data_of(*tensor));
 }
@@ -190,11 +183,11 @@ const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t s
 F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
                           DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 2);
+  const Extent shape[] = {at_least("rows", rows), exactly("columns", columns)};
+  check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLFloat, 32, 1});
   check_device(*tensor, name, device);
-  check_extent_at_least(*tensor, name, 0, rows);
-  check_extent_equals(*tensor, name, 1, columns);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   return {reinterpret_cast<float*>(data_of(*tensor)), stride_of(*tensor, 0)};
 }
@@ -206,13 +199,13 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
   if (!per_head && tensor->ndim != 2) {
     fail_with(KVC_E_SHAPE, tensor->ndim, "%s has %d dimensions, expected 2 or 3", name, tensor->ndim);
   }
-  check_rank(*tensor, name, tensor->ndim);
+  const Extent all[] = {exactly("heads", heads), at_least("rows", rows), at_least("columns", columns)};
+  const auto shape = std::span(all).subspan(per_head ? 0 : 1);
+  check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLFloat, 32, 1});
   check_device(*tensor, name, device);
-  if (per_head) check_extent_equals(*tensor, name, 0, heads);
+  check_extents(*tensor, name, shape);
   const int row_dimension = per_head ? 1 : 0;
-  check_extent_at_least(*tensor, name, row_dimension, rows);
-  check_extent_at_least(*tensor, name, row_dimension + 1, columns);
   check_storage(*tensor, name);
   return {reinterpret_cast<const float*>(data_of(*tensor)), per_head ? stride_of(*tensor, 0) : 0,
           stride_of(*tensor, row_dimension)};
@@ -221,11 +214,11 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
 kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int64_t min_tokens,
                                    int64_t columns, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 2);
+  const Extent shape[] = {at_least("T", min_tokens), exactly("dim", columns)};
+  check_rank(*tensor, name, shape);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
-  check_extent_at_least(*tensor, name, 0, min_tokens);
-  check_extent_equals(*tensor, name, 1, columns);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
           .token_stride = stride_of(*tensor, 0) * element_bytes(*tensor),
@@ -235,22 +228,23 @@ kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int
 
 F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   check_present(tensor, expected.name);
-  check_rank(*tensor, expected.name, 3);
+  const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
+                          exactly("dim", expected.dim)};
+  check_rank(*tensor, expected.name, shape);
   check_type(*tensor, expected.name, {kDLFloat, 32, 1});
   check_device(*tensor, expected.name, expected.device);
-  check_extent_at_least(*tensor, expected.name, 0, expected.min_tokens);
-  check_extent_equals(*tensor, expected.name, 1, expected.heads);
-  check_extent_equals(*tensor, expected.name, 2, expected.dim);
+  check_extents(*tensor, expected.name, shape);
   check_storage(*tensor, expected.name);
   return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0), stride_of(*tensor, 1)};
 }
 
 StateView view_states(const DLTensor* tensor, const char* name, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 4);
+  const Extent shape[] = {any_extent("B"), any_extent("heads"), any_extent("k_dim"), any_extent("v_dim")};
+  check_rank(*tensor, name, shape);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
-  for (int dimension = 0; dimension < 4; ++dimension) check_extent_at_least(*tensor, name, dimension, 0);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   const int64_t bytes = element_bytes(*tensor);
   return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
@@ -266,10 +260,11 @@ StateView view_states(const DLTensor* tensor, const char* name, DLDevice device)
 
 int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 1);
+  const Extent shape[] = {at_least("n", size)};
+  check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLInt, 32, 1});
   check_device(*tensor, name, device);
-  check_extent_at_least(*tensor, name, 0, size);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   return reinterpret_cast<int32_t*>(data_of(*tensor));
 }
@@ -277,11 +272,11 @@ int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size,
 I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
                           DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, 2);
+  const Extent shape[] = {at_least("rows", rows), at_least("columns", columns)};
+  check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLInt, 32, 1});
   check_device(*tensor, name, device);
-  check_extent_at_least(*tensor, name, 0, rows);
-  check_extent_at_least(*tensor, name, 1, columns);
+  check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   return {reinterpret_cast<int32_t*>(data_of(*tensor)), stride_of(*tensor, 0), tensor->shape[0]};
 }
@@ -289,28 +284,24 @@ I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows
 namespace {
 
 // -1: any extent.
-void check_shape(const DLTensor& tensor, const char* name, std::initializer_list<int64_t> shape) {
-  int dimension = 0;
-  for (const int64_t extent : shape) {
-    if (extent >= 0) {
-      check_extent_equals(tensor, name, dimension, extent);
-    } else {
-      check_extent_at_least(tensor, name, dimension, 0);
-    }
-    ++dimension;
-  }
+std::vector<Extent> extents_of(std::initializer_list<int64_t> shape) {
+  std::vector<Extent> extents;
+  for (const int64_t extent : shape)
+    extents.push_back(extent < 0 ? any_extent(nullptr) : exactly(nullptr, extent));
+  return extents;
 }
 
 // Dimensions from `first` on must be `shape`, and compact.
 StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64_t count,
                       const std::vector<int64_t>& shape, DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, first + static_cast<int>(shape.size()));
+  std::vector<Extent> extents;
+  if (first == 1) extents.push_back(at_least("B", count));
+  for (const int64_t extent : shape) extents.push_back(exactly(nullptr, extent));
+  check_rank(*tensor, name, extents);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
-  if (first == 1) check_extent_at_least(*tensor, name, 0, count);
-  for (size_t d = 0; d < shape.size(); ++d)
-    check_extent_equals(*tensor, name, first + static_cast<int>(d), shape[d]);
+  check_extents(*tensor, name, extents);
   check_storage(*tensor, name);
   int64_t expected = 1;
   for (int d = tensor->ndim - 1; d >= first; --d) {
@@ -330,10 +321,11 @@ StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64
 DType check_activations(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape,
                         DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, static_cast<int>(shape.size()));
+  const std::vector<Extent> extents = extents_of(shape);
+  check_rank(*tensor, name, extents);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
-  check_shape(*tensor, name, shape);
+  check_extents(*tensor, name, extents);
   check_storage(*tensor, name);
   return dtype;
 }
@@ -341,10 +333,11 @@ DType check_activations(const DLTensor* tensor, const char* name, std::initializ
 void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape,
                     DLDevice device) {
   check_present(tensor, name);
-  check_rank(*tensor, name, static_cast<int>(shape.size()));
+  const std::vector<Extent> extents = extents_of(shape);
+  check_rank(*tensor, name, extents);
   check_type(*tensor, name, {kDLInt, static_cast<uint8_t>(bits), 1});
   check_device(*tensor, name, device);
-  check_shape(*tensor, name, shape);
+  check_extents(*tensor, name, extents);
   check_storage(*tensor, name);
 }
 

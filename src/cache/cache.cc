@@ -341,11 +341,11 @@ int32_t Cache::require_layer(int32_t layer) const {
   const int32_t local = plan_->local_layer(layer);
   if (local >= 0) return local;
   if (layer < 0 || layer >= spec().num_layers) {
-    fail_with(KVC_E_INVALID_STATE, layer, "layer %d out of range: the cache has %d layers", layer,
+    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has %d layers", layer,
               spec().num_layers);
   }
-  fail_with(KVC_E_INVALID_STATE, layer, "layer %d is not kept here: this cache has layers %d to %d", layer,
-            spec().layer_begin, spec().layer_end - 1);
+  fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: this cache has layers %d to %d of %d", layer,
+            spec().layer_begin, spec().layer_end - 1, spec().num_layers);
 }
 
 int32_t Cache::require_group(int32_t group) const {

@@ -50,16 +50,12 @@ std::vector<int64_t> compact_strides(const std::vector<int64_t>& shape) {
 DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind kind) {
   cache.require_storage("kvc_export_pool");
   const Spec& spec = cache.spec();
-  const int32_t local = cache.plan().local_layer(layer);
-  if (local < 0) {
-    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
-              spec.layer_begin, spec.layer_end - 1);
-  }
+  const int32_t local = cache.require_layer(layer);
   const int32_t source = spec.layers[static_cast<size_t>(local)].source;
   const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(source)];
   if (!layer_spec.keeps_pages()) {
-    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind, "layer %d is of kind %d (%s), which keeps no pages", layer,
-              layer_spec.kind, layer_kind_name(layer_spec.kind));
+    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind, "layer %d is of kind %s (%d), which keeps no pages", layer,
+              layer_kind_name(layer_spec.kind), layer_spec.kind);
   }
   const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(source)];
   const LayerPages& pages = cache.pool().layer(source);

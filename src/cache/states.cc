@@ -13,8 +13,8 @@ int32_t Cache::require_state_layer(int32_t layer, int32_t state, const char* wha
   const int32_t local = require_layer(layer);
   const LayerSpec& spec_of_layer = spec().layers[static_cast<size_t>(local)];
   if (spec_of_layer.kind != KVC_LAYER_STATE) {
-    fail_with(KVC_E_INVALID_STATE, spec_of_layer.kind, "%s: layer %d is of kind %d, expected STATE (%d)",
-              what, layer, spec_of_layer.kind, KVC_LAYER_STATE);
+    fail_with(KVC_E_INVALID_STATE, spec_of_layer.kind, "%s: layer %d is of kind %s (%d), expected STATE (%d)",
+              what, layer, layer_kind_name(spec_of_layer.kind), spec_of_layer.kind, KVC_LAYER_STATE);
   }
   const auto num_states = static_cast<int32_t>(spec_of_layer.states.size());
   if (state < 0 || state >= num_states) {

@@ -1,6 +1,10 @@
 // kvcache.h, section "Attention".
+#include <string>
+
 #include "src/attention/row_moves.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
+#include "src/base/tensor_shape.h"
 #include "src/capi/handles.h"
 #include "src/capi/sized_struct.h"
 
@@ -31,27 +35,45 @@ constexpr uint32_t kind_bit(kvc_layer_kind kind) { return 1u << kind; }
 constexpr uint32_t kTokenKinds =
     kind_bit(KVC_LAYER_ATTENTION) | kind_bit(KVC_LAYER_MLA) | kind_bit(KVC_LAYER_SHARED);
 
+// "ATTENTION (0), MLA (1) or SHARED (4)"
+std::string kinds_text(uint32_t kinds) {
+  std::string text;
+  for (kvc_layer_kind kind = KVC_LAYER_ATTENTION; kinds != 0; ++kind) {
+    if ((kinds & kind_bit(kind)) == 0) continue;
+    kinds &= ~kind_bit(kind);
+    if (!text.empty()) text += kinds == 0 ? " or " : ", ";
+    text += std::string(kvc::layer_kind_name(kind)) + " (" + std::to_string(kind) + ")";
+  }
+  return text;
+}
+
 // `kinds`: those that the function serves.
 LayerCall open_layer(kvc_forward* fwd, int32_t layer, const char* function, uint32_t kinds) {
   Cache& cache = kvc::open_cache(fwd);
   const int32_t local = cache.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   if ((kinds & kind_bit(spec.kind)) == 0) {
-    fail_with(KVC_E_INVALID_STATE, spec.kind, "%s: layer %d is of kind %d (%s)", function, layer, spec.kind,
-              kvc::layer_kind_name(spec.kind));
+    fail_with(KVC_E_INVALID_STATE, spec.kind, "%s: layer %d is of kind %s (%d), expected %s", function, layer,
+              kvc::layer_kind_name(spec.kind), spec.kind, kinds_text(kinds).c_str());
   }
   cache.require_storage(function);
   cache.require_readable(local, function);
   return {cache, layer, local, spec, cache.forward().batch().num_rows()};
 }
 
-AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
+struct CallOptions {
   kvc_attn_opt read{};
+  AttnOptions checked;
+};
+
+CallOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
+  CallOptions result;
+  kvc_attn_opt& read = result.read;
+  AttnOptions& options = result.checked;
   if (opt != nullptr) {
     read = kvc::read_struct(opt, "opt");
     kvc::refuse_extensions(read.ext, "opt");
   }
-  AttnOptions options;
   const kvc::Batch& batch = call.cache.forward().batch();
   const bool is_cross = call.layer.kind == KVC_LAYER_CROSS;
   kvc::read_options(read, call.layer, call.num_rows, read.bias == nullptr ? 0 : batch.longest(is_cross),
@@ -61,7 +83,7 @@ AttnOptions options_of(const LayerCall& call, const kvc_attn_opt* opt) {
               static_cast<long long>(read.window), read.spans == nullptr ? "NULL" : "set");
   }
   kvc::read_spans(read.spans, batch, &options.spans);
-  return options;
+  return result;
 }
 
 kvc::kernels::TokenRows view_q(const LayerCall& call, const DLTensor* q) {
@@ -89,9 +111,9 @@ void view_outputs(const LayerCall& call, const DLTensor* out, const DLTensor* ls
   tensors->lse_token_stride = matrix.row_stride;
 }
 
-void attend(const LayerCall& call, KeyScope scope, const AttnOptions& options, const AttnTensors& tensors,
+void attend(const LayerCall& call, KeyScope scope, const CallOptions& options, const AttnTensors& tensors,
             bool is_mla_self = false) {
-  call.cache.engine().attend(call.cache.forward(), {call.layer, scope, is_mla_self}, options, tensors);
+  call.cache.engine().attend(call.cache.forward(), {call.layer, scope, is_mla_self}, options.checked, tensors);
 }
 
 // k and v both or neither; K = V layers have no v.
@@ -124,7 +146,7 @@ kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, co
                     kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn", kTokenKinds);
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     if (has_new_rows(call, k, v)) {
@@ -137,6 +159,7 @@ kvc_status kvc_attn(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* opt, co
       require_appended(call);
     }
     view_outputs(call, out, lse, &tensors);
+    kvc::refuse_overlaps({q, k, v, out, lse, call.num_rows, call.num_rows}, options.read);
     attend(call, KeyScope::kAll, options, tensors);
   });
 }
@@ -150,16 +173,18 @@ kvc_status kvc_attn_shared_kv(kvc_forward* fwd, int32_t source_layer, const kvc_
     // The query heads are the caller's: any multiple of the source's kv heads.
     const int64_t heads = q->ndim == 3 && q->shape != nullptr ? q->shape[1] : call.layer.num_q_heads;
     if (heads < 1 || heads > kvc::kMaxHeads || heads % call.layer.num_kv_heads != 0) {
-      fail_with(KVC_E_SHAPE, heads,
-                "q has shape[1] = %lld, expected a multiple of the %d kv heads of layer %d",
-                static_cast<long long>(heads), call.layer.num_kv_heads, source_layer);
+      fail_with(
+          KVC_E_SHAPE, heads,
+          "q has shape %s, expected [T, heads, dim] with heads a multiple of the %d kv heads of layer %d",
+          kvc::shape_text(*q).text, call.layer.num_kv_heads, source_layer);
     }
     call.layer.num_q_heads = static_cast<int32_t>(heads);
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     require_appended(call);
     view_outputs(call, out, lse, &tensors);
+    kvc::refuse_overlaps({q, nullptr, nullptr, out, lse, call.num_rows, 0}, options.read);
     attend(call, KeyScope::kAll, options, tensors);
   });
 }
@@ -173,7 +198,7 @@ kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_op
            call.layer.k_dim, call.layer.v_dim);
     }
     if (call.layer.v_in_k) fail(KVC_E_UNSUPPORTED, "qkv has V, but V of layer %d lies in its K rows", layer);
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     const int64_t q_heads = call.layer.num_q_heads;
     const int64_t kv_heads = call.layer.num_kv_heads;
     const kvc::kernels::TokenRows rows =
@@ -183,6 +208,7 @@ kvc_status kvc_attn_fused_qkv(kvc_forward* fwd, int32_t layer, const kvc_attn_op
     tensors.k = head_range(rows, q_heads);
     tensors.v = head_range(rows, q_heads + kv_heads);
     view_outputs(call, out, nullptr, &tensors);
+    kvc::refuse_overlaps({qkv, nullptr, nullptr, out, nullptr, call.num_rows, 0, "qkv"}, options.read);
     attend(call, KeyScope::kAll, options, tensors);
   });
 }
@@ -204,11 +230,12 @@ kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* op
       call.layer.v_in_k = false;
       call.layer.latent_rank = 0;  // heads of known dim: the default scale is right
     }
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     view_new_rows(call, k, v, call.num_rows, &tensors);
     view_outputs(call, out, lse, &tensors);
+    kvc::refuse_overlaps({q, k, v, out, lse, call.num_rows, call.num_rows}, options.read);
     attend(call, KeyScope::kNew, options, tensors, is_mla);
   });
 }
@@ -217,10 +244,11 @@ kvc_status kvc_attn_cached(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* 
                            DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn_cached", kTokenKinds);
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     view_outputs(call, out, lse, &tensors);
+    kvc::refuse_overlaps({q, nullptr, nullptr, out, lse, call.num_rows, 0}, options.read);
     attend(call, KeyScope::kCached, options, tensors);
   });
 }
@@ -230,7 +258,7 @@ kvc_status kvc_attn_cross(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* o
                           kvc_error* err) noexcept {
   return guard(err, [&] {
     const LayerCall call = open_layer(fwd, layer, "kvc_attn_cross", kind_bit(KVC_LAYER_CROSS));
-    const AttnOptions options = options_of(call, opt);
+    const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};
     tensors.q = view_q(call, q);
     const int64_t announced = call.cache.forward().batch().num_cross_rows();
@@ -244,6 +272,7 @@ kvc_status kvc_attn_cross(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* o
       require_appended(call);
     }
     view_outputs(call, out, lse, &tensors);
+    kvc::refuse_overlaps({q, k, v, out, lse, call.num_rows, announced}, options.read);
     attend(call, KeyScope::kCross, options, tensors);
   });
 }
@@ -311,6 +340,7 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
     if (v_out != nullptr)
       v_rows =
           kvc::view_rows(v_out, {"v_out", length, call.layer.num_kv_heads, call.layer.v_dim, call.device()});
+    kvc::refuse_overlap({k_out, "k_out", length}, {v_out, "v_out", length});
     if (!table.keeps(0, length)) {
       fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
                 "layer %d: a window of sequence %lld has dropped tokens before %lld", layer,

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "src/base/error.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/capi/handles.h"
 
@@ -92,16 +93,12 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
 std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTensor* k, const DLTensor* v,
                                   int64_t num_tokens) {
   require_any(k, v);
-  const int32_t local = cache.plan().local_layer(layer);
-  if (local < 0) {
-    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
-              cache.spec().layer_begin, cache.spec().layer_end - 1);
-  }
+  const int32_t local = cache.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   const LayerSpec& source = cache.spec().layers[static_cast<size_t>(spec.source)];
   if (!source.keeps_pages()) {
-    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %d (%s), which keeps no pages", layer,
-              spec.kind, kvc::layer_kind_name(spec.kind));
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), which keeps no pages", layer,
+              kvc::layer_kind_name(spec.kind), spec.kind);
   }
   if (v != nullptr && source.v_in_k) {
     fail_with(KVC_E_INVALID_ARGUMENT, layer, "v is set, but V of layer %d lies in its K rows: expected NULL",
@@ -137,15 +134,11 @@ struct StateRef {
 
 // Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong state.
 StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
-  const int32_t local = cache.plan().local_layer(layer);
-  if (local < 0) {
-    fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has layers %d to %d", layer,
-              cache.spec().layer_begin, cache.spec().layer_end - 1);
-  }
+  const int32_t local = cache.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   if (spec.kind != KVC_LAYER_STATE) {
-    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %d (%s), expected STATE (%d)", layer,
-              spec.kind, kvc::layer_kind_name(spec.kind), KVC_LAYER_STATE);
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), expected STATE (%d)", layer,
+              kvc::layer_kind_name(spec.kind), spec.kind, KVC_LAYER_STATE);
   }
   if (state < 0 || static_cast<size_t>(state) >= spec.states.size()) {
     fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %zu states", state, layer,
@@ -161,7 +154,10 @@ kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, 
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_kv");
     self.check_token_range(seq, begin, end);
-    self.debug_get(seq, begin, end, attention_rows(self.spec(), k, v, range_length(begin, end)), stream);
+    const int64_t count = range_length(begin, end);
+    const std::vector<LayerRows> rows = attention_rows(self.spec(), k, v, count);
+    kvc::refuse_overlap({k, "k", count, 1}, {v, "v", count, 1});
+    self.debug_get(seq, begin, end, rows, stream);
   });
 }
 
@@ -203,7 +199,9 @@ kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t laye
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_layer");
     self.sequences().get_on_device(seq, "read");
-    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, range_length(begin, end));
+    const int64_t count = range_length(begin, end);
+    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, count);
+    kvc::refuse_overlap({k, "k", count}, {v, "v", count});
     self.debug_get(seq, begin, end, rows, stream);
   });
 }

@@ -1,6 +1,7 @@
 #include "src/capi/op_options.h"
 
 #include "src/capi/sized_struct.h"
+#include "src/plan/spec.h"
 
 namespace kvc {
 namespace {
@@ -27,6 +28,11 @@ void read_attn(OpOptions* out) {
   if (out->opt.attn == nullptr) return;
   out->attn = read_struct(out->opt.attn, "opt.attn");
   refuse_extensions(out->attn.ext, "opt.attn");
+  // Before anything is computed with it.
+  if (out->attn.window < 0) {
+    fail_with(KVC_E_OUT_OF_RANGE, out->attn.window, "opt.attn->window = %lld out of range: 0 to %lld",
+              static_cast<long long>(out->attn.window), static_cast<long long>(kMaxSequenceLength));
+  }
   if (out->attn.spans != nullptr)
     fail(KVC_E_UNSUPPORTED,
          "opt.attn->spans is set: operators have causal (full = 0) and full attention only");

@@ -4,7 +4,9 @@
 
 #include "src/attention/cuda_operators.h"
 #include "src/attention/operators.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
+#include "src/base/tensor_shape.h"
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
 #include "src/capi/sized_struct.h"
@@ -46,8 +48,9 @@ int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& plac
   (void)kvc::check_activations(q, "q", {-1, -1, -1}, place.dlpack);
   const int64_t heads = q->shape[1];
   if (heads < 1 || heads > kvc::kMaxHeads || heads % num_kv_heads != 0) {
-    fail_with(KVC_E_SHAPE, heads, "q has shape[1] = %lld, expected a multiple of the %d kv heads up to %d",
-              static_cast<long long>(heads), num_kv_heads, kvc::kMaxHeads);
+    fail_with(KVC_E_SHAPE, heads,
+              "q has shape %s, expected [T, heads, dim] with heads a multiple of the %d kv heads up to %d",
+              kvc::shape_text(*q).text, num_kv_heads, kvc::kMaxHeads);
   }
   return static_cast<int32_t>(heads);
 }
@@ -64,8 +67,14 @@ struct AttendCall {
   AttnTensors tensors{};
   OpRotation rotation;
 };
+// K and V that are packed rows, so that they can be compared with the outputs; null: those of a pool.
+struct PackedKeys {
+  const DLTensor *k = nullptr, *v = nullptr;
+  int64_t num_rows = 0;
+};
 AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t num_rows, int64_t longest,
-                     const DLTensor* q, DLTensor* out, DLTensor* lse, DLDevice device) {
+                     const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse,
+                     DLDevice device) {
   AttendCall call;
   kvc::read_options(read.attn, shape, num_rows, read.attn.bias == nullptr ? 0 : longest, &call.options,
                     "opt.attn->", device);
@@ -77,6 +86,7 @@ AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t
     tensors.lse = matrix.data;
     tensors.lse_token_stride = matrix.row_stride;
   }
+  kvc::refuse_overlaps({q, keys.k, keys.v, out, lse, num_rows, keys.num_rows}, read.attn, "opt.attn->");
   call.rotation = kvc::view_rotation(read.rotation(), read.opt.positions, shape.latent_rank,
                                      shape.k_dim - shape.latent_rank, num_rows, device);
   return call;
@@ -84,8 +94,8 @@ AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t
 
 // The common end of the attentions on the host. The sequences are complete.
 void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
-            const DLTensor* q, DLTensor* out, DLTensor* lse) {
-  const AttendCall call = read_call(attention.shape, read, num_rows, longest, q, out, lse, kvc::kHost);
+            const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
+  const AttendCall call = read_call(attention.shape, read, num_rows, longest, keys, q, out, lse, kvc::kHost);
   kvc::Operators(read.opt.cpu_isa, read.host())
       .attend(attention, call.options, call.tensors, call.rotation, num_rows);
 }
@@ -93,13 +103,14 @@ void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int
 // On a device, where nobody has seen how many rows and keys the sequences have: rows are those of q, and keys at most those that a bias has columns
 // for.
 void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
-               const DLTensor* q, DLTensor* out, DLTensor* lse) {
+               const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   kvc::cuda::OpSequencesParams& sequences = attention.sequences;
   sequences.full = read.opt.full;
   const bool has_cuts = sequences.row_indptr != nullptr;
   sequences.num_rows = has_cuts ? q->shape[0] : sequences.num_sequences;
   check_row_count("q", sequences.num_rows);
-  const AttendCall call = read_call(attention.shape, read, sequences.num_rows, 0, q, out, lse, place.dlpack);
+  const AttendCall call =
+      read_call(attention.shape, read, sequences.num_rows, 0, keys, q, out, lse, place.dlpack);
   sequences.window = call.options.window;
   if (const DLTensor* bias = read.attn.bias; bias != nullptr)
     sequences.max_keys = std::min<int64_t>(sequences.max_keys, bias->shape[bias->ndim - 1]);
@@ -128,7 +139,7 @@ void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t l
                                    .page_size = pool.page_size,
                                    .sequences = kvc::view_table_on(placed.place.dlpack, pages, pool)};
     attention.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place));
-    return attend_on(placed.place, attention, read, q, out, lse);
+    return attend_on(placed.place, attention, read, {}, q, out, lse);
   }
   const OpTable pages = read_table(table, pool);
   OpAttention attention{.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place)),
@@ -144,14 +155,14 @@ void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t l
     kvc::check_pages(pages, pool, i, first_key);
     longest = std::max<int64_t>(longest, pages.lengths[i]);
   }
-  attend(attention, read, pages.num_rows(), longest, q, out, lse);
+  attend(attention, read, pages.num_rows(), longest, {}, q, out, lse);
 }
 
 int32_t head_extent(const DLTensor* tensor, const char* name, int dimension, int32_t most) {
   const int64_t value = tensor->shape[dimension];
   if (value < 1 || value > most) {
-    fail_with(KVC_E_SHAPE, value, "%s has shape[%d] = %lld, expected 1 to %d", name, dimension,
-              static_cast<long long>(value), most);
+    fail_with(KVC_E_SHAPE, value, "%s has shape %s, expected 1 to %d in dimension %d", name,
+              kvc::shape_text(*tensor).text, most, dimension);
   }
   return static_cast<int32_t>(value);
 }
@@ -193,7 +204,7 @@ void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTenso
   attention.sequences.key_indptr = keys.data;
   attention.sequences.num_keys = num_keys;
   attention.sequences.max_keys = num_keys;
-  attend_on(place, attention, read, q, out, lse);
+  attend_on(place, attention, read, {k, v, num_keys}, q, out, lse);
 }
 
 // Rows of a pool's K half: [>= min_rows, heads, k_dim], without layout MLA's heads too.
@@ -301,7 +312,7 @@ kvc_status kvc_op_attention_ragged(const DLTensor* qo_indptr, const DLTensor* kv
                                     rows.data[i], int64_t{rows.data[i + 1]} - rows.data[i], length);
       longest = std::max(longest, length);
     }
-    attend(attention, read, rows.total(), longest, q, out, lse);
+    attend(attention, read, rows.total(), longest, {k, v, keys.total()}, q, out, lse);
   });
 }
 
@@ -339,6 +350,7 @@ kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, con
     kvc::kernels::TokenRows k_rows{}, v_rows{};
     if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys, kvc::kHost);
     if (v_out != nullptr) v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim});
+    kvc::refuse_overlap({k_out, "k_out", num_keys}, {v_out, "v_out", num_keys});
     kvc::Operators(read.opt.cpu_isa, read.host()).gather(view, pages, k_rows, v_rows);
   });
 }
@@ -372,12 +384,9 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
     const int32_t dim = head_extent(x, "x", 2, kvc::kMaxLatentDim);
     const kvc::kernels::TokenRows from = kvc::view_rows(x, {"x", num_rows, heads, dim, device});
     const kvc::kernels::TokenRows to = kvc::view_rows(out, {"out", num_rows, heads, dim, device});
-    if (from.base != nullptr && from.base == to.base &&
-        (from.dtype != to.dtype || from.token_stride != to.token_stride ||
-         from.head_stride != to.head_stride)) {
-      fail(KVC_E_INVALID_ARGUMENT,
-           "out begins where x does, but has other strides or another type: rows would overlap");
-    }
+    const bool is_in_place = from.base == to.base && from.dtype == to.dtype &&
+                             from.token_stride == to.token_stride && from.head_stride == to.head_stride;
+    if (!is_in_place) kvc::refuse_overlap({out, "out", num_rows}, {x, "x"});
     const OpRotation rotation =
         kvc::view_rotation(read.rotation(), read.opt.positions, 0, dim, num_rows, device);
     if (!rotation.turns())

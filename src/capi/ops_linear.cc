@@ -5,6 +5,7 @@
 #include "src/attention/cuda_operators.h"
 #include "src/attention/linear.h"
 #include "src/attention/row_moves.h"
+#include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
@@ -66,14 +67,27 @@ std::vector<LinearSequence> cut_sequences(const StateView& states, const DLTenso
   return sequences;
 }
 
-LinearParams read_params(const kvc_linear_opt& opt, const kvc::LinearTensors& tensors, const StateView& view,
-                         int64_t num_rows, DLDevice device) {
+// The states are read and written.
+void refuse_state_overlaps(const DLTensor* states, const kvc_linear_opt& opt,
+                           const kvc::LinearTensors& tensors, int64_t num_rows) {
+  const int64_t decay_rows = opt.decay == KVC_DECAY_HEAD ? -1 : num_rows;
+  const kvc::TensorUse outputs[] = {{states, "states"}};
+  const kvc::TensorUse others[] = {{tensors.q, "q", num_rows},       {tensors.k, "k", num_rows},
+                                   {tensors.v, "v", num_rows},       {tensors.decay, "decay", decay_rows},
+                                   {tensors.beta, "beta", num_rows}, {opt.skip, "skip"},
+                                   {tensors.out, "out", num_rows}};
+  kvc::refuse_overlaps(outputs, others);
+}
+
+LinearParams read_params(const kvc_linear_opt& opt, const DLTensor* states, const kvc::LinearTensors& tensors,
+                         const StateView& view, int64_t num_rows, DLDevice device) {
   LinearParams params = kvc::read_linear(opt, "linear", tensors,
                                          {.heads = static_cast<int32_t>(view.heads),
                                           .k_dim = static_cast<int32_t>(view.k_dim),
                                           .v_dim = static_cast<int32_t>(view.v_dim),
                                           .state_dtype = view.dtype},
                                          num_rows, device);
+  refuse_state_overlaps(states, opt, tensors, num_rows);
   params.state_head_stride = view.head_stride;
   params.state_row_stride = view.row_stride;
   return params;
@@ -81,7 +95,8 @@ LinearParams read_params(const kvc_linear_opt& opt, const kvc::LinearTensors& te
 
 // On a device, where nobody has seen the cuts: the rows are those of q.
 void step_on(const kvc::OpPlace& place, const kvc_linear_opt& linear, const kvc::OpOptions& read,
-             const DLTensor* qo_indptr, const StateView& view, const kvc::LinearTensors& tensors) {
+             const DLTensor* qo_indptr, const DLTensor* state_tensor, const StateView& view,
+             const kvc::LinearTensors& tensors) {
   kvc::cuda::OpStatesParams states{};
   states.num_sequences = static_cast<int32_t>(view.sequences);
   states.num_rows = view.sequences;
@@ -93,7 +108,7 @@ void step_on(const kvc::OpPlace& place, const kvc_linear_opt& linear, const kvc:
     states.num_rows = tensors.q->shape[0];
   }
   kvc::CudaOperators(place.device, read.opt.stream)
-      .linear(read_params(linear, tensors, view, states.num_rows, place.dlpack), states);
+      .linear(read_params(linear, state_tensor, tensors, view, states.num_rows, place.dlpack), states);
 }
 
 }  // namespace
@@ -108,12 +123,13 @@ kvc_status kvc_op_linear_step(const kvc_linear_opt* linear, const kvc_op_opt* op
     const kvc::OpPlace place = kvc::place_of_op(states);
     const StateView view = view_linear_states(states, place.dlpack);
     if (!place.on_host()) {
-      return step_on(place, linear_opt, op_opt, qo_indptr, view, {q, k, v, decay, beta, out});
+      return step_on(place, linear_opt, op_opt, qo_indptr, states, view, {q, k, v, decay, beta, out});
     }
     const KernelTable& table = *kvc::choose_kernels(op_opt.opt.cpu_isa, "opt.cpu_isa");
     const std::vector<LinearSequence> sequences = cut_sequences(view, qo_indptr);
     const int64_t num_rows = sequences.empty() ? 0 : sequences.back().row_begin + sequences.back().num_rows;
-    LinearParams params = read_params(linear_opt, {q, k, v, decay, beta, out}, view, num_rows, place.dlpack);
+    LinearParams params =
+        read_params(linear_opt, states, {q, k, v, decay, beta, out}, view, num_rows, place.dlpack);
     params.sequences = sequences.data();
     kvc::Executor executor = op_opt.host() != nullptr ? kvc::Executor(*op_opt.host()) : kvc::Executor(1);
     kvc::LinearWorkspace workspace;

@@ -237,8 +237,8 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
     const kvc::Spec& spec = plan->plan->spec();
     const int32_t local = plan->plan->local_layer(layer);
     if (local < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d", layer,
-                spec.layer_begin, spec.layer_end - 1);
+      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d of %d", layer,
+                spec.layer_begin, spec.layer_end - 1, spec.num_layers);
     }
     kvc::write_struct(out, layer_info(*plan->plan, static_cast<size_t>(local)));
   });

@@ -185,10 +185,11 @@ TEST_F(Attention, RefusesAWrongLse) {
 TEST_F(Attention, RefusesWrongLayersAndUnfilledSlots) {
   for (const int32_t layer : {-1, 2, INT32_MAX}) {
     const std::string id = std::to_string(layer);
-    refused(KVC_E_INVALID_STATE, {"layer", id.c_str(), "2"}, [&](kvc_error* err) {
-      return kvc_attn(fwd(), layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
-    });
-    refused(KVC_E_INVALID_STATE, {"layer", id.c_str()},
+    refused(KVC_E_OUT_OF_RANGE, {("layer " + id + " out of range: the cache has 2 layers").c_str()},
+            [&](kvc_error* err) {
+              return kvc_attn(fwd(), layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+            });
+    refused(KVC_E_OUT_OF_RANGE, {"layer", id.c_str()},
             [&](kvc_error* err) { return kvc_kv_append(fwd(), layer, k.dl(), v.dl(), err); });
   }
   refused(KVC_E_INVALID_STATE, {"layer 0"}, [&](kvc_error* err) {
@@ -199,6 +200,20 @@ TEST_F(Attention, RefusesWrongLayersAndUnfilledSlots) {
     return kvc_attn_fused_qkv(fwd(), 1, nullptr, other.dl(), other_out.dl(), err);
   });
   EXPECT_TRUE(other_out.is_untouched());
+}
+
+TEST_F(Attention, MessagesShowTheWholeShapeAndTheExpectedOne) {
+  HostTensor transposed(Elem::kF32, {1, 3, 512}), flat(Elem::kF32, {5, 32});
+  refused(KVC_E_SHAPE, {"q has shape [1, 3, 512], expected [T = 5 or more, heads = 4, dim = 8]"},
+          [&](kvc_error* err) {
+            return kvc_attn(fwd(), 0, nullptr, transposed.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+          });
+  refused(
+      KVC_E_SHAPE,
+      {"q has 2 dimensions, expected 3: its shape is [5, 32], expected [T = 5 or more, heads = 4, dim = 8]"},
+      [&](kvc_error* err) {
+        return kvc_attn(fwd(), 0, nullptr, flat.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+      });
 }
 
 TEST_F(Attention, APoolTheHostCanWriteMayBeReadWithoutAnAppend) {

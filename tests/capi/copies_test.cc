@@ -202,8 +202,8 @@ TEST(PagesSwap, RefusesPairsThatAreNoSuchTensor) {
     refused(KVC_E_DEVICE_MISMATCH, {"pairs lives on device type 2", "CPU (1)"}, [](DLTensor& t) {
       t.device = {kDLCUDA, 0};
     });
-    refused(KVC_E_SHAPE, {"pairs has shape[1] = 3, expected 2"}, [&](DLTensor& t) { t.shape = wide; });
-    refused(KVC_E_SHAPE, {"pairs has shape[0] = -2"}, [&](DLTensor& t) { t.shape = negative; });
+    refused(KVC_E_SHAPE, {", 3], expected [any, 2]"}, [&](DLTensor& t) { t.shape = wide; });
+    refused(KVC_E_SHAPE, {"pairs has shape [-2, 2]"}, [&](DLTensor& t) { t.shape = negative; });
     refused(KVC_E_SHAPE, {"stride 2 in its last dimension, expected 1"},
             [&](DLTensor& t) { t.strides = strides; });
     refused(KVC_E_SHAPE, {"pairs is misaligned", "4"}, [](DLTensor& t) { t.byte_offset = 4; });

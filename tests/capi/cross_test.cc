@@ -96,7 +96,7 @@ TEST_F(Cross, RefusesWhatWasNotAnnounced) {
   });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_cross", "layer 0", "ATTENTION"},
           [&](kvc_error* err) { return attend(0, true, nullptr, err); });
-  refused(KVC_E_INVALID_STATE, {"layer 2"}, [&](kvc_error* err) { return attend(2, true, nullptr, err); });
+  refused(KVC_E_OUT_OF_RANGE, {"layer 2"}, [&](kvc_error* err) { return attend(2, true, nullptr, err); });
   for (const bool window : {true, false}) {
     HostTensor spans(Elem::kI32, {1, 3});
     for (int i = 0; i < 3; ++i) spans.set(i == 2 ? 1 : 0, 0, i);

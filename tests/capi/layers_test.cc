@@ -137,7 +137,7 @@ TEST_F(Shared, RefusesBadCalls) {
   refused(KVC_E_INVALID_STATE, {"kvc_attn_shared_kv", "layer 4", "CROSS"}, [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd(), 4, nullptr, three.dl(), out_.dl(), nullptr, err);
   });
-  refused(KVC_E_INVALID_STATE, {"layer 5"}, [&](kvc_error* err) {
+  refused(KVC_E_OUT_OF_RANGE, {"layer 5 out of range: the cache has 5 layers"}, [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd(), 5, nullptr, three.dl(), out_.dl(), nullptr, err);
   });
   refused(KVC_E_INVALID_ARGUMENT, {"q"}, [&](kvc_error* err) {

@@ -156,8 +156,9 @@ TEST_F(Mla, RefusesBadCalls) {
   refused(KVC_E_SHAPE, {"latent", "1", "2"}, append(0, vector.dl()));
   refused(KVC_E_DTYPE, {"latent", "int32"}, append(0, integers.dl()));
   refused(KVC_E_DEVICE_MISMATCH, {"latent"}, append(0, there.dl()));
-  refused(KVC_E_INVALID_STATE, {"kvc_mla_append", "layer 1", "ATTENTION"}, append(1, k.dl()));
-  refused(KVC_E_INVALID_STATE, {"layer 2"}, append(2, k.dl()));
+  refused(KVC_E_INVALID_STATE, {"kvc_mla_append", "layer 1 is of kind ATTENTION (0), expected MLA (1)"},
+          append(1, k.dl()));
+  refused(KVC_E_OUT_OF_RANGE, {"layer 2"}, append(2, k.dl()));
   HostTensor gathered(Elem::kF32, {12, 1, kLatent});
   refused(KVC_E_INVALID_ARGUMENT, {"v_out", "layer 0"},
           [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, nullptr, gathered.dl(), err); });

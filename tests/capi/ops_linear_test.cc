@@ -250,7 +250,7 @@ TEST(OpLinearStep, LinearOptionsOutOfTheirRangeAreRefused) {
   expect(KVC_E_OUT_OF_RANGE, {"linear.state = 1"}, [](LinearCall& c) { c.linear.state = 1; });
   expect(KVC_E_OUT_OF_RANGE, {"linear.scale"}, [](LinearCall& c) { c.linear.scale = NAN; });
   expect(KVC_E_UNSUPPORTED, {"linear.reserved = 7"}, [](LinearCall& c) { c.linear.reserved = 7; });
-  expect(KVC_E_SHAPE, {"linear.skip", "shape[0] = 3"}, [](LinearCall& c) {
+  expect(KVC_E_SHAPE, {"linear.skip has shape [3], expected [n = 4]"}, [](LinearCall& c) {
     c.skip = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{3});
     c.linear.skip = c.skip->dl();
   });
@@ -297,7 +297,7 @@ TEST(OpLinearStep, DecayThatContradictsItsKindIsRefused) {
   LinearCall per_head;
   per_head.linear.decay = KVC_DECAY_HEAD;
   per_head.head_decay = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kHeads - 1});
-  per_head.expect_refused(KVC_E_SHAPE, {"decay has shape[0] = 3", "expected 4"});
+  per_head.expect_refused(KVC_E_SHAPE, {"decay has shape [3]", "n = 4"});
 }
 
 TEST(OpLinearStep, TensorsThatDoNotFitTheStatesAreRefused) {
@@ -309,15 +309,17 @@ TEST(OpLinearStep, TensorsThatDoNotFitTheStatesAreRefused) {
   const auto tensor = [](std::vector<int64_t> shape) {
     return std::make_unique<HostTensor>(Elem::kF32, shape);
   };
-  expect({"q has shape[0] = 5", "at least 6"}, [&](LinearCall& c) { c.q = tensor({5, kKeyHeads, kKeyDim}); });
-  expect({"q has shape[1] = 3", "divisor"}, [&](LinearCall& c) { c.q = tensor({6, 3, kKeyDim}); });
-  expect({"q has shape[2] = 7", "expected 6"}, [&](LinearCall& c) { c.q = tensor({6, kKeyHeads, 7}); });
+  expect({"q has shape [5, 2, 6], expected [T = 6 or more, heads = 2, dim = 6]"}, [&](LinearCall& c) {
+    c.q = tensor({5, kKeyHeads, kKeyDim});
+  });
+  expect({"q has shape [6, 3, 6]", "divisor"}, [&](LinearCall& c) { c.q = tensor({6, 3, kKeyDim}); });
+  expect({"q has shape [6, 2, 7]", "dim = 6"}, [&](LinearCall& c) { c.q = tensor({6, kKeyHeads, 7}); });
   expect({"q has 2 dimensions"}, [&](LinearCall& c) { c.q = tensor({6, kKeyDim}); });
-  expect({"k has shape[1] = 4", "expected 2"}, [&](LinearCall& c) { c.k = tensor({6, 4, kKeyDim}); });
-  expect({"v has shape[2] = 9"}, [&](LinearCall& c) { c.v = tensor({6, kHeads, 9}); });
-  expect({"beta has shape[1] = 5"}, [&](LinearCall& c) { c.beta = tensor({6, 5}); });
-  expect({"decay has shape[0] = 4"}, [&](LinearCall& c) { c.token_decay = tensor({4, kHeads}); });
-  expect({"qo_indptr has shape[0] = 3"}, [&](LinearCall& c) {
+  expect({"k has shape [6, 4, 6]", "heads = 2"}, [&](LinearCall& c) { c.k = tensor({6, 4, kKeyDim}); });
+  expect({"v has shape [6, 4, 9]"}, [&](LinearCall& c) { c.v = tensor({6, kHeads, 9}); });
+  expect({"beta has shape [6, 5]"}, [&](LinearCall& c) { c.beta = tensor({6, 5}); });
+  expect({"decay has shape [4, 4]"}, [&](LinearCall& c) { c.token_decay = tensor({4, kHeads}); });
+  expect({"qo_indptr has shape [3], expected [n = 4 or more]"}, [&](LinearCall& c) {
     c.indptr = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3});
   });
   LinearCall flat;

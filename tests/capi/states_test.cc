@@ -272,9 +272,9 @@ TEST_F(States, GetAndSetRefuseBadArguments) {
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_state_set(fwd(), layer, state, tensor, err); });
   };
-  refused(KVC_E_INVALID_STATE, {"layer 0", "STATE"}, 0, 0, good.dl());
-  refused(KVC_E_INVALID_STATE, {"layer 2"}, 2, 0, good.dl());
-  refused(KVC_E_INVALID_STATE, {"layer -1"}, -1, 0, good.dl());
+  refused(KVC_E_INVALID_STATE, {"layer 0 is of kind ATTENTION (0), expected STATE (3)"}, 0, 0, good.dl());
+  refused(KVC_E_OUT_OF_RANGE, {"layer 2 out of range: the cache has 2 layers"}, 2, 0, good.dl());
+  refused(KVC_E_OUT_OF_RANGE, {"layer -1"}, -1, 0, good.dl());
   refused(KVC_E_OUT_OF_RANGE, {"state 2", "layer 1", "2 states"}, 1, 2, good.dl());
   refused(KVC_E_OUT_OF_RANGE, {"state -1", "layer 1"}, 1, -1, good.dl());
   refused(KVC_E_SHAPE, {"3", "2"}, 1, 1, good.dl());

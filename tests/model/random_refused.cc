@@ -55,7 +55,7 @@ void RandomRun::op_refused() {
 void RandomRun::refuse_in_forward() {
   HostTensor wrong(Elem::kF32, {1, 1, 1});
   DLManagedTensorVersioned* exported = nullptr;
-  refuse("kvc_attn", KVC_E_INVALID_STATE, [&](kvc_error* err) {
+  refuse("kvc_attn", KVC_E_OUT_OF_RANGE, [&](kvc_error* err) {
     return kvc_attn(forward_, 99, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr, err);
   });
   if (num_groups() > 0) {
