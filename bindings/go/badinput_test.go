@@ -81,7 +81,7 @@ func TestBadTensorsAreNamed(t *testing.T) {
 	is(t, fwd.Attn(0, kvcache.Of(make([]int32, 8), 2, 1, 4), good(), good(), good(), nil), kvcache.ErrDType)
 	is(t, fwd.Attn(0, good().On(kvcache.Device{Type: kvcache.CUDA}), good(), good(), good(), nil),
 		kvcache.ErrDeviceMismatch)
-	is(t, fwd.Attn(2, good(), good(), good(), good(), nil), kvcache.ErrInvalidState)
+	is(t, fwd.Attn(2, good(), good(), good(), good(), nil), kvcache.ErrOutOfRange)
 	is(t, fwd.Attn(1<<40, good(), good(), good(), good(), nil), kvcache.ErrOutOfRange)
 	is(t, fwd.Attn(0, good(), good(), good(), good(), &kvcache.AttnOptions{SoftCap: -1}), kvcache.ErrOutOfRange)
 	says(t, fwd.Attn(0, good(), good(), good(), good(), &kvcache.AttnOptions{Sinks: kvcache.Of(data, 9)}),

@@ -115,7 +115,7 @@ class PrefixIndex {
   // The deepest block that the keys of the query lead to, one behind the other.
   NodeId find_deepest(KeyChain& chain) const;
   // A find() or insert() of it follows soon.
-  void prefetch(const BlockKey& key) const noexcept { table_.prefetch(key); }
+  void prefetch(const BlockKey& key) const noexcept { table_.prefetch(table_.tag_of(key)); }
   NodeId parent(NodeId node) const noexcept { return nodes_[node].parent; }
   int32_t depth(NodeId node) const noexcept { return nodes_[node].depth; }  // blocks up to and with it
   // The last insert() made it: what it holds is the inserter's.
@@ -221,9 +221,12 @@ class PrefixIndex {
   Event stored_event(NodeId node, int32_t group, kvc_tier tier) const noexcept;
   const BlockKey& parent_key(const Node& node) const noexcept;
   NodeId find_in(int32_t name_space, const BlockKey& key) const noexcept {
+    return find_in(name_space, key, table_.tag_of(key));
+  }
+  NodeId find_in(int32_t name_space, const BlockKey& key, uint32_t tag) const noexcept {
     if (name_space == -1) return kNoNode;
     return table_.find(
-        key, [&](int32_t node) { return nodes_[node].key == key && nodes_[node].name_space == name_space; });
+        tag, [&](int32_t node) { return nodes_[node].key == key && nodes_[node].name_space == name_space; });
   }
   uint64_t bytes_in_use(int32_t name_space, NodeId locked) const;
 

@@ -1,5 +1,6 @@
 // How much of a query every group can serve.
 #include <algorithm>
+#include <array>
 
 #include "src/prefix/index.h"
 
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int64_t kLookahead =
     12;  // blocks whose keys are computed, and whose places in memory are asked for, ahead
+constexpr size_t kNumTags = 16;  // more than kLookahead
 constexpr int kMaxTailCandidates = 64;
 
 }  // namespace
@@ -54,10 +56,17 @@ class PrefixIndex::Matcher {
     return true;
   }
 
+  // The tag of a block's key is computed when the block comes within sight, and serves until the walk reaches it.
+  uint32_t& tag(int64_t block) { return tags_[static_cast<size_t>(block) % kNumTags]; }
   void prefetch(int64_t block, int64_t num_blocks) {
-    if (block + kLookahead < num_blocks) index_.table_.prefetch(chain_.key(block + kLookahead));
+    const bool is_far = block + kLookahead < num_blocks;
+    const int64_t last = is_far ? block + kLookahead : std::min(block + kLookahead / 2, num_blocks - 1);
+    for (; num_tags_ <= last; ++num_tags_) {
+      tag(num_tags_) = index_.table_.tag_of(chain_.key(num_tags_));
+      index_.table_.prefetch(tag(num_tags_));
+    }
     if (block + kLookahead / 2 < num_blocks) {
-      const NodeId guess = index_.table_.guess(chain_.key(block + kLookahead / 2));
+      const NodeId guess = index_.table_.guess(tag(block + kLookahead / 2));
       if (guess != kNoNode) index_.nodes_.prefetch(guess);
     }
   }
@@ -68,7 +77,7 @@ class PrefixIndex::Matcher {
     NodeId last = kNoNode;
     for (int64_t block = 0; block < num_blocks; ++block) {
       prefetch(block, num_blocks);
-      const NodeId node = index_.find_in(space_, chain_.key(block));
+      const NodeId node = index_.find_in(space_, chain_.key(block), tag(block));
       if (node == kNoNode || !follows(node, last)) break;
       const Node& record = index_.nodes_[node];
       if (!has_full_pages(node)) break;
@@ -195,6 +204,8 @@ class PrefixIndex::Matcher {
   int32_t space_;  // Namespace of the query; -1: it holds nothing.
   int64_t max_tokens_;
   HostPages host_;
+  std::array<uint32_t, kNumTags> tags_;
+  int64_t num_tags_ = 0;  // Leading blocks whose tags were computed.
   std::vector<int64_t> gap_ends_;  // [group]: end of the last page before the hit's end that it lacks; 0: none
   PrefixMatch match_;
 };

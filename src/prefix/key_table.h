@@ -33,21 +33,27 @@ class KeyTable {
 
   template <typename IsIt>
   int32_t find(const BlockKey& key, const IsIt& is_it) const noexcept {
+    return find(tag_of(key), is_it);
+  }
+  // The same with the key's tag, for those who ask for a key in several steps: prefetch, guess, find.
+  template <typename IsIt>
+  int32_t find(uint32_t tag, const IsIt& is_it) const noexcept {
     if (slots_.empty()) return kAbsent;
-    const uint32_t tag = tag_of(key);
     for (size_t i = tag & mask();; i = (i + 1) & mask()) {
       if (slots_[i] == kEmpty) return kAbsent;
       if (static_cast<uint32_t>(slots_[i] >> 32) == tag && is_it(id_in(slots_[i]))) return id_in(slots_[i]);
     }
   }
+  // Callers give keys of their own making too, so all of the key counts, and where it goes only this process can know.
+  uint32_t tag_of(const BlockKey& key) const noexcept { return keyed_hash(secret_, key); }
   // Probably the id of the key; for prefetching.
-  int32_t guess(const BlockKey& key) const noexcept {
+  int32_t guess(uint32_t tag) const noexcept {
     if (slots_.empty()) return kAbsent;
-    const uint64_t slot = slots_[tag_of(key) & mask()];
+    const uint64_t slot = slots_[tag & mask()];
     return slot == kEmpty ? kAbsent : id_in(slot);
   }
-  void prefetch(const BlockKey& key) const noexcept {
-    if (!slots_.empty()) __builtin_prefetch(&slots_[tag_of(key) & mask()]);
+  void prefetch(uint32_t tag) const noexcept {
+    if (!slots_.empty()) __builtin_prefetch(&slots_[tag & mask()]);
   }
 
   // The id is not there yet; reserve() made room. Several ids may have one key.
@@ -78,8 +84,6 @@ class KeyTable {
   using Slots = std::vector<uint64_t, LargeAllocator<uint64_t>>;
   static constexpr uint64_t kEmpty = ~uint64_t{0};  // no id is negative
 
-  // Callers give keys of their own making too, so all of the key counts, and where it goes only this process can know.
-  uint32_t tag_of(const BlockKey& key) const noexcept { return keyed_hash(secret_, key); }
   static int32_t id_in(uint64_t slot) noexcept { return static_cast<int32_t>(slot & 0xFFFFFFFFu); }
   size_t mask() const noexcept { return slots_.size() - 1; }
   void put(uint64_t slot) noexcept {

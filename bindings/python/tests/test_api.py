@@ -214,8 +214,13 @@ def test_messages_name_the_argument_and_both_values(cache, rng):
             forward.attn(0, q, k[:, :1], v)
         with pytest.raises(kvcache.DtypeError, match="q"):
             forward.attn(0, q.astype(np.int32), k, v)
-        with pytest.raises(kvcache.InvalidState, match="40"):
+        with pytest.raises(kvcache.OutOfRange, match="layer 40 out of range"):
             forward.kv_append(40, k, v)
+        for out in (None, np.zeros_like(q)):
+            with pytest.raises(kvcache.OutOfRange, match="layer 40 out of range"):
+                forward.attn(40, q, k, v, out=out)
+        with pytest.raises(kvcache.InvalidArgument, match="out overlaps q"):
+            forward.attn(0, q, k, v, out=q)
         forward.attn(0, q, k, v)
     with pytest.raises(kvcache.InvalidArgument, match="lengths has 2 entries, seqs has 1"):
         cache.forward([1], [1, 1])

@@ -151,8 +151,8 @@ fn tensors_of_another_type_or_shape_are_refused_by_name() {
     assert_eq!(attend(&last_dim, &k, &whole), Err(Status::Shape));
     assert_eq!(attend(&q, &k, &whole), Ok(()));
     let mut out = TensorMut::new(&mut out, &whole).unwrap();
-    assert_eq!(forward.attn(9, &opt, &q, (&k, &k), &mut out).unwrap_err().status(), Status::InvalidState);
-    assert_eq!(forward.attn(usize::MAX, &opt, &q, (), &mut out).unwrap_err().status(), Status::InvalidState);
+    assert_eq!(forward.attn(9, &opt, &q, (&k, &k), &mut out).unwrap_err().status(), Status::OutOfRange);
+    assert_eq!(forward.attn(usize::MAX, &opt, &q, (), &mut out).unwrap_err().status(), Status::OutOfRange);
     forward.end().unwrap();
 }
 
