@@ -131,3 +131,43 @@ def test_memory_of_calls_does_not_grow(rng):
             grown = used() - before
     print(f"{grown} bytes after 20,000 calls")
     assert grown < 20000 * 16
+
+
+def test_memory_of_refused_arguments_does_not_grow(rng):
+    q, k, v = qkv(rng, 1)
+    huge, ids = np.uint64(2**64 - 1), np.array([2], np.uint16)
+    with small_cache() as cache:
+        cache.add(1), cache.add(2)
+        with cache.forward([1]) as forward:
+            wrong = (
+                lambda: cache.add(1.5),
+                lambda: cache.add(huge),
+                lambda: cache.length("one"),
+                lambda: cache.can_append([1, object()], [1, 1]),
+                lambda: cache.can_append([1 << 70], [1]),
+                lambda: cache.prefix.match([1], salt="text"),
+                lambda: cache.prefix.match([1], keys=[("type", 0, b"")]),
+                lambda: forward.attn(0, q, scale="1"),
+                lambda: forward.attn(0, [[1.0]], out=q),
+                lambda: kvcache.has_feature(3),
+                lambda: kvcache.Layer(8),
+                lambda: kvcache.Plan(layers=[{}]),
+            )
+
+            def calls(n):
+                refused = 0
+                for _ in range(n):
+                    cache.can_append(ids, ids), cache.length(ids[0])
+                    for call in wrong:
+                        try:
+                            call()
+                        except kvcache.Error:
+                            refused += 1
+                return refused
+
+            calls(2000)
+            before, blocks = used(), sys.getallocatedblocks()
+            refused = calls(10000)
+            grown, blocks = used() - before, sys.getallocatedblocks() - blocks
+    print(f"{grown} bytes, {blocks} objects after {refused} refused calls")
+    assert refused == 10000 * len(wrong) and blocks < 1000 and grown < 1 << 17
