@@ -8,6 +8,7 @@
 #include "kvcache.h"
 #include "tests/fuzz/cache_state.h"
 #include "tests/fuzz/error_box.h"
+#include "tests/fuzz/plan_shelf.h"
 #include "tests/fuzz/query_box.h"
 
 namespace kvc::fuzz {
@@ -105,10 +106,11 @@ class Life {
   }
   void shift() {
     const kvc_seq seq = any_seq();
-    const int64_t begin = small_number(), end = small_number(), delta = small_number();
-    (void)call([&](kvc_error* err) {
-      return kvc_seq_shift(cache_, seq, begin, end, begin == 3 ? delta : begin - end, err);
-    });
+    const int64_t begin = small_number(), end = small_number();
+    // What closes the gap, or anything.
+    const auto gap = static_cast<int64_t>(static_cast<uint64_t>(begin) - static_cast<uint64_t>(end));
+    const int64_t delta = input_.one_in(8) ? small_number() : gap;
+    (void)call([&](kvc_error* err) { return kvc_seq_shift(cache_, seq, begin, end, delta, err); });
   }
   void window() {
     const kvc_seq seq = any_seq();
@@ -155,8 +157,13 @@ class Life {
     const kvc_status status =
         call([&](kvc_error* err) { return kvc_forward_begin(cache_, &desc, &fwd, err); });
     KVC_FUZZ_CHECK((fwd != nullptr) == (status == KVC_OK));
-    if (knows && before.stats.tree_tokens == 0)
-      KVC_FUZZ_CHECK(missing == 0 ? status == KVC_OK : status != KVC_OK);
+    // Token ids, which the preflight is not asked about, are refused where there is a CROSS layer.
+    if (knows && before.stats.tree_tokens == 0 && status != KVC_E_UNSUPPORTED &&
+        (missing == 0) != (status == KVC_OK)) {
+      std::fprintf(stderr, "the preflight said that %lld pages are missing, begin answers %s\n",
+                   static_cast<long long>(missing), kvc_status_name(status));
+      KVC_FUZZ_CHECK((missing == 0) == (status == KVC_OK));
+    }
     if (status != KVC_OK) return;
     KVC_FUZZ_CHECK(fwd_ == nullptr);
     fwd_ = fwd;
@@ -346,7 +353,31 @@ class Life {
   uint64_t last_event_ = 0;
 };
 
-void run(Input& input) {
+// One of many small models; `key` numbers the choices.
+struct Choices {
+  size_t window, kind, page_size, num_layers, num_pages, has_rows, has_host, page_first, events;
+
+  explicit Choices(Input& input)
+      : window(input.choose(12)),
+        kind(input.choose(4)),
+        page_size(input.choose(5)),
+        num_layers(input.choose(3)),
+        num_pages(input.choose(28)),
+        has_rows(input.choose(2)),
+        has_host(input.choose(2)),
+        page_first(input.choose(3) / 2),
+        events(input.choose(3)) {}
+
+  uint64_t key() const {
+    uint64_t key = 0;
+    for (const size_t choice :
+         {window, kind, page_size, num_layers, num_pages, has_rows, has_host, page_first, events})
+      key = key * 32 + choice;
+    return key;
+  }
+};
+
+const kvc_plan* plan_of(const Choices& choices) {
   std::array<kvc_layer, 3> layers{};
   for (kvc_layer& layer : layers) {
     layer.struct_size = sizeof layer;
@@ -354,15 +385,15 @@ void run(Input& input) {
     layer.k_dim = 2;
     layer.k_dtype = {kDLFloat, 32, 1};
   }
-  layers[1].window = static_cast<int64_t>(1 + input.choose(12));
+  layers[1].window = static_cast<int64_t>(1 + choices.window);
   const int64_t state_shape = 3;
   kvc_state_spec state{};
   state.struct_size = sizeof state;
   state.ndim = 1;
   state.shape = &state_shape;
-  if (const size_t kind = input.choose(4); kind == 2) {
+  if (choices.kind == 2) {
     layers[2].kind = KVC_LAYER_CROSS;
-  } else if (kind == 3) {
+  } else if (choices.kind == 3) {
     layers[2] = {};
     layers[2].struct_size = sizeof layers[2];
     layers[2].kind = KVC_LAYER_STATE;
@@ -371,27 +402,29 @@ void run(Input& input) {
   }
   kvc_config config{};
   config.struct_size = sizeof config;
-  config.page_size = static_cast<int32_t>(1 + input.choose(5));
-  config.num_layers = static_cast<int32_t>(1 + input.choose(3));
+  config.page_size = static_cast<int32_t>(1 + choices.page_size);
+  config.num_layers = static_cast<int32_t>(1 + choices.num_layers);
   config.layers = layers.data();
-  config.num_pages = static_cast<int64_t>(4 + input.choose(28));
+  config.num_pages = static_cast<int64_t>(4 + choices.num_pages);
   config.num_threads = 1;
-  const bool has_rows = input.one_in(2);
-  config.storage = has_rows ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
-  if (input.one_in(2)) config.host_byte_budget = 2048;
-  if (input.one_in(3)) config.pool_layout = KVC_POOL_PAGE_FIRST;
-  config.event_capacity = static_cast<int64_t>(input.choose(3) * 5);
-  kvc_plan* plan = nullptr;
-  if (kvc_plan_create(&config, &plan, nullptr) != KVC_OK) return;
+  config.storage = choices.has_rows ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
+  config.host_byte_budget = choices.has_host ? 2048 : 0;
+  config.pool_layout = choices.page_first ? KVC_POOL_PAGE_FIRST : KVC_POOL_LAYER_FIRST;
+  config.event_capacity = static_cast<int64_t>(choices.events * 5);
+  static PlanShelf shelf;
+  return shelf.get(choices.key(), config);
+}
+
+void run(Input& input) {
+  const Choices choices(input);
+  const kvc_plan* plan = plan_of(choices);
+  kvc_cache* cache = nullptr;
+  if (plan == nullptr || kvc_cache_create(plan, &cache, nullptr) != KVC_OK) return;
   kvc_plan_info info{};
   info.struct_size = sizeof info;
   KVC_FUZZ_CHECK(kvc_plan_info_get(plan, &info, nullptr) == KVC_OK);
-  kvc_cache* cache = nullptr;
-  if (kvc_cache_create(plan, &cache, nullptr) == KVC_OK) {
-    Life(input, cache, info.prefix_block, has_rows).run();
-    kvc_cache_destroy(cache);
-  }
-  kvc_plan_destroy(plan);
+  Life(input, cache, info.prefix_block, choices.has_rows != 0).run();
+  kvc_cache_destroy(cache);
 }
 
 }  // namespace

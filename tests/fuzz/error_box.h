@@ -20,6 +20,9 @@ class ErrorBox {
 
   kvc_error* get() { return reinterpret_cast<kvc_error*>(memory_.data()); }
 
+  // Empty where the caller has no room for it.
+  const char* message() { return memory_.bytes() > offsetof(kvc_error, message) ? get()->message : ""; }
+
   void check(kvc_status status) {
     if (status == KVC_OK) {
       for (size_t i = sizeof(size_t); i < memory_.bytes(); ++i) KVC_FUZZ_CHECK(memory_.data()[i] == kFill);

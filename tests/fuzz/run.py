@@ -7,6 +7,7 @@ Corpora live in the folder of the programs, findings beside them. 0 seconds: unt
 import argparse
 import concurrent.futures
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -18,6 +19,17 @@ SEEDS = {"config_json_fuzz": HERE.parent / "capi" / "hf_configs", "traces_fuzz":
 # Longer inputs make no other calls, only more of them.
 LONGEST = {"config_json_fuzz": 16384, "calls_fuzz": 1024, "prefix_fuzz": 1024}
 MEMORY_MIB = 3072
+NUM_SEEDS = 64
+
+
+def sow(corpus):
+    """First inputs, the same everywhere: small bytes take the usual branches, large ones the rare ones."""
+    if any(corpus.iterdir()):
+        return
+    numbers = random.Random(corpus.name)
+    for index in range(NUM_SEEDS):
+        most = (256, 24)[index % 2]
+        (corpus / f"seed{index}").write_bytes(bytes(numbers.randrange(most) for _ in range(numbers.randrange(16, 400))))
 
 
 def run(program, seconds, kept):
@@ -25,10 +37,11 @@ def run(program, seconds, kept):
     corpus = kept / "corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     folders = [corpus] + ([SEEDS[name]] if name in SEEDS else [])
+    sow(corpus)
     findings = kept / "findings"
     findings.mkdir(exist_ok=True)
     command = [program, f"-max_total_time={seconds}", f"-max_len={LONGEST.get(name, 4096)}", f"-rss_limit_mb={MEMORY_MIB}", "-timeout=30",
-               "-print_final_stats=1", "-use_value_profile=1", f"-artifact_prefix={findings}/{name}-", *folders]
+               "-print_final_stats=1", "-len_control=0", f"-artifact_prefix={findings}/{name}-", *folders]
     begin = time.monotonic()
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     output = done.stdout.decode(errors="replace")

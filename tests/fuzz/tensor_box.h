@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <vector>
@@ -63,11 +64,17 @@ class TensorBox {
   }
 
  private:
+  // Arithmetic on hostile numbers.
+  template <typename Operation>
+  static int64_t wrapped(int64_t a, int64_t b, Operation operation) {
+    return static_cast<int64_t>(operation(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+  }
+
   void set_compact_strides() {
     int64_t stride = 1;
-    for (int i = tensor_.ndim - 1; i >= 0; --i) {
+    for (int i = std::min<int>(tensor_.ndim, kMaxRank) - 1; i >= 0; --i) {
       strides_[static_cast<size_t>(i)] = stride;
-      stride *= shape_[static_cast<size_t>(i)];
+      stride = wrapped(stride, shape_[static_cast<size_t>(i)], std::multiplies<uint64_t>());
     }
   }
 
@@ -84,12 +91,16 @@ class TensorBox {
       case 1: tensor_.ndim = static_cast<int32_t>(number()); break;
       case 2: shape_[axis] = number(); break;
       case 3:
-        shape_[axis] += 1 + static_cast<int64_t>(input.choose(4));
+        shape_[axis] =
+            wrapped(shape_[axis], 1 + static_cast<int64_t>(input.choose(4)), std::plus<uint64_t>());
         set_compact_strides();
         break;
       case 4: strides_[axis] = number(); break;
-      case 5: strides_[axis] += static_cast<int64_t>(input.choose(9)) - 4; break;
-      case 6: strides_[axis] = -strides_[axis]; break;
+      case 5:
+        strides_[axis] =
+            wrapped(strides_[axis], static_cast<int64_t>(input.choose(9)) - 4, std::plus<uint64_t>());
+        break;
+      case 6: strides_[axis] = wrapped(0, strides_[axis], std::minus<uint64_t>()); break;
       case 7:
         byte_offset_ = input.one_in(2) ? static_cast<uint64_t>(number()) : 4 * (1 + input.choose(8));
         break;
