@@ -53,6 +53,7 @@ class Life {
     const kvc_status status = make(err.get());
     err.check(status);
     if (status != KVC_OK) KVC_FUZZ_CHECK(state_of(cache_) == before);
+    if (status == KVC_OK) is_alone_ = false;
     return status;
   }
 
@@ -168,6 +169,7 @@ class Life {
     KVC_FUZZ_CHECK(fwd_ == nullptr);
     fwd_ = fwd;
     before_forward_ = before;
+    is_alone_ = true;
     num_tokens_ = kvc_forward_num_tokens(fwd);
     KVC_FUZZ_CHECK(num_tokens_ == total);
     if (has_rows_ && !input_.one_in(6)) append();
@@ -194,6 +196,7 @@ class Life {
     }
     KVC_FUZZ_CHECK(kvc_forward_abort(fwd_, nullptr) == KVC_OK);
     leave();
+    if (!is_alone_) return;
     // Aborted: as before the begin, but for what counts forwards, copies and the peak, and what eviction made room of.
     const CacheState after = state_of(cache_);
     KVC_FUZZ_CHECK(after.seqs == before_forward_.seqs && after.total_length == before_forward_.total_length &&
@@ -349,6 +352,7 @@ class Life {
   kvc_forward* fwd_ = nullptr;
   kvc_forward* dead_ = nullptr;
   CacheState before_forward_;
+  bool is_alone_ = false;  // No other call has changed the cache since the forward began.
   int64_t num_tokens_ = 0;
   uint64_t last_event_ = 0;
 };
