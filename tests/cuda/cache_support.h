@@ -1,4 +1,4 @@
-// A small model on a cache of the CPU and on one of a GPU, driven alike: what both give has to agree.
+// A small model on a cache of the CPU and on one of a GPU: equal calls have to give equal results.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@
 
 namespace kvc::test {
 
-// A float32 tensor in pinned memory, so that tests fill and read what kernels read and write. Only the tag says which device it is for.
+// A float32 tensor in pinned memory: tests fill and read it where kernels read and write it.
+// Only the tag says which device it is for.
 class Tensor {
  public:
   Tensor(std::vector<int64_t> shape, DLDevice device) : shape_(std::move(shape)), device_(device) {

@@ -1,6 +1,6 @@
 """What the test program for a GPU holds, asked of it where there is none: that it starts, and that the parts that serving uses are in it.
 
-    device_tests.py PROGRAM
+device_tests.py PROGRAM
 """
 
 import re
@@ -8,16 +8,40 @@ import subprocess
 import sys
 
 # Suites of tests/cuda that have to run on a device: kernels, the runtime, whole caches, captured steps and their replays.
-WANTED = {"CudaCache", "CudaGraphs", "CudaGraphStates", "CudaGraphStreams", "CudaRuntime", "CudaStep", "CudaView", "CudaAngles", "CudaPlannerDevice",
-          "CudaAppend", "CudaCopyPages", "CudaMoveRows", "CudaLinear", "CudaConv", "CudaStateView", "CudaCombine", "CudaMerge", "CudaAttnSimt",
-          "AttnMma", "AttnWgmma", "AttnLatent"}
+WANTED = {
+    "CudaCache",
+    "CudaGraphs",
+    "CudaGraphStates",
+    "CudaGraphStreams",
+    "CudaRuntime",
+    "CudaStep",
+    "CudaView",
+    "CudaAngles",
+    "CudaPlannerDevice",
+    "CudaAppend",
+    "CudaCopyPages",
+    "CudaMoveRows",
+    "CudaLinear",
+    "CudaConv",
+    "CudaStateView",
+    "CudaCombine",
+    "CudaMerge",
+    "CudaAttnSimt",
+    "AttnMma",
+    "AttnWgmma",
+    "AttnLatent",
+}
 
 
 def main():
-    listed = subprocess.run([sys.argv[1], "--gtest_list_tests"], capture_output=True, text=True, timeout=60)
+    listed = subprocess.run(
+        [sys.argv[1], "--gtest_list_tests"], capture_output=True, text=True, timeout=60
+    )
     if listed.returncode:
         sys.exit(f"device_tests: status {listed.returncode}: {listed.stderr}")
-    suites, tests = set(re.findall(r"^(\S+)\.", listed.stdout, re.MULTILINE)), len(re.findall(r"^  \S", listed.stdout, re.MULTILINE))
+    suites, tests = set(re.findall(r"^(\S+)\.", listed.stdout, re.MULTILINE)), len(
+        re.findall(r"^  \S", listed.stdout, re.MULTILINE)
+    )
     missing = WANTED - suites
     for name in sorted(missing):
         print(f"device_tests: no suite of {name}")

@@ -1,5 +1,5 @@
-// A small model of any layers on a cache of the CPU and on one of a GPU: eager steps, and steps captured once and replayed,
-// have to give what the CPU gives.
+// A small model of any layers on a cache of the CPU and on one of a GPU. Eager steps, and steps
+// that are captured once and replayed, have to give what the CPU gives.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -264,7 +265,11 @@ class GraphPair {
     EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   }
   ~GraphPair() {
-    finish_runtime();
+    try {
+      finish_runtime();
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << error.what();  // a device that has failed
+    }
     (void)cudaStreamDestroy(stream);
   }
   GraphPair(const GraphPair&) = delete;

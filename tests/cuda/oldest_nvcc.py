@@ -1,6 +1,6 @@
 """Kernels that have just enough registers, compiled by the oldest nvcc that is served: a spill fails, as in the build.
 
-    oldest_nvcc.py [--all]    --all: every kernel file, which takes minutes
+oldest_nvcc.py [--all]    --all: every kernel file, which takes minutes
 """
 
 import pathlib
@@ -21,10 +21,35 @@ def compile_one(source, release, folder):
     """What went wrong, as text; empty: nothing."""
     archs = "90a" if source.split("/")[0] in HOPPER else "80,90a"
     name = source.replace("/", "-")
-    done = subprocess.run([sys.executable, "kernels/cuda/tools/compile.py", "--nvcc", NVCC, "--release", release, "--archs", archs, "--root", ROOT,
-                           "--source", f"kernels/cuda/{source}", "--object", folder / f"{name}.o", "--depfile", folder / f"{name}.d", "--report",
-                           folder / f"{name}.json", "--exceptions", ROOT / "kernels" / "cuda" / source.split("/")[0] / "ptxas_exceptions.json",
-                           "--", *FLAGS], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "kernels/cuda/tools/compile.py",
+            "--nvcc",
+            NVCC,
+            "--release",
+            release,
+            "--archs",
+            archs,
+            "--root",
+            ROOT,
+            "--source",
+            f"kernels/cuda/{source}",
+            "--object",
+            folder / f"{name}.o",
+            "--depfile",
+            folder / f"{name}.d",
+            "--report",
+            folder / f"{name}.json",
+            "--exceptions",
+            ROOT / "kernels" / "cuda" / source.split("/")[0] / "ptxas_exceptions.json",
+            "--",
+            *FLAGS,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     return done.stdout + done.stderr if done.returncode else ""
 
 
@@ -35,7 +60,11 @@ def main():
     said = subprocess.run([NVCC, "--version"], capture_output=True, text=True, check=True).stdout
     release = re.search(r"release [0-9.]+, V([0-9.]+)", said)[1]
     kernels = ROOT / "kernels" / "cuda"
-    sources = sorted(str(path.relative_to(kernels)) for path in kernels.glob("*/launch*.cu")) if "--all" in sys.argv else TIGHT
+    sources = (
+        sorted(str(path.relative_to(kernels)) for path in kernels.glob("*/launch*.cu"))
+        if "--all" in sys.argv
+        else TIGHT
+    )
     findings = []
     with tempfile.TemporaryDirectory() as folder:
         for source in sources:

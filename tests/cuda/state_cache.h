@@ -1,5 +1,5 @@
-// A cache of one STATE layer, on the CPU or on a GPU: S [2, 16, 16] of linear attention, and the last inputs of a convolution of 200
-// channels and width 4.
+// A cache of one STATE layer, on the CPU or on a GPU: S [2, 16, 16] of linear attention, and the
+// last inputs of a convolution of 200 channels and width 4.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,6 @@
-// What tests of caches ask of the runtime that they run on. For the emulator in test_runtime_emulated.cc, for a GPU in test_runtime_device.cc: a
-// test that keeps to this header becomes part of the program that tests/gpu/run.sh runs on a device.
+// What tests of caches ask of the runtime that they run on. It is implemented twice: for the emulator
+// in test_runtime_emulated.cc and for a GPU in test_runtime_device.cc. A test that asks nothing else
+// becomes part of the program that tests/gpu/run.sh runs on a device.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +13,8 @@ namespace kvc::test {
 void reset_runtime();
 // All that was enqueued on any stream is done.
 void finish_runtime();
-// On the emulator, work now runs as late as its streams and events allow, in an order of `seed`. A device decides for itself.
+// From now on the emulator runs work as late as streams and events allow, in an order of `seed`.
+// A device decides for itself.
 void run_streams_late(uint64_t seed);
 
 // Pinned memory, which both sides reach at the same address, during captures as well.

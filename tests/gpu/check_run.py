@@ -1,9 +1,9 @@
 """tests/gpu/run.sh on a machine without a GPU.
 
-    check_run.py                     gets to its end, names every stage, writes no result, and says so by its status
-    check_run.py --rehearse BUILD [--torch]
-                                     every stage in small on the emulator that BUILD holds, from a folder like the one that is carried to a GPU; what
-                                     needs torch runs where the interpreter ($PYTHON, else this one) has it, and has to with --torch
+check_run.py                     gets to its end, names every stage, writes no result, and says so by its status
+check_run.py --rehearse BUILD [--torch]
+                                 every stage in small on the emulator that BUILD holds, from a folder like the one that is carried to a GPU; what
+                                 needs torch runs where the interpreter ($PYTHON, else this one) has it, and has to with --torch
 """
 
 import json
@@ -24,7 +24,12 @@ NO_GPU = 77
 
 
 def run(*arguments, **environment):
-    return subprocess.run([HERE / "run.sh", *map(str, arguments)], capture_output=True, text=True, env={**os.environ, **environment})
+    return subprocess.run(
+        [HERE / "run.sh", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def check(folder):
@@ -47,14 +52,19 @@ def check(folder):
 
 # ---- On the emulator
 
+
 def carried(build, folder):
     """The programs of a build folder beside the emulated back end, as carry.sh lays out the real one."""
     made = folder / "gpu"
     for name in ("bin", "tests"):
         (made / name).mkdir(parents=True)
-    for path, name in ((build / "libkvcache.so.0", "libkvcache.so.0"), (build / "cudasim" / "libkvcache_cuda.so", "libkvcache_cuda.so"),
-                       (build / "bin" / "kvcache", "bin/kvcache"), (build / "tests" / "conformance_test", "tests/conformance_test"),
-                       (build / "tests" / "cuda" / "cuda_emulated_test", "tests/cuda_device_test")):
+    for path, name in (
+        (build / "libkvcache.so.0", "libkvcache.so.0"),
+        (build / "cudasim" / "libkvcache_cuda.so", "libkvcache_cuda.so"),
+        (build / "bin" / "kvcache", "bin/kvcache"),
+        (build / "tests" / "conformance_test", "tests/conformance_test"),
+        (build / "tests" / "cuda" / "cuda_emulated_test", "tests/cuda_device_test"),
+    ):
         shutil.copy2(path, made / name)
     return made
 
@@ -65,8 +75,21 @@ def rehearse(build, folder):
     has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
     if "--torch" in sys.argv and not has_torch:
         yield f"{python} has no torch"
-    given = ["--rehearse", emulator, "--build", carried(build, folder), "--out", folder / "out", "--results", folder / "results"]
-    environment = {"PYTHON": python, "LD_LIBRARY_PATH": str(emulator.parent), "PYTHONPATH": str(HERE / "standin")}
+    given = [
+        "--rehearse",
+        emulator,
+        "--build",
+        carried(build, folder),
+        "--out",
+        folder / "out",
+        "--results",
+        folder / "results",
+    ]
+    environment = {
+        "PYTHON": python,
+        "LD_LIBRARY_PATH": str(emulator.parent),
+        "PYTHONPATH": str(HERE / "standin"),
+    }
     # Correctness alone at first, as on a machine that is there for minutes; then all.
     first = run(*given, "--stages", "build,unit,conformance", **environment)
     if first.returncode:
@@ -98,22 +121,32 @@ def rehearse(build, folder):
         yield "bench gave nothing"
     if has_torch:
         yield from check_peers(record["stages"]["peers"]["result"]["shapes"])
-        yield from check_peers_on_cpu(python, folder / "gpu" / "libkvcache.so.0", folder / "peers-cpu.json")
+        yield from check_peers_on_cpu(
+            python, folder / "gpu" / "libkvcache.so.0", folder / "peers-cpu.json"
+        )
     if "A rehearsal on the emulator" not in (folder / "results" / "emulated-device.md").read_text():
         yield "the table does not say that it is of a rehearsal"
-    print(f"check_run: torch {'is here' if has_torch else 'is not here: graphs and peers were skipped'}")
+    print(
+        f"check_run: torch {'is here' if has_torch else 'is not here: graphs and peers were skipped'}"
+    )
 
 
 def check_peers_on_cpu(python, library, out):
     """Where stand-ins of the peers work while they are called: what they are given makes the right results, before and after the timing."""
-    done = subprocess.run([python, HERE / "peers.py", library, out, "--device", "cpu", "--tiny"], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": str(HERE / "standin")})
+    done = subprocess.run(
+        [python, HERE / "peers.py", library, out, "--device", "cpu", "--tiny"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(HERE / "standin")},
+    )
     if done.returncode:
         yield f"peers on the CPU: {done.stdout}{done.stderr}"
         return
     kinds = {shape.id: shape.kind for shape in shapes.TINY if not shape.sinks}
     for name, entry in json.loads(out.read_text())["shapes"].items():
-        peers = {side: found for side, found in entry["sides"].items() if side.startswith("FlashInfer")}
+        peers = {
+            side: found for side, found in entry["sides"].items() if side.startswith("FlashInfer")
+        }
         if kinds.get(name) in ("decode", "tree", "prefill", "cascade", "latent") and not peers:
             yield f"peers on the CPU: {name} has no peer: {entry['skipped']}"
         for side, found in peers.items():
@@ -132,9 +165,17 @@ def check_peers(entries):
             yield f"peers: {name}: {entry}"
             continue
         eager = kinds[name] in shapes.EAGER
-        if side["timed"] != ("eager" if eager else "graph") or not eager and side["kernels"] < entry["layers"]:
+        if (
+            side["timed"] != ("eager" if eager else "graph")
+            or not eager
+            and side["kernels"] < entry["layers"]
+        ):
             yield f"peers: {name} was timed wrongly: {side}"
-        unseen = [peer for peer, why in entry["skipped"].items() if peer.startswith("FlashInfer") and "holds no kernel" not in why]
+        unseen = [
+            peer
+            for peer, why in entry["skipped"].items()
+            if peer.startswith("FlashInfer") and "holds no kernel" not in why
+        ]
         if unseen:
             yield f"peers: {name}: {entry['skipped']}"
         if not side["error"] < 1e-3 or "wrong" in side:
@@ -151,7 +192,9 @@ def main():
             except stages.Skipped:
                 pass
             else:
-                print("check_run: skipped, this machine has a GPU: tests/gpu/run.sh itself says more")
+                print(
+                    "check_run: skipped, this machine has a GPU: tests/gpu/run.sh itself says more"
+                )
                 sys.exit(77)
             findings = list(check(pathlib.Path(folder)))
     for finding in findings:

@@ -21,9 +21,34 @@ SHAPES = [
 ]
 TINY = [
     Shape("decode", "decode", "decode", 3, 1, 40, 4, 2, 32, storage="float32"),
-    Shape("window", "window and sinks", "decode", 2, 1, 60, 4, 2, 32, window=20, sinks=True, storage="float32"),
+    Shape(
+        "window",
+        "window and sinks",
+        "decode",
+        2,
+        1,
+        60,
+        4,
+        2,
+        32,
+        window=20,
+        sinks=True,
+        storage="float32",
+    ),
     Shape("prefill", "prefill", "prefill", 2, 20, 50, 4, 2, 32, storage="float32"),
-    Shape("shared", "shared prefix, read apart", "cascade", 3, 1, 40, 4, 2, 32, shared=32, storage="float32"),
+    Shape(
+        "shared",
+        "shared prefix, read apart",
+        "cascade",
+        3,
+        1,
+        40,
+        4,
+        2,
+        32,
+        shared=32,
+        storage="float32",
+    ),
     Shape("latent", "latents", "latent", 2, 1, 40, 4, 1, 128, storage="float32"),
     Shape("append", "append with rotation", "append", 2, 5, 20, 4, 2, 32, storage="float32"),
     Shape("state", "gated delta rule", "linear", 2, 1, 1, 4, 4, 32, storage="float32"),
@@ -43,11 +68,14 @@ def check(library, shape, device, stream):
 
         def look(what):
             checks.errors.clear()
-            for layer in range(LAYERS) if shape.kind == "append" else (LAYERS - 1,):  # the last one is what out holds
+            for layer in (
+                range(LAYERS) if shape.kind == "append" else (LAYERS - 1,)
+            ):  # the last one is what out holds
                 checks.own(layer)
             error = checks.errors["kvcache"]
             if not error <= peers.TOLERANCE[shape.storage]:
                 yield f"{shape.id}: {what} is off by {error:.1e}"
+
         ours.begin()
         for layer in range(LAYERS):
             ours.launch(layer)
@@ -59,7 +87,10 @@ def check(library, shape, device, stream):
         for replay in range(REPLAYS):
             ours.refresh()
             device.synchronize()
-            ours.replay(graph, look=lambda: found.extend(look(f"replay {replay} of {graph.kernels} kernels")))
+            ours.replay(
+                graph,
+                look=lambda: found.extend(look(f"replay {replay} of {graph.kernels} kernels")),
+            )
             yield from found
             found.clear()
             ours.refresh()
@@ -113,7 +144,11 @@ def main():
     findings += check_refused(library, device, stream)
     for finding in findings:
         print(finding)
-    print(f"graphs: {len(findings)} finding(s)" if findings else f"graphs: ok, {len(shapes)} kinds of steps, {REPLAYS} replays each")
+    print(
+        f"graphs: {len(findings)} finding(s)"
+        if findings
+        else f"graphs: ok, {len(shapes)} kinds of steps, {REPLAYS} replays each"
+    )
     sys.exit(1 if findings else 0)
 
 

@@ -1,5 +1,6 @@
 """The device that is measured: streams, captures and their graphs, clocks. A GPU through torch and the driver; the emulator of tests/cudasim
-(`emulated:<its library>`), on which the same calls give the same results, and times mean nothing; the CPU, which has neither streams nor graphs."""
+(`emulated:<its library>`), on which the same calls give the same results, and times mean nothing; the CPU, which has neither streams nor graphs.
+"""
 
 import ctypes
 import os
@@ -20,7 +21,10 @@ def named(name, library):
     if name == "cpu":
         return Cpu()
     if name.startswith("emulated:"):
-        return Emulated(name.removeprefix("emulated:"), pathlib.Path(library).resolve().parent / "libkvcache_cuda.so")
+        return Emulated(
+            name.removeprefix("emulated:"),
+            pathlib.Path(library).resolve().parent / "libkvcache_cuda.so",
+        )
     return Gpu(name)
 
 
@@ -56,7 +60,9 @@ class Emulated(Cpu):
 
     def __init__(self, library, backend):
         # torch brings the CUDA runtime itself, whose names the back end must not find before the emulator's.
-        self.backend = ctypes.CDLL(str(backend), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
+        self.backend = ctypes.CDLL(
+            str(backend), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND
+        )
         self.library = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_LOCAL)
 
     def call(self, name, *args):
@@ -75,7 +81,11 @@ class Emulated(Cpu):
     def own(self, tensor):
         memory, size = ctypes.c_void_p(), tensor.numel() * tensor.element_size()
         self.call("cudaMalloc", ctypes.byref(memory), ctypes.c_size_t(size))
-        owned = torch.frombuffer((ctypes.c_byte * size).from_address(memory.value), dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)
+        owned = (
+            torch.frombuffer((ctypes.c_byte * size).from_address(memory.value), dtype=torch.uint8)
+            .view(tensor.dtype)
+            .view(tensor.shape)
+        )
         return owned.copy_(tensor)
 
     def capture(self, stream, record):
@@ -91,7 +101,9 @@ class Emulated(Cpu):
         nodes, executable = ctypes.c_size_t(), ctypes.c_void_p()
         self.call("cudaGraphGetNodes", graph, None, ctypes.byref(nodes))
         self.call("cudaGraphInstantiate", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
-        return Graph(nodes.value, lambda: self.call("cudaGraphLaunch", executable, ctypes.c_void_p(stream)))
+        return Graph(
+            nodes.value, lambda: self.call("cudaGraphLaunch", executable, ctypes.c_void_p(stream))
+        )
 
     def seconds(self, stream, enqueue, host_seconds=0):
         """(of what enqueue() gives the device, whether the device had to wait for the host)."""
@@ -142,17 +154,25 @@ class Gpu:
         """Kernel nodes of the graph that the stream is captured into."""
         status, number, graph = ctypes.c_int(), ctypes.c_ulonglong(), ctypes.c_void_p()
         before, edges, count = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t()
-        given = [ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph), ctypes.byref(before)]
+        given = [
+            ctypes.c_void_p(stream),
+            ctypes.byref(status),
+            ctypes.byref(number),
+            ctypes.byref(graph),
+            ctypes.byref(before),
+        ]
         # Both stay in drivers for ever; which of them a toolkit's headers mean differs.
         if hasattr(self.driver, "cuStreamGetCaptureInfo_v2"):
             self.drive("cuStreamGetCaptureInfo_v2", *given, ctypes.byref(count))
         else:
-            self.drive("cuStreamGetCaptureInfo_v3", *given, ctypes.byref(edges), ctypes.byref(count))
+            self.drive(
+                "cuStreamGetCaptureInfo_v3", *given, ctypes.byref(edges), ctypes.byref(count)
+            )
         self.drive("cuGraphGetNodes", graph, None, ctypes.byref(count))
         nodes = (ctypes.c_void_p * max(1, count.value))()
         self.drive("cuGraphGetNodes", graph, nodes, ctypes.byref(count))
         kind, kernels = ctypes.c_int(), 0
-        for node in nodes[:count.value]:
+        for node in nodes[: count.value]:
             self.drive("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
             kernels += kind.value == self.KERNEL_NODE
         return kernels

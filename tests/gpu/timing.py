@@ -1,6 +1,7 @@
 """Times of short launches. On a device with graphs: two graphs per side, one with twice the launches of the other. The difference is the launches'
 own time; what is the same for both (launching a graph, the kernels that a step begins with) is told apart. Where a graph cannot hold the calls, all
-sides are timed eagerly, behind a kernel that gives the host a lead. One side after the other in turn, medians of rounds."""
+sides are timed eagerly, behind a kernel that gives the host a lead. One side after the other in turn, medians of rounds.
+"""
 
 import statistics
 import time
@@ -29,7 +30,9 @@ class GraphTimer:
         self.graphs = [self.capture(candidate.sweeps), self.capture(2 * candidate.sweeps)]
         kernels, twice = (graph.kernels for graph in self.graphs)
         if twice <= kernels:
-            raise machine.Failed(f"a graph of twice the launches has {twice} kernels, not more than {kernels}")
+            raise machine.Failed(
+                f"a graph of twice the launches has {twice} kernels, not more than {kernels}"
+            )
 
     def capture(self, sweeps):
         if self.candidate.ours:
@@ -41,6 +44,7 @@ class GraphTimer:
 
         def launch(enqueue):
             taken.append(self.device.seconds(self.stream, enqueue)[0])
+
         if self.candidate.ours:
             self.candidate.ours.replay(graph, launch)
         else:
@@ -50,7 +54,10 @@ class GraphTimer:
     def round(self):
         """{what: microseconds}: of a launch, and of what a graph takes beside its launches."""
         once, twice = (self.graph_seconds(graph) for graph in self.graphs)
-        return {"us": (twice - once) / (self.candidate.sweeps * self.candidate.num_layers) * 1e6, "graph_us": (2 * once - twice) * 1e6}
+        return {
+            "us": (twice - once) / (self.candidate.sweeps * self.candidate.num_layers) * 1e6,
+            "graph_us": (2 * once - twice) * 1e6,
+        }
 
     def again(self):
         """The operation once more, so that its results can be looked at."""
@@ -73,7 +80,9 @@ class EagerTimer:
         device.synchronize()
 
     def round(self):
-        seconds, host_was_late = self.device.seconds(self.stream, lambda: self.candidate.sweep(self.candidate.sweeps), self.host_seconds)
+        seconds, host_was_late = self.device.seconds(
+            self.stream, lambda: self.candidate.sweep(self.candidate.sweeps), self.host_seconds
+        )
         if host_was_late and "the device waited for the host" not in self.candidate.notes:
             self.candidate.notes.append("the device waited for the host")
         return {"us": seconds / (self.candidate.sweeps * self.candidate.num_layers) * 1e6}
@@ -109,10 +118,16 @@ def make(candidates, device, stream, eager):
     for candidate in candidates:
         try:
             timers[candidate.name] = kind(candidate, device, stream)
-        except Exception as error:  # noqa: BLE001  whatever a side throws while it is captured; ours counts as a failure
+        except (
+            Exception
+        ) as error:  # noqa: BLE001  whatever a side throws while it is captured; ours counts as a failure
             if candidate.ours:
                 raise
-            skipped[candidate.name] = f"not captured ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"[:200]
+            skipped[candidate.name] = (
+                f"not captured ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"[
+                    :200
+                ]
+            )
     return timers, skipped
 
 
@@ -127,8 +142,13 @@ def measure(timers, rounds):
     result = {}
     for name, timer in timers.items():
         values = [each["us"] for each in seen[name]]
-        result[name] = {"us": statistics.median(values), "us_min": min(values), "us_max": max(values), **timer.facts,
-                        "note": ", ".join(timer.candidate.notes)}
+        result[name] = {
+            "us": statistics.median(values),
+            "us_min": min(values),
+            "us_max": max(values),
+            **timer.facts,
+            "note": ", ".join(timer.candidate.notes),
+        }
         if "graph_us" in seen[name][0]:
             result[name]["graph_us"] = statistics.median(each["graph_us"] for each in seen[name])
     return result

@@ -15,7 +15,8 @@ struct Runtime;
 void* take_device_memory(size_t bytes);
 void give_device_memory(void* address);
 
-// Device memory can be touched while one of these lives: inside of calls, where kernels and copies run. The runtime's lock is held.
+// Device memory can be touched while one of these lives: inside of calls, where kernels and copies
+// run. The caller holds the runtime's lock.
 class OpenDevices {
  public:
   explicit OpenDevices(Runtime& runtime);
@@ -30,7 +31,7 @@ class OpenDevices {
 // Whether the host has just touched what is the device's alone. For a handler of signals.
 bool is_closed_to_host(const void* address);
 
-// Ends the program where a word of a kernel's parameters is the address of memory of the host's that is not pinned.
+// Ends the program if a word of a kernel's parameters is the address of pageable host memory.
 void check_parameters(Runtime& runtime, const void* kernel, std::span<const std::byte> words);
 
 }  // namespace cudasim

@@ -60,11 +60,12 @@ void clear_failures();
 void set_sticky_error(int device, cudaError_t error);
 
 // ---- Memory of tests
-// KVC_CUDASIM_STRICT=1 gives the device memory of its own: the host faults on it outside of calls, and a kernel that is passed pageable memory is an
-// error. Not under the address sanitizer.
+// KVC_CUDASIM_STRICT=1 gives devices memory of their own. The host faults on it outside of calls,
+// and a kernel that is passed pageable memory is an error. The address sanitizer turns it off.
 
 bool is_strict();
-// Pinned memory that no call took: it is not counted, cannot fail and may be taken during a capture.
+// Pinned memory that no call took: it is not counted, no failure is injected,
+// and it may be taken during a capture.
 void* take_tensor(size_t bytes);
 void give_tensor(void* address);
 

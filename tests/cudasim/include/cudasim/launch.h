@@ -44,7 +44,8 @@ struct Launch {
   std::function<void()> body;  // what one thread does
 };
 
-// Checks what cudaLaunchKernelEx would refuse, then runs or queues it. `words`: of the parameters, that are searched for addresses.
+// Checks what cudaLaunchKernelEx would refuse, then runs or queues it.
+// `words`: the parameters' own, searched for addresses.
 cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
                            std::span<const std::byte> words, size_t parameter_bytes,
                            std::function<void()> body);
@@ -57,17 +58,18 @@ template <typename... Params, typename... Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
   std::tuple<Params...> values(std::forward<Args>(args)...);
   constexpr auto kRounded = [](size_t bytes) { return (bytes + 7) / 8 * 8; };
-  // Without what lies between members: it was on a stack before, pieces of addresses too. Where that cannot be told nothing is searched.
+  // Padding holds what was on a stack before, pieces of addresses too, and is left out.
+  // Where the compiler cannot do that, nothing is searched.
   std::array<std::byte, (kRounded(sizeof(Params)) + ... + 8)> words{};
   size_t bytes_to_search = 0;
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_clear_padding)
-  const auto add = [&](auto& value) {
+  const auto add = [&](auto value) {
     __builtin_clear_padding(&value);
     std::memcpy(words.data() + bytes_to_search, &value, sizeof value);
     bytes_to_search += kRounded(sizeof value);
   };
-  std::apply([&](auto&... value) { (add(value), ...); }, values);
+  std::apply([&](const auto&... value) { (add(value), ...); }, values);
 #endif
 #endif
   return cudasim::enqueue_launch(*config, reinterpret_cast<const void*>(kernel),
