@@ -1,4 +1,5 @@
-// A whole cache on the emulated device: what it sends and when it waits, and devices that are missing, short of memory or broken.
+// A whole cache on the emulated device: what it sends, when it waits, and devices that are missing,
+// short of memory or broken.
 #include <cuda_runtime_api.h>
 
 #include "cudasim/cudasim.h"

@@ -1,4 +1,4 @@
-"""What the test program for a GPU holds, asked of it where there is none: that it starts, and that the parts that serving uses are in it.
+"""Asks the test program for a GPU, where there is none, what tests it holds.
 
 device_tests.py PROGRAM
 """
@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 
-# Suites of tests/cuda that have to run on a device: kernels, the runtime, whole caches, captured steps and their replays.
+# Suites that have to run on a device: kernels, the runtime, caches, captured steps and replays.
 WANTED = {
     "CudaCache",
     "CudaGraphs",

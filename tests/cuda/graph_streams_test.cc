@@ -30,7 +30,8 @@ class CudaGraphStreams : public CudaCache {
     made.host_bytes = 1 << 20;
     return made;
   }
-  // Work that keeps a stream from coming to what follows for a while: some 20 milliseconds of a device, or until somebody waits for a lazy stream.
+  // Work that delays what follows on the stream: some 20 milliseconds of a device, or until
+  // something waits for a lazy stream.
   static void delay(cudaStream_t on) {
     constexpr int kPieces = 400;
     pieces_left() += kPieces;

@@ -18,8 +18,8 @@ kvcache_cuda_check(no_driver COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURC
 kvcache_cuda_check(hardening COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/abi/hardening.py
                    $<TARGET_FILE:kvcache_cuda> ${CMAKE_C_COMPILER} --module)
 
-# Tests against the real runtime, for a machine with a GPU (tests/gpu): those whose memory comes from device_memory.h or test_runtime.h and that ask
-# nothing of the emulator. Both are seen through headers of the folder as well.
+# Tests against the real runtime, for a machine with a GPU (tests/gpu). They take memory from
+# device_memory.h or test_runtime.h and include nothing of the emulator, nor do their headers.
 function(kvcache_device_test_includes source out_uses_device out_uses_emulator)
   set(uses_device FALSE)
   set(uses_emulator FALSE)

@@ -1,4 +1,4 @@
-"""Kernels that have just enough registers, compiled by the oldest nvcc that is served: a spill fails, as in the build.
+"""Compiles kernels without a register to spare by the oldest nvcc that is served: a spill fails.
 
 oldest_nvcc.py [--all]    --all: every kernel file, which takes minutes
 """

@@ -1,4 +1,5 @@
-// The emulator with KVC_CUDASIM_STRICT=1 keeps host and device apart: each test does what a GPU would not survive.
+// The emulator with KVC_CUDASIM_STRICT=1 keeps host and device apart: each test does what a program
+// with a GPU would not survive.
 #include <cuda.h>
 #include <gtest/gtest.h>
 

@@ -15,7 +15,8 @@ void check(cudaError_t error, const char* call) {
   if (error != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(error));
 }
 
-// Blocks by size, and their sizes. None goes back to the driver: cudaFreeHost waits, which a capture does not survive.
+// Unused blocks by size, and the sizes of all. None goes back to the driver: cudaFreeHost waits,
+// which a capture does not survive.
 struct Blocks {
   std::map<size_t, std::vector<void*>> unused;
   std::map<void*, size_t> sizes;

@@ -8,8 +8,16 @@ import struct
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAYOUT = json.loads((ROOT / "tests" / "abi" / "layout.json").read_text())
 CPU, CUDA = 1, 2  # DLDeviceType
-DTYPES = {"int8": (0, 8), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8), "float16": (2, 16), "float32": (2, 32), "bfloat16": (4, 16),
-          "float8_e4m3fn": (10, 8)}
+DTYPES = {
+    "int8": (0, 8),
+    "int32": (0, 32),
+    "int64": (0, 64),
+    "uint8": (1, 8),
+    "float16": (2, 16),
+    "float32": (2, 32),
+    "bfloat16": (4, 16),
+    "float8_e4m3fn": (10, 8),
+}
 
 
 class Refused(Exception):
@@ -32,7 +40,8 @@ def device(kind, index):
 
 class Struct:
     """One struct of kvcache.h, all zero but what is given. A number becomes an integer or, where it is a float, a float of the field's size;
-    bytes are taken as they are; a Struct, a list of Structs or a ctypes array becomes its address and is kept alive."""
+    bytes are taken as they are; a Struct, a list of Structs or a ctypes array becomes its address and is kept alive.
+    """
 
     def __init__(self, name, **fields):
         self.layout = LAYOUT["structs"][name]
@@ -55,15 +64,15 @@ class Struct:
             raw = address(value, self.kept).to_bytes(8, "little")
         if len(raw) > size:
             raise ValueError(f"{field}: {len(raw)} bytes do not fit {size}")
-        self.bytes[at:at + len(raw)] = raw
+        self.bytes[at : at + len(raw)] = raw
 
     def __getitem__(self, field):
         at, size = self.layout["fields"][field]
-        return int.from_bytes(self.bytes[at:at + size], "little", signed=size <= 8)
+        return int.from_bytes(self.bytes[at : at + size], "little", signed=size <= 8)
 
     def text(self, field):
         at, size = self.layout["fields"][field]
-        return self.bytes[at:at + size].split(b"\0")[0].decode()
+        return self.bytes[at : at + size].split(b"\0")[0].decode()
 
     def pointer(self):
         return ctypes.addressof(self.bytes)
@@ -98,8 +107,15 @@ class Tensor(Struct):
 
     def __init__(self, tensor, where, name=None):
         shape, strides = int64s(tensor.shape), int64s(tensor.stride())
-        super().__init__("DLTensor", data=tensor.data_ptr(), device=device(*where), ndim=tensor.dim(),
-                         dtype=dtype(name or str(tensor.dtype).removeprefix("torch.")), shape=shape, strides=strides)
+        super().__init__(
+            "DLTensor",
+            data=tensor.data_ptr(),
+            device=device(*where),
+            ndim=tensor.dim(),
+            dtype=dtype(name or str(tensor.dtype).removeprefix("torch.")),
+            shape=shape,
+            strides=strides,
+        )
         self.kept.append(tensor)
 
 
@@ -117,11 +133,20 @@ class Library:
         """Arguments: numbers, None, Structs, ctypes values and arrays. Raises Refused with the library's words."""
         error = Struct("kvc_error")
         kept = []
-        converted = [ctypes.c_void_p(address(arg, kept)) if isinstance(arg, (Struct, list)) or arg is None else arg for arg in args]
+        converted = [
+            (
+                ctypes.c_void_p(address(arg, kept))
+                if isinstance(arg, (Struct, list)) or arg is None
+                else arg
+            )
+            for arg in args
+        ]
         converted = [ctypes.c_int64(arg) if isinstance(arg, int) else arg for arg in converted]
         status = getattr(self.functions, name)(*converted, ctypes.c_void_p(error.pointer()))
         if status:
-            raise Refused(f"{name}: {self.functions.kvc_status_name(status).decode()}: {error.text('message')}")
+            raise Refused(
+                f"{name}: {self.functions.kvc_status_name(status).decode()}: {error.text('message')}"
+            )
 
     def create(self, name, *args):
         """A call whose last output is a handle."""
@@ -132,7 +157,9 @@ class Library:
     def device_caps(self, kind, index):
         caps = Struct("kvc_device_caps")
         # DLDevice travels by value: eight bytes, one register.
-        self.call("kvc_device_query", ctypes.c_uint64(int.from_bytes(device(kind, index), "little")), caps)
+        self.call(
+            "kvc_device_query", ctypes.c_uint64(int.from_bytes(device(kind, index), "little")), caps
+        )
         return caps
 
     def exported_int32(self, managed):
@@ -144,6 +171,7 @@ class Library:
         begin = tensor["data"] + tensor["byte_offset"]
         if tensor.bytes.raw[tensor.layout["fields"]["device"][0]] == CUDA:
             import torch
+
             values = torch.as_tensor(OnDevice(begin, length), device="cuda").tolist()
         else:
             values = list((ctypes.c_int32 * length).from_address(begin))
@@ -153,12 +181,22 @@ class Library:
 
 class Export(ctypes.Structure):
     """The beginning of DLManagedTensorVersioned."""
-    _fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("context", ctypes.c_void_p),
-                ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p))]
+
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.CFUNCTYPE(None, ctypes.c_void_p)),
+    ]
 
 
 class OnDevice:
     """int32 memory of a CUDA device, as torch takes it."""
 
     def __init__(self, begin, length):
-        self.__cuda_array_interface__ = {"shape": (length,), "typestr": "<i4", "data": (begin, False), "version": 3}
+        self.__cuda_array_interface__ = {
+            "shape": (length,),
+            "typestr": "<i4",
+            "data": (begin, False),
+            "version": 3,
+        }

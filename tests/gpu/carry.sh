@@ -1,6 +1,7 @@
 #!/bin/sh
-# What a machine with a GPU but without build tools needs, from the build of this machine: the libraries side by side, the test programs, the
-# command. They find each other wherever the folder lies; tests/gpu/run.sh uses build/gpu-carry.  carry.sh [BUILD [TO]]
+# Copies what a machine with a GPU but without build tools needs from a build folder: the libraries
+# side by side, the test programs, the command. They find each other wherever the folder lies.
+# tests/gpu/run.sh uses build/gpu-carry.  carry.sh [BUILD [TO]]
 set -eu
 cd "$(dirname "$0")/../.."
 from=${1:-build/cuda}
@@ -17,6 +18,9 @@ find "$to" -type f -exec strip --strip-unneeded {} +
 # A path of this machine would be one of nobody's there.
 for file in "$to"/* "$to"/tests/*; do
   [ -f "$file" ] || continue
-  if readelf -d "$file" | grep -E 'R(UN)?PATH.*\[[^$]' >&2; then echo "carry: $file has the path of a folder of this machine" >&2; exit 1; fi
+  if readelf -d "$file" | grep -E 'R(UN)?PATH.*\[[^$]' >&2; then
+    echo "carry: $file has the path of a folder of this machine" >&2
+    exit 1
+  fi
 done
 du -sh "$to"

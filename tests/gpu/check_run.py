@@ -1,9 +1,11 @@
 """tests/gpu/run.sh on a machine without a GPU.
 
-check_run.py                     gets to its end, names every stage, writes no result, and says so by its status
-check_run.py --rehearse BUILD [--torch]
-                                 every stage in small on the emulator that BUILD holds, from a folder like the one that is carried to a GPU; what
-                                 needs torch runs where the interpreter ($PYTHON, else this one) has it, and has to with --torch
+    check_run.py
+        it names every stage, writes no result, and says so by its status
+    check_run.py --rehearse BUILD [--torch]
+        every stage runs in small on the emulator that BUILD holds, from a folder like the one that
+        is carried to a GPU; what needs torch runs where the interpreter ($PYTHON, else this one)
+        has it, and --torch demands it
 """
 
 import json
@@ -54,7 +56,7 @@ def check(folder):
 
 
 def carried(build, folder):
-    """The programs of a build folder beside the emulated back end, as carry.sh lays out the real one."""
+    """Programs of a build beside the emulated back end, as carry.sh lays out the real one."""
     made = folder / "gpu"
     for name in ("bin", "tests"):
         (made / name).mkdir(parents=True)
@@ -132,7 +134,7 @@ def rehearse(build, folder):
 
 
 def check_peers_on_cpu(python, library, out):
-    """Where stand-ins of the peers work while they are called: what they are given makes the right results, before and after the timing."""
+    """Stand-ins of the peers: what they are given makes right results, before and after timing."""
     done = subprocess.run(
         [python, HERE / "peers.py", library, out, "--device", "cpu", "--tiny"],
         capture_output=True,

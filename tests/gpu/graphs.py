@@ -1,5 +1,10 @@
-"""Captured steps and their replays against float64: a step captured from begin to end, replayed with other inputs at the same addresses, beside eager
-steps. Usage: graphs.py LIBRARY [DEVICE] [--tiny]. Status 77: cannot be tested here."""
+"""Captured steps and their replays against float64.
+
+    graphs.py LIBRARY [DEVICE] [--tiny]
+
+Steps are captured from begin to end and replayed with other inputs at the same addresses, beside
+eager steps. Status 77: they cannot be tested here.
+"""
 
 import sys
 

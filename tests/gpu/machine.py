@@ -1,5 +1,8 @@
-"""The device that is measured: streams, captures and their graphs, clocks. A GPU through torch and the driver; the emulator of tests/cudasim
-(`emulated:<its library>`), on which the same calls give the same results, and times mean nothing; the CPU, which has neither streams nor graphs.
+"""The device that is measured: streams, captures and their graphs, clocks.
+
+cuda:N               a GPU, through torch and the driver
+emulated:LIBRARY     the emulator of tests/cudasim: equal results, times that mean nothing
+cpu                  neither streams nor graphs
 """
 
 import ctypes
@@ -51,7 +54,7 @@ class Cpu:
 
 
 class Emulated(Cpu):
-    """Tensors are torch's on the CPU, over memory of the emulated device where the library asks what it is; graphs are the emulator's own."""
+    """Tensors are torch's on the CPU; pools lie in memory of the emulated device."""
 
     has_streams = True
     launches = 4
@@ -59,7 +62,7 @@ class Emulated(Cpu):
     GLOBAL_MODE = 0
 
     def __init__(self, library, backend):
-        # torch brings the CUDA runtime itself, whose names the back end must not find before the emulator's.
+        # torch brings the CUDA runtime itself. The back end must find the emulator's names first.
         self.backend = ctypes.CDLL(
             str(backend), mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND
         )
@@ -114,7 +117,7 @@ class Emulated(Cpu):
 
 
 class Gpu:
-    """Through torch, whose allocator has to know of captures; nodes of graphs are counted by the driver."""
+    """Through torch, whose allocator has to know of captures. The driver counts graph nodes."""
 
     has_streams = True
     launches = 20  # the events around them cost a few microseconds
@@ -187,7 +190,10 @@ class Gpu:
             call()
 
     def seconds(self, stream, enqueue, host_seconds=1e-4):
-        """A kernel that does nothing for twice as long as the host takes goes first, so that the host is ahead: what is measured is the device."""
+        """A kernel that only waits, twice as long as the host takes, goes first.
+
+        The host is ahead of the device then, so that the device is what is measured.
+        """
         with torch.cuda.stream(self.streams[stream]):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda._sleep(int(2 * min(host_seconds, 0.2) * self.CYCLES_PER_SECOND))

@@ -2,7 +2,8 @@
 
     peers.py LIBRARY OUT.json [--device cuda:0] [--seconds N] [--only D1,P2] [--tiny]
 
-Devices: cuda:N; emulated:LIBRARY, for a rehearsal; cpu. A shape that one side does not serve is left out by that side's own words. What is in OUT.json already is not measured again.
+Devices: cuda:N; emulated:LIBRARY, for a rehearsal; cpu. A shape that one side does not serve is
+left out by that side's own words. What is in OUT.json already is not measured again.
 """
 
 import argparse
@@ -71,7 +72,7 @@ class Checks:
             self.own(last)
 
     def add_peer(self, name, out, data_layer):
-        """`data_layer`: whose keys a launch for a layer reads. The forward that the side was planned for is open."""
+        """The forward that the side was planned for is open. `data_layer`: see the sides."""
         ours, last = self.ours, data_layer(self.ours.num_layers - 1)
         ours.machine.synchronize()
         self.note(name, reference.Expected(ours, data_layer(0)).error(out()))
@@ -93,7 +94,14 @@ class Checks:
 def measure_shape(library, shape, args, device, stream):
     """One entry of the result."""
     ours = Ours(library, shape, device, layers_for(shape, args.tiny), stream)
-    entry = {"what": shape.what, "bytes": shape.key_bytes(), "flops": shape.flops(), "layers": ours.num_layers, "sides": {}, "skipped": {}}
+    entry = {
+        "what": shape.what,
+        "bytes": shape.key_bytes(),
+        "flops": shape.flops(),
+        "layers": ours.num_layers,
+        "sides": {},
+        "skipped": {},
+    }
     try:
         try:
             ours.open()
@@ -106,16 +114,24 @@ def measure_shape(library, shape, args, device, stream):
         except capi.Refused as error:
             entry["skipped"]["kvcache"] = str(error)
             return entry
-        candidates = [timing.Candidate("kvcache", ours.launch, ours.num_layers, device.launches, ours)]
+        candidates = [
+            timing.Candidate("kvcache", ours.launch, ours.num_layers, device.launches, ours)
+        ]
         for side in (flashinfer_side, torch_side):
             for name, make in side.candidates(ours):
                 try:
                     launch, out, data_layer = make()
                     launch(0)
                     checks.add_peer(name, out, data_layer)
-                    candidates.append(timing.Candidate(name, launch, ours.num_layers, device.launches))
+                    candidates.append(
+                        timing.Candidate(name, launch, ours.num_layers, device.launches)
+                    )
                 except Exception as error:  # noqa: BLE001  a peer's refusal is a line of the table
-                    entry["skipped"][name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+                    entry["skipped"][name] = (
+                        f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[
+                            :200
+                        ]
+                    )
         eager = shape.kind in shapes.EAGER
         if device.has_streams and not eager:
             ours.abort()  # a captured step begins inside its capture
@@ -129,7 +145,9 @@ def measure_shape(library, shape, args, device, stream):
         for name, side in entry["sides"].items():
             side["error"] = checks.errors[name]
             if not side["error"] <= TOLERANCE[shape.storage]:
-                side["wrong"] = f"relative error {side['error']:.2e}, at most {TOLERANCE[shape.storage]:.0e}"
+                side["wrong"] = (
+                    f"relative error {side['error']:.2e}, at most {TOLERANCE[shape.storage]:.0e}"
+                )
         if shape.kind != "copy":
             if ours.forward:
                 ours.abort()
@@ -145,13 +163,19 @@ def measure_shape(library, shape, args, device, stream):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("library", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--only", default="")
-    parser.add_argument("--tiny", action="store_true", help="small shapes of every kind: that the code runs, not how fast")
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="small shapes of every kind: that the code runs, not how fast",
+    )
     args = parser.parse_args()
 
     try:
@@ -162,7 +186,13 @@ def main():
     library = capi.Library(args.library)
     wanted = set(filter(None, args.only.split(",")))
     result = json.loads(args.out.read_text()) if args.out.exists() else {}
-    result.update({"version": library.version, "torch": torch.__version__, "flashinfer": flashinfer_side.version()})
+    result.update(
+        {
+            "version": library.version,
+            "torch": torch.__version__,
+            "flashinfer": flashinfer_side.version(),
+        }
+    )
     entries = result.setdefault("shapes", {})
     result["left_out"] = []
     begin = time.monotonic()
@@ -176,15 +206,24 @@ def main():
         try:
             entries[shape.id] = measure_shape(library, shape, args, device, stream)
         except Exception as error:  # noqa: BLE001  the other shapes are still wanted
-            entries[shape.id] = {"what": shape.what, "failed": f"{type(error).__name__}: {error}"[:400]}
+            entries[shape.id] = {
+                "what": shape.what,
+                "failed": f"{type(error).__name__}: {error}"[:400],
+            }
         device.empty_cache()
         temporary = args.out.with_suffix(".new")
         temporary.write_text(json.dumps(result, indent=1))
         os.replace(temporary, args.out)
-    bad = [name for name, entry in entries.items() if isinstance(entry, dict)
-           and ("failed" in entry or "wrong" in entry.get("sides", {}).get("kvcache", {}))]
+    bad = [
+        name
+        for name, entry in entries.items()
+        if isinstance(entry, dict)
+        and ("failed" in entry or "wrong" in entry.get("sides", {}).get("kvcache", {}))
+    ]
     for name in bad:
-        print(f"peers: {name}: {entries[name].get('failed') or entries[name]['sides']['kvcache']['wrong']}")
+        print(
+            f"peers: {name}: {entries[name].get('failed') or entries[name]['sides']['kvcache']['wrong']}"
+        )
     sys.exit(1 if bad else 0)
 
 

@@ -19,7 +19,11 @@ class Run:
     """What the stages share."""
 
     def __init__(self, args):
-        self.out, self.results, self.build = args.out.resolve(), args.results.resolve(), args.build.resolve()
+        self.out, self.results, self.build = (
+            args.out.resolve(),
+            args.results.resolve(),
+            args.build.resolve(),
+        )
         self.rehearsal = args.rehearse.resolve() if args.rehearse else None
         self.end = time.monotonic() + args.seconds
         self.gpu = None
@@ -31,7 +35,11 @@ class Run:
     def key(self):
         """Names the library and test program that a result belongs to."""
         digest = hashlib.sha256()
-        for path in (self.library, self.build / "libkvcache_cuda.so", self.build / "tests" / "cuda_device_test"):
+        for path in (
+            self.library,
+            self.build / "libkvcache_cuda.so",
+            self.build / "tests" / "cuda_device_test",
+        ):
             if path.exists():
                 digest.update(path.read_bytes())
         return digest.hexdigest()[:16]
@@ -65,7 +73,9 @@ def run_stage(run, name, function, fresh):
         entry["rehearsal"] = True
     entry["seconds"] = round(time.monotonic() - begin, 1)
     marker.write_text(json.dumps(entry, indent=1) + "\n")
-    print(f"{name}: {entry['status']}{': ' + entry['why'] if entry['why'] else ''} ({entry['seconds']} s)")
+    print(
+        f"{name}: {entry['status']}{': ' + entry['why'] if entry['why'] else ''} ({entry['seconds']} s)"
+    )
     return entry
 
 
@@ -83,13 +93,31 @@ def known_before(run):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "gpu", help="markers and logs")
-    parser.add_argument("--results", type=pathlib.Path, default=ROOT / "bench" / "results", help="for <device>.json and <device>.md")
-    parser.add_argument("--build", type=pathlib.Path, default=None, help="default: build/gpu-carry where it is there, else build/cuda")
-    parser.add_argument("--stages", default=",".join(stages.ALL), help="in this order: " + ",".join(stages.ALL))
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=ROOT / "build" / "gpu", help="markers and logs"
+    )
+    parser.add_argument(
+        "--results",
+        type=pathlib.Path,
+        default=ROOT / "bench" / "results",
+        help="for <device>.json and <device>.md",
+    )
+    parser.add_argument(
+        "--build",
+        type=pathlib.Path,
+        default=None,
+        help="default: build/gpu-carry where it is there, else build/cuda",
+    )
+    parser.add_argument(
+        "--stages", default=",".join(stages.ALL), help="in this order: " + ",".join(stages.ALL)
+    )
     parser.add_argument("--seconds", type=float, default=570, help="for everything")
-    parser.add_argument("--rehearse", type=pathlib.Path, metavar="LIBRARY",
-                        help="without a GPU: every stage in small, on the emulator whose library this is; no figure means anything")
+    parser.add_argument(
+        "--rehearse",
+        type=pathlib.Path,
+        metavar="LIBRARY",
+        help="no GPU: every stage in small, on the emulator of this library; figures mean nothing",
+    )
     parser.add_argument("--fresh", action="store_true", help="do again what was done")
     args = parser.parse_args()
     if args.build is None:

@@ -10,16 +10,16 @@ class Shape:
     kind: str  # decode, tree, prefill, cascade, latent, append, copy, linear
     batch: int = 1
     new_tokens: int = 1  # per sequence
-    context: int = 0     # keys that the last new token sees
+    context: int = 0  # keys that the last new token sees
     q_heads: int = 32
     kv_heads: int = 8
     dim: int = 128
     page: int = 16
     storage: str = "bfloat16"
     window: int = 0
-    sinks: bool = False    # one learned term per head in the denominator
-    zipf: bool = False     # lengths of decreasing size, mean about 4,096
-    shared: int = 0        # tokens of a prefix that all sequences share
+    sinks: bool = False  # one learned term per head in the denominator
+    zipf: bool = False  # lengths of decreasing size, mean about 4,096
+    shared: int = 0  # tokens of a prefix that all sequences share
 
     @property
     def lengths(self):
@@ -54,7 +54,10 @@ class Shape:
         if self.kind == "append":
             tokens = self.batch * self.new_tokens
             return tokens * row * (2 + self.element_bytes())
-        keys = sum(min(length, self.window + self.new_tokens - 1) if self.window else length for length in self.lengths)
+        keys = sum(
+            min(length, self.window + self.new_tokens - 1) if self.window else length
+            for length in self.lengths
+        )
         keys -= self.shared * (self.batch - 1)
         return keys * row * self.element_bytes()
 
@@ -66,7 +69,8 @@ class Shape:
         return 4 * self.visible_pairs() * self.q_heads * self.dim
 
 
-# What a graph does not hold: trees; prefixes that are read once, which eager forwards alone do; copies, which stay out of a capture.
+# What a graph does not hold: trees; prefixes that are read once, which only eager forwards do;
+# copies, which stay out of a capture.
 EAGER = ("tree", "cascade", "copy")
 
 
@@ -84,7 +88,19 @@ SHAPES = [
     Shape("D6", "decode, MHA", "decode", 16, 1, k(4), 32, 32),
     Shape("D6/1", "decode, MHA, pages of 1", "decode", 16, 1, k(4), 32, 32, page=1),
     Shape("D7", "decode, fp8 keys", "decode", 32, 1, k(4), storage="float8_e4m3fn"),
-    Shape("D8", "decode, window 128 and sinks", "decode", 64, 1, k(8), 64, 8, 64, window=128, sinks=True),
+    Shape(
+        "D8",
+        "decode, window 128 and sinks",
+        "decode",
+        64,
+        1,
+        k(8),
+        64,
+        8,
+        64,
+        window=128,
+        sinks=True,
+    ),
     Shape("D9", "decode, head dim 256", "decode", 32, 1, k(8), 16, 4, 256, page=32),
     Shape("V1", "tree of 32 nodes", "tree", 16, 32, k(8)),
     Shape("P1", "prefill", "prefill", 1, k(8), k(8)),
@@ -104,7 +120,20 @@ SHAPES = [
 TINY = [
     Shape("d", "decode", "decode", 3, 1, 70, 4, 2, 32, storage="float32"),
     Shape("z", "decode, Zipf lengths", "decode", 5, 1, 90, 4, 2, 32, zipf=True, storage="float32"),
-    Shape("w", "decode, window and sinks", "decode", 2, 1, 90, 4, 2, 32, window=20, sinks=True, storage="float32"),
+    Shape(
+        "w",
+        "decode, window and sinks",
+        "decode",
+        2,
+        1,
+        90,
+        4,
+        2,
+        32,
+        window=20,
+        sinks=True,
+        storage="float32",
+    ),
     Shape("v", "tree", "tree", 2, 8, 70, 4, 2, 32, storage="float32"),
     Shape("p", "prefill", "prefill", 2, 30, 50, 4, 2, 32, storage="float32"),
     Shape("c", "shared prefix", "cascade", 3, 1, 80, 4, 2, 32, shared=64, storage="float32"),

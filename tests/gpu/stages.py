@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 
-# What a rehearsal on the emulator takes from the test programs: each kernel of a step, captures and replays, a few scenarios.
-REHEARSED = {"unit": "CudaCache.*:CudaGraphs.MayBe*:CudaGraphs.HoldPrefills*:CudaGraphStates.See*", "conformance": "*decode*"}
+# What a rehearsal on the emulator takes from the test programs.
+REHEARSED = {
+    "unit": "CudaCache.*:CudaGraphs.MayBe*:CudaGraphs.HoldPrefills*:CudaGraphStates.See*",
+    "conformance": "*decode*",
+}
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -36,8 +39,14 @@ def execute(run, name, command, most_seconds, **environment):
     libraries = os.pathsep.join(filter(None, [str(run.build), os.environ.get("LD_LIBRARY_PATH")]))
     with log.open("w") as output:
         try:
-            status = subprocess.run([str(word) for word in command], stdout=output, stderr=subprocess.STDOUT, cwd=ROOT,
-                                    env={**os.environ, "LD_LIBRARY_PATH": libraries, **environment}, timeout=run.left(most_seconds)).returncode
+            status = subprocess.run(
+                [str(word) for word in command],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "LD_LIBRARY_PATH": libraries, **environment},
+                timeout=run.left(most_seconds),
+            ).returncode
         except subprocess.TimeoutExpired:
             status = None
     return status, log.read_text(errors="replace")
@@ -55,6 +64,7 @@ def need(path):
 
 # ---- The machine
 
+
 def emulated_device(library):
     """The same facts of the emulator, of which no figure is one of a GPU."""
     runtime = ctypes.CDLL(str(library))
@@ -64,9 +74,18 @@ def emulated_device(library):
         if runtime.cudaDeviceGetAttribute(ctypes.byref(value), number, 0):
             raise Failed(f"{library}: no attribute {number}")
         return value.value
+
     # cudaDeviceAttr has the driver's numbers.
-    return {"name": "Emulated device", "arch": 10 * attribute(75) + attribute(76), "multiprocessors": attribute(16), "l2_bytes": attribute(38),
-            "clock_mhz": attribute(13) // 1000, "memory_bytes": 0, "driver_cuda": "none", "driver": None}
+    return {
+        "name": "Emulated device",
+        "arch": 10 * attribute(75) + attribute(76),
+        "multiprocessors": attribute(16),
+        "l2_bytes": attribute(38),
+        "clock_mhz": attribute(13) // 1000,
+        "memory_bytes": 0,
+        "driver_cuda": "none",
+        "driver": None,
+    }
 
 
 def device(run):
@@ -87,20 +106,32 @@ def machine_facts():
         value = ctypes.c_int()
         driver.cuDeviceGetAttribute(ctypes.byref(value), number, 0)
         return value.value
+
     name, memory, version = ctypes.create_string_buffer(256), ctypes.c_size_t(), ctypes.c_int()
     driver.cuDeviceGetName(name, 256, 0)
     driver.cuDeviceTotalMem_v2(ctypes.byref(memory), 0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     # CUdevice_attribute: multiprocessors 16, L2 bytes 38, clock in kHz 13, compute capability 75 and 76.
-    return {"name": name.value.decode(), "arch": 10 * attribute(75) + attribute(76), "multiprocessors": attribute(16),
-            "l2_bytes": attribute(38), "clock_mhz": attribute(13) // 1000, "memory_bytes": memory.value,
-            "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}", "driver": driver_release()}
+    return {
+        "name": name.value.decode(),
+        "arch": 10 * attribute(75) + attribute(76),
+        "multiprocessors": attribute(16),
+        "l2_bytes": attribute(38),
+        "clock_mhz": attribute(13) // 1000,
+        "memory_bytes": memory.value,
+        "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
+        "driver": driver_release(),
+    }
 
 
 def driver_release():
     if not shutil.which("nvidia-smi"):
         return None
-    answer = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True)
+    answer = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+    )
     return answer.stdout.strip().split("\n")[0] if answer.returncode == 0 else None
 
 
@@ -110,7 +141,9 @@ def build(run):
         return {"built": False, "folder": run.build.name}
     missing = [tool for tool in ("cmake", "ninja", "g++") if not shutil.which(tool)]
     if missing:
-        raise Skipped(f"nothing built in {run.build} and no {', '.join(missing)} here (tests/gpu/carry.sh on a machine with them)")
+        raise Skipped(
+            f"nothing built in {run.build} and no {', '.join(missing)} here (tests/gpu/carry.sh on a machine with them)"
+        )
     status, text = execute(run, "configure", ["cmake", "--preset", "cuda", "-B", run.build], 60)
     if status:
         raise Failed("cmake: " + tail(text))
@@ -122,10 +155,16 @@ def build(run):
 
 # ---- Correctness
 
+
 def gtest(run, name, program, most_seconds, **environment):
-    """Every suite in a process of its own, and of a suite whose process dies each test: a fault of the device ends what a process does there."""
+    """Runs every suite in a process of its own: a fault of the device ends that process's work.
+
+    If the process dies, each test of the suite runs again by itself.
+    """
     rehearsed = [f"--gtest_filter={REHEARSED[name]}"] if run.rehearsal else []
-    status, text = execute(run, f"{name}-list", [program, "--gtest_list_tests", *rehearsed], 30, **environment)
+    status, text = execute(
+        run, f"{name}-list", [program, "--gtest_list_tests", *rehearsed], 30, **environment
+    )
     if status:
         raise Failed(f"{program.name} does not list its tests: {tail(text)}")
     suites = {}
@@ -135,7 +174,11 @@ def gtest(run, name, program, most_seconds, **environment):
             suites[suite] = []
         elif line.startswith("  "):
             suites[suite].append(line.split()[0])
-    result, bad, end = {"tests": 0, "failures": 0, "suites": {}}, [], time.monotonic() + run.left(most_seconds)
+    result, bad, end = (
+        {"tests": 0, "failures": 0, "suites": {}},
+        [],
+        time.monotonic() + run.left(most_seconds),
+    )
 
     def process(label, tests):
         """Counts of one process; None: it did not live to write them."""
@@ -144,10 +187,22 @@ def gtest(run, name, program, most_seconds, **environment):
         if time.monotonic() > end:
             bad.append(f"{label}: no time")
             return None, None
-        status, text = execute(run, f"{name}-{label.rstrip('.').replace('/', '-')}",
-                               [program, "--gtest_brief=1", f"--gtest_output=json:{counts}", "--gtest_filter=" + ":".join(tests)],
-                               end - time.monotonic(), **environment)
-        return (json.loads(counts.read_text()) if counts.exists() else None), ("not finished" if status is None else tail(text))
+        status, text = execute(
+            run,
+            f"{name}-{label.rstrip('.').replace('/', '-')}",
+            [
+                program,
+                "--gtest_brief=1",
+                f"--gtest_output=json:{counts}",
+                "--gtest_filter=" + ":".join(tests),
+            ],
+            end - time.monotonic(),
+            **environment,
+        )
+        return (json.loads(counts.read_text()) if counts.exists() else None), (
+            "not finished" if status is None else tail(text)
+        )
+
     for suite, tests in suites.items():
         counts, text = process(suite, [suite + test for test in tests])
         if counts is None and text is not None:
@@ -181,7 +236,14 @@ def conformance(run):
     program = need(run.build / "tests" / "conformance_test")
     scenarios = {"KVC_SCENARIO_DIR": str(ROOT / "tests" / "conformance" / "scenarios")}
     # A program that does not read the variable would pass on the CPU and prove nothing.
-    status, text = execute(run, "conformance-probe", [program, "--gtest_filter=*decode_sees*"], 60, KVC_TEST_DEVICE="nowhere:0", **scenarios)
+    status, text = execute(
+        run,
+        "conformance-probe",
+        [program, "--gtest_filter=*decode_sees*"],
+        60,
+        KVC_TEST_DEVICE="nowhere:0",
+        **scenarios,
+    )
     if status == 0:
         raise Skipped("this conformance_test does not read KVC_TEST_DEVICE")
     if "KVC_TEST_DEVICE" not in text:
@@ -197,7 +259,9 @@ def on_torch(run):
 
 
 def graphs(run):
-    status, text = execute(run, "graphs", [sys.executable, HERE / "graphs.py", need(run.library), *on_torch(run)], 120)
+    status, text = execute(
+        run, "graphs", [sys.executable, HERE / "graphs.py", need(run.library), *on_torch(run)], 120
+    )
     if status == 77:
         raise Skipped(tail(text, 1))
     if status is None or status:
@@ -208,15 +272,32 @@ def graphs(run):
 def sanitizers(run):
     if run.rehearsal:
         raise Skipped("a rehearsal has no device that a sanitizer could watch")
-    tool = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    tool = shutil.which("compute-sanitizer") or shutil.which(
+        "/usr/local/cuda/bin/compute-sanitizer"
+    )
     if not tool:
         raise Skipped("no compute-sanitizer")
     program = need(run.build / "tests" / "cuda_device_test")
     result, bad = {}, []
     for check in ("memcheck", "racecheck"):
-        status, text = execute(run, check, [tool, "--tool", check, "--error-exitcode", SANITIZER_ERROR, program, "--gtest_brief=1"], 200,
-                               KVC_TEST_SCALE="0.05")
-        result[check] = "not finished" if status is None else "clean" if status == 0 else tail(text, 3)
+        status, text = execute(
+            run,
+            check,
+            [
+                tool,
+                "--tool",
+                check,
+                "--error-exitcode",
+                SANITIZER_ERROR,
+                program,
+                "--gtest_brief=1",
+            ],
+            200,
+            KVC_TEST_SCALE="0.05",
+        )
+        result[check] = (
+            "not finished" if status is None else "clean" if status == 0 else tail(text, 3)
+        )
         if "Device not supported" in text:
             result[check] = "device not supported by the tool"
         elif status:
@@ -228,9 +309,15 @@ def sanitizers(run):
 
 # ---- Measurements
 
+
 def bench(run):
     program = need(run.build / "bin/kvcache")
-    status, text = execute(run, "bench", [program, "bench", "--device", "cuda", "--json", *(["--tiny"] if run.rehearsal else [])], 120)
+    status, text = execute(
+        run,
+        "bench",
+        [program, "bench", "--device", "cuda", "--json", *(["--tiny"] if run.rehearsal else [])],
+        120,
+    )
     if status is None or status:
         raise Failed("not finished" if status is None else tail(text))
     try:
@@ -243,16 +330,43 @@ def peers(run):
     device, *more = on_torch(run)
     found = run.out / f"peers-{run.key()}.json"
     seconds = run.left(300)
-    status, text = execute(run, "peers", [sys.executable, HERE / "peers.py", need(run.library), found, "--device", device, *more, "--seconds", seconds * 0.8],
-                           seconds)
+    status, text = execute(
+        run,
+        "peers",
+        [
+            sys.executable,
+            HERE / "peers.py",
+            need(run.library),
+            found,
+            "--device",
+            device,
+            *more,
+            "--seconds",
+            seconds * 0.8,
+        ],
+        seconds,
+    )
     result = json.loads(found.read_text()) if found.exists() else None
     if status is None or status:
-        raise Failed("not finished, what is measured stays" if status is None else tail(text), result)
+        raise Failed(
+            "not finished, what is measured stays" if status is None else tail(text), result
+        )
     if result.get("left_out"):
-        raise Failed(f"no time for {', '.join(result['left_out'])}: run again, what is measured stays", result)
+        raise Failed(
+            f"no time for {', '.join(result['left_out'])}: run again, what is measured stays",
+            result,
+        )
     return result
 
 
 # Correctness, figures, and last what takes all the time that it is given.
-ALL = {"device": device, "build": build, "unit": unit, "conformance": conformance, "graphs": graphs, "peers": peers, "bench": bench,
-       "sanitizers": sanitizers}
+ALL = {
+    "device": device,
+    "build": build,
+    "unit": unit,
+    "conformance": conformance,
+    "graphs": graphs,
+    "peers": peers,
+    "bench": bench,
+    "sanitizers": sanitizers,
+}

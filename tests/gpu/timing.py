@@ -1,6 +1,8 @@
-"""Times of short launches. On a device with graphs: two graphs per side, one with twice the launches of the other. The difference is the launches'
-own time; what is the same for both (launching a graph, the kernels that a step begins with) is told apart. Where a graph cannot hold the calls, all
-sides are timed eagerly, behind a kernel that gives the host a lead. One side after the other in turn, medians of rounds.
+"""Times of short launches: sides in turn, medians of rounds.
+
+Each side has two graphs, one with twice the launches of the other. Their difference is the time of
+the launches. The rest is the graph's own: its launch, and the kernels that begin a step. Where a
+graph cannot hold the calls, all sides are timed eagerly, behind a kernel that gives the host a lead.
 """
 
 import statistics
@@ -10,8 +12,11 @@ import machine
 
 
 class Candidate:
-    """One side of a comparison. `launch(layer)` enqueues the operation on one of `num_layers` copies of the data. `ours`: where it is this library,
-    whose graphs hold whole steps."""
+    """One side of a comparison.
+
+    `launch(layer)` enqueues the operation on one of `num_layers` copies of the data. `ours` is set
+    for this library, whose graphs hold whole steps.
+    """
 
     def __init__(self, name, launch, num_layers, launches, ours=None):
         self.name, self.launch, self.num_layers, self.ours = name, launch, num_layers, ours

@@ -7,9 +7,16 @@ import reference
 
 
 def candidates(ours):
-    """(name, function that gives a launch, a function for its output, and one that says whose keys a launch for a layer reads)."""
+    """(name, function). The function gives a launch, a function for its output, and one that says
+    whose keys a launch for a layer reads."""
     shape = ours.shape
-    if shape.kind not in ("decode", "prefill") or shape.zipf or shape.window or shape.sinks or shape.storage.startswith("float8"):
+    if (
+        shape.kind not in ("decode", "prefill")
+        or shape.zipf
+        or shape.window
+        or shape.sinks
+        or shape.storage.startswith("float8")
+    ):
         return
     yield "torch SDPA, dense", lambda: dense(ours)
 
@@ -27,15 +34,27 @@ def dense(ours):
 
     def launch(layer):
         keys, values = copies[layer % len(copies)]
-        outputs["out"] = functional.scaled_dot_product_attention(q, keys, values, is_causal=whole and shape.new_tokens > 1, enable_gqa=True)
+        outputs["out"] = functional.scaled_dot_product_attention(
+            q, keys, values, is_causal=whole and shape.new_tokens > 1, enable_gqa=True
+        )
 
     def out():
-        return outputs["out"].transpose(1, 2).reshape(shape.batch * shape.new_tokens, shape.q_heads, shape.dim)
+        return (
+            outputs["out"]
+            .transpose(1, 2)
+            .reshape(shape.batch * shape.new_tokens, shape.q_heads, shape.dim)
+        )
+
     return launch, out, lambda layer: layer % len(copies)
 
 
 def dense_copy(ours, layer):
     """[batch, kv_heads, keys, dim] of K and V."""
-    parts = [reference.keys_and_values(ours, sequence, layer) for sequence in range(ours.shape.batch)]
+    parts = [
+        reference.keys_and_values(ours, sequence, layer) for sequence in range(ours.shape.batch)
+    ]
     dtype = ours.q.dtype
-    return tuple(torch.stack([part[which].to(dtype).transpose(0, 1) for part in parts]).contiguous() for which in (0, 1))
+    return tuple(
+        torch.stack([part[which].to(dtype).transpose(0, 1) for part in parts]).contiguous()
+        for which in (0, 1)
+    )

@@ -1,5 +1,7 @@
-"""The part of FlashInfer's interface that flashinfer_side.py calls, in plain torch: a rehearsal without FlashInfer shows that plans and outputs are
-what its documentation says. Pools [page, 2, head, slot, dim] (HND). Nothing here says how fast FlashInfer is.
+"""The part of FlashInfer's interface that flashinfer_side.py calls, in plain torch.
+
+With it a rehearsal without FlashInfer shows that plans and outputs are what its documentation says.
+Pools are [page, 2, head, slot, dim] (HND). Nothing here says how fast FlashInfer is.
 """
 
 import types
