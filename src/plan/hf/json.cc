@@ -138,6 +138,8 @@ std::string without_infinities(std::string_view text) {
 
 }  // namespace
 
+Json::Json() = default;
+
 const char* Json::type_name() const {
   static constexpr const char* kNames[] = {"null",     "a boolean", "a number", "a number",
                                            "a string", "an array",  "an object"};

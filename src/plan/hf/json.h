@@ -25,6 +25,9 @@ struct Json {
   std::vector<Json> items;
   std::vector<Member> members;  // Keys are distinct.
 
+  // Defined where the type is complete: Clang 14 needs that of a constructor that makes `members`.
+  Json();
+
   // "a string"
   const char* type_name() const;
   // NULL: no such member.
