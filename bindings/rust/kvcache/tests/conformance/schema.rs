@@ -68,8 +68,17 @@ const EXPECT: Keys = &["lengths", "free_pages", "empty", "total_length", "seqs",
 const OPTIONS: Keys = &["scale", "soft_cap", "window", "sinks", "alibi", "spans", "bias", "flags"];
 const TABLE: Keys = &["seq_lens", "qo_indptr", "page_indptr", "page_indices", "block_table"];
 const EVERY_STEP: Keys = &["op", "about", "status", "detail", "expect"];
-const BATCH: Keys =
-    &["seqs", "lengths", "ids", "tree_parents", "positions", "cross_lengths", "cross_ids", "publish", "partial"];
+const BATCH: Keys = &[
+    "seqs",
+    "lengths",
+    "ids",
+    "tree_parents",
+    "positions",
+    "cross_lengths",
+    "cross_ids",
+    "publish",
+    "partial",
+];
 const QUERY: Keys = &["tokens", "num_tokens", "salt", "keys", "flags", "priority", "hashes", "hit"];
 const QUERY_KEY: Keys = &["type", "offset", "data"];
 const ROWS: Keys = &["q", "sees", "at", "q_at", "long_from", "opt"];
