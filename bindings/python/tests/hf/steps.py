@@ -93,16 +93,15 @@ def same_greedy_rows(ours, wanted):
 
 
 class Noise(transformers.LogitsProcessor):
-    """Disturbs the scores of a search ten times as much as rounding may."""
+    """Disturbs the scores of a search as much as rounding may."""
 
     def __init__(self, seed):
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, input_ids, scores):
-        spread = scores.max() - scores.min()
-        return scores + 10 * FLOAT32 * spread * (
-            2 * torch.rand(scores.shape, generator=self.generator) - 1
-        )
+        finite = scores[scores.isfinite()]  # Suppressed tokens are not.
+        room = FLOAT32 * (finite.max() - finite.min())
+        return scores + room * (2 * torch.rand(scores.shape, generator=self.generator) - 1)
 
 
 def decided_search(search):
