@@ -1,5 +1,6 @@
-// Every function of the library, called wrongly by somebody who does not want to know why: `err` is NULL, and each other argument in turn is
-// nothing at all. The list of functions is made from tests/abi/symbols.txt, so none can be forgotten.
+// Every function of the library, called wrongly by somebody who does not want to know why: `err` is
+// NULL, and each other argument in turn is nothing at all. The list of functions is made from
+// tests/abi/symbols.txt, so none can be forgotten.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -65,7 +66,8 @@ class World {
     return std::pair(one(cache_), one(open_));
   }
 
-  // The argument of a type. Numbers are small, structs are empty but for their size, arrays have room.
+  // The argument of a type. Numbers are small, structs are empty but for their size, arrays have
+  // room.
   template <typename T>
   T make() {
     if constexpr (std::is_same_v<T, kvc_cache*> || std::is_same_v<T, const kvc_cache*>) {
@@ -215,7 +217,8 @@ void call_wrongly(const char* name, Result (*function)(Args...) noexcept) {
   }
 }
 
-// What accepts that all its pointers are NULL, as the header says, and questions whose answer to that is 0.
+// What accepts that all its pointers are NULL, as the header says, and questions whose answer to
+// that is 0.
 bool may_be_given_nothing(const std::string& name) {
   static const std::set<std::string> kNames = {"kvc_forward_abort", "kvc_set_logger", "kvc_cache_is_empty",
                                                "kvc_has_feature"};

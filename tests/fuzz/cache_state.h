@@ -33,7 +33,8 @@ struct CacheState {
   }
 };
 
-// Counters of calls that were answered "not now" or looked something up are left out: they count refusals.
+// Counters of calls that were answered "not now" or looked something up are left out: they count
+// refusals.
 inline CacheState state_of(const kvc_cache* cache) {
   CacheState state;
   state.stats.struct_size = sizeof state.stats;

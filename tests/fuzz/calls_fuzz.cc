@@ -1,6 +1,7 @@
-// Lives of small caches: sequences, forwards, trees, windows, prefixes, swap and page copies in any order, with numbers that are usually
-// wrong by a little. Claims: after every call the audit passes; a refused call has a status, a message and no effect that a caller can see;
-// an abort is one too; when all is removed, nothing is held.
+// Lives of small caches: sequences, forwards, trees, windows, prefixes, swap and page copies in any
+// order, with numbers that are usually wrong by a little. Claims: after every call the audit
+// passes; a refused call has a status, a message and no effect that a caller can see; an abort is
+// one too; when all is removed, nothing is held.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -129,7 +130,7 @@ class Life {
       lengths[i] = input_.one_in(24) ? odd_number() : static_cast<int64_t>(1 + input_.choose(12));
       cross[i] = static_cast<int64_t>(input_.choose(5));
       total += std::clamp<int64_t>(lengths[i], 0, kMostAppended);
-      if (!input_.one_in(4) && seqs[i] >= 0) (void)kvc_seq_add(cache_, seqs[i], nullptr);
+      if (!input_.one_in(4) && kvc_seq_add(cache_, seqs[i], nullptr) == KVC_OK) is_alone_ = false;
     }
     const auto room = static_cast<size_t>(total);
     // Long lengths have to be refused before anything behind these arrays is read.
@@ -175,7 +176,8 @@ class Life {
     if (has_rows_ && !input_.one_in(6)) append();
   }
 
-  // K and V of the attention layers, so that a forward may end where the library alone writes the pool.
+  // K and V of the attention layers, so that a forward may end where the library alone writes the
+  // pool.
   void append() {
     std::vector<float> rows(static_cast<size_t>(num_tokens_) * 2, 0.5f);
     std::array<int64_t, 3> shape = {num_tokens_, 1, 2};
@@ -197,7 +199,8 @@ class Life {
     KVC_FUZZ_CHECK(kvc_forward_abort(fwd_, nullptr) == KVC_OK);
     leave();
     if (!is_alone_) return;
-    // Aborted: as before the begin, but for what counts forwards, copies and the peak, and what eviction made room of.
+    // Aborted: as before the begin, but for what counts forwards, copies and the peak, and what
+    // eviction made room of.
     const CacheState after = state_of(cache_);
     KVC_FUZZ_CHECK(after.seqs == before_forward_.seqs && after.total_length == before_forward_.total_length &&
                    after.free_pages == before_forward_.free_pages &&

@@ -1,6 +1,7 @@
-// config.json files: those of the tests as seeds, and objects made of the fields that the readers know. Claims: a refusal has a status and a
-// message and writes nothing; an accepted text gives the same layers twice, in exactly the memory it asked for, and they can be planned
-// or are refused by name.
+// config.json files: those of the tests as seeds, and objects made of the fields that the readers
+// know. Claims: a refusal has a status and a message and writes nothing; an accepted text gives the
+// same layers twice, in exactly the memory it asked for, and they can be planned or are refused by
+// name.
 #include <cctype>
 #include <string>
 #include <vector>

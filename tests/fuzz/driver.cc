@@ -1,6 +1,7 @@
 // Runs a fuzz target without libFuzzer: a bounded number of random inputs from a printed seed, the same on every machine, or the files named
 // on the command line.
 //   <target> [--inputs N] [--seed S] [file ...]
+// A file whose name ends in .hex holds the bytes as hexadecimal digits.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <string>
 #include <vector>
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -22,6 +24,13 @@ std::vector<uint8_t> random_input(uint64_t seed) {
   // Small bytes take the usual branches, large ones the rare ones: mix inputs of both tempers.
   const uint64_t modulus = random() % 2 == 0 ? 256 : 16;
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random() % modulus);
+  return bytes;
+}
+
+std::string from_hex(const std::string& digits) {
+  std::string bytes;
+  for (size_t i = 0; i + 1 < digits.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(digits.substr(i, 2), nullptr, 16));
   return bytes;
 }
 
@@ -48,7 +57,12 @@ int main(int argc, char** argv) {
     } else {
       files = true;
       std::ifstream file(argv[i], std::ios::binary);
-      const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+      if (!file) {
+        std::fprintf(stderr, "cannot read %s\n", argv[i]);
+        return 2;
+      }
+      std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+      if (std::string(argv[i]).ends_with(".hex")) bytes = from_hex(bytes);
       LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
     }
   }

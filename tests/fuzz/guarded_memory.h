@@ -1,5 +1,6 @@
-// Memory between pages that cannot be touched. Kernels of the CPU are built without sanitizers, so what catches their accesses outside a
-// buffer is the hardware; the address sanitizer sees those of the rest.
+// Memory between pages that cannot be touched. Kernels of the CPU are built without sanitizers, so
+// what catches their accesses outside a buffer is the hardware; the address sanitizer sees those of
+// the rest.
 #pragma once
 
 #include <sys/mman.h>
@@ -22,7 +23,8 @@
 
 namespace kvc::fuzz {
 
-// One block of memory in the process's life, handed out anew for every input: flush with its end or with its beginning.
+// One block of memory in the process's life, handed out anew for every input: flush with its end or
+// with its beginning.
 class GuardedBlock {
  public:
   static constexpr size_t kBytes = size_t{1} << 18;

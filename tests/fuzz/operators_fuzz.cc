@@ -1,6 +1,6 @@
-// Operators over pools and page tables of the host: hostile descriptions, and numbers inside index tensors that name pages, slots and rows
-// which are not there. Claims: no byte is touched outside the memory that a description covers; a refused call writes nothing; what
-// is as wanted is served.
+// Operators over pools and page tables of the host: hostile descriptions, and numbers inside index
+// tensors that name pages, slots and rows which are not there. Claims: no byte is touched outside
+// the memory that a description covers; a refused call writes nothing; what is as wanted is served.
 #include <array>
 
 #include "kvcache.h"

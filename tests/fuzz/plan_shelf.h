@@ -1,4 +1,5 @@
-// Plans that were made before. Finding the groups of a model takes longer than the life of a small cache.
+// Plans that were made before. Finding the groups of a model takes longer than the life of a small
+// cache.
 #pragma once
 
 #include <cstdint>

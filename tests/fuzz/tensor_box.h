@@ -1,5 +1,6 @@
-// A DLTensor as a hostile but honest caller describes it: shape, strides, offset, type, device and rank may be anything, but where the
-// description can be meant, the memory is there, exactly as much as it says, with guards around it.
+// A DLTensor as a hostile but honest caller describes it: shape, strides, offset, type, device and
+// rank may be anything, but where the description can be meant, the memory is there, exactly as
+// much as it says, with guards around it.
 #pragma once
 
 #include <algorithm>
@@ -42,7 +43,8 @@ class TensorBox {
   TensorBox& operator=(const TensorBox&) = delete;
 
   DLTensor* get() { return &tensor_; }
-  // False: some library could believe a description whose memory is not there. Such a call is not made.
+  // False: some library could believe a description whose memory is not there. Such a call is not
+  // made.
   bool is_honest() const { return is_honest_; }
   bool is_changed() const { return is_changed_; }
   unsigned char* bytes() { return begin_; }
@@ -212,7 +214,8 @@ class TensorSet {
            std::none_of(boxes_.begin(), boxes_.end(), [](const auto& box) { return box->is_changed(); });
   }
 
-  // Makes the call, unless some description cannot be backed by memory. A refused one has written nothing; none writes between elements.
+  // Makes the call, unless some description cannot be backed by memory. A refused one has written
+  // nothing; none writes between elements.
   template <typename Call>
   kvc_status run(ErrorBox& err, Call call) {
     if (!are_honest()) return KVC_E_INTERNAL;

@@ -1,6 +1,7 @@
-// DLTensors of any shape, stride, offset, type and device through every call of a cache that takes some: appends, attention, gathers, debug
-// access, states, positions. Claims: no byte is touched outside the memory that a description covers, none between its elements is
-// written; a refused call writes nothing and leaves the cache as it was; what is as wanted is served.
+// DLTensors of any shape, stride, offset, type and device through every call of a cache that takes
+// some: appends, attention, gathers, debug access, states, positions. Claims: no byte is touched
+// outside the memory that a description covers, none between its elements is written; a refused
+// call writes nothing and leaves the cache as it was; what is as wanted is served.
 #include <array>
 
 #include "kvcache.h"

@@ -1,5 +1,5 @@
-// Texts for parsers: an input that begins like a file is taken as it is, so that files are seeds; any other is read as choices, from
-// which a text is made that is nearly right.
+// Texts for parsers: an input that begins like a file is taken as it is, so that files are seeds;
+// any other is read as choices, from which a text is made that is nearly right.
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
-// Traces of `kvcache replay`: JSON lines, tables and gzip files, whole and broken. Claims: a trace is read or refused with a message that
-// names the file; its requests lie in its ids and under the limits; a short one can be replayed, and the audit of the cache passes.
+// Traces of `kvcache replay`: JSON lines, tables and gzip files, whole and broken. Claims: a trace
+// is read or refused with a message that names the file; its requests lie in its ids and under the
+// limits; a short one can be replayed, and the audit of the cache passes.
 #include <sys/mman.h>
 #include <unistd.h>
 

@@ -12,7 +12,8 @@ constexpr int64_t kLengths[] = {512, 2048, 8192, 32768, 131072};
 
 [[noreturn]] void fail(const kvc_error& error) { throw Failure(in_option_names(error.message)); }
 
-// A request of `config.max_seq_len` tokens does not fit; `longest` is the longest that does by the library's count.
+// A request of `config.max_seq_len` tokens does not fit; `longest` is the longest that does by the
+// library's count.
 struct TooLong {
   int64_t longest;
   std::string message;
@@ -87,8 +88,8 @@ std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages) {
   return out;
 }
 
-// Groups are chosen for the longest request, so a shorter one may be planned otherwise: lengths go down until one fits. Sets
-// config.max_seq_len to it.
+// Groups are chosen for the longest request, so a shorter one may be planned otherwise: lengths go
+// down until one fits. Sets config.max_seq_len to it.
 std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages) {
   const int64_t asked = config.max_seq_len;
   while (true) {

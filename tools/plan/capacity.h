@@ -62,7 +62,8 @@ int64_t request_pages(const Capacity& capacity, int64_t tokens);
 // A message of the library in the words of the command: --memory for config.byte_budget.
 std::string in_option_names(std::string message);
 
-// Where the longest request does not fit, the plan is for the longest that does; fits() tells. Throws Failure where nothing fits.
+// Where the longest request does not fit, the plan is for the longest that does; fits() tells.
+// Throws Failure where nothing fits.
 Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks, int32_t stages);
 
 }  // namespace kvc::plan_tool

@@ -33,8 +33,9 @@ struct Model {
 // Every model_type that a config.json may name, in alphabetical order.
 std::vector<std::string> known_families();
 
-// Reads the config.json at `path`. `assumed`: the family whose rules read a model_type that is not known; empty: none. Returns the
-// model_type that was replaced, empty where none was. Throws Failure.
+// Reads the config.json at `path`. `assumed`: the family whose rules read a model_type that is not
+// known; empty: none. Returns the model_type that was replaced, empty where none was. Throws
+// Failure.
 std::string read_model_file(const std::string& path, const std::string& assumed, Model& model);
 
 struct UniformLayers {
