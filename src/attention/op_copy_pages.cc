@@ -1,5 +1,6 @@
 // Operators::copy_pages: whole pages inside a pool of any strides.
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include "src/attention/operators.h"
@@ -22,6 +23,14 @@ void copy_page(const kernels::cpu::KernelTable& kernels, const PagedRows& rows, 
                    static_cast<size_t>(runs.bytes));
     }
   }
+}
+
+// A run of one page may not reach into that of the next: copies go through memcpy.
+void check_pages_apart(const char* name, const PagedRows& rows, const PageRuns& runs) {
+  if (std::abs(rows.page_stride) >= runs.bytes) return;
+  fail_with(KVC_E_SHAPE, rows.page_stride,
+            "%s has pages %lld bytes apart, but %lld bytes of each lie together: they overlap", name,
+            ll(rows.page_stride), ll(runs.bytes));
 }
 
 void check_pairs(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs) {
@@ -56,6 +65,10 @@ void Operators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t str
   check_pairs(pool, pairs, stride, num_pairs);
   const PageRuns k_runs = runs_of(pool.k, pool.num_heads, pool.page_size, pool.k_dim);
   const PageRuns v_runs = runs_of(pool.v, pool.num_heads, pool.page_size, pool.v_dim);
+  if (num_pairs > 0) {
+    check_pages_apart("pool.k", pool.k, k_runs);
+    if (!pool.v_in_k) check_pages_apart("pool.v", pool.v, v_runs);
+  }
   const auto copy_one = [&](int64_t i, int32_t) {
     const int64_t from = pairs[i * stride], to = pairs[i * stride + 1];
     copy_page(*kernels_, pool.k, k_runs, from, to);

@@ -1,4 +1,5 @@
 // kvcache.h, section "Operators", without attention: append, gather, copy, rotate, merge over the host's own pools.
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -501,6 +502,18 @@ TEST_F(OpRefusals, CopiesThatWouldOverlap) {
           [&](kvc_error* err) { return kvc_op_copy_pages(pool.c(), nullptr, narrow.dl(), err); });
   Indices<int64_t> none({}, {0, 2});
   EXPECT_EQ(kvc_op_copy_pages(pool.c(), nullptr, none.dl(), nullptr), KVC_OK);
+
+  // Pages of 4 tokens with 8 elements each, of which the strides say that they begin 8 elements apart.
+  std::vector<float> memory(64, 1.0f);
+  std::array<int64_t, 4> shape = {2, 4, 1, 8}, strides = {8, 8, 8, 1};
+  const DLTensor k = {memory.data(), {kDLCPU, 0}, 4, {kDLFloat, 32, 1}, shape.data(), strides.data(), 0};
+  kvc_op_pool overlapping{};
+  overlapping.struct_size = sizeof overlapping;
+  overlapping.k = &k;
+  overlapping.layout = KVC_OP_NHD;
+  Indices<int64_t> pair({0, 1}, {1, 2});
+  refused(KVC_E_SHAPE, {"pool.k", "32 bytes apart", "128 bytes"},
+          [&](kvc_error* err) { return kvc_op_copy_pages(&overlapping, nullptr, pair.dl(), err); });
 }
 
 TEST_F(OpRefusals, RotationsAndMergesThatMakeNoSense) {
