@@ -238,7 +238,8 @@ typedef struct kvc_device_caps {
  * loaded module stays for the life of the process.
  * `path`: absolute path of a directory, copied; not looked at before a module is needed.
  * KVC_E_INVALID_ARGUMENT: path is not absolute, or holds a '$', which the dynamic linker would
- * replace. KVC_E_INVALID_STATE: a module has been loaded; the message names its file.
+ * replace. KVC_E_INVALID_STATE: a module has been loaded, and path is not the one in force; the message
+ * names the module's file.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_module_path_set(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 

@@ -63,6 +63,11 @@ func (in *inputs) equals(t *testing.T, means ...float32) {
 func TestStepsOnAStreamOfAGPUCopiesWithFencesAndAGraph(t *testing.T) {
 	cudatest.Need(t)
 	ok(t, load(t).SetModulePath(os.Getenv("KVC_CUDA_MODULES")))
+	if !load(t).HasFeature("cuda") {
+		t.Fatal("KVC_CUDA_MODULES names no directory with a back end")
+	}
+	ok(t, load(t).SetModulePath(os.Getenv("KVC_CUDA_MODULES")))
+	is(t, load(t).SetModulePath("/elsewhere"), kvcache.ErrInvalidState)
 	config := small()
 	config.NumThreads = 0
 	config.Device = gpu

@@ -113,7 +113,7 @@ func (l *Library) DeviceQuery(device Device) (*DeviceCaps, error) {
 }
 
 // SetModulePath says where modules lie (libkvcache_cuda.so): an absolute directory; "": the library's own, as
-// without this call. Only before a module is loaded.
+// without this call. Once a module is loaded, only the same path is accepted.
 func (l *Library) SetModulePath(path string) error {
 	if strings.IndexByte(path, 0) >= 0 {
 		return &Error{Status: ErrInvalidArgument, Msg: fmt.Sprintf("path = %q holds a NUL byte", path)}

@@ -144,6 +144,7 @@ void set_module_path(const char* path) {
   std::string wanted = path != nullptr ? path : "";
   const std::lock_guard lock(loading);
   if (const auto* table = loaded.load(std::memory_order_relaxed)) {
+    if (wanted == module_path) return;
     Dl_info module{};
     const bool is_known = dladdr(table, &module) != 0 && module.dli_fname != nullptr;
     fail(KVC_E_INVALID_STATE, "path = \"%s\" comes too late: %s is loaded", wanted.c_str(),

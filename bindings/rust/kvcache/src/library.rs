@@ -149,7 +149,7 @@ pub fn has_feature(name: &str) -> Result<bool> {
 }
 
 /// Says where modules lie (`libkvcache_cuda.so`): an absolute directory. Without this call that is the library's
-/// own. Only before a module is loaded; see `kvc_module_path_set`.
+/// own. Once a module is loaded, only the same path is accepted; see `kvc_module_path_set`.
 pub fn set_module_path(path: impl AsRef<std::path::Path>) -> Result<()> {
     let api = api()?;
     let path = path.as_ref();
