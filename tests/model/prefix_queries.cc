@@ -187,7 +187,7 @@ void PrefixRun::op_insert() {
   // Moved tokens and those of old weights must not get in; a sequence that has popped them again may be refused or not.
   bool is_true = true;
   int parent = root_of(sequence);
-  for (int64_t t = 0; t < std::min(query.size(), sequence.length()); ++t) {
+  for (int64_t t = 0; t < std::min(query.size(), written(sequence)); ++t) {
     parent = histories_.next(parent, sequence.tokens[static_cast<size_t>(t)], sequence.space.keys_at(t));
     is_true = is_true && parent == sequence.history[static_cast<size_t>(t)];
   }
