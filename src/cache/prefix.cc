@@ -136,6 +136,7 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   sequence->trail = trail_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
   sequences_.reserve_one();
+  if (!plan.on_host.empty()) index_.reserve(0);  // a pool that has grown has pages that the index never saw
   // Nothing throws from here on.
   index_.read_clock();
   if (!plan.on_host.empty()) match = fetch_match(chain, plan);
