@@ -78,6 +78,8 @@ def rehearse(build, folder):
     if "--torch" in sys.argv and not has_torch:
         yield f"{python} has no torch"
     given = [
+        "--seconds",
+        1700,
         "--rehearse",
         emulator,
         "--build",
