@@ -70,7 +70,7 @@ TEST_F(CudaPartial, AReplayHasGotWhatTheCapturedForwardGot) {
     ASSERT_EQ(cudaGraphLaunch(graph.executable, stream), cudaSuccess);
     EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
     EXPECT_EQ(kvc_cache_check(cache.cache, nullptr), KVC_OK);
-    OneCache::finish();
+    finish_runtime();
   }
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
@@ -131,7 +131,7 @@ TEST_F(CudaPartial, ReplaysClearThePagesThatTheyTake) {
     EXPECT_EQ(largest_v(cache, 2, length, 0), 5) << length;
     EXPECT_EQ(largest_v(cache, 2, length, 1), 0) << length;
   }
-  OneCache::finish();
+  finish_runtime();
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 

@@ -16,6 +16,9 @@
 
 namespace kvc::fuzz {
 
+// Sums of products of hostile numbers.
+__extension__ using Wide = __int128;
+
 constexpr int kMaxRank = 6;
 
 // What a call expects; the box gives it, or something near it.
@@ -119,20 +122,20 @@ class TensorBox {
   }
 
   // Offsets of the first and the last byte that the description reaches, from its origin.
-  bool reach(__int128* low, __int128* high) const {
+  bool reach(Wide* low, Wide* high) const {
     *low = 0;
-    const __int128 bits = static_cast<__int128>(tensor_.dtype.bits) * tensor_.dtype.lanes;
-    const __int128 element = (bits + 7) / 8;
+    const Wide bits = static_cast<Wide>(tensor_.dtype.bits) * tensor_.dtype.lanes;
+    const Wide element = (bits + 7) / 8;
     *high = element;
-    __int128 compact = 1;
+    Wide compact = 1;
     for (int i = tensor_.ndim - 1; i >= 0; --i) {
       const int64_t count = shape_[static_cast<size_t>(i)];
       if (count <= 0) return false;  // no elements, or nonsense
-      const __int128 stride =
-          has_strides_ ? static_cast<__int128>(strides_[static_cast<size_t>(i)]) : compact;
-      const __int128 span = stride * (count - 1) * element;
+      const Wide stride =
+          has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
+      const Wide span = stride * (count - 1) * element;
       (span < 0 ? *low : *high) += span;
-      if (compact < (static_cast<__int128>(1) << 70)) compact *= count;
+      if (compact < (static_cast<Wide>(1) << 70)) compact *= count;
     }
     return true;
   }
@@ -140,16 +143,16 @@ class TensorBox {
   void place(Input& input, GuardedBlock& block) {
     const bool at_end = !input.one_in(2);
     const bool has_rank = tensor_.ndim >= 0 && tensor_.ndim <= kMaxRank;
-    __int128 low = 0, high = 0;
+    Wide low = 0, high = 0;
     const bool has_elements = has_rank && reach(&low, &high);
-    const __int128 bytes = high - low;
-    if (has_elements && bytes <= static_cast<__int128>(GuardedBlock::kBytes)) {
+    const Wide bytes = high - low;
+    if (has_elements && bytes <= static_cast<Wide>(GuardedBlock::kBytes)) {
       size_ = static_cast<size_t>(bytes);
       is_described_ = true;
       origin_ = static_cast<int64_t>(-low);
     } else {
       // Beyond any address space it has to be refused; between the two it might be meant.
-      is_honest_ = !has_elements || bytes > (static_cast<__int128>(1) << 64);
+      is_honest_ = !has_elements || bytes > (static_cast<Wide>(1) << 64);
     }
     begin_ = block.take(size_, at_end, 0);
     tensor_.byte_offset = byte_offset_;
