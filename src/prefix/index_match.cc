@@ -205,7 +205,7 @@ class PrefixIndex::Matcher {
   int64_t max_tokens_;
   HostPages host_;
   std::array<uint32_t, kNumTags> tags_;
-  int64_t num_tags_ = 0;  // Leading blocks whose tags were computed.
+  int64_t num_tags_ = 0;           // Leading blocks whose tags were computed.
   std::vector<int64_t> gap_ends_;  // [group]: end of the last page before the hit's end that it lacks; 0: none
   PrefixMatch match_;
 };

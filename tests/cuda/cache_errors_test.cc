@@ -376,14 +376,14 @@ TEST_F(CudaErrors, AGraphThatDoesNotServeTheStepEvictsNothing) {
   ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
   finish_runtime();
   // 17 tokens are more than config.max_seq_len and the captured step say.
-  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY), nullptr);
+  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL), nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_INVALID_STATE) << pool.cache.message;
   EXPECT_NE(pool.cache.message.find("max_seq_len"), std::string::npos) << pool.cache.message;
   pool.expect_untouched();
   // Nor is a pool that has grown out of its address space where the graph has it.
   ASSERT_EQ(kvc_seq_pop(pool.cache.cache, 2, 2, nullptr), KVC_OK);
   ASSERT_EQ(kvc_cache_resize(pool.cache.cache, 100, nullptr), KVC_OK);
-  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY), nullptr);
+  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL), nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_INVALID_STATE) << pool.cache.message;
   EXPECT_NE(pool.cache.message.find("have moved"), std::string::npos) << pool.cache.message;
   (void)pool.cache.step({2}, {1}, 8, stream.handle);

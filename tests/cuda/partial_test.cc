@@ -98,7 +98,7 @@ TEST_F(CudaPartial, ClearedPagesShowNothingOfWhoHadThemBefore) {
 // The graph clears nothing: each step clears the pages that it takes.
 TEST_F(CudaPartial, ReplaysClearThePagesThatTheyTake) {
   SmallModel model;
-  model.max_seqs = 2, model.max_tokens = 8, model.max_seq_len = 64;
+  model.max_seqs = 2, model.max_tokens = 8, model.max_seq_len = 8;
   model.num_pages = 8;
   model.page_size = 1;
   model.flags = KVC_CONFIG_CLEAR_PAGES;

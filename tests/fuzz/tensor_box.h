@@ -131,8 +131,7 @@ class TensorBox {
     for (int i = tensor_.ndim - 1; i >= 0; --i) {
       const int64_t count = shape_[static_cast<size_t>(i)];
       if (count <= 0) return false;  // no elements, or nonsense
-      const Wide stride =
-          has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
+      const Wide stride = has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
       const Wide span = stride * (count - 1) * element;
       (span < 0 ? *low : *high) += span;
       if (compact < (static_cast<Wide>(1) << 70)) compact *= count;

@@ -35,7 +35,7 @@ void RandomRun::op_refused() {
   kvc_forward* opened = nullptr;
   refuse("kvc_forward_begin", model_.is_open() ? KVC_E_BUSY : KVC_E_INVALID_ARGUMENT,
          [&](kvc_error* err) { return kvc_forward_begin(cache, &desc, &opened, err); });
-  desc.flags = 2;
+  desc.flags = uint64_t{1} << 40;
   refuse("kvc_forward_begin", KVC_E_UNSUPPORTED,
          [&](kvc_error* err) { return kvc_forward_begin(cache, &desc, &opened, err); });
   if (setup_.has_data()) {

@@ -68,6 +68,9 @@ kvc_status SwapRun::begin(const char* name, const std::vector<kvc_seq>& batch,
   if (!parents.empty()) desc.tree_parents = parents.data();
   if (gives_tokens_) desc.tokens = tokens.data();
   if (!cross.empty()) desc.cross_lengths = cross.data();
+  // Encoder tokens are written when the forward is over.
+  if (std::any_of(cross.begin(), cross.end(), [](int64_t count) { return count > 0; }))
+    desc.flags = KVC_FORWARD_PARTIAL;
   kvc_forward* opened = nullptr;
   const kvc_status status =
       call_strong(name, [&](kvc_error* err) { return kvc_forward_begin(cache_, &desc, &opened, err); });

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 EMULATED = pathlib.Path(sys.argv.pop(2))
 TOOL = pathlib.Path(sys.argv.pop(1))
@@ -78,6 +79,11 @@ class Emulated(unittest.TestCase):
         cls.addClassCleanup(directory.cleanup)
         cls.tool = shutil.copy2(TOOL, directory.name)
         shutil.copy2(EMULATED / LIBRARY, directory.name)  # modules lie beside the command
+        # What the module depends on is the linker's to find.
+        runtime = EMULATED.parent / "tests" / "cudasim"
+        environment = unittest.mock.patch.dict(os.environ, {"LD_LIBRARY_PATH": str(runtime)})
+        environment.start()
+        cls.addClassCleanup(environment.stop)
 
     def measured(self, *arguments):
         done = run(self.tool, *arguments, "--device", "cuda:0", "--tiny", "--json")

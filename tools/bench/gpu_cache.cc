@@ -149,6 +149,8 @@ kvc_forward* GpuCache::begin(const std::vector<kvc_seq>& seqs, const std::vector
   desc.seqs = seqs.data();
   desc.append_lengths = lengths.data();
   desc.tree_parents = parents.empty() ? nullptr : parents.data();
+  // The layer beside those with states has pages, and nothing is measured on it.
+  desc.flags = shape_.op == GpuOp::kLinear ? KVC_FORWARD_PARTIAL : 0;
   kvc_forward* forward = nullptr;
   kvc_error error = new_error();
   check(kvc_forward_begin(cache_, &desc, &forward, &error), error);

@@ -36,8 +36,14 @@
  *               order: ndim, dtype, device, shape, strides, alignment (to the element). Element types of activations
  *               (q, k, v, out): float32, float16, bfloat16, each tensor its own. Tokens are packed over the
  *               batch in the order of the forward's sequences; T = kvc_forward_num_tokens. More rows than T are
- *               padding: neither read nor written. Outputs must not overlap inputs unless a comment allows it.
- *   Threading   No global mutable state except the logger. Different caches are independent. For one cache: functions
+ *               padding: neither read nor written. An output that shares a byte with another output, an
+ *               activation or an option's tensor of the same call is refused (KVC_E_INVALID_ARGUMENT,
+ *               the message names both), unless a comment allows it. Only bytes that the call uses
+ *               count: heads of one fused buffer may be input and output side by side. Pools, tables,
+ *               indices and memory that a caller borrows or exports are not compared.
+ *   Threading   No global mutable state except the logger, the modules' directory and the table that forward
+ *               handles are looked up in; all are safe to use from any thread. Different caches are
+ *               independent. For one cache: functions
  *               taking const kvc_cache * may run concurrently with each other and with an open forward's attention;
  *               functions taking kvc_cache * (and begin, end, abort) need external exclusion. One forward is
  *               open at a time. A handle may move between threads. A kvc_plan is immutable and freely shared.
@@ -110,7 +116,7 @@ extern "C" {
 
 typedef struct kvc_plan kvc_plan;       /* planned memory of a model: immutable */
 typedef struct kvc_cache kvc_cache;     /* pages and sequences */
-typedef struct kvc_forward kvc_forward; /* one open step over a batch; belongs to its cache */
+typedef struct kvc_forward kvc_forward; /* one open step over a batch: a number, see kvc_forward_begin */
 typedef struct kvc_fence kvc_fence;     /* completion of copies */
 
 typedef int64_t kvc_seq;   /* sequence id, chosen by the caller, >= 0 */
@@ -121,7 +127,7 @@ typedef int32_t kvc_status;
 enum {
   KVC_OK = 0,
   KVC_E_INVALID_ARGUMENT = 1,  /* NULL, negative, contradictory */
-  KVC_E_INVALID_STATE = 2,     /* attention without an open forward, on a layer that is not there or of another kind */
+  KVC_E_INVALID_STATE = 2,     /* attention without an open forward, or on a layer of another kind */
   KVC_E_NOT_FOUND = 3,         /* unknown sequence */
   KVC_E_ALREADY_EXISTS = 4,    /* sequence id taken */
   KVC_E_OUT_OF_RANGE = 5,      /* position, length, count, index beyond its limit */
@@ -221,8 +227,25 @@ typedef struct kvc_device_caps {
   char name[64];
 } kvc_device_caps;
 
-/* What the library can do on a device. A device without a back end in this build, or without a driver, is not an error: backend_present is 0. The CUDA back end
- * is libkvcache_cuda.so, looked for beside this library, then by the rules of dlopen; kvc_has_feature("cuda") says whether it was found.
+/* Says where modules lie: shared libraries of this project that are loaded when they are first
+ * needed. There is one, the CUDA back end libkvcache_cuda.so. Without this call, or after NULL,
+ * modules lie in the directory of the file that holds the library's code: libkvcache.so, or the
+ * program that libkvcache.a is linked into. The dynamic linker never searches for a module, so
+ * LD_LIBRARY_PATH, RUNPATH and its cache have no part in the choice. What a module depends on itself
+ * (libc, libstdc++) the linker finds as usual.
+ * A failed search is remembered: until the next successful kvc_module_path_set every call that needs
+ * the module fails with the same message, which names the file, and nothing is looked for again. A
+ * loaded module stays for the life of the process.
+ * `path`: absolute path of a directory, copied; not looked at before a module is needed.
+ * KVC_E_INVALID_ARGUMENT: path is not absolute, or holds a '$', which the dynamic linker would
+ * replace. KVC_E_INVALID_STATE: a module has been loaded, and path is not the one in force; the message
+ * names the module's file.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_module_path_set(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* What the library can do on a device. A device without a back end in this build, or without a
+ * driver, is not an error: backend_present is 0. kvc_has_feature("cuda") says whether the CUDA back
+ * end was found, and loads it for that.
  * KVC_E_INVALID_ARGUMENT: out NULL or struct_size too small. KVC_E_OUT_OF_RANGE: device id that does not exist.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_device_query(DLDevice device, kvc_device_caps *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -358,7 +381,10 @@ typedef struct kvc_layer {
                            the source's */
   int32_t v_dim;        /* elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or the source's */
   kvc_quant quant;
-  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16, or what quant says; all zero: bfloat16. 4-bit types: k_dim and v_dim even */
+  DLDataType k_dtype;   /* storage type: float32, float16, bfloat16, or what quant says. All zero:
+                           bfloat16, whatever the type of k; float32 rows are then rounded by up to
+                           2^-8 of their value, so set float32 to compare with a float32 reference.
+                           4-bit types: k_dim and v_dim even */
   DLDataType v_dtype;   /* all zero: k_dtype */
   const kvc_rope *KVC_NULLABLE rope; /* copied by kvc_plan_create; NULL: none */
   int64_t window;       /* 0: all keys; W >= 1: a query at position p sees keys p-W+1..p. ATTENTION, MLA */
@@ -411,7 +437,13 @@ typedef struct kvc_executor {
 enum {
   /* Every group has page_size tokens per page, and pages of narrower groups are padded. Without it, narrower groups get more tokens per page
    * (kvc_group_info.page_tokens, a multiple of page_size) so that little is padded. */
-  KVC_CONFIG_PAD_PAGES = 1
+  KVC_CONFIG_PAD_PAGES = 1,
+  /* Every page and state slot that a forward takes is filled with zeros before the forward writes it, so
+   * that no token of another sequence can be read from it, whatever the forward leaves unwritten. A page
+   * that is copied on write takes over what the copied page holds. Costs one write of the taken pages per
+   * kvc_forward_begin, which goes to the forward's stream, also with KVC_FORWARD_REPLAY; it is no part of a
+   * captured graph. Storage NONE: KVC_E_UNSUPPORTED. */
+  KVC_CONFIG_CLEAR_PAGES = 2
 };
 
 /* What to plan. Zero-initialise, set struct_size (or call kvc_config_init), then the fields you need. */
@@ -863,7 +895,12 @@ enum {
    * takes no sequence whose positions kvc_seq_shift has moved apart. Addresses that the graph has seen stay valid while max_seqs,
    * max_tokens_per_forward, max_seq_len and max_cross_len of the configuration are set. The graph names memory of the cache: it is launched
    * no more once that is destroyed. */
-  KVC_FORWARD_REPLAY = 1
+  KVC_FORWARD_REPLAY = 1,
+  /* The forward may end without K and V in every layer (see kvc_forward_end), and publishes nothing. The
+   * tokens of a layer that got none count as unwritten, on every storage, until they are popped: no later
+   * forward, fork, swap or kvc_prefix_insert publishes a block that holds one. They read as whatever their
+   * page held before, or as zeros with KVC_CONFIG_CLEAR_PAGES. */
+  KVC_FORWARD_PARTIAL = 2
 };
 
 enum {
@@ -872,7 +909,8 @@ enum {
 };
 
 /* Open a step: check everything, reserve pages, make private what the new tokens share. Prefill, chunked prefill, decode and trees mix freely.
- * `*out`: valid until kvc_forward_end or kvc_forward_abort; belongs to the cache.
+ * `*out`: valid until kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is
+ * never used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for ever.
  * KVC_E_BUSY: a forward is open. KVC_E_NOT_FOUND: sequence. KVC_E_INVALID_ARGUMENT: empty batch, duplicate id, a length < 1, a tree parent
  * that is not below its node. KVC_E_OUT_OF_RANGE: more sequences, tokens, tree nodes or encoder tokens than allowed.
  * KVC_E_INVALID_STATE: a plain append to an uncommitted tree; encoder tokens written twice.
@@ -898,10 +936,19 @@ KVC_API int64_t kvc_forward_num_tokens(const kvc_forward *fwd) KVC_NOEXCEPT;
  * Threading: shared. Device: enqueues. */
 KVC_API kvc_status kvc_forward_positions(kvc_forward *fwd, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Make the new tokens part of their sequences. The handle is dead afterwards. Every layer should have been appended to (by kvc_attn,
- * kvc_kv_append, or the host's own kernels): end does not check it, and slots that nobody wrote hold whatever was there before.
- * KVC_E_INVALID_STATE: not open (a dead handle is recognised as long as the cache lives and few forwards have passed); it was captured, and
- * the capture is over; a capture began on its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
+/* Make the new tokens part of their sequences. The handle is dead afterwards. Where the library alone writes
+ * the pool (storage OWNED, and kvc_export_pool was never called), every layer must have got its K and V in
+ * this forward, by kvc_attn, kvc_attn_fused_qkv, kvc_kv_append or kvc_mla_append:
+ *   ATTENTION, MLA   always
+ *   CROSS            in a forward that announced encoder tokens (kvc_attn_cross)
+ *   STATE            never: a state that is not set is carried on
+ *   SHARED, NONE     never: they have no rows of their own
+ * A forward that leaves a layer out on purpose sets KVC_FORWARD_PARTIAL. What kvc_debug_set_* writes does not
+ * count. A replayed forward has got what the captured one got. Hosts that can write pages themselves (storage
+ * NONE or BORROWED, an exported pool) are not asked: they write every layer before end, or set the flag.
+ * KVC_E_INVALID_STATE: not open; layers got no K and V (the message names them, detail = the first; the
+ * forward stays open: append to them, or abort); it was captured, and the capture is over; a capture began on
+ * its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
  * Threading: exclusive. Device: enqueues. */
 KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -923,7 +970,8 @@ KVC_API kvc_status kvc_tree_commit(kvc_cache *cache, size_t n, const kvc_seq *se
 /* Attention, inside a forward                                                                           */
 /* ==================================================================================================== */
 /* The order of layers is free; calling a layer twice rewrites the same slots. Accumulation is float32 (REFERENCE: float64).
- * Common statuses: KVC_E_INVALID_STATE: forward not open, layer not in this cache or of another kind. KVC_E_UNSUPPORTED: the
+ * Common statuses: KVC_E_INVALID_STATE: forward not open, layer of another kind. KVC_E_OUT_OF_RANGE:
+ * layer not in this cache. KVC_E_INVALID_ARGUMENT: an output overlaps. KVC_E_UNSUPPORTED: the
  * cache has no storage; an option is not available. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: a tensor.
  * KVC_E_NO_MEMORY: workspace. Nothing is written then. */
 
@@ -1053,7 +1101,8 @@ KVC_API kvc_status kvc_kv_gather(kvc_forward *fwd, int32_t layer, kvc_seq seq, D
  * (until popped below). */
 
 /* State `state` of every sequence of the batch: out [>= B, shape...], any activation type, compact inside a state.
- * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: state. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
+ * KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_SHAPE,
+ * KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
  * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_state_get(kvc_forward *fwd, int32_t layer, int32_t state, DLTensor *out,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1064,6 +1113,7 @@ KVC_API kvc_status kvc_state_set(kvc_forward *fwd, int32_t layer, int32_t state,
                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Keep the state of the sequence's present length until it is popped below it or removed: makes fork and pop to it possible later.
+ * On the edge of a block that the sequence has published, the block gets the state too: prefixes hit there.
  * KVC_E_NOT_FOUND. KVC_E_BUSY: in the open forward. KVC_E_UNSUPPORTED: no STATE layer. KVC_E_NO_MEMORY.
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_state_checkpoint(kvc_cache *cache, kvc_seq seq, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
@@ -1122,6 +1172,9 @@ KVC_API kvc_status kvc_state_conv(kvc_forward *fwd, int32_t layer, int32_t state
  * k [layers, end - begin, num_kv_heads, k_dim], v [layers, end - begin, num_kv_heads, v_dim], any activation type.
  * When layers differ, the heads and dims of the tensors are the largest ones and the rest of a smaller layer is left as it is. Either may be NULL.
  * K = V layers: K only, v is left as it is.
+ * A window drops whole pages. A position inside a dropped page is KVC_E_OUT_OF_RANGE here and in
+ * kvc_kv_gather, and its page is left out of exports (-1 in KVC_TABLE_BLOCK_TABLE); one that no query sees any
+ * more but whose page is kept reads as stored.
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length, or a window has dropped some (detail = first kept of that layer).
  * KVC_E_UNSUPPORTED: no storage, no ATTENTION layer. KVC_E_SHAPE, KVC_E_DTYPE.
  * Threading: shared. Device: blocks until done. */
@@ -1167,7 +1220,8 @@ KVC_API kvc_status kvc_debug_set_layer(kvc_cache *cache, kvc_seq seq, int32_t la
 KVC_API kvc_status kvc_debug_get_state(const kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, DLTensor *out,
                                        kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Replace the state of a sequence at its committed length; checkpoints and other sequences keep theirs.
+/* Replace the state of a sequence at its committed length; earlier checkpoints, published blocks and other
+ * sequences keep theirs. As after every kvc_debug_set_*, nothing of the sequence is published any more.
  * KVC_E_BUSY: in the open forward. KVC_E_NO_PAGES: no state slot for it. Others as kvc_debug_get_state.
  * Threading: exclusive. Device: blocks until done. */
 KVC_API kvc_status kvc_debug_set_state(kvc_cache *cache, kvc_seq seq, int32_t layer, int32_t state, const DLTensor *value,
@@ -1313,7 +1367,8 @@ KVC_API kvc_status kvc_op_gather(const kvc_op_pool *pool, const kvc_op_table *ta
 KVC_API kvc_status kvc_op_copy_pages(const kvc_op_pool *pool, const kvc_op_opt *KVC_NULLABLE opt, const DLTensor *pairs,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Rotate x [T, heads, dim] into out (which may be x) by opt->rope at opt->positions.
+/* Rotate x [T, heads, dim] into out (which may be x: same address, strides and type) by opt->rope at
+ * opt->positions.
  * Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream. */
 KVC_API kvc_status kvc_op_rotate(const kvc_op_opt *opt, const DLTensor *x, DLTensor *out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
@@ -1375,7 +1430,9 @@ typedef struct kvc_prefix_query {
   const int32_t *KVC_NULLABLE tokens;       /* [num_tokens]; may be NULL when hashes are given: then nothing hits inside a block, and new
                                                blocks have no token ids (events without tokens). Borrowed for the call */
   const uint8_t *KVC_NULLABLE hashes;       /* [num_hashes][KVC_HASH_BYTES]: keys of the leading full blocks as kvc_prefix_hash makes them, so that
-                                               they are not computed again; trusted. Borrowed for the call */
+                                               they are not computed again. A key names a block of the query's
+                                               namespace only; that it is the key of these tokens is trusted.
+                                               Borrowed for the call */
   size_t num_hashes;                        /* 0, or num_tokens / prefix_block when tokens is NULL; fewer are completed from tokens */
   const void *KVC_NULLABLE salt;            /* namespace: a tenant, at most 4096 bytes; nothing is shared across */
   size_t salt_size;
@@ -1394,7 +1451,8 @@ KVC_API kvc_status kvc_prefix_hash(const int32_t *KVC_NULLABLE tokens, size_t nu
                                    size_t num_keys, uint8_t *KVC_NULLABLE out_hashes, size_t *len,
                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Leading tokens that kvc_prefix_attach would find now. Changes nothing, counts in no metric.
+/* Leading tokens that kvc_prefix_attach would find now: of what lies on the host only as much as pages are
+ * free, and a quota leaves room, to bring it back. Changes nothing, counts in no metric.
  * KVC_E_INVALID_ARGUMENT: NULL, neither tokens nor hashes, a key of type 0. KVC_E_OUT_OF_RANGE: a length beyond its limit. KVC_E_UNSUPPORTED.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_prefix_match(const kvc_cache *cache, const kvc_prefix_query *query, int64_t *out_tokens,
@@ -1408,7 +1466,8 @@ KVC_API kvc_status kvc_prefix_attach(kvc_cache *cache, kvc_seq seq, const kvc_pr
                                      int64_t *KVC_NULLABLE out_tokens, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Say that the first query->num_tokens (at most the length) tokens of `seq` are these, in this namespace, and publish their full blocks. Replaces what was
- * known of the sequence. *out_tokens: tokens of it that are in the index now.
+ * known of the sequence. *out_tokens: tokens of it that are in the index now. Blocks from the first token on that
+ * a KVC_FORWARD_PARTIAL has left unwritten are not published.
  * KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: more tokens than the sequence has. KVC_E_BUSY: a forward is open. KVC_E_INVALID_STATE: swapped out; an
  * uncommitted tree; positions moved by kvc_seq_shift, a window set by kvc_seq_set_window, values written by kvc_debug_set_*, or older than
  * kvc_prefix_reset. Others as kvc_prefix_match.
@@ -1742,6 +1801,7 @@ typedef struct kvc_api {
   kvc_status (*fence_wait_on_stream)(const kvc_fence *fence, kvc_stream KVC_NULLABLE stream,
       kvc_error *KVC_NULLABLE err);
   void (*fence_destroy)(kvc_fence *KVC_NULLABLE fence);
+  kvc_status (*module_path_set)(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err);
   /* end of 0.1 */
 } kvc_api;
 
