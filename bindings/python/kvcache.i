@@ -82,6 +82,10 @@
 
 %typemap(in) const char * { if (!($1 = ($1_ltype)kvcpy_text_in($input, "$1_name"))) SWIG_fail; }
 %typemap(freearg) const char * ""
+%typemap(in) const char *path {
+  $1 = NULL;
+  if ($input != Py_None && !($1 = ($1_ltype)kvcpy_text_in($input, "$1_name"))) SWIG_fail;
+}
 
 /* ---- Handles ------------------------------------------------------------------------------------------- */
 

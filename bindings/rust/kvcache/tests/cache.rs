@@ -399,7 +399,7 @@ fn prompts_hit_what_others_computed() {
     let forward = cache.begin(&batch).unwrap();
     let rows = [0.5f32; 40];
     let k = TensorRef::new(&rows, &[10, 1, 4]).unwrap();
-    forward.kv_append(0, &k, &k).unwrap();
+    forward.kv_append(0, (&k, &k)).unwrap();
     forward.end().unwrap();
     assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"a")).unwrap(), 8);
     assert_eq!(cache.prefix_match(&Query::new(&prompt).salt(b"b")).unwrap(), 0);
