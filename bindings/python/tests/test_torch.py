@@ -137,7 +137,7 @@ def test_torch_integers_are_ids_positions_and_layers(cache, rng):
         forward.kv_append(torch.tensor(1, dtype=torch.uint8), *tensors[1:])
     cache.pop(torch.tensor(1), torch.tensor(2))
     assert (cache.length(torch.tensor(1)), cache.length(2)) == (1, 1)
-    cache.forward([torch.tensor(2)], [torch.tensor(2)]).end()
+    cache.forward([torch.tensor(2)], [torch.tensor(2)], partial=True).end()
     with pytest.raises(kvcache.ArgumentTypeError, match=r"seq: expected an integer, got torch\.Tensor"):
         cache.add(torch.tensor(1.5))
     with pytest.raises(kvcache.ArgumentTypeError, match="seqs: expected integers"):
