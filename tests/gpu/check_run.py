@@ -40,10 +40,10 @@ def check(folder):
     printed = done.stdout + done.stderr
     if done.returncode != NO_GPU:
         yield f"status {done.returncode}, not {NO_GPU}: {printed}"
-    if not done.stdout.endswith("no GPU: nothing measured\\n"):
+    if not done.stdout.endswith("no GPU: nothing measured\n"):
         yield f"does not end by saying that nothing was measured: {printed}"
     for name in stages.ALL:
-        if not re.search(rf"^{name}: skipped: \\S", printed, re.MULTILINE):
+        if not re.search(rf"^{name}: skipped: \S", printed, re.MULTILINE):
             yield f"does not say why {name} was skipped"
     if results.exists():
         yield "wrote results of a machine without a GPU"
