@@ -115,9 +115,13 @@ cudaError_t give_reservation(void* address) {
       unmap_granule(*driver, *reservation, address, static_cast<int64_t>(granule));
     }
   }
-  (void)driver->free_addresses(at(address, 0), static_cast<size_t>(reservation->size()));
-  const std::lock_guard lock(registry().lock);
-  registry().entries.erase(address);
+  const auto bytes = static_cast<size_t>(reservation->size());
+  {
+    // Before the addresses are free: another thread may reserve the same ones at once.
+    const std::lock_guard lock(registry().lock);
+    registry().entries.erase(address);
+  }
+  (void)driver->free_addresses(at(address, 0), bytes);
   return error;
 }
 
