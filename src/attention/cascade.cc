@@ -126,7 +126,7 @@ class PrefixFinder {
 
   // Which nodes are prefixes to share, from the outermost in.
   void choose() {
-    std::vector<PrefixMembers> sums(entries_.size() + 1);  // of the entries in front
+    std::vector<PrefixMembers> sums(entries_.size() + 1);  // Sums over the entries in front.
     for (size_t i = 0; i < entries_.size(); ++i) {
       const PrefixCandidate& candidate = *entries_[i].candidate;
       const MemberWork work = price_.work(candidate), before = sums[i].work;

@@ -47,7 +47,7 @@ struct AttnUses {
   const DLTensor* v;
   const DLTensor* out;
   const DLTensor* lse;
-  int64_t num_rows;  // of q, out and lse
+  int64_t num_rows;  // Rows of q, out and lse.
   int64_t num_keys;  // rows of k and v
   const char* q_name = "q";
 };

@@ -26,7 +26,7 @@ constexpr char kLibrary[] = "libkvcache_cuda.so";
 constexpr char kSymbol[] = "kvc_cuda_backend";
 
 std::mutex loading;         // guards the next two
-std::string module_path;    // of kvc_module_path_set; empty: the library's own directory
+std::string module_path;    // Set by kvc_module_path_set; empty: the library's own directory.
 std::string failed_search;  // why the last search found nothing; empty: none has failed since the path was set
 std::atomic<const cuda::BackendTable*> loaded{nullptr};
 std::atomic<const cuda::BackendTable*> installed{nullptr};

@@ -20,7 +20,7 @@ struct Lattice {
 
   bool is_empty = false;
   int64_t begin = 0;
-  int64_t bytes = 0;  // of a run without gaps
+  int64_t bytes = 0;  // Length of a run without gaps.
   int num_steps = 0;
   Steps steps[kMostSteps];
   int64_t inner_span[kMostSteps + 1];  // [i]: from the first to the last byte of what steps i and later make

@@ -12,7 +12,7 @@ namespace kvc {
 struct TensorUse {
   const DLTensor* tensor;
   const char* name;
-  int64_t rows = -1;  // that are used of dimension `row_dimension`; -1: all
+  int64_t rows = -1;  // Rows in use of dimension `row_dimension`; -1: all.
   int row_dimension = 0;
 };
 

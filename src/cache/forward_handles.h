@@ -8,7 +8,7 @@
 namespace kvc {
 
 class Cache;
-struct ForwardEntry;  // of the table
+struct ForwardEntry;  // An entry of the table.
 
 // The handle of a cache's open forward. A kvc_forward * is a number, not an address: the entry of its
 // cache in the table, and a count that every forward of the entry increases. The entry says which handle

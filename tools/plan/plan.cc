@@ -23,7 +23,7 @@ struct Options {
   int64_t max_len = 0;
   int32_t page_size = 16;
   std::string kv_dtype = "auto";
-  int64_t max_tokens_per_forward = 8192;  // what engines default to, or less
+  int64_t max_tokens_per_forward = 8192;  // Engines default to this or less.
   int32_t in_flight = 0;
   int64_t state_slots = 0;
   int64_t max_cross_len = 0;
