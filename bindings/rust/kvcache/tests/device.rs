@@ -6,14 +6,19 @@ use kvcache::{
 };
 use std::ffi::{c_char, c_int, c_void, CString};
 use std::ptr::null_mut;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 extern "C" {
     fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
+/// One test has the device at a time: a device that is synchronised, or written to without a stream, invalidates what another thread captures.
+static DEVICE: Mutex<()> = Mutex::new(());
+
 /// The functions of the CUDA runtime that this test needs.
 struct Cuda {
+    _alone: MutexGuard<'static, ()>,
     malloc: unsafe extern "C" fn(*mut *mut c_void, usize) -> c_int,
     copy: unsafe extern "C" fn(*mut c_void, *const c_void, usize, c_int) -> c_int,
     synchronize: unsafe extern "C" fn() -> c_int,
@@ -47,12 +52,14 @@ impl Cuda {
     /// None: this process has no emulated device.
     fn open() -> Option<Cuda> {
         let file = CString::new(std::env::var("KVC_CUDA_RUNTIME").ok()?).unwrap();
+        let alone = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
         kvcache::set_module_path(std::env::var("KVC_CUDA_MODULES").unwrap()).unwrap();
         // SAFETY: functions of the declared types, by the names of the CUDA runtime.
         unsafe {
             let library = dlopen(file.as_ptr(), RTLD_NOW);
             assert!(!library.is_null(), "{file:?} cannot be opened");
             Some(Cuda {
+                _alone: alone,
                 malloc: find(library, "cudaMalloc"),
                 copy: find(library, "cudaMemcpy"),
                 synchronize: find(library, "cudaDeviceSynchronize"),
@@ -225,9 +232,7 @@ fn scales_of_quantised_storage_are_those_of_the_layer() {
 
 #[test]
 fn tensors_of_the_host_are_refused() {
-    if Cuda::open().is_none() {
-        return;
-    }
+    let Some(_cuda) = Cuda::open() else { return };
     let mut cache = on_gpu();
     cache.add(1).unwrap();
     let (q, k, mut out) = ([0.0f32; 8], [0.0f32; 4], [0.0f32; 8]);
