@@ -49,6 +49,12 @@ struct Rotation {
   int32_t rotary_dim;
   int32_t interleaved;
   int32_t begin;
+
+  Rotation from(int32_t element) const {
+    Rotation rotation = *this;
+    rotation.begin = element;
+    return rotation;
+  }
 };
 
 // Token rows and keys, as attention sees them: one sequence of the batch, or a prefix that several of its sequences share.

@@ -60,6 +60,9 @@ struct AttnGeometry {
   int32_t item_cost;  // what an item costs beside its key blocks, in key blocks
 };
 
+// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small kernels.
+constexpr int32_t kSmallRows = 16;
+
 // See planner/plan.h. Only sequences with min_rows < packed rows per kv head <= max_rows are planned.
 struct PlanShape {
   int32_t num_kv_heads;

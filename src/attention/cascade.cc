@@ -18,7 +18,7 @@ struct Entry {
 };
 
 // Entries [begin, end), which have exactly `common` pages in common: a node of the tree that all tables make.
-struct Node {
+struct Interval {
   size_t begin, end;
   int64_t common;
   int64_t num_keys;  // the fewest of a member
@@ -98,13 +98,13 @@ class PrefixFinder {
   // The intervals of equal common beginnings (Abouelhoda, Kurtz and Ohlebusch, "Replacing suffix trees with enhanced suffix arrays",
   // 2004), outer ones before the inner ones, those beside each other in their order.
   void make_nodes() {
-    std::vector<Node> open;
+    std::vector<Interval> open;
     for (size_t i = 1; i <= entries_.size(); ++i) {
       const int64_t common = i < entries_.size() ? entries_[i].common : 0;
       size_t begin = i - 1;
       int64_t num_keys = entries_[i - 1].candidate->num_keys;
       while (!open.empty() && open.back().common > common) {
-        Node& closed = open.back();
+        Interval& closed = open.back();
         closed.end = i;
         begin = closed.begin;
         closed.num_keys = num_keys = std::min(closed.num_keys, num_keys);
@@ -118,7 +118,7 @@ class PrefixFinder {
         open.back().num_keys = std::min(open.back().num_keys, num_keys);
       }
     }
-    std::sort(nodes_.begin(), nodes_.end(), [](const Node& a, const Node& b) {
+    std::sort(nodes_.begin(), nodes_.end(), [](const Interval& a, const Interval& b) {
       return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
     });
     work_.nodes = static_cast<int64_t>(nodes_.size());
@@ -139,7 +139,7 @@ class PrefixFinder {
       int64_t key_end;
     };
     std::vector<Taken> around;  // the prefixes that hold the node at hand
-    for (const Node& node : nodes_) {
+    for (const Interval& node : nodes_) {
       while (!around.empty() && around.back().end <= node.begin) around.pop_back();
       if (around.size() == kPrefixLevels) continue;
       const int64_t key_begin = around.empty() ? 0 : around.back().key_end;
@@ -163,7 +163,7 @@ class PrefixFinder {
   const SharingPrice& price_;
   std::vector<CommonPrefix>& found_;
   std::vector<Entry> entries_;
-  std::vector<Node> nodes_;
+  std::vector<Interval> nodes_;
   PrefixSearchWork work_;
 };
 

@@ -21,15 +21,6 @@ constexpr double kBf16TileFlopsPerSecond = 160e9;
 // The kernel for latents, shared or not.
 constexpr double kLatentFlopsPerSecond = 200e9;
 
-Rotation from_element(Rotation rotation, int32_t begin) {
-  rotation.begin = begin;
-  return rotation;
-}
-
-bool rotates_on_read(const Spec& spec, int32_t rope) {
-  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
-}
-
 }  // namespace
 
 CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states)
@@ -45,8 +36,8 @@ AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, 
   AppendParams params{};
   params.k = k;
   params.v = v;
-  if (!rotates_on_read(*spec_, layer.rope))
-    params.k_rotation = from_element(forward.rotation(layer.rope, executor_), layer.rotation_begin());
+  if (!spec_->rotates_on_read(layer.rope))
+    params.k_rotation = forward.rotation(layer.rope, executor_).from(layer.rotation_begin());
   params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
@@ -180,9 +171,9 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
 void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
-  params->q_rotation = params->sink_q_rotation = from_element(forward.rotation(layer.rope, executor_), begin);
-  if (!rotates_on_read(*spec_, layer.rope)) return;
-  if (has_sinks) params->sink_q_rotation = from_element(forward.sink_rotation(layer.rope, executor_), begin);
+  params->q_rotation = params->sink_q_rotation = forward.rotation(layer.rope, executor_).from(begin);
+  if (!spec_->rotates_on_read(layer.rope)) return;
+  if (has_sinks) params->sink_q_rotation = forward.sink_rotation(layer.rope, executor_).from(begin);
   forward.key_rotations(layer.rope, executor_, params->k_rotations);
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }
@@ -191,7 +182,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                        const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
-  const bool on_read = rotates_on_read(*spec_, layer.rope);
+  const bool on_read = spec_->rotates_on_read(layer.rope);
   const KeyView key_view{.scope = call.scope,
                          .group = source.group,
                          .window = options.window,

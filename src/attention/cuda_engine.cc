@@ -14,6 +14,7 @@ namespace {
 
 using cuda::AttnKernel;
 using cuda::AttnLaunch;
+using cuda::kSmallRows;
 using cuda::PlanShape;
 using kernels::AppendParams;
 using kernels::AttnParams;
@@ -21,19 +22,8 @@ using kernels::dtype_bytes;
 using kernels::Rotation;
 using kernels::TokenRows;
 
-// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small kernels.
-constexpr int32_t kSmallRows = 16;
 // Keys of one piece where results may not depend on the rest of the batch.
 constexpr int32_t kInvariantKeys = 1024;
-
-Rotation from_element(Rotation rotation, int32_t begin) {
-  rotation.begin = begin;
-  return rotation;
-}
-
-bool rotates_on_read(const Spec& spec, int32_t rope) {
-  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
-}
 
 }  // namespace
 
@@ -69,9 +59,8 @@ AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer,
   AppendParams params{};
   params.k = k;
   params.v = v;
-  if (!rotates_on_read(*spec_, layer.rope))
-    params.k_rotation =
-        from_element(angles_.tokens(forward, layer.rope, forward_stream_), layer.rotation_begin());
+  if (!spec_->rotates_on_read(layer.rope))
+    params.k_rotation = angles_.tokens(forward, layer.rope, forward_stream_).from(layer.rotation_begin());
   params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
@@ -151,10 +140,10 @@ void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_
   const LayerSpec& layer = call.layer;
   const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
   params->q_rotation = params->sink_q_rotation =
-      from_element(angles_.tokens(forward, layer.rope, forward_stream_), begin);
-  if (!rotates_on_read(*spec_, layer.rope)) return;
+      angles_.tokens(forward, layer.rope, forward_stream_).from(begin);
+  if (!spec_->rotates_on_read(layer.rope)) return;
   if (may_have_sinks)
-    params->sink_q_rotation = from_element(angles_.sinks(forward, layer.rope, forward_stream_), begin);
+    params->sink_q_rotation = angles_.sinks(forward, layer.rope, forward_stream_).from(begin);
   angles_.keys(forward, layer.rope, forward_stream_, params->k_rotations);
   params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
 }
@@ -260,7 +249,7 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
   const GroupSpec& group = spec_->groups[static_cast<size_t>(source.group)];
-  const bool on_read = rotates_on_read(*spec_, layer.rope);
+  const bool on_read = spec_->rotates_on_read(layer.rope);
   const KeyView key{.scope = call.scope,
                     .group = source.group,
                     .window = options.window,

@@ -13,13 +13,10 @@ namespace {
 
 using cuda::AttnKernel;
 using cuda::AttnLaunch;
+using cuda::kSmallRows;
 using kernels::PagedRows;
 using kernels::Rotation;
 using kernels::TokenRows;
-
-constexpr int64_t kArrayAlignment = 256;
-// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small kernels.
-constexpr int32_t kSmallRows = 16;
 
 // Asked once per device, as a question takes longer than a small operator.
 constexpr int32_t kKnownDevices = 64;

@@ -13,8 +13,6 @@ using cuda::PlanBytes;
 using cuda::PlanLimits;
 using cuda::PlanShape;
 
-constexpr int64_t kArrayAlignment = 256;
-
 bool same_shape(const PlanShape& a, const PlanShape& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
 
 cuda::Scope scope_of(KeyScope scope) {

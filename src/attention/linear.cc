@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "src/attention/runner.h"
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/overlap.h"
@@ -19,8 +20,7 @@ using kernels::dtype_bytes;
 using kernels::LinearParams;
 using kernels::LinearSequence;
 
-// Waking a sleeping thread costs 4 to 25 us; smaller calls stay on the caller's thread. Cautious speeds of one thread.
-constexpr double kWorthThreads = 30e-6;
+// Cautious speeds of one thread.
 constexpr double kBytesPerSecond = 20e9;
 constexpr double kFlopsPerSecond = 50e9;
 // A step fetches the next head's state while it works on one, so its tasks shall be long runs of heads.

@@ -12,8 +12,6 @@ namespace {
 
 using kernels::PagedRows;
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 void copy_page(const kernels::cpu::KernelTable& kernels, const PagedRows& rows, const PageRuns& runs,
                int64_t from, int64_t to) {
   for (int64_t outer = 0; outer < runs.outer_count; ++outer) {

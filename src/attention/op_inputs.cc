@@ -11,8 +11,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 // What dimensions of a pool tensor mean; -1: not there.
 struct PoolDims {
   int head, offset, dim;

@@ -19,8 +19,6 @@ using kernels::TokenRows;
 // Keys of one gather task.
 constexpr int64_t kGatherKeys = 128;
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 }  // namespace
 
 int64_t OpSequences::add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,

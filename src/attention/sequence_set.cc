@@ -10,8 +10,6 @@ namespace {
 
 using kernels::AttnSequence;
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 // Token index that a row's windows count from: its place in a chain, its depth in a tree.
 int64_t row_index(const BatchEntry& entry, int64_t row) {
   if (!entry.is_tree) return entry.old_length + row;

@@ -36,6 +36,9 @@ bool install_backend(const cuda::BackendTable* table, std::string* why);
 //   kDevice, kNoDriver, kNoDevice   KVC_E_DEVICE: what worked before has stopped working
 void check(cuda::Result result, const cuda::Failure& failure, const char* what);
 
+// Of arrays that share an allocation on a device.
+constexpr int64_t kArrayAlignment = 256;
+
 // A device that has been found usable, by value.
 struct Device {
   const cuda::BackendTable* table = nullptr;

@@ -36,4 +36,7 @@ class Error final : public std::exception {
 [[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_errno(kvc_status status, int error_number,
                                                            const char* format, ...);
 
+// An argument of %lld.
+constexpr long long ll(int64_t value) { return value; }
+
 }  // namespace kvc

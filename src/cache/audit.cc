@@ -7,8 +7,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 void check_states(const StatePool& states, const std::vector<int32_t>& holders, const char* name) {
   for (int64_t slot = 0; slot < states.num_slots(); ++slot) {
     const int32_t expected = holders[static_cast<size_t>(slot)];

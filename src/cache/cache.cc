@@ -13,8 +13,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 int64_t require_pages(const Plan& plan) {
   if (plan.num_pages() == 0 && !plan.spec().groups.empty()) {
     fail(KVC_E_INVALID_ARGUMENT, "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");

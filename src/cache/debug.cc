@@ -7,12 +7,6 @@
 #include "src/cache/cache.h"
 
 namespace kvc {
-namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
-}  // namespace
-
 // Throws OUT_OF_RANGE when [begin, end) is not inside what the layers keep.
 void Cache::require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
                            const std::vector<LayerRows>& layers) const {

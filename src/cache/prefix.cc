@@ -10,8 +10,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 int64_t most_tokens(const PrefixQuery& query) {
   const bool all = (query.flags & KVC_PREFIX_ALL_TOKENS) != 0;
   return all ? query.num_tokens : std::max<int64_t>(0, query.num_tokens - 1);

@@ -3,12 +3,6 @@
 #include "src/cache/cache.h"
 
 namespace kvc {
-namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
-}  // namespace
-
 int32_t Cache::require_state_layer(int32_t layer, int32_t state, const char* what) const {
   const int32_t local = require_layer(layer);
   const LayerSpec& spec_of_layer = spec().layers[static_cast<size_t>(local)];

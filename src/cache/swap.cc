@@ -9,8 +9,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 template <typename Visit>
 void visit_pages(const Sequence& sequence, Visit&& visit) {
   for (const PageTable& table : sequence.tables) {

@@ -10,8 +10,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
   return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
 }

@@ -10,13 +10,12 @@
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
+using kvc::ll;
 using kvc::require;
 
 namespace {
 
 constexpr size_t kMaxKeyBytes = 4096;
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
 
 void check_salt(const void* salt, size_t size, const char* name) {
   if (size > kvc::kMaxSaltBytes) {

@@ -9,8 +9,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 // A partial last page with several holders that an entry of the batch appends to.
 struct Sharer {
   PageId page;

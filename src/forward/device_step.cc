@@ -13,7 +13,6 @@ using cuda::kStepEntries;
 using cuda::kStepEntryWords;
 using cuda::StepState;
 
-constexpr int64_t kArrayAlignment = 256;
 constexpr int64_t kEntryBytes = int64_t{kStepEntryWords} * 4;
 constexpr auto kEntryBytesOfTable = static_cast<int64_t>(sizeof(int32_t));
 

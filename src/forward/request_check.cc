@@ -7,8 +7,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 void check_arrays(const BatchRequest& request, const Spec& spec) {
   if (request.num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "num_seqs = 0: a batch has at least 1 sequence");
   if (request.seqs == nullptr)

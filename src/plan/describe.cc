@@ -6,14 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "src/base/error.h"
 #include "src/plan/names.h"
 #include "src/plan/plan.h"
 #include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
 
 // "1.50 GiB"
 std::string bytes_text(double bytes) {

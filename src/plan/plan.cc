@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kMaxPages = INT32_MAX - 1;
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
 unsigned long long ull(uint64_t value) { return static_cast<unsigned long long>(value); }
 
 // What a borrowed tensor's pages must be aligned to: the elements that lie in it.

@@ -10,8 +10,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 void read_state_options(const kvc_config& config, Spec& spec) {
   check_range("config.num_state_slots", config.num_state_slots, 0, INT32_MAX - 1);
   check_range("config.state_stride", config.state_stride, -1, kMaxSequenceLength);

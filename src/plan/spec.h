@@ -114,6 +114,9 @@ struct Spec {
     const LayerSpec& source = layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
     return groups[static_cast<size_t>(source.group)].page_tokens;
   }
+  bool rotates_on_read(int32_t rope) const {
+    return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
+  }
   int32_t num_page_slots() const;  // parts that a page is cut into
   int32_t longest_group() const;   // layers
   int32_t prefix_block() const;    // least common multiple of the groups' page_tokens, encoder tokens aside

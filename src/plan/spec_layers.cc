@@ -17,8 +17,6 @@ namespace {
 
 using kernels::DType;
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 class LayerReader {
  public:
   LayerReader(const LayerInput& input, size_t index) : input_(input), in_(input.layer), index_(index) {}

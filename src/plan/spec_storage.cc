@@ -10,8 +10,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 PoolTensor borrow(const DLTensor* tensor, int32_t index, DLDevice device) {
   const std::string name = "config.pool_tensors[" + std::to_string(index) + "]";
   if (tensor == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name.c_str());

@@ -1,14 +1,13 @@
 // The plan as JSON for programs. Names and numbers only: nothing needs escaping.
 #include <string>
 
+#include "src/base/error.h"
 #include "src/plan/names.h"
 #include "src/plan/plan.h"
 #include "src/plan/rows.h"
 
 namespace kvc {
 namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
 
 const char* kind_name(kvc_layer_kind kind) {
   static constexpr const char* kNames[] = {"attention", "mla", "cross", "state", "shared", "none"};

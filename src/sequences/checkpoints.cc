@@ -6,12 +6,6 @@
 #include "src/sequences/sequences.h"
 
 namespace kvc {
-namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
-}  // namespace
-
 // Forgets the states of positions beyond `position`; the one at it becomes the present state.
 void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
   if (position == sequence.length) return;

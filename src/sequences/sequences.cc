@@ -9,8 +9,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 // Of an empty sequence there is nothing that could have been altered, but for a window and a state that was set.
 void forgive_empty(Sequence& sequence) {
   if (sequence.length == 0 && sequence.window == 0 && sequence.state == kInitialState)

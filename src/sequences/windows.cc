@@ -6,12 +6,6 @@
 #include "src/sequences/sequences.h"
 
 namespace kvc {
-namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
-}  // namespace
-
 void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
   end = std::min(end, static_cast<int64_t>(table.pages.size()));
   for (int64_t i = begin; i < end; ++i) {

@@ -9,8 +9,6 @@
 namespace kvc {
 namespace {
 
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
 // The rows of a checked tensor.
 struct Rows {
   const int64_t* base;

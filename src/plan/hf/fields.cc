@@ -6,12 +6,6 @@
 #include "src/base/error.h"
 
 namespace kvc::hf {
-namespace {
-
-long long ll(int64_t value) { return static_cast<long long>(value); }
-
-}  // namespace
-
 Fields::Fields(const Json& object, std::string path) : object_(&object), path_(std::move(path)) {
   if (object.type == Json::Type::kObject) return;
   const std::string name = path_.empty() ? "json" : path_.substr(0, path_.size() - 1);
