@@ -92,7 +92,7 @@ void fail_each(const std::function<void(uint64_t)>& fail, const Call& call,
     }
     ASSERT_EQ(status, KVC_E_NO_MEMORY) << error.message;
     expect_unchanged();
-    if (testing::Test::HasFailure()) return;
+    if (::testing::Test::HasFailure()) return;
   }
   FAIL() << "more than 100 failures of one call";
 }
@@ -117,7 +117,7 @@ void fail_each_afresh(const std::function<void(uint64_t)>& fail,
   fail_each(
       make, [&](kvc_error* error) { return call(*subject, error); },
       [&] { EXPECT_EQ(subject->picture(), before); });
-  if (!testing::Test::HasFailure()) done(*subject, before);
+  if (!::testing::Test::HasFailure()) done(*subject, before);
 }
 
 // Two sequences that share the pages of 14 tokens, most of them known to the index.
@@ -304,6 +304,34 @@ TEST_F(CudaErrors, AForwardWaitsForOtherCallsOrTheDeviceIsLost) {
   EXPECT_EQ(copy(), KVC_E_DEVICE) << "for good";
   EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
   cache.check();
+}
+
+// Sequence 2 would take pages, and copy the last one, which it shares.
+TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
+  int refused = 0;
+  for (uint64_t nth = 1; nth <= 60; ++nth) {
+    SCOPED_TRACE("failure " + std::to_string(nth));
+    reset_runtime();
+    Forked forked;
+    Stream stream;
+    const kvc_stats before = forked.cache.stats();
+    cudasim::fail_call("", nth, cudaErrorLaunchOutOfResources);
+    kvc_forward* forward = forked.cache.begin({2}, {9}, stream.handle, 0);
+    cudasim::clear_failures();
+    if (forward != nullptr) {
+      EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
+    } else {
+      ++refused;
+    }
+    const kvc_stats after = forked.cache.stats();
+    EXPECT_EQ(after.pages_used, before.pages_used);
+    EXPECT_EQ(after.pages_free, before.pages_free);
+    EXPECT_EQ(after.pages_shared, before.pages_shared);
+    EXPECT_EQ(kvc_seq_remove(forked.cache.cache, 1, nullptr), KVC_OK) << "no forward is open";
+    forked.cache.check();
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(refused, 2);
 }
 
 // A full pool: pages of sequence 2, and blocks that the index alone knows, which a step of sequence 2 has to evict.
