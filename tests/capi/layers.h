@@ -18,6 +18,20 @@ constexpr int32_t kDim = 8;
 constexpr int32_t kRank = 8;  // of MLA latents, with kRopeDim rotated elements behind them
 constexpr int32_t kRopeDim = 4;
 
+inline kvc_attn_opt attn_opt() {
+  kvc_attn_opt opt{};
+  opt.struct_size = sizeof opt;
+  return opt;
+}
+
+constexpr float kScale = 0.3f;
+
+inline kvc_attn_opt scaled() {
+  kvc_attn_opt opt = attn_opt();
+  opt.scale = kScale;
+  return opt;
+}
+
 inline kvc_layer layer_of_kind(kvc_layer_kind kind) {
   kvc_layer layer{};
   layer.struct_size = sizeof layer;
@@ -150,12 +164,6 @@ inline double largest_difference(HostTensor& a, HostTensor& b) {
     largest = error <= largest ? largest : error;
   });
   return largest;
-}
-
-inline kvc_attn_opt attn_opt() {
-  kvc_attn_opt opt{};
-  opt.struct_size = sizeof opt;
-  return opt;
 }
 
 // Appends tokens [begin, begin + count) of `tokens` to a layer of one sequence and attends; rows of `out` are written.

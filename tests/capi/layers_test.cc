@@ -4,14 +4,6 @@
 namespace kvc::test {
 namespace {
 
-constexpr float kScale = 0.3f;
-
-kvc_attn_opt scaled() {
-  kvc_attn_opt opt = attn_opt();
-  opt.scale = kScale;
-  return opt;
-}
-
 // ---------------------------------------------------------------------------------------------------------- SHARED
 
 class Shared : public testing::Test {

@@ -4,14 +4,6 @@
 namespace kvc::test {
 namespace {
 
-constexpr float kScale = 0.3f;
-
-kvc_attn_opt scaled() {
-  kvc_attn_opt opt = attn_opt();
-  opt.scale = kScale;
-  return opt;
-}
-
 NaiveQuery latent_query(Tokens& tokens, std::vector<int64_t> keys, NaiveQuery::Turn turn = {}) {
   return {tokens, std::move(keys), std::move(turn), static_cast<double>(kScale), kRank};
 }

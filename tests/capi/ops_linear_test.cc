@@ -9,7 +9,7 @@
 namespace kvc::test {
 namespace {
 
-constexpr int64_t kHeads = 4, kKeyHeads = 2, kKeyDim = 6, kValueDim = 10;
+constexpr int64_t kValueHeads = 4, kKeyHeads = 2, kKeyDim = 6, kValueDim = 10;
 
 // Three sequences of 1, 0 and 5 tokens; TOKEN_DECAY with DELTA.
 struct LinearCall {
@@ -33,22 +33,22 @@ struct LinearCall {
       tensor = std::make_unique<HostTensor>(type, std::move(shape), placement);
       tensor->fill_random(random, scale);
     };
-    make(states, elem, {batch, kHeads, kKeyDim, kValueDim}, state_gaps, 1);
-    make(before, elem, {batch, kHeads, kKeyDim, kValueDim}, state_gaps, 1);
+    make(states, elem, {batch, kValueHeads, kKeyDim, kValueDim}, state_gaps, 1);
+    make(before, elem, {batch, kValueHeads, kKeyDim, kValueDim}, state_gaps, 1);
     make(q, elem, {total, kKeyHeads, kKeyDim}, gaps, 1);
     make(k, elem, {total, kKeyHeads, kKeyDim}, gaps, 0.5);
-    make(v, elem, {total, kHeads, kValueDim}, gaps, 1);
-    make(beta, Elem::kF32, {total, kHeads}, gaps, 1);
-    make(head_decay, Elem::kF32, {kHeads}, {}, 1);
-    make(token_decay, Elem::kF32, {total, kHeads}, gaps, 1);
-    make(channel_decay, Elem::kF32, {total, kHeads, kKeyDim}, gaps, 1);
-    make(skip, Elem::kF32, {kHeads}, {}, 1);
+    make(v, elem, {total, kValueHeads, kValueDim}, gaps, 1);
+    make(beta, Elem::kF32, {total, kValueHeads}, gaps, 1);
+    make(head_decay, Elem::kF32, {kValueHeads}, {}, 1);
+    make(token_decay, Elem::kF32, {total, kValueHeads}, gaps, 1);
+    make(channel_decay, Elem::kF32, {total, kValueHeads, kKeyDim}, gaps, 1);
+    make(skip, Elem::kF32, {kValueHeads}, {}, 1);
     for (HostTensor* decay : {head_decay.get(), token_decay.get(), channel_decay.get()}) {
       decay->for_each([&](int64_t i, int64_t j, int64_t c, int64_t) {
         decay->set(-std::fabs(decay->get(i, j, c)), i, j, c);
       });
     }
-    out = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{total, kHeads, kValueDim}, gaps);
+    out = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{total, kValueHeads, kValueDim}, gaps);
     indptr = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{batch + 1});
     int64_t end = 0;
     indptr->set(0, 0);
@@ -78,12 +78,12 @@ struct LinearCall {
         linear.scale != 0 ? static_cast<double>(linear.scale) : 1 / std::sqrt(double{kKeyDim});
     int64_t t = 0;
     for (int64_t b = 0; b < before->size(0); ++b) {
-      for (int64_t h = 0; h < kHeads; ++h) {
+      for (int64_t h = 0; h < kValueHeads; ++h) {
         double s[kKeyDim][kValueDim];
         for (int64_t i = 0; i < kKeyDim; ++i) {
           for (int64_t d = 0; d < kValueDim; ++d) s[i][d] = before->get(b, h, i, d);
         }
-        const int64_t kh = h / (kHeads / kKeyHeads);
+        const int64_t kh = h / (kValueHeads / kKeyHeads);
         for (int64_t row = t; row < t + tokens[static_cast<size_t>(b)]; ++row) {
           for (int64_t d = 0; d < kValueDim; ++d) {
             double predicted = 0, o = 0;
@@ -292,11 +292,12 @@ TEST(OpLinearStep, DecayThatContradictsItsKindIsRefused) {
   });
   LinearCall narrow;
   narrow.linear.decay = KVC_DECAY_CHANNEL;
-  narrow.channel_decay = std::make_unique<HostTensor>(Elem::kF16, std::vector<int64_t>{6, kHeads, kKeyDim});
+  narrow.channel_decay =
+      std::make_unique<HostTensor>(Elem::kF16, std::vector<int64_t>{6, kValueHeads, kKeyDim});
   narrow.expect_refused(KVC_E_DTYPE, {"decay is float16", "float32"});
   LinearCall per_head;
   per_head.linear.decay = KVC_DECAY_HEAD;
-  per_head.head_decay = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kHeads - 1});
+  per_head.head_decay = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kValueHeads - 1});
   per_head.expect_refused(KVC_E_SHAPE, {"decay has shape [3]", "n = 4"});
 }
 
@@ -316,14 +317,14 @@ TEST(OpLinearStep, TensorsThatDoNotFitTheStatesAreRefused) {
   expect({"q has shape [6, 2, 7]", "dim = 6"}, [&](LinearCall& c) { c.q = tensor({6, kKeyHeads, 7}); });
   expect({"q has 2 dimensions"}, [&](LinearCall& c) { c.q = tensor({6, kKeyDim}); });
   expect({"k has shape [6, 4, 6]", "heads = 2"}, [&](LinearCall& c) { c.k = tensor({6, 4, kKeyDim}); });
-  expect({"v has shape [6, 4, 9]"}, [&](LinearCall& c) { c.v = tensor({6, kHeads, 9}); });
+  expect({"v has shape [6, 4, 9]"}, [&](LinearCall& c) { c.v = tensor({6, kValueHeads, 9}); });
   expect({"beta has shape [6, 5]"}, [&](LinearCall& c) { c.beta = tensor({6, 5}); });
-  expect({"decay has shape [4, 4]"}, [&](LinearCall& c) { c.token_decay = tensor({4, kHeads}); });
+  expect({"decay has shape [4, 4]"}, [&](LinearCall& c) { c.token_decay = tensor({4, kValueHeads}); });
   expect({"qo_indptr has shape [3], expected [n = 4 or more]"}, [&](LinearCall& c) {
     c.indptr = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3});
   });
   LinearCall flat;
-  flat.states = tensor({3, kHeads, kKeyDim});
+  flat.states = tensor({3, kValueHeads, kKeyDim});
   expect_error(KVC_E_SHAPE, {"states has 3 dimensions"}, [&](kvc_error* err) { return flat.run(err); });
   LinearCall empty;
   empty.states = tensor({3, 0, kKeyDim, kValueDim});
@@ -348,7 +349,7 @@ TEST(OpLinearStep, OtherDevicesAndTypesAreRefused) {
   integer.expect_refused(KVC_E_DTYPE, {"k is int32"});
   LinearCall states;
   states.states =
-      std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3, kHeads, kKeyDim, kValueDim});
+      std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3, kValueHeads, kKeyDim, kValueDim});
   expect_error(KVC_E_DTYPE, {"states is int32"}, [&](kvc_error* err) { return states.run(err); });
 }
 

@@ -16,9 +16,9 @@ HostTensor float_tensor(const Json& json, std::vector<int64_t> shape) {
   return tensor;
 }
 
-const std::map<std::string, int32_t> kFlags{{"DETERMINISTIC", KVC_ATTN_DETERMINISTIC},
-                                            {"BATCH_INVARIANT", KVC_ATTN_BATCH_INVARIANT},
-                                            {"NO_CASCADE", KVC_ATTN_NO_CASCADE}};
+const std::map<std::string, int32_t> kAttnFlags{{"DETERMINISTIC", KVC_ATTN_DETERMINISTIC},
+                                                {"BATCH_INVARIANT", KVC_ATTN_BATCH_INVARIANT},
+                                                {"NO_CASCADE", KVC_ATTN_NO_CASCADE}};
 
 // The text of one row, or nothing when the scenario does not state it.
 std::optional<std::string> text_of_row(const Json& texts, size_t row, size_t num_rows) {
@@ -73,7 +73,7 @@ Options::Options(const Json& step, int32_t q_heads, DLDevice device) {
   call_.soft_cap = opt.value("soft_cap", 0.0f);
   call_.window = opt.value("window", int64_t{0});
   for (const Json& flag : opt.value("flags", Json::array()))
-    call_.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kFlags));
+    call_.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kAttnFlags));
   if (opt.contains("sinks")) {
     sinks_ = opt["sinks"].get<Vector>();
     call_.sinks = tensors_.emplace_back(float_tensor(opt["sinks"], {q_heads})).view(device);

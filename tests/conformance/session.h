@@ -25,6 +25,9 @@ struct Partial {
   HostTensor out, lse;
 };
 
+inline int32_t layer_of(const Json& step) { return step.at("layer").get<int32_t>(); }
+inline kvc_seq seq_of(const Json& step) { return step.at("seq").get<kvc_seq>(); }
+
 // A pool of a host program, for kvc_op_*.
 struct HostPool {
   HostTensor k, v;

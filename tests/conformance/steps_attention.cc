@@ -6,8 +6,6 @@
 namespace kvc::conformance {
 namespace {
 
-int32_t layer_of(const Json& step) { return step.at("layer").get<int32_t>(); }
-
 void check_sees(Session& session, const Json& step, const Rows& rows, const Options& options,
                 const Partial& result) {
   if (step.contains("sees")) check_rows(session, step, step["sees"], rows, options, result);

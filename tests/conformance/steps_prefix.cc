@@ -6,8 +6,8 @@
 namespace kvc::conformance {
 namespace {
 
-const std::map<std::string, int32_t> kFlags{{"ALL_TOKENS", KVC_PREFIX_ALL_TOKENS},
-                                            {"WHOLE_BLOCKS", KVC_PREFIX_WHOLE_BLOCKS}};
+const std::map<std::string, int32_t> kMatchFlags{{"ALL_TOKENS", KVC_PREFIX_ALL_TOKENS},
+                                                 {"WHOLE_BLOCKS", KVC_PREFIX_WHOLE_BLOCKS}};
 const std::map<std::string, int32_t> kKeyTypes{
     {"ADAPTER", KVC_PREFIX_KEY_ADAPTER}, {"MEDIA", KVC_PREFIX_KEY_MEDIA}, {"USER", KVC_PREFIX_KEY_USER}};
 const std::map<std::string, int32_t> kEvents{{"STORED", KVC_EVENT_STORED},
@@ -39,7 +39,7 @@ struct Query {
     }
     call.struct_size = sizeof call;
     for (const Json& flag : step.value("flags", Json::array()))
-      call.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kFlags));
+      call.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kMatchFlags));
     call.num_tokens = step.value("num_tokens", static_cast<int64_t>(tokens.size()));
     call.tokens = tokens.data();
     call.salt = salt.data();

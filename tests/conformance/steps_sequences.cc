@@ -6,8 +6,6 @@
 namespace kvc::conformance {
 namespace {
 
-kvc_seq seq_of(const Json& step) { return step.at("seq").get<kvc_seq>(); }
-
 Json layer_json(const kvc_layer_info& info) {
   return {{"kind", info.kind},
           {"group", info.group},

@@ -9,7 +9,6 @@
 namespace kvc::conformance {
 namespace {
 
-int32_t layer_of(const Json& step) { return step.at("layer").get<int32_t>(); }
 int32_t state_of(const Json& step) { return step.value("state", 0); }
 
 // A state that the scenario has not got is asked for with a shape of its own.

@@ -8,7 +8,6 @@
 namespace kvc::conformance {
 namespace {
 
-kvc_seq seq_of(const Json& step) { return step.at("seq").get<kvc_seq>(); }
 bool is_long(const Json& step, int64_t id) {
   return id >= step.value("long_from", std::numeric_limits<int64_t>::max());
 }

@@ -8,8 +8,6 @@
 namespace kvc::test {
 namespace {
 
-uint64_t seed_of_run() { return 20261121; }
-
 TEST_F(CudaCache, SendsOneMessageOfAtMost32BytesPerSequenceAndNeverWaits) {
   for (const int64_t num_seqs : {1, 4, 33}) {
     SmallModel model;

@@ -18,6 +18,8 @@
 
 namespace kvc::test {
 
+inline uint64_t seed_of_run() { return 20261121; }
+
 // A float32 tensor in pinned memory: tests fill and read it where kernels read and write it.
 // Only the tag says which device it is for.
 class Tensor {
@@ -225,7 +227,7 @@ struct CachePair {
 };
 
 // The back end is linked in; tests of the loader are elsewhere.
-class CudaCache : public testing::Test {
+class CudaCache : public ::testing::Test {
  protected:
   void SetUp() override {
     reset_runtime();

@@ -6,8 +6,6 @@
 namespace kvc::test {
 namespace {
 
-uint64_t seed_of_run() { return 20261121; }
-
 TEST_F(CudaCache, GivesWhatTheCpuGivesOverPrefillDecodeForkAndPop) {
   CachePair pair({}, kGpu);
   pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 1, error); });

@@ -11,7 +11,7 @@ namespace {
 
 constexpr DLDataType kF32{kDLFloat, 32, 1}, kF16{kDLFloat, 16, 1}, kBf16{kDLBfloat, 16, 1};
 
-class Cascade : public testing::Test {
+class Cascade : public ::testing::Test {
  protected:
   void SetUp() override {
     cudasim::reset();

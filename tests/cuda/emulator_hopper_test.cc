@@ -285,8 +285,8 @@ void product(const __grid_constant__ Product p) {
 
 template <int N, bool TransposedB, bool ARegisters>
 void check_product(int k) {
-  SCOPED_TRACE(testing::Message() << "N " << N << " transposed " << TransposedB << " A in registers "
-                                  << ARegisters);
+  SCOPED_TRACE(::testing::Message() << "N " << N << " transposed " << TransposedB << " A in registers "
+                                    << ARegisters);
   const std::vector<uint16_t> a = small_integers(static_cast<size_t>(64 * k), 11);
   const std::vector<uint16_t> b = small_integers(static_cast<size_t>(N * k), 12);
   void *a_device, *b_device;
@@ -400,9 +400,9 @@ TEST(EmulatedWgmma, ReadsEverySwizzleAndMajorness) {
 }
 
 // What goes wrong with wgmma on purpose.
-enum class Mistake { kNone, kNoFence, kNoWait, kReadsEarly, kOverwritesA };
+enum class WgmmaMistake { kNone, kNoFence, kNoWait, kReadsEarly, kOverwritesA };
 struct Wrong {
-  Mistake mistake;
+  WgmmaMistake mistake;
   float* out;
 };
 
@@ -413,16 +413,16 @@ void wrong_wgmma(const __grid_constant__ Wrong p) {
   sync_cta();
   float d[16] = {};
   uint32_t a[4] = {0x3f803f80u, 0x3f803f80u, 0x3f803f80u, 0x3f803f80u};
-  if (p.mistake != Mistake::kNoFence) wgmma_fence();
+  if (p.mistake != WgmmaMistake::kNoFence) wgmma_fence();
   wgmma_rs<DType::kBF16, 32, false>(d, a, wgmma_descriptor(cta_shared(), 0, 1024, 128), false);
   wgmma_commit();
-  if (p.mistake == Mistake::kOverwritesA) a[0] = 0;
-  if (p.mistake == Mistake::kReadsEarly) p.out[threadIdx.x] = d[0];
-  if (p.mistake != Mistake::kNoWait) wgmma_wait<0>();
-  if (p.mistake != Mistake::kReadsEarly) p.out[threadIdx.x] = d[0];
+  if (p.mistake == WgmmaMistake::kOverwritesA) a[0] = 0;
+  if (p.mistake == WgmmaMistake::kReadsEarly) p.out[threadIdx.x] = d[0];
+  if (p.mistake != WgmmaMistake::kNoWait) wgmma_wait<0>();
+  if (p.mistake != WgmmaMistake::kReadsEarly) p.out[threadIdx.x] = d[0];
 }
 
-cudaError_t run_wrong(Mistake mistake, float* out) {
+cudaError_t run_wrong(WgmmaMistake mistake, float* out) {
   LaunchShape shape;
   shape.shared_bytes = 4096;
   return launch(wrong_wgmma, shape, nullptr, Wrong{mistake, out});
@@ -430,18 +430,18 @@ cudaError_t run_wrong(Mistake mistake, float* out) {
 
 TEST(EmulatedWgmma, ShowsRegistersUsedTooEarly) {
   float out[128];
-  ASSERT_EQ(run_wrong(Mistake::kNone, out), cudaSuccess);
+  ASSERT_EQ(run_wrong(WgmmaMistake::kNone, out), cudaSuccess);
   EXPECT_EQ(out[5], 16.0f);
-  ASSERT_EQ(run_wrong(Mistake::kReadsEarly, out), cudaSuccess);
+  ASSERT_EQ(run_wrong(WgmmaMistake::kReadsEarly, out), cudaSuccess);
   EXPECT_NE(out[5], 16.0f);
-  ASSERT_EQ(run_wrong(Mistake::kOverwritesA, out), cudaSuccess);
+  ASSERT_EQ(run_wrong(WgmmaMistake::kOverwritesA, out), cudaSuccess);
   EXPECT_NE(out[5], 16.0f);
 }
 
 TEST(EmulatedWgmmaDeathTest, ReportsMissingFencesAndWaits) {
   float out[128];
-  EXPECT_DEATH((void)run_wrong(Mistake::kNoFence, out), "kernel wrong_wgmma.*without wgmma_fence");
-  EXPECT_DEATH((void)run_wrong(Mistake::kNoWait, out), "wgmma that nobody waited for");
+  EXPECT_DEATH((void)run_wrong(WgmmaMistake::kNoFence, out), "kernel wrong_wgmma.*without wgmma_fence");
+  EXPECT_DEATH((void)run_wrong(WgmmaMistake::kNoWait, out), "wgmma that nobody waited for");
 }
 
 // ------------------------------------------------------------------------------------------ mbarriers

@@ -29,7 +29,7 @@ const LaunchShape kOneWarp = [] {
   return shape;
 }();
 
-class EmulatedRuntime : public testing::Test {
+class EmulatedRuntime : public ::testing::Test {
  protected:
   void SetUp() override {
     cudasim::reset();

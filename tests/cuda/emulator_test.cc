@@ -177,7 +177,7 @@ TEST(EmulatedBarrier, NamedOnesCountArrivalsOfSomeWarps) {
   for (int t = 0; t < 64; ++t) EXPECT_EQ(out[static_cast<size_t>(t)], 45 * t);
 }
 
-enum class Mistake : int {
+enum class BarrierMistake : int {
   kEndsInWarp,
   kOtherFunction,
   kHalfWarpAtBarrier,
@@ -190,59 +190,59 @@ enum class Mistake : int {
   kInvalidAddress,
 };
 
-void makes(Mistake mistake) {
+void makes(BarrierMistake mistake) {
   switch (mistake) {
-    case Mistake::kEndsInWarp:
+    case BarrierMistake::kEndsInWarp:
       if (lane_id() == 7) return;
       sync_warp();
       break;
-    case Mistake::kOtherFunction:
+    case BarrierMistake::kOtherFunction:
       if (lane_id() < 16)
         (void)ballot(true);
       else
         (void)shuffle(1, 0);
       break;
-    case Mistake::kHalfWarpAtBarrier:
+    case BarrierMistake::kHalfWarpAtBarrier:
       if (lane_id() < 16) sync_named(3, 32);
       break;
-    case Mistake::kUnequalCounts: sync_named(3, threadIdx.x < 32 ? 64 : 32); break;
-    case Mistake::kTwice:
+    case BarrierMistake::kUnequalCounts: sync_named(3, threadIdx.x < 32 ? 64 : 32); break;
+    case BarrierMistake::kTwice:
       arrive_named(3, 64);
       arrive_named(3, 64);
       break;
-    case Mistake::kMisalignedLoad: (void)load_16(reinterpret_cast<const std::byte*>(0x1008)); break;
-    case Mistake::kSharedAsGlobal: (void)load_16(cta_shared()); break;
-    case Mistake::kBeyondShared:
+    case BarrierMistake::kMisalignedLoad: (void)load_16(reinterpret_cast<const std::byte*>(0x1008)); break;
+    case BarrierMistake::kSharedAsGlobal: (void)load_16(cta_shared()); break;
+    case BarrierMistake::kBeyondShared:
       copy_async_16(cta_shared() + 512, reinterpret_cast<const void*>(0x1000), 0);
       break;
-    case Mistake::kMisalignedMatrix: {
+    case BarrierMistake::kMisalignedMatrix: {
       uint32_t r[4];
       load_matrix_x4(r, cta_shared() + 8);
       break;
     }
-    case Mistake::kInvalidAddress: store_16(reinterpret_cast<void*>(0x1000), {}); break;
+    case BarrierMistake::kInvalidAddress: store_16(reinterpret_cast<void*>(0x1000), {}); break;
   }
 }
 
 TEST(EmulatorDeathTest, NamesTheMistakeAndItsPlace) {
-  const auto run = [](Mistake mistake, uint32_t threads = 32) {
+  const auto run = [](BarrierMistake mistake, uint32_t threads = 32) {
     (void)launch(makes, shape_of(1, threads, 512), nullptr, mistake);
   };
-  EXPECT_DEATH(run(Mistake::kEndsInWarp),
+  EXPECT_DEATH(run(BarrierMistake::kEndsInWarp),
                "kernel makes, CTA \\(0, 0, 0\\), warp 0.*(ended.*sync_warp|sync_warp.*ended)");
-  EXPECT_DEATH(run(Mistake::kOtherFunction), "(ballot.*shuffle|shuffle.*ballot)");
-  EXPECT_DEATH(run(Mistake::kHalfWarpAtBarrier),
+  EXPECT_DEATH(run(BarrierMistake::kOtherFunction), "(ballot.*shuffle|shuffle.*ballot)");
+  EXPECT_DEATH(run(BarrierMistake::kHalfWarpAtBarrier),
                "deadlock(.|\n)*0000ffff: in sync_named(.|\n)*barrier 3: 16 of 32");
-  EXPECT_DEATH(run(Mistake::kUnequalCounts, 64),
+  EXPECT_DEATH(run(BarrierMistake::kUnequalCounts, 64),
                "barrier 3 for (32|64) threads, others have come to it for (32|64)");
-  EXPECT_DEATH(run(Mistake::kTwice, 64), "second time");
-  EXPECT_DEATH(run(Mistake::kMisalignedLoad), "load_16: 0x1008 is not 16-byte aligned");
-  EXPECT_DEATH(run(Mistake::kSharedAsGlobal), "load_16: an address in shared memory");
-  EXPECT_DEATH(run(Mistake::kBeyondShared),
+  EXPECT_DEATH(run(BarrierMistake::kTwice, 64), "second time");
+  EXPECT_DEATH(run(BarrierMistake::kMisalignedLoad), "load_16: 0x1008 is not 16-byte aligned");
+  EXPECT_DEATH(run(BarrierMistake::kSharedAsGlobal), "load_16: an address in shared memory");
+  EXPECT_DEATH(run(BarrierMistake::kBeyondShared),
                "copy_async_16 to: shared memory 512 to 528, the CTA has 512 bytes");
-  EXPECT_DEATH(run(Mistake::kMisalignedMatrix), "load_matrix_x4: .* is not 16-byte aligned");
+  EXPECT_DEATH(run(BarrierMistake::kMisalignedMatrix), "load_matrix_x4: .* is not 16-byte aligned");
   EXPECT_DEATH(
-      run(Mistake::kInvalidAddress),
+      run(BarrierMistake::kInvalidAddress),
       "kernel makes, CTA \\(0, 0, 0\\), warp 0, lane [0-9]+: (invalid address|stopped by the sanitizer)");
 }
 

@@ -5,7 +5,7 @@
 namespace kvc::test {
 namespace {
 
-constexpr uint64_t kSeed = 20261123;
+constexpr uint64_t kStateSeed = 20261123;
 
 class CudaGraphStates : public CudaCache {
  protected:
@@ -22,10 +22,10 @@ TEST_F(CudaGraphStates, CarryOnWhatTheCapturedStepDidNotSet) {
        {StepParts{}, StepParts{.sets_conv = false}, StepParts{.sets_linear = false, .sets_own = true},
         StepParts{.sets_linear = false, .sets_conv = false}}) {
     for (const bool aborts : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "sets " << parts.sets_linear << parts.sets_conv << parts.sets_own
-                                      << ", capture aborted " << aborts);
+      SCOPED_TRACE(::testing::Message() << "sets " << parts.sets_linear << parts.sets_conv << parts.sets_own
+                                        << ", capture aborted " << aborts);
       GraphPair pair(model(), kGpu);
-      uint64_t seed = kSeed;
+      uint64_t seed = kStateSeed;
       pair.add({1, 2, 3});
       pair.eager({1, 2}, {3, 6}, ++seed, {.sets_own = true});
       const GraphPointer graph = pair.capture({1, 2}, {1, 1}, aborts, parts);
@@ -50,7 +50,7 @@ TEST_F(CudaGraphStates, CarryOnWhatTheCapturedStepDidNotSet) {
 
 TEST_F(CudaGraphStates, AreCapturedBeforeAnythingHasRun) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStateSeed;
   pair.add({1, 2});
   const GraphPointer prefill = pair.capture({1}, {7}, false, {.sets_conv = false});
   ASSERT_NE(prefill, nullptr) << pair.device.message();
@@ -64,7 +64,7 @@ TEST_F(CudaGraphStates, AreCapturedBeforeAnythingHasRun) {
 
 TEST_F(CudaGraphStates, EndBeforeTheirCaptureDoes) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStateSeed;
   pair.add({1});
   pair.eager({1}, {3}, ++seed);
   StepTensors tensors(model(), kGpu, {1}, {});
@@ -88,7 +88,7 @@ TEST_F(CudaGraphStates, SeeEncodersOfAnyLengthThatTheConfigurationDeclares) {
     model.layers = {{}, {.kind = KVC_LAYER_CROSS, .is_invariant = true}};
     model.max_cross_len = max_cross_len;
     GraphPair pair(model, kGpu);
-    uint64_t seed = kSeed;
+    uint64_t seed = kStateSeed;
     pair.add({1, 2, 3});
     pair.eager({1, 2, 3}, {2, 3, 1}, ++seed, {.cross = {5, 11, 3}});
     const GraphPointer graph = pair.capture({1}, {1}, false);

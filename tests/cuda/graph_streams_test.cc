@@ -10,7 +10,7 @@
 namespace kvc::test {
 namespace {
 
-constexpr uint64_t kSeed = 20261124;
+constexpr uint64_t kStreamSeed = 20261124;
 
 class CudaGraphStreams : public CudaCache {
  protected:
@@ -63,7 +63,7 @@ class CudaGraphStreams : public CudaCache {
 
 TEST_F(CudaGraphStreams, ACapturedStepFollowsWhatOtherStreamsDidAndLaterOnesFollowIt) {
   for (uint64_t order = 1; order <= 12; ++order) {
-    SCOPED_TRACE(testing::Message() << "seed of streams " << order);
+    SCOPED_TRACE(::testing::Message() << "seed of streams " << order);
     run_streams_late(order);
     GraphPair pair(model(), kGpu);
     pair.add({1, 2});
@@ -86,7 +86,7 @@ TEST_F(CudaGraphStreams, ACapturedStepFollowsWhatOtherStreamsDidAndLaterOnesFoll
 
 TEST_F(CudaGraphStreams, CallsOutsideForwardsFollowALaunchedGraph) {
   for (uint64_t order = 1; order <= 12; ++order) {
-    SCOPED_TRACE(testing::Message() << "seed of streams " << order);
+    SCOPED_TRACE(::testing::Message() << "seed of streams " << order);
     run_streams_late(order);
     GraphPair pair(model(), kGpu);
     pair.add({1, 2});
@@ -113,10 +113,10 @@ TEST_F(CudaGraphStreams, CallsOutsideForwardsFollowALaunchedGraph) {
 
 TEST_F(CudaGraphStreams, ReplaysFollowEachOtherAndEagerStepsOnOtherStreams) {
   for (uint64_t order = 1; order <= 8; ++order) {
-    SCOPED_TRACE(testing::Message() << "seed of streams " << order);
+    SCOPED_TRACE(::testing::Message() << "seed of streams " << order);
     run_streams_late(order);
     GraphPair pair(model(), kGpu);
-    uint64_t seed = kSeed;
+    uint64_t seed = kStreamSeed;
     pair.add({1, 2});
     const GraphPointer graph = pair.capture({1, 2}, {1, 1}, true);
     ASSERT_NE(graph, nullptr) << pair.device.message();
@@ -132,12 +132,12 @@ TEST_F(CudaGraphStreams, ReplaysFollowEachOtherAndEagerStepsOnOtherStreams) {
 
 TEST_F(CudaGraphStreams, SwapsAndFencesBesideACaptureAreNoPartOfIt) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStreamSeed;
   pair.add({1, 2, 3});
   pair.eager({1, 2, 3}, {5, 9, 6}, ++seed);
   for (const bool in_forward : {false, true}) {
     for (cudaStream_t on : {pair.stream, second_}) {
-      SCOPED_TRACE(testing::Message()
+      SCOPED_TRACE(::testing::Message()
                    << "in a forward " << in_forward << " on its stream " << (on == pair.stream));
       run_streams_late(1);
       ASSERT_EQ(cudaStreamBeginCapture(pair.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
@@ -191,7 +191,7 @@ TEST_F(CudaGraphStreams, SwapsAndFencesBesideACaptureAreNoPartOfIt) {
 // The legacy default stream cannot be used while a stream that it waits for is captured: by anybody.
 TEST_F(CudaGraphStreams, TheDefaultStreamIsAvoidedBesideACaptureOfABlockingStream) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStreamSeed;
   pair.add({1, 2});
   pair.eager_on(kNoStream, {1, 2}, {5, 9}, ++seed);
   ASSERT_EQ(cudaStreamBeginCapture(blocking_, cudaStreamCaptureModeGlobal), cudaSuccess);
@@ -217,7 +217,7 @@ TEST_F(CudaGraphStreams, TheDefaultStreamIsAvoidedBesideACaptureOfABlockingStrea
 
 TEST_F(CudaGraphStreams, AForwardOnTheDefaultStreamEndsAfterTheCaptureOfAnother) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStreamSeed;
   pair.add({1, 2});
   pair.eager_on(kNoStream, {1, 2}, {5, 9}, ++seed);
   StepTensors tensors(model(), kGpu, {1}, {});
@@ -244,7 +244,7 @@ TEST_F(CudaGraphStreams, AForwardOnTheDefaultStreamEndsAfterTheCaptureOfAnother)
 
 TEST_F(CudaGraphStreams, ALayerOfAForwardThatWasBegunBeforeTheCaptureIsRefused) {
   GraphPair pair(model(), kGpu);
-  uint64_t seed = kSeed;
+  uint64_t seed = kStreamSeed;
   pair.add({1, 2});
   pair.eager({1, 2}, {5, 9}, ++seed);
   StepTensors tensors(model(), kGpu, {1, 1}, {});
@@ -288,7 +288,7 @@ TEST_F(CudaGraphStreams, StepsThatAreNotLaunchedFillTheRing) {
   expect_full();
   EXPECT_EQ(pair.device.begin({1}, {1}, pair.stream, KVC_FORWARD_REPLAY), nullptr);
   expect_full();
-  for (size_t i = 0; i < graphs.size(); ++i) pair.launch_first(*graphs[i], {1}, kSeed + i);
+  for (size_t i = 0; i < graphs.size(); ++i) pair.launch_first(*graphs[i], {1}, kStreamSeed + i);
   pair.eager({1}, {2}, 7);
   pair.replay(*graphs.front(), {1}, 8);
   pair.check();

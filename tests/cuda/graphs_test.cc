@@ -71,7 +71,7 @@ TEST_F(CudaGraphs, TurnKeysOnReadOnceAForwardHasMadeTheirAngles) {
 TEST_F(CudaGraphs, TakeWindowsAndSinksFromTheStep) {
   for (const kvc_rope_mode rope : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
     for (const bool has_sinks_at_capture : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "rope " << rope << " sinks at capture " << has_sinks_at_capture);
+      SCOPED_TRACE(::testing::Message() << "rope " << rope << " sinks at capture " << has_sinks_at_capture);
       GraphPair pair(model_of({.rope = rope}), kGpu);
       uint64_t seed = kSeed;
       pair.add({1, 2, 3});
@@ -134,7 +134,7 @@ TEST_F(CudaGraphs, KeepLayersWindows) {
 TEST_F(CudaGraphs, ChooseTheFactorsOfLongRopeByEachStep) {
   for (const kvc_rope_mode rope : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
     for (const bool is_long_at_capture : {false, true}) {
-      SCOPED_TRACE(testing::Message() << "rope " << rope << " long at capture " << is_long_at_capture);
+      SCOPED_TRACE(::testing::Message() << "rope " << rope << " long at capture " << is_long_at_capture);
       GraphPair pair(model_of({.rope = rope, .original_context = 12}), kGpu);
       uint64_t seed = kSeed;
       pair.add({1, 2, 3});

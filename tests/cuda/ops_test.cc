@@ -67,7 +67,7 @@ void expect_same(HostTensor& got, HostTensor& want, double tolerance, const char
 // Sums of float32 in another order; with 16-bit pools also weights of 16 bits.
 double tolerance_of(Elem pool) { return pool == Elem::kF32 ? 3e-5 : 2e-2; }
 
-class CudaOps : public testing::Test {
+class CudaOps : public ::testing::Test {
  protected:
   void SetUp() override {
     cudasim::reset();

@@ -58,7 +58,7 @@ void check(const std::vector<kernels::AttnSequence>& sequences, const PlanShape&
   ASSERT_TRUE(same(actual.sources, expected.sources, expected.num_sources()));
 }
 
-void check_random(uint64_t seed, PlannerBatchShape batch_shape) {
+void check_random_on_device(uint64_t seed, PlannerBatchShape batch_shape) {
   Dice dice(seed);
   batch_shape.causal = dice.chance(0.8);
   const PlannerBatch batch = random_batch(dice, batch_shape);
@@ -72,12 +72,12 @@ void check_random(uint64_t seed, PlannerBatchShape batch_shape) {
 
 TEST(CudaPlannerDevice, MakesTheHostsPlan) {
   for (int64_t seed = 1; seed <= scaled(100); ++seed)
-    ASSERT_NO_FATAL_FAILURE(check_random(static_cast<uint64_t>(seed), {}));
+    ASSERT_NO_FATAL_FAILURE(check_random_on_device(static_cast<uint64_t>(seed), {}));
 }
 
 TEST(CudaPlannerDevice, MakesTheHostsPlanOfManySequences) {
   for (int64_t seed = 1; seed <= scaled(8); ++seed)
-    ASSERT_NO_FATAL_FAILURE(check_random(
+    ASSERT_NO_FATAL_FAILURE(check_random_on_device(
         static_cast<uint64_t>(seed),
         {.max_sequences = 4096, .max_rows = 20, .max_keys = 300, .decode = 0.8, .masks = seed % 2 == 0}));
 }

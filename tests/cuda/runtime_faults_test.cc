@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/table.h"
 #include "src/base/device.h"
 #include "src/base/error.h"
+#include "tests/cuda/backend.h"
 
 namespace kvc::cuda {
 namespace {
@@ -22,7 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-const BackendTable& table() { return *kvc_cuda_backend(); }
 std::byte* at(void* address, int64_t offset) { return static_cast<std::byte*>(address) + offset; }
 
 // Every function of the table that can fail, on device 0, as far as it needs nothing but addresses.

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/table.h"
+#include "tests/cuda/backend.h"
 #include "tests/cuda/device_memory.h"
 
 namespace kvc::cuda {
@@ -20,8 +20,6 @@ namespace {
 
 using testing::check;
 using ::testing::HasSubstr;
-
-const BackendTable& table() { return *kvc_cuda_backend(); }
 
 // Calls a function of the table and expects kOk.
 template <typename... Params, typename... Args>

@@ -45,7 +45,7 @@ Function driver(const char* name) {
 constexpr int64_t kCount = 100;
 constexpr const char* kTouched = "the host touched memory of the device";
 
-class StrictEmulatorDeathTest : public testing::Test {
+class StrictEmulatorDeathTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!cudasim::is_strict())

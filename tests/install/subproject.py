@@ -35,7 +35,7 @@ def as_subproject(scratch, environment):
         f"{static.replace('(program ', '(program_static ')}\n")
     build = scratch / "build"
     # Optimising the library's own code would take the longer half of the time and show nothing more.
-    run(["cmake", "-S", scratch, "-B", build, "-DCMAKE_BUILD_TYPE=Debug"], env=environment)
+    run(["cmake", "-S", scratch, "-B", build, "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_UNITY_BUILD=ON"], env=environment)
     run(["cmake", "--build", build, "--parallel", str(os.cpu_count())], env=environment)
     versions = {run([build / "program"]), run([build / "program_static"])}
     if len(versions) != 1:

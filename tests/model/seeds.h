@@ -13,13 +13,9 @@
 #include <initializer_list>
 
 #include "tests/model/coverage.h"
+#include "tests/support/environment.h"
 
 namespace kvc::test {
-
-inline double environment(const char* name, double otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtod(text, nullptr);
-}
 
 // What all seeds together did.
 struct SeedResult {

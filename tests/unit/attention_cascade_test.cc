@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "src/attention/cascade.h"
+#include "tests/support/environment.h"
 
 namespace kvc {
 namespace {
 
+using test::rounds;
 // 32 query heads over 8 kv heads of 128 elements in 16 bit, pages of 16 tokens.
 constexpr CascadeShape kShape = {16, 32, 8, 128, 128, 512};
 constexpr CascadeCosts kBf16 = {.tile_flops_per_second = 160e9};
@@ -199,7 +201,7 @@ struct SlowSearch {
 };
 
 TEST(Cascade, FindsWhatALookAtEverySetFinds) {
-  for (unsigned seed = 0; seed < 300; ++seed) {
+  for (unsigned seed = 0; seed < rounds(300); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     Tables tables;
@@ -288,7 +290,7 @@ TEST(Cascade, NestedForksFitIntoASmallStack) {
 }
 
 TEST(Cascade, KeepsToCommonPagesOnRandomTrees) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < rounds(200); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
     Tables tables;

@@ -47,7 +47,7 @@ std::vector<float> output_bits(AttnProblem& problem) {
 
 TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
   Executor executor(3);
-  for (uint64_t seed = 1; seed <= 24; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(24); ++seed) {
     AttnProblem problem(seed, {.infinities = false, .max_rows = seed % 3 == 0 ? 150 : 6, .max_keys = 1300});
     const Visibility visibility(problem, {});
     const RotationOwner sink_rotation(problem.random, problem.tokens, problem.params.k_dim);
@@ -70,7 +70,7 @@ TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
 // Prompts of any cut: with one arithmetic for all rows, those of one forward are those of many.
 TEST(ItemRunner, GivesRowsTheSameBitsHoweverAPromptIsCutWhenTilesServeAll) {
   Executor executor(1);
-  for (uint64_t seed = 100; seed < 115; ++seed) {
+  for (uint64_t seed = 100; seed < 100 + rounds(15); ++seed) {
     AttnProblem problem(seed, {.infinities = false, .max_rows = 40, .max_keys = 300});
     const Visibility visibility(problem, {.row_map = false});
     const bool split_sinks = problem.random.chance(0.5);
@@ -139,7 +139,7 @@ constexpr CascadeCosts kAlwaysShare = {
 TEST(Cascade, GivesThePlainResult) {
   Executor executor(3);
   int64_t nested = 0;
-  for (uint64_t seed = 200; seed < 224; ++seed) {
+  for (uint64_t seed = 200; seed < 200 + rounds(24); ++seed) {
     const int64_t max_keys = seed % 8 == 0 ? 2900 : 900, shared = seed % 8 == 0 ? 2400 : 420;
     AttnProblem problem(
         seed,
@@ -167,7 +167,9 @@ TEST(Cascade, GivesThePlainResult) {
       ASSERT_LE(distance_from(problem, expected), limit_of(*table, problem.params));
     }
   }
-  EXPECT_GE(nested, 4);
+  if (rounds(24) == 24) {
+    EXPECT_GE(nested, 4);
+  }
 }
 
 }  // namespace

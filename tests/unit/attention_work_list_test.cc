@@ -9,20 +9,22 @@
 #include <vector>
 
 #include "src/attention/work_list.h"
+#include "tests/support/environment.h"
 
 namespace kvc {
 namespace {
 
 using kernels::AttnItem;
 using kernels::AttnSequence;
+using test::rounds;
 
-struct Case {
+struct WorkCase {
   std::vector<AttnSequence> sequences;
   WorkShape shape;
 };
 
-Case draw_case(std::mt19937& random) {
-  Case drawn;
+WorkCase draw_case(std::mt19937& random) {
+  WorkCase drawn;
   const int num_sequences = 1 + static_cast<int>(random() % 6);
   drawn.shape.num_kv_heads = 1 + static_cast<int32_t>(random() % 5);
   drawn.shape.num_q_heads = drawn.shape.num_kv_heads * (1 + static_cast<int32_t>(random() % 9));
@@ -45,15 +47,15 @@ Case draw_case(std::mt19937& random) {
   return drawn;
 }
 
-int64_t keys_of_row(const Case& drawn, size_t sequence, int64_t row) {
+int64_t keys_of_row(const WorkCase& drawn, size_t sequence, int64_t row) {
   return drawn.sequences[sequence].first_key_end + (drawn.shape.causal ? row : 0);
 }
 
 TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
-  for (unsigned seed = 0; seed < 200; ++seed) {
+  for (unsigned seed = 0; seed < rounds(200); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
-    const Case drawn = draw_case(random);
+    const WorkCase drawn = draw_case(random);
     WorkList list;
     plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {}, &list);
     // Per (sequence, row, head): disjoint key ranges that add up to what the row sees.
@@ -184,10 +186,10 @@ TEST(WorkList, ReadsASharedPrefixOnceAndFeedsEveryMember) {
 }
 
 TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
-  for (unsigned seed = 0; seed < 100; ++seed) {
+  for (unsigned seed = 0; seed < rounds(100); ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     std::mt19937 random(seed);
-    const Case drawn = draw_case(random);
+    const WorkCase drawn = draw_case(random);
     WorkList list;
     plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {}, &list);
     std::set<std::pair<int64_t, int64_t>> used;
@@ -216,7 +218,7 @@ TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
 TEST(WorkList, CutsASequenceAtTheSameKeysWhateverTheBatchAndTheThreads) {
   std::mt19937 random(5);
   for (int round = 0; round < 50; ++round) {
-    Case drawn = draw_case(random);
+    WorkCase drawn = draw_case(random);
     const auto cuts = [&](const std::vector<AttnSequence>& sequences, int32_t concurrency, int32_t wanted) {
       WorkShape shape = drawn.shape;
       shape.concurrency = concurrency;

@@ -83,7 +83,7 @@ double limit_of(const AttnProblem& problem) {
 }
 
 TEST_P(Decode, EqualsTheReferenceOnRandomShapes) {
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(60); ++seed) {
     AttnProblem problem(seed, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs expected = run_whole(reference_table(), problem);
@@ -94,7 +94,7 @@ TEST_P(Decode, EqualsTheReferenceOnRandomShapes) {
 }
 
 TEST_P(Decode, EqualsTheReferenceWithoutAnyScoreRule) {
-  for (uint64_t seed = 1000; seed < 1040; ++seed) {
+  for (uint64_t seed = 1000; seed < 1000 + rounds(40); ++seed) {
     AttnProblem problem(seed, {.rules = false, .infinities = false, .max_rows = 1, .max_keys = 500});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs expected = run_whole(reference_table(), problem);
@@ -116,7 +116,7 @@ TEST_P(Decode, TakesSixtyFourTokenRowsAtOnce) {
 
 TEST_P(Decode, RoundsItsResultToTheOutputType) {
   for (DType out_dtype : {DType::kF16, DType::kBF16}) {
-    for (uint64_t seed = 3000; seed < 3010; ++seed) {
+    for (uint64_t seed = 3000; seed < 3000 + rounds(10); ++seed) {
       AttnProblem problem(seed, {});
       SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
       Outputs expected = run_whole(reference_table(), problem);
@@ -127,7 +127,7 @@ TEST_P(Decode, RoundsItsResultToTheOutputType) {
 }
 
 TEST_P(Decode, MergedSplitsEqualTheReferenceWhereverTheKeysAreCut) {
-  for (uint64_t seed = 4000; seed < 4015; ++seed) {
+  for (uint64_t seed = 4000; seed < 4000 + rounds(15); ++seed) {
     AttnProblem problem(seed, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs expected = run_whole(reference_table(), problem);
@@ -141,7 +141,7 @@ TEST_P(Decode, MergedSplitsEqualTheReferenceWhereverTheKeysAreCut) {
 }
 
 TEST_P(Decode, RepeatsItselfBitForBit) {
-  for (uint64_t seed = 5000; seed < 5010; ++seed) {
+  for (uint64_t seed = 5000; seed < 5000 + rounds(10); ++seed) {
     AttnProblem problem(seed, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs first = run_split(*GetParam(), problem, 48);
@@ -151,7 +151,7 @@ TEST_P(Decode, RepeatsItselfBitForBit) {
 }
 
 TEST_P(Decode, GivesARowTheSameBitsInAnyCompany) {
-  for (uint64_t seed = 6000; seed < 6020; ++seed) {
+  for (uint64_t seed = 6000; seed < 6000 + rounds(20); ++seed) {
     AttnProblem problem(seed, {.max_rows = 9});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs together = run_whole(*GetParam(), problem);
@@ -206,7 +206,7 @@ TEST_P(Decode, OneKeyReturnsItsValueExactly) {
 }
 
 TEST_P(Decode, LargeScoresNeitherOverflowNorLoseTheWinner) {
-  for (uint64_t seed = 9000; seed < 9010; ++seed) {
+  for (uint64_t seed = 9000; seed < 9000 + rounds(10); ++seed) {
     AttnProblem problem(seed, {.rules = false, .max_rows = 2});
     problem.params.q_scale = 40.0f;  // scores of several hundred, in log2 units
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());

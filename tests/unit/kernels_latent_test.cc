@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(Isa, Latent, testing::ValuesIn(available_tables()),
                          [](const auto& info) { return std::string(info.param->name); });
 
 TEST_P(Latent, OneRowEqualsTheReferenceInEveryShape) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(40); ++seed) {
     Random random(seed);
     const LatentShape shape = random_shape(random);
     LatentProblem problem(seed, shape, 1, random_length(random, shape));
@@ -244,7 +244,7 @@ TEST_P(Latent, SixteenHeadsOfDeepSeekEqualTheReferenceOverAThousandKeys) {
 }
 
 TEST_P(Latent, SeveralCausalRowsEqualTheReference) {
-  for (uint64_t seed = 100; seed < 130; ++seed) {
+  for (uint64_t seed = 100; seed < 100 + rounds(30); ++seed) {
     Random random(seed);
     LatentShape shape = random_shape(random);
     shape.causal = random.chance(0.8);
@@ -259,7 +259,7 @@ TEST_P(Latent, SeveralCausalRowsEqualTheReference) {
 }
 
 TEST_P(Latent, QueriesOfAnyTypeScaleAndRotationAreRoundedOnce) {
-  for (uint64_t seed = 200; seed < 220; ++seed) {
+  for (uint64_t seed = 200; seed < 200 + rounds(20); ++seed) {
     Random random(seed);
     LatentShape shape = random_shape(random);
     shape.q_dtype = random.dtype();
@@ -292,7 +292,7 @@ TEST_P(Latent, MergedSplitsEqualTheReferenceWhereverTheKeysAreCut) {
 }
 
 TEST_P(Latent, GivesARowTheSameBitsInAnyCompany) {
-  for (uint64_t seed = 400; seed < 430; ++seed) {
+  for (uint64_t seed = 400; seed < 400 + rounds(30); ++seed) {
     Random random(seed);
     LatentShape shape = random_shape(random);
     LatentProblem problem(seed, shape, random.between(2, 9), random_length(random, shape));

@@ -228,7 +228,7 @@ TEST_P(Linear, EveryFamilyMatchesTheRecurrenceForEveryNumberOfTokens) {
 }
 
 TEST_P(Linear, OddShapesMatchTheRecurrence) {
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(60); ++seed) {
     Random random(seed);
     LinearShape shape;
     shape.k_heads = random.between(1, 3);
@@ -305,7 +305,7 @@ TEST_P(Linear, APromptInSeveralForwardsGivesTheSameOutputs) {
 }
 
 TEST_P(Linear, HeadsComeOutTheSameHoweverTheyAreCut) {
-  for (uint64_t seed = 1; seed <= 16; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(16); ++seed) {
     LinearShape shape;
     shape.heads = 12, shape.k_heads = 2, shape.k_dim = 24, shape.v_dim = 40;
     shape.tokens = {static_cast<int64_t>(seed % 3 == 0 ? 1 : 45)}, shape.decay = kDecays[seed % 4];

@@ -63,7 +63,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 constexpr AttnFeatures kFeatures = {.infinities = false, .max_rows = 9, .max_keys = 260};
 
 TEST_P(Masks, EqualAPlainLoopWhateverRowsSee) {
-  for (uint64_t seed = 1; seed <= 40; ++seed) {
+  for (uint64_t seed = 1; seed < 1 + rounds(40); ++seed) {
     AttnProblem problem(seed, kFeatures);
     const Visibility visibility(problem, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
@@ -86,7 +86,7 @@ TEST_P(Masks, ServeTreesOfElevenHundredNodes) {
 }
 
 TEST_P(Masks, KeepWhatARowDoesNotSeeOutOfItsBits) {
-  for (uint64_t seed = 200; seed < 215; ++seed) {
+  for (uint64_t seed = 200; seed < 200 + rounds(15); ++seed) {
     AttnProblem problem(seed, kFeatures);
     const Visibility visibility(problem, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
@@ -114,7 +114,7 @@ TEST_P(Masks, KeepWhatARowDoesNotSeeOutOfItsBits) {
 }
 
 TEST_P(Masks, GiveARowTheSameBitsInAnyCompany) {
-  for (uint64_t seed = 300; seed < 312; ++seed) {
+  for (uint64_t seed = 300; seed < 300 + rounds(12); ++seed) {
     AttnProblem problem(seed, kFeatures);
     const Visibility visibility(problem, {});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
@@ -137,7 +137,7 @@ TEST_P(Masks, GiveARowTheSameBitsInAnyCompany) {
 
 // K and V rows that begin at the same byte: latents, or layers whose K is their V.
 TEST_P(Masks, ReadVOutOfTheKRows) {
-  for (uint64_t seed = 400; seed < 410; ++seed) {
+  for (uint64_t seed = 400; seed < 400 + rounds(10); ++seed) {
     AttnProblem problem(seed, kFeatures);
     problem.params.v = problem.params.k;
     problem.params.v_dim = std::min(problem.params.v_dim, problem.params.k_dim);

@@ -16,8 +16,11 @@
 
 #include "kernels/cpu/table.h"
 #include "kernels/reference/elements.h"
+#include "tests/support/environment.h"
 
 namespace kvc::kernels::test {
+
+using ::kvc::test::rounds;
 
 using cpu::Isa;
 using cpu::KernelTable;

@@ -125,7 +125,7 @@ void for_each_problem(uint64_t first_seed, uint64_t count, const AttnFeatures& f
 // The same for the comparison with the reference, which is computed once for all instruction sets.
 void compare_with_reference(uint64_t first_seed, uint64_t count, const AttnFeatures& features,
                             const std::function<TileOutputs(const KernelTable&, AttnProblem&)>& run) {
-  for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
+  for (uint64_t seed = first_seed; seed < first_seed + rounds(count); ++seed) {
     AttnProblem problem(seed, features);
     TileOutputs expected = run_whole(reference_table(), problem);
     for (const KernelTable* table : available_tables()) {
@@ -179,7 +179,7 @@ TEST(TileKernel, EqualsTheReferenceWhenOneItemHoldsManyRows) {
 }
 
 TEST(TileKernel, TakesAnyHeadDimension) {
-  for (uint64_t seed = 2500; seed < 2580; ++seed) {
+  for (uint64_t seed = 2500; seed < 2500 + rounds(80); ++seed) {
     AttnProblem problem(seed, {.max_rows = 3, .max_keys = 80});
     // Shorter than the stored rows: what lies behind must not be read as part of a head.
     problem.params.k_dim = static_cast<int32_t>(problem.random.between(16, problem.params.k_dim));
@@ -219,7 +219,7 @@ TEST(TileKernel, RoundsItsResultToTheOutputType) {
 
 TEST(TileKernel, GivesARowTheSameBitsInAnyCompany) {
   for (int64_t most_rows : {1, 4, 40}) {
-    for_each_problem(5000, 15, {.max_rows = 40, .max_keys = 200},
+    for_each_problem(5000, rounds(15), {.max_rows = 40, .max_keys = 200},
                      [&](const KernelTable& table, AttnProblem& problem) {
                        TileOutputs together = run_whole(table, problem);
                        TileOutputs in_pieces = run_in_pieces(table, problem, most_rows);

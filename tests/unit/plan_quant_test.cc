@@ -25,7 +25,7 @@ LayerSpec quantised_layer(int32_t heads, int32_t k_dim, int32_t v_dim, kvc_quant
 constexpr DLDataType kFloat8{kDLFloat8_e4m3fn, 8, 1}, kInt8{kDLInt, 8, 1}, kInt4{kDLInt, 4, 1},
     kFloat4{kDLFloat4_e2m1fn, 4, 1};
 
-struct Case {
+struct QuantCase {
   const char* name;
   LayerSpec layer;
   int64_t page_bytes;       // of a layer
@@ -41,7 +41,7 @@ struct Case {
 TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
   constexpr uint64_t k16GiB = uint64_t{16} << 30;
   const LayerSpec bf16 = attention_layer(32, 8, 128, 128, DType::kBF16, DType::kBF16);
-  const Case cases[] = {
+  const QuantCase cases[] = {
       {"bf16", bf16, 65536, 131072, k16GiB, 131072, 8192, 0, 8192, 17179869184, 1.0},
       {"fp8", quantised_layer(8, 128, 128, KVC_QUANT_PER_TENSOR, kFloat8), 32768, 65536, k16GiB, 131072,
        16384, 0, 8192, 8589934592, 2.0},
@@ -53,7 +53,7 @@ TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
       {"float4", quantised_layer(8, 128, 128, KVC_QUANT_BLOCK16, kFloat4), 18432, 36864, k16GiB, 131072,
        29127, 65536, 8192, 4831838208, 3.5555419921875},
   };
-  for (const Case& one : cases) {
+  for (const QuantCase& one : cases) {
     SCOPED_TRACE(one.name);
     Spec spec = spec_of(std::vector<LayerSpec>(32, one.layer), 16);
     spec.byte_budget = one.budget;

@@ -31,8 +31,8 @@ std::string to_hex(const BlockKey& key) {
 }
 
 // A query as the C interface makes it: extra keys in order.
-struct Case {
-  explicit Case(const nlohmann::json& json)
+struct VectorCase {
+  explicit VectorCase(const nlohmann::json& json)
       : tokens(json["tokens"].get<std::vector<int32_t>>()), block_tokens(json["block_tokens"]) {
     const std::string salt = from_hex(json["salt"]);
     query.root = namespace_root(salt.data(), salt.size());
@@ -56,7 +56,7 @@ TEST(PrefixKeys, AreThoseThatAnotherLanguageComputes) {
   int num_keys = 0;
   for (const auto& json : vectors()) {
     SCOPED_TRACE(json["name"].get<std::string>());
-    const Case wanted(json);
+    const VectorCase wanted(json);
     EXPECT_EQ(to_hex(wanted.query.root), json["root"]);
     KeyChain chain(wanted.query, wanted.block_tokens);
     ASSERT_EQ(chain.num_blocks(), static_cast<int64_t>(json["hashes"].size()));
@@ -69,12 +69,12 @@ TEST(PrefixKeys, AreThoseThatAnotherLanguageComputes) {
 TEST(PrefixKeys, ContinueFromThoseThatTheCallerHas) {
   for (const auto& json : vectors()) {
     SCOPED_TRACE(json["name"].get<std::string>());
-    Case wanted(json);
+    VectorCase wanted(json);
     KeyChain all(wanted.query, wanted.block_tokens);
     std::vector<BlockKey> keys;
     for (int64_t block = 0; block < all.num_blocks(); ++block) keys.push_back(all.key(block));
     for (int64_t given = 0; given <= all.num_blocks(); ++given) {
-      Case some(json);
+      VectorCase some(json);
       some.query.keys = keys.data();
       some.query.num_keys = given;
       KeyChain chain(some.query, some.block_tokens);

@@ -1,13 +1,14 @@
 // The order of eviction of a model with one page table, exactly: against a naive index that stamps every block of a path.
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 
+#include "tests/support/environment.h"
 #include "tests/unit/prefix_support.h"
 
 namespace kvc {
 namespace {
 
+using test::environment;
 using test::Prompt;
 
 constexpr int32_t kBlock = 4;
@@ -267,11 +268,6 @@ class OrderModel {
   uint64_t time_ = 0;
   int64_t freed_ = 0;
 };
-
-double environment(const char* name, double otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atof(text);
-}
 
 TEST(PrefixOrder, IsThatOfPathsByLastUseAsIfEveryBlockWereStamped) {
   const auto only = static_cast<int64_t>(environment("KVC_TEST_SEED", -1));

@@ -2,15 +2,16 @@
 // KVC_TEST_SCALE multiplies the operations, KVC_TEST_SEED runs that seed alone.
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <set>
 
+#include "tests/support/environment.h"
 #include "tests/unit/prefix_support.h"
 
 namespace kvc {
 namespace {
 
+using test::environment;
 using test::GroupShape;
 using test::Label;
 using test::label_of;
@@ -47,7 +48,7 @@ struct Known {
   std::vector<std::pair<int64_t, std::string>> extra;  // offset in the block, data
 };
 
-struct Sequence {
+struct ModelSequence {
   std::unique_ptr<Prompt> prompt;
   std::vector<std::vector<PageId>> pages;  // [block][page]; kNoPage: dropped
   std::vector<StateSlot> states;           // [block]
@@ -214,7 +215,7 @@ class RandomIndex {
 
   // Starts a sequence on the longest hit and computes the rest.
   void start() {
-    Sequence sequence;
+    ModelSequence sequence;
     sequence.prompt = any_prompt();
     Prompt& prompt = *sequence.prompt;
     const PrefixMatch hit = match(prompt, prompt.query.num_tokens, true, model_.host_pages != 0);
@@ -239,7 +240,7 @@ class RandomIndex {
   }
 
   // Takes what the sequence will see of the block; brings back what is on the host. False: no room.
-  bool attach(NodeId node, Sequence* sequence, int64_t hit_tokens, bool takes) {
+  bool attach(NodeId node, ModelSequence* sequence, int64_t hit_tokens, bool takes) {
     std::vector<PageId> pages(static_cast<size_t>(index().pages_per_block()), kNoPage);
     const int64_t begin = (int64_t{index().depth(node)} - 1) * block();
     bool has_all = true;
@@ -287,7 +288,7 @@ class RandomIndex {
 
   // Computes the blocks that are left, in order, and publishes them.
   void grow(size_t which) {
-    Sequence& sequence = sequences_[which];
+    ModelSequence& sequence = sequences_[which];
     Prompt& prompt = *sequence.prompt;
     NodeId parent = sequence.pages.empty()
                         ? kNoNode
@@ -318,7 +319,7 @@ class RandomIndex {
     }
   }
 
-  NodeId publish(Sequence* sequence, int64_t b, NodeId parent) {
+  NodeId publish(ModelSequence* sequence, int64_t b, NodeId parent) {
     Prompt& prompt = *sequence->prompt;
     const BlockKey key = prompt.chain->key(b);
     std::vector<PageId>& pages = sequence->pages[static_cast<size_t>(b)];
@@ -359,7 +360,7 @@ class RandomIndex {
   }
 
   // What a window does while a sequence grows.
-  void drop_unseen(Sequence* sequence) {
+  void drop_unseen(ModelSequence* sequence) {
     const auto length = static_cast<int64_t>(sequence->pages.size()) * block();
     for (size_t g = 0; g < groups().size(); ++g) {
       const int64_t first = first_visible_key(groups()[g], length);
@@ -492,7 +493,7 @@ class RandomIndex {
     std::vector<int32_t> pages(static_cast<size_t>(world_.allocator.num_pages()), 0);
     std::vector<int32_t> states(static_cast<size_t>(world_.states.num_slots()), 0);
     ASSERT_NO_THROW(index().check(&pages, &states));
-    for (const Sequence& sequence : sequences_) {
+    for (const ModelSequence& sequence : sequences_) {
       for (const auto& held : sequence.pages) {
         for (const PageId page : held) {
           if (page != kNoPage) ++pages[static_cast<size_t>(page)];
@@ -564,17 +565,12 @@ class RandomIndex {
   test::Random random_;
   const Model& model_;
   test::PrefixWorld world_;
-  std::vector<Sequence> sequences_;
+  std::vector<ModelSequence> sequences_;
   std::map<std::array<uint8_t, 32>, std::map<std::array<uint8_t, 32>, Known>> children_;
   std::map<std::array<uint8_t, 32>, uint64_t> quotas_;
   std::vector<BlockKey> pinned_;
   std::map<std::pair<std::array<uint8_t, 32>, int32_t>, kvc_tier> consumer_;
 };
-
-double environment(const char* name, double otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::atof(text);
-}
 
 class PrefixRandom : public testing::TestWithParam<size_t> {};
 

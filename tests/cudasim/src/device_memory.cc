@@ -15,7 +15,7 @@
 namespace cudasim {
 namespace {
 
-constexpr size_t kAlignment = 256, kPage = 4096, kArenaBytes = size_t{64} << 30;
+constexpr size_t kPage = 4096, kArenaBytes = size_t{64} << 30;
 
 // One range of addresses, so that opening and closing all of it is one call.
 struct Arena {

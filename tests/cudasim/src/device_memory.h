@@ -11,7 +11,9 @@ namespace cudasim {
 
 struct Runtime;
 
-// 256-byte aligned, NaN. Null: there is no more.
+constexpr size_t kAlignment = 256;
+
+// Aligned to kAlignment, NaN. Null: there is no more.
 void* take_device_memory(size_t bytes);
 void give_device_memory(void* address);
 

@@ -8,8 +8,6 @@
 namespace cudasim {
 namespace {
 
-constexpr size_t kAlignment = 256;
-
 void* take(size_t bytes) {
   void* memory = nullptr;
   if (posix_memalign(&memory, kAlignment, bytes) != 0) return nullptr;
