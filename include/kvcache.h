@@ -5,7 +5,7 @@
  *
  * WHAT IT DOES
  *   Layer specs in, bytes and pages planned; tokens in, pages shared; Q, K, V in, attention out. Tensors cross as
- *   DLPack, so any framework shares its memory. Three ways in, one implementation:
+ *   DLPack, so any framework shares its memory. Four ways in, one implementation:
  *     whole cache        kvc_cache_create with KVC_STORAGE_OWNED or KVC_STORAGE_BORROWED, then forwards with kvc_attn
  *     bookkeeping only   KVC_STORAGE_NONE: lengths in, page ids out; no tensor memory anywhere
  *     own kernels        kvc_kv_append or your own append, kvc_export_page_table, kvc_export_pool
@@ -441,8 +441,9 @@ enum {
   /* Every page and state slot that a forward takes is filled with zeros before the forward writes it, so
    * that no token of another sequence can be read from it, whatever the forward leaves unwritten. A page
    * that is copied on write takes over what the copied page holds. Costs one write of the taken pages per
-   * kvc_forward_begin, which goes to the forward's stream, also with KVC_FORWARD_REPLAY; it is no part of a
-   * captured graph. Storage NONE: KVC_E_UNSUPPORTED. */
+   * kvc_forward_begin, which goes to the forward's stream, also with KVC_FORWARD_REPLAY. It is no part of a
+   * captured graph: while the stream is captured it goes to the library's own, and begin waits for it.
+   * Storage NONE: KVC_E_UNSUPPORTED. */
   KVC_CONFIG_CLEAR_PAGES = 2
 };
 
@@ -634,8 +635,11 @@ KVC_API kvc_status kvc_plan_min_pages(const kvc_plan *const *plans, size_t n, in
  * `*n`: capacity of layers in elements on entry, elements needed on return: more than num_layers, because the elements behind the layers hold
  * the rotations, state shapes and factors that they point at. Keep the array until kvc_plan_create has copied it. NULL: only the count.
  * Storage is of the model's torch_dtype (bfloat16 where it has none). Rotations are read, and set to KVC_ROPE_ON_APPEND.
- * Families: Llama 2 to 4, Mistral, Mixtral, Qwen 2 to 3.5 and VL, Gemma 1 to 4, GPT-OSS, DeepSeek V2 and V3, Kimi-Linear, Phi-3 and 4, GLM-4, Cohere 2,
- * OLMo 2, Granite, MiMo-V2, BLOOM, Falcon, MPT, GPT-2, OPT, GPT-NeoX, Jamba, Mamba, Mamba-2, Zamba 2, Falcon-H1, Bamba, Nemotron-H, LFM2, T5, Whisper.
+ * Families (`kvcache plan --families` lists the names): Llama 2 to 4 and 3.2 Vision, Mistral, Ministral,
+ * Mixtral, Qwen 2 to 3.5, Next and VL, Gemma 1 to 4 and 3n, GPT-OSS, DeepSeek V2 and V3, Kimi-K2 and
+ * Kimi-Linear, Phi 1 to 4, GLM-4, ChatGLM, Cohere 1 and 2, OLMo 1 to 3, Granite, StableLM, StarCoder 1 and 2,
+ * MiMo-V2, BLOOM, Falcon, MPT, GPT-2, GPT-J, GPT-NeoX, OPT, Jamba, Mamba 1 and 2, Falcon-Mamba, Falcon-H1,
+ * Zamba 2, Bamba, Nemotron-H, LFM2, T5, BART, Whisper.
  * KVC_E_INVALID_ARGUMENT: not JSON (detail = byte), a missing field or one of the wrong type (the message names it). KVC_E_OUT_OF_RANGE: a
  * number beyond reason. KVC_E_UNSUPPORTED: an unknown model_type, or a feature that the library has not (named). KVC_E_BUFFER_TOO_SMALL.
  * Threading: any. Device: host only. */

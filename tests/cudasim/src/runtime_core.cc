@@ -149,6 +149,7 @@ void reset() {
   forget_freed(state, 0, 0);
   apply_defaults(state);
   last_error = cudaSuccess;
+  device_of_thread = 0;
   counted().host_bytes_by_kernels = 0;
   counted().tma_boxes = 0;
 }

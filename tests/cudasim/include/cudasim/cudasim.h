@@ -10,8 +10,8 @@
 
 namespace cudasim {
 
-// Everything below as it was when the program started (counters, devices, failures, order, seed, this thread's last error); lets all queued work finish first. What was
-// allocated stays.
+// Everything below as it was when the program started (counters, devices, failures, order, seed, this
+// thread's device and last error); lets all queued work finish first. What was allocated stays.
 void reset();
 
 // ---- Order of execution. The environment sets the defaults: KVC_CUDASIM_SEED, KVC_CUDASIM_LAZY=1, KVC_CUDASIM_THREADS.
