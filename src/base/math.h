@@ -5,7 +5,10 @@
 
 namespace kvc {
 
-constexpr int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+// Of any value >= 0: value + divisor - 1 would overflow near INT64_MAX.
+constexpr int64_t ceil_div(int64_t value, int64_t divisor) {
+  return value / divisor + (value % divisor != 0 ? 1 : 0);
+}
 constexpr int64_t align_up(int64_t value, int64_t alignment) {
   return ceil_div(value, alignment) * alignment;
 }

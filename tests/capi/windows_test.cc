@@ -328,6 +328,21 @@ TEST(SequenceWindow, SinksKeepTheirDistanceWithRopeOnRead) {
   }
 }
 
+TEST(SequenceWindow, OfAnyWidthWithAsManySinksHidesNothing) {
+  for (const int64_t window : {int64_t{1} << 31, int64_t{1} << 62, INT64_MAX - 3, INT64_MAX}) {
+    SCOPED_TRACE(window);
+    Net net({attention_layer()});
+    Cache cache(net.config);
+    ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_seq_set_window(cache.get(), 1, window, window - 1, nullptr), KVC_OK);
+    Tokens tokens(12);
+    HostTensor out(Elem::kF32, {12, kHeads, kDim});
+    append_in(cache, 0, tokens, 12, {9, 1}, out);
+    for (int64_t p = 0; p < 12; ++p) expect_row(out, p, {tokens, key_range(0, p + 1)}, p);
+    EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+  }
+}
+
 TEST(SequenceWindow, NarrowsTheWindowOfALayer) {
   Net net({attention_layer(5), attention_layer()});
   Cache cache(net.config);
