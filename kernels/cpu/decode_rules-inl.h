@@ -91,10 +91,7 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
                                  packed_row_of(sequence, rules.token_row(row)) * params.bias_token_stride +
                                  sequence.key_position + rules.chunk_key + first + lane % keys];
       }
-      // A masked key's K may be NaN, which a sum with -inf would keep.
-      const Vec row_bias = load(bias);
-      const Mask masked = equal(row_bias, minus_infinity);
-      s = select(masked, minus_infinity, fma(row_bias, set1(1.4426950408889634f), s));
+      s = add_bias(s, load(bias));
     }
     s = select(mask_of(flags), s, minus_infinity);
     scores[first / keys] = s;

@@ -15,7 +15,6 @@ namespace kvc::kernels::cpu {
 namespace {
 
 constexpr int kBlockVectors = kBlockKeys / kLanes;
-constexpr float kLog2E = 1.44269504088896340736f;
 
 inline bool scores_are_plain(const AttnParams& params) {
   return params.softcap == 0.0f && params.alibi == nullptr && params.bias == nullptr;
@@ -75,11 +74,7 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
                                        : sub(set1(distance - static_cast<float>(c * kLanes)), lane_index());
       s = fnma(set1(slope), lane_distance, s);
     }
-    if (bias != nullptr && lanes > 0) {
-      const Vec b = load_tail(bias + c * kLanes, lanes);
-      s = fma(b, set1(kLog2E), s);
-      s = select(equal(b, set1(kMinusInfinity)), b, s);
-    }
+    if (bias != nullptr && lanes > 0) s = add_bias(s, load_tail(bias + c * kLanes, lanes));
     store(at, select(block_mask(visible, c), s, set1(kMinusInfinity)));
   }
 }

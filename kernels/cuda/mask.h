@@ -18,6 +18,13 @@ KVC_HD int64_t position_of_key(const kernels::AttnSequence& sequence, int64_t ke
   return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
 }
 
+// See kMaxBias. Infinities and NaN stay.
+KVC_HD float bounded_bias(float bias) {
+  const float size = bias < 0 ? -bias : bias;
+  if (!(size > kernels::kMaxBias && size < __builtin_inff())) return bias;
+  return bias < 0 ? -kernels::kMaxBias : kernels::kMaxBias;
+}
+
 // A row without its tree: keys [0, sinks) and [begin, end), all below end.
 struct RowMask {
   int32_t begin, end;

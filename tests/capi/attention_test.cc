@@ -278,6 +278,52 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
   EXPECT_EQ(attend(&shorter, &out), KVC_OK);
 }
 
+// Masks of other frameworks hold the least float32 where a key is hidden. log2(e) times that is no float32.
+TEST(AttentionMask, KeysThatAllHaveTheLeastBiasCountAlike) {
+  kvc_device_caps caps{};
+  caps.struct_size = sizeof caps;
+  ASSERT_EQ(kvc_device_query({kDLCPU, 0}, &caps, nullptr), KVC_OK);
+  constexpr auto kMost = static_cast<double>(std::numeric_limits<float>::max());
+  for (kvc_cpu_isa isa = KVC_CPU_ISA_REFERENCE; isa <= KVC_CPU_ISA_AVX512_BF16; ++isa) {
+    if ((caps.isas >> isa & 1) == 0) continue;
+    for (const int64_t rows : {1, 9}) {
+      Model model;
+      model.config.cpu_isa = isa;
+      Cache cache(model.config);
+      cache.fill({1}, {6});
+      HostTensor q(Elem::kF32, {rows, 4, 8}), k(Elem::kF32, {rows, 2, 8}), v(Elem::kF32, {rows, 2, 8});
+      Random random(3);
+      for (HostTensor* tensor : {&k, &v}) tensor->fill_random(random);
+      q.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { q.set(0.0, t, h, d); });
+      const auto attend = [&](double of_key, HostTensor& out) {
+        HostTensor lse(Elem::kF32, {rows, 4}), bias(Elem::kF32, {rows, 16});
+        bias.for_each([&](int64_t t, int64_t j, int64_t, int64_t) { bias.set(of_key, t, j); });
+        kvc_attn_opt opt{};
+        opt.struct_size = sizeof opt;
+        opt.bias = bias.dl();
+        EXPECT_EQ(cache.begin({1}, {rows}), KVC_OK);
+        EXPECT_EQ(kvc_attn(cache.forward, 0, &opt, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), nullptr),
+                  KVC_OK);
+        EXPECT_EQ(kvc_forward_abort(cache.forward, nullptr), KVC_OK);
+        cache.forward = nullptr;
+        for (int64_t t = 0; t < rows; ++t) EXPECT_TRUE(std::isfinite(lse.get(t, 0))) << of_key;
+      };
+      HostTensor expected(Elem::kF32, {rows, 4, 8});
+      attend(0, expected);
+      for (const double of_key : {-kMost, -2.4e38, 2.4e38, kMost}) {
+        HostTensor out(Elem::kF32, {rows, 4, 8});
+        attend(of_key, out);
+        double largest = 0;
+        out.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+          const double error = std::fabs(out.get(t, h, d) - expected.get(t, h, d));
+          largest = error <= largest ? largest : error;  // keeps a NaN
+        });
+        EXPECT_LE(largest, 1e-6) << "isa " << isa << ", " << rows << " rows, bias " << of_key;
+      }
+    }
+  }
+}
+
 // Key 2 of both sequences is masked, then its K and V become NaN: nothing may change. Decode and prefill, every instruction set.
 TEST(AttentionMask, MaskedKeysMayHoldNaN) {
   kvc_device_caps caps{};

@@ -85,7 +85,7 @@ KVC_DEVICE void add_bias(Scores<C>& scores, const kernels::AttnParams& params, c
       for (int e = 0; e < 2; ++e) {
         if (!seen(n, 2 * i + e)) continue;
         const float b = bias[8 * n + e];
-        scores.s[n][2 * i + e] += b * kLog2E;
+        scores.s[n][2 * i + e] += bounded_bias(b) * kLog2E;
         if (b == -__builtin_inff()) seen.of[i] &= ~(uint64_t{1} << (8 * n + e));
       }
     }

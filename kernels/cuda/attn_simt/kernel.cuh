@@ -149,7 +149,7 @@ struct Cta {
     if (params.bias != nullptr) {
       const float bias = params.bias[own.head * params.bias_head_stride +
                                      own.packed * params.bias_token_stride + sequence.key_position + key];
-      score = bias == kMinusInfinity ? kMinusInfinity : fmaf(kLog2E, bias, score);
+      score = bias == kMinusInfinity ? kMinusInfinity : fmaf(kLog2E, bounded_bias(bias), score);
     }
     return score;
   }
