@@ -152,8 +152,11 @@ void attention(const AttnParams& params, const AttnItem& item, void* scratch) {
         q[d] = params.q_scale * rotated_element(from, params.q.dtype, rotation, packed_row, d);
       }
       const QueryRow query{params, sequence, row, q_head, q};
-      const Sums sums = attend(query, item.key_begin, item.key_end, acc);
+      Sums sums = attend(query, item.key_begin, item.key_end, acc);
       if (partial == nullptr) {
+        // As a partial rounds, so that a row's bits do not depend on whether other rows need a second part.
+        sums = {static_cast<float>(sums.m), static_cast<float>(sums.l)};
+        for (int64_t d = 0; d < params.v_dim; ++d) acc[d] = static_cast<float>(acc[d]);
         write_output(params, packed_row, q_head, sums, acc);
         continue;
       }

@@ -92,7 +92,8 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
   sequences_.push_back(sequence);
 }
 
-// Windows, chunks, sinks. Leaves the sequence plain where they hide nothing.
+// Windows, chunks, sinks. Leaves the sequence plain where they hide nothing and no query turns differently for its sinks: those are
+// an item of their own from the first row on, so that a row's bits do not depend on the rows beside it.
 void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
                          AttnSequence& sequence) {
   const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
@@ -107,7 +108,8 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
     key_begins_[static_cast<size_t>(entry.row_begin + row)] =
         static_cast<int32_t>(std::max<int64_t>(0, begin - first_key));
   }
-  if (!hides) {
+  const bool splits_sinks = view.rope >= 0 && sequence.sink_end > 0;
+  if (!hides && !splits_sinks) {
     sequence.sink_end = 0;
     return;
   }

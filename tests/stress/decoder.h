@@ -23,6 +23,8 @@ struct DecoderShape {
   int32_t v_dim = 80;
   int32_t page_size = 16;
   int64_t num_pages = 256;
+  kvc_rope_mode rope = KVC_ROPE_ON_APPEND;
+  int64_t window = 0, sink = 0;  // of every sequence
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
   int32_t num_threads = 1;
   const kvc_executor* executor = nullptr;
@@ -36,7 +38,7 @@ class Decoder {
   explicit Decoder(const DecoderShape& shape) : shape_(shape) {
     kvc_rope rope{};
     rope.struct_size = sizeof rope;
-    rope.mode = KVC_ROPE_ON_APPEND;
+    rope.mode = shape.rope;
     std::vector<kvc_layer> layers(static_cast<size_t>(shape.num_layers));
     for (kvc_layer& layer : layers) {
       layer.struct_size = sizeof layer;
@@ -78,6 +80,9 @@ class Decoder {
       int64_t length = 0;
       if (kvc_seq_length(cache_, seq, &length, nullptr) == KVC_E_NOT_FOUND) {
         EXPECT_EQ(kvc_seq_add(cache_, seq, nullptr), KVC_OK);
+        if (shape_.window != 0) {
+          EXPECT_EQ(kvc_seq_set_window(cache_, seq, shape_.window, shape_.sink, nullptr), KVC_OK);
+        }
       }
       seqs.push_back(seq);
       lengths.push_back(append);

@@ -69,13 +69,16 @@ KVC_DEVICE int32_t last_index(const ViewedSequence& q) {
 }
 
 // Whether any row of the sequence is kept from a key that lies before its window: beginnings grow with the index, so the largest one decides.
+// Or the queries of sinks turn differently: those keys stay apart from the first row on, so that a row's bits
+// do not depend on the rows beside it.
 KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t index,
                            int32_t* sink_end) {
   *sink_end = 0;
   if (!narrows(params, q) || q.append == 0) return false;
   const SeenKeys keys = seen_keys(params, q, index);
-  if (key_begin(q, keys) == 0) return false;
-  *sink_end = keys.sink_end > q.first_key ? keys.sink_end - q.first_key : 0;
+  const int32_t sinks = keys.sink_end > q.first_key ? keys.sink_end - q.first_key : 0;
+  if (key_begin(q, keys) == 0 && (params.rope < 0 || sinks == 0)) return false;
+  *sink_end = sinks;
   return true;
 }
 
