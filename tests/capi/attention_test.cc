@@ -137,6 +137,9 @@ TEST_F(Attention, RefusesWrongTensorsByName) {
     int64_t strides[] = {heads * 16, 16, 2};
     bad.strides = strides;
     refused(KVC_E_SHAPE, {wrong.name, "2", "1"}, call(&bad));
+    int64_t far[] = {int64_t{1} << 55, 8, 1};
+    bad.strides = far;
+    refused(KVC_E_SHAPE, {wrong.name, "36028797018963968", "cannot be addressed"}, call(&bad));
     bad = good;
     bad.byte_offset = 2;
     refused(KVC_E_SHAPE, {wrong.name, "2", "4"}, call(&bad));
@@ -410,7 +413,7 @@ TEST_F(Attention, ARowThatSeesNothingIsZero) {
 
 TEST_F(Attention, MergingIgnoresAPartWithoutKeys) {
   HostTensor other(Elem::kF32, {kRows, 4, 8}), none(Elem::kF32, {kRows, 4});
-  other.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { other.set(0, t, h, d); });
+  other.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { other.set(std::nan(""), t, h, d); });
   none.for_each([&](int64_t t, int64_t h, int64_t, int64_t) {
     none.set(-std::numeric_limits<double>::infinity(), t, h);
   });

@@ -1,5 +1,6 @@
 // kvcache.h, section "Cache".
 #include <cstdlib>
+#include <cstring>
 
 #include "tests/capi/fixture.h"
 
@@ -114,6 +115,24 @@ TEST(CacheHandle, DestroyDropsAnOpenForward) {
   cache.fill({1}, {3});
   ASSERT_EQ(cache.begin({1}, {2}), KVC_OK);
   cache.destroy();
+}
+
+TEST(CacheHandle, AShrunkPoolGivesItsMemoryBack) {
+  for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
+    Model model;
+    model.config.pool_layout = layout;
+    model.config.num_pages = 256;
+    Cache cache(model.config);
+    DLManagedTensorVersioned* pool = nullptr;
+    ASSERT_EQ(kvc_export_pool(cache.get(), 0, KVC_POOL_BYTES, &pool, nullptr), KVC_OK);
+    auto* const bytes = static_cast<unsigned char*>(pool->dl_tensor.data);
+    const int64_t page_bytes = pool->dl_tensor.shape[1], stride = pool->dl_tensor.strides[0];
+    for (int64_t page = 0; page < 256; ++page) std::memset(bytes + page * stride, 1, page_bytes);
+    ASSERT_EQ(kvc_cache_resize(cache.get(), 2, nullptr), KVC_OK);
+    EXPECT_EQ(bytes[2 * stride - 1 - (stride - page_bytes)], 1);
+    EXPECT_EQ(bytes[128 * stride], 0) << "what the system takes back reads zero";
+    pool->deleter(pool);
+  }
 }
 
 class Resize : public testing::TestWithParam<std::pair<kvc_storage, kvc_pool_layout>> {
@@ -318,6 +337,30 @@ TEST(CacheHandle, UsesTheHostsAllocatorAndReturnsEveryBlock) {
   EXPECT_EQ(counter.live, 0);
   EXPECT_EQ(counter.bytes, 0) << "free gets the bytes that alloc was asked for";
   EXPECT_GE(counter.calls, 3);
+}
+
+TEST(CacheHandle, RefusesAnAddressThatTheHostsAllocatorMisaligned) {
+  static int64_t live = 0;
+  kvc_allocator allocator{};
+  allocator.struct_size = sizeof allocator;
+  allocator.alloc = [](void*, DLDevice, uint64_t bytes, uint64_t alignment) -> void* {
+    ++live;
+    return static_cast<char*>(std::aligned_alloc(alignment, bytes / alignment * alignment + 2 * alignment)) + 8;
+  };
+  allocator.free = [](void*, DLDevice, void* memory, uint64_t) {
+    --live;
+    std::free(static_cast<char*>(memory) - 8);
+  };
+  Model model;
+  model.config.allocator = &allocator;
+  kvc_plan* plan = nullptr;
+  ASSERT_EQ(kvc_plan_create(&model.config, &plan, nullptr), KVC_OK);
+  kvc_cache* cache = nullptr;
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config.allocator", "8 bytes past", "64"},
+               [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+  EXPECT_EQ(cache, nullptr);
+  EXPECT_EQ(live, 0);
+  kvc_plan_destroy(plan);
 }
 
 }  // namespace

@@ -13,8 +13,9 @@ struct TwoTiers {
     cache = std::make_unique<Cache>(net.config);
   }
   // A prompt whose blocks all lie on the host.
-  void publish_on_host(const std::vector<int32_t>& ids, const std::string& salt = "") {
+  void publish_on_host(const std::vector<int32_t>& ids, const std::string& salt = "", int32_t priority = 0) {
     Query query(ids, KVC_PREFIX_ALL_TOKENS, salt);
+    query.c.priority = priority;
     ASSERT_EQ(attach(*cache, 1000, query), 0);
     append_ids(*cache, 1000, ids);
     remove_seq(*cache, 1000);
@@ -70,6 +71,14 @@ TEST(HostPrefix, AQuotaLeavesRoomForAPartOfAHit) {
     append_ids(*tiers.cache, 1, token_ids(4, 2));
     tiers.hit(token_ids(16, 1), KVC_PREFIX_ALL_TOKENS, "A");
   }
+}
+
+TEST(HostPrefix, WhatComesDisplacesNoBlockOfHigherPriority) {
+  TwoTiers tiers(6, 1);
+  tiers.publish_on_host(token_ids(4, 1), "", 5);
+  tiers.publish_on_host(token_ids(4, 2), "", 0);
+  EXPECT_EQ(tiers.hit(token_ids(4, 2), KVC_PREFIX_ALL_TOKENS), 0);
+  EXPECT_EQ(tiers.hit(token_ids(4, 1), KVC_PREFIX_ALL_TOKENS), 4);
 }
 
 TEST(HostPrefix, MatchAndAttachAgreeInCachesOfManyShapes) {

@@ -116,6 +116,27 @@ TEST(PrefixLayers, ABlockIsAWholeNumberOfPagesOfEveryGroup) {
   expect_consistent(cache);
 }
 
+// Blocks of which one group has several pages: a prompt that leaves another one between them shares the first.
+TEST(PrefixLayers, ABlockThatBeginsInsideAnotherOneIsPublishedWithPagesOfItsOwn) {
+  kvc_layer wide = attention_layer();
+  wide.num_kv_heads = 2;
+  Net net({wide, attention_layer(8)}, 64);
+  Cache cache(bookkeeping(net));
+  int64_t block = 0, inner = INT64_MAX;
+  for (int32_t g = 0; g < 2; ++g) {
+    block = std::max<int64_t>(block, group_of(cache, g).page_tokens);
+    inner = std::min<int64_t>(inner, group_of(cache, g).page_tokens);
+  }
+  ASSERT_LT(inner, block);
+  const Prompt first = prompt_of(block),
+               second = joined(Prompt(first.begin(), first.begin() + inner), prompt_of(block - inner, 5000));
+  serve(cache, 1, first);
+  EXPECT_EQ(serve(cache, 2, second), inner);
+  EXPECT_EQ(held(cache, second), block);
+  EXPECT_EQ(held(cache, first), block);
+  expect_consistent(cache);
+}
+
 TEST(PrefixLayers, AChunkHitsWhereTheNextTokenSeesNothingOfIt) {
   Net net({attention_layer(0, 8), attention_layer()}, 64);
   Cache cache(bookkeeping(net));

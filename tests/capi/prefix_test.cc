@@ -271,6 +271,24 @@ TEST_F(Prefix, BlocksPublishedByHashesAloneHitAsAWhole) {
   EXPECT_EQ(matched(cache_, shorter.all()), 8) << "nobody knows the tokens inside";
 }
 
+TEST_F(Prefix, HashesOfTwoPromptsServeUpToTheFirstOfTheOther) {
+  serve(cache_, 1, prompt_of(8));
+  serve(cache_, 2, prompt_of(8, 5000));
+  Ask mixed(prompt_of(8)), other(prompt_of(8, 5000));
+  mixed.hashed(0, kBlock, true).all();
+  other.hashed(0, kBlock, true);
+  std::copy_n(other.hashes.begin() + KVC_HASH_BYTES, KVC_HASH_BYTES, mixed.hashes.begin() + KVC_HASH_BYTES);
+  EXPECT_EQ(matched(cache_, mixed), 4);
+  int64_t tokens = -1;
+  ASSERT_EQ(kvc_prefix_pin(get(), &mixed.call, &tokens, nullptr), KVC_OK);
+  EXPECT_EQ(tokens, 4);
+  EXPECT_EQ(stats_of(cache_).prefix_pinned, 1);
+  ASSERT_EQ(kvc_prefix_unpin(get(), &mixed.call, &tokens, nullptr), KVC_OK);
+  EXPECT_EQ(tokens, 4);
+  add_tokens(cache_, 3, 8);
+  EXPECT_EQ(inserted(cache_, 3, mixed), 4);
+}
+
 TEST_F(Prefix, InsertPublishesWhatTheHostComputed) {
   const Prompt prompt = prompt_of(11);
   add_tokens(cache_, 1, 11);

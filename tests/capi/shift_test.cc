@@ -117,6 +117,16 @@ TEST_P(ShiftModes, DropsAndLeavesAGap) {
   expect_next(1, kept, 20);
 }
 
+TEST_P(ShiftModes, DropsBeforeAnOlderGap) {
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(get(), 1, 8, 8, 3, err); });
+  expect_ok([&](kvc_error* err) { return kvc_seq_shift(get(), 1, 2, 5, -3, err); });
+  std::vector<Kept> kept;
+  for (int64_t t = 0; t < kTokens; ++t) {
+    if (t < 2 || t >= 5) kept.push_back({t, t < 2 ? t : t < 8 ? t - 3 : t});
+  }
+  expect_next(1, kept, 20);
+}
+
 INSTANTIATE_TEST_SUITE_P(Modes, ShiftModes,
                          testing::Values(std::pair{KVC_LAYER_ATTENTION, KVC_ROPE_NONE},
                                          std::pair{KVC_LAYER_ATTENTION, KVC_ROPE_ON_APPEND},

@@ -308,6 +308,7 @@ TEST_F(CudaErrors, AForwardWaitsForOtherCallsOrTheDeviceIsLost) {
 
 // Sequence 2 would take pages, and copy the last one, which it shares.
 TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
+  const std::vector<float> expected = Forked().cache.step({2}, {9}, 7);
   int refused = 0;
   for (uint64_t nth = 1; nth <= 60; ++nth) {
     SCOPED_TRACE("failure " + std::to_string(nth));
@@ -327,6 +328,7 @@ TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
     EXPECT_EQ(after.pages_used, before.pages_used);
     EXPECT_EQ(after.pages_free, before.pages_free);
     EXPECT_EQ(after.pages_shared, before.pages_shared);
+    EXPECT_EQ(bits_of(forked.cache.step({2}, {9}, 7)), bits_of(expected)) << "its pages are sent again";
     EXPECT_EQ(kvc_seq_remove(forked.cache.cache, 1, nullptr), KVC_OK) << "no forward is open";
     forked.cache.check();
     if (HasFailure()) return;

@@ -303,6 +303,31 @@ TEST_F(CudaRuntimeFaults, ScratchComesAndGoesInTheOrderOfItsStream) {
   expect_nothing_left();
 }
 
+TEST_F(CudaRuntimeFaults, AnEventBehindWorkThatHasNotRunIsNotDone) {
+  Stream stream = nullptr;
+  Event event = nullptr;
+  void* memory = nullptr;
+  ASSERT_EQ(table().create_stream(0, &stream, &failure_), Result::kOk);
+  ASSERT_EQ(table().create_event(0, &event, &failure_), Result::kOk);
+  ASSERT_EQ(table().allocate(0, 256, &memory, &failure_), Result::kOk);
+  cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
+  // Now and then a call lets one of them run.
+  for (int i = 0; i < 64; ++i) ASSERT_EQ(table().fill(0, memory, i, 256, stream, &failure_), Result::kOk);
+  ASSERT_EQ(table().record_event(0, event, stream, &failure_), Result::kOk);
+  int32_t done = -1;
+  EXPECT_EQ(table().query_event(0, event, &done, &failure_), Result::kOk);
+  EXPECT_EQ(done, 0);
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  ASSERT_EQ(table().synchronize(0, stream, &failure_), Result::kOk);
+  EXPECT_EQ(table().query_event(0, event, &done, &failure_), Result::kOk);
+  EXPECT_EQ(done, 1);
+  cudasim::set_stream_order(cudasim::StreamOrder::kEager);
+  table().free(0, memory);
+  table().destroy_event(0, event);
+  table().destroy_stream(0, stream);
+  expect_nothing_left();
+}
+
 TEST_F(CudaRuntimeFaults, ScratchThatNobodyUsesGoesBackBesideACapture) {
   cudaStream_t captured = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);

@@ -203,6 +203,7 @@ TEST_P(Rows, MergeLeavesThePartThatSawKeysBitForBit) {
   TensorOwner out(random, 1, 2, 33, DType::kF32), other(random, 1, 2, 33, DType::kF32);
   out.fill(random), other.fill(random);
   const double kept = out.at(0, 0, 32), taken = other.at(0, 1, 32);
+  reference::write_element(other.row(0, 0), DType::kF32, 32, NAN);
   float lse[2] = {3.5f, minus_infinity};
   const float other_lse[2] = {minus_infinity, -7.25f};
   GetParam()->merge({out.rows, other.rows, lse, other_lse, 2, 2, 2, 33}, 0, 1);

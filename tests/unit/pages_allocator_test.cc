@@ -83,6 +83,20 @@ TEST(PageAllocator, AgreesWithASetUnderRandomTakesAndDrops) {
   }
 }
 
+TEST(PageAllocator, ClearForgetsHoldersAndWhatIsCached) {
+  PageAllocator allocator(10);
+  const PageId cached = allocator.take(kNoPage, 0), held = allocator.take(cached, 0);
+  allocator.cache(cached);
+  allocator.drop_holder(cached);
+  allocator.add_holder(held);
+  allocator.withhold(3);
+  allocator.clear();
+  EXPECT_EQ(allocator.num_vacant(), 10);
+  EXPECT_EQ(allocator.first_cached(0), kNoPage);
+  EXPECT_EQ(allocator.first_used(0), kNoPage);
+  EXPECT_EQ(allocator.num_cached() + allocator.num_evictable() + allocator.num_shared(), 0);
+}
+
 TEST(PageAllocator, GrowsAndShrinksAroundUsedPages) {
   PageAllocator allocator(10);
   const PageId page = allocator.take(kNoPage, 0);

@@ -127,6 +127,10 @@ TEST_F(PrefixIndexTest, RefusesKeysThatAreNotOfOneChain) {
   elsewhere.query.num_keys = 2;
   elsewhere.chain = std::make_unique<KeyChain>(elsewhere.query, 4);
   EXPECT_EQ(hit(elsewhere), 0) << "keys of another namespace";
+  EXPECT_EQ(index().find_deepest(*both.chain), index().find(a.query.root, mixed[0]));
+  publish(both);
+  EXPECT_EQ(stats().prefix_blocks, 4);
+  EXPECT_EQ(stats().prefix_duplicates, 1u) << "the first block, and not that of the other chain";
 }
 
 TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
@@ -310,6 +314,17 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
   EXPECT_EQ(prompt.match(index(), 24, true, false).num_tokens, 0)
       << "a hit there would see pages that are gone";
   EXPECT_EQ(prompt.match(index(), 32, true, false).num_tokens, 32);
+}
+
+TEST_F(PrefixWindowTest, AWindowsPagesOnTheHostGoWithTheirBlock) {
+  Prompt prompt(ramp(32), 4);
+  index().touch(publish(prompt), true, 0);
+  index().evict(5);  // pages of the window
+  EXPECT_EQ(world.host.num_used(), 5);
+  world.host.refuse_every = 1;
+  index().evict(64);
+  EXPECT_EQ(world.host.num_used(), 0) << "the pages that see all tokens had no room there";
+  EXPECT_EQ(stats().prefix_blocks, 0);
 }
 
 }  // namespace
