@@ -11,19 +11,17 @@ constexpr int64_t kLookahead = 8;  // blocks whose places in the index are asked
 
 }  // namespace
 
-// Pages of one block of the sequence; false when it has not all that every later token needs.
-bool Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
+// Pages of one block of the sequence. Only windows drop pages, and a sequence with a window of its own has no known
+// tokens.
+void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = index_->first_page(static_cast<int32_t>(group));
     const int32_t count = index_->num_pages(static_cast<int32_t>(group));
     const std::vector<PageId>& table = sequence.tables[group].pages;
     for (int32_t i = 0; i < count; ++i) {
-      const PageId page = table[static_cast<size_t>(block * count + i)];
-      if (page == kNoPage && !spec_->groups[group].is_windowed()) return false;
-      pages_[static_cast<size_t>(first + i)] = page;
+      pages_[static_cast<size_t>(first + i)] = table[static_cast<size_t>(block * count + i)];
     }
   }
-  return true;
 }
 
 // A sequence that begins inside a block shares the whole pages at the block's beginning with another one. To be known by a key of its own the block
@@ -84,7 +82,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
 
 void Publisher::publish_blocks(Sequence& sequence) noexcept {
   TokenTrail& trail = sequence.trail;
-  if (trail.is_altered || trail.is_closed) return;
+  if (trail.is_closed) return;
   const int64_t num_blocks = num_publishable(sequence);
   int64_t block = trail.num_published;
   // What was published may have been evicted since: on from the last block that is there.
@@ -96,8 +94,9 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
     const BlockKey& key = trail.keys[static_cast<size_t>(block)];
     if (block + kLookahead < num_blocks)
       index_->prefetch(trail.keys[static_cast<size_t>(block + kLookahead)]);
-    bool is_own = gather(sequence, block);
-    if (is_own && index_->has_inner_pages()) {
+    gather(sequence, block);
+    bool is_own = true;
+    if (index_->has_inner_pages()) {
       is_own = make_own(sequence, block, index_->find(trail.root, key));
       // Room for the copies may have cost the block before.
       if (block > 0) node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)]);
@@ -135,8 +134,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
   const TokenTrail& trail = sequence.trail;
   const int64_t num_blocks = num_publishable(sequence);
-  if (trail.is_altered || trail.is_closed || num_blocks == 0 ||
-      num_blocks * index_->block_tokens() != sequence.length || trail.num_published < num_blocks)
+  if (trail.is_closed || num_blocks == 0 || num_blocks * index_->block_tokens() != sequence.length ||
+      trail.num_published < num_blocks)
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&

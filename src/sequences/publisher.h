@@ -54,7 +54,7 @@ class Publisher {
                     sequence.first_unwritten / index_->block_tokens());
   }
   void publish_blocks(Sequence& sequence) noexcept;
-  bool gather(const Sequence& sequence, int64_t block) noexcept;
+  void gather(const Sequence& sequence, int64_t block) noexcept;
   bool make_own(Sequence& sequence, int64_t block, NodeId node) noexcept;
   void take_over(Sequence& sequence, int64_t block, NodeId node) noexcept;
   template <typename Visit>

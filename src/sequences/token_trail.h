@@ -23,7 +23,8 @@ struct TokenTrail {
   int32_t priority = 0;
   bool is_closed = false;  // a quota kept a block out: what follows it has no parent
 
-  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing may be published.
+  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is known, so that
+  // nothing is published.
   bool is_altered = false;
 
   void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
