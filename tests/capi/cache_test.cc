@@ -345,7 +345,8 @@ TEST(CacheHandle, RefusesAnAddressThatTheHostsAllocatorMisaligned) {
   allocator.struct_size = sizeof allocator;
   allocator.alloc = [](void*, DLDevice, uint64_t bytes, uint64_t alignment) -> void* {
     ++live;
-    return static_cast<char*>(std::aligned_alloc(alignment, bytes / alignment * alignment + 2 * alignment)) + 8;
+    return static_cast<char*>(std::aligned_alloc(alignment, bytes / alignment * alignment + 2 * alignment)) +
+           8;
   };
   allocator.free = [](void*, DLDevice, void* memory, uint64_t) {
     --live;
