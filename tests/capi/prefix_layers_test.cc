@@ -285,6 +285,35 @@ TEST_F(PrefixStates, APopReachesTheCheckpointsOfAHit) {
   EXPECT_EQ(value_of(1), 16);
 }
 
+// Blocks of a model of states alone have no pages, and only those that end at a checkpoint have a state.
+TEST(PrefixStatesAlone, APinnedBlockThatHoldsNothingStaysWhereAQuotaNeedsRoom) {
+  const std::vector<int64_t> shape{3};
+  const std::vector<kvc_state_spec> specs{state_spec(shape)};
+  Net net({state_layer(specs), layer_of_kind(KVC_LAYER_NONE)}, 0);
+  net.config.state_stride = 1024;
+  Cache cache(bookkeeping(net));
+  const uint64_t bytes = stats_of(cache).state_slot_bytes;
+  ASSERT_EQ(kvc_prefix_quota_set(cache.get(), "a", 1, bytes, nullptr), KVC_OK);
+  kvc_plan_info info{};
+  info.struct_size = sizeof info;
+  ASSERT_EQ(kvc_plan_info_get(cache.plan(), &info, nullptr), KVC_OK);
+  const int64_t block = info.prefix_block;
+  publish(cache, prompt_of(block), "a");
+  Ask ask(prompt_of(block), "a");
+  int64_t pinned = -1;
+  ASSERT_EQ(kvc_prefix_pin(cache.get(), &ask.call, &pinned, nullptr), KVC_OK);
+  EXPECT_EQ(pinned, block);
+  for (const int32_t first : {5000, 9000}) {
+    serve(cache, 1, prompt_of(block, first), "a");
+    ASSERT_EQ(kvc_state_checkpoint(cache.get(), 1, nullptr), KVC_OK);
+    drop(cache, 1);
+    EXPECT_EQ(held(cache, prompt_of(block, first), "a"), block);
+  }
+  EXPECT_EQ(held(cache, prompt_of(block, 5000), "a"), 0) << "there is room for one state";
+  EXPECT_EQ(stats_of(cache).prefix_pinned, 1);
+  expect_consistent(cache);
+}
+
 TEST(PrefixLayers, LatentsAreSharedLikeKeys) {
   Net net({mla_layer(), mla_layer()}, 16);
   Cache cache(net.config);

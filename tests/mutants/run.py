@@ -77,6 +77,10 @@ class Defect:
         return f"{self.source}:{self.number}"
 
 
+def key_of(defect):
+    return f"{defect.file} | {defect.sentence}"
+
+
 def read_defects():
     """All entries, numbered from 1 in the order of files and lines."""
     defects = []
@@ -192,9 +196,11 @@ def build(jobs):
     subprocess.run(["cmake", "--build", BUILD, "-j", str(jobs), "--target", *targets], check=True)
 
 
-def run_program(name, number):
-    """None when all tests pass, else the first line that says what failed."""
+def run_program(name, number, test=None):
+    """None when all tests pass, or that one, else the first line that says what failed."""
     command, extra, limit = PROGRAMS[name]
+    if test is not None:
+        command = [command[0], f"--gtest_filter={test}"]
     environment = dict(os.environ, KVC_MUTANT=str(number), **extra)
     program = BUILD / "tests" / command[0]
     try:
@@ -211,12 +217,16 @@ def run_program(name, number):
     return f"ended by {done.returncode}" + (f" in {running[-1]}" if running else "")
 
 
-def judge(defect):
+def judge(defect, before):
+    """What notices the defect. The test that did so when it was run `before` is asked first: most of the time goes into the others."""
     first = sorted(defect.tests, key=list(PROGRAMS).index)
     order = first + [name for name in PROGRAMS if name not in first]
+    attempts = [(name, None) for name in order]
+    if before.get("killed_by") in PROGRAMS and re.fullmatch(r"\S+", before["test"]):
+        attempts.insert(0, (before["killed_by"], before["test"]))
     begin = time.monotonic()
-    for name in order:
-        what = run_program(name, defect.number)
+    for name, test in attempts:
+        what = run_program(name, defect.number, test)
         if what is not None:
             return {"killed_by": name, "test": what, "seconds": round(time.monotonic() - begin, 1)}
     return {"killed_by": "", "test": "", "seconds": round(time.monotonic() - begin, 1)}
@@ -230,16 +240,16 @@ def run(chosen, jobs):
         what = run_program(name, 0)
         if what is not None:
             sys.exit(f"without a defect {name} fails: {what}")
-    report = json.loads(REPORT.read_text()) if REPORT.is_file() and chosen else {}
+    known = json.loads(REPORT.read_text()) if REPORT.is_file() else {}
+    report = known if chosen else {}
     todo = [defect for defect in defects if not defect.equivalent and (not chosen or str(defect.number) in chosen or defect.source in chosen)]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for defect, result in zip(todo, pool.map(judge, todo)):
-            key = f"{defect.file} | {defect.sentence}"
-            report[key] = result
+        for defect, result in zip(todo, pool.map(judge, todo, [known.get(key_of(defect), {}) for defect in todo])):
+            report[key_of(defect)] = result
             fate = f"killed by {result['killed_by']}: {result['test']}" if result["killed_by"] else "SURVIVED"
-            print(f"{defect.number:4} {fate} ({result['seconds']} s)  {defect.file}: {defect.sentence}", flush=True)
+            print(f"{defect.number:4} {fate} ({result['seconds']} s)  {key_of(defect)}", flush=True)
             REPORT.write_text(json.dumps(report, indent=1, sort_keys=True))
-    survived = sum(not report[f"{d.file} | {d.sentence}"]["killed_by"] for d in todo)
+    survived = sum(not report[key_of(defect)]["killed_by"] for defect in todo)
     share = 100.0 * (len(todo) - survived) / max(1, len(todo))
     print(f"{len(todo)} defects, {len(todo) - survived} killed ({share:.1f} %), {survived} survived, "
           f"{sum(bool(d.equivalent) for d in defects)} equivalent")
@@ -259,7 +269,7 @@ def table():
             row["equivalent"] += 1
             equivalent.append(f"{line}: {defect.equivalent}")
             continue
-        result = report.get(f"{defect.file} | {defect.sentence}")
+        result = report.get(key_of(defect))
         if result is None:
             sys.exit(f"{defect.name} ({defect.sentence}) was not run")
         row[result["killed_by"] or "nothing"] += 1
