@@ -38,8 +38,8 @@ Device find_gpu(const Spec& spec) {
 Cache::Cache(std::shared_ptr<const Plan> plan)
     : plan_(std::move(plan)),
       device_(find_gpu(plan_->spec())),
-      allocator_(require_pages(*plan_)),
-      pool_(plan_, plan_->num_pages(), PoolPlace::kDevice, gpu()),
+      pool_(plan_, require_pages(*plan_), PoolPlace::kDevice, gpu()),
+      allocator_(plan_->num_pages()),
       states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots, gpu()),
       host_(plan_, plan_->num_host_pages(), gpu()),
       host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0, gpu(), gpu() != nullptr),

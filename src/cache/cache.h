@@ -191,8 +191,8 @@ class Cache {
 
   std::shared_ptr<const Plan> plan_;
   Device device_;  // of a cache on a GPU, else none
+  PagePool pool_;  // before its tables: too many pages are refused before anything of their number is filled
   PageAllocator allocator_;
-  PagePool pool_;
   StatePool states_;
   HostPool host_;
   StatePool host_states_;

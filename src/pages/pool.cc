@@ -88,6 +88,9 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
     return;
   }
   if (spec.storage == KVC_STORAGE_BORROWED) {
+    if (!plan_->lend_pool_tensors())
+      fail(KVC_E_BUSY, "config.pool_tensors of this plan serve another cache: one at a time");
+    borrowed_from_.reset(plan_.get());
     for (size_t i = 0; i < slots_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
       const PoolTensor& tensor = spec.pool_tensors[page_first ? 0 : i];

@@ -50,7 +50,8 @@ enum class PoolPlace { kDevice, kHost };
 
 class PagePool {
  public:
-  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY.
+  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY; BUSY when another pool has the plan's
+  // borrowed tensors.
   PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice,
            const Device* device = nullptr);
 
@@ -107,7 +108,12 @@ class PagePool {
   void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
 
+  struct TakeBack {
+    void operator()(const Plan* plan) const noexcept { plan->take_back_pool_tensors(); }
+  };
+
   std::shared_ptr<const Plan> plan_;
+  std::unique_ptr<const Plan, TakeBack> borrowed_from_;  // behind plan_, which it needs
   PoolPlace place_;
   const Device* device_;
   int64_t num_pages_ = 0;

@@ -1,6 +1,7 @@
-// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable.
+// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable but for who has its borrowed tensors.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -53,6 +54,10 @@ class Plan {
   // Index into spec().layers of a global layer id; -1 when it is not in the slice.
   int32_t local_layer(int32_t layer) const;
 
+  // Borrowed tensors serve one cache at a time: false while another one has them. Any thread.
+  bool lend_pool_tensors() const noexcept { return !lent_.exchange(true, std::memory_order_acquire); }
+  void take_back_pool_tensors() const noexcept { lent_.store(false, std::memory_order_release); }
+
   std::string describe() const;
   std::string to_json() const;
 
@@ -69,6 +74,7 @@ class Plan {
   int64_t num_pages_ = 0;
   int64_t num_host_pages_ = 0;
   int64_t state_slot_pages_ = 0;
+  mutable std::atomic<bool> lent_ = false;
 };
 
 }  // namespace kvc

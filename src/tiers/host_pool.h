@@ -39,8 +39,8 @@ class HostPool {
 
  private:
   std::shared_ptr<const Plan> plan_;
-  PageAllocator allocator_;
   PagePool pool_;
+  PageAllocator allocator_;
   HostUse use_ = HostUse::kNone;
 };
 

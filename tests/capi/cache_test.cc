@@ -1,4 +1,6 @@
 // kvcache.h, section "Cache".
+#include <sys/resource.h>
+
 #include <cstdlib>
 #include <cstring>
 
@@ -300,6 +302,51 @@ TEST(CacheHandle, ABorrowedLayerNeedsTheAlignmentOfItsOwnElements) {
   model.config.num_pool_tensors = 2;
   kvc_error error{};
   EXPECT_EQ(model.plan_status(&error), KVC_OK) << error.message;
+}
+
+TEST(CacheHandle, BorrowedPoolTensorsServeOneCacheAtATime) {
+  Model model;
+  model.config.num_layers = 1;
+  model.config.storage = KVC_STORAGE_BORROWED;
+  std::vector<float> memory(8 * 128);
+  int64_t shape[] = {8, 128};
+  DLTensor pool{memory.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0};
+  const DLTensor* pools[] = {&pool};
+  model.config.pool_tensors = pools;
+  model.config.num_pool_tensors = 1;
+  Cache cache(model.config);
+  kvc_cache* second = nullptr;
+  for (int i = 0; i < 2; ++i) {
+    expect_error(KVC_E_BUSY, {"pool_tensors", "another cache"},
+                 [&](kvc_error* err) { return kvc_cache_create(cache.plan(), &second, err); });
+    EXPECT_EQ(second, nullptr);
+  }
+  cache.destroy();
+  ASSERT_EQ(kvc_cache_create(cache.plan(), &second, nullptr), KVC_OK);
+  kvc_cache_destroy(second);
+}
+
+// 10^8 pages of 4 MiB are more than an address space. Their tables alone would take 500 MB of memory, and seconds.
+TEST(CacheHandle, MorePagesThanMemoryAreRefusedBeforeTheirTablesAreFilled) {
+  Model model;
+  model.config.num_layers = 1;
+  model.layers[0].num_q_heads = model.layers[0].num_kv_heads = 512;
+  model.layers[0].k_dim = model.layers[0].v_dim = 256;
+  model.config.num_pages = 100'000'000;
+  kvc_plan* plan = nullptr;
+  ASSERT_EQ(kvc_plan_create(&model.config, &plan, nullptr), KVC_OK);
+  const auto peak_kib = [] {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_maxrss;
+  };
+  const auto before = peak_kib();
+  kvc_cache* cache = nullptr;
+  expect_error(KVC_E_NO_MEMORY, {"bytes"},
+               [&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); });
+  EXPECT_EQ(cache, nullptr);
+  EXPECT_LT(peak_kib() - before, 100 << 10);
+  kvc_plan_destroy(plan);
 }
 
 TEST(CacheHandle, UsesTheHostsAllocatorAndReturnsEveryBlock) {

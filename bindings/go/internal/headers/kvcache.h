@@ -653,7 +653,7 @@ KVC_API kvc_status kvc_config_from_hf_json(const char *json, kvc_config *config,
 /* Make an empty cache. `plan`: borrowed for the call. `*out`: owned by caller.
  * Owned memory is reserved, not touched: it costs physical memory as pages are written.
  * KVC_E_NO_MEMORY: the pool or the tables could not be allocated. KVC_E_INVALID_ARGUMENT: a plan without pages, a bad executor or
- * allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine.
+ * allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine. KVC_E_BUSY: another cache has the plan's borrowed tensors.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT
     KVC_WARN_UNUSED;
