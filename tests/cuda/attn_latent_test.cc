@@ -21,7 +21,7 @@ HopperCase latents() {
   return of;
 }
 
-void run(uint64_t seed, const HopperCase& of) {
+void run_latent(uint64_t seed, const HopperCase& of) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   if (testing::device_facts().arch != 90) GTEST_SKIP() << "no device of compute capability 9.0";
   HopperProblem problem(seed, of);
@@ -40,7 +40,7 @@ TEST(AttnLatent, AnyHeadCountIsTheReference) {
     of.max_rows = heads > 16 ? 2 : 7;
     of.max_keys = heads > 16 ? 130 : 260;
     of.rotation = true;
-    run(seed++, of);
+    run_latent(seed++, of);
     if (HasFailure()) return;
   }
 }
@@ -50,7 +50,7 @@ TEST(AttnLatent, PagesOfMultiplesOf16AndRaggedKeys) {
   for (const int32_t page_size : {16, 32, 48, 128, INT_MAX}) {
     HopperCase of = latents();
     of.page_size = page_size;
-    run(seed++, of);
+    run_latent(seed++, of);
     if (HasFailure()) return;
   }
 }
@@ -65,7 +65,7 @@ TEST(AttnLatent, WindowsTreesSlotsCapsAndSinks) {
     of.sinks = random.chance(0.3), of.row_map = random.chance(0.3);
     of.softcap = random.chance(0.3) ? 4.0f : 0.0f;
     of.out_dtype = random.pick({DType::kF32, DType::kF16, DType::kBF16});
-    run(seed, of);
+    run_latent(seed, of);
     if (HasFailure()) return;
   }
 }

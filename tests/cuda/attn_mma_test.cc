@@ -3,9 +3,8 @@
 // Tolerances, relative norms over all rows: Q and P are rounded to 8 (bf16) or 11 bits (f16), errors of single weights are independent, so a row is off by
 // 2^-9 or 2^-12 times a small factor (error of Q times the spread of the scores, at most about 3 here), less where many keys are summed. A wrong key,
 // scale or mask bit is off by 1 / sqrt(keys) > 0.03 and more.
-#include <cstdlib>
-
 #include "tests/cuda/attn_mma_run.h"
+#include "tests/cuda/random_numbers.h"
 
 namespace kvc::cuda {
 namespace {
@@ -17,11 +16,7 @@ using test::AttnResult;
 using test::DeviceAttnProblem;
 using test::plan_for;
 using test::run_mma;
-
-int scaled(int count) {
-  const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max(1, static_cast<int>(count * (scale != nullptr ? std::atof(scale) : 1.0)));
-}
+using testing::scaled;
 
 struct Limits {
   double out, row, lse;
@@ -52,7 +47,7 @@ void check_problem(uint64_t seed, const AttnProblemShape& shape, int32_t tile_ro
                 errors.lse);
 }
 
-constexpr int32_t kTiles[] = {16, 64};
+constexpr int32_t kMmaTiles[] = {16, 64};
 
 TEST(AttnMma, DecodesEveryGroupSize) {
   uint64_t seed = 1;
@@ -60,7 +55,7 @@ TEST(AttnMma, DecodesEveryGroupSize) {
     AttnProblemShape shape;
     shape.group = group, shape.kv_heads = group < 8 ? 2 : 1;
     shape.rows = {1, 1}, shape.keys = {100, 33};
-    for (const int32_t tile : kTiles) check_problem(seed++, shape, tile, 3);
+    for (const int32_t tile : kMmaTiles) check_problem(seed++, shape, tile, 3);
   }
 }
 
@@ -79,7 +74,7 @@ TEST(AttnMma, TakesEveryRowLengthAndType) {
       shape.q_type = static_cast<kernels::DType>(seed % 3);
       shape.out_type = static_cast<kernels::DType>(seed / 3 % 3);
       shape.rows = {2}, shape.keys = {87};
-      for (const int32_t tile : kTiles) check_problem(seed++, shape, tile, 2);
+      for (const int32_t tile : kMmaTiles) check_problem(seed++, shape, tile, 2);
     }
   }
 }
@@ -90,7 +85,7 @@ TEST(AttnMma, FindsKeysOnPagesOfEverySize) {
     AttnProblemShape shape;
     shape.page_size = page;
     shape.rows = {1, 3, 20}, shape.keys = {page + 1, 2 * page < 300 ? 2 * page : 300, 130};
-    for (const int32_t tile : kTiles) check_problem(seed++, shape, tile, 4);
+    for (const int32_t tile : kMmaTiles) check_problem(seed++, shape, tile, 4);
   }
 }
 
@@ -100,7 +95,7 @@ TEST(AttnMma, EndsAtEveryLength) {
     AttnProblemShape shape;
     shape.causal = keys % 2 == 1;
     shape.rows = {1, 17}, shape.keys = {keys, keys};
-    for (const int32_t tile : kTiles) check_problem(seed++, shape, tile, 3);
+    for (const int32_t tile : kMmaTiles) check_problem(seed++, shape, tile, 3);
   }
 }
 
@@ -108,7 +103,7 @@ TEST(AttnMma, AnswersRowsThatSeeNothingWithZeros) {
   AttnProblemShape shape;
   shape.causal = false, shape.sinks = true;
   shape.rows = {3, 0, 1}, shape.keys = {0, 9, 12};
-  for (const int32_t tile : kTiles) check_problem(400, shape, tile, 2);
+  for (const int32_t tile : kMmaTiles) check_problem(400, shape, tile, 2);
 }
 
 TEST(AttnMma, ComputesEveryFeatureAlone) {
@@ -118,7 +113,7 @@ TEST(AttnMma, ComputesEveryFeatureAlone) {
       &AttnProblemShape::row_map, &AttnProblemShape::rotation, &AttnProblemShape::softcap,
       &AttnProblemShape::alibi,   &AttnProblemShape::bias,     &AttnProblemShape::sinks};
   for (bool AttnProblemShape::*const feature : features) {
-    for (const int32_t tile : kTiles) {
+    for (const int32_t tile : kMmaTiles) {
       for (int round = 0; round < 2 * scaled(1); ++round) {
         AttnProblemShape shape;
         shape.*feature = true;

@@ -11,7 +11,7 @@
 namespace kvc::cuda::hopper_test {
 namespace {
 
-void run(uint64_t seed, const HopperCase& of) {
+void run_hopper(uint64_t seed, const HopperCase& of) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   if (testing::device_facts().arch != 90) GTEST_SKIP() << "no device of compute capability 9.0";
   HopperProblem problem(seed, of);
@@ -30,7 +30,7 @@ TEST(AttnWgmma, EveryShapeAndTypeIsTheReference) {
       HopperCase of;
       of.dtype = of.out_dtype = dtype;
       of.k_dim = k_dim, of.v_dim = v_dim;
-      run(seed++, of);
+      run_hopper(seed++, of);
       if (HasFailure()) return;
     }
   }
@@ -42,12 +42,12 @@ TEST(AttnWgmma, PagesOfMultiplesOf16AndRaggedKeys) {
     HopperCase of;
     of.page_size = page_size;
     of.num_sequences = 3, of.max_rows = 20;
-    run(seed++, of);
+    run_hopper(seed++, of);
     if (HasFailure()) return;
   }
   HopperCase wide;
   wide.k_dim = wide.v_dim = 256, wide.page_size = INT_MAX;
-  run(seed++, wide);
+  run_hopper(seed++, wide);
 }
 
 TEST(AttnWgmma, WindowsSinksTreesSpansAndRowMaps) {
@@ -60,7 +60,7 @@ TEST(AttnWgmma, WindowsSinksTreesSpansAndRowMaps) {
     of.page_size = random.pick({16, 48, 64, 256});
     of.windows = random.chance(0.6), of.tree = random.chance(0.5);
     of.spans = random.chance(0.3), of.row_map = random.chance(0.3), of.causal = random.chance(0.8);
-    run(seed, of);
+    run_hopper(seed, of);
     if (HasFailure()) return;
   }
 }
@@ -74,7 +74,7 @@ TEST(AttnWgmma, PartsOfKeysGoIntoSlots) {
     of.split = true, of.rotation = random.chance(0.5);
     of.windows = of.page_size != INT_MAX && random.chance(0.5), of.tree = random.chance(0.3);
     of.max_keys = 500;
-    run(seed, of);
+    run_hopper(seed, of);
     if (HasFailure()) return;
   }
 }
@@ -88,7 +88,7 @@ TEST(AttnWgmma, QueriesTurnScoresAreCappedAndSinksLearned) {
     of.out_dtype = random.pick({DType::kF32, DType::kF16, DType::kBF16});
     of.rotation = random.chance(0.7), of.sinks = random.chance(0.6);
     of.softcap = random.chance(0.4) ? 3.0f : 0.0f;
-    run(seed, of);
+    run_hopper(seed, of);
     if (HasFailure()) return;
   }
 }

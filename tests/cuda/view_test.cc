@@ -199,8 +199,8 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   ASSERT_EQ(q.key_ends != nullptr, c.has_spans);
   ASSERT_EQ(q.tree_mask != nullptr, is_tree && c.scope != Scope::kCached);
 
-  // Plain where windows hide nothing that they could: kernels are faster then.
-  bool hides = false;
+  // Plain where windows hide nothing that they could, and no query turns differently for sinks: kernels are faster then.
+  bool hides = c.rope >= 0 && s.append > 0 && is_sink(c, s, first_key);
   for (int32_t row = 0; row < s.append; ++row) {
     const int32_t most = is_tree ? s.committed() : s.stored + row + 1;
     const int32_t index = tokens[static_cast<size_t>(s.stored + row)].index;

@@ -17,7 +17,7 @@ namespace {
 // Spacing of float32 next to 1: cos and sin of a double angle are rounded once.
 constexpr double kRounding = 0x1p-24;
 
-RopeSpec spec_of(std::vector<double> frequencies) {
+RopeSpec rope_of(std::vector<double> frequencies) {
   RopeSpec spec;
   spec.mode = KVC_ROPE_ON_APPEND;
   spec.rotary_dim = static_cast<int32_t>(2 * frequencies.size());
@@ -28,7 +28,7 @@ RopeSpec spec_of(std::vector<double> frequencies) {
 RopeSpec llama(int32_t dim) {
   std::vector<double> frequencies;
   for (int32_t i = 0; i < dim / 2; ++i) frequencies.push_back(std::pow(500000.0, -2.0 * i / dim));
-  return spec_of(std::move(frequencies));
+  return rope_of(std::move(frequencies));
 }
 
 TokenPositions positions_of(const std::vector<int32_t>& positions) {
@@ -130,7 +130,7 @@ TEST(RotationAngles, WithoutSectionsTurnByTheFirstRow) {
 
 TEST(RotationAngles, UseLongFrequenciesForTheTokensThatAreTold) {
   Executor executor(1);
-  RopeSpec rope = spec_of({1.0, 0.1});
+  RopeSpec rope = rope_of({1.0, 0.1});
   rope.long_inverse_frequencies = {0.5, 0.01};
   rope.original_context = 4096;
   const std::vector<int32_t> positions{100, 100, 101};
@@ -147,7 +147,7 @@ TEST(RotationAngles, UseLongFrequenciesForTheTokensThatAreTold) {
 
   // A rotation without long frequencies is not told apart.
   RotationAngles plain;
-  expect_turn(plain.get(spec_of({1.0, 0.1}), tokens, executor), 1, 0, 100, 1);
+  expect_turn(plain.get(rope_of({1.0, 0.1}), tokens, executor), 1, 0, 100, 1);
 }
 
 TEST(RotationAngles, AreTheSameOnAnyNumberOfThreads) {
@@ -272,7 +272,7 @@ TEST(PositionAngles, AreAsBeforeWhenTheyCannotGrow) {
 
 TEST(PositionAngles, KeepShortAndLongFrequenciesApart) {
   Executor executor(1);
-  RopeSpec rope = spec_of({1.0, 0.1});
+  RopeSpec rope = rope_of({1.0, 0.1});
   rope.long_inverse_frequencies = {0.5, 0.01};
   PositionAngles table;
   table.ensure(rope, false, 50, executor);
@@ -324,7 +324,7 @@ TEST(ShiftRotation, MovesATurnedKeyToItsNewPosition) {
 }
 
 TEST(ShiftRotation, OfLongTurnsUsesLongFrequencies) {
-  RopeSpec rope = spec_of({1.0, 0.1});
+  RopeSpec rope = rope_of({1.0, 0.1});
   rope.long_inverse_frequencies = {0.5, 0.01};
   float cosines[2];
   float sines[2];
