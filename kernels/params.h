@@ -12,7 +12,7 @@ namespace kvc::kernels {
 // Element types a tensor or the pool may have. Values are internal, not part of the C ABI.
 enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
 
-// A finite bias counts as at most so much either way: log2(e) times more is no float32.
+// A bias counts as at most so much either way, but for -inf, which masks: log2(e) times more is no float32.
 constexpr float kMaxBias = 2.35e38f;
 
 constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }

@@ -24,8 +24,7 @@ inline int64_t position_of_key(const AttnSequence& sequence, int64_t key) {
 // A score with its bias, see kMaxBias. -inf hides the key, whatever the score; its K may be NaN.
 KVC_VEC_INLINE Vec add_bias(Vec score, Vec bias) {
   const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays
-  const Vec finite = select(equal(bias, set1(-kMinusInfinity)), bias, bounded);
-  return select(equal(bias, set1(kMinusInfinity)), bias, fma(finite, set1(1.44269504088896340736f), score));
+  return select(equal(bias, set1(kMinusInfinity)), bias, fma(bounded, set1(1.44269504088896340736f), score));
 }
 
 inline int64_t row_key_end(const AttnParams& params, const AttnSequence& sequence, int64_t row) {

@@ -18,11 +18,10 @@ KVC_HD int64_t position_of_key(const kernels::AttnSequence& sequence, int64_t ke
   return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
 }
 
-// See kMaxBias. Infinities and NaN stay.
+// See kMaxBias. NaN stays; -inf is the caller's to mask.
 KVC_HD float bounded_bias(float bias) {
-  const float size = bias < 0 ? -bias : bias;
-  if (!(size > kernels::kMaxBias && size < __builtin_inff())) return bias;
-  return bias < 0 ? -kernels::kMaxBias : kernels::kMaxBias;
+  const float low = bias < -kernels::kMaxBias ? -kernels::kMaxBias : bias;
+  return low > kernels::kMaxBias ? kernels::kMaxBias : low;
 }
 
 // A row without its tree: keys [0, sinks) and [begin, end), all below end.

@@ -66,7 +66,7 @@ struct QueryRow {
           params.bias[q_head * params.bias_head_stride +
                       packed_row_of(sequence, row) * params.bias_token_stride + sequence.key_position + key];
       if (bias == kMinusInfinity) return kMinusInfinity;  // masked: K may be NaN
-      s += kLog2E * (std::isinf(bias) ? bias : std::clamp(bias, -kMaxBias, kMaxBias));
+      s += kLog2E * std::clamp(bias, -kMaxBias, kMaxBias);
     }
     return s;
   }

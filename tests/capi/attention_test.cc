@@ -313,7 +313,7 @@ TEST(AttentionMask, KeysThatAllHaveTheLeastBiasCountAlike) {
       };
       HostTensor expected(Elem::kF32, {rows, 4, 8});
       attend(0, expected);
-      for (const double of_key : {-kMost, -2.4e38, 2.4e38, kMost}) {
+      for (const double of_key : {-kMost, -2.4e38, 2.4e38, kMost, std::numeric_limits<double>::infinity()}) {
         HostTensor out(Elem::kF32, {rows, 4, 8});
         attend(of_key, out);
         double largest = 0;

@@ -1009,7 +1009,7 @@ typedef struct kvc_attn_opt {
   const DLTensor *KVC_NULLABLE alibi_slopes;   /* float32 [num_q_heads] */
   /* Additive bias, float32 [>= T, J] or [num_q_heads, >= T, J]: column j belongs to token j of the sequence (tree nodes follow
    * the committed tokens in their order), J >= the longest sequence of the batch with its new tokens. -inf masks a key; its K and V may then hold
-   * anything. A finite bias counts as 2.35e38 at most, either way: a row whose keys all have the least float32 sees them alike. */
+   * anything. Any other counts as 2.35e38 at most, either way: a row whose keys all have the least float32 sees them alike. */
   const DLTensor *KVC_NULLABLE bias;
   /* Bidirectional spans, int32 [n, 3]: (entry of the batch, begin, end) in absolute positions, ascending and disjoint per entry: new tokens
    * inside a span see it to its end (images in Gemma-3), as far as tokens are there. Not with token trees, nor with moved
