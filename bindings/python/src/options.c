@@ -193,7 +193,7 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
   for (i = 0; i < n; ++i) {
     PyObject *key = PyTuple_GetItem(object, i);
     kvc_prefix_key *to = *keys + i;
-    const char *data;
+    const char *data = NULL;
     if (expect(key, 3, "keys[]") || kvcpy_uint32_in(PyTuple_GetItem(key, 0), &to->type, "keys[].type") ||
         kvcpy_int64_in(PyTuple_GetItem(key, 1), &to->offset, "keys[].offset") ||
         kvcpy_bytes_in(PyTuple_GetItem(key, 2), &data, &to->size, "keys[].data"))
@@ -208,8 +208,8 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
 /* (tokens, num_tokens, hashes, salt, keys, flags, priority). Of tokens the first num_tokens count, all when it is None. */
 int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
   PyObject *item;
-  const char *data;
-  size_t size;
+  const char *data = NULL;
+  size_t size = 0;
   memset(&q->c, 0, sizeof q->c);
   q->c.struct_size = sizeof q->c;
   if (expect(object, 7, "query") || number(object, 1, &q->c.num_tokens, "num_tokens")) return -1;
