@@ -5,7 +5,7 @@ import re
 import tree
 
 # Bottom to top, as ARCHITECTURE.md lists them.
-LAYERS = ["base", "plan", "pages", "state", "prefix", "sequences", "forward", "attention", "tiers", "transfer", "cache", "capi"]
+LAYERS = ["base", "plan", "pages", "state", "prefix", "sequences", "forward", "attention", "tiers", "cache", "capi"]
 # What of the kernels the host code may see, and from which layer on.
 KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/cpu/table.h": "attention",
                   "kernels/cuda/table.h": "base", "kernels/cuda/step.h": "forward", "kernels/cuda/work.h": "attention"}
