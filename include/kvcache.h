@@ -653,7 +653,8 @@ KVC_API kvc_status kvc_config_from_hf_json(const char *json, kvc_config *config,
 /* Make an empty cache. `plan`: borrowed for the call. `*out`: owned by caller.
  * Owned memory is reserved, not touched: it costs physical memory as pages are written.
  * KVC_E_NO_MEMORY: the pool or the tables could not be allocated. KVC_E_INVALID_ARGUMENT: a plan without pages, a bad executor or
- * allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine. KVC_E_BUSY: another cache has the plan's borrowed tensors.
+ * allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine. KVC_E_BUSY: another cache has the
+ * plan's borrowed tensors.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT
     KVC_WARN_UNUSED;
@@ -1008,8 +1009,9 @@ typedef struct kvc_attn_opt {
   const DLTensor *KVC_NULLABLE sinks;          /* float32 [num_q_heads]: one more term of O's denominator */
   const DLTensor *KVC_NULLABLE alibi_slopes;   /* float32 [num_q_heads] */
   /* Additive bias, float32 [>= T, J] or [num_q_heads, >= T, J]: column j belongs to token j of the sequence (tree nodes follow
-   * the committed tokens in their order), J >= the longest sequence of the batch with its new tokens. -inf masks a key; its K and V may then hold
-   * anything. Any other counts as 2.35e38 at most, either way: a row whose keys all have the least float32 sees them alike. */
+   * the committed tokens in their order), J >= the longest sequence of the batch with its new tokens. -inf masks
+   * a key; its K and V may then hold anything. Any other value counts as 2.35e38 at most, either way: a row
+   * whose keys all have the least float32 sees them alike. */
   const DLTensor *KVC_NULLABLE bias;
   /* Bidirectional spans, int32 [n, 3]: (entry of the batch, begin, end) in absolute positions, ascending and disjoint per entry: new tokens
    * inside a span see it to its end (images in Gemma-3), as far as tokens are there. Not with token trees, nor with moved
