@@ -112,7 +112,7 @@ struct StepPageSlot {
   int32_t reserved;
 };
 
-// Which keys the new queries see, per layer group: mirrors KeyScope of src/attention/sequence_set.h.
+// Which keys the new queries see, per layer group: mirrors KeyScope of src/exec/sequence_set.h.
 enum class Scope : int32_t { kAll = 0, kCached = 1, kNew = 2, kCross = 3 };
 
 // Makes kernels::AttnSequence for the sequences of a step. Windows count tokens as src/sequences/visibility.h says.

@@ -85,7 +85,7 @@ struct PlanBytes {
   int64_t scratch;
   int64_t num_slots;  // partial slots
 };
-// A prefix that several sequences share (src/attention/device_cascade.h) is one more entry of `sequences`, with the rows of all members (row_map) and the
+// A prefix that several sequences share (src/exec/cuda/cascade.h) is one more entry of `sequences`, with the rows of all members (row_map) and the
 // first member's pages: its keys are read once, and its results are parts of the members'. No windows or sinks in any of these. The limits
 // count entries as sequences, with their rows.
 struct PlanShare {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/attention/cpu_engine.h"
-#include "src/attention/cuda_engine.h"
 #include "src/base/error.h"
 #include "src/base/log.h"
 #include "src/base/math.h"
-#include "src/tiers/cuda_copies.h"
+#include "src/exec/cpu/engine.h"
+#include "src/exec/cuda/engine.h"
+#include "src/exec/cuda/page_copies.h"
 
 namespace kvc {
 namespace {

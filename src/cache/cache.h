@@ -6,22 +6,22 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/attention/engine.h"
-#include "src/base/device.h"
 #include "src/base/tensor.h"
 #include "src/cache/forward_handles.h"
 #include "src/cache/host_tier.h"
-#include "src/forward/forward.h"
+#include "src/device/device.h"
+#include "src/exec/cpu/page_copies.h"
+#include "src/exec/engine.h"
+#include "src/exec/page_pairs.h"
 #include "src/pages/allocator.h"
+#include "src/pages/host_pool.h"
 #include "src/pages/pool.h"
+#include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
 #include "src/prefix/index.h"
 #include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
-#include "src/state/pool.h"
-#include "src/tiers/host_pool.h"
-#include "src/tiers/page_copies.h"
-#include "src/tiers/page_pairs.h"
+#include "src/step/forward.h"
 
 namespace kvc {
 

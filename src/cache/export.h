@@ -5,7 +5,7 @@
 
 #include "kvcache.h"
 #include "src/cache/cache.h"
-#include "src/forward/page_tables.h"
+#include "src/step/page_tables.h"
 
 namespace kvc {
 

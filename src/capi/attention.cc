@@ -1,12 +1,12 @@
 // kvcache.h, section "Attention".
 #include <string>
 
-#include "src/attention/row_moves.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/base/tensor_shape.h"
 #include "src/capi/handles.h"
 #include "src/capi/sized_struct.h"
+#include "src/exec/row_moves.h"
 
 namespace {
 

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/attention/engine.h"
-#include "src/base/device.h"
+#include "src/device/device.h"
+#include "src/exec/engine.h"
 
 struct kvc_fence {
   kvc::DeviceEvent event;  // of a cache on a device; a fence may outlive its cache

@@ -2,8 +2,6 @@
 //
 // Behind the layers, in elements of the same array, lie the rotations, the states, their shapes and the frequency factors, in this
 // order, each aligned to 8 bytes.
-#include "src/plan/hf_config.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -12,7 +10,8 @@
 
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
-#include "src/plan/hf/json.h"
+#include "src/model_config/json.h"
+#include "src/model_config/model_config.h"
 
 namespace {
 

@@ -5,13 +5,13 @@
 #include <iterator>
 
 #include "kernels/cpu/table.h"
-#include "src/base/device.h"
 #include "src/base/executor.h"
 #include "src/base/log.h"
 #include "src/base/memory.h"
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
 #include "src/capi/version.h"
+#include "src/device/device.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // kvcache.h, section "Recurrent state": the recurrences over the states of an open forward.
-#include "src/attention/linear.h"
+#include "src/exec/linear.h"
 
 #include "src/base/tensor.h"
 #include "src/capi/handles.h"

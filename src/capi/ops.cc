@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <climits>
 
-#include "src/attention/cuda_operators.h"
-#include "src/attention/operators.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/base/tensor_shape.h"
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
 #include "src/capi/sized_struct.h"
+#include "src/ops/cuda_operators.h"
+#include "src/ops/operators.h"
 
 namespace {
 

@@ -2,14 +2,14 @@
 #include <climits>
 #include <vector>
 
-#include "src/attention/cuda_operators.h"
-#include "src/attention/linear.h"
-#include "src/attention/row_moves.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
 #include "src/capi/sized_struct.h"
+#include "src/exec/linear.h"
+#include "src/exec/row_moves.h"
+#include "src/ops/cuda_operators.h"
 
 namespace {
 

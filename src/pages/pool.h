@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "kernels/params.h"
-#include "src/base/device.h"
 #include "src/base/memory.h"
+#include "src/device/device.h"
 #include "src/plan/plan.h"
 
 namespace kvc {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
 #include "src/prefix/events.h"
 #include "src/prefix/eviction_heap.h"
@@ -14,7 +15,6 @@
 #include "src/prefix/metrics.h"
 #include "src/prefix/namespaces.h"
 #include "src/prefix/node_pool.h"
-#include "src/state/pool.h"
 
 namespace kvc {
 

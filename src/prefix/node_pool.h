@@ -8,9 +8,9 @@
 
 #include "src/base/memory.h"
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/prefix/events.h"
 #include "src/prefix/keys.h"
-#include "src/state/pool.h"
 
 namespace kvc {
 

@@ -9,9 +9,9 @@
 #include "kvcache.h"
 #include "src/base/math.h"
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/sequences/token_trail.h"
 #include "src/sequences/token_tree.h"
-#include "src/state/pool.h"
 
 namespace kvc {
 

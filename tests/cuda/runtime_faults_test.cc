@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "src/base/device.h"
 #include "src/base/error.h"
+#include "src/device/device.h"
 #include "tests/cuda/backend.h"
 
 namespace kvc::cuda {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvcache.h"
-#include "src/plan/hf/families.h"
+#include "src/model_config/families.h"
 #include "tests/fuzz/error_box.h"
 #include "tests/fuzz/text_maker.h"
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "src/plan/hf/families.h"
+#include "src/model_config/families.h"
 
 namespace kvc::plan_tool {
 namespace {

@@ -1,5 +1,5 @@
 // Which keys the rows of a tile see together, as a line of pieces: what the planner cuts. Pure integer
-// functions of one sequence (the rules are those of src/attention/key_pieces.h), the same on host and device.
+// functions of one sequence (the rules are those of src/exec/key_pieces.h), the same on host and device.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which keys the rows of one sequence see: src/sequences/visibility.h and src/attention/sequence_set.cc over the arrays of a step.
+// Which keys the rows of one sequence see: src/sequences/visibility.h and src/exec/sequence_set.cc over the arrays of a step.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
