@@ -1,5 +1,5 @@
-// 8-bit elements to pairs of f16 in registers, and the copy of single scales: the instructions that only kernels on 8-bit storage need.
-// Exact for every code.
+// 8-bit elements to pairs of f16 in registers, and the copy of single scales: the instructions that
+// only kernels on 8-bit storage need. Exact for every code.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -18,13 +18,15 @@ KVC_DEVICE uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   return out;
 }
 KVC_DEVICE uint32_t multiply_f16x2(uint32_t a, uint32_t b) {
-  return float_to_f16(f16_to_float(static_cast<uint16_t>(a)) * f16_to_float(static_cast<uint16_t>(b))) |
+  return float_to_f16(f16_to_float(static_cast<uint16_t>(a)) *
+                      f16_to_float(static_cast<uint16_t>(b))) |
          static_cast<uint32_t>(float_to_f16(f16_to_float(static_cast<uint16_t>(a >> 16)) *
                                             f16_to_float(static_cast<uint16_t>(b >> 16))))
              << 16;
 }
 KVC_DEVICE uint32_t subtract_f16x2(uint32_t a, uint32_t b) {
-  return float_to_f16(f16_to_float(static_cast<uint16_t>(a)) - f16_to_float(static_cast<uint16_t>(b))) |
+  return float_to_f16(f16_to_float(static_cast<uint16_t>(a)) -
+                      f16_to_float(static_cast<uint16_t>(b))) |
          static_cast<uint32_t>(float_to_f16(f16_to_float(static_cast<uint16_t>(a >> 16)) -
                                             f16_to_float(static_cast<uint16_t>(b >> 16))))
              << 16;
@@ -69,7 +71,8 @@ KVC_DEVICE uint32_t e4m3x2_to_f16x2(uint32_t) { return 0; }
 // 4 bytes, or zeros, from global to shared memory, as copy_async_16.
 KVC_DEVICE void copy_async_4(void* shared, const void* global, int bytes) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(global), "r"(bytes)
+               : "memory");
 }
 
 #endif
@@ -89,7 +92,8 @@ KVC_DEVICE void widen_8(uint32_t codes, uint32_t& first, uint32_t& second) {
     first = e4m3x2_to_f16x2(codes);
     second = e4m3x2_to_f16x2(codes >> 16);
   } else {
-    // The fields where f16 has them, times 2^8, the difference of the biases. Magnitude 0x7f is NaN: all bits of the exponent are set.
+    // The fields where f16 has them, times 2^8, the difference of the biases. Magnitude 0x7f is
+    // NaN: all bits of the exponent are set.
     const uint32_t high = permute_bytes(codes, 0, 0x1404), low = permute_bytes(codes, 0, 0x3424);
     const uint32_t nan = ((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u;
     first = multiply_f16x2((high & 0x80008000u) | ((high & 0x7f007f00u) >> 1), 0x5c005c00u) |

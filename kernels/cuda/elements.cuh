@@ -1,4 +1,5 @@
-// Rows of any storage type read and written on the device: single elements, and four at a time where rows are aligned for it.
+// Rows of any storage type read and written on the device: single elements, and four at a time
+// where rows are aligned for it.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -22,8 +23,10 @@ KVC_DEVICE void store_word(void* to, T value) {
 KVC_DEVICE float load_element(const std::byte* row, Element element, int32_t index) {
   switch (element) {
     case Element::kF32: return load_word<float>(row + 4 * static_cast<int64_t>(index));
-    case Element::kF16: return f16_to_float(load_word<uint16_t>(row + 2 * static_cast<int64_t>(index)));
-    case Element::kBF16: return bf16_to_float(load_word<uint16_t>(row + 2 * static_cast<int64_t>(index)));
+    case Element::kF16:
+      return f16_to_float(load_word<uint16_t>(row + 2 * static_cast<int64_t>(index)));
+    case Element::kBF16:
+      return bf16_to_float(load_word<uint16_t>(row + 2 * static_cast<int64_t>(index)));
     case Element::kInt4:
     case Element::kE2M1: {
       const uint32_t pair = load_word<uint8_t>(row + (index >> 1));
@@ -41,20 +44,24 @@ KVC_DEVICE void store_element(std::byte* row, kernels::DType dtype, int32_t inde
   if (dtype == kernels::DType::kF32) {
     store_word<float>(row + 4 * static_cast<int64_t>(index), value);
   } else {
-    const uint16_t bits = dtype == kernels::DType::kF16 ? float_to_f16(value) : float_to_bf16(value);
+    const uint16_t bits =
+        dtype == kernels::DType::kF16 ? float_to_f16(value) : float_to_bf16(value);
     store_word<uint16_t>(row + 2 * static_cast<int64_t>(index), bits);
   }
 }
 
-// One of two elements that turn together; `second`: it is the one that sin is added to. A product that is rounded and a fused one, written out:
-// left to themselves compilers fuse one or the other, and a key would depend on the way that its row took.
+// One of two elements that turn together; `second`: it is the one that sin is added to. A product
+// that is rounded and a fused one, written out: left to themselves compilers fuse one or the other,
+// and a key would depend on the way that its row took.
 KVC_DEVICE float turned(float element, float other, float cos, float sin, bool second) {
   return fmaf(element, cos, other * (second ? sin : -sin));
 }
 
-// Element `index` after rotation by row `angles`, without its scale, of a row that is not rotated yet.
+// Element `index` after rotation by row `angles`, without its scale, of a row that is not rotated
+// yet.
 template <typename Load>
-KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int32_t index, const Load& load) {
+KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int32_t index,
+                         const Load& load) {
   const float element = load(index);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
   if (inside < 0 || inside >= 2 * half) return element;
@@ -67,8 +74,10 @@ KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int3
   return turned(element, other, cos, sin, second);
 }
 
-// The factor of all of a row's elements; block scales are part of the elements instead (block_scale).
-KVC_DEVICE float factor_of_row(const RowStorage& storage, int64_t page, int64_t head, int64_t offset) {
+// The factor of all of a row's elements; block scales are part of the elements instead
+// (block_scale).
+KVC_DEVICE float factor_of_row(const RowStorage& storage, int64_t page, int64_t head,
+                               int64_t offset) {
   if (storage.quant == Quant::kPerTensor) return storage.scale;
   if (storage.quant != Quant::kPerTokenHead) return 1.0f;
   return load_word<float>(scale_address(storage, page, head, offset));
@@ -77,8 +86,9 @@ KVC_DEVICE float block_scale(const std::byte* scales, int32_t index) {
   return decode_e4m3(load_word<uint8_t>(scales + (index >> 4)));
 }
 
-// ------------------------------------------------------------------------------------------------- four elements
-// Row and index are such that four elements lie in one aligned word of 2, 4, 8 or 16 bytes.
+// ----------------------------------------------------------------------------------------------
+// four elements Row and index are such that four elements lie in one aligned word of 2, 4, 8 or 16
+// bytes.
 
 KVC_HD bool aligned_for_four(Element element, uint64_t base, int64_t stride_a, int64_t stride_b,
                              int64_t stride_c) {
@@ -129,18 +139,20 @@ KVC_DEVICE void decode_four(Element element, const Words4& raw, float (&out)[4])
   }
 }
 
-KVC_DEVICE void store_four(std::byte* row, kernels::DType dtype, int32_t index, const float (&value)[4]) {
+KVC_DEVICE void store_four(std::byte* row, kernels::DType dtype, int32_t index,
+                           const float (&value)[4]) {
   if (dtype == kernels::DType::kF32) {
     store_16(row + 4 * static_cast<int64_t>(index),
              {{as_bits(value[0]), as_bits(value[1]), as_bits(value[2]), as_bits(value[3])}});
     return;
   }
   const bool half = dtype == kernels::DType::kF16;
-  const uint32_t low =
-      half ? pack<kernels::DType::kF16>(value[0], value[1]) : pack<kernels::DType::kBF16>(value[0], value[1]);
-  const uint32_t high =
-      half ? pack<kernels::DType::kF16>(value[2], value[3]) : pack<kernels::DType::kBF16>(value[2], value[3]);
-  store_word<uint64_t>(row + 2 * static_cast<int64_t>(index), low | static_cast<uint64_t>(high) << 32);
+  const uint32_t low = half ? pack<kernels::DType::kF16>(value[0], value[1])
+                            : pack<kernels::DType::kBF16>(value[0], value[1]);
+  const uint32_t high = half ? pack<kernels::DType::kF16>(value[2], value[3])
+                             : pack<kernels::DType::kBF16>(value[2], value[3]);
+  store_word<uint64_t>(row + 2 * static_cast<int64_t>(index), low | static_cast<uint64_t>(high)
+                                                                        << 32);
 }
 
 }  // namespace kvc::cuda

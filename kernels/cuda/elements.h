@@ -1,5 +1,6 @@
-// Elements as they are stored, to and from float32: small floats, integers, where scales lie. OCP 8-bit floating point specification 1.0 (e4m3: no
-// infinity, one NaN per sign; e5m2: as IEEE), OCP microscaling formats 1.0 (e2m1: neither).
+// Elements as they are stored, to and from float32: small floats, integers, where scales lie. OCP
+// 8-bit floating point specification 1.0 (e4m3: no infinity, one NaN per sign; e5m2: as IEEE), OCP
+// microscaling formats 1.0 (e2m1: neither).
 #pragma once
 
 #include <cstdint>
@@ -22,10 +23,13 @@ enum class Element : int32_t {
   kE2M1 = 7
 };
 
-KVC_HD Element element_of(kernels::DType dtype) { return static_cast<Element>(static_cast<int32_t>(dtype)); }
+KVC_HD Element element_of(kernels::DType dtype) {
+  return static_cast<Element>(static_cast<int32_t>(dtype));
+}
 KVC_HD Element element_of(const RowStorage& storage, kernels::DType dtype) {
-  return storage.quant == Quant::kNone ? element_of(dtype)
-                                       : static_cast<Element>(3 + static_cast<int32_t>(storage.type));
+  return storage.quant == Quant::kNone
+             ? element_of(dtype)
+             : static_cast<Element>(3 + static_cast<int32_t>(storage.type));
 }
 KVC_HD int32_t element_bits(Element element) {
   return element == Element::kF32                                 ? 32
@@ -35,7 +39,9 @@ KVC_HD int32_t element_bits(Element element) {
 }
 // Of float32, float16, bfloat16.
 KVC_HD int32_t bytes_of(kernels::DType dtype) { return dtype == kernels::DType::kF32 ? 4 : 2; }
-KVC_HD int64_t row_bytes(Element element, int64_t dim) { return (dim * element_bits(element) + 7) / 8; }
+KVC_HD int64_t row_bytes(Element element, int64_t dim) {
+  return (dim * element_bits(element) + 7) / 8;
+}
 // The largest magnitude, where scales are made from it.
 KVC_HD float largest_of(Element element) {
   return element == Element::kE4M3   ? 448.0f
@@ -58,17 +64,21 @@ KVC_HD PagePlace page_place(int64_t slot, int32_t page_size) {
   return {slot / page_size, static_cast<int32_t>(slot % page_size)};
 }
 
-KVC_HD std::byte* element_address(const kernels::PagedRows& rows, int64_t page, int64_t head, int64_t offset) {
+KVC_HD std::byte* element_address(const kernels::PagedRows& rows, int64_t page, int64_t head,
+                                  int64_t offset) {
   return rows.base + page * rows.page_stride + head * rows.head_stride + offset * rows.token_stride;
 }
-// Where the scales of a row begin: one float32 (kPerTokenHead) or one e4m3 per 16 elements (kBlock16).
-KVC_HD std::byte* scale_address(const RowStorage& storage, int64_t page, int64_t head, int64_t offset) {
+// Where the scales of a row begin: one float32 (kPerTokenHead) or one e4m3 per 16 elements
+// (kBlock16).
+KVC_HD std::byte* scale_address(const RowStorage& storage, int64_t page, int64_t head,
+                                int64_t offset) {
   return storage.scales + page * storage.scale_page_stride + head * storage.scale_head_stride +
          offset * storage.scale_token_stride;
 }
 
-// ------------------------------------------------------------------------------------------------------- decode
-// The fields moved to where float32 has them and multiplied by the difference of the biases: subnormals come out right by themselves.
+// ----------------------------------------------------------------------------------------------
+// decode The fields moved to where float32 has them and multiplied by the difference of the biases:
+// subnormals come out right by themselves.
 
 KVC_HD float float_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 KVC_HD uint32_t bits_of_float(float value) { return __builtin_bit_cast(uint32_t, value); }
@@ -89,15 +99,18 @@ KVC_HD float decode_e2m1(uint32_t code) {
   const float value = float_of_bits((code & 7u) << 22) * 0x1p126f;
   return (code & 8u) != 0 ? -value : value;
 }
-KVC_HD float decode_int8(uint32_t code) { return static_cast<float>(static_cast<int8_t>(code & 0xffu)); }
+KVC_HD float decode_int8(uint32_t code) {
+  return static_cast<float>(static_cast<int8_t>(code & 0xffu));
+}
 KVC_HD float decode_int4(uint32_t code) {
   return static_cast<float>(static_cast<int32_t>((code & 0xfu) ^ 8u) - 8);
 }
 
-// ------------------------------------------------------------------------------------------------------- encode
-// To nearest even, saturating; NaN stays NaN where there is one, else becomes 0.
+// ----------------------------------------------------------------------------------------------
+// encode To nearest even, saturating; NaN stays NaN where there is one, else becomes 0.
 
-// |value| as a small float with `fraction` bits whose smallest normal is 2^(1 - bias); value is not NaN and within range.
+// |value| as a small float with `fraction` bits whose smallest normal is 2^(1 - bias); value is not
+// NaN and within range.
 KVC_HD uint32_t encode_magnitude(float magnitude, int32_t fraction, int32_t bias) {
   const float smallest_normal = float_of_bits(static_cast<uint32_t>(127 + 1 - bias) << 23);
   if (magnitude < smallest_normal) {
@@ -107,7 +120,8 @@ KVC_HD uint32_t encode_magnitude(float magnitude, int32_t fraction, int32_t bias
   }
   const uint32_t bits = bits_of_float(magnitude);
   const uint32_t dropped = static_cast<uint32_t>(23 - fraction);
-  const uint32_t rounded = (bits + ((1u << (dropped - 1)) - 1u) + (bits >> dropped & 1u)) >> dropped;
+  const uint32_t rounded =
+      (bits + ((1u << (dropped - 1)) - 1u) + (bits >> dropped & 1u)) >> dropped;
   return rounded - (static_cast<uint32_t>(127 - bias) << fraction);
 }
 KVC_HD uint32_t encode_e4m3(float value) {
@@ -161,12 +175,14 @@ KVC_HD uint32_t encode(Element element, float value) {
   }
 }
 
-// The scale of a row or block whose largest magnitude is `amax`. Never 0, so that nothing is divided by 0.
+// The scale of a row or block whose largest magnitude is `amax`. Never 0, so that nothing is
+// divided by 0.
 KVC_HD float row_scale(Element element, float amax) {
   const float scale = amax / largest_of(element);
   return scale > 0x1p-126f ? scale : 0x1p-126f;
 }
-// NVFP4 without a second scale: e4m3 of amax / 6; a block so small that it rounds to 0 is stored as zeros.
+// NVFP4 without a second scale: e4m3 of amax / 6; a block so small that it rounds to 0 is stored as
+// zeros.
 KVC_HD uint32_t block_scale_code(float amax) { return encode_e4m3(amax / 6.0f); }
 KVC_HD uint32_t encode_in_block(float value, float scale) {
   return scale == 0.0f ? 0u : encode_e2m1(value / scale);

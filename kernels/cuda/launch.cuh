@@ -14,24 +14,29 @@ namespace kvc::cuda {
 struct LaunchShape {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t threads = 128;
-  uint32_t shared_bytes = 0;  // dynamic; above 48 KiB the kernel must have been allowed to, see allow_shared
-  // Starts while the kernel before it drains, where its code can wait (kernel_facts.h): every thread of it calls wait_for_previous_kernel() before
-  // it touches global memory.
+  // Dynamic; above 48 KiB the kernel must have been allowed to, see allow_shared
+  uint32_t shared_bytes = 0;
+  // Starts while the kernel before it drains, where its code can wait (kernel_facts.h): every
+  // thread of it calls wait_for_previous_kernel() before it touches global memory.
   bool may_overlap = false;
 };
 
-// Parameters are passed by value (at most 4 KiB together). Returns cudaSuccess or why nothing was started.
+// Parameters are passed by value (at most 4 KiB together). Returns cudaSuccess or why nothing was
+// started.
 template <typename... Params, typename... Args>
-cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream, Args&&... args) {
+cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
+                   Args&&... args) {
   bool overlaps = false;
   if (shape.may_overlap) {
-    const cudaError_t known = waits_for_previous_kernel(reinterpret_cast<const void*>(kernel), &overlaps);
+    const cudaError_t known =
+        waits_for_previous_kernel(reinterpret_cast<const void*>(kernel), &overlaps);
     if (known != cudaSuccess) return known;
   }
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
-  // Grid, block, dynamic shared memory, stream, attributes: two of the names are taken on the emulator.
+  // Grid, block, dynamic shared memory, stream, attributes: two of the names are taken on the
+  // emulator.
   const cudaLaunchConfig_t config{dim3(shape.grid[0], shape.grid[1], shape.grid[2]),
                                   dim3(shape.threads),
                                   shape.shared_bytes,

@@ -1,4 +1,5 @@
-// Which keys a row sees (kernels::AttnSequence), for every attention kernel: per element, per 32 keys, per tile. Keys and rows fit 32 bits.
+// Which keys a row sees (kernels::AttnSequence), for every attention kernel: per element, per 32
+// keys, per tile. Keys and rows fit 32 bits.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ KVC_HD int64_t position_of_row(const kernels::AttnSequence& sequence, int64_t ro
   return sequence.row_positions != nullptr ? sequence.row_positions[row] : sequence.position + row;
 }
 KVC_HD int64_t position_of_key(const kernels::AttnSequence& sequence, int64_t key) {
-  return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
+  return sequence.key_positions != nullptr ? sequence.key_positions[key]
+                                           : sequence.key_position + key;
 }
 
 // See kMaxBias. NaN stays; -inf is the caller's to mask.
@@ -32,8 +34,9 @@ struct RowMask {
 constexpr RowMask kBlindRow = {0, 0};
 
 KVC_HD RowMask row_mask(const kernels::AttnSequence& sequence, int32_t causal, int64_t row) {
-  const int64_t end = sequence.key_ends != nullptr ? sequence.key_ends[row]
-                                                   : sequence.first_key_end + (causal != 0 ? row : 0);
+  const int64_t end = sequence.key_ends != nullptr
+                          ? sequence.key_ends[row]
+                          : sequence.first_key_end + (causal != 0 ? row : 0);
   return {sequence.key_begins != nullptr ? sequence.key_begins[row] : 0, static_cast<int32_t>(end)};
 }
 
@@ -51,7 +54,9 @@ KVC_HD SequenceMask sequence_mask(const kernels::AttnSequence& sequence) {
           static_cast<int32_t>(sequence.tree_words), sequence.tree_mask};
 }
 
-KVC_HD uint32_t bits_below(int32_t count) { return count <= 0 ? 0u : count >= 32 ? ~0u : (1u << count) - 1u; }
+KVC_HD uint32_t bits_below(int32_t count) {
+  return count <= 0 ? 0u : count >= 32 ? ~0u : (1u << count) - 1u;
+}
 
 // Token row `row` and key `key`.
 KVC_HD bool visible(const SequenceMask& mask, const RowMask& own, int64_t row, int32_t key) {
@@ -78,14 +83,17 @@ KVC_HD uint32_t tree_bits(const SequenceMask& mask, int64_t row, int32_t first_k
 }
 
 // Bit i: the row sees key first_key + i.
-KVC_HD uint32_t visible_bits(const SequenceMask& mask, const RowMask& own, int64_t row, int32_t first_key) {
-  const uint32_t window = ~bits_below(own.begin - first_key) | bits_below(mask.sink_end - first_key);
+KVC_HD uint32_t visible_bits(const SequenceMask& mask, const RowMask& own, int64_t row,
+                             int32_t first_key) {
+  const uint32_t window =
+      ~bits_below(own.begin - first_key) | bits_below(mask.sink_end - first_key);
   const uint32_t bits = bits_below(own.end - first_key) & window;
-  return mask.tree_begin < first_key + 32 && bits != 0 ? bits & tree_bits(mask, row, first_key) : bits;
+  return mask.tree_begin < first_key + 32 && bits != 0 ? bits & tree_bits(mask, row, first_key)
+                                                       : bits;
 }
 
-// What the rows of a tile see together, but for their trees: somebody sees [0, sinks) and [first_begin, last_end), everybody [0, sinks) and
-// [last_begin, first_end).
+// What the rows of a tile see together, but for their trees: somebody sees [0, sinks) and
+// [first_begin, last_end), everybody [0, sinks) and [last_begin, first_end).
 enum class Cover : int32_t { kNone = 0, kPartial = 1, kFull = 2 };
 struct TileMask {
   int32_t first_begin, last_begin;
@@ -110,8 +118,10 @@ KVC_HD TileMask tile_mask(const kernels::AttnSequence& sequence, int32_t causal,
   return tile;
 }
 
-// Keys [key_begin, key_end). kNone: no row sees any of them, they may lie on dropped pages; kFull: every row sees all of them.
-KVC_HD Cover cover(const SequenceMask& mask, const TileMask& tile, int32_t key_begin, int32_t key_end) {
+// Keys [key_begin, key_end). kNone: no row sees any of them, they may lie on dropped pages; kFull:
+// every row sees all of them.
+KVC_HD Cover cover(const SequenceMask& mask, const TileMask& tile, int32_t key_begin,
+                   int32_t key_end) {
   if (key_begin >= tile.last_end || (key_begin >= mask.sink_end && key_end <= tile.first_begin))
     return Cover::kNone;
   const bool all = key_end <= tile.first_end && key_end <= mask.tree_begin &&
@@ -119,9 +129,10 @@ KVC_HD Cover cover(const SequenceMask& mask, const TileMask& tile, int32_t key_b
   return all ? Cover::kFull : Cover::kPartial;
 }
 
-// The next key from `key` on, in steps of `block` from `first`, where a block is not kNone: jumps from the sinks to the window.
-KVC_HD int32_t skip_unseen(const SequenceMask& mask, const TileMask& tile, int32_t key, int32_t first,
-                           int32_t block) {
+// The next key from `key` on, in steps of `block` from `first`, where a block is not kNone: jumps
+// from the sinks to the window.
+KVC_HD int32_t skip_unseen(const SequenceMask& mask, const TileMask& tile, int32_t key,
+                           int32_t first, int32_t block) {
   if (key < mask.sink_end || tile.first_begin <= key) return key;
   const int32_t blocks = (tile.first_begin - first) / block;
   return first + blocks * block > key ? first + blocks * block : key;

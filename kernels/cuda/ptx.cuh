@@ -1,10 +1,12 @@
-// Single instructions of sm_80 and later under plain names: lanes, barriers, loads, cp.async, ldmatrix, mma.sync, conversions. What only
-// sm_90a has is in hopper.cuh.
+// Single instructions of sm_80 and later under plain names: lanes, barriers, loads, cp.async,
+// ldmatrix, mma.sync, conversions. What only sm_90a has is in hopper.cuh.
 //
-// All assembly of the back end is in these two files, so that the kernels also compile for the host: with KVC_CUDA_EMULATION the
-// test suite's emulated_cuda.h gives every function here (and __global__, threadIdx and the rest) on fibers, and kernels run
-// and are checked without a GPU. Rules that follow for kernels: no assembly, no static __shared__ (cta_shared() instead), no CUDA headers, functions
-// marked "warp" are reached by all 32 lanes together, functions marked "warpgroup" by 128.
+// All assembly of the back end is in these two files, so that the kernels also compile for the
+// host: with KVC_CUDA_EMULATION the test suite's emulated_cuda.h gives every function here (and
+// __global__, threadIdx and the rest) on fibers, and kernels run and are checked without a GPU.
+// Rules that follow for kernels: no assembly, no static __shared__ (cta_shared() instead), no CUDA
+// headers, functions marked "warp" are reached by all 32 lanes together, functions marked
+// "warpgroup" by 128.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +23,8 @@
 
 namespace kvc::cuda {
 
-// ---------------------------------------------------------------------------------------------- threads and lanes
+// ----------------------------------------------------------------------------------------------
+// threads and lanes
 
 KVC_DEVICE int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
 // The same for all lanes, and known to be.
@@ -62,7 +65,8 @@ KVC_DEVICE std::byte* cta_shared() {
   return reinterpret_cast<std::byte*>(memory);
 }
 
-// ------------------------------------------------------------------------------------------------------ memory
+// ----------------------------------------------------------------------------------------------
+// memory
 
 // 16 bytes, 16-byte aligned. `stream`: read once, not kept in L1.
 struct alignas(16) Words4 {
@@ -116,11 +120,13 @@ KVC_DEVICE uint32_t atomic_add_fenced(uint32_t* global, uint32_t value) {
   return old;
 }
 
-// 16 bytes from global to shared memory behind the thread's back, both 16-byte aligned; only the first `bytes` (0 to 16) are read, the rest becomes
-// zero. Done after commit and wait, seen by other lanes after a barrier as well.
+// 16 bytes from global to shared memory behind the thread's back, both 16-byte aligned; only the
+// first `bytes` (0 to 16) are read, the rest becomes zero. Done after commit and wait, seen by
+// other lanes after a barrier as well.
 KVC_DEVICE void copy_async_16(void* shared, const void* global, int bytes) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 KVC_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -130,15 +136,20 @@ KVC_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// ---------------------------------------------------------------------------------------------- matrix fragments
+// ----------------------------------------------------------------------------------------------
+// matrix fragments
 // PTX ISA, "Matrix fragments for mma.m16n8k16". With group = lane / 4 and pair = lane % 4:
-//   A (16 x 16, row)  a[0] row group,     columns 2*pair, +1     a[1] row group + 8, the same columns
-//                     a[2] row group,     columns 2*pair + 8, +9 a[3] row group + 8, the same columns
-//   B (16 x 8, col)   b[0] rows 2*pair, +1, column group         b[1] rows 2*pair + 8, +9, column group
+//   A (16 x 16, row)  a[0] row group,     columns 2*pair, +1     a[1] row group + 8, the same
+// columns
+//                     a[2] row group,     columns 2*pair + 8, +9 a[3] row group + 8, the same
+// columns
+//   B (16 x 8, col)   b[0] rows 2*pair, +1, column group         b[1] rows 2*pair + 8, +9, column
+// group
 //   C, D (16 x 8)     d[0], d[1] row group, columns 2*pair, +1   d[2], d[3] row group + 8
 
-// warp. Four 8 x 8 matrices of 16-bit elements: lane 8*i + r gives the address of row r of matrix i (16 bytes, 16-byte aligned); r[i] receives of
-// matrix i the elements (lane / 4, 2 * (lane % 4)) and the next one; transposed: (2 * (lane % 4), lane / 4) and the one below.
+// warp. Four 8 x 8 matrices of 16-bit elements: lane 8*i + r gives the address of row r of matrix i
+// (16 bytes, 16-byte aligned); r[i] receives of matrix i the elements (lane / 4, 2 * (lane % 4))
+// and the next one; transposed: (2 * (lane % 4), lane / 4) and the one below.
 KVC_DEVICE void load_matrix_x4(uint32_t (&r)[4], const void* shared_row) {
   const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(shared_row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -160,21 +171,23 @@ KVC_DEVICE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, ui
   static_assert(Type == kernels::DType::kF16 || Type == kernels::DType::kBF16);
   if constexpr (Type == kernels::DType::kBF16) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   } else {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 }
 
-// ------------------------------------------------------------------------------------------------- conversions
-// Rounding to nearest even. A pair lies in one word, the first element in the low half.
+// ----------------------------------------------------------------------------------------------
+// conversions Rounding to nearest even. A pair lies in one word, the first element in the low half.
 
 KVC_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 KVC_DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
@@ -189,7 +202,9 @@ KVC_DEVICE uint16_t float_to_f16(float value) {
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
-KVC_DEVICE float bf16_to_float(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
+KVC_DEVICE float bf16_to_float(uint16_t bits) {
+  return __uint_as_float(static_cast<uint32_t>(bits) << 16);
+}
 KVC_DEVICE uint16_t float_to_bf16(float value) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
@@ -215,8 +230,9 @@ KVC_DEVICE void unpack(uint32_t pair, float& first, float& second) {
   }
 }
 
-// -------------------------------------------------------------------------------------------------------- math
-// ex2.approx and the others have a relative error near 2^-22; exp2_fast(-inf) = 0, log2_fast(0) = -inf.
+// ----------------------------------------------------------------------------------------------
+// math ex2.approx and the others have a relative error near 2^-22; exp2_fast(-inf) = 0,
+// log2_fast(0) = -inf.
 
 KVC_DEVICE float exp2_fast(float x) {
   float y;
@@ -234,10 +250,11 @@ KVC_DEVICE float reciprocal_fast(float x) {
   return y;
 }
 
-// ------------------------------------------------------------------------------------- programmatic dependent launch
+// ----------------------------------------------------------------------------------------------
+// programmatic dependent launch
 
-// Memory of the kernel before may be read after wait; the kernel behind may start after launch_dependents. No-ops without the attribute
-// at launch (launch.cuh) and on sm_80.
+// Memory of the kernel before may be read after wait; the kernel behind may start after
+// launch_dependents. No-ops without the attribute at launch (launch.cuh) and on sm_80.
 KVC_DEVICE void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

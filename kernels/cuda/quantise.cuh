@@ -1,4 +1,5 @@
-// A row into the pool, as it is stored there: converted or quantised by one warp. Shared by append and move_rows.
+// A row into the pool, as it is stored there: converted or quantised by one warp. Shared by append
+// and move_rows.
 #pragma once
 
 #include "kernels/cuda/elements.cuh"
@@ -11,8 +12,8 @@ struct RowPlace {
   std::byte* scales;  // null without
 };
 
-KVC_DEVICE RowPlace place_of(const kernels::PagedRows& rows, const RowStorage& storage, int64_t page,
-                             int64_t head, int64_t offset) {
+KVC_DEVICE RowPlace place_of(const kernels::PagedRows& rows, const RowStorage& storage,
+                             int64_t page, int64_t head, int64_t offset) {
   const bool has_scales = storage.quant == Quant::kPerTokenHead || storage.quant == Quant::kBlock16;
   return {element_address(rows, page, head, offset),
           has_scales ? scale_address(storage, page, head, offset) : nullptr};
@@ -24,7 +25,8 @@ KVC_DEVICE float warp_largest(float value) {
   return value;
 }
 
-// warp. NVFP4: lane i of eight has elements 2i and 2i + 1 of a block of 16. dim is a multiple of 16.
+// warp. NVFP4: lane i of eight has elements 2i and 2i + 1 of a block of 16. dim is a multiple of
+// 16.
 template <typename Value>
 KVC_DEVICE void store_blocks(const RowPlace& to, int32_t dim, const Value& value) {
 #pragma unroll 1
@@ -44,10 +46,11 @@ KVC_DEVICE void store_blocks(const RowPlace& to, int32_t dim, const Value& value
   }
 }
 
-// warp. value(d): element d as float32; called once or twice for each element, by any lane. Nothing that it reads may lie in `to`.
+// warp. value(d): element d as float32; called once or twice for each element, by any lane. Nothing
+// that it reads may lie in `to`.
 template <typename Value>
-KVC_DEVICE void store_row(const RowPlace& to, const RowStorage& storage, kernels::DType dtype, int32_t dim,
-                          const Value& value) {
+KVC_DEVICE void store_row(const RowPlace& to, const RowStorage& storage, kernels::DType dtype,
+                          int32_t dim, const Value& value) {
   if (storage.quant == Quant::kNone) {
 #pragma unroll 1
     for (int32_t d = lane_id(); d < dim; d += 32) store_element(to.row, dtype, d, value(d));

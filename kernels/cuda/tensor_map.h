@@ -1,4 +1,5 @@
-// Tensor maps of paged rows, encoded on the host. The driver's function is looked up at run time: the library does not link the driver.
+// Tensor maps of paged rows, encoded on the host. The driver's function is looked up at run time:
+// the library does not link the driver.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +14,8 @@
 
 namespace kvc::cuda {
 
-// Rows (dim elements of 16 bits) by coordinates (element, slot in page, head, page); boxes are 64 elements x box_rows slots.
+// Rows (dim elements of 16 bits) by coordinates (element, slot in page, head, page); boxes are 64
+// elements x box_rows slots.
 struct PagedMapKey {
   const std::byte* base;
   int64_t token_stride, head_stride, page_stride;
@@ -24,8 +26,9 @@ struct PagedMapKey {
   bool operator==(const PagedMapKey&) const = default;
 };
 
-// How many pages there are is not known here, nor how many slots a ragged page has: as many as two terabytes hold. TMA does not read what lies
-// outside of the tensor, page -1 for one, and makes zeros of it.
+// How many pages there are is not known here, nor how many slots a ragged page has: as many as two
+// terabytes hold. TMA does not read what lies outside of the tensor, page -1 for one, and makes
+// zeros of it.
 inline int64_t most_of(int64_t stride, int64_t most) {
   return std::clamp<int64_t>((int64_t{1} << 41) / std::max<int64_t>(stride, 16), 1, most);
 }
@@ -54,29 +57,35 @@ inline bool paged_map_fits(const kernels::PagedRows& rows, int32_t num_heads, co
 }
 
 inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t looked =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  const cudaError_t looked = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                              12000, cudaEnableDefault, &found);
   if (looked != cudaSuccess) return looked;
   if (found != cudaDriverEntryPointSuccess || function == nullptr) return cudaErrorNotSupported;
   static_assert(sizeof(CUtensorMap) == sizeof(TensorMap));
   CUtensorMap map{};
-  const auto positive = [](int64_t stride) { return static_cast<cuuint64_t>(stride > 0 ? stride : 16); };
-  const cuuint64_t dims[4] = {
-      static_cast<cuuint64_t>(key.dim), static_cast<cuuint64_t>(most_of(key.token_stride, key.page_slots)),
-      static_cast<cuuint64_t>(key.num_heads), static_cast<cuuint64_t>(most_of(key.page_stride, 0x7fffffff))};
+  const auto positive = [](int64_t stride) {
+    return static_cast<cuuint64_t>(stride > 0 ? stride : 16);
+  };
+  const cuuint64_t dims[4] = {static_cast<cuuint64_t>(key.dim),
+                              static_cast<cuuint64_t>(most_of(key.token_stride, key.page_slots)),
+                              static_cast<cuuint64_t>(key.num_heads),
+                              static_cast<cuuint64_t>(most_of(key.page_stride, 0x7fffffff))};
   // A single head's stride means nothing, but has to be one that the driver takes.
-  const cuuint64_t strides[3] = {positive(key.token_stride),
-                                 key.num_heads > 1 ? positive(key.head_stride) : positive(key.token_stride),
-                                 positive(key.page_stride)};
+  const cuuint64_t strides[3] = {
+      positive(key.token_stride),
+      key.num_heads > 1 ? positive(key.head_stride) : positive(key.token_stride),
+      positive(key.page_stride)};
   const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(key.box_rows), 1, 1};
   const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type =
-      key.dtype == kernels::DType::kBF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const CUtensorMapDataType type = key.dtype == kernels::DType::kBF16
+                                       ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const CUresult encoded = reinterpret_cast<Encode>(function)(
       &map, type, 4, const_cast<std::byte*>(key.base), dims, strides, box, element_strides,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -86,8 +95,8 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
   return cudaSuccess;
 }
 
-// Encoding takes about a microsecond and a forward asks for the same few maps per layer: the latest are kept, the oldest is overwritten. A map holds
-// addresses only and belongs to no device.
+// Encoding takes about a microsecond and a forward asks for the same few maps per layer: the latest
+// are kept, the oldest is overwritten. A map holds addresses only and belongs to no device.
 inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
   constexpr uint32_t kBuckets = 512, kKept = 4 * kBuckets;
   struct Table {
@@ -99,7 +108,8 @@ inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
   static Table* const table =
       new Table();  // lives as long as the process: no order of destruction to care for
   uint64_t hash = reinterpret_cast<uintptr_t>(key.base) >> 4;
-  hash = (hash ^ static_cast<uint64_t>(key.page_stride) << 20 ^ static_cast<uint64_t>(key.box_rows) << 50) *
+  hash = (hash ^ static_cast<uint64_t>(key.page_stride) << 20 ^
+          static_cast<uint64_t>(key.box_rows) << 50) *
          0x9e3779b97f4a7c15u;
   // The high bits: box_rows is in no others, and ragged keys have boxes of every power of two.
   const auto bucket = static_cast<uint32_t>(hash >> 55);
@@ -127,9 +137,10 @@ inline cudaError_t paged_maps(PagedMapKey key, int32_t count, TensorMap* out) {
   return cudaSuccess;
 }
 
-// Whether the driver, which has the last word, makes a map of these rows: asked before a kernel is chosen, and kept for its launch.
-inline bool driver_maps(const kernels::PagedRows& rows, int32_t dim, const kernels::AttnParams& params,
-                        int32_t box_rows) {
+// Whether the driver, which has the last word, makes a map of these rows: asked before a kernel is
+// chosen, and kept for its launch.
+inline bool driver_maps(const kernels::PagedRows& rows, int32_t dim,
+                        const kernels::AttnParams& params, int32_t box_rows) {
   TensorMap map;
   if (paged_map(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, box_rows), &map) ==
       cudaSuccess)

@@ -9,7 +9,8 @@
 
 namespace kvc {
 
-// Each result keeps its memory alive and is released by its own deleter, on any thread. Throws Error or std::bad_alloc.
+// Each result keeps its memory alive and is released by its own deleter, on any thread. Throws
+// Error or std::bad_alloc.
 DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind kind);
 DLManagedTensorVersioned* export_table(TableData table);
 

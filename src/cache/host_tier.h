@@ -1,4 +1,5 @@
-// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the device.
+// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the
+// device.
 #pragma once
 
 #include "src/exec/cpu/page_copies.h"

@@ -13,7 +13,8 @@ struct kvc_fence {
 
 namespace kvc {
 
-// The nullable `out_fence` of a call. Made before the copies begin, event and all, so that only the device can fail after them.
+// The nullable `out_fence` of a call. Made before the copies begin, event and all, so that only the
+// device can fail after them.
 class FenceOut {
  public:
   // Throws what keeps a fence from being made.

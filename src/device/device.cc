@@ -36,7 +36,8 @@ void check_first(cuda::Result result, const cuda::Failure& failure, const char* 
   check(result, failure, what);
 }
 
-// A quarter more than before, so that buffers that grow step by step do not grow at each; no more than needed when memory is short.
+// A quarter more than before, so that buffers that grow step by step do not grow at each; no more
+// than needed when memory is short.
 template <typename Allocate>
 DeviceMemory allocate_grown(int64_t bytes, int64_t old_bytes, Allocate allocate) {
   const int64_t roomy = std::max(bytes, old_bytes + old_bytes / 4);
@@ -64,7 +65,9 @@ void Device::fill(void* to, int32_t byte, int64_t bytes, cuda::Stream stream) co
   if (bytes > 0) call("fill", table->fill, to, byte, bytes, stream);
 }
 
-void Device::synchronize(cuda::Stream stream) const { call("wait for a stream", table->synchronize, stream); }
+void Device::synchronize(cuda::Stream stream) const {
+  call("wait for a stream", table->synchronize, stream);
+}
 
 bool Device::is_capturing(cuda::Stream stream) const {
   int32_t capturing = 0;
@@ -106,7 +109,8 @@ int32_t count_devices() {
   const cuda::BackendTable* table = find_backend(nullptr);
   cuda::Failure failure{};
   int32_t count = 0;
-  return table != nullptr && table->count_devices(&count, &failure) == cuda::Result::kOk ? count : 0;
+  return table != nullptr && table->count_devices(&count, &failure) == cuda::Result::kOk ? count
+                                                                                         : 0;
 }
 
 int32_t locate(const Device& device, const void* address) {
@@ -154,7 +158,8 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   return *this;
 }
 
-DeviceReservation::DeviceReservation(const Device& device, int64_t bytes) : device_(device), bytes_(bytes) {
+DeviceReservation::DeviceReservation(const Device& device, int64_t bytes)
+    : device_(device), bytes_(bytes) {
   void* address = nullptr;
   device_.call("reserve address space on a device", device_.table->reserve, bytes, &address);
   data_ = static_cast<std::byte*>(address);
@@ -164,7 +169,9 @@ DeviceReservation::~DeviceReservation() {
   if (data_ != nullptr) device_.table->release(device_.id, data_);
 }
 
-DeviceReservation::DeviceReservation(DeviceReservation&& other) noexcept { *this = std::move(other); }
+DeviceReservation::DeviceReservation(DeviceReservation&& other) noexcept {
+  *this = std::move(other);
+}
 
 DeviceReservation& DeviceReservation::operator=(DeviceReservation&& other) noexcept {
   std::swap(device_, other.device_);
@@ -181,7 +188,8 @@ void DeviceReservation::discard(int64_t begin, int64_t end) {
   if (begin < end) device_.call("discard device memory", device_.table->discard, data_, begin, end);
 }
 
-PinnedMemory::PinnedMemory(const Device& device, int64_t bytes) : table_(device.table), bytes_(bytes) {
+PinnedMemory::PinnedMemory(const Device& device, int64_t bytes)
+    : table_(device.table), bytes_(bytes) {
   cuda::Failure failure{};
   void* address = nullptr;
   check(table_->allocate_pinned(bytes, &address, &failure), failure, "allocate pinned memory");
@@ -295,7 +303,8 @@ void DeviceOrder::used(cuda::Stream stream) noexcept {
   cuda::Failure failure{};
   int32_t capturing = 0;
   // A stream that cannot be asked (the legacy one beside a capture) was given nothing either.
-  if (table.is_capturing(device_.id, stream, &capturing, &failure) == cuda::Result::kCapture) return;
+  if (table.is_capturing(device_.id, stream, &capturing, &failure) == cuda::Result::kCapture)
+    return;
   if (capturing != 0) return;
   if (event_.try_record(stream)) {
     has_uses_ = true;

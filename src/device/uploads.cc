@@ -12,7 +12,8 @@ constexpr int64_t kLeastBytes = int64_t{64} << 10;
 }  // namespace
 
 void DeviceUploads::reserve(int64_t bytes) {
-  if (current_ < blocks_.size() && blocks_[current_].host.bytes() - blocks_[current_].bytes_used >= bytes)
+  if (current_ < blocks_.size() &&
+      blocks_[current_].host.bytes() - blocks_[current_].bytes_used >= bytes)
     return;
   for (size_t i = 0; i < blocks_.size(); ++i) {
     Block& block = blocks_[i];

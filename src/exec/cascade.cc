@@ -10,14 +10,16 @@ namespace {
 
 using kernels::AttnSequence;
 
-// A candidate in the sorted order of page tables. `common`: pages that it has in common with the one before it.
+// A candidate in the sorted order of page tables. `common`: pages that it has in common with the
+// one before it.
 struct Entry {
   const PrefixCandidate* candidate;
   int64_t num_pages;
   int64_t common;
 };
 
-// Entries [begin, end), which have exactly `common` pages in common: a node of the tree that all tables make.
+// Entries [begin, end), which have exactly `common` pages in common: a node of the tree that all
+// tables make.
 struct Interval {
   size_t begin, end;
   int64_t common;
@@ -37,7 +39,8 @@ class PrefixFinder {
     }
     if (entries_.size() > 1) {
       sort();
-      if (std::any_of(entries_.begin(), entries_.end(), [](const Entry& entry) { return entry.common > 0; })) {
+      if (std::any_of(entries_.begin(), entries_.end(),
+                      [](const Entry& entry) { return entry.common > 0; })) {
         make_nodes();
         choose();
       }
@@ -52,7 +55,8 @@ class PrefixFinder {
     const int64_t end = std::min(a.num_pages, b.num_pages);
     const int32_t *left = a.candidate->pages, *right = b.candidate->pages;
     int64_t at = begin;
-    while (at + kStep <= end && std::memcmp(left + at, right + at, kStep * sizeof(int32_t)) == 0) at += kStep;
+    while (at + kStep <= end && std::memcmp(left + at, right + at, kStep * sizeof(int32_t)) == 0)
+      at += kStep;
     while (at < end && left[at] == right[at]) ++at;
     work_.pages_compared += at - begin + 1;
     return at;
@@ -64,9 +68,10 @@ class PrefixFinder {
     return left != right ? left < right : a.candidate->sequence < b.candidate->sequence;
   }
 
-  // Merge sort by page tables. What two runs have in common with the entry that was put out last says mostly which of their heads comes
-  // first; only where that is equal pages are compared, and none of them again (Ng and Kakehi, "Merging string sequences by longest
-  // common prefixes", 2008).
+  // Merge sort by page tables. What two runs have in common with the entry that was put out last
+  // says mostly which of their heads comes first; only where that is equal pages are compared, and
+  // none of them again (Ng and Kakehi, "Merging string sequences by longest common prefixes",
+  // 2008).
   void sort() {
     std::vector<Entry> merged(entries_.size());
     for (size_t width = 1; width < entries_.size(); width *= 2) {
@@ -95,8 +100,9 @@ class PrefixFinder {
     }
   }
 
-  // The intervals of equal common beginnings (Abouelhoda, Kurtz and Ohlebusch, "Replacing suffix trees with enhanced suffix arrays",
-  // 2004), outer ones before the inner ones, those beside each other in their order.
+  // The intervals of equal common beginnings (Abouelhoda, Kurtz and Ohlebusch, "Replacing suffix
+  // trees with enhanced suffix arrays", 2004), outer ones before the inner ones, those beside each
+  // other in their order.
   void make_nodes() {
     std::vector<Interval> open;
     for (size_t i = 1; i <= entries_.size(); ++i) {
@@ -143,8 +149,8 @@ class PrefixFinder {
       while (!around.empty() && around.back().end <= node.begin) around.pop_back();
       if (around.size() == kPrefixLevels) continue;
       const int64_t key_begin = around.empty() ? 0 : around.back().key_end;
-      const int64_t key_end =
-          std::min(node.num_keys, node.common * grid_.page_size) / grid_.key_multiple * grid_.key_multiple;
+      const int64_t key_end = std::min(node.num_keys, node.common * grid_.page_size) /
+                              grid_.key_multiple * grid_.key_multiple;
       const PrefixMembers &first = sums[node.begin], &last = sums[node.end];
       const PrefixMembers members{last.count - first.count,
                                   last.num_rows - first.num_rows,
@@ -175,12 +181,15 @@ class CpuPrice final : public SharingPrice {
   // Seconds per key that a member takes alone: reading or arithmetic, whichever is longer.
   MemberWork work(const PrefixCandidate& member) const override {
     const double flops = static_cast<double>(member.num_rows) * flops_per_key();
-    return {std::max(bytes_per_key() / costs_.bytes_per_second, flops / costs_.decode_flops_per_second), 0};
+    return {
+        std::max(bytes_per_key() / costs_.bytes_per_second, flops / costs_.decode_flops_per_second),
+        0};
   }
   bool pays(const PrefixMembers& members, int64_t num_keys) const override {
     const auto keys = static_cast<double>(num_keys), rows = static_cast<double>(members.num_rows);
     const auto pieces = static_cast<double>(ceil_div(num_keys, kPrefixKeys));
-    const double partial_bytes = pieces * rows * shape_.num_q_heads * (2.0 + shape_.v_dim) * sizeof(float);
+    const double partial_bytes =
+        pieces * rows * shape_.num_q_heads * (2.0 + shape_.v_dim) * sizeof(float);
     const double together = keys * bytes_per_key() / costs_.packed_bytes_per_second +
                             rows * keys * flops_per_key() / costs_.tile_flops_per_second +
                             2 * partial_bytes / costs_.bytes_per_second +
@@ -189,7 +198,9 @@ class CpuPrice final : public SharingPrice {
   }
 
  private:
-  double bytes_per_key() const { return static_cast<double>(shape_.key_bytes) * shape_.num_kv_heads; }
+  double bytes_per_key() const {
+    return static_cast<double>(shape_.key_bytes) * shape_.num_kv_heads;
+  }
   double flops_per_key() const { return 2.0 * shape_.num_q_heads * (shape_.k_dim + shape_.v_dim); }
 
   const CascadeShape& shape_;
@@ -198,8 +209,9 @@ class CpuPrice final : public SharingPrice {
 
 }  // namespace
 
-PrefixSearchWork find_shared_prefixes(std::span<const PrefixCandidate> candidates, const PrefixGrid& grid,
-                                      const SharingPrice& price, std::vector<CommonPrefix>* found) {
+PrefixSearchWork find_shared_prefixes(std::span<const PrefixCandidate> candidates,
+                                      const PrefixGrid& grid, const SharingPrice& price,
+                                      std::vector<CommonPrefix>* found) {
   found->clear();
   if (candidates.size() < 2) return {};
   return PrefixFinder(grid, price, found).run(candidates);
@@ -208,11 +220,12 @@ PrefixSearchWork find_shared_prefixes(std::span<const PrefixCandidate> candidate
 PrefixSearchWork find_shared_prefixes(const PrefixCandidate* candidates, int64_t num_candidates,
                                       const CascadeShape& shape, const CascadeCosts& costs,
                                       std::vector<CommonPrefix>* found) {
-  return find_shared_prefixes({candidates, static_cast<size_t>(num_candidates)}, {shape.page_size, kTileKeys},
-                              CpuPrice(shape, costs), found);
+  return find_shared_prefixes({candidates, static_cast<size_t>(num_candidates)},
+                              {shape.page_size, kTileKeys}, CpuPrice(shape, costs), found);
 }
 
-void SharedEntries::build(const std::vector<CommonPrefix>& found, std::vector<AttnSequence>* sequences) {
+void SharedEntries::build(const std::vector<CommonPrefix>& found,
+                          std::vector<AttnSequence>* sequences) {
   prefixes_.clear();
   size_t num_rows = 0;
   for (const CommonPrefix& prefix : found) {
@@ -239,10 +252,11 @@ void SharedEntries::build(const std::vector<CommonPrefix>& found, std::vector<At
       const AttnSequence& member = (*sequences)[static_cast<size_t>(index)];
       shared.members.push_back({index, entry.num_rows});
       for (int64_t row = 0; row < member.num_rows; ++row, ++next) {
-        row_maps_[next] =
-            member.row_map != nullptr ? member.row_map[row] : static_cast<int32_t>(member.row_begin + row);
-        row_positions_[next] = member.row_positions != nullptr ? member.row_positions[row]
-                                                               : static_cast<int32_t>(member.position + row);
+        row_maps_[next] = member.row_map != nullptr ? member.row_map[row]
+                                                    : static_cast<int32_t>(member.row_begin + row);
+        row_positions_[next] = member.row_positions != nullptr
+                                   ? member.row_positions[row]
+                                   : static_cast<int32_t>(member.position + row);
       }
       entry.num_rows += member.num_rows;
     }

@@ -8,7 +8,8 @@ namespace {
 using kernels::AttnSequence;
 
 int64_t end_of_row(const AttnSequence& sequence, int64_t row, bool causal) {
-  return sequence.key_ends != nullptr ? sequence.key_ends[row] : sequence.first_key_end + (causal ? row : 0);
+  return sequence.key_ends != nullptr ? sequence.key_ends[row]
+                                      : sequence.first_key_end + (causal ? row : 0);
 }
 
 void cut_at_splits(int64_t begin, int64_t end, bool sink_part, int64_t split_keys,
@@ -22,8 +23,8 @@ void cut_at_splits(int64_t begin, int64_t end, bool sink_part, int64_t split_key
 
 }  // namespace
 
-VisibleKeys visible_keys(const AttnSequence& sequence, int64_t row_begin, int64_t row_end, bool causal,
-                         bool split_sinks) {
+VisibleKeys visible_keys(const AttnSequence& sequence, int64_t row_begin, int64_t row_end,
+                         bool causal, bool split_sinks) {
   VisibleKeys keys{0, 0, std::max<int64_t>(0, end_of_row(sequence, row_end - 1, causal))};
   if (sequence.key_begins == nullptr) return keys;
   keys.begin = *std::min_element(sequence.key_begins + row_begin, sequence.key_begins + row_end);
@@ -40,8 +41,8 @@ VisibleKeys visible_keys(const AttnSequence& sequence, int64_t row_begin, int64_
   return keys;
 }
 
-void cut_decode_keys(const VisibleKeys& keys, bool split_sinks, int64_t first_key, int64_t split_keys,
-                     std::vector<KeyPiece>* pieces) {
+void cut_decode_keys(const VisibleKeys& keys, bool split_sinks, int64_t first_key,
+                     int64_t split_keys, std::vector<KeyPiece>* pieces) {
   pieces->clear();
   const int64_t begin = std::max(keys.begin, first_key);
   if (!split_sinks && keys.sink_end > first_key && keys.sink_end <= split_keys) {
@@ -59,12 +60,14 @@ void cut_decode_keys(const VisibleKeys& keys, bool split_sinks, int64_t first_ke
 void cut_tile_keys(const VisibleKeys& keys, bool split_sinks, std::vector<KeyPiece>* pieces) {
   pieces->clear();
   if (!split_sinks) {
-    pieces->push_back({keys.sink_end > 0 ? 0 : keys.begin / kTileKeys * kTileKeys, keys.end, false});
+    pieces->push_back(
+        {keys.sink_end > 0 ? 0 : keys.begin / kTileKeys * kTileKeys, keys.end, false});
     return;
   }
   if (keys.sink_end > 0) pieces->push_back({0, keys.sink_end, true});
   if (keys.begin < keys.end || pieces->empty())
-    pieces->push_back({std::max(keys.sink_end, keys.begin / kTileKeys * kTileKeys), keys.end, false});
+    pieces->push_back(
+        {std::max(keys.sink_end, keys.begin / kTileKeys * kTileKeys), keys.end, false});
 }
 
 }  // namespace kvc

@@ -23,19 +23,21 @@ using kernels::LinearSequence;
 // Cautious speeds of one thread.
 constexpr double kBytesPerSecond = 20e9;
 constexpr double kFlopsPerSecond = 50e9;
-// A step fetches the next head's state while it works on one, so its tasks shall be long runs of heads.
+// A step fetches the next head's state while it works on one, so its tasks shall be long runs of
+// heads.
 constexpr int64_t kTasksPerThread = 4, kStepTasksPerThread = 2;
 
-// dimension 1 of [>= T, heads, dim], 0 when the tensor is not of that kind: view_rows says what is wrong then.
+// dimension 1 of [>= T, heads, dim], 0 when the tensor is not of that kind: view_rows says what is
+// wrong then.
 int64_t heads_of(const DLTensor* tensor) {
   return tensor != nullptr && tensor->ndim == 3 && tensor->shape != nullptr ? tensor->shape[1] : 0;
 }
 
-void read_decay(const kvc_linear_opt& opt, const char* name, const DLTensor* decay, int64_t num_rows,
-                DLDevice device, LinearParams* params) {
+void read_decay(const kvc_linear_opt& opt, const char* name, const DLTensor* decay,
+                int64_t num_rows, DLDevice device, LinearParams* params) {
   if (opt.decay < KVC_DECAY_NONE || opt.decay > KVC_DECAY_CHANNEL) {
-    fail_with(KVC_E_UNSUPPORTED, opt.decay, "%s.decay = %d is not known: %d to %d are", name, opt.decay,
-              static_cast<int>(KVC_DECAY_NONE), static_cast<int>(KVC_DECAY_CHANNEL));
+    fail_with(KVC_E_UNSUPPORTED, opt.decay, "%s.decay = %d is not known: %d to %d are", name,
+              opt.decay, static_cast<int>(KVC_DECAY_NONE), static_cast<int>(KVC_DECAY_CHANNEL));
   }
   if ((decay == nullptr) != (opt.decay == KVC_DECAY_NONE)) {
     fail_with(KVC_E_INVALID_ARGUMENT, opt.decay, "decay is %s and %s.decay = %d: %s",
@@ -66,10 +68,11 @@ void secure_scratch(LinearWorkspace& workspace, const Executor& executor, size_t
   for (AlignedBuffer& scratch : workspace.scratch) scratch.ensure(bytes);
 }
 
-// Cuts `units` (heads, channels) of every sequence into pieces of `piece` and runs them, on threads when that pays.
+// Cuts `units` (heads, channels) of every sequence into pieces of `piece` and runs them, on threads
+// when that pays.
 template <typename Run>
-void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequences, int64_t units,
-                int64_t piece, double seconds, Run&& run) {
+void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequences,
+                int64_t units, int64_t piece, double seconds, Run&& run) {
   const int64_t pieces = ceil_div(units, piece);
   const auto one = [&](int64_t task, int32_t worker) {
     const int64_t begin = task % pieces * piece;
@@ -89,7 +92,8 @@ void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequ
 int64_t piece_of(const Executor& executor, int64_t tasks_each, int64_t num_sequences, int64_t units,
                  int64_t together) {
   if (executor.concurrency() == 1) return std::max<int64_t>(1, units);
-  const int64_t wanted = std::max<int64_t>(1, num_sequences * units / (tasks_each * executor.concurrency()));
+  const int64_t wanted =
+      std::max<int64_t>(1, num_sequences * units / (tasks_each * executor.concurrency()));
   return std::max<int64_t>(1, std::min(units, align_up(wanted, together)));
 }
 
@@ -99,16 +103,21 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
                          const LinearShape& shape, int64_t num_rows, DLDevice device) {
   constexpr uint64_t kKnownFlags = KVC_LINEAR_DELTA;
   if ((opt.flags & ~kKnownFlags) != 0) {
-    fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(opt.flags), "%s.flags = %#llx has bits beyond %#llx",
-              name, static_cast<unsigned long long>(opt.flags), static_cast<unsigned long long>(kKnownFlags));
+    fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(opt.flags),
+              "%s.flags = %#llx has bits beyond %#llx", name,
+              static_cast<unsigned long long>(opt.flags),
+              static_cast<unsigned long long>(kKnownFlags));
   }
   if (opt.reserved != 0)
-    fail_with(KVC_E_UNSUPPORTED, opt.reserved, "%s.reserved = %d is not supported: 0 is", name, opt.reserved);
+    fail_with(KVC_E_UNSUPPORTED, opt.reserved, "%s.reserved = %d is not supported: 0 is", name,
+              opt.reserved);
   if (!std::isfinite(opt.scale))
-    fail(KVC_E_OUT_OF_RANGE, "%s.scale = %g, expected a finite number", name, static_cast<double>(opt.scale));
+    fail(KVC_E_OUT_OF_RANGE, "%s.scale = %g, expected a finite number", name,
+         static_cast<double>(opt.scale));
   LinearParams params{};
-  params.scale =
-      opt.scale == 0 ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.k_dim))) : opt.scale;
+  params.scale = opt.scale == 0
+                     ? static_cast<float>(1.0 / std::sqrt(static_cast<double>(shape.k_dim)))
+                     : opt.scale;
   params.delta = (opt.flags & KVC_LINEAR_DELTA) != 0 ? 1 : 0;
   params.num_heads = shape.heads;
   params.k_dim = shape.k_dim;
@@ -130,13 +139,15 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
     params.beta_token_stride = beta.row_stride;
   }
   if (opt.skip != nullptr)
-    params.skip = view_f32_vector(opt.skip, (std::string(name) + ".skip").c_str(), shape.heads, device);
+    params.skip =
+        view_f32_vector(opt.skip, (std::string(name) + ".skip").c_str(), shape.heads, device);
   params.out = view_rows(tensors.out, {"out", num_rows, shape.heads, shape.v_dim, device});
   const int64_t decay_rows = opt.decay == KVC_DECAY_HEAD ? -1 : num_rows;
   const TensorUse output{tensors.out, "out", num_rows};
-  const TensorUse inputs[] = {{tensors.q, "q", num_rows},       {tensors.k, "k", num_rows},
-                              {tensors.v, "v", num_rows},       {tensors.decay, "decay", decay_rows},
-                              {tensors.beta, "beta", num_rows}, {opt.skip, "skip"}};
+  const TensorUse inputs[] = {
+      {tensors.q, "q", num_rows},       {tensors.k, "k", num_rows},
+      {tensors.v, "v", num_rows},       {tensors.decay, "decay", decay_rows},
+      {tensors.beta, "beta", num_rows}, {opt.skip, "skip"}};
   refuse_overlaps({&output, 1}, inputs);
   params.state_dtype = shape.state_dtype;
   params.state_row_stride = shape.v_dim * dtype_bytes(shape.state_dtype);
@@ -147,22 +158,26 @@ LinearParams read_linear(const kvc_linear_opt& opt, const char* name, const Line
 ConvParams read_conv(const ConvTensors& tensors, kvc_activation activation, const ConvShape& shape,
                      int64_t num_rows, DLDevice device) {
   if (activation != KVC_ACTIVATION_NONE && activation != KVC_ACTIVATION_SILU) {
-    fail_with(KVC_E_UNSUPPORTED, activation, "activation = %d is not known: %d and %d are", activation,
-              static_cast<int>(KVC_ACTIVATION_NONE), static_cast<int>(KVC_ACTIVATION_SILU));
+    fail_with(KVC_E_UNSUPPORTED, activation, "activation = %d is not known: %d and %d are",
+              activation, static_cast<int>(KVC_ACTIVATION_NONE),
+              static_cast<int>(KVC_ACTIVATION_SILU));
   }
   ConvParams params{};
   params.x = view_row_matrix(tensors.x, "x", num_rows, shape.channels, device);
-  const F32Matrix weight = view_f32_matrix(tensors.weight, "weight", shape.channels, shape.width, device);
+  const F32Matrix weight =
+      view_f32_matrix(tensors.weight, "weight", shape.channels, shape.width, device);
   if (tensors.weight->shape[0] != shape.channels) {
     fail_with(KVC_E_SHAPE, tensors.weight->shape[0], "weight has shape[0] = %lld, expected %d",
               static_cast<long long>(tensors.weight->shape[0]), shape.channels);
   }
   params.weight = weight.data;
   params.weight_stride = weight.row_stride;
-  if (tensors.bias != nullptr) params.bias = view_f32_vector(tensors.bias, "bias", shape.channels, device);
+  if (tensors.bias != nullptr)
+    params.bias = view_f32_vector(tensors.bias, "bias", shape.channels, device);
   params.out = view_row_matrix(tensors.out, "out", num_rows, shape.channels, device);
   const TensorUse output{tensors.out, "out", num_rows};
-  const TensorUse inputs[] = {{tensors.x, "x", num_rows}, {tensors.weight, "weight"}, {tensors.bias, "bias"}};
+  const TensorUse inputs[] = {
+      {tensors.x, "x", num_rows}, {tensors.weight, "weight"}, {tensors.bias, "bias"}};
   refuse_overlaps({&output, 1}, inputs);
   params.activation =
       activation == KVC_ACTIVATION_SILU ? kernels::Activation::kSilu : kernels::Activation::kNone;
@@ -172,8 +187,8 @@ ConvParams read_conv(const ConvTensors& tensors, kvc_activation activation, cons
   return params;
 }
 
-void run_linear(const kernels::cpu::KernelTable& table, Executor& executor, LinearWorkspace& workspace,
-                const LinearParams& params, int64_t num_sequences) {
+void run_linear(const kernels::cpu::KernelTable& table, Executor& executor,
+                LinearWorkspace& workspace, const LinearParams& params, int64_t num_sequences) {
   if (num_sequences == 0) return;
   int64_t rows = 0, longest = 0;
   for (int64_t i = 0; i < num_sequences; ++i) {
@@ -182,7 +197,8 @@ void run_linear(const kernels::cpu::KernelTable& table, Executor& executor, Line
   }
   secure_scratch(workspace, executor, table.linear_scratch_bytes(params, longest));
   const double elements = static_cast<double>(params.num_heads) * params.k_dim * params.v_dim;
-  const double bytes = 2.0 * elements * static_cast<double>(num_sequences * dtype_bytes(params.state_dtype));
+  const double bytes =
+      2.0 * elements * static_cast<double>(num_sequences * dtype_bytes(params.state_dtype));
   const double flops = 6.0 * elements * static_cast<double>(rows);
   // Heads of one q and k head share its part of a chunk: small groups stay in one task.
   const int64_t group = params.num_heads / params.num_k_heads;
@@ -196,8 +212,8 @@ void run_linear(const kernels::cpu::KernelTable& table, Executor& executor, Line
              });
 }
 
-void run_conv(const kernels::cpu::KernelTable& table, Executor& executor, LinearWorkspace& workspace,
-              const ConvParams& params, int64_t num_sequences) {
+void run_conv(const kernels::cpu::KernelTable& table, Executor& executor,
+              LinearWorkspace& workspace, const ConvParams& params, int64_t num_sequences) {
   constexpr int64_t kChannelsTogether = 256;  // whole lines of x and out, whatever their type
   constexpr double kBytesPerInput = 16;       // read and written, with the weights' share
   if (num_sequences == 0) return;

@@ -32,10 +32,12 @@ struct AttnOptions {
   bool has_alibi() const { return !alibi.empty() || alibi_on_device != nullptr; }
 };
 
-// `opt` has been read by the sized-struct rules; `layer`: heads and k_dim as q has them. Throws UNSUPPORTED, OUT_OF_RANGE or a tensor
-// status; fills all of `out` but the spans. `prefix` is what the caller calls it.
-void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows, int64_t longest,
-                  AttnOptions* out, const char* prefix = "opt.", DLDevice device = kHost);
+// `opt` has been read by the sized-struct rules; `layer`: heads and k_dim as q has them. Throws
+// UNSUPPORTED, OUT_OF_RANGE or a tensor status; fills all of `out` but the spans. `prefix` is what
+// the caller calls it.
+void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows,
+                  int64_t longest, AttnOptions* out, const char* prefix = "opt.",
+                  DLDevice device = kHost);
 
 // Everything of `params` that options decide; it borrows their arrays.
 void apply_options(const AttnOptions& options, kernels::AttnParams* params);
@@ -51,7 +53,8 @@ struct AttnUses {
   int64_t num_keys;  // rows of k and v
   const char* q_name = "q";
 };
-// Throws INVALID_ARGUMENT where out or lse overlaps another of them, or one of the options' tensors.
+// Throws INVALID_ARGUMENT where out or lse overlaps another of them, or one of the options'
+// tensors.
 void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* prefix = "opt.");
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.

@@ -20,8 +20,8 @@ struct Rows {
 void check_page(const Rows& rows, int64_t row, int side, const PairedPool& pool) {
   const int64_t page = rows.at(row, side);
   if (page < 0 || page >= pool.num_pages) {
-    fail_with(KVC_E_OUT_OF_RANGE, row, "pairs[%lld][%d] = %lld out of range: the %s has %lld pages", ll(row),
-              side, ll(page), pool.name, ll(pool.num_pages));
+    fail_with(KVC_E_OUT_OF_RANGE, row, "pairs[%lld][%d] = %lld out of range: the %s has %lld pages",
+              ll(row), side, ll(page), pool.name, ll(pool.num_pages));
   }
 }
 
@@ -45,8 +45,8 @@ void check_distinct(const std::vector<uint64_t>& keys) {
   const auto same = [&](uint64_t key) { return row_of(key) == repeated; };
   const int64_t page = page_of(*std::find_if(keys.begin(), keys.end(), same));
   fail_with(KVC_E_INVALID_ARGUMENT, repeated,
-            "pairs[%lld][1] = %lld is the destination of pairs[%lld] already", ll(repeated), ll(page),
-            ll(earlier));
+            "pairs[%lld][1] = %lld is the destination of pairs[%lld] already", ll(repeated),
+            ll(page), ll(earlier));
 }
 
 }  // namespace
@@ -54,7 +54,8 @@ void check_distinct(const std::vector<uint64_t>& keys) {
 PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& from, const PairedPool& to) {
   check_integers(pairs, "pairs", 64, {-1, 2});
   const Rows rows{reinterpret_cast<const int64_t*>(data_of(*pairs)), stride_of(*pairs, 0)};
-  // One row more than there are destinations proves that one comes twice; what follows need not be looked at.
+  // One row more than there are destinations proves that one comes twice; what follows need not be
+  // looked at.
   const int64_t count = std::min(pairs->shape[0], to.num_pages + 1);
   std::vector<uint64_t> keys;
   keys.reserve(static_cast<size_t>(count));
@@ -63,7 +64,8 @@ PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& from, const P
     check_page(rows, row, 1, to);
     keys.push_back(key_of(rows.at(row, 1), row));
   }
-  // By destination, and not by source, from which pages may go to several places: then these would lie between the pages of a run.
+  // By destination, and not by source, from which pages may go to several places: then these would
+  // lie between the pages of a run.
   if (std::is_sorted(keys.begin(), keys.end(), std::greater<>())) {
     std::reverse(keys.begin(), keys.end());
   } else if (!std::is_sorted(keys.begin(), keys.end())) {
@@ -87,10 +89,10 @@ PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& pool) {
     const auto page = static_cast<PageId>(rows.at(row, 0));
     if (page == rows.at(row, 1)) continue;
     if (std::binary_search(result.to.begin(), result.to.end(), page)) {
-      fail_with(
-          KVC_E_INVALID_ARGUMENT, row,
-          "pairs[%lld][0] = %d is the destination of another pair: the result would depend on the order",
-          ll(row), page);
+      fail_with(KVC_E_INVALID_ARGUMENT, row,
+                "pairs[%lld][0] = %d is the destination of another pair: the result would depend "
+                "on the order",
+                ll(row), page);
     }
   }
   return result;

@@ -33,10 +33,12 @@ const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* nam
     fail_with(KVC_E_OUT_OF_RANGE, isa, "%s = %d out of range: %d to %d", name, isa,
               static_cast<int>(KVC_CPU_ISA_AUTO), static_cast<int>(KVC_CPU_ISA_AVX512_BF16));
   }
-  const kernels::cpu::KernelTable* table = kernels::cpu::kernel_table(static_cast<kernels::cpu::Isa>(isa));
+  const kernels::cpu::KernelTable* table =
+      kernels::cpu::kernel_table(static_cast<kernels::cpu::Isa>(isa));
   if (table == nullptr) {
-    fail_with(KVC_E_UNSUPPORTED, isa, "%s = %d is not available: the best of this machine and build is %d",
-              name, isa, static_cast<int>(kernels::cpu::detect()));
+    fail_with(KVC_E_UNSUPPORTED, isa,
+              "%s = %d is not available: the best of this machine and build is %d", name, isa,
+              static_cast<int>(kernels::cpu::detect()));
   }
   return table;
 }
@@ -52,7 +54,8 @@ void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
 void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,
                const kernels::MergeParams& params, int64_t num_rows) {
   const double bytes = 8.0 * static_cast<double>(num_rows) * params.num_heads * params.dim;
-  move_rows(executor, num_rows, bytes, [&](int64_t begin, int64_t end) { kernels.merge(params, begin, end); });
+  move_rows(executor, num_rows, bytes,
+            [&](int64_t begin, int64_t end) { kernels.merge(params, begin, end); });
 }
 
 MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* other_out,
@@ -72,7 +75,8 @@ MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* o
   params.other_out = view_rows(other_out, {"other_out", num_rows, heads, dim, device});
   const F32Matrix other = view_f32_matrix(other_lse, "other_lse", num_rows, heads, device);
   const TensorUse outputs[] = {{out, "out", num_rows}, {lse, "lse", num_rows}};
-  const TensorUse inputs[] = {{other_out, "other_out", num_rows}, {other_lse, "other_lse", num_rows}};
+  const TensorUse inputs[] = {{other_out, "other_out", num_rows},
+                              {other_lse, "other_lse", num_rows}};
   refuse_overlaps(outputs, inputs);
   params.lse = own.data;
   params.lse_token_stride = own.row_stride;

@@ -13,7 +13,8 @@ namespace kvc {
 // Of one thread; with kWorthThreads (runner.h) it tells small calls from large ones.
 constexpr double kCopyBytesPerSecond = 10e9;
 
-// `name`: the field that says `isa`, for the message. Throws UNSUPPORTED when machine or build lack the instruction set.
+// `name`: the field that says `isa`, for the message. Throws UNSUPPORTED when machine or build lack
+// the instruction set.
 const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* name);
 
 void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,

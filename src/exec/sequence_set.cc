@@ -19,10 +19,11 @@ int64_t row_index(const BatchEntry& entry, int64_t row) {
 // A call's own window must lie inside what the sequence's sinks allow, see keys_of_query.
 void check_call_window(const Sequence& sequence, int64_t window) {
   if (window != 0 && sequence.sink != 0 && window > sequence.window - sequence.sink) {
-    fail_with(KVC_E_OUT_OF_RANGE, window,
-              "opt.window = %lld, but sequence %lld has a window of %lld with %lld sinks: at most %lld",
-              ll(window), ll(sequence.id), ll(sequence.window), ll(sequence.sink),
-              ll(sequence.window - sequence.sink));
+    fail_with(
+        KVC_E_OUT_OF_RANGE, window,
+        "opt.window = %lld, but sequence %lld has a window of %lld with %lld sinks: at most %lld",
+        ll(window), ll(sequence.id), ll(sequence.window), ll(sequence.sink),
+        ll(sequence.window - sequence.sink));
   }
 }
 
@@ -32,10 +33,10 @@ void check_view(const Forward& forward, const KeyView& view) {
   if (view.scope == KeyScope::kCross) return;
   for (const BatchEntry& entry : forward.batch().entries()) {
     if (view.scope == KeyScope::kNew && entry.is_tree && entry.old_nodes != 0) {
-      fail_with(
-          KVC_E_UNSUPPORTED, entry.old_nodes,
-          "attention among new tokens of sequence %lld: its token tree has %lld nodes of earlier forwards",
-          ll(entry.sequence->id), ll(entry.old_nodes));
+      fail_with(KVC_E_UNSUPPORTED, entry.old_nodes,
+                "attention among new tokens of sequence %lld: its token tree has %lld nodes of "
+                "earlier forwards",
+                ll(entry.sequence->id), ll(entry.old_nodes));
     }
     check_call_window(*entry.sequence, view.window);
   }
@@ -59,12 +60,14 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
   // The arrays are complete and don't move any more.
   for (size_t i = 0; i < sequences_.size(); ++i) {
     if (mask_begin_[i] >= 0) sequences_[i].tree_mask = masks_.data() + mask_begin_[i];
-    if (position_begin_[i] >= 0) sequences_[i].key_positions = positions_.data() + position_begin_[i];
+    if (position_begin_[i] >= 0)
+      sequences_[i].key_positions = positions_.data() + position_begin_[i];
   }
   if (spans != nullptr) add_spans(view, entries, *spans);
 }
 
-void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry) {
+void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& view,
+                            const BatchEntry& entry) {
   const bool is_cross = view.scope == KeyScope::kCross;
   AttnSequence sequence{};
   sequence.pages = entry.sequence->tables[static_cast<size_t>(view.group)].pages.data();
@@ -85,17 +88,19 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
   }
   if (!is_cross) {
     narrow(spec, view, entry, first_key, sequence);
-    if (entry.is_tree && view.scope != KeyScope::kCached) add_tree(spec, view, entry, first_key, sequence);
+    if (entry.is_tree && view.scope != KeyScope::kCached)
+      add_tree(spec, view, entry, first_key, sequence);
     if (view.needs_positions) add_positions(forward, view, entry, sequence);
     if (view.rope >= 0) sequence.k_rotation_index = forward.uses_long(view.rope, entry) ? 1 : 0;
   }
   sequences_.push_back(sequence);
 }
 
-// Windows, chunks, sinks. Leaves the sequence plain where they hide nothing and no query turns differently for its sinks: those are
-// an item of their own from the first row on, so that a row's bits do not depend on the rows beside it.
-void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
-                         AttnSequence& sequence) {
+// Windows, chunks, sinks. Leaves the sequence plain where they hide nothing and no query turns
+// differently for its sinks: those are an item of their own from the first row on, so that a row's
+// bits do not depend on the rows beside it.
+void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+                         int64_t first_key, AttnSequence& sequence) {
   const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
   if (!group.is_windowed() && entry.sequence->window == 0 && view.window == 0) return;
   bool hides = false;
@@ -117,8 +122,8 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
   has_sinks_ = has_sinks_ || sequence.sink_end > 0;
 }
 
-void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry, int64_t first_key,
-                           AttnSequence& sequence) {
+void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+                           int64_t first_key, AttnSequence& sequence) {
   const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
   const TokenTree& tree = entry.sequence->tree;
   sequence.tree_begin = entry.old_length - first_key;
@@ -128,9 +133,11 @@ void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEnt
   uint64_t* bits = masks_.data() + mask_begin_[sequences_.size()];
   for (int64_t row = 0; row < entry.append_length; ++row, bits += sequence.tree_words) {
     const KeyRange keys = keys_of_query(group, *entry.sequence, row_index(entry, row), view.window);
-    for (int64_t node = entry.old_nodes + row; node >= 0; node = tree.parents[static_cast<size_t>(node)]) {
+    for (int64_t node = entry.old_nodes + row; node >= 0;
+         node = tree.parents[static_cast<size_t>(node)]) {
       const int64_t index = entry.old_length + tree.depths[static_cast<size_t>(node)];
-      if (index >= keys.begin || index < keys.sink_end) bits[node / 64] |= uint64_t{1} << (node % 64);
+      if (index >= keys.begin || index < keys.sink_end)
+        bits[node / 64] |= uint64_t{1} << (node % 64);
     }
   }
 }
@@ -150,13 +157,14 @@ void SequenceSet::add_positions(Forward& forward, const KeyView& view, const Bat
   int64_t offset = 0;
   auto segment = source.segments.begin();
   for (int64_t token = 0; token < entry.old_length; ++token) {
-    while (segment != source.segments.end() && segment->begin <= token) offset = (segment++)->offset;
+    while (segment != source.segments.end() && segment->begin <= token)
+      offset = (segment++)->offset;
     positions_.push_back(static_cast<int32_t>(token + offset));
   }
   if (view.scope == KeyScope::kCached) return;
   for (int64_t node = 0; node < entry.old_nodes; ++node) {
-    positions_.push_back(
-        static_cast<int32_t>(source.next_position() + source.tree.depths[static_cast<size_t>(node)]));
+    positions_.push_back(static_cast<int32_t>(source.next_position() +
+                                              source.tree.depths[static_cast<size_t>(node)]));
   }
   positions_.insert(positions_.end(), rows, rows + entry.append_length);
 }

@@ -1,4 +1,5 @@
-// The batch as attention kernels see it: for one group and one scope of keys, which keys every row sees.
+// The batch as attention kernels see it: for one group and one scope of keys, which keys every row
+// sees.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +35,15 @@ struct KeyView {
   bool operator==(const KeyView&) const = default;
 };
 
-// Throws UNSUPPORTED (kNew over a tree of several forwards), OUT_OF_RANGE (a call's window against sinks).
+// Throws UNSUPPORTED (kNew over a tree of several forwards), OUT_OF_RANGE (a call's window against
+// sinks).
 void check_view(const Forward& forward, const KeyView& view);
 
 class SequenceSet {
  public:
   // `spans` ascending per entry. Throws std::bad_alloc and what check_view throws.
-  void build(Forward& forward, const Spec& spec, const KeyView& view, const std::vector<Span>* spans);
+  void build(Forward& forward, const Spec& spec, const KeyView& view,
+             const std::vector<Span>* spans);
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
   bool has_sinks() const { return has_sinks_; }
@@ -58,10 +61,12 @@ class SequenceSet {
                 kernels::AttnSequence& sequence);
   void add_positions(Forward& forward, const KeyView& view, const BatchEntry& entry,
                      kernels::AttnSequence& sequence);
-  void add_spans(const KeyView& view, const std::vector<BatchEntry>& entries, const std::vector<Span>& spans);
+  void add_spans(const KeyView& view, const std::vector<BatchEntry>& entries,
+                 const std::vector<Span>& spans);
 
   std::vector<kernels::AttnSequence> sequences_;
-  std::vector<int32_t> first_rows_;                   // kNew: the page table of each sequence's new keys
+  // KNew: the page table of each sequence's new keys
+  std::vector<int32_t> first_rows_;
   std::vector<int32_t> key_begins_;                   // [rows]
   std::vector<int32_t> key_ends_;                     // [rows]
   std::vector<uint64_t> masks_;                       // of all trees

@@ -10,7 +10,8 @@
 namespace kvc::hf {
 namespace {
 
-LayerType layer_type(const Fields& config, const char* name, const std::string& type, size_t index) {
+LayerType layer_type(const Fields& config, const char* name, const std::string& type,
+                     size_t index) {
   if (type == "full_attention" || type == "attention") return LayerType::kFull;
   if (type == "sliding_attention") return LayerType::kSliding;
   if (type == "chunked_attention") return LayerType::kChunked;
@@ -32,17 +33,20 @@ int64_t read_max_len(const Fields& config, const ClassDefaults& defaults) {
   constexpr const char* kName = "max_position_embeddings";
   const bool has = config.has(kName) || (config.is_nested() && defaults.max_len != 0);
   if (!has) return 0;
-  return longest_context(config, config.class_integer(kName, defaults.max_len, 1, kMaxSequenceLength));
+  return longest_context(config,
+                         config.class_integer(kName, defaults.max_len, 1, kMaxSequenceLength));
 }
 
-void check_heads(const Fields& config, const char* q_name, const Heads& heads, const char* kv_name) {
+void check_heads(const Fields& config, const char* q_name, const Heads& heads,
+                 const char* kv_name) {
   divide(config, q_name, heads.q, kv_name, heads.kv);
 }
 
 Heads read_heads(const Fields& config, const ClassDefaults& defaults) {
   Heads heads;
   heads.q = config.class_integer("num_attention_heads", defaults.heads, 1, kMaxHeads);
-  const int64_t kv_fallback = config.is_nested() && defaults.kv_heads != 0 ? defaults.kv_heads : heads.q;
+  const int64_t kv_fallback =
+      config.is_nested() && defaults.kv_heads != 0 ? defaults.kv_heads : heads.q;
   heads.kv = config.integer_or("num_key_value_heads", kv_fallback, 1, kMaxHeads);
   check_heads(config, "num_attention_heads", heads, "num_key_value_heads");
   if (config.has("head_dim")) {
@@ -53,8 +57,9 @@ Heads read_heads(const Fields& config, const ClassDefaults& defaults) {
     const int64_t hidden = config.class_integer("hidden_size", defaults.hidden, 1, kMaxWidth);
     heads.k_dim = divide(config, "hidden_size", hidden, "num_attention_heads", heads.q);
     if (heads.k_dim > kMaxHeadDim) {
-      fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim, "%s / num_attention_heads = %lld out of range: 1 to %d",
-                config.path("hidden_size").c_str(), static_cast<long long>(heads.k_dim), kMaxHeadDim);
+      fail_with(
+          KVC_E_OUT_OF_RANGE, heads.k_dim, "%s / num_attention_heads = %lld out of range: 1 to %d",
+          config.path("hidden_size").c_str(), static_cast<long long>(heads.k_dim), kMaxHeadDim);
     }
   }
   heads.v_dim = heads.k_dim;
@@ -99,8 +104,8 @@ std::vector<LayerType> read_layer_types(const Fields& config, const char* name, 
     types.push_back(layer_type(config, name, text, types.size()));
   if (types.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
-              "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(), types.size(),
-              static_cast<long long>(num_layers));
+              "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(),
+              types.size(), static_cast<long long>(num_layers));
   }
   return types;
 }
@@ -114,7 +119,8 @@ std::vector<bool> read_layer_mask(const Fields& config, const char* name, int64_
 
 void refuse_layer_type(const Fields& config, const char* name, size_t layer) {
   fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(layer),
-            "%s[%zu] is of a type that this model has no layers of", config.path(name).c_str(), layer);
+            "%s[%zu] is of a type that this model has no layers of", config.path(name).c_str(),
+            layer);
 }
 
 int64_t read_window(const Fields& config, int64_t class_default) {

@@ -32,20 +32,22 @@ struct ClassDefaults {
 int64_t read_num_layers(const Fields& config, const ClassDefaults& defaults = {});
 // max_position_embeddings with what YaRN makes of it; 0 when the configuration has none.
 int64_t read_max_len(const Fields& config, const ClassDefaults& defaults = {});
-// num_attention_heads, num_key_value_heads (missing: as many), head_dim (missing: hidden_size / heads).
+// num_attention_heads, num_key_value_heads (missing: as many), head_dim (missing: hidden_size /
+// heads).
 Heads read_heads(const Fields& config, const ClassDefaults& defaults = {});
 // Throws INVALID_ARGUMENT unless kv heads divide query heads.
 void check_heads(const Fields& config, const char* q_name, const Heads& heads, const char* kv_name);
 
-kvc_layer attention_layer(const Model& model, const Heads& heads, int64_t window = 0, int64_t chunk = 0);
+kvc_layer attention_layer(const Model& model, const Heads& heads, int64_t window = 0,
+                          int64_t chunk = 0);
 kvc_layer cross_layer(const Model& model, const Heads& heads);
 // Keeps nothing and reads the K and V of `source`; q heads of its own.
 kvc_layer shared_layer(const Heads& heads, int32_t source);
 
 enum class LayerType { kFull, kSliding, kChunked, kLinear, kHybrid, kConv, kNone };
 
-// `name` ("layer_types") where the configuration has it, else fallback(i). Throws INVALID_ARGUMENT: another number of entries than
-// layers; UNSUPPORTED: a type by another name.
+// `name` ("layer_types") where the configuration has it, else fallback(i). Throws INVALID_ARGUMENT:
+// another number of entries than layers; UNSUPPORTED: a type by another name.
 std::vector<LayerType> read_layer_types(const Fields& config, const char* name, int64_t num_layers,
                                         const std::function<LayerType(int64_t)>& fallback);
 // Throws UNSUPPORTED: a type that the family has not.
@@ -73,7 +75,8 @@ class KeysByType {
   std::optional<LayerKeys> sliding_, full_;
 };
 
-// The window of sliding layers. Throws INVALID_ARGUMENT when a layer needs one that the configuration has not.
+// The window of sliding layers. Throws INVALID_ARGUMENT when a layer needs one that the
+// configuration has not.
 int64_t read_window(const Fields& config, int64_t class_default = 0);
 
 }  // namespace kvc::hf

@@ -1,4 +1,5 @@
-// Decoders whose layers all keep K and V: Llama, Mistral, Qwen, Phi, GLM, Cohere, gpt-oss, OLMo, Granite, MiMo.
+// Decoders whose layers all keep K and V: Llama, Mistral, Qwen, Phi, GLM, Cohere, gpt-oss, OLMo,
+// Granite, MiMo.
 #include "src/base/error.h"
 #include "src/model_config/families.h"
 #include "src/model_config/rope.h"
@@ -8,7 +9,8 @@
 namespace kvc::hf {
 namespace {
 
-std::vector<LayerType> window_types(const Fields& config, const DecoderTraits& traits, int64_t num_layers) {
+std::vector<LayerType> window_types(const Fields& config, const DecoderTraits& traits,
+                                    int64_t num_layers) {
   using Windows = DecoderTraits::Windows;
   const auto all = [&](LayerType type) {
     return std::vector<LayerType>(static_cast<size_t>(num_layers), type);
@@ -17,20 +19,24 @@ std::vector<LayerType> window_types(const Fields& config, const DecoderTraits& t
     case Windows::kNone: return all(LayerType::kFull);
     case Windows::kAll: {
       constexpr const char* kName = "sliding_window";
-      const bool by_class = traits.class_window != 0 && config.is_nested() && !config.is_null(kName);
+      const bool by_class =
+          traits.class_window != 0 && config.is_nested() && !config.is_null(kName);
       return all(config.has(kName) || by_class ? LayerType::kSliding : LayerType::kFull);
     }
     case Windows::kQwen: {
       if (!config.flag_or("use_sliding_window", false) || !config.has("sliding_window"))
         return all(LayerType::kFull);
       const int64_t first = config.integer_or("max_window_layers", 28, 0, kMaxLayers);
-      return read_layer_types(config, "layer_types", num_layers,
-                              [&](int64_t i) { return i >= first ? LayerType::kSliding : LayerType::kFull; });
+      return read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
+        return i >= first ? LayerType::kSliding : LayerType::kFull;
+      });
     }
     case Windows::kByType: {
-      const int64_t every = config.integer_or("sliding_window_pattern", traits.full_every, 1, kMaxLayers);
+      const int64_t every =
+          config.integer_or("sliding_window_pattern", traits.full_every, 1, kMaxLayers);
       return read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
-        return (i + 1) % every == 0 || !config.has("sliding_window") ? LayerType::kFull : LayerType::kSliding;
+        return (i + 1) % every == 0 || !config.has("sliding_window") ? LayerType::kFull
+                                                                     : LayerType::kSliding;
       });
     }
   }
@@ -80,8 +86,9 @@ void read_llama4(const Fields& config, Model& model) {
   }
   if (rotates.size() < static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(rotates.size()),
-              "%s has %zu entries, expected one per layer: %lld", config.path("no_rope_layers").c_str(),
-              rotates.size(), static_cast<long long>(num_layers));
+              "%s has %zu entries, expected one per layer: %lld",
+              config.path("no_rope_layers").c_str(), rotates.size(),
+              static_cast<long long>(num_layers));
   }
   constexpr const char* kChunk = "attention_chunk_size";
   const int64_t class_chunk = config.is_nested() && !config.is_null(kChunk) ? 8192 : 0;
@@ -118,12 +125,13 @@ void read_mimo(const Fields& config, Model& model) {
   if (config.has("hybrid_layer_pattern")) pattern = config.flags("hybrid_layer_pattern");
   if (!pattern.empty() && pattern.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(pattern.size()),
-              "%s has %zu entries, expected one per layer: %lld", config.path("hybrid_layer_pattern").c_str(),
-              pattern.size(), static_cast<long long>(num_layers));
+              "%s has %zu entries, expected one per layer: %lld",
+              config.path("hybrid_layer_pattern").c_str(), pattern.size(),
+              static_cast<long long>(num_layers));
   }
   const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
-    const bool slides =
-        pattern.empty() ? i != 0 && (i + 1) % 6 != 0 : static_cast<bool>(pattern[static_cast<size_t>(i)]);
+    const bool slides = pattern.empty() ? i != 0 && (i + 1) % 6 != 0
+                                        : static_cast<bool>(pattern[static_cast<size_t>(i)]);
     return slides ? LayerType::kSliding : LayerType::kFull;
   });
   KeysByType keys([&](bool slides) {
@@ -139,7 +147,8 @@ void read_mimo(const Fields& config, Model& model) {
   for (size_t i = 0; i < types.size(); ++i) {
     const bool slides = types[i] == LayerType::kSliding;
     if (!slides && types[i] != LayerType::kFull) refuse_layer_type(config, "layer_types", i);
-    model.add(attention_layer(model, slides ? sliding : full, keys.of(slides).window), keys.of(slides).rope);
+    model.add(attention_layer(model, slides ? sliding : full, keys.of(slides).window),
+              keys.of(slides).rope);
   }
 }
 

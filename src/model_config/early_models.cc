@@ -1,4 +1,5 @@
-// Decoders from before Llama, each with field names of its own. ALiBi and learned positions do not touch the cache.
+// Decoders from before Llama, each with field names of its own. ALiBi and learned positions do not
+// touch the cache.
 #include <string>
 
 #include "src/base/error.h"
@@ -20,7 +21,8 @@ Heads equal_heads(const Fields& config, const Names& names, int64_t kv = 0) {
   Heads heads;
   heads.q = config.integer(names.heads, 1, kMaxHeads);
   heads.kv = kv == 0 ? heads.q : kv;
-  heads.k_dim = divide(config, names.width, config.integer(names.width, 1, kMaxWidth), names.heads, heads.q);
+  heads.k_dim =
+      divide(config, names.width, config.integer(names.width, 1, kMaxWidth), names.heads, heads.q);
   if (heads.k_dim > kMaxHeadDim) {
     fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim, "%s / %s = %lld out of range: 1 to %d",
               config.path(names.width).c_str(), names.heads, static_cast<long long>(heads.k_dim),
@@ -30,7 +32,8 @@ Heads equal_heads(const Fields& config, const Names& names, int64_t kv = 0) {
   return heads;
 }
 
-void add_layers(const Fields& config, const Names& names, const Heads& heads, int32_t rope, Model& model) {
+void add_layers(const Fields& config, const Names& names, const Heads& heads, int32_t rope,
+                Model& model) {
   check_heads(config, names.heads, heads, "the number of kv heads");
   const int64_t num_layers = config.integer(names.layers, 1, kMaxLayers);
   for (int64_t i = 0; i < num_layers; ++i) model.add(attention_layer(model, heads), rope);
@@ -61,7 +64,8 @@ void read_falcon(const Fields& config, Model& model) {
   }
   const Heads heads = equal_heads(config, names, kv);
   const bool alibi = config.flag_or("alibi", false);
-  model.max_seq_len = alibi ? 0 : config.integer_or("max_position_embeddings", 2048, 1, kMaxSequenceLength);
+  model.max_seq_len =
+      alibi ? 0 : config.integer_or("max_position_embeddings", 2048, 1, kMaxSequenceLength);
   RopeRequest request;
   request.dim = heads.k_dim;
   add_layers(config, names, heads, alibi ? -1 : add_rope(config, request, model), model);

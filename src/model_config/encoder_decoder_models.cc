@@ -1,5 +1,6 @@
-// T5, Whisper, BART: the decoder alone keeps a cache. Entry 2i is the self attention of decoder layer i, entry 2i + 1 its K and V of the
-// encoder's tokens. T5's relative bias and the learned positions of the others do not touch the cache.
+// T5, Whisper, BART: the decoder alone keeps a cache. Entry 2i is the self attention of decoder
+// layer i, entry 2i + 1 its K and V of the encoder's tokens. T5's relative bias and the learned
+// positions of the others do not touch the cache.
 #include "src/model_config/families.h"
 #include "src/model_config/states.h"
 #include "src/plan/spec.h"
@@ -31,7 +32,8 @@ void read_t5(const Fields& config, Model& model) {
   heads.k_dim = heads.v_dim = config.integer("d_kv", 1, kMaxHeadDim);
   const int64_t encoder_layers = config.integer("num_layers", 1, kMaxLayers);
   model.max_seq_len = config.integer_or("n_positions", 0, 1, kMaxSequenceLength);
-  add_pairs(model, heads, config.integer_or("num_decoder_layers", encoder_layers, 1, kMaxLayers), model);
+  add_pairs(model, heads, config.integer_or("num_decoder_layers", encoder_layers, 1, kMaxLayers),
+            model);
 }
 
 void read_whisper(const Fields& config, Model& model) {

@@ -72,7 +72,8 @@ constexpr DecoderTraits unrotated() {
 const DecoderTraits kLlama = with(plain(), {32, 32, 0, 4096, 0, 2048});
 const DecoderTraits kMistral = with(mistral(), {32, 32, 8, 4096, 0, 131072});
 const DecoderTraits kQwen = windowed(Windows::kQwen, 0);
-const DecoderTraits kQwen2Vl = with(windowed(Windows::kQwen, 0, 1000000), {80, 64, 8, 8192, 0, 32768});
+const DecoderTraits kQwen2Vl =
+    with(windowed(Windows::kQwen, 0, 1000000), {80, 64, 8, 8192, 0, 32768});
 const DecoderTraits kQwen3Vl = with(plain(5000000), {32, 32, 32, 4096, 128, 128000});
 
 const Decoder kDecoders[] = {
@@ -203,7 +204,8 @@ void read_family(const std::string& model_type, const Fields& config, Model& mod
   if (const Family* family = find(kFamilies, model_type)) return family->read(config, model);
   const Refusal* refusal = find(kRefusals, model_type);
   fail(KVC_E_UNSUPPORTED, "%s = '%s' is not supported%s%s", config.path("model_type").c_str(),
-       shown(model_type).c_str(), refusal == nullptr ? "" : ": ", refusal == nullptr ? "" : refusal->reason);
+       shown(model_type).c_str(), refusal == nullptr ? "" : ": ",
+       refusal == nullptr ? "" : refusal->reason);
 }
 
 std::vector<std::string> family_names() {

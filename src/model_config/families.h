@@ -71,7 +71,8 @@ void read_t5(const Fields& config, Model& model);
 void read_whisper(const Fields& config, Model& model);
 void read_bart(const Fields& config, Model& model);
 
-// Calls the reader of a model_type. Throws UNSUPPORTED: unknown, or known and not served (the message says why).
+// Calls the reader of a model_type. Throws UNSUPPORTED: unknown, or known and not served (the
+// message says why).
 void read_family(const std::string& model_type, const Fields& config, Model& model);
 
 // Every model_type that read_family reads, in alphabetical order.

@@ -47,16 +47,16 @@ int64_t Fields::checked_integer(const std::string& name, const Json& value, int6
   int64_t number = value.integer;
   if (value.type == Json::Type::kReal) {
     if (!(std::abs(value.real) < 0x1p53)) {
-      fail(KVC_E_OUT_OF_RANGE, "%s = %g out of range: %lld to %lld", name.c_str(), value.real, ll(least),
-           ll(most));
+      fail(KVC_E_OUT_OF_RANGE, "%s = %g out of range: %lld to %lld", name.c_str(), value.real,
+           ll(least), ll(most));
     }
     number = static_cast<int64_t>(value.real);
     if (static_cast<double>(number) != value.real)
       fail(KVC_E_INVALID_ARGUMENT, "%s = %g, expected an integer", name.c_str(), value.real);
   }
   if (number < least || number > most) {
-    fail_with(KVC_E_OUT_OF_RANGE, number, "%s = %lld out of range: %lld to %lld", name.c_str(), ll(number),
-              ll(least), ll(most));
+    fail_with(KVC_E_OUT_OF_RANGE, number, "%s = %lld out of range: %lld to %lld", name.c_str(),
+              ll(number), ll(least), ll(most));
   }
   return number;
 }
@@ -69,7 +69,8 @@ int64_t Fields::integer_or(const char* name, int64_t fallback, int64_t least, in
   return has(name) ? integer(name, least, most) : fallback;
 }
 
-int64_t Fields::class_integer(const char* name, int64_t class_default, int64_t least, int64_t most) const {
+int64_t Fields::class_integer(const char* name, int64_t class_default, int64_t least,
+                              int64_t most) const {
   if (!has(name) && is_nested() && class_default != 0) return class_default;
   return integer(name, least, most);
 }
@@ -89,7 +90,9 @@ bool Fields::flag_or(const char* name, bool fallback) const {
   return has(name) ? need(name, Json::Type::kBoolean, "a boolean").boolean : fallback;
 }
 
-std::string Fields::text(const char* name) const { return need(name, Json::Type::kString, "a string").text; }
+std::string Fields::text(const char* name) const {
+  return need(name, Json::Type::kString, "a string").text;
+}
 
 std::string Fields::text_or(const char* name, const char* fallback) const {
   return has(name) ? text(name) : std::string(fallback);
@@ -113,7 +116,8 @@ std::vector<double> Fields::numbers(const char* name) const {
 std::vector<int64_t> Fields::integers(const char* name, int64_t least, int64_t most) const {
   std::vector<int64_t> out;
   for (const Json& item : need(name, Json::Type::kArray, "an array").items)
-    out.push_back(checked_integer(path(name) + "[" + std::to_string(out.size()) + "]", item, least, most));
+    out.push_back(
+        checked_integer(path(name) + "[" + std::to_string(out.size()) + "]", item, least, most));
   return out;
 }
 
@@ -156,7 +160,8 @@ void Fields::refuse(const char* name, const char* what) const {
   fail(KVC_E_UNSUPPORTED, "%s is not supported: %s", path(name).c_str(), what);
 }
 
-int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor, int64_t b) {
+int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor,
+               int64_t b) {
   if (b < 1 || a % b != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, a, "%s = %lld is not a multiple of %s = %lld",
               fields.path(dividend).c_str(), ll(a), divisor, ll(b));

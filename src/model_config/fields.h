@@ -1,4 +1,5 @@
-// Typed access to the fields of a configuration. Every failure names the field by its path: "text_config.num_hidden_layers".
+// Typed access to the fields of a configuration. Every failure names the field by its path:
+// "text_config.num_hidden_layers".
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace kvc::hf {
 
-// A view of one JSON object, which must outlive it. A member that is null counts as missing, as in Python's configuration classes.
+// A view of one JSON object, which must outlive it. A member that is null counts as missing, as in
+// Python's configuration classes.
 class Fields {
  public:
   // Throws INVALID_ARGUMENT when `object` is none. `path` is empty or ends in a dot.
@@ -24,13 +26,15 @@ class Fields {
   std::string path(const char* name) const { return path_ + name; }
   // A nested configuration: Hugging Face leaves out what equals the default of its class.
   bool is_nested() const { return !path_.empty(); }
-  // The first of these names that is there, else the first: older configurations name the same thing differently.
+  // The first of these names that is there, else the first: older configurations name the same
+  // thing differently.
   const char* first_of(std::initializer_list<const char*> names) const;
 
   // Throw INVALID_ARGUMENT: missing, or of another type; OUT_OF_RANGE: beyond least..most.
   int64_t integer(const char* name, int64_t least, int64_t most) const;
   int64_t integer_or(const char* name, int64_t fallback, int64_t least, int64_t most) const;
-  // `class_default`, where it is not 0, stands in for a field that a nested configuration leaves out.
+  // `class_default`, where it is not 0, stands in for a field that a nested configuration leaves
+  // out.
   int64_t class_integer(const char* name, int64_t class_default, int64_t least, int64_t most) const;
   double number(const char* name) const;
   double number_or(const char* name, double fallback) const;
@@ -53,15 +57,18 @@ class Fields {
   const Json* find(const char* name) const;
   const Json& need(const char* name) const;
   const Json& need(const char* name, Json::Type type, const char* expected) const;
-  [[noreturn]] void wrong_type(const std::string& name, const Json& value, const char* expected) const;
-  int64_t checked_integer(const std::string& name, const Json& value, int64_t least, int64_t most) const;
+  [[noreturn]] void wrong_type(const std::string& name, const Json& value,
+                               const char* expected) const;
+  int64_t checked_integer(const std::string& name, const Json& value, int64_t least,
+                          int64_t most) const;
 
   const Json* object_;
   std::string path_;
 };
 
 // "a / b" where b divides a. Throws INVALID_ARGUMENT naming both.
-int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor, int64_t b);
+int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor,
+               int64_t b);
 
 // "bfloat16", "torch.float16". Throws UNSUPPORTED for what is no storage type.
 DLDataType dtype_of(const Fields& fields, const char* name);

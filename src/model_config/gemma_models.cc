@@ -1,4 +1,5 @@
-// Gemma 2, 3, 3n and 4: layers with a window between layers without; the last layers of 3n and 4 read the K and V of earlier ones.
+// Gemma 2, 3, 3n and 4: layers with a window between layers without; the last layers of 3n and 4
+// read the K and V of earlier ones.
 #include <string>
 
 #include "src/base/error.h"
@@ -22,11 +23,13 @@ struct GemmaTraits {
 void refuse_bidirectional(const Fields& config) {
   constexpr const char* kName = "use_bidirectional_attention";
   if (!config.has(kName)) return;
-  const bool all = config.is_text(kName) ? config.text(kName) == "all" : config.flag_or(kName, false);
+  const bool all =
+      config.is_text(kName) ? config.text(kName) == "all" : config.flag_or(kName, false);
   if (all) config.refuse(kName, "attention in both directions keeps no cache");
 }
 
-LayerKeys gemma_keys(const Fields& config, const GemmaTraits& traits, bool slides, int64_t dim, Model& model) {
+LayerKeys gemma_keys(const Fields& config, const GemmaTraits& traits, bool slides, int64_t dim,
+                     Model& model) {
   RopeRequest request;
   request.dim = dim;
   request.theta = slides ? traits.local_theta : traits.theta;
@@ -36,7 +39,8 @@ LayerKeys gemma_keys(const Fields& config, const GemmaTraits& traits, bool slide
   return {slides ? read_window(config, traits.window) : 0, add_rope(config, request, model)};
 }
 
-std::vector<LayerType> gemma_types(const Fields& config, const GemmaTraits& traits, int64_t num_layers) {
+std::vector<LayerType> gemma_types(const Fields& config, const GemmaTraits& traits,
+                                   int64_t num_layers) {
   const int64_t every =
       config.integer_or(config.first_of({"sliding_window_pattern", "_sliding_window_pattern"}),
                         traits.full_every, 1, kMaxLayers);
@@ -60,13 +64,14 @@ kvc_layer reader_of(const Fields& config, const Heads& heads, int64_t source, si
   return shared_layer(heads, static_cast<int32_t>(source));
 }
 
-void read_gemma(const Fields& config, const GemmaTraits& traits, const Heads& sliding, const Heads& full,
-                Model& model) {
+void read_gemma(const Fields& config, const GemmaTraits& traits, const Heads& sliding,
+                const Heads& full, Model& model) {
   refuse_bidirectional(config);
   const int64_t num_layers = read_num_layers(config, traits.defaults);
   model.max_seq_len = read_max_len(config, traits.defaults);
   const auto types = gemma_types(config, traits, num_layers);
-  const int64_t shared = config.integer_or("num_kv_shared_layers", traits.shared_layers, 0, num_layers);
+  const int64_t shared =
+      config.integer_or("num_kv_shared_layers", traits.shared_layers, 0, num_layers);
   const auto first_shared = static_cast<size_t>(num_layers - shared);
   KeysByType keys([&](bool slides) {
     return gemma_keys(config, traits, slides, slides ? sliding.k_dim : full.k_dim, model);
@@ -113,8 +118,8 @@ void read_gemma3n(const Fields& config, Model& model) {
   read_gemma(config, traits, heads, heads, model);
 }
 
-// Full layers have wider and fewer heads. V is the un-normed K projection in some sizes: projected once, but stored apart, for the stored
-// K is normed and rotated.
+// Full layers have wider and fewer heads. V is the un-normed K projection in some sizes: projected
+// once, but stored apart, for the stored K is normed and rotated.
 void read_gemma4(const Fields& config, Model& model) {
   if (config.has("per_layer_config"))
     config.refuse("per_layer_config", "global_head_dim and num_global_key_value_heads are read");

@@ -8,7 +8,8 @@
 namespace kvc::hf {
 namespace {
 
-// Builds the tree from the parser's events, so that limits hold while the text is read and not after.
+// Builds the tree from the parser's events, so that limits hold while the text is read and not
+// after.
 class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
  public:
   Json take() { return std::move(root_); }
@@ -21,7 +22,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool number_integer(number_integer_t value) override { return add_integer(value); }
   bool number_unsigned(number_unsigned_t value) override {
-    if (value > static_cast<number_unsigned_t>(INT64_MAX)) return add_real(static_cast<double>(value));
+    if (value > static_cast<number_unsigned_t>(INT64_MAX))
+      return add_real(static_cast<double>(value));
     return add_integer(static_cast<int64_t>(value));
   }
   bool number_float(number_float_t value, const string_t&) override { return add_real(value); }
@@ -42,15 +44,18 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     open_.back().members.push_back({std::move(value), Json{}});
     return true;
   }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception& error) override {
+  bool parse_error(std::size_t position, const std::string&,
+                   const nlohmann::json::exception& error) override {
     constexpr int kNumberOverflow = 406;
     // Positions count from one.
     const auto offset = static_cast<int64_t>(position == 0 ? 0 : position - 1);
     if (error.id == kNumberOverflow) {
-      fail_with(KVC_E_OUT_OF_RANGE, offset, "json has a number beyond the range of a double before byte %lld",
+      fail_with(KVC_E_OUT_OF_RANGE, offset,
+                "json has a number beyond the range of a double before byte %lld",
                 static_cast<long long>(offset));
     }
-    fail_with(KVC_E_INVALID_ARGUMENT, offset, "json is not JSON at byte %lld", static_cast<long long>(offset));
+    fail_with(KVC_E_INVALID_ARGUMENT, offset, "json is not JSON at byte %lld",
+              static_cast<long long>(offset));
   }
 
  private:
@@ -72,8 +77,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool open(Json::Type type) {
     if (open_.size() >= kMaxDepth) {
-      fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxDepth), "json is nested deeper than %zu levels",
-                kMaxDepth);
+      fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxDepth),
+                "json is nested deeper than %zu levels", kMaxDepth);
     }
     open_.push_back(of(type));
     return true;
@@ -85,8 +90,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   }
   bool add(Json json) {
     if (++num_values_ > kMaxValues) {
-      fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxValues), "json has more than %zu values",
-                kMaxValues);
+      fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxValues),
+                "json has more than %zu values", kMaxValues);
     }
     if (open_.empty()) {
       root_ = std::move(json);
@@ -104,7 +109,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     std::sort(keys.begin(), keys.end());
     const auto twice = std::adjacent_find(keys.begin(), keys.end());
     if (twice != keys.end())
-      fail(KVC_E_INVALID_ARGUMENT, "json has the key '%s' twice in one object", shown(*twice).c_str());
+      fail(KVC_E_INVALID_ARGUMENT, "json has the key '%s' twice in one object",
+           shown(*twice).c_str());
   }
 
   Json root_;
@@ -112,7 +118,8 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
   size_t num_values_ = 0;
 };
 
-// Python writes infinite numbers as words that are not JSON. Same length, so that byte offsets stay those of the caller's text.
+// Python writes infinite numbers as words that are not JSON. Same length, so that byte offsets stay
+// those of the caller's text.
 std::string without_infinities(std::string_view text) {
   static constexpr std::string_view kInfinity = "Infinity", kNull = "null";
   std::string out(text);
@@ -147,15 +154,15 @@ const char* Json::type_name() const {
 }
 
 const Json* Json::find(std::string_view key) const {
-  const auto found =
-      std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.key == key; });
+  const auto found = std::find_if(members.begin(), members.end(),
+                                  [&](const auto& member) { return member.key == key; });
   return found == members.end() ? nullptr : &found->value;
 }
 
 Json parse_json(std::string_view text) {
   if (text.size() > kMaxTextBytes) {
-    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxTextBytes), "json is longer than %zu bytes",
-              kMaxTextBytes);
+    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(kMaxTextBytes),
+              "json is longer than %zu bytes", kMaxTextBytes);
   }
   const std::string plain = without_infinities(text);
   TreeBuilder tree;

@@ -40,8 +40,9 @@ struct Member {
   Json value;
 };
 
-// Throws INVALID_ARGUMENT (not JSON, detail = byte offset; a key twice) or OUT_OF_RANGE (too long, too deep, too many values, a
-// number that no double holds). `Infinity`, which Python's json writes, is read as null; `NaN` is refused.
+// Throws INVALID_ARGUMENT (not JSON, detail = byte offset; a key twice) or OUT_OF_RANGE (too long,
+// too deep, too many values, a number that no double holds). `Infinity`, which Python's json
+// writes, is read as null; `NaN` is refused.
 Json parse_json(std::string_view text);
 
 // A text of the caller's as a message may show it: printable ASCII, shortened.

@@ -1,4 +1,5 @@
-// Multi-head latent attention: DeepSeek V2 and V3, Kimi. Kimi-Linear mixes it with Kimi Delta Attention.
+// Multi-head latent attention: DeepSeek V2 and V3, Kimi. Kimi-Linear mixes it with Kimi Delta
+// Attention.
 #include <vector>
 
 #include "src/base/error.h"
@@ -15,16 +16,17 @@ kvc_layer latent_layer(const Fields& config, const Model& model) {
   layer.kind = KVC_LAYER_MLA;
   layer.num_q_heads = static_cast<int32_t>(config.integer("num_attention_heads", 1, kMaxHeads));
   layer.latent_rank = static_cast<int32_t>(config.integer("kv_lora_rank", 1, kMaxLatentDim));
-  layer.latent_rope_dim =
-      static_cast<int32_t>(config.integer("qk_rope_head_dim", 0, kMaxLatentDim - layer.latent_rank));
-  const auto nope =
-      static_cast<int32_t>(config.integer("qk_nope_head_dim", 0, kMaxHeadDim - layer.latent_rope_dim));
+  layer.latent_rope_dim = static_cast<int32_t>(
+      config.integer("qk_rope_head_dim", 0, kMaxLatentDim - layer.latent_rank));
+  const auto nope = static_cast<int32_t>(
+      config.integer("qk_nope_head_dim", 0, kMaxHeadDim - layer.latent_rope_dim));
   layer.k_dim = nope + layer.latent_rope_dim;
   layer.v_dim = static_cast<int32_t>(config.integer("v_head_dim", 1, kMaxHeadDim));
   layer.k_dtype = layer.v_dtype = model.dtype;
   if (layer.latent_rope_dim % 2 != 0) {
-    fail_with(KVC_E_INVALID_ARGUMENT, layer.latent_rope_dim, "%s = %d is odd: a rotation turns pairs",
-              config.path("qk_rope_head_dim").c_str(), layer.latent_rope_dim);
+    fail_with(KVC_E_INVALID_ARGUMENT, layer.latent_rope_dim,
+              "%s = %d is odd: a rotation turns pairs", config.path("qk_rope_head_dim").c_str(),
+              layer.latent_rope_dim);
   }
   if (layer.k_dim == 0) {
     fail(KVC_E_INVALID_ARGUMENT, "%s = 0 with qk_rope_head_dim = 0: a head has no elements",
@@ -44,7 +46,8 @@ int32_t latent_rope(const Fields& config, const kvc_layer& layer, Model& model) 
 // Keys of a sparse attention's indexer are kept per token beside the latent.
 void refuse_indexer(const Fields& config) {
   for (const char* name : {"index_head_dim", "index_n_heads", "index_topk"}) {
-    if (config.has(name)) config.refuse(name, "indexer keys of DeepSeek sparse attention have no layer kind");
+    if (config.has(name))
+      config.refuse(name, "indexer keys of DeepSeek sparse attention have no layer kind");
   }
 }
 
@@ -71,9 +74,11 @@ void read_kimi_linear(const Fields& config, Model& model) {
   const char* max_len = config.first_of({"model_max_length", "max_position_embeddings"});
   model.max_seq_len = config.integer_or(max_len, 0, 1, kMaxSequenceLength);
   const kvc_layer layer = latent_layer(config, model);
-  const int32_t rope = config.flag_or("mla_use_nope", false) ? -1 : latent_rope(config, layer, model);
+  const int32_t rope =
+      config.flag_or("mla_use_nope", false) ? -1 : latent_rope(config, layer, model);
   const auto linear = config.object("linear_attn_config");
-  std::vector<LayerType> types(static_cast<size_t>(num_layers), linear ? LayerType::kNone : LayerType::kFull);
+  std::vector<LayerType> types(static_cast<size_t>(num_layers),
+                               linear ? LayerType::kNone : LayerType::kFull);
   int32_t states = -1;
   if (linear) {
     mark(*linear, "kda_layers", LayerType::kLinear, &types);

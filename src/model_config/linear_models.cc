@@ -1,4 +1,5 @@
-// Gated delta nets between attention layers (Qwen3-Next, Qwen 3.5) and short convolutions between them (LFM2).
+// Gated delta nets between attention layers (Qwen3-Next, Qwen 3.5) and short convolutions between
+// them (LFM2).
 #include "src/model_config/families.h"
 #include "src/model_config/rope.h"
 #include "src/model_config/states.h"

@@ -1,4 +1,5 @@
-// Mamba and Mamba-2, alone and between attention layers: Jamba, Bamba, Granite 4, Falcon-H1, Zamba 2, Nemotron-H.
+// Mamba and Mamba-2, alone and between attention layers: Jamba, Bamba, Granite 4, Falcon-H1, Zamba
+// 2, Nemotron-H.
 #include <algorithm>
 #include <string>
 
@@ -18,8 +19,8 @@ int64_t expanded(const Fields& config, const char* expand, int64_t fallback) {
   const double width = factor * static_cast<double>(config.integer("hidden_size", 1, kMaxWidth));
   if (!(factor > 0) || factor > static_cast<double>(kMaxExpand) || width < 1 ||
       width > static_cast<double>(kMaxWidth)) {
-    fail(KVC_E_OUT_OF_RANGE, "%s = %g makes %g channels, expected 1 to %lld", config.path(expand).c_str(),
-         factor, width, static_cast<long long>(kMaxWidth));
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g makes %g channels, expected 1 to %lld",
+         config.path(expand).c_str(), factor, width, static_cast<long long>(kMaxWidth));
   }
   return static_cast<int64_t>(width);
 }
@@ -29,7 +30,8 @@ int64_t head_dim(const Fields& config, const char* name, int64_t channels, const
                  int64_t heads) {
   if (config.has(name) && !config.is_text(name)) return config.integer(name, 1, kMaxWidth);
   if (channels % heads != 0) {
-    fail_with(KVC_E_INVALID_ARGUMENT, heads, "%s = %lld does not divide the %lld channels of the state",
+    fail_with(KVC_E_INVALID_ARGUMENT, heads,
+              "%s = %lld does not divide the %lld channels of the state",
               config.path(heads_name).c_str(), static_cast<long long>(heads),
               static_cast<long long>(channels));
   }
@@ -71,9 +73,11 @@ void add_mixed(const Fields& config, const char* name, const std::vector<LayerTy
 
 // Also Falcon-Mamba.
 void read_mamba(const Fields& config, Model& model) {
-  const int64_t num_layers = config.integer(config.first_of({"num_hidden_layers", "n_layer"}), 1, kMaxLayers);
-  const int64_t channels = config.has("intermediate_size") ? config.integer("intermediate_size", 1, kMaxWidth)
-                                                           : expanded(config, "expand", 2);
+  const int64_t num_layers =
+      config.integer(config.first_of({"num_hidden_layers", "n_layer"}), 1, kMaxLayers);
+  const int64_t channels = config.has("intermediate_size")
+                               ? config.integer("intermediate_size", 1, kMaxWidth)
+                               : expanded(config, "expand", 2);
   const int64_t state_size = config.integer_or("state_size", 16, 1, kMaxWidth);
   const int64_t kernel = config.integer_or("conv_kernel", 4, 2, kMaxKernel);
   const int32_t states = add_mamba(config, {channels, state_size, kernel}, model);
@@ -84,7 +88,8 @@ void read_mamba2(const Fields& config, Model& model) {
   const int64_t num_layers = read_num_layers(config);
   Mamba2Shape shape;
   shape.heads = config.integer("num_heads", 1, kMaxHeads);
-  shape.head_dim = head_dim(config, "head_dim", expanded(config, "expand", 2), "num_heads", shape.heads);
+  shape.head_dim =
+      head_dim(config, "head_dim", expanded(config, "expand", 2), "num_heads", shape.heads);
   shape.state_size = config.integer("state_size", 1, kMaxWidth);
   shape.groups = config.integer("n_groups", 1, kMaxHeads);
   shape.kernel = config.integer_or("conv_kernel", 4, 2, kMaxKernel);
@@ -105,14 +110,16 @@ void read_jamba(const Fields& config, Model& model) {
                          config.integer_or("mamba_d_state", 16, 1, kMaxWidth),
                          config.integer_or("mamba_d_conv", 4, 2, kMaxKernel)};
   const int32_t states = add_mamba(config, shape, model);
-  add_mixed(config, "layers_block_type", types, attention_layer(model, read_heads(config)), -1, states, model);
+  add_mixed(config, "layers_block_type", types, attention_layer(model, read_heads(config)), -1,
+            states, model);
 }
 
 // Half of every head turns.
 void read_bamba(const Fields& config, Model& model) {
   const int64_t num_layers = read_num_layers(config);
   std::vector<bool> attends(static_cast<size_t>(num_layers));
-  if (config.has("attn_layer_indices")) attends = read_layer_mask(config, "attn_layer_indices", num_layers);
+  if (config.has("attn_layer_indices"))
+    attends = read_layer_mask(config, "attn_layer_indices", num_layers);
   const char* name = config.first_of({"layers_block_type", "layer_types"});
   const auto types = read_layer_types(config, name, num_layers, [&](int64_t i) {
     return attends[static_cast<size_t>(i)] ? LayerType::kFull : LayerType::kLinear;
@@ -127,17 +134,20 @@ void read_bamba(const Fields& config, Model& model) {
 void read_granite_hybrid(const Fields& config, Model& model) {
   const int64_t num_layers = read_num_layers(config);
   const char* name = config.first_of({"layer_types", "layers_block_type"});
-  const auto types = read_layer_types(config, name, num_layers, [](int64_t) { return LayerType::kLinear; });
+  const auto types =
+      read_layer_types(config, name, num_layers, [](int64_t) { return LayerType::kLinear; });
   model.max_seq_len = read_max_len(config);
   const Heads heads = read_heads(config);
   const bool rotates = config.text_or("position_embedding_type", "nope") == "rope";
   const int32_t rope = rotates ? full_rope(config, heads.k_dim, 1, model) : -1;
   const bool has_states = std::find(types.begin(), types.end(), LayerType::kLinear) != types.end();
-  const int32_t states = has_states ? add_mamba2_of(config, expanded(config, "mamba_expand", 2), model) : -1;
+  const int32_t states =
+      has_states ? add_mamba2_of(config, expanded(config, "mamba_expand", 2), model) : -1;
   add_mixed(config, name, types, attention_layer(model, heads), rope, states, model);
 }
 
-// Attention and Mamba-2 side by side in every layer: entry 2i is the attention of layer i, entry 2i + 1 its state.
+// Attention and Mamba-2 side by side in every layer: entry 2i is the attention of layer i, entry 2i
+// + 1 its state.
 void read_falcon_h1(const Fields& config, Model& model) {
   const int64_t num_layers = read_num_layers(config);
   model.max_seq_len = read_max_len(config);
@@ -152,21 +162,25 @@ void read_falcon_h1(const Fields& config, Model& model) {
   }
 }
 
-// A hybrid layer is the shared transformer block, whose heads see twice the hidden size, then Mamba-2: two entries, in this order.
+// A hybrid layer is the shared transformer block, whose heads see twice the hidden size, then
+// Mamba-2: two entries, in this order.
 void read_zamba2(const Fields& config, Model& model) {
   const int64_t num_layers = read_num_layers(config);
   constexpr const char* kTypes = "layers_block_type";
   if (!config.has(kTypes)) (void)config.texts(kTypes);  // missing
-  const auto types = read_layer_types(config, kTypes, num_layers, [](int64_t) { return LayerType::kLinear; });
+  const auto types =
+      read_layer_types(config, kTypes, num_layers, [](int64_t) { return LayerType::kLinear; });
   model.max_seq_len = read_max_len(config);
   Heads heads;
   heads.q = config.integer("num_attention_heads", 1, kMaxHeads);
   heads.kv = config.integer_or("num_key_value_heads", heads.q, 1, kMaxHeads);
   check_heads(config, "num_attention_heads", heads, "num_key_value_heads");
   const int64_t hidden = config.integer("hidden_size", 1, kMaxWidth);
-  heads.k_dim = heads.v_dim = config.integer_or("attention_head_dim", 2 * hidden / heads.q, 1, kMaxHeadDim);
+  heads.k_dim = heads.v_dim =
+      config.integer_or("attention_head_dim", 2 * hidden / heads.q, 1, kMaxHeadDim);
   if (heads.k_dim > kMaxHeadDim || heads.k_dim < 1) {
-    fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim, "2 * %s / num_attention_heads = %lld out of range: 1 to %d",
+    fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim,
+              "2 * %s / num_attention_heads = %lld out of range: 1 to %d",
               config.path("hidden_size").c_str(), static_cast<long long>(heads.k_dim), kMaxHeadDim);
   }
   int32_t rope = -1;
@@ -177,8 +191,8 @@ void read_zamba2(const Fields& config, Model& model) {
   }
   Mamba2Shape shape;
   shape.heads = config.integer("n_mamba_heads", 1, kMaxHeads);
-  shape.head_dim =
-      head_dim(config, "mamba_headdim", expanded(config, "mamba_expand", 2), "n_mamba_heads", shape.heads);
+  shape.head_dim = head_dim(config, "mamba_headdim", expanded(config, "mamba_expand", 2),
+                            "n_mamba_heads", shape.heads);
   shape.state_size = config.integer("mamba_d_state", 1, kMaxWidth);
   shape.groups = config.integer_or("mamba_ngroups", 1, 1, kMaxHeads);
   shape.kernel = config.integer_or("mamba_d_conv", 4, 2, kMaxKernel);
@@ -205,8 +219,8 @@ void read_nemotron_h(const Fields& config, Model& model) {
         case 'E': types.push_back(LayerType::kNone); break;
         default:
           fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(types.size()),
-                    "%s has the letter '%s': M, *, - and E are known", config.path(kPattern).c_str(),
-                    shown(std::string(1, letter)).c_str());
+                    "%s has the letter '%s': M, *, - and E are known",
+                    config.path(kPattern).c_str(), shown(std::string(1, letter)).c_str());
       }
     }
   } else {
@@ -217,8 +231,8 @@ void read_nemotron_h(const Fields& config, Model& model) {
       config.integer_or("num_hidden_layers", static_cast<int64_t>(types.size()), 1, kMaxLayers);
   if (types.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
-              "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(), types.size(),
-              static_cast<long long>(num_layers));
+              "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(),
+              types.size(), static_cast<long long>(num_layers));
   }
   model.max_seq_len = read_max_len(config);
   Heads heads;
@@ -232,7 +246,8 @@ void read_nemotron_h(const Fields& config, Model& model) {
   shape.head_dim = config.integer("mamba_head_dim", 1, kMaxWidth);
   shape.state_size = config.integer("ssm_state_size", 1, kMaxWidth);
   shape.groups = config.integer(config.first_of({"n_groups", "mamba_n_groups"}), 1, kMaxHeads);
-  shape.kernel = config.integer_or(config.first_of({"conv_kernel", "mamba_d_conv"}), 4, 2, kMaxKernel);
+  shape.kernel =
+      config.integer_or(config.first_of({"conv_kernel", "mamba_d_conv"}), 4, 2, kMaxKernel);
   const int32_t states = add_mamba2(config, shape, model);
   const int64_t window = config.has("sliding_window") ? read_window(config) : 0;
   add_mixed(config, name, types, attention_layer(model, heads, window), -1, states, model);

@@ -24,15 +24,17 @@ struct Rope {
   std::vector<float> factors, long_factors;
 };
 
-// The pointers of `layer` are NULL: `rope` and `states` index Model::ropes and Model::states, -1: none.
+// The pointers of `layer` are NULL: `rope` and `states` index Model::ropes and Model::states, -1:
+// none.
 struct Layer {
   kvc_layer layer{};
   int32_t rope = -1;
   int32_t states = -1;
 };
 
-// One entry per cache of a layer: where a layer of the model keeps two (K and V beside a recurrent state, or beside the encoder's K and V),
-// it has two entries, one behind the other, and layer ids of the library count entries.
+// One entry per cache of a layer: where a layer of the model keeps two (K and V beside a recurrent
+// state, or beside the encoder's K and V), it has two entries, one behind the other, and layer ids
+// of the library count entries.
 struct Model {
   std::vector<Layer> layers;
   std::vector<Rope> ropes;

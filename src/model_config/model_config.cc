@@ -38,7 +38,8 @@ hf::Model read_hf_config(std::string_view json) {
   hf::read_family(named.text("model_type"), text, model);
   if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {
     fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(model.layers.size()),
-              "the configuration makes %zu layers, at most %d are possible", model.layers.size(), kMaxLayers);
+              "the configuration makes %zu layers, at most %d are possible", model.layers.size(),
+              kMaxLayers);
   }
   return model;
 }

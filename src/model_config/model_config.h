@@ -7,7 +7,8 @@
 
 namespace kvc {
 
-// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of the wrong type), OUT_OF_RANGE, UNSUPPORTED.
+// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of the wrong type),
+// OUT_OF_RANGE, UNSUPPORTED.
 hf::Model read_hf_config(std::string_view json);
 
 }  // namespace kvc

@@ -39,7 +39,8 @@ std::string type_of(const Fields& params) {
 double positive(const Fields& params, const char* name) {
   const double value = params.number(name);
   if (!(value > 0) || !std::isfinite(value))
-    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a positive number", params.path(name).c_str(), value);
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a positive number", params.path(name).c_str(),
+         value);
   return value;
 }
 
@@ -54,11 +55,13 @@ int64_t original_context(const Fields& config, const Fields& params) {
   return holder.integer(name, 1, kMaxSequenceLength);
 }
 
-// Llama 3.1's rule where its two ends are one: a step, as Llama 4 has it. No passage between the ends to divide by.
+// Llama 3.1's rule where its two ends are one: a step, as Llama 4 has it. No passage between the
+// ends to divide by.
 void read_llama3_step(int64_t original, double low, double factor, double theta, Rope* out) {
   for (int32_t i = 0; i < out->rope.rotary_dim / 2; ++i) {
     const double wave = 2 * std::numbers::pi * std::pow(theta, 2.0 * i / out->rope.rotary_dim);
-    out->factors.push_back(wave > static_cast<double>(original) / low ? static_cast<float>(factor) : 1.0f);
+    out->factors.push_back(wave > static_cast<double>(original) / low ? static_cast<float>(factor)
+                                                                      : 1.0f);
   }
 }
 
@@ -80,7 +83,8 @@ double yarn_magnitude(double factor, double mscale) {
 }
 
 // YaRN whose ramp ends are not rounded to whole pairs (gpt-oss), as a factor on every frequency.
-void read_yarn_unrounded(double original, double factor, double fast, double slow, double theta, Rope* out) {
+void read_yarn_unrounded(double original, double factor, double fast, double slow, double theta,
+                         Rope* out) {
   const double dim = out->rope.rotary_dim;
   const auto pair_of = [&](double turns) {
     return dim * std::log(original / (turns * 2 * std::numbers::pi)) / (2 * std::log(theta));
@@ -96,10 +100,12 @@ void read_yarn_unrounded(double original, double factor, double fast, double slo
 
 void read_yarn(const Fields& config, const Fields& params, double theta, Rope* out) {
   const double factor = positive(params, "factor");
-  const double fast = positive_or(params, "beta_fast", 32), slow = positive_or(params, "beta_slow", 1);
+  const double fast = positive_or(params, "beta_fast", 32),
+               slow = positive_or(params, "beta_slow", 1);
   const int64_t original = original_context(config, params);
   double magnitude = yarn_magnitude(factor, 1);
-  const double mscale = params.number_or("mscale", 0), mscale_all = params.number_or("mscale_all_dim", 0);
+  const double mscale = params.number_or("mscale", 0),
+               mscale_all = params.number_or("mscale_all_dim", 0);
   if (params.has("attention_factor")) {
     magnitude = positive(params, "attention_factor");
   } else if (mscale != 0 && mscale_all != 0) {
@@ -121,8 +127,8 @@ void read_yarn(const Fields& config, const Fields& params, double theta, Rope* o
 std::vector<float> factors(const Fields& params, const char* name, size_t pairs) {
   const std::vector<double> values = params.numbers(name);
   if (values.size() != pairs) {
-    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(values.size()), "%s has %zu numbers, expected %zu",
-              params.path(name).c_str(), values.size(), pairs);
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(values.size()),
+              "%s has %zu numbers, expected %zu", params.path(name).c_str(), values.size(), pairs);
   }
   return {values.begin(), values.end()};
 }
@@ -136,12 +142,15 @@ void read_longrope(const Fields& config, const Fields& params, Rope* out) {
   const double longest =
       static_cast<double>(config.integer("max_position_embeddings", 1, kMaxSequenceLength));
   const double growth = longest / static_cast<double>(out->rope.original_context);
-  out->rope.factor =
-      config.has("original_max_position_embeddings") ? growth : positive_or(params, "factor", growth);
-  if (params.has("attention_factor")) out->rope.attention_factor = positive(params, "attention_factor");
+  out->rope.factor = config.has("original_max_position_embeddings")
+                         ? growth
+                         : positive_or(params, "factor", growth);
+  if (params.has("attention_factor"))
+    out->rope.attention_factor = positive(params, "attention_factor");
   if (!params.has("short_mscale") && !params.has("long_mscale")) return;
   // Phi-3.5-MoE names the factor of short and of long sequences.
-  const double short_scale = positive(params, "short_mscale"), long_scale = positive(params, "long_mscale");
+  const double short_scale = positive(params, "short_mscale"),
+               long_scale = positive(params, "long_mscale");
   if (short_scale != long_scale) params.refuse("long_mscale", "it differs from short_mscale");
   out->rope.attention_factor = short_scale;
 }
@@ -159,18 +168,20 @@ void read_sections(const Fields& params, Rope* out) {
   const std::vector<int64_t> sections = params.integers("mrope_section", 0, kMaxHeadDim);
   if (sections.empty() || sections.size() > kMost) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(sections.size()),
-              "%s has %zu numbers, expected 1 to %zu", params.path("mrope_section").c_str(), sections.size(),
-              kMost);
+              "%s has %zu numbers, expected 1 to %zu", params.path("mrope_section").c_str(),
+              sections.size(), kMost);
   }
   if (sections.size() == 1) return;
   out->rope.num_sections = static_cast<int32_t>(sections.size());
-  for (size_t i = 0; i < sections.size(); ++i) out->rope.sections[i] = static_cast<int32_t>(sections[i]);
-  out->rope.section_layout = params.flag_or("mrope_interleaved", false) ? KVC_ROPE_SECTIONS_INTERLEAVED
-                                                                        : KVC_ROPE_SECTIONS_CONTIGUOUS;
+  for (size_t i = 0; i < sections.size(); ++i)
+    out->rope.sections[i] = static_cast<int32_t>(sections[i]);
+  out->rope.section_layout = params.flag_or("mrope_interleaved", false)
+                                 ? KVC_ROPE_SECTIONS_INTERLEAVED
+                                 : KVC_ROPE_SECTIONS_CONTIGUOUS;
 }
 
-void read_scaling(const Fields& config, const Fields& params, const RopeRequest& request, double partial,
-                  Rope* out) {
+void read_scaling(const Fields& config, const Fields& params, const RopeRequest& request,
+                  double partial, Rope* out) {
   const std::string type = type_of(params);
   if (type == "linear") {
     out->rope.scale = 1 / positive(params, "factor");
@@ -185,13 +196,15 @@ void read_scaling(const Fields& config, const Fields& params, const RopeRequest&
   } else if (type != "default" && type != "mrope") {
     // Of these, "dynamic" would change the rotation of stored keys as a sequence grows.
     fail(KVC_E_UNSUPPORTED,
-         "%s = '%s' is not supported: default, linear, llama3, yarn, longrope, mrope and proportional are",
+         "%s = '%s' is not supported: default, linear, llama3, yarn, longrope, mrope and "
+         "proportional are",
          params.path(params.first_of({"rope_type", "type"})).c_str(), shown(type).c_str());
   }
   if (params.has("mrope_section")) read_sections(params, out);
 }
 
-// Would the plan accept it? The message then says what is wrong with the numbers of the configuration.
+// Would the plan accept it? The message then says what is wrong with the numbers of the
+// configuration.
 void check(const Rope& rope, int64_t dim) {
   kvc_rope whole = rope.rope;
   whole.freq_factors = rope.factors.empty() ? nullptr : rope.factors.data();
@@ -213,22 +226,23 @@ int32_t add_rope(const Fields& config, const RopeRequest& request, Model& model)
     partial = positive_or(*params, "partial_rotary_factor", partial);
   }
   if (partial > 1)
-    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected at most 1", config.path(request.partial_name).c_str(),
-         partial);
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected at most 1",
+         config.path(request.partial_name).c_str(), partial);
   Rope rope;
   rope.rope.struct_size = sizeof rope.rope;
   rope.rope.mode = KVC_ROPE_ON_APPEND;
   rope.rope.style = request.style;
   rope.rope.theta = theta;
   rope.rope.rotary_dim =
-      static_cast<int32_t>(static_cast<double>(request.dim) * partial + 1e-6);  // a share in decimals
+      // A share in decimals
+      static_cast<int32_t>(static_cast<double>(request.dim) * partial + 1e-6);
   if (params && as_given) read_scaling(config, *params, request, partial, &rope);
   rope.rope.num_freq_factors = static_cast<int32_t>(rope.factors.size());
   check(rope, request.dim);
   for (size_t i = 0; i < model.ropes.size(); ++i) {
     const Rope& other = model.ropes[i];
-    if (std::memcmp(&other.rope, &rope.rope, sizeof rope.rope) == 0 && other.factors == rope.factors &&
-        other.long_factors == rope.long_factors)
+    if (std::memcmp(&other.rope, &rope.rope, sizeof rope.rope) == 0 &&
+        other.factors == rope.factors && other.long_factors == rope.long_factors)
       return static_cast<int32_t>(i);
   }
   model.ropes.push_back(std::move(rope));

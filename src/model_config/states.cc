@@ -12,7 +12,8 @@ namespace {
 State checked(State state) {
   int64_t elements = 1;
   for (const int64_t extent : state.shape) {
-    if (extent < 1 || extent > INT32_MAX || !multiply(elements, extent, &elements) || elements > INT32_MAX) {
+    if (extent < 1 || extent > INT32_MAX || !multiply(elements, extent, &elements) ||
+        elements > INT32_MAX) {
       fail_with(KVC_E_OUT_OF_RANGE, extent,
                 "the configuration's recurrent state is too large: one extent is %lld",
                 static_cast<long long>(extent));
@@ -41,8 +42,9 @@ int32_t add_mamba(const Fields& config, const MambaShape& shape, Model& model) {
 
 int32_t add_mamba2(const Fields& config, const Mamba2Shape& shape, Model& model) {
   const int64_t channels = shape.heads * shape.head_dim + 2 * shape.groups * shape.state_size;
-  return model.state_set({conv_state(model, channels, shape.kernel),
-                          recurrent_state(config, model, {shape.heads, shape.state_size, shape.head_dim})});
+  return model.state_set(
+      {conv_state(model, channels, shape.kernel),
+       recurrent_state(config, model, {shape.heads, shape.state_size, shape.head_dim})});
 }
 
 }  // namespace kvc::hf

@@ -8,7 +8,8 @@
 
 namespace kvc::hf {
 
-// A convolution of `kernel` taps keeps its last inputs: [channels, kernel - 1], in the model's dtype.
+// A convolution of `kernel` taps keeps its last inputs: [channels, kernel - 1], in the model's
+// dtype.
 State conv_state(const Model& model, int64_t channels, int64_t kernel);
 // What the recurrence sums up: the dtype that the configuration names, else float32.
 State recurrent_state(const Fields& config, const Model& model, std::vector<int64_t> shape);
@@ -21,7 +22,8 @@ struct MambaShape {
 };
 int32_t add_mamba(const Fields& config, const MambaShape& shape, Model& model);
 
-// Mamba-2 (arXiv:2405.21060): the convolution runs over x, B and C; state [heads, state_size, head_dim].
+// Mamba-2 (arXiv:2405.21060): the convolution runs over x, B and C; state [heads, state_size,
+// head_dim].
 struct Mamba2Shape {
   int64_t heads = 0;
   int64_t head_dim = 0;

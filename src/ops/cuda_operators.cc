@@ -38,7 +38,8 @@ OpPlace place_of_op(const DLTensor* tensor) {
   return {tensor->device, usable_device(tensor->device.device_id)};
 }
 
-// All arrays of one call in one allocation: placed first, then taken. Goes behind what the stream was given.
+// All arrays of one call in one allocation: placed first, then taken. Goes behind what the stream
+// was given.
 class CudaOperators::Scratch {
  public:
   explicit Scratch(cuda::Stream stream) : stream_(stream) {}
@@ -95,8 +96,8 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
   for (size_t done = 0; done < rope.inverse_frequencies.size();) {
     cuda::OpConstantsParams constants{};
     constants.to = angles->frequencies + done;
-    constants.count =
-        static_cast<int32_t>(std::min<size_t>(rope.inverse_frequencies.size() - done, cuda::kMaxOpConstants));
+    constants.count = static_cast<int32_t>(
+        std::min<size_t>(rope.inverse_frequencies.size() - done, cuda::kMaxOpConstants));
     std::copy_n(rope.inverse_frequencies.data() + done, constants.count, constants.values);
     device_.call("frequencies", device_.table->op_constants, constants, stream_);
     done += static_cast<size_t>(constants.count);
@@ -112,7 +113,8 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
 
 // ---- Attention
 
-// How long sequences are is not known here: kernels for short and for long ones, each of which takes its own.
+// How long sequences are is not known here: kernels for short and for long ones, each of which
+// takes its own.
 std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAttention& attention,
                                                                 AttnLaunch launch) const {
   const cuda::BackendTable& table = *device_.table;
@@ -146,7 +148,8 @@ std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAtte
   const AttnKernel small = first_of({AttnKernel::kLatent, AttnKernel::kMma16});
   const AttnKernel large = first_of({AttnKernel::kLatent, AttnKernel::kWgmma, AttnKernel::kMma64});
   if (small == large) return {make(small, 0, INT_MAX)};
-  const int64_t most = (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) * group;
+  const int64_t most =
+      (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) * group;
   if (most <= kSmallRows) return {make(small, 0, INT_MAX)};
   if (attention.sequences.row_indptr == nullptr) return {make(large, 0, INT_MAX)};
   return {make(small, 0, kSmallRows), make(large, kSmallRows, INT_MAX)};
@@ -156,7 +159,8 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
                            const AttnTensors& tensors, const OpRotation& rotation) {
   if (options.tiles_only) {
     fail(KVC_E_UNSUPPORTED,
-         "opt.attn->flags has KVC_ATTN_BATCH_INVARIANT: on CUDA device %d operators have no such cut, as "
+         "opt.attn->flags has KVC_ATTN_BATCH_INVARIANT: on CUDA device %d operators have no such "
+         "cut, as "
          "lengths are not known here; caches do",
          device_.id);
   }
@@ -194,8 +198,9 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
          {&cuda::PlanBytes::counts, &cuda::PlanBytes::cta_begin, &cuda::PlanBytes::items,
           &cuda::PlanBytes::merges, &cuda::PlanBytes::sources, &cuda::PlanBytes::scratch})
       most.*field = std::max(most.*field, bytes.*field);
-    partial_floats = std::max(
-        partial_floats, bytes.num_slots * cuda::slot_floats(rows.shape.geometry.tile_rows, params.v_dim));
+    partial_floats =
+        std::max(partial_floats,
+                 bytes.num_slots * cuda::slot_floats(rows.shape.geometry.tile_rows, params.v_dim));
   }
   Scratch scratch(stream_);
   Angles angles;
@@ -233,8 +238,8 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
 
 // ---- Rows
 
-void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRows& v, const int64_t* slots,
-                           int64_t num_rows, const OpRotation& rotation) {
+void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRows& v,
+                           const int64_t* slots, int64_t num_rows, const OpRotation& rotation) {
   if (num_rows == 0) return;
   Scratch scratch(stream_);
   Angles angles;
@@ -261,9 +266,11 @@ void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRo
 void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_heads, int32_t dim,
                            int64_t num_rows, const OpRotation& rotation) {
   if (num_rows == 0) return;
-  // Lanes that read an element and its pair do not wait for each other: in place, rows are turned beside and come back.
+  // Lanes that read an element and its pair do not wait for each other: in place, rows are turned
+  // beside and come back.
   const bool in_place = x.base == out.base;
-  const int64_t head_bytes = dim * kernels::dtype_bytes(out.dtype), row_bytes = num_heads * head_bytes;
+  const int64_t head_bytes = dim * kernels::dtype_bytes(out.dtype),
+                row_bytes = num_heads * head_bytes;
   Scratch scratch(stream_);
   Angles angles;
   std::byte* beside = nullptr;
@@ -297,12 +304,14 @@ void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num
   if (in_place) store(turned, out, {});
 }
 
-void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs) {
+void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,
+                               int64_t num_pairs) {
   if (num_pairs == 0 || pool.num_pages == 0) return;
   const auto half_of = [&](const PagedRows& rows, int64_t dim) {
     const PageRuns runs = runs_of(rows, pool.num_heads, pool.page_size, dim);
-    return cuda::OpPairsParams::Half{rows.base,        rows.page_stride,  runs.outer_count, runs.outer_stride,
-                                     runs.inner_count, runs.inner_stride, runs.bytes};
+    return cuda::OpPairsParams::Half{rows.base,         rows.page_stride, runs.outer_count,
+                                     runs.outer_stride, runs.inner_count, runs.inner_stride,
+                                     runs.bytes};
   };
   cuda::OpPairsParams params{};
   params.pairs = pairs;
@@ -312,9 +321,11 @@ void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t
   params.halves[0] = half_of(pool.k, pool.k_dim);
   if (!pool.v_in_k) params.halves[1] = half_of(pool.v, pool.v_dim);
   int64_t num_runs = 0;
-  for (const cuda::OpPairsParams::Half& half : params.halves) num_runs += half.outer_count * half.inner_count;
+  for (const cuda::OpPairsParams::Half& half : params.halves)
+    num_runs += half.outer_count * half.inner_count;
   if (num_runs > INT32_MAX) {
-    fail_with(KVC_E_UNSUPPORTED, num_runs, "a page of the pool lies in %lld pieces: on a device at most %d",
+    fail_with(KVC_E_UNSUPPORTED, num_runs,
+              "a page of the pool lies in %lld pieces: on a device at most %d",
               static_cast<long long>(num_runs), INT32_MAX);
   }
   Scratch scratch(stream_);
@@ -340,8 +351,9 @@ void CudaOperators::merge(const MergeCall& call) {
 void CudaOperators::linear(kernels::LinearParams params, const cuda::OpStatesParams& states) {
   if (states.num_sequences == 0) return;
   if (params.k_dim > kMaxHeadDim) {
-    fail_with(KVC_E_UNSUPPORTED, params.k_dim, "states has a k dim of %d: on CUDA device %d at most %d",
-              params.k_dim, device_.id, kMaxHeadDim);
+    fail_with(KVC_E_UNSUPPORTED, params.k_dim,
+              "states has a k dim of %d: on CUDA device %d at most %d", params.k_dim, device_.id,
+              kMaxHeadDim);
   }
   cuda::OpStatesParams made = states;
   kernels::LinearSequence* sequences = nullptr;

@@ -30,8 +30,8 @@ PoolDims dims_of(kvc_op_layout layout) {
 int32_t extent(const DLTensor& tensor, const char* name, int dimension, int64_t most) {
   const int64_t value = tensor.shape[dimension];
   if (value < 1 || value > most) {
-    fail_with(KVC_E_SHAPE, value, "%s has shape[%d] = %lld, expected 1 to %lld", name, dimension, ll(value),
-              ll(most));
+    fail_with(KVC_E_SHAPE, value, "%s has shape[%d] = %lld, expected 1 to %lld", name, dimension,
+              ll(value), ll(most));
   }
   return static_cast<int32_t>(value);
 }
@@ -52,13 +52,15 @@ const int32_t* int32_data(const DLTensor* tensor) {
 // Sequences are numbered, and cuts counted, in int32.
 int32_t sequence_count(const DLTensor* tensor, const char* name, int64_t count) {
   if (count > INT32_MAX - 1) {
-    fail_with(KVC_E_SHAPE, count, "%s has shape[0] = %lld, too many for int32", name, ll(tensor->shape[0]));
+    fail_with(KVC_E_SHAPE, count, "%s has shape[0] = %lld, too many for int32", name,
+              ll(tensor->shape[0]));
   }
   return static_cast<int32_t>(count);
 }
 
 void refuse_empty(const DLTensor* tensor, const char* name) {
-  if (tensor->shape[0] == 0) fail_with(KVC_E_SHAPE, 0, "%s has shape[0] = 0, expected at least 1", name);
+  if (tensor->shape[0] == 0)
+    fail_with(KVC_E_SHAPE, 0, "%s has shape[0] = 0, expected at least 1", name);
 }
 
 // Sets pages and page_starts; returns how many entries sequence i has.
@@ -87,7 +89,8 @@ bool has_csr_form(const kvc_op_table& table) {
 void view_block_table(const kvc_op_table& table, OpTable* out) {
   check_integers(table.block_table, "table.block_table", 32, {out->num_sequences, -1});
   out->row_stride = stride_of(*table.block_table, 0);
-  if (out->num_sequences > 0 && table.block_table->shape[1] > 0) out->pages = int32_data(table.block_table);
+  if (out->num_sequences > 0 && table.block_table->shape[1] > 0)
+    out->pages = int32_data(table.block_table);
 }
 
 void check_lengths(const kvc_op_table& table, const OpTable& read, int32_t page_size) {
@@ -102,8 +105,8 @@ void check_lengths(const kvc_op_table& table, const OpTable& read, int32_t page_
                                : table.block_table->shape[1];
     if (needed > listed) {
       fail_with(KVC_E_OUT_OF_RANGE, read.lengths[i],
-                "table.seq_lens[%d] = %d needs %lld pages of %d tokens, but its table lists %lld", i,
-                read.lengths[i], ll(needed), page_size, ll(listed));
+                "table.seq_lens[%d] = %d needs %lld pages of %d tokens, but its table lists %lld",
+                i, read.lengths[i], ll(needed), page_size, ll(listed));
     }
   }
 }
@@ -112,17 +115,20 @@ void check_lengths(const kvc_op_table& table, const OpTable& read, int32_t page_
 
 OpPool view_pool(const kvc_op_pool& pool, DLDevice device) {
   if (pool.reserved != 0) {
-    fail_with(KVC_E_UNSUPPORTED, pool.reserved, "pool.reserved = %d is not supported: 0 is", pool.reserved);
+    fail_with(KVC_E_UNSUPPORTED, pool.reserved, "pool.reserved = %d is not supported: 0 is",
+              pool.reserved);
   }
   const PoolDims dims = dims_of(pool.layout);
   OpPool out;
   out.is_mla = pool.layout == KVC_OP_MLA;
   out.v_in_k = pool.v == nullptr;
   if (out.is_mla && pool.v != nullptr) {
-    fail(KVC_E_INVALID_ARGUMENT, "pool.v is set, but with layout MLA V lies in the K rows: expected NULL");
+    fail(KVC_E_INVALID_ARGUMENT,
+         "pool.v is set, but with layout MLA V lies in the K rows: expected NULL");
   }
-  const kernels::DType k_type = out.is_mla ? check_activations(pool.k, "pool.k", {-1, -1, -1}, device)
-                                           : check_activations(pool.k, "pool.k", {-1, -1, -1, -1}, device);
+  const kernels::DType k_type = out.is_mla
+                                    ? check_activations(pool.k, "pool.k", {-1, -1, -1}, device)
+                                    : check_activations(pool.k, "pool.k", {-1, -1, -1, -1}, device);
   out.num_pages = pool.k->shape[0];
   out.page_size = extent(*pool.k, "pool.k", dims.offset, INT32_MAX);
   out.num_heads = dims.head < 0 ? 1 : extent(*pool.k, "pool.k", dims.head, kMaxHeads);
@@ -133,14 +139,15 @@ OpPool view_pool(const kvc_op_pool& pool, DLDevice device) {
     out.v_dim = out.k_dim;
     return out;
   }
-  const kernels::DType v_type =
-      check_activations(pool.v, "pool.v", {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1}, device);
+  const kernels::DType v_type = check_activations(
+      pool.v, "pool.v", {out.num_pages, pool.k->shape[1], pool.k->shape[2], -1}, device);
   out.v_dim = extent(*pool.v, "pool.v", dims.dim, kMaxHeadDim);
   out.v = rows_of(*pool.v, dims, v_type);
   return out;
 }
 
-PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim) {
+PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size,
+                 int64_t dim) {
   PageRuns runs{num_heads, rows.head_stride, page_size, rows.token_stride,
                 dim * kernels::dtype_bytes(rows.dtype)};
   // The dimension that follows on the run joins it; then the other one may.
@@ -157,7 +164,8 @@ PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page
   return runs;
 }
 
-Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name, int64_t num_sequences) {
+Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,
+                      int64_t num_sequences) {
   check_integers(tensor, name, 32, {num_sequences < 0 ? -1 : num_sequences + 1}, device);
   refuse_empty(tensor, name);
   return {int32_data(tensor), sequence_count(tensor, name, tensor->shape[0] - 1)};
@@ -170,8 +178,8 @@ Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequenc
   for (int32_t i = 0; i < cuts.num_sequences; ++i) {
     if (cuts.data[i + 1] < cuts.data[i]) {
       fail_with(KVC_E_OUT_OF_RANGE, cuts.data[i + 1],
-                "%s[%d] = %d is less than %d before it: it must not descend", name, i + 1, cuts.data[i + 1],
-                cuts.data[i]);
+                "%s[%d] = %d is less than %d before it: it must not descend", name, i + 1,
+                cuts.data[i + 1], cuts.data[i]);
     }
   }
   return cuts;
@@ -194,15 +202,18 @@ OpTable view_table(const kvc_op_table& table, int32_t page_size) {
   return out;
 }
 
-cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table, const OpPool& pool) {
+cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table,
+                                      const OpPool& pool) {
   check_integers(table.seq_lens, "table.seq_lens", 32, {-1}, device);
   cuda::OpSequencesParams out{};
   out.num_sequences = sequence_count(table.seq_lens, "table.seq_lens", table.seq_lens->shape[0]);
   out.seq_lens = int32_data(table.seq_lens);
   if (table.qo_indptr != nullptr)
-    out.row_indptr = view_indptr_on(device, table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
+    out.row_indptr =
+        view_indptr_on(device, table.qo_indptr, "table.qo_indptr", out.num_sequences).data;
   if (has_csr_form(table)) {
-    out.page_indptr = view_indptr_on(device, table.page_indptr, "table.page_indptr", out.num_sequences).data;
+    out.page_indptr =
+        view_indptr_on(device, table.page_indptr, "table.page_indptr", out.num_sequences).data;
     check_integers(table.page_indices, "table.page_indices", 32, {-1}, device);
     out.page_indices = int32_data(table.page_indices);
     out.num_indices = table.page_indices->shape[0];
@@ -225,14 +236,14 @@ void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t fi
     const bool is_hidden = (index + 1) * pool.page_size <= first_key;
     if (pages[index] >= pool.num_pages || (pages[index] < 0 && !is_hidden)) {
       fail_with(KVC_E_OUT_OF_RANGE, pages[index],
-                "table: page %lld of sequence %d is %d out of range: the pool has %lld", ll(index), i,
-                pages[index], ll(pool.num_pages));
+                "table: page %lld of sequence %d is %d out of range: the pool has %lld", ll(index),
+                i, pages[index], ll(pool.num_pages));
     }
   }
 }
 
-OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin, int32_t rotated_dim,
-                         int64_t num_rows, DLDevice device) {
+OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin,
+                         int32_t rotated_dim, int64_t num_rows, DLDevice device) {
   OpRotation out;
   if (rope != nullptr) out.rope = make_rope(*rope, "opt.rope->", rotated_dim);
   if (!out.turns()) {
@@ -244,22 +255,25 @@ OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_
   }
   if (out.rope.mode == KVC_ROPE_ON_READ) {
     fail_with(KVC_E_UNSUPPORTED, out.rope.mode,
-              "opt.rope->mode = ON_READ (%d) is not supported by operators: ON_APPEND (1) and NONE (0) are",
+              "opt.rope->mode = ON_READ (%d) is not supported by operators: ON_APPEND (1) and NONE "
+              "(0) are",
               out.rope.mode);
   }
   if (rope->scaling == KVC_ROPE_SCALING_LONGROPE) {
-    fail_with(KVC_E_UNSUPPORTED, rope->scaling,
-              "opt.rope->scaling = LONGROPE (%d) is not supported by operators, which do not know the "
-              "sequences: give the "
-              "factors of choice as freq_factors",
-              rope->scaling);
+    fail_with(
+        KVC_E_UNSUPPORTED, rope->scaling,
+        "opt.rope->scaling = LONGROPE (%d) is not supported by operators, which do not know the "
+        "sequences: give the "
+        "factors of choice as freq_factors",
+        rope->scaling);
   }
   if (out.rope.num_sections > 1) {
     fail_with(KVC_E_UNSUPPORTED, out.rope.num_sections,
               "opt.rope->num_sections = %d is not supported by operators: 0 and 1 are",
               out.rope.num_sections);
   }
-  if (positions == nullptr) fail(KVC_E_INVALID_ARGUMENT, "opt.positions is NULL, but opt.rope turns by them");
+  if (positions == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "opt.positions is NULL, but opt.rope turns by them");
   out.rope.begin = begin;
   out.positions = view_i32_vector(positions, "opt.positions", num_rows, device);
   return out;

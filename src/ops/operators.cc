@@ -24,9 +24,10 @@ constexpr int64_t kGatherKeys = 128;
 int64_t OpSequences::add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,
                          int64_t num_rows, int64_t length) {
   if (!full_ && num_rows > length) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_rows,
-              "sequence %d has %lld rows of q, but %s gives it %lld keys: causal rows are its last ones",
-              index, ll(num_rows), name, ll(length));
+    fail_with(
+        KVC_E_OUT_OF_RANGE, num_rows,
+        "sequence %d has %lld rows of q, but %s gives it %lld keys: causal rows are its last ones",
+        index, ll(num_rows), name, ll(length));
   }
   if (num_rows == 0) return 0;
   AttnSequence sequence{};
@@ -36,11 +37,13 @@ int64_t OpSequences::add(int32_t index, const char* name, const int32_t* pages, 
   sequence.position = length - num_rows;
   sequence.first_key_end = full_ ? length : length - num_rows + 1;
   sequences_.push_back(sequence);
-  const int64_t first_key = window_ == 0 ? 0 : std::max<int64_t>(0, sequence.first_key_end - window_);
+  const int64_t first_key =
+      window_ == 0 ? 0 : std::max<int64_t>(0, sequence.first_key_end - window_);
   const bool hides = window_ != 0 && window_ < length;
   begin_offsets_.push_back(hides ? static_cast<int64_t>(key_begins_.size()) : -1);
   for (int64_t row = 0; hides && row < num_rows; ++row)
-    key_begins_.push_back(static_cast<int32_t>(std::max<int64_t>(0, sequence.first_key_end + row - window_)));
+    key_begins_.push_back(
+        static_cast<int32_t>(std::max<int64_t>(0, sequence.first_key_end + row - window_)));
   return first_key;
 }
 
@@ -57,11 +60,12 @@ Operators::Operators(kvc_cpu_isa isa, const kvc_executor* host)
 
 kernels::Rotation Operators::angles_of(const OpRotation& rotation, int64_t num_rows) {
   if (!rotation.turns()) return {};
-  return angles_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows}, executor_);
+  return angles_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
+                     executor_);
 }
 
-void Operators::attend(OpAttention& attention, const AttnOptions& options, const AttnTensors& tensors,
-                       const OpRotation& rotation, int64_t num_rows) {
+void Operators::attend(OpAttention& attention, const AttnOptions& options,
+                       const AttnTensors& tensors, const OpRotation& rotation, int64_t num_rows) {
   const LayerSpec& shape = attention.shape;
   const std::vector<AttnSequence>& sequences = attention.sequences.finish();
   kernels::AttnParams params{};
@@ -82,14 +86,15 @@ void Operators::attend(OpAttention& attention, const AttnOptions& options, const
   params.sequences = sequences.data();
   WorkList list;
   plan_work(sequences.data(), static_cast<int64_t>(sequences.size()),
-            work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()), {}, &list);
+            work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()), {},
+            &list);
   ItemRunner runner(kernels_, &executor_);
   runner.secure(list, params);
   runner.run(list, params);
 }
 
-void Operators::append(const OpPool& pool, const TokenRows& k, const TokenRows& v, const int64_t* slots,
-                       int64_t num_rows, const OpRotation& rotation) {
+void Operators::append(const OpPool& pool, const TokenRows& k, const TokenRows& v,
+                       const int64_t* slots, int64_t num_rows, const OpRotation& rotation) {
   for (int64_t row = 0; row < num_rows; ++row) {
     if (slots[row] >= pool.num_slots()) {
       fail_with(KVC_E_OUT_OF_RANGE, slots[row],
@@ -115,16 +120,17 @@ void Operators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_hea
   // The output is a pool of one page, and row t its slot t.
   std::vector<int64_t> slots(static_cast<size_t>(num_rows));
   std::iota(slots.begin(), slots.end(), 0);
-  const kernels::AppendParams params{.k = x,
-                                     .v = {},
-                                     .k_rotation = angles_of(rotation, num_rows),
-                                     .k_pages = {out.base, 0, out.head_stride, out.token_stride, out.dtype},
-                                     .v_pages = {},
-                                     .slots = slots.data(),
-                                     .page_size = INT_MAX,
-                                     .num_kv_heads = num_heads,
-                                     .k_dim = dim,
-                                     .v_dim = 0};
+  const kernels::AppendParams params{
+      .k = x,
+      .v = {},
+      .k_rotation = angles_of(rotation, num_rows),
+      .k_pages = {out.base, 0, out.head_stride, out.token_stride, out.dtype},
+      .v_pages = {},
+      .slots = slots.data(),
+      .page_size = INT_MAX,
+      .num_kv_heads = num_heads,
+      .k_dim = dim,
+      .v_dim = 0};
   run_append(*kernels_, executor_, params, num_rows);
 }
 

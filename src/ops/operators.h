@@ -1,4 +1,5 @@
-// The kernels over the host's own memory: nothing but the arguments of one call, and nothing is kept after it.
+// The kernels over the host's own memory: nothing but the arguments of one call, and nothing is
+// kept after it.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +18,14 @@ namespace kvc {
 // Which keys the rows of every sequence see. Movable: addresses inside stay.
 class OpSequences {
  public:
-  // A full attention sees all keys, else row i of n those up to length - n + i, and with a window W >= 1 the last W of them.
+  // A full attention sees all keys, else row i of n those up to length - n + i, and with a window W
+  // >= 1 the last W of them.
   OpSequences(bool full, int64_t window) : full_(full), window_(window) {}
 
-  // Sequence `index` of the call; `name`: what says its length, for the message. Returns the first key that its rows see. Throws
-  // OUT_OF_RANGE when a causal sequence has more rows than keys.
-  int64_t add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin, int64_t num_rows,
-              int64_t length);
+  // Sequence `index` of the call; `name`: what says its length, for the message. Returns the first
+  // key that its rows see. Throws OUT_OF_RANGE when a causal sequence has more rows than keys.
+  int64_t add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,
+              int64_t num_rows, int64_t length);
 
   const std::vector<kernels::AttnSequence>& finish();
   bool full() const { return full_; }
@@ -45,10 +47,12 @@ struct OpAttention {
   OpSequences sequences;
 };
 
-// One call each. Everything is secured before anything is written: a throw leaves outputs and pools untouched.
+// One call each. Everything is secured before anything is written: a throw leaves outputs and pools
+// untouched.
 class Operators {
  public:
-  // `host` null: the caller's thread only. Throws UNSUPPORTED (instruction set) or INVALID_ARGUMENT.
+  // `host` null: the caller's thread only. Throws UNSUPPORTED (instruction set) or
+  // INVALID_ARGUMENT.
   Operators(kvc_cpu_isa isa, const kvc_executor* host);
 
   void attend(OpAttention& attention, const AttnOptions& options, const AttnTensors& tensors,
@@ -62,8 +66,8 @@ class Operators {
   // Pair i is (from, to) at pairs + i * stride. Throws OUT_OF_RANGE or INVALID_ARGUMENT.
   void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs);
   // `out` may be `x`.
-  void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads, int32_t dim,
-              int64_t num_rows, const OpRotation& rotation);
+  void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
+              int32_t dim, int64_t num_rows, const OpRotation& rotation);
   void merge(const MergeCall& call) { run_merge(*kernels_, executor_, call.params, call.num_rows); }
 
  private:

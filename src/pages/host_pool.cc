@@ -22,8 +22,9 @@ void HostPool::check_use(HostUse use, const char* what) const {
          static_cast<long long>(plan_->layout().page_bytes));
   }
   if (use_ != HostUse::kNone && use_ != use) {
-    fail(KVC_E_INVALID_STATE, "%s uses the host pool by %s, and it is in use by %s until kvc_cache_clear",
-         what, name_of(use), name_of(use_));
+    fail(KVC_E_INVALID_STATE,
+         "%s uses the host pool by %s, and it is in use by %s until kvc_cache_clear", what,
+         name_of(use), name_of(use_));
   }
 }
 

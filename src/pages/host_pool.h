@@ -17,11 +17,14 @@ enum class HostUse {
   kByPage    // the host program, by page ids
 };
 
-// Without storage, or without pages, there is no memory: bookkeeping only. External exclusion, as the cache's.
+// Without storage, or without pages, there is no memory: bookkeeping only. External exclusion, as
+// the cache's.
 class HostPool {
  public:
-  // Throws NO_MEMORY, std::bad_alloc. The memory is reserved; it becomes physical as pages are written.
-  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages, const Device* device = nullptr);
+  // Throws NO_MEMORY, std::bad_alloc. The memory is reserved; it becomes physical as pages are
+  // written.
+  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages,
+           const Device* device = nullptr);
 
   int64_t num_pages() const { return allocator_.num_pages(); }
   const PagePool& pool() const { return pool_; }
@@ -30,7 +33,8 @@ class HostPool {
   const PageAllocator& allocator() const { return allocator_; }
 
   HostUse use() const { return use_; }
-  // Throws UNSUPPORTED when there are no pages, INVALID_STATE when the pool is used the other way. `what` is the function.
+  // Throws UNSUPPORTED when there are no pages, INVALID_STATE when the pool is used the other way.
+  // `what` is the function.
   void check_use(HostUse use, const char* what) const;
   // Once nothing can fail any more.
   void start_use(HostUse use) noexcept { use_ = use; }

@@ -29,7 +29,8 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t 
   if (misaligned != 0) {
     allocator_.free(allocator_.user, device, data, static_cast<uint64_t>(bytes));
     fail_with(KVC_E_INVALID_ARGUMENT, misaligned,
-              "config.allocator returned an address %lld bytes past a multiple of the asked alignment %lld",
+              "config.allocator returned an address %lld bytes past a multiple of the asked "
+              "alignment %lld",
               static_cast<long long>(misaligned), static_cast<long long>(kCacheLine));
   }
   data_ = static_cast<std::byte*>(data);
@@ -77,7 +78,8 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   return result;
 }
 
-PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place, const Device* device)
+PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place,
+                   const Device* device)
     : plan_(std::move(plan)), place_(place), device_(device), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
@@ -94,7 +96,8 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
     for (size_t i = 0; i < slots_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
       const PoolTensor& tensor = spec.pool_tensors[page_first ? 0 : i];
-      slots_[i] = {tensor.data + (page_first ? plan_->layout().slots[i].offset : 0), tensor.page_stride};
+      slots_[i] = {tensor.data + (page_first ? plan_->layout().slots[i].offset : 0),
+                   tensor.page_stride};
     }
     return;
   }
@@ -109,20 +112,21 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
   try {
     allocate(num_pages, capacity_pages_, &memory_, &slots_);
   } catch (const Error&) {
-    if (capacity_pages_ == num_pages) throw;  // the address space may be limited: try without room to grow
+    // The address space may be limited: try without room to grow
+    if (capacity_pages_ == num_pages) throw;
     capacity_pages_ = num_pages;
     allocate(num_pages, capacity_pages_, &memory_, &slots_);
   }
 }
 
-void PagePool::allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                        std::vector<LayerPages>* slots) const {
+void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
+                        std::shared_ptr<PoolMemory>* memory, std::vector<LayerPages>* slots) const {
   const Arrangement arrangement = arrange(capacity_pages);
   std::vector<LayerPages> placed(arrangement.slot_offset.size());
   std::shared_ptr<PoolMemory> fresh;
   if (plan_->spec().has_allocator && place_ == PoolPlace::kDevice) {
-    fresh =
-        std::make_shared<PoolMemory>(plan_->spec().allocator, plan_->spec().device, arrangement.total_bytes);
+    fresh = std::make_shared<PoolMemory>(plan_->spec().allocator, plan_->spec().device,
+                                         arrangement.total_bytes);
   } else if (device_ != nullptr && place_ == PoolPlace::kHost) {
     fresh = std::make_shared<PoolMemory>(PinnedMemory(*device_, arrangement.total_bytes));
   } else {
@@ -157,8 +161,8 @@ kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).k;
-  return {pages.base, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes, row_bytes,
-          spec.k_dtype};
+  return {pages.base, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes,
+          row_bytes, spec.k_dtype};
 }
 
 kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
@@ -167,12 +171,12 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).v;
-  return {pages.base + layout.v_offset, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes,
-          row_bytes, spec.v_dtype};
+  return {pages.base + layout.v_offset, pages.page_stride,
+          plan_->spec().page_tokens(local_layer) * row_bytes, row_bytes, spec.v_dtype};
 }
 
-void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
-                          int64_t to_offset) const noexcept {
+void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
+                          int64_t to_page, int64_t to_offset) const noexcept {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   if (spec.is_quantised())
     return copy_quantised_token(local_layer, from_page, from_offset, to_page, to_offset);
@@ -248,8 +252,10 @@ void PagePool::resize(int64_t num_pages) {
   } else if (owned) {
     for (size_t i = 0; i < slots_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
-      const int64_t base = spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : slots_[i].base - memory_->data();
-      memory_->discard(base + num_pages * slots_[i].page_stride, base + num_pages_ * slots_[i].page_stride);
+      const int64_t base =
+          spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : slots_[i].base - memory_->data();
+      memory_->discard(base + num_pages * slots_[i].page_stride,
+                       base + num_pages_ * slots_[i].page_stride);
     }
   }
   num_pages_ = num_pages;

@@ -1,4 +1,5 @@
-// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed tensors, or none.
+// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed
+// tensors, or none.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ namespace kvc {
 // Memory that exports keep alive after the cache is gone. Never moves while somebody else holds it.
 class PoolMemory {
  public:
-  explicit PoolMemory(ReservedMemory reserved) : reserved_(std::move(reserved)), data_(reserved_.data()) {}
+  explicit PoolMemory(ReservedMemory reserved)
+      : reserved_(std::move(reserved)), data_(reserved_.data()) {}
   explicit PoolMemory(DeviceReservation reserved)
       : on_device_(std::move(reserved)), data_(on_device_.data()) {}
   explicit PoolMemory(PinnedMemory pinned) : pinned_(std::move(pinned)), data_(pinned_.data()) {}
@@ -39,21 +41,23 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where the pages of one slot, or of one layer's part of it, lie: page p at base + p * page_stride, content as LayerLayout says.
+// Where the pages of one slot, or of one layer's part of it, lie: page p at base + p * page_stride,
+// content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
   int64_t page_stride = 0;
 };
 
-// Whose pages: the device's, in the memory that the configuration says, or the host's beside them, in memory of the library's own.
+// Whose pages: the device's, in the memory that the configuration says, or the host's beside them,
+// in memory of the library's own.
 enum class PoolPlace { kDevice, kHost };
 
 class PagePool {
  public:
-  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY; BUSY when another pool has the plan's
-  // borrowed tensors.
-  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice,
-           const Device* device = nullptr);
+  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY;
+  // BUSY when another pool has the plan's borrowed tensors.
+  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages,
+           PoolPlace place = PoolPlace::kDevice, const Device* device = nullptr);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // `local_layer` keeps pages.
@@ -64,7 +68,8 @@ class PagePool {
     return pages;
   }
   const std::vector<LayerPages>& slots() const { return slots_; }
-  // A part of every page that lies together: a slot, or the whole page where its slots do. Page p at base + p * stride.
+  // A part of every page that lies together: a slot, or the whole page where its slots do. Page p
+  // at base + p * stride.
   struct Piece {
     std::byte* base;
     int64_t stride;
@@ -93,19 +98,21 @@ class PagePool {
                   int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
-  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
-  // exports hold it; nothing has changed then. Device pools only; the device is idle.
+  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would
+  // have to move while exports hold it; nothing has changed then. Device pools only; the device is
+  // idle.
   void resize(int64_t num_pages);
 
  private:
-  void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
-                            int64_t to_offset) const noexcept;
+  void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
+                            int64_t to_page, int64_t to_offset) const noexcept;
 
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
                 std::vector<LayerPages>* slots) const;
-  void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
+  void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
+                   int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
 
   struct TakeBack {

@@ -35,8 +35,8 @@ StatePool::StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator,
   stream.synchronize();
   const auto memory_bytes = static_cast<int64_t>(device_info(*device_).memory_bytes);
   const int64_t most = std::max<int64_t>(1, memory_bytes / slot_stride());
-  on_device_ =
-      DeviceReservation(*device_, (max_slots_ == 0 ? most : std::min(most, max_slots_)) * slot_stride());
+  on_device_ = DeviceReservation(
+      *device_, (max_slots_ == 0 ? most : std::min(most, max_slots_)) * slot_stride());
 }
 
 // Memory of one more slot. Throws.
@@ -77,7 +77,8 @@ int64_t StatePool::missing(int64_t count) const {
 }
 
 int64_t StatePool::to_evict(int64_t count) const {
-  return max_slots_ == 0 ? 0 : std::max<int64_t>(0, num_used_ + num_evictable_ + count - max_slots_);
+  return max_slots_ == 0 ? 0
+                         : std::max<int64_t>(0, num_used_ + num_evictable_ + count - max_slots_);
 }
 
 void StatePool::prepare(int64_t count) {
@@ -152,13 +153,16 @@ void StatePool::clear() noexcept {
   num_used_ = num_evictable_ = 0;
 }
 
-int64_t StatePool::slot_stride() const { return align_up(plan_->layout().state_slot_bytes, kSlotAlignment); }
+int64_t StatePool::slot_stride() const {
+  return align_up(plan_->layout().state_slot_bytes, kSlotAlignment);
+}
 
 std::byte* StatePool::slot_data(StateSlot slot) const {
   if (!has_memory_) return nullptr;
   const auto index = static_cast<size_t>(slot);
   if (device_ != nullptr && !is_pinned_)
-    return slot == kInitialState ? initial_on_device_.data() : on_device_.data() + slot * slot_stride();
+    return slot == kInitialState ? initial_on_device_.data()
+                                 : on_device_.data() + slot * slot_stride();
   if (slot == kInitialState) return initial_.data();
   return is_pinned_ ? pinned_[index].data() : memory_[index].data();
 }
@@ -166,8 +170,9 @@ std::byte* StatePool::slot_data(StateSlot slot) const {
 std::byte* StatePool::state(StateSlot slot, int32_t local_layer, int32_t state) const {
   std::byte* base = slot_data(slot);
   if (base == nullptr) return nullptr;
-  return base +
-         plan_->layout().layers[static_cast<size_t>(local_layer)].state_offsets[static_cast<size_t>(state)];
+  return base + plan_->layout()
+                    .layers[static_cast<size_t>(local_layer)]
+                    .state_offsets[static_cast<size_t>(state)];
 }
 
 void StatePool::copy(std::byte* to, const std::byte* from) const noexcept {

@@ -1,4 +1,5 @@
-// The recurrent states of sequences: slots of equal size, each all states of all STATE layers at one position, shared by holders.
+// The recurrent states of sequences: slots of equal size, each all states of all STATE layers at
+// one position, shared by holders.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +16,17 @@ namespace kvc {
 using StateSlot = int32_t;
 constexpr StateSlot kInitialState = -1;  // the state of an empty sequence: no slot is spent on it
 
-// A slot that a forward writes has one holder; afterwards it never changes (but by kvc_debug_set_state on a private copy), so sequences
-// and checkpoints share it. External exclusion, as the cache's.
+// A slot that a forward writes has one holder; afterwards it never changes (but by
+// kvc_debug_set_state on a private copy), so sequences and checkpoints share it. External
+// exclusion, as the cache's.
 class StatePool {
  public:
-  // Each slot in use takes `slot_pages` pages of `allocator` out of use (kvc_plan_info.state_slot_pages); 0: none. At most `max_slots`, 0: any number. Throws NO_MEMORY or
-  // std::bad_alloc.
-  // `device`: where the states lie, null: on the host. `pinned`: on the host, for a device that copies from and to it.
-  StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages, int64_t max_slots,
-            const Device* device = nullptr, bool pinned = false);
+  // Each slot in use takes `slot_pages` pages of `allocator` out of use
+  // (kvc_plan_info.state_slot_pages); 0: none. At most `max_slots`, 0: any number. Throws NO_MEMORY
+  // or std::bad_alloc. `device`: where the states lie, null: on the host. `pinned`: on the host,
+  // for a device that copies from and to it.
+  StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
+            int64_t max_slots, const Device* device = nullptr, bool pinned = false);
   // Of a device: before the first copy; borrowed.
   void set_copier(ByteCopier* copier) { copier_ = copier; }
 
@@ -33,20 +36,23 @@ class StatePool {
   int64_t num_slots() const { return static_cast<int64_t>(holders_.size()); }
   int32_t holders(StateSlot slot) const { return holders_[static_cast<size_t>(slot)]; }
   bool is_cached(StateSlot slot) const { return cached_[static_cast<size_t>(slot)] != 0; }
-  int64_t num_evictable() const { return num_evictable_; }  // cached, without holders: these are not used
+  // Cached, without holders: these are not used
+  int64_t num_evictable() const { return num_evictable_; }
   // Slots that `count` more would exceed the configured number by; 0: they fit, after evictions.
   int64_t missing(int64_t count) const;
 
   // Slots to evict before `count` can be taken.
   int64_t to_evict(int64_t count) const;
 
-  // Makes the next `count` takes succeed, once to_evict(count) is 0. Throws std::bad_alloc. `missing(count)` must be 0.
+  // Makes the next `count` takes succeed, once to_evict(count) is 0. Throws std::bad_alloc.
+  // `missing(count)` must be 0.
   void prepare(int64_t count);
   // One holder; after prepare(), and with slot_pages() vacant pages. Content undefined.
   StateSlot take() noexcept;
   void add_holder(StateSlot slot) noexcept;  // kInitialState: nothing to count
   void drop_holder(StateSlot slot) noexcept;
-  // Known to the prefix index, which is no holder, as pages (PageAllocator). The slot has a holder and is not cached.
+  // Known to the prefix index, which is no holder, as pages (PageAllocator). The slot has a holder
+  // and is not cached.
   void cache(StateSlot slot) noexcept;
   void uncache(StateSlot slot) noexcept;
   void clear() noexcept;

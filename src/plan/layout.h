@@ -1,4 +1,5 @@
-// Where things lie inside a page and inside a state slot: bytes, offsets, strides. Pure arithmetic on a Spec.
+// Where things lie inside a page and inside a state slot: bytes, offsets, strides. Pure arithmetic
+// on a Spec.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,11 @@
 
 namespace kvc {
 
-// One layer's part of a page, P = page_tokens of its group: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim]; V is absent (v_bytes
-// 0, v_offset 0) where it is the beginning of K. `v_offset` is k_bytes, rounded up only where V's element needs it. Quantised layers then have
-// the scales of K [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]) at `k_scale_offset`, rounded up likewise, and those of V behind
-// them. Layers that keep no pages: all zero.
+// One layer's part of a page, P = page_tokens of its group: K [num_kv_heads][P][k_dim], then V
+// [num_kv_heads][P][v_dim]; V is absent (v_bytes 0, v_offset 0) where it is the beginning of K.
+// `v_offset` is k_bytes, rounded up only where V's element needs it. Quantised layers then have the
+// scales of K [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]) at `k_scale_offset`,
+// rounded up likewise, and those of V behind them. Layers that keep no pages: all zero.
 struct LayerLayout {
   int64_t k_bytes = 0;
   int64_t v_bytes = 0;
@@ -28,8 +30,9 @@ struct LayerLayout {
   int64_t state_bytes = 0;
 };
 
-// A page is cut where in every group a layer begins or the group has ended, so that a slot's pages can be kept apart from the others' (LAYER_FIRST).
-// With one group each layer has a slot of its own; groups that share no boundary leave one slot, the page.
+// A page is cut where in every group a layer begins or the group has ended, so that a slot's pages
+// can be kept apart from the others' (LAYER_FIRST). With one group each layer has a slot of its
+// own; groups that share no boundary leave one slot, the page.
 struct SlotLayout {
   int64_t bytes = 0;
   int64_t offset = 0;  // inside a PAGE_FIRST page

@@ -15,10 +15,12 @@ struct KeyRange {
   int64_t begin;
 };
 
-// Of a query at token `index` (with windows, index and position are the same). `window` (0: none) narrows further.
+// Of a query at token `index` (with windows, index and position are the same). `window` (0: none)
+// narrows further.
 //   layer window W      keys index-W+1 ..                      chunk C: keys index/C*C ..
 //   sequence (W, s)     keys < s, and keys index-(W-s)+1 ..
-// Where both apply the sinks don't matter: kvc_seq_set_window refuses layer windows above W-s, so whatever a layer's window shows,
+// Where both apply the sinks don't matter: kvc_seq_set_window refuses layer windows above W-s, so
+// whatever a layer's window shows,
 // the sequence's shows as well.
 inline KeyRange keys_of_query(const GroupSpec& group, const Sequence& sequence, int64_t index,
                               int64_t window = 0) {

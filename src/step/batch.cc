@@ -17,8 +17,8 @@ struct Sharer {
 };
 
 // Decides who copies such pages; returns the number of copies. See Batch's comment.
-int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator, bool forgets_cached,
-                    std::vector<TableChange>& changes) {
+int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
+                    bool forgets_cached, std::vector<TableChange>& changes) {
   std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
     if (a.page != b.page) return a.page < b.page;
     return a.length != b.length ? a.length < b.length : a.change < b.change;
@@ -32,7 +32,8 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
     const bool is_kept = held_outside || (allocator.is_cached(page) && !forgets_cached);
     const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
     for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
-    if (!is_kept && allocator.is_cached(page)) changes[sharers[next - 1].change].forgets_last_page = true;
+    if (!is_kept && allocator.is_cached(page))
+      changes[sharers[next - 1].change].forgets_last_page = true;
     copies += static_cast<int64_t>(copying - first);
     first = next;
   }
@@ -80,7 +81,8 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
 }
 
 Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
-  Missing missing{needed.pages - context.allocator.num_free(), context.states.missing(needed.state_slots)};
+  Missing missing{needed.pages - context.allocator.num_free(),
+                  context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
     missing.reclaimable_slots = context.sequences.num_reclaimable_states();
     missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
@@ -114,15 +116,16 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   const Measure needed = measure(request, context, ++stamp_, &entries_, &changes_);
   const Missing missing = Batch::missing(needed, context);
   if (missing.pages > 0) {
-    fail_with(KVC_E_NO_PAGES, missing.pages, "the forward needs %lld pages, %lld are free: %lld missing",
-              ll(needed.pages), ll(needed.pages - missing.pages), ll(missing.pages));
+    fail_with(KVC_E_NO_PAGES, missing.pages,
+              "the forward needs %lld pages, %lld are free: %lld missing", ll(needed.pages),
+              ll(needed.pages - missing.pages), ll(missing.pages));
   }
   if (missing.state_slots > 0) {
-    fail_with(
-        KVC_E_NO_PAGES, missing.state_slots,
-        "the forward needs %lld state slots, %lld of config.num_state_slots = %lld are in use: %lld missing",
-        ll(needed.state_slots), ll(states.num_used()), ll(plan.spec().num_state_slots),
-        ll(missing.state_slots));
+    fail_with(KVC_E_NO_PAGES, missing.state_slots,
+              "the forward needs %lld state slots, %lld of config.num_state_slots = %lld are in "
+              "use: %lld missing",
+              ll(needed.state_slots), ll(states.num_used()), ll(plan.spec().num_state_slots),
+              ll(missing.state_slots));
   }
   num_groups_ = plan.spec().groups.size();
   reserve_tables(states, plan.spec());
@@ -139,8 +142,8 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   const BatchEntry& last = entries_.back();
   num_rows_ = last.row_begin + last.append_length;
   num_cross_rows_ = last.cross_row_begin + last.cross_length;
-  has_trees_ =
-      std::any_of(entries_.begin(), entries_.end(), [](const BatchEntry& entry) { return entry.is_tree; });
+  has_trees_ = std::any_of(entries_.begin(), entries_.end(),
+                           [](const BatchEntry& entry) { return entry.is_tree; });
   needed_ = needed;
   num_reclaimed_states_ = reclaimed;
 }
@@ -152,7 +155,8 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = entry.sequence->tables[group];
       const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
-      if (size > table.pages.capacity()) table.pages.reserve(std::max(size, table.pages.capacity() * 2));
+      if (size > table.pages.capacity())
+        table.pages.reserve(std::max(size, table.pages.capacity() * 2));
       int64_t synced = table.synced_pages;
       if (change(entry, group).copies_last_page) {
         synced = std::min(synced, change(entry, group).old_num_pages - 1);
@@ -178,7 +182,8 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
   notes_taken_ = spec.clears_pages;
   if (notes_taken_) {
     int64_t num_taken = 0;
-    for (const TableChange& change : changes_) num_taken += change.new_num_pages - change.old_num_pages;
+    for (const TableChange& change : changes_)
+      num_taken += change.new_num_pages - change.old_num_pages;
     taken_pages_.reserve(static_cast<size_t>(num_taken));
   }
   num_step_words_ = step_words_.reserve(entries_, work, spec);
@@ -194,7 +199,8 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
   for (const BatchEntry& entry : entries_) {
     TokenTrail& trail = entry.sequence->trail;
     trail.reserve(entry.append_length, prefix_block_);
-    num_blocks += (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
+    num_blocks +=
+        (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
   }
   if (num_blocks != 0) index.reserve(num_blocks);
   num_new_blocks_ = num_blocks;
@@ -209,7 +215,8 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       if (!change(entry, group).forgets_last_page) continue;
       const PageId page = entry.sequence->tables[group].pages.back();
-      if (allocator.is_cached(page)) index.forget_page(page);  // not yet with another page of its block
+      // Not yet with another page of its block
+      if (allocator.is_cached(page)) index.forget_page(page);
     }
   }
   if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
@@ -230,7 +237,8 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   step_words_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
-// Ids of tree nodes are kept with the tree until it is committed, others become known at the end. Where some are missing, later ones are of no use.
+// Ids of tree nodes are kept with the tree until it is committed, others become known at the end.
+// Where some are missing, later ones are of no use.
 void Batch::learn_tokens(const BatchEntry& entry) noexcept {
   if (tokens_.empty()) return;
   const int32_t* ids = tokens_.data() + entry.row_begin;
@@ -261,8 +269,8 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
       pages.push_back(allocator.take(pages.empty() ? kNoPage : pages.back(), total - i - 1));
       if (notes_taken_) taken_pages_.push_back(pages.back());
     }
-    table.owns_last = change.copies_last_page || change.forgets_last_page || total > change.old_num_pages ||
-                      table.owns_last;
+    table.owns_last = change.copies_last_page || change.forgets_last_page ||
+                      total > change.old_num_pages || table.owns_last;
   }
 }
 
@@ -273,7 +281,8 @@ void Batch::note_steady(const BatchEntry& entry, const Spec& spec) noexcept {
     const PageTable& table = entry.sequence->tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
     if (!spec.groups[group].is_cross)
-      steady_until = std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
+      steady_until =
+          std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
   }
   entry.sequence->steady_until = steady_until;
 }
@@ -295,12 +304,13 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
   return length > rope.original_context;
 }
 
-void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-                   Publisher& publisher, const Written& written) noexcept {
+void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
+                   const Spec& spec, Publisher& publisher, const Written& written) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
-    for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_; ++group) {
+    for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_;
+         ++group) {
       if (change(entry, group).replaced_page != kNoPage)
         allocator.drop_holder(change(entry, group).replaced_page);
     }
@@ -310,7 +320,8 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
       continue;
     }
     learn_tokens(entry);
-    if (!written.rows) sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
+    if (!written.rows)
+      sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
     sequence.length += entry.append_length;
     sequences.add_to_total_length(entry.append_length);
     if (states.is_used()) {

@@ -1,4 +1,5 @@
-// The open forward's batch: which sequences grow by how much, which pages and state slots that takes, and how to undo it.
+// The open forward's batch: which sequences grow by how much, which pages and state slots that
+// takes, and how to undo it.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,8 @@ struct BatchRequest {
   const int32_t* tree_parents = nullptr;   // nullable, see kvc_forward_desc
   const int64_t* cross_lengths = nullptr;  // nullable
   const int32_t* tokens = nullptr;         // nullable
-  bool may_extend_trees = false;           // without parents: only asking what an extension would take
+  // Without parents: only asking what an extension would take
+  bool may_extend_trees = false;
 };
 
 struct BatchEntry {
@@ -39,7 +41,8 @@ struct BatchEntry {
 
   // See Sequence::steady_until.
   bool is_steady() const {
-    return new_length() <= sequence->steady_until && !is_tree && old_nodes == 0 && cross_length == 0;
+    return new_length() <= sequence->steady_until && !is_tree && old_nodes == 0 &&
+           cross_length == 0;
   }
   // Tokens in the tables of a group, before and after.
   int64_t old_stored(bool is_cross) const {
@@ -48,7 +51,8 @@ struct BatchEntry {
   int64_t new_stored(bool is_cross) const {
     return old_stored(is_cross) + (is_cross ? cross_length : append_length);
   }
-  // Committed tokens if all of the chain is kept; what "longer with its new tokens" means for trees too.
+  // Committed tokens if all of the chain is kept; what "longer with its new tokens" means for trees
+  // too.
   int64_t new_length() const { return old_length + old_nodes + append_length; }
 };
 
@@ -72,10 +76,11 @@ struct PageCopy {
 // Does the sequence, longer with its new tokens, turn by the long factors of LONGROPE?
 bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
 
-// Copy on write: a partial last page with several holders is copied by the batch's sequences that append to it. When the batch holds
-// every reference, the longest of them keeps the page and writes in place: its new slots lie behind every other holder's tokens, so
-// that an abort can give the page back to all. A full page that the prefix index knows (the sequence was popped into it) is copied as well while pages
-// are free; otherwise the index forgets it.
+// Copy on write: a partial last page with several holders is copied by the batch's sequences that
+// append to it. When the batch holds every reference, the longest of them keeps the page and writes
+// in place: its new slots lie behind every other holder's tokens, so that an abort can give the
+// page back to all. A full page that the prefix index knows (the sequence was popped into it) is
+// copied as well while pages are free; otherwise the index forgets it.
 class Batch {
  public:
   // `has_memory`: see StepWords.
@@ -93,12 +98,14 @@ class Batch {
     const StatePool& states;
   };
 
-  // Checks the request and counts what it takes; `entries` and `changes` (see BatchEntry::change_begin) are filled. Throws INVALID_ARGUMENT, NOT_FOUND,
-  // OUT_OF_RANGE, INVALID_STATE, UNSUPPORTED, NEVER_FITS. `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves them
-  // alone (for const callers).
+  // Checks the request and counts what it takes; `entries` and `changes` (see
+  // BatchEntry::change_begin) are filled. Throws INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE,
+  // INVALID_STATE, UNSUPPORTED, NEVER_FITS. `stamp` != 0 marks the sequences to find duplicates in
+  // O(n); 0 leaves them alone (for const callers).
   static Measure measure(const BatchRequest& request, const Context& context, uint64_t stamp,
                          std::vector<BatchEntry>* entries, std::vector<TableChange>* changes);
-  // How many pages and state slots are missing for it; 0: none. What can be evicted or reclaimed is not missing.
+  // How many pages and state slots are missing for it; 0: none. What can be evicted or reclaimed is
+  // not missing.
   struct Missing {
     int64_t pages = 0;
     int64_t state_slots = 0;
@@ -109,8 +116,9 @@ class Batch {
   };
   static Missing missing(const Measure& needed, const Context& context);
 
-  // Counts what the request takes and makes room for it: all that can fail. Throws NO_PAGES (detail = missing), what measure throws, or
-  // std::bad_alloc. Nothing changes; entries, their changes, rows and words can be asked for already.
+  // Counts what the request takes and makes room for it: all that can fail. Throws NO_PAGES (detail
+  // = missing), what measure throws, or std::bad_alloc. Nothing changes; entries, their changes,
+  // rows and words can be asked for already.
   void prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
                PageAllocator& allocator, StatePool& states, PrefixIndex& index);
   // It is not begun after all.
@@ -125,8 +133,8 @@ class Batch {
     bool publishes;  // Full blocks go to the prefix index.
   };
   // New lengths become visible, new full blocks are published.
-  void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states, const Spec& spec,
-              Publisher& publisher, const Written& written) noexcept;
+  void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
+              const Spec& spec, Publisher& publisher, const Written& written) noexcept;
   // Tables and holders as before begin.
   void rollback(PageAllocator& allocator, StatePool& states) noexcept;
 
@@ -136,7 +144,8 @@ class Batch {
     return changes_[static_cast<size_t>(entry.change_begin) + group];
   }
   const std::vector<PageCopy>& copies() const { return copies_; }
-  // Pages that begin took and nothing was copied to, ascending; only where the configuration clears pages.
+  // Pages that begin took and nothing was copied to, ascending; only where the configuration clears
+  // pages.
   const std::vector<PageId>& taken_pages() const { return taken_pages_; }
   int64_t num_rows() const { return num_rows_; }
   int64_t num_cross_rows() const { return num_cross_rows_; }
@@ -147,7 +156,8 @@ class Batch {
   bool has_tokens() const { return !tokens_.empty(); }
   int64_t longest(bool is_cross) const;  // longest sequence with its new tokens
 
-  // What a device is sent for this step, in one copy; on the CPU it only says how much that would be.
+  // What a device is sent for this step, in one copy; on the CPU it only says how much that would
+  // be.
   const std::vector<int32_t>& step_words() const { return step_words_.words(); }
   // How many these are, from prepare() on.
   int64_t num_step_words() const { return num_step_words_; }

@@ -105,8 +105,8 @@ DeviceStep::Needs DeviceStep::needs_of(const Batch& batch) const {
 }
 
 bool DeviceStep::fits(const Needs& needs) const {
-  if (needs.sequences > max_sequences_ || needs.rows > max_rows_ || needs.cross_rows > max_cross_rows_ ||
-      needs.words > max_words_ || needs.slots > num_slots_)
+  if (needs.sequences > max_sequences_ || needs.rows > max_rows_ ||
+      needs.cross_rows > max_cross_rows_ || needs.words > max_words_ || needs.slots > num_slots_)
     return false;
   for (size_t group = 0; group < tables_.size(); ++group) {
     if (needs.table_entries[group] > state_.groups[group].table_stride) return false;
@@ -125,7 +125,8 @@ void DeviceStep::grow_arrays(const Needs& needs, cuda::Stream stream) {
   const int64_t rows = grown(needs.rows, max_rows_, 64);
   const int64_t cross_rows = grown(needs.cross_rows, max_cross_rows_, 1);
   const int64_t words = grown(needs.words, max_words_, kStepEntryWords);
-  if (sequences == max_sequences_ && rows == max_rows_ && cross_rows == max_cross_rows_ && words == max_words_)
+  if (sequences == max_sequences_ && rows == max_rows_ && cross_rows == max_cross_rows_ &&
+      words == max_words_)
     return;
   StepState fresh = state_;
   fresh.slots_stride = std::max(rows, cross_rows);
@@ -133,10 +134,10 @@ void DeviceStep::grow_arrays(const Needs& needs, cuda::Stream stream) {
   const auto carve = [&](std::byte* base) {
     Carver carver(base);
     carver.add(&fresh.counts, 8);
-    for (int32_t** array :
-         {&fresh.slot, &fresh.stored, &fresh.append, &fresh.length, &fresh.window, &fresh.sink, &fresh.offset,
-          &fresh.cross_stored, &fresh.cross_append, &fresh.state_in, &fresh.state_out, &fresh.long_ropes,
-          &fresh.tree_at, &fresh.tree_nodes, &fresh.segments_at, &fresh.num_segments})
+    for (int32_t** array : {&fresh.slot, &fresh.stored, &fresh.append, &fresh.length, &fresh.window,
+                            &fresh.sink, &fresh.offset, &fresh.cross_stored, &fresh.cross_append,
+                            &fresh.state_in, &fresh.state_out, &fresh.long_ropes, &fresh.tree_at,
+                            &fresh.tree_nodes, &fresh.segments_at, &fresh.num_segments})
       carver.add(array, sequences);
     carver.add(&fresh.row_begin, sequences + 1);
     carver.add(&fresh.cross_row_begin, sequences + 1);
@@ -153,13 +154,15 @@ void DeviceStep::grow_arrays(const Needs& needs, cuda::Stream stream) {
   max_sequences_ = sequences, max_rows_ = rows, max_cross_rows_ = cross_rows, max_words_ = words;
 }
 
-// Address space for tables costs nothing: enough for more sequences than anybody keeps, within a bound.
+// Address space for tables costs nothing: enough for more sequences than anybody keeps, within a
+// bound.
 int64_t DeviceStep::reserved_slots(int64_t stride) const {
   constexpr int64_t kMostBytes = int64_t{1} << 36;
   return std::clamp<int64_t>(kMostBytes / (stride * kEntryBytesOfTable), 64, int64_t{1} << 16);
 }
 
-// More sequences get memory at the same addresses. Longer tables, and more sequences than there are addresses for, move all.
+// More sequences get memory at the same addresses. Longer tables, and more sequences than there are
+// addresses for, move all.
 void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
   const int64_t slots = grown(needs.slots, num_slots_, 16);
   for (size_t group = 0; group < tables_.size(); ++group) {
@@ -189,10 +192,11 @@ void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
 }
 
 void DeviceStep::refuse_moving_tables() const {
-  fail(KVC_E_INVALID_STATE,
-       "the page tables have to move while the stream is captured: config.max_seq_len = %lld leaves "
-       "their size open",
-       static_cast<long long>(plan_->spec().max_seq_len));
+  fail(
+      KVC_E_INVALID_STATE,
+      "the page tables have to move while the stream is captured: config.max_seq_len = %lld leaves "
+      "their size open",
+      static_cast<long long>(plan_->spec().max_seq_len));
 }
 
 void DeviceStep::require_capturable(const Batch& batch) const {
@@ -209,7 +213,8 @@ bool DeviceStep::keeps_tables(const Batch& batch) const {
   const int64_t slots = grown(needs.slots, num_slots_, 16);
   for (size_t group = 0; group < tables_.size(); ++group) {
     const int64_t stride = state_.groups[group].table_stride;
-    if (needs.table_entries[group] > stride || slots * stride * kEntryBytesOfTable > tables_[group].bytes())
+    if (needs.table_entries[group] > stride ||
+        slots * stride * kEntryBytesOfTable > tables_[group].bytes())
       return false;
   }
   return true;
@@ -219,8 +224,9 @@ bool DeviceStep::has_uploaded_pages() const {
   const auto is_same = [](const LayerPages& a, const LayerPages& b) {
     return a.base == b.base && a.page_stride == b.page_stride;
   };
-  return pages_.layers != nullptr && std::equal(uploaded_slots_.begin(), uploaded_slots_.end(),
-                                                pool_->slots().begin(), pool_->slots().end(), is_same);
+  return pages_.layers != nullptr &&
+         std::equal(uploaded_slots_.begin(), uploaded_slots_.end(), pool_->slots().begin(),
+                    pool_->slots().end(), is_same);
 }
 
 // Where page copies of a step find the pages.
@@ -240,7 +246,8 @@ void DeviceStep::upload_pages() {
   }
   const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
   DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
-  // On a stream of its own, and waited for because `parts` goes: only after creation and after a move of the pool.
+  // On a stream of its own, and waited for because `parts` goes: only after creation and after a
+  // move of the pool.
   const DeviceStream stream(*device_);
   device_->copy(fresh.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
@@ -266,7 +273,8 @@ void DeviceStep::write(const Batch& batch) {
     return;
   }
   PinnedMemory& whole = long_steps_[entry];
-  if (whole.bytes() < bytes) whole = PinnedMemory(*device_, grown(bytes, whole.bytes(), 4 * kEntryBytes));
+  if (whole.bytes() < bytes)
+    whole = PinnedMemory(*device_, grown(bytes, whole.bytes(), 4 * kEntryBytes));
   std::memcpy(whole.data(), words.data(), static_cast<size_t>(bytes));
   std::memcpy(to, words.data(), cuda::kStepHeaderWords * sizeof(int32_t));
   to[3] = -1;

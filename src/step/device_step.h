@@ -1,4 +1,5 @@
-// Page tables and batches on a device: owns what kernels/cuda/step.h calls StepState and sends each forward there.
+// Page tables and batches on a device: owns what kernels/cuda/step.h calls StepState and sends each
+// forward there.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +18,25 @@ constexpr size_t kMaxDeviceRopes = 31;
 
 class DeviceStep {
  public:
-  // Throws UNSUPPORTED for more groups or rotations than a step can name, NO_MEMORY. All are borrowed; the pool may be resized while the
-  // device is idle.
+  // Throws UNSUPPORTED for more groups or rotations than a step can name, NO_MEMORY. All are
+  // borrowed; the pool may be resized while the device is idle.
   DeviceStep(const Plan& plan, const PagePool* pool, const Device* device);
 
-  // The device is so many steps behind that another one can't be written: not before it reads one more.
+  // The device is so many steps behind that another one can't be written: not before it reads one
+  // more.
   bool is_full() const;
-  // Not while it is full, as write_for_replay. Makes room for the batch and enqueues the kernel that reads it. Throws; the device has not seen
-  // the batch then (Batch::forget_sent).
+  // Not while it is full, as write_for_replay. Makes room for the batch and enqueues the kernel
+  // that reads it. Throws; the device has not seen the batch then (Batch::forget_sent).
   void send(const Batch& batch, cuda::Stream stream);
   // The last send was captured and the graph will not run for it: the next one takes its place.
   void unsend() noexcept;
   // Of a prepared batch: does sending it leave generation() as it is?
   bool keeps_addresses(const Batch& batch) const;
-  // Throws INVALID_STATE where sending a prepared batch would move the page tables, which a captured stream cannot.
+  // Throws INVALID_STATE where sending a prepared batch would move the page tables, which a
+  // captured stream cannot.
   void require_capturable(const Batch& batch) const;
-  // Of a batch whose kernels lie in a graph that was captured before: into the ring, nothing is enqueued.
+  // Of a batch whose kernels lie in a graph that was captured before: into the ring, nothing is
+  // enqueued.
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
   const cuda::StepState& state() const { return state_; }
@@ -44,8 +48,9 @@ class DeviceStep {
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
   int64_t max_rows() const { return max_rows_; }
   int64_t max_words() const { return max_words_; }
-  // Counts the changes of addresses that outlive a step: a graph that was captured under another number names memory that is gone. What is
-  // made anew by each step keeps working at the addresses that a graph has.
+  // Counts the changes of addresses that outlive a step: a graph that was captured under another
+  // number names memory that is gone. What is made anew by each step keeps working at the addresses
+  // that a graph has.
   uint64_t generation() const { return generation_; }
 
  private:

@@ -52,7 +52,8 @@ bool Forward::lacks_rows() const {
   return false;
 }
 
-void Forward::require_rows(const Spec& spec, const std::vector<uint8_t>& appended, const Batch& batch) {
+void Forward::require_rows(const Spec& spec, const std::vector<uint8_t>& appended,
+                           const Batch& batch) {
   constexpr size_t kMostText = 200;
   const auto lacks_rows = [&](size_t layer) {
     return appended[layer] == 0 && has_new_rows(spec.layers[layer], batch);
@@ -68,16 +69,17 @@ void Forward::require_rows(const Spec& spec, const std::vector<uint8_t>& appende
     if (names.size() > kMostText) continue;
     if (!names.empty()) names += ", ";
     names += std::to_string(spec.layer_begin + static_cast<int32_t>(begin));
-    if (layer != begin) names += " to " + std::to_string(spec.layer_begin + static_cast<int32_t>(layer));
+    if (layer != begin)
+      names += " to " + std::to_string(spec.layer_begin + static_cast<int32_t>(layer));
     if (names.size() > kMostText) names += ", ...";
   }
   if (count == 0) return;
-  fail_with(
-      KVC_E_INVALID_STATE, first,
-      "%d of %zu layers got no K and V in this forward of %lld tokens (layer %s): append to them, abort, "
-      "or begin with KVC_FORWARD_PARTIAL (%d)",
-      count, appended.size(), static_cast<long long>(batch.num_rows()), names.c_str(),
-      static_cast<int>(KVC_FORWARD_PARTIAL));
+  fail_with(KVC_E_INVALID_STATE, first,
+            "%d of %zu layers got no K and V in this forward of %lld tokens (layer %s): append to "
+            "them, abort, "
+            "or begin with KVC_FORWARD_PARTIAL (%d)",
+            count, appended.size(), static_cast<long long>(batch.num_rows()), names.c_str(),
+            static_cast<int>(KVC_FORWARD_PARTIAL));
 }
 
 const int64_t* Forward::slots(int32_t group) {
@@ -115,7 +117,8 @@ const int32_t* Forward::rotary_positions() {
 int64_t Forward::longest_position() {
   int64_t longest = 0;
   for (const BatchEntry& entry : batch_.entries())
-    longest = std::max(longest, entry.sequence->next_position() + entry.old_nodes + entry.append_length);
+    longest =
+        std::max(longest, entry.sequence->next_position() + entry.old_nodes + entry.append_length);
   return longest;
 }
 
@@ -125,8 +128,10 @@ bool Forward::uses_long(int32_t rope, const BatchEntry& entry) const {
 
 // The tokens' positions, and which of them turn by the long frequencies.
 TokenPositions Forward::with_variant(int32_t rope, const int32_t* positions, int64_t row_stride) {
-  TokenPositions tokens{
-      .positions = positions, .row_stride = row_stride, .num_rows = batch_.num_rows(), .uses_long = nullptr};
+  TokenPositions tokens{.positions = positions,
+                        .row_stride = row_stride,
+                        .num_rows = batch_.num_rows(),
+                        .uses_long = nullptr};
   if (spec_->ropes[static_cast<size_t>(rope)].long_inverse_frequencies.empty()) return tokens;
   uses_long_.assign(static_cast<size_t>(batch_.num_rows()), 0);
   for (const BatchEntry& entry : batch_.entries()) {
@@ -174,7 +179,8 @@ void Forward::key_rotations(int32_t rope, Executor& executor, kernels::Rotation 
   bool needs[2] = {false, false};
   for (const BatchEntry& entry : batch_.entries()) needs[uses_long(rope, entry) ? 1 : 0] = true;
   for (int variant = 0; variant < 2; ++variant) {
-    if (needs[variant]) out[variant] = angles_[index].keys.ensure(spec, variant == 1, positions, executor);
+    if (needs[variant])
+      out[variant] = angles_[index].keys.ensure(spec, variant == 1, positions, executor);
   }
 }
 

@@ -1,4 +1,5 @@
-// One open step: its batch and what is computed lazily from it, at most once per step whatever the number of layers.
+// One open step: its batch and what is computed lazily from it, at most once per step whatever the
+// number of layers.
 #pragma once
 
 #include <algorithm>
@@ -33,14 +34,18 @@ class Forward {
   void opened(GivenPositions given, bool is_partial = false);
   void closed() { open_ = false; }
 
-  // Slots of the new tokens of a group, [num_rows]; of a CROSS group: of the encoder tokens, [num_cross_rows].
+  // Slots of the new tokens of a group, [num_rows]; of a CROSS group: of the encoder tokens,
+  // [num_cross_rows].
   const int64_t* slots(int32_t group);
 
-  // Of each packed token: the committed length (moved by shifts) plus its index, or plus its depth in a tree. Windows and ALiBi go by these.
+  // Of each packed token: the committed length (moved by shifts) plus its index, or plus its depth
+  // in a tree. Windows and ALiBi go by these.
   const int32_t* token_positions();
   // What rotations go by: the caller's, else the above. [position_rows()][num_rows]
   const int32_t* rotary_positions();
-  int64_t position_rows() const { return given_.num_position_rows == 0 ? 1 : given_.num_position_rows; }
+  int64_t position_rows() const {
+    return given_.num_position_rows == 0 ? 1 : given_.num_position_rows;
+  }
   // The same into memory of the caller, [num_rows]; changes nothing here.
   void write_token_positions(int32_t* out) const;
   // Those of the caller; null when none were given.
@@ -51,7 +56,8 @@ class Forward {
 
   // By packed token; none when rope < 0.
   kernels::Rotation rotation(int32_t rope, Executor& executor);
-  // The same with the positions that sinks see: clipped to the window of the sequence (kvc_seq_set_window).
+  // The same with the positions that sinks see: clipped to the window of the sequence
+  // (kvc_seq_set_window).
   kernels::Rotation sink_rotation(int32_t rope, Executor& executor);
   // By absolute position, both variants of LONGROPE; for layers that rotate K on read.
   void key_rotations(int32_t rope, Executor& executor, kernels::Rotation out[2]);
@@ -60,7 +66,9 @@ class Forward {
 
   // Which layers were appended to in this step; of a STATE layer: which were set.
   void mark_appended(int32_t local_layer) { appended_[static_cast<size_t>(local_layer)] = 1; }
-  bool is_appended(int32_t local_layer) const { return appended_[static_cast<size_t>(local_layer)] != 0; }
+  bool is_appended(int32_t local_layer) const {
+    return appended_[static_cast<size_t>(local_layer)] != 0;
+  }
   // Per local layer. Of another step: a graph that is replayed appends to these.
   const std::vector<uint8_t>& appended() const { return appended_; }
   void restore_appended(const std::vector<uint8_t>& appended) noexcept {
@@ -72,8 +80,11 @@ class Forward {
   // Throws INVALID_STATE naming these layers.
   void require_rows() const { require_rows(*spec_, appended_, batch_); }
   // The same of a batch that appends to other layers.
-  static void require_rows(const Spec& spec, const std::vector<uint8_t>& appended, const Batch& batch);
-  void mark_state_set(int32_t local_layer, int32_t state) { state_set_[state_index(local_layer, state)] = 1; }
+  static void require_rows(const Spec& spec, const std::vector<uint8_t>& appended,
+                           const Batch& batch);
+  void mark_state_set(int32_t local_layer, int32_t state) {
+    state_set_[state_index(local_layer, state)] = 1;
+  }
   bool is_state_set(int32_t local_layer, int32_t state) const {
     return state_set_[state_index(local_layer, state)] != 0;
   }

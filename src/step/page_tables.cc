@@ -9,7 +9,8 @@ namespace {
 
 void append_checked(std::vector<int32_t>& values, int64_t value) {
   if (value > INT32_MAX)
-    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32", static_cast<long long>(value));
+    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32",
+              static_cast<long long>(value));
   values.push_back(static_cast<int32_t>(value));
 }
 
@@ -29,7 +30,8 @@ void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector
     int64_t index = entry.old_stored(is_cross) / page_tokens;
     int64_t offset = entry.old_stored(is_cross) % page_tokens;
     for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
-      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_tokens) + offset);
+      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_tokens) +
+                       offset);
       if (++offset == page_tokens) offset = 0, ++index;
     }
   }
@@ -57,8 +59,9 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
         const std::vector<PageId>& pages = table_of(entry, group).pages;
         for (size_t i = 0; i < pages.size(); ++i) {
           if (pages[i] == kNoPage) continue;
-          append_checked(table.i32,
-                         kind == KVC_TABLE_INDICES ? pages[i] : static_cast<int64_t>(i) * page_tokens);
+          append_checked(table.i32, kind == KVC_TABLE_INDICES
+                                        ? pages[i]
+                                        : static_cast<int64_t>(i) * page_tokens);
         }
       }
       break;
@@ -69,7 +72,8 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
       }
       break;
     case KVC_TABLE_SEQ_LENS:
-      for (const BatchEntry& entry : batch.entries()) append_checked(table.i32, entry.new_stored(is_cross));
+      for (const BatchEntry& entry : batch.entries())
+        append_checked(table.i32, entry.new_stored(is_cross));
       break;
     case KVC_TABLE_BLOCK_TABLE: {
       size_t width = 0;

@@ -20,7 +20,8 @@ struct TableData {
 // Throws INVALID_ARGUMENT for an unknown kind, OUT_OF_RANGE when an index would not fit int32.
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind);
 
-// page * page_size + offset of each new token of a group (of a CROSS group: of each encoder token that this forward writes).
+// page * page_size + offset of each new token of a group (of a CROSS group: of each encoder token
+// that this forward writes).
 void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots);
 
 }  // namespace kvc

@@ -22,7 +22,8 @@ void PositionAngles::FreeAligned::operator()(float* memory) const noexcept {
 }
 
 void PositionAngles::grow(Table* table, int64_t pairs, int64_t num_positions) {
-  const int64_t capacity = std::max({kLeastCapacity, 2 * table->capacity, align_up(num_positions, 16)});
+  const int64_t capacity =
+      std::max({kLeastCapacity, 2 * table->capacity, align_up(num_positions, 16)});
   int64_t table_bytes = 0;
   if (!multiply(capacity, 2 * pairs * static_cast<int64_t>(sizeof(float)), &table_bytes))
     throw std::bad_alloc();
@@ -31,14 +32,15 @@ void PositionAngles::grow(Table* table, int64_t pairs, int64_t num_positions) {
   if (table->num_positions > 0) {
     const auto known_bytes = static_cast<size_t>(table->num_positions * pairs) * sizeof(float);
     std::memcpy(memory.get(), table->memory.get(), known_bytes);
-    std::memcpy(memory.get() + capacity * pairs, table->memory.get() + table->capacity * pairs, known_bytes);
+    std::memcpy(memory.get() + capacity * pairs, table->memory.get() + table->capacity * pairs,
+                known_bytes);
   }
   table->memory = std::move(memory);
   table->capacity = capacity;
 }
 
-kernels::Rotation PositionAngles::ensure(const RopeSpec& rope, bool long_variant, int64_t num_positions,
-                                         Executor& executor) {
+kernels::Rotation PositionAngles::ensure(const RopeSpec& rope, bool long_variant,
+                                         int64_t num_positions, Executor& executor) {
   const int64_t pairs = num_pairs(rope);
   Table& table = tables_[long_variant ? 1 : 0];
   if (num_positions > table.capacity) grow(&table, pairs, num_positions);
@@ -60,8 +62,8 @@ kernels::Rotation PositionAngles::ensure(const RopeSpec& rope, bool long_variant
   return rotation_of(rope, cosines, sines);
 }
 
-kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta, float* cosines,
-                                 float* sines) {
+kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta,
+                                 float* cosines, float* sines) {
   const double* frequencies = frequencies_of(rope, long_variant);
   for (int64_t i = 0; i < num_pairs(rope); ++i)
     write_angle(static_cast<double>(delta), frequencies[i], 1.0, cosines + i, sines + i);

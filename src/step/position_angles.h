@@ -1,5 +1,5 @@
-// cos and sin by absolute position, for keys that are stored unrotated and turned whenever they are read (ON_READ), and the turn that
-// moves stored keys by a distance.
+// cos and sin by absolute position, for keys that are stored unrotated and turned whenever they are
+// read (ON_READ), and the turn that moves stored keys by a distance.
 #pragma once
 
 #include <cstdint>
@@ -11,12 +11,15 @@
 
 namespace kvc {
 
-// Grows with the longest sequence and never shrinks: 8 bytes per position and pair. One object per rotation spec.
+// Grows with the longest sequence and never shrinks: 8 bytes per position and pair. One object per
+// rotation spec.
 class PositionAngles {
  public:
-  // Row p of the result turns a key at position p, for p < num_positions; `long_variant`: by the long frequencies (LONGROPE). The
-  // result is valid until the next call with the same variant and more positions. Throws std::bad_alloc; the table is as before then.
-  kernels::Rotation ensure(const RopeSpec& rope, bool long_variant, int64_t num_positions, Executor& executor);
+  // Row p of the result turns a key at position p, for p < num_positions; `long_variant`: by the
+  // long frequencies (LONGROPE). The result is valid until the next call with the same variant and
+  // more positions. Throws std::bad_alloc; the table is as before then.
+  kernels::Rotation ensure(const RopeSpec& rope, bool long_variant, int64_t num_positions,
+                           Executor& executor);
 
  private:
   struct FreeAligned {
@@ -32,9 +35,10 @@ class PositionAngles {
   Table tables_[2];  // [long_variant]
 };
 
-// The turn of all keys that move by `delta` positions, of any sign, into cosines and sines [rotary_dim/2]; the result borrows them and
-// has one row. Keys that are stored rotated carry the attention factor already, so it is left out.
-kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta, float* cosines,
-                                 float* sines);
+// The turn of all keys that move by `delta` positions, of any sign, into cosines and sines
+// [rotary_dim/2]; the result borrows them and has one row. Keys that are stored rotated carry the
+// attention factor already, so it is left out.
+kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_t delta,
+                                 float* cosines, float* sines);
 
 }  // namespace kvc

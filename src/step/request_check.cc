@@ -8,7 +8,8 @@ namespace kvc {
 namespace {
 
 void check_arrays(const BatchRequest& request, const Spec& spec) {
-  if (request.num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "num_seqs = 0: a batch has at least 1 sequence");
+  if (request.num_seqs == 0)
+    fail(KVC_E_INVALID_ARGUMENT, "num_seqs = 0: a batch has at least 1 sequence");
   if (request.seqs == nullptr)
     fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with num_seqs = %zu", request.num_seqs);
   if (request.append_lengths == nullptr)
@@ -20,7 +21,8 @@ void check_arrays(const BatchRequest& request, const Spec& spec) {
 }
 
 [[noreturn]] void fail_duplicate(kvc_seq id) {
-  fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct", ll(id));
+  fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct",
+            ll(id));
 }
 
 void check_distinct(const std::vector<BatchEntry>& entries) {
@@ -39,12 +41,13 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
     int64_t pages = 0;
     for (size_t group = 0; group < groups.size(); ++group) {
       const int64_t stored = groups[group].is_cross ? entry.new_stored(true) : num_tokens;
-      pages +=
-          std::max<int64_t>(0, groups[group].pages_for(stored) - entry.sequence->tables[group].num_dropped);
+      pages += std::max<int64_t>(
+          0, groups[group].pages_for(stored) - entry.sequence->tables[group].num_dropped);
     }
     return pages;
   };
-  // Never decreasing: by bisection. Without layers that keep tokens it is the encoder's that don't fit.
+  // Never decreasing: by bisection. Without layers that keep tokens it is the encoder's that don't
+  // fit.
   int64_t fits = 0, too_many = kMaxSequenceLength + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
@@ -61,22 +64,25 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
   if (entry.new_length() > longest || last_position > kMaxSequenceLength) {
     fail_with(KVC_E_NEVER_FITS, sequence.id,
               "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
-              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length), ll(longest));
+              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
+              ll(longest));
   }
   if (entry.is_steady()) return;  // it has all its pages
   int64_t pages = 0;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
-    pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross), spec.groups[group].page_tokens) -
+    pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross),
+                              spec.groups[group].page_tokens) -
              table.num_dropped;
   }
   if (pages > context.allocator.num_pages()) {
-    fail_with(
-        KVC_E_NEVER_FITS, sequence.id,
-        "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the pool has %lld, the "
-        "longest possible is %lld",
-        ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length), ll(pages),
-        ll(context.allocator.num_pages()), ll(std::min(longest, longest_in_pool(entry, context))));
+    fail_with(KVC_E_NEVER_FITS, sequence.id,
+              "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the "
+              "pool has %lld, the "
+              "longest possible is %lld",
+              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
+              ll(pages), ll(context.allocator.num_pages()),
+              ll(std::min(longest, longest_in_pool(entry, context))));
   }
 }
 
@@ -86,9 +92,10 @@ void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, Batch
   entry.old_nodes = sequence.tree.size();
   const bool plain = parents == nullptr || parents[0] == KVC_TREE_NONE;
   if (plain && !may_extend && !sequence.tree.empty()) {
-    fail_with(KVC_E_INVALID_STATE, sequence.tree.size(),
-              "sequence %lld has a token tree of %lld nodes: commit it, or extend it by tree_parents",
-              ll(sequence.id), ll(sequence.tree.size()));
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.tree.size(),
+        "sequence %lld has a token tree of %lld nodes: commit it, or extend it by tree_parents",
+        ll(sequence.id), ll(sequence.tree.size()));
   }
   if (parents == nullptr) return;
   for (int64_t i = 0; i < entry.append_length; ++i) {
@@ -96,8 +103,8 @@ void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, Batch
     const int32_t parent = parents[i];
     if (plain ? parent != KVC_TREE_NONE : parent < -1 || parent >= node) {
       fail_with(KVC_E_INVALID_ARGUMENT, parent,
-                "tree_parents[%lld] = %d, node %lld of sequence %lld: expected %s", ll(entry.row_begin + i),
-                parent, ll(node), ll(sequence.id),
+                "tree_parents[%lld] = %d, node %lld of sequence %lld: expected %s",
+                ll(entry.row_begin + i), parent, ll(node), ll(sequence.id),
                 plain ? "-2 for all tokens of a plain append" : "-1 (a root) or a smaller node");
     }
   }
@@ -105,16 +112,17 @@ void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, Batch
   entry.is_tree = true;
   if (spec.has_states()) {
     fail_with(KVC_E_UNSUPPORTED, sequence.id,
-              "tree_parents for sequence %lld: token trees are not supported in a cache with layers of kind "
+              "tree_parents for sequence %lld: token trees are not supported in a cache with "
+              "layers of kind "
               "STATE (%d)",
               ll(sequence.id), KVC_LAYER_STATE);
   }
   if (sequence.sink > sequence.length && spec.has_rope_mode(KVC_ROPE_ON_READ)) {
-    fail_with(
-        KVC_E_UNSUPPORTED, sequence.sink,
-        "tree_parents for sequence %lld: %lld committed tokens are fewer than its %lld sinks, and a layer "
-        "rotates K on read: nodes cannot be sinks",
-        ll(sequence.id), ll(sequence.length), ll(sequence.sink));
+    fail_with(KVC_E_UNSUPPORTED, sequence.sink,
+              "tree_parents for sequence %lld: %lld committed tokens are fewer than its %lld "
+              "sinks, and a layer "
+              "rotates K on read: nodes cannot be sinks",
+              ll(sequence.id), ll(sequence.length), ll(sequence.sink));
   }
   if (entry.old_nodes + entry.append_length > KVC_MAX_TREE_NODES) {
     fail_with(KVC_E_OUT_OF_RANGE, entry.old_nodes + entry.append_length,
@@ -129,17 +137,19 @@ void check_cross(const Spec& spec, int64_t cross_length, BatchEntry& entry) {
       cross_length > kMaxSequenceLength) {
     fail_with(KVC_E_OUT_OF_RANGE, cross_length,
               "cross_lengths for sequence %lld = %lld out of range: 0 to %lld", ll(sequence.id),
-              ll(cross_length), ll(spec.max_cross_len != 0 ? spec.max_cross_len : kMaxSequenceLength));
+              ll(cross_length),
+              ll(spec.max_cross_len != 0 ? spec.max_cross_len : kMaxSequenceLength));
   }
   if (cross_length != 0 && sequence.cross_length != 0) {
-    fail_with(KVC_E_INVALID_STATE, sequence.cross_length,
-              "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written already",
-              ll(sequence.id), ll(cross_length), ll(sequence.cross_length));
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.cross_length,
+        "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written already",
+        ll(sequence.id), ll(cross_length), ll(sequence.cross_length));
   }
   if (cross_length != 0 && !spec.has_cross()) {
     fail_with(KVC_E_UNSUPPORTED, cross_length,
-              "cross_lengths for sequence %lld = %lld, but no layer is of kind CROSS (%d)", ll(sequence.id),
-              ll(cross_length), KVC_LAYER_CROSS);
+              "cross_lengths for sequence %lld = %lld, but no layer is of kind CROSS (%d)",
+              ll(sequence.id), ll(cross_length), KVC_LAYER_CROSS);
   }
   entry.cross_length = cross_length;
 }
@@ -152,7 +162,8 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   check_arrays(request, spec);
   entries->clear();
   entries->reserve(
-      std::min(request.num_seqs, context.sequences.size() + 1));  // more can't be distinct: the loop says why
+      // More can't be distinct: the loop says why
+      std::min(request.num_seqs, context.sequences.size() + 1));
   const int64_t max_rows =
       spec.max_tokens_per_forward != 0 ? spec.max_tokens_per_forward : kMaxSequenceLength;
   int64_t rows = 0;
@@ -163,8 +174,8 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
     const int64_t append_length = request.append_lengths[i];
     if (append_length < 1) {
       fail_with(KVC_E_INVALID_ARGUMENT, append_length,
-                "append_lengths[%zu] = %lld for sequence %lld: at least 1 token", i, ll(append_length),
-                ll(sequence.id));
+                "append_lengths[%zu] = %lld for sequence %lld: at least 1 token", i,
+                ll(append_length), ll(sequence.id));
     }
     if (stamp != 0) {
       if (sequence.begin_stamp == stamp) fail_duplicate(sequence.id);
@@ -175,7 +186,8 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
     if (append_length > kMaxSequenceLength - sequence.stored(false)) {
       fail_with(KVC_E_NEVER_FITS, sequence.id,
                 "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
-                ll(sequence.id), ll(sequence.stored(false)), ll(append_length), ll(kMaxSequenceLength));
+                ll(sequence.id), ll(sequence.stored(false)), ll(append_length),
+                ll(kMaxSequenceLength));
     }
     const int64_t row_begin = rows;
     rows += append_length;
@@ -190,7 +202,8 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
                         .is_tree = false,
                         .new_state = kInitialState});
     BatchEntry& entry = entries->back();
-    check_tree(spec, request.tree_parents == nullptr ? nullptr : request.tree_parents + entry.row_begin,
+    check_tree(spec,
+               request.tree_parents == nullptr ? nullptr : request.tree_parents + entry.row_begin,
                request.may_extend_trees, entry);
     if (request.cross_lengths != nullptr) check_cross(spec, request.cross_lengths[i], entry);
     check_fits(entry, context);
@@ -198,8 +211,8 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   }
   if (rows > max_rows) {
     fail_with(KVC_E_OUT_OF_RANGE, rows,
-              "append_lengths sum to %lld tokens, more than max_tokens_per_forward = %lld", ll(rows),
-              ll(max_rows));
+              "append_lengths sum to %lld tokens, more than max_tokens_per_forward = %lld",
+              ll(rows), ll(max_rows));
   }
   if (stamp == 0) check_distinct(*entries);
 }

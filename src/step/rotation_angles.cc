@@ -8,8 +8,9 @@ namespace {
 void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, float* sines,
           Executor& executor) {
   const int64_t pairs = num_pairs(rope);
-  const int32_t* sections =
-      rope.section_of_pair.empty() || tokens.row_stride == 0 ? nullptr : rope.section_of_pair.data();
+  const int32_t* sections = rope.section_of_pair.empty() || tokens.row_stride == 0
+                                ? nullptr
+                                : rope.section_of_pair.data();
   fill_rows(tokens.num_rows, pairs, executor, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       const bool uses_long = tokens.uses_long != nullptr && tokens.uses_long[token] != 0;
@@ -26,12 +27,14 @@ void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, fl
 
 }  // namespace
 
-kernels::Rotation RotationAngles::get(const RopeSpec& rope, const TokenPositions& tokens, Executor& executor) {
+kernels::Rotation RotationAngles::get(const RopeSpec& rope, const TokenPositions& tokens,
+                                      Executor& executor) {
   if (!valid_) {
     const auto bytes = static_cast<size_t>(tokens.num_rows * num_pairs(rope)) * sizeof(float);
     cos_.ensure(bytes);
     sin_.ensure(bytes);
-    fill(rope, tokens, reinterpret_cast<float*>(cos_.data()), reinterpret_cast<float*>(sin_.data()), executor);
+    fill(rope, tokens, reinterpret_cast<float*>(cos_.data()), reinterpret_cast<float*>(sin_.data()),
+         executor);
     valid_ = true;
   }
   return rotation_of(rope, reinterpret_cast<const float*>(cos_.data()),

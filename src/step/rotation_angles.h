@@ -1,4 +1,5 @@
-// cos and sin of every packed token's rotation, computed once per forward and rotation spec, in double, stored as float32.
+// cos and sin of every packed token's rotation, computed once per forward and rotation spec, in
+// double, stored as float32.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +23,8 @@ struct TokenPositions {
 // One object per rotation spec, and one more where the same tokens turn by other positions too.
 class RotationAngles {
  public:
-  // Row t of the result turns packed token t; it is valid until the first call after invalidate(). Only that call reads `tokens`.
-  // Throws std::bad_alloc; nothing has changed then.
+  // Row t of the result turns packed token t; it is valid until the first call after invalidate().
+  // Only that call reads `tokens`. Throws std::bad_alloc; nothing has changed then.
   kernels::Rotation get(const RopeSpec& rope, const TokenPositions& tokens, Executor& executor);
   bool is_valid() const { return valid_; }
   void invalidate() { valid_ = false; }

@@ -25,7 +25,9 @@ int64_t num_columns(int32_t columns) {
 }
 
 bool has_segments(const BatchEntry& entry) { return !entry.sequence->segments.empty(); }
-int64_t num_nodes(const BatchEntry& entry) { return entry.is_tree ? entry.sequence->tree.size() : 0; }
+int64_t num_nodes(const BatchEntry& entry) {
+  return entry.is_tree ? entry.sequence->tree.size() : 0;
+}
 
 // One word per rotation; a device has 32 of them at most (see DeviceStep).
 int32_t long_ropes(const Spec& spec, const BatchEntry& entry) {
@@ -43,10 +45,12 @@ bool has_long_factors(const Spec& spec) {
 
 }  // namespace
 
-int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWork& work, const Spec& spec) {
-  int64_t num_words = cuda::kStepHeaderWords +
-                      num_columns(columns_of(entries, spec)) * static_cast<int64_t>(entries.size()) +
-                      kChangeWords * work.num_changes + work.num_entries + 2 * work.num_copies;
+int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWork& work,
+                           const Spec& spec) {
+  int64_t num_words =
+      cuda::kStepHeaderWords +
+      num_columns(columns_of(entries, spec)) * static_cast<int64_t>(entries.size()) +
+      kChangeWords * work.num_changes + work.num_entries + 2 * work.num_copies;
   for (size_t i = 0; has_memory_ && i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];
     if (entry.is_tree) num_words += kChangeWords + 2 * (entry.old_nodes + entry.append_length);
@@ -58,7 +62,8 @@ int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWo
   return num_words;
 }
 
-int32_t StepWords::columns_of(const std::vector<BatchEntry>& entries, const Spec& spec) const noexcept {
+int32_t StepWords::columns_of(const std::vector<BatchEntry>& entries,
+                              const Spec& spec) const noexcept {
   if (!has_memory_) return 0;
   int32_t columns = spec.has_states() ? cuda::kColumnState : 0;
   if (has_long_factors(spec)) columns |= cuda::kColumnLong;
@@ -94,14 +99,15 @@ void StepWords::add_columns(const std::vector<BatchEntry>& entries, int32_t colu
     add([](const BatchEntry& entry) { return entry.sequence->state; });
     add([](const BatchEntry& entry) { return entry.new_state; });
   }
-  if ((columns & cuda::kColumnLength) != 0) add([](const BatchEntry& entry) { return entry.old_length; });
+  if ((columns & cuda::kColumnLength) != 0)
+    add([](const BatchEntry& entry) { return entry.old_length; });
   if ((columns & cuda::kColumnLong) != 0)
     add([&](const BatchEntry& entry) { return long_ropes(spec, entry); });
 }
 
 // First all changes, then their data in the same order.
-void StepWords::add_changes(const std::vector<BatchEntry>& entries, const std::vector<PageCopy>& copies,
-                            size_t num_groups) noexcept {
+void StepWords::add_changes(const std::vector<BatchEntry>& entries,
+                            const std::vector<PageCopy>& copies, size_t num_groups) noexcept {
   const auto add = [&](ChangeKind kind, size_t group, size_t entry, int64_t first, int64_t count) {
     words_.push_back(static_cast<int32_t>(kind) << 16 | static_cast<int32_t>(group));
     words_.push_back(static_cast<int32_t>(entry));

@@ -1,4 +1,5 @@
-// attn_latent, emulated, against kernels/reference. Tolerance: probabilities and turned queries are rounded to bf16.
+// attn_latent, emulated, against kernels/reference. Tolerance: probabilities and turned queries are
+// rounded to bf16.
 #include <gtest/gtest.h>
 
 #include <climits>

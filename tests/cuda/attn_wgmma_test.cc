@@ -1,5 +1,5 @@
-// attn_wgmma, emulated, against kernels/reference. Tolerance: probabilities are rounded to the type of V (2^-9 of bf16, 2^-12 of f16, of values
-// of size 1 to 3) and turned queries to that of K.
+// attn_wgmma, emulated, against kernels/reference. Tolerance: probabilities are rounded to the type
+// of V (2^-9 of bf16, 2^-12 of f16, of values of size 1 to 3) and turned queries to that of K.
 #include <gtest/gtest.h>
 
 #include <climits>

@@ -49,9 +49,9 @@ TEST(RaggedBoxes, MapsOfAllHeightsAreKept) {
   const auto make = [&] {
     for (int half = 0; half < 2; ++half) {
       const kernels::PagedRows rows{memory[half], 512, 256, 256, DType::kBF16};
-      ASSERT_EQ(
-          paged_maps(paged_map_key(rows, 128, INT_MAX, 1, kBoxRows), wgmma::num_maps(INT_MAX), maps[half]),
-          cudaSuccess);
+      ASSERT_EQ(paged_maps(paged_map_key(rows, 128, INT_MAX, 1, kBoxRows), wgmma::num_maps(INT_MAX),
+                           maps[half]),
+                cudaSuccess);
     }
   };
   make();
@@ -62,9 +62,11 @@ TEST(RaggedBoxes, MapsOfAllHeightsAreKept) {
   EXPECT_EQ(cudasim::counters().calls, 0u);  // none is encoded again
 }
 
-// Sequences of every length that a box can be cut at, one row and head each: `pieces` of 64 elements per block.
+// Sequences of every length that a box can be cut at, one row and head each: `pieces` of 64
+// elements per block.
 template <typename Kernel>
-void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint64_t pieces, Kernel kernel) {
+void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint64_t pieces,
+                      Kernel kernel) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   of.page_size = INT_MAX, of.causal = false;
   of.num_kv_heads = 1;
@@ -78,8 +80,8 @@ void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint
   for (int32_t i = 0; i < kBoxRows; ++i) {
     const int64_t keys = of.first_keys + i, boxes = (keys + kBoxRows - 1) / kBoxRows;
     const int64_t blocks = (boxes + boxes_of_block - 1) / boxes_of_block;
-    most +=
-        pieces * static_cast<uint64_t>(blocks * boxes_of_block + (keys % kBoxRows != 0 ? kDigits - 1 : 0));
+    most += pieces * static_cast<uint64_t>(blocks * boxes_of_block +
+                                           (keys % kBoxRows != 0 ? kDigits - 1 : 0));
   }
   EXPECT_LE(cudasim::counters().tma_boxes, most);
 }

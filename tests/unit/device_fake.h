@@ -1,5 +1,5 @@
-// A back end without CUDA for tests of the core: memory from the host, streams and events that only remember what they were told, and a
-// failure at any call.
+// A back end without CUDA for tests of the core: memory from the host, streams and events that only
+// remember what they were told, and a failure at any call.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct FakeBackend {
   FakeBackend& operator=(const FakeBackend&) = delete;
 
   bool is_empty() const {
-    return memory.empty() && ordered.empty() && pinned.empty() && reserved.empty() && streams.empty() &&
-           events.empty();
+    return memory.empty() && ordered.empty() && pinned.empty() && reserved.empty() &&
+           streams.empty() && events.empty();
   }
   void finish_all() {
     for (auto& [event, state] : events) state.is_done = true;
@@ -52,7 +52,9 @@ struct FakeBackend {
 };
 
 // A stream of the caller's.
-inline cuda::Stream stream_number(intptr_t number) { return reinterpret_cast<cuda::Stream>(number); }
+inline cuda::Stream stream_number(intptr_t number) {
+  return reinterpret_cast<cuda::Stream>(number);
+}
 
 inline FakeBackend*& fake_backend() {
   static FakeBackend* fake = nullptr;
@@ -183,7 +185,8 @@ inline FakeBackend::FakeBackend() {
   table.record_event = [](int32_t, Event event, Stream stream, Failure* failure) {
     if (fake::fails(failure, "record_event")) return fake::failure_of();
     FakeBackend& f = *fake_backend();
-    if (f.capturing.count(stream) != 0) std::abort();  // the library records nothing into a host's capture
+    // The library records nothing into a host's capture
+    if (f.capturing.count(stream) != 0) std::abort();
     f.events.at(event) = {stream, false};
     f.log.push_back("record " + std::to_string(fake::number(stream)));
     return Result::kOk;
@@ -215,7 +218,8 @@ inline FakeBackend::FakeBackend() {
   };
   table.fill = [](int32_t, void*, int32_t byte, int64_t bytes, Stream, Failure* failure) {
     if (fake::fails(failure, "fill")) return fake::failure_of();
-    fake_backend()->log.push_back("fill " + std::to_string(bytes) + " with " + std::to_string(byte));
+    fake_backend()->log.push_back("fill " + std::to_string(bytes) + " with " +
+                                  std::to_string(byte));
     return Result::kOk;
   };
   std::string why;

@@ -48,11 +48,12 @@ TEST(DeviceLibrary, AnotherLibraryIsNoBackEnd) {
 }
 
 TEST(DeviceLibrary, NamesThatTheLinkerWouldSearchForAreNotLoaded) {
-  for (const char* name :
-       {"libm.so.6", "libkvcache_cuda.so", "./libkvcache_cuda.so", "/opt/$LIB/libkvcache_cuda.so", ""}) {
+  for (const char* name : {"libm.so.6", "libkvcache_cuda.so", "./libkvcache_cuda.so",
+                           "/opt/$LIB/libkvcache_cuda.so", ""}) {
     std::string why;
     EXPECT_EQ(load_backend(name, &why), nullptr);
-    EXPECT_THAT(why, HasSubstr(std::string(name) + " is not loaded: a module is named by an absolute path"));
+    EXPECT_THAT(why, HasSubstr(std::string(name) +
+                               " is not loaded: a module is named by an absolute path"));
   }
 }
 
@@ -100,9 +101,12 @@ TEST(DeviceLibrary, ThreadsFindTheSameTable) {
 TEST(DeviceStatus, SaysWhatTheBackEndSaid) {
   cuda::Failure failure{700, "cudaMemcpyAsync: cudaErrorIllegalAddress (…)"};
   const std::pair<cuda::Result, kvc_status> expected[] = {
-      {cuda::Result::kNoMemory, KVC_E_NO_MEMORY},      {cuda::Result::kDevice, KVC_E_DEVICE},
-      {cuda::Result::kNoDriver, KVC_E_DEVICE},         {cuda::Result::kNoDevice, KVC_E_DEVICE},
-      {cuda::Result::kUnsupported, KVC_E_UNSUPPORTED}, {cuda::Result::kCapture, KVC_E_INVALID_STATE},
+      {cuda::Result::kNoMemory, KVC_E_NO_MEMORY},
+      {cuda::Result::kDevice, KVC_E_DEVICE},
+      {cuda::Result::kNoDriver, KVC_E_DEVICE},
+      {cuda::Result::kNoDevice, KVC_E_DEVICE},
+      {cuda::Result::kUnsupported, KVC_E_UNSUPPORTED},
+      {cuda::Result::kCapture, KVC_E_INVALID_STATE},
       {static_cast<cuda::Result>(99), KVC_E_DEVICE}};
   for (const auto& [result, status] : expected) {
     const Error error = error_of([&, result = result] { check(result, failure, "append"); });
@@ -125,10 +129,11 @@ TEST(DeviceStatus, DevicesThatAreNotThereAreToldApart) {
     EXPECT_EQ(error.detail(), id);
   }
   // Counting, then querying.
-  const std::pair<cuda::Result, kvc_status> expected[] = {{cuda::Result::kNoDriver, KVC_E_UNSUPPORTED},
-                                                          {cuda::Result::kNoDevice, KVC_E_UNSUPPORTED},
-                                                          {cuda::Result::kUnsupported, KVC_E_UNSUPPORTED},
-                                                          {cuda::Result::kDevice, KVC_E_DEVICE}};
+  const std::pair<cuda::Result, kvc_status> expected[] = {
+      {cuda::Result::kNoDriver, KVC_E_UNSUPPORTED},
+      {cuda::Result::kNoDevice, KVC_E_UNSUPPORTED},
+      {cuda::Result::kUnsupported, KVC_E_UNSUPPORTED},
+      {cuda::Result::kDevice, KVC_E_DEVICE}};
   for (const auto& [result, status] : expected) {
     for (int64_t call = 0; call < 2; ++call) {
       fake.failing_call = fake.calls + call;
@@ -311,8 +316,8 @@ TEST(DeviceOrder, LetsEveryStreamWaitForTheLastUse) {
     order.use(stream_number(6));
     order.used(stream_number(6));
     order.use(nullptr);
-    EXPECT_THAT(fake.log, ElementsAre("record 5", "wait 5 for 5", "record 5", "wait 6 for 5", "record 6",
-                                      "wait 0 for 6"));
+    EXPECT_THAT(fake.log, ElementsAre("record 5", "wait 5 for 5", "record 5", "wait 6 for 5",
+                                      "record 6", "wait 0 for 6"));
     fake.finish_all();
     EXPECT_TRUE(order.is_idle());
   }
@@ -329,7 +334,8 @@ TEST(DeviceOrder, LeavesCapturesAlone) {
   order.used(stream_number(6));
   EXPECT_THAT(fake.log, ElementsAre("record 5"));
   order.use(stream_number(7));
-  EXPECT_THAT(fake.log, ElementsAre("record 5", "wait 7 for 5")) << "what ran, not what was captured";
+  EXPECT_THAT(fake.log, ElementsAre("record 5", "wait 7 for 5"))
+      << "what ran, not what was captured";
   fake.unaskable = nullptr;
   EXPECT_EQ(error_of([&] { order.use(nullptr); }).status(), KVC_E_INVALID_STATE);
   order.used(nullptr);
@@ -346,7 +352,8 @@ TEST(DeviceOrder, HasOtherStreamsWaitForTheLaunchesOfAGraph) {
   EXPECT_THAT(fake.log, IsEmpty()) << "the capture has failed";
   order.used_by_launches(stream_number(6));
   order.use(stream_number(7));
-  EXPECT_THAT(fake.log, ElementsAre("record launches of 6", "wait 7 for 0")) << "the first use of all";
+  EXPECT_THAT(fake.log, ElementsAre("record launches of 6", "wait 7 for 0"))
+      << "the first use of all";
 }
 
 TEST(Device, KnowsWhatBelongsBesideACapture) {
@@ -360,7 +367,8 @@ TEST(Device, KnowsWhatBelongsBesideACapture) {
   EXPECT_TRUE(device.is_usable(stream_number(6)));
   EXPECT_FALSE(device.is_usable(nullptr));
   fake.failing_call = fake.calls + 1;  // the second question
-  EXPECT_EQ(error_of([&] { (void)device.is_beside_capture(stream_number(5)); }).status(), KVC_E_DEVICE);
+  EXPECT_EQ(error_of([&] { (void)device.is_beside_capture(stream_number(5)); }).status(),
+            KVC_E_DEVICE);
 }
 
 TEST(DeviceOrder, WaitsItselfWhereAnEventCannotBeRecorded) {

@@ -43,7 +43,8 @@ struct Tables {
     for (size_t i = 0; i < pages.size(); ++i)
       candidates.push_back({static_cast<int32_t>(i), pages[i].data(), keys[i], num_rows});
     std::vector<CommonPrefix> found;
-    find_shared_prefixes(candidates.data(), static_cast<int64_t>(candidates.size()), kShape, costs, &found);
+    find_shared_prefixes(candidates.data(), static_cast<int64_t>(candidates.size()), kShape, costs,
+                         &found);
     return found;
   }
 };
@@ -116,7 +117,8 @@ TEST(Cascade, LeavesAloneWhatIsTooLittleToPay) {
   const std::vector<int32_t> prefix = slow.fresh(512);
   for (int i = 0; i < 16; ++i) slow.add(prefix, 10);
   EXPECT_FALSE(slow.find().empty());
-  EXPECT_TRUE(slow.find({.tile_flops_per_second = 1e9}).empty()) << "arithmetic that costs more than reading";
+  EXPECT_TRUE(slow.find({.tile_flops_per_second = 1e9}).empty())
+      << "arithmetic that costs more than reading";
 }
 
 TEST(Cascade, NeverSharesAKeyThatSomeMemberDoesNotSee) {
@@ -155,13 +157,14 @@ class SomePrice final : public SharingPrice {
 std::vector<PrefixCandidate> candidates_of(const Tables& tables) {
   std::vector<PrefixCandidate> candidates;
   for (size_t i = 0; i < tables.pages.size(); ++i) {
-    candidates.push_back(
-        {static_cast<int32_t>(i), tables.pages[i].data(), tables.keys[i], 1 + static_cast<int64_t>(i % 3)});
+    candidates.push_back({static_cast<int32_t>(i), tables.pages[i].data(), tables.keys[i],
+                          1 + static_cast<int64_t>(i % 3)});
   }
   return candidates;
 }
 
-// The search written down as it is meant: every set of sequences that go on together, from the first page on.
+// The search written down as it is meant: every set of sequences that go on together, from the
+// first page on.
 struct SlowSearch {
   const std::vector<PrefixCandidate>& all;
   const PrefixGrid& grid;
@@ -243,7 +246,8 @@ TEST(Cascade, NestedForksCostAsMuchAsTheirTablesAreLong) {
     const Tables tables = nested_forks(count);
     const std::vector<PrefixCandidate> all = candidates_of(tables);
     int64_t num_pages = 0;
-    for (const std::vector<int32_t>& pages : tables.pages) num_pages += static_cast<int64_t>(pages.size());
+    for (const std::vector<int32_t>& pages : tables.pages)
+      num_pages += static_cast<int64_t>(pages.size());
     const SomePrice never(INT64_MAX);
     std::vector<CommonPrefix> found;
     const PrefixSearchWork work = find_shared_prefixes(all, {16, 16}, never, &found);
@@ -258,7 +262,8 @@ TEST(Cascade, BatchesWithoutCommonPagesCompareOnePageADecision) {
   Tables tables;
   for (int i = 0; i < 1024; ++i) tables.add({}, 100);
   std::vector<CommonPrefix> found;
-  const PrefixSearchWork work = find_shared_prefixes(candidates_of(tables), {16, 64}, SomePrice(1), &found);
+  const PrefixSearchWork work =
+      find_shared_prefixes(candidates_of(tables), {16, 64}, SomePrice(1), &found);
   EXPECT_LE(work.pages_compared, 1024 * 10);
   EXPECT_EQ(work.nodes, 0);
 }
@@ -302,7 +307,8 @@ TEST(Cascade, KeepsToCommonPagesOnRandomTrees) {
       tables.add({parent.begin(), parent.begin() + keep}, 1 + random() % 100);
     }
     std::vector<int64_t> levels(count, 0), covered(count, 0);
-    for (const CommonPrefix& prefix : tables.find({.tile_flops_per_second = 1e15, .smallest_gain = 0})) {
+    for (const CommonPrefix& prefix :
+         tables.find({.tile_flops_per_second = 1e15, .smallest_gain = 0})) {
       ASSERT_GE(prefix.sequences.size(), 2u);
       ASSERT_LT(prefix.key_begin, prefix.key_end);
       ASSERT_EQ(prefix.key_end % 64, 0);
@@ -312,7 +318,8 @@ TEST(Cascade, KeepsToCommonPagesOnRandomTrees) {
         const auto index = static_cast<size_t>(member);
         ASSERT_LE(prefix.key_end, tables.keys[index]);
         ASSERT_TRUE(std::equal(first.begin(), first.begin() + pages, tables.pages[index].begin()));
-        ASSERT_EQ(prefix.key_begin, covered[index]) << "an inner prefix begins where the outer one ends";
+        ASSERT_EQ(prefix.key_begin, covered[index])
+            << "an inner prefix begins where the outer one ends";
         covered[index] = prefix.key_end;
         ASSERT_LE(++levels[index], kPrefixLevels);
       }

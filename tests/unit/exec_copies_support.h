@@ -39,7 +39,8 @@ class TwoPools {
       if (shape.layout == KVC_POOL_PAGE_FIRST) {
         spec.pool_tensors.push_back(borrowed(layout.page_bytes, shape));
       } else {
-        for (const SlotLayout& slot : layout.slots) spec.pool_tensors.push_back(borrowed(slot.bytes, shape));
+        for (const SlotLayout& slot : layout.slots)
+          spec.pool_tensors.push_back(borrowed(slot.bytes, shape));
       }
     }
     plan_ = std::make_shared<const Plan>(std::move(spec));
@@ -51,8 +52,8 @@ class TwoPools {
   PagePool& device() { return *device_; }
   HostPool& host() { return *host_; }
   CpuPageCopier copier(Executor& executor) const {
-    return {plan_.get(), device_.get(), &host_->pool(), kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto),
-            &executor};
+    return {plan_.get(), device_.get(), &host_->pool(),
+            kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto), &executor};
   }
 
   // Writes what only a page with this tag holds.
@@ -87,8 +88,9 @@ class TwoPools {
 
   PoolTensor borrowed(int64_t content, const PoolsShape& shape) {
     const int64_t stride = content + shape.gap;
-    regions_.push_back({std::vector<std::byte>(static_cast<size_t>(stride * shape.device_pages), kGapByte),
-                        content, stride});
+    regions_.push_back(
+        {std::vector<std::byte>(static_cast<size_t>(stride * shape.device_pages), kGapByte),
+         content, stride});
     return {regions_.back().memory.data(), shape.device_pages, stride, content};
   }
   template <typename Visit>

@@ -21,8 +21,8 @@ constexpr cuda::AttnGeometry kGeometry[cuda::kNumAttnKernels] = {
 
 constexpr uint32_t bit(AttnKernel kernel) { return 1u << static_cast<uint32_t>(kernel); }
 
-CascadeCall call_of(int32_t kv_heads, int32_t group, int32_t dim, AttnKernel small, AttnKernel large,
-                    uint32_t kernels) {
+CascadeCall call_of(int32_t kv_heads, int32_t group, int32_t dim, AttnKernel small,
+                    AttnKernel large, uint32_t kernels) {
   CascadeCall call{.num_kv_heads = kv_heads,
                    .group_size = group,
                    .k_dim = dim,
@@ -148,7 +148,8 @@ TEST(DeviceCascade, TellsThePlannerWhatItAsksFor) {
     const cuda::AttnGeometry& geometry = kGeometry[static_cast<size_t>(cascade.kernel)];
     const size_t count = batch.sequences.size();
     ASSERT_EQ(cascade.shares.size(), count + cascade.entries.size());
-    std::vector<int64_t> first_row{0}, members(cascade.entries.size(), 0), rows(cascade.entries.size(), 0);
+    std::vector<int64_t> first_row{0}, members(cascade.entries.size(), 0),
+        rows(cascade.entries.size(), 0);
     for (const kernels::AttnSequence& entry : cascade.entries)
       first_row.push_back(first_row.back() + entry.num_rows);
     ASSERT_EQ(first_row.back(), static_cast<int64_t>(cascade.row_map.size()));
@@ -166,8 +167,8 @@ TEST(DeviceCascade, TellsThePlannerWhatItAsksFor) {
         key = prefix.key_end;
         EXPECT_EQ(prefix.key_begin % geometry.key_block, 0);
         EXPECT_EQ(prefix.key_end % geometry.key_block, 0);
-        EXPECT_TRUE(std::equal(cascade.entries[entry].pages, cascade.entries[entry].pages + key / 16,
-                               sequence.pages));
+        EXPECT_TRUE(std::equal(cascade.entries[entry].pages,
+                               cascade.entries[entry].pages + key / 16, sequence.pages));
         EXPECT_EQ(share.prefix_row[p] * group / geometry.tile_rows,
                   ((share.prefix_row[p] + sequence.num_rows) * group - 1) / geometry.tile_rows)
             << "rows of a member lie in one tile";

@@ -41,7 +41,8 @@ struct ConvCall {
   kvc_activation activation = KVC_ACTIVATION_SILU;
 
   kernels::ConvParams read() {
-    return read_conv({&x.tensor, &weight.tensor, &bias.tensor, &out.tensor}, activation, shape, kRows);
+    return read_conv({&x.tensor, &weight.tensor, &bias.tensor, &out.tensor}, activation, shape,
+                     kRows);
   }
   void run(Executor& executor) {
     kernels::ConvParams params = read();
@@ -75,7 +76,8 @@ TEST(AttentionLinear, TheConvolutionFollowsItsFormula) {
     for (int64_t c = 0; c < kChannels; ++c) {
       double sum = call.bias.values[static_cast<size_t>(c)];
       for (int64_t j = 0; j < kWidth; ++j)
-        sum += call.weight.values[static_cast<size_t>(c * kWidth + j)] * input(t - kWidth + 1 + j, c);
+        sum +=
+            call.weight.values[static_cast<size_t>(c * kWidth + j)] * input(t - kWidth + 1 + j, c);
       sum /= 1 + std::exp(-sum);
       ASSERT_NEAR(call.out.values[static_cast<size_t>(t * kChannels + c)], sum, 1e-5)
           << "row " << t << " channel " << c;

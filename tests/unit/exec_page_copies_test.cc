@@ -30,18 +30,21 @@ std::vector<NamedShape> shapes() {
                                       attention_layer(1, 1, 7, 0, DType::kF16, DType::kF16),
                                       attention_layer(1, 2, 5, 3, DType::kF32, DType::kF16)};
   // Streamed, and cut into parts: 75,264 and 589,824 bytes per page.
-  const std::vector<LayerSpec> large = {attention_layer(2, 2, 49, 49), attention_layer(6, 6, 128, 128)};
+  const std::vector<LayerSpec> large = {attention_layer(2, 2, 49, 49),
+                                        attention_layer(6, 6, 128, 128)};
   std::vector<NamedShape> all;
   for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
     const std::string suffix = layout == KVC_POOL_LAYER_FIRST ? ", layer first" : ", page first";
     all.push_back({"plain" + suffix, {.layers = plain, .layout = layout}});
     all.push_back({"odd" + suffix, {.layers = odd, .page_size = 3, .layout = layout}});
-    all.push_back({"large" + suffix,
-                   {.layers = large, .page_size = 96, .layout = layout, .device_pages = 5, .host_pages = 4}});
     all.push_back(
-        {"borrowed" + suffix, {.layers = odd, .page_size = 3, .layout = layout, .is_borrowed = true}});
-    all.push_back({"borrowed apart" + suffix,
-                   {.layers = odd, .page_size = 3, .layout = layout, .is_borrowed = true, .gap = 12}});
+        {"large" + suffix,
+         {.layers = large, .page_size = 96, .layout = layout, .device_pages = 5, .host_pages = 4}});
+    all.push_back({"borrowed" + suffix,
+                   {.layers = odd, .page_size = 3, .layout = layout, .is_borrowed = true}});
+    all.push_back(
+        {"borrowed apart" + suffix,
+         {.layers = odd, .page_size = 3, .layout = layout, .is_borrowed = true, .gap = 12}});
   }
   return all;
 }
@@ -83,10 +86,12 @@ std::vector<PageId> all_pages(int64_t count) {
 }
 
 // A valid list: distinct destinations, in runs and alone, none of them a source inside one pool.
-void random_pairs(Random& random, CopyDirection direction, const PoolsShape& shape, std::vector<PageId>* from,
-                  std::vector<PageId>* to) {
-  const int64_t sources = direction == CopyDirection::kHostToDevice ? shape.host_pages : shape.device_pages;
-  const int64_t targets = direction == CopyDirection::kDeviceToHost ? shape.host_pages : shape.device_pages;
+void random_pairs(Random& random, CopyDirection direction, const PoolsShape& shape,
+                  std::vector<PageId>* from, std::vector<PageId>* to) {
+  const int64_t sources =
+      direction == CopyDirection::kHostToDevice ? shape.host_pages : shape.device_pages;
+  const int64_t targets =
+      direction == CopyDirection::kDeviceToHost ? shape.host_pages : shape.device_pages;
   std::vector<PageId> source_pages = all_pages(sources), target_pages = all_pages(targets);
   if (direction == CopyDirection::kInsideDevice) {
     const int64_t border = random.range(1, sources - 1);
@@ -98,14 +103,16 @@ void random_pairs(Random& random, CopyDirection direction, const PoolsShape& sha
   if (random.chance(0.3)) random.shuffle(source_pages);
   if (random.chance(0.3)) std::reverse(source_pages.begin(), source_pages.end());
   const bool repeats = random.chance(0.3);
-  const auto count = static_cast<size_t>(random.range(0, static_cast<int64_t>(target_pages.size())));
+  const auto count =
+      static_cast<size_t>(random.range(0, static_cast<int64_t>(target_pages.size())));
   for (size_t i = 0; i < count && (repeats || i < source_pages.size()); ++i) {
     from->push_back(repeats ? random.pick(source_pages) : source_pages[i]);
     to->push_back(target_pages[i]);
   }
 }
 
-void copy_at_random(TwoPools& pools, const PoolsShape& shape, Executor& executor, uint64_t seed, int rounds) {
+void copy_at_random(TwoPools& pools, const PoolsShape& shape, Executor& executor, uint64_t seed,
+                    int rounds) {
   Random random(seed);
   Tags tags = fill_all(pools, shape);
   CpuPageCopier copier = pools.copier(executor);
@@ -170,7 +177,8 @@ TEST(PageCopies, CountTheRunsTheyWereMergedInto) {
     };
     const bool merges = gap <= 0;  // pages that stand apart are copied one by one
     EXPECT_EQ(runs(CopyDirection::kDeviceToHost, {}, {}), 0u);
-    EXPECT_EQ(runs(CopyDirection::kDeviceToHost, {4, 5, 6, 7}, {0, 1, 2, 3}), merges ? 1u : 4u) << gap;
+    EXPECT_EQ(runs(CopyDirection::kDeviceToHost, {4, 5, 6, 7}, {0, 1, 2, 3}), merges ? 1u : 4u)
+        << gap;
     EXPECT_EQ(runs(CopyDirection::kHostToDevice, {8, 7, 6}, {3, 2, 1}), merges ? 1u : 3u) << gap;
     EXPECT_EQ(runs(CopyDirection::kInsideDevice, {1, 2, 9}, {4, 5, 7}), merges ? 2u : 3u) << gap;
     EXPECT_EQ(runs(CopyDirection::kInsideDevice, {1, 2, 3}, {1, 2, 3}), 0u) << "onto themselves";
@@ -200,7 +208,8 @@ struct HostThreads {
     executor.struct_size = sizeof executor;
     executor.user = this;
     executor.concurrency = [](void*) { return 4; };
-    executor.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+    executor.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                               void* arg) {
       auto& self = *static_cast<HostThreads*>(user);
       self.tasks += num_tasks;
       for (int64_t task = num_tasks - 1; task >= 0; --task) {

@@ -28,7 +28,8 @@ class PairTensor {
       values_[i * static_cast<size_t>(strides_[0])] = pairs[i].first;
       values_[i * static_cast<size_t>(strides_[0]) + 1] = pairs[i].second;
     }
-    tensor_ = {values_.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape_, gap == 0 ? nullptr : strides_, 0};
+    tensor_ = {
+        values_.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape_, gap == 0 ? nullptr : strides_, 0};
   }
   PairTensor(const PairTensor&) = delete;
   PairTensor& operator=(const PairTensor&) = delete;
@@ -122,9 +123,15 @@ TEST(PagePairs, NameTheRowOfAPageThatIsNotThere) {
       {{{0, 0}, {19, 10}}, 1, "pairs[1][1] = 10 out of range: the host pool has 10 pages"},
       {{{0, 0}, {-1, 1}}, 1, "pairs[1][0] = -1 out of range: the device pool has 20 pages"},
       {{{0, 0}, {1, -7}}, 1, "pairs[1][1] = -7 out of range: the host pool has 10 pages"},
-      {{{0, int64_t{1} << 32}}, 0, "pairs[0][1] = 4294967296 out of range: the host pool has 10 pages"},
-      {{{INT64_MAX, 0}}, 0, "pairs[0][0] = 9223372036854775807 out of range: the device pool has 20 pages"},
-      {{{INT64_MIN, 0}}, 0, "pairs[0][0] = -9223372036854775808 out of range: the device pool has 20 pages"},
+      {{{0, int64_t{1} << 32}},
+       0,
+       "pairs[0][1] = 4294967296 out of range: the host pool has 10 pages"},
+      {{{INT64_MAX, 0}},
+       0,
+       "pairs[0][0] = 9223372036854775807 out of range: the device pool has 20 pages"},
+      {{{INT64_MIN, 0}},
+       0,
+       "pairs[0][0] = -9223372036854775808 out of range: the device pool has 20 pages"},
   };
   for (const Case& c : cases) {
     const Error error = swap_error(c.pairs);
@@ -171,10 +178,12 @@ TEST(PagePairs, InsideOnePoolRefuseAPageThatIsReadAndWritten) {
   const Error chain = copy_error({{1, 2}, {2, 3}});
   EXPECT_EQ(chain.status(), KVC_E_INVALID_ARGUMENT);
   EXPECT_EQ(chain.detail(), 1);
-  EXPECT_STREQ(chain.what(),
-               "pairs[1][0] = 2 is the destination of another pair: the result would depend on the order");
+  EXPECT_STREQ(
+      chain.what(),
+      "pairs[1][0] = 2 is the destination of another pair: the result would depend on the order");
   EXPECT_EQ(copy_error({{1, 2}, {2, 1}}).detail(), 0) << "an exchange";
-  EXPECT_EQ(copy_error({{5, 5}, {5, 6}}).detail(), 1) << "a page copied to itself is written all the same";
+  EXPECT_EQ(copy_error({{5, 5}, {5, 6}}).detail(), 1)
+      << "a page copied to itself is written all the same";
 }
 
 TEST(PagePairs, InsideOnePoolAPageMayGoToItself) {
@@ -185,7 +194,8 @@ TEST(PagePairs, InsideOnePoolAPageMayGoToItself) {
 TEST(PagePairs, AreCheckedAsATensor) {
   PairTensor tensor({{1, 2}, {3, 4}});
   const DLTensor good = *tensor.dl();
-  const auto refused = [&](kvc_status status, const char* part, const std::function<void(DLTensor&)>& edit) {
+  const auto refused = [&](kvc_status status, const char* part,
+                           const std::function<void(DLTensor&)>& edit) {
     DLTensor bad = good;
     edit(bad);
     const Error error = error_of([&] { (void)read_page_pairs(&bad, kDevice, kHost); });
@@ -201,7 +211,8 @@ TEST(PagePairs, AreCheckedAsATensor) {
   });
   refused(KVC_E_SHAPE, ", 3], expected [any, 2]", [&](DLTensor& t) { t.shape = wide; });
   refused(KVC_E_SHAPE, "pairs has shape [-1, 2]", [&](DLTensor& t) { t.shape = negative; });
-  refused(KVC_E_SHAPE, "pairs has stride 2 in its last dimension", [&](DLTensor& t) { t.strides = apart; });
+  refused(KVC_E_SHAPE, "pairs has stride 2 in its last dimension",
+          [&](DLTensor& t) { t.strides = apart; });
   refused(KVC_E_SHAPE, "pairs is misaligned", [](DLTensor& t) { t.byte_offset = 4; });
   refused(KVC_E_INVALID_ARGUMENT, "pairs.data is NULL", [](DLTensor& t) { t.data = nullptr; });
   refused(KVC_E_INVALID_ARGUMENT, "pairs.shape is NULL", [](DLTensor& t) { t.shape = nullptr; });
@@ -242,11 +253,13 @@ TEST(PageRuns, OfAListInEitherDirectionNeedNoSorting) {
 }
 
 TEST(PageRuns, TurnAroundNowhere) {
-  const PageId from[] = {3, 4, 3}, to[] = {5, 6, 5};  // not a valid list to copy, and still no run of three
+  // Not a valid list to copy, and still no run of three
+  const PageId from[] = {3, 4, 3}, to[] = {5, 6, 5};
   EXPECT_EQ(run_at(from, to, 0, 3).count, 2);
 }
 
-// Against a naive count: every pair whose predecessor (from - 1, to - 1) is not in the list begins a run.
+// Against a naive count: every pair whose predecessor (from - 1, to - 1) is not in the list begins
+// a run.
 TEST(PageRuns, OfRandomListsCoverEveryPairOnceInAsFewRunsAsThereAre) {
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -256,7 +269,8 @@ TEST(PageRuns, OfRandomListsCoverEveryPairOnceInAsFewRunsAsThereAre) {
     for (int64_t tries = random.range(0, 12); tries > 0; --tries) {
       const int64_t length = random.range(1, 6), from = random.range(0, pages - 1),
                     to = random.range(0, pages - 1);
-      for (int64_t i = 0; i < length && from + i < pages && to + i < pages; ++i) source_of[to + i] = from + i;
+      for (int64_t i = 0; i < length && from + i < pages && to + i < pages; ++i)
+        source_of[to + i] = from + i;
     }
     std::vector<Pair> list;
     size_t expected = 0;

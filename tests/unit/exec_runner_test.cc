@@ -1,4 +1,5 @@
-// Planned work lists, run: whatever rows see and wherever work is cut, the result is that of a plain loop.
+// Planned work lists, run: whatever rows see and wherever work is cut, the result is that of a
+// plain loop.
 #include "kernels_visibility.h"
 #include "src/exec/cascade.h"
 #include "src/exec/cpu/runner.h"
@@ -6,7 +7,8 @@
 namespace kvc::kernels::test {
 namespace {
 
-WorkShape shape_of(const AttnParams& params, bool split_sinks, bool tiles_only, int32_t concurrency) {
+WorkShape shape_of(const AttnParams& params, bool split_sinks, bool tiles_only,
+                   int32_t concurrency) {
   return {.num_q_heads = params.num_q_heads,
           .num_kv_heads = params.num_kv_heads,
           .k_dim = params.k_dim,
@@ -18,7 +20,8 @@ WorkShape shape_of(const AttnParams& params, bool split_sinks, bool tiles_only, 
           .concurrency = concurrency};
 }
 
-void run_list(const KernelTable& table, AttnProblem& problem, const WorkList& list, Executor& executor) {
+void run_list(const KernelTable& table, AttnProblem& problem, const WorkList& list,
+              Executor& executor) {
   problem.reset_outputs(DType::kF32);
   problem.params.sequences = problem.sequences.data();
   ItemRunner runner(&table, &executor);
@@ -48,7 +51,8 @@ std::vector<float> output_bits(AttnProblem& problem) {
 TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
   Executor executor(3);
   for (uint64_t seed = 1; seed < 1 + rounds(24); ++seed) {
-    AttnProblem problem(seed, {.infinities = false, .max_rows = seed % 3 == 0 ? 150 : 6, .max_keys = 1300});
+    AttnProblem problem(
+        seed, {.infinities = false, .max_rows = seed % 3 == 0 ? 150 : 6, .max_keys = 1300});
     const Visibility visibility(problem, {});
     const RotationOwner sink_rotation(problem.random, problem.tokens, problem.params.k_dim);
     problem.params.sink_q_rotation = sink_rotation.rotation;
@@ -129,21 +133,26 @@ std::vector<CommonPrefix> common_prefixes(const AttnProblem& problem, const Casc
   const CascadeShape shape{params.page_size, params.num_q_heads, params.num_kv_heads,
                            params.k_dim,     params.v_dim,       (params.k_dim + params.v_dim) * 4};
   std::vector<CommonPrefix> found;
-  find_shared_prefixes(candidates.data(), static_cast<int64_t>(candidates.size()), shape, costs, &found);
+  find_shared_prefixes(candidates.data(), static_cast<int64_t>(candidates.size()), shape, costs,
+                       &found);
   return found;
 }
 
-constexpr CascadeCosts kAlwaysShare = {
-    .tile_flops_per_second = 1e15, .packed_bytes_per_second = 1e15, .seconds_per_item = 0, .smallest_gain = 0};
+constexpr CascadeCosts kAlwaysShare = {.tile_flops_per_second = 1e15,
+                                       .packed_bytes_per_second = 1e15,
+                                       .seconds_per_item = 0,
+                                       .smallest_gain = 0};
 
 TEST(Cascade, GivesThePlainResult) {
   Executor executor(3);
   int64_t nested = 0;
   for (uint64_t seed = 200; seed < 200 + rounds(24); ++seed) {
     const int64_t max_keys = seed % 8 == 0 ? 2900 : 900, shared = seed % 8 == 0 ? 2400 : 420;
-    AttnProblem problem(
-        seed,
-        {.infinities = false, .max_rows = 3, .max_keys = max_keys, .sequences = 8, .min_keys = shared + 200});
+    AttnProblem problem(seed, {.infinities = false,
+                               .max_rows = 3,
+                               .max_keys = max_keys,
+                               .sequences = 8,
+                               .min_keys = shared + 200});
     share_pages(problem, shared, shared + 180);
     // Rows of one prefix have positions of their own.
     if (seed % 2 == 0) problem.params.alibi = problem.alibi.data();

@@ -39,8 +39,8 @@ WorkCase draw_case(std::mt19937& random) {
     AttnSequence sequence{};
     sequence.row_begin = row;
     sequence.num_rows = random() % 2 ? 1 : 1 + static_cast<int64_t>(random() % 700);
-    sequence.first_key_end =
-        random() % 5 == 0 ? (drawn.shape.causal ? 1 : 0) : 1 + static_cast<int64_t>(random() % 3000);
+    sequence.first_key_end = random() % 5 == 0 ? (drawn.shape.causal ? 1 : 0)
+                                               : 1 + static_cast<int64_t>(random() % 3000);
     row += sequence.num_rows;
     drawn.sequences.push_back(sequence);
   }
@@ -57,7 +57,8 @@ TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {}, &list);
+    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
+              &list);
     // Per (sequence, row, head): disjoint key ranges that add up to what the row sees.
     std::map<std::tuple<int32_t, int64_t, int32_t>, int64_t> covered;
     for (const AttnItem& item : list.items) {
@@ -73,7 +74,8 @@ TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
     }
     size_t expected_entries = 0;
     for (size_t s = 0; s < drawn.sequences.size(); ++s) {
-      expected_entries += static_cast<size_t>(drawn.sequences[s].num_rows * drawn.shape.num_kv_heads);
+      expected_entries +=
+          static_cast<size_t>(drawn.sequences[s].num_rows * drawn.shape.num_kv_heads);
     }
     ASSERT_EQ(covered.size(), expected_entries)
         << "a row without visible keys needs an item too: it writes zeros";
@@ -88,7 +90,8 @@ struct Windowed {
   int32_t begin;
   AttnSequence sequence{};
 
-  Windowed(int64_t length, int64_t window, int64_t sinks) : begin(static_cast<int32_t>(length - window)) {
+  Windowed(int64_t length, int64_t window, int64_t sinks)
+      : begin(static_cast<int32_t>(length - window)) {
     sequence.num_rows = 1;
     sequence.first_key_end = length;
     sequence.key_begins = &begin;
@@ -130,7 +133,8 @@ TEST(WorkList, CutsAWindowAtAbsoluteMultiplesOfTheSplit) {
   const Windowed windowed(2000, 1100, 0);
   WorkList list;
   plan_work(&windowed.sequence, 1, kGroupOfFour, {}, &list);
-  const std::vector<KeyPiece> expected = {{900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
+  const std::vector<KeyPiece> expected = {
+      {900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), expected);
 }
 
@@ -191,7 +195,8 @@ TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {}, &list);
+    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
+              &list);
     std::set<std::pair<int64_t, int64_t>> used;
     std::vector<int32_t> splits(list.groups.size(), 0);
     for (const AttnItem& item : list.items) {
@@ -202,8 +207,9 @@ TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
       ASSERT_TRUE(used.insert({item.partial, item.partial + size}).second);
       const auto& group = list.groups[static_cast<size_t>(item.merge_group)];
       ASSERT_EQ(item.num_merge_groups, 1);
-      ASSERT_EQ(item.partial,
-                list.split_offsets[static_cast<size_t>(group.first_split + item.key_begin / kSplitKeys)]);
+      ASSERT_EQ(
+          item.partial,
+          list.split_offsets[static_cast<size_t>(group.first_split + item.key_begin / kSplitKeys)]);
       ++splits[static_cast<size_t>(item.merge_group)];
     }
     int64_t end = 0;
@@ -219,7 +225,8 @@ TEST(WorkList, CutsASequenceAtTheSameKeysWhateverTheBatchAndTheThreads) {
   std::mt19937 random(5);
   for (int round = 0; round < 50; ++round) {
     WorkCase drawn = draw_case(random);
-    const auto cuts = [&](const std::vector<AttnSequence>& sequences, int32_t concurrency, int32_t wanted) {
+    const auto cuts = [&](const std::vector<AttnSequence>& sequences, int32_t concurrency,
+                          int32_t wanted) {
       WorkShape shape = drawn.shape;
       shape.concurrency = concurrency;
       WorkList list;

@@ -48,7 +48,8 @@ TEST(HostPool, HasTheDevicesFormatInItsOwnMemory) {
         EXPECT_EQ(slots[1].base - slots[0].base, planned.slots[1].offset);
       }
       for (int64_t page = 0; page < 9; ++page) pools.fill(pools.host().pool(), page, 7 + page);
-      for (int64_t page = 0; page < 9; ++page) EXPECT_TRUE(pools.holds(pools.host().pool(), page, 7 + page));
+      for (int64_t page = 0; page < 9; ++page)
+        EXPECT_TRUE(pools.holds(pools.host().pool(), page, 7 + page));
       EXPECT_TRUE(pools.gaps_untouched());
     }
   }
@@ -86,8 +87,9 @@ TEST(HostPool, WithoutPagesServesNobody) {
   const HostPool pool(plan_of(KVC_STORAGE_OWNED, 0), 0);
   std::string message;
   EXPECT_EQ(use_status(pool, HostUse::kManaged, &message), KVC_E_UNSUPPORTED);
-  EXPECT_EQ(message,
-            "kvc_something needs a host pool: config.host_byte_budget = 0 holds no page of 1024 bytes");
+  EXPECT_EQ(
+      message,
+      "kvc_something needs a host pool: config.host_byte_budget = 0 holds no page of 1024 bytes");
   EXPECT_EQ(use_status(pool, HostUse::kByPage), KVC_E_UNSUPPORTED);
 }
 

@@ -67,7 +67,8 @@ struct GroupShape {
   int32_t page_tokens = 4;
 };
 
-inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states, int64_t state_slots = 0) {
+inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
+                        int64_t state_slots = 0) {
   std::vector<LayerSpec> layers;
   for (const GroupShape& group : groups) {
     LayerSpec layer = attention_layer(1, 1, 4, 4);

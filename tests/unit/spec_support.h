@@ -40,7 +40,8 @@ inline LayerSpec state_layer(std::vector<int64_t> shape) {
 }
 
 // With groups and slots made and every layer its own source, as make_spec leaves it.
-inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size, const GroupingOptions& options = {}) {
+inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size,
+                    const GroupingOptions& options = {}) {
   Spec spec;
   spec.page_size = page_size;
   spec.num_layers = spec.layer_end = static_cast<int32_t>(layers.size());

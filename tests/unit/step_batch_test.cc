@@ -33,7 +33,8 @@ struct Books {
     return spec;
   }
 
-  void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths, const int32_t* parents = nullptr) {
+  void begin(std::vector<kvc_seq> ids, std::vector<int64_t> lengths,
+             const int32_t* parents = nullptr) {
     const BatchRequest request{ids.size(), ids.data(), lengths.data(), parents};
     batch.prepare(request, *plan, sequences, allocator, states, index);
     batch.begin(request, *plan, sequences, allocator, states, index);
@@ -243,7 +244,8 @@ TEST(Batch, ChangesNothingWhenItIsPreparedAndDiscarded) {
   const kvc_seq id = 1;
   const int64_t length = 9;
   const BatchRequest request{1, &id, &length};
-  books.batch.prepare(request, *books.plan, books.sequences, books.allocator, books.states, books.index);
+  books.batch.prepare(request, *books.plan, books.sequences, books.allocator, books.states,
+                      books.index);
   EXPECT_EQ(books.batch.num_rows(), 9);
   EXPECT_FALSE(books.sequences.get(1).in_forward());
   books.batch.discard();
@@ -268,8 +270,8 @@ TEST(Batch, ReleasesWhatAWindowHidesWhenTheStepEndsAndNotBefore) {
   Books books(40, {window_layer(1, 1, 16, 8), attention_layer(1, 1, 16, 16)});
   books.sequences.add(1);
   books.append(1, 20);  // the next query, at 20, sees keys from 13 on: pages 3 and 4 of its table
-  EXPECT_EQ(books.pages(1, 0),
-            (std::vector<PageId>{kNoPage, kNoPage, kNoPage, books.pages(1, 0)[3], books.pages(1, 0)[4]}));
+  EXPECT_EQ(books.pages(1, 0), (std::vector<PageId>{kNoPage, kNoPage, kNoPage, books.pages(1, 0)[3],
+                                                    books.pages(1, 0)[4]}));
   EXPECT_EQ(books.pages(1, 1).size(), 5u);
   EXPECT_EQ(books.allocator.num_used(), 2 + 5);
   books.begin({1}, {9});

@@ -38,9 +38,11 @@ TokenPositions positions_of(const std::vector<int32_t>& positions) {
 void expect_turn(const kernels::Rotation& rotation, int64_t row, int64_t pair, double angle,
                  double magnitude) {
   const int64_t at = row * (rotation.rotary_dim / 2) + pair;
-  EXPECT_NEAR(static_cast<double>(rotation.cos[at]), magnitude * std::cos(angle), magnitude * kRounding)
+  EXPECT_NEAR(static_cast<double>(rotation.cos[at]), magnitude * std::cos(angle),
+              magnitude * kRounding)
       << "row " << row << " pair " << pair;
-  EXPECT_NEAR(static_cast<double>(rotation.sin[at]), magnitude * std::sin(angle), magnitude * kRounding)
+  EXPECT_NEAR(static_cast<double>(rotation.sin[at]), magnitude * std::sin(angle),
+              magnitude * kRounding)
       << "row " << row << " pair " << pair;
 }
 
@@ -155,14 +157,17 @@ TEST(RotationAngles, AreTheSameOnAnyNumberOfThreads) {
   rope.magnitude = 1.1;
   for (const int64_t tokens : {1, 3, 31, 333, 2000}) {
     std::vector<int32_t> positions;
-    for (int64_t i = 0; i < tokens; ++i) positions.push_back(static_cast<int32_t>(i * 977 % 100003));
+    for (int64_t i = 0; i < tokens; ++i)
+      positions.push_back(static_cast<int32_t>(i * 977 % 100003));
     Executor one(1);
     RotationAngles expected;
-    const std::vector<float> bits = copy_of(expected.get(rope, positions_of(positions), one), tokens);
+    const std::vector<float> bits =
+        copy_of(expected.get(rope, positions_of(positions), one), tokens);
     for (const int32_t threads : {2, 3, 7}) {
       Executor executor(threads);
       RotationAngles angles;
-      EXPECT_TRUE(same_bits(copy_of(angles.get(rope, positions_of(positions), executor), tokens), bits))
+      EXPECT_TRUE(
+          same_bits(copy_of(angles.get(rope, positions_of(positions), executor), tokens), bits))
           << tokens << " tokens on " << threads << " threads";
     }
   }
@@ -174,7 +179,8 @@ struct CountingHost {
   int64_t tasks = 0;
 
   static int32_t concurrency(void*) { return 4; }
-  static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+  static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                           void* arg) {
     auto* host = static_cast<CountingHost*>(user);
     ++host->calls;
     host->tasks += num_tasks;
@@ -218,8 +224,8 @@ TEST(PositionAngles, HaveARowForEveryPosition) {
   EXPECT_EQ(rotation.begin, 4);
   for (int64_t p = 0; p < 1000; ++p) {
     for (size_t i = 0; i < 8; ++i)
-      expect_turn(rotation, p, static_cast<int64_t>(i), static_cast<double>(p) * rope.inverse_frequencies[i],
-                  1.25);
+      expect_turn(rotation, p, static_cast<int64_t>(i),
+                  static_cast<double>(p) * rope.inverse_frequencies[i], 1.25);
   }
 }
 
@@ -236,7 +242,8 @@ TEST(PositionAngles, GrowWithoutChangingWhatTheyHad) {
     const size_t known = std::min(cosines.size(), static_cast<size_t>(rows * 10));
     EXPECT_EQ(0, std::memcmp(cosines.data(), rotation.cos, known * sizeof(float))) << rows;
     EXPECT_EQ(0, std::memcmp(sines.data(), rotation.sin, known * sizeof(float))) << rows;
-    expect_turn(rotation, rows - 1, 1, static_cast<double>(rows - 1) * rope.inverse_frequencies[1], 1);
+    expect_turn(rotation, rows - 1, 1, static_cast<double>(rows - 1) * rope.inverse_frequencies[1],
+                1);
     cosines.assign(rotation.cos, rotation.cos + rows * 10);
     sines.assign(rotation.sin, rotation.sin + rows * 10);
   }

@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(angle_config::kThreads)
                            : params.num_rows;
   const int64_t total = rows * params.num_pairs;
   const int64_t step = static_cast<int64_t>(gridDim.x) * angle_config::kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * angle_config::kThreads + threadIdx.x; i < total;
-       i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * angle_config::kThreads + threadIdx.x;
+       i < total; i += step) {
     const int64_t row = i / params.num_pairs;
     const auto pair = static_cast<int32_t>(i - row * params.num_pairs);
     int64_t position = row;
@@ -32,8 +32,10 @@ __global__ void __launch_bounds__(angle_config::kThreads)
         const int32_t window = params.window[s];
         position = window != 0 && position > window - 1 ? window - 1 : position;
       }
-      const bool is_long = params.long_ropes != nullptr && (params.long_ropes[s] >> params.rope & 1) != 0;
-      if (is_long && params.inverse_frequencies[1] != nullptr) frequencies = params.inverse_frequencies[1];
+      const bool is_long =
+          params.long_ropes != nullptr && (params.long_ropes[s] >> params.rope & 1) != 0;
+      if (is_long && params.inverse_frequencies[1] != nullptr)
+        frequencies = params.inverse_frequencies[1];
     }
     double sine, cosine;
     sine_cosine(static_cast<double>(position) * frequencies[pair], sine, cosine);

@@ -1,5 +1,6 @@
-// sin and cos in double for angles of rotary embeddings. The CUDA library's own take any argument, for which they keep a table in local memory;
-// an angle here is a position (31 bits) times a frequency, and fused multiply-adds reduce it in registers.
+// sin and cos in double for angles of rotary embeddings. The CUDA library's own take any argument,
+// for which they keep a table in local memory; an angle here is a position (31 bits) times a
+// frequency, and fused multiply-adds reduce it in registers.
 #pragma once
 
 #include <cmath>
@@ -11,10 +12,13 @@ namespace kvc::cuda {
 
 // |angle| < 2^31: errors of about one unit in the last place of a double.
 KVC_HD void sine_cosine(double angle, double& sine, double& cosine) {
-  // Cody and Waite, "Software Manual for the Elementary Functions" (1980): angle - n * pi/2, pi/2 in three parts of 53 bits each. The first difference is
-  // exact: the fused product keeps all bits, and what is left are multiples of 2^-53 below 1. Behind the third part n * 2^-163 is missing.
+  // Cody and Waite, "Software Manual for the Elementary Functions" (1980): angle - n * pi/2, pi/2
+  // in three parts of 53 bits each. The first difference is exact: the fused product keeps all
+  // bits, and what is left are multiples of 2^-53 below 1. Behind the third part n * 2^-163 is
+  // missing.
   constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
-  constexpr double kHalfPi[3] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54, -0x1.f1976b7ed8fbcp-110};
+  constexpr double kHalfPi[3] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54,
+                                 -0x1.f1976b7ed8fbcp-110};
   const double n = std::rint(angle * kTwoOverPi);
   const double high = std::fma(-n, kHalfPi[0], angle);
   const double x = std::fma(-n, kHalfPi[2], std::fma(-n, kHalfPi[1], high));

@@ -1,5 +1,5 @@
-// New rows of K and V into the pool. append_chunks: a thread has 8 elements (and the 8 that turn with them); append_rows: a warp has a
-// row, of any type and alignment.
+// New rows of K and V into the pool. append_chunks: a thread has 8 elements (and the 8 that turn
+// with them); append_rows: a warp has a row, of any type and alignment.
 #pragma once
 
 #include "kernels/cuda/append/config.h"
@@ -27,7 +27,8 @@ KVC_DEVICE void unpack_eight(kernels::DType dtype, const Words4& words, float (&
   }
 }
 
-KVC_DEVICE void store_eight(const Half& half, std::byte* row, int32_t index, const float (&value)[8]) {
+KVC_DEVICE void store_eight(const Half& half, std::byte* row, int32_t index,
+                            const float (&value)[8]) {
   if (half.storage.quant == Quant::kNone) {
     Words4 words;
 #pragma unroll
@@ -101,11 +102,13 @@ KVC_DEVICE void append_chunk(const Half& half, const std::byte* from, std::byte*
   store_eight(half, to, index, value);
 }
 
-__global__ void __launch_bounds__(kThreads, 4) append_chunks_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads, 4)
+    append_chunks_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   const int64_t first_row = int64_t{launch.rows_per_cta} * blockIdx.x;
   const int64_t left = rows_of(launch) - first_row;
-  const int32_t rows = left < launch.rows_per_cta ? static_cast<int32_t>(left) : launch.rows_per_cta;
+  const int32_t rows =
+      left < launch.rows_per_cta ? static_cast<int32_t>(left) : launch.rows_per_cta;
   const int32_t k_tasks = launch.num_heads * launch.halves[0].tasks;
   const int32_t row_tasks = k_tasks + launch.num_heads * launch.halves[1].tasks;
 #pragma unroll 1
@@ -118,7 +121,8 @@ __global__ void __launch_bounds__(kThreads, 4) append_chunks_kernel(const __grid
     const int32_t in_half = in_row < k_tasks ? in_row : in_row - k_tasks;
     const int32_t head = in_half / half.tasks, task = in_half % half.tasks;
     const PagePlace place = page_place(slot, launch.page_size);
-    const std::byte* from = half.from.base + row * half.from.token_stride + head * half.from.head_stride;
+    const std::byte* from =
+        half.from.base + row * half.from.token_stride + head * half.from.head_stride;
     std::byte* to = element_address(half.to, place.page, head, place.offset);
     if (task < half.pairs) {
       append_pair(half, from, to, row, task);
@@ -131,11 +135,13 @@ __global__ void __launch_bounds__(kThreads, 4) append_chunks_kernel(const __grid
   launch_dependents();
 }
 
-__global__ void __launch_bounds__(kThreads, 4) append_rows_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads, 4)
+    append_rows_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   const int64_t first_row = int64_t{launch.rows_per_cta} * blockIdx.x;
   const int64_t left = rows_of(launch) - first_row;
-  const int32_t rows = left < launch.rows_per_cta ? static_cast<int32_t>(left) : launch.rows_per_cta;
+  const int32_t rows =
+      left < launch.rows_per_cta ? static_cast<int32_t>(left) : launch.rows_per_cta;
 #pragma unroll 1
   for (int32_t t = warp_id(); t < rows * 2 * launch.num_heads; t += kThreads / 32) {
     const int64_t row = first_row + t / (2 * launch.num_heads);
@@ -144,10 +150,12 @@ __global__ void __launch_bounds__(kThreads, 4) append_rows_kernel(const __grid_c
     const int64_t slot = launch.slots[row];
     if (!is_in_pool(launch, slot) || half.from.base == nullptr) continue;
     const PagePlace place = page_place(slot, launch.page_size);
-    const std::byte* from = half.from.base + row * half.from.token_stride + head * half.from.head_stride;
+    const std::byte* from =
+        half.from.base + row * half.from.token_stride + head * half.from.head_stride;
     const RowPlace to = place_of(half.to, half.storage, place.page, head, place.offset);
     store_row(to, half.storage, half.to.dtype, half.dim, [&](int32_t d) {
-      return rotated(half.rotation, row, d, [&](int32_t j) { return load_element(from, half.from.dtype, j); });
+      return rotated(half.rotation, row, d,
+                     [&](int32_t j) { return load_element(from, half.from.dtype, j); });
     });
   }
   launch_dependents();

@@ -15,7 +15,8 @@ cudaError_t start(void (*kernel)(appending::Launch), appending::Launch params, i
   params.rows_per_cta =
       static_cast<int32_t>(std::max<int64_t>(1, tasks_of_cta / std::max<int64_t>(1, tasks_of_row)));
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>((params.num_rows + params.rows_per_cta - 1) / params.rows_per_cta);
+  shape.grid[0] =
+      static_cast<uint32_t>((params.num_rows + params.rows_per_cta - 1) / params.rows_per_cta);
   shape.threads = appending::kThreads;
   shape.may_overlap = true;
   return launch(kernel, shape, stream, params);
@@ -33,7 +34,8 @@ cudaError_t append(const AppendLaunch& launch, cudaStream_t stream) {
   const kernels::AppendParams& params = launch.params;
   if (launch.num_rows == 0) return cudaSuccess;
   appending::Launch chunks{};
-  chunks.halves[0] = {params.k, params.k_pages, launch.k_storage, params.k_rotation, params.k_dim, 0, 0};
+  chunks.halves[0] = {
+      params.k, params.k_pages, launch.k_storage, params.k_rotation, params.k_dim, 0, 0};
   chunks.halves[1] = {params.v, params.v_pages, launch.v_storage, {}, params.v_dim, 0, 0};
   chunks.slots = params.slots;
   chunks.num_slots = launch.num_slots;
@@ -45,7 +47,8 @@ cudaError_t append(const AppendLaunch& launch, cudaStream_t stream) {
   int64_t chunk_tasks = 0, row_tasks = 0;
   for (int i = 0; i < 2; ++i) {
     Half& half = chunks.halves[i];
-    const bool present = half.from.base != nullptr, by_chunks = present && appending::fits_chunks(half);
+    const bool present = half.from.base != nullptr,
+               by_chunks = present && appending::fits_chunks(half);
     if (by_chunks) {
       count_tasks(half);
       rows.halves[i].from.base = nullptr;

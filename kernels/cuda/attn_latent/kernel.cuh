@@ -1,4 +1,5 @@
-// MLA decode, absorbed: K is read once and serves as V. Two warpgroups over the same 64 rows; README.md has the schedule.
+// MLA decode, absorbed: K is read once and serves as V. Two warpgroups over the same 64 rows;
+// README.md has the schedule.
 #pragma once
 
 #include "kernels/cuda/attn_latent/config.h"
@@ -34,8 +35,12 @@ struct Ring {
     for (int i = 0; i < kStages * kPieces; ++i) mbarrier_init(full + i, 1);
     for (int i = 0; i < kStages; ++i) mbarrier_init(empty + i, 4 * kConsumers);
   }
-  KVC_DEVICE std::byte* stage(const RingPlace& place) const { return memory + place.stage() * kKBytes; }
-  KVC_DEVICE uint64_t* pieces(const RingPlace& place) const { return full + place.stage() * kPieces; }
+  KVC_DEVICE std::byte* stage(const RingPlace& place) const {
+    return memory + place.stage() * kKBytes;
+  }
+  KVC_DEVICE uint64_t* pieces(const RingPlace& place) const {
+    return full + place.stage() * kPieces;
+  }
 
   KVC_DEVICE void open(const RingPlace& place) const {
     mbarrier_wait(empty + place.stage(), place.parity() ^ 1u);
@@ -57,26 +62,30 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
                         ItemScope* scope_at, const Ring& ring) {
   const kernels::AttnParams& params = launch.params;
   RingPlace place;
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1]; ++i) {
+  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
+       ++i) {
     const WorkItem& item = launch.plan.items[i];
     const kernels::AttnSequence& sequence = params.sequences[item.sequence];
-    find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows, scope_at);
+    find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows,
+               scope_at);
     sync_warp();
     const ItemScope& scope = *scope_at;
     for (int32_t key = scope.block(scope.first, kKeyBlock); key < scope.key_end;
          key = scope.block(key + kKeyBlock, kKeyBlock)) {
-      const wgmma::BoxPlace boxes = find_box(
-          params, sequence, scope, key + (lane_id() & (kKeyBlock / box_rows - 1)) * box_rows, box_rows);
+      const wgmma::BoxPlace boxes =
+          find_box(params, sequence, scope,
+                   key + (lane_id() & (kKeyBlock / box_rows - 1)) * box_rows, box_rows);
       ring.open(place);
-      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(place), ring.pieces(place), maps, item.kv_head,
-                                                boxes, box_rows);
+      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(place), ring.pieces(place), maps,
+                                                item.kv_head, boxes, box_rows);
       ++place.blocks;
     }
     sync_warp();  // the scope is written again
   }
 }
 
-// Both consumers: rows that no row of the item sees become zeros, for 0 * NaN is NaN when they are V.
+// Both consumers: rows that no row of the item sees become zeros, for 0 * NaN is NaN when they are
+// V.
 KVC_DEVICE void clear_unseen(std::byte* rows, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128, row = thread / 4;
   if (!scope.seen(key + row)) {
@@ -116,7 +125,8 @@ KVC_DEVICE void store_probabilities(const float (&s)[kOwnKeys / 2], std::byte* p
   for (int pair = 0; pair < kOwnKeys / 16; ++pair) {
     uint32_t words[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = pack<kType>(s[8 * pair + 2 * i], s[8 * pair + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i)
+      words[i] = pack<kType>(s[8 * pair + 2 * i], s[8 * pair + 2 * i + 1]);
     store_matrix_x4(p + block_offset(kTileRows, row, column + 16 * pair), words);
   }
 }
@@ -136,14 +146,16 @@ struct RowExchange {
   }
 };
 
-KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* shared, const Ring& ring) {
+KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* shared,
+                        const Ring& ring) {
   const kernels::AttnParams& params = launch.params;
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
   const RowExchange exchange{reinterpret_cast<float*>(shared + kRowsAt)};
   std::byte* p_rows = shared + kPAt;
   RingPlace place;
 
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1]; ++i) {
+  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
+       ++i) {
     const int consumer = own_consumer();
     ItemScope* scope_at = reinterpret_cast<ItemScope*>(shared + kScopesAt) + consumer;
     sync_consumers();  // nobody needs the last item's queries and scope any more
@@ -151,11 +163,11 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
       const WorkItem& item = launch.plan.items[i];
       const kernels::AttnSequence& sequence = params.sequences[item.sequence];
       if ((threadIdx.x & 127u) < 32)
-        find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows,
-                   scope_at);
+        find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads,
+                   box_rows, scope_at);
       wgmma::load_queries<kType, kKDim>(
-          params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation, item.kv_head,
-          item.row_begin, item.row_begin + item.num_rows, kTileRows, shared,
+          params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation,
+          item.kv_head, item.row_begin, item.row_begin + item.num_rows, kTileRows, shared,
           static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
       fence_proxy_async();
     }
@@ -172,12 +184,13 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
         for (int piece = 0; piece < kPieces; ++piece) ring.wait(place, piece);
         clear_unseen(ring.stage(place), scope, key);
       }
-      // Descriptors are made anew in every block: the compiler would keep those of all steps in registers.
+      // Descriptors are made anew in every block: the compiler would keep those of all steps in
+      // registers.
       uint32_t own[1] = {static_cast<uint32_t>(own_consumer())};
       wgmma_pin(own);
       const uint64_t q = wgmma_descriptor(shared, 0, kStrideBytes, kSwizzleBytes);
-      const uint64_t k = wgmma_descriptor(ring.stage(place) + own[0] * (kOwnKeys * kSwizzleBytes), 0,
-                                          kStrideBytes, kSwizzleBytes);
+      const uint64_t k = wgmma_descriptor(ring.stage(place) + own[0] * (kOwnKeys * kSwizzleBytes),
+                                          0, kStrideBytes, kSwizzleBytes);
       wgmma_pin(s);
       wgmma_fence();
       multiply_qk(s, q, k, ring, place);
@@ -221,7 +234,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     for (int32_t key = scope.block(scope.first, kKeyBlock); key < scope.key_end;
          key = scope.block(key + kKeyBlock, kKeyBlock)) {
       compute_scores(key);
-      finish_scores(key);  // both have done with the last block's probabilities when its barrier opens
+      // Both have done with the last block's probabilities when its barrier opens
+      finish_scores(key);
       store_probabilities(s, p_rows, own_consumer());
       fence_proxy_async();
       wgmma::rescale(o, factor);
@@ -235,8 +249,9 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     sync_consumers();
 #pragma unroll
     for (int row = 0; row < 2; ++row) sums[row].l = l[row] + exchange.take(own_consumer(), row);
-    wgmma::write_rows(launch, scope, launch.plan.items[i], scope.row_begin + wgmma::row_of_warpgroup(), sums,
-                      scale, o, own_consumer() * kColumns, own_consumer() == 0);
+    wgmma::write_rows(launch, scope, launch.plan.items[i],
+                      scope.row_begin + wgmma::row_of_warpgroup(), sums, scale, o,
+                      own_consumer() * kColumns, own_consumer() == 0);
   }
 }
 

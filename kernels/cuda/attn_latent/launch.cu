@@ -17,8 +17,10 @@ const char* misfit(const AttnLaunch& launch, int arch) {
   if (arch < 90 || arch >= 100) return "latent: the device is not of compute capability 9.0";
   if (launch.k_storage.quant != Quant::kNone || launch.v_storage.quant != Quant::kNone)
     return "latent: quantised latents";
-  if (params.k.dtype != DType::kBF16 || params.v.dtype != DType::kBF16) return "latent: latents are not bf16";
-  if (params.k_dim != latent::kKDim || params.v_dim != latent::kVDim) return "latent: dims are not 576/512";
+  if (params.k.dtype != DType::kBF16 || params.v.dtype != DType::kBF16)
+    return "latent: latents are not bf16";
+  if (params.k_dim != latent::kKDim || params.v_dim != latent::kVDim)
+    return "latent: dims are not 576/512";
   if (params.v.base != params.k.base || params.v.page_stride != params.k.page_stride ||
       params.v.token_stride != params.k.token_stride ||
       (params.num_kv_heads > 1 && params.v.head_stride != params.k.head_stride))
@@ -26,7 +28,8 @@ const char* misfit(const AttnLaunch& launch, int arch) {
   if (params.page_size != wgmma::kRaggedPage && params.page_size % wgmma::kLeastBoxRows != 0)
     return "latent: the page size is not a multiple of 16";
   const uint64_t pair_bytes = params.out.dtype == DType::kF32 ? 8 : 4;
-  if (((reinterpret_cast<uintptr_t>(params.out.base) | static_cast<uint64_t>(params.out.token_stride) |
+  if (((reinterpret_cast<uintptr_t>(params.out.base) |
+        static_cast<uint64_t>(params.out.token_stride) |
         static_cast<uint64_t>(params.out.head_stride)) &
        (pair_bytes - 1)) != 0)
     return "latent: output rows are not aligned to pairs of elements";
@@ -36,7 +39,8 @@ const char* misfit(const AttnLaunch& launch, int arch) {
   if (!(params.q_scale > 0)) return "latent: the scale is not positive";
   const char* why = nullptr;
   if (!paged_map_fits(params.k, params.num_kv_heads, &why)) return why;
-  return driver_maps(params.k, params.k_dim, params, wgmma::box_rows_of(params.page_size, latent::kKeyBlock))
+  return driver_maps(params.k, params.k_dim, params,
+                     wgmma::box_rows_of(params.page_size, latent::kKeyBlock))
              ? nullptr
              : "latent: the driver refuses a tensor map of the latents";
 }
@@ -59,9 +63,9 @@ cudaError_t attn_latent(const AttnLaunch& launch_params, cudaStream_t stream) {
   latent::KernelParams kernel_params{};
   kernel_params.launch = launch_params;
   kernel_params.box_rows = wgmma::box_rows_of(params.page_size, latent::kKeyBlock);
-  const cudaError_t mapped = paged_maps(
-      paged_map_key(params.k, params.k_dim, params.page_size, params.num_kv_heads, kernel_params.box_rows),
-      wgmma::num_maps(params.page_size), kernel_params.maps);
+  const cudaError_t mapped = paged_maps(paged_map_key(params.k, params.k_dim, params.page_size,
+                                                      params.num_kv_heads, kernel_params.box_rows),
+                                        wgmma::num_maps(params.page_size), kernel_params.maps);
   if (mapped != cudaSuccess) return mapped;
   const cudaError_t allowed = allow_shared(latent::attn_latent_kernel, latent::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;

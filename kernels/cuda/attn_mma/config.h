@@ -8,8 +8,8 @@
 
 namespace kvc::cuda::attn_mma {
 
-// What K and V hold in the pool. bf16 is multiplied as bf16, everything else as f16: e4m3, e5m2 and int8 fit f16 exactly, and the way to bf16
-// takes three conversions instead of one.
+// What K and V hold in the pool. bf16 is multiplied as bf16, everything else as f16: e4m3, e5m2 and
+// int8 fit f16 exactly, and the way to bf16 takes three conversions instead of one.
 enum class Kv : int32_t { kBF16 = 0, kF16 = 1, kE4M3 = 2, kE5M2 = 3, kInt8 = 4 };
 
 constexpr int kThreads = 128;
@@ -30,11 +30,12 @@ constexpr int dims_index(int64_t k_dim, int64_t v_dim) {
   return -1;
 }
 
-// CTAs per SM. Two hide each other's prologues and epilogues; at 256 the accumulators of a thread (128 registers) and the ring leave room for one.
+// CTAs per SM. Two hide each other's prologues and epilogues; at 256 the accumulators of a thread
+// (128 registers) and the ring leave room for one.
 constexpr int ctas_per_sm(int v_dim) { return v_dim <= 128 ? 2 : 1; }
 
-// Of a ring (or four), for as many KiB of K and V per stage: what fits beside Q and the rest into 113 KiB, half of an SM of sm_90, or 163 KiB, a CTA's limit
-// on sm_80.
+// Of a ring (or four), for as many KiB of K and V per stage: what fits beside Q and the rest into
+// 113 KiB, half of an SM of sm_90, or 163 KiB, a CTA's limit on sm_80.
 constexpr int stages(int stage_bytes, int ctas) {
   if (stage_bytes > (ctas == 2 ? 36 : 48) * 1024) return 2;
   return stage_bytes > 24 * 1024 ? 3 : 4;
@@ -53,16 +54,17 @@ struct Config {
                                      : Of == Kv::kE5M2 ? Stored::kE5M2
                                                        : Stored::kInt8;
   static constexpr bool kEightBit = Of != Kv::kBF16 && Of != Kv::kF16;
-  static constexpr kernels::DType kMma = Of == Kv::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
+  static constexpr kernels::DType kMma =
+      Of == Kv::kBF16 ? kernels::DType::kBF16 : kernels::DType::kF16;
   static constexpr int kElementBytes = kEightBit ? 1 : 2;
   static constexpr int kKRowBytes = KDim * kElementBytes;
   static constexpr int kVRowBytes = VDim * kElementBytes;
   static constexpr int kQRowBytes = KDim * 2;
   static constexpr int kMinCtas = ctas_per_sm(VDim);
 
-  // Keys of a tile. 16 rows: what one warp takes at a time, 8 KiB of 16-bit K and V; fewer, larger pieces save page look-ups, more scores cost
-  // registers. 64 rows: as many as registers allow.
-  static constexpr int kTileKeys = Rows == 64                                 ? (VDim <= 128 ? 64 : 32)
+  // Keys of a tile. 16 rows: what one warp takes at a time, 8 KiB of 16-bit K and V; fewer, larger
+  // pieces save page look-ups, more scores cost registers. 64 rows: as many as registers allow.
+  static constexpr int kTileKeys = Rows == 64 ? (VDim <= 128 ? 64 : 32)
                                    : KDim <= 64 || (kEightBit && KDim <= 128) ? 32
                                                                               : 16;
   // Tiles lie at absolute multiples of kTileKeys; with 16 rows tile t belongs to warp t % 4.
@@ -70,7 +72,8 @@ struct Config {
   // Keys that one warp brings in per tile.
   static constexpr int kLoadKeys = Rows == 64 ? kTileKeys / kWarps : kTileKeys;
 
-  // 32 KiB in flight per SM are the least that cover memory's latency; 64 and more are aimed at (two CTAs, one stage being read).
+  // 32 KiB in flight per SM are the least that cover memory's latency; 64 and more are aimed at
+  // (two CTAs, one stage being read).
   static constexpr int kStageBytesKv = kTileKeys * (kKRowBytes + kVRowBytes);
   static constexpr int kScaleBytes = kEightBit ? 2 * kTileKeys * 4 : 0;
   static constexpr int kStageBytes = kStageBytesKv + kScaleBytes;
@@ -78,9 +81,11 @@ struct Config {
   static constexpr int kWantedStages = stages(kRings * kStageBytesKv, kMinCtas);
   static constexpr int kStages = kWantedStages < MostStages ? kWantedStages : MostStages;
 
-  // Q stays in registers where it takes at most 32 of them, else it is read from shared memory for every tile.
+  // Q stays in registers where it takes at most 32 of them, else it is read from shared memory for
+  // every tile.
   static constexpr bool kQInRegisters = KDim <= 128;
-  // Q in registers passes through the last stage (16 rows: of the first ring), which is filled after the first tile has arrived.
+  // Q in registers passes through the last stage (16 rows: of the first ring), which is filled
+  // after the first tile has arrived.
   static constexpr bool kQInLastStage = kQInRegisters && kStageBytes >= Rows * kQRowBytes;
 
   // Accumulators on their way out; the pad keeps the stores of a quarter warp in different banks.

@@ -1,4 +1,5 @@
-// The end of an item: the warps' results merged, divided by their sums, written out or kept as a partial result.
+// The end of an item: the warps' results merged, divided by their sums, written out or kept as a
+// partial result.
 #pragma once
 
 #include "kernels/cuda/attn_mma/layout.h"
@@ -17,18 +18,20 @@ KVC_DEVICE RowSums merged_sums(const Shared<C>& shared, int row) {
   } else {
     RowSums all = {-__builtin_inff(), 0.0f};
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) all.m = fmaxf(all.m, shared.maxima()[warp * kWarpRows + row]);
+    for (int warp = 0; warp < kWarps; ++warp)
+      all.m = fmaxf(all.m, shared.maxima()[warp * kWarpRows + row]);
     const float base = all.m == -__builtin_inff() ? 0.0f : all.m;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp)
-      all.l +=
-          shared.sums()[warp * kWarpRows + row] * exp2_fast(shared.maxima()[warp * kWarpRows + row] - base);
+      all.l += shared.sums()[warp * kWarpRows + row] *
+               exp2_fast(shared.maxima()[warp * kWarpRows + row] - base);
     return all;
   }
 }
 
 // Four dims of a row of `out`.
-KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, int dim, const float (&x)[4]) {
+KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, int dim,
+                           const float (&x)[4]) {
   if (aligned) {
     store_four(row, dtype, dim, x);
     return;
@@ -37,7 +40,8 @@ KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, i
   for (int i = 0; i < 4; ++i) store_element(row, dtype, dim + i, x[i]);
 }
 
-// Row `row` of the item: what its accumulators are multiplied by; writes the LSE, or m and l of the slot.
+// Row `row` of the item: what its accumulators are multiplied by; writes the LSE, or m and l of the
+// slot.
 template <typename C>
 KVC_DEVICE float finish_row(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared,
                             int index) {
@@ -53,9 +57,11 @@ KVC_DEVICE float finish_row(const AttnLaunch& launch, const WorkItem& work, cons
     return 1.0f;
   }
   if (params.lse != nullptr)
-    params.lse[row.packed * params.lse_token_stride + row.head] = kLn2 * (sums.m + log2_fast(sums.l));
+    params.lse[row.packed * params.lse_token_stride + row.head] =
+        kLn2 * (sums.m + log2_fast(sums.l));
   if (sums.l == 0.0f) return 0.0f;
-  const float sink = params.sinks != nullptr ? exp2_fast(params.sinks[row.head] * kLog2E - sums.m) : 0.0f;
+  const float sink =
+      params.sinks != nullptr ? exp2_fast(params.sinks[row.head] * kLog2E - sums.m) : 0.0f;
   return 1.0f / (sums.l + sink);
 }
 
@@ -80,7 +86,8 @@ KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, cons
   for (int i = 0; i < 2; ++i) {
     const int row = lane / 4 + 8 * i;
     float factor = running.v_unit;
-    if (C::kEightBit && launch.v_storage.quant == Quant::kPerTensor) factor = launch.v_storage.scale;
+    if (C::kEightBit && launch.v_storage.quant == Quant::kPerTensor)
+      factor = launch.v_storage.scale;
     if constexpr (C::kRows == kWarpRows) {
       const float m = merged_sums(shared, row).m;
       factor *= exp2_fast(running.m[i] - (m == -__builtin_inff() ? 0.0f : m));
@@ -108,7 +115,8 @@ KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, cons
 #pragma unroll
     for (int part = 0; part < (C::kRows == kWarpRows ? kWarps : 1); ++part) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] += shared.out()[(part * kWarpRows + r) * C::kOutStride + dim + i];
+      for (int i = 0; i < 4; ++i)
+        x[i] += shared.out()[(part * kWarpRows + r) * C::kOutStride + dim + i];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
@@ -119,8 +127,8 @@ KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, cons
       for (int i = 0; i < 4; ++i) to[i] = x[i];
     } else {
       const Row& row = shared.rows()[r];
-      std::byte* to =
-          params.out.base + row.packed * params.out.token_stride + row.head * params.out.head_stride;
+      std::byte* to = params.out.base + row.packed * params.out.token_stride +
+                      row.head * params.out.head_stride;
       store_dims(to, params.out.dtype, aligned, dim, x);
     }
   }

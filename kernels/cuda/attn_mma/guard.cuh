@@ -1,5 +1,6 @@
-// Where rows differ in what they see, Inf or NaN in V would reach rows that do not see it through a weight of 0. So V of such tiles is looked through
-// in shared memory: what is not finite becomes 0, and the rows that do see it get NaN by their sums (all their dims, not only those).
+// Where rows differ in what they see, Inf or NaN in V would reach rows that do not see it through a
+// weight of 0. So V of such tiles is looked through in shared memory: what is not finite becomes 0,
+// and the rows that do see it get NaN by their sums (all their dims, not only those).
 #pragma once
 
 #include "kernels/cuda/attn_mma/item.cuh"
@@ -26,7 +27,8 @@ KVC_DEVICE uint32_t not_finite_stored(uint32_t word) {
   }
 }
 
-// warp. Its `part` of the tile (kLoadKeys keys). Bit k of the result: key k of the tile held Inf or NaN. With 64 rows all warps come here.
+// warp. Its `part` of the tile (kLoadKeys keys). Bit k of the result: key k of the tile held Inf or
+// NaN. With 64 rows all warps come here.
 template <typename C>
 KVC_DEVICE uint64_t guard_values(Item& item, std::byte* stage, int part) {
   std::byte* v = stage + C::kTileKeys * C::kKRowBytes + part * C::kLoadKeys * C::kVRowBytes;
@@ -45,7 +47,8 @@ KVC_DEVICE uint64_t guard_values(Item& item, std::byte* stage, int part) {
   }
   if (any(bad_keys != 0)) {
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) bad_keys |= shuffle_xor(bad_keys, distance);
+    for (int distance = 1; distance < 32; distance *= 2)
+      bad_keys |= shuffle_xor(bad_keys, distance);
   }
   if constexpr (C::kRows != kWarpRows) {
     if (lane_id() == 0) item.bad_keys[part] = bad_keys;

@@ -1,4 +1,5 @@
-// One function per type of K and V, so that each compiles in a file of its own. `dims`: place in kDims.
+// One function per type of K and V, so that each compiles in a file of its own. `dims`: place in
+// kDims.
 #pragma once
 
 #include <cuda_runtime_api.h>

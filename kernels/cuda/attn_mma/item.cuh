@@ -1,5 +1,5 @@
-// What a CTA knows of the item at hand: rows, what they see together, where keys lie. In shared memory, read when needed, so that the loop over
-// tiles keeps its registers for fragments.
+// What a CTA knows of the item at hand: rows, what they see together, where keys lie. In shared
+// memory, read when needed, so that the loop over tiles keeps its registers for fragments.
 #pragma once
 
 #include "kernels/cuda/attn_mma/config.h"
@@ -35,7 +35,8 @@ struct alignas(16) Item {
   SequenceMask mask;
   TileMask rows_of_warp[kWarps];  // what the rows see that a warp computes
   TileMask
-      rows_of_cta[kWarps];  // and all rows of the item: a copy per warp, written and read without a CTA barrier
+      // And all rows of the item: a copy per warp, written and read without a CTA barrier
+      rows_of_cta[kWarps];
   uint64_t bad_keys[kWarps];  // see guard.cuh
   int32_t key_position;
   int32_t key_begin;
@@ -63,13 +64,15 @@ struct Shared {
 };
 
 KVC_DEVICE TileMask widened_by_lane(const TileMask& tile, int distance) {
-  return widened(tile, {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
-                        shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
+  return widened(tile,
+                 {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
+                  shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
 }
 
 // Threads: one per row. Ends with a barrier of the CTA.
 template <typename C>
-KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared) {
+KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
+                              const Shared<C>& shared) {
   const kernels::AttnParams& params = launch.params;
   const kernels::AttnSequence& sequence = params.sequences[work.sequence];
   const int thread = static_cast<int>(threadIdx.x);
@@ -128,8 +131,8 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work, co
   sync_warp();
 }
 
-// The walk over the tiles of an item. With 16 rows a warp's tiles are those whose number is its own modulo 4: which warp adds up a key depends on the
-// key alone.
+// The walk over the tiles of an item. With 16 rows a warp's tiles are those whose number is its own
+// modulo 4: which warp adds up a key depends on the key alone.
 template <typename C>
 KVC_DEVICE int32_t own_tile(int32_t tile, int warp) {
   return C::kRows == kWarpRows ? tile + ((warp - tile) & (kWarps - 1)) : tile;

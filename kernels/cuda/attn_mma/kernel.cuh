@@ -1,4 +1,5 @@
-// Attention over paged K and V by mma.sync: persistent CTAs of four warps that do the items of a plan, one after the other. See README.md.
+// Attention over paged K and V by mma.sync: persistent CTAs of four warps that do the items of a
+// plan, one after the other. See README.md.
 #pragma once
 
 #include "kernels/cuda/attn_mma/finish.cuh"
@@ -44,7 +45,8 @@ KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Sh
   sync_cta();
   Query<C> q;
   q.take(shared, warp);
-  // The first warp may fill that stage before the others have read it: with 64 rows the loop has a barrier there.
+  // The first warp may fill that stage before the others have read it: with 64 rows the loop has a
+  // barrier there.
   if constexpr (C::kQInLastStage && C::kRows == kWarpRows) sync_cta();
 
   Running<C> running;
@@ -55,14 +57,16 @@ KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Sh
   }
   running.m[0] = running.m[1] = -__builtin_inff();
   running.l[0] = running.l[1] = 0.0f;
-  running.v_unit = C::kEightBit && launch.v_storage.quant == Quant::kPerTokenHead ? 0x1p-100f : 1.0f;
+  running.v_unit =
+      C::kEightBit && launch.v_storage.quant == Quant::kPerTokenHead ? 0x1p-100f : 1.0f;
 
   const bool has_bias = launch.params.bias != nullptr;
   int slot = 0;
 #pragma unroll 1
   while (key < end) {
     copy_async_wait<C::kStages - 2>();
-    sync_ring<C>();  // the tile is there for all, and all are done with the stage that is filled next
+    // The tile is there for all, and all are done with the stage that is filled next
+    sync_ring<C>();
     load_next(slot == 0 ? C::kStages - 1 : slot - 1);
     std::byte* stage = shared.stage(ring, slot);
     uint64_t bad_keys = 0;
@@ -81,7 +85,8 @@ KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Sh
 }
 
 template <typename C>
-__global__ void __launch_bounds__(kThreads, C::kMinCtas) attn_mma(const __grid_constant__ AttnLaunch launch) {
+__global__ void __launch_bounds__(kThreads, C::kMinCtas)
+    attn_mma(const __grid_constant__ AttnLaunch launch) {
   const Shared<C> shared = {cta_shared()};
   wait_for_previous_kernel();
   launch_dependents();  // they wait for the end, on SMs that are done

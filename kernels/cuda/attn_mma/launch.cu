@@ -15,7 +15,8 @@ bool stored_type(const AttnLaunch& launch, Kv* out) {
   const bool quantized = k.quant != Quant::kNone;
   if (quantized != (v.quant != Quant::kNone)) return false;
   if (!quantized) {
-    if (launch.params.k.dtype != launch.params.v.dtype || launch.params.k.dtype == kernels::DType::kF32)
+    if (launch.params.k.dtype != launch.params.v.dtype ||
+        launch.params.k.dtype == kernels::DType::kF32)
       return false;
     *out = launch.params.k.dtype == kernels::DType::kBF16 ? Kv::kBF16 : Kv::kF16;
     return true;
@@ -60,11 +61,13 @@ const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int
   if (dims < 0) return "rows of more than 256 elements";
   const int32_t needed = tile_rows == 16 ? shared_bytes_of<16>(stored, dims, shared_bytes)
                                          : shared_bytes_of<64>(stored, dims, shared_bytes);
-  if (needed > shared_bytes) return "the device has too little shared memory for rows of this length";
+  if (needed > shared_bytes)
+    return "the device has too little shared memory for rows of this length";
   if (params.k_rotations[0].rotary_dim != 0 || params.k_rotations[1].rotary_dim != 0)
     return "K is rotated while it is read";
   const int64_t element = stored == Kv::kBF16 || stored == Kv::kF16 ? 2 : 1;
-  if (!in_sixteens(params.k, params.k_dim * element) || !in_sixteens(params.v, params.v_dim * element))
+  if (!in_sixteens(params.k, params.k_dim * element) ||
+      !in_sixteens(params.v, params.v_dim * element))
     return "K and V rows must begin and end at multiples of 16 bytes";
   const auto q = static_cast<int64_t>(reinterpret_cast<uintptr_t>(params.q.base));
   if (((q | params.q.token_stride | params.q.head_stride) & 15) != 0)
@@ -74,14 +77,16 @@ const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int
   return nullptr;
 }
 
-bool fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows, const char** why) {
+bool fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows,
+          const char** why) {
   const char* reason = misfit(launch, arch, shared_bytes, tile_rows);
   if (why != nullptr && reason != nullptr) *why = reason;
   return reason == nullptr;
 }
 
-// item_cost: a prologue of two trips to memory and an epilogue, next to 64 keys: 32 KiB at D = 128, about 1,700 clocks of an SM's share of the
-// bandwidth for 16 rows, and as long in the tensor cores for 64. Not yet measured.
+// item_cost: a prologue of two trips to memory and an epilogue, next to 64 keys: 32 KiB at D = 128,
+// about 1,700 clocks of an SM's share of the bandwidth for 16 rows, and as long in the tensor cores
+// for 64. Not yet measured.
 AttnGeometry geometry(int32_t tile_rows, int num_sms, int32_t k_dim, int32_t v_dim) {
   const int dims = attn_mma::dims_index(k_dim, v_dim);
   const int ctas = dims < 0 ? 1 : attn_mma::ctas_per_sm(attn_mma::kDims[dims].v);
@@ -118,7 +123,11 @@ AttnGeometry attn_mma64_geometry(int num_sms, int32_t k_dim, int32_t v_dim) {
   return geometry(64, num_sms, k_dim, v_dim);
 }
 
-cudaError_t attn_mma16(const AttnLaunch& launch, cudaStream_t stream) { return run(launch, 16, stream); }
-cudaError_t attn_mma64(const AttnLaunch& launch, cudaStream_t stream) { return run(launch, 64, stream); }
+cudaError_t attn_mma16(const AttnLaunch& launch, cudaStream_t stream) {
+  return run(launch, 16, stream);
+}
+cudaError_t attn_mma64(const AttnLaunch& launch, cudaStream_t stream) {
+  return run(launch, 64, stream);
+}
 
 }  // namespace kvc::cuda

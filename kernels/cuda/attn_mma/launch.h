@@ -1,4 +1,5 @@
-// Attention by mma.sync: 16 packed rows (decode) or 64, sm_80 and later, any page size. See README.md.
+// Attention by mma.sync: 16 packed rows (decode) or 64, sm_80 and later, any page size. See
+// README.md.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +8,8 @@
 
 namespace kvc::cuda {
 
-// Whether the kernel can do a launch on an architecture whose CTAs can have `shared_bytes`; `why` (nullable) gets the reason, a literal.
+// Whether the kernel can do a launch on an architecture whose CTAs can have `shared_bytes`; `why`
+// (nullable) gets the reason, a literal.
 bool attn_mma16_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why);
 bool attn_mma64_fits(const AttnLaunch& launch, int arch, int32_t shared_bytes, const char** why);
 

@@ -1,4 +1,5 @@
-// Keys from pages into a stage of the ring: a lane finds the place of one key, eight lanes copy a row.
+// Keys from pages into a stage of the ring: a lane finds the place of one key, eight lanes copy a
+// row.
 #pragma once
 
 #include "kernels/cuda/attn_mma/item.cuh"
@@ -7,8 +8,8 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Where a key lies; page < 0: no row sees it, zeros take its place and nothing is read. So a dropped page is not touched, and V of a key
-// that nobody sees cannot turn its weight 0 into NaN.
+// Where a key lies; page < 0: no row sees it, zeros take its place and nothing is read. So a
+// dropped page is not touched, and V of a key that nobody sees cannot turn its weight 0 into NaN.
 struct Place {
   int32_t page, offset;
 };
@@ -25,7 +26,8 @@ KVC_DEVICE bool some_row_sees(const Shared<C>& shared, const Item& item, int32_t
 
 // Lane i finds key first + i. Done a tile ahead, so that the page id has arrived when it is needed.
 template <typename C>
-KVC_DEVICE Place locate(const kernels::AttnParams& params, const Shared<C>& shared, int32_t first, int warp) {
+KVC_DEVICE Place locate(const kernels::AttnParams& params, const Shared<C>& shared, int32_t first,
+                        int warp) {
   const Item& item = shared.item();
   const TileMask& tile = item.rows_of_cta[warp];
   const int32_t key = first + lane_id();
@@ -42,7 +44,8 @@ KVC_DEVICE Place locate(const kernels::AttnParams& params, const Shared<C>& shar
 }
 
 template <int kRowBytes, int kKeys>
-KVC_DEVICE void copy_rows(std::byte* tile, uint64_t own_row, const std::byte* any, int32_t row_bytes) {
+KVC_DEVICE void copy_rows(std::byte* tile, uint64_t own_row, const std::byte* any,
+                          int32_t row_bytes) {
   constexpr int kLanes = lanes_per_row<kRowBytes>();
   constexpr int kRowsAtOnce = 32 / kLanes;
   const int lane = lane_id(), chunk = lane % kLanes;
@@ -54,7 +57,8 @@ KVC_DEVICE void copy_rows(std::byte* tile, uint64_t own_row, const std::byte* an
     for (int c = 0; c < kRowBytes / 16; c += kLanes) {
       const bool used = from != 0 && (c + chunk) * 16 < row_bytes;
       copy_async_16(tile + chunk_offset<kRowBytes>(row, c + chunk),
-                    used ? reinterpret_cast<const std::byte*>(from) + (c + chunk) * 16 : any, used ? 16 : 0);
+                    used ? reinterpret_cast<const std::byte*>(from) + (c + chunk) * 16 : any,
+                    used ? 16 : 0);
     }
   }
 }
@@ -62,9 +66,9 @@ KVC_DEVICE void copy_rows(std::byte* tile, uint64_t own_row, const std::byte* an
 KVC_DEVICE void copy_scale(std::byte* to, const RowStorage& storage, const std::byte* scales,
                            const Place& place) {
   const bool used = place.page >= 0;
-  const std::byte* from =
-      used ? scales + place.page * storage.scale_page_stride + place.offset * storage.scale_token_stride
-           : scales;
+  const std::byte* from = used ? scales + place.page * storage.scale_page_stride +
+                                     place.offset * storage.scale_token_stride
+                               : scales;
   copy_async_4(to, from, used ? 4 : 0);
 }
 

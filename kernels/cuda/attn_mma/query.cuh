@@ -1,4 +1,5 @@
-// Q: from the caller's rows, rotated and scaled in float32, rounded once, into shared memory and fragments.
+// Q: from the caller's rows, rotated and scaled in float32, rounded once, into shared memory and
+// fragments.
 #pragma once
 
 #include "kernels/cuda/attn_mma/item.cuh"
@@ -25,9 +26,11 @@ KVC_DEVICE void load_8(const std::byte* row, kernels::DType dtype, int first, fl
   }
 }
 
-// The same, rotated by row `angles`. Pairs in halves that begin at multiples of 8 (every model) are read eight at a time.
-KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype, const kernels::Rotation& rotation,
-                               int64_t angles, int first, float (&x)[8]) {
+// The same, rotated by row `angles`. Pairs in halves that begin at multiples of 8 (every model) are
+// read eight at a time.
+KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype,
+                               const kernels::Rotation& rotation, int64_t angles, int first,
+                               float (&x)[8]) {
   const int32_t half = rotation.rotary_dim / 2, inside = first - rotation.begin;
   if (inside + 8 <= 0 || inside >= 2 * half) {
     load_8(row, dtype, first, x);
@@ -55,9 +58,11 @@ KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype, const
   for (int i = 0; i < 8; ++i) x[i] = turned(x[i], other[i], cos[i], sin[i], second);
 }
 
-// All rows of the item into shared memory, rows and dims that do not exist as zeros. A barrier follows.
+// All rows of the item into shared memory, rows and dims that do not exist as zeros. A barrier
+// follows.
 template <typename C>
-KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part, const Shared<C>& shared) {
+KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part,
+                           const Shared<C>& shared) {
   const kernels::Rotation& rotation = sink_part ? params.sink_q_rotation : params.q_rotation;
   constexpr int kChunks = C::kKDim / 8;
 #pragma unroll 1
@@ -98,7 +103,8 @@ struct Query {
     rows = shared.q() + (C::kRows == kWarpRows ? 0 : warp * kWarpRows * C::kQRowBytes);
     if constexpr (C::kQInRegisters) {
 #pragma unroll
-      for (int step = 0; step < C::kKDim / 16; ++step) load_matrix_x4(held[step], address(rows, step));
+      for (int step = 0; step < C::kKDim / 16; ++step)
+        load_matrix_x4(held[step], address(rows, step));
     }
   }
   // Columns [16 * step, 16 * step + 16).

@@ -1,11 +1,13 @@
-// What happens to scores between the two products: soft cap, ALiBi, bias, masks. The plain causal path passes here with three uniform branches.
+// What happens to scores between the two products: soft cap, ALiBi, bias, masks. The plain causal
+// path passes here with three uniform branches.
 #pragma once
 
 #include "kernels/cuda/attn_mma/item.cuh"
 
 namespace kvc::cuda::attn_mma {
 
-// Scores of a warp: s[n][e] is row lane/4 (+ 8 for e of 2, 3), key 8*n + 2*(lane % 4) + e % 2 of the tile.
+// Scores of a warp: s[n][e] is row lane/4 (+ 8 for e of 2, 3), key 8*n + 2*(lane % 4) + e % 2 of
+// the tile.
 template <typename C>
 struct Scores {
   static constexpr int kTiles = C::kTileKeys / 8;
@@ -15,7 +17,9 @@ struct Scores {
 // Bit 8*n + e of a row: it sees the lane's key of s[n][e] or s[n][2 + e].
 struct SeenBits {
   uint64_t of[2];
-  KVC_DEVICE bool operator()(int n, int e) const { return (of[e >> 1] >> (8 * n + (e & 1)) & 1u) != 0; }
+  KVC_DEVICE bool operator()(int n, int e) const {
+    return (of[e >> 1] >> (8 * n + (e & 1)) & 1u) != 0;
+  }
 };
 
 template <typename C>
@@ -27,7 +31,8 @@ KVC_DEVICE SeenBits seen_bits(const Item& item, const Row* rows, int32_t first_k
     const Row& row = rows[lane / 4 + 8 * i];
     uint64_t bits = visible_bits(item.mask, row.mask, row.token, first_key);
     if constexpr (C::kTileKeys > 32)
-      bits |= static_cast<uint64_t>(visible_bits(item.mask, row.mask, row.token, first_key + 32)) << 32;
+      bits |= static_cast<uint64_t>(visible_bits(item.mask, row.mask, row.token, first_key + 32))
+              << 32;
     if constexpr (C::kTileKeys == 16) bits &= 0xffffu;
     const int32_t before = item.key_begin - first_key;
     if (before > 0) bits = before >= 64 ? 0 : bits >> before << before;
@@ -62,7 +67,8 @@ KVC_DEVICE void add_slopes(Scores<C>& scores, const Item& item, const Row* rows,
     for (int e = 0; e < 2; ++e) {
       const int32_t key = first_key + 8 * n + 2 * (lane & 3) + e;
       int32_t position = item.key_position + key;
-      if (item.key_positions != nullptr && (seen(n, e) || seen(n, 2 + e))) position = item.key_positions[key];
+      if (item.key_positions != nullptr && (seen(n, e) || seen(n, 2 + e)))
+        position = item.key_positions[key];
       scores.s[n][e] -= row0.slope * static_cast<float>(row0.position - position);
       scores.s[n][2 + e] -= row1.slope * static_cast<float>(row1.position - position);
     }
@@ -104,8 +110,8 @@ KVC_DEVICE void mask_scores(Scores<C>& scores, const SeenBits& seen) {
 
 // Returns what each row really sees of the tile; meaningful only when `masked`.
 template <typename C>
-KVC_DEVICE SeenBits apply_rules(Scores<C>& scores, const kernels::AttnParams& params, const Item& item,
-                                const Row* rows, int32_t first_key, bool masked) {
+KVC_DEVICE SeenBits apply_rules(Scores<C>& scores, const kernels::AttnParams& params,
+                                const Item& item, const Row* rows, int32_t first_key, bool masked) {
   if (params.softcap != 0.0f) cap_scores(scores, params.softcap);
   SeenBits seen = {{~uint64_t{0}, ~uint64_t{0}}};
   if (masked) seen = seen_bits<C>(item, rows, first_key);

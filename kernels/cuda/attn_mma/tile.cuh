@@ -1,4 +1,5 @@
-// One warp, 16 rows, one tile of keys in shared memory: S = Q K', softmax in float32 to base 2, O += P V.
+// One warp, 16 rows, one tile of keys in shared memory: S = Q K', softmax in float32 to base 2, O
+// += P V.
 #pragma once
 
 #include "kernels/cuda/attn_mma/layout.h"
@@ -33,7 +34,8 @@ KVC_DEVICE void multiply_keys(const Query<C>& q, const std::byte* k_tile, Scores
 #pragma unroll
     for (int t = 0; t < C::kTileKeys / 16; ++t) {
       uint32_t b[4];
-      load_matrix_x4(b, k_tile + t * 16 * C::kKRowBytes + lane.row_offset + ((pair * 32) ^ lane.chunk_mask));
+      load_matrix_x4(
+          b, k_tile + t * 16 * C::kKRowBytes + lane.row_offset + ((pair * 32) ^ lane.chunk_mask));
       if constexpr (C::kEightBit) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -51,14 +53,16 @@ KVC_DEVICE void multiply_keys(const Query<C>& q, const std::byte* k_tile, Scores
 
 // The scale of K: one for all, or one per key.
 template <typename C>
-KVC_DEVICE void scale_scores(Scores<C>& scores, const RowStorage& storage, const std::byte* scales) {
+KVC_DEVICE void scale_scores(Scores<C>& scores, const RowStorage& storage,
+                             const std::byte* scales) {
   const bool per_key = storage.quant == Quant::kPerTokenHead;
 #pragma unroll
   for (int n = 0; n < Scores<C>::kTiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float scale =
-          per_key ? reinterpret_cast<const float*>(scales)[8 * n + 2 * (lane_id() & 3) + e] : storage.scale;
+          per_key ? reinterpret_cast<const float*>(scales)[8 * n + 2 * (lane_id() & 3) + e]
+                  : storage.scale;
       scores.s[n][e] *= scale;
       scores.s[n][2 + e] *= scale;
     }
@@ -77,7 +81,8 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
       largest = fmaxf(largest, fmaxf(scores.s[n][2 * i], scores.s[n][2 * i + 1]));
     largest = fmaxf(largest, shuffle_xor(largest, 1));
     largest = fmaxf(largest, shuffle_xor(largest, 2));
-    const float base = largest == -__builtin_inff() ? 0.0f : largest;  // a row that has seen nothing yet
+    // A row that has seen nothing yet
+    const float base = largest == -__builtin_inff() ? 0.0f : largest;
     correction[i] = exp2_fast(running.m[i] - base);
     running.m[i] = largest;
     float sum = 0.0f;
@@ -102,8 +107,8 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
   }
 }
 
-// Scales of V per key go into the weights, in units of a power of two that no scale so far exceeds: weights stay within f16's range, and the
-// choice of the unit changes no bit of a result.
+// Scales of V per key go into the weights, in units of a power of two that no scale so far exceeds:
+// weights stay within f16's range, and the choice of the unit changes no bit of a result.
 template <typename C>
 KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std::byte* scales_at) {
   const float* scales = reinterpret_cast<const float*>(scales_at);
@@ -143,7 +148,8 @@ KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std:
 
 // O += P V.
 template <typename C>
-KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_tile, Running<C>& running) {
+KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_tile,
+                                Running<C>& running) {
   const MatrixAddress lane = matrix_address<C::kVRowBytes>(value_lane(lane_id()));
 #pragma unroll
   for (int t = 0; t < C::kTileKeys / 16; ++t) {
@@ -178,9 +184,9 @@ KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_til
 
 // `bad_keys`: see guard.cuh.
 template <typename C>
-KVC_DEVICE void take_tile(const AttnLaunch& launch, const Item& item, const Row* rows, const Query<C>& q,
-                          const std::byte* stage, int32_t first_key, bool partial, uint64_t bad_keys,
-                          Running<C>& running) {
+KVC_DEVICE void take_tile(const AttnLaunch& launch, const Item& item, const Row* rows,
+                          const Query<C>& q, const std::byte* stage, int32_t first_key,
+                          bool partial, uint64_t bad_keys, Running<C>& running) {
   Scores<C> scores;
   const std::byte* v_tile = stage + C::kTileKeys * C::kKRowBytes;
   const std::byte* scales = stage + C::kStageBytesKv;

@@ -1,7 +1,10 @@
-// Attention for anything that kernels::AttnParams can say, in float32: what no other kernel takes. See README.md.
+// Attention for anything that kernels::AttnParams can say, in float32: what no other kernel takes.
+// See README.md.
 //
-// A CTA does its items of the plan one after the other. Warp w owns rows w, w + 4 and so on of the tile, so that a decode step's few rows keep all warps busy. Per block of 32 keys: scores
-// (lane = key), softmax inside the warp, weights to shared memory, sums += weights * V (lane = four dims of a chunk of 128).
+// A CTA does its items of the plan one after the other. Warp w owns rows w, w + 4 and so on of the
+// tile, so that a decode step's few rows keep all warps busy. Per block of 32 keys: scores (lane =
+// key), softmax inside the warp, weights to shared memory, sums += weights * V (lane = four dims of
+// a chunk of 128).
 #pragma once
 
 #include "kernels/cuda/attn_simt/config.h"
@@ -55,7 +58,8 @@ struct Cta {
     const kernels::AttnParams& params = launch.params;
     const SharedLayout at = shared_layout(Rows, params.k_dim, params.v_dim);
     float* memory = reinterpret_cast<float*>(cta_shared());
-    q = memory + at.q, sums = memory + at.sums, chunk = memory + at.chunk, weights = memory + at.weights;
+    q = memory + at.q, sums = memory + at.sums, chunk = memory + at.chunk,
+    weights = memory + at.weights;
     seen = reinterpret_cast<uint32_t*>(memory + at.seen);
     facts = reinterpret_cast<RowFacts*>(memory + at.rows);
     mask = sequence_mask(sequence);
@@ -89,7 +93,8 @@ struct Cta {
     }
     sync_cta();
     for (int i = 0; i < item.num_rows; ++i) tile = widened(tile, tile_of(facts[i].mask));
-    const kernels::Rotation& rotation = item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
+    const kernels::Rotation& rotation =
+        item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
 #pragma unroll 1
     for (int i = warp; i < Rows; i += kWarps) {
       const RowFacts own = facts[i];
@@ -98,8 +103,9 @@ struct Cta {
       for (int32_t d = lane_id(); d < q_stride; d += 32) {
         float value = 0.0f;
         if (own.head >= 0 && d < params.k_dim) {
-          value = params.q_scale * rotated(rotation, own.packed, d,
-                                           [&](int32_t j) { return load_element(from, params.q.dtype, j); });
+          value = params.q_scale * rotated(rotation, own.packed, d, [&](int32_t j) {
+                    return load_element(from, params.q.dtype, j);
+                  });
         }
         q[i * q_stride + d] = value;
       }
@@ -114,7 +120,8 @@ struct Cta {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const RowFacts& own = facts[row_of(i)];
-      const bool sees = own.head >= 0 && (covered == Cover::kFull || visible(mask, own.mask, own.row, key));
+      const bool sees =
+          own.head >= 0 && (covered == Cover::kFull || visible(mask, own.mask, own.row, key));
       bits |= sees ? 1u << i : 0u;
     }
     return bits;
@@ -133,7 +140,8 @@ struct Cta {
       for (int i = 0; i < Count; ++i) {
         const Words4 query = *reinterpret_cast<const Words4*>(queries + i * kWarps * q_stride + d);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scores[i] = fmaf(as_float(query.x[j]), as_float(key.x[j]), scores[i]);
+        for (int j = 0; j < 4; ++j)
+          scores[i] = fmaf(as_float(query.x[j]), as_float(key.x[j]), scores[i]);
       }
     }
   }
@@ -147,14 +155,16 @@ struct Cta {
     if (params.alibi != nullptr)
       score -= kLog2E * params.alibi[own.head] * static_cast<float>(own.position - key_position);
     if (params.bias != nullptr) {
-      const float bias = params.bias[own.head * params.bias_head_stride +
-                                     own.packed * params.bias_token_stride + sequence.key_position + key];
+      const float bias =
+          params.bias[own.head * params.bias_head_stride + own.packed * params.bias_token_stride +
+                      sequence.key_position + key];
       score = bias == kMinusInfinity ? kMinusInfinity : fmaf(kLog2E, bounded_bias(bias), score);
     }
     return score;
   }
 
-  // Scores to weights relative to the new maxima; scale[i] is what older sums of row i are multiplied by. Also applies the factor of the lane's V.
+  // Scores to weights relative to the new maxima; scale[i] is what older sums of row i are
+  // multiplied by. Also applies the factor of the lane's V.
   KVC_DEVICE void add_weights(const float (&scores)[kOwn], float v_factor, float (&scale)[kOwn]) {
     uint32_t own[kOwn];
 #pragma unroll
@@ -196,7 +206,8 @@ struct Cta {
     }
   }
 
-  // Dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0 leaves the sum alone: the key may be masked, its V anything.
+  // Dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0 leaves the
+  // sum alone: the key may be masked, its V anything.
   template <int Count>
   KVC_DEVICE void add_values(const float (&scale)[kOwn], int32_t first_dim) {
     const int32_t d = first_dim + 4 * lane_id();
@@ -227,7 +238,8 @@ struct Cta {
     if (!inside) return;
 #pragma unroll
     for (int i = 0; i < Count; ++i) {
-      const Words4 sum{{as_bits(acc[i][0]), as_bits(acc[i][1]), as_bits(acc[i][2]), as_bits(acc[i][3])}};
+      const Words4 sum{
+          {as_bits(acc[i][0]), as_bits(acc[i][1]), as_bits(acc[i][2]), as_bits(acc[i][3])}};
       *reinterpret_cast<Words4*>(sums + row_of(i) * sums_stride + d) = sum;
     }
   }
@@ -250,8 +262,10 @@ struct Cta {
       position = position_of_key(sequence, key);
     }
     const bool stored = page >= 0;
-    const float k_factor = stored ? factor_of_row(launch.k_storage, page, item.kv_head, slot) : 1.0f;
-    const float v_factor = stored ? factor_of_row(launch.v_storage, page, item.kv_head, slot) : 1.0f;
+    const float k_factor =
+        stored ? factor_of_row(launch.k_storage, page, item.kv_head, slot) : 1.0f;
+    const float v_factor =
+        stored ? factor_of_row(launch.v_storage, page, item.kv_head, slot) : 1.0f;
 
     const int32_t own_rows = (item.num_rows - warp + kWarps - 1) / kWarps;
     float scores[kOwn];
@@ -259,13 +273,14 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) scores[i] = 0.0f;
     const KeyRow k_row = key_row(k, launch.k_storage, stored, page, item.kv_head, slot);
     const bool second = sequence.k_rotation_index != 0;
-    const bool turns = (second ? params.k_rotations[1].rotary_dim : params.k_rotations[0].rotary_dim) != 0;
+    const bool turns =
+        (second ? params.k_rotations[1].rotary_dim : params.k_rotations[0].rotary_dim) != 0;
 #pragma unroll 1
     for (int32_t d = 0; d < params.k_dim; d += kChunk) {
       if (d > 0) sync_cta();
       if (turns) {
-        load_chunk_rotated(chunk, k, k_row, second ? params.k_rotations[1] : params.k_rotations[0], position,
-                           params.k_dim, d);
+        load_chunk_rotated(chunk, k, k_row, second ? params.k_rotations[1] : params.k_rotations[0],
+                           position, params.k_dim, d);
       } else {
         load_chunk(chunk, k, k_row, params.k_dim, d);
       }
@@ -307,7 +322,8 @@ struct Cta {
     if (own.head < 0) return;
     const float* from = sums + row_of(i) * sums_stride;
     if (item.slot >= 0) {
-      float* to = launch.plan.partials + item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
+      float* to = launch.plan.partials +
+                  item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
                   int64_t{row_of(i)} * (2 + params.v_dim);
       if (lane_id() == 0) to[0] = m[i], to[1] = l[i];
       for (int32_t d = lane_id(); d < params.v_dim; d += 32) to[2 + d] = from[d];
@@ -315,7 +331,8 @@ struct Cta {
     }
     const bool empty = l[i] == 0.0f;
     float denominator = l[i];
-    if (params.sinks != nullptr && !empty) denominator += exp2_fast(kLog2E * params.sinks[own.head] - m[i]);
+    if (params.sinks != nullptr && !empty)
+      denominator += exp2_fast(kLog2E * params.sinks[own.head] - m[i]);
     const float factor = empty ? 0.0f : 1.0f / denominator;
     std::byte* to =
         params.out.base + own.packed * params.out.token_stride + own.head * params.out.head_stride;

@@ -35,7 +35,8 @@ AttnGeometry attn_simt_geometry(int32_t arch, int32_t num_sms, int32_t k_dim, in
   AttnGeometry geometry{};
   geometry.tile_rows = simt::tile_rows(k_dim, v_dim);
   geometry.key_block = simt::kKeys;
-  // Shared memory of a multiprocessor (CUDA programming guide, table of technical specifications) less 1 KiB that each CTA costs.
+  // Shared memory of a multiprocessor (CUDA programming guide, table of technical specifications)
+  // less 1 KiB that each CTA costs.
   const uint32_t available = arch == 80 ? 164 : arch >= 90 && arch < 120 ? 228 : 100;
   const uint32_t needed = shared_bytes(geometry.tile_rows, k_dim, v_dim) + 1024;
   const uint32_t fitting = available * 1024 / needed;

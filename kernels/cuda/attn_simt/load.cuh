@@ -16,8 +16,8 @@ struct Source {
 KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& storage) {
   const Element element = element_of(storage, rows.dtype);
   return {rows, element,
-          aligned_for_four(element, reinterpret_cast<uint64_t>(rows.base), rows.page_stride, rows.head_stride,
-                           rows.token_stride)};
+          aligned_for_four(element, reinterpret_cast<uint64_t>(rows.base), rows.page_stride,
+                           rows.head_stride, rows.token_stride)};
 }
 
 // A lane's key: null where no row sees it.
@@ -30,8 +30,8 @@ KVC_DEVICE KeyRow key_row(const Source& source, const RowStorage& storage, bool 
                           int32_t head, int32_t slot) {
   KeyRow row{nullptr, nullptr};
   if (!seen) return row;
-  row.elements = source.rows.base + page * source.rows.page_stride + head * source.rows.head_stride +
-                 slot * source.rows.token_stride;
+  row.elements = source.rows.base + page * source.rows.page_stride +
+                 head * source.rows.head_stride + slot * source.rows.token_stride;
   if (storage.quant == Quant::kBlock16) row.block_scales = scale_address(storage, page, head, slot);
   return row;
 }
@@ -40,9 +40,11 @@ KVC_DEVICE const std::byte* pointer_of_lane(const std::byte* own, int lane) {
   return reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<uint64_t>(own), lane));
 }
 
-// warp. Dims [first, first + kChunk) of the keys of all lanes into `chunk`, every warp its eight keys; zeros behind `dim` and for keys that
-// nobody sees. Elements keep their factors of the row (factor_of_row), block scales are applied.
-KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own, int32_t dim, int32_t first) {
+// warp. Dims [first, first + kChunk) of the keys of all lanes into `chunk`, every warp its eight
+// keys; zeros behind `dim` and for keys that nobody sees. Elements keep their factors of the row
+// (factor_of_row), block scales are applied.
+KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own, int32_t dim,
+                           int32_t first) {
   constexpr int kWarpKeys = kKeys / kWarps;
   const int lane = lane_id(), first_key = warp_id() * kWarpKeys;
   const int32_t index = first + 4 * lane;
@@ -90,7 +92,8 @@ KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own
   }
 }
 
-// warp. The same for K that turns while it is read; `position`: row of the angles of the lane's key.
+// warp. The same for K that turns while it is read; `position`: row of the angles of the lane's
+// key.
 KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const KeyRow& own,
                                    const kernels::Rotation& rotation, int64_t position, int32_t dim,
                                    int32_t first) {

@@ -8,18 +8,20 @@
 
 namespace kvc::cuda::wgmma {
 
-// A producer warpgroup and two consumer warpgroups of 64 rows. 65,536 registers / 384 threads: 168 at entry, then 40 * 128 + 232 * 256.
+// A producer warpgroup and two consumer warpgroups of 64 rows. 65,536 registers / 384 threads: 168
+// at entry, then 40 * 128 + 232 * 256.
 constexpr int32_t kThreads = 384;
 constexpr int32_t kConsumers = 2;
 constexpr int32_t kRowsOfConsumer = 64;  // M of wgmma
 constexpr int32_t kTileRows = kConsumers * kRowsOfConsumer;
 constexpr int32_t kProducerRegisters = 40;  // page lookups do not fit in 24
 constexpr int32_t kConsumerRegisters = 232;
-// What an item costs beside its key blocks, in blocks: queries, the first scores without overlap, the output. An estimate.
+// What an item costs beside its key blocks, in blocks: queries, the first scores without overlap,
+// the output. An estimate.
 constexpr int32_t kItemCost = 2;
 
-// Rows of one TMA box: never across a page. Ragged keys (one page of any length) come in boxes of 64, at a sequence's end in smaller ones: the binary
-// digits of what is left.
+// Rows of one TMA box: never across a page. Ragged keys (one page of any length) come in boxes of
+// 64, at a sequence's end in smaller ones: the binary digits of what is left.
 constexpr int32_t kLeastBoxRows = 16;
 constexpr int32_t kRaggedBoxRows = 64;
 constexpr int32_t kRaggedPage = INT_MAX;
@@ -42,7 +44,8 @@ struct Shape {
   static constexpr int kQBytes = kTileRows * kKDim * 2;
   static constexpr int kKBytes = kKeyBlock * kKDim * 2;
   static constexpr int kVBytes = kKeyBlock * kVDim * 2;
-  // Queries, then the stages of K, then of V, then the barriers (full and empty of each) and an ItemScope per warpgroup.
+  // Queries, then the stages of K, then of V, then the barriers (full and empty of each) and an
+  // ItemScope per warpgroup.
   static constexpr int kKAt = kQBytes;
   static constexpr int kVAt = kKAt + kStages * kKBytes;
   static constexpr int kBarriersAt = kVAt + kStages * kVBytes;
@@ -50,7 +53,8 @@ struct Shape {
   static constexpr int kSharedBytes = kScopesAt + (1 + kConsumers) * kScopeBytes;
   static_assert(kSharedBytes <= 227 * 1024);
 };
-// Accumulators per thread: outputs + scores. Head dim 256 has 128 + 32: with 128 keys a block they would not fit.
+// Accumulators per thread: outputs + scores. Head dim 256 has 128 + 32: with 128 keys a block they
+// would not fit.
 using Shape64 = Shape<64, 64, 128, 4>;     // 32 + 64, 144 KiB
 using Shape128 = Shape<128, 128, 128, 2>;  // 64 + 64, 160 KiB
 using Shape192 = Shape<192, 128, 128, 2>;  // 64 + 64, 208 KiB (MLA, not absorbed)

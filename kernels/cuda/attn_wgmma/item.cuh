@@ -1,4 +1,5 @@
-// What a work item asks for: which keys its rows see together, which blocks of keys are visited. Producer and consumers go by the same.
+// What a work item asks for: which keys its rows see together, which blocks of keys are visited.
+// Producer and consumers go by the same.
 #pragma once
 
 #include "kernels/cuda/mask.h"
@@ -26,7 +27,8 @@ struct alignas(16) ItemScope {
   }
   // Some row may see each of them.
   KVC_DEVICE bool each_seen(int32_t begin, int32_t end) const {
-    return begin >= key_begin && end <= key_end && (begin >= rows.first_begin || end <= mask.sink_end);
+    return begin >= key_begin && end <= key_end &&
+           (begin >= rows.first_begin || end <= mask.sink_end);
   }
   // Every row sees each of them.
   KVC_DEVICE bool all_see(int32_t begin, int32_t end) const {
@@ -39,8 +41,8 @@ struct alignas(16) ItemScope {
 };
 
 // warp. Written by lane 0: barriers are the caller's.
-KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem& item, int32_t causal,
-                           int32_t group_size, int32_t box_rows, ItemScope* out) {
+KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem& item,
+                           int32_t causal, int32_t group_size, int32_t box_rows, ItemScope* out) {
   const int32_t row_begin = item.row_begin / group_size;
   const int32_t row_end = (item.row_begin + item.num_rows - 1) / group_size + 1;
   TileMask rows = kEmptyTile;
@@ -57,8 +59,9 @@ KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem
   // An item without keys has no blocks, not even the one that key_begin lies in.
   const int32_t key_end = rows.last_end > item.key_begin ? rows.last_end : first;
   if (lane_id() == 0)
-    *out = {sequence_mask(sequence),        rows,     item.key_begin, key_end, first, item.row_begin,
-            item.row_begin + item.num_rows, &sequence};
+    *out = {
+        sequence_mask(sequence),        rows,     item.key_begin, key_end, first, item.row_begin,
+        item.row_begin + item.num_rows, &sequence};
 }
 
 }  // namespace kvc::cuda::wgmma

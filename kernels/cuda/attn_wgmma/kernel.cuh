@@ -1,4 +1,5 @@
-// Prefill with wgmma: two consumer warpgroups of 64 packed rows, K and V by TMA from a producer warp. README.md has the schedule.
+// Prefill with wgmma: two consumer warpgroups of 64 packed rows, K and V by TMA from a producer
+// warp. README.md has the schedule.
 #pragma once
 
 #include "kernels/cuda/attn_wgmma/config.h"
@@ -27,7 +28,8 @@ KVC_DEVICE void sync_consumers() { sync_named(3, 256); }
 
 // A consumer thread's first packed row. Cheaper made anew than kept.
 KVC_DEVICE int32_t first_own_row(const ItemScope& scope) {
-  return scope.row_begin + static_cast<int32_t>(threadIdx.x / 128 - 1) * kRowsOfConsumer + row_of_warpgroup();
+  return scope.row_begin + static_cast<int32_t>(threadIdx.x / 128 - 1) * kRowsOfConsumer +
+         row_of_warpgroup();
 }
 
 template <class Shape, kernels::DType T>
@@ -35,7 +37,8 @@ KVC_DEVICE void multiply_qk(float (&s)[Shape::kKeyBlock / 2], uint64_t q, uint64
 #pragma unroll
   for (int step = 0; step < Shape::kKDim / 16; ++step) {
     wgmma_ss<T, Shape::kKeyBlock, false>(s, wgmma_advance(q, k_major_step(kRowsOfConsumer, step)),
-                                         wgmma_advance(k, k_major_step(Shape::kKeyBlock, step)), step > 0);
+                                         wgmma_advance(k, k_major_step(Shape::kKeyBlock, step)),
+                                         step > 0);
   }
 }
 template <class Shape, kernels::DType T>
@@ -46,7 +49,8 @@ KVC_DEVICE void multiply_pv(float (&o)[Shape::kVDim / 2], uint32_t (&p)[Shape::k
     wgmma_rs<T, Shape::kVDim, true>(o, p[step], wgmma_advance(v, n_major_step(step)), true);
 }
 
-// Both consumers: V rows that no row of the item sees become zeros, for 0 * NaN is NaN. Boxes that nobody sees are zeros already.
+// Both consumers: V rows that no row of the item sees become zeros, for 0 * NaN is NaN. Boxes that
+// nobody sees are zeros already.
 template <class Shape>
 KVC_DEVICE void clear_unseen(std::byte* v, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128;
@@ -55,7 +59,8 @@ KVC_DEVICE void clear_unseen(std::byte* v, const ItemScope& scope, int32_t key) 
   const int row = thread / kThreadsOfRow;
   if (!scope.seen(key + row)) {
     for (int i = thread % kThreadsOfRow; i < 8 * kPieces; i += kThreadsOfRow) {
-      *reinterpret_cast<Words4*>(v + i / 8 * Shape::kKeyBlock * 128 + row * 128 + i % 8 * 16) = Words4{};
+      *reinterpret_cast<Words4*>(v + i / 8 * Shape::kKeyBlock * 128 + row * 128 + i % 8 * 16) =
+          Words4{};
     }
   }
   fence_proxy_async();
@@ -71,17 +76,18 @@ KVC_DEVICE void start_item(const AttnLaunch& launch, int32_t index, int32_t box_
   const kernels::AttnSequence& sequence = params.sequences[item.sequence];
   const int thread = static_cast<int>(threadIdx.x & 127u);
   if (thread < 32)
-    find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows, scope);
+    find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows,
+               scope);
   load_queries<T, Shape::kKDim>(
-      params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation, item.kv_head,
-      item.row_begin + consumer * kRowsOfConsumer, item.row_begin + item.num_rows, kRowsOfConsumer,
-      shared + consumer * (Shape::kQBytes / kConsumers), thread, 128);
+      params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation,
+      item.kv_head, item.row_begin + consumer * kRowsOfConsumer, item.row_begin + item.num_rows,
+      kRowsOfConsumer, shared + consumer * (Shape::kQBytes / kConsumers), thread, 128);
   fence_proxy_async();
 }
 
 template <class Shape, kernels::DType T>
-KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* shared, ItemScope* scopes,
-                        const Ring<Shape::kStages, Shape::kKBytes>& k_ring,
+KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* shared,
+                        ItemScope* scopes, const Ring<Shape::kStages, Shape::kKBytes>& k_ring,
                         const Ring<Shape::kStages, Shape::kVBytes>& v_ring) {
   constexpr int kKeys = Shape::kKeyBlock;
   const kernels::AttnParams& params = launch.params;
@@ -89,7 +95,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
   RingPlace<Shape::kStages> place;  // of V; K is one block ahead while outputs are due
 
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1]; ++i) {
+  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
+       ++i) {
     const int consumer = own_consumer();
     sync_consumer(consumer);  // nobody needs the last item's queries and scope any more
     start_item<Shape, T>(launch, i, box_rows, consumer, shared, scopes + consumer);
@@ -104,28 +111,32 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
 
     const auto issue_qk = [&](const RingPlace<Shape::kStages>& k_place) {
       k_ring.wait(k_place);
-      // Made anew in every block: the compiler would keep the descriptors of all steps in registers.
+      // Made anew in every block: the compiler would keep the descriptors of all steps in
+      // registers.
       uint32_t place[1] = {static_cast<uint32_t>(consumer)};
       wgmma_pin(place);
-      const uint64_t q =
-          wgmma_descriptor(shared + place[0] * (Shape::kQBytes / kConsumers), 0, kStrideBytes, kSwizzleBytes);
+      const uint64_t q = wgmma_descriptor(shared + place[0] * (Shape::kQBytes / kConsumers), 0,
+                                          kStrideBytes, kSwizzleBytes);
       wgmma_pin(s);
       wgmma_fence();
-      multiply_qk<Shape, T>(s, q, wgmma_descriptor(k_ring.stage(k_place), 0, kStrideBytes, kSwizzleBytes));
+      multiply_qk<Shape, T>(
+          s, q, wgmma_descriptor(k_ring.stage(k_place), 0, kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
     const auto issue_pv = [&]() {
       wgmma_pin(o);
       wgmma_fence();
       multiply_pv<Shape, T>(
-          o, p, wgmma_descriptor(v_ring.stage(place), leading_bytes(kKeys), kStrideBytes, kSwizzleBytes));
+          o, p,
+          wgmma_descriptor(v_ring.stage(place), leading_bytes(kKeys), kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
     const auto finish_scores = [&](const RingPlace<Shape::kStages>& k_place, int32_t key) {
       wgmma_pin(s);
       k_ring.release(k_place);
       if (params.softcap != 0) cap_scores(s, params.q_scale);
-      if (!scope.all_see(key, key + kKeys)) mask_scores<kKeys>(s, scope, params, first_own_row(scope), key);
+      if (!scope.all_see(key, key + kKeys))
+        mask_scores<kKeys>(s, scope, params, first_own_row(scope), key);
       float m[2];
       find_maxima<kKeys>(s, sums, m);
       soften<kKeys>(s, scale, m, sums, factor);
@@ -199,7 +210,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp_id() < 4) {
       registers_decrease<kProducerRegisters>();
       if (warp_id() == 0)
-        produce<Shape>(params.launch, params.maps, params.box_rows, scopes + kConsumers, k_ring, v_ring);
+        produce<Shape>(params.launch, params.maps, params.box_rows, scopes + kConsumers, k_ring,
+                       v_ring);
     } else {
       registers_increase<kConsumerRegisters>();
       consume<Shape, T>(params.launch, params.box_rows, shared, scopes, k_ring, v_ring);

@@ -37,11 +37,13 @@ const char* misfit(const AttnLaunch& launch, int arch) {
   if (params.k.dtype != params.v.dtype || params.k.dtype == DType::kF32)
     return "wgmma: K and V are not both bf16 or both f16";
   if (wgmma::shape_of(params.k_dim, params.v_dim) < 0) return "wgmma: head dims above 256/256";
-  if (params.k_dim % 8 != 0 || params.v_dim % 8 != 0) return "wgmma: head dims are not multiples of 8";
+  if (params.k_dim % 8 != 0 || params.v_dim % 8 != 0)
+    return "wgmma: head dims are not multiples of 8";
   if (params.page_size != wgmma::kRaggedPage && params.page_size % wgmma::kLeastBoxRows != 0)
     return "wgmma: the page size is not a multiple of 16";
   const uint64_t pair_bytes = params.out.dtype == DType::kF32 ? 8 : 4;
-  if (((reinterpret_cast<uintptr_t>(params.out.base) | static_cast<uint64_t>(params.out.token_stride) |
+  if (((reinterpret_cast<uintptr_t>(params.out.base) |
+        static_cast<uint64_t>(params.out.token_stride) |
         static_cast<uint64_t>(params.out.head_stride)) &
        (pair_bytes - 1)) != 0)
     return "wgmma: output rows are not aligned to pairs of elements";
@@ -85,9 +87,9 @@ cudaError_t attn_wgmma(const AttnLaunch& launch_params, cudaStream_t stream) {
   for (int half = 0; half < 2; ++half) {
     const kernels::PagedRows& rows = half == 0 ? params.k : params.v;
     const int32_t dim = half == 0 ? params.k_dim : params.v_dim;
-    const cudaError_t mapped =
-        paged_maps(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, kernel_params.box_rows),
-                   wgmma::num_maps(params.page_size), kernel_params.maps + half * wgmma::kRaggedMaps);
+    const cudaError_t mapped = paged_maps(
+        paged_map_key(rows, dim, params.page_size, params.num_kv_heads, kernel_params.box_rows),
+        wgmma::num_maps(params.page_size), kernel_params.maps + half * wgmma::kRaggedMaps);
     if (mapped != cudaSuccess) return mapped;
   }
   const cudaError_t allowed = allow_shared(variant.kernel, variant.shared_bytes);

@@ -16,10 +16,11 @@ KVC_DEVICE float sum_of_row(float l) {
   return l + shuffle_xor(l, 2);
 }
 
-// One row's columns column_begin + 8 * j + 2 * (lane % 4), +1 times `factor`. v_dim is a multiple of 8, `to` aligned to pairs.
+// One row's columns column_begin + 8 * j + 2 * (lane % 4), +1 times `factor`. v_dim is a multiple
+// of 8, `to` aligned to pairs.
 template <int Row, int Count>
-KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[Count], float factor,
-                          int32_t column_begin, int32_t v_dim) {
+KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[Count],
+                          float factor, int32_t column_begin, int32_t v_dim) {
   const int32_t column = column_begin + 2 * (lane_id() & 3);
   const auto for_each = [&](auto store) {
 #pragma unroll
@@ -46,8 +47,8 @@ KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[
 // One of the thread's two rows.
 template <int Row, int Count>
 KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
-                          int32_t packed, const RowSums& sums, float m_scale, const float (&o)[Count],
-                          int32_t column_begin, bool writes_sums) {
+                          int32_t packed, const RowSums& sums, float m_scale,
+                          const float (&o)[Count], int32_t column_begin, bool writes_sums) {
   const kernels::AttnParams& params = launch.params;
   if (packed >= scope.row_end) return;
   const float l = sums.l;
@@ -58,7 +59,8 @@ KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, cons
   kernels::DType dtype = kernels::DType::kF32;
   float factor = 1.0f;
   if (item.slot >= 0) {
-    float* slot = launch.plan.partials + item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
+    float* slot = launch.plan.partials +
+                  item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
                   int64_t{packed - scope.row_begin} * (2 + params.v_dim);
     if (writes_sums) slot[0] = m, slot[1] = l;
     to = reinterpret_cast<std::byte*>(slot + 2);
@@ -71,7 +73,8 @@ KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, cons
           empty ? kMinusInfinity : kLn2 * (m + log2_fast(l));
     }
     float denominator = l;
-    if (params.sinks != nullptr && !empty) denominator += exp2_fast(params.sinks[q_head] * kLog2E - m);
+    if (params.sinks != nullptr && !empty)
+      denominator += exp2_fast(params.sinks[q_head] * kLog2E - m);
     factor = empty ? 0.0f : 1.0f / denominator;
     dtype = params.out.dtype;
     to = params.out.base + token * params.out.token_stride + q_head * params.out.head_stride;
@@ -79,8 +82,9 @@ KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, cons
   store_row<Row>(to, dtype, o, factor, column_begin, params.v_dim);
 }
 
-// Columns column_begin + 8 * j + 2 * (lane % 4), +1 of packed rows first_row and first_row + 8. sums: of whole rows; `m_scale` makes log2 units
-// of m; `writes_sums`: m, l and lse are this warpgroup's to write as well.
+// Columns column_begin + 8 * j + 2 * (lane % 4), +1 of packed rows first_row and first_row + 8.
+// sums: of whole rows; `m_scale` makes log2 units of m; `writes_sums`: m, l and lse are this
+// warpgroup's to write as well.
 template <int Count>
 KVC_DEVICE void write_rows(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
                            int32_t first_row, const RowSums (&sums)[2], float m_scale,

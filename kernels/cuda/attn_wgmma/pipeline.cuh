@@ -29,7 +29,9 @@ struct Ring {
       mbarrier_init(empty + stage, consumer_warps);
     }
   }
-  KVC_DEVICE std::byte* stage(const RingPlace<Stages>& place) const { return memory + place.stage() * Bytes; }
+  KVC_DEVICE std::byte* stage(const RingPlace<Stages>& place) const {
+    return memory + place.stage() * Bytes;
+  }
 
   // The producer's warp: the stage is free, and its bytes are announced.
   KVC_DEVICE void open(const RingPlace<Stages>& place) const {

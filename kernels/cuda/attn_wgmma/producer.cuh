@@ -1,4 +1,5 @@
-// The producer warp: looks pages up and has TMA fill the rings, in the order in which the consumers empty them.
+// The producer warp: looks pages up and has TMA fill the rings, in the order in which the consumers
+// empty them.
 #pragma once
 
 #include "kernels/cuda/attn_wgmma/config.h"
@@ -9,14 +10,17 @@
 
 namespace kvc::cuda::wgmma {
 
-// Where lane i's box of a block of keys lies. page -1: nowhere, TMA gives zeros. rows < box_rows: the box reaches over the end of ragged keys.
+// Where lane i's box of a block of keys lies. page -1: nowhere, TMA gives zeros. rows < box_rows:
+// the box reaches over the end of ragged keys.
 struct BoxPlace {
   int32_t page, slot, rows;
 };
 
-// warp. box_rows keys from `key` on per lane; lanes behind the block get a place as well, which is not used.
-KVC_DEVICE BoxPlace find_box(const kernels::AttnParams& params, const kernels::AttnSequence& sequence,
-                             const ItemScope& scope, int32_t key, int32_t box_rows) {
+// warp. box_rows keys from `key` on per lane; lanes behind the block get a place as well, which is
+// not used.
+KVC_DEVICE BoxPlace find_box(const kernels::AttnParams& params,
+                             const kernels::AttnSequence& sequence, const ItemScope& scope,
+                             int32_t key, int32_t box_rows) {
   if (!scope.any_seen(key, key + box_rows)) return {-1, 0, box_rows};
   if (params.page_size != kRaggedPage) {
     const int32_t entry = key / params.page_size;
@@ -34,16 +38,19 @@ struct CutBox {
   int32_t row;
   bool exists;
 };
-// `rows` of 64 lie in front of the end. Their binary digits from the highest down are boxes of keys; the digits of the others, from the lowest up, boxes of
-// zeros. So every box begins at a multiple of its rows: those of eight and more at whole repetitions of the swizzle.
+// `rows` of 64 lie in front of the end. Their binary digits from the highest down are boxes of
+// keys; the digits of the others, from the lowest up, boxes of zeros. So every box begins at a
+// multiple of its rows: those of eight and more at whole repetitions of the swizzle.
 KVC_HD CutBox cut_box(int32_t rows, int32_t digit, bool of_zeros) {
   const int32_t size = 1 << digit, others = kRaggedBoxRows - rows;
   return of_zeros ? CutBox{digit, rows + (others & (size - 1)), (others & size) != 0}
                   : CutBox{digit, rows & -2 * size, (rows & size) != 0};
 }
 
-// warp. A block of K or V of one head: boxes of 64 elements x box_rows keys, [dim / 64][keys][64]. Lane i < keys / box_rows holds the place of box i.
-// `maps`: boxes of box_rows; of ragged keys then those of half as many, and so on to one. BarrierPerPiece: 64 elements announce themselves at full[piece].
+// warp. A block of K or V of one head: boxes of 64 elements x box_rows keys, [dim / 64][keys][64].
+// Lane i < keys / box_rows holds the place of box i. `maps`: boxes of box_rows; of ragged keys then
+// those of half as many, and so on to one. BarrierPerPiece: 64 elements announce themselves at
+// full[piece].
 template <int Dim, int Keys, bool BarrierPerPiece = false>
 KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* maps, int32_t head,
                            const BoxPlace& place, int32_t box_rows) {
@@ -60,7 +67,8 @@ KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* m
   }
   const uint32_t cut = ballot(lane_id() < boxes && place.rows < box_rows);
   if (cut == 0) return;
-  // At most one box of a block is cut. Sixteen lanes have its digits, for the keys and for the zeros; each box that there is takes one instruction.
+  // At most one box of a block is cut. Sixteen lanes have its digits, for the keys and for the
+  // zeros; each box that there is takes one instruction.
   int32_t which = 0;
   while ((cut >> which & 1u) == 0) ++which;
   const int32_t page = shuffle(place.page, which), slot = shuffle(place.slot, which);
@@ -71,8 +79,8 @@ KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* m
 #pragma unroll 1
   for (int32_t piece = lane_id() >> 4; piece < kPieces; piece += 2) {
     tma_load_4d(shared + piece * Keys * 128 + (which * kRaggedBoxRows + box.row) * 128,
-                maps + kRaggedMaps - 1 - box.digit, full + (BarrierPerPiece ? piece : 0), 64 * piece,
-                slot + box.row, head, of_zeros ? -1 : page);
+                maps + kRaggedMaps - 1 - box.digit, full + (BarrierPerPiece ? piece : 0),
+                64 * piece, slot + box.row, head, of_zeros ? -1 : page);
   }
 }
 
@@ -94,19 +102,20 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
     bool v_is_due = false;
     const auto load_v = [&]() {
       v_ring.open(v_place);
-      load_block<Shape::kVDim, Shape::kKeyBlock>(v_ring.stage(v_place), v_ring.full + v_place.stage(),
-                                                 maps + kRaggedMaps, item.kv_head, place, box_rows);
+      load_block<Shape::kVDim, Shape::kKeyBlock>(v_ring.stage(v_place),
+                                                 v_ring.full + v_place.stage(), maps + kRaggedMaps,
+                                                 item.kv_head, place, box_rows);
       v_place.blocks++;
     };
     // K of a block goes before V of the one in front of it: scores are one block ahead.
     for (int32_t key = scope.block(scope.first, Shape::kKeyBlock); key < scope.key_end;
          key = scope.block(key + Shape::kKeyBlock, Shape::kKeyBlock)) {
       const BoxPlace next =
-          find_box(params, sequence, scope, key + (lane_id() & (Shape::kKeyBlock / box_rows - 1)) * box_rows,
-                   box_rows);
+          find_box(params, sequence, scope,
+                   key + (lane_id() & (Shape::kKeyBlock / box_rows - 1)) * box_rows, box_rows);
       k_ring.open(k_place);
-      load_block<Shape::kKDim, Shape::kKeyBlock>(k_ring.stage(k_place), k_ring.full + k_place.stage(), maps,
-                                                 item.kv_head, next, box_rows);
+      load_block<Shape::kKDim, Shape::kKeyBlock>(
+          k_ring.stage(k_place), k_ring.full + k_place.stage(), maps, item.kv_head, next, box_rows);
       k_place.blocks++;
       if (v_is_due) load_v();
       place = next;

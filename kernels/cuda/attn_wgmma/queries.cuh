@@ -16,10 +16,12 @@ KVC_DEVICE void load_eight(const std::byte* row, int32_t index, float (&out)[8])
   for (int i = 0; i < 4; ++i) unpack<T>(words.x[i], out[2 * i], out[2 * i + 1]);
 }
 
-// The same, rotated by row `angles`. The rotation begins and ends at multiples of eight elements, and so does its half.
+// The same, rotated by row `angles`. The rotation begins and ends at multiples of eight elements,
+// and so does its half.
 template <kernels::DType T>
-KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index, const kernels::Rotation& rotation,
-                                   int64_t angles, float (&out)[8]) {
+KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index,
+                                   const kernels::Rotation& rotation, int64_t angles,
+                                   float (&out)[8]) {
   load_eight<T>(row, index, out);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
   if (inside < 0 || inside >= rotation.rotary_dim) return;
@@ -50,16 +52,20 @@ KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
           15u) == 0;
 }
 
-// k_dim is a multiple of 8. `threads` threads, of which this is number `thread`, write `rows` packed rows from `first_row` of the sequence's kv head on; those from
-// `row_end` on are zeros. `shared`: block_offset(rows, …).
+// k_dim is a multiple of 8. `threads` threads, of which this is number `thread`, write `rows`
+// packed rows from `first_row` of the sequence's kv head on; those from `row_end` on are zeros.
+// `shared`: block_offset(rows, …).
 template <kernels::DType T, int Dim>
-KVC_DEVICE void load_queries(const kernels::AttnParams& params, const kernels::AttnSequence& sequence,
+KVC_DEVICE void load_queries(const kernels::AttnParams& params,
+                             const kernels::AttnSequence& sequence,
                              const kernels::Rotation& rotation, int32_t kv_head, int32_t first_row,
-                             int32_t row_end, int32_t rows, std::byte* shared, int thread, int threads) {
+                             int32_t row_end, int32_t rows, std::byte* shared, int thread,
+                             int threads) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  // Whole pieces where memory and rotation allow it, as they do in models of today; else one element at a time.
-  const bool whole =
-      params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 && rotation.rotary_dim % 16 == 0;
+  // Whole pieces where memory and rotation allow it, as they do in models of today; else one
+  // element at a time.
+  const bool whole = params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 &&
+                     rotation.rotary_dim % 16 == 0;
   constexpr int kPieces = Dim / 8;
 #pragma unroll 1
   for (int32_t i = thread; i < rows * kPieces; i += threads) {
@@ -84,8 +90,9 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params, const kernels::A
     }
 #pragma unroll 1
     for (int32_t j = 0; j < 8; ++j) {
-      const float value = rotated(rotation, packed, index + j,
-                                  [&](int32_t at) { return load_element(from, params.q.dtype, at); });
+      const float value = rotated(rotation, packed, index + j, [&](int32_t at) {
+        return load_element(from, params.q.dtype, at);
+      });
       store_element(to, T, j, value);
     }
   }

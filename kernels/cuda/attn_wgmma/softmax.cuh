@@ -1,5 +1,5 @@
-// Scores of a block in wgmma's accumulator layout: masks, soft cap, and the running maximum and sum of every row. A thread holds columns
-// 8 * j + 2 * (lane % 4), +1 of two rows, eight apart.
+// Scores of a block in wgmma's accumulator layout: masks, soft cap, and the running maximum and sum
+// of every row. A thread holds columns 8 * j + 2 * (lane % 4), +1 of two rows, eight apart.
 #pragma once
 
 #include "kernels/cuda/attn_wgmma/item.cuh"
@@ -17,17 +17,20 @@ KVC_DEVICE int32_t row_of_warpgroup() {
   return thread / 32 * 16 + (thread & 31) / 4;
 }
 
-// Sets what rows do not see to -inf, whatever it was. s[4 * piece + 2 * row + i]: keys from first_key on, packed rows first_row and first_row + 8.
+// Sets what rows do not see to -inf, whatever it was. s[4 * piece + 2 * row + i]: keys from
+// first_key on, packed rows first_row and first_row + 8.
 template <int Keys>
-KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope, const kernels::AttnParams& params,
-                            int32_t first_row, int32_t first_key) {
+KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope,
+                            const kernels::AttnParams& params, int32_t first_row,
+                            int32_t first_key) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
   const int shift = 2 * (lane_id() & 3);
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const int32_t packed = first_row + 8 * row;
     const int32_t token = packed < scope.row_end ? packed / group_size : 0;
-    RowMask own = packed < scope.row_end ? row_mask(*scope.sequence, params.causal, token) : kBlindRow;
+    RowMask own =
+        packed < scope.row_end ? row_mask(*scope.sequence, params.causal, token) : kBlindRow;
     own.end = own.end < scope.key_end ? own.end : scope.key_end;
 #pragma unroll
     for (int word = 0; word < Keys / 32; ++word) {
@@ -55,7 +58,8 @@ KVC_DEVICE void cap_scores(float (&s)[Count], float scale) {
   for (int i = 0; i < Count; ++i) s[i] = tanh_fast(s[i] * scale);
 }
 
-// Per row: the maximum of its scores, not scaled, the same in all four lanes of a row; the sum of the thread's own columns alone.
+// Per row: the maximum of its scores, not scaled, the same in all four lanes of a row; the sum of
+// the thread's own columns alone.
 struct RowSums {
   float m = kMinusInfinity;
   float l = 0;
@@ -79,8 +83,8 @@ KVC_DEVICE void find_maxima(const float (&s)[Keys / 2], const RowSums (&sums)[2]
   }
 }
 
-// s becomes 2^(scale * (s - m)); `factor` is what sums and outputs of earlier blocks are multiplied by. scale > 0. A row that has seen nothing
-// yet has factor 0 and zeros.
+// s becomes 2^(scale * (s - m)); `factor` is what sums and outputs of earlier blocks are multiplied
+// by. scale > 0. A row that has seen nothing yet has factor 0 and zeros.
 template <int Keys>
 KVC_DEVICE void soften(float (&s)[Keys / 2], float scale, const float (&m)[2], RowSums (&sums)[2],
                        float (&factor)[2]) {

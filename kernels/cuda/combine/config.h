@@ -11,7 +11,8 @@ constexpr int32_t kWarps = kThreads / 32;
 // Keeps ptxas from squeezing registers, with spills, for more.
 constexpr int32_t kCtasPerSm = 8;
 
-// Vectors of accumulators that a lane has under way per source: 128 accumulators of a row in pairs take two.
+// Vectors of accumulators that a lane has under way per source: 128 accumulators of a row in pairs
+// take two.
 constexpr int32_t kVectors = 2;
 
 struct Launch {

@@ -1,4 +1,5 @@
-// Partial results of split rows into out and lse. For every row of every merge item, with the sources s in
+// Partial results of split rows into out and lse. For every row of every merge item, with the
+// sources s in
 // their order:
 //   m = max m_s,  w_s = 2^(m_s - m),  lse = ln(2) * (m + log2(sum w_s l_s))
 //   O = sum w_s acc_s / (sum w_s l_s + 2^(sink - m))
@@ -23,8 +24,8 @@ struct alignas(4 * Width) Floats {
 // The larger one; NaN wins, so that it reaches the outputs.
 KVC_DEVICE float top_of(float a, float b) { return a != a || a > b ? a : b; }
 
-// A part of a row as lane s of a group of 32 sources knows the s-th of them: where it begins in the partials,
-// and its weight.
+// A part of a row as lane s of a group of 32 sources knows the s-th of them: where it begins in the
+// partials, and its weight.
 struct Part {
   int64_t at;
   float weight;
@@ -75,7 +76,8 @@ KVC_DEVICE float length_of_row(const Row& row, float top) {
 }
 
 template <int Width>
-KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index, const Floats<Width>& values) {
+KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index,
+                      const Floats<Width>& values) {
   if (dtype == kernels::DType::kF32) {
     *reinterpret_cast<Floats<Width>*>(row + 4 * static_cast<int64_t>(index)) = values;
   } else if constexpr (Width == 2) {
@@ -90,8 +92,8 @@ KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index, const
 
 // warp. Adds the next 32 sources to the accumulators from `index` on, every lane to its own.
 template <int Width>
-KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32_t index, int32_t v_dim,
-                          Floats<Width> (&sums)[kVectors]) {
+KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32_t index,
+                          int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
 #pragma unroll 4
   for (int32_t source = 0; source < count; ++source) {
     const float weight = shuffle(part.weight, source);
@@ -110,11 +112,13 @@ KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32
 
 // warp.
 template <int Width>
-KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out, float sink, float* lse) {
+KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out, float sink,
+                            float* lse) {
   const float top = top_of_row(row);
   const bool is_empty = top == kMinusInfinity;
   const float length = is_empty ? 0.0f : length_of_row(row, top);
-  if (lse != nullptr && lane_id() == 0) *lse = is_empty ? kMinusInfinity : kLn2 * (top + log2_fast(length));
+  if (lse != nullptr && lane_id() == 0)
+    *lse = is_empty ? kMinusInfinity : kLn2 * (top + log2_fast(length));
   const float scale = is_empty ? 0.0f : 1.0f / (length + exp2_fast(kLog2E * sink - top));
   const bool one_group = row.num_sources <= 32;
   Part part = is_empty ? Part{0, 0.0f} : row.part(0, top);
@@ -161,10 +165,11 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     const int32_t head = merge.kv_head * launch.group_size + packed % launch.group_size;
     const int64_t token =
         sequence.row_map != nullptr ? sequence.row_map[token_row] : sequence.row_begin + token_row;
-    combine_row<Width>(launch, row,
-                       launch.out.base + token * launch.out.token_stride + head * launch.out.head_stride,
-                       launch.sinks != nullptr ? launch.sinks[head] : kMinusInfinity,
-                       launch.lse != nullptr ? launch.lse + token * launch.lse_token_stride + head : nullptr);
+    combine_row<Width>(
+        launch, row,
+        launch.out.base + token * launch.out.token_stride + head * launch.out.head_stride,
+        launch.sinks != nullptr ? launch.sinks[head] : kMinusInfinity,
+        launch.lse != nullptr ? launch.lse + token * launch.lse_token_stride + head : nullptr);
   }
 }
 

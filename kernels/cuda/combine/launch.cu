@@ -22,7 +22,8 @@ cudaError_t combine(const AttnLaunch& launch, cudaStream_t stream) {
                    static_cast<uintptr_t>(params.out.token_stride) |
                    static_cast<uintptr_t>(params.out.head_stride);
   const bool in_pairs =
-      params.v_dim % 2 == 0 && any % static_cast<uintptr_t>(2 * kernels::dtype_bytes(params.out.dtype)) == 0;
+      params.v_dim % 2 == 0 &&
+      any % static_cast<uintptr_t>(2 * kernels::dtype_bytes(params.out.dtype)) == 0;
   return in_pairs ? kvc::cuda::launch(combining::combine_kernel<2>, shape, stream, parameters)
                   : kvc::cuda::launch(combining::combine_kernel<1>, shape, stream, parameters);
 }

@@ -13,39 +13,44 @@ struct Channel {
   const kernels::ConvSequence& sequence;
   int32_t channel;
 
-  // Input of row `row` of the sequence; before row 0: what the state has of it, from -(width - 1) on.
+  // Input of row `row` of the sequence; before row 0: what the state has of it, from -(width - 1)
+  // on.
   KVC_DEVICE uint32_t new_bits(int64_t row) const {
-    return load_bits(params.x.base + (sequence.row_begin + row) * params.x.token_stride, params.x.dtype,
-                     channel);
+    return load_bits(params.x.base + (sequence.row_begin + row) * params.x.token_stride,
+                     params.x.dtype, channel);
   }
   KVC_DEVICE uint32_t input_bits(int64_t row) const {
     if (row >= 0) return new_bits(row);
     if (sequence.state_in == nullptr) return 0;
     const int32_t kept = params.width - 1;
-    return load_bits(sequence.state_in, params.state_dtype, static_cast<int64_t>(channel) * kept + kept + row);
+    return load_bits(sequence.state_in, params.state_dtype,
+                     static_cast<int64_t>(channel) * kept + kept + row);
   }
   KVC_DEVICE float input_value(uint32_t bits, int64_t row) const {
     return value_of(bits, row >= 0 ? params.x.dtype : params.state_dtype);
   }
   KVC_DEVICE float input(int64_t row) const { return input_value(input_bits(row), row); }
-  KVC_DEVICE float weight(int32_t j) const { return params.weight[channel * params.weight_stride + j]; }
+  KVC_DEVICE float weight(int32_t j) const {
+    return params.weight[channel * params.weight_stride + j];
+  }
   KVC_DEVICE float bias() const { return params.bias == nullptr ? 0 : params.bias[channel]; }
   KVC_DEVICE float activated(float sum) const {
     return params.activation == kernels::Activation::kSilu ? sum / (1 + expf(-sum)) : sum;
   }
   KVC_DEVICE void write(int64_t row, float sum) const {
-    store_value(params.out.base + (sequence.row_begin + row) * params.out.token_stride, params.out.dtype,
-                channel, activated(sum));
+    store_value(params.out.base + (sequence.row_begin + row) * params.out.token_stride,
+                params.out.dtype, channel, activated(sum));
   }
 };
 
-// Rows [begin, end) with the window in registers. All loads of the first rows are on their way before the first is needed, those of the next rows while
-// these are computed.
+// Rows [begin, end) with the window in registers. All loads of the first rows are on their way
+// before the first is needed, those of the next rows while these are computed.
 template <int kWidth>
 KVC_DEVICE void convolve(const Channel& at, int64_t begin, int64_t end) {
   constexpr int kTogether = conv_config::kRowsAhead, kKept = kWidth - 1;
   const kernels::TokenRows &x = at.params.x, &out = at.params.out;
-  // One step behind the other: addresses of every row of a turn would take more registers than there are.
+  // One step behind the other: addresses of every row of a turn would take more registers than
+  // there are.
   const std::byte* from = x.base + (at.sequence.row_begin + begin) * x.token_stride;
   std::byte* to = out.base + (at.sequence.row_begin + begin) * out.token_stride;
   float weight[kWidth], window[kKept + kTogether];
@@ -82,14 +87,15 @@ KVC_DEVICE void convolve<0>(const Channel& at, int64_t begin, int64_t end) {
   }
 }
 
-// Blocks of kRows rows, those of a sequence behind those of the one before: where the blocks of sequence s begin. It has one at least, for its state, and
-// enough of them wherever its rows begin.
+// Blocks of kRows rows, those of a sequence behind those of the one before: where the blocks of
+// sequence s begin. It has one at least, for its state, and enough of them wherever its rows begin.
 KVC_DEVICE int32_t first_block(const kernels::ConvParams& params, int32_t s) {
   return static_cast<int32_t>(params.sequences[s].row_begin / conv_config::kRows) + s;
 }
 // Whose block it is: the last s in [0, n) with first_block(s) <= block; n > 0.
 KVC_DEVICE int32_t sequence_of_block(const kernels::ConvParams& params, int32_t n, int32_t block) {
-  // A decode step, where every sequence has one row: kRows of them take kRows + 1 blocks, the last of which is empty.
+  // A decode step, where every sequence has one row: kRows of them take kRows + 1 blocks, the last
+  // of which is empty.
   constexpr int32_t kRows = conv_config::kRows;
   const int32_t inside = block % (kRows + 1);
   const int32_t guess = block / (kRows + 1) * kRows + (inside < kRows ? inside : kRows - 1);
@@ -124,7 +130,8 @@ __global__ void __launch_bounds__(conv_config::kThreads, conv_config::kCtas)
   const int64_t end = begin + conv_config::kRows;
   if (begin < sequence.num_rows)
     convolve<kWidth>(at, begin, end < sequence.num_rows ? end : sequence.num_rows);
-  // The last width - 1 inputs. In place, an old one that is kept moves to the front: it is read before it can be written.
+  // The last width - 1 inputs. In place, an old one that is kept moves to the front: it is read
+  // before it can be written.
   if (begin != 0 || sequence.state_out == nullptr) return;
   const int32_t kept = params.width - 1;
   for (int32_t j = 0; j < kept; ++j) {

@@ -9,7 +9,8 @@ namespace kvc::cuda::converting {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kColumns = 4096;  // elements of a row that one CTA does
-constexpr int32_t kQuads = 1024;    // groups of four elements of a CTA, in as many rows as that takes
+// Groups of four elements of a CTA, in as many rows as that takes
+constexpr int32_t kQuads = 1024;
 
 struct Launch {
   ConvertParams params;

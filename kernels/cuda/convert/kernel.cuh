@@ -15,7 +15,8 @@ struct RowPair {
 KVC_DEVICE RowPair row_pair(const ConvertParams& params, int64_t row) {
   const int64_t other = params.rows != nullptr ? params.rows[row] : row;
   if (params.scatter != 0)
-    return {params.in + row * params.in_stride, other < 0 ? nullptr : params.out + other * params.out_stride};
+    return {params.in + row * params.in_stride,
+            other < 0 ? nullptr : params.out + other * params.out_stride};
   return {other < 0 ? params.fallback : params.in + other * params.in_stride,
           params.out + row * params.out_stride};
 }
@@ -45,13 +46,15 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
     std::byte* to = pair.to + out_first;
     if (launch.by_four != 0) {
       float value[4] = {};
-      if (from != nullptr) decode_four(in_type, load_four_raw(from, element_bits(in_type), column), value);
+      if (from != nullptr)
+        decode_four(in_type, load_four_raw(from, element_bits(in_type), column), value);
       store_four(to, params.out_type, column, value);
       continue;
     }
     const int32_t end = column + 4 < columns ? column + 4 : columns;
     for (int32_t c = column; c < end; ++c)
-      store_element(to, params.out_type, c, from != nullptr ? load_element(from, in_type, c) : 0.0f);
+      store_element(to, params.out_type, c,
+                    from != nullptr ? load_element(from, in_type, c) : 0.0f);
   }
 }
 

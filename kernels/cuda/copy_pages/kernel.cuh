@@ -1,4 +1,5 @@
-// Whole pages, or slots of pages, from one place of the pool to another or to pinned host memory: PageCopyParams.
+// Whole pages, or slots of pages, from one place of the pool to another or to pinned host memory:
+// PageCopyParams.
 #pragma once
 
 #include "kernels/cuda/copy_pages/config.h"
@@ -30,8 +31,8 @@ KVC_DEVICE void copy_words(std::byte* to, const std::byte* from, int64_t bytes, 
 }
 
 KVC_DEVICE void copy_piece(std::byte* to, const std::byte* from, int64_t bytes) {
-  const uint64_t any =
-      reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(bytes);
+  const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
+                       static_cast<uint64_t>(bytes);
   if (any % 16 == 0) {
     copy_words<Words4>(
         to, from, bytes, [](const std::byte* p) { return load_16_stream(p); },
@@ -59,8 +60,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const StepPageSlot& from = params.from_layers[layer];
     const StepPageSlot& to = params.to_layers[layer];
     if (params.group >= 0 && from.group != params.group) continue;
-    copy_piece(to.base + params.to[pair] * to.page_stride, from.base + params.from[pair] * from.page_stride,
-               from.bytes);
+    copy_piece(to.base + params.to[pair] * to.page_stride,
+               from.base + params.from[pair] * from.page_stride, from.bytes);
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace kvc::cuda {
 
-cudaError_t gather(const kernels::GatherParams& params, const RowStorage& storage, int64_t key_begin,
-                   int64_t key_end, cudaStream_t stream);
+cudaError_t gather(const kernels::GatherParams& params, const RowStorage& storage,
+                   int64_t key_begin, int64_t key_end, cudaStream_t stream);
 
 }  // namespace kvc::cuda

@@ -36,12 +36,13 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   if (row >= rows) return;
   const int32_t head = static_cast<int32_t>(task - row * params.num_heads);
   float* lse = params.lse + row * params.lse_token_stride + head;
-  const Weights weights = weights_of(*lse, params.other_lse[row * params.other_lse_token_stride + head]);
+  const Weights weights =
+      weights_of(*lse, params.other_lse[row * params.other_lse_token_stride + head]);
   sync_warp();  // all have read lse
   if (lane_id() == 0) *lse = weights.lse;
   std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
-  const std::byte* other =
-      params.other_out.base + row * params.other_out.token_stride + head * params.other_out.head_stride;
+  const std::byte* other = params.other_out.base + row * params.other_out.token_stride +
+                           head * params.other_out.head_stride;
   if constexpr (ByFour) {
     const auto own_type = element_of(params.out.dtype);
     const auto other_type = element_of(params.other_out.dtype);

@@ -1,5 +1,6 @@
-// Rows from slot to slot inside the pool, with their scales, K turning on the way where its positions change: MoveParams. The pairs of a list are
-// done in order, so a warp does all of them for one head.
+// Rows from slot to slot inside the pool, with their scales, K turning on the way where its
+// positions change: MoveParams. The pairs of a list are done in order, so a warp does all of them
+// for one head.
 #pragma once
 
 #include "kernels/cuda/elements.cuh"
@@ -11,8 +12,8 @@ namespace kvc::cuda::moving {
 
 // warp. Any alignment; `to` and `from` are the same or apart.
 KVC_DEVICE void copy_row(std::byte* to, const std::byte* from, int32_t bytes) {
-  const uint64_t any =
-      reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) | static_cast<uint64_t>(bytes);
+  const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
+                       static_cast<uint64_t>(bytes);
   if (any % 16 == 0) {
     for (int32_t at = 16 * lane_id(); at < bytes; at += 512) store_16(to + at, load_16(from + at));
   } else if (any % 2 == 0) {
@@ -35,7 +36,8 @@ KVC_DEVICE RowPlace place_of_slot(const MoveParams& params, int64_t slot, int32_
 }
 
 // warp. Element by element as float32 into `row`, then turned and stored as append does it.
-KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const RowPlace& from, float* row) {
+KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const RowPlace& from,
+                         float* row) {
   const Element element = element_of(params.storage, params.rows.dtype);
   const Quant quant = params.storage.quant;
   const float factor = quant == Quant::kPerTensor      ? params.storage.scale
@@ -47,11 +49,13 @@ KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const Row
     row[d] = value * (quant == Quant::kBlock16 ? block_scale(from.scales, d) : factor);
   }
   sync_warp();
-  store_row(to, params.storage, params.rows.dtype, params.dim,
-            [&](int32_t d) { return rotated(params.rotation, 0, d, [&](int32_t j) { return row[j]; }); });
+  store_row(to, params.storage, params.rows.dtype, params.dim, [&](int32_t d) {
+    return rotated(params.rotation, 0, d, [&](int32_t j) { return row[j]; });
+  });
 }
 
-__global__ void __launch_bounds__(kThreads, 6) move_rows_kernel(const __grid_constant__ MoveParams params) {
+__global__ void __launch_bounds__(kThreads, 6)
+    move_rows_kernel(const __grid_constant__ MoveParams params) {
   wait_for_previous_kernel();
   const int64_t task = int64_t{blockIdx.x} * kWarps + warp_id();
   const int64_t list = task / params.num_heads;

@@ -23,7 +23,8 @@ KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t mo
 }
 
 // warp.
-KVC_DEVICE Range rows_of(const int32_t* indptr, int32_t num_sequences, int64_t num_rows, int32_t s) {
+KVC_DEVICE Range rows_of(const int32_t* indptr, int32_t num_sequences, int64_t num_rows,
+                         int32_t s) {
   if (indptr == nullptr) return {s, 1};
   if (!ascends(indptr, num_sequences, num_rows)) return {0, 0};
   return {indptr[s], int64_t{indptr[s + 1]} - indptr[s]};
@@ -73,9 +74,11 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
   const Keys keys = is_ragged ? ragged_keys(params, s) : paged_keys(params, s);
   const bool full = params.full != 0;
   const int64_t first_end = full ? keys.length : keys.length - rows.count + 1;  // that row 0 sees
-  bool sees = keys.length >= 0 && keys.length <= params.max_keys && (full || rows.count <= keys.length);
+  bool sees =
+      keys.length >= 0 && keys.length <= params.max_keys && (full || rows.count <= keys.length);
   if (sees && !is_ragged && rows.count > 0) {
-    const int64_t begin = params.window == 0 || first_end <= params.window ? 0 : first_end - params.window;
+    const int64_t begin =
+        params.window == 0 || first_end <= params.window ? 0 : first_end - params.window;
     sees = has_pages(params, keys, begin);
   }
   const bool hides = sees && params.window != 0 && params.window < keys.length;
@@ -107,7 +110,8 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
   const Range rows = rows_of(params.row_indptr, params.num_sequences, params.num_rows, s);
   if (lane_id() != 0) return;
   std::byte* const state = params.states + s * params.stride;
-  static_cast<kernels::LinearSequence*>(params.sequences)[s] = {rows.begin, rows.count, state, state};
+  static_cast<kernels::LinearSequence*>(params.sequences)[s] = {rows.begin, rows.count, state,
+                                                                state};
 }
 
 KVC_HD int64_t num_runs(const OpPairsParams::Half& half) {
@@ -121,7 +125,8 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
     pairs_kernel(const __grid_constant__ OpPairsParams params) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index < params.num_pairs) {
-    const int64_t from = params.pairs[index * params.stride], to = params.pairs[index * params.stride + 1];
+    const int64_t from = params.pairs[index * params.stride],
+                  to = params.pairs[index * params.stride + 1];
     const bool inside = from >= 0 && from < params.num_pages && to >= 0 && to < params.num_pages;
     params.from[index] = inside ? static_cast<int32_t>(from) : -1;
     params.to[index] = inside ? static_cast<int32_t>(to) : -1;
@@ -131,8 +136,8 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
   const OpPairsParams::Half& half = params.halves[index < first_runs ? 0 : 1];
   const int64_t run = index < first_runs ? index : index - first_runs;
   const int64_t outer = run / half.inner_count, inner = run - outer * half.inner_count;
-  params.layers[index] = {half.base + outer * half.outer_stride + inner * half.inner_stride, half.page_stride,
-                          half.bytes, 0, 0};
+  params.layers[index] = {half.base + outer * half.outer_stride + inner * half.inner_stride,
+                          half.page_stride, half.bytes, 0, 0};
 }
 
 __global__ void __launch_bounds__(op_view_config::kThreads)

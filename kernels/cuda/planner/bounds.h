@@ -19,8 +19,8 @@ struct PlanScratch {
 inline int64_t most_tiles(const PlanShape& shape, const PlanLimits& limits) {
   const int64_t tile_rows = shape.geometry.tile_rows;
   const int64_t packed = limits.max_rows * shape.group_size;
-  // A planned sequence has at least `fewest` packed rows, so there are at most so many, and n of them have at
-  // most n + (packed - n) / tile_rows tiles.
+  // A planned sequence has at least `fewest` packed rows, so there are at most so many, and n of
+  // them have at most n + (packed - n) / tile_rows tiles.
   const int64_t fewest = std::max<int64_t>({int64_t{shape.min_rows} + 1, shape.group_size, 1});
   const int64_t sequences = std::min<int64_t>(limits.max_sequences, packed / fewest);
   const int64_t each = divide_up(std::max(0, shape.max_rows), shape.geometry.tile_rows);
@@ -59,18 +59,20 @@ inline PlanWork work_of(const PlanLaunch& launch) {
 
 }  // namespace planning
 
-// Equal shares: num_ctas - 1 cuts divide at most so many parts, each of which gets two slots from its first
-// cut and one from every other. So there are at most two slots per CTA, and with sinks apart two more per
-// unit. Fixed keys: every unit may be cut at each multiple. Shared prefixes: every item may have a slot. A
-// member's merge has its own slots and for each of its prefixes those of one unit, at least one per part; a
-// further slot, which a cut made, belongs to one unit and so to no more members than that has rows.
+// Equal shares: num_ctas - 1 cuts divide at most so many parts, each of which gets two slots from
+// its first cut and one from every other. So there are at most two slots per CTA, and with sinks
+// apart two more per unit. Fixed keys: every unit may be cut at each multiple. Shared prefixes:
+// every item may have a slot. A member's merge has its own slots and for each of its prefixes those
+// of one unit, at least one per part; a further slot, which a cut made, belongs to one unit and so
+// to no more members than that has rows.
 inline PlanBytes plan_bytes(const PlanShape& shape, const PlanLimits& limits) {
   const int64_t units = planning::most_tiles(shape, limits) * shape.num_kv_heads;
   const int64_t cuts = std::max<int64_t>(0, int64_t{shape.geometry.num_ctas} - 1);
   const int64_t apart = shape.split_sinks != 0 ? 1 : 0;
   int64_t parts = 1 + apart, items, merges, slots, shared_sources = 0;
   if (shape.fixed_keys > 0) {
-    parts = std::max<int64_t>(1, (limits.max_keys + shape.fixed_keys - 1) / shape.fixed_keys + apart);
+    parts =
+        std::max<int64_t>(1, (limits.max_keys + shape.fixed_keys - 1) / shape.fixed_keys + apart);
     items = units * parts;
     slots = parts > 1 ? items : 0;
     merges = parts > 1 ? units : 0;

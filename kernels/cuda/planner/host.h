@@ -1,4 +1,5 @@
-// The planner's steps as loops on the host: what kernel.cuh does with one CTA, with the same result.
+// The planner's steps as loops on the host: what kernel.cuh does with one CTA, with the same
+// result.
 #pragma once
 
 #include "kernels/cuda/planner/bounds.h"
@@ -10,7 +11,8 @@ namespace kvc::cuda {
 inline void plan_on_host(const PlanLaunch& launch) {
   using namespace planning;
   PlanWork work = work_of(launch);
-  work.num_sequences = static_cast<int32_t>(within(*launch.num_sequences_at, 0, launch.limits.max_sequences));
+  work.num_sequences =
+      static_cast<int32_t>(within(*launch.num_sequences_at, 0, launch.limits.max_sequences));
 
   work.num_tiles = 0;
   for (int32_t i = 0; i < work.num_sequences; ++i) {

@@ -1,5 +1,5 @@
-// The planner's steps (plan.h) by one CTA: a thread per sequence, tile, cut and item, prefix sums of the CTA
-// between them. Nothing is serial but the search for the first key of a tile's rows.
+// The planner's steps (plan.h) by one CTA: a thread per sequence, tile, cut and item, prefix sums
+// of the CTA between them. Nothing is serial but the search for the first key of a tile's rows.
 #pragma once
 
 #include "kernels/cuda/planner/config.h"
@@ -16,7 +16,8 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= kMostSharedBytes);
 
-// Prefix sums of one value per thread. Two alternating rows of warp sums: one barrier per sum is enough.
+// Prefix sums of one value per thread. Two alternating rows of warp sums: one barrier per sum is
+// enough.
 class Scan {
  public:
   explicit KVC_DEVICE Scan(Shared* shared) : shared_(shared) {}
@@ -69,7 +70,8 @@ KVC_DEVICE int32_t count_tiles(const PlanWork& work, Scan& scan) {
 }
 
 KVC_DEVICE void describe_tiles(const PlanWork& work, Scan& scan) {
-  const bool may_split = work.shape.fixed_keys > 0 || work.shape.split_sinks != 0 || work.shares != nullptr;
+  const bool may_split =
+      work.shape.fixed_keys > 0 || work.shape.split_sinks != 0 || work.shares != nullptr;
   int64_t cost_done = 0, split_done = 0;
   for (int32_t first = 0; first < work.num_tiles; first += kThreads) {
     const int32_t i = first + static_cast<int32_t>(threadIdx.x);
@@ -78,17 +80,20 @@ KVC_DEVICE void describe_tiles(const PlanWork& work, Scan& scan) {
     const int64_t cost = scan.before(tile.cost, &cost_total);
     if (may_split) split = scan.before(pair_up(tile.split_tiles, tile.split_parts), &split_total);
     if (i < work.num_tiles)
-      set_sums(work, i, {cost_done + cost, high_of(split_done + split), low_of(split_done + split)});
+      set_sums(work, i,
+               {cost_done + cost, high_of(split_done + split), low_of(split_done + split)});
     cost_done += cost_total;
     split_done += split_total;
   }
-  if (threadIdx.x == 0) set_sums(work, work.num_tiles, {cost_done, high_of(split_done), low_of(split_done)});
+  if (threadIdx.x == 0)
+    set_sums(work, work.num_tiles, {cost_done, high_of(split_done), low_of(split_done)});
   sync_cta();
 }
 
 KVC_DEVICE void find_cuts(const PlanWork& work, Scan& scan) {
   const int32_t count = work.plan.num_ctas + 1;
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) work.cuts[i] = find_cut(work, i);
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads)
+    work.cuts[i] = find_cut(work, i);
   sync_cta();
   int64_t done = 0;
   for (int32_t first = 0; first < count; first += kThreads) {

@@ -1,5 +1,6 @@
-// Which keys the rows of a tile see together, as a line of pieces: what the planner cuts. Pure integer
-// functions of one sequence (the rules are those of src/exec/key_pieces.h), the same on host and device.
+// Which keys the rows of a tile see together, as a line of pieces: what the planner cuts. Pure
+// integer functions of one sequence (the rules are those of src/exec/key_pieces.h), the same on
+// host and device.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ KVC_HD int32_t planned_rows(const PlanShape& shape, int64_t token_rows) {
   return rows > shape.min_rows && rows <= shape.max_rows ? static_cast<int32_t>(rows) : 0;
 }
 
-// [0, sink_end) and [begin, end). Without a gap between the two, or where sinks need no item of their own:
-// sink_end = 0.
+// [0, sink_end) and [begin, end). Without a gap between the two, or where sinks need no item of
+// their own: sink_end = 0.
 struct TileKeys {
   int32_t sink_end;
   int32_t begin;
@@ -33,8 +34,8 @@ struct TileKeys {
 };
 
 // Of token rows [row_begin, row_end), which are not empty.
-KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& sequence, int64_t row_begin,
-                          int64_t row_end) {
+KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& sequence,
+                          int64_t row_begin, int64_t row_end) {
   const int64_t last = row_end - 1;
   const int64_t last_end = sequence.key_ends != nullptr
                                ? sequence.key_ends[last]
@@ -42,7 +43,8 @@ KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& s
   const int64_t end = at_least(0, last_end);
   if (sequence.key_begins == nullptr) return {0, 0, static_cast<int32_t>(end)};
   int64_t begin = end;
-  for (int64_t row = row_begin; row < row_end; ++row) begin = at_most(begin, sequence.key_begins[row]);
+  for (int64_t row = row_begin; row < row_end; ++row)
+    begin = at_most(begin, sequence.key_begins[row]);
   begin = at_least(begin, 0);
   int64_t sink_end = within(sequence.sink_end, 0, end);
   if (shape.split_sinks != 0) {
@@ -53,8 +55,9 @@ KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& s
   return {static_cast<int32_t>(sink_end), static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
-// A range of keys in pieces of `size` keys at absolute multiples: the pieces of the sinks, then those of the
-// rest. A piece that holds sinks and the rest belongs to the sinks' pieces, unless sinks are apart.
+// A range of keys in pieces of `size` keys at absolute multiples: the pieces of the sinks, then
+// those of the rest. A piece that holds sinks and the rest belongs to the sinks' pieces, unless
+// sinks are apart.
 struct KeyLine {
   int32_t size;
   int32_t sink_pieces;
@@ -79,14 +82,14 @@ KVC_HD KeyLine key_line(const PlanShape& shape, const TileKeys& keys, int32_t si
   return line;
 }
 
-// First and last key (exclusive) of pieces [begin, end) of a line, begin < end; not before the first visible
-// block of `key_block` keys.
+// First and last key (exclusive) of pieces [begin, end) of a line, begin < end; not before the
+// first visible block of `key_block` keys.
 struct KeyRange {
   int32_t begin;
   int32_t end;
 };
-KVC_HD KeyRange key_range(const PlanShape& shape, const TileKeys& keys, const KeyLine& line, int64_t begin,
-                          int64_t end) {
+KVC_HD KeyRange key_range(const PlanShape& shape, const TileKeys& keys, const KeyLine& line,
+                          int64_t begin, int64_t end) {
   const bool apart = shape.split_sinks != 0;
   const int32_t key_block = shape.geometry.key_block;
   int64_t first = line.at(begin) * line.size;
@@ -96,8 +99,9 @@ KVC_HD KeyRange key_range(const PlanShape& shape, const TileKeys& keys, const Ke
   }
   int64_t last = (line.at(end - 1) + 1) * line.size;
   // The sinks' last piece may hold the beginning of the rest.
-  const bool only_sinks = end <= line.sink_pieces && (apart || keys.begin >= keys.end ||
-                                                      keys.begin >= int64_t{line.sink_pieces} * line.size);
+  const bool only_sinks =
+      end <= line.sink_pieces &&
+      (apart || keys.begin >= keys.end || keys.begin >= int64_t{line.sink_pieces} * line.size);
   last = at_most(last, only_sinks ? keys.sink_end : keys.end);
   return {static_cast<int32_t>(first), static_cast<int32_t>(last)};
 }

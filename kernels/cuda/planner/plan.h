@@ -1,14 +1,14 @@
-// The planner of all attention kernels: a pure function of what the sequences see. Every step is a function
-// of one index (a sequence, a tile, a CTA, an item) with prefix sums in between, so that host.h runs it as
-// loops and kernel.cuh as one CTA, bit for bit the same.
+// The planner of all attention kernels: a pure function of what the sequences see. Every step is a
+// function of one index (a sequence, a tile, a CTA, an item) with prefix sums in between, so that
+// host.h runs it as loops and kernel.cuh as one CTA, bit for bit the same.
 //
-// A planned sequence is cut into tiles of rows. A tile of one kv head is a unit; a unit consists of parts,
-// which are never one item together: one, or two when sinks are apart, or one per fixed_keys keys. A part
-// costs item_cost and its visible key blocks. All parts, by tile, kv head and keys, make a line; CTA c does
-// what lies between cut c and cut c + 1. Cuts lie at equal distances, moved back to the begin of a block, or
-// of a part when in front of its second block (with fixed_keys: on to the begin of a part). The items of a
-// unit that is one item write the output; the others, of split units, a slot each. Slots are numbered along
-// the line: those of a unit follow each other.
+// A planned sequence is cut into tiles of rows. A tile of one kv head is a unit; a unit consists of
+// parts, which are never one item together: one, or two when sinks are apart, or one per fixed_keys
+// keys. A part costs item_cost and its visible key blocks. All parts, by tile, kv head and keys,
+// make a line; CTA c does what lies between cut c and cut c + 1. Cuts lie at equal distances, moved
+// back to the begin of a block, or of a part when in front of its second block (with fixed_keys: on
+// to the begin of a part). The items of a unit that is one item write the output; the others, of
+// split units, a slot each. Slots are numbered along the line: those of a unit follow each other.
 #pragma once
 
 #include "kernels/cuda/planner/keys.h"
@@ -16,8 +16,9 @@
 namespace kvc::cuda::planning {
 
 struct TilePlan {
-  int64_t cost_before;         // of one kv head, of all tiles in front of it
-  int32_t split_tiles_before;  // tiles of two parts and more, and those of shared prefixes and members
+  int64_t cost_before;  // of one kv head, of all tiles in front of it
+  // Tiles of two parts and more, and those of shared prefixes and members
+  int32_t split_tiles_before;
   int32_t split_parts_before;  // their parts
   int32_t sequence;
   TileKeys keys;
@@ -91,7 +92,8 @@ KVC_HD int64_t part_cost_before(const PlanShape& shape, const UnitKeys& unit, in
   if (shape.fixed_keys > 0) {
     const auto key = static_cast<int32_t>(unit.pieces.at(part) * shape.fixed_keys);
     const int32_t block = key / shape.geometry.key_block;
-    if (shape.split_sinks == 0 || part < unit.pieces.sink_pieces) blocks = unit.blocks.sinks_before(block);
+    if (shape.split_sinks == 0 || part < unit.pieces.sink_pieces)
+      blocks = unit.blocks.sinks_before(block);
     if (part >= unit.pieces.sink_pieces) blocks += unit.blocks.rest_before(block);
   }
   return int64_t{part} * item_cost(shape) + blocks;
@@ -100,11 +102,12 @@ KVC_HD int64_t part_cost_before(const PlanShape& shape, const UnitKeys& unit, in
 // ---- tiles
 
 KVC_HD int32_t num_tiles_of(const PlanWork& work, int32_t sequence) {
-  return divide_up(planned_rows(work.shape, work.sequences[sequence].num_rows), work.shape.geometry.tile_rows);
+  return divide_up(planned_rows(work.shape, work.sequences[sequence].num_rows),
+                   work.shape.geometry.tile_rows);
 }
 
-// The last index in [begin, end) for which `key` is not above `value`; `key` never decreases and key(begin)
-// <= value.
+// The last index in [begin, end) for which `key` is not above `value`; `key` never decreases and
+// key(begin) <= value.
 template <typename Key, typename Value>
 KVC_HD int32_t last_not_above(int32_t begin, int32_t end, Value value, Key key) {
   while (end - begin > 1) {
@@ -148,14 +151,17 @@ KVC_HD TileSums describe_tile(const PlanWork& work, int32_t index) {
   const PlanShape& shape = work.shape;
   TilePlan& tile = work.tiles[index];
   const int32_t* first_tile = work.first_tile;
-  tile.sequence = last_not_above(0, work.num_sequences, index, [=](int32_t i) { return first_tile[i]; });
+  tile.sequence =
+      last_not_above(0, work.num_sequences, index, [=](int32_t i) { return first_tile[i]; });
   const kernels::AttnSequence& sequence = work.sequences[tile.sequence];
   const TileRows rows = tile_rows(work, index, tile.sequence);
   const int32_t last = rows.begin + rows.count - 1;
-  tile.keys = tile_keys(shape, sequence, rows.begin / shape.group_size, last / shape.group_size + 1);
+  tile.keys =
+      tile_keys(shape, sequence, rows.begin / shape.group_size, last / shape.group_size + 1);
   if (work.shares != nullptr) {
     const PlanShare& share = work.shares[tile.sequence];
-    if (share.key_end > 0) tile.keys.end = static_cast<int32_t>(at_most(tile.keys.end, share.key_end));
+    if (share.key_end > 0)
+      tile.keys.end = static_cast<int32_t>(at_most(tile.keys.end, share.key_end));
     tile.keys.begin = static_cast<int32_t>(within(share.key_begin, tile.keys.begin, tile.keys.end));
   }
   const UnitKeys unit = unit_keys(shape, tile.keys);
@@ -180,14 +186,15 @@ KVC_HD bool is_split(const PlanWork& work, int32_t tile) {
   return work.tiles[tile + 1].split_tiles_before > work.tiles[tile].split_tiles_before;
 }
 KVC_HD int32_t parts_of(const PlanWork& work, int32_t tile) {
-  return is_split(work, tile) ? work.tiles[tile + 1].split_parts_before - work.tiles[tile].split_parts_before
-                              : 1;
+  return is_split(work, tile)
+             ? work.tiles[tile + 1].split_parts_before - work.tiles[tile].split_parts_before
+             : 1;
 }
 
 // ---- cuts
 
-// Where on the line cut `index` should lie. Less than twice what an item costs beside its keys is no share:
-// more CTAs would only make more to merge.
+// Where on the line cut `index` should lie. Less than twice what an item costs beside its keys is
+// no share: more CTAs would only make more to merge.
 KVC_HD int64_t cut_place(const PlanShape& shape, int64_t total, int32_t index) {
   const int32_t num_ctas = shape.geometry.num_ctas;
   const int64_t least = shape.fixed_keys > 0 ? 1 : 2 * int64_t{item_cost(shape)};
@@ -205,8 +212,8 @@ KVC_HD PlanCut find_cut(const PlanWork& work, int32_t index) {
   const int64_t place = cut_place(shape, total, index);
   PlanCut cut{work.num_tiles, 0, 0, 0, 0, 0, 0};
   if (place >= total) return cut;
-  cut.tile =
-      last_not_above(0, work.num_tiles, place, [=](int32_t i) { return heads * tiles[i].cost_before; });
+  cut.tile = last_not_above(0, work.num_tiles, place,
+                            [=](int32_t i) { return heads * tiles[i].cost_before; });
   const TilePlan& tile = tiles[cut.tile];
   const int64_t cost = tiles[cut.tile + 1].cost_before - tile.cost_before;
   const int64_t inside = place - heads * tile.cost_before;
@@ -217,8 +224,8 @@ KVC_HD PlanCut find_cut(const PlanWork& work, int32_t index) {
   cut.part = last_not_above(0, unit.num_parts, rest, before);
   const int64_t in_part = rest - before(cut.part);
   if (shape.fixed_keys <= 0) {
-    cut.piece =
-        part_begin(shape, unit, cut.part) + static_cast<int32_t>(at_least(0, in_part - item_cost(shape)));
+    cut.piece = part_begin(shape, unit, cut.part) +
+                static_cast<int32_t>(at_least(0, in_part - item_cost(shape)));
     return cut;
   }
   if (in_part > 0) ++cut.part;
@@ -302,7 +309,8 @@ KVC_HD void write_item(const PlanWork& work, int32_t index) {
   PlanCut at = begin;
   if (!is_first) {
     const int32_t number = part_number(work, begin) + index - begin.first_item;
-    at.tile = last_not_above(begin.tile, static_cast<int32_t>(at_most(end.tile + int64_t{1}, work.num_tiles)),
+    at.tile = last_not_above(begin.tile,
+                             static_cast<int32_t>(at_most(end.tile + int64_t{1}, work.num_tiles)),
                              number, [&](int32_t i) { return parts_before(work, i); });
     const int32_t inside = number - parts_before(work, at.tile), parts = parts_of(work, at.tile);
     at.kv_head = inside / parts;
@@ -310,9 +318,11 @@ KVC_HD void write_item(const PlanWork& work, int32_t index) {
   }
   const TilePlan& tile = work.tiles[at.tile];
   const UnitKeys unit = unit_keys(shape, tile.keys);
-  const int32_t first_piece = part_begin(shape, unit, at.part), last_piece = part_end(shape, unit, at.part);
+  const int32_t first_piece = part_begin(shape, unit, at.part),
+                last_piece = part_end(shape, unit, at.part);
   if (!is_first) at.piece = first_piece;
-  const bool is_cut = same_unit(at, end) && at.part == end.part && end.piece > at.piece && !is_end(work, end);
+  const bool is_cut =
+      same_unit(at, end) && at.part == end.part && end.piece > at.piece && !is_end(work, end);
   const int32_t piece_end = is_cut ? end.piece : last_piece;
 
   const TileRows rows = tile_rows(work, at.tile, tile.sequence);
@@ -331,7 +341,8 @@ KVC_HD void write_item(const PlanWork& work, int32_t index) {
 
   const bool has_parts = is_split(work, at.tile), continues = at.piece > first_piece;
   if (has_parts || continues || piece_end < last_piece) {
-    // Split units in front of this one, and of the slots those and this one's pieces in front of this piece.
+    // Split units in front of this one, and of the slots those and this one's pieces in front of
+    // this piece.
     const int32_t splits = begin.splits - (!has_parts && continues ? 1 : 0);
     const int32_t units = has_parts ? at.kv_head : 0;
     item.slot = shape.num_kv_heads * tile.split_parts_before + units * unit.num_parts +
@@ -341,14 +352,17 @@ KVC_HD void write_item(const PlanWork& work, int32_t index) {
     if (at.part == 0 && !continues && !is_member(work, item.sequence)) {
       // The cuts of this unit are those up to here; the last of all lies behind every unit.
       const auto is_behind = [&](int32_t i) {
-        return cuts[i].tile > at.tile || (cuts[i].tile == at.tile && cuts[i].kv_head > at.kv_head) ? 1 : 0;
+        return cuts[i].tile > at.tile || (cuts[i].tile == at.tile && cuts[i].kv_head > at.kv_head)
+                   ? 1
+                   : 0;
       };
       const int32_t last = last_not_above(cta, work.plan.num_ctas, 0, is_behind);
       const int32_t merge = shape.num_kv_heads * tile.split_tiles_before + units + splits;
       // The units of a prefix merge with those of its members, not by themselves: no rows.
-      work.plan.merges[merge] = {item.sequence,  item.kv_head,
-                                 item.row_begin, is_prefix(work, item.sequence) ? 0 : item.num_rows,
-                                 item.slot,      unit.num_parts + cuts[last].middles - begin.middles};
+      work.plan.merges[merge] = {
+          item.sequence,  item.kv_head,
+          item.row_begin, is_prefix(work, item.sequence) ? 0 : item.num_rows,
+          item.slot,      unit.num_parts + cuts[last].middles - begin.middles};
     }
   }
   work.plan.items[index] = item;

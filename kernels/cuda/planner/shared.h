@@ -1,13 +1,13 @@
-// Merges of sequences that share prefixes: the parts of the prefixes, in which they have some rows, then
-// their own. Their sources lie behind those of all slots.
+// Merges of sequences that share prefixes: the parts of the prefixes, in which they have some rows,
+// then their own. Their sources lie behind those of all slots.
 #pragma once
 
 #include "kernels/cuda/planner/plan.h"
 
 namespace kvc::cuda::planning {
 
-// Slots of a unit of a split tile, which follow each other, and how many units that only cuts divide lie in
-// front of it.
+// Slots of a unit of a split tile, which follow each other, and how many units that only cuts
+// divide lie in front of it.
 struct UnitSlots {
   int32_t first;
   int32_t count;
@@ -22,7 +22,8 @@ KVC_HD UnitSlots unit_slots(const PlanWork& work, int32_t tile, int32_t kv_head)
     return cuts[i].kv_head < kv_head ? -1 : cuts[i].kv_head > kv_head ? 1 : 0;
   };
   // The first cut lies at the first unit, and divides nothing.
-  const int32_t before = last_not_above(0, num_cuts, -1, order), last = last_not_above(0, num_cuts, 0, order);
+  const int32_t before = last_not_above(0, num_cuts, -1, order),
+                last = last_not_above(0, num_cuts, 0, order);
   const int32_t heads = work.shape.num_kv_heads, parts = parts_of(work, tile);
   return {heads * work.tiles[tile].split_parts_before + kv_head * parts + cuts[before].middles +
               cuts[before].splits,
@@ -34,10 +35,12 @@ struct PrefixSlots {
   UnitSlots slots;
   int32_t row;
 };
-KVC_HD PrefixSlots prefix_slots(const PlanWork& work, int32_t tile, int32_t kv_head, int32_t index) {
+KVC_HD PrefixSlots prefix_slots(const PlanWork& work, int32_t tile, int32_t kv_head,
+                                int32_t index) {
   const int32_t sequence = work.tiles[tile].sequence;
   const PlanShare& share = work.shares[sequence];
-  const int32_t row = share.prefix_row[index] * work.shape.group_size + tile_rows(work, tile, sequence).begin;
+  const int32_t row =
+      share.prefix_row[index] * work.shape.group_size + tile_rows(work, tile, sequence).begin;
   const int32_t most = work.shape.geometry.tile_rows, tile_of_row = row / most;
   return {unit_slots(work, work.first_tile[share.prefix[index]] + tile_of_row, kv_head),
           row - tile_of_row * most};
@@ -48,7 +51,8 @@ KVC_HD int32_t num_units(const PlanWork& work) { return work.num_tiles * work.sh
 
 // Sources of a member's unit; 0: it is none.
 KVC_HD int32_t count_shared_sources(const PlanWork& work, int32_t unit) {
-  const int32_t tile = unit / work.shape.num_kv_heads, kv_head = unit - tile * work.shape.num_kv_heads;
+  const int32_t tile = unit / work.shape.num_kv_heads,
+                kv_head = unit - tile * work.shape.num_kv_heads;
   if (!is_member(work, work.tiles[tile].sequence)) return 0;
   int32_t count = unit_slots(work, tile, kv_head).count;
   for (int32_t i = 0; i < work.shares[work.tiles[tile].sequence].num_prefixes; ++i)
@@ -69,7 +73,8 @@ KVC_HD void write_shared_merge(const PlanWork& work, int32_t unit, int32_t sourc
     for (int32_t slot = 0; slot < prefix.slots.count; ++slot)
       work.plan.sources[source++] = {prefix.slots.first + slot, prefix.row};
   }
-  for (int32_t slot = 0; slot < own.count; ++slot) work.plan.sources[source++] = {own.first + slot, 0};
+  for (int32_t slot = 0; slot < own.count; ++slot)
+    work.plan.sources[source++] = {own.first + slot, 0};
   work.plan.merges[heads * work.tiles[tile].split_tiles_before + kv_head + own.splits] = {
       sequence, kv_head, rows.begin, rows.count, first, source - first};
 }

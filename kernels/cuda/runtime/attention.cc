@@ -32,22 +32,24 @@ constexpr Attention kLatentRow{"attn_latent", never_fits, no_geometry, no_launch
 
 #else
 
-constexpr Attention kWgmmaRow{"attn_wgmma",
-                              [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
-                                return attn_wgmma_fits(launch, facts.arch, why);
-                              },
-                              [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
-                                return attn_wgmma_geometry(facts.num_sms, k_dim, v_dim);
-                              },
-                              attn_wgmma};
-constexpr Attention kLatentRow{"attn_latent",
-                               [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
-                                 return attn_latent_fits(launch, facts.arch, why);
-                               },
-                               [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
-                                 return attn_latent_geometry(facts.num_sms, k_dim, v_dim);
-                               },
-                               attn_latent};
+constexpr Attention kWgmmaRow{
+    "attn_wgmma",
+    [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+      return attn_wgmma_fits(launch, facts.arch, why);
+    },
+    [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
+      return attn_wgmma_geometry(facts.num_sms, k_dim, v_dim);
+    },
+    attn_wgmma};
+constexpr Attention kLatentRow{
+    "attn_latent",
+    [](const DeviceFacts& facts, const AttnLaunch& launch, const char** why) {
+      return attn_latent_fits(launch, facts.arch, why);
+    },
+    [](const DeviceFacts& facts, int32_t k_dim, int32_t v_dim) {
+      return attn_latent_geometry(facts.num_sms, k_dim, v_dim);
+    },
+    attn_latent};
 
 #endif
 
@@ -91,7 +93,8 @@ const DeviceFacts* facts_of(int32_t device) {
   if (facts != nullptr) return facts;
   const DeviceScope scope(device);
   Failure ignored;
-  if (scope.error() != cudaSuccess || find_facts(device, &facts, &ignored) != Result::kOk) return nullptr;
+  if (scope.error() != cudaSuccess || find_facts(device, &facts, &ignored) != Result::kOk)
+    return nullptr;
   return facts;
 }
 
@@ -115,8 +118,8 @@ Result attention(int32_t device, AttnKernel kernel, const AttnLaunch& launch, St
                  Failure* failure) {
   const Attention* const row = row_of(kernel);
   if (row == nullptr) {
-    return refuse(Result::kUnsupported, cudaErrorInvalidValue, failure, "there is no attention kernel %d",
-                  static_cast<int>(kernel));
+    return refuse(Result::kUnsupported, cudaErrorInvalidValue, failure,
+                  "there is no attention kernel %d", static_cast<int>(kernel));
   }
   return launch_on(device, row->name, failure, [&](const DeviceFacts&) {
     return row->launch(launch, static_cast<cudaStream_t>(stream));

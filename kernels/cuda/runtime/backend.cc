@@ -30,18 +30,21 @@ cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 // The launch functions of the folders, with the table's device and errors around them.
 
-Result step(int32_t device, const StepState& state, const StepPages& pages, Stream stream, Failure* failure) {
+Result step(int32_t device, const StepState& state, const StepPages& pages, Stream stream,
+            Failure* failure) {
   return launch_on(device, "step", failure,
                    [&](const DeviceFacts&) { return cuda::step(state, pages, native(stream)); });
 }
 
-Result view(int32_t device, const ViewParams& params, int32_t max_sequences, Stream stream, Failure* failure) {
-  return launch_on(device, "view", failure,
-                   [&](const DeviceFacts&) { return cuda::view(params, max_sequences, native(stream)); });
+Result view(int32_t device, const ViewParams& params, int32_t max_sequences, Stream stream,
+            Failure* failure) {
+  return launch_on(device, "view", failure, [&](const DeviceFacts&) {
+    return cuda::view(params, max_sequences, native(stream));
+  });
 }
 
-Result state_view(int32_t device, const StateViewParams& params, int32_t max_sequences, Stream stream,
-                  Failure* failure) {
+Result state_view(int32_t device, const StateViewParams& params, int32_t max_sequences,
+                  Stream stream, Failure* failure) {
   return launch_on(device, "state_view", failure, [&](const DeviceFacts&) {
     return cuda::state_view(params, max_sequences, native(stream));
   });
@@ -78,8 +81,8 @@ Result gather(int32_t device, const kernels::GatherParams& params, const RowStor
   });
 }
 
-Result merge(int32_t device, const kernels::MergeParams& params, int64_t num_rows, const int32_t* num_rows_at,
-             Stream stream, Failure* failure) {
+Result merge(int32_t device, const kernels::MergeParams& params, int64_t num_rows,
+             const int32_t* num_rows_at, Stream stream, Failure* failure) {
   return launch_on(device, "merge", failure, [&](const DeviceFacts&) {
     return cuda::merge(params, num_rows, num_rows_at, native(stream));
   });
@@ -114,7 +117,8 @@ Result conv(int32_t device, const kernels::ConvParams& params, int32_t max_seque
   });
 }
 
-Result op_sequences(int32_t device, const OpSequencesParams& params, Stream stream, Failure* failure) {
+Result op_sequences(int32_t device, const OpSequencesParams& params, Stream stream,
+                    Failure* failure) {
   return launch_on(device, "op_sequences", failure,
                    [&](const DeviceFacts&) { return cuda::op_sequences(params, native(stream)); });
 }
@@ -134,7 +138,8 @@ Result op_slots(int32_t device, const OpSlotsParams& params, Stream stream, Fail
                    [&](const DeviceFacts&) { return cuda::op_slots(params, native(stream)); });
 }
 
-Result op_constants(int32_t device, const OpConstantsParams& params, Stream stream, Failure* failure) {
+Result op_constants(int32_t device, const OpConstantsParams& params, Stream stream,
+                    Failure* failure) {
   return launch_on(device, "op_constants", failure,
                    [&](const DeviceFacts&) { return cuda::op_constants(params, native(stream)); });
 }
@@ -198,6 +203,7 @@ constexpr BackendTable kTable{
 }  // namespace
 }  // namespace kvc::cuda::runtime
 
-extern "C" __attribute__((visibility("default"))) const kvc::cuda::BackendTable* kvc_cuda_backend(void) {
+extern "C" __attribute__((visibility("default"))) const kvc::cuda::BackendTable* kvc_cuda_backend(
+    void) {
   return &kvc::cuda::runtime::kTable;
 }

@@ -12,10 +12,14 @@ namespace kvc::cuda {
 
 // LinearSequence and ConvSequence have the same fields: one array serves both.
 static_assert(sizeof(kernels::LinearSequence) == sizeof(kernels::ConvSequence));
-static_assert(offsetof(kernels::LinearSequence, row_begin) == offsetof(kernels::ConvSequence, row_begin));
-static_assert(offsetof(kernels::LinearSequence, num_rows) == offsetof(kernels::ConvSequence, num_rows));
-static_assert(offsetof(kernels::LinearSequence, state_in) == offsetof(kernels::ConvSequence, state_in));
-static_assert(offsetof(kernels::LinearSequence, state_out) == offsetof(kernels::ConvSequence, state_out));
+static_assert(offsetof(kernels::LinearSequence, row_begin) ==
+              offsetof(kernels::ConvSequence, row_begin));
+static_assert(offsetof(kernels::LinearSequence, num_rows) ==
+              offsetof(kernels::ConvSequence, num_rows));
+static_assert(offsetof(kernels::LinearSequence, state_in) ==
+              offsetof(kernels::ConvSequence, state_in));
+static_assert(offsetof(kernels::LinearSequence, state_out) ==
+              offsetof(kernels::ConvSequence, state_out));
 
 __global__ void __launch_bounds__(state_view_config::kThreads)
     state_view_kernel(const __grid_constant__ StateViewParams params) {

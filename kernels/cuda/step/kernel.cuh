@@ -13,9 +13,10 @@ namespace kvc::cuda::step_kernels {
 // More than the first CTA's: [33] sums, and [8] of the header.
 constexpr uint32_t kSharedBytes = CopiesShared::kBytes;
 
-// Words [begin, end) of the entry to the device, all threads of the CTA. Both begin at 16-byte boundaries: entries of the ring do, and the host
-// aligns long steps likewise.
-KVC_DEVICE void bring_words(const StepState& state, const Entry& entry, int32_t begin, int32_t end) {
+// Words [begin, end) of the entry to the device, all threads of the CTA. Both begin at 16-byte
+// boundaries: entries of the ring do, and the host aligns long steps likewise.
+KVC_DEVICE void bring_words(const StepState& state, const Entry& entry, int32_t begin,
+                            int32_t end) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t whole = begin + (end - begin) / 4 * 4;
@@ -41,9 +42,11 @@ KVC_DEVICE int32_t end_of_data(const StepState& state, const Entry& entry, int32
 }
 
 KVC_DEVICE void read_step(const StepState& state, const uint32_t* in_ring, int32_t* shared) {
-  const int64_t first_words = state.words_capacity < step_config::kFirstWords ? state.words_capacity / 4 * 4
-                                                                              : step_config::kFirstWords;
-  const Entry entry = read_header(in_ring, reinterpret_cast<uint32_t*>(shared), state.words, first_words);
+  const int64_t first_words = state.words_capacity < step_config::kFirstWords
+                                  ? state.words_capacity / 4 * 4
+                                  : step_config::kFirstWords;
+  const Entry entry =
+      read_header(in_ring, reinterpret_cast<uint32_t*>(shared), state.words, first_words);
   const auto brought = entry.words == in_ring ? static_cast<int32_t>(first_words) : 0;
   if (entry.data_at() > brought) bring_words(state, entry, brought, entry.data_at());
   sync_cta();
@@ -67,13 +70,14 @@ KVC_DEVICE void read_step(const StepState& state, const uint32_t* in_ring, int32
   }
 }
 
-// CTA 0 reads the step and writes the tables, the others copy pages. No CTA waits for another. The last one to finish moves on to the
-// next entry: until then all have found the same.
+// CTA 0 reads the step and writes the tables, the others copy pages. No CTA waits for another. The
+// last one to finish moves on to the next entry: until then all have found the same.
 __global__ void __launch_bounds__(step_config::kThreads)
     step_kernel(const __grid_constant__ StepState state, const __grid_constant__ StepPages pages) {
   auto* shared = reinterpret_cast<int32_t*>(cta_shared());
   const uint32_t number = *state.next_entry;
-  const uint32_t* in_ring = state.ring + static_cast<int64_t>(number % kStepEntries) * kStepEntryWords;
+  const uint32_t* in_ring =
+      state.ring + static_cast<int64_t>(number % kStepEntries) * kStepEntryWords;
   if (blockIdx.x == 0) {
     read_step(state, in_ring, shared);
   } else {

@@ -11,15 +11,17 @@ KVC_HD int64_t mask_words(const ViewParams& params, const ViewedSequence& q) {
   if (!q.is_tree() || params.scope == Scope::kCached || params.scope == Scope::kCross) return 0;
   return static_cast<int64_t>(q.append) * ((q.num_nodes + 63) / 64);
 }
-// Keys that get positions of their own, where there is room for them: a sequence that finds none goes by the indices of its keys. Scope kNew reads
-// the step's.
+// Keys that get positions of their own, where there is room for them: a sequence that finds none
+// goes by the indices of its keys. Scope kNew reads the step's.
 KVC_DEVICE int64_t positioned_keys(const ViewParams& params, const ViewedSequence& q, int32_t s) {
-  if (params.needs_positions == 0 || params.scope == Scope::kCross || params.scope == Scope::kNew) return 0;
+  if (params.needs_positions == 0 || params.scope == Scope::kCross || params.scope == Scope::kNew)
+    return 0;
   if (!q.is_tree() && params.step.segments_at[s] < 0) return 0;
   return params.scope == Scope::kCached ? q.length : static_cast<int64_t>(q.stored) + q.append;
 }
 
-// Where the masks and key positions of a sequence begin: behind those of all sequences before it. Counted on only by CTAs that need it, each sequence once.
+// Where the masks and key positions of a sequence begin: behind those of all sequences before it.
+// Counted on only by CTAs that need it, each sequence once.
 struct ViewPlaces {
   int64_t masks = 0;
   int64_t keys = 0;
@@ -27,7 +29,8 @@ struct ViewPlaces {
 };
 
 // All threads of the CTA. `scratch` [2 * kWarps] in shared memory.
-KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratch, ViewPlaces& places) {
+KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratch,
+                            ViewPlaces& places) {
   int64_t masks = 0, keys = 0;
   for (auto t = places.counted + static_cast<int32_t>(threadIdx.x); t < s;
        t += static_cast<int32_t>(view_config::kThreads)) {
@@ -68,9 +71,9 @@ KVC_DEVICE int32_t last_index(const ViewedSequence& q) {
   return index;
 }
 
-// Whether any row of the sequence is kept from a key that lies before its window: beginnings grow with the index, so the largest one decides.
-// Or the queries of sinks turn differently: those keys stay apart from the first row on, so that a row's bits
-// do not depend on the rows beside it.
+// Whether any row of the sequence is kept from a key that lies before its window: beginnings grow
+// with the index, so the largest one decides. Or the queries of sinks turn differently: those keys
+// stay apart from the first row on, so that a row's bits do not depend on the rows beside it.
 KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t index,
                            int32_t* sink_end) {
   *sink_end = 0;
@@ -115,7 +118,8 @@ KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q
       out.tree_mask = params.masks + places.masks;
     }
     const int64_t num_keys = positioned_keys(params, q, s);
-    const bool goes_by_index = params.needs_positions == 0 || (!q.is_tree() && step.segments_at[s] < 0);
+    const bool goes_by_index =
+        params.needs_positions == 0 || (!q.is_tree() && step.segments_at[s] < 0);
     if (!goes_by_index && places.keys + num_keys <= params.key_positions_capacity) {
       out.row_positions = step.positions + q.row_begin;
       out.key_positions =
@@ -132,15 +136,16 @@ KVC_HD bool has_key_ends(const ViewParams& params) {
   return params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew);
 }
 
-// Whether one thread does the sequence: no tree, no positions of keys, and no rows to write, or few.
+// Whether one thread does the sequence: no tree, no positions of keys, and no rows to write, or
+// few.
 KVC_DEVICE bool is_brief(const ViewParams& params, const ViewedSequence& q, int32_t s) {
   if (q.is_tree() || positioned_keys(params, q, s) != 0) return false;
   return q.append <= view_config::kBriefRows || (!narrows(params, q) && !has_key_ends(params));
 }
 
 // Where the keys of rows `first`, `first` + `stride`, … of one sequence begin and end.
-KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, int32_t s, int32_t first,
-                             int32_t stride) {
+KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                             int32_t first, int32_t stride) {
   const bool has_begins = narrows(params, q), has_ends = has_key_ends(params);
   if (!has_begins && !has_ends) return;
   for (int32_t row = first; row < q.append; row += stride) {
@@ -151,12 +156,14 @@ KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, 
 }
 
 // Masks of rows and positions of keys `first`, `first` + `stride`, … of one sequence.
-KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const ViewedSequence& q, int32_t s,
-                                          const ViewPlaces& places, int32_t first, int32_t stride) {
+KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const ViewedSequence& q,
+                                          int32_t s, const ViewPlaces& places, int32_t first,
+                                          int32_t stride) {
   if (mask_words(params, q) != 0) {
     const int32_t words = (q.num_nodes + 63) / 64;
     for (int32_t row = first; row < q.append; row += stride)
-      write_mask(params, q, row, words, params.masks + places.masks + static_cast<int64_t>(row) * words);
+      write_mask(params, q, row, words,
+                 params.masks + places.masks + static_cast<int64_t>(row) * words);
   }
   auto num_keys = static_cast<int32_t>(positioned_keys(params, q, s));
   if (places.keys + num_keys > params.key_positions_capacity) num_keys = 0;
@@ -168,7 +175,8 @@ KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const Viewed
 KVC_DEVICE void view_sequence(const ViewParams& params, int32_t s, int32_t part, int32_t parts,
                               int64_t* scratch, ViewPlaces& places) {
   constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
-  const int32_t first = part * kThreads + static_cast<int32_t>(threadIdx.x), stride = parts * kThreads;
+  const int32_t first = part * kThreads + static_cast<int32_t>(threadIdx.x),
+                stride = parts * kThreads;
   const ViewedSequence q = viewed_sequence(params, s);
   if (mask_words(params, q) != 0 || positioned_keys(params, q, s) != 0)
     count_up_to(params, s, scratch, places);
@@ -189,12 +197,14 @@ KVC_DEVICE bool view_briefly(const ViewParams& params, int32_t s) {
   return true;
 }
 
-// With more sequences than CTAs each thread does one, all at once; what is left for whole CTAs is few, or the step's attention takes much longer.
+// With more sequences than CTAs each thread does one, all at once; what is left for whole CTAs is
+// few, or the step's attention takes much longer.
 __global__ void __launch_bounds__(view_config::kThreads, 1)
     view_kernel(const __grid_constant__ ViewParams params) {
   constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
   auto* scratch = reinterpret_cast<int64_t*>(cta_shared());
-  auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * view_config::kWarps);  // [kWarps] a bit per thread
+  // [kWarps] a bit per thread
+  auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * view_config::kWarps);
   const int32_t num_sequences = params.step.counts[0];
   const auto num_ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
   const bool many = num_sequences > num_ctas;
@@ -210,7 +220,10 @@ __global__ void __launch_bounds__(view_config::kThreads, 1)
     }
     for (int32_t warp = 0; warp < view_config::kWarps; ++warp) {
       int32_t s = first + num_ctas * 32 * warp;
-      for (uint32_t bits = many ? left[warp] : warp == 0 ? 1u : 0u; bits != 0; bits >>= 1, s += num_ctas) {
+      for (uint32_t bits = many        ? left[warp]
+                           : warp == 0 ? 1u
+                                       : 0u;
+           bits != 0; bits >>= 1, s += num_ctas) {
         if ((bits & 1u) != 0) view_sequence(params, s, cta % parts, parts, scratch, places);
       }
     }

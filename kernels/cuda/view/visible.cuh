@@ -1,4 +1,5 @@
-// Which keys the rows of one sequence see: src/sequences/visibility.h and src/exec/sequence_set.cc over the arrays of a step.
+// Which keys the rows of one sequence see: src/sequences/visibility.h and src/exec/sequence_set.cc
+// over the arrays of a step.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
@@ -54,14 +55,16 @@ struct SeenKeys {
 };
 
 KVC_HD bool narrows(const ViewParams& params, const ViewedSequence& q) {
-  return params.scope != Scope::kCross &&
-         (params.layer_window != 0 || params.layer_chunk != 0 || params.call_window != 0 || q.window != 0);
+  return params.scope != Scope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
+                                           params.call_window != 0 || q.window != 0);
 }
 
 // keys_of_query.
 KVC_HD SeenKeys seen_keys(const ViewParams& params, const ViewedSequence& q, int32_t index) {
   SeenKeys keys{0, 0};
-  const auto at_least = [&](int32_t begin) { keys.begin = keys.begin < begin ? begin : keys.begin; };
+  const auto at_least = [&](int32_t begin) {
+    keys.begin = keys.begin < begin ? begin : keys.begin;
+  };
   if (params.layer_chunk != 0)
     at_least(index / params.layer_chunk * params.layer_chunk);
   else if (params.layer_window != 0)
@@ -74,15 +77,17 @@ KVC_HD SeenKeys seen_keys(const ViewParams& params, const ViewedSequence& q, int
   return keys;
 }
 
-// First key of AttnSequence::key_begins. A tree's nodes are hidden by its mask: their places say nothing about their positions.
+// First key of AttnSequence::key_begins. A tree's nodes are hidden by its mask: their places say
+// nothing about their positions.
 KVC_HD int32_t key_begin(const ViewedSequence& q, const SeenKeys& keys) {
   const int32_t begin = q.is_tree() && keys.begin > q.length ? q.length : keys.begin;
   return begin > q.first_key ? begin - q.first_key : 0;
 }
 
-// Bits of the nodes on the path of one row, by their positions in the window. Parents lie before their children: words fill from the last to the first.
-KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row, int32_t num_words,
-                           uint64_t* words) {
+// Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
+// their children: words fill from the last to the first.
+KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row,
+                           int32_t num_words, uint64_t* words) {
   const SeenKeys keys = seen_keys(params, q, q.row_index(row));
   int32_t node = q.old_nodes() + row;
   for (int32_t word = num_words - 1; word >= 0; --word) {
@@ -96,8 +101,10 @@ KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, in
   }
 }
 
-// Absolute position of a key where that is not its place: tokens that were shifted, nodes of a tree.
-KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& q, int32_t s, int32_t key) {
+// Absolute position of a key where that is not its place: tokens that were shifted, nodes of a
+// tree.
+KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& q, int32_t s,
+                                   int32_t key) {
   if (key >= q.stored) return step.positions[q.row_begin + key - q.stored];
   if (key >= q.length) return q.length + step.offset[s] + q.depths[key - q.length];
   // The last segment that begins at the key or before.
@@ -113,8 +120,10 @@ KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& 
   return key + (low == 0 ? 0 : segments[2 * low - 1]);
 }
 
-// AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per sequence.
-KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, int32_t s, int32_t row) {
+// AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
+// sequence.
+KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                           int32_t row) {
   const int32_t first_key = params.scope == Scope::kNew ? q.length : 0;
   const int32_t token = q.length + row;
   int32_t end = token + 1;

@@ -45,7 +45,8 @@ AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, 
   return params;
 }
 
-void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
+void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
+                       const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   AppendParams params = append_params(forward, layer, k, v);
   params.k_pages = pool_->k_rows(local_layer);
@@ -98,31 +99,36 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
   }
   if (candidates_.size() < 2) return;
   const bool is_bf16 = kernels_->isa == kernels::cpu::Isa::kAvx512Bf16 &&
-                       layer.k_dtype == kernels::DType::kBF16 && layer.v_dtype == kernels::DType::kBF16;
+                       layer.k_dtype == kernels::DType::kBF16 &&
+                       layer.v_dtype == kernels::DType::kBF16;
   CascadeCosts costs;
   if (is_bf16) costs.tile_flops_per_second = kBf16TileFlopsPerSecond;
-  if (shape.is_latent) costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
-  find_shared_prefixes(candidates_.data(), static_cast<int64_t>(candidates_.size()),
-                       {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_tokens,
-                        .num_q_heads = layer.num_q_heads,
-                        .num_kv_heads = layer.num_kv_heads,
-                        .k_dim = layer.k_dim,
-                        .v_dim = layer.v_dim,
-                        .key_bytes = layer.k_dim * kernels::dtype_bytes(layer.k_dtype) +
-                                     (layer.v_in_k ? 0 : layer.v_dim * kernels::dtype_bytes(layer.v_dtype))},
-                       costs, &prefixes_);
+  if (shape.is_latent)
+    costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
+  find_shared_prefixes(
+      candidates_.data(), static_cast<int64_t>(candidates_.size()),
+      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_tokens,
+       .num_q_heads = layer.num_q_heads,
+       .num_kv_heads = layer.num_kv_heads,
+       .k_dim = layer.k_dim,
+       .v_dim = layer.v_dim,
+       .key_bytes = layer.k_dim * kernels::dtype_bytes(layer.k_dtype) +
+                    (layer.v_in_k ? 0 : layer.v_dim * kernels::dtype_bytes(layer.v_dtype))},
+      costs, &prefixes_);
   if (prefixes_.empty()) return;
   list.sequences = sequences;
   list.shared.build(prefixes_, &list.sequences);
 }
 
 const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, CachedView& view,
-                                                        const LayerSpec& layer, const WorkShape& shape,
-                                                        bool may_cascade) {
+                                                        const LayerSpec& layer,
+                                                        const WorkShape& shape, bool may_cascade) {
   for (size_t i = 0; i < view.num_lists; ++i) {
-    if (view.lists[i]->shape == shape && view.lists[i]->cascades == may_cascade) return *view.lists[i];
+    if (view.lists[i]->shape == shape && view.lists[i]->cascades == may_cascade)
+      return *view.lists[i];
   }
-  if (view.num_lists == view.lists.size()) view.lists.push_back(std::make_unique<CachedView::List>());
+  if (view.num_lists == view.lists.size())
+    view.lists.push_back(std::make_unique<CachedView::List>());
   CachedView::List& fresh = *view.lists[view.num_lists];
   fresh.sequences.clear();
   if (may_cascade) share_prefixes(forward, view, layer, shape, fresh);
@@ -139,7 +145,8 @@ const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, Cached
   return fresh;
 }
 
-// The new keys as if they had been appended, in rows of their own: one "page" per sequence that starts at its first row.
+// The new keys as if they had been appended, in rows of their own: one "page" per sequence that
+// starts at its first row.
 void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                                AttnParams* params) {
   const LayerSpec& layer = call.layer;
@@ -168,10 +175,13 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
   run_append(*kernels_, executor_, append, rows);
 }
 
-void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, AttnParams* params) {
+void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
+                              AttnParams* params) {
   const LayerSpec& layer = call.layer;
-  const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
-  params->q_rotation = params->sink_q_rotation = forward.rotation(layer.rope, executor_).from(begin);
+  const int32_t begin =
+      call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
+  params->q_rotation = params->sink_q_rotation =
+      forward.rotation(layer.rope, executor_).from(begin);
   if (!spec_->rotates_on_read(layer.rope)) return;
   if (has_sinks) params->sink_q_rotation = forward.sink_rotation(layer.rope, executor_).from(begin);
   forward.key_rotations(layer.rope, executor_, params->k_rotations);
@@ -190,7 +200,8 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
                          .rope = on_read ? layer.rope : -1};
   CachedView& view = view_of(forward, key_view, options.spans.empty() ? nullptr : &options.spans);
   const bool causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew;
-  const bool may_cascade = call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
+  const bool may_cascade =
+      call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
   AttnParams params{};
   params.q = tensors.q;
   set_rotations(forward, call, view.set.has_sinks(), &params);
@@ -210,11 +221,12 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
   }
-  const WorkShape shape = work_shape(*kernels_, params, options.tiles_only, on_read && view.set.has_sinks(),
-                                     executor_.concurrency());
+  const WorkShape shape = work_shape(*kernels_, params, options.tiles_only,
+                                     on_read && view.set.has_sinks(), executor_.concurrency());
   const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
   const WorkList& list = planned.list;
-  params.sequences = planned.sequences.empty() ? view.set.sequences().data() : planned.sequences.data();
+  params.sequences =
+      planned.sequences.empty() ? view.set.sequences().data() : planned.sequences.data();
   runner_.secure(list, params);
   if (call.scope != KeyScope::kNew && tensors.k.base != nullptr)
     append(forward, layer.source, tensors.k, tensors.v);
@@ -251,8 +263,8 @@ void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
     if (task % num_slots >= static_cast<int64_t>(layers.size())) return;
     const int32_t layer = layers[static_cast<size_t>(task % num_slots)];
     const LayerPages& pages = pool_->layer(layer);
-    kernels_->copy(pages.base + copy.to * pages.page_stride, pages.base + copy.from * pages.page_stride,
-                   pool_->layer_page_bytes(layer));
+    kernels_->copy(pages.base + copy.to * pages.page_stride,
+                   pages.base + copy.from * pages.page_stride, pool_->layer_page_bytes(layer));
   };
   for (const int32_t layer : spec_->groups[static_cast<size_t>(copies.front().group)].layers)
     most_bytes += static_cast<int64_t>(pool_->layer_page_bytes(layer));
@@ -263,7 +275,8 @@ void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
       executor_.run(num_tasks, copy_one);
       return;
     } catch (...) {
-      // A host's executor that throws although it must not. Sources do not change: copying once more is right, whatever it has done.
+      // A host's executor that throws although it must not. Sources do not change: copying once
+      // more is right, whatever it has done.
     }
   }
   for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);

@@ -1,4 +1,5 @@
-// The engine of the CPU: fills kernels' parameters from the open forward, cuts the work, spreads it over threads.
+// The engine of the CPU: fills kernels' parameters from the open forward, cuts the work, spreads it
+// over threads.
 #pragma once
 
 #include <atomic>
@@ -23,8 +24,8 @@
 
 namespace kvc {
 
-// One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing; it is secured before
-// anything is written, so that std::bad_alloc leaves pool and outputs untouched.
+// One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing; it is
+// secured before anything is written, so that std::bad_alloc leaves pool and outputs untouched.
 class CpuEngine final : public Engine {
  public:
   // Throws UNSUPPORTED when the machine lacks the wanted instruction set.
@@ -43,7 +44,8 @@ class CpuEngine final : public Engine {
   DeviceEvent make_event() const override { return {}; }
   void record(const DeviceEvent&) noexcept override {}
 
-  void check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const override;
+  void check_begin(const Batch& batch, bool has_positions, bool is_replay,
+                   bool needs_rows) const override;
   void begin(Forward& forward, bool is_replay) override;
   void check_end() const override {}
   void check_abort() const override {}
@@ -60,9 +62,10 @@ class CpuEngine final : public Engine {
   void set_states(Forward& forward, const StateRef& state, const StateRows& value) override;
   void write_positions(const Forward& forward, const I32Matrix& out) const override;
 
-  void gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) override;
-  void read_rows(const RowSource&, const kernels::GatherParams& params, int64_t key_begin, int64_t key_end,
-                 kvc_stream) const override {
+  void gather(const RowSource& source, const kernels::GatherParams& params,
+              int64_t num_keys) override;
+  void read_rows(const RowSource&, const kernels::GatherParams& params, int64_t key_begin,
+                 int64_t key_end, kvc_stream) const override {
     kernels_->gather(params, key_begin, key_end);
   }
   void read_state(const std::byte* state, const StateSpec& spec, const StateRows& out,
@@ -73,7 +76,8 @@ class CpuEngine final : public Engine {
   void prepare_copies(int64_t) override {}
   void copy_pages(const std::vector<PageCopy>& copies) noexcept override;
   void prepare_writes(int64_t, int64_t) override {}
-  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows) noexcept override {
+  void write_rows(int32_t, const kernels::AppendParams& params,
+                  int64_t num_rows) noexcept override {
     kernels_->append(params, 0, num_rows);
   }
 
@@ -83,8 +87,8 @@ class CpuEngine final : public Engine {
   void next_sequence() noexcept override {}
   void move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept override;
   void finish_moves() noexcept override {}
-  void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table, int64_t begin,
-                 int64_t end) noexcept override;
+  void turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table,
+                 int64_t begin, int64_t end) noexcept override;
 
  private:
   void clear_pages(const std::vector<PageId>& pages) noexcept;
@@ -97,24 +101,27 @@ class CpuEngine final : public Engine {
       WorkShape shape;
       bool cascades;  // may share prefixes
       WorkList list;
-      std::vector<kernels::AttnSequence> sequences;  // the set's and the shared prefixes; empty without any
+      // The set's and the shared prefixes; empty without any
+      std::vector<kernels::AttnSequence> sequences;
       SharedEntries shared;
     };
     std::vector<std::unique_ptr<List>> lists;
     size_t num_lists = 0;
   };
 
-  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer, const kernels::TokenRows& k,
-                                      const kernels::TokenRows& v);
+  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer,
+                                      const kernels::TokenRows& k, const kernels::TokenRows& v);
   CachedView& view_of(Forward& forward, const KeyView& view, const std::vector<Span>* spans);
   const CachedView::List& work_list(Forward& forward, CachedView& view, const LayerSpec& layer,
                                     const WorkShape& shape, bool may_cascade);
-  // Fills `list.shared` and `list.sequences` when some sequences begin with the same pages and reading those together pays.
+  // Fills `list.shared` and `list.sequences` when some sequences begin with the same pages and
+  // reading those together pays.
   void share_prefixes(Forward& forward, const CachedView& view, const LayerSpec& layer,
                       const WorkShape& shape, CachedView::List& list);
   void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                       kernels::AttnParams* params);
-  void set_rotations(Forward& forward, const AttnCall& call, bool has_sinks, kernels::AttnParams* params);
+  void set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
+                     kernels::AttnParams* params);
 
   const Spec* spec_;
   const PagePool* pool_;

@@ -74,18 +74,21 @@ void CpuEngine::clear_pages(const std::vector<PageId>& pages) noexcept {
       });
       return;
     } catch (...) {
-      // A host's executor that throws although it must not. Clearing once more is right, whatever it has done.
+      // A host's executor that throws although it must not. Clearing once more is right, whatever
+      // it has done.
     }
   }
   for (int64_t slot = 0; slot < num_slots; ++slot) clear(slot, 0, num_pages);
 }
 
-// ------------------------------------------------------------------------------------------------------- states
+// ----------------------------------------------------------------------------------------------
+// states
 
 void CpuEngine::linear(Forward& forward, const StateRef& state, kernels::LinearParams params) {
   const auto sequences = sequences_of<kernels::LinearSequence>(forward.batch(), *states_, state);
   params.sequences = sequences.data();
-  run_linear(*kernels_, executor_, linear_workspace_, params, static_cast<int64_t>(sequences.size()));
+  run_linear(*kernels_, executor_, linear_workspace_, params,
+             static_cast<int64_t>(sequences.size()));
 }
 
 void CpuEngine::conv(Forward& forward, const StateRef& state, kernels::ConvParams params) {
@@ -124,7 +127,8 @@ void CpuEngine::get_states(Forward& forward, const StateRef& ref, const StateRow
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   StateRows row = out;
   for (const BatchEntry& entry : forward.batch().entries()) {
-    read_state(states_->state(entry.sequence->state, ref.local_layer, ref.state), spec, row, nullptr);
+    read_state(states_->state(entry.sequence->state, ref.local_layer, ref.state), spec, row,
+               nullptr);
     row.base += out.row_stride;
   }
 }
@@ -154,7 +158,8 @@ void CpuEngine::carry_states_on(Forward& forward) noexcept {
   }
 }
 
-// --------------------------------------------------------------------------------------------------------- rows
+// ----------------------------------------------------------------------------------------------
+// rows
 
 void CpuEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
   const int64_t num_rows = forward.batch().num_rows();
@@ -173,8 +178,8 @@ void CpuEngine::move_token(int32_t group, const TokenPlace& from, const TokenPla
     pool_->copy_token(layer, from.page, from.offset, to.page, to.offset);
 }
 
-void CpuEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table,
-                          int64_t begin, int64_t end) noexcept {
+void CpuEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
+                          const PageTable& table, int64_t begin, int64_t end) noexcept {
   std::byte row[kMaxLatentDim * sizeof(float)];  // kernels don't rotate in place
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   const int64_t page_size = spec_->page_tokens(local_layer);

@@ -25,13 +25,15 @@ struct CpuPageCopier::Slot {
   int64_t to_stride;
   int64_t bytes;
 
-  // Adjacent pages are adjacent bytes. Not so in borrowed pools whose pages stand apart: what lies between is not ours to copy.
+  // Adjacent pages are adjacent bytes. Not so in borrowed pools whose pages stand apart: what lies
+  // between is not ours to copy.
   bool is_dense() const { return from_stride == bytes && to_stride == bytes; }
-  // Asks for the beginning of the next page while this one is copied, because the processor does not foresee where that is: pages in
-  // random order come 5 to 7 % faster.
+  // Asks for the beginning of the next page while this one is copied, because the processor does
+  // not foresee where that is: pages in random order come 5 to 7 % faster.
   void prefetch(int64_t page) const {
     const std::byte* begin = from + page * from_stride;
-    for (int64_t i = 0; i < std::min(bytes, kPrefetchBytes); i += kCacheLine) __builtin_prefetch(begin + i);
+    for (int64_t i = 0; i < std::min(bytes, kPrefetchBytes); i += kCacheLine)
+      __builtin_prefetch(begin + i);
   }
 };
 
@@ -58,7 +60,8 @@ CpuPageCopier::Slot CpuPageCopier::slot(const Job& job, int64_t index) const {
           is_whole ? layout.page_bytes : layout.slots[i].bytes};
 }
 
-void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin, int64_t end) const {
+void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin,
+                               int64_t end) const {
   const Slot s = slot(job, slot_index);
   PageRun next = job.next(begin, end);
   for (int64_t i = begin; i < end;) {
@@ -78,7 +81,8 @@ void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin
 }
 
 // Bytes [part * kTaskBytes, (part + 1) * kTaskBytes) of the slot of one page.
-void CpuPageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair, int64_t part) const {
+void CpuPageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair,
+                              int64_t part) const {
   static_assert(kTaskBytes % kCacheLine == 0);
   const PageRun page = job.next(pair, pair + 1);
   const Slot s = slot(job, slot_index);
@@ -137,7 +141,8 @@ void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const Page
       spread(job);
       return;
     } catch (...) {
-      // A host's executor that throws although it must not. Sources do not change: copying once more is right, whatever it has done.
+      // A host's executor that throws although it must not. Sources do not change: copying once
+      // more is right, whatever it has done.
     }
   }
   for (int64_t i = 0; i < num_slots; ++i) copy_pages(job, i, 0, count);

@@ -1,4 +1,5 @@
-// Copies of whole pages, all slots of them, between the device pool and the host pool and inside the device pool.
+// Copies of whole pages, all slots of them, between the device pool and the host pool and inside
+// the device pool.
 #pragma once
 
 #include <cstddef>
@@ -19,10 +20,11 @@ class PageCopier {
  public:
   virtual ~PageCopier() = default;
 
-  // Page from[i] to page to[i]; complete on return on the CPU, else enqueued. No destination comes twice or is another pair's
-  // source. Neighbours in the list that are adjacent in both pools, ascending or descending, are copied at once. Without storage
-  // nothing is.
-  virtual void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept = 0;
+  // Page from[i] to page to[i]; complete on return on the CPU, else enqueued. No destination comes
+  // twice or is another pair's source. Neighbours in the list that are adjacent in both pools,
+  // ascending or descending, are copied at once. Without storage nothing is.
+  virtual void copy(CopyDirection direction, const PageId* from, const PageId* to,
+                    int64_t count) noexcept = 0;
 
   // Contiguous stretches of pages that all copies so far were merged into.
   uint64_t num_runs() const { return num_runs_; }
@@ -39,7 +41,8 @@ class CpuPageCopier final : public PageCopier {
                 const kernels::cpu::KernelTable* kernels, Executor* executor)
       : plan_(plan), device_(device), host_(host), kernels_(kernels), executor_(executor) {}
 
-  void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept override;
+  void copy(CopyDirection direction, const PageId* from, const PageId* to,
+            int64_t count) noexcept override;
 
  private:
   struct Slot;  // of a page, as it lies in both pools

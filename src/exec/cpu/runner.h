@@ -26,13 +26,15 @@ class ItemRunner {
   // Both are borrowed.
   ItemRunner(const kernels::cpu::KernelTable* kernels, Executor* executor);
 
-  // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before anything is written.
+  // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before
+  // anything is written.
   void secure(const WorkList& list, const kernels::AttnParams& params);
   // `params` but for its workspace (partials, split_offsets), which is this object's.
   void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
 
  private:
-  void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index, int32_t worker);
+  void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index,
+                int32_t worker);
 
   const kernels::cpu::KernelTable* kernels_;
   Executor* executor_;

@@ -10,9 +10,11 @@ namespace {
 using kernels::AttnItem;
 using kernels::AttnSequence;
 
-// A decode item's accumulators (rows x heads x v_dim floats) should stay in the first-level cache beside the streamed K and V.
+// A decode item's accumulators (rows x heads x v_dim floats) should stay in the first-level cache
+// beside the streamed K and V.
 constexpr int64_t kAccumulatorBytes = 16 * 1024;
-// Rows of a tile over all query heads of a group: enough to pay for packing K and V, small enough for the second-level cache.
+// Rows of a tile over all query heads of a group: enough to pay for packing K and V, small enough
+// for the second-level cache.
 constexpr int64_t kTileRows = 512;
 constexpr int64_t kMaxTileTokens = 128;
 // Up to this many query rows per kv head the decode kernel, which packs nothing, is faster.
@@ -101,16 +103,19 @@ class Planner {
     const AttnSequence& sequence = sequences_[index];
     for (int64_t row = 0, row_end; row < sequence.num_rows; row = row_end) {
       row_end = std::min(row + tile_tokens(), sequence.num_rows);
-      const VisibleKeys keys = visible_keys(sequence, row, row_end, shape_.causal, shape_.split_sinks);
+      const VisibleKeys keys =
+          visible_keys(sequence, row, row_end, shape_.causal, shape_.split_sinks);
       cut_tile_keys(keys, shape_.split_sinks, &pieces_);
       list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
       for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
         const auto splits = static_cast<int64_t>(pieces_.size());
-        const int32_t group = splits == 1 ? -1 : add_group(index, row, row_end, head, head + 1, splits);
+        const int32_t group =
+            splits == 1 ? -1 : add_group(index, row, row_end, head, head + 1, splits);
         for (int64_t split = 0; split < splits; ++split) {
           const int64_t partial = splits == 1 ? -1 : take_partial(row_end - row, 1);
           if (group >= 0) split_offset(group, split) = partial;
-          add_item(index, pieces_[static_cast<size_t>(split)], row, row_end, head, head + 1, group, partial);
+          add_item(index, pieces_[static_cast<size_t>(split)], row, row_end, head, head + 1, group,
+                   partial);
         }
       }
       list_.seconds += flop_seconds(row_end - row, keys.count(), shape_.num_kv_heads);
@@ -123,8 +128,8 @@ class Planner {
   }
 
   int64_t& split_offset(int32_t group, int64_t split) {
-    return list_
-        .split_offsets[static_cast<size_t>(list_.groups[static_cast<size_t>(group)].first_split + split)];
+    return list_.split_offsets[static_cast<size_t>(
+        list_.groups[static_cast<size_t>(group)].first_split + split)];
   }
 
   void add_item(int32_t sequence, const KeyPiece& keys, int64_t row_begin, int64_t row_end,
@@ -158,7 +163,8 @@ class Planner {
 
   // ---- Decode steps ----
 
-  // All heads of a page in one item read it as one burst, unless the accumulators get too large or there is too little work for the threads.
+  // All heads of a page in one item read it as one burst, unless the accumulators get too large or
+  // there is too little work for the threads.
   int64_t decode_heads_per_item() {
     int64_t most_rows = 1;
     int64_t splits = 0;
@@ -177,8 +183,10 @@ class Planner {
     const int64_t head_bytes =
         most_rows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
     const int64_t by_cache = std::max<int64_t>(
-        1, ceil_div(shape_.num_kv_heads, ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
-    const int64_t parts_wanted = splits == 0 ? 1 : ceil_div(2 * int64_t{shape_.concurrency}, splits);
+        1, ceil_div(shape_.num_kv_heads,
+                    ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
+    const int64_t parts_wanted =
+        splits == 0 ? 1 : ceil_div(2 * int64_t{shape_.concurrency}, splits);
     const int64_t by_threads =
         shape_.concurrency == 1 ? shape_.num_kv_heads : ceil_div(shape_.num_kv_heads, parts_wanted);
     return std::max<int64_t>(1, std::min(by_cache, by_threads));
@@ -187,7 +195,8 @@ class Planner {
   // Fills pieces_; returns the number of keys.
   int64_t cut_decode(int64_t index) {
     const AttnSequence& sequence = sequences_[index];
-    const VisibleKeys keys = visible_keys(sequence, 0, sequence.num_rows, shape_.causal, shape_.split_sinks);
+    const VisibleKeys keys =
+        visible_keys(sequence, 0, sequence.num_rows, shape_.causal, shape_.split_sinks);
     cut_decode_keys(keys, shape_.split_sinks, first_key(index), split_keys(shape_), &pieces_);
     return std::max<int64_t>(0, keys.count() - first_key(index));
   }
@@ -200,8 +209,8 @@ class Planner {
     if (pieces_.empty() && sharing.member < 0) pieces_.push_back({0, 0, false});
     const auto splits = static_cast<int64_t>(pieces_.size());
     list_.max_decode_rows = std::max(list_.max_decode_rows, rows);
-    list_.seconds += static_cast<double>(num_keys) * shape_.num_kv_heads * (shape_.k_dim + shape_.v_dim) * 2 /
-                     kBytesPerSecond;
+    list_.seconds += static_cast<double>(num_keys) * shape_.num_kv_heads *
+                     (shape_.k_dim + shape_.v_dim) * 2 / kBytesPerSecond;
     for (int64_t head = 0, part = 0; head < shape_.num_kv_heads; head += heads_per_item_, ++part) {
       const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
       int32_t group = -1;
@@ -213,7 +222,8 @@ class Planner {
       for (int64_t split = 0; split < splits; ++split) {
         const int64_t partial = group < 0 ? -1 : take_partial(rows, head_end - head);
         if (group >= 0) split_offset(group, sharing.prefix_splits + split) = partial;
-        add_item(index, pieces_[static_cast<size_t>(split)], 0, rows, head, head_end, group, partial);
+        add_item(index, pieces_[static_cast<size_t>(split)], 0, rows, head, head_end, group,
+                 partial);
       }
     }
   }
@@ -251,10 +261,12 @@ class Planner {
       for (const int32_t index : sequence_of) {
         cut_decode(index);
         add_group(index, 0, sequences_[index].num_rows, head, head_end,
-                  sharing_[static_cast<size_t>(index)].prefix_splits + static_cast<int64_t>(pieces_.size()));
+                  sharing_[static_cast<size_t>(index)].prefix_splits +
+                      static_cast<int64_t>(pieces_.size()));
       }
     }
-    std::vector<int32_t> filled(static_cast<size_t>(num_members_), 0);  // splits of each member so far
+    // Splits of each member so far
+    std::vector<int32_t> filled(static_cast<size_t>(num_members_), 0);
     for (const SharedPrefix& prefix : prefixes_) add_prefix(prefix, &filled);
   }
 
@@ -279,22 +291,24 @@ class Planner {
     }
   }
 
-  void add_prefix_items(const SharedPrefix& prefix, const KeyPiece& keys, int64_t row, int64_t row_end,
-                        size_t first, size_t next, const std::vector<int32_t>& filled) {
+  void add_prefix_items(const SharedPrefix& prefix, const KeyPiece& keys, int64_t row,
+                        int64_t row_end, size_t first, size_t next,
+                        const std::vector<int32_t>& filled) {
     list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
     list_.seconds += flop_seconds(row_end - row, keys.end - keys.begin, shape_.num_kv_heads);
     for (int64_t head = 0, part = 0; head < shape_.num_kv_heads; head += heads_per_item_, ++part) {
       const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
       const int64_t partial = take_partial(row_end - row, head_end - head);
-      const int32_t first_member = sharing_[static_cast<size_t>(prefix.members[first].sequence)].member;
+      const int32_t first_member =
+          sharing_[static_cast<size_t>(prefix.members[first].sequence)].member;
       for (size_t i = first; i < next; ++i) {
         const SharedPrefix::Member& member = prefix.members[i];
         const int32_t number = sharing_[static_cast<size_t>(member.sequence)].member;
         split_offset(member_group(part, number), filled[static_cast<size_t>(number)]) =
             partial + (member.first_row - row) * row_floats(head_end - head);
       }
-      add_item(prefix.sequence, keys, row, row_end, head, head_end, member_group(part, first_member), partial,
-               static_cast<int32_t>(next - first));
+      add_item(prefix.sequence, keys, row, row_end, head, head_end,
+               member_group(part, first_member), partial, static_cast<int32_t>(next - first));
     }
   }
 
@@ -312,10 +326,13 @@ class Planner {
 
 }  // namespace
 
-int64_t split_keys(const WorkShape& shape) { return shape.is_latent ? kLatentSplitKeys : kSplitKeys; }
+int64_t split_keys(const WorkShape& shape) {
+  return shape.is_latent ? kLatentSplitKeys : kSplitKeys;
+}
 
 bool runs_on_decode(const WorkShape& shape, int64_t num_rows) {
-  // Splits of a latent layer's keys keep every thread busy up to some query rows; both kernels compute the same.
+  // Splits of a latent layer's keys keep every thread busy up to some query rows; both kernels
+  // compute the same.
   if (shape.is_latent) return num_rows * shape.group_size() <= 2 * kLatentRows;
   return !shape.tiles_only && (num_rows == 1 || num_rows * shape.group_size() <= kDecodeRows);
 }

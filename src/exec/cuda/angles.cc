@@ -7,7 +7,8 @@
 namespace kvc {
 namespace {
 
-// Positions of keys are written out for so many tokens more than asked, so that a growing sequence does not ask again at each step.
+// Positions of keys are written out for so many tokens more than asked, so that a growing sequence
+// does not ask again at each step.
 constexpr int64_t kLeastKeyPositions = 4096;
 
 template <typename T>
@@ -56,7 +57,8 @@ cuda::AngleParams DeviceAngles::params_of(int32_t rope) const {
   const Rope& made = ropes_[index];
   cuda::AngleParams params{};
   for (int variant = 0; variant < 2; ++variant)
-    params.inverse_frequencies[variant] = reinterpret_cast<const double*>(made.frequencies[variant].data());
+    params.inverse_frequencies[variant] =
+        reinterpret_cast<const double*>(made.frequencies[variant].data());
   params.magnitude = spec_->ropes[index].magnitude;
   params.rope = rope;
   params.num_pairs = spec_->ropes[index].rotary_dim / 2;
@@ -123,7 +125,8 @@ kernels::Rotation DeviceAngles::sinks(const Forward& forward, int32_t rope, cuda
   return rotation_of(rope, table, rows);
 }
 
-void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream, kernels::Rotation out[2]) {
+void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream,
+                        kernels::Rotation out[2]) {
   out[0] = out[1] = {};
   if (rope < 0 || spec_->ropes[static_cast<size_t>(rope)].mode != KVC_ROPE_ON_READ) return;
   const int64_t wanted = std::max(forward.longest_position(), spec_->max_seq_len);
@@ -135,7 +138,8 @@ void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream, ker
     if (table.num_rows < wanted) {
       if (device_->is_capturing(stream)) {
         fail(KVC_E_INVALID_STATE,
-             "keys are rotated on read at up to %lld positions, angles are there for %lld: before the "
+             "keys are rotated on read at up to %lld positions, angles are there for %lld: before "
+             "the "
              "capture, run a "
              "forward with this layer; config.max_seq_len = %lld leaves their number open if 0",
              static_cast<long long>(wanted), static_cast<long long>(table.num_rows),

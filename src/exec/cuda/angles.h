@@ -1,4 +1,5 @@
-// Rotations on a device: cos and sin of the new tokens, once per step, and of absolute positions for keys that are rotated on read.
+// Rotations on a device: cos and sin of the new tokens, once per step, and of absolute positions
+// for keys that are rotated on read.
 #pragma once
 
 #include <cstdint>

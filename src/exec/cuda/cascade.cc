@@ -14,13 +14,16 @@ using cuda::AttnKernel;
 
 double real(int64_t value) { return static_cast<double>(value); }
 
-// What launches of a call cost. A tile is walked through its keys; tiles that go over the same keys read them from memory once and from the
-// cache after that.
+// What launches of a call cost. A tile is walked through its keys; tiles that go over the same keys
+// read them from memory once and from the cache after that.
 class LaunchPrice final : public SharingPrice {
  public:
   // `kernel`: that does everything where prefixes are shared.
   LaunchPrice(const CascadeCall& call, AttnKernel kernel, int32_t num_sms, const DeviceCosts& costs)
-      : call_(call), kernel_(kernel), costs_(costs), heads_per_sm_(real(call.num_kv_heads) / num_sms) {}
+      : call_(call),
+        kernel_(kernel),
+        costs_(costs),
+        heads_per_sm_(real(call.num_kv_heads) / num_sms) {}
 
   AttnKernel flat_kernel(int64_t num_rows) const {
     return num_rows * call_.group_size <= call_.small_rows ? call_.small : call_.large;
@@ -83,7 +86,8 @@ class LaunchPrice final : public SharingPrice {
     return {real(flat.small), real(flat.large)};
   }
   bool pays(const PrefixMembers& members, int64_t num_keys) const override {
-    const FlatTiles flat{static_cast<int64_t>(members.work[0]), static_cast<int64_t>(members.work[1])};
+    const FlatTiles flat{static_cast<int64_t>(members.work[0]),
+                         static_cast<int64_t>(members.work[1])};
     return together(members.num_rows, num_keys) < apart(flat, num_keys);
   }
 
@@ -139,10 +143,12 @@ void DeviceCascade::choose(std::span<const CascadeSequence> sequences, const Cas
     for (size_t i = 0; i < sequences.size(); ++i) {
       const CascadeSequence& sequence = sequences[i];
       if (sequence.pages == nullptr || !price.may_share(sequence.num_rows)) continue;
-      candidates_.push_back({static_cast<int32_t>(i), sequence.pages, sequence.num_keys, sequence.num_rows});
+      candidates_.push_back(
+          {static_cast<int32_t>(i), sequence.pages, sequence.num_keys, sequence.num_rows});
     }
     const int64_t tile_rows = call.geometry[index].tile_rows;
-    find_shared_prefixes(candidates_, {page_size, call.geometry[index].key_block}, price, &prefixes_);
+    find_shared_prefixes(candidates_, {page_size, call.geometry[index].key_block}, price,
+                         &prefixes_);
     if (prefixes_.empty()) continue;
     build(sequences, prefixes_, call.group_size, tile_rows);
     double flat = 0, shared = costs.seconds_per_call;
@@ -153,7 +159,8 @@ void DeviceCascade::choose(std::span<const CascadeSequence> sequences, const Cas
       const int64_t flat_tiles = price.tiles(alone, sequence.num_rows);
       const int64_t shared_tiles = price.tiles(candidate, sequence.num_rows);
       flat += price.walk(alone, flat_tiles, own_keys) + price.begin(alone, flat_tiles);
-      shared += price.walk(candidate, shared_tiles, own_keys) + price.begin(candidate, shared_tiles);
+      shared +=
+          price.walk(candidate, shared_tiles, own_keys) + price.begin(candidate, shared_tiles);
     }
     for (size_t i = 0; i < prefixes_.size(); ++i) {
       const int64_t num_keys = prefixes_[i].key_end - prefixes_[i].key_begin;
@@ -175,7 +182,8 @@ void DeviceCascade::choose(std::span<const CascadeSequence> sequences, const Cas
 }
 
 void DeviceCascade::build(std::span<const CascadeSequence> sequences,
-                          const std::vector<CommonPrefix>& prefixes, int64_t group_size, int64_t tile_rows) {
+                          const std::vector<CommonPrefix>& prefixes, int64_t group_size,
+                          int64_t tile_rows) {
   clear();
   shares.resize(sequences.size() + prefixes.size(), {});
   for (size_t i = 0; i < prefixes.size(); ++i) {
@@ -189,8 +197,8 @@ void DeviceCascade::build(std::span<const CascadeSequence> sequences,
         row_map.push_back(static_cast<int32_t>(sequence.row_begin + row));
         row_positions.push_back(static_cast<int32_t>(sequence.position + row));
       };
-      // Its rows, which fill one tile at most, lie in one tile of the entry: copies of its first row, whose results nobody takes, fill up the
-      // one before.
+      // Its rows, which fill one tile at most, lie in one tile of the entry: copies of its first
+      // row, whose results nobody takes, fill up the one before.
       const int64_t own_rows = sequence.num_rows * group_size;
       while (num_rows() * group_size % tile_rows + own_rows > tile_rows) add(0);
       cuda::PlanShare& share = shares[static_cast<size_t>(member)];

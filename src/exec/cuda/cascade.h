@@ -1,5 +1,6 @@
-// Shared prefixes on a device: whether one launch that reads them once beats a plan without them, and what the planner takes for it
-// (kernels/cuda/planner/README.md). Pure functions of page tables, lengths and shapes.
+// Shared prefixes on a device: whether one launch that reads them once beats a plan without them,
+// and what the planner takes for it (kernels/cuda/planner/README.md). Pure functions of page
+// tables, lengths and shapes.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +12,22 @@
 
 namespace kvc {
 
-// What attention costs, per second of one multiprocessor. Published figures of others' kernels and data sheets, of which mostly the proportions
-// matter; nothing here has been measured with this library's kernels yet.
+// What attention costs, per second of one multiprocessor. Published figures of others' kernels and
+// data sheets, of which mostly the proportions matter; nothing here has been measured with this
+// library's kernels yet.
 struct DeviceCosts {
   // Data sheets: 3.35 TB/s over 132 multiprocessors (H100), 4.8 (H200), 2.04 over 108 (A100).
   double memory_bytes = 3e10;
-  // Keys that another tile has just read: 5,120 bytes a clock over 108 multiprocessors (A100 whitepaper), less what is not reached. Always
-  // assumed for the second reader, which is the best case of the plan without sharing.
+  // Keys that another tile has just read: 5,120 bytes a clock over 108 multiprocessors (A100
+  // whitepaper), less what is not reached. Always assumed for the second reader, which is the best
+  // case of the plan without sharing.
   double cache_bytes = 5e10;
-  // By AttnKernel. FlashAttention-2 on an H100 for mma.sync and FlashAttention-3 for wgmma (arXiv:2407.08608, figure 5: 350 and 640 TFLOP/s), FlashMLA
-  // for latents (its README: 660); float32 without matrix instructions: a third of the data sheet's 67 TFLOP/s.
+  // By AttnKernel. FlashAttention-2 on an H100 for mma.sync and FlashAttention-3 for wgmma
+  // (arXiv:2407.08608, figure 5: 350 and 640 TFLOP/s), FlashMLA for latents (its README: 660);
+  // float32 without matrix instructions: a third of the data sheet's 67 TFLOP/s.
   double flops[cuda::kNumAttnKernels] = {0.17e12, 2.6e12, 2.6e12, 4.8e12, 5e12};
-  // Of a call with sharing, on any device: its part of the upload, the planner's longer list. An estimate.
+  // Of a call with sharing, on any device: its part of the upload, the planner's longer list. An
+  // estimate.
   double seconds_per_call = 2e-6;
   double smallest_gain = 0.05;  // of the time without sharing; less is noise
 };
@@ -34,7 +39,9 @@ struct CascadeCall {
   int32_t k_dim, v_dim;
   int64_t key_bytes;  // of K and V in one kv head
   cuda::AttnKernel small,
-      large;  // of the plan without sharing: for sequences of up to small_rows packed rows, and for longer ones
+      // Of the plan without sharing: for sequences of up to small_rows packed rows, and for longer
+      // ones
+      large;
   int32_t small_rows;
   uint32_t kernels;  // bit k: AttnKernel k may do it all
   cuda::AttnGeometry geometry[cuda::kNumAttnKernels];
@@ -55,9 +62,10 @@ struct CascadeSequence {
 // The list entries of shared prefixes, as the planner wants them behind those of the batch.
 class DeviceCascade {
  public:
-  // Chooses prefixes and the kernel that does the whole launch. Empty afterwards: the flat plan is as good. Throws std::bad_alloc.
-  void choose(std::span<const CascadeSequence> sequences, const CascadeCall& call, int32_t page_size,
-              int32_t num_sms, const DeviceCosts& costs = {});
+  // Chooses prefixes and the kernel that does the whole launch. Empty afterwards: the flat plan is
+  // as good. Throws std::bad_alloc.
+  void choose(std::span<const CascadeSequence> sequences, const CascadeCall& call,
+              int32_t page_size, int32_t num_sms, const DeviceCosts& costs = {});
 
   bool empty() const { return entries.empty(); }
   void clear();

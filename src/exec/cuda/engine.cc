@@ -27,7 +27,8 @@ constexpr int32_t kInvariantKeys = 1024;
 
 }  // namespace
 
-CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states, const Device* device)
+CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states,
+                       const Device* device)
     : plan_(&plan),
       spec_(&plan.spec()),
       pool_(pool),
@@ -60,7 +61,8 @@ AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer,
   params.k = k;
   params.v = v;
   if (!spec_->rotates_on_read(layer.rope))
-    params.k_rotation = angles_.tokens(forward, layer.rope, forward_stream_).from(layer.rotation_begin());
+    params.k_rotation =
+        angles_.tokens(forward, layer.rope, forward_stream_).from(layer.rotation_begin());
   params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
@@ -79,7 +81,8 @@ void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage&
   device_->call("append", device_->table->append, launch, forward_stream_);
 }
 
-void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k, const TokenRows& v) {
+void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
+                        const TokenRows& v) {
   require_stream();
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   const bool is_cross = layer.kind == KVC_LAYER_CROSS;
@@ -88,14 +91,16 @@ void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& 
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = step_.state().slots + layer.group * step_.state().slots_stride;
   const Batch& batch = forward.batch();
-  append_rows(params, k_storage(*plan_, *pool_, local_layer), v_storage(*plan_, *pool_, local_layer),
+  append_rows(params, k_storage(*plan_, *pool_, local_layer),
+              v_storage(*plan_, *pool_, local_layer),
               is_cross ? batch.num_cross_rows() : batch.num_rows(),
               step_.state().counts + (is_cross ? 2 : 1));
   forward.mark_appended(local_layer);
 }
 
 // Room for the new keys in rows of their own: one "page" per sequence that starts at its first row.
-void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensors, AttnParams* params) {
+void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensors,
+                                 AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int64_t rows = step_.max_rows();
   const int64_t k_row = layer.k_dim * dtype_bytes(layer.k_dtype);
@@ -113,14 +118,16 @@ void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensor
   if (is_captured_) identity_slots_.ensure(identity_slots_.bytes(), forward_stream_);
   if (num_identity_slots_ >= rows) return;
   if (is_captured_) {
-    fail(KVC_E_INVALID_STATE, "kvc_attn_self of up to %lld tokens: before the capture, run a forward with it",
+    fail(KVC_E_INVALID_STATE,
+         "kvc_attn_self of up to %lld tokens: before the capture, run a forward with it",
          static_cast<long long>(rows));
   }
   std::vector<int64_t> slots(static_cast<size_t>(rows));
   std::iota(slots.begin(), slots.end(), 0);
   const auto bytes = static_cast<int64_t>(slots.size() * sizeof(int64_t));
   identity_slots_.ensure(bytes, forward_stream_);
-  device_->copy(identity_slots_.data(), uploads_.put(slots, forward_stream_), bytes, forward_stream_);
+  device_->copy(identity_slots_.data(), uploads_.put(slots, forward_stream_), bytes,
+                forward_stream_);
   num_identity_slots_ = rows;
 }
 
@@ -138,7 +145,8 @@ void CudaEngine::stage_new_keys(Forward& forward, const AttnCall& call, const At
 void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_have_sinks,
                                AttnParams* params) {
   const LayerSpec& layer = call.layer;
-  const int32_t begin = call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
+  const int32_t begin =
+      call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
   params->q_rotation = params->sink_q_rotation =
       angles_.tokens(forward, layer.rope, forward_stream_).from(begin);
   if (!spec_->rotates_on_read(layer.rope)) return;
@@ -151,7 +159,8 @@ void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_
 // A kernel is asked about the launch as it would get it: cut into tiles of its own.
 bool CudaEngine::fits(AttnKernel kernel, AttnLaunch launch) const {
   launch.plan.tile_rows =
-      device_->table->attention_geometry(device_->id, kernel, launch.params.k_dim, launch.params.v_dim)
+      device_->table
+          ->attention_geometry(device_->id, kernel, launch.params.k_dim, launch.params.v_dim)
           .tile_rows;
   return device_->table->attention_fits(device_->id, kernel, launch, nullptr);
 }
@@ -171,10 +180,12 @@ CudaEngine::Fitting CudaEngine::fitting_kernels(const AttnLaunch& launch) const 
   return fitting;
 }
 
-std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward, const AttnLaunch& launch,
+std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward,
+                                                          const AttnLaunch& launch,
                                                           bool is_invariant) const {
   if (is_invariant)
-    return {{fits(AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt, 0, INT_MAX}};
+    return {
+        {fits(AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt, 0, INT_MAX}};
   const auto [small, large, all] = fitting_kernels(launch);
   if (small == large) return {{small, 0, INT_MAX}};
   const int64_t group = launch.params.num_q_heads / launch.params.num_kv_heads;
@@ -187,10 +198,13 @@ std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward
   return classes;
 }
 
-// A graph's sharing could not change with the batch; results of the invariant mode may not depend on it.
-bool CudaEngine::may_cascade(const AttnCall& call, const AttnOptions& options, const GroupSpec& group) const {
-  return call.scope == KeyScope::kAll && !is_captured_ && !options.tiles_only && !options.no_cascade &&
-         options.spans.empty() && options.window == 0 && !group.is_windowed();
+// A graph's sharing could not change with the batch; results of the invariant mode may not depend
+// on it.
+bool CudaEngine::may_cascade(const AttnCall& call, const AttnOptions& options,
+                             const GroupSpec& group) const {
+  return call.scope == KeyScope::kAll && !is_captured_ && !options.tiles_only &&
+         !options.no_cascade && options.spans.empty() && options.window == 0 &&
+         !group.is_windowed();
 }
 
 const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView& view,
@@ -210,37 +224,42 @@ const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView
                    .geometry = {}};
   for (int32_t index = 0; index < cuda::kNumAttnKernels; ++index) {
     if ((fitting.all >> index & 1u) == 0) continue;
-    call.geometry[index] = device_->table->attention_geometry(device_->id, static_cast<AttnKernel>(index),
-                                                              params.k_dim, params.v_dim);
+    call.geometry[index] = device_->table->attention_geometry(
+        device_->id, static_cast<AttnKernel>(index), params.k_dim, params.v_dim);
   }
   return views_.sharing_of(forward, view, call, uploads_, forward_stream_);
 }
 
-const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view, const RowClass& rows,
-                                         bool is_invariant, bool splits_sinks, const AttnParams& params) {
-  const PlanShape shape{
-      .num_kv_heads = params.num_kv_heads,
-      .group_size = params.num_q_heads / params.num_kv_heads,
-      .causal = params.causal,
-      .split_sinks = splits_sinks ? 1 : 0,
-      .fixed_keys = is_invariant ? kInvariantKeys : 0,
-      .min_rows = rows.min_rows,
-      .max_rows = rows.max_rows,
-      .geometry = device_->table->attention_geometry(device_->id, rows.kernel, params.k_dim, params.v_dim)};
+const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view,
+                                         const RowClass& rows, bool is_invariant, bool splits_sinks,
+                                         const AttnParams& params) {
+  const PlanShape shape{.num_kv_heads = params.num_kv_heads,
+                        .group_size = params.num_q_heads / params.num_kv_heads,
+                        .causal = params.causal,
+                        .split_sinks = splits_sinks ? 1 : 0,
+                        .fixed_keys = is_invariant ? kInvariantKeys : 0,
+                        .min_rows = rows.min_rows,
+                        .max_rows = rows.max_rows,
+                        .geometry = device_->table->attention_geometry(device_->id, rows.kernel,
+                                                                       params.k_dim, params.v_dim)};
   return views_.plan_of(forward, view, shape, forward_stream_);
 }
 
-// One memory for all plans, which moves when a larger one asks: the last answer holds for all of them.
+// One memory for all plans, which moves when a larger one asks: the last answer holds for all of
+// them.
 float* CudaEngine::partials_of(const DevicePlan& plan, int32_t v_dim) {
-  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim), forward_stream_);
+  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim),
+                             forward_stream_);
 }
 
-void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
+void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials,
+                     AttnLaunch launch) {
   launch.plan = plan.plan;
   launch.plan.partials = partials;
   device_->call("attention", device_->table->attention, kernel, launch, forward_stream_);
   // A plan without slots cuts nothing, whatever the sequences are.
-  if (plan.num_slots > 0) device_->call("combine", device_->table->combine, launch, forward_stream_);
+  if (plan.num_slots > 0)
+    device_->call("combine", device_->table->combine, launch, forward_stream_);
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -258,7 +277,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   check_view(forward, key);
   if (call.scope == KeyScope::kNew && layer.is_quantised()) {
     fail_with(KVC_E_UNSUPPORTED, layer.quant,
-              "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not rounded to; "
+              "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not "
+              "rounded to; "
               "NONE (0) is",
               layer.quant);
   }
@@ -304,7 +324,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   const DeviceSharing* sharing = may_cascade(call, options, group) && !splits_sinks
                                      ? find_sharing(forward, view, source, launch)
                                      : nullptr;
-  // Plans of all kernels, and room for their partial results, before anything is written: the last that can run out of memory.
+  // Plans of all kernels, and room for their partial results, before anything is written: the last
+  // that can run out of memory.
   std::vector<RowClass> classes;
   float* partials = sharing == nullptr ? nullptr : partials_of(sharing->plan, params.v_dim);
   if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
@@ -328,7 +349,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
 
 void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   require_stream();
-  device_->call("merge", device_->table->merge, params, num_rows, step_.state().counts + 1, forward_stream_);
+  device_->call("merge", device_->table->merge, params, num_rows, step_.state().counts + 1,
+                forward_stream_);
 }
 
 void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
@@ -336,7 +358,8 @@ void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) c
   const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
   for (int64_t row = 0; row < out.num_rows; ++row) {
     device_->copy(out.data + row * out.row_stride,
-                  angles_.rotary_positions() + row * angles_.positions_stride(), bytes, forward_stream_);
+                  angles_.rotary_positions() + row * angles_.positions_stride(), bytes,
+                  forward_stream_);
   }
 }
 

@@ -73,7 +73,8 @@ void CudaEngine::record(const DeviceEvent& event) noexcept {
   }
 }
 
-void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay, bool needs_rows) const {
+void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay,
+                             bool needs_rows) const {
   require_alive();
   bool is_captured = false;
   {
@@ -87,14 +88,15 @@ void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_rep
   }
 }
 
-// A full ring is rare: the device is as many steps behind, and the host waits for one. Unless it never comes: the device has failed, or all
-// that it was given is done.
+// A full ring is rare: the device is as many steps behind, and the host waits for one. Unless it
+// never comes: the device has failed, or all that it was given is done.
 void CudaEngine::await_begin() {
   constexpr int kYieldsPerLook = 1000;
   require_alive();
   if (!device_->is_usable(stream_)) {
     fail(KVC_E_INVALID_STATE,
-         "desc->stream = %p is the legacy default stream, which cannot be used while a blocking stream is "
+         "desc->stream = %p is the legacy default stream, which cannot be used while a blocking "
+         "stream is "
          "captured",
          stream_);
   }
@@ -103,11 +105,11 @@ void CudaEngine::await_begin() {
     if (yields % kYieldsPerLook != 0) continue;
     const std::lock_guard<std::mutex> lock(outside_);
     if (order_.is_idle() && step_.is_full()) {
-      fail_with(
-          KVC_E_INVALID_STATE, cuda::kStepEntries,
-          "%d steps were captured and ended, and their graphs not launched: launch them, in the order of "
-          "their capture, before the next step",
-          cuda::kStepEntries);
+      fail_with(KVC_E_INVALID_STATE, cuda::kStepEntries,
+                "%d steps were captured and ended, and their graphs not launched: launch them, in "
+                "the order of "
+                "their capture, before the next step",
+                cuda::kStepEntries);
     }
   }
 }
@@ -119,7 +121,8 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
     {
       const std::lock_guard<std::mutex> lock(outside_);
       is_captured_ = device_->is_capturing(stream_);
-      // A graph waits for nothing that was enqueued elsewhere: that has to be done before it can be launched.
+      // A graph waits for nothing that was enqueued elsewhere: that has to be done before it can be
+      // launched.
       order_.use(is_captured_ ? own_stream_.get() : stream_);
       // Not a part of the graph, which would clear these pages again.
       clear_taken(forward, is_captured_ ? own_stream_.get() : stream_);
@@ -152,7 +155,8 @@ void CudaEngine::begin(Forward& forward, bool is_replay) {
 // What would be frozen into the graph, though the next step has another of it.
 void CudaEngine::require_capturable(const Batch& batch, bool has_positions) const {
   const auto refuse = [](const char* what) {
-    fail(KVC_E_UNSUPPORTED, "desc->stream is captured, and the forward has %s: a graph has none", what);
+    fail(KVC_E_UNSUPPORTED, "desc->stream is captured, and the forward has %s: a graph has none",
+         what);
   };
   if (batch.has_trees()) refuse("token trees");
   if (batch.num_cross_rows() != 0) refuse("encoder tokens");
@@ -174,10 +178,10 @@ void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool
   }
   const CapturedShape* known = find_captured(batch);
   if (known == nullptr) {
-    fail(
-        KVC_E_INVALID_STATE,
-        "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths was captured",
-        batch.entries().size());
+    fail(KVC_E_INVALID_STATE,
+         "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths "
+         "was captured",
+         batch.entries().size());
   }
   if (known->needs_positions) require_unmoved(batch);
   // An end that refuses would come too late: the graph has run by then.
@@ -195,7 +199,8 @@ void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool
   }
   if (reason == nullptr) return;
   fail(KVC_E_INVALID_STATE,
-       "desc->flags has KVC_FORWARD_REPLAY, but the graph of %zu sequences does not serve this step: %s",
+       "desc->flags has KVC_FORWARD_REPLAY, but the graph of %zu sequences does not serve this "
+       "step: %s",
        batch.entries().size(), reason);
 }
 
@@ -203,19 +208,19 @@ void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool
 void CudaEngine::require_unmoved(const Batch& batch) const {
   for (const BatchEntry& entry : batch.entries()) {
     if (entry.sequence->segments.empty()) continue;
-    fail_with(
-        KVC_E_UNSUPPORTED, entry.sequence->id,
-        "desc->seqs has sequence %lld, whose positions were moved (kvc_seq_shift): a graph with ALiBi or "
-        "keys rotated on read has none",
-        static_cast<long long>(entry.sequence->id));
+    fail_with(KVC_E_UNSUPPORTED, entry.sequence->id,
+              "desc->seqs has sequence %lld, whose positions were moved (kvc_seq_shift): a graph "
+              "with ALiBi or "
+              "keys rotated on read has none",
+              static_cast<long long>(entry.sequence->id));
   }
 }
 
 const CudaEngine::CapturedShape* CudaEngine::find_captured(const Batch& batch) const {
   const auto is_same = [&](const CapturedShape& shape) {
-    return std::equal(shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(),
-                      batch.entries().end(),
-                      [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
+    return std::equal(
+        shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(), batch.entries().end(),
+        [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
   };
   const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
   return known == captured_.end() ? nullptr : &*known;
@@ -229,7 +234,8 @@ void CudaEngine::begin_replay(Forward& forward) {
   forward.restore_appended(shape.appended);
 }
 
-// What the graph does with states, it does with all: those that its forward did not set are carried on.
+// What the graph does with states, it does with all: those that its forward did not set are carried
+// on.
 void CudaEngine::mark_states_set(Forward& forward) const {
   for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
     const auto count = static_cast<int32_t>(spec_->layers[layer].states.size());
@@ -239,17 +245,20 @@ void CudaEngine::mark_states_set(Forward& forward) const {
 }
 
 void CudaEngine::note_captured(const Forward& forward) {
-  CapturedShape shape{.lengths = {},
-                      .generation = step_.generation(),
-                      .max_words = step_.max_words(),
-                      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
-                      .max_cross_length = std::max(spec_->max_cross_len, forward.batch().longest(true)),
-                      .call_window = 0,
-                      .needs_positions = false,
-                      .sets_states = false,
-                      .appended = forward.appended()};
-  for (const BatchEntry& entry : forward.batch().entries()) shape.lengths.push_back(entry.append_length);
-  std::erase_if(captured_, [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
+  CapturedShape shape{
+      .lengths = {},
+      .generation = step_.generation(),
+      .max_words = step_.max_words(),
+      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
+      .max_cross_length = std::max(spec_->max_cross_len, forward.batch().longest(true)),
+      .call_window = 0,
+      .needs_positions = false,
+      .sets_states = false,
+      .appended = forward.appended()};
+  for (const BatchEntry& entry : forward.batch().entries())
+    shape.lengths.push_back(entry.append_length);
+  std::erase_if(captured_,
+                [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
   captured_.push_back(std::move(shape));
 }
 
@@ -263,20 +272,23 @@ void CudaEngine::require_stream() const {
   }
   // The graph would keep what the host has decided for this step.
   if (!is_captured_ && device_->is_capturing(forward_stream_))
-    fail(KVC_E_INVALID_STATE, "the forward was begun before the capture of its stream: begin it inside");
+    fail(KVC_E_INVALID_STATE,
+         "the forward was begun before the capture of its stream: begin it inside");
 }
 
-// What the forward has enqueued has to be ordered with what follows, which nothing can be inside a capture that began after it.
+// What the forward has enqueued has to be ordered with what follows, which nothing can be inside a
+// capture that began after it.
 void CudaEngine::check_abort() const {
   if (!device_->is_usable(forward_stream_)) {
     fail(KVC_E_INVALID_STATE,
-         "fwd runs on the legacy default stream, which cannot be used while a blocking stream is captured: "
+         "fwd runs on the legacy default stream, which cannot be used while a blocking stream is "
+         "captured: "
          "close it after the capture");
   }
   if (!is_captured_ && device_->is_capturing(forward_stream_)) {
-    fail(
-        KVC_E_INVALID_STATE,
-        "fwd was begun before the capture of its stream, which it is no part of: close it after the capture");
+    fail(KVC_E_INVALID_STATE,
+         "fwd was begun before the capture of its stream, which it is no part of: close it after "
+         "the capture");
   }
 }
 
@@ -292,7 +304,8 @@ void CudaEngine::check_end() const {
 void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
   if (is_captured_) {
     captured_.back().sets_states = forward.any_state_set();
-    std::copy(forward.appended().begin(), forward.appended().end(), captured_.back().appended.begin());
+    std::copy(forward.appended().begin(), forward.appended().end(),
+              captured_.back().appended.begin());
   }
   if (is_captured_ && aborted) {
     // Replays may follow: the graph has to do with states what an end would have made it do.

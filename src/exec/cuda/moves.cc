@@ -10,10 +10,12 @@ namespace kvc {
 
 DeviceUploads& CudaEngine::uploads_of(const Outside&) const { return outside_uploads_; }
 
-// --------------------------------------------------------------------------------------------------------- rows
+// ----------------------------------------------------------------------------------------------
+// rows
 
-void CudaEngine::gather_on(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
-                           int64_t key_end, DeviceUploads& uploads, cuda::Stream stream) const {
+void CudaEngine::gather_on(const RowSource& source, const kernels::GatherParams& params,
+                           int64_t key_begin, int64_t key_end, DeviceUploads& uploads,
+                           cuda::Stream stream) const {
   const int64_t num_pages = (key_end + params.page_size - 1) / params.page_size;
   kernels::GatherParams placed = params;
   placed.pages = reinterpret_cast<const int32_t*>(
@@ -23,7 +25,8 @@ void CudaEngine::gather_on(const RowSource& source, const kernels::GatherParams&
   device_->call("gather", device_->table->gather, placed, storage, key_begin, key_end, stream);
 }
 
-void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params, int64_t num_keys) {
+void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params,
+                        int64_t num_keys) {
   require_stream();
   if (is_captured_)
     fail(KVC_E_UNSUPPORTED,
@@ -31,8 +34,8 @@ void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& pa
   gather_on(source, params, 0, num_keys, uploads_, forward_stream_);
 }
 
-void CudaEngine::read_rows(const RowSource& source, const kernels::GatherParams& params, int64_t key_begin,
-                           int64_t key_end, kvc_stream stream) const {
+void CudaEngine::read_rows(const RowSource& source, const kernels::GatherParams& params,
+                           int64_t key_begin, int64_t key_end, kvc_stream stream) const {
   require_alive();
   const Outside outside(*this, stream);
   gather_on(source, params, key_begin, key_end, outside_uploads_, outside.stream());
@@ -50,8 +53,8 @@ void CudaEngine::write_rows(int32_t local_layer, const kernels::AppendParams& pa
   try {
     const Outside outside(*this, stream_);
     kernels::AppendParams placed = params;
-    placed.slots = reinterpret_cast<const int64_t*>(
-        move_uploads_.put(params.slots, num_rows * static_cast<int64_t>(sizeof(int64_t)), outside.stream()));
+    placed.slots = reinterpret_cast<const int64_t*>(move_uploads_.put(
+        params.slots, num_rows * static_cast<int64_t>(sizeof(int64_t)), outside.stream()));
     const cuda::AppendLaunch launch{.params = placed,
                                     .k_storage = k_storage(*plan_, *pool_, local_layer),
                                     .v_storage = v_storage(*plan_, *pool_, local_layer),
@@ -110,7 +113,8 @@ void CudaEngine::make_zeros() {
   for (const GroupSpec& group : spec_->groups) {
     for (const int32_t layer : group.layers) {
       const auto bytes = static_cast<int64_t>(pool_->layer_page_bytes(layer));
-      parts.push_back({.base = nullptr, .page_stride = 0, .bytes = bytes, .group = -1, .reserved = 0});
+      parts.push_back(
+          {.base = nullptr, .page_stride = 0, .bytes = bytes, .group = -1, .reserved = 0});
       largest = std::max(largest, bytes);
     }
   }
@@ -143,10 +147,12 @@ void CudaEngine::clear_taken(const Forward& forward, cuda::Stream stream) {
     outside_uploads_.finish(stream);
   }
   if (!states_->is_used()) return;
-  for (const BatchEntry& entry : forward.batch().entries()) states_->clear_slot(entry.new_state, stream);
+  for (const BatchEntry& entry : forward.batch().entries())
+    states_->clear_slot(entry.new_state, stream);
 }
 
-void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream), void* arg) noexcept {
+void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream),
+                         void* arg) noexcept {
   try {
     const Outside outside(*this, stream_);
     run(arg, outside.stream());
@@ -164,9 +170,11 @@ void CudaEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept 
   }
 }
 
-// -------------------------------------------------------------------------------------------------------- moves
+// ----------------------------------------------------------------------------------------------
+// moves
 
-// Room for the lists of all groups, and for the slots and angles of every layer whose keys turn: what follows can't run out of memory.
+// Room for the lists of all groups, and for the slots and angles of every layer whose keys turn:
+// what follows can't run out of memory.
 void CudaEngine::prepare_moves(int64_t num_moves) {
   require_alive();
   const auto count = static_cast<size_t>(num_moves);
@@ -175,8 +183,10 @@ void CudaEngine::prepare_moves(int64_t num_moves) {
     list.from.reserve(count), list.to.reserve(count), list.first.reserve(count + 2);
   }
   turned_slots_.reserve(count);
-  const int64_t slots = DeviceUploads::room_of((num_moves + 2) * static_cast<int64_t>(sizeof(int64_t)));
-  const int64_t angles = DeviceUploads::room_of(kMaxLatentDim * static_cast<int64_t>(sizeof(float)));
+  const int64_t slots =
+      DeviceUploads::room_of((num_moves + 2) * static_cast<int64_t>(sizeof(int64_t)));
+  const int64_t angles =
+      DeviceUploads::room_of(kMaxLatentDim * static_cast<int64_t>(sizeof(float)));
   const auto groups = static_cast<int64_t>(moves_.size()),
              layers = static_cast<int64_t>(spec_->layers.size());
   move_uploads_.reserve(groups * 3 * slots + layers * (2 * slots + 2 * angles));
@@ -210,7 +220,8 @@ void CudaEngine::flush_moves() {
     params.first = move_uploads_.put(list.first, outside.stream());
     params.num_lists = static_cast<int32_t>(list.first.size()) - 1;
     params.num_pairs = size;
-    for (const int32_t local : spec_->groups[group].layers) move_layer(local, params, outside.stream());
+    for (const int32_t local : spec_->groups[group].layers)
+      move_layer(local, params, outside.stream());
     list.from.clear(), list.to.clear(), list.first.clear();
   }
 }
@@ -226,7 +237,8 @@ void CudaEngine::finish_moves() noexcept {
   move_uploads_.finish(used);
 }
 
-void CudaEngine::move_layer(int32_t local_layer, cuda::MoveParams params, cuda::Stream stream) const {
+void CudaEngine::move_layer(int32_t local_layer, cuda::MoveParams params,
+                            cuda::Stream stream) const {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   params.page_size = spec_->page_tokens(local_layer);
   params.num_heads = layer.num_kv_heads;
@@ -241,8 +253,8 @@ void CudaEngine::move_layer(int32_t local_layer, cuda::MoveParams params, cuda::
   device_->call("move_rows", device_->table->move_rows, params, stream);
 }
 
-void CudaEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles, const PageTable& table,
-                           int64_t begin, int64_t end) noexcept {
+void CudaEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
+                           const PageTable& table, int64_t begin, int64_t end) noexcept {
   if (begin == end) return;
   try {
     flush_moves();
@@ -257,7 +269,8 @@ void CudaEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
     const int64_t bytes = angles.rotary_dim / 2 * static_cast<int64_t>(sizeof(float));
     cuda::MoveParams params{};
     params.from = params.to = move_uploads_.put(turned_slots_, outside.stream());
-    params.first = reinterpret_cast<const int64_t*>(move_uploads_.put(first, sizeof first, outside.stream()));
+    params.first =
+        reinterpret_cast<const int64_t*>(move_uploads_.put(first, sizeof first, outside.stream()));
     params.num_lists = 1;
     params.num_pairs = end - begin;
     params.rotation = angles;

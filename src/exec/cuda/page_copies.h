@@ -1,4 +1,5 @@
-// Page copies of a cache on a CUDA device: enqueued on the engine's stream, in one call per direction where the driver can.
+// Page copies of a cache on a CUDA device: enqueued on the engine's stream, in one call per
+// direction where the driver can.
 #pragma once
 
 #include <vector>
@@ -16,9 +17,14 @@ class CudaPageCopier final : public PageCopier {
   // All are borrowed; the device pool may be resized between calls. The host pool is pinned.
   CudaPageCopier(const Plan* plan, const PagePool* device_pool, const PagePool* host_pool,
                  const Device* device, DeviceQueue* queue)
-      : plan_(plan), device_pool_(device_pool), host_pool_(host_pool), device_(device), queue_(queue) {}
+      : plan_(plan),
+        device_pool_(device_pool),
+        host_pool_(host_pool),
+        device_(device),
+        queue_(queue) {}
 
-  void copy(CopyDirection direction, const PageId* from, const PageId* to, int64_t count) noexcept override;
+  void copy(CopyDirection direction, const PageId* from, const PageId* to,
+            int64_t count) noexcept override;
 
  private:
   struct Job;

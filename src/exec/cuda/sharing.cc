@@ -1,5 +1,6 @@
-// DeviceViews: prefixes that the sequences of an eager forward share. The host finds them in its page tables, for it alone knows which pages are the
-// same; a captured plan could not change with the batch.
+// DeviceViews: prefixes that the sequences of an eager forward share. The host finds them in its
+// page tables, for it alone knows which pages are the same; a captured plan could not change with
+// the batch.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -22,10 +23,12 @@ void write(std::byte* to, const std::vector<T>& values) {
   std::memcpy(to, values.data(), values.size() * sizeof(T));
 }
 
-// Equal pages hold equal keys for those that take part: all of them seen, all at their places where positions matter, all turned alike.
+// Equal pages hold equal keys for those that take part: all of them seen, all at their places where
+// positions matter, all turned alike.
 bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& entry) {
   const Sequence& sequence = *entry.sequence;
-  if (entry.append_length == 0 || entry.is_tree || entry.old_nodes != 0 || sequence.window != 0) return false;
+  if (entry.append_length == 0 || entry.is_tree || entry.old_nodes != 0 || sequence.window != 0)
+    return false;
   if (key.needs_positions && !sequence.segments.empty()) return false;
   return key.rope < 0 || !forward.uses_long(key.rope, entry);
 }
@@ -79,7 +82,8 @@ const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView&
                              .geometry = call.geometry[static_cast<size_t>(cascade.kernel)]};
       Planned planned = upload_sharing(view, cascade, uploads, stream);
       planned.limits.max_keys = limits_of(forward, view).max_keys;
-      planned.limits.max_rows = forward.batch().num_rows() + static_cast<int64_t>(cascade.row_map.size());
+      planned.limits.max_rows =
+          forward.batch().num_rows() + static_cast<int64_t>(cascade.row_map.size());
       make_plan(planned, sharing->plan, stream);
       sharing->sequences = planned.sequences;
     }
@@ -88,10 +92,12 @@ const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView&
   return cascade.empty() ? nullptr : sharing;
 }
 
-// One copy from the host: shares, how many sequences there are, the rows of the prefixes, and the prefixes themselves behind the room for
-// the view's sequences, which come from the view.
-DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view, const DeviceCascade& cascade,
-                                                 DeviceUploads& uploads, cuda::Stream stream) const {
+// One copy from the host: shares, how many sequences there are, the rows of the prefixes, and the
+// prefixes themselves behind the room for the view's sequences, which come from the view.
+DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view,
+                                                 const DeviceCascade& cascade,
+                                                 DeviceUploads& uploads,
+                                                 cuda::Stream stream) const {
   const std::vector<AttnSequence>& entries = cascade.entries;
   const auto count = static_cast<int32_t>(cascade.shares.size());
   const int64_t own_bytes =
@@ -106,7 +112,8 @@ DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view, const D
     for (size_t i = 0; i < entries.size(); ++i) {
       AttnSequence entry = entries[i];
       entry.row_map = reinterpret_cast<const int32_t*>(device + rows_at) + row;
-      if (has_positions) entry.row_positions = reinterpret_cast<const int32_t*>(device + positions_at) + row;
+      if (has_positions)
+        entry.row_positions = reinterpret_cast<const int32_t*>(device + positions_at) + row;
       row += entry.num_rows;
       std::memcpy(host + own_bytes + i * sizeof entry, &entry, sizeof entry);
     }
@@ -120,7 +127,8 @@ DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view, const D
   return {.sequences = reinterpret_cast<const AttnSequence*>(device),
           .num_sequences_at = reinterpret_cast<const int32_t*>(device + count_at),
           .shares = reinterpret_cast<const PlanShare*>(device + shares_at),
-          .limits = {.max_sequences = count, .max_rows = 0, .max_keys = 0, .max_prefixes = kPrefixLevels}};
+          .limits = {
+              .max_sequences = count, .max_rows = 0, .max_keys = 0, .max_prefixes = kPrefixLevels}};
 }
 
 }  // namespace kvc

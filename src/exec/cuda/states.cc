@@ -9,7 +9,8 @@ namespace kvc {
 
 using cuda::ConvertParams;
 
-// Sequences to start kernels for, in a graph too: every step that it serves has as many of the same lengths (CapturedShape).
+// Sequences to start kernels for, in a graph too: every step that it serves has as many of the same
+// lengths (CapturedShape).
 int32_t CudaEngine::num_sequences(const Forward& forward) {
   return static_cast<int32_t>(forward.batch().entries().size());
 }
@@ -30,7 +31,8 @@ void CudaEngine::get_states(Forward& forward, const StateRef& ref, const StateRo
   copy_states_out(forward, ref, out);
 }
 
-void CudaEngine::copy_states_out(const Forward& forward, const StateRef& ref, const StateRows& out) {
+void CudaEngine::copy_states_out(const Forward& forward, const StateRef& ref,
+                                 const StateRows& out) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   ConvertParams params = state_rows(forward, ref);
@@ -51,7 +53,8 @@ void CudaEngine::set_states(Forward& forward, const StateRef& ref, const StateRo
   copy_states_in(forward, ref, value);
 }
 
-void CudaEngine::copy_states_in(const Forward& forward, const StateRef& ref, const StateRows& value) {
+void CudaEngine::copy_states_in(const Forward& forward, const StateRef& ref,
+                                const StateRows& value) {
   const StateSpec& spec =
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   ConvertParams params = state_rows(forward, ref);
@@ -97,16 +100,18 @@ void CudaEngine::carry_states_on(Forward& forward) noexcept {
 template <typename Params>
 Params CudaEngine::with_states(const Forward& forward, const StateRef& ref, Params params,
                                int64_t sequence_bytes) {
-  const cuda::StateViewParams view{.step = step_.state(),
-                                   .states = states_->state(0, ref.local_layer, ref.state),
-                                   .slot_stride = states_->slot_stride(),
-                                   .initial = states_->state(kInitialState, ref.local_layer, ref.state),
-                                   .sequences = nullptr};
+  const cuda::StateViewParams view{
+      .step = step_.state(),
+      .states = states_->state(0, ref.local_layer, ref.state),
+      .slot_stride = states_->slot_stride(),
+      .initial = states_->state(kInitialState, ref.local_layer, ref.state),
+      .sequences = nullptr};
   secure_carried_states();
   state_sequences_.ensure(step_.max_sequences() * sequence_bytes, forward_stream_);
   cuda::StateViewParams placed = view;
   placed.sequences = state_sequences_.data();
-  device_->call("state_view", device_->table->state_view, placed, num_sequences(forward), forward_stream_);
+  device_->call("state_view", device_->table->state_view, placed, num_sequences(forward),
+                forward_stream_);
   params.sequences = reinterpret_cast<decltype(params.sequences)>(state_sequences_.data());
   return params;
 }
@@ -123,8 +128,8 @@ void CudaEngine::linear(Forward& forward, const StateRef& ref, kernels::LinearPa
       static_cast<int32_t>(std::count_if(entries.begin(), entries.end(), [](const auto& entry) {
         return entry.append_length >= cuda::kLongSequence;
       }));
-  device_->call("linear", device_->table->linear, params, num_sequences(forward), step_.state().counts,
-                num_long, forward_stream_);
+  device_->call("linear", device_->table->linear, params, num_sequences(forward),
+                step_.state().counts, num_long, forward_stream_);
 }
 
 void CudaEngine::conv(Forward& forward, const StateRef& ref, kernels::ConvParams params) {

@@ -13,8 +13,9 @@ cuda::Stored stored_type(DLDataType type) {
 }
 
 // `scale_offset`: of the scales of this half inside the layer's part of a page.
-cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t local_layer, DLDataType type,
-                            float scale, int64_t scale_bytes, int64_t scale_offset) {
+cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t local_layer,
+                            DLDataType type, float scale, int64_t scale_bytes,
+                            int64_t scale_offset) {
   const LayerSpec& layer = plan.spec().layers[static_cast<size_t>(local_layer)];
   cuda::RowStorage storage{};
   if (!layer.is_quantised()) return storage;

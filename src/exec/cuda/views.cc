@@ -13,7 +13,9 @@ using cuda::PlanBytes;
 using cuda::PlanLimits;
 using cuda::PlanShape;
 
-bool same_shape(const PlanShape& a, const PlanShape& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+bool same_shape(const PlanShape& a, const PlanShape& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
 
 cuda::Scope scope_of(KeyScope scope) {
   switch (scope) {
@@ -63,10 +65,15 @@ Extras extras_of(const Batch& batch) {
 }  // namespace
 
 DeviceViews::DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device)
-    : spec_(spec), step_(step), device_(device), num_sms_(device_info(*device).num_sms), partials_(*device) {}
+    : spec_(spec),
+      step_(step),
+      device_(device),
+      num_sms_(device_info(*device).num_sms),
+      partials_(*device) {}
 
-DeviceView& DeviceViews::view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
-                                 DeviceUploads& uploads, cuda::Stream stream) {
+DeviceView& DeviceViews::view_of(const Forward& forward, const KeyView& key,
+                                 const std::vector<Span>& spans, DeviceUploads& uploads,
+                                 cuda::Stream stream) {
   DeviceView* view = nullptr;
   for (const std::unique_ptr<DeviceView>& known : views_) {
     if (known->key() == key) view = known.get();
@@ -83,14 +90,16 @@ DeviceView& DeviceViews::view_of(const Forward& forward, const KeyView& key, con
   return *view;
 }
 
-void DeviceViews::make_view(const Forward& forward, DeviceView& view, const std::vector<Span>& spans,
-                            DeviceUploads& uploads, cuda::Stream stream) {
+void DeviceViews::make_view(const Forward& forward, DeviceView& view,
+                            const std::vector<Span>& spans, DeviceUploads& uploads,
+                            cuda::Stream stream) {
   const KeyView& key = view.key();
   const GroupSpec& group = spec_->groups[static_cast<size_t>(key.group)];
   const int64_t sequences = step_->max_sequences();
   const int64_t rows = step_->max_rows();
   Places places;
-  const int64_t sequences_at = places.add(sequences * static_cast<int64_t>(sizeof(kernels::AttnSequence)));
+  const int64_t sequences_at =
+      places.add(sequences * static_cast<int64_t>(sizeof(kernels::AttnSequence)));
   const int64_t first_rows_at = places.add(sequences * 4);
   const int64_t begins_at = places.add(rows * 4);
   const int64_t ends_at = places.add(rows * 4);
@@ -125,8 +134,8 @@ void DeviceViews::make_view(const Forward& forward, DeviceView& view, const std:
   device_->call("view", device_->table->view, params, step_->max_sequences(), stream);
 }
 
-const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view, const PlanShape& shape,
-                                       cuda::Stream stream) {
+const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view,
+                                       const PlanShape& shape, cuda::Stream stream) {
   DevicePlan* plan = nullptr;
   for (const std::unique_ptr<DevicePlan>& known : view.plans_) {
     if (same_shape(known->shape, shape)) plan = known.get();

@@ -1,4 +1,5 @@
-// The batch as attention kernels on a device see it: sequences, work lists and angles, made there once per step and kept at fixed addresses.
+// The batch as attention kernels on a device see it: sequences, work lists and angles, made there
+// once per step and kept at fixed addresses.
 #pragma once
 
 #include <cstdint>
@@ -60,11 +61,13 @@ class DeviceViews {
                       DeviceUploads& uploads, cuda::Stream stream);
   const DevicePlan& plan_of(const Forward& forward, DeviceView& view, const cuda::PlanShape& shape,
                             cuda::Stream stream);
-  // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and spans), found and planned where this step has
-  // not done it yet; null: none that pay. Not while the stream is captured.
+  // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and
+  // spans), found and planned where this step has not done it yet; null: none that pay. Not while
+  // the stream is captured.
   const DeviceSharing* sharing_of(const Forward& forward, DeviceView& view, const CascadeCall& call,
                                   DeviceUploads& uploads, cuda::Stream stream);
-  // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all plans.
+  // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all
+  // plans.
   float* partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream);
 
  private:
@@ -80,8 +83,8 @@ class DeviceViews {
   cuda::PlanLimits limits_of(const Forward& forward, const DeviceView& view) const;
   void make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream);
   void list_sequences(const Forward& forward, const KeyView& key);
-  Planned upload_sharing(const DeviceView& view, const DeviceCascade& cascade, DeviceUploads& uploads,
-                         cuda::Stream stream) const;
+  Planned upload_sharing(const DeviceView& view, const DeviceCascade& cascade,
+                         DeviceUploads& uploads, cuda::Stream stream) const;
 
   const Spec* spec_;
   const DeviceStep* step_;
