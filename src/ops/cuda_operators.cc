@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/tensor.h"
+#include "src/exec/launch.h"
 
 namespace kvc {
 namespace {
@@ -169,19 +170,9 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   const LayerSpec& shape = attention.shape;
   AttnLaunch launch{};
   kernels::AttnParams& params = launch.params;
-  params.q = tensors.q;
+  params = attn_params(shape, attention.page_size, sequences.full == 0, options, tensors);
   params.k = attention.k;
   params.v = attention.v;
-  params.page_size = attention.page_size;
-  params.num_q_heads = shape.num_q_heads;
-  params.num_kv_heads = shape.num_kv_heads;
-  params.k_dim = shape.k_dim;
-  params.v_dim = shape.v_dim;
-  params.causal = sequences.full == 0 ? 1 : 0;
-  apply_options(options, &params);
-  params.out = tensors.out;
-  params.lse = tensors.lse;
-  params.lse_token_stride = tensors.lse_token_stride;
   if (rotation.turns()) {  // so that kernels are asked about what they will get
     params.q_rotation.rotary_dim = rotation.rope.rotary_dim;
     params.q_rotation.interleaved = rotation.rope.style == KVC_ROPE_INTERLEAVED ? 1 : 0;
@@ -245,21 +236,13 @@ void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRo
   Angles angles;
   place_angles(rotation, num_rows, &angles, &scratch);
   scratch.take(device_);
-  const cuda::AppendLaunch launch{.params = {.k = k,
-                                             .v = v,
-                                             .k_rotation = make_angles(rotation, &angles),
-                                             .k_pages = pool.k,
-                                             .v_pages = pool.v,
-                                             .slots = slots,
-                                             .page_size = pool.page_size,
-                                             .num_kv_heads = pool.num_heads,
-                                             .k_dim = pool.k_dim,
-                                             .v_dim = pool.v_dim},
-                                  .k_storage = {},
-                                  .v_storage = {},
-                                  .num_rows = num_rows,
-                                  .num_rows_at = nullptr,
-                                  .num_slots = pool.num_slots()};
+  const cuda::AppendLaunch launch{
+      .params = append_params(pool, k, v, slots, make_angles(rotation, &angles)),
+      .k_storage = {},
+      .v_storage = {},
+      .num_rows = num_rows,
+      .num_rows_at = nullptr,
+      .num_slots = pool.num_slots()};
   device_.call("append", device_.table->append, launch, stream_);
 }
 
@@ -280,19 +263,9 @@ void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num
   if (in_place) scratch.place(&beside, num_rows * row_bytes);
   scratch.take(device_);
   device_.call("slots", device_.table->op_slots, slots, stream_);
-  // The output is a pool of one page, and row t its slot t.
   const auto store = [&](const TokenRows& from, const TokenRows& to, const Rotation& angle) {
     const cuda::AppendLaunch launch{
-        .params = {.k = from,
-                   .v = {},
-                   .k_rotation = angle,
-                   .k_pages = {to.base, 0, to.head_stride, to.token_stride, to.dtype},
-                   .v_pages = {},
-                   .slots = slots.slots,
-                   .page_size = INT_MAX,
-                   .num_kv_heads = num_heads,
-                   .k_dim = dim,
-                   .v_dim = 0},
+        .params = rotate_params(from, to, num_heads, dim, slots.slots, angle),
         .k_storage = {},
         .v_storage = {},
         .num_rows = num_rows,
