@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/tensor.h"
+#include "src/exec/cuda/attn_kernels.h"
 #include "src/exec/launch.h"
 
 namespace kvc {
@@ -117,40 +118,20 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
 // How long sequences are is not known here: kernels for short and for long ones, each of which
 // takes its own.
 std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAttention& attention,
-                                                                AttnLaunch launch) const {
-  const cuda::BackendTable& table = *device_.table;
+                                                                const AttnLaunch& launch) const {
   const kernels::AttnParams& params = launch.params;
-  const auto geometry_of = [&](AttnKernel kernel) {
-    return table.attention_geometry(device_.id, kernel, params.k_dim, params.v_dim);
-  };
-  const auto first_of = [&](std::initializer_list<AttnKernel> kernels) {
-    for (const AttnKernel kernel : kernels) {
-      launch.plan.tile_rows = geometry_of(kernel).tile_rows;
-      if (table.attention_fits(device_.id, kernel, launch, nullptr)) return kernel;
-    }
-    return AttnKernel::kSimt;
-  };
-  const int32_t group = params.num_q_heads / params.num_kv_heads;
   const auto make = [&](AttnKernel kernel, int32_t min_rows, int32_t max_rows) {
-    const cuda::PlanShape shape{.num_kv_heads = params.num_kv_heads,
-                                .group_size = group,
-                                .causal = params.causal,
-                                .split_sinks = 0,
-                                .fixed_keys = 0,
-                                .min_rows = min_rows,
-                                .max_rows = max_rows,
-                                .geometry = geometry_of(kernel)};
     return RowClass{kernel,
-                    shape,
+                    plan_shape(device_, kernel, {min_rows, max_rows}, params, false, 0),
                     {.max_sequences = attention.sequences.num_sequences,
                      .max_rows = attention.sequences.num_rows,
                      .max_keys = 0}};
   };
-  const AttnKernel small = first_of({AttnKernel::kLatent, AttnKernel::kMma16});
-  const AttnKernel large = first_of({AttnKernel::kLatent, AttnKernel::kWgmma, AttnKernel::kMma64});
+  const auto [small, large, all] = find_attn_kernels(device_, launch);
   if (small == large) return {make(small, 0, INT_MAX)};
   const int64_t most =
-      (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) * group;
+      (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) *
+      (params.num_q_heads / params.num_kv_heads);
   if (most <= kSmallRows) return {make(small, 0, INT_MAX)};
   if (attention.sequences.row_indptr == nullptr) return {make(large, 0, INT_MAX)};
   return {make(small, 0, kSmallRows), make(large, kSmallRows, INT_MAX)};

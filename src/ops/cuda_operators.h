@@ -53,7 +53,7 @@ class CudaOperators {
   class Scratch;
 
   std::vector<RowClass> row_classes(const CudaOpAttention& attention,
-                                    cuda::AttnLaunch launch) const;
+                                    const cuda::AttnLaunch& launch) const;
   static void place_angles(const OpRotation& rotation, int64_t num_rows, Angles* angles,
                            Scratch* scratch);
   kernels::Rotation make_angles(const OpRotation& rotation, Angles* angles) const;
