@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 #include "kernels/params.h"
 
 namespace kvc::cuda {

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 #include "kernels/params.h"
 
 #if defined(KVC_CUDA_EMULATION)

@@ -1,5 +1,5 @@
-// Parameters of kernels, filled once for the CPU, for CUDA and for the operators. Only where cos and
-// sin tables, page tables and sequences lie differs between those, and comes as an argument.
+// Parameters of kernels, filled once for the CPU, for CUDA and for the operators. Only where cos
+// and sin tables, page tables and sequences lie differs between those, and comes as an argument.
 #pragma once
 
 #include "kernels/params.h"
@@ -13,7 +13,8 @@ namespace kvc {
 // The view of the batch that a call needs.
 KeyView key_view(const Spec& spec, const AttnCall& call, const AttnOptions& options);
 
-// Rows of a call are its last ones of each sequence, so that each is masked from its own position on.
+// Rows of a call are its last ones of each sequence, so that each is masked from its own position
+// on.
 inline bool is_causal(KeyScope scope) { return scope == KeyScope::kAll || scope == KeyScope::kNew; }
 
 // Everything but the sequences, the rotations, and K and V. Borrows the arrays of `options`.

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda {
 

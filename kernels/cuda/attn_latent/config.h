@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda::latent {
 

@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda::wgmma {
 

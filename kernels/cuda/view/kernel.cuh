@@ -78,8 +78,8 @@ KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, in
                            int32_t* sink_end) {
   *sink_end = 0;
   if (!narrows(params, q) || q.append == 0) return false;
-  const SeenKeys keys = seen_keys(params, q, index);
-  const int32_t sinks = keys.sink_end > q.first_key ? keys.sink_end - q.first_key : 0;
+  const kernels::VisibleRange<int32_t> keys = keys_of_query(params, q, index);
+  const int32_t sinks = kernels::sink_end_of_sequence(keys, q.first_key);
   if (key_begin(q, keys) == 0 && (params.rope < 0 || sinks == 0)) return false;
   *sink_end = sinks;
   return true;
@@ -150,7 +150,8 @@ KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, 
   if (!has_begins && !has_ends) return;
   for (int32_t row = first; row < q.append; row += stride) {
     if (has_begins)
-      params.key_begins[q.row_begin + row] = key_begin(q, seen_keys(params, q, q.row_index(row)));
+      params.key_begins[q.row_begin + row] =
+          key_begin(q, keys_of_query(params, q, q.row_index(row)));
     if (has_ends) params.key_ends[q.row_begin + row] = key_end(params, q, s, row);
   }
 }

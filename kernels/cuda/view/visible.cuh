@@ -1,9 +1,10 @@
-// Which keys the rows of one sequence see: src/sequences/visibility.h and src/exec/sequence_set.cc
-// over the arrays of a step.
+// Which keys the rows of one sequence see, over the arrays of a step. The rule of windows is that
+// of kernels/visibility.h; src/exec/sequence_set.cc does the same for the host.
 #pragma once
 
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/step.h"
+#include "kernels/visibility.h"
 
 namespace kvc::cuda::view_kernels {
 
@@ -48,53 +49,31 @@ KVC_DEVICE ViewedSequence viewed_sequence(const ViewParams& params, int32_t s) {
   return q;
 }
 
-// Keys [0, sink_end) and [begin, its own position].
-struct SeenKeys {
-  int32_t sink_end;
-  int32_t begin;
-};
-
+KVC_HD kernels::Windows<int32_t> windows_of(const ViewParams& params, const ViewedSequence& q) {
+  return {params.layer_window, params.layer_chunk, params.call_window, q.window, q.sink};
+}
 KVC_HD bool narrows(const ViewParams& params, const ViewedSequence& q) {
-  return params.scope != Scope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
-                                           params.call_window != 0 || q.window != 0);
+  return params.scope != Scope::kCross && windows_of(params, q).narrow();
 }
-
-// keys_of_query.
-KVC_HD SeenKeys seen_keys(const ViewParams& params, const ViewedSequence& q, int32_t index) {
-  SeenKeys keys{0, 0};
-  const auto at_least = [&](int32_t begin) {
-    keys.begin = keys.begin < begin ? begin : keys.begin;
-  };
-  if (params.layer_chunk != 0)
-    at_least(index / params.layer_chunk * params.layer_chunk);
-  else if (params.layer_window != 0)
-    at_least(index - params.layer_window + 1);
-  if (params.call_window != 0) at_least(index - params.call_window + 1);
-  if (q.window != 0) {
-    if (params.layer_window == 0 && params.call_window == 0) keys.sink_end = q.sink;
-    at_least(index - (q.window - q.sink) + 1);
-  }
-  return keys;
+KVC_HD kernels::VisibleRange<int32_t> keys_of_query(const ViewParams& params,
+                                                    const ViewedSequence& q, int32_t index) {
+  return kernels::visible_range(windows_of(params, q), index);
 }
-
-// First key of AttnSequence::key_begins. A tree's nodes are hidden by its mask: their places say
-// nothing about their positions.
-KVC_HD int32_t key_begin(const ViewedSequence& q, const SeenKeys& keys) {
-  const int32_t begin = q.is_tree() && keys.begin > q.length ? q.length : keys.begin;
-  return begin > q.first_key ? begin - q.first_key : 0;
+KVC_HD int32_t key_begin(const ViewedSequence& q, const kernels::VisibleRange<int32_t>& keys) {
+  return kernels::key_begin_of_row(keys, q.is_tree(), q.length, q.first_key);
 }
 
 // Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
 // their children: words fill from the last to the first.
 KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row,
                            int32_t num_words, uint64_t* words) {
-  const SeenKeys keys = seen_keys(params, q, q.row_index(row));
+  const kernels::VisibleRange<int32_t> keys = keys_of_query(params, q, q.row_index(row));
   int32_t node = q.old_nodes() + row;
   for (int32_t word = num_words - 1; word >= 0; --word) {
     uint64_t bits = 0;
     while (node >= 64 * word) {
       const int32_t index = q.length + q.depths[node];
-      if (index >= keys.begin || index < keys.sink_end) bits |= uint64_t{1} << (node - 64 * word);
+      if (keys.contains(index)) bits |= uint64_t{1} << (node - 64 * word);
       node = q.parents[node];
     }
     words[word] = bits;

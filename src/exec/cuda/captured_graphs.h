@@ -30,11 +30,11 @@ class CapturedGraphs {
   // Throws UNSUPPORTED, INVALID_STATE: a prepared batch has what a graph would freeze though the
   // next step has another of it.
   void require_capturable(const Batch& batch, bool has_positions) const;
-  // Throws UNSUPPORTED, INVALID_STATE: no graph serves a prepared batch. `needs_rows`: the graph has
-  // to append to every layer.
+  // Throws UNSUPPORTED, INVALID_STATE: no graph serves a prepared batch. `needs_rows`: the graph
+  // has to append to every layer.
   void require_replayable(const Batch& batch, bool has_positions, bool needs_rows) const;
-  // Throws UNSUPPORTED where positions of a sequence were moved (kvc_seq_shift): a graph has no room
-  // for them.
+  // Throws UNSUPPORTED where positions of a sequence were moved (kvc_seq_shift): a graph has no
+  // room for them.
   static void require_unmoved(const Batch& batch);
 
   // Replaces the graph of equal lengths. Throws std::bad_alloc.

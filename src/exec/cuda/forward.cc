@@ -7,13 +7,13 @@
 //             │   enter with KVC_FORWARD_REPLAY       leave   │
 //             └───────────────────────────► REPLAYED ─────────┘
 //
-//   state     calls of the forward      end                         abort
-//   EAGER     are enqueued              orders its stream           orders its stream
-//   CAPTURED  go into the graph         every launch of the graph   the step is taken back (unsend);
-//                                       is a use of the cache       the graph stays for replays unless
-//                                                                   its capture is over
-//   REPLAYED  are refused: they lie in  orders its stream           the step is taken back (unsend)
-//             the graph
+//   state     calls of the forward   end                      abort
+//   EAGER     are enqueued           orders its stream        orders its stream
+//   CAPTURED  go into the graph      every launch of the      the step is taken back (unsend); the
+//                                    graph is a use of the    graph stays for replays, unless its
+//                                    cache                    capture is over
+//   REPLAYED  are refused: they lie  orders its stream        the step is taken back (unsend)
+//             in the graph
 //
 // Refused: EAGER calls while the stream is captured (require_enqueues), the end of CAPTURED after
 // its capture is over (check_end), and the end or abort of EAGER and REPLAYED inside a capture of
@@ -139,8 +139,8 @@ void CudaForward::note_attention(const Forward& forward, const KeyView& key, boo
     fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");
 }
 
-// What the forward has enqueued has to be ordered with what follows. Nothing can be inside a capture
-// that began after it.
+// What the forward has enqueued has to be ordered with what follows. Nothing can be inside a
+// capture that began after it.
 void CudaForward::check_abort() const {
   if (!order_->device().is_usable(stream_)) {
     fail(KVC_E_INVALID_STATE,

@@ -21,8 +21,8 @@ class CudaForward {
 
   // ---- State transitions
 
-  // Waits for room in the ring of steps. Throws INVALID_STATE: `stream` is the legacy default stream
-  // while another one is captured, or all steps in the ring wait for graphs to be launched.
+  // Waits for room in the ring of steps. Throws INVALID_STATE: `stream` is the legacy default
+  // stream while another one is captured, or all steps in the ring wait for graphs to be launched.
   void await_begin(cuda::Stream stream) const;
   // Throws what begin would refuse for the state that it would enter.
   void check_begin(const Batch& batch, cuda::Stream stream, bool has_positions, bool is_replay,

@@ -155,8 +155,8 @@ void CudaMoves::clear_taken(const Batch& batch, cuda::Stream stream, DeviceUploa
 // ----------------------------------------------------------------------------------------------
 // moves
 
-// Room for the lists of all groups, and for the slots, cos and sin of every layer whose keys are rotated:
-// what follows can't run out of memory.
+// Room for the lists of all groups, and for the slots, cos and sin of every layer whose keys are
+// rotated: what follows can't run out of memory.
 void CudaMoves::prepare_moves(int64_t num_moves) {
   order_->require_alive();
   const auto count = static_cast<size_t>(num_moves);

@@ -1,5 +1,5 @@
-// Pages and rows that move on a CUDA device without attention: copies, zeros, single tokens, rows of
-// the host program. All of it is out of band (StreamOrder).
+// Pages and rows that move on a CUDA device without attention: copies, zeros, single tokens, rows
+// of the host program. All of it is out of band (StreamOrder).
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,10 @@
 // In which order streams use the memory of one cache, and whether its device still works.
 //
 // The open forward has a stream of its own. Every other call is an OutOfBandCall: it goes to the
-// stream that it names, between what the forward has enqueued and what it will, and one stream waits
-// for the other on the device. While a stream is captured, calls that are no part of the capture go
-// to the library's own stream and are waited for, so that nothing of them gets into the graph.
+// stream that it names, between what the forward has enqueued and what it will, and one stream
+// waits for the other on the device. While a stream is captured, calls that are no part of the
+// capture go to the library's own stream and are waited for, so that nothing of them gets into the
+// graph.
 #pragma once
 
 #include <atomic>
@@ -46,8 +47,8 @@ class StreamOrder {
 
   // ---- The open forward
 
-  // A forward on `stream` may enqueue from here on. `before(stream, uploads)` enqueues what must not
-  // be part of a graph. Returns whether the stream is captured. Throws.
+  // A forward on `stream` may enqueue from here on. `before(stream, uploads)` enqueues what must
+  // not be part of a graph. Returns whether the stream is captured. Throws.
   template <typename Before>
   bool enter_forward(cuda::Stream stream, Before&& before) {
     const std::lock_guard<std::mutex> lock(mutex_);
