@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/cuda/ptx/target.h"
 #include "kernels/params.h"
 
 namespace kvc::cuda {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/cuda/ptx/target.h"
 #include "kernels/params.h"
 
 namespace kvc::cuda {

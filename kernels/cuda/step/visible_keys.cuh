@@ -1,0 +1,138 @@
+// Which keys the rows of one sequence see: src/sequences/visibility.h and src/exec/sequence_set.cc
+// over the arrays of a step.
+#pragma once
+
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/step.h"
+
+namespace kvc::cuda::view_kernels {
+
+// What the kernel needs of a sequence, read once.
+struct ViewedSequence {
+  int32_t stored;  // tokens before this forward, tree nodes included
+  int32_t append;
+  int32_t length;  // committed tokens
+  int32_t row_begin;
+  int32_t window, sink;
+  const int32_t* parents;  // of its tree's nodes, null: no tree
+  const int32_t* depths;
+  int32_t num_nodes;
+  int32_t first_key;  // token of key 0
+
+  KVC_HD bool is_tree() const { return parents != nullptr; }
+  KVC_HD int32_t old_nodes() const { return num_nodes - append; }
+  // The largest index of the rows of a chain.
+  KVC_HD int32_t last_of_chain() const { return length + append - 1; }
+  // Token index that a row's windows count from: its place in a chain, its depth in a tree.
+  KVC_HD int32_t row_index(int32_t row) const {
+    return length + (is_tree() ? depths[old_nodes() + row] : row);
+  }
+};
+
+KVC_DEVICE ViewedSequence viewed_sequence(const ViewParams& params, int32_t s) {
+  const StepState& step = params.step;
+  ViewedSequence q{};
+  q.stored = step.stored[s];
+  q.append = step.append[s];
+  q.length = step.length[s];
+  q.row_begin = step.row_begin[s];
+  q.window = step.window[s];
+  q.sink = step.sink[s];
+  const int32_t tree_at = step.tree_at[s];
+  if (tree_at >= 0) {
+    q.num_nodes = step.tree_nodes[s];
+    q.parents = step.words + tree_at;
+    q.depths = q.parents + q.num_nodes;
+  }
+  q.first_key = params.scope == Scope::kNew ? q.stored : 0;
+  return q;
+}
+
+// Keys [0, sink_end) and [begin, its own position].
+struct SeenKeys {
+  int32_t sink_end;
+  int32_t begin;
+};
+
+KVC_HD bool narrows(const ViewParams& params, const ViewedSequence& q) {
+  return params.scope != Scope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
+                                           params.call_window != 0 || q.window != 0);
+}
+
+// keys_of_query.
+KVC_HD SeenKeys seen_keys(const ViewParams& params, const ViewedSequence& q, int32_t index) {
+  SeenKeys keys{0, 0};
+  const auto at_least = [&](int32_t begin) {
+    keys.begin = keys.begin < begin ? begin : keys.begin;
+  };
+  if (params.layer_chunk != 0)
+    at_least(index / params.layer_chunk * params.layer_chunk);
+  else if (params.layer_window != 0)
+    at_least(index - params.layer_window + 1);
+  if (params.call_window != 0) at_least(index - params.call_window + 1);
+  if (q.window != 0) {
+    if (params.layer_window == 0 && params.call_window == 0) keys.sink_end = q.sink;
+    at_least(index - (q.window - q.sink) + 1);
+  }
+  return keys;
+}
+
+// First key of AttnSequence::key_begins. A tree's nodes are hidden by its mask: their places say
+// nothing about their positions.
+KVC_HD int32_t key_begin(const ViewedSequence& q, const SeenKeys& keys) {
+  const int32_t begin = q.is_tree() && keys.begin > q.length ? q.length : keys.begin;
+  return begin > q.first_key ? begin - q.first_key : 0;
+}
+
+// Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
+// their children: words fill from the last to the first.
+KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row,
+                           int32_t num_words, uint64_t* words) {
+  const SeenKeys keys = seen_keys(params, q, q.row_index(row));
+  int32_t node = q.old_nodes() + row;
+  for (int32_t word = num_words - 1; word >= 0; --word) {
+    uint64_t bits = 0;
+    while (node >= 64 * word) {
+      const int32_t index = q.length + q.depths[node];
+      if (index >= keys.begin || index < keys.sink_end) bits |= uint64_t{1} << (node - 64 * word);
+      node = q.parents[node];
+    }
+    words[word] = bits;
+  }
+}
+
+// Absolute position of a key where that is not its place: tokens that were shifted, nodes of a
+// tree.
+KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& q, int32_t s,
+                                   int32_t key) {
+  if (key >= q.stored) return step.positions[q.row_begin + key - q.stored];
+  if (key >= q.length) return q.length + step.offset[s] + q.depths[key - q.length];
+  // The last segment that begins at the key or before.
+  const int32_t* segments = step.words + step.segments_at[s];
+  int32_t low = 0, high = step.segments_at[s] < 0 ? 0 : step.num_segments[s];
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    if (segments[2 * middle] <= key)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return key + (low == 0 ? 0 : segments[2 * low - 1]);
+}
+
+// AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
+// sequence.
+KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, int32_t s,
+                           int32_t row) {
+  const int32_t first_key = params.scope == Scope::kNew ? q.length : 0;
+  const int32_t token = q.length + row;
+  int32_t end = token + 1;
+  for (int32_t i = 0; i < params.num_spans; ++i) {
+    const int32_t* span = params.spans + 3 * i;
+    if (span[0] != s || token < span[1] || token >= span[2]) continue;
+    end = span[2] < q.length + q.append ? span[2] : q.length + q.append;
+  }
+  return end - first_key;
+}
+
+}  // namespace kvc::cuda::view_kernels
