@@ -5,8 +5,8 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/cuda/angles/launch.h"
-#include "kernels/cuda/angles/sine_cosine.h"
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/rope/sine_cosine.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/random_numbers.h"
 

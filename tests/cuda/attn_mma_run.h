@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/attn_mma/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/runtime/kernel_facts.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/attn_mma_problem.h"
@@ -103,8 +103,10 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
   launch.plan = plan.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
-  const bool fits = tile_rows == 16 ? attn_mma16_fits(launch, kMmaArch, mma_shared_bytes(), &why)
-                                    : attn_mma64_fits(launch, kMmaArch, mma_shared_bytes(), &why);
+  const bool fits =
+      tile_rows == 16
+          ? attn_mma16_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why)
+          : attn_mma64_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why);
   EXPECT_TRUE(fits) << why;
   if (!fits) return {};
   testing::check(tile_rows == 16 ? attn_mma16(launch, nullptr) : attn_mma64(launch, nullptr),

@@ -1,7 +1,7 @@
 // The combine kernel against the same merges in double.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/combine/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/plan_on_device.h"
 #include "tests/cuda/planner_support.h"
 

@@ -1,5 +1,5 @@
 // Pages, or slots of pages, to other pages and to pinned host memory.
-#include "kernels/cuda/copy_pages/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {

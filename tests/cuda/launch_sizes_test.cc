@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/state_cache.h"
 #include "tests/cuda/step_writer.h"
 

@@ -1,6 +1,6 @@
 // How kernels are started: which may begin before the one before them, and what is asked once per
 // context.
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/planner/bounds.h"
+#include "kernels/cuda/schedule/bounds.h"
 #include "tests/cuda/cache_support.h"
 
 namespace kvc::cuda {

@@ -1,9 +1,8 @@
 // What the masks say of 32 keys and of tiles, against what they say of every key, against what
 // AttnSequence says.
-#include "kernels/cuda/mask.h"
-
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/attn/visible_range.h"
 #include "tests/unit/kernels_visibility.h"
 
 namespace kvc::cuda::row_test {

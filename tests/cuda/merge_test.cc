@@ -1,5 +1,5 @@
 // Two attention results into one, in place.
-#include "kernels/cuda/merge/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/rows_support.h"
 

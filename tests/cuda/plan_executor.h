@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/planner/host.h"
+#include "kernels/cuda/schedule/host.h"
 #include "kernels/reference/elements.h"
 #include "kernels/reference/reference.h"
 

@@ -1,8 +1,8 @@
 // The planner kernel against the planner's loops on the host, bit for bit.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/planner/config.h"
-#include "kernels/cuda/planner/launch.h"
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/schedule/config.h"
 #include "tests/cuda/plan_on_device.h"
 #include "tests/cuda/shared_prefixes.h"
 

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/attn_mma/query.cuh"
-#include "kernels/cuda/attn_wgmma/queries.cuh"
-#include "kernels/cuda/elements.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/attn/mma/query.cuh"
+#include "kernels/cuda/attn/wgmma/queries.cuh"
+#include "kernels/cuda/ptx/elements.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "tests/unit/kernels_support.h"
 
 namespace kvc::cuda {

@@ -1,8 +1,7 @@
 // Sequences of a step for the recurrence.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/state_view/launch.h"
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/step_writer.h"
 
 namespace kvc::cuda {

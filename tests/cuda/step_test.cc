@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/random_numbers.h"
 #include "tests/cuda/step_writer.h"
 

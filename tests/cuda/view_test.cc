@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/step/launch.h"
-#include "kernels/cuda/view/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/random_numbers.h"
 #include "tests/cuda/step_writer.h"
 
