@@ -96,8 +96,8 @@ static inline kvc_error *shim_attn_opt(uintptr_t api, int32_t which, uintptr_t f
   SHIM_DL(alibi);
   SHIM_DL(bias);
   SHIM_DL(spans);
-  const kvc_attn_opt opt = {sizeof opt, NULL,     flags,    scale,   soft_cap,
-                            window,     sinks_dl, alibi_dl, bias_dl, spans_dl};
+  const kvc_attn_opt opt = {sizeof opt, NULL,           flags,    scale,   soft_cap,
+                            window,     sink_logits_dl, alibi_dl, bias_dl, spans_dl};
   return shim_result(shim_attend(SHIM_API(api), which, SHIM_FORWARD(fwd), layer, &opt, q_dl, k_dl, v_dl,
                                  out_dl, lse_dl, &err),
                      &err);
