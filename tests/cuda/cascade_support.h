@@ -217,7 +217,7 @@ class Forks {
     opt.flags = flags;
     opt.window = window;
     if (alibi_ != nullptr) opt.alibi_slopes = alibi_->view();
-    if (sinks_ != nullptr) opt.sinks = sinks_->view();
+    if (sinks_ != nullptr) opt.sink_logits = sinks_->view();
     if (model_.is_latent) opt.scale = 0.0625f;
     // They live on: a graph may have seen them.
     kept_.push_back(tensor(rows_, model_.q_heads, model_.v_dim()));

@@ -37,7 +37,7 @@ static const kvcpy_field state_spec_fields[] = {
 #undef S
 #define S kvc_plan_info
 static const kvcpy_field plan_info_fields[] = {
-    F(struct_size), F(page_size), F(num_layers), F(layer_begin), F(layer_end), F(num_groups), F(num_layer_slots),
+    F(struct_size), F(page_size), F(num_layers), F(layer_begin), F(layer_end), F(num_groups), F(num_layer_regions),
     F(num_pages), F(page_bytes), F(bytes_per_token), F(pool_bytes), F(max_tokens), F(max_seq_len),
     F(state_slot_bytes), F(num_state_slots), F(state_slot_pages), F(prefix_block), F(forwards_in_flight),
     F(num_host_pages), F(request_pages), F(concurrency), F(waste), END};
@@ -51,8 +51,8 @@ static const kvcpy_field group_info_fields[] = {
 static const kvcpy_field layer_info_fields[] = {
     F(struct_size), F(kind), F(group), F(num_q_heads), F(num_kv_heads), F(k_dim), F(v_dim), F(k_dtype), F(v_dtype),
     F(page_bytes), F(k_page_bytes), F(v_page_bytes), F(bytes_per_token), F(window), F(chunk), F(source_layer),
-    F(latent_rank), F(latent_rope_dim), F(flags), F(num_states), F(slot), F(state_bytes), F(slot_bytes),
-    F(slot_offset), F(quant), F(page_tokens), F(k_scale_bytes), F(v_scale_bytes), END};
+    F(latent_rank), F(latent_rope_dim), F(flags), F(num_states), F(region), F(state_bytes), F(region_bytes),
+    F(region_offset), F(quant), F(page_tokens), F(k_scale_bytes), F(v_scale_bytes), END};
 #undef S
 #define S kvc_stats
 static const kvcpy_field stats_fields[] = {
@@ -100,7 +100,7 @@ static const kvcpy_field forward_desc_fields[] = {
 #undef S
 #define S kvc_attn_opt
 static const kvcpy_field attn_opt_fields[] = {
-    F(struct_size), F(ext), F(flags), F(scale), F(soft_cap), F(window), F(sinks), F(alibi_slopes), F(bias), F(spans), END};
+    F(struct_size), F(ext), F(flags), F(scale), F(soft_cap), F(window), F(sink_logits), F(alibi_slopes), F(bias), F(spans), END};
 #undef S
 #define S kvc_linear_opt
 static const kvcpy_field linear_opt_fields[] = {

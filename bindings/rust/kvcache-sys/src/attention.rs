@@ -17,7 +17,7 @@ pub struct kvc_attn_opt {
     pub scale: f32,
     pub soft_cap: f32,
     pub window: i64,
-    pub sinks: *const DLTensor,
+    pub sink_logits: *const DLTensor,
     pub alibi_slopes: *const DLTensor,
     pub bias: *const DLTensor,
     pub spans: *const DLTensor,
