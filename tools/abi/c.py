@@ -72,7 +72,7 @@ def table_header(description, slots):
 #ifndef KVCACHE_API_H_
 #define KVCACHE_API_H_
 
-#include <kvcache.h>
+#include "kvcache.h"
 
 #ifdef __cplusplus
 extern "C" {{

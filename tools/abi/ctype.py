@@ -44,14 +44,14 @@ def closing(text, opened):
 
 
 def function_pointer(text):
-    """(name, type) of "returns (*name)(parameters)"; the name may be empty. None for other types."""
+    """(name, type) of "returns (*name)(parameters)", name or not. None for other types."""
     match = re.match(r"(.*?)\(\s*\*\s*(\w*)\s*\)\s*\(", text, re.DOTALL)
     if not match:
         return None
     inside = text[match.end():closing(text, match.end() - 1)]
     parameters = [declared(part) for part in split_parameters(inside)]
-    return match.group(2), {"returns": spelled(match.group(1)),
-                            "parameters": [{"name": name, "type": kind} for name, kind in parameters]}
+    named = [{"name": name, "type": kind} for name, kind in parameters]
+    return match.group(2), {"returns": spelled(match.group(1)), "parameters": named}
 
 
 def declared(text):

@@ -28,8 +28,8 @@ VERSION = ("KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR")
 TABLE = ("kvc_api", "kvc_get_api")
 GET_API = {"kind": "function", "name": "kvc_get_api",
            "doc": ["The table for a client compiled against `abi_version` (pass KVC_ABI_VERSION).",
-                   "It has static storage. NULL: the library cannot serve that version, because the",
-                   "major version differs or the minor version is newer than the library's.",
+                   "It has static storage. NULL: the library cannot serve that version, because",
+                   "the major version differs or the minor one is newer than the library's.",
                    "Threading: any. Device: host only."],
            "returns": "const kvc_api *",
            "parameters": [{"name": "abi_version", "type": "uint32_t"}]}
@@ -39,15 +39,15 @@ class NoClang(Exception):
     """This machine has no clang."""
 
 
-def syntax_tree(dlpack):
-    """The declarations of the header, as clang's JSON."""
+def syntax_tree(dlpack, header):
+    """The declarations of `header`, as clang's JSON."""
     clang = shutil.which("clang")
     if not clang:
         raise NoClang("clang is not installed (make deps)")
     with tempfile.TemporaryDirectory() as folder:
         source = pathlib.Path(folder) / "header.c"
         versions = "".join(f", value_of_{name} = {name}" for name in VERSION)
-        source.write_text(f'#include "{HEADER}"\nenum {{ first_value{versions} }};\n')
+        source.write_text(f'#include "{header}"\nenum {{ first_value{versions} }};\n')
         command = [clang, "-std=c11", "-isystem", str(dlpack), "-fsyntax-only", "-Xclang",
                    "-ast-dump=json", str(source)]
         return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -244,9 +244,9 @@ def table(functions, stored, version):
     return slots
 
 
-def describe(dlpack, stored):
+def describe(dlpack, stored, path=HEADER):
     """The description as a dictionary. `stored` is the one before, which fixes the slots."""
-    tree, header = syntax_tree(dlpack), Header(HEADER.read_bytes())
+    tree, header = syntax_tree(dlpack, path), Header(path.read_bytes())
     numbers = {one["name"]: number_of(one) for node in tree["inner"] if node["kind"] == "EnumDecl"
                for one in node["inner"]}
     major, minor = (numbers[f"value_of_{name}"] for name in VERSION)

@@ -1,4 +1,4 @@
-"""Writes every mirror of the C interface from include/kvcache.h, or checks that they are up to date.
+"""Writes every mirror of the C interface from include/kvcache.h, or checks that all are up to date.
 
   generate.py --write   what `make abi` runs: the description, then every file that follows from it
   generate.py           compares the files with the stored description; needs Python only

@@ -8,8 +8,9 @@ FOLDER = "bindings/rust/kvcache-sys/src/generated/"
 SCALARS = {"void": "c_void", "char": "c_char", "int8_t": "i8", "uint8_t": "u8", "int16_t": "i16",
            "uint16_t": "u16", "int32_t": "i32", "uint32_t": "u32", "int64_t": "i64",
            "uint64_t": "u64", "size_t": "usize", "float": "f32", "double": "f64"}
-# Words of Rust that are names in the header.
-KEYWORDS = {"as", "fn", "impl", "in", "loop", "match", "mod", "move", "ref", "self", "type", "use"}
+# Words of Rust that may be names in C.
+KEYWORDS = {"as", "box", "fn", "impl", "in", "loop", "match", "mod", "move", "ref", "self", "type",
+            "use"}
 WIDTH = 100
 HANDLE = """#[repr(C)]
 #[derive(Debug)]
@@ -196,9 +197,8 @@ def functions(description):
 def slot(member, function):
     """A member of the function table: never NULL in a table that the library hands out."""
     parameters, returns = function_type(function)
-    before = f'    pub {member}: unsafe extern "C" fn'
-    return f"    /// [`{function['name']}`]\n" + joined("", before, parameters, returns + ",").replace(
-        "\n    ", "\n        ").replace("\n)", "\n    )") + "\n"
+    code = joined("    ", f'pub {member}: unsafe extern "C" fn', parameters, returns + ",")
+    return f"    /// [`{function['name']}`]\n{code}\n"
 
 
 def table(slots):
