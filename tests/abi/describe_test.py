@@ -62,7 +62,7 @@ typedef struct kvc_item {
 /* Adds an item: a sentence.
  * Threading: any. */
 KVC_API int32_t kvc_box_add(kvc_box *box, const kvc_item *const *items,
-                            struct DLManagedTensorVersioned **KVC_NULLABLE out);
+                            struct DLManagedTensorVersioned *KVC_NULLABLE *KVC_NULLABLE out);
 
 /* Not of kvc_count. */
 
@@ -119,7 +119,7 @@ class SmallHeader(unittest.TestCase):
         fields = {one["name"]: one for one in self.found["kvc_item"]["fields"]}
         self.assertEqual(list(fields),
                          ["struct_size", "flags", "type", "low", "high", "name", "run"])
-        self.assertEqual(fields["type"], {"name": "type", "type": "const float *", "nullable": True,
+        self.assertEqual(fields["type"], {"name": "type", "type": "const float *", "nullable": 1,
                                           "doc": ["Above its field."]})
         self.assertEqual([fields[name]["doc"] for name in ("low", "high")], [["both ends"]] * 2)
         self.assertEqual(fields["name"]["type"], "char[8]")
@@ -133,8 +133,8 @@ class SmallHeader(unittest.TestCase):
         self.assertEqual([one["type"] for one in add["parameters"]],
                          ["kvc_box *", "const kvc_item *const *",
                           "struct DLManagedTensorVersioned **"])
-        self.assertEqual([one.get("nullable", False) for one in add["parameters"]],
-                         [False, False, True])
+        self.assertEqual([one.get("nullable") for one in add["parameters"]],
+                         [None, None, 2])
         self.assertEqual(self.found["kvc_count"]["parameters"], [])
 
     def test_rust_gets_the_same(self):

@@ -27,6 +27,8 @@ def marked(parameter):
     kind = parameter["type"]
     if not parameter.get("nullable"):
         return ctype.declaration(parameter["name"], kind)
+    if parameter["nullable"] == 2:
+        kind = kind[:-1] + "KVC_NULLABLE *"
     return f"{kind}{'' if kind.endswith('*') else ' '}KVC_NULLABLE {parameter['name']}"
 
 
@@ -42,7 +44,7 @@ def slot(member, function):
         part = word + (");" if at == len(words) - 1 else ",")
         if len(line) + len(part) + 1 > WIDTH:
             lines.append(line)
-            line = "      " + part
+            line = " " * len(head) + part
         else:
             line += part if line == head else " " + part
     return "\n".join(lines + [line])

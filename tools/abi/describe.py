@@ -110,10 +110,12 @@ class Header:
         return self.comment_above(first) + self.comment_behind(last, between)
 
     def declaration(self, node):
-        """(text without comments and marks, whether a mark stands before the name)."""
+        """(text without comments and marks, how many marks it had)."""
         text = re.sub(r"/\*.*?\*/", "", self.slice(begin(node), end(node)), flags=re.DOTALL)
-        nullable = re.search(rf"KVC_NULLABLE\s+{node['name']}\b", text) is not None
-        return text.replace("KVC_NULLABLE", " "), nullable
+        marks = len(re.findall(r"\bKVC_NULLABLE\b", text))
+        if marks and not re.search(rf"KVC_NULLABLE\s+{node['name']}\b", text):
+            raise SystemExit(f"describe: KVC_NULLABLE is not before the name in '{text}'")
+        return text.replace("KVC_NULLABLE", " "), marks
 
 
 def checked(kind, node):
@@ -126,11 +128,14 @@ def checked(kind, node):
 
 
 def variable(header, node, name):
-    """A parameter or field: its name, its type, and "nullable" where the header says so."""
+    """A parameter or field: its name, its type, and "nullable" where the header says so.
+
+    1: the pointer may be NULL. 2: what it points at is a pointer that may be NULL as well.
+    """
     text, nullable = header.declaration(node)
     pointer = ctype.function_pointer(text)
     kind = checked(pointer[1], node) if pointer else ctype.spelled(node["type"]["qualType"])
-    return {"name": name, "type": kind, **({"nullable": True} if nullable else {})}
+    return {"name": name, "type": kind, **({"nullable": nullable} if nullable else {})}
 
 
 def fields(header, node):
