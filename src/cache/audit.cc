@@ -7,13 +7,13 @@
 namespace kvc {
 namespace {
 
-void check_states(const StatePool& states, const std::vector<int32_t>& holders, const char* name) {
+void check_states(const StatePool& states, const std::vector<int32_t>& refs, const char* name) {
   for (int64_t slot = 0; slot < states.num_slots(); ++slot) {
-    const int32_t expected = holders[static_cast<size_t>(slot)];
-    const int32_t recorded = states.holders(static_cast<StateSlot>(slot));
+    const int32_t expected = refs[static_cast<size_t>(slot)];
+    const int32_t recorded = states.refs(static_cast<StateSlot>(slot));
     if (expected != recorded) {
-      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d holders recorded, counted %d", name, ll(slot),
-                recorded, expected);
+      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d references recorded, counted %d", name,
+                ll(slot), recorded, expected);
     }
   }
 }
@@ -59,20 +59,20 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
 
 void Cache::check() const {
   const int64_t num_pages = allocator_.num_pages();
-  std::vector<int32_t> holders(static_cast<size_t>(num_pages), 0);
-  std::vector<int32_t> host_holders(static_cast<size_t>(host_.num_pages()), 0);
-  std::vector<int32_t> host_state_holders(static_cast<size_t>(host_states_.num_slots()), 0);
+  std::vector<int32_t> refs(static_cast<size_t>(num_pages), 0);
+  std::vector<int32_t> host_refs(static_cast<size_t>(host_.num_pages()), 0);
+  std::vector<int32_t> host_state_refs(static_cast<size_t>(host_states_.num_slots()), 0);
   const auto count = [&](const Sequence& sequence, PageId page) {
-    std::vector<int32_t>& counts = sequence.is_swapped ? host_holders : holders;
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_refs : refs;
     if (page < 0 || page >= static_cast<PageId>(counts.size())) {
       fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages",
                 ll(sequence.id), page, counts.size());
     }
     ++counts[static_cast<size_t>(page)];
   };
-  std::vector<int32_t> state_holders(static_cast<size_t>(states_.num_slots()), 0);
+  std::vector<int32_t> state_refs(static_cast<size_t>(states_.num_slots()), 0);
   const auto count_state = [&](const Sequence& sequence, StateSlot slot) {
-    std::vector<int32_t>& counts = sequence.is_swapped ? host_state_holders : state_holders;
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_state_refs : state_refs;
     if (slot < kInitialState || slot >= static_cast<StateSlot>(counts.size())) {
       fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu",
                 ll(sequence.id), slot, counts.size());
@@ -149,10 +149,10 @@ void Cache::check() const {
       if (replaced != kNoPage) count(*entry.sequence, replaced);
     }
   }
-  index_.check(&holders, &state_holders);
-  check_states(states_, state_holders, "state slot");
-  check_states(host_states_, host_state_holders, "host state slot");
-  check_host(host_holders);
+  index_.check(&refs, &state_refs);
+  check_states(states_, state_refs, "state slot");
+  check_states(host_states_, host_state_refs, "host state slot");
+  check_host(host_refs);
   if (num_swapped != num_swapped_) {
     fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(num_swapped_),
          ll(num_swapped));
@@ -161,20 +161,20 @@ void Cache::check() const {
     fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld",
          ll(sequences_.total_length()), ll(total_length));
   }
-  check_counts(holders);
+  check_counts(refs);
 }
 
-void Cache::check_host(const std::vector<int32_t>& holders) const {
+void Cache::check_host(const std::vector<int32_t>& refs) const {
   int64_t by_sequences = 0;
-  for (size_t page = 0; page < holders.size(); ++page) {
+  for (size_t page = 0; page < refs.size(); ++page) {
     const int32_t recorded = host_.allocator().refs(static_cast<PageId>(page));
-    // The index holds pages of its own, one holder each.
-    if (holders[page] != recorded && !(holders[page] == 0 && recorded == 1)) {
+    // The index holds pages of its own, one reference each.
+    if (refs[page] != recorded && !(refs[page] == 0 && recorded == 1)) {
       fail_with(KVC_E_CORRUPT, static_cast<int64_t>(page),
-                "host page %zu has %d holders recorded, swapped sequences hold it %d times", page,
-                recorded, holders[page]);
+                "host page %zu has %d references recorded, swapped sequences hold it %d times",
+                page, recorded, refs[page]);
     }
-    by_sequences += holders[page] != 0 ? 1 : 0;
+    by_sequences += refs[page] != 0 ? 1 : 0;
   }
   const int64_t withheld = host_states_.num_used() * host_states_.slot_pages();
   if (host_.allocator().num_used() != by_sequences + index_.num_host_pages() + withheld) {
@@ -185,22 +185,22 @@ void Cache::check_host(const std::vector<int32_t>& holders) const {
   }
 }
 
-void Cache::check_counts(const std::vector<int32_t>& holders) const {
+void Cache::check_counts(const std::vector<int32_t>& refs) const {
   const int64_t num_pages = allocator_.num_pages();
   int64_t num_free = 0, num_shared = 0, num_cached = 0, num_vacant = 0;
   for (int64_t page = 0; page < num_pages; ++page) {
     const auto id = static_cast<PageId>(page);
-    const int32_t expected = holders[static_cast<size_t>(page)];
+    const int32_t expected = refs[static_cast<size_t>(page)];
     const int32_t recorded = allocator_.refs(id);
     if (expected != recorded) {
       fail_with(KVC_E_CORRUPT, page,
-                "page %lld has %d holders recorded, the sequences and pins hold it %d times",
+                "page %lld has %d references recorded, the sequences and pins refer to it %d times",
                 ll(page), recorded, expected);
     }
     const bool is_vacant = expected == 0 && !allocator_.is_cached(id);
     if (allocator_.is_marked_free(id) != is_vacant) {
-      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders, is %s, and is marked %s", ll(page),
-                expected, allocator_.is_cached(id) ? "cached" : "not cached",
+      fail_with(KVC_E_CORRUPT, page, "page %lld has %d references, is %s, and is marked %s",
+                ll(page), expected, allocator_.is_cached(id) ? "cached" : "not cached",
                 is_vacant ? "used" : "vacant");
     }
     num_free += expected == 0 ? 1 : 0;

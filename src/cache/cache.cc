@@ -189,7 +189,7 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   // Inside a forward the tables already hold the new tokens' pages; the answer is about what was
   // there before.
   info.tree_nodes = committable_nodes(sequence);
-  const PageAllocator& holders = sequence.is_swapped ? host_.allocator() : allocator_;
+  const PageAllocator& pages = sequence.is_swapped ? host_.allocator() : allocator_;
   int64_t first_kept = 0;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const bool is_cross = spec().groups[group].is_cross;
@@ -200,7 +200,7 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
       const PageId page = table.pages[static_cast<size_t>(i)];
       if (page == kNoPage) continue;
       ++info.num_pages;
-      info.num_shared_pages += holders.refs(page) > 1 ? 1 : 0;
+      info.num_shared_pages += pages.refs(page) > 1 ? 1 : 0;
     }
   }
   const bool keeps_any = first_kept < sequence.length;

@@ -144,8 +144,8 @@ class Cache {
   template <typename Count>
   void check_table(const Sequence& sequence, size_t group, int64_t stored,
                    const Count& count) const;
-  void check_host(const std::vector<int32_t>& holders) const;
-  void check_counts(const std::vector<int32_t>& holders) const;
+  void check_host(const std::vector<int32_t>& refs) const;
+  void check_counts(const std::vector<int32_t>& refs) const;
   void require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
                       const std::vector<LayerRows>& layers) const;
   // Pages of [begin, end) tokens, in the groups that are marked, that others hold or the prefix

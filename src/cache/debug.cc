@@ -142,7 +142,7 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
 
 void Cache::copy_private(const std::vector<PageCopy>& copies) noexcept {
   engine_->copy_pages(copies);
-  for (const PageCopy& copy : copies) allocator_.drop_holder(copy.from);
+  for (const PageCopy& copy : copies) allocator_.drop_ref(copy.from);
   counters_.pages_copied += copies.size();
   note_pages_used();
 }

@@ -42,7 +42,7 @@ class PoolHostTier final : public HostTier {
     copier_->copy(CopyDirection::kHostToDevice, &host_page, &device_page, 1);
   }
 
-  void release(PageId host_page) noexcept override { pool_->allocator().drop_holder(host_page); }
+  void release(PageId host_page) noexcept override { pool_->allocator().drop_ref(host_page); }
 
  private:
   HostPool* pool_;

@@ -116,7 +116,7 @@ PrefixMatch Cache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept
     const PageId page = allocator_.take(kNoPage, 0);
     host_tier_.promote(index_.page(place.node, place.index).host, page);
     index_.promoted(place.node, place.index, page);
-    allocator_.drop_holder(page);  // evictable until the sequence holds it
+    allocator_.drop_ref(page);  // evictable until the sequence holds it
     is_fetched = index_.page(place.node, place.index).device == page;  // a quota may leave no room
     if (!is_fetched) break;
   }

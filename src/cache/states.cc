@@ -38,8 +38,8 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
     here = &sequence.checkpoints.back();
   const StateSpec& shape =
       spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  const int32_t own_holders = here == nullptr ? 1 : 2;
-  if (sequence.state == kInitialState || states_.holders(sequence.state) > own_holders ||
+  const int32_t own_refs = here == nullptr ? 1 : 2;
+  if (sequence.state == kInitialState || states_.refs(sequence.state) > own_refs ||
       states_.is_cached(sequence.state)) {
     // Into a slot of its own: earlier checkpoints, forks and the prefix index keep the old one.
     if (states_.missing(1) > 0) {
@@ -52,12 +52,12 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
     if (states_.to_evict(1) > 0) index_.make_states_vacant(1);
     const StateSlot fresh = states_.take();
     states_.copy_slot(sequence.state, fresh);
-    states_.drop_holder(sequence.state);
+    states_.drop_ref(sequence.state);
     sequence.state = fresh;
     if (here != nullptr) {
-      states_.drop_holder(here->slot);
+      states_.drop_ref(here->slot);
       here->slot = fresh;
-      states_.add_holder(fresh);
+      states_.add_ref(fresh);
     }
   }
   sequence.trail.forget();

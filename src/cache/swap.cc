@@ -97,8 +97,8 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
       for (PageId& page : table.pages) {
         if (page == kNoPage) continue;
         const PageId target = pages.target(page);
-        to.pages.add_holder(target);
-        from.pages.drop_holder(page);
+        to.pages.add_ref(target);
+        from.pages.drop_ref(page);
         page = target;
       }
       table.synced_pages = 0;
@@ -107,17 +107,17 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
     const auto move_state = [&](StateSlot& slot) {
       if (slot == kInitialState) return;
       const StateSlot target = slots.target(slot);
-      to.states.add_holder(target);
-      from.states.drop_holder(slot);
+      to.states.add_ref(target);
+      from.states.drop_ref(slot);
       slot = target;
     };
     move_state(sequence->state);
     for (Checkpoint& checkpoint : sequence->checkpoints) move_state(checkpoint.slot);
     sequence->is_swapped = direction == CopyDirection::kDeviceToHost;
   }
-  // The holder that each was taken with.
-  for (const PageId page : pages.to) to.pages.drop_holder(page);
-  for (const StateSlot slot : slots.to) to.states.drop_holder(slot);
+  // The reference that each was taken with.
+  for (const PageId page : pages.to) to.pages.drop_ref(page);
+  for (const StateSlot slot : slots.to) to.states.drop_ref(slot);
 }
 
 void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {

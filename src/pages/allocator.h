@@ -50,12 +50,12 @@ class PageAllocator {
     refs_[static_cast<size_t>(page)] = 1;
     return static_cast<PageId>(page);
   }
-  void add_holder(PageId page) noexcept {
-    const int32_t holders = ++refs_[static_cast<size_t>(page)];
-    if (holders == 2) ++num_shared_;
-    if (holders == 1) --num_evictable_;  // it was cached
+  void add_ref(PageId page) noexcept {
+    const int32_t count = ++refs_[static_cast<size_t>(page)];
+    if (count == 2) ++num_shared_;
+    if (count == 1) --num_evictable_;  // it was cached
   }
-  void drop_holder(PageId page) noexcept {
+  void drop_ref(PageId page) noexcept {
     const int32_t left = --refs_[static_cast<size_t>(page)];
     if (left == 1) --num_shared_;
     if (left != 0) return;

@@ -33,8 +33,8 @@ class StatePool {
   bool is_used() const { return is_used_; }
   int64_t num_used() const { return num_used_; }
   int64_t slot_pages() const { return slot_pages_; }
-  int64_t num_slots() const { return static_cast<int64_t>(holders_.size()); }
-  int32_t holders(StateSlot slot) const { return holders_[static_cast<size_t>(slot)]; }
+  int64_t num_slots() const { return static_cast<int64_t>(refs_.size()); }
+  int32_t refs(StateSlot slot) const { return refs_[static_cast<size_t>(slot)]; }
   bool is_cached(StateSlot slot) const { return cached_[static_cast<size_t>(slot)] != 0; }
   // Cached, without holders: these are not used
   int64_t num_evictable() const { return num_evictable_; }
@@ -49,8 +49,8 @@ class StatePool {
   void prepare(int64_t count);
   // One holder; after prepare(), and with slot_pages() vacant pages. Content undefined.
   StateSlot take() noexcept;
-  void add_holder(StateSlot slot) noexcept;  // kInitialState: nothing to count
-  void drop_holder(StateSlot slot) noexcept;
+  void add_ref(StateSlot slot) noexcept;  // kInitialState: nothing to count
+  void drop_ref(StateSlot slot) noexcept;
   // Known to the prefix index, which is no holder, as pages (PageAllocator). The slot has a holder
   // and is not cached.
   void cache(StateSlot slot) noexcept;
@@ -88,8 +88,8 @@ class StatePool {
   std::vector<PinnedMemory> pinned_;   // per slot
   DeviceReservation on_device_;        // of all slots
   DeviceMemory initial_on_device_;
-  std::vector<int32_t> holders_;  // 0: free
-  std::vector<StateSlot> free_;   // capacity >= number of slots, so that freeing never allocates
+  std::vector<int32_t> refs_;    // 0: free
+  std::vector<StateSlot> free_;  // capacity >= number of slots, so that freeing never allocates
   std::vector<uint8_t> cached_;
   int64_t num_used_ = 0;  // with holders
   int64_t num_evictable_ = 0;

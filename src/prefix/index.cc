@@ -121,7 +121,7 @@ void PrefixIndex::add_page(NodeId node, int32_t index, bool sees_all, PageId pag
   ++record.num_device;
   record.full_device += sees_all;
   spaces_[record.name_space].used_bytes += page_bytes_;
-  if (record.pins != 0) allocator_->add_holder(page);
+  if (record.pins != 0) allocator_->add_ref(page);
 }
 
 void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept {
@@ -129,7 +129,7 @@ void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept 
   const PageId page = nodes_.place(node, index).device;
   nodes_.set_place(node, index, {});
   page_nodes_[static_cast<size_t>(page)] = kNoNode;
-  if (record.pins != 0) allocator_->drop_holder(page);
+  if (record.pins != 0) allocator_->drop_ref(page);
   allocator_->uncache(page);
   --record.num_device;
   record.full_device -= sees_all;
@@ -157,13 +157,13 @@ void PrefixIndex::add_state(NodeId node, StateSlot slot) noexcept {
   record.state = slot;
   states_->cache(slot);
   spaces_[record.name_space].used_bytes += state_bytes_;
-  if (record.pins != 0) states_->add_holder(slot);
+  if (record.pins != 0) states_->add_ref(slot);
 }
 
 void PrefixIndex::drop_state(NodeId node) noexcept {
   Node& record = nodes_[node];
   if (record.state == kInitialState) return;
-  if (record.pins != 0) states_->drop_holder(record.state);
+  if (record.pins != 0) states_->drop_ref(record.state);
   states_->uncache(record.state);
   record.state = kInitialState;
   spaces_[record.name_space].used_bytes -= state_bytes_;
@@ -274,15 +274,15 @@ void PrefixIndex::hold(NodeId node, bool add) noexcept {
     const PageId page = nodes_.place(node, i).device;
     if (page == kNoPage) continue;
     if (add) {
-      allocator_->add_holder(page);
+      allocator_->add_ref(page);
     } else {
-      allocator_->drop_holder(page);
+      allocator_->drop_ref(page);
     }
   }
   if (add) {
-    states_->add_holder(nodes_[node].state);
+    states_->add_ref(nodes_[node].state);
   } else {
-    states_->drop_holder(nodes_[node].state);
+    states_->drop_ref(nodes_[node].state);
   }
   num_pinned_ += add ? 1 : -1;
 }

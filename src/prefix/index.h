@@ -200,7 +200,7 @@ class PrefixIndex {
   }
   // Throws CORRUPT: recounts links, cached marks, heaps, quotas. Both [ids], increased for each
   // pin's holder.
-  void check(std::vector<int32_t>* page_holders, std::vector<int32_t>* state_holders) const;
+  void check(std::vector<int32_t>* page_refs, std::vector<int32_t>* state_refs) const;
 
  private:
   struct Group {

@@ -20,8 +20,7 @@ void require_equal(int64_t counted, int64_t kept, const char* what) {
 
 }  // namespace
 
-void PrefixIndex::check(std::vector<int32_t>* page_holders,
-                        std::vector<int32_t>* state_holders) const {
+void PrefixIndex::check(std::vector<int32_t>* page_refs, std::vector<int32_t>* state_refs) const {
   for (NodeId node = 0; node < nodes_.num_made(); ++node) {
     if (!nodes_[node].is_used) continue;
     check_node(node);
@@ -29,10 +28,10 @@ void PrefixIndex::check(std::vector<int32_t>* page_holders,
     for (int32_t i = 0; i < pages_per_block_; ++i) {
       const PagePlace place = nodes_.place(node, i);
       require(place.host == kNoPage, node, "is pinned and on the host");
-      if (place.device != kNoPage) ++(*page_holders)[static_cast<size_t>(place.device)];
+      if (place.device != kNoPage) ++(*page_refs)[static_cast<size_t>(place.device)];
     }
     if (nodes_[node].state != kInitialState)
-      ++(*state_holders)[static_cast<size_t>(nodes_[node].state)];
+      ++(*state_refs)[static_cast<size_t>(nodes_[node].state)];
   }
   check_counts();
 }

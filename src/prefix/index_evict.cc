@@ -8,7 +8,7 @@ namespace kvc {
 bool PrefixIndex::is_busy(NodeId node) const noexcept {
   const Node& record = nodes_[node];
   if (record.locks != 0 || record.pins != 0) return true;
-  if (record.state != kInitialState && states_->holders(record.state) != 0) return true;
+  if (record.state != kInitialState && states_->refs(record.state) != 0) return true;
   for (int32_t i = 0; i < pages_per_block_; ++i) {
     const PageId page = nodes_.place(node, i).device;
     if (page != kNoPage && !allocator_->is_free(page)) return true;
@@ -125,7 +125,7 @@ bool PrefixIndex::evict_piece(NodeId node, const Group& group) noexcept {
 
 bool PrefixIndex::evict_state(NodeId node) noexcept {
   const Node& record = nodes_[node];
-  if (record.locks != 0 || states_->holders(record.state) != 0) return false;
+  if (record.locks != 0 || states_->refs(record.state) != 0) return false;
   drop_state(node);
   settle_or_prune(node);
   return true;

@@ -45,7 +45,7 @@ int64_t PrefixIndex::num_fetchable(NodeId deepest) const {
       if (page != kNoPage && allocator_->is_free(page)) --pages;
     }
     const StateSlot state = nodes_[node].state;
-    if (state != kInitialState && states_->holders(state) == 0) pages -= states_->slot_pages();
+    if (state != kInitialState && states_->refs(state) == 0) pages -= states_->slot_pages();
   }
   pages = std::max<int64_t>(0, pages);
   if (deepest == kNoNode || page_bytes_ == 0 || !has_quota(nodes_[deepest])) return pages;

@@ -54,7 +54,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
       mover_->copy(page, copy);
       ++num_copies_;
       sequence.touch_tables();
-      allocator_->drop_holder(page);
+      allocator_->drop_ref(page);
       page = pages_[static_cast<size_t>(first + i)] = copy;
       table.synced_pages = std::min(table.synced_pages, block * count + i);
       table.owns_last = false;
@@ -72,8 +72,8 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
       const PageId known = index_->page(node, first + i).device;
       PageId& own = table.pages[static_cast<size_t>(block * count + i)];
       if (own == kNoPage || known == kNoPage || own == known) continue;
-      allocator_->add_holder(known);
-      allocator_->drop_holder(own);
+      allocator_->add_ref(known);
+      allocator_->drop_ref(own);
       own = known;
       sequence.touch_tables();
       table.synced_pages = std::min(table.synced_pages, block * count + i);

@@ -105,11 +105,11 @@ Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
   Sequence& adopted = create(std::move(sequence));
   for (const PageTable& table : adopted.tables) {
     for (const PageId page : table.pages) {
-      if (page != kNoPage) allocator_->add_holder(page);
+      if (page != kNoPage) allocator_->add_ref(page);
     }
   }
-  states_->add_holder(adopted.state);
-  for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_holder(checkpoint.slot);
+  states_->add_ref(adopted.state);
+  for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_ref(checkpoint.slot);
   total_length_ += adopted.length;
   return adopted;
 }
@@ -119,7 +119,7 @@ void SequenceTable::cut_table(PageTable& table, int64_t keep, PageAllocator& all
     if (table.pages.back() == kNoPage) {
       --table.num_dropped;
     } else {
-      allocator.drop_holder(table.pages.back());
+      allocator.drop_ref(table.pages.back());
     }
     table.pages.pop_back();
   }
@@ -142,8 +142,8 @@ void SequenceTable::remove(kvc_seq id) {
   PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
   StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
   for (PageTable& table : sequence.tables) cut_table(table, 0, pages);
-  states.drop_holder(sequence.state);
-  for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_holder(checkpoint.slot);
+  states.drop_ref(sequence.state);
+  for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_ref(checkpoint.slot);
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;

@@ -11,7 +11,7 @@ void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noe
   for (int64_t i = begin; i < end; ++i) {
     PageId& page = table.pages[static_cast<size_t>(i)];
     if (page == kNoPage) continue;
-    allocator_->drop_holder(page);
+    allocator_->drop_ref(page);
     page = kNoPage;
     ++table.num_dropped;
   }

@@ -312,7 +312,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_;
          ++group) {
       if (change(entry, group).replaced_page != kNoPage)
-        allocator.drop_holder(change(entry, group).replaced_page);
+        allocator.drop_ref(change(entry, group).replaced_page);
     }
     sequence.cross_length += entry.cross_length;
     if (entry.is_tree) {
@@ -325,11 +325,11 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     sequence.length += entry.append_length;
     sequences.add_to_total_length(entry.append_length);
     if (states.is_used()) {
-      states.drop_holder(written.states ? sequence.state : entry.new_state);
+      states.drop_ref(written.states ? sequence.state : entry.new_state);
       if (written.states) sequence.state = entry.new_state;
       if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
         sequence.checkpoints.push_back({sequence.length, sequence.state, true});
-        states.add_holder(sequence.state);
+        states.add_ref(sequence.state);
       }
     }
     if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
@@ -347,12 +347,12 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
       PageTable& table = sequence.tables[group];
       const TableChange& change = this->change(entry, group);
       while (static_cast<int64_t>(table.pages.size()) > change.old_num_pages) {
-        allocator.drop_holder(table.pages.back());
+        allocator.drop_ref(table.pages.back());
         table.pages.pop_back();
       }
       int64_t intact = change.old_num_pages;
       if (change.replaced_page != kNoPage) {
-        allocator.drop_holder(table.pages.back());
+        allocator.drop_ref(table.pages.back());
         table.pages.back() = change.replaced_page;
         --intact;
       }
@@ -360,7 +360,7 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
       table.owns_last = false;
     }
     sequence.tree.truncate(entry.old_nodes);
-    states.drop_holder(entry.new_state);
+    states.drop_ref(entry.new_state);
   }
   finish();
 }

@@ -37,7 +37,7 @@ class PrefixIndexTest : public testing::Test {
                            kInitialState,
                            priority};
       parent = index().insert(block);
-      for (const PageId page : pages) world.allocator.drop_holder(page);
+      for (const PageId page : pages) world.allocator.drop_ref(page);
       if (parent == kNoNode) break;
     }
     return parent;
@@ -274,7 +274,7 @@ TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   EXPECT_EQ(index().page(last, 0).device, page);
   EXPECT_EQ(world.host.num_used(), 0);
   EXPECT_EQ(stats().prefix_promoted, 1u);
-  world.allocator.drop_holder(page);
+  world.allocator.drop_ref(page);
   EXPECT_EQ(hit(prompt), 8);
 }
 
@@ -282,11 +282,11 @@ TEST_F(PrefixIndexTest, GivesUpBlocksInUseWhenNothingElseIsLeftToEvict) {
   Prompt prompt(ramp(12), 4);
   const NodeId last = publish(prompt);
   const PageId page = index().page(last, 0).device;
-  world.allocator.add_holder(page);  // of the last block alone
+  world.allocator.add_ref(page);  // of the last block alone
   index().make_vacant(63);
   EXPECT_EQ(world.allocator.num_vacant(), 63);
   EXPECT_FALSE(world.allocator.is_cached(page)) << "nobody finds it without those before it";
-  world.allocator.drop_holder(page);
+  world.allocator.drop_ref(page);
 }
 
 TEST_F(PrefixIndexTest, HandsUseAndPriorityOnWhenATailMovesToTheHost) {

@@ -132,7 +132,7 @@ class OrderModel {
       if (!make_vacant(1)) break;
       const NodeId known = index().find(prompt.query.root, key);
       if (known != kNoNode && random_.chance(0.8)) {  // as a hit finds it
-        world_.allocator.add_holder(index().page(known, 0).device);
+        world_.allocator.add_ref(index().page(known, 0).device);
         held.push_back(index().page(known, 0).device);
         parent = known;
         continue;
@@ -145,8 +145,8 @@ class OrderModel {
         held.back() = index().page(known, 0).device;
         ASSERT_NE(held.back(), page)
             << "the index keeps its own page, and the sequence takes it over";
-        world_.allocator.add_holder(held.back());
-        world_.allocator.drop_holder(page);
+        world_.allocator.add_ref(held.back());
+        world_.allocator.drop_ref(page);
         parent = known;
         continue;
       }
@@ -157,7 +157,7 @@ class OrderModel {
     if (random_.chance(0.2) && holds_.size() < 4) {
       holds_.push_back(held);
     } else {
-      for (const PageId page : held) world_.allocator.drop_holder(page);
+      for (const PageId page : held) world_.allocator.drop_ref(page);
     }
   }
 
@@ -228,7 +228,7 @@ class OrderModel {
       std::swap(
           holds_.back(),
           holds_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(holds_.size()) - 1))]);
-      for (const PageId page : holds_.back()) world_.allocator.drop_holder(page);
+      for (const PageId page : holds_.back()) world_.allocator.drop_ref(page);
       holds_.pop_back();
     } else if (choice < 98) {
       set_quota();

@@ -218,7 +218,7 @@ class RandomIndex {
   // ----------------------------------------------------------------------------------------------
   // what sequences do
 
-  void hold(PageId page) { world_.allocator.add_holder(page); }
+  void hold(PageId page) { world_.allocator.add_ref(page); }
 
   // Starts a sequence on the longest hit and computes the rest.
   void start() {
@@ -276,7 +276,7 @@ class RandomIndex {
         pages[static_cast<size_t>(at)] = page;
       }
     }
-    world_.states.add_holder(takes ? index().state(node) : kInitialState);
+    world_.states.add_ref(takes ? index().state(node) : kInitialState);
     sequence->states.push_back(takes ? index().state(node) : kInitialState);
     sequence->pages.push_back(std::move(pages));
     return has_all;
@@ -365,7 +365,7 @@ class RandomIndex {
       }
       if (theirs == own) continue;
       hold(theirs);
-      world_.allocator.drop_holder(own);
+      world_.allocator.drop_ref(own);
       own = theirs;
     }
     return node;
@@ -384,7 +384,7 @@ class RandomIndex {
               sequence
                   ->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];
           if (end > first || page == kNoPage) continue;
-          world_.allocator.drop_holder(page);
+          world_.allocator.drop_ref(page);
           page = kNoPage;
         }
       }
@@ -394,10 +394,10 @@ class RandomIndex {
   void release(size_t which) {
     for (const auto& pages : sequences_[which].pages) {
       for (const PageId page : pages) {
-        if (page != kNoPage) world_.allocator.drop_holder(page);
+        if (page != kNoPage) world_.allocator.drop_ref(page);
       }
     }
-    for (const StateSlot state : sequences_[which].states) world_.states.drop_holder(state);
+    for (const StateSlot state : sequences_[which].states) world_.states.drop_ref(state);
     std::swap(sequences_[which], sequences_.back());
     sequences_.pop_back();
   }
@@ -526,8 +526,7 @@ class RandomIndex {
     for (size_t page = 0; page < pages.size(); ++page)
       ASSERT_EQ(world_.allocator.refs(static_cast<PageId>(page)), pages[page]) << "page " << page;
     for (size_t slot = 0; slot < states.size(); ++slot)
-      ASSERT_EQ(world_.states.holders(static_cast<StateSlot>(slot)), states[slot])
-          << "state " << slot;
+      ASSERT_EQ(world_.states.refs(static_cast<StateSlot>(slot)), states[slot]) << "state " << slot;
     ASSERT_EQ(world_.host.num_used(), index().num_host_pages());
     apply_events();
     if (is_thorough) verify_contents();
