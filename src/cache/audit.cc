@@ -187,7 +187,7 @@ void Cache::check_host(const std::vector<int32_t>& refs) const {
 
 void Cache::check_counts(const std::vector<int32_t>& refs) const {
   const int64_t num_pages = allocator_.num_pages();
-  int64_t num_free = 0, num_shared = 0, num_cached = 0, num_vacant = 0;
+  int64_t num_available = 0, num_shared = 0, num_indexed = 0, num_free = 0;
   for (int64_t page = 0; page < num_pages; ++page) {
     const auto id = static_cast<PageId>(page);
     const int32_t expected = refs[static_cast<size_t>(page)];
@@ -197,32 +197,32 @@ void Cache::check_counts(const std::vector<int32_t>& refs) const {
                 "page %lld has %d references recorded, the sequences and pins refer to it %d times",
                 ll(page), recorded, expected);
     }
-    const bool is_vacant = expected == 0 && !allocator_.is_cached(id);
-    if (allocator_.is_marked_free(id) != is_vacant) {
+    const bool is_free = expected == 0 && !allocator_.is_indexed(id);
+    if (allocator_.is_free(id) != is_free) {
       fail_with(KVC_E_CORRUPT, page, "page %lld has %d references, is %s, and is marked %s",
-                ll(page), expected, allocator_.is_cached(id) ? "cached" : "not cached",
-                is_vacant ? "used" : "vacant");
+                ll(page), expected, allocator_.is_indexed(id) ? "indexed" : "not indexed",
+                is_free ? "used" : "free");
     }
-    num_free += expected == 0 ? 1 : 0;
-    num_vacant += is_vacant ? 1 : 0;
-    num_cached += allocator_.is_cached(id) ? 1 : 0;
+    num_available += expected == 0 ? 1 : 0;
+    num_free += is_free ? 1 : 0;
+    num_indexed += allocator_.is_indexed(id) ? 1 : 0;
     num_shared += expected > 1 ? 1 : 0;
   }
   // States that take pages out of use; those that the index alone knows could be evicted.
-  const int64_t withheld = (states_.num_used() + states_.num_evictable()) * states_.slot_pages();
-  num_vacant -= withheld;
-  num_free -= states_.num_used() * states_.slot_pages();
-  if (num_free != allocator_.num_free() || num_shared != allocator_.num_shared() ||
-      num_cached != allocator_.num_cached() || num_vacant != allocator_.num_vacant() ||
+  const int64_t withheld = (states_.num_used() + states_.num_cached()) * states_.slot_pages();
+  num_free -= withheld;
+  num_available -= states_.num_used() * states_.slot_pages();
+  if (num_available != allocator_.num_available() || num_shared != allocator_.num_shared() ||
+      num_indexed != allocator_.num_indexed() || num_free != allocator_.num_free() ||
       withheld != allocator_.num_withheld()) {
     fail(KVC_E_CORRUPT,
-         "%lld free, %lld vacant, %lld shared, %lld cached and %lld withheld pages recorded, "
+         "%lld available, %lld free, %lld shared, %lld indexed and %lld withheld pages recorded, "
          "counted %lld, "
          "%lld, "
          "%lld, %lld and %lld",
-         ll(allocator_.num_free()), ll(allocator_.num_vacant()), ll(allocator_.num_shared()),
-         ll(allocator_.num_cached()), ll(allocator_.num_withheld()), ll(num_free), ll(num_vacant),
-         ll(num_shared), ll(num_cached), ll(withheld));
+         ll(allocator_.num_available()), ll(allocator_.num_free()), ll(allocator_.num_shared()),
+         ll(allocator_.num_indexed()), ll(allocator_.num_withheld()), ll(num_available),
+         ll(num_free), ll(num_shared), ll(num_indexed), ll(withheld));
   }
 }
 

@@ -107,7 +107,7 @@ void Cache::resize(int64_t num_pages) {
               used);
   }
   const int64_t dropped = allocator_.num_pages() - num_pages;
-  if (dropped > allocator_.num_free()) {
+  if (dropped > allocator_.num_available()) {
     fail_with(KVC_E_BUSY, allocator_.num_withheld(),
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
               ll(allocator_.num_withheld()));
@@ -124,10 +124,10 @@ void Cache::resize(int64_t num_pages) {
     }
   } else {
     pool_.resize(num_pages);
-    for (PageId page = allocator_.first_cached(num_pages); page != kNoPage;
-         page = allocator_.first_cached(page))
+    for (PageId page = allocator_.first_indexed(num_pages); page != kNoPage;
+         page = allocator_.first_indexed(page))
       index_.forget_page(page);
-    index_.make_vacant(dropped);
+    index_.evict_for(dropped);
     allocator_.shrink(num_pages);
   }
 }
@@ -137,7 +137,7 @@ kvc_stats Cache::stats() const {
   stats.num_seqs = static_cast<int64_t>(sequences_.size());
   stats.total_length = sequences_.total_length();
   stats.pages_total = allocator_.num_pages();
-  stats.pages_free = allocator_.num_free();
+  stats.pages_free = allocator_.num_available();
   stats.pages_used = allocator_.num_used();
   stats.pages_shared = allocator_.num_shared();
   stats.pages_peak = counters_.pages_peak;
@@ -157,8 +157,8 @@ kvc_stats Cache::stats() const {
   });
   stats.cascades = engine_->num_cascades();
   stats.slots_unused = num_unused_slots();
-  stats.pages_cached = allocator_.num_cached();
-  stats.pages_evictable = allocator_.num_evictable();
+  stats.pages_cached = allocator_.num_indexed();
+  stats.pages_evictable = allocator_.num_cached();
   index_.add_stats(&stats);
   stats.host_pages_total = host_.num_pages();
   stats.host_pages_used = host_.allocator().num_used();

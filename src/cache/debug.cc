@@ -99,7 +99,7 @@ Cache::SharedPages Cache::count_shared_pages(const Sequence& sequence, int64_t b
 }
 
 bool Cache::require_private_pages(const Sequence& sequence, const SharedPages& shared) const {
-  const int64_t free = allocator_.num_free();
+  const int64_t free = allocator_.num_available();
   if (shared.held > free) {
     fail_with(KVC_E_NO_PAGES, shared.held - free,
               "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
@@ -127,7 +127,7 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
       if (allocator_.refs(page) == 1) index_.forget_page(page);
     });
   }
-  index_.make_vacant(needed);
+  index_.evict_for(needed);
   visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
     sequence.touch_tables();
     PageTable& table = sequence.tables[group];

@@ -108,15 +108,15 @@ int64_t Cache::prefix_match(const PrefixQuery& query) const {
 PrefixMatch Cache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
   const NodeId deepest = plan.deepest();
   index_.lock(deepest);
-  index_.make_vacant(static_cast<int64_t>(plan.on_host.size()));
+  index_.evict_for(static_cast<int64_t>(plan.on_host.size()));
   bool is_fetched = true;
   for (const BlockPage& place : plan.on_host) {
-    is_fetched = allocator_.num_vacant() > 0;
+    is_fetched = allocator_.num_free() > 0;
     if (!is_fetched) break;
     const PageId page = allocator_.take(kNoPage, 0);
     host_tier_.promote(index_.page(place.node, place.index).host, page);
     index_.promoted(place.node, place.index, page);
-    allocator_.drop_ref(page);  // evictable until the sequence holds it
+    allocator_.drop_ref(page);  // Cached until the sequence refers to it.
     is_fetched = index_.page(place.node, place.index).device == page;  // a quota may leave no room
     if (!is_fetched) break;
   }

@@ -115,7 +115,7 @@ PrefixIndex::Held PrefixIndex::held(NodeId node, const Group& group) const noexc
 
 void PrefixIndex::add_page(NodeId node, int32_t index, bool sees_all, PageId page) noexcept {
   Node& record = nodes_[node];
-  allocator_->cache(page);
+  allocator_->mark_indexed(page);
   page_nodes_[static_cast<size_t>(page)] = node;
   nodes_.set_place(node, index, {page, kNoPage});
   ++record.num_device;
@@ -130,7 +130,7 @@ void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept 
   nodes_.set_place(node, index, {});
   page_nodes_[static_cast<size_t>(page)] = kNoNode;
   if (record.pins != 0) allocator_->drop_ref(page);
-  allocator_->uncache(page);
+  allocator_->unmark_indexed(page);
   --record.num_device;
   record.full_device -= sees_all;
   spaces_[record.name_space].used_bytes -= page_bytes_;
@@ -155,7 +155,7 @@ void PrefixIndex::count_host_page(NodeId node, bool sees_all, int32_t by) noexce
 void PrefixIndex::add_state(NodeId node, StateSlot slot) noexcept {
   Node& record = nodes_[node];
   record.state = slot;
-  states_->cache(slot);
+  states_->mark_indexed(slot);
   spaces_[record.name_space].used_bytes += state_bytes_;
   if (record.pins != 0) states_->add_ref(slot);
 }
@@ -164,7 +164,7 @@ void PrefixIndex::drop_state(NodeId node) noexcept {
   Node& record = nodes_[node];
   if (record.state == kInitialState) return;
   if (record.pins != 0) states_->drop_ref(record.state);
-  states_->uncache(record.state);
+  states_->unmark_indexed(record.state);
   record.state = kInitialState;
   spaces_[record.name_space].used_bytes -= state_bytes_;
   state_order()->erase(node);

@@ -32,7 +32,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
     const PageId page = pages_[static_cast<size_t>(i)];
-    return page != kNoPage && allocator_->is_cached(page) &&
+    return page != kNoPage && allocator_->is_indexed(page) &&
            (node == kNoNode || index_->page(node, i).device == kNoPage);
   };
   for (int32_t i = 0; i < index_->pages_per_block(); ++i) {
@@ -41,8 +41,8 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   }
   if (num_shared == 0) return true;
   if (num_shared + num_missing == index_->pages_per_block()) return false;
-  index_->make_vacant(num_shared);
-  if (allocator_->num_vacant() < num_shared) return false;
+  index_->evict_for(num_shared);
+  if (allocator_->num_free() < num_shared) return false;
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = index_->first_page(static_cast<int32_t>(group));
     const int32_t count = index_->num_pages(static_cast<int32_t>(group));

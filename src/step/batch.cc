@@ -18,7 +18,7 @@ struct Sharer {
 
 // Decides who copies such pages; returns the number of copies. See Batch's comment.
 int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
-                    bool forgets_cached, std::vector<TableChange>& changes) {
+                    bool forgets_indexed, std::vector<TableChange>& changes) {
   std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
     if (a.page != b.page) return a.page < b.page;
     return a.length != b.length ? a.length < b.length : a.change < b.change;
@@ -29,10 +29,10 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
     while (next < sharers.size() && sharers[next].page == sharers[first].page) ++next;
     const PageId page = sharers[first].page;
     const bool held_outside = allocator.refs(page) > static_cast<int32_t>(next - first);
-    const bool is_kept = held_outside || (allocator.is_cached(page) && !forgets_cached);
+    const bool is_kept = held_outside || (allocator.is_indexed(page) && !forgets_indexed);
     const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
     for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
-    if (!is_kept && allocator.is_cached(page))
+    if (!is_kept && allocator.is_indexed(page))
       changes[sharers[next - 1].change].forgets_last_page = true;
     copies += static_cast<int64_t>(copying - first);
     first = next;
@@ -73,15 +73,15 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   }
   const int64_t fresh = needed.pages;
   needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
-  if (needed.pages > context.allocator.num_free() && !sharers.empty()) {
-    needed.forgets_cached = true;
+  if (needed.pages > context.allocator.num_available() && !sharers.empty()) {
+    needed.forgets_indexed = true;
     needed.pages = fresh + plan_copies(sharers, context.allocator, true, *changes);
   }
   return needed;
 }
 
 Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
-  Missing missing{needed.pages - context.allocator.num_free(),
+  Missing missing{needed.pages - context.allocator.num_available(),
                   context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
     missing.reclaimable_slots = context.sequences.num_reclaimable_states();
@@ -133,7 +133,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
     const int64_t slot_pages = states.slot_pages();
-    const int64_t pages = needed.pages - allocator.num_free();
+    const int64_t pages = needed.pages - allocator.num_available();
     const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
@@ -210,17 +210,17 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
                   PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
   const Measure& needed = needed_;
   if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
-  for (size_t i = 0; needed.forgets_cached && i < entries_.size(); ++i) {
+  for (size_t i = 0; needed.forgets_indexed && i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       if (!change(entry, group).forgets_last_page) continue;
       const PageId page = entry.sequence->tables[group].pages.back();
       // Not yet with another page of its block
-      if (allocator.is_cached(page)) index.forget_page(page);
+      if (allocator.is_indexed(page)) index.forget_page(page);
     }
   }
-  if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
-  if (states.to_evict(needed.state_slots) > 0) index.make_states_vacant(needed.state_slots);
+  if (needed.pages > allocator.num_free()) index.evict_for(needed.pages);
+  if (states.to_evict(needed.state_slots) > 0) index.evict_states_for(needed.state_slots);
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);

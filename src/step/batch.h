@@ -89,7 +89,7 @@ class Batch {
   struct Measure {
     int64_t pages = 0;  // those of the state slots included
     int64_t state_slots = 0;
-    bool forgets_cached = false;  // pages do not suffice to copy what only the prefix index knows
+    bool forgets_indexed = false;  // pages do not suffice to copy what only the prefix index knows
   };
   struct Context {
     const Plan& plan;

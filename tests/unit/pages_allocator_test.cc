@@ -35,7 +35,7 @@ TEST(PageAllocator, HandsOutEveryPageOnceAndCountsReferences) {
   for (const int64_t size : {1, 2, 63, 64, 65, 130, 4097}) {
     PageAllocator allocator(size);
     std::set<PageId> taken;
-    while (allocator.num_free() > 0) {
+    while (allocator.num_available() > 0) {
       const PageId page = allocator.take(taken.size() % 3 == 0 ? kNoPage : *taken.rbegin(), 2);
       ASSERT_GE(page, 0);
       ASSERT_LT(page, size);
@@ -45,7 +45,7 @@ TEST(PageAllocator, HandsOutEveryPageOnceAndCountsReferences) {
     }
     EXPECT_EQ(static_cast<int64_t>(taken.size()), size);
     for (const PageId page : taken) allocator.drop_ref(page);
-    EXPECT_EQ(allocator.num_free(), size);
+    EXPECT_EQ(allocator.num_available(), size);
   }
 }
 
@@ -60,7 +60,7 @@ TEST(PageAllocator, AgreesWithASetUnderRandomTakesAndDrops) {
     const int32_t held = refs[static_cast<size_t>(page)];
     switch (random() % 3) {
       case 0:
-        if (allocator.num_free() > 0) {
+        if (allocator.num_available() > 0) {
           const PageId taken = allocator.take(random() % 2 ? page : kNoPage, random() % 4);
           ASSERT_EQ(refs[static_cast<size_t>(taken)]++, 0);
         }
@@ -77,9 +77,9 @@ TEST(PageAllocator, AgreesWithASetUnderRandomTakesAndDrops) {
       free += refs[i] == 0;
       shared += refs[i] > 1;
       ASSERT_EQ(allocator.refs(static_cast<PageId>(i)), refs[i]);
-      ASSERT_EQ(allocator.is_marked_free(static_cast<PageId>(i)), refs[i] == 0);
+      ASSERT_EQ(allocator.is_free(static_cast<PageId>(i)), refs[i] == 0);
     }
-    ASSERT_EQ(allocator.num_free(), free);
+    ASSERT_EQ(allocator.num_available(), free);
     ASSERT_EQ(allocator.num_shared(), shared);
   }
 }
@@ -87,15 +87,15 @@ TEST(PageAllocator, AgreesWithASetUnderRandomTakesAndDrops) {
 TEST(PageAllocator, ClearForgetsReferencesAndWhatIsCached) {
   PageAllocator allocator(10);
   const PageId cached = allocator.take(kNoPage, 0), held = allocator.take(cached, 0);
-  allocator.cache(cached);
+  allocator.mark_indexed(cached);
   allocator.drop_ref(cached);
   allocator.add_ref(held);
   allocator.withhold(3);
   allocator.clear();
-  EXPECT_EQ(allocator.num_vacant(), 10);
-  EXPECT_EQ(allocator.first_cached(0), kNoPage);
+  EXPECT_EQ(allocator.num_free(), 10);
+  EXPECT_EQ(allocator.first_indexed(0), kNoPage);
   EXPECT_EQ(allocator.first_used(0), kNoPage);
-  EXPECT_EQ(allocator.num_cached() + allocator.num_evictable() + allocator.num_shared(), 0);
+  EXPECT_EQ(allocator.num_indexed() + allocator.num_cached() + allocator.num_shared(), 0);
 }
 
 TEST(PageAllocator, GrowsAndShrinksAroundUsedPages) {
@@ -103,12 +103,12 @@ TEST(PageAllocator, GrowsAndShrinksAroundUsedPages) {
   const PageId page = allocator.take(kNoPage, 0);
   allocator.grow(200);
   EXPECT_EQ(allocator.num_pages(), 200);
-  EXPECT_EQ(allocator.num_free(), 199);
+  EXPECT_EQ(allocator.num_available(), 199);
   EXPECT_EQ(allocator.first_used(page + 1), kNoPage);
   EXPECT_EQ(allocator.first_used(0), page);
   allocator.shrink(page + 1);
   EXPECT_EQ(allocator.num_pages(), page + 1);
-  EXPECT_EQ(allocator.num_free(), page);
+  EXPECT_EQ(allocator.num_available(), page);
   EXPECT_EQ(allocator.refs(page), 1);
 }
 

@@ -74,17 +74,16 @@ class RandomIndex {
     }
     while (!sequences_.empty()) release(0);
     for (const BlockKey& root : roots()) index().set_quota(root, 0);
-    index().make_vacant(world_.allocator.num_pages());
+    index().evict_for(world_.allocator.num_pages());
     if (pinned_.empty()) {
-      EXPECT_EQ(world_.allocator.num_vacant(), world_.allocator.num_pages())
-          << "all can be evicted";
+      EXPECT_EQ(world_.allocator.num_free(), world_.allocator.num_pages()) << "all can be evicted";
     }
     index().reset();
     pinned_.clear();
     verify(true);
     EXPECT_EQ(world_.host.num_used(), 0);
     EXPECT_EQ(world_.allocator.num_used(), 0);
-    EXPECT_EQ(world_.states.num_used() + world_.states.num_evictable(), 0);
+    EXPECT_EQ(world_.states.num_used() + world_.states.num_cached(), 0);
   }
 
  private:
@@ -283,13 +282,13 @@ class RandomIndex {
   }
 
   PageId take_page() {
-    index().make_vacant(1);
-    return world_.allocator.num_vacant() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
+    index().evict_for(1);
+    return world_.allocator.num_free() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
   }
 
   StateSlot take_state() {
     if (!model_.has_states || random_.chance(0.4)) return kInitialState;
-    index().make_states_vacant(1);
+    index().evict_states_for(1);
     if (world_.states.to_evict(1) > 0 || world_.states.missing(1) > 0) return kInitialState;
     world_.states.prepare(1);
     return world_.states.take();
@@ -447,9 +446,9 @@ class RandomIndex {
       quotas_.erase(root.bytes);
       if (bytes != 0) quotas_[root.bytes] = bytes;
     } else if (choice < 96) {
-      index().make_host_vacant(random_.range(0, model_.host_pages));
+      index().evict_host_for(random_.range(0, model_.host_pages));
     } else if (choice < 99) {
-      if (model_.has_states) index().make_states_vacant(random_.range(1, model_.state_slots));
+      if (model_.has_states) index().evict_states_for(random_.range(1, model_.state_slots));
     } else if (random_.chance(0.2)) {
       index().reset();
       pinned_.clear();
@@ -458,15 +457,14 @@ class RandomIndex {
 
   void evict() {
     const int64_t wanted = random_.range(0, model_.num_pages);
-    const int64_t evictable = world_.allocator.num_evictable(),
-                  vacant = world_.allocator.num_vacant();
+    const int64_t cached = world_.allocator.num_cached(), free = world_.allocator.num_free();
     if (random_.chance(0.5)) {
-      index().make_vacant(wanted);
-      ASSERT_GE(world_.allocator.num_vacant(), std::min(wanted, vacant + evictable));
+      index().evict_for(wanted);
+      ASSERT_GE(world_.allocator.num_free(), std::min(wanted, free + cached));
     } else {
       const int64_t freed = index().evict(wanted);
-      ASSERT_TRUE(freed >= wanted || world_.allocator.num_evictable() == 0);
-      ASSERT_GE(freed, std::min(wanted, evictable));
+      ASSERT_TRUE(freed >= wanted || world_.allocator.num_cached() == 0);
+      ASSERT_GE(freed, std::min(wanted, cached));
     }
   }
 
@@ -498,12 +496,12 @@ class RandomIndex {
 
   void forget() {
     if (!pinned_.empty()) return;  // pins would be forgotten with the block
-    const PageId page = world_.allocator.first_cached(random_.range(0, model_.num_pages - 1));
+    const PageId page = world_.allocator.first_indexed(random_.range(0, model_.num_pages - 1));
     if (page == kNoPage) return;
-    const int64_t cached = world_.allocator.num_cached();
+    const int64_t cached = world_.allocator.num_indexed();
     index().forget_page(page);
-    ASSERT_FALSE(world_.allocator.is_cached(page));
-    ASSERT_LT(world_.allocator.num_cached(), cached);
+    ASSERT_FALSE(world_.allocator.is_indexed(page));
+    ASSERT_LT(world_.allocator.num_indexed(), cached);
   }
 
   // ----------------------------------------------------------------------------------------------

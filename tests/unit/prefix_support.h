@@ -32,7 +32,7 @@ class FakeHost final : public HostTier {
     for (PageId page = 0; page < pages; ++page) free_.push_back(page);
   }
 
-  int64_t num_free() const noexcept override { return static_cast<int64_t>(free_.size()); }
+  int64_t num_available() const noexcept override { return static_cast<int64_t>(free_.size()); }
   PageId demote(PageId page) noexcept override {
     if (free_.empty() || (refuse_every != 0 && ++num_demotes % refuse_every == 0)) return kNoPage;
     const PageId host = free_.back();
