@@ -183,8 +183,9 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   info.sink = sequence.sink;
   info.cross_length = sequence.cross_length;
   info.is_swapped = sequence.is_swapped ? 1 : 0;
-  info.known_tokens =
-      sequence.trail.is_altered ? 0 : std::min(sequence.trail.num_known, sequence.first_unwritten);
+  info.known_tokens = sequence.history.has_diverged
+                          ? 0
+                          : std::min(sequence.history.num_known, sequence.first_unwritten);
   info.in_forward = sequence.in_forward() ? 1 : 0;
   // Inside a forward the tables already hold the new tokens' pages; the answer is about what was
   // there before.

@@ -129,7 +129,7 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
   }
   index_.evict_for(needed);
   visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
-    sequence.touch_tables();
+    sequence.invalidate_tables();
     PageTable& table = sequence.tables[group];
     PageId& page = table.pages[static_cast<size_t>(i)];
     const PageId copy =
@@ -165,7 +165,7 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count,
   // Nothing throws from here on but for a device that fails.
   take_private(sequence, begin, begin + count, groups, forget_cached, copies);
   copy_private(copies);
-  sequence.trail.forget();
+  sequence.history.diverge();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
     const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(layer.group)].pages;

@@ -60,7 +60,7 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
       states_.add_ref(fresh);
     }
   }
-  sequence.trail.forget();
+  sequence.history.diverge();
   engine_->write_state(states_.state(sequence.state, local_layer, state), shape, value);
 }
 

@@ -92,7 +92,7 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
     from.states.copy_slot_to(slots.from[static_cast<size_t>(i)], to.states, slots.to.back());
   }
   for (Sequence* sequence : sequences) {
-    sequence->touch_tables();
+    sequence->invalidate_tables();
     for (PageTable& table : sequence->tables) {
       for (PageId& page : table.pages) {
         if (page == kNoPage) continue;
@@ -156,8 +156,8 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
   for (const Sequence* sequence : sequences) {
     visit_pages(*sequence, [&](PageId page) { pages.note(page); });
     visit_states(*sequence, [&](StateSlot slot) { slots.note(slot); });
-    num_blocks += static_cast<int64_t>(sequence->trail.keys.size());
-    has_ids = has_ids || !sequence->trail.ids.empty();
+    num_blocks += static_cast<int64_t>(sequence->history.keys.size());
+    has_ids = has_ids || !sequence->history.ids.empty();
   }
   pages.settle();
   slots.settle();
@@ -179,7 +179,7 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
                  CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
   for (Sequence* sequence : sequences) {
-    sequence->trail.num_published = 0;
+    sequence->history.num_published = 0;
     publisher_.publish(*sequence);
   }
   num_swapped_ -= static_cast<int64_t>(sequences.size());

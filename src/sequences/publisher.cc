@@ -53,7 +53,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
       const PageId copy = allocator_->take(kNoPage, 0);
       mover_->copy(page, copy);
       ++num_copies_;
-      sequence.touch_tables();
+      sequence.invalidate_tables();
       allocator_->drop_ref(page);
       page = pages_[static_cast<size_t>(first + i)] = copy;
       table.synced_pages = std::min(table.synced_pages, block * count + i);
@@ -75,7 +75,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
       allocator_->add_ref(known);
       allocator_->drop_ref(own);
       own = known;
-      sequence.touch_tables();
+      sequence.invalidate_tables();
       table.synced_pages = std::min(table.synced_pages, block * count + i);
       table.owns_last = false;
     }
@@ -83,30 +83,31 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
 }
 
 void Publisher::publish_blocks(Sequence& sequence) noexcept {
-  TokenTrail& trail = sequence.trail;
-  if (trail.is_closed) return;
+  TokenHistory& history = sequence.history;
+  if (history.is_closed) return;
   const int64_t num_blocks = num_publishable(sequence);
-  int64_t block = trail.num_published;
+  int64_t block = history.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
-  while (block > 0 &&
-         (node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)])) == kNoNode)
+  while (block > 0 && (node = index_->find(
+                           history.root, history.keys[static_cast<size_t>(block - 1)])) == kNoNode)
     --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
-    const BlockKey& key = trail.keys[static_cast<size_t>(block)];
+    const BlockKey& key = history.keys[static_cast<size_t>(block)];
     if (block + kLookahead < num_blocks)
-      index_->prefetch(trail.keys[static_cast<size_t>(block + kLookahead)]);
+      index_->prefetch(history.keys[static_cast<size_t>(block + kLookahead)]);
     gather(sequence, block);
     bool is_own = true;
     if (index_->has_inner_pages()) {
-      is_own = make_own(sequence, block, index_->find(trail.root, key));
+      is_own = make_own(sequence, block, index_->find(history.root, key));
       // Room for the copies may have cost the block before.
-      if (block > 0) node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)]);
+      if (block > 0)
+        node = index_->find(history.root, history.keys[static_cast<size_t>(block - 1)]);
       is_own = is_own && (block == 0 || node != kNoNode);
     }
     if (!is_own) {
-      trail.is_closed = true;
+      history.is_closed = true;
       break;
     }
     const int64_t end = (block + 1) * index_->block_tokens();
@@ -118,48 +119,49 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
     const NodeId published =
         index_->insert({.key = &key,
                         .parent = node,
-                        .root = &trail.root,
-                        .tokens = trail.block_ids(block, index_->block_tokens()),
+                        .root = &history.root,
+                        .tokens = history.block_ids(block, index_->block_tokens()),
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
-                        .priority = trail.priority,
+                        .priority = history.priority,
                         .is_followed = true});  // the last one is touched below
     if (published == kNoNode) {
-      trail.is_closed = true;
+      history.is_closed = true;
       break;
     }
     node = published;
     if (!index_->is_newest(node)) take_over(sequence, block, node);
   }
-  trail.num_published = block;
-  if (node != kNoNode) index_->touch(node, false, trail.priority);
+  history.num_published = block;
+  if (node != kNoNode) index_->touch(node, false, history.priority);
 }
 
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
-  const TokenTrail& trail = sequence.trail;
+  const TokenHistory& history = sequence.history;
   const int64_t num_blocks = num_publishable(sequence);
-  if (trail.is_closed || num_blocks == 0 ||
-      num_blocks * index_->block_tokens() != sequence.length || trail.num_published < num_blocks)
+  if (history.is_closed || num_blocks == 0 ||
+      num_blocks * index_->block_tokens() != sequence.length || history.num_published < num_blocks)
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&
-         index_->find(trail.root, trail.keys[static_cast<size_t>(num_blocks - count)]) == kNoNode)
+         index_->find(history.root, history.keys[static_cast<size_t>(num_blocks - count)]) ==
+             kNoNode)
     ++count;
   return count;
 }
 
 void Publisher::publish_state(Sequence& sequence) noexcept {
   if (num_to_reach(sequence) == 0) return;
-  --sequence.trail.num_published;
+  --sequence.history.num_published;
   publish_blocks(sequence);
 }
 
 void Publisher::release(const Sequence& sequence) noexcept {
-  const int64_t published = sequence.trail.num_published;
+  const int64_t published = sequence.history.num_published;
   if (published == 0) return;
-  const NodeId node =
-      index_->find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]);
-  if (node != kNoNode) index_->touch(node, false, sequence.trail.priority);
+  const NodeId node = index_->find(sequence.history.root,
+                                   sequence.history.keys[static_cast<size_t>(published - 1)]);
+  if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
 // visit(group, page of the table, node, index of the place) for every page that the next query of a

@@ -113,10 +113,10 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
                 ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
     }
   }
-  sequence.trail.forget();  // what it computes from now on depends on the window
+  sequence.history.diverge();  // what it computes from now on depends on the window
   sequence.window = window;
   sequence.sink = sink;
-  sequence.touch_tables();
+  sequence.invalidate_tables();
   drop_unseen(sequence);
 }
 

@@ -50,7 +50,7 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   std::vector<Sharer> sharers;  // stays empty, and unallocated, in a steady decode
   Measure needed;
   for (BatchEntry& entry : *entries) {
-    if (entry.is_steady()) continue;
+    if (entry.changes_no_table()) continue;
     entry.change_begin = static_cast<int32_t>(changes->size());
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
@@ -197,8 +197,8 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
   tokens_.assign(request.tokens, request.tokens + last.row_begin + last.append_length);
   int64_t num_blocks = 0;
   for (const BatchEntry& entry : entries_) {
-    TokenTrail& trail = entry.sequence->trail;
-    trail.reserve(entry.append_length, prefix_block_);
+    TokenHistory& history = entry.sequence->history;
+    history.reserve(entry.append_length, prefix_block_);
     num_blocks +=
         (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
   }
@@ -231,7 +231,7 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
         entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
       learn_tokens(entry);
     }
-    note_steady(entry, plan.spec());
+    note_next_table_change(entry, plan.spec());
   }
   std::sort(taken_pages_.begin(), taken_pages_.end());
   step_words_.build(entries_, num_rows_, copies_, plan.spec());
@@ -247,8 +247,8 @@ void Batch::learn_tokens(const BatchEntry& entry) noexcept {
     TokenTree& tree = sequence.tree;
     if (static_cast<int64_t>(tree.ids.size()) == entry.old_nodes)
       tree.ids.insert(tree.ids.end(), ids, ids + entry.append_length);
-  } else if (sequence.trail.num_known == entry.old_length && !sequence.trail.is_altered) {
-    sequence.trail.add(ids, entry.append_length, prefix_block_);
+  } else if (sequence.history.num_known == entry.old_length && !sequence.history.has_diverged) {
+    sequence.history.add(ids, entry.append_length, prefix_block_);
   }
 }
 
@@ -274,22 +274,22 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
   }
 }
 
-void Batch::note_steady(const BatchEntry& entry, const Spec& spec) noexcept {
+void Batch::note_next_table_change(const BatchEntry& entry, const Spec& spec) noexcept {
   if (entry.change_begin < 0) return;
-  int64_t steady_until = INT64_MAX;
+  int64_t no_table_change_before = INT64_MAX;
   for (size_t group = 0; group < num_groups_; ++group) {
     const PageTable& table = entry.sequence->tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
     if (!spec.groups[group].is_cross)
-      steady_until =
-          std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
+      no_table_change_before = std::min(
+          no_table_change_before, table.owns_last ? total * spec.groups[group].page_tokens : 0);
   }
-  entry.sequence->steady_until = steady_until;
+  entry.sequence->no_table_change_before = no_table_change_before;
 }
 
 void Batch::forget_sent() noexcept {
   for (const BatchEntry& entry : entries_) {
-    entry.sequence->touch_tables();
+    entry.sequence->invalidate_tables();
     for (PageTable& table : entry.sequence->tables) table.synced_pages = 0;
   }
 }
@@ -342,7 +342,7 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
-    if (entry.change_begin >= 0) sequence.touch_tables();
+    if (entry.change_begin >= 0) sequence.invalidate_tables();
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = sequence.tables[group];
       const TableChange& change = this->change(entry, group);

@@ -39,9 +39,9 @@ struct BatchEntry {
   StateSlot new_state;        // what the forward writes; kInitialState without STATE layers
   int32_t change_begin = -1;  // of its changes, one per group; -1: it changes no table
 
-  // See Sequence::steady_until.
-  bool is_steady() const {
-    return new_length() <= sequence->steady_until && !is_tree && old_nodes == 0 &&
+  // See Sequence::no_table_change_before.
+  bool changes_no_table() const {
+    return new_length() <= sequence->no_table_change_before && !is_tree && old_nodes == 0 &&
            cross_length == 0;
   }
   // Tokens in the tables of a group, before and after.
@@ -172,7 +172,7 @@ class Batch {
   void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
   void learn_tokens(const BatchEntry& entry) noexcept;
   void finish() noexcept;
-  void note_steady(const BatchEntry& entry, const Spec& spec) noexcept;
+  void note_next_table_change(const BatchEntry& entry, const Spec& spec) noexcept;
 
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;

@@ -67,7 +67,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
               ll(longest));
   }
-  if (entry.is_steady()) return;  // it has all its pages
+  if (entry.changes_no_table()) return;  // it has all its pages
   int64_t pages = 0;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];

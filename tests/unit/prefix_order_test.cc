@@ -204,7 +204,7 @@ class OrderModel {
     const std::map<NodeId, BlockKey> keys = keys_;
     freed_ = 0;
     const int64_t free = world_.allocator.num_free(), cached = world_.allocator.num_cached();
-    evict(-1, kNoNode, &victims, [&] { return vacant + freed_ >= pages || freed_ >= cached; });
+    evict(-1, kNoNode, &victims, [&] { return free + freed_ >= pages || freed_ >= cached; });
     index().evict_for(pages);
     expect_left(keys_of(victims, keys));
     return world_.allocator.num_free() >= pages;
