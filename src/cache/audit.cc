@@ -25,7 +25,7 @@ template <typename Count>
 void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
                         const Count& count) const {
   const PageTable& table = sequence.tables[group];
-  const int32_t page_tokens = spec().groups[group].page_tokens;
+  const int32_t page_size = spec().groups[group].page_size;
   const auto size = static_cast<int64_t>(table.pages.size());
   if (stored < 0 || size != spec().groups[group].pages_for(stored)) {
     fail_with(KVC_E_CORRUPT, sequence.id,
@@ -40,7 +40,7 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
       continue;
     }
     ++dropped;
-    const int64_t first = i * page_tokens, end = first + page_tokens;
+    const int64_t first = i * page_size, end = first + page_size;
     if (first < table.sink_kept || end > table.kept_begin) {
       fail_with(KVC_E_CORRUPT, sequence.id,
                 "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first "

@@ -259,7 +259,7 @@ int64_t Cache::num_unused_slots() const {
       if (sequence.in_forward())
         stored = forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].new_stored(
             is_cross);
-      unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_tokens - stored;
+      unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_size - stored;
     }
   });
   return unused;

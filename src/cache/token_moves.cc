@@ -10,8 +10,8 @@
 namespace kvc {
 namespace {
 
-TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
-  return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
+TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_size) {
+  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
 }
 
 // Looks at one id more than the cache has sequences at most: among those one is unknown or comes
@@ -90,10 +90,10 @@ int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
       for (int64_t depth = 0; depth < num_kept; ++depth) {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
-        const int32_t page_tokens = spec().groups[group].page_tokens;
+        const int32_t page_size = spec().groups[group].page_size;
         engine_->move_token(static_cast<int32_t>(group),
-                            place_of(table, sequence.length + node, page_tokens),
-                            place_of(table, sequence.length + depth, page_tokens));
+                            place_of(table, sequence.length + node, page_size),
+                            place_of(table, sequence.length + depth, page_size));
       }
     }
   }
@@ -239,8 +239,8 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
 
 // Dropping [begin, end) leaves every page of the group as it is, but for those that go.
 bool Cache::moves_whole_pages(size_t group, int64_t begin, int64_t end) const {
-  const int32_t page_tokens = spec().groups[group].page_tokens;
-  return begin % page_tokens == 0 && end % page_tokens == 0;
+  const int32_t page_size = spec().groups[group].page_size;
+  return begin % page_size == 0 && end % page_size == 0;
 }
 
 // Tokens [end, length) follow token begin - 1 afterwards.
@@ -249,7 +249,7 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
-    const int32_t page_size = spec().groups[group].page_tokens;
+    const int32_t page_size = spec().groups[group].page_size;
     table.synced_pages = std::min(table.synced_pages, begin / page_size);
     table.owns_last = false;
     if (moves_whole_pages(group, begin, end)) {

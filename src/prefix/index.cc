@@ -19,16 +19,16 @@ int32_t block_tokens_of(const Spec& spec) {
   bool has_pages = false;
   for (const GroupSpec& group : spec.groups) {
     if (group.is_cross) continue;
-    tokens = std::lcm(tokens, group.page_tokens);
+    tokens = std::lcm(tokens, group.page_size);
     has_pages = true;
   }
-  return has_pages ? tokens : spec.page_size;
+  return has_pages ? tokens : spec.base_page_size;
 }
 
 int32_t pages_per_block_of(const Spec& spec) {
   int32_t pages = 0;
   for (const GroupSpec& group : spec.groups) {
-    if (!group.is_cross) pages += block_tokens_of(spec) / group.page_tokens;
+    if (!group.is_cross) pages += block_tokens_of(spec) / group.page_size;
   }
   return pages;
 }
@@ -51,8 +51,8 @@ PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* 
       events_(event_capacity) {
   int32_t first_page = 0;
   for (const GroupSpec& spec : specs_) {
-    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_tokens,
-                spec.page_tokens, -1};
+    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_size,
+                spec.page_size, -1};
     if (spec.is_windowed() && !spec.is_cross) {
       group.piece = static_cast<int32_t>(pieces_.size());
       pieces_.push_back(std::make_unique<Order>());

@@ -76,7 +76,7 @@ struct NewBlock {
 };
 
 // A tree of blocks, found by their keys. Each node has pages_per_block() page places (per group
-// block / page_tokens of them, in the order of groups; cross groups have none) and maybe a state.
+// block / page_size of them, in the order of groups; cross groups have none) and maybe a state.
 // The pages that it knows on the device are marked cached in the allocator, its states in the
 // StatePool; the index is no holder, so what nobody else holds can be evicted, and counts as free.
 // A page or state is known to one node at most.
@@ -207,7 +207,7 @@ class PrefixIndex {
     const GroupSpec* spec;
     int32_t first_page;
     int32_t num_pages;
-    int32_t page_tokens;
+    int32_t page_size;
     // Whose heap its pages are in; -1: it sees all tokens, its pages leave with the node
     int32_t piece;
   };

@@ -174,12 +174,12 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
     const int32_t first = index_->first_page(group), count = index_->num_pages(group);
     if (count == 0) continue;
     const GroupSpec& spec = spec_->groups[g];
-    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
+    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_size;
     int64_t page = spec.pages_for(match.num_tokens);
     NodeId node = match.tail != kNoNode ? match.tail : match.last;
     for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
          --block) {
-      for (const int64_t block_begin = block * (block_tokens / spec.page_tokens);
+      for (const int64_t block_begin = block * (block_tokens / spec.page_size);
            page > std::max(begin, block_begin);) {
         --page;
         visit(g, page, node, first + static_cast<int32_t>(page - block_begin));
@@ -214,8 +214,8 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
     if (spec.is_cross) continue;
     PageTable& table = sequence->tables[g];
     table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
-    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
-    table.kept_begin = table.num_dropped * spec.page_tokens;
+    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_size;
+    table.kept_begin = table.num_dropped * spec.page_size;
   }
   visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
     sequence->tables[group].pages[static_cast<size_t>(page)] = index_->page(node, index).device;

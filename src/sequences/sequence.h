@@ -15,7 +15,7 @@
 
 namespace kvc {
 
-// The pages of one group. pages.size() == ceil(stored tokens / page_tokens of the group); an entry
+// The pages of one group. pages.size() == ceil(stored tokens / page_size of the group); an entry
 // is kNoPage where a window has dropped the page, else it counts as one holder. Only the last page
 // can be partial. The table grows and shrinks at its end and is never rebuilt, so that a decode
 // step touches one entry at most. A cache line, because every step reads it for every sequence.
@@ -32,10 +32,10 @@ struct alignas(64) PageTable {
 
   // How many entries it has once it holds `num_tokens` tokens, no fewer than now. Divides only
   // where it grows, which a decode step rarely does.
-  int64_t grown_size(int64_t num_tokens, int32_t page_tokens) const {
+  int64_t grown_size(int64_t num_tokens, int32_t page_size) const {
     const auto size = static_cast<int64_t>(pages.size());
-    const int64_t beyond = num_tokens - size * page_tokens;
-    return beyond <= 0 ? size : size + ceil_div(beyond, page_tokens);
+    const int64_t beyond = num_tokens - size * page_size;
+    return beyond <= 0 ? size : size + ceil_div(beyond, page_size);
   }
   int64_t num_held() const { return static_cast<int64_t>(pages.size()) - num_dropped; }
   // The sequence has `tokens` tokens now, not more than before. Among the sinks nothing was ever

@@ -57,11 +57,11 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
       const auto held = static_cast<int64_t>(table->pages.size());
       const int64_t old_stored = entry.old_stored(group.is_cross);
       const int64_t new_stored = entry.new_stored(group.is_cross);
-      const bool is_partial = old_stored != held * group.page_tokens;
+      const bool is_partial = old_stored != held * group.page_size;
       if (is_partial && !table->owns_last && new_stored != old_stored &&
           !context.allocator.is_private(table->pages.back()))
         sharers.push_back({table->pages.back(), old_stored, changes->size()});
-      const int64_t size = table->grown_size(new_stored, group.page_tokens);
+      const int64_t size = table->grown_size(new_stored, group.page_size);
       needed.pages += size - held;
       changes->push_back({.old_num_pages = held, .new_num_pages = size});
       ++table;
@@ -281,8 +281,8 @@ void Batch::note_next_table_change(const BatchEntry& entry, const Spec& spec) no
     const PageTable& table = entry.sequence->tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
     if (!spec.groups[group].is_cross)
-      no_table_change_before = std::min(
-          no_table_change_before, table.owns_last ? total * spec.groups[group].page_tokens : 0);
+      no_table_change_before = std::min(no_table_change_before,
+                                        table.owns_last ? total * spec.groups[group].page_size : 0);
   }
   entry.sequence->no_table_change_before = no_table_change_before;
 }

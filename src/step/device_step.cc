@@ -56,7 +56,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     state_.groups[group] = {.table = nullptr,
                             .table_stride = 0,
-                            .page_tokens = spec.groups[group].page_tokens,
+                            .page_size = spec.groups[group].page_size,
                             .is_cross = spec.groups[group].is_cross ? 1 : 0};
     tables_.emplace_back();
   }
@@ -80,7 +80,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
               .table_entries = std::vector<int64_t>(spec.groups.size(), 0)};
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const int64_t length = spec.groups[group].is_cross ? spec.max_cross_len : spec.max_seq_len;
-    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_tokens);
+    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_size);
   }
   grow(needs, stream.get());
   upload_pages();

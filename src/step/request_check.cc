@@ -72,7 +72,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross),
-                              spec.groups[group].page_tokens) -
+                              spec.groups[group].page_size) -
              table.num_dropped;
   }
   if (pages > context.allocator.num_pages()) {

@@ -138,7 +138,7 @@ class RandomIndex {
   // of the blocks.
   bool has_tokens(const std::vector<NodeId>& path, size_t g, int64_t begin, int64_t end,
                   bool host) {
-    const int32_t size = groups()[g].page_tokens;
+    const int32_t size = groups()[g].page_size;
     for (int64_t page = begin / size; page * size < end; ++page) {
       const int64_t b = page * size / block();
       const auto inside = static_cast<int32_t>(page - b * block() / size);
@@ -255,7 +255,7 @@ class RandomIndex {
       const GroupSpec& group = groups()[g];
       for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
         const int32_t at = index().first_page(static_cast<int32_t>(g)) + i;
-        if (begin + int64_t{i + 1} * group.page_tokens <= first_visible_key(group, hit_tokens))
+        if (begin + int64_t{i + 1} * group.page_size <= first_visible_key(group, hit_tokens))
           continue;
         const PagePlace place = index().page(node, at);
         EXPECT_TRUE(place.is_present());
@@ -378,7 +378,7 @@ class RandomIndex {
       for (size_t b = 0; b < sequence->pages.size(); ++b) {
         for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
           const int64_t end =
-              static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_tokens;
+              static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_size;
           PageId& page =
               sequence
                   ->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];

@@ -64,7 +64,7 @@ class FakeHost final : public HostTier {
 struct GroupShape {
   int64_t window = 0;
   int64_t chunk = 0;
-  int32_t page_tokens = 4;
+  int32_t page_size = 4;
 };
 
 inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
@@ -84,7 +84,7 @@ inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
     group.layers = {static_cast<int32_t>(g)};
     group.window = groups[g].window;
     group.chunk = groups[g].chunk;
-    group.page_tokens = groups[g].page_tokens;
+    group.page_size = groups[g].page_size;
     spec.layers[g].group = static_cast<int32_t>(g);
     spec.layers[g].slot = 0;
     spec.groups.push_back(group);

@@ -38,7 +38,7 @@ AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, 
   params.v = v;
   if (!spec_->rotates_on_read(layer.rope))
     params.k_rotation = forward.rotation(layer.rope, executor_).from(layer.rotation_begin());
-  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
+  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_size;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
   params.v_dim = layer.v_dim;
@@ -107,7 +107,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
   find_shared_prefixes(
       candidates_.data(), static_cast<int64_t>(candidates_.size()),
-      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_tokens,
+      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_size,
        .num_q_heads = layer.num_q_heads,
        .num_kv_heads = layer.num_kv_heads,
        .k_dim = layer.k_dim,
@@ -205,7 +205,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   AttnParams params{};
   params.q = tensors.q;
   set_rotations(forward, call, view.set.has_sinks(), &params);
-  params.page_size = spec_->groups[static_cast<size_t>(source.group)].page_tokens;
+  params.page_size = spec_->groups[static_cast<size_t>(source.group)].page_size;
   params.num_q_heads = layer.num_q_heads;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;

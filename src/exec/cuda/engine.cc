@@ -63,7 +63,7 @@ AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer,
   if (!spec_->rotates_on_read(layer.rope))
     params.k_rotation =
         angles_.tokens(forward, layer.rope, forward_stream_).from(layer.rotation_begin());
-  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_tokens;
+  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_size;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
   params.v_dim = layer.v_dim;
@@ -300,7 +300,7 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   AttnParams& params = launch.params;
   params.q = tensors.q;
   set_rotations(forward, call, has_sinks, &params);
-  params.page_size = group.page_tokens;
+  params.page_size = group.page_size;
   params.num_q_heads = layer.num_q_heads;
   params.num_kv_heads = layer.num_kv_heads;
   params.k_dim = layer.k_dim;
