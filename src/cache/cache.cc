@@ -302,7 +302,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
     throw;
   }
   counters_.pages_copied += batch.copies().size();
-  counters_.step_bytes = batch.step_words().size() * sizeof(int32_t);
+  counters_.step_bytes = batch.step_delta().size() * sizeof(int32_t);
   counters_.step_copies = 1;
   note_pages_used();
   return handle_.open();

@@ -149,7 +149,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
 }
 
 void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
-  StepWords::TableWork work;
+  StepDelta::TableWork work;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
@@ -186,7 +186,7 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
       num_taken += change.new_num_pages - change.old_num_pages;
     taken_pages_.reserve(static_cast<size_t>(num_taken));
   }
-  num_step_words_ = step_words_.reserve(entries_, work, spec);
+  num_delta_words_ = step_delta_.reserve(entries_, work, spec);
 }
 
 void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
@@ -234,7 +234,7 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
     note_next_table_change(entry, plan.spec());
   }
   std::sort(taken_pages_.begin(), taken_pages_.end());
-  step_words_.build(entries_, num_rows_, copies_, plan.spec());
+  step_delta_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
 // Ids of tree nodes are kept with the tree until it is committed, others become known at the end.

@@ -11,7 +11,7 @@
 #include "src/plan/plan.h"
 #include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
-#include "src/step/step_words.h"
+#include "src/step/step_delta.h"
 
 namespace kvc {
 
@@ -83,8 +83,8 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
 // copied as well while pages are free; otherwise the index forgets it.
 class Batch {
  public:
-  // `has_memory`: see StepWords.
-  explicit Batch(bool has_memory = false) : step_words_(has_memory) {}
+  // `has_memory`: see StepDelta.
+  explicit Batch(bool has_memory = false) : step_delta_(has_memory) {}
 
   struct Measure {
     int64_t pages = 0;  // those of the state slots included
@@ -158,9 +158,9 @@ class Batch {
 
   // What a device is sent for this step, in one copy; on the CPU it only says how much that would
   // be.
-  const std::vector<int32_t>& step_words() const { return step_words_.words(); }
+  const std::vector<int32_t>& step_delta() const { return step_delta_.words(); }
   // How many these are, from prepare() on.
-  int64_t num_step_words() const { return num_step_words_; }
+  int64_t num_delta_words() const { return num_delta_words_; }
   // It was not sent after all: the tables of all entries have to be sent again as a whole.
   void forget_sent() noexcept;
 
@@ -183,8 +183,8 @@ class Batch {
   std::vector<PageCopy> copies_;
   bool notes_taken_ = false;  // the configuration clears pages
   std::vector<PageId> taken_pages_;
-  StepWords step_words_;
-  int64_t num_step_words_ = 0;
+  StepDelta step_delta_;
+  int64_t num_delta_words_ = 0;
   std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given
   int32_t prefix_block_ = 1;
   int64_t num_new_blocks_ = 0;

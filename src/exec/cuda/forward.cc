@@ -191,7 +191,7 @@ void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool
     reason = "the pool or the page tables have moved; set config.max_seq_len";
   if (batch.longest(false) > known->max_length) reason = "set config.max_seq_len";
   if (batch.longest(true) > known->max_cross_length) reason = "set config.max_cross_len";
-  if (batch.num_step_words() > known->max_words) reason = "set config.max_tokens_per_forward";
+  if (batch.num_delta_words() > known->max_words) reason = "set config.max_tokens_per_forward";
   for (const BatchEntry& entry : batch.entries()) {
     const Sequence& sequence = *entry.sequence;
     if (sequence.sink != 0 && known->call_window > sequence.window - sequence.sink)
