@@ -102,7 +102,7 @@ struct StepState {
     // Page ids of slot s at table + s * table_stride; entries of dropped pages are -1
     int32_t* table;
     int64_t table_stride;  // entries
-    int32_t page_tokens;
+    int32_t page_size;
     int32_t is_cross;
   } groups[kMaxGroups];
 

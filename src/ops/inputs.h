@@ -10,7 +10,7 @@
 #include "src/base/executor.h"
 #include "src/base/tensor.h"
 #include "src/plan/rope.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 

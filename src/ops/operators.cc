@@ -60,8 +60,8 @@ Operators::Operators(kvc_cpu_isa isa, const kvc_executor* host)
 
 kernels::Rotation Operators::angles_of(const OpRotation& rotation, int64_t num_rows) {
   if (!rotation.turns()) return {};
-  return angles_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
-                     executor_);
+  return cos_sin_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
+                      executor_);
 }
 
 void Operators::attend(OpAttention& attention, const AttnOptions& options,

@@ -11,7 +11,7 @@
 #include "src/exec/options.h"
 #include "src/exec/row_moves.h"
 #include "src/ops/inputs.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 
@@ -75,7 +75,7 @@ class Operators {
 
   const kernels::cpu::KernelTable* kernels_;
   Executor executor_;
-  RotationAngles angles_;
+  TokenCosSin cos_sin_;
 };
 
 }  // namespace kvc

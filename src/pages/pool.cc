@@ -162,7 +162,7 @@ kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).k;
-  return {pages.base, pages.page_stride, plan_->spec().page_tokens(local_layer) * row_bytes,
+  return {pages.base, pages.page_stride, plan_->spec().layer_page_size(local_layer) * row_bytes,
           row_bytes, spec.k_dtype};
 }
 
@@ -173,7 +173,7 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).v;
   return {pages.base + layout.v_offset, pages.page_stride,
-          plan_->spec().page_tokens(local_layer) * row_bytes, row_bytes, spec.v_dtype};
+          plan_->spec().layer_page_size(local_layer) * row_bytes, row_bytes, spec.v_dtype};
 }
 
 void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
@@ -196,13 +196,13 @@ void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int6
                                     int64_t to_page, int64_t to_offset) const noexcept {
   const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
   const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
-  const int64_t page_tokens = plan_->spec().page_tokens(local_layer);
+  const int64_t page_size = plan_->spec().layer_page_size(local_layer);
   const LayerPages pages = layer(local_layer);
   const std::byte* from = pages.base + from_page * pages.page_stride;
   std::byte* to = pages.base + to_page * pages.page_stride;
   const auto copy = [&](int64_t begin, int64_t bytes) {  // rows [head][token] of so many bytes
     for (int64_t head = 0; head < spec.num_kv_heads; ++head) {
-      const int64_t rows = begin + head * page_tokens * bytes;
+      const int64_t rows = begin + head * page_size * bytes;
       std::memcpy(to + rows + to_offset * bytes, from + rows + from_offset * bytes,
                   static_cast<size_t>(bytes));
     }

@@ -21,10 +21,10 @@ using Extents = std::vector<Extent>;
 
 // Bounded by the field limits: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64;
 // sums over layers are checked.
-LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_tokens) {
+LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_size) {
   LayerLayout part;
   const RowBytes row = row_bytes(layer);
-  const int64_t rows = static_cast<int64_t>(layer.num_kv_heads) * page_tokens;
+  const int64_t rows = static_cast<int64_t>(layer.num_kv_heads) * page_size;
   part.alignment = std::max({row.k_alignment, row.v_alignment, row.scale_alignment});
   part.k_bytes = rows * row.k;
   part.v_bytes = rows * row.v;
@@ -145,7 +145,7 @@ Layout make_layout(const Spec& spec) {
     const int32_t id = spec.layer_begin + static_cast<int32_t>(i);
     LayerLayout part;
     if (layer.keeps_pages()) {
-      part = make_layer_layout(layer, spec.groups[static_cast<size_t>(layer.group)].page_tokens);
+      part = make_layer_layout(layer, spec.groups[static_cast<size_t>(layer.group)].page_size);
       if (layer.kind != KVC_LAYER_CROSS)
         add_checked(&layout.bytes_per_token, part.bytes_per_token, "a token", id);
     }

@@ -9,7 +9,7 @@
 
 namespace kvc {
 
-// One layer's part of a page, P = page_tokens of its group: K [num_kv_heads][P][k_dim], then V
+// One layer's part of a page, P = page_size of its group: K [num_kv_heads][P][k_dim], then V
 // [num_kv_heads][P][v_dim]; V is absent (v_bytes 0, v_offset 0) where it is the beginning of K.
 // `v_offset` is k_bytes, rounded up only where V's element needs it. Quantised layers then have the
 // scales of K [num_kv_heads][P] (BLOCK16: [num_kv_heads][P][k_dim / 16]) at `k_scale_offset`,

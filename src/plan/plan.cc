@@ -153,7 +153,7 @@ RequestLimits Plan::limits() const {
 int64_t Plan::max_tokens(int64_t num_pages) const {
   int64_t widest = 0;
   for (const GroupSpec& group : spec_.groups) {
-    if (!group.is_cross) widest = std::max<int64_t>(widest, group.page_tokens);
+    if (!group.is_cross) widest = std::max<int64_t>(widest, group.page_size);
   }
   return most_tokens(num_pages, num_pages * widest, [&](int64_t tokens) {
     int64_t pages = 0;

@@ -24,7 +24,7 @@ void write_totals(const Plan& plan, std::string& text) {
   const int64_t pages = plan.num_pages(), page_bytes = plan.layout().page_bytes;
   append_format(text,
                 "\"page_size\": %d, \"num_layers\": %d, \"layer_begin\": %d, \"layer_end\": %d, ",
-                spec.page_size, spec.num_layers, spec.layer_begin, spec.layer_end);
+                spec.base_page_size, spec.num_layers, spec.layer_begin, spec.layer_end);
   append_format(text, "\"num_pages\": %lld, \"page_bytes\": %lld, \"bytes_per_token\": %lld, ",
                 ll(pages), ll(page_bytes), ll(plan.layout().bytes_per_token));
   append_format(text, "\"pool_bytes\": %lld, \"max_tokens\": %lld, \"max_seq_len\": %lld, ",
@@ -54,7 +54,7 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
   }
   append_format(text,
                 "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_tokens\": %d, ",
-                group_kind_name(group), ll(group.window), ll(group.chunk), group.page_tokens);
+                group_kind_name(group), ll(group.window), ll(group.chunk), group.page_size);
   append_format(text,
                 "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, "
                 "\"bytes_per_token\": %lld}",

@@ -56,7 +56,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     state_.groups[group] = {.table = nullptr,
                             .table_stride = 0,
-                            .page_tokens = spec.groups[group].page_tokens,
+                            .page_size = spec.groups[group].page_size,
                             .is_cross = spec.groups[group].is_cross ? 1 : 0};
     tables_.emplace_back();
   }
@@ -80,7 +80,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
               .table_entries = std::vector<int64_t>(spec.groups.size(), 0)};
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const int64_t length = spec.groups[group].is_cross ? spec.max_cross_len : spec.max_seq_len;
-    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_tokens);
+    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_size);
   }
   grow(needs, stream.get());
   upload_pages();
@@ -91,7 +91,7 @@ DeviceStep::Needs DeviceStep::needs_of(const Batch& batch) const {
   Needs needs{.sequences = static_cast<int64_t>(batch.entries().size()),
               .rows = batch.num_rows(),
               .cross_rows = batch.num_cross_rows(),
-              .words = batch.num_step_words(),
+              .words = batch.num_delta_words(),
               .slots = 0,
               .table_entries = std::vector<int64_t>(tables_.size(), 0)};
   for (const BatchEntry& entry : batch.entries()) {
@@ -266,7 +266,7 @@ bool DeviceStep::is_full() const {
 void DeviceStep::write(const Batch& batch) {
   const uint32_t entry = num_written_ % static_cast<uint32_t>(kStepEntries);
   auto* to = reinterpret_cast<int32_t*>(ring_.data() + entry * kEntryBytes);
-  const std::vector<int32_t>& words = batch.step_words();
+  const std::vector<int32_t>& words = batch.step_delta();
   const auto bytes = static_cast<int64_t>(words.size() * sizeof(int32_t));
   if (bytes <= kEntryBytes) {
     std::memcpy(to, words.data(), static_cast<size_t>(bytes));

@@ -44,7 +44,7 @@ struct Model {
           tables[{run.group, s.slot}][run.first + static_cast<int32_t>(i)] = run.pages[i];
   }
   int64_t slot(int32_t group, int32_t table_row, int32_t token) {
-    const int32_t tokens = limits.groups[static_cast<size_t>(group)].page_tokens;
+    const int32_t tokens = limits.groups[static_cast<size_t>(group)].page_size;
     const int32_t page = tables[{group, table_row}].at(token / tokens);
     return page < 0 ? -1 : int64_t{page} * tokens + token % tokens;
   }
@@ -88,7 +88,7 @@ StepDescription random_step(Rng& rng, const StepLimits& limits, Model* model, in
     for (size_t g = 0; g < limits.groups.size(); ++g) {
       const auto& group = limits.groups[g];
       const int32_t tokens = group.is_cross ? s.cross_stored + s.cross_append : s.stored + s.append;
-      const int32_t pages = (tokens + group.page_tokens - 1) / group.page_tokens;
+      const int32_t pages = (tokens + group.page_size - 1) / group.page_size;
       auto& known = model->tables[{static_cast<int32_t>(g), s.slot}];
       // Runs of what the device does not know, some of what it knows again.
       for (int32_t first = 0; first < pages;) {

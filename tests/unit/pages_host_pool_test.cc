@@ -79,7 +79,7 @@ TEST(HostPool, WithoutStorageKeepsBooksOnly) {
   HostPool pool(plan_of(KVC_STORAGE_NONE), 5);
   EXPECT_EQ(pool.num_pages(), 5);
   EXPECT_FALSE(pool.pool().has_storage());
-  EXPECT_EQ(pool.allocator().num_vacant(), 5);
+  EXPECT_EQ(pool.allocator().num_free(), 5);
   EXPECT_EQ(use_status(pool, HostUse::kManaged), KVC_OK);
 }
 

@@ -86,8 +86,8 @@ TEST(Budget, WasteIsPaddingAndWhatLiesBehindTheLastToken) {
 TEST(Budget, TokensOfDifferentPagesAreCountedTogether) {
   Spec spec = spec_of(
       {attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 64), window_layer(1, 1, 8, 64)}, 16);
-  spec.groups = {{.layers = {0}, .page_tokens = 32},
-                 {.layers = {1, 2}, .window = 64, .page_tokens = 16}};
+  spec.groups = {{.layers = {0}, .page_size = 32},
+                 {.layers = {1, 2}, .window = 64, .page_size = 16}};
   spec.layers[0].group = 0, spec.layers[1].group = spec.layers[2].group = 1;
   assign_regions(spec);
   spec.num_pages = 100;

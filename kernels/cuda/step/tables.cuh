@@ -155,8 +155,8 @@ KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n,
 
 KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, const int32_t* table,
                                  int32_t token) {
-  const int32_t page = table[token / group.page_tokens];
-  return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_tokens + token % group.page_tokens;
+  const int32_t page = table[token / group.page_size];
+  return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_size + token % group.page_size;
 }
 
 // What a thread keeps of the sequence that its rows lie in, while they do: a prompt's next row is

@@ -103,7 +103,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
   find_shared_prefixes(
       candidates_.data(), static_cast<int64_t>(candidates_.size()),
-      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_tokens,
+      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_size,
        .num_q_heads = layer.num_q_heads,
        .num_kv_heads = layer.num_kv_heads,
        .k_dim = layer.k_dim,
@@ -168,9 +168,8 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
   const bool has_sinks = view.set.has_sinks();
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
-  AttnParams params =
-      attn_params(layer, spec_->groups[static_cast<size_t>(source.group)].page_tokens,
-                  is_causal(call.scope), options, tensors);
+  AttnParams params = attn_params(layer, spec_->groups[static_cast<size_t>(source.group)].page_size,
+                                  is_causal(call.scope), options, tensors);
   set_rotations(*spec_, call, has_sinks, HostTables{forward, executor_}, &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);

@@ -52,7 +52,7 @@ const char* CapturedGraphs::reason_against(const CapturedGraph& graph, const Bat
     if (sequence.sink != 0 && graph.call_window > sequence.window - sequence.sink)
       return "a call's window reaches beyond the sinks of a sequence";
   }
-  if (batch.num_step_words() > graph.max_words) return "set config.max_tokens_per_forward";
+  if (batch.num_delta_words() > graph.max_words) return "set config.max_tokens_per_forward";
   if (batch.longest(true) > graph.max_cross_length) return "set config.max_cross_len";
   if (batch.longest(false) > graph.max_length) return "set config.max_seq_len";
   if (graph.generation != step_->generation() || !step_->keeps_addresses(batch))

@@ -236,7 +236,7 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   open_.note_attention(forward, key, !options.spans.empty());
   AttnLaunch launch{};
   AttnParams& params = launch.params;
-  params = attn_params(layer, group.page_tokens, is_causal(call.scope), options, tensors);
+  params = attn_params(layer, group.page_size, is_causal(call.scope), options, tensors);
   set_rotations(*spec_, call, has_sinks, DeviceTables{forward, open_}, &params);
   if (call.scope == KeyScope::kNew) {
     new_keys_.secure(open_, call, tensors, &params);

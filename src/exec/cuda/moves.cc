@@ -183,10 +183,10 @@ void CudaMoves::next_sequence() noexcept {
 
 void CudaMoves::move_token(int32_t group, const TokenPlace& from, const TokenPlace& to) noexcept {
   MoveList& list = moves_[static_cast<size_t>(group)];
-  const int64_t page_tokens = spec_->groups[static_cast<size_t>(group)].page_tokens;
+  const int64_t page_size = spec_->groups[static_cast<size_t>(group)].page_size;
   if (list.first.empty()) list.first.push_back(0);
-  list.from.push_back(from.page * page_tokens + from.offset);
-  list.to.push_back(to.page * page_tokens + to.offset);
+  list.from.push_back(from.page * page_size + from.offset);
+  list.to.push_back(to.page * page_size + to.offset);
 }
 
 void CudaMoves::flush_moves(cuda::Stream stream) {
@@ -222,7 +222,7 @@ void CudaMoves::finish_moves(cuda::Stream stream) noexcept {
 void CudaMoves::move_layer(int32_t local_layer, cuda::MoveParams params,
                            cuda::Stream stream) const {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  params.page_size = spec_->page_tokens(local_layer);
+  params.page_size = spec_->layer_page_size(local_layer);
   params.num_heads = layer.num_kv_heads;
   params.rows = pool_->k_rows(local_layer);
   params.storage = k_storage(*plan_, *pool_, local_layer);
@@ -241,11 +241,11 @@ void CudaMoves::rotate_keys(int32_t local_layer, const kernels::Rotation& rotati
   if (begin == end) return;
   try {
     flush_moves(stream);
-    const int64_t page_tokens = spec_->page_tokens(local_layer);
+    const int64_t page_size = spec_->layer_page_size(local_layer);
     rotated_slots_.clear();
     for (int64_t token = begin; token < end; ++token) {
-      const PageId page = table.pages[static_cast<size_t>(token / page_tokens)];
-      rotated_slots_.push_back(page * page_tokens + token % page_tokens);
+      const PageId page = table.pages[static_cast<size_t>(token / page_size)];
+      rotated_slots_.push_back(page * page_size + token % page_size);
     }
     const OutOfBandCall call(*order_, stream);
     const int64_t first[] = {0, end - begin};

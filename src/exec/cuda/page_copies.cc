@@ -27,7 +27,8 @@ void CudaPageCopier::enqueue(const Job& job, cuda::Stream stream) {
   for (size_t region = 0; region < num_regions; ++region) {
     const LayerPages& source = job.source->regions()[region];
     const LayerPages& target = job.target->regions()[region];
-    const int64_t bytes = is_whole ? plan_->layout().page_bytes : plan_->layout().regions[region].bytes;
+    const int64_t bytes =
+        is_whole ? plan_->layout().page_bytes : plan_->layout().regions[region].bytes;
     const bool is_dense = source.page_stride == bytes && target.page_stride == bytes;
     for (int64_t i = 0; i < job.count;) {
       const PageRun run = run_at(job.from, job.to, i, is_dense ? job.count : i + 1);

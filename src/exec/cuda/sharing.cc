@@ -70,7 +70,7 @@ const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView&
     sharing->step = 0;  // stays stale when making it throws
     list_sequences(forward, view.key());
     const GroupSpec& group = spec_->groups[static_cast<size_t>(view.key().group)];
-    cascade.choose(cascade_sequences_, call, group.page_tokens, num_sms_);
+    cascade.choose(cascade_sequences_, call, group.page_size, num_sms_);
     if (!cascade.empty()) {
       sharing->plan.shape = {.num_kv_heads = call.num_kv_heads,
                              .group_size = call.group_size,

@@ -25,8 +25,8 @@ inline const double* frequencies_of(const RopeSpec& rope, bool long_variant) {
 
 // In double, because a float32 angle is off by up to 5e-4 at position 10,000 already. The same
 // position gives the same bits in every table.
-inline void write_angle(double position, double frequency, double magnitude, float* cosine,
-                        float* sine) {
+inline void write_cos_sin(double position, double frequency, double magnitude, float* cosine,
+                          float* sine) {
   const double angle = position * frequency;
   *cosine = static_cast<float>(std::cos(angle) * magnitude);
   *sine = static_cast<float>(std::sin(angle) * magnitude);

@@ -21,7 +21,7 @@ struct TokenPositions {
 };
 
 // One object per rotation spec, and one more where the same tokens turn by other positions too.
-class RotationAngles {
+class TokenCosSin {
  public:
   // Row t of the result turns packed token t; it is valid until the first call after invalidate().
   // Only that call reads `tokens`. Throws std::bad_alloc; nothing has changed then.

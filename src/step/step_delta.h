@@ -12,11 +12,11 @@ namespace kvc {
 struct BatchEntry;
 struct PageCopy;
 
-class StepWords {
+class StepDelta {
  public:
   // `has_memory`: a device computes with the tokens, and has to know of windows, positions, trees
   // and states; else page tables are all that is told.
-  explicit StepWords(bool has_memory) : has_memory_(has_memory) {}
+  explicit StepDelta(bool has_memory) : has_memory_(has_memory) {}
 
   // What there will be to say of page tables.
   struct TableWork {

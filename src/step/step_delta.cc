@@ -1,4 +1,4 @@
-#include "src/step/step_words.h"
+#include "src/step/step_delta.h"
 
 #include <algorithm>
 
@@ -45,7 +45,7 @@ bool has_long_factors(const Spec& spec) {
 
 }  // namespace
 
-int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWork& work,
+int64_t StepDelta::reserve(const std::vector<BatchEntry>& entries, const TableWork& work,
                            const Spec& spec) {
   int64_t num_words =
       cuda::kStepHeaderWords +
@@ -62,7 +62,7 @@ int64_t StepWords::reserve(const std::vector<BatchEntry>& entries, const TableWo
   return num_words;
 }
 
-int32_t StepWords::columns_of(const std::vector<BatchEntry>& entries,
+int32_t StepDelta::columns_of(const std::vector<BatchEntry>& entries,
                               const Spec& spec) const noexcept {
   if (!has_memory_) return 0;
   int32_t columns = spec.has_states() ? cuda::kColumnState : 0;
@@ -76,7 +76,7 @@ int32_t StepWords::columns_of(const std::vector<BatchEntry>& entries,
   return columns;
 }
 
-void StepWords::add_columns(const std::vector<BatchEntry>& entries, int32_t columns,
+void StepDelta::add_columns(const std::vector<BatchEntry>& entries, int32_t columns,
                             const Spec& spec) noexcept {
   const auto add = [&](const auto& value) {
     for (const BatchEntry& entry : entries) words_.push_back(static_cast<int32_t>(value(entry)));
@@ -106,7 +106,7 @@ void StepWords::add_columns(const std::vector<BatchEntry>& entries, int32_t colu
 }
 
 // First all changes, then their data in the same order.
-void StepWords::add_changes(const std::vector<BatchEntry>& entries,
+void StepDelta::add_changes(const std::vector<BatchEntry>& entries,
                             const std::vector<PageCopy>& copies, size_t num_groups) noexcept {
   const auto add = [&](ChangeKind kind, size_t group, size_t entry, int64_t first, int64_t count) {
     words_.push_back(static_cast<int32_t>(kind) << 16 | static_cast<int32_t>(group));
@@ -163,7 +163,7 @@ void StepWords::add_changes(const std::vector<BatchEntry>& entries,
   }
 }
 
-void StepWords::build(const std::vector<BatchEntry>& entries, int64_t num_rows,
+void StepDelta::build(const std::vector<BatchEntry>& entries, int64_t num_rows,
                       const std::vector<PageCopy>& copies, const Spec& spec) noexcept {
   const int32_t columns = columns_of(entries, spec);
   words_.push_back(static_cast<int32_t>(entries.size()));

@@ -1,6 +1,6 @@
-#include "src/step/rotation_angles.h"
+#include "src/step/token_cos_sin.h"
 
-#include "src/step/angle_rows.h"
+#include "src/step/cos_sin_rows.h"
 
 namespace kvc {
 namespace {
@@ -18,8 +18,8 @@ void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, fl
       const int32_t* positions = tokens.positions + token;
       for (int64_t i = 0; i < pairs; ++i) {
         const int64_t row = sections == nullptr ? 0 : sections[i];
-        write_angle(positions[row * tokens.row_stride], frequencies[i], rope.magnitude,
-                    cosines + token * pairs + i, sines + token * pairs + i);
+        write_cos_sin(positions[row * tokens.row_stride], frequencies[i], rope.magnitude,
+                      cosines + token * pairs + i, sines + token * pairs + i);
       }
     }
   });
@@ -27,8 +27,8 @@ void fill(const RopeSpec& rope, const TokenPositions& tokens, float* cosines, fl
 
 }  // namespace
 
-kernels::Rotation RotationAngles::get(const RopeSpec& rope, const TokenPositions& tokens,
-                                      Executor& executor) {
+kernels::Rotation TokenCosSin::get(const RopeSpec& rope, const TokenPositions& tokens,
+                                   Executor& executor) {
   if (!valid_) {
     const auto bytes = static_cast<size_t>(tokens.num_rows * num_pairs(rope)) * sizeof(float);
     cos_.ensure(bytes);

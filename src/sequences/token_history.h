@@ -13,7 +13,7 @@ namespace kvc {
 
 // Known are the leading `num_known` tokens: by the keys of their full blocks, and from `ids_begin`
 // (a multiple of the block) on by their ids as well. Without a prefix index nothing is ever known.
-struct TokenTrail {
+struct TokenHistory {
   BlockKey root;
   std::shared_ptr<const std::vector<ExtraKey>> extra;  // null: none
   std::vector<BlockKey> keys;                          // of the num_known / block full blocks
@@ -26,7 +26,7 @@ struct TokenTrail {
 
   // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is
   // known, so that nothing is published.
-  bool is_altered = false;
+  bool has_diverged = false;
 
   void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
     if (num_tokens >= num_known) return;
@@ -37,9 +37,9 @@ struct TokenTrail {
     keys.resize(static_cast<size_t>(num_known / block_tokens));
     num_published = std::min(num_published, num_known / block_tokens);
   }
-  void forget() noexcept {
+  void diverge() noexcept {
     cut(0, 1);
-    is_altered = true;
+    has_diverged = true;
   }
   // Room for `count` more tokens. Throws std::bad_alloc.
   void reserve(int64_t count, int32_t block_tokens) {

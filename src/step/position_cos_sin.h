@@ -13,7 +13,7 @@ namespace kvc {
 
 // Grows with the longest sequence and never shrinks: 8 bytes per position and pair. One object per
 // rotation spec.
-class PositionAngles {
+class PositionCosSin {
  public:
   // Row p of the result turns a key at position p, for p < num_positions; `long_variant`: by the
   // long frequencies (LONGROPE). The result is valid until the next call with the same variant and

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "src/step/position_angles.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/position_cos_sin.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 namespace {
@@ -57,15 +57,15 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-TEST(RotationAngles, AreThePositionTimesTheFrequency) {
+TEST(TokenCosSin, AreThePositionTimesTheFrequency) {
   Executor executor(1);
   RopeSpec rope = llama(16);
   rope.style = KVC_ROPE_INTERLEAVED;
   rope.begin = 512;
   rope.magnitude = 1.25;
   const std::vector<int32_t> positions{0, 1, 7, 131071, 2147483647, -3};
-  RotationAngles angles;
-  const kernels::Rotation rotation = angles.get(rope, positions_of(positions), executor);
+  TokenCosSin cos_sin;
+  const kernels::Rotation rotation = cos_sin.get(rope, positions_of(positions), executor);
   EXPECT_EQ(rotation.rotary_dim, 16);
   EXPECT_EQ(rotation.interleaved, 1);
   EXPECT_EQ(rotation.begin, 512);
@@ -76,32 +76,32 @@ TEST(RotationAngles, AreThePositionTimesTheFrequency) {
   }
 }
 
-TEST(RotationAngles, AreComputedOnceUntilTheyAreInvalidated) {
+TEST(TokenCosSin, AreComputedOnceUntilTheyAreInvalidated) {
   Executor executor(1);
   const RopeSpec rope = llama(8);
-  RotationAngles angles;
+  TokenCosSin cos_sin;
   const std::vector<int32_t> first{5};
   const std::vector<int32_t> second{6};
-  EXPECT_FALSE(angles.is_valid());
-  const kernels::Rotation before = angles.get(rope, positions_of(first), executor);
-  EXPECT_TRUE(angles.is_valid());
-  const kernels::Rotation again = angles.get(rope, positions_of(second), executor);
+  EXPECT_FALSE(cos_sin.is_valid());
+  const kernels::Rotation before = cos_sin.get(rope, positions_of(first), executor);
+  EXPECT_TRUE(cos_sin.is_valid());
+  const kernels::Rotation again = cos_sin.get(rope, positions_of(second), executor);
   EXPECT_EQ(before.cos, again.cos);
   expect_turn(again, 0, 0, 5, 1);
-  angles.invalidate();
-  expect_turn(angles.get(rope, positions_of(second), executor), 0, 0, 6, 1);
+  cos_sin.invalidate();
+  expect_turn(cos_sin.get(rope, positions_of(second), executor), 0, 0, 6, 1);
 }
 
-TEST(RotationAngles, OfEachSectionTurnByItsRow) {
+TEST(TokenCosSin, OfEachSectionTurnByItsRow) {
   Executor executor(1);
   RopeSpec rope = llama(12);
   rope.section_of_pair = {0, 1, 2, 0, 1, 0};
   rope.num_sections = 3;
   // Rows may lie farther apart than there are tokens.
   const std::vector<int32_t> positions{10, 11, -1, -1, 20, 25, -1, -1, 30, 39};
-  RotationAngles angles;
+  TokenCosSin cos_sin;
   TokenPositions tokens{.positions = positions.data(), .row_stride = 4, .num_rows = 2};
-  kernels::Rotation rotation = angles.get(rope, tokens, executor);
+  kernels::Rotation rotation = cos_sin.get(rope, tokens, executor);
   for (int64_t t = 0; t < 2; ++t) {
     for (size_t i = 0; i < 6; ++i) {
       const int32_t position = positions[static_cast<size_t>(4 * rope.section_of_pair[i] + t)];
@@ -110,8 +110,8 @@ TEST(RotationAngles, OfEachSectionTurnByItsRow) {
   }
   // One row for all sections: text without positions of its own.
   tokens.row_stride = 0;
-  angles.invalidate();
-  rotation = angles.get(rope, tokens, executor);
+  cos_sin.invalidate();
+  rotation = cos_sin.get(rope, tokens, executor);
   for (int64_t t = 0; t < 2; ++t) {
     for (size_t i = 0; i < 6; ++i)
       expect_turn(rotation, t, static_cast<int64_t>(i),
@@ -119,18 +119,18 @@ TEST(RotationAngles, OfEachSectionTurnByItsRow) {
   }
 }
 
-TEST(RotationAngles, WithoutSectionsTurnByTheFirstRow) {
+TEST(TokenCosSin, WithoutSectionsTurnByTheFirstRow) {
   Executor executor(1);
   const RopeSpec rope = llama(8);
   const std::vector<int32_t> positions{3, 4, 50, 60};
-  RotationAngles angles;
+  TokenCosSin cos_sin;
   const kernels::Rotation rotation =
-      angles.get(rope, {.positions = positions.data(), .row_stride = 2, .num_rows = 2}, executor);
+      cos_sin.get(rope, {.positions = positions.data(), .row_stride = 2, .num_rows = 2}, executor);
   expect_turn(rotation, 0, 1, 3 * rope.inverse_frequencies[1], 1);
   expect_turn(rotation, 1, 1, 4 * rope.inverse_frequencies[1], 1);
 }
 
-TEST(RotationAngles, UseLongFrequenciesForTheTokensThatAreTold) {
+TEST(TokenCosSin, UseLongFrequenciesForTheTokensThatAreTold) {
   Executor executor(1);
   RopeSpec rope = rope_of({1.0, 0.1});
   rope.long_inverse_frequencies = {0.5, 0.01};
@@ -139,8 +139,8 @@ TEST(RotationAngles, UseLongFrequenciesForTheTokensThatAreTold) {
   const std::vector<uint8_t> uses_long{0, 1, 1};
   TokenPositions tokens = positions_of(positions);
   tokens.uses_long = uses_long.data();
-  RotationAngles angles;
-  const kernels::Rotation rotation = angles.get(rope, tokens, executor);
+  TokenCosSin cos_sin;
+  const kernels::Rotation rotation = cos_sin.get(rope, tokens, executor);
   expect_turn(rotation, 0, 0, 100, 1);
   expect_turn(rotation, 0, 1, 10, 1);
   expect_turn(rotation, 1, 0, 50, 1);
@@ -148,11 +148,11 @@ TEST(RotationAngles, UseLongFrequenciesForTheTokensThatAreTold) {
   expect_turn(rotation, 2, 0, 50.5, 1);
 
   // A rotation without long frequencies is not told apart.
-  RotationAngles plain;
+  TokenCosSin plain;
   expect_turn(plain.get(rope_of({1.0, 0.1}), tokens, executor), 1, 0, 100, 1);
 }
 
-TEST(RotationAngles, AreTheSameOnAnyNumberOfThreads) {
+TEST(TokenCosSin, AreTheSameOnAnyNumberOfThreads) {
   RopeSpec rope = llama(128);
   rope.magnitude = 1.1;
   for (const int64_t tokens : {1, 3, 31, 333, 2000}) {
@@ -160,14 +160,14 @@ TEST(RotationAngles, AreTheSameOnAnyNumberOfThreads) {
     for (int64_t i = 0; i < tokens; ++i)
       positions.push_back(static_cast<int32_t>(i * 977 % 100003));
     Executor one(1);
-    RotationAngles expected;
+    TokenCosSin expected;
     const std::vector<float> bits =
         copy_of(expected.get(rope, positions_of(positions), one), tokens);
     for (const int32_t threads : {2, 3, 7}) {
       Executor executor(threads);
-      RotationAngles angles;
+      TokenCosSin cos_sin;
       EXPECT_TRUE(
-          same_bits(copy_of(angles.get(rope, positions_of(positions), executor), tokens), bits))
+          same_bits(copy_of(cos_sin.get(rope, positions_of(positions), executor), tokens), bits))
           << tokens << " tokens on " << threads << " threads";
     }
   }
@@ -194,31 +194,31 @@ struct CountingHost {
   }
 };
 
-TEST(RotationAngles, OfManySequencesWithOneTokenAreSpreadOverThreads) {
+TEST(TokenCosSin, OfManySequencesWithOneTokenAreSpreadOverThreads) {
   CountingHost host;
   Executor executor(host.hooks());
   const std::vector<int32_t> positions(512, 1000);
-  RotationAngles angles;
-  angles.get(llama(128), positions_of(positions), executor);
+  TokenCosSin cos_sin;
+  cos_sin.get(llama(128), positions_of(positions), executor);
   EXPECT_EQ(host.calls, 1);
   EXPECT_GE(host.tasks, 4);
 }
 
-TEST(RotationAngles, OfAFewTokensStayOnTheCallersThread) {
+TEST(TokenCosSin, OfAFewTokensStayOnTheCallersThread) {
   CountingHost host;
   Executor executor(host.hooks());
   const std::vector<int32_t> positions(8, 1000);
-  RotationAngles angles;
-  angles.get(llama(128), positions_of(positions), executor);
+  TokenCosSin cos_sin;
+  cos_sin.get(llama(128), positions_of(positions), executor);
   EXPECT_EQ(host.calls, 0);
 }
 
-TEST(PositionAngles, HaveARowForEveryPosition) {
+TEST(PositionCosSin, HaveARowForEveryPosition) {
   Executor executor(2);
   RopeSpec rope = llama(16);
   rope.magnitude = 1.25;
   rope.begin = 4;
-  PositionAngles table;
+  PositionCosSin table;
   const kernels::Rotation rotation = table.ensure(rope, false, 1000, executor);
   EXPECT_EQ(rotation.rotary_dim, 16);
   EXPECT_EQ(rotation.begin, 4);
@@ -229,10 +229,10 @@ TEST(PositionAngles, HaveARowForEveryPosition) {
   }
 }
 
-TEST(PositionAngles, GrowWithoutChangingWhatTheyHad) {
+TEST(PositionCosSin, GrowWithoutChangingWhatTheyHad) {
   Executor executor(3);
   RopeSpec rope = llama(20);
-  PositionAngles table;
+  PositionCosSin table;
   std::vector<float> cosines{1};  // row 0
   std::vector<float> sines{0};
   for (const int64_t rows : {1, 2, 255, 256, 257, 100, 1000, 1001, 5001}) {
@@ -249,10 +249,10 @@ TEST(PositionAngles, GrowWithoutChangingWhatTheyHad) {
   }
 }
 
-TEST(PositionAngles, StayInPlaceWhileTheyFit) {
+TEST(PositionCosSin, StayInPlaceWhileTheyFit) {
   Executor executor(1);
   const RopeSpec rope = llama(16);
-  PositionAngles table;
+  PositionCosSin table;
   const float* first = table.ensure(rope, false, 300, executor).cos;
   EXPECT_EQ(table.ensure(rope, false, 300, executor).cos, first);
   EXPECT_EQ(table.ensure(rope, false, 1, executor).cos, first);
@@ -265,10 +265,10 @@ TEST(PositionAngles, StayInPlaceWhileTheyFit) {
   EXPECT_LE(moves, 7) << "the table doubles";
 }
 
-TEST(PositionAngles, AreAsBeforeWhenTheyCannotGrow) {
+TEST(PositionCosSin, AreAsBeforeWhenTheyCannotGrow) {
   Executor executor(1);
   const RopeSpec rope = llama(16);
-  PositionAngles table;
+  PositionCosSin table;
   const kernels::Rotation before = table.ensure(rope, false, 100, executor);
   const std::vector<float> bits = copy_of(before, 100);
   EXPECT_THROW(table.ensure(rope, false, int64_t{1} << 60, executor), std::bad_alloc);
@@ -277,11 +277,11 @@ TEST(PositionAngles, AreAsBeforeWhenTheyCannotGrow) {
   EXPECT_TRUE(same_bits(copy_of(after, 100), bits));
 }
 
-TEST(PositionAngles, KeepShortAndLongFrequenciesApart) {
+TEST(PositionCosSin, KeepShortAndLongFrequenciesApart) {
   Executor executor(1);
   RopeSpec rope = rope_of({1.0, 0.1});
   rope.long_inverse_frequencies = {0.5, 0.01};
-  PositionAngles table;
+  PositionCosSin table;
   table.ensure(rope, false, 50, executor);
   const kernels::Rotation longs = table.ensure(rope, true, 200, executor);
   const kernels::Rotation shorts = table.ensure(rope, false, 100, executor);
@@ -292,14 +292,14 @@ TEST(PositionAngles, KeepShortAndLongFrequenciesApart) {
   expect_turn(longs, 199, 1, 1.99, 1);
 }
 
-TEST(PositionAngles, AreBitEqualToTheAnglesOfTokens) {
+TEST(PositionCosSin, AreBitEqualToTheAnglesOfTokens) {
   Executor executor(1);
   RopeSpec rope = llama(64);
   rope.magnitude = 1.19;
   std::vector<int32_t> positions;
   for (int32_t p = 0; p < 400; ++p) positions.push_back(p);
-  RotationAngles tokens;
-  PositionAngles table;
+  TokenCosSin tokens;
+  PositionCosSin table;
   EXPECT_TRUE(same_bits(copy_of(tokens.get(rope, positions_of(positions), executor), 400),
                         copy_of(table.ensure(rope, false, 400, executor), 400)));
 }
@@ -310,8 +310,8 @@ TEST(ShiftRotation, MovesATurnedKeyToItsNewPosition) {
   Executor executor(1);
   for (const int64_t delta : {0, 1, -1, 900, -1000}) {
     const std::vector<int32_t> positions{1000, static_cast<int32_t>(1000 + delta)};
-    RotationAngles angles;
-    const kernels::Rotation turned = angles.get(rope, positions_of(positions), executor);
+    TokenCosSin cos_sin;
+    const kernels::Rotation turned = cos_sin.get(rope, positions_of(positions), executor);
     float cosines[8];
     float sines[8];
     const kernels::Rotation shift = shift_rotation(rope, false, delta, cosines, sines);

@@ -1,4 +1,4 @@
-#include "src/step/position_angles.h"
+#include "src/step/position_cos_sin.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "src/step/angle_rows.h"
+#include "src/step/cos_sin_rows.h"
 
 namespace kvc {
 namespace {
@@ -17,11 +17,11 @@ constexpr int64_t kLeastCapacity = 256;
 
 }  // namespace
 
-void PositionAngles::FreeAligned::operator()(float* memory) const noexcept {
+void PositionCosSin::FreeAligned::operator()(float* memory) const noexcept {
   ::operator delete[](memory, kAlignment);
 }
 
-void PositionAngles::grow(Table* table, int64_t pairs, int64_t num_positions) {
+void PositionCosSin::grow(Table* table, int64_t pairs, int64_t num_positions) {
   const int64_t capacity =
       std::max({kLeastCapacity, 2 * table->capacity, align_up(num_positions, 16)});
   int64_t table_bytes = 0;
@@ -39,7 +39,7 @@ void PositionAngles::grow(Table* table, int64_t pairs, int64_t num_positions) {
   table->capacity = capacity;
 }
 
-kernels::Rotation PositionAngles::ensure(const RopeSpec& rope, bool long_variant,
+kernels::Rotation PositionCosSin::ensure(const RopeSpec& rope, bool long_variant,
                                          int64_t num_positions, Executor& executor) {
   const int64_t pairs = num_pairs(rope);
   Table& table = tables_[long_variant ? 1 : 0];
@@ -52,8 +52,8 @@ kernels::Rotation PositionAngles::ensure(const RopeSpec& rope, bool long_variant
     fill_rows(num_positions - first, pairs, executor, [&](int64_t begin, int64_t end) {
       for (int64_t position = first + begin; position < first + end; ++position) {
         for (int64_t i = 0; i < pairs; ++i) {
-          write_angle(static_cast<double>(position), frequencies[i], rope.magnitude,
-                      cosines + position * pairs + i, sines + position * pairs + i);
+          write_cos_sin(static_cast<double>(position), frequencies[i], rope.magnitude,
+                        cosines + position * pairs + i, sines + position * pairs + i);
         }
       }
     });
@@ -66,7 +66,7 @@ kernels::Rotation shift_rotation(const RopeSpec& rope, bool long_variant, int64_
                                  float* cosines, float* sines) {
   const double* frequencies = frequencies_of(rope, long_variant);
   for (int64_t i = 0; i < num_pairs(rope); ++i)
-    write_angle(static_cast<double>(delta), frequencies[i], 1.0, cosines + i, sines + i);
+    write_cos_sin(static_cast<double>(delta), frequencies[i], 1.0, cosines + i, sines + i);
   return rotation_of(rope, cosines, sines);
 }
 
