@@ -12,7 +12,7 @@
 
 namespace kvc::cuda {
 
-struct StepPageSlot;
+struct PageRegion;
 
 // Makes kernels::AttnSequence. Paged keys: tables by page_indptr and page_indices (CSR) or as
 // block_table (padded). Ragged keys: key_indptr, one "page" per sequence whose number is its first
@@ -72,7 +72,7 @@ struct OpPairsParams {
     int64_t inner_count, inner_stride;
     int64_t bytes;
   } halves[2];
-  StepPageSlot* layers;  // [runs of both halves]
+  PageRegion* layers;  // [runs of both halves]
 };
 
 // 0, 1, 2, … : rows that go where they came from.

@@ -61,7 +61,7 @@ KVC_HD int32_t change_words(const StepChange& change) {
   return is_table ? change.count : 2 * change.count;
 }
 
-constexpr int32_t kMaxGroups = 64;  // of page tables on a device
+constexpr int32_t kMaxLayerGroups = 64;  // of page tables on a device
 
 // Fixed addresses for the life of a cache. All arrays lie on the device but for the last block.
 // [S]: max_sequences, [R]: max_rows.
@@ -98,13 +98,13 @@ struct StepState {
   int64_t words_capacity;
 
   int32_t num_groups;
-  struct Group {
+  struct LayerGroup {
     // Page ids of slot s at table + s * table_stride; entries of dropped pages are -1
     int32_t* table;
     int64_t table_stride;  // entries
     int32_t page_tokens;
     int32_t is_cross;
-  } groups[kMaxGroups];
+  } groups[kMaxLayerGroups];
 
   // For the step kernel alone.
   const uint32_t* ring;  // pinned: [kStepEntries][kStepEntryWords]
@@ -115,10 +115,10 @@ struct StepState {
 
 // Pages of the pool that a step copies on write, done by further CTAs of the step kernel.
 struct StepPages {
-  const struct StepPageSlot* layers;  // device: parts of a page, of all groups
+  const struct PageRegion* layers;  // device: parts of a page, of all groups
   int32_t num_layers;
 };
-struct StepPageSlot {
+struct PageRegion {
   std::byte* base;
   int64_t page_stride;
   int64_t bytes;
@@ -127,13 +127,13 @@ struct StepPageSlot {
 };
 
 // Which keys the new queries see, per layer group: mirrors KeyScope of src/exec/sequence_set.h.
-enum class Scope : int32_t { kAll = 0, kCached = 1, kNew = 2, kCross = 3 };
+enum class KeyScope : int32_t { kAll = 0, kCached = 1, kNew = 2, kCross = 3 };
 
 // Makes kernels::AttnSequence for the sequences of a step. Windows count tokens as
 // src/sequences/visibility.h says.
-struct ViewParams {
+struct BatchMetadataParams {
   StepState step;
-  Scope scope;
+  KeyScope scope;
   int32_t group;
   int32_t layer_window;     // of the group; 0: none
   int32_t layer_chunk;      // 0: none
@@ -158,7 +158,7 @@ struct ViewParams {
 
 // cos and sin [R][rotary_dim / 2] of packed tokens, or [positions][rotary_dim / 2] of absolute
 // positions.
-struct AngleParams {
+struct CosSinParams {
   const double*
       // Device [rotary_dim / 2], scaling included; [1]: the long factors, nullable
       inverse_frequencies[2];

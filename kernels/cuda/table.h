@@ -67,7 +67,7 @@ constexpr int32_t kSmallRows = 16;
 
 // See planner/plan.h. Only sequences with min_rows < packed rows per kv head <= max_rows are
 // planned.
-struct PlanShape {
+struct ScheduleShape {
   int32_t num_kv_heads;
   int32_t group_size;  // query heads per kv head
   int32_t causal;
@@ -78,23 +78,23 @@ struct PlanShape {
   int32_t min_rows, max_rows;
   AttnGeometry geometry;
 };
-struct PlanLimits {
+struct ScheduleLimits {
   int32_t max_sequences;
   int64_t max_rows;          // token rows of a forward
   int64_t max_keys;          // of a sequence; matters with fixed_keys only
-  int32_t max_prefixes = 0;  // that a sequence is a member of (PlanShare); 0: none are shared
+  int32_t max_prefixes = 0;  // that a sequence is a member of (PrefixShare); 0: none are shared
 };
 // Bytes that a plan needs.
-struct PlanBytes {
-  int64_t counts, cta_begin, items, merges, sources;
+struct ScheduleBytes {
+  int64_t counts, cta_begin, items, reductions, sources;
   int64_t scratch;
-  int64_t num_slots;  // partial slots
+  int64_t num_splits;  // Partial results.
 };
 // A prefix that several sequences share (src/exec/cuda/cascade.h) is one more entry of `sequences`,
 // with the rows of all members (row_map) and the first member's pages: its keys are read once, and
 // its results are parts of the members'. No windows or sinks in any of these. The limits count
 // entries as sequences, with their rows.
-struct PlanShare {
+struct PrefixShare {
   // The entry's or member's keys begin here, where the prefix before it ends: a multiple of
   // key_block
   int32_t key_begin;
@@ -106,22 +106,22 @@ struct PlanShare {
       // there
       [2];
 };
-struct PlanLaunch {
-  PlanShape shape;
-  PlanLimits limits;
+struct ScheduleLaunch {
+  ScheduleShape shape;
+  ScheduleLimits limits;
   const kernels::AttnSequence* sequences;
   const int32_t* num_sequences_at;
-  WorkPlan plan;
+  WorkSchedule schedule;
   void* scratch;
-  const PlanShare* shares = nullptr;  // one for each of `sequences`
+  const PrefixShare* shares = nullptr;  // one for each of `sequences`
 };
 
 // Rows moved inside the pool, by pairs of slots. Pairs [first[i], first[i + 1]) follow each other
 // in order (a destination may be a later pair's source); different i touch different pages.
 // rotation.rotary_dim != 0: K turns on the way, row 0 of the angles.
 struct MoveParams {
-  const StepPageSlot* layers;  // unused where rows say it
-  kernels::PagedRows rows;     // one half of one layer, base of head 0
+  const PageRegion* layers;  // unused where rows say it
+  kernels::PagedRows rows;   // one half of one layer, base of head 0
   RowStorage storage;
   int32_t page_size;
   int32_t num_heads;
@@ -136,8 +136,8 @@ struct MoveParams {
 
 // Whole pages, or slots of pages: piece i of layers[l] from page from[i] to page to[i].
 struct PageCopyParams {
-  const StepPageSlot* from_layers;  // device
-  const StepPageSlot* to_layers;    // the same pool, or pinned host memory
+  const PageRegion* from_layers;  // device
+  const PageRegion* to_layers;    // the same pool, or pinned host memory
   int32_t num_layers;
   const int32_t* from;  // device; < 0: the pair is left out
   const int32_t* to;
@@ -162,7 +162,7 @@ struct ConvertParams {
 
 // Sequences of a step for the recurrence: fills LinearSequence or ConvSequence (same fields) from
 // StepState.
-struct StateViewParams {
+struct StateMetadataParams {
   StepState step;
   std::byte* states;         // slot 0 of this state
   int64_t slot_stride;       // bytes
@@ -232,23 +232,26 @@ struct BackendTable {
 
   // ---- kernels
   Result (*step)(int32_t device, const StepState&, const StepPages&, Stream, Failure*);
-  Result (*view)(int32_t device, const ViewParams&, int32_t max_sequences, Stream, Failure*);
-  Result (*state_view)(int32_t device, const StateViewParams&, int32_t max_sequences, Stream,
-                       Failure*);
-  Result (*angles)(int32_t device, const AngleParams&, Stream, Failure*);
-  void (*plan_bytes)(const PlanShape&, const PlanLimits&, PlanBytes* out);  // host only
-  Result (*plan)(int32_t device, const PlanLaunch&, Stream, Failure*);
+  Result (*batch_metadata)(int32_t device, const BatchMetadataParams&, int32_t max_sequences,
+                           Stream, Failure*);
+  Result (*state_metadata)(int32_t device, const StateMetadataParams&, int32_t max_sequences,
+                           Stream, Failure*);
+  Result (*cos_sin)(int32_t device, const CosSinParams&, Stream, Failure*);
+  void (*schedule_bytes)(const ScheduleShape&, const ScheduleLimits&,
+                         ScheduleBytes* out);  // host only
+  Result (*schedule)(int32_t device, const ScheduleLaunch&, Stream, Failure*);
   // Whether a kernel can do a launch on this device; `why` (nullable) gets the reason, a literal.
   // Host only.
   bool (*attention_fits)(int32_t device, AttnKernel, const AttnLaunch&, const char** why);
   AttnGeometry (*attention_geometry)(int32_t device, AttnKernel, int32_t k_dim, int32_t v_dim);
   Result (*attention)(int32_t device, AttnKernel, const AttnLaunch&, Stream, Failure*);
-  Result (*combine)(int32_t device, const AttnLaunch&, Stream, Failure*);  // the plan's merges
+  Result (*reduce_splits)(int32_t device, const AttnLaunch&, Stream,
+                          Failure*);  // the plan's merges
   Result (*append)(int32_t device, const AppendLaunch&, Stream, Failure*);
   Result (*gather)(int32_t device, const kernels::GatherParams&, const RowStorage&,
                    int64_t key_begin, int64_t key_end, Stream, Failure*);
-  Result (*merge)(int32_t device, const kernels::MergeParams&, int64_t num_rows,
-                  const int32_t* num_rows_at, Stream, Failure*);
+  Result (*merge_states)(int32_t device, const kernels::MergeParams&, int64_t num_rows,
+                         const int32_t* num_rows_at, Stream, Failure*);
   Result (*copy_pages)(int32_t device, const PageCopyParams&, Stream, Failure*);
   Result (*move_rows)(int32_t device, const MoveParams&, Stream, Failure*);
   Result (*convert)(int32_t device, const ConvertParams&, Stream, Failure*);

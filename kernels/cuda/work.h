@@ -15,7 +15,7 @@ namespace kvc::cuda {
 // lie in one tile of the matrix instructions.
 //
 // Rows [row_begin, row_begin + num_rows) x keys [key_begin, key_end), num_rows <=
-// PlanShape::tile_rows. The kernel clips keys to what each row sees (kernels::AttnSequence); whole
+// ScheduleShape::tile_rows. The kernel clips keys to what each row sees (kernels::AttnSequence); whole
 // key blocks that no row sees (between sinks and window) are skipped, and may lie on dropped pages.
 struct WorkItem {
   int32_t sequence;
@@ -24,20 +24,20 @@ struct WorkItem {
   int32_t num_rows;
   int32_t key_begin;
   int32_t key_end;    // == key_begin: rows that see nothing, they get zeros
-  int32_t slot;       // < 0: writes out and lse; else the partial slot
+  int32_t split;      // < 0: the item writes out and lse. Else the split that it writes.
   int32_t sink_part;  // 1: q turns by sink_q_rotation
 };
 static_assert(sizeof(WorkItem) == 32);
 
 // A partial slot holds for each of tile_rows rows: m (log2 units), l, then v_dim accumulators, all
 // float32, un-normalised, as AttnItem::partial says. Row r of the item is row r of the slot.
-KVC_HD int64_t slot_floats(int32_t tile_rows, int32_t v_dim) {
+KVC_HD int64_t split_floats(int32_t tile_rows, int32_t v_dim) {
   return int64_t{tile_rows} * (2 + v_dim);
 }
 
 // Rows [row_begin, row_begin + num_rows) of a sequence and kv head are the merge of sources
 // [first_source, first_source + num_sources), in this order.
-struct MergeItem {
+struct ReduceItem {
   int32_t sequence;
   int32_t kv_head;
   int32_t row_begin;
@@ -46,20 +46,20 @@ struct MergeItem {
   int32_t num_sources;
 };
 // Row i of the merge item is row `row` + i of slot `slot`.
-struct MergeSource {
-  int32_t slot;
+struct ReduceSource {
+  int32_t split;
   int32_t row;
 };
 
 // Lies on the device, at fixed addresses, sized for the declared most (planner/plan.h).
-struct WorkPlan {
+struct WorkSchedule {
   int32_t* counts;  // [4]: items, merge items, merge sources, slots
   // [num_ctas + 1]: CTA c does items [cta_begin[c], cta_begin[c + 1]), in this order
   int32_t* cta_begin;
   WorkItem* items;
-  MergeItem* merges;
-  MergeSource* sources;
-  float* partials;  // slots, each slot_floats long
+  ReduceItem* reductions;
+  ReduceSource* sources;
+  float* partials;  // slots, each split_floats long
   int32_t num_ctas;
   int32_t tile_rows;
 };
@@ -81,7 +81,7 @@ struct RowStorage {
 // split_offsets are not used.
 struct AttnLaunch {
   kernels::AttnParams params;
-  WorkPlan plan;
+  WorkSchedule schedule;
   RowStorage k_storage,
       v_storage;  // quant kNone: params.k.dtype and params.v.dtype hold; else strides alone do
 };

@@ -37,7 +37,8 @@ KVC_DEVICE float merged(const Weights& weights, float own, float other) {
 }
 
 template <bool ByFour>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads)
+    merge_states_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   const kernels::MergeParams& params = launch.params;
   const int64_t rows = launch.num_rows_at != nullptr ? *launch.num_rows_at : launch.num_rows;

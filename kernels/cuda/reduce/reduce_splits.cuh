@@ -9,7 +9,7 @@
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/work.h"
 
-namespace kvc::cuda::combining {
+namespace kvc::cuda::reducing {
 
 // A warp per row and query head; four rows of a CTA lie side by side in a slot.
 constexpr int32_t kThreads = 128;
@@ -22,7 +22,7 @@ constexpr int32_t kCtasPerSm = 8;
 constexpr int32_t kVectors = 2;
 
 struct Launch {
-  WorkPlan plan;
+  WorkSchedule plan;
   const kernels::AttnSequence* sequences;
   kernels::TokenRows out;
   float* lse;  // nullable
@@ -55,15 +55,15 @@ struct Part {
 // The sources of one row.
 struct Row {
   const float* partials;
-  const MergeSource* sources;
+  const ReduceSource* sources;
   int32_t num_sources;
   int32_t row;  // inside the merge item
   int64_t slot_stride;
   int64_t row_stride;
 
   KVC_DEVICE int64_t begin_of(int32_t source) const {
-    const MergeSource from = sources[source];
-    return from.slot * slot_stride + (from.row + row) * row_stride;
+    const ReduceSource from = sources[source];
+    return from.split * slot_stride + (from.row + row) * row_stride;
   }
   // warp. The group of sources from `first` on; lanes without one weigh nothing.
   KVC_DEVICE Part part(int32_t first, float top) const {
@@ -164,22 +164,22 @@ KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out
 // Width 2: v_dim is even and rows of `out` are aligned for pairs of elements.
 template <int Width>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm)
-    combine_kernel(const __grid_constant__ Launch launch) {
+    reduce_splits_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   launch_dependents();
-  const WorkPlan& plan = launch.plan;
+  const WorkSchedule& plan = launch.schedule;
   const int32_t num_tasks = plan.counts[1] * plan.tile_rows;
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   for (int32_t task = static_cast<int32_t>(blockIdx.x) * kWarps + warp_id(); task < num_tasks;
        task += stride) {
-    const MergeItem merge = plan.merges[task / plan.tile_rows];
+    const ReduceItem merge = plan.reductions[task / plan.tile_rows];
     const int32_t i = task % plan.tile_rows;
     if (i >= merge.num_rows) continue;
     const Row row{plan.partials,
                   plan.sources + merge.first_source,
                   merge.num_sources,
                   i,
-                  slot_floats(plan.tile_rows, launch.v_dim),
+                  split_floats(plan.tile_rows, launch.v_dim),
                   2 + launch.v_dim};
     const kernels::AttnSequence& sequence = launch.sequences[merge.sequence];
     const int32_t packed = merge.row_begin + i, token_row = packed / launch.group_size;
@@ -194,4 +194,4 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   }
 }
 
-}  // namespace kvc::cuda::combining
+}  // namespace kvc::cuda::reducing

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace kvc::cuda::planning {
+namespace kvc::cuda::scheduling {
 
 // One sequence, tile or cut per thread for the usual decode step; more threads make barriers
 // slower, and have fewer registers than the steps with 64-bit divisions want.
@@ -18,6 +18,6 @@ constexpr int32_t kWarps = kThreads / 32;
 constexpr int32_t kSharedSequences = 2048;
 constexpr int32_t kSharedTiles = 1024;
 constexpr int32_t kSharedCtas = 512;
-constexpr int32_t kMostSharedBytes = 63 * 1024;
+constexpr int32_t kMaxSharedBytes = 63 * 1024;
 
-}  // namespace kvc::cuda::planning
+}  // namespace kvc::cuda::scheduling

@@ -1,4 +1,4 @@
-// Makes kernels::AttnSequence for the sequences of a step, see ViewParams.
+// Makes kernels::AttnSequence for the sequences of a step, see BatchMetadataParams.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include "kernels/cuda/step.h"
 #include "kernels/cuda/step/visible_keys.cuh"
 
-namespace kvc::cuda::view_config {
+namespace kvc::cuda::batch_metadata_config {
 
 constexpr uint32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
@@ -21,17 +21,18 @@ constexpr int32_t kBriefRows = 4;
 // Sums of warps, then a bit for every sequence that a thread has left to the CTA.
 constexpr uint32_t kSharedBytes = kWarps * (2 * sizeof(int64_t) + sizeof(uint32_t));
 
-}  // namespace kvc::cuda::view_config
+}  // namespace kvc::cuda::batch_metadata_config
 
-namespace kvc::cuda::view_kernels {
+namespace kvc::cuda::batch_metadata_kernels {
 
-KVC_HD int64_t mask_words(const ViewParams& params, const ViewedSequence& q) {
+KVC_HD int64_t mask_words(const BatchMetadataParams& params, const ViewedSequence& q) {
   if (!q.is_tree() || params.scope == Scope::kCached || params.scope == Scope::kCross) return 0;
   return static_cast<int64_t>(q.append) * ((q.num_nodes + 63) / 64);
 }
 // Keys that get positions of their own, where there is room for them: a sequence that finds none
 // goes by the indices of its keys. Scope kNew reads the step's.
-KVC_DEVICE int64_t positioned_keys(const ViewParams& params, const ViewedSequence& q, int32_t s) {
+KVC_DEVICE int64_t positioned_keys(const BatchMetadataParams& params, const ViewedSequence& q,
+                                   int32_t s) {
   if (params.needs_positions == 0 || params.scope == Scope::kCross || params.scope == Scope::kNew)
     return 0;
   if (!q.is_tree() && params.step.segments_at[s] < 0) return 0;
@@ -47,11 +48,11 @@ struct ViewPlaces {
 };
 
 // All threads of the CTA. `scratch` [2 * kWarps] in shared memory.
-KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratch,
+KVC_DEVICE void count_up_to(const BatchMetadataParams& params, int32_t s, int64_t* scratch,
                             ViewPlaces& places) {
   int64_t masks = 0, keys = 0;
   for (auto t = places.counted + static_cast<int32_t>(threadIdx.x); t < s;
-       t += static_cast<int32_t>(view_config::kThreads)) {
+       t += static_cast<int32_t>(batch_metadata_config::kThreads)) {
     const ViewedSequence q = viewed_sequence(params, t);
     masks += mask_words(params, q);
     keys += positioned_keys(params, q, t);
@@ -67,7 +68,7 @@ KVC_DEVICE void count_up_to(const ViewParams& params, int32_t s, int64_t* scratc
     scratch[2 * own_warp + 1] = keys;
   }
   sync_cta();
-  for (int warp = 0; warp < view_config::kWarps; ++warp) {
+  for (int warp = 0; warp < batch_metadata_config::kWarps; ++warp) {
     places.masks += scratch[2 * warp];
     places.keys += scratch[2 * warp + 1];
   }
@@ -92,8 +93,8 @@ KVC_DEVICE int32_t last_index(const ViewedSequence& q) {
 // Whether any row of the sequence is kept from a key that lies before its window: beginnings grow
 // with the index, so the largest one decides. Or the queries of sinks turn differently: those keys
 // stay apart from the first row on, so that a row's bits do not depend on the rows beside it.
-KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, int32_t index,
-                           int32_t* sink_end) {
+KVC_DEVICE bool hides_keys(const BatchMetadataParams& params, const ViewedSequence& q,
+                           int32_t index, int32_t* sink_end) {
   *sink_end = 0;
   if (!narrows(params, q) || q.append == 0) return false;
   const SeenKeys keys = seen_keys(params, q, index);
@@ -104,10 +105,10 @@ KVC_DEVICE bool hides_keys(const ViewParams& params, const ViewedSequence& q, in
 }
 
 // One thread. `index`: the largest of its rows.
-KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q, int32_t s,
-                               const ViewPlaces& places, int32_t index) {
+KVC_DEVICE void write_sequence(const BatchMetadataParams& params, const ViewedSequence& q,
+                               int32_t s, const ViewPlaces& places, int32_t index) {
   const StepState& step = params.step;
-  const StepState::Group& group = step.groups[params.group];
+  const StepState::LayerGroup& group = step.groups[params.group];
   int32_t sink_end = 0;
   const bool hides = hides_keys(params, q, index, &sink_end);
   kernels::AttnSequence out{};
@@ -150,19 +151,20 @@ KVC_DEVICE void write_sequence(const ViewParams& params, const ViewedSequence& q
   params.sequences[s] = out;
 }
 
-KVC_HD bool has_key_ends(const ViewParams& params) {
+KVC_HD bool has_key_ends(const BatchMetadataParams& params) {
   return params.spans != nullptr && (params.scope == Scope::kAll || params.scope == Scope::kNew);
 }
 
 // Whether one thread does the sequence: no tree, no positions of keys, and no rows to write, or
 // few.
-KVC_DEVICE bool is_brief(const ViewParams& params, const ViewedSequence& q, int32_t s) {
+KVC_DEVICE bool is_brief(const BatchMetadataParams& params, const ViewedSequence& q, int32_t s) {
   if (q.is_tree() || positioned_keys(params, q, s) != 0) return false;
-  return q.append <= view_config::kBriefRows || (!narrows(params, q) && !has_key_ends(params));
+  return q.append <= batch_metadata_config::kBriefRows ||
+         (!narrows(params, q) && !has_key_ends(params));
 }
 
 // Where the keys of rows `first`, `first` + `stride`, … of one sequence begin and end.
-KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, int32_t s,
+KVC_DEVICE void write_ranges(const BatchMetadataParams& params, const ViewedSequence& q, int32_t s,
                              int32_t first, int32_t stride) {
   const bool has_begins = narrows(params, q), has_ends = has_key_ends(params);
   if (!has_begins && !has_ends) return;
@@ -174,9 +176,9 @@ KVC_DEVICE void write_ranges(const ViewParams& params, const ViewedSequence& q, 
 }
 
 // Masks of rows and positions of keys `first`, `first` + `stride`, … of one sequence.
-KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const ViewedSequence& q,
-                                          int32_t s, const ViewPlaces& places, int32_t first,
-                                          int32_t stride) {
+KVC_DEVICE void write_masks_and_positions(const BatchMetadataParams& params,
+                                          const ViewedSequence& q, int32_t s,
+                                          const ViewPlaces& places, int32_t first, int32_t stride) {
   if (mask_words(params, q) != 0) {
     const int32_t words = (q.num_nodes + 63) / 64;
     for (int32_t row = first; row < q.append; row += stride)
@@ -190,9 +192,9 @@ KVC_DEVICE void write_masks_and_positions(const ViewParams& params, const Viewed
 }
 
 // All threads of the CTA, which is `part` of `parts` that share the sequence.
-KVC_DEVICE void view_sequence(const ViewParams& params, int32_t s, int32_t part, int32_t parts,
-                              int64_t* scratch, ViewPlaces& places) {
-  constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
+KVC_DEVICE void view_sequence(const BatchMetadataParams& params, int32_t s, int32_t part,
+                              int32_t parts, int64_t* scratch, ViewPlaces& places) {
+  constexpr auto kThreads = static_cast<int32_t>(batch_metadata_config::kThreads);
   const int32_t first = part * kThreads + static_cast<int32_t>(threadIdx.x),
                 stride = parts * kThreads;
   const ViewedSequence q = viewed_sequence(params, s);
@@ -207,7 +209,7 @@ KVC_DEVICE void view_sequence(const ViewParams& params, int32_t s, int32_t part,
 }
 
 // One thread. False: the sequence is one for the whole CTA.
-KVC_DEVICE bool view_briefly(const ViewParams& params, int32_t s) {
+KVC_DEVICE bool view_briefly(const BatchMetadataParams& params, int32_t s) {
   const ViewedSequence q = viewed_sequence(params, s);
   if (!is_brief(params, q, s)) return false;
   write_sequence(params, q, s, {}, q.last_of_chain());
@@ -217,12 +219,12 @@ KVC_DEVICE bool view_briefly(const ViewParams& params, int32_t s) {
 
 // With more sequences than CTAs each thread does one, all at once; what is left for whole CTAs is
 // few, or the step's attention takes much longer.
-__global__ void __launch_bounds__(view_config::kThreads, 1)
-    view_kernel(const __grid_constant__ ViewParams params) {
-  constexpr auto kThreads = static_cast<int32_t>(view_config::kThreads);
+__global__ void __launch_bounds__(batch_metadata_config::kThreads, 1)
+    batch_metadata_kernel(const __grid_constant__ BatchMetadataParams params) {
+  constexpr auto kThreads = static_cast<int32_t>(batch_metadata_config::kThreads);
   auto* scratch = reinterpret_cast<int64_t*>(cta_shared());
   // [kWarps] a bit per thread
-  auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * view_config::kWarps);
+  auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * batch_metadata_config::kWarps);
   const int32_t num_sequences = params.step.counts[0];
   const auto num_ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
   const bool many = num_sequences > num_ctas;
@@ -236,7 +238,7 @@ __global__ void __launch_bounds__(view_config::kThreads, 1)
       if (lane_id() == 0) left[own_warp] = lanes;
       sync_cta();
     }
-    for (int32_t warp = 0; warp < view_config::kWarps; ++warp) {
+    for (int32_t warp = 0; warp < batch_metadata_config::kWarps; ++warp) {
       int32_t s = first + num_ctas * 32 * warp;
       for (uint32_t bits = many        ? left[warp]
                            : warp == 0 ? 1u
@@ -249,4 +251,4 @@ __global__ void __launch_bounds__(view_config::kThreads, 1)
   }
 }
 
-}  // namespace kvc::cuda::view_kernels
+}  // namespace kvc::cuda::batch_metadata_kernels

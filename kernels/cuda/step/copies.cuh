@@ -10,13 +10,13 @@ namespace kvc::cuda::step_kernels {
 
 // Shared memory of a CTA that copies, behind what read_header needs.
 struct CopiesShared {
-  int32_t* changes;  // [kMaxGroups] of StepChange
+  int32_t* changes;  // [kMaxLayerGroups] of StepChange
   int32_t* pairs;    // [step_config::kPairs][2]
 
   KVC_HD explicit CopiesShared(int32_t* memory)
-      : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxGroups) {}
+      : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxLayerGroups) {}
   static constexpr uint32_t kBytes =
-      4 * (40 + kStepChangeWords * kMaxGroups + 2 * step_config::kPairs);
+      4 * (40 + kStepChangeWords * kMaxLayerGroups + 2 * step_config::kPairs);
 };
 
 template <typename Word>
@@ -72,7 +72,7 @@ KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t*
                            int32_t count, int32_t& next) {
   const auto num_ctas = static_cast<int32_t>(gridDim.x) - 1;
   for (int32_t layer = 0; layer < pages.num_layers; ++layer) {
-    const StepPageSlot& part = pages.layers[layer];
+    const PageRegion& part = pages.layers[layer];
     if (part.group != group) continue;
     for (; next < count; next += num_ctas) {
       const int64_t from = pairs[2 * next], to = pairs[2 * next + 1];

@@ -5,7 +5,7 @@
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/step.h"
 
-namespace kvc::cuda::view_kernels {
+namespace kvc::cuda::batch_metadata_kernels {
 
 // What the kernel needs of a sequence, read once.
 struct ViewedSequence {
@@ -29,7 +29,7 @@ struct ViewedSequence {
   }
 };
 
-KVC_DEVICE ViewedSequence viewed_sequence(const ViewParams& params, int32_t s) {
+KVC_DEVICE ViewedSequence viewed_sequence(const BatchMetadataParams& params, int32_t s) {
   const StepState& step = params.step;
   ViewedSequence q{};
   q.stored = step.stored[s];
@@ -54,13 +54,14 @@ struct SeenKeys {
   int32_t begin;
 };
 
-KVC_HD bool narrows(const ViewParams& params, const ViewedSequence& q) {
+KVC_HD bool narrows(const BatchMetadataParams& params, const ViewedSequence& q) {
   return params.scope != Scope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
                                            params.call_window != 0 || q.window != 0);
 }
 
 // keys_of_query.
-KVC_HD SeenKeys seen_keys(const ViewParams& params, const ViewedSequence& q, int32_t index) {
+KVC_HD SeenKeys seen_keys(const BatchMetadataParams& params, const ViewedSequence& q,
+                          int32_t index) {
   SeenKeys keys{0, 0};
   const auto at_least = [&](int32_t begin) {
     keys.begin = keys.begin < begin ? begin : keys.begin;
@@ -86,7 +87,7 @@ KVC_HD int32_t key_begin(const ViewedSequence& q, const SeenKeys& keys) {
 
 // Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
 // their children: words fill from the last to the first.
-KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row,
+KVC_DEVICE void write_mask(const BatchMetadataParams& params, const ViewedSequence& q, int32_t row,
                            int32_t num_words, uint64_t* words) {
   const SeenKeys keys = seen_keys(params, q, q.row_index(row));
   int32_t node = q.old_nodes() + row;
@@ -122,7 +123,7 @@ KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& 
 
 // AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
 // sequence.
-KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, int32_t s,
+KVC_DEVICE int32_t key_end(const BatchMetadataParams& params, const ViewedSequence& q, int32_t s,
                            int32_t row) {
   const int32_t first_key = params.scope == Scope::kNew ? q.length : 0;
   const int32_t token = q.length + row;
@@ -135,4 +136,4 @@ KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, in
   return end - first_key;
 }
 
-}  // namespace kvc::cuda::view_kernels
+}  // namespace kvc::cuda::batch_metadata_kernels

@@ -15,7 +15,7 @@ namespace {
 using cuda::AttnKernel;
 using cuda::AttnLaunch;
 using cuda::kSmallRows;
-using cuda::PlanShape;
+using cuda::ScheduleShape;
 using kernels::AppendParams;
 using kernels::AttnParams;
 using kernels::dtype_bytes;
@@ -158,7 +158,7 @@ void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_
 
 // A kernel is asked about the launch as it would get it: cut into tiles of its own.
 bool CudaEngine::fits(AttnKernel kernel, AttnLaunch launch) const {
-  launch.plan.tile_rows =
+  launch.schedule.tile_rows =
       device_->table
           ->attention_geometry(device_->id, kernel, launch.params.k_dim, launch.params.v_dim)
           .tile_rows;
@@ -233,33 +233,33 @@ const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView
 const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view,
                                          const RowClass& rows, bool is_invariant, bool splits_sinks,
                                          const AttnParams& params) {
-  const PlanShape shape{.num_kv_heads = params.num_kv_heads,
-                        .group_size = params.num_q_heads / params.num_kv_heads,
-                        .causal = params.causal,
-                        .split_sinks = splits_sinks ? 1 : 0,
-                        .fixed_keys = is_invariant ? kInvariantKeys : 0,
-                        .min_rows = rows.min_rows,
-                        .max_rows = rows.max_rows,
-                        .geometry = device_->table->attention_geometry(device_->id, rows.kernel,
-                                                                       params.k_dim, params.v_dim)};
+  const ScheduleShape shape{.num_kv_heads = params.num_kv_heads,
+                            .group_size = params.num_q_heads / params.num_kv_heads,
+                            .causal = params.causal,
+                            .split_sinks = splits_sinks ? 1 : 0,
+                            .fixed_keys = is_invariant ? kInvariantKeys : 0,
+                            .min_rows = rows.min_rows,
+                            .max_rows = rows.max_rows,
+                            .geometry = device_->table->attention_geometry(
+                                device_->id, rows.kernel, params.k_dim, params.v_dim)};
   return views_.plan_of(forward, view, shape, forward_stream_);
 }
 
 // One memory for all plans, which moves when a larger one asks: the last answer holds for all of
 // them.
 float* CudaEngine::partials_of(const DevicePlan& plan, int32_t v_dim) {
-  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim),
+  return views_.partials_for(plan, cuda::split_floats(plan.shape.geometry.tile_rows, v_dim),
                              forward_stream_);
 }
 
 void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials,
                      AttnLaunch launch) {
-  launch.plan = plan.plan;
-  launch.plan.partials = partials;
+  launch.schedule = plan.plan;
+  launch.schedule.partials = partials;
   device_->call("attention", device_->table->attention, kernel, launch, forward_stream_);
   // A plan without slots cuts nothing, whatever the sequences are.
   if (plan.num_slots > 0)
-    device_->call("combine", device_->table->combine, launch, forward_stream_);
+    device_->call("reduce_splits", device_->table->reduce_splits, launch, forward_stream_);
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -349,8 +349,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
 
 void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   require_stream();
-  device_->call("merge", device_->table->merge, params, num_rows, step_.state().counts + 1,
-                forward_stream_);
+  device_->call("merge_states", device_->table->merge_states, params, num_rows,
+                step_.state().counts + 1, forward_stream_);
 }
 
 void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {

@@ -108,7 +108,7 @@ void CudaEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
 
 void CudaEngine::make_zeros() {
   const cuda::StepPages& pages = step_.pages();
-  std::vector<cuda::StepPageSlot> parts;
+  std::vector<cuda::PageRegion> parts;
   int64_t largest = 1;
   for (const GroupSpec& group : spec_->groups) {
     for (const int32_t layer : group.layers) {
@@ -120,8 +120,8 @@ void CudaEngine::make_zeros() {
   }
   if (pages.num_layers == 0) return;
   zeros_ = DeviceMemory(*device_, largest);
-  for (cuda::StepPageSlot& part : parts) part.base = zeros_.data();
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
+  for (cuda::PageRegion& part : parts) part.base = zeros_.data();
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
   zero_slots_ = DeviceMemory(*device_, bytes);
   const DeviceStream stream(*device_);
   device_->fill(zeros_.data(), 0, largest, stream.get());
@@ -136,7 +136,7 @@ void CudaEngine::clear_taken(const Forward& forward, cuda::Stream stream) {
   if (!pages.empty() && zero_slots_.data() != nullptr) {
     zero_pages_.assign(pages.size(), 0);
     cuda::PageCopyParams params{};
-    params.from_layers = reinterpret_cast<const cuda::StepPageSlot*>(zero_slots_.data());
+    params.from_layers = reinterpret_cast<const cuda::PageRegion*>(zero_slots_.data());
     params.to_layers = step_.pages().layers;
     params.num_layers = step_.pages().num_layers;
     params.from = outside_uploads_.put(zero_pages_, stream);

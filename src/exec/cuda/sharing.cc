@@ -10,7 +10,7 @@
 namespace kvc {
 namespace {
 
-using cuda::PlanShare;
+using cuda::PrefixShare;
 using kernels::AttnSequence;
 
 template <typename T>
@@ -37,7 +37,7 @@ bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& en
 
 void DeviceViews::list_sequences(const Forward& forward, const KeyView& key) {
   const auto group = static_cast<size_t>(key.group);
-  const cuda::StepState::Group& tables = step_->state().groups[group];
+  const cuda::StepState::LayerGroup& tables = step_->state().groups[group];
   cascade_sequences_.clear();
   for (const BatchEntry& entry : forward.batch().entries()) {
     const Sequence& sequence = *entry.sequence;
@@ -126,7 +126,7 @@ DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view,
   device_->copy(device, view.sequences(), own_bytes, stream);
   return {.sequences = reinterpret_cast<const AttnSequence*>(device),
           .num_sequences_at = reinterpret_cast<const int32_t*>(device + count_at),
-          .shares = reinterpret_cast<const PlanShare*>(device + shares_at),
+          .shares = reinterpret_cast<const PrefixShare*>(device + shares_at),
           .limits = {
               .max_sequences = count, .max_rows = 0, .max_keys = 0, .max_prefixes = kPrefixLevels}};
 }

@@ -100,7 +100,7 @@ void CudaEngine::carry_states_on(Forward& forward) noexcept {
 template <typename Params>
 Params CudaEngine::with_states(const Forward& forward, const StateRef& ref, Params params,
                                int64_t sequence_bytes) {
-  const cuda::StateViewParams view{
+  const cuda::StateMetadataParams view{
       .step = step_.state(),
       .states = states_->state(0, ref.local_layer, ref.state),
       .slot_stride = states_->slot_stride(),
@@ -108,9 +108,9 @@ Params CudaEngine::with_states(const Forward& forward, const StateRef& ref, Para
       .sequences = nullptr};
   secure_carried_states();
   state_sequences_.ensure(step_.max_sequences() * sequence_bytes, forward_stream_);
-  cuda::StateViewParams placed = view;
+  cuda::StateMetadataParams placed = view;
   placed.sequences = state_sequences_.data();
-  device_->call("state_view", device_->table->state_view, placed, num_sequences(forward),
+  device_->call("state_metadata", device_->table->state_metadata, placed, num_sequences(forward),
                 forward_stream_);
   params.sequences = reinterpret_cast<decltype(params.sequences)>(state_sequences_.data());
   return params;

@@ -9,22 +9,22 @@
 namespace kvc {
 namespace {
 
-using cuda::PlanBytes;
-using cuda::PlanLimits;
-using cuda::PlanShape;
+using cuda::ScheduleBytes;
+using cuda::ScheduleLimits;
+using cuda::ScheduleShape;
 
-bool same_shape(const PlanShape& a, const PlanShape& b) {
+bool same_shape(const ScheduleShape& a, const ScheduleShape& b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-cuda::Scope scope_of(KeyScope scope) {
+cuda::KeyScope scope_of(KeyScope scope) {
   switch (scope) {
-    case KeyScope::kAll: return cuda::Scope::kAll;
-    case KeyScope::kCached: return cuda::Scope::kCached;
-    case KeyScope::kNew: return cuda::Scope::kNew;
+    case KeyScope::kAll: return cuda::KeyScope::kAll;
+    case KeyScope::kCached: return cuda::KeyScope::kCached;
+    case KeyScope::kNew: return cuda::KeyScope::kNew;
     case KeyScope::kCross: break;
   }
-  return cuda::Scope::kCross;
+  return cuda::KeyScope::kCross;
 }
 
 // Lays arrays out one behind the other.
@@ -108,7 +108,7 @@ void DeviceViews::make_view(const Forward& forward, DeviceView& view,
   view.masks_.ensure(extras.mask_words * 8, stream);
   const int64_t positions = key.needs_positions ? extras.positions : 0;
   view.positions_.ensure(positions * 4, stream);
-  cuda::ViewParams& params = view.params_;
+  cuda::BatchMetadataParams& params = view.params_;
   params = {};
   params.step = step_->state();
   params.scope = scope_of(key.scope);
@@ -131,11 +131,12 @@ void DeviceViews::make_view(const Forward& forward, DeviceView& view,
     params.spans = reinterpret_cast<const int32_t*>(uploads.put(spans, stream));
     params.num_spans = static_cast<int32_t>(spans.size());
   }
-  device_->call("view", device_->table->view, params, step_->max_sequences(), stream);
+  device_->call("batch_metadata", device_->table->batch_metadata, params, step_->max_sequences(),
+                stream);
 }
 
 const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view,
-                                       const PlanShape& shape, cuda::Stream stream) {
+                                       const ScheduleShape& shape, cuda::Stream stream) {
   DevicePlan* plan = nullptr;
   for (const std::unique_ptr<DevicePlan>& known : view.plans_) {
     if (same_shape(known->shape, shape)) plan = known.get();
@@ -156,7 +157,7 @@ const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view,
   return *plan;
 }
 
-PlanLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view) const {
+ScheduleLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view) const {
   const bool is_cross = view.key().scope == KeyScope::kCross;
   const int64_t declared = is_cross ? spec_->max_cross_len : spec_->max_seq_len;
   return {.max_sequences = step_->max_sequences(),
@@ -165,33 +166,33 @@ PlanLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view
 }
 
 void DeviceViews::make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream) {
-  PlanBytes bytes{};
-  device_->table->plan_bytes(plan.shape, planned.limits, &bytes);
+  ScheduleBytes bytes{};
+  device_->table->schedule_bytes(plan.shape, planned.limits, &bytes);
   Places places;
   const int64_t counts_at = places.add(bytes.counts);
   const int64_t cta_begin_at = places.add(bytes.cta_begin);
   const int64_t items_at = places.add(bytes.items);
-  const int64_t merges_at = places.add(bytes.merges);
+  const int64_t merges_at = places.add(bytes.reductions);
   const int64_t sources_at = places.add(bytes.sources);
   const int64_t scratch_at = places.add(bytes.scratch);
   plan.memory.ensure(places.bytes(), stream);
-  plan.num_slots = bytes.num_slots;
+  plan.num_slots = bytes.num_splits;
   plan.plan = {.counts = at<int32_t>(plan.memory, counts_at),
                .cta_begin = at<int32_t>(plan.memory, cta_begin_at),
                .items = at<cuda::WorkItem>(plan.memory, items_at),
-               .merges = at<cuda::MergeItem>(plan.memory, merges_at),
-               .sources = at<cuda::MergeSource>(plan.memory, sources_at),
+               .reductions = at<cuda::ReduceItem>(plan.memory, merges_at),
+               .sources = at<cuda::ReduceSource>(plan.memory, sources_at),
                .partials = nullptr,
                .num_ctas = plan.shape.geometry.num_ctas,
                .tile_rows = plan.shape.geometry.tile_rows};
-  const cuda::PlanLaunch launch{.shape = plan.shape,
-                                .limits = planned.limits,
-                                .sequences = planned.sequences,
-                                .num_sequences_at = planned.num_sequences_at,
-                                .plan = plan.plan,
-                                .scratch = at<void>(plan.memory, scratch_at),
-                                .shares = planned.shares};
-  device_->call("plan", device_->table->plan, launch, stream);
+  const cuda::ScheduleLaunch launch{.shape = plan.shape,
+                                    .limits = planned.limits,
+                                    .sequences = planned.sequences,
+                                    .num_sequences_at = planned.num_sequences_at,
+                                    .schedule = plan.plan,
+                                    .scratch = at<void>(plan.memory, scratch_at),
+                                    .shares = planned.shares};
+  device_->call("schedule", device_->table->schedule, launch, stream);
 }
 
 float* DeviceViews::partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream) {

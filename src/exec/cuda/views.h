@@ -19,8 +19,8 @@ namespace kvc {
 // One cut of the work of a view.
 struct DevicePlan {
   uint64_t step = 0;  // that it was made for
-  cuda::PlanShape shape{};
-  cuda::WorkPlan plan{};
+  cuda::ScheduleShape shape{};
+  cuda::WorkSchedule plan{};
   int64_t num_slots = 0;
   DeviceBuffer memory;
 };
@@ -46,7 +46,7 @@ class DeviceView {
   friend class DeviceViews;
   KeyView key_;
   uint64_t step_ = 0;
-  cuda::ViewParams params_{};
+  cuda::BatchMetadataParams params_{};
   DeviceBuffer memory_, masks_, positions_;
   std::vector<std::unique_ptr<DevicePlan>> plans_;
   std::vector<std::unique_ptr<DeviceSharing>> sharings_;
@@ -59,8 +59,8 @@ class DeviceViews {
   // Enqueued where this step has not made it yet. `spans`: of this call, null or empty: none.
   DeviceView& view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
                       DeviceUploads& uploads, cuda::Stream stream);
-  const DevicePlan& plan_of(const Forward& forward, DeviceView& view, const cuda::PlanShape& shape,
-                            cuda::Stream stream);
+  const DevicePlan& plan_of(const Forward& forward, DeviceView& view,
+                            const cuda::ScheduleShape& shape, cuda::Stream stream);
   // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and
   // spans), found and planned where this step has not done it yet; null: none that pay. Not while
   // the stream is captured.
@@ -77,10 +77,10 @@ class DeviceViews {
   struct Planned {
     const kernels::AttnSequence* sequences;
     const int32_t* num_sequences_at;
-    const cuda::PlanShare* shares;
-    cuda::PlanLimits limits;
+    const cuda::PrefixShare* shares;
+    cuda::ScheduleLimits limits;
   };
-  cuda::PlanLimits limits_of(const Forward& forward, const DeviceView& view) const;
+  cuda::ScheduleLimits limits_of(const Forward& forward, const DeviceView& view) const;
   void make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream);
   void list_sequences(const Forward& forward, const KeyView& key);
   Planned upload_sharing(const DeviceView& view, const DeviceCascade& cascade,

@@ -17,7 +17,7 @@ constexpr float kLn2 = 0.693147180559945309f;
 
 // A packed row: one query head of one token.
 struct alignas(16) Row {
-  RowMask mask;      // end is clipped to the item's; rows that do not exist see nothing
+  RowRange mask;     // end is clipped to the item's; rows that do not exist see nothing
   int32_t token;     // row inside the sequence
   int32_t head;      // of the query
   int32_t packed;    // token of q, out, lse, bias
@@ -35,11 +35,11 @@ struct alignas(16) Item {
   const int32_t* key_positions;
   const float* bias;  // column of key 0
   SequenceMask mask;
-  TileMask rows_of_warp[kWarps];  // what the rows see that a warp computes
-  TileMask
+  TileRange rows_of_warp[kWarps];  // what the rows see that a warp computes
+  TileRange
       // And all rows of the item: a copy per warp, written and read without a CTA barrier
       rows_of_cta[kWarps];
-  uint64_t bad_keys[kWarps];  // see guard.cuh
+  uint64_t nonfinite_keys[kWarps];  // see guard.cuh
   int32_t key_position;
   int32_t key_begin;
 };
@@ -65,10 +65,10 @@ struct Shared {
   KVC_DEVICE float* factors() const { return reinterpret_cast<float*>(base + kFactorOffset); }
 };
 
-KVC_DEVICE TileMask widened_by_lane(const TileMask& tile, int distance) {
-  return widened(tile,
-                 {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
-                  shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
+KVC_DEVICE TileRange united_by_lane(const TileRange& tile, int distance) {
+  return united(tile,
+                {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
+                 shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
 }
 
 // Threads: one per row. Ends with a barrier of the CTA.
@@ -79,14 +79,14 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   const kernels::AttnSequence& sequence = params.sequences[work.sequence];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < C::kRows) {
-    Row row = {kBlindRow, 0, 0, 0, 0, 0.0f, 0};
+    Row row = {kNoKeys, 0, 0, 0, 0, 0.0f, 0};
     if (thread < work.num_rows) {
       const int32_t group = params.num_q_heads / params.num_kv_heads;
       const int32_t packed_row = work.row_begin + thread;
       row.token = packed_row / group;
       row.head = work.kv_head * group + packed_row % group;
       row.packed = static_cast<int32_t>(packed_row_of(sequence, row.token));
-      row.mask = row_mask(sequence, params.causal, row.token);
+      row.mask = row_range(sequence, params.causal, row.token);
       if (row.mask.end > work.key_end) row.mask.end = work.key_end;
       row.exists = 1;
       if (params.alibi != nullptr) {
@@ -112,19 +112,19 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   }
   sync_cta();
 
-  TileMask own = kEmptyTile, all = kEmptyTile;
+  TileRange own = kEmptyTile, all = kEmptyTile;
   const int lane = lane_id(), warp = warp_id();
 #pragma unroll
   for (int first = 0; first < C::kRows; first += kWarpRows) {
     const Row& row = shared.rows()[first + lane % kWarpRows];
-    const TileMask tile = row.exists != 0 ? tile_of(row.mask) : kEmptyTile;
-    all = widened(all, tile);
+    const TileRange tile = row.exists != 0 ? tile_of(row.mask) : kEmptyTile;
+    all = united(all, tile);
     if (C::kRows == kWarpRows || first == warp * kWarpRows) own = tile;
   }
 #pragma unroll
   for (int distance = 1; distance < kWarpRows; distance *= 2) {
-    own = widened_by_lane(own, distance);
-    all = widened_by_lane(all, distance);
+    own = united_by_lane(own, distance);
+    all = united_by_lane(all, distance);
   }
   if (lane == 0) {
     shared.item().rows_of_warp[warp] = own;
@@ -156,9 +156,10 @@ KVC_DEVICE int32_t next_tile(const Item& item, int32_t key, int warp) {
   return skip_gap<C>(item, key + C::kTileStep, warp);
 }
 
-KVC_DEVICE Cover cover_of(const Item& item, const TileMask& tile, int32_t key, int32_t num_keys) {
-  const Cover seen = cover(item.mask, tile, key, key + num_keys);
-  return seen == Cover::kFull && key < item.key_begin ? Cover::kPartial : seen;
+KVC_DEVICE Cover coverage_of(const Item& item, const TileRange& tile, int32_t key,
+                             int32_t num_keys) {
+  const Cover visible_keys = cover(item.mask, tile, key, key + num_keys);
+  return visible_keys == Cover::kFull && key < item.key_begin ? Cover::kPartial : visible_keys;
 }
 
 // ---- Host: the instantiations

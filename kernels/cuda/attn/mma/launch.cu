@@ -52,7 +52,7 @@ int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
 const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 80) return "mma.sync of bf16 and cp.async need compute capability 8.0";
-  if (launch.plan.tile_rows != tile_rows) return "the plan was made for another tile";
+  if (launch.schedule.tile_rows != tile_rows) return "the plan was made for another tile";
   Kv stored;
   if (!stored_type(launch, &stored))
     return "K and V must both be bf16, f16, e4m3, e5m2 or int8 with scales per tensor or per row";

@@ -9,7 +9,7 @@
 namespace kvc::cuda::attn_mma {
 
 // Elements [first, first + 8) as float32; the row is 16-byte aligned.
-KVC_DEVICE void load_8(const std::byte* row, kernels::DType dtype, int first, float (&x)[8]) {
+KVC_DEVICE void load_eight(const std::byte* row, kernels::DType dtype, int first, float (&x)[8]) {
   if (dtype == kernels::DType::kF32) {
     const Words4 low = load_16(row + first * 4), high = load_16(row + first * 4 + 16);
 #pragma unroll
@@ -28,19 +28,19 @@ KVC_DEVICE void load_8(const std::byte* row, kernels::DType dtype, int first, fl
 
 // The same, rotated by row `angles`. Pairs in halves that begin at multiples of 8 (every model) are
 // read eight at a time.
-KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype,
-                               const kernels::Rotation& rotation, int64_t angles, int first,
-                               float (&x)[8]) {
+KVC_DEVICE void load_eight_rotated(const std::byte* row, kernels::DType dtype,
+                                   const kernels::Rotation& rotation, int64_t cos_sin_row,
+                                   int first, float (&x)[8]) {
   const int32_t half = rotation.rotary_dim / 2, inside = first - rotation.begin;
   if (inside + 8 <= 0 || inside >= 2 * half) {
-    load_8(row, dtype, first, x);
+    load_eight(row, dtype, first, x);
     return;
   }
   const bool in_eights = rotation.interleaved == 0 && ((half | rotation.begin) & 7) == 0;
   if (!in_eights) {
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
-      const float value = rotated(rotation, angles, first + i,
+      const float value = rotated(rotation, cos_sin_row, first + i,
                                   [&](int32_t index) { return load_element(row, dtype, index); });
 #pragma unroll
       for (int j = 0; j < 8; ++j) x[j] = i == j ? value : x[j];  // registers have no index
@@ -50,12 +50,12 @@ KVC_DEVICE void load_8_rotated(const std::byte* row, kernels::DType dtype,
   const bool second = inside >= half;
   const int32_t pair = second ? inside - half : inside;
   float other[8];
-  load_8(row, dtype, first, x);
-  load_8(row, dtype, second ? first - half : first + half, other);
-  const float* cos = rotation.cos + angles * half + pair;
-  const float* sin = rotation.sin + angles * half + pair;
+  load_eight(row, dtype, first, x);
+  load_eight(row, dtype, second ? first - half : first + half, other);
+  const float* cos = rotation.cos + cos_sin_row * half + pair;
+  const float* sin = rotation.sin + cos_sin_row * half + pair;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) x[i] = turned(x[i], other[i], cos[i], sin[i], second);
+  for (int i = 0; i < 8; ++i) x[i] = rotated_element(x[i], other[i], cos[i], sin[i], second);
 }
 
 // All rows of the item into shared memory, rows and dims that do not exist as zeros. A barrier
@@ -73,7 +73,7 @@ KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part,
     if (row.exists != 0 && chunk * 8 < params.k_dim) {
       const std::byte* from =
           params.q.base + row.packed * params.q.token_stride + row.head * params.q.head_stride;
-      load_8_rotated(from, params.q.dtype, rotation, row.packed, chunk * 8, x);
+      load_eight_rotated(from, params.q.dtype, rotation, row.packed, chunk * 8, x);
     }
     uint32_t words[4];
 #pragma unroll

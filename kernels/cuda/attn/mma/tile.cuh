@@ -4,14 +4,14 @@
 
 #include "kernels/cuda/attn/mma/layout.h"
 #include "kernels/cuda/attn/mma/query.cuh"
-#include "kernels/cuda/attn/mma/rules.cuh"
+#include "kernels/cuda/attn/mma/score_mods.cuh"
 #include "kernels/cuda/ptx/convert8.cuh"
 
 namespace kvc::cuda::attn_mma {
 
 // Running results of a warp's rows: row lane/4 and row lane/4 + 8.
 template <typename C>
-struct Running {
+struct OnlineSoftmax {
   float o[C::kVDim / 8][4];  // dims: output_dim()
   float m[2];                // log2 units
   float l[2];                // the lane's keys only, until the end
@@ -71,11 +71,11 @@ KVC_DEVICE void scale_scores(Scores<C>& scores, const RowStorage& storage,
 
 // Scores become weights; what was summed under a smaller maximum is scaled down.
 template <typename C>
-KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
+KVC_DEVICE void update_softmax(Scores<C>& scores, OnlineSoftmax<C>& state) {
   float correction[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float largest = running.m[i];
+    float largest = state.m[i];
 #pragma unroll
     for (int n = 0; n < Scores<C>::kTiles; ++n)
       largest = fmaxf(largest, fmaxf(scores.s[n][2 * i], scores.s[n][2 * i + 1]));
@@ -83,8 +83,8 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
     largest = fmaxf(largest, shuffle_xor(largest, 2));
     // A row that has seen nothing yet
     const float base = largest == -__builtin_inff() ? 0.0f : largest;
-    correction[i] = exp2_fast(running.m[i] - base);
-    running.m[i] = largest;
+    correction[i] = exp2_fast(state.m[i] - base);
+    state.m[i] = largest;
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < Scores<C>::kTiles; ++n) {
@@ -95,14 +95,14 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
         sum += s;
       }
     }
-    running.l[i] = running.l[i] * correction[i] + sum;
+    state.l[i] = state.l[i] * correction[i] + sum;
   }
   // Maxima move rarely after the first tiles, and times 1 is no change.
   if (any(correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
     for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) running.o[n][e] *= correction[e >> 1];
+      for (int e = 0; e < 4; ++e) state.o[n][e] *= correction[e >> 1];
     }
   }
 }
@@ -110,7 +110,8 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
 // Scales of V per key go into the weights, in units of a power of two that no scale so far exceeds:
 // weights stay within f16's range, and the choice of the unit changes no bit of a result.
 template <typename C>
-KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std::byte* scales_at) {
+KVC_DEVICE void scale_weights(Scores<C>& scores, OnlineSoftmax<C>& state,
+                              const std::byte* scales_at) {
   const float* scales = reinterpret_cast<const float*>(scales_at);
   float largest = 0.0f;
 #pragma unroll
@@ -124,15 +125,15 @@ KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std:
   // The power of two above, within what float32 can divide by.
   uint32_t exponent = (as_bits(largest) >> 23) + 1;
   exponent = exponent < 32 ? 32 : exponent > 220 ? 220 : exponent;
-  const float unit = fmaxf(as_float(exponent << 23), running.v_unit);
-  if (unit != running.v_unit) {
-    const float correction = running.v_unit / unit;
+  const float unit = fmaxf(as_float(exponent << 23), state.v_unit);
+  if (unit != state.v_unit) {
+    const float correction = state.v_unit / unit;
 #pragma unroll
     for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) running.o[n][e] *= correction;
+      for (int e = 0; e < 4; ++e) state.o[n][e] *= correction;
     }
-    running.v_unit = unit;
+    state.v_unit = unit;
   }
   const float inverse = 1.0f / unit;
 #pragma unroll
@@ -149,7 +150,7 @@ KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std:
 // O += P V.
 template <typename C>
 KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_tile,
-                                Running<C>& running) {
+                                OnlineSoftmax<C>& state) {
   const MatrixAddress lane = matrix_address<C::kVRowBytes>(value_lane(lane_id()));
 #pragma unroll
   for (int t = 0; t < C::kTileKeys / 16; ++t) {
@@ -171,12 +172,12 @@ KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_til
               odd1;  // dims 2g and 2g + 1 of tokens 2p, 2p + 1, and of tokens 8 further
           widen_8<C::kStored8>(permute_bytes(b[2 * half], 0, 0x3120), even0, odd0);
           widen_8<C::kStored8>(permute_bytes(b[2 * half + 1], 0, 0x3120), even1, odd1);
-          mma_16816<C::kMma>(running.o[4 * pair + 2 * half], a, even0, even1);
-          mma_16816<C::kMma>(running.o[4 * pair + 2 * half + 1], a, odd0, odd1);
+          mma_16816<C::kMma>(state.o[4 * pair + 2 * half], a, even0, even1);
+          mma_16816<C::kMma>(state.o[4 * pair + 2 * half + 1], a, odd0, odd1);
         }
       } else {
-        mma_16816<C::kMma>(running.o[2 * pair], a, b[0], b[1]);
-        mma_16816<C::kMma>(running.o[2 * pair + 1], a, b[2], b[3]);
+        mma_16816<C::kMma>(state.o[2 * pair], a, b[0], b[1]);
+        mma_16816<C::kMma>(state.o[2 * pair + 1], a, b[2], b[3]);
       }
     }
   }
@@ -184,29 +185,30 @@ KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_til
 
 // `bad_keys`: see guard.cuh.
 template <typename C>
-KVC_DEVICE void take_tile(const AttnLaunch& launch, const Item& item, const Row* rows,
-                          const Query<C>& q, const std::byte* stage, int32_t first_key,
-                          bool partial, uint64_t bad_keys, Running<C>& running) {
+KVC_DEVICE void process_tile(const AttnLaunch& launch, const Item& item, const Row* rows,
+                             const Query<C>& q, const std::byte* stage, int32_t first_key,
+                             bool partial, uint64_t nonfinite_keys, OnlineSoftmax<C>& state) {
   Scores<C> scores;
   const std::byte* v_tile = stage + C::kTileKeys * C::kKRowBytes;
   const std::byte* scales = stage + C::kStageBytesKv;
   multiply_keys(q, stage, scores);
   if constexpr (C::kEightBit) scale_scores(scores, launch.k_storage, scales);
   const bool masked = partial || launch.params.bias != nullptr;
-  const SeenBits seen = apply_rules(scores, launch.params, item, rows, first_key, masked);
-  softmax(scores, running);
+  const VisibleBits visible_keys =
+      apply_score_modifiers(scores, launch.params, item, rows, first_key, masked);
+  update_softmax(scores, state);
   if constexpr (C::kEightBit) {
     if (launch.v_storage.quant == Quant::kPerTokenHead)
-      scale_weights(scores, running, scales + C::kTileKeys * 4);
+      scale_weights(scores, state, scales + C::kTileKeys * 4);
   }
-  if (bad_keys != 0) {
+  if (nonfinite_keys != 0) {
     constexpr uint64_t kOfLane = 0x0303030303030303u;  // after the shift that SeenBits has, too
-    const uint64_t bad_of_lane = bad_keys >> (2 * (lane_id() & 3)) & kOfLane;
+    const uint64_t nonfinite_of_lane = nonfinite_keys >> (2 * (lane_id() & 3)) & kOfLane;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if ((seen.of[i] & bad_of_lane) != 0) running.l[i] = __builtin_nanf("");
+      if ((visible_keys.of[i] & nonfinite_of_lane) != 0) state.l[i] = __builtin_nanf("");
   }
-  multiply_values(scores, v_tile, running);
+  multiply_values(scores, v_tile, state);
 }
 
 }  // namespace kvc::cuda::attn_mma

@@ -30,9 +30,9 @@ KVC_DEVICE uint32_t not_finite_stored(uint32_t word) {
 // warp. Its `part` of the tile (kLoadKeys keys). Bit k of the result: key k of the tile held Inf or
 // NaN. With 64 rows all warps come here.
 template <typename C>
-KVC_DEVICE uint64_t guard_values(Item& item, std::byte* stage, int part) {
-  std::byte* v = stage + C::kTileKeys * C::kKRowBytes + part * C::kLoadKeys * C::kVRowBytes;
-  uint64_t bad_keys = 0;
+KVC_DEVICE uint64_t clear_nonfinite(Item& item, std::byte* stage, int slice) {
+  std::byte* v = stage + C::kTileKeys * C::kKRowBytes + slice * C::kLoadKeys * C::kVRowBytes;
+  uint64_t nonfinite_keys = 0;
 #pragma unroll 1
   for (int at = lane_id() * 16; at < C::kLoadKeys * C::kVRowBytes; at += 32 * 16) {
     Words4* words = reinterpret_cast<Words4*>(v + at);
@@ -41,23 +41,24 @@ KVC_DEVICE uint64_t guard_values(Item& item, std::byte* stage, int part) {
       const uint32_t bad = not_finite_stored<C>(words->x[i]);
       if (bad != 0) {
         words->x[i] &= ~bad;
-        bad_keys |= uint64_t{1} << (part * C::kLoadKeys + at / C::kVRowBytes);
+        nonfinite_keys |= uint64_t{1} << (slice * C::kLoadKeys + at / C::kVRowBytes);
       }
     }
   }
-  if (any(bad_keys != 0)) {
+  if (any(nonfinite_keys != 0)) {
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2)
-      bad_keys |= shuffle_xor(bad_keys, distance);
+      nonfinite_keys |= shuffle_xor(nonfinite_keys, distance);
   }
   if constexpr (C::kRows != kWarpRows) {
-    if (lane_id() == 0) item.bad_keys[part] = bad_keys;
+    if (lane_id() == 0) item.nonfinite_keys[slice] = nonfinite_keys;
     sync_cta();
-    bad_keys = item.bad_keys[0] | item.bad_keys[1] | item.bad_keys[2] | item.bad_keys[3];
+    nonfinite_keys = item.nonfinite_keys[0] | item.nonfinite_keys[1] | item.nonfinite_keys[2] |
+                     item.nonfinite_keys[3];
   } else {
     sync_warp();
   }
-  return bad_keys;
+  return nonfinite_keys;
 }
 
 }  // namespace kvc::cuda::attn_mma
