@@ -6,7 +6,7 @@ namespace kvc::cuda {
 
 cudaError_t reduce_splits(const AttnLaunch& launch, cudaStream_t stream) {
   const kernels::AttnParams& params = launch.params;
-  const reducing::Launch parameters{.plan = launch.schedule,
+  const reducing::Launch parameters{.schedule = launch.schedule,
                                     .sequences = params.sequences,
                                     .out = params.out,
                                     .lse = params.lse,

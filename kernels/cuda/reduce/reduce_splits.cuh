@@ -22,7 +22,7 @@ constexpr int32_t kCtasPerSm = 8;
 constexpr int32_t kVectors = 2;
 
 struct Launch {
-  WorkSchedule plan;
+  WorkSchedule schedule;
   const kernels::AttnSequence* sequences;
   kernels::TokenRows out;
   float* lse;  // nullable
@@ -43,11 +43,11 @@ struct alignas(4 * Width) Floats {
 };
 
 // The larger one; NaN wins, so that it reaches the outputs.
-KVC_DEVICE float top_of(float a, float b) { return a != a || a > b ? a : b; }
+KVC_DEVICE float max_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 
 // A part of a row as lane s of a group of 32 sources knows the s-th of them: where it begins in the
 // partials, and its weight.
-struct Part {
+struct SourceWeight {
   int64_t at;
   float weight;
 };
@@ -58,38 +58,38 @@ struct Row {
   const ReduceSource* sources;
   int32_t num_sources;
   int32_t row;  // inside the merge item
-  int64_t slot_stride;
+  int64_t split_stride;
   int64_t row_stride;
 
   KVC_DEVICE int64_t begin_of(int32_t source) const {
     const ReduceSource from = sources[source];
-    return from.split * slot_stride + (from.row + row) * row_stride;
+    return from.split * split_stride + (from.row + row) * row_stride;
   }
   // warp. The group of sources from `first` on; lanes without one weigh nothing.
-  KVC_DEVICE Part part(int32_t first, float top) const {
+  KVC_DEVICE SourceWeight weight_of_lane(int32_t first, float max) const {
     const int32_t source = first + lane_id();
     if (source >= num_sources) return {0, 0.0f};
     const int64_t at = begin_of(source);
-    return {at, exp2_fast(partials[at] - top)};
+    return {at, exp2_fast(partials[at] - max)};
   }
 };
 
 // warp. The largest m over all sources.
-KVC_DEVICE float top_of_row(const Row& row) {
-  float top = kMinusInfinity;
+KVC_DEVICE float max_of_row(const Row& row) {
+  float max = kMinusInfinity;
   for (int32_t source = lane_id(); source < row.num_sources; source += 32)
-    top = top_of(row.partials[row.begin_of(source)], top);
+    max = max_or_nan(row.partials[row.begin_of(source)], max);
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) top = top_of(shuffle_xor(top, mask), top);
-  return top;
+  for (int mask = 16; mask > 0; mask /= 2) max = max_or_nan(shuffle_xor(max, mask), max);
+  return max;
 }
 
 // warp. Sum of l over all sources.
-KVC_DEVICE float length_of_row(const Row& row, float top) {
+KVC_DEVICE float sum_of_row(const Row& row, float max) {
   float sum = 0.0f;
   for (int32_t first = 0; first < row.num_sources; first += 32) {
-    const Part part = row.part(first, top);
-    if (part.weight != 0.0f) sum += part.weight * row.partials[part.at + 1];
+    const SourceWeight own = row.weight_of_lane(first, max);
+    if (own.weight != 0.0f) sum += own.weight * row.partials[own.at + 1];
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
@@ -113,12 +113,12 @@ KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index,
 
 // warp. Adds the next 32 sources to the accumulators from `index` on, every lane to its own.
 template <int Width>
-KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32_t index,
-                          int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
+KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t count, int32_t index,
+                            int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
 #pragma unroll 4
   for (int32_t source = 0; source < count; ++source) {
-    const float weight = shuffle(part.weight, source);
-    const float* from = row.partials + shuffle(part.at, source) + 2;
+    const float weight = shuffle(own.weight, source);
+    const float* from = row.partials + shuffle(own.at, source) + 2;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t d = index + i * 32 * Width;
@@ -133,23 +133,23 @@ KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32
 
 // warp.
 template <int Width>
-KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out, float sink,
-                            float* lse) {
-  const float top = top_of_row(row);
-  const bool is_empty = top == kMinusInfinity;
-  const float length = is_empty ? 0.0f : length_of_row(row, top);
+KVC_DEVICE void reduce_row(const Launch& launch, const Row& row, std::byte* out, float sink,
+                           float* lse) {
+  const float max = max_of_row(row);
+  const bool is_empty = max == kMinusInfinity;
+  const float sum = is_empty ? 0.0f : sum_of_row(row, max);
   if (lse != nullptr && lane_id() == 0)
-    *lse = is_empty ? kMinusInfinity : kLn2 * (top + log2_fast(length));
-  const float scale = is_empty ? 0.0f : 1.0f / (length + exp2_fast(kLog2E * sink - top));
+    *lse = is_empty ? kMinusInfinity : kLn2 * (max + log2_fast(sum));
+  const float scale = is_empty ? 0.0f : 1.0f / (sum + exp2_fast(kLog2E * sink - max));
   const bool one_group = row.num_sources <= 32;
-  Part part = is_empty ? Part{0, 0.0f} : row.part(0, top);
+  SourceWeight own = is_empty ? SourceWeight{0, 0.0f} : row.weight_of_lane(0, max);
   for (int32_t first_d = 0; first_d < launch.v_dim; first_d += kVectors * 32 * Width) {
     const int32_t index = first_d + lane_id() * Width;
     Floats<Width> sums[kVectors] = {};
     for (int32_t first = 0; first < row.num_sources && !is_empty; first += 32) {
-      if (!one_group) part = row.part(first, top);
+      if (!one_group) own = row.weight_of_lane(first, max);
       const int32_t left = row.num_sources - first;
-      add_parts<Width>(row, part, left < 32 ? left : 32, index, launch.v_dim, sums);
+      add_sources<Width>(row, own, left < 32 ? left : 32, index, launch.v_dim, sums);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -167,26 +167,26 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     reduce_splits_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   launch_dependents();
-  const WorkSchedule& plan = launch.schedule;
-  const int32_t num_tasks = plan.counts[1] * plan.tile_rows;
+  const WorkSchedule& schedule = launch.schedule;
+  const int32_t num_tasks = schedule.counts[1] * schedule.tile_rows;
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   for (int32_t task = static_cast<int32_t>(blockIdx.x) * kWarps + warp_id(); task < num_tasks;
        task += stride) {
-    const ReduceItem merge = plan.reductions[task / plan.tile_rows];
-    const int32_t i = task % plan.tile_rows;
-    if (i >= merge.num_rows) continue;
-    const Row row{plan.partials,
-                  plan.sources + merge.first_source,
-                  merge.num_sources,
+    const ReduceItem item = schedule.reductions[task / schedule.tile_rows];
+    const int32_t i = task % schedule.tile_rows;
+    if (i >= item.num_rows) continue;
+    const Row row{schedule.partials,
+                  schedule.sources + item.first_source,
+                  item.num_sources,
                   i,
-                  split_floats(plan.tile_rows, launch.v_dim),
+                  split_floats(schedule.tile_rows, launch.v_dim),
                   2 + launch.v_dim};
-    const kernels::AttnSequence& sequence = launch.sequences[merge.sequence];
-    const int32_t packed = merge.row_begin + i, token_row = packed / launch.group_size;
-    const int32_t head = merge.kv_head * launch.group_size + packed % launch.group_size;
+    const kernels::AttnSequence& sequence = launch.sequences[item.sequence];
+    const int32_t packed = item.row_begin + i, token_row = packed / launch.group_size;
+    const int32_t head = item.kv_head * launch.group_size + packed % launch.group_size;
     const int64_t token =
         sequence.row_map != nullptr ? sequence.row_map[token_row] : sequence.row_begin + token_row;
-    combine_row<Width>(
+    reduce_row<Width>(
         launch, row,
         launch.out.base + token * launch.out.token_stride + head * launch.out.head_stride,
         launch.sinks != nullptr ? launch.sinks[head] : kMinusInfinity,

@@ -9,7 +9,7 @@ cudaError_t cos_sin(const CosSinParams& params, cudaStream_t stream) {
   if (pairs <= 0) return cudaSuccess;
   const int64_t ctas = (pairs + cos_sin_config::kThreads - 1) / cos_sin_config::kThreads;
   const uint32_t num_ctas =
-      ctas < cos_sin_config::kMostCtas ? static_cast<uint32_t>(ctas) : cos_sin_config::kMostCtas;
+      ctas < cos_sin_config::kMaxCtas ? static_cast<uint32_t>(ctas) : cos_sin_config::kMaxCtas;
   return launch(cos_sin_kernel, {.grid = {num_ctas, 1, 1}, .threads = cos_sin_config::kThreads},
                 stream, params);
 }

@@ -11,7 +11,7 @@ namespace kvc::cuda::cos_sin_config {
 
 constexpr uint32_t kThreads = 128;
 // CTAs at most; rows beyond are taken in turn.
-constexpr uint32_t kMostCtas = 1024;
+constexpr uint32_t kMaxCtas = 1024;
 
 }  // namespace kvc::cuda::cos_sin_config
 

@@ -8,7 +8,7 @@
 namespace kvc::cuda::batch_metadata_kernels {
 
 // What the kernel needs of a sequence, read once.
-struct ViewedSequence {
+struct SequenceInfo {
   int32_t stored;  // tokens before this forward, tree nodes included
   int32_t append;
   int32_t length;  // committed tokens
@@ -29,9 +29,9 @@ struct ViewedSequence {
   }
 };
 
-KVC_DEVICE ViewedSequence viewed_sequence(const BatchMetadataParams& params, int32_t s) {
+KVC_DEVICE SequenceInfo read_sequence(const BatchMetadataParams& params, int32_t s) {
   const StepState& step = params.step;
-  ViewedSequence q{};
+  SequenceInfo q{};
   q.stored = step.stored[s];
   q.append = step.append[s];
   q.length = step.length[s];
@@ -44,25 +44,25 @@ KVC_DEVICE ViewedSequence viewed_sequence(const BatchMetadataParams& params, int
     q.parents = step.words + tree_at;
     q.depths = q.parents + q.num_nodes;
   }
-  q.first_key = params.scope == Scope::kNew ? q.stored : 0;
+  q.first_key = params.scope == KeyScope::kNew ? q.stored : 0;
   return q;
 }
 
 // Keys [0, sink_end) and [begin, its own position].
-struct SeenKeys {
+struct VisibleRange {
   int32_t sink_end;
   int32_t begin;
 };
 
-KVC_HD bool narrows(const BatchMetadataParams& params, const ViewedSequence& q) {
-  return params.scope != Scope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
-                                           params.call_window != 0 || q.window != 0);
+KVC_HD bool is_windowed(const BatchMetadataParams& params, const SequenceInfo& q) {
+  return params.scope != KeyScope::kCross && (params.layer_window != 0 || params.layer_chunk != 0 ||
+                                              params.call_window != 0 || q.window != 0);
 }
 
 // keys_of_query.
-KVC_HD SeenKeys seen_keys(const BatchMetadataParams& params, const ViewedSequence& q,
-                          int32_t index) {
-  SeenKeys keys{0, 0};
+KVC_HD VisibleRange visible_range(const BatchMetadataParams& params, const SequenceInfo& q,
+                                  int32_t index) {
+  VisibleRange keys{0, 0};
   const auto at_least = [&](int32_t begin) {
     keys.begin = keys.begin < begin ? begin : keys.begin;
   };
@@ -80,16 +80,16 @@ KVC_HD SeenKeys seen_keys(const BatchMetadataParams& params, const ViewedSequenc
 
 // First key of AttnSequence::key_begins. A tree's nodes are hidden by its mask: their places say
 // nothing about their positions.
-KVC_HD int32_t key_begin(const ViewedSequence& q, const SeenKeys& keys) {
+KVC_HD int32_t key_begin(const SequenceInfo& q, const VisibleRange& keys) {
   const int32_t begin = q.is_tree() && keys.begin > q.length ? q.length : keys.begin;
   return begin > q.first_key ? begin - q.first_key : 0;
 }
 
 // Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
 // their children: words fill from the last to the first.
-KVC_DEVICE void write_mask(const BatchMetadataParams& params, const ViewedSequence& q, int32_t row,
+KVC_DEVICE void write_mask(const BatchMetadataParams& params, const SequenceInfo& q, int32_t row,
                            int32_t num_words, uint64_t* words) {
-  const SeenKeys keys = seen_keys(params, q, q.row_index(row));
+  const VisibleRange keys = visible_range(params, q, q.row_index(row));
   int32_t node = q.old_nodes() + row;
   for (int32_t word = num_words - 1; word >= 0; --word) {
     uint64_t bits = 0;
@@ -104,7 +104,7 @@ KVC_DEVICE void write_mask(const BatchMetadataParams& params, const ViewedSequen
 
 // Absolute position of a key where that is not its place: tokens that were shifted, nodes of a
 // tree.
-KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& q, int32_t s,
+KVC_DEVICE int32_t position_of_key(const StepState& step, const SequenceInfo& q, int32_t s,
                                    int32_t key) {
   if (key >= q.stored) return step.positions[q.row_begin + key - q.stored];
   if (key >= q.length) return q.length + step.offset[s] + q.depths[key - q.length];
@@ -123,9 +123,9 @@ KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& 
 
 // AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
 // sequence.
-KVC_DEVICE int32_t key_end(const BatchMetadataParams& params, const ViewedSequence& q, int32_t s,
+KVC_DEVICE int32_t key_end(const BatchMetadataParams& params, const SequenceInfo& q, int32_t s,
                            int32_t row) {
-  const int32_t first_key = params.scope == Scope::kNew ? q.length : 0;
+  const int32_t first_key = params.scope == KeyScope::kNew ? q.length : 0;
   const int32_t token = q.length + row;
   int32_t end = token + 1;
   for (int32_t i = 0; i < params.num_spans; ++i) {

@@ -108,7 +108,7 @@ cudaError_t launch_kernel(const AttnLaunch& params, cudaStream_t stream) {
   const cudaError_t error = allow_shared(attn_mma<C>, Shared<C>::kBytes);
   if (error != cudaSuccess) return error;
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>(params.plan.num_ctas);
+  shape.grid[0] = static_cast<uint32_t>(params.schedule.num_ctas);
   shape.threads = kThreads;
   shape.shared_bytes = Shared<C>::kBytes;
   shape.may_overlap = true;
