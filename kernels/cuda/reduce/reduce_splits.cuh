@@ -1,9 +1,7 @@
-// Partial results of split rows into out and lse. For every row of every merge item, with the
-// sources s in
-// their order:
+// Reduces splits into out and lse. For every row of every ReduceItem, with its sources s in order:
 //   m = max m_s,  w_s = 2^(m_s - m),  lse = ln(2) * (m + log2(sum w_s l_s))
 //   O = sum w_s acc_s / (sum w_s l_s + 2^(sink - m))
-// A row that no source saw anything of: O = 0, lse = -inf.
+// A row that saw no key in any source gets O = 0 and lse = -inf.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -11,23 +9,23 @@
 
 namespace kvc::cuda::reducing {
 
-// A warp per row and query head; four rows of a CTA lie side by side in a slot.
+// A warp per row and query head. The four rows of a CTA are neighbours in a split.
 constexpr int32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
-// Keeps ptxas from squeezing registers, with spills, for more.
+// Leaves enough registers: for more CTAs ptxas would spill.
 constexpr int32_t kCtasPerSm = 8;
 
-// Vectors of accumulators that a lane has under way per source: 128 accumulators of a row in pairs
-// take two.
+// Vectors of accumulators in flight per lane and source. 128 accumulators of a row in pairs take
+// two.
 constexpr int32_t kVectors = 2;
 
 struct Launch {
   WorkSchedule schedule;
   const kernels::AttnSequence* sequences;
   kernels::TokenRows out;
-  float* lse;  // nullable
+  float* lse;  // Nullable.
   int64_t lse_token_stride;
-  const float* sinks;  // nullable, natural units
+  const float* sinks;  // Sink logits, nullable, in natural units.
   int32_t v_dim;
   int32_t group_size;
 };
@@ -42,11 +40,11 @@ struct alignas(4 * Width) Floats {
   float x[Width];
 };
 
-// The larger one; NaN wins, so that it reaches the outputs.
+// The larger value. NaN wins, so that it reaches the outputs.
 KVC_DEVICE float max_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 
-// A part of a row as lane s of a group of 32 sources knows the s-th of them: where it begins in the
-// partials, and its weight.
+// One source of a row: its offset in the partials and its weight. Lane s of a warp holds source s
+// of a group of 32.
 struct SourceWeight {
   int64_t at;
   float weight;
@@ -57,7 +55,7 @@ struct Row {
   const float* partials;
   const ReduceSource* sources;
   int32_t num_sources;
-  int32_t row;  // inside the merge item
+  int32_t row;  // Row inside the ReduceItem.
   int64_t split_stride;
   int64_t row_stride;
 
@@ -65,7 +63,7 @@ struct Row {
     const ReduceSource from = sources[source];
     return from.split * split_stride + (from.row + row) * row_stride;
   }
-  // warp. The group of sources from `first` on; lanes without one weigh nothing.
+  // warp. The group of 32 sources from `first` on. Lanes without a source get weight 0.
   KVC_DEVICE SourceWeight weight_of_lane(int32_t first, float max) const {
     const int32_t source = first + lane_id();
     if (source >= num_sources) return {0, 0.0f};
@@ -74,7 +72,7 @@ struct Row {
   }
 };
 
-// warp. The largest m over all sources.
+// warp. The largest m of all sources.
 KVC_DEVICE float max_of_row(const Row& row) {
   float max = kMinusInfinity;
   for (int32_t source = lane_id(); source < row.num_sources; source += 32)
@@ -84,7 +82,7 @@ KVC_DEVICE float max_of_row(const Row& row) {
   return max;
 }
 
-// warp. Sum of l over all sources.
+// warp. The weighted sum of l over all sources.
 KVC_DEVICE float sum_of_row(const Row& row, float max) {
   float sum = 0.0f;
   for (int32_t first = 0; first < row.num_sources; first += 32) {
@@ -111,7 +109,7 @@ KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index,
   }
 }
 
-// warp. Adds the next 32 sources to the accumulators from `index` on, every lane to its own.
+// warp. Adds the next 32 sources to the accumulators from `index` on, each lane to its own.
 template <int Width>
 KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t count, int32_t index,
                             int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
@@ -122,7 +120,7 @@ KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t cou
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t d = index + i * 32 * Width;
-      // What weighs nothing may hold anything.
+      // A source of weight 0 may hold any bits.
       if (d >= v_dim || weight == 0.0f) continue;
       const auto values = *reinterpret_cast<const Floats<Width>*>(from + d);
 #pragma unroll
@@ -131,7 +129,7 @@ KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t cou
   }
 }
 
-// warp.
+// warp. Reduces one row.
 template <int Width>
 KVC_DEVICE void reduce_row(const Launch& launch, const Row& row, std::byte* out, float sink,
                            float* lse) {
@@ -161,7 +159,7 @@ KVC_DEVICE void reduce_row(const Launch& launch, const Row& row, std::byte* out,
   }
 }
 
-// Width 2: v_dim is even and rows of `out` are aligned for pairs of elements.
+// Width 2: v_dim is even, and rows of `out` are aligned to pairs of elements.
 template <int Width>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     reduce_splits_kernel(const __grid_constant__ Launch launch) {

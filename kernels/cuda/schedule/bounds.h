@@ -1,4 +1,4 @@
-// How large a plan can get, whatever the sequences are within the declared most. Host only.
+// The size of a schedule, whatever the sequences are within the declared limits. Host only.
 #pragma once
 
 #include <algorithm>
@@ -8,9 +8,9 @@
 namespace kvc::cuda {
 namespace scheduling {
 
-// The scratch of a plan, one array behind the other.
+// Offsets of the arrays in the scratch memory of the scheduler.
 struct ScheduleScratch {
-  int64_t tiles;  // offsets in bytes
+  int64_t tiles;  // Offsets in bytes.
   int64_t boundaries;
   int64_t first_tile;
   int64_t bytes;
@@ -19,8 +19,8 @@ struct ScheduleScratch {
 inline int64_t max_tiles(const ScheduleShape& shape, const ScheduleLimits& limits) {
   const int64_t tile_rows = shape.geometry.tile_rows;
   const int64_t packed = limits.max_rows * shape.group_size;
-  // A planned sequence has at least `fewest` packed rows, so there are at most so many, and n of
-  // them have at most n + (packed - n) / tile_rows tiles.
+  // A scheduled sequence has at least `fewest` packed rows, which bounds the number of sequences.
+  // Together, n sequences have at most n + (packed - n) / tile_rows tiles.
   const int64_t fewest = std::max<int64_t>({int64_t{shape.min_rows} + 1, shape.group_size, 1});
   const int64_t sequences = std::min<int64_t>(limits.max_sequences, packed / fewest);
   const int64_t each = divide_up(std::max(0, shape.max_rows), shape.geometry.tile_rows);
@@ -40,7 +40,7 @@ inline ScheduleScratch schedule_scratch(const ScheduleShape& shape, const Schedu
   return scratch;
 }
 
-// The steps' view of a launch. `num_sequences` and what follows from it is filled by who runs them.
+// The scheduler of a launch. The caller fills `num_sequences` and the fields that depend on it.
 inline Scheduler scheduler_of(const ScheduleLaunch& launch) {
   const ScheduleScratch scratch = schedule_scratch(launch.shape, launch.limits);
   auto* const memory = static_cast<std::byte*>(launch.scratch);
@@ -59,12 +59,15 @@ inline Scheduler scheduler_of(const ScheduleLaunch& launch) {
 
 }  // namespace scheduling
 
-// Equal shares: num_ctas - 1 cuts divide at most so many parts, each of which gets two slots from
-// its first cut and one from every other. So there are at most two slots per CTA, and with sinks
-// apart two more per unit. Fixed keys: every unit may be cut at each multiple. Shared prefixes:
-// every item may have a slot. A member's merge has its own slots and for each of its prefixes those
-// of one unit, at least one per part; a further slot, which a cut made, belongs to one unit and so
-// to no more members than that has rows.
+// The bounds:
+// - Equal shares: num_ctas - 1 boundaries divide at most as many chunks. A chunk gets two splits
+//   from its first boundary and one from each other boundary. So there are at most two splits per
+//   CTA. With separate sink tokens there are at most two more per head tile.
+// - fixed_keys: a head tile may be split at each multiple of fixed_keys.
+// - Shared prefixes: every work item may write a split. The reduction of a member reads its own
+//   splits and, for each of its prefixes, the splits of one head tile: at least one per chunk. A
+//   further split, which a boundary made, belongs to one head tile and so to at most as many
+//   members as that tile has rows.
 inline ScheduleBytes schedule_bytes(const ScheduleShape& shape, const ScheduleLimits& limits) {
   const int64_t head_tiles = scheduling::max_tiles(shape, limits) * shape.num_kv_heads;
   const int64_t boundaries = std::max<int64_t>(0, int64_t{shape.geometry.num_ctas} - 1);

@@ -1,4 +1,4 @@
-// The planner's steps as loops on the host: what kernel.cuh does with one CTA, with the same
+// The scheduler as loops on the host. kernel.cuh runs the same steps as one CTA, with the same
 // result.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace kvc::cuda {
 
-// All pointers of `launch` are the host's, sized by plan_bytes.
+// All pointers of `launch` are host pointers, sized by schedule_bytes.
 inline void schedule_on_host(const ScheduleLaunch& launch) {
   using namespace scheduling;
   Scheduler work = scheduler_of(launch);

@@ -1,5 +1,6 @@
-// The planner's steps (plan.h) by one CTA: a thread per sequence, tile, cut and item, prefix sums
-// of the CTA between them. Nothing is serial but the search for the first key of a tile's rows.
+// The steps of the scheduler (schedule.h) as one CTA: a thread per sequence, tile, boundary and
+// work item, with prefix sums of the CTA in between. Only the search for the first key of a tile's
+// rows is serial.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -16,13 +17,14 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= kMaxSharedBytes);
 
-// Prefix sums of one value per thread. Two alternating rows of warp sums: one barrier per sum is
-// enough.
+// Exclusive prefix sums of one value per thread. Two alternating rows of warp sums make one barrier
+// per sum sufficient.
 class Scan {
  public:
   explicit KVC_DEVICE Scan(Shared* shared) : shared_(shared) {}
 
-  // The sum over the threads in front of this one; `total`: over all. Reached by all threads.
+  // Returns the sum over the threads before this one; `total` gets the sum over all. All threads
+  // call it.
   KVC_DEVICE int64_t before(int64_t value, int64_t* total) {
     const int lane = lane_id(), warp = warp_id();
     int64_t sum = value;
@@ -50,7 +52,7 @@ class Scan {
   int row_ = 0;
 };
 
-// Two sums below 2^31 in one.
+// Packs two sums below 2^31 into one value.
 KVC_DEVICE int64_t pair_up(int32_t high, int32_t low) { return int64_t{high} << 32 | low; }
 KVC_DEVICE int32_t high_of(int64_t pair) { return static_cast<int32_t>(pair >> 32); }
 KVC_DEVICE int32_t low_of(int64_t pair) { return static_cast<int32_t>(pair); }
@@ -110,7 +112,7 @@ KVC_DEVICE void find_boundaries(const Scheduler& work, Scan& scan) {
 
 KVC_DEVICE void write_shared_reductions(const Scheduler& work, Scan& scan) {
   const int32_t count = num_head_tiles(work);
-  int64_t done = work.schedule.counts[3];  // behind the sources of all slots
+  int64_t done = work.schedule.counts[3];  // The sources of members lie behind those of all splits.
   for (int32_t first = 0; first < count; first += kThreads) {
     const int32_t i = first + static_cast<int32_t>(threadIdx.x);
     int64_t total;
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t count = num_items(work);
   for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += kThreads) write_item(work, i);
   if (work.shares != nullptr) {
-    sync_cta();  // the counts
+    sync_cta();  // Makes the counts visible.
     write_shared_reductions(work, scan);
   }
 }

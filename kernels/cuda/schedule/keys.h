@@ -1,6 +1,6 @@
-// Which keys the rows of a tile see together, as a line of pieces: what the planner cuts. Pure
-// integer functions of one sequence (the rules are those of src/exec/key_pieces.h), the same on
-// host and device.
+// The visible keys of a tile's rows, as a sequence of key blocks that the scheduler divides. Pure
+// integer functions of one sequence, the same on host and device. The rules are those of
+// src/exec/key_pieces.h.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +14,27 @@ KVC_HD int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 KVC_HD int64_t within(int64_t value, int64_t low, int64_t high) {
   return at_least(low, at_most(value, high));
 }
-// 32 bits: a division of 64 bits is a function of some hundred instructions on the device.
+// 32 bits only: on the device a 64-bit division is a function of about a hundred instructions.
 KVC_HD int32_t divide_up(int32_t value, int32_t divisor) {
   return value / divisor + (value % divisor != 0 ? 1 : 0);
 }
 
-// A sequence's rows of one kv head, token rows times query heads; 0: the sequence is not planned.
+// Packed rows of a sequence per KV head: token rows times query heads. 0: the sequence is not
+// scheduled.
 KVC_HD int32_t scheduled_rows(const ScheduleShape& shape, int64_t token_rows) {
   const int64_t rows = token_rows * shape.group_size;
   return rows > shape.min_rows && rows <= shape.max_rows ? static_cast<int32_t>(rows) : 0;
 }
 
-// [0, sink_end) and [begin, end). Without a gap between the two, or where sinks need no item of
-// their own: sink_end = 0.
+// The visible keys of a tile: [0, sink_end) and [begin, end). sink_end is 0 where no gap lies
+// between the two, or where the sink tokens need no work item of their own.
 struct TileKeys {
   int32_t sink_end;
   int32_t begin;
   int32_t end;
 };
 
-// Of token rows [row_begin, row_end), which are not empty.
+// The visible keys of token rows [row_begin, row_end), a range that is not empty.
 KVC_HD TileKeys tile_keys(const ScheduleShape& shape, const kernels::AttnSequence& sequence,
                           int64_t row_begin, int64_t row_end) {
   const int64_t last = row_end - 1;
@@ -55,21 +56,21 @@ KVC_HD TileKeys tile_keys(const ScheduleShape& shape, const kernels::AttnSequenc
   return {static_cast<int32_t>(sink_end), static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
-// A range of keys in pieces of `size` keys at absolute multiples: the pieces of the sinks, then
-// those of the rest. A piece that holds sinks and the rest belongs to the sinks' pieces, unless
-// sinks are apart.
+// The visible keys in blocks of `size` keys at absolute multiples: first the blocks of the sink
+// tokens, then the rest. A block with sink tokens and other keys counts as a sink block, unless
+// sink tokens are separate.
 struct KeyBlocks {
   int32_t size;
   int32_t sink_blocks;
-  int32_t first;        // absolute piece that the rest begins with
-  int32_t rest_blocks;  // of the rest
+  int32_t first;        // Absolute index of the first block of the rest.
+  int32_t rest_blocks;  // Blocks of the rest.
 
   KVC_HD int32_t count() const { return sink_blocks + rest_blocks; }
-  // Absolute piece of the index-th.
+  // Absolute index of a block.
   KVC_HD int64_t at(int64_t index) const {
     return index < sink_blocks ? index : int64_t{first} + index - sink_blocks;
   }
-  // How many pieces of the sinks and of the rest begin in front of an absolute piece.
+  // The numbers of sink blocks and of other blocks in front of an absolute block.
   KVC_HD int64_t sinks_before(int64_t block) const { return at_most(block, sink_blocks); }
   KVC_HD int64_t rest_before(int64_t block) const { return within(block - first, 0, rest_blocks); }
 };
@@ -83,8 +84,8 @@ KVC_HD KeyBlocks key_blocks(const ScheduleShape& shape, const TileKeys& keys, in
   return blocks;
 }
 
-// First and last key (exclusive) of pieces [begin, end) of a line, begin < end; not before the
-// first visible block of `key_block` keys.
+// First key and end of the keys of blocks [begin, end), with begin < end. The first key does not
+// lie before the first visible block of `key_block` keys.
 struct KeyRange {
   int32_t begin;
   int32_t end;
@@ -99,7 +100,7 @@ KVC_HD KeyRange key_range(const ScheduleShape& shape, const TileKeys& keys, cons
     if (separate) first = at_least(first, keys.sink_end);
   }
   int64_t last = (blocks.at(end - 1) + 1) * blocks.size;
-  // The sinks' last piece may hold the beginning of the rest.
+  // The last sink block may hold the beginning of the rest.
   const bool only_sinks =
       end <= blocks.sink_blocks && (separate || keys.begin >= keys.end ||
                                     keys.begin >= int64_t{blocks.sink_blocks} * blocks.size);

@@ -1,14 +1,22 @@
-// The planner of all attention kernels: a pure function of what the sequences see. Every step is a
-// function of one index (a sequence, a tile, a CTA, an item) with prefix sums in between, so that
-// host.h runs it as loops and kernel.cuh as one CTA, bit for bit the same.
+// The scheduler of all attention kernels: a pure function of the sequences' visible ranges. Every
+// step is a function of one index (a sequence, a q tile, a CTA or a work item), with prefix sums in
+// between. So host.h runs it as loops and kernel.cuh as one CTA, with the same bits.
 //
-// A planned sequence is cut into tiles of rows. A tile of one kv head is a unit; a unit consists of
-// parts, which are never one item together: one, or two when sinks are apart, or one per fixed_keys
-// keys. A part costs item_cost and its visible key blocks. All parts, by tile, kv head and keys,
-// make a line; CTA c does what lies between cut c and cut c + 1. Cuts lie at equal distances, moved
-// back to the begin of a block, or of a part when in front of its second block (with fixed_keys: on
-// to the begin of a part). The items of a unit that is one item write the output; the others, of
-// split units, a slot each. Slots are numbered along the line: those of a unit follow each other.
+// Terms:
+// - q tile: up to tile_rows packed rows of one sequence.
+// - head tile: one q tile with one KV head.
+// - KV chunk: the keys of a head tile form one or more chunks, and no work item spans two. There is
+//   one chunk per head tile, two when sink tokens are separate, or one per fixed_keys keys.
+// - cost: a chunk costs item_cost plus the number of its visible key blocks.
+// - CTA boundary: chunks are ordered by q tile, KV head and keys. CTA c runs the work between
+//   boundaries c and c + 1 in the prefix sum of the cost.
+//
+// Boundaries divide the cost evenly. Each one moves back to the begin of a key block, or of the
+// chunk when it lies before the chunk's second block. With fixed_keys it moves on to the begin of a
+// chunk.
+//
+// A head tile of one work item writes the output. Otherwise every work item of it writes a split.
+// Splits are numbered in the same order, so those of one head tile are consecutive.
 #pragma once
 
 #include "kernels/cuda/schedule/keys.h"
@@ -16,27 +24,29 @@
 namespace kvc::cuda::scheduling {
 
 struct QTile {
-  int64_t cost_before;  // of one kv head, of all tiles in front of it
-  // Tiles of two parts and more, and those of shared prefixes and members
+  int64_t cost_before;  // Cost of all tiles before this one, for one KV head.
+  // Tiles before this one that have two or more chunks, or belong to shared prefixes or their
+  // members.
   int32_t split_tiles_before;
-  int32_t split_chunks_before;  // their parts
+  int32_t split_chunks_before;  // The chunks of those tiles.
   int32_t sequence;
   TileKeys keys;
 };
 static_assert(sizeof(QTile) == 32);
 
-// Where CTA c begins. `piece` counts along the part's KeyLine, see UnitKeys.
+// The place where CTA c begins. `block` counts along HeadTileKeys::split_blocks.
 struct CtaBoundary {
   int32_t tile;
   int32_t kv_head;
   int32_t chunk;
   int32_t block;
-  int32_t inside_chunks;   // cuts inside parts, up to and with this one
-  int32_t boundary_tiles;  // units that only these divide
-  int32_t first_item;      // of the CTA: cta_begin, where the kernel finds it fast
+  int32_t inside_chunks;   // Boundaries inside chunks up to this one, included.
+  int32_t boundary_tiles;  // Head tiles that are split by these boundaries alone.
+  // First work item of the CTA. A copy of cta_begin that the kernel reads fast.
+  int32_t first_item;
 };
 
-// Everything a step of the planner reads and writes.
+// Everything that the steps of the scheduler read and write.
 struct Scheduler {
   ScheduleShape shape;
   const kernels::AttnSequence* sequences;
@@ -49,11 +59,12 @@ struct Scheduler {
   CtaBoundary* boundaries;  // [num_ctas + 1]
 };
 
-// ---- keys of a unit
+// ---- keys of a head tile
 
 struct HeadTileKeys {
   KeyBlocks blocks;
-  KeyBlocks split_blocks;  // that parts consist of: blocks, or fixed_keys keys each
+  // The units of which chunks consist: key blocks, or fixed_keys keys each.
+  KeyBlocks split_blocks;
   int32_t num_chunks;
 };
 
@@ -88,7 +99,7 @@ KVC_HD int64_t head_tile_cost(const ScheduleShape& shape, const HeadTileKeys& he
   return int64_t{head_tile.num_chunks} * item_cost(shape) + head_tile.blocks.count();
 }
 
-// What lies in front of a part inside its unit. Parts that fixed_keys made have closed forms.
+// Cost of the chunks before this one in its head tile. Chunks of fixed_keys have a closed form.
 KVC_HD int64_t chunk_cost_before(const ScheduleShape& shape, const HeadTileKeys& head_tile,
                                  int32_t chunk) {
   if (chunk == 0) return 0;
@@ -103,15 +114,15 @@ KVC_HD int64_t chunk_cost_before(const ScheduleShape& shape, const HeadTileKeys&
   return int64_t{chunk} * item_cost(shape) + blocks;
 }
 
-// ---- tiles
+// ---- q tiles
 
 KVC_HD int32_t num_tiles_of(const Scheduler& work, int32_t sequence) {
   return divide_up(scheduled_rows(work.shape, work.sequences[sequence].num_rows),
                    work.shape.geometry.tile_rows);
 }
 
-// The last index in [begin, end) for which `key` is not above `value`; `key` never decreases and
-// key(begin) <= value.
+// Binary search: the last index in [begin, end) with key(index) <= value. `key` never decreases,
+// and key(begin) <= value.
 template <typename Key, typename Value>
 KVC_HD int32_t last_not_above(int32_t begin, int32_t end, Value value, Key key) {
   while (end - begin > 1) {
@@ -124,7 +135,7 @@ KVC_HD int32_t last_not_above(int32_t begin, int32_t end, Value value, Key key) 
   return begin;
 }
 
-// Packed rows of a tile inside its sequence.
+// The packed rows of a tile in its sequence.
 struct TileRows {
   int32_t begin;
   int32_t count;
@@ -136,7 +147,7 @@ KVC_HD TileRows tile_rows(const Scheduler& work, int32_t tile, int32_t sequence)
   return {begin, left < most ? left : most};
 }
 
-// Entries of shared prefixes and their members: every item of theirs is a part.
+// Entries of shared prefixes and their members: all their work items write splits.
 KVC_HD bool is_prefix(const Scheduler& work, int32_t sequence) {
   return work.shares != nullptr && work.shares[sequence].key_end > 0;
 }
@@ -150,7 +161,7 @@ struct TileSums {
   int32_t split_chunks;
 };
 
-// Fills sequence and keys of a tile; the caller adds up what it returns.
+// Fills the sequence and keys of a tile. The caller accumulates the returned sums.
 KVC_HD TileSums describe_tile(const Scheduler& work, int32_t index) {
   const ScheduleShape& shape = work.shape;
   QTile& tile = work.tiles[index];
@@ -180,12 +191,12 @@ KVC_HD void set_sums(const Scheduler& work, int32_t index, const TileSums& befor
   work.tiles[index].split_chunks_before = before.split_chunks;
 }
 
-// Parts in front of a tile, of all kv heads.
+// Chunks of all KV heads before a tile.
 KVC_HD int32_t chunks_before(const Scheduler& work, int32_t tile) {
   const QTile& plan = work.tiles[tile];
   return work.shape.num_kv_heads * (tile - plan.split_tiles_before + plan.split_chunks_before);
 }
-// Whether the tile's units are split without any cut.
+// Whether the tile's head tiles are split without any boundary.
 KVC_HD bool is_split(const Scheduler& work, int32_t tile) {
   return work.tiles[tile + 1].split_tiles_before > work.tiles[tile].split_tiles_before;
 }
@@ -195,10 +206,10 @@ KVC_HD int32_t chunks_of(const Scheduler& work, int32_t tile) {
              : 1;
 }
 
-// ---- cuts
+// ---- CTA boundaries
 
-// Where on the line cut `index` should lie. Less than twice what an item costs beside its keys is
-// no share: more CTAs would only make more to merge.
+// The ideal cost before boundary `index`. A share is at least twice item_cost: more CTAs would only
+// make more splits to reduce.
 KVC_HD int64_t cost_before_boundary(const ScheduleShape& shape, int64_t total, int32_t index) {
   const int32_t num_ctas = shape.geometry.num_ctas;
   const int64_t least = shape.fixed_keys > 0 ? 1 : 2 * int64_t{item_cost(shape)};
@@ -251,7 +262,7 @@ KVC_HD bool same_head_tile(const CtaBoundary& a, const CtaBoundary& b) {
   return a.tile == b.tile && a.kv_head == b.kv_head;
 }
 
-// Whether the cut divides a part.
+// Whether the boundary divides a chunk.
 KVC_HD bool is_inside_chunk(const Scheduler& work, const CtaBoundary& boundary) {
   if (work.shape.fixed_keys > 0 || is_end(work, boundary)) return false;
   if (boundary.chunk == 0) return boundary.block > 0;
@@ -263,7 +274,7 @@ struct BoundarySums {
   int32_t inside_chunks;
   int32_t boundary_tiles;
 };
-// What cut `index` adds to the sums. Reads places alone.
+// Contribution of boundary `index` to the sums. Reads the places of boundaries alone.
 KVC_HD BoundarySums count_boundary(const Scheduler& work, int32_t index) {
   const CtaBoundary& boundary = work.boundaries[index];
   if (!is_inside_chunk(work, boundary)) return {0, 0};
@@ -279,7 +290,7 @@ KVC_HD int32_t chunk_index(const Scheduler& work, const CtaBoundary& boundary) {
              : before + boundary.kv_head * chunks_of(work, boundary.tile) + boundary.chunk;
 }
 
-// Every cut inside a part makes one more item of it.
+// Every boundary inside a chunk adds one work item.
 KVC_HD void finish_boundary(const Scheduler& work, int32_t index, const BoundarySums& up_to) {
   CtaBoundary& boundary = work.boundaries[index];
   boundary.inside_chunks = up_to.inside_chunks;
@@ -288,7 +299,7 @@ KVC_HD void finish_boundary(const Scheduler& work, int32_t index, const Boundary
   work.schedule.cta_begin[index] = boundary.first_item;
 }
 
-// ---- what comes out
+// ---- output
 
 KVC_HD int32_t num_items(const Scheduler& work) {
   return chunks_before(work, work.num_tiles) +
@@ -306,7 +317,8 @@ KVC_HD void write_counts(const Scheduler& work) {
   work.schedule.counts[3] = splits;
 }
 
-// Item `index`, its source, and with the first item of a split unit the unit's merge.
+// Writes work item `index` and its source. The first work item of a split head tile also writes the
+// reduction of that head tile.
 KVC_HD void write_item(const Scheduler& work, int32_t index) {
   const ScheduleShape& shape = work.shape;
   const CtaBoundary* boundaries = work.boundaries;
@@ -352,16 +364,17 @@ KVC_HD void write_item(const Scheduler& work, int32_t index) {
 
   const bool has_chunks = is_split(work, at.tile), continues = at.block > first_block;
   if (has_chunks || continues || block_end < last_block) {
-    // Split units in front of this one, and of the slots those and this one's pieces in front of
-    // this piece.
+    // The split's index counts the splits of head tiles before this one, and the splits of this
+    // head tile before this work item.
     const int32_t boundary_tiles = begin.boundary_tiles - (!has_chunks && continues ? 1 : 0);
     const int32_t head_tiles = has_chunks ? at.kv_head : 0;
     item.split = shape.num_kv_heads * tile.split_chunks_before + head_tiles * head_tile.num_chunks +
                  (has_chunks ? at.chunk : 0) + begin.inside_chunks + boundary_tiles;
     work.schedule.sources[item.split] = {item.split, 0};
-    // The merges of members are in shared.h, after all slots are known.
+    // The reductions of members are written by shared_prefixes.h, once all splits are known.
     if (at.chunk == 0 && !continues && !is_member(work, item.sequence)) {
-      // The cuts of this unit are those up to here; the last of all lies behind every unit.
+      // The boundaries of this head tile are those up to here. The last boundary lies behind every
+      // head tile.
       const auto is_behind = [&](int32_t i) {
         return boundaries[i].tile > at.tile ||
                        (boundaries[i].tile == at.tile && boundaries[i].kv_head > at.kv_head)
@@ -371,7 +384,8 @@ KVC_HD void write_item(const Scheduler& work, int32_t index) {
       const int32_t last = last_not_above(cta, work.schedule.num_ctas, 0, is_behind);
       const int32_t reduction =
           shape.num_kv_heads * tile.split_tiles_before + head_tiles + boundary_tiles;
-      // The units of a prefix merge with those of its members, not by themselves: no rows.
+      // The head tiles of a prefix are reduced together with those of its members, so this
+      // reduction has no rows.
       work.schedule.reductions[reduction] = {
           item.sequence,
           item.kv_head,

@@ -1,13 +1,13 @@
-// Merges of sequences that share prefixes: the parts of the prefixes, in which they have some rows,
-// then their own. Their sources lie behind those of all slots.
+// Reductions of sequences that share prefixes. A member reads the splits of its prefixes that hold
+// its rows, then its own splits. These sources lie behind the sources of all splits.
 #pragma once
 
 #include "kernels/cuda/schedule/schedule.h"
 
 namespace kvc::cuda::scheduling {
 
-// Slots of a unit of a split tile, which follow each other, and how many units that only cuts
-// divide lie in front of it.
+// The consecutive splits of a head tile of a split tile, and the number of head tiles before it
+// that only boundaries divide.
 struct TileSplits {
   int32_t first;
   int32_t count;
@@ -17,11 +17,11 @@ struct TileSplits {
 KVC_HD TileSplits tile_splits(const Scheduler& work, int32_t tile, int32_t kv_head) {
   const CtaBoundary* boundaries = work.boundaries;
   const int32_t num_boundaries = work.schedule.num_ctas + 1;
-  const auto order = [=](int32_t i) {  // of a cut's unit and this one
+  const auto order = [=](int32_t i) {  // The order of the boundary's head tile and this one.
     if (boundaries[i].tile != tile) return boundaries[i].tile < tile ? -1 : 1;
     return boundaries[i].kv_head < kv_head ? -1 : boundaries[i].kv_head > kv_head ? 1 : 0;
   };
-  // The first cut lies at the first unit, and divides nothing.
+  // The first boundary lies at the first head tile and divides nothing.
   const int32_t before = last_not_above(0, num_boundaries, -1, order),
                 last = last_not_above(0, num_boundaries, 0, order);
   const int32_t heads = work.shape.num_kv_heads, chunks = chunks_of(work, tile);
@@ -31,7 +31,7 @@ KVC_HD TileSplits tile_splits(const Scheduler& work, int32_t tile, int32_t kv_he
           boundaries[before].boundary_tiles};
 }
 
-// Slots of a prefix that hold rows of a member's tile, and the first of these rows.
+// Splits of a prefix that hold rows of a member's tile, and the first of these rows.
 struct PrefixSplits {
   TileSplits splits;
   int32_t row;
@@ -47,12 +47,12 @@ KVC_HD PrefixSplits prefix_splits(const Scheduler& work, int32_t tile, int32_t k
           row - tile_of_row * most};
 }
 
-// Units of all tiles, by tile and kv head.
+// Head tiles are ordered by tile and KV head.
 KVC_HD int32_t num_head_tiles(const Scheduler& work) {
   return work.num_tiles * work.shape.num_kv_heads;
 }
 
-// Sources of a member's unit; 0: it is none.
+// Number of sources of a member's head tile. 0: the sequence is no member.
 KVC_HD int32_t count_shared_sources(const Scheduler& work, int32_t head_tile) {
   const int32_t tile = head_tile / work.shape.num_kv_heads,
                 kv_head = head_tile - tile * work.shape.num_kv_heads;
@@ -63,7 +63,7 @@ KVC_HD int32_t count_shared_sources(const Scheduler& work, int32_t head_tile) {
   return count;
 }
 
-// `source`: the first of its sources.
+// `source` is the index of the first source.
 KVC_HD void write_shared_reduction(const Scheduler& work, int32_t head_tile, int32_t source) {
   const int32_t heads = work.shape.num_kv_heads, tile = head_tile / heads,
                 kv_head = head_tile - tile * heads;
