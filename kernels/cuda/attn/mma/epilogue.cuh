@@ -1,5 +1,5 @@
-// The end of an item: the warps' results merged, divided by their sums, written out or kept as a
-// partial result.
+// The epilogue of a work item: reduces the warps' results, divides by their sums, and writes the
+// output or a split.
 #pragma once
 
 #include "kernels/cuda/attn/mma/layout.h"
@@ -7,7 +7,7 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Maxima and sums of a row over the warps that worked on it, in the order of the warps.
+// Maximum and sum of a row over the warps that worked on it, in the order of the warps.
 struct RowSums {
   float m, l;
 };
@@ -29,7 +29,7 @@ KVC_DEVICE RowSums reduce_warps(const Shared<C>& shared, int row) {
   }
 }
 
-// Four dims of a row of `out`.
+// Stores four dims of a row of `out`.
 KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, int dim,
                            const float (&x)[4]) {
   if (aligned) {
@@ -40,8 +40,7 @@ KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, i
   for (int i = 0; i < 4; ++i) store_element(row, dtype, dim + i, x[i]);
 }
 
-// Row `row` of the item: what its accumulators are multiplied by; writes the LSE, or m and l of the
-// slot.
+// Returns the factor for the accumulators of row `index`. Writes the LSE, or m and l of the split.
 template <typename C>
 KVC_DEVICE float write_row_sums(const AttnLaunch& launch, const WorkItem& work,
                                 const Shared<C>& shared, int index) {
@@ -79,7 +78,7 @@ KVC_DEVICE void write_item(const AttnLaunch& launch, const WorkItem& work, const
       shared.sums()[warp * kWarpRows + lane / 4 + 8 * i] = state.l[i];
     }
   }
-  sync_cta();  // also: nobody reads the ring any more, the accumulators take its place
+  sync_cta();  // From here on nobody reads the ring; the accumulators take its place.
 
   if (thread < work.num_rows)
     shared.factors()[thread] = write_row_sums(launch, work, shared, thread);
@@ -133,7 +132,7 @@ KVC_DEVICE void write_item(const AttnLaunch& launch, const WorkItem& work, const
       store_dims(to, params.out.dtype, aligned, dim, x);
     }
   }
-  sync_cta();  // the next item may overwrite all of it
+  sync_cta();  // The next work item may overwrite all of shared memory.
 }
 
 }  // namespace kvc::cuda::attn_mma

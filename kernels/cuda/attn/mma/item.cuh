@@ -1,5 +1,5 @@
-// What a CTA knows of the item at hand: rows, what they see together, where keys lie. In shared
-// memory, read when needed, so that the loop over tiles keeps its registers for fragments.
+// The state of a work item in shared memory: its rows, their visible ranges and the addresses of
+// keys. It is read when needed, so that the decode loop keeps its registers for fragments.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,29 +17,29 @@ constexpr float kLn2 = 0.693147180559945309f;
 
 // A packed row: one query head of one token.
 struct alignas(16) Row {
-  RowRange mask;     // end is clipped to the item's; rows that do not exist see nothing
-  int32_t token;     // row inside the sequence
-  int32_t head;      // of the query
-  int32_t packed;    // token of q, out, lse, bias
-  int32_t position;  // ALiBi
-  float slope;       // ALiBi, log2 units
+  RowRange mask;     // The end is clipped to the work item. A row that does not exist has no keys.
+  int32_t token;     // Row inside the sequence.
+  int32_t head;      // Query head.
+  int32_t packed;    // Token of q, out, lse and bias.
+  int32_t position;  // Used by ALiBi.
+  float slope;       // Used by ALiBi, in log2 units.
   int32_t exists;
 };
 
 struct alignas(16) Item {
   const int32_t* pages;
-  const std::byte* k;  // of the kv head
+  const std::byte* k;  // K, V and scales of the KV head.
   const std::byte* v;
   const std::byte* k_scales;
   const std::byte* v_scales;
   const int32_t* key_positions;
-  const float* bias;  // column of key 0
+  const float* bias;  // Column of key 0.
   SequenceMask mask;
-  TileRange rows_of_warp[kWarps];  // what the rows see that a warp computes
-  TileRange
-      // And all rows of the item: a copy per warp, written and read without a CTA barrier
-      rows_of_cta[kWarps];
-  uint64_t nonfinite_keys[kWarps];  // see guard.cuh
+  TileRange rows_of_warp[kWarps];  // Visible range of the rows that each warp computes.
+  // Visible range of all rows of the item. Each warp has a copy, which it writes and reads without
+  // a barrier of the CTA.
+  TileRange rows_of_cta[kWarps];
+  uint64_t nonfinite_keys[kWarps];  // See nonfinite.cuh.
   int32_t key_position;
   int32_t key_begin;
 };
@@ -71,7 +71,7 @@ KVC_DEVICE TileRange united_by_lane(const TileRange& tile, int distance) {
                  shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
 }
 
-// Threads: one per row. Ends with a barrier of the CTA.
+// Needs one thread per row. Ends with a barrier of the CTA.
 template <typename C>
 KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
                               const Shared<C>& shared) {
@@ -133,13 +133,13 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   sync_warp();
 }
 
-// The walk over the tiles of an item. With 16 rows a warp's tiles are those whose number is its own
-// modulo 4: which warp adds up a key depends on the key alone.
+// The decode loop over the tiles of an item. With 16 rows a warp processes the tiles whose number
+// is its own modulo 4: the warp that accumulates a key depends on the key alone.
 template <typename C>
 KVC_DEVICE int32_t own_tile(int32_t tile, int warp) {
   return C::kRows == kWarpRows ? tile + ((warp - tile) & (kWarps - 1)) : tile;
 }
-// The first tile from `key` on that somebody may see.
+// The first tile from `key` on that may be visible.
 template <typename C>
 KVC_DEVICE int32_t skip_gap(const Item& item, int32_t key, int warp) {
   const int32_t window = item.rows_of_cta[warp].first_begin;
@@ -164,9 +164,9 @@ KVC_DEVICE Cover coverage_of(const Item& item, const TileRange& tile, int32_t ke
 
 // ---- Host: the instantiations
 
-// use(Config()) of the entry `dims` of kDims, on a device whose CTAs can have `shared_bytes`. 8-bit
-// rows of 192/128 use 256/256. 8-bit decode of 128 dims has a second form of two stages, for
-// devices where three do not fit.
+// Calls use(Config()) for entry `dims` of kDims on a device with `shared_bytes` per CTA. 8-bit rows
+// of 192/128 use 256/256. 8-bit decode of 128 dims has a second form with two stages, for devices
+// on which three do not fit.
 template <Kv Of, int Rows, typename Use>
 auto with_config(int dims, int32_t shared_bytes, Use use) {
   constexpr bool kEightBit = Of != Kv::kBF16 && Of != Kv::kF16;

@@ -1,5 +1,5 @@
-// Attention over paged K and V by mma.sync: persistent CTAs of four warps that do the items of a
-// plan, one after the other. See README.md.
+// Attention over paged K and V by mma.sync: persistent CTAs of four warps run the work items of a
+// schedule one after the other. See README.md.
 #pragma once
 
 #include "kernels/cuda/attn/mma/epilogue.cuh"
@@ -11,7 +11,7 @@
 
 namespace kvc::cuda::attn_mma {
 
-// 16 rows: a warp waits for its own ring only, there is no barrier of the CTA in the loop.
+// With 16 rows a warp waits for its own ring only: the loop has no barrier of the CTA.
 template <typename C>
 KVC_DEVICE void sync_ring() {
   if constexpr (C::kRows == kWarpRows)
@@ -47,8 +47,8 @@ KVC_DEVICE void process_item(const AttnLaunch& launch, const WorkItem& work,
   sync_cta();
   Query<C> q;
   q.take(shared, warp);
-  // The first warp may fill that stage before the others have read it: with 64 rows the loop has a
-  // barrier there.
+  // The first warp may fill that stage before the other warps have read it. With 64 rows the loop
+  // has a barrier at that point.
   if constexpr (C::kQInLastStage && C::kRows == kWarpRows) sync_cta();
 
   OnlineSoftmax<C> state;
@@ -66,7 +66,7 @@ KVC_DEVICE void process_item(const AttnLaunch& launch, const WorkItem& work,
 #pragma unroll 1
   while (key < end) {
     copy_async_wait<C::kStages - 2>();
-    // The tile is there for all, and all are done with the stage that is filled next
+    // The tile has arrived, and all threads have finished with the stage that is filled next.
     sync_ring<C>();
     load_next(slot == 0 ? C::kStages - 1 : slot - 1);
     std::byte* stage = shared.stage(ring, slot);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, C::kMinCtas)
     attn_mma(const __grid_constant__ AttnLaunch launch) {
   const Shared<C> shared = {cta_shared()};
   wait_for_previous_kernel();
-  launch_dependents();  // they wait for the end, on SMs that are done
+  launch_dependents();  // The next kernel waits for the end of this one, on SMs that are done.
   const WorkSchedule& plan = launch.schedule;
   const int32_t end = plan.cta_begin[blockIdx.x + 1];
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// Keys from pages into a stage of the ring: a lane finds the place of one key, eight lanes copy a
-// row.
+// Loads keys from pages into a stage of the ring: a lane finds the address of one key, and eight
+// lanes copy a row.
 #pragma once
 
 #include "kernels/cuda/attn/mma/item.cuh"
@@ -8,13 +8,13 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Where a key lies; page < 0: no row sees it, zeros take its place and nothing is read. So a
-// dropped page is not touched, and V of a key that nobody sees cannot turn its weight 0 into NaN.
+// The place of a key. page < 0: no row sees the key, nothing is read, and zeros take its place. So
+// a dropped page is not touched, and the V of a masked key cannot turn its weight 0 into NaN.
 struct KeyAddress {
   int32_t page, offset;
 };
 
-// Whether any row of the item sees the lane's key.
+// Whether any row of the item sees `key`.
 template <typename C>
 KVC_DEVICE bool any_row_sees(const Shared<C>& shared, const Item& item, int32_t key) {
   const Row* rows = shared.rows();
@@ -24,7 +24,8 @@ KVC_DEVICE bool any_row_sees(const Shared<C>& shared, const Item& item, int32_t 
   return false;
 }
 
-// Lane i finds key first + i. Done a tile ahead, so that the page id has arrived when it is needed.
+// Lane i finds key first + i. It runs one tile ahead, so that the page id has arrived when it is
+// needed.
 template <typename C>
 KVC_DEVICE KeyAddress locate(const kernels::AttnParams& params, const Shared<C>& shared,
                              int32_t first, int warp) {
@@ -72,7 +73,7 @@ KVC_DEVICE void copy_scale(std::byte* to, const RowStorage& storage, const std::
   copy_async_4(to, from, used ? 4 : 0);
 }
 
-// The warp's kLoadKeys keys of a tile; `part` of the tile is the warp's.
+// Loads the warp's kLoadKeys keys of a tile, which are slice `slice` of it.
 template <typename C>
 KVC_DEVICE void load_keys(const AttnLaunch& launch, const Item& item, std::byte* stage, int slice,
                           const KeyAddress& place) {

@@ -1,5 +1,4 @@
-// Q: from the caller's rows, rotated and scaled in float32, rounded once, into shared memory and
-// fragments.
+// Loads Q: rotated and scaled in float32, rounded once, into shared memory and fragments.
 #pragma once
 
 #include "kernels/cuda/attn/mma/item.cuh"
@@ -8,7 +7,7 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Elements [first, first + 8) as float32; the row is 16-byte aligned.
+// Elements [first, first + 8) as float32. The row is 16-byte aligned.
 KVC_DEVICE void load_eight(const std::byte* row, kernels::DType dtype, int first, float (&x)[8]) {
   if (dtype == kernels::DType::kF32) {
     const Words4 low = load_16(row + first * 4), high = load_16(row + first * 4 + 16);
@@ -26,8 +25,8 @@ KVC_DEVICE void load_eight(const std::byte* row, kernels::DType dtype, int first
   }
 }
 
-// The same, rotated by row `angles`. Pairs in halves that begin at multiples of 8 (every model) are
-// read eight at a time.
+// The same, rotated by row `cos_sin_row` of the RoPE table. Pairs in halves that begin at multiples
+// of 8, as in every known model, are read eight at a time.
 KVC_DEVICE void load_eight_rotated(const std::byte* row, kernels::DType dtype,
                                    const kernels::Rotation& rotation, int64_t cos_sin_row,
                                    int first, float (&x)[8]) {
@@ -43,7 +42,7 @@ KVC_DEVICE void load_eight_rotated(const std::byte* row, kernels::DType dtype,
       const float value = rotated(rotation, cos_sin_row, first + i,
                                   [&](int32_t index) { return load_element(row, dtype, index); });
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = i == j ? value : x[j];  // registers have no index
+      for (int j = 0; j < 8; ++j) x[j] = i == j ? value : x[j];  // Registers cannot be indexed.
     }
     return;
   }
@@ -58,8 +57,8 @@ KVC_DEVICE void load_eight_rotated(const std::byte* row, kernels::DType dtype,
   for (int i = 0; i < 8; ++i) x[i] = rotated_element(x[i], other[i], cos[i], sin[i], second);
 }
 
-// All rows of the item into shared memory, rows and dims that do not exist as zeros. A barrier
-// follows.
+// Loads all rows of the item into shared memory. Rows and dims that do not exist become zeros. The
+// caller adds a barrier.
 template <typename C>
 KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part,
                            const Shared<C>& shared) {
@@ -81,7 +80,7 @@ KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part,
       words[i] = pack<C::kMma>(x[2 * i] * params.q_scale, x[2 * i + 1] * params.q_scale);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // Words of 16 dims stand in two chunks.
+      // The words of 16 dims lie in two chunks.
       const int pair = chunk % 2 * 4 + i, place = C::kEightBit ? eight_bit_column_pair(pair) : pair;
       const int offset = chunk_offset<C::kQRowBytes>(r, chunk / 2 * 2 + place / 4) + place % 4 * 4;
       *reinterpret_cast<uint32_t*>(shared.q() + offset) = words[i];
@@ -89,7 +88,7 @@ KVC_DEVICE void load_query(const kernels::AttnParams& params, bool sink_part,
   }
 }
 
-// The A operand of the warp's 16 rows, in registers or read again for every tile.
+// The A operand of the warp's 16 rows: held in registers, or read again for every tile.
 template <typename C>
 struct Query {
   uint32_t held[C::kQInRegisters ? C::kKDim / 16 : 1][4];

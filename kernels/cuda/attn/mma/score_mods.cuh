@@ -1,20 +1,20 @@
-// What happens to scores between the two products: soft cap, ALiBi, bias, masks. The plain causal
-// path passes here with three uniform branches.
+// The score modifiers between the two products: soft cap, ALiBi, bias and masks. The plain causal
+// path passes three uniform branches.
 #pragma once
 
 #include "kernels/cuda/attn/mma/item.cuh"
 
 namespace kvc::cuda::attn_mma {
 
-// Scores of a warp: s[n][e] is row lane/4 (+ 8 for e of 2, 3), key 8*n + 2*(lane % 4) + e % 2 of
-// the tile.
+// Scores of a warp: s[n][e] belongs to row lane/4 (+ 8 for e of 2, 3) and to key 8*n + 2*(lane % 4)
+// + e % 2 of the tile.
 template <typename C>
 struct Scores {
   static constexpr int kTiles = C::kTileKeys / 8;
   float s[kTiles][4];
 };
 
-// Bit 8*n + e of a row: it sees the lane's key of s[n][e] or s[n][2 + e].
+// Bit 8*n + e of a row: the row sees the lane's key of s[n][e] or s[n][2 + e].
 struct VisibleBits {
   uint64_t of[2];
   KVC_DEVICE bool operator()(int n, int e) const {
@@ -41,7 +41,8 @@ KVC_DEVICE VisibleBits visible_key_bits(const Item& item, const Row* rows, int32
   return visible_keys;
 }
 
-// softcap * tanh(s), tanh(x) = 1 - 2 / (2^(2 x log2 e) + 1): off by 2^-22 of the cap at most.
+// softcap * tanh(s) with tanh(x) = 1 - 2 / (2^(2 x log2 e) + 1). The error is at most 2^-22 of the
+// cap.
 KVC_DEVICE float capped(float s, float cap) {
   return cap * (1.0f - 2.0f * reciprocal_fast(exp2_fast(s * (2.0f * kLog2E)) + 1.0f));
 }
@@ -55,7 +56,7 @@ KVC_DEVICE void cap_scores(Scores<C>& scores, float cap) {
   }
 }
 
-// Positions are read of keys that somebody sees only.
+// Reads positions of visible keys only.
 template <typename C>
 KVC_DEVICE void add_slopes(Scores<C>& scores, const Item& item, const Row* rows, int32_t first_key,
                            const VisibleBits& visible_keys) {
@@ -75,7 +76,7 @@ KVC_DEVICE void add_slopes(Scores<C>& scores, const Item& item, const Row* rows,
   }
 }
 
-// A bias of -inf hides the key as a mask does: it may hold NaN.
+// A bias of -inf hides the key like a mask: the score may be NaN.
 template <typename C>
 KVC_DEVICE void add_bias(Scores<C>& scores, const kernels::AttnParams& params, const Item& item,
                          const Row* rows, int32_t first_key, VisibleBits& visible_keys) {
@@ -98,7 +99,7 @@ KVC_DEVICE void add_bias(Scores<C>& scores, const kernels::AttnParams& params, c
   }
 }
 
-// Unseen scores are replaced, never multiplied or added to: they may be NaN.
+// Masked scores are replaced, never multiplied or added to: they may be NaN.
 template <typename C>
 KVC_DEVICE void mask_scores(Scores<C>& scores, const VisibleBits& visible_keys) {
 #pragma unroll
@@ -109,7 +110,7 @@ KVC_DEVICE void mask_scores(Scores<C>& scores, const VisibleBits& visible_keys) 
   }
 }
 
-// Returns what each row really sees of the tile; meaningful only when `masked`.
+// Returns the keys of the tile that each row sees, which is meaningful only when `masked`.
 template <typename C>
 KVC_DEVICE VisibleBits apply_score_modifiers(Scores<C>& scores, const kernels::AttnParams& params,
                                              const Item& item, const Row* rows, int32_t first_key,
