@@ -105,7 +105,7 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
     done += static_cast<size_t>(constants.count);
   }
   angles->params.inverse_frequencies[0] = angles->frequencies;
-  device_.call("angles", device_.table->angles, angles->params, stream_);
+  device_.call("cos_sin", device_.table->cos_sin, angles->params, stream_);
   return {.cos = angles->params.cos,
           .sin = angles->params.sin,
           .rotary_dim = rope.rotary_dim,
@@ -122,7 +122,7 @@ std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAtte
   const kernels::AttnParams& params = launch.params;
   const auto make = [&](AttnKernel kernel, int32_t min_rows, int32_t max_rows) {
     return RowClass{kernel,
-                    plan_shape(device_, kernel, {min_rows, max_rows}, params, false, 0),
+                    schedule_shape(device_, kernel, {min_rows, max_rows}, params, false, 0),
                     {.max_sequences = attention.sequences.num_sequences,
                      .max_rows = attention.sequences.num_rows,
                      .max_keys = 0}};
@@ -161,18 +161,19 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
     params.sink_q_rotation = params.q_rotation;
   }
   const std::vector<RowClass> classes = row_classes(attention, launch);
-  cuda::PlanBytes most{};
+  cuda::ScheduleBytes most{};
   int64_t partial_floats = 0;
   for (const RowClass& rows : classes) {
-    cuda::PlanBytes bytes{};
-    device_.table->plan_bytes(rows.shape, rows.limits, &bytes);
-    for (int64_t cuda::PlanBytes::*field :
-         {&cuda::PlanBytes::counts, &cuda::PlanBytes::cta_begin, &cuda::PlanBytes::items,
-          &cuda::PlanBytes::merges, &cuda::PlanBytes::sources, &cuda::PlanBytes::scratch})
+    cuda::ScheduleBytes bytes{};
+    device_.table->schedule_bytes(rows.shape, rows.limits, &bytes);
+    for (int64_t cuda::ScheduleBytes::*field :
+         {&cuda::ScheduleBytes::counts, &cuda::ScheduleBytes::cta_begin,
+          &cuda::ScheduleBytes::items, &cuda::ScheduleBytes::reductions,
+          &cuda::ScheduleBytes::sources, &cuda::ScheduleBytes::scratch})
       most.*field = std::max(most.*field, bytes.*field);
-    partial_floats =
-        std::max(partial_floats,
-                 bytes.num_slots * cuda::slot_floats(rows.shape.geometry.tile_rows, params.v_dim));
+    partial_floats = std::max(
+        partial_floats,
+        bytes.num_splits * cuda::split_floats(rows.shape.geometry.tile_rows, params.v_dim));
   }
   Scratch scratch(stream_);
   Angles angles;
@@ -181,30 +182,30 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   scratch.place(&sequences.key_ends, sequences.num_rows);
   if (sequences.window != 0) scratch.place(&sequences.key_begins, sequences.num_rows);
   scratch.place(&sequences.count, 1);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.counts), most.counts);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.cta_begin), most.cta_begin);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.items), most.items);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.merges), most.merges);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.sources), most.sources);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.counts), most.counts);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.cta_begin), most.cta_begin);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.items), most.items);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.reductions), most.reductions);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.sources), most.sources);
   scratch.place_bytes(&plan_scratch, most.scratch);
-  scratch.place(&launch.plan.partials, partial_floats);
+  scratch.place(&launch.schedule.partials, partial_floats);
   place_angles(rotation, sequences.num_rows, &angles, &scratch);
   scratch.take(device_);
   params.sequences = sequences.sequences;
   device_.call("sequences", device_.table->op_sequences, sequences, stream_);
   params.q_rotation = params.sink_q_rotation = make_angles(rotation, &angles);
   for (const RowClass& rows : classes) {
-    launch.plan.num_ctas = rows.shape.geometry.num_ctas;
-    launch.plan.tile_rows = rows.shape.geometry.tile_rows;
-    const cuda::PlanLaunch plan{.shape = rows.shape,
-                                .limits = rows.limits,
-                                .sequences = sequences.sequences,
-                                .num_sequences_at = sequences.count,
-                                .plan = launch.plan,
-                                .scratch = plan_scratch};
-    device_.call("plan", device_.table->plan, plan, stream_);
+    launch.schedule.num_ctas = rows.shape.geometry.num_ctas;
+    launch.schedule.tile_rows = rows.shape.geometry.tile_rows;
+    const cuda::ScheduleLaunch plan{.shape = rows.shape,
+                                    .limits = rows.limits,
+                                    .sequences = sequences.sequences,
+                                    .num_sequences_at = sequences.count,
+                                    .schedule = launch.schedule,
+                                    .scratch = plan_scratch};
+    device_.call("schedule", device_.table->schedule, plan, stream_);
     device_.call("attention", device_.table->attention, rows.kernel, launch, stream_);
-    device_.call("combine", device_.table->combine, launch, stream_);
+    device_.call("reduce_splits", device_.table->reduce_splits, launch, stream_);
   }
 }
 
@@ -299,7 +300,8 @@ void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t
 }
 
 void CudaOperators::merge(const MergeCall& call) {
-  device_.call("merge", device_.table->merge, call.params, call.num_rows, nullptr, stream_);
+  device_.call("merge_states", device_.table->merge_states, call.params, call.num_rows, nullptr,
+               stream_);
 }
 
 void CudaOperators::linear(kernels::LinearParams params, const cuda::OpStatesParams& states) {

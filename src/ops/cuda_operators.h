@@ -43,11 +43,11 @@ class CudaOperators {
  private:
   struct RowClass {
     cuda::AttnKernel kernel;
-    cuda::PlanShape shape;
-    cuda::PlanLimits limits;
+    cuda::ScheduleShape shape;
+    cuda::ScheduleLimits limits;
   };
   struct Angles {
-    cuda::AngleParams params{};
+    cuda::CosSinParams params{};
     double* frequencies = nullptr;
   };
   class Scratch;

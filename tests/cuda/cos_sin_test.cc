@@ -89,7 +89,7 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
         d_long(long_ropes), d_window(window),
         d_rows(std::vector<int32_t>{static_cast<int32_t>(rows)});
     DeviceArray<float> cosines(most_rows * pairs), sines(most_rows * pairs);
-    const AngleParams params{
+    const CosSinParams params{
         .inverse_frequencies = {on_device[0].data(), has_variants ? on_device[1].data() : nullptr},
         .magnitude = magnitude,
         .positions = has_positions ? d_positions.data() : nullptr,

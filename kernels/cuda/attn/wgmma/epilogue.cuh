@@ -46,9 +46,10 @@ KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[
 
 // One of the thread's two rows.
 template <int Row, int Count>
-KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
-                          int32_t packed, const RowSums& sums, float m_scale,
-                          const float (&o)[Count], int32_t column_begin, bool writes_sums) {
+KVC_DEVICE void write_output_row(const AttnLaunch& launch, const ItemScope& scope,
+                                 const WorkItem& item, int32_t packed, const RowSums& sums,
+                                 float m_scale, const float (&o)[Count], int32_t column_begin,
+                                 bool writes_sums) {
   const kernels::AttnParams& params = launch.params;
   if (packed >= scope.row_end) return;
   const float l = sums.l;
@@ -58,9 +59,9 @@ KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, cons
   std::byte* to;
   kernels::DType dtype = kernels::DType::kF32;
   float factor = 1.0f;
-  if (item.slot >= 0) {
-    float* slot = launch.plan.partials +
-                  item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
+  if (item.split >= 0) {
+    float* slot = launch.schedule.partials +
+                  item.split * split_floats(launch.schedule.tile_rows, params.v_dim) +
                   int64_t{packed - scope.row_begin} * (2 + params.v_dim);
     if (writes_sums) slot[0] = m, slot[1] = l;
     to = reinterpret_cast<std::byte*>(slot + 2);
@@ -86,11 +87,13 @@ KVC_DEVICE void write_row(const AttnLaunch& launch, const ItemScope& scope, cons
 // sums: of whole rows; `m_scale` makes log2 units of m; `writes_sums`: m, l and lse are this
 // warpgroup's to write as well.
 template <int Count>
-KVC_DEVICE void write_rows(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
-                           int32_t first_row, const RowSums (&sums)[2], float m_scale,
-                           const float (&o)[Count], int32_t column_begin, bool writes_sums) {
-  write_row<0>(launch, scope, item, first_row, sums[0], m_scale, o, column_begin, writes_sums);
-  write_row<1>(launch, scope, item, first_row + 8, sums[1], m_scale, o, column_begin, writes_sums);
+KVC_DEVICE void write_output(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
+                             int32_t first_row, const RowSums (&sums)[2], float m_scale,
+                             const float (&o)[Count], int32_t column_begin, bool writes_sums) {
+  write_output_row<0>(launch, scope, item, first_row, sums[0], m_scale, o, column_begin,
+                      writes_sums);
+  write_output_row<1>(launch, scope, item, first_row + 8, sums[1], m_scale, o, column_begin,
+                      writes_sums);
   sync_warp();
 }
 

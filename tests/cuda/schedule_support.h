@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/cuda/plan_executor.h"
+#include "tests/cuda/schedule_executor.h"
 
 namespace kvc::cuda::test {
 
@@ -122,8 +122,8 @@ inline PlannerBatch random_batch(Dice& dice, const PlannerBatchShape& shape) {
   return batch;
 }
 
-inline PlanShape random_shape(Dice& dice, const PlannerBatchShape& batch) {
-  PlanShape shape{};
+inline ScheduleShape random_shape(Dice& dice, const PlannerBatchShape& batch) {
+  ScheduleShape shape{};
   shape.num_kv_heads = static_cast<int32_t>(dice.between(1, 5));
   shape.group_size = static_cast<int32_t>(dice.pick({1, 2, 3, 4, 7, 8, 16}));
   shape.causal = batch.causal ? 1 : 0;
@@ -140,7 +140,7 @@ inline PlanShape random_shape(Dice& dice, const PlannerBatchShape& batch) {
   return shape;
 }
 
-inline std::string describe(const PlanShape& shape) {
+inline std::string describe(const ScheduleShape& shape) {
   const AttnGeometry& g = shape.geometry;
   return "kv heads " + std::to_string(shape.num_kv_heads) + ", group " +
          std::to_string(shape.group_size) + (shape.causal ? ", causal" : "") +
@@ -151,7 +151,7 @@ inline std::string describe(const PlanShape& shape) {
          std::to_string(g.item_cost);
 }
 
-inline bool is_planned(const PlanShape& shape, const kernels::AttnSequence& sequence) {
+inline bool is_planned(const ScheduleShape& shape, const kernels::AttnSequence& sequence) {
   const int64_t rows = sequence.num_rows * shape.group_size;
   return rows > shape.min_rows && rows <= shape.max_rows;
 }

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/launches.h"
-#include "tests/cuda/plan_on_device.h"
-#include "tests/cuda/planner_support.h"
+#include "tests/cuda/schedule_on_device.h"
+#include "tests/cuda/schedule_support.h"
 
 namespace kvc::cuda::test {
 namespace {
@@ -23,8 +23,8 @@ struct Shape {
 struct Problem {
   Shape shape;
   std::vector<int32_t> counts;
-  std::vector<MergeItem> merges;
-  std::vector<MergeSource> sources;
+  std::vector<ReduceItem> merges;
+  std::vector<ReduceSource> sources;
   std::vector<float> partials;
   std::vector<kernels::AttnSequence> sequences;
   std::vector<std::vector<int32_t>> maps;
@@ -65,7 +65,7 @@ struct Problem {
     for (int32_t i = 0; i < count; ++i) {
       const auto at = static_cast<int32_t>(dice.between(0, shape.tile_rows - rows));
       const size_t begin = partials.size();
-      partials.resize(begin + static_cast<size_t>(slot_floats(shape.tile_rows, shape.v_dim)),
+      partials.resize(begin + static_cast<size_t>(split_floats(shape.tile_rows, shape.v_dim)),
                       std::numeric_limits<float>::quiet_NaN());
       for (int64_t r = at; r < at + rows; ++r)
         fill(dice, partials.data() + begin + static_cast<size_t>(r * (2 + shape.v_dim)));
@@ -124,15 +124,15 @@ void check(uint64_t seed, const Shape& shape) {
     for (size_t s = 0; s < sequences.size(); ++s) sequences[s].row_map = problem.maps[s].data();
   params.sequences = sequences.data();
   params.sinks = shape.sinks ? problem.sinks.data() : nullptr;
-  WorkPlan plan{problem.counts.data(),
-                nullptr,
-                nullptr,
-                problem.merges.data(),
-                problem.sources.data(),
-                problem.partials.data(),
-                shape.num_ctas,
-                shape.tile_rows};
-  for (const MergeItem& merge : problem.merges) execute_merge(params, plan, merge);
+  WorkSchedule plan{problem.counts.data(),
+                    nullptr,
+                    nullptr,
+                    problem.merges.data(),
+                    problem.sources.data(),
+                    problem.partials.data(),
+                    shape.num_ctas,
+                    shape.tile_rows};
+  for (const ReduceItem& merge : problem.merges) execute_merge(params, plan, merge);
 
   const DeviceArray<std::byte> out(std::vector<std::byte>(out_bytes, std::byte{0xff}));
   const DeviceArray<float> lse(std::vector<float>(lse_floats, -7.0f)), sinks(problem.sinks),
@@ -144,14 +144,14 @@ void check(uint64_t seed, const Shape& shape) {
   }
   const DeviceArray<kernels::AttnSequence> device_sequences(sequences);
   const DeviceArray<int32_t> counts(problem.counts);
-  const DeviceArray<MergeItem> merges(problem.merges);
-  const DeviceArray<MergeSource> sources(problem.sources);
+  const DeviceArray<ReduceItem> merges(problem.merges);
+  const DeviceArray<ReduceSource> sources(problem.sources);
   AttnLaunch launch{};
   launch.params = problem.params(out.data(), lse.data());
   launch.params.sequences = device_sequences.data();
   launch.params.sinks = shape.sinks ? sinks.data() : nullptr;
-  launch.plan = {counts.data(),  nullptr,         nullptr,        merges.data(),
-                 sources.data(), partials.data(), shape.num_ctas, shape.tile_rows};
+  launch.schedule = {counts.data(),  nullptr,         nullptr,        merges.data(),
+                     sources.data(), partials.data(), shape.num_ctas, shape.tile_rows};
   testing::check(combine(launch, nullptr), "combine");
   testing::finish();
 

@@ -17,7 +17,7 @@ using kernels::test::Visibility;
 // weights are off by 2^-25 of a score, times ln(2).
 constexpr double kLimit = 5e-6;
 
-PlanShape shape_of(Dice& dice, const AttnProblem& problem, bool split_sinks) {
+ScheduleShape shape_of(Dice& dice, const AttnProblem& problem, bool split_sinks) {
   AttnGeometry geometry{};
   geometry.tile_rows = static_cast<int32_t>(dice.pick({1, 3, 16, 64}));
   geometry.key_block = static_cast<int32_t>(dice.pick({1, 16, 48, 64}));
@@ -39,7 +39,7 @@ void check(uint64_t seed, const AttnFeatures& features) {
     sink_rotation = RotationOwner(problem.random, problem.tokens, problem.params.k_dim);
     problem.params.sink_q_rotation = sink_rotation.rotation;
   }
-  PlanShape shape = shape_of(dice, problem, split_sinks);
+  ScheduleShape shape = shape_of(dice, problem, split_sinks);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe() + "; " + describe(shape));
 
   kernels::AttnParams params = problem.params;
@@ -75,7 +75,7 @@ void check_shared(uint64_t seed) {
   // A token's rows may not lie in two tiles of the prefix.
   geometry.tile_rows =
       std::max(geometry.tile_rows, 3 * problem.params.num_q_heads / problem.params.num_kv_heads);
-  const PlanShape shape = plan_shape(problem.params, geometry, fixed);
+  const ScheduleShape shape = plan_shape(problem.params, geometry, fixed);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe() + "; " + describe(shape));
 
   int64_t common = 1 << 30;  // keys that every row sees, in whole pages
@@ -97,9 +97,9 @@ void check_shared(uint64_t seed) {
   if (params.sinks != nullptr) params.sinks = natural_sinks.data();
   HostPlan plan = make_plan(batch.sequences, shape, batch.limits(), batch.shares);
   ASSERT_LE(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
-  ASSERT_LE(plan.num_merges() * int64_t{sizeof(MergeItem)}, plan.bytes.merges);
-  ASSERT_LE(plan.num_sources() * int64_t{sizeof(MergeSource)}, plan.bytes.sources);
-  ASSERT_LE(plan.num_slots(), plan.bytes.num_slots);
+  ASSERT_LE(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
+  ASSERT_LE(plan.num_sources() * int64_t{sizeof(ReduceSource)}, plan.bytes.sources);
+  ASSERT_LE(plan.num_slots(), plan.bytes.num_splits);
   plan.reserve_partials(params.v_dim);
   execute_plan(params, plan.view());
   EXPECT_LT(distance_from(problem, naive_attention(problem, false)), kLimit);

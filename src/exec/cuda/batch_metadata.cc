@@ -1,4 +1,4 @@
-#include "src/exec/cuda/views.h"
+#include "src/exec/cuda/batch_metadata.h"
 
 #include <algorithm>
 #include <climits>
@@ -9,22 +9,22 @@
 namespace kvc {
 namespace {
 
-using cuda::PlanBytes;
-using cuda::PlanLimits;
-using cuda::PlanShape;
+using cuda::ScheduleBytes;
+using cuda::ScheduleLimits;
+using cuda::ScheduleShape;
 
-bool same_shape(const PlanShape& a, const PlanShape& b) {
+bool same_shape(const ScheduleShape& a, const ScheduleShape& b) {
   return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
-cuda::Scope scope_of(KeyScope scope) {
+cuda::KeyScope scope_of(KeyScope scope) {
   switch (scope) {
-    case KeyScope::kAll: return cuda::Scope::kAll;
-    case KeyScope::kCached: return cuda::Scope::kCached;
-    case KeyScope::kNew: return cuda::Scope::kNew;
+    case KeyScope::kAll: return cuda::KeyScope::kAll;
+    case KeyScope::kCached: return cuda::KeyScope::kCached;
+    case KeyScope::kNew: return cuda::KeyScope::kNew;
     case KeyScope::kCross: break;
   }
-  return cuda::Scope::kCross;
+  return cuda::KeyScope::kCross;
 }
 
 // Lays arrays out one behind the other.
@@ -64,35 +64,36 @@ Extras extras_of(const Batch& batch) {
 
 }  // namespace
 
-DeviceViews::DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device)
+BatchMetadataCache::BatchMetadataCache(const Spec* spec, const DeviceStep* step,
+                                       const Device* device)
     : spec_(spec),
       step_(step),
       device_(device),
       num_sms_(device_info(*device).num_sms),
       partials_(*device) {}
 
-DeviceView& DeviceViews::view_of(const Forward& forward, const KeyView& key,
-                                 const std::vector<Span>& spans, DeviceUploads& uploads,
-                                 cuda::Stream stream) {
-  DeviceView* view = nullptr;
-  for (const std::unique_ptr<DeviceView>& known : views_) {
+BatchMetadata& BatchMetadataCache::metadata_of(const Forward& forward, const KeyView& key,
+                                               const std::vector<Span>& spans,
+                                               DeviceUploads& uploads, cuda::Stream stream) {
+  BatchMetadata* view = nullptr;
+  for (const std::unique_ptr<BatchMetadata>& known : metadata_) {
     if (known->key() == key) view = known.get();
   }
   if (view == nullptr) {
-    views_.push_back(std::make_unique<DeviceView>(device_, key));
-    view = views_.back().get();
+    metadata_.push_back(std::make_unique<BatchMetadata>(device_, key));
+    view = metadata_.back().get();
   }
   if (view->step_ == forward.step() && spans.empty()) return *view;
   view->step_ = 0;  // stays stale when making it throws
-  for (const std::unique_ptr<DevicePlan>& plan : view->plans_) plan->step = 0;
-  make_view(forward, *view, spans, uploads, stream);
+  for (const std::unique_ptr<Schedule>& plan : view->plans_) plan->step = 0;
+  make_metadata(forward, *view, spans, uploads, stream);
   if (spans.empty()) view->step_ = forward.step();
   return *view;
 }
 
-void DeviceViews::make_view(const Forward& forward, DeviceView& view,
-                            const std::vector<Span>& spans, DeviceUploads& uploads,
-                            cuda::Stream stream) {
+void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& view,
+                                       const std::vector<Span>& spans, DeviceUploads& uploads,
+                                       cuda::Stream stream) {
   const KeyView& key = view.key();
   const GroupSpec& group = spec_->groups[static_cast<size_t>(key.group)];
   const int64_t sequences = step_->max_sequences();
@@ -108,7 +109,7 @@ void DeviceViews::make_view(const Forward& forward, DeviceView& view,
   view.masks_.ensure(extras.mask_words * 8, stream);
   const int64_t positions = key.needs_positions ? extras.positions : 0;
   view.positions_.ensure(positions * 4, stream);
-  cuda::ViewParams& params = view.params_;
+  cuda::BatchMetadataParams& params = view.params_;
   params = {};
   params.step = step_->state();
   params.scope = scope_of(key.scope);
@@ -131,32 +132,34 @@ void DeviceViews::make_view(const Forward& forward, DeviceView& view,
     params.spans = reinterpret_cast<const int32_t*>(uploads.put(spans, stream));
     params.num_spans = static_cast<int32_t>(spans.size());
   }
-  device_->call("view", device_->table->view, params, step_->max_sequences(), stream);
+  device_->call("batch_metadata", device_->table->batch_metadata, params, step_->max_sequences(),
+                stream);
 }
 
-const DevicePlan& DeviceViews::plan_of(const Forward& forward, DeviceView& view,
-                                       const PlanShape& shape, cuda::Stream stream) {
-  DevicePlan* plan = nullptr;
-  for (const std::unique_ptr<DevicePlan>& known : view.plans_) {
+const Schedule& BatchMetadataCache::schedule_of(const Forward& forward, BatchMetadata& view,
+                                                const ScheduleShape& shape, cuda::Stream stream) {
+  Schedule* plan = nullptr;
+  for (const std::unique_ptr<Schedule>& known : view.plans_) {
     if (same_shape(known->shape, shape)) plan = known.get();
   }
   if (plan == nullptr) {
-    view.plans_.push_back(std::make_unique<DevicePlan>());
+    view.plans_.push_back(std::make_unique<Schedule>());
     plan = view.plans_.back().get();
     plan->shape = shape;
     plan->memory = DeviceBuffer(*device_);
   }
   if (plan->step == forward.step()) return *plan;
-  make_plan({.sequences = view.sequences(),
-             .num_sequences_at = step_->state().counts,
-             .shares = nullptr,
-             .limits = limits_of(forward, view)},
-            *plan, stream);
+  make_schedule({.sequences = view.sequences(),
+                 .num_sequences_at = step_->state().counts,
+                 .shares = nullptr,
+                 .limits = limits_of(forward, view)},
+                *plan, stream);
   plan->step = view.step_;  // 0 with spans: for this call alone
   return *plan;
 }
 
-PlanLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view) const {
+ScheduleLimits BatchMetadataCache::limits_of(const Forward& forward,
+                                             const BatchMetadata& view) const {
   const bool is_cross = view.key().scope == KeyScope::kCross;
   const int64_t declared = is_cross ? spec_->max_cross_len : spec_->max_seq_len;
   return {.max_sequences = step_->max_sequences(),
@@ -164,38 +167,40 @@ PlanLimits DeviceViews::limits_of(const Forward& forward, const DeviceView& view
           .max_keys = std::max(declared, forward.batch().longest(is_cross))};
 }
 
-void DeviceViews::make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream) {
-  PlanBytes bytes{};
-  device_->table->plan_bytes(plan.shape, planned.limits, &bytes);
+void BatchMetadataCache::make_schedule(const ScheduleInput& planned, Schedule& plan,
+                                       cuda::Stream stream) {
+  ScheduleBytes bytes{};
+  device_->table->schedule_bytes(plan.shape, planned.limits, &bytes);
   Places places;
   const int64_t counts_at = places.add(bytes.counts);
   const int64_t cta_begin_at = places.add(bytes.cta_begin);
   const int64_t items_at = places.add(bytes.items);
-  const int64_t merges_at = places.add(bytes.merges);
+  const int64_t merges_at = places.add(bytes.reductions);
   const int64_t sources_at = places.add(bytes.sources);
   const int64_t scratch_at = places.add(bytes.scratch);
   plan.memory.ensure(places.bytes(), stream);
-  plan.num_slots = bytes.num_slots;
+  plan.num_slots = bytes.num_splits;
   plan.plan = {.counts = at<int32_t>(plan.memory, counts_at),
                .cta_begin = at<int32_t>(plan.memory, cta_begin_at),
                .items = at<cuda::WorkItem>(plan.memory, items_at),
-               .merges = at<cuda::MergeItem>(plan.memory, merges_at),
-               .sources = at<cuda::MergeSource>(plan.memory, sources_at),
+               .reductions = at<cuda::ReduceItem>(plan.memory, merges_at),
+               .sources = at<cuda::ReduceSource>(plan.memory, sources_at),
                .partials = nullptr,
                .num_ctas = plan.shape.geometry.num_ctas,
                .tile_rows = plan.shape.geometry.tile_rows};
-  const cuda::PlanLaunch launch{.shape = plan.shape,
-                                .limits = planned.limits,
-                                .sequences = planned.sequences,
-                                .num_sequences_at = planned.num_sequences_at,
-                                .plan = plan.plan,
-                                .scratch = at<void>(plan.memory, scratch_at),
-                                .shares = planned.shares};
-  device_->call("plan", device_->table->plan, launch, stream);
+  const cuda::ScheduleLaunch launch{.shape = plan.shape,
+                                    .limits = planned.limits,
+                                    .sequences = planned.sequences,
+                                    .num_sequences_at = planned.num_sequences_at,
+                                    .schedule = plan.plan,
+                                    .scratch = at<void>(plan.memory, scratch_at),
+                                    .shares = planned.shares};
+  device_->call("schedule", device_->table->schedule, launch, stream);
 }
 
-float* DeviceViews::partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream) {
-  const int64_t bytes = plan.num_slots * slot_floats * static_cast<int64_t>(sizeof(float));
+float* BatchMetadataCache::partials_for(const Schedule& plan, int64_t split_floats,
+                                        cuda::Stream stream) {
+  const int64_t bytes = plan.num_slots * split_floats * static_cast<int64_t>(sizeof(float));
   partials_.ensure(bytes, stream);
   return reinterpret_cast<float*>(partials_.data());
 }

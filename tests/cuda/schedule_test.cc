@@ -14,7 +14,7 @@ namespace {
 using kernels::AttnSequence;
 
 // What token rows of a tile see together, by the rules of the host's own planner.
-VisibleKeys visible_of(const PlanShape& shape, const AttnSequence& sequence, int64_t row,
+VisibleKeys visible_of(const ScheduleShape& shape, const AttnSequence& sequence, int64_t row,
                        int64_t num_rows) {
   return visible_keys(sequence, row / shape.group_size, (row + num_rows - 1) / shape.group_size + 1,
                       shape.causal != 0, shape.split_sinks != 0);
@@ -28,7 +28,7 @@ int64_t visible_in(const VisibleKeys& keys, int64_t begin, int64_t end) {
   return overlap(begin, end, 0, keys.sink_end) + overlap(begin, end, keys.begin, keys.end);
 }
 // Key blocks in [begin, end) with a visible key.
-int64_t blocks_in(const PlanShape& shape, const VisibleKeys& keys, const WorkItem& item) {
+int64_t blocks_in(const ScheduleShape& shape, const VisibleKeys& keys, const WorkItem& item) {
   const int64_t size = shape.geometry.key_block;
   const auto blocks = [&](int64_t begin, int64_t end) {  // first and last block of a visible range
     begin = std::max<int64_t>(begin, item.key_begin), end = std::min<int64_t>(end, item.key_end);
@@ -41,7 +41,7 @@ int64_t blocks_in(const PlanShape& shape, const VisibleKeys& keys, const WorkIte
 }
 
 struct Checks {
-  const PlanShape& shape;
+  const ScheduleShape& shape;
   const std::vector<AttnSequence>& sequences;
   HostPlan& plan;
   int64_t cost_of(const WorkItem& item) const {
@@ -53,9 +53,9 @@ struct Checks {
 
   void memory() const {
     ASSERT_LE(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
-    ASSERT_LE(plan.num_merges() * int64_t{sizeof(MergeItem)}, plan.bytes.merges);
-    ASSERT_LE(plan.num_sources() * int64_t{sizeof(MergeSource)}, plan.bytes.sources);
-    ASSERT_LE(plan.num_slots(), plan.bytes.num_slots);
+    ASSERT_LE(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
+    ASSERT_LE(plan.num_sources() * int64_t{sizeof(ReduceSource)}, plan.bytes.sources);
+    ASSERT_LE(plan.num_slots(), plan.bytes.num_splits);
   }
 
   void ctas() const {
@@ -141,7 +141,7 @@ struct Checks {
     }
     ASSERT_EQ(seen, keys.count());
     if (items.size() == 1) {
-      ASSERT_LT(items[0].slot, 0);
+      ASSERT_LT(items[0].split, 0);
     }
   }
 
@@ -183,33 +183,33 @@ struct Checks {
       split += items.size() > 1;
       if (items.size() == 1) continue;
       for (const WorkItem& part : items) {
-        ASSERT_GE(part.slot, 0);
-        ASSERT_LT(part.slot, plan.num_slots());
-        ++used[static_cast<size_t>(part.slot)];
+        ASSERT_GE(part.split, 0);
+        ASSERT_LT(part.split, plan.num_slots());
+        ++used[static_cast<size_t>(part.split)];
       }
     }
     for (const int times : used) ASSERT_EQ(times, 1) << "slots belong to one item each";
     ASSERT_EQ(static_cast<size_t>(plan.num_merges()), split);
     for (int32_t i = 0; i < plan.num_merges(); ++i) {
-      const MergeItem& merge = plan.merges[static_cast<size_t>(i)];
+      const ReduceItem& merge = plan.reductions[static_cast<size_t>(i)];
       const auto found = units.find({merge.sequence, merge.kv_head, merge.row_begin});
       ASSERT_NE(found, units.end());
       ASSERT_EQ(static_cast<size_t>(merge.num_sources), found->second.size());
       ASSERT_EQ(merge.num_rows, found->second[0].num_rows);
       for (int32_t s = 0; s < merge.num_sources; ++s) {
         ASSERT_LT(merge.first_source + s, plan.num_sources());
-        const MergeSource& source = plan.sources[static_cast<size_t>(merge.first_source + s)];
-        ASSERT_EQ(source.slot, found->second[static_cast<size_t>(s)].slot)
+        const ReduceSource& source = plan.sources[static_cast<size_t>(merge.first_source + s)];
+        ASSERT_EQ(source.split, found->second[static_cast<size_t>(s)].slot)
             << "in the order of the keys";
         ASSERT_EQ(source.row, 0);
-        ++merged[static_cast<size_t>(source.slot)];
+        ++merged[static_cast<size_t>(source.split)];
       }
     }
     for (const int times : merged) ASSERT_EQ(times, 1);
   }
 };
 
-void check(const PlanShape& shape, const std::vector<AttnSequence>& sequences, HostPlan* plan) {
+void check(const ScheduleShape& shape, const std::vector<AttnSequence>& sequences, HostPlan* plan) {
   const Checks checks{shape, sequences, *plan};
   ASSERT_NO_FATAL_FAILURE(checks.memory());
   ASSERT_NO_FATAL_FAILURE(checks.ctas());
@@ -220,7 +220,7 @@ void check_random(uint64_t seed, PlannerBatchShape batch_shape) {
   Dice dice(seed);
   batch_shape.causal = dice.chance(0.8);
   const PlannerBatch batch = random_batch(dice, batch_shape);
-  const PlanShape shape = random_shape(dice, batch_shape);
+  const ScheduleShape shape = random_shape(dice, batch_shape);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
   HostPlan plan = make_plan(batch.sequences, shape);
   ASSERT_NO_FATAL_FAILURE(check(shape, batch.sequences, &plan));
@@ -244,7 +244,7 @@ TEST(CudaPlanner, CutsLengthsUpTo2To30) {
     PlannerBatchShape batch_shape{
         .max_sequences = 20, .max_rows = 100, .max_keys = int64_t{1} << 30};
     const PlannerBatch batch = random_batch(dice, batch_shape);
-    PlanShape shape = random_shape(dice, batch_shape);
+    ScheduleShape shape = random_shape(dice, batch_shape);
     if (shape.fixed_keys > 0) shape.fixed_keys = shape.geometry.key_block * (1 << 22);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
     HostPlan plan = make_plan(batch.sequences, shape);
@@ -259,7 +259,7 @@ TEST(CudaPlanner, GivesEveryRowEveryKeyItSees) {
     PlannerBatchShape batch_shape{
         .max_sequences = 4, .max_rows = 30, .max_keys = 200, .causal = dice.chance(0.8)};
     const PlannerBatch batch = random_batch(dice, batch_shape);
-    const PlanShape shape = random_shape(dice, batch_shape);
+    const ScheduleShape shape = random_shape(dice, batch_shape);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
     HostPlan plan = make_plan(batch.sequences, shape);
     // Sequence, head, packed row, key
@@ -296,7 +296,7 @@ TEST(CudaPlanner, FixedCutsDoNotDependOnTheRestOfTheBatch) {
     Dice dice(static_cast<uint64_t>(seed));
     const PlannerBatchShape batch_shape{.causal = dice.chance(0.8)};
     const PlannerBatch batch = random_batch(dice, batch_shape);
-    PlanShape shape = random_shape(dice, batch_shape);
+    ScheduleShape shape = random_shape(dice, batch_shape);
     shape.fixed_keys = shape.geometry.key_block * static_cast<int32_t>(dice.pick({1, 4, 16}));
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
     const HostPlan together = make_plan(batch.sequences, shape);
@@ -327,11 +327,11 @@ TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
     sequence.first_key_end = keys;
     return sequence;
   };
-  PlanShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {16, 64, 8, 2}};
+  ScheduleShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {16, 64, 8, 2}};
   // Nine parts of equal length on eight CTAs: each cut divides another part.
   HostPlan plan = make_plan(std::vector<AttnSequence>(9, plain(1, 64 * 1000)), shape);
-  EXPECT_EQ(plan.num_slots(), plan.bytes.num_slots);
-  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(MergeItem)}, plan.bytes.merges);
+  EXPECT_EQ(plan.num_slots(), plan.bytes.num_splits);
+  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
   EXPECT_EQ(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
   // One row more than a tile in every sequence.
   shape.geometry.num_ctas = 7;
@@ -340,7 +340,7 @@ TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
   // Fixed cuts in every unit.
   shape.fixed_keys = 512;
   plan = make_plan(std::vector<AttnSequence>(5, plain(1, 5119)), shape);
-  EXPECT_EQ(plan.num_slots(), plan.bytes.num_slots);
+  EXPECT_EQ(plan.num_slots(), plan.bytes.num_splits);
   EXPECT_EQ(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
   // Sinks apart.
   shape.fixed_keys = 0;
@@ -350,8 +350,8 @@ TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
   sinks.key_begins = begins.data();
   sinks.sink_end = 4;
   plan = make_plan(std::vector<AttnSequence>(9, sinks), shape);
-  EXPECT_GE(plan.num_slots(), plan.bytes.num_slots - 7);
-  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(MergeItem)}, plan.bytes.merges);
+  EXPECT_GE(plan.num_slots(), plan.bytes.num_splits - 7);
+  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
 }
 
 // All members in one tile of a prefix that every CTA has a piece of: each merges all of these.
@@ -364,11 +364,11 @@ TEST(CudaPlanner, NeedsNoLessMemoryForSharedPrefixesThanItAsksFor) {
     members[static_cast<size_t>(s)].first_key_end = 64 * 100000 + 1;
     all.push_back(s);
   }
-  const PlanShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {128, 64, 132, 1}};
+  const ScheduleShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {128, 64, 132, 1}};
   const SharedBatch batch(members, {{0, 64 * 100000, all}}, shape);
   const HostPlan plan = make_plan(batch.sequences, shape, batch.limits(), batch.shares);
   EXPECT_EQ(plan.num_items(), 129 + 131);
-  const int64_t source_bytes = plan.num_sources() * int64_t{sizeof(MergeSource)};
+  const int64_t source_bytes = plan.num_sources() * int64_t{sizeof(ReduceSource)};
   EXPECT_LE(source_bytes, plan.bytes.sources);
   EXPECT_GT(source_bytes, plan.bytes.sources * 9 / 10);
 }
@@ -380,7 +380,7 @@ TEST(CudaPlanner, ManyTilesAndSequencesFitTheirIntegers) {
     sequences[s].num_rows = 16;
     sequences[s].first_key_end = (int64_t{1} << 30) - 16;
   }
-  const PlanShape shape{8, 1, 1, 0, 0, 0, 1 << 30, {1, 16, 264, 5}};  // 65536 tiles
+  const ScheduleShape shape{8, 1, 1, 0, 0, 0, 1 << 30, {1, 16, 264, 5}};  // 65536 tiles
   HostPlan plan = make_plan(sequences, shape);
   EXPECT_EQ(plan.num_items(), 65536 * 8 + plan.num_slots() - plan.num_merges());
   ASSERT_NO_FATAL_FAILURE((Checks{shape, sequences, plan}.ctas()));

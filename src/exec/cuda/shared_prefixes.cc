@@ -1,16 +1,16 @@
-// DeviceViews: prefixes that the sequences of an eager forward share. The host finds them in its
+// BatchMetadataCache: prefixes that the sequences of an eager forward share. The host finds them in its
 // page tables, for it alone knows which pages are the same; a captured plan could not change with
 // the batch.
 #include <algorithm>
 #include <climits>
 #include <cstring>
 
-#include "src/exec/cuda/views.h"
+#include "src/exec/cuda/batch_metadata.h"
 
 namespace kvc {
 namespace {
 
-using cuda::PlanShare;
+using cuda::PrefixShare;
 using kernels::AttnSequence;
 
 template <typename T>
@@ -35,9 +35,9 @@ bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& en
 
 }  // namespace
 
-void DeviceViews::list_sequences(const Forward& forward, const KeyView& key) {
+void BatchMetadataCache::list_sequences(const Forward& forward, const KeyView& key) {
   const auto group = static_cast<size_t>(key.group);
-  const cuda::StepState::Group& tables = step_->state().groups[group];
+  const cuda::StepState::LayerGroup& tables = step_->state().groups[group];
   cascade_sequences_.clear();
   for (const BatchEntry& entry : forward.batch().entries()) {
     const Sequence& sequence = *entry.sequence;
@@ -52,15 +52,17 @@ void DeviceViews::list_sequences(const Forward& forward, const KeyView& key) {
   }
 }
 
-const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView& view,
-                                             const CascadeCall& call, DeviceUploads& uploads,
-                                             cuda::Stream stream) {
-  DeviceSharing* sharing = nullptr;
-  for (const std::unique_ptr<DeviceSharing>& known : view.sharings_) {
+const SharedPrefixes* BatchMetadataCache::shared_prefixes_of(const Forward& forward,
+                                                             BatchMetadata& view,
+                                                             const CascadeCall& call,
+                                                             DeviceUploads& uploads,
+                                                             cuda::Stream stream) {
+  SharedPrefixes* sharing = nullptr;
+  for (const std::unique_ptr<SharedPrefixes>& known : view.sharings_) {
     if (known->call.same_as(call)) sharing = known.get();
   }
   if (sharing == nullptr) {
-    view.sharings_.push_back(std::make_unique<DeviceSharing>());
+    view.sharings_.push_back(std::make_unique<SharedPrefixes>());
     sharing = view.sharings_.back().get();
     sharing->call = call;
     sharing->plan.memory = DeviceBuffer(*device_);
@@ -80,11 +82,11 @@ const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView&
                              .min_rows = 0,
                              .max_rows = INT_MAX,
                              .geometry = call.geometry[static_cast<size_t>(cascade.kernel)]};
-      Planned planned = upload_sharing(view, cascade, uploads, stream);
+      ScheduleInput planned = upload_sharing(view, cascade, uploads, stream);
       planned.limits.max_keys = limits_of(forward, view).max_keys;
       planned.limits.max_rows =
           forward.batch().num_rows() + static_cast<int64_t>(cascade.row_map.size());
-      make_plan(planned, sharing->plan, stream);
+      make_schedule(planned, sharing->plan, stream);
       sharing->sequences = planned.sequences;
     }
     sharing->step = forward.step();
@@ -94,10 +96,10 @@ const DeviceSharing* DeviceViews::sharing_of(const Forward& forward, DeviceView&
 
 // One copy from the host: shares, how many sequences there are, the rows of the prefixes, and the
 // prefixes themselves behind the room for the view's sequences, which come from the view.
-DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view,
-                                                 const DeviceCascade& cascade,
-                                                 DeviceUploads& uploads,
-                                                 cuda::Stream stream) const {
+BatchMetadataCache::ScheduleInput BatchMetadataCache::upload_sharing(const BatchMetadata& view,
+                                                                     const DeviceCascade& cascade,
+                                                                     DeviceUploads& uploads,
+                                                                     cuda::Stream stream) const {
   const std::vector<AttnSequence>& entries = cascade.entries;
   const auto count = static_cast<int32_t>(cascade.shares.size());
   const int64_t own_bytes =
@@ -126,7 +128,7 @@ DeviceViews::Planned DeviceViews::upload_sharing(const DeviceView& view,
   device_->copy(device, view.sequences(), own_bytes, stream);
   return {.sequences = reinterpret_cast<const AttnSequence*>(device),
           .num_sequences_at = reinterpret_cast<const int32_t*>(device + count_at),
-          .shares = reinterpret_cast<const PlanShare*>(device + shares_at),
+          .shares = reinterpret_cast<const PrefixShare*>(device + shares_at),
           .limits = {
               .max_sequences = count, .max_rows = 0, .max_keys = 0, .max_prefixes = kPrefixLevels}};
 }

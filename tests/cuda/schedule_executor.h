@@ -20,12 +20,12 @@ namespace kvc::cuda::test {
 // A plan in vectors as long as plan_bytes says, filled with 0x7f bytes where nothing was written.
 // Copies point to their own memory.
 struct HostPlan {
-  PlanShape shape{};
-  PlanBytes bytes{};
+  ScheduleShape shape{};
+  ScheduleBytes bytes{};
   std::vector<int32_t> counts, cta_begin;
   std::vector<WorkItem> items;
-  std::vector<MergeItem> merges;
-  std::vector<MergeSource> sources;
+  std::vector<ReduceItem> merges;
+  std::vector<ReduceSource> sources;
   std::vector<std::byte> scratch;
   std::vector<float> partials;  // see reserve_partials
 
@@ -37,21 +37,21 @@ struct HostPlan {
   // Slots full of NaN.
   void reserve_partials(int32_t v_dim) {
     const auto floats =
-        static_cast<size_t>(bytes.num_slots * slot_floats(shape.geometry.tile_rows, v_dim));
+        static_cast<size_t>(bytes.num_splits * split_floats(shape.geometry.tile_rows, v_dim));
     partials.assign(floats, std::numeric_limits<float>::quiet_NaN());
   }
   // The plan as kernels get it.
-  WorkPlan view() {
+  WorkSchedule view() {
     return {counts.data(),           cta_begin.data(),        items.data(),
             merges.data(),           sources.data(),          partials.data(),
             shape.geometry.num_ctas, shape.geometry.tile_rows};
   }
 };
 
-inline HostPlan empty_plan(const PlanShape& shape, const PlanLimits& limits) {
+inline HostPlan empty_plan(const ScheduleShape& shape, const ScheduleLimits& limits) {
   HostPlan plan;
   plan.shape = shape;
-  plan.bytes = plan_bytes(shape, limits);
+  plan.bytes = schedule_bytes(shape, limits);
   const auto fill = [](auto* vector, int64_t bytes) {
     using Element = typename std::remove_reference_t<decltype(*vector)>::value_type;
     vector->resize(static_cast<size_t>(bytes) / sizeof(Element));
@@ -61,15 +61,15 @@ inline HostPlan empty_plan(const PlanShape& shape, const PlanLimits& limits) {
   fill(&plan.counts, plan.bytes.counts);
   fill(&plan.cta_begin, plan.bytes.cta_begin);
   fill(&plan.items, plan.bytes.items);
-  fill(&plan.merges, plan.bytes.merges);
+  fill(&plan.reductions, plan.bytes.reductions);
   fill(&plan.sources, plan.bytes.sources);
   fill(&plan.scratch, plan.bytes.scratch);
   return plan;
 }
 
 // The least limits that hold these sequences.
-inline PlanLimits limits_of(const std::vector<kernels::AttnSequence>& sequences) {
-  PlanLimits limits{static_cast<int32_t>(sequences.size()), 0, 0, 0};
+inline ScheduleLimits limits_of(const std::vector<kernels::AttnSequence>& sequences) {
+  ScheduleLimits limits{static_cast<int32_t>(sequences.size()), 0, 0, 0};
   for (const kernels::AttnSequence& sequence : sequences) {
     limits.max_rows += sequence.num_rows;
     int64_t end = sequence.first_key_end + sequence.num_rows;
@@ -81,27 +81,27 @@ inline PlanLimits limits_of(const std::vector<kernels::AttnSequence>& sequences)
 }
 
 inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
-                          const PlanShape& shape, const PlanLimits& limits,
-                          const std::vector<PlanShare>& shares = {}) {
+                          const ScheduleShape& shape, const ScheduleLimits& limits,
+                          const std::vector<PrefixShare>& shares = {}) {
   HostPlan plan = empty_plan(shape, limits);
   const auto num_sequences = static_cast<int32_t>(sequences.size());
-  plan_on_host({.shape = shape,
-                .limits = limits,
-                .sequences = sequences.data(),
-                .num_sequences_at = &num_sequences,
-                .plan = plan.view(),
-                .scratch = plan.scratch.data(),
-                .shares = shares.empty() ? nullptr : shares.data()});
+  schedule_on_host({.shape = shape,
+                    .limits = limits,
+                    .sequences = sequences.data(),
+                    .num_sequences_at = &num_sequences,
+                    .plan = plan.view(),
+                    .scratch = plan.scratch.data(),
+                    .shares = shares.empty() ? nullptr : shares.data()});
   return plan;
 }
 inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
-                          const PlanShape& shape) {
+                          const ScheduleShape& shape) {
   return make_plan(sequences, shape, limits_of(sequences));
 }
 
 // The shape of a call that plans every sequence.
-inline PlanShape plan_shape(const kernels::AttnParams& params, const AttnGeometry& geometry,
-                            int32_t fixed_keys = 0, bool split_sinks = false) {
+inline ScheduleShape plan_shape(const kernels::AttnParams& params, const AttnGeometry& geometry,
+                                int32_t fixed_keys = 0, bool split_sinks = false) {
   return {.num_kv_heads = params.num_kv_heads,
           .group_size = params.num_q_heads / params.num_kv_heads,
           .causal = params.causal,
@@ -150,7 +150,7 @@ inline void write_row(const kernels::AttnParams& params, const PackedRow& row, d
 
 // One item, as an attention kernel would do it. params.alibi in log2 units, as kernels/reference
 // wants it; sinks in natural ones.
-inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan,
+inline void execute_item(const kernels::AttnParams& params, const WorkSchedule& plan,
                          const WorkItem& item) {
   using namespace executor_detail;
   const int64_t group = params.num_q_heads / params.num_kv_heads, row_floats = 2 + params.v_dim;
@@ -173,8 +173,8 @@ inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan
   to_partials.partials = partials.data();
   kernels::reference::attention(to_partials, tokens, scratch.data());
   const float* from = partials.data() + (item.row_begin - token * group) * row_floats;
-  if (item.slot >= 0) {
-    float* slot = plan.partials + item.slot * slot_floats(plan.tile_rows, params.v_dim);
+  if (item.split >= 0) {
+    float* slot = plan.partials + item.split * split_floats(plan.tile_rows, params.v_dim);
     std::copy_n(from, item.num_rows * row_floats, slot);
     return;
   }
@@ -187,15 +187,15 @@ inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan
 }
 
 // One merge, in double: the oracle of combine.
-inline void execute_merge(const kernels::AttnParams& params, const WorkPlan& plan,
-                          const MergeItem& merge) {
+inline void execute_merge(const kernels::AttnParams& params, const WorkSchedule& plan,
+                          const ReduceItem& merge) {
   using namespace executor_detail;
   const int64_t row_floats = 2 + params.v_dim;
   std::vector<double> accumulators(static_cast<size_t>(params.v_dim));
   for (int32_t r = 0; r < merge.num_rows; ++r) {
     const auto part = [&](int32_t source) {
-      const MergeSource& from = plan.sources[merge.first_source + source];
-      return plan.partials + from.slot * slot_floats(plan.tile_rows, params.v_dim) +
+      const ReduceSource& from = plan.sources[merge.first_source + source];
+      return plan.partials + from.split * split_floats(plan.tile_rows, params.v_dim) +
              (from.row + r) * row_floats;
     };
     double m = kMinusInfinity, l = 0;
@@ -216,11 +216,11 @@ inline void execute_merge(const kernels::AttnParams& params, const WorkPlan& pla
 }
 
 // The whole list, CTA by CTA.
-inline void execute_plan(const kernels::AttnParams& params, const WorkPlan& plan) {
+inline void execute_plan(const kernels::AttnParams& params, const WorkSchedule& plan) {
   for (int32_t cta = 0; cta < plan.num_ctas; ++cta)
     for (int32_t i = plan.cta_begin[cta]; i < plan.cta_begin[cta + 1]; ++i)
       execute_item(params, plan, plan.items[i]);
-  for (int32_t i = 0; i < plan.counts[1]; ++i) execute_merge(params, plan, plan.merges[i]);
+  for (int32_t i = 0; i < plan.counts[1]; ++i) execute_merge(params, plan, plan.reductions[i]);
 }
 
 }  // namespace kvc::cuda::test

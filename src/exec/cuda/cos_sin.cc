@@ -1,4 +1,4 @@
-#include "src/exec/cuda/angles.h"
+#include "src/exec/cuda/cos_sin.h"
 
 #include <algorithm>
 
@@ -24,7 +24,7 @@ DeviceMemory upload(const Device& device, const std::vector<T>& values) {
 
 }  // namespace
 
-DeviceAngles::DeviceAngles(const Spec* spec, const DeviceStep* step, const Device* device)
+DeviceCosSin::DeviceCosSin(const Spec* spec, const DeviceStep* step, const Device* device)
     : spec_(spec), step_(step), device_(device), given_(*device) {
   for (const RopeSpec& rope : spec->ropes) {
     Rope& made = ropes_.emplace_back();
@@ -36,7 +36,7 @@ DeviceAngles::DeviceAngles(const Spec* spec, const DeviceStep* step, const Devic
   }
 }
 
-void DeviceAngles::begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream) {
+void DeviceCosSin::begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream) {
   positions_ = step_->state().positions;
   positions_stride_ = 0;
   has_sections_ = false;
@@ -52,10 +52,10 @@ void DeviceAngles::begin(const Forward& forward, DeviceUploads& uploads, cuda::S
   positions_stride_ = has_sections_ ? rows : 0;
 }
 
-cuda::AngleParams DeviceAngles::params_of(int32_t rope) const {
+cuda::CosSinParams DeviceCosSin::params_of(int32_t rope) const {
   const auto index = static_cast<size_t>(rope);
   const Rope& made = ropes_[index];
-  cuda::AngleParams params{};
+  cuda::CosSinParams params{};
   for (int variant = 0; variant < 2; ++variant)
     params.inverse_frequencies[variant] =
         reinterpret_cast<const double*>(made.frequencies[variant].data());
@@ -65,7 +65,7 @@ cuda::AngleParams DeviceAngles::params_of(int32_t rope) const {
   return params;
 }
 
-kernels::Rotation DeviceAngles::rotation_of(int32_t rope, const Table& table, int64_t rows) const {
+kernels::Rotation DeviceCosSin::rotation_of(int32_t rope, const Table& table, int64_t rows) const {
   const RopeSpec& spec = spec_->ropes[static_cast<size_t>(rope)];
   const auto* cosines = reinterpret_cast<const float*>(table.memory.data());
   return {.cos = cosines,
@@ -75,20 +75,21 @@ kernels::Rotation DeviceAngles::rotation_of(int32_t rope, const Table& table, in
           .begin = spec.begin};
 }
 
-void DeviceAngles::make(Table& table, cuda::AngleParams params, int64_t rows, cuda::Stream stream) {
+void DeviceCosSin::make(Table& table, cuda::CosSinParams params, int64_t rows,
+                        cuda::Stream stream) {
   const int64_t elements = rows * params.num_pairs;
   table.memory.ensure(2 * elements * static_cast<int64_t>(sizeof(float)), stream);
   params.cos = reinterpret_cast<float*>(table.memory.data());
   params.sin = params.cos + elements;
-  device_->call("angles", device_->table->angles, params, stream);
+  device_->call("cos_sin", device_->table->cos_sin, params, stream);
 }
 
-kernels::Rotation DeviceAngles::tokens(const Forward& forward, int32_t rope, cuda::Stream stream) {
+kernels::Rotation DeviceCosSin::tokens(const Forward& forward, int32_t rope, cuda::Stream stream) {
   if (rope < 0) return {};
   Table& table = ropes_[static_cast<size_t>(rope)].tokens;
   const int64_t rows = step_->max_rows();
   if (table.step != forward.step()) {
-    cuda::AngleParams params = params_of(rope);
+    cuda::CosSinParams params = params_of(rope);
     params.positions = positions_;
     params.positions_stride = positions_stride_;
     if (has_sections_)
@@ -106,12 +107,12 @@ kernels::Rotation DeviceAngles::tokens(const Forward& forward, int32_t rope, cud
   return rotation_of(rope, table, rows);
 }
 
-kernels::Rotation DeviceAngles::sinks(const Forward& forward, int32_t rope, cuda::Stream stream) {
+kernels::Rotation DeviceCosSin::sinks(const Forward& forward, int32_t rope, cuda::Stream stream) {
   if (rope < 0) return {};
   Table& table = ropes_[static_cast<size_t>(rope)].sinks;
   const int64_t rows = step_->max_rows();
   if (table.step != forward.step()) {
-    cuda::AngleParams params = params_of(rope);
+    cuda::CosSinParams params = params_of(rope);
     params.positions = step_->state().positions;
     params.row_sequence = step_->state().row_sequence;
     if (params.inverse_frequencies[1] != nullptr) params.long_ropes = step_->state().long_ropes;
@@ -125,7 +126,7 @@ kernels::Rotation DeviceAngles::sinks(const Forward& forward, int32_t rope, cuda
   return rotation_of(rope, table, rows);
 }
 
-void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream,
+void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
                         kernels::Rotation out[2]) {
   out[0] = out[1] = {};
   if (rope < 0 || spec_->ropes[static_cast<size_t>(rope)].mode != KVC_ROPE_ON_READ) return;
@@ -146,7 +147,7 @@ void DeviceAngles::keys(Forward& forward, int32_t rope, cuda::Stream stream,
              static_cast<long long>(spec_->max_seq_len));
       }
       const int64_t rows = std::max({wanted, 2 * table.num_rows, kLeastKeyPositions});
-      cuda::AngleParams params = params_of(rope);
+      cuda::CosSinParams params = params_of(rope);
       if (variant == 1) params.inverse_frequencies[0] = params.inverse_frequencies[1];
       params.inverse_frequencies[1] = nullptr;
       params.num_rows = rows;

@@ -1,5 +1,5 @@
-// The end of an item: the warps' results merged, divided by their sums, written out or kept as a
-// partial result.
+// The epilogue of a work item: reduces the warps' results, divides by their sums, and writes the
+// output or a split.
 #pragma once
 
 #include "kernels/cuda/attn/mma/layout.h"
@@ -7,12 +7,12 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Maxima and sums of a row over the warps that worked on it, in the order of the warps.
+// Maximum and sum of a row over the warps that worked on it, in the order of the warps.
 struct RowSums {
   float m, l;
 };
 template <typename C>
-KVC_DEVICE RowSums merged_sums(const Shared<C>& shared, int row) {
+KVC_DEVICE RowSums reduce_warps(const Shared<C>& shared, int row) {
   if constexpr (C::kRows != kWarpRows) {
     return {shared.maxima()[row], shared.sums()[row]};
   } else {
@@ -29,7 +29,7 @@ KVC_DEVICE RowSums merged_sums(const Shared<C>& shared, int row) {
   }
 }
 
-// Four dims of a row of `out`.
+// Stores four dims of a row of `out`.
 KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, int dim,
                            const float (&x)[4]) {
   if (aligned) {
@@ -40,17 +40,16 @@ KVC_DEVICE void store_dims(std::byte* row, kernels::DType dtype, bool aligned, i
   for (int i = 0; i < 4; ++i) store_element(row, dtype, dim + i, x[i]);
 }
 
-// Row `row` of the item: what its accumulators are multiplied by; writes the LSE, or m and l of the
-// slot.
+// Returns the factor for the accumulators of row `index`. Writes the LSE, or m and l of the split.
 template <typename C>
-KVC_DEVICE float finish_row(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared,
-                            int index) {
+KVC_DEVICE float write_row_sums(const AttnLaunch& launch, const WorkItem& work,
+                                const Shared<C>& shared, int index) {
   const kernels::AttnParams& params = launch.params;
   const Row& row = shared.rows()[index];
-  const RowSums sums = merged_sums(shared, index);
+  const RowSums sums = reduce_warps(shared, index);
   const bool is_nan = sums.l != sums.l;
-  if (work.slot >= 0) {
-    float* to = launch.plan.partials + work.slot * slot_floats(C::kRows, params.v_dim) +
+  if (work.split >= 0) {
+    float* to = launch.schedule.partials + work.split * split_floats(C::kRows, params.v_dim) +
                 index * int64_t{2 + params.v_dim};
     to[0] = is_nan ? sums.l : sums.m;
     to[1] = sums.l;
@@ -66,38 +65,39 @@ KVC_DEVICE float finish_row(const AttnLaunch& launch, const WorkItem& work, cons
 }
 
 template <typename C>
-KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared,
-                            Running<C>& running) {
+KVC_DEVICE void write_item(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared,
+                           OnlineSoftmax<C>& state) {
   const kernels::AttnParams& params = launch.params;
   const int thread = static_cast<int>(threadIdx.x), lane = lane_id(), warp = warp_id();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    running.l[i] += shuffle_xor(running.l[i], 1);
-    running.l[i] += shuffle_xor(running.l[i], 2);
+    state.l[i] += shuffle_xor(state.l[i], 1);
+    state.l[i] += shuffle_xor(state.l[i], 2);
     if (lane % 4 == 0) {
-      shared.maxima()[warp * kWarpRows + lane / 4 + 8 * i] = running.m[i];
-      shared.sums()[warp * kWarpRows + lane / 4 + 8 * i] = running.l[i];
+      shared.maxima()[warp * kWarpRows + lane / 4 + 8 * i] = state.m[i];
+      shared.sums()[warp * kWarpRows + lane / 4 + 8 * i] = state.l[i];
     }
   }
-  sync_cta();  // also: nobody reads the ring any more, the accumulators take its place
+  sync_cta();  // From here on nobody reads the ring; the accumulators take its place.
 
-  if (thread < work.num_rows) shared.factors()[thread] = finish_row(launch, work, shared, thread);
+  if (thread < work.num_rows)
+    shared.factors()[thread] = write_row_sums(launch, work, shared, thread);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = lane / 4 + 8 * i;
-    float factor = running.v_unit;
+    float factor = state.v_unit;
     if (C::kEightBit && launch.v_storage.quant == Quant::kPerTensor)
       factor = launch.v_storage.scale;
     if constexpr (C::kRows == kWarpRows) {
-      const float m = merged_sums(shared, row).m;
-      factor *= exp2_fast(running.m[i] - (m == -__builtin_inff() ? 0.0f : m));
+      const float m = reduce_warps(shared, row).m;
+      factor *= exp2_fast(state.m[i] - (m == -__builtin_inff() ? 0.0f : m));
     }
     float* out = shared.out() + (warp * kWarpRows + row) * C::kOutStride;
 #pragma unroll
     for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e)
-        out[output_dim<C::kEightBit>(lane, n, e)] = running.o[n][2 * i + e] * factor;
+        out[output_dim<C::kEightBit>(lane, n, e)] = state.o[n][2 * i + e] * factor;
     }
   }
   sync_cta();
@@ -113,15 +113,15 @@ KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, cons
     const float factor = shared.factors()[r];
     float x[4] = {};
 #pragma unroll
-    for (int part = 0; part < (C::kRows == kWarpRows ? kWarps : 1); ++part) {
+    for (int slice = 0; slice < (C::kRows == kWarpRows ? kWarps : 1); ++slice) {
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        x[i] += shared.out()[(part * kWarpRows + r) * C::kOutStride + dim + i];
+        x[i] += shared.out()[(slice * kWarpRows + r) * C::kOutStride + dim + i];
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] *= factor;
-    if (work.slot >= 0) {
-      float* to = launch.plan.partials + work.slot * slot_floats(C::kRows, params.v_dim) +
+    if (work.split >= 0) {
+      float* to = launch.schedule.partials + work.split * split_floats(C::kRows, params.v_dim) +
                   r * int64_t{2 + params.v_dim} + 2 + dim;
 #pragma unroll
       for (int i = 0; i < 4; ++i) to[i] = x[i];
@@ -132,7 +132,7 @@ KVC_DEVICE void finish_item(const AttnLaunch& launch, const WorkItem& work, cons
       store_dims(to, params.out.dtype, aligned, dim, x);
     }
   }
-  sync_cta();  // the next item may overwrite all of it
+  sync_cta();  // The next work item may overwrite all of shared memory.
 }
 
 }  // namespace kvc::cuda::attn_mma

@@ -13,10 +13,10 @@
 
 namespace kvc {
 
-class DeviceAngles {
+class DeviceCosSin {
  public:
   // Throws NO_MEMORY, DEVICE.
-  DeviceAngles(const Spec* spec, const DeviceStep* step, const Device* device);
+  DeviceCosSin(const Spec* spec, const DeviceStep* step, const Device* device);
 
   // A new step: given positions are sent.
   void begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream);
@@ -44,9 +44,9 @@ class DeviceAngles {
     Table tokens, sinks, keys[2];
   };
 
-  cuda::AngleParams params_of(int32_t rope) const;
+  cuda::CosSinParams params_of(int32_t rope) const;
   kernels::Rotation rotation_of(int32_t rope, const Table& table, int64_t rows) const;
-  void make(Table& table, cuda::AngleParams params, int64_t rows, cuda::Stream stream);
+  void make(Table& table, cuda::CosSinParams params, int64_t rows, cuda::Stream stream);
 
   const Spec* spec_;
   const DeviceStep* step_;

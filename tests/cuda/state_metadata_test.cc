@@ -30,11 +30,11 @@ TEST(CudaStateView, SlotsBecomeAddressesAndTheInitialStateStandsForMinusOne) {
   DeviceArray<std::byte> states(16), initial(16);
   for (const bool has_initial : {false, true}) {
     DeviceArray<LinearSequence> sequences(310);
-    const StateViewParams params{.step = device.state,
-                                 .states = states.data(),
-                                 .slot_stride = kStride,
-                                 .initial = has_initial ? initial.data() : nullptr,
-                                 .sequences = sequences.data()};
+    const StateMetadataParams params{.step = device.state,
+                                     .states = states.data(),
+                                     .slot_stride = kStride,
+                                     .initial = has_initial ? initial.data() : nullptr,
+                                     .sequences = sequences.data()};
     ASSERT_EQ(cuda::state_view(params, 310, nullptr), cudaSuccess);
     finish();
     const std::vector<LinearSequence> found = sequences.read();

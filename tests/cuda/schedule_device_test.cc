@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/launches.h"
 #include "kernels/cuda/schedule/config.h"
-#include "tests/cuda/plan_on_device.h"
+#include "tests/cuda/schedule_on_device.h"
 #include "tests/cuda/shared_prefixes.h"
 
 namespace kvc::cuda::test {
@@ -40,14 +40,14 @@ bool same(const std::vector<T>& a, const std::vector<T>& b, int64_t count) {
   return count == 0 || std::memcmp(a.data(), b.data(), static_cast<size_t>(count) * sizeof(T)) == 0;
 }
 
-void check(const std::vector<kernels::AttnSequence>& sequences, const PlanShape& shape,
-           const PlanLimits& limits, const std::vector<PlanShare>& shares = {}) {
+void check(const std::vector<kernels::AttnSequence>& sequences, const ScheduleShape& shape,
+           const ScheduleLimits& limits, const std::vector<PrefixShare>& shares = {}) {
   const HostPlan expected = make_plan(sequences, shape, limits, shares);
   const DeviceBatch batch(sequences);
-  const DeviceArray<PlanShare> device_shares(shares);
+  const DeviceArray<PrefixShare> device_shares(shares);
   const PlanOnDevice device_plan(shape, limits, 0);
-  const PlanLaunch launch = device_plan.launch(batch.sequences.data(), batch.count.data(),
-                                               shares.empty() ? nullptr : device_shares.data());
+  const ScheduleLaunch launch = device_plan.launch(batch.sequences.data(), batch.count.data(),
+                                                   shares.empty() ? nullptr : device_shares.data());
   testing::check(plan(launch, nullptr), "plan");
   testing::finish();
   const HostPlan actual = device_plan.read();
@@ -62,8 +62,8 @@ void check_random_on_device(uint64_t seed, PlannerBatchShape batch_shape) {
   Dice dice(seed);
   batch_shape.causal = dice.chance(0.8);
   const PlannerBatch batch = random_batch(dice, batch_shape);
-  const PlanShape shape = random_shape(dice, batch_shape);
-  PlanLimits limits = limits_of(batch.sequences);
+  const ScheduleShape shape = random_shape(dice, batch_shape);
+  ScheduleLimits limits = limits_of(batch.sequences);
   limits.max_sequences += static_cast<int32_t>(dice.between(0, 3));
   limits.max_rows += dice.between(0, 100);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
@@ -91,8 +91,8 @@ TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
     Dice dice(static_cast<uint64_t>(count));
     PlannerBatch batch;
     for (int i = 0; i < count; ++i) add_sequence(&batch, dice, {}, dice.between(0, 3000), 1);
-    const PlanShape shape{4, 8, 1, 0, 0, 0, 1 << 30, {16, 64, 264, 3}};
-    const PlanLimits limits = limits_of(batch.sequences);
+    const ScheduleShape shape{4, 8, 1, 0, 0, 0, 1 << 30, {16, 64, 264, 3}};
+    const ScheduleLimits limits = limits_of(batch.sequences);
     ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits));
     const DeviceBatch there(batch.sequences);
     const PlanOnDevice device_plan(shape, limits, 0);
@@ -108,10 +108,11 @@ TEST(CudaPlannerDevice, MakesTheHostsPlanInScratchMemory) {
   Dice dice(1);
   PlannerBatch batch;
   const PlannerBatchShape batch_shape{.max_keys = 5000};
-  for (int i = 0; i < planning::kSharedSequences + 100; ++i)
+  for (int i = 0; i < scheduling::kSharedSequences + 100; ++i)
     add_sequence(&batch, dice, batch_shape, 17 * i % 4000, i % 5 == 0 ? 40 : 1);
   for (const int32_t fixed : {0, 1024}) {
-    const PlanShape shape{2, 4, 1, 0, fixed, 0, 1 << 30, {16, 64, planning::kSharedCtas + 300, 3}};
+    const ScheduleShape shape{2,     4, 1,       0,
+                              fixed, 0, 1 << 30, {16, 64, scheduling::kSharedCtas + 300, 3}};
     ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits_of(batch.sequences)));
   }
 }
@@ -124,7 +125,7 @@ TEST(CudaPlannerDevice, MakesTheHostsPlanOfSharedPrefixes) {
     const auto count = static_cast<int32_t>(dice.of_any_size(600));
     for (int32_t s = 0; s < count; ++s)
       add_sequence(&batch, dice, batch_shape, 200 + dice.of_any_size(4000), dice.between(1, 4));
-    PlanShape shape = random_shape(dice, batch_shape);
+    ScheduleShape shape = random_shape(dice, batch_shape);
     shape.split_sinks = shape.min_rows = 0;
     shape.max_rows = 1 << 30;
     shape.geometry.tile_rows = static_cast<int32_t>(dice.pick({64, 128}));

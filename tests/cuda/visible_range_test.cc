@@ -1,8 +1,9 @@
 // What the masks say of 32 keys and of tiles, against what they say of every key, against what
 // AttnSequence says.
+#include "kernels/cuda/attn/visible_range.h"
+
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/attn/visible_range.h"
 #include "tests/unit/kernels_visibility.h"
 
 namespace kvc::cuda::row_test {
@@ -35,7 +36,7 @@ TEST(CudaMask, EveryKeyIsVisibleToTheRowsThatSeeIt) {
       [](const AttnProblem& problem, int32_t s, const kernels::AttnSequence& sequence) {
         const SequenceMask mask = sequence_mask(sequence);
         for (int64_t row = 0; row < sequence.num_rows; ++row) {
-          const RowMask own = row_mask(sequence, problem.params.causal, row);
+          const RowRange own = row_range(sequence, problem.params.causal, row);
           for (int32_t key = 0; key < problem.max_keys(s) + 40; ++key)
             ASSERT_EQ(visible(mask, own, row, key), Visibility::sees(problem, s, row, key))
                 << row << " " << key;
@@ -48,7 +49,7 @@ TEST(CudaMask, BitsOfThirtyTwoKeysAreThoseOfTheKeys) {
       [](const AttnProblem& problem, int32_t s, const kernels::AttnSequence& sequence) {
         const SequenceMask mask = sequence_mask(sequence);
         for (int64_t row = 0; row < sequence.num_rows; ++row) {
-          const RowMask own = row_mask(sequence, problem.params.causal, row);
+          const RowRange own = row_range(sequence, problem.params.causal, row);
           for (int32_t first = 0; first < problem.max_keys(s); first += 5) {
             uint32_t bits = 0;
             for (int32_t i = 0; i < 32; ++i)
@@ -66,7 +67,7 @@ TEST(CudaMask, TilesAreCoveredAsTheirRowsSay) {
         const SequenceMask mask = sequence_mask(sequence);
         for (int64_t begin = 0; begin < sequence.num_rows; begin += 3) {
           const int64_t end = std::min(begin + 4, sequence.num_rows);
-          const TileMask tile = tile_mask(sequence, problem.params.causal, begin, end);
+          const TileRange tile = tile_range(sequence, problem.params.causal, begin, end);
           const auto seen = [&](int32_t first, int32_t count, bool all) {
             for (int64_t row = begin; row < end; ++row) {
               for (int32_t key = first; key < first + count; ++key) {

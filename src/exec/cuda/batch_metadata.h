@@ -17,80 +17,82 @@
 namespace kvc {
 
 // One cut of the work of a view.
-struct DevicePlan {
+struct Schedule {
   uint64_t step = 0;  // that it was made for
-  cuda::PlanShape shape{};
-  cuda::WorkPlan plan{};
+  cuda::ScheduleShape shape{};
+  cuda::WorkSchedule plan{};
   int64_t num_slots = 0;
   DeviceBuffer memory;
 };
 
 // How the sequences of a view share prefixes in calls of one shape, and the plan of that.
-struct DeviceSharing {
+struct SharedPrefixes {
   uint64_t step = 0;  // that it was made for
   CascadeCall call{};
   DeviceCascade cascade;                             // empty: they share none
   const kernels::AttnSequence* sequences = nullptr;  // the view's, then the prefixes
-  DevicePlan plan;
+  Schedule plan;
 };
 
-class DeviceView {
+class BatchMetadata {
  public:
-  DeviceView(const Device* device, const KeyView& key)
+  BatchMetadata(const Device* device, const KeyView& key)
       : key_(key), memory_(*device), masks_(*device), positions_(*device) {}
 
   const KeyView& key() const { return key_; }
   const kernels::AttnSequence* sequences() const { return params_.sequences; }
 
  private:
-  friend class DeviceViews;
+  friend class BatchMetadataCache;
   KeyView key_;
   uint64_t step_ = 0;
-  cuda::ViewParams params_{};
+  cuda::BatchMetadataParams params_{};
   DeviceBuffer memory_, masks_, positions_;
-  std::vector<std::unique_ptr<DevicePlan>> plans_;
-  std::vector<std::unique_ptr<DeviceSharing>> sharings_;
+  std::vector<std::unique_ptr<Schedule>> plans_;
+  std::vector<std::unique_ptr<SharedPrefixes>> sharings_;
 };
 
-class DeviceViews {
+class BatchMetadataCache {
  public:
-  DeviceViews(const Spec* spec, const DeviceStep* step, const Device* device);
+  BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Device* device);
 
   // Enqueued where this step has not made it yet. `spans`: of this call, null or empty: none.
-  DeviceView& view_of(const Forward& forward, const KeyView& key, const std::vector<Span>& spans,
-                      DeviceUploads& uploads, cuda::Stream stream);
-  const DevicePlan& plan_of(const Forward& forward, DeviceView& view, const cuda::PlanShape& shape,
-                            cuda::Stream stream);
+  BatchMetadata& metadata_of(const Forward& forward, const KeyView& key,
+                             const std::vector<Span>& spans, DeviceUploads& uploads,
+                             cuda::Stream stream);
+  const Schedule& schedule_of(const Forward& forward, BatchMetadata& view,
+                              const cuda::ScheduleShape& shape, cuda::Stream stream);
   // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and
   // spans), found and planned where this step has not done it yet; null: none that pay. Not while
   // the stream is captured.
-  const DeviceSharing* sharing_of(const Forward& forward, DeviceView& view, const CascadeCall& call,
-                                  DeviceUploads& uploads, cuda::Stream stream);
+  const SharedPrefixes* shared_prefixes_of(const Forward& forward, BatchMetadata& view,
+                                           const CascadeCall& call, DeviceUploads& uploads,
+                                           cuda::Stream stream);
   // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all
   // plans.
-  float* partials_for(const DevicePlan& plan, int64_t slot_floats, cuda::Stream stream);
+  float* partials_for(const Schedule& plan, int64_t split_floats, cuda::Stream stream);
 
  private:
-  void make_view(const Forward& forward, DeviceView& view, const std::vector<Span>& spans,
-                 DeviceUploads& uploads, cuda::Stream stream);
+  void make_metadata(const Forward& forward, BatchMetadata& view, const std::vector<Span>& spans,
+                     DeviceUploads& uploads, cuda::Stream stream);
   // What a plan is made of.
-  struct Planned {
+  struct ScheduleInput {
     const kernels::AttnSequence* sequences;
     const int32_t* num_sequences_at;
-    const cuda::PlanShare* shares;
-    cuda::PlanLimits limits;
+    const cuda::PrefixShare* shares;
+    cuda::ScheduleLimits limits;
   };
-  cuda::PlanLimits limits_of(const Forward& forward, const DeviceView& view) const;
-  void make_plan(const Planned& planned, DevicePlan& plan, cuda::Stream stream);
+  cuda::ScheduleLimits limits_of(const Forward& forward, const BatchMetadata& view) const;
+  void make_schedule(const ScheduleInput& planned, Schedule& plan, cuda::Stream stream);
   void list_sequences(const Forward& forward, const KeyView& key);
-  Planned upload_sharing(const DeviceView& view, const DeviceCascade& cascade,
-                         DeviceUploads& uploads, cuda::Stream stream) const;
+  ScheduleInput upload_sharing(const BatchMetadata& view, const DeviceCascade& cascade,
+                               DeviceUploads& uploads, cuda::Stream stream) const;
 
   const Spec* spec_;
   const DeviceStep* step_;
   const Device* device_;
   const int32_t num_sms_;
-  std::vector<std::unique_ptr<DeviceView>> views_;
+  std::vector<std::unique_ptr<BatchMetadata>> metadata_;
   std::vector<CascadeSequence> cascade_sequences_;
   DeviceBuffer partials_;
 };

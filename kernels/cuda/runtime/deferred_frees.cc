@@ -1,4 +1,4 @@
-#include "kernels/cuda/runtime/leftovers.h"
+#include "kernels/cuda/runtime/deferred_frees.h"
 
 #include <mutex>
 #include <new>

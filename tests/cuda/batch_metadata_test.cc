@@ -148,7 +148,7 @@ Case random_case(Rng& rng, int32_t most_sequences) {
 
 // The outputs of the kernel, read back, and where they lay.
 struct Viewed {
-  ViewParams params;
+  BatchMetadataParams params;
   std::vector<AttnSequence> sequences;
   std::vector<int32_t> first_rows, key_begins, key_ends, key_positions, step_positions;
   std::vector<uint64_t> masks;
@@ -190,7 +190,7 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
     ASSERT_EQ(q.pages, view.params.first_rows + place);
     ASSERT_EQ(view.first_rows[place], row_begin);
   } else {
-    const StepState::Group& group = state.groups[view.params.group];
+    const StepState::LayerGroup& group = state.groups[view.params.group];
     ASSERT_EQ(q.pages, group.table + s.slot * group.table_stride);
   }
   if (c.scope == Scope::kCross) {
@@ -354,7 +354,7 @@ TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
     DeviceArray<AttnSequence> sequences(3);
     DeviceArray<int32_t> first_rows(3), key_begins(6), key_ends(6);
     DeviceArray<int32_t> positions(std::vector<int32_t>(kAll, kUntouched));
-    ViewParams params{};
+    BatchMetadataParams params{};
     params.step = device.state;
     params.scope = Scope::kAll;
     params.needs_positions = 1;

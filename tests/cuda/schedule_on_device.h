@@ -2,14 +2,14 @@
 #pragma once
 
 #include "tests/cuda/device_memory.h"
-#include "tests/cuda/plan_executor.h"
+#include "tests/cuda/schedule_executor.h"
 
 namespace kvc::cuda::test {
 
 class PlanOnDevice {
  public:
   // As large as plan_bytes says, poisoned.
-  PlanOnDevice(const PlanShape& shape, const PlanLimits& limits, int32_t v_dim)
+  PlanOnDevice(const ScheduleShape& shape, const ScheduleLimits& limits, int32_t v_dim)
       : shape_(shape), limits_(limits), host_(empty_plan(shape, limits)) {
     counts_ = decltype(counts_)(host_.counts.size());
     cta_begin_ = decltype(cta_begin_)(host_.cta_begin.size());
@@ -17,26 +17,26 @@ class PlanOnDevice {
     merges_ = decltype(merges_)(host_.merges.size());
     sources_ = decltype(sources_)(host_.sources.size());
     scratch_ = decltype(scratch_)(host_.scratch.size());
-    partials_ = testing::DeviceArray<float>(
-        static_cast<size_t>(host_.bytes.num_slots * slot_floats(shape.geometry.tile_rows, v_dim)));
+    partials_ = testing::DeviceArray<float>(static_cast<size_t>(
+        host_.bytes.num_splits * split_floats(shape.geometry.tile_rows, v_dim)));
   }
   // A plan that the host made.
-  PlanOnDevice(const HostPlan& plan, const PlanLimits& limits, int32_t v_dim)
+  PlanOnDevice(const HostPlan& plan, const ScheduleLimits& limits, int32_t v_dim)
       : PlanOnDevice(plan.shape, limits, v_dim) {
     counts_.write(plan.counts);
     cta_begin_.write(plan.cta_begin);
     items_.write(plan.items);
-    merges_.write(plan.merges);
+    merges_.write(plan.reductions);
     sources_.write(plan.sources);
   }
 
-  WorkPlan view() const {
+  WorkSchedule view() const {
     return {counts_.data(),           cta_begin_.data(),        items_.data(),
             merges_.data(),           sources_.data(),          partials_.data(),
             shape_.geometry.num_ctas, shape_.geometry.tile_rows};
   }
-  PlanLaunch launch(const kernels::AttnSequence* sequences, const int32_t* num_sequences_at,
-                    const PlanShare* shares = nullptr) const {
+  ScheduleLaunch launch(const kernels::AttnSequence* sequences, const int32_t* num_sequences_at,
+                        const PrefixShare* shares = nullptr) const {
     return {shape_, limits_, sequences, num_sequences_at, view(), scratch_.data(), shares};
   }
   testing::DeviceArray<float>& partials() { return partials_; }
@@ -54,19 +54,19 @@ class PlanOnDevice {
     plan.counts = counts_.read();
     plan.cta_begin = cta_begin_.read();
     plan.items = items_.read();
-    plan.merges = merges_.read();
+    plan.reductions = merges_.read();
     plan.sources = sources_.read();
     return plan;
   }
 
  private:
-  PlanShape shape_;
-  PlanLimits limits_;
+  ScheduleShape shape_;
+  ScheduleLimits limits_;
   HostPlan host_;
   testing::DeviceArray<int32_t> counts_, cta_begin_;
   testing::DeviceArray<WorkItem> items_;
-  testing::DeviceArray<MergeItem> merges_;
-  testing::DeviceArray<MergeSource> sources_;
+  testing::DeviceArray<ReduceItem> merges_;
+  testing::DeviceArray<ReduceSource> sources_;
   testing::DeviceArray<std::byte> scratch_;
   testing::DeviceArray<float> partials_;
 };
