@@ -32,22 +32,25 @@ def marked(parameter):
     return f"{kind}{'' if kind.endswith('*') else ' '}KVC_NULLABLE {parameter['name']}"
 
 
+def aligned(head, words, after):
+    """Lines of a parameter list, which go on below the opening parenthesis."""
+    lines, line = [], head
+    for at, word in enumerate(words):
+        part = word + (after if at == len(words) - 1 else ",")
+        space = 0 if line == head else 1
+        if len(line) + space + len(part) > WIDTH and space:
+            lines.append(line)
+            line = " " * len(head) + part
+        else:
+            line += " " * space + part
+    return lines + [line + (after if not words else "")]
+
+
 def slot(member, function):
     returns = function["returns"]
     head = f"  {returns}{'' if returns.endswith('*') else ' '}(*{member})("
     words = [marked(one) for one in function["parameters"]] or ["void"]
-    line = f"{head}{', '.join(words)});"
-    if len(line) <= WIDTH:
-        return line
-    lines, line = [], head
-    for at, word in enumerate(words):
-        part = word + (");" if at == len(words) - 1 else ",")
-        if len(line) + len(part) + 1 > WIDTH:
-            lines.append(line)
-            line = " " * len(head) + part
-        else:
-            line += part if line == head else " " + part
-    return "\n".join(lines + [line])
+    return "\n".join(aligned(head, words, ");"))
 
 
 def table_header(description, slots):

@@ -16,6 +16,7 @@ import sys
 import c
 import ctype
 import describe
+import go
 import rust
 
 ROOT = describe.ROOT
@@ -78,7 +79,8 @@ def generated(description):
     layouts = layouts_of(description, slots)
     found = {"tests/abi/layout.json": layout_json(description, layouts),
              "tests/abi/symbols.txt": symbols(description),
-             **rust.files(description, slots, layouts), **c.files(description, slots)}
+             **rust.files(description, slots, layouts), **c.files(description, slots),
+             **go.files(description, slots)}
     return {path: text.replace("{note}", NOTE, 1) for path, text in found.items()}
 
 
