@@ -13,7 +13,8 @@ constexpr int kPageSize = 16;
 
 // A failure ends the program: a benchmark of calls that fail would look fast.
 void require(kvc_status status) {
-  if (status != KVC_OK) throw std::runtime_error(std::string("bookkeeping: ") + kvc_status_name(status));
+  if (status != KVC_OK)
+    throw std::runtime_error(std::string("bookkeeping: ") + kvc_status_name(status));
 }
 
 class Bookkeeping {
@@ -100,7 +101,8 @@ void append_pop(benchmark::State& state) {
 }
 BENCHMARK(append_pop)->Arg(1)->Arg(512)->Arg(16384);
 
-// One decode step that is taken back: begin and abort of the whole batch. Arguments: sequences, tokens of each.
+// One decode step that is taken back: begin and abort of the whole batch. Arguments: sequences,
+// tokens of each.
 void begin_abort(benchmark::State& state) {
   Bookkeeping books(state.range(0), state.range(1));
   for (auto _ : state) require(kvc_forward_abort(books.begin_decode(), nullptr));
@@ -108,13 +110,16 @@ void begin_abort(benchmark::State& state) {
 }
 BENCHMARK(begin_abort)->Args({1, 4096})->Args({64, 4096})->Args({256, 1024})->Args({256, 16384});
 
-// Decode steps that stay: every sixteenth enters new pages. Sixteen steps, then back by sixteen tokens.
+// Decode steps that stay: every sixteenth enters new pages. Sixteen steps, then back by sixteen
+// tokens.
 void begin_end(benchmark::State& state) {
   const int64_t num_seqs = state.range(0);
   Bookkeeping books(num_seqs, state.range(1));
   for (auto _ : state) {
-    for (int token = 0; token < kPageSize; ++token) require(kvc_forward_end(books.begin_decode(), nullptr));
-    for (kvc_seq seq = 0; seq < num_seqs; ++seq) require(kvc_seq_pop(books.cache(), seq, kPageSize, nullptr));
+    for (int token = 0; token < kPageSize; ++token)
+      require(kvc_forward_end(books.begin_decode(), nullptr));
+    for (kvc_seq seq = 0; seq < num_seqs; ++seq)
+      require(kvc_seq_pop(books.cache(), seq, kPageSize, nullptr));
   }
   state.SetItemsProcessed(state.iterations() * num_seqs * kPageSize);
 }
@@ -128,7 +133,8 @@ void can_append(benchmark::State& state) {
   const std::vector<int64_t> lengths(seqs.size(), 1);
   for (auto _ : state) {
     int64_t missing = 0;
-    require(kvc_seq_can_append(books.cache(), seqs.size(), seqs.data(), lengths.data(), &missing, nullptr));
+    require(kvc_seq_can_append(books.cache(), seqs.size(), seqs.data(), lengths.data(), &missing,
+                               nullptr));
     benchmark::DoNotOptimize(missing);
   }
 }

@@ -1,4 +1,5 @@
-// What KVC_CONFIG_CLEAR_PAGES costs: forwards with and without it, and a memset of the same bytes, in turns.
+// What KVC_CONFIG_CLEAR_PAGES costs: forwards with and without it, and a memset of the same bytes,
+// in turns.
 #include <benchmark/benchmark.h>
 #include <kvcache.h>
 
@@ -17,7 +18,8 @@ constexpr int64_t kTokenBytes = int64_t{2} * kLayers * kHeads * kDim * 2;  // K 
 
 // A failure ends the program: a benchmark of calls that fail would look fast.
 void require(kvc_status status) {
-  if (status != KVC_OK) throw std::runtime_error(std::string("clear_pages: ") + kvc_status_name(status));
+  if (status != KVC_OK)
+    throw std::runtime_error(std::string("clear_pages: ") + kvc_status_name(status));
 }
 
 double now_seconds() {
@@ -85,8 +87,8 @@ class Cache {
   std::vector<uint16_t> rows_;
 };
 
-// Argument: tokens of the forward. `of_append`: a forward that clears its pages over one that does not. `of_memset`: what it takes longer, over a
-// memset of the bytes that it clears.
+// Argument: tokens of the forward. `of_append`: a forward that clears its pages over one that does
+// not. `of_memset`: what it takes longer, over a memset of the bytes that it clears.
 void clear_pages(benchmark::State& state) {
   const int64_t tokens = state.range(0);
   Cache plain(tokens, 0), clears(tokens, KVC_CONFIG_CLEAR_PAGES);

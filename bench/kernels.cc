@@ -1,4 +1,5 @@
-// The CPU kernels by themselves: one thread, no cache around them, every instruction set of this machine.
+// The CPU kernels by themselves: one thread, no cache around them, every instruction set of this
+// machine.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -35,8 +36,8 @@ Memory numbers(int64_t elements, DType dtype) {
       const uint32_t value = (bits & 0x807fffffu) | (125u << 23);
       std::memcpy(memory.get() + 4 * i, &value, sizeof value);
     } else {
-      const auto value = static_cast<uint16_t>(dtype == DType::kF16 ? (bits & 0x83ffu) | (13u << 10)
-                                                                    : (bits & 0x807fu) | (125u << 7));
+      const auto value = static_cast<uint16_t>(
+          dtype == DType::kF16 ? (bits & 0x83ffu) | (13u << 10) : (bits & 0x807fu) | (125u << 7));
       std::memcpy(memory.get() + 2 * i, &value, sizeof value);
     }
   }
@@ -47,7 +48,9 @@ Memory numbers(int64_t elements, DType dtype) {
 class Pages {
  public:
   Pages(int64_t count, DType dtype)
-      : count_(count), dtype_(dtype), pool_(numbers(count * 2 * kKvHeads * kPageSize * kDim, dtype)) {
+      : count_(count),
+        dtype_(dtype),
+        pool_(numbers(count * 2 * kKvHeads * kPageSize * kDim, dtype)) {
     for (int64_t page = 0; page < count; ++page) table_.push_back(static_cast<int32_t>(page));
     std::shuffle(table_.begin(), table_.end(), std::mt19937(6));
   }
@@ -131,15 +134,18 @@ void decode(benchmark::State& state, const cpu::KernelTable* table, DType dtype)
     table->attn_decode(params, item, scratch.get());
     benchmark::ClobberMemory();
   }
-  state.counters["KV"] = benchmark::Counter(
-      read_bytes(keys, dtype), benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::kIs1000);
+  state.counters["KV"] =
+      benchmark::Counter(read_bytes(keys, dtype), benchmark::Counter::kIsIterationInvariantRate,
+                         benchmark::Counter::kIs1000);
 }
 
-// state.range(0) new rows over a context of 2048 keys, one kv head after the other as the planner cuts them.
+// state.range(0) new rows over a context of 2048 keys, one kv head after the other as the planner
+// cuts them.
 void tile(benchmark::State& state, const cpu::KernelTable* table, DType dtype) {
   const int64_t rows = state.range(0), context = 2048;
   const Pages pages((context + rows + kPageSize - 1) / kPageSize, dtype);
-  const Memory q = numbers(rows * kQHeads * kDim, dtype), out = numbers(rows * kQHeads * kDim, dtype);
+  const Memory q = numbers(rows * kQHeads * kDim, dtype),
+               out = numbers(rows * kQHeads * kDim, dtype);
   const AttnSequence sequence = plain_sequence(pages, rows, context + 1);
   const AttnParams params = attention(pages, q, out, dtype, &sequence);
   const Memory scratch =
@@ -150,16 +156,19 @@ void tile(benchmark::State& state, const cpu::KernelTable* table, DType dtype) {
     }
     benchmark::ClobberMemory();
   }
-  const double pairs = static_cast<double>(rows * context) + 0.5 * static_cast<double>(rows * (rows + 1));
-  state.counters["flops"] = benchmark::Counter(
-      4 * pairs * kQHeads * kDim, benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::kIs1000);
+  const double pairs =
+      static_cast<double>(rows * context) + 0.5 * static_cast<double>(rows * (rows + 1));
+  state.counters["flops"] =
+      benchmark::Counter(4 * pairs * kQHeads * kDim, benchmark::Counter::kIsIterationInvariantRate,
+                         benchmark::Counter::kIs1000);
 }
 
 // state.range(0) rows of K and V, K rotated, into pages.
 void append(benchmark::State& state, const cpu::KernelTable* table, DType dtype) {
   const int64_t rows = state.range(0);
   const Pages pages((rows + kPageSize - 1) / kPageSize, dtype);
-  const Memory k = numbers(rows * kKvHeads * kDim, dtype), v = numbers(rows * kKvHeads * kDim, dtype);
+  const Memory k = numbers(rows * kKvHeads * kDim, dtype),
+               v = numbers(rows * kKvHeads * kDim, dtype);
   const std::vector<float> cos(static_cast<size_t>(rows * kDim / 2), 0.8f), sin(cos.size(), 0.6f);
   std::vector<int64_t> slots;
   for (int64_t row = 0; row < rows; ++row)
@@ -178,8 +187,9 @@ void append(benchmark::State& state, const cpu::KernelTable* table, DType dtype)
     table->append(params, 0, rows);
     benchmark::ClobberMemory();
   }
-  state.counters["KV"] = benchmark::Counter(
-      read_bytes(rows, dtype), benchmark::Counter::kIsIterationInvariantRate, benchmark::Counter::kIs1000);
+  state.counters["KV"] =
+      benchmark::Counter(read_bytes(rows, dtype), benchmark::Counter::kIsIterationInvariantRate,
+                         benchmark::Counter::kIs1000);
 }
 
 // Copies of state.range(0) bytes, source and target far apart in 256 MiB.
@@ -199,15 +209,20 @@ const char* dtype_name(DType dtype) {
 }
 
 bool register_all() {
-  for (const auto isa : {cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2, cpu::Isa::kScalar}) {
+  for (const auto isa :
+       {cpu::Isa::kAvx512Bf16, cpu::Isa::kAvx512, cpu::Isa::kAvx2, cpu::Isa::kScalar}) {
     const cpu::KernelTable* table = cpu::kernel_table(isa);
     if (table == nullptr) continue;
     const std::string suffix = std::string("/") + table->name;
     for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       const std::string name = suffix + "/" + dtype_name(dtype);
-      benchmark::RegisterBenchmark(("decode" + name).c_str(), decode, table, dtype)->Arg(256)->Arg(65536);
+      benchmark::RegisterBenchmark(("decode" + name).c_str(), decode, table, dtype)
+          ->Arg(256)
+          ->Arg(65536);
       benchmark::RegisterBenchmark(("tile" + name).c_str(), tile, table, dtype)->Arg(32)->Arg(256);
-      benchmark::RegisterBenchmark(("append" + name).c_str(), append, table, dtype)->Arg(1)->Arg(4096);
+      benchmark::RegisterBenchmark(("append" + name).c_str(), append, table, dtype)
+          ->Arg(1)
+          ->Arg(4096);
     }
     benchmark::RegisterBenchmark(("copy" + suffix).c_str(), copy, table)->Arg(4096)->Arg(65536);
   }

@@ -1,18 +1,21 @@
-// Plain-data parameters of linear attention and of the short convolution in front of it. As params.h: pointers are borrowed for
-// the call, strides are in bytes unless the name says otherwise.
+// Plain-data parameters of linear attention and of the short convolution in front of it. As
+// params.h: pointers are borrowed for the call, strides are in bytes unless the name says
+// otherwise.
 #pragma once
 
 #include "kernels/params.h"
 
 namespace kvc::kernels {
 
-// One sequence of the batch and its state, all heads. The state that comes out is written once, after the last token, whatever
-// the number of tokens: 0 tokens carry it on. state_out is state_in or does not overlap it.
+// One sequence of the batch and its state, all heads. The state that comes out is written once,
+// after the last token, whatever the number of tokens: 0 tokens carry it on. state_out is state_in
+// or does not overlap it.
 struct LinearSequence {
-  int64_t row_begin;          // first packed row in q, k, v, decay, beta, out
-  int64_t num_rows;           // tokens
-  const std::byte* state_in;  // nullable (zeros) [num_heads][k_dim][v_dim], strides and dtype in LinearParams
-  std::byte* state_out;       // the same layout
+  int64_t row_begin;  // first packed row in q, k, v, decay, beta, out
+  int64_t num_rows;   // tokens
+  // Nullable (zeros) [num_heads][k_dim][v_dim], strides and dtype in LinearParams
+  const std::byte* state_in;
+  std::byte* state_out;  // the same layout
 };
 
 // Per head, with state S [k_dim][v_dim] in float32 between the tokens t of a sequence:
@@ -25,7 +28,9 @@ struct LinearParams {
   TokenRows q, k;    // [T][num_k_heads][k_dim]
   TokenRows v, out;  // [T][num_heads][v_dim]
   const float*
-      decay;  // nullable: none. (t, h) or (t, h, i) at decay + t*decay_token_stride + h*decay_head_stride + i
+      // nullable: none. (t, h) or (t, h, i) at decay + t*decay_token_stride + h*decay_head_stride +
+      // i
+      decay;
   int64_t decay_token_stride;  // in elements; 0: the same for all tokens
   int64_t decay_head_stride;   // in elements
   int32_t decay_per_channel;   // 1: one per row i of S
@@ -48,13 +53,15 @@ enum class Activation : int32_t { kNone = 0, kSilu = 1 };
 
 // state_out is state_in or does not overlap it.
 struct ConvSequence {
-  int64_t row_begin;          // first packed row in x and out
-  int64_t num_rows;           // tokens; 0: the state is carried on
-  const std::byte* state_in;  // nullable (zeros) [channels][width - 1]: the last inputs, newest last
+  int64_t row_begin;  // first packed row in x and out
+  int64_t num_rows;   // tokens; 0: the state is carried on
+  // Nullable (zeros) [channels][width - 1]: the last inputs, newest last
+  const std::byte* state_in;
   std::byte* state_out;
 };
 
-// out[t][c] = act(bias[c] + sum_j weight[c][j] * x[t - width + 1 + j][c]); inputs before row 0 of a sequence come from its state.
+// out[t][c] = act(bias[c] + sum_j weight[c][j] * x[t - width + 1 + j][c]); inputs before row 0 of a
+// sequence come from its state.
 struct ConvParams {
   TokenRows x, out;       // [T][channels]: one head
   const float* weight;    // [channels][width]

@@ -1,7 +1,8 @@
 // Plain-data parameters shared by every kernel back end: no C++ types, no ownership, no allocation.
 //
-// The host layers (src/) fill these structs; kernels/reference, kernels/cpu and kernels/cuda read them.
-// All pointers are borrowed for the call. All strides are in bytes unless the name says otherwise.
+// The host layers (src/) fill these structs; kernels/reference, kernels/cpu and kernels/cuda read
+// them. All pointers are borrowed for the call. All strides are in bytes unless the name says
+// otherwise.
 #pragma once
 
 #include <cstddef>
@@ -12,14 +13,17 @@ namespace kvc::kernels {
 // Element types a tensor or the pool may have. Values are internal, not part of the C ABI.
 enum class DType : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2 };
 
-// A bias counts as at most so much either way, but for -inf, which masks: log2(e) times more is no float32.
+// A bias counts as at most so much either way, but for -inf, which masks: log2(e) times more is no
+// float32.
 constexpr float kMaxBias = 2.35e38f;
 
 constexpr int64_t dtype_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-// The K half or the V half of one layer in the pool: the only place where page addresses are computed.
+// The K half or the V half of one layer in the pool: the only place where page addresses are
+// computed.
 //   row(page, head, offset) = base + page*page_stride + head*head_stride + offset*token_stride
-// The elements of a row are contiguous. Both pool layouts, the host's own pools (HND, NHD) and ragged
+// The elements of a row are contiguous. Both pool layouts, the host's own pools (HND, NHD) and
+// ragged
 // tensors (one page of any length per sequence) are expressed by strides alone.
 struct PagedRows {
   std::byte* base;
@@ -29,12 +33,13 @@ struct PagedRows {
   DType dtype;
 };
 
-[[gnu::always_inline]] static inline std::byte* row_address(const PagedRows& rows, int64_t page, int64_t head,
-                                                            int64_t offset) {
+[[gnu::always_inline]] static inline std::byte* row_address(const PagedRows& rows, int64_t page,
+                                                            int64_t head, int64_t offset) {
   return rows.base + page * rows.page_stride + head * rows.head_stride + offset * rows.token_stride;
 }
 
-// Packed tokens x heads x dim, as the caller's tensor has it; dim is contiguous, the strides are free.
+// Packed tokens x heads x dim, as the caller's tensor has it; dim is contiguous, the strides are
+// free.
 struct TokenRows {
   std::byte* base;
   int64_t token_stride;
@@ -44,7 +49,8 @@ struct TokenRows {
 
 // Rotation of `rotary_dim` elements of a head (0: none) from element `begin` on. cos and sin are
 // [rows][rotary_dim/2] float32; which row belongs to a vector is said where the rotation is used.
-// half split:   pairs (i, i + rotary_dim/2)     interleaved: pairs (2i, 2i+1)     i counted from `begin`
+// half split:   pairs (i, i + rotary_dim/2)     interleaved: pairs (2i, 2i+1)     i counted from
+// `begin`
 //   x' = x*cos - y*sin,  y' = x*sin + y*cos
 struct Rotation {
   const float* cos;
@@ -60,14 +66,17 @@ struct Rotation {
   }
 };
 
-// Token rows and keys, as attention sees them: one sequence of the batch, or a prefix that several of its sequences share.
-// Row i (0 <= i < num_rows) is packed token row_map[i], or row_begin + i without a map.
+// Token rows and keys, as attention sees them: one sequence of the batch, or a prefix that several
+// of its sequences share. Row i (0 <= i < num_rows) is packed token row_map[i], or row_begin + i
+// without a map.
 //
 // Row i sees key k exactly when all of these hold:
-//   k < end(i)                                       end(i) = key_ends[i], or first_key_end + (causal ? i : 0) without
+//   k < end(i)                                       end(i) = key_ends[i], or first_key_end +
+// (causal ? i : 0) without
 //   k >= key_begins[i] or k < sink_end               windows, chunks; without key_begins: always
 //   k < tree_begin or bit (k - tree_begin) of row i  of tree_mask; without tree_mask: always
-// Keys that no row of an item sees may lie on dropped pages: a page table entry < 0, which is never read.
+// Keys that no row of an item sees may lie on dropped pages: a page table entry < 0, which is never
+// read.
 struct AttnSequence {
   const int32_t* pages;   // page table; key k is at pages[k / page_size], slot k % page_size
   int64_t row_begin;      // first packed row in q, out, lse
@@ -80,16 +89,18 @@ struct AttnSequence {
   const int32_t* key_begins;  // nullable [num_rows]
   const int32_t* key_ends;    // nullable [num_rows], never decreasing
   int64_t sink_end;
-  int64_t tree_begin;            // key of the tree's node 0
-  const uint64_t* tree_mask;     // nullable [num_rows][tree_words]
-  int64_t tree_words;            // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter
-  const int32_t* row_positions;  // nullable [num_rows]: absolute positions of the rows; else position + i
+  int64_t tree_begin;         // key of the tree's node 0
+  const uint64_t* tree_mask;  // nullable [num_rows][tree_words]
+  int64_t tree_words;         // (nodes + 63) / 64; a row's bits beyond its end(i) do not matter
+  // Nullable [num_rows]: absolute positions of the rows; else position + i
+  const int32_t* row_positions;
   const int32_t* key_positions;  // nullable, per key: absolute positions; else key_position + k
   int64_t k_rotation_index;      // which of AttnParams::k_rotations turns its keys
 };
 
 // What one attention call computes for every item. Scores are in log2 units:
-//   s = dot(q * q_scale, k);  soft cap on: s = softcap * tanh(s)   [q_scale = scale/cap, softcap = cap*log2(e)]
+//   s = dot(q * q_scale, k);  soft cap on: s = softcap * tanh(s)   [q_scale = scale/cap, softcap =
+// cap*log2(e)]
 //                             soft cap off: q_scale = scale*log2(e), softcap = 0
 //   s += -alibi[h] * (q_position - k_position)      alibi pre-multiplied by log2(e)
 //   s += bias[...] * log2(e)                        bias as the caller gave it
@@ -98,11 +109,13 @@ struct AttnSequence {
 // A row that sees nothing (no key, or every score -inf): O = 0, lse = -inf.
 // Masked keys and unused slots may hold NaN or Inf and must not reach an output.
 struct AttnParams {
-  TokenRows q;               // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
+  // [T][num_q_heads][k_dim], as the caller gave it (not rotated, not scaled)
+  TokenRows q;
   Rotation q_rotation;       // applied to q while it is loaded; row = packed token
   Rotation sink_q_rotation;  // the same for items with sink_part
   Rotation k_rotations
-      [2];  // applied to K while it is read (rotary_dim 0: stored as needed); row = absolute key position
+      // Applied to K while it is read (rotary_dim 0: stored as needed); row = absolute key position
+      [2];
   float q_scale;      // multiplies q after the rotation
   PagedRows k;        // k_dim elements per row
   PagedRows v;        // v_dim elements per row; may be the K rows or their beginning (MLA, K = V)
@@ -115,39 +128,46 @@ struct AttnParams {
   float softcap;       // 0: off
   const float* sinks;  // nullable [num_q_heads]
   const float* alibi;  // nullable [num_q_heads]
-  const float* bias;   // nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j
+  // Nullable; element (h, t, j) at bias + h*bias_head_stride + t*bias_token_stride + j
+  const float* bias;
   int64_t bias_head_stride;  // in elements; 0: the same for all heads
-  int64_t bias_token_stride;  // in elements; t = packed row, j = key_position + k: the key's place, wherever it stands
-  TokenRows out;              // [T][num_q_heads][v_dim]
-  float* lse;                 // nullable; element (t, h) at lse + t*lse_token_stride + h
+  // In elements; t = packed row, j = key_position + k: the key's place, wherever it stands
+  int64_t bias_token_stride;
+  TokenRows out;             // [T][num_q_heads][v_dim]
+  float* lse;                // nullable; element (t, h) at lse + t*lse_token_stride + h
   int64_t lse_token_stride;  // in elements
   const AttnSequence* sequences;
   float* partials;               // workspace for split items, see AttnItem::partial
   const int64_t* split_offsets;  // see AttnMergeGroup
 };
 
-// One piece of work: rows x kv heads x keys of one sequence. Rows are token rows of the sequence, each
+// One piece of work: rows x kv heads x keys of one sequence. Rows are token rows of the sequence,
+// each
 // standing for the num_q_heads/num_kv_heads query heads of every kv head in [head_begin, head_end).
-// `partial` < 0: the item covers every visible key and writes out and lse itself. Otherwise it writes
+// `partial` < 0: the item covers every visible key and writes out and lse itself. Otherwise it
+// writes
 // un-normalised partial results at partials + partial (in floats), laid out
 //   [row in item][q head in item][2 + v_dim]:  m (log2), l, then v_dim accumulators;
 // an empty partial is m = -inf, l = 0, accumulators 0.
-// The range of a tile item starts at a multiple of 64, or where sinks end. An item may hold a gap that no row sees (between sinks and window); kernels
+// The range of a tile item starts at a multiple of 64, or where sinks end. An item may hold a gap
+// that no row sees (between sinks and window); kernels
 // skip whole blocks of it.
 struct AttnItem {
   int32_t sequence;
   int32_t head_begin, head_end;  // kv heads
   int32_t sink_part;             // 1: q turns by sink_q_rotation
-  int32_t merge_group;         // first of the plan's merge groups that take this partial; -1 when partial < 0
+  // First of the plan's merge groups that take this partial; -1 when partial < 0
+  int32_t merge_group;
   int32_t num_merge_groups;    // 1, or one per sequence of a shared prefix
   int64_t row_begin, row_end;  // token rows inside the sequence
   int64_t key_begin, key_end;  // absolute range of keys; a kernel clips it to what each row sees
   int64_t partial;
 };
 
-// The splits of one output, merged in index order by whoever finishes last, so that the result depends on
-// nothing but the split boundaries. Split s of row row_begin lies at partials + split_offsets[first_split + s]; the next rows follow
-// it: all splits of a group have the same heads.
+// The splits of one output, merged in index order by whoever finishes last, so that the result
+// depends on nothing but the split boundaries. Split s of row row_begin lies at partials +
+// split_offsets[first_split + s]; the next rows follow it: all splits of a group have the same
+// heads.
 struct AttnMergeGroup {
   int32_t sequence;  // of the rows
   int32_t head_begin, head_end;
@@ -156,7 +176,8 @@ struct AttnMergeGroup {
   int64_t first_split;
 };
 
-// Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip the row.
+// Write new rows into the pool: rotate K, convert, store. slot = page*page_size + offset, < 0: skip
+// the row.
 struct AppendParams {
   TokenRows k, v;       // [T][num_kv_heads][dim]; v.base null: K only (and the other way round)
   Rotation k_rotation;  // applied to k before it is stored; row = packed token
@@ -167,7 +188,8 @@ struct AppendParams {
   int32_t k_dim, v_dim;
 };
 
-// Read rows [key_begin, key_end) of one sequence out of the pool, one half (K or V) per call, converted to out.dtype.
+// Read rows [key_begin, key_end) of one sequence out of the pool, one half (K or V) per call,
+// converted to out.dtype.
 struct GatherParams {
   PagedRows rows;
   const int32_t* pages;
@@ -177,8 +199,8 @@ struct GatherParams {
   int32_t dim;
 };
 
-// out, lse <- merge(out, lse, other_out, other_lse): softmax-weighted by natural-log LSEs, in place.
-// Either LSE -inf: the other part unchanged; both: O = 0, lse = -inf.
+// out, lse <- merge(out, lse, other_out, other_lse): softmax-weighted by natural-log LSEs, in
+// place. Either LSE -inf: the other part unchanged; both: O = 0, lse = -inf.
 struct MergeParams {
   TokenRows out, other_out;  // [T][num_heads][dim]
   float* lse;                // (t, h) at lse + t*lse_token_stride + h

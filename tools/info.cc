@@ -27,7 +27,7 @@ constexpr const char* kFeatures[] = {"cpu",
                                      "rope.longrope",
                                      "rope.mrope",
                                      "softcap",
-                                     "sinks",
+                                     "sink_logits",
                                      "alibi",
                                      "bias",
                                      "spans",
@@ -117,7 +117,8 @@ int show(bool as_json) {
   };
   line("library", info["version"].get<std::string>() + ", ABI " + info["abi"].get<std::string>());
   line("device", info["device"]);
-  line("instruction set", info["isa"].get<std::string>() + " (available: " + joined(info["isas"]) + ")");
+  line("instruction set",
+       info["isa"].get<std::string>() + " (available: " + joined(info["isas"]) + ")");
   line("cores", std::to_string(caps.num_cores) + ", as many threads by default");
   line("memory", gibibytes(info["memory_bytes"]) + ", " + gibibytes(info["memory_free_bytes"]) +
                      " free, in pages of " + std::to_string(caps.page_granularity) + " bytes");
@@ -131,7 +132,8 @@ int show(bool as_json) {
 
 void register_info(CLI::App& app, int& exit_code) {
   auto as_json = std::make_shared<bool>(false);
-  CLI::App* info = app.add_subcommand("info", "Show the library's version and what it finds on this machine");
+  CLI::App* info =
+      app.add_subcommand("info", "Show the library's version and what it finds on this machine");
   info->add_flag("--json", *as_json, "Print JSON");
   info->callback([as_json, &exit_code] { exit_code = show(*as_json); });
 }

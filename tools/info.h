@@ -3,5 +3,6 @@
 
 #include <CLI/CLI.hpp>
 
-// Adds the subcommand to the command line. `exit_code` is written when it runs. Both references must outlive the parse.
+// Adds the subcommand to the command line. `exit_code` is written when it runs. Both references
+// must outlive the parse.
 void register_info(CLI::App& app, int& exit_code);

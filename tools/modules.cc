@@ -7,7 +7,8 @@
 
 void find_modules() {
   std::error_code error;
-  const std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
+  const std::filesystem::path folder =
+      std::filesystem::read_symlink("/proc/self/exe", error).parent_path();
   // Installed: the directory of libraries beside that of commands; built: the one above.
   for (const char* place : {"", KVC_TOOL_LIBRARIES, ".."}) {
     const std::filesystem::path candidate = (folder / place).lexically_normal();

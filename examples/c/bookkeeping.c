@@ -1,8 +1,9 @@
 /*
- * Bookkeeping only: a scheduler that keeps its own kernels and memory. Lengths in, page ids out; no tensor memory anywhere.
- * Requests are admitted while their pages fit; when the cache is full, the newest one is preempted.
+ * Bookkeeping only: a scheduler that keeps its own kernels and memory. Lengths in, page ids out; no
+ * tensor memory anywhere. Requests are admitted while their pages fit; when the cache is full, the
+ * newest one is preempted.
  *
- *   cc bookkeeping.c $(pkg-config --cflags --libs kvcache) && ./a.out
+ * cc bookkeeping.c $(pkg-config --cflags --libs kvcache) && ./a.out
  */
 #include <kvcache.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@ static void check(kvc_status status, const kvc_error *err) {
 
 static kvc_cache *make_cache(void) {
   kvc_error err = {.struct_size = sizeof err};
-  kvc_layer layer = {.struct_size = sizeof layer, .num_q_heads = 32, .num_kv_heads = 8, .k_dim = 128};
+  kvc_layer layer = {
+      .struct_size = sizeof layer, .num_q_heads = 32, .num_kv_heads = 8, .k_dim = 128};
   kvc_config config = {
       .struct_size = sizeof config, .num_layers = 1, .layers = &layer, .page_size = PAGE_SIZE};
   config.num_pages = PAGES;
@@ -37,7 +39,8 @@ static void print_block_table(kvc_forward *fwd) {
   struct DLManagedTensorVersioned *table = NULL;
   check(kvc_export_page_table(fwd, 0, KVC_TABLE_BLOCK_TABLE, &table, &err), &err);
   const DLTensor *view = &table->dl_tensor;
-  const int32_t *rows = (const int32_t *)(const void *)((const char *)view->data + view->byte_offset);
+  const int32_t *rows =
+      (const int32_t *)(const void *)((const char *)view->data + view->byte_offset);
   for (int64_t row = 0; row < view->shape[0]; ++row) {
     for (int64_t column = 0; column < view->shape[1]; ++column)
       printf("%4d", rows[row * view->strides[0] + column]);
@@ -57,7 +60,7 @@ int main(void) {
 
   for (int now = 0; now < STEPS; ++now) {
     for (size_t i = 0; i < num_running; ++i) lengths[i] = 1; /* one decoded token each */
-    if (waiting < REQUESTS) {                                /* and the prompt of one more, when it fits */
+    if (waiting < REQUESTS) { /* and the prompt of one more, when it fits */
       int64_t missing = 0;
       running[num_running] = waiting;
       lengths[num_running] = 40 + 10 * waiting;
@@ -73,11 +76,13 @@ int main(void) {
     kvc_forward *fwd = NULL;
     kvc_status status;
     for (;;) {
-      kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = num_running, .seqs = running};
+      kvc_forward_desc desc = {
+          .struct_size = sizeof desc, .num_seqs = num_running, .seqs = running};
       desc.append_lengths = lengths;
       status = kvc_forward_begin(cache, &desc, &fwd, &err);
       if (status != KVC_E_NO_PAGES) break;
-      /* Full, and nothing has changed: make room and ask again. A real engine would queue the request once more. */
+      /* Full, and nothing has changed: make room and ask again. A real engine would queue the
+       * request once more. */
       check(kvc_seq_remove(cache, running[--num_running], &err), &err);
       ++preempted;
     }
@@ -89,8 +94,9 @@ int main(void) {
   check(kvc_cache_check(cache, &err), &err);
   kvc_stats stats = {.struct_size = sizeof stats};
   check(kvc_cache_stats_get(cache, &stats, &err), &err);
-  printf("%lld running, %d preempted, %lld tokens, %lld of %lld pages free\n", (long long)stats.num_seqs,
-         preempted, (long long)stats.total_length, (long long)stats.pages_free, (long long)stats.pages_total);
+  printf("%lld running, %d preempted, %lld tokens, %lld of %lld pages free\n",
+         (long long)stats.num_seqs, preempted, (long long)stats.total_length,
+         (long long)stats.pages_free, (long long)stats.pages_total);
   const int consistent = stats.num_seqs == (int64_t)num_running &&
                          stats.pages_used + stats.pages_free == PAGES &&
                          stats.pool_bytes == stats.page_bytes * PAGES;

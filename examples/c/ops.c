@@ -1,9 +1,10 @@
 /*
- * Operators: the host owns pool and page tables, laid out as FlashInfer and vLLM have them ([pages, page_size, heads, dim]),
- * and asks the library for the arithmetic alone. Two sequences of different length: append with rotary embedding, then
- * one decode step. The token that saw only itself must give back its own V.
+ * Operators: the host owns pool and page tables, laid out as FlashInfer and vLLM have them ([pages,
+ * page_size, heads, dim]), and asks the library for the arithmetic alone. Two sequences of
+ * different length: append with rotary embedding, then one decode step. The token that saw only
+ * itself must give back its own V.
  *
- *   cc ops.c $(pkg-config --cflags --libs kvcache) -lm && ./a.out
+ * cc ops.c $(pkg-config --cflags --libs kvcache) -lm && ./a.out
  */
 #include <kvcache.h>
 #include <math.h>
@@ -25,11 +26,13 @@ static DLTensor view(void *data, uint8_t code, uint8_t bits, int32_t ndim, int64
 
 int main(void) {
   kvc_error err = {.struct_size = sizeof err};
-  static float k_pool[PAGES * PAGE_SIZE * KV_HEADS * DIM], v_pool[PAGES * PAGE_SIZE * KV_HEADS * DIM];
+  static float k_pool[PAGES * PAGE_SIZE * KV_HEADS * DIM],
+      v_pool[PAGES * PAGE_SIZE * KV_HEADS * DIM];
   int64_t pool_shape[] = {PAGES, PAGE_SIZE, KV_HEADS, DIM};
   const DLTensor k_pages = view(k_pool, kDLFloat, 32, 4, pool_shape);
   const DLTensor v_pages = view(v_pool, kDLFloat, 32, 4, pool_shape);
-  const kvc_op_pool pool = {.struct_size = sizeof pool, .k = &k_pages, .v = &v_pages, .layout = KVC_OP_NHD};
+  const kvc_op_pool pool = {
+      .struct_size = sizeof pool, .k = &k_pages, .v = &v_pages, .layout = KVC_OP_NHD};
 
   /* Sequence 0 has 6 tokens on pages 5 and 2, sequence 1 has one on page 7. */
   int64_t slots[TOKENS] = {20, 21, 22, 23, 8, 9, 28}, slots_shape[] = {TOKENS};
@@ -40,7 +43,8 @@ int main(void) {
   int64_t kv_shape[] = {TOKENS, KV_HEADS, DIM};
   const DLTensor slot_view = view(slots, kDLInt, 64, 1, slots_shape);
   const DLTensor position_view = view(positions, kDLInt, 32, 1, slots_shape);
-  const DLTensor k_view = view(k, kDLFloat, 32, 3, kv_shape), v_view = view(v, kDLFloat, 32, 3, kv_shape);
+  const DLTensor k_view = view(k, kDLFloat, 32, 3, kv_shape),
+                 v_view = view(v, kDLFloat, 32, 3, kv_shape);
   const kvc_rope rope = {.struct_size = sizeof rope, .mode = KVC_ROPE_ON_APPEND};
   kvc_op_opt opt = {.struct_size = sizeof opt, .rope = &rope, .positions = &position_view};
   check(kvc_op_append(&pool, &opt, &slot_view, &k_view, &v_view, &err), &err);
@@ -55,14 +59,16 @@ int main(void) {
   const DLTensor last_view = view(last, kDLInt, 32, 1, batch_shape);
   const DLTensor q_view = view(q, kDLFloat, 32, 3, q_shape);
   DLTensor out_view = view(out, kDLFloat, 32, 3, q_shape);
-  const kvc_op_table table = {.struct_size = sizeof table, .seq_lens = &lens_view, .block_table = &table_view};
+  const kvc_op_table table = {
+      .struct_size = sizeof table, .seq_lens = &lens_view, .block_table = &table_view};
   opt.positions = &last_view;
   check(kvc_op_attention_paged(&pool, &table, &opt, &q_view, &out_view, NULL, &err), &err);
 
   double worst = 0;
   for (int head = 0; head < Q_HEADS; ++head) {
     const float *own = v + ((TOKENS - 1) * KV_HEADS + head / (Q_HEADS / KV_HEADS)) * DIM;
-    for (int i = 0; i < DIM; ++i) worst = fmax(worst, fabs((double)out[(Q_HEADS + head) * DIM + i] - own[i]));
+    for (int i = 0; i < DIM; ++i)
+      worst = fmax(worst, fabs((double)out[(Q_HEADS + head) * DIM + i] - own[i]));
   }
   printf("largest difference between the lone token's output and its V: %.2g\n", worst);
   return worst < 1e-6 ? 0 : 1;

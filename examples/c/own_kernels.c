@@ -1,9 +1,10 @@
 /*
- * Own kernels: the library owns the pages, you own the attention. kvc_kv_append writes K and V into the pool,
- * kvc_export_page_table says where they are, kvc_export_pool shares the memory itself, and the loop below stands for
- * your kernel. Its result is compared with kvc_attn on the same pages.
+ * Own kernels: the library owns the pages, you own the attention. kvc_kv_append writes K and V into
+ * the pool, kvc_export_page_table says where they are, kvc_export_pool shares the memory itself,
+ * and the loop below stands for your kernel. Its result is compared with kvc_attn on the same
+ * pages.
  *
- *   cc own_kernels.c $(pkg-config --cflags --libs kvcache) -lm && ./a.out
+ * cc own_kernels.c $(pkg-config --cflags --libs kvcache) -lm && ./a.out
  */
 #include <kvcache.h>
 #include <math.h>
@@ -22,9 +23,10 @@ static const void *data_of(const struct DLManagedTensorVersioned *tensor) {
   return (const char *)tensor->dl_tensor.data + tensor->dl_tensor.byte_offset;
 }
 
-/* Element 0 of one K or V row in the pool [num_pages, KV_HEADS, PAGE_SIZE, DIM]; strides count elements. */
-static const float *row_of(const struct DLManagedTensorVersioned *pool, const int32_t *pages, int64_t key,
-                           int head) {
+/* Element 0 of one K or V row in the pool [num_pages, KV_HEADS, PAGE_SIZE, DIM]; strides count
+ * elements. */
+static const float *row_of(const struct DLManagedTensorVersioned *pool, const int32_t *pages,
+                           int64_t key, int head) {
   const int64_t *strides = pool->dl_tensor.strides;
   return (const float *)data_of(pool) + pages[key / PAGE_SIZE] * strides[0] + head * strides[1] +
          key % PAGE_SIZE * strides[2];
@@ -32,7 +34,8 @@ static const float *row_of(const struct DLManagedTensorVersioned *pool, const in
 
 /* The caller's kernel: causal attention of one sequence, two passes, no cleverness. */
 static void my_attention(const float *q, const struct DLManagedTensorVersioned *k_pool,
-                         const struct DLManagedTensorVersioned *v_pool, const int32_t *pages, float *out) {
+                         const struct DLManagedTensorVersioned *v_pool, const int32_t *pages,
+                         float *out) {
   for (int64_t token = 0; token < TOKENS; ++token) {
     for (int head = 0; head < Q_HEADS; ++head) {
       const int kv_head = head / (Q_HEADS / KV_HEADS);
@@ -87,7 +90,8 @@ int main(void) {
 
   const kvc_seq seq = 0;
   const int64_t length = TOKENS;
-  kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &length};
+  kvc_forward_desc desc = {
+      .struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &length};
   kvc_forward *fwd = NULL;
   check(kvc_seq_add(cache, seq, &err), &err);
   check(kvc_forward_begin(cache, &desc, &fwd, &err), &err);
@@ -106,7 +110,8 @@ int main(void) {
   k_pool->deleter(k_pool);
 
   double worst = 0;
-  for (int i = 0; i < TOKENS * Q_HEADS * DIM; ++i) worst = fmax(worst, fabs((double)mine[i] - theirs[i]));
+  for (int i = 0; i < TOKENS * Q_HEADS * DIM; ++i)
+    worst = fmax(worst, fabs((double)mine[i] - theirs[i]));
   printf("largest difference between the two kernels: %.2g\n", worst);
   return worst < 1e-5 ? 0 : 1;
 }

@@ -1,16 +1,19 @@
-// Attention for few rows: every KV byte is read once from memory and used for all query rows of its head.
+// Attention for few rows: every KV byte is read once from memory and used for all query rows of its
+// head.
 //
-// The walk is chunk by chunk (16 keys at absolute multiples of 16), inside a chunk head by head, so one page is one
-// burst of memory traffic. While a head's scores are computed the next head's K lines are prefetched, while its V is
-// accumulated the next head's V lines; the last head prefetches from the next chunk. They are fetched into the second level only:
-// the first one has few misses under way at a time, and fetches into it hold up the loads (a Zen 4 core then reads half as fast).
-// Arithmetic is fp32 for every storage type: the kernel waits for memory, so exact arithmetic costs nothing. K that is rotated
-// while it is read passes through 16 rows of scratch in fp32.
+// The walk is chunk by chunk (16 keys at absolute multiples of 16), inside a chunk head by head, so
+// one page is one burst of memory traffic. While a head's scores are computed the next head's K
+// lines are prefetched, while its V is accumulated the next head's V lines; the last head
+// prefetches from the next chunk. They are fetched into the second level only: the first one has
+// few misses under way at a time, and fetches into it hold up the loads (a Zen 4 core then reads
+// half as fast). Arithmetic is fp32 for every storage type: the kernel waits for memory, so exact
+// arithmetic costs nothing. K that is rotated while it is read passes through 16 rows of scratch in
+// fp32.
 //
 // Query rows of one kv head (token rows x group) are cut into blocks, see decode_block-inl.h.
 //
-// A row's result depends on its query, its visible keys and the item's key range only: keys hidden from a row change
-// its state by exact no-ops (max with -inf, times 2^0, plus 0).
+// A row's result depends on its query, its visible keys and the item's key range only: keys hidden
+// from a row change its state by exact no-ops (max with -inf, times 2^0, plus 0).
 //
 // Included by the isa_<name>.cc files after a vec_<isa>.h.
 #pragma once
@@ -24,7 +27,8 @@ namespace kvc::kernels::cpu {
 namespace {
 namespace decode {
 
-// Addresses of head 0's rows for the keys of a chunk; of keys that no row of the item sees, a row of zeros.
+// Addresses of head 0's rows for the keys of a chunk; of keys that no row of the item sees, a row
+// of zeros.
 struct ChunkRows {
   const std::byte* k[kChunk];
   const std::byte* v[kChunk];
@@ -40,7 +44,8 @@ struct ScratchLayout {
   int64_t q, acc, states, keys, zeros, bytes;  // byte offsets, total
 };
 
-inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows, int64_t kv_heads) {
+inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows,
+                                    int64_t kv_heads) {
   ScratchLayout layout;
   layout.rows = token_rows * (params.num_q_heads / params.num_kv_heads);
   const int64_t per_block = block_rows(layout.rows);
@@ -52,7 +57,8 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
   layout.q = 0;
   layout.acc = layout.q + padded_rows * layout.q_stride * 4;
   layout.states = layout.acc + padded_rows * layout.acc_stride * 4;
-  layout.keys = layout.states + kv_heads * layout.blocks * static_cast<int64_t>(sizeof(SoftmaxState));
+  layout.keys =
+      layout.states + kv_heads * layout.blocks * static_cast<int64_t>(sizeof(SoftmaxState));
   const bool rotates = params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0;
   layout.zeros = layout.keys + (rotates ? kChunk * layout.q_stride * 4 : 0);
   layout.bytes = layout.zeros + padded(longest) * 4;
@@ -69,7 +75,8 @@ class Walk {
         key_rotation_(params.k_rotations[sequence_.k_rotation_index]),
         rotates_(key_rotation_.rotary_dim > 0),
         group_(params.num_q_heads / params.num_kv_heads),
-        layout_(scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
+        layout_(
+            scratch_layout(params, item.row_end - item.row_begin, item.head_end - item.head_begin)),
         k_type_(rotates_ ? DType::kF32 : params.k.dtype),
         kernels_(choose_block_kernels(layout_.rows, k_type_, params.v.dtype)),
         q_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + layout_.q)),
@@ -80,7 +87,8 @@ class Walk {
 
   void run() {
     prepare();
-    // Three chunks are in use: the one before (its last step is still to be accumulated), this one, the next one.
+    // Three chunks are in use: the one before (its last step is still to be accumulated), this one,
+    // the next one.
     ChunkRows rows[3];
     int64_t key = seen_.first_block(kChunk);
     if (key < seen_.end) locate(key, rows[0]);
@@ -131,7 +139,8 @@ class Walk {
     }
   }
 
-  // The chunk's K rows of one head, turned by their positions, into scratch; the next rows are fetched meanwhile.
+  // The chunk's K rows of one head, turned by their positions, into scratch; the next rows are
+  // fetched meanwhile.
   void rotate_keys(int64_t chunk_key, const ChunkRows& rows, int64_t head, const ChunkRows& next,
                    int64_t next_head) {
     const int64_t row_bytes = params_.k_dim * dtype_bytes(params_.k.dtype);
@@ -145,8 +154,8 @@ class Walk {
       const std::byte* from = rows.k[key] + head * params_.k.head_stride;
       const int64_t position = position_of_key(sequence_, chunk_key + key);
       with_dtype(params_.k.dtype, [&](auto type) {
-        transform_row<decltype(type)::value, DType::kF32>(reinterpret_cast<std::byte*>(to), from,
-                                                          params_.k_dim, key_rotation_, position, 1.0f);
+        transform_row<decltype(type)::value, DType::kF32>(
+            reinterpret_cast<std::byte*>(to), from, params_.k_dim, key_rotation_, position, 1.0f);
       });
     }
   }
@@ -160,7 +169,8 @@ class Walk {
         float* q = q_ + (head * rows_per_head + row) * layout_.q_stride;
         if (row < layout_.rows) {
           const int64_t packed_row = packed_row_of(sequence_, item_.row_begin + row / group_);
-          load_query_row(params_, rotation, packed_row, (item_.head_begin + head) * group_ + row % group_, q);
+          load_query_row(params_, rotation, packed_row,
+                         (item_.head_begin + head) * group_ + row % group_, q);
           for (int64_t d = params_.k_dim; d < layout_.q_stride; ++d) q[d] = 0.0f;
           const int step = dot_step(k_type_);
           if (k_type_ == DType::kBF16) split_pairs(q, params_.k_dim / step * step);
@@ -181,7 +191,9 @@ class Walk {
     alignas(64) Vec scores[kMaxBlockRows * kChunk / kLanes];
     alignas(64) float alpha[kLanes];
     ChunkRows
-        cut;  // rows of a chunk that is not whole, with the zero rows in place, which no head offset may move
+        // Rows of a chunk that is not whole, with the zero rows in place, which no head offset may
+        // move
+        cut;
     BlockArgs v;
     bool hidden;
   };
@@ -190,12 +202,13 @@ class Walk {
     (step.hidden ? kernels_.accumulate_visible : kernels_.accumulate)(step.v, step.alpha);
   }
 
-  // All heads of the item against one chunk. A step's V is accumulated after the next step's scores: softmax is a long
-  // chain of dependent instructions, and the next dot products, which need nothing of it, run meanwhile.
+  // All heads of the item against one chunk. A step's V is accumulated after the next step's
+  // scores: softmax is a long chain of dependent instructions, and the next dot products, which
+  // need nothing of it, run meanwhile.
   void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
     const bool all_visible = seen_.all_see(chunk_key, kChunk);
-    const bool rules_apply =
-        !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr || params_.bias != nullptr;
+    const bool rules_apply = !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr ||
+                             params_.bias != nullptr;
     const bool whole = rows.present == kWholeChunk;
     for (int64_t head = item_.head_begin; head < item_.head_end; ++head) {
       const int64_t k_offset = whole && !rotates_ ? head * params_.k.head_stride : 0,
@@ -212,21 +225,29 @@ class Walk {
         const std::byte* const* k_rows = rotates_ ? rotated_.k : current.k;
         const int64_t first_row = (first_block + block) * kernels_.rows;
         kernels_.dot({q_ + first_row * layout_.q_stride, nullptr, step.scores, k_rows,
-                      rotates_ ? k_rows : next.k, k_offset, rotates_ ? 0 : next_head * params_.k.head_stride,
-                      layout_.q_stride, params_.k_dim});
+                      rotates_ ? k_rows : next.k, k_offset,
+                      rotates_ ? 0 : next_head * params_.k.head_stride, layout_.q_stride,
+                      params_.k_dim});
         if (pending_ != nullptr) accumulate(*pending_);
         pending_ = &step;
         if (rules_apply) {
-          step.hidden =
-              apply_rules({params_, sequence_, item_, chunk_key, rows.present, all_visible,
-                           block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
-                          step.scores);
+          step.hidden = apply_rules(
+              {params_, sequence_, item_, chunk_key, rows.present, all_visible,
+               block * kernels_.rows, layout_.rows, head * group_, group_, kernels_.rows},
+              step.scores);
         } else {
           step.hidden = any_minus_infinity(step.scores, kernels_.rows * kChunk / kLanes);
         }
         store(step.alpha, kernels_.softmax(step.scores, states_[first_block + block]));
-        step.v = {nullptr,  acc_ + first_row * layout_.acc_stride, step.scores,        current.v,    next.v,
-                  v_offset, next_head * params_.v.head_stride,     layout_.acc_stride, params_.v_dim};
+        step.v = {nullptr,
+                  acc_ + first_row * layout_.acc_stride,
+                  step.scores,
+                  current.v,
+                  next.v,
+                  v_offset,
+                  next_head * params_.v.head_stride,
+                  layout_.acc_stride,
+                  params_.v_dim};
       }
     }
   }

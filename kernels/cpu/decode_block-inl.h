@@ -1,8 +1,10 @@
-// One block of query rows against one head of one chunk of keys: the inner loops of decode attention (decode-inl.h).
+// One block of query rows against one head of one chunk of keys: the inner loops of decode
+// attention (decode-inl.h).
 //
-// Scores of a block live in vectors of kLanes = kRows * kKeys lanes, lane = row * kKeys + key: what an add tree over kLanes
-// dot products delivers. One maximum, one exp2 and one sum then serve all rows of the block at once.
-// Every row's arithmetic has the same order in every block shape, so its bits do not depend on its company.
+// Scores of a block live in vectors of kLanes = kRows * kKeys lanes, lane = row * kKeys + key: what
+// an add tree over kLanes dot products delivers. One maximum, one exp2 and one sum then serve all
+// rows of the block at once. Every row's arithmetic has the same order in every block shape, so its
+// bits do not depend on its company.
 #pragma once
 
 namespace kvc::kernels::cpu {
@@ -16,7 +18,8 @@ constexpr int kMaxBlockRows = kVectorRegisters >= 32 ? 8 : 4;
 struct BlockArgs {
   const float* q;  // [kRows][stride], in the order of load_pair_as
   float* acc;      // [kRows][stride], in the order of load_pair_as
-  Vec* scores;     // kRows * kChunk: scores out of the dot products, probabilities into the accumulation
+  // KRows * kChunk: scores out of the dot products, probabilities into the accumulation
+  Vec* scores;
   const std::byte* const* rows;  // [kChunk], at offset
   const std::byte* const* next;  // [kChunk] to prefetch, at next_offset
   int64_t offset, next_offset;
@@ -24,11 +27,16 @@ struct BlockArgs {
   int dim;
 };
 
-// Q and the accumulators lie in the order load_pair_as delivers, run by run of 2*kLanes; what is left of the
-// dim after the last whole run (of Q: of the last whole step of dot_block) in natural order.
+// Q and the accumulators lie in the order load_pair_as delivers, run by run of 2*kLanes; what is
+// left of the dim after the last whole run (of Q: of the last whole step of dot_block) in natural
+// order.
 constexpr int kPair = 2 * kLanes;
-constexpr int line_elements(DType dtype) { return static_cast<int>(kCacheLine / dtype_bytes(dtype)); }
-constexpr int dot_step(DType dtype) { return line_elements(dtype) > kPair ? line_elements(dtype) : kPair; }
+constexpr int line_elements(DType dtype) {
+  return static_cast<int>(kCacheLine / dtype_bytes(dtype));
+}
+constexpr int dot_step(DType dtype) {
+  return line_elements(dtype) > kPair ? line_elements(dtype) : kPair;
+}
 
 // scores[t] lane r*kKeys + j = dot(q row r, key t*kKeys + j)
 template <DType kType, int kRows>
@@ -57,7 +65,8 @@ void dot_block(const BlockArgs& args) {
       KVC_UNROLL
       for (int j = 0; j < kKeys; ++j) {
         KVC_UNROLL
-        for (int line = 0; line < kStepLines; ++line) prefetch_far(next[j] + byte + line * kCacheLine);
+        for (int line = 0; line < kStepLines; ++line)
+          prefetch_far(next[j] + byte + line * kCacheLine);
       }
       KVC_UNROLL
       for (int pair = 0; pair < kStep; pair += kPair, q += kPair) {
@@ -65,19 +74,23 @@ void dot_block(const BlockArgs& args) {
         if constexpr (kKeys <= kRows) {
           Vec a[kKeys], b[kKeys];
           KVC_UNROLL
-          for (int j = 0; j < kKeys; ++j) load_pair_as<kType>(rows[j] + byte + pair * kElement, a[j], b[j]);
+          for (int j = 0; j < kKeys; ++j)
+            load_pair_as<kType>(rows[j] + byte + pair * kElement, a[j], b[j]);
           KVC_UNROLL
           for (int r = 0; r < kRows; ++r) {
             const Vec qa = load(q + r * stride), qb = load(q + r * stride + kLanes);
             KVC_UNROLL
-            for (int j = 0; j < kKeys; ++j) sums[r * kKeys + j] = fma(qa, a[j], sums[r * kKeys + j]);
+            for (int j = 0; j < kKeys; ++j)
+              sums[r * kKeys + j] = fma(qa, a[j], sums[r * kKeys + j]);
             KVC_UNROLL
-            for (int j = 0; j < kKeys; ++j) sums[r * kKeys + j] = fma(qb, b[j], sums[r * kKeys + j]);
+            for (int j = 0; j < kKeys; ++j)
+              sums[r * kKeys + j] = fma(qb, b[j], sums[r * kKeys + j]);
           }
         } else {
           Vec qa[kRows], qb[kRows];
           KVC_UNROLL
-          for (int r = 0; r < kRows; ++r) qa[r] = load(q + r * stride), qb[r] = load(q + r * stride + kLanes);
+          for (int r = 0; r < kRows; ++r)
+            qa[r] = load(q + r * stride), qb[r] = load(q + r * stride + kLanes);
           KVC_UNROLL
           for (int j = 0; j < kKeys; ++j) {
             Vec a, b;
@@ -108,10 +121,11 @@ void dot_block(const BlockArgs& args) {
   }
 }
 
-// acc[r] = acc[r] * alpha[r] + sum over keys of p[r][key] * V[key], for kColumns vectors at d; `tail`: elements of a
-// one-column pass that ends the row.
+// acc[r] = acc[r] * alpha[r] + sum over keys of p[r][key] * V[key], for kColumns vectors at d;
+// `tail`: elements of a one-column pass that ends the row.
 template <DType kType, int kRows, int kColumns, bool kFetches>
-KVC_VEC_INLINE void accumulate_columns(const BlockArgs& args, const float* alpha, int d, int tail = kLanes) {
+KVC_VEC_INLINE void accumulate_columns(const BlockArgs& args, const float* alpha, int d,
+                                       int tail = kLanes) {
   constexpr int kKeys = kLanes / kRows;
   constexpr int kElement = static_cast<int>(dtype_bytes(kType));
   constexpr int64_t kPassBytes = kColumns * kLanes * kElement;
@@ -169,7 +183,8 @@ constexpr int accumulate_width() {
 
 // A pass that is narrower than a cache line prefetches when it starts one.
 template <DType kType, int kRows, int kColumns>
-KVC_VEC_INLINE void accumulate_pass(const BlockArgs& args, const float* alpha, int d, int tail = kLanes) {
+KVC_VEC_INLINE void accumulate_pass(const BlockArgs& args, const float* alpha, int d,
+                                    int tail = kLanes) {
   constexpr int kElement = static_cast<int>(dtype_bytes(kType));
   if (kColumns * kLanes * kElement >= kCacheLine || d * kElement % kCacheLine == 0) {
     accumulate_columns<kType, kRows, kColumns, true>(args, alpha, d, tail);
@@ -193,7 +208,8 @@ void accumulate_block(const BlockArgs& args, const float* alpha) {
   }
 }
 
-// The same where some scores are -inf: a hidden key's V may be NaN, and NaN * 0 must not reach a sum.
+// The same where some scores are -inf: a hidden key's V may be NaN, and NaN * 0 must not reach a
+// sum.
 template <DType kType, int kRows>
 void accumulate_block_visible(const BlockArgs& args, const float* alpha) {
   constexpr int kKeys = kLanes / kRows;
@@ -215,7 +231,8 @@ void accumulate_block_visible(const BlockArgs& args, const float* alpha) {
       for (; d + kPair <= args.dim; d += kPair) {
         Vec a, b;
         load_pair_as<kType>(row + d * kElement, a, b);
-        store(acc + d, fma(w, a, load(acc + d))), store(acc + d + kLanes, fma(w, b, load(acc + d + kLanes)));
+        store(acc + d, fma(w, a, load(acc + d))),
+            store(acc + d + kLanes, fma(w, b, load(acc + d + kLanes)));
       }
       for (; d < args.dim; d += kLanes) {
         const int n = args.dim - d < kLanes ? args.dim - d : kLanes;
@@ -263,7 +280,8 @@ Vec softmax_block(Vec* scores, SoftmaxState& state) {
   Vec sums[kVectors];
   KVC_UNROLL
   for (int t = 0; t < kVectors; ++t) sums[t] = scores[t] = exp2(sub(scores[t], reference));
-  // One tree over the 16 keys, key bit 3 first, whatever kRows is: the same bits for a row in any block.
+  // One tree over the 16 keys, key bit 3 first, whatever kRows is: the same bits for a row in any
+  // block.
   KVC_UNROLL
   for (int half = kVectors / 2; half > 0; half /= 2) {
     KVC_UNROLL

@@ -1,4 +1,5 @@
-// What changes a score of decode attention besides the dot product: soft cap, ALiBi, bias, and which keys a row sees.
+// What changes a score of decode attention besides the dot product: soft cap, ALiBi, bias, and
+// which keys a row sees.
 #pragma once
 
 #include "kernels/cpu/decode_block-inl.h"
@@ -30,7 +31,8 @@ struct ScoreRules {
   int64_t head(int row) const { return q_head + query_row(row) % group; }
 };
 
-// One flag per lane of the vector that starts at key `first`: lane row * keys + key <- bit first + key of bits[row].
+// One flag per lane of the vector that starts at key `first`: lane row * keys + key <- bit first +
+// key of bits[row].
 inline uint32_t lane_flags(const uint32_t* bits, int block_rows, int keys, int first) {
   const uint32_t piece = (uint32_t{1} << keys) - 1;
   uint32_t flags = 0;
@@ -48,9 +50,10 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
     present[row] = rules.present;
     visible[row] = kWholeChunk;
     if (rules.all_visible) continue;
-    visible[row] = static_cast<uint32_t>(visible_bits(params, sequence, rules.token_row(row), rules.chunk_key,
-                                                      rules.item.key_begin, rules.item.key_end)) &
-                   rules.present;
+    visible[row] =
+        static_cast<uint32_t>(visible_bits(params, sequence, rules.token_row(row), rules.chunk_key,
+                                           rules.item.key_begin, rules.item.key_end)) &
+        rules.present;
   }
   alignas(64) float slope[kLanes], distance[kLanes], key_in_vector[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
@@ -75,7 +78,8 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
           uneven[lane] = 0.0f;
           if ((flags >> lane & 1) == 0) continue;
           const int64_t at = sequence.key_positions[rules.chunk_key + first + lane % keys];
-          uneven[lane] = static_cast<float>(position_of_row(sequence, rules.token_row(lane / keys)) - at);
+          uneven[lane] =
+              static_cast<float>(position_of_row(sequence, rules.token_row(lane / keys)) - at);
         }
         lane_distance = load(uneven);
       }
@@ -87,21 +91,24 @@ inline bool apply_rules(const ScoreRules& rules, Vec* scores) {
         bias[lane] = 0.0f;
         if ((flags >> lane & 1) == 0) continue;
         const int row = lane / keys;
-        bias[lane] = params.bias[rules.head(row) * params.bias_head_stride +
-                                 packed_row_of(sequence, rules.token_row(row)) * params.bias_token_stride +
-                                 sequence.key_position + rules.chunk_key + first + lane % keys];
+        bias[lane] =
+            params.bias[rules.head(row) * params.bias_head_stride +
+                        packed_row_of(sequence, rules.token_row(row)) * params.bias_token_stride +
+                        sequence.key_position + rules.chunk_key + first + lane % keys];
       }
       s = add_bias(s, load(bias));
     }
     s = select(mask_of(flags), s, minus_infinity);
     scores[first / keys] = s;
     // The zero rows of keys that are not present are harmless; a hidden key that is present is not.
-    hidden |= lane_flags(present, rules.block_rows, keys, first) & mask_bits(equal(s, minus_infinity));
+    hidden |=
+        lane_flags(present, rules.block_rows, keys, first) & mask_bits(equal(s, minus_infinity));
   }
   return hidden != 0;
 }
 
-// The plain case of a chunk all of whose keys every row sees: nothing to apply, but a score may be -inf by itself.
+// The plain case of a chunk all of whose keys every row sees: nothing to apply, but a score may be
+// -inf by itself.
 inline bool any_minus_infinity(const Vec* scores, int count) {
   Vec smallest = scores[0];
   for (int t = 1; t < count; ++t) smallest = min(scores[t], smallest);

@@ -1,4 +1,5 @@
-// Which instruction sets this machine has: CPUID says what the processor can do, XGETBV what the operating system saves.
+// Which instruction sets this machine has: CPUID says what the processor can do, XGETBV what the
+// operating system saves.
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/tables.h"
 
@@ -37,13 +38,16 @@ Isa detect_x86() {
   const bool avx2 = (saved & kYmm) == kYmm && bit(basic.ecx, 28) && bit(basic.ecx, 12) /* FMA */ &&
                     bit(basic.ecx, 29) /* F16C */ && bit(extended.ebx, 5);
   if (!avx2) return Isa::kScalar;
-  // x86-64-v4 as the compiler understands it: v3 (BMI1, BMI2, LZCNT, MOVBE) and AVX-512 F, DQ, CD, BW, VL.
-  const bool v3 =
-      bit(extended.ebx, 3) && bit(extended.ebx, 8) && bit(cpuid(0x80000001, 0).ecx, 5) && bit(basic.ecx, 22);
-  const bool avx512 = v3 && (saved & kZmm) == kZmm && bit(extended.ebx, 16) && bit(extended.ebx, 17) &&
-                      bit(extended.ebx, 28) && bit(extended.ebx, 30) && bit(extended.ebx, 31);
+  // x86-64-v4 as the compiler understands it: v3 (BMI1, BMI2, LZCNT, MOVBE) and AVX-512 F, DQ, CD,
+  // BW, VL.
+  const bool v3 = bit(extended.ebx, 3) && bit(extended.ebx, 8) &&
+                  bit(cpuid(0x80000001, 0).ecx, 5) && bit(basic.ecx, 22);
+  const bool avx512 = v3 && (saved & kZmm) == kZmm && bit(extended.ebx, 16) &&
+                      bit(extended.ebx, 17) && bit(extended.ebx, 28) && bit(extended.ebx, 30) &&
+                      bit(extended.ebx, 31);
   if (!avx512) return Isa::kAvx2;
-  return bit(extended.ecx, 11) /* VNNI */ && bit(more.eax, 5) /* BF16 */ ? Isa::kAvx512Bf16 : Isa::kAvx512;
+  return bit(extended.ecx, 11) /* VNNI */ && bit(more.eax, 5) /* BF16 */ ? Isa::kAvx512Bf16
+                                                                         : Isa::kAvx512;
 }
 #endif
 

@@ -1,9 +1,12 @@
-// The last step of every attention kernel: (m, l, accumulators) of one query row -> out and lse, or a partial result.
+// The last step of every attention kernel: (m, l, accumulators) of one query row -> out and lse, or
+// a partial result.
 //
 //   finish_row(params, item, row, q_head, m, l, acc)
 //     row: token row inside the sequence; q_head: absolute query head; m: running max (log2 units);
-//     l: sum of 2^(s - m); acc: v_dim floats, un-normalised. A row that saw nothing: m = -inf, l = 0, acc = 0.
-//   Accumulators of -0 leave as +0: keys that a row does not see may turn one into the other, and must not show.
+//     l: sum of 2^(s - m); acc: v_dim floats, un-normalised. A row that saw nothing: m = -inf, l =
+//   0, acc = 0.
+//   Accumulators of -0 leave as +0: keys that a row does not see may turn one into the other, and
+//   must not show.
 //   Writes out/lse when item.partial < 0, else the row's slot of the item's partial result.
 //
 // Included by the isa_<name>.cc files after a vec_<isa>.h.
@@ -38,15 +41,16 @@ inline void store_lse(const AttnParams& params, int64_t packed_row, int64_t q_he
   if (params.lse != nullptr) params.lse[packed_row * params.lse_token_stride + q_head] = lse;
 }
 
-inline float* partial_row(const AttnParams& params, const AttnItem& item, int64_t row, int64_t q_head) {
+inline float* partial_row(const AttnParams& params, const AttnItem& item, int64_t row,
+                          int64_t q_head) {
   const int64_t group = params.num_q_heads / params.num_kv_heads;
   const int64_t heads = (item.head_end - item.head_begin) * group;
   const int64_t index = (row - item.row_begin) * heads + (q_head - item.head_begin * group);
   return params.partials + item.partial + index * (2 + params.v_dim);
 }
 
-inline void finish_row(const AttnParams& params, const AttnItem& item, int64_t row, int64_t q_head, float m,
-                       float l, const float* acc) {
+inline void finish_row(const AttnParams& params, const AttnItem& item, int64_t row, int64_t q_head,
+                       float m, float l, const float* acc) {
   const int dim = params.v_dim;
   if (item.partial >= 0) {
     float* partial = partial_row(params, item, row, q_head);

@@ -1,5 +1,5 @@
-// Compile flags: -ffp-contract=off -mavx2 -mfma -mf16c
-// Contraction is off so that a sum is rounded the same wherever the loop around it stands; fma is written where wanted.
+// Compile flags: -ffp-contract=off -mavx2 -mfma -mf16c Contraction is off so that a sum is rounded
+// the same wherever the loop around it stands; fma is written where wanted.
 #include "kernels/cpu/tables.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

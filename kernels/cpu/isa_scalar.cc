@@ -1,5 +1,6 @@
 // Any machine: the compiler's baseline instruction set. Compile flags: -ffp-contract=off
-// Contraction is off so that a sum is rounded the same wherever the loop around it stands; fma is written where wanted.
+// Contraction is off so that a sum is rounded the same wherever the loop around it stands; fma is
+// written where wanted.
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vec_scalar.h"
 // The kernels, over that vector width.

@@ -1,14 +1,16 @@
-// Attention over latent rows (absorbed MLA, DeepSeek-V2, arXiv:2405.04434) for few token rows on AVX512-BF16: V is the
-// beginning of the K row, and one row serves all query heads.
+// Attention over latent rows (absorbed MLA, DeepSeek-V2, arXiv:2405.04434) for few token rows on
+// AVX512-BF16: V is the beginning of the K row, and one row serves all query heads.
 //
-// With 16 heads and more such a step is bound by arithmetic: 30 flops and more per byte. So both products run on bf16 dot
-// products (latent_block_bf16-inl.h), and a latent row crosses from memory once: while a block of 64 keys is computed, the rows of
-// the next one are fetched, spread evenly over the tiles.
+// With 16 heads and more such a step is bound by arithmetic: 30 flops and more per byte. So both
+// products run on bf16 dot products (latent_block_bf16-inl.h), and a latent row crosses from memory
+// once: while a block of 64 keys is computed, the rows of the next one are fetched, spread evenly
+// over the tiles.
 //
-// Query rows (token row x head) are the lanes of vectors, 16 to a group; the last group is filled up with zero queries.
+// Query rows (token row x head) are the lanes of vectors, 16 to a group; the last group is filled
+// up with zero queries.
 //
-// A row's result depends on its query, its visible keys and the item's key range only: keys hidden from a row change its state by
-// exact no-ops (max with -inf, times 2^0, plus 0).
+// A row's result depends on its query, its visible keys and the item's key range only: keys hidden
+// from a row change its state by exact no-ops (max with -inf, times 2^0, plus 0).
 //
 // Included by isa_avx512bf16.cc alone, after decode-inl.h.
 #pragma once
@@ -23,18 +25,21 @@ namespace kvc::kernels::cpu {
 namespace {
 namespace latent {
 
-// Fewer heads stay with the decode kernel: exact at the cost of 60 % more time, and three quarters of a register would idle.
+// Fewer heads stay with the decode kernel: exact at the cost of 60 % more time, and three quarters
+// of a register would idle.
 constexpr int32_t kFewestHeads = 4;
-// Lanes of one pass over the keys: their queries and accumulators (50 KB per group at 512 + 64) stay in the second-level cache
-// beside two blocks of keys.
+// Lanes of one pass over the keys: their queries and accumulators (50 KB per group at 512 + 64)
+// stay in the second-level cache beside two blocks of keys.
 constexpr int64_t kPassLanes = 8 * kGroupLanes;
 
-// A property of the layer alone, so that the choice of kernel does not depend on how the work is cut.
+// A property of the layer alone, so that the choice of kernel does not depend on how the work is
+// cut.
 inline bool serves(const AttnParams& params) {
-  return params.k.dtype == DType::kBF16 && params.v.dtype == DType::kBF16 && params.v.base == params.k.base &&
-         params.v.page_stride == params.k.page_stride && params.v.token_stride == params.k.token_stride &&
-         params.v_dim <= params.k_dim && params.num_kv_heads == 1 && params.num_q_heads >= kFewestHeads &&
-         params.softcap == 0.0f && params.alibi == nullptr && params.bias == nullptr &&
+  return params.k.dtype == DType::kBF16 && params.v.dtype == DType::kBF16 &&
+         params.v.base == params.k.base && params.v.page_stride == params.k.page_stride &&
+         params.v.token_stride == params.k.token_stride && params.v_dim <= params.k_dim &&
+         params.num_kv_heads == 1 && params.num_q_heads >= kFewestHeads && params.softcap == 0.0f &&
+         params.alibi == nullptr && params.bias == nullptr &&
          params.k_rotations[0].rotary_dim == 0 && params.k_rotations[1].rotary_dim == 0;
 }
 
@@ -92,8 +97,9 @@ struct Fetch {
   }
 };
 
-// Keys of an item that are fetched before anything is computed: two score tiles. The others of the first block follow while the first
-// tiles run; fetched all at once they would keep everything waiting.
+// Keys of an item that are fetched before anything is computed: two score tiles. The others of the
+// first block follow while the first tiles run; fetched all at once they would keep everything
+// waiting.
 constexpr int kFirstKeys = 2 * kScoreKeys;
 
 class Walk {
@@ -147,7 +153,8 @@ class Walk {
     finish();
   }
 
-  // The first block from `key` on that some row sees, or one without any key. The only place where the page table is read.
+  // The first block from `key` on that some row sees, or one without any key. The only place where
+  // the page table is read.
   void locate(int64_t key, Block& block) const {
     block.seen = 0;
     for (; key < seen_.end && block.seen == 0; key = seen_.next_block(key, kBlockKeys)) {
@@ -165,8 +172,10 @@ class Walk {
           params_.page_size - offset < block.end - i ? params_.page_size - offset : block.end - i;
       // A page of which no key is seen may be dropped.
       const bool any = (block.seen >> i & bits_below(left)) != 0;
-      const std::byte* row = any ? row_address(params_.k, sequence_.pages[page], 0, offset) : zeros_;
-      for (const int stop = i + static_cast<int>(left); i < stop; ++i, row += any ? params_.k.token_stride : 0)
+      const std::byte* row =
+          any ? row_address(params_.k, sequence_.pages[page], 0, offset) : zeros_;
+      for (const int stop = i + static_cast<int>(left); i < stop;
+           ++i, row += any ? params_.k.token_stride : 0)
         block.rows[i] = block.seen >> i & 1 ? row : zeros_;
     }
   }
@@ -187,27 +196,33 @@ class Walk {
       if (lane < num_lanes_) {
         const Ahead ahead = fetch_.take(1);
         for (int i = 0; i < ahead.count; ++i) {
-          for (int64_t byte = 0; byte < k_bytes; byte += kCacheLine) prefetch_far(ahead.rows[i] + byte);
+          for (int64_t byte = 0; byte < k_bytes; byte += kCacheLine)
+            prefetch_far(ahead.rows[i] + byte);
         }
-        load_query_row(params_, rotation, packed_row_of(sequence_, token_row(lane)), q_head(lane), row_);
+        load_query_row(params_, rotation, packed_row_of(sequence_, token_row(lane)), q_head(lane),
+                       row_);
         round_query(row_, params_.k_dim, rounded);
       } else {
         __builtin_memset(rounded, 0, static_cast<size_t>(row_elements * 2));
       }
       if (place == kHalfLanes - 1) {
-        uint32_t* q = q_ + lane / kGroupLanes * layout_.q_words + lane % kGroupLanes / kHalfLanes * kLanes;
+        uint32_t* q =
+            q_ + lane / kGroupLanes * layout_.q_words + lane % kGroupLanes / kHalfLanes * kLanes;
         pack_queries(queries_, row_elements, quads_of(params_.k_dim), q);
       }
     }
-    for (int64_t group = 0; group < groups_; ++group) states_[group] = {set1(kMinusInfinity), zero()};
+    for (int64_t group = 0; group < groups_; ++group)
+      states_[group] = {set1(kMinusInfinity), zero()};
   }
 
   // All groups against one block, whose rows from `fetched` on are still to be fetched.
   void walk_groups(const Block& block, int fetched, const Block& next) {
-    const int64_t tiles = (block.end + kScoreKeys - 1) / kScoreKeys, columns = columns_of(params_.v_dim);
+    const int64_t tiles = (block.end + kScoreKeys - 1) / kScoreKeys,
+                  columns = columns_of(params_.v_dim);
     const int64_t halves = (num_lanes_ + kHalfLanes - 1) / kHalfLanes;
     const int num_pairs = (block.end + 1) / 2;
-    const int64_t score_work = int64_t{kScoreKeys} * params_.k_dim, value_work = int64_t{num_pairs} * kColumn;
+    const int64_t score_work = int64_t{kScoreKeys} * params_.k_dim,
+                  value_work = int64_t{num_pairs} * kColumn;
     fetch_.start(halves * (tiles * score_work + columns * value_work));
     fetch_.add(block, fetched);
     fetch_.add(next, next.begin);
@@ -222,7 +237,8 @@ class Walk {
               scores_ + key * kGroupLanes);
       }
       const bool hidden = mask_scores(block, group);
-      if (hidden && finite < 0) finite = values_are_finite(block.rows, block.end, params_.v_dim) ? 1 : 0;
+      if (hidden && finite < 0)
+        finite = values_are_finite(block.rows, block.end, params_.v_dim) ? 1 : 0;
       const bool selects = hidden && finite == 0;
       uint64_t visible[kGroupLanes];
       if (selects) find_visible(block.end, visible);
@@ -246,23 +262,25 @@ class Walk {
     }
   }
 
-  // -inf for keys that a lane does not see. Returns whether some lane does not see a key whose row is read; a score may be -inf
-  // by itself.
+  // -inf for keys that a lane does not see. Returns whether some lane does not see a key whose row
+  // is read; a score may be -inf by itself.
   bool mask_scores(const Block& block, int64_t group) const {
     const Vec minus_infinity = set1(kMinusInfinity);
     if (block.end % 2 != 0) store(scores_ + block.end * kGroupLanes, minus_infinity);
     if (seen_.all_see(block.key, kBlockKeys)) {
       Vec smallest = zero();
-      for (int key = 0; key < kBlockKeys; ++key) smallest = min(load(scores_ + key * kGroupLanes), smallest);
+      for (int key = 0; key < kBlockKeys; ++key)
+        smallest = min(load(scores_ + key * kGroupLanes), smallest);
       return mask_bits(equal(smallest, minus_infinity)) != 0;
     }
     alignas(64) uint64_t visible[kGroupLanes];
     const int64_t first = group * kGroupLanes;
     for (int lane = 0; lane < kGroupLanes; ++lane) {
       const int64_t row = token_row(first + lane < num_lanes_ ? first + lane : num_lanes_ - 1);
-      visible[lane] = lane > 0 && row == token_row(first + lane - 1)
-                          ? visible[lane - 1]
-                          : visible_bits(params_, sequence_, row, block.key, item_.key_begin, item_.key_end);
+      visible[lane] =
+          lane > 0 && row == token_row(first + lane - 1)
+              ? visible[lane - 1]
+              : visible_bits(params_, sequence_, row, block.key, item_.key_begin, item_.key_end);
     }
     const __m512i low = _mm512_load_si512(visible), high = _mm512_load_si512(visible + kHalfLanes);
     uint32_t hidden = 0;
@@ -282,7 +300,8 @@ class Walk {
   void find_visible(int end, uint64_t* visible /* [kGroupLanes] */) const {
     for (int lane = 0; lane < kGroupLanes; ++lane) visible[lane] = 0;
     for (int key = 0; key < end; ++key) {
-      const uint32_t hidden = mask_bits(equal(load(scores_ + key * kGroupLanes), set1(kMinusInfinity)));
+      const uint32_t hidden =
+          mask_bits(equal(load(scores_ + key * kGroupLanes), set1(kMinusInfinity)));
       for (int lane = 0; lane < kGroupLanes; ++lane)
         visible[lane] |= static_cast<uint64_t>((hidden >> lane & 1) ^ 1) << key;
     }
@@ -298,8 +317,8 @@ class Walk {
         for (int64_t column = 0; column < columns_of(params_.v_dim); ++column)
           natural_column(acc + column * kColumnFloats, row_ + column * kColumn);
         // A visible NaN is not to be taken for a row that saw nothing.
-        finish_row(params_, item_, token_row(first + i), q_head(first + i), l[i] != l[i] ? l[i] : m[i], l[i],
-                   row_);
+        finish_row(params_, item_, token_row(first + i), q_head(first + i),
+                   l[i] != l[i] ? l[i] : m[i], l[i], row_);
       }
     }
   }

@@ -1,5 +1,6 @@
-// Linear attention of one sequence: one token by linear_step-inl.h, more by linear_chunk-inl.h. Included by the isa_<name>.cc files after a
-// vec_<isa>.h. Which way is taken depends on the sequence's tokens alone, so a head's results depend on nothing but its own inputs.
+// Linear attention of one sequence: one token by linear_step-inl.h, more by linear_chunk-inl.h.
+// Included by the isa_<name>.cc files after a vec_<isa>.h. Which way is taken depends on the
+// sequence's tokens alone, so a head's results depend on nothing but its own inputs.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +12,8 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-// Heads of one q and k head that go through a chunk together: they share its dot products, and their states a core's cache.
+// Heads of one q and k head that go through a chunk together: they share its dot products, and
+// their states a core's cache.
 constexpr int64_t kHeadsTogether = 4;
 
 struct LinearScratch {
@@ -20,17 +22,20 @@ struct LinearScratch {
   float* states;  // [kHeadsTogether][k_dim][v_padded]
 };
 
-inline LinearScratch allocate_linear(const LinearParams& params, int64_t max_rows, ScratchCursor& cursor) {
+inline LinearScratch allocate_linear(const LinearParams& params, int64_t max_rows,
+                                     ScratchCursor& cursor) {
   LinearScratch scratch = {};
   scratch.step = allocate_step(params, cursor);
   if (max_rows <= 1) return scratch;
   scratch.chunk = allocate_chunk(params, cursor);
-  scratch.states = take_array<float>(cursor, kHeadsTogether * params.k_dim * scratch.chunk.v_padded);
+  scratch.states =
+      take_array<float>(cursor, kHeadsTogether * params.k_dim * scratch.chunk.v_padded);
   return scratch;
 }
 
 // The state of one head between memory and [k_dim][v_padded] floats.
-inline void load_state(const LinearParams& params, const std::byte* from, float* to, int64_t v_padded) {
+inline void load_state(const LinearParams& params, const std::byte* from, float* to,
+                       int64_t v_padded) {
   for (int64_t i = 0; i < params.k_dim; ++i) {
     float* row = to + i * v_padded;
     if (from == nullptr) {
@@ -41,25 +46,29 @@ inline void load_state(const LinearParams& params, const std::byte* from, float*
   }
 }
 
-inline void store_state(const LinearParams& params, const float* from, std::byte* to, int64_t v_padded) {
+inline void store_state(const LinearParams& params, const float* from, std::byte* to,
+                        int64_t v_padded) {
   for (int64_t i = 0; i < params.k_dim; ++i)
-    narrow_row(to + i * params.state_row_stride, from + i * v_padded, params.state_dtype, params.v_dim);
+    narrow_row(to + i * params.state_row_stride, from + i * v_padded, params.state_dtype,
+               params.v_dim);
 }
 
-inline const std::byte* head_state(const LinearParams& params, const std::byte* states, int64_t head) {
+inline const std::byte* head_state(const LinearParams& params, const std::byte* states,
+                                   int64_t head) {
   return states == nullptr ? nullptr : states + head * params.state_head_stride;
 }
 
-// Heads [first, first + count) of one q and k head, all tokens. A float32 state of whole vectors is worked on where it lies.
+// Heads [first, first + count) of one q and k head, all tokens. A float32 state of whole vectors is
+// worked on where it lies.
 inline void linear_heads(const LinearParams& params, const LinearSequence& sequence, int64_t first,
                          int64_t count, const LinearScratch& scratch) {
   const ChunkScratch& s = scratch.chunk;
-  const bool in_place =
-      params.state_dtype == DType::kF32 && params.v_dim % kLanes == 0 && sequence.state_in != nullptr;
+  const bool in_place = params.state_dtype == DType::kF32 && params.v_dim % kLanes == 0 &&
+                        sequence.state_in != nullptr;
   const int64_t state_floats = params.k_dim * s.v_padded;
   for (int64_t h = 0; h < count && !in_place; ++h)
-    load_state(params, head_state(params, sequence.state_in, first + h), scratch.states + h * state_floats,
-               s.v_padded);
+    load_state(params, head_state(params, sequence.state_in, first + h),
+               scratch.states + h * state_floats, s.v_padded);
   const int64_t most = params.decay_per_channel != 0 ? kChannelChunkTokens : kChunkTokens;
   for (int64_t done = 0; done < sequence.num_rows; done += most) {
     const int64_t left = sequence.num_rows - done;
@@ -83,7 +92,8 @@ inline void linear_heads(const LinearParams& params, const LinearSequence& seque
       if (in_place) {
         const std::byte* from = done == 0 ? sequence.state_in : sequence.state_out;
         head.state_in = reinterpret_cast<const float*>(head_state(params, from, head.head));
-        head.state_out = reinterpret_cast<float*>(sequence.state_out + head.head * params.state_head_stride);
+        head.state_out =
+            reinterpret_cast<float*>(sequence.state_out + head.head * params.state_head_stride);
         head.state_in_row = head.state_out_row = params.state_row_stride / 4;
       } else {
         head.state_in = head.state_out = scratch.states + h * state_floats;
@@ -112,9 +122,10 @@ inline void carry_state(const LinearParams& params, const LinearSequence& sequen
   }
 }
 
-// One token of heads [head_begin, head_end). The step reads a state that is there: an empty sequence gets its zeros first.
-inline void linear_one_token(const LinearParams& params, const LinearSequence& given, int64_t head_begin,
-                             int64_t head_end, const StepRows& rows) {
+// One token of heads [head_begin, head_end). The step reads a state that is there: an empty
+// sequence gets its zeros first.
+inline void linear_one_token(const LinearParams& params, const LinearSequence& given,
+                             int64_t head_begin, int64_t head_end, const StepRows& rows) {
   LinearSequence sequence = given;
   if (given.state_in == nullptr) sequence.state_in = given.state_out;
   for (int64_t head = head_begin; head < head_end; ++head) {
@@ -129,7 +140,8 @@ size_t linear_scratch_bytes(const LinearParams& params, int64_t max_rows) {
   return cursor.used;
 }
 
-void linear(const LinearParams& params, int32_t index, int32_t head_begin, int32_t head_end, void* memory) {
+void linear(const LinearParams& params, int32_t index, int32_t head_begin, int32_t head_end,
+            void* memory) {
   const LinearSequence& sequence = params.sequences[index];
   ScratchCursor cursor = {static_cast<std::byte*>(memory), 0};
   const LinearScratch scratch = allocate_linear(params, sequence.num_rows, cursor);
@@ -137,7 +149,8 @@ void linear(const LinearParams& params, int32_t index, int32_t head_begin, int32
     for (int64_t head = head_begin; head < head_end; ++head) carry_state(params, sequence, head);
     return;
   }
-  if (sequence.num_rows == 1) return linear_one_token(params, sequence, head_begin, head_end, scratch.step);
+  if (sequence.num_rows == 1)
+    return linear_one_token(params, sequence, head_begin, head_end, scratch.step);
   const int64_t group = params.num_heads / params.num_k_heads;
   for (int64_t head = head_begin; head < head_end;) {
     int64_t end = (head / group + 1) * group;  // of the heads with this q and k

@@ -1,14 +1,20 @@
-// Linear attention of many tokens, a chunk of n at a time as matrix products (Mamba-2's SSD, arXiv:2405.21060; the delta rule as a
-// triangular system: arXiv:2406.06484, arXiv:2412.06464). With S the state before the chunk, G_i the product of the decays of tokens
+// Linear attention of many tokens, a chunk of n at a time as matrix products (Mamba-2's SSD,
+// arXiv:2405.21060; the delta rule as a
+// triangular system: arXiv:2406.06484, arXiv:2412.06464). With S the state before the chunk, G_i
+// the product of the decays of tokens
 // 0..i and D_ij that of j+1..i (scalars, or diagonal over the rows of S):
-//   u_i = beta_i (v_i - S^T G_i k_i - sum_{j<i} (k_i . D_ij k_j) u_j)        delta rule; else u_i = beta_i v_i
+//   u_i = beta_i (v_i - S^T G_i k_i - sum_{j<i} (k_i . D_ij k_j) u_j)        delta rule; else u_i =
+// beta_i v_i
 //   o_i = S^T G_i q_i + sum_{j<=i} (q_i . D_ij k_j) u_j
 //   S'  = G_last S + sum_j (D_last,j k_j) u_j^T
-// Every factor is a product of decays, built by multiplying: nothing is divided, so nothing overflows and a decay of 0 is exact.
-// A token's row reads earlier tokens only. Columns of S never meet, so a panel of columns is taken from S to S' before the next.
+// Every factor is a product of decays, built by multiplying: nothing is divided, so nothing
+// overflows and a decay of 0 is exact.
+// A token's row reads earlier tokens only. Columns of S never meet, so a panel of columns is taken
+// from S to S' before the next.
 //
-// The three products with S cost 3 k_dim v_dim multiply-adds per token, as token by token; pairs inside the chunk add about
-// n/2 (k_dim + v_dim) each for u and o. What is won is that S is read and written once per chunk, from register tiles.
+// The three products with S cost 3 k_dim v_dim multiply-adds per token, as token by token; pairs
+// inside the chunk add about n/2 (k_dim + v_dim) each for u and o. What is won is that S is read
+// and written once per chunk, from register tiles.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +25,8 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-// Tokens of a chunk: pairs cost more with each token, passes over S less. Decays per channel cost more per pair.
+// Tokens of a chunk: pairs cost more with each token, passes over S less. Decays per channel cost
+// more per pair.
 constexpr int kChunkTokens = 32;
 constexpr int kChannelChunkTokens = 16;
 static_assert(kChunkTokens % kLanes == 0 && kChannelChunkTokens % kLanes == 0);
@@ -41,8 +48,9 @@ struct ChunkScratch {
   float* decayed_k;    // [kChunkTokens][k_padded]    G_i k_i, per channel only
   float* to_end;       // [kChunkTokens][k_padded]    D_last,j k_j
   float* state_decay;  // [k_padded]                  G_last
-  float* products;  // [kChunkTokens]: a row of D; per channel [k_dim][kChunkTokens]: D_ij k_j of the present i
-  float* outputs;   // [kChunkTokens][kChunkTokens]   q_i . D_ij k_j
+  // [kChunkTokens]: a row of D; per channel [k_dim][kChunkTokens]: D_ij k_j of the present i
+  float* products;
+  float* outputs;      // [kChunkTokens][kChunkTokens]   q_i . D_ij k_j
   float* corrections;  // [kChunkTokens][kChunkTokens]   -beta_i k_i . D_ij k_j
   float* u;            // [kChunkTokens][v_padded]
 };
@@ -71,7 +79,8 @@ inline ChunkScratch allocate_chunk(const LinearParams& params, ScratchCursor& cu
   return s;
 }
 
-// ------------------------------------------------------------------------------------------ of a q and k head
+// ------------------------------------------------------------------------------------------ of a q
+// and k head
 
 // k [tokens][k_padded] -> k_columns; tokens up to a whole vector are zero.
 inline void transpose_keys(const ChunkScratch& s, int64_t k_dim, int64_t tokens) {
@@ -92,24 +101,28 @@ inline void transpose_keys(const ChunkScratch& s, int64_t k_dim, int64_t tokens)
 }
 
 // dots[i][j] = rows_i . k_j for j <= i; more of a vector than that is garbage.
-inline void dot_rows(const ChunkScratch& s, const float* rows, int64_t k_dim, int64_t tokens, float* dots) {
+inline void dot_rows(const ChunkScratch& s, const float* rows, int64_t k_dim, int64_t tokens,
+                     float* dots) {
   for (int64_t j = 0; j < tokens; j += kLanes) {
     for_row_tiles(j, tokens, [&]<int kRows>(int64_t i) {
       Vec acc[kRows][1];
       KVC_UNROLL
       for (int r = 0; r < kRows; ++r) acc[r][0] = zero();
-      multiply_add<kRows, 1>(rows + i * s.k_padded, s.k_padded, 1, s.k_columns + j, kChunkTokens, k_dim, acc);
+      multiply_add<kRows, 1>(rows + i * s.k_padded, s.k_padded, 1, s.k_columns + j, kChunkTokens,
+                             k_dim, acc);
       KVC_UNROLL
       for (int r = 0; r < kRows; ++r) store(dots + (i + r) * kChunkTokens + j, acc[r][0]);
     });
   }
 }
 
-inline void load_chunk_keys(const LinearParams& params, int64_t token, int64_t tokens, int64_t k_head,
-                            const ChunkScratch& s) {
+inline void load_chunk_keys(const LinearParams& params, int64_t token, int64_t tokens,
+                            int64_t k_head, const ChunkScratch& s) {
   for (int64_t t = 0; t < tokens; ++t) {
-    widen_row(s.q + t * s.k_padded, row_of(params.q, token + t, k_head), params.q.dtype, params.k_dim);
-    widen_row(s.k + t * s.k_padded, row_of(params.k, token + t, k_head), params.k.dtype, params.k_dim);
+    widen_row(s.q + t * s.k_padded, row_of(params.q, token + t, k_head), params.q.dtype,
+              params.k_dim);
+    widen_row(s.k + t * s.k_padded, row_of(params.k, token + t, k_head), params.k.dtype,
+              params.k_dim);
   }
   transpose_keys(s, params.k_dim, tokens);
   if (params.decay_per_channel != 0) return;
@@ -117,7 +130,8 @@ inline void load_chunk_keys(const LinearParams& params, int64_t token, int64_t t
   if (params.delta != 0) dot_rows(s, s.k, params.k_dim, tokens, s.k_dots);
 }
 
-// ----------------------------------------------------------------------------------------- decays of one head
+// ----------------------------------------------------------------------------------------- decays
+// of one head
 
 // One decay per token: D scales the dot products, which all heads of the group share.
 inline void weigh_by_token(const LinearParams& params, int64_t token, int64_t tokens, int64_t h,
@@ -134,11 +148,13 @@ inline void weigh_by_token(const LinearParams& params, int64_t token, int64_t to
     for (int64_t j = 0; j <= i; j += kLanes) {
       Vec products = mul(decay, load(s.products + j));
       if (i - j < kLanes)
-        products = select(equal(lane_index(), set1(static_cast<float>(i - j))), set1(1.0f), products);
+        products =
+            select(equal(lane_index(), set1(static_cast<float>(i - j))), set1(1.0f), products);
       store(s.products + j, products);
       const int64_t at = i * kChunkTokens + j;
       store(s.outputs + at, mul(products, load(s.q_dots + at)));
-      if (params.delta != 0) store(s.corrections + at, mul(mul(weight, products), load(s.k_dots + at)));
+      if (params.delta != 0)
+        store(s.corrections + at, mul(mul(weight, products), load(s.k_dots + at)));
     }
   }
   for (int64_t i = 0; i < s.k_padded; i += kLanes) store(s.state_decay + i, set1(grown));
@@ -150,7 +166,8 @@ inline void weigh_by_token(const LinearParams& params, int64_t token, int64_t to
   }
 }
 
-// A decay per channel stands inside the dot products: tokens j in lanes, D_ij k_j of every channel is multiplied on from i to i + 1.
+// A decay per channel stands inside the dot products: tokens j in lanes, D_ij k_j of every channel
+// is multiplied on from i to i + 1.
 inline void weigh_pairs_by_channel(const LinearParams& params, int64_t i, const ChunkScratch& s) {
   constexpr int kChains = 2;  // of additions, so that they do not wait for each other
   for (int64_t j = 0; j <= i; j += kLanes) {
@@ -171,7 +188,8 @@ inline void weigh_pairs_by_channel(const LinearParams& params, int64_t i, const 
         if (has_own) products = select(own, set1(k[c + chain]), products);
         store(at, products);
         output[chain] = fma(set1(q[c + chain]), products, output[chain]);
-        if (params.delta != 0) correction[chain] = fma(set1(k[c + chain]), products, correction[chain]);
+        if (params.delta != 0)
+          correction[chain] = fma(set1(k[c + chain]), products, correction[chain]);
       }
     }
     const int64_t at = i * kChunkTokens + j;
@@ -207,10 +225,12 @@ inline void weigh_by_channel(const LinearParams& params, int64_t token, int64_t 
   }
 }
 
-// ------------------------------------------------------------------------------------------ the next chunk's rows
+// ------------------------------------------------------------------------------------------ the
+// next chunk's rows
 
-// A token's row often lies on a page of its own, which the processor's own prefetchers do not cross into. So the rows of the next
-// chunk are asked for a few lines at a time between the tiles of this one.
+// A token's row often lies on a page of its own, which the processor's own prefetchers do not cross
+// into. So the rows of the next chunk are asked for a few lines at a time between the tiles of this
+// one.
 struct RowFetch {
   const std::byte* row;
   int64_t stride, row_bytes, rows_left, at;
@@ -221,8 +241,8 @@ struct ChunkFetch {
   int32_t num_parts, part;
 };
 
-inline void add_fetch(ChunkFetch& fetch, const TokenRows& rows, int64_t token, int64_t tokens, int64_t head,
-                      int64_t dim) {
+inline void add_fetch(ChunkFetch& fetch, const TokenRows& rows, int64_t token, int64_t tokens,
+                      int64_t head, int64_t dim) {
   if (tokens <= 0) return;
   fetch.parts[fetch.num_parts++] = {row_of(rows, token, head), rows.token_stride,
                                     dim * dtype_bytes(rows.dtype), tokens, 0};
@@ -240,7 +260,8 @@ inline void fetch_some(ChunkFetch& fetch) {
   }
 }
 
-// --------------------------------------------------------------------------------------- a panel of columns
+// --------------------------------------------------------------------------------------- a panel
+// of columns
 
 struct ChunkHead {
   const LinearParams* params;
@@ -254,7 +275,8 @@ struct ChunkHead {
   int64_t state_in_row, state_out_row;  // in floats
 };
 
-// v -> u in s.u, tokens in order: what S predicts is taken away first, then what the chunk's earlier tokens have changed.
+// v -> u in s.u, tokens in order: what S predicts is taken away first, then what the chunk's
+// earlier tokens have changed.
 template <int kRows, int kColumns>
 inline void solve_tile(const ChunkHead& head, int64_t column, int64_t row) {
   const ChunkScratch& s = *head.s;
@@ -313,7 +335,8 @@ inline void output_tile(const ChunkHead& head, int64_t column, int64_t row) {
   for (int earlier = 0; earlier < kRows; ++earlier) {
     Vec u[kColumns];
     KVC_UNROLL
-    for (int c = 0; c < kColumns; ++c) u[c] = load(s.u + (row + earlier) * s.v_padded + column + c * kLanes);
+    for (int c = 0; c < kColumns; ++c)
+      u[c] = load(s.u + (row + earlier) * s.v_padded + column + c * kLanes);
     KVC_UNROLL
     for (int r = earlier; r < kRows; ++r) {
       const Vec weight = set1(weights[r * kChunkTokens + row + earlier]);
@@ -326,7 +349,8 @@ inline void output_tile(const ChunkHead& head, int64_t column, int64_t row) {
   const int64_t out_bytes = dtype_bytes(params.out.dtype), v_bytes = dtype_bytes(params.v.dtype);
   for (int r = 0; r < kRows; ++r) {
     const int64_t token = head.token + row + r;
-    std::byte* out = params.out.base + token * params.out.token_stride + head.head * params.out.head_stride;
+    std::byte* out =
+        params.out.base + token * params.out.token_stride + head.head * params.out.head_stride;
     KVC_UNROLL
     for (int c = 0; c < kColumns; ++c) {
       const int64_t at = column + c * kLanes;
@@ -354,7 +378,8 @@ inline void state_tile(const ChunkHead& head, int64_t column, int64_t row) {
     for (int c = 0; c < kColumns; ++c)
       acc[r][c] = mul(decay, load(from + r * head.state_in_row + c * kLanes));
   }
-  multiply_add<kRows, kColumns>(s.to_end + row, 1, s.k_padded, s.u + column, s.v_padded, head.tokens, acc);
+  multiply_add<kRows, kColumns>(s.to_end + row, 1, s.k_padded, s.u + column, s.v_padded,
+                                head.tokens, acc);
   KVC_UNROLL
   for (int r = 0; r < kRows; ++r) {
     KVC_UNROLL
@@ -380,7 +405,8 @@ inline void chunk_panel(const ChunkHead& head, int64_t column) {
   });
 }
 
-// One chunk of one head, whose q and k head has been loaded. The state rows are v_padded floats at least.
+// One chunk of one head, whose q and k head has been loaded. The state rows are v_padded floats at
+// least.
 inline void linear_chunk(const ChunkHead& where) {
   ChunkHead head = where;
   const LinearParams& params = *head.params;
@@ -397,7 +423,8 @@ inline void linear_chunk(const ChunkHead& where) {
     float* u = s.u + t * s.v_padded;
     widen_row(u, row_of(params.v, head.token + t, head.head), params.v.dtype, params.v_dim);
     if (params.delta != 0) continue;
-    for (int64_t c = 0; c < s.v_padded; c += kLanes) store(u + c, mul(set1(s.beta[t]), load(u + c)));
+    for (int64_t c = 0; c < s.v_padded; c += kLanes)
+      store(u + c, mul(set1(s.beta[t]), load(u + c)));
   }
   int64_t column = 0;
   for (; column + kLinearColumns * kLanes <= s.v_padded; column += kLinearColumns * kLanes)

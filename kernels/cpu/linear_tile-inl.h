@@ -1,4 +1,5 @@
-// What the two ways of linear attention share: rows as floats, decay factors, and the register tile of the chunked way.
+// What the two ways of linear attention share: rows as floats, decay factors, and the register tile
+// of the chunked way.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-// Rows x columns of a register tile; the rest of the registers holds one row of the other operand and a broadcast.
+// Rows x columns of a register tile; the rest of the registers holds one row of the other operand
+// and a broadcast.
 constexpr int kLinearRows = kVectorRegisters >= 16 ? 6 : 2;
 constexpr int kLinearColumns = kVectorRegisters >= 32 ? 4 : 2;
 
@@ -34,7 +36,9 @@ inline void narrow_row(std::byte* to, const float* from, DType dtype, int64_t co
 }
 
 // e^x for x <= 0; what lies above the range of floats is the caller's mistake and saturates.
-KVC_VEC_INLINE Vec decay_factor(Vec x) { return exp2(min(set1(127.0f), mul(x, set1(1.44269504f)))); }
+KVC_VEC_INLINE Vec decay_factor(Vec x) {
+  return exp2(min(set1(127.0f), mul(x, set1(1.44269504f))));
+}
 
 KVC_VEC_INLINE const std::byte* row_of(const TokenRows& rows, int64_t token, int64_t head) {
   return rows.base + token * rows.token_stride + head * rows.head_stride;
@@ -48,10 +52,11 @@ KVC_VEC_INLINE float beta_of(const LinearParams& params, int64_t token, int64_t 
   return params.beta == nullptr ? 1.0f : params.beta[token * params.beta_token_stride + head];
 }
 
-// acc[r][c] += sum over j of a[r][j] * b[j][c], with a[r][j] at a + r*a_row + j*a_step and rows of b at b + j*b_row.
+// acc[r][c] += sum over j of a[r][j] * b[j][c], with a[r][j] at a + r*a_row + j*a_step and rows of
+// b at b + j*b_row.
 template <int kRows, int kColumns>
-KVC_VEC_INLINE void multiply_add(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_row,
-                                 int64_t count, Vec (&acc)[kRows][kColumns]) {
+KVC_VEC_INLINE void multiply_add(const float* a, int64_t a_row, int64_t a_step, const float* b,
+                                 int64_t b_row, int64_t count, Vec (&acc)[kRows][kColumns]) {
   for (int64_t j = 0; j < count; ++j) {
     Vec row[kColumns];
     KVC_UNROLL

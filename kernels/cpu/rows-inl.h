@@ -1,8 +1,11 @@
-// Moving rows between tensors and pages: append (with rotation), gather, the LSE merge of two outputs, page copies.
+// Moving rows between tensors and pages: append (with rotation), gather, the LSE merge of two
+// outputs, page copies.
 //
-// Included by the isa_<name>.cc files after a vec_<isa>.h. transform_row is also how attention kernels load Q:
+// Included by the isa_<name>.cc files after a vec_<isa>.h. transform_row is also how attention
+// kernels load Q:
 //   transform_row<From, To>(to, from, dim, rotation, rotation_row, scale)
-//   load_query_row(params, rotation, packed_row, q_head, out)   Q rotated and scaled to k_dim floats
+//   load_query_row(params, rotation, packed_row, q_head, out)   Q rotated and scaled to k_dim
+// floats
 #pragma once
 
 namespace kvc::kernels::cpu {
@@ -16,7 +19,8 @@ KVC_VEC_INLINE void convert_run(std::byte* to, const std::byte* from, int count,
     store_as<kTo>(to + i * kToBytes, mul(load_as<kFrom>(from + i * kFromBytes), scale));
   }
   if (i < count) {
-    store_as_tail<kTo>(to + i * kToBytes, mul(load_as_tail<kFrom>(from + i * kFromBytes, count - i), scale),
+    store_as_tail<kTo>(to + i * kToBytes,
+                       mul(load_as_tail<kFrom>(from + i * kFromBytes, count - i), scale),
                        count - i);
   }
 }
@@ -29,7 +33,8 @@ KVC_VEC_INLINE void rotate_halves(std::byte* to, const std::byte* from, int half
   for (int i = 0; i < half; i += kLanes) {
     const int n = half - i;
     if (n >= kLanes) {
-      const Vec x = load_as<kFrom>(from + i * kFromBytes), y = load_as<kFrom>(from + (half + i) * kFromBytes);
+      const Vec x = load_as<kFrom>(from + i * kFromBytes),
+                y = load_as<kFrom>(from + (half + i) * kFromBytes);
       const Vec c = mul(load(cos + i), scale), s = mul(load(sin + i), scale);
       store_as<kTo>(to + i * kToBytes, fnma(y, s, mul(x, c)));
       store_as<kTo>(to + (half + i) * kToBytes, fma(x, s, mul(y, c)));
@@ -57,7 +62,8 @@ KVC_VEC_INLINE void rotate_pairs(std::byte* to, const std::byte* from, int half,
       first = load_as<kFrom>(source), second = load_as<kFrom>(source + kLanes * kFromBytes);
     } else {
       first = load_as_tail<kFrom>(source, first_count);
-      second = second_count > 0 ? load_as_tail<kFrom>(source + kLanes * kFromBytes, second_count) : zero();
+      second = second_count > 0 ? load_as_tail<kFrom>(source + kLanes * kFromBytes, second_count)
+                                : zero();
     }
     deinterleave(first, second, x, y);
     const Vec c = mul(n == kLanes ? load(cos + i) : load_tail(cos + i, n), scale);
@@ -96,10 +102,12 @@ inline void transform_row(std::byte* to, const std::byte* from, int dim, const R
 
 inline void load_query_row(const AttnParams& params, const Rotation& rotation, int64_t packed_row,
                            int64_t q_head, float* out) {
-  const std::byte* from = params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
+  const std::byte* from =
+      params.q.base + packed_row * params.q.token_stride + q_head * params.q.head_stride;
   with_dtype(params.q.dtype, [&](auto from_type) {
-    transform_row<decltype(from_type)::value, DType::kF32>(
-        reinterpret_cast<std::byte*>(out), from, params.k_dim, rotation, packed_row, params.q_scale);
+    transform_row<decltype(from_type)::value, DType::kF32>(reinterpret_cast<std::byte*>(out), from,
+                                                           params.k_dim, rotation, packed_row,
+                                                           params.q_scale);
   });
 }
 
@@ -121,22 +129,27 @@ struct AppendRun {
   bool more;  // tokens follow in the input
 };
 
-// One tensor of a run, head by head: a head's rows lie together in the page, and while they are written the next head's
-// lines are fetched for writing. The input is read with a stride then, so the next run's part is fetched as well. Same type and no rotation: the bits are copied, NaN payloads included.
+// One tensor of a run, head by head: a head's rows lie together in the page, and while they are
+// written the next head's lines are fetched for writing. The input is read with a stride then, so
+// the next run's part is fetched as well. Same type and no rotation: the bits are copied, NaN
+// payloads included.
 template <DType kFrom, DType kTo>
-void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to, const Rotation& rotation,
-                int num_heads, int dim) {
+void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to,
+                const Rotation& rotation, int num_heads, int dim) {
   const int64_t row_bytes = dim * dtype_bytes(kTo);
   const int64_t ahead_bytes = run.more ? dim * dtype_bytes(kFrom) : 0;
   const int64_t ahead = run.count * from.token_stride;
   for (int64_t head = 0; head < num_heads; ++head) {
-    const std::byte* source = from.base + run.first_row * from.token_stride + head * from.head_stride;
+    const std::byte* source =
+        from.base + run.first_row * from.token_stride + head * from.head_stride;
     std::byte* target = row_address(to, run.page, head, run.offset);
     const int64_t next_head = head + 1 < num_heads ? to.head_stride : 0;
-    for (int64_t i = 0; i < run.count; ++i, source += from.token_stride, target += to.token_stride) {
+    for (int64_t i = 0; i < run.count;
+         ++i, source += from.token_stride, target += to.token_stride) {
       for (int64_t byte = 0; byte < row_bytes; byte += kCacheLine)
         prefetch_to_write(target + next_head + byte);
-      for (int64_t byte = 0; byte < ahead_bytes; byte += kCacheLine) prefetch_far(source + ahead + byte);
+      for (int64_t byte = 0; byte < ahead_bytes; byte += kCacheLine)
+        prefetch_far(source + ahead + byte);
       if (kFrom == kTo && rotation.rotary_dim == 0) {
         copy_row(target, source, row_bytes);
         continue;
@@ -146,14 +159,15 @@ void append_run(const AppendRun& run, const TokenRows& from, const PagedRows& to
   }
 }
 
-using AppendRunFunction = void (*)(const AppendRun&, const TokenRows&, const PagedRows&, const Rotation&, int,
-                                   int);
+using AppendRunFunction = void (*)(const AppendRun&, const TokenRows&, const PagedRows&,
+                                   const Rotation&, int, int);
 
 inline AppendRunFunction choose_append_run(DType from, DType to) {
   AppendRunFunction chosen = nullptr;
   with_dtype(from, [&](auto from_type) {
-    with_dtype(
-        to, [&](auto to_type) { chosen = append_run<decltype(from_type)::value, decltype(to_type)::value>; });
+    with_dtype(to, [&](auto to_type) {
+      chosen = append_run<decltype(from_type)::value, decltype(to_type)::value>;
+    });
   });
   return chosen;
 }
@@ -191,8 +205,8 @@ void gather_rows(const GatherParams& params, int64_t key_begin, int64_t key_end)
   for (int64_t key = key_begin; key < key_end; ++key) {
     const int64_t page = params.pages[key / params.page_size], offset = key % params.page_size;
     for (int64_t head = 0; head < params.num_heads; ++head) {
-      std::byte* target =
-          params.out.base + (key - key_begin) * params.out.token_stride + head * params.out.head_stride;
+      std::byte* target = params.out.base + (key - key_begin) * params.out.token_stride +
+                          head * params.out.head_stride;
       const std::byte* source = row_address(params.rows, page, head, offset);
       if (kFrom == kTo) {
         copy_row(target, source, params.dim * dtype_bytes(kTo));
@@ -221,7 +235,8 @@ void merge_row(std::byte* out, const std::byte* other, int dim, float weight, fl
     if (n == kLanes) {
       store_as<kType>(to, fma(w, load_as<kType>(to), mul(other_w, load_as<kOtherType>(from))));
     } else {
-      const Vec sum = fma(w, load_as_tail<kType>(to, n), mul(other_w, load_as_tail<kOtherType>(from, n)));
+      const Vec sum =
+          fma(w, load_as_tail<kType>(to, n), mul(other_w, load_as_tail<kOtherType>(from, n)));
       store_as_tail<kType>(to, sum, n);
     }
   }
@@ -232,9 +247,10 @@ inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end)
     for (int64_t head = 0; head < params.num_heads; ++head) {
       float& lse = params.lse[row * params.lse_token_stride + head];
       const float other_lse = params.other_lse[row * params.other_lse_token_stride + head];
-      std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
-      const std::byte* other =
-          params.other_out.base + row * params.other_out.token_stride + head * params.other_out.head_stride;
+      std::byte* out =
+          params.out.base + row * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* other = params.other_out.base + row * params.other_out.token_stride +
+                               head * params.other_out.head_stride;
       // A part that saw nothing may hold anything: its rows are not read.
       if (lse == kMinusInfinity && other_lse == kMinusInfinity) {
         for (int d = 0; d < params.dim; d += kLanes) {
@@ -247,8 +263,8 @@ inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end)
       if (lse == kMinusInfinity) {
         with_dtype(params.other_out.dtype, [&](auto from_type) {
           with_dtype(params.out.dtype, [&](auto to_type) {
-            convert_run<decltype(from_type)::value, decltype(to_type)::value>(out, other, params.dim,
-                                                                              set1(1.0f));
+            convert_run<decltype(from_type)::value, decltype(to_type)::value>(
+                out, other, params.dim, set1(1.0f));
           });
         });
         lse = other_lse;
@@ -269,7 +285,8 @@ inline void merge(const MergeParams& params, int64_t row_begin, int64_t row_end)
   }
 }
 
-// From 32 KiB on, non-temporal stores spare the read of the target lines and leave the caches to the working set.
+// From 32 KiB on, non-temporal stores spare the read of the target lines and leave the caches to
+// the working set.
 inline void copy(std::byte* to, const std::byte* from, size_t bytes) {
   constexpr size_t kStreamFrom = 32 * 1024, kLine = 64;
   if (bytes == 0) return;  // the pointers may be null

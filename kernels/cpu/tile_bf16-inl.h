@@ -1,15 +1,16 @@
-// Prefill attention for bf16 keys and values on AVX512-BF16: both products run on vdpbf16ps, with Q (rotated
-// and scaled in fp32) and P rounded to bf16. Everything between the products is fp32 and shared with the
-// other arithmetic (tile_pass-inl.h).
+// Prefill attention for bf16 keys and values on AVX512-BF16: both products run on vdpbf16ps, with Q
+// (rotated and scaled in fp32) and P rounded to bf16. Everything between the products is fp32 and
+// shared with the other arithmetic (tile_pass-inl.h).
 //
 // Per block of 64 keys: K transposed and V interleaved into scratch that fits L1, then per 6 rows
 //     scores[6][64] = Q K^T                        one 6 x 4 register tile
 //     acc[6][v_dim] = acc * correction + P V       6 x 4 register tiles over v_dim
 //
-// Same bits for a row in any company: every (row, key) score and every (row, dim) accumulator is one chain of
-// vdpbf16ps in a fixed order, whatever the tile's height; keys that a row does not see contribute P = +0,
-// which changes nothing but the sign of a zero, and finishing drops that sign. vdpbf16ps flushes denormals,
-// in and out: what it leaves is never denormal, so a later block of unseen keys has nothing to flush.
+// Same bits for a row in any company: every (row, key) score and every (row, dim) accumulator is
+// one chain of vdpbf16ps in a fixed order, whatever the tile's height; keys that a row does not see
+// contribute P = +0, which changes nothing but the sign of a zero, and finishing drops that sign.
+// vdpbf16ps flushes denormals, in and out: what it leaves is never denormal, so a later block of
+// unseen keys has nothing to flush.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +27,13 @@ constexpr int kPairLanes = 16;                            // bf16 pairs, or floa
 constexpr int kPairKeyVectors = kBlockKeys / kPairLanes;  // registers across the keys of a block
 constexpr int kBlockPairs = kBlockKeys / 2;               // pairs of keys in a block
 
-// --------------------------------------------------------------------------------------------------- packing
+// ----------------------------------------------------------------------------------------------
+// packing
 
-// Four dims pairs (8 elements) of 64 keys: 4x4 transposes of 32-bit pairs inside the 128-bit lanes; lane l
-// holds keys 4l..4l+3.
-inline void pack_k_quad(const std::byte* const* rows, int64_t byte_offset, __mmask8 element_mask, int count,
-                        uint32_t* packed) {
+// Four dims pairs (8 elements) of 64 keys: 4x4 transposes of 32-bit pairs inside the 128-bit lanes;
+// lane l holds keys 4l..4l+3.
+inline void pack_k_quad(const std::byte* const* rows, int64_t byte_offset, __mmask8 element_mask,
+                        int count, uint32_t* packed) {
   for (int c = 0; c < kPairKeyVectors; ++c) {
     __m512i key[4];
     for (int j = 0; j < 4; ++j) {
@@ -88,7 +90,8 @@ bool pack_v_bf16(const std::byte* const* rows, int64_t v_dim, int64_t v_padded, 
       const __mmask32 mask = left >= 32 ? 0xffffffffu : (1u << left) - 1;
       const __m512i a = _mm512_maskz_loadu_epi16(mask, even + d * 2);
       const __m512i b = _mm512_maskz_loadu_epi16(mask, odd + d * 2);
-      largest = _mm512_max_epu16(largest, _mm512_max_epu16(_mm512_add_epi16(a, a), _mm512_add_epi16(b, b)));
+      largest = _mm512_max_epu16(largest,
+                                 _mm512_max_epu16(_mm512_add_epi16(a, a), _mm512_add_epi16(b, b)));
       _mm512_store_si512(to + d, _mm512_permutex2var_epi16(a, low, b));
       if (left > 16) _mm512_store_si512(to + d + 16, _mm512_permutex2var_epi16(a, high, b));
     }
@@ -100,8 +103,8 @@ bool pack_v_bf16(const std::byte* const* rows, int64_t v_dim, int64_t v_padded, 
 void copy_visible_v_bf16(const uint32_t* packed, uint64_t visible, int64_t v_padded, uint32_t* to) {
   for (int pair = 0; pair < kBlockPairs; ++pair) {
     const uint32_t two = static_cast<uint32_t>(visible >> (2 * pair)) & 3;
-    const __m512i keep =
-        _mm512_set1_epi32(static_cast<int32_t>((two & 1 ? 0xffffu : 0u) | (two & 2 ? 0xffff0000u : 0u)));
+    const __m512i keep = _mm512_set1_epi32(
+        static_cast<int32_t>((two & 1 ? 0xffffu : 0u) | (two & 2 ? 0xffff0000u : 0u)));
     for (int64_t d = 0; d < v_padded; d += kPairLanes) {
       const int64_t at = pair * v_padded + d;
       _mm512_store_si512(to + at, _mm512_and_si512(_mm512_load_si512(packed + at), keep));
@@ -109,7 +112,8 @@ void copy_visible_v_bf16(const uint32_t* packed, uint64_t visible, int64_t v_pad
   }
 }
 
-// ----------------------------------------------------------------------------------------------- inner loops
+// ----------------------------------------------------------------------------------------------
+// inner loops
 
 inline __m512 dot_pairs(__m512 acc, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(acc, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
@@ -165,7 +169,8 @@ inline void value_tile_bf16(const uint32_t* weights /* [kRows][kBlockPairs] */,
       value[c] = _mm512_load_si512(v_packed + pair * v_padded + c * kPairLanes);
     KVC_TILE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const __m512i weight = _mm512_set1_epi32(static_cast<int32_t>(weights[r * kBlockPairs + pair]));
+      const __m512i weight =
+          _mm512_set1_epi32(static_cast<int32_t>(weights[r * kBlockPairs + pair]));
       KVC_TILE_UNROLL
       for (int c = 0; c < kColumns; ++c) acc[r][c] = dot_pairs(acc[r][c], weight, value[c]);
     }
@@ -173,25 +178,33 @@ inline void value_tile_bf16(const uint32_t* weights /* [kRows][kBlockPairs] */,
   KVC_TILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     KVC_TILE_UNROLL
-    for (int c = 0; c < kColumns; ++c) _mm512_store_ps(out + r * v_padded + c * kPairLanes, acc[r][c]);
+    for (int c = 0; c < kColumns; ++c)
+      _mm512_store_ps(out + r * v_padded + c * kPairLanes, acc[r][c]);
   }
 }
 
 template <int kRows>
-inline void value_rows_bf16(const uint32_t* weights, const float* correction, const uint32_t* v_packed,
-                            int num_pairs, int64_t v_padded, float* out) {
+inline void value_rows_bf16(const uint32_t* weights, const float* correction,
+                            const uint32_t* v_packed, int num_pairs, int64_t v_padded, float* out) {
   int64_t d = 0;
   for (; d + 4 * kPairLanes <= v_padded; d += 4 * kPairLanes)
     value_tile_bf16<kRows, 4>(weights, correction, v_packed + d, num_pairs, v_padded, out + d);
   switch ((v_padded - d) / kPairLanes) {
-    case 3: return value_tile_bf16<kRows, 3>(weights, correction, v_packed + d, num_pairs, v_padded, out + d);
-    case 2: return value_tile_bf16<kRows, 2>(weights, correction, v_packed + d, num_pairs, v_padded, out + d);
-    case 1: return value_tile_bf16<kRows, 1>(weights, correction, v_packed + d, num_pairs, v_padded, out + d);
+    case 3:
+      return value_tile_bf16<kRows, 3>(weights, correction, v_packed + d, num_pairs, v_padded,
+                                       out + d);
+    case 2:
+      return value_tile_bf16<kRows, 2>(weights, correction, v_packed + d, num_pairs, v_padded,
+                                       out + d);
+    case 1:
+      return value_tile_bf16<kRows, 1>(weights, correction, v_packed + d, num_pairs, v_padded,
+                                       out + d);
     default: return;
   }
 }
 
-// ---------------------------------------------------------------------------------- the arithmetic of a pass
+// ---------------------------------------------------------------------------------- the arithmetic
+// of a pass
 
 struct MathBf16 {
   static constexpr int kVectorFloats = kPairLanes;
@@ -201,8 +214,9 @@ struct MathBf16 {
   uint32_t* q;         // [max_rows][k_pairs]             pairs of bf16
   uint32_t* k_packed;  // [k_pairs][kBlockKeys]           (K[key][2d], K[key][2d+1])
   uint32_t* v_packed;  // [kBlockPairs][v_padded]         (V[2key][d], V[2key+1][d])
-  uint32_t* v_seen;    // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see
-  uint32_t* p;         // [kMaxTileRows][kBlockPairs]     P as pairs of bf16
+  // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see
+  uint32_t* v_seen;
+  uint32_t* p;  // [kMaxTileRows][kBlockPairs]     P as pairs of bf16
 
   static int64_t query_bytes(const AttnParams& params) { return (params.k_dim + 1) / 2 * 4; }
 
@@ -223,7 +237,8 @@ struct MathBf16 {
       const __m512 low = load_tail(query + d, lanes_below(k_dim - d, 0));
       const __m512 high = load_tail(query + d + kPairLanes, lanes_below(k_dim - d, 1));
       const int64_t pairs = k_pairs - d / 2;
-      const __mmask16 mask = pairs >= kPairLanes ? 0xffff : static_cast<__mmask16>((1u << pairs) - 1);
+      const __mmask16 mask =
+          pairs >= kPairLanes ? 0xffff : static_cast<__mmask16>((1u << pairs) - 1);
       _mm512_mask_storeu_epi32(q + row * k_pairs + d / 2, mask,
                                reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)));
     }
@@ -241,8 +256,8 @@ struct MathBf16 {
 
   void weights(const float* from /* [num_rows][kBlockKeys] */, int num_rows) {
     for (int i = 0; i < num_rows * kBlockPairs; i += kPairLanes) {
-      const __m512bh pairs =
-          _mm512_cvtne2ps_pbh(_mm512_load_ps(from + 2 * i + kPairLanes), _mm512_load_ps(from + 2 * i));
+      const __m512bh pairs = _mm512_cvtne2ps_pbh(_mm512_load_ps(from + 2 * i + kPairLanes),
+                                                 _mm512_load_ps(from + 2 * i));
       _mm512_store_si512(p + i, reinterpret_cast<__m512i>(pairs));
     }
   }
@@ -254,7 +269,8 @@ struct MathBf16 {
 
   void values_of_visible(int row, uint64_t visible, float correction, int num_keys, float* acc) {
     copy_visible_v_bf16(v_packed, visible, v_padded, v_seen);
-    value_rows_bf16<1>(p + row * kBlockPairs, &correction, v_seen, (num_keys + 1) / 2, v_padded, acc);
+    value_rows_bf16<1>(p + row * kBlockPairs, &correction, v_seen, (num_keys + 1) / 2, v_padded,
+                       acc);
   }
 };
 

@@ -1,13 +1,13 @@
-// Prefill attention in fp32 arithmetic over the vector layer, for float32, float16 and bfloat16 storage in
-// any mix.
+// Prefill attention in fp32 arithmetic over the vector layer, for float32, float16 and bfloat16
+// storage in any mix.
 //
 // Per block of 64 keys: K transposed and V, both converted to fp32, into scratch, then per 6 rows
 //     scores[6][64] = Q K^T                        6 x kTileColumns register tiles over the keys
 //     acc[6][v_dim] = acc * correction + P V       6 x kTileColumns register tiles over v_dim
 //
-// Same bits for a row in any company: every (row, key) score and every (row, dim) accumulator is one chain of
-// fused multiply-adds in a fixed order, whatever the tile's height and width. Unseen keys contribute P = +0:
-// see tile_bf16-inl.h. Include a vec_<isa>.h first.
+// Same bits for a row in any company: every (row, key) score and every (row, dim) accumulator is
+// one chain of fused multiply-adds in a fixed order, whatever the tile's height and width. Unseen
+// keys contribute P = +0: see tile_bf16-inl.h. Include a vec_<isa>.h first.
 #pragma once
 
 #include <cstddef>
@@ -22,10 +22,12 @@ namespace {
 constexpr int kTileColumns = kVectorRegisters >= 32 ? 4 : kVectorRegisters >= 16 ? 2 : 1;
 static_assert(kBlockVectors % kTileColumns == 0);
 
-// --------------------------------------------------------------------------------------------------- packing
+// ----------------------------------------------------------------------------------------------
+// packing
 
 template <DType kType>
-inline void pack_k_f32(const std::byte* const* rows, int64_t k_dim, float* packed /* [k_dim][kBlockKeys] */) {
+inline void pack_k_f32(const std::byte* const* rows, int64_t k_dim,
+                       float* packed /* [k_dim][kBlockKeys] */) {
   for (int64_t d = 0; d < k_dim; d += kLanes) {
     const int n = lanes_below(k_dim - d, 0);
     for (int key = 0; key < kBlockKeys; key += kLanes) {
@@ -57,7 +59,8 @@ inline bool pack_v_f32(const std::byte* const* rows, int64_t v_dim, int64_t v_pa
   return mask_bits(mask_not(equal(poison, zero()))) == 0;
 }
 
-// ----------------------------------------------------------------------------------------------- inner loops
+// ----------------------------------------------------------------------------------------------
+// inner loops
 
 template <int kRows>
 inline void score_tile_f32(const float* q /* [kRows][k_dim] */,
@@ -88,15 +91,17 @@ inline void score_tile_f32(const float* q /* [kRows][k_dim] */,
 }
 
 template <int kRows, int kColumns>
-inline void value_tile_f32(const float* p /* [kRows][kBlockKeys] */, const float* correction /* [kRows] */,
-                           const float* v_packed /* [num_keys][v_padded] */, int num_keys, int64_t v_padded,
-                           float* out /* [kRows][v_padded] */) {
+inline void value_tile_f32(const float* p /* [kRows][kBlockKeys] */,
+                           const float* correction /* [kRows] */,
+                           const float* v_packed /* [num_keys][v_padded] */, int num_keys,
+                           int64_t v_padded, float* out /* [kRows][v_padded] */) {
   Vec acc[kRows][kColumns];
   KVC_TILE_UNROLL
   for (int r = 0; r < kRows; ++r) {
     const Vec scale = set1(correction[r]);
     KVC_TILE_UNROLL
-    for (int c = 0; c < kColumns; ++c) acc[r][c] = mul(load(out + r * v_padded + c * kLanes), scale);
+    for (int c = 0; c < kColumns; ++c)
+      acc[r][c] = mul(load(out + r * v_padded + c * kLanes), scale);
   }
   for (int key = 0; key < num_keys; ++key) {
     Vec value[kColumns];
@@ -117,20 +122,24 @@ inline void value_tile_f32(const float* p /* [kRows][kBlockKeys] */, const float
 }
 
 template <int kRows>
-inline void value_rows_f32(const float* p, const float* correction, const float* v_packed, int num_keys,
-                           int64_t v_padded, float* out) {
+inline void value_rows_f32(const float* p, const float* correction, const float* v_packed,
+                           int num_keys, int64_t v_padded, float* out) {
   int64_t d = 0;
   for (; d + kTileColumns * kLanes <= v_padded; d += kTileColumns * kLanes)
     value_tile_f32<kRows, kTileColumns>(p, correction, v_packed + d, num_keys, v_padded, out + d);
   switch ((v_padded - d) / kLanes) {
-    case 3: return value_tile_f32<kRows, 3>(p, correction, v_packed + d, num_keys, v_padded, out + d);
-    case 2: return value_tile_f32<kRows, 2>(p, correction, v_packed + d, num_keys, v_padded, out + d);
-    case 1: return value_tile_f32<kRows, 1>(p, correction, v_packed + d, num_keys, v_padded, out + d);
+    case 3:
+      return value_tile_f32<kRows, 3>(p, correction, v_packed + d, num_keys, v_padded, out + d);
+    case 2:
+      return value_tile_f32<kRows, 2>(p, correction, v_packed + d, num_keys, v_padded, out + d);
+    case 1:
+      return value_tile_f32<kRows, 1>(p, correction, v_packed + d, num_keys, v_padded, out + d);
     default: return;
   }
 }
 
-// ---------------------------------------------------------------------------------- the arithmetic of a pass
+// ---------------------------------------------------------------------------------- the arithmetic
+// of a pass
 
 struct MathF32 {
   static constexpr int kVectorFloats = kLanes;
@@ -163,7 +172,8 @@ struct MathF32 {
 
   bool pack(const std::byte* const* k_rows, DType k_dtype, const std::byte* const* v_rows) {
     bool finite = true;
-    with_dtype(k_dtype, [&](auto dtype) { pack_k_f32<decltype(dtype)::value>(k_rows, k_dim, k_packed); });
+    with_dtype(k_dtype,
+               [&](auto dtype) { pack_k_f32<decltype(dtype)::value>(k_rows, k_dim, k_packed); });
     with_dtype(v_dtype, [&](auto dtype) {
       finite = pack_v_f32<decltype(dtype)::value>(v_rows, v_dim, v_padded, v_packed);
     });

@@ -1,4 +1,5 @@
-// The walk of the tile kernels: kv head -> pass of rows -> block of 64 keys -> register tile of rows. Generic
+// The walk of the tile kernels: kv head -> pass of rows -> block of 64 keys -> register tile of
+// rows. Generic
 // over the arithmetic (tile_f32-inl.h, tile_bf16-inl.h), which is a struct Math with
 //   static constexpr int kVectorFloats               floats per register across v_dim
 //   static constexpr DType kRotated                  what rotated keys are rounded to
@@ -8,7 +9,8 @@
 //   bool pack(k_rows, k_dtype, v_rows)               one block; whether all of V is finite
 //   void scores<kRows>(row, float* scores)           raw dot products, [kRows][kBlockKeys]
 //   void weights(const float* scores, num_rows)      takes over P, [num_rows][kBlockKeys]
-//   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first num_keys keys
+//   void values<kRows>(correction, num_keys, acc)    acc = acc * correction + P V, the first
+// num_keys keys
 //   void values_of_visible(row, visible, correction, num_keys, acc)
 //                                                    the same for one row, with the V it sees only
 //
@@ -31,17 +33,18 @@ namespace {
 #endif
 
 struct TilePass {
-  int64_t v_padded;                // v_dim rounded up to whole registers
-  int64_t max_rows;                // most rows of one pass
-  float* acc;                      // [max_rows][v_padded]       un-normalised output
-  float* sum;                      // [max_rows][kLanes]         sum of P, one partial sum per lane
-  float* max;                      // [max_rows]                 running maximum, log2 units
-  int64_t* key_end;                // [max_rows]                 one past the last visible key
-  float* query;                    // [k_dim]                    one query row in fp32
-  float* scores;                   // [kMaxTileRows][kBlockKeys]
-  float* correction;               // [kLanes]
-  std::byte* zeros;                // a row of zeros, stands for the keys behind the last one
-  const std::byte** rows;          // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+  int64_t v_padded;   // v_dim rounded up to whole registers
+  int64_t max_rows;   // most rows of one pass
+  float* acc;         // [max_rows][v_padded]       un-normalised output
+  float* sum;         // [max_rows][kLanes]         sum of P, one partial sum per lane
+  float* max;         // [max_rows]                 running maximum, log2 units
+  int64_t* key_end;   // [max_rows]                 one past the last visible key
+  float* query;       // [k_dim]                    one query row in fp32
+  float* scores;      // [kMaxTileRows][kBlockKeys]
+  float* correction;  // [kLanes]
+  std::byte* zeros;   // a row of zeros, stands for the keys behind the last one
+  // [2][2 * kBlockKeys]        this, next block: its K rows, its V rows
+  const std::byte** rows;
   std::byte* rotated;              // [kBlockKeys][k_dim]        K rotated while it is read
   const std::byte** rotated_rows;  // [kBlockKeys]       rows of `rotated`, or zeros
 };
@@ -52,15 +55,19 @@ inline T* take_array(ScratchCursor& cursor, int64_t count) {
 }
 
 template <typename Math>
-TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, ScratchCursor& cursor) {
+TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
+                       ScratchCursor& cursor) {
   TilePass pass = {};
-  pass.v_padded = (params.v_dim + Math::kVectorFloats - 1) / Math::kVectorFloats * Math::kVectorFloats;
-  const int64_t limit = pass_row_limit(Math::query_bytes(params) + (pass.v_padded + kLanes + 1) * 4 + 8);
+  pass.v_padded =
+      (params.v_dim + Math::kVectorFloats - 1) / Math::kVectorFloats * Math::kVectorFloats;
+  const int64_t limit =
+      pass_row_limit(Math::query_bytes(params) + (pass.v_padded + kLanes + 1) * 4 + 8);
   const int64_t all_rows = item_rows * (params.num_q_heads / params.num_kv_heads);
   pass.max_rows = all_rows < limit ? all_rows : limit;
   math.allocate(params, pass.max_rows, pass.v_padded, cursor);
   const bool rotates = params.k_rotations[0].rotary_dim > 0 || params.k_rotations[1].rotary_dim > 0;
-  const int64_t zero_bytes = (params.k_dim > params.v_dim ? params.k_dim : params.v_dim) * int64_t{4};
+  const int64_t zero_bytes =
+      (params.k_dim > params.v_dim ? params.k_dim : params.v_dim) * int64_t{4};
   pass.scores = take_array<float>(cursor, kMaxTileRows * kBlockKeys);
   pass.correction = take_array<float>(cursor, kLanes);
   pass.rows = take_array<const std::byte*>(cursor, 2 * 2 * kBlockKeys);
@@ -70,8 +77,8 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, 
   pass.key_end = take_array<int64_t>(cursor, pass.max_rows);
   pass.query = take_array<float>(cursor, params.k_dim);
   pass.zeros = take_array<std::byte>(cursor, zero_bytes);
-  pass.rotated =
-      take_array<std::byte>(cursor, rotates ? kBlockKeys * params.k_dim * dtype_bytes(Math::kRotated) : 0);
+  pass.rotated = take_array<std::byte>(
+      cursor, rotates ? kBlockKeys * params.k_dim * dtype_bytes(Math::kRotated) : 0);
   pass.rotated_rows = take_array<const std::byte*>(cursor, rotates ? kBlockKeys : 0);
   if (cursor.base != nullptr) __builtin_memset(pass.zeros, 0, static_cast<size_t>(zero_bytes));
   return pass;
@@ -79,7 +86,8 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math, 
 
 // Where the rows of one block lie: K rows, then V rows. Keys that no row sees are rows of zeros.
 inline void locate_block(const TileRows& rows, const SeenKeys& seen, int64_t block_begin,
-                         const std::byte* zeros, const std::byte** addresses /* [2 * kBlockKeys] */) {
+                         const std::byte* zeros,
+                         const std::byte** addresses /* [2 * kBlockKeys] */) {
   const uint64_t wanted = seen.bits(block_begin, kBlockKeys);
   block_row_addresses(rows.params->k, rows, block_begin, wanted, zeros, addresses);
   block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
@@ -87,7 +95,8 @@ inline void locate_block(const TileRows& rows, const SeenKeys& seen, int64_t blo
 
 // The K rows of a block turned by their positions, in fp32, then rounded to what the products take.
 template <DType kTo>
-void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows, TilePass& pass) {
+void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
+                  TilePass& pass) {
   const AttnParams& params = *rows.params;
   const Rotation& rotation = params.k_rotations[rows.sequence->k_rotation_index];
   with_dtype(params.k.dtype, [&](auto type) {
@@ -96,27 +105,30 @@ void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* co
       if (k_rows[key] == pass.zeros) continue;
       std::byte* to = pass.rotated + key * params.k_dim * dtype_bytes(kTo);
       transform_row<decltype(type)::value, kTo>(to, k_rows[key], params.k_dim, rotation,
-                                                position_of_key(*rows.sequence, block_begin + key), 1.0f);
+                                                position_of_key(*rows.sequence, block_begin + key),
+                                                1.0f);
       pass.rotated_rows[key] = to;
     }
   });
 }
 
-// Brings the next block into L2 while this one is worked on, a few rows at a time between the steps of every
-// register tile: packing reads each row once and would otherwise wait for memory, and a core has few
-// outstanding lines, so bursts wait too (together a third of the time of a short append).
+// Brings the next block into L2 while this one is worked on, a few rows at a time between the steps
+// of every register tile: packing reads each row once and would otherwise wait for memory, and a
+// core has few outstanding lines, so bursts wait too (together a third of the time of a short
+// append).
 struct TilePrefetch {
   const std::byte* const* rows;  // [2 * kBlockKeys]
   int64_t k_bytes, v_bytes;      // per row
   int32_t done, step;            // rows asked for so far, rows per call
 };
 
-inline TilePrefetch tile_prefetch(const AttnParams& params, const std::byte* const* rows, bool wanted,
-                                  int64_t num_rows) {
+inline TilePrefetch tile_prefetch(const AttnParams& params, const std::byte* const* rows,
+                                  bool wanted, int64_t num_rows) {
   constexpr int32_t kStepsPerTile = 3;
   const int64_t steps = (num_rows + kMaxTileRows - 1) / kMaxTileRows * kStepsPerTile;
-  return {rows, params.k_dim * dtype_bytes(params.k.dtype), params.v_dim * dtype_bytes(params.v.dtype),
-          wanted ? 0 : 2 * kBlockKeys, static_cast<int32_t>((2 * kBlockKeys + steps - 1) / steps)};
+  return {rows, params.k_dim * dtype_bytes(params.k.dtype),
+          params.v_dim * dtype_bytes(params.v.dtype), wanted ? 0 : 2 * kBlockKeys,
+          static_cast<int32_t>((2 * kBlockKeys + steps - 1) / steps)};
 }
 
 inline void prefetch_some(TilePrefetch& prefetch) {
@@ -144,10 +156,10 @@ inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileB
   // The first row of a tile has the smallest end.
   const bool all = block.all_see || (block.ends_only && key_end[0] >= block.begin + kBlockKeys);
   for (int r = 0; r < kRows; ++r) {
-    visible[r] =
-        all ? ~uint64_t{0}
-            : visible_bits(*rows.params, *rows.sequence, rows.item->row_begin + (first_row + r) / rows.group,
-                           block.begin, rows.item->key_begin, rows.item->key_end);
+    visible[r] = all ? ~uint64_t{0}
+                     : visible_bits(*rows.params, *rows.sequence,
+                                    rows.item->row_begin + (first_row + r) / rows.group,
+                                    block.begin, rows.item->key_begin, rows.item->key_end);
   }
   return all;
 }
@@ -155,11 +167,14 @@ inline bool tile_visibility(const TileRows& rows, int64_t first_row, const TileB
 // One register tile of rows against the packed block.
 template <int kRows, typename Math>
 void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the item */,
-                 int64_t row /* in the pass */, const TileBlock& block, TilePass& pass, Math& math) {
+                 int64_t row /* in the pass */, const TileBlock& block, TilePass& pass,
+                 Math& math) {
   const int64_t last_end = pass.key_end[row + kRows - 1];
-  if (last_end <= block.begin) return;  // the same as walking it: nothing is visible, nothing would change
+  // The same as walking it: nothing is visible, nothing would change
+  if (last_end <= block.begin) return;
   uint64_t visible[kRows];
-  const bool all_visible = tile_visibility<kRows>(rows, first_row + row, block, pass.key_end + row, visible);
+  const bool all_visible =
+      tile_visibility<kRows>(rows, first_row + row, block, pass.key_end + row, visible);
   uint64_t any = 0;
   for (int r = 0; r < kRows; ++r) any |= visible[r];
   if (any == 0) return;
@@ -193,7 +208,8 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
 
 // The rows of a pass, ready for the first block.
 template <typename Math>
-void load_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
+void load_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass,
+               Math& math) {
   const AttnParams& params = *rows.params;
   const Rotation& rotation = rows.item->sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
   for (int64_t row = 0; row < num_rows; ++row) {
@@ -208,7 +224,8 @@ void load_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePa
 }
 
 template <typename Math>
-void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass, Math& math) {
+void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, TilePass& pass,
+                 Math& math) {
   const AttnParams& params = *rows.params;
   load_pass(rows, first_row, num_rows, pass, math);
   const int64_t token = rows.item->row_begin + first_row / rows.group;
@@ -228,7 +245,8 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
     const bool v_finite = math.pack(rotates ? pass.rotated_rows : here,
                                     rotates ? Math::kRotated : params.k.dtype, here + kBlockKeys);
     TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
-    const TileBlock state = {block, seen.all_see(block, kBlockKeys), ends_only, v_finite, &prefetch};
+    const TileBlock state = {block, seen.all_see(block, kBlockKeys), ends_only, v_finite,
+                             &prefetch};
     int64_t row = 0;
     for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);
     if (row + 4 <= num_rows) attend_rows<4>(rows, first_row, row, state, pass, math), row += 4;

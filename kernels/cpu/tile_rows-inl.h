@@ -1,8 +1,9 @@
-// What both tile kernels (tile_bf16-inl.h, tile_f32-inl.h) share: which rows an item holds, which keys each
-// row sees, where the keys lie, how scratch memory is cut.
+// What both tile kernels (tile_bf16-inl.h, tile_f32-inl.h) share: which rows an item holds, which
+// keys each row sees, where the keys lie, how scratch memory is cut.
 //
-// A "row" here is one query vector: token row x query head of one kv head's group. Rows are numbered
-// token-major, row = token * group + head in group, so that neighbours see (nearly) the same keys.
+// A "row" here is one query vector: token row x query head of one kv head's group. Rows are
+// numbered token-major, row = token * group + head in group, so that neighbours see (nearly) the
+// same keys.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,8 @@
 namespace kvc::kernels::cpu {
 namespace {
 
-constexpr int kBlockKeys = 64;   // keys of one packed block; blocks start at absolute keys divisible by it
+// Keys of one packed block; blocks start at absolute keys divisible by it
+constexpr int kBlockKeys = 64;
 constexpr int kMaxTileRows = 6;  // rows of the register tile
 
 // The rows of one item and one kv head.
@@ -33,7 +35,8 @@ struct TileRow {
 };
 
 inline TileRows tile_rows(const AttnParams& params, const AttnItem& item, int32_t kv_head) {
-  return {&params, &item, &params.sequences[item.sequence], kv_head, params.num_q_heads / params.num_kv_heads};
+  return {&params, &item, &params.sequences[item.sequence], kv_head,
+          params.num_q_heads / params.num_kv_heads};
 }
 
 inline TileRow tile_row(const TileRows& rows, int64_t row) {
@@ -48,8 +51,8 @@ inline int64_t visible_key_end(const TileRows& rows, int64_t token) {
   return end < rows.item->key_end ? end : rows.item->key_end;
 }
 
-// Addresses of the rows of one kv head for the kBlockKeys keys from block_begin on; of keys outside `wanted` (bit per key), or on
-// dropped pages, `filler`.
+// Addresses of the rows of one kv head for the kBlockKeys keys from block_begin on; of keys outside
+// `wanted` (bit per key), or on dropped pages, `filler`.
 inline void block_row_addresses(const PagedRows& pool, const TileRows& rows, int64_t block_begin,
                                 uint64_t wanted, const std::byte* filler,
                                 const std::byte** addresses /* [kBlockKeys] */) {
@@ -86,8 +89,8 @@ inline void* take_scratch(ScratchCursor& cursor, size_t bytes) {
   return taken;
 }
 
-// Most rows of one pass: as many as keep its state (queries, accumulators, sums) inside about half of a
-// core's L2.
+// Most rows of one pass: as many as keep its state (queries, accumulators, sums) inside about half
+// of a core's L2.
 inline int64_t pass_row_limit(int64_t bytes_per_row) {
   constexpr int64_t kStateBytes = 640 * 1024;
   constexpr int64_t kFewest = 16;  // register tiles; fewer would not pay for packing a block

@@ -1,5 +1,5 @@
-// From raw scores to weights: soft cap, ALiBi, bias, mask, online softmax; and a finished row on its way out.
-// Arithmetic of one row never looks at another row. Include a vec_<isa>.h first.
+// From raw scores to weights: soft cap, ALiBi, bias, mask, online softmax; and a finished row on
+// its way out. Arithmetic of one row never looks at another row. Include a vec_<isa>.h first.
 #pragma once
 
 #if defined(__AVX512DQ__)
@@ -39,17 +39,19 @@ inline void mask_scores(float* scores /* [kBlockKeys] */, uint64_t visible) {
 }
 
 // Distances to the keys of a block whose positions follow no order.
-inline void look_up_distances(const TileRows& rows, const TileRow& row, int64_t block_begin, uint64_t visible,
-                              float* distances /* [kBlockKeys] */) {
+inline void look_up_distances(const TileRows& rows, const TileRow& row, int64_t block_begin,
+                              uint64_t visible, float* distances /* [kBlockKeys] */) {
   const int64_t row_position = position_of_row(*rows.sequence, row.token);
   for (int key = 0; key < kBlockKeys; ++key) {
     distances[key] = 0.0f;
     if ((visible >> key & 1) == 0) continue;
-    distances[key] = static_cast<float>(row_position - position_of_key(*rows.sequence, block_begin + key));
+    distances[key] =
+        static_cast<float>(row_position - position_of_key(*rows.sequence, block_begin + key));
   }
 }
 
-// Soft cap, ALiBi and bias of one row; then the mask. Bias is read in front of the last visible key only.
+// Soft cap, ALiBi and bias of one row; then the mask. Bias is read in front of the last visible key
+// only.
 void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin, uint64_t visible,
                    float* scores /* [kBlockKeys] */) {
   const AttnParams& params = *rows.params;
@@ -57,9 +59,10 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
   const int64_t key_position = sequence.key_position + block_begin;
   const float slope = params.alibi != nullptr ? params.alibi[row.head] : 0.0f;
   const float distance = static_cast<float>(position_of_row(sequence, row.token) - key_position);
-  const float* bias = params.bias == nullptr ? nullptr
-                                             : params.bias + row.head * params.bias_head_stride +
-                                                   row.packed_row * params.bias_token_stride + key_position;
+  const float* bias = params.bias == nullptr
+                          ? nullptr
+                          : params.bias + row.head * params.bias_head_stride +
+                                row.packed_row * params.bias_token_stride + key_position;
   const bool uneven = sequence.key_positions != nullptr && params.alibi != nullptr;
   alignas(64) float distances[kBlockKeys];
   if (uneven) look_up_distances(rows, row, block_begin, visible, distances);
@@ -70,8 +73,9 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
     Vec s = load(at);
     if (params.softcap != 0.0f) s = mul(set1(params.softcap), tanh(s));
     if (params.alibi != nullptr) {
-      const Vec lane_distance = uneven ? load(distances + c * kLanes)
-                                       : sub(set1(distance - static_cast<float>(c * kLanes)), lane_index());
+      const Vec lane_distance =
+          uneven ? load(distances + c * kLanes)
+                 : sub(set1(distance - static_cast<float>(c * kLanes)), lane_index());
       s = fnma(set1(slope), lane_distance, s);
     }
     if (bias != nullptr && lanes > 0) s = add_bias(s, load_tail(bias + c * kLanes, lanes));
@@ -83,21 +87,22 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
 inline uint64_t visible_keys(const float* scores /* [kBlockKeys] */) {
   uint64_t masked = 0;
   for (int c = 0; c < kBlockVectors; ++c) {
-    masked |= static_cast<uint64_t>(mask_bits(equal(load(scores + c * kLanes), set1(kMinusInfinity))))
-              << (c * kLanes);
+    masked |=
+        static_cast<uint64_t>(mask_bits(equal(load(scores + c * kLanes), set1(kMinusInfinity))))
+        << (c * kLanes);
   }
   return ~masked;
 }
 
-// 2^x for x <= 0, -inf and NaN; 2^-inf is exactly 0 and 2^0 exactly 1: a key that is not seen weighs nothing,
-// a maximum that does not move leaves its row untouched.
+// 2^x for x <= 0, -inf and NaN; 2^-inf is exactly 0 and 2^0 exactly 1: a key that is not seen
+// weighs nothing, a maximum that does not move leaves its row untouched.
 template <typename V>
 KVC_VEC_INLINE V weight_exp2(V x) {
   return exp2(x);
 }
 #if defined(__AVX512DQ__)
-// A third fewer instructions: f = x - floor(x) in one, the exponent added without rounding x first. On [0, 1)
-// the polynomial 1 + f*q(f), fitted by Remez exchange, is off by 8.3e-8 at most.
+// A third fewer instructions: f = x - floor(x) in one, the exponent added without rounding x first.
+// On [0, 1) the polynomial 1 + f*q(f), fitted by Remez exchange, is off by 8.3e-8 at most.
 KVC_VEC_INLINE __m512 weight_exp2(__m512 x) {
   const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
   __m512 p = _mm512_set1_ps(1.867130050e-03f);
@@ -110,8 +115,8 @@ KVC_VEC_INLINE __m512 weight_exp2(__m512 x) {
 }
 #endif
 
-// Scores -> weights 2^(s - max) in place; running maxima and sums; by how much the accumulators of each row
-// shrink.
+// Scores -> weights 2^(s - max) in place; running maxima and sums; by how much the accumulators of
+// each row shrink.
 inline void softmax_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] */,
                          float* row_max /* [num_rows] */, float* sum /* [num_rows][kLanes] */,
                          float* correction /* [kLanes] */) {
@@ -124,7 +129,8 @@ inline void softmax_rows(int num_rows, float* scores /* [num_rows][kBlockKeys] *
     const float block_max = horizontal_max(largest);
     const float old_max = row_max[r];
     const float new_max = block_max > old_max ? block_max : old_max;
-    // A row that has seen nothing stays at -inf: subtract 0, so that 2^(-inf) = 0 comes out and not NaN.
+    // A row that has seen nothing stays at -inf: subtract 0, so that 2^(-inf) = 0 comes out and not
+    // NaN.
     shift[r] = new_max == kMinusInfinity ? 0.0f : new_max;
     correction[r] = old_max - shift[r];
     row_max[r] = new_max;

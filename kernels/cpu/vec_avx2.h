@@ -49,14 +49,18 @@ KVC_VEC_INLINE Mask less(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
 KVC_VEC_INLINE Mask less_equal(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LE_OQ); }
 KVC_VEC_INLINE Mask equal(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 KVC_VEC_INLINE Mask mask_and(Mask a, Mask b) { return _mm256_and_ps(a, b); }
-KVC_VEC_INLINE Mask mask_not(Mask a) { return _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1))); }
+KVC_VEC_INLINE Mask mask_not(Mask a) {
+  return _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1)));
+}
 KVC_VEC_INLINE uint32_t mask_bits(Mask a) { return static_cast<uint32_t>(_mm256_movemask_ps(a)); }
 KVC_VEC_INLINE Mask mask_of(uint32_t bits) {
   const __m256i lane = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
   return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, lane), lane));
 }
-KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) { return _mm256_blendv_ps(if_clear, if_set, m); }
+KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
+  return _mm256_blendv_ps(if_clear, if_set, m);
+}
 
 KVC_VEC_INLINE float horizontal_sum(Vec x) {
   const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
@@ -96,13 +100,15 @@ KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
   return from_bits_16(_mm_load_si128(reinterpret_cast<const __m128i*>(bits)), kType == DType::kF16);
 }
 
-// 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second half).
+// 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second
+// half).
 template <DType kType>
 KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
   if constexpr (kType == DType::kBF16) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     a = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
-    b = _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
+    b = _mm256_castsi256_ps(
+        _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000))));
   } else {
     a = load_as<kType>(p), b = load_as<kType>(p + kLanes * dtype_bytes(kType));
   }
@@ -111,8 +117,8 @@ KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
 KVC_VEC_INLINE __m128i to_bf16_bits(Vec x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  const __m256i rounded = _mm256_srli_epi32(
+      _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet_nan = _mm256_or_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(0x40));
   const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
   const __m256i result = _mm256_blendv_epi8(rounded, quiet_nan, is_nan);
@@ -126,7 +132,8 @@ KVC_VEC_INLINE void store_as(std::byte* p, Vec x) {
   if constexpr (kType == DType::kF32) {
     _mm256_storeu_ps(reinterpret_cast<float*>(p), x);
   } else {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                     kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
   }
 }
 template <DType kType>
@@ -135,7 +142,8 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
     store_tail(reinterpret_cast<float*>(p), x, n);
   } else {
     alignas(16) uint16_t bits[8];
-    _mm_store_si128(reinterpret_cast<__m128i*>(bits), kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
+    _mm_store_si128(reinterpret_cast<__m128i*>(bits),
+                    kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
     for (int i = 0; i < n; ++i) __builtin_memcpy(p + 2 * i, &bits[i], 2);
   }
 }
@@ -144,7 +152,8 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
 KVC_VEC_INLINE void transpose(Vec (&rows)[8]) {
   Vec pairs[8];
   for (int i = 0; i < 8; i += 4) {
-    const Vec a = _mm256_unpacklo_ps(rows[i], rows[i + 1]), b = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    const Vec a = _mm256_unpacklo_ps(rows[i], rows[i + 1]),
+              b = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
     const Vec c = _mm256_unpacklo_ps(rows[i + 2], rows[i + 3]),
               d = _mm256_unpackhi_ps(rows[i + 2], rows[i + 3]);
     pairs[i] = _mm256_shuffle_ps(a, c, 0x44), pairs[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
@@ -163,8 +172,10 @@ KVC_VEC_INLINE Vec sum_lanes(const Vec (&rows)[8]) {
     half[i] = add(_mm256_unpacklo_ps(rows[2 * i], rows[2 * i + 1]),
                   _mm256_unpackhi_ps(rows[2 * i], rows[2 * i + 1]));
   }
-  const Vec low = add(_mm256_shuffle_ps(half[0], half[1], 0x44), _mm256_shuffle_ps(half[0], half[1], 0xee));
-  const Vec high = add(_mm256_shuffle_ps(half[2], half[3], 0x44), _mm256_shuffle_ps(half[2], half[3], 0xee));
+  const Vec low =
+      add(_mm256_shuffle_ps(half[0], half[1], 0x44), _mm256_shuffle_ps(half[0], half[1], 0xee));
+  const Vec high =
+      add(_mm256_shuffle_ps(half[2], half[3], 0x44), _mm256_shuffle_ps(half[2], half[3], 0xee));
   return add(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
 

@@ -37,8 +37,12 @@ KVC_VEC_INLINE Vec lane_index() {
 KVC_VEC_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 KVC_VEC_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 KVC_VEC_INLINE Mask first_lanes(int n) { return static_cast<Mask>((uint32_t{1} << n) - 1); }
-KVC_VEC_INLINE Vec load_tail(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
-KVC_VEC_INLINE void store_tail(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+KVC_VEC_INLINE Vec load_tail(const float* p, int n) {
+  return _mm512_maskz_loadu_ps(first_lanes(n), p);
+}
+KVC_VEC_INLINE void store_tail(float* p, Vec x, int n) {
+  _mm512_mask_storeu_ps(p, first_lanes(n), x);
+}
 
 KVC_VEC_INLINE Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
 KVC_VEC_INLINE Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
@@ -99,25 +103,27 @@ KVC_VEC_INLINE Vec load_as_tail(const std::byte* p, int n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-// 2*kLanes elements. bf16 comes apart as (even elements, odd elements), which spares the widening shuffle; the other types
-// as (first half, second half). interleave() restores the order.
+// 2*kLanes elements. bf16 comes apart as (even elements, odd elements), which spares the widening
+// shuffle; the other types as (first half, second half). interleave() restores the order.
 template <DType kType>
 KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
   if constexpr (kType == DType::kBF16) {
     const __m512i bits = _mm512_loadu_si512(p);
     a = _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
-    b = _mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
+    b = _mm512_castsi512_ps(
+        _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000))));
   } else {
     a = load_as<kType>(p), b = load_as<kType>(p + kLanes * dtype_bytes(kType));
   }
 }
 
-// Integer arithmetic instead of vcvtneps2bf16: that one flushes subnormals, and all ISAs shall store the same bits.
+// Integer arithmetic instead of vcvtneps2bf16: that one flushes subnormals, and all ISAs shall
+// store the same bits.
 KVC_VEC_INLINE __m256i to_bf16_bits(Vec x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+  const __m512i rounded = _mm512_srli_epi32(
+      _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
   const __m512i quiet_nan = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
   return _mm512_cvtepi32_epi16(
       _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, quiet_nan));
@@ -139,7 +145,8 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
   if constexpr (kType == DType::kF32) {
     _mm512_mask_storeu_ps(p, first_lanes(n), x);
   } else {
-    _mm256_mask_storeu_epi16(p, first_lanes(n), kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
+    _mm256_mask_storeu_epi16(p, first_lanes(n),
+                             kType == DType::kF16 ? to_f16_bits(x) : to_bf16_bits(x));
   }
 }
 
@@ -147,7 +154,8 @@ KVC_VEC_INLINE void store_as_tail(std::byte* p, Vec x, int n) {
 KVC_VEC_INLINE void transpose(Vec (&rows)[16]) {
   Vec pairs[16];
   for (int i = 0; i < 16; i += 4) {  // 4x4 blocks inside each 128-bit quarter
-    const Vec a = _mm512_unpacklo_ps(rows[i], rows[i + 1]), b = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    const Vec a = _mm512_unpacklo_ps(rows[i], rows[i + 1]),
+              b = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
     const Vec c = _mm512_unpacklo_ps(rows[i + 2], rows[i + 3]),
               d = _mm512_unpackhi_ps(rows[i + 2], rows[i + 3]);
     pairs[i] = _mm512_shuffle_ps(a, c, 0x44), pairs[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
@@ -163,7 +171,8 @@ KVC_VEC_INLINE void transpose(Vec (&rows)[16]) {
   }
 }
 
-// Lane i of the result = horizontal sum of rows[i]: an add tree that halves the number of vectors per step.
+// Lane i of the result = horizontal sum of rows[i]: an add tree that halves the number of vectors
+// per step.
 KVC_VEC_INLINE Vec sum_lanes(const Vec (&rows)[16]) {
   Vec half[8], quarter[4];
   for (int i = 0; i < 8; ++i) {
@@ -190,7 +199,8 @@ KVC_VEC_INLINE void deinterleave(Vec first, Vec second, Vec& even, Vec& odd) {
 }
 KVC_VEC_INLINE void interleave(Vec even, Vec odd, Vec& first, Vec& second) {
   const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-  const __m512i high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  const __m512i high =
+      _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
   first = _mm512_permutex2var_ps(even, low, odd);
   second = _mm512_permutex2var_ps(even, high, odd);
 }

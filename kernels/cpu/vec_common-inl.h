@@ -1,14 +1,19 @@
-// What every vector width shares, written once over the operations of vec_<isa>.h. Include one vec_<isa>.h, not this file.
+// What every vector width shares, written once over the operations of vec_<isa>.h. Include one
+// vec_<isa>.h, not this file.
 //
 // The layer, for all widths (Vec: kLanes floats, Mask: one flag per lane):
-//   zero set1 lane_index | load store load_tail store_tail (n lanes; the rest reads as 0 and is not touched)
-//   load_as<DType> store_as<DType> and their _tail forms: storage <-> float32, stores round to nearest even
+//   zero set1 lane_index | load store load_tail store_tail (n lanes; the rest reads as 0 and is not
+// touched)
+//   load_as<DType> store_as<DType> and their _tail forms: storage <-> float32, stores round to
+// nearest even
 //   load_pair_as<DType> (2*kLanes elements, bf16 split into even and odd ones)
 //   add sub mul div fma fnma(c - a*b) max min abs copy_sign round_even
 //   less less_equal equal first_lanes mask_and mask_not mask_bits mask_of (bit i: lane i) select
-//   horizontal_sum horizontal_max sum_lanes (kLanes vectors to the vector of their sums) transpose interleave deinterleave
+//   horizontal_sum horizontal_max sum_lanes (kLanes vectors to the vector of their sums) transpose
+// interleave deinterleave
 //   swap_lanes segment_max segment_sum (over runs of lanes, result in every lane of the run)
-//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch_far prefetch_to_write stream_64_bytes stream_fence
+//   exp2 exp2_scalar tanh load_any store_any (run-time DType) with_dtype prefetch_far
+// prefetch_to_write stream_64_bytes stream_fence
 // max(a, b) and min(a, b) return b when either is NaN, in every width.
 #pragma once
 
@@ -25,11 +30,13 @@ constexpr int64_t kCacheLine = 64;
 #define KVC_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-KVC_VEC_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // not into the first level
+// Not into the first level
+KVC_VEC_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 KVC_VEC_INLINE void prefetch_to_write(const void* p) { __builtin_prefetch(p, 1, 3); }
 
-// 2^x for x <= 127, relative error < 2 ulp down to 2^-126; below that subnormal or 0; exp2(-inf) is exactly 0, exp2(0) exactly 1,
-// NaN stays NaN. Polynomial: 2^f = 1 + f*q(f) on |f| <= 1/2, q interpolated at Chebyshev nodes.
+// 2^x for x <= 127, relative error < 2 ulp down to 2^-126; below that subnormal or 0; exp2(-inf) is
+// exactly 0, exp2(0) exactly 1, NaN stays NaN. Polynomial: 2^f = 1 + f*q(f) on |f| <= 1/2, q
+// interpolated at Chebyshev nodes.
 KVC_VEC_INLINE Vec exp2(Vec x) {
   const Vec clamped = max(set1(kExp2Floor), x);
   const Vec whole = round_even(clamped);
@@ -43,7 +50,8 @@ KVC_VEC_INLINE Vec exp2(Vec x) {
   return scale_exp2(fma(q, f, set1(1.0f)), whole);
 }
 
-// Odd polynomial below 5/8, 1 - 2/(e^2|x| + 1) above: no cancellation on either side. +-inf gives +-1.
+// Odd polynomial below 5/8, 1 - 2/(e^2|x| + 1) above: no cancellation on either side. +-inf gives
+// +-1.
 KVC_VEC_INLINE Vec tanh(Vec x) {
   const Vec magnitude = abs(x);
   const Vec square = mul(x, x);
@@ -53,7 +61,8 @@ KVC_VEC_INLINE Vec tanh(Vec x) {
   p = fma(p, square, set1(0.1333276927471161f));
   p = fma(p, square, set1(-0.333333283662796f));
   const Vec small = fma(mul(p, square), x, x);
-  const Vec doubled = exp2(mul(min(set1(20.0f), magnitude), set1(2.8853900817779268f)));  // 2*log2(e)
+  // 2*log2(e)
+  const Vec doubled = exp2(mul(min(set1(20.0f), magnitude), set1(2.8853900817779268f)));
   const Vec large = sub(set1(1.0f), div(set1(2.0f), add(doubled, set1(1.0f))));
   return select(less(magnitude, set1(0.625f)), small, copy_sign(large, x));
 }
@@ -84,16 +93,21 @@ KVC_VEC_INLINE Vec segment_sum(Vec x) {
 // Loads n lanes of a storage type known only at run time; for code outside the inner loops.
 KVC_VEC_INLINE Vec load_any(const std::byte* p, DType dtype, int n) {
   switch (dtype) {
-    case DType::kF32: return n == kLanes ? load_as<DType::kF32>(p) : load_as_tail<DType::kF32>(p, n);
-    case DType::kF16: return n == kLanes ? load_as<DType::kF16>(p) : load_as_tail<DType::kF16>(p, n);
+    case DType::kF32:
+      return n == kLanes ? load_as<DType::kF32>(p) : load_as_tail<DType::kF32>(p, n);
+    case DType::kF16:
+      return n == kLanes ? load_as<DType::kF16>(p) : load_as_tail<DType::kF16>(p, n);
     default: return n == kLanes ? load_as<DType::kBF16>(p) : load_as_tail<DType::kBF16>(p, n);
   }
 }
 KVC_VEC_INLINE void store_any(std::byte* p, DType dtype, Vec x, int n) {
   switch (dtype) {
-    case DType::kF32: return n == kLanes ? store_as<DType::kF32>(p, x) : store_as_tail<DType::kF32>(p, x, n);
-    case DType::kF16: return n == kLanes ? store_as<DType::kF16>(p, x) : store_as_tail<DType::kF16>(p, x, n);
-    default: return n == kLanes ? store_as<DType::kBF16>(p, x) : store_as_tail<DType::kBF16>(p, x, n);
+    case DType::kF32:
+      return n == kLanes ? store_as<DType::kF32>(p, x) : store_as_tail<DType::kF32>(p, x, n);
+    case DType::kF16:
+      return n == kLanes ? store_as<DType::kF16>(p, x) : store_as_tail<DType::kF16>(p, x, n);
+    default:
+      return n == kLanes ? store_as<DType::kBF16>(p, x) : store_as_tail<DType::kBF16>(p, x, n);
   }
 }
 

@@ -1,5 +1,6 @@
-// Float vectors of 8 lanes for any machine, by the compiler's vector extensions: the baseline instruction
-// set does what it can (two SSE2 or NEON registers). See vec_common-inl.h for the list of operations.
+// Float vectors of 8 lanes for any machine, by the compiler's vector extensions: the baseline
+// instruction set does what it can (two SSE2 or NEON registers). See vec_common-inl.h for the list
+// of operations.
 #pragma once
 
 #if defined(__SSE2__)
@@ -8,7 +9,8 @@
 
 #include "kernels/params.h"
 
-// A 32-byte vector has no register to travel in here; every function below is inlined, so no call sees one.
+// A 32-byte vector has no register to travel in here; every function below is inlined, so no call
+// sees one.
 #if defined(__GNUC__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
@@ -51,7 +53,8 @@ KVC_VEC_INLINE Vec div(Vec a, Vec b) { return a / b; }
 KVC_VEC_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
 KVC_VEC_INLINE Vec fnma(Vec a, Vec b, Vec c) { return c - a * b; }
 KVC_VEC_INLINE Vec select(Mask m, Vec if_set, Vec if_clear) {
-  return reinterpret_cast<Vec>((m & reinterpret_cast<Mask>(if_set)) | (~m & reinterpret_cast<Mask>(if_clear)));
+  return reinterpret_cast<Vec>((m & reinterpret_cast<Mask>(if_set)) |
+                               (~m & reinterpret_cast<Mask>(if_clear)));
 }
 // As x86 has them: the second operand when either is NaN.
 KVC_VEC_INLINE Vec max(Vec a, Vec b) { return select(a > b, a, b); }
@@ -126,7 +129,8 @@ KVC_VEC_INLINE uint16_t to_f16_bits(float value) {
     half = 0x7e00 | ((magnitude >> 13) & 0x3ff);
   } else if (magnitude >= 0x477ff000) {  // 65520 rounds to inf
     half = 0x7c00;
-  } else if (magnitude >= 0x38800000) {  // 2^-14: normal; a carry moves into the exponent as it should
+    // 2^-14: normal; a carry moves into the exponent as it should
+  } else if (magnitude >= 0x38800000) {
     half = (magnitude + 0xfff + ((magnitude >> 13) & 1) - (112u << 23)) >> 13;
   } else {  // subnormal: adding 1/2 leaves 24 fraction bits, and the adder rounds to nearest even
     float shifted;
@@ -176,7 +180,8 @@ KVC_VEC_INLINE Vec load_as(const std::byte* p) {
     return load_as_tail<kType>(p, 8);
   }
 }
-// 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second half).
+// 2*kLanes elements: bf16 as (even elements, odd elements), the other types as (first half, second
+// half).
 template <DType kType>
 KVC_VEC_INLINE void load_pair_as(const std::byte* p, Vec& a, Vec& b) {
   if constexpr (kType == DType::kBF16) {
@@ -255,7 +260,9 @@ KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) {
 }
 KVC_VEC_INLINE void stream_fence() { _mm_sfence(); }
 #else
-KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) { __builtin_memcpy(to, from, 64); }
+KVC_VEC_INLINE void stream_64_bytes(std::byte* to, const std::byte* from) {
+  __builtin_memcpy(to, from, 64);
+}
 KVC_VEC_INLINE void stream_fence() {}
 #endif
 

@@ -1,5 +1,6 @@
-// Which keys the rows of an item see (see AttnSequence), for the decode and the tile kernels: bit k of a piece is key
-// first_key + k. Everything outside a row's bits gets the score -inf; what no row sees is neither located nor read.
+// Which keys the rows of an item see (see AttnSequence), for the decode and the tile kernels: bit k
+// of a piece is key first_key + k. Everything outside a row's bits gets the score -inf; what no row
+// sees is neither located nor read.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,15 @@ inline int64_t position_of_row(const AttnSequence& sequence, int64_t row) {
 }
 
 inline int64_t position_of_key(const AttnSequence& sequence, int64_t key) {
-  return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
+  return sequence.key_positions != nullptr ? sequence.key_positions[key]
+                                           : sequence.key_position + key;
 }
 
 // A score with its bias, see kMaxBias. -inf hides the key, whatever the score; its K may be NaN.
 KVC_VEC_INLINE Vec add_bias(Vec score, Vec bias) {
   const Vec bounded = min(set1(kMaxBias), max(set1(-kMaxBias), bias));  // NaN stays
-  return select(equal(bias, set1(kMinusInfinity)), bias, fma(bounded, set1(1.44269504088896340736f), score));
+  return select(equal(bias, set1(kMinusInfinity)), bias,
+                fma(bounded, set1(1.44269504088896340736f), score));
 }
 
 inline int64_t row_key_end(const AttnParams& params, const AttnSequence& sequence, int64_t row) {
@@ -37,7 +40,8 @@ inline uint64_t bits_below(int64_t count) {
   return count <= 0 ? 0 : count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
 }
 
-// 64 bits of a row's tree mask from first_key on; keys before the tree count as seen, those behind it do not.
+// 64 bits of a row's tree mask from first_key on; keys before the tree count as seen, those behind
+// it do not.
 inline uint64_t tree_bits(const AttnSequence& sequence, int64_t row, int64_t first_key) {
   const int64_t offset = first_key - sequence.tree_begin;
   if (offset <= -64) return ~uint64_t{0};
@@ -56,14 +60,15 @@ inline uint64_t visible_bits(const AttnParams& params, const AttnSequence& seque
   uint64_t bits = bits_below((row_end < clip_end ? row_end : clip_end) - first_key);
   if (clip_begin > first_key) bits &= ~bits_below(clip_begin - first_key);
   if (sequence.key_begins != nullptr) {
-    bits &= ~bits_below(sequence.key_begins[row] - first_key) | bits_below(sequence.sink_end - first_key);
+    bits &= ~bits_below(sequence.key_begins[row] - first_key) |
+            bits_below(sequence.sink_end - first_key);
   }
   if (sequence.tree_mask != nullptr) bits &= tree_bits(sequence, row, first_key);
   return bits;
 }
 
-// What token rows [row_begin, row_end) of an item see together. Keys are walked in blocks at absolute multiples of the block
-// length, up to 64 of them.
+// What token rows [row_begin, row_end) of an item see together. Keys are walked in blocks at
+// absolute multiples of the block length, up to 64 of them.
 struct SeenKeys {
   const AttnParams* params;
   const AttnItem* item;
@@ -96,7 +101,8 @@ struct SeenKeys {
   int64_t next_block(int64_t key, int64_t length) const { return skip_gap(key + length, length); }
 };
 
-inline SeenKeys seen_keys(const AttnParams& params, const AttnItem& item, int64_t row_begin, int64_t row_end) {
+inline SeenKeys seen_keys(const AttnParams& params, const AttnItem& item, int64_t row_begin,
+                          int64_t row_end) {
   const AttnSequence& sequence = params.sequences[item.sequence];
   SeenKeys seen{&params, &item, row_begin, row_end, item.key_begin, 0, 0, 0, 0, 0, 0, true};
   const int64_t last_end = row_key_end(params, sequence, row_end - 1);  // ends never decrease
@@ -116,7 +122,8 @@ inline SeenKeys seen_keys(const AttnParams& params, const AttnItem& item, int64_
     seen.all_begin = last;
     seen.all_sinks = sequence.sink_end;
   }
-  if (sequence.tree_mask != nullptr && sequence.tree_begin < seen.all_end) seen.all_end = sequence.tree_begin;
+  if (sequence.tree_mask != nullptr && sequence.tree_begin < seen.all_end)
+    seen.all_end = sequence.tree_begin;
   return seen;
 }
 

@@ -1,23 +1,26 @@
-// What operators (kvc_op_*) find in the caller's tensors on the device, as kernels read it. The host has not seen these numbers and cannot
-// check them without waiting: whatever lies outside of what the shapes of the tensors allow is left out here, so that no kernel behind
-// reads or writes beside them.
+// What operators (kvc_op_*) find in the caller's tensors on the device, as kernels read it. The
+// host has not seen these numbers and cannot check them without waiting: whatever lies outside of
+// what the shapes of the tensors allow is left out here, so that no kernel behind reads or writes
+// beside them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 #include "kernels/params.h"
 
 namespace kvc::cuda {
 
 struct StepPageSlot;
 
-// Makes kernels::AttnSequence. Paged keys: tables by page_indptr and page_indices (CSR) or as block_table (padded). Ragged keys: key_indptr, one
-// "page" per sequence whose number is its first row.
+// Makes kernels::AttnSequence. Paged keys: tables by page_indptr and page_indices (CSR) or as
+// block_table (padded). Ragged keys: key_indptr, one "page" per sequence whose number is its first
+// row.
 //
-// A sequence sees nothing where its length, its place in the tables or one of the page ids that its rows see is outside, or where a causal one has
-// more rows than keys. Where row_indptr does not ascend within num_rows, no sequence has rows.
+// A sequence sees nothing where its length, its place in the tables or one of the page ids that its
+// rows see is outside, or where a causal one has more rows than keys. Where row_indptr does not
+// ascend within num_rows, no sequence has rows.
 struct OpSequencesParams {
   int32_t num_sequences;
   int64_t num_rows;            // of q
@@ -42,8 +45,8 @@ struct OpSequencesParams {
   int32_t* count;       // [1] for the planner: num_sequences
 };
 
-// Makes kernels::LinearSequence out of states that lie at `states` + s * stride. Where row_indptr does not ascend within num_rows no sequence
-// has rows.
+// Makes kernels::LinearSequence out of states that lie at `states` + s * stride. Where row_indptr
+// does not ascend within num_rows no sequence has rows.
 struct OpStatesParams {
   int32_t num_sequences;
   int64_t num_rows;
@@ -53,7 +56,8 @@ struct OpStatesParams {
   void* sequences;  // LinearSequence[num_sequences]
 };
 
-// Pairs of pages for copy_pages; one with an id outside of the pool is left out. Parts of a page: outer x inner runs of `bytes`.
+// Pairs of pages for copy_pages; one with an id outside of the pool is left out. Parts of a page:
+// outer x inner runs of `bytes`.
 struct OpPairsParams {
   const int64_t* pairs;  // pair i is (from, to) at pairs + i * stride
   int64_t stride;        // elements
@@ -77,7 +81,8 @@ struct OpSlotsParams {
   int64_t num_slots;
 };
 
-// A few numbers of the host's, in a kernel's parameters: they need no copy that a graph would repeat from memory that is gone.
+// A few numbers of the host's, in a kernel's parameters: they need no copy that a graph would
+// repeat from memory that is gone.
 constexpr int32_t kMaxOpConstants = 288;
 struct OpConstantsParams {
   double* to;

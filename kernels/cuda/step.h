@@ -1,23 +1,29 @@
-// What the device knows of sequences, and what a forward sends it: the page tables live on the device, a forward sends what changed.
+// What the device knows of sequences, and what a forward sends it: the page tables live on the
+// device, a forward sends what changed.
 //
-// The host writes a step into the next entry of a ring in pinned host memory; one kernel reads it (the step's one copy to the
-// device), brings the tables up to date and derives what the kernels behind it read. The entry to read is counted on the device, so that the
-// kernel can lie in a captured graph and every replay finds its own step. The last thread tells the host how far the device has come.
+// The host writes a step into the next entry of a ring in pinned host memory; one kernel reads it
+// (the step's one copy to the device), brings the tables up to date and derives what the kernels
+// behind it read. The entry to read is counted on the device, so that the kernel can lie in a
+// captured graph and every replay finds its own step. The last thread tells the host how far the
+// device has come.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/cuda/target.h"
+#include "kernels/target.h"
 #include "kernels/params.h"
 
 namespace kvc::cuda {
 
 // A step, in 32-bit words:
-//   header    [kStepHeaderWords]: sequences, rows, StepColumns | number of kCopy changes << kStepCopiesShift, changes
-//   columns   [sequences] each: slot, stored, append; then those that the header names, lowest bit first, in the order below
+//   header    [kStepHeaderWords]: sequences, rows, StepColumns | number of kCopy changes <<
+//             kStepCopiesShift, changes
+//   columns   [sequences] each: slot, stored, append; then those that the header names, lowest bit
+//             first, in the order below
 //   changes   [changes] of StepChange, those of kind kCopy first, one per group at most
 //   data      of the changes, one behind the other
-// An entry of the ring holds kStepEntryWords. A longer step: header with `changes` = -1, then two words: the address (low, high) of a pinned copy of
+// An entry of the ring holds kStepEntryWords. A longer step: header with `changes` = -1, then two
+// words: the address (low, high) of a pinned copy of
 // the whole step.
 constexpr int32_t kStepHeaderWords = 4;
 constexpr int32_t kStepEntryWords = 8192;
@@ -32,13 +38,16 @@ enum StepColumns : int32_t {
   kColumnLong = 32,    // bit r: rotation r turns by its long factors
 };
 constexpr int32_t kStepCopiesShift = 16;  // above the columns
-// slot: the sequence's row in the page tables. stored: tokens with K and V before this forward, tree nodes included. append: new tokens.
+// slot: the sequence's row in the page tables. stored: tokens with K and V before this forward,
+// tree nodes included. append: new tokens.
 
 enum class ChangeKind : int32_t {
   kTable = 0,  // page ids of entries [first, first + count) of `sequence`'s table of `group`
   kCopy = 1,   // count pairs (from, to): whole pages of `group`, before anything is written
-  kTree = 2,   // count nodes of the sequence's token tree, old and new: parents [count], then depths [count]
-  kSegments = 3,  // count pairs (begin, offset): tokens from begin on have position = index + offset
+  // Count nodes of the sequence's token tree, old and new: parents [count], then depths [count]
+  kTree = 2,
+  // Count pairs (begin, offset): tokens from begin on have position = index + offset
+  kSegments = 3,
 };
 struct StepChange {
   int32_t kind_group;  // kind << 16 | group
@@ -54,7 +63,8 @@ KVC_HD int32_t change_words(const StepChange& change) {
 
 constexpr int32_t kMaxGroups = 64;  // of page tables on a device
 
-// Fixed addresses for the life of a cache. All arrays lie on the device but for the last block. [S]: max_sequences, [R]: max_rows.
+// Fixed addresses for the life of a cache. All arrays lie on the device but for the last block.
+// [S]: max_sequences, [R]: max_rows.
 struct StepState {
   int32_t* counts;  // [8]: sequences, rows, encoder rows, columns, changes, 0, 0, 0
   int32_t* slot;    // [S]
@@ -78,15 +88,19 @@ struct StepState {
   int32_t* row_sequence;        // [R] place in the batch
   int32_t* cross_row_sequence;  // [max_cross_rows]
   int32_t*
-      positions;  // [R] absolute position of each new token: length + offset + (index in the chain, or depth in the tree)
-  int64_t* slots;  // [num_groups][slots_stride]: pool slots of the new tokens; of a CROSS group: of the encoder's
+      // [R] absolute position of each new token: length + offset + (index in the chain, or depth in
+      // the tree)
+      positions;
+  // [num_groups][slots_stride]: pool slots of the new tokens; of a CROSS group: of the encoder's
+  int64_t* slots;
   int64_t slots_stride;
   int32_t* words;  // the step as it was sent; [words_capacity]
   int64_t words_capacity;
 
   int32_t num_groups;
   struct Group {
-    int32_t* table;        // page ids of slot s at table + s * table_stride; entries of dropped pages are -1
+    // Page ids of slot s at table + s * table_stride; entries of dropped pages are -1
+    int32_t* table;
     int64_t table_stride;  // entries
     int32_t page_tokens;
     int32_t is_cross;
@@ -112,10 +126,11 @@ struct StepPageSlot {
   int32_t reserved;
 };
 
-// Which keys the new queries see, per layer group: mirrors KeyScope of src/attention/sequence_set.h.
+// Which keys the new queries see, per layer group: mirrors KeyScope of src/exec/sequence_set.h.
 enum class Scope : int32_t { kAll = 0, kCached = 1, kNew = 2, kCross = 3 };
 
-// Makes kernels::AttnSequence for the sequences of a step. Windows count tokens as src/sequences/visibility.h says.
+// Makes kernels::AttnSequence for the sequences of a step. Windows count tokens as
+// src/sequences/visibility.h says.
 struct ViewParams {
   StepState step;
   Scope scope;
@@ -126,27 +141,33 @@ struct ViewParams {
   int32_t needs_positions;  // ALiBi, or K rotated on read
   int32_t rope;             // of keys rotated on read, -1: none
   const int32_t*
-      spans;  // nullable, device: [num_spans][3] sequence, begin, end: new tokens that see each other both ways
+      // Nullable, device: [num_spans][3] sequence, begin, end: new tokens that see each other both
+      // ways
+      spans;
   int32_t num_spans;
   kernels::AttnSequence* sequences;  // [S]
   int32_t* first_rows;               // [S] scope kNew: the one-page table of each sequence
   int32_t* key_begins;               // [R]
   int32_t* key_ends;                 // [R], written where there are spans
-  uint64_t* masks;                   // of all trees: sum over sequences of append * ceil(nodes / 64) words
+  // Of all trees: sum over sequences of append * ceil(nodes / 64) words
+  uint64_t* masks;
   int64_t masks_capacity;
   int32_t* key_positions;  // of sequences with segments or trees, where needs_positions: per key
   int64_t key_positions_capacity;
 };
 
-// cos and sin [R][rotary_dim / 2] of packed tokens, or [positions][rotary_dim / 2] of absolute positions.
+// cos and sin [R][rotary_dim / 2] of packed tokens, or [positions][rotary_dim / 2] of absolute
+// positions.
 struct AngleParams {
   const double*
-      inverse_frequencies[2];  // device [rotary_dim / 2], scaling included; [1]: the long factors, nullable
-  double magnitude;            // multiplies cos and sin
-  const int32_t* positions;    // device [sections][positions_stride]; null: row r has position r
+      // Device [rotary_dim / 2], scaling included; [1]: the long factors, nullable
+      inverse_frequencies[2];
+  double magnitude;          // multiplies cos and sin
+  const int32_t* positions;  // device [sections][positions_stride]; null: row r has position r
   int64_t positions_stride;
   const int32_t*
-      pair_section;  // device, nullable [rotary_dim / 2]: which row of positions a pair goes by (M-RoPE)
+      // Device, nullable [rotary_dim / 2]: which row of positions a pair goes by (M-RoPE)
+      pair_section;
   const int32_t* row_sequence;  // with long_ropes: which sequence a row belongs to; null: variant 0
   const int32_t* long_ropes;    // bit `rope`
   int32_t rope;

@@ -1,9 +1,10 @@
-// The CUDA back end as the core sees it: a table of functions without CUDA types, found in libkvcache_cuda.so (kvc_cuda_backend). The core
-// knows nothing of CUDA, the back end nothing of caches.
+// The CUDA back end as the core sees it: a table of functions without CUDA types, found in
+// libkvcache_cuda.so (kvc_cuda_backend). The core knows nothing of CUDA, the back end nothing of
+// caches.
 //
-// Every function makes `device` current and restores what was current before; none synchronises but those that say so; none
-// throws. Streams are cudaStream_t, null: the legacy default stream. A failed call has enqueued nothing and `failure` (never null)
-// says why.
+// Every function makes `device` current and restores what was current before; none synchronises but
+// those that say so; none throws. Streams are cudaStream_t, null: the legacy default stream. A
+// failed call has enqueued nothing and `failure` (never null) says why.
 #pragma once
 
 #include <cstddef>
@@ -60,16 +61,20 @@ struct AttnGeometry {
   int32_t item_cost;  // what an item costs beside its key blocks, in key blocks
 };
 
-// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small kernels.
+// Packed rows per kv head up to which a sequence counts as a decode step: a tile of the small
+// kernels.
 constexpr int32_t kSmallRows = 16;
 
-// See planner/plan.h. Only sequences with min_rows < packed rows per kv head <= max_rows are planned.
+// See planner/plan.h. Only sequences with min_rows < packed rows per kv head <= max_rows are
+// planned.
 struct PlanShape {
   int32_t num_kv_heads;
   int32_t group_size;  // query heads per kv head
   int32_t causal;
   int32_t split_sinks;  // sinks are items of their own, sink_part = 1
-  int32_t fixed_keys;  // 0: equal shares of the work; else cuts at absolute multiples of so many keys, whatever else is in the batch
+  // 0: equal shares of the work; else cuts at absolute multiples of so many keys, whatever else is
+  // in the batch
+  int32_t fixed_keys;
   int32_t min_rows, max_rows;
   AttnGeometry geometry;
 };
@@ -85,16 +90,21 @@ struct PlanBytes {
   int64_t scratch;
   int64_t num_slots;  // partial slots
 };
-// A prefix that several sequences share (src/attention/device_cascade.h) is one more entry of `sequences`, with the rows of all members (row_map) and the
-// first member's pages: its keys are read once, and its results are parts of the members'. No windows or sinks in any of these. The limits
-// count entries as sequences, with their rows.
+// A prefix that several sequences share (src/exec/cuda/cascade.h) is one more entry of `sequences`,
+// with the rows of all members (row_map) and the first member's pages: its keys are read once, and
+// its results are parts of the members'. No windows or sinks in any of these. The limits count
+// entries as sequences, with their rows.
 struct PlanShare {
-  int32_t key_begin;  // the entry's or member's keys begin here, where the prefix before it ends: a multiple of key_block
+  // The entry's or member's keys begin here, where the prefix before it ends: a multiple of
+  // key_block
+  int32_t key_begin;
   int32_t key_end;       // > 0: this is a prefix, and ends here: a multiple of key_block
   int32_t num_prefixes;  // that this sequence is a member of
   int32_t prefix[2];     // their entries, by key
   int32_t prefix_row
-      [2];  // token row there that is this sequence's row 0; rows of one of its tiles lie in one tile there
+      // Token row there that is this sequence's row 0; rows of one of its tiles lie in one tile
+      // there
+      [2];
 };
 struct PlanLaunch {
   PlanShape shape;
@@ -106,8 +116,9 @@ struct PlanLaunch {
   const PlanShare* shares = nullptr;  // one for each of `sequences`
 };
 
-// Rows moved inside the pool, by pairs of slots. Pairs [first[i], first[i + 1]) follow each other in order (a destination may be a later pair's
-// source); different i touch different pages. rotation.rotary_dim != 0: K turns on the way, row 0 of the angles.
+// Rows moved inside the pool, by pairs of slots. Pairs [first[i], first[i + 1]) follow each other
+// in order (a destination may be a later pair's source); different i touch different pages.
+// rotation.rotary_dim != 0: K turns on the way, row 0 of the angles.
 struct MoveParams {
   const StepPageSlot* layers;  // unused where rows say it
   kernels::PagedRows rows;     // one half of one layer, base of head 0
@@ -134,7 +145,8 @@ struct PageCopyParams {
   int32_t group;  // only layers of this group; -1: all
 };
 
-// Elements of one type into another, row by row: out[i][j] = in[rows ? rows[i] : i][j], or out[rows[i]][j] = in[i][j] when scatter.
+// Elements of one type into another, row by row: out[i][j] = in[rows ? rows[i] : i][j], or
+// out[rows[i]][j] = in[i][j] when scatter.
 struct ConvertParams {
   const std::byte* in;
   std::byte* out;
@@ -148,7 +160,8 @@ struct ConvertParams {
   int64_t num_elements;        // of a row
 };
 
-// Sequences of a step for the recurrence: fills LinearSequence or ConvSequence (same fields) from StepState.
+// Sequences of a step for the recurrence: fills LinearSequence or ConvSequence (same fields) from
+// StepState.
 struct StateViewParams {
   StepState step;
   std::byte* states;         // slot 0 of this state
@@ -167,25 +180,32 @@ struct BackendTable {
   // ---- devices and memory
   Result (*count_devices)(int32_t* out, Failure*);
   Result (*query_device)(int32_t device, DeviceInfo* out, Failure*);
-  // Address space on a device that is backed by memory piece by piece; addresses never move. commit is idempotent and widens to granules.
+  // Address space on a device that is backed by memory piece by piece; addresses never move. commit
+  // is idempotent and widens to granules.
   Result (*reserve)(int32_t device, int64_t bytes, void** address, Failure*);
   Result (*commit)(int32_t device, void* address, int64_t begin, int64_t end, Failure*);
   Result (*discard)(int32_t device, void* address, int64_t begin, int64_t end,
                     Failure*);                     // whole granules inside; blocks
   void (*release)(int32_t device, void* address);  // blocks until the device is idle
-  Result (*allocate)(int32_t device, int64_t bytes, void** address, Failure*);  // 256-byte aligned; may block
-  void (*free)(int32_t device, void* address);                                  // may block
-  // In the order of `stream`, out of a pool of the library's own that keeps what is given back: neither call waits. What other streams do with the
-  // memory has to be ordered behind the allocation and before the end. While the stream is captured both are nodes of the graph, and the memory is
-  // the graph's own. A device without memory pools gets plain memory, which may block, and none in a capture.
+  // 256-byte aligned; may block
+  Result (*allocate)(int32_t device, int64_t bytes, void** address, Failure*);
+  void (*free)(int32_t device, void* address);  // may block
+  // In the order of `stream`, out of a pool of the library's own that keeps what is given back:
+  // neither call waits. What other streams do with the memory has to be ordered behind the
+  // allocation and before the end. While the stream is captured both are nodes of the graph, and
+  // the memory is the graph's own. A device without memory pools gets plain memory, which may
+  // block, and none in a capture.
   Result (*allocate_on)(int32_t device, int64_t bytes, Stream, void** address, Failure*);
   void (*free_on)(int32_t device, void* address, Stream);
-  void (*free_idle)(int32_t device, void* address);  // of allocate_on; the device is done with all uses
-  void (*trim)(int32_t device);  // gives the device back what the pool keeps and nobody has; may block
+  // Of allocate_on; the device is done with all uses
+  void (*free_idle)(int32_t device, void* address);
+  // Gives the device back what the pool keeps and nobody has; may block
+  void (*trim)(int32_t device);
   Result (*allocate_pinned)(int64_t bytes, void** address,
                             Failure*);  // the device reads it at the same address
   void (*free_pinned)(void* address);
-  // Where `address` lies: a device's number, -1: pinned or registered host memory, -2: memory that CUDA does not know.
+  // Where `address` lies: a device's number, -1: pinned or registered host memory, -2: memory that
+  // CUDA does not know.
   Result (*locate)(const void* address, int32_t* device, Failure*);
 
   // ---- streams and events
@@ -198,7 +218,8 @@ struct BackendTable {
   Result (*record_event)(int32_t device, Event, Stream, Failure*);
   // Into the capture of the stream: every launch of its graph records the event.
   Result (*record_launches)(int32_t device, Event, Stream, Failure*);
-  Result (*wait_event)(int32_t device, Event, Stream, Failure*);  // the stream waits, the caller does not
+  // The stream waits, the caller does not
+  Result (*wait_event)(int32_t device, Event, Stream, Failure*);
   Result (*query_event)(int32_t device, Event, int32_t* done, Failure*);
 
   // ---- copies
@@ -212,25 +233,27 @@ struct BackendTable {
   // ---- kernels
   Result (*step)(int32_t device, const StepState&, const StepPages&, Stream, Failure*);
   Result (*view)(int32_t device, const ViewParams&, int32_t max_sequences, Stream, Failure*);
-  Result (*state_view)(int32_t device, const StateViewParams&, int32_t max_sequences, Stream, Failure*);
+  Result (*state_view)(int32_t device, const StateViewParams&, int32_t max_sequences, Stream,
+                       Failure*);
   Result (*angles)(int32_t device, const AngleParams&, Stream, Failure*);
   void (*plan_bytes)(const PlanShape&, const PlanLimits&, PlanBytes* out);  // host only
   Result (*plan)(int32_t device, const PlanLaunch&, Stream, Failure*);
-  // Whether a kernel can do a launch on this device; `why` (nullable) gets the reason, a literal. Host only.
+  // Whether a kernel can do a launch on this device; `why` (nullable) gets the reason, a literal.
+  // Host only.
   bool (*attention_fits)(int32_t device, AttnKernel, const AttnLaunch&, const char** why);
   AttnGeometry (*attention_geometry)(int32_t device, AttnKernel, int32_t k_dim, int32_t v_dim);
   Result (*attention)(int32_t device, AttnKernel, const AttnLaunch&, Stream, Failure*);
   Result (*combine)(int32_t device, const AttnLaunch&, Stream, Failure*);  // the plan's merges
   Result (*append)(int32_t device, const AppendLaunch&, Stream, Failure*);
-  Result (*gather)(int32_t device, const kernels::GatherParams&, const RowStorage&, int64_t key_begin,
-                   int64_t key_end, Stream, Failure*);
-  Result (*merge)(int32_t device, const kernels::MergeParams&, int64_t num_rows, const int32_t* num_rows_at,
-                  Stream, Failure*);
+  Result (*gather)(int32_t device, const kernels::GatherParams&, const RowStorage&,
+                   int64_t key_begin, int64_t key_end, Stream, Failure*);
+  Result (*merge)(int32_t device, const kernels::MergeParams&, int64_t num_rows,
+                  const int32_t* num_rows_at, Stream, Failure*);
   Result (*copy_pages)(int32_t device, const PageCopyParams&, Stream, Failure*);
   Result (*move_rows)(int32_t device, const MoveParams&, Stream, Failure*);
   Result (*convert)(int32_t device, const ConvertParams&, Stream, Failure*);
-  // num_sequences_at as in AppendLaunch. num_long: sequences of kLongSequence rows or more, whose work is started; a wrong number costs time
-  // and nothing else, with 0 all go token by token.
+  // num_sequences_at as in AppendLaunch. num_long: sequences of kLongSequence rows or more, whose
+  // work is started; a wrong number costs time and nothing else, with 0 all go token by token.
   Result (*linear)(int32_t device, const kernels::LinearParams&, int32_t max_sequences,
                    const int32_t* num_sequences_at, int32_t num_long, Stream, Failure*);
   // Sequences lie in the order of their rows, all of which are below num_rows.

@@ -1,4 +1,5 @@
-// Attention one query row at a time: scores twice (for the maximum, then for the sums), everything in double.
+// Attention one query row at a time: scores twice (for the maximum, then for the sums), everything
+// in double.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -28,14 +29,17 @@ struct QueryRow {
   int64_t kv_head() const { return q_head / (params.num_q_heads / params.num_kv_heads); }
 
   const std::byte* row_of(const PagedRows& rows, int64_t key) const {
-    return row_address(rows, sequence.pages[key / params.page_size], kv_head(), key % params.page_size);
+    return row_address(rows, sequence.pages[key / params.page_size], kv_head(),
+                       key % params.page_size);
   }
 
   int64_t position() const {
-    return sequence.row_positions != nullptr ? sequence.row_positions[row] : sequence.position + row;
+    return sequence.row_positions != nullptr ? sequence.row_positions[row]
+                                             : sequence.position + row;
   }
   int64_t position_of(int64_t key) const {
-    return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
+    return sequence.key_positions != nullptr ? sequence.key_positions[key]
+                                             : sequence.key_position + key;
   }
 
   bool sees(int64_t key) const {
@@ -43,7 +47,8 @@ struct QueryRow {
                             ? sequence.key_ends[row]
                             : sequence.first_key_end + (params.causal != 0 ? row : 0);
     if (key >= end) return false;
-    if (sequence.key_begins != nullptr && key < sequence.key_begins[row] && key >= sequence.sink_end)
+    if (sequence.key_begins != nullptr && key < sequence.key_begins[row] &&
+        key >= sequence.sink_end)
       return false;
     if (sequence.tree_mask == nullptr || key < sequence.tree_begin) return true;
     const int64_t node = key - sequence.tree_begin;
@@ -59,12 +64,13 @@ struct QueryRow {
       s += q[d] * rotated_element(k, params.k.dtype, rotation, position_of(key), d);
     if (params.softcap != 0) s = params.softcap * std::tanh(s);
     if (params.alibi != nullptr) {
-      s += -static_cast<double>(params.alibi[q_head]) * static_cast<double>(position() - position_of(key));
+      s += -static_cast<double>(params.alibi[q_head]) *
+           static_cast<double>(position() - position_of(key));
     }
     if (params.bias != nullptr) {
-      const float bias =
-          params.bias[q_head * params.bias_head_stride +
-                      packed_row_of(sequence, row) * params.bias_token_stride + sequence.key_position + key];
+      const float bias = params.bias[q_head * params.bias_head_stride +
+                                     packed_row_of(sequence, row) * params.bias_token_stride +
+                                     sequence.key_position + key];
       if (bias == kMinusInfinity) return kMinusInfinity;  // masked: K may be NaN
       s += kLog2E * std::clamp(bias, -kMaxBias, kMaxBias);
     }
@@ -95,14 +101,16 @@ Sums attend(const QueryRow& row, int64_t key_begin, int64_t key_end, double* acc
     const double p = std::exp2(s - sums.m);
     const std::byte* v = row.row_of(row.params.v, key);
     sums.l += p;
-    for (int64_t d = 0; d < row.params.v_dim; ++d) acc[d] += p * read_element(v, row.params.v.dtype, d);
+    for (int64_t d = 0; d < row.params.v_dim; ++d)
+      acc[d] += p * read_element(v, row.params.v.dtype, d);
   }
   return sums;
 }
 
 void write_output(const AttnParams& params, int64_t packed_row, int64_t q_head, const Sums& sums,
                   const double* acc) {
-  std::byte* out = params.out.base + packed_row * params.out.token_stride + q_head * params.out.head_stride;
+  std::byte* out =
+      params.out.base + packed_row * params.out.token_stride + q_head * params.out.head_stride;
   const bool empty = sums.m == kMinusInfinity;
   double denominator = sums.l;
   if (params.sinks != nullptr) denominator += std::exp2(params.sinks[q_head] - sums.m);
@@ -117,8 +125,8 @@ void write_output(const AttnParams& params, int64_t packed_row, int64_t q_head, 
 
 }  // namespace
 
-double rotated_element(const std::byte* row, DType dtype, const Rotation& rotation, int64_t rotation_row,
-                       int64_t index) {
+double rotated_element(const std::byte* row, DType dtype, const Rotation& rotation,
+                       int64_t rotation_row, int64_t index) {
   const double element = read_element(row, dtype, index);
   const int64_t inside = index - rotation.begin;
   if (inside < 0 || inside >= rotation.rotary_dim) return element;
@@ -128,7 +136,8 @@ double rotated_element(const std::byte* row, DType dtype, const Rotation& rotati
   const int64_t x_index = rotation.begin + (rotation.interleaved != 0 ? 2 * pair : pair);
   const int64_t y_index = x_index + (rotation.interleaved != 0 ? 1 : half);
   const double x = read_element(row, dtype, x_index), y = read_element(row, dtype, y_index);
-  const double cos = rotation.cos[rotation_row * half + pair], sin = rotation.sin[rotation_row * half + pair];
+  const double cos = rotation.cos[rotation_row * half + pair],
+               sin = rotation.sin[rotation_row * half + pair];
   return second ? x * sin + y * cos : x * cos - y * sin;
 }
 
@@ -154,7 +163,8 @@ void attention(const AttnParams& params, const AttnItem& item, void* scratch) {
       const QueryRow query{params, sequence, row, q_head, q};
       Sums sums = attend(query, item.key_begin, item.key_end, acc);
       if (partial == nullptr) {
-        // As a partial rounds, so that a row's bits do not depend on whether other rows need a second part.
+        // As a partial rounds, so that a row's bits do not depend on whether other rows need a
+        // second part.
         sums = {static_cast<float>(sums.m), static_cast<float>(sums.l)};
         for (int64_t d = 0; d < params.v_dim; ++d) acc[d] = static_cast<float>(acc[d]);
         write_output(params, packed_row, q_head, sums, acc);

@@ -1,4 +1,5 @@
-// Elements of every storage type as doubles, bit by bit: shared by the reference kernels and by tests.
+// Elements of every storage type as doubles, bit by bit: shared by the reference kernels and by
+// tests.
 #pragma once
 
 #include <cmath>
@@ -10,7 +11,8 @@
 
 namespace kvc::kernels::reference {
 
-// sign | exponent | fraction with the usual meaning of exponent 0 (subnormal) and all ones (inf, NaN).
+// sign | exponent | fraction with the usual meaning of exponent 0 (subnormal) and all ones (inf,
+// NaN).
 inline double from_small_float(uint32_t bits, int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = static_cast<int>(bits >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -24,7 +26,8 @@ inline double from_small_float(uint32_t bits, int exponent_bits, int fraction_bi
   return std::ldexp(sign * (fraction | 1u << fraction_bits), exponent - bias - fraction_bits);
 }
 
-// Nearest representable value, ties to the even code: nearbyint on the value in units of its last place.
+// Nearest representable value, ties to the even code: nearbyint on the value in units of its last
+// place.
 inline uint32_t to_small_float(double value, int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const uint32_t sign = (std::signbit(value) ? 1u : 0u) << (exponent_bits + fraction_bits);
@@ -35,8 +38,10 @@ inline uint32_t to_small_float(double value, int exponent_bits, int fraction_bit
   if (magnitude == 0) return sign;
   int exponent = std::ilogb(magnitude);
   if (exponent < 1 - bias) exponent = 1 - bias;
-  // Codes are consecutive integers across exponents, so a carry out of the fraction lands where it should.
-  const auto units = static_cast<uint64_t>(std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent)));
+  // Codes are consecutive integers across exponents, so a carry out of the fraction lands where it
+  // should.
+  const auto units =
+      static_cast<uint64_t>(std::nearbyint(std::ldexp(magnitude, fraction_bits - exponent)));
   const uint64_t code = units + (static_cast<uint64_t>(exponent + bias - 1) << fraction_bits);
   return sign | (code >= infinity ? infinity : static_cast<uint32_t>(code));
 }
@@ -60,7 +65,8 @@ inline void write_element(std::byte* row, DType dtype, int64_t index, double val
   }
   // Through float first: what a kernel computes in fp32 is what it rounds to 16 bits.
   const double rounded = static_cast<double>(static_cast<float>(value));
-  const uint32_t code = dtype == DType::kF16 ? to_small_float(rounded, 5, 10) : to_small_float(rounded, 8, 7);
+  const uint32_t code =
+      dtype == DType::kF16 ? to_small_float(rounded, 5, 10) : to_small_float(rounded, 8, 7);
   const uint16_t bits = static_cast<uint16_t>(code);
   std::memcpy(row + index * 2, &bits, 2);
 }

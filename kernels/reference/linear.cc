@@ -1,4 +1,5 @@
-// Linear attention and the short convolution token by token in double, straight from the formulas of linear_params.h.
+// Linear attention and the short convolution token by token in double, straight from the formulas
+// of linear_params.h.
 #include <cmath>
 #include <cstring>
 
@@ -19,7 +20,8 @@ struct Head {
   int64_t k_head() const { return head / (params.num_heads / params.num_k_heads); }
   double decay(int64_t token, int64_t channel) const {
     if (params.decay == nullptr) return 1;
-    const float* at = params.decay + token * params.decay_token_stride + head * params.decay_head_stride;
+    const float* at =
+        params.decay + token * params.decay_token_stride + head * params.decay_head_stride;
     return std::exp(static_cast<double>(at[params.decay_per_channel != 0 ? channel : 0]));
   }
   double beta(int64_t token) const {
@@ -35,7 +37,8 @@ void step(const Head& at, int64_t token, double* state, double* update) {
   const std::byte* q = row_of(params.q, token, at.k_head());
   const std::byte* k = row_of(params.k, token, at.k_head());
   const std::byte* v = row_of(params.v, token, at.head);
-  std::byte* out = params.out.base + token * params.out.token_stride + at.head * params.out.head_stride;
+  std::byte* out =
+      params.out.base + token * params.out.token_stride + at.head * params.out.head_stride;
   for (int64_t i = 0; i < k_dim; ++i) {
     const double decay = at.decay(token, i);
     for (int64_t c = 0; c < v_dim; ++c) state[i * v_dim + c] *= decay;
@@ -52,8 +55,10 @@ void step(const Head& at, int64_t token, double* state, double* update) {
   }
   for (int64_t c = 0; c < v_dim; ++c) {
     double sum = 0;
-    for (int64_t i = 0; i < k_dim; ++i) sum += state[i * v_dim + c] * read_element(q, params.q.dtype, i);
-    const double skipped = params.skip == nullptr ? 0 : at.skip() * read_element(v, params.v.dtype, c);
+    for (int64_t i = 0; i < k_dim; ++i)
+      sum += state[i * v_dim + c] * read_element(q, params.q.dtype, i);
+    const double skipped =
+        params.skip == nullptr ? 0 : at.skip() * read_element(v, params.v.dtype, c);
     write_element(out, params.out.dtype, c, params.scale * sum + skipped);
   }
 }
@@ -74,10 +79,12 @@ void linear(const LinearParams& params, int32_t sequence, int32_t head_begin, in
     for (int64_t i = 0; i < params.k_dim; ++i) {
       for (int64_t c = 0; c < params.v_dim; ++c) {
         const std::byte* row = s.state_in + offset + i * params.state_row_stride;
-        state[i * params.v_dim + c] = s.state_in == nullptr ? 0 : read_element(row, params.state_dtype, c);
+        state[i * params.v_dim + c] =
+            s.state_in == nullptr ? 0 : read_element(row, params.state_dtype, c);
       }
     }
-    for (int64_t row = 0; row < s.num_rows; ++row) step({params, head}, s.row_begin + row, state, update);
+    for (int64_t row = 0; row < s.num_rows; ++row)
+      step({params, head}, s.row_begin + row, state, update);
     for (int64_t i = 0; i < params.k_dim; ++i) {
       for (int64_t c = 0; c < params.v_dim; ++c) {
         write_element(s.state_out + offset + i * params.state_row_stride, params.state_dtype, c,
@@ -98,8 +105,9 @@ void conv(const ConvParams& params, int32_t sequence, int32_t channel_begin, int
   double* window = static_cast<double*>(scratch);  // the last `width` inputs, newest last
   for (int64_t channel = channel_begin; channel < channel_end; ++channel) {
     for (int64_t j = 0; j < kept; ++j) {
-      window[1 + j] =
-          s.state_in == nullptr ? 0 : read_element(s.state_in, params.state_dtype, channel * kept + j);
+      window[1 + j] = s.state_in == nullptr
+                          ? 0
+                          : read_element(s.state_in, params.state_dtype, channel * kept + j);
     }
     for (int64_t row = 0; row < s.num_rows; ++row) {
       const int64_t token = s.row_begin + row;
@@ -109,7 +117,8 @@ void conv(const ConvParams& params, int32_t sequence, int32_t channel_begin, int
       for (int64_t j = 0; j < width; ++j)
         sum += params.weight[channel * params.weight_stride + j] * window[j];
       if (params.activation == Activation::kSilu) sum = sum / (1 + std::exp(-sum));
-      write_element(params.out.base + token * params.out.token_stride, params.out.dtype, channel, sum);
+      write_element(params.out.base + token * params.out.token_stride, params.out.dtype, channel,
+                    sum);
     }
     for (int64_t j = 0; j < kept; ++j)
       write_element(s.state_out, params.state_dtype, channel * kept + j, window[1 + j]);

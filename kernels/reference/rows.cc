@@ -22,7 +22,8 @@ void write_rotated(std::byte* to, DType to_type, const std::byte* from, DType fr
     write_element(to, to_type, second, y);
   }
   for (int64_t d = 0; d < dim; ++d) {
-    if (half == 0 || d < begin || d >= end) write_element(to, to_type, d, read_element(from, from_type, d));
+    if (half == 0 || d < begin || d >= end)
+      write_element(to, to_type, d, read_element(from, from_type, d));
   }
 }
 
@@ -35,12 +36,15 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
     const int64_t page = slot / params.page_size, offset = slot % params.page_size;
     for (int64_t head = 0; head < params.num_kv_heads; ++head) {
       if (params.k.base != nullptr) {
-        const std::byte* from = params.k.base + row * params.k.token_stride + head * params.k.head_stride;
+        const std::byte* from =
+            params.k.base + row * params.k.token_stride + head * params.k.head_stride;
         std::byte* to = row_address(params.k_pages, page, head, offset);
-        write_rotated(to, params.k_pages.dtype, from, params.k.dtype, params.k_rotation, row, params.k_dim);
+        write_rotated(to, params.k_pages.dtype, from, params.k.dtype, params.k_rotation, row,
+                      params.k_dim);
       }
       if (params.v.base != nullptr) {
-        const std::byte* from = params.v.base + row * params.v.token_stride + head * params.v.head_stride;
+        const std::byte* from =
+            params.v.base + row * params.v.token_stride + head * params.v.head_stride;
         std::byte* to = row_address(params.v_pages, page, head, offset);
         for (int64_t d = 0; d < params.v_dim; ++d) {
           write_element(to, params.v_pages.dtype, d, read_element(from, params.v.dtype, d));
@@ -53,10 +57,10 @@ void append(const AppendParams& params, int64_t row_begin, int64_t row_end) {
 void gather(const GatherParams& params, int64_t key_begin, int64_t key_end) {
   for (int64_t key = key_begin; key < key_end; ++key) {
     for (int64_t head = 0; head < params.num_heads; ++head) {
-      const std::byte* from =
-          row_address(params.rows, params.pages[key / params.page_size], head, key % params.page_size);
-      std::byte* to =
-          params.out.base + (key - key_begin) * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* from = row_address(params.rows, params.pages[key / params.page_size], head,
+                                          key % params.page_size);
+      std::byte* to = params.out.base + (key - key_begin) * params.out.token_stride +
+                      head * params.out.head_stride;
       for (int64_t d = 0; d < params.dim; ++d) {
         write_element(to, params.out.dtype, d, read_element(from, params.rows.dtype, d));
       }
@@ -74,9 +78,10 @@ void merge(const MergeParams& params, int64_t row_begin, int64_t row_end) {
       const bool empty = top == kMinusInfinity;
       const double weight = a == kMinusInfinity ? 0 : std::exp(a - top);
       const double other_weight = b == kMinusInfinity ? 0 : std::exp(b - top);
-      std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
-      const std::byte* other =
-          params.other_out.base + row * params.other_out.token_stride + head * params.other_out.head_stride;
+      std::byte* out =
+          params.out.base + row * params.out.token_stride + head * params.out.head_stride;
+      const std::byte* other = params.other_out.base + row * params.other_out.token_stride +
+                               head * params.other_out.head_stride;
       for (int64_t d = 0; d < params.dim; ++d) {
         double sum = 0;
         if (weight != 0) sum += weight * read_element(out, params.out.dtype, d);

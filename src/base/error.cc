@@ -6,8 +6,8 @@
 namespace kvc {
 namespace {
 
-[[gnu::format(printf, 3, 0)]] [[noreturn]] void throw_error(Error error, int32_t sys_code, const char* format,
-                                                            va_list args) {
+[[gnu::format(printf, 3, 0)]] [[noreturn]] void throw_error(Error error, int32_t sys_code,
+                                                            const char* format, va_list args) {
   std::vsnprintf(error.buffer(), Error::kCapacity, format, args);
   error.set_sys_code(sys_code);
   throw error;

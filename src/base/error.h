@@ -1,4 +1,5 @@
-// The one error type of the core: thrown inside, turned into a kvc_status at the C boundary (capi/guard.h).
+// The one error type of the core: thrown inside, turned into a kvc_status at the C boundary
+// (capi/guard.h).
 #pragma once
 
 #include <cstdint>
@@ -8,10 +9,13 @@
 
 namespace kvc {
 
-// Carries the finished message inline, so that reporting an error allocates nothing but the exception itself.
+// Carries the finished message inline, so that reporting an error allocates nothing but the
+// exception itself.
 class Error final : public std::exception {
  public:
-  Error(kvc_status status, int64_t detail) : status_(status), detail_(detail) { message_[0] = '\0'; }
+  Error(kvc_status status, int64_t detail) : status_(status), detail_(detail) {
+    message_[0] = '\0';
+  }
 
   const char* what() const noexcept override { return message_; }
   kvc_status status() const { return status_; }

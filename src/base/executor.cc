@@ -15,11 +15,13 @@ int32_t available_cores() {
   return 1;
 }
 
-Executor::Executor(int32_t num_threads) : concurrency_(num_threads > 0 ? num_threads : available_cores()) {
+Executor::Executor(int32_t num_threads)
+    : concurrency_(num_threads > 0 ? num_threads : available_cores()) {
   if (concurrency_ > 1) pool_ = std::make_unique<ThreadPool>(concurrency_);
 }
 
-Executor::Executor(const kvc_executor& host) : host_(host), concurrency_(host.concurrency(host.user)) {
+Executor::Executor(const kvc_executor& host)
+    : host_(host), concurrency_(host.concurrency(host.user)) {
   if (concurrency_ < 1) {
     fail_with(KVC_E_INVALID_ARGUMENT, concurrency_,
               "the executor reports a concurrency of %d, expected at least 1", concurrency_);

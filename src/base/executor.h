@@ -1,5 +1,5 @@
-// Threads for kernels: the library's own small pool, or the host's executor. Never decides a result: work lists are cut by
-// the planner, tasks may run in any order on any worker.
+// Threads for kernels: the library's own small pool, or the host's executor. Never decides a
+// result: work lists are cut by the planner, tasks may run in any order on any worker.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@ namespace kvc {
 
 class ThreadPool;
 
-// Owns the pool it makes; a host executor's `user` is borrowed until destruction. One caller at a time.
+// Owns the pool it makes; a host executor's `user` is borrowed until destruction. One caller at a
+// time.
 class Executor {
  public:
   // num_threads counts the caller's thread; 0: one per core.
@@ -34,7 +35,9 @@ class Executor {
     using Callable = std::remove_reference_t<Task>;
     run_raw(
         num_tasks,
-        [](void* arg, int64_t index, int32_t worker) { (*static_cast<Callable*>(arg))(index, worker); },
+        [](void* arg, int64_t index, int32_t worker) {
+          (*static_cast<Callable*>(arg))(index, worker);
+        },
         const_cast<void*>(static_cast<const void*>(&task)));
   }
 

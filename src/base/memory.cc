@@ -88,8 +88,8 @@ void* allocate_large(size_t bytes) {
 }
 
 void free_large(void* data, size_t bytes) noexcept {
-  ::operator delete (
-      data, bytes < kLargeBytes ? kScratchAlignment : std::align_val_t{static_cast<size_t>(kHugePage)});
+  ::operator delete (data, bytes < kLargeBytes ? kScratchAlignment
+                                               : std::align_val_t{static_cast<size_t>(kHugePage)});
 }
 
 AlignedBuffer::~AlignedBuffer() { ::operator delete(data_, kScratchAlignment); }

@@ -7,7 +7,8 @@
 
 namespace kvc {
 
-// Address space that costs nothing until a part is made usable and written. Page-granular, 2 MiB aligned, huge pages advised.
+// Address space that costs nothing until a part is made usable and written. Page-granular, 2 MiB
+// aligned, huge pages advised.
 class ReservedMemory {
  public:
   ReservedMemory() = default;
@@ -19,9 +20,11 @@ class ReservedMemory {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Make [begin, end) readable and writable (widened to whole pages); zero at first. Throws NO_MEMORY.
+  // Make [begin, end) readable and writable (widened to whole pages); zero at first. Throws
+  // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  // Give the physical memory of the whole pages inside [begin, end) back; the range stays usable and reads zero.
+  // Give the physical memory of the whole pages inside [begin, end) back; the range stays usable
+  // and reads zero.
   void discard(int64_t begin, int64_t end) noexcept;
 
  private:
@@ -35,8 +38,9 @@ int64_t system_page_bytes();
 int64_t physical_memory_bytes();
 int64_t available_memory_bytes();
 
-// Memory for large arrays that are read here and there, on huge pages where the system has them: the first touch of each small page, and the walk that finds
-// it afterwards, would cost more than what is read. Throws std::bad_alloc.
+// Memory for large arrays that are read here and there, on huge pages where the system has them:
+// the first touch of each small page, and the walk that finds it afterwards, would cost more than
+// what is read. Throws std::bad_alloc.
 void* allocate_large(size_t bytes);
 void free_large(void* data, size_t bytes) noexcept;
 

@@ -9,9 +9,9 @@
 namespace kvc {
 namespace {
 
-// Runs of bytes at regular distances: `bytes` from begin + sum of n[i] * steps[i].stride on, for all 0 <= n[i] < steps[i].count. The
-// widest stride comes first. Addresses are numbers here: user addresses fit, and differences of pointers into different objects are
-// undefined.
+// Runs of bytes at regular distances: `bytes` from begin + sum of n[i] * steps[i].stride on, for
+// all 0 <= n[i] < steps[i].count. The widest stride comes first. Addresses are numbers here: user
+// addresses fit, and differences of pointers into different objects are undefined.
 struct Lattice {
   struct Steps {
     int64_t stride, count;
@@ -23,7 +23,8 @@ struct Lattice {
   int64_t bytes = 0;  // Length of a run without gaps.
   int num_steps = 0;
   Steps steps[kMostSteps];
-  int64_t inner_span[kMostSteps + 1];  // [i]: from the first to the last byte of what steps i and later make
+  // [i]: from the first to the last byte of what steps i and later make
+  int64_t inner_span[kMostSteps + 1];
 };
 
 Lattice lattice_of(const TensorUse& use) {
@@ -59,13 +60,15 @@ Lattice lattice_of(const TensorUse& use) {
   return lattice;
 }
 
-// Whether what steps from `i` on of `a`, begun at `a_begin`, and steps from `j` on of `b` make have a byte in common. Each turn takes
-// the wider steps apart and follows only those that come near the other side. Where both go on at the same stride, as slices of one
-// buffer do, only the distance counts.
+// Whether what steps from `i` on of `a`, begun at `a_begin`, and steps from `j` on of `b` make have
+// a byte in common. Each turn takes the wider steps apart and follows only those that come near the
+// other side. Where both go on at the same stride, as slices of one buffer do, only the distance
+// counts.
 bool meet(const Lattice& a, int i, int64_t a_begin, const Lattice& b, int j, int64_t b_begin) {
   if (a_begin + a.inner_span[i] <= b_begin || b_begin + b.inner_span[j] <= a_begin) return false;
   if (i == a.num_steps && j == b.num_steps) return true;
-  const bool takes_a = j == b.num_steps || (i < a.num_steps && a.steps[i].stride >= b.steps[j].stride);
+  const bool takes_a =
+      j == b.num_steps || (i < a.num_steps && a.steps[i].stride >= b.steps[j].stride);
   if (!takes_a) return meet(b, j, b_begin, a, i, a_begin);
   const Lattice::Steps& steps = a.steps[i];
   const bool is_alike = j < b.num_steps && b.steps[j].stride == steps.stride;
@@ -74,7 +77,9 @@ bool meet(const Lattice& a, int i, int64_t a_begin, const Lattice& b, int j, int
   const int64_t first = is_alike ? 1 - b.steps[j].count : 0, last = steps.count - 1;
   const int64_t lowest = b_begin - a_begin - a.inner_span[i + 1] + 1,
                 highest = b_begin - a_begin + other_span - 1;
-  const auto floor_div = [](int64_t value, int64_t by) { return value / by - (value % by < 0 ? 1 : 0); };
+  const auto floor_div = [](int64_t value, int64_t by) {
+    return value / by - (value % by < 0 ? 1 : 0);
+  };
   const int64_t begin = std::max(first, -floor_div(-lowest, steps.stride));
   const int64_t end = std::min(last, floor_div(highest, steps.stride));
   for (int64_t n = begin; n <= end; ++n) {
@@ -83,7 +88,8 @@ bool meet(const Lattice& a, int i, int64_t a_begin, const Lattice& b, int j, int
   return false;
 }
 
-// From the first byte of a use to behind the last. Most tensors lie apart, and this is all that is asked of them.
+// From the first byte of a use to behind the last. Most tensors lie apart, and this is all that is
+// asked of them.
 struct Range {
   int64_t begin = 0, end = 0;
 };
@@ -100,7 +106,8 @@ Range range_of(const TensorUse& use) {
     const int64_t size = tensor.shape[d];
     const int64_t count = d == use.row_dimension && use.rows > 0 ? std::min(size, use.rows) : size;
     if (count > 1) {
-      const int64_t reach = (tensor.strides != nullptr ? tensor.strides[d] * element : compact) * (count - 1);
+      const int64_t reach =
+          (tensor.strides != nullptr ? tensor.strides[d] * element : compact) * (count - 1);
       (reach < 0 ? before : behind) += reach;
     }
     compact *= size;
@@ -120,12 +127,12 @@ void refuse(const TensorUse& output, const Range& range, const TensorUse& other)
   const Range other_range = range_of(other);
   if (!overlap(output, range, other, other_range)) return;
   const auto number = [](int64_t address) { return static_cast<unsigned long long>(address); };
-  fail(
-      KVC_E_INVALID_ARGUMENT,
-      "%s overlaps %s: %s lies in bytes [%#llx, %#llx), %s in [%#llx, %#llx), and an output must have memory "
-      "of its own",
-      output.name, other.name, output.name, number(range.begin), number(range.end), other.name,
-      number(other_range.begin), number(other_range.end));
+  fail(KVC_E_INVALID_ARGUMENT,
+       "%s overlaps %s: %s lies in bytes [%#llx, %#llx), %s in [%#llx, %#llx), and an output must "
+       "have memory "
+       "of its own",
+       output.name, other.name, output.name, number(range.begin), number(range.end), other.name,
+       number(other_range.begin), number(other_range.end));
 }
 
 }  // namespace

@@ -20,7 +20,8 @@ void check_present(const DLTensor* tensor, const char* name) {
 DType check_activation_type(const DLTensor& tensor, const char* name) {
   DType dtype;
   if (!dtype_from_dlpack(tensor.dtype, &dtype)) {
-    fail(KVC_E_DTYPE, "%s is %s, expected float32, float16 or bfloat16", name, describe(tensor.dtype).text);
+    fail(KVC_E_DTYPE, "%s is %s, expected float32, float16 or bfloat16", name,
+         describe(tensor.dtype).text);
   }
   return dtype;
 }
@@ -28,7 +29,8 @@ DType check_activation_type(const DLTensor& tensor, const char* name) {
 void check_type(const DLTensor& tensor, const char* name, DLDataType expected) {
   if (tensor.dtype.code != expected.code || tensor.dtype.bits != expected.bits ||
       tensor.dtype.lanes != expected.lanes) {
-    fail(KVC_E_DTYPE, "%s is %s, expected %s", name, describe(tensor.dtype).text, describe(expected).text);
+    fail(KVC_E_DTYPE, "%s is %s, expected %s", name, describe(tensor.dtype).text,
+         describe(expected).text);
   }
 }
 
@@ -48,9 +50,9 @@ void check_storage(const DLTensor& tensor, const char* name) {
   for (int d = 0; d < tensor.ndim; ++d) {
     const int64_t stride = tensor.strides != nullptr && tensor.shape[d] > 1 ? tensor.strides[d] : 0;
     int64_t farthest = 0;
-    if (!multiply(size, tensor.shape[d], &size) || size > kMost || stride > kMost || stride < -kMost ||
-        !multiply(std::abs(stride), tensor.shape[d] - 1, &farthest) || farthest > kMost ||
-        (reach += farthest) > kMost) {
+    if (!multiply(size, tensor.shape[d], &size) || size > kMost || stride > kMost ||
+        stride < -kMost || !multiply(std::abs(stride), tensor.shape[d] - 1, &farthest) ||
+        farthest > kMost || (reach += farthest) > kMost) {
       fail_with(KVC_E_SHAPE, tensor.shape[d],
                 "%s has shape[%d] = %lld and stride %lld, which cannot be addressed", name, d,
                 static_cast<long long>(tensor.shape[d]), static_cast<long long>(stride));
@@ -58,8 +60,9 @@ void check_storage(const DLTensor& tensor, const char* name) {
   }
   const int last = tensor.ndim - 1;
   if (tensor.shape[last] > 1 && stride_of(tensor, last) != 1) {
-    fail_with(KVC_E_SHAPE, stride_of(tensor, last), "%s has stride %lld in its last dimension, expected 1",
-              name, static_cast<long long>(stride_of(tensor, last)));
+    fail_with(KVC_E_SHAPE, stride_of(tensor, last),
+              "%s has stride %lld in its last dimension, expected 1", name,
+              static_cast<long long>(stride_of(tensor, last)));
   }
   if (tensor.data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name);
   const int64_t bytes = element_bytes(tensor);
@@ -70,13 +73,16 @@ void check_storage(const DLTensor& tensor, const char* name) {
               static_cast<unsigned long long>(tensor.byte_offset));
   }
   if (address % static_cast<uintptr_t>(bytes) != 0) {
-    fail_with(KVC_E_SHAPE, static_cast<int64_t>(address % static_cast<uintptr_t>(bytes)),
-              "%s is misaligned: its address is %lld bytes past a multiple of its element's %lld bytes", name,
-              static_cast<long long>(address % static_cast<uintptr_t>(bytes)), static_cast<long long>(bytes));
+    fail_with(
+        KVC_E_SHAPE, static_cast<int64_t>(address % static_cast<uintptr_t>(bytes)),
+        "%s is misaligned: its address is %lld bytes past a multiple of its element's %lld bytes",
+        name, static_cast<long long>(address % static_cast<uintptr_t>(bytes)),
+        static_cast<long long>(bytes));
   }
 }
 
-kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimension, int64_t element_offset) {
+kernels::TokenRows rows_at(const DLTensor& tensor, DType dtype, int token_dimension,
+                           int64_t element_offset) {
   const int64_t bytes = element_bytes(tensor);
   return {.base = is_empty(tensor) ? nullptr : data_of(tensor) + element_offset * bytes,
           .token_stride = stride_of(tensor, token_dimension) * bytes,
@@ -93,7 +99,8 @@ void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
               "%s lives on device type %d, the cache on the CPU (%d)", name,
               static_cast<int>(tensor.device.device_type), static_cast<int>(kDLCPU));
   }
-  if (tensor.device.device_type != device.device_type || tensor.device.device_id != device.device_id) {
+  if (tensor.device.device_type != device.device_type ||
+      tensor.device.device_id != device.device_id) {
     fail_with(KVC_E_DEVICE_MISMATCH, tensor.device.device_type,
               "%s lives on device type %d, number %d, the cache on type %d, number %d", name,
               static_cast<int>(tensor.device.device_type), tensor.device.device_id,
@@ -102,7 +109,8 @@ void check_device(const DLTensor& tensor, const char* name, DLDevice device) {
 }
 
 int64_t stride_of(const DLTensor& tensor, int dimension) {
-  // Never stepped over, and producers put anything there; sizes and strides of empty tensors are not even bounded.
+  // Never stepped over, and producers put anything there; sizes and strides of empty tensors are
+  // not even bounded.
   if (tensor.shape[dimension] <= 1 || is_empty(tensor)) return 0;
   if (tensor.strides != nullptr) return tensor.strides[dimension];
   int64_t stride = 1;
@@ -112,10 +120,13 @@ int64_t stride_of(const DLTensor& tensor, int dimension) {
 
 std::byte* data_of(const DLTensor& tensor) {
   // As numbers: of an empty tensor neither is bounded.
-  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset);
+  return reinterpret_cast<std::byte*>(reinterpret_cast<uintptr_t>(tensor.data) +
+                                      tensor.byte_offset);
 }
 
-int64_t element_bytes(const DLTensor& tensor) { return (tensor.dtype.bits * tensor.dtype.lanes + 7) / 8; }
+int64_t element_bytes(const DLTensor& tensor) {
+  return (tensor.dtype.bits * tensor.dtype.lanes + 7) / 8;
+}
 
 bool is_host_memory(DLDevice device) {
   return device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
@@ -133,24 +144,27 @@ kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expe
   return rows_at(*tensor, dtype, 0, 0);
 }
 
-kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens, int64_t dim,
-                                DLDevice device) {
+kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
+                                int64_t dim, DLDevice device) {
   check_present(tensor, name);
   return tensor->ndim == 3 ? view_rows(tensor, {name, min_tokens, 1, dim, device})
                            : view_row_matrix(tensor, name, min_tokens, dim, device);
 }
 
 kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
-                                      int64_t dim, int64_t num_layers, int64_t layer, DLDevice device) {
+                                      int64_t dim, int64_t num_layers, int64_t layer,
+                                      DLDevice device) {
   check_present(tensor, name);
-  const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", min_tokens), at_least("dim", dim)};
+  const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", min_tokens),
+                          at_least("dim", dim)};
   check_rank(*tensor, name, shape);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
   check_extents(*tensor, name, shape);
   check_storage(*tensor, name);
   const int64_t bytes = element_bytes(*tensor);
-  return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor) + layer * stride_of(*tensor, 0) * bytes,
+  return {.base = is_empty(*tensor) ? nullptr
+                                    : data_of(*tensor) + layer * stride_of(*tensor, 0) * bytes,
           .token_stride = stride_of(*tensor, 1) * bytes,
           .head_stride = 0,
           .dtype = dtype};
@@ -169,7 +183,8 @@ kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation
   return rows_at(*tensor, dtype, 1, layer * stride_of(*tensor, 0));
 }
 
-const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
+const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size,
+                             DLDevice device) {
   check_present(tensor, name);
   const Extent shape[] = {exactly("n", size)};
   check_rank(*tensor, name, shape);
@@ -192,14 +207,16 @@ F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows
   return {reinterpret_cast<float*>(data_of(*tensor)), stride_of(*tensor, 0)};
 }
 
-F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows, int64_t columns,
-                  DLDevice device) {
+F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows,
+                  int64_t columns, DLDevice device) {
   check_present(tensor, name);
   const bool per_head = tensor->ndim == 3;
   if (!per_head && tensor->ndim != 2) {
-    fail_with(KVC_E_SHAPE, tensor->ndim, "%s has %d dimensions, expected 2 or 3", name, tensor->ndim);
+    fail_with(KVC_E_SHAPE, tensor->ndim, "%s has %d dimensions, expected 2 or 3", name,
+              tensor->ndim);
   }
-  const Extent all[] = {exactly("heads", heads), at_least("rows", rows), at_least("columns", columns)};
+  const Extent all[] = {exactly("heads", heads), at_least("rows", rows),
+                        at_least("columns", columns)};
   const auto shape = std::span(all).subspan(per_head ? 0 : 1);
   check_rank(*tensor, name, shape);
   check_type(*tensor, name, {kDLFloat, 32, 1});
@@ -235,12 +252,14 @@ F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
   check_device(*tensor, expected.name, expected.device);
   check_extents(*tensor, expected.name, shape);
   check_storage(*tensor, expected.name);
-  return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0), stride_of(*tensor, 1)};
+  return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0),
+          stride_of(*tensor, 1)};
 }
 
 StateView view_states(const DLTensor* tensor, const char* name, DLDevice device) {
   check_present(tensor, name);
-  const Extent shape[] = {any_extent("B"), any_extent("heads"), any_extent("k_dim"), any_extent("v_dim")};
+  const Extent shape[] = {any_extent("B"), any_extent("heads"), any_extent("k_dim"),
+                          any_extent("v_dim")};
   check_rank(*tensor, name, shape);
   const DType dtype = check_activation_type(*tensor, name);
   check_device(*tensor, name, device);
@@ -318,8 +337,8 @@ StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64
 
 }  // namespace
 
-DType check_activations(const DLTensor* tensor, const char* name, std::initializer_list<int64_t> shape,
-                        DLDevice device) {
+DType check_activations(const DLTensor* tensor, const char* name,
+                        std::initializer_list<int64_t> shape, DLDevice device) {
   check_present(tensor, name);
   const std::vector<Extent> extents = extents_of(shape);
   check_rank(*tensor, name, extents);
@@ -330,8 +349,8 @@ DType check_activations(const DLTensor* tensor, const char* name, std::initializ
   return dtype;
 }
 
-void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape,
-                    DLDevice device) {
+void check_integers(const DLTensor* tensor, const char* name, int bits,
+                    std::initializer_list<int64_t> shape, DLDevice device) {
   check_present(tensor, name);
   const std::vector<Extent> extents = extents_of(shape);
   check_rank(*tensor, name, extents);
@@ -355,7 +374,8 @@ void copy_dense(const DLTensor* tensor, const std::string& name, const std::vect
                 DType dtype, std::vector<std::byte>* out) {
   const StateRows rows = view_state(tensor, name.c_str(), shape);
   if (rows.dtype != dtype) {
-    fail(KVC_E_DTYPE, "%s is %s, expected %s", name.c_str(), dtype_name(rows.dtype), dtype_name(dtype));
+    fail(KVC_E_DTYPE, "%s is %s, expected %s", name.c_str(), dtype_name(rows.dtype),
+         dtype_name(dtype));
   }
   int64_t elements = 1;
   for (const int64_t extent : shape) elements *= extent;

@@ -1,4 +1,5 @@
-// Checked views of DLTensors. Checks run in a fixed order: ndim, dtype, device, shape, strides, alignment.
+// Checked views of DLTensors. Checks run in a fixed order: ndim, dtype, device, shape, strides,
+// alignment.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +13,11 @@
 
 namespace kvc {
 
-// Where tensors of a call have to live unless said otherwise; pinned host memory counts as the CPU's.
+// Where tensors of a call have to live unless said otherwise; pinned host memory counts as the
+// CPU's.
 constexpr DLDevice kHost{kDLCPU, 0};
 
-// What a caller's tensor must look like. `name` appears in messages ("k", "opt.sinks").
+// What a caller's tensor must look like. `name` appears in messages ("k", "opt.sink_logits").
 struct RowsExpectation {
   const char* name;
   int64_t min_tokens;
@@ -28,21 +30,22 @@ struct RowsExpectation {
 kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expected);
 
 // [>= min_tokens, dim] or [>= min_tokens, 1, dim] of an activation type: rows that have no heads.
-kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens, int64_t dim,
-                                DLDevice device = kHost);
+kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
+                                int64_t dim, DLDevice device = kHost);
 
 // One layer of [layers, >= min_tokens, dim].
 kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
                                       int64_t dim, int64_t num_layers, int64_t layer,
                                       DLDevice device = kHost);
 
-// One layer of [layers, >= min_tokens, heads, dim]; `layer` indexes dimension 0. heads and dim are minima: a layer smaller than
-// its siblings uses the front part.
+// One layer of [layers, >= min_tokens, heads, dim]; `layer` indexes dimension 0. heads and dim are
+// minima: a layer smaller than its siblings uses the front part.
 kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
                                    int64_t num_layers, int64_t layer);
 
 // float32 [size], contiguous.
-const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device = kHost);
+const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size,
+                             DLDevice device = kHost);
 
 // float32 [>= rows, >= columns] with contiguous rows; the row stride in elements.
 struct F32Matrix {
@@ -58,8 +61,8 @@ struct F32Bias {
   int64_t head_stride;
   int64_t row_stride;
 };
-F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows, int64_t columns,
-                  DLDevice device = kHost);
+F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64_t rows,
+                  int64_t columns, DLDevice device = kHost);
 
 // int32 [>= rows, >= columns] with contiguous rows; the row stride in elements.
 struct I32Matrix {
@@ -98,7 +101,8 @@ struct F32Rows {
 };
 F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected);
 
-// Recurrent states [sequences, heads, k_dim, v_dim] of an activation type, last dimension contiguous; strides in bytes.
+// Recurrent states [sequences, heads, k_dim, v_dim] of an activation type, last dimension
+// contiguous; strides in bytes.
 struct StateView {
   std::byte* base;
   int64_t sequences, heads, k_dim, v_dim;
@@ -108,13 +112,15 @@ struct StateView {
 StateView view_states(const DLTensor* tensor, const char* name, DLDevice device = kHost);
 
 // int32 [>= size], contiguous.
-int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device = kHost);
+int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size,
+                         DLDevice device = kHost);
 
-// All checks for a tensor of exactly this shape, -1: any extent. The caller reads addresses by data_of and stride_of.
+// All checks for a tensor of exactly this shape, -1: any extent. The caller reads addresses by
+// data_of and stride_of.
 kernels::DType check_activations(const DLTensor* tensor, const char* name,
                                  std::initializer_list<int64_t> shape, DLDevice device = kHost);
-void check_integers(const DLTensor* tensor, const char* name, int bits, std::initializer_list<int64_t> shape,
-                    DLDevice device = kHost);
+void check_integers(const DLTensor* tensor, const char* name, int bits,
+                    std::initializer_list<int64_t> shape, DLDevice device = kHost);
 
 // Throws DEVICE_MISMATCH.
 void check_device(const DLTensor& tensor, const char* name, DLDevice device);

@@ -17,7 +17,8 @@ class Writer {
   [[gnu::format(printf, 2, 3)]] void add(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    const int wanted = std::vsnprintf(out_->text + used_, sizeof(out_->text) - used_, format, arguments);
+    const int wanted =
+        std::vsnprintf(out_->text + used_, sizeof(out_->text) - used_, format, arguments);
     va_end(arguments);
     if (wanted > 0) used_ = std::min(used_ + static_cast<size_t>(wanted), sizeof(out_->text) - 1);
   }
@@ -38,7 +39,8 @@ ShapeText expected_text(std::span<const Extent> expected) {
       if (extent.symbol == nullptr) writer.add("any");
       continue;
     }
-    writer.add("%s%lld%s", extent.symbol != nullptr ? " = " : "", static_cast<long long>(extent.value),
+    writer.add("%s%lld%s", extent.symbol != nullptr ? " = " : "",
+               static_cast<long long>(extent.value),
                extent.rule == Extent::kAtLeast ? " or more" : "");
   }
   writer.add(expected.empty() ? "[]" : "]");
@@ -60,8 +62,9 @@ ShapeText shape_text(const DLTensor& tensor) {
 
 void check_rank(const DLTensor& tensor, const char* name, std::span<const Extent> expected) {
   if (tensor.ndim != static_cast<int>(expected.size())) {
-    fail_with(KVC_E_SHAPE, tensor.ndim, "%s has %d dimensions, expected %zu: its shape is %s, expected %s",
-              name, tensor.ndim, expected.size(), shape_text(tensor).text, expected_text(expected).text);
+    fail_with(KVC_E_SHAPE, tensor.ndim,
+              "%s has %d dimensions, expected %zu: its shape is %s, expected %s", name, tensor.ndim,
+              expected.size(), shape_text(tensor).text, expected_text(expected).text);
   }
   if (tensor.shape == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.shape is NULL", name);
 }

@@ -17,11 +17,16 @@ struct Extent {
   Rule rule = kEqual;
 };
 
-constexpr Extent exactly(const char* symbol, int64_t value) { return {symbol, value, Extent::kEqual}; }
-constexpr Extent at_least(const char* symbol, int64_t value) { return {symbol, value, Extent::kAtLeast}; }
+constexpr Extent exactly(const char* symbol, int64_t value) {
+  return {symbol, value, Extent::kEqual};
+}
+constexpr Extent at_least(const char* symbol, int64_t value) {
+  return {symbol, value, Extent::kAtLeast};
+}
 constexpr Extent any_extent(const char* symbol) { return {symbol, 0, Extent::kAny}; }
 
-// The number of dimensions, before anything else is asked of a tensor: throws SHAPE, INVALID_ARGUMENT.
+// The number of dimensions, before anything else is asked of a tensor: throws SHAPE,
+// INVALID_ARGUMENT.
 void check_rank(const DLTensor& tensor, const char* name, std::span<const Extent> expected);
 // The dimensions, in their order: throws SHAPE. The rank has been checked.
 void check_extents(const DLTensor& tensor, const char* name, std::span<const Extent> expected);

@@ -11,8 +11,8 @@
 namespace kvc {
 namespace {
 
-// Between two layers of a decode step the host program does a few matrix products: longer than this, so spinning on would only
-// burn a core; shorter gaps (append then attend) are caught.
+// Between two layers of a decode step the host program does a few matrix products: longer than
+// this, so spinning on would only burn a core; shorter gaps (append then attend) are caught.
 constexpr auto kSpin = std::chrono::microseconds(20);
 
 inline void cpu_relax() {
@@ -40,7 +40,8 @@ void ThreadPool::start() noexcept {
   const pid_t process = getpid();
   if (shared_ != nullptr && owner_ == process) return;
   if (shared_ != nullptr)
-    (void)shared_.release();  // forked child: the threads stayed in the parent, joining them would hang
+    // Forked child: the threads stayed in the parent, joining them would hang
+    (void)shared_.release();
   owner_ = process;
   try {
     shared_ = std::make_unique<Shared>();
@@ -51,7 +52,8 @@ void ThreadPool::start() noexcept {
   } catch (const std::exception& error) {
     // The caller's thread does the work of those that could not start; results are the same.
     log(KVC_LOG_WARNING, "started %d of %d worker threads: %s",
-        shared_ != nullptr ? static_cast<int>(shared_->threads.size()) : 0, concurrency_ - 1, error.what());
+        shared_ != nullptr ? static_cast<int>(shared_->threads.size()) : 0, concurrency_ - 1,
+        error.what());
   }
 }
 
@@ -81,8 +83,8 @@ void ThreadPool::worker_loop(Shared* shared, int32_t worker) noexcept {
     seen = wait_for_change(shared->epoch, seen);
     if (shared->stop.load()) return;
     if ((seen & 1) == 0) continue;
-    // Enter, then look again: the caller closes the job before it waits for `active` to reach zero, so either this
-    // thread sees the job closed or the caller sees this thread inside.
+    // Enter, then look again: the caller closes the job before it waits for `active` to reach zero,
+    // so either this thread sees the job closed or the caller sees this thread inside.
     shared->active.fetch_add(1);
     if (shared->epoch.load() == seen) run_tasks(shared, worker);
     if (shared->active.fetch_sub(1) == 1) shared->active.notify_all();

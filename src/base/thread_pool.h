@@ -1,5 +1,6 @@
-// A few threads that take task indices from one atomic counter. Started at the first use, spin a short while between calls
-// (a decode step calls once per layer), then sleep in a futex. Never pinned.
+// A few threads that take task indices from one atomic counter. Started at the first use, spin a
+// short while between calls (a decode step calls once per layer), then sleep in a futex. Never
+// pinned.
 #pragma once
 
 #include <sys/types.h>
@@ -26,8 +27,8 @@ class ThreadPool {
   void parallel_for(int64_t num_tasks, TaskFn fn, void* arg) noexcept;
 
  private:
-  // Everything the threads touch. On the heap so that a child process of fork(), which has none of the threads, can drop
-  // it and start anew.
+  // Everything the threads touch. On the heap so that a child process of fork(), which has none of
+  // the threads, can drop it and start anew.
   struct Shared {
     std::atomic<uint32_t> epoch{0};  // odd: a job is open; even: closed
     std::atomic<int32_t> active{0};  // threads inside the open job

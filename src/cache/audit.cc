@@ -12,8 +12,8 @@ void check_states(const StatePool& states, const std::vector<int32_t>& holders, 
     const int32_t expected = holders[static_cast<size_t>(slot)];
     const int32_t recorded = states.holders(static_cast<StateSlot>(slot));
     if (expected != recorded) {
-      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d holders recorded, counted %d", name, ll(slot), recorded,
-                expected);
+      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d holders recorded, counted %d", name, ll(slot),
+                recorded, expected);
     }
   }
 }
@@ -22,14 +22,15 @@ void check_states(const StatePool& states, const std::vector<int32_t>& holders, 
 
 // Every token that later queries can see has its page; every page is counted.
 template <typename Count>
-void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const {
+void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
+                        const Count& count) const {
   const PageTable& table = sequence.tables[group];
   const int32_t page_tokens = spec().groups[group].page_tokens;
   const auto size = static_cast<int64_t>(table.pages.size());
   if (stored < 0 || size != spec().groups[group].pages_for(stored)) {
     fail_with(KVC_E_CORRUPT, sequence.id,
-              "sequence %lld of %lld tokens has a table of %lld pages, expected %lld", ll(sequence.id),
-              ll(stored), ll(size), ll(spec().groups[group].pages_for(stored)));
+              "sequence %lld of %lld tokens has a table of %lld pages, expected %lld",
+              ll(sequence.id), ll(stored), ll(size), ll(spec().groups[group].pages_for(stored)));
   }
   int64_t dropped = 0;
   for (int64_t i = 0; i < size; ++i) {
@@ -42,7 +43,8 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, 
     const int64_t first = i * page_tokens, end = first + page_tokens;
     if (first < table.sink_kept || end > table.kept_begin) {
       fail_with(KVC_E_CORRUPT, sequence.id,
-                "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first %lld and "
+                "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first "
+                "%lld and "
                 "those from "
                 "%lld on",
                 ll(sequence.id), ll(first), ll(end - 1), ll(table.sink_kept), ll(table.kept_begin));
@@ -50,8 +52,8 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored, 
   }
   if (dropped != table.num_dropped) {
     fail_with(KVC_E_CORRUPT, sequence.id,
-              "sequence %lld has dropped %lld pages of group %zu, recorded are %lld", ll(sequence.id),
-              ll(dropped), group, ll(table.num_dropped));
+              "sequence %lld has dropped %lld pages of group %zu, recorded are %lld",
+              ll(sequence.id), ll(dropped), group, ll(table.num_dropped));
   }
 }
 
@@ -63,8 +65,8 @@ void Cache::check() const {
   const auto count = [&](const Sequence& sequence, PageId page) {
     std::vector<int32_t>& counts = sequence.is_swapped ? host_holders : holders;
     if (page < 0 || page >= static_cast<PageId>(counts.size())) {
-      fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages", ll(sequence.id),
-                page, counts.size());
+      fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages",
+                ll(sequence.id), page, counts.size());
     }
     ++counts[static_cast<size_t>(page)];
   };
@@ -72,8 +74,8 @@ void Cache::check() const {
   const auto count_state = [&](const Sequence& sequence, StateSlot slot) {
     std::vector<int32_t>& counts = sequence.is_swapped ? host_state_holders : state_holders;
     if (slot < kInitialState || slot >= static_cast<StateSlot>(counts.size())) {
-      fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu", ll(sequence.id),
-                slot, counts.size());
+      fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu",
+                ll(sequence.id), slot, counts.size());
     }
     if (slot != kInitialState) ++counts[static_cast<size_t>(slot)];
   };
@@ -92,8 +94,8 @@ void Cache::check() const {
       if (index >= entries.size() || entries[index].sequence != &sequence ||
           entries[index].old_length != sequence.length) {
         fail_with(KVC_E_CORRUPT, sequence.id,
-                  "sequence %lld says it is entry %d of the open forward, which disagrees", ll(sequence.id),
-                  sequence.batch_index);
+                  "sequence %lld says it is entry %d of the open forward, which disagrees",
+                  ll(sequence.id), sequence.batch_index);
       }
       entry = &entries[index];
       count_state(sequence, entry->new_state);
@@ -109,8 +111,8 @@ void Cache::check() const {
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
       if (checkpoint.position <= before || checkpoint.position > sequence.length) {
         fail_with(KVC_E_CORRUPT, sequence.id,
-                  "sequence %lld of %lld tokens has a checkpoint at %lld after one at %lld", ll(sequence.id),
-                  ll(sequence.length), ll(checkpoint.position), ll(before));
+                  "sequence %lld of %lld tokens has a checkpoint at %lld after one at %lld",
+                  ll(sequence.id), ll(sequence.length), ll(checkpoint.position), ll(before));
       }
       before = checkpoint.position;
       count_state(sequence, checkpoint.slot);
@@ -118,25 +120,28 @@ void Cache::check() const {
     for (size_t group = 0; group < spec().groups.size(); ++group) {
       const bool is_cross = spec().groups[group].is_cross;
       const PageTable& table = sequence.tables[group];
-      const int64_t stored = entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
+      const int64_t stored =
+          entry != nullptr ? entry->new_stored(is_cross) : sequence.stored(is_cross);
       check_table(sequence, group, stored, count);
       if (table.synced_pages < 0 || table.synced_pages > static_cast<int64_t>(table.pages.size())) {
-        fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld says %lld of its %zu table entries were sent",
-                  ll(sequence.id), ll(table.synced_pages), table.pages.size());
+        fail_with(KVC_E_CORRUPT, sequence.id,
+                  "sequence %lld says %lld of its %zu table entries were sent", ll(sequence.id),
+                  ll(table.synced_pages), table.pages.size());
       }
     }
     const auto slot = static_cast<size_t>(sequence.slot);
     if (slot >= slot_seen.size()) slot_seen.resize(slot + 1, 0);
     if (slot_seen[slot]++ != 0)
-      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld shares slot %d with another", ll(sequence.id),
-                sequence.slot);
+      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld shares slot %d with another",
+                ll(sequence.id), sequence.slot);
     if (sequences_.find(sequence.id) != &sequence)
-      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld is not found by its id", ll(sequence.id));
+      fail_with(KVC_E_CORRUPT, sequence.id, "sequence %lld is not found by its id",
+                ll(sequence.id));
   });
   const bool open = forward_.is_open();
   if (in_forward != (open ? static_cast<int64_t>(forward_.batch().entries().size()) : 0)) {
-    fail(KVC_E_CORRUPT, "%lld sequences say they are in the open forward, which has %zu", ll(in_forward),
-         forward_.batch().entries().size());
+    fail(KVC_E_CORRUPT, "%lld sequences say they are in the open forward, which has %zu",
+         ll(in_forward), forward_.batch().entries().size());
   }
   for (const BatchEntry& entry : forward_.batch().entries()) {
     for (size_t group = 0; entry.change_begin >= 0 && group < spec().groups.size(); ++group) {
@@ -149,11 +154,12 @@ void Cache::check() const {
   check_states(host_states_, host_state_holders, "host state slot");
   check_host(host_holders);
   if (num_swapped != num_swapped_) {
-    fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(num_swapped_), ll(num_swapped));
+    fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(num_swapped_),
+         ll(num_swapped));
   }
   if (total_length != sequences_.total_length()) {
-    fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld", ll(sequences_.total_length()),
-         ll(total_length));
+    fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld",
+         ll(sequences_.total_length()), ll(total_length));
   }
   check_counts(holders);
 }
@@ -165,15 +171,17 @@ void Cache::check_host(const std::vector<int32_t>& holders) const {
     // The index holds pages of its own, one holder each.
     if (holders[page] != recorded && !(holders[page] == 0 && recorded == 1)) {
       fail_with(KVC_E_CORRUPT, static_cast<int64_t>(page),
-                "host page %zu has %d holders recorded, swapped sequences hold it %d times", page, recorded,
-                holders[page]);
+                "host page %zu has %d holders recorded, swapped sequences hold it %d times", page,
+                recorded, holders[page]);
     }
     by_sequences += holders[page] != 0 ? 1 : 0;
   }
   const int64_t withheld = host_states_.num_used() * host_states_.slot_pages();
   if (host_.allocator().num_used() != by_sequences + index_.num_host_pages() + withheld) {
-    fail(KVC_E_CORRUPT, "%lld host pages are used: %lld by sequences, %lld by the index and %lld for states",
-         ll(host_.allocator().num_used()), ll(by_sequences), ll(index_.num_host_pages()), ll(withheld));
+    fail(KVC_E_CORRUPT,
+         "%lld host pages are used: %lld by sequences, %lld by the index and %lld for states",
+         ll(host_.allocator().num_used()), ll(by_sequences), ll(index_.num_host_pages()),
+         ll(withheld));
   }
 }
 
@@ -186,13 +194,14 @@ void Cache::check_counts(const std::vector<int32_t>& holders) const {
     const int32_t recorded = allocator_.refs(id);
     if (expected != recorded) {
       fail_with(KVC_E_CORRUPT, page,
-                "page %lld has %d holders recorded, the sequences and pins hold it %d times", ll(page),
-                recorded, expected);
+                "page %lld has %d holders recorded, the sequences and pins hold it %d times",
+                ll(page), recorded, expected);
     }
     const bool is_vacant = expected == 0 && !allocator_.is_cached(id);
     if (allocator_.is_marked_free(id) != is_vacant) {
-      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders, is %s, and is marked %s", ll(page), expected,
-                allocator_.is_cached(id) ? "cached" : "not cached", is_vacant ? "used" : "vacant");
+      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders, is %s, and is marked %s", ll(page),
+                expected, allocator_.is_cached(id) ? "cached" : "not cached",
+                is_vacant ? "used" : "vacant");
     }
     num_free += expected == 0 ? 1 : 0;
     num_vacant += is_vacant ? 1 : 0;
@@ -207,7 +216,8 @@ void Cache::check_counts(const std::vector<int32_t>& holders) const {
       num_cached != allocator_.num_cached() || num_vacant != allocator_.num_vacant() ||
       withheld != allocator_.num_withheld()) {
     fail(KVC_E_CORRUPT,
-         "%lld free, %lld vacant, %lld shared, %lld cached and %lld withheld pages recorded, counted %lld, "
+         "%lld free, %lld vacant, %lld shared, %lld cached and %lld withheld pages recorded, "
+         "counted %lld, "
          "%lld, "
          "%lld, %lld and %lld",
          ll(allocator_.num_free()), ll(allocator_.num_vacant()), ll(allocator_.num_shared()),

@@ -3,19 +3,20 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/attention/cpu_engine.h"
-#include "src/attention/cuda_engine.h"
 #include "src/base/error.h"
 #include "src/base/log.h"
 #include "src/base/math.h"
-#include "src/tiers/cuda_copies.h"
+#include "src/exec/cpu/engine.h"
+#include "src/exec/cuda/engine.h"
+#include "src/exec/cuda/page_copies.h"
 
 namespace kvc {
 namespace {
 
 int64_t require_pages(const Plan& plan) {
   if (plan.num_pages() == 0 && !plan.spec().groups.empty()) {
-    fail(KVC_E_INVALID_ARGUMENT, "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");
+    fail(KVC_E_INVALID_ARGUMENT,
+         "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");
   }
   return plan.num_pages();
 }
@@ -27,7 +28,8 @@ Device find_gpu(const Spec& spec) {
   for (size_t i = 0; i < spec.pool_tensors.size(); ++i) {
     const int32_t where = locate(device, spec.pool_tensors[i].data);
     if (where == device.id || where == -1) continue;
-    fail_with(KVC_E_DEVICE_MISMATCH, where, "config.pool_tensors[%zu] lies %s (%d), the cache on GPU %d", i,
+    fail_with(KVC_E_DEVICE_MISMATCH, where,
+              "config.pool_tensors[%zu] lies %s (%d), the cache on GPU %d", i,
               where < 0 ? "in memory that CUDA does not know" : "on another GPU", where, device.id);
   }
   return device;
@@ -42,7 +44,8 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       allocator_(plan_->num_pages()),
       states_(plan_, &allocator_, plan_->state_slot_pages(), plan_->spec().num_state_slots, gpu()),
       host_(plan_, plan_->num_host_pages(), gpu()),
-      host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0, gpu(), gpu() != nullptr),
+      host_states_(plan_, &host_.allocator(), plan_->state_slot_pages(), 0, gpu(),
+                   gpu() != nullptr),
       host_tier_(&host_),
       index_(*plan_, &allocator_, &states_, host_.num_pages() > 0 ? &host_tier_ : nullptr,
              plan_->spec().event_capacity),
@@ -53,20 +56,22 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
   make_engine();
   host_tier_.set_copier(copier_.get());
   page_mover_.set_copier(copier_.get());
-  log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads", ll(plan_->num_pages()),
-      ll(plan_->layout().page_bytes), engine_->name(), engine_->num_threads());
+  log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads",
+      ll(plan_->num_pages()), ll(plan_->layout().page_bytes), engine_->name(),
+      engine_->num_threads());
 }
 
 void Cache::make_engine() {
   if (gpu() == nullptr) {
     auto engine = std::make_unique<CpuEngine>(plan_->spec(), &pool_, &states_);
-    copier_ = std::make_unique<CpuPageCopier>(plan_.get(), &pool_, &host_.pool(), &engine->kernels(),
-                                              &engine->executor());
+    copier_ = std::make_unique<CpuPageCopier>(plan_.get(), &pool_, &host_.pool(),
+                                              &engine->kernels(), &engine->executor());
     engine_ = std::move(engine);
     return;
   }
   auto engine = std::make_unique<CudaEngine>(*plan_, &pool_, &states_, &device_);
-  copier_ = std::make_unique<CudaPageCopier>(plan_.get(), &pool_, &host_.pool(), &device_, engine.get());
+  copier_ =
+      std::make_unique<CudaPageCopier>(plan_.get(), &pool_, &host_.pool(), &device_, engine.get());
   states_.set_copier(engine.get());
   host_states_.set_copier(engine.get());
   engine_ = std::move(engine);
@@ -74,7 +79,8 @@ void Cache::make_engine() {
 
 void Cache::clear() {
   if (forward_.is_open())
-    fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open", forward_.batch().entries().size());
+    fail(KVC_E_BUSY, "cannot clear: a forward over %zu sequences is open",
+         forward_.batch().entries().size());
   index_.reset();
   sequences_.clear();
   host_.clear();
@@ -83,10 +89,11 @@ void Cache::clear() {
 
 void Cache::resize(int64_t num_pages) {
   if (forward_.is_open())
-    fail(KVC_E_BUSY, "cannot resize: a forward over %zu sequences is open", forward_.batch().entries().size());
+    fail(KVC_E_BUSY, "cannot resize: a forward over %zu sequences is open",
+         forward_.batch().entries().size());
   if (num_pages < 1 || num_pages >= INT32_MAX) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d", ll(num_pages),
-              INT32_MAX - 1);
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld out of range: 1 to %d",
+              ll(num_pages), INT32_MAX - 1);
   }
   if (spec().storage == KVC_STORAGE_BORROWED) {
     fail(KVC_E_UNSUPPORTED, "config.storage = BORROWED (%d): a borrowed pool cannot be resized",
@@ -96,7 +103,8 @@ void Cache::resize(int64_t num_pages) {
   plan_->check_capacity(num_pages);
   const PageId used = allocator_.first_used(num_pages);
   if (used != kNoPage) {
-    fail_with(KVC_E_BUSY, used, "cannot shrink to %lld pages: page %d is in use", ll(num_pages), used);
+    fail_with(KVC_E_BUSY, used, "cannot shrink to %lld pages: page %d is in use", ll(num_pages),
+              used);
   }
   const int64_t dropped = allocator_.num_pages() - num_pages;
   if (dropped > allocator_.num_free()) {
@@ -178,7 +186,8 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   info.known_tokens =
       sequence.trail.is_altered ? 0 : std::min(sequence.trail.num_known, sequence.first_unwritten);
   info.in_forward = sequence.in_forward() ? 1 : 0;
-  // Inside a forward the tables already hold the new tokens' pages; the answer is about what was there before.
+  // Inside a forward the tables already hold the new tokens' pages; the answer is about what was
+  // there before.
   info.tree_nodes = committable_nodes(sequence);
   const PageAllocator& holders = sequence.is_swapped ? host_.allocator() : allocator_;
   int64_t first_kept = 0;
@@ -220,10 +229,12 @@ int64_t Cache::missing_pages(const BatchRequest& request) const {
 int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const {
   const Sequence& sequence = sequences_.get(id);
   if (op < KVC_SEQ_FORK || op > KVC_SEQ_SHIFT) {
-    fail_with(KVC_E_UNSUPPORTED, op, "op = %d is not supported: FORK (0), POP (1) and SHIFT (2) are", op);
+    fail_with(KVC_E_UNSUPPORTED, op,
+              "op = %d is not supported: FORK (0), POP (1) and SHIFT (2) are", op);
   }
   if (position < -1)
-    fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)", ll(position));
+    fail_with(KVC_E_OUT_OF_RANGE, position, "pos = %lld out of range: at least -1 (the end)",
+              ll(position));
   sequences_.get_settled(id, "fork, pop or shift");
   if (op != KVC_SEQ_SHIFT)
     return sequences_.nearest_resumable(
@@ -245,7 +256,8 @@ int64_t Cache::num_unused_slots() const {
       const bool is_cross = spec().groups[group].is_cross;
       int64_t stored = sequence.stored(is_cross);
       if (sequence.in_forward())
-        stored = forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].new_stored(is_cross);
+        stored = forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].new_stored(
+            is_cross);
       unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_tokens - stored;
     }
   });
@@ -256,7 +268,8 @@ void Cache::note_pages_used() {
   counters_.pages_peak = std::max(counters_.pages_peak, allocator_.num_used());
 }
 
-kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, bool is_replay, bool is_partial) {
+kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, bool is_replay,
+                          bool is_partial) {
   if (forward_.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          forward_.batch().entries().size());
@@ -269,9 +282,11 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
     if (error.status() == KVC_E_NO_PAGES) ++counters_.no_pages;
     throw;
   }
-  // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing brings those back.
+  // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing
+  // brings those back.
   try {
-    engine_->check_begin(batch, given.num_position_rows != 0, is_replay, writes_pool_alone() && !is_partial);
+    engine_->check_begin(batch, given.num_position_rows != 0, is_replay,
+                         writes_pool_alone() && !is_partial);
   } catch (...) {
     batch.discard();
     throw;
@@ -298,8 +313,10 @@ void Cache::end() {
   Batch& batch = forward_.batch();
   ++counters_.forwards;
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
-  // Without storage nobody can tell whether the host's own kernels wrote a state: each forward counts as a step.
-  const bool states_written = states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
+  // Without storage nobody can tell whether the host's own kernels wrote a state: each forward
+  // counts as a step.
+  const bool states_written =
+      states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
   if (states_written && pool_.has_storage()) engine_->carry_states_on(forward_);
   engine_->closed(forward_, false);
   batch.commit(sequences_, allocator_, states_, spec(), publisher_,
@@ -321,18 +338,18 @@ void Cache::abort() {
 
 void Cache::require_storage(const char* what) const {
   if (!pool_.has_storage()) {
-    fail_with(KVC_E_UNSUPPORTED, spec().storage, "%s needs tensor memory: config.storage = NONE (%d)", what,
-              spec().storage);
+    fail_with(KVC_E_UNSUPPORTED, spec().storage,
+              "%s needs tensor memory: config.storage = NONE (%d)", what, spec().storage);
   }
 }
 
 void Cache::require_plain(int32_t local_layer, const char* what) const {
   const LayerSpec& layer = spec().layers[static_cast<size_t>(local_layer)];
   if (!layer.is_quantised()) return;
-  fail_with(
-      KVC_E_UNSUPPORTED, layer.quant,
-      "%s: layer %d is stored with quant = %d, which is left to the host's kernels; NONE (0) is supported",
-      what, spec().layer_begin + local_layer, layer.quant);
+  fail_with(KVC_E_UNSUPPORTED, layer.quant,
+            "%s: layer %d is stored with quant = %d, which is left to the host's kernels; NONE (0) "
+            "is supported",
+            what, spec().layer_begin + local_layer, layer.quant);
 }
 
 int32_t Cache::require_layer(int32_t layer) const {
@@ -342,14 +359,16 @@ int32_t Cache::require_layer(int32_t layer) const {
     fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the cache has %d layers", layer,
               spec().num_layers);
   }
-  fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: this cache has layers %d to %d of %d", layer,
+  fail_with(KVC_E_OUT_OF_RANGE, layer,
+            "layer %d out of range: this cache has layers %d to %d of %d", layer,
             spec().layer_begin, spec().layer_end - 1, spec().num_layers);
 }
 
 int32_t Cache::require_group(int32_t group) const {
   const auto num_groups = static_cast<int32_t>(spec().groups.size());
   if (group < 0 || group >= num_groups)
-    fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the cache has %d groups", group, num_groups);
+    fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the cache has %d groups", group,
+              num_groups);
   return group;
 }
 

@@ -6,22 +6,22 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/attention/engine.h"
-#include "src/base/device.h"
 #include "src/base/tensor.h"
 #include "src/cache/forward_handles.h"
 #include "src/cache/host_tier.h"
-#include "src/forward/forward.h"
+#include "src/device/device.h"
+#include "src/exec/cpu/page_copies.h"
+#include "src/exec/engine.h"
+#include "src/exec/page_pairs.h"
 #include "src/pages/allocator.h"
+#include "src/pages/host_pool.h"
 #include "src/pages/pool.h"
+#include "src/pages/state_pool.h"
 #include "src/plan/plan.h"
 #include "src/prefix/index.h"
 #include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
-#include "src/state/pool.h"
-#include "src/tiers/host_pool.h"
-#include "src/tiers/page_copies.h"
-#include "src/tiers/page_pairs.h"
+#include "src/step/forward.h"
 
 namespace kvc {
 
@@ -39,7 +39,8 @@ struct CacheCounters {
   uint64_t pages_swapped_in = 0;
 };
 
-// Every function throws Error or std::bad_alloc and has changed nothing then. Threads: as kvcache.h says for kvc_cache.
+// Every function throws Error or std::bad_alloc and has changed nothing then. Threads: as kvcache.h
+// says for kvc_cache.
 class Cache {
  public:
   explicit Cache(std::shared_ptr<const Plan> plan);
@@ -72,7 +73,8 @@ class Cache {
   int64_t nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) const;
   void shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta);
   void remove(kvc_seq id);
-  // Keeps the state at the sequence's length; on the edge of a block it has published, the index gets it too.
+  // Keeps the state at the sequence's length; on the edge of a block it has published, the index
+  // gets it too.
   void checkpoint(kvc_seq id);
 
   // Whole sequences to the host pool and back.
@@ -116,7 +118,9 @@ class Cache {
   // Throws OUT_OF_RANGE.
   int32_t require_group(int32_t group) const;
   // May the host have written the pool itself, through a borrowed tensor or an export?
-  bool host_can_write_pool() const { return spec().storage == KVC_STORAGE_BORROWED || pool_exported_; }
+  bool host_can_write_pool() const {
+    return spec().storage == KVC_STORAGE_BORROWED || pool_exported_;
+  }
   void mark_pool_exported() { pool_exported_ = true; }
   // Nobody else can: then every layer has to be written by the forward's end.
   bool writes_pool_alone() const { return spec().storage == KVC_STORAGE_OWNED && !pool_exported_; }
@@ -138,15 +142,18 @@ class Cache {
 
  private:
   template <typename Count>
-  void check_table(const Sequence& sequence, size_t group, int64_t stored, const Count& count) const;
+  void check_table(const Sequence& sequence, size_t group, int64_t stored,
+                   const Count& count) const;
   void check_host(const std::vector<int32_t>& holders) const;
   void check_counts(const std::vector<int32_t>& holders) const;
   void require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
                       const std::vector<LayerRows>& layers) const;
-  // Pages of [begin, end) tokens, in the groups that are marked, that others hold or the prefix index knows.
+  // Pages of [begin, end) tokens, in the groups that are marked, that others hold or the prefix
+  // index knows.
   struct SharedPages {
-    int64_t held = 0;    // by others: have to be copied
-    int64_t cached = 0;  // known to the index alone: copied as long as pages are free, else forgotten there
+    int64_t held = 0;  // by others: have to be copied
+    // Known to the index alone: copied as long as pages are free, else forgotten there
+    int64_t cached = 0;
 
     SharedPages& operator+=(const SharedPages& other);
   };
@@ -157,9 +164,11 @@ class Cache {
                                  const std::vector<uint8_t>& groups) const;
   // Throws NO_PAGES. Returns whether the index has to forget the cached ones.
   bool require_private_pages(const Sequence& sequence, const SharedPages& shared) const;
-  // Gives the sequence pages of its own there; what has to be copied is added to `copies`, which has room for it.
-  void take_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
-                    bool forget_cached, std::vector<PageCopy>& copies) noexcept;
+  // Gives the sequence pages of its own there; what has to be copied is added to `copies`, which
+  // has room for it.
+  void take_private(Sequence& sequence, int64_t begin, int64_t end,
+                    const std::vector<uint8_t>& groups, bool forget_cached,
+                    std::vector<PageCopy>& copies) noexcept;
   // Room for the copies of so many pages. Throws.
   std::vector<PageCopy> prepare_private(const SharedPages& shared, bool forget_cached);
   void copy_private(const std::vector<PageCopy>& copies) noexcept;
@@ -167,8 +176,8 @@ class Cache {
   struct Moves;
   std::vector<Sequence*> swappable(size_t num_seqs, const kvc_seq* seqs, bool is_swapped,
                                    const char* what) const;
-  void move_sequences(const std::vector<Sequence*>& sequences, const Side& from, const Side& to, Moves& pages,
-                      Moves& slots, CopyDirection direction) noexcept;
+  void move_sequences(const std::vector<Sequence*>& sequences, const Side& from, const Side& to,
+                      Moves& pages, Moves& slots, CopyDirection direction) noexcept;
   bool moves_whole_pages(size_t group, int64_t begin, int64_t end) const;
   void require_closed(const char* what) const;
   struct AttachPlan;
@@ -191,7 +200,8 @@ class Cache {
 
   std::shared_ptr<const Plan> plan_;
   Device device_;  // of a cache on a GPU, else none
-  PagePool pool_;  // before its tables: too many pages are refused before anything of their number is filled
+  // Before its tables: too many pages are refused before anything of their number is filled
+  PagePool pool_;
   PageAllocator allocator_;
   StatePool states_;
   HostPool host_;
@@ -206,7 +216,8 @@ class Cache {
   Forward forward_;
   int64_t num_swapped_ = 0;
   CacheCounters counters_;
-  // Memory of sequences that are gone, the larger first: a request that is attached and then published needs two.
+  // Memory of sequences that are gone, the larger first: a request that is attached and then
+  // published needs two.
   std::array<TokenTrail, 2> spare_trails_;
   bool pool_exported_ = false;
   ForwardHandle handle_{this};  // last: no call finds a cache that is half gone

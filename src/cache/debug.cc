@@ -1,4 +1,5 @@
-// Committed tokens in and out, as stored: behind kvc_debug_get_kv, kvc_debug_get_layer and their like.
+// Committed tokens in and out, as stored: behind kvc_debug_get_kv, kvc_debug_get_layer and their
+// like.
 #include <algorithm>
 #include <vector>
 
@@ -16,17 +17,18 @@ void Cache::require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
     const int64_t length = is_cross ? sequence.cross_length : sequence.length;
     if (begin < 0 || begin > end || end > length) {
       fail_with(KVC_E_OUT_OF_RANGE, end,
-                "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
-                ll(sequence.id), ll(length));
+                "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens",
+                ll(begin), ll(end), ll(sequence.id), ll(length));
     }
     const PageTable& table = sequence.tables[static_cast<size_t>(layer.group)];
     if (!table.keeps(begin, end)) {
-      fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
-                "[begin, end) = [%lld, %lld): layer %d keeps the first %lld tokens of sequence %lld and "
-                "those from %lld "
-                "on, a window has dropped the others",
-                ll(begin), ll(end), spec().layer_begin + rows.local_layer, ll(table.sink_kept),
-                ll(sequence.id), ll(table.kept_begin));
+      fail_with(
+          KVC_E_OUT_OF_RANGE, table.kept_begin,
+          "[begin, end) = [%lld, %lld): layer %d keeps the first %lld tokens of sequence %lld and "
+          "those from %lld "
+          "on, a window has dropped the others",
+          ll(begin), ll(end), spec().layer_begin + rows.local_layer, ll(table.sink_kept),
+          ll(sequence.id), ll(table.kept_begin));
     }
   }
 }
@@ -35,8 +37,8 @@ void Cache::check_token_range(kvc_seq id, int64_t begin, int64_t end) const {
   const Sequence& sequence = sequences_.get_on_device(id, "read the tokens of");
   if (begin < 0 || begin > end || end > sequence.length) {
     fail_with(KVC_E_OUT_OF_RANGE, end,
-              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
-              ll(id), ll(sequence.length));
+              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin),
+              ll(end), ll(id), ll(sequence.length));
   }
 }
 
@@ -48,12 +50,13 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
   if (begin == end) return;
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
-    kernels::GatherParams params{.rows = {},
-                                 .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
-                                 .out = {},
-                                 .page_size = spec().groups[static_cast<size_t>(layer.group)].page_tokens,
-                                 .num_heads = layer.num_kv_heads,
-                                 .dim = 0};
+    kernels::GatherParams params{
+        .rows = {},
+        .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
+        .out = {},
+        .page_size = spec().groups[static_cast<size_t>(layer.group)].page_tokens,
+        .num_heads = layer.num_kv_heads,
+        .dim = 0};
     if (rows.k.base != nullptr) {
       params.rows = pool_.k_rows(rows.local_layer), params.out = rows.k, params.dim = layer.k_dim;
       engine_->read_rows({rows.local_layer, false}, params, begin, end, stream);
@@ -113,8 +116,9 @@ std::vector<PageCopy> Cache::prepare_private(const SharedPages& shared, bool for
   return copies;
 }
 
-void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end, const std::vector<uint8_t>& groups,
-                         bool forget_cached, std::vector<PageCopy>& copies) noexcept {
+void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
+                         const std::vector<uint8_t>& groups, bool forget_cached,
+                         std::vector<PageCopy>& copies) noexcept {
   const SharedPages shared = count_shared_pages(sequence, begin, end, groups);
   const int64_t needed = shared.held + (forget_cached ? 0 : shared.cached);
   if (forget_cached) {
@@ -128,7 +132,8 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end, const s
     sequence.touch_tables();
     PageTable& table = sequence.tables[group];
     PageId& page = table.pages[static_cast<size_t>(i)];
-    const PageId copy = allocator_.take(i == 0 ? kNoPage : table.pages[static_cast<size_t>(i - 1)], 0);
+    const PageId copy =
+        allocator_.take(i == 0 ? kNoPage : table.pages[static_cast<size_t>(i - 1)], 0);
     copies.push_back({page, copy, static_cast<int32_t>(group)});
     page = copy;
     table.synced_pages = std::min(table.synced_pages, i);
@@ -142,7 +147,8 @@ void Cache::copy_private(const std::vector<PageCopy>& copies) noexcept {
   note_pages_used();
 }
 
-void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers) {
+void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count,
+                      const std::vector<LayerRows>& layers) {
   Sequence& sequence = sequences_.get_idle(id, "set tokens of");
   sequences_.check_on_device(sequence, "set tokens of");
   for (const LayerRows& rows : layers) require_readable(rows.local_layer, "setting tokens");
@@ -167,7 +173,8 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count, const std::vecto
     for (int64_t i = 0; i < count; ++i) {
       const int64_t token = begin + i;
       slots[static_cast<size_t>(i)] =
-          pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} + token % page_tokens;
+          pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} +
+          token % page_tokens;
     }
     engine_->write_rows(rows.local_layer,
                         {.k = rows.k,

@@ -20,8 +20,8 @@ struct Exported {
 };
 
 template <typename Owner>
-DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data, DLDataType dtype,
-                                 uint64_t flags, DLDevice device) {
+DLManagedTensorVersioned* finish(std::unique_ptr<Exported<Owner>> exported, void* data,
+                                 DLDataType dtype, uint64_t flags, DLDevice device) {
   Exported<Owner>* self = exported.release();
   self->tensor.version = {DLPACK_MAJOR_VERSION, DLPACK_MINOR_VERSION};
   self->tensor.manager_ctx = self;
@@ -54,7 +54,8 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   const int32_t source = spec.layers[static_cast<size_t>(local)].source;
   const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(source)];
   if (!layer_spec.keeps_pages()) {
-    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind, "layer %d is of kind %s (%d), which keeps no pages", layer,
+    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind,
+              "layer %d is of kind %s (%d), which keeps no pages", layer,
               layer_kind_name(layer_spec.kind), layer_spec.kind);
   }
   const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(source)];
@@ -81,10 +82,11 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
       break;
     }
     case KVC_POOL_KV:
-      if (layer_spec.k_dim != layer_spec.v_dim || !same_type(layer_spec.k_type, layer_spec.v_type)) {
+      if (layer_spec.k_dim != layer_spec.v_dim ||
+          !same_type(layer_spec.k_type, layer_spec.v_type)) {
         fail(KVC_E_UNSUPPORTED,
-             "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s", layer,
-             layer_spec.k_dim, layer_spec.v_dim, k_type_name(layer_spec).c_str(),
+             "kind = KV (2) needs equal K and V: layer %d has dims %d and %d, types %s and %s",
+             layer, layer_spec.k_dim, layer_spec.v_dim, k_type_name(layer_spec).c_str(),
              v_type_name(layer_spec).c_str());
       }
       exported->shape = {num_pages, 2, heads, tokens, layer_spec.k_dim};

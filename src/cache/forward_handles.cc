@@ -18,8 +18,8 @@ struct ForwardEntry {
 
 namespace {
 
-// A handle: bit 63, 47 bits of the entry's count, 16 bits of its index. Bit 63 keeps it apart from the
-// addresses of a process, whatever looks at pointers there (the collector of Go does).
+// A handle: bit 63, 47 bits of the entry's count, 16 bits of its index. Bit 63 keeps it apart from
+// the addresses of a process, whatever looks at pointers there (the collector of Go does).
 constexpr int kIndexBits = 16;
 constexpr uint64_t kHandleBit = uint64_t{1} << 63;
 constexpr uint64_t kMaxEntries = uint64_t{1} << kIndexBits;
@@ -47,8 +47,8 @@ ForwardEntry* make_entry() {
   const uint64_t index = table.num_made;
   if (index == kMaxEntries) {
     fail_with(KVC_E_NO_MEMORY, static_cast<int64_t>(kMaxEntries),
-              "%llu caches exist in this process: at most %llu", static_cast<unsigned long long>(index),
-              static_cast<unsigned long long>(kMaxEntries));
+              "%llu caches exist in this process: at most %llu",
+              static_cast<unsigned long long>(index), static_cast<unsigned long long>(kMaxEntries));
   }
   if (entry_at(index) == nullptr)
     table.chunks[index / kChunk].store(new ForwardEntry[kChunk], std::memory_order_release);

@@ -1,9 +1,10 @@
-// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the device.
+// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the
+// device.
 #pragma once
 
+#include "src/exec/cpu/page_copies.h"
+#include "src/pages/host_pool.h"
 #include "src/prefix/index.h"
-#include "src/tiers/host_pool.h"
-#include "src/tiers/page_copies.h"
 
 namespace kvc {
 

@@ -22,17 +22,20 @@ bool wants_whole_blocks(const PrefixQuery& query) {
 
 // What is known of a sequence whose first `num_tokens` tokens are the query's.
 // `trail`: an old one, whose memory is used again.
-TokenTrail trail_of(const PrefixQuery& query, KeyChain& chain, int64_t num_tokens, TokenTrail trail) {
+TokenTrail trail_of(const PrefixQuery& query, KeyChain& chain, int64_t num_tokens,
+                    TokenTrail trail) {
   trail = {.root = {}, .extra = {}, .keys = std::move(trail.keys), .ids = std::move(trail.ids)};
   trail.root = query.root;
-  if (!query.extra.empty()) trail.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
+  if (!query.extra.empty())
+    trail.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
   trail.priority = query.priority;
   const int64_t num_blocks = num_tokens / chain.block_tokens();
   const int64_t num_given = std::min(num_blocks, query.num_keys);
   trail.keys.clear();
   trail.keys.reserve(static_cast<size_t>(chain.num_blocks()));
   trail.keys.assign(query.keys, query.keys + num_given);
-  for (int64_t block = num_given; block < num_blocks; ++block) trail.keys.push_back(chain.key(block));
+  for (int64_t block = num_given; block < num_blocks; ++block)
+    trail.keys.push_back(chain.key(block));
   trail.ids.clear();
   if (query.tokens != nullptr) {
     trail.ids.reserve(static_cast<size_t>(query.num_tokens));
@@ -49,7 +52,8 @@ TokenTrail trail_of(const PrefixQuery& query, KeyChain& chain, int64_t num_token
 void Cache::require_prefix_index(const char* what) const {
   if (spec().has_cross()) {
     fail_with(KVC_E_UNSUPPORTED, KVC_LAYER_CROSS,
-              "%s with a layer of kind CROSS (%d) is not supported: encoder tokens are not part of the key",
+              "%s with a layer of kind CROSS (%d) is not supported: encoder tokens are not part of "
+              "the key",
               what, KVC_LAYER_CROSS);
   }
 }
@@ -74,18 +78,21 @@ Cache::AttachPlan Cache::plan_attach(KeyChain& chain) const {
   const bool whole_blocks = wants_whole_blocks(chain.query());
   AttachPlan plan;
   std::vector<BlockPage> fetchable;
-  for (HostPages counted{.all = true, .some = nullptr};; counted = {.all = false, .some = &fetchable}) {
+  for (HostPages counted{.all = true, .some = nullptr};;
+       counted = {.all = false, .some = &fetchable}) {
     plan.match = index_.match(chain, most, whole_blocks, counted);
     publisher_.list_host_places(plan.match, &plan.on_host);
     if (plan.on_host.empty()) return plan;
     // From the first block on, so that what fits is of use.
-    std::sort(plan.on_host.begin(), plan.on_host.end(), [this](const BlockPage& a, const BlockPage& b) {
-      const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
-      return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
-    });
+    std::sort(plan.on_host.begin(), plan.on_host.end(),
+              [this](const BlockPage& a, const BlockPage& b) {
+                const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
+                return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
+              });
     const int64_t room = index_.num_fetchable(plan.deepest());
     if (static_cast<int64_t>(plan.on_host.size()) <= room) return plan;
-    // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each time.
+    // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each
+    // time.
     fetchable.assign(plan.on_host.begin(), plan.on_host.begin() + room);
     std::sort(fetchable.begin(), fetchable.end());
   }
@@ -134,7 +141,8 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   sequence->trail = trail_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
   sequences_.reserve_one();
-  if (!plan.on_host.empty()) index_.reserve(0);  // a pool that has grown has pages that the index never saw
+  // A pool that has grown has pages that the index never saw
+  if (!plan.on_host.empty()) index_.reserve(0);
   // Nothing throws from here on.
   index_.read_clock();
   if (!plan.on_host.empty()) match = fetch_match(chain, plan);
@@ -154,15 +162,16 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   Sequence& sequence = sequences_.get_settled(id, "publish");
   require_closed("publish");
   if (query.num_tokens > sequence.length) {
-    fail_with(KVC_E_OUT_OF_RANGE, query.num_tokens, "query->num_tokens = %lld: sequence %lld has %lld tokens",
-              ll(query.num_tokens), ll(id), ll(sequence.length));
+    fail_with(KVC_E_OUT_OF_RANGE, query.num_tokens,
+              "query->num_tokens = %lld: sequence %lld has %lld tokens", ll(query.num_tokens),
+              ll(id), ll(sequence.length));
   }
   if (sequence.trail.is_altered || sequence.window != 0 || !sequence.segments.empty()) {
-    fail_with(
-        KVC_E_INVALID_STATE, id,
-        "cannot publish sequence %lld of %lld tokens: its rows were moved, overwritten, computed under a "
-        "window of its own, or are older than the last reset",
-        ll(id), ll(sequence.length));
+    fail_with(KVC_E_INVALID_STATE, id,
+              "cannot publish sequence %lld of %lld tokens: its rows were moved, overwritten, "
+              "computed under a "
+              "window of its own, or are older than the last reset",
+              ll(id), ll(sequence.length));
   }
   KeyChain chain(query, index_.block_tokens());
   TokenTrail trail = trail_of(query, chain, query.num_tokens, take_memory());
@@ -183,7 +192,8 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   const int64_t published = sequence.trail.num_published;
   const bool is_there =
       published > 0 &&
-      index_.find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      index_.find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]) !=
+          kNoNode;
   return is_there ? published * index_.block_tokens() : 0;
 }
 
@@ -202,7 +212,8 @@ int64_t Cache::prefix_unpin(const PrefixQuery& query) {
 }
 
 int64_t Cache::prefix_evict(int64_t pages) {
-  if (pages < 0) fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
+  if (pages < 0)
+    fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
   return index_.evict(pages);
 }
 
@@ -214,7 +225,8 @@ void Cache::prefix_reset() {
   });
 }
 
-// Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by page: the next prompt writes over them.
+// Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by
+// page: the next prompt writes over them.
 void Cache::keep_memory(TokenTrail& trail) noexcept {
   for (TokenTrail& spare : spare_trails_) {
     if (trail.keys.capacity() > spare.keys.capacity()) std::swap(trail.keys, spare.keys);

@@ -7,33 +7,37 @@ int32_t Cache::require_state_layer(int32_t layer, int32_t state, const char* wha
   const int32_t local = require_layer(layer);
   const LayerSpec& spec_of_layer = spec().layers[static_cast<size_t>(local)];
   if (spec_of_layer.kind != KVC_LAYER_STATE) {
-    fail_with(KVC_E_INVALID_STATE, spec_of_layer.kind, "%s: layer %d is of kind %s (%d), expected STATE (%d)",
-              what, layer, layer_kind_name(spec_of_layer.kind), spec_of_layer.kind, KVC_LAYER_STATE);
+    fail_with(KVC_E_INVALID_STATE, spec_of_layer.kind,
+              "%s: layer %d is of kind %s (%d), expected STATE (%d)", what, layer,
+              layer_kind_name(spec_of_layer.kind), spec_of_layer.kind, KVC_LAYER_STATE);
   }
   const auto num_states = static_cast<int32_t>(spec_of_layer.states.size());
   if (state < 0 || state >= num_states) {
-    fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %d states", state, layer,
-              num_states);
+    fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %d states", state,
+              layer, num_states);
   }
   return local;
 }
 
 void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
                             kvc_stream stream) const {
-  const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
+  const StateSpec& shape =
+      spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
   engine_->read_state(
-      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state), shape, out,
-      stream);
+      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state),
+      shape, out, stream);
 }
 
-void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value) {
+void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
+                            const StateRows& value) {
   Sequence& sequence = sequences_.get_idle(id, "set the state of");
   sequences_.check_on_device(sequence, "set the state of");
   // The state at the length is also that of a checkpoint there.
   Checkpoint* here = nullptr;
   if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length)
     here = &sequence.checkpoints.back();
-  const StateSpec& shape = spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
+  const StateSpec& shape =
+      spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
   const int32_t own_holders = here == nullptr ? 1 : 2;
   if (sequence.state == kInitialState || states_.holders(sequence.state) > own_holders ||
       states_.is_cached(sequence.state)) {

@@ -1,4 +1,5 @@
-// Whole sequences between the device and the host: pages, states, checkpoints. What they share stays shared.
+// Whole sequences between the device and the host: pages, states, checkpoints. What they share
+// stays shared.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -60,8 +61,9 @@ std::vector<Sequence*> Cache::swappable(size_t num_seqs, const kvc_seq* seqs, bo
   for (size_t i = 0; i < num_seqs; ++i) {
     Sequence& sequence = sequences_.get_idle(seqs[i], what);
     if (sequence.is_swapped != is_swapped) {
-      fail_with(KVC_E_INVALID_STATE, seqs[i], "cannot %s sequence %lld: its is_swapped = %d, expected %d",
-                what, ll(seqs[i]), sequence.is_swapped ? 1 : 0, is_swapped ? 1 : 0);
+      fail_with(KVC_E_INVALID_STATE, seqs[i],
+                "cannot %s sequence %lld: its is_swapped = %d, expected %d", what, ll(seqs[i]),
+                sequence.is_swapped ? 1 : 0, is_swapped ? 1 : 0);
     }
     if (!is_swapped) sequences_.get_settled(seqs[i], what);
     if (found.size() == sequences_.size()) break;  // more can't be distinct
@@ -72,14 +74,16 @@ std::vector<Sequence*> Cache::swappable(size_t num_seqs, const kvc_seq* seqs, bo
   const auto twice = std::adjacent_find(ids.begin(), ids.end());
   if (twice != ids.end() || found.size() < num_seqs) {
     const kvc_seq id = twice != ids.end() ? *twice : seqs[num_seqs - 1];
-    fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct", ll(id));
+    fail_with(KVC_E_INVALID_ARGUMENT, id,
+              "sequence %lld appears twice in seqs: ids must be distinct", ll(id));
   }
   return found;
 }
 
 // Moves what the sequences hold from one side to the other. All room was made.
-void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& from, const Side& to,
-                           Moves& pages, Moves& slots, CopyDirection direction) noexcept {
+void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& from,
+                           const Side& to, Moves& pages, Moves& slots,
+                           CopyDirection direction) noexcept {
   for (int64_t i = 0; i < pages.count(); ++i)
     pages.to.push_back(to.pages.take(i == 0 ? kNoPage : pages.to.back(), pages.count() - i - 1));
   copier_->copy(direction, pages.from.data(), pages.to.data(), pages.count());
@@ -130,8 +134,8 @@ void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
   const int64_t available = host_.allocator().num_free() + index_.num_host_pages();
   if (needed > available) {
     fail_with(KVC_E_NO_PAGES, needed - available,
-              "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed), ll(available),
-              ll(needed - available));
+              "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed),
+              ll(available), ll(needed - available));
   }
   host_states_.prepare(slots.count());
   // Nothing throws from here on.
@@ -161,9 +165,10 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
   const int64_t missing = std::max<int64_t>(0, needed - allocator_.num_free());
   const int64_t missing_slots = states_.missing(slots.count());
   if (missing > 0 || missing_slots > 0) {
-    fail_with(KVC_E_NO_PAGES, missing + missing_slots,
-              "swapping in takes %lld pages and %lld state slots: %lld pages and %lld slots are missing",
-              ll(needed), ll(slots.count()), ll(missing), ll(missing_slots));
+    fail_with(
+        KVC_E_NO_PAGES, missing + missing_slots,
+        "swapping in takes %lld pages and %lld state slots: %lld pages and %lld slots are missing",
+        ll(needed), ll(slots.count()), ll(missing), ll(missing_slots));
   }
   states_.prepare(slots.count());
   index_.reserve(num_blocks + forward_.batch().num_new_blocks(), has_ids);

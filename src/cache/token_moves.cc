@@ -14,19 +14,21 @@ TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) 
   return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
 }
 
-// Looks at one id more than the cache has sequences at most: among those one is unknown or comes twice.
+// Looks at one id more than the cache has sequences at most: among those one is unknown or comes
+// twice.
 void require_distinct(size_t num_seqs, const kvc_seq* seqs, size_t num_known) {
   std::vector<kvc_seq> ids(seqs, seqs + std::min(num_seqs, num_known + 1));
   std::sort(ids.begin(), ids.end());
   const auto twice = std::adjacent_find(ids.begin(), ids.end());
   if (twice == ids.end()) return;
-  fail_with(KVC_E_INVALID_ARGUMENT, *twice, "sequence %lld appears twice in seqs: ids must be distinct",
-            ll(*twice));
+  fail_with(KVC_E_INVALID_ARGUMENT, *twice,
+            "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
 }
 
 }  // namespace
 
-// ------------------------------------------------------------------------------------------------ token trees
+// ----------------------------------------------------------------------------------------------
+// token trees
 
 void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves) {
   if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
@@ -38,13 +40,13 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
   for (size_t i = 0; i < num_seqs; ++i) {
     Sequence& sequence = sequences_.get_idle(seqs[i], "commit the tree of");
     if (sequence.tree.empty()) {
-      fail_with(KVC_E_INVALID_STATE, sequence.id, "sequence %lld has no uncommitted token tree (0 nodes)",
-                ll(sequence.id));
+      fail_with(KVC_E_INVALID_STATE, sequence.id,
+                "sequence %lld has no uncommitted token tree (0 nodes)", ll(sequence.id));
     }
     if (leaves[i] < -1 || leaves[i] >= sequence.tree.size()) {
       fail_with(KVC_E_OUT_OF_RANGE, leaves[i],
-                "leaves[%zu] = %d out of range: the tree of sequence %lld has %lld nodes", i, leaves[i],
-                ll(sequence.id), ll(sequence.tree.size()));
+                "leaves[%zu] = %d out of range: the tree of sequence %lld has %lld nodes", i,
+                leaves[i], ll(sequence.id), ll(sequence.tree.size()));
     }
     accepted.push_back(&sequence);
   }
@@ -72,7 +74,8 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
 int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
   TokenTree& tree = sequence.tree;
   const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
-  // From the leaf up, parents[] turns into the path: entry d is the node of depth d. A node's depth is at most its index.
+  // From the leaf up, parents[] turns into the path: entry d is the node of depth d. A node's depth
+  // is at most its index.
   for (int64_t depth = num_kept - 1, node = leaf; depth >= 0; --depth) {
     const int32_t parent = tree.parents[static_cast<size_t>(node)];
     tree.depths[static_cast<size_t>(depth)] = static_cast<int32_t>(node);
@@ -82,12 +85,14 @@ int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
     for (size_t group = 0; group < spec().groups.size(); ++group) {
       if (spec().groups[group].is_cross) continue;
       const PageTable& table = sequence.tables[group];
-      // Ascending: a source never lies before its destination, so nothing is overwritten that is still to be moved.
+      // Ascending: a source never lies before its destination, so nothing is overwritten that is
+      // still to be moved.
       for (int64_t depth = 0; depth < num_kept; ++depth) {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
         const int32_t page_tokens = spec().groups[group].page_tokens;
-        engine_->move_token(static_cast<int32_t>(group), place_of(table, sequence.length + node, page_tokens),
+        engine_->move_token(static_cast<int32_t>(group),
+                            place_of(table, sequence.length + node, page_tokens),
                             place_of(table, sequence.length + depth, page_tokens));
       }
     }
@@ -119,7 +124,8 @@ void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
   sequences_.drop_unseen(sequence);
 }
 
-// ---------------------------------------------------------------------------------------------- context shift
+// ----------------------------------------------------------------------------------------------
+// context shift
 
 bool Cache::can_turn_keys() const {
   return std::none_of(spec().ropes.begin(), spec().ropes.end(), [](const RopeSpec& rope) {
@@ -131,37 +137,41 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   Sequence& sequence = sequences_.get_settled(id, "shift");
   if (begin < 0 || begin > end || end > sequence.length) {
     fail_with(KVC_E_OUT_OF_RANGE, end,
-              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin), ll(end),
-              ll(id), ll(sequence.length));
+              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin),
+              ll(end), ll(id), ll(sequence.length));
   }
   if (states_.is_used()) {
-    fail_with(KVC_E_UNSUPPORTED, id,
-              "shift of sequence %lld: layers of kind STATE (%d) cannot forget tokens in the middle", ll(id),
-              KVC_LAYER_STATE);
+    fail_with(
+        KVC_E_UNSUPPORTED, id,
+        "shift of sequence %lld: layers of kind STATE (%d) cannot forget tokens in the middle",
+        ll(id), KVC_LAYER_STATE);
   }
   const int64_t moved = sequence.length - end;
   const bool closes_gap = delta == begin - end;  // no sum: delta is any number yet
   if (!closes_gap && moved > 0 && (spec().has_windows() || sequence.window != 0)) {
-    fail_with(
-        KVC_E_UNSUPPORTED, delta,
-        "delta = %lld: with a window or chunk only begin - end = %lld, which leaves no gap, is supported",
-        ll(delta), ll(begin - end));
+    fail_with(KVC_E_UNSUPPORTED, delta,
+              "delta = %lld: with a window or chunk only begin - end = %lld, which leaves no gap, "
+              "is supported",
+              ll(delta), ll(begin - end));
   }
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     if (spec().groups[group].is_cross || table.kept_begin == 0) continue;
-    fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
-              "[begin, end) = [%lld, %lld): a window of sequence %lld has dropped tokens before %lld",
-              ll(begin), ll(end), ll(id), ll(table.kept_begin));
+    fail_with(
+        KVC_E_OUT_OF_RANGE, table.kept_begin,
+        "[begin, end) = [%lld, %lld): a window of sequence %lld has dropped tokens before %lld",
+        ll(begin), ll(end), ll(id), ll(table.kept_begin));
   }
   if (moved > 0) {
-    const int64_t first = sequence.position_of(end), last = sequence.position_of(sequence.length - 1);
+    const int64_t first = sequence.position_of(end),
+                  last = sequence.position_of(sequence.length - 1);
     const int64_t least = begin == 0 ? 0 : sequence.position_of(begin - 1) + 1;
     if (delta < least - first || delta >= kMaxSequenceLength - last) {
-      fail_with(KVC_E_OUT_OF_RANGE, delta,
-                "delta = %lld would move token %lld from position %lld: at least to %lld, the last token "
-                "below %lld",
-                ll(delta), ll(end), ll(first), ll(least), ll(kMaxSequenceLength));
+      fail_with(
+          KVC_E_OUT_OF_RANGE, delta,
+          "delta = %lld would move token %lld from position %lld: at least to %lld, the last token "
+          "below %lld",
+          ll(delta), ll(end), ll(first), ll(least), ll(kMaxSequenceLength));
     }
     for (size_t layer = 0; delta != 0 && layer < spec().layers.size(); ++layer) {
       const int32_t rope = spec().layers[layer].rope;
@@ -169,15 +179,16 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
         require_plain(static_cast<int32_t>(layer), "kvc_seq_shift of rotated K");
     }
     if (delta != 0 && !can_turn_keys()) {
-      fail_with(
-          KVC_E_UNSUPPORTED, delta,
-          "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors it was turned by",
-          ll(delta), KVC_ROPE_SCALING_LONGROPE);
+      fail_with(KVC_E_UNSUPPORTED, delta,
+                "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors it "
+                "was turned by",
+                ll(delta), KVC_ROPE_SCALING_LONGROPE);
     }
   }
   if (begin == end && (delta == 0 || moved == 0)) return;
 
-  // What is written must be the sequence's own: all moved tokens where rows move or K turns. Whole pages may move as they are.
+  // What is written must be the sequence's own: all moved tokens where rows move or K turns. Whole
+  // pages may move as they are.
   std::vector<uint8_t> rewritten(spec().groups.size(), 0), whole(spec().groups.size(), 0);
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross || moved == 0) continue;
@@ -188,7 +199,8 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
           return rope >= 0 && spec().ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND;
         });
     const bool is_whole = moves_whole_pages(group, begin, end);
-    // Whole pages keep their tokens' places, which end begins; the others are rewritten from begin on.
+    // Whole pages keep their tokens' places, which end begins; the others are rewritten from begin
+    // on.
     (is_whole ? whole : rewritten)[group] = (begin != end && !is_whole) || turns ? 1 : 0;
   }
   std::vector<PositionSegment> segments;
@@ -197,12 +209,15 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
     if (segment.begin < begin) segments.push_back(segment);
   }
   if (moved > 0) {
-    // Segments behind the gap keep their distances: index falls by end - begin, position grows by delta.
+    // Segments behind the gap keep their distances: index falls by end - begin, position grows by
+    // delta.
     const int64_t change = delta + (end - begin);
     const int64_t offset = sequence.position_of(end) - end + change;
-    if (offset != (segments.empty() ? 0 : segments.back().offset)) segments.push_back({begin, offset});
+    if (offset != (segments.empty() ? 0 : segments.back().offset))
+      segments.push_back({begin, offset});
     for (const PositionSegment& segment : sequence.segments) {
-      if (segment.begin > end) segments.push_back({segment.begin - (end - begin), segment.offset + change});
+      if (segment.begin > end)
+        segments.push_back({segment.begin - (end - begin), segment.offset + change});
     }
   }
   const int64_t rest = sequence.length - (end - begin);
@@ -266,10 +281,11 @@ void Cache::turn_keys(Sequence& sequence, int64_t begin, int64_t delta) noexcept
     if (spec().groups[group].is_cross) continue;
     for (const int32_t local : spec().groups[group].layers) {
       const LayerSpec& layer = spec().layers[static_cast<size_t>(local)];
-      if (layer.rope < 0 || spec().ropes[static_cast<size_t>(layer.rope)].mode != KVC_ROPE_ON_APPEND)
+      if (layer.rope < 0 ||
+          spec().ropes[static_cast<size_t>(layer.rope)].mode != KVC_ROPE_ON_APPEND)
         continue;
-      kernels::Rotation angles =
-          shift_rotation(spec().ropes[static_cast<size_t>(layer.rope)], false, delta, cosines, sines);
+      kernels::Rotation angles = shift_rotation(spec().ropes[static_cast<size_t>(layer.rope)],
+                                                false, delta, cosines, sines);
       angles.begin = layer.rotation_begin();
       engine_->turn_keys(local, angles, sequence.tables[group], begin, sequence.length);
     }

@@ -1,4 +1,5 @@
-// kvc_get_api: the functions of kvcache.h as a table, for programs that load the library at run time.
+// kvc_get_api: the functions of kvcache.h as a table, for programs that load the library at run
+// time.
 #include <cstddef>
 
 #include "kvcache.h"

@@ -16,8 +16,8 @@ kvc_status kvc_pages_swap(kvc_cache* cache, const DLTensor* pairs, kvc_swap_dire
   });
 }
 
-kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream stream, kvc_fence** out_fence,
-                          kvc_error* err) noexcept {
+kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream stream,
+                          kvc_fence** out_fence, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     kvc::FenceOut fence(out_fence, cache->cache.engine());

@@ -17,7 +17,8 @@ using kvc::require;
 using kvc::Spec;
 using LayerRows = Cache::LayerRows;
 
-// Tokens in dimension `dimension` of the first tensor that is given; 0 for one that no check lets pass.
+// Tokens in dimension `dimension` of the first tensor that is given; 0 for one that no check lets
+// pass.
 int64_t tokens_of(const DLTensor* tensor, int32_t rank, int32_t dimension, const char* name) {
   if (tensor == nullptr || tensor->ndim != rank || tensor->shape == nullptr) return 0;
   const int64_t count = tensor->shape[dimension];
@@ -29,7 +30,8 @@ int64_t tokens_of(const DLTensor* tensor, int32_t rank, int32_t dimension, const
 }
 
 void require_any(const DLTensor* k, const DLTensor* v) {
-  if (k == nullptr && v == nullptr) fail(KVC_E_INVALID_ARGUMENT, "k and v are both NULL: nothing to copy");
+  if (k == nullptr && v == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "k and v are both NULL: nothing to copy");
 }
 
 void require_same_tokens(const DLTensor* v, int32_t dimension, int64_t count) {
@@ -39,7 +41,8 @@ void require_same_tokens(const DLTensor* v, int32_t dimension, int64_t count) {
   }
 }
 
-// Views of the ATTENTION layers inside k and v [layers, n, heads, dim], whose heads and dims are at least the largest layer's.
+// Views of the ATTENTION layers inside k and v [layers, n, heads, dim], whose heads and dims are at
+// least the largest layer's.
 std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const DLTensor* v,
                                       int64_t num_tokens) {
   require_any(k, v);
@@ -51,8 +54,8 @@ std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const
     v_dim = std::max(v_dim, layer.v_dim);
   }
   if (heads == 0) {
-    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind ATTENTION (%d)", spec.num_local_layers(),
-         KVC_LAYER_ATTENTION);
+    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind ATTENTION (%d)",
+         spec.num_local_layers(), KVC_LAYER_ATTENTION);
   }
   std::vector<LayerRows> rows;
   const int64_t num_layers = spec.num_local_layers();
@@ -61,9 +64,11 @@ std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const
     LayerRows views{i, {}, {}};
     // Tensors are checked even when no layer of theirs is read.
     if (k != nullptr)
-      views.k = kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim, spec.device}, num_layers, i);
+      views.k =
+          kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim, spec.device}, num_layers, i);
     if (v != nullptr)
-      views.v = kvc::view_layer_rows(v, {"v", num_tokens, heads, v_dim, spec.device}, num_layers, i);
+      views.v =
+          kvc::view_layer_rows(v, {"v", num_tokens, heads, v_dim, spec.device}, num_layers, i);
     if (layer.kind != KVC_LAYER_ATTENTION) continue;
     if (layer.v_in_k) views.v = {};
     rows.push_back(views);
@@ -77,43 +82,48 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
     if (layer.kind == KVC_LAYER_MLA) dim = std::max(dim, layer.k_dim);
   }
   if (dim == 0) {
-    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind MLA (%d)", spec.num_local_layers(),
-         KVC_LAYER_MLA);
+    fail(KVC_E_UNSUPPORTED, "none of the %d layers here is of kind MLA (%d)",
+         spec.num_local_layers(), KVC_LAYER_MLA);
   }
   std::vector<LayerRows> rows;
   for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
-    const auto view =
-        kvc::view_layer_latents(latent, "latent", num_tokens, dim, spec.num_local_layers(), i, spec.device);
+    const auto view = kvc::view_layer_latents(latent, "latent", num_tokens, dim,
+                                              spec.num_local_layers(), i, spec.device);
     if (spec.layers[static_cast<size_t>(i)].kind == KVC_LAYER_MLA) rows.push_back({i, view, {}});
   }
   return rows;
 }
 
 // One layer of any kind that reads pages.
-std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTensor* k, const DLTensor* v,
-                                  int64_t num_tokens) {
+std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTensor* k,
+                                  const DLTensor* v, int64_t num_tokens) {
   require_any(k, v);
   const int32_t local = cache.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   const LayerSpec& source = cache.spec().layers[static_cast<size_t>(spec.source)];
   if (!source.keeps_pages()) {
-    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), which keeps no pages", layer,
-              kvc::layer_kind_name(spec.kind), spec.kind);
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), which keeps no pages",
+              layer, kvc::layer_kind_name(spec.kind), spec.kind);
   }
   if (v != nullptr && source.v_in_k) {
-    fail_with(KVC_E_INVALID_ARGUMENT, layer, "v is set, but V of layer %d lies in its K rows: expected NULL",
-              layer);
+    fail_with(KVC_E_INVALID_ARGUMENT, layer,
+              "v is set, but V of layer %d lies in its K rows: expected NULL", layer);
   }
   LayerRows rows{spec.source, {}, {}};
   if (k != nullptr)
-    rows.k = kvc::view_rows(k, {"k", num_tokens, source.num_kv_heads, source.k_dim, cache.spec().device});
+    rows.k = kvc::view_rows(
+        k, {"k", num_tokens, source.num_kv_heads, source.k_dim, cache.spec().device});
   if (v != nullptr)
-    rows.v = kvc::view_rows(v, {"v", num_tokens, source.num_kv_heads, source.v_dim, cache.spec().device});
+    rows.v = kvc::view_rows(
+        v, {"v", num_tokens, source.num_kv_heads, source.v_dim, cache.spec().device});
   return {rows};
 }
 
-// Tokens that a get asks for; a range that is no range is refused by the cache, which knows the sequence.
-int64_t range_length(int64_t begin, int64_t end) { return begin < 0 || end < begin ? 0 : end - begin; }
+// Tokens that a get asks for; a range that is no range is refused by the cache, which knows the
+// sequence.
+int64_t range_length(int64_t begin, int64_t end) {
+  return begin < 0 || end < begin ? 0 : end - begin;
+}
 
 const Cache& storage_of(const kvc_cache* cache, const char* what) {
   require(cache, "cache");
@@ -132,25 +142,26 @@ struct StateRef {
   const std::vector<int64_t>& shape;
 };
 
-// Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong state.
+// Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong
+// state.
 StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
   const int32_t local = cache.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   if (spec.kind != KVC_LAYER_STATE) {
-    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), expected STATE (%d)", layer,
-              kvc::layer_kind_name(spec.kind), spec.kind, KVC_LAYER_STATE);
+    fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), expected STATE (%d)",
+              layer, kvc::layer_kind_name(spec.kind), spec.kind, KVC_LAYER_STATE);
   }
   if (state < 0 || static_cast<size_t>(state) >= spec.states.size()) {
-    fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %zu states", state, layer,
-              spec.states.size());
+    fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %zu states", state,
+              layer, spec.states.size());
   }
   return {local, spec.states[static_cast<size_t>(state)].shape};
 }
 
 }  // namespace
 
-kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end, DLTensor* k,
-                            DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
+kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end,
+                            DLTensor* k, DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_kv");
     self.check_token_range(seq, begin, end);
@@ -179,7 +190,8 @@ kvc_status kvc_debug_get_mla(const kvc_cache* cache, kvc_seq seq, int64_t begin,
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_mla");
     self.check_token_range(seq, begin, end);
-    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)), stream);
+    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)),
+                   stream);
   });
 }
 
@@ -194,8 +206,9 @@ kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const
   });
 }
 
-kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, int64_t end,
-                               DLTensor* k, DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
+kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin,
+                               int64_t end, DLTensor* k, DLTensor* v, kvc_stream stream,
+                               kvc_error* err) noexcept {
   return guard(err, [&] {
     const Cache& self = storage_of(cache, "kvc_debug_get_layer");
     self.sequences().get_on_device(seq, "read");
@@ -206,8 +219,9 @@ kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t laye
   });
 }
 
-kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin, const DLTensor* k,
-                               const DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
+kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int64_t begin,
+                               const DLTensor* k, const DLTensor* v, kvc_stream stream,
+                               kvc_error* err) noexcept {
   return guard(err, [&] {
     Cache& self = storage_of(cache, "kvc_debug_set_layer");
     self.sequences().get_idle(seq, "set tokens of");
@@ -225,8 +239,8 @@ kvc_status kvc_debug_get_state(const kvc_cache* cache, kvc_seq seq, int32_t laye
     const Cache& self = storage_of(cache, "kvc_debug_get_state");
     self.sequences().get_on_device(seq, "read");
     const StateRef ref = state_of(self, layer, state);
-    self.debug_get_state(seq, ref.local, state, kvc::view_state(out, "out", ref.shape, self.spec().device),
-                         stream);
+    self.debug_get_state(seq, ref.local, state,
+                         kvc::view_state(out, "out", ref.shape, self.spec().device), stream);
   });
 }
 

@@ -35,12 +35,14 @@ void write_element(kvc_event* out, size_t stride, size_t i, const kvc_event& eve
 
 void require_events(const kvc::Cache& cache) {
   if (!cache.index().events().is_used())
-    fail(KVC_E_UNSUPPORTED, "config.event_capacity = 0: this cache makes no events, expected at least 1");
+    fail(KVC_E_UNSUPPORTED,
+         "config.event_capacity = 0: this cache makes no events, expected at least 1");
 }
 
 }  // namespace
 
-kvc_status kvc_events_poll(kvc_cache* cache, kvc_event* out, size_t* count, kvc_error* err) noexcept {
+kvc_status kvc_events_poll(kvc_cache* cache, kvc_event* out, size_t* count,
+                           kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(count, "count");
@@ -59,8 +61,8 @@ kvc_status kvc_events_poll(kvc_cache* cache, kvc_event* out, size_t* count, kvc_
   });
 }
 
-kvc_status kvc_events_snapshot(const kvc_cache* cache, kvc_event* out, size_t* count, uint64_t* out_number,
-                               kvc_error* err) noexcept {
+kvc_status kvc_events_snapshot(const kvc_cache* cache, kvc_event* out, size_t* count,
+                               uint64_t* out_number, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(count, "count");

@@ -34,7 +34,8 @@ kvc_status kvc_export_seq_pages(const kvc_cache* cache, kvc_seq seq, int32_t gro
     const kvc::Sequence& sequence = cache->cache.sequences().get_on_device(seq, "export");
     const kvc::GroupSpec& group_spec = cache->cache.spec().groups[static_cast<size_t>(group)];
     const bool is_cross = group_spec.is_cross;
-    // Inside a forward the table already holds the new tokens' pages; the answer is about what was there before.
+    // Inside a forward the table already holds the new tokens' pages; the answer is about what was
+    // there before.
     int64_t stored = sequence.stored(is_cross);
     if (sequence.in_forward()) {
       const auto entry = static_cast<size_t>(sequence.batch_index);
@@ -43,7 +44,8 @@ kvc_status kvc_export_seq_pages(const kvc_cache* cache, kvc_seq seq, int32_t gro
     const std::vector<kvc::PageId>& pages = sequence.tables[static_cast<size_t>(group)].pages;
     kvc::TableData table;
     for (int64_t i = 0; i < group_spec.pages_for(stored); ++i) {
-      if (pages[static_cast<size_t>(i)] != kvc::kNoPage) table.i32.push_back(pages[static_cast<size_t>(i)]);
+      if (pages[static_cast<size_t>(i)] != kvc::kNoPage)
+        table.i32.push_back(pages[static_cast<size_t>(i)]);
     }
     table.shape = {static_cast<int64_t>(table.i32.size())};
     *out = kvc::export_table(std::move(table));

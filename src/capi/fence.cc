@@ -24,7 +24,8 @@ bool wait(const kvc_fence& fence, int64_t timeout_ns) {
   const Clock::time_point begin = Clock::now();
   std::chrono::microseconds pause = kFirstPause;
   while (!is_done(fence)) {
-    if (timeout_ns >= 0 && Clock::now() - begin >= std::chrono::nanoseconds(timeout_ns)) return false;
+    if (timeout_ns >= 0 && Clock::now() - begin >= std::chrono::nanoseconds(timeout_ns))
+      return false;
     std::this_thread::sleep_for(pause);
     pause = std::min(kLongestPause, 2 * pause);
   }
@@ -51,7 +52,8 @@ kvc_status kvc_fence_wait(const kvc_fence* fence, int64_t timeout_ns, kvc_error*
   });
 }
 
-kvc_status kvc_fence_wait_on_stream(const kvc_fence* fence, kvc_stream stream, kvc_error* err) noexcept {
+kvc_status kvc_fence_wait_on_stream(const kvc_fence* fence, kvc_stream stream,
+                                    kvc_error* err) noexcept {
   return guard(err, [&] {
     require(fence, "fence");
     if (fence->event) fence->event.wait_on(stream);  // the CPU has no streams, and is done

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/attention/engine.h"
-#include "src/base/device.h"
+#include "src/device/device.h"
+#include "src/exec/engine.h"
 
 struct kvc_fence {
   kvc::DeviceEvent event;  // of a cache on a device; a fence may outlive its cache
@@ -13,7 +13,8 @@ struct kvc_fence {
 
 namespace kvc {
 
-// The nullable `out_fence` of a call. Made before the copies begin, event and all, so that only the device can fail after them.
+// The nullable `out_fence` of a call. Made before the copies begin, event and all, so that only the
+// device can fail after them.
 class FenceOut {
  public:
   // Throws what keeps a fence from being made.

@@ -25,7 +25,8 @@ kvc::GivenPositions read_positions(const kvc::Cache& cache, const kvc_forward_de
   if (desc.positions == nullptr) return given;
   if (cache.spec().has_rope_mode(KVC_ROPE_ON_READ)) {
     fail(KVC_E_UNSUPPORTED,
-         "desc->positions is set: a layer with rope mode ON_READ (%d) knows the positions of tokens only",
+         "desc->positions is set: a layer with rope mode ON_READ (%d) knows the positions of "
+         "tokens only",
          KVC_ROPE_ON_READ);
   }
   // Before the batch is checked in full: the sum must not wrap, and seqs and lengths may be NULL.
@@ -42,7 +43,8 @@ kvc::GivenPositions read_positions(const kvc::Cache& cache, const kvc_forward_de
     given.num_position_rows = 1;
     return given;
   }
-  const kvc::I32Matrix matrix = kvc::view_i32_matrix(desc.positions, "desc->positions", sections, num_tokens);
+  const kvc::I32Matrix matrix =
+      kvc::view_i32_matrix(desc.positions, "desc->positions", sections, num_tokens);
   if (matrix.num_rows != sections) {
     fail_with(KVC_E_SHAPE, matrix.num_rows, "desc->positions has shape[0] = %lld, expected %d",
               static_cast<long long>(matrix.num_rows), sections);
@@ -66,7 +68,8 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
     kvc::refuse_extensions(read.ext, "desc");
     if ((read.flags & ~uint64_t{KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL}) != 0) {
       fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(read.flags),
-                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) and KVC_FORWARD_PARTIAL (2) are",
+                "desc->flags = %llu is not supported: KVC_FORWARD_REPLAY (1) and "
+                "KVC_FORWARD_PARTIAL (2) are",
                 static_cast<unsigned long long>(read.flags));
     }
     const kvc::BatchRequest request{.num_seqs = read.num_seqs,
@@ -76,9 +79,9 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
                                     .cross_lengths = read.cross_lengths,
                                     .tokens = read.tokens};
     const kvc::StreamScope scope(cache->cache.engine(), read.stream);
-    *out =
-        cache->cache.begin(request, read_positions(cache->cache, read),
-                           (read.flags & KVC_FORWARD_REPLAY) != 0, (read.flags & KVC_FORWARD_PARTIAL) != 0);
+    *out = cache->cache.begin(request, read_positions(cache->cache, read),
+                              (read.flags & KVC_FORWARD_REPLAY) != 0,
+                              (read.flags & KVC_FORWARD_PARTIAL) != 0);
   });
 }
 
@@ -93,7 +96,8 @@ kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err
     const kvc::Cache& cache = kvc::open_cache(fwd);
     const kvc::Forward& forward = cache.forward();
     const int64_t num_rows = forward.batch().num_rows();
-    const DLDevice device = cache.spec().storage == KVC_STORAGE_NONE ? kvc::kHost : cache.spec().device;
+    const DLDevice device =
+        cache.spec().storage == KVC_STORAGE_NONE ? kvc::kHost : cache.spec().device;
     require(out, "out");
     check_position_rank(*out, "out");
     const bool is_vector = out->ndim == 1;
@@ -104,7 +108,8 @@ kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err
       matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows, device);
       if (matrix.num_rows != forward.position_rows()) {
         fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
-                  static_cast<long long>(matrix.num_rows), static_cast<long long>(forward.position_rows()));
+                  static_cast<long long>(matrix.num_rows),
+                  static_cast<long long>(forward.position_rows()));
       }
     }
     cache.engine().write_positions(forward, matrix);

@@ -20,7 +20,8 @@ void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
   // A shorter struct gets the part that fits, its message still terminated.
   const size_t size = filled.struct_size;
   if (size < sizeof(size_t)) return;
-  if (size > offsetof(kvc_error, message)) filled.message[size - offsetof(kvc_error, message) - 1] = '\0';
+  if (size > offsetof(kvc_error, message))
+    filled.message[size - offsetof(kvc_error, message) - 1] = '\0';
   std::memcpy(static_cast<void*>(err), &filled, size);
 }
 

@@ -12,7 +12,8 @@
 namespace kvc {
 
 // Fills `err` within its struct_size; NULL is fine.
-void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail, const char* message) noexcept;
+void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
+            const char* message) noexcept;
 
 // Runs `body`, which throws to fail. No exception leaves.
 template <typename Body>

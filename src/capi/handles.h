@@ -1,4 +1,5 @@
-// What the opaque handles of kvcache.h hold. (A kvc_forward * is a number: cache/forward_handles.h.)
+// What the opaque handles of kvcache.h hold. (A kvc_forward * is a number:
+// cache/forward_handles.h.)
 #pragma once
 
 #include <memory>
@@ -31,7 +32,8 @@ inline Cache& open_cache(const kvc_forward* fwd) {
   return *cache;
 }
 
-// The stream that a call gives, for what it enqueues. Throws DEVICE where the device has failed before.
+// The stream that a call gives, for what it enqueues. Throws DEVICE where the device has failed
+// before.
 class StreamScope {
  public:
   StreamScope(Engine& engine, kvc_stream stream) : engine_(engine) {

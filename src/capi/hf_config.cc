@@ -1,9 +1,7 @@
 // kvcache.h, section "Plan": kvc_config_from_hf_json.
 //
-// Behind the layers, in elements of the same array, lie the rotations, the states, their shapes and the frequency factors, in this
-// order, each aligned to 8 bytes.
-#include "src/plan/hf_config.h"
-
+// Behind the layers, in elements of the same array, lie the rotations, the states, their shapes and
+// the frequency factors, in this order, each aligned to 8 bytes.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -12,7 +10,8 @@
 
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
-#include "src/plan/hf/json.h"
+#include "src/model_config/json.h"
+#include "src/model_config/model_config.h"
 
 namespace {
 
@@ -31,7 +30,8 @@ struct Attachments {
     for (const std::vector<hf::State>& set : model.states)
       states.push_back(take(set.size() * sizeof(kvc_state_spec)));
     for (const std::vector<hf::State>& set : model.states) {
-      for (const hf::State& state : set) shapes.push_back(take(state.shape.size() * sizeof(int64_t)));
+      for (const hf::State& state : set)
+        shapes.push_back(take(state.shape.size() * sizeof(int64_t)));
     }
     for (const hf::Rope& rope : model.ropes) {
       factors.push_back(take(rope.factors.size() * sizeof(float)));
@@ -54,8 +54,8 @@ void check_stride(size_t stride) {
   kvc::check_struct_size(stride, sizeof(kvc_layer), "layers");
   if (stride % kAlignment != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(stride),
-              "layers->struct_size = %zu is not a multiple of %zu: elements would be misaligned", stride,
-              kAlignment);
+              "layers->struct_size = %zu is not a multiple of %zu: elements would be misaligned",
+              stride, kAlignment);
   }
 }
 
@@ -70,14 +70,16 @@ void check_room(const hf::Model& model, size_t stride) {
   for (size_t i = 0; i < model.layers.size(); ++i) {
     kvc_layer whole = model.layers[i].layer;
     // Any address will do: what counts is whether the field lies within the stride.
-    if (model.layers[i].states >= 0) whole.states = reinterpret_cast<const kvc_state_spec*>(kAlignment);
+    if (model.layers[i].states >= 0)
+      whole.states = reinterpret_cast<const kvc_state_spec*>(kAlignment);
     if (model.layers[i].rope >= 0) whole.rope = reinterpret_cast<const kvc_rope*>(kAlignment);
     const auto* bytes = reinterpret_cast<const unsigned char*>(&whole);
-    if (std::any_of(bytes + stride, bytes + sizeof whole, [](unsigned char byte) { return byte != 0; })) {
-      fail_with(
-          KVC_E_VERSION, static_cast<int64_t>(stride),
-          "layers->struct_size = %zu has no room for what layer %zu needs: this library knows %zu bytes",
-          stride, i, sizeof whole);
+    if (std::any_of(bytes + stride, bytes + sizeof whole,
+                    [](unsigned char byte) { return byte != 0; })) {
+      fail_with(KVC_E_VERSION, static_cast<int64_t>(stride),
+                "layers->struct_size = %zu has no room for what layer %zu needs: this library "
+                "knows %zu bytes",
+                stride, i, sizeof whole);
     }
   }
 }
@@ -96,18 +98,21 @@ void write_attachments(const hf::Model& model, const Attachments& at, std::byte*
       spec.ndim = static_cast<int32_t>(state.shape.size());
       spec.dtype = state.dtype;
       spec.shape = reinterpret_cast<const int64_t*>(base + at.shapes[shape]);
-      write_array(state.shape.data(), state.shape.size() * sizeof(int64_t), base + at.shapes[shape]);
+      write_array(state.shape.data(), state.shape.size() * sizeof(int64_t),
+                  base + at.shapes[shape]);
       std::memcpy(base + at.states[i] + k * sizeof spec, &spec, sizeof spec);
     }
   }
   for (size_t i = 0; i < model.ropes.size(); ++i) {
     const hf::Rope& rope = model.ropes[i];
     kvc_rope whole = rope.rope;
-    if (!rope.factors.empty()) whole.freq_factors = reinterpret_cast<const float*>(base + at.factors[i]);
+    if (!rope.factors.empty())
+      whole.freq_factors = reinterpret_cast<const float*>(base + at.factors[i]);
     if (!rope.long_factors.empty())
       whole.long_freq_factors = reinterpret_cast<const float*>(base + at.long_factors[i]);
     write_array(rope.factors.data(), rope.factors.size() * sizeof(float), base + at.factors[i]);
-    write_array(rope.long_factors.data(), rope.long_factors.size() * sizeof(float), base + at.long_factors[i]);
+    write_array(rope.long_factors.data(), rope.long_factors.size() * sizeof(float),
+                base + at.long_factors[i]);
     std::memcpy(base + at.ropes[i], &whole, sizeof whole);
   }
 }
@@ -120,10 +125,11 @@ void write_layers(const hf::Model& model, const Attachments& at, size_t stride, 
     kvc_layer whole = layer.layer;
     whole.struct_size = stride;
     if (layer.rope >= 0)
-      whole.rope = reinterpret_cast<const kvc_rope*>(base + at.ropes[static_cast<size_t>(layer.rope)]);
+      whole.rope =
+          reinterpret_cast<const kvc_rope*>(base + at.ropes[static_cast<size_t>(layer.rope)]);
     if (layer.states >= 0)
-      whole.states =
-          reinterpret_cast<const kvc_state_spec*>(base + at.states[static_cast<size_t>(layer.states)]);
+      whole.states = reinterpret_cast<const kvc_state_spec*>(
+          base + at.states[static_cast<size_t>(layer.states)]);
     std::memcpy(out + i * stride, &whole, std::min(stride, sizeof whole));
   }
   write_attachments(model, at, base);
@@ -144,22 +150,23 @@ void check_config(const kvc_config* config) {
   constexpr size_t kNeeded = offsetof(kvc_config, max_seq_len) + sizeof(config->max_seq_len);
   if (config->struct_size < kNeeded) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(config->struct_size),
-              "config->struct_size = %zu ends before max_seq_len, which needs %zu", config->struct_size,
-              kNeeded);
+              "config->struct_size = %zu ends before max_seq_len, which needs %zu",
+              config->struct_size, kNeeded);
   }
 }
 
 }  // namespace
 
-kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_layer* layers, size_t* n,
-                                   kvc_error* err) noexcept {
+kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_layer* layers,
+                                   size_t* n, kvc_error* err) noexcept {
   return kvc::guard(err, [&] {
     kvc::require(json, "json");
     kvc::require(n, "n");
     check_config(config);
     if (layers != nullptr) {
       if (*n == 0)
-        fail(KVC_E_INVALID_ARGUMENT, "*n = 0 elements with layers set: layers[0].struct_size is read");
+        fail(KVC_E_INVALID_ARGUMENT,
+             "*n = 0 elements with layers set: layers[0].struct_size is read");
       if (reinterpret_cast<uintptr_t>(layers) % kAlignment != 0)
         fail(KVC_E_INVALID_ARGUMENT, "layers is not aligned to %zu bytes", kAlignment);
       check_stride(layers->struct_size);

@@ -5,13 +5,13 @@
 #include <iterator>
 
 #include "kernels/cpu/table.h"
-#include "src/base/device.h"
 #include "src/base/executor.h"
 #include "src/base/log.h"
 #include "src/base/memory.h"
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
 #include "src/capi/version.h"
+#include "src/device/device.h"
 
 namespace {
 
@@ -49,7 +49,7 @@ constexpr const char* kFeatures[] = {"cpu",          "f32",
                                      "rope.on_read", "rope.llama3",
                                      "rope.yarn",    "rope.longrope",
                                      "rope.mrope",   "softcap",
-                                     "sinks",        "alibi",
+                                     "sink_logits",  "alibi",
                                      "bias",         "spans",
                                      "window",       "window.sink",
                                      "chunk",        "tree",
@@ -88,16 +88,16 @@ kvc_device_caps cuda_caps(int32_t id) {
   const int32_t count = kvc::count_devices();
   if (count == 0) return caps;
   if (id < 0 || id >= count) {
-    fail_with(KVC_E_OUT_OF_RANGE, id, "device.device_id = %d does not exist: there are %d CUDA devices", id,
-              count);
+    fail_with(KVC_E_OUT_OF_RANGE, id,
+              "device.device_id = %d does not exist: there are %d CUDA devices", id, count);
   }
   const kvc::cuda::DeviceInfo info = kvc::device_info(kvc::require_device(id));
   caps.backend_present = 1;
   caps.arch = info.arch;
   caps.num_cores = info.num_sms;
   caps.page_granularity = static_cast<int32_t>(info.granularity);
-  caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16 | KVC_DTYPE_F8_E4M3 | KVC_DTYPE_F8_E5M2 |
-                KVC_DTYPE_INT8 | KVC_DTYPE_INT4 | KVC_DTYPE_F4_E2M1;
+  caps.dtypes = KVC_DTYPE_F32 | KVC_DTYPE_F16 | KVC_DTYPE_BF16 | KVC_DTYPE_F8_E4M3 |
+                KVC_DTYPE_F8_E5M2 | KVC_DTYPE_INT8 | KVC_DTYPE_INT4 | KVC_DTYPE_F4_E2M1;
   caps.memory_bytes = info.memory_bytes;
   caps.memory_free_bytes = info.memory_free_bytes;
   std::snprintf(caps.name, sizeof caps.name, "%s", info.name);
@@ -140,11 +140,13 @@ kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* er
   });
 }
 
-kvc_status kvc_set_logger(kvc_log_fn fn, void* user, kvc_log_level min_level, kvc_error* err) noexcept {
+kvc_status kvc_set_logger(kvc_log_fn fn, void* user, kvc_log_level min_level,
+                          kvc_error* err) noexcept {
   return guard(err, [&] {
     if (min_level < KVC_LOG_DEBUG || min_level > KVC_LOG_ERROR) {
-      fail_with(KVC_E_INVALID_ARGUMENT, min_level, "min_level = %d is not a kvc_log_level (%d to %d)",
-                min_level, KVC_LOG_DEBUG, KVC_LOG_ERROR);
+      fail_with(KVC_E_INVALID_ARGUMENT, min_level,
+                "min_level = %d is not a kvc_log_level (%d to %d)", min_level, KVC_LOG_DEBUG,
+                KVC_LOG_ERROR);
     }
     kvc::set_logger(fn, user, min_level);
   });

@@ -8,7 +8,8 @@ namespace {
 
 void refuse_unused(bool is_set, const char* field, const char* function) {
   if (is_set)
-    fail(KVC_E_INVALID_ARGUMENT, "%s is set, but %s does not use it: expected 0 or NULL", field, function);
+    fail(KVC_E_INVALID_ARGUMENT, "%s is set, but %s does not use it: expected 0 or NULL", field,
+         function);
 }
 
 void read_executor(const kvc_executor* executor, OpOptions* out) {
@@ -22,15 +23,16 @@ void read_executor(const kvc_executor* executor, OpOptions* out) {
 
 void read_attn(OpOptions* out) {
   if (out->opt.full != 0 && out->opt.full != 1) {
-    fail_with(KVC_E_INVALID_ARGUMENT, out->opt.full, "opt.full = %d, expected 0 (causal) or 1 (all keys)",
-              out->opt.full);
+    fail_with(KVC_E_INVALID_ARGUMENT, out->opt.full,
+              "opt.full = %d, expected 0 (causal) or 1 (all keys)", out->opt.full);
   }
   if (out->opt.attn == nullptr) return;
   out->attn = read_struct(out->opt.attn, "opt.attn");
   refuse_extensions(out->attn.ext, "opt.attn");
   // Before anything is computed with it.
   if (out->attn.window < 0) {
-    fail_with(KVC_E_OUT_OF_RANGE, out->attn.window, "opt.attn->window = %lld out of range: 0 to %lld",
+    fail_with(KVC_E_OUT_OF_RANGE, out->attn.window,
+              "opt.attn->window = %lld out of range: 0 to %lld",
               static_cast<long long>(out->attn.window), static_cast<long long>(kMaxSequenceLength));
   }
   if (out->attn.spans != nullptr)

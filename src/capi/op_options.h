@@ -1,4 +1,5 @@
-// The structs of kvcache.h, section "Operators", read by the sized-struct rules; what an operator does not use is refused by name.
+// The structs of kvcache.h, section "Operators", read by the sized-struct rules; what an operator
+// does not use is refused by name.
 #pragma once
 
 #include "kvcache.h"
@@ -21,7 +22,8 @@ struct OpOptions {
   const kvc_rope* rotation() const { return opt.rope == nullptr ? nullptr : &rope; }
 };
 
-// `function` appears in messages; `opt` NULL: all defaults. Throws INVALID_ARGUMENT, UNSUPPORTED or VERSION.
+// `function` appears in messages; `opt` NULL: all defaults. Throws INVALID_ARGUMENT, UNSUPPORTED or
+// VERSION.
 OpOptions read_op_options(const kvc_op_opt* opt, unsigned uses, const char* function);
 
 }  // namespace kvc

@@ -2,14 +2,14 @@
 #include <algorithm>
 #include <climits>
 
-#include "src/attention/cuda_operators.h"
-#include "src/attention/operators.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
 #include "src/base/tensor_shape.h"
 #include "src/capi/guard.h"
 #include "src/capi/op_options.h"
 #include "src/capi/sized_struct.h"
+#include "src/ops/cuda_operators.h"
+#include "src/ops/operators.h"
 
 namespace {
 
@@ -49,7 +49,8 @@ int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& plac
   const int64_t heads = q->shape[1];
   if (heads < 1 || heads > kvc::kMaxHeads || heads % num_kv_heads != 0) {
     fail_with(KVC_E_SHAPE, heads,
-              "q has shape %s, expected [T, heads, dim] with heads a multiple of the %d kv heads up to %d",
+              "q has shape %s, expected [T, heads, dim] with heads a multiple of the %d kv heads "
+              "up to %d",
               kvc::shape_text(*q).text, num_kv_heads, kvc::kMaxHeads);
   }
   return static_cast<int32_t>(heads);
@@ -57,8 +58,8 @@ int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& plac
 
 void check_row_count(const char* name, int64_t rows) {
   if (rows > INT32_MAX)
-    fail_with(KVC_E_OUT_OF_RANGE, rows, "%s has %lld rows: at most %d", name, static_cast<long long>(rows),
-              INT32_MAX);
+    fail_with(KVC_E_OUT_OF_RANGE, rows, "%s has %lld rows: at most %d", name,
+              static_cast<long long>(rows), INT32_MAX);
 }
 
 // What the attentions are given beside keys and sequences.
@@ -67,26 +68,29 @@ struct AttendCall {
   AttnTensors tensors{};
   OpRotation rotation;
 };
-// K and V that are packed rows, so that they can be compared with the outputs; null: those of a pool.
+// K and V that are packed rows, so that they can be compared with the outputs; null: those of a
+// pool.
 struct PackedKeys {
   const DLTensor *k = nullptr, *v = nullptr;
   int64_t num_rows = 0;
 };
-AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t num_rows, int64_t longest,
-                     const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse,
-                     DLDevice device) {
+AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t num_rows,
+                     int64_t longest, const PackedKeys& keys, const DLTensor* q, DLTensor* out,
+                     DLTensor* lse, DLDevice device) {
   AttendCall call;
-  kvc::read_options(read.attn, shape, num_rows, read.attn.bias == nullptr ? 0 : longest, &call.options,
-                    "opt.attn->", device);
+  kvc::read_options(read.attn, shape, num_rows, read.attn.bias == nullptr ? 0 : longest,
+                    &call.options, "opt.attn->", device);
   AttnTensors& tensors = call.tensors;
   tensors.q = kvc::view_rows(q, {"q", num_rows, shape.num_q_heads, shape.k_dim, device});
   tensors.out = kvc::view_rows(out, {"out", num_rows, shape.num_q_heads, shape.v_dim, device});
   if (lse != nullptr) {
-    const kvc::F32Matrix matrix = kvc::view_f32_matrix(lse, "lse", num_rows, shape.num_q_heads, device);
+    const kvc::F32Matrix matrix =
+        kvc::view_f32_matrix(lse, "lse", num_rows, shape.num_q_heads, device);
     tensors.lse = matrix.data;
     tensors.lse_token_stride = matrix.row_stride;
   }
-  kvc::refuse_overlaps({q, keys.k, keys.v, out, lse, num_rows, keys.num_rows}, read.attn, "opt.attn->");
+  kvc::refuse_overlaps({q, keys.k, keys.v, out, lse, num_rows, keys.num_rows}, read.attn,
+                       "opt.attn->");
   call.rotation = kvc::view_rotation(read.rotation(), read.opt.positions, shape.latent_rank,
                                      shape.k_dim - shape.latent_rank, num_rows, device);
   return call;
@@ -95,13 +99,14 @@ AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t
 // The common end of the attentions on the host. The sequences are complete.
 void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
             const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
-  const AttendCall call = read_call(attention.shape, read, num_rows, longest, keys, q, out, lse, kvc::kHost);
+  const AttendCall call =
+      read_call(attention.shape, read, num_rows, longest, keys, q, out, lse, kvc::kHost);
   kvc::Operators(read.opt.cpu_isa, read.host())
       .attend(attention, call.options, call.tensors, call.rotation, num_rows);
 }
 
-// On a device, where nobody has seen how many rows and keys the sequences have: rows are those of q, and keys at most those that a bias has columns
-// for.
+// On a device, where nobody has seen how many rows and keys the sequences have: rows are those of
+// q, and keys at most those that a bias has columns for.
 void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
                const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   kvc::cuda::OpSequencesParams& sequences = attention.sequences;
@@ -114,7 +119,8 @@ void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOp
   sequences.window = call.options.window;
   if (const DLTensor* bias = read.attn.bias; bias != nullptr)
     sequences.max_keys = std::min<int64_t>(sequences.max_keys, bias->shape[bias->ndim - 1]);
-  CudaOperators(place.device, read.opt.stream).attend(attention, call.options, call.tensors, call.rotation);
+  CudaOperators(place.device, read.opt.stream)
+      .attend(attention, call.options, call.tensors, call.rotation);
 }
 
 kvc::LayerSpec shape_of(const OpPool& pool, int32_t latent_rank, int32_t num_q_heads) {
@@ -133,25 +139,27 @@ void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t l
   const OpPool& pool = placed.view;
   if (!placed.place.on_host()) {
     const kvc_op_table pages = kvc::read_struct(table, "table");
-    kvc::CudaOpAttention attention{.shape = {},
-                                   .k = pool.k,
-                                   .v = pool.v,
-                                   .page_size = pool.page_size,
-                                   .sequences = kvc::view_table_on(placed.place.dlpack, pages, pool)};
+    kvc::CudaOpAttention attention{
+        .shape = {},
+        .k = pool.k,
+        .v = pool.v,
+        .page_size = pool.page_size,
+        .sequences = kvc::view_table_on(placed.place.dlpack, pages, pool)};
     attention.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place));
     return attend_on(placed.place, attention, read, {}, q, out, lse);
   }
   const OpTable pages = read_table(table, pool);
-  OpAttention attention{.shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place)),
-                        .k = pool.k,
-                        .v = pool.v,
-                        .page_size = pool.page_size,
-                        .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
+  OpAttention attention{
+      .shape = shape_of(pool, latent_rank, query_heads(q, pool.num_heads, placed.place)),
+      .k = pool.k,
+      .v = pool.v,
+      .page_size = pool.page_size,
+      .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
   int64_t longest = 0;
   for (int32_t i = 0; i < pages.num_sequences; ++i) {
     const int64_t num_rows = pages.row_begin(i + 1) - pages.row_begin(i);
-    const int64_t first_key = attention.sequences.add(i, "table.seq_lens", pages.pages_of(i),
-                                                      pages.row_begin(i), num_rows, pages.lengths[i]);
+    const int64_t first_key = attention.sequences.add(
+        i, "table.seq_lens", pages.pages_of(i), pages.row_begin(i), num_rows, pages.lengths[i]);
     kvc::check_pages(pages, pool, i, first_key);
     longest = std::max<int64_t>(longest, pages.lengths[i]);
   }
@@ -172,7 +180,8 @@ kvc::kernels::PagedRows packed_pages(const kvc::kernels::TokenRows& rows) {
   return {rows.base, rows.token_stride, rows.head_stride, rows.token_stride, rows.dtype};
 }
 
-kvc::LayerSpec ragged_shape(const DLTensor* q, const DLTensor* k, const DLTensor* v, const OpPlace& place) {
+kvc::LayerSpec ragged_shape(const DLTensor* q, const DLTensor* k, const DLTensor* v,
+                            const OpPlace& place) {
   kvc::LayerSpec shape;
   (void)kvc::check_activations(k, "k", {-1, -1, -1}, place.dlpack);
   shape.num_kv_heads = head_extent(k, "k", 1, kvc::kMaxHeads);
@@ -184,19 +193,22 @@ kvc::LayerSpec ragged_shape(const DLTensor* q, const DLTensor* k, const DLTensor
 }
 
 void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTensor* qo_indptr,
-                      const DLTensor* kv_indptr, const DLTensor* q, const DLTensor* k, const DLTensor* v,
-                      DLTensor* out, DLTensor* lse) {
+                      const DLTensor* kv_indptr, const DLTensor* q, const DLTensor* k,
+                      const DLTensor* v, DLTensor* out, DLTensor* lse) {
   const DLDevice device = place.dlpack;
   const Indptr rows = kvc::view_indptr_on(device, qo_indptr, "qo_indptr", -1);
-  const Indptr keys =
-      kv_indptr == nullptr ? rows : kvc::view_indptr_on(device, kv_indptr, "kv_indptr", rows.num_sequences);
+  const Indptr keys = kv_indptr == nullptr
+                          ? rows
+                          : kvc::view_indptr_on(device, kv_indptr, "kv_indptr", rows.num_sequences);
   const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
   const int64_t num_keys = k->shape[0];
   check_row_count("k", num_keys);
   kvc::CudaOpAttention attention{
       .shape = shape,
-      .k = packed_pages(kvc::view_rows(k, {"k", num_keys, shape.num_kv_heads, shape.k_dim, device})),
-      .v = packed_pages(kvc::view_rows(v, {"v", num_keys, shape.num_kv_heads, shape.v_dim, device})),
+      .k =
+          packed_pages(kvc::view_rows(k, {"k", num_keys, shape.num_kv_heads, shape.k_dim, device})),
+      .v =
+          packed_pages(kvc::view_rows(v, {"v", num_keys, shape.num_kv_heads, shape.v_dim, device})),
       .page_size = INT_MAX,
       .sequences = {}};
   attention.sequences.num_sequences = rows.num_sequences;
@@ -208,8 +220,8 @@ void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTenso
 }
 
 // Rows of a pool's K half: [>= min_rows, heads, k_dim], without layout MLA's heads too.
-kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const char* name, int64_t min_rows,
-                               DLDevice device) {
+kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const char* name,
+                               int64_t min_rows, DLDevice device) {
   return pool.is_mla ? kvc::view_latents(tensor, name, min_rows, pool.k_dim, device)
                      : kvc::view_rows(tensor, {name, min_rows, pool.num_heads, pool.k_dim, device});
 }
@@ -218,8 +230,8 @@ kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const
 void require_host(const OpPlace& place, const char* function) {
   if (place.on_host()) return;
   fail_with(KVC_E_UNSUPPORTED, place.dlpack.device_id,
-            "%s: the tensors live on CUDA device %d, but it takes tensors of the CPU only", function,
-            place.dlpack.device_id);
+            "%s: the tensors live on CUDA device %d, but it takes tensors of the CPU only",
+            function, place.dlpack.device_id);
 }
 
 }  // namespace
@@ -243,7 +255,8 @@ kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const D
     }
     if (view.is_mla && read.rotation() != nullptr) {
       fail(KVC_E_UNSUPPORTED,
-           "opt.rope is set, but layout MLA does not say where a row's rope elements begin: turn them with "
+           "opt.rope is set, but layout MLA does not say where a row's rope elements begin: turn "
+           "them with "
            "kvc_op_rotate");
     }
     const OpRotation rotation =
@@ -253,16 +266,19 @@ kvc_status kvc_op_append(const kvc_op_pool* pool, const kvc_op_opt* opt, const D
       return CudaOperators(placed.place.device, read.opt.stream)
           .append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
     }
-    kvc::Operators(read.opt.cpu_isa, read.host()).append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
+    kvc::Operators(read.opt.cpu_isa, read.host())
+        .append(view, k_rows, v_rows, slot_of_row, num_rows, rotation);
   });
 }
 
-kvc_status kvc_op_attention_paged(const kvc_op_pool* pool, const kvc_op_table* table, const kvc_op_opt* opt,
-                                  const DLTensor* q, DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
+kvc_status kvc_op_attention_paged(const kvc_op_pool* pool, const kvc_op_table* table,
+                                  const kvc_op_opt* opt, const DLTensor* q, DLTensor* out,
+                                  DLTensor* lse, kvc_error* err) noexcept {
   return guard(err, [&] {
     const PlacedPool view = read_pool(pool);
     if (view.view.is_mla)
-      fail(KVC_E_INVALID_ARGUMENT, "pool.layout = MLA (%d): kvc_op_mla_paged attends it", KVC_OP_MLA);
+      fail(KVC_E_INVALID_ARGUMENT, "pool.layout = MLA (%d): kvc_op_mla_paged attends it",
+           KVC_OP_MLA);
     const OpOptions read =
         kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_attention_paged");
     attend_paged(view, table, 0, read, q, out, lse);
@@ -279,45 +295,52 @@ kvc_status kvc_op_mla_paged(const kvc_op_pool* pool, const kvc_op_table* table, 
            KVC_OP_MLA);
     if (latent_rank < 1 || latent_rank > view.view.k_dim) {
       fail_with(KVC_E_OUT_OF_RANGE, latent_rank,
-                "latent_rank = %d out of range: 1 to the %d elements of a row", latent_rank, view.view.k_dim);
+                "latent_rank = %d out of range: 1 to the %d elements of a row", latent_rank,
+                view.view.k_dim);
     }
     kvc::require(opt, "opt");
-    const OpOptions read = kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_mla_paged");
+    const OpOptions read =
+        kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_mla_paged");
     attend_paged(view, table, latent_rank, read, q, out, lse);
   });
 }
 
 kvc_status kvc_op_attention_ragged(const DLTensor* qo_indptr, const DLTensor* kv_indptr,
                                    const kvc_op_opt* opt, const DLTensor* q, const DLTensor* k,
-                                   const DLTensor* v, DLTensor* out, DLTensor* lse, kvc_error* err) noexcept {
+                                   const DLTensor* v, DLTensor* out, DLTensor* lse,
+                                   kvc_error* err) noexcept {
   return guard(err, [&] {
     const OpOptions read =
         kvc::read_op_options(opt, kvc::kUsesAttn | kvc::kUsesRotation, "kvc_op_attention_ragged");
     const OpPlace place = kvc::place_of_op(k);
-    if (!place.on_host()) return attend_ragged_on(place, read, qo_indptr, kv_indptr, q, k, v, out, lse);
+    if (!place.on_host())
+      return attend_ragged_on(place, read, qo_indptr, kv_indptr, q, k, v, out, lse);
     const Indptr rows = kvc::view_indptr(qo_indptr, "qo_indptr", -1);
     const Indptr keys =
         kv_indptr == nullptr ? rows : kvc::view_indptr(kv_indptr, "kv_indptr", rows.num_sequences);
     const kvc::LayerSpec shape = ragged_shape(q, k, v, place);
     const int32_t kv_heads = shape.num_kv_heads, k_dim = shape.k_dim, v_dim = shape.v_dim;
-    OpAttention attention{.shape = shape,
-                          .k = packed_pages(kvc::view_rows(k, {"k", keys.total(), kv_heads, k_dim})),
-                          .v = packed_pages(kvc::view_rows(v, {"v", keys.total(), kv_heads, v_dim})),
-                          .page_size = INT_MAX,
-                          .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
+    OpAttention attention{
+        .shape = shape,
+        .k = packed_pages(kvc::view_rows(k, {"k", keys.total(), kv_heads, k_dim})),
+        .v = packed_pages(kvc::view_rows(v, {"v", keys.total(), kv_heads, v_dim})),
+        .page_size = INT_MAX,
+        .sequences = OpSequences(read.opt.full != 0, read.attn.window)};
     int64_t longest = 0;
     for (int32_t i = 0; i < rows.num_sequences; ++i) {
       const int64_t length = int64_t{keys.data[i + 1]} - keys.data[i];
-      (void)attention.sequences.add(i, kv_indptr == nullptr ? "qo_indptr" : "kv_indptr", keys.data + i,
-                                    rows.data[i], int64_t{rows.data[i + 1]} - rows.data[i], length);
+      (void)attention.sequences.add(i, kv_indptr == nullptr ? "qo_indptr" : "kv_indptr",
+                                    keys.data + i, rows.data[i],
+                                    int64_t{rows.data[i + 1]} - rows.data[i], length);
       longest = std::max(longest, length);
     }
     attend(attention, read, rows.total(), longest, {k, v, keys.total()}, q, out, lse);
   });
 }
 
-kvc_status kvc_op_merge(const kvc_op_opt* opt, DLTensor* out, DLTensor* lse, const DLTensor* other_out,
-                        const DLTensor* other_lse, kvc_error* err) noexcept {
+kvc_status kvc_op_merge(const kvc_op_opt* opt, DLTensor* out, DLTensor* lse,
+                        const DLTensor* other_out, const DLTensor* other_lse,
+                        kvc_error* err) noexcept {
   return guard(err, [&] {
     const OpOptions read = kvc::read_op_options(opt, 0, "kvc_op_merge");
     const OpPlace place = kvc::place_of_op(out);
@@ -349,7 +372,8 @@ kvc_status kvc_op_gather(const kvc_op_pool* pool, const kvc_op_table* table, con
     }
     kvc::kernels::TokenRows k_rows{}, v_rows{};
     if (k_out != nullptr) k_rows = view_k(view, k_out, "k_out", num_keys, kvc::kHost);
-    if (v_out != nullptr) v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim});
+    if (v_out != nullptr)
+      v_rows = kvc::view_rows(v_out, {"v_out", num_keys, view.num_heads, view.v_dim});
     kvc::refuse_overlap({k_out, "k_out", num_keys}, {v_out, "v_out", num_keys});
     kvc::Operators(read.opt.cpu_isa, read.host()).gather(view, pages, k_rows, v_rows);
   });
@@ -371,7 +395,8 @@ kvc_status kvc_op_copy_pages(const kvc_op_pool* pool, const kvc_op_opt* opt, con
   });
 }
 
-kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out, kvc_error* err) noexcept {
+kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out,
+                         kvc_error* err) noexcept {
   return guard(err, [&] {
     kvc::require(opt, "opt");
     const OpOptions read = kvc::read_op_options(opt, kvc::kUsesRotation, "kvc_op_rotate");
@@ -385,7 +410,8 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
     const kvc::kernels::TokenRows from = kvc::view_rows(x, {"x", num_rows, heads, dim, device});
     const kvc::kernels::TokenRows to = kvc::view_rows(out, {"out", num_rows, heads, dim, device});
     const bool is_in_place = from.base == to.base && from.dtype == to.dtype &&
-                             from.token_stride == to.token_stride && from.head_stride == to.head_stride;
+                             from.token_stride == to.token_stride &&
+                             from.head_stride == to.head_stride;
     if (!is_in_place) kvc::refuse_overlap({out, "out", num_rows}, {x, "x"});
     const OpRotation rotation =
         kvc::view_rotation(read.rotation(), read.opt.positions, 0, dim, num_rows, device);
@@ -393,7 +419,8 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
     if (!place.on_host()) {
-      return CudaOperators(place.device, read.opt.stream).rotate(from, to, heads, dim, num_rows, rotation);
+      return CudaOperators(place.device, read.opt.stream)
+          .rotate(from, to, heads, dim, num_rows, rotation);
     }
     kvc::Operators(read.opt.cpu_isa, read.host()).rotate(from, to, heads, dim, num_rows, rotation);
   });

@@ -27,8 +27,8 @@ struct ReadConfig {
 void read_states(const kvc_layer& layer, const std::string& name, kvc::LayerInput* out) {
   if (layer.num_states == 0 && layer.states == nullptr) return;
   if (layer.num_states < 0 || layer.num_states > kvc::kMaxStates) {
-    fail_with(KVC_E_OUT_OF_RANGE, layer.num_states, "%s.num_states = %d out of range: 0 to %d", name.c_str(),
-              layer.num_states, kvc::kMaxStates);
+    fail_with(KVC_E_OUT_OF_RANGE, layer.num_states, "%s.num_states = %d out of range: 0 to %d",
+              name.c_str(), layer.num_states, kvc::kMaxStates);
   }
   if (layer.num_states == 0 || layer.states == nullptr) {
     fail(KVC_E_INVALID_ARGUMENT, "%s.states is %s with num_states = %d", name.c_str(),
@@ -48,18 +48,20 @@ void read_layers(const kvc_config& config, ReadConfig* out) {
               config.num_layers, kvc::kMaxLayers);
   }
   if (config.layers == nullptr)
-    fail(KVC_E_INVALID_ARGUMENT, "config.layers is NULL with config.num_layers = %d", config.num_layers);
+    fail(KVC_E_INVALID_ARGUMENT, "config.layers is NULL with config.num_layers = %d",
+         config.num_layers);
   const size_t stride = config.layers->struct_size;
   const auto* element = reinterpret_cast<const std::byte*>(config.layers);
   for (int32_t i = 0; i < config.num_layers; ++i) {
     const std::string name = "config.layers[" + std::to_string(i) + "]";
-    const kvc_layer layer =
-        kvc::read_struct_at<kvc_layer>(element + static_cast<size_t>(i) * stride, stride, name.c_str());
+    const kvc_layer layer = kvc::read_struct_at<kvc_layer>(
+        element + static_cast<size_t>(i) * stride, stride, name.c_str());
     size_t own_size = 0;
     std::memcpy(&own_size, element + static_cast<size_t>(i) * stride, sizeof own_size);
     if (own_size != stride && own_size != 0) {
       fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(own_size),
-                "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(), own_size, stride);
+                "%s.struct_size = %zu differs from the first layer's %zu", name.c_str(), own_size,
+                stride);
     }
     kvc::LayerInput input;
     input.layer = layer;
@@ -90,7 +92,7 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.layer_begin = spec.layer_begin;
   info.layer_end = spec.layer_end;
   info.num_groups = static_cast<int32_t>(spec.groups.size());
-  info.num_layer_slots = static_cast<int32_t>(plan.layout().slots.size());
+  info.num_layer_regions = static_cast<int32_t>(plan.layout().regions.size());
   info.num_pages = plan.num_pages();
   info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
   info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
@@ -136,10 +138,11 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   info.num_states = static_cast<int32_t>(layer.states.size());
   info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
   const kvc::LayerLayout& place = plan.layout().layers[source];
-  info.slot = place.slot;
-  if (info.slot >= 0) {
-    info.slot_bytes = static_cast<uint64_t>(plan.layout().slots[static_cast<size_t>(info.slot)].bytes);
-    info.slot_offset = static_cast<uint64_t>(place.slot_offset);
+  info.region = place.region;
+  if (info.region >= 0) {
+    info.region_bytes =
+        static_cast<uint64_t>(plan.layout().regions[static_cast<size_t>(info.region)].bytes);
+    info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
   info.quant = layer.quant;
   if (info.group >= 0) info.page_tokens = spec.page_tokens(static_cast<int32_t>(local));
@@ -177,7 +180,8 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
                 static_cast<long long>(value), static_cast<long long>(expected));
     }
   };
-  check("num_groups", static_cast<int64_t>(other.groups.size()), static_cast<int64_t>(first.groups.size()));
+  check("num_groups", static_cast<int64_t>(other.groups.size()),
+        static_cast<int64_t>(first.groups.size()));
   for (size_t i = 0; i < first.groups.size(); ++i) {
     const kvc::GroupSpec &a = first.groups[i], &b = other.groups[i];
     const std::string group = "groups[" + std::to_string(i) + "].";
@@ -188,8 +192,8 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
   }
 }
 
-kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf, size_t* len,
-                      kvc_error* err) noexcept {
+kvc_status write_text(const kvc_plan* plan, std::string (kvc::Plan::*text)() const, char* buf,
+                      size_t* len, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(plan, "plan");
     require(len, "len");
@@ -237,7 +241,8 @@ kvc_status kvc_plan_layer_get(const kvc_plan* plan, int32_t layer, kvc_layer_inf
     const kvc::Spec& spec = plan->plan->spec();
     const int32_t local = plan->plan->local_layer(layer);
     if (local < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, layer, "layer %d out of range: the plan has layers %d to %d of %d", layer,
+      fail_with(KVC_E_OUT_OF_RANGE, layer,
+                "layer %d out of range: the plan has layers %d to %d of %d", layer,
                 spec.layer_begin, spec.layer_end - 1, spec.num_layers);
     }
     kvc::write_struct(out, layer_info(*plan->plan, static_cast<size_t>(local)));
@@ -252,7 +257,8 @@ kvc_status kvc_plan_group_get(const kvc_plan* plan, int32_t group, kvc_group_inf
     const kvc::Spec& spec = plan->plan->spec();
     const auto num_groups = static_cast<int32_t>(spec.groups.size());
     if (group < 0 || group >= num_groups)
-      fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the plan has %d groups", group, num_groups);
+      fail_with(KVC_E_OUT_OF_RANGE, group, "group %d out of range: the plan has %d groups", group,
+                num_groups);
     kvc::write_struct(out, group_info(*plan->plan, static_cast<size_t>(group)));
   });
 }
@@ -288,7 +294,8 @@ kvc_status kvc_plan_request_pages(const kvc_plan* plan, int64_t num_tokens, int6
   });
 }
 
-kvc_status kvc_plan_describe(const kvc_plan* plan, char* buf, size_t* len, kvc_error* err) noexcept {
+kvc_status kvc_plan_describe(const kvc_plan* plan, char* buf, size_t* len,
+                             kvc_error* err) noexcept {
   return write_text(plan, &kvc::Plan::describe, buf, len, err);
 }
 
@@ -305,7 +312,8 @@ kvc_status kvc_plan_min_pages(const kvc_plan* const* plans, size_t n, int64_t* o
     int64_t least = INT64_MAX;
     for (size_t i = 0; i < n; ++i) {
       if (plans[i] == nullptr) {
-        fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i), "plans[%zu] is NULL, n = %zu", i, n);
+        fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(i), "plans[%zu] is NULL, n = %zu", i,
+                  n);
       }
       check_same_groups(plans[0]->plan->spec(), plans[i]->plan->spec(), i);
       least = std::min(least, plans[i]->plan->num_pages());

@@ -26,31 +26,35 @@ void check_salt(const void* salt, size_t size, const char* name) {
     fail(KVC_E_INVALID_ARGUMENT, "%s is NULL with %s_size = %zu", name, name, size);
 }
 
-std::vector<kvc::ExtraKey> read_keys(const kvc_prefix_key* keys, size_t num_keys, const std::string& name) {
+std::vector<kvc::ExtraKey> read_keys(const kvc_prefix_key* keys, size_t num_keys,
+                                     const std::string& name) {
   std::vector<kvc::ExtraKey> result;
   if (num_keys == 0) return result;
   if (num_keys > kvc::kMaxExtraKeys) {
-    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(num_keys), "num_keys = %zu out of range: at most %zu",
-              num_keys, kvc::kMaxExtraKeys);
+    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(num_keys),
+              "num_keys = %zu out of range: at most %zu", num_keys, kvc::kMaxExtraKeys);
   }
-  if (keys == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL with num_keys = %zu", name.c_str(), num_keys);
+  if (keys == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "%s is NULL with num_keys = %zu", name.c_str(), num_keys);
   const size_t stride = keys->struct_size;
   const auto* element = reinterpret_cast<const std::byte*>(keys);
   for (size_t i = 0; i < num_keys; ++i, element += stride) {
     const std::string entry = name + "[" + std::to_string(i) + "]";
     const auto key = kvc::read_struct_at<kvc_prefix_key>(element, stride, entry.c_str());
-    if (key.type == 0) fail(KVC_E_INVALID_ARGUMENT, "%s.type = 0: expected at least 1", entry.c_str());
+    if (key.type == 0)
+      fail(KVC_E_INVALID_ARGUMENT, "%s.type = 0: expected at least 1", entry.c_str());
     if (key.reserved != 0) {
-      fail_with(KVC_E_UNSUPPORTED, key.reserved, "%s.reserved = %u is not supported: 0 is", entry.c_str(),
-                key.reserved);
+      fail_with(KVC_E_UNSUPPORTED, key.reserved, "%s.reserved = %u is not supported: 0 is",
+                entry.c_str(), key.reserved);
     }
     if (key.offset < 0) {
-      fail_with(KVC_E_OUT_OF_RANGE, key.offset, "%s.offset = %lld out of range: at least 0", entry.c_str(),
-                ll(key.offset));
+      fail_with(KVC_E_OUT_OF_RANGE, key.offset, "%s.offset = %lld out of range: at least 0",
+                entry.c_str(), ll(key.offset));
     }
     if (key.size > kMaxKeyBytes) {
       fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(key.size),
-                "%s.size = %zu out of range: at most %zu bytes", entry.c_str(), key.size, kMaxKeyBytes);
+                "%s.size = %zu out of range: at most %zu bytes", entry.c_str(), key.size,
+                kMaxKeyBytes);
     }
     if (key.data == nullptr && key.size != 0)
       fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL with size = %zu", entry.c_str(), key.size);
@@ -75,14 +79,16 @@ kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::Cache& ca
               static_cast<unsigned long long>(read.flags));
   }
   if (read.reserved != 0)
-    fail_with(KVC_E_UNSUPPORTED, read.reserved, "query->reserved = %d is not supported: 0 is", read.reserved);
+    fail_with(KVC_E_UNSUPPORTED, read.reserved, "query->reserved = %d is not supported: 0 is",
+              read.reserved);
   if (read.num_tokens < 0 || read.num_tokens > kvc::kMaxSequenceLength) {
-    fail_with(KVC_E_OUT_OF_RANGE, read.num_tokens, "query->num_tokens = %lld out of range: 0 to %lld",
-              ll(read.num_tokens), ll(kvc::kMaxSequenceLength));
+    fail_with(KVC_E_OUT_OF_RANGE, read.num_tokens,
+              "query->num_tokens = %lld out of range: 0 to %lld", ll(read.num_tokens),
+              ll(kvc::kMaxSequenceLength));
   }
   if (read.priority < 0 || read.priority > kvc::kMaxPriority) {
-    fail_with(KVC_E_OUT_OF_RANGE, read.priority, "query->priority = %d out of range: 0 to %d", read.priority,
-              kvc::kMaxPriority);
+    fail_with(KVC_E_OUT_OF_RANGE, read.priority, "query->priority = %d out of range: 0 to %d",
+              read.priority, kvc::kMaxPriority);
   }
   const auto num_blocks = static_cast<size_t>(read.num_tokens / block_tokens);
   if (read.num_hashes > num_blocks) {
@@ -91,7 +97,8 @@ kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::Cache& ca
               ll(read.num_tokens), num_blocks, block_tokens);
   }
   if (read.hashes == nullptr && read.num_hashes != 0)
-    fail(KVC_E_INVALID_ARGUMENT, "query->hashes is NULL with query->num_hashes = %zu", read.num_hashes);
+    fail(KVC_E_INVALID_ARGUMENT, "query->hashes is NULL with query->num_hashes = %zu",
+         read.num_hashes);
   if (read.tokens == nullptr && read.num_hashes != num_blocks) {
     fail(KVC_E_INVALID_ARGUMENT,
          "query->tokens is NULL with query->num_hashes = %zu: %lld tokens have %zu full blocks",
@@ -123,18 +130,21 @@ kvc_status with_query(const kvc_cache* cache, const kvc_prefix_query* query, int
 
 }  // namespace
 
-kvc_status kvc_prefix_hash(const int32_t* tokens, size_t num_tokens, int32_t block_tokens, const void* salt,
-                           size_t salt_size, const kvc_prefix_key* keys, size_t num_keys, uint8_t* out_hashes,
-                           size_t* len, kvc_error* err) noexcept {
+kvc_status kvc_prefix_hash(const int32_t* tokens, size_t num_tokens, int32_t block_tokens,
+                           const void* salt, size_t salt_size, const kvc_prefix_key* keys,
+                           size_t num_keys, uint8_t* out_hashes, size_t* len,
+                           kvc_error* err) noexcept {
   return guard(err, [&] {
     require(len, "len");
     if (block_tokens < 1)
-      fail_with(KVC_E_INVALID_ARGUMENT, block_tokens, "block_tokens = %d: at least 1", block_tokens);
+      fail_with(KVC_E_INVALID_ARGUMENT, block_tokens, "block_tokens = %d: at least 1",
+                block_tokens);
     if (tokens == nullptr && num_tokens != 0)
       fail(KVC_E_INVALID_ARGUMENT, "tokens is NULL with num_tokens = %zu", num_tokens);
     if (num_tokens > static_cast<size_t>(kvc::kMaxSequenceLength)) {
       fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(num_tokens),
-                "num_tokens = %zu out of range: at most %lld", num_tokens, ll(kvc::kMaxSequenceLength));
+                "num_tokens = %zu out of range: at most %lld", num_tokens,
+                ll(kvc::kMaxSequenceLength));
     }
     check_salt(salt, salt_size, "salt");
     const std::vector<kvc::ExtraKey> extra = read_keys(keys, num_keys, "keys");
@@ -148,14 +158,15 @@ kvc_status kvc_prefix_hash(const int32_t* tokens, size_t num_tokens, int32_t blo
     kvc::BlockKey parent = kvc::namespace_root(salt, salt_size);
     for (size_t block = 0; block < count; ++block) {
       const size_t begin = block * static_cast<size_t>(block_tokens);
-      parent = kvc::block_key(parent, extra, static_cast<int64_t>(begin), tokens + begin, block_tokens);
+      parent =
+          kvc::block_key(parent, extra, static_cast<int64_t>(begin), tokens + begin, block_tokens);
       std::memcpy(out_hashes + block * KVC_HASH_BYTES, parent.bytes.data(), KVC_HASH_BYTES);
     }
   });
 }
 
-kvc_status kvc_prefix_match(const kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
-                            kvc_error* err) noexcept {
+kvc_status kvc_prefix_match(const kvc_cache* cache, const kvc_prefix_query* query,
+                            int64_t* out_tokens, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_tokens, "out_tokens");
@@ -165,14 +176,16 @@ kvc_status kvc_prefix_match(const kvc_cache* cache, const kvc_prefix_query* quer
 
 kvc_status kvc_prefix_attach(kvc_cache* cache, kvc_seq seq, const kvc_prefix_query* query,
                              int64_t* out_tokens, kvc_error* err) noexcept {
-  return with_query(cache, query, out_tokens, err,
-                    [&](const kvc::PrefixQuery& read) { return cache->cache.prefix_attach(seq, read); });
+  return with_query(cache, query, out_tokens, err, [&](const kvc::PrefixQuery& read) {
+    return cache->cache.prefix_attach(seq, read);
+  });
 }
 
 kvc_status kvc_prefix_insert(kvc_cache* cache, kvc_seq seq, const kvc_prefix_query* query,
                              int64_t* out_tokens, kvc_error* err) noexcept {
-  return with_query(cache, query, out_tokens, err,
-                    [&](const kvc::PrefixQuery& read) { return cache->cache.prefix_insert(seq, read); });
+  return with_query(cache, query, out_tokens, err, [&](const kvc::PrefixQuery& read) {
+    return cache->cache.prefix_insert(seq, read);
+  });
 }
 
 kvc_status kvc_prefix_pin(kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
@@ -187,7 +200,8 @@ kvc_status kvc_prefix_unpin(kvc_cache* cache, const kvc_prefix_query* query, int
                     [&](const kvc::PrefixQuery& read) { return cache->cache.prefix_unpin(read); });
 }
 
-kvc_status kvc_prefix_evict(kvc_cache* cache, int64_t pages, int64_t* out_freed, kvc_error* err) noexcept {
+kvc_status kvc_prefix_evict(kvc_cache* cache, int64_t pages, int64_t* out_freed,
+                            kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     const int64_t freed = cache->cache.prefix_evict(pages);
@@ -202,8 +216,8 @@ kvc_status kvc_prefix_reset(kvc_cache* cache, kvc_error* err) noexcept {
   });
 }
 
-kvc_status kvc_prefix_quota_set(kvc_cache* cache, const void* salt, size_t salt_size, uint64_t max_bytes,
-                                kvc_error* err) noexcept {
+kvc_status kvc_prefix_quota_set(kvc_cache* cache, const void* salt, size_t salt_size,
+                                uint64_t max_bytes, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     check_salt(salt, salt_size, "salt");

@@ -51,7 +51,8 @@ kvc_status kvc_seq_set_window(kvc_cache* cache, kvc_seq seq, int64_t window, int
   });
 }
 
-kvc_status kvc_seq_length(const kvc_cache* cache, kvc_seq seq, int64_t* out_length, kvc_error* err) noexcept {
+kvc_status kvc_seq_length(const kvc_cache* cache, kvc_seq seq, int64_t* out_length,
+                          kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_length, "out_length");
@@ -59,7 +60,8 @@ kvc_status kvc_seq_length(const kvc_cache* cache, kvc_seq seq, int64_t* out_leng
   });
 }
 
-kvc_status kvc_seq_info_get(const kvc_cache* cache, kvc_seq seq, kvc_seq_info* out, kvc_error* err) noexcept {
+kvc_status kvc_seq_info_get(const kvc_cache* cache, kvc_seq seq, kvc_seq_info* out,
+                            kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     kvc::check_output(out, "out");
@@ -67,7 +69,8 @@ kvc_status kvc_seq_info_get(const kvc_cache* cache, kvc_seq seq, kvc_seq_info* o
   });
 }
 
-kvc_status kvc_seq_list(const kvc_cache* cache, kvc_seq* ids, size_t* count, kvc_error* err) noexcept {
+kvc_status kvc_seq_list(const kvc_cache* cache, kvc_seq* ids, size_t* count,
+                        kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(count, "count");
@@ -76,8 +79,9 @@ kvc_status kvc_seq_list(const kvc_cache* cache, kvc_seq* ids, size_t* count, kvc
   });
 }
 
-kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* seqs, const int64_t* lengths,
-                              int64_t* out_missing_pages, kvc_error* err) noexcept {
+kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* seqs,
+                              const int64_t* lengths, int64_t* out_missing_pages,
+                              kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_missing_pages, "out_missing_pages");
@@ -86,8 +90,8 @@ kvc_status kvc_seq_can_append(const kvc_cache* cache, size_t n, const kvc_seq* s
   });
 }
 
-kvc_status kvc_seq_can(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64_t pos, int64_t* out_nearest,
-                       kvc_error* err) noexcept {
+kvc_status kvc_seq_can(const kvc_cache* cache, kvc_seq seq, kvc_seq_op op, int64_t pos,
+                       int64_t* out_nearest, kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
     require(out_nearest, "out_nearest");

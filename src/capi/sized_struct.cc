@@ -10,8 +10,8 @@ void check_struct_size(size_t struct_size, size_t known_size, const char* name) 
   }
   if (struct_size > kMaxStructSize) {
     fail_with(KVC_E_VERSION, static_cast<int64_t>(struct_size),
-              "%s->struct_size = %zu is not plausible: this library knows %zu bytes", name, struct_size,
-              known_size);
+              "%s->struct_size = %zu is not plausible: this library knows %zu bytes", name,
+              struct_size, known_size);
   }
 }
 
@@ -20,8 +20,8 @@ void check_zero_tail(const void* data, size_t struct_size, size_t known_size, co
   for (size_t i = known_size; i < struct_size; ++i) {
     if (bytes[i] != 0) {
       fail_with(KVC_E_VERSION, static_cast<int64_t>(i),
-                "%s has %zu bytes, this library knows %zu, and byte %zu is not zero", name, struct_size,
-                known_size, i);
+                "%s has %zu bytes, this library knows %zu, and byte %zu is not zero", name,
+                struct_size, known_size, i);
     }
   }
 }
@@ -29,7 +29,8 @@ void check_zero_tail(const void* data, size_t struct_size, size_t known_size, co
 void refuse_extensions(const kvc_ext* ext, const char* name) {
   if (ext != nullptr) {
     fail_with(KVC_E_UNSUPPORTED, ext->type,
-              "%s->ext has type %d, which this library does not know: 0 types are defined", name, ext->type);
+              "%s->ext has type %d, which this library does not know: 0 types are defined", name,
+              ext->type);
   }
 }
 

@@ -1,5 +1,5 @@
-// The rules of transparent structs, in one place: `struct_size` first; a shorter caller's struct has a zero tail; a longer one's
-// unknown tail must be zero.
+// The rules of transparent structs, in one place: `struct_size` first; a shorter caller's struct
+// has a zero tail; a longer one's unknown tail must be zero.
 #pragma once
 
 #include <algorithm>
@@ -59,8 +59,8 @@ void write_array(const T* values, size_t count, T* buf, size_t* len, const char*
   *len = count;
   if (buf == nullptr) return;
   if (capacity < count) {
-    fail_with(KVC_E_BUFFER_TOO_SMALL, static_cast<int64_t>(count), "%s holds %zu elements, %zu are needed",
-              name, capacity, count);
+    fail_with(KVC_E_BUFFER_TOO_SMALL, static_cast<int64_t>(count),
+              "%s holds %zu elements, %zu are needed", name, capacity, count);
   }
   if (count != 0) std::memcpy(buf, values, count * sizeof(T));
 }

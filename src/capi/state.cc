@@ -23,7 +23,8 @@ kvc_status kvc_state_get(kvc_forward* fwd, int32_t layer, int32_t state, DLTenso
     const auto count = static_cast<int64_t>(cache.forward().batch().entries().size());
     cache.engine().get_states(
         cache.forward(), {local, state},
-        kvc::view_state_rows(out, "out", count, state_shape(cache, local, state), cache.spec().device));
+        kvc::view_state_rows(out, "out", count, state_shape(cache, local, state),
+                             cache.spec().device));
   });
 }
 
@@ -36,7 +37,8 @@ kvc_status kvc_state_set(kvc_forward* fwd, int32_t layer, int32_t state, const D
     const auto count = static_cast<int64_t>(cache.forward().batch().entries().size());
     cache.engine().set_states(
         cache.forward(), {local, state},
-        kvc::view_state_rows(value, "value", count, state_shape(cache, local, state), cache.spec().device));
+        kvc::view_state_rows(value, "value", count, state_shape(cache, local, state),
+                             cache.spec().device));
     cache.forward().mark_state_set(local, state);
   });
 }

@@ -8,7 +8,8 @@ using kvc::require;
 namespace {
 
 template <typename Swap>
-kvc_status swap(kvc_cache* cache, kvc_stream stream, kvc_fence** out_fence, kvc_error* err, Swap&& run) {
+kvc_status swap(kvc_cache* cache, kvc_stream stream, kvc_fence** out_fence, kvc_error* err,
+                Swap&& run) {
   return guard(err, [&] {
     require(cache, "cache");
     kvc::FenceOut fence(out_fence, cache->cache.engine());

@@ -8,7 +8,8 @@
 namespace kvc {
 namespace {
 
-// Pages left free behind a new run so that the sequence can grow in place; the gaps are used up when the pool fills.
+// Pages left free behind a new run so that the sequence can grow in place; the gaps are used up
+// when the pool fills.
 constexpr int64_t kGrowthGap = 16;
 
 }  // namespace

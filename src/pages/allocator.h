@@ -1,4 +1,5 @@
-// Which pages are free, and how many holders each used page has. Bitmaps, so that taking and freeing never allocate.
+// Which pages are free, and how many holders each used page has. Bitmaps, so that taking and
+// freeing never allocate.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@ namespace kvc {
 using PageId = int32_t;  // a plain int32: page tables are handed to kernels and exports as they are
 constexpr PageId kNoPage = -1;
 
-// A page may be cached: the prefix index knows what it holds. The index is no holder: a cached page without holders is evictable and counts as free, but has
-// to be uncached before it can be taken.
-// Invariants: a page is vacant (bit set in free_) exactly when it has no holder and is not cached; the summary agrees; the counts are the counts.
-// External exclusion, as the cache's.
+// A page may be cached: the prefix index knows what it holds. The index is no holder: a cached page
+// without holders is evictable and counts as free, but has to be uncached before it can be taken.
+// Invariants: a page is vacant (bit set in free_) exactly when it has no holder and is not cached;
+// the summary agrees; the counts are the counts. External exclusion, as the cache's.
 class PageAllocator {
  public:
   // Throws std::bad_alloc.
@@ -34,10 +35,12 @@ class PageAllocator {
   bool is_cached(PageId page) const { return cached_[static_cast<size_t>(page)] != 0; }
   // Nobody but its one holder knows what it holds: it may be written.
   bool is_private(PageId page) const { return refs(page) == 1 && !is_cached(page); }
-  bool is_marked_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }  // for audits
+  // For audits
+  bool is_marked_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }
 
-  // Takes a page with one holder; num_vacant() must not be 0. Prefers the page right after `previous` (the holder's last page, or
-  // kNoPage), because a walk over adjacent pages is up to a third faster. `more` pages of the same run follow.
+  // Takes a page with one holder; num_vacant() must not be 0. Prefers the page right after
+  // `previous` (the holder's last page, or kNoPage), because a walk over adjacent pages is up to a
+  // third faster. `more` pages of the same run follow.
   PageId take(PageId previous, int64_t more) noexcept {
     int64_t page = previous + int64_t{1};
     const bool extends =
@@ -116,7 +119,8 @@ class PageAllocator {
   int64_t num_unheld_ = 0;  // bits of free_
   int64_t num_shared_ = 0;
   int64_t num_cached_ = 0;
-  int64_t num_evictable_ = 0;  // cached pages without holders, and withheld ones that can be restored
+  // Cached pages without holders, and withheld ones that can be restored
+  int64_t num_evictable_ = 0;
   int64_t num_withheld_ = 0;
   int64_t cursor_ = 0;  // where the next run of pages starts looking
 };

@@ -1,4 +1,5 @@
-// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed tensors, or none.
+// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed
+// tensors, or none.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 #include <vector>
 
 #include "kernels/params.h"
-#include "src/base/device.h"
 #include "src/base/memory.h"
+#include "src/device/device.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -15,7 +16,8 @@ namespace kvc {
 // Memory that exports keep alive after the cache is gone. Never moves while somebody else holds it.
 class PoolMemory {
  public:
-  explicit PoolMemory(ReservedMemory reserved) : reserved_(std::move(reserved)), data_(reserved_.data()) {}
+  explicit PoolMemory(ReservedMemory reserved)
+      : reserved_(std::move(reserved)), data_(reserved_.data()) {}
   explicit PoolMemory(DeviceReservation reserved)
       : on_device_(std::move(reserved)), data_(on_device_.data()) {}
   explicit PoolMemory(PinnedMemory pinned) : pinned_(std::move(pinned)), data_(pinned_.data()) {}
@@ -39,32 +41,35 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where the pages of one slot, or of one layer's part of it, lie: page p at base + p * page_stride, content as LayerLayout says.
+// Where the pages of one region, or of one layer's part of it, lie: page p at base + p *
+// page_stride, content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
   int64_t page_stride = 0;
 };
 
-// Whose pages: the device's, in the memory that the configuration says, or the host's beside them, in memory of the library's own.
+// Whose pages: the device's, in the memory that the configuration says, or the host's beside them,
+// in memory of the library's own.
 enum class PoolPlace { kDevice, kHost };
 
 class PagePool {
  public:
-  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY; BUSY when another pool has the plan's
-  // borrowed tensors.
-  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place = PoolPlace::kDevice,
-           const Device* device = nullptr);
+  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY;
+  // BUSY when another pool has the plan's borrowed tensors.
+  PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages,
+           PoolPlace place = PoolPlace::kDevice, const Device* device = nullptr);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // `local_layer` keeps pages.
   LayerPages layer(int32_t local_layer) const {
     const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
-    LayerPages pages = slots_[static_cast<size_t>(layout.slot)];
-    if (pages.base != nullptr) pages.base += layout.slot_offset;
+    LayerPages pages = regions_[static_cast<size_t>(layout.region)];
+    if (pages.base != nullptr) pages.base += layout.region_offset;
     return pages;
   }
-  const std::vector<LayerPages>& slots() const { return slots_; }
-  // A part of every page that lies together: a slot, or the whole page where its slots do. Page p at base + p * stride.
+  const std::vector<LayerPages>& regions() const { return regions_; }
+  // A part of every page that lies together: a region, or the whole page where its regions do. Page
+  // p at base + p * stride.
   struct Piece {
     std::byte* base;
     int64_t stride;
@@ -72,14 +77,14 @@ class PagePool {
   };
   int64_t num_pieces() const {
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-    return is_whole && !slots_.empty() ? 1 : static_cast<int64_t>(slots_.size());
+    return is_whole && !regions_.empty() ? 1 : static_cast<int64_t>(regions_.size());
   }
   Piece piece(int64_t index) const {
-    const auto slot = static_cast<size_t>(index);
+    const auto region = static_cast<size_t>(index);
     const Layout& layout = plan_->layout();
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-    return {slots_[slot].base, slots_[slot].page_stride,
-            is_whole ? layout.page_bytes : layout.slots[slot].bytes};
+    return {regions_[region].base, regions_[region].page_stride,
+            is_whole ? layout.page_bytes : layout.regions[region].bytes};
   }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
@@ -93,19 +98,21 @@ class PagePool {
                   int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
-  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would have to move while
-  // exports hold it; nothing has changed then. Device pools only; the device is idle.
+  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would
+  // have to move while exports hold it; nothing has changed then. Device pools only; the device is
+  // idle.
   void resize(int64_t num_pages);
 
  private:
-  void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
-                            int64_t to_offset) const noexcept;
+  void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
+                            int64_t to_page, int64_t to_offset) const noexcept;
 
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                std::vector<LayerPages>* slots) const;
-  void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page, int64_t capacity_pages) const;
+                std::vector<LayerPages>* regions) const;
+  void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
+                   int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
 
   struct TakeBack {
@@ -119,7 +126,7 @@ class PagePool {
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // address space reserved for
   std::shared_ptr<PoolMemory> memory_;
-  std::vector<LayerPages> slots_;
+  std::vector<LayerPages> regions_;
 };
 
 }  // namespace kvc

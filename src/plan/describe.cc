@@ -26,14 +26,15 @@ std::string bytes_text(double bytes) {
 
 std::string bytes_text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
-// Equal for layers of one line of the table. Layers that own their pages name themselves as source; only SHARED ones must agree on it.
+// Equal for layers of one line of the table. Layers that own their pages name themselves as source;
+// only SHARED ones must agree on it.
 std::string shape_key(const LayerSpec& layer) {
   std::string key = k_type_name(layer) + " " + v_type_name(layer);
   for (const int64_t number :
        {int64_t{layer.kind}, int64_t{layer.kind == KVC_LAYER_SHARED ? layer.source : -1},
-        int64_t{layer.num_q_heads}, int64_t{layer.num_kv_heads}, int64_t{layer.k_dim}, int64_t{layer.v_dim},
-        int64_t{layer.quant}, int64_t{layer.v_in_k}, int64_t{layer.window}, int64_t{layer.chunk},
-        static_cast<int64_t>(layer.states.size())})
+        int64_t{layer.num_q_heads}, int64_t{layer.num_kv_heads}, int64_t{layer.k_dim},
+        int64_t{layer.v_dim}, int64_t{layer.quant}, int64_t{layer.v_in_k}, int64_t{layer.window},
+        int64_t{layer.chunk}, static_cast<int64_t>(layer.states.size())})
     key += " " + std::to_string(number);
   return key;
 }
@@ -61,15 +62,17 @@ std::string kind_text(const LayerSpec& layer, int32_t layer_begin) {
   if (layer.window != 0) text += " window " + std::to_string(layer.window);
   if (layer.chunk != 0) text += " chunk " + std::to_string(layer.chunk);
   if (layer.v_in_k && !layer.is_mla()) text += " V = K";
-  if (layer.kind == KVC_LAYER_SHARED) text += " of layer " + std::to_string(layer_begin + layer.source);
+  if (layer.kind == KVC_LAYER_SHARED)
+    text += " of layer " + std::to_string(layer_begin + layer.source);
   if (layer.kind == KVC_LAYER_STATE) text += " " + std::to_string(layer.states.size()) + " states";
   return text;
 }
 
 void describe_layers(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
-  append_format(text, "%6s  %-24s %8s %9s %6s %6s %-13s %-13s %-14s %12s  %s\n", "layers", "kind", "q heads",
-                "kv heads", "k dim", "v dim", "k type", "v type", "quantised", "bytes/token", "ids");
+  append_format(text, "%6s  %-24s %8s %9s %6s %6s %-13s %-13s %-14s %12s  %s\n", "layers", "kind",
+                "q heads", "kv heads", "k dim", "v dim", "k type", "v type", "quantised",
+                "bytes/token", "ids");
   std::vector<std::vector<int32_t>> lines;  // local layers of each
   std::map<std::string, size_t> line_of;
   for (size_t i = 0; i < spec.layers.size(); ++i) {
@@ -83,8 +86,9 @@ void describe_layers(const Plan& plan, std::string& text) {
     for (int32_t& id : ids) id += spec.layer_begin;
     append_format(text, "%6zu  %-24s ", ids.size(), kind_text(layer, spec.layer_begin).c_str());
     if (layer.num_q_heads != 0) {
-      append_format(text, "%8d %9d %6d %6d %-13s %-13s %-14s %12lld", layer.num_q_heads, layer.num_kv_heads,
-                    layer.k_dim, layer.v_dim, k_type_name(layer).c_str(), v_type_name(layer).c_str(),
+      append_format(text, "%8d %9d %6d %6d %-13s %-13s %-14s %12lld", layer.num_q_heads,
+                    layer.num_kv_heads, layer.k_dim, layer.v_dim, k_type_name(layer).c_str(),
+                    v_type_name(layer).c_str(),
                     layer.is_quantised() ? quant_name(layer.quant) : "-",
                     ll(plan.layout().layers[first].bytes_per_token));
     } else {
@@ -98,7 +102,8 @@ void describe_groups(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
   if (spec.groups.empty()) return;
   append_format(text, "\n%-5s  %-18s %6s %11s %12s %12s %16s %14s  %s\n", "group", "sees", "layers",
-                "tokens/page", "bytes/token", "of a page", "padding", "pages/request", "first layer");
+                "tokens/page", "bytes/token", "of a page", "padding", "pages/request",
+                "first layer");
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const GroupSpec& group = spec.groups[i];
     int64_t used = 0, bytes_per_token = 0;
@@ -110,14 +115,16 @@ void describe_groups(const Plan& plan, std::string& text) {
     std::string sees = group_kind_name(group);
     if (group.is_windowed()) sees += " " + std::to_string(group.window + group.chunk);
     char share[48];
-    std::snprintf(
-        share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
-        page_bytes == 0 ? 0.0 : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
+    std::snprintf(share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
+                  page_bytes == 0
+                      ? 0.0
+                      : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
     append_format(
-        text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(), group.layers.size(),
-        group.page_tokens, ll(bytes_per_token), bytes_text(used).c_str(), share,
-        ll(plan.request_pages(group, plan.reference_tokens())),
-        group.layers.empty() ? "none here" : std::to_string(spec.layer_begin + group.layers.front()).c_str());
+        text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(),
+        group.layers.size(), group.page_tokens, ll(bytes_per_token), bytes_text(used).c_str(),
+        share, ll(plan.request_pages(group, plan.reference_tokens())),
+        group.layers.empty() ? "none here"
+                             : std::to_string(spec.layer_begin + group.layers.front()).c_str());
   }
 }
 
@@ -128,7 +135,8 @@ void describe_states(const Plan& plan, std::string& text) {
   if (plan.spec().num_state_slots != 0)
     append_format(text, ", at most %lld", ll(plan.spec().num_state_slots));
   if (plan.state_slot_pages() != 0) {
-    append_format(text, ", %lld pages out of the pool, %s of them unused", ll(plan.state_slot_pages()),
+    append_format(text, ", %lld pages out of the pool, %s of them unused",
+                  ll(plan.state_slot_pages()),
                   bytes_text(plan.state_slot_pages() * plan.layout().page_bytes - bytes).c_str());
   }
   text += "\n";
@@ -139,9 +147,10 @@ void describe_request(const Plan& plan, std::string& text) {
   const double bytes = static_cast<double>(pages) * static_cast<double>(plan.layout().page_bytes);
   append_format(text, "one request  of %lld tokens takes %lld pages, %s\n", ll(tokens), ll(pages),
                 bytes_text(bytes).c_str());
-  append_format(text,
-                "waste        %.2f %% of such a request, %s: padding and what lies behind its last tokens\n",
-                100 * plan.waste(), bytes_text(plan.waste() * bytes).c_str());
+  append_format(
+      text,
+      "waste        %.2f %% of such a request, %s: padding and what lies behind its last tokens\n",
+      100 * plan.waste(), bytes_text(plan.waste() * bytes).c_str());
 }
 
 void describe_pool(const Plan& plan, std::string& text) {
@@ -156,16 +165,21 @@ void describe_pool(const Plan& plan, std::string& text) {
                 bytes_text(pool_bytes).c_str(), storage_name(spec.storage),
                 pool_layout_name(spec.pool_layout));
   if (!spec.groups.empty())
-    append_format(text, "tokens       %lld in all pages together\n", ll(plan.max_tokens(plan.num_pages())));
-  append_format(text, "longest      request has %lld tokens\n", ll(plan.max_seq_len(plan.num_pages())));
+    append_format(text, "tokens       %lld in all pages together\n",
+                  ll(plan.max_tokens(plan.num_pages())));
+  append_format(text, "longest      request has %lld tokens\n",
+                ll(plan.max_seq_len(plan.num_pages())));
   append_format(text, "concurrency  %.2f requests of %lld tokens at once\n", plan.concurrency(),
                 ll(plan.reference_tokens()));
   if (spec.byte_budget == 0) return;
-  const double states = spec.groups.empty() ? 0
-                                            : static_cast<double>(spec.num_state_slots) *
-                                                  static_cast<double>(plan.layout().state_slot_bytes);
-  append_format(text, "budget       %s, of which", bytes_text(static_cast<double>(spec.byte_budget)).c_str());
-  if (states != 0) append_format(text, " %s are set aside for states and", bytes_text(states).c_str());
+  const double states = spec.groups.empty()
+                            ? 0
+                            : static_cast<double>(spec.num_state_slots) *
+                                  static_cast<double>(plan.layout().state_slot_bytes);
+  append_format(text, "budget       %s, of which",
+                bytes_text(static_cast<double>(spec.byte_budget)).c_str());
+  if (states != 0)
+    append_format(text, " %s are set aside for states and", bytes_text(states).c_str());
   append_format(text, " %s stay unused\n",
                 bytes_text(static_cast<double>(spec.byte_budget) - states - pool_bytes).c_str());
 }
@@ -180,9 +194,10 @@ std::string Plan::describe() const {
   if (layout_.page_bytes != 0) {
     append_format(text, "page         %s", bytes_text(layout_.page_bytes).c_str());
     if (!spec_.groups.empty()) {
-      append_format(
-          text, " in %zu slots, %d tokens of the widest group; prefixes are shared in blocks of %d tokens",
-          layout_.slots.size(), spec_.page_size, spec_.prefix_block());
+      append_format(text,
+                    " in %zu regions, %d tokens of the widest group; prefixes are shared in blocks "
+                    "of %d tokens",
+                    layout_.regions.size(), spec_.page_size, spec_.prefix_block());
     }
     text += "\n";
   }

@@ -13,7 +13,8 @@ constexpr int32_t kMostLengths = 64;
 
 }  // namespace
 
-KindCuts::KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed> needs, bool makes_blocks)
+KindCuts::KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed> needs,
+                   bool makes_blocks)
     : num_layers_(static_cast<int32_t>(layer_bytes.size())),
       width_(layer_bytes.front()),
       needs_(std::move(needs)),
@@ -32,13 +33,15 @@ KindCuts::KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed
 int32_t KindCuts::least_parts(int64_t capacity) const {
   const auto fits = std::find_if(widest_part_.begin(), widest_part_.end(),
                                  [&](int64_t width) { return width <= capacity; });
-  return fits == widest_part_.end() ? kMostGroups + 1 : 1 + static_cast<int32_t>(fits - widest_part_.begin());
+  return fits == widest_part_.end() ? kMostGroups + 1
+                                    : 1 + static_cast<int32_t>(fits - widest_part_.begin());
 }
 
 void KindCuts::add_capacities(std::vector<int64_t>* capacities) const {
   capacities->insert(capacities->end(), widest_part_.begin(), widest_part_.end());
   const int32_t lengths = width_ == 0 ? 0 : std::min(num_layers_, kMostLengths);
-  for (int32_t i = 1; i <= lengths; ++i) capacities->push_back(width_ * (int64_t{num_layers_} * i / lengths));
+  for (int32_t i = 1; i <= lengths; ++i)
+    capacities->push_back(width_ * (int64_t{num_layers_} * i / lengths));
 }
 
 void KindCuts::find(int64_t capacity, const std::vector<int32_t>& divisors, int32_t most_parts,
@@ -56,7 +59,8 @@ Cut KindCuts::even_cut(int32_t parts, int32_t times) const {
   return cut;
 }
 
-int32_t KindCuts::most_times(int64_t capacity, int64_t width, const std::vector<int32_t>& divisors) const {
+int32_t KindCuts::most_times(int64_t capacity, int64_t width,
+                             const std::vector<int32_t>& divisors) const {
   const int64_t most = capacity / std::max<int64_t>(1, width);
   if (!makes_blocks_) return static_cast<int32_t>(std::min<int64_t>(most, kMostTimes));
   const auto beyond = std::upper_bound(divisors.begin(), divisors.end(), most);
@@ -73,14 +77,16 @@ void KindCuts::find_even(int64_t capacity, const std::vector<int32_t>& divisors,
                          std::vector<Cut>* cuts) const {
   const auto most = std::min(most_parts, static_cast<int32_t>(widest_part_.size()));
   for (int32_t parts = 1; parts <= most; ++parts) {
-    const int32_t times = most_times(capacity, widest_part_[static_cast<size_t>(parts) - 1], divisors);
+    const int32_t times =
+        most_times(capacity, widest_part_[static_cast<size_t>(parts) - 1], divisors);
     if (times != 0) cuts->push_back(even_cut(parts, times));
   }
 }
 
 // As many parts as go of those that fill the capacity with some times; what is left over likewise.
-void KindCuts::find_uneven(Cut cut, int32_t layers, int64_t capacity, const std::vector<int32_t>& divisors,
-                           int32_t most_parts, std::vector<Cut>* cuts) const {
+void KindCuts::find_uneven(Cut cut, int32_t layers, int64_t capacity,
+                           const std::vector<int32_t>& divisors, int32_t most_parts,
+                           std::vector<Cut>* cuts) const {
   if (cut.parts >= most_parts) return;
   const int32_t last_times = most_times(capacity, width_ * layers, divisors);
   if (last_times != 0 && cut.num_runs != 0) {
@@ -89,7 +95,8 @@ void KindCuts::find_uneven(Cut cut, int32_t layers, int64_t capacity, const std:
   }
   if (cut.num_runs + 1 == static_cast<int32_t>(cut.runs.size())) return;
   for (const int32_t times : divisors) {
-    if (cut.num_runs != 0 && times <= cut.runs[static_cast<size_t>(cut.num_runs) - 1].times) continue;
+    if (cut.num_runs != 0 && times <= cut.runs[static_cast<size_t>(cut.num_runs) - 1].times)
+      continue;
     const int64_t length = capacity / (width_ * times);
     if (length == 0) return;
     if (length >= layers) continue;

@@ -1,4 +1,5 @@
-// The ways to cut one kind of layers into groups whose pages have given bytes, and what each way takes of the pages.
+// The ways to cut one kind of layers into groups whose pages have given bytes, and what each way
+// takes of the pages.
 #pragma once
 
 #include <array>
@@ -14,7 +15,8 @@ constexpr int32_t kMostTimes = 64;  // that page_size tokens fit a page
 
 // Pages of one size that requests need.
 struct PageNeed {
-  double weighed = 0;  // mean over the requests that the search weighs, each divided by the bytes it keeps
+  // Mean over the requests that the search weighs, each divided by the bytes it keeps
+  double weighed = 0;
   double tail = 0;     // the part of it that no page can be short enough to avoid
   double longest = 0;  // of the longest request, exactly
 
@@ -41,7 +43,8 @@ struct Cut {
 
 class KindCuts {
  public:
-  // `needs` of a group by times; [0] is not used. `makes_blocks`: its tokens are those of the prefix index.
+  // `needs` of a group by times; [0] is not used. `makes_blocks`: its tokens are those of the
+  // prefix index.
   KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed> needs, bool makes_blocks);
 
   // Capacity is bytes of a page divided by page_size.

@@ -1,4 +1,5 @@
-// What vLLM's hybrid planner would make of the same layers: the measure that our plans should not stay below.
+// What vLLM's hybrid planner would make of the same layers: the measure that our plans should not
+// stay below.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +9,8 @@
 
 namespace kvc {
 
-// Its rule: every kind in groups of about equal length (equal_parts), pages as long as the longest of them, page_size tokens in a page, of smaller
-// layers several times as many where that fills it.
+// Its rule: every kind in groups of about equal length (equal_parts), pages as long as the longest
+// of them, page_size tokens in a page, of smaller layers several times as many where that fills it.
 class FormulaPlan {
  public:
   // Groups of one kind.

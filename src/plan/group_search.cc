@@ -1,17 +1,22 @@
-// A search over sizes of pages and, for each, over the ways to cut every kind of layers into groups that fit them (group_cuts.h). What a candidate
-// costs:
+// A search over sizes of pages and, for each, over the ways to cut every kind of layers into groups
+// that fit them (group_cuts.h). What a candidate costs:
 //
-//   mean over four reference requests of (bytes of the pages that the request takes / bytes of the tokens that it keeps - 1)
-//   + kTableCost per group            a page table more per sequence to keep, to send to a device and to look prefixes up in
-//   + kBlockCost per page_size tokens by which a block of the prefix index grows: hits end at blocks
+//   mean over four reference requests of (bytes of the pages that the request takes / bytes of the
+//   tokens that it keeps - 1)
+//   + kTableCost per group            a page table more per sequence to keep, to send to a device
+//   and to look prefixes up in
+//   + kBlockCost per page_size tokens by which a block of the prefix index grows: hits end at
+//   blocks
 //   + kWasteCost * the share by which the longest request wastes more than kMostWaste
 //
-// No candidate counts of which a request takes more than by the formulas of vLLM's planner (group_formulas.h). Their own grouping is the first
-// candidate; only where it has more than kMostGroups groups does that share, times kShortfallCost, become part of the cost.
+// No candidate counts of which a request takes more than by the formulas of vLLM's planner
+// (group_formulas.h). Their own grouping is the first candidate; only where it has more than
+// kMostGroups groups does that share, times kShortfallCost, become part of the cost.
 //
-// The pages of the reference requests are counted on average: tokens / page_tokens, and half a page behind the last token or, in a window, one page
-// over both ends. So a candidate pays for padding, for room that long pages leave, and for being complicated. The comparison with the
-// formulas is exact, for max_seq_len and for shorter requests at the lengths where long pages are worst.
+// The pages of the reference requests are counted on average: tokens / page_tokens, and half a page
+// behind the last token or, in a window, one page over both ends. So a candidate pays for padding,
+// for room that long pages leave, and for being complicated. The comparison with the formulas is
+// exact, for max_seq_len and for shorter requests at the lengths where long pages are worst.
 #include "src/plan/group_search.h"
 
 #include <algorithm>
@@ -27,8 +32,8 @@ namespace kvc {
 namespace {
 
 constexpr int32_t kFewKinds = 4;
-// A table more costs a decode step some 20 ns per sequence, much less than 0.8 % of a model's step; a block that is 16 tokens longer costs 8 tokens of
-// a prompt on average.
+// A table more costs a decode step some 20 ns per sequence, much less than 0.8 % of a model's step;
+// a block that is 16 tokens longer costs 8 tokens of a prompt on average.
 constexpr double kTableCost = 0.008;
 constexpr double kBlockCost = 0.003;
 constexpr double kWasteCost = 100;
@@ -61,7 +66,8 @@ struct Candidate {
 class Search {
  public:
   // `formulas`: of the same layers; NULL where they are not known.
-  Search(const std::vector<LayerKind>& kinds, const FormulaPlan* formulas, const GroupingOptions& options)
+  Search(const std::vector<LayerKind>& kinds, const FormulaPlan* formulas,
+         const GroupingOptions& options)
       : kinds_(kinds),
         formulas_(formulas),
         page_size_(options.page_size),
@@ -73,7 +79,8 @@ class Search {
     num_limits_ = options.tokens_in_flight == 0 ? 2 : 1;
     const std::vector<double> kept = kept_bytes();
     for (const LayerKind& kind : kinds) {
-      longest_kept_ += total_width(kind) * static_cast<double>(kept_tokens(kind.group, longest_, limits_[0]));
+      longest_kept_ +=
+          total_width(kind) * static_cast<double>(kept_tokens(kind.group, longest_, limits_[0]));
       cuts_.emplace_back(kind.layer_bytes, needs_of(kind.group, kept), !kind.group.is_cross);
     }
     most_groups_ = most_groups();
@@ -140,7 +147,8 @@ class Search {
   }
 
   static double total_width(const LayerKind& kind) {
-    return static_cast<double>(std::accumulate(kind.layer_bytes.begin(), kind.layer_bytes.end(), int64_t{0}));
+    return static_cast<double>(
+        std::accumulate(kind.layer_bytes.begin(), kind.layer_bytes.end(), int64_t{0}));
   }
 
   int64_t kept(const GroupSpec& group, size_t request) const {
@@ -166,15 +174,16 @@ class Search {
         const int64_t tokens = kept(group, i);
         const double extra = group.is_windowed() && tokens < reference(i) ? 1 : 0.5;
         need.tail += extra / bytes[i] / kRequests;
-        need.weighed += (static_cast<double>(tokens) / group.page_tokens + extra) / bytes[i] / kRequests;
+        need.weighed +=
+            (static_cast<double>(tokens) / group.page_tokens + extra) / bytes[i] / kRequests;
       }
       need.longest = static_cast<double>(request_pages(group, longest_, limits_[0]));
     }
     return needs;
   }
 
-  // Of each kind the cut of least cost, the one that wastes least and the one that is best for the longest request, for pages of `capacity` and
-  // times that divide `block`.
+  // Of each kind the cut of least cost, the one that wastes least and the one that is best for the
+  // longest request, for pages of `capacity` and times that divide `block`.
   void visit(int64_t capacity, int32_t block, const std::vector<int32_t>& divisors) {
     const double bytes = static_cast<double>(capacity) * page_size_;
     int32_t least = 0;
@@ -194,7 +203,8 @@ class Search {
       cuts.find(capacity, divisors, most_parts, &found_);
       if (found_.empty()) return;
       const std::array<const Cut*, kPicks> best = {
-          least_of([&](const Cut& cut) { return cut.need.weighed * bytes + kTableCost * cut.parts; }),
+          least_of(
+              [&](const Cut& cut) { return cut.need.weighed * bytes + kTableCost * cut.parts; }),
           least_of([&](const Cut& cut) { return cut.need.weighed * bytes; }),
           least_of([&](const Cut& cut) { return cut.need.longest + 1e-3 * cut.parts; })};
       for (size_t i = 0; i < kPicks; ++i) picks_[i].cuts.push_back(*best[i]);
@@ -293,10 +303,12 @@ class Search {
           for (int32_t r = 0; r < candidate.cuts[kind].num_runs; ++r) {
             const CutRun& run = candidate.cuts[kind].runs[static_cast<size_t>(r)];
             group.page_tokens = page_size_ * run.times;
-            pages += run.parts * static_cast<double>(request_pages(group, sample.tokens, limits_[i]));
+            pages +=
+                run.parts * static_cast<double>(request_pages(group, sample.tokens, limits_[i]));
           }
         }
-        most = std::max(most, pages * static_cast<double>(candidate.capacity) / sample.formula_bytes[i] - 1);
+        most = std::max(
+            most, pages * static_cast<double>(candidate.capacity) / sample.formula_bytes[i] - 1);
       }
     }
     return most < kRounding ? 0 : most;
@@ -337,15 +349,16 @@ class Search {
   Candidate best_;
 };
 
-// Kinds whose layers have the same bytes, in the order in which they first appear; none when there are too many.
+// Kinds whose layers have the same bytes, in the order in which they first appear; none when there
+// are too many.
 std::vector<LayerKind> split_by_bytes(const std::vector<LayerKind>& kinds) {
   std::vector<LayerKind> alike;
   for (const LayerKind& kind : kinds) {
     const size_t first = alike.size();
     for (size_t i = 0; i < kind.layer_bytes.size(); ++i) {
-      auto known =
-          std::find_if(alike.begin() + static_cast<std::ptrdiff_t>(first), alike.end(),
-                       [&](const LayerKind& one) { return one.layer_bytes[0] == kind.layer_bytes[i]; });
+      auto known = std::find_if(
+          alike.begin() + static_cast<std::ptrdiff_t>(first), alike.end(),
+          [&](const LayerKind& one) { return one.layer_bytes[0] == kind.layer_bytes[i]; });
       if (known == alike.end()) {
         if (alike.size() == kMostGroups) return {};
         known = alike.insert(known, {.group = kind.group, .layer_bytes = {}});
@@ -368,7 +381,8 @@ std::vector<int32_t> equal_parts(const std::vector<int32_t>& layer_counts) {
   if (layer_counts.empty()) return parts;
   const auto [least, most] = std::minmax_element(layer_counts.begin(), layer_counts.end());
   const int32_t length = 2 * int64_t{*most} < 3 * int64_t{*least} ? *most : *least;
-  for (const int32_t count : layer_counts) parts.push_back(static_cast<int32_t>(ceil_div(count, length)));
+  for (const int32_t count : layer_counts)
+    parts.push_back(static_cast<int32_t>(ceil_div(count, length)));
   return parts;
 }
 
@@ -387,7 +401,8 @@ GroupPlan search_groups(const std::vector<LayerKind>& kinds, const GroupingOptio
   Search coarser(kinds, &formulas, options);
   coarser.bind(finer.is_bound());
   coarser.run();
-  return coarser.has_plan() && coarser.cost() < finer.cost() - kRounding ? coarser.plan() : finer.plan();
+  return coarser.has_plan() && coarser.cost() < finer.cost() - kRounding ? coarser.plan()
+                                                                         : finer.plan();
 }
 
 }  // namespace kvc

@@ -1,4 +1,5 @@
-// How the kinds of layers of a hybrid model are cut into groups, and how many tokens the pages of each have.
+// How the kinds of layers of a hybrid model are cut into groups, and how many tokens the pages of
+// each have.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,9 @@ struct GroupPlan {
   std::vector<std::vector<GroupPart>> parts;  // per kind
 };
 
-// Numbers of parts that kinds of so many layers are cut into so that all are of about equal length: that of the largest kind when it is below
-// 1.5 times the smallest, else that of the smallest. The rule of vLLM's hybrid planner.
+// Numbers of parts that kinds of so many layers are cut into so that all are of about equal length:
+// that of the largest kind when it is below 1.5 times the smallest, else that of the smallest. The
+// rule of vLLM's hybrid planner.
 std::vector<int32_t> equal_parts(const std::vector<int32_t>& layer_counts);
 
 // Layers of one of the parts of an even cut: the first ones get what is left over.

@@ -51,8 +51,8 @@ GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t page_size) {
   return plan;
 }
 
-// Which part each layer of a kind belongs to: every part is spread evenly over the model, so that the slices of a pipeline get their share of each.
-// Parts of equal length take turns.
+// Which part each layer of a kind belongs to: every part is spread evenly over the model, so that
+// the slices of a pipeline get their share of each. Parts of equal length take turns.
 std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
   // Layer j of a part of n lies at (2 j + 1) / 2 n of the way.
   struct Place {
@@ -89,7 +89,8 @@ int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestL
   const int64_t kept = kept_tokens(group, num_tokens, limits);
   const int64_t whole = group.pages_for(group.is_cross ? kept : num_tokens);
   if (!group.is_windowed()) return whole;
-  // One page more for what straddles an edge, and never more than all. Chunks begin at some edges only: where pages divide them, at all.
+  // One page more for what straddles an edge, and never more than all. Chunks begin at some edges
+  // only: where pages divide them, at all.
   const int64_t straddling =
       group.chunk == 0 ? kept : kept - std::gcd(group.chunk, int64_t{group.page_tokens});
   return std::min(whole - 1, group.pages_for(std::max<int64_t>(0, straddling))) + 1;
@@ -98,8 +99,8 @@ int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestL
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options) {
   std::vector<LayerKind> kinds = kinds_of(layers);
   const bool is_padded = options.pads_pages || kinds.size() < 2;
-  const GroupPlan plan =
-      is_padded ? padded_groups(std::move(kinds), options.page_size) : search_groups(kinds, options);
+  const GroupPlan plan = is_padded ? padded_groups(std::move(kinds), options.page_size)
+                                   : search_groups(kinds, options);
   std::vector<GroupSpec> groups;
   for (size_t kind = 0; kind < plan.kinds.size(); ++kind) {
     const std::vector<int32_t>& ids = plan.kinds[kind].group.layers;

@@ -8,8 +8,9 @@ namespace kvc {
 
 struct LayerSpec;
 
-// Layers that see the same keys: one page table per sequence serves all of them. All groups take pages from one pool; in a page the layers
-// of a group lie one behind the other. A group without a layer in the pipeline slice has page tables all the same.
+// Layers that see the same keys: one page table per sequence serves all of them. All groups take
+// pages from one pool; in a page the layers of a group lie one behind the other. A group without a
+// layer in the pipeline slice has page tables all the same.
 struct GroupSpec {
   std::vector<int32_t> layers;  // local ids, ascending
   bool is_cross = false;        // counts encoder tokens
@@ -24,7 +25,8 @@ struct GroupSpec {
   }
 };
 
-// First key that the layers of a group show to a query at token `index` (what a sequence's own window hides aside).
+// First key that the layers of a group show to a query at token `index` (what a sequence's own
+// window hides aside).
 inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
   if (group.chunk != 0) return index / group.chunk * group.chunk;
   return group.window != 0 && index >= group.window ? index - group.window + 1 : 0;
@@ -49,12 +51,15 @@ struct GroupingOptions {
   int64_t tokens_in_flight = 0;  // that a window keeps beside itself; 0: not known
 };
 
-// Groups of the layers of a whole model (ids are indices) in the order in which their kinds first appear; fills LayerSpec::group.
+// Groups of the layers of a whole model (ids are indices) in the order in which their kinds first
+// appear; fills LayerSpec::group.
 //
-// A page has the same bytes for every group, so a group narrower than the widest would leave room. Two things avoid that: a kind can be cut into
-// several groups, not all of the same length, and a narrow group gets several times page_size tokens into its page. The search in
-// group_search.cc weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and kinds are cut into groups of about
-// equal length (equal_parts). One kind is one group, whatever its layers.
+// A page has the same bytes for every group, so a group narrower than the widest would leave room.
+// Two things avoid that: a kind can be cut into several groups, not all of the same length, and a
+// narrow group gets several times page_size tokens into its page. The search in group_search.cc
+// weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and
+// kinds are cut into groups of about equal length (equal_parts). One kind is one group, whatever
+// its layers.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

@@ -19,7 +19,8 @@ struct Extent {
 };
 using Extents = std::vector<Extent>;
 
-// Bounded by the field limits: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64; sums over layers are checked.
+// Bounded by the field limits: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64;
+// sums over layers are checked.
 LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_tokens) {
   LayerLayout part;
   const RowBytes row = row_bytes(layer);
@@ -49,7 +50,8 @@ void place_states(const LayerSpec& layer, int32_t id, LayerLayout* part, Layout*
   for (const StateSpec& state : layer.states) {
     part->state_offsets.push_back(layout->state_slot_bytes);
     part->state_bytes += state.bytes();
-    add_checked(&layout->state_slot_bytes, align_up(state.bytes(), kStateAlignment), "a state slot", id);
+    add_checked(&layout->state_slot_bytes, align_up(state.bytes(), kStateAlignment), "a state slot",
+                id);
   }
 }
 
@@ -59,7 +61,8 @@ int64_t widest_alignment(const Layout& layout) {
   return alignment;
 }
 
-// Layers one behind the other. Where groups lie over each other all parts are aligned alike, so that any boundary can begin a slot.
+// Layers one behind the other. Where groups lie over each other all parts are aligned alike, so
+// that any boundary can begin a region.
 Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
                    int32_t layer_begin) {
   Extents extents;
@@ -76,34 +79,38 @@ Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_
 
 // No layer of the group lies on both sides.
 bool is_boundary(const Extents& extents, int64_t offset) {
-  const auto next = std::partition_point(extents.begin(), extents.end(),
-                                         [&](const Extent& extent) { return extent.end <= offset; });
+  const auto next = std::partition_point(
+      extents.begin(), extents.end(), [&](const Extent& extent) { return extent.end <= offset; });
   return next == extents.end() || next->begin >= offset;
 }
 
 // Ascending, the first is 0. Every cut is a beginning in the longest group.
 std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
-  const auto longest = std::max_element(groups.begin(), groups.end(), [](const Extents& a, const Extents& b) {
-    return (a.empty() ? 0 : a.back().end) < (b.empty() ? 0 : b.back().end);
-  });
+  const auto longest =
+      std::max_element(groups.begin(), groups.end(), [](const Extents& a, const Extents& b) {
+        return (a.empty() ? 0 : a.back().end) < (b.empty() ? 0 : b.back().end);
+      });
   std::vector<int64_t> cuts;
   for (const Extent& extent : *longest) {
-    const bool cuts_all = std::all_of(groups.begin(), groups.end(),
-                                      [&](const Extents& group) { return is_boundary(group, extent.begin); });
+    const bool cuts_all = std::all_of(groups.begin(), groups.end(), [&](const Extents& group) {
+      return is_boundary(group, extent.begin);
+    });
     if (cuts_all) cuts.push_back(extent.begin);
   }
   return cuts;
 }
 
-void place_in_slots(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
+void place_in_regions(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
   for (const Extent& extent : extents) {
     LayerLayout& part = layout->layers[static_cast<size_t>(extent.layer)];
-    const auto slot =
-        static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) - cuts.begin()) - 1;
-    part.slot = static_cast<int32_t>(slot);
-    part.slot_offset = extent.begin - cuts[slot];
-    SlotLayout& place = layout->slots[slot];
-    place.bytes = std::max(place.bytes, extent.end - cuts[slot]);
+    const auto region =
+        static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) -
+                            cuts.begin()) -
+        1;
+    part.region = static_cast<int32_t>(region);
+    part.region_offset = extent.begin - cuts[region];
+    RegionLayout& place = layout->regions[region];
+    place.bytes = std::max(place.bytes, extent.end - cuts[region]);
     place.alignment = std::max(place.alignment, part.alignment);
   }
 }
@@ -118,12 +125,15 @@ void place_groups(const Spec& spec, Layout* layout) {
   }
   if (groups.empty()) return;
   const std::vector<int64_t> cuts = cuts_of(groups);
-  for (const int64_t cut : cuts) layout->slots.push_back({.bytes = 0, .offset = cut, .alignment = 1});
-  for (const Extents& extents : groups) place_in_slots(extents, cuts, layout);
-  for (SlotLayout& slot : layout->slots) slot.bytes = align_up(slot.bytes, slot.alignment);
+  for (const int64_t cut : cuts)
+    layout->regions.push_back({.bytes = 0, .offset = cut, .alignment = 1});
+  for (const Extents& extents : groups) place_in_regions(extents, cuts, layout);
+  for (RegionLayout& region : layout->regions)
+    region.bytes = align_up(region.bytes, region.alignment);
   // Pages follow each other in the pool: the first layer of the next one must be aligned as well.
   if (!cuts.empty())
-    layout->page_bytes = align_up(layout->slots.back().offset + layout->slots.back().bytes, alignment);
+    layout->page_bytes =
+        align_up(layout->regions.back().offset + layout->regions.back().bytes, alignment);
 }
 
 }  // namespace
@@ -146,9 +156,9 @@ Layout make_layout(const Spec& spec) {
   return layout;
 }
 
-void assign_slots(Spec& spec) {
+void assign_regions(Spec& spec) {
   const Layout layout = make_layout(spec);
-  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].slot = layout.layers[i].slot;
+  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].region = layout.layers[i].region;
 }
 
 }  // namespace kvc

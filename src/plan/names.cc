@@ -25,7 +25,9 @@ std::string v_type_name(const LayerSpec& layer) {
 }
 
 const char* storage_name(kvc_storage storage) {
-  return storage == KVC_STORAGE_OWNED ? "owned" : storage == KVC_STORAGE_BORROWED ? "borrowed" : "none";
+  return storage == KVC_STORAGE_OWNED      ? "owned"
+         : storage == KVC_STORAGE_BORROWED ? "borrowed"
+                                           : "none";
 }
 
 const char* pool_layout_name(kvc_pool_layout layout) {

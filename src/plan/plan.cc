@@ -15,15 +15,15 @@ unsigned long long ull(uint64_t value) { return static_cast<unsigned long long>(
 
 // What a borrowed tensor's pages must be aligned to: the elements that lie in it.
 int64_t pool_alignment(const Spec& spec, const Layout& layout, size_t tensor) {
-  if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return layout.slots[tensor].alignment;
+  if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return layout.regions[tensor].alignment;
   int64_t bytes = 1;
-  for (const SlotLayout& slot : layout.slots) bytes = std::max(bytes, slot.alignment);
+  for (const RegionLayout& region : layout.regions) bytes = std::max(bytes, region.alignment);
   return bytes;
 }
 
 int64_t pages_in(uint64_t bytes, int64_t page_bytes) {
-  return static_cast<int64_t>(
-      std::min<uint64_t>(bytes / static_cast<uint64_t>(page_bytes), static_cast<uint64_t>(kMaxPages)));
+  return static_cast<int64_t>(std::min<uint64_t>(bytes / static_cast<uint64_t>(page_bytes),
+                                                 static_cast<uint64_t>(kMaxPages)));
 }
 
 // Any number of tokens may be asked for: sums stop at the largest integer.
@@ -31,7 +31,8 @@ void add_up_to_max(int64_t* sum, int64_t value) {
   if (__builtin_add_overflow(*sum, value, sum)) *sum = INT64_MAX;
 }
 
-// The largest number of tokens, at most `most`, whose pages (a count that never decreases) are at most `num_pages`.
+// The largest number of tokens, at most `most`, whose pages (a count that never decreases) are at
+// most `num_pages`.
 template <typename Pages>
 int64_t most_tokens(int64_t num_pages, int64_t most, const Pages& pages) {
   int64_t fits = 0, too_many = most + 1;
@@ -44,7 +45,8 @@ int64_t most_tokens(int64_t num_pages, int64_t most, const Pages& pages) {
 
 }  // namespace
 
-Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num_pages_(spec_.num_pages) {
+Plan::Plan(Spec spec)
+    : spec_(std::move(spec)), layout_(make_layout(spec_)), num_pages_(spec_.num_pages) {
   if (spec_.byte_budget != 0) {
     plan_states();
     plan_pages();
@@ -56,20 +58,22 @@ Plan::Plan(Spec spec) : spec_(std::move(spec)), layout_(make_layout(spec_)), num
 }
 
 uint64_t Plan::set_aside_bytes() const {
-  // Neither factor is large enough to overflow: 2^31 slots of less than 2^57 bytes, bounded by what any budget can be.
-  const auto bytes =
-      static_cast<__uint128_t>(spec_.num_state_slots) * static_cast<__uint128_t>(layout_.state_slot_bytes);
+  // Neither factor is large enough to overflow: 2^31 slots of less than 2^57 bytes, bounded by what
+  // any budget can be.
+  const auto bytes = static_cast<__uint128_t>(spec_.num_state_slots) *
+                     static_cast<__uint128_t>(layout_.state_slot_bytes);
   return bytes > UINT64_MAX ? UINT64_MAX : static_cast<uint64_t>(bytes);
 }
 
 void Plan::plan_states() {
   if (layout_.state_slot_bytes == 0) return;
   if (spec_.byte_budget < set_aside_bytes()) {
-    fail_with(
-        KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(std::min<uint64_t>(set_aside_bytes(), INT64_MAX)),
-        "config.byte_budget = %llu is less than config.num_state_slots = %lld slots of %lld bytes take: %llu",
-        ull(spec_.byte_budget), ll(spec_.num_state_slots), ll(layout_.state_slot_bytes),
-        ull(set_aside_bytes()));
+    fail_with(KVC_E_INVALID_ARGUMENT,
+              static_cast<int64_t>(std::min<uint64_t>(set_aside_bytes(), INT64_MAX)),
+              "config.byte_budget = %llu is less than config.num_state_slots = %lld slots of %lld "
+              "bytes take: %llu",
+              ull(spec_.byte_budget), ll(spec_.num_state_slots), ll(layout_.state_slot_bytes),
+              ull(set_aside_bytes()));
   }
   if (spec_.groups.empty()) {
     // Nothing but states: they are what the pages are for.
@@ -83,19 +87,21 @@ void Plan::plan_states() {
 void Plan::plan_pages() {
   if (layout_.page_bytes == 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, 0,
-              "config.byte_budget = %llu, but no layer here keeps anything that grows: give config.num_pages",
+              "config.byte_budget = %llu, but no layer here keeps anything that grows: give "
+              "config.num_pages",
               ull(spec_.byte_budget));
   }
   num_pages_ = pages_for_bytes(spec_.byte_budget);
   if (num_pages_ == 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
-              "config.byte_budget = %llu holds no page: one takes %lld bytes", ull(spec_.byte_budget),
-              ll(layout_.page_bytes));
+              "config.byte_budget = %llu holds no page: one takes %lld bytes",
+              ull(spec_.byte_budget), ll(layout_.page_bytes));
   }
 }
 
 void Plan::plan_host_pages() {
-  if (layout_.page_bytes != 0) num_host_pages_ = pages_in(spec_.host_byte_budget, layout_.page_bytes);
+  if (layout_.page_bytes != 0)
+    num_host_pages_ = pages_in(spec_.host_byte_budget, layout_.page_bytes);
   if (num_host_pages_ == 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, layout_.page_bytes,
               "config.host_byte_budget = %llu holds no page: one takes %lld bytes",
@@ -106,19 +112,20 @@ void Plan::plan_host_pages() {
 void Plan::check_pool_tensors() const {
   for (size_t i = 0; i < spec_.pool_tensors.size(); ++i) {
     const bool page_first = spec_.pool_layout == KVC_POOL_PAGE_FIRST;
-    const int64_t expected = page_first ? layout_.page_bytes : layout_.slots[i].bytes;
+    const int64_t expected = page_first ? layout_.page_bytes : layout_.regions[i].bytes;
     const PoolTensor& pool = spec_.pool_tensors[i];
     if (pool.page_bytes != expected) {
       fail_with(KVC_E_SHAPE, pool.page_bytes,
-                "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i, ll(pool.page_bytes),
-                ll(expected));
+                "config.pool_tensors[%zu] has %lld bytes per page, expected %lld", i,
+                ll(pool.page_bytes), ll(expected));
     }
     const auto alignment = static_cast<uintptr_t>(pool_alignment(spec_, layout_, i));
     if (reinterpret_cast<uintptr_t>(pool.data) % alignment != 0 ||
         static_cast<uintptr_t>(pool.page_stride) % alignment != 0) {
       fail(KVC_E_SHAPE,
-           "config.pool_tensors[%zu] is misaligned: address and page stride must be multiples of %d bytes", i,
-           static_cast<int>(alignment));
+           "config.pool_tensors[%zu] is misaligned: address and page stride must be multiples of "
+           "%d bytes",
+           i, static_cast<int>(alignment));
     }
   }
 }
@@ -130,7 +137,8 @@ int64_t Plan::max_seq_len(int64_t num_pages) const {
 
 int64_t Plan::request_pages(int64_t num_tokens) const {
   int64_t pages = num_tokens > 0 ? 2 * state_slot_pages_ : 0;
-  for (const GroupSpec& group : spec_.groups) add_up_to_max(&pages, request_pages(group, num_tokens));
+  for (const GroupSpec& group : spec_.groups)
+    add_up_to_max(&pages, request_pages(group, num_tokens));
   return pages;
 }
 
@@ -174,14 +182,16 @@ double Plan::concurrency() const {
 
 double Plan::waste() const {
   const int64_t tokens = reference_tokens();
-  const double taken = static_cast<double>(request_pages(tokens)) * static_cast<double>(layout_.page_bytes);
+  const double taken =
+      static_cast<double>(request_pages(tokens)) * static_cast<double>(layout_.page_bytes);
   if (taken == 0) return 0;
   double kept = state_slot_pages_ == 0 ? 0 : 2.0 * static_cast<double>(layout_.state_slot_bytes);
   for (const GroupSpec& group : spec_.groups) {
     int64_t bytes_per_token = 0;
     for (const int32_t layer : group.layers)
       bytes_per_token += layout_.layers[static_cast<size_t>(layer)].bytes_per_token;
-    kept += static_cast<double>(kept_tokens(group, tokens, limits())) * static_cast<double>(bytes_per_token);
+    kept += static_cast<double>(kept_tokens(group, tokens, limits())) *
+            static_cast<double>(bytes_per_token);
   }
   return std::clamp(1 - kept / taken, 0.0, 1.0);
 }
@@ -191,17 +201,19 @@ void Plan::check_capacity(int64_t num_pages) const {
   const int64_t needed = request_pages(spec_.max_seq_len);
   if (needed > num_pages) {
     const int64_t longest = max_seq_len(num_pages);
-    fail_with(KVC_E_NEVER_FITS, longest,
-              "config.max_seq_len = %lld needs %lld pages, there are %lld: the longest that fits is %lld",
-              ll(spec_.max_seq_len), ll(needed), ll(num_pages), ll(longest));
+    fail_with(
+        KVC_E_NEVER_FITS, longest,
+        "config.max_seq_len = %lld needs %lld pages, there are %lld: the longest that fits is %lld",
+        ll(spec_.max_seq_len), ll(needed), ll(num_pages), ll(longest));
   }
 }
 
 void Plan::check_pool_size(int64_t num_pages) const {
   int64_t bytes = 0;
   if (!multiply(num_pages, layout_.page_bytes, &bytes) || bytes > (int64_t{1} << 56)) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_pages, "num_pages = %lld with %lld bytes per page cannot be addressed",
-              ll(num_pages), ll(layout_.page_bytes));
+    fail_with(KVC_E_OUT_OF_RANGE, num_pages,
+              "num_pages = %lld with %lld bytes per page cannot be addressed", ll(num_pages),
+              ll(layout_.page_bytes));
   }
 }
 

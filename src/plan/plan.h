@@ -1,4 +1,5 @@
-// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable but for who has its borrowed tensors.
+// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable but for who has
+// its borrowed tensors.
 #pragma once
 
 #include <atomic>
@@ -13,25 +14,29 @@ namespace kvc {
 
 class Plan {
  public:
-  // Throws INVALID_ARGUMENT (a budget that holds no page), NEVER_FITS (max_seq_len), SHAPE (pool tensors), OUT_OF_RANGE.
+  // Throws INVALID_ARGUMENT (a budget that holds no page), NEVER_FITS (max_seq_len), SHAPE (pool
+  // tensors), OUT_OF_RANGE.
   explicit Plan(Spec spec);
 
   const Spec& spec() const { return spec_; }
   const Layout& layout() const { return layout_; }
   int64_t num_pages() const { return num_pages_; }
 
-  // Pages that a state slot takes out of use while it lives; 0 where states have memory of their own (no byte_budget, or num_state_slots
-  // set aside first). Rounding up wastes less than one page per slot, and leaves the pages of attention layers as small as they are without
-  // states. A model that keeps nothing but states has one slot per page.
+  // Pages that a state slot takes out of use while it lives; 0 where states have memory of their
+  // own (no byte_budget, or num_state_slots set aside first). Rounding up wastes less than one page
+  // per slot, and leaves the pages of attention layers as small as they are without states. A model
+  // that keeps nothing but states has one slot per page.
   int64_t state_slot_pages() const { return state_slot_pages_; }
   int64_t num_host_pages() const { return num_host_pages_; }
 
   // Longest single sequence with this many pages.
   int64_t max_seq_len(int64_t num_pages) const;
   // Pages of page_size tokens that hold this many.
-  int64_t pages_for_tokens(int64_t num_tokens) const { return ceil_div(num_tokens, spec_.page_size); }
-  // Most pages that one request of this many tokens needs at any time while it is computed: all groups, and its states before and after a
-  // forward.
+  int64_t pages_for_tokens(int64_t num_tokens) const {
+    return ceil_div(num_tokens, spec_.page_size);
+  }
+  // Most pages that one request of this many tokens needs at any time while it is computed: all
+  // groups, and its states before and after a forward.
   int64_t request_pages(int64_t num_tokens) const;
   // The part of one group.
   int64_t request_pages(const GroupSpec& group, int64_t num_tokens) const;
@@ -55,7 +60,9 @@ class Plan {
   int32_t local_layer(int32_t layer) const;
 
   // Borrowed tensors serve one cache at a time: false while another one has them. Any thread.
-  bool lend_pool_tensors() const noexcept { return !lent_.exchange(true, std::memory_order_acquire); }
+  bool lend_pool_tensors() const noexcept {
+    return !lent_.exchange(true, std::memory_order_acquire);
+  }
   void take_back_pool_tensors() const noexcept { lent_.store(false, std::memory_order_release); }
 
   std::string describe() const;

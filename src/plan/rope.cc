@@ -56,7 +56,8 @@ class RopeReader {
   void check_frequency_factors(int32_t pairs) const;
   void read_sections(int32_t pairs, RopeSpec* spec) const;
 
-  std::vector<double> frequencies(int32_t rotary_dim, const float* factors, const char* field) const;
+  std::vector<double> frequencies(int32_t rotary_dim, const float* factors,
+                                  const char* field) const;
   void scale_llama3(std::vector<double>* frequencies) const;
   void scale_yarn(std::vector<double>* frequencies) const;
   double magnitude() const;
@@ -65,7 +66,8 @@ class RopeReader {
   const std::string& prefix_;
 };
 
-void RopeReader::refuse_unless(bool supported, const char* field, int64_t value, const char* expected) const {
+void RopeReader::refuse_unless(bool supported, const char* field, int64_t value,
+                               const char* expected) const {
   if (supported) return;
   fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", name(field).c_str(),
             static_cast<long long>(value), expected);
@@ -74,7 +76,8 @@ void RopeReader::refuse_unless(bool supported, const char* field, int64_t value,
 void RopeReader::check_range(const char* field, int64_t value, int64_t least, int64_t most) const {
   if (value >= least && value <= most) return;
   fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", name(field).c_str(),
-            static_cast<long long>(value), static_cast<long long>(least), static_cast<long long>(most));
+            static_cast<long long>(value), static_cast<long long>(least),
+            static_cast<long long>(most));
 }
 
 void RopeReader::check_positive(const char* field, double value) const {
@@ -123,18 +126,21 @@ void RopeReader::check_scaling_fields() const {
       {{"high_freq_factor", rope_.high_freq_factor}, kLlama3},
       {{"beta_fast", rope_.beta_fast}, kYarn},
       {{"beta_slow", rope_.beta_slow}, kYarn},
-      {{"original_context", static_cast<double>(rope_.original_context)}, kLlama3 | kYarn | kLongRope},
+      {{"original_context", static_cast<double>(rope_.original_context)},
+       kLlama3 | kYarn | kLongRope},
       {{"long_freq_factors", rope_.long_freq_factors != nullptr ? 1.0 : 0.0, true}, kLongRope},
   };
   for (const auto& [field, scalings] : fields) {
     if (field.value == 0 || (scalings & bit(rope_.scaling)) != 0) continue;
-    fail(KVC_E_INVALID_ARGUMENT, "%s, which scaling = %s (%d) does not use", shown(prefix_, field).c_str(),
-         kScalingNames[rope_.scaling], rope_.scaling);
+    fail(KVC_E_INVALID_ARGUMENT, "%s, which scaling = %s (%d) does not use",
+         shown(prefix_, field).c_str(), kScalingNames[rope_.scaling], rope_.scaling);
   }
   if (rope_.scaling == KVC_ROPE_SCALING_NONE) return;
   check_range("original_context", rope_.original_context, 1, INT32_MAX);
-  // LONGROPE has no frequency that a factor divides; given, it is the growth of the context, see magnitude().
-  if (rope_.scaling != KVC_ROPE_SCALING_LONGROPE || rope_.factor != 0) check_positive("factor", rope_.factor);
+  // LONGROPE has no frequency that a factor divides; given, it is the growth of the context, see
+  // magnitude().
+  if (rope_.scaling != KVC_ROPE_SCALING_LONGROPE || rope_.factor != 0)
+    check_positive("factor", rope_.factor);
 }
 
 void RopeReader::check_frequency_factors(int32_t pairs) const {
@@ -179,8 +185,9 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
                 name("sections[0]").c_str(), static_cast<long long>(sum), pairs);
     }
     if (rope_.section_layout != KVC_ROPE_SECTIONS_CONTIGUOUS) {
-      fail_with(KVC_E_INVALID_ARGUMENT, rope_.section_layout, "%s = INTERLEAVED (1) with num_sections = %d",
-                name("section_layout").c_str(), count);
+      fail_with(KVC_E_INVALID_ARGUMENT, rope_.section_layout,
+                "%s = INTERLEAVED (1) with num_sections = %d", name("section_layout").c_str(),
+                count);
     }
     return;
   }
@@ -189,15 +196,17 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
               name("sections").c_str(), static_cast<long long>(sum), pairs);
   }
   if (rope_.mode == KVC_ROPE_ON_READ) {
-    fail_with(KVC_E_UNSUPPORTED, count,
-              "%s = %d is not supported with mode = ON_READ (2): stored keys have one position each",
-              name("num_sections").c_str(), count);
+    fail_with(
+        KVC_E_UNSUPPORTED, count,
+        "%s = %d is not supported with mode = ON_READ (2): stored keys have one position each",
+        name("num_sections").c_str(), count);
   }
   spec->num_sections = count;
   spec->section_of_pair.reserve(static_cast<size_t>(pairs));
   if (rope_.section_layout == KVC_ROPE_SECTIONS_CONTIGUOUS) {
     for (int32_t s = 0; s < count; ++s)
-      spec->section_of_pair.insert(spec->section_of_pair.end(), static_cast<size_t>(rope_.sections[s]), s);
+      spec->section_of_pair.insert(spec->section_of_pair.end(),
+                                   static_cast<size_t>(rope_.sections[s]), s);
     return;
   }
   for (int32_t i = 0; i < pairs; ++i)
@@ -222,8 +231,8 @@ std::vector<double> RopeReader::frequencies(int32_t rotary_dim, const float* fac
     if (factors != nullptr) {
       const double factor = static_cast<double>(factors[i]);
       if (!(factor > 0) || !std::isfinite(factor)) {
-        fail_with(KVC_E_OUT_OF_RANGE, i, "%s[%d] = %g, expected a positive number", name(field).c_str(), i,
-                  factor);
+        fail_with(KVC_E_OUT_OF_RANGE, i, "%s[%d] = %g, expected a positive number",
+                  name(field).c_str(), i, factor);
       }
       frequency /= factor;
     }
@@ -234,13 +243,15 @@ std::vector<double> RopeReader::frequencies(int32_t rotary_dim, const float* fac
   for (size_t i = 0; i < frequencies.size(); ++i) {
     if (std::isfinite(frequencies[i] * kMostPositions)) continue;
     fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(i),
-              "%s = %g and scale = %g make frequency %zu infinite", name("theta").c_str(), theta, scale, i);
+              "%s = %g and scale = %g make frequency %zu infinite", name("theta").c_str(), theta,
+              scale, i);
   }
   return frequencies;
 }
 
-// Llama 3.1 (Dubey et al., arXiv:2407.21783; the rule is that of Meta's reference implementation): waves that fit often into the
-// original context keep their length, those that hardly fit are stretched by `factor`, with a linear passage in turns between.
+// Llama 3.1 (Dubey et al., arXiv:2407.21783; the rule is that of Meta's reference implementation):
+// waves that fit often into the original context keep their length, those that hardly fit are
+// stretched by `factor`, with a linear passage in turns between.
 void RopeReader::scale_llama3(std::vector<double>* frequencies) const {
   const double low = value_or(rope_.low_freq_factor, 1.0);
   const double high = value_or(rope_.high_freq_factor, 4.0);
@@ -259,20 +270,22 @@ void RopeReader::scale_llama3(std::vector<double>* frequencies) const {
   }
 }
 
-// YaRN "by parts" (Peng et al., arXiv:2309.00071, section 3.2). As in the authors' code and in Hugging Face's default, the ramp runs
-// over the index of the pair, its ends are rounded outwards to whole pairs, and they follow from theta alone.
+// YaRN "by parts" (Peng et al., arXiv:2309.00071, section 3.2). As in the authors' code and in
+// Hugging Face's default, the ramp runs over the index of the pair, its ends are rounded outwards
+// to whole pairs, and they follow from theta alone.
 void RopeReader::scale_yarn(std::vector<double>* frequencies) const {
   const double fast = value_or(rope_.beta_fast, 32.0);
   const double slow = value_or(rope_.beta_slow, 1.0);
   check_positive("beta_fast", fast);
   check_positive("beta_slow", slow);
   if (fast < slow) {
-    fail(KVC_E_INVALID_ARGUMENT, "%s = %g is below beta_slow = %g", name("beta_fast").c_str(), fast, slow);
+    fail(KVC_E_INVALID_ARGUMENT, "%s = %g is below beta_slow = %g", name("beta_fast").c_str(), fast,
+         slow);
   }
   const double theta = value_or(rope_.theta, 10000.0);
   if (!(theta > 1)) {
-    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected more than 1 with scaling = YARN (2)", name("theta").c_str(),
-         theta);
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected more than 1 with scaling = YARN (2)",
+         name("theta").c_str(), theta);
   }
   const double rotary_dim = 2.0 * static_cast<double>(frequencies->size());
   // The pair that turns `turns` times in original_context.
@@ -326,12 +339,13 @@ RopeSpec RopeReader::read(int32_t rotated_dim) const {
     check_empty();
     return spec;
   }
-  refuse_unless(rope_.mode == KVC_ROPE_ON_APPEND || rope_.mode == KVC_ROPE_ON_READ, "mode", rope_.mode,
-                "NONE (0), ON_APPEND (1) and ON_READ (2) are");
-  refuse_unless(rope_.style == KVC_ROPE_HALF || rope_.style == KVC_ROPE_INTERLEAVED, "style", rope_.style,
-                "HALF (0) and INTERLEAVED (1) are");
-  refuse_unless(rope_.scaling >= KVC_ROPE_SCALING_NONE && rope_.scaling <= KVC_ROPE_SCALING_LONGROPE,
-                "scaling", rope_.scaling, "NONE (0), LLAMA3 (1), YARN (2) and LONGROPE (3) are");
+  refuse_unless(rope_.mode == KVC_ROPE_ON_APPEND || rope_.mode == KVC_ROPE_ON_READ, "mode",
+                rope_.mode, "NONE (0), ON_APPEND (1) and ON_READ (2) are");
+  refuse_unless(rope_.style == KVC_ROPE_HALF || rope_.style == KVC_ROPE_INTERLEAVED, "style",
+                rope_.style, "HALF (0) and INTERLEAVED (1) are");
+  refuse_unless(
+      rope_.scaling >= KVC_ROPE_SCALING_NONE && rope_.scaling <= KVC_ROPE_SCALING_LONGROPE,
+      "scaling", rope_.scaling, "NONE (0), LLAMA3 (1), YARN (2) and LONGROPE (3) are");
   spec.mode = rope_.mode;
   spec.style = rope_.style;
   spec.rotary_dim = rope_.rotary_dim == 0 ? rotated_dim : rope_.rotary_dim;
@@ -346,7 +360,8 @@ RopeSpec RopeReader::read(int32_t rotated_dim) const {
   read_sections(pairs, &spec);
   check_positive("theta", value_or(rope_.theta, 10000.0));
   if (!std::isfinite(rope_.scale)) {
-    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a finite number", name("scale").c_str(), rope_.scale);
+    fail(KVC_E_OUT_OF_RANGE, "%s = %g, expected a finite number", name("scale").c_str(),
+         rope_.scale);
   }
   spec.inverse_frequencies = frequencies(spec.rotary_dim, rope_.freq_factors, "freq_factors");
   if (rope_.scaling == KVC_ROPE_SCALING_LONGROPE) {

@@ -15,35 +15,38 @@ void read_state_options(const kvc_config& config, Spec& spec) {
   check_range("config.state_stride", config.state_stride, -1, kMaxSequenceLength);
   if (config.state_stride > 0 && config.state_stride % spec.page_size != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, config.state_stride,
-              "config.state_stride = %lld is not a multiple of the page size %d", ll(config.state_stride),
-              spec.page_size);
+              "config.state_stride = %lld is not a multiple of the page size %d",
+              ll(config.state_stride), spec.page_size);
   }
   if (!spec.has_states() && (config.state_stride != 0 || config.num_state_slots != 0)) {
     fail(KVC_E_INVALID_ARGUMENT,
-         "config.state_stride = %lld and config.num_state_slots = %lld, but no layer is of kind STATE (%d)",
+         "config.state_stride = %lld and config.num_state_slots = %lld, but no layer is of kind "
+         "STATE (%d)",
          ll(config.state_stride), ll(config.num_state_slots), KVC_LAYER_STATE);
   }
   spec.num_state_slots = config.num_state_slots;
-  spec.state_stride = config.state_stride == 0 ? spec.page_size : std::max<int64_t>(0, config.state_stride);
+  spec.state_stride =
+      config.state_stride == 0 ? spec.page_size : std::max<int64_t>(0, config.state_stride);
 }
 
 }  // namespace
 
 void refuse_unless(bool supported, const char* field, int64_t value, const char* expected) {
   if (!supported)
-    fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", field, ll(value), expected);
+    fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", field, ll(value),
+              expected);
 }
 
 void check_range(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value < least || value > most) {
-    fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", field, ll(value), ll(least),
-              ll(most));
+    fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", field, ll(value),
+              ll(least), ll(most));
   }
 }
 
-int32_t Spec::num_page_slots() const {
+int32_t Spec::num_page_regions() const {
   int32_t count = 0;
-  for (const LayerSpec& layer : layers) count = std::max(count, layer.slot + 1);
+  for (const LayerSpec& layer : layers) count = std::max(count, layer.region + 1);
   return count;
 }
 
@@ -62,15 +65,18 @@ int32_t Spec::prefix_block() const {
 }
 
 bool Spec::has_kind(kvc_layer_kind kind) const {
-  return std::any_of(layers.begin(), layers.end(), [&](const LayerSpec& layer) { return layer.kind == kind; });
+  return std::any_of(layers.begin(), layers.end(),
+                     [&](const LayerSpec& layer) { return layer.kind == kind; });
 }
 
 bool Spec::has_cross() const {
-  return std::any_of(groups.begin(), groups.end(), [](const GroupSpec& group) { return group.is_cross; });
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const GroupSpec& group) { return group.is_cross; });
 }
 
 bool Spec::has_windows() const {
-  return std::any_of(groups.begin(), groups.end(), [](const GroupSpec& group) { return group.is_windowed(); });
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const GroupSpec& group) { return group.is_windowed(); });
 }
 
 int32_t Spec::num_position_rows() const {
@@ -80,16 +86,18 @@ int32_t Spec::num_position_rows() const {
 }
 
 bool Spec::has_rope_mode(kvc_rope_mode mode) const {
-  return std::any_of(ropes.begin(), ropes.end(), [&](const RopeSpec& rope) { return rope.mode == mode; });
+  return std::any_of(ropes.begin(), ropes.end(),
+                     [&](const RopeSpec& rope) { return rope.mode == mode; });
 }
 
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) {
   Spec spec;
   refuse_unless((config.flags & ~uint64_t{KVC_CONFIG_PAD_PAGES | KVC_CONFIG_CLEAR_PAGES}) == 0,
-                "config.flags", static_cast<int64_t>(config.flags), "PAD_PAGES (1) and CLEAR_PAGES (2) are");
+                "config.flags", static_cast<int64_t>(config.flags),
+                "PAD_PAGES (1) and CLEAR_PAGES (2) are");
   const int32_t device = static_cast<int32_t>(config.device.device_type);
-  refuse_unless(device == 0 || device == kDLCPU || device == kDLCUDA, "config.device.device_type", device,
-                "the CPU (1) and CUDA (2) are");
+  refuse_unless(device == 0 || device == kDLCPU || device == kDLCUDA, "config.device.device_type",
+                device, "the CPU (1) and CUDA (2) are");
   if (device == kDLCUDA) {
     spec.device = config.device;
     check_range("config.device.device_id", config.device.device_id, 0, INT32_MAX);
@@ -101,7 +109,8 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   spec.page_size = config.page_size == 0 ? 16 : config.page_size;
   check_range("config.page_size", spec.page_size, 1, kMaxPageSize);
   check_range("config.max_seqs", config.max_seqs, 0, INT32_MAX);
-  check_range("config.max_tokens_per_forward", config.max_tokens_per_forward, 0, kMaxSequenceLength);
+  check_range("config.max_tokens_per_forward", config.max_tokens_per_forward, 0,
+              kMaxSequenceLength);
   check_range("config.max_seq_len", config.max_seq_len, 0, kMaxSequenceLength);
   check_range("config.max_cross_len", config.max_cross_len, 0, kMaxSequenceLength);
   check_range("config.num_threads", config.num_threads, 0, 4096);
@@ -131,7 +140,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
          spec.layer_begin, spec.layer_end);
   }
   read_layers(layers, spec);
-  assign_slots(spec);
+  assign_regions(spec);
   read_state_options(config, spec);
   read_storage(config, spec);
   read_hooks(config, spec);

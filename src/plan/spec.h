@@ -1,4 +1,5 @@
-// The validated, defaulted, immutable form of kvc_config: what every layer above reads instead of the C struct.
+// The validated, defaulted, immutable form of kvc_config: what every layer above reads instead of
+// the C struct.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +22,10 @@ struct StateSpec {
   int64_t bytes() const { return num_elements * kernels::dtype_bytes(dtype); }
 };
 
-// One layer as its rows are stored. MLA: one kv head, k_dim = rank + rope dim, v_dim = rank, V inside K. SHARED: the source's heads and
-// dims, own query heads. `rope` indexes Spec::ropes, -1: none; layers with equal rotations share an entry, so that the angles of a
-// forward are computed once.
+// One layer as its rows are stored. MLA: one kv head, k_dim = rank + rope dim, v_dim = rank, V
+// inside K. SHARED: the source's heads and dims, own query heads. `rope` indexes Spec::ropes, -1:
+// none; layers with equal rotations share an entry, so that the angles of a forward are computed
+// once.
 struct LayerSpec {
   kvc_layer_kind kind = KVC_LAYER_ATTENTION;
   int32_t num_q_heads = 0;
@@ -38,17 +40,18 @@ struct LayerSpec {
   DLDataType k_type{};
   DLDataType v_type{};
   int32_t rope = -1;
-  bool v_in_k = false;          // V is the beginning of the K row: MLA, K = V
-  int64_t window = 0;           // 0: none
-  int64_t chunk = 0;            // 0: none
-  int32_t source = -1;          // local id of the layer whose pages are read; its own id but for SHARED
+  bool v_in_k = false;  // V is the beginning of the K row: MLA, K = V
+  int64_t window = 0;   // 0: none
+  int64_t chunk = 0;    // 0: none
+  // Local id of the layer whose pages are read; its own id but for SHARED
+  int32_t source = -1;
   int32_t latent_rank = 0;      // MLA
   int32_t latent_rope_dim = 0;  // MLA
   int32_t self_k_dim = 0;       // MLA: of q and k in the ragged form, 0: not available
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
-  int32_t group = -1;  // of the pages it keeps; -1: none
-  int32_t slot = -1;   // of a page, where it lies: Layout::slots
+  int32_t group = -1;   // of the pages it keeps; -1: none
+  int32_t region = -1;  // of a page, where it lies: Layout::regions
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool is_quantised() const { return quant != KVC_QUANT_NONE; }
@@ -110,18 +113,22 @@ struct Spec {
   int32_t num_local_layers() const { return layer_end - layer_begin; }
   // That a window keeps beside itself; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
-  int32_t page_tokens(int32_t local_layer) const {  // of its group; the layer keeps pages or shares them
-    const LayerSpec& source = layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
+  // Of its group; the layer keeps pages or shares them
+  int32_t page_tokens(int32_t local_layer) const {
+    const LayerSpec& source =
+        layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
     return groups[static_cast<size_t>(source.group)].page_tokens;
   }
   bool rotates_on_read(int32_t rope) const {
     return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
   }
-  int32_t num_page_slots() const;  // parts that a page is cut into
-  int32_t longest_group() const;   // layers
-  int32_t prefix_block() const;    // least common multiple of the groups' page_tokens, encoder tokens aside
+  int32_t num_page_regions() const;  // parts that a page is cut into
+  int32_t longest_group() const;     // layers
+  // Least common multiple of the groups' page_tokens, encoder tokens aside
+  int32_t prefix_block() const;
   bool has_kind(kvc_layer_kind kind) const;
-  // A group of encoder tokens, also when its layers are in another slice: all slices keep the same tables.
+  // A group of encoder tokens, also when its layers are in another slice: all slices keep the same
+  // tables.
   bool has_cross() const;
   bool has_states() const { return has_kind(KVC_LAYER_STATE); }
   bool has_windows() const;           // a group with window or chunk
@@ -149,8 +156,9 @@ struct LayerInput {
   std::vector<kvc_state_spec> states;
 };
 
-// Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status; the message names the field. `config` has been read by the
-// sized-struct rules; `layers` likewise, one per layer of the model.
+// Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status; the message names the
+// field. `config` has been read by the sized-struct rules; `layers` likewise, one per layer of the
+// model.
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers);
 
 }  // namespace kvc

@@ -1,4 +1,5 @@
-// The layers of a configuration: one reader per kind. A field that a kind has no use for is refused, never ignored.
+// The layers of a configuration: one reader per kind. A field that a kind has no use for is
+// refused, never ignored.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -19,16 +20,18 @@ using kernels::DType;
 
 class LayerReader {
  public:
-  LayerReader(const LayerInput& input, size_t index) : input_(input), in_(input.layer), index_(index) {}
+  LayerReader(const LayerInput& input, size_t index)
+      : input_(input), in_(input.layer), index_(index) {}
 
   // Everything but what a SHARED layer takes from its source.
   LayerSpec read() {
-    refuse_unless(in_.kind >= KVC_LAYER_ATTENTION && in_.kind <= KVC_LAYER_NONE, field("kind").c_str(),
-                  in_.kind, "ATTENTION (0) to NONE (5) are");
-    refuse_unless(in_.quant >= KVC_QUANT_NONE && in_.quant <= KVC_QUANT_BLOCK16, field("quant").c_str(),
-                  in_.quant, "NONE (0) to BLOCK16 (3) are");
+    refuse_unless(in_.kind >= KVC_LAYER_ATTENTION && in_.kind <= KVC_LAYER_NONE,
+                  field("kind").c_str(), in_.kind, "ATTENTION (0) to NONE (5) are");
+    refuse_unless(in_.quant >= KVC_QUANT_NONE && in_.quant <= KVC_QUANT_BLOCK16,
+                  field("quant").c_str(), in_.quant, "NONE (0) to BLOCK16 (3) are");
     refuse_unless(in_.reserved == 0, field("reserved").c_str(), in_.reserved, "0 is");
-    refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags, "V_IS_K (1) is");
+    refuse_unless((in_.flags & ~KVC_LAYER_V_IS_K) == 0, field("flags").c_str(), in_.flags,
+                  "V_IS_K (1) is");
     spec_.kind = in_.kind;
     read_window();
     if (in_.kind != KVC_LAYER_SHARED) refuse_field("source_layer", in_.source_layer);
@@ -40,7 +43,8 @@ class LayerReader {
     const bool has_rows = in_.kind == KVC_LAYER_ATTENTION || in_.kind == KVC_LAYER_CROSS;
     if (!has_rows) refuse_field("flags", in_.flags);
     if (in_.kind == KVC_LAYER_CROSS && input_.rope.mode != KVC_ROPE_NONE) refuse_rope();
-    if ((in_.kind == KVC_LAYER_STATE || in_.kind == KVC_LAYER_NONE) && input_.has_rope) refuse_rope();
+    if ((in_.kind == KVC_LAYER_STATE || in_.kind == KVC_LAYER_NONE) && input_.has_rope)
+      refuse_rope();
     switch (in_.kind) {
       case KVC_LAYER_MLA: read_mla(); break;
       case KVC_LAYER_STATE: read_states(); break;
@@ -59,15 +63,16 @@ class LayerReader {
  private:
   void refuse_field(const char* name, int64_t value) const {
     if (value != 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, value, "%s = %lld, but a layer of kind %s has none: expected 0",
-                field(name).c_str(), ll(value), layer_kind_name(in_.kind));
+      fail_with(KVC_E_INVALID_ARGUMENT, value,
+                "%s = %lld, but a layer of kind %s has none: expected 0", field(name).c_str(),
+                ll(value), layer_kind_name(in_.kind));
     }
   }
 
   void refuse_rope() const {
     fail_with(KVC_E_UNSUPPORTED, input_.rope.mode,
-              "%s = %d is not supported: a layer of kind %s has no rotation", (prefix() + "mode").c_str(),
-              input_.rope.mode, layer_kind_name(in_.kind));
+              "%s = %d is not supported: a layer of kind %s has no rotation",
+              (prefix() + "mode").c_str(), input_.rope.mode, layer_kind_name(in_.kind));
   }
 
   void refuse_heads() const {
@@ -85,9 +90,9 @@ class LayerReader {
     check_range(field("chunk").c_str(), in_.chunk, 0, kMaxSequenceLength);
     const bool may = in_.kind == KVC_LAYER_ATTENTION || in_.kind == KVC_LAYER_MLA;
     if (!may && (in_.window != 0 || in_.chunk != 0)) {
-      fail_with(KVC_E_UNSUPPORTED, in_.window, "%s = %lld, %s = %lld: a layer of kind %s has neither",
-                field("window").c_str(), ll(in_.window), field("chunk").c_str(), ll(in_.chunk),
-                layer_kind_name(in_.kind));
+      fail_with(KVC_E_UNSUPPORTED, in_.window,
+                "%s = %lld, %s = %lld: a layer of kind %s has neither", field("window").c_str(),
+                ll(in_.window), field("chunk").c_str(), ll(in_.chunk), layer_kind_name(in_.kind));
     }
     if (in_.window != 0 && in_.chunk != 0) {
       fail_with(KVC_E_UNSUPPORTED, in_.window, "%s = %lld together with %s = %lld: give one",
@@ -109,8 +114,8 @@ class LayerReader {
       spec_.v_type = dtype_to_dlpack(spec_.v_dtype);
       return;
     }
-    spec_.k_type =
-        quantised_type(is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
+    spec_.k_type = quantised_type(
+        is_unset(in_.k_dtype) ? DLDataType{kDLBfloat, 16, 1} : in_.k_dtype, "k_dtype");
     spec_.v_type = is_unset(in_.v_dtype) ? spec_.k_type : quantised_type(in_.v_dtype, "v_dtype");
   }
 
@@ -129,7 +134,9 @@ class LayerReader {
     return scale;
   }
 
-  static bool is_unset(DLDataType type) { return type.code == 0 && type.bits == 0 && type.lanes == 0; }
+  static bool is_unset(DLDataType type) {
+    return type.code == 0 && type.bits == 0 && type.lanes == 0;
+  }
 
   DLDataType quantised_type(DLDataType type, const char* name) const {
     if (!stores_type(in_.quant, type)) {
@@ -145,8 +152,10 @@ class LayerReader {
     if (!spec_.is_quantised()) return;
     const int32_t unit = spec_.quant == KVC_QUANT_BLOCK16 ? kScaleBlock : type.bits == 4 ? 2 : 1;
     if (dim % unit != 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, dim, "%s = %d with %s and quant = %s (%d): expected a multiple of %d",
-                field(name).c_str(), dim, describe(type).text, quant_name(in_.quant), in_.quant, unit);
+      fail_with(KVC_E_INVALID_ARGUMENT, dim,
+                "%s = %d with %s and quant = %s (%d): expected a multiple of %d",
+                field(name).c_str(), dim, describe(type).text, quant_name(in_.quant), in_.quant,
+                unit);
     }
   }
 
@@ -164,7 +173,8 @@ class LayerReader {
     DType dtype;
     if (!dtype_from_dlpack(type, &dtype)) {
       fail(KVC_E_UNSUPPORTED,
-           "%s = %s is not supported: storage is float32, float16 or bfloat16, other types need quant",
+           "%s = %s is not supported: storage is float32, float16 or bfloat16, other types need "
+           "quant",
            field(name).c_str(), describe(type).text);
     }
     return dtype;
@@ -173,8 +183,9 @@ class LayerReader {
   void read_query_heads() {
     spec_.num_q_heads = in_.num_q_heads == 0 ? spec_.num_kv_heads : in_.num_q_heads;
     if (spec_.num_q_heads % spec_.num_kv_heads != 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, spec_.num_q_heads, "%s = %d is not a multiple of num_kv_heads = %d",
-                field("num_q_heads").c_str(), spec_.num_q_heads, spec_.num_kv_heads);
+      fail_with(KVC_E_INVALID_ARGUMENT, spec_.num_q_heads,
+                "%s = %d is not a multiple of num_kv_heads = %d", field("num_q_heads").c_str(),
+                spec_.num_q_heads, spec_.num_kv_heads);
     }
   }
 
@@ -192,10 +203,11 @@ class LayerReader {
     check_quantised_dim(spec_.v_dim, spec_.v_type, "v_dim");
     spec_.v_in_k = (in_.flags & KVC_LAYER_V_IS_K) != 0;
     if (spec_.v_in_k && (spec_.v_dim != spec_.k_dim || !same_type(spec_.v_type, spec_.k_type))) {
-      fail_with(KVC_E_INVALID_ARGUMENT, spec_.v_dim,
-                "%s = V_IS_K with v_dim = %d of type %s and k_dim = %d of type %s: they must be equal",
-                field("flags").c_str(), spec_.v_dim, describe(spec_.v_type).text, spec_.k_dim,
-                describe(spec_.k_type).text);
+      fail_with(
+          KVC_E_INVALID_ARGUMENT, spec_.v_dim,
+          "%s = V_IS_K with v_dim = %d of type %s and k_dim = %d of type %s: they must be equal",
+          field("flags").c_str(), spec_.v_dim, describe(spec_.v_type).text, spec_.k_dim,
+          describe(spec_.k_type).text);
     }
     if (spec_.v_in_k) refuse_scales_inside_rows("flags", in_.flags);
   }
@@ -204,12 +216,14 @@ class LayerReader {
     check_range(field("num_q_heads").c_str(), in_.num_q_heads, 1, kMaxHeads);
     check_range(field("num_kv_heads").c_str(), in_.num_kv_heads, 0, 1);
     check_range(field("latent_rank").c_str(), in_.latent_rank, 1, kMaxLatentDim);
-    check_range(field("latent_rope_dim").c_str(), in_.latent_rope_dim, 0, kMaxLatentDim - in_.latent_rank);
+    check_range(field("latent_rope_dim").c_str(), in_.latent_rope_dim, 0,
+                kMaxLatentDim - in_.latent_rank);
     check_range(field("k_dim").c_str(), in_.k_dim, 0, kMaxHeadDim);
     check_range(field("v_dim").c_str(), in_.v_dim, 0, kMaxHeadDim);
     if (in_.latent_rope_dim % 2 != 0) {
-      fail_with(KVC_E_INVALID_ARGUMENT, in_.latent_rope_dim, "%s = %d is odd: a rotation turns pairs",
-                field("latent_rope_dim").c_str(), in_.latent_rope_dim);
+      fail_with(KVC_E_INVALID_ARGUMENT, in_.latent_rope_dim,
+                "%s = %d is odd: a rotation turns pairs", field("latent_rope_dim").c_str(),
+                in_.latent_rope_dim);
     }
     if (in_.k_dim != 0 && in_.k_dim < in_.latent_rope_dim) {
       fail_with(KVC_E_INVALID_ARGUMENT, in_.k_dim, "%s = %d is smaller than latent_rope_dim = %d",
@@ -252,13 +266,15 @@ class LayerReader {
     state.num_elements = 1;
     for (int32_t d = 0; d < in.ndim; ++d) {
       check_range((name + ".shape[" + std::to_string(d) + "]").c_str(), in.shape[d], 1, INT32_MAX);
-      if (!multiply(state.num_elements, in.shape[d], &state.num_elements) || state.num_elements > INT32_MAX) {
+      if (!multiply(state.num_elements, in.shape[d], &state.num_elements) ||
+          state.num_elements > INT32_MAX) {
         fail_with(KVC_E_OUT_OF_RANGE, in.shape[d], "%s.shape[%d] = %lld makes the state too large",
                   name.c_str(), d, ll(in.shape[d]));
       }
       state.shape.push_back(in.shape[d]);
     }
-    if (in.init != nullptr) copy_dense(in.init, name + ".init", state.shape, state.dtype, &state.init);
+    if (in.init != nullptr)
+      copy_dense(in.init, name + ".init", state.shape, state.dtype, &state.init);
     return state;
   }
 
@@ -269,22 +285,23 @@ class LayerReader {
 };
 
 // What a SHARED layer has of its source, checked against what it says itself.
-void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index, int32_t layer_begin,
-                   const std::vector<LayerSpec>& model, LayerSpec& spec) {
+void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index,
+                   int32_t layer_begin, const std::vector<LayerSpec>& model, LayerSpec& spec) {
   const std::string name = reader.field("source_layer");
   if (in.source_layer < 0 || in.source_layer >= index) {
-    fail_with(KVC_E_OUT_OF_RANGE, in.source_layer, "%s = %d out of range: a smaller id than %d", name.c_str(),
-              in.source_layer, index);
+    fail_with(KVC_E_OUT_OF_RANGE, in.source_layer, "%s = %d out of range: a smaller id than %d",
+              name.c_str(), in.source_layer, index);
   }
   const LayerSpec& source = model[static_cast<size_t>(in.source_layer)];
   if (source.kind != KVC_LAYER_ATTENTION && source.kind != KVC_LAYER_MLA) {
     fail_with(KVC_E_UNSUPPORTED, in.source_layer,
-              "%s = %d is a layer of kind %s: ATTENTION and MLA are shared", name.c_str(), in.source_layer,
-              layer_kind_name(source.kind));
+              "%s = %d is a layer of kind %s: ATTENTION and MLA are shared", name.c_str(),
+              in.source_layer, layer_kind_name(source.kind));
   }
   if (index >= layer_begin && in.source_layer < layer_begin) {
-    fail_with(KVC_E_UNSUPPORTED, in.source_layer, "%s = %d is not kept here: the slice starts at layer %d",
-              name.c_str(), in.source_layer, layer_begin);
+    fail_with(KVC_E_UNSUPPORTED, in.source_layer,
+              "%s = %d is not kept here: the slice starts at layer %d", name.c_str(),
+              in.source_layer, layer_begin);
   }
   const auto must_match = [&](const char* field, int64_t value, int64_t expected) {
     if (value != 0 && value != expected) {
@@ -310,7 +327,8 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   spec.self_k_dim = spec.self_v_dim = 0;
 }
 
-// The groups of the whole model, so that all slices agree on them, with the layers and ids of this one.
+// The groups of the whole model, so that all slices agree on them, with the layers and ids of this
+// one.
 void take_slice(std::vector<LayerSpec> model, Spec& spec) {
   spec.groups = make_groups(model, {.page_size = spec.page_size,
                                     .pads_pages = spec.pads_pages,
@@ -320,7 +338,8 @@ void take_slice(std::vector<LayerSpec> model, Spec& spec) {
   for (GroupSpec& group : spec.groups) {
     std::vector<int32_t> here;
     for (const int32_t layer : group.layers) {
-      if (layer >= spec.layer_begin && layer < spec.layer_end) here.push_back(layer - spec.layer_begin);
+      if (layer >= spec.layer_begin && layer < spec.layer_end)
+        here.push_back(layer - spec.layer_begin);
     }
     group.layers = std::move(here);
   }
@@ -351,8 +370,10 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
     if (layer.kind == KVC_LAYER_SHARED && !layers[i].has_rope) {
       rope = ropes[static_cast<size_t>(layer.source)];
     } else {
-      rope = make_rope(layers[i].rope, reader.prefix(), layer.is_mla() ? layer.latent_rope_dim : layer.k_dim);
-      if (layer.kind == KVC_LAYER_SHARED && rope.mode != ropes[static_cast<size_t>(layer.source)].mode) {
+      rope = make_rope(layers[i].rope, reader.prefix(),
+                       layer.is_mla() ? layer.latent_rope_dim : layer.k_dim);
+      if (layer.kind == KVC_LAYER_SHARED &&
+          rope.mode != ropes[static_cast<size_t>(layer.source)].mode) {
         fail_with(KVC_E_INVALID_ARGUMENT, rope.mode, "%s = %d, the source layer %d has %d",
                   (reader.prefix() + "mode").c_str(), rope.mode, layer.source,
                   ropes[static_cast<size_t>(layer.source)].mode);

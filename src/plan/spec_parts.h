@@ -14,8 +14,8 @@ void refuse_unless(bool supported, const char* field, int64_t value, const char*
 // Throws OUT_OF_RANGE.
 void check_range(const char* field, int64_t value, int64_t least, int64_t most);
 
-// Layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes, and the groups of the whole model; all layers are
-// checked.
+// Layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes, and
+// the groups of the whole model; all layers are checked.
 void read_layers(const std::vector<LayerInput>& layers, Spec& spec);
 void read_storage(const kvc_config& config, Spec& spec);
 void read_hooks(const kvc_config& config, Spec& spec);

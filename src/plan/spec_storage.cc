@@ -24,15 +24,16 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index, DLDevice device) {
   int64_t content = element_bytes(*tensor);
   for (int d = tensor->ndim - 1; d >= 1; --d) {
     if (tensor->shape[d] > 1 && stride_of(*tensor, d) * element_bytes(*tensor) != content) {
-      fail(KVC_E_SHAPE, "%s has stride %lld in dimension %d, expected %lld: a page is compact", name.c_str(),
-           ll(stride_of(*tensor, d)), d, ll(content / element_bytes(*tensor)));
+      fail(KVC_E_SHAPE, "%s has stride %lld in dimension %d, expected %lld: a page is compact",
+           name.c_str(), ll(stride_of(*tensor, d)), d, ll(content / element_bytes(*tensor)));
     }
     if (tensor->shape[d] < 0 || !multiply(content, tensor->shape[d], &content)) {
       fail(KVC_E_OUT_OF_RANGE, "%s has shape[%d] = %lld", name.c_str(), d, ll(tensor->shape[d]));
     }
   }
   if (tensor->shape[0] < 1)
-    fail(KVC_E_SHAPE, "%s has shape[0] = %lld pages, expected at least 1", name.c_str(), ll(tensor->shape[0]));
+    fail(KVC_E_SHAPE, "%s has shape[0] = %lld pages, expected at least 1", name.c_str(),
+         ll(tensor->shape[0]));
   if (tensor->data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name.c_str());
   // Strides of hostile size must not wrap into plausible ones.
   constexpr int64_t kMost = int64_t{1} << 56;
@@ -44,12 +45,15 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index, DLDevice device) {
               "%s has stride %lld over %lld pages, which cannot be addressed", name.c_str(),
               ll(page_elements), ll(tensor->shape[0]));
   }
-  PoolTensor pool{
-      .data = data_of(*tensor), .num_pages = tensor->shape[0], .page_stride = 0, .page_bytes = content};
-  pool.page_stride = tensor->shape[0] == 1 ? content : stride_of(*tensor, 0) * element_bytes(*tensor);
+  PoolTensor pool{.data = data_of(*tensor),
+                  .num_pages = tensor->shape[0],
+                  .page_stride = 0,
+                  .page_bytes = content};
+  pool.page_stride =
+      tensor->shape[0] == 1 ? content : stride_of(*tensor, 0) * element_bytes(*tensor);
   if (pool.page_stride < content) {
-    fail(KVC_E_SHAPE, "%s has a page stride of %lld bytes, smaller than a page's %lld", name.c_str(),
-         ll(pool.page_stride), ll(content));
+    fail(KVC_E_SHAPE, "%s has a page stride of %lld bytes, smaller than a page's %lld",
+         name.c_str(), ll(pool.page_stride), ll(content));
   }
   return pool;
 }
@@ -57,20 +61,22 @@ PoolTensor borrow(const DLTensor* tensor, int32_t index, DLDevice device) {
 }  // namespace
 
 void read_storage(const kvc_config& config, Spec& spec) {
-  refuse_unless(config.storage >= KVC_STORAGE_OWNED && config.storage <= KVC_STORAGE_NONE, "config.storage",
-                config.storage, "OWNED (0), BORROWED (1) and NONE (2) are");
-  refuse_unless(config.pool_layout == KVC_POOL_LAYER_FIRST || config.pool_layout == KVC_POOL_PAGE_FIRST,
-                "config.pool_layout", config.pool_layout, "LAYER_FIRST (0) and PAGE_FIRST (1) are");
-  spec.storage = config.storage;
+  refuse_unless(config.storage >= KVC_STORAGE_OWNED && config.storage <= KVC_STORAGE_NONE,
+                "config.storage", config.storage, "OWNED (0), BORROWED (1) and NONE (2) are");
   refuse_unless(
-      !spec.clears_pages || spec.storage != KVC_STORAGE_NONE, "config.storage", config.storage,
-      "with KVC_CONFIG_CLEAR_PAGES (2) pools of the library (OWNED, 0) and of the host (BORROWED, 1) are");
+      config.pool_layout == KVC_POOL_LAYER_FIRST || config.pool_layout == KVC_POOL_PAGE_FIRST,
+      "config.pool_layout", config.pool_layout, "LAYER_FIRST (0) and PAGE_FIRST (1) are");
+  spec.storage = config.storage;
+  refuse_unless(!spec.clears_pages || spec.storage != KVC_STORAGE_NONE, "config.storage",
+                config.storage,
+                "with KVC_CONFIG_CLEAR_PAGES (2) pools of the library (OWNED, 0) and of the host "
+                "(BORROWED, 1) are");
   spec.pool_layout = config.pool_layout;
   check_range("config.num_pages", config.num_pages, 0, INT32_MAX - 1);
   if (config.num_pages != 0 && config.byte_budget != 0) {
     fail(KVC_E_INVALID_ARGUMENT,
-         "config.num_pages = %lld and config.byte_budget = %llu are both set: give one", ll(config.num_pages),
-         static_cast<unsigned long long>(config.byte_budget));
+         "config.num_pages = %lld and config.byte_budget = %llu are both set: give one",
+         ll(config.num_pages), static_cast<unsigned long long>(config.byte_budget));
   }
   spec.num_pages = config.num_pages;
   spec.byte_budget = config.byte_budget;
@@ -83,15 +89,16 @@ void read_storage(const kvc_config& config, Spec& spec) {
     return;
   }
   if (config.byte_budget != 0) {
-    fail(KVC_E_INVALID_ARGUMENT,
-         "config.byte_budget = %llu with borrowed storage: the tensors say how many pages there are",
-         static_cast<unsigned long long>(config.byte_budget));
+    fail(
+        KVC_E_INVALID_ARGUMENT,
+        "config.byte_budget = %llu with borrowed storage: the tensors say how many pages there are",
+        static_cast<unsigned long long>(config.byte_budget));
   }
-  const int32_t expected = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : spec.num_page_slots();
+  const int32_t expected = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : spec.num_page_regions();
   if (config.num_pool_tensors != expected) {
     fail_with(KVC_E_INVALID_ARGUMENT, config.num_pool_tensors,
-              "config.num_pool_tensors = %d, expected %d for this pool layout", config.num_pool_tensors,
-              expected);
+              "config.num_pool_tensors = %d, expected %d for this pool layout",
+              config.num_pool_tensors, expected);
   }
   if (config.pool_tensors == nullptr)
     fail(KVC_E_INVALID_ARGUMENT, "config.pool_tensors is NULL with borrowed storage");
@@ -101,15 +108,17 @@ void read_storage(const kvc_config& config, Spec& spec) {
     check_range("pages of a pool tensor", pages, 1, INT32_MAX - 1);
     if (spec.num_pages == 0) spec.num_pages = pages;
     if (pages < spec.num_pages) {
-      fail_with(KVC_E_SHAPE, pages, "config.pool_tensors[%d] has %lld pages, expected at least %lld", i,
-                ll(pages), ll(spec.num_pages));
+      fail_with(KVC_E_SHAPE, pages,
+                "config.pool_tensors[%d] has %lld pages, expected at least %lld", i, ll(pages),
+                ll(spec.num_pages));
     }
   }
 }
 
 namespace {
 
-// A cache on a GPU computes there and copies by its streams: threads and instruction sets of the CPU would change nothing.
+// A cache on a GPU computes there and copies by its streams: threads and instruction sets of the
+// CPU would change nothing.
 void refuse_cpu_settings(const kvc_config& config, const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return;
   refuse_unless(config.num_threads <= 1, "config.num_threads", config.num_threads,
@@ -118,7 +127,8 @@ void refuse_cpu_settings(const kvc_config& config, const Spec& spec) {
                 "with config.device = CUDA (2) AUTO (0) is");
   if (config.executor != nullptr) {
     fail(KVC_E_UNSUPPORTED,
-         "config.executor is set with config.device = CUDA (%d): the CPU has nothing to spread, NULL is "
+         "config.executor is set with config.device = CUDA (%d): the CPU has nothing to spread, "
+         "NULL is "
          "supported",
          static_cast<int>(kDLCUDA));
   }
@@ -131,7 +141,8 @@ void read_hooks(const kvc_config& config, Spec& spec) {
   if (config.allocator != nullptr) {
     if (config.storage != KVC_STORAGE_OWNED) {
       fail(KVC_E_INVALID_ARGUMENT,
-           "config.allocator is set with config.storage = %d: it serves OWNED (0) pools", config.storage);
+           "config.allocator is set with config.storage = %d: it serves OWNED (0) pools",
+           config.storage);
     }
     spec.has_allocator = true;
     spec.allocator = *config.allocator;

@@ -22,20 +22,23 @@ const char* json_quant_name(kvc_quant quant) {
 void write_totals(const Plan& plan, std::string& text) {
   const Spec& spec = plan.spec();
   const int64_t pages = plan.num_pages(), page_bytes = plan.layout().page_bytes;
-  append_format(text, "\"page_size\": %d, \"num_layers\": %d, \"layer_begin\": %d, \"layer_end\": %d, ",
+  append_format(text,
+                "\"page_size\": %d, \"num_layers\": %d, \"layer_begin\": %d, \"layer_end\": %d, ",
                 spec.page_size, spec.num_layers, spec.layer_begin, spec.layer_end);
-  append_format(text, "\"num_pages\": %lld, \"page_bytes\": %lld, \"bytes_per_token\": %lld, ", ll(pages),
-                ll(page_bytes), ll(plan.layout().bytes_per_token));
+  append_format(text, "\"num_pages\": %lld, \"page_bytes\": %lld, \"bytes_per_token\": %lld, ",
+                ll(pages), ll(page_bytes), ll(plan.layout().bytes_per_token));
   append_format(text, "\"pool_bytes\": %lld, \"max_tokens\": %lld, \"max_seq_len\": %lld, ",
                 ll(pages * page_bytes), ll(plan.max_tokens(pages)), ll(plan.max_seq_len(pages)));
   append_format(text, "\"request_pages\": %lld, \"concurrency\": %.17g, \"waste\": %.17g, ",
                 ll(plan.request_pages(plan.reference_tokens())), plan.concurrency(), plan.waste());
-  append_format(text, "\"prefix_block\": %d, \"forwards_in_flight\": %d, \"num_host_pages\": %lld, ",
+  append_format(text,
+                "\"prefix_block\": %d, \"forwards_in_flight\": %d, \"num_host_pages\": %lld, ",
                 spec.prefix_block(), spec.forwards_in_flight, ll(plan.num_host_pages()));
-  append_format(text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
-                ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
-  append_format(text, "\"num_groups\": %zu, \"num_layer_slots\": %zu, ", spec.groups.size(),
-                plan.layout().slots.size());
+  append_format(
+      text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
+      ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
+  append_format(text, "\"num_groups\": %zu, \"num_layer_regions\": %zu, ", spec.groups.size(),
+                plan.layout().regions.size());
   append_format(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", ", storage_name(spec.storage),
                 pool_layout_name(spec.pool_layout));
 }
@@ -49,13 +52,14 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
     bytes_per_token += layer.bytes_per_token;
     append_format(text, "%s%d", i == 0 ? "" : ", ", plan.spec().layer_begin + group.layers[i]);
   }
-  append_format(text, "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_tokens\": %d, ",
+  append_format(text,
+                "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_tokens\": %d, ",
                 group_kind_name(group), ll(group.window), ll(group.chunk), group.page_tokens);
-  append_format(
-      text,
-      "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, \"bytes_per_token\": %lld}",
-      ll(used), ll(plan.layout().page_bytes - used), ll(plan.request_pages(group, plan.reference_tokens())),
-      ll(bytes_per_token));
+  append_format(text,
+                "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, "
+                "\"bytes_per_token\": %lld}",
+                ll(used), ll(plan.layout().page_bytes - used),
+                ll(plan.request_pages(group, plan.reference_tokens())), ll(bytes_per_token));
 }
 
 void write_layer(const Plan& plan, size_t local, std::string& text) {
@@ -63,17 +67,19 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
   const LayerSpec& layer = spec.layers[local];
   const LayerLayout& layout = plan.layout().layers[local];
   const auto source = static_cast<size_t>(layer.source);
-  append_format(text,
-                "{\"layer\": %d, \"kind\": \"%s\", \"group\": %d, \"num_q_heads\": %d, \"num_kv_heads\": %d, "
-                "\"k_dim\": %d, \"v_dim\": %d, \"window\": %lld, \"chunk\": %lld, ",
-                spec.layer_begin + static_cast<int>(local), kind_name(layer.kind), spec.layers[source].group,
-                layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim, ll(layer.window),
-                ll(layer.chunk));
   append_format(
       text,
-      "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"slot\": %d, \"slot_offset\": %lld, ",
-      k_type_name(layer).c_str(), v_type_name(layer).c_str(), json_quant_name(layer.quant),
-      plan.layout().layers[source].slot, ll(plan.layout().layers[source].slot_offset));
+      "{\"layer\": %d, \"kind\": \"%s\", \"group\": %d, \"num_q_heads\": %d, \"num_kv_heads\": %d, "
+      "\"k_dim\": %d, \"v_dim\": %d, \"window\": %lld, \"chunk\": %lld, ",
+      spec.layer_begin + static_cast<int>(local), kind_name(layer.kind), spec.layers[source].group,
+      layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim, ll(layer.window),
+      ll(layer.chunk));
+  append_format(text,
+                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"region\": %d, "
+                "\"region_offset\": %lld, ",
+                k_type_name(layer).c_str(), v_type_name(layer).c_str(),
+                json_quant_name(layer.quant), plan.layout().layers[source].region,
+                ll(plan.layout().layers[source].region_offset));
   append_format(text, "\"page_bytes\": %lld, \"bytes_per_token\": %lld, \"state_bytes\": %lld}",
                 ll(layout.page_bytes), ll(layout.bytes_per_token), ll(layout.state_bytes));
 }

@@ -22,7 +22,8 @@ struct Event {
   uint64_t node_birth = 0;  // tells a node from a later one in its place
 };
 
-// Fixed size, so that recording never allocates. The oldest are overwritten. External exclusion, as the cache's.
+// Fixed size, so that recording never allocates. The oldest are overwritten. External exclusion, as
+// the cache's.
 class EventLog {
  public:
   // Throws std::bad_alloc. 0: records nothing.

@@ -9,18 +9,22 @@
 
 namespace kvc {
 
-// Order of eviction as one number: protected by a quota, then priority, then the stamp of the last use. Smaller goes first.
+// Order of eviction as one number: protected by a quota, then priority, then the stamp of the last
+// use. Smaller goes first.
 constexpr int kStampBits = 56;
 constexpr uint64_t kStampMask = (uint64_t{1} << kStampBits) - 1;
 constexpr uint64_t make_rank(bool is_protected, uint8_t priority, uint64_t stamp) {
-  return static_cast<uint64_t>(is_protected) << 63 | static_cast<uint64_t>(priority) << kStampBits | stamp;
+  return static_cast<uint64_t>(is_protected) << 63 | static_cast<uint64_t>(priority) << kStampBits |
+         stamp;
 }
 constexpr uint64_t stamp_of(uint64_t rank) { return rank & kStampMask; }
 
-// What turns out to be in use is parked until the end of the search: out of the order, still in the heap's memory.
+// What turns out to be in use is parked until the end of the search: out of the order, still in the
+// heap's memory.
 class EvictionHeap {
  public:
-  // `positions` [nodes]: -1 or the place in the heap; several heaps that share no node may share it. Borrowed.
+  // `positions` [nodes]: -1 or the place in the heap; several heaps that share no node may share
+  // it. Borrowed.
   explicit EvictionHeap(std::vector<int32_t>* positions) : positions_(positions) {}
 
   // Room for so many entries. Throws std::bad_alloc. `positions` is the owner's to grow.
@@ -36,7 +40,8 @@ class EvictionHeap {
 
   // Adds the node or moves it.
   void set(NodeId node, uint64_t rank) noexcept;
-  // The node, which is not there, in the place of one that is in the order: the block before a leaf that goes is about as old as it.
+  // The node, which is not there, in the place of one that is in the order: the block before a leaf
+  // that goes is about as old as it.
   void replace(NodeId old_node, NodeId node, uint64_t rank) noexcept;
   // Nothing when it is not there.
   void erase(NodeId node) noexcept;
@@ -44,7 +49,8 @@ class EvictionHeap {
 
   void park_top() noexcept;
   size_t num_parked() const { return entries_.size() - size_; }
-  // From here until all are back in the order: they go back one by one, those of smaller ranks first, with a new rank each.
+  // From here until all are back in the order: they go back one by one, those of smaller ranks
+  // first, with a new rank each.
   void sort_parked() noexcept;
   NodeId next_parked() const { return entries_[size_].node; }
   void unpark(uint64_t rank) noexcept;

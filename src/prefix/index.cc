@@ -35,8 +35,8 @@ int32_t pages_per_block_of(const Spec& spec) {
 
 }  // namespace
 
-PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* states, HostTier* host,
-                         int64_t event_capacity)
+PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* states,
+                         HostTier* host, int64_t event_capacity)
     : allocator_(allocator),
       states_(states),
       host_(host),
@@ -51,7 +51,8 @@ PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* 
       events_(event_capacity) {
   int32_t first_page = 0;
   for (const GroupSpec& spec : specs_) {
-    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_tokens, spec.page_tokens, -1};
+    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_tokens,
+                spec.page_tokens, -1};
     if (spec.is_windowed() && !spec.is_cross) {
       group.piece = static_cast<int32_t>(pieces_.size());
       pieces_.push_back(std::make_unique<Order>());
@@ -74,10 +75,12 @@ void PrefixIndex::reserve(int64_t num_blocks, bool with_tokens) {
     page_nodes_.resize(static_cast<size_t>(allocator_->num_pages()), kNoNode);
   spaces_.reserve(num_blocks);
   last_reserved_ = num_blocks;
-  // At first for what the pool holds, so that moving a large index to a larger place is not a pause later. Untouched memory costs nothing.
+  // At first for what the pool holds, so that moving a large index to a larger place is not a pause
+  // later. Untouched memory costs nothing.
   const int64_t in_pool = allocator_->num_pages() / std::max(1, pages_per_block_);
-  nodes_.reserve(nodes_.capacity() == 0 && num_blocks > 0 ? std::max(num_blocks, in_pool) : num_blocks,
-                 with_tokens);
+  nodes_.reserve(
+      nodes_.capacity() == 0 && num_blocks > 0 ? std::max(num_blocks, in_pool) : num_blocks,
+      with_tokens);
   table_.reserve(nodes_.capacity());
   const auto nodes = static_cast<size_t>(nodes_.capacity());
   const auto make_room = [nodes](std::vector<int32_t>* positions, EvictionHeap* heap) {
@@ -97,7 +100,8 @@ void PrefixIndex::reserve(int64_t num_blocks, bool with_tokens) {
   }
 }
 
-// ------------------------------------------------------------------------------------------- what a node holds
+// ------------------------------------------------------------------------------------------- what
+// a node holds
 
 PrefixIndex::Held PrefixIndex::held(NodeId node, const Group& group) const noexcept {
   Held held = group.num_pages == 0 ? Held::kNowhere : Held::kDevice;
@@ -167,7 +171,8 @@ void PrefixIndex::drop_state(NodeId node) noexcept {
   announce(KVC_EVENT_REMOVED, KVC_TIER_DEVICE, KVC_TIER_DEVICE, -1, node);
 }
 
-// ------------------------------------------------------------------------------------------- the order of eviction
+// ------------------------------------------------------------------------------------------- the
+// order of eviction
 
 void PrefixIndex::order_piece(NodeId node, const Group& group, uint64_t stamp) noexcept {
   EvictionHeap& heap = pieces_[static_cast<size_t>(group.piece)]->heap;
@@ -248,13 +253,15 @@ void PrefixIndex::touch(NodeId node, bool hit, int32_t priority) noexcept {
     if (group.piece < 0) continue;
     EvictionHeap& heap = pieces_[static_cast<size_t>(group.piece)]->heap;
     const int64_t first_block = first_visible_key(*group.spec, end) / block_tokens_;
-    for (NodeId seen = node; seen != kNoNode && nodes_[seen].depth > first_block; seen = nodes_[seen].parent) {
+    for (NodeId seen = node; seen != kNoNode && nodes_[seen].depth > first_block;
+         seen = nodes_[seen].parent) {
       if (raise_priority(seen, priority)) settle(seen);
       if (heap.contains(seen)) heap.set(seen, rank_of(seen, stamp));
     }
   }
   // Those before it later: they are no use without it, but it is none without them.
-  for (NodeId seen = node; seen != kNoNode && nodes_[seen].num_host != 0; seen = nodes_[seen].parent)
+  for (NodeId seen = node; seen != kNoNode && nodes_[seen].num_host != 0;
+       seen = nodes_[seen].parent)
     order_host(seen, next_stamp());
 }
 
@@ -293,7 +300,8 @@ int64_t PrefixIndex::pin(NodeId node) noexcept {
 }
 
 int64_t PrefixIndex::unpin(NodeId node) noexcept {
-  // Every pin of a block that follows is a pin of this one too. The path is unpinned from the last block that has one more.
+  // Every pin of a block that follows is a pin of this one too. The path is unpinned from the last
+  // block that has one more.
   const auto is_needed = [this](NodeId seen) {
     int64_t of_children = 0;
     for (NodeId child = nodes_[seen].first_child; child != kNoNode; child = nodes_[child].next)

@@ -8,18 +8,20 @@ namespace kvc {
 namespace {
 
 void require(bool holds, NodeId node, const char* what) {
-  if (!holds) fail_with(KVC_E_CORRUPT, node, "prefix index: block %d: %s", static_cast<int>(node), what);
+  if (!holds)
+    fail_with(KVC_E_CORRUPT, node, "prefix index: block %d: %s", static_cast<int>(node), what);
 }
 
 void require_equal(int64_t counted, int64_t kept, const char* what) {
   if (counted == kept) return;
-  fail_with(KVC_E_CORRUPT, kept, "prefix index: %lld %s counted, %lld kept", static_cast<long long>(counted),
-            what, static_cast<long long>(kept));
+  fail_with(KVC_E_CORRUPT, kept, "prefix index: %lld %s counted, %lld kept",
+            static_cast<long long>(counted), what, static_cast<long long>(kept));
 }
 
 }  // namespace
 
-void PrefixIndex::check(std::vector<int32_t>* page_holders, std::vector<int32_t>* state_holders) const {
+void PrefixIndex::check(std::vector<int32_t>* page_holders,
+                        std::vector<int32_t>* state_holders) const {
   for (NodeId node = 0; node < nodes_.num_made(); ++node) {
     if (!nodes_[node].is_used) continue;
     check_node(node);
@@ -29,7 +31,8 @@ void PrefixIndex::check(std::vector<int32_t>* page_holders, std::vector<int32_t>
       require(place.host == kNoPage, node, "is pinned and on the host");
       if (place.device != kNoPage) ++(*page_holders)[static_cast<size_t>(place.device)];
     }
-    if (nodes_[node].state != kInitialState) ++(*state_holders)[static_cast<size_t>(nodes_[node].state)];
+    if (nodes_[node].state != kInitialState)
+      ++(*state_holders)[static_cast<size_t>(nodes_[node].state)];
   }
   check_counts();
 }
@@ -45,7 +48,8 @@ void PrefixIndex::check_node(NodeId node) const {
   require(parent == nullptr || (parent->pins >= record.pins && parent->locks >= record.locks), node,
           "is pinned or locked without those before it");
   int32_t num_live = 0;
-  for (NodeId child = record.first_child, newer = kNoNode; child != kNoNode; child = nodes_[child].next) {
+  for (NodeId child = record.first_child, newer = kNoNode; child != kNoNode;
+       child = nodes_[child].next) {
     require(nodes_[child].parent == node && nodes_[child].previous == newer, node,
             "has a broken list of children");
     num_live += nodes_[child].is_live;
@@ -59,22 +63,26 @@ void PrefixIndex::check_node(NodeId node) const {
       const PagePlace place = nodes_.place(node, i);
       num_device += place.device != kNoPage;
       num_host += place.host != kNoPage;
-      if (group.piece < 0) full_device += place.device != kNoPage, full_host += place.host != kNoPage;
+      if (group.piece < 0)
+        full_device += place.device != kNoPage, full_host += place.host != kNoPage;
       if (place.device == kNoPage) continue;
-      const bool is_known = place.device < allocator_->num_pages() && allocator_->is_cached(place.device) &&
+      const bool is_known = place.device < allocator_->num_pages() &&
+                            allocator_->is_cached(place.device) &&
                             page_nodes_[static_cast<size_t>(place.device)] == node;
       require(is_known, node, "has a page that is not marked as its own");
     }
   }
-  require(num_device == record.num_device && num_host == record.num_host, node, "has a wrong number of pages");
+  require(num_device == record.num_device && num_host == record.num_host, node,
+          "has a wrong number of pages");
   require(full_device == record.full_device && full_host == record.full_host, node,
           "has a wrong number of pages that see all tokens");
   require(record.state == kInitialState || states_->is_cached(record.state), node,
           "has a state that is not cached");
   require(record.is_live == (record.is_on_device() || record.live_children != 0), node,
           "is not where it believes");
-  check_orders(node, record.live_children == 0 &&
-                         (record.is_on_device() || (num_host == 0 && record.first_child == kNoNode)));
+  check_orders(node,
+               record.live_children == 0 &&
+                   (record.is_on_device() || (num_host == 0 && record.first_child == kNoNode)));
 }
 
 void PrefixIndex::check_orders(NodeId node, bool is_leaf) const {
@@ -107,7 +115,8 @@ void PrefixIndex::check_orders(NodeId node, bool is_leaf) const {
 }
 
 void PrefixIndex::check_counts() const {
-  int64_t num_nodes = 0, num_cached = 0, num_host = 0, num_host_nodes = 0, num_pinned = 0, num_states = 0;
+  int64_t num_nodes = 0, num_cached = 0, num_host = 0, num_host_nodes = 0, num_pinned = 0,
+          num_states = 0;
   std::vector<int64_t> space_nodes(static_cast<size_t>(spaces_.num_made()), 0);
   std::vector<uint64_t> space_bytes(space_nodes.size(), 0);
   for (NodeId node = 0; node < nodes_.num_made(); ++node) {
@@ -131,7 +140,8 @@ void PrefixIndex::check_counts() const {
   require_equal(num_host_nodes, num_host_nodes_, "blocks on the host");
   require_equal(num_pinned, num_pinned_, "pinned blocks");
   int64_t num_cached_states = 0;
-  for (StateSlot slot = 0; slot < states_->num_slots(); ++slot) num_cached_states += states_->is_cached(slot);
+  for (StateSlot slot = 0; slot < states_->num_slots(); ++slot)
+    num_cached_states += states_->is_cached(slot);
   require_equal(num_states, num_cached_states, "cached states");
   for (int32_t id = 0; id < spaces_.num_made(); ++id) {
     const Namespace& space = spaces_[id];
@@ -139,7 +149,8 @@ void PrefixIndex::check_counts() const {
     require_equal(space_nodes[static_cast<size_t>(id)], space.num_nodes, "blocks of a namespace");
     require_equal(static_cast<int64_t>(space_bytes[static_cast<size_t>(id)]),
                   static_cast<int64_t>(space.used_bytes), "bytes of a namespace");
-    require(spaces_.find(space.root) == id, space.first_child, "its namespace is not found by its root");
+    require(spaces_.find(space.root) == id, space.first_child,
+            "its namespace is not found by its root");
     require((space.leaves != nullptr) == (space.max_bytes != 0), space.first_child,
             "its namespace has half a quota");
     require(space.leaves == nullptr || space.leaves->is_sound(), space.first_child,

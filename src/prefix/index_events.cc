@@ -39,7 +39,9 @@ void PrefixIndex::announce_change(NodeId node, const Group& group, Held before) 
   if (!events_.is_used()) return;
   const Held after = held(node, group);
   if (after == before) return;
-  const auto tier_of = [](Held where) { return where == Held::kHost ? KVC_TIER_HOST : KVC_TIER_DEVICE; };
+  const auto tier_of = [](Held where) {
+    return where == Held::kHost ? KVC_TIER_HOST : KVC_TIER_DEVICE;
+  };
   const auto id = static_cast<int32_t>(&group - groups_.data());
   if (before == Held::kNowhere) {
     announce(KVC_EVENT_STORED, tier_of(after), tier_of(after), id, node);
@@ -53,7 +55,8 @@ void PrefixIndex::announce_change(NodeId node, const Group& group, Held before) 
 const int32_t* PrefixIndex::tokens(NodeId node, uint64_t birth) const noexcept {
   if (node < 0 || node >= nodes_.num_made()) return nullptr;
   const Node& record = nodes_[node];
-  return record.is_used && record.birth == birth && record.has_tokens ? nodes_.tokens(node) : nullptr;
+  return record.is_used && record.birth == birth && record.has_tokens ? nodes_.tokens(node)
+                                                                      : nullptr;
 }
 
 std::vector<Event> PrefixIndex::snapshot() const {
@@ -67,7 +70,8 @@ std::vector<Event> PrefixIndex::snapshot() const {
         const kvc_tier tier = where == Held::kHost ? KVC_TIER_HOST : KVC_TIER_DEVICE;
         events.push_back(stored_event(node, static_cast<int32_t>(group), tier));
       }
-      if (nodes_[node].state != kInitialState) events.push_back(stored_event(node, -1, KVC_TIER_DEVICE));
+      if (nodes_[node].state != kInitialState)
+        events.push_back(stored_event(node, -1, KVC_TIER_DEVICE));
     }
   }
   return events;

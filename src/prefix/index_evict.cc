@@ -60,8 +60,8 @@ bool PrefixIndex::evict_one() noexcept {
     }
     // States count only where pages are withheld for them.
     EvictionHeap* states = has_states_ && states_->slot_pages() != 0 ? state_order() : nullptr;
-    const bool is_state =
-        states != nullptr && !states->empty() && (first == nullptr || states->top_rank() < first->top_rank());
+    const bool is_state = states != nullptr && !states->empty() &&
+                          (first == nullptr || states->top_rank() < first->top_rank());
     if (is_state) first = states;
     if (first == nullptr) return false;
     const NodeId node = first->top();
@@ -106,7 +106,8 @@ bool PrefixIndex::evict_piece(NodeId node, const Group& group) noexcept {
     if (page != kNoPage) ++(allocator_->is_free(page) ? num_idle : num_busy);
   }
   if (num_idle == 0) return false;
-  // A part of them would be found by nobody. Room first: that may take the node's own pages on the host.
+  // A part of them would be found by nobody. Room first: that may take the node's own pages on the
+  // host.
   bool moves = num_busy == 0 && make_host_room(num_idle, rank_of(node, stamp_ + 1));
   const Held before = held(node, group);
   moves = moves && demote(node, group);
@@ -130,7 +131,8 @@ bool PrefixIndex::evict_state(NodeId node) noexcept {
   return true;
 }
 
-// ------------------------------------------------------------------------------------------- the host
+// ------------------------------------------------------------------------------------------- the
+// host
 
 // False when the host had no room in the end; some pages may have moved then.
 bool PrefixIndex::demote(NodeId node, const Group& group) noexcept {
@@ -177,11 +179,13 @@ void PrefixIndex::drop_host_pages(NodeId node) noexcept {
   }
 }
 
-// ------------------------------------------------------------------------------------------- leaving the tree
+// ----------------------------------------------------------------------------------------------
+// leaving the tree
 
 void PrefixIndex::settle_or_prune(NodeId node) noexcept {
   const Node& record = nodes_[node];
-  if (record.is_hollow() && record.first_child == kNoNode && record.locks == 0 && record.pins == 0) {
+  if (record.is_hollow() && record.first_child == kNoNode && record.locks == 0 &&
+      record.pins == 0) {
     prune(node, true);
   } else {
     settle(node);
@@ -192,7 +196,9 @@ void PrefixIndex::settle_or_prune(NodeId node) noexcept {
 void PrefixIndex::prune(NodeId node, bool is_eviction) noexcept {
   while (node != kNoNode) {
     const Node& record = nodes_[node];
-    if (!record.is_hollow() || record.first_child != kNoNode || record.locks != 0 || record.pins != 0) return;
+    if (!record.is_hollow() || record.first_child != kNoNode || record.locks != 0 ||
+        record.pins != 0)
+      return;
     if (is_eviction) metrics_.count_evicted(stamp_ - record.birth, stamp_ - record.stamp);
     const NodeId before = record.parent;
     remove(node);
@@ -205,7 +211,8 @@ void PrefixIndex::remove(NodeId node) noexcept {
   const Node& record = nodes_[node];
   const NodeId before = record.parent;
   const int32_t space = record.name_space;
-  const bool uncovers = before != kNoNode && nodes_[before].live_children == (record.is_live ? 1 : 0) &&
+  const bool uncovers = before != kNoNode &&
+                        nodes_[before].live_children == (record.is_live ? 1 : 0) &&
                         nodes_[before].is_on_device() && leaves_.heap.contains(node) &&
                         !leaves_.heap.contains(before);
   if (uncovers) {

@@ -16,8 +16,9 @@ NodeId PrefixIndex::find_deepest(KeyChain& chain) const {
   return node;
 }
 
-// Of the pages and states of a namespace with quota: those that make_quota_room() cannot evict while `locked` and those
-// before it are locked. Whole nodes leave, from the leaves up, so what is busy keeps all before it.
+// Of the pages and states of a namespace with quota: those that make_quota_room() cannot evict
+// while `locked` and those before it are locked. Whole nodes leave, from the leaves up, so what is
+// busy keeps all before it.
 uint64_t PrefixIndex::bytes_in_use(int32_t name_space, NodeId locked) const {
   std::vector<uint8_t> stays(static_cast<size_t>(nodes_.num_made()), 0);
   uint64_t bytes = 0;
@@ -51,7 +52,8 @@ int64_t PrefixIndex::num_fetchable(NodeId deepest) const {
   const int32_t name_space = nodes_[deepest].name_space;
   const uint64_t most = spaces_[name_space].max_bytes, in_use = bytes_in_use(name_space, deepest);
   if (in_use >= most) return 0;
-  return std::min(pages, static_cast<int64_t>(std::min<uint64_t>((most - in_use) / page_bytes_, INT32_MAX)));
+  return std::min(
+      pages, static_cast<int64_t>(std::min<uint64_t>((most - in_use) / page_bytes_, INT32_MAX)));
 }
 
 }  // namespace kvc

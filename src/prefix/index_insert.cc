@@ -8,7 +8,8 @@
 namespace kvc {
 
 bool PrefixIndex::is_new_page(PageId page) const noexcept {
-  return page != kNoPage && static_cast<size_t>(page) < page_nodes_.size() && !allocator_->is_cached(page);
+  return page != kNoPage && static_cast<size_t>(page) < page_nodes_.size() &&
+         !allocator_->is_cached(page);
 }
 
 bool PrefixIndex::is_new_state(StateSlot state) const noexcept {
@@ -37,7 +38,8 @@ NodeId PrefixIndex::add_node(const NewBlock& block) noexcept {
     }
   }
   if (!nodes_.has_room()) return kNoNode;
-  int32_t space = block.parent == kNoNode ? spaces_.find(*block.root) : nodes_[block.parent].name_space;
+  int32_t space =
+      block.parent == kNoNode ? spaces_.find(*block.root) : nodes_[block.parent].name_space;
   if (space == -1) {
     if (!spaces_.has_room()) return kNoNode;
     space = spaces_.add(*block.root);
@@ -93,7 +95,8 @@ bool PrefixIndex::fill(NodeId node, const NewBlock& block) noexcept {
 
 NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
   newest_birth_ = 0;
-  const int32_t space = block.parent == kNoNode ? spaces_.find(*block.root) : nodes_[block.parent].name_space;
+  const int32_t space =
+      block.parent == kNoNode ? spaces_.find(*block.root) : nodes_[block.parent].name_space;
   NodeId node = find_in(space, *block.key);
   const bool is_new = node == kNoNode;
   if (is_new) {
@@ -122,10 +125,12 @@ NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
   const auto priority = static_cast<uint8_t>(std::clamp(block.priority, 0, kMaxPriority));
   raise_priority(node, priority);
   const bool is_filled = fits && fill(node, block);
-  // A new block that another follows is no leaf for long; where what follows lies on no device it is one after all.
+  // A new block that another follows is no leaf for long; where what follows lies on no device it
+  // is one after all.
   settle(node, !block.is_followed || !is_new);
   if (!nodes_[node].is_live && block.parent != kNoNode) settle(block.parent);
-  if (is_new && !record.is_live && record.parent != kNoNode) settle(record.parent);  // it has a child now
+  // It has a child now
+  if (is_new && !record.is_live && record.parent != kNoNode) settle(record.parent);
   metrics_.stored += is_new;
   if (!is_new && !is_filled) {
     bool takes_over = block.state != kInitialState && record.state != block.state;
@@ -159,7 +164,8 @@ void PrefixIndex::promoted(NodeId node, int32_t index, PageId device_page) noexc
   settle(node);
 }
 
-// ------------------------------------------------------------------------------------------- quotas
+// ----------------------------------------------------------------------------------------------
+// quotas
 
 bool PrefixIndex::make_quota_room(int32_t name_space, uint64_t bytes) noexcept {
   const Namespace& space = spaces_[name_space];

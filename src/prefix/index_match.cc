@@ -14,8 +14,9 @@ constexpr int kMaxTailCandidates = 64;
 
 }  // namespace
 
-// Walks the blocks of a query once. A position can be a hit's end when no group lacks a page between the first key that the query there sees and the
-// position; what is lacking further before does not matter, so the last gap of each group is all there is to remember.
+// Walks the blocks of a query once. A position can be a hit's end when no group lacks a page
+// between the first key that the query there sees and the position; what is lacking further before
+// does not matter, so the last gap of each group is all there is to remember.
 class PrefixIndex::Matcher {
  public:
   Matcher(const PrefixIndex& index, KeyChain& chain, int64_t max_tokens, const HostPages& host)
@@ -39,8 +40,9 @@ class PrefixIndex::Matcher {
   }
   // A page that lies on the host.
   bool counts(NodeId node, int32_t page) const {
-    return host_.all || (host_.some != nullptr &&
-                         std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
+    return host_.all ||
+           (host_.some != nullptr &&
+            std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
   }
   bool has_full_pages(NodeId node) const {
     const Node& record = index_.nodes_[node];
@@ -56,11 +58,13 @@ class PrefixIndex::Matcher {
     return true;
   }
 
-  // The tag of a block's key is computed when the block comes within sight, and serves until the walk reaches it.
+  // The tag of a block's key is computed when the block comes within sight, and serves until the
+  // walk reaches it.
   uint32_t& tag(int64_t block) { return tags_[static_cast<size_t>(block) % kNumTags]; }
   void prefetch(int64_t block, int64_t num_blocks) {
     const bool is_far = block + kLookahead < num_blocks;
-    const int64_t last = is_far ? block + kLookahead : std::min(block + kLookahead / 2, num_blocks - 1);
+    const int64_t last =
+        is_far ? block + kLookahead : std::min(block + kLookahead / 2, num_blocks - 1);
     for (; num_tags_ <= last; ++num_tags_) {
       tag(num_tags_) = index_.table_.tag_of(chain_.key(num_tags_));
       index_.table_.prefetch(tag(num_tags_));
@@ -119,23 +123,28 @@ class PrefixIndex::Matcher {
     return true;
   }
 
-  // ----------------------------------------------------------------------------------------- inside a block
+  // ----------------------------------------------------------------------------------------------
+  // inside a block
 
   void find_tail() {
     const int64_t begin = match_.num_tokens;
     const int64_t limit = std::min<int64_t>(index_.block_tokens_, max_tokens_ - begin);
     find_own_tail(limit);
     if (chain_.query().tokens == nullptr || match_.tail_tokens == limit) return;
-    NodeId child = match_.last != kNoNode ? index_.nodes_[match_.last].first_child : first_of_namespace();
+    NodeId child =
+        match_.last != kNoNode ? index_.nodes_[match_.last].first_child : first_of_namespace();
     for (int i = 0; i < kMaxTailCandidates && child != kNoNode; ++i) {
       consider(child, common_tokens(child, limit));
       child = index_.nodes_[child].next;
     }
   }
 
-  NodeId first_of_namespace() const { return space_ == -1 ? kNoNode : index_.spaces_[space_].first_child; }
+  NodeId first_of_namespace() const {
+    return space_ == -1 ? kNoNode : index_.spaces_[space_].first_child;
+  }
 
-  // The query's own block, which the limit or a gap has cut: its tokens are those of the query whether their ids are known or not.
+  // The query's own block, which the limit or a gap has cut: its tokens are those of the query
+  // whether their ids are known or not.
   void find_own_tail(int64_t limit) {
     if (match_.num_blocks >= chain_.num_blocks()) return;
     const NodeId node = index_.find_in(space_, chain_.key(match_.num_blocks));
@@ -161,7 +170,8 @@ class PrefixIndex::Matcher {
     return block_key(parent, extra, begin, held, index_.block_tokens_) == record.key ? common : 0;
   }
 
-  // Keeps the child when more of its first `tokens` tokens can be served than of the best one so far.
+  // Keeps the child when more of its first `tokens` tokens can be served than of the best one so
+  // far.
   void consider(NodeId child, int64_t tokens) {
     tokens = served_tokens(child, tokens);
     if (tokens <= match_.tail_tokens) return;
@@ -194,7 +204,8 @@ class PrefixIndex::Matcher {
     seen = std::max(seen, begin) - begin;
     for (int64_t page = seen / std::max(1, group.page_tokens); page < group.num_pages; ++page) {
       if (page * group.page_tokens >= tokens) break;
-      if (!is_present(child, group.first_page + static_cast<int32_t>(page))) return page * group.page_tokens;
+      if (!is_present(child, group.first_page + static_cast<int32_t>(page)))
+        return page * group.page_tokens;
     }
     return tokens;
   }
@@ -205,8 +216,9 @@ class PrefixIndex::Matcher {
   int64_t max_tokens_;
   HostPages host_;
   std::array<uint32_t, kNumTags> tags_;
-  int64_t num_tags_ = 0;           // Leading blocks whose tags were computed.
-  std::vector<int64_t> gap_ends_;  // [group]: end of the last page before the hit's end that it lacks; 0: none
+  int64_t num_tags_ = 0;  // Leading blocks whose tags were computed.
+  // [group]: end of the last page before the hit's end that it lacks; 0: none
+  std::vector<int64_t> gap_ends_;
   PrefixMatch match_;
 };
 

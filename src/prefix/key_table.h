@@ -11,8 +11,9 @@
 
 namespace kvc {
 
-// Holds tags and ids only; `is_it(id)` says whether an id of the key's tag is the one. At most half full, so that probes are short and always end.
-// Erasing moves what follows back: no tombstones, lookups stay as short as they were.
+// Holds tags and ids only; `is_it(id)` says whether an id of the key's tag is the one. At most half
+// full, so that probes are short and always end. Erasing moves what follows back: no tombstones,
+// lookups stay as short as they were.
 class KeyTable {
  public:
   static constexpr int32_t kAbsent = -1;
@@ -20,7 +21,8 @@ class KeyTable {
   // Room for so many ids. Throws std::bad_alloc and changes nothing then.
   void reserve(int64_t ids) {
     size_t size = slots_.empty() ? 16 : slots_.size();
-    // A quarter full at most while that is in the cache: every probe beyond the first is a branch that nobody can foresee.
+    // A quarter full at most while that is in the cache: every probe beyond the first is a branch
+    // that nobody can foresee.
     const size_t room = static_cast<size_t>(ids) * (ids <= kSmall ? 4 : 2);
     while (size < room) size *= 2;
     if (size == slots_.size()) return;
@@ -35,16 +37,19 @@ class KeyTable {
   int32_t find(const BlockKey& key, const IsIt& is_it) const noexcept {
     return find(tag_of(key), is_it);
   }
-  // The same with the key's tag, for those who ask for a key in several steps: prefetch, guess, find.
+  // The same with the key's tag, for those who ask for a key in several steps: prefetch, guess,
+  // find.
   template <typename IsIt>
   int32_t find(uint32_t tag, const IsIt& is_it) const noexcept {
     if (slots_.empty()) return kAbsent;
     for (size_t i = tag & mask();; i = (i + 1) & mask()) {
       if (slots_[i] == kEmpty) return kAbsent;
-      if (static_cast<uint32_t>(slots_[i] >> 32) == tag && is_it(id_in(slots_[i]))) return id_in(slots_[i]);
+      if (static_cast<uint32_t>(slots_[i] >> 32) == tag && is_it(id_in(slots_[i])))
+        return id_in(slots_[i]);
     }
   }
-  // Callers give keys of their own making too, so all of the key counts, and where it goes only this process can know.
+  // Callers give keys of their own making too, so all of the key counts, and where it goes only
+  // this process can know.
   uint32_t tag_of(const BlockKey& key) const noexcept { return keyed_hash(secret_, key); }
   // Probably the id of the key; for prefetching.
   int32_t guess(uint32_t tag) const noexcept {
@@ -66,7 +71,8 @@ class KeyTable {
     while (slots_[hole] != wanted) hole = (hole + 1) & mask();
     for (size_t i = (hole + 1) & mask(); slots_[i] != kEmpty; i = (i + 1) & mask()) {
       const size_t home = static_cast<size_t>(slots_[i] >> 32) & mask();
-      if (((i - home) & mask()) < ((i - hole) & mask())) continue;  // would come to lie before its home
+      // Would come to lie before its home
+      if (((i - home) & mask()) < ((i - hole) & mask())) continue;
       slots_[hole] = slots_[i];
       hole = i;
     }

@@ -1,5 +1,6 @@
-// libcrypto's SHA256_* functions are deprecated for general use because they bypass its providers. A block needs two compressions, less
-// than the lookup of a provider alone, and the static archive then brings a few kilobytes instead of megabytes.
+// libcrypto's SHA256_* functions are deprecated for general use because they bypass its providers.
+// A block needs two compressions, less than the lookup of a provider alone, and the static archive
+// then brings a few kilobytes instead of megabytes.
 #define OPENSSL_SUPPRESS_DEPRECATED
 #include "src/prefix/keys.h"
 
@@ -76,7 +77,9 @@ BlockKey namespace_root(const void* salt, size_t size) noexcept {
 
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept {
-  const auto starts_before = [](const ExtraKey& key, int64_t offset) { return key.offset < offset; };
+  const auto starts_before = [](const ExtraKey& key, int64_t offset) {
+    return key.offset < offset;
+  };
   const auto first = std::lower_bound(extra.begin(), extra.end(), begin, starts_before);
   const auto last = std::lower_bound(first, extra.end(), begin + num_tokens, starts_before);
   Digest digest;
@@ -100,7 +103,8 @@ const BlockKey& KeyChain::computed(int64_t block) {
   while (own_.size() <= index) {
     const int64_t next = query_.num_keys + static_cast<int64_t>(own_.size());
     const BlockKey& parent = next == 0 ? query_.root : key(next - 1);
-    own_.push_back(block_key(parent, query_.extra, next * block_tokens_, tokens(next), block_tokens_));
+    own_.push_back(
+        block_key(parent, query_.extra, next * block_tokens_, tokens(next), block_tokens_));
   }
   return own_[index];
 }

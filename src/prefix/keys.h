@@ -1,4 +1,5 @@
-// Names of blocks: SHA-256 over parent, extra keys and tokens, as kvcache.h ("Prefix cache") defines it.
+// Names of blocks: SHA-256 over parent, extra keys and tokens, as kvcache.h ("Prefix cache")
+// defines it.
 #pragma once
 
 #include <array>
@@ -30,7 +31,8 @@ constexpr int32_t kMaxPriority = 100;
 // The parent of a namespace's first blocks.
 BlockKey namespace_root(const void* salt, size_t size) noexcept;
 
-// `extra`: those of the whole query, ordered by (offset, type, data); the ones inside [begin, begin + num_tokens) count.
+// `extra`: those of the whole query, ordered by (offset, type, data); the ones inside [begin, begin
+// + num_tokens) count.
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept;
 
@@ -50,7 +52,8 @@ struct PrefixQuery {
 class KeyChain {
  public:
   // `query` is borrowed.
-  KeyChain(const PrefixQuery& query, int32_t block_tokens) : query_(query), block_tokens_(block_tokens) {}
+  KeyChain(const PrefixQuery& query, int32_t block_tokens)
+      : query_(query), block_tokens_(block_tokens) {}
 
   const PrefixQuery& query() const { return query_; }
   int32_t block_tokens() const { return block_tokens_; }

@@ -41,7 +41,8 @@ void Namespaces::drop_if_empty(int32_t id) noexcept {
   --num_used_;
 }
 
-void Namespaces::set_quota(int32_t id, uint64_t max_bytes, std::unique_ptr<EvictionHeap> leaves) noexcept {
+void Namespaces::set_quota(int32_t id, uint64_t max_bytes,
+                           std::unique_ptr<EvictionHeap> leaves) noexcept {
   Namespace& record = (*this)[id];
   num_quotas_ += (max_bytes != 0) - (record.max_bytes != 0);
   record.max_bytes = max_bytes;

@@ -8,9 +8,9 @@
 
 #include "src/base/memory.h"
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/prefix/events.h"
 #include "src/prefix/keys.h"
-#include "src/state/pool.h"
 
 namespace kvc {
 
@@ -34,8 +34,9 @@ struct alignas(64) Node {
   int32_t full_device = 0;  // pages of groups that see all tokens
   int32_t full_host = 0;
 
-  uint64_t stamp = 0;  // of the last use of it, or of a child that left: together the last use of the path
-  uint64_t birth = 0;  // stamp of its insertion; unique
+  // Of the last use of it, or of a child that left: together the last use of the path
+  uint64_t stamp = 0;
+  uint64_t birth = 0;      // stamp of its insertion; unique
   int32_t num_device = 0;  // pages
   int32_t num_host = 0;
   StateSlot state = kInitialState;
@@ -48,7 +49,8 @@ struct alignas(64) Node {
   bool is_used = false;
 
   bool is_on_device() const { return num_device != 0 || state != kInitialState; }
-  bool is_hollow() const { return !is_on_device() && num_host == 0; }  // only a link to what follows
+  // Only a link to what follows
+  bool is_hollow() const { return !is_on_device() && num_host == 0; }
 };
 
 class NodePool {
@@ -57,7 +59,8 @@ class NodePool {
       : pages_per_block_(static_cast<size_t>(pages_per_block)),
         block_tokens_(static_cast<size_t>(block_tokens)) {}
 
-  // Makes the next `count` calls of take() succeed, and of set_tokens() on them when `with_tokens`. Throws std::bad_alloc.
+  // Makes the next `count` calls of take() succeed, and of set_tokens() on them when `with_tokens`.
+  // Throws std::bad_alloc.
   void reserve(int64_t count, bool with_tokens);
   int64_t capacity() const { return static_cast<int64_t>(capacity_); }
   int64_t num_used() const { return num_used_; }
@@ -94,7 +97,8 @@ class NodePool {
   void clear() noexcept;
 
   PagePlace place(NodeId node, int32_t index) const {
-    const int32_t code = places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)];
+    const int32_t code =
+        places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)];
     return code >= -1 ? PagePlace{code, kNoPage} : PagePlace{kNoPage, -2 - code};
   }
   void set_place(NodeId node, int32_t index, PagePlace place) {

@@ -1,4 +1,5 @@
-// Recurrent states of sequences: kept at positions, forgotten by pops, given up when slots are missing.
+// Recurrent states of sequences: kept at positions, forgotten by pops, given up when slots are
+// missing.
 #include <algorithm>
 #include <vector>
 
@@ -13,7 +14,8 @@ void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
     states_->drop_holder(sequence.checkpoints.back().slot);
     sequence.checkpoints.pop_back();
   }
-  const bool kept = !sequence.checkpoints.empty() && sequence.checkpoints.back().position == position;
+  const bool kept =
+      !sequence.checkpoints.empty() && sequence.checkpoints.back().position == position;
   states_->drop_holder(sequence.state);
   sequence.state = kept ? sequence.checkpoints.back().slot : kInitialState;
   states_->add_holder(sequence.state);
@@ -23,7 +25,8 @@ void SequenceTable::checkpoint(kvc_seq id) {
   Sequence& sequence = get_idle(id, "take a checkpoint of");
   check_on_device(sequence, "take a checkpoint of");
   if (!states_->is_used())
-    fail_with(KVC_E_UNSUPPORTED, id, "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
+    fail_with(KVC_E_UNSUPPORTED, id,
+              "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
               KVC_LAYER_STATE);
   if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length) {
     sequence.checkpoints.back().is_automatic = false;
@@ -45,7 +48,9 @@ int64_t SequenceTable::num_reclaimable_states() const {
   int64_t count = 0;
   for (size_t slot = 0; slot < automatic.size(); ++slot) {
     count +=
-        automatic[slot] != 0 && automatic[slot] == states_->holders(static_cast<StateSlot>(slot)) ? 1 : 0;
+        automatic[slot] != 0 && automatic[slot] == states_->holders(static_cast<StateSlot>(slot))
+            ? 1
+            : 0;
   }
   return count;
 }
@@ -69,9 +74,9 @@ void SequenceTable::reclaim_states(int64_t count, const std::vector<OldState>& o
   for (const OldState& one : oldest) {
     if (states_->num_used() <= wanted) return;
     std::vector<Checkpoint>& checkpoints = one.sequence->checkpoints;
-    const auto at = std::find_if(checkpoints.begin(), checkpoints.end(), [&](const Checkpoint& checkpoint) {
-      return checkpoint.position == one.position;
-    });
+    const auto at = std::find_if(
+        checkpoints.begin(), checkpoints.end(),
+        [&](const Checkpoint& checkpoint) { return checkpoint.position == one.position; });
     states_->drop_holder(at->slot);
     checkpoints.erase(at);
   }

@@ -11,8 +11,8 @@ constexpr int64_t kLookahead = 8;  // blocks whose places in the index are asked
 
 }  // namespace
 
-// Pages of one block of the sequence. Only windows drop pages, and a sequence with a window of its own has no known
-// tokens.
+// Pages of one block of the sequence. Only windows drop pages, and a sequence with a window of its
+// own has no known tokens.
 void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = index_->first_page(static_cast<int32_t>(group));
@@ -24,8 +24,10 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   }
 }
 
-// A sequence that begins inside a block shares the whole pages at the block's beginning with another one. To be known by a key of its own the block
-// needs its own copies. False when all of its pages are known by another key (the caller has given the same rows two names), or none is left to copy to.
+// A sequence that begins inside a block shares the whole pages at the block's beginning with
+// another one. To be known by a key of its own the block needs its own copies. False when all of
+// its pages are known by another key (the caller has given the same rows two names), or none is
+// left to copy to.
 bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcept {
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
@@ -87,7 +89,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   int64_t block = trail.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
-  while (block > 0 && (node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)])) == kNoNode)
+  while (block > 0 &&
+         (node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)])) == kNoNode)
     --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
@@ -107,10 +110,11 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
       break;
     }
     const int64_t end = (block + 1) * index_->block_tokens();
-    while (checkpoint < sequence.checkpoints.size() && sequence.checkpoints[checkpoint].position < end)
+    while (checkpoint < sequence.checkpoints.size() &&
+           sequence.checkpoints[checkpoint].position < end)
       ++checkpoint;
-    const bool has_state =
-        checkpoint < sequence.checkpoints.size() && sequence.checkpoints[checkpoint].position == end;
+    const bool has_state = checkpoint < sequence.checkpoints.size() &&
+                           sequence.checkpoints[checkpoint].position == end;
     const NodeId published =
         index_->insert({.key = &key,
                         .parent = node,
@@ -134,8 +138,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
   const TokenTrail& trail = sequence.trail;
   const int64_t num_blocks = num_publishable(sequence);
-  if (trail.is_closed || num_blocks == 0 || num_blocks * index_->block_tokens() != sequence.length ||
-      trail.num_published < num_blocks)
+  if (trail.is_closed || num_blocks == 0 ||
+      num_blocks * index_->block_tokens() != sequence.length || trail.num_published < num_blocks)
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&
@@ -158,7 +162,8 @@ void Publisher::release(const Sequence& sequence) noexcept {
   if (node != kNoNode) index_->touch(node, false, sequence.trail.priority);
 }
 
-// visit(group, page of the table, node, index of the place) for every page that the next query of a sequence of these tokens sees, last blocks first.
+// visit(group, page of the table, node, index of the place) for every page that the next query of a
+// sequence of these tokens sees, last blocks first.
 template <typename Visit>
 void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
   const int32_t block_tokens = index_->block_tokens();
@@ -170,7 +175,8 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
     const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
     int64_t page = spec.pages_for(match.num_tokens);
     NodeId node = match.tail != kNoNode ? match.tail : match.last;
-    for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin; --block) {
+    for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
+         --block) {
       for (const int64_t block_begin = block * (block_tokens / spec.page_tokens);
            page > std::max(begin, block_begin);) {
         --page;
@@ -193,7 +199,8 @@ void Publisher::reserve(const PrefixMatch& match, Sequence* sequence) const {
   sequence->tables.resize(spec_->groups.size());
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     if (!spec_->groups[g].is_cross)
-      sequence->tables[g].pages.reserve(static_cast<size_t>(spec_->groups[g].pages_for(match.num_tokens)));
+      sequence->tables[g].pages.reserve(
+          static_cast<size_t>(spec_->groups[g].pages_for(match.num_tokens)));
   }
   if (spec_->has_states()) sequence->checkpoints.reserve(1);
 }

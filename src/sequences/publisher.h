@@ -27,14 +27,14 @@ class Publisher {
   PrefixIndex& index() const { return *index_; }
   uint64_t num_copies() const { return num_copies_; }  // pages that blocks of their own needed
 
-  // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the sequence takes its pages over. Room for new blocks was
-  // made by PrefixIndex::reserve; what finds none stays unpublished.
-  // Blocks with a token that is not written in every layer stay out.
+  // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the
+  // sequence takes its pages over. Room for new blocks was made by PrefixIndex::reserve; what finds
+  // none stays unpublished. Blocks with a token that is not written in every layer stay out.
   void publish(Sequence& sequence) noexcept {
     if (sequence.trail.num_published < num_publishable(sequence)) publish_blocks(sequence);
   }
-  // The state that the sequence keeps at its length goes to the block that ends there, where it has one in the index. Room for
-  // num_to_reach() new blocks.
+  // The state that the sequence keeps at its length goes to the block that ends there, where it has
+  // one in the index. Room for num_to_reach() new blocks.
   void publish_state(Sequence& sequence) noexcept;
   // Blocks that publish_state() may have to insert anew; 0: it has nothing to do.
   int64_t num_to_reach(const Sequence& sequence) const noexcept;
@@ -43,7 +43,8 @@ class Publisher {
 
   // Makes room for fill() of this match or a shorter one. Throws std::bad_alloc.
   void reserve(const PrefixMatch& match, Sequence* sequence) const;
-  // The tables, state and checkpoint of a sequence whose tokens are `match`; all pages are on the device. Holders are not counted yet.
+  // The tables, state and checkpoint of a sequence whose tokens are `match`; all pages are on the
+  // device. Holders are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
   // Pages of the match that are on the host.
   void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;

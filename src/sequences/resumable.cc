@@ -8,8 +8,9 @@
 namespace kvc {
 namespace {
 
-// One group of a sequence, asked for positions. Every answer about a whole range of positions follows from two facts: the first key
-// that a query sees never falls as its position grows, and what was dropped is one range behind the sinks.
+// One group of a sequence, asked for positions. Every answer about a whole range of positions
+// follows from two facts: the first key that a query sees never falls as its position grows, and
+// what was dropped is one range behind the sinks.
 class GroupView {
  public:
   GroupView(const GroupSpec& group, const Sequence& sequence, const PageTable& table)
@@ -17,15 +18,16 @@ class GroupView {
 
   bool allows(int64_t position) const {
     const KeyRange keys = keys_of_query(group_, sequence_, position);
-    return sinks_are_kept(keys, position) && table_.keeps(keys.begin, position) && !is_in_hole(position);
+    return sinks_are_kept(keys, position) && table_.keeps(keys.begin, position) &&
+           !is_in_hole(position);
   }
   // The next lower position that may be allowed; none in between is. `position` is not.
   int64_t lower_candidate(int64_t position) const {
     const KeyRange keys = keys_of_query(group_, sequence_, position);
     if (!sinks_are_kept(keys, position)) return table_.sink_kept;
     if (table_.keeps(keys.begin, position)) return position - position % group_.page_tokens;
-    // It misses keys of [keys.begin, position), as do the positions in there: the next one sees nothing but itself, as at the begin of a
-    // chunk, or lies among the sinks.
+    // It misses keys of [keys.begin, position), as do the positions in there: the next one sees
+    // nothing but itself, as at the begin of a chunk, or lies among the sinks.
     const bool sees_itself_only = keys_of_query(group_, sequence_, keys.begin).begin == keys.begin;
     return std::max(sees_itself_only ? keys.begin : 0, table_.sink_kept);
   }
@@ -64,13 +66,15 @@ class GroupView {
   const PageTable& table_;
 };
 
-bool comes_before(const Checkpoint& checkpoint, int64_t position) { return checkpoint.position < position; }
+bool comes_before(const Checkpoint& checkpoint, int64_t position) {
+  return checkpoint.position < position;
+}
 
 }  // namespace
 
 bool SequenceTable::has_checkpoint(const Sequence& sequence, int64_t position) const {
-  const auto found =
-      std::lower_bound(sequence.checkpoints.begin(), sequence.checkpoints.end(), position, comes_before);
+  const auto found = std::lower_bound(sequence.checkpoints.begin(), sequence.checkpoints.end(),
+                                      position, comes_before);
   return found != sequence.checkpoints.end() && found->position == position;
 }
 
@@ -78,14 +82,16 @@ bool SequenceTable::can_resume(const Sequence& sequence, int64_t position) const
   if (position == sequence.length) return true;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const GroupSpec& spec = spec_->groups[group];
-    if (!spec.is_cross && !GroupView(spec, sequence, sequence.tables[group]).allows(position)) return false;
+    if (!spec.is_cross && !GroupView(spec, sequence, sequence.tables[group]).allows(position))
+      return false;
   }
   return !states_->is_used() || position == 0 || has_checkpoint(sequence, position);
 }
 
-// Groups move the position on until none objects. Each step passes a whole range that one of them forbids: what its window hides, or
-// the rest of a dropped page.
-int64_t SequenceTable::resumable_below(const Sequence& sequence, int64_t position, int64_t* looks) const {
+// Groups move the position on until none objects. Each step passes a whole range that one of them
+// forbids: what its window hides, or the rest of a dropped page.
+int64_t SequenceTable::resumable_below(const Sequence& sequence, int64_t position,
+                                       int64_t* looks) const {
   for (size_t group = 0, agreed = 0; agreed < sequence.tables.size();
        group = (group + 1) % sequence.tables.size()) {
     const GroupView view(spec_->groups[group], sequence, sequence.tables[group]);
@@ -100,7 +106,8 @@ int64_t SequenceTable::resumable_below(const Sequence& sequence, int64_t positio
   return position;
 }
 
-int64_t SequenceTable::resumable_above(const Sequence& sequence, int64_t position, int64_t* looks) const {
+int64_t SequenceTable::resumable_above(const Sequence& sequence, int64_t position,
+                                       int64_t* looks) const {
   for (size_t group = 0, agreed = 0; agreed < sequence.tables.size() && position < sequence.length;
        group = (group + 1) % sequence.tables.size()) {
     const GroupView view(spec_->groups[group], sequence, sequence.tables[group]);
@@ -115,7 +122,8 @@ int64_t SequenceTable::resumable_above(const Sequence& sequence, int64_t positio
   return position;
 }
 
-int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t position, int64_t* looks) const {
+int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t position,
+                                         int64_t* looks) const {
   int64_t uncounted = 0;
   if (looks == nullptr) looks = &uncounted;
   if (!states_->is_used()) {
@@ -127,7 +135,8 @@ int64_t SequenceTable::nearest_resumable(const Sequence& sequence, int64_t posit
   const auto consider = [&](int64_t candidate) {
     const int64_t distance = std::abs(candidate - position), best = std::abs(nearest - position);
     ++*looks;
-    if ((distance < best || (distance == best && candidate < nearest)) && can_resume(sequence, candidate))
+    if ((distance < best || (distance == best && candidate < nearest)) &&
+        can_resume(sequence, candidate))
       nearest = candidate;
   };
   consider(0);

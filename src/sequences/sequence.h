@@ -9,14 +9,15 @@
 #include "kvcache.h"
 #include "src/base/math.h"
 #include "src/pages/allocator.h"
+#include "src/pages/state_pool.h"
 #include "src/sequences/token_trail.h"
 #include "src/sequences/token_tree.h"
-#include "src/state/pool.h"
 
 namespace kvc {
 
-// The pages of one group. pages.size() == ceil(stored tokens / page_tokens of the group); an entry is kNoPage where a window has dropped the page, else it
-// counts as one holder. Only the last page can be partial. The table grows and shrinks at its end and is never rebuilt, so that a decode
+// The pages of one group. pages.size() == ceil(stored tokens / page_tokens of the group); an entry
+// is kNoPage where a window has dropped the page, else it counts as one holder. Only the last page
+// can be partial. The table grows and shrinks at its end and is never rebuilt, so that a decode
 // step touches one entry at most. A cache line, because every step reads it for every sequence.
 struct alignas(64) PageTable {
   std::vector<PageId> pages;
@@ -24,19 +25,21 @@ struct alignas(64) PageTable {
   int64_t sink_kept = 0;     // tokens [0, sink_kept) are there whatever kept_begin says
   int64_t num_dropped = 0;   // entries that are kNoPage
   int64_t synced_pages = 0;  // leading entries a device already has
-  // Only this table holds the last page, and the prefix index does not know it. False where that has to be looked up: a decode step of many
-  // sequences would otherwise wait for a line of the allocator per table.
+  // Only this table holds the last page, and the prefix index does not know it. False where that
+  // has to be looked up: a decode step of many sequences would otherwise wait for a line of the
+  // allocator per table.
   bool owns_last = false;
 
-  // How many entries it has once it holds `num_tokens` tokens, no fewer than now. Divides only where it grows, which a decode step
-  // rarely does.
+  // How many entries it has once it holds `num_tokens` tokens, no fewer than now. Divides only
+  // where it grows, which a decode step rarely does.
   int64_t grown_size(int64_t num_tokens, int32_t page_tokens) const {
     const auto size = static_cast<int64_t>(pages.size());
     const int64_t beyond = num_tokens - size * page_tokens;
     return beyond <= 0 ? size : size + ceil_div(beyond, page_tokens);
   }
   int64_t num_held() const { return static_cast<int64_t>(pages.size()) - num_dropped; }
-  // The sequence has `tokens` tokens now, not more than before. Among the sinks nothing was ever dropped.
+  // The sequence has `tokens` tokens now, not more than before. Among the sinks nothing was ever
+  // dropped.
   void note_length(int64_t tokens) {
     kept_begin = std::min(kept_begin, tokens);
     if (tokens <= sink_kept) kept_begin = sink_kept = 0;
@@ -67,8 +70,9 @@ struct alignas(64) Sequence {
   kvc_seq id = -1;
   uint64_t begin_stamp = 0;  // last begin that named this sequence: finds duplicate ids
   int64_t length = 0;        // committed tokens
-  // Without a tree, appending up to this length takes no page, copies none and sends no table: a decode step then looks at no table at all. 0: not
-  // known. Whoever changes a table calls touch_tables().
+  // Without a tree, appending up to this length takes no page, copies none and sends no table: a
+  // decode step then looks at no table at all. 0: not known. Whoever changes a table calls
+  // touch_tables().
   int64_t steady_until = 0;
   std::vector<PageTable> tables;  // per group
   int32_t slot = -1;              // row in device-side tables; dense, reused
@@ -83,7 +87,8 @@ struct alignas(64) Sequence {
   StateSlot state = kInitialState;        // at `length`
   std::vector<Checkpoint> checkpoints;    // ascending positions
   TokenTrail trail;
-  // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below length.
+  // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below
+  // length.
   int64_t first_unwritten = kAllWritten;
 
   // As new, but for the memory that its vectors have. The trail's is left to others.

@@ -8,7 +8,8 @@
 
 namespace kvc {
 
-// Owns nothing. Erasing never allocates; inserting reserves first, so that a failed insert changes nothing.
+// Owns nothing. Erasing never allocates; inserting reserves first, so that a failed insert changes
+// nothing.
 class SequenceMap {
  public:
   Sequence* find(kvc_seq id) const noexcept {

@@ -9,7 +9,8 @@
 namespace kvc {
 namespace {
 
-// Of an empty sequence there is nothing that could have been altered, but for a window and a state that was set.
+// Of an empty sequence there is nothing that could have been altered, but for a window and a state
+// that was set.
 void forgive_empty(Sequence& sequence) {
   if (sequence.length == 0 && sequence.window == 0 && sequence.state == kInitialState)
     sequence.trail.is_altered = false;
@@ -18,14 +19,15 @@ void forgive_empty(Sequence& sequence) {
 }  // namespace
 
 void SequenceTable::fail_unknown(kvc_seq id) const {
-  fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences", ll(id), size());
+  fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences",
+            ll(id), size());
 }
 
 Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
   Sequence& sequence = get(id);
   if (sequence.in_forward()) {
-    fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action, ll(id),
-              sequence.batch_index);
+    fail_with(KVC_E_BUSY, id, "cannot %s sequence %lld: it is entry %d of the open forward", action,
+              ll(id), sequence.batch_index);
   }
   return sequence;
 }
@@ -35,34 +37,37 @@ Sequence& SequenceTable::get_settled(kvc_seq id, const char* action) const {
   check_on_device(sequence, action);
   if (!sequence.tree.empty()) {
     fail_with(KVC_E_INVALID_STATE, sequence.tree.size(),
-              "cannot %s sequence %lld: it has a token tree of %lld nodes, commit it first", action, ll(id),
-              ll(sequence.tree.size()));
+              "cannot %s sequence %lld: it has a token tree of %lld nodes, commit it first", action,
+              ll(id), ll(sequence.tree.size()));
   }
   return sequence;
 }
 
 void SequenceTable::check_on_device(const Sequence& sequence, const char* action) const {
   if (sequence.is_swapped) {
-    fail_with(KVC_E_INVALID_STATE, sequence.id,
-              "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
-              action, ll(sequence.id));
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.id,
+        "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
+        action, ll(sequence.id));
   }
 }
 
 void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
   if (id < 0)
-    fail_with(KVC_E_INVALID_ARGUMENT, id, "%s = %lld is negative: sequence ids are >= 0", name, ll(id));
+    fail_with(KVC_E_INVALID_ARGUMENT, id, "%s = %lld is negative: sequence ids are >= 0", name,
+              ll(id));
   if (map_.find(id) != nullptr) {
-    fail_with(KVC_E_ALREADY_EXISTS, id, "%s = %lld already exists among the cache's %zu sequences", name,
-              ll(id), size());
+    fail_with(KVC_E_ALREADY_EXISTS, id, "%s = %lld already exists among the cache's %zu sequences",
+              name, ll(id), size());
   }
 }
 
 void SequenceTable::reserve_one() {
   map_.reserve_one();
   if (free_slots_.empty()) {
-    slots_.reserve(slots_.size() + 1 > slots_.capacity() ? std::max<size_t>(16, slots_.capacity() * 2)
-                                                         : slots_.capacity());
+    slots_.reserve(slots_.size() + 1 > slots_.capacity()
+                       ? std::max<size_t>(16, slots_.capacity() * 2)
+                       : slots_.capacity());
     free_slots_.reserve(slots_.capacity());
     free_slots_.push_back(static_cast<int32_t>(slots_.size()));
     slots_.emplace_back();
@@ -82,7 +87,8 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
 }
 
 std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id) {
-  std::unique_ptr<Sequence> sequence = spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
+  std::unique_ptr<Sequence> sequence =
+      spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
   sequence->id = id;
   return sequence;
 }
@@ -160,7 +166,8 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
     const PageTable& from = parent.tables[group];
     PageTable& to = child->tables[group];
     const int64_t tokens = spec_->groups[group].is_cross ? parent.cross_length : length;
-    to.pages.assign(from.pages.begin(), from.pages.begin() + spec_->groups[group].pages_for(tokens));
+    to.pages.assign(from.pages.begin(),
+                    from.pages.begin() + spec_->groups[group].pages_for(tokens));
     to.kept_begin = from.kept_begin;
     to.sink_kept = from.sink_kept;
     to.note_length(tokens);
@@ -182,14 +189,16 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   return child;
 }
 
-void SequenceTable::check_resumable(const Sequence& sequence, int64_t position, const char* argument,
-                                    int64_t value) const {
+void SequenceTable::check_resumable(const Sequence& sequence, int64_t position,
+                                    const char* argument, int64_t value) const {
   if (can_resume(sequence, position)) return;
   const int64_t nearest = nearest_resumable(sequence, position);
-  fail_with(KVC_E_OUT_OF_RANGE, nearest,
-            "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: a window has dropped "
-            "tokens that it needs, or there is no checkpoint of its state; the nearest possible is %lld",
-            argument, ll(value), ll(sequence.id), ll(sequence.length), ll(position), ll(nearest));
+  fail_with(
+      KVC_E_OUT_OF_RANGE, nearest,
+      "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: a window has "
+      "dropped "
+      "tokens that it needs, or there is no checkpoint of its state; the nearest possible is %lld",
+      argument, ll(value), ll(sequence.id), ll(sequence.length), ll(position), ll(nearest));
 }
 
 void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) {
@@ -212,8 +221,9 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
 void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   Sequence& sequence = get_settled(id, "pop");
   if (num_tokens < 0 || num_tokens > sequence.length) {
-    fail_with(KVC_E_OUT_OF_RANGE, num_tokens, "n = %lld out of range: sequence %lld has %lld tokens",
-              ll(num_tokens), ll(id), ll(sequence.length));
+    fail_with(KVC_E_OUT_OF_RANGE, num_tokens,
+              "n = %lld out of range: sequence %lld has %lld tokens", ll(num_tokens), ll(id),
+              ll(sequence.length));
   }
   if (num_tokens == 0) return;
   const int64_t length = sequence.length - num_tokens;
@@ -221,7 +231,8 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   cut_states(sequence, length);
   sequence.trail.cut(length, prefix_block_);
   sequence.cut_unwritten(length);
-  while (!sequence.segments.empty() && sequence.segments.back().begin >= length) sequence.segments.pop_back();
+  while (!sequence.segments.empty() && sequence.segments.back().begin >= length)
+    sequence.segments.pop_back();
   sequence.length = length;
   forgive_empty(sequence);
   total_length_ -= num_tokens;

@@ -1,4 +1,5 @@
-// All sequences of a cache and the operations on them that need no batch and touch no tensor memory: add, remove, fork, pop, windows.
+// All sequences of a cache and the operations on them that need no batch and touch no tensor
+// memory: add, remove, fork, pop, windows.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace kvc {
 
-// Throws Error (NOT_FOUND, ALREADY_EXISTS, OUT_OF_RANGE, BUSY, INVALID_STATE, INVALID_ARGUMENT) or std::bad_alloc; nothing has changed then.
+// Throws Error (NOT_FOUND, ALREADY_EXISTS, OUT_OF_RANGE, BUSY, INVALID_STATE, INVALID_ARGUMENT) or
+// std::bad_alloc; nothing has changed then.
 class SequenceTable {
  public:
   // `prefix_block`: tokens of a block of the prefix index.
@@ -50,7 +52,8 @@ class SequenceTable {
     return *sequence;
   }
   Sequence* find(kvc_seq id) const { return id < 0 ? nullptr : map_.find(id); }
-  Sequence& get_on_device(kvc_seq id, const char* action) const {  // throws NOT_FOUND, INVALID_STATE
+  // Throws NOT_FOUND, INVALID_STATE
+  Sequence& get_on_device(kvc_seq id, const char* action) const {
     Sequence& sequence = get(id);
     check_on_device(sequence, action);
     return sequence;
@@ -67,13 +70,17 @@ class SequenceTable {
   void add_to_total_length(int64_t tokens) { total_length_ += tokens; }
   std::vector<kvc_seq> sorted_ids() const;
 
-  // Could the sequence go on from its first `position` tokens? All that the next query sees must be there.
+  // Could the sequence go on from its first `position` tokens? All that the next query sees must be
+  // there.
   bool can_resume(const Sequence& sequence, int64_t position) const;
-  // The nearest position to `position` (at most the length) for which can_resume holds, of two the lower one; its own end always does.
-  // `looks`, for tests: gets the number of positions and checkpoints that were looked at.
-  int64_t nearest_resumable(const Sequence& sequence, int64_t position, int64_t* looks = nullptr) const;
+  // The nearest position to `position` (at most the length) for which can_resume holds, of two the
+  // lower one; its own end always does. `looks`, for tests: gets the number of positions and
+  // checkpoints that were looked at.
+  int64_t nearest_resumable(const Sequence& sequence, int64_t position,
+                            int64_t* looks = nullptr) const;
 
-  // Frees the pages that no later query sees. After every change of the committed length or of the windows.
+  // Frees the pages that no later query sees. After every change of the committed length or of the
+  // windows.
   void drop_unseen(Sequence& sequence) noexcept {
     if ((has_windows_ && sequence.length >= sequence.next_drop) || sequence.window != 0)
       drop_behind_windows(sequence);
@@ -102,7 +109,8 @@ class SequenceTable {
   bool has_checkpoint(const Sequence& sequence, int64_t position) const;
   int64_t resumable_below(const Sequence& sequence, int64_t position, int64_t* looks) const;
   int64_t resumable_above(const Sequence& sequence, int64_t position, int64_t* looks) const;
-  void check_resumable(const Sequence& sequence, int64_t position, const char* argument, int64_t value) const;
+  void check_resumable(const Sequence& sequence, int64_t position, const char* argument,
+                       int64_t value) const;
   static void cut_table(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept;
   void cut_states(Sequence& sequence, int64_t position) noexcept;
   void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
@@ -121,7 +129,8 @@ class SequenceTable {
   bool has_windows_;
   SequenceMap map_;
   std::vector<std::unique_ptr<Sequence>> slots_;  // null where free
-  std::vector<int32_t> free_slots_;  // capacity >= slots_.size(), so that freeing a slot never allocates
+  // Capacity >= slots_.size(), so that freeing a slot never allocates
+  std::vector<int32_t> free_slots_;
   std::unique_ptr<Sequence> spare_;  // removed: its memory serves the next one
   int64_t total_length_ = 0;
 };

@@ -1,4 +1,5 @@
-// What is known of a sequence's tokens: their ids and the keys of their blocks, so that full blocks can be published to the prefix index.
+// What is known of a sequence's tokens: their ids and the keys of their blocks, so that full blocks
+// can be published to the prefix index.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 
 namespace kvc {
 
-// Known are the leading `num_known` tokens: by the keys of their full blocks, and from `ids_begin` (a multiple of the block) on by their ids as well.
-// Without a prefix index nothing is ever known.
+// Known are the leading `num_known` tokens: by the keys of their full blocks, and from `ids_begin`
+// (a multiple of the block) on by their ids as well. Without a prefix index nothing is ever known.
 struct TokenTrail {
   BlockKey root;
   std::shared_ptr<const std::vector<ExtraKey>> extra;  // null: none
@@ -23,8 +24,8 @@ struct TokenTrail {
   int32_t priority = 0;
   bool is_closed = false;  // a quota kept a block out: what follows it has no parent
 
-  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is known, so that
-  // nothing is published.
+  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is
+  // known, so that nothing is published.
   bool is_altered = false;
 
   void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
@@ -54,10 +55,11 @@ struct TokenTrail {
     static const std::vector<ExtraKey> kNone;
     ids.insert(ids.end(), tokens, tokens + count);
     num_known += count;
-    for (auto block = static_cast<int64_t>(keys.size()); (block + 1) * block_tokens <= num_known; ++block) {
+    for (auto block = static_cast<int64_t>(keys.size()); (block + 1) * block_tokens <= num_known;
+         ++block) {
       const int64_t begin = block * block_tokens;
-      keys.push_back(block_key(block == 0 ? root : keys.back(), extra == nullptr ? kNone : *extra, begin,
-                               ids.data() + (begin - ids_begin), block_tokens));
+      keys.push_back(block_key(block == 0 ? root : keys.back(), extra == nullptr ? kNone : *extra,
+                               begin, ids.data() + (begin - ids_begin), block_tokens));
     }
   }
   // null: not known by ids.

@@ -1,4 +1,5 @@
-// The uncommitted token tree of a sequence (speculative decoding): nodes in the order in which their tokens were appended.
+// The uncommitted token tree of a sequence (speculative decoding): nodes in the order in which
+// their tokens were appended.
 #pragma once
 
 #include <algorithm>
@@ -7,13 +8,14 @@
 
 namespace kvc {
 
-// Node n lies behind the committed tokens, at token length + n of the tables; its position is that of the first token after the committed
-// ones plus its depth.
+// Node n lies behind the committed tokens, at token length + n of the tables; its position is that
+// of the first token after the committed ones plus its depth.
 struct TokenTree {
   std::vector<int32_t> parents;  // -1: a root; below the node's own index
   std::vector<int32_t> depths;   // roots: 0
   std::vector<int32_t> ids;      // token ids, as far as they were given: [size()] or fewer
-  // 1: a partial forward left rows of the node unwritten. Empty: all rows are written, else [size()].
+  // 1: a partial forward left rows of the node unwritten. Empty: all rows are written, else
+  // [size()].
   std::vector<uint8_t> unwritten;
 
   int64_t size() const { return static_cast<int64_t>(parents.size()); }

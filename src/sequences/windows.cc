@@ -37,7 +37,8 @@ void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
 
 void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (!spec_->groups[group].is_cross && (spec_->groups[group].is_windowed() || sequence.window != 0))
+    if (!spec_->groups[group].is_cross &&
+        (spec_->groups[group].is_windowed() || sequence.window != 0))
       drop_table(sequence, group);
   }
   note_next_drop(sequence);
@@ -52,46 +53,49 @@ void SequenceTable::note_next_drop(Sequence& sequence) noexcept {
     // The first key that a query sees has to lie a page further.
     const int64_t first_key =
         sequence.tables[group].kept_begin / spec.page_tokens * spec.page_tokens + spec.page_tokens;
-    next = std::min(
-        next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk : first_key + spec.window - 1);
+    next = std::min(next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
+                                          : first_key + spec.window - 1);
   }
   sequence.next_drop = next;
 }
 
 void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
   Sequence& sequence = get_settled(id, "set the window of");
-  if (window < 1) fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
+  if (window < 1)
+    fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
   if (sink < 0 || sink >= window) {
-    fail_with(KVC_E_INVALID_ARGUMENT, sink, "sink = %lld out of range: 0 to window - 1 = %lld", ll(sink),
-              ll(window - 1));
+    fail_with(KVC_E_INVALID_ARGUMENT, sink, "sink = %lld out of range: 0 to window - 1 = %lld",
+              ll(sink), ll(window - 1));
   }
   bool has_tokens = false;
   for (size_t index = 0; index < spec_->groups.size(); ++index) {
     const GroupSpec& group = spec_->groups[index];
     has_tokens = has_tokens || !group.is_cross;
     if (group.chunk != 0) {
-      fail_with(KVC_E_UNSUPPORTED, group.chunk,
-                "a window of sequence %lld is not supported: the layers of group %zu have chunk = %lld",
-                ll(id), index, ll(group.chunk));
+      fail_with(
+          KVC_E_UNSUPPORTED, group.chunk,
+          "a window of sequence %lld is not supported: the layers of group %zu have chunk = %lld",
+          ll(id), index, ll(group.chunk));
     }
     if (sink > 0 && group.window > window - sink) {
       fail_with(KVC_E_UNSUPPORTED, group.window,
-                "sink = %lld is not supported: the layers of group %zu have window = %lld, more than window "
+                "sink = %lld is not supported: the layers of group %zu have window = %lld, more "
+                "than window "
                 "- sink = "
                 "%lld",
                 ll(sink), index, ll(group.window), ll(window - sink));
     }
   }
   if (!has_tokens) {
-    fail_with(KVC_E_UNSUPPORTED, id, "a window of sequence %lld is not supported: no layer keeps its tokens",
-              ll(id));
+    fail_with(KVC_E_UNSUPPORTED, id,
+              "a window of sequence %lld is not supported: no layer keeps its tokens", ll(id));
   }
   if (!sequence.segments.empty()) {
     const PositionSegment& last = sequence.segments.back();
-    fail_with(
-        KVC_E_UNSUPPORTED, last.offset,
-        "a window of sequence %lld is not supported: its positions were moved by %lld from token %lld on",
-        ll(id), ll(last.offset), ll(last.begin));
+    fail_with(KVC_E_UNSUPPORTED, last.offset,
+              "a window of sequence %lld is not supported: its positions were moved by %lld from "
+              "token %lld on",
+              ll(id), ll(last.offset), ll(last.begin));
   }
   Sequence wanted;
   wanted.window = window;
@@ -102,11 +106,11 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
     const KeyRange keys = keys_of_query(spec_->groups[group], wanted, sequence.length);
     if (!table.keeps(0, std::min(keys.sink_end, sequence.length)) ||
         !table.keeps(keys.begin, sequence.length)) {
-      fail_with(
-          KVC_E_OUT_OF_RANGE, table.kept_begin,
-          "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it keeps the first "
-          "%lld and those from %lld on",
-          ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
+      fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
+                "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it "
+                "keeps the first "
+                "%lld and those from %lld on",
+                ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
     }
   }
   sequence.trail.forget();  // what it computes from now on depends on the window

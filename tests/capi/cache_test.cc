@@ -153,16 +153,20 @@ TEST_P(Resize, KeepsPagesAndContents) {
   HostTensor before_k(Elem::kF32, {2, 9, 2, 8}), before_v(Elem::kF32, {2, 9, 2, 8});
   HostTensor after_k(Elem::kF32, {2, 9, 2, 8}), after_v(Elem::kF32, {2, 9, 2, 8});
   if (has_storage()) {
-    ASSERT_EQ(kvc_debug_get_kv(cache.get(), 1, 0, 9, before_k.dl(), before_v.dl(), nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(
+        kvc_debug_get_kv(cache.get(), 1, 0, 9, before_k.dl(), before_v.dl(), nullptr, nullptr),
+        KVC_OK);
   }
   const std::vector<std::vector<int32_t>> pages = cache.snapshot().pages;
-  for (const int64_t size : {9, 100, 5, 1000, 40}) {  // growing beyond what was reserved moves the pool
+  // Growing beyond what was reserved moves the pool
+  for (const int64_t size : {9, 100, 5, 1000, 40}) {
     expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), size, err); });
     EXPECT_EQ(kvc_cache_free_pages(cache.get()), size - 5);
     EXPECT_EQ(cache.snapshot().pages, pages);
     EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
     if (!has_storage()) continue;
-    ASSERT_EQ(kvc_debug_get_kv(cache.get(), 1, 0, 9, after_k.dl(), after_v.dl(), nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_debug_get_kv(cache.get(), 1, 0, 9, after_k.dl(), after_v.dl(), nullptr, nullptr),
+              KVC_OK);
     EXPECT_TRUE(before_k.same_bytes(after_k));
     EXPECT_TRUE(before_v.same_bytes(after_v));
   }
@@ -175,9 +179,9 @@ TEST_P(Resize, RefusesToDropPagesInUse) {
   cache.fill({1, 2, 3}, {4, 4, 4}, has_storage());
   const int32_t last = cache.snapshot().pages[2][0];
   ASSERT_EQ(kvc_seq_remove(cache.get(), 1, nullptr), KVC_OK);
-  const kvc_error error =
-      expect_refused(cache, KVC_E_BUSY, {std::to_string(last).c_str(), std::to_string(last).c_str()},
-                     [&](kvc_error* err) { return kvc_cache_resize(cache.get(), last, err); });
+  const kvc_error error = expect_refused(
+      cache, KVC_E_BUSY, {std::to_string(last).c_str(), std::to_string(last).c_str()},
+      [&](kvc_error* err) { return kvc_cache_resize(cache.get(), last, err); });
   EXPECT_EQ(error.detail, last);
   expect_ok([&](kvc_error* err) { return kvc_cache_resize(cache.get(), last + 1, err); });
   for (const int64_t size : {int64_t{0}, int64_t{-1}, int64_t{INT32_MAX}, INT64_MAX}) {
@@ -283,7 +287,8 @@ TEST(CacheHandle, BorrowedPoolTensorsAreChecked) {
                [&](kvc_error* err) { return model.plan_status(err); });
 }
 
-// 1 head x (5 + 4) bfloat16, page size 1: 18 bytes, beside a float32 layer. Only this layer's own elements decide its alignment.
+// 1 head x (5 + 4) bfloat16, page size 1: 18 bytes, beside a float32 layer. Only this layer's own
+// elements decide its alignment.
 TEST(CacheHandle, ABorrowedLayerNeedsTheAlignmentOfItsOwnElements) {
   Model model;
   model.config.page_size = 1;
@@ -326,7 +331,8 @@ TEST(CacheHandle, BorrowedPoolTensorsServeOneCacheAtATime) {
   kvc_cache_destroy(second);
 }
 
-// 10^8 pages of 4 MiB are more than an address space. Their tables alone would take 500 MB of memory, and seconds.
+// 10^8 pages of 4 MiB are more than an address space. Their tables alone would take 500 MB of
+// memory, and seconds.
 TEST(CacheHandle, MorePagesThanMemoryAreRefusedBeforeTheirTablesAreFilled) {
   Model model;
   model.config.num_layers = 1;
@@ -392,7 +398,8 @@ TEST(CacheHandle, RefusesAnAddressThatTheHostsAllocatorMisaligned) {
   allocator.struct_size = sizeof allocator;
   allocator.alloc = [](void*, DLDevice, uint64_t bytes, uint64_t alignment) -> void* {
     ++live;
-    return static_cast<char*>(std::aligned_alloc(alignment, bytes / alignment * alignment + 2 * alignment)) +
+    return static_cast<char*>(
+               std::aligned_alloc(alignment, bytes / alignment * alignment + 2 * alignment)) +
            8;
   };
   allocator.free = [](void*, DLDevice, void* memory, uint64_t) {

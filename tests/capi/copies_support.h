@@ -17,8 +17,8 @@ using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 inline std::unique_ptr<Indices<int64_t>> tensor_of(const Pairs& pairs) {
   std::vector<int64_t> values;
   for (const auto& [from, to] : pairs) values.insert(values.end(), {from, to});
-  return std::make_unique<Indices<int64_t>>(values,
-                                            std::vector<int64_t>{static_cast<int64_t>(pairs.size()), 2});
+  return std::make_unique<Indices<int64_t>>(
+      values, std::vector<int64_t>{static_cast<int64_t>(pairs.size()), 2});
 }
 
 struct PoolsOptions {
@@ -29,7 +29,8 @@ struct PoolsOptions {
   int32_t threads = 1;
 };
 
-// A cache with a host pool, and what each page of either pool should hold. Per page 128 floats of layer 0 and 80 of layer 1.
+// A cache with a host pool, and what each page of either pool should hold. Per page 128 floats of
+// layer 0 and 80 of layer 1.
 class Pools {
  public:
   explicit Pools(const PoolsOptions& options) : options_(options) {
@@ -39,7 +40,8 @@ class Pools {
     model.config.pool_layout = options.layout;
     model.config.num_threads = options.threads;
     if (options.host_pages != 0)
-      model.config.host_byte_budget = static_cast<uint64_t>(options.host_pages) * kPageBytes + kPageBytes / 2;
+      model.config.host_byte_budget =
+          static_cast<uint64_t>(options.host_pages) * kPageBytes + kPageBytes / 2;
     const DLTensor* pools[] = {&tensors_[0], &tensors_[1]};
     if (options.storage == KVC_STORAGE_BORROWED) {
       const bool page_first = options.layout == KVC_POOL_PAGE_FIRST;
@@ -108,7 +110,8 @@ class Pools {
     strides_[i][0] = content + options_.gap;
     strides_[i][1] = 1;
     memory_[i].assign(static_cast<size_t>(options_.pages * strides_[i][0]), kGap);
-    tensors_[i] = {memory_[i].data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shapes_[i], strides_[i], 0};
+    tensors_[i] = {memory_[i].data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1},
+                   shapes_[i],        strides_[i], 0};
   }
   template <typename Visit>
   void visit(int64_t page, const Visit& visit) {
@@ -146,8 +149,8 @@ inline int64_t expect_copy_refused(Pools& pools, const CopyCall& call, const DLT
                                    kvc_status status, std::initializer_list<const char*> parts) {
   auto* const untouched = reinterpret_cast<kvc_fence*>(&pools);
   kvc_fence* fence = untouched;
-  const kvc_error error =
-      expect_refused(pools.cache(), status, parts, [&](kvc_error* err) { return call(pairs, &fence, err); });
+  const kvc_error error = expect_refused(pools.cache(), status, parts,
+                                         [&](kvc_error* err) { return call(pairs, &fence, err); });
   EXPECT_EQ(fence, untouched);
   return error.detail;
 }

@@ -43,7 +43,8 @@ void apply(const Pairs& pairs, const std::vector<int64_t>& from, std::vector<int
 
 enum Move { kOut, kIn, kInside };
 
-// Any list at all: pages that are not there, destinations that come twice, pages that are read and written.
+// Any list at all: pages that are not there, destinations that come twice, pages that are read and
+// written.
 Pairs random_pairs(Random& random, int64_t sources, int64_t targets) {
   Pairs pairs;
   const bool hostile = random.chance(0.2);
@@ -51,7 +52,8 @@ Pairs random_pairs(Random& random, int64_t sources, int64_t targets) {
     const int64_t from = random.range(hostile ? -1 : 0, sources - 1);
     const int64_t to = random.range(hostile ? -1 : 0, targets - 1);
     const int64_t step = random.chance(0.5) ? 1 : -1;
-    for (int64_t i = 0; i < random.range(1, 4); ++i) pairs.emplace_back(from + step * i, to + step * i);
+    for (int64_t i = 0; i < random.range(1, 4); ++i)
+      pairs.emplace_back(from + step * i, to + step * i);
   }
   if (random.chance(0.5)) random.shuffle(pairs);
   return pairs;
@@ -70,12 +72,14 @@ kvc_status expected_status(const Pairs& pairs, int64_t sources, int64_t targets,
   return KVC_OK;
 }
 
-void run_at_random(const PoolsOptions& options, uint64_t seed, int rounds, int* good, int* refused) {
+void run_at_random(const PoolsOptions& options, uint64_t seed, int rounds, int* good,
+                   int* refused) {
   SCOPED_TRACE("KVC_TEST_SEED=" + std::to_string(seed));
   Random random(seed);
   Pools pools(options);
   int64_t next_tag = 2000;
-  std::vector<bool> written(pools.host.size(), false);  // what a host page holds before is of no concern
+  // What a host page holds before is of no concern
+  std::vector<bool> written(pools.host.size(), false);
   for (int round = 0; round < rounds; ++round) {
     const std::string what = "round " + std::to_string(round);
     if (random.chance(0.3)) pools.write(random.range(0, options.pages - 1), next_tag++);
@@ -91,17 +95,19 @@ void run_at_random(const PoolsOptions& options, uint64_t seed, int rounds, int* 
     }
     const Snapshot before = pools.cache().snapshot();
     kvc_error error{};
-    const kvc_status status = move == kInside
-                                  ? pools.copy(pairs, &error)
-                                  : pools.swap(pairs, move == kOut ? KVC_SWAP_OUT : KVC_SWAP_IN, &error);
+    const kvc_status status =
+        move == kInside ? pools.copy(pairs, &error)
+                        : pools.swap(pairs, move == kOut ? KVC_SWAP_OUT : KVC_SWAP_IN, &error);
     if (expected == KVC_E_OUT_OF_RANGE && status == KVC_E_INVALID_ARGUMENT) {
       ASSERT_GT(static_cast<int64_t>(pairs.size()), targets) << what << ": the first rows decide";
     } else {
-      ASSERT_STREQ(kvc_status_name(status), kvc_status_name(expected)) << what << ": " << error.message;
+      ASSERT_STREQ(kvc_status_name(status), kvc_status_name(expected))
+          << what << ": " << error.message;
     }
     ++*(status == KVC_OK ? good : refused);
     if (status == KVC_OK) {
-      apply(pairs, move == kIn ? pools.host : pools.device, move == kOut ? &pools.host : &pools.device);
+      apply(pairs, move == kIn ? pools.host : pools.device,
+            move == kOut ? &pools.host : &pools.device);
       for (const auto& pair : pairs)
         if (move == kOut) written[static_cast<size_t>(pair.second)] = true;
     } else {
@@ -178,7 +184,8 @@ TEST(PagesSwap, TakesPairsOfAnyRowStrideAndNone) {
       return kvc_pages_swap(pools.get(), &pairs, direction, nullptr, nullptr, err);
     });
   }
-  expect_ok([&](kvc_error* err) { return kvc_pages_copy(pools.get(), &pairs, nullptr, nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_pages_copy(pools.get(), &pairs, nullptr, nullptr, err); });
   EXPECT_EQ(stats_of(pools.get()).copy_runs, before.copy_runs);
 }
 
@@ -197,7 +204,8 @@ TEST(PagesSwap, RefusesPairsThatAreNoSuchTensor) {
     expect_copy_refused(pools, call, nullptr, KVC_E_INVALID_ARGUMENT, {"pairs is NULL"});
     refused(KVC_E_SHAPE, {"pairs has 1 dimensions, expected 2"},
             [&](DLTensor& t) { t.ndim = 1, t.shape = flat; });
-    refused(KVC_E_DTYPE, {"pairs is int32, expected int64"}, [](DLTensor& t) { t.dtype.bits = 32; });
+    refused(KVC_E_DTYPE, {"pairs is int32, expected int64"},
+            [](DLTensor& t) { t.dtype.bits = 32; });
     refused(KVC_E_DTYPE, {"pairs is float64"}, [](DLTensor& t) { t.dtype.code = kDLFloat; });
     refused(KVC_E_DEVICE_MISMATCH, {"pairs lives on device type 2", "CPU (1)"}, [](DLTensor& t) {
       t.device = {kDLCUDA, 0};
@@ -208,7 +216,8 @@ TEST(PagesSwap, RefusesPairsThatAreNoSuchTensor) {
             [&](DLTensor& t) { t.strides = strides; });
     refused(KVC_E_SHAPE, {"pairs is misaligned", "4"}, [](DLTensor& t) { t.byte_offset = 4; });
     refused(KVC_E_INVALID_ARGUMENT, {"pairs.data is NULL"}, [](DLTensor& t) { t.data = nullptr; });
-    refused(KVC_E_INVALID_ARGUMENT, {"pairs.shape is NULL"}, [](DLTensor& t) { t.shape = nullptr; });
+    refused(KVC_E_INVALID_ARGUMENT, {"pairs.shape is NULL"},
+            [](DLTensor& t) { t.shape = nullptr; });
   }
 }
 
@@ -230,12 +239,32 @@ TEST(PagesSwap, NamesTheRowThatIsWrong) {
        KVC_E_OUT_OF_RANGE,
        1,
        "pairs[1][0] = 8 out of range: the device pool has 8 pages"},
-      {out, {{0, 6}}, KVC_E_OUT_OF_RANGE, 0, "pairs[0][1] = 6 out of range: the host pool has 6 pages"},
+      {out,
+       {{0, 6}},
+       KVC_E_OUT_OF_RANGE,
+       0,
+       "pairs[0][1] = 6 out of range: the host pool has 6 pages"},
       {out, {{0, 0}, {1, 1}, {-1, 2}}, KVC_E_OUT_OF_RANGE, 2, "pairs[2][0] = -1 out of range"},
-      {in, {{6, 0}}, KVC_E_OUT_OF_RANGE, 0, "pairs[0][0] = 6 out of range: the host pool has 6 pages"},
-      {in, {{5, 8}}, KVC_E_OUT_OF_RANGE, 0, "pairs[0][1] = 8 out of range: the device pool has 8 pages"},
-      {copy, {{7, 8}}, KVC_E_OUT_OF_RANGE, 0, "pairs[0][1] = 8 out of range: the device pool has 8 pages"},
-      {copy, {{int64_t{1} << 32, 3}}, KVC_E_OUT_OF_RANGE, 0, "pairs[0][0] = 4294967296 out of range"},
+      {in,
+       {{6, 0}},
+       KVC_E_OUT_OF_RANGE,
+       0,
+       "pairs[0][0] = 6 out of range: the host pool has 6 pages"},
+      {in,
+       {{5, 8}},
+       KVC_E_OUT_OF_RANGE,
+       0,
+       "pairs[0][1] = 8 out of range: the device pool has 8 pages"},
+      {copy,
+       {{7, 8}},
+       KVC_E_OUT_OF_RANGE,
+       0,
+       "pairs[0][1] = 8 out of range: the device pool has 8 pages"},
+      {copy,
+       {{int64_t{1} << 32, 3}},
+       KVC_E_OUT_OF_RANGE,
+       0,
+       "pairs[0][0] = 4294967296 out of range"},
       {out,
        {{0, 3}, {1, 2}, {2, 3}},
        KVC_E_INVALID_ARGUMENT,
@@ -257,10 +286,12 @@ TEST(PagesSwap, NamesTheRowThatIsWrong) {
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.message);
-    EXPECT_EQ(expect_copy_refused(pools, c.call, tensor_of(c.pairs)->dl(), c.status, {c.message}), c.row);
+    EXPECT_EQ(expect_copy_refused(pools, c.call, tensor_of(c.pairs)->dl(), c.status, {c.message}),
+              c.row);
     pools.expect_device("refused");
   }
-  EXPECT_EQ(pools.swap({{0, 1}, {1, 0}}, KVC_SWAP_OUT), KVC_OK) << "between pools there is no order";
+  EXPECT_EQ(pools.swap({{0, 1}, {1, 0}}, KVC_SWAP_OUT), KVC_OK)
+      << "between pools there is no order";
   EXPECT_EQ(pools.copy({{2, 2}, {3, 4}}), KVC_OK);
 }
 
@@ -270,7 +301,8 @@ TEST(PagesSwap, RefusesByNameWhatIsNotServed) {
   EXPECT_EQ(expect_copy_refused(pools, swap_call(pools, 2), pairs->dl(), KVC_E_UNSUPPORTED,
                                 {"direction = 2 is not supported", "OUT (0)", "IN (1)"}),
             2);
-  expect_copy_refused(pools, swap_call(pools, -1), pairs->dl(), KVC_E_UNSUPPORTED, {"direction = -1"});
+  expect_copy_refused(pools, swap_call(pools, -1), pairs->dl(), KVC_E_UNSUPPORTED,
+                      {"direction = -1"});
 
   Pools books({.storage = KVC_STORAGE_NONE});
   expect_copy_refused(books, swap_call(books, KVC_SWAP_OUT), pairs->dl(), KVC_E_UNSUPPORTED,
@@ -291,8 +323,9 @@ TEST(PagesSwap, RefusesByNameWhatIsNotServed) {
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache is NULL"}, [&](kvc_error* err) {
     return kvc_pages_swap(nullptr, pairs->dl(), KVC_SWAP_OUT, nullptr, nullptr, err);
   });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache is NULL"},
-               [&](kvc_error* err) { return kvc_pages_copy(nullptr, pairs->dl(), nullptr, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache is NULL"}, [&](kvc_error* err) {
+    return kvc_pages_copy(nullptr, pairs->dl(), nullptr, nullptr, err);
+  });
 }
 
 TEST(PagesSwap, ACacheOfOnePoolIsNotReachedByTheOther) {

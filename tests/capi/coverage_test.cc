@@ -49,7 +49,8 @@ TEST(Coverage, EveryFunctionOfTheHeaderIsCalledInThisFolder) {
   ASSERT_TRUE(std::filesystem::exists(header)) << "this test reads the source tree: " << header;
   std::string tests;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    if (entry.path().extension() == ".cc" || entry.path().extension() == ".h") tests += read(entry.path());
+    if (entry.path().extension() == ".cc" || entry.path().extension() == ".h")
+      tests += read(entry.path());
   }
   const std::set<std::string> functions = declared_functions(read(header));
   EXPECT_GE(functions.size(), 70u);

@@ -13,10 +13,11 @@ class Cross : public testing::Test {
     cache_ = std::make_unique<Cache>(net_.config);
     for (const kvc_seq seq : {1, 2, 3}) EXPECT_EQ(kvc_seq_add(cache_->get(), seq, nullptr), KVC_OK);
   }
-  kvc_status attend(int32_t layer, bool given, HostTensor* lse = nullptr, kvc_error* err = nullptr) {
-    return kvc_attn_cross(cache_->forward, layer, nullptr, decoder_.q.dl(), given ? encoder_.k.dl() : nullptr,
-                          given ? encoder_.v.dl() : nullptr, out_.dl(), lse == nullptr ? nullptr : lse->dl(),
-                          err);
+  kvc_status attend(int32_t layer, bool given, HostTensor* lse = nullptr,
+                    kvc_error* err = nullptr) {
+    return kvc_attn_cross(cache_->forward, layer, nullptr, decoder_.q.dl(),
+                          given ? encoder_.k.dl() : nullptr, given ? encoder_.v.dl() : nullptr,
+                          out_.dl(), lse == nullptr ? nullptr : lse->dl(), err);
   }
   // Row `row` of out over encoder rows [begin, end).
   void expect_encoder_row(int64_t row, int64_t begin, int64_t end) {
@@ -57,7 +58,9 @@ TEST_F(Cross, EveryTokenSeesAllEncoderTokensOfItsSequence) {
   for (const int64_t row : {0, 3}) expect_encoder_row(row, 0, 7);
   expect_encoder_row(4, 7, 11);
   HostTensor gathered(Elem::kF32, {7, 1, kDim});
-  expect_ok([&](kvc_error* err) { return kvc_kv_gather(cache_->forward, 1, 4, gathered.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_kv_gather(cache_->forward, 1, 4, gathered.dl(), nullptr, err);
+  });
   for (int64_t t = 0; t < 7; ++t) EXPECT_EQ(gathered.get(t, 0, 2), encoder_.k.get(t, 0, 2));
 }
 
@@ -74,29 +77,32 @@ TEST_F(Cross, AbortForgetsTheEncoderTokens) {
 
 TEST_F(Cross, RefusesWhatWasNotAnnounced) {
   ASSERT_EQ(cache_->begin_with({{1, 2, 3}, {2, 1, 2}, {}, {7, 0, 4}}), KVC_OK);
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const Call& fn) {
     expect_refused(*cache_, status, parts, fn);
     EXPECT_TRUE(out_.is_untouched());
   };
-  refused(KVC_E_INVALID_STATE, {"layer 1"}, [&](kvc_error* err) { return attend(1, false, nullptr, err); });
+  refused(KVC_E_INVALID_STATE, {"layer 1"},
+          [&](kvc_error* err) { return attend(1, false, nullptr, err); });
   refused(KVC_E_INVALID_ARGUMENT, {"k", "v", "NULL"}, [&](kvc_error* err) {
-    return kvc_attn_cross(cache_->forward, 1, nullptr, decoder_.q.dl(), encoder_.k.dl(), nullptr, out_.dl(),
-                          nullptr, err);
-  });
-  refused(KVC_E_SHAPE, {"k", "5", "11"}, [&](kvc_error* err) {
-    return kvc_attn_cross(cache_->forward, 1, nullptr, decoder_.q.dl(), decoder_.k.dl(), decoder_.v.dl(),
+    return kvc_attn_cross(cache_->forward, 1, nullptr, decoder_.q.dl(), encoder_.k.dl(), nullptr,
                           out_.dl(), nullptr, err);
   });
+  refused(KVC_E_SHAPE, {"k", "5", "11"}, [&](kvc_error* err) {
+    return kvc_attn_cross(cache_->forward, 1, nullptr, decoder_.q.dl(), decoder_.k.dl(),
+                          decoder_.v.dl(), out_.dl(), nullptr, err);
+  });
   refused(KVC_E_INVALID_STATE, {"kvc_attn", "layer 1", "CROSS"}, [&](kvc_error* err) {
-    return kvc_attn(cache_->forward, 1, nullptr, decoder_.q.dl(), decoder_.k.dl(), decoder_.v.dl(), out_.dl(),
-                    nullptr, err);
+    return kvc_attn(cache_->forward, 1, nullptr, decoder_.q.dl(), decoder_.k.dl(), decoder_.v.dl(),
+                    out_.dl(), nullptr, err);
   });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_cached", "layer 1", "CROSS"}, [&](kvc_error* err) {
     return kvc_attn_cached(cache_->forward, 1, nullptr, decoder_.q.dl(), out_.dl(), nullptr, err);
   });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_cross", "layer 0", "ATTENTION"},
           [&](kvc_error* err) { return attend(0, true, nullptr, err); });
-  refused(KVC_E_OUT_OF_RANGE, {"layer 2"}, [&](kvc_error* err) { return attend(2, true, nullptr, err); });
+  refused(KVC_E_OUT_OF_RANGE, {"layer 2"},
+          [&](kvc_error* err) { return attend(2, true, nullptr, err); });
   for (const bool window : {true, false}) {
     HostTensor spans(Elem::kI32, {1, 3});
     for (int i = 0; i < 3; ++i) spans.set(i == 2 ? 1 : 0, 0, i);
@@ -104,8 +110,8 @@ TEST_F(Cross, RefusesWhatWasNotAnnounced) {
     if (window) opt.window = 5;
     if (!window) opt.spans = spans.dl();
     refused(KVC_E_UNSUPPORTED, {"opt.window", "opt.spans"}, [&](kvc_error* err) {
-      return kvc_attn_cross(cache_->forward, 1, &opt, decoder_.q.dl(), encoder_.k.dl(), encoder_.v.dl(),
-                            out_.dl(), nullptr, err);
+      return kvc_attn_cross(cache_->forward, 1, &opt, decoder_.q.dl(), encoder_.k.dl(),
+                            encoder_.v.dl(), out_.dl(), nullptr, err);
     });
   }
   cache_->finish();

@@ -1,4 +1,5 @@
-// Debugging of every kind of layer: kvc_debug_get_layer, kvc_debug_get_mla and their set functions, kvc_debug_get_kv among mixed layers.
+// Debugging of every kind of layer: kvc_debug_get_layer, kvc_debug_get_mla and their set functions,
+// kvc_debug_get_kv among mixed layers.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
@@ -6,17 +7,17 @@ namespace {
 
 constexpr int64_t kLatent = kRank + kRopeDim;
 
-// Layers: attention, K = V, MLA, CROSS, SHARED with 0, STATE, NONE, a smaller attention layer. Sequence 1 has 10 tokens and 6 encoder
-// tokens; sequence 2 is its fork at 9.
+// Layers: attention, K = V, MLA, CROSS, SHARED with 0, STATE, NONE, a smaller attention layer.
+// Sequence 1 has 10 tokens and 6 encoder tokens; sequence 2 is its fork at 9.
 class DebugLayers : public testing::Test {
  protected:
   DebugLayers() {
     kvc_layer narrow = attention_layer();
     narrow.k_dim = 4;
     narrow.v_dim = 2;
-    net_ = std::make_unique<Net>(std::vector<kvc_layer>{attention_layer(), joint_layer(), mla_layer(),
-                                                        cross_layer(), shared_layer(0), state_layer(states_),
-                                                        layer_of_kind(KVC_LAYER_NONE), narrow});
+    net_ = std::make_unique<Net>(std::vector<kvc_layer>{
+        attention_layer(), joint_layer(), mla_layer(), cross_layer(), shared_layer(0),
+        state_layer(states_), layer_of_kind(KVC_LAYER_NONE), narrow});
     net_->config.state_stride = -1;
     cache_ = std::make_unique<Cache>(net_->config);
     EXPECT_EQ(kvc_seq_add(get(), 1, nullptr), KVC_OK);
@@ -41,7 +42,8 @@ class DebugLayers : public testing::Test {
     if (encoder != 0) {
       Rows q(encoder_.q, 0, count), k(encoder_.k, 0, encoder), v(encoder_.v, 0, encoder);
       HostTensor out(Elem::kF32, {count, kHeads, kDim});
-      ASSERT_EQ(kvc_attn_cross(fwd, 3, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr), KVC_OK);
+      ASSERT_EQ(kvc_attn_cross(fwd, 3, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr),
+                KVC_OK);
     }
     cache_->end();
   }
@@ -65,7 +67,8 @@ TEST_F(DebugLayers, GetReadsAnyLayerThatKeepsPages) {
     HostTensor k(Elem::kF32, {n, 1, tokens->k.size(2)}, {.extra_rows = 1, .row_gap = 3}),
         v(Elem::kF32, {n, 1, tokens->v.size(2)});
     expect_ok([&, l = layer, c = count](kvc_error* err) {
-      return kvc_debug_get_layer(get(), 1, l, begin, c, k.dl(), has_v ? v.dl() : nullptr, nullptr, err);
+      return kvc_debug_get_layer(get(), 1, l, begin, c, k.dl(), has_v ? v.dl() : nullptr, nullptr,
+                                 err);
     });
     for (int64_t t = 0; t < n; ++t) {
       for (int64_t d = 0; d < k.size(2); ++d)
@@ -75,7 +78,8 @@ TEST_F(DebugLayers, GetReadsAnyLayerThatKeepsPages) {
     }
     EXPECT_TRUE(k.padding_untouched());
     HostTensor rounded(Elem::kBF16, {1, 1, tokens->k.size(2)});
-    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 5, 6, rounded.dl(), nullptr, nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 5, 6, rounded.dl(), nullptr, nullptr, nullptr),
+              KVC_OK);
     EXPECT_EQ(rounded.get(0, 0, 1), round_to(Elem::kBF16, tokens->k.get(5, 0, 1)));
     int64_t none_shape[] = {0, 1, tokens->k.size(2)};
     DLTensor none{nullptr, {kDLCPU, 0}, 3, {kDLFloat, 32, 1}, none_shape, nullptr, 0};
@@ -87,41 +91,51 @@ TEST_F(DebugLayers, GetReadsAnyLayerThatKeepsPages) {
 TEST_F(DebugLayers, SetWritesAsStoredAndLeavesSiblingsAlone) {
   for (const int32_t layer : {0, 1, 2, 3, 4, 7}) {
     const bool has_v = layer != 1 && layer != 2;
-    const int64_t k_dim = layer == 2 ? kLatent : layer == 7 ? 4 : kDim, v_dim = layer == 7 ? 2 : kDim;
-    HostTensor k(Elem::kF32, {2, 1, k_dim}), v(Elem::kF32, {2, 1, v_dim}), got_k(Elem::kF32, {2, 1, k_dim}),
-        got_v(Elem::kF32, {2, 1, v_dim});
+    const int64_t k_dim = layer == 2   ? kLatent
+                          : layer == 7 ? 4
+                                       : kDim,
+                  v_dim = layer == 7 ? 2 : kDim;
+    HostTensor k(Elem::kF32, {2, 1, k_dim}), v(Elem::kF32, {2, 1, v_dim}),
+        got_k(Elem::kF32, {2, 1, k_dim}), got_v(Elem::kF32, {2, 1, v_dim});
     HostTensor old_k(Elem::kF32, {2, 1, k_dim}), sibling(Elem::kF32, {2, 1, k_dim}),
         around(Elem::kF32, {1, 1, k_dim}), around_after(Elem::kF32, {1, 1, k_dim});
     Random random(static_cast<uint64_t>(layer) + 70);
     k.fill_random(random);
     v.fill_random(random);
-    ASSERT_EQ(kvc_debug_get_layer(get(), 2, layer, 3, 5, old_k.dl(), nullptr, nullptr, nullptr), KVC_OK);
-    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 5, 6, around.dl(), nullptr, nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_debug_get_layer(get(), 2, layer, 3, 5, old_k.dl(), nullptr, nullptr, nullptr),
+              KVC_OK);
+    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 5, 6, around.dl(), nullptr, nullptr, nullptr),
+              KVC_OK);
     expect_ok([&](kvc_error* err) {
-      return kvc_debug_set_layer(get(), 1, layer, 3, k.dl(), has_v ? v.dl() : nullptr, nullptr, err);
+      return kvc_debug_set_layer(get(), 1, layer, 3, k.dl(), has_v ? v.dl() : nullptr, nullptr,
+                                 err);
     });
-    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 3, 5, got_k.dl(), has_v ? got_v.dl() : nullptr, nullptr,
-                                  nullptr),
+    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 3, 5, got_k.dl(), has_v ? got_v.dl() : nullptr,
+                                  nullptr, nullptr),
               KVC_OK);
     EXPECT_LE(largest_difference(k, got_k), 0);
     if (has_v) {
       EXPECT_LE(largest_difference(v, got_v), 0);
     }
-    ASSERT_EQ(kvc_debug_get_layer(get(), 2, layer, 3, 5, sibling.dl(), nullptr, nullptr, nullptr), KVC_OK);
-    EXPECT_LE(largest_difference(old_k, sibling), 0) << "layer " << layer;
-    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 5, 6, around_after.dl(), nullptr, nullptr, nullptr),
+    ASSERT_EQ(kvc_debug_get_layer(get(), 2, layer, 3, 5, sibling.dl(), nullptr, nullptr, nullptr),
               KVC_OK);
+    EXPECT_LE(largest_difference(old_k, sibling), 0) << "layer " << layer;
+    ASSERT_EQ(
+        kvc_debug_get_layer(get(), 1, layer, 5, 6, around_after.dl(), nullptr, nullptr, nullptr),
+        KVC_OK);
     EXPECT_LE(largest_difference(around, around_after), 0);
     EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
   }
 }
 
 TEST_F(DebugLayers, RefuseBadArguments) {
-  HostTensor k(Elem::kF32, {2, 1, kDim}), v(Elem::kF32, {2, 1, kDim}), latent(Elem::kF32, {2, 1, kLatent});
+  HostTensor k(Elem::kF32, {2, 1, kDim}), v(Elem::kF32, {2, 1, kDim}),
+      latent(Elem::kF32, {2, 1, kLatent});
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, kvc_seq seq,
                            int32_t layer, int64_t begin, DLTensor* k_tensor, DLTensor* v_tensor) {
     expect_refused(*cache_, status, parts, [&](kvc_error* err) {
-      return kvc_debug_get_layer(get(), seq, layer, begin, begin + 2, k_tensor, v_tensor, nullptr, err);
+      return kvc_debug_get_layer(get(), seq, layer, begin, begin + 2, k_tensor, v_tensor, nullptr,
+                                 err);
     });
     expect_refused(*cache_, status, parts, [&](kvc_error* err) {
       return kvc_debug_set_layer(get(), seq, layer, begin, k_tensor, v_tensor, nullptr, err);
@@ -140,8 +154,8 @@ TEST_F(DebugLayers, RefuseBadArguments) {
   refused(KVC_E_INVALID_ARGUMENT, {"v", "layer 2"}, 1, 2, 0, latent.dl(), v.dl());
   refused(KVC_E_SHAPE, {"k", "8", "12"}, 1, 2, 0, k.dl(), nullptr);
   refused(KVC_E_SHAPE, {"v", "8", "2"}, 1, 7, 0, nullptr, v.dl());
-  HostTensor heads(Elem::kF32, {2, 2, kDim}), rank(Elem::kF32, {2, kDim}), integers(Elem::kI32, {2, 1, kDim}),
-      there(Elem::kF32, {2, 1, kDim});
+  HostTensor heads(Elem::kF32, {2, 2, kDim}), rank(Elem::kF32, {2, kDim}),
+      integers(Elem::kI32, {2, 1, kDim}), there(Elem::kF32, {2, 1, kDim});
   there.dl()->device = {kDLCUDA, 0};
   refused(KVC_E_SHAPE, {"k", "2", "1"}, 1, 0, 0, heads.dl(), nullptr);
   refused(KVC_E_SHAPE, {"k", "2", "3"}, 1, 0, 0, rank.dl(), nullptr);
@@ -164,14 +178,17 @@ TEST_F(DebugLayers, RefuseBadArguments) {
   expect_refused(*cache_, KVC_E_BUSY, {"sequence 1", "open forward"}, [&](kvc_error* err) {
     return kvc_debug_set_layer(get(), 1, 0, 0, k.dl(), nullptr, nullptr, err);
   });
-  for (HostTensor* tensor : {&k, &v, &latent, &heads, &rank, &integers}) EXPECT_TRUE(tensor->is_untouched());
+  for (HostTensor* tensor : {&k, &v, &latent, &heads, &rank, &integers})
+    EXPECT_TRUE(tensor->is_untouched());
   EXPECT_EQ(kvc_debug_get_layer(get(), 1, 0, 0, 2, k.dl(), v.dl(), nullptr, nullptr), KVC_OK);
 }
 
 TEST_F(DebugLayers, GetKvLeavesOtherKindsAsTheyAre) {
   HostTensor k(Elem::kF32, {8, 4, 1, kDim}), v(Elem::kF32, {8, 4, 1, kDim}),
       zero(Elem::kF32, {8, 4, 1, kDim});
-  expect_ok([&](kvc_error* err) { return kvc_debug_get_kv(get(), 1, 2, 6, k.dl(), v.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_debug_get_kv(get(), 1, 2, 6, k.dl(), v.dl(), nullptr, err);
+  });
   k.for_each([&](int64_t layer, int64_t t, int64_t, int64_t d) {
     const double k_value = k.get(layer, t, 0, d), v_value = v.get(layer, t, 0, d);
     const auto expect_value = [](double got, HostTensor& from, int64_t row, int64_t column) {
@@ -182,20 +199,27 @@ TEST_F(DebugLayers, GetKvLeavesOtherKindsAsTheyAre) {
       }
     };
     switch (layer) {
-      case 0: expect_value(k_value, plain_.k, t + 2, d), expect_value(v_value, plain_.v, t + 2, d); break;
+      case 0:
+        expect_value(k_value, plain_.k, t + 2, d), expect_value(v_value, plain_.v, t + 2, d);
+        break;
       case 1:
         expect_value(k_value, joint_.k, t + 2, d);
         EXPECT_TRUE(std::isnan(v_value)) << "K = V: K only";
         break;
-      case 7: expect_value(k_value, narrow_.k, t + 2, d), expect_value(v_value, narrow_.v, t + 2, d); break;
+      case 7:
+        expect_value(k_value, narrow_.k, t + 2, d), expect_value(v_value, narrow_.v, t + 2, d);
+        break;
       default: EXPECT_TRUE(std::isnan(k_value) && std::isnan(v_value)) << "layer " << layer;
     }
   });
   zero.for_each([&](int64_t l, int64_t t, int64_t h, int64_t d) { zero.set(0.25, l, t, h, d); });
-  expect_ok([&](kvc_error* err) { return kvc_debug_set_kv(get(), 1, 2, zero.dl(), zero.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_debug_set_kv(get(), 1, 2, zero.dl(), zero.dl(), nullptr, err);
+  });
   HostTensor row(Elem::kF32, {4, 1, kDim}), latent(Elem::kF32, {4, 1, kLatent});
   for (const int32_t layer : {0, 1}) {
-    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 2, 6, row.dl(), nullptr, nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_debug_get_layer(get(), 1, layer, 2, 6, row.dl(), nullptr, nullptr, nullptr),
+              KVC_OK);
     EXPECT_EQ(row.get(3, 0, 7), 0.25);
   }
   ASSERT_EQ(kvc_debug_get_layer(get(), 1, 2, 2, 6, latent.dl(), nullptr, nullptr, nullptr), KVC_OK);
@@ -206,7 +230,8 @@ TEST_F(DebugLayers, GetKvLeavesOtherKindsAsTheyAre) {
 
 TEST_F(DebugLayers, MlaReadsAndWritesTheLatents) {
   HostTensor got(Elem::kF32, {8, 4, kLatent}), value(Elem::kF16, {8, 4, kLatent + 3});
-  expect_ok([&](kvc_error* err) { return kvc_debug_get_mla(get(), 1, 2, 6, got.dl(), nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_debug_get_mla(get(), 1, 2, 6, got.dl(), nullptr, err); });
   got.for_each([&](int64_t layer, int64_t t, int64_t d, int64_t) {
     if (layer == 2) {
       EXPECT_EQ(got.get(layer, t, d), latent_.k.get(t + 2, 0, d));
@@ -217,14 +242,16 @@ TEST_F(DebugLayers, MlaReadsAndWritesTheLatents) {
   value.for_each([&](int64_t l, int64_t t, int64_t d, int64_t) {
     value.set(0.5 * static_cast<double>(t) + d, l, t, d);
   });
-  expect_ok([&](kvc_error* err) { return kvc_debug_set_mla(get(), 1, 4, value.dl(), nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_debug_set_mla(get(), 1, 4, value.dl(), nullptr, err); });
   HostTensor all(Elem::kF32, {8, 10, kLatent}), sibling(Elem::kF32, {8, 9, kLatent});
   ASSERT_EQ(kvc_debug_get_mla(get(), 1, 0, 10, all.dl(), nullptr, nullptr), KVC_OK);
   ASSERT_EQ(kvc_debug_get_mla(get(), 2, 0, 9, sibling.dl(), nullptr, nullptr), KVC_OK);
   for (int64_t t = 0; t < 10; ++t) {
     for (int64_t d = 0; d < kLatent; ++d) {
       const bool written = t >= 4 && t < 8;
-      EXPECT_EQ(all.get(2, t, d), written ? 0.5 * static_cast<double>(t - 4) + d : latent_.k.get(t, 0, d));
+      EXPECT_EQ(all.get(2, t, d),
+                written ? 0.5 * static_cast<double>(t - 4) + d : latent_.k.get(t, 0, d));
       if (t < 9) {
         EXPECT_EQ(sibling.get(2, t, d), latent_.k.get(t, 0, d));
       }
@@ -253,13 +280,16 @@ TEST_F(DebugLayers, MlaRefusesBadArguments) {
   refused(KVC_E_SHAPE, {"latent", "11", "12"}, 1, 0, dim.dl());
   refused(KVC_E_SHAPE, {"latent", "4", "3"}, 1, 0, rank.dl());
   refused(KVC_E_DTYPE, {"latent", "int32"}, 1, 0, integers.dl());
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
-               [&](kvc_error* err) { return kvc_debug_get_mla(nullptr, 1, 0, 2, good.dl(), nullptr, err); });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"},
-               [&](kvc_error* err) { return kvc_debug_set_mla(nullptr, 1, 0, good.dl(), nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) {
+    return kvc_debug_get_mla(nullptr, 1, 0, 2, good.dl(), nullptr, err);
+  });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) {
+    return kvc_debug_set_mla(nullptr, 1, 0, good.dl(), nullptr, err);
+  });
   ASSERT_EQ(cache_->begin({1}, {1}), KVC_OK);
-  expect_refused(*cache_, KVC_E_BUSY, {"sequence 1", "open forward"},
-                 [&](kvc_error* err) { return kvc_debug_set_mla(get(), 1, 0, good.dl(), nullptr, err); });
+  expect_refused(*cache_, KVC_E_BUSY, {"sequence 1", "open forward"}, [&](kvc_error* err) {
+    return kvc_debug_set_mla(get(), 1, 0, good.dl(), nullptr, err);
+  });
   EXPECT_TRUE(good.is_untouched() && integers.is_untouched());
 }
 
@@ -284,8 +314,9 @@ TEST(DebugOtherCaches, NameTheMissingKindOrStorage) {
     refused(mla, [&](kvc_error* err) {
       return kvc_debug_get_mla(cache.get(), 1, 0, 1, latent.dl(), nullptr, err);
     });
-    refused(mla,
-            [&](kvc_error* err) { return kvc_debug_set_mla(cache.get(), 1, 0, latent.dl(), nullptr, err); });
+    refused(mla, [&](kvc_error* err) {
+      return kvc_debug_set_mla(cache.get(), 1, 0, latent.dl(), nullptr, err);
+    });
     refused(one, [&](kvc_error* err) {
       return kvc_debug_get_layer(cache.get(), 1, 0, 0, 1, rows.dl(), nullptr, nullptr, err);
     });
@@ -305,11 +336,13 @@ TEST(DebugOtherCaches, SettingASharedPageNeedsAPage) {
   add_tokens(cache, 1, 12);
   ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
   HostTensor latent(Elem::kF32, {1, 3, kLatent}), rows(Elem::kF32, {3, 1, kLatent});
-  for (const Call& fn :
-       {Call([&](kvc_error* err) { return kvc_debug_set_mla(cache.get(), 2, 2, latent.dl(), nullptr, err); }),
-        Call([&](kvc_error* err) {
-          return kvc_debug_set_layer(cache.get(), 2, 0, 2, rows.dl(), nullptr, nullptr, err);
-        })}) {
+  for (const Call& fn : {Call([&](kvc_error* err) {
+                           return kvc_debug_set_mla(cache.get(), 2, 2, latent.dl(), nullptr, err);
+                         }),
+                         Call([&](kvc_error* err) {
+                           return kvc_debug_set_layer(cache.get(), 2, 0, 2, rows.dl(), nullptr,
+                                                      nullptr, err);
+                         })}) {
     EXPECT_EQ(expect_refused(cache, KVC_E_NO_PAGES, {"sequence 2", "2 missing"}, fn).detail, 2);
   }
 }

@@ -16,7 +16,9 @@ class Debug : public testing::Test {
 
 TEST_F(Debug, GetsAndSetsCommittedTokens) {
   HostTensor k(Elem::kF32, {2, 4, 2, 8}), v(Elem::kF32, {2, 4, 2, 8});
-  expect_ok([&](kvc_error* err) { return kvc_debug_get_kv(get(), 1, 3, 7, k.dl(), v.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_debug_get_kv(get(), 1, 3, 7, k.dl(), v.dl(), nullptr, err);
+  });
   EXPECT_TRUE(std::isfinite(k.get(1, 3, 1, 5)));
   EXPECT_TRUE(std::isnan(k.get(1, 3, 1, 6)))
       << "layer 1 has 6 elements per K head: the rest is left as it is";
@@ -26,8 +28,9 @@ TEST_F(Debug, GetsAndSetsCommittedTokens) {
   new_k.fill_random(random);
   new_v.fill_random(random);
   ASSERT_EQ(kvc_seq_fork(get(), 1, 3, -1, nullptr), KVC_OK);
-  expect_ok(
-      [&](kvc_error* err) { return kvc_debug_set_kv(get(), 3, 3, new_k.dl(), new_v.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_debug_set_kv(get(), 3, 3, new_k.dl(), new_v.dl(), nullptr, err);
+  });
   HostTensor after(Elem::kF32, {2, 4, 2, 8}), sibling(Elem::kF32, {2, 4, 2, 8});
   ASSERT_EQ(kvc_debug_get_kv(get(), 3, 3, 7, after.dl(), nullptr, nullptr, nullptr), KVC_OK);
   ASSERT_EQ(kvc_debug_get_kv(get(), 1, 3, 7, sibling.dl(), nullptr, nullptr, nullptr), KVC_OK);
@@ -42,16 +45,19 @@ TEST_F(Debug, EmptyRangesAreLegal) {
   int64_t shape[] = {2, 0, 2, 8};
   DLTensor empty{nullptr, {kDLCPU, 0}, 4, {kDLFloat, 32, 1}, shape, nullptr, 0};
   for (const int64_t at : {0, 10}) {
-    expect_ok(
-        [&](kvc_error* err) { return kvc_debug_get_kv(get(), 1, at, at, &empty, &empty, nullptr, err); });
-    expect_ok([&](kvc_error* err) { return kvc_debug_set_kv(get(), 1, at, &empty, &empty, nullptr, err); });
+    expect_ok([&](kvc_error* err) {
+      return kvc_debug_get_kv(get(), 1, at, at, &empty, &empty, nullptr, err);
+    });
+    expect_ok([&](kvc_error* err) {
+      return kvc_debug_set_kv(get(), 1, at, &empty, &empty, nullptr, err);
+    });
   }
 }
 
 TEST_F(Debug, RefusesBadRangesAndTensors) {
   HostTensor k(Elem::kF32, {2, 4, 2, 8});
-  const auto get_refused = [&](kvc_status status, std::initializer_list<const char*> parts, kvc_seq seq,
-                               int64_t begin, int64_t end, DLTensor* to) {
+  const auto get_refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                               kvc_seq seq, int64_t begin, int64_t end, DLTensor* to) {
     expect_refused(cache_, status, parts, [&](kvc_error* err) {
       return kvc_debug_get_kv(get(), seq, begin, end, to, nullptr, nullptr, err);
     });
@@ -67,8 +73,8 @@ TEST_F(Debug, RefusesBadRangesAndTensors) {
   get_refused(KVC_E_OUT_OF_RANGE, {}, 1, INT64_MIN, INT64_MAX, k.dl());
   get_refused(KVC_E_SHAPE, {"4", "5"}, 1, 0, 5, k.dl());
   get_refused(KVC_E_INVALID_ARGUMENT, {"k", "v"}, 1, 0, 1, nullptr);
-  HostTensor rank(Elem::kF32, {4, 2, 8}), layers(Elem::kF32, {1, 4, 2, 8}), heads(Elem::kF32, {2, 4, 1, 8}),
-      dims(Elem::kF32, {2, 4, 2, 7});
+  HostTensor rank(Elem::kF32, {4, 2, 8}), layers(Elem::kF32, {1, 4, 2, 8}),
+      heads(Elem::kF32, {2, 4, 1, 8}), dims(Elem::kF32, {2, 4, 2, 7});
   HostTensor integers(Elem::kI32, {2, 4, 2, 8});
   get_refused(KVC_E_SHAPE, {"k", "3", "4"}, 1, 0, 4, rank.dl());
   get_refused(KVC_E_SHAPE, {"k", "1", "2"}, 1, 0, 4, layers.dl());
@@ -79,8 +85,8 @@ TEST_F(Debug, RefusesBadRangesAndTensors) {
     return kvc_debug_get_kv(nullptr, 1, 0, 1, k.dl(), nullptr, nullptr, err);
   });
 
-  const auto set_refused = [&](kvc_status status, std::initializer_list<const char*> parts, kvc_seq seq,
-                               int64_t begin, const DLTensor* from) {
+  const auto set_refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                               kvc_seq seq, int64_t begin, const DLTensor* from) {
     expect_refused(cache_, status, parts, [&](kvc_error* err) {
       return kvc_debug_set_kv(get(), seq, begin, from, nullptr, nullptr, err);
     });
@@ -116,9 +122,9 @@ TEST_F(Debug, SettingSharedPagesNeedsPagesForTheCopies) {
   HostTensor k(Elem::kF32, {2, 5, 2, 8});
   Random random(6);
   k.fill_random(random);
-  const kvc_error error = expect_refused(cache_, KVC_E_NO_PAGES, {"2 missing"}, [&](kvc_error* err) {
-    return kvc_debug_set_kv(get(), 3, 3, k.dl(), nullptr, nullptr, err);
-  });
+  const kvc_error error = expect_refused(
+      cache_, KVC_E_NO_PAGES, {"2 missing"},
+      [&](kvc_error* err) { return kvc_debug_set_kv(get(), 3, 3, k.dl(), nullptr, nullptr, err); });
   EXPECT_EQ(error.detail, 2);
   ASSERT_EQ(kvc_seq_remove(get(), 1, nullptr), KVC_OK);
   EXPECT_EQ(kvc_debug_set_kv(get(), 3, 3, k.dl(), nullptr, nullptr, nullptr), KVC_OK)

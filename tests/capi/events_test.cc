@@ -65,7 +65,8 @@ TEST_F(Events, ABlockIsToldWithItsKeyItsParentAndItsTokens) {
     ASSERT_EQ(events[i].num_tokens, 4);
     ASSERT_NE(events[i].tokens, nullptr);
     EXPECT_EQ(std::memcmp(events[i].tokens, prompt.data() + 4 * i, 16), 0);
-    EXPECT_EQ(std::memcmp(events[i].hash, ask.hashes.data() + KVC_HASH_BYTES * i, KVC_HASH_BYTES), 0);
+    EXPECT_EQ(std::memcmp(events[i].hash, ask.hashes.data() + KVC_HASH_BYTES * i, KVC_HASH_BYTES),
+              0);
   }
   EXPECT_EQ(std::memcmp(events[1].parent, events[0].hash, KVC_HASH_BYTES), 0);
   EXPECT_TRUE(poll().empty()) << "each is told once";

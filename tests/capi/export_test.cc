@@ -20,8 +20,8 @@ std::vector<T> values_of(const Exported& exported) {
   const DLTensor& tensor = exported->dl_tensor;
   int64_t count = 1;
   for (int32_t d = 0; d < tensor.ndim; ++d) count *= tensor.shape[d];
-  const auto* data = reinterpret_cast<const T*>(static_cast<const std::byte*>(exported->dl_tensor.data) +
-                                                exported->dl_tensor.byte_offset);
+  const auto* data = reinterpret_cast<const T*>(
+      static_cast<const std::byte*>(exported->dl_tensor.data) + exported->dl_tensor.byte_offset);
   return {data, data + count};
 }
 
@@ -51,7 +51,9 @@ class Export : public testing::TestWithParam<kvc_pool_layout> {
   }
   Exported table(kvc_table_kind kind) {
     DLManagedTensorVersioned* tensor = nullptr;
-    expect_ok([&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, kind, &tensor, err); });
+    expect_ok([&](kvc_error* err) {
+      return kvc_export_page_table(cache_->forward, 0, kind, &tensor, err);
+    });
     return Exported(tensor);
   }
   Model model_;
@@ -75,7 +77,8 @@ TEST_P(Export, ThePoolIsSharedAndStrided) {
     for (int64_t t = 0; t < 10; ++t) {
       for (int64_t h = 0; h < 2; ++h) {
         const int64_t page = pages[static_cast<size_t>(t / 4)];
-        EXPECT_EQ(element(k_pool->dl_tensor, {page, h, t % 4, k_dim - 1}), k.get(layer, t, h, k_dim - 1));
+        EXPECT_EQ(element(k_pool->dl_tensor, {page, h, t % 4, k_dim - 1}),
+                  k.get(layer, t, h, k_dim - 1));
         EXPECT_EQ(element(v_pool->dl_tensor, {page, h, t % 4, 2}), v.get(layer, t, h, 2));
       }
     }
@@ -114,8 +117,9 @@ TEST_P(Export, ThePoolOutlivesTheCacheAndIsReleasedOnAnyThread) {
 TEST_P(Export, PoolRefusesBadArguments) {
   DLManagedTensorVersioned* out = nullptr;
   for (const int32_t layer : {-1, 2}) {
-    expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()},
-                   [&](kvc_error* err) { return kvc_export_pool(get(), layer, KVC_POOL_K, &out, err); });
+    expect_refused(
+        *cache_, KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()},
+        [&](kvc_error* err) { return kvc_export_pool(get(), layer, KVC_POOL_K, &out, err); });
   }
   for (const kvc_pool_kind kind : {-1, 4}) {
     expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()},
@@ -123,10 +127,12 @@ TEST_P(Export, PoolRefusesBadArguments) {
   }
   expect_refused(*cache_, KVC_E_UNSUPPORTED, {"6", "4"},
                  [&](kvc_error* err) { return kvc_export_pool(get(), 1, KVC_POOL_KV, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
-                 [&](kvc_error* err) { return kvc_export_pool(nullptr, 0, KVC_POOL_K, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
-                 [&](kvc_error* err) { return kvc_export_pool(get(), 0, KVC_POOL_K, nullptr, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) {
+    return kvc_export_pool(nullptr, 0, KVC_POOL_K, &out, err);
+  });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) {
+    return kvc_export_pool(get(), 0, KVC_POOL_K, nullptr, err);
+  });
   EXPECT_EQ(out, nullptr);
 }
 
@@ -151,8 +157,8 @@ TEST_P(Export, PageTablesDescribeTheOpenForward) {
   const Exported slots = table(KVC_TABLE_SLOT_MAPPING);
   EXPECT_EQ(slots->dl_tensor.dtype.bits, 64);
   const int64_t a = ids[0], b = ids[1], c = ids[2], d = ids[5];
-  EXPECT_EQ(values_of<int64_t>(slots),
-            (std::vector<int64_t>{4 * a + 3, 4 * b, 4 * c, 4 * c + 1, 4 * c + 2, 4 * c + 3, 4 * d + 2}));
+  EXPECT_EQ(values_of<int64_t>(slots), (std::vector<int64_t>{4 * a + 3, 4 * b, 4 * c, 4 * c + 1,
+                                                             4 * c + 2, 4 * c + 3, 4 * d + 2}));
   EXPECT_NE(indptr->flags & DLPACK_FLAG_BITMASK_READ_ONLY, 0u);
   cache_->finish();
   ASSERT_EQ(kvc_cache_clear(get(), nullptr), KVC_OK);
@@ -163,21 +169,24 @@ TEST_P(Export, PageTablesRefuseBadArguments) {
   ASSERT_EQ(cache_->begin({1}, {1}), KVC_OK);
   DLManagedTensorVersioned* out = nullptr;
   for (const kvc_table_kind kind : {-1, 8}) {
-    expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()},
-                   [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, kind, &out, err); });
+    expect_refused(
+        *cache_, KVC_E_INVALID_ARGUMENT, {"kind", std::to_string(kind).c_str()},
+        [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, kind, &out, err); });
   }
   for (const int32_t group : {-1, 1}) {
     const std::string text = std::to_string(group);
     expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()}, [&](kvc_error* err) {
       return kvc_export_page_table(cache_->forward, group, KVC_TABLE_INDPTR, &out, err);
     });
-    expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()},
-                   [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, group, &out, err); });
+    expect_refused(*cache_, KVC_E_OUT_OF_RANGE, {"group", text.c_str()}, [&](kvc_error* err) {
+      return kvc_export_seq_pages(get(), 1, group, &out, err);
+    });
   }
   expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence", "8"},
                  [&](kvc_error* err) { return kvc_export_seq_pages(get(), 8, 0, &out, err); });
-  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
-                 [&](kvc_error* err) { return kvc_export_page_table(cache_->forward, 0, 0, nullptr, err); });
+  expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) {
+    return kvc_export_page_table(cache_->forward, 0, 0, nullptr, err);
+  });
   expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"out"},
                  [&](kvc_error* err) { return kvc_export_seq_pages(get(), 1, 0, nullptr, err); });
   expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
@@ -197,7 +206,8 @@ TEST_P(Export, SeqPagesAreThoseOfTheCommittedTokens) {
   EXPECT_EQ(shape_of(one), std::vector<int64_t>{1}) << "the new tokens' page is not committed";
 }
 
-INSTANTIATE_TEST_SUITE_P(Layouts, Export, testing::Values(KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST));
+INSTANTIATE_TEST_SUITE_P(Layouts, Export,
+                         testing::Values(KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST));
 
 TEST(ExportQuantised, TheViewIsOfTheStoredTypeAndStaysInsideTheLayersPart) {
   const struct {
@@ -228,8 +238,8 @@ TEST(ExportQuantised, TheViewIsOfTheStoredTypeAndStaysInsideTheLayersPart) {
       EXPECT_EQ(tensor.strides[0] * type.bits, bytes->dl_tensor.strides[0] * 8) << "the same pages";
       int64_t last = 0;  // element of the first page
       for (int32_t d = 1; d < tensor.ndim; ++d) last += (tensor.shape[d] - 1) * tensor.strides[d];
-      const int64_t begin =
-          static_cast<const std::byte*>(tensor.data) - static_cast<const std::byte*>(bytes->dl_tensor.data);
+      const int64_t begin = static_cast<const std::byte*>(tensor.data) -
+                            static_cast<const std::byte*>(bytes->dl_tensor.data);
       EXPECT_GE(begin, 0);
       EXPECT_LE(begin * 8 + (last + 1) * type.bits, bytes->dl_tensor.shape[1] * 8);
     }
@@ -242,8 +252,9 @@ TEST(ExportWithoutStorage, HasTablesButNoPool) {
   Cache cache(model.config);
   cache.fill({1}, {3}, false);
   DLManagedTensorVersioned* out = nullptr;
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage"},
-                 [&](kvc_error* err) { return kvc_export_pool(cache.get(), 0, KVC_POOL_K, &out, err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"storage"}, [&](kvc_error* err) {
+    return kvc_export_pool(cache.get(), 0, KVC_POOL_K, &out, err);
+  });
   ASSERT_EQ(kvc_export_seq_pages(cache.get(), 1, 0, &out, nullptr), KVC_OK);
   Exported pages(out);
   EXPECT_EQ(shape_of(pages), std::vector<int64_t>{1});

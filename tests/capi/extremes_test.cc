@@ -1,5 +1,6 @@
-// The ends of the integers in every argument. What comes of it is a status; that nothing overflows on the way is for the
-// undefined-behaviour sanitizer to say, and that a refused call changes nothing is checked here.
+// The ends of the integers in every argument. What comes of it is a status; that nothing overflows
+// on the way is for the undefined-behaviour sanitizer to say, and that a refused call changes
+// nothing is checked here.
 #include <memory>
 
 #include "tests/capi/layers.h"
@@ -29,7 +30,8 @@ struct World {
 };
 
 // The call with every end, each on a world of its own: a call that succeeds may change it.
-void at_all_ends(const char* what, const std::function<kvc_status(kvc_cache*, int64_t, kvc_error*)>& call) {
+void at_all_ends(const char* what,
+                 const std::function<kvc_status(kvc_cache*, int64_t, kvc_error*)>& call) {
   for (const int64_t value : kEnds) {
     SCOPED_TRACE(testing::Message() << what << " = " << value);
     World world;
@@ -47,14 +49,18 @@ void at_all_ends(const char* what, const std::function<kvc_status(kvc_cache*, in
 }
 
 TEST(Extremes, OfSequences) {
-  at_all_ends("seq",
-              [](kvc_cache* cache, int64_t seq, kvc_error* err) { return kvc_seq_add(cache, seq, err); });
-  at_all_ends("seq",
-              [](kvc_cache* cache, int64_t seq, kvc_error* err) { return kvc_seq_remove(cache, seq, err); });
+  at_all_ends("seq", [](kvc_cache* cache, int64_t seq, kvc_error* err) {
+    return kvc_seq_add(cache, seq, err);
+  });
+  at_all_ends("seq", [](kvc_cache* cache, int64_t seq, kvc_error* err) {
+    return kvc_seq_remove(cache, seq, err);
+  });
   at_all_ends("pos", [](kvc_cache* cache, int64_t pos, kvc_error* err) {
     return kvc_seq_fork(cache, 1, 2, pos, err);
   });
-  at_all_ends("n", [](kvc_cache* cache, int64_t n, kvc_error* err) { return kvc_seq_pop(cache, 1, n, err); });
+  at_all_ends("n", [](kvc_cache* cache, int64_t n, kvc_error* err) {
+    return kvc_seq_pop(cache, 1, n, err);
+  });
   for (const int64_t other : kEnds) {
     at_all_ends("begin", [other](kvc_cache* cache, int64_t begin, kvc_error* err) {
       return kvc_seq_shift(cache, 1, begin, other, -1, err);
@@ -97,7 +103,8 @@ TEST(Extremes, OfForwards) {
   }
   at_all_ends("layer", [](kvc_cache* cache, int64_t layer, kvc_error* err) {
     DLManagedTensorVersioned* exported = nullptr;
-    const kvc_status status = kvc_export_pool(cache, static_cast<int32_t>(layer), KVC_POOL_K, &exported, err);
+    const kvc_status status =
+        kvc_export_pool(cache, static_cast<int32_t>(layer), KVC_POOL_K, &exported, err);
     if (exported != nullptr) exported->deleter(exported);
     return status;
   });
@@ -106,14 +113,15 @@ TEST(Extremes, OfForwards) {
 TEST(Extremes, OfTheWindowOfACall) {
   World world;
   ASSERT_EQ(world.cache.begin({1}, {2}), KVC_OK);
-  HostTensor q(Elem::kF32, {2, kHeads, kDim}), k(Elem::kF32, {2, 1, kDim}), v(Elem::kF32, {2, 1, kDim}),
-      out(Elem::kF32, {2, kHeads, kDim});
+  HostTensor q(Elem::kF32, {2, kHeads, kDim}), k(Elem::kF32, {2, 1, kDim}),
+      v(Elem::kF32, {2, 1, kDim}), out(Elem::kF32, {2, kHeads, kDim});
   for (const int64_t window : kEnds) {
     kvc_attn_opt opt{};
     opt.struct_size = sizeof opt;
     opt.window = window;
-    EXPECT_EQ(kvc_attn(world.cache.forward, 0, &opt, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr),
-              window < 0 ? KVC_E_OUT_OF_RANGE : KVC_OK)
+    EXPECT_EQ(
+        kvc_attn(world.cache.forward, 0, &opt, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr),
+        window < 0 ? KVC_E_OUT_OF_RANGE : KVC_OK)
         << window;
   }
   world.cache.abort();
@@ -122,7 +130,8 @@ TEST(Extremes, OfTheWindowOfACall) {
 TEST(Extremes, OfCachesAndDebugging) {
   World world;
   at_all_ends("num_pages", [](kvc_cache* cache, int64_t pages, kvc_error* err) {
-    return pages > INT32_MAX / 2 && pages <= INT32_MAX ? KVC_OK : kvc_cache_resize(cache, pages, err);
+    return pages > INT32_MAX / 2 && pages <= INT32_MAX ? KVC_OK
+                                                       : kvc_cache_resize(cache, pages, err);
   });
   at_all_ends("pages", [](kvc_cache* cache, int64_t pages, kvc_error* err) {
     int64_t freed = 0;
@@ -161,7 +170,9 @@ TEST(Extremes, OfPlans) {
           config.num_pages = 0;
         }),
         Change([](kvc_config&config, kvc_layer&, int64_t value) { config.max_seq_len = value; }),
-        Change([](kvc_config&config, kvc_layer&, int64_t value) { config.max_tokens_per_forward = value; }),
+        Change([](kvc_config&config, kvc_layer&, int64_t value) {
+          config.max_tokens_per_forward = value;
+        }),
         Change([](kvc_config&config, kvc_layer&, int64_t value) {
           config.host_byte_budget = static_cast<uint64_t>(value);
         }),
@@ -192,7 +203,8 @@ TEST(ExtremesOfFences, AnyTimeoutIsOne) {
     kvc_error error{};
     error.struct_size = sizeof error;
     const kvc_status status = kvc_fence_wait(fence, timeout, &error);
-    EXPECT_TRUE(status == KVC_OK || status == KVC_E_INVALID_ARGUMENT) << timeout << ": " << error.message;
+    EXPECT_TRUE(status == KVC_OK || status == KVC_E_INVALID_ARGUMENT)
+        << timeout << ": " << error.message;
   }
   kvc_fence_destroy(fence);
 }
@@ -216,8 +228,8 @@ TEST(ExtremesOfOperators, AnyWindowSlotAndPairIsServedOrRefused) {
     opt.attn = &attn;
     for (const kvc_status status :
          {kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), out.dl(), nullptr, nullptr),
-          kvc_op_attention_ragged(cuts.dl(), nullptr, &opt, rows.dl(), k.dl(), v.dl(), rows_out.dl(), nullptr,
-                                  nullptr)})
+          kvc_op_attention_ragged(cuts.dl(), nullptr, &opt, rows.dl(), k.dl(), v.dl(),
+                                  rows_out.dl(), nullptr, nullptr)})
       EXPECT_EQ(status, value < 0 ? KVC_E_OUT_OF_RANGE : KVC_OK);
     Indices<int64_t> slots({value, -1});
     EXPECT_EQ(kvc_op_append(pool.c(), nullptr, slots.dl(), k.dl(), v.dl(), nullptr),
@@ -246,19 +258,21 @@ TEST(ExtremesOfTensors, ShapesStridesAndOffsetsAreServedOrRefused) {
             DLTensor odd = *tensor->dl();
             int64_t odd_shape[] = {rows, 2, 8}, odd_strides[] = {16, 8, 1};
             // An empty tensor has a dimension of 0 whatever the others say.
-            (what == 0 ? odd_shape : odd_strides)[dimension] = what == 2 ? odd_strides[dimension] : value;
+            (what == 0 ? odd_shape : odd_strides)[dimension] =
+                what == 2 ? odd_strides[dimension] : value;
             odd.shape = odd_shape;
             odd.strides = what == 0 && dimension == 1 ? nullptr : odd_strides;
             if (what == 2) odd.byte_offset = static_cast<uint64_t>(value) & ~uint64_t{3};
-            // A valid pointer is the caller's business: addresses that pass every check are not touched here.
+            // A valid pointer is the caller's business: addresses that pass every check are not
+            // touched here.
             const bool is_far = value > (int64_t{1} << 57) || value < -(int64_t{1} << 57);
             if (rows != 0 && what == 2 && odd.byte_offset != 0 && !is_far) continue;
             if (rows != 0 && what == 1 && value != 1 && value != 0 && !is_far) continue;
             if (rows != 0 && what == 0 && dimension == 0 && value > 2) continue;
             const auto use = [&](HostTensor& one) { return &one == tensor ? &odd : one.dl(); };
             const kvc_status status =
-                kvc_op_attention_ragged(rows == 0 ? none.dl() : cuts.dl(), nullptr, nullptr, use(q), use(k),
-                                        use(v), use(out), nullptr, nullptr);
+                kvc_op_attention_ragged(rows == 0 ? none.dl() : cuts.dl(), nullptr, nullptr, use(q),
+                                        use(k), use(v), use(out), nullptr, nullptr);
             EXPECT_NE(status, KVC_E_INTERNAL);
             if (tensor != &q) continue;
             kvc_rope rope = rope_on_append(KVC_ROPE_HALF, 8);

@@ -54,7 +54,8 @@ TEST(Fences, AreReachedThroughTheFunctionTable) {
   Pools pools({});
   kvc_fence* fence = nullptr;
   const auto pairs = tensor_of({{7, 0}});
-  ASSERT_EQ(api->pages_swap(pools.get(), pairs->dl(), KVC_SWAP_OUT, nullptr, &fence, nullptr), KVC_OK);
+  ASSERT_EQ(api->pages_swap(pools.get(), pairs->dl(), KVC_SWAP_OUT, nullptr, &fence, nullptr),
+            KVC_OK);
   int32_t done = 0;
   EXPECT_EQ(api->fence_query(fence, &done, nullptr), KVC_OK);
   EXPECT_EQ(done, 1);

@@ -18,8 +18,10 @@ namespace kvc::test {
 
 using Call = std::function<kvc_status(kvc_error*)>;
 
-// `fn` answers `status`; its message has every part; kvc_error is filled; err NULL gives the same answer. Returns the error.
-inline kvc_error expect_error(kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+// `fn` answers `status`; its message has every part; kvc_error is filled; err NULL gives the same
+// answer. Returns the error.
+inline kvc_error expect_error(kvc_status status, std::initializer_list<const char*> parts,
+                              const Call& fn) {
   kvc_error error{};
   error.struct_size = sizeof error;
   error.detail = 0x5555;
@@ -56,7 +58,8 @@ inline kvc_status plan_status(const kvc_config& config, kvc_error* err) {
   return status;
 }
 
-// Two layers: 4 q heads over 2 kv heads, dims 8; then k_dim 6, v_dim 4. float32 storage, 8 pages of 4 tokens.
+// Two layers: 4 q heads over 2 kv heads, dims 8; then k_dim 6, v_dim 4. float32 storage, 8 pages of
+// 4 tokens.
 struct Model {
   Model() {
     layers[0] = {};
@@ -147,7 +150,8 @@ class Cache {
     forward = nullptr;
   }
   // Adds sequences and appends so many tokens of random data to each.
-  void fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage = true);
+  void fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+            bool storage = true);
   Snapshot snapshot() const { return take_snapshot(cache_, forward, num_groups_); }
 
   kvc_forward* forward = nullptr;
@@ -158,7 +162,8 @@ class Cache {
   size_t num_groups_ = 0;
 };
 
-inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool storage) {
+inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                        bool storage) {
   int64_t rows = 0;
   for (size_t i = 0; i < seqs.size(); ++i) {
     ASSERT_EQ(kvc_seq_add(cache_, seqs[i], nullptr), KVC_OK);
@@ -176,7 +181,8 @@ inline void Cache::fill(const std::vector<kvc_seq>& seqs, const std::vector<int6
   end();
 }
 
-// Rows that don't matter for the new tokens of one layer, of any kind that keeps pages and is not quantised.
+// Rows that don't matter for the new tokens of one layer, of any kind that keeps pages and is not
+// quantised.
 inline kvc_status append_some(const Cache& cache, int32_t layer, kvc_error* err) {
   kvc_layer_info info{};
   info.struct_size = sizeof info;
@@ -190,7 +196,8 @@ inline kvc_status append_some(const Cache& cache, int32_t layer, kvc_error* err)
   k.fill_random(random);
   v.fill_random(random);
   DLTensor* v_or_null = (info.flags & KVC_LAYER_V_IS_K) != 0 ? nullptr : v.dl();
-  if (info.kind == KVC_LAYER_ATTENTION) return kvc_kv_append(cache.forward, layer, k.dl(), v_or_null, err);
+  if (info.kind == KVC_LAYER_ATTENTION)
+    return kvc_kv_append(cache.forward, layer, k.dl(), v_or_null, err);
   if (is_mla) return kvc_mla_append(cache.forward, layer, k.dl(), err);
   // Encoder rows, however many were announced: no row behind those is read.
   constexpr int64_t kMostEncoderRows = 4096;
@@ -201,8 +208,8 @@ inline kvc_status append_some(const Cache& cache, int32_t layer, kvc_error* err)
   HostTensor q(Elem::kF32, {rows, info.num_q_heads, info.k_dim});
   HostTensor out(Elem::kF32, {rows, info.num_q_heads, info.v_dim});
   q.fill_random(random);
-  return kvc_attn_cross(cache.forward, layer, nullptr, q.dl(), encoder_k.dl(), encoder_v.dl(), out.dl(),
-                        nullptr, err);
+  return kvc_attn_cross(cache.forward, layer, nullptr, q.dl(), encoder_k.dl(), encoder_v.dl(),
+                        out.dl(), nullptr, err);
 }
 
 inline void Cache::finish() {
@@ -211,7 +218,8 @@ inline void Cache::finish() {
   // The refusal names a layer; appending to it leaves the others.
   while (kvc_forward_end(forward, &error) != KVC_OK) {
     ASSERT_STREQ(kvc_status_name(error.status), "KVC_E_INVALID_STATE") << error.message;
-    ASSERT_EQ(append_some(*this, static_cast<int32_t>(error.detail), &error), KVC_OK) << error.message;
+    ASSERT_EQ(append_some(*this, static_cast<int32_t>(error.detail), &error), KVC_OK)
+        << error.message;
   }
   forward = nullptr;
 }

@@ -22,7 +22,8 @@ TEST_F(Forward, MixesPrefillAndDecode) {
   const int32_t expected[] = {9, 0, 1, 2, 3, 4, 3, 4};
   for (int i = 0; i < 8; ++i) EXPECT_EQ(positions.get(i), expected[i]);
   EXPECT_TRUE(positions.padding_untouched());
-  for (int32_t layer = 0; layer < 2; ++layer) ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
+  for (int32_t layer = 0; layer < 2; ++layer)
+    ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
   kvc_forward* forward = open();
   expect_ok([&](kvc_error* err) { return kvc_forward_end(forward, err); });
   cache_.forward = nullptr;
@@ -35,7 +36,8 @@ TEST_F(Forward, AbortIsAsIfBeginHadNotHappened) {
   const Snapshot before = cache_.snapshot();
   HostTensor k_before(Elem::kF32, {2, 6, 2, 8}), v_before(Elem::kF32, {2, 6, 2, 8});
   HostTensor k_after(Elem::kF32, {2, 6, 2, 8}), v_after(Elem::kF32, {2, 6, 2, 8});
-  ASSERT_EQ(kvc_debug_get_kv(get(), 3, 0, 6, k_before.dl(), v_before.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_debug_get_kv(get(), 3, 0, 6, k_before.dl(), v_before.dl(), nullptr, nullptr),
+            KVC_OK);
   ASSERT_EQ(cache_.begin({3, 1, 2}, {3, 5, 1}), KVC_OK);
   for (int32_t layer = 0; layer < 2; ++layer) {
     HostTensor k(Elem::kF32, {9, 2, layer == 0 ? 8 : 6}), v(Elem::kF32, {9, 2, layer == 0 ? 8 : 4});
@@ -108,7 +110,9 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
   DLManagedTensorVersioned* exported = nullptr;
   for (kvc_forward* fwd : dead) {
     EXPECT_EQ(kvc_forward_num_tokens(fwd), -1);
-    const auto invalid = [&](const Call& fn) { expect_refused(cache_, KVC_E_INVALID_STATE, {"open"}, fn); };
+    const auto invalid = [&](const Call& fn) {
+      expect_refused(cache_, KVC_E_INVALID_STATE, {"open"}, fn);
+    };
     invalid([&](kvc_error* err) { return kvc_forward_end(fwd, err); });
     invalid([&](kvc_error* err) { return kvc_forward_abort(fwd, err); });
     invalid([&](kvc_error* err) { return kvc_forward_positions(fwd, ids.dl(), err); });
@@ -118,13 +122,20 @@ TEST_F(Forward, DeadHandlesAreRecognised) {
     invalid([&](kvc_error* err) {
       return kvc_attn_self(fwd, 0, nullptr, any.dl(), kv.dl(), kv.dl(), any.dl(), nullptr, err);
     });
-    invalid(
-        [&](kvc_error* err) { return kvc_attn_cached(fwd, 0, nullptr, any.dl(), any.dl(), nullptr, err); });
-    invalid([&](kvc_error* err) { return kvc_attn_fused_qkv(fwd, 0, nullptr, any.dl(), any.dl(), err); });
-    invalid([&](kvc_error* err) { return kvc_attn_merge(fwd, any.dl(), lse.dl(), any.dl(), lse.dl(), err); });
+    invalid([&](kvc_error* err) {
+      return kvc_attn_cached(fwd, 0, nullptr, any.dl(), any.dl(), nullptr, err);
+    });
+    invalid([&](kvc_error* err) {
+      return kvc_attn_fused_qkv(fwd, 0, nullptr, any.dl(), any.dl(), err);
+    });
+    invalid([&](kvc_error* err) {
+      return kvc_attn_merge(fwd, any.dl(), lse.dl(), any.dl(), lse.dl(), err);
+    });
     invalid([&](kvc_error* err) { return kvc_kv_append(fwd, 0, kv.dl(), kv.dl(), err); });
     invalid([&](kvc_error* err) { return kvc_kv_gather(fwd, 0, 1, kv.dl(), kv.dl(), err); });
-    invalid([&](kvc_error* err) { return kvc_export_page_table(fwd, 0, KVC_TABLE_INDPTR, &exported, err); });
+    invalid([&](kvc_error* err) {
+      return kvc_export_page_table(fwd, 0, KVC_TABLE_INDPTR, &exported, err);
+    });
   }
   EXPECT_TRUE(ids.is_untouched());
   EXPECT_EQ(exported, nullptr);
@@ -185,7 +196,8 @@ TEST(ForwardHandles, AreNoAddresses) {
   EXPECT_EQ(kvc_forward_num_tokens(address), -1);
   expect_error(KVC_E_INVALID_STATE, {"fwd", "open"},
                [&](kvc_error* err) { return kvc_forward_end(address, err); });
-  for (const uint64_t number : {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0x8000000000010000}}) {
+  for (const uint64_t number :
+       {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0x8000000000010000}}) {
     auto* handle = reinterpret_cast<kvc_forward*>(static_cast<uintptr_t>(number));
     EXPECT_EQ(kvc_forward_num_tokens(handle), -1) << number;
   }
@@ -205,12 +217,20 @@ TEST_F(Forward, NullHandlesAreAnswered) {
   null([&](kvc_error* err) {
     return kvc_attn_self(nullptr, 0, nullptr, any.dl(), any.dl(), any.dl(), any.dl(), nullptr, err);
   });
-  null([&](kvc_error* err) { return kvc_attn_cached(nullptr, 0, nullptr, any.dl(), any.dl(), nullptr, err); });
-  null([&](kvc_error* err) { return kvc_attn_fused_qkv(nullptr, 0, nullptr, any.dl(), any.dl(), err); });
-  null([&](kvc_error* err) { return kvc_attn_merge(nullptr, any.dl(), lse.dl(), any.dl(), lse.dl(), err); });
+  null([&](kvc_error* err) {
+    return kvc_attn_cached(nullptr, 0, nullptr, any.dl(), any.dl(), nullptr, err);
+  });
+  null([&](kvc_error* err) {
+    return kvc_attn_fused_qkv(nullptr, 0, nullptr, any.dl(), any.dl(), err);
+  });
+  null([&](kvc_error* err) {
+    return kvc_attn_merge(nullptr, any.dl(), lse.dl(), any.dl(), lse.dl(), err);
+  });
   null([&](kvc_error* err) { return kvc_kv_append(nullptr, 0, any.dl(), any.dl(), err); });
   null([&](kvc_error* err) { return kvc_kv_gather(nullptr, 0, 1, any.dl(), any.dl(), err); });
-  null([&](kvc_error* err) { return kvc_export_page_table(nullptr, 0, KVC_TABLE_INDPTR, &exported, err); });
+  null([&](kvc_error* err) {
+    return kvc_export_page_table(nullptr, 0, KVC_TABLE_INDPTR, &exported, err);
+  });
 }
 
 TEST_F(Forward, BeginRefusesBadDescriptions) {
@@ -237,8 +257,10 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   refused(KVC_E_UNSUPPORTED, {"KVC_FORWARD_REPLAY", "CPU"},
           [&](kvc_forward_desc& d) { d.flags = KVC_FORWARD_REPLAY; });
   refused(KVC_E_UNSUPPORTED, {"ext", "5"}, [&](kvc_forward_desc& d) { d.ext = &ext; });
-  refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "0"}, [&](kvc_forward_desc& d) { d.struct_size = 0; });
-  refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "4"}, [&](kvc_forward_desc& d) { d.struct_size = 4; });
+  refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "0"},
+          [&](kvc_forward_desc& d) { d.struct_size = 0; });
+  refused(KVC_E_INVALID_ARGUMENT, {"struct_size", "4"},
+          [&](kvc_forward_desc& d) { d.struct_size = 4; });
   refused(KVC_E_INVALID_ARGUMENT, {"seqs"}, [&](kvc_forward_desc& d) { d.seqs = nullptr; });
   refused(KVC_E_INVALID_ARGUMENT, {"append_lengths"},
           [&](kvc_forward_desc& d) { d.append_lengths = nullptr; });
@@ -254,9 +276,10 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
     uint64_t tail;
   } longer{good, 1};
   longer.desc.struct_size = sizeof longer;
-  expect_refused(cache_, KVC_E_VERSION,
-                 {"desc", std::to_string(sizeof longer).c_str(), std::to_string(sizeof good).c_str()},
-                 [&](kvc_error* err) { return kvc_forward_begin(get(), &longer.desc, &fwd, err); });
+  expect_refused(
+      cache_, KVC_E_VERSION,
+      {"desc", std::to_string(sizeof longer).c_str(), std::to_string(sizeof good).c_str()},
+      [&](kvc_error* err) { return kvc_forward_begin(get(), &longer.desc, &fwd, err); });
   longer.tail = 0;
   ASSERT_EQ(kvc_forward_begin(get(), &longer.desc, &fwd, nullptr), KVC_OK)
       << "a longer struct with a zero tail";
@@ -264,9 +287,11 @@ TEST_F(Forward, BeginRefusesBadDescriptions) {
   kvc_forward_desc shorter = good;
   shorter.struct_size = offsetof(kvc_forward_desc, tree_parents);
   shorter.tokens = shorter.tree_parents = numbers;
-  ASSERT_EQ(kvc_forward_begin(get(), &shorter, &fwd, nullptr), KVC_OK) << "the missing tail counts as zero";
+  ASSERT_EQ(kvc_forward_begin(get(), &shorter, &fwd, nullptr), KVC_OK)
+      << "the missing tail counts as zero";
   cache_.forward = fwd;
-  for (int32_t layer = 0; layer < 2; ++layer) ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
+  for (int32_t layer = 0; layer < 2; ++layer)
+    ASSERT_EQ(append_some(cache_, layer, nullptr), KVC_OK);
   kvc_seq_info info{};
   info.struct_size = sizeof info;
   ASSERT_EQ(kvc_forward_end(fwd, nullptr), KVC_OK);
@@ -306,12 +331,14 @@ TEST_F(Forward, WhatCanNeverFitIsSaidAtOnce) {
 TEST_F(Forward, PositionsChecksItsTensor) {
   cache_.fill({1}, {3});
   ASSERT_EQ(cache_.begin({1}, {4}), KVC_OK);
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, DLTensor* tensor) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           DLTensor* tensor) {
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_forward_positions(open(), tensor, err); });
   };
   HostTensor few(Elem::kI32, {3}), matrix(Elem::kI32, {4, 1}), floats(Elem::kF32, {4}),
-      there(Elem::kI32, {4}), apart(Elem::kI32, {4}), rows(Elem::kI32, {2, 4}), cube(Elem::kI32, {1, 1, 4});
+      there(Elem::kI32, {4}), apart(Elem::kI32, {4}), rows(Elem::kI32, {2, 4}),
+      cube(Elem::kI32, {1, 1, 4});
   refused(KVC_E_INVALID_ARGUMENT, {"out"}, nullptr);
   refused(KVC_E_SHAPE, {"out", "3", "4"}, few.dl());
   refused(KVC_E_SHAPE, {"out", "1", "4"}, matrix.dl());
@@ -324,8 +351,8 @@ TEST_F(Forward, PositionsChecksItsTensor) {
   apart.dl()->strides = &stride;
   refused(KVC_E_SHAPE, {"out", "2", "1"}, apart.dl());
   EXPECT_TRUE(rows.is_untouched() && cube.is_untouched());
-  EXPECT_TRUE(few.is_untouched() && matrix.is_untouched() && floats.is_untouched() && there.is_untouched() &&
-              apart.is_untouched());
+  EXPECT_TRUE(few.is_untouched() && matrix.is_untouched() && floats.is_untouched() &&
+              there.is_untouched() && apart.is_untouched());
 }
 
 }  // namespace

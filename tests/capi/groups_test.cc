@@ -1,4 +1,5 @@
-// Several page tables per sequence: groups of the plan, what a request needs, the tables that are exported.
+// Several page tables per sequence: groups of the plan, what a request needs, the tables that are
+// exported.
 #include <set>
 
 #include "tests/capi/layers.h"
@@ -43,7 +44,7 @@ TEST(Groups, LayersThatSeeTheSameKeysShareATable) {
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   ASSERT_EQ(plan.num_groups, 4);
-  EXPECT_EQ(plan.num_layer_slots, 2);
+  EXPECT_EQ(plan.num_layer_regions, 2);
   const uint64_t row = kDim * 4 * 4;  // K or V of a page of one layer
   EXPECT_EQ(plan.page_bytes, 4 * row) << "room for the largest group";
   EXPECT_EQ(plan.bytes_per_token, uint64_t{4} * 2 * kDim * 4 + uint64_t{2} * 2 * 4 * 4)
@@ -57,10 +58,11 @@ TEST(Groups, LayersThatSeeTheSameKeysShareATable) {
   std::set<int32_t> seen;
   for (const int32_t layer : {0, 1, 3, 6}) seen.insert(group_of_layer(cache, layer));
   EXPECT_EQ(seen, (std::set<int32_t>{0, 1, 2, 3}));
-  for (const auto& [layer, window, chunk, cross] : {std::tuple<int32_t, int64_t, int64_t, int32_t>{0, 0, 0, 0},
-                                                    {1, 8, 0, 0},
-                                                    {3, 0, 12, 0},
-                                                    {6, 0, 0, 1}}) {
+  for (const auto& [layer, window, chunk, cross] :
+       {std::tuple<int32_t, int64_t, int64_t, int32_t>{0, 0, 0, 0},
+        {1, 8, 0, 0},
+        {3, 0, 12, 0},
+        {6, 0, 0, 1}}) {
     kvc_group_info info{};
     info.struct_size = sizeof info;
     expect_ok([&, l = layer](kvc_error* err) {
@@ -83,7 +85,7 @@ TEST(Groups, ALongKindIsCutIntoGroupsOfTheShortOne) {
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   EXPECT_EQ(plan.num_groups, 6);
-  EXPECT_EQ(plan.num_layer_slots, 2);
+  EXPECT_EQ(plan.num_layer_regions, 2);
   for (int32_t group = 0; group < 6; ++group) {
     EXPECT_EQ(group_of(cache.plan(), group).num_layers, 2);
     EXPECT_EQ(group_of(cache.plan(), group).padding_bytes, 0u);
@@ -98,8 +100,9 @@ TEST(Groups, GroupGetRefusesBadArguments) {
   kvc_group_info info{};
   info.struct_size = sizeof info;
   for (const int32_t group : {-1, 2, INT32_MAX}) {
-    expect_error(KVC_E_OUT_OF_RANGE, {"group", std::to_string(group).c_str(), "2 groups"},
-                 [&](kvc_error* err) { return kvc_plan_group_get(cache.plan(), group, &info, err); });
+    expect_error(
+        KVC_E_OUT_OF_RANGE, {"group", std::to_string(group).c_str(), "2 groups"},
+        [&](kvc_error* err) { return kvc_plan_group_get(cache.plan(), group, &info, err); });
   }
   expect_error(KVC_E_INVALID_ARGUMENT, {"plan"},
                [&](kvc_error* err) { return kvc_plan_group_get(nullptr, 0, &info, err); });
@@ -123,7 +126,9 @@ TEST(Groups, ARequestNeedsTheSumOverItsGroups) {
     EXPECT_EQ(request_pages(cache, 0), 0);
     for (const int64_t tokens : {1, 4, 5, 20, 21, 33, 100, 400}) {
       const int64_t m = step == 0 ? tokens : std::min(step, tokens), whole = (tokens + 3) / 4;
-      const auto windowed = [&](int64_t window) { return std::min(whole, (window - 1 + m + 3) / 4 + 1); };
+      const auto windowed = [&](int64_t window) {
+        return std::min(whole, (window - 1 + m + 3) / 4 + 1);
+      };
       // Chunks of 10 tokens begin at every other token of a page.
       const int64_t chunked = std::min(whole, (std::max<int64_t>(0, 10 - 1 + m - 2) + 3) / 4 + 1);
       EXPECT_EQ(request_pages(cache, tokens), whole + windowed(21) + chunked + 3)
@@ -198,8 +203,9 @@ TEST(Groups, APlanWhoseWindowsDontFitIsRefused) {
   net.config.max_seq_len = 104;  // 26 + (7 + 4 + 3) / 4 + 1
   EXPECT_EQ(plan_status(net.config, nullptr), KVC_OK);
   net.config.max_seq_len = 105;
-  const kvc_error error = expect_error(KVC_E_NEVER_FITS, {"max_seq_len", "105", "31", "30", "104"},
-                                       [&](kvc_error* err) { return plan_status(net.config, err); });
+  const kvc_error error =
+      expect_error(KVC_E_NEVER_FITS, {"max_seq_len", "105", "31", "30", "104"},
+                   [&](kvc_error* err) { return plan_status(net.config, err); });
   EXPECT_EQ(error.detail, 104);
 }
 
@@ -225,10 +231,12 @@ TEST(Groups, TakeTheirPagesFromOnePool) {
   ASSERT_EQ(kvc_cache_resize(cache.get(), *ids.rbegin() + 1, nullptr), KVC_OK);
   const int64_t free = kvc_cache_free_pages(cache.get());
   ASSERT_EQ(kvc_seq_can_append(cache.get(), 1, &two, &one, &missing, nullptr), KVC_OK);
-  EXPECT_EQ(missing, std::max<int64_t>(0, 2 - free)) << "a copy of the partial page of each group of tokens";
+  EXPECT_EQ(missing, std::max<int64_t>(0, 2 - free))
+      << "a copy of the partial page of each group of tokens";
 }
 
-// Sequence 1: 18 old tokens and 4 new ones, 6 encoder tokens. Sequence 2: empty, 5 new tokens. Pages of 4, window 8.
+// Sequence 1: 18 old tokens and 4 new ones, 6 encoder tokens. Sequence 2: empty, 5 new tokens.
+// Pages of 4, window 8.
 class GroupTables : public testing::Test {
  protected:
   GroupTables() {
@@ -274,7 +282,8 @@ TEST_F(GroupTables, ListTheKeptPagesOfTheirGroup) {
   }
   EXPECT_EQ(table(cross_, KVC_TABLE_SEQ_LENS), (Values{6, 0})) << "encoder tokens";
   EXPECT_EQ(table(cross_, KVC_TABLE_SLOT_MAPPING), Values{}) << "none are written in this forward";
-  EXPECT_EQ(pages_of(cache_, 1, windowed_), (Values{kept[0], kept[1], kept[2]})) << "of the committed tokens";
+  EXPECT_EQ(pages_of(cache_, 1, windowed_), (Values{kept[0], kept[1], kept[2]}))
+      << "of the committed tokens";
 }
 
 TEST_F(GroupTables, EncoderTokensHaveSlotsWhereTheyAreWritten) {
@@ -308,8 +317,9 @@ TEST_F(GroupTables, RefuseAGroupThatIsNotThere) {
     expect_refused(cache_, KVC_E_OUT_OF_RANGE, {text.c_str(), "3 groups"}, [&](kvc_error* err) {
       return kvc_export_page_table(cache_.forward, group, KVC_TABLE_INDICES, &out, err);
     });
-    expect_refused(cache_, KVC_E_OUT_OF_RANGE, {text.c_str(), "3 groups"},
-                   [&](kvc_error* err) { return kvc_export_seq_pages(cache_.get(), 1, group, &out, err); });
+    expect_refused(cache_, KVC_E_OUT_OF_RANGE, {text.c_str(), "3 groups"}, [&](kvc_error* err) {
+      return kvc_export_seq_pages(cache_.get(), 1, group, &out, err);
+    });
   }
   EXPECT_EQ(out, nullptr);
 }
@@ -325,13 +335,14 @@ TEST(Groups, BorrowedPoolsHaveATensorPerSlot) {
     const int64_t slot = 4 * 2 * kDim;
     std::vector<float> memory(static_cast<size_t>(20 * 2 * slot));
     int64_t shape[] = {20, layout == KVC_POOL_PAGE_FIRST ? 2 * slot : slot};
-    DLTensor first{memory.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0}, second = first;
+    DLTensor first{memory.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, nullptr, 0},
+        second = first;
     second.data = memory.data() + 20 * slot;
     const DLTensor* pools[] = {&first, &second};
     net.config.pool_tensors = pools;
     net.config.num_pool_tensors = layout == KVC_POOL_PAGE_FIRST ? 1 : 2;
     Cache cache(net.config);
-    EXPECT_EQ(plan_info_of(cache.plan()).num_layer_slots, 2);
+    EXPECT_EQ(plan_info_of(cache.plan()).num_layer_regions, 2);
     EXPECT_EQ(kvc_cache_free_pages(cache.get()), 20);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     for (int32_t layer = 0; layer < 4; ++layer) {
@@ -339,8 +350,8 @@ TEST(Groups, BorrowedPoolsHaveATensorPerSlot) {
       Tokens tokens(13, static_cast<uint64_t>(layer), kHeads, layer % 2 == 1 ? 4 : kDim,
                     layer % 2 == 1 ? 4 : kDim);
       HostTensor out(Elem::kF32, {13, kHeads, tokens.v.size(2)});
-      ASSERT_EQ(kvc_attn(cache.forward, layer, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
-                         nullptr, nullptr),
+      ASSERT_EQ(kvc_attn(cache.forward, layer, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
+                         out.dl(), nullptr, nullptr),
                 KVC_OK);
       for (const int64_t p : {0, 7, 12})
         expect_row(out, p, {tokens, key_range(layer % 2 == 1 ? p - 7 : 0, p + 1)}, p);
@@ -365,8 +376,8 @@ TEST(Groups, ThePlanDescribesThem) {
          {"8", json ? "mla" : "MLA", json ? "shared" : "SHARED", json ? "cross" : "CROSS", "group"})
       EXPECT_NE(value.find(part), std::string::npos) << value << " lacks " << part;
     if (json) {
-      const std::string group =
-          "\"layer\": 2, \"kind\": \"shared\", \"group\": " + std::to_string(group_of_layer(cache, 2));
+      const std::string group = "\"layer\": 2, \"kind\": \"shared\", \"group\": " +
+                                std::to_string(group_of_layer(cache, 2));
       EXPECT_NE(value.find(group), std::string::npos) << value;
     }
   }

@@ -1,4 +1,5 @@
-// Groups whose pages hold different numbers of tokens: steps, forks, pops, shifts, trees, windows, exports and operators on such pages.
+// Groups whose pages hold different numbers of tokens: steps, forks, pops, shifts, trees, windows,
+// exports and operators on such pages.
 #include "tests/capi/ops_fixture.h"
 #include "tests/capi/twin.h"
 
@@ -35,8 +36,8 @@ std::vector<Mix> mixes() {
       {"a window three times as wide", {sized_layer(1, 8), windowed(3, 8, 11)}, true},
       {"other dims", {sized_layer(1, 16, 8), windowed(2, 4, 6), sized_layer(1, 4, 4, 0, 12)}, true},
       {"two full layers and five windows",
-       {sized_layer(1, 8), windowed(1, 8, 7), windowed(1, 8, 7), windowed(1, 8, 7), sized_layer(1, 8),
-        windowed(1, 8, 7), windowed(1, 8, 7)},
+       {sized_layer(1, 8), windowed(1, 8, 7), windowed(1, 8, 7), windowed(1, 8, 7),
+        sized_layer(1, 8), windowed(1, 8, 7), windowed(1, 8, 7)},
        false},
       {"one full layer and three windows",
        {sized_layer(1, 8), windowed(1, 8, 10), windowed(1, 8, 10), windowed(1, 8, 10)},
@@ -45,7 +46,8 @@ std::vector<Mix> mixes() {
        {sized_layer(2, 8), windowed(3, 8, 8), sized_layer(1, 6, 10, 0, 10)},
        false},
       {"keys that nobody sees again",
-       {sized_layer(4, 8), windowed(1, 8, 1), sized_layer(1, 8, 0, 0, 6), sized_layer(2, 8, 0, 0, 3)},
+       {sized_layer(4, 8), windowed(1, 8, 1), sized_layer(1, 8, 0, 0, 6),
+        sized_layer(2, 8, 0, 0, 3)},
        true},
       {"four kinds",
        {sized_layer(4, 8), windowed(2, 8, 5), windowed(1, 8, 21), sized_layer(1, 8, 0, 0, 16)},
@@ -149,7 +151,8 @@ class Walk {
   void tree(kvc_seq seq) {
     const int64_t nodes = random_.range(1, 9);
     std::vector<int32_t> parents;
-    for (int64_t i = 0; i < nodes; ++i) parents.push_back(static_cast<int32_t>(random_.range(-1, i - 1)));
+    for (int64_t i = 0; i < nodes; ++i)
+      parents.push_back(static_cast<int32_t>(random_.range(-1, i - 1)));
     twin_.step({seq}, {nodes}, parents);
     const auto leaf = static_cast<int32_t>(random_.range(-1, nodes - 1));
     twin_.each([&](Cache& cache, kvc_error* err) {
@@ -161,16 +164,18 @@ class Walk {
     if (seqs_.size() >= 5) return;
     const int64_t at = random_.range(0, length(seq));
     const kvc_seq child = next_++;
-    const bool done = twin_.where_possible(seq, KVC_SEQ_FORK, at, [&](Cache& cache, kvc_error* err) {
-      return kvc_seq_fork(cache.get(), seq, child, at, err);
-    });
+    const bool done =
+        twin_.where_possible(seq, KVC_SEQ_FORK, at, [&](Cache& cache, kvc_error* err) {
+          return kvc_seq_fork(cache.get(), seq, child, at, err);
+        });
     if (done) seqs_.push_back(child);
     if (done && has_window(seq)) windowed_.insert(child);
   }
   void pop(kvc_seq seq) {
     const int64_t n = random_.range(0, std::min<int64_t>(length(seq), 12));
-    twin_.where_possible(seq, KVC_SEQ_POP, length(seq) - n,
-                         [&](Cache& cache, kvc_error* err) { return kvc_seq_pop(cache.get(), seq, n, err); });
+    twin_.where_possible(seq, KVC_SEQ_POP, length(seq) - n, [&](Cache& cache, kvc_error* err) {
+      return kvc_seq_pop(cache.get(), seq, n, err);
+    });
   }
   void shift(kvc_seq seq) {
     if (length(seq) == 0) return;
@@ -187,8 +192,9 @@ class Walk {
     }
     if (has_window(seq)) return;
     const int64_t size = random_.range(3, 30);
-    twin_.each(
-        [&](Cache& cache, kvc_error* err) { return kvc_seq_set_window(cache.get(), seq, size, 0, err); });
+    twin_.each([&](Cache& cache, kvc_error* err) {
+      return kvc_seq_set_window(cache.get(), seq, size, 0, err);
+    });
     windowed_.insert(seq);
   }
   void remove(kvc_seq seq) {
@@ -228,7 +234,8 @@ TEST(GroupTokens, RotatedKeysShiftInEveryGroup) {
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
   twin.step({1}, {37});
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 30, err); });
-  twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 3, 14, -11, err); });
+  twin.each(
+      [](Cache& cache, kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 3, 14, -11, err); });
   twin.step({1, 2}, {5, 3});
   for (const kvc_seq seq : {1, 2}) twin.compare_contents(seq);
   twin.check();
@@ -241,7 +248,8 @@ TEST(GroupTokens, SinksStayInEveryGroup) {
   Twin twin(layers, 4);
   ASSERT_GT(twin.page_tokens().size(), 1u);
   twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_add(cache.get(), 1, err); });
-  twin.each([](Cache& cache, kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 14, 5, err); });
+  twin.each(
+      [](Cache& cache, kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 14, 5, err); });
   for (const int64_t length : {20, 1, 1, 9, 1, 30, 1}) twin.step({1}, {length});
   EXPECT_EQ(info_of(*twin.mixed, 1).sink, 5);
   twin.compare_contents(1);
@@ -257,7 +265,8 @@ TEST(GroupTokens, AForkPaysForThePartialPageOfEachGroup) {
   const int64_t used = stats_of(*twin.mixed).pages_used;
   ASSERT_EQ(used, 2 + 5);
   twin.step({2}, {1});
-  EXPECT_EQ(stats_of(*twin.mixed).pages_copied - copied, 1u) << "the full group's, whose page of 16 has room";
+  EXPECT_EQ(stats_of(*twin.mixed).pages_copied - copied, 1u)
+      << "the full group's, whose page of 16 has room";
   EXPECT_EQ(stats_of(*twin.mixed).pages_used, used + 2);
   EXPECT_EQ(stats_of(*twin.mixed).slots_unused, (32 - 20) + (32 - 21) + 3);
   for (const kvc_seq seq : {1, 2}) twin.compare_contents(seq);
@@ -281,7 +290,8 @@ TEST(GroupTokens, SharedPrefixesAreReadTogetherOnPagesOfAnySize) {
   twin.step({1}, {2100});
   std::vector<kvc_seq> seqs{1};
   for (kvc_seq child = 2; child <= 12; ++child) {
-    twin.each([&](Cache& cache, kvc_error* err) { return kvc_seq_fork(cache.get(), 1, child, -1, err); });
+    twin.each(
+        [&](Cache& cache, kvc_error* err) { return kvc_seq_fork(cache.get(), 1, child, -1, err); });
     seqs.push_back(child);
   }
   const uint64_t before = stats_of(*twin.mixed).cascades;
@@ -314,8 +324,9 @@ TEST(GroupTokens, DebuggingWritesThroughTheGroupsPages) {
     ASSERT_EQ(kvc_debug_set_kv(twin.singles[l]->get(), 2, 15, nullptr, nullptr, nullptr, nullptr),
               KVC_E_INVALID_ARGUMENT)
         << "neither given";
-    ASSERT_EQ(kvc_debug_set_layer(twin.singles[l]->get(), 2, 0, 15, k1.dl(), v1.dl(), nullptr, nullptr),
-              KVC_OK);
+    ASSERT_EQ(
+        kvc_debug_set_layer(twin.singles[l]->get(), 2, 0, 15, k1.dl(), v1.dl(), nullptr, nullptr),
+        KVC_OK);
   }
   for (const kvc_seq seq : {1, 2}) twin.compare_contents(seq);
   twin.step({1, 2}, {4, 4});
@@ -329,7 +340,8 @@ class ExportedPool {
   ExportedPool(const Cache& cache, int32_t layer) {
     for (const kvc_pool_kind kind : {KVC_POOL_K, KVC_POOL_V}) {
       kvc_error error{};
-      EXPECT_EQ(kvc_export_pool(cache.get(), layer, kind, &halves_[kind], &error), KVC_OK) << error.message;
+      EXPECT_EQ(kvc_export_pool(cache.get(), layer, kind, &halves_[kind], &error), KVC_OK)
+          << error.message;
     }
     pool_.struct_size = sizeof pool_;
     pool_.k = &halves_[0]->dl_tensor;
@@ -372,8 +384,10 @@ TEST(GroupTokens, OperatorsOnExportedPagesComputeTheSame) {
       HostTensor k(Elem::kF32, {10, info.num_kv_heads, info.k_dim}),
           v(Elem::kF32, {10, info.num_kv_heads, info.v_dim});
       for (HostTensor* tensor : {&q, &k, &v}) tensor->fill_random(twin.random);
-      HostTensor out(Elem::kF32, {10, info.num_q_heads, info.v_dim}), by_op(Elem::kF32, out.shape());
-      HostTensor lse(Elem::kF32, {10, info.num_q_heads}), op_lse(Elem::kF32, {10, info.num_q_heads});
+      HostTensor out(Elem::kF32, {10, info.num_q_heads, info.v_dim}),
+          by_op(Elem::kF32, out.shape());
+      HostTensor lse(Elem::kF32, {10, info.num_q_heads}),
+          op_lse(Elem::kF32, {10, info.num_q_heads});
       // The operator appends to the exported pages; kvc_attn then only reads.
       const ExportedPool pool(cache, layer);
       EXPECT_EQ(pool.shape()[0], 60);
@@ -385,11 +399,14 @@ TEST(GroupTokens, OperatorsOnExportedPagesComputeTheSame) {
       kvc_error error{};
       ASSERT_EQ(kvc_op_append(pool.c(), nullptr, slots.dl(), k.dl(), v.dl(), &error), KVC_OK)
           << error.message;
-      ASSERT_EQ(kvc_attn(cache.forward, layer, nullptr, q.dl(), nullptr, nullptr, out.dl(), lse.dl(), &error),
+      ASSERT_EQ(kvc_attn(cache.forward, layer, nullptr, q.dl(), nullptr, nullptr, out.dl(),
+                         lse.dl(), &error),
                 KVC_OK)
           << error.message;
-      Indices<int32_t> lens = narrow(table(KVC_TABLE_SEQ_LENS)), rows = narrow(table(KVC_TABLE_QO_INDPTR));
-      Indices<int32_t> indptr = narrow(table(KVC_TABLE_INDPTR)), indices = narrow(table(KVC_TABLE_INDICES));
+      Indices<int32_t> lens = narrow(table(KVC_TABLE_SEQ_LENS)),
+                       rows = narrow(table(KVC_TABLE_QO_INDPTR));
+      Indices<int32_t> indptr = narrow(table(KVC_TABLE_INDPTR)),
+                       indices = narrow(table(KVC_TABLE_INDICES));
       const std::vector<int64_t> padded = table(KVC_TABLE_BLOCK_TABLE);
       Indices<int32_t> blocks = narrow(padded, {2, static_cast<int64_t>(padded.size() / 2)});
       kvc_op_table op_table{};
@@ -406,10 +423,12 @@ TEST(GroupTokens, OperatorsOnExportedPagesComputeTheSame) {
         op_table.page_indptr = csr ? indptr.dl() : nullptr;
         op_table.page_indices = csr ? indices.dl() : nullptr;
         op_table.block_table = csr ? nullptr : blocks.dl();
-        ASSERT_EQ(kvc_op_attention_paged(pool.c(), &op_table, &opt, q.dl(), by_op.dl(), op_lse.dl(), &error),
+        ASSERT_EQ(kvc_op_attention_paged(pool.c(), &op_table, &opt, q.dl(), by_op.dl(), op_lse.dl(),
+                                         &error),
                   KVC_OK)
             << error.message;
-        EXPECT_LE(largest_difference(out, by_op), 1e-5) << "layer " << l << (csr ? " CSR" : " padded");
+        EXPECT_LE(largest_difference(out, by_op), 1e-5)
+            << "layer " << l << (csr ? " CSR" : " padded");
         EXPECT_LE(largest_difference(lse, op_lse), 1e-5);
       }
     }

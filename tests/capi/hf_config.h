@@ -1,4 +1,5 @@
-// A Hugging Face configuration read through the C interface, into an array full of bytes that nobody may rely on.
+// A Hugging Face configuration read through the C interface, into an array full of bytes that
+// nobody may rely on.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -59,7 +60,8 @@ class HfModel {
     }
     num_elements = count;
     for (size_t i = 0; i < kGuardWords * sizeof(uint64_t); ++i) {
-      EXPECT_EQ(bytes()[count * stride + i], kPoison) << "byte " << i << " behind the array was written";
+      EXPECT_EQ(bytes()[count * stride + i], kPoison)
+          << "byte " << i << " behind the array was written";
     }
   }
 
@@ -77,7 +79,8 @@ class HfModel {
     return layer(i).rope == nullptr ? none : *layer(i).rope;
   }
 
-  // One letter per layer: A attention, W with a window, K in chunks, L latent, C cross, S state, R reads another layer, - none.
+  // One letter per layer: A attention, W with a window, K in chunks, L latent, C cross, S state, R
+  // reads another layer, - none.
   std::string kinds() {
     std::string out;
     for (size_t i = 0; i < num_layers(); ++i) {
@@ -108,7 +111,8 @@ class HfModel {
     for (int32_t k = 0; k < one.num_states; ++k) {
       const kvc_state_spec& state = one.states[k];
       out += k == 0 ? "[" : ", [";
-      for (int32_t d = 0; d < state.ndim; ++d) out += (d == 0 ? "" : ", ") + std::to_string(state.shape[d]);
+      for (int32_t d = 0; d < state.ndim; ++d)
+        out += (d == 0 ? "" : ", ") + std::to_string(state.shape[d]);
       out += state.dtype.bits == 32          ? "] float32"
              : state.dtype.code == kDLBfloat ? "] bfloat16"
                                              : "] float16";
@@ -116,7 +120,8 @@ class HfModel {
     return out;
   }
 
-  // A plan of these layers with the model's own lengths; pages enough for one request are not asked for.
+  // A plan of these layers with the model's own lengths; pages enough for one request are not asked
+  // for.
   kvc_plan* plan(kvc_error* err) {
     kvc_plan* out = nullptr;
     const kvc_status result = kvc_plan_create(&config, &out, err);

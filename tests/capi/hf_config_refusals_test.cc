@@ -1,4 +1,5 @@
-// Texts that kvc_config_from_hf_json has to turn down: broken, hostile, unknown, too large for the caller's array.
+// Texts that kvc_config_from_hf_json has to turn down: broken, hostile, unknown, too large for the
+// caller's array.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 namespace kvc::test {
 namespace {
 
-kvc_error refused(const std::string& json, kvc_status status, std::initializer_list<const char*> parts) {
+kvc_error refused(const std::string& json, kvc_status status,
+                  std::initializer_list<const char*> parts) {
   kvc_config config{};
   (void)kvc_config_init(&config, sizeof config);
   size_t n = 7;
@@ -25,7 +27,8 @@ kvc_error refused(const std::string& json, kvc_status status, std::initializer_l
 }
 
 std::string llama(const std::string& fields) {
-  return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2)" +
+  return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+      "num_hidden_layers": 2)" +
          (fields.empty() ? "" : ", " + fields) + "}";
 }
 
@@ -66,25 +69,31 @@ TEST(HfConfigRefusals, DepthLengthAndNumberOfValuesAreLimited) {
   refused(llama("\"x\": " + nested(64)), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
   refused(times(1000000, "["), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
   refused(times(1000000, "{\"a\":"), KVC_E_OUT_OF_RANGE, {"deeper than 64"});
-  refused(std::string((size_t{16} << 20) + 1, ' '), KVC_E_OUT_OF_RANGE, {"longer than 16777216 bytes"});
-  refused(llama("\"x\": [1" + times(300000, ",1") + "]"), KVC_E_OUT_OF_RANGE, {"more than 262144 values"});
+  refused(std::string((size_t{16} << 20) + 1, ' '), KVC_E_OUT_OF_RANGE,
+          {"longer than 16777216 bytes"});
+  refused(llama("\"x\": [1" + times(300000, ",1") + "]"), KVC_E_OUT_OF_RANGE,
+          {"more than 262144 values"});
 }
 
 TEST(HfConfigRefusals, NumbersBeyondReasonAreRefusedByName) {
   const auto with_layers = [](const std::string& value) {
-    return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": )" +
+    return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+        "num_hidden_layers": )" +
            value + "}";
   };
   EXPECT_EQ(
-      refused(with_layers("65537"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 65537", "1 to 65536"}).detail,
+      refused(with_layers("65537"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 65537", "1 to 65536"})
+          .detail,
       65537);
   refused(with_layers("0"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 0"});
   refused(with_layers("-3"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = -3"});
-  refused(with_layers("18446744073709551616"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 1.84467e+19"});
+  refused(with_layers("18446744073709551616"), KVC_E_OUT_OF_RANGE,
+          {"num_hidden_layers = 1.84467e+19"});
   refused(with_layers("18446744073709551615"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers"});
   refused(with_layers("1e308"), KVC_E_OUT_OF_RANGE, {"num_hidden_layers = 1e+308"});
   refused(with_layers("1e999"), KVC_E_OUT_OF_RANGE, {"beyond the range of a double"});
-  refused(with_layers("2.5"), KVC_E_INVALID_ARGUMENT, {"num_hidden_layers = 2.5, expected an integer"});
+  refused(with_layers("2.5"), KVC_E_INVALID_ARGUMENT,
+          {"num_hidden_layers = 2.5, expected an integer"});
   EXPECT_EQ(HfModel(with_layers("2.0")).status, KVC_OK) << "a whole number in decimals";
   refused(llama(R"("head_dim": 513)"), KVC_E_OUT_OF_RANGE, {"head_dim = 513", "1 to 512"});
   refused(llama(R"("num_key_value_heads": 3)"), KVC_E_INVALID_ARGUMENT,
@@ -93,19 +102,21 @@ TEST(HfConfigRefusals, NumbersBeyondReasonAreRefusedByName) {
           {"max_position_embeddings = 4294967296"});
   // Every state has at most 2^31 - 1 elements.
   refused(
-      R"({"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 1, "num_heads": 4096, "head_dim": 65536,
+      R"({"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 1,
+          "num_heads": 4096, "head_dim": 65536,
               "state_size": 65536, "n_groups": 1})",
       KVC_E_OUT_OF_RANGE, {"state is too large"});
 }
 
 TEST(HfConfigRefusals, TwoEntriesPerLayerKeepWithinTheLimitOfLayers) {
-  refused(R"({"model_type": "t5", "d_kv": 64, "num_heads": 2, "num_layers": 40000})", KVC_E_OUT_OF_RANGE,
-          {"80000 layers", "65536"});
+  refused(R"({"model_type": "t5", "d_kv": 64, "num_heads": 2, "num_layers": 40000})",
+          KVC_E_OUT_OF_RANGE, {"80000 layers", "65536"});
 }
 
 TEST(HfConfigRefusals, FieldsOfTheWrongTypeAreNamedByTheirPath) {
   const auto text = [](const std::string& fields) {
-    return R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 512, )" +
+    return R"({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+        "sliding_window": 512, )" +
            fields + "}}";
   };
   refused(text(R"("num_hidden_layers": "62")"), KVC_E_INVALID_ARGUMENT,
@@ -118,11 +129,13 @@ TEST(HfConfigRefusals, FieldsOfTheWrongTypeAreNamedByTheirPath) {
           {"text_config.layer_types is a string, expected an array"});
   refused(text(R"("layer_types": ["full_attention"])"), KVC_E_INVALID_ARGUMENT,
           {"text_config.layer_types has 1 entries, expected one per layer: 26"});
-  refused(R"({"model_type": 7})", KVC_E_INVALID_ARGUMENT, {"model_type is a number, expected a string"});
+  refused(R"({"model_type": 7})", KVC_E_INVALID_ARGUMENT,
+          {"model_type is a number, expected a string"});
   refused(R"({"model_type": "llama", "torch_dtype": 16})", KVC_E_INVALID_ARGUMENT,
           {"torch_dtype is a number"});
   refused(
-      R"({"model_type": "llama4", "text_config": {"model_type": "llama4_text", "no_rope_layers": [1, 2]}})",
+      R"({"model_type": "llama4", "text_config": {"model_type": "llama4_text",
+          "no_rope_layers": [1, 2]}})",
       KVC_E_OUT_OF_RANGE, {"text_config.no_rope_layers[1] = 2"});
 }
 
@@ -135,24 +148,32 @@ TEST(HfConfigRefusals, MissingFieldsAreNamed) {
           KVC_E_INVALID_ARGUMENT, {"kv_lora_rank is missing"});
   refused(R"({"model_type": "mistral", "num_hidden_layers": 1, "num_attention_heads": 2})",
           KVC_E_INVALID_ARGUMENT, {"hidden_size is missing"});
-  refused(R"({"model_type": "kimi_linear", "num_hidden_layers": 3, "num_attention_heads": 2, "kv_lora_rank": 8,
+  refused(
+      R"({"model_type": "kimi_linear", "num_hidden_layers": 3, "num_attention_heads": 2,
+          "kv_lora_rank": 8,
               "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8,
-              "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [3], "num_heads": 2, "head_dim": 8}})",
-          KVC_E_INVALID_ARGUMENT, {"layer 2 neither in kda_layers nor in full_attn_layers"});
+              "linear_attn_config": {"kda_layers": [1], "full_attn_layers": [3], "num_heads": 2,
+                  "head_dim": 8}})",
+      KVC_E_INVALID_ARGUMENT, {"layer 2 neither in kda_layers nor in full_attn_layers"});
 }
 
 TEST(HfConfigRefusals, UnknownModelsAndFeaturesAreNamed) {
   refused(R"({"model_type": "perceptron"})", KVC_E_UNSUPPORTED,
           {"model_type = 'perceptron' is not supported"});
   refused(R"({"model_type": "deepseek_v32"})", KVC_E_UNSUPPORTED, {"deepseek_v32", "indexer keys"});
-  refused(R"({"model_type": "deepseek_v4"})", KVC_E_UNSUPPORTED, {"deepseek_v4", "compressed tokens"});
+  refused(R"({"model_type": "deepseek_v4"})", KVC_E_UNSUPPORTED,
+          {"deepseek_v4", "compressed tokens"});
   refused(R"({"model_type": "deepseek_v3", "index_topk": 2048})", KVC_E_UNSUPPORTED,
           {"index_topk", "indexer keys"});
-  refused(llama(R"("torch_dtype": "float8_e4m3fn")"), KVC_E_UNSUPPORTED, {"torch_dtype = 'float8_e4m3fn'"});
-  refused(R"({"model_type": "gemma3_text", "use_bidirectional_attention": true, "num_attention_heads": 1})",
-          KVC_E_UNSUPPORTED, {"use_bidirectional_attention"});
+  refused(llama(R"("torch_dtype": "float8_e4m3fn")"), KVC_E_UNSUPPORTED,
+          {"torch_dtype = 'float8_e4m3fn'"});
   refused(
-      R"({"model_type": "gemma2", "num_hidden_layers": 1, "num_attention_heads": 1, "layer_types": ["banded"]})",
+      R"({"model_type": "gemma3_text", "use_bidirectional_attention": true,
+          "num_attention_heads": 1})",
+      KVC_E_UNSUPPORTED, {"use_bidirectional_attention"});
+  refused(
+      R"({"model_type": "gemma2", "num_hidden_layers": 1, "num_attention_heads": 1,
+          "layer_types": ["banded"]})",
       KVC_E_UNSUPPORTED, {"layer_types[0] = 'banded'"});
   // Text of the caller's never reaches a message as it is.
   refused("{\"model_type\": \"\\u0007\xc3\xa4" + times(100, "x") + "\"}", KVC_E_UNSUPPORTED,
@@ -168,20 +189,28 @@ TEST(HfConfigRefusals, ArraysAndStructsOfTheCaller) {
     return [=](kvc_error* err) { return kvc_config_from_hf_json(text, c, layers, count, err); };
   };
   expect_error(KVC_E_INVALID_ARGUMENT, {"json is NULL"}, call(nullptr, &config, nullptr, &n));
-  expect_error(KVC_E_INVALID_ARGUMENT, {"config is NULL"}, call(json.c_str(), nullptr, nullptr, &n));
-  expect_error(KVC_E_INVALID_ARGUMENT, {"n is NULL"}, call(json.c_str(), &config, nullptr, nullptr));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config is NULL"},
+               call(json.c_str(), nullptr, nullptr, &n));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"n is NULL"},
+               call(json.c_str(), &config, nullptr, nullptr));
   size_t none = 0;
-  expect_error(KVC_E_INVALID_ARGUMENT, {"*n = 0"}, call(json.c_str(), &config, model.layers(), &none));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"*n = 0"},
+               call(json.c_str(), &config, model.layers(), &none));
   kvc_config unsized{};
-  expect_error(KVC_E_INVALID_ARGUMENT, {"config->struct_size = 0"}, call(json.c_str(), &unsized, nullptr, &n));
+  expect_error(KVC_E_INVALID_ARGUMENT, {"config->struct_size = 0"},
+               call(json.c_str(), &unsized, nullptr, &n));
   kvc_config short_config{};
   short_config.struct_size = offsetof(kvc_config, max_seq_len);
-  expect_error(KVC_E_INVALID_ARGUMENT, {"max_seq_len"}, call(json.c_str(), &short_config, nullptr, &n));
-  for (const size_t stride : {size_t{0}, size_t{4}, sizeof(kvc_layer) + 4, size_t{1} << 40, size_t{8}}) {
+  expect_error(KVC_E_INVALID_ARGUMENT, {"max_seq_len"},
+               call(json.c_str(), &short_config, nullptr, &n));
+  for (const size_t stride :
+       {size_t{0}, size_t{4}, sizeof(kvc_layer) + 4, size_t{1} << 40, size_t{8}}) {
     model.layers()->struct_size = stride;
     kvc_error error{};
-    EXPECT_NE(kvc_config_from_hf_json(json.c_str(), &config, model.layers(), &n, &error), KVC_OK) << stride;
-    EXPECT_NE(std::string(error.message).find(std::to_string(stride)), std::string::npos) << error.message;
+    EXPECT_NE(kvc_config_from_hf_json(json.c_str(), &config, model.layers(), &n, &error), KVC_OK)
+        << stride;
+    EXPECT_NE(std::string(error.message).find(std::to_string(stride)), std::string::npos)
+        << error.message;
   }
 }
 
@@ -192,8 +221,9 @@ TEST(HfConfigRefusals, ATooSmallArrayIsLeftAloneAndTheCountIsGiven) {
   for (size_t capacity = 1; capacity < whole.num_elements; ++capacity) {
     std::memset(static_cast<void*>(layers.data()), 0x77, layers.size() * sizeof(kvc_layer));
     layers[0].struct_size = sizeof(kvc_layer);
-    const std::vector<unsigned char> before(reinterpret_cast<unsigned char*>(layers.data()),
-                                            reinterpret_cast<unsigned char*>(layers.data() + layers.size()));
+    const std::vector<unsigned char> before(
+        reinterpret_cast<unsigned char*>(layers.data()),
+        reinterpret_cast<unsigned char*>(layers.data() + layers.size()));
     kvc_config config{};
     config.struct_size = sizeof config;
     size_t n = capacity;
@@ -222,8 +252,8 @@ TEST(HfConfigRefusals, RandomlyChangedTextsGiveAStatusAndWhatIsAcceptedCanBePlan
     Random random(seed);
     std::string text = random.pick(texts);
     for (int64_t change = random.range(1, 3); change > 0; --change) {
-      const size_t colon =
-          text.find(": ", static_cast<size_t>(random.range(0, static_cast<int64_t>(text.size()) - 1)));
+      const size_t colon = text.find(
+          ": ", static_cast<size_t>(random.range(0, static_cast<int64_t>(text.size()) - 1)));
       if (colon == std::string::npos) continue;
       const size_t end = text.find_first_of(",\n", colon);
       text.replace(colon + 2, end - colon - 2, random.pick(pieces));

@@ -18,7 +18,8 @@ struct Loaded : HfModel {
 
 // A small Llama with these fields beside its own.
 std::string llama_with(const std::string& fields) {
-  return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2,
+  return R"({"model_type": "llama", "hidden_size": 256, "num_attention_heads": 4,
+      "num_hidden_layers": 2,
              "max_position_embeddings": 4096, )" +
          fields + "}";
 }
@@ -83,7 +84,8 @@ TEST(HfConfigRope, LayersThatDoNotRotateHaveNoRope) {
                                                    {"whisper-large-v3", 0},
                                                    {"granite-4.0-h-small", 5},
                                                    {"llama-3.2-11b-vision", 3}};
-  for (const auto& [name, layer] : layers) EXPECT_EQ(Loaded(name).layer(layer).rope, nullptr) << name;
+  for (const auto& [name, layer] : layers)
+    EXPECT_EQ(Loaded(name).layer(layer).rope, nullptr) << name;
 }
 
 TEST(HfConfigRope, LayersThatRotateAlikeShareOneRope) {
@@ -147,7 +149,8 @@ TEST(HfConfigRope, YarnWithoutRoundingBecomesFactorsPerFrequency) {
   EXPECT_EQ(rope.scaling, KVC_ROPE_SCALING_NONE);
   ASSERT_EQ(rope.num_freq_factors, 32);
   EXPECT_DOUBLE_EQ(rope.attention_factor, 0.1 * std::log(32.0) + 1);
-  // Ends of the ramp by hand: 64 ln(4096 / (turns 2 pi)) / (2 ln 150000) is 8.0928 for 32 turns and 17.3980 for one.
+  // Ends of the ramp by hand: 64 ln(4096 / (turns 2 pi)) / (2 ln 150000) is 8.0928 for 32 turns and
+  // 17.3980 for one.
   EXPECT_EQ(rope.freq_factors[8], 1);
   EXPECT_EQ(rope.freq_factors[18], 32);
   const double stretched = (12 - 8.0928) / (17.3980 - 8.0928);
@@ -188,8 +191,10 @@ TEST(HfConfigRope, ProportionalRotationTurnsTheFirstPairsAtFullWidth) {
 }
 
 TEST(HfConfigRope, NewAndOldSpellingMeanTheSame) {
-  HfModel old_way(llama_with(R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 4})"));
-  HfModel new_way(llama_with(R"("rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5})"));
+  HfModel old_way(
+      llama_with(R"("rope_theta": 500000, "rope_scaling": {"type": "linear", "factor": 4})"));
+  HfModel new_way(
+      llama_with(R"("rope_parameters": {"rope_type": "linear", "factor": 4, "rope_theta": 5e5})"));
   for (HfModel* model : {&old_way, &new_way}) {
     ASSERT_EQ(model->status, KVC_OK) << model->message;
     EXPECT_DOUBLE_EQ(model->rope(0).theta, 500000);
@@ -200,7 +205,8 @@ TEST(HfConfigRope, NewAndOldSpellingMeanTheSame) {
 TEST(HfConfigRope, AScalingThatChangesWithTheLengthIsRefusedByName) {
   HfModel model(llama_with(R"("rope_scaling": {"type": "dynamic", "factor": 2.0})"));
   EXPECT_EQ(model.status, KVC_E_UNSUPPORTED);
-  EXPECT_NE(model.message.find("rope_scaling.type = 'dynamic'"), std::string::npos) << model.message;
+  EXPECT_NE(model.message.find("rope_scaling.type = 'dynamic'"), std::string::npos)
+      << model.message;
 }
 
 TEST(HfConfigRope, NumbersThatMakeNoRotationAreRefused) {
@@ -212,7 +218,8 @@ TEST(HfConfigRope, NumbersThatMakeNoRotationAreRefused) {
       {R"("rope_scaling": {"type": "linear"})", "rope_scaling.factor is missing"},
       {R"("rope_scaling": {"type": "linear", "factor": 0})", "rope_scaling.factor = 0"},
       {R"("rope_scaling": {"type": "linear", "factor": "8"})", "rope_scaling.factor is a string"},
-      {R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 1})",
+      {R"("rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 4,
+          "high_freq_factor": 1})",
        "high_freq_factor"},
       {R"("rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]})",
        "rope_scaling.short_factor has 1 numbers, expected 32"},
@@ -225,7 +232,8 @@ TEST(HfConfigRope, NumbersThatMakeNoRotationAreRefused) {
   for (const auto& [fields, part] : bad) {
     HfModel model(llama_with(fields));
     EXPECT_NE(model.status, KVC_OK) << fields;
-    EXPECT_NE(model.message.find(part), std::string::npos) << fields << " gives '" << model.message << "'";
+    EXPECT_NE(model.message.find(part), std::string::npos)
+        << fields << " gives '" << model.message << "'";
   }
 }
 

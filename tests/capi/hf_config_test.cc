@@ -61,7 +61,8 @@ const Family kFamilies[] = {
     {"llama-2-7b", times(32, "A"), "32/32 heads of 128/128 float16", 4096},
     {"llama-3.1-8b", times(32, "A"), "32/8 heads of 128/128 bfloat16", 131072},
     {"llama-4-scout", times(12, "KKKA"), "40/8 heads of 128/128 bfloat16", 10485760},
-    {"llama-3.2-11b-vision", "AAAC" + times(7, "AAAAC") + "A", "32/8 heads of 128/128 bfloat16", 131072},
+    {"llama-3.2-11b-vision", "AAAC" + times(7, "AAAAC") + "A", "32/8 heads of 128/128 bfloat16",
+     131072},
     {"mistral-7b-v0.1", times(32, "W"), "32/8 heads of 128/128 bfloat16", 32768},
     {"mixtral-8x7b", times(32, "A"), "32/8 heads of 128/128 bfloat16", 32768},
     {"qwen2.5-7b", times(28, "A"), "28/4 heads of 128/128 bfloat16", 131072},
@@ -87,8 +88,8 @@ const Family kFamilies[] = {
     {"olmo-2-7b", times(32, "A"), "32/32 heads of 128/128 float32", 4096},
     {"olmo-3-7b", times(8, "WWWA"), "32/32 heads of 128/128 bfloat16", 65536},
     {"granite-3.3-8b", times(40, "A"), "32/8 heads of 128/128 bfloat16", 131072},
-    {"granite-4.0-h-small", "SSSSSA" + times(3, "SSSSSSSSSA") + "SSSS", "32/8 heads of 128/128 bfloat16",
-     131072},
+    {"granite-4.0-h-small", "SSSSSA" + times(3, "SSSSSSSSSA") + "SSSS",
+     "32/8 heads of 128/128 bfloat16", 131072},
     {"mimo-v2-flash", "AWWWWA" + times(7, "WWWWWA"), "64/4 heads of 192/128 bfloat16", 262144},
     {"bloom-7b1", times(30, "A"), "32/32 heads of 128/128 float16", 2048},
     {"falcon-7b", times(32, "A"), "71/1 heads of 64/64 bfloat16", 2048},
@@ -104,8 +105,8 @@ const Family kFamilies[] = {
     {"zamba2-2.7b", zamba2(), "32/32 heads of 160/160 bfloat16", 4096},
     {"falcon-h1-7b", times(44, "AS"), "12/2 heads of 128/128 bfloat16", 262144},
     {"bamba-9b", "SSSSSSSSSASSSSSSSSASSSSSSSSASSSS", "32/8 heads of 128/128 bfloat16", 262144},
-    {"nemotron-h-8b", "S-S-S-SA" + times(3, "-S-S-S-S-SA") + "-S-S-S-S-S-", "32/8 heads of 128/128 bfloat16",
-     8192},
+    {"nemotron-h-8b", "S-S-S-SA" + times(3, "-S-S-S-S-SA") + "-S-S-S-S-S-",
+     "32/8 heads of 128/128 bfloat16", 8192},
     {"lfm2-1.2b", "SSASSASSASASASAS", "32/8 heads of 64/64 bfloat16", 128000},
     {"t5-large", times(24, "AC"), "16/16 heads of 64/64 bfloat16", 512},
     {"whisper-large-v3", times(32, "AC"), "20/20 heads of 64/64 float16", 448},
@@ -136,9 +137,10 @@ TEST(HfConfig, EveryFamilyOfTheFolderHasItsFactsWrittenDownHere) {
 
 TEST(HfConfig, WindowsAndChunksAreThoseOfTheModel) {
   const std::vector<std::pair<const char*, int64_t>> windows = {
-      {"mistral-7b-v0.1", 4096}, {"gemma-2-9b", 4096},  {"gemma-3-27b", 1024},       {"gemma-3n-e4b", 512},
-      {"gemma-4-31b", 1024},     {"gpt-oss-20b", 128},  {"phi-3-mini-128k", 262144}, {"command-r7b", 4096},
-      {"olmo-3-7b", 4096},       {"mimo-v2-flash", 128}};
+      {"mistral-7b-v0.1", 4096},   {"gemma-2-9b", 4096},  {"gemma-3-27b", 1024},
+      {"gemma-3n-e4b", 512},       {"gemma-4-31b", 1024}, {"gpt-oss-20b", 128},
+      {"phi-3-mini-128k", 262144}, {"command-r7b", 4096}, {"olmo-3-7b", 4096},
+      {"mimo-v2-flash", 128}};
   for (const auto& [name, window] : windows) {
     SCOPED_TRACE(name);
     Loaded model(name);
@@ -162,7 +164,8 @@ TEST(HfConfig, LayersOfOneModelMayHaveDifferentHeads) {
 
 TEST(HfConfig, SharedLayersReadTheLastLayerOfTheirTypeThatKeepsSomething) {
   Loaded model("gemma-3n-e4b");
-  for (size_t i = 20; i < 35; ++i) EXPECT_EQ(model.layer(i).source_layer, (i + 1) % 5 == 0 ? 19 : 18) << i;
+  for (size_t i = 20; i < 35; ++i)
+    EXPECT_EQ(model.layer(i).source_layer, (i + 1) % 5 == 0 ? 19 : 18) << i;
 }
 
 TEST(HfConfig, LatentLayersSayRankAndRotatedPart) {
@@ -205,13 +208,15 @@ TEST(HfConfig, TheEncodersLengthIsSetWhereItIsKnown) {
 // Nested configurations are written without what equals the class's default; null is not a default.
 TEST(HfConfig, NestedConfigurationsMayLeaveOutWhatTheirClassKnows) {
   const auto nested = [](const std::string& type, const std::string& fields) {
-    return HfModel(R"({"model_type": "some_vl", "torch_dtype": "float16", "text_config": {"model_type": ")" +
-                   type + "\"" + (fields.empty() ? "" : ", " + fields) + "}}");
+    return HfModel(
+        R"({"model_type": "some_vl", "torch_dtype": "float16", "text_config": {"model_type": ")" +
+        type + "\"" + (fields.empty() ? "" : ", " + fields) + "}}");
   };
   HfModel llama = nested("llama", "");  // LLaVA 1.5
   EXPECT_EQ(llama.kinds(), times(32, "A"));
   EXPECT_EQ(llama.heads(0), "32/32 heads of 128/128 float16");
-  HfModel mistral = nested("mistral", ""), no_window = nested("mistral", R"("sliding_window": null)");
+  HfModel mistral = nested("mistral", ""),
+          no_window = nested("mistral", R"("sliding_window": null)");
   EXPECT_EQ(mistral.kinds(), times(32, "W"));
   EXPECT_EQ(mistral.layer(0).window, 4096);
   EXPECT_EQ(no_window.kinds(), times(32, "A"));
@@ -233,8 +238,9 @@ TEST(HfConfig, OtherFieldsOfTheConfigStayAsTheyAre) {
   before.struct_size = sizeof before;
   kvc_config after = before;
   size_t n = model.num_elements;
-  ASSERT_EQ(kvc_config_from_hf_json(hf_text("llama-3.1-8b").c_str(), &after, model.layers(), &n, nullptr),
-            KVC_OK);
+  ASSERT_EQ(
+      kvc_config_from_hf_json(hf_text("llama-3.1-8b").c_str(), &after, model.layers(), &n, nullptr),
+      KVC_OK);
   EXPECT_EQ(after.num_layers, 32);
   EXPECT_EQ(after.layers, model.layers());
   EXPECT_EQ(after.max_seq_len, 131072);
@@ -260,7 +266,8 @@ TEST(HfConfig, LongerStructsOfTheCallerGetAZeroTail) {
 
 TEST(HfConfig, AShorterStructThatHoldsAllThatIsNeededIsEnough) {
   // Only STATE layers need what lies behind source_layer.
-  constexpr size_t kStride = offsetof(kvc_layer, latent_rope_dim) + sizeof(int32_t) + sizeof(int32_t);
+  constexpr size_t kStride =
+      offsetof(kvc_layer, latent_rope_dim) + sizeof(int32_t) + sizeof(int32_t);
   HfModel model(hf_text("llama-3.1-8b"), kStride - kStride % 8);
   EXPECT_EQ(model.status, KVC_OK) << model.message;
   HfModel states(hf_text("mamba-2.8b"), kStride - kStride % 8);

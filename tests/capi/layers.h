@@ -1,5 +1,5 @@
-// Layers of every kind in float32, views of tokens, and attention written out in double: what the tests of windows, trees and kinds of
-// layers share.
+// Layers of every kind in float32, views of tokens, and attention written out in double: what the
+// tests of windows, trees and kinds of layers share.
 #pragma once
 
 #include <algorithm>
@@ -122,7 +122,8 @@ struct Net {
 // Rows [begin, begin + count) of dimension 0 of a tensor.
 class Rows {
  public:
-  Rows(HostTensor& tensor, int64_t begin, int64_t count) : shape_(tensor.shape()), view_(*tensor.dl()) {
+  Rows(HostTensor& tensor, int64_t begin, int64_t count)
+      : shape_(tensor.shape()), view_(*tensor.dl()) {
     shape_[0] = count;
     view_.shape = shape_.data();
     view_.data = tensor.at(begin);
@@ -166,22 +167,27 @@ inline double largest_difference(HostTensor& a, HostTensor& b) {
   return largest;
 }
 
-// Appends tokens [begin, begin + count) of `tokens` to a layer of one sequence and attends; rows of `out` are written.
+// Appends tokens [begin, begin + count) of `tokens` to a layer of one sequence and attends; rows of
+// `out` are written.
 inline void attend_rows(Cache& cache, kvc_seq seq, int32_t layer, Tokens& tokens, int64_t begin,
                         int64_t count, HostTensor& out, const kvc_attn_opt* opt = nullptr) {
   ASSERT_EQ(cache.begin({seq}, {count}), KVC_OK);
-  Rows q(tokens.q, begin, count), k(tokens.k, begin, count), v(tokens.v, begin, count), to(out, begin, count);
+  Rows q(tokens.q, begin, count), k(tokens.k, begin, count), v(tokens.v, begin, count),
+      to(out, begin, count);
   kvc_error error{};
-  ASSERT_EQ(kvc_attn(cache.forward, layer, opt, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, &error), KVC_OK)
+  ASSERT_EQ(kvc_attn(cache.forward, layer, opt, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, &error),
+            KVC_OK)
       << error.message;
   cache.finish();
 }
 
-// Pair (i, i + rotary/2) of `row` from element `begin` on, turned to a position: KVC_ROPE_HALF with theta 10000.
+// Pair (i, i + rotary/2) of `row` from element `begin` on, turned to a position: KVC_ROPE_HALF with
+// theta 10000.
 inline std::vector<double> rotated(std::vector<double> row, double position, size_t begin = 0) {
   const size_t pairs = (row.size() - begin) / 2;
   for (size_t i = 0; i < pairs; ++i) {
-    const double angle = position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs));
+    const double angle =
+        position * std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs));
     double &x = row[begin + i], &y = row[begin + i + pairs];
     const double turned = x * std::cos(angle) - y * std::sin(angle);
     y = x * std::sin(angle) + y * std::cos(angle);
@@ -196,7 +202,8 @@ inline std::vector<double> row_of(HostTensor& tensor, int64_t row, int64_t head)
   return values;
 }
 
-// One query over some keys. `turn(row, key)` rotates q (key = -1 - j asks for q as key j meets it) and keys; empty: no rotation.
+// One query over some keys. `turn(row, key)` rotates q (key = -1 - j asks for q as key j meets it)
+// and keys; empty: no rotation.
 struct NaiveQuery {
   using Turn = std::function<std::vector<double>(std::vector<double>, int64_t)>;
   Tokens& tokens;
@@ -217,7 +224,8 @@ struct NaiveQuery {
       for (size_t d = 0; d < q.size(); ++d) score += q[d] * k[d];
       const double share = std::exp(factor * score);
       weight += share;
-      for (size_t d = 0; d < sum.size(); ++d) sum[d] += share * values.get(key, 0, static_cast<int64_t>(d));
+      for (size_t d = 0; d < sum.size(); ++d)
+        sum[d] += share * values.get(key, 0, static_cast<int64_t>(d));
     }
     for (double& element : sum) element = weight == 0 ? 0 : element / weight;
     return sum;
@@ -287,7 +295,8 @@ inline kvc_stats stats_of(const Cache& cache) {
 
 inline int64_t length_of(const Cache& cache, kvc_seq seq) { return info_of(cache, seq).length; }
 
-// Appends so many tokens whose contents don't matter to a sequence, which is added when it is not there.
+// Appends so many tokens whose contents don't matter to a sequence, which is added when it is not
+// there.
 inline void add_tokens(Cache& cache, kvc_seq seq, int64_t count) {
   const kvc_status added = kvc_seq_add(cache.get(), seq, nullptr);
   ASSERT_TRUE(added == KVC_OK || added == KVC_E_ALREADY_EXISTS);

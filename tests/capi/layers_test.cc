@@ -1,10 +1,12 @@
-// Layers that share, join or keep nothing: SHARED, K = V, NONE; and what holds for the calls on every kind.
+// Layers that share, join or keep nothing: SHARED, K = V, NONE; and what holds for the calls on
+// every kind.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
 namespace {
 
-// ---------------------------------------------------------------------------------------------------------- SHARED
+// ----------------------------------------------------------------------------------------------
+// SHARED
 
 class Shared : public testing::Test {
  protected:
@@ -17,7 +19,9 @@ class Shared : public testing::Test {
     EXPECT_EQ(cache_->begin({1}, {7}), KVC_OK);
   }
   kvc_forward* fwd() const { return cache_->forward; }
-  void append() { ASSERT_EQ(kvc_kv_append(fwd(), 0, tokens_.k.dl(), tokens_.v.dl(), nullptr), KVC_OK); }
+  void append() {
+    ASSERT_EQ(kvc_kv_append(fwd(), 0, tokens_.k.dl(), tokens_.v.dl(), nullptr), KVC_OK);
+  }
   kvc_rope rope_;
   Net net_{{attention_layer(6), mla_layer(), shared_layer(0), shared_layer(1), cross_layer()}};
   std::unique_ptr<Cache> cache_;
@@ -27,9 +31,11 @@ class Shared : public testing::Test {
 
 TEST_F(Shared, AttendsLikeItsSource) {
   append();
-  ASSERT_EQ(kvc_attn(fwd(), 0, nullptr, tokens_.q.dl(), nullptr, nullptr, out_.dl(), nullptr, nullptr),
-            KVC_OK);
-  HostTensor q(Elem::kF32, {7, 3, kDim}), shared(Elem::kF32, {7, 3, kDim}), free(Elem::kF32, {7, 3, kDim});
+  ASSERT_EQ(
+      kvc_attn(fwd(), 0, nullptr, tokens_.q.dl(), nullptr, nullptr, out_.dl(), nullptr, nullptr),
+      KVC_OK);
+  HostTensor q(Elem::kF32, {7, 3, kDim}), shared(Elem::kF32, {7, 3, kDim}),
+      free(Elem::kF32, {7, 3, kDim});
   for (int64_t t = 0; t < 7; ++t) {
     for (int64_t h = 0; h < 3; ++h) {
       for (int64_t d = 0; d < kDim; ++d) q.set(tokens_.q.get(t, h % 2, d), t, h, d);
@@ -38,12 +44,14 @@ TEST_F(Shared, AttendsLikeItsSource) {
   expect_ok([&](kvc_error* err) {
     return kvc_attn(fwd(), 2, nullptr, q.dl(), nullptr, nullptr, shared.dl(), nullptr, err);
   });
-  expect_ok(
-      [&](kvc_error* err) { return kvc_attn_shared_kv(fwd(), 0, nullptr, q.dl(), free.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_shared_kv(fwd(), 0, nullptr, q.dl(), free.dl(), nullptr, err);
+  });
   EXPECT_LE(largest_difference(shared, free), 1e-6);
   for (int64_t t = 0; t < 7; ++t) {
     for (int64_t h = 0; h < 3; ++h) {
-      for (int64_t d = 0; d < kDim; ++d) EXPECT_NEAR(shared.get(t, h, d), out_.get(t, h % 2, d), 1e-6);
+      for (int64_t d = 0; d < kDim; ++d)
+        EXPECT_NEAR(shared.get(t, h, d), out_.get(t, h % 2, d), 1e-6);
     }
   }
   HostTensor one(Elem::kF32, {7, 1, kDim}), one_out(Elem::kF32, {7, 1, kDim});
@@ -55,16 +63,18 @@ TEST_F(Shared, AttendsLikeItsSource) {
   });
   for (int64_t t = 0; t < 7; ++t) EXPECT_NEAR(one_out.get(t, 0, 5), out_.get(t, 1, 5), 1e-6);
   HostTensor cached(Elem::kF32, {7, 3, kDim});
-  expect_ok(
-      [&](kvc_error* err) { return kvc_attn_cached(fwd(), 2, nullptr, q.dl(), cached.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_cached(fwd(), 2, nullptr, q.dl(), cached.dl(), nullptr, err);
+  });
 }
 
 TEST_F(Shared, ReadsTheLatentsOfAnMlaLayer) {
   Tokens latents(7, 4, kHeads, kRank + kRopeDim, kRank);
   const kvc_attn_opt opt = scaled();
   HostTensor own(Elem::kF32, {7, kHeads, kRank}), shared(Elem::kF32, {7, kHeads, kRank});
-  ASSERT_EQ(kvc_attn(fwd(), 1, &opt, latents.q.dl(), latents.k.dl(), nullptr, own.dl(), nullptr, nullptr),
-            KVC_OK);
+  ASSERT_EQ(
+      kvc_attn(fwd(), 1, &opt, latents.q.dl(), latents.k.dl(), nullptr, own.dl(), nullptr, nullptr),
+      KVC_OK);
   expect_ok([&](kvc_error* err) {
     return kvc_attn(fwd(), 3, &opt, latents.q.dl(), nullptr, nullptr, shared.dl(), nullptr, err);
   });
@@ -102,7 +112,8 @@ TEST_F(Shared, IsPlannedWithoutPagesOfItsOwn) {
 }
 
 TEST_F(Shared, RefusesBadCalls) {
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const Call& fn) {
     expect_refused(*cache_, status, parts, fn);
     EXPECT_TRUE(out_.is_untouched());
   };
@@ -115,13 +126,15 @@ TEST_F(Shared, RefusesBadCalls) {
   });
   append();
   refused(KVC_E_INVALID_ARGUMENT, {"layer 2", "layer 0"}, [&](kvc_error* err) {
-    return kvc_attn(fwd(), 2, nullptr, three.dl(), tokens_.k.dl(), tokens_.v.dl(), out_.dl(), nullptr, err);
+    return kvc_attn(fwd(), 2, nullptr, three.dl(), tokens_.k.dl(), tokens_.v.dl(), out_.dl(),
+                    nullptr, err);
   });
-  refused(KVC_E_INVALID_STATE, {"kvc_kv_append", "layer 2", "SHARED"},
-          [&](kvc_error* err) { return kvc_kv_append(fwd(), 2, tokens_.k.dl(), tokens_.v.dl(), err); });
+  refused(KVC_E_INVALID_STATE, {"kvc_kv_append", "layer 2", "SHARED"}, [&](kvc_error* err) {
+    return kvc_kv_append(fwd(), 2, tokens_.k.dl(), tokens_.v.dl(), err);
+  });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_self", "layer 2", "SHARED"}, [&](kvc_error* err) {
-    return kvc_attn_self(fwd(), 2, nullptr, three.dl(), tokens_.k.dl(), tokens_.v.dl(), out_.dl(), nullptr,
-                         err);
+    return kvc_attn_self(fwd(), 2, nullptr, three.dl(), tokens_.k.dl(), tokens_.v.dl(), out_.dl(),
+                         nullptr, err);
   });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_shared_kv", "layer 2", "SHARED"}, [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd(), 2, nullptr, three.dl(), out_.dl(), nullptr, err);
@@ -129,9 +142,10 @@ TEST_F(Shared, RefusesBadCalls) {
   refused(KVC_E_INVALID_STATE, {"kvc_attn_shared_kv", "layer 4", "CROSS"}, [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd(), 4, nullptr, three.dl(), out_.dl(), nullptr, err);
   });
-  refused(KVC_E_OUT_OF_RANGE, {"layer 5 out of range: the cache has 5 layers"}, [&](kvc_error* err) {
-    return kvc_attn_shared_kv(fwd(), 5, nullptr, three.dl(), out_.dl(), nullptr, err);
-  });
+  refused(KVC_E_OUT_OF_RANGE, {"layer 5 out of range: the cache has 5 layers"},
+          [&](kvc_error* err) {
+            return kvc_attn_shared_kv(fwd(), 5, nullptr, three.dl(), out_.dl(), nullptr, err);
+          });
   refused(KVC_E_INVALID_ARGUMENT, {"q"}, [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd(), 0, nullptr, nullptr, out_.dl(), nullptr, err);
   });
@@ -162,13 +176,17 @@ TEST_F(Shared, ThePlanRefusesBadSources) {
     if (change) change(net.layers.back(), net.config);
     expect_error(status, parts, [&](kvc_error* err) { return plan_status(net.config, err); });
   };
-  refused(KVC_E_OUT_OF_RANGE, {"layers[1].source_layer", "1"}, {attention_layer(), shared_layer(1)});
-  refused(KVC_E_OUT_OF_RANGE, {"layers[0].source_layer", "0"}, {shared_layer(0), attention_layer()});
-  refused(KVC_E_OUT_OF_RANGE, {"layers[1].source_layer", "-1"}, {attention_layer(), shared_layer(-1)});
+  refused(KVC_E_OUT_OF_RANGE, {"layers[1].source_layer", "1"},
+          {attention_layer(), shared_layer(1)});
+  refused(KVC_E_OUT_OF_RANGE, {"layers[0].source_layer", "0"},
+          {shared_layer(0), attention_layer()});
+  refused(KVC_E_OUT_OF_RANGE, {"layers[1].source_layer", "-1"},
+          {attention_layer(), shared_layer(-1)});
   refused(KVC_E_UNSUPPORTED, {"layers[1].source_layer", "CROSS"}, {cross_layer(), shared_layer(0)});
   refused(KVC_E_UNSUPPORTED, {"layers[2].source_layer", "SHARED"},
           {attention_layer(), shared_layer(0), shared_layer(1)});
-  refused(KVC_E_UNSUPPORTED, {"layers[1].source_layer", "0", "layer 1"}, {attention_layer(), shared_layer(0)},
+  refused(KVC_E_UNSUPPORTED, {"layers[1].source_layer", "0", "layer 1"},
+          {attention_layer(), shared_layer(0)},
           [](kvc_layer&, kvc_config& c) { c.layer_begin = 1, c.layer_end = 2; });
   const std::vector<kvc_layer> good{attention_layer(), shared_layer(0)};
   refused(KVC_E_INVALID_ARGUMENT, {"layers[1].k_dim", "4", "8"}, good,
@@ -186,7 +204,8 @@ TEST_F(Shared, ThePlanRefusesBadSources) {
           [&](kvc_layer& l, kvc_config&) { l.rope = &rope; });
 }
 
-// ----------------------------------------------------------------------------------------------------------- K = V
+// ----------------------------------------------------------------------------------------------
+// K = V
 
 TEST(Joint, OneRowIsKAndV) {
   Net net({joint_layer(), attention_layer()});
@@ -196,18 +215,19 @@ TEST(Joint, OneRowIsKAndV) {
   Tokens tokens(9);
   HostTensor joint(Elem::kF32, {9, kHeads, kDim}), plain(Elem::kF32, {9, kHeads, kDim});
   expect_ok([&](kvc_error* err) {
-    return kvc_attn(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), nullptr, joint.dl(), nullptr,
-                    err);
+    return kvc_attn(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), nullptr, joint.dl(),
+                    nullptr, err);
   });
-  ASSERT_EQ(kvc_attn(cache.forward, 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.k.dl(), plain.dl(),
-                     nullptr, nullptr),
+  ASSERT_EQ(kvc_attn(cache.forward, 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.k.dl(),
+                     plain.dl(), nullptr, nullptr),
             KVC_OK);
   EXPECT_LE(largest_difference(joint, plain), 1e-6);
   joint.poison();
-  expect_ok([&](kvc_error* err) { return kvc_kv_append(cache.forward, 0, tokens.k.dl(), nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_kv_append(cache.forward, 0, tokens.k.dl(), nullptr, err); });
   expect_ok([&](kvc_error* err) {
-    return kvc_attn_self(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), nullptr, joint.dl(),
-                         nullptr, err);
+    return kvc_attn_self(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), nullptr,
+                         joint.dl(), nullptr, err);
   });
   EXPECT_LE(largest_difference(joint, plain), 1e-6);
   kvc_layer_info info{};
@@ -226,27 +246,32 @@ TEST(Joint, RefusesAV) {
   ASSERT_EQ(cache.begin({1}, {3}), KVC_OK);
   Tokens tokens(3);
   HostTensor out(Elem::kF32, {3, kHeads, kDim}), qkv(Elem::kF32, {3, kHeads + 2, kDim});
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const Call& fn) {
     expect_refused(cache, status, parts, fn);
     EXPECT_TRUE(out.is_untouched());
   };
   kvc_forward* fwd = cache.forward;
   refused(KVC_E_INVALID_ARGUMENT, {"v", "layer 0"}, [&](kvc_error* err) {
-    return kvc_attn(fwd, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr, err);
+    return kvc_attn(fwd, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr,
+                    err);
   });
   refused(KVC_E_INVALID_ARGUMENT, {"k"}, [&](kvc_error* err) {
     return kvc_attn(fwd, 0, nullptr, tokens.q.dl(), nullptr, tokens.v.dl(), out.dl(), nullptr, err);
   });
   refused(KVC_E_INVALID_ARGUMENT, {"v", "layer 0"},
           [&](kvc_error* err) { return kvc_kv_append(fwd, 0, tokens.k.dl(), tokens.v.dl(), err); });
-  refused(KVC_E_UNSUPPORTED, {"qkv", "layer 0"},
-          [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd, 0, nullptr, qkv.dl(), out.dl(), err); });
+  refused(KVC_E_UNSUPPORTED, {"qkv", "layer 0"}, [&](kvc_error* err) {
+    return kvc_attn_fused_qkv(fwd, 0, nullptr, qkv.dl(), out.dl(), err);
+  });
   ASSERT_EQ(kvc_kv_append(fwd, 0, tokens.k.dl(), nullptr, nullptr), KVC_OK);
-  refused(KVC_E_INVALID_ARGUMENT, {"v_out", "layer 0"},
-          [&](kvc_error* err) { return kvc_kv_gather(fwd, 0, 1, tokens.k.dl(), tokens.v.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"v_out", "layer 0"}, [&](kvc_error* err) {
+    return kvc_kv_gather(fwd, 0, 1, tokens.k.dl(), tokens.v.dl(), err);
+  });
   DLManagedTensorVersioned* exported = nullptr;
-  refused(KVC_E_UNSUPPORTED, {"layer 0"},
-          [&](kvc_error* err) { return kvc_export_pool(cache.get(), 0, KVC_POOL_V, &exported, err); });
+  refused(KVC_E_UNSUPPORTED, {"layer 0"}, [&](kvc_error* err) {
+    return kvc_export_pool(cache.get(), 0, KVC_POOL_V, &exported, err);
+  });
   EXPECT_EQ(exported, nullptr);
   kvc_layer uneven = joint_layer();
   uneven.v_dim = 4;
@@ -259,7 +284,8 @@ TEST(Joint, RefusesAV) {
                [&](kvc_error* err) { return plan_status(bad.config, err); });
 }
 
-// ------------------------------------------------------------------------------------------------------------ NONE
+// ----------------------------------------------------------------------------------------------
+// NONE
 
 TEST(NoLayer, IsAPlaceHolderForItsId) {
   Net net({attention_layer(), layer_of_kind(KVC_LAYER_NONE), attention_layer()});
@@ -283,7 +309,8 @@ TEST(NoLayer, IsAPlaceHolderForItsId) {
   };
   kvc_forward* fwd = cache.forward;
   refused(KVC_E_INVALID_STATE, [&](kvc_error* err) {
-    return kvc_attn(fwd, 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr, err);
+    return kvc_attn(fwd, 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr,
+                    err);
   });
   refused(KVC_E_INVALID_STATE, [&](kvc_error* err) {
     return kvc_attn_cached(fwd, 1, nullptr, tokens.q.dl(), out.dl(), nullptr, err);
@@ -299,8 +326,9 @@ TEST(NoLayer, IsAPlaceHolderForItsId) {
     return kvc_attn_cross(fwd, 1, nullptr, tokens.q.dl(), nullptr, nullptr, out.dl(), nullptr, err);
   });
   DLManagedTensorVersioned* exported = nullptr;
-  refused(KVC_E_UNSUPPORTED,
-          [&](kvc_error* err) { return kvc_export_pool(cache.get(), 1, KVC_POOL_K, &exported, err); });
+  refused(KVC_E_UNSUPPORTED, [&](kvc_error* err) {
+    return kvc_export_pool(cache.get(), 1, KVC_POOL_K, &exported, err);
+  });
   EXPECT_EQ(exported, nullptr);
 }
 
@@ -324,7 +352,8 @@ TEST(NoLayer, HasNoFields) {
   refused(KVC_E_UNSUPPORTED, "rope", [&](kvc_layer& l) { l.rope = &rope; });
 }
 
-// ------------------------------------------------------------------------------- what holds for all of these calls
+// ------------------------------------------------------------------------------- what holds for
+// all of these calls
 
 TEST(LayerCalls, DeadAndNullForwardsAreAnswered) {
   const std::vector<int64_t> shape{2};
@@ -341,14 +370,16 @@ TEST(LayerCalls, DeadAndNullForwardsAreAnswered) {
       state(Elem::kF32, {1, 2});
   for (kvc_forward* fwd : {dead, static_cast<kvc_forward*>(nullptr)}) {
     const auto refused = [&](const Call& fn) {
-      expect_refused(cache, fwd == nullptr ? KVC_E_INVALID_ARGUMENT : KVC_E_INVALID_STATE, {"fwd"}, fn);
+      expect_refused(cache, fwd == nullptr ? KVC_E_INVALID_ARGUMENT : KVC_E_INVALID_STATE, {"fwd"},
+                     fn);
     };
     refused([&](kvc_error* err) { return kvc_mla_append(fwd, 1, latent.dl(), err); });
     refused([&](kvc_error* err) {
       return kvc_attn_shared_kv(fwd, 0, nullptr, tokens.q.dl(), out.dl(), nullptr, err);
     });
     refused([&](kvc_error* err) {
-      return kvc_attn_cross(fwd, 2, nullptr, tokens.q.dl(), nullptr, nullptr, out.dl(), nullptr, err);
+      return kvc_attn_cross(fwd, 2, nullptr, tokens.q.dl(), nullptr, nullptr, out.dl(), nullptr,
+                            err);
     });
     refused([&](kvc_error* err) { return kvc_state_get(fwd, 3, 0, state.dl(), err); });
     refused([&](kvc_error* err) { return kvc_state_set(fwd, 3, 0, state.dl(), err); });
@@ -372,7 +403,8 @@ TEST(LayerCalls, WithoutStorageAreRefusedByName) {
     expect_refused(cache, KVC_E_UNSUPPORTED, {function, "storage = NONE"}, fn);
     EXPECT_TRUE(out.is_untouched() && state.is_untouched());
   };
-  refused("kvc_mla_append", [&](kvc_error* err) { return kvc_mla_append(fwd, 1, latent.dl(), err); });
+  refused("kvc_mla_append",
+          [&](kvc_error* err) { return kvc_mla_append(fwd, 1, latent.dl(), err); });
   refused("kvc_attn_shared_kv", [&](kvc_error* err) {
     return kvc_attn_shared_kv(fwd, 0, nullptr, tokens.q.dl(), out.dl(), nullptr, err);
   });
@@ -380,11 +412,13 @@ TEST(LayerCalls, WithoutStorageAreRefusedByName) {
     return kvc_attn(fwd, 4, nullptr, tokens.q.dl(), nullptr, nullptr, out.dl(), nullptr, err);
   });
   refused("kvc_attn_cross", [&](kvc_error* err) {
-    return kvc_attn_cross(fwd, 2, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr,
-                          err);
+    return kvc_attn_cross(fwd, 2, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
+                          nullptr, err);
   });
-  refused("kvc_state_get", [&](kvc_error* err) { return kvc_state_get(fwd, 3, 0, state.dl(), err); });
-  refused("kvc_state_set", [&](kvc_error* err) { return kvc_state_set(fwd, 3, 0, state.dl(), err); });
+  refused("kvc_state_get",
+          [&](kvc_error* err) { return kvc_state_get(fwd, 3, 0, state.dl(), err); });
+  refused("kvc_state_set",
+          [&](kvc_error* err) { return kvc_state_set(fwd, 3, 0, state.dl(), err); });
 }
 
 }  // namespace

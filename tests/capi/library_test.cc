@@ -40,7 +40,7 @@ TEST(Library, KnowsItsFeaturesAndNoOthers) {
                            "rope.on_read", "rope.llama3",
                            "rope.yarn",    "rope.longrope",
                            "rope.mrope",   "softcap",
-                           "sinks",        "alibi",
+                           "sink_logits",  "alibi",
                            "bias",         "spans",
                            "window",       "window.sink",
                            "chunk",        "tree",
@@ -127,7 +127,8 @@ TEST(Library, AShorterOutputStructGetsWhatFits) {
   std::memset(longer.tail, 0xEE, sizeof longer.tail);
   longer.caps.struct_size = sizeof longer;
   ASSERT_EQ(kvc_device_query({kDLCPU, 0}, &longer.caps, nullptr), KVC_OK);
-  EXPECT_EQ(longer.caps.struct_size, sizeof(kvc_device_caps)) << "the number of bytes that were filled";
+  EXPECT_EQ(longer.caps.struct_size, sizeof(kvc_device_caps))
+      << "the number of bytes that were filled";
   for (const unsigned char byte : longer.tail) EXPECT_EQ(byte, 0xEE);
 }
 
@@ -172,8 +173,8 @@ TEST(Modules, AFailedSearchIsRememberedUntilAPathIsSet) {
       std::filesystem::temp_directory_path() / ("kvc_modules_" + std::to_string(getpid()));
   const std::string file = (folder / "libkvcache_cuda.so").string();
   expect_ok([&](kvc_error* err) { return kvc_module_path_set(folder.c_str(), err); });
-  const kvc_error missing =
-      expect_error(KVC_E_UNSUPPORTED, {file.c_str(), "No such file", "kvc_module_path_set"}, create_on_gpu);
+  const kvc_error missing = expect_error(
+      KVC_E_UNSUPPORTED, {file.c_str(), "No such file", "kvc_module_path_set"}, create_on_gpu);
   ASSERT_TRUE(std::filesystem::create_directories(folder));
   std::ofstream(file) << "no library";
   const kvc_error again = expect_error(KVC_E_UNSUPPORTED, {}, create_on_gpu);
@@ -200,7 +201,8 @@ void record(void* user, kvc_log_level level, const char* message) {
 TEST(Library, TheLoggerGetsMessagesFromItsLevelOn) {
   Model model;
   Log everything, warnings, none;
-  expect_ok([&](kvc_error* err) { return kvc_set_logger(record, &everything, KVC_LOG_DEBUG, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_set_logger(record, &everything, KVC_LOG_DEBUG, err); });
   { Cache cache(model.config); }
   EXPECT_FALSE(everything.lines.empty()) << "creating a cache says what was chosen";
   for (const std::string& line : everything.lines) EXPECT_FALSE(line.empty());

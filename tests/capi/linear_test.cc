@@ -1,4 +1,5 @@
-// kvc_attn_linear and kvc_state_conv inside a forward: the state goes in, comes out, and is forgotten by an abort.
+// kvc_attn_linear and kvc_state_conv inside a forward: the state goes in, comes out, and is
+// forgotten by an abort.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
@@ -15,14 +16,15 @@ class Linear : public testing::Test {
     opt_.scale = 1;
   }
 
-  // One token of each sequence, q = k = v = 1: S grows by 1 everywhere, so out = k_dim * (steps so far).
+  // One token of each sequence, q = k = v = 1: S grows by 1 everywhere, so out = k_dim * (steps so
+  // far).
   kvc_status attend(kvc_error* err = nullptr) {
-    return kvc_attn_linear(cache_.forward, 1, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr, nullptr, out_.dl(),
-                           err);
+    return kvc_attn_linear(cache_.forward, 1, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr, nullptr,
+                           out_.dl(), err);
   }
   kvc_status convolve(kvc_error* err = nullptr) {
-    return kvc_state_conv(cache_.forward, 1, 1, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE, y_.dl(),
-                          err);
+    return kvc_state_conv(cache_.forward, 1, 1, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE,
+                          y_.dl(), err);
   }
   void begin() { ASSERT_EQ(cache_.begin({1, 2}, {1, 1}), KVC_OK); }
 
@@ -78,43 +80,43 @@ TEST_F(Linear, AnAbortForgetsTheStep) {
 
 TEST_F(Linear, RefusesWrongLayersStatesAndShapes) {
   begin();
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, auto&& call) {
-    expect_refused(cache_, status, parts, call);
-  };
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           auto&& call) { expect_refused(cache_, status, parts, call); };
   refused(KVC_E_INVALID_STATE, {"kvc_attn_linear", "layer 0"}, [&](kvc_error* err) {
-    return kvc_attn_linear(cache_.forward, 0, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr, nullptr, out_.dl(),
-                           err);
+    return kvc_attn_linear(cache_.forward, 0, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr, nullptr,
+                           out_.dl(), err);
   });
   refused(KVC_E_INVALID_STATE, {"kvc_state_conv", "layer 0"}, [&](kvc_error* err) {
-    return kvc_state_conv(cache_.forward, 0, 0, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE, y_.dl(),
-                          err);
+    return kvc_state_conv(cache_.forward, 0, 0, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE,
+                          y_.dl(), err);
   });
   refused(KVC_E_SHAPE, {"state 0", "3 dimensions", "2"}, [&](kvc_error* err) {
-    return kvc_state_conv(cache_.forward, 1, 0, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE, y_.dl(),
-                          err);
+    return kvc_state_conv(cache_.forward, 1, 0, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE,
+                          y_.dl(), err);
   });
   refused(KVC_E_OUT_OF_RANGE, {"state 2", "2 states"}, [&](kvc_error* err) {
-    return kvc_state_conv(cache_.forward, 1, 2, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE, y_.dl(),
-                          err);
+    return kvc_state_conv(cache_.forward, 1, 2, x_.dl(), weight_.dl(), nullptr, KVC_ACTIVATION_NONE,
+                          y_.dl(), err);
   });
   refused(KVC_E_INVALID_ARGUMENT, {"decay"}, [&](kvc_error* err) {
-    return kvc_attn_linear(cache_.forward, 1, &opt_, q_.dl(), q_.dl(), v_.dl(), q_.dl(), nullptr, out_.dl(),
-                           err);
+    return kvc_attn_linear(cache_.forward, 1, &opt_, q_.dl(), q_.dl(), v_.dl(), q_.dl(), nullptr,
+                           out_.dl(), err);
   });
   opt_.state = 1;
-  refused(KVC_E_SHAPE, {"state 1", "2 dimensions", "3"}, [&](kvc_error* err) { return attend(err); });
+  refused(KVC_E_SHAPE, {"state 1", "2 dimensions", "3"},
+          [&](kvc_error* err) { return attend(err); });
   opt_.state = 7;
   refused(KVC_E_OUT_OF_RANGE, {"state 7", "2 states"}, [&](kvc_error* err) { return attend(err); });
   opt_.state = 0;
   Filled narrow({2, kStateHeads, kStateK + 1}, 1);
   refused(KVC_E_SHAPE, {"q", "4", "3"}, [&](kvc_error* err) {
-    return kvc_attn_linear(cache_.forward, 1, &opt_, narrow.dl(), q_.dl(), v_.dl(), nullptr, nullptr,
-                           out_.dl(), err);
+    return kvc_attn_linear(cache_.forward, 1, &opt_, narrow.dl(), q_.dl(), v_.dl(), nullptr,
+                           nullptr, out_.dl(), err);
   });
   const kvc_forward* open = cache_.forward;
   cache_.finish();
-  EXPECT_EQ(kvc_attn_linear(const_cast<kvc_forward*>(open), 1, &opt_, q_.dl(), q_.dl(), v_.dl(), nullptr,
-                            nullptr, out_.dl(), nullptr),
+  EXPECT_EQ(kvc_attn_linear(const_cast<kvc_forward*>(open), 1, &opt_, q_.dl(), q_.dl(), v_.dl(),
+                            nullptr, nullptr, out_.dl(), nullptr),
             KVC_E_INVALID_STATE);
 }
 

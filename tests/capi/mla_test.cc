@@ -48,15 +48,21 @@ TEST_F(Mla, AbsorbedFormEqualsAttentionOverTheLatents) {
   for (int64_t t = 0; t < 4; ++t) {
     for (int64_t d = 0; d < kLatent; ++d) flat.set(tokens_.k.get(5 + t, 0, d), t, d);
   }
-  EXPECT_EQ(kvc_mla_append(fwd(), 0, flat.dl(), nullptr), KVC_OK) << "without the dimension of heads";
-  ASSERT_EQ(kvc_attn(fwd(), 0, &opt, q2.dl(), nullptr, nullptr, to2.dl(), nullptr, nullptr), KVC_OK);
-  for (int64_t p = 0; p < 9; ++p) expect_row(out_, p, latent_query(tokens_, key_range(0, p + 1)), p);
+  EXPECT_EQ(kvc_mla_append(fwd(), 0, flat.dl(), nullptr), KVC_OK)
+      << "without the dimension of heads";
+  ASSERT_EQ(kvc_attn(fwd(), 0, &opt, q2.dl(), nullptr, nullptr, to2.dl(), nullptr, nullptr),
+            KVC_OK);
+  for (int64_t p = 0; p < 9; ++p)
+    expect_row(out_, p, latent_query(tokens_, key_range(0, p + 1)), p);
   HostTensor gathered(Elem::kF32, {9, 1, kLatent}), cached(Elem::kF32, {4, kHeads, kRank});
-  expect_ok([&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, gathered.dl(), nullptr, err); });
-  EXPECT_LE(largest_difference(gathered, tokens_.k), 0);
   expect_ok(
-      [&](kvc_error* err) { return kvc_attn_cached(fwd(), 0, &opt, q2.dl(), cached.dl(), nullptr, err); });
-  for (int64_t i = 0; i < 4; ++i) expect_row(cached, i, latent_query(tokens_, key_range(0, 5)), 5 + i);
+      [&](kvc_error* err) { return kvc_kv_gather(fwd(), 0, 1, gathered.dl(), nullptr, err); });
+  EXPECT_LE(largest_difference(gathered, tokens_.k), 0);
+  expect_ok([&](kvc_error* err) {
+    return kvc_attn_cached(fwd(), 0, &opt, q2.dl(), cached.dl(), nullptr, err);
+  });
+  for (int64_t i = 0; i < 4; ++i)
+    expect_row(cached, i, latent_query(tokens_, key_range(0, 5)), 5 + i);
 }
 
 TEST_F(Mla, RotatesWhatFollowsTheLatent) {
@@ -69,8 +75,8 @@ TEST_F(Mla, RotatesWhatFollowsTheLatent) {
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     ASSERT_EQ(cache.begin({1}, {9}), KVC_OK);
     const kvc_attn_opt opt = scaled();
-    ASSERT_EQ(kvc_attn(cache.forward, 0, &opt, tokens_.q.dl(), tokens_.k.dl(), nullptr, out_.dl(), nullptr,
-                       nullptr),
+    ASSERT_EQ(kvc_attn(cache.forward, 0, &opt, tokens_.q.dl(), tokens_.k.dl(), nullptr, out_.dl(),
+                       nullptr, nullptr),
               KVC_OK);
     for (int64_t p = 0; p < 9; ++p) {
       const auto turn = [&](std::vector<double> row, int64_t key) {
@@ -83,7 +89,8 @@ TEST_F(Mla, RotatesWhatFollowsTheLatent) {
 
 TEST_F(Mla, RaggedFormAttendsAmongTheNewTokens) {
   Tokens heads(4, 8, kHeads, 6, 6);
-  HostTensor k(Elem::kF32, {4, kHeads, 6}), v(Elem::kF32, {4, kHeads, 6}), out(Elem::kF32, {4, kHeads, 6});
+  HostTensor k(Elem::kF32, {4, kHeads, 6}), v(Elem::kF32, {4, kHeads, 6}),
+      out(Elem::kF32, {4, kHeads, 6});
   for (int64_t t = 0; t < 4; ++t) {
     for (int64_t h = 0; h < kHeads; ++h) {
       for (int64_t d = 0; d < 6; ++d)
@@ -98,7 +105,8 @@ TEST_F(Mla, RaggedFormAttendsAmongTheNewTokens) {
   HostTensor one_head(Elem::kF32, {4, 1, 6});
   out.poison();
   expect_refused(cache_, KVC_E_SHAPE, {"k", "1", "2"}, [&](kvc_error* err) {
-    return kvc_attn_self(fwd(), 0, nullptr, heads.q.dl(), one_head.dl(), v.dl(), out.dl(), nullptr, err);
+    return kvc_attn_self(fwd(), 0, nullptr, heads.q.dl(), one_head.dl(), v.dl(), out.dl(), nullptr,
+                         err);
   });
   EXPECT_TRUE(out.is_untouched());
 }
@@ -107,7 +115,8 @@ TEST_F(Mla, RefusesBadCalls) {
   add_tokens(cache_, 1, 3);
   ASSERT_EQ(cache_.begin({1}, {9}), KVC_OK);
   const kvc_attn_opt opt = scaled();
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           const Call& fn) {
     expect_refused(cache_, status, parts, fn);
     EXPECT_TRUE(out_.is_untouched());
   };
@@ -129,14 +138,16 @@ TEST_F(Mla, RefusesBadCalls) {
   });
   refused(KVC_E_INVALID_STATE, {"kvc_kv_append", "layer 0", "MLA"},
           [&](kvc_error* err) { return kvc_kv_append(fwd(), 0, k.dl(), v.dl(), err); });
-  refused(KVC_E_INVALID_STATE, {"kvc_attn_fused_qkv", "layer 0", "MLA"},
-          [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd(), 0, &opt, q.dl(), out_.dl(), err); });
+  refused(KVC_E_INVALID_STATE, {"kvc_attn_fused_qkv", "layer 0", "MLA"}, [&](kvc_error* err) {
+    return kvc_attn_fused_qkv(fwd(), 0, &opt, q.dl(), out_.dl(), err);
+  });
   refused(KVC_E_INVALID_STATE, {"kvc_attn_cross", "layer 0", "MLA"}, [&](kvc_error* err) {
     return kvc_attn_cross(fwd(), 0, &opt, q.dl(), nullptr, nullptr, out_.dl(), nullptr, err);
   });
   HostTensor few(Elem::kF32, {8, kLatent}), heads(Elem::kF32, {9, 2, kLatent}),
       wide(Elem::kF32, {9, kLatent + 1});
-  HostTensor vector(Elem::kF32, {9}), integers(Elem::kI32, {9, kLatent}), there(Elem::kF32, {9, kLatent});
+  HostTensor vector(Elem::kF32, {9}), integers(Elem::kI32, {9, kLatent}),
+      there(Elem::kF32, {9, kLatent});
   there.dl()->device = {kDLCUDA, 0};
   const auto append = [&](int32_t layer, const DLTensor* latent) {
     return [&, layer, latent](kvc_error* err) { return kvc_mla_append(fwd(), layer, latent, err); };
@@ -148,7 +159,8 @@ TEST_F(Mla, RefusesBadCalls) {
   refused(KVC_E_SHAPE, {"latent", "1", "2"}, append(0, vector.dl()));
   refused(KVC_E_DTYPE, {"latent", "int32"}, append(0, integers.dl()));
   refused(KVC_E_DEVICE_MISMATCH, {"latent"}, append(0, there.dl()));
-  refused(KVC_E_INVALID_STATE, {"kvc_mla_append", "layer 1 is of kind ATTENTION (0), expected MLA (1)"},
+  refused(KVC_E_INVALID_STATE,
+          {"kvc_mla_append", "layer 1 is of kind ATTENTION (0), expected MLA (1)"},
           append(1, k.dl()));
   refused(KVC_E_OUT_OF_RANGE, {"layer 2"}, append(2, k.dl()));
   HostTensor gathered(Elem::kF32, {12, 1, kLatent});
@@ -161,7 +173,8 @@ TEST_F(Mla, RefusesBadCalls) {
   ASSERT_EQ(kvc_seq_add(absorbed.get(), 1, nullptr), KVC_OK);
   ASSERT_EQ(absorbed.begin({1}, {9}), KVC_OK);
   expect_refused(absorbed, KVC_E_UNSUPPORTED, {"layer 0", "k_dim = 0"}, [&](kvc_error* err) {
-    return kvc_attn_self(absorbed.forward, 0, nullptr, q.dl(), q.dl(), q.dl(), out_.dl(), nullptr, err);
+    return kvc_attn_self(absorbed.forward, 0, nullptr, q.dl(), q.dl(), q.dl(), out_.dl(), nullptr,
+                         err);
   });
   EXPECT_TRUE(out_.is_untouched());
 }
@@ -174,8 +187,9 @@ TEST_F(Mla, ExportsItsLatentsOnly) {
   out->deleter(out);
   out = nullptr;
   for (const kvc_pool_kind kind : {KVC_POOL_V, KVC_POOL_KV}) {
-    expect_refused(cache_, KVC_E_UNSUPPORTED, {"layer 0", std::to_string(kind).c_str()},
-                   [&](kvc_error* err) { return kvc_export_pool(cache_.get(), 0, kind, &out, err); });
+    expect_refused(
+        cache_, KVC_E_UNSUPPORTED, {"layer 0", std::to_string(kind).c_str()},
+        [&](kvc_error* err) { return kvc_export_pool(cache_.get(), 0, kind, &out, err); });
   }
   EXPECT_EQ(out, nullptr);
 }
@@ -194,15 +208,19 @@ TEST_F(Mla, ThePlanRefusesBadFields) {
   refused(KVC_E_OUT_OF_RANGE, {"latent_rank", "1025"}, [](kvc_layer& l) { l.latent_rank = 1025; });
   refused(KVC_E_OUT_OF_RANGE, {"latent_rope_dim", "26"},
           [](kvc_layer& l) { l.latent_rank = 1000, l.latent_rope_dim = 26; });
-  refused(KVC_E_INVALID_ARGUMENT, {"latent_rope_dim", "3"}, [](kvc_layer& l) { l.latent_rope_dim = 3; });
-  refused(KVC_E_OUT_OF_RANGE, {"latent_rope_dim", "-2"}, [](kvc_layer& l) { l.latent_rope_dim = -2; });
+  refused(KVC_E_INVALID_ARGUMENT, {"latent_rope_dim", "3"},
+          [](kvc_layer& l) { l.latent_rope_dim = 3; });
+  refused(KVC_E_OUT_OF_RANGE, {"latent_rope_dim", "-2"},
+          [](kvc_layer& l) { l.latent_rope_dim = -2; });
   refused(KVC_E_INVALID_ARGUMENT, {"k_dim", "2", "4"}, [](kvc_layer& l) { l.k_dim = 2; });
   refused(KVC_E_INVALID_ARGUMENT, {"v_dim", "5"}, [](kvc_layer& l) { l.k_dim = 0, l.v_dim = 5; });
   refused(KVC_E_INVALID_ARGUMENT, {"v_dtype", "float16", "float32"}, [](kvc_layer& l) {
     l.v_dtype = {kDLFloat, 16, 1};
   });
-  refused(KVC_E_INVALID_ARGUMENT, {"flags", "MLA"}, [](kvc_layer& l) { l.flags = KVC_LAYER_V_IS_K; });
-  refused(KVC_E_INVALID_ARGUMENT, {"source_layer", "MLA"}, [](kvc_layer& l) { l.source_layer = 1; });
+  refused(KVC_E_INVALID_ARGUMENT, {"flags", "MLA"},
+          [](kvc_layer& l) { l.flags = KVC_LAYER_V_IS_K; });
+  refused(KVC_E_INVALID_ARGUMENT, {"source_layer", "MLA"},
+          [](kvc_layer& l) { l.source_layer = 1; });
   refused(KVC_E_INVALID_ARGUMENT, {"latent_rank", "ATTENTION"},
           [](kvc_layer& l) { l = attention_layer(), l.latent_rank = 4; });
   refused(KVC_E_INVALID_ARGUMENT, {"latent_rope_dim", "ATTENTION"},

@@ -220,8 +220,9 @@ void call_wrongly(const char* name, Result (*function)(Args...) noexcept) {
 // What accepts that all its pointers are NULL, as the header says, and questions whose answer to
 // that is 0.
 bool may_be_given_nothing(const std::string& name) {
-  static const std::set<std::string> kNames = {"kvc_forward_abort", "kvc_set_logger", "kvc_module_path_set",
-                                               "kvc_cache_is_empty", "kvc_has_feature"};
+  static const std::set<std::string> kNames = {"kvc_forward_abort", "kvc_set_logger",
+                                               "kvc_module_path_set", "kvc_cache_is_empty",
+                                               "kvc_has_feature"};
   return kNames.count(name) != 0;
 }
 

@@ -1,4 +1,5 @@
-// kvcache.h, section "Operators": what the attention operators refuse, and that a refused call writes nothing.
+// kvcache.h, section "Operators": what the attention operators refuse, and that a refused call
+// writes nothing.
 #include <limits>
 
 #include "tests/capi/ops_fixture.h"
@@ -16,8 +17,8 @@ class OpAttentionRefusals : public testing::Test {
     return kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), out.dl(), lse.dl(), err);
   }
   kvc_status ragged(DLTensor* kv, kvc_error* err) {
-    return kvc_op_attention_ragged(tables.qo_indptr->dl(), kv, &opt, q.dl(), k.dl(), v.dl(), out.dl(),
-                                   lse.dl(), err);
+    return kvc_op_attention_ragged(tables.qo_indptr->dl(), kv, &opt, q.dl(), k.dl(), v.dl(),
+                                   out.dl(), lse.dl(), err);
   }
   void refused(kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
     expect_error(status, parts, fn);
@@ -43,8 +44,8 @@ TEST_F(OpAttentionRefusals, TensorsThatDoNotFit) {
       return kvc_op_attention_paged(pool.c(), &table, &opt, query, result, log_sums, err);
     };
   };
-  HostTensor few(Elem::kF32, {2, 4, 8}), odd_heads(Elem::kF32, {3, 3, 8}), wide(Elem::kF32, {3, 4, 9}),
-      flat(Elem::kF32, {3, 32}), f16(Elem::kF16, {3, 4});
+  HostTensor few(Elem::kF32, {2, 4, 8}), odd_heads(Elem::kF32, {3, 3, 8}),
+      wide(Elem::kF32, {3, 4, 9}), flat(Elem::kF32, {3, 32}), f16(Elem::kF16, {3, 4});
   refused(KVC_E_INVALID_ARGUMENT, {"q", "NULL"}, with(nullptr, out.dl(), nullptr));
   refused(KVC_E_SHAPE, {"q", "2", "3"}, with(few.dl(), out.dl(), nullptr));
   refused(KVC_E_SHAPE, {"q", "3", "2 kv heads"}, with(odd_heads.dl(), out.dl(), nullptr));
@@ -60,7 +61,8 @@ TEST_F(OpAttentionRefusals, TablesThatContradictThemselves) {
   paged_refused(KVC_E_OUT_OF_RANGE, {"sequence 0", "2 rows", "table.seq_lens", "1 keys"});
   opt.full = 1;
   HostTensor scrap(Elem::kF32, {3, 4, 8});
-  EXPECT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), scrap.dl(), nullptr, nullptr), KVC_OK)
+  EXPECT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), scrap.dl(), nullptr, nullptr),
+            KVC_OK)
       << "a full attention may have more rows than keys";
   opt.full = 0;
   (*tables.seq_lens)[0] = 9;
@@ -94,8 +96,8 @@ TEST_F(OpAttentionRefusals, OptionsThatAreNotServed) {
   attn = attn_options(), attn.scale = std::numeric_limits<float>::infinity();
   paged_refused(KVC_E_OUT_OF_RANGE, {"opt.attn->scale"});
   HostTensor three(Elem::kF32, {3}), bias(Elem::kF32, {3, 8});
-  attn = attn_options(), attn.sinks = three.dl();
-  paged_refused(KVC_E_SHAPE, {"opt.attn->sinks", "3", "4"});
+  attn = attn_options(), attn.sink_logits = three.dl();
+  paged_refused(KVC_E_SHAPE, {"opt.attn->sink_logits", "3", "4"});
   attn = attn_options(), attn.alibi_slopes = three.dl();
   paged_refused(KVC_E_SHAPE, {"opt.attn->alibi_slopes", "3", "4"});
   attn = attn_options(), attn.bias = bias.dl();
@@ -116,8 +118,8 @@ TEST_F(OpAttentionRefusals, OptionsThatAreNotServed) {
 }
 
 TEST_F(OpAttentionRefusals, RaggedCutsThatDoNotFit) {
-  Indices<int32_t> kv({0, 9, 14}), starts_late({1, 9, 14}), short_cuts({0, 14}), too_far({0, 9, 15}),
-      descends({0, 9, 8}), few({0, 1, 14}), none({}, {0});
+  Indices<int32_t> kv({0, 9, 14}), starts_late({1, 9, 14}), short_cuts({0, 14}),
+      too_far({0, 9, 15}), descends({0, 9, 8}), few({0, 1, 14}), none({}, {0});
   const auto refuse = [&](kvc_status status, std::initializer_list<const char*> parts,
                           Indices<int32_t>& cuts) {
     refused(status, parts, [&](kvc_error* err) { return ragged(cuts.dl(), err); });
@@ -128,15 +130,17 @@ TEST_F(OpAttentionRefusals, RaggedCutsThatDoNotFit) {
   refuse(KVC_E_OUT_OF_RANGE, {"kv_indptr[2]", "8", "9"}, descends);
   refuse(KVC_E_OUT_OF_RANGE, {"sequence 0", "2 rows", "kv_indptr", "1 keys"}, few);
   refused(KVC_E_SHAPE, {"qo_indptr", "0"}, [&](kvc_error* err) {
-    return kvc_op_attention_ragged(none.dl(), nullptr, &opt, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+    return kvc_op_attention_ragged(none.dl(), nullptr, &opt, q.dl(), k.dl(), v.dl(), out.dl(),
+                                   nullptr, err);
   });
   refused(KVC_E_INVALID_ARGUMENT, {"qo_indptr", "NULL"}, [&](kvc_error* err) {
-    return kvc_op_attention_ragged(nullptr, kv.dl(), &opt, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, err);
+    return kvc_op_attention_ragged(nullptr, kv.dl(), &opt, q.dl(), k.dl(), v.dl(), out.dl(),
+                                   nullptr, err);
   });
   HostTensor other_heads(Elem::kF32, {14, 1, 8});
   refused(KVC_E_SHAPE, {"v", "1", "2"}, [&](kvc_error* err) {
-    return kvc_op_attention_ragged(tables.qo_indptr->dl(), kv.dl(), &opt, q.dl(), k.dl(), other_heads.dl(),
-                                   out.dl(), nullptr, err);
+    return kvc_op_attention_ragged(tables.qo_indptr->dl(), kv.dl(), &opt, q.dl(), k.dl(),
+                                   other_heads.dl(), out.dl(), nullptr, err);
   });
   EXPECT_EQ(ragged(kv.dl(), nullptr), KVC_OK);
 }

@@ -1,4 +1,5 @@
-// kvcache.h, section "Operators": attention over the host's own pools and packed tensors, against plain double loops and a cache.
+// kvcache.h, section "Operators": attention over the host's own pools and packed tensors, against
+// plain double loops and a cache.
 #include <time.h>
 
 #include <cmath>
@@ -28,9 +29,10 @@ struct Answer {
 
 // kvc_attn_opt's formula for one row and head. read_k(key, d), read_v(key, d).
 template <typename ReadQ, typename ReadK, typename ReadV>
-Answer answer(const Problem& problem, int64_t row, int64_t head, int64_t position, int64_t end, int64_t k_dim,
-              int64_t v_dim, ReadQ&& q, ReadK&& k, ReadV&& v) {
-  const int64_t begin = problem.window == 0 ? 0 : std::max<int64_t>(0, position - problem.window + 1);
+Answer answer(const Problem& problem, int64_t row, int64_t head, int64_t position, int64_t end,
+              int64_t k_dim, int64_t v_dim, ReadQ&& q, ReadK&& k, ReadV&& v) {
+  const int64_t begin =
+      problem.window == 0 ? 0 : std::max<int64_t>(0, position - problem.window + 1);
   std::vector<double> scores;
   double top = -INFINITY;
   for (int64_t key = begin; key < end; ++key) {
@@ -38,7 +40,8 @@ Answer answer(const Problem& problem, int64_t row, int64_t head, int64_t positio
     for (int64_t d = 0; d < k_dim; ++d) s += q(d) * k(key, d);
     s *= problem.scale == 0 ? 1 / std::sqrt(static_cast<double>(k_dim)) : problem.scale;
     if (problem.soft_cap > 0) s = problem.soft_cap * std::tanh(s / problem.soft_cap);
-    if (problem.slopes != nullptr) s -= problem.slopes->get(head) * static_cast<double>(position - key);
+    if (problem.slopes != nullptr)
+      s -= problem.slopes->get(head) * static_cast<double>(position - key);
     if (problem.bias != nullptr) s += problem.bias->get(head, row, key);
     scores.push_back(s);
     top = std::max(top, s);
@@ -47,7 +50,8 @@ Answer answer(const Problem& problem, int64_t row, int64_t head, int64_t positio
   if (top == -INFINITY) return result;
   double sum = 0;
   for (const double s : scores) sum += std::exp(s - top);
-  const double all = sum + (problem.sinks == nullptr ? 0 : std::exp(problem.sinks->get(head) - top));
+  const double all =
+      sum + (problem.sinks == nullptr ? 0 : std::exp(problem.sinks->get(head) - top));
   for (size_t i = 0; i < scores.size(); ++i) {
     if (scores[i] == -INFINITY) continue;
     for (int64_t d = 0; d < v_dim; ++d)
@@ -79,7 +83,7 @@ kvc_attn_opt attn_of(const Problem& problem) {
   attn.scale = static_cast<float>(problem.scale);
   attn.soft_cap = static_cast<float>(problem.soft_cap);
   attn.window = problem.window;
-  attn.sinks = problem.sinks == nullptr ? nullptr : problem.sinks->dl();
+  attn.sink_logits = problem.sinks == nullptr ? nullptr : problem.sinks->dl();
   attn.alibi_slopes = problem.slopes == nullptr ? nullptr : problem.slopes->dl();
   attn.bias = problem.bias == nullptr ? nullptr : problem.bias->dl();
   return attn;
@@ -92,8 +96,8 @@ std::vector<int32_t> random_lengths(Random& random, bool full, std::vector<int32
     const auto length = static_cast<int32_t>(random.chance(0.2) ? 0 : random.range(1, 140));
     lengths.push_back(length);
     const int64_t most = full ? 40 : std::min(length, 40);
-    rows->push_back(
-        static_cast<int32_t>(random.chance(0.5) ? std::min<int64_t>(most, 1) : random.range(0, most)));
+    rows->push_back(static_cast<int32_t>(random.chance(0.5) ? std::min<int64_t>(most, 1)
+                                                            : random.range(0, most)));
   }
   return lengths;
 }
@@ -138,9 +142,11 @@ TEST(OpAttentionPaged, EqualsTheFormulaOverAnyPoolTableAndOption) {
     kvc_op_opt opt = op_options();
     opt.attn = &attn;
     opt.full = problem.full ? 1 : 0;
-    opt.cpu_isa = random.pick_of<kvc_cpu_isa>({KVC_CPU_ISA_AUTO, KVC_CPU_ISA_SCALAR, KVC_CPU_ISA_REFERENCE});
+    opt.cpu_isa =
+        random.pick_of<kvc_cpu_isa>({KVC_CPU_ISA_AUTO, KVC_CPU_ISA_SCALAR, KVC_CPU_ISA_REFERENCE});
     const kvc_op_table table = tables.c(random.chance(0.5));
-    HostTensor q(random.pick_of({Elem::kF32, Elem::kBF16}), {num_rows, q_heads, shape.k_dim}, {.row_gap = 2});
+    HostTensor q(random.pick_of({Elem::kF32, Elem::kBF16}), {num_rows, q_heads, shape.k_dim},
+                 {.row_gap = 2});
     HostTensor out(Elem::kF32, {num_rows, q_heads, shape.v_dim}, {.extra_rows = 2, .inner_gap = 1});
     HostTensor lse(Elem::kF32, {num_rows, q_heads}, {.extra_rows = 1, .row_gap = 1});
     q.fill_random(random);
@@ -154,10 +160,14 @@ TEST(OpAttentionPaged, EqualsTheFormulaOverAnyPoolTableAndOption) {
         for (int64_t head = 0; head < q_heads; ++head) {
           const int64_t kv_head = head / (q_heads / shape.heads);
           const Answer want = answer(
-              problem, row, head, position, problem.full ? tables.length(i) : position + 1, shape.k_dim,
-              shape.v_dim, [&](int64_t d) { return q.get(row, head, d); },
-              [&](int64_t key, int64_t d) { return pool.get(pool.k(), tables.slot(i, key), kv_head, d); },
-              [&](int64_t key, int64_t d) { return pool.get(pool.v(), tables.slot(i, key), kv_head, d); });
+              problem, row, head, position, problem.full ? tables.length(i) : position + 1,
+              shape.k_dim, shape.v_dim, [&](int64_t d) { return q.get(row, head, d); },
+              [&](int64_t key, int64_t d) {
+                return pool.get(pool.k(), tables.slot(i, key), kv_head, d);
+              },
+              [&](int64_t key, int64_t d) {
+                return pool.get(pool.v(), tables.slot(i, key), kv_head, d);
+              });
           expect_answer(want, out, lse, row, head, tolerance_of(shape.elem));
           if (testing::Test::HasFatalFailure()) return;
         }
@@ -176,8 +186,10 @@ TEST(OpAttentionPaged, WithoutQueryOffsetsEachSequenceHasOneRow) {
   HostTensor q(Elem::kF32, {3, 4, 8}), one(Elem::kF32, {3, 4, 8}), two(Elem::kF32, {3, 4, 8});
   q.fill_random(random);
   const kvc_op_table with = tables.c(true), without = tables.c(false, false);
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &with, nullptr, q.dl(), one.dl(), nullptr, nullptr), KVC_OK);
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &without, nullptr, q.dl(), two.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &with, nullptr, q.dl(), one.dl(), nullptr, nullptr),
+            KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &without, nullptr, q.dl(), two.dl(), nullptr, nullptr),
+            KVC_OK);
   EXPECT_TRUE(one.same_bytes(two));
 }
 
@@ -194,9 +206,11 @@ TEST(OpAttentionPaged, PagesThatAWindowHidesMayBeGone) {
   kvc_op_opt opt = op_options();
   opt.attn = &attn;
   const kvc_op_table table = tables.c(false);
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), whole.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), whole.dl(), nullptr, nullptr),
+            KVC_OK);
   for (int64_t page = 0; page < 3; ++page) (*tables.page_indices)[page] = -1;
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), cut.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), cut.dl(), nullptr, nullptr),
+            KVC_OK);
   EXPECT_TRUE(whole.same_bytes(cut));
   cut.poison();
   (*tables.page_indices)[3] = -1;
@@ -206,7 +220,8 @@ TEST(OpAttentionPaged, PagesThatAWindowHidesMayBeGone) {
   EXPECT_TRUE(cut.is_untouched());
 }
 
-// The same tokens through kvc_attn and through kvc_op_append and kvc_op_attention_paged give the same bits.
+// The same tokens through kvc_attn and through kvc_op_append and kvc_op_attention_paged give the
+// same bits.
 TEST(OpAttentionPaged, GivesTheBitsOfACacheWithTheSameRope) {
   for (const kvc_rope_style style : {KVC_ROPE_HALF, KVC_ROPE_INTERLEAVED}) {
     for (const Elem elem : {Elem::kF32, Elem::kF16, Elem::kBF16}) {
@@ -239,19 +254,24 @@ TEST(OpAttentionPaged, GivesTheBitsOfACacheWithTheSameRope) {
         HostTensor expected(Elem::kF32, {length, 4, 24}), out(Elem::kF32, {rows, 4, 24});
         HostTensor lse(Elem::kF32, {length, 4}), op_lse(Elem::kF32, {rows, 4});
         ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
-        for (const auto& [first, count] : {std::pair(int64_t{0}, before), std::pair(before, rows)}) {
+        for (const auto& [first, count] :
+             {std::pair(int64_t{0}, before), std::pair(before, rows)}) {
           ASSERT_EQ(cache.begin({1}, {count}), KVC_OK);
           const DLTensor q_part = rows_from(q, first, count, &shapes[0]),
                          k_part = rows_from(k, first, count, &shapes[1]),
                          v_part = rows_from(v, first, count, &shapes[2]);
-          ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, &q_part, &k_part, &v_part, expected.dl(), lse.dl(),
-                             nullptr),
+          ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, &q_part, &k_part, &v_part, expected.dl(),
+                             lse.dl(), nullptr),
                     KVC_OK);
           cache.end();
         }
 
-        const PoolShape shape{
-            .layout = KVC_OP_NHD, .elem = elem, .pages = 9, .page_size = 16, .k_dim = 16, .v_dim = 24};
+        const PoolShape shape{.layout = KVC_OP_NHD,
+                              .elem = elem,
+                              .pages = 9,
+                              .page_size = 16,
+                              .k_dim = 16,
+                              .v_dim = 24};
         Pool pool(shape);
         Tables tables(random, shape, {length}, {static_cast<int32_t>(rows)});
         std::vector<int64_t> slots;
@@ -259,20 +279,23 @@ TEST(OpAttentionPaged, GivesTheBitsOfACacheWithTheSameRope) {
         std::vector<int32_t> all(static_cast<size_t>(length));
         std::iota(all.begin(), all.end(), 0);
         Indices<int64_t> slot_tensor(slots);
-        Indices<int32_t> key_positions(all), row_positions(std::vector<int32_t>(all.end() - rows, all.end()));
+        Indices<int32_t> key_positions(all),
+            row_positions(std::vector<int32_t>(all.end() - rows, all.end()));
         kvc_op_opt opt = op_options();
         opt.rope = &rope, opt.positions = key_positions.dl();
         ASSERT_EQ(kvc_op_append(pool.c(), &opt, slot_tensor.dl(), k.dl(), v.dl(), nullptr), KVC_OK);
         opt.positions = row_positions.dl();
         const kvc_op_table table = tables.c(true);
         const DLTensor q_new = rows_from(q, before, rows, &shapes[0]);
-        ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, &q_new, out.dl(), op_lse.dl(), nullptr),
-                  KVC_OK);
+        ASSERT_EQ(
+            kvc_op_attention_paged(pool.c(), &table, &opt, &q_new, out.dl(), op_lse.dl(), nullptr),
+            KVC_OK);
         out.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
           ASSERT_EQ(out.get(t, h, d), expected.get(t, h, d)) << name_of(elem) << " row " << t;
         });
-        op_lse.for_each(
-            [&](int64_t t, int64_t h, int64_t, int64_t) { ASSERT_EQ(op_lse.get(t, h), lse.get(t, h)); });
+        op_lse.for_each([&](int64_t t, int64_t h, int64_t, int64_t) {
+          ASSERT_EQ(op_lse.get(t, h), lse.get(t, h));
+        });
       }
     }
   }
@@ -285,7 +308,8 @@ TEST(OpAttentionRagged, EqualsTheFormulaWithKeysBeforeTheRows) {
     const Elem elem = random.pick_of({Elem::kF32, Elem::kF16, Elem::kBF16});
     const int64_t kv_heads = random.pick_of<int64_t>({1, 2}),
                   q_heads = kv_heads * random.pick_of<int64_t>({1, 3});
-    const int64_t k_dim = random.pick_of<int64_t>({8, 40}), v_dim = random.pick_of<int64_t>({8, 20});
+    const int64_t k_dim = random.pick_of<int64_t>({8, 40}),
+                  v_dim = random.pick_of<int64_t>({8, 20});
     Problem problem;
     problem.full = random.chance(0.3);
     if (!problem.full && random.chance(0.4)) problem.window = random.range(1, 60);
@@ -301,7 +325,8 @@ TEST(OpAttentionRagged, EqualsTheFormulaWithKeysBeforeTheRows) {
     Indices<int32_t> qo_indptr(q_cuts), kv_indptr(kv_cuts);
     const int64_t num_rows = q_cuts.back(), num_keys = kv_cuts.back();
     HostTensor q(Elem::kF32, {num_rows, q_heads, k_dim}, {.extra_rows = 1});
-    HostTensor k(elem, {num_keys, kv_heads, k_dim}, {.extra_rows = 1, .row_gap = 3, .inner_gap = 1});
+    HostTensor k(elem, {num_keys, kv_heads, k_dim},
+                 {.extra_rows = 1, .row_gap = 3, .inner_gap = 1});
     HostTensor v(elem, {num_keys, kv_heads, v_dim}, {.inner_gap = 2});
     HostTensor out(Elem::kF32, {num_rows, q_heads, v_dim}), lse(Elem::kF32, {num_rows, q_heads});
     for (HostTensor* tensor : {&q, &k, &v}) tensor->fill_random(random);
@@ -309,8 +334,8 @@ TEST(OpAttentionRagged, EqualsTheFormulaWithKeysBeforeTheRows) {
     kvc_op_opt opt = op_options();
     opt.attn = &attn, opt.full = problem.full ? 1 : 0;
     expect_ok([&](kvc_error* err) {
-      return kvc_op_attention_ragged(qo_indptr.dl(), same ? nullptr : kv_indptr.dl(), &opt, q.dl(), k.dl(),
-                                     v.dl(), out.dl(), lse.dl(), err);
+      return kvc_op_attention_ragged(qo_indptr.dl(), same ? nullptr : kv_indptr.dl(), &opt, q.dl(),
+                                     k.dl(), v.dl(), out.dl(), lse.dl(), err);
     });
     for (size_t i = 0; i < rows.size(); ++i) {
       for (int64_t r = 0; r < rows[i]; ++r) {
@@ -360,7 +385,8 @@ TEST(OpMlaPaged, EqualsTheFormulaOverLatentsWithItsRopeBehindThem) {
     for (int64_t row = 0; row < num_rows; ++row)
       places.push_back(static_cast<int32_t>(random.range(-9, 5000)));
     Indices<int32_t> positions(places);
-    const kvc_rope rope = rope_on_append(random.chance(0.5) ? KVC_ROPE_HALF : KVC_ROPE_INTERLEAVED, kRope);
+    const kvc_rope rope =
+        rope_on_append(random.chance(0.5) ? KVC_ROPE_HALF : KVC_ROPE_INTERLEAVED, kRope);
     const kvc_attn_opt attn = attn_of(problem);
     kvc_op_opt opt = op_options();
     opt.attn = &attn;
@@ -380,7 +406,9 @@ TEST(OpMlaPaged, EqualsTheFormulaOverLatentsWithItsRopeBehindThem) {
           };
           const Answer want = answer(
               problem, row, head, position, position + 1, kRank + kRope, kRank,
-              [&](int64_t d) { return turns ? turned(rope, kRank, positions[row], d, plain) : plain(d); },
+              [&](int64_t d) {
+                return turns ? turned(rope, kRank, positions[row], d, plain) : plain(d);
+              },
               key_row, key_row);
           expect_answer(want, out, lse, row, head, tolerance_of(shape.elem));
           if (testing::Test::HasFatalFailure()) return;
@@ -403,13 +431,16 @@ TEST(OpAttentionPaged, RunsOnTheCallersThreadOrOnTheHostsWithTheSameBits) {
   Pool pool(shape);
   Tables tables(random, shape, {1200, 3000, 700}, {1, 300, 1});
   tables.fill(random, pool);
-  HostTensor q(Elem::kF32, {302, 8, 64}), alone(Elem::kF32, {302, 8, 64}), spread(Elem::kF32, {302, 8, 64});
+  HostTensor q(Elem::kF32, {302, 8, 64}), alone(Elem::kF32, {302, 8, 64}),
+      spread(Elem::kF32, {302, 8, 64});
   q.fill_random(random);
   const kvc_op_table table = tables.c(true);
   const double all_before = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID),
                own_before = cpu_seconds(CLOCK_THREAD_CPUTIME_ID);
   for (int i = 0; i < 8; ++i)
-    ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, nullptr, q.dl(), alone.dl(), nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(
+        kvc_op_attention_paged(pool.c(), &table, nullptr, q.dl(), alone.dl(), nullptr, nullptr),
+        KVC_OK);
   const double own = cpu_seconds(CLOCK_THREAD_CPUTIME_ID) - own_before;
   const double all = cpu_seconds(CLOCK_PROCESS_CPUTIME_ID) - all_before;
   EXPECT_LT(all - own, 0.2 * all) << "without an executor no other thread works";
@@ -417,31 +448,39 @@ TEST(OpAttentionPaged, RunsOnTheCallersThreadOrOnTheHostsWithTheSameBits) {
   const kvc_executor hooks = threads.hooks();
   kvc_op_opt opt = op_options();
   opt.executor = &hooks;
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), spread.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), spread.dl(), nullptr, nullptr),
+            KVC_OK);
   EXPECT_GT(threads.tasks, 0);
   EXPECT_TRUE(alone.same_bytes(spread));
 }
 
 TEST(OpAttentionPaged, BatchInvariantRowsDoNotDependOnHowAPromptIsCut) {
-  const PoolShape shape{.layout = KVC_OP_HND, .elem = Elem::kF16, .page_size = 16, .k_dim = 64, .v_dim = 64};
+  const PoolShape shape{
+      .layout = KVC_OP_HND, .elem = Elem::kF16, .page_size = 16, .k_dim = 64, .v_dim = 64};
   Random random(32);
   Pool pool(shape);
   Tables prompt(random, shape, {90}, {50});
   prompt.fill(random, pool);
-  HostTensor q(Elem::kF32, {50, 4, 64}), whole(Elem::kF32, {50, 4, 64}), last(Elem::kF32, {1, 4, 64});
+  HostTensor q(Elem::kF32, {50, 4, 64}), whole(Elem::kF32, {50, 4, 64}),
+      last(Elem::kF32, {1, 4, 64});
   HostTensor q_last(Elem::kF32, {1, 4, 64});
   q.fill_random(random);
-  q_last.for_each([&](int64_t, int64_t h, int64_t d, int64_t) { q_last.set(q.get(49, h, d), 0, h, d); });
+  q_last.for_each(
+      [&](int64_t, int64_t h, int64_t d, int64_t) { q_last.set(q.get(49, h, d), 0, h, d); });
   kvc_attn_opt attn = attn_options();
   attn.flags = KVC_ATTN_BATCH_INVARIANT;
   kvc_op_opt opt = op_options();
   opt.attn = &attn;
   kvc_op_table table = prompt.c(true);
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), whole.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q.dl(), whole.dl(), nullptr, nullptr),
+            KVC_OK);
   table.qo_indptr = nullptr;
-  ASSERT_EQ(kvc_op_attention_paged(pool.c(), &table, &opt, q_last.dl(), last.dl(), nullptr, nullptr), KVC_OK);
-  last.for_each(
-      [&](int64_t, int64_t h, int64_t d, int64_t) { EXPECT_EQ(last.get(0, h, d), whole.get(49, h, d)); });
+  ASSERT_EQ(
+      kvc_op_attention_paged(pool.c(), &table, &opt, q_last.dl(), last.dl(), nullptr, nullptr),
+      KVC_OK);
+  last.for_each([&](int64_t, int64_t h, int64_t d, int64_t) {
+    EXPECT_EQ(last.get(0, h, d), whole.get(49, h, d));
+  });
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A host program's own pools, page tables and indices, for the operators. Memory that no sequence holds is NaN.
+// A host program's own pools, page tables and indices, for the operators. Memory that no sequence
+// holds is NaN.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ class Indices {
                .strides = nullptr,
                .byte_offset = 0};
   }
-  explicit Indices(std::vector<T> values) : Indices(values, {static_cast<int64_t>(values.size())}) {}
+  explicit Indices(std::vector<T> values)
+      : Indices(values, {static_cast<int64_t>(values.size())}) {}
   Indices(const Indices&) = delete;
   Indices& operator=(const Indices&) = delete;
 
@@ -74,7 +76,8 @@ class Pool {
   void fill_slot(Random& random, int64_t slot) {
     for (int64_t head = 0; head < shape_.heads; ++head) {
       for (int64_t d = 0; d < shape_.k_dim; ++d) set(*k_, random.symmetric(), slot, head, d);
-      for (int64_t d = 0; v_ != nullptr && d < shape_.v_dim; ++d) set(*v_, random.symmetric(), slot, head, d);
+      for (int64_t d = 0; v_ != nullptr && d < shape_.v_dim; ++d)
+        set(*v_, random.symmetric(), slot, head, d);
     }
   }
 
@@ -91,14 +94,17 @@ class Pool {
     }
     auto tensor = std::make_unique<HostTensor>(
         s.elem, shape,
-        Placement{.row_gap = 3 * s.gap, .inner_gap = s.gap, .byte_offset = s.gap * bytes_of(s.elem)});
-    if (s.gap != 0) tensor->dl()->shape[shape.size() - 1] = dim;  // the rest of the row stays poison
+        Placement{
+            .row_gap = 3 * s.gap, .inner_gap = s.gap, .byte_offset = s.gap * bytes_of(s.elem)});
+    // The rest of the row stays poison
+    if (s.gap != 0) tensor->dl()->shape[shape.size() - 1] = dim;
     return tensor;
   }
   std::byte* address(HostTensor& tensor, int64_t slot, int64_t head, int64_t d) const {
     const int64_t page = slot / shape_.page_size, offset = slot % shape_.page_size;
     if (shape_.layout == KVC_OP_MLA) return tensor.at(page, offset, d);
-    return shape_.layout == KVC_OP_HND ? tensor.at(page, head, offset, d) : tensor.at(page, offset, head, d);
+    return shape_.layout == KVC_OP_HND ? tensor.at(page, head, offset, d)
+                                       : tensor.at(page, offset, head, d);
   }
 
   PoolShape shape_;
@@ -205,7 +211,8 @@ double turned(const kvc_rope& rope, int64_t begin, int64_t position, int64_t d, 
   if (inside < 0 || inside >= rope.rotary_dim) return x(d);
   const bool interleaved = rope.style == KVC_ROPE_INTERLEAVED;
   const int64_t pair = interleaved ? inside / 2 : inside % half;
-  const int64_t first = begin + (interleaved ? 2 * pair : pair), second = first + (interleaved ? 1 : half);
+  const int64_t first = begin + (interleaved ? 2 * pair : pair),
+                second = first + (interleaved ? 1 : half);
   const double theta = rope.theta == 0 ? 10000.0 : rope.theta;
   const double angle =
       static_cast<double>(position) *

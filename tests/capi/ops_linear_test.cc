@@ -13,7 +13,8 @@ constexpr int64_t kValueHeads = 4, kKeyHeads = 2, kKeyDim = 6, kValueDim = 10;
 
 // Three sequences of 1, 0 and 5 tokens; TOKEN_DECAY with DELTA.
 struct LinearCall {
-  explicit LinearCall(Elem elem = Elem::kF32, std::vector<int64_t> tokens_in = {1, 0, 5}, int64_t padding = 0)
+  explicit LinearCall(Elem elem = Elem::kF32, std::vector<int64_t> tokens_in = {1, 0, 5},
+                      int64_t padding = 0)
       : tokens(std::move(tokens_in)) {
     linear.struct_size = sizeof linear;
     linear.flags = KVC_LINEAR_DELTA;
@@ -28,8 +29,8 @@ struct LinearCall {
     Placement state_gaps;
     state_gaps.row_gap = state_gaps.inner_gap = padding;
     Random random(17);
-    const auto make = [&](std::unique_ptr<HostTensor>& tensor, Elem type, std::vector<int64_t> shape,
-                          const Placement& placement, double scale) {
+    const auto make = [&](std::unique_ptr<HostTensor>& tensor, Elem type,
+                          std::vector<int64_t> shape, const Placement& placement, double scale) {
       tensor = std::make_unique<HostTensor>(type, std::move(shape), placement);
       tensor->fill_random(random, scale);
     };
@@ -48,7 +49,8 @@ struct LinearCall {
         decay->set(-std::fabs(decay->get(i, j, c)), i, j, c);
       });
     }
-    out = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{total, kValueHeads, kValueDim}, gaps);
+    out = std::make_unique<HostTensor>(Elem::kF32,
+                                       std::vector<int64_t>{total, kValueHeads, kValueDim}, gaps);
     indptr = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{batch + 1});
     int64_t end = 0;
     indptr->set(0, 0);
@@ -69,7 +71,8 @@ struct LinearCall {
   }
   kvc_status run(kvc_error* err) {
     return kvc_op_linear_step(&linear, &opt, indptr->dl(), states->dl(), q->dl(), k->dl(), v->dl(),
-                              decay() == nullptr ? nullptr : decay()->dl(), beta->dl(), out->dl(), err);
+                              decay() == nullptr ? nullptr : decay()->dl(), beta->dl(), out->dl(),
+                              err);
   }
 
   // The header's formula from `before`: outputs and states as they should be, within `limit`.
@@ -96,19 +99,21 @@ struct LinearCall {
               predicted += s[i][d] * k->get(row, kh, i);
             }
             const double gate = with_beta ? beta->get(row, h) : 1;
-            const double u =
-                gate * (v->get(row, h, d) - ((linear.flags & KVC_LINEAR_DELTA) != 0 ? predicted : 0));
+            const double u = gate * (v->get(row, h, d) -
+                                     ((linear.flags & KVC_LINEAR_DELTA) != 0 ? predicted : 0));
             for (int64_t i = 0; i < kKeyDim; ++i) {
               s[i][d] += k->get(row, kh, i) * u;
               o += s[i][d] * q->get(row, kh, i);
             }
             o = scale * o + (linear.skip != nullptr ? skip->get(h) * v->get(row, h, d) : 0);
-            ASSERT_NEAR(out->get(row, h, d), o, 1e-5) << "row " << row << " head " << h << " element " << d;
+            ASSERT_NEAR(out->get(row, h, d), o, 1e-5)
+                << "row " << row << " head " << h << " element " << d;
           }
         }
         for (int64_t i = 0; i < kKeyDim; ++i) {
           for (int64_t d = 0; d < kValueDim; ++d)
-            ASSERT_NEAR(states->get(b, h, i, d), s[i][d], limit) << "sequence " << b << " head " << h;
+            ASSERT_NEAR(states->get(b, h, i, d), s[i][d], limit)
+                << "sequence " << b << " head " << h;
         }
       }
       t += tokens[static_cast<size_t>(b)];
@@ -129,12 +134,13 @@ struct LinearCall {
   int64_t total = 0;
   kvc_linear_opt linear{};
   kvc_op_opt opt{};
-  std::unique_ptr<HostTensor> states, before, q, k, v, beta, head_decay, token_decay, channel_decay, skip,
-      out, indptr;
+  std::unique_ptr<HostTensor> states, before, q, k, v, beta, head_decay, token_decay, channel_decay,
+      skip, out, indptr;
 };
 
 TEST(OpLinearStep, EveryDecayWithAndWithoutDeltaFollowsTheFormula) {
-  for (const kvc_decay decay : {KVC_DECAY_NONE, KVC_DECAY_HEAD, KVC_DECAY_TOKEN, KVC_DECAY_CHANNEL}) {
+  for (const kvc_decay decay :
+       {KVC_DECAY_NONE, KVC_DECAY_HEAD, KVC_DECAY_TOKEN, KVC_DECAY_CHANNEL}) {
     for (const uint64_t flags : {0, int{KVC_LINEAR_DELTA}}) {
       SCOPED_TRACE("decay " + std::to_string(decay) + " flags " + std::to_string(flags));
       LinearCall call;
@@ -167,8 +173,8 @@ TEST(OpLinearStep, ScaleSkipAndInstructionSetAreTheCallers) {
 TEST(OpLinearStep, DefaultsAreOneTokenEachNoDecayNoDeltaNoGate) {
   LinearCall call(Elem::kF32, {1, 1});
   expect_ok([&](kvc_error* err) {
-    return kvc_op_linear_step(nullptr, nullptr, nullptr, call.states->dl(), call.q->dl(), call.k->dl(),
-                              call.v->dl(), nullptr, nullptr, call.out->dl(), err);
+    return kvc_op_linear_step(nullptr, nullptr, nullptr, call.states->dl(), call.q->dl(),
+                              call.k->dl(), call.v->dl(), nullptr, nullptr, call.out->dl(), err);
   });
   call.linear.flags = 0, call.linear.decay = KVC_DECAY_NONE;
   call.expect_recurrence(1e-5, false);
@@ -181,7 +187,8 @@ TEST(OpLinearStep, ABatchOfNoneDoesNothing) {
 
 struct HostThreads {
   static int32_t concurrency(void*) { return 3; }
-  static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+  static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                           void* arg) {
     auto* self = static_cast<HostThreads*>(user);
     self->tasks += num_tasks;
     std::vector<std::thread> threads;
@@ -214,7 +221,8 @@ TEST(OpLinearStep, TheHostsThreadsGiveTheSameBits) {
 TEST(OpLinearStep, ASmallCallStaysOnTheCallersThread) {
   LinearCall call;
   HostThreads host;
-  kvc_executor executor{sizeof executor, &host, HostThreads::concurrency, HostThreads::parallel_for};
+  kvc_executor executor{sizeof executor, &host, HostThreads::concurrency,
+                        HostThreads::parallel_for};
   call.opt.executor = &executor;
   expect_ok([&](kvc_error* err) { return call.run(err); });
   EXPECT_EQ(host.tasks, 0);
@@ -240,7 +248,8 @@ TEST(OpLinearStep, MissingTensorsAreRefused) {
 }
 
 TEST(OpLinearStep, LinearOptionsOutOfTheirRangeAreRefused) {
-  const auto expect = [](kvc_status status, std::initializer_list<const char*> parts, auto&& change) {
+  const auto expect = [](kvc_status status, std::initializer_list<const char*> parts,
+                         auto&& change) {
     LinearCall call;
     change(call);
     call.expect_refused(status, parts);
@@ -254,11 +263,13 @@ TEST(OpLinearStep, LinearOptionsOutOfTheirRangeAreRefused) {
     c.skip = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{3});
     c.linear.skip = c.skip->dl();
   });
-  expect(KVC_E_INVALID_ARGUMENT, {"linear->struct_size"}, [](LinearCall& c) { c.linear.struct_size = 0; });
+  expect(KVC_E_INVALID_ARGUMENT, {"linear->struct_size"},
+         [](LinearCall& c) { c.linear.struct_size = 0; });
 }
 
 TEST(OpLinearStep, OperatorOptionsThatDoNotApplyAreRefused) {
-  const auto expect = [](kvc_status status, std::initializer_list<const char*> parts, auto&& change) {
+  const auto expect = [](kvc_status status, std::initializer_list<const char*> parts,
+                         auto&& change) {
     LinearCall call;
     change(call);
     call.expect_refused(status, parts);
@@ -269,11 +280,13 @@ TEST(OpLinearStep, OperatorOptionsThatDoNotApplyAreRefused) {
   expect(KVC_E_INVALID_ARGUMENT, {"opt.full"}, [](LinearCall& c) { c.opt.full = 1; });
   expect(KVC_E_INVALID_ARGUMENT, {"opt.attn"}, [](LinearCall& c) { c.opt.attn = &attn; });
   expect(KVC_E_INVALID_ARGUMENT, {"opt.rope"}, [](LinearCall& c) { c.opt.rope = &rope; });
-  expect(KVC_E_INVALID_ARGUMENT, {"opt.positions"}, [](LinearCall& c) { c.opt.positions = c.indptr->dl(); });
+  expect(KVC_E_INVALID_ARGUMENT, {"opt.positions"},
+         [](LinearCall& c) { c.opt.positions = c.indptr->dl(); });
   expect(KVC_E_OUT_OF_RANGE, {"opt.cpu_isa = 77"}, [](LinearCall& c) { c.opt.cpu_isa = 77; });
   expect(KVC_E_INVALID_ARGUMENT, {"opt.executor->concurrency"},
          [](LinearCall& c) { c.opt.executor = &executor; });
-  expect(KVC_E_INVALID_ARGUMENT, {"opt", "struct_size"}, [](LinearCall& c) { c.opt.struct_size = 3; });
+  expect(KVC_E_INVALID_ARGUMENT, {"opt", "struct_size"},
+         [](LinearCall& c) { c.opt.struct_size = 3; });
 }
 
 TEST(OpLinearStep, DecayThatContradictsItsKindIsRefused) {
@@ -281,14 +294,14 @@ TEST(OpLinearStep, DecayThatContradictsItsKindIsRefused) {
   expect_error(KVC_E_INVALID_ARGUMENT, {"decay is set", "linear.decay = 0"}, [&](kvc_error* err) {
     given.linear.decay = KVC_DECAY_NONE;
     return kvc_op_linear_step(&given.linear, &given.opt, given.indptr->dl(), given.states->dl(),
-                              given.q->dl(), given.k->dl(), given.v->dl(), given.token_decay->dl(), nullptr,
-                              given.out->dl(), err);
+                              given.q->dl(), given.k->dl(), given.v->dl(), given.token_decay->dl(),
+                              nullptr, given.out->dl(), err);
   });
   expect_error(KVC_E_INVALID_ARGUMENT, {"decay is NULL", "linear.decay = 1"}, [&](kvc_error* err) {
     given.linear.decay = KVC_DECAY_HEAD;
     return kvc_op_linear_step(&given.linear, &given.opt, given.indptr->dl(), given.states->dl(),
-                              given.q->dl(), given.k->dl(), given.v->dl(), nullptr, nullptr, given.out->dl(),
-                              err);
+                              given.q->dl(), given.k->dl(), given.v->dl(), nullptr, nullptr,
+                              given.out->dl(), err);
   });
   LinearCall narrow;
   narrow.linear.decay = KVC_DECAY_CHANNEL;
@@ -297,7 +310,8 @@ TEST(OpLinearStep, DecayThatContradictsItsKindIsRefused) {
   narrow.expect_refused(KVC_E_DTYPE, {"decay is float16", "float32"});
   LinearCall per_head;
   per_head.linear.decay = KVC_DECAY_HEAD;
-  per_head.head_decay = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kValueHeads - 1});
+  per_head.head_decay =
+      std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kValueHeads - 1});
   per_head.expect_refused(KVC_E_SHAPE, {"decay has shape [3]", "n = 4"});
 }
 
@@ -310,25 +324,36 @@ TEST(OpLinearStep, TensorsThatDoNotFitTheStatesAreRefused) {
   const auto tensor = [](std::vector<int64_t> shape) {
     return std::make_unique<HostTensor>(Elem::kF32, shape);
   };
-  expect({"q has shape [5, 2, 6], expected [T = 6 or more, heads = 2, dim = 6]"}, [&](LinearCall& c) {
-    c.q = tensor({5, kKeyHeads, kKeyDim});
+  expect({"q has shape [5, 2, 6], expected [T = 6 or more, heads = 2, dim = 6]"},
+         [&](LinearCall& c) {
+           c.q = tensor({5, kKeyHeads, kKeyDim});
+         });
+  expect({"q has shape [6, 3, 6]", "divisor"}, [&](LinearCall& c) {
+    c.q = tensor({6, 3, kKeyDim});
   });
-  expect({"q has shape [6, 3, 6]", "divisor"}, [&](LinearCall& c) { c.q = tensor({6, 3, kKeyDim}); });
-  expect({"q has shape [6, 2, 7]", "dim = 6"}, [&](LinearCall& c) { c.q = tensor({6, kKeyHeads, 7}); });
+  expect({"q has shape [6, 2, 7]", "dim = 6"}, [&](LinearCall& c) {
+    c.q = tensor({6, kKeyHeads, 7});
+  });
   expect({"q has 2 dimensions"}, [&](LinearCall& c) { c.q = tensor({6, kKeyDim}); });
-  expect({"k has shape [6, 4, 6]", "heads = 2"}, [&](LinearCall& c) { c.k = tensor({6, 4, kKeyDim}); });
+  expect({"k has shape [6, 4, 6]", "heads = 2"}, [&](LinearCall& c) {
+    c.k = tensor({6, 4, kKeyDim});
+  });
   expect({"v has shape [6, 4, 9]"}, [&](LinearCall& c) { c.v = tensor({6, kValueHeads, 9}); });
   expect({"beta has shape [6, 5]"}, [&](LinearCall& c) { c.beta = tensor({6, 5}); });
-  expect({"decay has shape [4, 4]"}, [&](LinearCall& c) { c.token_decay = tensor({4, kValueHeads}); });
+  expect({"decay has shape [4, 4]"}, [&](LinearCall& c) {
+    c.token_decay = tensor({4, kValueHeads});
+  });
   expect({"qo_indptr has shape [3], expected [n = 4 or more]"}, [&](LinearCall& c) {
     c.indptr = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3});
   });
   LinearCall flat;
   flat.states = tensor({3, kValueHeads, kKeyDim});
-  expect_error(KVC_E_SHAPE, {"states has 3 dimensions"}, [&](kvc_error* err) { return flat.run(err); });
+  expect_error(KVC_E_SHAPE, {"states has 3 dimensions"},
+               [&](kvc_error* err) { return flat.run(err); });
   LinearCall empty;
   empty.states = tensor({3, 0, kKeyDim, kValueDim});
-  expect_error(KVC_E_SHAPE, {"states has shape[1] = 0"}, [&](kvc_error* err) { return empty.run(err); });
+  expect_error(KVC_E_SHAPE, {"states has shape[1] = 0"},
+               [&](kvc_error* err) { return empty.run(err); });
 }
 
 TEST(OpLinearStep, RowsThatRunBackwardsAreRefused) {
@@ -348,8 +373,8 @@ TEST(OpLinearStep, OtherDevicesAndTypesAreRefused) {
   integer.k = std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{6, kKeyHeads, kKeyDim});
   integer.expect_refused(KVC_E_DTYPE, {"k is int32"});
   LinearCall states;
-  states.states =
-      std::make_unique<HostTensor>(Elem::kI32, std::vector<int64_t>{3, kValueHeads, kKeyDim, kValueDim});
+  states.states = std::make_unique<HostTensor>(
+      Elem::kI32, std::vector<int64_t>{3, kValueHeads, kKeyDim, kValueDim});
   expect_error(KVC_E_DTYPE, {"states is int32"}, [&](kvc_error* err) { return states.run(err); });
 }
 

@@ -1,4 +1,5 @@
-// kvcache.h, section "Operators", without attention: append, gather, copy, rotate, merge over the host's own pools.
+// kvcache.h, section "Operators", without attention: append, gather, copy, rotate, merge over the
+// host's own pools.
 #include <array>
 #include <cmath>
 #include <limits>
@@ -32,7 +33,13 @@ const std::vector<PoolShape>& shapes() {
        .k_dim = 80,
        .v_dim = 64,
        .gap = 1},
-      {.layout = KVC_OP_NHD, .pages = 6, .heads = 1, .page_size = 16, .k_dim = 17, .v_dim = 17, .v_is_k = true},
+      {.layout = KVC_OP_NHD,
+       .pages = 6,
+       .heads = 1,
+       .page_size = 16,
+       .k_dim = 17,
+       .v_dim = 17,
+       .v_is_k = true},
       {.layout = KVC_OP_MLA,
        .elem = Elem::kF16,
        .heads = 1,
@@ -44,8 +51,8 @@ const std::vector<PoolShape>& shapes() {
 }
 
 std::string text(const PoolShape& shape) {
-  return std::string("layout ") + std::to_string(shape.layout) + " " + name_of(shape.elem) + " page_size " +
-         std::to_string(shape.page_size);
+  return std::string("layout ") + std::to_string(shape.layout) + " " + name_of(shape.elem) +
+         " page_size " + std::to_string(shape.page_size);
 }
 
 TEST(OpAppend, WritesTheNamedSlotsOfAnyPoolAndNothingElse) {
@@ -62,19 +69,24 @@ TEST(OpAppend, WritesTheNamedSlotsOfAnyPoolAndNothingElse) {
     for (int64_t d = 0; d < shape.k_dim; ++d) k.set(NAN, 3, 0, d);  // a skipped row
     const bool has_v = pool.c()->v != nullptr;
     expect_ok([&](kvc_error* err) {
-      return kvc_op_append(pool.c(), nullptr, slot_tensor.dl(), k.dl(), has_v ? v.dl() : nullptr, err);
+      return kvc_op_append(pool.c(), nullptr, slot_tensor.dl(), k.dl(), has_v ? v.dl() : nullptr,
+                           err);
     });
     for (size_t row = 0; row < slots.size(); ++row) {
       if (slots[row] < 0) continue;
       for (int64_t head = 0; head < shape.heads; ++head) {
         const auto t = static_cast<int64_t>(row);
         for (int64_t d = 0; d < shape.k_dim; ++d) {
-          EXPECT_EQ(pool.get(pool.k(), slots[row], head, d), round_to(shape.elem, k.get(t, head, d)));
-          pool.set(pool.k(), 0, slots[row], head, d), untouched.set(untouched.k(), 0, slots[row], head, d);
+          EXPECT_EQ(pool.get(pool.k(), slots[row], head, d),
+                    round_to(shape.elem, k.get(t, head, d)));
+          pool.set(pool.k(), 0, slots[row], head, d),
+              untouched.set(untouched.k(), 0, slots[row], head, d);
         }
         for (int64_t d = 0; has_v && d < shape.v_dim; ++d) {
-          EXPECT_EQ(pool.get(pool.v(), slots[row], head, d), round_to(shape.elem, v.get(t, head, d)));
-          pool.set(pool.v(), 0, slots[row], head, d), untouched.set(untouched.v(), 0, slots[row], head, d);
+          EXPECT_EQ(pool.get(pool.v(), slots[row], head, d),
+                    round_to(shape.elem, v.get(t, head, d)));
+          pool.set(pool.v(), 0, slots[row], head, d),
+              untouched.set(untouched.v(), 0, slots[row], head, d);
         }
       }
     }
@@ -98,8 +110,10 @@ TEST(OpAppend, RotatesKByItsPositionsAndLeavesVAlone) {
       ASSERT_EQ(kvc_op_append(pool.c(), &opt, slots.dl(), k.dl(), v.dl(), nullptr), KVC_OK);
       for (int64_t t = 0; t < 2; ++t) {
         for (int64_t d = 0; d < 12; ++d) {
-          const double want = turned(rope, 0, positions[t], d, [&](int64_t e) { return k.get(t, 1, e); });
-          EXPECT_NEAR(pool.get(pool.k(), slots[t], 1, d), want, 1e-6) << "isa " << isa << " d " << d;
+          const double want =
+              turned(rope, 0, positions[t], d, [&](int64_t e) { return k.get(t, 1, e); });
+          EXPECT_NEAR(pool.get(pool.k(), slots[t], 1, d), want, 1e-6)
+              << "isa " << isa << " d " << d;
           EXPECT_EQ(pool.get(pool.v(), slots[t], 1, d), v.get(t, 1, d));
         }
       }
@@ -117,7 +131,8 @@ TEST(OpGather, PacksTheKeysOfAllSequencesInOrder) {
       Tables tables(random, shape, {page + 1, 0, 2 * page, 1, 0}, {0, 0, 0, 0, 0});
       tables.fill(random, pool);
       const kvc_op_table table = tables.c(padded, false);
-      HostTensor k(Elem::kF32, {tables.num_keys(), shape.heads, shape.k_dim}, {.extra_rows = 1, .row_gap = 2});
+      HostTensor k(Elem::kF32, {tables.num_keys(), shape.heads, shape.k_dim},
+                   {.extra_rows = 1, .row_gap = 2});
       HostTensor v(Elem::kBF16, {tables.num_keys(), shape.heads, shape.v_dim});
       const bool has_v = pool.c()->v != nullptr;
       expect_ok([&](kvc_error* err) {
@@ -134,7 +149,8 @@ TEST(OpGather, PacksTheKeysOfAllSequencesInOrder) {
             for (int64_t d = 0; d < shape.k_dim; ++d)
               EXPECT_EQ(k.get(row, head, d), pool.get(pool.k(), slot, head, d));
             for (int64_t d = 0; has_v && d < shape.v_dim; ++d)
-              EXPECT_EQ(v.get(row, head, d), round_to(Elem::kBF16, pool.get(pool.v(), slot, head, d)));
+              EXPECT_EQ(v.get(row, head, d),
+                        round_to(Elem::kBF16, pool.get(pool.v(), slot, head, d)));
           }
         }
       }
@@ -148,11 +164,13 @@ TEST(OpCopyPages, CopiesWholePagesOfAnyPoolAndNothingElse) {
     SCOPED_TRACE(text(shape));
     Random random(8);
     Pool pool(shape), expected(shape);
-    for (int64_t slot = 0; slot < shape.pages * shape.page_size; ++slot) pool.fill_slot(random, slot);
+    for (int64_t slot = 0; slot < shape.pages * shape.page_size; ++slot)
+      pool.fill_slot(random, slot);
     pool.set(pool.k(), NAN, 2 * shape.page_size, 0, 0);  // copied like any bits
     const auto copy_all = [&](HostTensor& from, HostTensor& to) {
       from.for_each([&](int64_t a, int64_t b, int64_t c, int64_t d) {
-        std::memcpy(to.at(a, b, c, d), from.at(a, b, c, d), static_cast<size_t>(bytes_of(shape.elem)));
+        std::memcpy(to.at(a, b, c, d), from.at(a, b, c, d),
+                    static_cast<size_t>(bytes_of(shape.elem)));
       });
     };
     copy_all(pool.k(), expected.k());
@@ -181,7 +199,8 @@ TEST(OpRotate, TurnsRowsInPlaceOrElsewhereOnEveryInstructionSet) {
     for (const kvc_rope_style style : {KVC_ROPE_HALF, KVC_ROPE_INTERLEAVED}) {
       for (const int32_t rotary : {2, 38, 80}) {
         Random random(9);
-        HostTensor x(Elem::kF32, {3, 2, 80}, {.row_gap = 4}), out(Elem::kBF16, {3, 2, 80}, {.inner_gap = 1});
+        HostTensor x(Elem::kF32, {3, 2, 80}, {.row_gap = 4}),
+            out(Elem::kBF16, {3, 2, 80}, {.inner_gap = 1});
         x.fill_random(random);
         Indices<int32_t> positions({0, 31, 100000});
         const kvc_rope rope = rope_on_append(style, rotary);
@@ -189,7 +208,8 @@ TEST(OpRotate, TurnsRowsInPlaceOrElsewhereOnEveryInstructionSet) {
         opt.cpu_isa = isa, opt.rope = &rope, opt.positions = positions.dl();
         std::vector<double> want;
         x.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
-          want.push_back(turned(rope, 0, positions[t], d, [&](int64_t e) { return x.get(t, h, e); }));
+          want.push_back(
+              turned(rope, 0, positions[t], d, [&](int64_t e) { return x.get(t, h, e); }));
         });
         expect_ok([&](kvc_error* err) { return kvc_op_rotate(&opt, x.dl(), out.dl(), err); });
         size_t i = 0;
@@ -201,7 +221,8 @@ TEST(OpRotate, TurnsRowsInPlaceOrElsewhereOnEveryInstructionSet) {
         ASSERT_EQ(kvc_op_rotate(&opt, x.dl(), x.dl(), nullptr), KVC_OK);
         i = 0;
         x.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
-          EXPECT_NEAR(x.get(t, h, d), want[i], 1e-6) << "in place, isa " << isa << " rotary " << rotary;
+          EXPECT_NEAR(x.get(t, h, d), want[i], 1e-6)
+              << "in place, isa " << isa << " rotary " << rotary;
           ++i;
         });
       }
@@ -221,9 +242,11 @@ TEST(OpMerge, EqualsTheMergeOfAForward) {
       other_lse(Elem::kF32, {5, 4}, {.extra_rows = 2});
   for (HostTensor* tensor : {&out, &lse, &other, &other_lse}) tensor->fill_random(random, 3);
   lse.set(-INFINITY, 1, 1), other_lse.set(-INFINITY, 2, 3);
-  out.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { same.set(out.get(t, h, d), t, h, d); });
+  out.for_each(
+      [&](int64_t t, int64_t h, int64_t d, int64_t) { same.set(out.get(t, h, d), t, h, d); });
   lse.for_each([&](int64_t t, int64_t h, int64_t, int64_t) { same_lse.set(lse.get(t, h), t, h); });
-  ASSERT_EQ(kvc_attn_merge(cache.forward, out.dl(), lse.dl(), other.dl(), other_lse.dl(), nullptr), KVC_OK);
+  ASSERT_EQ(kvc_attn_merge(cache.forward, out.dl(), lse.dl(), other.dl(), other_lse.dl(), nullptr),
+            KVC_OK);
   expect_ok([&](kvc_error* err) {
     return kvc_op_merge(nullptr, same.dl(), same_lse.dl(), other.dl(), other_lse.dl(), err);
   });
@@ -246,7 +269,8 @@ TEST(Operators, SpreadOverTheHostsThreadsWithTheSameBits) {
   std::vector<int64_t> slots(kRows);
   std::iota(slots.begin(), slots.end(), 16);
   Indices<int64_t> slot_tensor(slots);
-  Indices<int64_t> pairs({1, 60, 2, 61, 3, 62, 4, 63, 5, 64, 6, 65, 7, 66, 8, 67, 9, 68, 10, 69}, {10, 2});
+  Indices<int64_t> pairs({1, 60, 2, 61, 3, 62, 4, 63, 5, 64, 6, 65, 7, 66, 8, 67, 9, 68, 10, 69},
+                         {10, 2});
   for (const auto& [pool, opt] : {std::pair(&one, &alone), std::pair(&many, &spread)}) {
     ASSERT_EQ(kvc_op_append(pool->c(), opt, slot_tensor.dl(), k.dl(), v.dl(), nullptr), KVC_OK);
     const int64_t after_append = threads.tasks;
@@ -267,14 +291,16 @@ TEST(Operators, SpreadOverTheHostsThreadsWithTheSameBits) {
   ASSERT_EQ(kvc_op_gather(many.c(), &table, &spread, k_out.dl(), v_out.dl(), nullptr), KVC_OK);
   EXPECT_GT(threads.tasks, before);
   for (int64_t row = 0; row < 500; ++row) EXPECT_EQ(k_out.get(row, 3, 63), k.get(row, 3, 63));
-  for (int64_t row = 0; row < 100; ++row) EXPECT_EQ(v_out.get(500 + row, 1, 5), v.get(512 + row, 1, 5));
+  for (int64_t row = 0; row < 100; ++row)
+    EXPECT_EQ(v_out.get(500 + row, 1, 5), v.get(512 + row, 1, 5));
 }
 
 class OpRefusals : public testing::Test {
  protected:
   OpRefusals() {
     Random random(12), again(12);
-    for (int64_t slot = 0; slot < 12; ++slot) pool.fill_slot(random, slot), before.fill_slot(again, slot);
+    for (int64_t slot = 0; slot < 12; ++slot)
+      pool.fill_slot(random, slot), before.fill_slot(again, slot);
     k.fill_random(random), v.fill_random(random);
   }
   kvc_status append(const kvc_op_opt* opt, kvc_error* err) {
@@ -282,7 +308,8 @@ class OpRefusals : public testing::Test {
   }
   void refused(kvc_status status, std::initializer_list<const char*> parts, const Call& fn) {
     expect_error(status, parts, fn);
-    EXPECT_TRUE(pool.k().same_bytes(before.k()) && pool.v().same_bytes(before.v())) << "a refused call wrote";
+    EXPECT_TRUE(pool.k().same_bytes(before.k()) && pool.v().same_bytes(before.v()))
+        << "a refused call wrote";
   }
 
   PoolShape shape{.layout = KVC_OP_NHD};
@@ -343,16 +370,20 @@ TEST_F(OpRefusals, AppendsThatDoNotFitThePool) {
   slots[1] = 96;
   refused(KVC_E_OUT_OF_RANGE, {"slots[1]", "96", "24 pages"}, call);
   slots[1] = 5;
-  refused(KVC_E_INVALID_ARGUMENT, {"v", "NULL"},
-          [&](kvc_error* err) { return kvc_op_append(pool.c(), nullptr, slots.dl(), k.dl(), nullptr, err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"slots", "NULL"},
-          [&](kvc_error* err) { return kvc_op_append(pool.c(), nullptr, nullptr, k.dl(), v.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"v", "NULL"}, [&](kvc_error* err) {
+    return kvc_op_append(pool.c(), nullptr, slots.dl(), k.dl(), nullptr, err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"slots", "NULL"}, [&](kvc_error* err) {
+    return kvc_op_append(pool.c(), nullptr, nullptr, k.dl(), v.dl(), err);
+  });
   Indices<int32_t> narrow({4, 5});
-  refused(KVC_E_DTYPE, {"slots", "int32", "int64"},
-          [&](kvc_error* err) { return kvc_op_append(pool.c(), nullptr, narrow.dl(), k.dl(), v.dl(), err); });
+  refused(KVC_E_DTYPE, {"slots", "int32", "int64"}, [&](kvc_error* err) {
+    return kvc_op_append(pool.c(), nullptr, narrow.dl(), k.dl(), v.dl(), err);
+  });
   Indices<int64_t> three({4, 5, 6});
-  refused(KVC_E_SHAPE, {"k", "2", "3"},
-          [&](kvc_error* err) { return kvc_op_append(pool.c(), nullptr, three.dl(), k.dl(), v.dl(), err); });
+  refused(KVC_E_SHAPE, {"k", "2", "3"}, [&](kvc_error* err) {
+    return kvc_op_append(pool.c(), nullptr, three.dl(), k.dl(), v.dl(), err);
+  });
   Pool mla({.layout = KVC_OP_MLA, .heads = 1});
   HostTensor latent(Elem::kF32, {2, 8});
   latent.set(1, 0, 0);
@@ -393,11 +424,13 @@ TEST_F(OpRefusals, OptionsThatAreNotUsedOrNotServed) {
   refused(KVC_E_OUT_OF_RANGE, {"opt.rope->rotary_dim", "9", "8"}, call);
   rope = rope_on_append(KVC_ROPE_HALF, 8), rope.mode = KVC_ROPE_ON_READ;
   refused(KVC_E_UNSUPPORTED, {"opt.rope->mode", "ON_READ"}, call);
-  rope = rope_on_append(KVC_ROPE_HALF, 8), rope.num_sections = 2, rope.sections[0] = rope.sections[1] = 2;
+  rope = rope_on_append(KVC_ROPE_HALF, 8), rope.num_sections = 2,
+  rope.sections[0] = rope.sections[1] = 2;
   refused(KVC_E_UNSUPPORTED, {"opt.rope->num_sections", "2"}, call);
   const float factors[] = {1, 1, 1, 1};
   rope = rope_on_append(KVC_ROPE_HALF, 8), rope.scaling = KVC_ROPE_SCALING_LONGROPE;
-  rope.freq_factors = rope.long_freq_factors = factors, rope.num_freq_factors = 4, rope.original_context = 16;
+  rope.freq_factors = rope.long_freq_factors = factors, rope.num_freq_factors = 4,
+  rope.original_context = 16;
   refused(KVC_E_UNSUPPORTED, {"opt.rope->scaling", "LONGROPE"}, call);
   rope = {}, rope.struct_size = sizeof rope;
   refused(KVC_E_INVALID_ARGUMENT, {"opt.positions", "mode NONE"}, call);
@@ -470,13 +503,16 @@ TEST_F(OpRefusals, TablesThatDoNotHoldTheirSequences) {
   refused(KVC_E_SHAPE, {"table.block_table", "1", "2"}, call);
   table = tables.c(true, false);
   HostTensor few(Elem::kF32, {8, 2, 8});
-  refused(KVC_E_SHAPE, {"k_out", "8", "9"},
-          [&](kvc_error* err) { return kvc_op_gather(pool.c(), &table, nullptr, few.dl(), nullptr, err); });
-  refused(KVC_E_INVALID_ARGUMENT, {"k_out", "v_out", "NULL"},
-          [&](kvc_error* err) { return kvc_op_gather(pool.c(), &table, nullptr, nullptr, nullptr, err); });
+  refused(KVC_E_SHAPE, {"k_out", "8", "9"}, [&](kvc_error* err) {
+    return kvc_op_gather(pool.c(), &table, nullptr, few.dl(), nullptr, err);
+  });
+  refused(KVC_E_INVALID_ARGUMENT, {"k_out", "v_out", "NULL"}, [&](kvc_error* err) {
+    return kvc_op_gather(pool.c(), &table, nullptr, nullptr, nullptr, err);
+  });
   pool.edit().v = nullptr;
-  refused(KVC_E_INVALID_ARGUMENT, {"v_out", "pool.v"},
-          [&](kvc_error* err) { return kvc_op_gather(pool.c(), &table, nullptr, nullptr, out.dl(), err); });
+  refused(KVC_E_INVALID_ARGUMENT, {"v_out", "pool.v"}, [&](kvc_error* err) {
+    return kvc_op_gather(pool.c(), &table, nullptr, nullptr, out.dl(), err);
+  });
   pool.edit().v = pool.v().dl();
   EXPECT_EQ(kvc_op_gather(pool.c(), &table, nullptr, out.dl(), nullptr, nullptr), KVC_OK);
 }
@@ -503,10 +539,12 @@ TEST_F(OpRefusals, CopiesThatWouldOverlap) {
   Indices<int64_t> none({}, {0, 2});
   EXPECT_EQ(kvc_op_copy_pages(pool.c(), nullptr, none.dl(), nullptr), KVC_OK);
 
-  // Pages of 4 tokens with 8 elements each, of which the strides say that they begin 8 elements apart.
+  // Pages of 4 tokens with 8 elements each, of which the strides say that they begin 8 elements
+  // apart.
   std::vector<float> memory(64, 1.0f);
   std::array<int64_t, 4> shape = {2, 4, 1, 8}, strides = {8, 8, 8, 1};
-  const DLTensor k = {memory.data(), {kDLCPU, 0}, 4, {kDLFloat, 32, 1}, shape.data(), strides.data(), 0};
+  const DLTensor k = {memory.data(), {kDLCPU, 0},    4, {kDLFloat, 32, 1},
+                      shape.data(),  strides.data(), 0};
   kvc_op_pool overlapping{};
   overlapping.struct_size = sizeof overlapping;
   overlapping.k = &k;
@@ -552,8 +590,9 @@ TEST_F(OpRefusals, RotationsAndMergesThatMakeNoSense) {
     return kvc_op_merge(nullptr, out.dl(), lse.dl(), k.dl(), other_lse.dl(), err);
   });
   opt = op_options(), opt.positions = positions.dl();
-  expect_error(KVC_E_INVALID_ARGUMENT, {"opt.positions", "kvc_op_merge"},
-               [&](kvc_error* err) { return kvc_op_merge(&opt, out.dl(), lse.dl(), k.dl(), lse.dl(), err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"opt.positions", "kvc_op_merge"}, [&](kvc_error* err) {
+    return kvc_op_merge(&opt, out.dl(), lse.dl(), k.dl(), lse.dl(), err);
+  });
   EXPECT_TRUE(out.is_untouched() && lse.is_untouched());
 }
 

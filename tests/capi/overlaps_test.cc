@@ -40,7 +40,9 @@ class Overlaps : public testing::Test {
 
   Call attn(DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out, DLTensor* lse = nullptr,
             const kvc_attn_opt* opt = nullptr) {
-    return [=, this](kvc_error* err) { return kvc_attn(cache_.forward, 0, opt, q, k, v, out, lse, err); };
+    return [=, this](kvc_error* err) {
+      return kvc_attn(cache_.forward, 0, opt, q, k, v, out, lse, err);
+    };
   }
   void refused(std::initializer_list<const char*> parts, const Call& call) {
     const std::vector<float> before = memory_;
@@ -74,9 +76,9 @@ TEST_F(Overlaps, AnOutputInTheMemoryOfAnInputIsRefusedByBothNames) {
   kvc_attn_opt opt{};
   opt.struct_size = sizeof opt;
   View sinks(at(4096), {kQHeads}), bias(at(4100), {kRows, 16});
-  opt.sinks = sinks.dl();
-  refused({"out overlaps opt.sinks"}, attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
-  opt.sinks = nullptr, opt.bias = bias.dl();
+  opt.sink_logits = sinks.dl();
+  refused({"out overlaps opt.sink_logits"}, attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
+  opt.sink_logits = nullptr, opt.bias = bias.dl();
   refused({"out overlaps opt.bias"}, attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
   expect_ok(attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), lse_.dl()));
 }
@@ -96,8 +98,8 @@ TEST_F(Overlaps, SlicesOfOneBufferSideBySideAreServed) {
     return std::make_unique<View>(at(head * kDim), std::vector<int64_t>{kRows, count, kDim},
                                   std::vector<int64_t>{row, kDim, 1});
   };
-  const auto q = slice(0, kQHeads), k = slice(kQHeads, kKvHeads), v = slice(kQHeads + kKvHeads, kKvHeads),
-             out = slice(kQHeads + 2 * kKvHeads, kQHeads),
+  const auto q = slice(0, kQHeads), k = slice(kQHeads, kKvHeads),
+             v = slice(kQHeads + kKvHeads, kKvHeads), out = slice(kQHeads + 2 * kKvHeads, kQHeads),
              shifted = slice(kQHeads + 2 * kKvHeads - 1, kQHeads);
   expect_ok(attn(q->dl(), k->dl(), v->dl(), out->dl()));
   refused({"out overlaps v"}, attn(q->dl(), k->dl(), v->dl(), shifted->dl()));
@@ -114,7 +116,8 @@ TEST_F(Overlaps, SlicesOfOneBufferSideBySideAreServed) {
 }
 
 TEST_F(Overlaps, PaddingRowsDoNotCount) {
-  View padded(at(0), {kRows + 5, kQHeads, kDim}), behind(at(kRows * kQHeads * kDim), {kRows, kQHeads, kDim});
+  View padded(at(0), {kRows + 5, kQHeads, kDim}),
+      behind(at(kRows * kQHeads * kDim), {kRows, kQHeads, kDim});
   expect_ok(attn(padded.dl(), k_.dl(), v_.dl(), behind.dl()));
 }
 
@@ -125,7 +128,8 @@ TEST_F(Overlaps, EveryCallOfAForwardLooks) {
     return kvc_attn_fused_qkv(cache_.forward, 0, nullptr, qkv.dl(), q_.dl(), err);
   });
   refused({"out overlaps q"}, [&](kvc_error* err) {
-    return kvc_attn_self(cache_.forward, 0, nullptr, q_.dl(), k_.dl(), v_.dl(), q_.dl(), nullptr, err);
+    return kvc_attn_self(cache_.forward, 0, nullptr, q_.dl(), k_.dl(), v_.dl(), q_.dl(), nullptr,
+                         err);
   });
   refused({"out overlaps q"}, [&](kvc_error* err) {
     return kvc_attn_cached(cache_.forward, 0, nullptr, q_.dl(), q_.dl(), nullptr, err);
@@ -136,8 +140,9 @@ TEST_F(Overlaps, EveryCallOfAForwardLooks) {
   refused({"out overlaps other_out"}, [&](kvc_error* err) {
     return kvc_attn_merge(cache_.forward, out_.dl(), lse_.dl(), out_.dl(), lse_.dl(), err);
   });
-  refused({"k_out overlaps v_out"},
-          [&](kvc_error* err) { return kvc_kv_gather(cache_.forward, 0, 1, k_.dl(), k_.dl(), err); });
+  refused({"k_out overlaps v_out"}, [&](kvc_error* err) {
+    return kvc_kv_gather(cache_.forward, 0, 1, k_.dl(), k_.dl(), err);
+  });
 }
 
 TEST_F(Overlaps, DebuggingWritesTwoTensorsApart) {
@@ -156,14 +161,15 @@ TEST_F(Overlaps, DebuggingWritesTwoTensorsApart) {
 
 TEST(OverlapsOfOperators, AreRefusedAlike) {
   std::vector<float> memory(1 << 12, 0.25f);
-  View q(memory.data(), {3, 4, 8}), k(memory.data() + 512, {3, 2, 8}), v(memory.data() + 768, {3, 2, 8}),
-      out(memory.data() + 1024, {3, 4, 8}), lse(memory.data() + 2048, {3, 4}),
-      other_lse(memory.data() + 2060, {3, 4}), wide(memory.data() + 512, {3, 4, 8});
+  View q(memory.data(), {3, 4, 8}), k(memory.data() + 512, {3, 2, 8}),
+      v(memory.data() + 768, {3, 2, 8}), out(memory.data() + 1024, {3, 4, 8}),
+      lse(memory.data() + 2048, {3, 4}), other_lse(memory.data() + 2060, {3, 4}),
+      wide(memory.data() + 512, {3, 4, 8});
   Indices<int32_t> cuts({0, 3}), positions({0, 1, 2});
   const auto ragged = [&](DLTensor* result) {
     return [&, result](kvc_error* err) {
-      return kvc_op_attention_ragged(cuts.dl(), nullptr, nullptr, q.dl(), k.dl(), v.dl(), result, nullptr,
-                                     err);
+      return kvc_op_attention_ragged(cuts.dl(), nullptr, nullptr, q.dl(), k.dl(), v.dl(), result,
+                                     nullptr, err);
     };
   };
   expect_error(KVC_E_INVALID_ARGUMENT, {"out overlaps q"}, ragged(q.dl()));
@@ -175,8 +181,9 @@ TEST(OverlapsOfOperators, AreRefusedAlike) {
   expect_error(KVC_E_INVALID_ARGUMENT, {"lse overlaps other_lse"}, [&](kvc_error* err) {
     return kvc_op_merge(nullptr, out.dl(), lse.dl(), q.dl(), lse.dl(), err);
   });
-  expect_ok(
-      [&](kvc_error* err) { return kvc_op_merge(nullptr, out.dl(), lse.dl(), q.dl(), other_lse.dl(), err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_op_merge(nullptr, out.dl(), lse.dl(), q.dl(), other_lse.dl(), err);
+  });
   kvc_rope rope = rope_on_append(KVC_ROPE_HALF, 8);
   kvc_op_opt opt = op_options();
   opt.rope = &rope, opt.positions = positions.dl();
@@ -193,8 +200,8 @@ TEST(OverlapsOfRecurrences, AreRefusedAlike) {
       out(memory.data() + 1024, {2, 1, 4}), on_states(memory.data() + 8, {2, 1, 4});
   const auto step = [&](View& values, View& result) {
     return [&](kvc_error* err) {
-      return kvc_op_linear_step(nullptr, nullptr, nullptr, states.dl(), q.dl(), k.dl(), values.dl(), nullptr,
-                                nullptr, result.dl(), err);
+      return kvc_op_linear_step(nullptr, nullptr, nullptr, states.dl(), q.dl(), k.dl(), values.dl(),
+                                nullptr, nullptr, result.dl(), err);
     };
   };
   expect_error(KVC_E_INVALID_ARGUMENT, {"out overlaps v"}, step(v, v));

@@ -34,8 +34,9 @@ TEST(PagesCopy, OfAModelWithoutLayersThatKeepPagesMovesNothing) {
       ASSERT_NE(cache.get(), nullptr);
       const PairTensor copied({0, 5, 1, 6});
       add_tokens(cache, 1, 9);
-      expect_ok(
-          [&](kvc_error* err) { return kvc_pages_copy(cache.get(), copied.dl(), nullptr, nullptr, err); });
+      expect_ok([&](kvc_error* err) {
+        return kvc_pages_copy(cache.get(), copied.dl(), nullptr, nullptr, err);
+      });
       // There is no host pool of pages without bytes.
       EXPECT_EQ(kvc_pages_swap(cache.get(), copied.dl(), KVC_SWAP_OUT, nullptr, nullptr, nullptr),
                 KVC_E_UNSUPPORTED);

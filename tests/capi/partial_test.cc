@@ -1,4 +1,5 @@
-// Forwards that end without K and V in every layer: refused, or said to be partial and never published.
+// Forwards that end without K and V in every layer: refused, or said to be partial and never
+// published.
 #include "tests/capi/prefix_fixture.h"
 
 namespace kvc::test {
@@ -9,7 +10,8 @@ void append_value(Cache& cache, int32_t layer, int64_t count, double value) {
   HostTensor rows(Elem::kF32, {count, 1, kDim});
   rows.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { rows.set(value, t, h, d); });
   kvc_error error{};
-  ASSERT_EQ(kvc_kv_append(cache.forward, layer, rows.dl(), rows.dl(), &error), KVC_OK) << error.message;
+  ASSERT_EQ(kvc_kv_append(cache.forward, layer, rows.dl(), rows.dl(), &error), KVC_OK)
+      << error.message;
 }
 
 kvc_status begin_partial(Cache& cache, kvc_seq seq, const Prompt& tokens,
@@ -30,10 +32,13 @@ kvc_status begin_partial(Cache& cache, kvc_seq seq, const Prompt& tokens,
 double largest_k(const Cache& cache, kvc_seq seq, int32_t layer) {
   const int64_t length = length_of(cache, seq);
   HostTensor k(Elem::kF32, {length, 1, kDim});
-  EXPECT_EQ(kvc_debug_get_layer(cache.get(), seq, layer, 0, length, k.dl(), nullptr, nullptr, nullptr),
-            KVC_OK);
+  EXPECT_EQ(
+      kvc_debug_get_layer(cache.get(), seq, layer, 0, length, k.dl(), nullptr, nullptr, nullptr),
+      KVC_OK);
   double largest = -1e30;
-  k.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { largest = std::max(largest, k.get(t, h, d)); });
+  k.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
+    largest = std::max(largest, k.get(t, h, d));
+  });
   return largest;
 }
 
@@ -66,7 +71,8 @@ TEST_F(PartialForward, ALayerThatOneTenantForgetsIsNotReadByAnother) {
   ASSERT_EQ(attached(cache_, 2, ask), 0);
   ASSERT_EQ(begin_tokens(cache_, {2}, {8}, prompt), KVC_OK);
   append_value(cache_, 0, 8, 1);
-  expect_refused(cache_, KVC_E_INVALID_STATE, {"1 of 2 layers", "layer 1", "8 tokens", "KVC_FORWARD_PARTIAL"},
+  expect_refused(cache_, KVC_E_INVALID_STATE,
+                 {"1 of 2 layers", "layer 1", "8 tokens", "KVC_FORWARD_PARTIAL"},
                  [&](kvc_error* err) { return kvc_forward_end(cache_.forward, err); });
   cache_.abort();
   grow_layer_0(2, prompt);
@@ -94,8 +100,8 @@ TEST_F(PartialForward, EndNamesTheLayersAndGoesOnAfterTheyAreAppended) {
 TEST(PartialLayers, AreAskedForByTheirKinds) {
   const std::vector<int64_t> shape{2};
   const std::vector<kvc_state_spec> states{state_spec(shape)};
-  Net net({layer_of_kind(KVC_LAYER_NONE), attention_layer(), shared_layer(1), mla_layer(), cross_layer(),
-           state_layer(states)});
+  Net net({layer_of_kind(KVC_LAYER_NONE), attention_layer(), shared_layer(1), mla_layer(),
+           cross_layer(), state_layer(states)});
   Cache cache(net.config);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   const auto refused = [&](std::initializer_list<const char*> parts) {
@@ -126,8 +132,9 @@ TEST(PartialLayers, OfAPipelineStageHaveTheirGlobalIds) {
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin({1}, {1}), KVC_OK);
   ASSERT_EQ(append_some(cache, 2, nullptr), KVC_OK);
-  const kvc_error error = expect_error(KVC_E_INVALID_STATE, {"2 of 3 layers", "layer 1, 3)"},
-                                       [&](auto* err) { return kvc_forward_end(cache.forward, err); });
+  const kvc_error error =
+      expect_error(KVC_E_INVALID_STATE, {"2 of 3 layers", "layer 1, 3)"},
+                   [&](auto* err) { return kvc_forward_end(cache.forward, err); });
   EXPECT_EQ(error.detail, 1);
 }
 
@@ -277,7 +284,8 @@ TEST(PartialFlags, OthersAreRefusedByName) {
                  [&](kvc_error* err) { return cache.begin_with(request, err); });
 }
 
-// ------------------------------------------------------------------------------------------ pages in zeros
+// ------------------------------------------------------------------------------------------ pages
+// in zeros
 
 // What a partial forward reads in the layer that it left out, in pages that held 777.
 double read_back(kvc_config config, uint64_t flags) {
@@ -355,8 +363,11 @@ TEST(ClearedPages, OfLargePoolsAreClearedByManyThreads) {
     cache.abort();
     ASSERT_EQ(begin_partial(cache, seq, prompt_of(2000)), KVC_OK);
     cache.end();
-    ASSERT_EQ(kvc_debug_get_layer(cache.get(), seq, 0, 0, 2000, rows.dl(), nullptr, nullptr, nullptr), KVC_OK);
-    rows.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) { ASSERT_EQ(rows.get(t, h, d), 0); });
+    ASSERT_EQ(
+        kvc_debug_get_layer(cache.get(), seq, 0, 0, 2000, rows.dl(), nullptr, nullptr, nullptr),
+        KVC_OK);
+    rows.for_each(
+        [&](int64_t t, int64_t h, int64_t d, int64_t) { ASSERT_EQ(rows.get(t, h, d), 0); });
   }
 }
 
@@ -376,8 +387,10 @@ TEST(ClearedPages, KeepWhatASequenceHasWritten) {
   cache.end();
   HostTensor k(Elem::kF32, {10, 1, kDim});
   for (const kvc_seq seq : {1, 2}) {
-    ASSERT_EQ(kvc_debug_get_layer(cache.get(), seq, 1, 0, 10, k.dl(), nullptr, nullptr, nullptr), KVC_OK);
-    for (int64_t t = 0; t < 10; ++t) EXPECT_EQ(k.get(t, 0, 3), seq == 2 && t == 9 ? 6 : 5) << seq << " " << t;
+    ASSERT_EQ(kvc_debug_get_layer(cache.get(), seq, 1, 0, 10, k.dl(), nullptr, nullptr, nullptr),
+              KVC_OK);
+    for (int64_t t = 0; t < 10; ++t)
+      EXPECT_EQ(k.get(t, 0, 3), seq == 2 && t == 9 ? 6 : 5) << seq << " " << t;
   }
 }
 

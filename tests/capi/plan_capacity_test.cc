@@ -1,4 +1,5 @@
-// Plans of hybrid models hold at least the requests that vLLM's formulas say, at every length, and waste less than 4 %.
+// Plans of hybrid models hold at least the requests that vLLM's formulas say, at every length, and
+// waste less than 4 %.
 #include <deque>
 
 #include "tests/capi/hf_config.h"
@@ -19,16 +20,19 @@ struct Hybrid {
   bool has_states = false;
 };
 
-// Of the configurations of the tests those of several kinds of layers, and shapes of models that are not among them.
+// Of the configurations of the tests those of several kinds of layers, and shapes of models that
+// are not among them.
 class Hybrids {
  public:
   Hybrids() {
     for (const char* name :
-         {"bamba-9b",      "command-r7b",      "falcon-h1-7b", "gemma-2-9b",     "gemma-3-27b",
-          "gemma-3-4b",    "gemma-3n-e4b",     "gemma-4-31b",  "gpt-oss-20b",    "granite-4.0-h-small",
-          "jamba-v0.1",    "kimi-linear-48b",  "lfm2-1.2b",    "llama-4-scout",  "llama-3.2-11b-vision",
-          "mimo-v2-flash", "nemotron-h-8b",    "olmo-3-7b",    "qwen3-next-80b", "qwen3.5-27b",
-          "t5-large",      "whisper-large-v3", "zamba2-2.7b",  "deepseek-v3",    "llama-3.1-8b"}) {
+         {"bamba-9b",      "command-r7b",         "falcon-h1-7b",         "gemma-2-9b",
+          "gemma-3-27b",   "gemma-3-4b",          "gemma-3n-e4b",         "gemma-4-31b",
+          "gpt-oss-20b",   "granite-4.0-h-small", "jamba-v0.1",           "kimi-linear-48b",
+          "lfm2-1.2b",     "llama-4-scout",       "llama-3.2-11b-vision", "mimo-v2-flash",
+          "nemotron-h-8b", "olmo-3-7b",           "qwen3-next-80b",       "qwen3.5-27b",
+          "t5-large",      "whisper-large-v3",    "zamba2-2.7b",          "deepseek-v3",
+          "llama-3.1-8b"}) {
       HfModel& file = files_.emplace_back(hf_text(name));
       EXPECT_EQ(file.status, KVC_OK) << name << ": " << file.message;
       file.config.layers = file.layers();
@@ -101,7 +105,8 @@ class Planned {
     config.byte_budget = uint64_t{1} << 44;
     config.storage = KVC_STORAGE_NONE;
     kvc_error error{};
-    EXPECT_EQ(kvc_plan_create(&config, &plan_, &error), KVC_OK) << hybrid.name << ": " << error.message;
+    EXPECT_EQ(kvc_plan_create(&config, &plan_, &error), KVC_OK)
+        << hybrid.name << ": " << error.message;
     info_.struct_size = sizeof info_;
     EXPECT_EQ(kvc_plan_info_get(plan_, &info_, nullptr), KVC_OK);
     FormulaOptions options;
@@ -140,8 +145,8 @@ const std::vector<Hybrid>& hybrids() {
 std::vector<int64_t> lengths() {
   std::vector<int64_t> lengths;
   for (int64_t power = 512; power <= kLongest; power *= 2) {
-    for (const int64_t length : {power - 1, power, power + 1, power + 17, power + 333, power * 5 / 4 + 3,
-                                 power * 3 / 2, power * 7 / 4 - 5}) {
+    for (const int64_t length : {power - 1, power, power + 1, power + 17, power + 333,
+                                 power * 5 / 4 + 3, power * 3 / 2, power * 7 / 4 - 5}) {
       if (length <= kLongest) lengths.push_back(length);
     }
   }
@@ -149,14 +154,17 @@ std::vector<int64_t> lengths() {
 }
 
 TEST(PlanCapacity, TheFormulasAreThoseOfVllm) {
-  // Gemma 3 27B: 52 + 10 layers are six groups of at most nine and one of ten; 24 GiB are 19,660 blocks, one of which vLLM does not use.
-  const auto gemma = std::find_if(hybrids().begin(), hybrids().end(),
-                                  [](const Hybrid& hybrid) { return hybrid.name == "gemma-3-27b"; });
+  // Gemma 3 27B: 52 + 10 layers are six groups of at most nine and one of ten; 24 GiB are 19,660
+  // blocks, one of which vLLM does not use.
+  const auto gemma = std::find_if(hybrids().begin(), hybrids().end(), [](const Hybrid& hybrid) {
+    return hybrid.name == "gemma-3-27b";
+  });
   const Planned plan(*gemma, kLongest, 8192);
   EXPECT_EQ(plan.formulas().num_groups(), 7);
   const int64_t block_bytes = 10 * 16 * 16 * 2 * 128 * 2;
   EXPECT_EQ((int64_t{24} << 30) / block_bytes, 19660);
-  EXPECT_EQ(plan.formulas().request_bytes(kLongest), (8192 + 6 * ((1023 + 8192 + 15) / 16 + 1)) * block_bytes);
+  EXPECT_EQ(plan.formulas().request_bytes(kLongest),
+            (8192 + 6 * ((1023 + 8192 + 15) / 16 + 1)) * block_bytes);
   EXPECT_EQ(plan.formulas().request_bytes(100), 7 * 7 * block_bytes);
 }
 
@@ -167,7 +175,8 @@ TEST(PlanCapacity, AtItsLongestLengthAPlanHoldsAtLeastWhatTheFormulasSay) {
       int count = 0;
       for (const int64_t tokens : lengths()) {
         const Planned plan(hybrid, tokens, in_flight);
-        const int64_t ours = plan.request_bytes(tokens), theirs = plan.formulas().request_bytes(tokens);
+        const int64_t ours = plan.request_bytes(tokens),
+                      theirs = plan.formulas().request_bytes(tokens);
         EXPECT_LE(ours, theirs) << hybrid.name << ", " << tokens << " tokens";
         const double ratio = static_cast<double>(theirs) / static_cast<double>(ours);
         least = std::min(least, ratio);
@@ -177,7 +186,8 @@ TEST(PlanCapacity, AtItsLongestLengthAPlanHoldsAtLeastWhatTheFormulasSay) {
         // The states of LFM 2 are smaller than a page, which a short request feels.
         const double most_waste = hybrid.name == "lfm2-1.2b" && tokens < 1024 ? 0.061 : kMostWaste;
         EXPECT_LT(plan.info().waste, most_waste) << hybrid.name << ", " << tokens << " tokens";
-        EXPECT_LE(plan.info().num_groups, plan.formulas().num_groups() + 3) << hybrid.name << ", " << tokens;
+        EXPECT_LE(plan.info().num_groups, plan.formulas().num_groups() + 3)
+            << hybrid.name << ", " << tokens;
         EXPECT_LE(plan.info().prefix_block, 16 * 8) << hybrid.name << ", " << tokens << " tokens";
       }
       char figures[96];
@@ -193,10 +203,12 @@ TEST(PlanCapacity, ShorterRequestsThanTheLongestAsWell) {
     for (const int64_t longest : {int64_t{0}, kLongest, int64_t{32768}, int64_t{5000}}) {
       for (const Hybrid& hybrid : hybrids()) {
         const Planned plan(hybrid, longest, in_flight);
-        for (int64_t tokens = 256; tokens <= (longest == 0 ? kLongest : longest); tokens += tokens / 50) {
-          const int64_t ours = plan.request_bytes(tokens), theirs = plan.formulas().request_bytes(tokens);
-          EXPECT_LE(ours, theirs) << hybrid.name << ", " << tokens << " tokens, planned for " << longest
-                                  << ", in flight " << in_flight;
+        for (int64_t tokens = 256; tokens <= (longest == 0 ? kLongest : longest);
+             tokens += tokens / 50) {
+          const int64_t ours = plan.request_bytes(tokens),
+                        theirs = plan.formulas().request_bytes(tokens);
+          EXPECT_LE(ours, theirs) << hybrid.name << ", " << tokens << " tokens, planned for "
+                                  << longest << ", in flight " << in_flight;
         }
       }
     }
@@ -209,19 +221,22 @@ TEST(PlanCapacity, TheLongestRequestOfABudgetIsNoShorter) {
     for (int64_t tokens = 300; tokens < kLongest; tokens += tokens / 3) {
       const int64_t budget = plan.formulas().request_bytes(tokens);
       int64_t longest = 0;
-      ASSERT_EQ(kvc_plan_max_tokens(plan.get(), static_cast<uint64_t>(budget), &longest, nullptr), KVC_OK);
+      ASSERT_EQ(kvc_plan_max_tokens(plan.get(), static_cast<uint64_t>(budget), &longest, nullptr),
+                KVC_OK);
       EXPECT_GE(longest, tokens) << hybrid.name << ", " << budget << " bytes";
     }
   }
 }
 
-// Where prefixes are not shared vLLM overwrites the one state of a request. Here a forward writes a new one, so that it can be undone.
+// Where prefixes are not shared vLLM overwrites the one state of a request. Here a forward writes a
+// new one, so that it can be undone.
 TEST(PlanCapacity, OfStatesARequestHasOneMoreThanWithoutSharedPrefixes) {
   for (const Hybrid& hybrid : hybrids()) {
     if (!hybrid.has_states) continue;
     for (const int64_t tokens : lengths()) {
       const Planned plan(hybrid, tokens, 2048, 1);
-      EXPECT_LE(plan.request_bytes(tokens) - plan.state_bytes(), plan.formulas().request_bytes(tokens))
+      EXPECT_LE(plan.request_bytes(tokens) - plan.state_bytes(),
+                plan.formulas().request_bytes(tokens))
           << hybrid.name << ", " << tokens << " tokens";
     }
   }

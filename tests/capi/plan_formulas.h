@@ -1,5 +1,6 @@
-// What vLLM's hybrid planner takes for a request, from its published formulas: layers of one kind in groups of about equal length, one size of
-// block for all, small layers with longer blocks where they divide the largest, states in blocks of their own.
+// What vLLM's hybrid planner takes for a request, from its published formulas: layers of one kind
+// in groups of about equal length, one size of block for all, small layers with longer blocks where
+// they divide the largest, states in blocks of their own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +18,9 @@ struct FormulaOptions {
   int64_t in_flight = 0;  // tokens
   int64_t max_cross_len = 0;
   int64_t states =
-      2;  // of a request: 2 where prefixes are shared ("align"), 1 where states are kept for nothing else ("none")
+      // Of a request: 2 where prefixes are shared ("align"), 1 where states are kept for nothing
+      // else ("none")
+      2;
 };
 
 class FormulaPlan {
@@ -67,8 +70,8 @@ class FormulaPlan {
     const Bucket found{layer.kind, layer.window, layer.chunk,
                        static_cast<int64_t>(is_state ? layer.state_bytes : layer.bytes_per_token)};
     auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const Bucket& known) {
-      return known.kind == found.kind && known.window == found.window && known.chunk == found.chunk &&
-             known.bytes == found.bytes;
+      return known.kind == found.kind && known.window == found.window &&
+             known.chunk == found.chunk && known.bytes == found.bytes;
     });
     if (bucket == buckets_.end()) bucket = buckets_.insert(bucket, found);
     ++bucket->layers;

@@ -1,4 +1,5 @@
-// kvcache.h, section "Plan": groups whose pages differ in tokens, quantised storage, states and host memory in a budget, several ranks.
+// kvcache.h, section "Plan": groups whose pages differ in tokens, quantised storage, states and
+// host memory in a budget, several ranks.
 #include <nlohmann/json.hpp>
 
 #include "tests/capi/layers.h"
@@ -48,7 +49,8 @@ class PlanHandle {
   kvc_plan* plan_ = nullptr;
 };
 
-// A window layer of kDim, then one that sees all with heads of half the width: twice the tokens per page.
+// A window layer of kDim, then one that sees all with heads of half the width: twice the tokens per
+// page.
 kvc_layer narrow_layer() {
   kvc_layer layer = attention_layer();
   layer.k_dim = kDim / 2;
@@ -90,10 +92,10 @@ TEST(PlanHybrid, PaddedGroupsHaveThePageSizeAndTellTheirPadding) {
   EXPECT_EQ(padded.group(1).page_tokens, 4);
   EXPECT_EQ(padded.group(1).padding_bytes, padded.info().page_bytes / 2);
   EXPECT_EQ(padded.info().prefix_block, 4);
-  EXPECT_EQ(padded.info().num_layer_slots, 2);
-  EXPECT_EQ(padded.layer(3).slot, 0) << "both narrow layers lie where the first wide one does";
-  EXPECT_EQ(padded.layer(3).slot_offset, padded.layer(1).page_bytes);
-  EXPECT_EQ(padded.layer(3).slot_bytes, padded.layer(0).page_bytes);
+  EXPECT_EQ(padded.info().num_layer_regions, 2);
+  EXPECT_EQ(padded.layer(3).region, 0) << "both narrow layers lie where the first wide one does";
+  EXPECT_EQ(padded.layer(3).region_offset, padded.layer(1).page_bytes);
+  EXPECT_EQ(padded.layer(3).region_bytes, padded.layer(0).page_bytes);
   EXPECT_GT(padded.info().waste, plan.info().waste + 0.1);
 }
 
@@ -127,7 +129,8 @@ TEST(PlanHybrid, SlicesOfAPipelineAgreeOnGroupsAndTokens) {
   EXPECT_EQ(slices[0]->group(whole.layer(5).group).padding_bytes, slices[0]->info().page_bytes);
   EXPECT_NE(slices[0]->text(kvc_plan_describe).find("none here"), std::string::npos);
   int64_t pages = 0;
-  expect_ok([&](kvc_error* err) { return kvc_plan_min_pages(plans.data(), plans.size(), &pages, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_plan_min_pages(plans.data(), plans.size(), &pages, err); });
   EXPECT_EQ(pages, 100);
 }
 
@@ -213,10 +216,12 @@ TEST(PlanQuant, RefusesContradictionsByName) {
   refused(KVC_E_UNSUPPORTED, {"layers[1].k_dtype = float8_e4m3fn", "quant"},
           quantised(KVC_QUANT_NONE, kFloat8));
   refused(KVC_E_UNSUPPORTED, {"layers[1].k_dtype = int4"}, quantised(KVC_QUANT_NONE, kInt4));
-  for (const kvc_quant quant : {KVC_QUANT_PER_TENSOR, KVC_QUANT_PER_TOKEN_HEAD, KVC_QUANT_BLOCK16}) {
+  for (const kvc_quant quant :
+       {KVC_QUANT_PER_TENSOR, KVC_QUANT_PER_TOKEN_HEAD, KVC_QUANT_BLOCK16}) {
     refused(KVC_E_INVALID_ARGUMENT, {"k_dtype = float16", "quant", "expected"},
             quantised(quant, {kDLFloat, 16, 1}));
-    refused(KVC_E_INVALID_ARGUMENT, {"k_dtype = bfloat16", "quant", "expected"}, quantised(quant, {}));
+    refused(KVC_E_INVALID_ARGUMENT, {"k_dtype = bfloat16", "quant", "expected"},
+            quantised(quant, {}));
   }
   refused(KVC_E_INVALID_ARGUMENT, {"k_dtype = int4", "PER_TENSOR (1)"},
           quantised(KVC_QUANT_PER_TENSOR, kInt4));

@@ -1,4 +1,5 @@
-// What a plan promises, run: every accepted plan serves one request of max_seq_len, prefilled and decoded to its last token.
+// What a plan promises, run: every accepted plan serves one request of max_seq_len, prefilled and
+// decoded to its last token.
 #include <gtest/gtest.h>
 
 #include "tests/capi/layers.h"
@@ -6,7 +7,8 @@
 namespace kvc::test {
 namespace {
 
-// The least budget that the plan accepts; one byte less is refused with the longest length that fits.
+// The least budget that the plan accepts; one byte less is refused with the longest length that
+// fits.
 uint64_t least_budget(Net& net) {
   kvc_error error{};
   const auto accepts = [&](uint64_t bytes) {
@@ -82,7 +84,8 @@ TEST(PlanRuns, LatentLayers) { expect_runs({mla_layer(), attention_layer(16)}); 
 // States come out of the pages, and the checkpoints that decoding keeps are given up for them.
 TEST(PlanRuns, RecurrentStatesBesideAttention) {
   const std::vector<int64_t> large{5, 7}, small{3};
-  const std::vector<kvc_state_spec> first{state_spec(large)}, second{state_spec(small), state_spec(large)};
+  const std::vector<kvc_state_spec> first{state_spec(large)},
+      second{state_spec(small), state_spec(large)};
   expect_runs({state_layer(first), attention_layer(), state_layer(second)});
 }
 

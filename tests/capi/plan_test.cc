@@ -42,21 +42,26 @@ TEST(Plan, CountsBytesAndPages) {
     return kvc_plan_pages_for(cache.plan(), 3 * info.page_bytes + 1, &number, err);
   });
   EXPECT_EQ(number, 3);
-  expect_ok(
-      [&](kvc_error* err) { return kvc_plan_pages_for(cache.plan(), info.page_bytes - 1, &number, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_plan_pages_for(cache.plan(), info.page_bytes - 1, &number, err);
+  });
   EXPECT_EQ(number, 0);
-  expect_ok(
-      [&](kvc_error* err) { return kvc_plan_max_tokens(cache.plan(), 3 * info.page_bytes, &number, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_plan_max_tokens(cache.plan(), 3 * info.page_bytes, &number, err);
+  });
   EXPECT_EQ(number, 12);
   for (const auto& [tokens, pages] :
        {std::pair<int64_t, int64_t>{0, 0}, {1, 1}, {4, 1}, {5, 2}, {32, 8}, {33, 9}}) {
-    expect_ok(
-        [&, t = tokens](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), t, &number, err); });
+    expect_ok([&, t = tokens](kvc_error* err) {
+      return kvc_plan_request_pages(cache.plan(), t, &number, err);
+    });
     EXPECT_EQ(number, pages) << tokens;
   }
-  expect_error(KVC_E_OUT_OF_RANGE, {"num_tokens", "-3"},
-               [&](kvc_error* err) { return kvc_plan_request_pages(cache.plan(), -3, &number, err); });
-  ASSERT_EQ(kvc_plan_request_pages(cache.plan(), INT64_MAX, &number, nullptr), KVC_OK) << "no overflow";
+  expect_error(KVC_E_OUT_OF_RANGE, {"num_tokens", "-3"}, [&](kvc_error* err) {
+    return kvc_plan_request_pages(cache.plan(), -3, &number, err);
+  });
+  ASSERT_EQ(kvc_plan_request_pages(cache.plan(), INT64_MAX, &number, nullptr), KVC_OK)
+      << "no overflow";
   EXPECT_EQ(number, INT64_MAX / 4 + 1);
 }
 
@@ -83,8 +88,9 @@ TEST(Plan, DescribesItsLayers) {
   EXPECT_EQ(info.v_dtype.bits, 16);
   EXPECT_EQ(info.k_page_bytes, 2u * 4 * 6 * 2);
   for (const int32_t layer : {-1, 2, INT32_MAX}) {
-    expect_error(KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()},
-                 [&](kvc_error* err) { return kvc_plan_layer_get(cache.plan(), layer, &info, err); });
+    expect_error(KVC_E_OUT_OF_RANGE, {"layer", std::to_string(layer).c_str()}, [&](kvc_error* err) {
+      return kvc_plan_layer_get(cache.plan(), layer, &info, err);
+    });
   }
 }
 
@@ -112,7 +118,8 @@ TEST(Plan, WritesTextByTheTwoCallRule) {
     ASSERT_GT(len, 10u);
     std::vector<char> buffer(len + 1, 'x');
     size_t small = len - 1;
-    expect_error(KVC_E_BUFFER_TOO_SMALL, {std::to_string(len).c_str(), std::to_string(len - 1).c_str()},
+    expect_error(KVC_E_BUFFER_TOO_SMALL,
+                 {std::to_string(len).c_str(), std::to_string(len - 1).c_str()},
                  [&](kvc_error* err) {
                    small = len - 1;
                    return text(cache.plan(), buffer.data(), &small, err);
@@ -199,18 +206,22 @@ TEST(Plan, RefusesPagesThatCannotHoldTheLongestSequence) {
 }
 
 TEST(Plan, RefusesFieldsOfLaterVersionsByName) {
-  const auto refused = [](const char* field, const char* value, const std::function<void(Model&)>& change) {
+  const auto refused = [](const char* field, const char* value,
+                          const std::function<void(Model&)>& change) {
     Model model;
     change(model);
-    expect_error(KVC_E_UNSUPPORTED, {field, value}, [&](kvc_error* err) { return model.plan_status(err); });
+    expect_error(KVC_E_UNSUPPORTED, {field, value},
+                 [&](kvc_error* err) { return model.plan_status(err); });
   };
   refused("reserved", "9", [](Model& m) { m.layers[0].reserved = 9; });
   refused("layers[0].flags", "2", [](Model& m) { m.layers[0].flags = 2; });
   for (const kvc_layer_kind kind : {-1, KVC_LAYER_NONE + 1}) {
-    refused("layers[1].kind", std::to_string(kind).c_str(), [&](Model& m) { m.layers[1].kind = kind; });
+    refused("layers[1].kind", std::to_string(kind).c_str(),
+            [&](Model& m) { m.layers[1].kind = kind; });
   }
   for (const kvc_quant quant : {-1, KVC_QUANT_BLOCK16 + 1})
-    refused("layers[0].quant", std::to_string(quant).c_str(), [&](Model& m) { m.layers[0].quant = quant; });
+    refused("layers[0].quant", std::to_string(quant).c_str(),
+            [&](Model& m) { m.layers[0].quant = quant; });
   refused("k_dtype", "int8", [](Model& m) { m.layers[0].k_dtype = {kDLInt, 8, 1}; });
   refused("v_dtype", "float64", [](Model& m) { m.layers[0].v_dtype = {kDLFloat, 64, 1}; });
   refused("flags", "4", [](Model& m) { m.config.flags = 4; });
@@ -236,16 +247,19 @@ TEST(Plan, ScalesBelongToStorageOfOneScale) {
     change(model);
     expect_error(status, parts, [&](kvc_error* err) { return model.plan_status(err); });
   };
-  refused(KVC_E_INVALID_ARGUMENT, {"layers[0].k_scale", "0.5"}, [](Model& m) { m.layers[0].k_scale = 0.5f; });
-  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_scale", "2"}, [](Model& m) { m.layers[1].v_scale = 2; });
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[0].k_scale", "0.5"},
+          [](Model& m) { m.layers[0].k_scale = 0.5f; });
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].v_scale", "2"},
+          [](Model& m) { m.layers[1].v_scale = 2; });
   const auto quantised = [](Model& m) {
     m.layers[0].quant = KVC_QUANT_PER_TENSOR;
     m.layers[0].k_dtype = {kDLInt, 8, 1};
   };
   refused(KVC_E_OUT_OF_RANGE, {"layers[0].k_scale", "-1"},
           [&](Model& m) { quantised(m), m.layers[0].k_scale = -1; });
-  refused(KVC_E_OUT_OF_RANGE, {"layers[0].v_scale", "inf"},
-          [&](Model& m) { quantised(m), m.layers[0].v_scale = std::numeric_limits<float>::infinity(); });
+  refused(KVC_E_OUT_OF_RANGE, {"layers[0].v_scale", "inf"}, [&](Model& m) {
+    quantised(m), m.layers[0].v_scale = std::numeric_limits<float>::infinity();
+  });
   Model good;
   quantised(good);
   good.layers[0].k_scale = 0.25f;
@@ -297,9 +311,12 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   refused(KVC_E_OUT_OF_RANGE, "max_tokens_per_forward", "-1",
           [](Model& m) { m.config.max_tokens_per_forward = -1; });
   refused(KVC_E_OUT_OF_RANGE, "max_seq_len", "-1", [](Model& m) { m.config.max_seq_len = -1; });
-  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "-1", [](Model& m) { m.config.forwards_in_flight = -1; });
-  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "65", [](Model& m) { m.config.forwards_in_flight = 65; });
-  refused(KVC_E_OUT_OF_RANGE, "event_capacity", "-1", [](Model& m) { m.config.event_capacity = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "-1",
+          [](Model& m) { m.config.forwards_in_flight = -1; });
+  refused(KVC_E_OUT_OF_RANGE, "forwards_in_flight", "65",
+          [](Model& m) { m.config.forwards_in_flight = 65; });
+  refused(KVC_E_OUT_OF_RANGE, "event_capacity", "-1",
+          [](Model& m) { m.config.event_capacity = -1; });
   refused(KVC_E_OUT_OF_RANGE, "event_capacity", "16777217",
           [](Model& m) { m.config.event_capacity = (1 << 24) + 1; });
   refused(KVC_E_INVALID_ARGUMENT, "host_byte_budget", "831",
@@ -307,7 +324,8 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   refused(KVC_E_OUT_OF_RANGE, "num_threads", "-1", [](Model& m) { m.config.num_threads = -1; });
   refused(KVC_E_OUT_OF_RANGE, "cpu_isa", "99", [](Model& m) { m.config.cpu_isa = 99; });
   refused(KVC_E_OUT_OF_RANGE, "num_kv_heads", "0", [](Model& m) { m.layers[0].num_kv_heads = 0; });
-  refused(KVC_E_INVALID_ARGUMENT, "num_q_heads", "5", [](Model& m) { m.layers[0].num_q_heads = 5; });
+  refused(KVC_E_INVALID_ARGUMENT, "num_q_heads", "5",
+          [](Model& m) { m.layers[0].num_q_heads = 5; });
   refused(KVC_E_OUT_OF_RANGE, "layers[1].k_dim", "0", [](Model& m) { m.layers[1].k_dim = 0; });
   refused(KVC_E_OUT_OF_RANGE, "k_dim", "513", [](Model& m) { m.layers[0].k_dim = 513; });
   refused(KVC_E_OUT_OF_RANGE, "v_dim", "513", [](Model& m) { m.layers[0].v_dim = 513; });
@@ -334,7 +352,8 @@ TEST(Plan, RefusesValuesBeyondTheirLimits) {
   rope_refused(KVC_E_OUT_OF_RANGE, "theta", "-1", [](kvc_rope& r) { r.theta = -1; });
   rope_refused(KVC_E_INVALID_ARGUMENT, "num_freq_factors", "3",
                [&](kvc_rope& r) { r.num_freq_factors = 3, r.freq_factors = factors.data(); });
-  rope_refused(KVC_E_INVALID_ARGUMENT, "freq_factors", "4", [](kvc_rope& r) { r.num_freq_factors = 4; });
+  rope_refused(KVC_E_INVALID_ARGUMENT, "freq_factors", "4",
+               [](kvc_rope& r) { r.num_freq_factors = 4; });
   factors[2] = 0;
   rope_refused(KVC_E_OUT_OF_RANGE, "freq_factors", "2",
                [&](kvc_rope& r) { r.num_freq_factors = 4, r.freq_factors = factors.data(); });
@@ -347,7 +366,8 @@ TEST(Plan, ReadsStructsOfEveryVersion) {
     expect_error(KVC_E_INVALID_ARGUMENT, {"config", "struct_size", std::to_string(size).c_str()},
                  [&](kvc_error* err) { return model.plan_status(err); });
   }
-  model.config.struct_size = offsetof(kvc_config, pool_tensors);  // an older caller: the rest counts as zero
+  // An older caller: the rest counts as zero
+  model.config.struct_size = offsetof(kvc_config, pool_tensors);
   model.config.num_threads = -5;
   EXPECT_EQ(model.plan_status(nullptr), KVC_OK);
 
@@ -362,9 +382,10 @@ TEST(Plan, ReadsStructsOfEveryVersion) {
   kvc_plan_destroy(plan);
   plan = nullptr;
   longer.tail[1] = 1;
-  expect_error(KVC_E_VERSION,
-               {"config", std::to_string(sizeof longer).c_str(), std::to_string(sizeof(kvc_config)).c_str()},
-               [&](kvc_error* err) { return kvc_plan_create(&longer.config, &plan, err); });
+  expect_error(
+      KVC_E_VERSION,
+      {"config", std::to_string(sizeof longer).c_str(), std::to_string(sizeof(kvc_config)).c_str()},
+      [&](kvc_error* err) { return kvc_plan_create(&longer.config, &plan, err); });
   EXPECT_EQ(plan, nullptr);
 }
 
@@ -378,7 +399,8 @@ TEST(Plan, TheFirstLayersSizeIsTheStrideOfAll) {
   model.config.layers = &layers[0].layer;
   EXPECT_EQ(model.plan_status(nullptr), KVC_OK);
   layers[1].tail = 3;
-  expect_error(KVC_E_VERSION, {"layers[1]"}, [&](kvc_error* err) { return model.plan_status(err); });
+  expect_error(KVC_E_VERSION, {"layers[1]"},
+               [&](kvc_error* err) { return model.plan_status(err); });
   layers[1].tail = 0;
   layers[0].layer.struct_size = 4;
   expect_error(KVC_E_INVALID_ARGUMENT, {"layers[0]", "struct_size", "4"},

@@ -1,4 +1,5 @@
-// Which blocks leave the prefix index, and which stay: order of use, priorities, pins, quotas, leaves first.
+// Which blocks leave the prefix index, and which stay: order of use, priorities, pins, quotas,
+// leaves first.
 #include "tests/capi/prefix_fixture.h"
 
 namespace kvc::test {
@@ -257,9 +258,11 @@ TEST_F(Eviction, QuotasAreRefusedByName) {
     const std::string name = std::to_string(i);
     ASSERT_EQ(kvc_prefix_quota_set(get(), name.data(), name.size(), 1000, nullptr), KVC_OK) << i;
   }
-  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"4096"},
-                 [&](kvc_error* err) { return kvc_prefix_quota_set(get(), "one more", 8, 1000, err); });
-  EXPECT_EQ(kvc_prefix_quota_set(get(), "7", 1, 2000, nullptr), KVC_OK) << "changing one is no more";
+  expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"4096"}, [&](kvc_error* err) {
+    return kvc_prefix_quota_set(get(), "one more", 8, 1000, err);
+  });
+  EXPECT_EQ(kvc_prefix_quota_set(get(), "7", 1, 2000, nullptr), KVC_OK)
+      << "changing one is no more";
   ASSERT_EQ(kvc_prefix_quota_set(get(), "8", 1, 0, nullptr), KVC_OK);
   EXPECT_EQ(kvc_prefix_quota_set(get(), "one more", 8, 1000, nullptr), KVC_OK);
 }

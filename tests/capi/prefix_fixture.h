@@ -25,7 +25,8 @@ inline Prompt joined(Prompt a, const Prompt& b) {
 
 // A query over its own memory; the fields of `call` that are not pointers may be changed.
 struct Ask {
-  explicit Ask(Prompt prompt, std::string space = {}) : tokens(std::move(prompt)), salt(std::move(space)) {
+  explicit Ask(Prompt prompt, std::string space = {})
+      : tokens(std::move(prompt)), salt(std::move(space)) {
     call.struct_size = sizeof call;
     call.num_tokens = static_cast<int64_t>(tokens.size());
     call.tokens = tokens.data();
@@ -48,7 +49,8 @@ struct Ask {
     return *this;
   }
   Ask& key(kvc_prefix_key_type type, int64_t offset, const char* data) {
-    keys.push_back({sizeof(kvc_prefix_key), type, 0, offset, data, std::char_traits<char>::length(data)});
+    keys.push_back(
+        {sizeof(kvc_prefix_key), type, 0, offset, data, std::char_traits<char>::length(data)});
     call.keys = keys.data();
     call.num_keys = keys.size();
     return *this;
@@ -57,8 +59,8 @@ struct Ask {
   Ask& hashed(size_t count, int32_t block, bool without_tokens) {
     size_t len = tokens.size() / static_cast<size_t>(block);
     hashes.resize(len * KVC_HASH_BYTES + 1);
-    EXPECT_EQ(kvc_prefix_hash(tokens.data(), tokens.size(), block, salt.data(), salt.size(), call.keys,
-                              call.num_keys, hashes.data(), &len, nullptr),
+    EXPECT_EQ(kvc_prefix_hash(tokens.data(), tokens.size(), block, salt.data(), salt.size(),
+                              call.keys, call.num_keys, hashes.data(), &len, nullptr),
               KVC_OK);
     call.hashes = hashes.data();
     call.num_hashes = without_tokens ? len : count;
@@ -89,14 +91,16 @@ inline int64_t held(const Cache& cache, const Prompt& prompt, const std::string&
 inline int64_t attached(Cache& cache, kvc_seq seq, const Ask& ask) {
   int64_t tokens = -1;
   kvc_error error{};
-  EXPECT_EQ(kvc_prefix_attach(cache.get(), seq, &ask.call, &tokens, &error), KVC_OK) << error.message;
+  EXPECT_EQ(kvc_prefix_attach(cache.get(), seq, &ask.call, &tokens, &error), KVC_OK)
+      << error.message;
   return tokens;
 }
 
 inline int64_t inserted(Cache& cache, kvc_seq seq, const Ask& ask) {
   int64_t tokens = -1;
   kvc_error error{};
-  EXPECT_EQ(kvc_prefix_insert(cache.get(), seq, &ask.call, &tokens, &error), KVC_OK) << error.message;
+  EXPECT_EQ(kvc_prefix_insert(cache.get(), seq, &ask.call, &tokens, &error), KVC_OK)
+      << error.message;
   return tokens;
 }
 
@@ -116,7 +120,8 @@ inline kvc_status begin_tokens(Cache& cache, const std::vector<kvc_seq>& seqs,
 // One forward of one sequence over these tokens, ids given.
 inline void grow(Cache& cache, kvc_seq seq, const Prompt& tokens) {
   kvc_error error{};
-  ASSERT_EQ(begin_tokens(cache, {seq}, {static_cast<int64_t>(tokens.size())}, tokens, {}, &error), KVC_OK)
+  ASSERT_EQ(begin_tokens(cache, {seq}, {static_cast<int64_t>(tokens.size())}, tokens, {}, &error),
+            KVC_OK)
       << error.message;
   cache.finish();
 }
@@ -130,10 +135,13 @@ inline int64_t serve(Cache& cache, kvc_seq seq, const Prompt& prompt, const std:
   return hit;
 }
 
-inline void drop(Cache& cache, kvc_seq seq) { ASSERT_EQ(kvc_seq_remove(cache.get(), seq, nullptr), KVC_OK); }
+inline void drop(Cache& cache, kvc_seq seq) {
+  ASSERT_EQ(kvc_seq_remove(cache.get(), seq, nullptr), KVC_OK);
+}
 
 // Publishes a prompt and lets go of it: only the index holds it then.
-inline void publish(Cache& cache, const Prompt& prompt, const std::string& salt = {}, int32_t priority = 0) {
+inline void publish(Cache& cache, const Prompt& prompt, const std::string& salt = {},
+                    int32_t priority = 0) {
   constexpr kvc_seq kPublisher = 1000000;
   serve(cache, kPublisher, prompt, salt, priority);
   drop(cache, kPublisher);
@@ -151,7 +159,8 @@ class Prefix : public testing::Test {
   static constexpr int32_t kBlock = 4;
 
   Prefix()
-      : net_({attention_layer()}, kPages), cache_((net_.config.storage = KVC_STORAGE_NONE, net_.config)) {}
+      : net_({attention_layer()}, kPages),
+        cache_((net_.config.storage = KVC_STORAGE_NONE, net_.config)) {}
   ~Prefix() override { expect_consistent(cache_); }
   kvc_cache* get() const { return cache_.get(); }
   int64_t free_pages() const { return kvc_cache_free_pages(get()); }

@@ -13,7 +13,8 @@ struct TwoTiers {
     cache = std::make_unique<Cache>(net.config);
   }
   // A prompt whose blocks all lie on the host.
-  void publish_on_host(const std::vector<int32_t>& ids, const std::string& salt = "", int32_t priority = 0) {
+  void publish_on_host(const std::vector<int32_t>& ids, const std::string& salt = "",
+                       int32_t priority = 0) {
     Query query(ids, KVC_PREFIX_ALL_TOKENS, salt);
     query.c.priority = priority;
     ASSERT_EQ(attach(*cache, 1000, query), 0);
@@ -64,7 +65,8 @@ TEST(HostPrefix, AQuotaLeavesRoomForAPartOfAHit) {
     tiers.publish_on_host(token_ids(16, 1), "A");
     const uint64_t bytes = static_cast<uint64_t>(quota) * plan_of(tiers.cache->plan()).page_bytes;
     ASSERT_EQ(kvc_prefix_quota_set(tiers.cache->get(), "A", 1, bytes, nullptr), KVC_OK);
-    EXPECT_EQ(tiers.hit(token_ids(16, 1), KVC_PREFIX_ALL_TOKENS, "A"), std::min<int64_t>(16, 4 * quota));
+    EXPECT_EQ(tiers.hit(token_ids(16, 1), KVC_PREFIX_ALL_TOKENS, "A"),
+              std::min<int64_t>(16, 4 * quota));
     // Blocks in use of the same namespace count.
     Query other(token_ids(4, 2), KVC_PREFIX_ALL_TOKENS, "A");
     ASSERT_EQ(attach(*tiers.cache, 1, other), 0);
@@ -102,7 +104,8 @@ TEST(HostPrefix, MatchAndAttachAgreeInCachesOfManyShapes) {
       const auto count = static_cast<int64_t>(rest.size());
       int64_t missing = 1;
       if (count > 0) {
-        const kvc_status can = kvc_seq_can_append(tiers.cache->get(), 1, &seq, &count, &missing, nullptr);
+        const kvc_status can =
+            kvc_seq_can_append(tiers.cache->get(), 1, &seq, &count, &missing, nullptr);
         if (can == KVC_OK && missing == 0) append_ids(*tiers.cache, seq, rest);
       }
       while (held.size() > 2 || (!held.empty() && random.chance(0.4))) {

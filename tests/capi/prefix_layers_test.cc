@@ -1,4 +1,5 @@
-// The prefix cache of models whose layers do not all see all tokens: windows, chunks, states, groups with pages of their own length.
+// The prefix cache of models whose layers do not all see all tokens: windows, chunks, states,
+// groups with pages of their own length.
 #include "tests/capi/prefix_fixture.h"
 
 namespace kvc::test {
@@ -51,7 +52,8 @@ TEST(PrefixLayers, EveryGroupHasToServeAHit) {
   for (int32_t g = 0; g < 2; ++g) {
     const int64_t window = group_of(cache, g).window, page_tokens = group_of(cache, g).page_tokens;
     const int64_t first = window == 0 ? 0 : std::max<int64_t>(0, hit - window + 1);
-    EXPECT_GE(static_cast<int64_t>(pages_of(cache, 2, g).size()), (hit - first + page_tokens - 1) / page_tokens)
+    EXPECT_GE(static_cast<int64_t>(pages_of(cache, 2, g).size()),
+              (hit - first + page_tokens - 1) / page_tokens)
         << "group " << g;
   }
   // Forward by forward every block of the window is published before it is dropped.
@@ -59,7 +61,8 @@ TEST(PrefixLayers, EveryGroupHasToServeAHit) {
   ASSERT_EQ(kvc_seq_add(cache.get(), 3, nullptr), KVC_OK);
   for (size_t i = 0; i < 24; i += 4)
     grow(cache, 3,
-         Prompt(other.begin() + static_cast<ptrdiff_t>(i), other.begin() + static_cast<ptrdiff_t>(i) + 4));
+         Prompt(other.begin() + static_cast<ptrdiff_t>(i),
+                other.begin() + static_cast<ptrdiff_t>(i) + 4));
   for (size_t length = 4; length <= 24; length += 4)
     EXPECT_EQ(held(cache, Prompt(other.begin(), other.begin() + static_cast<ptrdiff_t>(length))),
               static_cast<int64_t>(length));
@@ -116,7 +119,8 @@ TEST(PrefixLayers, ABlockIsAWholeNumberOfPagesOfEveryGroup) {
   expect_consistent(cache);
 }
 
-// Blocks of which one group has several pages: a prompt that leaves another one between them shares the first.
+// Blocks of which one group has several pages: a prompt that leaves another one between them shares
+// the first.
 TEST(PrefixLayers, ABlockThatBeginsInsideAnotherOneIsPublishedWithPagesOfItsOwn) {
   kvc_layer wide = attention_layer();
   wide.num_kv_heads = 2;
@@ -129,7 +133,8 @@ TEST(PrefixLayers, ABlockThatBeginsInsideAnotherOneIsPublishedWithPagesOfItsOwn)
   }
   ASSERT_LT(inner, block);
   const Prompt first = prompt_of(block),
-               second = joined(Prompt(first.begin(), first.begin() + inner), prompt_of(block - inner, 5000));
+               second = joined(Prompt(first.begin(), first.begin() + inner),
+                               prompt_of(block - inner, 5000));
   serve(cache, 1, first);
   EXPECT_EQ(serve(cache, 2, second), inner);
   EXPECT_EQ(held(cache, second), block);
@@ -192,7 +197,8 @@ TEST_F(PrefixStates, AHitEndsAtACheckpoint) {
   step(1, part(0, 8), 8);
   step(1, part(8, 18), 18);
   step(1, part(18, 20), 20);
-  EXPECT_EQ(held(*cache_, prompt), 8) << "position 16 lies inside a forward, 20 is no multiple of the stride";
+  EXPECT_EQ(held(*cache_, prompt), 8)
+      << "position 16 lies inside a forward, 20 is no multiple of the stride";
   ASSERT_EQ(attached(*cache_, 2, ask), 8) << "no hit inside a block either: there is no state";
   EXPECT_EQ(value_of(2), 8);
   step(2, {-1}, -1);
@@ -222,7 +228,8 @@ TEST_F(PrefixStates, ACheckpointPublishesOnlyWhatMayBePublished) {
   ASSERT_EQ(kvc_prefix_reset(get(), nullptr), KVC_OK);
   ASSERT_EQ(kvc_state_checkpoint(get(), 1, nullptr), KVC_OK);
   EXPECT_EQ(stats_of(*cache_).prefix_blocks, 0) << "older than a reset";
-  // What was evicted since is published anew, beside an open forward that counts on room of its own.
+  // What was evicted since is published anew, beside an open forward that counts on room of its
+  // own.
   const Prompt other = prompt_of(12, 7000);
   ASSERT_EQ(kvc_seq_add(get(), 2, nullptr), KVC_OK);
   step(2, other, 12);
@@ -285,7 +292,8 @@ TEST_F(PrefixStates, APopReachesTheCheckpointsOfAHit) {
   EXPECT_EQ(value_of(1), 16);
 }
 
-// Blocks of a model of states alone have no pages, and only those that end at a checkpoint have a state.
+// Blocks of a model of states alone have no pages, and only those that end at a checkpoint have a
+// state.
 TEST(PrefixStatesAlone, APinnedBlockThatHoldsNothingStaysWhereAQuotaNeedsRoom) {
   const std::vector<int64_t> shape{3};
   const std::vector<kvc_state_spec> specs{state_spec(shape)};
@@ -345,8 +353,8 @@ TEST(PrefixLayers, AttentionOverAHitIsAttentionOverTheWholePrompt) {
   Ask ask(prompt);
   ASSERT_EQ(attached(cache, 1, ask), 0);
   ASSERT_EQ(begin_tokens(cache, {1}, {10}, prompt), KVC_OK);
-  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, rows.q.dl(), rows.k.dl(), rows.v.dl(), whole.dl(), nullptr,
-                     nullptr),
+  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, rows.q.dl(), rows.k.dl(), rows.v.dl(), whole.dl(),
+                     nullptr, nullptr),
             KVC_OK);
   cache.end();
   drop(cache, 1);

@@ -1,4 +1,5 @@
-// Pages that sequences and the prefix index share: copies on write, equal blocks kept once, what is never published.
+// Pages that sequences and the prefix index share: copies on write, equal blocks kept once, what is
+// never published.
 #include "tests/capi/prefix_fixture.h"
 #include "tests/capi/swap.h"
 
@@ -9,7 +10,8 @@ namespace {
 class SharedPrefix : public testing::Test {
  protected:
   explicit SharedPrefix(int64_t host_pages = 0)
-      : net_({attention_layer()}, 16), cache_((set_host_pages(net_.config, host_pages), net_.config)) {}
+      : net_({attention_layer()}, 16),
+        cache_((set_host_pages(net_.config, host_pages), net_.config)) {}
   ~SharedPrefix() override { expect_consistent(cache_); }
   kvc_cache* get() const { return cache_.get(); }
 
@@ -25,7 +27,8 @@ class SharedPrefix : public testing::Test {
   }
   // One forward with rows; `mark` tells them from those of another computation.
   void compute(kvc_seq seq, const Prompt& tokens, double mark = 0, bool give_ids = true) {
-    ASSERT_EQ(begin_tokens(cache_, {seq}, {static_cast<int64_t>(tokens.size())}, give_ids ? tokens : Prompt{}),
+    ASSERT_EQ(begin_tokens(cache_, {seq}, {static_cast<int64_t>(tokens.size())},
+                           give_ids ? tokens : Prompt{}),
               KVC_OK);
     write(tokens, mark);
     cache_.end();
@@ -267,8 +270,9 @@ TEST_F(SharedPrefix, WrittenAndMovedTokensAreNotPublished) {
   expect_rows(1, Prompt(prompt.begin(), prompt.begin() + 8));
   compute(2, Prompt(prompt.begin() + 8, prompt.end()));
   EXPECT_EQ(held(cache_, prompt), 8) << "what was computed from written values is not published";
-  expect_refused(cache_, KVC_E_INVALID_STATE, {"sequence 2"},
-                 [&](kvc_error* err) { return kvc_prefix_insert(get(), 2, &ask.call, nullptr, err); });
+  expect_refused(cache_, KVC_E_INVALID_STATE, {"sequence 2"}, [&](kvc_error* err) {
+    return kvc_prefix_insert(get(), 2, &ask.call, nullptr, err);
+  });
   ASSERT_EQ(attached(cache_, 3, begin.all()), 8);
   expect_rows(3, Prompt(prompt.begin(), prompt.begin() + 8));
   ASSERT_EQ(kvc_seq_shift(get(), 3, 0, 1, -1, nullptr), KVC_OK);

@@ -1,4 +1,5 @@
-// Forwards with token ids, and queries over them, for tests that look at the prefix index from the side.
+// Forwards with token ids, and queries over them, for tests that look at the prefix index from the
+// side.
 #pragma once
 
 #include <string>
@@ -16,7 +17,8 @@ inline std::vector<int32_t> token_ids(int64_t count, int32_t family) {
 }
 
 struct Query {
-  explicit Query(std::vector<int32_t> ids, uint64_t flags = KVC_PREFIX_ALL_TOKENS, std::string name = "")
+  explicit Query(std::vector<int32_t> ids, uint64_t flags = KVC_PREFIX_ALL_TOKENS,
+                 std::string name = "")
       : tokens(std::move(ids)), salt(std::move(name)) {
     c.struct_size = sizeof c;
     c.flags = flags;
@@ -53,7 +55,8 @@ inline void append_ids(Cache& cache, kvc_seq seq, const std::vector<int32_t>& id
 inline int64_t attach(const Cache& cache, kvc_seq seq, const Query& query) {
   int64_t tokens = -1;
   kvc_error error{};
-  EXPECT_EQ(kvc_prefix_attach(cache.get(), seq, &query.c, &tokens, &error), KVC_OK) << error.message;
+  EXPECT_EQ(kvc_prefix_attach(cache.get(), seq, &query.c, &tokens, &error), KVC_OK)
+      << error.message;
   return tokens;
 }
 

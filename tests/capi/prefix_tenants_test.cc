@@ -4,7 +4,8 @@
 namespace kvc::test {
 namespace {
 
-// Namespace A has published 12 tokens; `stolen` asks in namespace B with A's keys, and without the tokens or with others.
+// Namespace A has published 12 tokens; `stolen` asks in namespace B with A's keys, and without the
+// tokens or with others.
 class Tenants : public Prefix {
  protected:
   Tenants() { publish(cache_, prompt_, "A"); }

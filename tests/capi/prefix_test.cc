@@ -18,8 +18,8 @@ std::vector<std::string> keys_of(const Ask& ask, int32_t block) {
   size_t len = 0;
   const auto count = static_cast<size_t>(ask.call.num_tokens);
   const auto hash = [&](uint8_t* out, kvc_error* err) {
-    return kvc_prefix_hash(ask.call.tokens, count, block, ask.call.salt, ask.call.salt_size, ask.call.keys,
-                           ask.call.num_keys, out, &len, err);
+    return kvc_prefix_hash(ask.call.tokens, count, block, ask.call.salt, ask.call.salt_size,
+                           ask.call.keys, ask.call.num_keys, out, &len, err);
   };
   expect_ok([&](kvc_error* err) { return hash(nullptr, err); });
   EXPECT_EQ(len, count / static_cast<size_t>(block));
@@ -27,7 +27,8 @@ std::vector<std::string> keys_of(const Ask& ask, int32_t block) {
   expect_ok([&](kvc_error* err) { return hash(out.data(), err); });
   EXPECT_EQ(out.back(), 0xEE) << "behind the last key";
   std::vector<std::string> keys;
-  for (size_t i = 0; i < len; ++i) keys.push_back(hex(out.data() + i * KVC_HASH_BYTES, KVC_HASH_BYTES));
+  for (size_t i = 0; i < len; ++i)
+    keys.push_back(hex(out.data() + i * KVC_HASH_BYTES, KVC_HASH_BYTES));
   return keys;
 }
 
@@ -49,7 +50,8 @@ TEST(PrefixHash, IsTheOneOfTheHeader) {
   EXPECT_EQ(keys_of(keyed, 2), wanted);
   std::reverse(keyed.keys.begin(), keyed.keys.end());
   EXPECT_EQ(keys_of(keyed, 2), wanted) << "in any order";
-  EXPECT_EQ(keys_of(Ask({0}), 1), Keys{"8f6c775c0a498c7fd7d707ef4d92b092bee4f59a1330aa343118f91f9c78f74d"});
+  EXPECT_EQ(keys_of(Ask({0}), 1),
+            Keys{"8f6c775c0a498c7fd7d707ef4d92b092bee4f59a1330aa343118f91f9c78f74d"});
   EXPECT_EQ(keys_of(Ask({}), 1), Keys{});
   EXPECT_EQ(keys_of(Ask({1, 2, 3}), 4), Keys{}) << "no full block";
 }
@@ -60,11 +62,12 @@ TEST(PrefixHash, RefusesBadArguments) {
   size_t len = 2;
   std::vector<uint8_t> out(64, 0xEE);
   const auto hash = [&](const Ask& ask, int32_t block, kvc_error* err) {
-    return kvc_prefix_hash(ask.call.tokens, static_cast<size_t>(ask.call.num_tokens), block, ask.call.salt,
-                           ask.call.salt_size, ask.call.keys, ask.call.num_keys, out.data(), &len, err);
+    return kvc_prefix_hash(ask.call.tokens, static_cast<size_t>(ask.call.num_tokens), block,
+                           ask.call.salt, ask.call.salt_size, ask.call.keys, ask.call.num_keys,
+                           out.data(), &len, err);
   };
-  const auto refuse = [&](kvc_status status, std::initializer_list<const char*> parts, const Ask& ask,
-                          int32_t block = 4) {
+  const auto refuse = [&](kvc_status status, std::initializer_list<const char*> parts,
+                          const Ask& ask, int32_t block = 4) {
     expect_error(status, parts, [&](kvc_error* err) { return hash(ask, block, err); });
     EXPECT_EQ(len, 2u);
     EXPECT_EQ(out[0], 0xEE);
@@ -126,7 +129,8 @@ TEST_F(Prefix, AnEmptyIndexHitsNothingAndStillAddsTheSequence) {
   EXPECT_EQ(tokens, 0);
   EXPECT_EQ(info_of(cache_, 1).length, 0);
   EXPECT_EQ(info_of(cache_, 1).known_tokens, 0);
-  EXPECT_EQ(kvc_prefix_attach(get(), 2, &ask.call, nullptr, nullptr), KVC_OK) << "out_tokens may be NULL";
+  EXPECT_EQ(kvc_prefix_attach(get(), 2, &ask.call, nullptr, nullptr), KVC_OK)
+      << "out_tokens may be NULL";
   Ask nothing({});
   EXPECT_EQ(attached(cache_, 3, nothing), 0);
   EXPECT_EQ(free_pages(), kPages);
@@ -188,7 +192,8 @@ TEST_F(Prefix, AHitEndsAtTheFirstTokenThatDiffers) {
   Ask longer(joined(prompt, {1, 2, 3, 4, 5}));
   EXPECT_EQ(matched(cache_, longer.all()), 12);
   Ask behind(Prompt(prompt.begin() + 4, prompt.end()));
-  EXPECT_EQ(matched(cache_, behind.all()), 0) << "the same block behind other tokens is another block";
+  EXPECT_EQ(matched(cache_, behind.all()), 0)
+      << "the same block behind other tokens is another block";
 }
 
 TEST_F(Prefix, NamespacesShareNothing) {
@@ -245,7 +250,8 @@ TEST_F(Prefix, HashesFindWhatTokensFind) {
   serve(cache_, 1, prompt, "a");
   for (size_t count = 0; count <= 3; ++count) {
     Ask ask(prompt, "a");
-    EXPECT_EQ(matched(cache_, ask.all().hashed(count, kBlock, false)), 12) << count << " hashes given";
+    EXPECT_EQ(matched(cache_, ask.all().hashed(count, kBlock, false)), 12)
+        << count << " hashes given";
   }
   Ask only(prompt, "a");
   EXPECT_EQ(attached(cache_, 2, only.hashed(0, kBlock, true)), 12);
@@ -277,7 +283,8 @@ TEST_F(Prefix, HashesOfTwoPromptsServeUpToTheFirstOfTheOther) {
   Ask mixed(prompt_of(8)), other(prompt_of(8, 5000));
   mixed.hashed(0, kBlock, true).all();
   other.hashed(0, kBlock, true);
-  std::copy_n(other.hashes.begin() + KVC_HASH_BYTES, KVC_HASH_BYTES, mixed.hashes.begin() + KVC_HASH_BYTES);
+  std::copy_n(other.hashes.begin() + KVC_HASH_BYTES, KVC_HASH_BYTES,
+              mixed.hashes.begin() + KVC_HASH_BYTES);
   EXPECT_EQ(matched(cache_, mixed), 4);
   int64_t tokens = -1;
   ASSERT_EQ(kvc_prefix_pin(get(), &mixed.call, &tokens, nullptr), KVC_OK);
@@ -323,22 +330,26 @@ TEST_F(Prefix, ASequenceThatGrewWithoutIdsPublishesNoLaterBlock) {
 TEST_F(Prefix, QueriesAreRefusedByName) {
   const Prompt prompt = prompt_of(9);
   serve(cache_, 1, prompt);
-  const auto refuse = [&](kvc_status status, std::initializer_list<const char*> parts, const Ask& ask) {
+  const auto refuse = [&](kvc_status status, std::initializer_list<const char*> parts,
+                          const Ask& ask) {
     int64_t tokens = -1;
     const kvc_prefix_query* query = &ask.call;
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_prefix_match(get(), query, &tokens, err); });
-    expect_refused(cache_, status, parts,
-                   [&](kvc_error* err) { return kvc_prefix_attach(get(), 7, query, &tokens, err); });
-    expect_refused(cache_, status, parts,
-                   [&](kvc_error* err) { return kvc_prefix_insert(get(), 1, query, &tokens, err); });
+    expect_refused(cache_, status, parts, [&](kvc_error* err) {
+      return kvc_prefix_attach(get(), 7, query, &tokens, err);
+    });
+    expect_refused(cache_, status, parts, [&](kvc_error* err) {
+      return kvc_prefix_insert(get(), 1, query, &tokens, err);
+    });
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_prefix_pin(get(), query, &tokens, err); });
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_prefix_unpin(get(), query, &tokens, err); });
     EXPECT_EQ(tokens, -1);
   };
-  const auto changed = [&](auto change, kvc_status status, std::initializer_list<const char*> parts) {
+  const auto changed = [&](auto change, kvc_status status,
+                           std::initializer_list<const char*> parts) {
     Ask ask(prompt);
     change(ask);
     refuse(status, parts, ask);
@@ -347,19 +358,22 @@ TEST_F(Prefix, QueriesAreRefusedByName) {
   changed([](Ask& ask) { ask.call.num_tokens = -1; }, KVC_E_OUT_OF_RANGE, {"num_tokens", "-1"});
   changed([](Ask& ask) { ask.call.flags = 4; }, KVC_E_UNSUPPORTED, {"flags", "4"});
   changed([](Ask& ask) { ask.call.reserved = 3; }, KVC_E_UNSUPPORTED, {"reserved", "3"});
-  changed([](Ask& ask) { ask.call.priority = 101; }, KVC_E_OUT_OF_RANGE, {"priority", "101", "100"});
+  changed([](Ask& ask) { ask.call.priority = 101; }, KVC_E_OUT_OF_RANGE,
+          {"priority", "101", "100"});
   changed([](Ask& ask) { ask.call.priority = -1; }, KVC_E_OUT_OF_RANGE, {"priority", "-1"});
   changed([](Ask& ask) { ask.call.salt = nullptr, ask.call.salt_size = 2; }, KVC_E_INVALID_ARGUMENT,
           {"salt", "2"});
-  changed([](Ask& ask) { ask.call.salt_size = 4097; }, KVC_E_OUT_OF_RANGE, {"salt", "4097", "4096"});
+  changed([](Ask& ask) { ask.call.salt_size = 4097; }, KVC_E_OUT_OF_RANGE,
+          {"salt", "4097", "4096"});
   changed([](Ask& ask) { ask.call.num_keys = 1; }, KVC_E_INVALID_ARGUMENT, {"keys", "1"});
   changed([](Ask& ask) { ask.key(0, 0, "x"); }, KVC_E_INVALID_ARGUMENT, {"keys[0].type", "0"});
   changed([](Ask& ask) { ask.key(1, -9, "x"); }, KVC_E_OUT_OF_RANGE, {"keys[0].offset", "-9"});
   changed([](Ask& ask) { ask.key(1, 0, "x").keys[0].reserved = 8; }, KVC_E_UNSUPPORTED,
           {"keys[0].reserved", "8"});
-  changed([](Ask& ask) { ask.hashed(3, kBlock, false); }, KVC_E_OUT_OF_RANGE, {"num_hashes", "3", "2"});
-  changed([](Ask& ask) { ask.hashed(1, kBlock, false).call.hashes = nullptr; }, KVC_E_INVALID_ARGUMENT,
-          {"hashes", "1"});
+  changed([](Ask& ask) { ask.hashed(3, kBlock, false); }, KVC_E_OUT_OF_RANGE,
+          {"num_hashes", "3", "2"});
+  changed([](Ask& ask) { ask.hashed(1, kBlock, false).call.hashes = nullptr; },
+          KVC_E_INVALID_ARGUMENT, {"hashes", "1"});
   changed(
       [](Ask& ask) {
         ask.hashed(0, kBlock, true);
@@ -396,7 +410,8 @@ TEST_F(Prefix, QueriesFollowTheRulesOfStructs) {
     kvc_prefix_key key;
     uint64_t unknown;
   };
-  NewerKey keys[2]{{{sizeof(NewerKey), 1, 0, 0, "a", 1}, 0}, {{sizeof(NewerKey), 1, 0, 1, "b", 1}, 0}};
+  NewerKey keys[2]{{{sizeof(NewerKey), 1, 0, 0, "a", 1}, 0},
+                   {{sizeof(NewerKey), 1, 0, 1, "b", 1}, 0}};
   Ask keyed(prompt);
   keyed.call.keys = &keys[0].key;
   keyed.call.num_keys = 2;
@@ -412,20 +427,28 @@ TEST_F(Prefix, NullIsAnsweredNotCrashed) {
   const auto refuse = [&](const char* part, const Call& fn) {
     expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {part}, fn);
   };
-  refuse("cache", [&](kvc_error* err) { return kvc_prefix_match(nullptr, &ask.call, &tokens, err); });
+  refuse("cache",
+         [&](kvc_error* err) { return kvc_prefix_match(nullptr, &ask.call, &tokens, err); });
   refuse("query", [&](kvc_error* err) { return kvc_prefix_match(get(), nullptr, &tokens, err); });
-  refuse("out_tokens", [&](kvc_error* err) { return kvc_prefix_match(get(), &ask.call, nullptr, err); });
-  refuse("cache", [&](kvc_error* err) { return kvc_prefix_attach(nullptr, 1, &ask.call, &tokens, err); });
-  refuse("query", [&](kvc_error* err) { return kvc_prefix_attach(get(), 1, nullptr, &tokens, err); });
-  refuse("cache", [&](kvc_error* err) { return kvc_prefix_insert(nullptr, 1, &ask.call, &tokens, err); });
-  refuse("query", [&](kvc_error* err) { return kvc_prefix_insert(get(), 1, nullptr, &tokens, err); });
+  refuse("out_tokens",
+         [&](kvc_error* err) { return kvc_prefix_match(get(), &ask.call, nullptr, err); });
+  refuse("cache",
+         [&](kvc_error* err) { return kvc_prefix_attach(nullptr, 1, &ask.call, &tokens, err); });
+  refuse("query",
+         [&](kvc_error* err) { return kvc_prefix_attach(get(), 1, nullptr, &tokens, err); });
+  refuse("cache",
+         [&](kvc_error* err) { return kvc_prefix_insert(nullptr, 1, &ask.call, &tokens, err); });
+  refuse("query",
+         [&](kvc_error* err) { return kvc_prefix_insert(get(), 1, nullptr, &tokens, err); });
   refuse("cache", [&](kvc_error* err) { return kvc_prefix_pin(nullptr, &ask.call, &tokens, err); });
   refuse("query", [&](kvc_error* err) { return kvc_prefix_pin(get(), nullptr, &tokens, err); });
-  refuse("cache", [&](kvc_error* err) { return kvc_prefix_unpin(nullptr, &ask.call, &tokens, err); });
+  refuse("cache",
+         [&](kvc_error* err) { return kvc_prefix_unpin(nullptr, &ask.call, &tokens, err); });
   refuse("query", [&](kvc_error* err) { return kvc_prefix_unpin(get(), nullptr, &tokens, err); });
   refuse("cache", [&](kvc_error* err) { return kvc_prefix_evict(nullptr, 1, &tokens, err); });
   refuse("cache", [&](kvc_error* err) { return kvc_prefix_reset(nullptr, err); });
-  refuse("cache", [&](kvc_error* err) { return kvc_prefix_quota_set(nullptr, nullptr, 0, 1, err); });
+  refuse("cache",
+         [&](kvc_error* err) { return kvc_prefix_quota_set(nullptr, nullptr, 0, 1, err); });
   EXPECT_EQ(tokens, -1);
 }
 
@@ -434,15 +457,18 @@ TEST_F(Prefix, AttachRefusesIdsAsAddDoes) {
   Ask ask(prompt_of(9));
   int64_t tokens = -1;
   const auto attach = [&](kvc_seq seq) {
-    return [&, seq](kvc_error* err) { return kvc_prefix_attach(get(), seq, &ask.call, &tokens, err); };
+    return
+        [&, seq](kvc_error* err) { return kvc_prefix_attach(get(), seq, &ask.call, &tokens, err); };
   };
   expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"-1"}, attach(-1));
   expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"1", "exists"}, attach(1));
   ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK);
   expect_refused(cache_, KVC_E_BUSY, {"open"}, attach(2));
+  expect_refused(cache_, KVC_E_BUSY, {"open"}, [&](kvc_error* err) {
+    return kvc_prefix_insert(get(), 1, &ask.call, &tokens, err);
+  });
   expect_refused(cache_, KVC_E_BUSY, {"open"},
-                 [&](kvc_error* err) { return kvc_prefix_insert(get(), 1, &ask.call, &tokens, err); });
-  expect_refused(cache_, KVC_E_BUSY, {"open"}, [&](kvc_error* err) { return kvc_prefix_reset(get(), err); });
+                 [&](kvc_error* err) { return kvc_prefix_reset(get(), err); });
   EXPECT_EQ(tokens, -1);
   EXPECT_EQ(matched(cache_, ask), 8) << "asking is allowed";
   cache_.abort();
@@ -453,8 +479,9 @@ TEST_F(Prefix, InsertRefusesSequencesWhoseTokensAreNotTheirOwn) {
   const auto refuse = [&](kvc_seq seq, int64_t count, kvc_status status,
                           std::initializer_list<const char*> parts) {
     Ask ask(prompt_of(count));
-    expect_refused(cache_, status, parts,
-                   [&](kvc_error* err) { return kvc_prefix_insert(get(), seq, &ask.call, &tokens, err); });
+    expect_refused(cache_, status, parts, [&](kvc_error* err) {
+      return kvc_prefix_insert(get(), seq, &ask.call, &tokens, err);
+    });
     EXPECT_EQ(tokens, -1);
   };
   add_tokens(cache_, 1, 8);
@@ -480,13 +507,16 @@ TEST(PrefixRefusals, CachesWithEncoderTokensHaveNoPrefixIndex) {
   Ask ask(prompt_of(9));
   int64_t tokens = -1;
   const std::initializer_list<const char*> parts{"CROSS"};
-  expect_refused(cache, KVC_E_UNSUPPORTED, parts,
-                 [&](kvc_error* err) { return kvc_prefix_match(cache.get(), &ask.call, &tokens, err); });
-  expect_refused(cache, KVC_E_UNSUPPORTED, parts,
-                 [&](kvc_error* err) { return kvc_prefix_attach(cache.get(), 1, &ask.call, &tokens, err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, parts, [&](kvc_error* err) {
+    return kvc_prefix_match(cache.get(), &ask.call, &tokens, err);
+  });
+  expect_refused(cache, KVC_E_UNSUPPORTED, parts, [&](kvc_error* err) {
+    return kvc_prefix_attach(cache.get(), 1, &ask.call, &tokens, err);
+  });
   add_tokens(cache, 1, 9);
-  expect_refused(cache, KVC_E_UNSUPPORTED, parts,
-                 [&](kvc_error* err) { return kvc_prefix_insert(cache.get(), 1, &ask.call, &tokens, err); });
+  expect_refused(cache, KVC_E_UNSUPPORTED, parts, [&](kvc_error* err) {
+    return kvc_prefix_insert(cache.get(), 1, &ask.call, &tokens, err);
+  });
   EXPECT_EQ(tokens, -1);
 }
 

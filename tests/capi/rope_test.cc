@@ -1,4 +1,5 @@
-// Rotary embeddings through the C interface: modes, styles, positions given by the caller, sections, LONGROPE. Frequencies: tests/unit.
+// Rotary embeddings through the C interface: modes, styles, positions given by the caller,
+// sections, LONGROPE. Frequencies: tests/unit.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
@@ -18,7 +19,8 @@ std::vector<double> turned(std::vector<double> row, const std::vector<double>& p
 }
 
 HostTensor& stored_k(const Cache& cache, int64_t begin, int64_t end, HostTensor& k) {
-  EXPECT_EQ(kvc_debug_get_layer(cache.get(), 1, 0, begin, end, k.dl(), nullptr, nullptr, nullptr), KVC_OK);
+  EXPECT_EQ(kvc_debug_get_layer(cache.get(), 1, 0, begin, end, k.dl(), nullptr, nullptr, nullptr),
+            KVC_OK);
   return k;
 }
 
@@ -104,8 +106,8 @@ TEST(Rope, PositionsOfTheCallerTurnAndDoNothingElse) {
   Cache cache(net.config);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   Tokens tokens(6);
-  HostTensor given(Elem::kI32, {6}, {.extra_rows = 2, .byte_offset = 8}), out(Elem::kF32, {6, kHeads, kDim}),
-      got(Elem::kI32, {6});
+  HostTensor given(Elem::kI32, {6}, {.extra_rows = 2, .byte_offset = 8}),
+      out(Elem::kF32, {6, kHeads, kDim}), got(Elem::kI32, {6});
   const int32_t numbers[] = {7, 7, 100, 2, 0, -3};
   for (int i = 0; i < 6; ++i) given.set(numbers[i], i);
   kvc_error error{};
@@ -115,8 +117,8 @@ TEST(Rope, PositionsOfTheCallerTurnAndDoNothingElse) {
     EXPECT_EQ(got.get(i), numbers[i]);
     given.set(55, i);  // was copied
   }
-  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
-                     nullptr, nullptr),
+  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
+                     out.dl(), nullptr, nullptr),
             KVC_OK);
   cache.end();
   for (int64_t p = 0; p < 6; ++p) {
@@ -132,7 +134,8 @@ TEST(Rope, PositionsOfTheCallerTurnAndDoNothingElse) {
 }
 
 TEST(Rope, SectionsTurnByTheirOwnRow) {
-  for (const kvc_rope_section_layout layout : {KVC_ROPE_SECTIONS_CONTIGUOUS, KVC_ROPE_SECTIONS_INTERLEAVED}) {
+  for (const kvc_rope_section_layout layout :
+       {KVC_ROPE_SECTIONS_CONTIGUOUS, KVC_ROPE_SECTIONS_INTERLEAVED}) {
     kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
     rope.num_sections = 3;
     rope.section_layout = layout;
@@ -145,25 +148,29 @@ TEST(Rope, SectionsTurnByTheirOwnRow) {
     Tokens tokens(5);
     HostTensor rows(Elem::kI32, {3, 5}, {.row_gap = 2}), flat(Elem::kI32, {5}),
         out(Elem::kF32, {5, kHeads, kDim});
-    HostTensor got(Elem::kI32, {3, 5}, {.row_gap = 4}), first(Elem::kI32, {5}), few(Elem::kI32, {2, 5}),
-        k(Elem::kF32, {5, 1, kDim});
+    HostTensor got(Elem::kI32, {3, 5}, {.row_gap = 4}), first(Elem::kI32, {5}),
+        few(Elem::kI32, {2, 5}), k(Elem::kF32, {5, 1, kDim});
     for (int64_t s = 0; s < 3; ++s) {
       for (int64_t t = 0; t < 5; ++t)
-        rows.set(static_cast<double>(10 * s + t * (s + 1)), s, t), flat.set(static_cast<double>(3 * t), t);
+        rows.set(static_cast<double>(10 * s + t * (s + 1)), s, t),
+            flat.set(static_cast<double>(3 * t), t);
     }
     ASSERT_EQ(net.cache.begin_with({{1}, {5}, {}, {}, rows.dl()}), KVC_OK);
-    expect_ok([&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, got.dl(), err); });
-    expect_ok([&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, first.dl(), err); });
+    expect_ok(
+        [&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, got.dl(), err); });
+    expect_ok(
+        [&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, first.dl(), err); });
     for (int64_t t = 0; t < 5; ++t) {
       for (int64_t s = 0; s < 3; ++s) EXPECT_EQ(got.get(s, t), rows.get(s, t));
       EXPECT_EQ(first.get(t), rows.get(0, t)) << "row 0";
     }
     EXPECT_TRUE(got.padding_untouched());
-    expect_refused(net.cache, KVC_E_SHAPE, {"out", "2", "3"},
-                   [&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, few.dl(), err); });
+    expect_refused(net.cache, KVC_E_SHAPE, {"out", "2", "3"}, [&](kvc_error* err) {
+      return kvc_forward_positions(net.cache.forward, few.dl(), err);
+    });
     EXPECT_TRUE(few.is_untouched());
-    ASSERT_EQ(kvc_attn(net.cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
-                       nullptr, nullptr),
+    ASSERT_EQ(kvc_attn(net.cache.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
+                       out.dl(), nullptr, nullptr),
               KVC_OK);
     net.cache.end();
     stored_k(net.cache, 0, 5, k);
@@ -185,10 +192,12 @@ TEST(Rope, SectionsTurnByTheirOwnRow) {
     net.cache.end();
     stored_k(net.cache, 0, 5, k);
     for (int64_t t = 0; t < 5; ++t)
-      expect_stored(k, t, rotated(row_of(tokens.k, t, 0), static_cast<double>(3 * t)));  // all sections alike
+      // All sections alike
+      expect_stored(k, t, rotated(row_of(tokens.k, t, 0), static_cast<double>(3 * t)));
     ASSERT_EQ(net.cache.begin({1}, {1}), KVC_OK);
     HostTensor one(Elem::kI32, {1, 1});
-    expect_ok([&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, one.dl(), err); });
+    expect_ok(
+        [&](kvc_error* err) { return kvc_forward_positions(net.cache.forward, one.dl(), err); });
     EXPECT_EQ(one.get(0, 0), 5) << "not given: those of the tokens";
   }
 }
@@ -198,7 +207,8 @@ TEST(Rope, BeginRefusesBadPositions) {
   rope.num_sections = 2;
   rope.sections[0] = rope.sections[1] = 2;
   RopeNet net(rope);
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, DLTensor* positions) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           DLTensor* positions) {
     expect_refused(net.cache, status, parts, [&](kvc_error* err) {
       return net.cache.begin_with({{1}, {4}, {}, {}, positions}, err);
     });
@@ -288,20 +298,23 @@ TEST(Rope, ThePlanRefusesFieldsThatDontGoTogether) {
   refused(KVC_E_OUT_OF_RANGE, {"rope->original_context", "0"},
           [](kvc_rope& r) { r.scaling = KVC_ROPE_SCALING_LLAMA3, r.factor = 8; });
   refused(KVC_E_INVALID_ARGUMENT, {"rope->high_freq_factor", "2", "3"}, [](kvc_rope& r) {
-    r.scaling = KVC_ROPE_SCALING_LLAMA3, r.factor = 8, r.original_context = 100, r.low_freq_factor = 3,
-    r.high_freq_factor = 2;
+    r.scaling = KVC_ROPE_SCALING_LLAMA3, r.factor = 8, r.original_context = 100,
+    r.low_freq_factor = 3, r.high_freq_factor = 2;
   });
-  refused(KVC_E_INVALID_ARGUMENT, {"rope->long_freq_factors", "NULL", "LONGROPE"}, [&](kvc_rope& r) {
-    r.scaling = KVC_ROPE_SCALING_LONGROPE, r.original_context = 100, r.num_freq_factors = 4,
-    r.freq_factors = ones.data();
-  });
+  refused(KVC_E_INVALID_ARGUMENT, {"rope->long_freq_factors", "NULL", "LONGROPE"},
+          [&](kvc_rope& r) {
+            r.scaling = KVC_ROPE_SCALING_LONGROPE, r.original_context = 100, r.num_freq_factors = 4,
+            r.freq_factors = ones.data();
+          });
   refused(KVC_E_OUT_OF_RANGE, {"rope->long_freq_factors[2]", "-1"},
           [&](kvc_rope& r) { r = long_rope(KVC_ROPE_ON_READ, ones, bad); });
   refused(KVC_E_UNSUPPORTED, {"rope->scaling", "4"}, [](kvc_rope& r) { r.scaling = 4; });
   refused(KVC_E_UNSUPPORTED, {"rope->reserved", "1"}, [](kvc_rope& r) { r.reserved = 1; });
-  refused(KVC_E_OUT_OF_RANGE, {"rope->attention_factor", "-1"}, [](kvc_rope& r) { r.attention_factor = -1; });
+  refused(KVC_E_OUT_OF_RANGE, {"rope->attention_factor", "-1"},
+          [](kvc_rope& r) { r.attention_factor = -1; });
   refused(KVC_E_OUT_OF_RANGE, {"rope->num_sections", "5"}, [](kvc_rope& r) { r.num_sections = 5; });
-  refused(KVC_E_OUT_OF_RANGE, {"rope->num_sections", "-1"}, [](kvc_rope& r) { r.num_sections = -1; });
+  refused(KVC_E_OUT_OF_RANGE, {"rope->num_sections", "-1"},
+          [](kvc_rope& r) { r.num_sections = -1; });
   refused(KVC_E_INVALID_ARGUMENT, {"rope->sections", "3", "4"},
           [](kvc_rope& r) { r.num_sections = 2, r.sections[0] = 3; });
   refused(KVC_E_INVALID_ARGUMENT, {"rope->sections[2]", "1", "2"},
@@ -311,8 +324,9 @@ TEST(Rope, ThePlanRefusesFieldsThatDontGoTogether) {
   refused(KVC_E_UNSUPPORTED, {"rope->num_sections", "2", "ON_READ"}, [](kvc_rope& r) {
     r.mode = KVC_ROPE_ON_READ, r.num_sections = 2, r.sections[0] = r.sections[1] = 2;
   });
-  refused(KVC_E_UNSUPPORTED, {"rope->section_layout", "2"},
-          [](kvc_rope& r) { r.num_sections = 2, r.sections[0] = r.sections[1] = 2, r.section_layout = 2; });
+  refused(KVC_E_UNSUPPORTED, {"rope->section_layout", "2"}, [](kvc_rope& r) {
+    r.num_sections = 2, r.sections[0] = r.sections[1] = 2, r.section_layout = 2;
+  });
   refused(KVC_E_INVALID_ARGUMENT, {"rope->section_layout", "INTERLEAVED"},
           [](kvc_rope& r) { r.section_layout = 1; });
 }

@@ -24,7 +24,8 @@ TEST_F(Sequences, AreAddedAndRemovedInAnyOrder) {
   size_t count = 4;
   expect_ok([&](kvc_error* err) { return kvc_seq_list(get(), ids, &count, err); });
   EXPECT_EQ(count, 4u);
-  EXPECT_EQ(std::vector<kvc_seq>(ids, ids + 4), (std::vector<kvc_seq>{0, 3, 7, INT64_MAX})) << "ascending";
+  EXPECT_EQ(std::vector<kvc_seq>(ids, ids + 4), (std::vector<kvc_seq>{0, 3, 7, INT64_MAX}))
+      << "ascending";
   expect_ok([&](kvc_error* err) { return kvc_seq_remove(get(), 7, err); });
   expect_ok([&](kvc_error* err) { return kvc_seq_add(get(), 7, err); });
 }
@@ -33,8 +34,9 @@ TEST_F(Sequences, RefuseBadIds) {
   cache_.fill({4}, {6});
   expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"seq", "-1"},
                  [&](kvc_error* err) { return kvc_seq_add(get(), -1, err); });
-  const kvc_error taken = expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"seq", "4"},
-                                         [&](kvc_error* err) { return kvc_seq_add(get(), 4, err); });
+  const kvc_error taken =
+      expect_refused(cache_, KVC_E_ALREADY_EXISTS, {"seq", "4"},
+                     [&](kvc_error* err) { return kvc_seq_add(get(), 4, err); });
   EXPECT_EQ(taken.detail, 4);
   int64_t number = -9;
   kvc_seq_info info{};
@@ -147,7 +149,9 @@ TEST_F(Sequences, OfTheOpenForwardAreLockedAndOthersAreNot) {
   cache_.fill({1, 2}, {6, 6});
   ASSERT_EQ(cache_.begin({1}, {1}), KVC_OK);
   int64_t number = 0;
-  const auto busy = [&](const Call& fn) { expect_refused(cache_, KVC_E_BUSY, {"sequence", "1"}, fn); };
+  const auto busy = [&](const Call& fn) {
+    expect_refused(cache_, KVC_E_BUSY, {"sequence", "1"}, fn);
+  };
   busy([&](kvc_error* err) { return kvc_seq_remove(get(), 1, err); });
   busy([&](kvc_error* err) { return kvc_seq_fork(get(), 1, 9, -1, err); });
   busy([&](kvc_error* err) { return kvc_seq_pop(get(), 1, 1, err); });
@@ -168,10 +172,11 @@ TEST_F(Sequences, ListFollowsTheTwoCallRule) {
   EXPECT_EQ(count, 3u);
   kvc_seq ids[3] = {-1, -1, -1};
   count = 2;
-  const kvc_error error = expect_error(KVC_E_BUFFER_TOO_SMALL, {"ids", "2", "3"}, [&](kvc_error* err) {
-    count = 2;
-    return kvc_seq_list(get(), ids, &count, err);
-  });
+  const kvc_error error =
+      expect_error(KVC_E_BUFFER_TOO_SMALL, {"ids", "2", "3"}, [&](kvc_error* err) {
+        count = 2;
+        return kvc_seq_list(get(), ids, &count, err);
+      });
   EXPECT_EQ(count, 3u);
   EXPECT_EQ(error.detail, 3);
   EXPECT_EQ(ids[0], -1);
@@ -188,7 +193,8 @@ TEST_F(Sequences, CanAppendCountsMissingPages) {
   ASSERT_EQ(kvc_seq_fork(get(), 1, 3, -1, nullptr), KVC_OK);
   const auto missing = [&](const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
     int64_t pages = -1;
-    EXPECT_EQ(kvc_seq_can_append(get(), seqs.size(), seqs.data(), lengths.data(), &pages, nullptr), KVC_OK);
+    EXPECT_EQ(kvc_seq_can_append(get(), seqs.size(), seqs.data(), lengths.data(), &pages, nullptr),
+              KVC_OK);
     return pages;
   };
   EXPECT_EQ(missing({2}, {2}), 0);
@@ -214,8 +220,8 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
       return kvc_seq_can_append(cache.get(), seqs.size(), seqs.data(), lengths.data(), &pages, err);
     });
     EXPECT_EQ(pages, -5);
-    const kvc_error error =
-        expect_refused(cache, status, parts, [&](kvc_error* err) { return cache.begin(seqs, lengths, err); });
+    const kvc_error error = expect_refused(
+        cache, status, parts, [&](kvc_error* err) { return cache.begin(seqs, lengths, err); });
     EXPECT_EQ(cache.forward, nullptr);
     return error;
   };
@@ -227,7 +233,8 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
   refused(KVC_E_INVALID_ARGUMENT, {"append_lengths[0]"}, {1}, {INT64_MIN});
   refused(KVC_E_OUT_OF_RANGE, {"num_seqs", "3", "2"}, {1, 2, 3}, {1, 1, 1});
   refused(KVC_E_OUT_OF_RANGE, {"21", "20"}, {1, 2}, {11, 10});
-  EXPECT_EQ(refused(KVC_E_OUT_OF_RANGE, {"31", "20"}, {1}, {31}).detail, 31) << "more than one forward takes";
+  EXPECT_EQ(refused(KVC_E_OUT_OF_RANGE, {"31", "20"}, {1}, {31}).detail, 31)
+      << "more than one forward takes";
   refused(KVC_E_NEVER_FITS, {"sequence", "1"}, {1}, {INT64_MAX});
   int64_t pages = 0;
   const kvc_seq seq = 1;
@@ -238,20 +245,23 @@ TEST_F(Sequences, BatchesAreCheckedAlikeByCanAppendAndBegin) {
   expect_error(KVC_E_INVALID_ARGUMENT, {"lengths"}, [&](kvc_error* err) {
     return kvc_seq_can_append(cache.get(), 1, &seq, nullptr, &pages, err);
   });
-  expect_error(KVC_E_INVALID_ARGUMENT, {"out_missing_pages"},
-               [&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 1, &seq, &one, nullptr, err); });
+  expect_error(KVC_E_INVALID_ARGUMENT, {"out_missing_pages"}, [&](kvc_error* err) {
+    return kvc_seq_can_append(cache.get(), 1, &seq, &one, nullptr, err);
+  });
 }
 
 TEST_F(Sequences, CanAppendAndBeginSayTheLongestPossibleLength) {
   cache_.fill({1, 2}, {2, 2});
   const kvc_seq seq = 1;
-  for (const int64_t length : {int64_t{31}, int64_t{INT32_MAX} - 2, int64_t{INT32_MAX}, INT64_MAX}) {
+  for (const int64_t length :
+       {int64_t{31}, int64_t{INT32_MAX} - 2, int64_t{INT32_MAX}, INT64_MAX}) {
     const std::string text = std::to_string(length);
     const char* longest =
         length < INT32_MAX - 1 ? "longest possible is 32" : "longest possible is 2147483647";
     int64_t pages = -5;
-    expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence 1", text.c_str(), longest},
-                   [&](kvc_error* err) { return kvc_seq_can_append(get(), 1, &seq, &length, &pages, err); });
+    expect_refused(
+        cache_, KVC_E_NEVER_FITS, {"sequence 1", text.c_str(), longest},
+        [&](kvc_error* err) { return kvc_seq_can_append(get(), 1, &seq, &length, &pages, err); });
     expect_refused(cache_, KVC_E_NEVER_FITS, {"sequence 1", text.c_str(), longest},
                    [&](kvc_error* err) { return cache_.begin({1}, {length}, err); });
     EXPECT_EQ(pages, -5);
@@ -264,14 +274,20 @@ TEST_F(Sequences, CanSaysTheNearestPosition) {
   cache_.fill({1}, {10});
   int64_t nearest = -1;
   for (const kvc_seq_op op : {KVC_SEQ_FORK, KVC_SEQ_POP}) {
-    for (const auto& [pos, want] :
-         {std::pair<int64_t, int64_t>{-1, 10}, {0, 0}, {7, 7}, {10, 10}, {11, 10}, {INT64_MAX, 10}}) {
-      expect_ok([&, p = pos](kvc_error* err) { return kvc_seq_can(get(), 1, op, p, &nearest, err); });
+    for (const auto& [pos, want] : {std::pair<int64_t, int64_t>{-1, 10},
+                                    {0, 0},
+                                    {7, 7},
+                                    {10, 10},
+                                    {11, 10},
+                                    {INT64_MAX, 10}}) {
+      expect_ok(
+          [&, p = pos](kvc_error* err) { return kvc_seq_can(get(), 1, op, p, &nearest, err); });
       EXPECT_EQ(nearest, want) << pos;
     }
   }
-  expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"},
-               [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err); });
+  expect_error(KVC_E_OUT_OF_RANGE, {"pos", "-2"}, [&](kvc_error* err) {
+    return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -2, &nearest, err);
+  });
   for (const kvc_seq_op op : {-1, 3}) {
     expect_error(KVC_E_UNSUPPORTED, {"op", std::to_string(op).c_str()},
                  [&](kvc_error* err) { return kvc_seq_can(get(), 1, op, 0, &nearest, err); });
@@ -297,9 +313,12 @@ TEST_F(Sequences, NullArgumentsAreRefusedByName) {
   null("out", [&](kvc_error* err) { return kvc_seq_info_get(get(), 1, nullptr, err); });
   null("struct_size", [&](kvc_error* err) { return kvc_seq_info_get(get(), 1, &info, err); });
   null("cache", [&](kvc_error* err) { return kvc_seq_list(nullptr, nullptr, &count, err); });
-  null("cache", [&](kvc_error* err) { return kvc_seq_can_append(nullptr, 1, &seq, &number, &number, err); });
-  null("cache", [&](kvc_error* err) { return kvc_seq_can(nullptr, 1, KVC_SEQ_POP, 0, &number, err); });
-  null("out_nearest", [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_POP, 0, nullptr, err); });
+  null("cache",
+       [&](kvc_error* err) { return kvc_seq_can_append(nullptr, 1, &seq, &number, &number, err); });
+  null("cache",
+       [&](kvc_error* err) { return kvc_seq_can(nullptr, 1, KVC_SEQ_POP, 0, &number, err); });
+  null("out_nearest",
+       [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_POP, 0, nullptr, err); });
 }
 
 }  // namespace

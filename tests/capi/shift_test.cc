@@ -40,12 +40,13 @@ class ShiftModes : public testing::TestWithParam<std::pair<kvc_layer_kind, kvc_r
         to(out_, begin, count);
     kvc_attn_opt opt = attn_opt();
     opt.scale = 0.3f;
-    ASSERT_EQ(kvc_attn(cache_->forward, 0, &opt, q.dl(), k.dl(), is_mla() ? nullptr : v.dl(), to.dl(),
-                       nullptr, nullptr),
+    ASSERT_EQ(kvc_attn(cache_->forward, 0, &opt, q.dl(), k.dl(), is_mla() ? nullptr : v.dl(),
+                       to.dl(), nullptr, nullptr),
               KVC_OK);
     cache_->end();
   }
-  // Tokens `fresh` and fresh + 1, appended next, see the kept tokens where they are now, and each other behind the last of them.
+  // Tokens `fresh` and fresh + 1, appended next, see the kept tokens where they are now, and each
+  // other behind the last of them.
   void expect_next(kvc_seq seq, std::vector<Kept> kept, int64_t fresh) {
     append(seq, fresh, 2);
     const int64_t last = kept.empty() ? -1 : kept.back().position;
@@ -54,7 +55,8 @@ class ShiftModes : public testing::TestWithParam<std::pair<kvc_layer_kind, kvc_r
     for (int64_t i = 0; i < 2; ++i) {
       std::vector<int64_t> keys;
       const int64_t position = kept[kept.size() - 2 + static_cast<size_t>(i)].position;
-      for (size_t j = 0; j + 1 < kept.size() + static_cast<size_t>(i); ++j) keys.push_back(kept[j].token);
+      for (size_t j = 0; j + 1 < kept.size() + static_cast<size_t>(i); ++j)
+        keys.push_back(kept[j].token);
       const auto turn = [&](std::vector<double> row, int64_t key) {
         if (GetParam().second == KVC_ROPE_NONE) return row;
         const auto found =
@@ -62,8 +64,9 @@ class ShiftModes : public testing::TestWithParam<std::pair<kvc_layer_kind, kvc_r
         return rotated(std::move(row), static_cast<double>(key >= 0 ? found->position : position),
                        is_mla() ? kRank : 0);
       };
-      expect_row(out_, fresh + i, {tokens_, keys, turn, static_cast<double>(0.3f), is_mla() ? kRank : 0},
-                 fresh + i, 2e-5);
+      expect_row(out_, fresh + i,
+                 {tokens_, keys, turn, static_cast<double>(0.3f), is_mla() ? kRank : 0}, fresh + i,
+                 2e-5);
     }
     EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
   }
@@ -75,10 +78,18 @@ class ShiftModes : public testing::TestWithParam<std::pair<kvc_layer_kind, kvc_r
 };
 
 TEST_P(ShiftModes, ClosesTheGap) {
-  for (const auto& [begin, end] :
-       {std::pair<int64_t, int64_t>{4, 8}, {0, 4}, {3, 8}, {0, 1}, {14, 15}, {5, 15}, {0, 15}, {2, 2}}) {
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{4, 8},
+                                   {0, 4},
+                                   {3, 8},
+                                   {0, 1},
+                                   {14, 15},
+                                   {5, 15},
+                                   {0, 15},
+                                   {2, 2}}) {
     ASSERT_EQ(kvc_seq_fork(get(), 1, 2, -1, nullptr), KVC_OK);
-    expect_ok([&, b = begin, e = end](kvc_error* err) { return kvc_seq_shift(get(), 2, b, e, b - e, err); });
+    expect_ok([&, b = begin, e = end](kvc_error* err) {
+      return kvc_seq_shift(get(), 2, b, e, b - e, err);
+    });
     EXPECT_EQ(length_of(*cache_, 2), kTokens - (end - begin));
     EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
     expect_next(2, close_gap(begin, end), 20);
@@ -202,12 +213,14 @@ TEST(Shift, OnAWindowClosesGapsOnlyAndNeedsAllTokens) {
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 2, 4, -2, err); });
   EXPECT_EQ(length_of(cache, 1), 5);
   add_tokens(cache, 1, 15);
-  const kvc_error error =
-      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "window", "12"},
-                     [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 18, 19, -1, err); });
+  const kvc_error error = expect_refused(
+      cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "window", "12"},
+      [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 18, 19, -1, err); });
   EXPECT_EQ(error.detail, 12);
   int64_t nearest = 0;
-  expect_ok([&](kvc_error* err) { return kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 18, &nearest, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 18, &nearest, err);
+  });
   EXPECT_EQ(nearest, -1) << "not at any position";
   Net plain({attention_layer()});
   Cache windowed(plain.config);
@@ -225,8 +238,9 @@ TEST(Shift, RefusesBadArguments) {
   add_tokens(cache, 2, 10);
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, kvc_seq seq,
                            int64_t begin, int64_t end, int64_t delta) {
-    expect_refused(cache, status, parts,
-                   [&](kvc_error* err) { return kvc_seq_shift(cache.get(), seq, begin, end, delta, err); });
+    expect_refused(cache, status, parts, [&](kvc_error* err) {
+      return kvc_seq_shift(cache.get(), seq, begin, end, delta, err);
+    });
   };
   refused(KVC_E_NOT_FOUND, {"sequence 9"}, 9, 0, 1, -1);
   refused(KVC_E_OUT_OF_RANGE, {"[-1, 2)", "sequence 1", "10"}, 1, -1, 2, -3);
@@ -245,7 +259,8 @@ TEST(Shift, RefusesBadArguments) {
   refused(KVC_E_BUSY, {"sequence 1", "open forward"}, 1, 0, 1, -1);
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 2, 0, 1, -1, err); });
   cache.finish();
-  expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 2, 5, 5, INT32_MAX - 9, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 2, 5, 5, INT32_MAX - 9, err); });
   expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 2"},
                  [&](kvc_error* err) { return cache.begin({2}, {1}, err); });
   expect_refused(cache, KVC_E_UNSUPPORTED, {"sequence 2", "moved"},
@@ -282,7 +297,8 @@ TEST(Shift, CanSaysTheNearestToken) {
   EXPECT_EQ(nearest, -1) << "no token to drop";
 }
 
-// What K was turned by on append is not known any more: only the end can be dropped, and kvc_seq_can says so.
+// What K was turned by on append is not known any more: only the end can be dropped, and
+// kvc_seq_can says so.
 TEST(Shift, OfLongRopeOnAppendIsRefused) {
   const std::vector<float> short_factors(kDim / 2, 1.0f), long_factors(kDim / 2, 2.0f);
   kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);

@@ -9,7 +9,8 @@ struct SpanTensor {
   explicit SpanTensor(const std::vector<std::vector<int32_t>>& rows)
       : tensor(Elem::kI32, {static_cast<int64_t>(rows.size()), 3}) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      for (size_t j = 0; j < 3; ++j) tensor.set(rows[i][j], static_cast<int64_t>(i), static_cast<int64_t>(j));
+      for (size_t j = 0; j < 3; ++j)
+        tensor.set(rows[i][j], static_cast<int64_t>(i), static_cast<int64_t>(j));
     }
   }
   HostTensor tensor;
@@ -41,7 +42,8 @@ class Spans : public testing::Test {
   Net net_{{attention_layer()}};
   Cache cache_{net_.config};
   Tokens first_{12, 3}, second_{6, 4};
-  HostTensor q_{Elem::kF32, {14, kHeads, kDim}}, k_{Elem::kF32, {14, 1, kDim}}, v_{Elem::kF32, {14, 1, kDim}};
+  HostTensor q_{Elem::kF32, {14, kHeads, kDim}}, k_{Elem::kF32, {14, 1, kDim}},
+      v_{Elem::kF32, {14, 1, kDim}};
   HostTensor out_{Elem::kF32, {14, kHeads, kDim}};
 };
 
@@ -53,7 +55,8 @@ TEST_F(Spans, ATokenInsideSeesItsSpanToTheEnd) {
     const int64_t end = p < 7 ? 7 : p >= 9 && p < 11 ? 11 : p + 1;
     expect_row(out_, p - 4, {first_, key_range(0, end)}, p);
   }
-  for (int64_t p = 0; p < 6; ++p) expect_row(out_, 8 + p, {second_, key_range(0, p < 1 ? 1 : 6)}, p);
+  for (int64_t p = 0; p < 6; ++p)
+    expect_row(out_, 8 + p, {second_, key_range(0, p < 1 ? 1 : 6)}, p);
 }
 
 TEST_F(Spans, EmptyOnesAndNoneChangeNothing) {
@@ -73,11 +76,13 @@ TEST_F(Spans, AlsoHoldAmongNewTokensAlone) {
   SpanTensor spans({{0, 5, 9}, {1, 0, 3}});
   kvc_attn_opt opt = attn_opt();
   opt.spans = spans.tensor.dl();
-  ASSERT_EQ(kvc_attn_self(cache_.forward, 0, &opt, q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, nullptr),
+  ASSERT_EQ(kvc_attn_self(cache_.forward, 0, &opt, q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr,
+                          nullptr),
             KVC_OK);
   for (int64_t p = 4; p < 12; ++p)
     expect_row(out_, p - 4, {first_, key_range(4, p >= 5 && p < 9 ? 9 : p + 1)}, p);
-  for (int64_t p = 0; p < 6; ++p) expect_row(out_, 8 + p, {second_, key_range(0, p < 3 ? 3 : p + 1)}, p);
+  for (int64_t p = 0; p < 6; ++p)
+    expect_row(out_, 8 + p, {second_, key_range(0, p < 3 ? 3 : p + 1)}, p);
 }
 
 TEST(SpansWithWindow, TheWindowHidesTheLeftAndTheSpanShowsTheRight) {
@@ -98,7 +103,8 @@ TEST_F(Spans, RefuseWhatIsNoSpan) {
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
                            const std::vector<std::vector<int32_t>>& rows) {
     SpanTensor spans(rows);
-    expect_refused(cache_, status, parts, [&](kvc_error* err) { return attend(spans.tensor.dl(), err); });
+    expect_refused(cache_, status, parts,
+                   [&](kvc_error* err) { return attend(spans.tensor.dl(), err); });
     EXPECT_TRUE(out_.is_untouched());
   };
   refused(KVC_E_OUT_OF_RANGE, {"spans[0][0] = 2", "2 entries"}, {{2, 0, 1}});
@@ -123,7 +129,8 @@ TEST_F(Spans, RefuseWhatIsNoSpan) {
 
 TEST_F(Spans, DoNotGoWithTreesOrMovedPositions) {
   cache_.abort();
-  ASSERT_EQ(cache_.begin_with({{1, 2}, {8, 6}, {-1, 0, 1, 2, 3, 4, 5, 6, -2, -2, -2, -2, -2, -2}}), KVC_OK);
+  ASSERT_EQ(cache_.begin_with({{1, 2}, {8, 6}, {-1, 0, 1, 2, 3, 4, 5, 6, -2, -2, -2, -2, -2, -2}}),
+            KVC_OK);
   SpanTensor spans({{1, 0, 2}});
   expect_refused(cache_, KVC_E_UNSUPPORTED, {"spans", "tree"},
                  [&](kvc_error* err) { return attend(spans.tensor.dl(), err); });

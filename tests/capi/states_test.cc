@@ -1,10 +1,12 @@
-// Recurrent state: what a forward reads and sets, checkpoints, slots, debugging. The recurrences themselves are tested elsewhere.
+// Recurrent state: what a forward reads and sets, checkpoints, slots, debugging. The recurrences
+// themselves are tested elsewhere.
 #include "tests/capi/layers.h"
 
 namespace kvc::test {
 namespace {
 
-// Layer 0 keeps tokens; layer 1 has states [2, 3] float32 that begins at 0.5, 1.5, ... and [4] bfloat16 that begins at zero.
+// Layer 0 keeps tokens; layer 1 has states [2, 3] float32 that begins at 0.5, 1.5, ... and [4]
+// bfloat16 that begins at zero.
 struct StateModel {
   StateModel() : init(Elem::kF32, {2, 3}) {
     init.for_each([&](int64_t i, int64_t j, int64_t, int64_t) {
@@ -67,7 +69,8 @@ TEST_F(States, ArePlannedBySlots) {
 
 TEST_F(States, AForwardReadsTheOldStateAndEndsWithTheNewOne) {
   ASSERT_EQ(cache_.begin({2, 1}, {3, 1}), KVC_OK);
-  HostTensor first(Elem::kF32, {2, 2, 3}), second(Elem::kF16, {2, 4}, {.extra_rows = 1, .row_gap = 3});
+  HostTensor first(Elem::kF32, {2, 2, 3}),
+      second(Elem::kF16, {2, 4}, {.extra_rows = 1, .row_gap = 3});
   expect_ok([&](kvc_error* err) { return kvc_state_get(fwd(), 1, 0, first.dl(), err); });
   expect_ok([&](kvc_error* err) { return kvc_state_get(fwd(), 1, 1, second.dl(), err); });
   for (int64_t b = 0; b < 2; ++b) {
@@ -94,7 +97,8 @@ TEST_F(States, AForwardReadsTheOldStateAndEndsWithTheNewOne) {
   cache_.finish();
   EXPECT_EQ(value_of(1), 105) << "what is not set is carried on";
   HostTensor out(Elem::kF32, {4});
-  expect_ok([&](kvc_error* err) { return kvc_debug_get_state(get(), 1, 1, 1, out.dl(), nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_debug_get_state(get(), 1, 1, 1, out.dl(), nullptr, err); });
   for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(out.get(i), round_to(Elem::kBF16, rounded.get(0, i)));
   add_tokens(cache_, 1, 6);
   EXPECT_EQ(value_of(1), 105);
@@ -121,24 +125,35 @@ TEST_F(States, ForkAndPopGoToCheckpointsOnly) {
   step(1, 4, 4);  // a multiple of the page size: kept by itself
   step(1, 3, 7);
   step(1, 5, 12);
-  EXPECT_EQ(info_of(cache_, 1).num_checkpoints, 1) << "position 4; that of the end is not below the length";
+  EXPECT_EQ(info_of(cache_, 1).num_checkpoints, 1)
+      << "position 4; that of the end is not below the length";
   for (const kvc_seq_op op : {KVC_SEQ_FORK, KVC_SEQ_POP}) {
-    for (const auto& [pos, nearest] :
-         {std::pair<int64_t, int64_t>{-1, 12}, {12, 12}, {9, 12}, {8, 4}, {7, 4}, {4, 4}, {2, 0}, {1, 0}}) {
+    for (const auto& [pos, nearest] : {std::pair<int64_t, int64_t>{-1, 12},
+                                       {12, 12},
+                                       {9, 12},
+                                       {8, 4},
+                                       {7, 4},
+                                       {4, 4},
+                                       {2, 0},
+                                       {1, 0}}) {
       int64_t got = -1;
       expect_ok([&, p = pos](kvc_error* err) { return kvc_seq_can(get(), 1, op, p, &got, err); });
       EXPECT_EQ(got, nearest) << pos;
     }
   }
-  kvc_error error = expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos = 7", "sequence 1", "checkpoint", "4"},
-                                   [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 9, 7, err); });
+  kvc_error error =
+      expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"pos = 7", "sequence 1", "checkpoint", "4"},
+                     [&](kvc_error* err) { return kvc_seq_fork(get(), 1, 9, 7, err); });
   EXPECT_EQ(error.detail, 4);
   error = expect_refused(cache_, KVC_E_OUT_OF_RANGE, {"n = 5", "sequence 1", "checkpoint", "4"},
                          [&](kvc_error* err) { return kvc_seq_pop(get(), 1, 5, err); });
   EXPECT_EQ(error.detail, 4);
-  for (const auto& [child, pos, value] :
-       {std::tuple<kvc_seq, int64_t, double>{10, -1, 12}, {11, 4, 4}, {12, 0, kInitial}, {13, 12, 12}}) {
-    expect_ok([&, c = child, p = pos](kvc_error* err) { return kvc_seq_fork(get(), 1, c, p, err); });
+  for (const auto& [child, pos, value] : {std::tuple<kvc_seq, int64_t, double>{10, -1, 12},
+                                          {11, 4, 4},
+                                          {12, 0, kInitial},
+                                          {13, 12, 12}}) {
+    expect_ok(
+        [&, c = child, p = pos](kvc_error* err) { return kvc_seq_fork(get(), 1, c, p, err); });
     EXPECT_EQ(value_of(child), value);
   }
   step(11, 1, 50);
@@ -148,7 +163,8 @@ TEST_F(States, ForkAndPopGoToCheckpointsOnly) {
   expect_ok([&](kvc_error* err) { return kvc_seq_pop(get(), 10, 4, err); });
   EXPECT_EQ(value_of(10), kInitial);
   EXPECT_EQ(kvc_cache_check(get(), nullptr), KVC_OK);
-  for (const kvc_seq seq : {1, 2, 10, 11, 12, 13}) ASSERT_EQ(kvc_seq_remove(get(), seq, nullptr), KVC_OK);
+  for (const kvc_seq seq : {1, 2, 10, 11, 12, 13})
+    ASSERT_EQ(kvc_seq_remove(get(), seq, nullptr), KVC_OK);
   EXPECT_EQ(stats_of(cache_).state_slots_used, 0);
 }
 
@@ -192,7 +208,8 @@ TEST_F(States, CheckpointRefusesBadArguments) {
 }
 
 TEST_F(States, AutomaticCheckpointsFollowTheStride) {
-  for (const auto& [stride, expected] : {std::pair<int64_t, int32_t>{0, 4}, {4, 4}, {8, 2}, {-1, 0}}) {
+  for (const auto& [stride, expected] :
+       {std::pair<int64_t, int32_t>{0, 4}, {4, 4}, {8, 2}, {-1, 0}}) {
     StateModel model;
     model.config().state_stride = stride;
     Cache cache(model.config());
@@ -208,9 +225,11 @@ TEST_F(States, AutomaticCheckpointsFollowTheStride) {
     change(model.config());
     expect_error(status, parts, [&](kvc_error* err) { return plan_status(model.config(), err); });
   };
-  refused(KVC_E_INVALID_ARGUMENT, {"state_stride", "6", "4"}, [](kvc_config& c) { c.state_stride = 6; });
+  refused(KVC_E_INVALID_ARGUMENT, {"state_stride", "6", "4"},
+          [](kvc_config& c) { c.state_stride = 6; });
   refused(KVC_E_OUT_OF_RANGE, {"state_stride", "-2"}, [](kvc_config& c) { c.state_stride = -2; });
-  refused(KVC_E_OUT_OF_RANGE, {"num_state_slots", "-1"}, [](kvc_config& c) { c.num_state_slots = -1; });
+  refused(KVC_E_OUT_OF_RANGE, {"num_state_slots", "-1"},
+          [](kvc_config& c) { c.num_state_slots = -1; });
   Net net({attention_layer()});
   net.config.state_stride = 4;
   expect_error(KVC_E_INVALID_ARGUMENT, {"state_stride", "STATE"},
@@ -226,7 +245,8 @@ TEST_F(States, FullSlotsAreAnExpectedAnswer) {
   model.config().num_state_slots = 3;
   Cache cache(model.config());
   add_tokens(cache, 1, 3);
-  EXPECT_EQ(stats_of(cache).state_slots_used, 0) << "nobody set a state: the initial one is carried on";
+  EXPECT_EQ(stats_of(cache).state_slots_used, 0)
+      << "nobody set a state: the initial one is carried on";
   for (const kvc_seq seq : {1, 2}) {
     if (seq == 2) {
       ASSERT_EQ(kvc_seq_add(cache.get(), seq, nullptr), KVC_OK);
@@ -241,7 +261,9 @@ TEST_F(States, FullSlotsAreAnExpectedAnswer) {
   const kvc_seq both[] = {1, 2};
   const int64_t ones[] = {1, 1};
   int64_t missing = -1;
-  expect_ok([&](kvc_error* err) { return kvc_seq_can_append(cache.get(), 2, both, ones, &missing, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_seq_can_append(cache.get(), 2, both, ones, &missing, err);
+  });
   EXPECT_EQ(missing, 1);
   const kvc_error error =
       expect_refused(cache, KVC_E_NO_PAGES, {"state slots", "3", "1 missing"}, [&](kvc_error* err) {
@@ -265,14 +287,15 @@ TEST_F(States, GetAndSetRefuseBadArguments) {
   HostTensor integers(Elem::kI32, {2, 2, 3}), there(Elem::kF32, {2, 2, 3}),
       apart(Elem::kF32, {2, 2, 3}, {.inner_gap = 1});
   there.dl()->device = {kDLCUDA, 0};
-  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, int32_t layer,
-                           int32_t state, DLTensor* tensor) {
+  const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
+                           int32_t layer, int32_t state, DLTensor* tensor) {
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_state_get(fwd(), layer, state, tensor, err); });
     expect_refused(cache_, status, parts,
                    [&](kvc_error* err) { return kvc_state_set(fwd(), layer, state, tensor, err); });
   };
-  refused(KVC_E_INVALID_STATE, {"layer 0 is of kind ATTENTION (0), expected STATE (3)"}, 0, 0, good.dl());
+  refused(KVC_E_INVALID_STATE, {"layer 0 is of kind ATTENTION (0), expected STATE (3)"}, 0, 0,
+          good.dl());
   refused(KVC_E_OUT_OF_RANGE, {"layer 2 out of range: the cache has 2 layers"}, 2, 0, good.dl());
   refused(KVC_E_OUT_OF_RANGE, {"layer -1"}, -1, 0, good.dl());
   refused(KVC_E_OUT_OF_RANGE, {"state 2", "layer 1", "2 states"}, 1, 2, good.dl());
@@ -303,16 +326,20 @@ TEST_F(States, AttentionCallsRefuseAStateLayer) {
     EXPECT_TRUE(out.is_untouched());
   };
   refused(KVC_E_INVALID_STATE, [&](kvc_error* err) {
-    return kvc_attn(fwd(), 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr, err);
+    return kvc_attn(fwd(), 1, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
+                    nullptr, err);
+  });
+  refused(KVC_E_INVALID_STATE, [&](kvc_error* err) {
+    return kvc_kv_append(fwd(), 1, tokens.k.dl(), tokens.v.dl(), err);
   });
   refused(KVC_E_INVALID_STATE,
-          [&](kvc_error* err) { return kvc_kv_append(fwd(), 1, tokens.k.dl(), tokens.v.dl(), err); });
-  refused(KVC_E_INVALID_STATE, [&](kvc_error* err) { return kvc_mla_append(fwd(), 1, tokens.k.dl(), err); });
+          [&](kvc_error* err) { return kvc_mla_append(fwd(), 1, tokens.k.dl(), err); });
   refused(KVC_E_INVALID_STATE,
           [&](kvc_error* err) { return kvc_kv_gather(fwd(), 1, 1, out.dl(), nullptr, err); });
   DLManagedTensorVersioned* exported = nullptr;
-  refused(KVC_E_UNSUPPORTED,
-          [&](kvc_error* err) { return kvc_export_pool(get(), 1, KVC_POOL_BYTES, &exported, err); });
+  refused(KVC_E_UNSUPPORTED, [&](kvc_error* err) {
+    return kvc_export_pool(get(), 1, KVC_POOL_BYTES, &exported, err);
+  });
   EXPECT_EQ(exported, nullptr);
 }
 
@@ -321,7 +348,9 @@ TEST_F(States, DebugSetReplacesTheStateAtTheLength) {
   ASSERT_EQ(kvc_seq_fork(get(), 1, 7, -1, nullptr), KVC_OK);
   HostTensor value(Elem::kBF16, {2, 3});
   value.for_each([&](int64_t i, int64_t j, int64_t, int64_t) { value.set(60, i, j); });
-  expect_ok([&](kvc_error* err) { return kvc_debug_set_state(get(), 1, 1, 0, value.dl(), nullptr, err); });
+  expect_ok([&](kvc_error* err) {
+    return kvc_debug_set_state(get(), 1, 1, 0, value.dl(), nullptr, err);
+  });
   EXPECT_EQ(value_of(1), 60);
   EXPECT_EQ(value_of(7), 4) << "a sibling's checkpoint stays";
   ASSERT_EQ(kvc_seq_fork(get(), 1, 8, -1, nullptr), KVC_OK);
@@ -357,10 +386,12 @@ TEST_F(States, DebugRefusesBadArguments) {
   refused(KVC_E_SHAPE, {"3", "2"}, 1, 1, 0, batched.dl());
   refused(KVC_E_SHAPE, {"3", "2"}, 1, 1, 0, shape.dl());
   refused(KVC_E_DTYPE, {"int32"}, 1, 1, 0, integers.dl());
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"out"},
-                 [&](kvc_error* err) { return kvc_debug_get_state(get(), 1, 1, 0, nullptr, nullptr, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"value"},
-                 [&](kvc_error* err) { return kvc_debug_set_state(get(), 1, 1, 0, nullptr, nullptr, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"out"}, [&](kvc_error* err) {
+    return kvc_debug_get_state(get(), 1, 1, 0, nullptr, nullptr, err);
+  });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"value"}, [&](kvc_error* err) {
+    return kvc_debug_set_state(get(), 1, 1, 0, nullptr, nullptr, err);
+  });
   expect_error(KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) {
     return kvc_debug_get_state(nullptr, 1, 1, 0, good.dl(), nullptr, err);
   });
@@ -463,15 +494,18 @@ TEST(StateSpecs, AreCheckedByThePlan) {
   const kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
   refused(KVC_E_OUT_OF_RANGE, {"layers[1]", "num_states", "0"},
           [](Specs& s) { s.layer.num_states = 0, s.layer.states = nullptr; });
-  refused(KVC_E_OUT_OF_RANGE, {"layers[1]", "num_states", "17"}, [](Specs& s) { s.layer.num_states = 17; });
-  refused(KVC_E_OUT_OF_RANGE, {"layers[1]", "num_states", "-1"}, [](Specs& s) { s.layer.num_states = -1; });
+  refused(KVC_E_OUT_OF_RANGE, {"layers[1]", "num_states", "17"},
+          [](Specs& s) { s.layer.num_states = 17; });
+  refused(KVC_E_OUT_OF_RANGE, {"layers[1]", "num_states", "-1"},
+          [](Specs& s) { s.layer.num_states = -1; });
   refused(KVC_E_INVALID_ARGUMENT, {"layers[1].states", "NULL", "1"},
           [](Specs& s) { s.layer.states = nullptr; });
   refused(KVC_E_INVALID_ARGUMENT, {"layers[1].states[0]", "struct_size", "0"},
           [](Specs& s) { s.spec.struct_size = 0; });
   refused(KVC_E_OUT_OF_RANGE, {"states[0].ndim", "0"}, [](Specs& s) { s.spec.ndim = 0; });
   refused(KVC_E_OUT_OF_RANGE, {"states[0].ndim", "9"}, [](Specs& s) { s.spec.ndim = 9; });
-  refused(KVC_E_INVALID_ARGUMENT, {"states[0].shape", "NULL"}, [](Specs& s) { s.spec.shape = nullptr; });
+  refused(KVC_E_INVALID_ARGUMENT, {"states[0].shape", "NULL"},
+          [](Specs& s) { s.spec.shape = nullptr; });
   refused(KVC_E_OUT_OF_RANGE, {"states[0].shape[1]", "0"}, [](Specs& s) { s.shape[1] = 0; });
   refused(KVC_E_OUT_OF_RANGE, {"states[0].shape[0]", "-4"}, [](Specs& s) { s.shape[0] = -4; });
   refused(KVC_E_OUT_OF_RANGE, {"states[0].shape"}, [](Specs& s) {
@@ -480,11 +514,14 @@ TEST(StateSpecs, AreCheckedByThePlan) {
   refused(KVC_E_UNSUPPORTED, {"layers[1].states[0].dtype", "int8"}, [](Specs& s) {
     s.spec.dtype = {kDLInt, 8, 1};
   });
-  refused(KVC_E_SHAPE, {"states[0].init", "3", "2"}, [&](Specs& s) { s.spec.init = wrong_shape.dl(); });
+  refused(KVC_E_SHAPE, {"states[0].init", "3", "2"},
+          [&](Specs& s) { s.spec.init = wrong_shape.dl(); });
   refused(KVC_E_DTYPE, {"states[0].init", "float16", "float32"},
           [&](Specs& s) { s.spec.init = wrong_type.dl(); });
-  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].k_dim", "8", "STATE"}, [](Specs& s) { s.layer.k_dim = 8; });
-  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].flags", "STATE"}, [](Specs& s) { s.layer.flags = 1; });
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].k_dim", "8", "STATE"},
+          [](Specs& s) { s.layer.k_dim = 8; });
+  refused(KVC_E_INVALID_ARGUMENT, {"layers[1].flags", "STATE"},
+          [](Specs& s) { s.layer.flags = 1; });
   refused(KVC_E_UNSUPPORTED, {"layers[1].rope", "STATE"}, [&](Specs& s) { s.layer.rope = &rope; });
   refused(KVC_E_INVALID_ARGUMENT, {"layers[1].num_states", "ATTENTION"}, [](Specs& s) {
     const kvc_state_spec* states = s.layer.states;

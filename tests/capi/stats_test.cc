@@ -1,4 +1,5 @@
-// kvc_stats: fragmentation, the prefix index, its lookups, evictions and their times, the host pool, events.
+// kvc_stats: fragmentation, the prefix index, its lookups, evictions and their times, the host
+// pool, events.
 #include <chrono>
 #include <numeric>
 #include <thread>
@@ -36,10 +37,10 @@ TEST_F(Stats, BeginAtNought) {
     EXPECT_EQ(value, 0);
   for (const uint64_t value :
        {s.prefix_lookups, s.prefix_query_tokens, s.prefix_hit_tokens, s.recent_query_tokens,
-        s.recent_hit_tokens, s.prefix_stored, s.prefix_duplicates, s.prefix_evicted, s.prefix_rejected,
-        s.prefix_demoted, s.prefix_promoted, s.pages_swapped_out, s.pages_swapped_in, s.copy_runs,
-        s.events_made, s.events_lost, sum_of(s.block_lifetime), sum_of(s.block_idle),
-        sum_of(s.block_reuse_gap)})
+        s.recent_hit_tokens, s.prefix_stored, s.prefix_duplicates, s.prefix_evicted,
+        s.prefix_rejected, s.prefix_demoted, s.prefix_promoted, s.pages_swapped_out,
+        s.pages_swapped_in, s.copy_runs, s.events_made, s.events_lost, sum_of(s.block_lifetime),
+        sum_of(s.block_idle), sum_of(s.block_reuse_gap)})
     EXPECT_EQ(value, 0u);
 }
 
@@ -166,8 +167,9 @@ TEST_F(Stats, ARefusedAttachIsNoLookup) {
   append_ids(*cache_, 1, token_ids(8, 1));
   const Query query(token_ids(8, 1));
   int64_t tokens = -1;
-  expect_refused(*cache_, KVC_E_ALREADY_EXISTS, {"1"},
-                 [&](kvc_error* err) { return kvc_prefix_attach(cache_->get(), 1, &query.c, &tokens, err); });
+  expect_refused(*cache_, KVC_E_ALREADY_EXISTS, {"1"}, [&](kvc_error* err) {
+    return kvc_prefix_attach(cache_->get(), 1, &query.c, &tokens, err);
+  });
   EXPECT_EQ(stats().prefix_lookups, 0u);
 }
 
@@ -183,7 +185,8 @@ TEST_F(Stats, PinnedBlocksAreCountedAndNotFree) {
   ASSERT_EQ(kvc_prefix_pin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
   EXPECT_EQ(stats().prefix_pinned, 2) << "blocks, however often they are pinned";
   EXPECT_EQ(evict(*cache_, 5), 1);
-  for (int i = 0; i < 2; ++i) ASSERT_EQ(kvc_prefix_unpin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
+  for (int i = 0; i < 2; ++i)
+    ASSERT_EQ(kvc_prefix_unpin(cache_->get(), &two.c, nullptr, nullptr), KVC_OK);
   s = stats();
   EXPECT_EQ(s.prefix_pinned, 0);
   EXPECT_EQ(s.pages_free, 32);

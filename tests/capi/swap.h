@@ -1,4 +1,5 @@
-// Patterns in all layers of a sequence, swaps by id, and memory overwritten in between: what the tests of swapping share.
+// Patterns in all layers of a sequence, swaps by id, and memory overwritten in between: what the
+// tests of swapping share.
 #pragma once
 
 #include <string>
@@ -8,8 +9,10 @@
 
 namespace kvc::test {
 
-// What K (half 0) or V (half 1) of a layer holds at one place under a seed: integers that every storage type holds exactly.
-inline double pattern(uint64_t seed, int64_t layer, int64_t half, int64_t token, int64_t head, int64_t d) {
+// What K (half 0) or V (half 1) of a layer holds at one place under a seed: integers that every
+// storage type holds exactly.
+inline double pattern(uint64_t seed, int64_t layer, int64_t half, int64_t token, int64_t head,
+                      int64_t d) {
   uint64_t z = seed * 0x9E3779B97F4A7C15ull;
   for (const int64_t part : {layer, half, token, head, d}) {
     z = (z ^ static_cast<uint64_t>(part + 1)) * 0xBF58476D1CE4E5B9ull;
@@ -18,7 +21,8 @@ inline double pattern(uint64_t seed, int64_t layer, int64_t half, int64_t token,
   return static_cast<double>(z >> 57) + 1;  // 1..128
 }
 
-inline void fill_pattern(HostTensor& rows, uint64_t seed, int64_t layer, int64_t half, int64_t first_token) {
+inline void fill_pattern(HostTensor& rows, uint64_t seed, int64_t layer, int64_t half,
+                         int64_t first_token) {
   rows.for_each([&](int64_t token, int64_t head, int64_t d, int64_t) {
     rows.set(pattern(seed, layer, half, first_token + token, head, d), token, head, d);
   });
@@ -62,12 +66,14 @@ struct LayerRows {
 
 inline bool keeps_rows(const kvc_layer_info& info) {
   return info.quant == KVC_QUANT_NONE &&
-         (info.kind == KVC_LAYER_ATTENTION || info.kind == KVC_LAYER_MLA || info.kind == KVC_LAYER_CROSS);
+         (info.kind == KVC_LAYER_ATTENTION || info.kind == KVC_LAYER_MLA ||
+          info.kind == KVC_LAYER_CROSS);
 }
 
-// Appends `count` tokens (and writes `encoder` encoder tokens) of the pattern of `seed` to a sequence, which is added when it is not there.
-// States become the pattern of the new length.
-inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t seed, int64_t encoder = 0) {
+// Appends `count` tokens (and writes `encoder` encoder tokens) of the pattern of `seed` to a
+// sequence, which is added when it is not there. States become the pattern of the new length.
+inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t seed,
+                           int64_t encoder = 0) {
   const kvc_status added = kvc_seq_add(cache.get(), seq, nullptr);
   ASSERT_TRUE(added == KVC_OK || added == KVC_E_ALREADY_EXISTS);
   const int64_t length = length_of(cache, seq);
@@ -81,7 +87,8 @@ inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t se
     if (info.kind == KVC_LAYER_STATE) {
       HostTensor state(Elem::kF32, {1, 2, 3});
       fill_pattern(state, seed, layer, 0, length + count);
-      ASSERT_EQ(kvc_state_set(cache.forward, layer, 0, state.dl(), &error), KVC_OK) << error.message;
+      ASSERT_EQ(kvc_state_set(cache.forward, layer, 0, state.dl(), &error), KVC_OK)
+          << error.message;
     }
     if (!keeps_rows(info) || info.kind == KVC_LAYER_CROSS) continue;
     LayerRows rows(info, count);
@@ -99,21 +106,23 @@ inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t se
     LayerRows rows(info, encoder);
     fill_pattern(rows.k, seed, layer, 0, 0);
     fill_pattern(rows.v, seed, layer, 1, 0);
-    ASSERT_EQ(kvc_debug_set_layer(cache.get(), seq, layer, 0, rows.k.dl(), rows.v.dl(), nullptr, &error),
-              KVC_OK)
+    ASSERT_EQ(
+        kvc_debug_set_layer(cache.get(), seq, layer, 0, rows.k.dl(), rows.v.dl(), nullptr, &error),
+        KVC_OK)
         << error.message;
   }
 }
 
-// Empty when all layers hold what append_pattern wrote, as far as windows have kept it; else the first difference.
+// Empty when all layers hold what append_pattern wrote, as far as windows have kept it; else the
+// first difference.
 inline std::string pattern_difference(const Cache& cache, kvc_seq seq, uint64_t seed) {
   const kvc_seq_info sequence = info_of(cache, seq);
   const int32_t num_layers = plan_of(cache.plan()).num_layers;
   for (int32_t layer = 0; layer < num_layers; ++layer) {
     const kvc_layer_info info = layer_of(cache, layer);
     const auto text = [&](int64_t token, const char* what, double found, double expected) {
-      return "layer " + std::to_string(layer) + " token " + std::to_string(token) + " " + what + ": " +
-             std::to_string(found) + " instead of " + std::to_string(expected);
+      return "layer " + std::to_string(layer) + " token " + std::to_string(token) + " " + what +
+             ": " + std::to_string(found) + " instead of " + std::to_string(expected);
     };
     std::string found;
     const auto compare = [&](HostTensor& rows, int64_t half, int64_t first) {
@@ -141,8 +150,8 @@ inline std::string pattern_difference(const Cache& cache, kvc_seq seq, uint64_t 
     int64_t begin = 0;
     for (int attempt = 0; attempt < 2; ++attempt) {
       LayerRows rows(info, end - begin);
-      const kvc_status status = kvc_debug_get_layer(cache.get(), seq, layer, begin, end, rows.k.dl(),
-                                                    rows.v_or_null(), nullptr, &error);
+      const kvc_status status = kvc_debug_get_layer(cache.get(), seq, layer, begin, end,
+                                                    rows.k.dl(), rows.v_or_null(), nullptr, &error);
       if (status == KVC_E_OUT_OF_RANGE && attempt == 0) {  // a window has dropped some
         begin = error.detail;
         continue;
@@ -161,7 +170,8 @@ inline std::string pattern_difference(const Cache& cache, kvc_seq seq, uint64_t 
 inline void overwrite_free_pages(Cache& cache) {
   std::vector<kvc_seq> fillers;
   int64_t count =
-      std::max(1, plan_of(cache.plan()).prefix_block);  // whole pages as long as they fit, then what is left
+      // Whole pages as long as they fit, then what is left
+      std::max(1, plan_of(cache.plan()).prefix_block);
   for (kvc_seq seq = 1 << 20; fillers.size() < 1000; ++seq) {
     ASSERT_EQ(kvc_seq_add(cache.get(), seq, nullptr), KVC_OK);
     fillers.push_back(seq);
@@ -177,11 +187,13 @@ inline void overwrite_free_pages(Cache& cache) {
   for (const kvc_seq seq : fillers) ASSERT_EQ(kvc_seq_remove(cache.get(), seq, nullptr), KVC_OK);
 }
 
-inline kvc_status swap_out(const Cache& cache, const std::vector<kvc_seq>& seqs, kvc_error* err = nullptr) {
+inline kvc_status swap_out(const Cache& cache, const std::vector<kvc_seq>& seqs,
+                           kvc_error* err = nullptr) {
   return kvc_swap_out(cache.get(), seqs.size(), seqs.data(), nullptr, nullptr, err);
 }
 
-inline kvc_status swap_in(const Cache& cache, const std::vector<kvc_seq>& seqs, kvc_error* err = nullptr) {
+inline kvc_status swap_in(const Cache& cache, const std::vector<kvc_seq>& seqs,
+                          kvc_error* err = nullptr) {
   return kvc_swap_in(cache.get(), seqs.size(), seqs.data(), nullptr, nullptr, err);
 }
 

@@ -1,4 +1,5 @@
-// What kvc_swap_out and kvc_swap_in refuse, what a swapped sequence refuses, and caches whose pools are special.
+// What kvc_swap_out and kvc_swap_in refuse, what a swapped sequence refuses, and caches whose pools
+// are special.
 #include <cstring>
 #include <numeric>
 
@@ -9,7 +10,8 @@ namespace {
 
 constexpr kvc_seq kGone = 77;
 
-// Sequences 1 (11 tokens, 3 pages), 2 (5 tokens, 2 pages) and an empty 3; 8 pages on the device, 4 on the host.
+// Sequences 1 (11 tokens, 3 pages), 2 (5 tokens, 2 pages) and an empty 3; 8 pages on the device, 4
+// on the host.
 class SwapRefusals : public testing::Test {
  protected:
   SwapRefusals() {
@@ -24,7 +26,8 @@ class SwapRefusals : public testing::Test {
   std::unique_ptr<Cache> cache_;
 };
 
-using Move = kvc_status (*)(kvc_cache*, size_t, const kvc_seq*, kvc_stream, kvc_fence**, kvc_error*);
+using Move = kvc_status (*)(kvc_cache*, size_t, const kvc_seq*, kvc_stream, kvc_fence**,
+                            kvc_error*);
 
 TEST_F(SwapRefusals, BadArgumentsAreNamed) {
   ASSERT_EQ(swap_out(*cache_, {3}), KVC_OK);
@@ -45,7 +48,8 @@ TEST_F(SwapRefusals, BadArgumentsAreNamed) {
                    [&](kvc_error* err) { return move(get(), 2, nullptr, nullptr, &fence, err); });
     expect_refused(*cache_, KVC_E_INVALID_ARGUMENT, {"sequence ", std::to_string(good).c_str()},
                    call({good, good}));
-    EXPECT_EQ(expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence 77"}, call({good, kGone})).detail, kGone);
+    EXPECT_EQ(expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence 77"}, call({good, kGone})).detail,
+              kGone);
     expect_refused(*cache_, KVC_E_NOT_FOUND, {"sequence -1"}, call({-1}));
     EXPECT_EQ(fence, nullptr) << "outputs are written on success only";
   }
@@ -149,18 +153,22 @@ TEST_F(SwapRefusals, ASwappedSequenceTakesNothingElse) {
       {"window", [&](kvc_error* err) { return kvc_seq_set_window(get(), 1, 4, 0, err); }},
       {"can append",
        [&](kvc_error* err) { return kvc_seq_can_append(get(), 1, &one, &length, &number, err); }},
-      {"can", [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -1, &number, err); }},
+      {"can",
+       [&](kvc_error* err) { return kvc_seq_can(get(), 1, KVC_SEQ_FORK, -1, &number, err); }},
       {"begin",
        [&](kvc_error* err) {
          return cache_->begin({2, 1}, {1, 1}, err);
        }},
-      {"commit", [&](kvc_error* err) { return kvc_tree_commit(get(), 1, &one, &leaf, nullptr, err); }},
+      {"commit",
+       [&](kvc_error* err) { return kvc_tree_commit(get(), 1, &one, &leaf, nullptr, err); }},
       {"get kv",
        [&](kvc_error* err) {
          return kvc_debug_get_kv(get(), 1, 0, 1, layers.dl(), layers.dl(), nullptr, err);
        }},
       {"set kv",
-       [&](kvc_error* err) { return kvc_debug_set_kv(get(), 1, 0, layers.dl(), layers.dl(), nullptr, err); }},
+       [&](kvc_error* err) {
+         return kvc_debug_set_kv(get(), 1, 0, layers.dl(), layers.dl(), nullptr, err);
+       }},
       {"get layer",
        [&](kvc_error* err) {
          return kvc_debug_get_layer(get(), 1, 0, 0, 1, rows.dl(), rows.dl(), nullptr, err);
@@ -186,8 +194,9 @@ TEST_F(SwapRefusals, ASwappedSequenceTakesNothingElse) {
   fill_pattern(k, 2, 0, 0, 5);
   fill_pattern(v, 2, 0, 1, 5);
   ASSERT_EQ(kvc_kv_append(cache_->forward, 0, k.dl(), v.dl(), nullptr), KVC_OK);
-  expect_refused(*cache_, KVC_E_INVALID_STATE, {"sequence 1"},
-                 [&](kvc_error* err) { return kvc_kv_gather(cache_->forward, 0, 1, k.dl(), v.dl(), err); });
+  expect_refused(*cache_, KVC_E_INVALID_STATE, {"sequence 1"}, [&](kvc_error* err) {
+    return kvc_kv_gather(cache_->forward, 0, 1, k.dl(), v.dl(), err);
+  });
   cache_->finish();
   // What it does take.
   size_t count = 0;
@@ -213,13 +222,21 @@ TEST(Swap, ASwappedSequenceKeepsItsStatesToItself) {
   const std::pair<const char*, Call> calls[] = {
       {"checkpoint", [&](kvc_error* err) { return kvc_state_checkpoint(cache.get(), 1, err); }},
       {"get state",
-       [&](kvc_error* err) { return kvc_debug_get_state(cache.get(), 1, 1, 0, state.dl(), nullptr, err); }},
+       [&](kvc_error* err) {
+         return kvc_debug_get_state(cache.get(), 1, 1, 0, state.dl(), nullptr, err);
+       }},
       {"set state",
-       [&](kvc_error* err) { return kvc_debug_set_state(cache.get(), 1, 1, 0, state.dl(), nullptr, err); }},
+       [&](kvc_error* err) {
+         return kvc_debug_set_state(cache.get(), 1, 1, 0, state.dl(), nullptr, err);
+       }},
       {"get mla",
-       [&](kvc_error* err) { return kvc_debug_get_mla(cache.get(), 1, 0, 1, latent.dl(), nullptr, err); }},
+       [&](kvc_error* err) {
+         return kvc_debug_get_mla(cache.get(), 1, 0, 1, latent.dl(), nullptr, err);
+       }},
       {"set mla",
-       [&](kvc_error* err) { return kvc_debug_set_mla(cache.get(), 1, 0, latent.dl(), nullptr, err); }},
+       [&](kvc_error* err) {
+         return kvc_debug_set_mla(cache.get(), 1, 0, latent.dl(), nullptr, err);
+       }},
   };
   for (const auto& [name, call] : calls) {
     SCOPED_TRACE(name);
@@ -263,7 +280,8 @@ TEST(Swap, BorrowedPoolsAreCopiedFromAndTo) {
     const int64_t gap = 24;  // floats between two pages that are not the library's
     std::vector<float> memory(static_cast<size_t>(2 * 20 * (slot + gap)), -7.0f);
     int64_t shape[] = {20, slots * slot}, strides[] = {slots * slot + gap, 1};
-    DLTensor first{memory.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, strides, 0}, second = first;
+    DLTensor first{memory.data(), {kDLCPU, 0}, 2, {kDLFloat, 32, 1}, shape, strides, 0},
+        second = first;
     second.data = memory.data() + 20 * (slot + gap);
     const DLTensor* pools[] = {&first, &second};
     net.config.pool_tensors = pools;
@@ -280,7 +298,8 @@ TEST(Swap, BorrowedPoolsAreCopiedFromAndTo) {
     EXPECT_EQ(pattern_difference(cache, 2, 4), "");
     for (int64_t page = 0; page < 20; ++page) {
       for (int64_t i = 0; i < gap; ++i) {
-        ASSERT_EQ(memory[static_cast<size_t>(page * strides[0] + shape[1] + i)], -7.0f) << "between pages";
+        ASSERT_EQ(memory[static_cast<size_t>(page * strides[0] + shape[1] + i)], -7.0f)
+            << "between pages";
       }
     }
     expect_sound(cache);

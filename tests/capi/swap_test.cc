@@ -1,4 +1,5 @@
-// Whole sequences on their way to the host and back: contents, sharing, counts, what a swapped sequence may still be asked.
+// Whole sequences on their way to the host and back: contents, sharing, counts, what a swapped
+// sequence may still be asked.
 #include "tests/capi/swap.h"
 
 #include <set>
@@ -10,7 +11,8 @@ namespace {
 struct AllKinds {
   AllKinds()
       : net({attention_layer(), attention_layer(8), mla_layer(), joint_layer(), cross_layer(),
-             state_layer(specs), shared_layer(0), layer_of_kind(KVC_LAYER_NONE), attention_layer(0, 6)},
+             state_layer(specs), shared_layer(0), layer_of_kind(KVC_LAYER_NONE),
+             attention_layer(0, 6)},
             64) {
     net.layers[3].k_dtype = {kDLBfloat, 16, 1};
     net.layers[1].k_dtype = {kDLFloat, 16, 1};
@@ -174,7 +176,8 @@ TEST_F(SwapForks, SwappedTogetherStayShared) {
   EXPECT_EQ(pages_of(*cache_, 1, 0), pages_of(*cache_, 2, 0));
   expect_contents();
   append_pattern(*cache_, 3, 1, 8);  // into a page that it shares
-  for (const kvc_seq seq : {1, 2}) EXPECT_EQ(pattern_difference(*cache_, seq, 5), "") << "of their own";
+  for (const kvc_seq seq : {1, 2})
+    EXPECT_EQ(pattern_difference(*cache_, seq, 5), "") << "of their own";
   expect_pages(4, 0);
 }
 

@@ -29,9 +29,10 @@ struct Streams {
   std::vector<Tokens*> all() { return {&heads, &plain, &joint, &latent}; }
 };
 
-// One forward over rows [begin, begin + count) of the streams: all layers, outputs of the plain layer and of MLA into `out`, `mla_out`.
-void run_forward(Cache& cache, const Request& request, Streams& streams, int64_t begin, int64_t count,
-                 HostTensor& out, HostTensor& mla_out) {
+// One forward over rows [begin, begin + count) of the streams: all layers, outputs of the plain
+// layer and of MLA into `out`, `mla_out`.
+void run_forward(Cache& cache, const Request& request, Streams& streams, int64_t begin,
+                 int64_t count, HostTensor& out, HostTensor& mla_out) {
   kvc_error error{};
   ASSERT_EQ(cache.begin_with(request, &error), KVC_OK) << error.message;
   kvc_attn_opt opt = attn_opt();
@@ -40,7 +41,8 @@ void run_forward(Cache& cache, const Request& request, Streams& streams, int64_t
   for (int32_t layer = 0; layer < 4; ++layer) {
     Tokens& own = *tokens[static_cast<size_t>(layer)];
     HostTensor& to = layer == 3 ? mla_out : out;
-    Rows q(own.q, begin, count), k(own.k, begin, count), v(own.v, begin, count), rows(to, begin, count);
+    Rows q(own.q, begin, count), k(own.k, begin, count), v(own.v, begin, count),
+        rows(to, begin, count);
     ASSERT_EQ(kvc_attn(cache.forward, layer, layer == 3 ? &opt : nullptr, q.dl(), k.dl(),
                        layer < 2 ? v.dl() : nullptr, rows.dl(), nullptr, &error),
               KVC_OK)
@@ -55,7 +57,8 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
   Cache tree(net.config), plain(net.config);
   Streams streams(200), path_streams(200);
   HostTensor out(Elem::kF32, {200, kHeads, kDim}), mla_out(Elem::kF32, {200, kHeads, kRank});
-  HostTensor path_out(Elem::kF32, {200, kHeads, kDim}), path_mla_out(Elem::kF32, {200, kHeads, kRank});
+  HostTensor path_out(Elem::kF32, {200, kHeads, kDim}),
+      path_mla_out(Elem::kF32, {200, kHeads, kRank});
   for (Cache* cache : {&tree, &plain}) ASSERT_EQ(kvc_seq_add(cache->get(), 1, nullptr), KVC_OK);
   const uint64_t seed = 77;
   SCOPED_TRACE("seed " + std::to_string(seed));
@@ -65,7 +68,8 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
   const auto accept = [&](int64_t from) {
     for (size_t i = 0; i < 4; ++i) {
       Tokens &a = *streams.all()[i], &b = *path_streams.all()[i];
-      copy_row(a.q, from, b.q, length), copy_row(a.k, from, b.k, length), copy_row(a.v, from, b.v, length);
+      copy_row(a.q, from, b.q, length), copy_row(a.k, from, b.k, length),
+          copy_row(a.v, from, b.v, length);
     }
     ++length;
   };
@@ -79,7 +83,8 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
     for (const int64_t nodes : {int64_t{3}, random.range(1, 9)}) {
       std::vector<int32_t> added;
       for (int64_t i = 0; i < nodes; ++i) {
-        added.push_back(static_cast<int32_t>(random.range(-1, static_cast<int64_t>(parents.size()) - 1)));
+        added.push_back(
+            static_cast<int32_t>(random.range(-1, static_cast<int64_t>(parents.size()) - 1)));
         parents.push_back(added.back());
       }
       run_forward(tree, {{1}, {nodes}, added}, streams, used, nodes, out, mla_out);
@@ -87,7 +92,8 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
     }
     EXPECT_EQ(length_of(tree, 1), length) << "uncommitted nodes don't count";
     EXPECT_EQ(info_of(tree, 1).tree_nodes, static_cast<int64_t>(parents.size()));
-    const auto leaf = static_cast<int32_t>(random.range(0, static_cast<int64_t>(parents.size()) - 1));
+    const auto leaf =
+        static_cast<int32_t>(random.range(0, static_cast<int64_t>(parents.size()) - 1));
     std::vector<int64_t> path;
     for (int32_t node = leaf; node >= 0; node = parents[static_cast<size_t>(node)])
       path.insert(path.begin(), node);
@@ -98,8 +104,8 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
     for (int64_t i = 0; i < count; ++i) {  // what the nodes saw was what the plain tokens see
       for (int64_t h = 0; h < kHeads; ++h) {
         for (int64_t d = 0; d < kDim; ++d) {
-          EXPECT_NEAR(out.get(first_row + path[static_cast<size_t>(i)], h, d), path_out.get(before + i, h, d),
-                      1e-5);
+          EXPECT_NEAR(out.get(first_row + path[static_cast<size_t>(i)], h, d),
+                      path_out.get(before + i, h, d), 1e-5);
           EXPECT_NEAR(mla_out.get(first_row + path[static_cast<size_t>(i)], h, d),
                       path_mla_out.get(before + i, h, d), 1e-5);
         }
@@ -114,13 +120,14 @@ TEST(Tree, FourRoundsOfCommitsEqualThePlainSequence) {
       const int64_t dim = layer == 3 ? kRank + kRopeDim : kDim;
       HostTensor k(Elem::kF32, {length, 1, dim}), plain_k(Elem::kF32, {length, 1, dim});
       HostTensor v(Elem::kF32, {length, 1, kDim}), plain_v(Elem::kF32, {length, 1, kDim});
-      ASSERT_EQ(kvc_debug_get_layer(tree.get(), 1, layer, 0, length, k.dl(), layer < 2 ? v.dl() : nullptr,
-                                    nullptr, nullptr),
+      ASSERT_EQ(kvc_debug_get_layer(tree.get(), 1, layer, 0, length, k.dl(),
+                                    layer < 2 ? v.dl() : nullptr, nullptr, nullptr),
                 KVC_OK);
       ASSERT_EQ(kvc_debug_get_layer(plain.get(), 1, layer, 0, length, plain_k.dl(),
                                     layer < 2 ? plain_v.dl() : nullptr, nullptr, nullptr),
                 KVC_OK);
-      EXPECT_TRUE(k.same_bytes(plain_k) && v.same_bytes(plain_v)) << "layer " << layer << ", round " << round;
+      EXPECT_TRUE(k.same_bytes(plain_k) && v.same_bytes(plain_v))
+          << "layer " << layer << ", round " << round;
     }
   }
   // The next plain step.
@@ -149,7 +156,8 @@ class TreeCalls : public testing::Test {
   kvc_cache* get() const { return cache_.get(); }
   void grow(kvc_seq seq, const std::vector<int32_t>& parents) {
     kvc_error error{};
-    ASSERT_EQ(cache_.begin_with({{seq}, {static_cast<int64_t>(parents.size())}, parents}, &error), KVC_OK)
+    ASSERT_EQ(cache_.begin_with({{seq}, {static_cast<int64_t>(parents.size())}, parents}, &error),
+              KVC_OK)
         << error.message;
     cache_.finish();
   }
@@ -168,14 +176,18 @@ TEST_F(TreeCalls, ANodeSeesTheCommittedTokensAndItsAncestors) {
   HostTensor out(Elem::kF32, {20, kHeads, kDim});
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   attend_rows(cache, 1, 0, tokens, 0, 5, out);
-  const std::vector<int32_t> first{-1, 0, 0, -1, 1}, second{4, 3, 5};  // two roots; node 7 hangs below node 5
+  // Two roots; node 7 hangs below node 5
+  const std::vector<int32_t> first{-1, 0, 0, -1, 1}, second{4, 3, 5};
   std::vector<int32_t> all;
   int64_t row = 5;
   for (const std::vector<int32_t>& parents : {first, second}) {
     const auto count = static_cast<int64_t>(parents.size());
     ASSERT_EQ(cache.begin_with({{1}, {count}, parents}), KVC_OK);
-    Rows q(tokens.q, row, count), k(tokens.k, row, count), v(tokens.v, row, count), to(out, row, count);
-    ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, nullptr), KVC_OK);
+    Rows q(tokens.q, row, count), k(tokens.k, row, count), v(tokens.v, row, count),
+        to(out, row, count);
+    ASSERT_EQ(
+        kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, nullptr),
+        KVC_OK);
     HostTensor gathered(Elem::kF32, {row + count, 1, kDim});
     ASSERT_EQ(kvc_kv_gather(cache.forward, 0, 1, gathered.dl(), nullptr, nullptr), KVC_OK);
     for (int64_t i = 0; i < row + count; ++i)
@@ -201,11 +213,13 @@ TEST_F(TreeCalls, WindowsCountDepthsNotSlots) {
   const std::vector<int32_t> parents{-1, -1, 0, 1, 2, 4};
   ASSERT_EQ(cache.begin_with({{1}, {6}, parents}), KVC_OK);
   Rows q(tokens.q, 9, 6), k(tokens.k, 9, 6), v(tokens.v, 9, 6), to(out, 9, 6);
-  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_attn(cache.forward, 0, nullptr, q.dl(), k.dl(), v.dl(), to.dl(), nullptr, nullptr),
+            KVC_OK);
   cache.finish();
   for (int32_t node = 0; node < 6; ++node) {
     std::vector<int64_t> path;
-    for (int32_t at = node; at >= 0; at = parents[static_cast<size_t>(at)]) path.insert(path.begin(), 9 + at);
+    for (int32_t at = node; at >= 0; at = parents[static_cast<size_t>(at)])
+      path.insert(path.begin(), 9 + at);
     std::vector<int64_t> chain = key_range(0, 9);
     chain.insert(chain.end(), path.begin(), path.end());
     chain.erase(chain.begin(), chain.end() - 4);
@@ -248,11 +262,14 @@ TEST_F(TreeCalls, PartsMergeIntoTheWhole) {
   HostTensor own_lse(Elem::kF32, {5, kHeads}), old_lse(Elem::kF32, {5, kHeads});
   Rows q(tokens.q, 7, 5), k(tokens.k, 7, 5), v(tokens.v, 7, 5);
   kvc_forward* fwd = cache.forward;
-  ASSERT_EQ(kvc_attn_self(fwd, 0, nullptr, q.dl(), k.dl(), v.dl(), own.dl(), own_lse.dl(), nullptr), KVC_OK);
+  ASSERT_EQ(kvc_attn_self(fwd, 0, nullptr, q.dl(), k.dl(), v.dl(), own.dl(), own_lse.dl(), nullptr),
+            KVC_OK);
   ASSERT_EQ(kvc_attn_cached(fwd, 0, nullptr, q.dl(), old.dl(), old_lse.dl(), nullptr), KVC_OK);
-  for (int64_t node = 0; node < 5; ++node) expect_row(old, node, {tokens, key_range(0, 7)}, 7 + node);
+  for (int64_t node = 0; node < 5; ++node)
+    expect_row(old, node, {tokens, key_range(0, 7)}, 7 + node);
   ASSERT_EQ(kvc_attn_merge(fwd, own.dl(), own_lse.dl(), old.dl(), old_lse.dl(), nullptr), KVC_OK);
-  ASSERT_EQ(kvc_attn(fwd, 0, nullptr, q.dl(), k.dl(), v.dl(), whole.dl(), nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_attn(fwd, 0, nullptr, q.dl(), k.dl(), v.dl(), whole.dl(), nullptr, nullptr),
+            KVC_OK);
   EXPECT_LE(largest_difference(whole, own), 1e-5);
 }
 
@@ -262,25 +279,26 @@ TEST_F(TreeCalls, AttentionAmongNewTokensNeedsATreeOfOneForward) {
   Tokens tokens(1);
   HostTensor out(Elem::kF32, {1, kHeads, kDim});
   expect_refused(cache_, KVC_E_UNSUPPORTED, {"sequence 1", "tree", "2"}, [&](kvc_error* err) {
-    return kvc_attn_self(cache_.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
-                         nullptr, err);
+    return kvc_attn_self(cache_.forward, 0, nullptr, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
+                         out.dl(), nullptr, err);
   });
   EXPECT_TRUE(out.is_untouched());
-  EXPECT_EQ(kvc_attn_cached(cache_.forward, 0, nullptr, tokens.q.dl(), out.dl(), nullptr, nullptr), KVC_OK);
+  EXPECT_EQ(kvc_attn_cached(cache_.forward, 0, nullptr, tokens.q.dl(), out.dl(), nullptr, nullptr),
+            KVC_OK);
 }
 
 TEST_F(TreeCalls, BeginRefusesWhatIsNoTree) {
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
                            const Request& request) {
-    kvc_error error = expect_refused(cache_, status, parts,
-                                     [&](kvc_error* err) { return cache_.begin_with(request, err); });
+    kvc_error error = expect_refused(
+        cache_, status, parts, [&](kvc_error* err) { return cache_.begin_with(request, err); });
     EXPECT_EQ(cache_.forward, nullptr);
     return error;
   };
-  EXPECT_EQ(
-      refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = 1", "node 1", "sequence 1"}, {{1}, {2}, {-1, 1}})
-          .detail,
-      1)
+  EXPECT_EQ(refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = 1", "node 1", "sequence 1"},
+                    {{1}, {2}, {-1, 1}})
+                .detail,
+            1)
       << "its own parent";
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[0] = 0", "node 0"}, {{1}, {1}, {0}});
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = 2", "node 1"},
@@ -288,7 +306,8 @@ TEST_F(TreeCalls, BeginRefusesWhatIsNoTree) {
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = 2147483647"}, {{1}, {2}, {-1, INT32_MAX}});
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[0] = -3"}, {{1}, {1}, {-3}});
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[0] = -2147483648"}, {{1}, {1}, {INT32_MIN}});
-  refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = -2", "node 1"}, {{1}, {2}, {-1, KVC_TREE_NONE}});
+  refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = -2", "node 1"},
+          {{1}, {2}, {-1, KVC_TREE_NONE}});
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[1] = 0", "-2"}, {{1}, {2}, {KVC_TREE_NONE, 0}});
   refused(KVC_E_INVALID_ARGUMENT, {"tree_parents[3] = 3", "node 1", "sequence 1"},
           {{2, 1}, {2, 2}, {KVC_TREE_NONE, KVC_TREE_NONE, -1, 3}});
@@ -299,7 +318,8 @@ TEST_F(TreeCalls, BeginRefusesWhatIsNoTree) {
   int64_t pages = -1;
   const kvc_seq seq = 1;
   const int64_t one = 1;
-  EXPECT_EQ(kvc_seq_can_append(get(), 1, &seq, &one, &pages, nullptr), KVC_OK) << "an extension of the tree";
+  EXPECT_EQ(kvc_seq_can_append(get(), 1, &seq, &one, &pages, nullptr), KVC_OK)
+      << "an extension of the tree";
   EXPECT_EQ(pages, 0);
 }
 
@@ -309,8 +329,8 @@ TEST_F(TreeCalls, ATreeHasAtMost4096Nodes) {
   add_tokens(cache, 1, 1);
   const std::vector<int32_t> most(KVC_MAX_TREE_NODES, -1), more(KVC_MAX_TREE_NODES + 1, -1);
   const auto refused = [&](const std::vector<int32_t>& parents) {
-    const kvc_error error =
-        expect_refused(cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "4097", "4096"}, [&](kvc_error* err) {
+    const kvc_error error = expect_refused(
+        cache, KVC_E_OUT_OF_RANGE, {"sequence 1", "4097", "4096"}, [&](kvc_error* err) {
           return cache.begin_with({{1}, {static_cast<int64_t>(parents.size())}, parents}, err);
         });
     EXPECT_EQ(error.detail, 4097);
@@ -332,9 +352,10 @@ TEST_F(TreeCalls, ACacheWithStatesHasNoTrees) {
   Net net({attention_layer(), state_layer(states)});
   Cache cache(net.config);
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
-  expect_refused(cache, KVC_E_UNSUPPORTED, {"tree_parents", "sequence 1", "STATE"}, [&](kvc_error* err) {
-    return cache.begin_with({{1}, {1}, {-1}}, err);
-  });
+  expect_refused(cache, KVC_E_UNSUPPORTED, {"tree_parents", "sequence 1", "STATE"},
+                 [&](kvc_error* err) {
+                   return cache.begin_with({{1}, {1}, {-1}}, err);
+                 });
   EXPECT_EQ(cache.begin_with({{1}, {1}, {KVC_TREE_NONE}}), KVC_OK) << "a plain append";
 }
 
@@ -344,16 +365,21 @@ TEST_F(TreeCalls, CommitRefusesBadArgumentsAndChangesNothingThen) {
   const int32_t leaf = 0;
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts,
                            const std::vector<kvc_seq>& seqs, const std::vector<int32_t>& leaves) {
-    return expect_refused(cache_, status, parts, [&](kvc_error* err) { return commit(seqs, leaves, err); });
+    return expect_refused(cache_, status, parts,
+                          [&](kvc_error* err) { return commit(seqs, leaves, err); });
   };
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"n = 0"},
-                 [&](kvc_error* err) { return kvc_tree_commit(get(), 0, &seq, &leaf, nullptr, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"seqs"},
-                 [&](kvc_error* err) { return kvc_tree_commit(get(), 1, nullptr, &leaf, nullptr, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"leaves"},
-                 [&](kvc_error* err) { return kvc_tree_commit(get(), 1, &seq, nullptr, nullptr, err); });
-  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"cache"},
-                 [&](kvc_error* err) { return kvc_tree_commit(nullptr, 1, &seq, &leaf, nullptr, err); });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"n = 0"}, [&](kvc_error* err) {
+    return kvc_tree_commit(get(), 0, &seq, &leaf, nullptr, err);
+  });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"seqs"}, [&](kvc_error* err) {
+    return kvc_tree_commit(get(), 1, nullptr, &leaf, nullptr, err);
+  });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"leaves"}, [&](kvc_error* err) {
+    return kvc_tree_commit(get(), 1, &seq, nullptr, nullptr, err);
+  });
+  expect_refused(cache_, KVC_E_INVALID_ARGUMENT, {"cache"}, [&](kvc_error* err) {
+    return kvc_tree_commit(nullptr, 1, &seq, &leaf, nullptr, err);
+  });
   refused(KVC_E_INVALID_STATE, {"sequence 2", "tree"}, {2}, {-1});
   refused(KVC_E_OUT_OF_RANGE, {"leaves[0] = 3", "sequence 1", "3 nodes"}, {1}, {3});
   refused(KVC_E_OUT_OF_RANGE, {"leaves[0] = -2", "sequence 1"}, {1}, {-2});
@@ -438,8 +464,10 @@ TEST_F(TreeCalls, ATreeOnASharedPageLeavesTheSiblingAlone) {
   const int32_t leaf = 3;
   ASSERT_EQ(kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, nullptr), KVC_OK);
   HostTensor first(Elem::kF32, {6, 1, kDim}), second(Elem::kF32, {9, 1, kDim});
-  ASSERT_EQ(kvc_debug_get_layer(cache.get(), 1, 0, 0, 6, first.dl(), nullptr, nullptr, nullptr), KVC_OK);
-  ASSERT_EQ(kvc_debug_get_layer(cache.get(), 2, 0, 0, 9, second.dl(), nullptr, nullptr, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_debug_get_layer(cache.get(), 1, 0, 0, 6, first.dl(), nullptr, nullptr, nullptr),
+            KVC_OK);
+  ASSERT_EQ(kvc_debug_get_layer(cache.get(), 2, 0, 0, 9, second.dl(), nullptr, nullptr, nullptr),
+            KVC_OK);
   for (int64_t t = 0; t < 9; ++t) {
     if (t < 6) {
       EXPECT_EQ(first.get(t, 0, 2), tokens.k.get(t, 0, 2));
@@ -457,7 +485,8 @@ TEST(TreeWithoutStorage, IsBookkeepingAlone) {
   cache.end();
   const kvc_seq seq = 1;
   const int32_t leaf = 7;
-  expect_ok([&](kvc_error* err) { return kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, err); });
+  expect_ok(
+      [&](kvc_error* err) { return kvc_tree_commit(cache.get(), 1, &seq, &leaf, nullptr, err); });
   EXPECT_EQ(length_of(cache, 1), 18);
   EXPECT_EQ(pages_of(cache, 1, 0).size(), 5u);
   EXPECT_EQ(pages_of(cache, 1, 1).size(), 2u);

@@ -1,5 +1,5 @@
-// A model of several groups beside one cache per layer, whose pages have as many tokens as the layer's group: every call goes to all of them, and
-// outputs, contents and tables have to agree.
+// A model of several groups beside one cache per layer, whose pages have as many tokens as the
+// layer's group: every call goes to all of them, and outputs, contents and tables have to agree.
 #pragma once
 
 #include <memory>
@@ -59,7 +59,8 @@ class Twin {
       ASSERT_EQ(call(*cache, &error), KVC_OK) << error.message;
     }
   }
-  // Accepted by the model exactly when every layer by itself could: `at` is a position that kvc_seq_can is asked about.
+  // Accepted by the model exactly when every layer by itself could: `at` is a position that
+  // kvc_seq_can is asked about.
   template <typename Fn>
   bool where_possible(kvc_seq seq, kvc_seq_op op, int64_t at, Fn&& call) {
     bool possible = true;
@@ -94,22 +95,24 @@ class Twin {
       HostTensor out(Elem::kF32, {rows, info.num_q_heads, info.v_dim}),
           expected(Elem::kF32, {rows, info.num_q_heads, info.v_dim});
       kvc_error error{};
-      ASSERT_EQ(kvc_attn(mixed->forward, static_cast<int32_t>(l), nullptr, q.dl(), k.dl(), v.dl(), out.dl(),
-                         nullptr, &error),
+      ASSERT_EQ(kvc_attn(mixed->forward, static_cast<int32_t>(l), nullptr, q.dl(), k.dl(), v.dl(),
+                         out.dl(), nullptr, &error),
                 KVC_OK)
           << error.message;
-      ASSERT_EQ(
-          kvc_attn(singles[l]->forward, 0, nullptr, q.dl(), k.dl(), v.dl(), expected.dl(), nullptr, &error),
-          KVC_OK)
+      ASSERT_EQ(kvc_attn(singles[l]->forward, 0, nullptr, q.dl(), k.dl(), v.dl(), expected.dl(),
+                         nullptr, &error),
+                KVC_OK)
           << error.message;
       ASSERT_LE(largest_difference(out, expected), 2e-5) << "layer " << l;
       compare_tables(l);
     }
-    compare_gathered(seqs[static_cast<size_t>(random.range(0, static_cast<int64_t>(seqs.size()) - 1))]);
+    compare_gathered(
+        seqs[static_cast<size_t>(random.range(0, static_cast<int64_t>(seqs.size()) - 1))]);
     for (Cache* cache : all()) cache->end();
   }
 
-  // What a table says of places and lengths does not depend on page ids; slots end in the same offsets.
+  // What a table says of places and lengths does not depend on page ids; slots end in the same
+  // offsets.
   void compare_tables(size_t l) {
     const Cache& single = *singles[l];
     const int32_t group = infos[l].group, tokens = infos[l].page_tokens;
@@ -122,7 +125,8 @@ class Twin {
       return table;
     };
     const std::vector<int64_t> blocks = table_of(*mixed, group, KVC_TABLE_BLOCK_TABLE);
-    EXPECT_EQ(pattern(blocks), pattern(table_of(single, 0, KVC_TABLE_BLOCK_TABLE))) << "layer " << l;
+    EXPECT_EQ(pattern(blocks), pattern(table_of(single, 0, KVC_TABLE_BLOCK_TABLE)))
+        << "layer " << l;
     const std::vector<int64_t> slots = table_of(*mixed, group, KVC_TABLE_SLOT_MAPPING);
     const std::vector<int64_t> others = table_of(single, 0, KVC_TABLE_SLOT_MAPPING);
     const std::vector<int64_t> ends = table_of(*mixed, group, KVC_TABLE_QO_INDPTR);
@@ -131,7 +135,8 @@ class Twin {
     const size_t width = blocks.size() / lengths.size();
     for (size_t s = 0; s < lengths.size(); ++s) {
       for (int64_t row = ends[s]; row < ends[s + 1]; ++row) {
-        const int64_t token = lengths[s] - (ends[s + 1] - row), slot = slots[static_cast<size_t>(row)];
+        const int64_t token = lengths[s] - (ends[s + 1] - row),
+                      slot = slots[static_cast<size_t>(row)];
         EXPECT_EQ(slot % tokens, token % tokens);
         EXPECT_EQ(slot / tokens, blocks[s * width + static_cast<size_t>(token / tokens)]);
         EXPECT_EQ(slot % tokens, others[static_cast<size_t>(row)] % tokens);
@@ -167,19 +172,24 @@ class Twin {
       kvc_error error{}, other{};
       const kvc_status status =
           kvc_debug_get_layer(mixed->get(), seq, layer, 0, end, k.dl(), v.dl(), nullptr, &error);
-      ASSERT_EQ(kvc_debug_get_layer(singles[l]->get(), seq, 0, 0, end, k.dl(), v.dl(), nullptr, &other),
-                status);
+      ASSERT_EQ(
+          kvc_debug_get_layer(singles[l]->get(), seq, 0, 0, end, k.dl(), v.dl(), nullptr, &other),
+          status);
       int64_t begin = 0;
       if (status != KVC_OK) {
         ASSERT_EQ(status, KVC_E_OUT_OF_RANGE) << error.message;
         ASSERT_EQ(error.detail, other.detail) << "first kept token of layer " << l;
         begin = error.detail;
       }
-      HostTensor k1(Elem::kF32, {end - begin, info.num_kv_heads, info.k_dim}), k2(Elem::kF32, k1.shape());
-      HostTensor v1(Elem::kF32, {end - begin, info.num_kv_heads, info.v_dim}), v2(Elem::kF32, v1.shape());
-      ASSERT_EQ(kvc_debug_get_layer(mixed->get(), seq, layer, begin, end, k1.dl(), v1.dl(), nullptr, nullptr),
+      HostTensor k1(Elem::kF32, {end - begin, info.num_kv_heads, info.k_dim}),
+          k2(Elem::kF32, k1.shape());
+      HostTensor v1(Elem::kF32, {end - begin, info.num_kv_heads, info.v_dim}),
+          v2(Elem::kF32, v1.shape());
+      ASSERT_EQ(kvc_debug_get_layer(mixed->get(), seq, layer, begin, end, k1.dl(), v1.dl(), nullptr,
+                                    nullptr),
                 KVC_OK);
-      ASSERT_EQ(kvc_debug_get_layer(singles[l]->get(), seq, 0, begin, end, k2.dl(), v2.dl(), nullptr, nullptr),
+      ASSERT_EQ(kvc_debug_get_layer(singles[l]->get(), seq, 0, begin, end, k2.dl(), v2.dl(),
+                                    nullptr, nullptr),
                 KVC_OK);
       EXPECT_TRUE(k1.same_bytes(k2)) << "K of layer " << l;
       EXPECT_TRUE(v1.same_bytes(v2)) << "V of layer " << l;

@@ -6,7 +6,8 @@ namespace {
 
 // Appends `count` tokens cut into forwards of these lengths, again and again.
 void append_in(Cache& cache, int32_t layer, Tokens& tokens, int64_t count,
-               const std::vector<int64_t>& lengths, HostTensor& out, const kvc_attn_opt* opt = nullptr) {
+               const std::vector<int64_t>& lengths, HostTensor& out,
+               const kvc_attn_opt* opt = nullptr) {
   for (int64_t done = 0, i = 0; done < count; ++i) {
     const int64_t length = std::min(count - done, lengths[static_cast<size_t>(i) % lengths.size()]);
     attend_rows(cache, 1, layer, tokens, done, length, out, opt);
@@ -23,9 +24,11 @@ TEST(LayerWindow, AQuerySeesTheLastKeysOnlyHoweverThePromptWasCut) {
       HostTensor out(Elem::kF32, {23, kHeads, kDim});
       ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
       append_in(cache, 0, tokens, 23, lengths, out);
-      for (int64_t p = 0; p < 23; ++p) expect_row(out, p, {tokens, key_range(p - window + 1, p + 1)}, p);
+      for (int64_t p = 0; p < 23; ++p)
+        expect_row(out, p, {tokens, key_range(p - window + 1, p + 1)}, p);
       EXPECT_EQ(length_of(cache, 1), 23) << "lengths never shrink";
-      EXPECT_EQ(static_cast<int64_t>(pages_of(cache, 1, 0).size()), 6 - std::max<int64_t>(0, 24 - window) / 4);
+      EXPECT_EQ(static_cast<int64_t>(pages_of(cache, 1, 0).size()),
+                6 - std::max<int64_t>(0, 24 - window) / 4);
       EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
     }
   }
@@ -39,7 +42,8 @@ TEST(LayerWindow, AChunkStartsAtItsMultiple) {
     HostTensor out(Elem::kF32, {23, kHeads, kDim});
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     append_in(cache, 0, tokens, 23, {5, 3, 1}, out);
-    for (int64_t p = 0; p < 23; ++p) expect_row(out, p, {tokens, key_range(p / chunk * chunk, p + 1)}, p);
+    for (int64_t p = 0; p < 23; ++p)
+      expect_row(out, p, {tokens, key_range(p / chunk * chunk, p + 1)}, p);
     EXPECT_EQ(static_cast<int64_t>(pages_of(cache, 1, 0).size()), 6 - 23 / chunk * chunk / 4);
   }
 }
@@ -64,7 +68,8 @@ TEST(LayerWindow, HundredThousandTokensHoldOnlyTheWindowsPages) {
     kvc_error error{};
     ASSERT_EQ(cache.begin({1}, {std::min(kStep, kTokens - done)}, &error), KVC_OK) << error.message;
     cache.end();
-    ASSERT_LE(static_cast<int64_t>(pages_of(cache, 1, layer.group).size()), kWindow / kPage + 2) << done;
+    ASSERT_LE(static_cast<int64_t>(pages_of(cache, 1, layer.group).size()), kWindow / kPage + 2)
+        << done;
   }
   EXPECT_EQ(length_of(cache, 1), kTokens);
   EXPECT_EQ(static_cast<int64_t>(pages_of(cache, 1, 1 - layer.group).size()), kTokens / kPage);
@@ -81,7 +86,8 @@ TEST(LayerWindow, ALongPromptGivesTheSameOutputHoweverItWasCut) {
     net.config.page_size = 16;
     Cache cache(net.config);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
-    auto out = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kTokens, kHeads, kDim});
+    auto out =
+        std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{kTokens, kHeads, kDim});
     append_in(cache, 0, tokens, kTokens, {(kTokens + cuts - 1) / cuts}, *out);
     EXPECT_EQ(stats_of(cache).forwards, static_cast<uint64_t>(cuts));
     if (whole == nullptr) {
@@ -111,7 +117,8 @@ TEST(LayerWindow, PopAndForkIntoDroppedTokensAreRefusedWithTheNearestPosition) {
   Net net({attention_layer(), attention_layer(6)});
   Cache cache(net.config);
   add_tokens(cache, 1,
-             20);  // the next query sees 15..19 behind it: pages 0, 1 and 2 of the second group are gone
+             // The next query sees 15..19 behind it: pages 0, 1 and 2 of the second group are gone
+             20);
   const kvc_seq_info info = info_of(cache, 1);
   EXPECT_EQ(info.first_position, 12);
   EXPECT_EQ(info.last_position, 19);
@@ -120,12 +127,14 @@ TEST(LayerWindow, PopAndForkIntoDroppedTokensAreRefusedWithTheNearestPosition) {
     for (const auto& [pos, nearest] :
          {std::pair<int64_t, int64_t>{20, 20}, {17, 17}, {16, 17}, {9, 17}, {8, 0}, {0, 0}}) {
       int64_t got = -1;
-      expect_ok([&, p = pos](kvc_error* err) { return kvc_seq_can(cache.get(), 1, op, p, &got, err); });
+      expect_ok(
+          [&, p = pos](kvc_error* err) { return kvc_seq_can(cache.get(), 1, op, p, &got, err); });
       EXPECT_EQ(got, nearest) << "position " << pos;
     }
   }
-  kvc_error error = expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16", "sequence 1", "window", "17"},
-                                   [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 16, err); });
+  kvc_error error =
+      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16", "sequence 1", "window", "17"},
+                     [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 2, 16, err); });
   EXPECT_EQ(error.detail, 17);
   error = expect_refused(cache, KVC_E_OUT_OF_RANGE, {"n = 4", "sequence 1", "window", "17"},
                          [&](kvc_error* err) { return kvc_seq_pop(cache.get(), 1, 4, err); });
@@ -143,7 +152,8 @@ TEST(LayerWindow, PopAndForkIntoDroppedTokensAreRefusedWithTheNearestPosition) {
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1) << "no page was lost";
 }
 
-// Where the next query sees nothing behind it, the tokens there may be gone; a dropped page can't be written to, though.
+// Where the next query sees nothing behind it, the tokens there may be gone; a dropped page can't
+// be written to, though.
 TEST(LayerWindow, GoingBackBehindDroppedTokensStartsOnAPageEdge) {
   struct Case {
     kvc_layer layer;
@@ -180,7 +190,8 @@ TEST(LayerWindow, GoingBackBehindDroppedTokensStartsOnAPageEdge) {
         }
         ASSERT_EQ(kvc_cache_check(cache.get(), &error), KVC_OK) << error.message;
         for (int step = 0; step < 6; ++step) add_tokens(cache, 2, 1);
-        ASSERT_EQ(kvc_cache_check(cache.get(), &error), KVC_OK) << error.message << " after position " << pos;
+        ASSERT_EQ(kvc_cache_check(cache.get(), &error), KVC_OK)
+            << error.message << " after position " << pos;
         ASSERT_EQ(kvc_seq_remove(cache.get(), 2, nullptr), KVC_OK);
       }
     }
@@ -194,7 +205,8 @@ TEST(LayerWindow, DroppedTokensAreNotReadBack) {
   HostTensor all(Elem::kF32, {20, 1, kDim}), debug(Elem::kF32, {1, 20, 1, kDim}),
       kept(Elem::kF32, {8, 1, kDim});
   const auto refused = [&](const Call& fn) {
-    EXPECT_EQ(expect_refused(cache, KVC_E_OUT_OF_RANGE, {"window", "12"}, fn).detail, 12) << "the first kept";
+    EXPECT_EQ(expect_refused(cache, KVC_E_OUT_OF_RANGE, {"window", "12"}, fn).detail, 12)
+        << "the first kept";
   };
   refused([&](kvc_error* err) {
     return kvc_debug_get_kv(cache.get(), 1, 0, 20, debug.dl(), nullptr, nullptr, err);
@@ -205,14 +217,16 @@ TEST(LayerWindow, DroppedTokensAreNotReadBack) {
   refused([&](kvc_error* err) {
     return kvc_debug_set_layer(cache.get(), 1, 0, 0, all.dl(), nullptr, nullptr, err);
   });
-  refused(
-      [&](kvc_error* err) { return kvc_debug_set_kv(cache.get(), 1, 0, debug.dl(), nullptr, nullptr, err); });
+  refused([&](kvc_error* err) {
+    return kvc_debug_set_kv(cache.get(), 1, 0, debug.dl(), nullptr, nullptr, err);
+  });
   expect_ok([&](kvc_error* err) {
     return kvc_debug_get_layer(cache.get(), 1, 0, 12, 20, kept.dl(), nullptr, nullptr, err);
   });
   ASSERT_EQ(kvc_seq_add(cache.get(), 2, nullptr), KVC_OK);
   ASSERT_EQ(cache.begin({2}, {1}), KVC_OK);
-  refused([&](kvc_error* err) { return kvc_kv_gather(cache.forward, 0, 1, all.dl(), nullptr, err); });
+  refused(
+      [&](kvc_error* err) { return kvc_kv_gather(cache.forward, 0, 1, all.dl(), nullptr, err); });
   EXPECT_TRUE(all.is_untouched() && debug.is_untouched());
 }
 
@@ -223,21 +237,23 @@ TEST(LayerWindow, ACallMayNarrowTheLayersWindowAndNotWidenIt) {
   Tokens tokens(15);
   HostTensor out(Elem::kF32, {15, kHeads, kDim});
   kvc_attn_opt opt = attn_opt();
-  for (const auto& [layer, window] : {std::pair<int32_t, int64_t>{0, 3}, {0, 100}, {1, 6}, {1, 2}, {1, 1}}) {
+  for (const auto& [layer, window] :
+       {std::pair<int32_t, int64_t>{0, 3}, {0, 100}, {1, 6}, {1, 2}, {1, 1}}) {
     opt.window = window;
     ASSERT_EQ(cache.begin({1}, {15}), KVC_OK);
-    ASSERT_EQ(kvc_attn(cache.forward, layer, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
-                       nullptr, nullptr),
+    ASSERT_EQ(kvc_attn(cache.forward, layer, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
+                       out.dl(), nullptr, nullptr),
               KVC_OK);
     cache.abort();
-    for (int64_t p = 0; p < 15; ++p) expect_row(out, p, {tokens, key_range(p - window + 1, p + 1)}, p);
+    for (int64_t p = 0; p < 15; ++p)
+      expect_row(out, p, {tokens, key_range(p - window + 1, p + 1)}, p);
   }
   ASSERT_EQ(cache.begin({1}, {15}), KVC_OK);
   out.poison();
   opt.window = 7;
   expect_refused(cache, KVC_E_OUT_OF_RANGE, {"opt.window = 7", "6"}, [&](kvc_error* err) {
-    return kvc_attn(cache.forward, 1, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr,
-                    err);
+    return kvc_attn(cache.forward, 1, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
+                    nullptr, err);
   });
   EXPECT_TRUE(out.is_untouched());
 }
@@ -245,8 +261,8 @@ TEST(LayerWindow, ACallMayNarrowTheLayersWindowAndNotWidenIt) {
 TEST(LayerWindow, IsRefusedWhereALayerCannotHaveOne) {
   const std::vector<int64_t> shape{2};
   const std::vector<kvc_state_spec> states{state_spec(shape)};
-  kvc_layer state = state_layer(states), none = layer_of_kind(KVC_LAYER_NONE), cross = cross_layer(),
-            shared = shared_layer(0);
+  kvc_layer state = state_layer(states), none = layer_of_kind(KVC_LAYER_NONE),
+            cross = cross_layer(), shared = shared_layer(0);
   for (const auto& [layer, name] : {std::pair<kvc_layer*, const char*>{&state, "STATE"},
                                     {&none, "NONE"},
                                     {&cross, "CROSS"},
@@ -289,8 +305,9 @@ TEST(SequenceWindow, SeesTheSinksAndTheNewestTokens) {
     Net net({attention_layer()});
     Cache cache(net.config);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
-    expect_ok(
-        [&, w = window, s = sink](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, w, s, err); });
+    expect_ok([&, w = window, s = sink](kvc_error* err) {
+      return kvc_seq_set_window(cache.get(), 1, w, s, err);
+    });
     Tokens tokens(40);
     HostTensor out(Elem::kF32, {40, kHeads, kDim});
     append_in(cache, 0, tokens, 40, {3, 11, 1, 6}, out);
@@ -306,7 +323,8 @@ TEST(SequenceWindow, SeesTheSinksAndTheNewestTokens) {
   }
 }
 
-// StreamingLLM: sinks are met at the distance that they have at position window - 1, the other keys at their true one.
+// StreamingLLM: sinks are met at the distance that they have at position window - 1, the other keys
+// at their true one.
 TEST(SequenceWindow, SinksKeepTheirDistanceWithRopeOnRead) {
   constexpr int64_t kWindow = 9, kSink = 2;
   const kvc_rope rope = rope_of(KVC_ROPE_ON_READ);
@@ -322,7 +340,8 @@ TEST(SequenceWindow, SinksKeepTheirDistanceWithRopeOnRead) {
   for (int64_t p = 0; p < 60; ++p) {
     const auto turn = [&](std::vector<double> row, int64_t key) {
       if (key >= 0) return rotated(std::move(row), static_cast<double>(key));
-      return rotated(std::move(row), static_cast<double>(-1 - key < kSink ? std::min(p, kWindow - 1) : p));
+      return rotated(std::move(row),
+                     static_cast<double>(-1 - key < kSink ? std::min(p, kWindow - 1) : p));
     };
     expect_row(out, p, {tokens, seen(p, kWindow, kSink), turn}, p);
   }
@@ -368,9 +387,9 @@ TEST(SequenceWindow, SetLaterFreesPagesAtOnceAndMayBeWidenedWhileTheTokensAreThe
   EXPECT_EQ(info.last_position, 19);
   EXPECT_EQ(info.length, 20);
   expect_ok([&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 11, 2, err); });
-  const kvc_error error =
-      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"window = 12", "sink = 2", "sequence 1", "12"},
-                     [&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 12, 2, err); });
+  const kvc_error error = expect_refused(
+      cache, KVC_E_OUT_OF_RANGE, {"window = 12", "sink = 2", "sequence 1", "12"},
+      [&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 12, 2, err); });
   EXPECT_EQ(error.detail, 12);
   expect_refused(cache, KVC_E_OUT_OF_RANGE, {"window = 8", "sink = 5", "sequence 1"},
                  [&](kvc_error* err) { return kvc_seq_set_window(cache.get(), 1, 8, 5, err); });
@@ -387,12 +406,13 @@ TEST(SequenceWindow, IsInheritedByForksAndOutlivesAClearedLength) {
   ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
   EXPECT_EQ(info_of(cache, 2).window, 8);
   EXPECT_EQ(info_of(cache, 2).sink, 2);
-  const kvc_error error = expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16"}, [&](kvc_error* err) {
-    return kvc_seq_fork(cache.get(), 1, 3, 16, err);
-  });
+  const kvc_error error =
+      expect_refused(cache, KVC_E_OUT_OF_RANGE, {"pos = 16"},
+                     [&](kvc_error* err) { return kvc_seq_fork(cache.get(), 1, 3, 16, err); });
   EXPECT_EQ(error.detail, 17);
   add_tokens(cache, 2, 20);
-  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 20, nullptr), KVC_OK) << "an empty sequence needs no tokens";
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 20, nullptr), KVC_OK)
+      << "an empty sequence needs no tokens";
   EXPECT_EQ(info_of(cache, 1).window, 8);
   Tokens tokens(15);
   HostTensor out(Elem::kF32, {15, kHeads, kDim});
@@ -439,13 +459,13 @@ TEST(SequenceWindow, ACallsWindowMayNotReachBeyondTheSinks) {
   opt.window = 7;
   expect_refused(cache, KVC_E_OUT_OF_RANGE, {"opt.window = 7", "sequence 1", "10", "4", "6"},
                  [&](kvc_error* err) {
-                   return kvc_attn(cache.forward, 0, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(),
-                                   out.dl(), nullptr, err);
+                   return kvc_attn(cache.forward, 0, &opt, tokens.q.dl(), tokens.k.dl(),
+                                   tokens.v.dl(), out.dl(), nullptr, err);
                  });
   EXPECT_TRUE(out.is_untouched());
   opt.window = 6;
-  EXPECT_EQ(kvc_attn(cache.forward, 0, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(), nullptr,
-                     nullptr),
+  EXPECT_EQ(kvc_attn(cache.forward, 0, &opt, tokens.q.dl(), tokens.k.dl(), tokens.v.dl(), out.dl(),
+                     nullptr, nullptr),
             KVC_OK);
 }
 
@@ -456,8 +476,9 @@ TEST(SequenceWindow, RefusesBadArguments) {
   add_tokens(cache, 2, 5);
   const auto refused = [&](kvc_status status, std::initializer_list<const char*> parts, kvc_seq seq,
                            int64_t window, int64_t sink) {
-    expect_refused(cache, status, parts,
-                   [&](kvc_error* err) { return kvc_seq_set_window(cache.get(), seq, window, sink, err); });
+    expect_refused(cache, status, parts, [&](kvc_error* err) {
+      return kvc_seq_set_window(cache.get(), seq, window, sink, err);
+    });
   };
   refused(KVC_E_NOT_FOUND, {"sequence 9"}, 9, 8, 0);
   refused(KVC_E_INVALID_ARGUMENT, {"window", "0"}, 1, 0, 0);
@@ -479,7 +500,8 @@ TEST(SequenceWindow, RefusesBadArguments) {
 TEST(SequenceWindow, IsRefusedWhereNoLayerCanHaveOne) {
   const std::vector<int64_t> shape{2};
   const std::vector<kvc_state_spec> states{state_spec(shape)};
-  const auto refused = [](std::initializer_list<const char*> parts, const std::vector<kvc_layer>& layers) {
+  const auto refused = [](std::initializer_list<const char*> parts,
+                          const std::vector<kvc_layer>& layers) {
     Net net(layers);
     Cache cache(net.config);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);

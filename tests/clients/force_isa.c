@@ -46,8 +46,9 @@ kvc_status kvc_op_attention_ragged(const DLTensor *qo_indptr, const DLTensor *kv
                                    const kvc_op_opt *opt, const DLTensor *q, const DLTensor *k,
                                    const DLTensor *v, DLTensor *out, DLTensor *lse,
                                    kvc_error *err) KVC_NOEXCEPT {
-  typedef kvc_status attend_function(const DLTensor *, const DLTensor *, const kvc_op_opt *, const DLTensor *,
-                                     const DLTensor *, const DLTensor *, DLTensor *, DLTensor *, kvc_error *);
+  typedef kvc_status attend_function(const DLTensor *, const DLTensor *, const kvc_op_opt *,
+                                     const DLTensor *, const DLTensor *, const DLTensor *,
+                                     DLTensor *, DLTensor *, kvc_error *);
   attend_function *attend = own("kvc_op_attention_ragged");
   kvc_op_opt changed;
   memset(&changed, 0, sizeof changed);

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/cuda/angles/launch.h"
-#include "kernels/cuda/angles/sine_cosine.h"
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/rope/sine_cosine.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/random_numbers.h"
 
@@ -32,9 +32,11 @@ TEST(CudaAngles, SineAndCosineAreRightToAUnitOrTwoInTheLastPlaceOfADouble) {
     double sine, cosine;
     sine_cosine(angle, sine, cosine);
     // glibc's are off by less than a unit themselves.
-    worst = std::max({worst, units_apart(sine, std::sin(angle)), units_apart(cosine, std::cos(angle))});
+    worst =
+        std::max({worst, units_apart(sine, std::sin(angle)), units_apart(cosine, std::cos(angle))});
   };
-  for (int i = 0; i < scaled(200000); ++i) check((i % 2 == 0 ? 1 : -1) * std::exp2(exponent(engine)));
+  for (int i = 0; i < scaled(200000); ++i)
+    check((i % 2 == 0 ? 1 : -1) * std::exp2(exponent(engine)));
   // Close to where sine or cosine is zero, whole positions, and nothing at all.
   for (int i = 0; i < 100000; ++i) check(i * 1.57079632679489661923);
   for (int i = 0; i < 100000; ++i) check(static_cast<double>(i) * 21474.0 + 1);
@@ -43,10 +45,12 @@ TEST(CudaAngles, SineAndCosineAreRightToAUnitOrTwoInTheLastPlaceOfADouble) {
   EXPECT_LE(worst, 2.0);
 }
 
-// The double is right to two units of 2^-53; rounding to float differs from the C library's only where both lie beside a tie, by one unit of a float.
+// The double is right to two units of 2^-53; rounding to float differs from the C library's only
+// where both lie beside a tie, by one unit of a float.
 void expect_close(float found, double expected) {
   const auto rounded = static_cast<float>(expected);
-  ASSERT_TRUE(found == rounded || std::fabs(found - expected) <= std::fabs(expected) * 0x1.00001p-24)
+  ASSERT_TRUE(found == rounded ||
+              std::fabs(found - expected) <= std::fabs(expected) * 0x1.00001p-24)
       << found << " and " << expected;
 }
 
@@ -56,8 +60,9 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
     Rng rng(seed);
     const auto pairs = static_cast<size_t>(1 + rng.upto(70));
     const auto most_rows = static_cast<size_t>(1 + rng.upto(300));
-    const auto rows = static_cast<size_t>(rng.chance(50) ? static_cast<int32_t>(most_rows)
-                                                         : rng.upto(static_cast<int32_t>(most_rows)));
+    const auto rows =
+        static_cast<size_t>(rng.chance(50) ? static_cast<int32_t>(most_rows)
+                                           : rng.upto(static_cast<int32_t>(most_rows)));
     const size_t sections = rng.chance(40) ? 3 : 1;
     const size_t num_sequences = 5;
     std::vector<double> frequencies(pairs), long_frequencies(pairs);
@@ -65,22 +70,24 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
       frequencies[i] = std::pow(10000.0, -static_cast<double>(i) / static_cast<double>(pairs));
       long_frequencies[i] = frequencies[i] / (1 + rng.upto(8));
     }
-    std::vector<int32_t> positions(sections * most_rows), pair_section(pairs), row_sequence(most_rows),
-        long_ropes(num_sequences), window(num_sequences);
+    std::vector<int32_t> positions(sections * most_rows), pair_section(pairs),
+        row_sequence(most_rows), long_ropes(num_sequences), window(num_sequences);
     for (int32_t& p : positions) p = rng.chance(50) ? rng.upto(4000) : rng.upto(INT32_MAX - 1);
     for (int32_t& section : pair_section) section = rng.upto(static_cast<int32_t>(sections) - 1);
     for (int32_t& s : row_sequence) s = rng.upto(num_sequences - 1);
     for (int32_t& ropes : long_ropes) ropes = rng.upto(7);
     for (int32_t& w : window) w = rng.chance(50) ? 0 : 1 + rng.upto(3000);
-    const bool has_positions = rng.chance(80), has_sections = sections > 1, has_variants = rng.chance(50),
-               has_limit = rng.chance(40), has_count = rng.chance(50);
+    const bool has_positions = rng.chance(80), has_sections = sections > 1,
+               has_variants = rng.chance(50), has_limit = rng.chance(40),
+               has_count = rng.chance(50);
     const double magnitude = rng.chance(50) ? 1.0 : 1.19;
     const int32_t rope = rng.upto(2);
 
     DeviceArray<double> on_device[2] = {DeviceArray<double>(frequencies),
                                         DeviceArray<double>(long_frequencies)};
     DeviceArray<int32_t> d_positions(positions), d_section(pair_section), d_sequence(row_sequence),
-        d_long(long_ropes), d_window(window), d_rows(std::vector<int32_t>{static_cast<int32_t>(rows)});
+        d_long(long_ropes), d_window(window),
+        d_rows(std::vector<int32_t>{static_cast<int32_t>(rows)});
     DeviceArray<float> cosines(most_rows * pairs), sines(most_rows * pairs);
     const AngleParams params{
         .inverse_frequencies = {on_device[0].data(), has_variants ? on_device[1].data() : nullptr},
@@ -105,15 +112,19 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
       const auto sequence = static_cast<size_t>(row_sequence[row]);
       for (size_t pair = 0; pair < pairs; ++pair) {
         const size_t section = has_sections ? static_cast<size_t>(pair_section[pair]) : 0;
-        int64_t position = has_positions ? positions[section * most_rows + row] : static_cast<int64_t>(row);
-        if (has_limit && window[sequence] != 0) position = std::min<int64_t>(position, window[sequence] - 1);
+        int64_t position =
+            has_positions ? positions[section * most_rows + row] : static_cast<int64_t>(row);
+        if (has_limit && window[sequence] != 0)
+          position = std::min<int64_t>(position, window[sequence] - 1);
         const bool is_long = has_variants && (long_ropes[sequence] >> rope & 1) != 0;
-        const double angle = static_cast<double>(position) * (is_long ? long_frequencies : frequencies)[pair];
+        const double angle =
+            static_cast<double>(position) * (is_long ? long_frequencies : frequencies)[pair];
         ASSERT_NO_FATAL_FAILURE(expect_close(c[row * pairs + pair], std::cos(angle) * magnitude));
         ASSERT_NO_FATAL_FAILURE(expect_close(s[row * pairs + pair], std::sin(angle) * magnitude));
       }
     }
-    for (size_t i = rows * pairs; i < c.size(); ++i) ASSERT_TRUE(std::isnan(c[i]) && std::isnan(s[i]));
+    for (size_t i = rows * pairs; i < c.size(); ++i)
+      ASSERT_TRUE(std::isnan(c[i]) && std::isnan(s[i]));
   }
 }
 

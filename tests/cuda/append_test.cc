@@ -1,5 +1,5 @@
 // New rows into the pool: rotated, converted, quantised, and nothing else written.
-#include "kernels/cuda/append/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/rows_support.h"
 
@@ -13,7 +13,8 @@ class AppendCase {
     page_size = random.pick<int64_t>({1, 3, 16, 48, 256});
     heads = random.pick<int64_t>({1, 2, 3, 8});
     const auto dim = [&] {
-      return aligned ? random.pick<int64_t>({64, 80, 128, 192}) : random.pick<int64_t>({2, 33, 64, 80, 100});
+      return aligned ? random.pick<int64_t>({64, 80, 128, 192})
+                     : random.pick<int64_t>({2, 33, 64, 80, 100});
     };
     k_dim = dim(), v_dim = random.chance(0.5) ? k_dim : dim();
     num_rows = random.pick<int64_t>({1, 2, 7, random.between(1, 40)});
@@ -48,7 +49,8 @@ class AppendCase {
     launch.params.slots = slots_at.data();
     launch.params.page_size = static_cast<int32_t>(page_size);
     launch.params.num_kv_heads = static_cast<int32_t>(heads);
-    launch.params.k_dim = static_cast<int32_t>(k_dim), launch.params.v_dim = static_cast<int32_t>(v_dim);
+    launch.params.k_dim = static_cast<int32_t>(k_dim),
+    launch.params.v_dim = static_cast<int32_t>(v_dim);
     launch.k_storage = k_pool.storage, launch.v_storage = v_pool.storage;
     launch.num_rows = num_rows;
     launch.num_rows_at = live_rows < num_rows ? count.data() : nullptr;
@@ -61,9 +63,10 @@ class AppendCase {
 
   std::string describe() const {
     return "k " + k.describe() + ", v " + v.describe() + ", rotary " +
-           std::to_string(turn.rotation.rotary_dim) + " from " + std::to_string(turn.rotation.begin) +
-           " interleaved " + std::to_string(turn.rotation.interleaved) + ", rows " +
-           std::to_string(live_rows) + " of " + std::to_string(num_rows);
+           std::to_string(turn.rotation.rotary_dim) + " from " +
+           std::to_string(turn.rotation.begin) + " interleaved " +
+           std::to_string(turn.rotation.interleaved) + ", rows " + std::to_string(live_rows) +
+           " of " + std::to_string(num_rows);
   }
 
   Random random;
@@ -95,21 +98,22 @@ class AppendCase {
       for (int64_t head = 0; head < heads; ++head) {
         std::vector<double> wanted;
         for (int64_t d = 0; d < pool.dim; ++d) {
-          wanted.push_back(
-              kernels::reference::rotated_element(from.row(row, head), from.rows.dtype, rotation, row, d));
+          wanted.push_back(kernels::reference::rotated_element(from.row(row, head), from.rows.dtype,
+                                                               rotation, row, d));
         }
         // A product and a sum in float32; without rotation nothing but the conversion rounds.
         const double slack = rotation.rotary_dim != 0 ? 2.5e-7 : 0;
         pool.expect_row(slot / page_size, head, slot % page_size, wanted, slack);
         if (::testing::Test::HasFatalFailure()) return;
-        std::fill_n(written.begin() + pool.row_at(slot / page_size, head, slot % page_size), pool.row_bytes,
-                    1);
+        std::fill_n(written.begin() + pool.row_at(slot / page_size, head, slot % page_size),
+                    pool.row_bytes, 1);
         std::fill_n(scale_written.begin() + pool.scale_at(slot / page_size, head, slot % page_size),
                     pool.scale_bytes, 1);
       }
     }
     for (size_t i = 0; i < written.size(); ++i)
-      ASSERT_TRUE(written[i] != 0 || pool.memory[i] == std::byte{0xff}) << "byte " << i << " was written";
+      ASSERT_TRUE(written[i] != 0 || pool.memory[i] == std::byte{0xff})
+          << "byte " << i << " was written";
     for (size_t i = 0; i < scale_written.size(); ++i)
       ASSERT_TRUE(scale_written[i] != 0 || pool.scales[i] == std::byte{0xff}) << "scale byte " << i;
   }
@@ -142,9 +146,10 @@ TEST(CudaAppend, KOrVAloneLeavesTheOtherHalfAsItWas) {
   }
 }
 
-// Keys of one head as they lie in a pool of `to` afterwards, 64 elements each. Rows that begin at odd multiples of two bytes are not taken in chunks.
-std::vector<std::byte> appended_keys(const std::vector<uint16_t>& keys, DType from, bool in_chunks, DType to,
-                                     const Rotation& rotation) {
+// Keys of one head as they lie in a pool of `to` afterwards, 64 elements each. Rows that begin at
+// odd multiples of two bytes are not taken in chunks.
+std::vector<std::byte> appended_keys(const std::vector<uint16_t>& keys, DType from, bool in_chunks,
+                                     DType to, const Rotation& rotation) {
   constexpr int64_t kDim = 64;
   const int64_t num_rows = static_cast<int64_t>(keys.size()) / kDim, gap = in_chunks ? 0 : 1;
   std::vector<uint16_t> spread(static_cast<size_t>(num_rows * (kDim + gap)));
@@ -186,11 +191,13 @@ TEST(CudaAppend, AKeyHasTheSameBitsWhicheverWayItsRowTakes) {
       kernels::reference::write_element(element, type, 0, random.normal());
       values[i] = static_cast<float>(kernels::reference::read_element(element, type, 0));
     }
-    // Angles that leave one of a pair next to nothing: what is rounded on the way is all that there is.
+    // Angles that leave one of a pair next to nothing: what is rounded on the way is all that there
+    // is.
     for (int64_t row = 0; row < kRows; ++row) {
       for (int32_t pair = 0; pair < half; ++pair) {
         float& x = values[static_cast<size_t>(row * kDim + (interleaved ? 2 * pair : pair))];
-        float& y = values[static_cast<size_t>(row * kDim + (interleaved ? 2 * pair + 1 : pair + half))];
+        float& y =
+            values[static_cast<size_t>(row * kDim + (interleaved ? 2 * pair + 1 : pair + half))];
         const auto t = static_cast<float>(random.normal());
         const float c = (pair % 2 == 0 ? y : x) * t, s = (pair % 2 == 0 ? x : -y) * t;
         cos.push_back(c), sin.push_back(s);

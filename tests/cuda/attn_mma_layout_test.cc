@@ -1,17 +1,19 @@
-// The maps of attn_mma/layout.h: every byte has one place, phases of eight lanes meet no bank twice, fragments hold what the product needs.
+// The maps of attn_mma/layout.h: every byte has one place, phases of eight lanes meet no bank
+// twice, fragments hold what the product needs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/attn_mma/config.h"
-#include "kernels/cuda/attn_mma/layout.h"
+#include "kernels/cuda/attn/mma/config.h"
+#include "kernels/cuda/attn/mma/layout.h"
 
 namespace kvc::cuda::attn_mma {
 namespace {
 
-// How often the busiest of the 32 banks is met by eight accesses of 16 bytes: 1 is free of conflicts.
+// How often the busiest of the 32 banks is met by eight accesses of 16 bytes: 1 is free of
+// conflicts.
 int passes(const std::vector<int>& offsets) {
   std::vector<int> meetings(32, 0);
   for (const int offset : offsets)
@@ -39,9 +41,11 @@ void check_tile() {
         for (int matrix = 0; matrix < 4; ++matrix) {
           std::vector<int> offsets;
           for (int r = 0; r < 8; ++r) {
-            const MatrixLane lane = way == 0 ? key_lane(8 * matrix + r) : value_lane(8 * matrix + r);
+            const MatrixLane lane =
+                way == 0 ? key_lane(8 * matrix + r) : value_lane(8 * matrix + r);
             const MatrixAddress address = matrix_address<kRowBytes>(lane);
-            const int offset = t * 16 * kRowBytes + address.row_offset + ((pair * 32) ^ address.chunk_mask);
+            const int offset =
+                t * 16 * kRowBytes + address.row_offset + ((pair * 32) ^ address.chunk_mask);
             EXPECT_EQ(offset, chunk_offset<kRowBytes>(16 * t + lane.row, 2 * pair + lane.chunk));
             offsets.push_back(offset);
           }
@@ -77,8 +81,9 @@ TEST(AttnMmaLayout, SpreadsMatricesOverRowsAndChunks) {
   EXPECT_EQ(value.size(), 32u);
 }
 
-// Dims that the B fragment of 8-bit K holds in columns c of 16: lane p of a quad loads dims 4p .. 4p + 3, the first two become b0 (columns 2p, 2p + 1), the
-// others b1 (columns 2p + 8, 2p + 9). Q stands in the same columns.
+// Dims that the B fragment of 8-bit K holds in columns c of 16: lane p of a quad loads dims 4p ..
+// 4p + 3, the first two become b0 (columns 2p, 2p + 1), the others b1 (columns 2p + 8, 2p + 9). Q
+// stands in the same columns.
 TEST(AttnMmaLayout, OrdersQueriesAsEightBitKeysLie) {
   for (int p = 0; p < 4; ++p)
     for (int i = 0; i < 4; ++i) {
@@ -94,7 +99,8 @@ void check_output_dims() {
     for (int quad_lane = 0; quad_lane < 4; ++quad_lane)
       for (int e = 0; e < 2; ++e) {
         dims.insert(output_dim<kEightBit>(quad_lane, n, e));
-        EXPECT_EQ(output_dim<kEightBit>(quad_lane, n, e), output_dim<kEightBit>(quad_lane + 4, n, e + 2));
+        EXPECT_EQ(output_dim<kEightBit>(quad_lane, n, e),
+                  output_dim<kEightBit>(quad_lane + 4, n, e + 2));
       }
   EXPECT_EQ(dims.size(), 128u);
   EXPECT_EQ(*dims.rbegin(), 127);
@@ -115,9 +121,12 @@ TEST(AttnMmaLayout, StoresAccumulatorsWithoutBankConflicts) {
   };
   using Wide = Config<16, 128, 128, Kv::kBF16>;
   using Narrow = Config<16, 128, 128, Kv::kE4M3>;
-  EXPECT_EQ(busiest(Wide::kOutStride, 2, 16, [](int lane) { return output_dim<false>(lane, 0, 0); }), 1);
-  // 8-bit: four dims of a lane are stored one after the other; a quarter warp's four dims cover all banks.
-  EXPECT_EQ(busiest(Narrow::kOutStride, 4, 8, [](int lane) { return output_dim<true>(lane, 0, 0); }), 1);
+  EXPECT_EQ(
+      busiest(Wide::kOutStride, 2, 16, [](int lane) { return output_dim<false>(lane, 0, 0); }), 1);
+  // 8-bit: four dims of a lane are stored one after the other; a quarter warp's four dims cover all
+  // banks.
+  EXPECT_EQ(
+      busiest(Narrow::kOutStride, 4, 8, [](int lane) { return output_dim<true>(lane, 0, 0); }), 1);
 }
 
 }  // namespace

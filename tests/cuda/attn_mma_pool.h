@@ -1,4 +1,5 @@
-// What a random attention problem is to be like, and its pools: as they are stored and in float32 for the reference.
+// What a random attention problem is to be like, and its pools: as they are stored and in float32
+// for the reference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/elements.h"
+#include "kernels/cuda/ptx/elements.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/device_memory.h"
 
@@ -45,7 +46,8 @@ struct AttnProblemShape {
   std::vector<int64_t> keys = {17};  // that its last row sees
   // Features.
   bool window = false, spans = false, tree = false, row_map = false, positions = false;
-  bool rotation = false, softcap = false, alibi = false, bias = false, hidden_by_bias = false, sinks = false;
+  bool rotation = false, softcap = false, alibi = false, bias = false, hidden_by_bias = false,
+       sinks = false;
 };
 
 // An array on the host and its copy on the device.
@@ -77,17 +79,21 @@ struct TwinPool {
     const bool token_major = random.chance(0.4);
     const int64_t page = heads * size * row + random.pick<int64_t>({0, 0, 48});
     bytes.host.assign(static_cast<size_t>(pages * page), std::byte{0xff});
-    stored = {nullptr, page, token_major ? row : size * row, token_major ? heads * row : row, DType::kF32};
-    if (element_bits(element) == 16) stored.dtype = element == Element::kF16 ? DType::kF16 : DType::kBF16;
-    values.assign(static_cast<size_t>(pages * heads * size * dim), std::numeric_limits<float>::quiet_NaN());
-    plain = {reinterpret_cast<std::byte*>(values.data()), heads * size * dim * 4, size * dim * 4, dim * 4,
-             DType::kF32};
+    stored = {nullptr, page, token_major ? row : size * row, token_major ? heads * row : row,
+              DType::kF32};
+    if (element_bits(element) == 16)
+      stored.dtype = element == Element::kF16 ? DType::kF16 : DType::kBF16;
+    values.assign(static_cast<size_t>(pages * heads * size * dim),
+                  std::numeric_limits<float>::quiet_NaN());
+    plain = {reinterpret_cast<std::byte*>(values.data()), heads * size * dim * 4, size * dim * 4,
+             dim * 4, DType::kF32};
     if (element_bits(element) == 16) return;
     storage.quant = shape.scales_per_row ? Quant::kPerTokenHead : Quant::kPerTensor;
     storage.type = static_cast<Stored>(static_cast<int32_t>(element) - 3);
     storage.scale = 0.037f;
     if (!shape.scales_per_row) return;
-    scales.host.assign(static_cast<size_t>(pages * heads * size), std::numeric_limits<float>::quiet_NaN());
+    scales.host.assign(static_cast<size_t>(pages * heads * size),
+                       std::numeric_limits<float>::quiet_NaN());
     storage.scale_page_stride = heads * size * 4;
     storage.scale_head_stride = size * 4;
     storage.scale_token_stride = 4;
@@ -99,7 +105,8 @@ struct TwinPool {
     float scale = storage.scale;
     if (!scales.host.empty()) {
       scale = static_cast<float>(std::exp2(random.between(-9, 3))) * 0.01f;
-      scales.host[static_cast<size_t>((page * stored_heads() + head) * page_tokens() + offset)] = scale;
+      scales.host[static_cast<size_t>((page * stored_heads() + head) * page_tokens() + offset)] =
+          scale;
     }
     for (int32_t d = 0; d < dim; ++d) {
       const double x = random.normal();
@@ -118,7 +125,8 @@ struct TwinPool {
     std::byte* to = bytes.host.data() + page * stored.page_stride + head * stored.head_stride +
                     offset * stored.token_stride;
     if (element_bits(element) == 16)
-      kernels::reference::write_element(to, stored.dtype, d, std::numeric_limits<double>::infinity());
+      kernels::reference::write_element(to, stored.dtype, d,
+                                        std::numeric_limits<double>::infinity());
     else
       to[d] = std::byte{0xff};
     reinterpret_cast<float*>(row_address(plain, page, head, offset))[d] =

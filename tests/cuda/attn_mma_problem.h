@@ -1,5 +1,5 @@
-// Random attention problems for the kernels that carry out a plan: built on the host with NaN wherever nothing may be read, copied to the device, the
-// answer by kernels/reference.
+// Random attention problems for the kernels that carry out a plan: built on the host with NaN
+// wherever nothing may be read, copied to the device, the answer by kernels/reference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -75,8 +75,8 @@ class DeviceAttnProblem {
     return launch;
   }
 
-  // For functions on the host. alibi in log2 units, as kernels/reference wants it; sinks in natural ones, as plan_executor.h does. `out` is float32
-  // [tokens][heads][v_dim], `lse` [tokens][heads].
+  // For functions on the host. alibi in log2 units, as kernels/reference wants it; sinks in natural
+  // ones, as plan_executor.h does. `out` is float32 [tokens][heads][v_dim], `lse` [tokens][heads].
   AttnParams host_params(std::vector<float>& out_values, std::vector<float>& lse_values) {
     AttnParams p = params;
     scaled_slopes_ = alibi.host;
@@ -85,8 +85,8 @@ class DeviceAttnProblem {
     p.alibi = scaled_slopes_.empty() ? nullptr : scaled_slopes_.data();
     p.bias = bias.host.empty() ? nullptr : bias.host.data();
     p.q.base = q.host.data();
-    p.out = {reinterpret_cast<std::byte*>(out_values.data()), int64_t{num_q_heads} * shape.v_dim * 4,
-             shape.v_dim * 4, DType::kF32};
+    p.out = {reinterpret_cast<std::byte*>(out_values.data()),
+             int64_t{num_q_heads} * shape.v_dim * 4, shape.v_dim * 4, DType::kF32};
     p.lse = lse_values.data(), p.lse_token_stride = num_q_heads;
     p.sequences = sequences.data();
     return p;
@@ -117,7 +117,8 @@ class DeviceAttnProblem {
 
   bool sees(size_t s, int64_t row, int64_t key) const {
     const AttnSequence& q = sequences[s];
-    const int64_t end = q.key_ends != nullptr ? q.key_ends[row] : q.first_key_end + (shape.causal ? row : 0);
+    const int64_t end =
+        q.key_ends != nullptr ? q.key_ends[row] : q.first_key_end + (shape.causal ? row : 0);
     if (key >= end) return false;
     if (q.key_begins != nullptr && key < q.key_begins[row] && key >= q.sink_end) return false;
     if (q.tree_mask == nullptr || key < q.tree_begin) return true;
@@ -126,19 +127,24 @@ class DeviceAttnProblem {
   }
 
   std::string describe() const {
-    const auto flag = [](bool on, const char* name) { return on ? std::string(", ") + name : std::string(); };
+    const auto flag = [](bool on, const char* name) {
+      return on ? std::string(", ") + name : std::string();
+    };
     std::string text =
-        "group " + std::to_string(shape.group) + ", kv heads " + std::to_string(shape.kv_heads) + ", dims " +
-        std::to_string(shape.k_dim) + "/" + std::to_string(shape.v_dim) + ", page " +
-        std::to_string(shape.page_size) + ", stored " + std::to_string(static_cast<int>(shape.stored)) +
+        "group " + std::to_string(shape.group) + ", kv heads " + std::to_string(shape.kv_heads) +
+        ", dims " + std::to_string(shape.k_dim) + "/" + std::to_string(shape.v_dim) + ", page " +
+        std::to_string(shape.page_size) + ", stored " +
+        std::to_string(static_cast<int>(shape.stored)) +
         flag(shape.scales_per_row, "scales per row") + ", q type " +
         std::to_string(static_cast<int>(shape.q_type)) + flag(shape.causal, "causal") +
         flag(shape.window, "window") + flag(shape.spans, "spans") + flag(shape.tree, "tree") +
         flag(shape.row_map, "row map") + flag(shape.positions, "positions") +
-        flag(shape.rotation, "rotation") + flag(shape.softcap, "softcap") + flag(shape.alibi, "alibi") +
-        flag(shape.bias, "bias") + flag(shape.hidden_by_bias, "hidden by bias") + flag(shape.sinks, "sinks");
+        flag(shape.rotation, "rotation") + flag(shape.softcap, "softcap") +
+        flag(shape.alibi, "alibi") + flag(shape.bias, "bias") +
+        flag(shape.hidden_by_bias, "hidden by bias") + flag(shape.sinks, "sinks");
     for (size_t s = 0; s < shape.rows.size(); ++s)
-      text += "; " + std::to_string(shape.rows[s]) + " rows, " + std::to_string(shape.keys[s]) + " keys";
+      text += "; " + std::to_string(shape.rows[s]) + " rows, " + std::to_string(shape.keys[s]) +
+              " keys";
     return text;
   }
 
@@ -163,7 +169,8 @@ class DeviceAttnProblem {
     AttnSequence q{};
     q.num_rows = shape.rows[s];
     const int64_t keys = shape.keys[s];
-    if (shape.causal) shape.rows[s] = q.num_rows = std::min(q.num_rows, keys + 1);  // row 0 may see nothing
+    // Row 0 may see nothing
+    if (shape.causal) shape.rows[s] = q.num_rows = std::min(q.num_rows, keys + 1);
     q.first_key_end = shape.causal ? keys - (q.num_rows - 1) : keys;
     q.row_begin = tokens;
     q.key_position = random.pick<int64_t>({0, 0, 5});
@@ -189,13 +196,15 @@ class DeviceAttnProblem {
       q.key_begins = own.begins.host.data();
       q.sink_end = random.pick<int64_t>({0, 4, 17, 80});
     }
-    if (shape.tree && shape.causal && q.key_ends == nullptr && q.first_key_end > 0) add_tree(q, own, keys);
+    if (shape.tree && shape.causal && q.key_ends == nullptr && q.first_key_end > 0)
+      add_tree(q, own, keys);
     if (shape.positions) {
       for (int64_t row = 0; row < q.num_rows; ++row)
         own.row_positions.host.push_back(static_cast<int32_t>(random.between(0, 300)));
       for (int64_t key = 0; key < keys; ++key)
         own.key_positions.host.push_back(static_cast<int32_t>(random.between(0, 300)));
-      q.row_positions = own.row_positions.host.data(), q.key_positions = own.key_positions.host.data();
+      q.row_positions = own.row_positions.host.data(),
+      q.key_positions = own.key_positions.host.data();
       if (keys == 0) q.key_positions = nullptr;
     }
     if (shape.row_map) {
@@ -219,15 +228,18 @@ class DeviceAttnProblem {
     own.tree.host.resize(static_cast<size_t>(q.num_rows * q.tree_words), 0);
     for (int64_t row = 0; row < q.num_rows; ++row) {
       uint64_t* words = own.tree.host.data() + row * q.tree_words;
-      for (int64_t node = nodes - q.num_rows + row; node >= 0; node = parents[static_cast<size_t>(node)])
+      for (int64_t node = nodes - q.num_rows + row; node >= 0;
+           node = parents[static_cast<size_t>(node)])
         words[node / 64] |= uint64_t{1} << node % 64;
       for (int64_t node = nodes - q.num_rows + row + 1; node < nodes; ++node)
-        words[node / 64] |= uint64_t{random.chance(0.5)} << node % 64;  // beyond the row's end: of no matter
+        // Beyond the row's end: of no matter
+        words[node / 64] |= uint64_t{random.chance(0.5)} << node % 64;
     }
     q.tree_mask = own.tree.host.data();
   }
 
-  // Rows of the pool that no row of the batch sees stay 0xff: NaN. Their pages, where nobody sees any of them, are dropped.
+  // Rows of the pool that no row of the batch sees stay 0xff: NaN. Their pages, where nobody sees
+  // any of them, are dropped.
   void add_pool() {
     const int64_t size = shape.page_size;
     int64_t pages = 3;
@@ -244,7 +256,8 @@ class DeviceAttnProblem {
         bool used = false;
         for (int64_t key = first; key < std::min(first + size, max_keys(s)); ++key) {
           bool seen = false;
-          for (int64_t row = 0; row < sequences[s].num_rows && !seen; ++row) seen = sees(s, row, key);
+          for (int64_t row = 0; row < sequences[s].num_rows && !seen; ++row)
+            seen = sees(s, row, key);
           used = used || seen;
           for (int64_t head = 0; head < shape.kv_heads && seen; ++head) {
             k.write(random, order[next], head, key - first);
@@ -263,14 +276,17 @@ class DeviceAttnProblem {
 
   void add_query() {
     const int64_t element = kernels::dtype_bytes(shape.q_type);
-    const int64_t head_stride = (shape.k_dim * element + 15) / 16 * 16 + random.pick<int64_t>({0, 16});
-    params.q = {nullptr, head_stride * num_q_heads + random.pick<int64_t>({0, 32}), head_stride, shape.q_type};
+    const int64_t head_stride =
+        (shape.k_dim * element + 15) / 16 * 16 + random.pick<int64_t>({0, 16});
+    params.q = {nullptr, head_stride * num_q_heads + random.pick<int64_t>({0, 32}), head_stride,
+                shape.q_type};
     q.host.assign(static_cast<size_t>(tokens * params.q.token_stride), std::byte{0xff});
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t h = 0; h < num_q_heads; ++h)
         for (int64_t d = 0; d < shape.k_dim; ++d)
-          kernels::reference::write_element(q.host.data() + t * params.q.token_stride + h * head_stride,
-                                            shape.q_type, d, random.normal());
+          kernels::reference::write_element(
+              q.host.data() + t * params.q.token_stride + h * head_stride, shape.q_type, d,
+              random.normal());
     if (!shape.rotation) return;
     const int32_t dim = shape.k_dim;
     const auto rotary = random.pick<int32_t>({dim, dim / 2, 16, 6});
@@ -287,7 +303,8 @@ class DeviceAttnProblem {
     }
     params.q_rotation = params.sink_q_rotation = rotation;
     params.q_rotation.cos = cos.host.data(), params.q_rotation.sin = sin.host.data();
-    params.sink_q_rotation.cos = sink_cos.host.data(), params.sink_q_rotation.sin = sink_sin.host.data();
+    params.sink_q_rotation.cos = sink_cos.host.data(),
+    params.sink_q_rotation.sin = sink_sin.host.data();
   }
 
   void add_rules() {
@@ -321,16 +338,17 @@ class DeviceAttnProblem {
       if (max_keys(s) == 0 || page < 0) continue;
       for (int64_t head = 0; head < num_q_heads; ++head)
         for (int64_t row = 0; row < sequences[s].num_rows; ++row) {
-          const int64_t packed =
-              sequences[s].row_map != nullptr ? sequences[s].row_map[row] : sequences[s].row_begin + row;
-          bias.host[static_cast<size_t>(head * params.bias_head_stride + packed * params.bias_token_stride +
-                                        sequences[s].key_position)] = -std::numeric_limits<float>::infinity();
+          const int64_t packed = sequences[s].row_map != nullptr ? sequences[s].row_map[row]
+                                                                 : sequences[s].row_begin + row;
+          bias.host[static_cast<size_t>(
+              head * params.bias_head_stride + packed * params.bias_token_stride +
+              sequences[s].key_position)] = -std::numeric_limits<float>::infinity();
         }
       for (int64_t head = 0; head < shape.kv_heads; ++head)
         for (TwinPool* pool : {&k, &v})
-          std::fill_n(
-              pool->bytes.host.begin() + page * pool->stored.page_stride + head * pool->stored.head_stride,
-              row_bytes(pool->element, pool->dim), std::byte{0xff});
+          std::fill_n(pool->bytes.host.begin() + page * pool->stored.page_stride +
+                          head * pool->stored.head_stride,
+                      row_bytes(pool->element, pool->dim), std::byte{0xff});
     }
   }
 
@@ -344,7 +362,8 @@ class DeviceAttnProblem {
     const int64_t head_stride = (shape.v_dim + random.pick<int64_t>({0, 0, 3})) * element;
     params.out = {nullptr, head_stride * num_q_heads, head_stride, shape.out_type};
     out.host.assign(static_cast<size_t>(tokens * params.out.token_stride), std::byte{0xff});
-    lse.host.assign(static_cast<size_t>(tokens * num_q_heads), std::numeric_limits<float>::quiet_NaN());
+    lse.host.assign(static_cast<size_t>(tokens * num_q_heads),
+                    std::numeric_limits<float>::quiet_NaN());
     params.lse_token_stride = num_q_heads;
   }
 };

@@ -1,4 +1,5 @@
-// What the mma.sync attention kernel promises beside numbers: which launches it takes, that rows do not depend on each other, what becomes of Inf and NaN.
+// What the mma.sync attention kernel promises beside numbers: which launches it takes, that rows do
+// not depend on each other, what becomes of Inf and NaN.
 #if defined(KVC_CUDA_EMULATION)
 #include <sys/mman.h>
 #endif
@@ -21,18 +22,21 @@ using test::run_mma;
 constexpr int32_t kTiles[] = {16, 64};
 
 // The rows of the last `count` tokens of the only sequence, as bits.
-std::vector<uint32_t> last_tokens(const DeviceAttnProblem& problem, const AttnResult& result, int64_t count) {
+std::vector<uint32_t> last_tokens(const DeviceAttnProblem& problem, const AttnResult& result,
+                                  int64_t count) {
   const int64_t row = problem.num_q_heads * problem.shape.v_dim;
   std::vector<uint32_t> bits(static_cast<size_t>(count * (row + problem.num_q_heads)));
   std::memcpy(bits.data(), result.out.data() + (problem.tokens - count) * row,
               static_cast<size_t>(count * row) * 4);
-  std::memcpy(bits.data() + count * row, result.lse.data() + (problem.tokens - count) * problem.num_q_heads,
+  std::memcpy(bits.data() + count * row,
+              result.lse.data() + (problem.tokens - count) * problem.num_q_heads,
               static_cast<size_t>(count * problem.num_q_heads) * 4);
   return bits;
 }
 
-// The last tokens of a prompt get the same bits alone as together with those before them, when keys are cut at fixed places: their rows then
-// lie elsewhere in tiles, beside others, and their tiles are covered otherwise.
+// The last tokens of a prompt get the same bits alone as together with those before them, when keys
+// are cut at fixed places: their rows then lie elsewhere in tiles, beside others, and their tiles
+// are covered otherwise.
 TEST(AttnMma, GivesRowsTheSameBitsWhateverElseIsInTheirTile) {
   uint64_t seed = 1;
   for (const Element stored : {Element::kBF16, Element::kF16, Element::kE4M3}) {
@@ -71,7 +75,8 @@ TEST(AttnMma, TurnsQueriesOtherwiseForSinksOfTheirOwn) {
     for (int round = 0; round < 8; ++round) {
       AttnProblemShape shape;
       shape.window = shape.rotation = true;
-      // With the longer window nothing lies between sinks and window, and the second item begins in the middle of a tile.
+      // With the longer window nothing lies between sinks and window, and the second item begins in
+      // the middle of a tile.
       shape.window_tokens = round % 2 == 0 ? 100 : 20;
       shape.rows = {5, 1}, shape.keys = {round < 4 ? 90 : 190, 140};
       DeviceAttnProblem problem(seed++, shape);
@@ -102,7 +107,8 @@ TEST(AttnMma, KeepsInfAndNanOfAKeyFromRowsThatDoNotSeeIt) {
           DeviceAttnProblem problem(seed++, shape);
           SCOPED_TRACE(problem.describe());
           const int64_t key = 76;
-          const int32_t page = problem.arrays[0]->pages.host[static_cast<size_t>(key / shape.page_size)];
+          const int32_t page =
+              problem.arrays[0]->pages.host[static_cast<size_t>(key / shape.page_size)];
           (in_values ? problem.v : problem.k).write_infinity(page, 0, key % shape.page_size, 5);
           const AttnResult actual = run_mma(problem, plan_for(problem, tile, 2));
           std::vector<float> out, lse;
@@ -110,7 +116,8 @@ TEST(AttnMma, KeepsInfAndNanOfAKeyFromRowsThatDoNotSeeIt) {
           const size_t last = static_cast<size_t>((rows - 1) * shape.group),
                        v_dim = static_cast<size_t>(shape.v_dim);
           for (size_t row = last; row < lse.size(); ++row) {
-            // Inf of K times a negative query is a score of -inf: the key counts nothing, as in the reference.
+            // Inf of K times a negative query is a score of -inf: the key counts nothing, as in the
+            // reference.
             const bool spoilt = in_values || !std::isfinite(out[row * v_dim]);
             EXPECT_TRUE(!spoilt || !std::isfinite(actual.out[row * v_dim + 5]));
           }
@@ -132,15 +139,17 @@ TEST(AttnMma, KeepsInfAndNanOfAKeyFromRowsThatDoNotSeeIt) {
 class Spread {
  public:
   explicit Spread(size_t bytes) : bytes_(bytes) {
-    memory_ =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
   ~Spread() {
     if (memory_ != MAP_FAILED) munmap(memory_, bytes_);
   }
   Spread(const Spread&) = delete;
   Spread& operator=(const Spread&) = delete;
-  std::byte* data() const { return memory_ != MAP_FAILED ? static_cast<std::byte*>(memory_) : nullptr; }
+  std::byte* data() const {
+    return memory_ != MAP_FAILED ? static_cast<std::byte*>(memory_) : nullptr;
+  }
 
  private:
   void* memory_;
@@ -153,10 +162,12 @@ TEST(AttnMma, FindsPagesBeyondFourGibibytes) {
     AttnProblemShape shape;
     shape.rows = {2}, shape.keys = {40};
     DeviceAttnProblem problem(300, shape);
-    const int64_t pages = static_cast<int64_t>(problem.k.bytes.host.size()) / problem.k.stored.page_stride;
+    const int64_t pages =
+        static_cast<int64_t>(problem.k.bytes.host.size()) / problem.k.stored.page_stride;
     const Spread k(static_cast<size_t>(pages * kStride)), v(static_cast<size_t>(pages * kStride));
     if (k.data() == nullptr || v.data() == nullptr) GTEST_SKIP() << "no address space";
-    const auto spread = [&](const Spread& to, const test::TwinPool& from, kernels::PagedRows& rows) {
+    const auto spread = [&](const Spread& to, const test::TwinPool& from,
+                            kernels::PagedRows& rows) {
       const int64_t bytes = from.stored.page_stride;
       for (int64_t page = 0; page < pages; ++page)
         std::memcpy(to.data() + page * kStride, from.bytes.host.data() + page * bytes,
@@ -188,18 +199,19 @@ AttnLaunch plain_launch() {
 TEST(AttnMma, SaysWhatItDoesNotTake) {
   const char* why = nullptr;
   constexpr int32_t kShared = 163 * 1024;  // of sm_80
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, &why));
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, nullptr));
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), {.arch = 80, .shared_bytes = kShared}, &why));
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), {.arch = 80, .shared_bytes = kShared}, nullptr));
   const auto refuses = [](int arch, void (*change)(AttnLaunch&)) {
     AttnLaunch launch = plain_launch();
     change(launch);
     const char* reason = nullptr;
-    const bool fits = attn_mma16_fits(launch, arch, kShared, &reason);
+    const bool fits = attn_mma16_fits(launch, {.arch = arch, .shared_bytes = kShared}, &reason);
     return !fits && reason != nullptr;
   };
   EXPECT_TRUE(refuses(75, [](AttnLaunch&) {}));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.plan.tile_rows = 64; }));
-  EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.k.dtype = l.params.v.dtype = kernels::DType::kF32; }));
+  EXPECT_TRUE(refuses(
+      90, [](AttnLaunch& l) { l.params.k.dtype = l.params.v.dtype = kernels::DType::kF32; }));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.v.dtype = kernels::DType::kF16; }));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.k_dim = 576; }));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.k_dim = l.params.v_dim = 60; }));
@@ -215,12 +227,13 @@ TEST(AttnMma, SaysWhatItDoesNotTake) {
 }
 
 TEST(AttnMma, AsksForWholeWavesOfItsTiles) {
-  EXPECT_EQ(attn_mma16_geometry(132, 128, 128).num_ctas, 264);
-  EXPECT_EQ(attn_mma16_geometry(132, 128, 128).tile_rows, 16);
-  EXPECT_EQ(attn_mma64_geometry(132, 192, 128).num_ctas, 264);
-  EXPECT_EQ(attn_mma64_geometry(132, 256, 256).num_ctas, 132);
-  EXPECT_EQ(attn_mma64_geometry(108, 80, 80).tile_rows, 64);
-  for (const int32_t dim : {64, 128, 256}) EXPECT_EQ(attn_mma16_geometry(1, dim, dim).key_block, 64);
+  EXPECT_EQ(attn_mma16_geometry({.num_sms = 132}, 128, 128).num_ctas, 264);
+  EXPECT_EQ(attn_mma16_geometry({.num_sms = 132}, 128, 128).tile_rows, 16);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 132}, 192, 128).num_ctas, 264);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 132}, 256, 256).num_ctas, 132);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 108}, 80, 80).tile_rows, 64);
+  for (const int32_t dim : {64, 128, 256})
+    EXPECT_EQ(attn_mma16_geometry({.num_sms = 1}, dim, dim).key_block, 64);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Runs the mma.sync attention kernel on a problem: the plan's items on the device, its merges on the host.
+// Runs the mma.sync attention kernel on a problem: the plan's items on the device, its merges on
+// the host.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/attn_mma/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/runtime/kernel_facts.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/attn_mma_problem.h"
@@ -52,7 +53,8 @@ inline AttnErrors errors_of(const AttnResult& actual, const std::vector<float>& 
   double all_difference = 0, all_size = 0;
   for (size_t row = 0; row < lse.size(); ++row) {
     double difference = 0, size = 0;
-    for (size_t d = row * static_cast<size_t>(v_dim); d < (row + 1) * static_cast<size_t>(v_dim); ++d) {
+    for (size_t d = row * static_cast<size_t>(v_dim); d < (row + 1) * static_cast<size_t>(v_dim);
+         ++d) {
       const double a = static_cast<double>(actual.out[d]), e = static_cast<double>(out[d]);
       if (std::isnan(a) || std::isnan(e)) {
         errors.out = errors.row = std::numeric_limits<double>::infinity();
@@ -61,7 +63,8 @@ inline AttnErrors errors_of(const AttnResult& actual, const std::vector<float>& 
       difference += (a - e) * (a - e), size += e * e;
     }
     all_difference += difference, all_size += size;
-    if (difference > 0) errors.row = std::max(errors.row, std::sqrt(difference / std::max(size, 1e-30)));
+    if (difference > 0)
+      errors.row = std::max(errors.row, std::sqrt(difference / std::max(size, 1e-30)));
     const double a = static_cast<double>(actual.lse[row]), e = static_cast<double>(lse[row]);
     if (a == e) continue;
     errors.lse = std::isfinite(a) && std::isfinite(e) ? std::max(errors.lse, std::abs(a - e))
@@ -83,7 +86,8 @@ struct DevicePlan {
     counts.host = host.counts, cta_begin.host = host.cta_begin, items.host = host.items,
     partials.host = host.partials;
     WorkPlan plan = host.view();
-    plan.counts = counts.on_device(), plan.cta_begin = cta_begin.on_device(), plan.items = items.on_device();
+    plan.counts = counts.on_device(), plan.cta_begin = cta_begin.on_device(),
+    plan.items = items.on_device();
     plan.partials = partials.on_device();
     return plan;
   }
@@ -99,11 +103,14 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
   launch.plan = plan.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
-  const bool fits = tile_rows == 16 ? attn_mma16_fits(launch, kMmaArch, mma_shared_bytes(), &why)
-                                    : attn_mma64_fits(launch, kMmaArch, mma_shared_bytes(), &why);
+  const bool fits =
+      tile_rows == 16
+          ? attn_mma16_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why)
+          : attn_mma64_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why);
   EXPECT_TRUE(fits) << why;
   if (!fits) return {};
-  testing::check(tile_rows == 16 ? attn_mma16(launch, nullptr) : attn_mma64(launch, nullptr), "attn_mma");
+  testing::check(tile_rows == 16 ? attn_mma16(launch, nullptr) : attn_mma64(launch, nullptr),
+                 "attn_mma");
   testing::finish();
   AttnResult result = read_result(problem);
   if (plan.partials.device != nullptr) plan.host.partials = plan.partials.device->read();
@@ -115,8 +122,8 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
 
 inline HostPlan plan_for(DeviceAttnProblem& problem, int32_t tile_rows, int32_t num_ctas,
                          int32_t fixed_keys = 0, bool split_sinks = false) {
-  return make_plan(problem.sequences,
-                   plan_shape(problem.params, {tile_rows, 64, num_ctas, 1}, fixed_keys, split_sinks));
+  return make_plan(problem.sequences, plan_shape(problem.params, {tile_rows, 64, num_ctas, 1},
+                                                 fixed_keys, split_sinks));
 }
 
 }  // namespace kvc::cuda::test

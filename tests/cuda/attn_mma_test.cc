@@ -1,8 +1,10 @@
-// The mma.sync attention kernel against kernels/reference: every feature, every storage type, plans that split keys, NaN in all that is not seen.
+// The mma.sync attention kernel against kernels/reference: every feature, every storage type, plans
+// that split keys, NaN in all that is not seen.
 //
-// Tolerances, relative norms over all rows: Q and P are rounded to 8 (bf16) or 11 bits (f16), errors of single weights are independent, so a row is off by
-// 2^-9 or 2^-12 times a small factor (error of Q times the spread of the scores, at most about 3 here), less where many keys are summed. A wrong key,
-// scale or mask bit is off by 1 / sqrt(keys) > 0.03 and more.
+// Tolerances, relative norms over all rows: Q and P are rounded to 8 (bf16) or 11 bits (f16),
+// errors of single weights are independent, so a row is off by 2^-9 or 2^-12 times a small factor
+// (error of Q times the spread of the scores, at most about 3 here), less where many keys are
+// summed. A wrong key, scale or mask bit is off by 1 / sqrt(keys) > 0.03 and more.
 #include "tests/cuda/attn_mma_run.h"
 #include "tests/cuda/random_numbers.h"
 
@@ -26,8 +28,8 @@ Limits limits_of(const AttnProblemShape& shape) {
   return {1e-3, 5e-3, 3e-3};
 }
 
-void check_problem(uint64_t seed, const AttnProblemShape& shape, int32_t tile_rows, int32_t num_ctas,
-                   int32_t fixed_keys = 0) {
+void check_problem(uint64_t seed, const AttnProblemShape& shape, int32_t tile_rows,
+                   int32_t num_ctas, int32_t fixed_keys = 0) {
   DeviceAttnProblem problem(seed, shape);
   SCOPED_TRACE("seed " + std::to_string(seed) + ", tile of " + std::to_string(tile_rows) + ", " +
                std::to_string(num_ctas) + " CTAs: " + problem.describe());
@@ -43,8 +45,8 @@ void check_problem(uint64_t seed, const AttnProblemShape& shape, int32_t tile_ro
   EXPECT_LT(errors.lse, limits.lse);
   if (std::getenv("KVC_TEST_PRINT") != nullptr)
     std::printf("%-40s out %.2e row %.2e lse %.2e\n",
-                ::testing::UnitTest::GetInstance()->current_test_info()->name(), errors.out, errors.row,
-                errors.lse);
+                ::testing::UnitTest::GetInstance()->current_test_info()->name(), errors.out,
+                errors.row, errors.lse);
 }
 
 constexpr int32_t kMmaTiles[] = {16, 64};
@@ -64,8 +66,14 @@ TEST(AttnMma, TakesEveryRowLengthAndType) {
   struct Dims {
     int32_t k, v;
   };
-  for (const Dims dims :
-       {Dims{64, 64}, {80, 80}, {96, 96}, {128, 128}, {192, 128}, {256, 256}, {16, 64}, {128, 64}}) {
+  for (const Dims dims : {Dims{64, 64},
+                          {80, 80},
+                          {96, 96},
+                          {128, 128},
+                          {192, 128},
+                          {256, 256},
+                          {16, 64},
+                          {128, 64}}) {
     for (const Element stored :
          {Element::kBF16, Element::kF16, Element::kE4M3, Element::kE5M2, Element::kInt8}) {
       AttnProblemShape shape;
@@ -137,7 +145,8 @@ TEST(AttnMma, ComputesRandomMixturesOfFeatures) {
     shape.k_dim = shape.v_dim = random.pick<int32_t>({64, 80, 128});
     shape.page_size = random.pick<int32_t>({1, 16, 16, 48, 256});
     shape.causal = random.chance(0.7);
-    shape.stored = random.pick<Element>({Element::kBF16, Element::kF16, Element::kE4M3, Element::kInt8});
+    shape.stored =
+        random.pick<Element>({Element::kBF16, Element::kF16, Element::kE4M3, Element::kInt8});
     shape.scales_per_row = random.chance(0.5);
     shape.q_type = static_cast<kernels::DType>(random.between(0, 2));
     shape.rows.clear(), shape.keys.clear();
@@ -145,10 +154,12 @@ TEST(AttnMma, ComputesRandomMixturesOfFeatures) {
       shape.rows.push_back(random.pick<int64_t>({1, 1, 4, 17, 40}));
       shape.keys.push_back(random.between(0, random.chance(0.8) ? 150 : 600));
     }
-    shape.window = random.chance(0.4), shape.spans = random.chance(0.2), shape.tree = random.chance(0.3);
+    shape.window = random.chance(0.4), shape.spans = random.chance(0.2),
+    shape.tree = random.chance(0.3);
     shape.row_map = random.chance(0.3), shape.positions = random.chance(0.3),
     shape.rotation = random.chance(0.5);
-    shape.softcap = random.chance(0.3), shape.alibi = random.chance(0.3), shape.bias = random.chance(0.3);
+    shape.softcap = random.chance(0.3), shape.alibi = random.chance(0.3),
+    shape.bias = random.chance(0.3);
     shape.hidden_by_bias = random.chance(0.5), shape.sinks = random.chance(0.3);
     const auto num_ctas = static_cast<int32_t>(random.between(1, 9));
     check_problem(seed, shape, random.pick<int32_t>({16, 64}), num_ctas,

@@ -54,7 +54,8 @@ TEST_F(CudaCache, ComputesSixteenBitStorageWithMatrixInstructions) {
       if (kernel.find(name) != std::string::npos) launches += count;
       others += kernel + " ";
     }
-    EXPECT_EQ(launches, 2u) << name << " for " << tokens << " tokens, one per layer; launched: " << others;
+    EXPECT_EQ(launches, 2u) << name << " for " << tokens
+                            << " tokens, one per layer; launched: " << others;
   };
   used("attn_wgmma", 40);
   used("attn_mma", 1);
@@ -187,7 +188,8 @@ TEST_F(CudaCache, ReportsADeviceThatFailsAndKeepsItsBooks) {
   const DLTensor pairs{pair, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, nullptr, 0};
   for (int i = 0; i < 2; ++i) {
     kvc_error error = OneCache::blank();
-    EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, nullptr, nullptr, &error), KVC_E_DEVICE) << "call " << i;
+    EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, nullptr, nullptr, &error), KVC_E_DEVICE)
+        << "call " << i;
     EXPECT_NE(std::string(error.message).find("copying pages"), std::string::npos) << error.message;
   }
   EXPECT_EQ(kvc_seq_shift(cache.cache, 1, 1, 2, -1, nullptr), KVC_E_DEVICE);

@@ -1,4 +1,5 @@
-// Calls that fail on a cache of the emulated device: whatever fails, and wherever, leaves the cache as it was, or the device is lost and says so.
+// Calls that fail on a cache of the emulated device: whatever fails, and wherever, leaves the cache
+// as it was, or the device is lost and says so.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -47,13 +48,16 @@ Picture picture_of(OneCache& cache, const SmallModel& model, const std::vector<k
     kvc_seq_info info{};
     info.struct_size = sizeof info;
     EXPECT_EQ(kvc_seq_info_get(cache.cache, seq, &info, nullptr), KVC_OK);
-    picture.numbers.insert(picture.numbers.end(), {info.length, info.num_pages, info.num_shared_pages,
-                                                   info.known_tokens, info.last_position, info.is_swapped});
+    picture.numbers.insert(picture.numbers.end(),
+                           {info.length, info.num_pages, info.num_shared_pages, info.known_tokens,
+                            info.last_position, info.is_swapped});
     if (info.is_swapped != 0) continue;
     Tensor k({model.num_layers, info.length, model.kv_heads, model.dim}, kDevice);
     Tensor v({model.num_layers, info.length, model.kv_heads, model.dim}, kDevice);
     kvc_error error = OneCache::blank();
-    EXPECT_EQ(kvc_debug_get_kv(cache.cache, seq, 0, info.length, k.view(), v.view(), nullptr, &error), KVC_OK)
+    EXPECT_EQ(
+        kvc_debug_get_kv(cache.cache, seq, 0, info.length, k.view(), v.view(), nullptr, &error),
+        KVC_OK)
         << error.message;
     for (const Tensor* tensor : {&k, &v}) {
       const std::vector<uint32_t> bits = bits_of(tensor->values);
@@ -61,7 +65,8 @@ Picture picture_of(OneCache& cache, const SmallModel& model, const std::vector<k
     }
   }
   const kvc_stats stats = cache.stats();
-  for (const auto number : {stats.pages_free, stats.pages_used, stats.pages_shared, stats.pages_cached})
+  for (const auto number :
+       {stats.pages_free, stats.pages_used, stats.pages_shared, stats.pages_cached})
     picture.numbers.push_back(static_cast<int64_t>(number));
   return picture;
 }
@@ -77,7 +82,8 @@ kvc_prefix_query all_of(const std::vector<int32_t>& tokens) {
 
 using Call = std::function<kvc_status(kvc_error*)>;
 
-// Lets the first, second, ... of the calls that `fail` names fail until `call` succeeds, which nothing but a lack of memory may keep it from.
+// Lets the first, second, ... of the calls that `fail` names fail until `call` succeeds, which
+// nothing but a lack of memory may keep it from.
 void fail_each(const std::function<void(uint64_t)>& fail, const Call& call,
                const std::function<void()>& expect_unchanged) {
   for (uint64_t nth = 1; nth < 100; ++nth) {
@@ -102,7 +108,8 @@ void fail_event(uint64_t nth) {
   cudasim::fail_call("cudaEventCreateWithFlags", nth, cudaErrorMemoryAllocation);
 }
 
-// The same with a subject of its own for each failure, as what one has taken would be there for the next. `done` sees the one that succeeds.
+// The same with a subject of its own for each failure, as what one has taken would be there for the
+// next. `done` sees the one that succeeds.
 template <typename Subject>
 void fail_each_afresh(const std::function<void(uint64_t)>& fail,
                       const std::function<kvc_status(Subject&, kvc_error*)>& call,
@@ -170,7 +177,8 @@ TEST_F(CudaErrors, AShiftWithoutMemoryMovesAndTurnsNothing) {
   }
 }
 
-// One sequence whose tokens are known, in a page that is not full. The slots of all layers take more than the least that is taken at once.
+// One sequence whose tokens are known, in a page that is not full. The slots of all layers take
+// more than the least that is taken at once.
 struct LongRows {
   static constexpr int64_t kTokens = 2500;
 
@@ -221,7 +229,8 @@ TEST_F(CudaErrors, AFenceThatCannotBeMadeKeepsTheCopiesFromHappening) {
   kvc_fence* fence = nullptr;
   const kvc_seq id = 1;
   fail_each(
-      fail_event, [&](kvc_error* error) { return kvc_swap_out(cache.cache, 1, &id, nullptr, &fence, error); },
+      fail_event,
+      [&](kvc_error* error) { return kvc_swap_out(cache.cache, 1, &id, nullptr, &fence, error); },
       [&] {
         EXPECT_EQ(fence, nullptr);
         EXPECT_EQ(picture_of(cache, model, {1}), before);
@@ -231,7 +240,8 @@ TEST_F(CudaErrors, AFenceThatCannotBeMadeKeepsTheCopiesFromHappening) {
   fence = nullptr;
   const Picture swapped = picture_of(cache, model, {1});
   fail_each(
-      fail_event, [&](kvc_error* error) { return kvc_swap_in(cache.cache, 1, &id, nullptr, &fence, error); },
+      fail_event,
+      [&](kvc_error* error) { return kvc_swap_in(cache.cache, 1, &id, nullptr, &fence, error); },
       [&] {
         EXPECT_EQ(fence, nullptr);
         EXPECT_EQ(picture_of(cache, model, {1}), swapped);
@@ -265,7 +275,8 @@ TEST_F(CudaErrors, AFenceThatCannotBeRecordedIsDone) {
   cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
   cudasim::fail_call("cudaEventRecord", 2,
                      cudaErrorUnknown);  // the first one orders other streams behind the copy
-  EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, stream.handle, &fence, &error), KVC_OK) << error.message;
+  EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, stream.handle, &fence, &error), KVC_OK)
+      << error.message;
   cudasim::clear_failures();
   EXPECT_EQ(cudasim::live().queued, 0u);
   int32_t done = 0;
@@ -286,12 +297,15 @@ TEST_F(CudaErrors, AForwardWaitsForOtherCallsOrTheDeviceIsLost) {
   int64_t shape[] = {1, 2};
   const DLTensor pairs{pair, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, nullptr, 0};
   kvc_error error = OneCache::blank();
-  const auto copy = [&] { return kvc_pages_copy(cache.cache, &pairs, other.handle, nullptr, &error); };
+  const auto copy = [&] {
+    return kvc_pages_copy(cache.cache, &pairs, other.handle, nullptr, &error);
+  };
   // The first wait is that of the copy for what the forward has enqueued.
   cudasim::reset_counters();
   cudasim::fail_call("cudaStreamWaitEvent", 2, cudaErrorUnknown);
   EXPECT_EQ(copy(), KVC_OK) << error.message;
-  EXPECT_EQ(cudasim::counters().synchronizations, 1u) << "the host waits where the forward's stream cannot";
+  EXPECT_EQ(cudasim::counters().synchronizations, 1u)
+      << "the host waits where the forward's stream cannot";
   cudasim::clear_failures();
   cudasim::reset_counters();
   EXPECT_EQ(copy(), KVC_OK) << error.message;
@@ -300,7 +314,8 @@ TEST_F(CudaErrors, AForwardWaitsForOtherCallsOrTheDeviceIsLost) {
   cudasim::fail_call("cudaStreamSynchronize", 1, cudaErrorUnknown);
   EXPECT_EQ(copy(), KVC_E_DEVICE);
   cudasim::clear_failures();
-  EXPECT_NE(std::string(error.message).find("ordering the forward"), std::string::npos) << error.message;
+  EXPECT_NE(std::string(error.message).find("ordering the forward"), std::string::npos)
+      << error.message;
   EXPECT_EQ(copy(), KVC_E_DEVICE) << "for good";
   EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
   cache.check();
@@ -328,7 +343,8 @@ TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
     EXPECT_EQ(after.pages_used, before.pages_used);
     EXPECT_EQ(after.pages_free, before.pages_free);
     EXPECT_EQ(after.pages_shared, before.pages_shared);
-    EXPECT_EQ(bits_of(forked.cache.step({2}, {9}, 7)), bits_of(expected)) << "its pages are sent again";
+    EXPECT_EQ(bits_of(forked.cache.step({2}, {9}, 7)), bits_of(expected))
+        << "its pages are sent again";
     EXPECT_EQ(kvc_seq_remove(forked.cache.cache, 1, nullptr), KVC_OK) << "no forward is open";
     forked.cache.check();
     if (HasFailure()) return;
@@ -336,7 +352,8 @@ TEST_F(CudaErrors, ABeginThatFailsOnTheDeviceTakesNothing) {
   EXPECT_GT(refused, 2);
 }
 
-// A full pool: pages of sequence 2, and blocks that the index alone knows, which a step of sequence 2 has to evict.
+// A full pool: pages of sequence 2, and blocks that the index alone knows, which a step of sequence
+// 2 has to evict.
 struct FullPool {
   explicit FullPool(DLDevice device) : cache(make(), device), tokens(16, 7), query(all_of(tokens)) {
     EXPECT_EQ(cache.status, KVC_OK) << cache.message;
@@ -406,14 +423,16 @@ TEST_F(CudaErrors, AGraphThatDoesNotServeTheStepEvictsNothing) {
   ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
   finish_runtime();
   // 17 tokens are more than config.max_seq_len and the captured step say.
-  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL), nullptr);
+  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL),
+            nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_INVALID_STATE) << pool.cache.message;
   EXPECT_NE(pool.cache.message.find("max_seq_len"), std::string::npos) << pool.cache.message;
   pool.expect_untouched();
   // Nor is a pool that has grown out of its address space where the graph has it.
   ASSERT_EQ(kvc_seq_pop(pool.cache.cache, 2, 2, nullptr), KVC_OK);
   ASSERT_EQ(kvc_cache_resize(pool.cache.cache, 100, nullptr), KVC_OK);
-  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL), nullptr);
+  EXPECT_EQ(pool.cache.begin({2}, {1}, stream.handle, KVC_FORWARD_REPLAY | KVC_FORWARD_PARTIAL),
+            nullptr);
   EXPECT_EQ(pool.cache.status, KVC_E_INVALID_STATE) << pool.cache.message;
   EXPECT_NE(pool.cache.message.find("have moved"), std::string::npos) << pool.cache.message;
   (void)pool.cache.step({2}, {1}, 8, stream.handle);
@@ -423,7 +442,8 @@ TEST_F(CudaErrors, AGraphThatDoesNotServeTheStepEvictsNothing) {
 }
 
 TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
-  // A decode step beside a prefill: two kernels, which take memory for a plan and partial results each.
+  // A decode step beside a prefill: two kernels, which take memory for a plan and partial results
+  // each.
   SmallModel model;
   model.num_layers = 1;
   model.storage = {kDLBfloat, 16, 1};
@@ -493,9 +513,10 @@ TEST_F(CudaErrors, SettingsOfTheCpuAreRefusedByName) {
     const char* name;
     std::function<void()> set;
   };
-  for (const Setting& setting : {Setting{"config.num_threads = 2", [&] { config.num_threads = 2; }},
-                                 Setting{"config.cpu_isa = 2", [&] { config.cpu_isa = KVC_CPU_ISA_SCALAR; }},
-                                 Setting{"config.executor", [&] { config.executor = &executor; }}}) {
+  for (const Setting& setting :
+       {Setting{"config.num_threads = 2", [&] { config.num_threads = 2; }},
+        Setting{"config.cpu_isa = 2", [&] { config.cpu_isa = KVC_CPU_ISA_SCALAR; }},
+        Setting{"config.executor", [&] { config.executor = &executor; }}}) {
     SCOPED_TRACE(setting.name);
     ASSERT_EQ(kvc_config_init(&config, sizeof config), KVC_OK);
     config.num_layers = 1;

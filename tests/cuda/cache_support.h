@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/table.h"
 #include "kvcache.h"
-#include "src/base/device.h"
+#include "src/device/device.h"
 #include "tests/cuda/test_runtime.h"
 
 namespace kvc::test {
@@ -33,8 +33,13 @@ class Tensor {
   Tensor& operator=(const Tensor&) = delete;
 
   DLTensor* view() {
-    view_ = {values.data(), device_, static_cast<int32_t>(shape_.size()), {kDLFloat, 32, 1}, shape_.data(),
-             nullptr,       0};
+    view_ = {values.data(),
+             device_,
+             static_cast<int32_t>(shape_.size()),
+             {kDLFloat, 32, 1},
+             shape_.data(),
+             nullptr,
+             0};
     return &view_;
   }
   void fill(uint64_t seed) {
@@ -113,9 +118,11 @@ class OneCache {
     return error;
   }
 
-  // One step of the whole model; the outputs of all layers, one behind the other. `seed`: of q, k and v.
+  // One step of the whole model; the outputs of all layers, one behind the other. `seed`: of q, k
+  // and v.
   std::vector<float> step(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
-                          uint64_t seed, kvc_stream stream = nullptr, const int32_t* parents = nullptr) {
+                          uint64_t seed, kvc_stream stream = nullptr,
+                          const int32_t* parents = nullptr) {
     std::vector<float> all;
     kvc_forward* forward = begin(seqs, lengths, stream, 0, parents);
     if (forward == nullptr) return all;
@@ -126,8 +133,8 @@ class OneCache {
     return all;
   }
 
-  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, kvc_stream stream,
-                     uint64_t flags, const int32_t* parents = nullptr) {
+  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                     kvc_stream stream, uint64_t flags, const int32_t* parents = nullptr) {
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.stream = stream;
@@ -199,14 +206,16 @@ class OneCache {
   std::vector<kvc_layer> layers_;
 };
 
-inline void expect_close(std::span<const float> a, std::span<const float> b, float tolerance = 2e-5f) {
+inline void expect_close(std::span<const float> a, std::span<const float> b,
+                         float tolerance = 2e-5f) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], b[i], tolerance) << "at element " << i;
 }
 
 // A cache of the CPU beside one of the device.
 struct CachePair {
-  explicit CachePair(const SmallModel& model, DLDevice gpu) : cpu(model, {kDLCPU, 0}), device(model, gpu) {
+  explicit CachePair(const SmallModel& model, DLDevice gpu)
+      : cpu(model, {kDLCPU, 0}), device(model, gpu) {
     EXPECT_EQ(device.status, KVC_OK) << device.message;
   }
   template <typename Call>

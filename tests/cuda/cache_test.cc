@@ -12,7 +12,8 @@ TEST_F(CudaCache, GivesWhatTheCpuGivesOverPrefillDecodeForkAndPop) {
   pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_add(cache, 2, error); });
   uint64_t seed = seed_of_run();
   pair.step({1, 2}, {7, 19}, ++seed);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
+  pair.both(
+      [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 2, 3, 17, error); });
   for (int i = 0; i < 6; ++i) pair.step({1, 2, 3}, {1, 1, 1}, ++seed);
   pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_pop(cache, 2, 5, error); });
   pair.step({3, 2}, {5, 2}, ++seed);
@@ -67,7 +68,9 @@ TEST_F(CudaCache, SurvivesStreamsThatRunLate) {
     swap(kvc_swap_out);
     pair.step({0, 1}, {2, 1}, ++seed, streams[0]);
     swap(kvc_swap_in);
-    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 1, 2, 5, -3, error); });
+    pair.both([](kvc_cache* cache, kvc_error* error) {
+      return kvc_seq_shift(cache, 1, 2, 5, -3, error);
+    });
   }
   pair.device.check();
   for (cudaStream_t stream : streams) (void)cudaStreamDestroy(stream);
@@ -102,7 +105,8 @@ TEST_F(CudaCache, ReplaysACapturedStepWithNewLengths) {
 
   const auto compare = [&](uint64_t step_seed) {
     std::vector<float> got;
-    for (const auto& out : pair.device.outs) got.insert(got.end(), out->values.begin(), out->values.end());
+    for (const auto& out : pair.device.outs)
+      got.insert(got.end(), out->values.begin(), out->values.end());
     expect_close(got, pair.cpu.step(seqs, {1, 1}, step_seed));
   };
   ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);  // for the step that was captured
@@ -137,11 +141,13 @@ TEST_F(CudaCache, RefusesTensorsOfAnotherDevice) {
   for (const DLDevice wrong : {DLDevice{kDLCPU, 0}, DLDevice{kDLCUDA, 1}}) {
     Tensor q({3, 4, 16}, wrong), k({3, 2, 16}, kGpu), v({3, 2, 16}, kGpu), out({3, 4, 16}, kGpu);
     kvc_error error = OneCache::blank();
-    EXPECT_EQ(kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, &error),
-              KVC_E_DEVICE_MISMATCH);
+    EXPECT_EQ(
+        kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, &error),
+        KVC_E_DEVICE_MISMATCH);
     EXPECT_NE(std::string(error.message).find("q "), std::string::npos) << error.message;
-    EXPECT_EQ(kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, nullptr),
-              KVC_E_DEVICE_MISMATCH);
+    EXPECT_EQ(
+        kvc_attn(forward, 0, nullptr, q.view(), k.view(), v.view(), out.view(), nullptr, nullptr),
+        KVC_E_DEVICE_MISMATCH);
   }
   EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
 }

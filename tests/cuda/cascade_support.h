@@ -1,5 +1,5 @@
-// Sequences that share prefixes, on the emulated device: one forward with prefixes read together and apart, beside attention in double over what the
-// sequences hold.
+// Sequences that share prefixes, on the emulated device: one forward with prefixes read together
+// and apart, beside attention in double over what the sequences hold.
 #pragma once
 
 #include <map>
@@ -37,8 +37,8 @@ inline uint32_t& refused_kernels() {
 inline const cuda::BackendTable* seeing_backend() {
   static const cuda::BackendTable table = [] {
     cuda::BackendTable copy = *kvc_cuda_backend();
-    copy.attention_fits = [](int32_t device, cuda::AttnKernel kernel, const cuda::AttnLaunch& launch,
-                             const char** why) {
+    copy.attention_fits = [](int32_t device, cuda::AttnKernel kernel,
+                             const cuda::AttnLaunch& launch, const char** why) {
       const bool is_refused = (refused_kernels() >> static_cast<uint32_t>(kernel) & 1u) != 0;
       return !is_refused && kvc_cuda_backend()->attention_fits(device, kernel, launch, why);
     };
@@ -74,7 +74,8 @@ struct ForkModel {
   int32_t v_dim() const { return is_latent ? 512 : dim; }
 };
 
-// A cache on the small device, and K and V of every token on the host. Values are such that 16-bit storage holds them exactly.
+// A cache on the small device, and K and V of every token on the host. Values are such that 16-bit
+// storage holds them exactly.
 class Forks {
  public:
   struct Outputs {
@@ -120,7 +121,9 @@ class Forks {
   Forks(const Forks&) = delete;
   Forks& operator=(const Forks&) = delete;
 
-  int64_t below(int64_t count) { return static_cast<int64_t>(random_() % static_cast<uint64_t>(count)); }
+  int64_t below(int64_t count) {
+    return static_cast<int64_t>(random_() % static_cast<uint64_t>(count));
+  }
   int64_t length(kvc_seq seq) const { return static_cast<int64_t>(tokens_.at(seq).size()); }
 
   void add(kvc_seq seq) {
@@ -157,7 +160,8 @@ class Forks {
   }
 
   kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
-                     kvc_stream stream = nullptr, uint64_t flags = 0, const int32_t* parents = nullptr) {
+                     kvc_stream stream = nullptr, uint64_t flags = 0,
+                     const int32_t* parents = nullptr) {
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.stream = stream;
@@ -177,7 +181,8 @@ class Forks {
     cudasim::finish_all();
   }
 
-  // New values of q, k and v, in this order the same for equal seeds; the sequences hold them from now on.
+  // New values of q, k and v, in this order the same for equal seeds; the sequences hold them from
+  // now on.
   void make_rows(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
     int64_t rows = 0;
     for (const int64_t length : lengths) rows += length;
@@ -190,7 +195,8 @@ class Forks {
     for (Tensor* values : {q.get(), k.get(), v.get()})
       for (float& value : values->values) value = static_cast<float>(below(33) - 16) / 8.0f;
     if (model_.is_latent) {
-      for (size_t i = 0; i < v->values.size(); ++i) v->values[i] = k->values[i / 512 * 576 + i % 512];
+      for (size_t i = 0; i < v->values.size(); ++i)
+        v->values[i] = k->values[i / 512 * 576 + i % 512];
     }
     int64_t row = 0;
     for (size_t i = 0; i < seqs.size(); ++i) {
@@ -204,22 +210,25 @@ class Forks {
       }
     }
   }
-  Outputs attend(kvc_forward* forward, uint64_t flags, bool appends, int32_t layer = 0, int64_t window = 0) {
+  Outputs attend(kvc_forward* forward, uint64_t flags, bool appends, int32_t layer = 0,
+                 int64_t window = 0) {
     kvc_attn_opt opt{};
     opt.struct_size = sizeof opt;
     opt.flags = flags;
     opt.window = window;
     if (alibi_ != nullptr) opt.alibi_slopes = alibi_->view();
-    if (sinks_ != nullptr) opt.sinks = sinks_->view();
+    if (sinks_ != nullptr) opt.sink_logits = sinks_->view();
     if (model_.is_latent) opt.scale = 0.0625f;
     // They live on: a graph may have seen them.
     kept_.push_back(tensor(rows_, model_.q_heads, model_.v_dim()));
     Tensor& out = *kept_.back();
-    kept_.push_back(std::make_unique<Tensor>(std::vector<int64_t>{rows_, model_.q_heads}, kSmallGpu));
+    kept_.push_back(
+        std::make_unique<Tensor>(std::vector<int64_t>{rows_, model_.q_heads}, kSmallGpu));
     Tensor& lse = *kept_.back();
     kvc_error error = OneCache::blank();
     status = kvc_attn(forward, layer, &opt, q->view(), appends ? k->view() : nullptr,
-                      appends && !model_.is_latent ? v->view() : nullptr, out.view(), lse.view(), &error);
+                      appends && !model_.is_latent ? v->view() : nullptr, out.view(), lse.view(),
+                      &error);
     EXPECT_TRUE(status == KVC_OK || may_fail) << error.message;
     cudasim::finish_all();
     return {out.copy(), lse.copy()};
@@ -266,7 +275,8 @@ class Forks {
   }
   std::unique_ptr<Tensor> head_values(float low, float high) {
     auto values = std::make_unique<Tensor>(std::vector<int64_t>{model_.q_heads}, kSmallGpu);
-    for (float& value : values->values) value = std::uniform_real_distribution<float>(low, high)(random_);
+    for (float& value : values->values)
+      value = std::uniform_real_distribution<float>(low, high)(random_);
     return values;
   }
 
@@ -281,19 +291,22 @@ class Forks {
     double sum = 0;
     std::vector<double> out(static_cast<size_t>(v_dim));
     for (int64_t key = 0; key <= position; ++key) {
-      if (window.size != 0 && key >= window.sink && key <= position - (window.size - window.sink)) continue;
+      if (window.size != 0 && key >= window.sink && key <= position - (window.size - window.sink))
+        continue;
       const Token& token = tokens[static_cast<size_t>(key)];
       double score = 0;
       for (int64_t d = 0; d < k_dim; ++d)
         score += double{query[d]} * token.k[static_cast<size_t>(kv_head * k_dim + d)];
       score *= scale;
-      if (alibi_ != nullptr) score -= double{alibi_->values[static_cast<size_t>(head)]} * (position - key);
+      if (alibi_ != nullptr)
+        score -= double{alibi_->values[static_cast<size_t>(head)]} * (position - key);
       const double weight = std::exp(score);
       sum += weight;
       for (int64_t d = 0; d < v_dim; ++d)
         out[static_cast<size_t>(d)] += weight * token.v[static_cast<size_t>(kv_head * v_dim + d)];
     }
-    const double sink = sinks_ != nullptr ? std::exp(double{sinks_->values[static_cast<size_t>(head)]}) : 0;
+    const double sink =
+        sinks_ != nullptr ? std::exp(double{sinks_->values[static_cast<size_t>(head)]}) : 0;
     for (const double value : out) all->out.push_back(static_cast<float>(value / (sum + sink)));
     all->lse.push_back(static_cast<float>(std::log(sum)));
   }

@@ -1,4 +1,5 @@
-// Prefixes that sequences of a cache on the device share: found, read once, and the results those of reading them apart.
+// Prefixes that sequences of a cache on the device share: found, read once, and the results those
+// of reading them apart.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -54,8 +55,8 @@ class Cascade : public ::testing::Test {
   }
 };
 
-// Float32 differs by the order of sums alone. Matrix instructions round probabilities (and queries times scale) to 16 bits: 2^-9 of them, of values
-// up to 2.
+// Float32 differs by the order of sums alone. Matrix instructions round probabilities (and queries
+// times scale) to 16 bits: 2^-9 of them, of values up to 2.
 void expect_alike(const Forks::Outputs& a, const Forks::Outputs& b, const ForkModel& model) {
   expect_close(a.out, b.out, model.is_exact() ? 2e-5f : 8e-3f);
   expect_close(a.lse, b.lse, model.is_exact() ? 2e-5f : 8e-3f);
@@ -79,13 +80,15 @@ TEST_F(Cascade, ReadsAPrefixOnceAndSaysSo) {
         EXPECT_EQ(item.sequence, kCount) << "there is one prefix";
         EXPECT_GE(item.slot, 0);
         ASSERT_LE(item.key_end, kShared);
-        for (int32_t key = item.key_begin; key < item.key_end; ++key) ++times_read[static_cast<size_t>(key)];
+        for (int32_t key = item.key_begin; key < item.key_end; ++key)
+          ++times_read[static_cast<size_t>(key)];
       } else {
         EXPECT_GE(item.key_begin, kShared) << "sequence " << item.sequence;
         EXPECT_GE(item.slot, 0);
       }
     }
-    EXPECT_EQ(times_read, std::vector<int64_t>(kShared, model.kv_heads)) << "16 rows of each kv head";
+    EXPECT_EQ(times_read, std::vector<int64_t>(kShared, model.kv_heads))
+        << "16 rows of each kv head";
     EXPECT_EQ(forks.cascades(), 1u);
     int64_t own = 0;
     for (const kvc_seq seq : seqs) own += forks.length(seq) - kShared;
@@ -102,7 +105,8 @@ TEST_F(Cascade, ReadsAPrefixOnceAndSaysSo) {
 
 constexpr uint32_t bit(cuda::AttnKernel kernel) { return 1u << static_cast<uint32_t>(kernel); }
 
-// Rows of 18 members in one tile of wgmma, and latents, where 16 heads of a token fill a quarter of one.
+// Rows of 18 members in one tile of wgmma, and latents, where 16 heads of a token fill a quarter of
+// one.
 TEST_F(Cascade, RunsOnTheKernelsOfSm90) {
   ForkModel wide, latent;
   wide.storage = latent.storage = kBf16;
@@ -132,7 +136,8 @@ TEST_F(Cascade, RunsOnTheKernelsOfSm90) {
   }
 }
 
-// Roots whose forks have forks, loners, appends of several tokens, and a sequence that sees a window.
+// Roots whose forks have forks, loners, appends of several tokens, and a sequence that sees a
+// window.
 TEST_F(Cascade, GivesWhatReadingApartGivesOverRandomForks) {
   constexpr int32_t kPages[] = {1, 16, 48};
   constexpr int32_t kHeads[][2] = {{4, 2}, {3, 1}, {5, 5}, {14, 2}};
@@ -285,7 +290,8 @@ TEST_F(Cascade, LeavesMovedPositionsToThemselvesWhereTheyMatter) {
   }
 }
 
-// The plain step is the one message that the device fetches itself. Sharing costs two copies per step, however many layers there are.
+// The plain step is the one message that the device fetches itself. Sharing costs two copies per
+// step, however many layers there are.
 TEST_F(Cascade, CopiesOncePerStepAndOnlyWhereItShares) {
   for (const int64_t shared : {256, 0}) {
     ForkModel model;
@@ -301,7 +307,8 @@ TEST_F(Cascade, CopiesOncePerStepAndOnlyWhereItShares) {
       cudasim::reset_counters();
       kvc_forward* forward = forks.begin(seqs, ones(seqs));
       forks.make_rows(seqs, ones(seqs));
-      for (int32_t layer = 0; layer < model.num_layers; ++layer) (void)forks.attend(forward, 0, true, layer);
+      for (int32_t layer = 0; layer < model.num_layers; ++layer)
+        (void)forks.attend(forward, 0, true, layer);
       forks.end(forward);
       if (step < 2) continue;  // memory grows
       const cudasim::Counters counters = cudasim::counters();

@@ -1,7 +1,7 @@
 // The combine kernel against the same merges in double.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/combine/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/plan_on_device.h"
 #include "tests/cuda/planner_support.h"
 
@@ -54,7 +54,8 @@ struct Problem {
     const int64_t packed = sequence.num_rows * group();
     for (int32_t head = 0; head < shape.kv_heads; ++head)
       for (int64_t row = 0; row < packed; row += shape.tile_rows)
-        if (dice.chance(0.8)) add_merge(dice, s, head, row, std::min<int64_t>(shape.tile_rows, packed - row));
+        if (dice.chance(0.8))
+          add_merge(dice, s, head, row, std::min<int64_t>(shape.tile_rows, packed - row));
   }
 
   // The rows of the merge lie anywhere in its slots, as those of shared prefixes do.
@@ -71,7 +72,8 @@ struct Problem {
       sources.push_back({static_cast<int32_t>(sources.size()), at});
     }
     std::reverse(sources.begin() + first, sources.end());
-    merges.push_back({s, head, static_cast<int32_t>(row), static_cast<int32_t>(rows), first, count});
+    merges.push_back(
+        {s, head, static_cast<int32_t>(row), static_cast<int32_t>(rows), first, count});
   }
 
   void fill(Dice& dice, float* row) const {
@@ -88,7 +90,8 @@ struct Problem {
     params.num_q_heads = shape.q_heads;
     params.num_kv_heads = shape.kv_heads;
     params.v_dim = shape.v_dim;
-    const int64_t head_stride = (shape.v_dim + shape.odd_strides) * kernels::dtype_bytes(shape.dtype);
+    const int64_t head_stride =
+        (shape.v_dim + shape.odd_strides) * kernels::dtype_bytes(shape.dtype);
     params.out = {out, head_stride * shape.q_heads, head_stride, shape.dtype};
     params.lse = shape.lse ? lse : nullptr;
     params.lse_token_stride = shape.q_heads + 3;
@@ -96,8 +99,8 @@ struct Problem {
   }
 };
 
-// Weights are good to some 2^-20, sums have few terms. In 16 bits the two may then round apart: one unit in
-// the last place.
+// Weights are good to some 2^-20, sums have few terms. In 16 bits the two may then round apart: one
+// unit in the last place.
 double tolerance(DType dtype) {
   return 1e-5 + (dtype == DType::kF32 ? 0 : dtype == DType::kF16 ? 1.0 / 1024 : 1.0 / 128);
 }
@@ -106,8 +109,9 @@ void check(uint64_t seed, const Shape& shape) {
   Dice dice(seed);
   Problem problem(dice, shape);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": heads " + std::to_string(shape.q_heads) + "/" +
-               std::to_string(shape.kv_heads) + ", v_dim " + std::to_string(shape.v_dim) + ", tile " +
-               std::to_string(shape.tile_rows) + ", dtype " + std::to_string(static_cast<int>(shape.dtype)));
+               std::to_string(shape.kv_heads) + ", v_dim " + std::to_string(shape.v_dim) +
+               ", tile " + std::to_string(shape.tile_rows) + ", dtype " +
+               std::to_string(static_cast<int>(shape.dtype)));
   const kernels::AttnParams layout = problem.params(nullptr, nullptr);
   const auto out_bytes = static_cast<size_t>(problem.tokens * layout.out.token_stride);
   const auto lse_floats = static_cast<size_t>(problem.tokens * layout.lse_token_stride);
@@ -120,9 +124,14 @@ void check(uint64_t seed, const Shape& shape) {
     for (size_t s = 0; s < sequences.size(); ++s) sequences[s].row_map = problem.maps[s].data();
   params.sequences = sequences.data();
   params.sinks = shape.sinks ? problem.sinks.data() : nullptr;
-  WorkPlan plan{
-      problem.counts.data(),   nullptr,        nullptr,        problem.merges.data(), problem.sources.data(),
-      problem.partials.data(), shape.num_ctas, shape.tile_rows};
+  WorkPlan plan{problem.counts.data(),
+                nullptr,
+                nullptr,
+                problem.merges.data(),
+                problem.sources.data(),
+                problem.partials.data(),
+                shape.num_ctas,
+                shape.tile_rows};
   for (const MergeItem& merge : problem.merges) execute_merge(params, plan, merge);
 
   const DeviceArray<std::byte> out(std::vector<std::byte>(out_bytes, std::byte{0xff}));
@@ -150,14 +159,15 @@ void check(uint64_t seed, const Shape& shape) {
   const std::vector<float> actual_lse = lse.read();
   for (size_t i = 0; i < lse_floats; ++i) {
     if (expected_lse[i] == actual_lse[i]) continue;
-    ASSERT_NEAR(actual_lse[i], expected_lse[i], 1e-5 * std::max(1.0f, std::fabs(expected_lse[i]))) << i;
+    ASSERT_NEAR(actual_lse[i], expected_lse[i], 1e-5 * std::max(1.0f, std::fabs(expected_lse[i])))
+        << i;
   }
   for (int64_t row = 0; row < problem.tokens * shape.q_heads; ++row)
     for (int32_t d = 0; d < shape.v_dim + shape.odd_strides; ++d) {
-      const double e =
-          kernels::reference::read_element(expected.data() + row * layout.out.head_stride, shape.dtype, d);
-      const double a =
-          kernels::reference::read_element(actual.data() + row * layout.out.head_stride, shape.dtype, d);
+      const double e = kernels::reference::read_element(
+          expected.data() + row * layout.out.head_stride, shape.dtype, d);
+      const double a = kernels::reference::read_element(
+          actual.data() + row * layout.out.head_stride, shape.dtype, d);
       if (std::isnan(e) && std::isnan(a)) continue;  // neither wrote it
       ASSERT_NEAR(a, e, tolerance(shape.dtype) * std::max(1.0, std::fabs(e)))
           << "row " << row << " element " << d;

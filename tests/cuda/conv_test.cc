@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/conv/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/linear_support.h"
 
@@ -19,7 +19,8 @@ using testing::RecurrentTensor;
 using testing::Rng;
 using testing::scaled;
 
-void check(Rng& rng, int32_t channels, int32_t width, const std::vector<int32_t>& rows, bool in_place) {
+void check(Rng& rng, int32_t channels, int32_t width, const std::vector<int32_t>& rows,
+           bool in_place) {
   const int64_t kept = width - 1;
   const DType state = rng.dtype(), out_type = rng.dtype();
   int64_t tokens = 0;
@@ -81,8 +82,8 @@ void check(Rng& rng, int32_t channels, int32_t width, const std::vector<int32_t>
   launched.weight = d_weight.data();
   launched.bias = has_bias ? d_bias.data() : nullptr;
   launched.sequences = d_sequences.data();
-  ASSERT_EQ(cuda::conv(launched, n + (counts_on_device ? 2 : 0), counts_on_device ? count.data() : nullptr,
-                       tokens, nullptr),
+  ASSERT_EQ(cuda::conv(launched, n + (counts_on_device ? 2 : 0),
+                       counts_on_device ? count.data() : nullptr, tokens, nullptr),
             cudaSuccess);
   finish();
   const std::vector<std::byte> outputs = out.from_device();
@@ -92,8 +93,9 @@ void check(Rng& rng, int32_t channels, int32_t width, const std::vector<int32_t>
         const int64_t token = sequences[s].row_begin + row;
         const double expected = out.at(out.host(), token, 0, c);
         // `width` + 1 terms of size 1 in float32, then one rounding.
-        ASSERT_NEAR(out.at(outputs, token, 0, c), expected,
-                    (width + 1) * 4e-7 * 4 + 2.1 * testing::rounding_of(out_type) * std::fabs(expected))
+        ASSERT_NEAR(
+            out.at(outputs, token, 0, c), expected,
+            (width + 1) * 4e-7 * 4 + 2.1 * testing::rounding_of(out_type) * std::fabs(expected))
             << "sequence " << s << " row " << row << " channel " << c;
       }
     }
@@ -121,7 +123,8 @@ TEST(CudaConv, ALongPromptAndADecode) {
   check(rng, 3, 4, {4500, 2}, true);
 }
 
-// Sequences of one row, where a CTA guesses whose rows it has, and others among them, where it searches.
+// Sequences of one row, where a CTA guesses whose rows it has, and others among them, where it
+// searches.
 TEST(CudaConv, ManySequences) {
   for (int seed = 0; seed < scaled(8); ++seed) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed);

@@ -1,5 +1,5 @@
 // Elements of one type into another, rows gathered and scattered.
-#include "kernels/cuda/convert/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {
@@ -50,7 +50,8 @@ void convert_at_random(uint64_t seed) {
                            : other >= 0   ? in.at(other, 0, d)
                            : has_fallback ? fallback.at(0, 0, d)
                                           : 0.0;
-      kernels::reference::write_element(expected.row(scatter ? other : row, 0), expected.rows.dtype, d, value);
+      kernels::reference::write_element(expected.row(scatter ? other : row, 0), expected.rows.dtype,
+                                        d, value);
     }
   }
   const std::vector<std::byte> found = device_out.memory.read();

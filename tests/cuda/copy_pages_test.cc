@@ -1,5 +1,5 @@
 // Pages, or slots of pages, to other pages and to pinned host memory.
-#include "kernels/cuda/copy_pages/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {
@@ -22,9 +22,11 @@ std::vector<Part> random_parts(Random& random, int64_t unit) {
   return parts;
 }
 
-std::vector<StepPageSlot> slots_of(const std::vector<Part>& parts, std::byte* base, int64_t page_stride) {
+std::vector<StepPageSlot> slots_of(const std::vector<Part>& parts, std::byte* base,
+                                   int64_t page_stride) {
   std::vector<StepPageSlot> slots;
-  for (const Part& part : parts) slots.push_back({base + part.begin, page_stride, part.bytes, part.group, 0});
+  for (const Part& part : parts)
+    slots.push_back({base + part.begin, page_stride, part.bytes, part.group, 0});
   return slots;
 }
 
@@ -32,9 +34,10 @@ void copy_at_random(uint64_t seed, bool to_host) {
   Random random(seed);
   const int64_t unit = random.pick<int64_t>({1, 4, 16, 16}), pages = random.between(2, 9);
   const std::vector<Part> parts = random_parts(random, unit);
-  const int64_t stride = parts.back().begin + parts.back().bytes + random.pick<int64_t>({0, 2}) * unit;
-  SCOPED_TRACE("seed " + std::to_string(seed) + ": units of " + std::to_string(unit) + " bytes, pages of " +
-               std::to_string(stride));
+  const int64_t stride =
+      parts.back().begin + parts.back().bytes + random.pick<int64_t>({0, 2}) * unit;
+  SCOPED_TRACE("seed " + std::to_string(seed) + ": units of " + std::to_string(unit) +
+               " bytes, pages of " + std::to_string(stride));
   std::vector<std::byte> memory(static_cast<size_t>(pages * stride));
   for (std::byte& byte : memory) byte = static_cast<std::byte>(random.between(0, 255));
   const DeviceArray<std::byte> pool(memory);

@@ -1,5 +1,5 @@
-// A random attention problem (tests/unit) with all that it reads and writes in memory of the device, its keys in any storage, its work cut by the
-// planner.
+// A random attention problem (tests/unit) with all that it reads and writes in memory of the
+// device, its keys in any storage, its work cut by the planner.
 #pragma once
 
 #include "kernels/reference/reference.h"
@@ -25,7 +25,8 @@ class Uploads {
   T* add(const T* from, int64_t count) {
     if (from == nullptr) return nullptr;
     const auto* bytes = reinterpret_cast<const std::byte*>(from);
-    arrays_.emplace_back(std::vector<std::byte>(bytes, bytes + count * static_cast<int64_t>(sizeof(T))));
+    arrays_.emplace_back(
+        std::vector<std::byte>(bytes, bytes + count * static_cast<int64_t>(sizeof(T))));
     return reinterpret_cast<T*>(arrays_.back().data());
   }
 
@@ -33,10 +34,11 @@ class Uploads {
   std::vector<DeviceArray<std::byte>> arrays_;
 };
 
-// The keys of `pool` (a half of the problem's) in another storage. What it has instead of them, as float32, takes their place, so that the
-// reference sees what a kernel sees. Rows of NaN stay poison.
-inline StoredPool stored_as(Random& random, const StorageKind& kind, PoolOwner& pool, PagedRows& rows,
-                            int64_t page_size, int64_t heads, int64_t dim) {
+// The keys of `pool` (a half of the problem's) in another storage. What it has instead of them, as
+// float32, takes their place, so that the reference sees what a kernel sees. Rows of NaN stay
+// poison.
+inline StoredPool stored_as(Random& random, const StorageKind& kind, PoolOwner& pool,
+                            PagedRows& rows, int64_t page_size, int64_t heads, int64_t dim) {
   const int64_t pages = pool.memory.size() / rows.page_stride;
   StoredPool stored(random, kind, pages, page_size, heads, dim);
   PoolOwner plain(random, pages, page_size, heads, dim, DType::kF32);
@@ -50,8 +52,8 @@ inline StoredPool stored_as(Random& random, const StorageKind& kind, PoolOwner& 
         if (std::isnan(values[0])) continue;
         stored.write(page, head, offset, values);
         for (int64_t d = 0; d < dim; ++d)
-          kernels::reference::write_element(kernels::row_address(plain.rows, page, head, offset), DType::kF32,
-                                            d, stored.read(page, head, offset, d));
+          kernels::reference::write_element(kernels::row_address(plain.rows, page, head, offset),
+                                            DType::kF32, d, stored.read(page, head, offset, d));
       }
     }
   }
@@ -89,15 +91,18 @@ class DeviceAttention {
     plan.reserve_partials(problem_.params.v_dim);
     launch.plan = plan.view();
     launch.plan.counts = uploads_.add(plan.counts.data(), static_cast<int64_t>(plan.counts.size()));
-    launch.plan.cta_begin = uploads_.add(plan.cta_begin.data(), static_cast<int64_t>(plan.cta_begin.size()));
+    launch.plan.cta_begin =
+        uploads_.add(plan.cta_begin.data(), static_cast<int64_t>(plan.cta_begin.size()));
     launch.plan.items = uploads_.add(plan.items.data(), static_cast<int64_t>(plan.items.size()));
     launch.plan.merges = uploads_.add(plan.merges.data(), static_cast<int64_t>(plan.merges.size()));
-    launch.plan.sources = uploads_.add(plan.sources.data(), static_cast<int64_t>(plan.sources.size()));
+    launch.plan.sources =
+        uploads_.add(plan.sources.data(), static_cast<int64_t>(plan.sources.size()));
     partials_ = DeviceArray<float>(plan.partials);
     launch.plan.partials = partials_.data();
   }
 
-  // What the kernel wrote into the problem's outputs; its partial slots are merged on the host, in double.
+  // What the kernel wrote into the problem's outputs; its partial slots are merged on the host, in
+  // double.
   void read_back(HostPlan& plan) {
     testing::finish();
     out_.read_back(problem_.out);
@@ -120,7 +125,8 @@ class DeviceAttention {
     return {problem.lse.floats(), problem.lse.floats() + problem.lse.size() / 4};
   }
 
-  void upload_keys(const StoredPool* stored, PoolOwner& plain, PagedRows* rows, RowStorage* storage) {
+  void upload_keys(const StoredPool* stored, PoolOwner& plain, PagedRows* rows,
+                   RowStorage* storage) {
     if (stored == nullptr) {
       rows->base = uploads_.add(plain.memory.data(), plain.memory.size());
       return;
@@ -128,7 +134,8 @@ class DeviceAttention {
     *rows = stored->rows;
     *storage = stored->storage;
     rows->base = uploads_.add(stored->memory.data(), static_cast<int64_t>(stored->memory.size()));
-    storage->scales = uploads_.add(stored->scales.data(), static_cast<int64_t>(stored->scales.size()));
+    storage->scales =
+        uploads_.add(stored->scales.data(), static_cast<int64_t>(stored->scales.size()));
   }
 
   void upload_rotation(Rotation* rotation, int64_t rows) {
@@ -147,8 +154,8 @@ class DeviceAttention {
   // Behind the pages of a table lie ids that no pool has.
   void upload_sequence(int32_t s, kernels::AttnSequence* sequence) {
     const int64_t rows = sequence->num_rows;
-    std::vector<int32_t> pages(sequence->pages,
-                               sequence->pages + problem_.page_tables[static_cast<size_t>(s)].size());
+    std::vector<int32_t> pages(
+        sequence->pages, sequence->pages + problem_.page_tables[static_cast<size_t>(s)].size());
     pages.insert(pages.end(), 4, 0x7ffffff0);
     sequence->pages = uploads_.add(pages.data(), static_cast<int64_t>(pages.size()));
     sequence->row_map = uploads_.add(sequence->row_map, rows);
@@ -166,10 +173,11 @@ class DeviceAttention {
   DeviceArray<float> partials_;
 };
 
-// The problem's outputs against `expected`: out relative to its size, lse each for itself. A sink much larger than the scores leaves results below
-// the smallest of 16 bits: `least` of every element is as good as 0.
-inline void expect_close(AttnProblem& problem, TensorOwner& expected, const std::vector<float>& expected_lse,
-                         double limit) {
+// The problem's outputs against `expected`: out relative to its size, lse each for itself. A sink
+// much larger than the scores leaves results below the smallest of 16 bits: `least` of every
+// element is as good as 0.
+inline void expect_close(AttnProblem& problem, TensorOwner& expected,
+                         const std::vector<float>& expected_lse, double limit) {
   const double least = problem.out.rows.dtype == DType::kF16 ? 1e-4 : 1e-30;
   double difference = 0, size = 0;
   for (int64_t t = 0; t < expected.tokens; ++t) {

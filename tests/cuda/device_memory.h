@@ -1,6 +1,7 @@
-// Memory of the device for the tests of kernels. Through the CUDA runtime's own functions and nothing else, so that the same
-// test runs on the emulator (whose runtime is part of the test suite) and on a GPU. A test that keeps to this header for everything that a
-// kernel reads or writes also becomes part of the program that tests/gpu/run.sh runs on a device.
+// Memory of the device for the tests of kernels. Through the CUDA runtime's own functions and
+// nothing else, so that the same test runs on the emulator (whose runtime is part of the test
+// suite) and on a GPU. A test that keeps to this header for everything that a kernel reads or
+// writes also becomes part of the program that tests/gpu/run.sh runs on a device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -20,7 +21,8 @@ namespace kvc::cuda::testing {
 
 // Throws with the name of the call, so that GoogleTest reports it as the failure of the test.
 inline void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 // After a launch: what it could not start, and what went wrong while it ran.
 inline void finish(cudaStream_t stream = nullptr) {
@@ -28,8 +30,9 @@ inline void finish(cudaStream_t stream = nullptr) {
   check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
 }
 
-// `count` elements on the device between two guards. Fresh memory is poison: every byte 0xff, NaN in each float type of the library and an absurd id
-// in each integer type. A kernel that writes just outside fails the test when the array is read or goes.
+// `count` elements on the device between two guards. Fresh memory is poison: every byte 0xff, NaN
+// in each float type of the library and an absurd id in each integer type. A kernel that writes
+// just outside fails the test when the array is read or goes.
 template <typename T>
 class DeviceArray {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -56,7 +59,8 @@ class DeviceArray {
   }
   ~DeviceArray() {
     if (!memory_) return;
-    if (!intact()) ADD_FAILURE() << "a kernel wrote just outside an array of " << bytes() << " bytes";
+    if (!intact())
+      ADD_FAILURE() << "a kernel wrote just outside an array of " << bytes() << " bytes";
     cudaFree(memory_);
   }
 
@@ -68,12 +72,14 @@ class DeviceArray {
   void write(std::span<const T> values, size_t at = 0) {
     if (at + values.size() > count_) throw std::out_of_range("DeviceArray::write");
     if (values.empty()) return;
-    check(cudaMemcpy(data() + at, values.data(), values.size_bytes(), cudaMemcpyDefault), "cudaMemcpy");
+    check(cudaMemcpy(data() + at, values.data(), values.size_bytes(), cudaMemcpyDefault),
+          "cudaMemcpy");
   }
   // All of it, as it is when everything enqueued before has been done.
   std::vector<T> read() const {
     check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-    if (!intact()) ADD_FAILURE() << "a kernel wrote just outside an array of " << bytes() << " bytes";
+    if (!intact())
+      ADD_FAILURE() << "a kernel wrote just outside an array of " << bytes() << " bytes";
     std::vector<T> values(count_);
     if (count_) check(cudaMemcpy(values.data(), data(), bytes(), cudaMemcpyDefault), "cudaMemcpy");
     return values;
@@ -109,7 +115,8 @@ class PinnedArray {
 
  public:
   explicit PinnedArray(size_t count) : count_(count) {
-    check(cudaHostAlloc(&memory_, count_ * sizeof(T) + 1, cudaHostAllocPortable | cudaHostAllocMapped),
+    check(cudaHostAlloc(&memory_, count_ * sizeof(T) + 1,
+                        cudaHostAllocPortable | cudaHostAllocMapped),
           "cudaHostAlloc");
     std::memset(memory_, 0, count_ * sizeof(T) + 1);
   }
@@ -127,7 +134,8 @@ class PinnedArray {
   size_t count_ = 0;
 };
 
-// What launches ask of the device they are for. The emulator answers for the device that it imitates.
+// What launches ask of the device they are for. The emulator answers for the device that it
+// imitates.
 struct DeviceFacts {
   int arch = 0;  // 10 * compute capability
   int num_sms = 0;
@@ -136,8 +144,10 @@ inline DeviceFacts device_facts() {
   int device = 0, major = 0, minor = 0;
   DeviceFacts facts;
   check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
-  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device),
+        "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device),
+        "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&facts.num_sms, cudaDevAttrMultiProcessorCount, device),
         "cudaDeviceGetAttribute");
   facts.arch = 10 * major + minor;

@@ -1,12 +1,13 @@
 // Codecs of small floats and integers: every code, every tie, the ends.
-#include "kernels/cuda/elements.h"
+#include "kernels/cuda/ptx/elements.h"
 
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {
 namespace {
 
-constexpr Stored kTypes[] = {Stored::kE4M3, Stored::kE5M2, Stored::kInt8, Stored::kInt4, Stored::kE2M1};
+constexpr Stored kTypes[] = {Stored::kE4M3, Stored::kE5M2, Stored::kInt8, Stored::kInt4,
+                             Stored::kE2M1};
 
 Element element_of_type(Stored type) { return static_cast<Element>(3 + static_cast<int>(type)); }
 
@@ -34,8 +35,8 @@ TEST(CudaElements, ValuesAreRoundedToTheNearestCodeAndTiesToTheEvenOne) {
     std::sort(sorted.begin(), sorted.end());
     for (size_t i = 1; i < sorted.size(); ++i) {
       const auto middle = static_cast<float>((sorted[i - 1] + sorted[i]) / 2);
-      for (const float value : {static_cast<float>(sorted[i]), middle, std::nextafter(middle, -1e9f),
-                                std::nextafter(middle, 1e9f)}) {
+      for (const float value : {static_cast<float>(sorted[i]), middle,
+                                std::nextafter(middle, -1e9f), std::nextafter(middle, 1e9f)}) {
         const uint32_t code = encode(element_of_type(type), value);
         const int nearest = nearest_code(values, value);
         EXPECT_EQ(values[code], values[static_cast<size_t>(nearest)])
@@ -75,8 +76,8 @@ TEST(CudaElements, ScalesOfNothingDivideNothing) {
 }
 
 TEST(CudaElements, SlotsFindTheirPagesAlsoBeyondThirtyTwoBits) {
-  for (const int64_t slot : {int64_t{0}, int64_t{47}, int64_t{48}, int64_t{INT32_MAX}, int64_t{1} << 31,
-                             (int64_t{5} << 32) + 77}) {
+  for (const int64_t slot : {int64_t{0}, int64_t{47}, int64_t{48}, int64_t{INT32_MAX},
+                             int64_t{1} << 31, (int64_t{5} << 32) + 77}) {
     for (const int32_t page_size : {1, 3, 16, 48}) {
       const PagePlace place = page_place(slot, page_size);
       EXPECT_EQ(place.page, slot / page_size);

@@ -1,5 +1,5 @@
-// The emulator's Hopper part against naive computations: TMA boxes with every swizzle, wgmma with every operand form, mbarriers; and that mistakes
-// in their use show.
+// The emulator's Hopper part against naive computations: TMA boxes with every swizzle, wgmma with
+// every operand form, mbarriers; and that mistakes in their use show.
 #include <cuda.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx/hopper.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 
@@ -34,20 +34,22 @@ float from_bf16(uint16_t bits) {
 std::vector<uint16_t> small_integers(size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<uint16_t> values(count);
-  for (uint16_t& value : values) value = to_bf16(static_cast<float>(static_cast<int>(random() % 17) - 8));
+  for (uint16_t& value : values)
+    value = to_bf16(static_cast<float>(static_cast<int>(random() % 17) - 8));
   return values;
 }
 
 // The driver's function, as the back end gets it.
 TensorMap make_map(const void* address, std::vector<uint64_t> dims, std::vector<uint64_t> strides,
                    std::vector<uint32_t> box, CUtensorMapSwizzle swizzle) {
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             &result),
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                             cudaEnableDefault, &result),
             cudaSuccess);
   const std::vector<uint32_t> ones(dims.size(), 1);
   CUtensorMap encoded;
@@ -62,7 +64,8 @@ TensorMap make_map(const void* address, std::vector<uint64_t> dims, std::vector<
   return map;
 }
 
-// ------------------------------------------------------------------------------------------------ TMA
+// ----------------------------------------------------------------------------------------------
+// TMA
 
 struct LoadBox {
   TensorMap map;
@@ -96,7 +99,8 @@ TEST(EmulatedTma, DeliversBoxesOfEveryRankAndSwizzleWithZerosOutside) {
   std::mt19937 generator(7);
   const auto random = [&] { return static_cast<uint32_t>(generator()); };
   constexpr CUtensorMapSwizzle kSwizzles[] = {CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_SWIZZLE_32B,
-                                              CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_SWIZZLE_128B};
+                                              CU_TENSOR_MAP_SWIZZLE_64B,
+                                              CU_TENSOR_MAP_SWIZZLE_128B};
   for (int round = 0; round < 200; ++round) {
     const int rank = 2 + static_cast<int>(random() % 4);
     const uint32_t mode = random() % 4;
@@ -170,7 +174,8 @@ void two_boxes(const __grid_constant__ TwoBoxes p) {
   }
   sync_cta();
   for (int i = 0; i < p.waits_for; ++i) mbarrier_wait(barriers + i, 0);
-  if (threadIdx.x == 0) *p.out = bf16_to_float(*reinterpret_cast<const uint16_t*>(cta_shared() + 1024));
+  if (threadIdx.x == 0)
+    *p.out = bf16_to_float(*reinterpret_cast<const uint16_t*>(cta_shared() + 1024));
   for (int i = p.waits_for; i < 2; ++i) mbarrier_wait(barriers + i, 0);
 }
 
@@ -199,21 +204,22 @@ TEST(EmulatedTma, ShowsAMissingWait) {
 
 TEST(EmulatedTma, RefusesWhatTheDriverRefuses) {
   void* function = nullptr;
-  ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
-                                             nullptr),
+  ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                             cudaEnableDefault, nullptr),
             cudaSuccess);
-  using Encode = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
-                              const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
-                              CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+  using Encode =
+      CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                   const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                   CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
   alignas(16) uint16_t data[64];
   const auto encode = [&](void* address, uint64_t stride, uint32_t inner) {
     const cuuint64_t dims[2] = {64, 4};
     const cuuint32_t box[2] = {inner, 1}, ones[2] = {1, 1};
     CUtensorMap map;
-    return reinterpret_cast<Encode>(function)(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, address, dims,
-                                              &stride, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return reinterpret_cast<Encode>(function)(
+        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, address, dims, &stride, box, ones,
+        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   };
   EXPECT_EQ(encode(data, 128, 64), CUDA_SUCCESS);
   EXPECT_EQ(encode(data + 1, 128, 64), CUDA_ERROR_INVALID_VALUE);  // base
@@ -222,7 +228,8 @@ TEST(EmulatedTma, RefusesWhatTheDriverRefuses) {
   EXPECT_EQ(encode(data, 128, 4), CUDA_ERROR_INVALID_VALUE);       // 8 bytes
 }
 
-// ---------------------------------------------------------------------------------------------- wgmma
+// ----------------------------------------------------------------------------------------------
+// wgmma
 
 struct Product {
   TensorMap a, b;  // boxes of 64 elements x rows
@@ -231,7 +238,8 @@ struct Product {
   int32_t k;  // a multiple of 64
 };
 
-// D = A * B with tiles that TMA brings, 128-byte swizzle: A [64][k] K-major; B [n][k] K-major, or [k][n] N-major.
+// D = A * B with tiles that TMA brings, 128-byte swizzle: A [64][k] K-major; B [n][k] K-major, or
+// [k][n] N-major.
 template <int N, bool TransposedB, bool ARegisters>
 void product(const __grid_constant__ Product p) {
   std::byte* a_tile = cta_shared();
@@ -263,8 +271,8 @@ void product(const __grid_constant__ Product p) {
         std::memcpy(&a[s][i], p.a_rows + row * p.k + column, 4);
       }
     const uint64_t from_a = wgmma_descriptor(a_tile, 0, 1024, 128);
-    const uint64_t from_b =
-        TransposedB ? wgmma_descriptor(b_tile, 64 * 128, 1024, 128) : wgmma_descriptor(b_tile, 0, 1024, 128);
+    const uint64_t from_b = TransposedB ? wgmma_descriptor(b_tile, 64 * 128, 1024, 128)
+                                        : wgmma_descriptor(b_tile, 0, 1024, 128);
     wgmma_fence();
     for (int s = 0; s < 4; ++s) {
       const uint64_t b = wgmma_advance(from_b, s * (TransposedB ? 16 * 128 : 32));
@@ -285,8 +293,8 @@ void product(const __grid_constant__ Product p) {
 
 template <int N, bool TransposedB, bool ARegisters>
 void check_product(int k) {
-  SCOPED_TRACE(::testing::Message() << "N " << N << " transposed " << TransposedB << " A in registers "
-                                    << ARegisters);
+  SCOPED_TRACE(::testing::Message()
+               << "N " << N << " transposed " << TransposedB << " A in registers " << ARegisters);
   const std::vector<uint16_t> a = small_integers(static_cast<size_t>(64 * k), 11);
   const std::vector<uint16_t> b = small_integers(static_cast<size_t>(N * k), 12);
   void *a_device, *b_device;
@@ -298,8 +306,9 @@ void check_product(int k) {
   std::vector<float> out(64 * N);
   Product p{};
   p.a = make_map(a_device, {width, 64}, {width * 2}, {64, 64}, CU_TENSOR_MAP_SWIZZLE_128B);
-  p.b = TransposedB ? make_map(b_device, {N, width}, {N * 2}, {64, 64}, CU_TENSOR_MAP_SWIZZLE_128B)
-                    : make_map(b_device, {width, N}, {width * 2}, {64, N}, CU_TENSOR_MAP_SWIZZLE_128B);
+  p.b = TransposedB
+            ? make_map(b_device, {N, width}, {N * 2}, {64, 64}, CU_TENSOR_MAP_SWIZZLE_128B)
+            : make_map(b_device, {width, N}, {width * 2}, {64, N}, CU_TENSOR_MAP_SWIZZLE_128B);
   p.out = out.data();
   p.a_rows = static_cast<const uint16_t*>(a_device);
   p.k = k;
@@ -327,7 +336,8 @@ TEST(EmulatedWgmma, MultipliesTilesThatTmaBrings) {
   check_product<32, false, true>(64);
 }
 
-// Operands written by threads, for the layouts that no kernel loads by TMA. One instruction, 64 x 32 x 16.
+// Operands written by threads, for the layouts that no kernel loads by TMA. One instruction, 64 x
+// 32 x 16.
 struct SmallProduct {
   const uint16_t* a;  // [64][16]
   const uint16_t* b;  // [32][16]
@@ -350,7 +360,8 @@ void small_product(const __grid_constant__ SmallProduct p) {
   std::byte* a_tile = cta_shared();
   std::byte* b_tile = cta_shared() + 16384;
   const int t = static_cast<int>(threadIdx.x);
-  for (int i = t; i < 64 * 16; i += 128) put(a_tile, i / 16, i % 16 * 2, 8 * span, 64 * span, p.a[i]);
+  for (int i = t; i < 64 * 16; i += 128)
+    put(a_tile, i / 16, i % 16 * 2, 8 * span, 64 * span, p.a[i]);
   for (int i = t; i < 32 * 16; i += 128) {
     const int n = i / 16, k = i % 16;
     if (TransposedB)
@@ -369,8 +380,8 @@ void small_product(const __grid_constant__ SmallProduct p) {
     b = wgmma_descriptor(b_tile, 16 * span, 8 * span, p.swizzle);
   float d[16];
   wgmma_fence();
-  wgmma_ss<DType::kBF16, 32, TransposedB>(d, wgmma_descriptor(a_tile, 64 * span, 8 * span, p.swizzle), b,
-                                          false);
+  wgmma_ss<DType::kBF16, 32, TransposedB>(
+      d, wgmma_descriptor(a_tile, 64 * span, 8 * span, p.swizzle), b, false);
   wgmma_commit();
   wgmma_wait<0>();
   const int row = 16 * (t / 32) + lane_id() / 4;
@@ -392,7 +403,8 @@ TEST(EmulatedWgmma, ReadsEverySwizzleAndMajorness) {
       for (size_t i = 0; i < 64; ++i)
         for (size_t j = 0; j < 32; ++j) {
           float expected = 0;
-          for (size_t k = 0; k < 16; ++k) expected += from_bf16(a[i * 16 + k]) * from_bf16(b[j * 16 + k]);
+          for (size_t k = 0; k < 16; ++k)
+            expected += from_bf16(a[i * 16 + k]) * from_bf16(b[j * 16 + k]);
           ASSERT_EQ(out[i * 32 + j], expected)
               << "swizzle " << swizzle << " transposed " << transposed << ' ' << i << ", " << j;
         }
@@ -440,11 +452,13 @@ TEST(EmulatedWgmma, ShowsRegistersUsedTooEarly) {
 
 TEST(EmulatedWgmmaDeathTest, ReportsMissingFencesAndWaits) {
   float out[128];
-  EXPECT_DEATH((void)run_wrong(WgmmaMistake::kNoFence, out), "kernel wrong_wgmma.*without wgmma_fence");
+  EXPECT_DEATH((void)run_wrong(WgmmaMistake::kNoFence, out),
+               "kernel wrong_wgmma.*without wgmma_fence");
   EXPECT_DEATH((void)run_wrong(WgmmaMistake::kNoWait, out), "wgmma that nobody waited for");
 }
 
-// ------------------------------------------------------------------------------------------ mbarriers
+// ----------------------------------------------------------------------------------------------
+// mbarriers
 
 struct Ring {
   TensorMap map;
@@ -502,7 +516,8 @@ TEST(EmulatedMbarrier, CarriesARingAndShowsBuffersReleasedTooEarly) {
   ASSERT_EQ(cudaMalloc(&device, values.size() * 2), cudaSuccess);
   std::memcpy(device, values.data(), values.size() * 2);
   float out[4];
-  Ring p{make_map(device, {64, 8 * kRounds}, {128}, {64, 8}, CU_TENSOR_MAP_SWIZZLE_128B), out, kRounds, 0};
+  Ring p{make_map(device, {64, 8 * kRounds}, {128}, {64, 8}, CU_TENSOR_MAP_SWIZZLE_128B), out,
+         kRounds, 0};
   LaunchShape shape;
   shape.threads = 160;
   shape.shared_bytes = 2 * 1024 + 32;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 
@@ -38,7 +38,8 @@ class EmulatedRuntime : public ::testing::Test {
     for (cudaStream_t& stream : streams_)
       ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&device_), 128), cudaSuccess);
-    ASSERT_EQ(cudaHostAlloc(reinterpret_cast<void**>(&pinned_), 128, cudaHostAllocDefault), cudaSuccess);
+    ASSERT_EQ(cudaHostAlloc(reinterpret_cast<void**>(&pinned_), 128, cudaHostAllocDefault),
+              cudaSuccess);
     ASSERT_EQ(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), cudaSuccess);
   }
   void TearDown() override {
@@ -49,8 +50,9 @@ class EmulatedRuntime : public ::testing::Test {
     EXPECT_EQ(cudaFree(device_), cudaSuccess);
     for (const cudaStream_t stream : streams_) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
     const cudasim::Live live = cudasim::live();
-    EXPECT_EQ(live.device_allocations + live.pinned_allocations + live.streams + live.events + live.graphs +
-                  live.executables + live.reservations + live.mappings + live.memory_handles,
+    EXPECT_EQ(live.device_allocations + live.pinned_allocations + live.streams + live.events +
+                  live.graphs + live.executables + live.reservations + live.mappings +
+                  live.memory_handles,
               0u);
   }
   uint32_t device_word() const { return *device_; }
@@ -158,8 +160,9 @@ TEST_F(EmulatedRuntime, GraphsReplayWhatWasCapturedWithItsParameters) {
   ASSERT_EQ(cudaEventRecord(event_, streams_[0]), cudaSuccess);
   EXPECT_EQ(cudaEventQuery(event_), cudaErrorCapturedEvent);
   ASSERT_EQ(cudaStreamWaitEvent(streams_[1], event_, 0), cudaSuccess);
-  ASSERT_EQ(launch(read_host, kOneWarp, streams_[1], device_, static_cast<const uint32_t*>(pinned_)),
-            cudaSuccess);
+  ASSERT_EQ(
+      launch(read_host, kOneWarp, streams_[1], device_, static_cast<const uint32_t*>(pinned_)),
+      cudaSuccess);
   ASSERT_EQ(cudaEventRecord(event_, streams_[1]), cudaSuccess);
   ASSERT_EQ(cudaStreamWaitEvent(streams_[0], event_, 0), cudaSuccess);
   ASSERT_EQ(launch(add_words, kOneWarp, streams_[0], device_, 1u), cudaSuccess);
@@ -194,7 +197,8 @@ TEST_F(EmulatedRuntime, CaptureForbidsWhatCudaForbids) {
 
   begin(cudaStreamCaptureModeGlobal);
   EXPECT_EQ(cudaStreamSynchronize(streams_[0]), cudaErrorStreamCaptureUnsupported);
-  EXPECT_EQ(launch(set_words, kOneWarp, streams_[0], device_, 1u), cudaErrorStreamCaptureInvalidated);
+  EXPECT_EQ(launch(set_words, kOneWarp, streams_[0], device_, 1u),
+            cudaErrorStreamCaptureInvalidated);
   EXPECT_EQ(cudaStreamEndCapture(streams_[0], &graph), cudaErrorStreamCaptureInvalidated);
 
   begin(cudaStreamCaptureModeRelaxed);
@@ -236,13 +240,16 @@ TEST_F(EmulatedRuntime, CaptureForbidsWhatCudaForbids) {
   EXPECT_EQ(launch(set_words, kOneWarp, nullptr, device_, 1u), cudaErrorStreamCaptureImplicit);
   EXPECT_EQ(cudaStreamEndCapture(blocking, &graph), cudaErrorStreamCaptureInvalidated);
   ASSERT_EQ(cudaStreamDestroy(blocking), cudaSuccess);
-  EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal), cudaErrorStreamCaptureUnsupported);
+  EXPECT_EQ(cudaStreamBeginCapture(nullptr, cudaStreamCaptureModeGlobal),
+            cudaErrorStreamCaptureUnsupported);
 }
 
 TEST_F(EmulatedRuntime, CountsCopiesAndSynchronisations) {
   cudasim::reset_counters();
-  ASSERT_EQ(cudaMemcpyAsync(device_, pinned_, 64, cudaMemcpyHostToDevice, streams_[0]), cudaSuccess);
-  ASSERT_EQ(cudaMemcpyAsync(pinned_, device_, 32, cudaMemcpyDeviceToHost, streams_[0]), cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(device_, pinned_, 64, cudaMemcpyHostToDevice, streams_[0]),
+            cudaSuccess);
+  ASSERT_EQ(cudaMemcpyAsync(pinned_, device_, 32, cudaMemcpyDeviceToHost, streams_[0]),
+            cudaSuccess);
   EXPECT_EQ(cudasim::counters().synchronizations, 0u);
   uint32_t pageable;
   ASSERT_EQ(cudaMemcpyAsync(&pageable, device_, 4, cudaMemcpyDefault, streams_[0]), cudaSuccess);
@@ -253,15 +260,18 @@ TEST_F(EmulatedRuntime, CountsCopiesAndSynchronisations) {
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   size_t index = 0;
-  ASSERT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 2, &attributes, &index, 1, streams_[0]), cudaSuccess);
-  EXPECT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 2, &attributes, &index, 1, nullptr), cudaErrorInvalidValue);
+  ASSERT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 2, &attributes, &index, 1, streams_[0]),
+            cudaSuccess);
+  EXPECT_EQ(cudaMemcpyBatchAsync(to, from, bytes, 2, &attributes, &index, 1, nullptr),
+            cudaErrorInvalidValue);
   const cudasim::Counters counters = cudasim::counters();
   EXPECT_EQ(counters.copy_calls, 4u);
   EXPECT_EQ(counters.copied_pieces, 2u);
   EXPECT_EQ(counters.host_to_device_bytes, 72u);
   EXPECT_EQ(counters.device_to_host_bytes, 36u);
   EXPECT_EQ(counters.device_to_device_bytes, 16u);
-  EXPECT_EQ(cudaMemcpyAsync(device_, pinned_, 129, cudaMemcpyDefault, streams_[0]), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaMemcpyAsync(device_, pinned_, 129, cudaMemcpyDefault, streams_[0]),
+            cudaErrorInvalidValue);
 }
 
 TEST_F(EmulatedRuntime, FailsWhenToldTo) {
@@ -273,7 +283,8 @@ TEST_F(EmulatedRuntime, FailsWhenToldTo) {
   cudasim::fail_allocation(1);
   void* memory = nullptr;
   EXPECT_EQ(cudaMalloc(&memory, 16), cudaErrorMemoryAllocation);
-  EXPECT_EQ(cudaMalloc(&memory, size_t{9} << 30), cudaErrorMemoryAllocation);  // more than the device has
+  // More than the device has
+  EXPECT_EQ(cudaMalloc(&memory, size_t{9} << 30), cudaErrorMemoryAllocation);
   EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
 
   cudasim::set_sticky_error(0, cudaErrorIllegalAddress);
@@ -318,7 +329,8 @@ template <typename Function>
 Function driver(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result), cudaSuccess);
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result),
+            cudaSuccess);
   EXPECT_EQ(result, cudaDriverEntryPointSuccess);
   return reinterpret_cast<Function>(function);
 }
@@ -328,15 +340,16 @@ TEST_F(EmulatedRuntime, BacksReservedAddressesPieceByPiece) {
   cudasim::DeviceFacts facts;
   facts.granularity = kGranule;
   cudasim::set_device(0, facts);
-  const auto reserve = driver<CUresult (*)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long)>(
-      "cuMemAddressReserve");
+  const auto reserve =
+      driver<CUresult (*)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long)>(
+          "cuMemAddressReserve");
   const auto release_space = driver<CUresult (*)(CUdeviceptr, size_t)>("cuMemAddressFree");
-  const auto create = driver<CUresult (*)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
-                                          unsigned long long)>("cuMemCreate");
+  const auto create =
+      driver<CUresult (*)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
+                          unsigned long long)>("cuMemCreate");
   const auto release = driver<CUresult (*)(CUmemGenericAllocationHandle)>("cuMemRelease");
-  const auto map =
-      driver<CUresult (*)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long)>(
-          "cuMemMap");
+  const auto map = driver<CUresult (*)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+                                       unsigned long long)>("cuMemMap");
   const auto unmap = driver<CUresult (*)(CUdeviceptr, size_t)>("cuMemUnmap");
   const auto allow =
       driver<CUresult (*)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t)>("cuMemSetAccess");
@@ -362,7 +375,8 @@ TEST_F(EmulatedRuntime, BacksReservedAddressesPieceByPiece) {
     ASSERT_EQ(release(handle), CUDA_SUCCESS);
   }
   auto* words = reinterpret_cast<uint32_t*>(space + 2 * kGranule);
-  EXPECT_EQ(cudaMemsetAsync(words, 0, 16, streams_[0]), cudaErrorInvalidValue);  // mapped, not accessible
+  // Mapped, not accessible
+  EXPECT_EQ(cudaMemsetAsync(words, 0, 16, streams_[0]), cudaErrorInvalidValue);
   ASSERT_EQ(allow(space + 2 * kGranule, 2 * kGranule, &access, 1), CUDA_SUCCESS);
   EXPECT_EQ(allow(space, kGranule, &access, 1), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(words[0], 0xffffffffu);
@@ -388,8 +402,9 @@ TEST_F(EmulatedRuntime, MemoryThatIsFreedInAStreamLivesUntilThen) {
   uint32_t* memory = nullptr;
   ASSERT_EQ(cudaMallocAsync(reinterpret_cast<void**>(&memory), 128, streams_[0]), cudaSuccess);
   ASSERT_EQ(launch(set_words, kOneWarp, streams_[0], memory, 9u), cudaSuccess);
-  ASSERT_EQ(launch(copy_words, kOneWarp, streams_[0], device_, static_cast<const uint32_t*>(memory)),
-            cudaSuccess);
+  ASSERT_EQ(
+      launch(copy_words, kOneWarp, streams_[0], device_, static_cast<const uint32_t*>(memory)),
+      cudaSuccess);
   ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
   ASSERT_EQ(cudaStreamSynchronize(streams_[0]), cudaSuccess);
   EXPECT_EQ(device_word(), 9u);
@@ -415,7 +430,8 @@ class EmulatedPool : public EmulatedRuntime {
   }
   uint64_t kept() const {
     uint64_t bytes = 0;
-    EXPECT_EQ(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes), cudaSuccess);
+    EXPECT_EQ(cudaMemPoolGetAttribute(pool_, cudaMemPoolAttrReservedMemCurrent, &bytes),
+              cudaSuccess);
     return bytes;
   }
   static size_t free_bytes() {
@@ -451,8 +467,9 @@ TEST_F(EmulatedPool, WhatAnotherStreamWritesBeforeTheAllocationIsLost) {
     cudasim::seed(seed);
     uint32_t* const memory = take(128, streams_[0]);
     ASSERT_EQ(launch(set_words, kOneWarp, streams_[1], memory, 9u), cudaSuccess);
-    ASSERT_EQ(launch(copy_words, kOneWarp, streams_[1], device_, static_cast<const uint32_t*>(memory)),
-              cudaSuccess);
+    ASSERT_EQ(
+        launch(copy_words, kOneWarp, streams_[1], device_, static_cast<const uint32_t*>(memory)),
+        cudaSuccess);
     cudasim::finish_all();
     lost += memory[0] != 9u ? 1 : 0;
     ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
@@ -478,8 +495,9 @@ TEST_F(EmulatedPool, WhatACaptureAllocatesIsTheGraphsOwn) {
   const uint64_t before = cudasim::live().device_allocations;
   ASSERT_EQ(cudaStreamBeginCapture(streams_[0], cudaStreamCaptureModeRelaxed), cudaSuccess);
   uint32_t* const memory = take(128, streams_[0]);
-  ASSERT_EQ(launch(copy_words, kOneWarp, streams_[0], device_, static_cast<const uint32_t*>(memory)),
-            cudaSuccess);
+  ASSERT_EQ(
+      launch(copy_words, kOneWarp, streams_[0], device_, static_cast<const uint32_t*>(memory)),
+      cudaSuccess);
   ASSERT_EQ(launch(set_words, kOneWarp, streams_[0], memory, 9u), cudaSuccess);
   ASSERT_EQ(cudaFreeAsync(memory, streams_[0]), cudaSuccess);
   EXPECT_EQ(cudaFreeAsync(device_, streams_[0]), cudaErrorNotSupported) << "not of this graph";

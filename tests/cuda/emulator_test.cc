@@ -1,4 +1,5 @@
-// The emulator itself: lanes, barriers, asynchronous copies and matrix fragments do what ptx.cuh says, and mistakes of kernels show.
+// The emulator itself: lanes, barriers, asynchronous copies and matrix fragments do what ptx.cuh
+// says, and mistakes of kernels show.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 
@@ -26,7 +27,8 @@ LaunchShape shape_of(uint32_t ctas, uint32_t threads, uint32_t shared_bytes) {
   return shape;
 }
 
-// ----------------------------------------------------------------------------------------------- lanes
+// ----------------------------------------------------------------------------------------------
+// lanes
 
 struct Lanes {
   int32_t from_lane, from_xor, from_up;
@@ -121,7 +123,8 @@ TEST(EmulatedGrid, OrderOfCtasIsTheSeeds) {
     cudasim::seed(seed);
     std::vector<uint32_t> order(20);
     uint32_t next = 0;
-    EXPECT_EQ(launch(order_of_ctas, shape_of(20, 32, 0), nullptr, &next, order.data()), cudaSuccess);
+    EXPECT_EQ(launch(order_of_ctas, shape_of(20, 32, 0), nullptr, &next, order.data()),
+              cudaSuccess);
     return order;
   };
   const auto first = run(1);
@@ -210,7 +213,9 @@ void makes(BarrierMistake mistake) {
       arrive_named(3, 64);
       arrive_named(3, 64);
       break;
-    case BarrierMistake::kMisalignedLoad: (void)load_16(reinterpret_cast<const std::byte*>(0x1008)); break;
+    case BarrierMistake::kMisalignedLoad:
+      (void)load_16(reinterpret_cast<const std::byte*>(0x1008));
+      break;
     case BarrierMistake::kSharedAsGlobal: (void)load_16(cta_shared()); break;
     case BarrierMistake::kBeyondShared:
       copy_async_16(cta_shared() + 512, reinterpret_cast<const void*>(0x1000), 0);
@@ -241,12 +246,13 @@ TEST(EmulatorDeathTest, NamesTheMistakeAndItsPlace) {
   EXPECT_DEATH(run(BarrierMistake::kBeyondShared),
                "copy_async_16 to: shared memory 512 to 528, the CTA has 512 bytes");
   EXPECT_DEATH(run(BarrierMistake::kMisalignedMatrix), "load_matrix_x4: .* is not 16-byte aligned");
-  EXPECT_DEATH(
-      run(BarrierMistake::kInvalidAddress),
-      "kernel makes, CTA \\(0, 0, 0\\), warp 0, lane [0-9]+: (invalid address|stopped by the sanitizer)");
+  EXPECT_DEATH(run(BarrierMistake::kInvalidAddress),
+               "kernel makes, CTA \\(0, 0, 0\\), warp 0, lane [0-9]+: (invalid address|stopped by "
+               "the sanitizer)");
 }
 
-// ------------------------------------------------------------------------------- asynchronous copies
+// ------------------------------------------------------------------------------- asynchronous
+// copies
 
 struct Copies {
   const uint32_t* in;
@@ -270,7 +276,8 @@ void through_ring(const __grid_constant__ Copies p) {
     sync_cta();
     const auto* words = reinterpret_cast<const uint32_t*>(cta_shared() + tile % 2 * 512);
     for (uint32_t i = 0; i < 4; ++i)
-      p.out[static_cast<uint32_t>(tile) * 128 + 4 * threadIdx.x + i] = words[127 - (4 * threadIdx.x + i)];
+      p.out[static_cast<uint32_t>(tile) * 128 + 4 * threadIdx.x + i] =
+          words[127 - (4 * threadIdx.x + i)];
     if (p.releases) sync_cta();
   }
 }
@@ -314,12 +321,15 @@ TEST(EmulatedCopies, ReadOnlyTheirBytesAndFillWithZeros) {
   std::fill(in, in + 16, std::byte{5});
   ASSERT_EQ(launch(partial, shape_of(1, 32, 512), nullptr, in, out), cudaSuccess);
   for (size_t t = 0; t < 32; ++t)
-    for (size_t i = 0; i < 16; ++i) EXPECT_EQ(out[16 * t + i], i < t % 17 ? std::byte{5} : std::byte{0});
+    for (size_t i = 0; i < 16; ++i)
+      EXPECT_EQ(out[16 * t + i], i < t % 17 ? std::byte{5} : std::byte{0});
 }
 
-// ----------------------------------------------------------------------------------- matrix fragments
+// ----------------------------------------------------------------------------------- matrix
+// fragments
 
-// D = A * B by load_matrix and mma, from row-major A [16][16], B [16][8] (transposed load) or its transpose (plain load).
+// D = A * B by load_matrix and mma, from row-major A [16][16], B [16][8] (transposed load) or its
+// transpose (plain load).
 struct Matrices {
   const uint16_t* a;
   const uint16_t* b;
@@ -361,7 +371,9 @@ void check_multiply() {
   const auto decode = [](uint16_t bits) {
     return Type == DType::kBF16 ? bf16_to_float(bits) : f16_to_float(bits);
   };
-  const auto integer = [&] { return encode(static_cast<float>(static_cast<int>(random() % 31) - 15)); };
+  const auto integer = [&] {
+    return encode(static_cast<float>(static_cast<int>(random() % 31) - 15));
+  };
   std::generate(a.begin(), a.end(), integer);
   std::generate(b.begin(), b.end(), integer);
   for (size_t k = 0; k < 16; ++k)
@@ -419,7 +431,8 @@ TEST(EmulatedConversions, AreExactThereAndRoundToNearestEvenBack) {
   EXPECT_EQ(log2_fast(0.0f), -INFINITY);
 }
 
-// --------------------------------------------------------------------------------------------- launches
+// ----------------------------------------------------------------------------------------------
+// launches
 
 void does_nothing(const std::byte*) {}
 
@@ -429,8 +442,10 @@ struct Large {
 void takes_large(Large) {}
 
 TEST(EmulatedLaunch, RefusesWhatTheDeviceCannotDo) {
-  EXPECT_EQ(launch(does_nothing, shape_of(0, 32, 0), nullptr, nullptr), cudaErrorInvalidConfiguration);
-  EXPECT_EQ(launch(does_nothing, shape_of(1, 2048, 0), nullptr, nullptr), cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(does_nothing, shape_of(0, 32, 0), nullptr, nullptr),
+            cudaErrorInvalidConfiguration);
+  EXPECT_EQ(launch(does_nothing, shape_of(1, 2048, 0), nullptr, nullptr),
+            cudaErrorInvalidConfiguration);
   EXPECT_EQ(launch(takes_large, shape_of(1, 32, 0), nullptr, Large{}), cudaErrorInvalidValue);
   EXPECT_EQ(launch(does_nothing, shape_of(1, 32, 50000), nullptr, nullptr), cudaErrorInvalidValue);
   EXPECT_EQ(allow_shared(does_nothing, 300000), cudaErrorInvalidValue);

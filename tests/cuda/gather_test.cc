@@ -1,5 +1,5 @@
 // Rows out of the pool, dequantised: bit for bit what the codes and scales say.
-#include "kernels/cuda/gather/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {
@@ -31,7 +31,8 @@ void gather_at_random(uint64_t seed, bool plain) {
   if (dropped >= 0) table[static_cast<size_t>(dropped)] = -1;
   const int64_t begin = random.chance(0.5) ? 0 : random.between(0, keys - 1),
                 end = random.between(begin, keys);
-  TensorOwner out(random, end - begin, heads, dim, plain && random.chance(0.7) ? kind.dtype : random.dtype());
+  TensorOwner out(random, end - begin, heads, dim,
+                  plain && random.chance(0.7) ? kind.dtype : random.dtype());
 
   const DevicePool device_pool(pool);
   const DeviceTensor device_out(out);
@@ -49,8 +50,9 @@ void gather_at_random(uint64_t seed, bool plain) {
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t d = 0; d < dim; ++d) {
         const int64_t page = page_of_key(key);
-        kernels::reference::write_element(expected.row(key - begin, head), out.rows.dtype, d,
-                                          page < 0 ? 0.0 : pool.read(page, head, key % page_size, d));
+        kernels::reference::write_element(
+            expected.row(key - begin, head), out.rows.dtype, d,
+            page < 0 ? 0.0 : pool.read(page, head, key % page_size, d));
       }
     }
   }

@@ -1,4 +1,5 @@
-// Captured steps of layers that keep something else than tokens: recurrent states, an encoder's keys.
+// Captured steps of layers that keep something else than tokens: recurrent states, an encoder's
+// keys.
 #include "tests/cuda/graph_support.h"
 #include "tests/cuda/state_cache.h"
 
@@ -18,12 +19,12 @@ class CudaGraphStates : public CudaCache {
 
 // Whatever the graph leaves unset has to be there for the next step, which reads it.
 TEST_F(CudaGraphStates, CarryOnWhatTheCapturedStepDidNotSet) {
-  for (const StepParts& parts :
-       {StepParts{}, StepParts{.sets_conv = false}, StepParts{.sets_linear = false, .sets_own = true},
-        StepParts{.sets_linear = false, .sets_conv = false}}) {
+  for (const StepParts& parts : {StepParts{}, StepParts{.sets_conv = false},
+                                 StepParts{.sets_linear = false, .sets_own = true},
+                                 StepParts{.sets_linear = false, .sets_conv = false}}) {
     for (const bool aborts : {false, true}) {
-      SCOPED_TRACE(::testing::Message() << "sets " << parts.sets_linear << parts.sets_conv << parts.sets_own
-                                        << ", capture aborted " << aborts);
+      SCOPED_TRACE(::testing::Message() << "sets " << parts.sets_linear << parts.sets_conv
+                                        << parts.sets_own << ", capture aborted " << aborts);
       GraphPair pair(model(), kGpu);
       uint64_t seed = kStateSeed;
       pair.add({1, 2, 3});
@@ -56,7 +57,8 @@ TEST_F(CudaGraphStates, AreCapturedBeforeAnythingHasRun) {
   ASSERT_NE(prefill, nullptr) << pair.device.message();
   pair.launch_first(*prefill, {1}, ++seed);
   pair.replay(*prefill, {2}, ++seed);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 1, 3, -1, error); });
+  pair.both(
+      [](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 1, 3, -1, error); });
   pair.replay(*prefill, {3}, ++seed);
   pair.eager({1, 2, 3}, {1, 1, 1}, ++seed);
   pair.check();
@@ -77,7 +79,8 @@ TEST_F(CudaGraphStates, EndBeforeTheirCaptureDoes) {
   EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_E_INVALID_STATE);
   EXPECT_EQ(kvc_forward_abort(forward, nullptr), KVC_OK);
   graph.lengths = {1};
-  pair.expect_refused(graph, {1}, KVC_E_INVALID_STATE, "was captured");  // it would not carry states on
+  // It would not carry states on
+  pair.expect_refused(graph, {1}, KVC_E_INVALID_STATE, "was captured");
   pair.eager({1}, {2}, ++seed);
   pair.check();
 }
@@ -105,7 +108,8 @@ TEST_F(CudaGraphStates, SeeEncodersOfAnyLengthThatTheConfigurationDeclares) {
   }
 }
 
-// A graph is captured for a batch of its own size behind larger ones, and serves other sequences of the same lengths.
+// A graph is captured for a batch of its own size behind larger ones, and serves other sequences of
+// the same lengths.
 TEST_F(CudaGraphStates, ServeOtherSequencesWithChunksAndConvolutions) {
   StateCache cpu({kDLCPU, 0}, 70), device(kGpu, 70);
   std::vector<kvc_seq> all;
@@ -119,7 +123,8 @@ TEST_F(CudaGraphStates, ServeOtherSequencesWithChunksAndConvolutions) {
   compare(*device.step(all, ones, seed), *cpu.step(all, ones, seed));
   cudaStream_t stream;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{1, 1}, std::vector<int64_t>{1, 30, 66}}) {
+  for (const std::vector<int64_t>& lengths :
+       {std::vector<int64_t>{1, 1}, std::vector<int64_t>{1, 30, 66}}) {
     const auto n = static_cast<kvc_seq>(lengths.size());
     StateCache::Step step(n == 2 ? 2 : 97, kGpu);
     std::vector<kvc_seq> seqs(all.begin(), all.begin() + n);

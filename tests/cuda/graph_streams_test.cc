@@ -1,4 +1,5 @@
-// What goes on beside captures and graphs: streams that run late, fences, swaps, the legacy default stream, steps that nobody launches.
+// What goes on beside captures and graphs: streams that run late, fences, swaps, the legacy default
+// stream, steps that nobody launches.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -39,14 +40,16 @@ class CudaGraphStreams : public CudaCache {
       std::this_thread::sleep_for(std::chrono::microseconds(50));
       --pieces_left();
     };
-    for (int i = 0; i < kPieces; ++i) ASSERT_EQ(cudaLaunchHostFunc(on, piece, nullptr), cudaSuccess);
+    for (int i = 0; i < kPieces; ++i)
+      ASSERT_EQ(cudaLaunchHostFunc(on, piece, nullptr), cudaSuccess);
   }
   static std::atomic<int>& pieces_left() {
     static std::atomic<int> left = 0;
     return left;
   }
   // A step on a stream of which nothing is waited for.
-  static std::unique_ptr<StepTensors> start(GraphPair& pair, kvc_stream on, const std::vector<kvc_seq>& seqs,
+  static std::unique_ptr<StepTensors> start(GraphPair& pair, kvc_stream on,
+                                            const std::vector<kvc_seq>& seqs,
                                             const std::vector<int64_t>& lengths, uint64_t seed) {
     auto tensors = std::make_unique<StepTensors>(model(), kGpu, lengths, StepParts{});
     tensors->fill(seed);
@@ -73,7 +76,8 @@ TEST_F(CudaGraphStreams, ACapturedStepFollowsWhatOtherStreamsDidAndLaterOnesFoll
     ASSERT_NE(graph, nullptr) << pair.device.message();
     graph->tensors->fill(2);
     // Where it is launched is the caller's choice.
-    ASSERT_EQ(cudaGraphLaunch(graph->executable, order % 2 == 0 ? pair.stream : blocking_), cudaSuccess);
+    ASSERT_EQ(cudaGraphLaunch(graph->executable, order % 2 == 0 ? pair.stream : blocking_),
+              cudaSuccess);
     const auto decode = start(pair, second_, {2, 1}, {1, 1}, 3);
     ASSERT_EQ(cudaStreamSynchronize(second_), cudaSuccess);
     expect_close(prefill->results(), pair.expected({1, 2}, {5, 9}, 1));
@@ -96,7 +100,9 @@ TEST_F(CudaGraphStreams, CallsOutsideForwardsFollowALaunchedGraph) {
     graph->tensors->fill(2);
     ASSERT_EQ(cudaGraphLaunch(graph->executable, pair.stream), cudaSuccess);
     const std::vector<float> step = pair.expected({1, 2}, {1, 1}, 2);
-    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 1, 1, 3, -2, error); });
+    pair.both([](kvc_cache* cache, kvc_error* error) {
+      return kvc_seq_shift(cache, 1, 1, 3, -2, error);
+    });
     pair.both([&](kvc_cache* cache, kvc_error* error) {
       const kvc_seq id = 2;
       return kvc_swap_out(cache, 1, &id, second_, nullptr, error);
@@ -158,7 +164,8 @@ TEST_F(CudaGraphStreams, SwapsAndFencesBesideACaptureAreNoPartOfIt) {
         EXPECT_EQ(pieces_left() == 0, in_forward && on == second_);
         ASSERT_NE(fence, nullptr);
         int32_t is_done = -1;
-        EXPECT_EQ(kvc_fence_query(fence, &is_done, pair.device.clean()), KVC_OK) << pair.device.message();
+        EXPECT_EQ(kvc_fence_query(fence, &is_done, pair.device.clean()), KVC_OK)
+            << pair.device.message();
         EXPECT_TRUE(is_done == 1 || on == second_);
         EXPECT_EQ(kvc_fence_wait(fence, -1, nullptr), KVC_OK);
         if (on == pair.stream) {
@@ -188,7 +195,8 @@ TEST_F(CudaGraphStreams, SwapsAndFencesBesideACaptureAreNoPartOfIt) {
   }
 }
 
-// The legacy default stream cannot be used while a stream that it waits for is captured: by anybody.
+// The legacy default stream cannot be used while a stream that it waits for is captured: by
+// anybody.
 TEST_F(CudaGraphStreams, TheDefaultStreamIsAvoidedBesideACaptureOfABlockingStream) {
   GraphPair pair(model(), kGpu);
   uint64_t seed = kStreamSeed;
@@ -229,7 +237,8 @@ TEST_F(CudaGraphStreams, AForwardOnTheDefaultStreamEndsAfterTheCaptureOfAnother)
   EXPECT_EQ(kvc_forward_end(forward, pair.device.clean()), KVC_E_INVALID_STATE);
   EXPECT_NE(pair.device.message().find("captured"), std::string::npos) << pair.device.message();
   const kvc_seq id = 2;
-  ASSERT_EQ(kvc_swap_out(pair.device.cache, 1, &id, kNoStream, nullptr, pair.device.clean()), KVC_OK)
+  ASSERT_EQ(kvc_swap_out(pair.device.cache, 1, &id, kNoStream, nullptr, pair.device.clean()),
+            KVC_OK)
       << pair.device.message();
   ASSERT_EQ(kvc_swap_in(pair.device.cache, 1, &id, second_, nullptr, pair.device.clean()), KVC_OK)
       << pair.device.message();
@@ -253,10 +262,12 @@ TEST_F(CudaGraphStreams, ALayerOfAForwardThatWasBegunBeforeTheCaptureIsRefused) 
   ASSERT_NE(forward, nullptr) << pair.device.message();
   ASSERT_EQ(cudaStreamBeginCapture(pair.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
   EXPECT_EQ(tensors.run(forward, pair.device.clean()), KVC_E_INVALID_STATE);
-  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
+  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos)
+      << pair.device.message();
   EXPECT_EQ(kvc_forward_end(forward, pair.device.clean()), KVC_E_INVALID_STATE);
   EXPECT_EQ(kvc_forward_abort(forward, pair.device.clean()), KVC_E_INVALID_STATE);
-  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
+  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos)
+      << pair.device.message();
   Graph graph;
   ASSERT_EQ(cudaStreamEndCapture(pair.stream, &graph.graph), cudaSuccess);
   ASSERT_EQ(tensors.run(forward, pair.device.clean()), KVC_OK) << pair.device.message();
@@ -276,7 +287,8 @@ TEST_F(CudaGraphStreams, StepsThatAreNotLaunchedFillTheRing) {
   }
   const auto expect_full = [&] {
     EXPECT_EQ(pair.device.status, KVC_E_INVALID_STATE);
-    EXPECT_NE(pair.device.message().find("not launched"), std::string::npos) << pair.device.message();
+    EXPECT_NE(pair.device.message().find("not launched"), std::string::npos)
+        << pair.device.message();
     pair.check();
     int64_t length = 0;
     EXPECT_EQ(kvc_seq_length(pair.device.cache, 1, &length, nullptr), KVC_OK);

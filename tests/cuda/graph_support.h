@@ -22,7 +22,8 @@ constexpr kvc_stream kNoStream = nullptr;
 
 struct GraphLayer {
   kvc_layer_kind kind =
-      KVC_LAYER_ATTENTION;  // STATE: a linear state, the inputs of a convolution, and one of the caller's
+      // STATE: a linear state, the inputs of a convolution, and one of the caller's
+      KVC_LAYER_ATTENTION;
   kvc_rope_mode rope = KVC_ROPE_ON_APPEND;
   int64_t original_context = 0;  // > 0: LONGROPE
   int64_t window = 0;
@@ -50,7 +51,8 @@ inline int64_t sum_of(const std::vector<int64_t>& lengths) {
 }
 
 constexpr int32_t kQHeads = 4, kKvHeads = 2, kDim = 16;
-constexpr int32_t kLinearHeads = 2, kLinearDim = 8, kConvChannels = 6, kConvWidth = 3, kOwnState = 5;
+constexpr int32_t kLinearHeads = 2, kLinearDim = 8, kConvChannels = 6, kConvWidth = 3,
+                  kOwnState = 5;
 
 // What a step reads and writes; a graph keeps the addresses that it was captured with.
 class StepTensors {
@@ -111,7 +113,8 @@ class StepTensors {
   void add(Tensors& to, std::vector<int64_t> shape) {
     to.push_back(std::make_unique<Tensor>(std::move(shape), device_));
   }
-  kvc_status run_attention(kvc_forward* forward, int32_t layer, size_t in, size_t out, kvc_error* error) {
+  kvc_status run_attention(kvc_forward* forward, int32_t layer, size_t in, size_t out,
+                           kvc_error* error) {
     const GraphLayer& spec = model_.layers[static_cast<size_t>(layer)];
     kvc_attn_opt opt{};
     opt.struct_size = sizeof opt;
@@ -120,13 +123,15 @@ class StepTensors {
     if (spec.has_alibi) opt.alibi_slopes = ins_[in + 3]->view();
     if (spec.kind == KVC_LAYER_CROSS) {
       const bool is_given = !parts_.cross.empty();
-      return kvc_attn_cross(forward, layer, &opt, ins_[in]->view(), is_given ? ins_[in + 1]->view() : nullptr,
-                            is_given ? ins_[in + 2]->view() : nullptr, outs_[out]->view(), nullptr, error);
+      return kvc_attn_cross(
+          forward, layer, &opt, ins_[in]->view(), is_given ? ins_[in + 1]->view() : nullptr,
+          is_given ? ins_[in + 2]->view() : nullptr, outs_[out]->view(), nullptr, error);
     }
-    return kvc_attn(forward, layer, &opt, ins_[in]->view(), ins_[in + 1]->view(), ins_[in + 2]->view(),
-                    outs_[out]->view(), nullptr, error);
+    return kvc_attn(forward, layer, &opt, ins_[in]->view(), ins_[in + 1]->view(),
+                    ins_[in + 2]->view(), outs_[out]->view(), nullptr, error);
   }
-  kvc_status run_states(kvc_forward* forward, int32_t layer, size_t in, size_t out, kvc_error* error) {
+  kvc_status run_states(kvc_forward* forward, int32_t layer, size_t in, size_t out,
+                        kvc_error* error) {
     kvc_status status = kvc_state_get(forward, layer, 2, outs_[out + 2]->view(), error);
     if (status == KVC_OK && parts_.sets_own)
       status = kvc_state_set(forward, layer, 2, ins_[in + 5]->view(), error);
@@ -137,8 +142,8 @@ class StepTensors {
                                ins_[in + 2]->view(), nullptr, nullptr, outs_[out]->view(), error);
     }
     if (status == KVC_OK && parts_.sets_conv) {
-      status = kvc_state_conv(forward, layer, 1, ins_[in + 3]->view(), ins_[in + 4]->view(), nullptr,
-                              KVC_ACTIVATION_NONE, outs_[out + 1]->view(), error);
+      status = kvc_state_conv(forward, layer, 1, ins_[in + 3]->view(), ins_[in + 4]->view(),
+                              nullptr, KVC_ACTIVATION_NONE, outs_[out + 1]->view(), error);
     }
     return status;
   }
@@ -214,8 +219,8 @@ class GraphCache {
   GraphCache(const GraphCache&) = delete;
   GraphCache& operator=(const GraphCache&) = delete;
 
-  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, kvc_stream stream,
-                     uint64_t flags, const std::vector<int64_t>& cross = {}) {
+  kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                     kvc_stream stream, uint64_t flags, const std::vector<int64_t>& cross = {}) {
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.stream = stream;
@@ -295,17 +300,17 @@ class GraphPair {
              const StepParts& parts = {}) {
     eager_on(stream, seqs, lengths, seed, parts);
   }
-  void eager_on(kvc_stream on, const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
-                uint64_t seed, const StepParts& parts = {}) {
+  void eager_on(kvc_stream on, const std::vector<kvc_seq>& seqs,
+                const std::vector<int64_t>& lengths, uint64_t seed, const StepParts& parts = {}) {
     const std::vector<float> got = run(device, gpu_, on, seqs, lengths, seed, parts);
     ASSERT_EQ(device.status, KVC_OK) << device.message();
     expect_close(got, expected(seqs, lengths, seed, parts));
   }
 
-  // The graph of a step; the step itself is still to be launched, or aborted. Null where begin or a layer refuses (device.status); the
-  // forward is aborted then.
-  GraphPointer capture(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths, bool aborts,
-                       const StepParts& parts = {}) {
+  // The graph of a step; the step itself is still to be launched, or aborted. Null where begin or a
+  // layer refuses (device.status); the forward is aborted then.
+  GraphPointer capture(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                       bool aborts, const StepParts& parts = {}) {
     auto made = std::make_unique<Graph>();
     made->lengths = lengths;
     made->parts = parts;
@@ -354,15 +359,17 @@ class GraphPair {
     check();
   }
   void check() {
-    EXPECT_EQ(device.said(kvc_cache_check(device.cache, device.clean())), KVC_OK) << device.message();
+    EXPECT_EQ(device.said(kvc_cache_check(device.cache, device.clean())), KVC_OK)
+        << device.message();
   }
 
   GraphCache cpu, device;
   cudaStream_t stream = nullptr;
 
  private:
-  std::vector<float> run(GraphCache& on, DLDevice where, kvc_stream with, const std::vector<kvc_seq>& seqs,
-                         const std::vector<int64_t>& lengths, uint64_t seed, const StepParts& parts) {
+  std::vector<float> run(GraphCache& on, DLDevice where, kvc_stream with,
+                         const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
+                         uint64_t seed, const StepParts& parts) {
     kvc_forward* forward = on.begin(seqs, lengths, with, 0, parts.cross);
     if (forward == nullptr) {
       ADD_FAILURE() << on.message();

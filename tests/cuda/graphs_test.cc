@@ -1,4 +1,5 @@
-// Captured steps and their replays against the CPU: what a graph has to take from each step, and what it cannot serve.
+// Captured steps and their replays against the CPU: what a graph has to take from each step, and
+// what it cannot serve.
 #include "tests/cuda/graph_support.h"
 
 namespace kvc::test {
@@ -56,7 +57,8 @@ TEST_F(CudaGraphs, TurnKeysOnReadOnceAForwardHasMadeTheirAngles) {
   pair.add({1, 2});
   EXPECT_EQ(pair.capture({1, 2}, {1, 1}, false), nullptr);
   EXPECT_EQ(pair.device.status, KVC_E_INVALID_STATE);
-  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos) << pair.device.message();
+  EXPECT_NE(pair.device.message().find("before the capture"), std::string::npos)
+      << pair.device.message();
   pair.eager({1, 2}, {3, 9}, ++seed);
   const GraphPointer aborted = pair.capture({1, 2}, {1, 1}, true);
   ASSERT_NE(aborted, nullptr) << pair.device.message();
@@ -71,7 +73,8 @@ TEST_F(CudaGraphs, TurnKeysOnReadOnceAForwardHasMadeTheirAngles) {
 TEST_F(CudaGraphs, TakeWindowsAndSinksFromTheStep) {
   for (const kvc_rope_mode rope : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
     for (const bool has_sinks_at_capture : {false, true}) {
-      SCOPED_TRACE(::testing::Message() << "rope " << rope << " sinks at capture " << has_sinks_at_capture);
+      SCOPED_TRACE(::testing::Message()
+                   << "rope " << rope << " sinks at capture " << has_sinks_at_capture);
       GraphPair pair(model_of({.rope = rope}), kGpu);
       uint64_t seed = kSeed;
       pair.add({1, 2, 3});
@@ -107,9 +110,11 @@ TEST_F(CudaGraphs, RefuseAStepWhoseSinksTheCapturedWindowReachesOver) {
   const GraphPointer graph = pair.capture({1}, {1}, false);
   ASSERT_NE(graph, nullptr) << pair.device.message();
   pair.launch_first(*graph, {1}, ++seed);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_set_window(cache, 2, 9, 2, error); });
+  pair.both(
+      [](kvc_cache* cache, kvc_error* error) { return kvc_seq_set_window(cache, 2, 9, 2, error); });
   pair.replay(*graph, {2}, ++seed);  // 7 = 9 - 2
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_set_window(cache, 2, 8, 2, error); });
+  pair.both(
+      [](kvc_cache* cache, kvc_error* error) { return kvc_seq_set_window(cache, 2, 8, 2, error); });
   pair.expect_refused(*graph, {2}, KVC_E_INVALID_STATE, "sinks");
   pair.replay(*graph, {1}, ++seed);
 }
@@ -134,7 +139,8 @@ TEST_F(CudaGraphs, KeepLayersWindows) {
 TEST_F(CudaGraphs, ChooseTheFactorsOfLongRopeByEachStep) {
   for (const kvc_rope_mode rope : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
     for (const bool is_long_at_capture : {false, true}) {
-      SCOPED_TRACE(::testing::Message() << "rope " << rope << " long at capture " << is_long_at_capture);
+      SCOPED_TRACE(::testing::Message()
+                   << "rope " << rope << " long at capture " << is_long_at_capture);
       GraphPair pair(model_of({.rope = rope, .original_context = 12}), kGpu);
       uint64_t seed = kSeed;
       pair.add({1, 2, 3});
@@ -181,10 +187,12 @@ TEST_F(CudaGraphs, CopyOnWriteWhatAStepFindsShared) {
   const GraphPointer graph = pair.capture({1}, {1}, true);
   ASSERT_NE(graph, nullptr) << pair.device.message();
   for (kvc_seq id = 2; id < 4; ++id) {
-    pair.both([id](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 1, id, -1, error); });
+    pair.both(
+        [id](kvc_cache* cache, kvc_error* error) { return kvc_seq_fork(cache, 1, id, -1, error); });
     pair.replay(*graph, {1}, ++seed);
     pair.replay(*graph, {id}, ++seed);
-    pair.both([id](kvc_cache* cache, kvc_error* error) { return kvc_seq_pop(cache, id, 2, error); });
+    pair.both(
+        [id](kvc_cache* cache, kvc_error* error) { return kvc_seq_pop(cache, id, 2, error); });
     pair.replay(*graph, {id}, ++seed);
   }
   pair.eager({3, 2, 1}, {1, 1, 1}, ++seed);
@@ -200,7 +208,8 @@ TEST_F(CudaGraphs, ServeAPoolThatGrewWhereItLies) {
   ASSERT_NE(graph, nullptr) << pair.device.message();
   pair.launch_first(*graph, {1, 2}, ++seed);
   for (const int64_t pages : {200, 40, 100}) {
-    pair.both([=](kvc_cache* cache, kvc_error* error) { return kvc_cache_resize(cache, pages, error); });
+    pair.both(
+        [=](kvc_cache* cache, kvc_error* error) { return kvc_cache_resize(cache, pages, error); });
     for (int i = 0; i < 5; ++i) pair.replay(*graph, {2, 1}, ++seed);
   }
   pair.eager({1, 2}, {2, 1}, ++seed);
@@ -217,7 +226,9 @@ TEST_F(CudaGraphs, AreRefusedWhenThePoolHasMoved) {
   const GraphPointer old = pair.capture({1, 2}, {1, 1}, false);
   ASSERT_NE(old, nullptr) << pair.device.message();
   pair.launch_first(*old, {1, 2}, ++seed);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_cache_resize(cache, 8 * 17 + 1, error); });
+  pair.both([](kvc_cache* cache, kvc_error* error) {
+    return kvc_cache_resize(cache, 8 * 17 + 1, error);
+  });
   pair.expect_refused(*old, {1, 2}, KVC_E_INVALID_STATE, "moved");
   const GraphPointer graph =
       pair.capture({1, 2}, {1, 1}, false);  // the first captured step that sees the pool there
@@ -243,7 +254,8 @@ TEST_F(CudaGraphs, ServeSequencesWhosePositionsWereMovedWhereKeysTurnedWithThem)
   pair.launch_first(*graph, {1, 2}, ++seed);
   shift(2, 2, 6);
   for (int i = 0; i < 5; ++i) pair.replay(*graph, {2, 1}, ++seed);
-  pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 1, 5, 5, 4, error); });
+  pair.both(
+      [](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 1, 5, 5, 4, error); });
   for (int i = 0; i < 5; ++i) pair.replay(*graph, {2, 1}, ++seed);
   const GraphPointer shifted = pair.capture({2}, {1}, false);
   ASSERT_NE(shifted, nullptr) << pair.device.message();
@@ -253,8 +265,8 @@ TEST_F(CudaGraphs, ServeSequencesWhosePositionsWereMovedWhereKeysTurnedWithThem)
 }
 
 TEST_F(CudaGraphs, RefuseMovedPositionsWhereKeysGoByThem) {
-  for (const GraphLayer& layer :
-       {GraphLayer{.rope = KVC_ROPE_ON_READ}, GraphLayer{.rope = KVC_ROPE_NONE, .has_alibi = true}}) {
+  for (const GraphLayer& layer : {GraphLayer{.rope = KVC_ROPE_ON_READ},
+                                  GraphLayer{.rope = KVC_ROPE_NONE, .has_alibi = true}}) {
     GraphPair pair(model_of(layer), kGpu);
     uint64_t seed = kSeed;
     pair.add({1, 2});
@@ -262,7 +274,8 @@ TEST_F(CudaGraphs, RefuseMovedPositionsWhereKeysGoByThem) {
     const GraphPointer graph = pair.capture({1}, {1}, false);
     ASSERT_NE(graph, nullptr) << pair.device.message();
     pair.launch_first(*graph, {1}, ++seed);
-    pair.both([](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 2, 4, 4, 6, error); });
+    pair.both(
+        [](kvc_cache* cache, kvc_error* error) { return kvc_seq_shift(cache, 2, 4, 4, 6, error); });
     pair.expect_refused(*graph, {2}, KVC_E_UNSUPPORTED, "sequence 2");
     EXPECT_EQ(pair.capture({2}, {1}, false), nullptr);
     EXPECT_EQ(pair.device.status, KVC_E_UNSUPPORTED) << pair.device.message();

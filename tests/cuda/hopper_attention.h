@@ -1,5 +1,6 @@
-// Random problems for the attention kernels that load by TMA (attn_wgmma, attn_latent), on the emulator and on a GPU: pools that TMA can address,
-// everything that nobody may read poisoned, work cut at random, and the comparison with kernels/reference.
+// Random problems for the attention kernels that load by TMA (attn_wgmma, attn_latent), on the
+// emulator and on a GPU: pools that TMA can address, everything that nobody may read poisoned, work
+// cut at random, and the comparison with kernels/reference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,8 +43,9 @@ struct HopperCase {
   int32_t tile_rows = 128;
   int32_t num_sequences = 2;
   int64_t max_rows = 40, max_keys = 300;
-  int64_t first_keys = 0;  // above 0: sequence i sees first_keys + i keys, with one row, and no item is cut
-  bool split = false;      // items of part of the keys, into slots
+  // Above 0: sequence i sees first_keys + i keys, with one row, and no item is cut
+  int64_t first_keys = 0;
+  bool split = false;  // items of part of the keys, into slots
   DType out_dtype = DType::kF32;
 };
 
@@ -64,7 +66,8 @@ class HopperProblem {
     AttnLaunch on_device = launch;
     kernels::AttnParams& params = on_device.params;
     const auto put_bytes = [](Poisoned& memory) {
-      return DeviceArray<std::byte>(std::vector<std::byte>(memory.data(), memory.data() + memory.size()));
+      return DeviceArray<std::byte>(
+          std::vector<std::byte>(memory.data(), memory.data() + memory.size()));
     };
     const DeviceArray<std::byte> q = put_bytes(q_.memory), k = put_bytes(k_), v = put_bytes(v_);
     const DeviceArray<std::byte> out = put_bytes(out_), lse = put_bytes(lse_),
@@ -128,17 +131,20 @@ class HopperProblem {
       std::vector<float> partials(static_cast<size_t>((row_end - row_begin) * group * (2 + v_dim)));
       kernels::AttnParams params = launch.params;
       params.partials = partials.data();
-      AttnItem whole = kernels::test::make_item(item.sequence, item.kv_head, item.kv_head + 1, row_begin,
-                                                row_end, item.key_begin, item.key_end, 0);
+      AttnItem whole =
+          kernels::test::make_item(item.sequence, item.kv_head, item.kv_head + 1, row_begin,
+                                   row_end, item.key_begin, item.key_end, 0);
       whole.sink_part = item.sink_part;
       std::vector<std::byte> scratch(kernels::reference::attention_scratch_bytes(params, 1));
       kernels::reference::attention(params, whole, scratch.data());
       for (int64_t row = 0; row < item.num_rows; ++row) {
         const int64_t packed = item.row_begin + row, token = packed / group;
-        const float* want = partials.data() + ((token - row_begin) * group + packed % group) * (2 + v_dim);
-        const std::string where = "item " + std::to_string(i) + " row " + std::to_string(packed) + " head " +
-                                  std::to_string(item.kv_head) + " keys " + std::to_string(item.key_begin) +
-                                  "-" + std::to_string(item.key_end) + " slot " + std::to_string(item.slot);
+        const float* want =
+            partials.data() + ((token - row_begin) * group + packed % group) * (2 + v_dim);
+        const std::string where =
+            "item " + std::to_string(i) + " row " + std::to_string(packed) + " head " +
+            std::to_string(item.kv_head) + " keys " + std::to_string(item.key_begin) + "-" +
+            std::to_string(item.key_end) + " slot " + std::to_string(item.slot);
         if (item.slot >= 0)
           check_partial(want, item, row, tolerance, where);
         else
@@ -150,8 +156,8 @@ class HopperProblem {
 
   void check_partial(const float* want, const WorkItem& item, int64_t row, double tolerance,
                      const std::string& where) {
-    const float* got =
-        partials_.floats() + item.slot * slot_floats(case_.tile_rows, case_.v_dim) + row * (2 + case_.v_dim);
+    const float* got = partials_.floats() + item.slot * slot_floats(case_.tile_rows, case_.v_dim) +
+                       row * (2 + case_.v_dim);
     if (std::isinf(want[0])) {
       ASSERT_EQ(got[0], want[0]) << where;
       ASSERT_EQ(got[1], 0.0f) << where;
@@ -160,12 +166,15 @@ class HopperProblem {
     }
     ASSERT_NEAR(got[0] + std::log2(got[1]), want[0] + std::log2(want[1]), tolerance) << where;
     for (int64_t d = 0; d < case_.v_dim; ++d)
-      ASSERT_NEAR(got[2 + d] / got[1], want[2 + d] / want[1], tolerance) << where << " element " << d;
+      ASSERT_NEAR(got[2 + d] / got[1], want[2 + d] / want[1], tolerance)
+          << where << " element " << d;
   }
 
-  void check_output(const float* want, const AttnSequence& sequence, const WorkItem& item, int64_t token,
-                    int64_t head_of_group, double tolerance, const std::string& where) {
-    const int64_t packed = sequence.row_map != nullptr ? sequence.row_map[token] : sequence.row_begin + token;
+  void check_output(const float* want, const AttnSequence& sequence, const WorkItem& item,
+                    int64_t token, int64_t head_of_group, double tolerance,
+                    const std::string& where) {
+    const int64_t packed =
+        sequence.row_map != nullptr ? sequence.row_map[token] : sequence.row_begin + token;
     const int64_t q_head = item.kv_head * case_.group_size + head_of_group;
     const std::byte* out = launch.params.out.base + packed * launch.params.out.token_stride +
                            q_head * launch.params.out.head_stride;
@@ -181,7 +190,8 @@ class HopperProblem {
     for (int64_t d = 0; d < case_.v_dim; ++d) {
       const double expected = empty ? 0.0 : want[2 + d] / denominator;
       const double got = kernels::reference::read_element(out, launch.params.out.dtype, d);
-      ASSERT_NEAR(got, expected, tolerance + 0.004 * std::fabs(expected)) << where << " element " << d;
+      ASSERT_NEAR(got, expected, tolerance + 0.004 * std::fabs(expected))
+          << where << " element " << d;
     }
   }
 
@@ -196,8 +206,9 @@ class HopperProblem {
       s.row_begin = tokens;
       s.num_rows = random_.pick<int64_t>({random_.between(1, case_.max_rows), 1, case_.max_rows});
       const int64_t page = case_.page_size == INT_MAX ? 64 : case_.page_size;
-      s.first_key_end = random_.pick<int64_t>({random_.between(0, case_.max_keys), 1, page - 1, page,
-                                               page + 1, 2 * page, 64, 128, 129, random_.between(0, 3)});
+      s.first_key_end =
+          random_.pick<int64_t>({random_.between(0, case_.max_keys), 1, page - 1, page, page + 1,
+                                 2 * page, 64, 128, 129, random_.between(0, 3)});
       s.first_key_end = std::min(s.first_key_end, case_.max_keys);
       if (case_.tree) s.first_key_end += random_.between(0, 90);
       if (case_.page_size == INT_MAX && case_.causal && random_.chance(0.7)) s.first_key_end = 1;
@@ -216,8 +227,8 @@ class HopperProblem {
 
   void make_visibility(AttnSequence& s, std::vector<uint64_t>& mask) {
     if (case_.row_map) {
-      std::shuffle(permutation_.begin() + s.row_begin, permutation_.begin() + s.row_begin + s.num_rows,
-                   random_.engine());
+      std::shuffle(permutation_.begin() + s.row_begin,
+                   permutation_.begin() + s.row_begin + s.num_rows, random_.engine());
       s.row_map = permutation_.data() + s.row_begin;
     }
     if (case_.spans) {
@@ -232,8 +243,10 @@ class HopperProblem {
     if (case_.windows) {
       const int64_t window = random_.pick<int64_t>({1, 20, 64, 100});
       for (int64_t row = 0; row < s.num_rows; ++row) {
-        // Windows of neighbours touch: what lies between the first and the last row's keys is written.
-        const int64_t begin = std::max<int64_t>(0, s.first_key_end + (case_.causal ? row : 0) - window);
+        // Windows of neighbours touch: what lies between the first and the last row's keys is
+        // written.
+        const int64_t begin =
+            std::max<int64_t>(0, s.first_key_end + (case_.causal ? row : 0) - window);
         begins_[static_cast<size_t>(s.row_begin + row)] = static_cast<int32_t>(begin);
       }
       s.key_begins = begins_.data() + s.row_begin;
@@ -251,7 +264,8 @@ class HopperProblem {
 
   bool anybody_sees(const AttnSequence& s, int64_t key) const {
     for (int64_t row = 0; row < s.num_rows; ++row) {
-      if (key < end_of(s, row) && (s.key_begins == nullptr || key >= s.key_begins[row] || key < s.sink_end))
+      if (key < end_of(s, row) &&
+          (s.key_begins == nullptr || key >= s.key_begins[row] || key < s.sink_end))
         return true;
     }
     return false;
@@ -273,7 +287,8 @@ class HopperProblem {
     q_ = kernels::test::TensorOwner(
         random_, tokens_, q_heads, case_.k_dim,
         random_.chance(0.8) ? case_.dtype : random_.pick({DType::kF32, DType::kF16, DType::kBF16}));
-    // Products stay exact enough for tight tolerances: queries are representable in the kernel's type.
+    // Products stay exact enough for tight tolerances: queries are representable in the kernel's
+    // type.
     for (int64_t t = 0; t < tokens_; ++t) {
       for (int64_t h = 0; h < q_heads; ++h) {
         for (int64_t d = 0; d < case_.k_dim; ++d)
@@ -327,8 +342,8 @@ class HopperProblem {
     const bool token_major = random_.chance(0.3);
     const int64_t page = heads * page_rows * row + random_.pick<int64_t>({0, 0, 64});
     memory = Poisoned(pages * page);
-    return {memory.data(), page, token_major ? row : page_rows * row, token_major ? heads * row : row,
-            case_.dtype};
+    return {memory.data(), page, token_major ? row : page_rows * row,
+            token_major ? heads * row : row, case_.dtype};
   }
 
   void make_pools(kernels::AttnParams& params) {
@@ -340,9 +355,9 @@ class HopperProblem {
       rows += end;
     }
     params.k = make_pool(k_, ragged ? 1 : pages, ragged ? rows : case_.page_size, case_.k_dim);
-    params.v = case_.same_rows
-                   ? params.k
-                   : make_pool(v_, ragged ? 1 : pages, ragged ? rows : case_.page_size, case_.v_dim);
+    params.v = case_.same_rows ? params.k
+                               : make_pool(v_, ragged ? 1 : pages, ragged ? rows : case_.page_size,
+                                           case_.v_dim);
     std::vector<int32_t> order(static_cast<size_t>(pages));
     std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_.engine());
@@ -387,15 +402,16 @@ class HopperProblem {
       const auto rows = static_cast<int32_t>(s.num_rows * case_.group_size);
       for (int32_t head = 0; head < case_.num_kv_heads; ++head) {
         for (int32_t row = 0; row < rows;) {
-          const auto count = static_cast<int32_t>(
-              std::min<int64_t>(rows - row, random_.pick<int64_t>({case_.tile_rows, case_.tile_rows, 37})));
+          const auto count = static_cast<int32_t>(std::min<int64_t>(
+              rows - row, random_.pick<int64_t>({case_.tile_rows, case_.tile_rows, 37})));
           WorkItem item{sequence, head, row, count, 0, end, -1, 0};
           if (case_.split) {
             item.slot = slots++;
             item.key_begin = static_cast<int32_t>(random_.pick<int64_t>(
-                {0, std::min<int64_t>(64, end), std::min<int64_t>(s.sink_end, end), random_.between(0, end)}));
-            item.key_end = static_cast<int32_t>(
-                random_.pick<int64_t>({end, end, item.key_begin, random_.between(item.key_begin, end)}));
+                {0, std::min<int64_t>(64, end), std::min<int64_t>(s.sink_end, end),
+                 random_.between(0, end)}));
+            item.key_end = static_cast<int32_t>(random_.pick<int64_t>(
+                {end, end, item.key_begin, random_.between(item.key_begin, end)}));
             item.sink_part = case_.rotation && random_.chance(0.3) ? 1 : 0;
           }
           items_.push_back(item);
@@ -407,7 +423,8 @@ class HopperProblem {
     const auto ctas = static_cast<int32_t>(random_.between(1, 3));
     const auto num_items = static_cast<int32_t>(items_.size());
     for (int32_t cta = 0; cta < ctas; ++cta)
-      cta_begin_.push_back(cta == 0 ? 0 : static_cast<int32_t>(random_.between(cta_begin_.back(), num_items)));
+      cta_begin_.push_back(
+          cta == 0 ? 0 : static_cast<int32_t>(random_.between(cta_begin_.back(), num_items)));
     cta_begin_.push_back(num_items);
     counts_ = {num_items, 0, 0, slots};
     partials_ = Poisoned(slots * slot_floats(case_.tile_rows, case_.v_dim) * 4);
@@ -431,7 +448,8 @@ class HopperProblem {
 // Times that a random test runs, more with KVC_TEST_SCALE.
 inline int64_t repeats(int64_t count) {
   const char* scale = std::getenv("KVC_TEST_SCALE");
-  return scale != nullptr ? std::max<int64_t>(1, static_cast<int64_t>(count * std::atof(scale))) : count;
+  return scale != nullptr ? std::max<int64_t>(1, static_cast<int64_t>(count * std::atof(scale)))
+                          : count;
 }
 
 }  // namespace kvc::cuda::hopper_test

@@ -6,14 +6,15 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/attn_wgmma/config.h"
-#include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/wgmma_layout.h"
+#include "kernels/cuda/attn/tensor_map.h"
+#include "kernels/cuda/attn/wgmma/config.h"
+#include "kernels/cuda/ptx/wgmma_layout.h"
 
 namespace kvc::cuda::hopper_test {
 namespace {
 
-// Where a TMA box of 64 elements x `box_rows` rows, written to `start`, puts an element: dense, then the swizzle of addresses.
+// Where a TMA box of 64 elements x `box_rows` rows, written to `start`, puts an element: dense,
+// then the swizzle of addresses.
 uint32_t tma_address(uint32_t start, int32_t row, int32_t element) {
   return swizzled_128(start + static_cast<uint32_t>(row * kSwizzleBytes + element * 2));
 }
@@ -23,7 +24,8 @@ TEST(WgmmaLayout, BoxesOfAnyHeightMakeTheSameBlock) {
     for (const int32_t box_rows : {1, 2, 4, 8, 16, 32, 64}) {
       for (int32_t row = 0; row < rows; ++row) {
         for (int32_t element = 0; element < 192; ++element) {
-          const auto box = static_cast<uint32_t>(element / 64 * rows * 128 + row / box_rows * box_rows * 128);
+          const auto box =
+              static_cast<uint32_t>(element / 64 * rows * 128 + row / box_rows * box_rows * 128);
           EXPECT_EQ(tma_address(4096 + box, row % box_rows, element % 64),
                     4096 + static_cast<uint32_t>(block_offset(rows, row, element)));
         }
@@ -35,7 +37,8 @@ TEST(WgmmaLayout, BoxesOfAnyHeightMakeTheSameBlock) {
 TEST(WgmmaLayout, EveryElementHasItsOwnPlace) {
   std::set<int32_t> places;
   for (int32_t row = 0; row < 64; ++row) {
-    for (int32_t element = 0; element < 128; ++element) places.insert(block_offset(64, row, element));
+    for (int32_t element = 0; element < 128; ++element)
+      places.insert(block_offset(64, row, element));
   }
   EXPECT_EQ(places.size(), 64u * 128);
   EXPECT_EQ(*places.rbegin(), 64 * 128 * 2 - 2);

@@ -1,8 +1,9 @@
-// How much is started and read for a step, as the emulator counts it: CTAs of the kernels of states, bytes that the step kernel has from the host.
+// How much is started and read for a step, as the emulator counts it: CTAs of the kernels of
+// states, bytes that the step kernel has from the host.
 #include <gtest/gtest.h>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/state_cache.h"
 #include "tests/cuda/step_writer.h"
 
@@ -17,7 +18,8 @@ std::map<std::string, uint64_t> ctas(StateCache& cache, const std::vector<int64_
   (void)cache.step(seqs, lengths, 1);
   std::map<std::string, uint64_t> found;
   for (const auto& [kernel, count] : cudasim::counters().ctas_by_kernel) {
-    for (const char* name : {"linear_chunk_kernel", "linear_kernel", "conv_kernel", "state_view_kernel"})
+    for (const char* name :
+         {"linear_chunk_kernel", "linear_kernel", "conv_kernel", "state_view_kernel"})
       if (kernel.find(name) != std::string::npos) found[name] += count;
   }
   return found;
@@ -29,10 +31,12 @@ using Ctas = std::map<std::string, uint64_t>;
 
 TEST_F(CudaLaunchSizes, KernelsOfStatesAreStartedForTheBatchAndNotForTheLargestThatEverWas) {
   StateCache cache(kGpu, 300);
-  // Each call has its view. 300 states of 2 heads; 2 tiles of channels for the 300 / 64 blocks of rows and one more for each sequence.
+  // Each call has its view. 300 states of 2 heads; 2 tiles of channels for the 300 / 64 blocks of
+  // rows and one more for each sequence.
   const Ctas many{{"linear_kernel", 600}, {"conv_kernel", 2 * (4 + 300)}, {"state_view_kernel", 6}};
   EXPECT_EQ(ctas(cache, std::vector<int64_t>(300, 1)), many);
-  EXPECT_EQ(ctas(cache, {1}), (Ctas{{"linear_kernel", 2}, {"conv_kernel", 2}, {"state_view_kernel", 2}}));
+  EXPECT_EQ(ctas(cache, {1}),
+            (Ctas{{"linear_kernel", 2}, {"conv_kernel", 2}, {"state_view_kernel", 2}}));
   // One long sequence does not make the others any larger.
   std::vector<int64_t> lengths(300, 1);
   lengths[7] = 200;
@@ -76,7 +80,8 @@ uint64_t host_bytes(const StepDescription& step, int32_t num_layers) {
 StepDescription step_with_tables() {
   StepDescription step;
   for (int32_t i = 0; i < 400; ++i)
-    step.sequences.push_back({.slot = i, .stored = 0, .append = 1, .tables = {{0, 0, {i}}, {1, 0, {i}}}});
+    step.sequences.push_back(
+        {.slot = i, .stored = 0, .append = 1, .tables = {{0, 0, {i}}, {1, 0, {i}}}});
   return step;
 }
 
@@ -84,7 +89,8 @@ class CudaStepTraffic : public ::testing::Test {
  protected:
   void SetUp() override { cudasim::reset(); }
   static constexpr uint64_t kCopyCtas = 31, kHeader = 32;
-  // The first CTA reads the step once, but for what it asks for with the header and a few words twice.
+  // The first CTA reads the step once, but for what it asks for with the header and a few words
+  // twice.
   static uint64_t once(const StepDescription& step) {
     return 4 * testing::step_words(step).size() + 8192 + 64;
   }

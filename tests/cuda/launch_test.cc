@@ -1,5 +1,6 @@
-// How kernels are started: which may begin before the one before them, and what is asked once per context.
-#include "kernels/cuda/launch.cuh"
+// How kernels are started: which may begin before the one before them, and what is asked once per
+// context.
+#include "kernels/cuda/runtime/launch.cuh"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +8,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/planner/bounds.h"
+#include "kernels/cuda/schedule/bounds.h"
 #include "tests/cuda/cache_support.h"
 
 namespace kvc::cuda {
@@ -106,7 +107,8 @@ TEST_F(CudaLaunch, AsksForAKernelOncePerContext) {
   EXPECT_EQ(words_[0], 3u);
 }
 
-// The limit belongs to the kernel in a context: an application's own, or the one after cudaDeviceReset(), begins at 48 KiB.
+// The limit belongs to the kernel in a context: an application's own, or the one after
+// cudaDeviceReset(), begins at 48 KiB.
 TEST_F(CudaLaunch, AllowsSharedMemoryInEveryContext) {
   for (int context = 0; context < 3; ++context) {
     cudasim::fail_call("cudaFuncSetAttribute", 2, cudaErrorInvalidValue);
@@ -130,7 +132,8 @@ TEST_F(CudaLaunch, KnowsHowMuchSharedMemoryThereIs) {
   EXPECT_FALSE(can_have_shared(101377));
 }
 
-// The emulator's own: a kernel that begins early sees nothing of the one before until it has waited for it.
+// The emulator's own: a kernel that begins early sees nothing of the one before until it has waited
+// for it.
 TEST_F(CudaLaunch, KernelsThatBeginEarlyWaitInOrder) {
   uint64_t early = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
@@ -151,7 +154,8 @@ TEST_F(CudaLaunch, KernelsThatBeginEarlyWaitInOrder) {
 
 TEST_F(CudaLaunchDeath, AKernelThatMayBeginEarlyMustWaitBeforeItTouchesMemory) {
   EXPECT_DEATH((void)launch(forgets_to_wait, one_warp(true), nullptr, words_), "ends without wait");
-  EXPECT_DEATH((void)launch(loads_too_early, one_warp(true), nullptr, words_), "load_16 before wait");
+  EXPECT_DEATH((void)launch(loads_too_early, one_warp(true), nullptr, words_),
+               "load_16 before wait");
 }
 
 // ---- Whole caches
@@ -212,7 +216,8 @@ TEST_F(CudaLaunches, ResultsAreThoseOfTheCpuWhereKernelsBeginEarly) {
       ASSERT_EQ(kvc_seq_add(cpu.cache, id, nullptr), KVC_OK);
     }
     cudasim::reset_counters();
-    for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{40, 3}, {1, 1}, {1, 30}, {1, 1}}) {
+    for (const std::vector<int64_t>& lengths :
+         {std::vector<int64_t>{40, 3}, {1, 1}, {1, 30}, {1, 1}}) {
       const std::vector<float> expected = cpu.step({1, 2}, lengths, seed);
       expect_close(device.step({1, 2}, lengths, seed), expected, seed % 2 == 0 ? 2e-5f : 2e-2f);
     }
@@ -298,8 +303,9 @@ TEST_F(CudaLaunches, ShortSequencesAtFixedCutsAreNotMerged) {
     for (kvc::test::Tensor* tensor : {&q, &k, &v}) tensor->fill(seed++);
     for (int32_t layer = 0; layer < 2; ++layer) {
       kvc_error error = OneCache::blank();
-      ASSERT_EQ(kvc_attn(forward, layer, &opt, q.view(), k.view(), v.view(), out.view(), nullptr, &error),
-                KVC_OK)
+      ASSERT_EQ(
+          kvc_attn(forward, layer, &opt, q.view(), k.view(), v.view(), out.view(), nullptr, &error),
+          KVC_OK)
           << error.message;
     }
     cache.end(forward);

@@ -1,4 +1,5 @@
-// Random tensors for the tests of the recurrent kernels: the same bytes on the host, for kernels/reference, and on the device.
+// Random tensors for the tests of the recurrent kernels: the same bytes on the host, for
+// kernels/reference, and on the device.
 #pragma once
 
 #include <cmath>
@@ -15,7 +16,8 @@
 
 namespace kvc::cuda::testing {
 
-// [tokens][heads][dim] with room between heads and tokens; what lies between, and what is not filled, is NaN.
+// [tokens][heads][dim] with room between heads and tokens; what lies between, and what is not
+// filled, is NaN.
 class RecurrentTensor {
  public:
   RecurrentTensor(Rng& rng, int64_t tokens, int64_t heads, int64_t dim, kernels::DType dtype)

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/table.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/linear_support.h"
@@ -42,7 +42,8 @@ struct States {
     const bool is_padded = rng.chance(40);
     row_stride = (shape.v_dim + (is_padded ? rng.upto(5) : 0)) * element;
     head_stride = shape.k_dim * row_stride + (is_padded ? rng.upto(3) * element : 0);
-    slot_stride = shape.k_heads * shape.group * head_stride + (is_padded ? rng.upto(3) * element : 0);
+    slot_stride =
+        shape.k_heads * shape.group * head_stride + (is_padded ? rng.upto(3) * element : 0);
     bytes.assign(static_cast<size_t>(slots * slot_stride + 16), std::byte{0xff});
   }
 };
@@ -77,13 +78,15 @@ void check(Rng& rng, const Shape& shape) {
 
   const int64_t decay_head_stride = shape.decay == 3 ? shape.k_dim + rng.upto(3) : 1;
   const int64_t decay_token_stride = shape.decay == 1 ? 0 : heads * decay_head_stride + rng.upto(3);
-  std::vector<float> decay(static_cast<size_t>((tokens + 1) * heads * decay_head_stride + 4 * tokens));
+  std::vector<float> decay(
+      static_cast<size_t>((tokens + 1) * heads * decay_head_stride + 4 * tokens));
   for (float& d : decay) {
     d = rng.chance(3) ? -std::numeric_limits<float>::infinity()
                       : -static_cast<float>(std::exp(rng.normal() - 2));
   }
   const int64_t beta_stride = heads + rng.upto(3);
-  std::vector<float> beta(static_cast<size_t>((tokens + 1) * beta_stride)), skip(static_cast<size_t>(heads));
+  std::vector<float> beta(static_cast<size_t>((tokens + 1) * beta_stride)),
+      skip(static_cast<size_t>(heads));
   for (float& b : beta) b = static_cast<float>(rng.upto(100)) / 100;
   for (float& x : skip) x = static_cast<float>(rng.normal());
   const DeviceArray<float> d_decay(decay), d_beta(beta), d_skip(skip);
@@ -94,8 +97,8 @@ void check(Rng& rng, const Shape& shape) {
       for (int64_t i = 0; i < shape.k_dim; ++i)
         for (int64_t c = 0; c < shape.v_dim; ++c)
           kernels::reference::write_element(
-              in.bytes.data() + slot * in.slot_stride + h * in.head_stride + i * in.row_stride, shape.state,
-              c, rng.normal());
+              in.bytes.data() + slot * in.slot_stride + h * in.head_stride + i * in.row_stride,
+              shape.state, c, rng.normal());
   std::vector<std::byte> host_out(in.bytes.size(), std::byte{0xff});
   DeviceArray<std::byte> device_in(in.bytes), device_out(in.bytes.size());
   std::vector<LinearSequence> on_device = sequences;
@@ -111,7 +114,8 @@ void check(Rng& rng, const Shape& shape) {
   const DeviceArray<int32_t> count(std::vector<int32_t>{num_sequences});
 
   LinearParams params{};
-  params.q = q.host_rows(), params.k = k.host_rows(), params.v = v.host_rows(), params.out = out.host_rows();
+  params.q = q.host_rows(), params.k = k.host_rows(), params.v = v.host_rows(),
+  params.out = out.host_rows();
   params.decay = shape.decay == 0 ? nullptr : decay.data();
   params.decay_token_stride = decay_token_stride;
   params.decay_head_stride = decay_head_stride;
@@ -130,7 +134,8 @@ void check(Rng& rng, const Shape& shape) {
   params.state_row_stride = in.row_stride;
   params.sequences = sequences.data();
   std::vector<std::byte> scratch(kernels::reference::linear_scratch_bytes(params, 0));
-  for (int32_t s = 0; s < num_sequences; ++s) kernels::reference::linear(params, s, 0, heads, scratch.data());
+  for (int32_t s = 0; s < num_sequences; ++s)
+    kernels::reference::linear(params, s, 0, heads, scratch.data());
 
   LinearParams launched = params;
   launched.q = q.device_rows(), launched.k = k.device_rows(), launched.v = v.device_rows();
@@ -144,11 +149,13 @@ void check(Rng& rng, const Shape& shape) {
       shape.rows.begin(), shape.rows.end(), [](int32_t rows) { return rows >= kLongSequence; }));
   // What the host says of them is how much is started, never which sequences are computed.
   const int32_t told = rng.chance(50) ? num_long : rng.upto(num_long + 2);
-  ASSERT_EQ(cuda::linear(launched, most, shape.counts_on_device ? count.data() : nullptr, told, nullptr),
-            cudaSuccess);
+  ASSERT_EQ(
+      cuda::linear(launched, most, shape.counts_on_device ? count.data() : nullptr, told, nullptr),
+      cudaSuccess);
   finish();
 
-  // Sums of k_dim products in float32, carried through the tokens: some ten roundings of values of the size of the state, which stays near 1 to 10.
+  // Sums of k_dim products in float32, carried through the tokens: some ten roundings of values of
+  // the size of the state, which stays near 1 to 10.
   constexpr double kArithmetic = 2e-5;
   const std::vector<std::byte> outputs = out.from_device();
   for (size_t s = 0; s < sequences.size(); ++s) {
@@ -156,7 +163,8 @@ void check(Rng& rng, const Shape& shape) {
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t c = 0; c < shape.v_dim; ++c) {
           const int64_t token = sequences[s].row_begin + row;
-          const double expected = out.at(out.host(), token, h, c), found = out.at(outputs, token, h, c);
+          const double expected = out.at(out.host(), token, h, c),
+                       found = out.at(outputs, token, h, c);
           ASSERT_NEAR(found, expected,
                       kArithmetic * 5 + 2.1 * testing::rounding_of(out_type) * std::fabs(expected))
               << "sequence " << s << " row " << row << " head " << h << " column " << c;
@@ -170,10 +178,12 @@ void check(Rng& rng, const Shape& shape) {
       for (int64_t i = 0; i < shape.k_dim; ++i) {
         for (int64_t c = 0; c < shape.v_dim; ++c) {
           const int64_t at = slot * in.slot_stride + h * in.head_stride + i * in.row_stride;
-          const double expected = kernels::reference::read_element(host_out.data() + at, shape.state, c);
+          const double expected =
+              kernels::reference::read_element(host_out.data() + at, shape.state, c);
           const double found = kernels::reference::read_element(states.data() + at, shape.state, c);
-          ASSERT_NEAR(found, expected,
-                      kArithmetic * 5 + 2.1 * testing::rounding_of(shape.state) * std::fabs(expected))
+          ASSERT_NEAR(
+              found, expected,
+              kArithmetic * 5 + 2.1 * testing::rounding_of(shape.state) * std::fabs(expected))
               << "state " << slot << " head " << h << " row " << i << " column " << c;
         }
       }
@@ -186,9 +196,11 @@ void check(Rng& rng, const Shape& shape) {
     for (int64_t slot = 0; slot < num_sequences; ++slot)
       for (int64_t h = 0; h < heads; ++h)
         for (int64_t i = 0; i < shape.k_dim; ++i)
-          std::fill_n(is_state.begin() + slot * in.slot_stride + h * in.head_stride + i * in.row_stride,
-                      bytes, 1);
-    for (size_t i = 0; i < states.size(); ++i) ASSERT_TRUE(is_state[i] != 0 || states[i] == std::byte{0xff});
+          std::fill_n(
+              is_state.begin() + slot * in.slot_stride + h * in.head_stride + i * in.row_stride,
+              bytes, 1);
+    for (size_t i = 0; i < states.size(); ++i)
+      ASSERT_TRUE(is_state[i] != 0 || states[i] == std::byte{0xff});
   }
 }
 
@@ -215,9 +227,9 @@ TEST(CudaLinear, OutputsAndStatesAreThoseOfTheReference) {
   for (int seed = 0; seed < scaled(40); ++seed) {
     Rng rng(seed);
     const Shape shape = random_shape(rng);
-    SCOPED_TRACE(::testing::Message()
-                 << "seed " << seed << " k_dim " << shape.k_dim << " v_dim " << shape.v_dim << " state "
-                 << static_cast<int>(shape.state) << " decay " << shape.decay << " delta " << shape.delta);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed << " k_dim " << shape.k_dim << " v_dim "
+                                      << shape.v_dim << " state " << static_cast<int>(shape.state)
+                                      << " decay " << shape.decay << " delta " << shape.delta);
     check(rng, shape);
     if (HasFatalFailure()) return;
   }
@@ -227,7 +239,8 @@ TEST(CudaLinear, TheTallestStatesOfEveryType) {
   for (const DType state : {DType::kF32, DType::kF16, DType::kBF16}) {
     for (const int32_t k_dim : {256, 300, linear_most_k_dim()}) {
       Rng rng(k_dim);
-      SCOPED_TRACE(::testing::Message() << "k_dim " << k_dim << " state " << static_cast<int>(state));
+      SCOPED_TRACE(::testing::Message()
+                   << "k_dim " << k_dim << " state " << static_cast<int>(state));
       check(rng, {.k_dim = k_dim,
                   .v_dim = 36,
                   .k_heads = 1,
@@ -256,15 +269,16 @@ TEST(CudaLinear, ATallerStateIsRefused) {
 TEST(CudaLinear, ChunksAgreeWithTheReference) {
   for (int seed = 0; seed < scaled(20); ++seed) {
     Rng rng(seed + 900);
-    const int32_t k_dims[] = {5, 16, 33, 64, 100, 128}, lengths[] = {1, 23, 24, 63, 64, 65, 128, 150};
+    const int32_t k_dims[] = {5, 16, 33, 64, 100, 128},
+                  lengths[] = {1, 23, 24, 63, 64, 65, 128, 150};
     Shape shape = random_shape(rng);
     shape.k_dim = k_dims[rng.upto(5)];
     shape.decay = rng.upto(2);
     shape.keys = seed % 2 == 0 ? Keys::kBF16 : Keys::kF16AndBF16;
     for (int32_t& rows : shape.rows) rows = lengths[rng.upto(7)];
-    SCOPED_TRACE(::testing::Message()
-                 << "seed " << seed << " k_dim " << shape.k_dim << " v_dim " << shape.v_dim << " state "
-                 << static_cast<int>(shape.state) << " decay " << shape.decay << " delta " << shape.delta);
+    SCOPED_TRACE(::testing::Message() << "seed " << seed << " k_dim " << shape.k_dim << " v_dim "
+                                      << shape.v_dim << " state " << static_cast<int>(shape.state)
+                                      << " decay " << shape.decay << " delta " << shape.delta);
     check(rng, shape);
     if (HasFatalFailure()) return;
   }

@@ -1,5 +1,5 @@
 // Two attention results into one, in place.
-#include "kernels/cuda/merge/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/rows_support.h"
 
@@ -12,12 +12,14 @@ void merge_at_random(uint64_t seed) {
   Random random(seed);
   const int64_t rows = random.between(1, 12), heads = random.pick<int64_t>({1, 3, 8});
   const int64_t dim = random.pick<int64_t>({1, 33, 64, 80, 128, 512});
-  TensorOwner out(random, rows, heads, dim, random.dtype()), other(random, rows, heads, dim, random.dtype());
+  TensorOwner out(random, rows, heads, dim, random.dtype()),
+      other(random, rows, heads, dim, random.dtype());
   SCOPED_TRACE("seed " + std::to_string(seed) + ": dim " + std::to_string(dim) + ", types " +
                std::to_string(static_cast<int>(out.rows.dtype)) + " " +
                std::to_string(static_cast<int>(other.rows.dtype)));
   out.fill(random), other.fill(random);
-  const int64_t lse_stride = heads + random.between(0, 2), other_stride = heads + random.between(0, 2);
+  const int64_t lse_stride = heads + random.between(0, 2),
+                other_stride = heads + random.between(0, 2);
   std::vector<float> lse(static_cast<size_t>(rows * lse_stride), NAN),
       other_lse(static_cast<size_t>(rows * other_stride), NAN);
   for (int64_t row = 0; row < rows; ++row) {
@@ -30,7 +32,8 @@ void merge_at_random(uint64_t seed) {
       // What an empty part holds is of no matter.
       for (int64_t d = 0; d < dim; ++d) {
         if (empty) kernels::reference::write_element(out.row(row, head), out.rows.dtype, d, NAN);
-        if (other_empty) kernels::reference::write_element(other.row(row, head), other.rows.dtype, d, NAN);
+        if (other_empty)
+          kernels::reference::write_element(other.row(row, head), other.rows.dtype, d, NAN);
       }
     }
   }
@@ -50,8 +53,11 @@ void merge_at_random(uint64_t seed) {
   TensorOwner found = clone(out);
   device_out.read_back(found);
   const std::vector<float> found_lse = device_lse.read();
-  // float32: two products and a sum of rounded weights; 16 bits: half a unit in the last place, and the next one at a tie.
-  const double limit = out.rows.dtype == DType::kF32 ? 1e-6 : out.rows.dtype == DType::kF16 ? 1e-3 : 8e-3;
+  // float32: two products and a sum of rounded weights; 16 bits: half a unit in the last place, and
+  // the next one at a tie.
+  const double limit = out.rows.dtype == DType::kF32   ? 1e-6
+                       : out.rows.dtype == DType::kF16 ? 1e-3
+                                                       : 8e-3;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t head = 0; head < heads; ++head) {
       const auto at = static_cast<size_t>(row * lse_stride + head);

@@ -1,4 +1,5 @@
-/* A program that asks libkvcache.so for CUDA where there is none: told so, and nothing else happens. no_driver.py runs it. */
+/* A program that asks libkvcache.so for CUDA where there is none: told so, and nothing else
+ * happens. no_driver.py runs it. */
 #include <kvcache.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-// The operators on the emulated device, through the C interface, against those of the CPU on the same tensors: device memory is host memory there, so
-// that only the tags differ.
+// The operators on the emulated device, through the C interface, against those of the CPU on the
+// same tensors: device memory is host memory there, so that only the tags differ.
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -9,7 +9,7 @@
 
 #include "cudasim/cudasim.h"
 #include "kernels/cuda/table.h"
-#include "src/base/device.h"
+#include "src/device/device.h"
 #include "tests/capi/ops_fixture.h"
 
 namespace kvc::test {
@@ -39,11 +39,13 @@ class Tagged {
 
 std::vector<const DLTensor*> tensors_of(const kvc_op_pool& pool) { return {pool.k, pool.v}; }
 std::vector<const DLTensor*> tensors_of(const kvc_op_table& table) {
-  return {table.seq_lens, table.qo_indptr, table.page_indptr, table.page_indices, table.block_table};
+  return {table.seq_lens, table.qo_indptr, table.page_indptr, table.page_indices,
+          table.block_table};
 }
 std::vector<const DLTensor*> tensors_of(const kvc_op_opt& opt) {
   std::vector<const DLTensor*> all{opt.positions};
-  if (opt.attn != nullptr) all.insert(all.end(), {opt.attn->sinks, opt.attn->alibi_slopes, opt.attn->bias});
+  if (opt.attn != nullptr)
+    all.insert(all.end(), {opt.attn->sink_logits, opt.attn->alibi_slopes, opt.attn->bias});
   return all;
 }
 std::vector<const DLTensor*> join(std::initializer_list<std::vector<const DLTensor*>> lists) {
@@ -56,10 +58,11 @@ void expect_same(HostTensor& got, HostTensor& want, double tolerance, const char
   bool is_same = true;
   got.for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) {
     const double a = got.get(i, j, k, l), b = want.get(i, j, k, l);
-    if (!is_same || a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= tolerance) return;
+    if (!is_same || a == b || (std::isnan(a) && std::isnan(b)) || std::abs(a - b) <= tolerance)
+      return;
     is_same = false;
-    ADD_FAILURE() << what << "[" << i << "," << j << "," << k << "," << l << "] is " << a << ", on the CPU "
-                  << b;
+    ADD_FAILURE() << what << "[" << i << "," << j << "," << k << "," << l << "] is " << a
+                  << ", on the CPU " << b;
   });
   EXPECT_TRUE(got.padding_untouched()) << what;
 }
@@ -135,8 +138,9 @@ class AttentionCall {
     q = std::make_unique<HostTensor>(a.q, std::vector<int64_t>{rows, heads, a.pool.k_dim});
     q->fill_random(random);
     for (auto* each : {&out, &expected_out}) {
-      *each = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{rows, heads, a.pool.v_dim},
-                                           Placement{.extra_rows = 1, .inner_gap = 4});
+      *each =
+          std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{rows, heads, a.pool.v_dim},
+                                       Placement{.extra_rows = 1, .inner_gap = 4});
     }
     for (auto* each : {&lse, &expected_lse})
       *each = std::make_unique<HostTensor>(Elem::kF32, std::vector<int64_t>{rows, heads});
@@ -146,12 +150,13 @@ class AttentionCall {
     sinks->fill_random(random), slopes->fill_random(random, 0.1);
     if (a.bias) bias->fill_random(random);
     std::vector<int32_t> at;
-    for (int64_t row = 0; row < rows; ++row) at.push_back(static_cast<int32_t>(random.range(0, 900)));
+    for (int64_t row = 0; row < rows; ++row)
+      at.push_back(static_cast<int32_t>(random.range(0, 900)));
     positions = std::make_unique<Indices<int32_t>>(at);
     attn = attn_options();
     attn.window = a.window;
     attn.soft_cap = static_cast<float>(a.soft_cap);
-    if (a.sinks) attn.sinks = sinks->dl();
+    if (a.sinks) attn.sink_logits = sinks->dl();
     if (a.slopes) attn.alibi_slopes = slopes->dl();
     if (a.bias) attn.bias = bias->dl();
     opt = op_options();
@@ -166,14 +171,17 @@ class AttentionCall {
   }
 
   std::vector<const DLTensor*> tensors() const {
-    return join({tensors_of(*pool.c()), tensors_of(table), tensors_of(opt), {q->dl(), out->dl(), lse->dl()}});
+    return join({tensors_of(*pool.c()),
+                 tensors_of(table),
+                 tensors_of(opt),
+                 {q->dl(), out->dl(), lse->dl()}});
   }
   kvc_status run(kvc_error* error) {
     return kvc_op_attention_paged(pool.c(), &table, &opt, q->dl(), out->dl(), lse->dl(), error);
   }
   kvc_status run_on_cpu(kvc_error* error) {
-    return kvc_op_attention_paged(pool.c(), &table, &opt, q->dl(), expected_out->dl(), expected_lse->dl(),
-                                  error);
+    return kvc_op_attention_paged(pool.c(), &table, &opt, q->dl(), expected_out->dl(),
+                                  expected_lse->dl(), error);
   }
   void expect_equal(double tolerance) {
     expect_same(*out, *expected_out, tolerance, "out");
@@ -190,8 +198,8 @@ class AttentionCall {
   kvc_op_table table;
 };
 
-PoolShape pool_shape(kvc_op_layout layout, Elem elem, int64_t page_size, int64_t heads, int64_t k_dim,
-                     int64_t v_dim) {
+PoolShape pool_shape(kvc_op_layout layout, Elem elem, int64_t page_size, int64_t heads,
+                     int64_t k_dim, int64_t v_dim) {
   PoolShape shape;
   shape.layout = layout;
   shape.elem = elem;
@@ -294,7 +302,8 @@ TEST_F(CudaOps, ASequenceOutsideOfThePoolOrItsTableSeesNothing) {
       ok([&](kvc_error* error) { return call.run_on_cpu(error); });
       const int64_t columns = call.tables.block_table->dl()->shape[1];
       // Sequence 2 is in rows 4 to 23.
-      int32_t& page = padded ? (*call.tables.block_table)[2 * columns + 1] : (*call.tables.page_indices)[6];
+      int32_t& page =
+          padded ? (*call.tables.block_table)[2 * columns + 1] : (*call.tables.page_indices)[6];
       if (wrong == 0) page = -1;
       if (wrong == 1) page = static_cast<int32_t>(a.pool.pages);
       if (wrong == 2) page = std::numeric_limits<int32_t>::max();
@@ -306,7 +315,8 @@ TEST_F(CudaOps, ASequenceOutsideOfThePoolOrItsTableSeesNothing) {
         const bool is_wrong = row >= 4 && row < 24;
         const double want = is_wrong ? 0 : call.expected_out->get(row, head, d);
         if (std::abs(call.out->get(row, head, d) - want) <= 2e-2) return;
-        ADD_FAILURE() << "row " << row << ": " << call.out->get(row, head, d) << " instead of " << want;
+        ADD_FAILURE() << "row " << row << ": " << call.out->get(row, head, d) << " instead of "
+                      << want;
       });
       EXPECT_EQ(call.lse->get(10, 1), -std::numeric_limits<double>::infinity());
       if (HasFailure()) return;
@@ -347,7 +357,8 @@ TEST_F(CudaOps, LatentsAreAttendedAsOnTheCpu) {
     const int64_t rows = tables.num_rows();
     HostTensor q(c.elem, {rows, c.heads, shape.k_dim});
     q.fill_random(random);
-    HostTensor out(Elem::kF32, {rows, c.heads, c.rank}), expected(Elem::kF32, {rows, c.heads, c.rank});
+    HostTensor out(Elem::kF32, {rows, c.heads, c.rank}),
+        expected(Elem::kF32, {rows, c.heads, c.rank});
     HostTensor lse(Elem::kF32, {rows, c.heads}), expected_lse(Elem::kF32, {rows, c.heads});
     kvc_attn_opt attn = attn_options();
     attn.scale = 0.05f;
@@ -355,11 +366,13 @@ TEST_F(CudaOps, LatentsAreAttendedAsOnTheCpu) {
     opt.attn = &attn;
     const auto rank = static_cast<int32_t>(c.rank);
     ok([&](kvc_error* error) {
-      return kvc_op_mla_paged(pool.c(), &table, rank, &opt, q.dl(), expected.dl(), expected_lse.dl(), error);
+      return kvc_op_mla_paged(pool.c(), &table, rank, &opt, q.dl(), expected.dl(),
+                              expected_lse.dl(), error);
     });
     ok_on_gpu(join({tensors_of(*pool.c()), tensors_of(table), {q.dl(), out.dl(), lse.dl()}}),
               [&](kvc_error* error) {
-                return kvc_op_mla_paged(pool.c(), &table, rank, &opt, q.dl(), out.dl(), lse.dl(), error);
+                return kvc_op_mla_paged(pool.c(), &table, rank, &opt, q.dl(), out.dl(), lse.dl(),
+                                        error);
               });
     expect_same(out, expected, tolerance_of(c.elem), "out");
     expect_same(lse, expected_lse, 2 * tolerance_of(c.elem), "lse");
@@ -379,8 +392,8 @@ TEST_F(CudaOps, RaggedKeysAreAttendedAsOnTheCpu) {
       kvc_op_opt opt = op_options();
       opt.full = full ? 1 : 0;
       const auto run = [&](HostTensor& o, HostTensor& l, kvc_error* error) {
-        return kvc_op_attention_ragged(rows.dl(), keys.dl(), &opt, q.dl(), k.dl(), v.dl(), o.dl(), l.dl(),
-                                       error);
+        return kvc_op_attention_ragged(rows.dl(), keys.dl(), &opt, q.dl(), k.dl(), v.dl(), o.dl(),
+                                       l.dl(), error);
       };
       ok([&](kvc_error* error) { return run(expected, expected_lse, error); });
       const std::vector<const DLTensor*> tensors{rows.dl(), keys.dl(), q.dl(),  k.dl(),
@@ -452,10 +465,13 @@ TEST_F(CudaOps, PagesAreCopiedAsOnTheCpuAndPairsOutsideAreSkipped) {
         pool.fill_slot(one, slot), expected.fill_slot(other, slot);
       }
       Indices<int64_t> pairs({3, 0, 5, 11, 3, 7, 1, 2}, {4, 2});
-      ok([&](kvc_error* error) { return kvc_op_copy_pages(expected.c(), nullptr, pairs.dl(), error); });
+      ok([&](kvc_error* error) {
+        return kvc_op_copy_pages(expected.c(), nullptr, pairs.dl(), error);
+      });
       Indices<int64_t> more({3, 0, -1, 4, 5, 11, 12, 6, 3, 7, 9, int64_t{1} << 40, 1, 2}, {7, 2});
-      ok_on_gpu(join({tensors_of(*pool.c()), {more.dl()}}),
-                [&](kvc_error* error) { return kvc_op_copy_pages(pool.c(), nullptr, more.dl(), error); });
+      ok_on_gpu(join({tensors_of(*pool.c()), {more.dl()}}), [&](kvc_error* error) {
+        return kvc_op_copy_pages(pool.c(), nullptr, more.dl(), error);
+      });
       EXPECT_TRUE(pool.k().same_bytes(expected.k()));
       EXPECT_TRUE(pool.v().same_bytes(expected.v()));
     }
@@ -464,8 +480,10 @@ TEST_F(CudaOps, PagesAreCopiedAsOnTheCpuAndPairsOutsideAreSkipped) {
 
 TEST_F(CudaOps, PartsAreMergedAsOnTheCpu) {
   Random random(23);
-  HostTensor out(Elem::kBF16, {9, 5, 40}), other(Elem::kF32, {9, 5, 40}), expected(Elem::kBF16, {9, 5, 40});
-  HostTensor lse(Elem::kF32, {9, 5}), other_lse(Elem::kF32, {9, 5}), expected_lse(Elem::kF32, {9, 5});
+  HostTensor out(Elem::kBF16, {9, 5, 40}), other(Elem::kF32, {9, 5, 40}),
+      expected(Elem::kBF16, {9, 5, 40});
+  HostTensor lse(Elem::kF32, {9, 5}), other_lse(Elem::kF32, {9, 5}),
+      expected_lse(Elem::kF32, {9, 5});
   other.fill_random(random), other_lse.fill_random(random);
   out.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
     const double value = random.symmetric();
@@ -476,7 +494,8 @@ TEST_F(CudaOps, PartsAreMergedAsOnTheCpu) {
     lse.set(value, t, h), expected_lse.set(value, t, h);
   });
   ok([&](kvc_error* error) {
-    return kvc_op_merge(nullptr, expected.dl(), expected_lse.dl(), other.dl(), other_lse.dl(), error);
+    return kvc_op_merge(nullptr, expected.dl(), expected_lse.dl(), other.dl(), other_lse.dl(),
+                        error);
   });
   ok_on_gpu({out.dl(), lse.dl(), other.dl(), other_lse.dl()}, [&](kvc_error* error) {
     return kvc_op_merge(nullptr, out.dl(), lse.dl(), other.dl(), other_lse.dl(), error);
@@ -491,8 +510,8 @@ TEST_F(CudaOps, RowsAreRotatedAsOnTheCpuAlsoInPlace) {
     int32_t rotary_dim;
     kvc_rope_style style;
   };
-  for (const Case& c :
-       {Case{80, 80, KVC_ROPE_HALF}, Case{64, 20, KVC_ROPE_INTERLEAVED}, Case{1024, 1024, KVC_ROPE_HALF}}) {
+  for (const Case& c : {Case{80, 80, KVC_ROPE_HALF}, Case{64, 20, KVC_ROPE_INTERLEAVED},
+                        Case{1024, 1024, KVC_ROPE_HALF}}) {
     Random random(29);
     HostTensor x(Elem::kF32, {6, 3, c.dim}), expected(Elem::kF32, {6, 3, c.dim});
     HostTensor out(Elem::kF32, {6, 3, c.dim}, {.row_gap = 3});
@@ -516,17 +535,21 @@ TEST_F(CudaOps, StatesGoOnAsOnTheCpu) {
     Random random(37);
     Indices<int32_t> cuts({0, 1, 1, 6});
     const int64_t rows = has_cuts ? 6 : 3;
-    HostTensor states(Elem::kF32, {3, 4, 16, 24}, {.row_gap = 5}), before(Elem::kF32, {3, 4, 16, 24});
+    HostTensor states(Elem::kF32, {3, 4, 16, 24}, {.row_gap = 5}),
+        before(Elem::kF32, {3, 4, 16, 24});
     before.fill_random(random);
     HostTensor expected(Elem::kF32, {3, 4, 16, 24}, {.row_gap = 5});
     before.for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) {
-      states.set(before.get(i, j, k, l), i, j, k, l), expected.set(before.get(i, j, k, l), i, j, k, l);
+      states.set(before.get(i, j, k, l), i, j, k, l),
+          expected.set(before.get(i, j, k, l), i, j, k, l);
     });
-    HostTensor q(Elem::kF32, {rows, 2, 16}), k(Elem::kF32, {rows, 2, 16}), v(Elem::kF32, {rows, 4, 24});
+    HostTensor q(Elem::kF32, {rows, 2, 16}), k(Elem::kF32, {rows, 2, 16}),
+        v(Elem::kF32, {rows, 4, 24});
     HostTensor out(Elem::kF32, {rows, 4, 24}), expected_out(Elem::kF32, {rows, 4, 24});
     HostTensor decay(Elem::kF32, {rows, 4}), beta(Elem::kF32, {rows, 4});
     for (HostTensor* each : {&q, &k, &v, &beta}) each->fill_random(random);
-    decay.for_each([&](int64_t t, int64_t h, int64_t, int64_t) { decay.set(-random.unit(), t, h); });
+    decay.for_each(
+        [&](int64_t t, int64_t h, int64_t, int64_t) { decay.set(-random.unit(), t, h); });
     kvc_linear_opt linear{};
     linear.struct_size = sizeof linear;
     linear.decay = KVC_DECAY_TOKEN;
@@ -534,8 +557,8 @@ TEST_F(CudaOps, StatesGoOnAsOnTheCpu) {
     kvc_op_opt opt = op_options();
     opt.stream = streams_[0];
     const auto run = [&](HostTensor& s, HostTensor& o, kvc_error* error) {
-      return kvc_op_linear_step(&linear, &opt, has_cuts ? cuts.dl() : nullptr, s.dl(), q.dl(), k.dl(), v.dl(),
-                                decay.dl(), beta.dl(), o.dl(), error);
+      return kvc_op_linear_step(&linear, &opt, has_cuts ? cuts.dl() : nullptr, s.dl(), q.dl(),
+                                k.dl(), v.dl(), decay.dl(), beta.dl(), o.dl(), error);
     };
     ok([&](kvc_error* error) { return run(expected, expected_out, error); });
     ok_on_gpu({states.dl(), out.dl(), cuts.dl(), q.dl(), k.dl(), v.dl(), decay.dl(), beta.dl()},
@@ -588,19 +611,24 @@ TEST_F(CudaOps, TensorsOfSeveralDevicesAreRefused) {
 
 TEST_F(CudaOps, NothingToDoIsNoWork) {
   Random random(43);
-  const Attention a{.pool = pool_shape(KVC_OP_HND, Elem::kF32, 16, 1, 16, 16), .lengths = {}, .rows = {}};
+  const Attention a{
+      .pool = pool_shape(KVC_OP_HND, Elem::kF32, 16, 1, 16, 16), .lengths = {}, .rows = {}};
   AttentionCall call(random, a);
   ok_on_gpu(call.tensors(), [&](kvc_error* error) { return call.run(error); });
   Indices<int64_t> none(std::vector<int64_t>{}), pairs({}, {0, 2});
   HostTensor k(Elem::kF32, {0, 1, 16});
-  ok_on_gpu(join({tensors_of(*call.pool.c()), {none.dl(), pairs.dl(), k.dl()}}), [&](kvc_error* error) {
-    const kvc_status status = kvc_op_append(call.pool.c(), nullptr, none.dl(), k.dl(), k.dl(), error);
-    return status != KVC_OK ? status : kvc_op_copy_pages(call.pool.c(), nullptr, pairs.dl(), error);
-  });
+  ok_on_gpu(
+      join({tensors_of(*call.pool.c()), {none.dl(), pairs.dl(), k.dl()}}), [&](kvc_error* error) {
+        const kvc_status status =
+            kvc_op_append(call.pool.c(), nullptr, none.dl(), k.dl(), k.dl(), error);
+        return status != KVC_OK ? status
+                                : kvc_op_copy_pages(call.pool.c(), nullptr, pairs.dl(), error);
+      });
   EXPECT_EQ(cudasim::counters().kernel_launches, 0u);
 }
 
-// Scratch of one call goes to the next, also to one on another stream: late streams must not notice.
+// Scratch of one call goes to the next, also to one on another stream: late streams must not
+// notice.
 TEST_F(CudaOps, CallsOnStreamsThatRunLateKeepTheirScratchApart) {
   cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
   for (uint64_t seed = 1; seed <= 4; ++seed) {

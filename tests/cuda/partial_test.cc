@@ -1,4 +1,5 @@
-// Forwards on a device that leave layers out, in graphs and outside, and pages that are cleared there.
+// Forwards on a device that leave layers out, in graphs and outside, and pages that are cleared
+// there.
 #include "tests/cuda/graph_support.h"
 
 namespace kvc::test {
@@ -9,18 +10,21 @@ class CudaPartial : public CudaCache {
   // K and V of one layer for so many rows, all of them `value`.
   void append(kvc_forward* forward, int32_t layer, int64_t rows, float value) {
     const SmallModel model;
-    auto tensor = std::make_unique<Tensor>(std::vector<int64_t>{rows, model.kv_heads, model.dim}, kGpu);
+    auto tensor =
+        std::make_unique<Tensor>(std::vector<int64_t>{rows, model.kv_heads, model.dim}, kGpu);
     std::fill(tensor->values.begin(), tensor->values.end(), value);
     kvc_error error = OneCache::blank();
-    ASSERT_EQ(kvc_kv_append(forward, layer, tensor->view(), tensor->view(), &error), KVC_OK) << error.message;
+    ASSERT_EQ(kvc_kv_append(forward, layer, tensor->view(), tensor->view(), &error), KVC_OK)
+        << error.message;
     kept_.push_back(std::move(tensor));  // the device may read it later
   }
   float largest_v(OneCache& cache, kvc_seq seq, int64_t length, int32_t layer) {
     const SmallModel model;
     Tensor v({length, model.kv_heads, model.dim}, kGpu);
     kvc_error error = OneCache::blank();
-    EXPECT_EQ(kvc_debug_get_layer(cache.cache, seq, layer, 0, length, nullptr, v.view(), nullptr, &error),
-              KVC_OK)
+    EXPECT_EQ(
+        kvc_debug_get_layer(cache.cache, seq, layer, 0, length, nullptr, v.view(), nullptr, &error),
+        KVC_OK)
         << error.message;
     return *std::max_element(v.values.begin(), v.values.end());
   }

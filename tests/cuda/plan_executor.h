@@ -1,5 +1,6 @@
-// Plans in vectors, and a work list carried out on the host: every item by kernels/reference into a slot as
-// the device lays it out, then the merges. For tests of the planner, and of kernels that need a plan.
+// Plans in vectors, and a work list carried out on the host: every item by kernels/reference into a
+// slot as the device lays it out, then the merges. For tests of the planner, and of kernels that
+// need a plan.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +11,14 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/cuda/planner/host.h"
+#include "kernels/cuda/schedule/host.h"
 #include "kernels/reference/elements.h"
 #include "kernels/reference/reference.h"
 
 namespace kvc::cuda::test {
 
-// A plan in vectors as long as plan_bytes says, filled with 0x7f bytes where nothing was written. Copies
-// point to their own memory.
+// A plan in vectors as long as plan_bytes says, filled with 0x7f bytes where nothing was written.
+// Copies point to their own memory.
 struct HostPlan {
   PlanShape shape{};
   PlanBytes bytes{};
@@ -35,7 +36,8 @@ struct HostPlan {
 
   // Slots full of NaN.
   void reserve_partials(int32_t v_dim) {
-    const auto floats = static_cast<size_t>(bytes.num_slots * slot_floats(shape.geometry.tile_rows, v_dim));
+    const auto floats =
+        static_cast<size_t>(bytes.num_slots * slot_floats(shape.geometry.tile_rows, v_dim));
     partials.assign(floats, std::numeric_limits<float>::quiet_NaN());
   }
   // The plan as kernels get it.
@@ -53,7 +55,8 @@ inline HostPlan empty_plan(const PlanShape& shape, const PlanLimits& limits) {
   const auto fill = [](auto* vector, int64_t bytes) {
     using Element = typename std::remove_reference_t<decltype(*vector)>::value_type;
     vector->resize(static_cast<size_t>(bytes) / sizeof(Element));
-    if (bytes > 0) std::memset(static_cast<void*>(vector->data()), 0x7f, static_cast<size_t>(bytes));
+    if (bytes > 0)
+      std::memset(static_cast<void*>(vector->data()), 0x7f, static_cast<size_t>(bytes));
   };
   fill(&plan.counts, plan.bytes.counts);
   fill(&plan.cta_begin, plan.bytes.cta_begin);
@@ -70,14 +73,16 @@ inline PlanLimits limits_of(const std::vector<kernels::AttnSequence>& sequences)
   for (const kernels::AttnSequence& sequence : sequences) {
     limits.max_rows += sequence.num_rows;
     int64_t end = sequence.first_key_end + sequence.num_rows;
-    if (sequence.key_ends != nullptr && sequence.num_rows > 0) end = sequence.key_ends[sequence.num_rows - 1];
+    if (sequence.key_ends != nullptr && sequence.num_rows > 0)
+      end = sequence.key_ends[sequence.num_rows - 1];
     limits.max_keys = std::max(limits.max_keys, end);
   }
   return limits;
 }
 
-inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences, const PlanShape& shape,
-                          const PlanLimits& limits, const std::vector<PlanShare>& shares = {}) {
+inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
+                          const PlanShape& shape, const PlanLimits& limits,
+                          const std::vector<PlanShare>& shares = {}) {
   HostPlan plan = empty_plan(shape, limits);
   const auto num_sequences = static_cast<int32_t>(sequences.size());
   plan_on_host({.shape = shape,
@@ -89,7 +94,8 @@ inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences, c
                 .shares = shares.empty() ? nullptr : shares.data()});
   return plan;
 }
-inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences, const PlanShape& shape) {
+inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
+                          const PlanShape& shape) {
   return make_plan(sequences, shape, limits_of(sequences));
 }
 
@@ -119,7 +125,8 @@ inline PackedRow packed_row(const kernels::AttnParams& params, int32_t sequence,
                             int64_t row) {
   const kernels::AttnSequence& rows = params.sequences[sequence];
   const int64_t group = params.num_q_heads / params.num_kv_heads, token_row = row / group;
-  const int64_t token = rows.row_map != nullptr ? rows.row_map[token_row] : rows.row_begin + token_row;
+  const int64_t token =
+      rows.row_map != nullptr ? rows.row_map[token_row] : rows.row_begin + token_row;
   return {token, kv_head * group + row % group};
 }
 
@@ -141,9 +148,10 @@ inline void write_row(const kernels::AttnParams& params, const PackedRow& row, d
 
 }  // namespace executor_detail
 
-// One item, as an attention kernel would do it. params.alibi in log2 units, as kernels/reference wants it;
-// sinks in natural ones.
-inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan, const WorkItem& item) {
+// One item, as an attention kernel would do it. params.alibi in log2 units, as kernels/reference
+// wants it; sinks in natural ones.
+inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan,
+                         const WorkItem& item) {
   using namespace executor_detail;
   const int64_t group = params.num_q_heads / params.num_kv_heads, row_floats = 2 + params.v_dim;
   const int64_t token = item.row_begin / group;
@@ -179,7 +187,8 @@ inline void execute_item(const kernels::AttnParams& params, const WorkPlan& plan
 }
 
 // One merge, in double: the oracle of combine.
-inline void execute_merge(const kernels::AttnParams& params, const WorkPlan& plan, const MergeItem& merge) {
+inline void execute_merge(const kernels::AttnParams& params, const WorkPlan& plan,
+                          const MergeItem& merge) {
   using namespace executor_detail;
   const int64_t row_floats = 2 + params.v_dim;
   std::vector<double> accumulators(static_cast<size_t>(params.v_dim));
@@ -191,7 +200,8 @@ inline void execute_merge(const kernels::AttnParams& params, const WorkPlan& pla
     };
     double m = kMinusInfinity, l = 0;
     for (int32_t s = 0; s < merge.num_sources; ++s)
-      if (std::isnan(part(s)[0]) || static_cast<double>(part(s)[0]) > m) m = static_cast<double>(part(s)[0]);
+      if (std::isnan(part(s)[0]) || static_cast<double>(part(s)[0]) > m)
+        m = static_cast<double>(part(s)[0]);
     std::fill(accumulators.begin(), accumulators.end(), 0.0);
     for (int32_t s = 0; s < merge.num_sources && m != kMinusInfinity; ++s) {
       const double weight = std::exp2(static_cast<double>(part(s)[0]) - m);

@@ -1,8 +1,8 @@
 // The planner kernel against the planner's loops on the host, bit for bit.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/planner/config.h"
-#include "kernels/cuda/planner/launch.h"
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/schedule/config.h"
 #include "tests/cuda/plan_on_device.h"
 #include "tests/cuda/shared_prefixes.h"
 
@@ -77,9 +77,12 @@ TEST(CudaPlannerDevice, MakesTheHostsPlan) {
 
 TEST(CudaPlannerDevice, MakesTheHostsPlanOfManySequences) {
   for (int64_t seed = 1; seed <= scaled(8); ++seed)
-    ASSERT_NO_FATAL_FAILURE(check_random_on_device(
-        static_cast<uint64_t>(seed),
-        {.max_sequences = 4096, .max_rows = 20, .max_keys = 300, .decode = 0.8, .masks = seed % 2 == 0}));
+    ASSERT_NO_FATAL_FAILURE(
+        check_random_on_device(static_cast<uint64_t>(seed), {.max_sequences = 4096,
+                                                             .max_rows = 20,
+                                                             .max_keys = 300,
+                                                             .decode = 0.8,
+                                                             .masks = seed % 2 == 0}));
 }
 
 TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
@@ -93,7 +96,8 @@ TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
     ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits));
     const DeviceBatch there(batch.sequences);
     const PlanOnDevice device_plan(shape, limits, 0);
-    testing::check(plan(device_plan.launch(there.sequences.data(), there.count.data()), nullptr), "plan");
+    testing::check(plan(device_plan.launch(there.sequences.data(), there.count.data()), nullptr),
+                   "plan");
     testing::finish();
     EXPECT_EQ(device_plan.scratch_is_used(), count > 1024);
   }
@@ -124,8 +128,8 @@ TEST(CudaPlannerDevice, MakesTheHostsPlanOfSharedPrefixes) {
     shape.split_sinks = shape.min_rows = 0;
     shape.max_rows = 1 << 30;
     shape.geometry.tile_rows = static_cast<int32_t>(dice.pick({64, 128}));
-    const SharedBatch shared(batch.sequences, random_prefixes(dice, count, 200, shape.geometry.key_block),
-                             shape);
+    const SharedBatch shared(batch.sequences,
+                             random_prefixes(dice, count, 200, shape.geometry.key_block), shape);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
     ASSERT_NO_FATAL_FAILURE(check(shared.sequences, shape, shared.limits(), shared.shares));
   }

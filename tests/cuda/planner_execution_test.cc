@@ -1,5 +1,5 @@
-// The real work list carried out on the host and compared with attention written down plainly, in double:
-// random masks, rotations and pages, NaN in whatever must not be read.
+// The real work list carried out on the host and compared with attention written down plainly, in
+// double: random masks, rotations and pages, NaN in whatever must not be read.
 #include <gtest/gtest.h>
 
 #include "tests/cuda/shared_prefixes.h"
@@ -13,8 +13,8 @@ using kernels::test::AttnProblem;
 using kernels::test::RotationOwner;
 using kernels::test::Visibility;
 
-// Everything is double but the partials. Their m, scores of up to some hundreds, is a float32: weights are
-// off by 2^-25 of a score, times ln(2).
+// Everything is double but the partials. Their m, scores of up to some hundreds, is a float32:
+// weights are off by 2^-25 of a score, times ln(2).
 constexpr double kLimit = 5e-6;
 
 PlanShape shape_of(Dice& dice, const AttnProblem& problem, bool split_sinks) {
@@ -23,7 +23,8 @@ PlanShape shape_of(Dice& dice, const AttnProblem& problem, bool split_sinks) {
   geometry.key_block = static_cast<int32_t>(dice.pick({1, 16, 48, 64}));
   geometry.num_ctas = static_cast<int32_t>(dice.pick({1, 3, 20, 132}));
   geometry.item_cost = static_cast<int32_t>(dice.pick({0, 1, 3}));
-  const int32_t fixed = dice.chance(0.3) ? geometry.key_block * static_cast<int32_t>(dice.pick({1, 3})) : 0;
+  const int32_t fixed =
+      dice.chance(0.3) ? geometry.key_block * static_cast<int32_t>(dice.pick({1, 3})) : 0;
   return plan_shape(problem.params, geometry, fixed, split_sinks);
 }
 
@@ -60,9 +61,11 @@ void check(uint64_t seed, const AttnFeatures& features) {
 // Sequences of few rows whose first pages are the same, planned with these keys read once.
 void check_shared(uint64_t seed) {
   Dice dice(seed);
-  AttnProblem problem(
-      seed,
-      {.infinities = false, .max_rows = 3, .max_keys = 500, .sequences = dice.between(2, 6), .min_keys = 100});
+  AttnProblem problem(seed, {.infinities = false,
+                             .max_rows = 3,
+                             .max_keys = 500,
+                             .sequences = dice.between(2, 6),
+                             .min_keys = 100});
   AttnGeometry geometry{};
   geometry.tile_rows = static_cast<int32_t>(dice.pick({16, 64, 128}));
   geometry.key_block = static_cast<int32_t>(dice.pick({1, 16, 48}));
@@ -113,7 +116,8 @@ TEST(CudaPlannerExecution, SharedPrefixesMatchPlainAttention) {
 
 TEST(CudaPlannerExecution, DecodeMatchesPlainAttention) {
   for (int64_t seed = 1; seed <= scaled(60); ++seed)
-    check(static_cast<uint64_t>(seed), {.infinities = false, .max_keys = 400, .rows = 1, .sequences = 4});
+    check(static_cast<uint64_t>(seed),
+          {.infinities = false, .max_keys = 400, .rows = 1, .sequences = 4});
 }
 
 TEST(CudaPlannerExecution, MixedRowsMatchPlainAttention) {
@@ -123,7 +127,8 @@ TEST(CudaPlannerExecution, MixedRowsMatchPlainAttention) {
 
 TEST(CudaPlannerExecution, PrefillMatchesPlainAttention) {
   for (int64_t seed = 1; seed <= scaled(4); ++seed)
-    check(static_cast<uint64_t>(seed), {.infinities = false, .max_rows = 60, .max_keys = 60, .sequences = 2});
+    check(static_cast<uint64_t>(seed),
+          {.infinities = false, .max_rows = 60, .max_keys = 60, .sequences = 2});
 }
 
 }  // namespace

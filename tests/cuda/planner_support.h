@@ -38,8 +38,8 @@ class Dice {
 
 inline int64_t scaled(int64_t runs) {
   const char* scale = std::getenv("KVC_TEST_SCALE");
-  return std::max<int64_t>(3,
-                           static_cast<int64_t>(static_cast<double>(runs) * (scale ? std::atof(scale) : 1)));
+  return std::max<int64_t>(
+      3, static_cast<int64_t>(static_cast<double>(runs) * (scale ? std::atof(scale) : 1)));
 }
 
 // Sequences and what they point to. Stays where it is: copies would point to the original's memory.
@@ -67,15 +67,18 @@ struct PlannerBatchShape {
 };
 
 // A sequence of `rows` new tokens behind `stored` ones, as the view kernel would describe it.
-inline void add_sequence(PlannerBatch* batch, Dice& dice, const PlannerBatchShape& shape, int64_t stored,
-                         int64_t rows) {
+inline void add_sequence(PlannerBatch* batch, Dice& dice, const PlannerBatchShape& shape,
+                         int64_t stored, int64_t rows) {
   kernels::AttnSequence sequence{};
-  sequence.row_begin =
-      batch->sequences.empty() ? 0 : batch->sequences.back().row_begin + batch->sequences.back().num_rows;
+  sequence.row_begin = batch->sequences.empty()
+                           ? 0
+                           : batch->sequences.back().row_begin + batch->sequences.back().num_rows;
   sequence.num_rows = rows;
   sequence.first_key_end = shape.causal ? stored + 1 : stored;
   sequence.position = stored;
-  const auto end_of = [&](int64_t row) { return sequence.first_key_end + (shape.causal ? row : 0); };
+  const auto end_of = [&](int64_t row) {
+    return sequence.first_key_end + (shape.causal ? row : 0);
+  };
   const bool masked = shape.masks && dice.chance(0.6);
   if (masked && dice.chance(0.6)) {  // a window, and perhaps sinks in front of it
     const int64_t window = dice.of_any_size(shape.max_keys);
@@ -83,16 +86,19 @@ inline void add_sequence(PlannerBatch* batch, Dice& dice, const PlannerBatchShap
     for (int64_t row = 0; row < rows; ++row)
       begins.push_back(static_cast<int32_t>(std::max<int64_t>(0, end_of(row) - window)));
     sequence.key_begins = batch->keep(std::move(begins));
-    if (dice.chance(0.6)) sequence.sink_end = dice.of_any_size(dice.chance(0.3) ? shape.max_keys : 80);
+    if (dice.chance(0.6))
+      sequence.sink_end = dice.of_any_size(dice.chance(0.3) ? shape.max_keys : 80);
   }
-  if (masked && shape.causal && dice.chance(0.3)) {  // some of the new tokens see each other both ways
+  // Some of the new tokens see each other both ways
+  if (masked && shape.causal && dice.chance(0.3)) {
     std::vector<int32_t> ends;
     for (int64_t row = 0; row < rows; ++row) ends.push_back(static_cast<int32_t>(end_of(row)));
     const int64_t from = dice.between(0, rows), to = dice.between(from, rows);
     for (int64_t row = from; row < to; ++row)
       ends[static_cast<size_t>(row)] = static_cast<int32_t>(end_of(to - 1));
     sequence.key_ends = batch->keep(std::move(ends));
-  } else if (masked && shape.causal && rows <= 200 && stored < 100000 && dice.chance(0.4)) {  // a tree
+    // A tree
+  } else if (masked && shape.causal && rows <= 200 && stored < 100000 && dice.chance(0.4)) {
     sequence.tree_begin = dice.between(std::max<int64_t>(0, stored - 70), stored);
     sequence.tree_words = (stored + rows - sequence.tree_begin + 63) / 64;
     std::vector<uint64_t> mask(static_cast<size_t>(rows * sequence.tree_words));
@@ -123,7 +129,8 @@ inline PlanShape random_shape(Dice& dice, const PlannerBatchShape& batch) {
   shape.causal = batch.causal ? 1 : 0;
   shape.split_sinks = dice.chance(0.3) ? 1 : 0;
   shape.min_rows = dice.chance(0.3) ? static_cast<int32_t>(dice.between(0, 40)) : 0;
-  shape.max_rows = dice.chance(0.3) ? static_cast<int32_t>(shape.min_rows + dice.between(0, 100)) : 1 << 30;
+  shape.max_rows =
+      dice.chance(0.3) ? static_cast<int32_t>(shape.min_rows + dice.between(0, 100)) : 1 << 30;
   shape.geometry.tile_rows = static_cast<int32_t>(dice.pick({1, 5, 16, 64, 128}));
   shape.geometry.key_block = static_cast<int32_t>(dice.pick({1, 16, 48, 64, 128}));
   shape.geometry.num_ctas = static_cast<int32_t>(dice.pick({1, 2, 7, 33, 132, 264}));
@@ -135,8 +142,9 @@ inline PlanShape random_shape(Dice& dice, const PlannerBatchShape& batch) {
 
 inline std::string describe(const PlanShape& shape) {
   const AttnGeometry& g = shape.geometry;
-  return "kv heads " + std::to_string(shape.num_kv_heads) + ", group " + std::to_string(shape.group_size) +
-         (shape.causal ? ", causal" : "") + (shape.split_sinks ? ", split sinks" : "") + ", fixed " +
+  return "kv heads " + std::to_string(shape.num_kv_heads) + ", group " +
+         std::to_string(shape.group_size) + (shape.causal ? ", causal" : "") +
+         (shape.split_sinks ? ", split sinks" : "") + ", fixed " +
          std::to_string(shape.fixed_keys) + ", rows " + std::to_string(shape.min_rows) + " to " +
          std::to_string(shape.max_rows) + ", tile " + std::to_string(g.tile_rows) + ", block " +
          std::to_string(g.key_block) + ", ctas " + std::to_string(g.num_ctas) + ", item cost " +

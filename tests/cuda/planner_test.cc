@@ -1,11 +1,11 @@
-// Properties of plans: everything visible is done once and nothing else, by CTAs that all have as much to do,
-// in the memory that plan_bytes promised.
+// Properties of plans: everything visible is done once and nothing else, by CTAs that all have as
+// much to do, in the memory that plan_bytes promised.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <tuple>
 
-#include "src/attention/key_pieces.h"
+#include "src/exec/key_pieces.h"
 #include "tests/cuda/shared_prefixes.h"
 
 namespace kvc::cuda::test {
@@ -14,7 +14,8 @@ namespace {
 using kernels::AttnSequence;
 
 // What token rows of a tile see together, by the rules of the host's own planner.
-VisibleKeys visible_of(const PlanShape& shape, const AttnSequence& sequence, int64_t row, int64_t num_rows) {
+VisibleKeys visible_of(const PlanShape& shape, const AttnSequence& sequence, int64_t row,
+                       int64_t num_rows) {
   return visible_keys(sequence, row / shape.group_size, (row + num_rows - 1) / shape.group_size + 1,
                       shape.causal != 0, shape.split_sinks != 0);
 }
@@ -31,7 +32,8 @@ int64_t blocks_in(const PlanShape& shape, const VisibleKeys& keys, const WorkIte
   const int64_t size = shape.geometry.key_block;
   const auto blocks = [&](int64_t begin, int64_t end) {  // first and last block of a visible range
     begin = std::max<int64_t>(begin, item.key_begin), end = std::min<int64_t>(end, item.key_end);
-    return begin < end ? std::pair{begin / size, (end - 1) / size} : std::pair<int64_t, int64_t>{0, -1};
+    return begin < end ? std::pair{begin / size, (end - 1) / size}
+                       : std::pair<int64_t, int64_t>{0, -1};
   };
   const auto sinks = blocks(0, keys.sink_end), rest = blocks(keys.begin, keys.end);
   const int64_t count = sinks.second - sinks.first + 1 + rest.second - rest.first + 1;
@@ -43,8 +45,8 @@ struct Checks {
   const std::vector<AttnSequence>& sequences;
   HostPlan& plan;
   int64_t cost_of(const WorkItem& item) const {
-    const VisibleKeys keys =
-        visible_of(shape, sequences[static_cast<size_t>(item.sequence)], item.row_begin, item.num_rows);
+    const VisibleKeys keys = visible_of(shape, sequences[static_cast<size_t>(item.sequence)],
+                                        item.row_begin, item.num_rows);
     return std::max(1, shape.geometry.item_cost) + blocks_in(shape, keys, item);
   }
   const WorkItem& item(int32_t index) const { return plan.items[static_cast<size_t>(index)]; }
@@ -73,10 +75,11 @@ struct Checks {
         slots += item(i).slot >= 0;
         longest = std::max(longest, cost_of(item(i)));
         // What continues the part of another CTA costs once more, which is not on the line.
-        const bool continues =
-            i > 0 && i == begin && shape.fixed_keys <= 0 && item(i - 1).sequence == item(i).sequence &&
-            item(i - 1).kv_head == item(i).kv_head && item(i - 1).row_begin == item(i).row_begin &&
-            item(i - 1).sink_part == item(i).sink_part;
+        const bool continues = i > 0 && i == begin && shape.fixed_keys <= 0 &&
+                               item(i - 1).sequence == item(i).sequence &&
+                               item(i - 1).kv_head == item(i).kv_head &&
+                               item(i - 1).row_begin == item(i).row_begin &&
+                               item(i - 1).sink_part == item(i).sink_part;
         if (continues) line -= std::max(1, shape.geometry.item_cost);
         ++parts;
       }
@@ -147,14 +150,16 @@ struct Checks {
     ASSERT_LT(part.key_begin, part.key_end);
     const bool after_sinks = shape.split_sinks != 0 && part.key_begin == keys.sink_end;
     ASSERT_TRUE(part.key_begin % block == 0 || after_sinks) << part.key_begin;
-    ASSERT_TRUE(part.key_end % block == 0 || part.key_end == keys.end || part.key_end == keys.sink_end);
+    ASSERT_TRUE(part.key_end % block == 0 || part.key_end == keys.end ||
+                part.key_end == keys.sink_end);
     ASSERT_LE(part.key_end, keys.end);
     // Neither its first nor its last block is invisible.
     ASSERT_GT(visible_in(keys, part.key_begin,
                          std::min<int64_t>(part.key_end, (part.key_begin / block + 1) * block)),
               0);
     ASSERT_GT(
-        visible_in(keys, std::max<int64_t>(part.key_begin, (part.key_end - 1) / block * block), part.key_end),
+        visible_in(keys, std::max<int64_t>(part.key_begin, (part.key_end - 1) / block * block),
+                   part.key_end),
         0);
     if (shape.fixed_keys > 0) {
       ASSERT_EQ(part.key_begin / shape.fixed_keys, (part.key_end - 1) / shape.fixed_keys);
@@ -194,7 +199,8 @@ struct Checks {
       for (int32_t s = 0; s < merge.num_sources; ++s) {
         ASSERT_LT(merge.first_source + s, plan.num_sources());
         const MergeSource& source = plan.sources[static_cast<size_t>(merge.first_source + s)];
-        ASSERT_EQ(source.slot, found->second[static_cast<size_t>(s)].slot) << "in the order of the keys";
+        ASSERT_EQ(source.slot, found->second[static_cast<size_t>(s)].slot)
+            << "in the order of the keys";
         ASSERT_EQ(source.row, 0);
         ++merged[static_cast<size_t>(source.slot)];
       }
@@ -227,14 +233,16 @@ TEST(CudaPlanner, CoversWhatIsVisibleOnceWithEqualShares) {
 
 TEST(CudaPlanner, CoversManyShortSequences) {
   for (int64_t seed = 1; seed <= scaled(60); ++seed)
-    ASSERT_NO_FATAL_FAILURE(check_random(
-        static_cast<uint64_t>(seed), {.max_sequences = 700, .max_rows = 20, .max_keys = 300, .decode = 0.8}));
+    ASSERT_NO_FATAL_FAILURE(
+        check_random(static_cast<uint64_t>(seed),
+                     {.max_sequences = 700, .max_rows = 20, .max_keys = 300, .decode = 0.8}));
 }
 
 TEST(CudaPlanner, CutsLengthsUpTo2To30) {
   for (int64_t seed = 1; seed <= scaled(300); ++seed) {
     Dice dice(static_cast<uint64_t>(seed));
-    PlannerBatchShape batch_shape{.max_sequences = 20, .max_rows = 100, .max_keys = int64_t{1} << 30};
+    PlannerBatchShape batch_shape{
+        .max_sequences = 20, .max_rows = 100, .max_keys = int64_t{1} << 30};
     const PlannerBatch batch = random_batch(dice, batch_shape);
     PlanShape shape = random_shape(dice, batch_shape);
     if (shape.fixed_keys > 0) shape.fixed_keys = shape.geometry.key_block * (1 << 22);
@@ -254,7 +262,8 @@ TEST(CudaPlanner, GivesEveryRowEveryKeyItSees) {
     const PlanShape shape = random_shape(dice, batch_shape);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
     HostPlan plan = make_plan(batch.sequences, shape);
-    std::map<std::tuple<int32_t, int32_t, int64_t, int64_t>, int> times;  // sequence, head, packed row, key
+    // Sequence, head, packed row, key
+    std::map<std::tuple<int32_t, int32_t, int64_t, int64_t>, int> times;
     for (int32_t i = 0; i < plan.num_items(); ++i) {
       const WorkItem& item = plan.items[static_cast<size_t>(i)];
       for (int64_t row = item.row_begin; row < item.row_begin + item.num_rows; ++row)
@@ -270,7 +279,8 @@ TEST(CudaPlanner, GivesEveryRowEveryKeyItSees) {
                                 ? sequence.key_ends[token]
                                 : sequence.first_key_end + (shape.causal != 0 ? token : 0);
         for (int64_t key = 0; key < end; ++key) {
-          if (sequence.key_begins != nullptr && key < sequence.key_begins[token] && key >= sequence.sink_end)
+          if (sequence.key_begins != nullptr && key < sequence.key_begins[token] &&
+              key >= sequence.sink_end)
             continue;
           for (int32_t head = 0; head < shape.num_kv_heads; ++head)
             ASSERT_EQ((times[{static_cast<int32_t>(s), head, row, key}]), 1)
@@ -298,8 +308,9 @@ TEST(CudaPlanner, FixedCutsDoNotDependOnTheRestOfTheBatch) {
         if (a.sequence != static_cast<int32_t>(s)) continue;
         ASSERT_LT(next, alone.num_items());
         const WorkItem& b = alone.items[static_cast<size_t>(next++)];
-        ASSERT_EQ(std::tie(a.kv_head, a.row_begin, a.num_rows, a.key_begin, a.key_end, a.sink_part),
-                  std::tie(b.kv_head, b.row_begin, b.num_rows, b.key_begin, b.key_end, b.sink_part));
+        ASSERT_EQ(
+            std::tie(a.kv_head, a.row_begin, a.num_rows, a.key_begin, a.key_end, a.sink_part),
+            std::tie(b.kv_head, b.row_begin, b.num_rows, b.key_begin, b.key_end, b.sink_part));
         ASSERT_EQ(a.slot < 0, b.slot < 0);
       }
       ASSERT_EQ(next, alone.num_items());
@@ -307,8 +318,8 @@ TEST(CudaPlanner, FixedCutsDoNotDependOnTheRestOfTheBatch) {
   }
 }
 
-// Batches built to come close to each bound; elsewhere that none is exceeded is checked with limits that just
-// hold the batch.
+// Batches built to come close to each bound; elsewhere that none is exceeded is checked with limits
+// that just hold the batch.
 TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
   const auto plain = [](int64_t rows, int64_t keys) {
     AttnSequence sequence{};

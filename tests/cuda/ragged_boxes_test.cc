@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/attn_latent/config.h"
-#include "kernels/cuda/attn_latent/launch.h"
-#include "kernels/cuda/attn_wgmma/launch.h"
-#include "kernels/cuda/attn_wgmma/producer.cuh"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/attn/latent/config.h"
+#include "kernels/cuda/attn/tensor_map.h"
+#include "kernels/cuda/attn/wgmma/producer.cuh"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/hopper_attention.h"
 
 namespace kvc::cuda::hopper_test {
@@ -49,9 +48,9 @@ TEST(RaggedBoxes, MapsOfAllHeightsAreKept) {
   const auto make = [&] {
     for (int half = 0; half < 2; ++half) {
       const kernels::PagedRows rows{memory[half], 512, 256, 256, DType::kBF16};
-      ASSERT_EQ(
-          paged_maps(paged_map_key(rows, 128, INT_MAX, 1, kBoxRows), wgmma::num_maps(INT_MAX), maps[half]),
-          cudaSuccess);
+      ASSERT_EQ(paged_maps(paged_map_key(rows, 128, INT_MAX, 1, kBoxRows), wgmma::num_maps(INT_MAX),
+                           maps[half]),
+                cudaSuccess);
     }
   };
   make();
@@ -62,9 +61,11 @@ TEST(RaggedBoxes, MapsOfAllHeightsAreKept) {
   EXPECT_EQ(cudasim::counters().calls, 0u);  // none is encoded again
 }
 
-// Sequences of every length that a box can be cut at, one row and head each: `pieces` of 64 elements per block.
+// Sequences of every length that a box can be cut at, one row and head each: `pieces` of 64
+// elements per block.
 template <typename Kernel>
-void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint64_t pieces, Kernel kernel) {
+void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint64_t pieces,
+                      Kernel kernel) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   of.page_size = INT_MAX, of.causal = false;
   of.num_kv_heads = 1;
@@ -78,8 +79,8 @@ void run_every_length(HopperCase of, uint64_t seed, int64_t boxes_of_block, uint
   for (int32_t i = 0; i < kBoxRows; ++i) {
     const int64_t keys = of.first_keys + i, boxes = (keys + kBoxRows - 1) / kBoxRows;
     const int64_t blocks = (boxes + boxes_of_block - 1) / boxes_of_block;
-    most +=
-        pieces * static_cast<uint64_t>(blocks * boxes_of_block + (keys % kBoxRows != 0 ? kDigits - 1 : 0));
+    most += pieces * static_cast<uint64_t>(blocks * boxes_of_block +
+                                           (keys % kBoxRows != 0 ? kDigits - 1 : 0));
   }
   EXPECT_LE(cudasim::counters().tma_boxes, most);
 }
@@ -94,7 +95,7 @@ TEST(RaggedBoxes, AnyLengthIsReadToItsEndByWgmma) {
       const int64_t boxes_of_block = dim == 256 ? 1 : 2;
       run_every_length(of, 700 + static_cast<uint64_t>(first_keys), boxes_of_block,
                        static_cast<uint64_t>(2 * dim / 64), [](const AttnLaunch& launch) {
-                         ASSERT_TRUE(attn_wgmma_fits(launch, 90, nullptr));
+                         ASSERT_TRUE(attn_wgmma_fits(launch, {.arch = 90}, nullptr));
                          ASSERT_EQ(attn_wgmma(launch, nullptr), cudaSuccess);
                        });
       if (HasFailure()) return;
@@ -109,7 +110,7 @@ TEST(RaggedBoxes, AnyLengthIsReadToItsEndByLatent) {
   of.group_size = 2, of.tile_rows = latent::kTileRows;
   of.same_rows = true;
   run_every_length(of, 800, 1, latent::kPieces, [](const AttnLaunch& launch) {
-    ASSERT_TRUE(attn_latent_fits(launch, 90, nullptr));
+    ASSERT_TRUE(attn_latent_fits(launch, {.arch = 90}, nullptr));
     ASSERT_EQ(attn_latent(launch, nullptr), cudaSuccess);
   });
 }

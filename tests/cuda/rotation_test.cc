@@ -1,4 +1,5 @@
-// A pair that turns has the same bits wherever that is computed: by append (append_test.cc), element by element, and eight at a time for queries.
+// A pair that turns has the same bits wherever that is computed: by append (append_test.cc),
+// element by element, and eight at a time for queries.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,10 +8,10 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/attn_mma/query.cuh"
-#include "kernels/cuda/attn_wgmma/queries.cuh"
-#include "kernels/cuda/elements.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/attn/mma/query.cuh"
+#include "kernels/cuda/attn/wgmma/queries.cuh"
+#include "kernels/cuda/ptx/elements.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "tests/unit/kernels_support.h"
 
 namespace kvc::cuda {
@@ -22,15 +23,16 @@ using kernels::test::Random;
 
 constexpr int kDim = 64;
 
-// One row of bf16, turned by row 0 of the angles: element by element, and in eights by either attention kernel.
+// One row of bf16, turned by row 0 of the angles: element by element, and in eights by either
+// attention kernel.
 struct Turned {
   float single[kDim], mma[kDim], wgmma[kDim];
 };
 void turn(const std::byte* row, Rotation rotation, Turned* out) {
   const int lane = static_cast<int>(threadIdx.x);
   for (int d = lane; d < kDim; d += 32) {
-    out->single[d] =
-        rotated(rotation, 0, d, [&](int32_t index) { return load_element(row, DType::kBF16, index); });
+    out->single[d] = rotated(rotation, 0, d,
+                             [&](int32_t index) { return load_element(row, DType::kBF16, index); });
   }
   if (lane >= kDim / 8) return;
   float eight[8];
@@ -59,7 +61,8 @@ TEST(CudaRotation, APairHasTheSameBitsWhereverItTurns) {
       return static_cast<size_t>(begin + (interleaved ? 2 * pair : pair) +
                                  (second ? (interleaved ? 1 : half) : 0));
     };
-    // Angles that leave one of a pair next to nothing: what is rounded on the way is all that there is.
+    // Angles that leave one of a pair next to nothing: what is rounded on the way is all that there
+    // is.
     alignas(16) float cos[kDim / 2], sin[kDim / 2];
     for (int32_t pair = 0; pair < half; ++pair) {
       const float x = values[place(pair, false)], y = values[place(pair, true)];
@@ -71,10 +74,12 @@ TEST(CudaRotation, APairHasTheSameBitsWhereverItTurns) {
     Turned found;
     LaunchShape shape;
     shape.threads = 32;
-    ASSERT_EQ(launch(turn, shape, nullptr, reinterpret_cast<const std::byte*>(row), rotation, &found),
-              cudaSuccess);
+    ASSERT_EQ(
+        launch(turn, shape, nullptr, reinterpret_cast<const std::byte*>(row), rotation, &found),
+        cudaSuccess);
     for (int32_t pair = 0; pair < half; ++pair) {
-      const float x = values[place(pair, false)], y = values[place(pair, true)], c = cos[pair], s = sin[pair];
+      const float x = values[place(pair, false)], y = values[place(pair, true)], c = cos[pair],
+                  s = sin[pair];
       values[place(pair, false)] = std::fmaf(x, c, -(y * s));
       values[place(pair, true)] = std::fmaf(y, c, x * s);
     }

@@ -1,4 +1,5 @@
-// Pools of any storage type for tests of kernels: codecs written down once more, as tables of all values, and rows read and written with them.
+// Pools of any storage type for tests of kernels: codecs written down once more, as tables of all
+// values, and rows read and written with them.
 #pragma once
 
 #include <cmath>
@@ -66,7 +67,8 @@ inline int nearest_code(const std::vector<double>& values, double value) {
   for (int code = 0; code < static_cast<int>(values.size()); ++code) {
     if (!std::isfinite(values[static_cast<size_t>(code)])) continue;
     const double d = std::fabs(values[static_cast<size_t>(code)] - value);
-    if (d < distance || (d == distance && code % 2 == 0 && best % 2 == 1)) best = code, distance = d;
+    if (d < distance || (d == distance && code % 2 == 0 && best % 2 == 1))
+      best = code, distance = d;
   }
   return best;
 }
@@ -90,15 +92,18 @@ struct StorageKind {
 inline StorageKind random_storage(Random& random, int64_t dim) {
   StorageKind kind;
   kind.dtype = random.dtype();
-  kind.quant = random.pick({Quant::kNone, Quant::kPerTensor, Quant::kPerTokenHead, Quant::kBlock16});
+  kind.quant =
+      random.pick({Quant::kNone, Quant::kPerTensor, Quant::kPerTokenHead, Quant::kBlock16});
   if (kind.quant == Quant::kBlock16 && dim % 16 != 0) kind.quant = Quant::kPerTensor;
   kind.type = random.pick({Stored::kE4M3, Stored::kE5M2, Stored::kInt8});
-  if (kind.quant == Quant::kPerTokenHead && dim % 2 == 0 && random.chance(0.4)) kind.type = Stored::kInt4;
+  if (kind.quant == Quant::kPerTokenHead && dim % 2 == 0 && random.chance(0.4))
+    kind.type = Stored::kInt4;
   if (kind.quant == Quant::kBlock16) kind.type = Stored::kE2M1;
   return kind;
 }
 
-// One half of a pool on the host, poisoned, as it is and as kernels get it: pointers into `memory` and `scales`, or into copies of them.
+// One half of a pool on the host, poisoned, as it is and as kernels get it: pointers into `memory`
+// and `scales`, or into copies of them.
 class StoredPool {
  public:
   StoredPool() = default;
@@ -114,14 +119,18 @@ class StoredPool {
     const int64_t row = row_bytes + random.pick<int64_t>({0, 0, 0, 1, 16}) * unit;
     const bool token_major = random.chance(0.3);
     const int64_t page = heads * page_size * row + random.pick<int64_t>({0, 0, 3}) * unit;
-    rows = {nullptr, page, token_major ? row : page_size * row, token_major ? heads * row : row, kind.dtype};
+    rows = {nullptr, page, token_major ? row : page_size * row, token_major ? heads * row : row,
+            kind.dtype};
     memory.assign(static_cast<size_t>(pages * page), std::byte{0xff});
     storage.quant = kind.quant;
     storage.type = kind.type;
-    storage.scale = kind.quant == Quant::kPerTensor
-                        ? static_cast<float>(8 / largest_value(kind.type) * random.pick({0.3, 1.0, 1.7}))
-                        : 0.0f;
-    scale_bytes = kind.quant == Quant::kPerTokenHead ? 4 : kind.quant == Quant::kBlock16 ? dim / 16 : 0;
+    storage.scale =
+        kind.quant == Quant::kPerTensor
+            ? static_cast<float>(8 / largest_value(kind.type) * random.pick({0.3, 1.0, 1.7}))
+            : 0.0f;
+    scale_bytes = kind.quant == Quant::kPerTokenHead ? 4
+                  : kind.quant == Quant::kBlock16    ? dim / 16
+                                                     : 0;
     storage.scale_token_stride = scale_bytes * (token_major ? heads : 1);
     storage.scale_head_stride = scale_bytes * (token_major ? 1 : page_size);
     storage.scale_page_stride = scale_bytes * heads * page_size;
@@ -193,8 +202,9 @@ class StoredPool {
     write(page, head, offset, row);
   }
 
-  // Fails unless every element of a row is as near to `wanted` as its type allows with the scales that were written, which must be right
-  // too; `slack` is what float32 arithmetic may have moved it, relative to the largest of the row.
+  // Fails unless every element of a row is as near to `wanted` as its type allows with the scales
+  // that were written, which must be right too; `slack` is what float32 arithmetic may have moved
+  // it, relative to the largest of the row.
   void expect_row(int64_t page, int64_t head, int64_t offset, const std::vector<double>& wanted,
                   double slack) const {
     double amax = 0;
@@ -212,10 +222,13 @@ class StoredPool {
         kernels::reference::write_element(element, kind.dtype, 0, value);
         best = kernels::reference::read_element(element, kind.dtype, 0);
       } else {
-        best = scale * values[static_cast<size_t>(scale == 0 ? 0 : nearest_code(values, value / scale))];
+        best = scale *
+               values[static_cast<size_t>(scale == 0 ? 0 : nearest_code(values, value / scale))];
       }
-      // Rounding is monotonic: a value moved by the slack is at most twice the slack worse off than the nearest.
-      ASSERT_LE(std::fabs(found - value), std::fabs(best - value) + 2 * slack * amax + 1e-6 * std::fabs(best))
+      // Rounding is monotonic: a value moved by the slack is at most twice the slack worse off than
+      // the nearest.
+      ASSERT_LE(std::fabs(found - value),
+                std::fabs(best - value) + 2 * slack * amax + 1e-6 * std::fabs(best))
           << "element " << d << " is " << found << ", wanted " << value << ", nearest " << best;
       if (kind.quant == Quant::kBlock16 && d % 16 == 0) {
         double block = 0;
@@ -223,7 +236,8 @@ class StoredPool {
           block = std::max(block, std::fabs(wanted[static_cast<size_t>(i)]));
         const std::vector<double> e4m3 = code_values(Stored::kE4M3);
         const double nearest = e4m3[static_cast<size_t>(nearest_code(e4m3, block / 6))];
-        ASSERT_LE(std::fabs(scale - block / 6), std::fabs(nearest - block / 6) + (slack + 1e-6) * block);
+        ASSERT_LE(std::fabs(scale - block / 6),
+                  std::fabs(nearest - block / 6) + (slack + 1e-6) * block);
       }
     }
   }
@@ -231,8 +245,8 @@ class StoredPool {
   std::string describe() const {
     return "quant " + std::to_string(static_cast<int>(kind.quant)) + " type " +
            std::to_string(static_cast<int>(kind.type)) + " dtype " +
-           std::to_string(static_cast<int>(kind.dtype)) + " heads " + std::to_string(heads) + " dim " +
-           std::to_string(dim) + " page " + std::to_string(page_size);
+           std::to_string(static_cast<int>(kind.dtype)) + " heads " + std::to_string(heads) +
+           " dim " + std::to_string(dim) + " page " + std::to_string(page_size);
   }
 
   StorageKind kind;
@@ -250,7 +264,9 @@ struct DevicePool {
     rows.base = memory.data();
     storage.scales = scales.data();
   }
-  void read_back(StoredPool& pool) const { pool.memory = memory.read(), pool.scales = scales.read(); }
+  void read_back(StoredPool& pool) const {
+    pool.memory = memory.read(), pool.scales = scales.read();
+  }
 
   DeviceArray<std::byte> memory, scales;
   PagedRows rows;
@@ -260,7 +276,8 @@ struct DevicePool {
 // Packed rows on the device.
 struct DeviceTensor {
   explicit DeviceTensor(TensorOwner& tensor)
-      : memory(std::vector<std::byte>(tensor.memory.data(), tensor.memory.data() + tensor.memory.size())),
+      : memory(std::vector<std::byte>(tensor.memory.data(),
+                                      tensor.memory.data() + tensor.memory.size())),
         rows(tensor.rows) {
     rows.base = memory.data();
   }
@@ -286,10 +303,13 @@ inline TensorOwner clone(TensorOwner& from) {
 
 struct DeviceRotation {
   DeviceRotation(const Rotation& from, int64_t angles_rows)
-      : cos(copied(from.cos, from, angles_rows)), sin(copied(from.sin, from, angles_rows)), rotation(from) {
+      : cos(copied(from.cos, from, angles_rows)),
+        sin(copied(from.sin, from, angles_rows)),
+        rotation(from) {
     rotation.cos = cos.data(), rotation.sin = sin.data();
   }
-  static std::vector<float> copied(const float* from, const Rotation& rotation, int64_t angle_rows) {
+  static std::vector<float> copied(const float* from, const Rotation& rotation,
+                                   int64_t angle_rows) {
     if (rotation.rotary_dim == 0) return {};
     return {from, from + angle_rows * (rotation.rotary_dim / 2)};
   }

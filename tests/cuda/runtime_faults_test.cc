@@ -1,5 +1,5 @@
-// What a machine with a healthy GPU cannot show of the function table: no driver, old devices, short memory, failures at every call, lost
-// contexts, streams whose work runs late.
+// What a machine with a healthy GPU cannot show of the function table: no driver, old devices,
+// short memory, failures at every call, lost contexts, streams whose work runs late.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "src/base/device.h"
 #include "src/base/error.h"
+#include "src/device/device.h"
 #include "tests/cuda/backend.h"
 
 namespace kvc::cuda {
@@ -44,7 +44,8 @@ std::vector<NamedCall> calls(void* memory, void* reserved, Stream stream, Event 
       {"reserve", [](Failure* f) { return table().reserve(0, 1000, &address, f); }},
       {"commit", [=](Failure* f) { return table().commit(0, reserved, 0, 1000, f); }},
       {"allocate", [](Failure* f) { return table().allocate(0, 1000, &address, f); }},
-      {"allocate_on", [=](Failure* f) { return table().allocate_on(0, 1000, stream, &address, f); }},
+      {"allocate_on",
+       [=](Failure* f) { return table().allocate_on(0, 1000, stream, &address, f); }},
       {"allocate_pinned", [](Failure* f) { return table().allocate_pinned(1000, &address, f); }},
       {"locate", [=](Failure* f) { return table().locate(memory, &answer, f); }},
       {"create_stream", [](Failure* f) { return table().create_stream(0, &new_stream, f); }},
@@ -56,11 +57,14 @@ std::vector<NamedCall> calls(void* memory, void* reserved, Stream stream, Event 
       {"wait_event", [=](Failure* f) { return table().wait_event(0, event, stream, f); }},
       {"query_event", [=](Failure* f) { return table().query_event(0, event, &answer, f); }},
       {"copy", [=](Failure* f) { return table().copy(0, memory, at(memory, 64), 8, stream, f); }},
-      {"copy_many", [=](Failure* f) { return table().copy_many(0, to, from, bytes, 2, stream, f); }},
+      {"copy_many",
+       [=](Failure* f) { return table().copy_many(0, to, from, bytes, 2, stream, f); }},
       {"fill", [=](Failure* f) { return table().fill(0, memory, 0, 8, stream, f); }},
       {"step", [=](Failure* f) { return table().step(0, StepState{}, StepPages{}, stream, f); }},
       {"attention",
-       [=](Failure* f) { return table().attention(0, AttnKernel::kSimt, AttnLaunch{}, stream, f); }},
+       [=](Failure* f) {
+         return table().attention(0, AttnKernel::kSimt, AttnLaunch{}, stream, f);
+       }},
       {"discard", [=](Failure* f) { return table().discard(0, reserved, 0, 1 << 21, f); }},
   };
 }
@@ -100,7 +104,8 @@ TEST_F(CudaRuntimeFaults, WithoutADriverEveryCallSaysSo) {
   EXPECT_EQ(count, 0);
   alignas(256) std::byte memory[128];
   for (const auto& [name, call] : calls(memory, memory, nullptr, nullptr)) {
-    const bool needs_a_reservation = std::strcmp(name, "commit") == 0 || std::strcmp(name, "discard") == 0;
+    const bool needs_a_reservation =
+        std::strcmp(name, "commit") == 0 || std::strcmp(name, "discard") == 0;
     if (needs_a_reservation) continue;
     EXPECT_EQ(call(&failure_), Result::kNoDriver) << name;
     EXPECT_EQ(failure_.error, cudaErrorInsufficientDriver) << name;
@@ -126,7 +131,8 @@ TEST_F(CudaRuntimeFaults, DevicesWithoutCodeAreRefusedByName) {
   EXPECT_EQ(table().query_device(6, &info, &failure_), Result::kNoDevice);
   EXPECT_THAT(std::string(failure_.text), HasSubstr("sm_70"));
   EXPECT_THAT(std::string(failure_.text), HasSubstr("device 6"));
-  EXPECT_EQ(table().attention(6, AttnKernel::kSimt, AttnLaunch{}, nullptr, &failure_), Result::kNoDevice);
+  EXPECT_EQ(table().attention(6, AttnKernel::kSimt, AttnLaunch{}, nullptr, &failure_),
+            Result::kNoDevice);
   void* address = nullptr;
   EXPECT_EQ(table().reserve(6, 1, &address, &failure_), Result::kNoDevice);
   const char* why = nullptr;
@@ -154,7 +160,8 @@ TEST_F(CudaRuntimeFaults, MemoryThatRunsOutInTheMiddleOfACommitLeavesWhatWas) {
     const bool is_access = std::strcmp(name, "cuMemSetAccess") == 0;  // once per run of granules
     for (uint64_t nth = 1; nth <= (is_access ? 2u : 7u); ++nth) {
       cudasim::fail_call(name, nth, CUDA_ERROR_OUT_OF_MEMORY);
-      EXPECT_EQ(table().commit(0, start, 0, 8 * granule, &failure_), Result::kNoMemory) << name << " " << nth;
+      EXPECT_EQ(table().commit(0, start, 0, 8 * granule, &failure_), Result::kNoMemory)
+          << name << " " << nth;
       EXPECT_THAT(std::string(failure_.text), StartsWith(std::string(name) + ": "));
       EXPECT_EQ(cudasim::live().mappings, before_.mappings + 1);
       EXPECT_EQ(cudasim::live().memory_handles, before_.memory_handles + 1);
@@ -176,7 +183,8 @@ TEST_F(CudaRuntimeFaults, AFullDeviceIsNoMemory) {
   cudasim::set_device(1, small);
   const auto granule = static_cast<int64_t>(small.granularity);
   void* start = nullptr;
-  ASSERT_EQ(table().reserve(1, 64 * granule, &start, &failure_), Result::kOk) << "addresses cost nothing";
+  ASSERT_EQ(table().reserve(1, 64 * granule, &start, &failure_), Result::kOk)
+      << "addresses cost nothing";
   EXPECT_EQ(table().commit(1, start, 0, 64 * granule, &failure_), Result::kNoMemory);
   EXPECT_EQ(cudasim::live().mappings, before_.mappings);
   EXPECT_EQ(table().commit(1, start, 0, 10 * granule, &failure_), Result::kOk);
@@ -264,7 +272,8 @@ TEST_F(CudaRuntimeFaults, MemoryThatACaptureHoldsBackIsGivenBackLater) {
   }
   table().release(0, reserved);
   EXPECT_EQ(cudasim::live().mappings, before_.mappings + 1);
-  // What was left over is tried with every call that gives back: the device's memory now goes by its second call.
+  // What was left over is tried with every call that gives back: the device's memory now goes by
+  // its second call.
   table().free(0, memory);
   EXPECT_EQ(cudasim::live().mappings, before_.mappings);
   EXPECT_EQ(cudasim::live().device_allocations, before_.device_allocations + 1);
@@ -312,7 +321,8 @@ TEST_F(CudaRuntimeFaults, AnEventBehindWorkThatHasNotRunIsNotDone) {
   ASSERT_EQ(table().allocate(0, 256, &memory, &failure_), Result::kOk);
   cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
   // Now and then a call lets one of them run.
-  for (int i = 0; i < 64; ++i) ASSERT_EQ(table().fill(0, memory, i, 256, stream, &failure_), Result::kOk);
+  for (int i = 0; i < 64; ++i)
+    ASSERT_EQ(table().fill(0, memory, i, 256, stream, &failure_), Result::kOk);
   ASSERT_EQ(table().record_event(0, event, stream, &failure_), Result::kOk);
   int32_t done = -1;
   EXPECT_EQ(table().query_event(0, event, &done, &failure_), Result::kOk);
@@ -332,7 +342,8 @@ TEST_F(CudaRuntimeFaults, ScratchThatNobodyUsesGoesBackBesideACapture) {
   cudaStream_t captured = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
   void* memory = nullptr;
-  ASSERT_EQ(table().allocate_on(0, 1000, nullptr, &memory, &failure_), Result::kOk) << failure_.text;
+  ASSERT_EQ(table().allocate_on(0, 1000, nullptr, &memory, &failure_), Result::kOk)
+      << failure_.text;
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   ASSERT_EQ(cudaStreamBeginCapture(captured, cudaStreamCaptureModeGlobal), cudaSuccess);
   cudasim::reset_counters();
@@ -352,7 +363,8 @@ TEST_F(CudaRuntimeFaults, DevicesWithoutMemoryPoolsGetPlainMemory) {
   for (int32_t round = 0; round < 2; ++round) {
     void* memory = nullptr;
     cudasim::reset_counters();
-    ASSERT_EQ(table().allocate_on(kDevice, 1000, nullptr, &memory, &failure_), Result::kOk) << failure_.text;
+    ASSERT_EQ(table().allocate_on(kDevice, 1000, nullptr, &memory, &failure_), Result::kOk)
+        << failure_.text;
     EXPECT_EQ(cudasim::counters().plain_allocations, 1u);
     if (round == 0) {
       table().free_on(kDevice, memory, nullptr);
@@ -377,11 +389,13 @@ TEST_F(CudaRuntimeFaults, WhatThePoolKeepsIsThereForWhoeverIsShort) {
     cudasim::finish_all();
     EXPECT_EQ(cudasim::live().pool_bytes, static_cast<uint64_t>(10 * granule));
     if (round == 0) {
-      ASSERT_EQ(table().allocate(1, 12 * granule, &memory, &failure_), Result::kOk) << failure_.text;
+      ASSERT_EQ(table().allocate(1, 12 * granule, &memory, &failure_), Result::kOk)
+          << failure_.text;
       table().free(1, memory);
     } else {
       ASSERT_EQ(table().reserve(1, 12 * granule, &memory, &failure_), Result::kOk);
-      ASSERT_EQ(table().commit(1, memory, 0, 12 * granule, &failure_), Result::kOk) << failure_.text;
+      ASSERT_EQ(table().commit(1, memory, 0, 12 * granule, &failure_), Result::kOk)
+          << failure_.text;
       table().release(1, memory);
     }
     EXPECT_EQ(cudasim::live().pool_bytes, 0u);
@@ -404,7 +418,8 @@ TEST_F(CudaRuntimeFaults, DriversWithoutBatchesCopyPieceByPiece) {
   EXPECT_EQ(cudasim::counters().copied_pieces, 2u);
   cudasim::set_has_batch_copies(false);
   cudasim::reset_counters();
-  ASSERT_EQ(table().copy_many(0, to, from, bytes, 2, stream, &failure_), Result::kOk) << failure_.text;
+  ASSERT_EQ(table().copy_many(0, to, from, bytes, 2, stream, &failure_), Result::kOk)
+      << failure_.text;
   cudasim::finish_all();
   EXPECT_EQ(cudasim::counters().copy_calls, 2u);
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
@@ -416,7 +431,8 @@ TEST_F(CudaRuntimeFaults, DriversWithoutBatchesCopyPieceByPiece) {
 CUcontext context_of_thread() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  (void)cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, cudaEnableDefault, &found);
+  (void)cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &function, 12000, cudaEnableDefault,
+                                         &found);
   CUcontext context = nullptr;
   (void)reinterpret_cast<CUresult (*)(CUcontext*)>(function)(&context);
   return context;
@@ -461,15 +477,16 @@ TEST_F(CudaRuntimeFaults, OrderedStreamsWriteAndReadOneBufferAfterTheOther) {
     for (int round = 0; round < 64; ++round) {
       const Stream stream = streams[random() % streams.size()].get();
       order.use(stream);
-      (void)buffer.ensure(1 + static_cast<int64_t>(random() % (1000u * static_cast<uint32_t>(round + 1))),
-                          stream);
+      (void)buffer.ensure(
+          1 + static_cast<int64_t>(random() % (1000u * static_cast<uint32_t>(round + 1))), stream);
       device.fill(buffer.data(), round, buffer.bytes(), stream);
       device.copy(results.data() + round, buffer.data() + buffer.bytes() - 1, 1, stream);
       order.used(stream);
     }
     for (const DeviceStream& stream : streams) stream.synchronize();
     EXPECT_TRUE(order.is_idle());
-    for (int round = 0; round < 64; ++round) EXPECT_EQ(results.data()[round], static_cast<std::byte>(round));
+    for (int round = 0; round < 64; ++round)
+      EXPECT_EQ(results.data()[round], static_cast<std::byte>(round));
   }
   cudasim::set_stream_order(cudasim::StreamOrder::kEager);
   ASSERT_TRUE(install_backend(nullptr, nullptr));

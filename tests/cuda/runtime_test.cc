@@ -1,5 +1,5 @@
-// The part of the function table that starts no kernel, on whatever machine there is: emulated or real. What only an emulator can be made to do
-// is in runtime_faults_test.cc.
+// The part of the function table that starts no kernel, on whatever machine there is: emulated or
+// real. What only an emulator can be made to do is in runtime_faults_test.cc.
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,8 +62,8 @@ std::vector<uint8_t> pattern(size_t bytes, uint32_t seed) {
   return values;
 }
 void write(int32_t device, void* to, const std::vector<uint8_t>& values) {
-  ok(table().copy, device, to, static_cast<const void*>(values.data()), static_cast<int64_t>(values.size()),
-     Stream{nullptr});
+  ok(table().copy, device, to, static_cast<const void*>(values.data()),
+     static_cast<int64_t>(values.size()), Stream{nullptr});
   ok(table().synchronize, device, Stream{nullptr});
 }
 std::vector<uint8_t> read(int32_t device, const void* from, size_t bytes) {
@@ -111,8 +111,10 @@ TEST(CudaRuntime, ADeviceThatIsNotThereIsNamed) {
     EXPECT_EQ(result_of_call(&failure, table().query_device, device, &info), Result::kNoDevice);
     EXPECT_EQ(failure.error, cudaErrorInvalidDevice);
     EXPECT_THAT(std::string(failure.text), HasSubstr("cudaErrorInvalidDevice"));
-    EXPECT_EQ(result_of_call(&failure, table().allocate, device, int64_t{256}, &address), Result::kNoDevice);
-    EXPECT_EQ(result_of_call(&failure, table().reserve, device, int64_t{256}, &address), Result::kNoDevice);
+    EXPECT_EQ(result_of_call(&failure, table().allocate, device, int64_t{256}, &address),
+              Result::kNoDevice);
+    EXPECT_EQ(result_of_call(&failure, table().reserve, device, int64_t{256}, &address),
+              Result::kNoDevice);
     AttnLaunch launch{};
     const char* why = nullptr;
     EXPECT_FALSE(table().attention_fits(device, AttnKernel::kSimt, launch, &why));
@@ -211,7 +213,8 @@ TEST(CudaRuntime, ReservedMemoryKeepsItsPlaceAndItsContentsWhileItGrows) {
   ok(table().discard, 0, start, int64_t{1}, 2 * granule + granule / 2);  // the second granule alone
   EXPECT_EQ(read(0, at(0), first.size()), first);
   EXPECT_EQ(read(0, at(2 * granule), third.size()), third);
-  ok(table().discard, 0, start, 5 * granule, bytes);  // the last one, of which 5 bytes were never asked for
+  // The last one, of which 5 bytes were never asked for
+  ok(table().discard, 0, start, 5 * granule, bytes);
   ok(table().commit, 0, start, int64_t{0}, bytes);
   write(0, at(granule), first);
   write(0, at(5 * granule), last);
@@ -226,7 +229,8 @@ TEST(CudaRuntime, RangesOutsideOfAReservationAreRefused) {
   void* start = nullptr;
   ok(table().reserve, 0, granule, &start);
   Failure failure{};
-  const std::pair<int64_t, int64_t> ranges[] = {{-1, 1}, {2, 1}, {0, granule + 1}, {INT64_MAX - 1, INT64_MAX}};
+  const std::pair<int64_t, int64_t> ranges[] = {
+      {-1, 1}, {2, 1}, {0, granule + 1}, {INT64_MAX - 1, INT64_MAX}};
   for (const auto& [begin, end] : ranges) {
     EXPECT_EQ(table().commit(0, start, begin, end, &failure), Result::kDevice);
     EXPECT_EQ(table().discard(0, start, begin, end, &failure), Result::kDevice);
@@ -389,14 +393,17 @@ TEST(CudaRuntime, WhatACaptureForbidsIsSaid) {
   (void)cudaGetLastError();
   Event event = nullptr;
   ok(table().create_event, 0, &event);
-  EXPECT_NE(table().record_launches(0, event, stream, &failure), Result::kOk) << "there is no capture";
+  EXPECT_NE(table().record_launches(0, event, stream, &failure), Result::kOk)
+      << "there is no capture";
   table().destroy_event(0, event);
   (void)cudaGetLastError();
 
-  // The legacy default stream waits for streams that were not made non-blocking, so it can do nothing while one of them is captured.
+  // The legacy default stream waits for streams that were not made non-blocking, so it can do
+  // nothing while one of them is captured.
   cudaStream_t blocking = nullptr;
   check(cudaStreamCreate(&blocking), "cudaStreamCreate");
-  check(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+  check(cudaStreamBeginCapture(blocking, cudaStreamCaptureModeThreadLocal),
+        "cudaStreamBeginCapture");
   int32_t capturing = 0;
   EXPECT_EQ(table().is_capturing(0, nullptr, &capturing, &failure), Result::kCapture);
   EXPECT_EQ(failure.error, cudaErrorStreamCaptureImplicit);
@@ -450,9 +457,11 @@ TEST(CudaRuntime, ManyPiecesArriveWhereTheyBelong) {
     ok(table().synchronize, 0, stream);
     EXPECT_EQ(read(0, to_memory, kBytes), expected) << "round " << round;
   }
-  ok(table().copy_many, 0, static_cast<void* const*>(nullptr), static_cast<const void* const*>(nullptr),
-     static_cast<const size_t*>(nullptr), int64_t{0}, own);
-  ok(table().copy, 0, static_cast<void*>(nullptr), static_cast<const void*>(nullptr), int64_t{0}, own);
+  ok(table().copy_many, 0, static_cast<void* const*>(nullptr),
+     static_cast<const void* const*>(nullptr), static_cast<const size_t*>(nullptr), int64_t{0},
+     own);
+  ok(table().copy, 0, static_cast<void*>(nullptr), static_cast<const void*>(nullptr), int64_t{0},
+     own);
   ok(table().fill, 0, static_cast<void*>(nullptr), 0, int64_t{0}, own);
   table().free_pinned(pinned);
   table().free(0, to_memory);

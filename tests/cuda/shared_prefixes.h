@@ -1,4 +1,5 @@
-// Batches whose sequences share prefixes, one inside another, and the entries that a plan wants for them.
+// Batches whose sequences share prefixes, one inside another, and the entries that a plan wants for
+// them.
 #pragma once
 
 #include <map>
@@ -13,8 +14,8 @@ struct PrefixOfBatch {
   std::vector<int32_t> members;
 };
 
-// Random prefixes of sequences that all see their first `common` keys: some of all share the first, some of
-// those a second one.
+// Random prefixes of sequences that all see their first `common` keys: some of all share the first,
+// some of those a second one.
 inline std::vector<PrefixOfBatch> random_prefixes(Dice& dice, int32_t num_sequences, int64_t common,
                                                   int64_t key_block) {
   std::vector<PrefixOfBatch> prefixes;
@@ -39,8 +40,8 @@ struct SharedBatch {
   std::deque<std::vector<int32_t>> numbers;
   int32_t max_prefixes = 0;
 
-  SharedBatch(const std::vector<kernels::AttnSequence>& members, const std::vector<PrefixOfBatch>& prefixes,
-              const PlanShape& shape)
+  SharedBatch(const std::vector<kernels::AttnSequence>& members,
+              const std::vector<PrefixOfBatch>& prefixes, const PlanShape& shape)
       : sequences(members), shares(members.size()) {
     for (const PrefixOfBatch& prefix : prefixes) add(prefix, shape);
   }
@@ -59,14 +60,16 @@ struct SharedBatch {
     const auto push = [&](const kernels::AttnSequence& member, int64_t row) {
       tokens.push_back(member.row_map != nullptr ? member.row_map[row]
                                                  : static_cast<int32_t>(member.row_begin + row));
-      positions.push_back(member.row_positions != nullptr ? member.row_positions[row]
-                                                          : static_cast<int32_t>(member.position + row));
+      positions.push_back(member.row_positions != nullptr
+                              ? member.row_positions[row]
+                              : static_cast<int32_t>(member.position + row));
     };
     for (const int32_t s : prefix.members) {
       const kernels::AttnSequence& member = sequences[static_cast<size_t>(s)];
       PlanShare& share = shares[static_cast<size_t>(s)];
       // Copies of its first row fill up until its tiles lie in one tile of the entry each.
-      while (straddles(shape, static_cast<int64_t>(tokens.size()), member.num_rows)) push(member, 0);
+      while (straddles(shape, static_cast<int64_t>(tokens.size()), member.num_rows))
+        push(member, 0);
       share.prefix[share.num_prefixes] = static_cast<int32_t>(sequences.size());
       share.prefix_row[share.num_prefixes] = static_cast<int32_t>(tokens.size());
       max_prefixes = std::max(max_prefixes, ++share.num_prefixes);

@@ -1,4 +1,5 @@
-// Devices whose CTAs can have 99 KiB of shared memory (sm_86, sm_89, sm_120): what does not fit is done by another kernel, and right.
+// Devices whose CTAs can have 99 KiB of shared memory (sm_86, sm_89, sm_120): what does not fit is
+// done by another kernel, and right.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -88,14 +89,16 @@ TEST_F(SmallDeviceAttnMma, WhatFitsRunsAndIsTheReference) {
     shape.scales_per_row = seed % 2 == 0;
     shape.rows = {2, 1}, shape.keys = {300, 47};
     test::DeviceAttnProblem problem(++seed, shape);
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", tile of " + std::to_string(of.tile_rows) + ": " +
-                 problem.describe());
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", tile of " + std::to_string(of.tile_rows) +
+                 ": " + problem.describe());
     AttnLaunch launch = problem.device_launch();
     launch.plan.tile_rows = of.tile_rows;
     const auto fits = [&](int32_t shared_bytes) {
       const char* why = nullptr;
-      const bool it_does = of.tile_rows == 16 ? attn_mma16_fits(launch, 89, shared_bytes, &why)
-                                              : attn_mma64_fits(launch, 89, shared_bytes, &why);
+      const bool it_does =
+          of.tile_rows == 16
+              ? attn_mma16_fits(launch, {.arch = 89, .shared_bytes = shared_bytes}, &why)
+              : attn_mma64_fits(launch, {.arch = 89, .shared_bytes = shared_bytes}, &why);
       EXPECT_EQ(it_does, why == nullptr);
       return it_does;
     };
@@ -127,8 +130,9 @@ TEST_F(SmallDeviceCache, AttentionIsDoneByTheNextKernelWhereTheFirstDoesNotFit) 
     int32_t dim;
     const char *decode, *prompt;
   };
-  for (const Case& of :
-       {Case{64, "attn_mma", "attn_mma"}, {128, "attn_mma", "attn_mma"}, {256, "attn_simt", "attn_simt"}}) {
+  for (const Case& of : {Case{64, "attn_mma", "attn_mma"},
+                         {128, "attn_mma", "attn_mma"},
+                         {256, "attn_simt", "attn_simt"}}) {
     SCOPED_TRACE(::testing::Message() << "dims of " << of.dim);
     SmallModel model;
     model.storage = {kDLBfloat, 16, 1};
@@ -177,8 +181,10 @@ std::vector<float> run_linear(int32_t device, int32_t k_dim, uint64_t seed) {
   kernels::LinearParams params{};
   params.q = {q.data(), 2 * kHeads * k_dim, 2 * k_dim, kernels::DType::kBF16};
   params.k = {k.data(), 2 * kHeads * k_dim, 2 * k_dim, kernels::DType::kBF16};
-  params.v = {reinterpret_cast<std::byte*>(v.data()), 4 * kHeads * kVDim, 4 * kVDim, kernels::DType::kF32};
-  params.out = {reinterpret_cast<std::byte*>(out.data()), 4 * kHeads * kVDim, 4 * kVDim, kernels::DType::kF32};
+  params.v = {reinterpret_cast<std::byte*>(v.data()), 4 * kHeads * kVDim, 4 * kVDim,
+              kernels::DType::kF32};
+  params.out = {reinterpret_cast<std::byte*>(out.data()), 4 * kHeads * kVDim, 4 * kVDim,
+                kernels::DType::kF32};
   params.decay = decay.data();
   params.decay_token_stride = kHeads;
   params.decay_head_stride = 1;
@@ -192,7 +198,8 @@ std::vector<float> run_linear(int32_t device, int32_t k_dim, uint64_t seed) {
   params.state_head_stride = int64_t{4} * k_dim * kVDim;
   params.sequences = &sequence;
   Failure failure{};
-  EXPECT_EQ(table.linear(device, params, 1, &count, kRows, nullptr, &failure), Result::kOk) << failure.text;
+  EXPECT_EQ(table.linear(device, params, 1, &count, kRows, nullptr, &failure), Result::kOk)
+      << failure.text;
   cudasim::finish_all();
   out.insert(out.end(), state.begin(), state.end());
   return out;

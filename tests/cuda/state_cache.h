@@ -14,7 +14,8 @@ class StateCache {
  public:
   static constexpr int64_t kHeads = 2, kDim = 16, kChannels = 200, kWidth = 4;
 
-  // What a step of so many tokens is given, and what it gives. q and k are bfloat16, as chunks of long sequences take them.
+  // What a step of so many tokens is given, and what it gives. q and k are bfloat16, as chunks of
+  // long sequences take them.
   struct Step {
     Step(int64_t tokens, DLDevice device)
         : q({tokens, kHeads, kDim / 2}, device),
@@ -94,12 +95,12 @@ class StateCache {
   }
   static void run(kvc_forward* forward, Step& step) {
     kvc_error error = OneCache::blank();
-    EXPECT_EQ(kvc_attn_linear(forward, 0, nullptr, step.keys(), step.keys(), step.v.view(), nullptr, nullptr,
-                              step.out.view(), &error),
+    EXPECT_EQ(kvc_attn_linear(forward, 0, nullptr, step.keys(), step.keys(), step.v.view(), nullptr,
+                              nullptr, step.out.view(), &error),
               KVC_OK)
         << error.message;
-    EXPECT_EQ(kvc_state_conv(forward, 0, 1, step.x.view(), step.weight.view(), nullptr, KVC_ACTIVATION_NONE,
-                             step.y.view(), &error),
+    EXPECT_EQ(kvc_state_conv(forward, 0, 1, step.x.view(), step.weight.view(), nullptr,
+                             KVC_ACTIVATION_NONE, step.y.view(), &error),
               KVC_OK)
         << error.message;
   }

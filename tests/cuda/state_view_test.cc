@@ -1,8 +1,7 @@
 // Sequences of a step for the recurrence.
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/state_view/launch.h"
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/step_writer.h"
 
 namespace kvc::cuda {
@@ -17,9 +16,13 @@ using testing::StepDevice;
 TEST(CudaStateView, SlotsBecomeAddressesAndTheInitialStateStandsForMinusOne) {
   StepDescription step;
   for (int32_t i = 0; i < 300; ++i)
-    step.sequences.push_back({.slot = i, .stored = 0, .append = i % 3, .state_in = i % 5 - 1, .state_out = i});
-  StepDevice device(
-      {.max_sequences = 310, .max_rows = 400, .table_rows = 310, .table_entries = 1, .groups = {{16, false}}});
+    step.sequences.push_back(
+        {.slot = i, .stored = 0, .append = i % 3, .state_in = i % 5 - 1, .state_out = i});
+  StepDevice device({.max_sequences = 310,
+                     .max_rows = 400,
+                     .table_rows = 310,
+                     .table_entries = 1,
+                     .groups = {{16, false}}});
   device.write(testing::step_words(step));
   ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
   // Slots so far apart that 32 bits do not reach; nothing reads there.

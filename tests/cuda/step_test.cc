@@ -1,11 +1,12 @@
-// The step kernel against a model that keeps page tables and arrays on the host: random steps one behind the other.
+// The step kernel against a model that keeps page tables and arrays on the host: random steps one
+// behind the other.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "kernels/cuda/step/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/random_numbers.h"
 #include "tests/cuda/step_writer.h"
 
@@ -33,7 +34,8 @@ void grow_tree(Rng& rng, int32_t nodes, StepSequence* s) {
 // What the device's arrays should hold.
 struct Model {
   StepLimits limits;
-  std::map<std::pair<int32_t, int32_t>, std::map<int32_t, int32_t>> tables;  // (group, slot): entry, page
+  // (group, slot): entry, page
+  std::map<std::pair<int32_t, int32_t>, std::map<int32_t, int32_t>> tables;
 
   void apply(const StepDescription& step) {
     for (const StepSequence& s : step.sequences)
@@ -59,7 +61,8 @@ StepDescription random_step(Rng& rng, const StepLimits& limits, Model* model, in
   if (rng.chance(20)) step.columns = rng.upto(63);
   // Their pairs lie in front of what other changes bring. Without pages nothing is copied.
   if (rng.chance(30)) {
-    for (int32_t i = rng.upto(20); i > 0; --i) step.copies.push_back({rng.upto(5), rng.upto(9), 10 + i});
+    for (int32_t i = rng.upto(20); i > 0; --i)
+      step.copies.push_back({rng.upto(5), rng.upto(9), 10 + i});
   }
   for (int32_t i = 0; i < num_sequences; ++i) {
     StepSequence s;
@@ -95,7 +98,8 @@ StepDescription random_step(Rng& rng, const StepLimits& limits, Model* model, in
         }
         const int32_t count = std::min(pages - first, rng.chance(50) ? 1 : rng.between(1, 40));
         testing::TableRun run{static_cast<int32_t>(g), first, {}};
-        for (int32_t j = 0; j < count; ++j) run.pages.push_back(rng.chance(5) ? -1 : rng.upto(1 << 20));
+        for (int32_t j = 0; j < count; ++j)
+          run.pages.push_back(rng.chance(5) ? -1 : rng.upto(1 << 20));
         s.tables.push_back(run);
         first += count;
       }
@@ -112,7 +116,8 @@ void expect_arrays(const StepDescription& step, StepDevice& device, Model& model
   const auto n = step.sequences.size();
   const auto expect = [&](const char* name, const int32_t* array, auto&& value) {
     const std::vector<int32_t> found = device.read(array);
-    for (size_t s = 0; s < n; ++s) ASSERT_EQ(found[s], value(step.sequences[s])) << name << " of " << s;
+    for (size_t s = 0; s < n; ++s)
+      ASSERT_EQ(found[s], value(step.sequences[s])) << name << " of " << s;
   };
   expect("slot", state.slot, [](const StepSequence& s) { return s.slot; });
   expect("stored", state.stored, [](const StepSequence& s) { return s.stored; });
@@ -128,7 +133,8 @@ void expect_arrays(const StepDescription& step, StepDevice& device, Model& model
   expect("long_ropes", state.long_ropes, [](const StepSequence& s) { return s.long_ropes; });
   const auto sizes = [](const auto& v) { return static_cast<int32_t>(v.size()); };
   expect("tree_nodes", state.tree_nodes, [&](const StepSequence& s) { return sizes(s.parents); });
-  expect("num_segments", state.num_segments, [&](const StepSequence& s) { return sizes(s.segments); });
+  expect("num_segments", state.num_segments,
+         [&](const StepSequence& s) { return sizes(s.segments); });
 
   const std::vector<int32_t> on_device = device.read(state.words);
   ASSERT_TRUE(std::equal(words.begin(), words.end(), on_device.begin()));
@@ -163,7 +169,8 @@ void expect_arrays(const StepDescription& step, StepDevice& device, Model& model
       ASSERT_EQ(positions[r], s.committed() + s.offset + beyond) << "row " << row;
       for (int32_t g = 0; g < state.num_groups; ++g) {
         if (state.groups[g].is_cross != 0) continue;
-        ASSERT_EQ(slots[static_cast<size_t>(g * state.slots_stride) + r], model.slot(g, s.slot, s.stored + j))
+        ASSERT_EQ(slots[static_cast<size_t>(g * state.slots_stride) + r],
+                  model.slot(g, s.slot, s.stored + j))
             << "row " << row << " of group " << g;
       }
     }
@@ -183,12 +190,14 @@ void expect_arrays(const StepDescription& step, StepDevice& device, Model& model
       static_cast<int32_t>(n), row, cross_row, testing::needed_columns(step), words[3], 0, 0, 0};
   ASSERT_EQ(device.read(state.counts), counts);
   std::vector<std::vector<int32_t>> tables;
-  for (int32_t g = 0; g < state.num_groups; ++g) tables.push_back(device.read(state.groups[g].table));
+  for (int32_t g = 0; g < state.num_groups; ++g)
+    tables.push_back(device.read(state.groups[g].table));
   for (const auto& [key, table] : model.tables) {
     const int64_t stride = state.groups[key.first].table_stride;
     for (const auto& [entry, page] : table)
-      ASSERT_EQ(tables[static_cast<size_t>(key.first)][static_cast<size_t>(key.second * stride + entry)],
-                page);
+      ASSERT_EQ(
+          tables[static_cast<size_t>(key.first)][static_cast<size_t>(key.second * stride + entry)],
+          page);
   }
   // Every launch moves on by one entry, and says so.
   ASSERT_EQ(device.counters(), (std::vector<uint32_t>{device.entries_written(), 0}));
@@ -204,7 +213,8 @@ void run_steps(int64_t seed, const StepLimits& limits, int num_steps, int32_t mo
   Model model{limits, {}};
   for (int i = 0; i < num_steps; ++i) {
     SCOPED_TRACE(::testing::Message() << "step " << i);
-    const StepDescription step = random_step(rng, limits, &model, rng.upto(most_sequences), most_append);
+    const StepDescription step =
+        random_step(rng, limits, &model, rng.upto(most_sequences), most_append);
     device.write(testing::step_words(step), rng.chance(20));
     ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
     finish();
@@ -216,8 +226,11 @@ void run_steps(int64_t seed, const StepLimits& limits, int num_steps, int32_t mo
 TEST(CudaStep, ArraysTablesAndSlotsAreThoseOfTheModelStepAfterStep) {
   for (int seed = 0; seed < scaled(6); ++seed) {
     Rng rng(seed + 100);
-    StepLimits limits{
-        .max_sequences = 40, .max_rows = 500, .max_cross_rows = 100, .table_rows = 50, .table_entries = 400};
+    StepLimits limits{.max_sequences = 40,
+                      .max_rows = 500,
+                      .max_cross_rows = 100,
+                      .table_rows = 50,
+                      .table_entries = 400};
     const int32_t page_sizes[] = {1, 16, 48, 256, 7};
     for (int32_t g = rng.between(1, 4); g > 0; --g)
       limits.groups.push_back({page_sizes[rng.upto(4)], rng.chance(30)});
@@ -252,11 +265,13 @@ TEST(CudaStep, LongPromptsLieBesideDecodes) {
   }
 }
 
-// Sequences that have their pages, each `stored` tokens: one or two rows each, no table changes but in the first step.
+// Sequences that have their pages, each `stored` tokens: one or two rows each, no table changes but
+// in the first step.
 StepDescription decode_step(int32_t num_sequences, int32_t stored, bool is_first) {
   StepDescription step;
   for (int32_t i = 0; i < num_sequences; ++i) {
-    StepSequence s{.slot = num_sequences - 1 - i, .stored = stored, .append = 1 + (i + stored) % 3 / 2};
+    StepSequence s{
+        .slot = num_sequences - 1 - i, .stored = stored, .append = 1 + (i + stored) % 3 / 2};
     if (is_first) s.tables = {{0, 0, {3 * i, 3 * i + 1, 3 * i + 2}}};
     step.sequences.push_back(s);
   }
@@ -264,8 +279,11 @@ StepDescription decode_step(int32_t num_sequences, int32_t stored, bool is_first
 }
 
 TEST(CudaStep, ASteadyDecodeStepSendsNoChanges) {
-  const StepLimits limits{
-      .max_sequences = 200, .max_rows = 400, .table_rows = 200, .table_entries = 4, .groups = {{16, false}}};
+  const StepLimits limits{.max_sequences = 200,
+                          .max_rows = 400,
+                          .table_rows = 200,
+                          .table_entries = 4,
+                          .groups = {{16, false}}};
   StepDevice device(limits);
   Model model{limits, {}};
   for (int32_t stored = 14; stored < 20; ++stored) {
@@ -281,8 +299,11 @@ TEST(CudaStep, ASteadyDecodeStepSendsNoChanges) {
 
 // The host is ahead by several steps when the device comes to the first.
 TEST(CudaStep, ReplaysOfACapturedLaunchFindTheirOwnSteps) {
-  const StepLimits limits{
-      .max_sequences = 40, .max_rows = 80, .table_rows = 40, .table_entries = 4, .groups = {{16, false}}};
+  const StepLimits limits{.max_sequences = 40,
+                          .max_rows = 80,
+                          .table_rows = 40,
+                          .table_entries = 4,
+                          .groups = {{16, false}}};
   StepDevice device(limits, 30);
   Model model{limits, {}};
   cudaStream_t stream = nullptr;
@@ -307,7 +328,8 @@ TEST(CudaStep, ReplaysOfACapturedLaunchFindTheirOwnSteps) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// More pairs than are read at once, in groups whose pairs begin and end anywhere: group 3 has no part.
+// More pairs than are read at once, in groups whose pairs begin and end anywhere: group 3 has no
+// part.
 TEST(CudaStep, ThousandsOfPagesAreCopied) {
   const StepLimits limits{.max_sequences = 4,
                           .max_rows = 8,
@@ -325,13 +347,15 @@ TEST(CudaStep, ThousandsOfPagesAreCopied) {
   DeviceArray<uint8_t> on_device(pool);
   std::vector<StepPageSlot> parts;
   for (size_t i = 0; i < std::size(groups_of_parts); ++i) {
-    parts.push_back({reinterpret_cast<std::byte*>(on_device.data() + i * kPages * kBytes), kBytes, kBytes,
-                     groups_of_parts[i], 0});
+    parts.push_back({reinterpret_cast<std::byte*>(on_device.data() + i * kPages * kBytes), kBytes,
+                     kBytes, groups_of_parts[i], 0});
   }
   const DeviceArray<StepPageSlot> slots(parts);
   StepDescription step;
-  step.sequences.push_back(
-      {.slot = 1, .stored = 0, .append = 3, .tables = {{0, 0, {5}}, {1, 0, {6}}, {2, 0, {7}}, {3, 0, {8}}}});
+  step.sequences.push_back({.slot = 1,
+                            .stored = 0,
+                            .append = 3,
+                            .tables = {{0, 0, {5}}, {1, 0, {6}}, {2, 0, {7}}, {3, 0, {8}}}});
   std::vector<uint8_t> expected = pool;
   for (int32_t group = 0; group < 4; ++group) {
     for (int32_t i = 0; i < pairs_of_group[group]; ++i) {
@@ -340,8 +364,9 @@ TEST(CudaStep, ThousandsOfPagesAreCopied) {
       for (size_t part = 0; part < parts.size(); ++part) {
         if (groups_of_parts[part] != group) continue;
         const auto begin = pool.begin() + static_cast<int64_t>(part) * kPages * kBytes;
-        std::copy_n(begin + copy.from * kBytes, kBytes,
-                    expected.begin() + static_cast<int64_t>(part) * kPages * kBytes + copy.to * kBytes);
+        std::copy_n(
+            begin + copy.from * kBytes, kBytes,
+            expected.begin() + static_cast<int64_t>(part) * kPages * kBytes + copy.to * kBytes);
       }
     }
   }
@@ -375,9 +400,11 @@ TEST(CudaStep, PagesAreCopiedBeforeTheForwardWhateverTheirAlignment) {
     const int64_t alignments[] = {16, 4, 2, 1};
     for (int32_t i = rng.between(1, 9); i > 0; --i) {
       const int64_t alignment = alignments[rng.upto(3)];
-      const int64_t bytes = rng.chance(20) ? 70000 / alignment * alignment : rng.between(1, 300) * alignment;
+      const int64_t bytes =
+          rng.chance(20) ? 70000 / alignment * alignment : rng.between(1, 300) * alignment;
       const int64_t stride = bytes + rng.upto(3) * alignment;
-      begins.push_back(static_cast<int64_t>((pool.size() + 15) / 16 * 16) + rng.upto(3) * alignment);
+      begins.push_back(static_cast<int64_t>((pool.size() + 15) / 16 * 16) +
+                       rng.upto(3) * alignment);
       parts.push_back({nullptr, stride, bytes, rng.upto(1), 0});
       pool.resize(static_cast<size_t>(begins.back() + stride * kPages));
     }
@@ -388,7 +415,8 @@ TEST(CudaStep, PagesAreCopiedBeforeTheForwardWhateverTheirAlignment) {
     DeviceArray<StepPageSlot> slots(parts);
 
     StepDescription step;
-    step.sequences.push_back({.slot = 1, .stored = 0, .append = 3, .tables = {{0, 0, {5}}, {1, 0, {6}}}});
+    step.sequences.push_back(
+        {.slot = 1, .stored = 0, .append = 3, .tables = {{0, 0, {5}}, {1, 0, {6}}}});
     std::set<std::pair<int32_t, int32_t>> written;
     for (int32_t i = rng.upto(7); i > 0; --i) {
       // From pages below 4 to others, each written once.

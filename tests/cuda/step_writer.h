@@ -1,4 +1,5 @@
-// Steps as the host sends them, from a plain description, and the arrays that the step kernel fills: for the tests of kernels that read StepState.
+// Steps as the host sends them, from a plain description, and the arrays that the step kernel
+// fills: for the tests of kernels that read StepState.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -63,9 +64,10 @@ inline int32_t needed_columns(const StepDescription& step) {
 inline std::vector<int32_t> step_words(const StepDescription& step) {
   std::vector<StepChange> changes;
   std::vector<int32_t> data;
-  const auto add_change = [&](ChangeKind kind, int32_t group, size_t sequence, int32_t first, size_t count) {
-    changes.push_back({static_cast<int32_t>(kind) << 16 | group, static_cast<int32_t>(sequence), first,
-                       static_cast<int32_t>(count)});
+  const auto add_change = [&](ChangeKind kind, int32_t group, size_t sequence, int32_t first,
+                              size_t count) {
+    changes.push_back({static_cast<int32_t>(kind) << 16 | group, static_cast<int32_t>(sequence),
+                       first, static_cast<int32_t>(count)});
   };
   std::map<int32_t, std::vector<int32_t>> copies;  // by group
   for (const StepPageCopy& copy : step.copies) {
@@ -89,7 +91,8 @@ inline std::vector<int32_t> step_words(const StepDescription& step) {
     }
     if (!sequence.segments.empty()) {
       add_change(ChangeKind::kSegments, 0, s, 0, sequence.segments.size());
-      for (const auto& [begin, offset] : sequence.segments) data.insert(data.end(), {begin, offset});
+      for (const auto& [begin, offset] : sequence.segments)
+        data.insert(data.end(), {begin, offset});
     }
   }
 
@@ -143,14 +146,15 @@ class StepDevice {
         ring_(size_t{kStepEntries} * kStepEntryWords),
         progress_(1),
         counters_(std::vector<uint32_t>{first_entry, 0}),
-        slots_(limits.groups.size() * static_cast<size_t>(limits.max_rows + limits.max_cross_rows)) {
+        slots_(limits.groups.size() *
+               static_cast<size_t>(limits.max_rows + limits.max_cross_rows)) {
     const auto sequences = static_cast<size_t>(limits.max_sequences);
     const auto rows = static_cast<size_t>(limits.max_rows);
     state.counts = ints(8);
-    for (int32_t** array :
-         {&state.slot, &state.stored, &state.append, &state.length, &state.window, &state.sink, &state.offset,
-          &state.cross_stored, &state.cross_append, &state.state_in, &state.state_out, &state.long_ropes,
-          &state.tree_at, &state.tree_nodes, &state.segments_at, &state.num_segments})
+    for (int32_t** array : {&state.slot, &state.stored, &state.append, &state.length, &state.window,
+                            &state.sink, &state.offset, &state.cross_stored, &state.cross_append,
+                            &state.state_in, &state.state_out, &state.long_ropes, &state.tree_at,
+                            &state.tree_nodes, &state.segments_at, &state.num_segments})
       *array = ints(sequences);
     state.row_begin = ints(sequences + 1);
     state.cross_row_begin = ints(sequences + 1);

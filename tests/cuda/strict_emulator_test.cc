@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 
@@ -30,7 +30,8 @@ cudaError_t run(const TwoArrays& arrays) {
 using Reserve = CUresult (*)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
 using Create = CUresult (*)(CUmemGenericAllocationHandle*, size_t, const CUmemAllocationProp*,
                             unsigned long long);
-using Map = CUresult (*)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+using Map = CUresult (*)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle,
+                         unsigned long long);
 using SetAccess = CUresult (*)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
 using Release = CUresult (*)(CUmemGenericAllocationHandle);
 using OfRange = CUresult (*)(CUdeviceptr, size_t);
@@ -38,7 +39,8 @@ template <typename Function>
 Function driver(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result{};
-  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result), cudaSuccess);
+  EXPECT_EQ(cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result),
+            cudaSuccess);
   return reinterpret_cast<Function>(function);
 }
 

@@ -1,6 +1,6 @@
-// What tests of caches ask of the runtime that they run on. It is implemented twice: for the emulator
-// in test_runtime_emulated.cc and for a GPU in test_runtime_device.cc. A test that asks nothing else
-// becomes part of the program that tests/gpu/run.sh runs on a device.
+// What tests of caches ask of the runtime that they run on. It is implemented twice: for the
+// emulator in test_runtime_emulated.cc and for a GPU in test_runtime_device.cc. A test that asks
+// nothing else becomes part of the program that tests/gpu/run.sh runs on a device.
 #pragma once
 
 #include <cstddef>

@@ -12,7 +12,8 @@ namespace kvc::test {
 namespace {
 
 void check(cudaError_t error, const char* call) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(error));
 }
 
 // Unused blocks by size, and the sizes of all. None goes back to the driver: cudaFreeHost waits,
@@ -46,7 +47,8 @@ void* take_pinned(size_t bytes) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   void* block = nullptr;
-  const cudaError_t error = cudaHostAlloc(&block, size, cudaHostAllocPortable | cudaHostAllocMapped);
+  const cudaError_t error =
+      cudaHostAlloc(&block, size, cudaHostAllocPortable | cudaHostAllocMapped);
   check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   check(error, "cudaHostAlloc");
   blocks().sizes[block] = size;

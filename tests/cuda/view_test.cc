@@ -3,8 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/step/launch.h"
-#include "kernels/cuda/view/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/random_numbers.h"
 #include "tests/cuda/step_writer.h"
 
@@ -80,7 +79,8 @@ bool is_on_path(const StepSequence& s, int32_t from, int32_t node) {
 bool definition_sees(const Case& c, size_t place, int32_t row, int32_t token) {
   const StepSequence& s = c.step.sequences[place];
   const std::vector<Token> tokens = tokens_of(s);
-  const Token query = tokens[static_cast<size_t>(s.stored + row)], key = tokens[static_cast<size_t>(token)];
+  const Token query = tokens[static_cast<size_t>(s.stored + row)],
+              key = tokens[static_cast<size_t>(token)];
   if (c.scope == Scope::kCached && token >= s.committed()) return false;
   if (c.scope == Scope::kNew && token < s.stored) return false;
   if (!in_windows(c, s, query.index, key.index) && !is_sink(c, s, key.index)) return false;
@@ -88,7 +88,8 @@ bool definition_sees(const Case& c, size_t place, int32_t row, int32_t token) {
   if (query.node >= 0 || token <= s.stored + row) return true;
   for (const Span& span : c.spans) {
     const auto holds = [&](int32_t t) { return t >= span.begin && t < span.end; };
-    if (span.sequence == static_cast<int32_t>(place) && holds(s.stored + row) && holds(token)) return true;
+    if (span.sequence == static_cast<int32_t>(place) && holds(s.stored + row) && holds(token))
+      return true;
   }
   return false;
 }
@@ -154,8 +155,10 @@ struct Viewed {
 };
 
 // As kernels/params.h says.
-bool view_sees(const Viewed& view, const AttnSequence& q, bool is_causal, int32_t row, int32_t key) {
-  const auto at = [&](const int32_t* array, const int32_t* base, const std::vector<int32_t>& values) {
+bool view_sees(const Viewed& view, const AttnSequence& q, bool is_causal, int32_t row,
+               int32_t key) {
+  const auto at = [&](const int32_t* array, const int32_t* base,
+                      const std::vector<int32_t>& values) {
     return values.at(static_cast<size_t>(array - base + row));
   };
   const int64_t end = q.key_ends != nullptr ? at(q.key_ends, view.params.key_ends, view.key_ends)
@@ -170,7 +173,8 @@ bool view_sees(const Viewed& view, const AttnSequence& q, bool is_causal, int32_
   return (view.masks.at(static_cast<size_t>(word)) >> (node % 64) & 1) != 0;
 }
 
-void expect_view(const Case& c, const Viewed& view, const StepState& state, size_t place, int32_t row_begin) {
+void expect_view(const Case& c, const Viewed& view, const StepState& state, size_t place,
+                 int32_t row_begin) {
   const StepSequence& s = c.step.sequences[place];
   const AttnSequence& q = view.sequences[place];
   const bool is_causal = c.scope == Scope::kAll || c.scope == Scope::kNew;
@@ -192,19 +196,22 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   if (c.scope == Scope::kCross) {
     ASSERT_EQ(q.first_key_end, s.cross_stored + s.cross_append);
     ASSERT_TRUE(q.key_begins == nullptr && q.tree_mask == nullptr && q.key_ends == nullptr &&
-                q.row_positions == nullptr && q.key_positions == nullptr && q.k_rotation_index == 0);
+                q.row_positions == nullptr && q.key_positions == nullptr &&
+                q.k_rotation_index == 0);
     return;
   }
   ASSERT_EQ(q.k_rotation_index, c.rope >= 0 ? s.long_ropes >> c.rope & 1 : 0);
   ASSERT_EQ(q.key_ends != nullptr, c.has_spans);
   ASSERT_EQ(q.tree_mask != nullptr, is_tree && c.scope != Scope::kCached);
 
-  // Plain where windows hide nothing that they could, and no query turns differently for sinks: kernels are faster then.
+  // Plain where windows hide nothing that they could, and no query turns differently for sinks:
+  // kernels are faster then.
   bool hides = c.rope >= 0 && s.append > 0 && is_sink(c, s, first_key);
   for (int32_t row = 0; row < s.append; ++row) {
     const int32_t most = is_tree ? s.committed() : s.stored + row + 1;
     const int32_t index = tokens[static_cast<size_t>(s.stored + row)].index;
-    if (first_key < most && first_key <= index) hides = hides || !in_windows(c, s, index, first_key);
+    if (first_key < most && first_key <= index)
+      hides = hides || !in_windows(c, s, index, first_key);
   }
   ASSERT_EQ(q.key_begins != nullptr, hides);
   ASSERT_TRUE(hides || q.sink_end == 0);
@@ -212,9 +219,10 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   const int32_t num_keys = c.scope == Scope::kCached ? s.committed() : s.stored + s.append;
   for (int32_t row = 0; row < s.append; ++row) {
     for (int32_t token = first_key; token < num_keys; ++token) {
-      ASSERT_EQ(view_sees(view, q, is_causal, row, token - first_key), definition_sees(c, place, row, token))
-          << "row " << row << " token " << token << " stored " << s.stored << " length " << s.committed()
-          << " append " << s.append;
+      ASSERT_EQ(view_sees(view, q, is_causal, row, token - first_key),
+                definition_sees(c, place, row, token))
+          << "row " << row << " token " << token << " stored " << s.stored << " length "
+          << s.committed() << " append " << s.append;
     }
     ASSERT_FALSE(view_sees(view, q, is_causal, row, num_keys - first_key) && !is_tree);
   }
@@ -229,9 +237,9 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   }
   const bool is_of_step = c.scope == Scope::kNew;
   for (int32_t token = first_key; token < num_keys; ++token) {
-    const int64_t at =
-        (is_of_step ? q.key_positions - state.positions : q.key_positions - view.params.key_positions) +
-        token - first_key;
+    const int64_t at = (is_of_step ? q.key_positions - state.positions
+                                   : q.key_positions - view.params.key_positions) +
+                       token - first_key;
     ASSERT_EQ((is_of_step ? view.step_positions : view.key_positions).at(static_cast<size_t>(at)),
               tokens[static_cast<size_t>(token)].position)
         << "token " << token;
@@ -264,7 +272,8 @@ void check(const Case& c) {
       key_ends(static_cast<size_t>(rows)), key_positions(static_cast<size_t>(keys));
   DeviceArray<uint64_t> mask_words(static_cast<size_t>(masks));
   std::vector<int32_t> span_words;
-  for (const Span& span : c.spans) span_words.insert(span_words.end(), {span.sequence, span.begin, span.end});
+  for (const Span& span : c.spans)
+    span_words.insert(span_words.end(), {span.sequence, span.begin, span.end});
   DeviceArray<int32_t> spans(span_words);
   Viewed view;
   view.params = {.step = device.state,
@@ -308,14 +317,15 @@ TEST(CudaView, RowsSeeWhatTheDefinitionSays) {
     Rng rng(seed);
     const Case c = random_case(rng, 7);
     SCOPED_TRACE(::testing::Message()
-                 << "seed " << seed << " scope " << static_cast<int>(c.scope) << " window " << c.layer_window
-                 << " chunk " << c.layer_chunk << " call " << c.call_window);
+                 << "seed " << seed << " scope " << static_cast<int>(c.scope) << " window "
+                 << c.layer_window << " chunk " << c.layer_chunk << " call " << c.call_window);
     check(c);
     if (HasFatalFailure()) return;
   }
 }
 
-// Where the host has counted too few keys nothing beyond is written, and a sequence that finds no room goes by the indices of its keys.
+// Where the host has counted too few keys nothing beyond is written, and a sequence that finds no
+// room goes by the indices of its keys.
 TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
   StepDescription step;
   for (int32_t i = 0; i < 3; ++i) {
@@ -338,7 +348,8 @@ TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
   ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
   constexpr int64_t kAll = 22 + 23 + 24;
   constexpr int32_t kUntouched = -77;
-  for (const int64_t capacity : {int64_t{0}, int64_t{21}, int64_t{22}, int64_t{44}, int64_t{45}, kAll}) {
+  for (const int64_t capacity :
+       {int64_t{0}, int64_t{21}, int64_t{22}, int64_t{44}, int64_t{45}, kAll}) {
     SCOPED_TRACE(::testing::Message() << "capacity " << capacity);
     DeviceArray<AttnSequence> sequences(3);
     DeviceArray<int32_t> first_rows(3), key_begins(6), key_ends(6);
@@ -362,7 +373,8 @@ TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
     for (int32_t s = 0; s < 3; ++s) {
       const int64_t end = at + 22 + s;
       const bool fits = end <= capacity;
-      EXPECT_EQ(viewed[static_cast<size_t>(s)].key_positions, fits ? positions.data() + at : nullptr);
+      EXPECT_EQ(viewed[static_cast<size_t>(s)].key_positions,
+                fits ? positions.data() + at : nullptr);
       EXPECT_EQ(viewed[static_cast<size_t>(s)].row_positions != nullptr, fits);
       for (int64_t key = 0; at < end; ++at, ++key) {
         const auto moved = static_cast<int32_t>(key < 4 ? key : key + 3);
@@ -388,7 +400,8 @@ TEST(CudaView, MoreSequencesThanCtas) {
   }
 }
 
-// A thread per sequence, some of them twice; trees, moved tokens and rows that many windows narrow are left to whole CTAs.
+// A thread per sequence, some of them twice; trees, moved tokens and rows that many windows narrow
+// are left to whole CTAs.
 TEST(CudaView, MoreSequencesThanThreads) {
   for (int seed = 0; seed < scaled(2); ++seed) {
     Rng rng(seed + 2000);

@@ -14,7 +14,8 @@ inline std::vector<kvc_seq> sequences_of(const kvc_cache* cache) {
   KVC_FUZZ_CHECK(kvc_seq_list(cache, nullptr, &count, nullptr) == KVC_OK);
   std::vector<kvc_seq> seqs(count);
   if (count != 0)
-    KVC_FUZZ_CHECK(kvc_seq_list(cache, seqs.data(), &count, nullptr) == KVC_OK && count == seqs.size());
+    KVC_FUZZ_CHECK(kvc_seq_list(cache, seqs.data(), &count, nullptr) == KVC_OK &&
+                   count == seqs.size());
   return seqs;
 }
 
@@ -29,7 +30,8 @@ struct CacheState {
     return std::memcmp(&stats, &other.stats, sizeof stats) == 0 && seqs == other.seqs &&
            (infos.empty() ||
             std::memcmp(infos.data(), other.infos.data(), infos.size() * sizeof infos[0]) == 0) &&
-           free_pages == other.free_pages && total_length == other.total_length && is_empty == other.is_empty;
+           free_pages == other.free_pages && total_length == other.total_length &&
+           is_empty == other.is_empty;
   }
 };
 
@@ -50,7 +52,8 @@ inline CacheState state_of(const kvc_cache* cache) {
   state.free_pages = kvc_cache_free_pages(cache);
   state.total_length = kvc_cache_total_length(cache);
   state.is_empty = kvc_cache_is_empty(cache);
-  KVC_FUZZ_CHECK(state.stats.pages_free == state.free_pages && state.stats.total_length == state.total_length);
+  KVC_FUZZ_CHECK(state.stats.pages_free == state.free_pages &&
+                 state.stats.total_length == state.total_length);
   KVC_FUZZ_CHECK(state.stats.pages_used + state.stats.pages_free == state.stats.pages_total);
   KVC_FUZZ_CHECK(static_cast<size_t>(state.stats.num_seqs) == state.seqs.size());
   return state;

@@ -37,10 +37,12 @@ class Life {
   }
 
  private:
-  kvc_seq any_seq() { return input_.one_in(16) ? odd_number() : static_cast<kvc_seq>(input_.choose(kSeqs)); }
+  kvc_seq any_seq() {
+    return input_.one_in(16) ? odd_number() : static_cast<kvc_seq>(input_.choose(kSeqs));
+  }
   int64_t odd_number() {
-    static constexpr std::array<int64_t, 10> kNumbers = {-1, -2,      0,         63,        64,
-                                                         65, 1 << 20, INT32_MAX, INT64_MAX, INT64_MIN};
+    static constexpr std::array<int64_t, 10> kNumbers = {
+        -1, -2, 0, 63, 64, 65, 1 << 20, INT32_MAX, INT64_MAX, INT64_MIN};
     return kNumbers[input_.choose(kNumbers.size())];
   }
   int64_t small_number() {
@@ -61,8 +63,12 @@ class Life {
   void step() {
     switch (input_.choose(24)) {
       case 0:
-      case 1: (void)call([&](kvc_error* err) { return kvc_seq_add(cache_, any_seq(), err); }); return;
-      case 2: (void)call([&](kvc_error* err) { return kvc_seq_remove(cache_, any_seq(), err); }); return;
+      case 1:
+        (void)call([&](kvc_error* err) { return kvc_seq_add(cache_, any_seq(), err); });
+        return;
+      case 2:
+        (void)call([&](kvc_error* err) { return kvc_seq_remove(cache_, any_seq(), err); });
+        return;
       case 3: return fork();
       case 4: return pop();
       case 5: return shift();
@@ -86,7 +92,8 @@ class Life {
       case 21: return ask();
       case 22: return events();
       default:
-        if (input_.one_in(8)) (void)call([&](kvc_error* err) { return kvc_cache_clear(cache_, err); });
+        if (input_.one_in(8))
+          (void)call([&](kvc_error* err) { return kvc_cache_clear(cache_, err); });
     }
   }
 
@@ -100,7 +107,8 @@ class Life {
     const int64_t count = small_number();
     int64_t length = 0;
     const bool exists = kvc_seq_length(cache_, seq, &length, nullptr) == KVC_OK;
-    const kvc_status status = call([&](kvc_error* err) { return kvc_seq_pop(cache_, seq, count, err); });
+    const kvc_status status =
+        call([&](kvc_error* err) { return kvc_seq_pop(cache_, seq, count, err); });
     if (status != KVC_OK) return;
     int64_t after = -1;
     KVC_FUZZ_CHECK(exists && kvc_seq_length(cache_, seq, &after, nullptr) == KVC_OK &&
@@ -110,7 +118,8 @@ class Life {
     const kvc_seq seq = any_seq();
     const int64_t begin = small_number(), end = small_number();
     // What closes the gap, or anything.
-    const auto gap = static_cast<int64_t>(static_cast<uint64_t>(begin) - static_cast<uint64_t>(end));
+    const auto gap =
+        static_cast<int64_t>(static_cast<uint64_t>(begin) - static_cast<uint64_t>(end));
     const int64_t delta = input_.one_in(8) ? small_number() : gap;
     (void)call([&](kvc_error* err) { return kvc_seq_shift(cache_, seq, begin, end, delta, err); });
   }
@@ -181,8 +190,10 @@ class Life {
   void append() {
     std::vector<float> rows(static_cast<size_t>(num_tokens_) * 2, 0.5f);
     std::array<int64_t, 3> shape = {num_tokens_, 1, 2};
-    const DLTensor tensor = {rows.data(), {kDLCPU, 0}, 3, {kDLFloat, 32, 1}, shape.data(), nullptr, 0};
-    for (int32_t layer = 0; layer < 3; ++layer) (void)kvc_kv_append(fwd_, layer, &tensor, &tensor, nullptr);
+    const DLTensor tensor = {rows.data(),  {kDLCPU, 0}, 3, {kDLFloat, 32, 1},
+                             shape.data(), nullptr,     0};
+    for (int32_t layer = 0; layer < 3; ++layer)
+      (void)kvc_kv_append(fwd_, layer, &tensor, &tensor, nullptr);
   }
 
   void end() {
@@ -202,7 +213,8 @@ class Life {
     // Aborted: as before the begin, but for what counts forwards, copies and the peak, and what
     // eviction made room of.
     const CacheState after = state_of(cache_);
-    KVC_FUZZ_CHECK(after.seqs == before_forward_.seqs && after.total_length == before_forward_.total_length &&
+    KVC_FUZZ_CHECK(after.seqs == before_forward_.seqs &&
+                   after.total_length == before_forward_.total_length &&
                    after.free_pages == before_forward_.free_pages &&
                    after.stats.tree_tokens == before_forward_.stats.tree_tokens);
     for (size_t i = 0; i < after.infos.size(); ++i) {
@@ -252,7 +264,8 @@ class Life {
     }
     KVC_FUZZ_CHECK(tokens >= 0 && tokens <= kMaxPromptTokens);
     if (which > 1) return;
-    KVC_FUZZ_CHECK(is_known && tokens <= found && state_of(cache_).stats.prefix_lookups == lookups + 1);
+    KVC_FUZZ_CHECK(is_known && tokens <= found &&
+                   state_of(cache_).stats.prefix_lookups == lookups + 1);
   }
 
   void index() {
@@ -267,7 +280,8 @@ class Life {
                                       static_cast<uint64_t>(number), err);
         });
         return;
-      default: (void)call([&](kvc_error* err) { return kvc_prefix_evict(cache_, number, &freed, err); });
+      default:
+        (void)call([&](kvc_error* err) { return kvc_prefix_evict(cache_, number, &freed, err); });
     }
   }
 
@@ -297,7 +311,8 @@ class Life {
     for (int64_t& page : pairs)
       page = input_.one_in(16) ? odd_number() : static_cast<int64_t>(input_.choose(24));
     std::array<int64_t, 2> shape = {static_cast<int64_t>(input_.choose(3)), 2};
-    const DLTensor tensor = {pairs.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape.data(), nullptr, 0};
+    const DLTensor tensor = {pairs.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1},
+                             shape.data(), nullptr,     0};
     const auto direction = static_cast<kvc_swap_direction>(input_.choose(3));
     kvc_fence* fence = nullptr;
     const bool across = input_.one_in(2);

@@ -32,11 +32,13 @@ inline void host_free(void* user, DLDevice, void* memory, uint64_t bytes) {
   std::free(memory);
 }
 inline int32_t host_concurrency(void* user) { return static_cast<Host*>(user)->concurrency; }
-inline void host_parallel_for(void*, int64_t num_tasks, void (*run)(void*, int64_t, int32_t), void* arg) {
+inline void host_parallel_for(void*, int64_t num_tasks, void (*run)(void*, int64_t, int32_t),
+                              void* arg) {
   for (int64_t task = 0; task < num_tasks; ++task) run(arg, task, 0);
 }
 
-// A configuration and everything it points at. Starts as a sensible small model and is mutated from there.
+// A configuration and everything it points at. Starts as a sensible small model and is mutated from
+// there.
 class ConfigBox {
  public:
   explicit ConfigBox(Input& input) : host_{.refuse = input.one_in(8), .concurrency = 1} {
@@ -62,8 +64,9 @@ class ConfigBox {
     const int32_t num_pool_tensors = config.num_pool_tensors;
     for (size_t mutations = input.choose(4); mutations > 0; --mutations) {
       mutate(input, &config, sizeof(config),
-             {offsetof(kvc_config, ext), offsetof(kvc_config, layers), offsetof(kvc_config, pool_tensors),
-              offsetof(kvc_config, allocator), offsetof(kvc_config, executor)});
+             {offsetof(kvc_config, ext), offsetof(kvc_config, layers),
+              offsetof(kvc_config, pool_tensors), offsetof(kvc_config, allocator),
+              offsetof(kvc_config, executor)});
     }
     // Counts that exceed their arrays are beyond what a library can check.
     config.num_layers = std::min(config.num_layers, num_layers);
@@ -76,8 +79,9 @@ class ConfigBox {
   }
 
   const kvc_config* get() { return reinterpret_cast<const kvc_config*>(box_->data()); }
-  bool runs_here() const { return runs_here_; }      // makes no threads of its own
-  bool honest_pool() const { return honest_pool_; }  // the pool tensors' memory is as large as they say
+  bool runs_here() const { return runs_here_; }  // makes no threads of its own
+  // The pool tensors' memory is as large as they say
+  bool honest_pool() const { return honest_pool_; }
   uint64_t allocated() const { return host_.allocated; }
 
  private:
@@ -96,7 +100,8 @@ class ConfigBox {
       if (input.one_in(4)) make_quantised(input, layer);
       const int32_t num_states = layer.num_states;
       if (input.one_in(2))
-        mutate(input, &layer, sizeof(layer), {offsetof(kvc_layer, rope), offsetof(kvc_layer, states)});
+        mutate(input, &layer, sizeof(layer),
+               {offsetof(kvc_layer, rope), offsetof(kvc_layer, states)});
       layer.num_states = std::min(layer.num_states, num_states);
       layer.struct_size = i == 0 || !input.one_in(8) ? stride : input.take(8);
       layers_->put(i * stride, &layer, std::min(owned_bytes(stride), sizeof(layer)));
@@ -121,7 +126,9 @@ class ConfigBox {
         layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0;
         break;
       case KVC_LAYER_STATE: make_states(input, layer); [[fallthrough]];
-      case KVC_LAYER_NONE: layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0; break;
+      case KVC_LAYER_NONE:
+        layer.num_kv_heads = layer.num_q_heads = layer.k_dim = layer.v_dim = 0;
+        break;
       default: break;
     }
   }
@@ -135,8 +142,10 @@ class ConfigBox {
                                                           {kDLFloat4_e2m1fn, 4, 1},
                                                           {kDLInt, 16, 1}}};
     layer.quant = static_cast<kvc_quant>(1 + input.choose(3));
-    if (layer.quant == KVC_QUANT_BLOCK16 && layer.k_dim > 0) layer.k_dim = 16 * (1 + layer.k_dim / 16);
-    layer.k_dtype = kTypes[layer.quant == KVC_QUANT_BLOCK16 && !input.one_in(8) ? 4 : input.choose(6)];
+    if (layer.quant == KVC_QUANT_BLOCK16 && layer.k_dim > 0)
+      layer.k_dim = 16 * (1 + layer.k_dim / 16);
+    layer.k_dtype =
+        kTypes[layer.quant == KVC_QUANT_BLOCK16 && !input.one_in(8) ? 4 : input.choose(6)];
     if (input.one_in(4)) layer.v_dtype = kTypes[input.choose(6)];
   }
 
@@ -147,10 +156,12 @@ class ConfigBox {
     state.shape = input.one_in(16) ? nullptr : kShape.data();
     const size_t stride = choose_struct_size(input, sizeof(state));
     layer.num_states = static_cast<int32_t>(1 + input.choose(2));
-    parts_.emplace_back(std::max(owned_bytes(stride), stride * static_cast<size_t>(layer.num_states)));
+    parts_.emplace_back(
+        std::max(owned_bytes(stride), stride * static_cast<size_t>(layer.num_states)));
     state.struct_size = stride;
     for (int32_t i = 0; i < layer.num_states && (i == 0 || stride >= sizeof(size_t)); ++i)
-      parts_.back().put(static_cast<size_t>(i) * stride, &state, std::min(owned_bytes(stride), sizeof(state)));
+      parts_.back().put(static_cast<size_t>(i) * stride, &state,
+                        std::min(owned_bytes(stride), sizeof(state)));
     layer.states = reinterpret_cast<const kvc_state_spec*>(parts_.back().data());
   }
 
@@ -205,16 +216,16 @@ class ConfigBox {
     config.executor = reinterpret_cast<const kvc_executor*>(parts_.back().data());
   }
 
-  // Bytes of each slot of a page.
-  static std::vector<uint64_t> slots_of(const kvc_plan* plan, const kvc_config& config) {
+  // Bytes of each region of a page.
+  static std::vector<uint64_t> regions_of(const kvc_plan* plan, const kvc_config& config) {
     std::vector<uint64_t> bytes;
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       kvc_layer_info info{};
       info.struct_size = sizeof(info);
       KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &info, nullptr) == KVC_OK);
-      if (info.slot < 0) continue;
-      bytes.resize(std::max(bytes.size(), static_cast<size_t>(info.slot) + 1));
-      bytes[static_cast<size_t>(info.slot)] = info.slot_bytes;
+      if (info.region < 0) continue;
+      bytes.resize(std::max(bytes.size(), static_cast<size_t>(info.region) + 1));
+      bytes[static_cast<size_t>(info.region)] = info.region_bytes;
     }
     return bytes;
   }
@@ -232,9 +243,10 @@ class ConfigBox {
     owned.num_pages = 1;
     owned.num_pool_tensors = 0;
     const bool known = kvc_plan_create(&owned, &sized, nullptr) == KVC_OK;
-    const std::vector<uint64_t> slot_bytes = known ? slots_of(sized, config) : std::vector<uint64_t>();
-    if (known && config.num_pool_tensors != 1 && slot_bytes.size() <= 3)
-      config.num_pool_tensors = static_cast<int32_t>(slot_bytes.size());
+    const std::vector<uint64_t> region_bytes =
+        known ? regions_of(sized, config) : std::vector<uint64_t>();
+    if (known && config.num_pool_tensors != 1 && region_bytes.size() <= 3)
+      config.num_pool_tensors = static_cast<int32_t>(region_bytes.size());
     for (int32_t i = 0; i < config.num_pool_tensors; ++i) {
       uint64_t page_bytes = 64;
       if (known && config.num_pool_tensors == 1) {
@@ -242,11 +254,12 @@ class ConfigBox {
         info.struct_size = sizeof(info);
         KVC_FUZZ_CHECK(kvc_plan_info_get(sized, &info, nullptr) == KVC_OK);
         page_bytes = info.page_bytes;
-      } else if (static_cast<size_t>(i) < slot_bytes.size()) {
-        page_bytes = slot_bytes[static_cast<size_t>(i)];
+      } else if (static_cast<size_t>(i) < region_bytes.size()) {
+        page_bytes = region_bytes[static_cast<size_t>(i)];
       }
       const int64_t elements = static_cast<int64_t>(std::min<uint64_t>(page_bytes, kElements));
-      shapes_[static_cast<size_t>(i)] = {kElements / std::max<int64_t>(elements, 1), elements, 1, 1};
+      shapes_[static_cast<size_t>(i)] = {kElements / std::max<int64_t>(elements, 1), elements, 1,
+                                         1};
       DLTensor& tensor = tensors_[static_cast<size_t>(i)];
       tensor.data = pool_.data() + kElements * i;
       tensor.device = {kDLCPU, 0};

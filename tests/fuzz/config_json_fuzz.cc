@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kvcache.h"
-#include "src/plan/hf/families.h"
+#include "src/model_config/families.h"
 #include "tests/fuzz/error_box.h"
 #include "tests/fuzz/text_maker.h"
 
@@ -111,7 +111,8 @@ void run(const std::string& text, Input& input) {
   const kvc_config before = config;
   size_t count = 99;
   ErrorBox err(input);
-  const kvc_status status = kvc_config_from_hf_json(text.c_str(), &config, nullptr, &count, err.get());
+  const kvc_status status =
+      kvc_config_from_hf_json(text.c_str(), &config, nullptr, &count, err.get());
   err.check(status);
   if (status != KVC_OK) {
     KVC_FUZZ_CHECK(count == 99 && std::memcmp(&config, &before, sizeof config) == 0);
@@ -123,10 +124,11 @@ void run(const std::string& text, Input& input) {
   layers[0].struct_size = sizeof(kvc_layer);
   size_t small = count - 1;
   kvc_config unused = before;
-  KVC_FUZZ_CHECK(small == 0 || kvc_config_from_hf_json(text.c_str(), &unused, layers, &small, nullptr) ==
-                                   KVC_E_BUFFER_TOO_SMALL);
+  KVC_FUZZ_CHECK(small == 0 || kvc_config_from_hf_json(text.c_str(), &unused, layers, &small,
+                                                       nullptr) == KVC_E_BUFFER_TOO_SMALL);
   size_t given = count;
-  KVC_FUZZ_CHECK(kvc_config_from_hf_json(text.c_str(), &config, layers, &given, nullptr) == KVC_OK &&
+  KVC_FUZZ_CHECK(kvc_config_from_hf_json(text.c_str(), &config, layers, &given, nullptr) ==
+                     KVC_OK &&
                  given == count);
   KVC_FUZZ_CHECK(config.layers == layers && config.num_layers >= 1 &&
                  static_cast<size_t>(config.num_layers) < count + 1);

@@ -1,4 +1,5 @@
-// Runs a fuzz target without libFuzzer: a bounded number of random inputs from a printed seed, the same on every machine, or the files named
+// Runs a fuzz target without libFuzzer: a bounded number of random inputs from a printed seed, the
+// same on every machine, or the files named
 // on the command line.
 //   <target> [--inputs N] [--seed S] [file ...]
 // A file whose name ends in .hex holds the bytes as hexadecimal digits.
@@ -38,7 +39,8 @@ uint64_t current = 0;  // seed of the input that runs
 
 // Names the input that ended the process; the signal then does what it does.
 void report(int signal_number) {
-  std::fprintf(stderr, "failed with --seed %llu --inputs 1\n", static_cast<unsigned long long>(current));
+  std::fprintf(stderr, "failed with --seed %llu --inputs 1\n",
+               static_cast<unsigned long long>(current));
   std::signal(signal_number, SIG_DFL);
   std::raise(signal_number);
 }

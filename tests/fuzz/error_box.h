@@ -8,7 +8,8 @@
 
 namespace kvc::fuzz {
 
-// A kvc_error of any size the caller may have, with bytes behind the size field that show whether it was written to.
+// A kvc_error of any size the caller may have, with bytes behind the size field that show whether
+// it was written to.
 class ErrorBox {
  public:
   explicit ErrorBox(Input& input)
@@ -21,17 +22,21 @@ class ErrorBox {
   kvc_error* get() { return reinterpret_cast<kvc_error*>(memory_.data()); }
 
   // Empty where the caller has no room for it.
-  const char* message() { return memory_.bytes() > offsetof(kvc_error, message) ? get()->message : ""; }
+  const char* message() {
+    return memory_.bytes() > offsetof(kvc_error, message) ? get()->message : "";
+  }
 
   void check(kvc_status status) {
     if (status == KVC_OK) {
-      for (size_t i = sizeof(size_t); i < memory_.bytes(); ++i) KVC_FUZZ_CHECK(memory_.data()[i] == kFill);
+      for (size_t i = sizeof(size_t); i < memory_.bytes(); ++i)
+        KVC_FUZZ_CHECK(memory_.data()[i] == kFill);
       return;
     }
     KVC_FUZZ_CHECK(status > KVC_OK && status < KVC_E_INTERNAL);
     KVC_FUZZ_CHECK(get()->status == status);
     if (memory_.bytes() <= offsetof(kvc_error, message)) return;
-    const char* message = reinterpret_cast<const char*>(memory_.data()) + offsetof(kvc_error, message);
+    const char* message =
+        reinterpret_cast<const char*>(memory_.data()) + offsetof(kvc_error, message);
     const size_t room = memory_.bytes() - offsetof(kvc_error, message);
     const size_t length = strnlen(message, room);
     KVC_FUZZ_CHECK(length < room && (length > 0 || room == 1));

@@ -30,8 +30,8 @@ class GuardedBlock {
   static constexpr size_t kBytes = size_t{1} << 18;
 
   GuardedBlock() {
-    void* all =
-        mmap(nullptr, kBytes + 2 * kGuard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* all = mmap(nullptr, kBytes + 2 * kGuard, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     KVC_FUZZ_CHECK(all != MAP_FAILED);
     memory_ = static_cast<unsigned char*>(all) + kGuard;
     KVC_FUZZ_CHECK(mprotect(memory_, kBytes, PROT_READ | PROT_WRITE) == 0);

@@ -12,7 +12,8 @@ namespace {
 constexpr DLDataType kFloat32 = {kDLFloat, 32, 1};
 constexpr DLDataType kInt32 = {kDLInt, 32, 1};
 constexpr DLDataType kInt64 = {kDLInt, 64, 1};
-constexpr int64_t kPages = 5, kPage = 4, kHeads = 2, kQueryHeads = 4, kDim = 4, kRank = 6, kRope = 2;
+constexpr int64_t kPages = 5, kPage = 4, kHeads = 2, kQueryHeads = 4, kDim = 4, kRank = 6,
+                  kRope = 2;
 
 class Operators {
  public:
@@ -54,8 +55,8 @@ class Operators {
   // Numbers as they should be, and now and then one that should not.
   template <typename Int>
   const DLTensor* indices(DLDataType type, std::vector<Int> numbers) {
-    static constexpr std::array<int64_t, 12> kOdd = {-1,        -2,        0,         1,         7,       8,
-                                                     INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, 1 << 20, 3};
+    static constexpr std::array<int64_t, 12> kOdd = {
+        -1, -2, 0, 1, 7, 8, INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, 1 << 20, 3};
     for (Int& number : numbers) {
       if (!input_.one_in(24)) continue;
       number = static_cast<Int>(kOdd[input_.choose(kOdd.size())]);
@@ -136,7 +137,8 @@ class Operators {
     const kvc_op_pool* to = pool(kDim, kDim);
     const kvc_op_opt* opt = options(false, input_.one_in(3), 3);
     const DLTensor* slots = indices<int64_t>(kInt64, {17, -1, 3});
-    const DLTensor *k = t_.add({kFloat32, {3, kHeads, kDim}}), *v = t_.add({kFloat32, {3, kHeads, kDim}});
+    const DLTensor *k = t_.add({kFloat32, {3, kHeads, kDim}}),
+                   *v = t_.add({kFloat32, {3, kHeads, kDim}});
     call(layout_ == KVC_OP_HND || layout_ == KVC_OP_NHD,
          [&](kvc_error* err) { return kvc_op_append(to, opt, slots, k, v, err); });
   }
@@ -151,13 +153,16 @@ class Operators {
          [&](kvc_error* err) { return kvc_op_attention_paged(from, rows, opt, q, out, lse, err); });
   }
   void ragged() {
-    const DLTensor *qo = indices<int32_t>(kInt32, {0, 2, 3}), *kv = indices<int32_t>(kInt32, {0, 5, 8});
+    const DLTensor *qo = indices<int32_t>(kInt32, {0, 2, 3}),
+                   *kv = indices<int32_t>(kInt32, {0, 5, 8});
     const kvc_op_opt* opt = options(true, false, 3);
-    const DLTensor *q = t_.add({kFloat32, {3, kQueryHeads, kDim}}), *k = t_.add({type_, {8, kHeads, kDim}}),
-                   *v = t_.add({type_, {8, kHeads, kDim}});
+    const DLTensor *q = t_.add({kFloat32, {3, kQueryHeads, kDim}}),
+                   *k = t_.add({type_, {8, kHeads, kDim}}), *v = t_.add({type_, {8, kHeads, kDim}});
     DLTensor* out = t_.add({kFloat32, {3, kQueryHeads, kDim}});
     DLTensor* lse = input_.one_in(2) ? t_.add({kFloat32, {3, kQueryHeads}}) : nullptr;
-    call(false, [&](kvc_error* err) { return kvc_op_attention_ragged(qo, kv, opt, q, k, v, out, lse, err); });
+    call(false, [&](kvc_error* err) {
+      return kvc_op_attention_ragged(qo, kv, opt, q, k, v, out, lse, err);
+    });
   }
   void mla() {
     layout_ = KVC_OP_MLA;
@@ -167,14 +172,17 @@ class Operators {
     const DLTensor* q = t_.add({kFloat32, {3, kQueryHeads, kRank + kRope}});
     DLTensor* out = t_.add({kFloat32, {3, kQueryHeads, kRank}});
     const int32_t rank = input_.one_in(16) ? static_cast<int32_t>(input_.choose(20)) - 4 : kRank;
-    call(rank == kRank,
-         [&](kvc_error* err) { return kvc_op_mla_paged(from, rows, rank, opt, q, out, nullptr, err); });
+    call(rank == kRank, [&](kvc_error* err) {
+      return kvc_op_mla_paged(from, rows, rank, opt, q, out, nullptr, err);
+    });
   }
   void merge() {
-    DLTensor *out = t_.add({kFloat32, {3, kQueryHeads, kDim}}), *lse = t_.add({kFloat32, {3, kQueryHeads}});
+    DLTensor *out = t_.add({kFloat32, {3, kQueryHeads, kDim}}),
+             *lse = t_.add({kFloat32, {3, kQueryHeads}});
     const DLTensor *other = t_.add({kFloat32, {3, kQueryHeads, kDim}}),
                    *other_lse = t_.add({kFloat32, {3, kQueryHeads}});
-    call(true, [&](kvc_error* err) { return kvc_op_merge(&options_, out, lse, other, other_lse, err); });
+    call(true,
+         [&](kvc_error* err) { return kvc_op_merge(&options_, out, lse, other, other_lse, err); });
   }
   void gather() {
     const kvc_op_pool* from = pool(kDim, kDim);

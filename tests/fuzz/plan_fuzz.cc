@@ -1,5 +1,6 @@
-// kvc_plan_create on mutated structs, and a short life of a cache when the plan is small enough to make one.
-// Claims: no access outside the caller's memory; a refusal has a status, a message and no other effect; an accepted plan agrees with itself.
+// kvc_plan_create on mutated structs, and a short life of a cache when the plan is small enough to
+// make one. Claims: no access outside the caller's memory; a refusal has a status, a message and no
+// other effect; an accepted plan agrees with itself.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -28,7 +29,8 @@ kvc_status get_sized(Input& input, Get get) {
   return status;
 }
 
-// A two-call string: the count that the first call announces is the one that the second needs, and one less is too small.
+// A two-call string: the count that the first call announces is the one that the second needs, and
+// one less is too small.
 template <typename Write>
 void check_string(Write write) {
   size_t length = 0;
@@ -47,19 +49,22 @@ void check_string(Write write) {
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
   KVC_FUZZ_CHECK(info.page_size > 0 && info.num_pages >= 0);
   // Models of nothing but states and a byte budget have pages without a group.
-  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_slots > 0 || info.state_slot_pages > 0));
+  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_regions > 0 || info.state_slot_pages > 0));
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
   KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
                  info.layer_end <= info.num_layers);
-  KVC_FUZZ_CHECK(info.prefix_block % info.page_size == 0 && info.prefix_block <= 64 * info.page_size);
+  KVC_FUZZ_CHECK(info.prefix_block % info.page_size == 0 &&
+                 info.prefix_block <= 64 * info.page_size);
   KVC_FUZZ_CHECK(info.forwards_in_flight >= 1 && info.forwards_in_flight <= 64);
   KVC_FUZZ_CHECK(info.waste >= 0 && info.waste <= 1 && info.concurrency >= 0);
   int64_t pages = -1;
   const bool sets_aside = info.num_groups > 0 && info.num_state_slots > 0;
-  const uint64_t aside = sets_aside ? info.state_slot_bytes * static_cast<uint64_t>(info.num_state_slots) : 0;
+  const uint64_t aside =
+      sets_aside ? info.state_slot_bytes * static_cast<uint64_t>(info.num_state_slots) : 0;
   KVC_FUZZ_CHECK(kvc_plan_pages_for(plan, info.pool_bytes + aside, &pages, nullptr) == KVC_OK &&
                  (info.page_bytes == 0 || pages == info.num_pages));
-  KVC_FUZZ_CHECK(kvc_plan_min_pages(&plan, 1, &pages, nullptr) == KVC_OK && pages == info.num_pages);
+  KVC_FUZZ_CHECK(kvc_plan_min_pages(&plan, 1, &pages, nullptr) == KVC_OK &&
+                 pages == info.num_pages);
   if (info.num_pages > 0) {
     KVC_FUZZ_CHECK(kvc_plan_request_pages(plan, info.max_seq_len, &pages, nullptr) == KVC_OK &&
                    pages <= info.num_pages);
@@ -73,7 +78,7 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
     KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups &&
-                   one.slot_offset + one.page_bytes <= one.slot_bytes);
+                   one.region_offset + one.page_bytes <= one.region_bytes);
     KVC_FUZZ_CHECK(one.k_page_bytes + one.v_page_bytes + one.k_scale_bytes + one.v_scale_bytes <=
                    one.page_bytes);
     if (one.group >= 0) group_bytes[static_cast<size_t>(one.group)] += one.page_bytes;
@@ -84,13 +89,18 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     KVC_FUZZ_CHECK(kvc_plan_group_get(plan, group, &one, nullptr) == KVC_OK);
     KVC_FUZZ_CHECK(one.page_bytes == group_bytes[static_cast<size_t>(group)] &&
                    one.page_bytes + one.padding_bytes == info.page_bytes);
-    KVC_FUZZ_CHECK(one.page_tokens % info.page_size == 0 && (one.first_layer < 0) == (one.num_layers == 0));
+    KVC_FUZZ_CHECK(one.page_tokens % info.page_size == 0 &&
+                   (one.first_layer < 0) == (one.num_layers == 0));
   }
-  get_sized<kvc_layer_info>(
-      input, [&](kvc_layer_info* out) { return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr); });
-  get_sized<kvc_plan_info>(input, [&](kvc_plan_info* out) { return kvc_plan_info_get(plan, out, nullptr); });
-  check_string([&](char* text, size_t* length) { return kvc_plan_describe(plan, text, length, nullptr); });
-  check_string([&](char* text, size_t* length) { return kvc_plan_to_json(plan, text, length, nullptr); });
+  get_sized<kvc_layer_info>(input, [&](kvc_layer_info* out) {
+    return kvc_plan_layer_get(plan, info.layer_begin, out, nullptr);
+  });
+  get_sized<kvc_plan_info>(
+      input, [&](kvc_plan_info* out) { return kvc_plan_info_get(plan, out, nullptr); });
+  check_string(
+      [&](char* text, size_t* length) { return kvc_plan_describe(plan, text, length, nullptr); });
+  check_string(
+      [&](char* text, size_t* length) { return kvc_plan_to_json(plan, text, length, nullptr); });
 }
 
 // kvc_forward_begin with a mutated description. On success the step is ended or aborted.
@@ -121,8 +131,8 @@ void one_step(Input& input, kvc_cache* cache) {
   const int64_t free_before = kvc_cache_free_pages(cache);
   kvc_forward* fwd = nullptr;
   ErrorBox err(input);
-  const kvc_status status =
-      kvc_forward_begin(cache, reinterpret_cast<const kvc_forward_desc*>(box.data()), &fwd, err.get());
+  const kvc_status status = kvc_forward_begin(
+      cache, reinterpret_cast<const kvc_forward_desc*>(box.data()), &fwd, err.get());
   err.check(status);
   if (status != KVC_OK) {
     KVC_FUZZ_CHECK(fwd == nullptr);
@@ -139,7 +149,8 @@ void one_step(Input& input, kvc_cache* cache) {
     KVC_FUZZ_CHECK(kvc_forward_num_tokens(fwd) == num_tokens);
     KVC_FUZZ_CHECK(kvc_forward_abort(fwd, nullptr) == KVC_OK);
   }
-  KVC_FUZZ_CHECK(kvc_cache_total_length(cache) == length_before && kvc_cache_free_pages(cache) == free_before);
+  KVC_FUZZ_CHECK(kvc_cache_total_length(cache) == length_before &&
+                 kvc_cache_free_pages(cache) == free_before);
 }
 
 void short_life(Input& input, const kvc_plan* plan) {
@@ -166,8 +177,10 @@ void short_life(Input& input, const kvc_plan* plan) {
     }
   }
   KVC_FUZZ_CHECK(kvc_cache_check(cache, nullptr) == KVC_OK);
-  get_sized<kvc_stats>(input, [&](kvc_stats* out) { return kvc_cache_stats_get(cache, out, nullptr); });
-  get_sized<kvc_seq_info>(input, [&](kvc_seq_info* out) { return kvc_seq_info_get(cache, 1, out, nullptr); });
+  get_sized<kvc_stats>(input,
+                       [&](kvc_stats* out) { return kvc_cache_stats_get(cache, out, nullptr); });
+  get_sized<kvc_seq_info>(
+      input, [&](kvc_seq_info* out) { return kvc_seq_info_get(cache, 1, out, nullptr); });
   KVC_FUZZ_CHECK(kvc_cache_clear(cache, nullptr) == KVC_OK && kvc_cache_is_empty(cache) == 1);
   kvc_cache_destroy(cache);
 }
@@ -184,8 +197,8 @@ void run(Input& input) {
   info.struct_size = sizeof(info);
   KVC_FUZZ_CHECK(kvc_plan_info_get(plan, &info, nullptr) == KVC_OK);
   check_plan(input, plan, info);
-  const bool small =
-      info.pool_bytes <= kMaxPoolBytes && info.num_pages <= kMaxPages && info.num_host_pages <= kMaxPages;
+  const bool small = info.pool_bytes <= kMaxPoolBytes && info.num_pages <= kMaxPages &&
+                     info.num_host_pages <= kMaxPages;
   if (small && config.runs_here() && config.honest_pool()) short_life(input, plan);
   kvc_plan_destroy(plan);
   KVC_FUZZ_CHECK(config.allocated() == 0);

@@ -1,6 +1,6 @@
-// The prefix cache under mutated queries: short lives of caches without storage.
-// Claims: no access outside the caller's memory; a refusal has a status, a message and no other effect; what hits is no more than was asked for; the
-// audit passes; nothing is held after the end.
+// The prefix cache under mutated queries: short lives of caches without storage. Claims: no access
+// outside the caller's memory; a refusal has a status, a message and no other effect; what hits is
+// no more than was asked for; the audit passes; nothing is held after the end.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -28,7 +28,8 @@ std::array<int64_t, 6> look(const kvc_cache* cache) {
 
 class Life {
  public:
-  Life(Input& input, kvc_cache* cache, int32_t block) : input_(input), cache_(cache), block_(block) {}
+  Life(Input& input, kvc_cache* cache, int32_t block)
+      : input_(input), cache_(cache), block_(block) {}
 
   void run() {
     while (!input_.empty()) {
@@ -50,7 +51,8 @@ class Life {
     ErrorBox err(input_);
     const kvc_status status = call(err.get());
     err.check(status);
-    if (status != KVC_OK) KVC_FUZZ_CHECK(look(cache_) == before && (result == nullptr || *result == -1));
+    if (status != KVC_OK)
+      KVC_FUZZ_CHECK(look(cache_) == before && (result == nullptr || *result == -1));
     return status;
   }
 
@@ -73,8 +75,9 @@ class Life {
     const kvc_seq seq = any_seq();
     int64_t found = -1, hit = -1;
     const kvc_status matched = kvc_prefix_match(cache_, query.get(), &found, nullptr);
-    const kvc_status status =
-        checked([&](kvc_error* err) { return kvc_prefix_attach(cache_, seq, query.get(), &hit, err); }, &hit);
+    const kvc_status status = checked(
+        [&](kvc_error* err) { return kvc_prefix_attach(cache_, seq, query.get(), &hit, err); },
+        &hit);
     if (status == KVC_OK) {
       KVC_FUZZ_CHECK(matched == KVC_OK && hit == found && hit >= 0 &&
                      hit <= static_cast<int64_t>(query.tokens().size()));
@@ -84,14 +87,18 @@ class Life {
   void match() {
     const QueryBox query(input_, block_);
     int64_t hit = -1;
-    (void)checked([&](kvc_error* err) { return kvc_prefix_match(cache_, query.get(), &hit, err); }, &hit);
+    (void)checked([&](kvc_error* err) { return kvc_prefix_match(cache_, query.get(), &hit, err); },
+                  &hit);
   }
 
   void insert() {
     const QueryBox query(input_, block_);
     int64_t kept = -1;
     (void)checked(
-        [&](kvc_error* err) { return kvc_prefix_insert(cache_, any_seq(), query.get(), &kept, err); }, &kept);
+        [&](kvc_error* err) {
+          return kvc_prefix_insert(cache_, any_seq(), query.get(), &kept, err);
+        },
+        &kept);
   }
 
   void pin() {
@@ -113,13 +120,15 @@ class Life {
       case 0: KVC_FUZZ_CHECK(kvc_prefix_reset(cache_, nullptr) == KVC_OK); return;
       case 1: {
         const char salt = 'a';
-        KVC_FUZZ_CHECK(kvc_prefix_quota_set(cache_, &salt, input_.choose(2),
-                                            static_cast<uint64_t>(std::max<int64_t>(0, number)) * 512,
-                                            nullptr) == KVC_OK);
+        KVC_FUZZ_CHECK(
+            kvc_prefix_quota_set(cache_, &salt, input_.choose(2),
+                                 static_cast<uint64_t>(std::max<int64_t>(0, number)) * 512,
+                                 nullptr) == KVC_OK);
         return;
       }
       default:
-        (void)checked([&](kvc_error* err) { return kvc_prefix_evict(cache_, number, &freed, err); }, &freed);
+        (void)checked([&](kvc_error* err) { return kvc_prefix_evict(cache_, number, &freed, err); },
+                      &freed);
     }
   }
 
@@ -151,7 +160,8 @@ class Life {
     for (int64_t& length : lengths) total += length = static_cast<int64_t>(1 + input_.choose(12));
     std::vector<int32_t> tokens(static_cast<size_t>(total));
     const uint64_t pattern = input_.take(2);
-    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(pattern >> (i % 16) & 1);
+    for (size_t i = 0; i < tokens.size(); ++i)
+      tokens[i] = static_cast<int32_t>(pattern >> (i % 16) & 1);
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
     desc.num_seqs = 1 + input_.choose(2);

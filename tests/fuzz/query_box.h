@@ -1,4 +1,5 @@
-// A kvc_prefix_query and everything it points at, as an input of the fuzzer describes it: mutated numbers, honest memory.
+// A kvc_prefix_query and everything it points at, as an input of the fuzzer describes it: mutated
+// numbers, honest memory.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,8 @@ class QueryBox {
     const int64_t tokens = std::clamp<int64_t>(query.num_tokens, 0, kMaxPromptTokens);
     tokens_.resize(static_cast<size_t>(tokens));
     const uint64_t pattern = input.take(2);  // few bytes, so that an input holds many operations
-    for (size_t i = 0; i < tokens_.size(); ++i) tokens_[i] = static_cast<int32_t>(pattern >> (i % 16) & 1);
+    for (size_t i = 0; i < tokens_.size(); ++i)
+      tokens_[i] = static_cast<int32_t>(pattern >> (i % 16) & 1);
     hashes_.resize(static_cast<size_t>(tokens / block) * KVC_HASH_BYTES);
     size_t len = hashes_.size() / KVC_HASH_BYTES;
     KVC_FUZZ_CHECK(kvc_prefix_hash(tokens_.data(), tokens_.size(), block, nullptr, 0, nullptr, 0,
@@ -49,14 +51,17 @@ class QueryBox {
       query.tokens = without_tokens ? nullptr : tokens_.data();
       query.hashes = query.num_hashes != 0 ? hashes_.data() : nullptr;
       query.salt = query.salt_size != 0 ? &salt_ : nullptr;
-      query.keys = query.num_keys != 0 ? reinterpret_cast<const kvc_prefix_key*>(keys_->data()) : nullptr;
+      query.keys =
+          query.num_keys != 0 ? reinterpret_cast<const kvc_prefix_key*>(keys_->data()) : nullptr;
     }
     query.struct_size = choose_struct_size(input, sizeof query);
     memory_ = std::make_unique<ExactMemory>(owned_bytes(query.struct_size));
     memory_->put(0, &query, sizeof query);
   }
 
-  const kvc_prefix_query* get() const { return reinterpret_cast<const kvc_prefix_query*>(memory_->data()); }
+  const kvc_prefix_query* get() const {
+    return reinterpret_cast<const kvc_prefix_query*>(memory_->data());
+  }
   const std::vector<int32_t>& tokens() const { return tokens_; }
 
  private:
@@ -65,7 +70,8 @@ class QueryBox {
     if (input.one_in(8)) stride = choose_struct_size(input, sizeof(kvc_prefix_key));
     keys_ = std::make_unique<ExactMemory>(std::max<size_t>(owned_bytes(stride), stride * count));
     for (size_t i = 0; i < count; ++i) {
-      // Elements narrower than their size field would overwrite the first one's with another plausible size.
+      // Elements narrower than their size field would overwrite the first one's with another
+      // plausible size.
       if (i > 0 && stride < sizeof(size_t)) break;
       kvc_prefix_key key{};
       key.type = static_cast<kvc_prefix_key_type>(1 + input.choose(3));
@@ -79,7 +85,8 @@ class QueryBox {
       keys_->put(i * stride, &key,
                  i == 0 ? std::min(sizeof key, owned_bytes(stride)) : std::min(sizeof key, stride));
     }
-    if (count > 0 && stride > sizeof(kvc_prefix_key) && input.one_in(2)) keys_->data()[stride - 1] = 1;
+    if (count > 0 && stride > sizeof(kvc_prefix_key) && input.one_in(2))
+      keys_->data()[stride - 1] = 1;
   }
 
   kvc_ext ext_;

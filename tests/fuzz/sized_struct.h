@@ -1,5 +1,6 @@
-// Structs as a hostile but honest caller hands them over: the memory ends exactly where struct_size says, so that an address sanitizer
-// sees every byte read or written too far, and fields hold anything.
+// Structs as a hostile but honest caller hands them over: the memory ends exactly where struct_size
+// says, so that an address sanitizer sees every byte read or written too far, and fields hold
+// anything.
 #pragma once
 
 #include <cstddef>
@@ -63,8 +64,9 @@ class ExactMemory {
   std::unique_ptr<unsigned char[]> memory_;
 };
 
-// A struct_size as callers of all ages send it: mostly this version's, else shorter, longer, or too small for itself. A shorter one ends
-// between two fields: half a pointer is no older version of a struct.
+// A struct_size as callers of all ages send it: mostly this version's, else shorter, longer, or too
+// small for itself. A shorter one ends between two fields: half a pointer is no older version of a
+// struct.
 inline size_t choose_struct_size(Input& input, size_t current) {
   switch (input.choose(8)) {
     case 5: return 8 * input.choose(current / 8 + 1);
@@ -79,9 +81,11 @@ inline size_t owned_bytes(size_t struct_size) {
   return struct_size < sizeof(size_t) ? sizeof(size_t) : struct_size;
 }
 
-// Overwrites one integer field (1, 2, 4 or 8 bytes, aligned) with a value worth trying. Offsets in `pointers` are set to NULL instead:
-// any other pointer would be a lie that no library can see through.
-inline void mutate(Input& input, void* object, size_t size, std::initializer_list<size_t> pointers) {
+// Overwrites one integer field (1, 2, 4 or 8 bytes, aligned) with a value worth trying. Offsets in
+// `pointers` are set to NULL instead: any other pointer would be a lie that no library can see
+// through.
+inline void mutate(Input& input, void* object, size_t size,
+                   std::initializer_list<size_t> pointers) {
   static constexpr uint64_t kWorthTrying[] = {0,
                                               1,
                                               2,

@@ -84,10 +84,10 @@ class TensorBox {
   }
 
   void change(Input& input) {
-    static constexpr int64_t kNumbers[] = {0,   1,         2,         3,         4,         5,           7,
-                                           8,   16,        17,        64,        -1,        -2,          -8,
-                                           -16, INT32_MAX, INT64_MAX, INT64_MIN, 33,        12,          100,
-                                           255, 1024,      1LL << 32, 1LL << 40, 1LL << 61, -(1LL << 61)};
+    static constexpr int64_t kNumbers[] = {
+        0,  1,  2,   3,   4,    5,         7,         8,         16,
+        17, 64, -1,  -2,  -8,   -16,       INT32_MAX, INT64_MAX, INT64_MIN,
+        33, 12, 100, 255, 1024, 1LL << 32, 1LL << 40, 1LL << 61, -(1LL << 61)};
     const auto number = [&] { return kNumbers[input.choose(std::size(kNumbers))]; };
     const size_t axis = input.choose(static_cast<size_t>(std::clamp(tensor_.ndim, 1, kMaxRank)));
     is_changed_ = true;
@@ -102,19 +102,21 @@ class TensorBox {
         break;
       case 4: strides_[axis] = number(); break;
       case 5:
-        strides_[axis] =
-            wrapped(strides_[axis], static_cast<int64_t>(input.choose(9)) - 4, std::plus<uint64_t>());
+        strides_[axis] = wrapped(strides_[axis], static_cast<int64_t>(input.choose(9)) - 4,
+                                 std::plus<uint64_t>());
         break;
       case 6: strides_[axis] = wrapped(0, strides_[axis], std::minus<uint64_t>()); break;
       case 7:
-        byte_offset_ = input.one_in(2) ? static_cast<uint64_t>(number()) : 4 * (1 + input.choose(8));
+        byte_offset_ =
+            input.one_in(2) ? static_cast<uint64_t>(number()) : 4 * (1 + input.choose(8));
         break;
       case 8: tensor_.dtype.code = static_cast<uint8_t>(input.choose(20)); break;
       case 9: tensor_.dtype.bits = static_cast<uint8_t>(number()); break;
       case 10: tensor_.dtype.lanes = static_cast<uint16_t>(number()); break;
       default:
         if (input.one_in(2)) {
-          tensor_.device = {static_cast<DLDeviceType>(input.choose(16)), static_cast<int32_t>(number())};
+          tensor_.device = {static_cast<DLDeviceType>(input.choose(16)),
+                            static_cast<int32_t>(number())};
         } else {
           is_null_ = true;
         }
@@ -131,7 +133,8 @@ class TensorBox {
     for (int i = tensor_.ndim - 1; i >= 0; --i) {
       const int64_t count = shape_[static_cast<size_t>(i)];
       if (count <= 0) return false;  // no elements, or nonsense
-      const Wide stride = has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
+      const Wide stride =
+          has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
       const Wide span = stride * (count - 1) * element;
       (span < 0 ? *low : *high) += span;
       if (compact < (static_cast<Wide>(1) << 70)) compact *= count;
@@ -156,9 +159,9 @@ class TensorBox {
     begin_ = block.take(size_, at_end, 0);
     tensor_.byte_offset = byte_offset_;
     // The origin lies byte_offset behind `data`, wherever that wraps to.
-    tensor_.data =
-        reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(begin_) + static_cast<uintptr_t>(origin_) -
-                                static_cast<uintptr_t>(byte_offset_));
+    tensor_.data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(begin_) +
+                                           static_cast<uintptr_t>(origin_) -
+                                           static_cast<uintptr_t>(byte_offset_));
     if (is_null_) {
       tensor_.data = nullptr;
       tensor_.byte_offset = 0;
@@ -209,11 +212,12 @@ class TensorSet {
   }
   TensorBox& last() { return *boxes_.back(); }
   bool are_honest() const {
-    return std::all_of(boxes_.begin(), boxes_.end(), [](const auto& box) { return box->is_honest(); });
+    return std::all_of(boxes_.begin(), boxes_.end(),
+                       [](const auto& box) { return box->is_honest(); });
   }
   bool are_as_wanted() const {
-    return !has_null_ &&
-           std::none_of(boxes_.begin(), boxes_.end(), [](const auto& box) { return box->is_changed(); });
+    return !has_null_ && std::none_of(boxes_.begin(), boxes_.end(),
+                                      [](const auto& box) { return box->is_changed(); });
   }
 
   // Makes the call, unless some description cannot be backed by memory. A refused one has written

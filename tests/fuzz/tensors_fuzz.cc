@@ -19,10 +19,12 @@ enum Layer { kFull, kWindowed, kMla, kStates, kNumLayers };
 
 class Calls {
  public:
-  Calls(Input& input, kvc_cache* cache, DLDataType type) : input_(input), cache_(cache), type_(type) {}
+  Calls(Input& input, kvc_cache* cache, DLDataType type)
+      : input_(input), cache_(cache), type_(type) {}
 
   void run() {
-    for (kvc_seq seq = 0; seq < 2; ++seq) KVC_FUZZ_CHECK(kvc_seq_add(cache_, seq, nullptr) == KVC_OK);
+    for (kvc_seq seq = 0; seq < 2; ++seq)
+      KVC_FUZZ_CHECK(kvc_seq_add(cache_, seq, nullptr) == KVC_OK);
     for (int round = 0; round < 3; ++round) {
       begin();
       for (int i = 0; i < 6 && !input_.empty(); ++i) in_forward();
@@ -40,7 +42,8 @@ class Calls {
  private:
   void begin() {
     const std::array<kvc_seq, 2> seqs = {0, 1};
-    lengths_ = {static_cast<int64_t>(1 + input_.choose(5)), static_cast<int64_t>(1 + input_.choose(3))};
+    lengths_ = {static_cast<int64_t>(1 + input_.choose(5)),
+                static_cast<int64_t>(1 + input_.choose(3))};
     tokens_ = lengths_[0] + lengths_[1];
     kvc_forward_desc desc{};
     desc.struct_size = sizeof desc;
@@ -56,7 +59,8 @@ class Calls {
     const auto plain = [&](std::array<int64_t, 3>& shape, DLDataType type) {
       return DLTensor{rows.data(), {kDLCPU, 0}, 3, type, shape.data(), nullptr, 0};
     };
-    std::array<int64_t, 3> k_shape = {tokens_, kHeads, kDim}, v_shape = {tokens_, kHeads, kValueDim},
+    std::array<int64_t, 3> k_shape = {tokens_, kHeads, kDim},
+                           v_shape = {tokens_, kHeads, kValueDim},
                            latent_shape = {tokens_, 1, kRank + kRope};
     const DLTensor k = plain(k_shape, kFloat32), v = plain(v_shape, kFloat32),
                    latent = plain(latent_shape, kFloat32);
@@ -85,7 +89,8 @@ class Calls {
 
   void in_forward() {
     TensorSet t(input_);
-    const Wanted q = {kFloat32, {tokens_, kQueryHeads, kDim}}, k = {kFloat32, {tokens_, kHeads, kDim}},
+    const Wanted q = {kFloat32, {tokens_, kQueryHeads, kDim}},
+                 k = {kFloat32, {tokens_, kHeads, kDim}},
                  v = {kFloat32, {tokens_, kHeads, kValueDim}},
                  out = {kFloat32, {tokens_, kQueryHeads, kValueDim}},
                  lse = {kFloat32, {tokens_, kQueryHeads}};
@@ -100,7 +105,8 @@ class Calls {
       case 2: {
         const DLTensor* latent = t.add({kFloat32, {tokens_, 1, kRank + kRope}});
         const int32_t id = layer(kMla);
-        return call(t, id == kMla, [&](kvc_error* err) { return kvc_mla_append(fwd_, id, latent, err); });
+        return call(t, id == kMla,
+                    [&](kvc_error* err) { return kvc_mla_append(fwd_, id, latent, err); });
       }
       case 3:
       case 4: {
@@ -108,9 +114,10 @@ class Calls {
         const DLTensor *tq = t.add(q), *tk = t.add(k), *tv = t.add(v);
         DLTensor *to = t.add(out), *tl = input_.one_in(2) ? t.add(lse) : nullptr;
         const int32_t id = kv_layer();
-        return call(t, (id == kFull || id == kWindowed) && options.are_usual(), [&](kvc_error* err) {
-          return kvc_attn(fwd_, id, options.get(), tq, tk, tv, to, tl, err);
-        });
+        return call(t, (id == kFull || id == kWindowed) && options.are_usual(),
+                    [&](kvc_error* err) {
+                      return kvc_attn(fwd_, id, options.get(), tq, tk, tv, to, tl, err);
+                    });
       }
       case 5: {
         const DLTensor *tq = t.add(q), *tk = t.add(k), *tv = t.add(v);
@@ -124,25 +131,29 @@ class Calls {
         const DLTensor* tq = t.add(q);
         DLTensor *to = t.add(out), *tl = t.add(lse);
         const int32_t id = kv_layer();
-        return call(t, false,
-                    [&](kvc_error* err) { return kvc_attn_cached(fwd_, id, nullptr, tq, to, tl, err); });
+        return call(t, false, [&](kvc_error* err) {
+          return kvc_attn_cached(fwd_, id, nullptr, tq, to, tl, err);
+        });
       }
       case 7: {
         DLTensor *to = t.add(out), *tl = t.add(lse);
         const DLTensor *other = t.add(out), *other_lse = t.add(lse);
-        return call(t, true,
-                    [&](kvc_error* err) { return kvc_attn_merge(fwd_, to, tl, other, other_lse, err); });
+        return call(t, true, [&](kvc_error* err) {
+          return kvc_attn_merge(fwd_, to, tl, other, other_lse, err);
+        });
       }
       case 8: {
         DLTensor* positions = t.add({kInt32, {tokens_}});
-        return call(t, true, [&](kvc_error* err) { return kvc_forward_positions(fwd_, positions, err); });
+        return call(t, true,
+                    [&](kvc_error* err) { return kvc_forward_positions(fwd_, positions, err); });
       }
       case 9: {
         const DLTensor* qkv = t.add({kFloat32, {tokens_, kQueryHeads + 2 * kHeads, kDim}});
         DLTensor* to = t.add(out);
         const int32_t id = kv_layer();
-        return call(t, false,
-                    [&](kvc_error* err) { return kvc_attn_fused_qkv(fwd_, id, nullptr, qkv, to, err); });
+        return call(t, false, [&](kvc_error* err) {
+          return kvc_attn_fused_qkv(fwd_, id, nullptr, qkv, to, err);
+        });
       }
       case 10: return state(t);
       default: return mla(t);
@@ -165,16 +176,20 @@ class Calls {
       case 0: {
         DLTensor* to = t.add({kFloat32, {2, 2, 3, 4}});
         const int32_t id = layer(kStates);
-        return call(t, id == kStates, [&](kvc_error* err) { return kvc_state_get(fwd_, id, 0, to, err); });
+        return call(t, id == kStates,
+                    [&](kvc_error* err) { return kvc_state_get(fwd_, id, 0, to, err); });
       }
       case 1: {
         const DLTensor* value = t.add({kFloat32, {2, 2, 3, 4}});
         const int32_t id = layer(kStates);
-        return call(t, id == kStates, [&](kvc_error* err) { return kvc_state_set(fwd_, id, 0, value, err); });
+        return call(t, id == kStates,
+                    [&](kvc_error* err) { return kvc_state_set(fwd_, id, 0, value, err); });
       }
       case 2: {
-        const DLTensor *tq = t.add({kFloat32, {tokens_, 2, 3}}), *tk = t.add({kFloat32, {tokens_, 2, 3}}),
-                       *tv = t.add({kFloat32, {tokens_, 2, 4}}), *beta = t.add({kFloat32, {tokens_, 2}});
+        const DLTensor *tq = t.add({kFloat32, {tokens_, 2, 3}}),
+                       *tk = t.add({kFloat32, {tokens_, 2, 3}}),
+                       *tv = t.add({kFloat32, {tokens_, 2, 4}}),
+                       *beta = t.add({kFloat32, {tokens_, 2}});
         DLTensor* to = t.add({kFloat32, {tokens_, 2, 4}});
         return call(t, true, [&](kvc_error* err) {
           return kvc_attn_linear(fwd_, kStates, nullptr, tq, tk, tv, nullptr, beta, to, err);
@@ -195,9 +210,11 @@ class Calls {
     TensorSet t(input_);
     const kvc_seq seq = input_.one_in(16) ? 7 : 0;
     const auto begin = static_cast<int64_t>(input_.choose(static_cast<size_t>(length_)));
-    const int64_t end = std::min<int64_t>(length_, begin + 1 + static_cast<int64_t>(input_.choose(4)));
+    const int64_t end =
+        std::min<int64_t>(length_, begin + 1 + static_cast<int64_t>(input_.choose(4)));
     const int64_t count = end - begin;
-    const int64_t b = input_.one_in(24) ? INT64_MIN : begin, e = input_.one_in(24) ? INT64_MAX : end;
+    const int64_t b = input_.one_in(24) ? INT64_MIN : begin,
+                  e = input_.one_in(24) ? INT64_MAX : end;
     // Stored types are computed from float32 where the calls convert: they take the stored ones.
     const Wanted k = {type_, {count, kHeads, kDim}}, v = {type_, {count, kHeads, kValueDim}};
     const bool is_usual = seq == 0 && b == begin && e == end;
@@ -223,8 +240,9 @@ class Calls {
       }
       case 3: {
         const DLTensor* latent = t.add({type_, {kNumLayers, count, kRank + kRope}});
-        return call(t, is_usual,
-                    [&](kvc_error* err) { return kvc_debug_set_mla(cache_, seq, b, latent, nullptr, err); });
+        return call(t, is_usual, [&](kvc_error* err) {
+          return kvc_debug_set_mla(cache_, seq, b, latent, nullptr, err);
+        });
       }
       case 4: {
         DLTensor* value = t.add({kFloat32, {2, 3, 4}});
@@ -290,7 +308,8 @@ class Calls {
 void run(Input& input) {
   static constexpr std::array<DLDataType, 3> kTypes = {
       {{kDLFloat, 32, 1}, {kDLBfloat, 16, 1}, {kDLFloat, 16, 1}}};
-  const size_t which = input.choose(kTypes.size()), is_scalar = input.choose(2), page_first = input.choose(2);
+  const size_t which = input.choose(kTypes.size()), is_scalar = input.choose(2),
+               page_first = input.choose(2);
   const DLDataType type = kTypes[which];
   std::array<kvc_layer, kNumLayers> layers{};
   for (kvc_layer& layer : layers) {

@@ -57,7 +57,8 @@ inline std::string any_value(Input& input, int depth = 0) {
     case 5: return "{" + (input.one_in(2) ? "\"type\": " + any_value(input, depth + 1) : "") + "}";
     default: {
       std::string list = "[";
-      for (size_t i = input.choose(5); i > 0; --i) list += any_value(input, depth + 1) + (i > 1 ? ", " : "");
+      for (size_t i = input.choose(5); i > 0; --i)
+        list += any_value(input, depth + 1) + (i > 1 ? ", " : "");
       return list + "]";
     }
   }

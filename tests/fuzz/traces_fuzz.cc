@@ -18,9 +18,11 @@ namespace {
 // A file in memory that has a name.
 class NamedMemory {
  public:
-  explicit NamedMemory(const std::string& content) : descriptor_(memfd_create("trace", MFD_CLOEXEC)) {
+  explicit NamedMemory(const std::string& content)
+      : descriptor_(memfd_create("trace", MFD_CLOEXEC)) {
     KVC_FUZZ_CHECK(descriptor_ >= 0);
-    KVC_FUZZ_CHECK(write(descriptor_, content.data(), content.size()) == static_cast<ssize_t>(content.size()));
+    KVC_FUZZ_CHECK(write(descriptor_, content.data(), content.size()) ==
+                   static_cast<ssize_t>(content.size()));
   }
   ~NamedMemory() { close(descriptor_); }
   NamedMemory(const NamedMemory&) = delete;
@@ -32,13 +34,14 @@ class NamedMemory {
 };
 
 std::string json_line(Input& input, bool has_blocks) {
-  static const std::vector<std::string> kNames = {"input_length",    "output_length", "hash_ids",
-                                                  "timestamp",       "tokens",        "output_tok_ids",
-                                                  "arrival_time_ns", "input_tok_ids", "output_toks"};
-  std::string line = has_blocks
-                         ? "{\"input_length\": " + std::to_string(input.choose(200)) + ", \"hash_ids\": ["
-                         : "{\"tokens\": [";
-  for (size_t i = input.choose(8); i > 0; --i) line += std::to_string(input.choose(12)) + (i > 1 ? "," : "");
+  static const std::vector<std::string> kNames = {
+      "input_length",   "output_length",   "hash_ids",      "timestamp",  "tokens",
+      "output_tok_ids", "arrival_time_ns", "input_tok_ids", "output_toks"};
+  std::string line =
+      has_blocks ? "{\"input_length\": " + std::to_string(input.choose(200)) + ", \"hash_ids\": ["
+                 : "{\"tokens\": [";
+  for (size_t i = input.choose(8); i > 0; --i)
+    line += std::to_string(input.choose(12)) + (i > 1 ? "," : "");
   line += "]";
   for (size_t i = input.choose(3); i > 0; --i)
     line += ", \"" + kNames[input.choose(kNames.size())] +

@@ -1,4 +1,4 @@
-/* An outside user of an installed libkvcache: bookkeeping only, a few lines, checks its own result. */
+/* A user of an installed libkvcache: bookkeeping only, in a few lines; checks its own result. */
 #include <kvcache.h>
 #include <stdio.h>
 
@@ -19,7 +19,8 @@ int main(void) {
   kvc_cache_destroy(cache);
   kvc_plan_destroy(plan);
   if (free_pages != 4 || kvc_abi_version() != KVC_ABI_VERSION) {
-    fprintf(stderr, "%lld free pages, ABI %x\n", (long long)free_pages, (unsigned)kvc_abi_version());
+    fprintf(stderr, "%lld free pages, ABI %x\n", (long long)free_pages,
+            (unsigned)kvc_abi_version());
     return 1;
   }
   printf("%s\n", kvc_version_string());

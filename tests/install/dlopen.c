@@ -1,4 +1,5 @@
-/* A program that loads the library at run time and links nothing of it: one symbol, then the function table. */
+/* A program that loads the library at run time and links nothing of it: one symbol, then the
+ * function table. */
 #include <dlfcn.h>
 #include <kvcache.h>
 #include <stdio.h>
@@ -29,8 +30,8 @@ int main(int argc, char **argv) {
   kvc_error err;
   memset(&err, 0, sizeof err);
   err.struct_size = sizeof err;
-  if (api->seq_add(NULL, 1, &err) != KVC_E_INVALID_ARGUMENT || err.status != KVC_E_INVALID_ARGUMENT ||
-      !err.message[0]) {
+  if (api->seq_add(NULL, 1, &err) != KVC_E_INVALID_ARGUMENT ||
+      err.status != KVC_E_INVALID_ARGUMENT || !err.message[0]) {
     fprintf(stderr, "a NULL cache was not refused through the table\n");
     return 1;
   }

@@ -1,8 +1,8 @@
-"""Small files with one job. The limits lie above the rule of thumb (300 lines) so that only a real outgrowth fails."""
+"""Files with one job: 100 to 400 lines as a rule. The limits lie well above, so that only a real outgrowth fails."""
 
 import tree
 
-MAX_LINES = {"src": 400, "kernels": 600, "tools": 500, "bench": 500, "examples": 300, "tests": 800}
+MAX_LINES = {"src": 600, "kernels": 600, "tools": 500, "bench": 500, "examples": 300, "tests": 800}
 MAX_BYTES = 512 * 1024  # of any file: data sets and build products do not belong here
 CODE = (".cc", ".c", ".h", ".cu", ".cuh", ".py", ".rs", ".go", ".i")
 

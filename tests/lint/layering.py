@@ -5,10 +5,11 @@ import re
 import tree
 
 # Bottom to top, as ARCHITECTURE.md lists them.
-LAYERS = ["base", "plan", "pages", "state", "prefix", "sequences", "forward", "attention", "tiers", "cache", "capi"]
+LAYERS = ["base", "device", "plan", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
+          "capi"]
 # What of the kernels the host code may see, and from which layer on.
-KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/cpu/table.h": "attention",
-                  "kernels/cuda/table.h": "base", "kernels/cuda/step.h": "forward", "kernels/cuda/work.h": "attention"}
+KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/cpu/table.h": "exec",
+                  "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "step", "kernels/cuda/work.h": "exec"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 
 

@@ -47,12 +47,14 @@ static void* allocate(std::size_t bytes, std::size_t alignment) {
   return memory;
 }
 
-// A caller of the nothrow forms has another way (std::stable_sort sorts in place): not a failure to prove anything about.
+// A caller of the nothrow forms has another way (std::stable_sort sorts in place): not a failure to
+// prove anything about.
 static void* allocate_or_null(std::size_t bytes) { return std::malloc(bytes == 0 ? 1 : bytes); }
 
 }  // namespace kvc::test
 
-// All replaceable forms of [new.delete]: a sanitizer's run time brings its own of those that are left out.
+// All replaceable forms of [new.delete]: a sanitizer's run time brings its own of those that are
+// left out.
 using kvc::test::allocate;
 using kvc::test::allocate_or_null;
 
@@ -64,8 +66,12 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
 void* operator new[](std::size_t bytes, std::align_val_t alignment) {
   return allocate(bytes, static_cast<std::size_t>(alignment));
 }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate_or_null(bytes); }
-void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept { return allocate_or_null(bytes); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate_or_null(bytes);
+}
+void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate_or_null(bytes);
+}
 
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }

@@ -1,4 +1,5 @@
-// Makes the n-th allocation of a stretch of code fail: operator new of the whole program, and host allocators that ask should_fail().
+// Makes the n-th allocation of a stretch of code fail: operator new of the whole program, and host
+// allocators that ask should_fail().
 #pragma once
 
 #include <cstdint>

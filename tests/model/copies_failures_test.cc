@@ -34,7 +34,8 @@ kvc_plan* make_plan() {
   return plan;
 }
 
-// Fails the first allocation of `call`, then the second, until it succeeds without one having failed. Returns how many failed.
+// Fails the first allocation of `call`, then the second, until it succeeds without one having
+// failed. Returns how many failed.
 template <typename Call, typename Check>
 int64_t fail_every_allocation(const Call& call, const Check& check) {
   for (int64_t n = 1;; ++n) {
@@ -54,8 +55,9 @@ int64_t fail_every_allocation(const Call& call, const Check& check) {
 TEST(CopiesWithoutMemory, ChangeNothing) {
   kvc_plan* plan = make_plan();
   kvc_cache* cache = nullptr;
-  int64_t failed = fail_every_allocation([&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); },
-                                         [&](int64_t n) { EXPECT_EQ(cache, nullptr) << n; });
+  int64_t failed =
+      fail_every_allocation([&](kvc_error* err) { return kvc_cache_create(plan, &cache, err); },
+                            [&](int64_t n) { EXPECT_EQ(cache, nullptr) << n; });
   EXPECT_GT(failed, 5);
   kvc_plan_destroy(plan);
   ASSERT_NE(cache, nullptr);
@@ -76,15 +78,15 @@ TEST(CopiesWithoutMemory, ChangeNothing) {
     pairs.data = values.data();
     const Snapshot before = take_snapshot(cache, nullptr, 1);
     kvc_fence* fence = nullptr;
-    failed = fail_every_allocation([&](kvc_error* err) { return copy(&fence, err); },
-                                   [&](int64_t n) {
-                                     EXPECT_EQ(difference(before, take_snapshot(cache, nullptr, 1)), "") << n;
-                                     EXPECT_EQ(fence, nullptr) << n;
-                                     for (int64_t page = 0; page < 8; ++page)
-                                       EXPECT_EQ(byte_of(page), page + 1) << n;
-                                     EXPECT_EQ(cache->cache.host().use(), HostUse::kNone)
-                                         << n << ": nothing has been copied to the host yet";
-                                   });
+    failed = fail_every_allocation(
+        [&](kvc_error* err) { return copy(&fence, err); },
+        [&](int64_t n) {
+          EXPECT_EQ(difference(before, take_snapshot(cache, nullptr, 1)), "") << n;
+          EXPECT_EQ(fence, nullptr) << n;
+          for (int64_t page = 0; page < 8; ++page) EXPECT_EQ(byte_of(page), page + 1) << n;
+          EXPECT_EQ(cache->cache.host().use(), HostUse::kNone)
+              << n << ": nothing has been copied to the host yet";
+        });
     EXPECT_GE(failed, 3) << "the list, and the fence";
     const bool has_fence = fence != nullptr;
     kvc_fence_destroy(fence);

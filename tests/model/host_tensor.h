@@ -1,5 +1,6 @@
-// Tensors of a test: any element type, any strides, poison in every byte that holds no element. Poison is 0xFF: NaN in each of the float
-// types and -1 in integers, so a kernel that reads padding shows it and one that writes padding is caught.
+// Tensors of a test: any element type, any strides, poison in every byte that holds no element.
+// Poison is 0xFF: NaN in each of the float types and -1 in integers, so a kernel that reads padding
+// shows it and one that writes padding is caught.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -47,7 +48,8 @@ inline double ulp_of(Elem elem, double value) {
   return std::ldexp(1.0, std::max(exponent - 24, -149));
 }
 
-// Round to nearest even. Written apart from the library's conversion on purpose: by arithmetic, not by bits.
+// Round to nearest even. Written apart from the library's conversion on purpose: by arithmetic, not
+// by bits.
 inline double round_to(Elem elem, double value) {
   if (elem == Elem::kF32) return static_cast<double>(static_cast<float>(value));
   if (!std::isfinite(value) || value == 0) return value;
@@ -75,7 +77,8 @@ inline double load_element(Elem elem, const std::byte* at) {
   const int mantissa = bits & 1023;
   const double sign = bits & 0x8000 ? -1 : 1;
   if (exponent == 31) return mantissa != 0 ? NAN : sign * HUGE_VAL;
-  return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25));
+  return sign *
+         (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25));
 }
 
 // `value` must be representable in `elem` (see round_to), or NaN.
@@ -105,7 +108,8 @@ inline void store_element(Elem elem, std::byte* at, double value) {
     } else {
       int exponent = 0;
       const double fraction = std::frexp(size, &exponent);  // [0.5, 1)
-      bits = sign | static_cast<uint16_t>((exponent + 14) << 10 | (static_cast<int>(fraction * 2048) - 1024));
+      bits = sign | static_cast<uint16_t>((exponent + 14) << 10 |
+                                          (static_cast<int>(fraction * 2048) - 1024));
     }
   }
   std::memcpy(at, &bits, 2);
@@ -113,7 +117,8 @@ inline void store_element(Elem elem, std::byte* at, double value) {
 
 // How a tensor lies in memory: gaps in elements.
 struct Placement {
-  int64_t extra_rows = 0;    // padding rows behind the shape's token rows (rank >= 1, first dimension)
+  // Padding rows behind the shape's token rows (rank >= 1, first dimension)
+  int64_t extra_rows = 0;
   int64_t row_gap = 0;       // between rows of the first dimension
   int64_t inner_gap = 0;     // between rows of the second dimension, rank >= 3
   int64_t byte_offset = 0;   // of DLTensor; a multiple of the element
@@ -131,7 +136,8 @@ inline Placement random_placement(Random& random, Elem elem) {
   return placement;
 }
 
-// Owns its memory. `shape` is what is used; dimension 0 of the DLTensor has Placement::extra_rows more.
+// Owns its memory. `shape` is what is used; dimension 0 of the DLTensor has Placement::extra_rows
+// more.
 class HostTensor {
  public:
   HostTensor(Elem elem, std::vector<int64_t> shape, const Placement& placement = {})
@@ -145,7 +151,8 @@ class HostTensor {
       if (d == 1) stride += placement.row_gap;
     }
     dl_shape_[0] += placement.extra_rows;
-    const bool gaps = (rank >= 3 && placement.inner_gap != 0) || (rank >= 2 && placement.row_gap != 0);
+    const bool gaps =
+        (rank >= 3 && placement.inner_gap != 0) || (rank >= 2 && placement.row_gap != 0);
     const int64_t elements = dl_shape_[0] * strides_[0];
     memory_.assign(static_cast<size_t>(placement.byte_offset + elements * bytes_of(elem)) + 1,
                    std::byte{0xFF});
@@ -201,7 +208,9 @@ class HostTensor {
     }
   }
   void fill_random(Random& random, double scale = 1) {
-    for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) { set(scale * random.symmetric(), i, j, k, l); });
+    for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) {
+      set(scale * random.symmetric(), i, j, k, l);
+    });
   }
   // Poison everywhere, as after construction.
   void poison() { std::fill(memory_.begin(), memory_.end(), std::byte{0xFF}); }

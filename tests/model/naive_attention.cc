@@ -6,8 +6,9 @@
 
 namespace kvc::test {
 
-NaiveResult attend(const NaiveHeads& heads, const NaiveRope& rope, const std::vector<NaiveKey>& keys,
-                   const NaiveQuery& query, const NaiveOptions& options) {
+NaiveResult attend(const NaiveHeads& heads, const NaiveRope& rope,
+                   const std::vector<NaiveKey>& keys, const NaiveQuery& query,
+                   const NaiveOptions& options) {
   const auto k_dim = static_cast<size_t>(heads.k_dim);
   const auto v_dim = static_cast<size_t>(heads.v_dim);
   const auto kv_head = static_cast<size_t>(query.head / (heads.q_heads / heads.kv_heads));
@@ -52,7 +53,8 @@ NaiveResult attend(const NaiveHeads& heads, const NaiveRope& rope, const std::ve
     if (score != none) largest_size = std::max(largest_size, std::fabs(score));
   }
 
-  NaiveResult result{std::vector<double>(v_dim, 0), std::vector<double>(v_dim, 0), none, largest_size, noise};
+  NaiveResult result{std::vector<double>(v_dim, 0), std::vector<double>(v_dim, 0), none,
+                     largest_size, noise};
   if (largest == none) return result;
   double sum = 0;
   for (size_t j = 0; j < scores.size(); ++j) {

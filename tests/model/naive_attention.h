@@ -1,4 +1,5 @@
-// Attention by direct loops in double, to the letter of kvc_attn_opt. The caller lists the keys that a query sees.
+// Attention by direct loops in double, to the letter of kvc_attn_opt. The caller lists the keys
+// that a query sees.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,9 @@ struct NaiveOptions {
 struct NaiveHeads {
   int q_heads = 1, kv_heads = 1, k_dim = 1, v_dim = 1;
   int v_stride =
-      1;  // elements from one head of a V row to the next: larger than v_dim where V is part of the K row
+      // Elements from one head of a V row to the next: larger than v_dim where V is part of the K
+      // row
+      1;
 };
 
 struct NaiveQuery {
@@ -47,18 +50,21 @@ struct NaiveKey {
   int64_t token = 0;     // column of the bias
 };
 
-// One query head: `out` [v_dim], `size` [v_dim] = the same sum over |v|, the yardstick for rounding errors.
+// One query head: `out` [v_dim], `size` [v_dim] = the same sum over |v|, the yardstick for rounding
+// errors.
 struct NaiveResult {
   std::vector<double> out;
   std::vector<double> size;
   double lse = 0;
   double largest_score = 0;  // in magnitude: float32 scores are off by a rounding of this
-  // Largest scale * |q_d * k_d|_2: scores from a rounded q are off by about its relative rounding of this.
+  // Largest scale * |q_d * k_d|_2: scores from a rounded q are off by about its relative rounding
+  // of this.
   double score_noise = 0;
 };
 
-NaiveResult attend(const NaiveHeads& heads, const NaiveRope& rope, const std::vector<NaiveKey>& keys,
-                   const NaiveQuery& query, const NaiveOptions& options);
+NaiveResult attend(const NaiveHeads& heads, const NaiveRope& rope,
+                   const std::vector<NaiveKey>& keys, const NaiveQuery& query,
+                   const NaiveOptions& options);
 
 // Two parts over disjoint keys, weighted by their sums.
 NaiveResult merged(const NaiveResult& a, const NaiveResult& b);

@@ -45,7 +45,8 @@ void NaiveCache::resize_cross(kvc_seq seq, int64_t length) {
   }
 }
 
-void NaiveCache::keep_path(kvc_seq seq, int64_t length, const std::vector<int32_t>& parents, int64_t leaf) {
+void NaiveCache::keep_path(kvc_seq seq, int64_t length, const std::vector<int32_t>& parents,
+                           int64_t leaf) {
   std::vector<size_t> path;
   for (int64_t node = leaf; node >= 0; node = parents[static_cast<size_t>(node)])
     path.insert(path.begin(), static_cast<size_t>(length + node));

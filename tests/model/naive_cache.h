@@ -1,5 +1,6 @@
-// The oracle for values: a dense cache in double precision. Per sequence and layer a vector of K rows and one of V rows, as the pool has
-// to hold them; forking and popping copy vectors; no window ever drops anything. States are kept at every position that they had.
+// The oracle for values: a dense cache in double precision. Per sequence and layer a vector of K
+// rows and one of V rows, as the pool has to hold them; forking and popping copy vectors; no window
+// ever drops anything. States are kept at every position that they had.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,9 @@ struct NaiveLayer {
 
 struct NaiveRows {
   std::vector<Row> k,
-      v;  // by token, nodes of a tree behind the committed ones; CROSS: by encoder token. Not written yet: empty
+      // By token, nodes of a tree behind the committed ones; CROSS: by encoder token. Not written
+      // yet: empty
+      v;
 };
 
 using LayerStates = std::vector<std::vector<StateValue>>;  // [layer][state]

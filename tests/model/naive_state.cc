@@ -4,7 +4,8 @@
 
 namespace kvc::test {
 
-std::vector<double> linear_step(const LinearShape& shape, const LinearToken& token, StateValue* state) {
+std::vector<double> linear_step(const LinearShape& shape, const LinearToken& token,
+                                StateValue* state) {
   const auto k_dim = static_cast<size_t>(shape.k_dim), v_dim = static_cast<size_t>(shape.v_dim);
   const auto heads = static_cast<size_t>(shape.heads);
   std::vector<double> out(heads * v_dim);
@@ -15,7 +16,8 @@ std::vector<double> linear_step(const LinearShape& shape, const LinearToken& tok
     const double* k = token.k.data() + qk_head * k_dim;
     const double* v = token.v.data() + h * v_dim;
     for (size_t i = 0; i < k_dim && !token.ln_decay.empty(); ++i) {
-      const double ln = token.ln_decay.size() == heads ? token.ln_decay[h] : token.ln_decay[h * k_dim + i];
+      const double ln =
+          token.ln_decay.size() == heads ? token.ln_decay[h] : token.ln_decay[h * k_dim + i];
       for (size_t j = 0; j < v_dim; ++j) s[i * v_dim + j] *= std::exp(ln);
     }
     for (size_t j = 0; j < v_dim; ++j) {

@@ -23,7 +23,8 @@ struct NaiveState {
   }
 };
 
-// One token of a linear attention layer, all heads. `ln_decay`: empty, [heads] or [heads * k_dim]; `skip` and `beta`: empty or [heads].
+// One token of a linear attention layer, all heads. `ln_decay`: empty, [heads] or [heads * k_dim];
+// `skip` and `beta`: empty or [heads].
 struct LinearToken {
   std::vector<double> q, k, v, ln_decay, beta;
 };
@@ -35,9 +36,11 @@ struct LinearShape {
 };
 
 // Updates state [heads][k_dim][v_dim] and returns the token's output [heads][v_dim].
-std::vector<double> linear_step(const LinearShape& shape, const LinearToken& token, StateValue* state);
+std::vector<double> linear_step(const LinearShape& shape, const LinearToken& token,
+                                StateValue* state);
 
-// Depthwise convolution of one token's channels; state [channels][width - 1], newest last; weight [channels][width].
+// Depthwise convolution of one token's channels; state [channels][width - 1], newest last; weight
+// [channels][width].
 std::vector<double> conv_step(int64_t channels, int64_t width, const std::vector<double>& weight,
                               const std::vector<double>& bias, kvc_activation activation,
                               const std::vector<double>& x, StateValue* state);

@@ -1,4 +1,5 @@
-// The oracle against cases worked out by hand: what compares everything else must not be wrong itself.
+// The oracle against cases worked out by hand: what compares everything else must not be wrong
+// itself.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -34,7 +35,8 @@ TEST(Oracle, ASequenceWindowShowsSinksAndTheNewestAtMostWindowKeysInAll) {
   EXPECT_EQ(seen({.seq_window = 5, .seq_sink = 2}, 9), (std::vector<int64_t>{0, 1, 7, 8, 9}));
   EXPECT_EQ(seen({.seq_window = 5, .seq_sink = 2}, 3), (std::vector<int64_t>{0, 1, 2, 3}));
   EXPECT_EQ(seen({.seq_window = 5, .seq_sink = 2}, 4).size(), 5u);
-  EXPECT_EQ(seen({.window = 4, .seq_window = 5, .seq_sink = 2}, 9), (std::vector<int64_t>{7, 8, 9}));
+  EXPECT_EQ(seen({.window = 4, .seq_window = 5, .seq_sink = 2}, 9),
+            (std::vector<int64_t>{7, 8, 9}));
 }
 
 TEST(Oracle, RangesOfSeenKeysAreThePairwiseDefinition) {
@@ -51,8 +53,8 @@ TEST(Oracle, RangesOfSeenKeysAreThePairwiseDefinition) {
       const bool inside = (j >= ranges.sinks.begin && j < ranges.sinks.end) ||
                           (j >= ranges.recent.begin && j < ranges.recent.end);
       ASSERT_EQ(inside, windows_show(rule, p, j))
-          << "window " << rule.window << " chunk " << rule.chunk << " sequence " << rule.seq_window << "/"
-          << rule.seq_sink << " p " << p << " j " << j;
+          << "window " << rule.window << " chunk " << rule.chunk << " sequence " << rule.seq_window
+          << "/" << rule.seq_sink << " p " << p << " j " << j;
     }
   }
 }

@@ -18,8 +18,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
       sharers[last->second].push_back(seq);
   }
   for (auto& [page, batch] : sharers) {
-    // Nobody outside the batch holds the page: one of the batch may keep it, and it must be one with the most tokens, because
-    // the others' tokens in that page have to survive an abort.
+    // Nobody outside the batch holds the page: one of the batch may keep it, and it must be one
+    // with the most tokens, because the others' tokens in that page have to survive an abort.
     const bool one_keeps = holders(page) == static_cast<int>(batch.size());
     std::stable_sort(batch.begin(), batch.end(),
                      [&](kvc_seq a, kvc_seq b) { return at(a).length < at(b).length; });
@@ -29,7 +29,8 @@ std::set<kvc_seq> PageModel::copiers(const std::vector<kvc_seq>& seqs, size_t gr
   return result;
 }
 
-int64_t PageModel::new_pages(size_t group, const ModelTable& table, int64_t slots, int64_t append) const {
+int64_t PageModel::new_pages(size_t group, const ModelTable& table, int64_t slots,
+                             int64_t append) const {
   int64_t count = 0;
   for (int64_t i = slots / page_tokens(group); i < pages_for(group, slots + append); ++i)
     count += table.pages.count(i) == 0 ? 1 : 0;
@@ -54,7 +55,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     for (int64_t r = 0; r < rows && tokens + r < static_cast<int64_t>(parents.size()); ++r) {
       const int32_t parent = parents[static_cast<size_t>(tokens + r)];
       (parent == KVC_TREE_NONE ? is_plain : is_tree) = true;
-      if (parent != KVC_TREE_NONE) expected.also(parent < -1 || parent >= nodes + r, KVC_E_INVALID_ARGUMENT);
+      if (parent != KVC_TREE_NONE)
+        expected.also(parent < -1 || parent >= nodes + r, KVC_E_INVALID_ARGUMENT);
     }
     expected.also(is_tree && is_plain, KVC_E_INVALID_ARGUMENT);
     expected.also(is_tree && limits_.has_states, KVC_E_UNSUPPORTED);
@@ -70,8 +72,10 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     if (cross.empty()) continue;
     expected.also(cross[i] < 0, KVC_E_OUT_OF_RANGE);
     expected.also(cross[i] > 0 && !limits_.has_cross, KVC_E_UNSUPPORTED);
-    expected.also(limits_.max_cross_len != 0 && cross[i] > limits_.max_cross_len, KVC_E_OUT_OF_RANGE);
-    if (exists(seqs[i])) expected.also(cross[i] > 0 && at(seqs[i]).cross_length > 0, KVC_E_INVALID_STATE);
+    expected.also(limits_.max_cross_len != 0 && cross[i] > limits_.max_cross_len,
+                  KVC_E_OUT_OF_RANGE);
+    if (exists(seqs[i]))
+      expected.also(cross[i] > 0 && at(seqs[i]).cross_length > 0, KVC_E_INVALID_STATE);
   }
   expected.also(limits_.max_tokens != 0 && tokens > limits_.max_tokens, KVC_E_OUT_OF_RANGE);
   int64_t needed = 0;
@@ -95,7 +99,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
     expected.also(alone > limits_.num_pages, KVC_E_NEVER_FITS);
   }
   if (!expected.ok()) return expected;
-  for (size_t g = 0; g < limits_.groups.size(); ++g) needed += static_cast<int64_t>(copiers(seqs, g).size());
+  for (size_t g = 0; g < limits_.groups.size(); ++g)
+    needed += static_cast<int64_t>(copiers(seqs, g).size());
   // Pages are asked for first; a question sums both up.
   const int64_t pages = std::max<int64_t>(0, needed - free_pages());
   int64_t states = limits_.has_states ? missing_states(static_cast<int64_t>(seqs.size())) : 0;
@@ -105,8 +110,9 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
 }
 
 int64_t PageModel::missing_states(int64_t count) const {
-  return limits_.num_state_slots == 0 ? 0
-                                      : std::max<int64_t>(0, used_states() + count - limits_.num_state_slots);
+  return limits_.num_state_slots == 0
+             ? 0
+             : std::max<int64_t>(0, used_states() + count - limits_.num_state_slots);
 }
 
 int64_t PageModel::reclaimable_states() const {
@@ -137,7 +143,8 @@ void PageModel::reclaim_states(int64_t count) {
   }
 }
 
-Expected PageModel::can_append(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const {
+Expected PageModel::can_append(const std::vector<kvc_seq>& seqs,
+                               const std::vector<int64_t>& lengths) const {
   Expected expected = check_batch({seqs, lengths, {}, {}, false}, true);
   for (const kvc_seq seq : seqs) {
     expected.also(in_forward(seq), KVC_E_BUSY);
@@ -173,7 +180,8 @@ Expected PageModel::begin(const ModelBatch& batch) {
     entry.old_slots = sequence.slots();
     entry.append = batch.lengths[i];
     entry.row_begin = row;
-    entry.is_tree = !batch.parents.empty() && batch.parents[static_cast<size_t>(row)] != KVC_TREE_NONE;
+    entry.is_tree =
+        !batch.parents.empty() && batch.parents[static_cast<size_t>(row)] != KVC_TREE_NONE;
     entry.parents = sequence.parents;
     for (int64_t r = 0; r < entry.append && entry.is_tree; ++r)
       entry.parents.push_back(batch.parents[static_cast<size_t>(row + r)]);
@@ -214,12 +222,14 @@ void PageModel::end(bool states_written) {
       continue;
     }
     const int64_t next = sequence.next_position();
-    for (int64_t i = 0; i < entry.append && sequence.has_gaps(); ++i) sequence.positions.push_back(next + i);
+    for (int64_t i = 0; i < entry.append && sequence.has_gaps(); ++i)
+      sequence.positions.push_back(next + i);
     sequence.length += entry.append;
     release(&sequence);
     if (!limits_.has_states) continue;
     drop_state(states_written ? sequence.state
-                              : entry.new_slot);  // nothing set: the old state is carried on as it is
+                              // Nothing set: the old state is carried on as it is
+                              : entry.new_slot);
     if (states_written) sequence.state = entry.new_slot;
     if (limits_.state_stride > 0 && sequence.length % limits_.state_stride == 0) {
       sequence.checkpoints[sequence.length] = sequence.state;
@@ -249,7 +259,8 @@ void PageModel::abort() {
   entries_.clear();
 }
 
-Expected PageModel::tree_commit(const std::vector<kvc_seq>& seqs, const std::vector<int32_t>& leaves) {
+Expected PageModel::tree_commit(const std::vector<kvc_seq>& seqs,
+                                const std::vector<int32_t>& leaves) {
   Expected expected;
   expected.also(seqs.empty(), KVC_E_INVALID_ARGUMENT);
   for (size_t i = 0; i < seqs.size(); ++i) {
@@ -267,7 +278,8 @@ Expected PageModel::tree_commit(const std::vector<kvc_seq>& seqs, const std::vec
     ModelSequence& sequence = sequences_[seqs[i]];
     const int64_t accepted = depth_of(sequence.parents, leaves[i]) + 1;
     const int64_t next = sequence.next_position();
-    for (int64_t t = 0; t < accepted && sequence.has_gaps(); ++t) sequence.positions.push_back(next + t);
+    for (int64_t t = 0; t < accepted && sequence.has_gaps(); ++t)
+      sequence.positions.push_back(next + t);
     sequence.parents.clear();
     truncate(&sequence, sequence.length + accepted);
     release(&sequence);
@@ -283,7 +295,8 @@ Expected PageModel::checkpoint(kvc_seq seq) {
   if (!expected.ok()) return expected;
   ModelSequence& sequence = sequences_[seq];
   sequence.automatic.erase(sequence.length);
-  if (sequence.checkpoints.emplace(sequence.length, sequence.state).second) hold_state(sequence.state);
+  if (sequence.checkpoints.emplace(sequence.length, sequence.state).second)
+    hold_state(sequence.state);
   return expected;
 }
 

@@ -109,7 +109,8 @@ Expected PageModel::clear() {
   return expected;
 }
 
-Expected PageModel::overwrite(kvc_seq seq, const std::vector<int>& groups, int64_t begin, int64_t n) {
+Expected PageModel::overwrite(kvc_seq seq, const std::vector<int>& groups, int64_t begin,
+                              int64_t n) {
   Expected expected;
   expected.also(!exists(seq), KVC_E_NOT_FOUND);
   expected.also(in_forward(seq), KVC_E_BUSY);
@@ -150,7 +151,8 @@ Expected PageModel::overwrite(kvc_seq seq, const std::vector<int>& groups, int64
   return expected;
 }
 
-Expected PageModel::resize(int64_t num_pages, int64_t highest_used, bool borrowed, int64_t longest_pages) {
+Expected PageModel::resize(int64_t num_pages, int64_t highest_used, bool borrowed,
+                           int64_t longest_pages) {
   Expected expected;
   expected.also(open_, KVC_E_BUSY);
   expected.also(num_pages < 1 || num_pages > INT32_MAX - 1, KVC_E_OUT_OF_RANGE);
@@ -209,7 +211,8 @@ void PageModel::drop(int page) {
 void PageModel::touch_peak() { peak_ = std::max(peak_, used_pages()); }
 
 int64_t PageModel::shared_pages() const {
-  return std::count_if(holders_.begin(), holders_.end(), [](const auto& page) { return page.second > 1; });
+  return std::count_if(holders_.begin(), holders_.end(),
+                       [](const auto& page) { return page.second > 1; });
 }
 
 int64_t PageModel::total_length() const {

@@ -1,5 +1,6 @@
-// What the bookkeeping of a cache must do, written as naively as possible: sequences are maps of page handles, one per group of layers,
-// pages have holder counts, nothing is fast. Handles are the model's own; a test maps them to the library's page ids.
+// What the bookkeeping of a cache must do, written as naively as possible: sequences are maps of
+// page handles, one per group of layers, pages have holder counts, nothing is fast. Handles are the
+// model's own; a test maps them to the library's page ids.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,8 @@
 
 namespace kvc::test {
 
-// Statuses a call may answer: none expected means KVC_OK. A request that is wrong in two ways may be refused for either.
+// Statuses a call may answer: none expected means KVC_OK. A request that is wrong in two ways may
+// be refused for either.
 struct Expected {
   std::set<kvc_status> errors;
   std::set<kvc_status> tolerated;  // where the contract leaves the choice to the library
@@ -52,11 +54,13 @@ struct ModelLimits {
   bool has_long_on_append = false;  // LongRoPE, stored rotated
 };
 
-// Kept pages of one sequence and group, by index: page i holds tokens [i * page_tokens, (i + 1) * page_tokens).
+// Kept pages of one sequence and group, by index: page i holds tokens [i * page_tokens, (i + 1) *
+// page_tokens).
 struct ModelTable {
   std::map<int64_t, int> pages;
   int64_t gone_end =
-      0;  // tokens from the sinks up to here are gone, or count as gone beside sinks on the same page
+      // Tokens from the sinks up to here are gone, or count as gone beside sinks on the same page
+      0;
 };
 
 struct ModelSequence {
@@ -65,8 +69,9 @@ struct ModelSequence {
   std::vector<int64_t> positions;  // of the committed tokens when a shift has left gaps, else empty
   int64_t window = 0, sink = 0;
   int64_t cross_length = 0;
-  std::vector<ModelTable> tables;      // by group; while in the open forward with its new pages
-  int state = -1;                      // slot of the recurrent state at `length`; -1: the initial one
+  std::vector<ModelTable> tables;  // by group; while in the open forward with its new pages
+  // Slot of the recurrent state at `length`; -1: the initial one
+  int state = -1;
   std::map<int64_t, int> checkpoints;  // slots by position
   std::set<int64_t> automatic;         // of these, the positions that were kept unasked
 
@@ -89,7 +94,8 @@ struct ModelEntry {
   std::vector<int32_t> parents;  // of the whole tree, earlier nodes first
   int64_t cross = 0;             // encoder tokens announced
   std::vector<ModelTable> old_tables;
-  std::vector<int> replaced_pages;  // still held until the forward closes, so that an abort can give them back
+  // Still held until the forward closes, so that an abort can give them back
+  std::vector<int> replaced_pages;
   int new_slot = -1;
 };
 
@@ -122,15 +128,17 @@ class PageModel {
   // Overwriting committed tokens [begin, begin + n) of some groups: shared pages become private.
   Expected overwrite(kvc_seq seq, const std::vector<int>& groups, int64_t begin, int64_t n);
   Expected overwrite_state(kvc_seq seq);
-  // `highest_used`: the library's largest page id in use (page ids are the library's choice), -1: none. `longest_pages`: what one
-  // sequence of max_seq_len needs.
+  // `highest_used`: the library's largest page id in use (page ids are the library's choice), -1:
+  // none. `longest_pages`: what one sequence of max_seq_len needs.
   Expected resize(int64_t num_pages, int64_t highest_used, bool borrowed, int64_t longest_pages);
 
-  // A shift in two steps, because which pages it copies is the library's choice: the number of pages that have to be there afterwards in
-  // every group, then which handles they are (-1: a page that nobody held).
+  // A shift in two steps, because which pages it copies is the library's choice: the number of
+  // pages that have to be there afterwards in every group, then which handles they are (-1: a page
+  // that nobody held).
   Expected check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta) const;
   std::vector<size_t> shift(kvc_seq seq, int64_t begin, int64_t end, int64_t delta);
-  void adopt_tables(kvc_seq seq, const std::vector<std::vector<int>>& handles, const kvc_stats& stats);
+  void adopt_tables(kvc_seq seq, const std::vector<std::vector<int>>& handles,
+                    const kvc_stats& stats);
 
   // Questions.
   Expected can_append(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) const;
@@ -153,7 +161,8 @@ class PageModel {
   KeyRule rule(const ModelSequence& sequence, const ModelGroup& group) const;
   // Whether all tokens of a range are kept.
   bool keeps(const ModelSequence& sequence, size_t group, const KeyRange& range) const;
-  // Whether the next token could come at `pos`: all it sees is kept, the page that it falls into too, and the state is there.
+  // Whether the next token could come at `pos`: all it sees is kept, the page that it falls into
+  // too, and the state is there.
   bool possible(const ModelSequence& sequence, int64_t pos) const;
   int64_t nearest_possible(const ModelSequence& sequence, int64_t pos) const;
   // Handles of the pages with committed tokens and nodes of ended forwards, ascending.
@@ -181,7 +190,8 @@ class PageModel {
   void drop_state(int slot);
   int take_state();
   int64_t missing_states(int64_t count) const;
-  // States that only automatic checkpoints hold, and giving those up, the earliest positions first, until `count` are free.
+  // States that only automatic checkpoints hold, and giving those up, the earliest positions first,
+  // until `count` are free.
   int64_t reclaimable_states() const;
   void reclaim_states(int64_t count);
   int take_page();

@@ -10,7 +10,8 @@ KeyRule PageModel::rule(const ModelSequence& sequence, const ModelGroup& group) 
   return {group.window, group.chunk, sequence.window, sequence.sink, 0};
 }
 
-// Behind a hole everything is there, before it the sinks alone: what else lies on their pages does not count.
+// Behind a hole everything is there, before it the sinks alone: what else lies on their pages does
+// not count.
 bool PageModel::keeps(const ModelSequence& sequence, size_t group, const KeyRange& range) const {
   const ModelGroup& spec = limits_.groups[group];
   if (range.empty() || spec.is_cross || range.begin >= sequence.tables[group].gone_end) return true;
@@ -33,7 +34,8 @@ bool PageModel::possible(const ModelSequence& sequence, int64_t pos) const {
     const SeenKeys seen = seen_before(rule(sequence, limits_.groups[g]), pos);
     if (!keeps(sequence, g, seen.sinks) || !keeps(sequence, g, seen.recent)) return false;
   }
-  return !limits_.has_states || pos == 0 || pos == sequence.length || sequence.checkpoints.count(pos) != 0;
+  return !limits_.has_states || pos == 0 || pos == sequence.length ||
+         sequence.checkpoints.count(pos) != 0;
 }
 
 int64_t PageModel::nearest_possible(const ModelSequence& sequence, int64_t pos) const {
@@ -58,7 +60,8 @@ void PageModel::release(ModelSequence* sequence) {
         continue;
       }
       drop(page->second);
-      sequence->tables[g].gone_end = std::max(sequence->tables[g].gone_end, std::min(end, sequence->length));
+      sequence->tables[g].gone_end =
+          std::max(sequence->tables[g].gone_end, std::min(end, sequence->length));
       page = pages.erase(page);
     }
   }
@@ -101,14 +104,17 @@ Expected PageModel::check_shift(kvc_seq seq, int64_t begin, int64_t end, int64_t
   if (!expected.ok()) return expected;
   if (end < sequence.length) {
     const int64_t moved = sequence.position_of(end) + delta;
-    expected.also(moved < 0 || (begin > 0 && moved <= sequence.position_of(begin - 1)), KVC_E_OUT_OF_RANGE);
+    expected.also(moved < 0 || (begin > 0 && moved <= sequence.position_of(begin - 1)),
+                  KVC_E_OUT_OF_RANGE);
     expected.also(sequence.next_position() - 1 + delta >= INT32_MAX, KVC_E_OUT_OF_RANGE);
   }
   expected.also(has_dropped(sequence), KVC_E_OUT_OF_RANGE);
-  expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0, KVC_E_UNSUPPORTED);
+  expected.also(limits_.has_long_on_append && end < sequence.length && delta != 0,
+                KVC_E_UNSUPPORTED);
   for (size_t g = 0; g < sequence.tables.size() && expected.ok(); ++g) {
     for (const auto& [index, page] : sequence.tables[g].pages) {
-      if (index >= begin / page_tokens(g) && holders(page) > 1) expected.tolerated.insert(KVC_E_NO_PAGES);
+      if (index >= begin / page_tokens(g) && holders(page) > 1)
+        expected.tolerated.insert(KVC_E_NO_PAGES);
     }
   }
   return expected;

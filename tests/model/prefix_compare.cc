@@ -8,7 +8,8 @@
 namespace kvc::test {
 
 int PrefixRun::next_history(const Sequence& sequence, int parent, int64_t position, int32_t token) {
-  // A query that sees less, or at other distances, gives other hidden states, hence other keys in the layers above.
+  // A query that sees less, or at other distances, gives other hidden states, hence other keys in
+  // the layers above.
   if (sequence.window != 0 || sequence.is_moved) return histories_.fresh();
   return histories_.next(parent, token, sequence.space.keys_at(position));
 }
@@ -19,7 +20,8 @@ int64_t PrefixRun::first_seen(const PrefixSetup::Group& group, int64_t position)
 }
 
 // By the query that comes next.
-bool PrefixRun::sees(const Sequence& sequence, const PrefixSetup::Group& group, int64_t token) const {
+bool PrefixRun::sees(const Sequence& sequence, const PrefixSetup::Group& group,
+                     int64_t token) const {
   const int64_t position = sequence.length();
   if (token < first_seen(group, position)) return false;
   return sequence.window == 0 || token < sequence.sink ||
@@ -49,14 +51,16 @@ bool PrefixRun::contradicts(const Content& content, const Sequence& sequence, si
   if (content.group != static_cast<int>(group)) return true;
   const size_t begin = entry * content.history.size();
   for (size_t i = 0; i < content.history.size() && begin + i < sequence.history.size(); ++i) {
-    if (content.history[i] != kFromHost && content.history[i] != sequence.history[begin + i]) return true;
+    if (content.history[i] != kFromHost && content.history[i] != sequence.history[begin + i])
+      return true;
   }
   return false;
 }
 
-// So many pages came back from the host when the sequence was attached, into pages that no other one holds: those of it whose content is another. Others
-// came to what nobody holds, or to its pages that had, by chance, the same beginning already: what follows in these is not known. What they
-// hold is compared where there is storage.
+// So many pages came back from the host when the sequence was attached, into pages that no other
+// one holds: those of it whose content is another. Others came to what nobody holds, or to its
+// pages that had, by chance, the same beginning already: what follows in these is not known. What
+// they hold is compared where there is storage.
 void PrefixRun::note_promoted(kvc_seq seq, int64_t pages) {
   const Sequence& sequence = sequences_.at(seq);
   const std::set<int32_t> held = held_pages(seq);
@@ -90,7 +94,8 @@ void PrefixRun::forget_unheld_pages() {
 
 std::vector<int32_t> PrefixRun::exported_pages(kvc_seq seq, size_t group) const {
   DLManagedTensorVersioned* pages = nullptr;
-  if (kvc_export_seq_pages(setup_.cache(), seq, static_cast<int32_t>(group), &pages, nullptr) != KVC_OK)
+  if (kvc_export_seq_pages(setup_.cache(), seq, static_cast<int32_t>(group), &pages, nullptr) !=
+      KVC_OK)
     mismatch("no pages of sequence %lld", ll(seq));
   const auto* ids = static_cast<const int32_t*>(pages->dl_tensor.data);
   std::vector<int32_t> result(ids, ids + pages->dl_tensor.shape[0]);
@@ -98,7 +103,8 @@ std::vector<int32_t> PrefixRun::exported_pages(kvc_seq seq, size_t group) const 
   return result;
 }
 
-// The kept pages in their entries: dropped ones lie before the kept ones, but for sinks, of which the entries that were there before tell.
+// The kept pages in their entries: dropped ones lie before the kept ones, but for sinks, of which
+// the entries that were there before tell.
 void PrefixRun::read_tables(kvc_seq seq) {
   Sequence& sequence = sequences_.at(seq);
   sequence.tables.resize(setup_.groups().size());
@@ -107,8 +113,8 @@ void PrefixRun::read_tables(kvc_seq seq) {
     const int64_t page_tokens = setup_.groups()[g].page_tokens;
     const auto entries = static_cast<size_t>((sequence.slots() + page_tokens - 1) / page_tokens);
     if (kept.size() > entries)
-      mismatch("sequence %lld keeps %zu pages of group %zu, its tokens fill %zu", ll(seq), kept.size(), g,
-               entries);
+      mismatch("sequence %lld keeps %zu pages of group %zu, its tokens fill %zu", ll(seq),
+               kept.size(), g, entries);
     Table table(entries, -1);
     const Table& old = sequence.tables[g];
     if (kept.size() == entries || sequence.sink == 0) {
@@ -118,7 +124,8 @@ void PrefixRun::read_tables(kvc_seq seq) {
       for (size_t e = 0; e < entries && e < old.size() && next < kept.size(); ++e) {
         if (old[e] == kept[next]) table[e] = kept[next++];
       }
-      if (next != kept.size()) mismatch("sequence %lld holds a page that it did not hold before", ll(seq));
+      if (next != kept.size())
+        mismatch("sequence %lld holds a page that it did not hold before", ll(seq));
     }
     sequence.tables[g] = std::move(table);
   }
@@ -132,7 +139,8 @@ void PrefixRun::compare_published(const std::vector<kvc_seq>& seqs, uint64_t cop
     read_tables(seq);
     const Sequence& sequence = sequences_.at(seq);
     for (size_t g = 0; g < old.size(); ++g) {
-      if (setup_.block() == setup_.groups()[g].page_tokens) continue;  // nobody else's block begins with it
+      // Nobody else's block begins with it
+      if (setup_.block() == setup_.groups()[g].page_tokens) continue;
       for (size_t e = 0; e < sequence.tables[g].size() && e < old[g].size(); ++e) {
         const int32_t from = old[g][e], to = sequence.tables[g][e];
         has_dropped = has_dropped || (from >= 0 && to < 0);
@@ -157,8 +165,8 @@ void PrefixRun::compare_sequence(kvc_seq seq) {
       if (!sees(sequence, group, t)) continue;
       const int32_t page = sequence.tables[g].at(static_cast<size_t>(t / group.page_tokens));
       if (page < 0 || page >= num_pages_)
-        mismatch("sequence %lld of %lld tokens sees token %lld of group %zu, whose page is %d", ll(seq),
-                 ll(sequence.length()), ll(t), g, page);
+        mismatch("sequence %lld of %lld tokens sees token %lld of group %zu, whose page is %d",
+                 ll(seq), ll(sequence.length()), ll(t), g, page);
       Content& content = content_of(page, g);
       const int found = content.group == static_cast<int>(g)
                             ? content.history.at(static_cast<size_t>(t % group.page_tokens))
@@ -169,10 +177,11 @@ void PrefixRun::compare_sequence(kvc_seq seq) {
         continue;
       }
       if (found != sequence.history[static_cast<size_t>(t)])
-        mismatch("sequence %lld: page %d of group %zu holds token %lld of history %d (%s), not %d (%s)",
-                 ll(seq), page, g, ll(t), found, histories_.describe(found).c_str(),
-                 sequence.history[static_cast<size_t>(t)],
-                 histories_.describe(sequence.history[static_cast<size_t>(t)]).c_str());
+        mismatch(
+            "sequence %lld: page %d of group %zu holds token %lld of history %d (%s), not %d (%s)",
+            ll(seq), page, g, ll(t), found, histories_.describe(found).c_str(),
+            sequence.history[static_cast<size_t>(t)],
+            histories_.describe(sequence.history[static_cast<size_t>(t)]).c_str());
     }
   }
   if (setup_.has_data()) compare_rows(seq);
@@ -187,7 +196,8 @@ void PrefixRun::compare_rows(kvc_seq seq) {
     const auto id = static_cast<int32_t>(layer);
     if (spec.kind == KVC_LAYER_STATE) {
       HostTensor state(Elem::kF32, {3});
-      const kvc_status status = kvc_debug_get_state(setup_.cache(), seq, id, 0, state.dl(), nullptr, nullptr);
+      const kvc_status status =
+          kvc_debug_get_state(setup_.cache(), seq, id, 0, state.dl(), nullptr, nullptr);
       if (status != KVC_OK) mismatch("kvc_debug_get_state answered %s", kvc_status_name(status));
       const double want = length == 0 ? 0 : sequence.history.back();
       if (state.get(0) != want || state.get(2) != want)
@@ -201,20 +211,22 @@ void PrefixRun::compare_rows(kvc_seq seq) {
     if (begin == length) continue;
     const bool is_mla = spec.kind == KVC_LAYER_MLA;
     const int64_t heads = is_mla ? 1 : spec.num_kv_heads, dim = is_mla ? 6 : spec.k_dim;
-    HostTensor k(Elem::kF32, {length - begin, heads, dim}), v(Elem::kF32, {length - begin, heads, dim});
+    HostTensor k(Elem::kF32, {length - begin, heads, dim}),
+        v(Elem::kF32, {length - begin, heads, dim});
     kvc_error error{};
-    if (kvc_debug_get_layer(setup_.cache(), seq, id, begin, length, k.dl(), is_mla ? nullptr : v.dl(),
-                            nullptr, &error) != KVC_OK)
+    if (kvc_debug_get_layer(setup_.cache(), seq, id, begin, length, k.dl(),
+                            is_mla ? nullptr : v.dl(), nullptr, &error) != KVC_OK)
       mismatch("kvc_debug_get_layer: %s", error.message);
     for (int64_t t = begin; t < length; ++t) {
       const double want = sequence.history[static_cast<size_t>(t)];
-      if (unwritten_.count(sequence.history[static_cast<size_t>(t)]) != 0) continue;  // in one of the layers
+      // In one of the layers
+      if (unwritten_.count(sequence.history[static_cast<size_t>(t)]) != 0) continue;
       for (int64_t d = 0; d < dim; ++d) {
         const double k_got = k.get(t - begin, heads - 1, d);
         const double v_got = is_mla ? want + 0.5 : v.get(t - begin, heads - 1, d);
         if (k_got != want || v_got != want + 0.5)
-          mismatch("sequence %lld, layer %d: token %lld has K %g and V %g, not %g", ll(seq), id, ll(t), k_got,
-                   v_got, want);
+          mismatch("sequence %lld, layer %d: token %lld has K %g and V %g, not %g", ll(seq), id,
+                   ll(t), k_got, v_got, want);
       }
     }
   }
@@ -228,10 +240,13 @@ void PrefixRun::compare_all() {
       mismatch("sequence %lld: length %lld, swapped %d, %lld nodes", ll(seq), ll(info.length),
                info.is_swapped, ll(info.tree_nodes));
     if (info.known_tokens < 0 || info.known_tokens > info.length)
-      mismatch("sequence %lld knows %lld of %lld tokens", ll(seq), ll(info.known_tokens), ll(info.length));
+      mismatch("sequence %lld knows %lld of %lld tokens", ll(seq), ll(info.known_tokens),
+               ll(info.length));
     const int64_t known = std::min(sequence.known, written(sequence));
-    if (sequence.is_clean() && !sequence.had_gap && !sequence.is_doubtful && info.known_tokens != known)
-      mismatch("sequence %lld knows %lld tokens, not %lld", ll(seq), ll(info.known_tokens), ll(known));
+    if (sequence.is_clean() && !sequence.had_gap && !sequence.is_doubtful &&
+        info.known_tokens != known)
+      mismatch("sequence %lld knows %lld tokens, not %lld", ll(seq), ll(info.known_tokens),
+               ll(known));
     if (is_open(seq)) continue;
     compare_sequence(seq);
     compare_use(seq, false);
@@ -242,15 +257,17 @@ void PrefixRun::compare_all() {
 void PrefixRun::compare_counts() {
   const kvc_stats now = stats();
   if (now.pages_total != num_pages_ || now.pages_used + now.pages_free != num_pages_ ||
-      now.pages_free != kvc_cache_free_pages(setup_.cache()) || now.pages_evictable > now.pages_cached ||
-      now.pages_evictable > now.pages_free)
-    mismatch("pages: %lld total, %lld used, %lld free, %lld cached, %lld evictable", ll(now.pages_total),
-             ll(now.pages_used), ll(now.pages_free), ll(now.pages_cached), ll(now.pages_evictable));
+      now.pages_free != kvc_cache_free_pages(setup_.cache()) ||
+      now.pages_evictable > now.pages_cached || now.pages_evictable > now.pages_free)
+    mismatch("pages: %lld total, %lld used, %lld free, %lld cached, %lld evictable",
+             ll(now.pages_total), ll(now.pages_used), ll(now.pages_free), ll(now.pages_cached),
+             ll(now.pages_evictable));
   if (now.prefix_lookups != lookups_ || now.prefix_query_tokens != query_tokens_ ||
       now.prefix_hit_tokens != hit_tokens_)
-    mismatch("lookups %llu of %llu tokens, %llu hit, not %llu, %llu, %llu", now.prefix_lookups + 0ULL,
-             now.prefix_query_tokens + 0ULL, now.prefix_hit_tokens + 0ULL, lookups_ + 0ULL,
-             query_tokens_ + 0ULL, hit_tokens_ + 0ULL);
+    mismatch("lookups %llu of %llu tokens, %llu hit, not %llu, %llu, %llu",
+             now.prefix_lookups + 0ULL, now.prefix_query_tokens + 0ULL,
+             now.prefix_hit_tokens + 0ULL, lookups_ + 0ULL, query_tokens_ + 0ULL,
+             hit_tokens_ + 0ULL);
   if (setup_.sees_all() && now.prefix_pinned != static_cast<int64_t>(pin_counts_.size()))
     mismatch("%lld blocks are pinned, not %zu", ll(now.prefix_pinned), pin_counts_.size());
   if (forward_ != nullptr || now.prefix_pinned != 0) return;
@@ -282,7 +299,8 @@ void PrefixRun::compare_use(kvc_seq seq, bool just_ended) {
   query.flags = KVC_PREFIX_ALL_TOKENS | KVC_PREFIX_WHOLE_BLOCKS;
   const int64_t hit = match(query);
   if (hit != known / block * block)
-    mismatch("sequence %lld holds %lld published tokens, of which %lld hit", ll(seq), ll(known), ll(hit));
+    mismatch("sequence %lld holds %lld published tokens, of which %lld hit", ll(seq), ll(known),
+             ll(hit));
 }
 
 int64_t PrefixRun::written(const Sequence& sequence) const {
@@ -296,7 +314,8 @@ void PrefixRun::note_published(kvc_seq seq) {
   const Sequence& sequence = sequences_.at(seq);
   if (!sequence.is_told) return;
   const int64_t block = setup_.block();
-  const auto full = static_cast<size_t>(std::min(sequence.known, written(sequence)) / block * block);
+  const auto full =
+      static_cast<size_t>(std::min(sequence.known, written(sequence)) / block * block);
   for (size_t t = 0; t < full; ++t) published_.insert(sequence.history[t]);
   const Hashes hashes = hashes_of(sequence.space, sequence.tokens, full, setup_.block());
   for (size_t i = 0; i < full / static_cast<size_t>(block); ++i) {
@@ -323,7 +342,8 @@ int64_t PrefixRun::predicted(Query& query) {
   const auto is_known = [&](int64_t one) {
     bool any = consumer_.holds(hash_at(hashes, static_cast<size_t>(one)), -1);
     for (size_t g = 0; g < setup_.groups().size(); ++g)
-      any = any || consumer_.holds(hash_at(hashes, static_cast<size_t>(one)), static_cast<int32_t>(g));
+      any = any ||
+            consumer_.holds(hash_at(hashes, static_cast<size_t>(one)), static_cast<int32_t>(g));
     return any;
   };
   const auto serves = [&](int64_t blocks) {
@@ -331,10 +351,12 @@ int64_t PrefixRun::predicted(Query& query) {
     for (size_t g = 0; g < setup_.groups().size(); ++g) {
       for (int64_t i = 0; i < blocks; ++i) {
         if ((i + 1) * block <= first_seen(setup_.groups()[g], blocks * block)) continue;
-        if (!consumer_.holds(hash_at(hashes, static_cast<size_t>(i)), static_cast<int32_t>(g))) return false;
+        if (!consumer_.holds(hash_at(hashes, static_cast<size_t>(i)), static_cast<int32_t>(g)))
+          return false;
       }
     }
-    return !setup_.has_states() || consumer_.holds(hash_at(hashes, static_cast<size_t>(blocks - 1)), -1);
+    return !setup_.has_states() ||
+           consumer_.holds(hash_at(hashes, static_cast<size_t>(blocks - 1)), -1);
   };
   for (int64_t blocks = most; blocks > 0; --blocks) {
     if (serves(blocks)) return blocks * block;
@@ -354,7 +376,8 @@ void PrefixRun::compare_prediction() {
     const int64_t hit = match(query), wanted = predicted(query);
     const bool right = setup_.has_host() ? true : setup_.sees_all() ? hit == wanted : hit >= wanted;
     if (!right)
-      mismatch("of %lld tokens %lld hit; by the events %lld do", ll(query.size()), ll(hit), ll(wanted));
+      mismatch("of %lld tokens %lld hit; by the events %lld do", ll(query.size()), ll(hit),
+               ll(wanted));
   }
 }
 
@@ -371,8 +394,8 @@ void PrefixRun::compare_quotas() {
       }
     }
     if (quota.bytes != 0 && bytes > quota.limit)
-      mismatch("a namespace holds %llu bytes, its quota is %llu (%llu when it was set)", bytes + 0ULL,
-               quota.bytes + 0ULL, quota.limit + 0ULL);
+      mismatch("a namespace holds %llu bytes, its quota is %llu (%llu when it was set)",
+               bytes + 0ULL, quota.bytes + 0ULL, quota.limit + 0ULL);
     quota.limit = std::max(quota.bytes, bytes);
   }
 }

@@ -10,7 +10,8 @@ namespace {
 std::string text_of(const uint8_t* hash) { return std::string(hash, hash + KVC_HASH_BYTES); }
 
 // A STORED event tells the truth about a block that the test has published.
-void check_stored(const kvc_event& event, const std::map<std::string, EventConsumer::Block>& blocks) {
+void check_stored(const kvc_event& event,
+                  const std::map<std::string, EventConsumer::Block>& blocks) {
   const auto found = blocks.find(text_of(event.hash));
   if (found == blocks.end()) mismatch("an event stores a block that nobody published");
   const EventConsumer::Block& block = found->second;
@@ -35,7 +36,8 @@ void EventConsumer::apply(const kvc_event& event, const std::map<std::string, Bl
       held_[key] = event.tier;
       break;
     case KVC_EVENT_REMOVED:
-      if (found == held_.end()) mismatch("event %llu removes what is not held", event.number + 0ULL);
+      if (found == held_.end())
+        mismatch("event %llu removes what is not held", event.number + 0ULL);
       if (found->second != event.tier)
         mismatch("event %llu removes from tier %d", event.number + 0ULL, event.tier);
       held_.erase(found);
@@ -72,8 +74,8 @@ EventConsumer::Snapshot EventConsumer::take(const kvc_cache* cache,
   return snapshot;
 }
 
-void EventConsumer::poll(kvc_cache* cache, Random& random, const std::map<std::string, Block>& blocks,
-                         bool all) {
+void EventConsumer::poll(kvc_cache* cache, Random& random,
+                         const std::map<std::string, Block>& blocks, bool all) {
   for (;;) {
     const auto capacity = static_cast<size_t>(random.range(1, random.chance(0.5) ? 3 : 40));
     std::vector<kvc_event> events(capacity, kvc_event{});
@@ -99,14 +101,15 @@ void EventConsumer::poll(kvc_cache* cache, Random& random, const std::map<std::s
   }
 }
 
-void EventConsumer::compare(const kvc_cache* cache, const std::map<std::string, Block>& blocks) const {
+void EventConsumer::compare(const kvc_cache* cache,
+                            const std::map<std::string, Block>& blocks) const {
   const Snapshot snapshot = take(cache, blocks);
   if (snapshot.number != last_)
     mismatch("everything is polled up to event %llu, the snapshot is of %llu", last_ + 0ULL,
              snapshot.number + 0ULL);
   if (snapshot.held != held_)
-    mismatch("events lead to %zu held groups of blocks, the snapshot has %zu, or they differ", held_.size(),
-             snapshot.held.size());
+    mismatch("events lead to %zu held groups of blocks, the snapshot has %zu, or they differ",
+             held_.size(), snapshot.held.size());
 }
 
 }  // namespace kvc::test

@@ -1,4 +1,5 @@
-// A router as the header means it: starts from nothing, applies events in order, takes a snapshot when some were lost.
+// A router as the header means it: starts from nothing, applies events in order, takes a snapshot
+// when some were lost.
 #pragma once
 
 #include <cstdint>

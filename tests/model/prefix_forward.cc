@@ -1,4 +1,5 @@
-// Forwards and trees: new tokens are written into the contents of pages, and into the pool where there is one.
+// Forwards and trees: new tokens are written into the contents of pages, and into the pool where
+// there is one.
 #include <algorithm>
 
 #include "tests/model/prefix_run.h"
@@ -19,7 +20,8 @@ void PrefixRun::draw_tokens(Entry* entry, int64_t count) {
     if (entry->is_tree) {
       // Mostly chains: they are accepted as a whole.
       const auto before = static_cast<int64_t>(sequence.nodes.size()) + i;
-      const auto own = static_cast<int32_t>(random_.chance(0.7) ? before - 1 : random_.range(-1, before - 1));
+      const auto own =
+          static_cast<int32_t>(random_.chance(0.7) ? before - 1 : random_.range(-1, before - 1));
       entry->parents.push_back(own);
       int64_t depth = 0;
       for (int32_t node = own; node >= 0; ++depth) {
@@ -64,7 +66,8 @@ void PrefixRun::draw_batch() {
   }
 }
 
-// The new tokens get histories of their own: whoever finds them under their keys finds something else than what belongs there.
+// The new tokens get histories of their own: whoever finds them under their keys finds something
+// else than what belongs there.
 void PrefixRun::leave_rows_out() {
   std::vector<size_t> layers;
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
@@ -101,8 +104,8 @@ void PrefixRun::op_begin() {
         any_tree ? ", trees" : "", entries_[0].is_known ? "" : ", no ids",
         left_out_ == SIZE_MAX ? "" : ", partial");
   int64_t missing = -1;
-  const kvc_status can =
-      kvc_seq_can_append(setup_.cache(), seqs.size(), seqs.data(), lengths.data(), &missing, nullptr);
+  const kvc_status can = kvc_seq_can_append(setup_.cache(), seqs.size(), seqs.data(),
+                                            lengths.data(), &missing, nullptr);
   kvc_forward_desc desc{};
   desc.struct_size = sizeof desc;
   desc.num_seqs = seqs.size();
@@ -123,9 +126,10 @@ void PrefixRun::op_begin() {
     mismatch("kvc_seq_can_append answered %s and %lld missing, kvc_forward_begin %s (%s)",
              kvc_status_name(can), ll(missing), kvc_status_name(status), last_error_.message);
   // With states both kinds are missing, and begin names one.
-  if (status == KVC_E_NO_PAGES && !any_tree && !setup_.has_states() && last_error_.status == status &&
-      last_error_.detail != missing)
-    mismatch("%lld pages are missing, kvc_forward_begin says %lld", ll(missing), ll(last_error_.detail));
+  if (status == KVC_E_NO_PAGES && !any_tree && !setup_.has_states() &&
+      last_error_.status == status && last_error_.detail != missing)
+    mismatch("%lld pages are missing, kvc_forward_begin says %lld", ll(missing),
+             ll(last_error_.detail));
   if (status != KVC_OK) {
     entries_.clear();
     for (auto& [seq, rest] : pending) sequences_.at(seq).pending = rest;
@@ -142,11 +146,12 @@ void PrefixRun::take_tables() {
   std::vector<std::pair<int32_t, Content>> changed;
   for (size_t g = 0; g < setup_.groups().size(); ++g) {
     DLManagedTensorVersioned* exported = nullptr;
-    if (kvc_export_page_table(forward_, static_cast<int32_t>(g), KVC_TABLE_BLOCK_TABLE, &exported, nullptr) !=
-        KVC_OK)
+    if (kvc_export_page_table(forward_, static_cast<int32_t>(g), KVC_TABLE_BLOCK_TABLE, &exported,
+                              nullptr) != KVC_OK)
       mismatch("no block table");
     const auto* ids = static_cast<const int32_t*>(exported->dl_tensor.data);
-    const int64_t width = exported->dl_tensor.shape[1], page_tokens = setup_.groups()[g].page_tokens;
+    const int64_t width = exported->dl_tensor.shape[1],
+                  page_tokens = setup_.groups()[g].page_tokens;
     for (size_t b = 0; b < entries_.size(); ++b) {
       const Entry& entry = entries_[b];
       const int64_t slots = entry.old_slots + static_cast<int64_t>(entry.tokens.size());
@@ -156,7 +161,8 @@ void PrefixRun::take_tables() {
       const Table& old = entry.old_tables[g];
       for (size_t e = 0; e < table.size(); ++e) {
         if (table[e] < 0 || (e < old.size() && old[e] == table[e])) continue;
-        Content content{static_cast<int>(g), std::vector<int>(static_cast<size_t>(page_tokens), -1)};
+        Content content{static_cast<int>(g),
+                        std::vector<int>(static_cast<size_t>(page_tokens), -1)};
         if (e < old.size() && old[e] >= 0) content = content_of(old[e], g);
         changed.emplace_back(table[e], std::move(content));
       }
@@ -173,7 +179,8 @@ void PrefixRun::write_content() {
       const int64_t page_tokens = setup_.groups()[g].page_tokens;
       for (size_t i = 0; i < entry.tokens.size(); ++i) {
         const int64_t slot = entry.old_slots + static_cast<int64_t>(i);
-        const int32_t page = sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_tokens));
+        const int32_t page =
+            sequences_.at(entry.seq).tables[g].at(static_cast<size_t>(slot / page_tokens));
         if (page < 0) mismatch("a new token of sequence %lld has no page", ll(entry.seq));
         content_of(page, g).history.at(static_cast<size_t>(slot % page_tokens)) = entry.history[i];
       }
@@ -222,8 +229,9 @@ void PrefixRun::write_rows() {
 void PrefixRun::op_end() {
   trace("end");
   const uint64_t copied = stats().pages_copied;
-  require_ok("kvc_forward_end",
-             call("kvc_forward_end", [&](kvc_error* err) { return kvc_forward_end(forward_, err); }));
+  require_ok("kvc_forward_end", call("kvc_forward_end", [&](kvc_error* err) {
+               return kvc_forward_end(forward_, err);
+             }));
   forward_ = nullptr;
   const std::vector<Entry> ended = std::move(entries_);
   entries_.clear();
@@ -232,7 +240,8 @@ void PrefixRun::op_end() {
     const bool was_known = sequence.known == sequence.length() && sequence.is_told;
     for (size_t i = 0; i < entry.tokens.size(); ++i) {
       if (entry.is_tree) {
-        sequence.nodes.push_back({entry.parents[i], entry.tokens[i], entry.history[i], entry.is_known});
+        sequence.nodes.push_back(
+            {entry.parents[i], entry.tokens[i], entry.history[i], entry.is_known});
       } else {
         sequence.tokens.push_back(entry.tokens[i]);
         sequence.history.push_back(entry.history[i]);
@@ -256,8 +265,9 @@ void PrefixRun::op_end() {
 
 void PrefixRun::op_abort() {
   trace("abort");
-  require_ok("kvc_forward_abort",
-             call("kvc_forward_abort", [&](kvc_error* err) { return kvc_forward_abort(forward_, err); }));
+  require_ok("kvc_forward_abort", call("kvc_forward_abort", [&](kvc_error* err) {
+               return kvc_forward_abort(forward_, err);
+             }));
   forward_ = nullptr;
   const std::vector<Entry> aborted = std::move(entries_);
   entries_.clear();
@@ -289,7 +299,8 @@ void PrefixRun::op_commit() {
   trace("commit %zu trees from %lld, leaf %d", seqs.size(), ll(seqs[0]), leaves[0]);
   const uint64_t copied = stats().pages_copied;
   require_ok("kvc_tree_commit", call("kvc_tree_commit", [&](kvc_error* err) {
-               return kvc_tree_commit(setup_.cache(), seqs.size(), seqs.data(), leaves.data(), nullptr, err);
+               return kvc_tree_commit(setup_.cache(), seqs.size(), seqs.data(), leaves.data(),
+                                      nullptr, err);
              }));
   for (size_t i = 0; i < seqs.size(); ++i) commit_path(seqs[i], leaves[i]);
   for (const kvc_seq seq : seqs) {

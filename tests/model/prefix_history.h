@@ -1,4 +1,5 @@
-// What tokens were computed from, written out: namespaces, queries and a dictionary of whole token histories.
+// What tokens were computed from, written out: namespaces, queries and a dictionary of whole token
+// histories.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +15,15 @@
 
 namespace kvc::test {
 
-// Every distinct history (epoch of the weights, namespace, extra keys, all tokens) has a number: equal numbers mean equal K and V.
+// Every distinct history (epoch of the weights, namespace, extra keys, all tokens) has a number:
+// equal numbers mean equal K and V.
 class Histories {
  public:
   // Before the first token.
   int root(int32_t epoch, const std::string& salt) { return number({-1, epoch, salt}); }
-  int next(int parent, int32_t token, const std::string& keys) { return number({parent, token, keys}); }
+  int next(int parent, int32_t token, const std::string& keys) {
+    return number({parent, token, keys});
+  }
   // Equal to no other: of tokens whose values no prompt gives.
   int fresh() { return next_++; }
   // For people.
@@ -64,7 +68,8 @@ struct Namespace {
     std::vector<std::string> parts;
     for (const NamespaceKey& key : keys) {
       if (key.offset != position) continue;
-      parts.push_back(std::to_string(key.type) + ":" + std::to_string(key.data.size()) + ":" + key.data);
+      parts.push_back(std::to_string(key.type) + ":" + std::to_string(key.data.size()) + ":" +
+                      key.data);
     }
     std::sort(parts.begin(), parts.end());
     std::string text;
@@ -75,16 +80,17 @@ struct Namespace {
 
 using Hashes = std::vector<uint8_t>;
 
-inline Hashes hashes_of(const Namespace& space, const std::vector<int32_t>& tokens, size_t num_tokens,
-                        int32_t block) {
+inline Hashes hashes_of(const Namespace& space, const std::vector<int32_t>& tokens,
+                        size_t num_tokens, int32_t block) {
   std::vector<kvc_prefix_key> keys;
   for (const NamespaceKey& key : space.keys)
-    keys.push_back({sizeof(kvc_prefix_key), key.type, 0, key.offset, key.data.data(), key.data.size()});
+    keys.push_back(
+        {sizeof(kvc_prefix_key), key.type, 0, key.offset, key.data.data(), key.data.size()});
   size_t count = num_tokens / static_cast<size_t>(block);
   Hashes hashes(count * KVC_HASH_BYTES + 1);
   const kvc_status status =
-      kvc_prefix_hash(tokens.data(), num_tokens, block, space.salt.data(), space.salt.size(), keys.data(),
-                      keys.size(), hashes.data(), &count, nullptr);
+      kvc_prefix_hash(tokens.data(), num_tokens, block, space.salt.data(), space.salt.size(),
+                      keys.data(), keys.size(), hashes.data(), &count, nullptr);
   if (status != KVC_OK)
     throw std::runtime_error(std::string("kvc_prefix_hash answered ") + kvc_status_name(status));
   hashes.resize(count * KVC_HASH_BYTES);
@@ -111,7 +117,8 @@ struct Query {
   const kvc_prefix_query* get() {
     keys_.clear();
     for (const NamespaceKey& key : space.keys)
-      keys_.push_back({sizeof(kvc_prefix_key), key.type, 0, key.offset, key.data.data(), key.data.size()});
+      keys_.push_back(
+          {sizeof(kvc_prefix_key), key.type, 0, key.offset, key.data.data(), key.data.size()});
     call_ = {};
     call_.struct_size = sizeof call_;
     call_.flags = flags;

@@ -8,7 +8,8 @@ namespace kvc::test {
 
 void PrefixRun::remember(const Namespace& space, const std::vector<int32_t>& prompt) {
   if (book_.size() < 12) book_.emplace_back();
-  book_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(book_.size()) - 1))] = {space, prompt};
+  book_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(book_.size()) - 1))] = {space,
+                                                                                          prompt};
 }
 
 // Mostly begins like an earlier prompt.
@@ -20,7 +21,8 @@ Query PrefixRun::draw_query() {
     const auto& [space, prompt] = random_.pick(book_);
     query.tokens = prompt;
     if (random_.chance(0.8)) query.space = space;
-    if (random_.chance(0.6)) query.tokens.resize(static_cast<size_t>(random_.range(0, query.size())));
+    if (random_.chance(0.6))
+      query.tokens.resize(static_cast<size_t>(random_.range(0, query.size())));
     for (int64_t more = random_.chance(0.5) ? 0 : random_.range(0, block + 2); more > 0; --more)
       query.tokens.push_back(random_.pick(alphabet_));
   } else {
@@ -36,9 +38,9 @@ Query PrefixRun::draw_query() {
     query.give_tokens = random_.chance(0.5);
     if (query.hashes.empty()) query.give_tokens = true;
     if (query.give_tokens && random_.chance(0.5))
-      query.hashes.resize(
-          KVC_HASH_BYTES *
-          static_cast<size_t>(random_.range(0, static_cast<int64_t>(query.hashes.size()) / KVC_HASH_BYTES)));
+      query.hashes.resize(KVC_HASH_BYTES *
+                          static_cast<size_t>(random_.range(
+                              0, static_cast<int64_t>(query.hashes.size()) / KVC_HASH_BYTES)));
   }
   return query;
 }
@@ -55,8 +57,10 @@ void PrefixRun::check_hit(Query& query, int64_t hit, int64_t matched) {
   const bool all = (query.flags & KVC_PREFIX_ALL_TOKENS) != 0;
   const int64_t most = std::max<int64_t>(0, all ? query.size() : query.size() - 1);
   if (hit < 0 || hit > most) mismatch("%lld of %lld tokens hit", ll(hit), ll(query.size()));
-  const bool whole = (query.flags & KVC_PREFIX_WHOLE_BLOCKS) != 0 || (!query.give_tokens && hit != most);
-  if (whole && hit % setup_.block() != 0) mismatch("%lld tokens hit, which are no whole blocks", ll(hit));
+  const bool whole =
+      (query.flags & KVC_PREFIX_WHOLE_BLOCKS) != 0 || (!query.give_tokens && hit != most);
+  if (whole && hit % setup_.block() != 0)
+    mismatch("%lld tokens hit, which are no whole blocks", ll(hit));
   if (hit != matched)
     mismatch("kvc_prefix_match found %lld tokens, kvc_prefix_attach %lld", ll(matched), ll(hit));
 }
@@ -65,7 +69,8 @@ void PrefixRun::op_attach() {
   Query query = draw_query();
   kvc_seq seq = random_.range(0, kMostIds - 1);
   if (random_.chance(0.03)) seq = -1;
-  for (int tries = 0; tries < 8 && sequences_.count(seq) != 0; ++tries) seq = random_.range(0, kMostIds - 1);
+  for (int tries = 0; tries < 8 && sequences_.count(seq) != 0; ++tries)
+    seq = random_.range(0, kMostIds - 1);
   trace("attach %lld: %lld tokens, flags %llu, salt of %zu, %zu keys%s, %zu hashes", ll(seq),
         ll(query.size()), query.flags + 0ULL, query.space.salt.size(), query.space.keys.size(),
         query.give_tokens ? "" : ", no ids", query.hashes.size() / KVC_HASH_BYTES);
@@ -146,8 +151,8 @@ void PrefixRun::op_foreign_keys() {
   require_ok("kvc_prefix_pin", kvc_prefix_pin(cache, asked, &found[1], nullptr));
   require_ok("kvc_prefix_unpin", kvc_prefix_unpin(cache, asked, &found[2], nullptr));
   if (found[0] != 0 || found[1] != 0 || found[2] != 0)
-    mismatch("keys of another namespace: %lld tokens match, %lld are pinned, %lld unpinned", ll(found[0]),
-             ll(found[1]), ll(found[2]));
+    mismatch("keys of another namespace: %lld tokens match, %lld are pinned, %lld unpinned",
+             ll(found[0]), ll(found[1]), ll(found[2]));
   if (forward_ != nullptr) return;
   require_ok("kvc_prefix_attach", kvc_prefix_attach(cache, seq, asked, &found[3], nullptr));
   ++lookups_;
@@ -162,12 +167,14 @@ void PrefixRun::op_insert() {
   Query query;
   if (exists) {
     const Sequence& sequence = sequences_.at(seq);
-    query = query_of(sequence, random_.chance(0.6) ? sequence.length() : random_.range(0, sequence.length()));
+    query = query_of(sequence,
+                     random_.chance(0.6) ? sequence.length() : random_.range(0, sequence.length()));
     random_.shuffle(query.space.keys);
   } else {
     query = draw_query();
   }
-  const bool too_long = exists && query.size() == sequences_.at(seq).length() && random_.chance(0.1);
+  const bool too_long =
+      exists && query.size() == sequences_.at(seq).length() && random_.chance(0.1);
   if (too_long) query.tokens.push_back(0);
   query.priority = static_cast<int32_t>(random_.chance(0.8) ? 0 : random_.range(1, 100));
   trace("insert %lld: %lld tokens", ll(seq), ll(query.size()));
@@ -178,26 +185,31 @@ void PrefixRun::op_insert() {
     return kvc_prefix_insert(setup_.cache(), seq, asked, &in_index, err);
   });
   if (!exists) {
-    if (status != KVC_E_NOT_FOUND) mismatch("insert of an unknown sequence: %s", kvc_status_name(status));
+    if (status != KVC_E_NOT_FOUND)
+      mismatch("insert of an unknown sequence: %s", kvc_status_name(status));
     return;
   }
   Sequence& sequence = sequences_.at(seq);
   const bool refused = sequence.is_swapped || !sequence.nodes.empty() || sequence.window != 0;
   const bool doubtful = sequence.is_doubtful || sequence.is_old;
-  // Moved tokens and those of old weights must not get in; a sequence that has popped them again may be refused or not.
+  // Moved tokens and those of old weights must not get in; a sequence that has popped them again
+  // may be refused or not.
   bool is_true = true;
   int parent = root_of(sequence);
   for (int64_t t = 0; t < std::min(query.size(), written(sequence)); ++t) {
-    parent = histories_.next(parent, sequence.tokens[static_cast<size_t>(t)], sequence.space.keys_at(t));
+    parent =
+        histories_.next(parent, sequence.tokens[static_cast<size_t>(t)], sequence.space.keys_at(t));
     is_true = is_true && parent == sequence.history[static_cast<size_t>(t)];
   }
   const bool right =
-      too_long ? status == KVC_E_OUT_OF_RANGE || (status == KVC_E_INVALID_STATE && (refused || doubtful))
+      too_long
+          ? status == KVC_E_OUT_OF_RANGE || (status == KVC_E_INVALID_STATE && (refused || doubtful))
       : refused || (doubtful && !is_true)
           ? status == KVC_E_INVALID_STATE || (query.size() == 0 && status == KVC_OK && !refused)
       : doubtful ? status == KVC_OK || status == KVC_E_INVALID_STATE
                  : status == KVC_OK;
-  if (!right) mismatch("kvc_prefix_insert answered %s (%s)", kvc_status_name(status), last_error_.message);
+  if (!right)
+    mismatch("kvc_prefix_insert answered %s (%s)", kvc_status_name(status), last_error_.message);
   if (status != KVC_OK) return;
   sequence.is_told = true;
   sequence.known = query.size();
@@ -216,7 +228,8 @@ std::vector<int> PrefixRun::block_ends(const Query& query) {
   std::vector<int> ends;
   int history = histories_.root(epoch_, query.space.salt);
   for (int64_t t = 0; t < query.size() / setup_.block() * setup_.block(); ++t) {
-    history = histories_.next(history, query.tokens[static_cast<size_t>(t)], query.space.keys_at(t));
+    history =
+        histories_.next(history, query.tokens[static_cast<size_t>(t)], query.space.keys_at(t));
     if ((t + 1) % setup_.block() == 0) ends.push_back(history);
   }
   return ends;
@@ -229,8 +242,9 @@ void PrefixRun::op_pin() {
   int64_t pinned = -1;
   trace("pin %lld tokens", ll(query.size()));
   const kvc_prefix_query* asked = query.get();
-  const kvc_status status = call(
-      "kvc_prefix_pin", [&](kvc_error* err) { return kvc_prefix_pin(setup_.cache(), asked, &pinned, err); });
+  const kvc_status status = call("kvc_prefix_pin", [&](kvc_error* err) {
+    return kvc_prefix_pin(setup_.cache(), asked, &pinned, err);
+  });
   require_ok("kvc_prefix_pin", status);
   if (pinned < 0 || pinned > query.size() || pinned % setup_.block() != 0)
     mismatch("%lld of %lld tokens are pinned", ll(pinned), ll(query.size()));
@@ -265,7 +279,8 @@ void PrefixRun::op_unpin() {
     const auto own = pin_counts_.find(end);
     if (own == pin_counts_.end()) return true;
     int64_t beyond = 0;
-    for (const auto& [other, count] : pin_counts_) beyond += pin_parents_.at(other) == end ? count : 0;
+    for (const auto& [other, count] : pin_counts_)
+      beyond += pin_parents_.at(other) == end ? count : 0;
     return beyond >= own->second;
   };
   while (blocks > 0 && is_needed(ends[blocks - 1])) --blocks;
@@ -273,7 +288,8 @@ void PrefixRun::op_unpin() {
     if (--pin_counts_.at(ends[i]) == 0) pin_counts_.erase(ends[i]);
   }
   const int64_t wanted = static_cast<int64_t>(blocks) * setup_.block();
-  if (unpinned != wanted) mismatch("%lld tokens were pinned, %lld are unpinned", ll(wanted), ll(unpinned));
+  if (unpinned != wanted)
+    mismatch("%lld tokens were pinned, %lld are unpinned", ll(wanted), ll(unpinned));
 }
 
 void PrefixRun::op_evict() {
@@ -285,7 +301,8 @@ void PrefixRun::op_evict() {
     return kvc_prefix_evict(setup_.cache(), pages, &freed, err);
   });
   if (pages < 0) {
-    if (status != KVC_E_OUT_OF_RANGE) mismatch("evicting %lld pages: %s", ll(pages), kvc_status_name(status));
+    if (status != KVC_E_OUT_OF_RANGE)
+      mismatch("evicting %lld pages: %s", ll(pages), kvc_status_name(status));
     return;
   }
   require_ok("kvc_prefix_evict", status);
@@ -306,8 +323,9 @@ void PrefixRun::op_evict() {
 
 void PrefixRun::op_reset() {
   trace("reset");
-  require_ok("kvc_prefix_reset",
-             call("kvc_prefix_reset", [&](kvc_error* err) { return kvc_prefix_reset(setup_.cache(), err); }));
+  require_ok("kvc_prefix_reset", call("kvc_prefix_reset", [&](kvc_error* err) {
+               return kvc_prefix_reset(setup_.cache(), err);
+             }));
   ++epoch_;
   published_.clear();
   pins_.clear();
@@ -325,7 +343,8 @@ void PrefixRun::op_reset() {
 void PrefixRun::op_quota() {
   const std::string salt = random_.pick(spaces_).salt;
   const uint64_t block_bytes = setup_.info().page_bytes * 2 + setup_.info().state_slot_bytes;
-  const uint64_t bytes = random_.chance(0.3) ? 0 : block_bytes * static_cast<uint64_t>(random_.range(1, 8));
+  const uint64_t bytes =
+      random_.chance(0.3) ? 0 : block_bytes * static_cast<uint64_t>(random_.range(1, 8));
   trace("quota of %llu bytes for a salt of %zu", bytes + 0ULL, salt.size());
   require_ok("kvc_prefix_quota_set", call("kvc_prefix_quota_set", [&](kvc_error* err) {
                return kvc_prefix_quota_set(setup_.cache(), salt.data(), salt.size(), bytes, err);
@@ -343,7 +362,8 @@ void PrefixRun::op_events() {
     size_t count = 1;
     uint64_t number = 0;
     const kvc_status polled = kvc_events_poll(setup_.cache(), &event, &count, nullptr);
-    const kvc_status listed = kvc_events_snapshot(setup_.cache(), nullptr, &count, &number, nullptr);
+    const kvc_status listed =
+        kvc_events_snapshot(setup_.cache(), nullptr, &count, &number, nullptr);
     if (polled != KVC_E_UNSUPPORTED || (listed != KVC_E_UNSUPPORTED && listed != KVC_OK))
       mismatch("without events: %s, %s", kvc_status_name(polled), kvc_status_name(listed));
     return;
@@ -359,7 +379,8 @@ void PrefixRun::op_refused() {
   const auto refuse = [&](const char* function, kvc_status wanted, const Call& fn) {
     const kvc_status status = call(function, fn);
     if (status != wanted)
-      mismatch("%s answered %s, not %s", function, kvc_status_name(status), kvc_status_name(wanted));
+      mismatch("%s answered %s, not %s", function, kvc_status_name(status),
+               kvc_status_name(wanted));
     if (number != -1) mismatch("a refused %s wrote its result", function);
   };
   Query query = draw_query();
@@ -375,13 +396,15 @@ void PrefixRun::op_refused() {
   if (forward_ == nullptr) return;
   kvc_seq free = 0;
   while (sequences_.count(free) != 0) ++free;
-  refuse("kvc_prefix_attach", KVC_E_BUSY,
-         [&](kvc_error* err) { return kvc_prefix_attach(setup_.cache(), free, asked, &number, err); });
+  refuse("kvc_prefix_attach", KVC_E_BUSY, [&](kvc_error* err) {
+    return kvc_prefix_attach(setup_.cache(), free, asked, &number, err);
+  });
   const kvc_seq seq = entries_.front().seq;
   Query own = query_of(sequences_.at(seq), sequences_.at(seq).length());
   const kvc_prefix_query* owned = own.get();
-  refuse("kvc_prefix_insert", KVC_E_BUSY,
-         [&](kvc_error* err) { return kvc_prefix_insert(setup_.cache(), seq, owned, &number, err); });
+  refuse("kvc_prefix_insert", KVC_E_BUSY, [&](kvc_error* err) {
+    return kvc_prefix_insert(setup_.cache(), seq, owned, &number, err);
+  });
   refuse("kvc_prefix_reset", KVC_E_BUSY,
          [&](kvc_error* err) { return kvc_prefix_reset(setup_.cache(), err); });
 }

@@ -15,8 +15,9 @@ PrefixRun::PrefixRun(uint64_t seed, PrefixRunKind kind)
   const int64_t block = setup_.block();
   spaces_.push_back({});
   for (const char* salt : {"", "a", "b"}) {
-    Namespace space{.salt = random_.chance(0.1) ? std::string(4096, *salt == 0 ? 'x' : *salt) : salt,
-                    .keys = {}};
+    Namespace space{
+        .salt = random_.chance(0.1) ? std::string(4096, *salt == 0 ? 'x' : *salt) : salt,
+        .keys = {}};
     for (int64_t offset : {int64_t{0}, random_.range(0, block), random_.range(0, 3 * block)}) {
       NamespaceKey key{.type = random_.pick_of<kvc_prefix_key_type>(
                            {KVC_PREFIX_KEY_ADAPTER, KVC_PREFIX_KEY_MEDIA, KVC_PREFIX_KEY_USER}),
@@ -45,13 +46,14 @@ std::string PrefixRun::describe() const {
   std::string text = "seed " + std::to_string(seed_) + ", step " + std::to_string(steps_) + ", " +
                      setup_.describe() + "\nlast operations:\n" + trace_.describe();
   for (const auto& [seq, sequence] : sequences_) {
-    text += "sequence " + std::to_string(seq) + ": " + std::to_string(sequence.length()) + " tokens, " +
-            std::to_string(sequence.known) + " known, " + std::to_string(sequence.nodes.size()) + " nodes" +
-            (is_open(seq) ? ", open" : "") + (sequence.is_swapped ? ", swapped" : "") +
-            (sequence.is_moved ? ", moved" : "") + (sequence.is_old ? ", old" : "") +
-            (sequence.is_told ? "" : ", untold");
+    text += "sequence " + std::to_string(seq) + ": " + std::to_string(sequence.length()) +
+            " tokens, " + std::to_string(sequence.known) + " known, " +
+            std::to_string(sequence.nodes.size()) + " nodes" + (is_open(seq) ? ", open" : "") +
+            (sequence.is_swapped ? ", swapped" : "") + (sequence.is_moved ? ", moved" : "") +
+            (sequence.is_old ? ", old" : "") + (sequence.is_told ? "" : ", untold");
     if (sequence.window != 0)
-      text += ", window " + std::to_string(sequence.window) + " sink " + std::to_string(sequence.sink);
+      text +=
+          ", window " + std::to_string(sequence.window) + " sink " + std::to_string(sequence.sink);
     text += ", tokens";
     for (const int32_t token : sequence.tokens) text += " " + std::to_string(token);
     text += "\n";
@@ -75,7 +77,8 @@ kvc_status PrefixRun::call(const char* function, const Call& fn) {
       mismatch("%s answered %d, its kvc_error says %d", function, status, error.status);
     if (look_closely && status != KVC_OK) {
       const std::string what = difference(before, look());
-      if (!what.empty()) mismatch("%s answered %s and %s", function, kvc_status_name(status), what.c_str());
+      if (!what.empty())
+        mismatch("%s answered %s and %s", function, kvc_status_name(status), what.c_str());
     }
     return status;
   }
@@ -86,8 +89,8 @@ kvc_status PrefixRun::call(const char* function, const Call& fn) {
     const bool failed = disarm_allocation_failure();
     ++answers[status];
     if (!failed) return status;
-    // A block of a namespace with a quota that finds no room in its order is not published; pages that have come back from the host stay, whatever the
-    // hit is then.
+    // A block of a namespace with a quota that finds no room in its order is not published; pages
+    // that have come back from the host stay, whatever the hit is then.
     if (status == KVC_OK && (!had_quota_.empty() || setup_.has_host())) return status;
     if (status != KVC_E_NO_MEMORY)
       mismatch("%s: allocation %lld failed and the answer is %d", function, ll(n), status);
@@ -95,13 +98,15 @@ kvc_status PrefixRun::call(const char* function, const Call& fn) {
     if (!what.empty()) mismatch("%s: allocation %lld failed and %s", function, ll(n), what.c_str());
     kvc_error audit{};
     if (kvc_cache_check(setup_.cache(), &audit) != KVC_OK)
-      mismatch("%s: allocation %lld failed and the cache is corrupt: %s", function, ll(n), audit.message);
+      mismatch("%s: allocation %lld failed and the cache is corrupt: %s", function, ll(n),
+               audit.message);
   }
 }
 
 void PrefixRun::require_ok(const char* function, kvc_status status) const {
   if (status != KVC_OK)
-    mismatch("%s answered %s (%s), expected KVC_OK", function, kvc_status_name(status), last_error_.message);
+    mismatch("%s answered %s (%s), expected KVC_OK", function, kvc_status_name(status),
+             last_error_.message);
 }
 
 kvc_stats PrefixRun::stats() const {
@@ -114,7 +119,8 @@ kvc_stats PrefixRun::stats() const {
 kvc_seq_info PrefixRun::info_of(kvc_seq seq) const {
   kvc_seq_info info{};
   info.struct_size = sizeof info;
-  if (kvc_seq_info_get(setup_.cache(), seq, &info, nullptr) != KVC_OK) mismatch("no info of %lld", ll(seq));
+  if (kvc_seq_info_get(setup_.cache(), seq, &info, nullptr) != KVC_OK)
+    mismatch("no info of %lld", ll(seq));
   return info;
 }
 
@@ -201,14 +207,18 @@ void PrefixRun::finish() {
     mismatch("all sequences are gone and the cache is not empty");
   op_reset();
   const kvc_stats end = stats();
-  if (kvc_cache_is_empty(setup_.cache()) != 1 || end.pages_free != num_pages_ || end.pages_cached != 0 ||
-      end.prefix_blocks != 0 || end.prefix_pinned != 0 || end.host_pages_used != 0)
-    mismatch("after the reset %lld of %lld pages are free, %lld cached, %lld blocks, %lld host pages used",
-             ll(end.pages_free), ll(num_pages_), ll(end.pages_cached), ll(end.prefix_blocks),
-             ll(end.host_pages_used));
+  if (kvc_cache_is_empty(setup_.cache()) != 1 || end.pages_free != num_pages_ ||
+      end.pages_cached != 0 || end.prefix_blocks != 0 || end.prefix_pinned != 0 ||
+      end.host_pages_used != 0)
+    mismatch(
+        "after the reset %lld of %lld pages are free, %lld cached, %lld blocks, %lld host pages "
+        "used",
+        ll(end.pages_free), ll(num_pages_), ll(end.pages_cached), ll(end.prefix_blocks),
+        ll(end.host_pages_used));
   if (setup_.config().event_capacity > 0) consumer_.poll(setup_.cache(), random_, blocks_, true);
   if (!consumer_.held().empty()) mismatch("after the reset events leave something held");
-  if (kvc_cache_check(setup_.cache(), &last_error_) != KVC_OK) mismatch("corrupt: %s", last_error_.message);
+  if (kvc_cache_check(setup_.cache(), &last_error_) != KVC_OK)
+    mismatch("corrupt: %s", last_error_.message);
   setup_.destroy_cache();
   if (setup_.live_allocations() != 0) mismatch("pool memory leaks");
 }

@@ -1,5 +1,6 @@
-// Random operations on a cache with a prefix index. The oracle is a dictionary: of every slot of every page, the whole history of the token that was
-// written there. A page that a sequence can see has to hold the sequence's own history.
+// Random operations on a cache with a prefix index. The oracle is a dictionary: of every slot of
+// every page, the whole history of the token that was written there. A page that a sequence can see
+// has to hold the sequence's own history.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +63,8 @@ class PrefixRun {
     bool is_moved = false;     // by kvc_seq_shift, tokens that are still there
     bool is_old = false;       // older than a reset
     bool is_doubtful = false;  // was once one of these: the library may go on to publish nothing
-    bool is_whole = true;      // never begun inside a block, whose pages may be known for another one
+    // Never begun inside a block, whose pages may be known for another one
+    bool is_whole = true;
     std::vector<std::vector<Content>> swapped;  // what went to the host, by group and entry
     bool is_swapped = false;
 
@@ -106,7 +108,8 @@ class PrefixRun {
   // What a page holds of a group. A page whose content is not known becomes the group's.
   Content& content_of(int32_t page, size_t group);
   // The page does not hold the sequence's tokens of this entry.
-  bool contradicts(const Content& content, const Sequence& sequence, size_t group, size_t entry) const;
+  bool contradicts(const Content& content, const Sequence& sequence, size_t group,
+                   size_t entry) const;
   void note_promoted(kvc_seq seq, int64_t pages);
   // On the device, by all sequences but one.
   std::set<int32_t> held_pages(kvc_seq but) const;
@@ -114,7 +117,8 @@ class PrefixRun {
   void forget_unheld_pages();
   std::vector<int32_t> exported_pages(kvc_seq seq, size_t group) const;
   void read_tables(kvc_seq seq);
-  // After something was published: entries may be the index's pages now, or, of a block that begins like another, copies of their own.
+  // After something was published: entries may be the index's pages now, or, of a block that begins
+  // like another, copies of their own.
   void compare_published(const std::vector<kvc_seq>& seqs, uint64_t copied_before);
   void compare_sequence(kvc_seq seq);
   void compare_rows(kvc_seq seq);
@@ -187,18 +191,23 @@ class PrefixRun {
   int32_t epoch_ = 0;
   std::vector<Namespace> spaces_;
   std::vector<int32_t> alphabet_;
-  std::vector<std::pair<Namespace, std::vector<int32_t>>> book_;  // prompts that others may begin like
+  // Prompts that others may begin like
+  std::vector<std::pair<Namespace, std::vector<int32_t>>> book_;
   std::map<kvc_seq, Sequence> sequences_;
-  std::vector<Content> content_;                        // by page
-  std::vector<Entry> entries_;                          // of the open forward
-  size_t left_out_ = SIZE_MAX;                          // layer that the open forward leaves unwritten
-  std::set<int> unwritten_;                             // histories of tokens that a partial forward left so
-  std::set<int> published_;                             // histories of tokens that may be in the index
+  std::vector<Content> content_;  // by page
+  std::vector<Entry> entries_;    // of the open forward
+  // Layer that the open forward leaves unwritten
+  size_t left_out_ = SIZE_MAX;
+  // Histories of tokens that a partial forward left so
+  std::set<int> unwritten_;
+  // Histories of tokens that may be in the index
+  std::set<int> published_;
   std::map<std::string, EventConsumer::Block> blocks_;  // all that were ever published, by key
   EventConsumer consumer_;
   std::list<Query> pins_;
-  std::map<int, int64_t> pin_counts_;  // by history of the block's last token, where every group sees all
-  std::map<int, int> pin_parents_;     // the block before
+  // By history of the block's last token, where every group sees all
+  std::map<int, int64_t> pin_counts_;
+  std::map<int, int> pin_parents_;  // the block before
   struct Quota {
     uint64_t bytes, limit;
   };

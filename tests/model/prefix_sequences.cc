@@ -14,7 +14,8 @@ void PrefixRun::op_add() {
     mismatch("kvc_seq_add answered %s", kvc_status_name(status));
   if (status != KVC_OK) return;
   Sequence& sequence = sequences_[seq];
-  // Without a query the cache takes it to be of the namespace without a salt; another one is told by an insert.
+  // Without a query the cache takes it to be of the namespace without a salt; another one is told
+  // by an insert.
   if (random_.chance(0.3)) sequence.space = random_.pick(spaces_);
   sequence.is_told = sequence.space.salt.empty() && sequence.space.keys.empty();
   if (!book_.empty()) {
@@ -27,9 +28,11 @@ void PrefixRun::op_add() {
 void PrefixRun::op_remove() {
   const kvc_seq seq = any_seq();
   trace("remove %lld", ll(seq));
-  const kvc_status status =
-      call("kvc_seq_remove", [&](kvc_error* err) { return kvc_seq_remove(setup_.cache(), seq, err); });
-  const kvc_status wanted = sequences_.count(seq) == 0 ? KVC_E_NOT_FOUND : is_open(seq) ? KVC_E_BUSY : KVC_OK;
+  const kvc_status status = call(
+      "kvc_seq_remove", [&](kvc_error* err) { return kvc_seq_remove(setup_.cache(), seq, err); });
+  const kvc_status wanted = sequences_.count(seq) == 0 ? KVC_E_NOT_FOUND
+                            : is_open(seq)             ? KVC_E_BUSY
+                                                       : KVC_OK;
   if (status != wanted) mismatch("kvc_seq_remove answered %s", kvc_status_name(status));
   if (status != KVC_OK) return;
   // The next turn of a conversation begins with all of this one.
@@ -44,8 +47,9 @@ void PrefixRun::op_fork() {
   const Sequence& from = sequences_.at(parent);
   const int64_t pos = random_.chance(0.3) ? -1 : random_.range(0, from.length() + 1);
   trace("fork %lld to %lld at %lld", ll(parent), ll(child), ll(pos));
-  const kvc_status status = call(
-      "kvc_seq_fork", [&](kvc_error* err) { return kvc_seq_fork(setup_.cache(), parent, child, pos, err); });
+  const kvc_status status = call("kvc_seq_fork", [&](kvc_error* err) {
+    return kvc_seq_fork(setup_.cache(), parent, child, pos, err);
+  });
   if (sequences_.count(child) != 0 || !from.nodes.empty() || pos > from.length()) {
     if (status == KVC_OK) mismatch("kvc_seq_fork accepted");
     return;
@@ -72,8 +76,8 @@ void PrefixRun::op_pop() {
   kvc_seq seq = 0;
   if (!pick_idle(&seq)) return;
   Sequence& sequence = sequences_.at(seq);
-  const int64_t n =
-      random_.range(0, random_.chance(0.5) ? std::min<int64_t>(3, sequence.length()) : sequence.length());
+  const int64_t n = random_.range(
+      0, random_.chance(0.5) ? std::min<int64_t>(3, sequence.length()) : sequence.length());
   trace("pop %lld of %lld", ll(n), ll(seq));
   const kvc_status status =
       call("kvc_seq_pop", [&](kvc_error* err) { return kvc_seq_pop(setup_.cache(), seq, n, err); });
@@ -127,7 +131,8 @@ void PrefixRun::op_shift() {
   if (kind_ != PrefixRunKind::kBookkeeping && setup_.has_data()) return;
   if (!pick_idle(&seq)) return;
   Sequence& sequence = sequences_.at(seq);
-  const int64_t begin = random_.range(0, sequence.length()), end = random_.range(begin, sequence.length());
+  const int64_t begin = random_.range(0, sequence.length()),
+                end = random_.range(begin, sequence.length());
   const int64_t delta = begin == end ? random_.range(1, 5) : begin - end;
   trace("shift %lld: [%lld, %lld) by %lld", ll(seq), ll(begin), ll(end), ll(delta));
   const kvc_status status = call("kvc_seq_shift", [&](kvc_error* err) {
@@ -141,7 +146,8 @@ void PrefixRun::op_shift() {
   sequence.is_moved = sequence.is_moved || moves;
   sequence.had_gap = true;
   sequence.known = std::min(sequence.known, begin);
-  // Nothing is rotated here: rows stay what they are, but where tokens are dropped they, or their pages, move.
+  // Nothing is rotated here: rows stay what they are, but where tokens are dropped they, or their
+  // pages, move.
   const bool rewrites = moves && begin < end;
   const std::vector<Table> old = sequence.tables;
   read_tables(seq);
@@ -159,7 +165,8 @@ void PrefixRun::op_shift() {
         content = copy;
       }
       if (t >= begin)
-        content.history[static_cast<size_t>(t % page_tokens)] = sequence.history[static_cast<size_t>(t)];
+        content.history[static_cast<size_t>(t % page_tokens)] =
+            sequence.history[static_cast<size_t>(t)];
     }
   }
   sequence.forget_empty();
@@ -169,8 +176,9 @@ void PrefixRun::op_shift() {
 void PrefixRun::op_resize() {
   const int64_t pages = std::max<int64_t>(1, num_pages_ + random_.range(-8, 8));
   trace("resize to %lld pages", ll(pages));
-  const kvc_status status =
-      call("kvc_cache_resize", [&](kvc_error* err) { return kvc_cache_resize(setup_.cache(), pages, err); });
+  const kvc_status status = call("kvc_cache_resize", [&](kvc_error* err) {
+    return kvc_cache_resize(setup_.cache(), pages, err);
+  });
   if (status != KVC_OK) {
     if (status != KVC_E_BUSY && status != KVC_E_NEVER_FITS && status != KVC_E_OUT_OF_RANGE)
       mismatch("kvc_cache_resize answered %s (%s)", kvc_status_name(status), last_error_.message);
@@ -182,16 +190,17 @@ void PrefixRun::op_resize() {
 
 void PrefixRun::op_clear() {
   trace("clear");
-  require_ok("kvc_cache_clear",
-             call("kvc_cache_clear", [&](kvc_error* err) { return kvc_cache_clear(setup_.cache(), err); }));
+  require_ok("kvc_cache_clear", call("kvc_cache_clear", [&](kvc_error* err) {
+               return kvc_cache_clear(setup_.cache(), err);
+             }));
   sequences_.clear();
   published_.clear();
   pins_.clear();
   pin_counts_.clear();
   quotas_.clear();
   const kvc_stats after = stats();
-  if (kvc_cache_is_empty(setup_.cache()) != 1 || after.pages_free != num_pages_ || after.prefix_blocks != 0 ||
-      after.host_pages_used != 0)
+  if (kvc_cache_is_empty(setup_.cache()) != 1 || after.pages_free != num_pages_ ||
+      after.prefix_blocks != 0 || after.host_pages_used != 0)
     mismatch("a cleared cache has %lld free pages, %lld blocks", ll(after.pages_free),
              ll(after.prefix_blocks));
 }
@@ -200,8 +209,9 @@ void PrefixRun::op_checkpoint() {
   kvc_seq seq = 0;
   if (!pick_idle(&seq)) return;
   trace("checkpoint %lld", ll(seq));
-  const kvc_status status = call(
-      "kvc_state_checkpoint", [&](kvc_error* err) { return kvc_state_checkpoint(setup_.cache(), seq, err); });
+  const kvc_status status = call("kvc_state_checkpoint", [&](kvc_error* err) {
+    return kvc_state_checkpoint(setup_.cache(), seq, err);
+  });
   if (status != (setup_.has_states() ? KVC_OK : KVC_E_UNSUPPORTED))
     mismatch("kvc_state_checkpoint answered %s", kvc_status_name(status));
 }
@@ -215,11 +225,13 @@ void PrefixRun::op_swap_out() {
   });
   Sequence& sequence = sequences_.at(seq);
   const bool has_tree = !sequence.nodes.empty();
-  const bool right = status == KVC_E_UNSUPPORTED ? !setup_.has_host()
-                     : status == KVC_E_INVALID_STATE
-                         ? has_tree
-                         : setup_.has_host() && !has_tree && (status == KVC_OK || status == KVC_E_NO_PAGES);
-  if (!right) mismatch("kvc_swap_out answered %s (%s)", kvc_status_name(status), last_error_.message);
+  const bool right =
+      status == KVC_E_UNSUPPORTED ? !setup_.has_host()
+      : status == KVC_E_INVALID_STATE
+          ? has_tree
+          : setup_.has_host() && !has_tree && (status == KVC_OK || status == KVC_E_NO_PAGES);
+  if (!right)
+    mismatch("kvc_swap_out answered %s (%s)", kvc_status_name(status), last_error_.message);
   if (status != KVC_OK) return;
   sequence.is_swapped = true;
   sequence.swapped.assign(setup_.groups().size(), {});

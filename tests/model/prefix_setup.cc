@@ -16,7 +16,8 @@ kvc_layer PrefixSetup::token_layer(Random& random, bool mla, int64_t window, int
     layer.latent_rank = 4;
     layer.latent_rope_dim = 2;
   } else {
-    layer.num_kv_heads = random.chance(0.7) ? 1 : 2;  // other rows are other bytes: other tokens per page
+    // Other rows are other bytes: other tokens per page
+    layer.num_kv_heads = random.chance(0.7) ? 1 : 2;
     layer.k_dim = random.chance(0.8) ? 2 : 4;
   }
   return layer;
@@ -26,8 +27,12 @@ void PrefixSetup::draw_layers(Random& random) {
   const int64_t page = config_.page_size;
   const auto window = [&] { return random.range(1, 4 * page); };
   const auto plain = [&](bool mla = false) { layers_.push_back(token_layer(random, mla, 0, 0)); };
-  const auto windowed = [&](bool mla = false) { layers_.push_back(token_layer(random, mla, window(), 0)); };
-  const auto chunked = [&] { layers_.push_back(token_layer(random, false, 0, random.range(1, 5 * page))); };
+  const auto windowed = [&](bool mla = false) {
+    layers_.push_back(token_layer(random, mla, window(), 0));
+  };
+  const auto chunked = [&] {
+    layers_.push_back(token_layer(random, false, 0, random.range(1, 5 * page)));
+  };
   const auto state = [&] {
     kvc_state_spec spec{};
     spec.struct_size = sizeof spec;
@@ -106,7 +111,8 @@ PrefixSetup::PrefixSetup(Random& random, PrefixRunKind kind) {
   config_.num_pages = random.range(6, random.chance(0.3) ? 20 : 70);
   config_.event_capacity = random.pick_of<int64_t>({0, 1, 4, 30, 1000, 100000});
   if (has_states_) {
-    config_.state_stride = random.pick_of<int64_t>({0, 0, config_.page_size, 2 * config_.page_size, -1});
+    config_.state_stride =
+        random.pick_of<int64_t>({0, 0, config_.page_size, 2 * config_.page_size, -1});
     if (random.chance(0.3)) config_.num_state_slots = random.range(3, 30);
   }
   config_.storage = KVC_STORAGE_NONE;
@@ -115,7 +121,8 @@ PrefixSetup::PrefixSetup(Random& random, PrefixRunKind kind) {
     hooks_ = allocator_.hooks();
     config_.allocator = &hooks_;
   };
-  if (kind == PrefixRunKind::kData || (kind == PrefixRunKind::kFailures && random.chance(0.3))) own_storage();
+  if (kind == PrefixRunKind::kData || (kind == PrefixRunKind::kFailures && random.chance(0.3)))
+    own_storage();
   if (random.chance(0.2)) config_.max_seq_len = random.range(1, 5 * config_.page_size);
   while (ask() == KVC_E_NEVER_FITS && config_.num_pages < 4000) config_.num_pages *= 2;
   if (random.chance(0.2)) {
@@ -143,11 +150,11 @@ void PrefixSetup::destroy_cache() {
 }
 
 std::string PrefixSetup::describe() const {
-  std::string text = "page size " + std::to_string(config_.page_size) + ", " +
-                     std::to_string(config_.num_pages) + " pages, block " + std::to_string(block()) +
-                     (has_data() ? ", with storage" : "") +
-                     (has_host() ? ", " + std::to_string(info_.num_host_pages) + " host pages" : "") + ", " +
-                     std::to_string(config_.event_capacity) + " events; layers:";
+  std::string text =
+      "page size " + std::to_string(config_.page_size) + ", " + std::to_string(config_.num_pages) +
+      " pages, block " + std::to_string(block()) + (has_data() ? ", with storage" : "") +
+      (has_host() ? ", " + std::to_string(info_.num_host_pages) + " host pages" : "") + ", " +
+      std::to_string(config_.event_capacity) + " events; layers:";
   for (const kvc_layer& layer : layers_) {
     text += layer.kind == KVC_LAYER_MLA      ? " mla"
             : layer.kind == KVC_LAYER_STATE  ? " state"

@@ -1,4 +1,5 @@
-// One configuration of a cache with a prefix index, drawn from a seed: models whose layers see all keys, windows, chunks, states, latents.
+// One configuration of a cache with a prefix index, drawn from a seed: models whose layers see all
+// keys, windows, chunks, states, latents.
 #pragma once
 
 #include <cstdint>

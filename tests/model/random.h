@@ -1,4 +1,5 @@
-// A small seeded generator: the same sequence on every platform and standard library, so that a printed seed is a reproducer.
+// A small seeded generator: the same sequence on every platform and standard library, so that a
+// printed seed is a reproducer.
 #pragma once
 
 #include <cstddef>

@@ -7,8 +7,8 @@
 namespace kvc::test {
 
 // All rows of a sequence, read back from the library.
-void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
-                             int64_t dim, int64_t layer) {
+void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got,
+                             int64_t heads, int64_t dim, int64_t layer) {
   for (size_t t = 0; t < rows.size(); ++t) {
     if (rows[t].empty()) continue;  // not written yet
     for (int64_t h = 0; h < heads; ++h) {
@@ -17,8 +17,8 @@ void RandomRun::compare_rows(const char* what, const std::vector<Row>& rows, Hos
         const double value = layer < 0 ? got.get(token, h, d) : got.get(layer, token, h, d);
         const double want = round_to(got.elem(), rows[t][static_cast<size_t>(h * dim + d)]);
         if (value != want)
-          mismatch("%s: token %zu head %lld element %lld is %g, expected %g", what, t, ll(h), ll(d), value,
-                   want);
+          mismatch("%s: token %zu head %lld element %lld is %g, expected %g", what, t, ll(h), ll(d),
+                   value, want);
       }
     }
   }
@@ -32,7 +32,8 @@ bool RandomRun::dropped_any(size_t layer, const ModelSequence& sequence) const {
 
 Row RandomRun::read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int heads, int dim) {
   DLManagedTensorVersioned* exported = nullptr;
-  if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) != KVC_OK)
+  if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) !=
+      KVC_OK)
     mismatch("kvc_export_pool of layer %zu failed", layer);
   pool_exported_ = true;
   const DLTensor& pool = exported->dl_tensor;
@@ -57,25 +58,27 @@ void RandomRun::adopt_row(size_t layer, const char* what, const Row& k_want, con
   for (size_t e = 0; e < k_want.size(); ++e) {
     const auto element = static_cast<int>(e) % spec.k_dim;
     const double want = round_to(spec.k_type, k_want[e]);
-    const bool turned =
-        turned_by > 0 && element >= spec.rope.begin && element < spec.rope.begin + spec.rope.rotary_dim;
-    // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip the rounding to storage.
+    const bool turned = turned_by > 0 && element >= spec.rope.begin &&
+                        element < spec.rope.begin + spec.rope.rotary_dim;
+    // A float32 rotation is off by a few roundings of its inputs (at most 1 here), which may tip
+    // the rounding to storage.
     const double tipped = spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want);
     if (!(std::fabs(k_got[e] - want) <= (turned ? turned_by * 4e-7 + tipped : 0))) {
-      mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what, layer,
-               token, e, k_got[e], want);
+      mismatch("%s: K of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,
+               layer, token, e, k_got[e], want);
     }
   }
   for (size_t e = 0; e < v_got.size(); ++e) {
     if (v_got[e] != v_want[e])
-      mismatch("%s: V of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what, layer,
-               token, e, v_got[e], v_want[e]);
+      mismatch("%s: V of layer %zu, token %zu, element %zu is stored as %.9g, expected %.9g", what,
+               layer, token, e, v_got[e], v_want[e]);
   }
   rows->k[token] = k_got;
   rows->v[token] = v_want;
 }
 
-void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head, int64_t v_head) {
+void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head,
+                           int64_t v_head) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const bool turns = spec.rope.mode == KVC_ROPE_ON_APPEND;
   std::vector<int64_t> slots;
@@ -87,8 +90,9 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
     if (dropped && slots.empty()) {
       std::vector<int64_t> shape;
       slots = table(static_cast<size_t>(spec.group), KVC_TABLE_SLOT_MAPPING, &shape);
-    } else if (!dropped && kvc_kv_gather(forward_, setup_.global_layer(layer), entry.seq, k_out.dl(),
-                                         spec.v_in_k ? nullptr : v_out.dl(), nullptr) != KVC_OK) {
+    } else if (!dropped &&
+               kvc_kv_gather(forward_, setup_.global_layer(layer), entry.seq, k_out.dl(),
+                             spec.v_in_k ? nullptr : v_out.dl(), nullptr) != KVC_OK) {
       mismatch("gather of layer %zu failed after an append", layer);
     }
     NaiveRows& rows = naive_.at(entry.seq).layers[layer];
@@ -98,7 +102,8 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
       Row k_want = row_of(k, row, k_head, spec.kv_heads, spec.k_dim);
       Row v_want, k_got, v_got;
       if (turns) k_want = rotated(spec.rope, spec.k_dim, k_want, query_rope(spec.rope, entry, row));
-      if (!spec.v_in_k) v_want = rounded(spec.v_type, row_of(*v, row, v_head, spec.kv_heads, spec.v_dim));
+      if (!spec.v_in_k)
+        v_want = rounded(spec.v_type, row_of(*v, row, v_head, spec.kv_heads, spec.v_dim));
       if (dropped) {
         const int64_t slot = slots[static_cast<size_t>(row)];
         k_got = read_slot(layer, KVC_POOL_K, slot, spec.kv_heads, spec.k_dim);
@@ -107,12 +112,13 @@ void RandomRun::adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k
         k_got = row_of(k_out, token, 0, spec.kv_heads, spec.k_dim);
         if (!spec.v_in_k) v_got = row_of(v_out, token, 0, spec.kv_heads, spec.v_dim);
       }
-      adopt_row(layer, "after an append", k_want, v_want, turns ? spec.rope.attention_factor : 0, &rows,
-                static_cast<size_t>(token), k_got, v_got);
+      adopt_row(layer, "after an append", k_want, v_want, turns ? spec.rope.attention_factor : 0,
+                &rows, static_cast<size_t>(token), k_got, v_got);
     }
     if (dropped) continue;
     compare_rows("K after an append", rows.k, k_out, spec.kv_heads, spec.k_dim, -1);
-    if (!spec.v_in_k) compare_rows("V after an append", rows.v, v_out, spec.kv_heads, spec.v_dim, -1);
+    if (!spec.v_in_k)
+      compare_rows("V after an append", rows.v, v_out, spec.kv_heads, spec.v_dim, -1);
   }
   written_[layer] = true;
 }
@@ -121,13 +127,17 @@ void RandomRun::append(size_t layer, Inputs& in) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const int32_t id = setup_.global_layer(layer);
   if (spec.kind == KVC_LAYER_MLA) {
-    HostTensor flat(in.k.elem(), {in.k.size(0), spec.k_dim}, random_placement(random_, in.k.elem()));
-    flat.for_each([&](int64_t t, int64_t d, int64_t, int64_t) { flat.set(in.k.get(t, 0, d), t, d); });
+    HostTensor flat(in.k.elem(), {in.k.size(0), spec.k_dim},
+                    random_placement(random_, in.k.elem()));
+    flat.for_each(
+        [&](int64_t t, int64_t d, int64_t, int64_t) { flat.set(in.k.get(t, 0, d), t, d); });
     DLTensor* latent = random_.chance(0.5) ? flat.dl() : in.k.dl();
-    expect_ok("kvc_mla_append", [&](kvc_error* err) { return kvc_mla_append(forward_, id, latent, err); });
+    expect_ok("kvc_mla_append",
+              [&](kvc_error* err) { return kvc_mla_append(forward_, id, latent, err); });
   } else {
-    expect_ok("kvc_kv_append",
-              [&](kvc_error* err) { return kvc_kv_append(forward_, id, in.k.dl(), in.v_dl(), err); });
+    expect_ok("kvc_kv_append", [&](kvc_error* err) {
+      return kvc_kv_append(forward_, id, in.k.dl(), in.v_dl(), err);
+    });
   }
   adopt_rows(layer, in.k, &in.v);
 }
@@ -142,7 +152,8 @@ void RandomRun::append_missing_layers() {
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
     if (written_[layer]) continue;
     if (setup_.layers()[layer].has_tokens()) op_append(layer);
-    if (setup_.layers()[layer].kind == KVC_LAYER_CROSS && model_.num_cross_rows() > 0) op_cross(layer, true);
+    if (setup_.layers()[layer].kind == KVC_LAYER_CROSS && model_.num_cross_rows() > 0)
+      op_cross(layer, true);
   }
 }
 
@@ -153,8 +164,9 @@ void RandomRun::op_gather(size_t layer) {
   const int32_t id = setup_.global_layer(layer);
   if (!model_.exists(seq)) {
     HostTensor any(Elem::kF32, {1, 1, 1});
-    return refuse("kvc_kv_gather", KVC_E_NOT_FOUND,
-                  [&](kvc_error* err) { return kvc_kv_gather(forward_, id, seq, any.dl(), nullptr, err); });
+    return refuse("kvc_kv_gather", KVC_E_NOT_FOUND, [&](kvc_error* err) {
+      return kvc_kv_gather(forward_, id, seq, any.dl(), nullptr, err);
+    });
   }
   const NaiveRows& rows = naive_.at(seq).layers[layer];
   const auto length = static_cast<int64_t>(rows.k.size());
@@ -176,7 +188,8 @@ void RandomRun::op_gather(size_t layer) {
       expected.detail = model_.at(seq).tables[static_cast<size_t>(spec.group)].gone_end;
   }
   const Call gather = [&](kvc_error* err) {
-    return kvc_kv_gather(forward_, id, seq, which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), err);
+    return kvc_kv_gather(forward_, id, seq, which == 1 ? nullptr : k.dl(),
+                         which == 2 ? nullptr : v.dl(), err);
   };
   if (!agree("kvc_kv_gather", expected, gather, {&k, &v})) return;
   if (which != 1) compare_rows("gathered K", rows.k, k, spec.kv_heads, spec.k_dim, -1);

@@ -49,9 +49,11 @@ void RandomRun::op_get(bool mla) {
     expected.also(!model_.keeps(model_.at(seq), g, {begin, end}), KVC_E_OUT_OF_RANGE);
   }
   const int64_t tokens = std::max<int64_t>(0, end - begin);
-  const int64_t heads = std::max<int64_t>(1, extents.heads), k_dim = std::max<int64_t>(1, extents.k_dim);
+  const int64_t heads = std::max<int64_t>(1, extents.heads),
+                k_dim = std::max<int64_t>(1, extents.k_dim);
   HostTensor k(draw_activation(random_), {extents.layers, tokens, heads, k_dim});
-  HostTensor v(draw_activation(random_), {extents.layers, tokens, heads, std::max<int64_t>(1, extents.v_dim)});
+  HostTensor v(draw_activation(random_),
+               {extents.layers, tokens, heads, std::max<int64_t>(1, extents.v_dim)});
   HostTensor latent(draw_activation(random_), {extents.layers, tokens, k_dim});
   const int which = mla ? 2 : static_cast<int>(random_.range(0, 2));
   const Call fn = [&](kvc_error* err) {
@@ -59,7 +61,8 @@ void RandomRun::op_get(bool mla) {
     return kvc_debug_get_kv(setup_.cache(), seq, begin, end, which == 1 ? nullptr : k.dl(),
                             which == 2 ? nullptr : v.dl(), nullptr, err);
   };
-  if (!agree(mla ? "kvc_debug_get_mla" : "kvc_debug_get_kv", expected, fn, {&k, &v, &latent})) return;
+  if (!agree(mla ? "kvc_debug_get_mla" : "kvc_debug_get_kv", expected, fn, {&k, &v, &latent}))
+    return;
   for (size_t layer = 0; layer < setup_.layers().size(); ++layer) {
     const NaiveLayer& spec = setup_.layers()[layer];
     const bool present = spec.kind == kind;
@@ -70,8 +73,10 @@ void RandomRun::op_get(bool mla) {
     };
     for (int64_t t = 0; t < tokens; ++t) {
       const Row* k_row = present ? &rows.k[static_cast<size_t>(begin + t)] : nullptr;
-      const Row* v_row = present && !spec.v_in_k ? &rows.v[static_cast<size_t>(begin + t)] : nullptr;
-      // Beyond a smaller layer's own heads and dims, and in layers of other kinds, nothing is written.
+      const Row* v_row =
+          present && !spec.v_in_k ? &rows.v[static_cast<size_t>(begin + t)] : nullptr;
+      // Beyond a smaller layer's own heads and dims, and in layers of other kinds, nothing is
+      // written.
       for (int64_t h = 0; h < heads && which != 1; ++h) {
         for (int64_t d = 0; d < k_dim; ++d) {
           const double got = k_at(t, h, d);
@@ -79,8 +84,8 @@ void RandomRun::op_get(bool mla) {
           const double want = inside ? (*k_row)[static_cast<size_t>(h * spec.k_dim + d)] : 0;
           const Elem elem = mla ? latent.elem() : k.elem();
           if (inside ? got != round_to(elem, want) : !std::isnan(got))
-            mismatch("debug K of layer %zu, token %lld, head %lld, element %lld is %g", layer, ll(begin + t),
-                     ll(h), ll(d), got);
+            mismatch("debug K of layer %zu, token %lld, head %lld, element %lld is %g", layer,
+                     ll(begin + t), ll(h), ll(d), got);
         }
       }
       for (int64_t h = 0; h < heads && which != 2; ++h) {
@@ -89,8 +94,8 @@ void RandomRun::op_get(bool mla) {
           const bool inside = v_row != nullptr && h < spec.kv_heads && d < spec.v_dim;
           const double want = inside ? (*v_row)[static_cast<size_t>(h * spec.v_dim + d)] : 0;
           if (inside ? got != round_to(v.elem(), want) : !std::isnan(got))
-            mismatch("debug V of layer %zu, token %lld, head %lld, element %lld is %g", layer, ll(begin + t),
-                     ll(h), ll(d), got);
+            mismatch("debug V of layer %zu, token %lld, head %lld, element %lld is %g", layer,
+                     ll(begin + t), ll(h), ll(d), got);
         }
       }
     }
@@ -107,9 +112,11 @@ void RandomRun::op_set(bool mla) {
       random_.range(0, random_.chance(0.05) ? length + 1 : std::max<int64_t>(0, length - begin));
   trace("debug_set%s %lld [%lld, +%lld)", mla ? "_mla" : "", ll(seq), ll(begin), ll(tokens));
   const Extents extents = extents_of(setup_.layers(), kind);
-  const int64_t heads = std::max<int64_t>(1, extents.heads), k_dim = std::max<int64_t>(1, extents.k_dim);
+  const int64_t heads = std::max<int64_t>(1, extents.heads),
+                k_dim = std::max<int64_t>(1, extents.k_dim);
   HostTensor k(draw_activation(random_), {extents.layers, tokens, heads, k_dim});
-  HostTensor v(draw_activation(random_), {extents.layers, tokens, heads, std::max<int64_t>(1, extents.v_dim)});
+  HostTensor v(draw_activation(random_),
+               {extents.layers, tokens, heads, std::max<int64_t>(1, extents.v_dim)});
   HostTensor latent(draw_activation(random_), {extents.layers, tokens, k_dim});
   k.fill_random(random_);
   v.fill_random(random_);
@@ -141,7 +148,8 @@ void RandomRun::op_set(bool mla) {
       Row k_row, v_row;
       for (int64_t h = 0; h < spec.kv_heads; ++h) {
         for (int64_t d = 0; d < spec.k_dim; ++d)
-          k_row.push_back(round_to(spec.k_type, mla ? latent.get(local, t, d) : k.get(local, t, h, d)));
+          k_row.push_back(
+              round_to(spec.k_type, mla ? latent.get(local, t, d) : k.get(local, t, h, d)));
         for (int64_t d = 0; d < spec.v_dim && !mla; ++d)
           v_row.push_back(round_to(spec.v_type, v.get(local, t, h, d)));
       }
@@ -155,9 +163,12 @@ void RandomRun::op_get_layer(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const kvc_seq seq = any_seq();
   const bool is_cross = spec.kind == KVC_LAYER_CROSS, exists = model_.exists(seq);
-  const int64_t length = !exists ? 4 : is_cross ? model_.at(seq).cross_length : model_.at(seq).length;
+  const int64_t length = !exists    ? 4
+                         : is_cross ? model_.at(seq).cross_length
+                                    : model_.at(seq).length;
   const int64_t begin = random_.range(0, length);
-  const int64_t end = random_.chance(0.05) ? random_.range(-1, length + 1) : random_.range(begin, length);
+  const int64_t end =
+      random_.chance(0.05) ? random_.range(-1, length + 1) : random_.range(begin, length);
   trace("debug_get_layer %zu of %lld [%lld, %lld)", layer, ll(seq), ll(begin), ll(end));
   Expected expected;
   expected.also(!exists, KVC_E_NOT_FOUND);
@@ -174,20 +185,27 @@ void RandomRun::op_get_layer(size_t layer) {
   const int which = spec.v_in_k ? 2 : static_cast<int>(random_.range(0, 2));
   const Call fn = [&](kvc_error* err) {
     return kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), begin, end,
-                               which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), nullptr, err);
+                               which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(),
+                               nullptr, err);
   };
   if (!agree("kvc_debug_get_layer", expected, fn, {&k, &v})) return;
-  const NaiveRows& rows = naive_.at(seq).layers[spec.source >= 0 ? static_cast<size_t>(spec.source) : layer];
-  if (which != 1) compare_rows("K of a layer", part(rows.k, begin, end), k, spec.kv_heads, spec.k_dim, -1);
-  if (which != 2) compare_rows("V of a layer", part(rows.v, begin, end), v, spec.kv_heads, spec.v_dim, -1);
-  if (!k.padding_untouched() || !v.padding_untouched()) mismatch("kvc_debug_get_layer wrote padding");
+  const NaiveRows& rows =
+      naive_.at(seq).layers[spec.source >= 0 ? static_cast<size_t>(spec.source) : layer];
+  if (which != 1)
+    compare_rows("K of a layer", part(rows.k, begin, end), k, spec.kv_heads, spec.k_dim, -1);
+  if (which != 2)
+    compare_rows("V of a layer", part(rows.v, begin, end), v, spec.kv_heads, spec.v_dim, -1);
+  if (!k.padding_untouched() || !v.padding_untouched())
+    mismatch("kvc_debug_get_layer wrote padding");
 }
 
 void RandomRun::op_set_layer(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const kvc_seq seq = any_seq();
   const bool is_cross = spec.kind == KVC_LAYER_CROSS, exists = model_.exists(seq);
-  const int64_t length = !exists ? 4 : is_cross ? model_.at(seq).cross_length : model_.at(seq).length;
+  const int64_t length = !exists    ? 4
+                         : is_cross ? model_.at(seq).cross_length
+                                    : model_.at(seq).length;
   const int64_t begin = random_.range(0, length);
   const int64_t tokens = random_.range(0, random_.chance(0.05) ? length + 1 : length - begin);
   trace("debug_set_layer %zu of %lld [%lld, +%lld)", layer, ll(seq), ll(begin), ll(tokens));
@@ -200,7 +218,8 @@ void RandomRun::op_set_layer(size_t layer) {
   const int which = spec.v_in_k ? 2 : static_cast<int>(random_.range(0, 2));
   const Call fn = [&](kvc_error* err) {
     return kvc_debug_set_layer(setup_.cache(), seq, setup_.global_layer(layer), begin,
-                               which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(), nullptr, err);
+                               which == 1 ? nullptr : k.dl(), which == 2 ? nullptr : v.dl(),
+                               nullptr, err);
   };
   Expected expected;
   if (!spec.has_pages() && spec.source < 0) {
@@ -209,15 +228,19 @@ void RandomRun::op_set_layer(size_t layer) {
     expected = model_.overwrite(seq, {spec.group}, begin, tokens);
   }
   if (!agree("kvc_debug_set_layer", expected, fn)) return;
-  NaiveRows& rows = naive_.at(seq).layers[spec.source >= 0 ? static_cast<size_t>(spec.source) : layer];
+  NaiveRows& rows =
+      naive_.at(seq).layers[spec.source >= 0 ? static_cast<size_t>(spec.source) : layer];
   for (int64_t t = 0; t < tokens; ++t) {
     const auto token = static_cast<size_t>(begin + t);
-    if (which != 1) rows.k[token] = rounded(spec.k_type, row_of(k, t, 0, spec.kv_heads, spec.k_dim));
-    if (which != 2) rows.v[token] = rounded(spec.v_type, row_of(v, t, 0, spec.kv_heads, spec.v_dim));
+    if (which != 1)
+      rows.k[token] = rounded(spec.k_type, row_of(k, t, 0, spec.kv_heads, spec.k_dim));
+    if (which != 2)
+      rows.v[token] = rounded(spec.v_type, row_of(v, t, 0, spec.kv_heads, spec.v_dim));
   }
 }
 
-// NaN into every slot that no sequence uses: freed pages hold old values, which a kernel that reads too far would not show.
+// NaN into every slot that no sequence uses: freed pages hold old values, which a kernel that reads
+// too far would not show.
 void RandomRun::op_poison() {
   if (model_.is_open()) return;  // what the open forward holds for an abort is not visible
   trace("poison unused slots");
@@ -240,12 +263,14 @@ void RandomRun::op_poison() {
   }
 }
 
-void RandomRun::poison_layer(size_t layer, const std::map<int32_t, std::pair<size_t, int64_t>>& used) {
+void RandomRun::poison_layer(size_t layer,
+                             const std::map<int32_t, std::pair<size_t, int64_t>>& used) {
   const NaiveLayer& spec = setup_.layers()[layer];
   for (const kvc_pool_kind kind : {KVC_POOL_K, KVC_POOL_V}) {
     if (kind == KVC_POOL_V && spec.v_in_k) continue;
     DLManagedTensorVersioned* exported = nullptr;
-    if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) != KVC_OK)
+    if (kvc_export_pool(setup_.cache(), setup_.global_layer(layer), kind, &exported, nullptr) !=
+        KVC_OK)
       mismatch("kvc_export_pool failed");
     pool_exported_ = true;
     const DLTensor& pool = exported->dl_tensor;
@@ -256,9 +281,11 @@ void RandomRun::poison_layer(size_t layer, const std::map<int32_t, std::pair<siz
       // Layers of another group have their rows in the same bytes.
       if (user != used.end() && user->second.first != static_cast<size_t>(spec.group)) continue;
       for (int64_t head = 0; head < pool.shape[1]; ++head) {
-        for (int64_t token = user == used.end() ? 0 : user->second.second; token < pool.shape[2]; ++token) {
+        for (int64_t token = user == used.end() ? 0 : user->second.second; token < pool.shape[2];
+             ++token) {
           std::byte* row =
-              base + (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
+              base +
+              (page * pool.strides[0] + head * pool.strides[1] + token * pool.strides[2]) * bytes;
           std::fill(row, row + pool.shape[3] * bytes, std::byte{0xFF});
         }
       }

@@ -1,4 +1,5 @@
-// Opening and closing forwards in random runs: plain batches, token trees, encoder tokens, given positions.
+// Opening and closing forwards in random runs: plain batches, token trees, encoder tokens, given
+// positions.
 #include <algorithm>
 #include <numeric>
 
@@ -13,17 +14,18 @@ ModelBatch RandomRun::draw_batch() {
   random_.shuffle(seqs);
   const int64_t most = random_.chance(0.3) ? 12 : 4;
   if (!seqs.empty())
-    seqs.resize(
-        static_cast<size_t>(random_.range(1, std::min<int64_t>(most, static_cast<int64_t>(seqs.size())))));
+    seqs.resize(static_cast<size_t>(
+        random_.range(1, std::min<int64_t>(most, static_cast<int64_t>(seqs.size())))));
   if (random_.chance(0.03)) seqs.push_back(any_seq());
   if (random_.chance(0.02) && !seqs.empty()) seqs.push_back(seqs.front());
   if (random_.chance(0.01)) seqs.clear();
   const bool decode = random_.chance(0.4);
   bool absurd = false;
   for (size_t i = 0; i < seqs.size(); ++i) {
-    int64_t length = decode || random_.chance(0.3)
-                         ? 1
-                         : random_.range(1, random_.chance(0.5) ? 5 : 2 * model_.limits().page_size + 1);
+    int64_t length =
+        decode || random_.chance(0.3)
+            ? 1
+            : random_.range(1, random_.chance(0.5) ? 5 : 2 * model_.limits().page_size + 1);
     if (model_.limits().num_pages * model_.limits().page_size > 2500 && random_.chance(0.1)) {
       length = random_.range(300, 800);
     }
@@ -36,9 +38,11 @@ ModelBatch RandomRun::draw_batch() {
   if (!absurd) draw_parents(&batch);
   if (model_.limits().has_cross ? random_.chance(0.9) : random_.chance(0.01)) {
     for (const kvc_seq seq : seqs) {
-      const bool wants = model_.exists(seq) && model_.at(seq).cross_length == 0 && random_.chance(0.6);
+      const bool wants =
+          model_.exists(seq) && model_.at(seq).cross_length == 0 && random_.chance(0.6);
       const int64_t limit = model_.limits().max_cross_len;
-      int64_t length = wants ? random_.range(1, limit == 0 ? 2 * model_.limits().page_size : limit) : 0;
+      int64_t length =
+          wants ? random_.range(1, limit == 0 ? 2 * model_.limits().page_size : limit) : 0;
       if (random_.chance(0.01)) length = random_.pick_of<int64_t>({-1, 1, 100000});
       batch.cross.push_back(length);
     }
@@ -55,7 +59,8 @@ void RandomRun::draw_parents(ModelBatch* batch) {
   if (!random_.chance(chance)) return;
   for (size_t i = 0; i < batch->seqs.size(); ++i) {
     const kvc_seq seq = batch->seqs[i];
-    const int64_t nodes = model_.exists(seq) ? static_cast<int64_t>(model_.at(seq).parents.size()) : 0;
+    const int64_t nodes =
+        model_.exists(seq) ? static_cast<int64_t>(model_.at(seq).parents.size()) : 0;
     const bool is_tree = nodes > 0 ? random_.chance(0.98) : random_.chance(0.6);
     const double chain = random_.unit();
     for (int64_t r = 0; r < batch->lengths[i]; ++r) {
@@ -72,15 +77,16 @@ void RandomRun::op_begin() {
   int64_t missing = -7;
   const Expected can = model_.can_append(batch.seqs, batch.lengths);
   const auto ask = [&](kvc_error* err) {
-    return kvc_seq_can_append(setup_.cache(), batch.seqs.size(), batch.seqs.data(), batch.lengths.data(),
-                              &missing, err);
+    return kvc_seq_can_append(setup_.cache(), batch.seqs.size(), batch.seqs.data(),
+                              batch.lengths.data(), &missing, err);
   };
   trace("can_append, begin of %zu, first %lld by %lld%s%s%s", batch.seqs.size(),
-        ll(batch.seqs.empty() ? -1 : batch.seqs[0]), ll(batch.lengths.empty() ? -1 : batch.lengths[0]),
-        batch.parents.empty() ? "" : ", trees", batch.cross.empty() ? "" : ", cross",
-        batch.has_positions ? ", positions" : "");
+        ll(batch.seqs.empty() ? -1 : batch.seqs[0]),
+        ll(batch.lengths.empty() ? -1 : batch.lengths[0]), batch.parents.empty() ? "" : ", trees",
+        batch.cross.empty() ? "" : ", cross", batch.has_positions ? ", positions" : "");
   if (agree("kvc_seq_can_append", can, ask) && missing != can.missing_pages) {
-    mismatch("kvc_seq_can_append: %lld pages missing, expected %lld", ll(missing), ll(can.missing_pages));
+    mismatch("kvc_seq_can_append: %lld pages missing, expected %lld", ll(missing),
+             ll(can.missing_pages));
   }
 
   kvc_forward_desc desc{};
@@ -90,8 +96,9 @@ void RandomRun::op_begin() {
   desc.append_lengths = batch.lengths.data();
   desc.tree_parents = batch.parents.empty() ? nullptr : batch.parents.data();
   desc.cross_lengths = batch.cross.empty() ? nullptr : batch.cross.data();
-  const int64_t rows = std::accumulate(batch.lengths.begin(), batch.lengths.end(), int64_t{0},
-                                       [](auto a, auto b) { return a + std::clamp<int64_t>(b, 0, 100000); });
+  const int64_t rows =
+      std::accumulate(batch.lengths.begin(), batch.lengths.end(), int64_t{0},
+                      [](auto a, auto b) { return a + std::clamp<int64_t>(b, 0, 100000); });
   std::unique_ptr<HostTensor> positions;
   if (batch.has_positions) {
     const bool all_rows = random_.chance(0.7);
@@ -168,7 +175,8 @@ void RandomRun::op_close() {
     model_.end(!setup_.has_data() || !pending_states_.empty());
     for (size_t i = 0; i < entries.size(); ++i) close_states(entries[i], i);
   } else {
-    expect_ok("kvc_forward_abort", [&](kvc_error* err) { return kvc_forward_abort(forward_, err); });
+    expect_ok("kvc_forward_abort",
+              [&](kvc_error* err) { return kvc_forward_abort(forward_, err); });
     model_.abort();
     for (const ModelEntry& entry : entries) {
       naive_.extend(entry.seq, entry.old_slots, 0);
@@ -182,7 +190,8 @@ void RandomRun::op_close() {
 void RandomRun::op_dead_handle() {
   if (dead_ == nullptr || dead_ == forward_) return;
   trace("dead handle");
-  refuse("kvc_forward_end", KVC_E_INVALID_STATE, [&](kvc_error* err) { return kvc_forward_end(dead_, err); });
+  refuse("kvc_forward_end", KVC_E_INVALID_STATE,
+         [&](kvc_error* err) { return kvc_forward_end(dead_, err); });
   refuse("kvc_forward_abort", KVC_E_INVALID_STATE,
          [&](kvc_error* err) { return kvc_forward_abort(dead_, err); });
 }
@@ -192,8 +201,10 @@ void RandomRun::op_positions() {
   const int64_t rows = model_.num_rows();
   const bool two = random_.chance(0.5);
   const int64_t sections = given_sections_;
-  const std::vector<int64_t> shape = two ? std::vector<int64_t>{sections, rows} : std::vector<int64_t>{rows};
-  HostTensor positions(Elem::kI32, shape, two ? Placement{} : random_placement(random_, Elem::kI32));
+  const std::vector<int64_t> shape =
+      two ? std::vector<int64_t>{sections, rows} : std::vector<int64_t>{rows};
+  HostTensor positions(Elem::kI32, shape,
+                       two ? Placement{} : random_placement(random_, Elem::kI32));
   expect_ok("kvc_forward_positions",
             [&](kvc_error* err) { return kvc_forward_positions(forward_, positions.dl(), err); },
             {&positions});
@@ -203,7 +214,8 @@ void RandomRun::op_positions() {
       const double want = given_positions_.empty() ? static_cast<double>(row_position_[r])
                                                    : given_positions_[r][static_cast<size_t>(s)];
       const double got = two ? positions.get(s, row) : positions.get(row);
-      if (got != want) mismatch("position %lld of row %lld is %g, expected %g", ll(s), ll(row), got, want);
+      if (got != want)
+        mismatch("position %lld of row %lld is %g, expected %g", ll(s), ll(row), got, want);
     }
   }
   if (!positions.padding_untouched()) mismatch("kvc_forward_positions wrote padding");

@@ -10,15 +10,18 @@
 
 namespace kvc::test {
 
-// q, k, v, out and lse of one call, with random places in memory; what the layer does not take is NULL.
+// q, k, v, out and lse of one call, with random places in memory; what the layer does not take is
+// NULL.
 struct RandomRun::Inputs {
   Inputs(Random& random, const NaiveHeads& heads, bool v_in_k, int64_t rows, int64_t kv_rows)
-      : q(draw_activation(random), {rows, heads.q_heads, heads.k_dim}, random_placement(random, Elem::kF32)),
+      : q(draw_activation(random), {rows, heads.q_heads, heads.k_dim},
+          random_placement(random, Elem::kF32)),
         k(draw_activation(random), {kv_rows, heads.kv_heads, heads.k_dim},
           random_placement(random, Elem::kF32)),
         v(draw_activation(random), {kv_rows, heads.kv_heads, heads.v_dim},
           random_placement(random, Elem::kF32)),
-        out(draw_activation(random), {rows, heads.q_heads, heads.v_dim}, random_placement(random, Elem::kF32)),
+        out(draw_activation(random), {rows, heads.q_heads, heads.v_dim},
+            random_placement(random, Elem::kF32)),
         lse(Elem::kF32, {rows, heads.q_heads}, random_placement(random, Elem::kF32)),
         has_v(!v_in_k) {
     q.fill_random(random);
@@ -46,7 +49,7 @@ struct RandomRun::Options {
     if (opt.scale != 0) text += " scale";
     if (opt.soft_cap != 0) text += " cap";
     if (opt.window != 0) text += " window " + std::to_string(opt.window);
-    if (opt.sinks != nullptr) text += " sinks";
+    if (opt.sink_logits != nullptr) text += " sinks";
     if (opt.alibi_slopes != nullptr) text += " alibi";
     if (opt.bias != nullptr) text += " bias";
     if (opt.spans != nullptr) text += " spans";
@@ -55,7 +58,8 @@ struct RandomRun::Options {
 };
 
 // All heads of one token.
-inline Row row_of(HostTensor& tensor, int64_t token, int64_t first_head, int64_t heads, int64_t dim) {
+inline Row row_of(HostTensor& tensor, int64_t token, int64_t first_head, int64_t heads,
+                  int64_t dim) {
   Row row;
   for (int64_t h = 0; h < heads; ++h) {
     for (int64_t d = 0; d < dim; ++d) row.push_back(tensor.get(token, first_head + h, d));

@@ -19,7 +19,8 @@ void RandomLayers::draw(Random& random, Family family, int page_size, bool tiny)
   on_read_ = random.chance(0.4);
   sections_ = random.chance(0.3);
   chunks_ = family != Family::kPlain && random.chance(0.25);
-  for (int i = 0; i < 2; ++i) windows_.push_back(random.range(1, random.chance(0.5) ? 8 : 2 * page_size + 2));
+  for (int i = 0; i < 2; ++i)
+    windows_.push_back(random.range(1, random.chance(0.5) ? 8 : 2 * page_size + 2));
   const bool several = family == Family::kPlain || family == Family::kMla;
   const auto kept = static_cast<int>(random.range(several ? 1 : 2, several ? 3 : tiny ? 6 : 4));
   begin_ = static_cast<int>(random.chance(0.2) ? random.range(1, 2) : 0);
@@ -31,8 +32,9 @@ void RandomLayers::draw(Random& random, Family family, int page_size, bool tiny)
 }
 
 kvc_layer_kind RandomLayers::draw_kind(Random& random, Family family, bool in_slice) const {
-  const bool has_source = in_slice && std::any_of(naive_.begin(), naive_.end(),
-                                                  [](const NaiveLayer& layer) { return layer.has_tokens(); });
+  const bool has_source =
+      in_slice && std::any_of(naive_.begin(), naive_.end(),
+                              [](const NaiveLayer& layer) { return layer.has_tokens(); });
   const double dice = random.unit();
   switch (family) {
     case Family::kPlain: return KVC_LAYER_ATTENTION;
@@ -58,7 +60,8 @@ void RandomLayers::draw_layer(Random& random, kvc_layer_kind kind, Family family
   kvc_layer layer{};
   layer.struct_size = sizeof layer;
   layer.kind = naive.kind = kind;
-  if (kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_CROSS) draw_attention(random, &naive, &layer);
+  if (kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_CROSS)
+    draw_attention(random, &naive, &layer);
   if (kind == KVC_LAYER_MLA) draw_mla(random, &naive, &layer);
   if (kind == KVC_LAYER_STATE) draw_states(random, &naive, &layer);
   if (kind == KVC_LAYER_SHARED) draw_shared(random, &naive, &layer);
@@ -69,10 +72,12 @@ void RandomLayers::draw_layer(Random& random, kvc_layer_kind kind, Family family
 
 void RandomLayers::draw_attention(Random& random, NaiveLayer* naive, kvc_layer* layer) {
   naive->kv_heads = static_cast<int>(random.range(1, 3));
-  naive->q_heads = naive->kv_heads * static_cast<int>(random.range(1, naive->kv_heads == 3 ? 2 : 3));
+  naive->q_heads =
+      naive->kv_heads * static_cast<int>(random.range(1, naive->kv_heads == 3 ? 2 : 3));
   naive->k_dim = tiny_ ? 2 : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
-  naive->v_dim =
-      tiny_ || random.chance(0.6) ? naive->k_dim : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
+  naive->v_dim = tiny_ || random.chance(0.6)
+                     ? naive->k_dim
+                     : static_cast<int>(random.pick_of<int64_t>({16, 33, 80}));
   naive->k_type = draw_storage(random);
   naive->v_type = random.chance(0.8) ? naive->k_type : draw_storage(random);
   if (naive->kind == KVC_LAYER_ATTENTION && random.chance(0.12)) {
@@ -109,7 +114,8 @@ void RandomLayers::draw_mla(Random& random, NaiveLayer* naive, kvc_layer* layer)
   layer->k_dtype = dl_type(naive->k_type);
   if (random.chance(0.5)) layer->v_dtype = layer->k_dtype;
   if (!random.chance(0.15)) {
-    naive->self_k_dim = rope_dim + (tiny_ ? 2 : static_cast<int>(random.pick_of<int64_t>({8, 16, 24})));
+    naive->self_k_dim =
+        rope_dim + (tiny_ ? 2 : static_cast<int>(random.pick_of<int64_t>({8, 16, 24})));
     naive->self_v_dim = tiny_ ? 2 : static_cast<int>(random.pick_of<int64_t>({8, 16, 24}));
     layer->k_dim = naive->self_k_dim;
     layer->v_dim = naive->self_v_dim;
@@ -127,7 +133,8 @@ void RandomLayers::draw_shared(Random& random, NaiveLayer* naive, kvc_layer* lay
   }
   const int source = random.pick(sources);
   const NaiveLayer& from = naive_[static_cast<size_t>(source)];
-  *naive = from;  // reads the same rows with the same rotation and windows, by query heads of its own
+  // Reads the same rows with the same rotation and windows, by query heads of its own
+  *naive = from;
   naive->kind = KVC_LAYER_SHARED;
   naive->source = source;
   naive->q_heads = from.kv_heads * static_cast<int>(random.range(1, 3));
@@ -189,7 +196,8 @@ void RandomLayers::draw_window(Random& random, Family family, NaiveLayer* naive,
   }
 }
 
-const kvc_rope* RandomLayers::draw_rope(Random& random, int dim, bool whole, NaiveRope* naive, int begin) {
+const kvc_rope* RandomLayers::draw_rope(Random& random, int dim, bool whole, NaiveRope* naive,
+                                        int begin) {
   ropes_.push_back(std::make_unique<kvc_rope>());
   kvc_rope& rope = *ropes_.back();
   rope.struct_size = sizeof rope;
@@ -202,7 +210,8 @@ const kvc_rope* RandomLayers::draw_rope(Random& random, int dim, bool whole, Nai
   rope.theta = random.chance(0.5) ? 0 : 500000;
   const int pairs = (all ? dim : rope.rotary_dim) / 2;
   draw_scaling(random, &rope, pairs);
-  if (sections_ && rope.mode == KVC_ROPE_ON_APPEND && random.chance(0.7)) draw_sections(random, &rope, pairs);
+  if (sections_ && rope.mode == KVC_ROPE_ON_APPEND && random.chance(0.7))
+    draw_sections(random, &rope, pairs);
   *naive = make_rope(rope, begin, dim);
   return &rope;
 }
@@ -239,8 +248,9 @@ void RandomLayers::draw_scaling(Random& random, kvc_rope* rope, int pairs) {
 
 void RandomLayers::draw_sections(Random& random, kvc_rope* rope, int pairs) {
   rope->num_sections = static_cast<int32_t>(random.range(1, std::min(4, pairs)));
-  rope->section_layout = rope->num_sections == 1 || random.chance(0.5) ? KVC_ROPE_SECTIONS_CONTIGUOUS
-                                                                       : KVC_ROPE_SECTIONS_INTERLEAVED;
+  rope->section_layout = rope->num_sections == 1 || random.chance(0.5)
+                             ? KVC_ROPE_SECTIONS_CONTIGUOUS
+                             : KVC_ROPE_SECTIONS_INTERLEAVED;
   int left = pairs;
   for (int i = 0; i < rope->num_sections; ++i) {
     const int later = rope->num_sections - i - 1;  // each has a pair at least
@@ -259,7 +269,8 @@ void RandomLayers::draw_sections(Random& random, kvc_rope* rope, int pairs) {
 
 const float* RandomLayers::draw_factors(Random& random, int pairs) {
   factors_.push_back(std::make_unique<std::vector<float>>());
-  for (int i = 0; i < pairs; ++i) factors_.back()->push_back(static_cast<float>(0.5 + 4 * random.unit()));
+  for (int i = 0; i < pairs; ++i)
+    factors_.back()->push_back(static_cast<float>(0.5 + 4 * random.unit()));
   return factors_.back()->data();
 }
 
@@ -280,13 +291,15 @@ std::string RandomLayers::describe() const {
     }
     if (!layer.has_pages() && layer.source < 0) continue;
     text += " " + std::to_string(layer.q_heads) + "/" + std::to_string(layer.kv_heads) + "x" +
-            std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " + name_of(layer.k_type) +
-            "/" + name_of(layer.v_type) + (layer.v_in_k ? " V in K" : "");
+            std::to_string(layer.k_dim) + ":" + std::to_string(layer.v_dim) + " " +
+            name_of(layer.k_type) + "/" + name_of(layer.v_type) + (layer.v_in_k ? " V in K" : "");
     if (spec.rope == nullptr) continue;
-    text += " rope " + std::to_string(layer.rope.rotary_dim) + (layer.rope.interleaved ? "i" : "h") +
+    text += " rope " + std::to_string(layer.rope.rotary_dim) +
+            (layer.rope.interleaved ? "i" : "h") +
             (spec.rope->mode == KVC_ROPE_ON_READ ? " on read" : "") + " scaling " +
             std::to_string(spec.rope->scaling);
-    if (spec.rope->original_context != 0) text += " context " + std::to_string(spec.rope->original_context);
+    if (spec.rope->original_context != 0)
+      text += " context " + std::to_string(spec.rope->original_context);
     if (spec.rope->num_sections > 1) text += " sections " + std::to_string(spec.rope->num_sections);
   }
   return text;

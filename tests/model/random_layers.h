@@ -1,4 +1,5 @@
-// Layers of a model drawn from a seed, for the library and for the oracle, with everything that the specs point at.
+// Layers of a model drawn from a seed, for the library and for the oracle, with everything that the
+// specs point at.
 #pragma once
 
 #include <cstdint>

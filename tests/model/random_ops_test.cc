@@ -7,25 +7,27 @@ namespace {
 
 TEST(RandomOperations, BookkeepingAgreesWithThePageModel) {
   SeedResult result = run_seeds<RandomRun>("bookkeeping", 1000, 160, 6500, RunKind::kBookkeeping);
-  result.expect_met("kvc_forward_begin",
-                    {KVC_OK, KVC_E_INVALID_ARGUMENT, KVC_E_NOT_FOUND, KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES,
-                     KVC_E_NEVER_FITS, KVC_E_BUSY, KVC_E_INVALID_STATE, KVC_E_UNSUPPORTED});
+  result.expect_met("kvc_forward_begin", {KVC_OK, KVC_E_INVALID_ARGUMENT, KVC_E_NOT_FOUND,
+                                          KVC_E_OUT_OF_RANGE, KVC_E_NO_PAGES, KVC_E_NEVER_FITS,
+                                          KVC_E_BUSY, KVC_E_INVALID_STATE, KVC_E_UNSUPPORTED});
   result.expect_met("kvc_seq_can_append", {KVC_OK, KVC_E_NEVER_FITS, KVC_E_BUSY});
   result.expect_met("kvc_seq_add", {KVC_OK, KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT});
   result.expect_met("kvc_seq_remove", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY});
-  result.expect_met("kvc_seq_fork", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_ALREADY_EXISTS, KVC_E_OUT_OF_RANGE,
-                                     KVC_E_BUSY, KVC_E_INVALID_STATE});
+  result.expect_met("kvc_seq_fork", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_ALREADY_EXISTS,
+                                     KVC_E_OUT_OF_RANGE, KVC_E_BUSY, KVC_E_INVALID_STATE});
   result.expect_met("kvc_seq_pop",
                     {KVC_OK, KVC_E_NOT_FOUND, KVC_E_OUT_OF_RANGE, KVC_E_BUSY, KVC_E_INVALID_STATE});
-  result.expect_met("kvc_seq_set_window", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_INVALID_STATE,
-                                           KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE, KVC_E_UNSUPPORTED});
+  result.expect_met("kvc_seq_set_window",
+                    {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_INVALID_STATE,
+                     KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE, KVC_E_UNSUPPORTED});
   result.expect_met("kvc_seq_shift", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_INVALID_STATE,
                                       KVC_E_NO_PAGES, KVC_E_OUT_OF_RANGE, KVC_E_UNSUPPORTED});
   result.expect_met("kvc_seq_can",
                     {KVC_OK, KVC_E_NOT_FOUND, KVC_E_UNSUPPORTED, KVC_E_OUT_OF_RANGE, KVC_E_BUSY});
-  result.expect_met("kvc_tree_commit", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_INVALID_ARGUMENT, KVC_E_INVALID_STATE,
-                                        KVC_E_OUT_OF_RANGE});
-  result.expect_met("kvc_state_checkpoint", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_UNSUPPORTED});
+  result.expect_met("kvc_tree_commit", {KVC_OK, KVC_E_NOT_FOUND, KVC_E_INVALID_ARGUMENT,
+                                        KVC_E_INVALID_STATE, KVC_E_OUT_OF_RANGE});
+  result.expect_met("kvc_state_checkpoint",
+                    {KVC_OK, KVC_E_NOT_FOUND, KVC_E_BUSY, KVC_E_UNSUPPORTED});
   result.expect_met("kvc_cache_resize", {KVC_OK, KVC_E_OUT_OF_RANGE, KVC_E_BUSY, KVC_E_NEVER_FITS});
   result.expect_met("kvc_cache_clear", {KVC_OK, KVC_E_BUSY});
   result.expect_met("kvc_forward_abort", {KVC_OK, KVC_E_INVALID_STATE});
@@ -55,12 +57,13 @@ TEST(RandomOperations, TensorsAgreeWithADenseCacheInDouble) {
 }
 
 TEST(RandomOperations, EveryAllocationMayFailOnceAndNothingChanges) {
-  SeedResult result = run_seeds<RandomRun>("allocation failures", 3000, 80, 600, RunKind::kFailures);
+  SeedResult result =
+      run_seeds<RandomRun>("allocation failures", 3000, 80, 600, RunKind::kFailures);
   for (const char* function :
        {"kvc_plan_create", "kvc_cache_create", "kvc_seq_add", "kvc_seq_fork", "kvc_seq_shift",
-        "kvc_tree_commit", "kvc_state_checkpoint", "kvc_forward_begin", "kvc_cache_resize", "kvc_attn",
-        "kvc_attn_self", "kvc_attn_cross", "kvc_attn_linear", "kvc_state_conv", "kvc_kv_append",
-        "kvc_export_page_table", "kvc_debug_set_layer"}) {
+        "kvc_tree_commit", "kvc_state_checkpoint", "kvc_forward_begin", "kvc_cache_resize",
+        "kvc_attn", "kvc_attn_self", "kvc_attn_cross", "kvc_attn_linear", "kvc_state_conv",
+        "kvc_kv_append", "kvc_export_page_table", "kvc_debug_set_layer"}) {
     result.expect_met(function, {KVC_OK, KVC_E_NO_MEMORY});
   }
 }

@@ -17,7 +17,8 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(const NaiveLayer& sp
   options->pointer = &options->opt;
   if (random_.chance(0.3)) options->opt.flags = KVC_ATTN_BATCH_INVARIANT;
   if (random_.chance(0.1)) options->opt.flags |= KVC_ATTN_NO_CASCADE;
-  if (spec.is_latent || random_.chance(0.3)) {  // the absorbed form has no head size to take a default from
+  // The absorbed form has no head size to take a default from
+  if (spec.is_latent || random_.chance(0.3)) {
     options->opt.scale = static_cast<float>(0.05 + 0.4 * random_.unit());
     options->naive.scale = static_cast<double>(options->opt.scale);
   }
@@ -29,7 +30,7 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(const NaiveLayer& sp
     options->sinks.emplace(Elem::kF32, std::vector<int64_t>{q_heads});
     for (int h = 0; h < q_heads; ++h)
       options->naive.sinks.push_back(options->sinks->set(3 * random_.symmetric(), h));
-    options->opt.sinks = options->sinks->dl();
+    options->opt.sink_logits = options->sinks->dl();
   }
   if (is_cross) return options;  // no positions, no order
   if (random_.chance(0.3)) {
@@ -39,14 +40,16 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(const NaiveLayer& sp
     options->opt.alibi_slopes = options->alibi->dl();
   }
   if (random_.chance(0.3)) draw_bias(q_heads, options.get());
-  const bool gaps = std::any_of(model_.entries().begin(), model_.entries().end(),
-                                [&](const ModelEntry& entry) { return model_.at(entry.seq).has_gaps(); });
+  const bool gaps =
+      std::any_of(model_.entries().begin(), model_.entries().end(),
+                  [&](const ModelEntry& entry) { return model_.at(entry.seq).has_gaps(); });
   if (gaps) return options;
   if (random_.chance(0.2)) {
     int64_t most = spec.window == 0 ? 40 : spec.window;
     for (const ModelEntry& entry : model_.entries()) {
       const ModelSequence& sequence = model_.at(entry.seq);
-      if (sequence.sink > 0) most = std::min(most, sequence.window - sequence.sink);  // refused beyond
+      // Refused beyond
+      if (sequence.sink > 0) most = std::min(most, sequence.window - sequence.sink);
     }
     options->naive.window = options->opt.window = random_.range(1, most);
   }

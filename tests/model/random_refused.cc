@@ -63,8 +63,8 @@ void RandomRun::refuse_in_forward() {
            [&](kvc_error* err) { return kvc_export_page_table(forward_, 0, 77, &exported, err); });
   }
   refuse("kvc_export_page_table", KVC_E_OUT_OF_RANGE, [&](kvc_error* err) {
-    return kvc_export_page_table(forward_, static_cast<int32_t>(num_groups()), KVC_TABLE_INDICES, &exported,
-                                 err);
+    return kvc_export_page_table(forward_, static_cast<int32_t>(num_groups()), KVC_TABLE_INDICES,
+                                 &exported, err);
   });
   if (exported != nullptr) mismatch("a refused export wrote its result");
   refuse_layers();
@@ -81,8 +81,9 @@ void RandomRun::refuse_layers() {
     if (!setup_.has_data()) expected.errors.insert(KVC_E_INVALID_STATE);
     const bool any = !setup_.has_data();  // without storage every kind is refused
     if (any || kind != KVC_LAYER_ATTENTION) {
-      agree("kvc_kv_append", expected,
-            [&](kvc_error* err) { return kvc_kv_append(forward_, id, wrong.dl(), wrong.dl(), err); });
+      agree("kvc_kv_append", expected, [&](kvc_error* err) {
+        return kvc_kv_append(forward_, id, wrong.dl(), wrong.dl(), err);
+      });
     }
     if (any || kind != KVC_LAYER_MLA) {
       agree("kvc_mla_append", expected,
@@ -90,7 +91,8 @@ void RandomRun::refuse_layers() {
     }
     if (any || kind != KVC_LAYER_CROSS) {
       agree("kvc_attn_cross", expected, [&](kvc_error* err) {
-        return kvc_attn_cross(forward_, id, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr, err);
+        return kvc_attn_cross(forward_, id, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(),
+                              nullptr, err);
       });
     }
     if (any || kind != KVC_LAYER_STATE) {
@@ -99,13 +101,14 @@ void RandomRun::refuse_layers() {
       agree("kvc_state_set", expected,
             [&](kvc_error* err) { return kvc_state_set(forward_, id, 0, wrong.dl(), err); });
       agree("kvc_attn_linear", expected, [&](kvc_error* err) {
-        return kvc_attn_linear(forward_, id, nullptr, wrong.dl(), wrong.dl(), wrong.dl(), nullptr, nullptr,
-                               wrong.dl(), err);
+        return kvc_attn_linear(forward_, id, nullptr, wrong.dl(), wrong.dl(), wrong.dl(), nullptr,
+                               nullptr, wrong.dl(), err);
       });
     }
     if (any || kind == KVC_LAYER_CROSS || kind == KVC_LAYER_STATE || kind == KVC_LAYER_NONE) {
       agree("kvc_attn", expected, [&](kvc_error* err) {
-        return kvc_attn(forward_, id, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr, err);
+        return kvc_attn(forward_, id, nullptr, wrong.dl(), nullptr, nullptr, wrong.dl(), nullptr,
+                        err);
       });
       agree("kvc_attn_shared_kv", expected, [&](kvc_error* err) {
         return kvc_attn_shared_kv(forward_, id, nullptr, wrong.dl(), wrong.dl(), nullptr, err);

@@ -38,12 +38,14 @@ std::string RandomRun::describe() const {
                      setup_.describe() + "\nlast operations:\n" + trace_.describe();
   for (const ModelEntry& entry : model_.entries()) {
     const ModelSequence& sequence = model_.at(entry.seq);
-    text += "open: sequence " + std::to_string(entry.seq) + ", " + std::to_string(entry.old_length) +
-            " tokens, " + std::to_string(entry.old_slots - entry.old_length) + " nodes, + " +
+    text += "open: sequence " + std::to_string(entry.seq) + ", " +
+            std::to_string(entry.old_length) + " tokens, " +
+            std::to_string(entry.old_slots - entry.old_length) + " nodes, + " +
             std::to_string(entry.append) + (entry.is_tree ? " nodes" : "") + " from row " +
             std::to_string(entry.row_begin);
     if (sequence.window != 0)
-      text += ", window " + std::to_string(sequence.window) + " sink " + std::to_string(sequence.sink);
+      text +=
+          ", window " + std::to_string(sequence.window) + " sink " + std::to_string(sequence.sink);
     text += std::string(sequence.has_gaps() ? ", moved positions" : "") + "\n";
   }
   return text;
@@ -75,16 +77,20 @@ kvc_status RandomRun::call(const char* function, const Call& fn,
     const bool failed = disarm_allocation_failure();
     ++answers[status];
     if (!failed) return status;
-    // Worker threads start at the first use; the caller's thread does the work of those that could not start.
-    const bool starts_threads = setup_.config().executor == nullptr && setup_.config().num_threads > 1;
+    // Worker threads start at the first use; the caller's thread does the work of those that could
+    // not start.
+    const bool starts_threads =
+        setup_.config().executor == nullptr && setup_.config().num_threads > 1;
     if (status == KVC_OK && starts_threads) return status;
     if (status != KVC_E_NO_MEMORY)
       mismatch("%s: allocation %lld failed and the answer is %d", function, ll(n), status);
     if (setup_.cache() != nullptr) {
       const std::string what = difference(before, look());
-      if (!what.empty()) mismatch("%s: allocation %lld failed and %s", function, ll(n), what.c_str());
+      if (!what.empty())
+        mismatch("%s: allocation %lld failed and %s", function, ll(n), what.c_str());
       if (kvc_cache_check(setup_.cache(), &error) != KVC_OK) {
-        mismatch("%s: allocation %lld failed and the cache is corrupt: %s", function, ll(n), error.message);
+        mismatch("%s: allocation %lld failed and the cache is corrupt: %s", function, ll(n),
+                 error.message);
       }
     }
     for (HostTensor* tensor : untouched) {
@@ -100,18 +106,20 @@ bool RandomRun::agree(const char* function, const Expected& expected, const Call
   const auto look = [&] { return take_snapshot(setup_.cache(), forward_, num_groups()); };
   const Snapshot before = may_fail ? look() : Snapshot{};
   const kvc_status status = call(function, fn, untouched);
-  const bool right = status == KVC_OK
-                         ? expected.ok()
-                         : expected.errors.count(status) != 0 || expected.tolerated.count(status) != 0;
+  const bool right = status == KVC_OK ? expected.ok()
+                                      : expected.errors.count(status) != 0 ||
+                                            expected.tolerated.count(status) != 0;
   if (!right) {
     std::string wanted;
-    for (const kvc_status error : expected.errors) wanted += std::string(" ") + kvc_status_name(error);
-    mismatch("%s answered %s (%s), expected%s", function, kvc_status_name(status), last_error_.message,
-             wanted.empty() ? " KVC_OK" : wanted.c_str());
+    for (const kvc_status error : expected.errors)
+      wanted += std::string(" ") + kvc_status_name(error);
+    mismatch("%s answered %s (%s), expected%s", function, kvc_status_name(status),
+             last_error_.message, wanted.empty() ? " KVC_OK" : wanted.c_str());
   }
   if (status == KVC_OK) return true;
   const std::string what = difference(before, look());
-  if (!what.empty()) mismatch("%s answered %s and %s", function, kvc_status_name(status), what.c_str());
+  if (!what.empty())
+    mismatch("%s answered %s and %s", function, kvc_status_name(status), what.c_str());
   if (expected.detail && expected.errors.size() == 1 && last_error_.status == status &&
       last_error_.detail != *expected.detail) {
     mismatch("%s answered %s with detail %lld, expected %lld", function, kvc_status_name(status),
@@ -129,7 +137,8 @@ void RandomRun::refuse(const char* function, kvc_status status, const Call& fn) 
   agree(function, expected, fn);
 }
 
-void RandomRun::expect_ok(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched) {
+void RandomRun::expect_ok(const char* function, const Call& fn,
+                          std::initializer_list<HostTensor*> untouched) {
   const kvc_status status = call(function, fn, untouched);
   if (status != KVC_OK)
     mismatch("%s answered %s: %s", function, kvc_status_name(status), last_error_.message);
@@ -183,7 +192,8 @@ void RandomRun::compare_state() {
   compare("state_slots_used", stats.state_slots_used, want.state_slots_used);
   if (kind_ != RunKind::kFailures)
     compare("no_pages", stats.no_pages, want.no_pages);  // failing attempts repeat begins
-  compare("pool_bytes", stats.pool_bytes, stats.page_bytes * static_cast<uint64_t>(want.pages_total));
+  compare("pool_bytes", stats.pool_bytes,
+          stats.page_bytes * static_cast<uint64_t>(want.pages_total));
   if (kvc_cache_free_pages(cache) != want.pages_free)
     mismatch("kvc_cache_free_pages is %lld", ll(kvc_cache_free_pages(cache)));
   if (kvc_cache_total_length(cache) != want.total_length)
@@ -203,7 +213,8 @@ void RandomRun::compare_state() {
     ++i;
     int64_t length = -1;
     if (kvc_seq_length(cache, seq, &length, nullptr) != KVC_OK || length != sequence.length) {
-      mismatch("sequence %lld has %lld tokens, expected %lld", ll(seq), ll(length), ll(sequence.length));
+      mismatch("sequence %lld has %lld tokens, expected %lld", ll(seq), ll(length),
+               ll(sequence.length));
     }
   }
   if (count != 0) compare_sequence(ids[random_.range(0, static_cast<int64_t>(count) - 1)]);
@@ -218,7 +229,8 @@ void RandomRun::compare_sequence(kvc_seq seq) {
   const kvc_seq_info want = model_.expected_info(seq);
   const auto compare = [&](const char* field, int64_t got, int64_t expected) {
     if (got != expected)
-      mismatch("info.%s of sequence %lld is %lld, expected %lld", field, ll(seq), ll(got), ll(expected));
+      mismatch("info.%s of sequence %lld is %lld, expected %lld", field, ll(seq), ll(got),
+               ll(expected));
   };
   compare("length", info.length, want.length);
   compare("first_position", info.first_position, want.first_position);
@@ -235,7 +247,8 @@ void RandomRun::compare_sequence(kvc_seq seq) {
 
 std::vector<int32_t> RandomRun::sequence_pages(kvc_seq seq, size_t group) {
   DLManagedTensorVersioned* exported = nullptr;
-  if (kvc_export_seq_pages(setup_.cache(), seq, static_cast<int32_t>(group), &exported, nullptr) != KVC_OK)
+  if (kvc_export_seq_pages(setup_.cache(), seq, static_cast<int32_t>(group), &exported, nullptr) !=
+      KVC_OK)
     mismatch("kvc_export_seq_pages(%lld) failed", ll(seq));
   const auto* ids = static_cast<const int32_t*>(exported->dl_tensor.data);
   std::vector<int32_t> pages(ids, ids + exported->dl_tensor.shape[0]);
@@ -252,16 +265,17 @@ void RandomRun::compare_tables() {
       const std::vector<int32_t> pages = sequence_pages(seq, group);
       const std::vector<int> want = model_.committed_pages(seq, group);
       if (pages.size() != want.size())
-        mismatch("sequence %lld exports %zu pages of group %zu, expected %zu", ll(seq), pages.size(), group,
-                 want.size());
+        mismatch("sequence %lld exports %zu pages of group %zu, expected %zu", ll(seq),
+                 pages.size(), group, want.size());
       for (size_t i = 0; i < pages.size(); ++i) {
         if (pages[i] < 0 || pages[i] >= model_.limits().num_pages)
           mismatch("sequence %lld holds page %d", ll(seq), pages[i]);
         const auto name = page_names_.emplace(pages[i], want[i]).first;
         const auto id = ids.emplace(want[i], pages[i]).first;
         if (name->second != want[i] || id->second != pages[i]) {
-          mismatch("entry %zu of sequence %lld, group %zu, is page %d: shared with the wrong sequence", i,
-                   ll(seq), group, pages[i]);
+          mismatch(
+              "entry %zu of sequence %lld, group %zu, is page %d: shared with the wrong sequence",
+              i, ll(seq), group, pages[i]);
         }
       }
     }
@@ -313,7 +327,8 @@ bool RandomRun::step_open(double dice) {
 }
 
 void RandomRun::step_data(double dice) {
-  const auto layer = static_cast<size_t>(random_.range(0, static_cast<int64_t>(setup_.layers().size()) - 1));
+  const auto layer =
+      static_cast<size_t>(random_.range(0, static_cast<int64_t>(setup_.layers().size()) - 1));
   const bool is_state = setup_.layers()[layer].kind == KVC_LAYER_STATE;
   if (dice < 0.08) return op_hold_export();
   if (dice < 0.2) return op_get(random_.chance(0.5));

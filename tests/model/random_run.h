@@ -1,4 +1,5 @@
-// Random operations on a cache, each compared with the page model and, where there are tensors, with the naive cache.
+// Random operations on a cache, each compared with the page model and, where there are tensors,
+// with the naive cache.
 #pragma once
 
 #include <array>
@@ -54,14 +55,17 @@ class RandomRun {
  private:
   using Call = std::function<kvc_status(kvc_error*)>;
 
-  // Calls the library; with failures injected, first makes every allocation fail once and proves that nothing changed. `untouched` are outputs
-  // that a failing call must not write.
-  kvc_status call(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched = {});
-  // The answer must be one of the expected errors, or KVC_OK when there are none; an error must have changed nothing. True: KVC_OK.
+  // Calls the library; with failures injected, first makes every allocation fail once and proves
+  // that nothing changed. `untouched` are outputs that a failing call must not write.
+  kvc_status call(const char* function, const Call& fn,
+                  std::initializer_list<HostTensor*> untouched = {});
+  // The answer must be one of the expected errors, or KVC_OK when there are none; an error must
+  // have changed nothing. True: KVC_OK.
   bool agree(const char* function, const Expected& expected, const Call& fn,
              std::initializer_list<HostTensor*> untouched = {});
   void refuse(const char* function, kvc_status status, const Call& fn);
-  void expect_ok(const char* function, const Call& fn, std::initializer_list<HostTensor*> untouched = {});
+  void expect_ok(const char* function, const Call& fn,
+                 std::initializer_list<HostTensor*> untouched = {});
   void trace(const char* format, ...) __attribute__((format(printf, 2, 3)));
 
   // random_run.cc: the loop and what is compared after every operation
@@ -115,11 +119,14 @@ class RandomRun {
   void op_gather(size_t layer);
   void append(size_t layer, Inputs& in);
   void append_missing_layers();
-  // Compares the new rows in the pool with the oracle's and takes the pool's over: a rotated value may round the other way.
-  void adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head = 0, int64_t v_head = 0);
+  // Compares the new rows in the pool with the oracle's and takes the pool's over: a rotated value
+  // may round the other way.
+  void adopt_rows(size_t layer, HostTensor& k, HostTensor* v, int64_t k_head = 0,
+                  int64_t v_head = 0);
   void adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v);
-  void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want, double turned_by,
-                 NaiveRows* rows, size_t token, const Row& k_got, const Row& v_got);
+  void adopt_row(size_t layer, const char* what, const Row& k_want, const Row& v_want,
+                 double turned_by, NaiveRows* rows, size_t token, const Row& k_got,
+                 const Row& v_got);
   // A row of the pool, by slot, through an export of the pool.
   Row read_slot(size_t layer, kvc_pool_kind kind, int64_t slot, int heads, int dim);
   void compare_rows(const char* what, const std::vector<Row>& rows, HostTensor& got, int64_t heads,
@@ -144,14 +151,14 @@ class RandomRun {
   int64_t token_position(const ModelEntry& entry, int64_t token) const;
   // Tokens of the longest path of the sequence with its new tokens: what LongRoPE goes by.
   static int64_t longest_path(const ModelEntry& entry);
-  std::vector<int64_t> seen_tokens(const NaiveLayer& spec, Scope scope, const ModelEntry& entry, int64_t i,
-                                   const NaiveOptions& options) const;
+  std::vector<int64_t> seen_tokens(const NaiveLayer& spec, Scope scope, const ModelEntry& entry,
+                                   int64_t i, const NaiveOptions& options) const;
   // What attention of one row and head has to give, over stored rows.
-  NaiveResult expected_row(size_t layer, Scope scope, HostTensor& q, const ModelEntry& entry, int64_t i,
-                           int head, int q_heads, const NaiveOptions& options);
+  NaiveResult expected_row(size_t layer, Scope scope, HostTensor& q, const ModelEntry& entry,
+                           int64_t i, int head, int q_heads, const NaiveOptions& options);
   // Over rows that the caller gave to kvc_attn_self.
-  NaiveResult expected_self_row(size_t layer, Inputs& in, const ModelEntry& entry, int64_t i, int head,
-                                const NaiveOptions& options);
+  NaiveResult expected_self_row(size_t layer, Inputs& in, const ModelEntry& entry, int64_t i,
+                                int head, const NaiveOptions& options);
   struct RowCheck {
     const char* function;
     size_t layer;
@@ -161,7 +168,8 @@ class RandomRun {
   void compare_row(const RowCheck& check, const NaiveResult& want, HostTensor& out, HostTensor* lse,
                    int64_t row, int head);
   using ExpectedRow = std::function<NaiveResult(const ModelEntry&, int64_t i, int head)>;
-  void compare_attention(const RowCheck& check, HostTensor& out, HostTensor* lse, const ExpectedRow& expected);
+  void compare_attention(const RowCheck& check, HostTensor& out, HostTensor* lse,
+                         const ExpectedRow& expected);
 
   // random_debug.cc
   void op_get(bool mla);

@@ -31,7 +31,9 @@ void RandomRun::op_fork() {
     pos = std::max<int64_t>(0, length / model_.limits().page_size * model_.limits().page_size);
   if (random_.chance(0.2)) pos = std::max<int64_t>(0, length - random_.range(0, 3));
   trace("fork %lld -> %lld at %lld", ll(parent), ll(child), ll(pos));
-  const auto fn = [&](kvc_error* err) { return kvc_seq_fork(setup_.cache(), parent, child, pos, err); };
+  const auto fn = [&](kvc_error* err) {
+    return kvc_seq_fork(setup_.cache(), parent, child, pos, err);
+  };
   if (agree("kvc_seq_fork", model_.fork(parent, child, pos), fn))
     naive_.fork(parent, child, model_.at(child).length);
 }
@@ -44,7 +46,8 @@ void RandomRun::op_pop() {
   if (random_.chance(0.2)) n = length;
   if (random_.chance(0.3)) n = std::min<int64_t>(length, random_.range(0, 3));
   if (random_.chance(0.2)) n = length % model_.limits().page_size;
-  if (random_.chance(0.05)) n = random_.chance(0.5) ? -random_.range(1, 5) : length + random_.range(1, 5);
+  if (random_.chance(0.05))
+    n = random_.chance(0.5) ? -random_.range(1, 5) : length + random_.range(1, 5);
   trace("pop %lld by %lld", ll(seq), ll(n));
   const auto fn = [&](kvc_error* err) { return kvc_seq_pop(setup_.cache(), seq, n, err); };
   if (agree("kvc_seq_pop", model_.pop(seq, n), fn)) naive_.truncate(seq, model_.at(seq).length);
@@ -60,7 +63,8 @@ void RandomRun::op_resize() {
   int64_t highest = -1;
   for (const auto& [seq, sequence] : model_.sequences()) {
     for (size_t group = 0; group < num_groups(); ++group) {
-      for (const int32_t page : sequence_pages(seq, group)) highest = std::max<int64_t>(highest, page);
+      for (const int32_t page : sequence_pages(seq, group))
+        highest = std::max<int64_t>(highest, page);
     }
   }
   const int64_t now = model_.limits().num_pages;
@@ -98,13 +102,16 @@ void RandomRun::op_set_window() {
   if (random_.chance(0.7)) pick_idle(&seq);
   const int64_t page = model_.limits().page_size;
   int64_t window = random_.range(1, random_.chance(0.5) ? 12 : 3 * page);
-  int64_t sink = random_.chance(0.4)
-                     ? 0
-                     : random_.range(0, random_.chance(0.8) ? std::min<int64_t>(window - 1, 5) : window - 1);
+  int64_t sink =
+      random_.chance(0.4)
+          ? 0
+          : random_.range(0, random_.chance(0.8) ? std::min<int64_t>(window - 1, 5) : window - 1);
   if (random_.chance(0.05)) window = random_.range(-2, sink);
   if (random_.chance(0.03)) sink = random_.pick_of<int64_t>({-1, window, INT64_MAX});
   trace("set_window %lld to %lld, sink %lld", ll(seq), ll(window), ll(sink));
-  const auto fn = [&](kvc_error* err) { return kvc_seq_set_window(setup_.cache(), seq, window, sink, err); };
+  const auto fn = [&](kvc_error* err) {
+    return kvc_seq_set_window(setup_.cache(), seq, window, sink, err);
+  };
   agree("kvc_seq_set_window", model_.set_window(seq, window, sink), fn);
 }
 
@@ -128,7 +135,9 @@ void RandomRun::op_shift() {
   trace("shift %lld: drop [%lld, %lld), move by %lld", ll(seq), ll(begin), ll(end), ll(delta));
   compare_tables();
   const std::map<int32_t, int> names = page_names_;
-  const auto fn = [&](kvc_error* err) { return kvc_seq_shift(setup_.cache(), seq, begin, end, delta, err); };
+  const auto fn = [&](kvc_error* err) {
+    return kvc_seq_shift(setup_.cache(), seq, begin, end, delta, err);
+  };
   if (!agree("kvc_seq_shift", model_.check_shift(seq, begin, end, delta), fn)) return;
 
   const std::vector<size_t> wanted = model_.shift(seq, begin, end, delta);
@@ -136,7 +145,8 @@ void RandomRun::op_shift() {
   for (size_t group = 0; group < num_groups(); ++group) {
     const std::vector<int32_t> pages = sequence_pages(seq, group);
     if (pages.size() != wanted[group])
-      mismatch("after the shift group %zu has %zu pages, expected %zu", group, pages.size(), wanted[group]);
+      mismatch("after the shift group %zu has %zu pages, expected %zu", group, pages.size(),
+               wanted[group]);
     handles.emplace_back();
     for (const int32_t page : pages) {
       const auto known = names.find(page);
@@ -160,13 +170,15 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
     NaiveSequence& sequence = naive_.at(seq);
     for (int64_t token = begin; token < end; ++token) {
       Row& row = sequence.layers[layer].k[static_cast<size_t>(token)];
-      const bool is_long = spec.rope.original_context != 0 &&
-                           sequence.grown_to[static_cast<size_t>(token)] > spec.rope.original_context;
-      const Row want =
-          rotated(spec.rope, spec.k_dim, row, RopePosition::all(static_cast<double>(delta), is_long), true);
+      const bool is_long =
+          spec.rope.original_context != 0 &&
+          sequence.grown_to[static_cast<size_t>(token)] > spec.rope.original_context;
+      const Row want = rotated(spec.rope, spec.k_dim, row,
+                               RopePosition::all(static_cast<double>(delta), is_long), true);
       HostTensor got(Elem::kF32, {1, spec.kv_heads, spec.k_dim});
-      const kvc_status status = kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), token,
-                                                    token + 1, got.dl(), nullptr, nullptr, nullptr);
+      const kvc_status status =
+          kvc_debug_get_layer(setup_.cache(), seq, setup_.global_layer(layer), token, token + 1,
+                              got.dl(), nullptr, nullptr, nullptr);
       if (status != KVC_OK)
         mismatch("kvc_debug_get_layer after a shift answered %s", kvc_status_name(status));
       double largest = 0;
@@ -175,10 +187,11 @@ void RandomRun::shift_rows(kvc_seq seq, int64_t begin, int64_t end, int64_t delt
         const auto element = static_cast<int64_t>(e);
         const double stored = got.get(0, element / spec.k_dim, element % spec.k_dim);
         const double allowed =
-            4e-7 * (1 + largest) + 1.01 * (spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want[e]));
+            4e-7 * (1 + largest) +
+            1.01 * (spec.k_type == Elem::kF32 ? 0 : ulp_of(spec.k_type, want[e]));
         if (!(std::fabs(stored - want[e]) <= allowed)) {
-          mismatch("after the shift K of layer %zu, token %lld, element %zu is %.9g, expected %.9g", layer,
-                   ll(token), e, stored, want[e]);
+          mismatch("after the shift K of layer %zu, token %lld, element %zu is %.9g, expected %.9g",
+                   layer, ll(token), e, stored, want[e]);
         }
         row[e] = stored;
       }
@@ -192,12 +205,14 @@ void RandomRun::op_tree_commit() {
     if (!sequence.parents.empty() && !model_.in_forward(seq)) seqs.push_back(seq);
   }
   random_.shuffle(seqs);
-  if (!seqs.empty()) seqs.resize(static_cast<size_t>(random_.range(1, static_cast<int64_t>(seqs.size()))));
+  if (!seqs.empty())
+    seqs.resize(static_cast<size_t>(random_.range(1, static_cast<int64_t>(seqs.size()))));
   if (seqs.empty() && random_.chance(0.9)) return op_pop();
   if (random_.chance(0.05)) seqs.push_back(any_seq());
   std::vector<int32_t> leaves;
   for (const kvc_seq seq : seqs) {
-    const int64_t nodes = model_.exists(seq) ? static_cast<int64_t>(model_.at(seq).parents.size()) : 1;
+    const int64_t nodes =
+        model_.exists(seq) ? static_cast<int64_t>(model_.at(seq).parents.size()) : 1;
     int64_t leaf = random_.range(-1, nodes - 1);
     if (random_.chance(0.4)) leaf = nodes - 1;
     if (random_.chance(0.02)) leaf = random_.pick_of<int64_t>({-2, nodes, INT32_MAX});
@@ -237,7 +252,8 @@ void RandomRun::op_hold_export() {
   trace("export pool");
   pool_exported_ = true;
   expect_ok("kvc_export_pool", [&](kvc_error* err) {
-    return kvc_export_pool(setup_.cache(), setup_.global_layer(layer), KVC_POOL_BYTES, &held_export_, err);
+    return kvc_export_pool(setup_.cache(), setup_.global_layer(layer), KVC_POOL_BYTES,
+                           &held_export_, err);
   });
   if (held_export_->dl_tensor.shape[0] != model_.limits().num_pages)
     mismatch("the exported pool has the wrong number of pages");

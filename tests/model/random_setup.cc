@@ -14,7 +14,8 @@ kvc_executor BackwardsExecutor::hooks() {
   hooks.struct_size = sizeof hooks;
   hooks.user = this;
   hooks.concurrency = [](void* user) { return static_cast<BackwardsExecutor*>(user)->workers; };
-  hooks.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+  hooks.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                          void* arg) {
     const int32_t threads = static_cast<BackwardsExecutor*>(user)->workers;
     for (int64_t task = num_tasks; task-- > 0;) fn(arg, task, static_cast<int32_t>(task % threads));
   };
@@ -58,10 +59,12 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   const bool data = kind == RunKind::kData || (kind == RunKind::kFailures && random.chance(0.6));
   config_.page_size = static_cast<int32_t>(random.pick_of<int64_t>({1, 3, 16, 48}));
   if (random.chance(0.2)) config_.flags |= KVC_CONFIG_PAD_PAGES;
-  // Long sequences, cut into several splits by decode kernels, with little else to keep the oracle quick.
+  // Long sequences, cut into several splits by decode kernels, with little else to keep the oracle
+  // quick.
   const bool long_context = kind == RunKind::kData && random.chance(0.08);
-  const Family family = random.pick_of({Family::kPlain, Family::kPlain, Family::kWindows, Family::kWindows,
-                                        Family::kMla, Family::kCross, Family::kState, Family::kHybrid});
+  const Family family =
+      random.pick_of({Family::kPlain, Family::kPlain, Family::kWindows, Family::kWindows,
+                      Family::kMla, Family::kCross, Family::kState, Family::kHybrid});
   layers_.draw(random, family, config_.page_size, !data || long_context);
   config_.layers = layers_.specs().data();
   config_.num_layers = static_cast<int32_t>(layers_.specs().size());
@@ -71,7 +74,8 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   }
   for (size_t i = 0; i < layers_.naive().size(); ++i) {
     const kvc_rope* rope = layers_.specs()[static_cast<size_t>(layers_.begin()) + i].rope;
-    if (rope != nullptr) num_sections_ = std::max(num_sections_, static_cast<int>(rope->num_sections));
+    if (rope != nullptr)
+      num_sections_ = std::max(num_sections_, static_cast<int>(rope->num_sections));
   }
   draw_limits(random, data, long_context);
   config_.pool_layout = random.chance(0.5) ? KVC_POOL_LAYER_FIRST : KVC_POOL_PAGE_FIRST;
@@ -79,7 +83,7 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   config_.storage = KVC_STORAGE_NONE;
   ask_plan(random);
 
-  if (data && !slot_bytes_.empty() && random.chance(0.4)) {
+  if (data && !region_bytes_.empty() && random.chance(0.4)) {
     config_.storage = KVC_STORAGE_BORROWED;
     borrow_pools(random);
   } else if (data) {
@@ -108,7 +112,8 @@ void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {
                                            : random.range(1, 40);
   limits_.num_pages = std::min<int64_t>(limits_.num_pages, data ? 60 : 200);
   if (long_context) limits_.num_pages = 1 + 3000 / config_.page_size;
-  if (random.chance(0.3)) limits_.max_seq_len = random.range(1, limits_.num_pages * config_.page_size);
+  if (random.chance(0.3))
+    limits_.max_seq_len = random.range(1, limits_.num_pages * config_.page_size);
   if (random.chance(0.2)) limits_.max_seqs = random.range(1, 5);
   if (random.chance(0.2)) limits_.max_tokens = random.range(1, 3 * config_.page_size);
   for (const NaiveLayer& layer : layers_.naive()) {
@@ -117,11 +122,12 @@ void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {
     limits_.has_chunk |= layer.has_tokens() && layer.chunk != 0;
     limits_.has_cross |= layer.kind == KVC_LAYER_CROSS;
     limits_.has_states |= layer.kind == KVC_LAYER_STATE;
-    limits_.has_long_on_append |=
-        layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_APPEND && layer.rope.original_context != 0;
+    limits_.has_long_on_append |= layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_APPEND &&
+                                  layer.rope.original_context != 0;
     limits_.has_on_read |= layer.has_tokens() && layer.rope.mode == KVC_ROPE_ON_READ;
   }
-  if (limits_.has_cross && random.chance(0.5)) limits_.max_cross_len = random.range(1, 2 * config_.page_size);
+  if (limits_.has_cross && random.chance(0.5))
+    limits_.max_cross_len = random.range(1, 2 * config_.page_size);
   if (limits_.has_states && random.chance(0.5))
     config_.state_stride = random.chance(0.3) ? -1 : config_.page_size * random.range(1, 3);
   limits_.state_stride = config_.state_stride == 0 ? config_.page_size : config_.state_stride;
@@ -155,7 +161,7 @@ void RandomSetup::ask_plan(Random& random) {
   info.struct_size = sizeof info;
   (void)kvc_plan_info_get(plan, &info, nullptr);
   page_bytes_ = static_cast<int64_t>(info.page_bytes);
-  slot_bytes_.assign(static_cast<size_t>(info.num_layer_slots), 0);
+  region_bytes_.assign(static_cast<size_t>(info.num_layer_regions), 0);
   for (int32_t g = 0; g < info.num_groups; ++g) {
     kvc_group_info group{};
     group.struct_size = sizeof group;
@@ -178,14 +184,16 @@ void RandomSetup::ask_plan(Random& random) {
     const auto group = static_cast<size_t>(layer.group);
     limits_.groups.at(group).has_attention |= layer.kind == KVC_LAYER_ATTENTION;
     limits_.groups.at(group).has_mla |= layer.kind == KVC_LAYER_MLA;
-    slot_bytes_.at(static_cast<size_t>(layer_info.slot)) = static_cast<int64_t>(layer_info.slot_bytes);
+    region_bytes_.at(static_cast<size_t>(layer_info.region)) =
+        static_cast<int64_t>(layer_info.region_bytes);
   }
   kvc_plan_destroy(plan);
 }
 
 int64_t RandomSetup::longest_pages() const {
   int64_t pages = 0;
-  if (config_.max_seq_len != 0) (void)kvc_plan_request_pages(plan_, config_.max_seq_len, &pages, nullptr);
+  if (config_.max_seq_len != 0)
+    (void)kvc_plan_request_pages(plan_, config_.max_seq_len, &pages, nullptr);
   return pages;
 }
 
@@ -201,14 +209,15 @@ void RandomSetup::destroy_cache() {
 
 void RandomSetup::borrow_pools(Random& random) {
   const bool page_first = config_.pool_layout == KVC_POOL_PAGE_FIRST;
-  const size_t count = page_first ? 1 : slot_bytes_.size();
+  const size_t count = page_first ? 1 : region_bytes_.size();
   for (size_t i = 0; i < count; ++i) {
     pools_.push_back(std::make_unique<Pool>());
     Pool& pool = *pools_.back();
-    pool.page_bytes = page_first ? page_bytes_ : slot_bytes_[i];
+    pool.page_bytes = page_first ? page_bytes_ : region_bytes_[i];
     pool.stride = pool.page_bytes + (random.chance(0.5) ? 4 * random.range(1, 20) : 0);
     const int64_t offset = 4 * random.range(0, 5);
-    pool.memory.assign(static_cast<size_t>(offset + pool.stride * limits_.num_pages), std::byte{0xFF});
+    pool.memory.assign(static_cast<size_t>(offset + pool.stride * limits_.num_pages),
+                       std::byte{0xFF});
     pool.shape[0] = limits_.num_pages;
     pool.shape[1] = pool.page_bytes;
     pool.strides[0] = pool.stride;
@@ -248,7 +257,8 @@ double RandomSetup::tolerance(const NaiveLayer& layer) const {
 
 double RandomSetup::half_rounding(const NaiveLayer& layer) const {
   const bool is_bf16 = layer.k_type == Elem::kBF16 && layer.v_type == Elem::kBF16;
-  if (is_on_gpu()) return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
+  if (is_on_gpu())
+    return is_bf16 ? 1 : layer.k_type == Elem::kF16 && layer.v_type == Elem::kF16 ? 0.125 : 0;
   const kvc_cpu_isa isa = config_.cpu_isa == KVC_CPU_ISA_AUTO ? best_isa_ : config_.cpu_isa;
   return isa == KVC_CPU_ISA_AVX512_BF16 && is_bf16 ? 1 : 0;
 }
@@ -257,13 +267,14 @@ std::string RandomSetup::describe() const {
   return "pages " + std::to_string(limits_.num_pages) + " of " + std::to_string(limits_.page_size) +
          ", storage " + std::to_string(config_.storage) +
          (config_.allocator != nullptr ? " (allocator)" : "") + ", layout " +
-         std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) + ", threads " +
-         std::to_string(config_.num_threads) + (config_.executor != nullptr ? " (executor)" : "") +
-         ", limits " + std::to_string(limits_.max_seq_len) + "/" + std::to_string(limits_.max_seqs) + "/" +
+         std::to_string(config_.pool_layout) + ", isa " + std::to_string(config_.cpu_isa) +
+         ", threads " + std::to_string(config_.num_threads) +
+         (config_.executor != nullptr ? " (executor)" : "") + ", limits " +
+         std::to_string(limits_.max_seq_len) + "/" + std::to_string(limits_.max_seqs) + "/" +
          std::to_string(limits_.max_tokens) + "/" + std::to_string(limits_.max_cross_len) +
          ", state stride " + std::to_string(config_.state_stride) + " slots " +
-         std::to_string(config_.num_state_slots) + ", groups " + std::to_string(limits_.groups.size()) +
-         layers_.describe();
+         std::to_string(config_.num_state_slots) + ", groups " +
+         std::to_string(limits_.groups.size()) + layers_.describe();
 }
 
 }  // namespace kvc::test

@@ -1,4 +1,5 @@
-// One configuration of a cache drawn from a seed, with everything it borrows: layers, pool tensors, allocator, executor.
+// One configuration of a cache drawn from a seed, with everything it borrows: layers, pool tensors,
+// allocator, executor.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,8 @@ enum class RunKind {
   kFailures      // every allocation of every call fails once
 };
 
-// Runs the tasks backwards on the caller's thread, worker after worker: an order no thread pool takes.
+// Runs the tasks backwards on the caller's thread, worker after worker: an order no thread pool
+// takes.
 struct BackwardsExecutor {
   int32_t workers = 3;
   kvc_executor hooks();
@@ -49,15 +51,19 @@ class RandomSetup {
   bool has_data() const { return config_.storage != KVC_STORAGE_NONE; }
   bool is_borrowed() const { return config_.storage == KVC_STORAGE_BORROWED; }
   const std::vector<NaiveLayer>& layers() const { return layers_.naive(); }  // of the slice
-  int32_t global_layer(size_t local) const { return config_.layer_begin + static_cast<int32_t>(local); }
+  int32_t global_layer(size_t local) const {
+    return config_.layer_begin + static_cast<int32_t>(local);
+  }
   int num_sections() const { return num_sections_; }  // rows of caller-given positions
   const ModelLimits& limits() const { return limits_; }
   // Pages of one sequence of the configuration's max_seq_len, by the plan.
   int64_t longest_pages() const;
   std::string describe() const;
-  // Largest relative error of an attention output of float32 arithmetic over the layer's storage types.
+  // Largest relative error of an attention output of float32 arithmetic over the layer's storage
+  // types.
   double tolerance(const NaiveLayer& layer) const;
-  // How much attention of this layer rounds q and the weights, in roundings to bfloat16: 1, 1/8 for float16, 0.
+  // How much attention of this layer rounds q and the weights, in roundings to bfloat16: 1, 1/8 for
+  // float16, 0.
   double half_rounding(const NaiveLayer& layer) const;
   // The bytes between borrowed pages still hold poison.
   bool pool_gaps_untouched() const;
@@ -75,7 +81,7 @@ class RandomSetup {
   kvc_cpu_isa best_isa_ = 0;
   int num_sections_ = 1;
   int64_t page_bytes_ = 0;
-  std::vector<int64_t> slot_bytes_;  // of a page, by layer slot
+  std::vector<int64_t> region_bytes_;  // of a page, by layer region
 
   struct Pool {
     std::vector<std::byte, TensorAllocator<std::byte>> memory;

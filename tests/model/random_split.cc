@@ -17,8 +17,8 @@ void RandomRun::op_split_attention(size_t layer) {
   Inputs in(random_, spec, model_.num_rows());
   append(layer, in);
   const Call self = [&](kvc_error* err) {
-    return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v_dl(), in.out.dl(),
-                         in.lse.dl(), err);
+    return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v_dl(),
+                         in.out.dl(), in.lse.dl(), err);
   };
   const auto expected = [&](Scope scope) {
     return [&, scope](const ModelEntry& entry, int64_t i, int head) {
@@ -32,23 +32,25 @@ void RandomRun::op_split_attention(size_t layer) {
   compare_attention({"kvc_attn_self", layer, 1, 0}, in.out, &in.lse, expected(Scope::kNew));
   HostTensor other(draw_activation(random_), {model_.num_rows(), spec.q_heads, spec.v_dim},
                    random_placement(random_, Elem::kF32));
-  HostTensor other_lse(Elem::kF32, {model_.num_rows(), spec.q_heads}, random_placement(random_, Elem::kF32));
+  HostTensor other_lse(Elem::kF32, {model_.num_rows(), spec.q_heads},
+                       random_placement(random_, Elem::kF32));
   expect_ok("kvc_attn_cached",
             [&](kvc_error* err) {
-              return kvc_attn_cached(forward_, id, options->pointer, in.q.dl(), other.dl(), other_lse.dl(),
-                                     err);
+              return kvc_attn_cached(forward_, id, options->pointer, in.q.dl(), other.dl(),
+                                     other_lse.dl(), err);
             },
             {&other, &other_lse});
   compare_attention({"kvc_attn_cached", layer, 1, 0}, other, &other_lse, expected(Scope::kCached));
   const double rounding = storing_error(other.elem()) + storing_error(in.out.elem());
   const double slack = 3 + rounding / (setup_.tolerance(spec) + storing_error(in.out.elem()));
-  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), other_lse.dl(), nullptr) != KVC_OK)
+  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), other_lse.dl(), nullptr) !=
+      KVC_OK)
     mismatch("kvc_attn_merge failed");
   compare_attention({"kvc_attn_merge", layer, slack, 0}, in.out, &in.lse, expected(Scope::kAll));
 }
 
-NaiveResult RandomRun::expected_self_row(size_t layer, Inputs& in, const ModelEntry& entry, int64_t i,
-                                         int head, const NaiveOptions& options) {
+NaiveResult RandomRun::expected_self_row(size_t layer, Inputs& in, const ModelEntry& entry,
+                                         int64_t i, int head, const NaiveOptions& options) {
   const NaiveLayer& spec = setup_.layers()[layer];
   const NaiveRope& rope = spec.self_rope;
   const int64_t row = entry.row_begin + i;
@@ -77,11 +79,13 @@ NaiveResult RandomRun::expected_self_row(size_t layer, Inputs& in, const ModelEn
     key.rope = RopePosition::all(static_cast<double>(key.position), query.rope.is_long);
     keys.push_back(key);
   }
-  const NaiveHeads heads{spec.q_heads, spec.q_heads, spec.self_k_dim, spec.self_v_dim, spec.self_v_dim};
+  const NaiveHeads heads{spec.q_heads, spec.q_heads, spec.self_k_dim, spec.self_v_dim,
+                         spec.self_v_dim};
   return attend(heads, rope, keys, query, options);
 }
 
-// The ragged form over the prompt with heads of their own, the absorbed form over the cached latents, projected and merged.
+// The ragged form over the prompt with heads of their own, the absorbed form over the cached
+// latents, projected and merged.
 void RandomRun::op_split_mla(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
   if (spec.self_k_dim == 0) return op_attention(layer);
@@ -94,17 +98,19 @@ void RandomRun::op_split_mla(size_t layer) {
     options->opt.scale = 0;
     options->naive.scale = 1.0 / std::sqrt(spec.self_k_dim);
   }
-  const NaiveHeads heads{spec.q_heads, spec.q_heads, spec.self_k_dim, spec.self_v_dim, spec.self_v_dim};
+  const NaiveHeads heads{spec.q_heads, spec.q_heads, spec.self_k_dim, spec.self_v_dim,
+                         spec.self_v_dim};
   Inputs in(random_, heads, false, rows, rows);
   Expected answer;
   for (const ModelEntry& entry : model_.entries())
     answer.also(entry.is_tree && entry.old_slots > entry.old_length, KVC_E_UNSUPPORTED);
   const Call self = [&](kvc_error* err) {
-    return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(), in.out.dl(),
-                         in.lse.dl(), err);
+    return kvc_attn_self(forward_, id, options->pointer, in.q.dl(), in.k.dl(), in.v.dl(),
+                         in.out.dl(), in.lse.dl(), err);
   };
   if (!agree("kvc_attn_self", answer, self, {&in.out, &in.lse})) return;
-  // K that is rotated and then rounded may round the other way; there is no stored row to look it up in.
+  // K that is rotated and then rounded may round the other way; there is no stored row to look it
+  // up in.
   const bool tips = spec.rope.mode == KVC_ROPE_ON_APPEND && spec.k_type != Elem::kF32;
   const double score_error = tips ? 2 * storing_error(spec.k_type) : 0;
   compare_attention({"kvc_attn_self (MLA)", layer, 1, score_error}, in.out, &in.lse,
@@ -117,12 +123,13 @@ void RandomRun::op_split_mla(size_t layer) {
   Inputs absorbed(random_, spec, rows);
   expect_ok("kvc_attn_cached",
             [&](kvc_error* err) {
-              return kvc_attn_cached(forward_, id, &options->opt, absorbed.q.dl(), absorbed.out.dl(),
-                                     absorbed.lse.dl(), err);
+              return kvc_attn_cached(forward_, id, &options->opt, absorbed.q.dl(),
+                                     absorbed.out.dl(), absorbed.lse.dl(), err);
             },
             {&absorbed.out, &absorbed.lse});
   const auto cached = [&](const ModelEntry& entry, int64_t i, int head) {
-    return expected_row(layer, Scope::kCached, absorbed.q, entry, i, head, spec.q_heads, options->naive);
+    return expected_row(layer, Scope::kCached, absorbed.q, entry, i, head, spec.q_heads,
+                        options->naive);
   };
   compare_attention({"kvc_attn_cached (MLA)", layer, 1, 0}, absorbed.out, &absorbed.lse, cached);
   options->opt.scale = self_scale;
@@ -136,31 +143,35 @@ void RandomRun::op_split_mla(size_t layer) {
       sum += weight[static_cast<size_t>((head * spec.self_v_dim + d) * spec.v_dim + r)] * latent(r);
     return sum;
   };
-  HostTensor other(Elem::kF32, {rows, spec.q_heads, spec.self_v_dim}, random_placement(random_, Elem::kF32));
+  HostTensor other(Elem::kF32, {rows, spec.q_heads, spec.self_v_dim},
+                   random_placement(random_, Elem::kF32));
   other.for_each([&](int64_t t, int64_t h, int64_t d, int64_t) {
-    other.set(project(static_cast<int>(h), d, [&](int r) { return absorbed.out.get(t, h, r); }), t, h, d);
+    other.set(project(static_cast<int>(h), d, [&](int r) { return absorbed.out.get(t, h, r); }), t,
+              h, d);
   });
   const double rounding = storing_error(absorbed.out.elem()) + storing_error(in.out.elem());
   const double slack = 4 + 2 * rounding / (setup_.tolerance(spec) + storing_error(in.out.elem()));
-  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), absorbed.lse.dl(), nullptr) != KVC_OK)
+  if (kvc_attn_merge(forward_, in.out.dl(), in.lse.dl(), other.dl(), absorbed.lse.dl(), nullptr) !=
+      KVC_OK)
     mismatch("kvc_attn_merge failed");
-  compare_attention({"kvc_attn_merge (MLA)", layer, slack, score_error}, in.out, &in.lse,
-                    [&](const ModelEntry& entry, int64_t i, int head) {
-                      NaiveResult part = cached(entry, i, head);
-                      const NaiveResult latent = part;
-                      part.out.assign(static_cast<size_t>(spec.self_v_dim), 0);
-                      part.size = part.out;
-                      for (int d = 0; d < spec.self_v_dim; ++d) {
-                        const auto at = static_cast<size_t>(d);
-                        part.out[at] =
-                            project(head, d, [&](int r) { return latent.out[static_cast<size_t>(r)]; });
-                        for (int r = 0; r < spec.v_dim; ++r) {
-                          const auto w = static_cast<size_t>((head * spec.self_v_dim + d) * spec.v_dim + r);
-                          part.size[at] += std::fabs(weight[w]) * latent.size[static_cast<size_t>(r)];
-                        }
-                      }
-                      return merged(expected_self_row(layer, in, entry, i, head, options->naive), part);
-                    });
+  compare_attention(
+      {"kvc_attn_merge (MLA)", layer, slack, score_error}, in.out, &in.lse,
+      [&](const ModelEntry& entry, int64_t i, int head) {
+        NaiveResult part = cached(entry, i, head);
+        const NaiveResult latent = part;
+        part.out.assign(static_cast<size_t>(spec.self_v_dim), 0);
+        part.size = part.out;
+        for (int d = 0; d < spec.self_v_dim; ++d) {
+          const auto at = static_cast<size_t>(d);
+          part.out[at] =
+              project(head, d, [&](int r) { return latent.out[static_cast<size_t>(r)]; });
+          for (int r = 0; r < spec.v_dim; ++r) {
+            const auto w = static_cast<size_t>((head * spec.self_v_dim + d) * spec.v_dim + r);
+            part.size[at] += std::fabs(weight[w]) * latent.size[static_cast<size_t>(r)];
+          }
+        }
+        return merged(expected_self_row(layer, in, entry, i, head, options->naive), part);
+      });
 }
 
 void RandomRun::adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v) {
@@ -169,8 +180,10 @@ void RandomRun::adopt_cross_rows(size_t layer, HostTensor& k, HostTensor& v) {
   for (const ModelEntry& entry : model_.entries()) {
     NaiveRows& rows = naive_.at(entry.seq).layers[layer];
     for (int64_t t = 0; t < entry.cross; ++t, ++row) {
-      rows.k[static_cast<size_t>(t)] = rounded(spec.k_type, row_of(k, row, 0, spec.kv_heads, spec.k_dim));
-      rows.v[static_cast<size_t>(t)] = rounded(spec.v_type, row_of(v, row, 0, spec.kv_heads, spec.v_dim));
+      rows.k[static_cast<size_t>(t)] =
+          rounded(spec.k_type, row_of(k, row, 0, spec.kv_heads, spec.k_dim));
+      rows.v[static_cast<size_t>(t)] =
+          rounded(spec.v_type, row_of(v, row, 0, spec.kv_heads, spec.v_dim));
     }
   }
   written_[layer] = true;
@@ -183,7 +196,8 @@ void RandomRun::op_cross(size_t layer, bool must_give) {
   bool give = announced && (!written_[layer] || random_.chance(0.3));
   if (!must_give && random_.chance(0.05)) give = !give;
   const std::unique_ptr<Options> options = draw_options(spec, spec.q_heads, true);
-  trace("attn_cross of layer %zu, %lld encoder rows%s", layer, ll(encoder_rows), give ? " given" : "");
+  trace("attn_cross of layer %zu, %lld encoder rows%s", layer, ll(encoder_rows),
+        give ? " given" : "");
   Inputs in(random_, spec.heads(), false, model_.num_rows(), std::max<int64_t>(1, encoder_rows));
   const bool unwritten = announced && !give && !written_[layer];
   if (unwritten && (setup_.is_borrowed() || pool_exported_)) return;
@@ -191,8 +205,8 @@ void RandomRun::op_cross(size_t layer, bool must_give) {
   expected.also(unwritten || (!announced && give), KVC_E_INVALID_STATE);
   const Call fn = [&](kvc_error* err) {
     return kvc_attn_cross(forward_, setup_.global_layer(layer), options->pointer, in.q.dl(),
-                          give ? in.k.dl() : nullptr, give ? in.v.dl() : nullptr, in.out.dl(), in.lse.dl(),
-                          err);
+                          give ? in.k.dl() : nullptr, give ? in.v.dl() : nullptr, in.out.dl(),
+                          in.lse.dl(), err);
   };
   if (!agree("kvc_attn_cross", expected, fn, {&in.out, &in.lse})) return;
   if (give) adopt_cross_rows(layer, in.k, in.v);

@@ -41,37 +41,40 @@ double largest_of(const std::vector<double>& values) {
 
 void RandomRun::op_state_get(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
-  const auto index = static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
+  const auto index =
+      static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
   trace("state_get of layer %zu, state %zu", layer, index);
   const auto batch = static_cast<int64_t>(model_.entries().size());
   HostTensor out(draw_activation(random_), with_batch(batch, spec.states[index].shape),
                  state_placement(random_, true));
   expect_ok("kvc_state_get",
             [&](kvc_error* err) {
-              return kvc_state_get(forward_, setup_.global_layer(layer), static_cast<int32_t>(index),
-                                   out.dl(), err);
+              return kvc_state_get(forward_, setup_.global_layer(layer),
+                                   static_cast<int32_t>(index), out.dl(), err);
             },
             {&out});
   for (int64_t b = 0; b < batch; ++b) {
     const ModelEntry& entry = model_.entries()[static_cast<size_t>(b)];
     const StateValue& want = naive_.at(entry.seq).states.at(entry.old_length)[layer][index];
     if (entry_of(out, b) != rounded(out.elem(), want))
-      mismatch("state %zu of layer %zu, sequence %lld, is not what it was before the forward", index, layer,
-               ll(entry.seq));
+      mismatch("state %zu of layer %zu, sequence %lld, is not what it was before the forward",
+               index, layer, ll(entry.seq));
   }
   if (!out.padding_untouched()) mismatch("kvc_state_get wrote padding");
 }
 
 void RandomRun::op_state_set(size_t layer) {
   const NaiveLayer& spec = setup_.layers()[layer];
-  const auto index = static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
+  const auto index =
+      static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
   trace("state_set of layer %zu, state %zu", layer, index);
   const auto batch = static_cast<int64_t>(model_.entries().size());
   HostTensor value(draw_activation(random_), with_batch(batch, spec.states[index].shape),
                    state_placement(random_, true));
   value.fill_random(random_);
   expect_ok("kvc_state_set", [&](kvc_error* err) {
-    return kvc_state_set(forward_, setup_.global_layer(layer), static_cast<int32_t>(index), value.dl(), err);
+    return kvc_state_set(forward_, setup_.global_layer(layer), static_cast<int32_t>(index),
+                         value.dl(), err);
   });
   PendingState& pending = pending_states_[{layer, index}];
   pending = {};
@@ -118,17 +121,18 @@ void RandomRun::op_linear(size_t layer) {
   HostTensor v(draw_activation(random_), {rows, dims[0], dims[2]}, placed());
   HostTensor out(draw_activation(random_), {rows, dims[0], dims[2]}, placed());
   HostTensor beta(Elem::kF32, {rows, dims[0]}, placed());
-  const std::vector<int64_t> decay_shape = opt.decay == KVC_DECAY_HEAD ? std::vector<int64_t>{dims[0]}
-                                           : opt.decay == KVC_DECAY_TOKEN
-                                               ? std::vector<int64_t>{rows, dims[0]}
-                                               : std::vector<int64_t>{rows, dims[0], dims[1]};
+  const std::vector<int64_t> decay_shape =
+      opt.decay == KVC_DECAY_HEAD    ? std::vector<int64_t>{dims[0]}
+      : opt.decay == KVC_DECAY_TOKEN ? std::vector<int64_t>{rows, dims[0]}
+                                     : std::vector<int64_t>{rows, dims[0], dims[1]};
   HostTensor decay(Elem::kF32, decay_shape);
   q.fill_random(random_);
   k.fill_random(random_, shape.delta ? 1 / std::sqrt(static_cast<double>(dims[1])) : 1);
   v.fill_random(random_);
   const auto positive = [&](HostTensor& tensor, double sign) {
-    tensor.for_each(
-        [&](int64_t i, int64_t j, int64_t l, int64_t m) { tensor.set(sign * random_.unit(), i, j, l, m); });
+    tensor.for_each([&](int64_t i, int64_t j, int64_t l, int64_t m) {
+      tensor.set(sign * random_.unit(), i, j, l, m);
+    });
   };
   positive(beta, 1);
   positive(decay, -1);
@@ -137,8 +141,9 @@ void RandomRun::op_linear(size_t layer) {
       opt.flags == 0 && opt.decay == KVC_DECAY_NONE && index == 0 && opt.scale == 0 && !opt.skip;
   expect_ok("kvc_attn_linear",
             [&](kvc_error* err) {
-              return kvc_attn_linear(forward_, setup_.global_layer(layer), no_opt ? nullptr : &opt, q.dl(),
-                                     k.dl(), v.dl(), opt.decay == KVC_DECAY_NONE ? nullptr : decay.dl(),
+              return kvc_attn_linear(forward_, setup_.global_layer(layer), no_opt ? nullptr : &opt,
+                                     q.dl(), k.dl(), v.dl(),
+                                     opt.decay == KVC_DECAY_NONE ? nullptr : decay.dl(),
                                      with_beta ? beta.dl() : nullptr, out.dl(), err);
             },
             {&out});
@@ -165,9 +170,10 @@ void RandomRun::op_linear(size_t layer) {
       for (size_t e = 0; e < want.size(); ++e) {
         const auto element = static_cast<int64_t>(e);
         const double got = out.get(row, element / dims[2], element % dims[2]);
-        if (!(std::fabs(got - want[e]) <= 1e-5 * size + storing_error(out.elem()) * std::fabs(want[e])))
-          mismatch("kvc_attn_linear: layer %zu, row %lld, element %zu is %.9g, expected %.9g", layer, ll(row),
-                   e, got, want[e]);
+        if (!(std::fabs(got - want[e]) <=
+              1e-5 * size + storing_error(out.elem()) * std::fabs(want[e])))
+          mismatch("kvc_attn_linear: layer %zu, row %lld, element %zu is %.9g, expected %.9g",
+                   layer, ll(row), e, got, want[e]);
       }
     }
     pending.tolerance = std::max(pending.tolerance, 1e-5 * size);
@@ -198,12 +204,14 @@ void RandomRun::op_conv(size_t layer) {
   const kvc_activation activation = random_.chance(0.5) ? KVC_ACTIVATION_SILU : KVC_ACTIVATION_NONE;
   expect_ok("kvc_state_conv",
             [&](kvc_error* err) {
-              return kvc_state_conv(forward_, setup_.global_layer(layer), static_cast<int32_t>(index), x.dl(),
-                                    weight.dl(), with_bias ? bias.dl() : nullptr, activation, out.dl(), err);
+              return kvc_state_conv(forward_, setup_.global_layer(layer),
+                                    static_cast<int32_t>(index), x.dl(), weight.dl(),
+                                    with_bias ? bias.dl() : nullptr, activation, out.dl(), err);
             },
             {&out});
   std::vector<double> weights, biases;
-  weight.for_each([&](int64_t i, int64_t j, int64_t, int64_t) { weights.push_back(weight.get(i, j)); });
+  weight.for_each(
+      [&](int64_t i, int64_t j, int64_t, int64_t) { weights.push_back(weight.get(i, j)); });
   for (int64_t c = 0; c < channels && with_bias; ++c) biases.push_back(bias.get(c));
   PendingState& pending = pending_states_[{layer, index}];
   pending = {{}, 1e-6};
@@ -216,9 +224,10 @@ void RandomRun::op_conv(size_t layer) {
           conv_step(channels, width, weights, biases, activation, inputs, &state);
       for (int64_t c = 0; c < channels; ++c) {
         const double expected = want[static_cast<size_t>(c)];
-        if (!(std::fabs(out.get(row, c) - expected) <= 4e-6 + storing_error(out.elem()) * std::fabs(expected)))
-          mismatch("kvc_state_conv: layer %zu, row %lld, channel %lld is %.9g, expected %.9g", layer, ll(row),
-                   ll(c), out.get(row, c), expected);
+        if (!(std::fabs(out.get(row, c) - expected) <=
+              4e-6 + storing_error(out.elem()) * std::fabs(expected)))
+          mismatch("kvc_state_conv: layer %zu, row %lld, channel %lld is %.9g, expected %.9g",
+                   layer, ll(row), ll(c), out.get(row, c), expected);
       }
     }
     pending.values.push_back(std::move(state));
@@ -228,11 +237,13 @@ void RandomRun::op_conv(size_t layer) {
 
 StateValue RandomRun::read_state(kvc_seq seq, size_t layer, size_t state) {
   HostTensor out(Elem::kF32, setup_.layers()[layer].states[state].shape);
-  const kvc_status status = kvc_debug_get_state(setup_.cache(), seq, setup_.global_layer(layer),
-                                                static_cast<int32_t>(state), out.dl(), nullptr, nullptr);
+  const kvc_status status =
+      kvc_debug_get_state(setup_.cache(), seq, setup_.global_layer(layer),
+                          static_cast<int32_t>(state), out.dl(), nullptr, nullptr);
   if (status != KVC_OK) mismatch("kvc_debug_get_state answered %s", kvc_status_name(status));
   StateValue value;
-  out.for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) { value.push_back(out.get(i, j, k, l)); });
+  out.for_each(
+      [&](int64_t i, int64_t j, int64_t k, int64_t l) { value.push_back(out.get(i, j, k, l)); });
   return value;
 }
 
@@ -251,16 +262,16 @@ void RandomRun::close_states(const ModelEntry& entry, size_t index) {
     for (size_t e = 0; e < value.size(); ++e) {
       const double allowed = pending.tolerance + storing_error(elem) * std::fabs(value[e]);
       if (!(std::fabs(stored[e] - value[e]) <= allowed))
-        mismatch("state %zu of layer %zu, sequence %lld, element %zu is %.9g, expected %.9g", state, layer,
-                 ll(entry.seq), e, stored[e], value[e]);
+        mismatch("state %zu of layer %zu, sequence %lld, element %zu is %.9g, expected %.9g", state,
+                 layer, ll(entry.seq), e, stored[e], value[e]);
     }
     value = stored;
   }
   history[entry.old_length + entry.append] = std::move(states);
   const ModelSequence& sequence = model_.at(entry.seq);
   for (auto old = history.begin(); old != history.end();) {
-    const bool needed =
-        old->first == 0 || old->first == sequence.length || sequence.checkpoints.count(old->first) != 0;
+    const bool needed = old->first == 0 || old->first == sequence.length ||
+                        sequence.checkpoints.count(old->first) != 0;
     old = needed ? std::next(old) : history.erase(old);
   }
 }
@@ -275,15 +286,17 @@ void RandomRun::op_get_state(size_t layer) {
   expected.also(!model_.exists(seq), KVC_E_NOT_FOUND);
   expected.also(index < 0, KVC_E_OUT_OF_RANGE);
   const auto state = static_cast<size_t>(std::max<int64_t>(0, index));
-  HostTensor out(draw_activation(random_), spec.states[state].shape, state_placement(random_, false));
+  HostTensor out(draw_activation(random_), spec.states[state].shape,
+                 state_placement(random_, false));
   const Call fn = [&](kvc_error* err) {
-    return kvc_debug_get_state(setup_.cache(), seq, setup_.global_layer(layer), static_cast<int32_t>(index),
-                               out.dl(), nullptr, err);
+    return kvc_debug_get_state(setup_.cache(), seq, setup_.global_layer(layer),
+                               static_cast<int32_t>(index), out.dl(), nullptr, err);
   };
   if (!agree("kvc_debug_get_state", expected, fn, {&out})) return;
   const StateValue& want = naive_.at(seq).states.at(model_.at(seq).length)[layer][state];
   StateValue got;
-  out.for_each([&](int64_t i, int64_t j, int64_t k, int64_t l) { got.push_back(out.get(i, j, k, l)); });
+  out.for_each(
+      [&](int64_t i, int64_t j, int64_t k, int64_t l) { got.push_back(out.get(i, j, k, l)); });
   if (got != rounded(out.elem(), want))
     mismatch("state %zu of layer %zu, sequence %lld, is wrong", state, layer, ll(seq));
 }
@@ -293,13 +306,15 @@ void RandomRun::op_set_state(size_t layer) {
   const kvc_seq seq = any_seq();
   if (model_.exists(seq) && model_.at(seq).length == 0)
     return;  // whether that lasts through a pop to 0 is not said
-  const auto state = static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
+  const auto state =
+      static_cast<size_t>(random_.range(0, static_cast<int64_t>(spec.states.size()) - 1));
   trace("debug_set_state of %lld, layer %zu, state %zu", ll(seq), layer, state);
-  HostTensor value(draw_activation(random_), spec.states[state].shape, state_placement(random_, false));
+  HostTensor value(draw_activation(random_), spec.states[state].shape,
+                   state_placement(random_, false));
   value.fill_random(random_);
   const Call fn = [&](kvc_error* err) {
-    return kvc_debug_set_state(setup_.cache(), seq, setup_.global_layer(layer), static_cast<int32_t>(state),
-                               value.dl(), nullptr, err);
+    return kvc_debug_set_state(setup_.cache(), seq, setup_.global_layer(layer),
+                               static_cast<int32_t>(state), value.dl(), nullptr, err);
   };
   if (!agree("kvc_debug_set_state", model_.overwrite_state(seq), fn)) return;
   StateValue& stored = naive_.at(seq).states.at(model_.at(seq).length)[layer][state];

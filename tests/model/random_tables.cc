@@ -5,7 +5,8 @@
 
 namespace kvc::test {
 
-std::vector<int64_t> RandomRun::table(size_t group, kvc_table_kind kind, std::vector<int64_t>* shape) {
+std::vector<int64_t> RandomRun::table(size_t group, kvc_table_kind kind,
+                                      std::vector<int64_t>* shape) {
   DLManagedTensorVersioned* exported = nullptr;
   expect_ok("kvc_export_page_table", [&](kvc_error* err) {
     return kvc_export_page_table(forward_, static_cast<int32_t>(group), kind, &exported, err);
@@ -47,7 +48,8 @@ void RandomRun::compare_group_tables(size_t group) {
     const int64_t length = is_cross ? cross : entry.old_slots + entry.append;
     indptr.push_back(indptr.back() + static_cast<int64_t>(pages.size()));
     qo_indptr.push_back(qo_indptr.back() + entry.append);
-    last_page_len.push_back(length == 0 ? 0 : length - (model_.pages_for(group, length) - 1) * page_size);
+    last_page_len.push_back(
+        length == 0 ? 0 : length - (model_.pages_for(group, length) - 1) * page_size);
     seq_lens.push_back(length);
     for (const auto& [index, page] : pages) page_position.push_back(index * page_size);
     widest = std::max(widest, model_.pages_for(group, length));
@@ -69,7 +71,8 @@ void RandomRun::compare_group_tables(size_t group) {
   if (shape != std::vector<int64_t>{static_cast<int64_t>(model_.entries().size()), widest})
     mismatch("BLOCK_TABLE of group %zu has the wrong shape", group);
 
-  // Same sharing as in the model, -1 where nothing is, committed pages as kvc_export_seq_pages says.
+  // Same sharing as in the model, -1 where nothing is, committed pages as kvc_export_seq_pages
+  // says.
   std::map<int, int64_t> ids;
   std::vector<std::map<int64_t, int64_t>> id_of(model_.entries().size());
   for (size_t b = 0; b < model_.entries().size(); ++b) {
@@ -81,7 +84,8 @@ void RandomRun::compare_group_tables(size_t group) {
       const int64_t padded = block_table[b * static_cast<size_t>(widest) + static_cast<size_t>(i)];
       const auto page = pages.find(i);
       if (page == pages.end()) {
-        if (padded != -1) mismatch("BLOCK_TABLE of group %zu is padded with %lld", group, ll(padded));
+        if (padded != -1)
+          mismatch("BLOCK_TABLE of group %zu is padded with %lld", group, ll(padded));
         continue;
       }
       const int64_t id = indices[static_cast<size_t>(indptr[b]) + next];
@@ -99,14 +103,16 @@ void RandomRun::compare_group_tables(size_t group) {
   }
   const std::vector<int64_t> slots = table(group, KVC_TABLE_SLOT_MAPPING, &shape);
   const int64_t new_rows = is_cross ? model_.num_cross_rows() : model_.num_rows();
-  if (static_cast<int64_t>(slots.size()) != new_rows) mismatch("SLOT_MAPPING has %zu entries", slots.size());
+  if (static_cast<int64_t>(slots.size()) != new_rows)
+    mismatch("SLOT_MAPPING has %zu entries", slots.size());
   size_t row = 0;
   for (size_t b = 0; b < model_.entries().size(); ++b) {
     const ModelEntry& entry = model_.entries()[b];
     for (int64_t t = 0; t < (is_cross ? entry.cross : entry.append); ++t) {
       const int64_t token = is_cross ? t : entry.old_slots + t;
       const int64_t want = id_of[b].at(token / page_size) * page_size + token % page_size;
-      if (slots[row++] != want) mismatch("slot of new token %lld, group %zu, is wrong", ll(t), group);
+      if (slots[row++] != want)
+        mismatch("slot of new token %lld, group %zu, is wrong", ll(t), group);
     }
   }
 }

@@ -1,5 +1,6 @@
-// Runs of random operations over a range of seeds. Environment: KVC_TEST_SCALE multiplies the operations per seed (sanitizer builds take a
-// fraction), KVC_TEST_SEED runs that seed alone, KVC_TEST_OFFSET starts the seeds elsewhere, KVC_TEST_FAILURES ends a test after so many failing
+// Runs of random operations over a range of seeds. Environment: KVC_TEST_SCALE multiplies the
+// operations per seed (sanitizer builds take a fraction), KVC_TEST_SEED runs that seed alone,
+// KVC_TEST_OFFSET starts the seeds elsewhere, KVC_TEST_FAILURES ends a test after so many failing
 // seeds, KVC_TEST_VERBOSE prints which function answered what.
 #pragma once
 
@@ -27,7 +28,8 @@ struct SeedResult {
   void expect_met(const char* function, std::initializer_list<kvc_status> statuses) {
     if (!is_whole || environment("KVC_TEST_SCALE", 1) < 0.5) return;
     for (const kvc_status status : statuses)
-      EXPECT_GT(coverage[function][status], 0) << function << " never answered " << kvc_status_name(status);
+      EXPECT_GT(coverage[function][status], 0)
+          << function << " never answered " << kvc_status_name(status);
   }
 };
 
@@ -40,8 +42,8 @@ inline void print(const Coverage& coverage) {
   }
 }
 
-// A Run(seed, options...) for every seed. Its run(operations) returns how many it did and throws std::exception on a mismatch; describe() says where it
-// stands, coverage() what it has met.
+// A Run(seed, options...) for every seed. Its run(operations) returns how many it did and throws
+// std::exception on a mismatch; describe() says where it stands, coverage() what it has met.
 template <typename Run, typename... Options>
 SeedResult run_seeds(const char* what, uint64_t first, uint64_t count, int64_t operations,
                      Options... options) {
@@ -68,7 +70,8 @@ SeedResult run_seeds(const char* what, uint64_t first, uint64_t count, int64_t o
   }
   const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
   std::printf("%s: seeds %llu to %llu, %lld operations, %.1f s\n", what,
-              static_cast<unsigned long long>(first), static_cast<unsigned long long>(first + count - 1),
+              static_cast<unsigned long long>(first),
+              static_cast<unsigned long long>(first + count - 1),
               static_cast<long long>(result.operations), elapsed.count());
   if (std::getenv("KVC_TEST_VERBOSE") != nullptr) print(result.coverage);
   return result;

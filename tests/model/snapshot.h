@@ -1,4 +1,5 @@
-// Everything a caller can see of a cache's bookkeeping, to prove that a failing call has changed nothing.
+// Everything a caller can see of a cache's bookkeeping, to prove that a failing call has changed
+// nothing.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +23,8 @@ struct Snapshot {
 
 inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, size_t num_groups) {
   const auto require = [](kvc_status status) {
-    if (status != KVC_OK) throw std::runtime_error(std::string("a snapshot met ") + kvc_status_name(status));
+    if (status != KVC_OK)
+      throw std::runtime_error(std::string("a snapshot met ") + kvc_status_name(status));
   };
   Snapshot snapshot;
   size_t count = 0;
@@ -51,7 +53,8 @@ inline Snapshot take_snapshot(const kvc_cache* cache, const kvc_forward* open, s
   return snapshot;
 }
 
-// Empty when equal, else what differs. Begins answered NO_PAGES are counted by a failing call and not compared.
+// Empty when equal, else what differs. Begins answered NO_PAGES are counted by a failing call and
+// not compared.
 inline std::string difference(const Snapshot& before, const Snapshot& after) {
   if (before.ids != after.ids) return "the list of sequences changed";
   for (size_t i = 0; i < before.infos.size(); ++i) {

@@ -42,7 +42,8 @@ void SwapRun::op_add() {
   if (seqs_.size() >= kMostSeqs) return;
   const kvc_seq id = next_id_++;
   note("add " + std::to_string(id));
-  allow("kvc_seq_add", call("kvc_seq_add", [&](kvc_error* err) { return kvc_seq_add(cache_, id, err); }),
+  allow("kvc_seq_add",
+        call("kvc_seq_add", [&](kvc_error* err) { return kvc_seq_add(cache_, id, err); }),
         {KVC_OK});
   seqs_[id].values.resize(layers_.size());
 }
@@ -53,7 +54,8 @@ void SwapRun::op_remove() {
   const kvc_seq id = random_.pick(all);
   note("remove " + std::to_string(id) + (seqs_.at(id).is_swapped ? ", swapped" : ""));
   allow("kvc_seq_remove",
-        call("kvc_seq_remove", [&](kvc_error* err) { return kvc_seq_remove(cache_, id, err); }), {KVC_OK});
+        call("kvc_seq_remove", [&](kvc_error* err) { return kvc_seq_remove(cache_, id, err); }),
+        {KVC_OK});
   seqs_.erase(id);
 }
 
@@ -72,8 +74,8 @@ kvc_status SwapRun::begin(const char* name, const std::vector<kvc_seq>& batch,
   if (std::any_of(cross.begin(), cross.end(), [](int64_t count) { return count > 0; }))
     desc.flags = KVC_FORWARD_PARTIAL;
   kvc_forward* opened = nullptr;
-  const kvc_status status =
-      call_strong(name, [&](kvc_error* err) { return kvc_forward_begin(cache_, &desc, &opened, err); });
+  const kvc_status status = call_strong(
+      name, [&](kvc_error* err) { return kvc_forward_begin(cache_, &desc, &opened, err); });
   if (status == KVC_OK) {
     forward_ = opened;
     in_forward_.insert(batch.begin(), batch.end());
@@ -109,7 +111,8 @@ void SwapRun::op_forward() {
       tokens.push_back(draw_token());
       chains.back().push_back(last = chain_after(seq, last, tokens.back()));
     }
-    if (has_cross_) cross.push_back(seq.cross_length == 0 && random_.chance(0.4) ? random_.range(1, 6) : 0);
+    if (has_cross_)
+      cross.push_back(seq.cross_length == 0 && random_.chance(0.4) ? random_.range(1, 6) : 0);
   }
   note("forward of" + list_of(batch));
   int64_t missing = -1;
@@ -117,11 +120,13 @@ void SwapRun::op_forward() {
       kvc_seq_can_append(cache_, batch.size(), batch.data(), lengths.data(), &missing, &error_);
   const kvc_status status = begin("kvc_forward_begin", batch, lengths, tokens, {}, cross);
   allow("kvc_forward_begin", status, {KVC_OK, KVC_E_NO_PAGES, KVC_E_NEVER_FITS});
-  const bool announces = std::any_of(cross.begin(), cross.end(), [](int64_t count) { return count > 0; });
+  const bool announces =
+      std::any_of(cross.begin(), cross.end(), [](int64_t count) { return count > 0; });
   if (!announces && status != KVC_E_NEVER_FITS) {
     if (can != KVC_OK || (missing == 0) != (status == KVC_OK))
       fail("kvc_seq_can_append says that " + std::to_string(missing) + " pages are missing");
-    if (status == KVC_E_NO_PAGES && !has_state_ && error_.detail != missing)  // with states: pages or slots
+    // With states: pages or slots
+    if (status == KVC_E_NO_PAGES && !has_state_ && error_.detail != missing)
       fail("detail is not what kvc_seq_can_append says");
   }
   if (status != KVC_OK) return;
@@ -135,7 +140,8 @@ void SwapRun::op_forward() {
     Seq& seq = seqs_.at(batch[i]);
     const auto first = tokens.begin() + static_cast<int64_t>(token);
     token += chains[i].size();
-    if (gives_tokens_ && seq.is_text()) seq.tokens.insert(seq.tokens.end(), first, first + lengths[i]);
+    if (gives_tokens_ && seq.is_text())
+      seq.tokens.insert(seq.tokens.end(), first, first + lengths[i]);
     append_values(seq, chains[i]);
     if (has_cross_ && cross[i] > 0) write_cross(batch[i], cross[i]);
     if (seq.is_text() && random_.chance(0.2)) texts_.emplace_back(seq.root, seq.tokens);
@@ -182,8 +188,9 @@ void SwapRun::op_tree() {
   close(commit);
   if (!commit) return note("aborted");
   seqs_.at(id).has_tree = true;
-  const kvc_status refused = call_strong(
-      "kvc_swap_out", [&](kvc_error* err) { return kvc_swap_out(cache_, 1, &id, nullptr, nullptr, err); });
+  const kvc_status refused = call_strong("kvc_swap_out", [&](kvc_error* err) {
+    return kvc_swap_out(cache_, 1, &id, nullptr, nullptr, err);
+  });
   allow("kvc_swap_out of a tree", refused, {KVC_E_INVALID_STATE});
   if (random_.chance(0.4)) op_swap_out();
   if (random_.chance(0.4)) op_swap_in();
@@ -211,7 +218,8 @@ void SwapRun::op_fork() {
   const kvc_seq parent = random_.pick(parents), child = next_id_++;
   const int64_t length = seqs_.at(parent).length();
   const int64_t at = random_.chance(0.5) ? length : random_.range(0, length);
-  note("fork " + std::to_string(parent) + " at " + std::to_string(at) + " to " + std::to_string(child));
+  note("fork " + std::to_string(parent) + " at " + std::to_string(at) + " to " +
+       std::to_string(child));
   const kvc_status status = call_strong(
       "kvc_seq_fork", [&](kvc_error* err) { return kvc_seq_fork(cache_, parent, child, at, err); });
   allow("kvc_seq_fork", status, {KVC_OK, KVC_E_OUT_OF_RANGE});
@@ -234,12 +242,15 @@ void SwapRun::op_pop() {
 }
 
 void SwapRun::op_shift() {
-  const std::vector<kvc_seq> all = ids([](const Seq& seq) { return !seq.is_swapped && seq.length() > 0; });
+  const std::vector<kvc_seq> all =
+      ids([](const Seq& seq) { return !seq.is_swapped && seq.length() > 0; });
   if (all.empty() || has_state_) return;
   const kvc_seq id = random_.pick(all);
   Seq& seq = seqs_.at(id);
-  const int64_t first = random_.range(0, seq.length() - 1), end = random_.range(first, seq.length());
-  note("shift " + std::to_string(id) + " from " + std::to_string(first) + " to " + std::to_string(end));
+  const int64_t first = random_.range(0, seq.length() - 1),
+                end = random_.range(first, seq.length());
+  note("shift " + std::to_string(id) + " from " + std::to_string(first) + " to " +
+       std::to_string(end));
   const kvc_status status = call_strong("kvc_seq_shift", [&](kvc_error* err) {
     return kvc_seq_shift(cache_, id, first, end, first - end, err);
   });
@@ -247,14 +258,16 @@ void SwapRun::op_shift() {
   if (status != KVC_OK || first == end) return;
   seq.keep_text(first);
   seq.chain.erase(seq.chain.begin() + first, seq.chain.begin() + end);
-  for (std::vector<uint64_t>& values : seq.values) values.erase(values.begin() + first, values.begin() + end);
+  for (std::vector<uint64_t>& values : seq.values)
+    values.erase(values.begin() + first, values.begin() + end);
 }
 
 void SwapRun::op_window() {
   const std::vector<kvc_seq> all = ids([](const Seq& seq) { return !seq.is_swapped; });
   if (all.empty() || has_chunk_) return;
   const kvc_seq id = random_.pick(all);
-  const int64_t window = random_.range(1, 20), sink = random_.chance(0.5) ? random_.range(0, window - 1) : 0;
+  const int64_t window = random_.range(1, 20),
+                sink = random_.chance(0.5) ? random_.range(0, window - 1) : 0;
   note("window of " + std::to_string(id));
   const kvc_status status = call_strong("kvc_seq_set_window", [&](kvc_error* err) {
     return kvc_seq_set_window(cache_, id, window, sink, err);
@@ -266,15 +279,16 @@ void SwapRun::op_window() {
 void SwapRun::op_resize() {
   const int64_t pages = random_.range(10, 80);
   note("resize to " + std::to_string(pages));
-  const kvc_status status =
-      call_strong("kvc_cache_resize", [&](kvc_error* err) { return kvc_cache_resize(cache_, pages, err); });
+  const kvc_status status = call_strong(
+      "kvc_cache_resize", [&](kvc_error* err) { return kvc_cache_resize(cache_, pages, err); });
   allow("kvc_cache_resize", status, {KVC_OK, KVC_E_BUSY});
 }
 
 void SwapRun::op_clear() {
   note("clear");
   allow("kvc_cache_clear",
-        call("kvc_cache_clear", [&](kvc_error* err) { return kvc_cache_clear(cache_, err); }), {KVC_OK});
+        call("kvc_cache_clear", [&](kvc_error* err) { return kvc_cache_clear(cache_, err); }),
+        {KVC_OK});
   seqs_.clear();
   if (stats().host_pages_used != 0) fail("clear has left host pages in use");
 }
@@ -289,12 +303,14 @@ void SwapRun::swap_out(const std::vector<kvc_seq>& which) {
     before[id] = info(id);
     needed.insert(pages[id].begin(), pages[id].end());
   }
-  const int64_t missing = static_cast<int64_t>(needed.size()) - (num_host_pages_ - host_pages_held());
+  const int64_t missing =
+      static_cast<int64_t>(needed.size()) - (num_host_pages_ - host_pages_held());
   const uint64_t moved = stats().pages_swapped_out;
   kvc_fence* fence = nullptr;
   const bool fenced = random_.chance(0.3);
   const kvc_status status = call_strong("kvc_swap_out", [&](kvc_error* err) {
-    return kvc_swap_out(cache_, which.size(), which.data(), nullptr, fenced ? &fence : nullptr, err);
+    return kvc_swap_out(cache_, which.size(), which.data(), nullptr, fenced ? &fence : nullptr,
+                        err);
   });
   // States take host pages too, how many is the library's business.
   if (has_state_ && missing <= 0)
@@ -315,7 +331,8 @@ void SwapRun::swap_out(const std::vector<kvc_seq>& which) {
     seq.is_swapped = true;
     for (const int32_t page : pages[id]) seq.host_pages.emplace(swap_calls_, page);
     const kvc_seq_info after = info(id);
-    if (after.num_pages != before[id].num_pages || after.first_position != before[id].first_position ||
+    if (after.num_pages != before[id].num_pages ||
+        after.first_position != before[id].first_position ||
         after.last_position != before[id].last_position ||
         after.num_checkpoints != before[id].num_checkpoints || after.window != before[id].window ||
         after.sink != before[id].sink || after.cross_length != before[id].cross_length)
@@ -338,7 +355,8 @@ void SwapRun::swap_in(const std::vector<kvc_seq>& which) {
     return kvc_swap_in(cache_, which.size(), which.data(), nullptr, nullptr, err);
   });
   if (has_state_ && status == KVC_E_NO_PAGES) {  // or state slots are missing
-    if (error_.detail < std::max<int64_t>(1, missing)) fail("detail " + std::to_string(error_.detail));
+    if (error_.detail < std::max<int64_t>(1, missing))
+      fail("detail " + std::to_string(error_.detail));
     return;
   }
   allow("kvc_swap_in", status, {missing > 0 ? KVC_E_NO_PAGES : KVC_OK});
@@ -354,7 +372,8 @@ void SwapRun::swap_in(const std::vector<kvc_seq>& which) {
   }
   for (const kvc_seq id : which) {
     const kvc_seq_info after = info(id);
-    if (after.num_pages != before[id].num_pages || after.first_position != before[id].first_position ||
+    if (after.num_pages != before[id].num_pages ||
+        after.first_position != before[id].first_position ||
         after.num_checkpoints != before[id].num_checkpoints)
       fail("the info of sequence " + std::to_string(id) + " changed on its way back");
     check_contents(id);

@@ -16,29 +16,33 @@ void SwapRun::write_cross(kvc_seq id, int64_t count) {
     SwapRows rows(layers_[l], count);
     for (int64_t token = 0; token < count; ++token)
       rows.set(l, token, mixed(seq.cross, static_cast<uint64_t>(token)));
-    if (kvc_debug_set_layer(cache_, id, static_cast<int32_t>(l), 0, rows.k.dl(), rows.v.dl(), nullptr,
-                            &error_) != KVC_OK)
+    if (kvc_debug_set_layer(cache_, id, static_cast<int32_t>(l), 0, rows.k.dl(), rows.v.dl(),
+                            nullptr, &error_) != KVC_OK)
       fail("kvc_debug_set_layer of encoder tokens");
   }
 }
 
 void SwapRun::op_debug_set() {
-  const std::vector<kvc_seq> all = ids([](const Seq& seq) { return !seq.is_swapped && seq.length() > 0; });
+  const std::vector<kvc_seq> all =
+      ids([](const Seq& seq) { return !seq.is_swapped && seq.length() > 0; });
   const auto l = static_cast<size_t>(random_.range(0, static_cast<int64_t>(layers_.size()) - 1));
-  if (all.empty() || !has_storage_ || !keeps_rows(layers_[l]) || layers_[l].kind == KVC_LAYER_CROSS) return;
+  if (all.empty() || !has_storage_ || !keeps_rows(layers_[l]) || layers_[l].kind == KVC_LAYER_CROSS)
+    return;
   const kvc_seq id = random_.pick(all);
   Seq& seq = seqs_.at(id);
-  const int64_t count = random_.range(1, std::min<int64_t>(seq.length(), 6)), first = seq.length() - count;
+  const int64_t count = random_.range(1, std::min<int64_t>(seq.length(), 6)),
+                first = seq.length() - count;
   SwapRows rows(layers_[l], count);
   std::vector<uint64_t> values;
   for (int64_t token = 0; token < count; ++token) {
     values.push_back(mixed(++fresh_, 5));
     rows.set(l, token, values.back());
   }
-  note("set " + std::to_string(count) + " tokens of layer " + std::to_string(l) + " of " + std::to_string(id));
+  note("set " + std::to_string(count) + " tokens of layer " + std::to_string(l) + " of " +
+       std::to_string(id));
   const kvc_status status = call_strong("kvc_debug_set_layer", [&](kvc_error* err) {
-    return kvc_debug_set_layer(cache_, id, static_cast<int32_t>(l), first, rows.k.dl(), rows.v_or_null(),
-                               nullptr, err);
+    return kvc_debug_set_layer(cache_, id, static_cast<int32_t>(l), first, rows.k.dl(),
+                               rows.v_or_null(), nullptr, err);
   });
   allow("kvc_debug_set_layer", status, {KVC_OK, KVC_E_NO_PAGES, KVC_E_OUT_OF_RANGE});
   if (status != KVC_OK) return;
@@ -70,8 +74,9 @@ void SwapRun::op_refused() {
     which.push_back(next_id_ + 5);
   }
   const auto move = out ? &kvc_swap_out : &kvc_swap_in;
-  const kvc_status status = call_strong(
-      name, [&](kvc_error* err) { return move(cache_, which.size(), which.data(), nullptr, nullptr, err); });
+  const kvc_status status = call_strong(name, [&](kvc_error* err) {
+    return move(cache_, which.size(), which.data(), nullptr, nullptr, err);
+  });
   allow(name, status, {expected});
   if (swapped.empty()) return;
   const kvc_seq id = random_.pick(swapped);
@@ -100,7 +105,8 @@ void SwapRun::op_refused() {
   allow(function, call_strong(function, refused), {KVC_E_INVALID_STATE});
 }
 
-// A new sequence on what the index holds of a text that was there once, or of one that begins like it.
+// A new sequence on what the index holds of a text that was there once, or of one that begins like
+// it.
 void SwapRun::op_attach() {
   if (!is_indexed_ || texts_.empty() || seqs_.size() >= kMostSeqs) return;
   const auto& [root, text] =
@@ -120,10 +126,12 @@ void SwapRun::op_attach() {
   query.priority = static_cast<int32_t>(random_.range(0, 2));
   const kvc_seq id = next_id_++;
   int64_t hit = -1;
-  const kvc_status status = call_strong(
-      "kvc_prefix_attach", [&](kvc_error* err) { return kvc_prefix_attach(cache_, id, &query, &hit, err); });
+  const kvc_status status = call_strong("kvc_prefix_attach", [&](kvc_error* err) {
+    return kvc_prefix_attach(cache_, id, &query, &hit, err);
+  });
   allow("kvc_prefix_attach", status, {KVC_OK});
-  note("attach " + std::to_string(id) + ", " + std::to_string(hit) + " of " + std::to_string(tokens.size()));
+  note("attach " + std::to_string(id) + ", " + std::to_string(hit) + " of " +
+       std::to_string(tokens.size()));
   if (hit < 0 || hit > query.num_tokens - ((query.flags & KVC_PREFIX_ALL_TOKENS) != 0 ? 0 : 1))
     fail("a hit of " + std::to_string(hit) + " of " + std::to_string(tokens.size()) + " tokens");
   Seq seq;
@@ -146,7 +154,8 @@ void SwapRun::op_evict() {
   int64_t freed = -1;
   note("evict " + std::to_string(pages));
   allow("kvc_prefix_evict",
-        call("kvc_prefix_evict", [&](kvc_error* err) { return kvc_prefix_evict(cache_, pages, &freed, err); }),
+        call("kvc_prefix_evict",
+             [&](kvc_error* err) { return kvc_prefix_evict(cache_, pages, &freed, err); }),
         {KVC_OK});
 }
 
@@ -154,7 +163,8 @@ void SwapRun::op_reset() {
   if (!is_indexed_ || !random_.chance(0.2)) return;
   note("reset");
   allow("kvc_prefix_reset",
-        call("kvc_prefix_reset", [&](kvc_error* err) { return kvc_prefix_reset(cache_, err); }), {KVC_OK});
+        call("kvc_prefix_reset", [&](kvc_error* err) { return kvc_prefix_reset(cache_, err); }),
+        {KVC_OK});
 }
 
 }  // namespace kvc::test

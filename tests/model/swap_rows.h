@@ -16,13 +16,15 @@ inline uint64_t mixed(uint64_t a, uint64_t b) {
 
 // Integers that every storage type holds exactly.
 inline double element(uint64_t value, size_t layer, int64_t half, int64_t head, int64_t d) {
-  const uint64_t place = ((layer * 2 + static_cast<uint64_t>(half)) * 64 + static_cast<uint64_t>(head)) * 64 +
-                         static_cast<uint64_t>(d);
+  const uint64_t place =
+      ((layer * 2 + static_cast<uint64_t>(half)) * 64 + static_cast<uint64_t>(head)) * 64 +
+      static_cast<uint64_t>(d);
   return static_cast<double>(mixed(value, place) >> 57) + 1;
 }
 
 inline bool keeps_rows(const kvc_layer& layer) {
-  return layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA || layer.kind == KVC_LAYER_CROSS;
+  return layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_MLA ||
+         layer.kind == KVC_LAYER_CROSS;
 }
 
 // Rows of K and V of one layer; latents of MLA layers have no V.
@@ -45,7 +47,8 @@ struct SwapRows {
       if (half == &v && !has_v) continue;
       for (int64_t head = 0; head < half->size(1); ++head) {
         for (int64_t d = 0; d < half->size(2); ++d) {
-          if (half->get(row, head, d) != element(value, layer, half == &v ? 1 : 0, head, d)) return false;
+          if (half->get(row, head, d) != element(value, layer, half == &v ? 1 : 0, head, d))
+            return false;
         }
       }
     }

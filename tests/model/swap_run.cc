@@ -141,7 +141,8 @@ kvc_status SwapRun::call_strong(const char* name, const std::function<kvc_status
   return status;
 }
 
-void SwapRun::allow(const char* name, kvc_status status, std::initializer_list<kvc_status> allowed) {
+void SwapRun::allow(const char* name, kvc_status status,
+                    std::initializer_list<kvc_status> allowed) {
   if (std::find(allowed.begin(), allowed.end(), status) == allowed.end())
     fail(std::string(name) + " answered " + kvc_status_name(status));
 }
@@ -197,7 +198,9 @@ int64_t SwapRun::host_pages_held() const {
 uint64_t SwapRun::start_of(const Seq& seq) { return mixed(seq.root, 77); }
 
 // A small alphabet, so that texts begin alike.
-int32_t SwapRun::draw_token() { return static_cast<int32_t>(random_.chance(0.8) ? 1 : random_.range(2, 3)); }
+int32_t SwapRun::draw_token() {
+  return static_cast<int32_t>(random_.chance(0.8) ? 1 : random_.range(2, 3));
+}
 
 // What the index may never serve, because its ids were not given, has a name of its own.
 uint64_t SwapRun::chain_after(const Seq& seq, uint64_t before, int32_t token) {
@@ -222,7 +225,8 @@ void SwapRun::append_values(Seq& seq, const std::vector<uint64_t>& new_chain) {
   seq.chain.insert(seq.chain.end(), new_chain.begin(), new_chain.end());
 }
 
-// What the open forward's new tokens are in every layer; the state after them names the last of each sequence.
+// What the open forward's new tokens are in every layer; the state after them names the last of
+// each sequence.
 void SwapRun::write_rows(const std::vector<kvc_seq>& batch,
                          const std::vector<std::vector<uint64_t>>& new_chain) {
   if (!has_storage_) return;
@@ -244,8 +248,9 @@ void SwapRun::write_rows(const std::vector<kvc_seq>& batch,
     for (const std::vector<uint64_t>& part : new_chain) {
       for (const uint64_t value : part) rows.set(l, row++, value);
     }
-    const kvc_status status = rows.has_v ? kvc_kv_append(forward_, layer, rows.k.dl(), rows.v.dl(), &error_)
-                                         : kvc_mla_append(forward_, layer, rows.k.dl(), &error_);
+    const kvc_status status =
+        rows.has_v ? kvc_kv_append(forward_, layer, rows.k.dl(), rows.v.dl(), &error_)
+                   : kvc_mla_append(forward_, layer, rows.k.dl(), &error_);
     if (status != KVC_OK) fail("an append to layer " + std::to_string(l));
   }
 }
@@ -270,8 +275,8 @@ void SwapRun::check_contents(kvc_seq id) {
     int64_t begin = 0;
     for (int attempt = 0; attempt < 2; ++attempt) {
       SwapRows rows(layers_[l], end - begin);
-      const kvc_status status =
-          kvc_debug_get_layer(cache_, id, layer, begin, end, rows.k.dl(), rows.v_or_null(), nullptr, &error_);
+      const kvc_status status = kvc_debug_get_layer(cache_, id, layer, begin, end, rows.k.dl(),
+                                                    rows.v_or_null(), nullptr, &error_);
       if (status == KVC_E_OUT_OF_RANGE && attempt == 0) {  // a window has dropped some
         begin = error_.detail;
         continue;
@@ -282,7 +287,8 @@ void SwapRun::check_contents(kvc_seq id) {
                                         : seq.values[l][static_cast<size_t>(token)];
         if (!rows.holds(l, token - begin, value)) {
           fail("layer " + std::to_string(l) + " of sequence " + std::to_string(id) +
-               " holds something else at token " + std::to_string(token) + " of " + std::to_string(end));
+               " holds something else at token " + std::to_string(token) + " of " +
+               std::to_string(end));
         }
       }
       break;
@@ -294,7 +300,8 @@ void SwapRun::check_counts() {
   const kvc_stats now = stats();
   const int64_t held = host_pages_held();
   if (!is_indexed_ && !has_state_ && now.host_pages_used != held) {
-    fail(std::to_string(now.host_pages_used) + " host pages are used, sequences hold " + std::to_string(held));
+    fail(std::to_string(now.host_pages_used) + " host pages are used, sequences hold " +
+         std::to_string(held));
   }
   if (now.host_pages_used < held || now.host_pages_used > now.host_pages_total)
     fail(std::to_string(now.host_pages_used) + " host pages are used");
@@ -318,7 +325,8 @@ void SwapRun::check_counts() {
   if (now.num_swapped_seqs != swapped) fail("num_swapped_seqs");
   if (now.total_length != length) fail("total_length");
   if (forward_ == nullptr && now.pages_used != static_cast<int64_t>(device.size())) {
-    fail(std::to_string(now.pages_used) + " pages are used, sequences hold " + std::to_string(device.size()));
+    fail(std::to_string(now.pages_used) + " pages are used, sequences hold " +
+         std::to_string(device.size()));
   }
   if (now.pages_used + now.pages_free != now.pages_total) fail("pages used and free don't sum up");
 }
@@ -344,8 +352,10 @@ int64_t SwapRun::run(int64_t operations) {
   if (is_indexed_ && kvc_prefix_reset(cache_, &error_) != KVC_OK) fail("kvc_prefix_reset");
   check_all();
   const kvc_stats end = stats();
-  if (end.host_pages_used != 0) fail(std::to_string(end.host_pages_used) + " host pages are left at the end");
-  if (end.pages_free != end.pages_total || end.state_slots_used != 0) fail("something is left on the device");
+  if (end.host_pages_used != 0)
+    fail(std::to_string(end.host_pages_used) + " host pages are left at the end");
+  if (end.pages_free != end.pages_total || end.state_slots_used != 0)
+    fail("something is left on the device");
   if (kvc_cache_is_empty(cache_) != 1) fail("the cache is not empty");
   return calls_;
 }

@@ -1,5 +1,6 @@
-// Random swaps among random everything else. The model knows of every token which value each layer holds for it, of every sequence where it is, and
-// of every page on the host who needs it; it knows nothing of how the library moves anything.
+// Random swaps among random everything else. The model knows of every token which value each layer
+// holds for it, of every sequence where it is, and of every page on the host who needs it; it knows
+// nothing of how the library moves anything.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ class SwapRun {
   SwapRun(const SwapRun&) = delete;
   SwapRun& operator=(const SwapRun&) = delete;
 
-  // Throws std::runtime_error at the first disagreement. Returns the number of calls that were made.
+  // Throws std::runtime_error at the first disagreement. Returns the number of calls that were
+  // made.
   int64_t run(int64_t operations);
   // The setup and the last calls.
   std::string describe() const;
@@ -42,7 +44,8 @@ class SwapRun {
     std::vector<uint64_t> chain;                // of each token: names it and all before it
     std::vector<std::vector<uint64_t>> values;  // [layer][token]: what the layer holds
     std::vector<int32_t>
-        tokens;  // leading ones whose chain follows from the text: ids were given, nothing shifted or set
+        // Leading ones whose chain follows from the text: ids were given, nothing shifted or set
+        tokens;
     uint64_t root = 0;  // of the namespace
     uint64_t cross = 0;
     int64_t cross_length = 0;
@@ -79,7 +82,8 @@ class SwapRun {
   void op_evict();
   void op_reset();
 
-  // Calls, with an allocation that fails first now and then: then nothing has changed, and the call is made again.
+  // Calls, with an allocation that fails first now and then: then nothing has changed, and the call
+  // is made again.
   kvc_status call(const char* name, const std::function<kvc_status(kvc_error*)>& fn);
   // Like call(), and when the answer is not KVC_OK nothing has changed.
   kvc_status call_strong(const char* name, const std::function<kvc_status(kvc_error*)>& fn);
@@ -91,7 +95,8 @@ class SwapRun {
   void swap_out(const std::vector<kvc_seq>& which);
   void swap_in(const std::vector<kvc_seq>& which);
   void write_cross(kvc_seq id, int64_t count);
-  void write_rows(const std::vector<kvc_seq>& seqs, const std::vector<std::vector<uint64_t>>& new_chain);
+  void write_rows(const std::vector<kvc_seq>& seqs,
+                  const std::vector<std::vector<uint64_t>>& new_chain);
   void append_values(Seq& seq, const std::vector<uint64_t>& new_chain);
   void check_contents(kvc_seq id);
   void check_counts();
@@ -104,9 +109,9 @@ class SwapRun {
   uint64_t chain_after(const Seq& seq, uint64_t before, int32_t token);
   static uint64_t start_of(const Seq& seq);
   int32_t draw_token();
-  kvc_status begin(const char* name, const std::vector<kvc_seq>& batch, const std::vector<int64_t>& lengths,
-                   const std::vector<int32_t>& tokens, const std::vector<int32_t>& parents,
-                   const std::vector<int64_t>& cross);
+  kvc_status begin(const char* name, const std::vector<kvc_seq>& batch,
+                   const std::vector<int64_t>& lengths, const std::vector<int32_t>& tokens,
+                   const std::vector<int32_t>& parents, const std::vector<int64_t>& cross);
   void close(bool commit);
   int64_t host_pages_held() const;
 
@@ -114,7 +119,8 @@ class SwapRun {
   uint64_t seed_;
   int64_t page_size_ = 4, num_host_pages_ = 0;
   size_t num_groups_ = 0;
-  bool has_storage_ = true, is_indexed_ = false, has_state_ = false, has_cross_ = false, has_chunk_ = false;
+  bool has_storage_ = true, is_indexed_ = false, has_state_ = false, has_cross_ = false,
+       has_chunk_ = false;
   bool gives_tokens_ = false;  // the present forward
   bool injects_ = false;
   std::vector<kvc_layer> layers_;
@@ -125,7 +131,8 @@ class SwapRun {
   kvc_forward* forward_ = nullptr;
   std::set<kvc_seq> in_forward_;
   std::map<kvc_seq, Seq> seqs_;
-  std::deque<std::pair<uint64_t, std::vector<int32_t>>> texts_;  // (root, tokens) that were published once
+  // (root, tokens) that were published once
+  std::deque<std::pair<uint64_t, std::vector<int32_t>>> texts_;
   kvc_seq next_id_ = 1;
   int64_t swap_calls_ = 0, calls_ = 0;
   uint64_t fresh_ = 0;

@@ -1,5 +1,5 @@
-// Which keys a query sees, straight from the definitions in kvcache.h, for the oracle of values (one pair at a time) and for the page
-// model (as ranges).
+// Which keys a query sees, straight from the definitions in kvcache.h, for the oracle of values
+// (one pair at a time) and for the page model (as ranges).
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@ struct KeyRule {
   int64_t call_window = 0;
 };
 
-// Whether the windows let a query at position p see the key at position j. What comes before what is another matter.
+// Whether the windows let a query at position p see the key at position j. What comes before what
+// is another matter.
 inline bool windows_show(const KeyRule& rule, int64_t p, int64_t j) {
   if (rule.window != 0 && j < p - rule.window + 1) return false;
   if (rule.chunk != 0 && j < p / rule.chunk * rule.chunk) return false;

@@ -1,5 +1,5 @@
-// A model that runs on a cache: q, k and v of a token depend on its sequence, position and layer alone, so that any two ways of
-// feeding the same tokens must give the same outputs.
+// A model that runs on a cache: q, k and v of a token depend on its sequence, position and layer
+// alone, so that any two ways of feeding the same tokens must give the same outputs.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -71,8 +71,10 @@ class Decoder {
 
   kvc_cache* cache() const { return cache_; }
 
-  // Appends so many tokens to each sequence (added when new) and returns the outputs in the order of the packed rows.
-  std::vector<TokenOutput> step(const std::vector<std::pair<kvc_seq, int64_t>>& batch, uint64_t flags) {
+  // Appends so many tokens to each sequence (added when new) and returns the outputs in the order
+  // of the packed rows.
+  std::vector<TokenOutput> step(const std::vector<std::pair<kvc_seq, int64_t>>& batch,
+                                uint64_t flags) {
     std::vector<kvc_seq> seqs;
     std::vector<int64_t> lengths;
     std::vector<std::pair<kvc_seq, int64_t>> rows;  // (sequence, position)
@@ -115,7 +117,8 @@ class Decoder {
         fill_row(k, row, random);
         fill_row(v, row, random);
       }
-      EXPECT_EQ(kvc_attn(forward, layer, &opt, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), &error), KVC_OK)
+      EXPECT_EQ(kvc_attn(forward, layer, &opt, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), &error),
+                KVC_OK)
           << error.message;
       const int64_t out_bytes = int64_t{4} * shape_.q_heads * shape_.v_dim;
       for (int64_t row = 0; row < num_rows; ++row) {

@@ -1,4 +1,5 @@
-// A server that fork()s after making a cache: the child's copy works, with its threads started anew.
+// A server that fork()s after making a cache: the child's copy works, with its threads started
+// anew.
 #include <sys/wait.h>
 #include <unistd.h>
 

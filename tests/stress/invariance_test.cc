@@ -1,4 +1,5 @@
-// Results do not depend on threads, on the batch, nor (with BATCH_INVARIANT) on how a prompt was cut into forwards. Bit for bit.
+// Results do not depend on threads, on the batch, nor (with BATCH_INVARIANT) on how a prompt was
+// cut into forwards. Bit for bit.
 #include <string>
 
 #include "tests/stress/decoder.h"
@@ -34,8 +35,8 @@ DecoderShape shape_for(kvc_cpu_isa isa) {
 std::vector<std::vector<TokenOutput>> run_workload(const DecoderShape& shape, uint64_t flags) {
   Decoder decoder(shape);
   std::vector<std::vector<TokenOutput>> outputs;
-  outputs.push_back(
-      decoder.step({{1, 130}, {2, 1}, {3, 17}, {4, shape.isa == KVC_CPU_ISA_REFERENCE ? 150 : 600}}, flags));
+  outputs.push_back(decoder.step(
+      {{1, 130}, {2, 1}, {3, 17}, {4, shape.isa == KVC_CPU_ISA_REFERENCE ? 150 : 600}}, flags));
   outputs.push_back(decoder.step({{4, 1}, {2, 1}, {1, 1}, {3, 1}}, flags));
   outputs.push_back(decoder.step({{2, 63}, {4, 1}, {5, 16}, {1, 1}}, flags));
   outputs.push_back(decoder.step({{4, 1}}, flags));
@@ -73,7 +74,8 @@ TEST_P(PerIsa, TheRestOfTheBatchDoesNotChangeABit) {
     Decoder alone(shape), crowded(shape);
     for (const int64_t append : {37, 1, 1, 5, 1}) {
       const std::vector<TokenOutput> expected = alone.step({{1, append}}, flags);
-      const std::vector<TokenOutput> got = crowded.step({{8, 3}, {9, 1}, {1, append}, {7, 40}}, flags);
+      const std::vector<TokenOutput> got =
+          crowded.step({{8, 3}, {9, 1}, {1, append}, {7, 40}}, flags);
       ASSERT_EQ(got.size(), static_cast<size_t>(append) + 44);
       EXPECT_EQ(std::vector<TokenOutput>(got.begin() + 4, got.begin() + 4 + append), expected)
           << append << " tokens, flags " << flags;
@@ -88,7 +90,8 @@ TEST_P(PerIsa, ChunkedPrefillAndDecodeEqualOneShotPrefill) {
     shape.storage = storage;
     shape.num_layers = 1;
     Decoder one_shot(shape);
-    const std::vector<TokenOutput> expected = one_shot.step({{1, num_tokens}}, KVC_ATTN_BATCH_INVARIANT);
+    const std::vector<TokenOutput> expected =
+        one_shot.step({{1, num_tokens}}, KVC_ATTN_BATCH_INVARIANT);
     for (const int64_t chunk : {1, 3, 16, 17, 64, 100, 260}) {
       if (chunk == 1 && GetParam() == KVC_CPU_ISA_REFERENCE) continue;  // slow, and nothing new
       Decoder chunked(shape);
@@ -103,7 +106,8 @@ TEST_P(PerIsa, ChunkedPrefillAndDecodeEqualOneShotPrefill) {
   }
 }
 
-// Queries turn differently for sinks where keys are rotated on reading, so those are apart: also for rows that see all keys.
+// Queries turn differently for sinks where keys are rotated on reading, so those are apart: also
+// for rows that see all keys.
 TEST_P(PerIsa, WindowsWithSinksDoNotDependOnHowAPromptIsCut) {
   constexpr int64_t kTokens = 61;
   for (const kvc_rope_mode rope : {KVC_ROPE_ON_APPEND, KVC_ROPE_ON_READ}) {
@@ -114,7 +118,8 @@ TEST_P(PerIsa, WindowsWithSinksDoNotDependOnHowAPromptIsCut) {
       shape.window = window;
       shape.sink = sink;
       Decoder one_shot(shape);
-      const std::vector<TokenOutput> expected = one_shot.step({{1, kTokens}}, KVC_ATTN_BATCH_INVARIANT);
+      const std::vector<TokenOutput> expected =
+          one_shot.step({{1, kTokens}}, KVC_ATTN_BATCH_INVARIANT);
       for (const int64_t chunk : {1, 15, 32}) {
         Decoder chunked(shape);
         std::vector<TokenOutput> got;
@@ -123,8 +128,8 @@ TEST_P(PerIsa, WindowsWithSinksDoNotDependOnHowAPromptIsCut) {
                chunked.step({{1, std::min(chunk, kTokens - done)}}, KVC_ATTN_BATCH_INVARIANT))
             got.push_back(std::move(output));
         }
-        EXPECT_EQ(got, expected) << "chunks of " << chunk << ", window " << window << ", sink " << sink
-                                 << ", rope " << rope;
+        EXPECT_EQ(got, expected) << "chunks of " << chunk << ", window " << window << ", sink "
+                                 << sink << ", rope " << rope;
       }
     }
   }

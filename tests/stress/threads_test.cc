@@ -1,4 +1,5 @@
-// What may run at the same time does: const functions beside an open forward, different caches, plans, handles that move between threads.
+// What may run at the same time does: const functions beside an open forward, different caches,
+// plans, handles that move between threads.
 #include <atomic>
 #include <thread>
 
@@ -73,15 +74,17 @@ TEST(Threads, ConstFunctionsRunBesideTheAttentionOfAnOpenForward) {
     ASSERT_EQ(kvc_forward_begin(cache, &desc, &forward, nullptr), KVC_OK);
     reading = true;
     const int64_t rows = lengths[0] + 1;
-    HostTensor q(Elem::kF32, {rows, 6, 80}), k(Elem::kF32, {rows, 2, 80}), v(Elem::kF32, {rows, 2, 80}),
-        out(Elem::kF32, {rows, 6, 80});
+    HostTensor q(Elem::kF32, {rows, 6, 80}), k(Elem::kF32, {rows, 2, 80}),
+        v(Elem::kF32, {rows, 2, 80}), out(Elem::kF32, {rows, 6, 80});
     HostTensor positions(Elem::kI32, {rows});
     Random random(static_cast<uint64_t>(step));
     q.fill_random(random);
     k.fill_random(random);
     v.fill_random(random);
     for (int32_t layer = 0; layer < 6; ++layer) {
-      EXPECT_EQ(kvc_attn(forward, layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr), KVC_OK);
+      EXPECT_EQ(
+          kvc_attn(forward, layer, nullptr, q.dl(), k.dl(), v.dl(), out.dl(), nullptr, nullptr),
+          KVC_OK);
       EXPECT_EQ(kvc_forward_num_tokens(forward), rows);
     }
     const int64_t target = rounds + 3;
@@ -164,7 +167,9 @@ TEST(Threads, AHandleMovesBetweenThreads) {
   }
 }
 
-void count_messages(void* user, kvc_log_level, const char*) { ++*static_cast<std::atomic<int>*>(user); }
+void count_messages(void* user, kvc_log_level, const char*) {
+  ++*static_cast<std::atomic<int>*>(user);
+}
 
 TEST(Threads, TheLoggerMayBeReplacedWhileCachesAreMade) {
   static std::atomic<int> messages{0};  // outlives a call in flight

@@ -13,7 +13,8 @@ inline double environment(const char* name, double otherwise) {
 
 // Of a test that draws its shapes: KVC_TEST_SCALE (sanitizer builds take a fraction) times as many.
 inline uint64_t rounds(uint64_t count) {
-  const auto scaled = static_cast<uint64_t>(static_cast<double>(count) * environment("KVC_TEST_SCALE", 1));
+  const auto scaled =
+      static_cast<uint64_t>(static_cast<double>(count) * environment("KVC_TEST_SCALE", 1));
   return scaled < 3 ? 3 : scaled;
 }
 

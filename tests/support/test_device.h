@@ -1,5 +1,6 @@
-// The device that a test program runs on: KVC_TEST_DEVICE=cuda:N, else the CPU. Tensors of tests lie in memory that both sides reach at the same
-// address (pinned, on a GPU), so that tests fill and read them as they always do; finish() says when.
+// The device that a test program runs on: KVC_TEST_DEVICE=cuda:N, else the CPU. Tensors of tests
+// lie in memory that both sides reach at the same address (pinned, on a GPU), so that tests fill
+// and read them as they always do; finish() says when.
 #pragma once
 
 #include <dlfcn.h>
@@ -19,7 +20,8 @@ namespace kvc::test {
 inline DLDevice device() {
   static const DLDevice chosen = [] {
     const char* name = std::getenv("KVC_TEST_DEVICE");
-    if (name == nullptr || *name == '\0' || std::strcmp(name, "cpu") == 0) return DLDevice{kDLCPU, 0};
+    if (name == nullptr || *name == '\0' || std::strcmp(name, "cpu") == 0)
+      return DLDevice{kDLCPU, 0};
     if (std::strncmp(name, "cuda:", 5) != 0)
       throw std::runtime_error(std::string("KVC_TEST_DEVICE=") + name + ": expected cpu or cuda:N");
     // Where the emulated back end lies; on a real GPU the library finds its own.
@@ -62,8 +64,9 @@ inline void* allocate_tensor(size_t bytes) {
   if (!is_on_gpu()) return ::operator new(bytes);
   void* address = nullptr;
   cuda::Failure failure{};
-  require(backend().allocate_pinned(static_cast<int64_t>(bytes == 0 ? 1 : bytes), &address, &failure),
-          failure);
+  require(
+      backend().allocate_pinned(static_cast<int64_t>(bytes == 0 ? 1 : bytes), &address, &failure),
+      failure);
   return address;
 }
 inline void free_tensor(void* address) noexcept {
@@ -86,7 +89,8 @@ struct TensorAllocator {
   friend bool operator==(const TensorAllocator&, const TensorAllocator&) { return true; }
 };
 
-// kvc_allocator: pool memory that begins as NaN, so that a slot that nobody wrote spoils every result it enters.
+// kvc_allocator: pool memory that begins as NaN, so that a slot that nobody wrote spoils every
+// result it enters.
 inline void* poisoned_alloc(void*, DLDevice where, uint64_t bytes, uint64_t alignment) {
   const uint64_t rounded = (bytes + alignment - 1) / alignment * alignment;
   if (where.device_type != kDLCUDA) {
@@ -99,7 +103,8 @@ inline void* poisoned_alloc(void*, DLDevice where, uint64_t bytes, uint64_t alig
   if (backend().allocate(where.device_id, static_cast<int64_t>(rounded), &block, &failure) !=
       cuda::Result::kOk)
     return nullptr;
-  require(backend().fill(where.device_id, block, 0xFF, static_cast<int64_t>(rounded), nullptr, &failure),
+  require(backend().fill(where.device_id, block, 0xFF, static_cast<int64_t>(rounded), nullptr,
+                         &failure),
           failure);
   return block;
 }

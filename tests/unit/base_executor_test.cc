@@ -32,14 +32,16 @@ TEST(Executor, RunsEveryTaskOnceWithAWorkerOfItsOwn) {
   }
 }
 
-// A thread that wakes up late finds the next call. The thread sanitizer sees it touch that one's job.
+// A thread that wakes up late finds the next call. The thread sanitizer sees it touch that one's
+// job.
 TEST(Executor, ShortCallsRunTheirOwnTasksOnly) {
   Executor executor(3);
   std::array<std::array<std::atomic<int>, 64>, 2> runs{};
   for (size_t round = 0; round < 100000; ++round) {
     auto& mine = runs[round % 2];
     const int64_t num_tasks = round % 2 == 0 ? 64 : 2;
-    executor.run(num_tasks, [&mine](int64_t task, int32_t) { mine[static_cast<size_t>(task)].fetch_add(1); });
+    executor.run(num_tasks,
+                 [&mine](int64_t task, int32_t) { mine[static_cast<size_t>(task)].fetch_add(1); });
     for (size_t task = 0; task < mine.size(); ++task)
       ASSERT_EQ(mine[task].exchange(0), static_cast<int64_t>(task) < num_tasks ? 1 : 0);
   }
@@ -59,7 +61,8 @@ TEST(Executor, UsesTheHostsThreads) {
   struct Host {
     int64_t calls = 0;
     static int32_t concurrency(void*) { return 2; }
-    static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+    static void parallel_for(void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                             void* arg) {
       ++static_cast<Host*>(user)->calls;
       for (int64_t task = num_tasks; task-- > 0;) fn(arg, task, static_cast<int32_t>(task % 2));
     }

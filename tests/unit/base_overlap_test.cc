@@ -50,14 +50,15 @@ TEST(Overlap, IsExactlyThatAByteIsInBoth) {
     const std::vector<int64_t> common{number(-20, 20), number(-12, 12), 1};
     for (Tensor& tensor : tensors) {
       tensor.shape = {number(0, 5), number(1, 4), number(1, 4)};
-      tensor.strides = round % 3 == 0 ? common : std::vector<int64_t>{number(-20, 20), number(-12, 12), 1};
+      tensor.strides =
+          round % 3 == 0 ? common : std::vector<int64_t>{number(-20, 20), number(-12, 12), 1};
       tensor.offset = number(0, 80);
       tensor.rows = number(0, 5);
     }
     DLTensor a = tensors[0].dl(), b = tensors[1].dl();
     const std::set<int64_t> in_a = tensors[0].elements(), in_b = tensors[1].elements();
-    const bool expected =
-        std::any_of(in_a.begin(), in_a.end(), [&](int64_t element) { return in_b.count(element) != 0; });
+    const bool expected = std::any_of(in_a.begin(), in_a.end(),
+                                      [&](int64_t element) { return in_b.count(element) != 0; });
     const TensorUse left{&a, "a", tensors[0].rows}, right{&b, "b", tensors[1].rows};
     ASSERT_EQ(overlap(left, right), expected) << "round " << round;
     ASSERT_EQ(overlap(right, left), expected) << "round " << round;

@@ -34,14 +34,15 @@ class ConvProblem {
     weight.assign(static_cast<size_t>(shape.channels * params.weight_stride), NAN);
     for (int64_t c = 0; c < shape.channels; ++c) {
       for (int64_t j = 0; j < shape.width; ++j)
-        weight[static_cast<size_t>(c * params.weight_stride + j)] = static_cast<float>(random_.normal());
+        weight[static_cast<size_t>(c * params.weight_stride + j)] =
+            static_cast<float>(random_.normal());
       bias.push_back(static_cast<float>(random_.normal()));
     }
     params.weight = weight.data();
     if (random_.chance(0.5)) params.bias = bias.data();
     states_in = Poisoned(state_bytes() * static_cast<int64_t>(begins_.size()));
-    for (int64_t i = 0; i < state_bytes() * static_cast<int64_t>(begins_.size()) / dtype_bytes(shape.state);
-         ++i)
+    for (int64_t i = 0;
+         i < state_bytes() * static_cast<int64_t>(begins_.size()) / dtype_bytes(shape.state); ++i)
       reference::write_element(states_in.data(), shape.state, i, shape.spread * random_.normal());
   }
 
@@ -64,7 +65,8 @@ class ConvProblem {
       for (int64_t c = 0; c < shape_.channels; c += channels_per_call) {
         Poisoned scratch(static_cast<int64_t>(table.conv_scratch_bytes(params)));
         table.conv(params, sequence, static_cast<int32_t>(c),
-                   static_cast<int32_t>(std::min(shape_.channels, c + channels_per_call)), scratch.data());
+                   static_cast<int32_t>(std::min(shape_.channels, c + channels_per_call)),
+                   scratch.data());
         EXPECT_TRUE(scratch.guards_intact()) << "the kernel wrote outside its scratch memory";
       }
     }
@@ -86,7 +88,9 @@ class ConvProblem {
     }
     return values;
   }
-  int64_t state_bytes() const { return shape_.channels * (shape_.width - 1) * dtype_bytes(shape_.state); }
+  int64_t state_bytes() const {
+    return shape_.channels * (shape_.width - 1) * dtype_bytes(shape_.state);
+  }
   int64_t first_row() const { return begins_[0]; }
 
   ConvParams params{};
@@ -106,10 +110,12 @@ class Conv : public testing::TestWithParam<const KernelTable*> {};
 INSTANTIATE_TEST_SUITE_P(Isa, Conv, testing::ValuesIn(available_tables()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-void expect_near(const std::vector<double>& actual, const std::vector<double>& expected, double limit) {
+void expect_near(const std::vector<double>& actual, const std::vector<double>& expected,
+                 double limit) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i)
-    ASSERT_NEAR(actual[i], expected[i], limit * std::max(1.0, std::fabs(expected[i]))) << "element " << i;
+    ASSERT_NEAR(actual[i], expected[i], limit * std::max(1.0, std::fabs(expected[i])))
+        << "element " << i;
 }
 
 TEST_P(Conv, MatchesTheReferenceForAnyShape) {
@@ -155,7 +161,8 @@ TEST_P(Conv, APromptInSeveralForwardsGivesTheSameBits) {
   problem.reset();
   int64_t done = 0;
   for (const int64_t part : {1, 1, 2, 0, 16, 3, 7}) {
-    problem.sequences[0].row_begin = problem.first_row() + done, problem.sequences[0].num_rows = part;
+    problem.sequences[0].row_begin = problem.first_row() + done,
+    problem.sequences[0].num_rows = part;
     problem.run(*GetParam());
     done += part;
   }

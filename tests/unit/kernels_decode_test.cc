@@ -16,7 +16,8 @@ struct Outputs {
 
 Outputs take_outputs(AttnProblem& problem) {
   Outputs outputs{std::move(problem.out), {}};
-  outputs.lse.assign(problem.lse.floats(), problem.lse.floats() + problem.tokens * problem.params.num_q_heads);
+  outputs.lse.assign(problem.lse.floats(),
+                     problem.lse.floats() + problem.tokens * problem.params.num_q_heads);
   EXPECT_TRUE(outputs.out.memory.guards_intact() && problem.lse.guards_intact())
       << "written outside the outputs";
   return outputs;
@@ -34,13 +35,15 @@ Outputs run_split(const KernelTable& table, AttnProblem& problem, int64_t split_
   problem.reset_outputs(DType::kF32);
   AttnParams& params = problem.params;
   for (int32_t s = 0; s < problem.num_sequences(); ++s) {
-    const int64_t rows = problem.sequences[static_cast<size_t>(s)].num_rows, keys = problem.max_keys(s);
+    const int64_t rows = problem.sequences[static_cast<size_t>(s)].num_rows,
+                  keys = problem.max_keys(s);
     const int64_t group = params.num_q_heads / params.num_kv_heads;
     const int32_t cut = static_cast<int32_t>(problem.random.between(0, params.num_kv_heads));
     for (const auto& [head_begin, head_end] :
          {std::pair{int32_t{0}, cut}, std::pair{cut, params.num_kv_heads}}) {
       if (head_begin == head_end) continue;
-      const int32_t splits = static_cast<int32_t>(std::max<int64_t>(1, (keys + split_keys - 1) / split_keys));
+      const int32_t splits =
+          static_cast<int32_t>(std::max<int64_t>(1, (keys + split_keys - 1) / split_keys));
       const int64_t stride = rows * (head_end - head_begin) * group * (2 + params.v_dim);
       Poisoned partials(splits * stride * 4);
       params.partials = partials.floats();
@@ -49,7 +52,8 @@ Outputs run_split(const KernelTable& table, AttnProblem& problem, int64_t split_
                    make_item(s, head_begin, head_end, 0, rows, split * split_keys,
                              std::min(keys, (split + 1) * split_keys), split * stride));
       }
-      merge_even_splits(table, params, make_item(s, head_begin, head_end, 0, rows, 0, keys), splits, stride);
+      merge_even_splits(table, params, make_item(s, head_begin, head_end, 0, rows, 0, keys), splits,
+                        stride);
       EXPECT_TRUE(partials.guards_intact());
     }
   }
@@ -62,7 +66,8 @@ void expect_close(Outputs& actual, Outputs& expected, double limit) {
     if (std::isinf(expected.lse[i])) {
       EXPECT_EQ(actual.lse[i], expected.lse[i]);
     } else {
-      EXPECT_NEAR(actual.lse[i], expected.lse[i], 4e-6 * std::max(1.0f, std::fabs(expected.lse[i])));
+      EXPECT_NEAR(actual.lse[i], expected.lse[i],
+                  4e-6 * std::max(1.0f, std::fabs(expected.lse[i])));
     }
   }
 }
@@ -70,7 +75,8 @@ void expect_close(Outputs& actual, Outputs& expected, double limit) {
 void expect_same_bits(Outputs& actual, Outputs& expected) {
   for (int64_t t = 0; t < expected.out.tokens; ++t) {
     for (int64_t h = 0; h < expected.out.heads; ++h) {
-      const size_t bytes = static_cast<size_t>(expected.out.dim * dtype_bytes(expected.out.rows.dtype));
+      const size_t bytes =
+          static_cast<size_t>(expected.out.dim * dtype_bytes(expected.out.rows.dtype));
       ASSERT_EQ(0, std::memcmp(actual.out.row(t, h), expected.out.row(t, h), bytes))
           << "token " << t << " head " << h;
     }
@@ -95,7 +101,8 @@ TEST_P(Decode, EqualsTheReferenceOnRandomShapes) {
 
 TEST_P(Decode, EqualsTheReferenceWithoutAnyScoreRule) {
   for (uint64_t seed = 1000; seed < 1000 + rounds(40); ++seed) {
-    AttnProblem problem(seed, {.rules = false, .infinities = false, .max_rows = 1, .max_keys = 500});
+    AttnProblem problem(seed,
+                        {.rules = false, .infinities = false, .max_rows = 1, .max_keys = 500});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs expected = run_whole(reference_table(), problem);
     Outputs actual = run_whole(*GetParam(), problem);
@@ -212,7 +219,8 @@ TEST_P(Decode, LargeScoresNeitherOverflowNorLoseTheWinner) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Outputs expected = run_whole(reference_table(), problem);
     Outputs actual = run_whole(*GetParam(), problem);
-    EXPECT_LE(relative_error(actual.out, expected.out), 2e-3);  // the scores themselves are rounded to 2^-15
+    // The scores themselves are rounded to 2^-15
+    EXPECT_LE(relative_error(actual.out, expected.out), 2e-3);
   }
 }
 

@@ -1,4 +1,5 @@
-// Decode attention over latent rows (absorbed MLA): V is the beginning of the K row, one row serves all heads.
+// Decode attention over latent rows (absorbed MLA): V is the beginning of the K row, one row serves
+// all heads.
 #include "kernels_visibility.h"
 
 namespace kvc::kernels::test {
@@ -30,13 +31,16 @@ class LatentProblem {
     q = TensorOwner(random, num_rows, shape.heads, params.k_dim, shape.q_dtype);
     q.fill(random);
     params.q = q.rows;
-    // About 1.4 / sqrt(k_dim), rounded to a power of two: scaling then changes no significant bit of a bf16 query.
-    params.q_scale = std::exp2(std::round(std::log2(1.44f / std::sqrt(static_cast<float>(params.k_dim)))));
+    // About 1.4 / sqrt(k_dim), rounded to a power of two: scaling then changes no significant bit
+    // of a bf16 query.
+    params.q_scale =
+        std::exp2(std::round(std::log2(1.44f / std::sqrt(static_cast<float>(params.k_dim)))));
     const int64_t num_pages = (keys() + params.page_size - 1) / params.page_size;
     pages.resize(static_cast<size_t>(num_pages) + 2);
     std::iota(pages.begin(), pages.end(), 0);
     std::shuffle(pages.begin(), pages.end(), random.engine());
-    pool = PoolOwner(random, num_pages + 2, params.page_size, params.num_kv_heads, params.k_dim, shape.dtype);
+    pool = PoolOwner(random, num_pages + 2, params.page_size, params.num_kv_heads, params.k_dim,
+                     shape.dtype);
     params.k = params.v = pool.rows;
     for (int64_t key = 0; key < keys(); ++key) {
       for (int32_t head = 0; head < shape.kv_heads; ++head) {
@@ -49,7 +53,9 @@ class LatentProblem {
   LatentProblem(const LatentProblem&) = delete;
   LatentProblem& operator=(const LatentProblem&) = delete;
 
-  int64_t keys() const { return sequence.first_key_end + (shape.causal ? sequence.num_rows - 1 : 0); }
+  int64_t keys() const {
+    return sequence.first_key_end + (shape.causal ? sequence.num_rows - 1 : 0);
+  }
   std::byte* latent(int64_t key, int32_t head = 0) {
     return row_address(params.k, pages[static_cast<size_t>(key / params.page_size)], head,
                        key % params.page_size);
@@ -68,10 +74,10 @@ class LatentProblem {
   }
 
   std::string describe() const {
-    return "heads " + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) + ", rank " +
-           std::to_string(shape.rank) + "+" + std::to_string(shape.rope) + ", page " +
-           std::to_string(shape.page_size) + ", rows " + std::to_string(sequence.num_rows) + ", keys " +
-           std::to_string(keys());
+    return "heads " + std::to_string(shape.heads) + "/" + std::to_string(shape.kv_heads) +
+           ", rank " + std::to_string(shape.rank) + "+" + std::to_string(shape.rope) + ", page " +
+           std::to_string(shape.page_size) + ", rows " + std::to_string(sequence.num_rows) +
+           ", keys " + std::to_string(keys());
   }
 
   Random random;
@@ -92,22 +98,24 @@ struct Result {
 template <typename Work>
 Result collect(LatentProblem& problem, const Work& work) {
   AttnParams& params = problem.params;
-  Result result{
-      TensorOwner(problem.random, problem.sequence.num_rows, params.num_q_heads, params.v_dim, DType::kF32),
-      {}};
+  Result result{TensorOwner(problem.random, problem.sequence.num_rows, params.num_q_heads,
+                            params.v_dim, DType::kF32),
+                {}};
   Poisoned lse(problem.sequence.num_rows * params.num_q_heads * 4);
   params.out = result.out.rows;
   params.lse = lse.floats();
   params.lse_token_stride = params.num_q_heads;
   work();
   result.lse.assign(lse.floats(), lse.floats() + problem.sequence.num_rows * params.num_q_heads);
-  EXPECT_TRUE(result.out.memory.guards_intact() && lse.guards_intact()) << "written outside the outputs";
+  EXPECT_TRUE(result.out.memory.guards_intact() && lse.guards_intact())
+      << "written outside the outputs";
   return result;
 }
 
 Result run_whole(const KernelTable& table, LatentProblem& problem) {
-  return collect(problem,
-                 [&] { run_decode(table, problem.params, problem.item(0, problem.sequence.num_rows)); });
+  return collect(problem, [&] {
+    run_decode(table, problem.params, problem.item(0, problem.sequence.num_rows));
+  });
 }
 
 Result run_row_by_row(const KernelTable& table, LatentProblem& problem) {
@@ -149,11 +157,13 @@ Result run_split(const KernelTable& table, LatentProblem& problem, int64_t split
   });
 }
 
-// Where Q is exact in bf16, what is left is P rounded to bf16: every weight is off by 2^-8 of itself at most (8 significant
-// bits), by 2^-9.3 in the mean square. Errors of different keys are independent, so the whole is off by about as much.
+// Where Q is exact in bf16, what is left is P rounded to bf16: every weight is off by 2^-8 of
+// itself at most (8 significant bits), by 2^-9.3 in the mean square. Errors of different keys are
+// independent, so the whole is off by about as much.
 constexpr double kWeightRounding = 0x1p-8;
-// Q rounded too: the terms of a score are off by 2^-9.3 in the mean square and independent, scores have a deviation of about
-// 1.4 (log2 units): each weight moves by 2^-9.3 once more, and where the scale is larger than usual, a little further.
+// Q rounded too: the terms of a score are off by 2^-9.3 in the mean square and independent, scores
+// have a deviation of about 1.4 (log2 units): each weight moves by 2^-9.3 once more, and where the
+// scale is larger than usual, a little further.
 constexpr double kQueryRounding = 0x1p-7;
 // With a single key LSE is its score: ten times its mean error.
 constexpr double kQueryLseRounding = 2e-2;
@@ -190,12 +200,14 @@ void expect_same_nans(Result& actual, Result& expected, double limit) {
       for (int64_t d = 0; d < expected.out.dim; ++d) {
         const double a = actual.out.at(t, h, d), e = expected.out.at(t, h, d);
         nans += std::isnan(e) ? 1 : 0;
-        ASSERT_EQ(std::isnan(a), std::isnan(e)) << "token " << t << " head " << h << " element " << d;
+        ASSERT_EQ(std::isnan(a), std::isnan(e))
+            << "token " << t << " head " << h << " element " << d;
         if (std::isnan(e)) continue;
         ASSERT_NEAR(a, e, limit) << "token " << t << " head " << h << " element " << d;
       }
       const auto i = static_cast<size_t>(t * expected.out.heads + h);
-      EXPECT_EQ(std::isnan(actual.lse[i]), std::isnan(expected.lse[i])) << "token " << t << " head " << h;
+      EXPECT_EQ(std::isnan(actual.lse[i]), std::isnan(expected.lse[i]))
+          << "token " << t << " head " << h;
     }
   }
   EXPECT_GT(nans, 0);
@@ -205,13 +217,15 @@ void expect_same_nans(Result& actual, Result& expected, double limit) {
 LatentShape random_shape(Random& random) {
   LatentShape shape;
   shape.heads = random.pick({1, 5, 8, 9, 16, 20, 128});
-  const auto [rank, rope] = random.pick({std::pair{512, 64}, {256, 32}, {80, 16}, {33, 2}, {40, 1}, {64, 0}});
+  const auto [rank, rope] =
+      random.pick({std::pair{512, 64}, {256, 32}, {80, 16}, {33, 2}, {40, 1}, {64, 0}});
   shape.rank = rank, shape.rope = rope;
   shape.page_size = random.pick({1, 16, 48});
   return shape;
 }
 
-// Around the edges of pages, blocks and splits; the double reference needs its time, so many heads see fewer keys.
+// Around the edges of pages, blocks and splits; the double reference needs its time, so many heads
+// see fewer keys.
 int64_t random_length(Random& random, const LatentShape& shape) {
   const int64_t length =
       random.pick<int64_t>({1, 15, 16, 17, 47, 48, 63, 64, 65, 127, 128, 130, 511, 512, 513, 577});
@@ -279,7 +293,8 @@ TEST_P(Latent, MergedSplitsEqualTheReferenceWhereverTheKeysAreCut) {
   for (uint64_t seed = 300; seed < 308; ++seed) {
     Random random(seed);
     const LatentShape shape = random_shape(random);
-    LatentProblem problem(seed, shape, shape.heads == 128 ? 1 : 3, 40 + random_length(random, shape) % 140);
+    LatentProblem problem(seed, shape, shape.heads == 128 ? 1 : 3,
+                          40 + random_length(random, shape) % 140);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     Result expected = run_whole(reference_table(), problem);
     for (int64_t split_keys : {7, 64, 100, 512}) {
@@ -323,14 +338,16 @@ TEST_P(Latent, ALatentHiddenFromARowMayHoldNaN) {
     expect_same_nans(actual, expected, 2e-2);
     Result alone = run_row_by_row(*GetParam(), problem);
     for (int64_t head = 0; head < 20; ++head) {
-      EXPECT_EQ(0, std::memcmp(actual.out.row(1, head), alone.out.row(1, head), 80 * 4)) << "head " << head;
+      EXPECT_EQ(0, std::memcmp(actual.out.row(1, head), alone.out.row(1, head), 80 * 4))
+          << "head " << head;
     }
   }
 }
 
 TEST_P(Latent, AnInfiniteLatentHidesItselfOrShowsAsInTheReference) {
   LatentProblem problem(7, {.heads = 16, .rank = 80, .rope = 16}, 1, 70);
-  // Heads whose query is positive there score -inf, so the key is as good as masked for them; the others score +inf.
+  // Heads whose query is positive there score -inf, so the key is as good as masked for them; the
+  // others score +inf.
   problem.write(3, 0, 5, -std::numeric_limits<double>::infinity());
   Result expected = run_whole(reference_table(), problem);
   Result actual = run_whole(*GetParam(), problem);
@@ -343,7 +360,8 @@ TEST_P(Latent, ARowThatSeesNothingButNaNIsNotTakenForAnEmptyOne) {
   Result actual = run_whole(*GetParam(), problem);
   for (int64_t head = 0; head < 16; ++head) {
     EXPECT_TRUE(std::isnan(actual.lse[static_cast<size_t>(head)])) << "head " << head;
-    for (int64_t d = 0; d < 80; ++d) EXPECT_TRUE(std::isnan(actual.out.at(0, head, d))) << "head " << head;
+    for (int64_t d = 0; d < 80; ++d)
+      EXPECT_TRUE(std::isnan(actual.out.at(0, head, d))) << "head " << head;
   }
 }
 
@@ -361,7 +379,8 @@ TEST_P(Latent, OneKeyReturnsItsLatentExactly) {
   Result actual = run_whole(*GetParam(), problem);
   for (int64_t head = 0; head < 20; ++head) {
     for (int64_t d = 0; d < 80; ++d)
-      EXPECT_EQ(actual.out.at(0, head, d), reference::read_element(problem.latent(0), DType::kBF16, d));
+      EXPECT_EQ(actual.out.at(0, head, d),
+                reference::read_element(problem.latent(0), DType::kBF16, d));
   }
 }
 
@@ -400,15 +419,18 @@ TEST(LatentBf16, ServesFourHeadsAndMore) {
   EXPECT_GT(relative_error(bf16_result.out, fp32_result.out), 1e-5);  // the rounding of P shows
 }
 
-// Windows, sinks, spans, trees, row maps and dropped pages; of random problems those that are latents for this kernel.
+// Windows, sinks, spans, trees, row maps and dropped pages; of random problems those that are
+// latents for this kernel.
 TEST(LatentBf16, ServesWhateverRowsSee) {
   const KernelTable* bf16 = cpu::kernel_table(Isa::kAvx512Bf16);
   if (bf16 == nullptr) GTEST_SKIP() << "no avx512bf16 on this machine";
   int served = 0;
   for (uint64_t seed = 1000; seed < 1200; ++seed) {
-    AttnProblem problem(seed, {.rules = false, .infinities = false, .max_rows = 9, .max_keys = 260});
+    AttnProblem problem(seed,
+                        {.rules = false, .infinities = false, .max_rows = 9, .max_keys = 260});
     AttnParams& params = problem.params;
-    if (params.num_kv_heads != 1 || params.num_q_heads < 4 || params.k.dtype != DType::kBF16) continue;
+    if (params.num_kv_heads != 1 || params.num_q_heads < 4 || params.k.dtype != DType::kBF16)
+      continue;
     ++served;
     params.v = params.k;
     params.v_dim = std::min(params.v_dim, params.k_dim);
@@ -425,7 +447,8 @@ TEST(LatentBf16, ServesWhateverRowsSee) {
         }
       }
       Result result{std::move(problem.out), {}};
-      result.lse.assign(problem.lse.floats(), problem.lse.floats() + problem.tokens * params.num_q_heads);
+      result.lse.assign(problem.lse.floats(),
+                        problem.lse.floats() + problem.tokens * params.num_q_heads);
       return result;
     };
     Result expected = run(reference_table(), false);

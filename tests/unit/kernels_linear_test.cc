@@ -16,7 +16,8 @@ struct LinearShape {
   bool any_types = true;
 };
 
-// Sequences of random tokens and states, with free strides and NaN between everything that is to be read.
+// Sequences of random tokens and states, with free strides and NaN between everything that is to be
+// read.
 class LinearProblem {
  public:
   LinearProblem(const LinearShape& shape, uint64_t seed) : shape_(shape), random_(seed) {
@@ -32,7 +33,8 @@ class LinearProblem {
     v = TensorOwner(random_, rows, shape.heads, shape.v_dim, dtype());
     const int64_t first = begins_.empty() ? 0 : begins_[0];
     fill(q, first, 1.0);
-    fill(k, first, 1.0 / std::sqrt(static_cast<double>(shape.k_dim)));  // as models normalise it: |k| about 1
+    // As models normalise it: |k| about 1
+    fill(k, first, 1.0 / std::sqrt(static_cast<double>(shape.k_dim)));
     fill(v, first, 1.0);
     params.q = q.rows, params.k = k.rows, params.v = v.rows;
     params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(shape.k_dim)));
@@ -66,7 +68,8 @@ class LinearProblem {
       for (int64_t head = 0; head < shape_.heads; head += heads_per_call) {
         Poisoned scratch(static_cast<int64_t>(table.linear_scratch_bytes(params, longest)));
         table.linear(params, sequence, static_cast<int32_t>(head),
-                     static_cast<int32_t>(std::min(shape_.heads, head + heads_per_call)), scratch.data());
+                     static_cast<int32_t>(std::min(shape_.heads, head + heads_per_call)),
+                     scratch.data());
         EXPECT_TRUE(scratch.guards_intact()) << "the kernel wrote outside its scratch memory";
       }
     }
@@ -109,13 +112,16 @@ class LinearProblem {
   Poisoned states_in, states_out;
 
  private:
-  int64_t state_bytes() const { return sequence_stride_ * static_cast<int64_t>(shape_.tokens.size()); }
+  int64_t state_bytes() const {
+    return sequence_stride_ * static_cast<int64_t>(shape_.tokens.size());
+  }
 
   void fill(TensorOwner& tensor, int64_t first, double spread) {
     for (int64_t t = first; t < rows_; ++t) {
       for (int64_t h = 0; h < tensor.heads; ++h) {
         for (int64_t d = 0; d < tensor.dim; ++d)
-          reference::write_element(tensor.row(t, h), tensor.rows.dtype, d, spread * random_.normal());
+          reference::write_element(tensor.row(t, h), tensor.rows.dtype, d,
+                                   spread * random_.normal());
       }
     }
   }
@@ -174,13 +180,15 @@ class LinearProblem {
   std::vector<int64_t> begins_;
 };
 
-// Relative to the size of what is expected; infinite when one side only is NaN or anything is infinite.
+// Relative to the size of what is expected; infinite when one side only is NaN or anything is
+// infinite.
 double distance(const std::vector<double>& actual, const std::vector<double>& expected) {
   double difference = 0, size = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
     if (!std::isfinite(actual[i]) || !std::isfinite(expected[i]))
       return std::numeric_limits<double>::infinity();
-    difference += (actual[i] - expected[i]) * (actual[i] - expected[i]), size += expected[i] * expected[i];
+    difference += (actual[i] - expected[i]) * (actual[i] - expected[i]),
+        size += expected[i] * expected[i];
   }
   return difference == 0 ? 0 : std::sqrt(difference / size);
 }
@@ -192,8 +200,9 @@ double state_limit(DType dtype) { return dtype == DType::kF32 ? 1e-5 : 5e-4; }
 class Linear : public testing::TestWithParam<const KernelTable*> {
  protected:
   void expect_reference(const LinearShape& shape, uint64_t seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed) + ", decay " + std::to_string(static_cast<int>(shape.decay)) +
-                 ", delta " + std::to_string(shape.delta) + ", heads " + std::to_string(shape.heads) + "/" +
+    SCOPED_TRACE("seed " + std::to_string(seed) + ", decay " +
+                 std::to_string(static_cast<int>(shape.decay)) + ", delta " +
+                 std::to_string(shape.delta) + ", heads " + std::to_string(shape.heads) + "/" +
                  std::to_string(shape.k_heads) + ", dims " + std::to_string(shape.k_dim) + "/" +
                  std::to_string(shape.v_dim) + ", tokens " + std::to_string(shape.tokens[0]) +
                  ", state type " + std::to_string(static_cast<int>(shape.state)));
@@ -283,8 +292,8 @@ TEST_P(Linear, APromptInSeveralForwardsGivesTheSameOutputs) {
   for (const Decay decay : kDecays) {
     for (const bool delta : {false, true}) {
       LinearShape shape;
-      shape.heads = 2, shape.k_dim = 64, shape.v_dim = 64, shape.tokens = {150}, shape.decay = decay,
-      shape.delta = delta;
+      shape.heads = 2, shape.k_dim = 64, shape.v_dim = 64, shape.tokens = {150},
+      shape.decay = decay, shape.delta = delta;
       LinearProblem problem(shape, seed++);
       problem.reset();
       problem.run(*GetParam());
@@ -326,7 +335,8 @@ TEST_P(Linear, HeadsComeOutTheSameHoweverTheyAreCut) {
 TEST_P(Linear, ATokenDoesNotReachTheOutputsBeforeIt) {
   for (const Decay decay : kDecays) {
     LinearShape shape;
-    shape.k_dim = 32, shape.v_dim = 32, shape.tokens = {50}, shape.decay = decay, shape.any_types = false;
+    shape.k_dim = 32, shape.v_dim = 32, shape.tokens = {50}, shape.decay = decay,
+    shape.any_types = false;
     LinearProblem problem(shape, 3);
     problem.reset();
     problem.run(*GetParam());
@@ -339,7 +349,8 @@ TEST_P(Linear, ATokenDoesNotReachTheOutputsBeforeIt) {
     problem.run(*GetParam());
     const std::vector<double> poisoned = problem.outputs();
     const auto before = static_cast<size_t>(bad * shape.heads * shape.v_dim);
-    EXPECT_TRUE(std::equal(clean.begin(), clean.begin() + static_cast<int64_t>(before), poisoned.begin()));
+    EXPECT_TRUE(
+        std::equal(clean.begin(), clean.begin() + static_cast<int64_t>(before), poisoned.begin()));
     EXPECT_TRUE(std::isnan(poisoned[before + 4])) << "the token itself shows it";
   }
 }
@@ -418,7 +429,8 @@ TEST_P(Linear, OutputsAreRoundedToTheirType) {
     for (int64_t t = problem.first_row(); t < problem.out.tokens; ++t) {
       for (int64_t d = 0; d < shape.v_dim; ++d) {
         const double want = narrow[0].at(t, 1, d);
-        ASSERT_NEAR(narrow[1].at(t, 1, d), want, std::fabs(want) / (dtype == DType::kF16 ? 1000 : 125) + 1e-5);
+        ASSERT_NEAR(narrow[1].at(t, 1, d), want,
+                    std::fabs(want) / (dtype == DType::kF16 ? 1000 : 125) + 1e-5);
       }
     }
   }

@@ -1,5 +1,5 @@
-// Windows, sinks, spans, token trees, dropped pages, row maps and keys rotated on read: every kernel against a plain double loop, and
-// bit for bit against itself wherever the work is cut.
+// Windows, sinks, spans, token trees, dropped pages, row maps and keys rotated on read: every
+// kernel against a plain double loop, and bit for bit against itself wherever the work is cut.
 #include "kernels_visibility.h"
 
 namespace kvc::kernels::test {
@@ -19,7 +19,8 @@ struct Kernel {
   }
   void run_all(AttnProblem& problem) const {
     problem.reset_outputs(DType::kF32);
-    for (int32_t s = 0; s < problem.num_sequences(); ++s) run(problem.params, problem.whole_item(s));
+    for (int32_t s = 0; s < problem.num_sequences(); ++s)
+      run(problem.params, problem.whole_item(s));
     EXPECT_TRUE(problem.out.memory.guards_intact() && problem.lse.guards_intact());
   }
   double limit(const AttnParams& params) const {
@@ -75,8 +76,8 @@ TEST_P(Masks, EqualAPlainLoopWhateverRowsSee) {
 
 TEST_P(Masks, ServeTreesOfElevenHundredNodes) {
   for (uint64_t seed = 100; seed < 102; ++seed) {
-    AttnProblem problem(seed,
-                        {.infinities = false, .max_rows = 1, .max_keys = 40, .small = true, .rows = 1100});
+    AttnProblem problem(
+        seed, {.infinities = false, .max_rows = 1, .max_keys = 40, .small = true, .rows = 1100});
     const Visibility visibility(problem, {.tree = 1.0});
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     const NaiveResult expected = naive_attention(problem, false);
@@ -93,7 +94,8 @@ TEST_P(Masks, KeepWhatARowDoesNotSeeOutOfItsBits) {
     const AttnParams& params = problem.params;
     const AttnSequence& sequence = problem.sequences[0];
     const int64_t row = problem.random.between(0, sequence.num_rows - 1);
-    const int64_t token = sequence.row_map != nullptr ? sequence.row_map[row] : sequence.row_begin + row;
+    const int64_t token =
+        sequence.row_map != nullptr ? sequence.row_map[row] : sequence.row_begin + row;
     GetParam().run_all(problem);
     const std::vector<float> before = output_bits(problem, token);
     for (int64_t key = 0; key < problem.max_keys(0); ++key) {
@@ -103,9 +105,11 @@ TEST_P(Masks, KeepWhatARowDoesNotSeeOutOfItsBits) {
         const int64_t slot = key % params.page_size;
         const double value = problem.random.pick<double>({NAN, INFINITY, -7.0});
         for (int64_t d = 0; d < params.k_dim; ++d)
-          reference::write_element(row_address(params.k, page, head, slot), params.k.dtype, d, value);
+          reference::write_element(row_address(params.k, page, head, slot), params.k.dtype, d,
+                                   value);
         for (int64_t d = 0; d < params.v_dim; ++d)
-          reference::write_element(row_address(params.v, page, head, slot), params.v.dtype, d, value);
+          reference::write_element(row_address(params.v, page, head, slot), params.v.dtype, d,
+                                   value);
       }
     }
     GetParam().run_all(problem);
@@ -131,7 +135,8 @@ TEST_P(Masks, GiveARowTheSameBitsInAnyCompany) {
       }
     }
     for (int64_t t = 0; t < problem.tokens; ++t)
-      ASSERT_TRUE(same_bits(output_bits(problem, t), together[static_cast<size_t>(t)])) << "token " << t;
+      ASSERT_TRUE(same_bits(output_bits(problem, t), together[static_cast<size_t>(t)]))
+          << "token " << t;
   }
 }
 

@@ -9,20 +9,23 @@ class Rows : public testing::TestWithParam<const KernelTable*> {};
 INSTANTIATE_TEST_SUITE_P(Isa, Rows, testing::ValuesIn(available_tables()),
                          [](const auto& info) { return std::string(info.param->name); });
 
-std::vector<double> elements(PoolOwner& pool, int64_t pages, int64_t page_size, int64_t heads, int64_t dim) {
+std::vector<double> elements(PoolOwner& pool, int64_t pages, int64_t page_size, int64_t heads,
+                             int64_t dim) {
   std::vector<double> all;
   for (int64_t page = 0; page < pages; ++page) {
     for (int64_t head = 0; head < heads; ++head) {
       for (int64_t offset = 0; offset < page_size; ++offset) {
         const std::byte* row = row_address(pool.rows, page, head, offset);
-        for (int64_t d = 0; d < dim; ++d) all.push_back(reference::read_element(row, pool.rows.dtype, d));
+        for (int64_t d = 0; d < dim; ++d)
+          all.push_back(reference::read_element(row, pool.rows.dtype, d));
       }
     }
   }
   return all;
 }
 
-// One unit in the last place of the storage type, which a rotation in fp32 may be off by at a rounding boundary.
+// One unit in the last place of the storage type, which a rotation in fp32 may be off by at a
+// rounding boundary.
 double rounding(DType dtype) {
   return dtype == DType::kF32 ? 3e-7 : dtype == DType::kF16 ? 1.0 / 1024 : 1.0 / 128;
 }
@@ -36,7 +39,8 @@ TEST_P(Rows, AppendRotatesConvertsAndTouchesNothingElse) {
                   page_size = random.pick<int64_t>({1, 3, 16, 48}), pages = 5;
     const int64_t tokens = random.between(1, std::min<int64_t>(9, pages * page_size));
     SCOPED_TRACE("seed " + std::to_string(seed) + ": heads " + std::to_string(heads) + " dims " +
-                 std::to_string(k_dim) + "/" + std::to_string(v_dim) + " page " + std::to_string(page_size));
+                 std::to_string(k_dim) + "/" + std::to_string(v_dim) + " page " +
+                 std::to_string(page_size));
     TensorOwner k(random, tokens, heads, k_dim, random.dtype()),
         v(random, tokens, heads, v_dim, random.dtype());
     k.fill(random), v.fill(random);
@@ -83,10 +87,11 @@ TEST_P(Rows, AppendRotatesConvertsAndTouchesNothingElse) {
       if (std::isnan(want[i])) continue;
       ++written;
       // Near a rotation's zero the error is relative to the size of the pair.
-      ASSERT_NEAR(have[i], want[i], tolerance * std::max(std::fabs(want[i]), 1.0)) << "element " << i;
+      ASSERT_NEAR(have[i], want[i], tolerance * std::max(std::fabs(want[i]), 1.0))
+          << "element " << i;
     }
-    ASSERT_EQ(written,
-              std::count_if(slots.begin(), slots.end(), [](int64_t s) { return s >= 0; }) * heads * k_dim);
+    ASSERT_EQ(written, std::count_if(slots.begin(), slots.end(), [](int64_t s) { return s >= 0; }) *
+                           heads * k_dim);
     ASSERT_EQ(0, std::memcmp(expected_v.memory.data(), actual_v.memory.data(),
                              static_cast<size_t>(actual_v.memory.size())));
   }
@@ -119,7 +124,8 @@ TEST_P(Rows, AppendWithoutRotationStoresTheSameBitsAsTheReference) {
 TEST_P(Rows, GatherReadsAnyRangeOfKeysInAnyType) {
   for (uint64_t seed = 1; seed < 1 + rounds(60); ++seed) {
     Random random(seed);
-    const int64_t heads = random.pick<int64_t>({1, 3, 8}), dim = random.pick<int64_t>({16, 33, 80, 128});
+    const int64_t heads = random.pick<int64_t>({1, 3, 8}),
+                  dim = random.pick<int64_t>({16, 33, 80, 128});
     const int64_t page_size = random.pick<int64_t>({1, 3, 16, 48}), pages = 4;
     SCOPED_TRACE("seed " + std::to_string(seed) + ": heads " + std::to_string(heads) + " dim " +
                  std::to_string(dim));
@@ -164,9 +170,11 @@ TEST_P(Rows, MergeWeighsTwoPartsByTheirLse) {
     other.fill(random);
     std::vector<float> other_lse, lses[2];
     for (int64_t i = 0; i < tokens * heads; ++i) {
-      lses[0].push_back(random.chance(0.3) ? minus_infinity : static_cast<float>(20 * random.normal()));
-      other_lse.push_back(random.chance(0.3) ? minus_infinity
-                                             : lses[0].back() + static_cast<float>(random.normal()));
+      lses[0].push_back(random.chance(0.3) ? minus_infinity
+                                           : static_cast<float>(20 * random.normal()));
+      other_lse.push_back(random.chance(0.3)
+                              ? minus_infinity
+                              : lses[0].back() + static_cast<float>(random.normal()));
       if (std::isnan(other_lse.back())) other_lse.back() = 1.0f;
     }
     lses[1] = lses[0];
@@ -178,7 +186,8 @@ TEST_P(Rows, MergeWeighsTwoPartsByTheirLse) {
       for (int64_t t = 0; t < tokens; ++t) {  // a part that saw nothing may hold anything
         for (int64_t h = 0; h < heads; ++h) {
           if (lses[i][static_cast<size_t>(t * heads + h)] != minus_infinity) continue;
-          for (int64_t d = 0; d < dim; ++d) reference::write_element(outs[i].row(t, h), dtype, d, NAN);
+          for (int64_t d = 0; d < dim; ++d)
+            reference::write_element(outs[i].row(t, h), dtype, d, NAN);
         }
       }
       tables[i]->merge({outs[i].rows, other.rows, lses[i].data(), other_lse.data(), heads, heads,
@@ -218,13 +227,15 @@ TEST_P(Rows, CopyMovesExactlyTheBytesAtAnyAlignment) {
   for (int64_t bytes : {0, 1, 63, 64, 4095, 32767, 32768, 32769, 65536, 70001}) {
     for (int64_t to_shift : {0, 1, 17, 63}) {
       for (int64_t from_shift : {0, 5}) {
-        SCOPED_TRACE(std::to_string(bytes) + " bytes, shifts " + std::to_string(to_shift) + " and " +
-                     std::to_string(from_shift));
+        SCOPED_TRACE(std::to_string(bytes) + " bytes, shifts " + std::to_string(to_shift) +
+                     " and " + std::to_string(from_shift));
         std::vector<std::byte> from(static_cast<size_t>(bytes + from_shift + 1));
         for (std::byte& b : from) b = static_cast<std::byte>(random.between(0, 254));
         Poisoned to(bytes + to_shift + 1);
-        GetParam()->copy(to.data() + to_shift, from.data() + from_shift, static_cast<size_t>(bytes));
-        ASSERT_EQ(0, std::memcmp(to.data() + to_shift, from.data() + from_shift, static_cast<size_t>(bytes)));
+        GetParam()->copy(to.data() + to_shift, from.data() + from_shift,
+                         static_cast<size_t>(bytes));
+        ASSERT_EQ(0, std::memcmp(to.data() + to_shift, from.data() + from_shift,
+                                 static_cast<size_t>(bytes)));
         ASSERT_EQ(to.data()[bytes + to_shift], std::byte{0xff}) << "one byte too many";
         if (to_shift > 0) {
           ASSERT_EQ(to.data()[to_shift - 1], std::byte{0xff}) << "one byte too early";

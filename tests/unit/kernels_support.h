@@ -1,4 +1,5 @@
-// Random attention problems in NaN-poisoned memory, for the tests that compare kernel tables with the reference.
+// Random attention problems in NaN-poisoned memory, for the tests that compare kernel tables with
+// the reference.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -55,7 +56,8 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// Bytes of 0xff: NaN in every storage type. 64-byte aligned, with a guard that must still hold 0xff at the end.
+// Bytes of 0xff: NaN in every storage type. 64-byte aligned, with a guard that must still hold 0xff
+// at the end.
 class Poisoned {
  public:
   Poisoned() = default;
@@ -116,13 +118,15 @@ struct PoolOwner {
   PagedRows rows{};
 
   PoolOwner() = default;
-  PoolOwner(Random& random, int64_t pages, int64_t page_size, int64_t heads, int64_t dim, DType dtype) {
+  PoolOwner(Random& random, int64_t pages, int64_t page_size, int64_t heads, int64_t dim,
+            DType dtype) {
     const int64_t row = (dim + random.pick<int64_t>({0, 0, 1, 8})) * dtype_bytes(dtype);
     const bool token_major = random.chance(0.3);
     const int64_t gap = random.pick<int64_t>({0, 0, 2}) * dtype_bytes(dtype);
     const int64_t page = heads * page_size * row + gap;
     memory = Poisoned(pages * page);
-    rows = {memory.data(), page, token_major ? row : page_size * row, token_major ? heads * row : row, dtype};
+    rows = {memory.data(), page, token_major ? row : page_size * row,
+            token_major ? heads * row : row, dtype};
   }
 };
 
@@ -132,20 +136,23 @@ struct RotationOwner {
 
   RotationOwner() = default;
   RotationOwner(Random& random, int64_t tokens, int64_t dim) {
-    const int32_t rotary = static_cast<int32_t>(random.pick<int64_t>({0, dim / 2 * 2, dim / 2 / 2 * 2, 2}));
+    const int32_t rotary =
+        static_cast<int32_t>(random.pick<int64_t>({0, dim / 2 * 2, dim / 2 / 2 * 2, 2}));
     for (int64_t i = 0; i < tokens * (rotary / 2); ++i) {
       const double angle = 10 * random.normal();
       cos.push_back(static_cast<float>(std::cos(angle)));
       sin.push_back(static_cast<float>(std::sin(angle)));
     }
-    const auto begin = static_cast<int32_t>(random.pick<int64_t>({0, dim - rotary, (dim - rotary) / 2}));
+    const auto begin =
+        static_cast<int32_t>(random.pick<int64_t>({0, dim - rotary, (dim - rotary) / 2}));
     rotation = {cos.data(), sin.data(), rotary, random.chance(0.5) ? 1 : 0, begin};
   }
 };
 
 // One item whose result is merged with nothing (partial < 0), or its part of a split.
 inline AttnItem make_item(int32_t sequence, int32_t head_begin, int32_t head_end, int64_t row_begin,
-                          int64_t row_end, int64_t key_begin, int64_t key_end, int64_t partial = -1) {
+                          int64_t row_end, int64_t key_begin, int64_t key_end,
+                          int64_t partial = -1) {
   return {.sequence = sequence,
           .head_begin = head_begin,
           .head_end = head_end,
@@ -196,8 +203,9 @@ class AttnProblem {
         params.num_kv_heads * static_cast<int32_t>(random.pick<int64_t>({1, 2, 3, 4, 5, 8, 12}));
     params.k_dim = static_cast<int32_t>(random.pick<int64_t>({16, 33, 64, 72, 80, 128, 192}));
     if (features.small) params.num_kv_heads = 1, params.num_q_heads = 2, params.k_dim = 16;
-    params.v_dim = random.chance(0.6) ? params.k_dim
-                                      : static_cast<int32_t>(random.pick<int64_t>({16, 40, 65, 128, 512}));
+    params.v_dim = random.chance(0.6)
+                       ? params.k_dim
+                       : static_cast<int32_t>(random.pick<int64_t>({16, 40, 65, 128, 512}));
     if (features.small) params.v_dim = 17;
     params.page_size = static_cast<int32_t>(random.pick<int64_t>({1, 3, 16, 16, 48, 256}));
     params.causal = random.chance(0.7) ? 1 : 0;
@@ -208,8 +216,8 @@ class AttnProblem {
 
   // Every row and key of a sequence in one item that writes the result itself.
   AttnItem whole_item(int32_t sequence) const {
-    return make_item(sequence, 0, params.num_kv_heads, 0, sequences[static_cast<size_t>(sequence)].num_rows,
-                     0, max_keys(sequence));
+    return make_item(sequence, 0, params.num_kv_heads, 0,
+                     sequences[static_cast<size_t>(sequence)].num_rows, 0, max_keys(sequence));
   }
   int64_t max_keys(int32_t sequence) const {
     const AttnSequence& s = sequences[static_cast<size_t>(sequence)];
@@ -225,15 +233,18 @@ class AttnProblem {
     params.lse = lse.floats();
     params.lse_token_stride = params.num_q_heads;
   }
-  float lse_at(int64_t token, int64_t head) { return lse.floats()[token * params.num_q_heads + head]; }
+  float lse_at(int64_t token, int64_t head) {
+    return lse.floats()[token * params.num_q_heads + head];
+  }
 
   std::string describe() const {
     return "q heads " + std::to_string(params.num_q_heads) + ", kv heads " +
            std::to_string(params.num_kv_heads) + ", dims " + std::to_string(params.k_dim) + "/" +
-           std::to_string(params.v_dim) + ", page " + std::to_string(params.page_size) + ", causal " +
-           std::to_string(params.causal) + ", k dtype " + std::to_string(static_cast<int>(params.k.dtype)) +
-           ", v dtype " + std::to_string(static_cast<int>(params.v.dtype)) + ", tokens " +
-           std::to_string(tokens) + ", softcap " + std::to_string(params.softcap) + ", bias " +
+           std::to_string(params.v_dim) + ", page " + std::to_string(params.page_size) +
+           ", causal " + std::to_string(params.causal) + ", k dtype " +
+           std::to_string(static_cast<int>(params.k.dtype)) + ", v dtype " +
+           std::to_string(static_cast<int>(params.v.dtype)) + ", tokens " + std::to_string(tokens) +
+           ", softcap " + std::to_string(params.softcap) + ", bias " +
            std::to_string(params.bias != nullptr);
   }
 
@@ -360,12 +371,14 @@ class AttnProblem {
         for (int64_t row = 0; row < sequence.num_rows; ++row) {
           bias[static_cast<size_t>(head * params.bias_head_stride +
                                    (sequence.row_begin + row) * params.bias_token_stride +
-                                   sequence.key_position)] = -std::numeric_limits<float>::infinity();
+                                   sequence.key_position)] =
+              -std::numeric_limits<float>::infinity();
         }
       }
       for (int64_t head = 0; head < params.num_kv_heads; ++head) {
         std::byte* v_row = row_address(params.v, sequence.pages[0], head, 0);
-        for (int64_t d = 0; d < params.v_dim; ++d) reference::write_element(v_row, params.v.dtype, d, NAN);
+        for (int64_t d = 0; d < params.v_dim; ++d)
+          reference::write_element(v_row, params.v.dtype, d, NAN);
       }
     }
   }
@@ -382,11 +395,12 @@ inline void run_item(AttnFunction attend, size_t scratch_bytes, const AttnParams
 }
 
 inline void run_decode(const KernelTable& table, const AttnParams& params, const AttnItem& item) {
-  run_item(table.attn_decode, table.attn_decode_scratch_bytes(params, item.row_end - item.row_begin), params,
-           item);
+  run_item(table.attn_decode,
+           table.attn_decode_scratch_bytes(params, item.row_end - item.row_begin), params, item);
 }
 
-// Distance of two tensors relative to the size of the expected one; infinite when NaN shows up in one only.
+// Distance of two tensors relative to the size of the expected one; infinite when NaN shows up in
+// one only.
 inline double relative_error(TensorOwner& actual, TensorOwner& expected) {
   double difference = 0, size = 0;
   for (int64_t t = 0; t < expected.tokens; ++t) {

@@ -1,5 +1,5 @@
-// The tile kernels (prefill, append): every instruction set against the double reference, and bit for bit
-// against itself.
+// The tile kernels (prefill, append): every instruction set against the double reference, and bit
+// for bit against itself.
 #include <functional>
 
 #include "kernels_support.h"
@@ -16,25 +16,28 @@ struct TileOutputs {
 
 TileOutputs take(AttnProblem& problem) {
   TileOutputs outputs{std::move(problem.out), {}};
-  outputs.lse.assign(problem.lse.floats(), problem.lse.floats() + problem.tokens * problem.params.num_q_heads);
+  outputs.lse.assign(problem.lse.floats(),
+                     problem.lse.floats() + problem.tokens * problem.params.num_q_heads);
   EXPECT_TRUE(outputs.out.memory.guards_intact() && problem.lse.guards_intact())
       << "written outside the outputs";
   return outputs;
 }
 
 void run_tile(const KernelTable& table, const AttnParams& params, const AttnItem& item) {
-  run_item(table.attn_tile, table.attn_tile_scratch_bytes(params, item.row_end - item.row_begin), params,
-           item);
+  run_item(table.attn_tile, table.attn_tile_scratch_bytes(params, item.row_end - item.row_begin),
+           params, item);
 }
 
-TileOutputs run_whole(const KernelTable& table, AttnProblem& problem, DType out_dtype = DType::kF32) {
+TileOutputs run_whole(const KernelTable& table, AttnProblem& problem,
+                      DType out_dtype = DType::kF32) {
   problem.reset_outputs(out_dtype);
   for (int32_t s = 0; s < problem.num_sequences(); ++s)
     run_tile(table, problem.params, problem.whole_item(s));
   return take(problem);
 }
 
-// Rows and heads cut at random places; every item is told of no key behind the last one that its rows see.
+// Rows and heads cut at random places; every item is told of no key behind the last one that its
+// rows see.
 TileOutputs run_in_pieces(const KernelTable& table, AttnProblem& problem, int64_t most_rows) {
   problem.reset_outputs(DType::kF32);
   const AttnParams& params = problem.params;
@@ -57,8 +60,10 @@ TileOutputs run_split(const KernelTable& table, AttnProblem& problem, int64_t sp
   problem.reset_outputs(DType::kF32);
   AttnParams& params = problem.params;
   for (int32_t s = 0; s < problem.num_sequences(); ++s) {
-    const int64_t rows = problem.sequences[static_cast<size_t>(s)].num_rows, keys = problem.max_keys(s);
-    const int32_t splits = static_cast<int32_t>(std::max<int64_t>(1, (keys + split_keys - 1) / split_keys));
+    const int64_t rows = problem.sequences[static_cast<size_t>(s)].num_rows,
+                  keys = problem.max_keys(s);
+    const int32_t splits =
+        static_cast<int32_t>(std::max<int64_t>(1, (keys + split_keys - 1) / split_keys));
     const int64_t stride = rows * params.num_q_heads * (2 + params.v_dim);
     Poisoned partials(splits * stride * 4);
     params.partials = partials.floats();
@@ -74,7 +79,8 @@ TileOutputs run_split(const KernelTable& table, AttnProblem& problem, int64_t sp
 }
 
 bool uses_bf16_dot(const KernelTable& table, const AttnParams& params) {
-  return table.isa == Isa::kAvx512Bf16 && params.k.dtype == DType::kBF16 && params.v.dtype == DType::kBF16;
+  return table.isa == Isa::kAvx512Bf16 && params.k.dtype == DType::kBF16 &&
+         params.v.dtype == DType::kBF16;
 }
 
 double limit_of(const KernelTable& table, const AttnProblem& problem) {
@@ -82,14 +88,16 @@ double limit_of(const KernelTable& table, const AttnProblem& problem) {
   return std::max(error_limit(problem.params.k.dtype), error_limit(problem.params.v.dtype));
 }
 
-void expect_close(const KernelTable& table, AttnProblem& problem, TileOutputs& actual, TileOutputs& expected) {
+void expect_close(const KernelTable& table, AttnProblem& problem, TileOutputs& actual,
+                  TileOutputs& expected) {
   EXPECT_LE(relative_error(actual.out, expected.out), limit_of(table, problem));
   const double lse_limit = uses_bf16_dot(table, problem.params) ? 1e-2 : 4e-6;
   for (size_t i = 0; i < expected.lse.size(); ++i) {
     if (std::isinf(expected.lse[i])) {
       EXPECT_EQ(actual.lse[i], expected.lse[i]);
     } else {
-      EXPECT_NEAR(actual.lse[i], expected.lse[i], lse_limit * std::max(1.0f, std::fabs(expected.lse[i])));
+      EXPECT_NEAR(actual.lse[i], expected.lse[i],
+                  lse_limit * std::max(1.0f, std::fabs(expected.lse[i])));
     }
   }
 }
@@ -100,11 +108,13 @@ void expect_same_bits(TileOutputs& actual, TileOutputs& expected,
   for (int64_t t = 0; t < expected.out.tokens; ++t) {
     if (compared && !compared(t)) continue;
     for (int64_t h = 0; h < expected.out.heads; ++h) {
-      const size_t bytes = static_cast<size_t>(expected.out.dim * dtype_bytes(expected.out.rows.dtype));
+      const size_t bytes =
+          static_cast<size_t>(expected.out.dim * dtype_bytes(expected.out.rows.dtype));
       ASSERT_EQ(0, std::memcmp(actual.out.row(t, h), expected.out.row(t, h), bytes))
           << "token " << t << " head " << h;
       const size_t i = static_cast<size_t>(t * expected.out.heads + h);
-      ASSERT_EQ(0, std::memcmp(&actual.lse[i], &expected.lse[i], 4)) << "lse of token " << t << " head " << h;
+      ASSERT_EQ(0, std::memcmp(&actual.lse[i], &expected.lse[i], 4))
+          << "lse of token " << t << " head " << h;
     }
   }
 }
@@ -115,7 +125,8 @@ void for_each_problem(uint64_t first_seed, uint64_t count, const AttnFeatures& f
   for (uint64_t seed = first_seed; seed < first_seed + count; ++seed) {
     for (const KernelTable* table : available_tables()) {
       AttnProblem problem(seed, features);
-      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " + problem.describe());
+      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " +
+                   problem.describe());
       check(*table, problem);
       if (testing::Test::HasFailure()) return;
     }
@@ -123,13 +134,15 @@ void for_each_problem(uint64_t first_seed, uint64_t count, const AttnFeatures& f
 }
 
 // The same for the comparison with the reference, which is computed once for all instruction sets.
-void compare_with_reference(uint64_t first_seed, uint64_t count, const AttnFeatures& features,
-                            const std::function<TileOutputs(const KernelTable&, AttnProblem&)>& run) {
+void compare_with_reference(
+    uint64_t first_seed, uint64_t count, const AttnFeatures& features,
+    const std::function<TileOutputs(const KernelTable&, AttnProblem&)>& run) {
   for (uint64_t seed = first_seed; seed < first_seed + rounds(count); ++seed) {
     AttnProblem problem(seed, features);
     TileOutputs expected = run_whole(reference_table(), problem);
     for (const KernelTable* table : available_tables()) {
-      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " + problem.describe());
+      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " +
+                   problem.describe());
       TileOutputs actual = run(*table, problem);
       expect_close(*table, problem, actual, expected);
       if (testing::Test::HasFailure()) return;
@@ -144,19 +157,22 @@ void for_each_future_key(AttnProblem& problem, int32_t sequence, int64_t row, F&
   for (int64_t key = s.first_key_end + row; key < problem.max_keys(sequence); ++key) f(key);
 }
 
-std::byte* key_row(AttnProblem& problem, const PagedRows& rows, int32_t sequence, int64_t key, int64_t head) {
+std::byte* key_row(AttnProblem& problem, const PagedRows& rows, int32_t sequence, int64_t key,
+                   int64_t head) {
   const int64_t page_size = problem.params.page_size;
-  return row_address(rows, problem.sequences[static_cast<size_t>(sequence)].pages[key / page_size], head,
-                     key % page_size);
+  return row_address(rows, problem.sequences[static_cast<size_t>(sequence)].pages[key / page_size],
+                     head, key % page_size);
 }
 
 void fill_key(AttnProblem& problem, int32_t sequence, int64_t key, double k_value, double v_value) {
   const AttnParams& params = problem.params;
   for (int64_t head = 0; head < params.num_kv_heads; ++head) {
     std::byte* k = key_row(problem, params.k, sequence, key, head);
-    for (int64_t d = 0; d < params.k_dim; ++d) reference::write_element(k, params.k.dtype, d, k_value);
+    for (int64_t d = 0; d < params.k_dim; ++d)
+      reference::write_element(k, params.k.dtype, d, k_value);
     std::byte* v = key_row(problem, params.v, sequence, key, head);
-    for (int64_t d = 0; d < params.v_dim; ++d) reference::write_element(v, params.v.dtype, d, v_value);
+    for (int64_t d = 0; d < params.v_dim; ++d)
+      reference::write_element(v, params.v.dtype, d, v_value);
   }
 }
 
@@ -186,10 +202,12 @@ TEST(TileKernel, TakesAnyHeadDimension) {
     problem.params.v_dim = static_cast<int32_t>(problem.random.between(16, problem.params.v_dim));
     Rotation& rotation = problem.params.q_rotation;
     rotation.begin = std::min(rotation.begin, problem.params.k_dim);
-    rotation.rotary_dim = std::min(rotation.rotary_dim, (problem.params.k_dim - rotation.begin) / 2 * 2);
+    rotation.rotary_dim =
+        std::min(rotation.rotary_dim, (problem.params.k_dim - rotation.begin) / 2 * 2);
     TileOutputs expected = run_whole(reference_table(), problem);
     for (const KernelTable* table : available_tables()) {
-      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " + problem.describe());
+      SCOPED_TRACE(std::string(table->name) + ", seed " + std::to_string(seed) + ": " +
+                   problem.describe());
       TileOutputs actual = run_whole(*table, problem);
       expect_close(*table, problem, actual, expected);
       if (HasFailure()) return;
@@ -208,12 +226,13 @@ TEST(TileKernel, MergedSplitsEqualTheReferenceWhereverTheKeysAreCut) {
 
 TEST(TileKernel, RoundsItsResultToTheOutputType) {
   for (DType out_dtype : {DType::kF16, DType::kBF16}) {
-    for_each_problem(
-        4000, 8, {.max_rows = 5, .max_keys = 100}, [&](const KernelTable& table, AttnProblem& problem) {
-          TileOutputs exact = run_whole(table, problem);
-          TileOutputs rounded = run_whole(table, problem, out_dtype);
-          EXPECT_LE(relative_error(rounded.out, exact.out), out_dtype == DType::kF16 ? 4e-4 : 3e-3);
-        });
+    for_each_problem(4000, 8, {.max_rows = 5, .max_keys = 100},
+                     [&](const KernelTable& table, AttnProblem& problem) {
+                       TileOutputs exact = run_whole(table, problem);
+                       TileOutputs rounded = run_whole(table, problem, out_dtype);
+                       EXPECT_LE(relative_error(rounded.out, exact.out),
+                                 out_dtype == DType::kF16 ? 4e-4 : 3e-3);
+                     });
   }
 }
 
@@ -240,15 +259,18 @@ TEST(TileKernel, GivesARowTheSameBitsWhenAnItemNeedsSeveralPasses) {
 
 TEST(TileKernel, DoesNotCareHowKeysAreSpreadOverPages) {
   for_each_problem(
-      6000, 20, {.max_rows = 9, .max_keys = 300}, [](const KernelTable& table, AttnProblem& problem) {
+      6000, 20, {.max_rows = 9, .max_keys = 300},
+      [](const KernelTable& table, AttnProblem& problem) {
         TileOutputs expected = run_whole(table, problem);
         const AttnParams before = problem.params;
         const int32_t page_size = problem.random.pick({1, 7, 16, 64, 100});
         int64_t num_pages = 0;
         for (int32_t s = 0; s < problem.num_sequences(); ++s)
           num_pages += (problem.max_keys(s) + page_size - 1) / page_size;
-        PoolOwner k(problem.random, num_pages, page_size, before.num_kv_heads, before.k_dim, before.k.dtype);
-        PoolOwner v(problem.random, num_pages, page_size, before.num_kv_heads, before.v_dim, before.v.dtype);
+        PoolOwner k(problem.random, num_pages, page_size, before.num_kv_heads, before.k_dim,
+                    before.k.dtype);
+        PoolOwner v(problem.random, num_pages, page_size, before.num_kv_heads, before.v_dim,
+                    before.v.dtype);
         std::vector<std::vector<int32_t>> tables(problem.sequences.size());
         int32_t next_page = 0;
         for (int32_t s = 0; s < problem.num_sequences(); ++s) {
@@ -283,12 +305,14 @@ TEST(TileKernel, KeysInARowsFutureDoNotReachIt) {
         7000, 12, {.max_rows = 20, .max_keys = 150},
         [&, k = k_value, v = v_value](const KernelTable& table, AttnProblem& problem) {
           TileOutputs before = run_whole(table, problem);
-          std::vector<int64_t> last_row;  // of every sequence: the last packed row that must stay as it was
+          // Of every sequence: the last packed row that must stay as it was
+          std::vector<int64_t> last_row;
           for (int32_t s = 0; s < problem.num_sequences(); ++s) {
             const int64_t rows = problem.sequences[static_cast<size_t>(s)].num_rows;
             const int64_t row = problem.random.between(0, rows - 1);
             last_row.push_back(problem.sequences[static_cast<size_t>(s)].row_begin + row);
-            for_each_future_key(problem, s, row, [&](int64_t key) { fill_key(problem, s, key, k, v); });
+            for_each_future_key(problem, s, row,
+                                [&](int64_t key) { fill_key(problem, s, key, k, v); });
             sequences_compared += problem.params.causal != 0 && row + 1 < rows;
           }
           TileOutputs after = run_whole(table, problem);
@@ -307,27 +331,27 @@ TEST(TileKernel, KeysInARowsFutureDoNotReachIt) {
 
 TEST(TileKernel, KeysHiddenByTheBiasDoNotReachTheirRows) {
   int problems_compared = 0;
-  for_each_problem(
-      8000, 60, {.infinities = false, .max_rows = 9, .max_keys = 150},
-      [&](const KernelTable& table, AttnProblem& problem) {
-        if (problem.params.bias == nullptr) return;
-        const int32_t s = problem.num_sequences() - 1;
-        const AttnSequence& sequence = problem.sequences[static_cast<size_t>(s)];
-        if (problem.max_keys(s) == 0) return;
-        const int64_t key = problem.random.between(0, problem.max_keys(s) - 1);
-        const AttnParams& params = problem.params;
-        for (int64_t i = 0; i < params.num_q_heads * sequence.num_rows; ++i) {
-          const int64_t head = i / sequence.num_rows, token = sequence.row_begin + i % sequence.num_rows;
-          problem.bias[static_cast<size_t>(head * params.bias_head_stride + token * params.bias_token_stride +
-                                           sequence.key_position + key)] =
-              -std::numeric_limits<float>::infinity();
-        }
-        TileOutputs before = run_whole(table, problem);
-        fill_key(problem, s, key, NAN, NAN);
-        TileOutputs after = run_whole(table, problem);
-        expect_same_bits(after, before);
-        ++problems_compared;
-      });
+  for_each_problem(8000, 60, {.infinities = false, .max_rows = 9, .max_keys = 150},
+                   [&](const KernelTable& table, AttnProblem& problem) {
+                     if (problem.params.bias == nullptr) return;
+                     const int32_t s = problem.num_sequences() - 1;
+                     const AttnSequence& sequence = problem.sequences[static_cast<size_t>(s)];
+                     if (problem.max_keys(s) == 0) return;
+                     const int64_t key = problem.random.between(0, problem.max_keys(s) - 1);
+                     const AttnParams& params = problem.params;
+                     for (int64_t i = 0; i < params.num_q_heads * sequence.num_rows; ++i) {
+                       const int64_t head = i / sequence.num_rows,
+                                     token = sequence.row_begin + i % sequence.num_rows;
+                       problem.bias[static_cast<size_t>(
+                           head * params.bias_head_stride + token * params.bias_token_stride +
+                           sequence.key_position + key)] = -std::numeric_limits<float>::infinity();
+                     }
+                     TileOutputs before = run_whole(table, problem);
+                     fill_key(problem, s, key, NAN, NAN);
+                     TileOutputs after = run_whole(table, problem);
+                     expect_same_bits(after, before);
+                     ++problems_compared;
+                   });
   EXPECT_GT(problems_compared, 20);
 }
 
@@ -340,27 +364,31 @@ TEST(TileKernel, AVisibleNanReachesEveryRowThatSeesIt) {
           const AttnParams& params = problem.params;
           if (problem.max_keys(0) == 0) return;
           // Key 0 of one: a row whose every score is NaN is not a row that saw nothing.
-          const int64_t key = max_keys == 1 ? 0 : problem.random.between(0, problem.max_keys(0) - 1);
+          const int64_t key =
+              max_keys == 1 ? 0 : problem.random.between(0, problem.max_keys(0) - 1);
           for (int64_t head = 0; head < params.num_kv_heads; ++head) {
             const PagedRows& rows = in_k ? params.k : params.v;
             reference::write_element(key_row(problem, rows, 0, key, head), rows.dtype, 3, NAN);
           }
           TileOutputs outputs = run_whole(table, problem);
           for (int64_t row = 0; row < problem.sequences[0].num_rows; ++row) {
-            const bool sees = key < problem.sequences[0].first_key_end + (params.causal != 0 ? row : 0);
+            const bool sees =
+                key < problem.sequences[0].first_key_end + (params.causal != 0 ? row : 0);
             for (int64_t head = 0; head < params.num_q_heads; ++head) {
-              ASSERT_EQ(std::isnan(outputs.out.at(row, head, 3)), sees) << "row " << row << " head " << head;
+              ASSERT_EQ(std::isnan(outputs.out.at(row, head, 3)), sees)
+                  << "row " << row << " head " << head;
               ASSERT_EQ(std::isnan(outputs.out.at(row, head, 2)), sees && in_k);
-              ASSERT_EQ(std::isnan(outputs.lse[static_cast<size_t>(row * params.num_q_heads + head)]),
-                        sees && in_k);
+              ASSERT_EQ(
+                  std::isnan(outputs.lse[static_cast<size_t>(row * params.num_q_heads + head)]),
+                  sees && in_k);
             }
           }
         });
   }
 }
 
-// Accumulators of -0 (here: negative sums scaled to nothing by a later, much larger score) meet P = +0 times
-// a value of either sign when unseen keys follow.
+// Accumulators of -0 (here: negative sums scaled to nothing by a later, much larger score) meet P =
+// +0 times a value of either sign when unseen keys follow.
 TEST(TileKernel, UnseenKeysDoNotChangeTheSignOfAZero) {
   for (const KernelTable* table : available_tables()) {
     for (DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -391,7 +419,8 @@ TEST(TileKernel, UnseenKeysDoNotChangeTheSignOfAZero) {
       for (double unseen : {1.0, -1.0}) {
         for (int64_t key = 0; key < kKeys; ++key) {
           for (int64_t d = 0; d < kDim; ++d) {
-            reference::write_element(row_address(params.k, 0, 0, key), dtype, d, key < kBlock ? -10.0 : 10.0);
+            reference::write_element(row_address(params.k, 0, 0, key), dtype, d,
+                                     key < kBlock ? -10.0 : 10.0);
             reference::write_element(row_address(params.v, 0, 0, key), dtype, d,
                                      key < kBlock  ? -1.0
                                      : key < kSeen ? -0.0
@@ -415,8 +444,9 @@ TEST(TileKernel, AnEmptySequenceGivesZerosAndMinusInfinity) {
                      TileOutputs actual = run_whole(table, problem);
                      for (int64_t t = 0; t < problem.tokens; ++t) {
                        for (int64_t h = 0; h < problem.params.num_q_heads; ++h) {
-                         ASSERT_EQ(actual.lse[static_cast<size_t>(t * problem.params.num_q_heads + h)],
-                                   -std::numeric_limits<float>::infinity());
+                         ASSERT_EQ(
+                             actual.lse[static_cast<size_t>(t * problem.params.num_q_heads + h)],
+                             -std::numeric_limits<float>::infinity());
                          for (int64_t d = 0; d < problem.params.v_dim; ++d)
                            ASSERT_EQ(actual.out.at(t, h, d), 0.0);
                        }
@@ -426,22 +456,23 @@ TEST(TileKernel, AnEmptySequenceGivesZerosAndMinusInfinity) {
 
 TEST(TileKernel, OneKeyReturnsItsValueExactly) {
   int64_t compared = 0;
-  for_each_problem(11000, 6, {.rules = false, .max_rows = 1, .max_keys = 1},
-                   [&](const KernelTable& table, AttnProblem& problem) {
-                     TileOutputs actual = run_whole(table, problem);
-                     const AttnParams& params = problem.params;
-                     for (int32_t s = 0; s < problem.num_sequences(); ++s) {
-                       if (problem.max_keys(s) != 1) continue;
-                       for (int64_t h = 0; h < params.num_q_heads; ++h) {
-                         const std::byte* row =
-                             key_row(problem, params.v, s, 0, h / (params.num_q_heads / params.num_kv_heads));
-                         for (int64_t d = 0; d < params.v_dim; ++d, ++compared) {
-                           ASSERT_EQ(actual.out.at(problem.sequences[static_cast<size_t>(s)].row_begin, h, d),
-                                     reference::read_element(row, params.v.dtype, d));
-                         }
-                       }
-                     }
-                   });
+  for_each_problem(
+      11000, 6, {.rules = false, .max_rows = 1, .max_keys = 1},
+      [&](const KernelTable& table, AttnProblem& problem) {
+        TileOutputs actual = run_whole(table, problem);
+        const AttnParams& params = problem.params;
+        for (int32_t s = 0; s < problem.num_sequences(); ++s) {
+          if (problem.max_keys(s) != 1) continue;
+          for (int64_t h = 0; h < params.num_q_heads; ++h) {
+            const std::byte* row =
+                key_row(problem, params.v, s, 0, h / (params.num_q_heads / params.num_kv_heads));
+            for (int64_t d = 0; d < params.v_dim; ++d, ++compared) {
+              ASSERT_EQ(actual.out.at(problem.sequences[static_cast<size_t>(s)].row_begin, h, d),
+                        reference::read_element(row, params.v.dtype, d));
+            }
+          }
+        }
+      });
   EXPECT_GT(compared, 1000);
 }
 

@@ -1,5 +1,6 @@
-// Checks of one vector width; include a vec_<isa>.h first. Plain results only: the including file may be compiled for an
-// instruction set that the test framework's own code must not be compiled for.
+// Checks of one vector width; include a vec_<isa>.h first. Plain results only: the including file
+// may be compiled for an instruction set that the test framework's own code must not be compiled
+// for.
 #pragma once
 
 #include "kernels_vec_table.h"
@@ -9,7 +10,8 @@ namespace {
 
 using DoubleFunction = double (*)(double);
 
-// Largest error in units of the last place of the result, over a grid that is not a multiple of anything.
+// Largest error in units of the last place of the result, over a grid that is not a multiple of
+// anything.
 template <typename F>
 double worst_ulps(F vector_function, DoubleFunction exact, double low, double high, int steps,
                   double smallest) {
@@ -38,8 +40,12 @@ struct Tanh {
   KVC_VEC_INLINE Vec operator()(Vec x) const { return tanh(x); }
 };
 
-double exp2_worst_ulps(DoubleFunction exact) { return worst_ulps(Exp2{}, exact, -126, 1, 2000000, 0); }
-double tanh_worst_ulps(DoubleFunction exact) { return worst_ulps(Tanh{}, exact, -12, 12, 2000000, 1e-30); }
+double exp2_worst_ulps(DoubleFunction exact) {
+  return worst_ulps(Exp2{}, exact, -126, 1, 2000000, 0);
+}
+double tanh_worst_ulps(DoubleFunction exact) {
+  return worst_ulps(Tanh{}, exact, -12, 12, 2000000, 1e-30);
+}
 float exp2_at(float x) { return exp2_scalar(x); }
 float tanh_at(float x) {
   float lanes[kLanes];
@@ -47,8 +53,8 @@ float tanh_at(float x) {
   return lanes[0];
 }
 
-// Every code of a 16-bit type, whole vectors and tails: values[code]; returns the first code whose way back differs (NaN
-// codes may become quiet), or -1.
+// Every code of a 16-bit type, whole vectors and tails: values[code]; returns the first code whose
+// way back differs (NaN codes may become quiet), or -1.
 template <DType kType>
 int convert_all_codes(float* values) {
   for (int code = 0; code < 65536; code += kLanes) {
@@ -90,7 +96,8 @@ int wrong_shuffle() {
   for (int i = 0; i < kLanes; ++i) {
     float sum = 0, largest = -1;
     for (int j = 0; j < kLanes; ++j)
-      sum += in[i * kLanes + j], largest = in[i * kLanes + j] > largest ? in[i * kLanes + j] : largest;
+      sum += in[i * kLanes + j],
+          largest = in[i * kLanes + j] > largest ? in[i * kLanes + j] : largest;
     if (out[i] != sum || horizontal_sum(rows[i]) != sum) return 1;
     if (horizontal_max(rows[i]) != largest) return 2;
   }

@@ -1,4 +1,5 @@
-// The checks of one vector width as a table of functions (kernels_vec_checks.h), one table per instruction set.
+// The checks of one vector width as a table of functions (kernels_vec_checks.h), one table per
+// instruction set.
 #pragma once
 
 #include <cstdint>

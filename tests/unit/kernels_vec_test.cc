@@ -81,15 +81,17 @@ TEST_P(Vectors, StoresRoundToNearestEven) {
       const double a = value_of(dtype, code), b = value_of(dtype, code + 1);
       if (!std::isfinite(a)) continue;
       const float middle = static_cast<float>(std::isfinite(b) ? (a + b) / 2 : a);
-      in.insert(in.end(), {middle, std::nextafter(middle, -kInfinity), std::nextafter(middle, kInfinity)});
+      in.insert(in.end(),
+                {middle, std::nextafter(middle, -kInfinity), std::nextafter(middle, kInfinity)});
     }
-    for (float edge :
-         {65504.0f, 65519.0f, 65520.0f, 65536.0f, 1e30f, 3.4e38f, kInfinity, -kInfinity, 1e-40f, -0.0f})
+    for (float edge : {65504.0f, 65519.0f, 65520.0f, 65536.0f, 1e30f, 3.4e38f, kInfinity,
+                       -kInfinity, 1e-40f, -0.0f})
       in.push_back(edge);
     while (in.size() % 16 != 0) in.push_back(0.0f);
     std::vector<uint16_t> out(in.size());
     const bool f16 = dtype == DType::kF16;
-    (f16 ? checks().round_f16 : checks().round_bf16)(in.data(), out.data(), static_cast<int>(in.size()));
+    (f16 ? checks().round_f16 : checks().round_bf16)(in.data(), out.data(),
+                                                     static_cast<int>(in.size()));
     for (size_t i = 0; i < in.size(); ++i) {
       ASSERT_EQ(out[i], code_of(dtype, in[i])) << in[i];
     }

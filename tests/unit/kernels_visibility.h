@@ -1,12 +1,14 @@
-// Random windows, sinks, spans, token trees, dropped pages, moved positions and rotated keys on top of a random attention problem;
-// and the same attention written down once more, as plainly as possible, to check the reference kernels themselves.
+// Random windows, sinks, spans, token trees, dropped pages, moved positions and rotated keys on top
+// of a random attention problem; and the same attention written down once more, as plainly as
+// possible, to check the reference kernels themselves.
 #pragma once
 
 #include "kernels_support.h"
 
 namespace kvc::kernels::test {
 
-// Owns what it adds to the sequences of a problem. NaN lies in every key that no row sees, pages of such keys are dropped.
+// Owns what it adds to the sequences of a problem. NaN lies in every key that no row sees, pages of
+// such keys are dropped.
 class Visibility {
  public:
   struct Kinds {
@@ -16,7 +18,8 @@ class Visibility {
     double tree = 0.4;  // chance of one
   };
 
-  Visibility(AttnProblem& problem, const Kinds& kinds) : problem_(problem), random_(problem.random) {
+  Visibility(AttnProblem& problem, const Kinds& kinds)
+      : problem_(problem), random_(problem.random) {
     rows_.resize(problem.sequences.size());
     if (kinds.rotated_keys && random_.chance(0.5)) add_key_rotations();
     for (int32_t s = 0; s < problem.num_sequences(); ++s) {
@@ -50,8 +53,9 @@ class Visibility {
   Arrays& arrays(int32_t s) { return rows_[static_cast<size_t>(s)]; }
 
   int64_t end_of(int32_t s, int64_t row) {
-    return arrays(s).ends.empty() ? sequence(s).first_key_end + (problem_.params.causal != 0 ? row : 0)
-                                  : arrays(s).ends[static_cast<size_t>(row)];
+    return arrays(s).ends.empty()
+               ? sequence(s).first_key_end + (problem_.params.causal != 0 ? row : 0)
+               : arrays(s).ends[static_cast<size_t>(row)];
   }
 
   void add_window(int32_t s) {
@@ -60,7 +64,8 @@ class Visibility {
     if (random_.chance(0.3)) {  // spans: some rows see as far as a later one
       int64_t end = 0;
       for (int64_t row = 0; row < target.num_rows; ++row) {
-        end = std::max(end, std::min(problem_.max_keys(s), end_of_causal(s, row) + random_.between(0, 9)));
+        end = std::max(
+            end, std::min(problem_.max_keys(s), end_of_causal(s, row) + random_.between(0, 9)));
         own.ends.push_back(static_cast<int32_t>(end));
       }
       target.key_ends = own.ends.data();
@@ -87,7 +92,8 @@ class Visibility {
   void add_tree(int32_t s) {
     AttnSequence& target = sequence(s);
     const int64_t keys = problem_.max_keys(s);
-    if (problem_.params.causal == 0 || target.key_ends != nullptr || target.first_key_end == 0) return;
+    if (problem_.params.causal == 0 || target.key_ends != nullptr || target.first_key_end == 0)
+      return;
     target.tree_begin = random_.between(0, keys - target.num_rows);
     const int64_t nodes = keys - target.tree_begin;
     target.tree_words = (nodes + 63) / 64;
@@ -97,10 +103,12 @@ class Visibility {
     own.tree.resize(static_cast<size_t>(target.num_rows * target.tree_words), 0);
     for (int64_t row = 0; row < target.num_rows; ++row) {
       uint64_t* words = own.tree.data() + row * target.tree_words;
-      for (int64_t node = nodes - target.num_rows + row; node >= 0; node = parents[static_cast<size_t>(node)])
+      for (int64_t node = nodes - target.num_rows + row; node >= 0;
+           node = parents[static_cast<size_t>(node)])
         words[node / 64] |= uint64_t{1} << node % 64;
       for (int64_t node = nodes - target.num_rows + row + 1; node < nodes; ++node)
-        words[node / 64] |= uint64_t{random_.chance(0.5)} << node % 64;  // beyond the row's end: of no matter
+        // Beyond the row's end: of no matter
+        words[node / 64] |= uint64_t{random_.chance(0.5)} << node % 64;
     }
     target.tree_mask = own.tree.data();
   }
@@ -111,9 +119,11 @@ class Visibility {
     for (int64_t row = 0; row < target.num_rows; ++row)
       own.row_positions.push_back(static_cast<int32_t>(random_.between(0, 900)));
     target.row_positions = own.row_positions.data();
-    const int64_t limit = problem_.params.bias != nullptr ? problem_.params.bias_token_stride : kPositions;
+    const int64_t limit =
+        problem_.params.bias != nullptr ? problem_.params.bias_token_stride : kPositions;
     for (int64_t key = 0; key < problem_.max_keys(s); ++key)
-      own.key_positions.push_back(static_cast<int32_t>(random_.between(0, std::min(limit, kPositions) - 1)));
+      own.key_positions.push_back(
+          static_cast<int32_t>(random_.between(0, std::min(limit, kPositions) - 1)));
     target.key_positions = own.key_positions.data();
   }
 
@@ -141,7 +151,8 @@ class Visibility {
     std::vector<char> kept(own.pages.size(), 0);
     std::vector<char> seen(static_cast<size_t>(problem_.max_keys(s)), 0);
     for (int64_t key = 0; key < problem_.max_keys(s); ++key) {
-      for (int64_t row = 0; row < sequence(s).num_rows && seen[static_cast<size_t>(key)] == 0; ++row)
+      for (int64_t row = 0; row < sequence(s).num_rows && seen[static_cast<size_t>(key)] == 0;
+           ++row)
         seen[static_cast<size_t>(key)] = sees(problem_, s, row, key) ? 1 : 0;
       kept[static_cast<size_t>(key / params.page_size)] |= seen[static_cast<size_t>(key)];
     }
@@ -149,8 +160,10 @@ class Visibility {
       if (seen[static_cast<size_t>(key)] != 0) continue;
       const int32_t page = own.pages[static_cast<size_t>(key / params.page_size)];
       for (int64_t head = 0; head < params.num_kv_heads; ++head) {
-        fill_row(row_address(params.k, page, head, key % params.page_size), params.k.dtype, params.k_dim);
-        fill_row(row_address(params.v, page, head, key % params.page_size), params.v.dtype, params.v_dim);
+        fill_row(row_address(params.k, page, head, key % params.page_size), params.k.dtype,
+                 params.k_dim);
+        fill_row(row_address(params.v, page, head, key % params.page_size), params.v.dtype,
+                 params.v_dim);
       }
       if (!own.key_positions.empty()) own.key_positions[static_cast<size_t>(key)] = INT32_MIN / 2;
     }
@@ -177,10 +190,12 @@ struct NaiveResult {
 };
 
 // x turned by row `angles` of a rotation, in double.
-inline std::vector<double> naive_rotated(std::vector<double> x, const Rotation& rotation, int64_t angles) {
+inline std::vector<double> naive_rotated(std::vector<double> x, const Rotation& rotation,
+                                         int64_t angles) {
   const int64_t half = rotation.rotary_dim / 2;
   for (int64_t i = 0; i < half; ++i) {
-    const size_t first = static_cast<size_t>(rotation.begin + (rotation.interleaved != 0 ? 2 * i : i));
+    const size_t first =
+        static_cast<size_t>(rotation.begin + (rotation.interleaved != 0 ? 2 * i : i));
     const size_t second = first + static_cast<size_t>(rotation.interleaved != 0 ? 1 : half);
     const double cos = rotation.cos[angles * half + i], sin = rotation.sin[angles * half + i];
     const double a = x[first], b = x[second];
@@ -195,7 +210,8 @@ inline std::vector<double> naive_elements(const std::byte* row, DType dtype, int
   return values;
 }
 
-// K, as rotated as attention wants it, and V of one sequence and kv head; read when a row first sees them.
+// K, as rotated as attention wants it, and V of one sequence and kv head; read when a row first
+// sees them.
 struct NaiveKeys {
   const AttnParams& params;
   const AttnSequence& sequence;
@@ -203,7 +219,8 @@ struct NaiveKeys {
   std::vector<std::vector<double>> k, v;
 
   int64_t position(int64_t key) const {
-    return sequence.key_positions != nullptr ? sequence.key_positions[key] : sequence.key_position + key;
+    return sequence.key_positions != nullptr ? sequence.key_positions[key]
+                                             : sequence.key_position + key;
   }
   void read(int64_t key) {
     const auto index = static_cast<size_t>(key);
@@ -214,19 +231,23 @@ struct NaiveKeys {
     const std::byte* k_row = row_address(params.k, page, kv_head, slot);
     k[index] = naive_rotated(naive_elements(k_row, params.k.dtype, params.k_dim),
                              params.k_rotations[sequence.k_rotation_index], position(key));
-    v[index] = naive_elements(row_address(params.v, page, kv_head, slot), params.v.dtype, params.v_dim);
+    v[index] =
+        naive_elements(row_address(params.v, page, kv_head, slot), params.v.dtype, params.v_dim);
   }
 };
 
-// One query head of one row. `turns_sinks`: keys below sink_end meet queries turned by sink_q_rotation.
+// One query head of one row. `turns_sinks`: keys below sink_end meet queries turned by
+// sink_q_rotation.
 inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head, bool turns_sinks,
                       NaiveKeys& keys, NaiveResult* result) {
   const AttnParams& params = problem.params;
   const AttnSequence& sequence = keys.sequence;
-  const int64_t token = sequence.row_map != nullptr ? sequence.row_map[row] : sequence.row_begin + row;
+  const int64_t token =
+      sequence.row_map != nullptr ? sequence.row_map[row] : sequence.row_begin + row;
   const int64_t at =
       sequence.row_positions != nullptr ? sequence.row_positions[row] : sequence.position + row;
-  const std::vector<double> q = naive_elements(problem.q.row(token, head), params.q.dtype, params.k_dim);
+  const std::vector<double> q =
+      naive_elements(problem.q.row(token, head), params.q.dtype, params.k_dim);
   const std::vector<double> turned[2] = {naive_rotated(q, params.q_rotation, token),
                                          naive_rotated(q, params.sink_q_rotation, token)};
   double sum = 0, top = -std::numeric_limits<double>::infinity();
@@ -241,11 +262,12 @@ inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head
     for (size_t d = 0; d < k.size(); ++d) score += with[d] * k[d];
     score *= params.q_scale;
     if (params.softcap != 0) score = params.softcap * std::tanh(score);
-    if (params.alibi != nullptr) score -= params.alibi[head] * static_cast<double>(at - keys.position(key));
+    if (params.alibi != nullptr)
+      score -= params.alibi[head] * static_cast<double>(at - keys.position(key));
     if (params.bias != nullptr) {
-      score +=
-          1.4426950408889634 * params.bias[head * params.bias_head_stride + token * params.bias_token_stride +
-                                           sequence.key_position + key];
+      score += 1.4426950408889634 *
+               params.bias[head * params.bias_head_stride + token * params.bias_token_stride +
+                           sequence.key_position + key];
     }
     scores.push_back({static_cast<size_t>(key), score}), top = std::max(top, score);
   }
@@ -255,8 +277,8 @@ inline void naive_row(AttnProblem& problem, int32_t s, int64_t row, int64_t head
     for (size_t d = 0; d < acc.size(); ++d) acc[d] += weight * keys.v[key][d];
   }
   const size_t index = static_cast<size_t>(token * params.num_q_heads + head);
-  result->lse[index] =
-      scores.empty() ? -std::numeric_limits<double>::infinity() : (top + std::log2(sum)) * 0.6931471805599453;
+  result->lse[index] = scores.empty() ? -std::numeric_limits<double>::infinity()
+                                      : (top + std::log2(sum)) * 0.6931471805599453;
   const double sink = params.sinks != nullptr ? std::exp2(params.sinks[head] - top) : 0.0;
   for (size_t d = 0; d < acc.size(); ++d)
     result->out[index * acc.size() + d] = scores.empty() ? 0.0 : acc[d] / (sum + sink);
@@ -281,7 +303,8 @@ inline NaiveResult naive_attention(AttnProblem& problem, bool turns_sinks) {
   return result;
 }
 
-// The distance of the problem's outputs from the naive result, relative to its size; infinite where only one is NaN.
+// The distance of the problem's outputs from the naive result, relative to its size; infinite where
+// only one is NaN.
 inline double distance_from(AttnProblem& problem, const NaiveResult& expected) {
   double difference = 0, size = 0;
   for (int64_t t = 0; t < problem.tokens; ++t) {
@@ -293,8 +316,8 @@ inline double distance_from(AttnProblem& problem, const NaiveResult& expected) {
         return std::numeric_limits<double>::infinity();
       for (int64_t d = 0; d < problem.params.v_dim; ++d) {
         const double a = problem.out.at(t, h, d),
-                     e = expected
-                             .out[index * static_cast<size_t>(problem.params.v_dim) + static_cast<size_t>(d)];
+                     e = expected.out[index * static_cast<size_t>(problem.params.v_dim) +
+                                      static_cast<size_t>(d)];
         if (std::isnan(a)) return std::numeric_limits<double>::infinity();
         difference += (a - e) * (a - e), size += e * e;
       }

@@ -39,7 +39,8 @@ TEST(PageAllocator, HandsOutEveryPageOnceAndCountsHolders) {
       const PageId page = allocator.take(taken.size() % 3 == 0 ? kNoPage : *taken.rbegin(), 2);
       ASSERT_GE(page, 0);
       ASSERT_LT(page, size);
-      ASSERT_TRUE(taken.insert(page).second) << "page " << page << " given twice in a pool of " << size;
+      ASSERT_TRUE(taken.insert(page).second)
+          << "page " << page << " given twice in a pool of " << size;
       ASSERT_EQ(allocator.refs(page), 1);
     }
     EXPECT_EQ(static_cast<int64_t>(taken.size()), size);

@@ -23,8 +23,8 @@ Error refusal_of(const Spec& spec) {
 }
 
 TEST(Budget, OneByteLessThanTheLongestRequestNeedsIsRefused) {
-  Spec spec =
-      spec_of(std::vector<LayerSpec>(16, attention_layer(32, 8, 128, 128, DType::kBF16, DType::kBF16)), 16);
+  Spec spec = spec_of(
+      std::vector<LayerSpec>(16, attention_layer(32, 8, 128, 128, DType::kBF16, DType::kBF16)), 16);
   spec.max_seq_len = 131072;
   spec.byte_budget = 8589934592;
   EXPECT_EQ(Plan(spec).num_pages(), 8192) << "no page is set aside";
@@ -38,12 +38,13 @@ TEST(Budget, OneByteLessThanTheLongestRequestNeedsIsRefused) {
 }
 
 TEST(Budget, FewerPagesThanARequestAreCountedWhereNoLengthIsPromised) {
-  Spec spec =
-      spec_of(std::vector<LayerSpec>(2, attention_layer(8, 8, 128, 128, DType::kBF16, DType::kBF16)), 16);
+  Spec spec = spec_of(
+      std::vector<LayerSpec>(2, attention_layer(8, 8, 128, 128, DType::kBF16, DType::kBF16)), 16);
   spec.num_pages = 100;
   const Plan plan(spec);
   EXPECT_EQ(100 * plan.layout().layers[0].page_bytes, 6553600);
-  EXPECT_EQ(static_cast<double>(plan.num_pages()) / static_cast<double>(plan.request_pages(8192)), 0.1953125);
+  EXPECT_EQ(static_cast<double>(plan.num_pages()) / static_cast<double>(plan.request_pages(8192)),
+            0.1953125);
   EXPECT_EQ(plan.max_seq_len(100), 1600);
   EXPECT_EQ(plan.reference_tokens(), 1600);
   EXPECT_EQ(plan.concurrency(), 1.0);
@@ -75,32 +76,37 @@ TEST(Budget, WasteIsPaddingAndWhatLiesBehindTheLastToken) {
   spec.num_pages = 10;
   spec.max_seq_len = 24;
   EXPECT_DOUBLE_EQ(Plan(spec).waste(), 0.25) << "24 tokens in 2 pages of 16";
-  spec = spec_of({attention_layer(2, 2, 8, 8), window_layer(1, 1, 8, 64)}, 16, {.pads_pages = true});
+  spec =
+      spec_of({attention_layer(2, 2, 8, 8), window_layer(1, 1, 8, 64)}, 16, {.pads_pages = true});
   spec.num_pages = 10;
   spec.max_seq_len = 32;
   EXPECT_DOUBLE_EQ(Plan(spec).waste(), 0.25) << "half of every other page is padding";
 }
 
 TEST(Budget, TokensOfDifferentPagesAreCountedTogether) {
-  Spec spec =
-      spec_of({attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 64), window_layer(1, 1, 8, 64)}, 16);
-  spec.groups = {{.layers = {0}, .page_tokens = 32}, {.layers = {1, 2}, .window = 64, .page_tokens = 16}};
+  Spec spec = spec_of(
+      {attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 64), window_layer(1, 1, 8, 64)}, 16);
+  spec.groups = {{.layers = {0}, .page_tokens = 32},
+                 {.layers = {1, 2}, .window = 64, .page_tokens = 16}};
   spec.layers[0].group = 0, spec.layers[1].group = spec.layers[2].group = 1;
-  assign_slots(spec);
+  assign_regions(spec);
   spec.num_pages = 100;
   const Plan plan(spec);
   EXPECT_EQ(plan.max_tokens(3), 32);
   EXPECT_EQ(plan.max_tokens(2), 16);
   EXPECT_EQ(plan.max_tokens(1), 0);
   EXPECT_EQ(plan.max_tokens(100), 33 * 32);
-  EXPECT_EQ(plan.layout().slots.size(), 1u) << "a layer of 32 tokens lies over two of 16";
+  EXPECT_EQ(plan.layout().regions.size(), 1u) << "a layer of 32 tokens lies over two of 16";
   EXPECT_EQ(plan.layout().page_bytes, 2 * 16 * 16 * 4);
 }
 
-// --------------------------------------------------------------------------------------------------- states
+// ----------------------------------------------------------------------------------------------
+// states
 
 // One attention layer of 2048 bytes per page, states of 5000 bytes (5056 in a slot).
-Spec hybrid_of_states() { return spec_of({attention_layer(1, 1, 16, 16), state_layer({1250})}, 16); }
+Spec hybrid_of_states() {
+  return spec_of({attention_layer(1, 1, 16, 16), state_layer({1250})}, 16);
+}
 
 TEST(States, ThatAreNotLimitedTakePagesOutOfUse) {
   Spec spec = hybrid_of_states();
@@ -133,7 +139,8 @@ TEST(States, ThatAreLimitedAreSetAsideFirst) {
   const Error error = refusal_of(spec);
   EXPECT_EQ(error.status(), KVC_E_INVALID_ARGUMENT);
   EXPECT_EQ(error.detail(), 7 * 5056);
-  EXPECT_NE(std::string(error.what()).find("num_state_slots = 7"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("num_state_slots = 7"), std::string::npos)
+      << error.what();
 }
 
 TEST(States, BesideANumberOfPagesHaveMemoryOfTheirOwn) {
@@ -163,7 +170,8 @@ TEST(States, AloneAreWhatThePagesAreFor) {
   EXPECT_EQ(refusal_of(spec).detail(), 5120);
 }
 
-// --------------------------------------------------------------------------------------------------- host
+// ----------------------------------------------------------------------------------------------
+// host
 
 TEST(HostBudget, IsCountedInPages) {
   Spec spec = spec_of({attention_layer(1, 1, 16, 16)}, 16);

@@ -25,7 +25,8 @@ LayerSpec bf16_layer(int32_t heads, int32_t dim, int64_t window = 0) {
 }
 
 // `many` and `few` layers, the few as evenly between the many as they go.
-std::vector<LayerSpec> mixed(int32_t many, const LayerSpec& of_many, int32_t few, const LayerSpec& of_few) {
+std::vector<LayerSpec> mixed(int32_t many, const LayerSpec& of_many, int32_t few,
+                             const LayerSpec& of_few) {
   std::vector<LayerSpec> layers;
   int32_t placed = 0;
   for (int32_t i = 0; i < many + few; ++i) {
@@ -75,7 +76,8 @@ TEST(Hybrids, WasteLessThanFourPercentOfALongRequest) {
     EXPECT_LT(plan.waste(), 0.04) << model.name << "\n" << plan.describe();
     EXPECT_LE(plan.spec().groups.size(), 16u) << model.name;
     EXPECT_LE(plan.spec().prefix_block(), 16 * 64) << model.name;
-    for (const GroupSpec& group : plan.spec().groups) EXPECT_EQ(group.page_tokens % 16, 0) << model.name;
+    for (const GroupSpec& group : plan.spec().groups)
+      EXPECT_EQ(group.page_tokens % 16, 0) << model.name;
   }
 }
 
@@ -91,7 +93,8 @@ std::string groups_text(const Spec& spec) {
 
 TEST(Hybrids, OfFewerLayersOfOneKindPutMoreTokensIntoAPage) {
   // Short requests are served best by few groups: 800 of 832 layer tokens of a page are used.
-  Spec spec = spec_of(hybrid_models()[3].layers, 16, {.max_seq_len = 32768, .tokens_in_flight = kForward});
+  Spec spec =
+      spec_of(hybrid_models()[3].layers, 16, {.max_seq_len = 32768, .tokens_in_flight = kForward});
   EXPECT_EQ(groups_text(spec), "52@16 10@80") << "52 / 10, rounded down";
   spec.max_tokens_per_forward = kForward;
   spec.max_seq_len = kLongest;
@@ -100,13 +103,14 @@ TEST(Hybrids, OfFewerLayersOfOneKindPutMoreTokensIntoAPage) {
   EXPECT_EQ(plan.layout().group_bytes[0], plan.layout().page_bytes);
   EXPECT_EQ(plan.spec().prefix_block(), 80);
   const int64_t row = 16 * 2 * 128 * 2;
-  EXPECT_EQ(plan.layout().slots.size(), 12u)
+  EXPECT_EQ(plan.layout().regions.size(), 12u)
       << "ten of five windowed layers and one full, two of the last ones";
-  EXPECT_EQ(plan.layout().slots[0].bytes, 5 * 16 * row);
-  EXPECT_EQ(plan.layout().slots[11].bytes, 16 * row);
-  EXPECT_EQ(plan.layout().layers[7].slot, 1) << "the seventh of the windowed layers";
-  EXPECT_EQ(plan.layout().layers[7].slot_offset, 16 * row);
-  EXPECT_EQ(plan.request_pages(kLongest), ceil_div(1023 + kForward, 16) + 1 + ceil_div(kLongest, 80));
+  EXPECT_EQ(plan.layout().regions[0].bytes, 5 * 16 * row);
+  EXPECT_EQ(plan.layout().regions[11].bytes, 16 * row);
+  EXPECT_EQ(plan.layout().layers[7].region, 1) << "the seventh of the windowed layers";
+  EXPECT_EQ(plan.layout().layers[7].region_offset, 16 * row);
+  EXPECT_EQ(plan.request_pages(kLongest),
+            ceil_div(1023 + kForward, 16) + 1 + ceil_div(kLongest, 80));
 }
 
 TEST(Hybrids, AreCutUnevenlyWhereThatFillsThePages) {
@@ -124,7 +128,8 @@ TEST(Hybrids, SpreadEveryGroupOverTheModel) {
       const auto placed =
           std::lower_bound(group.layers.begin(), group.layers.end(), end) - group.layers.begin();
       const double share = static_cast<double>(group.layers.size()) * end / 62;
-      EXPECT_NEAR(static_cast<double>(placed), share, 1.6) << group.layers.size() << " layers, up to " << end;
+      EXPECT_NEAR(static_cast<double>(placed), share, 1.6)
+          << group.layers.size() << " layers, up to " << end;
     }
   }
   // Groups of equal length take turns, the first ones get what is left over.
@@ -136,7 +141,8 @@ TEST(Hybrids, SpreadEveryGroupOverTheModel) {
     if (layers[static_cast<size_t>(i)].window != 0) windowed.push_back(i);
   }
   for (size_t i = 0; i < windowed.size(); ++i)
-    EXPECT_EQ(equal.groups[i % 6].layers[i / 6], windowed[i]) << "layer " << i << " of those with a window";
+    EXPECT_EQ(equal.groups[i % 6].layers[i / 6], windowed[i])
+        << "layer " << i << " of those with a window";
 }
 
 TEST(Hybrids, ArePlannedInNoTime) {
@@ -146,7 +152,8 @@ TEST(Hybrids, ArePlannedInNoTime) {
     std::vector<LayerSpec> layers = model.layers;
     const auto begin = std::chrono::steady_clock::now();
     (void)make_groups(layers, {.max_seq_len = kLongest, .tokens_in_flight = kForward});
-    least = std::min(least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    least = std::min(
+        least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   EXPECT_LT(least, 0.25) << "seconds; 0.0005 in an optimised build";
 }
@@ -159,7 +166,8 @@ TEST(Hybrids, OfAnyBytesArePlannedAlikeEveryTime) {
 // Formulas that take more groups than a plan may have are not reached exactly.
 TEST(Hybrids, OfOneLayerAmongManyStayNearTheFormulas) {
   for (const int32_t many : {17, 31, 60}) {
-    const Plan plan(hybrid_spec({"", mixed(many, bf16_layer(8, 128, 1024), 1, bf16_layer(8, 128))}));
+    const Plan plan(
+        hybrid_spec({"", mixed(many, bf16_layer(8, 128, 1024), 1, bf16_layer(8, 128))}));
     EXPECT_LE(plan.spec().groups.size(), 16u);
     for (int64_t tokens = 2048; tokens <= kLongest; tokens += tokens / 9) {
       // Groups of one layer each.
@@ -167,8 +175,8 @@ TEST(Hybrids, OfOneLayerAmongManyStayNearTheFormulas) {
       const int64_t blocks =
           ceil_div(tokens, 16) + many * std::min(ceil_div(tokens, 16), ceil_div(kept, 16) + 1);
       const double theirs = static_cast<double>(blocks) * 16 * 8 * 2 * 128 * 2;
-      const double ours =
-          static_cast<double>(plan.request_pages(tokens)) * static_cast<double>(plan.layout().page_bytes);
+      const double ours = static_cast<double>(plan.request_pages(tokens)) *
+                          static_cast<double>(plan.layout().page_bytes);
       EXPECT_GT(theirs / ours, 0.997) << many << " windows and 1, " << tokens << " tokens";
     }
   }
@@ -233,31 +241,34 @@ TEST(Hybrids, LatentsAndEncoderTokensFitAsWell) {
   spec.byte_budget = kBudget;
   const Plan plan(spec);
   EXPECT_LT(plan.waste(), 0.04);
-  EXPECT_EQ(plan.spec().prefix_block(), plan.spec().groups[0].page_tokens) << "encoder tokens aside";
+  EXPECT_EQ(plan.spec().prefix_block(), plan.spec().groups[0].page_tokens)
+      << "encoder tokens aside";
 }
 
-// Whatever the shapes: layers of a group do not overlap, slots neither, everything is aligned, and pages hold what they promise.
+// Whatever the shapes: layers of a group do not overlap, regions neither, everything is aligned,
+// and pages hold what they promise.
 void check_layout(const Spec& spec, const Layout& layout) {
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     int64_t end = 0;
     for (const int32_t id : spec.groups[g].layers) {
       const LayerLayout& layer = layout.layers[static_cast<size_t>(id)];
-      const SlotLayout& slot = layout.slots[static_cast<size_t>(layer.slot)];
-      const int64_t begin = slot.offset + layer.slot_offset;
+      const RegionLayout& region = layout.regions[static_cast<size_t>(layer.region)];
+      const int64_t begin = region.offset + layer.region_offset;
       EXPECT_GE(begin, end);
       EXPECT_EQ(begin % layer.alignment, 0);
-      EXPECT_EQ(layer.slot_offset % layer.alignment, 0);
-      EXPECT_EQ(slot.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
-      EXPECT_LE(layer.slot_offset + layer.page_bytes, slot.bytes);
+      EXPECT_EQ(layer.region_offset % layer.alignment, 0);
+      EXPECT_EQ(region.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
+      EXPECT_LE(layer.region_offset + layer.page_bytes, region.bytes);
       end = begin + layer.page_bytes;
       EXPECT_GE(layer.page_bytes, layer.bytes_per_token * spec.groups[g].page_tokens);
     }
     EXPECT_LE(end, layout.page_bytes);
     EXPECT_EQ(end, layout.group_bytes[g]);
   }
-  for (size_t s = 0; s + 1 < layout.slots.size(); ++s)
-    EXPECT_LE(layout.slots[s].offset + layout.slots[s].bytes, layout.slots[s + 1].offset);
-  for (const SlotLayout& slot : layout.slots) EXPECT_EQ(layout.page_bytes % slot.alignment, 0);
+  for (size_t s = 0; s + 1 < layout.regions.size(); ++s)
+    EXPECT_LE(layout.regions[s].offset + layout.regions[s].bytes, layout.regions[s + 1].offset);
+  for (const RegionLayout& region : layout.regions)
+    EXPECT_EQ(layout.page_bytes % region.alignment, 0);
 }
 
 TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
@@ -274,9 +285,9 @@ TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
     for (int64_t l = 0; l < count; ++l) {
       static constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
       const auto heads = static_cast<int32_t>(random(1, 4));
-      LayerSpec layer =
-          attention_layer(heads, heads, static_cast<int32_t>(random(1, 40)),
-                          static_cast<int32_t>(random(1, 40)), kTypes[random(0, 2)], kTypes[random(0, 2)]);
+      LayerSpec layer = attention_layer(heads, heads, static_cast<int32_t>(random(1, 40)),
+                                        static_cast<int32_t>(random(1, 40)), kTypes[random(0, 2)],
+                                        kTypes[random(0, 2)]);
       if (random(0, 2) != 0) layer.window = random(1, 3) * 100;
       if (random(0, 9) == 0) layer.kind = KVC_LAYER_CROSS, layer.window = 0;
       if (random(0, 4) == 0) {
@@ -285,7 +296,8 @@ TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
       }
       layers.push_back(layer);
     }
-    const Spec spec = spec_of(layers, static_cast<int32_t>(random(1, 20)), {.pads_pages = random(0, 3) == 0});
+    const Spec spec =
+        spec_of(layers, static_cast<int32_t>(random(1, 20)), {.pads_pages = random(0, 3) == 0});
     check_layout(spec, make_layout(spec));
     EXPECT_LE(spec.prefix_block(), spec.page_size * 64);
   }

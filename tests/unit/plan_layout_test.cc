@@ -18,14 +18,15 @@ TEST(Layout, OfALlamaLayerIsTwoTimesHeadsTimesTokensTimesDimTimesElement) {
 }
 
 TEST(Layout, AlignsOnlyWhereAnElementNeedsIt) {
-  const Layout layout = make_layout(
-      spec_of({attention_layer(1, 1, 33, 17, DType::kF16, DType::kF32), attention_layer(1, 1, 16, 16)}, 1));
+  const Layout layout = make_layout(spec_of(
+      {attention_layer(1, 1, 33, 17, DType::kF16, DType::kF32), attention_layer(1, 1, 16, 16)}, 1));
   EXPECT_EQ(layout.layers[0].k_bytes, 66);
   EXPECT_EQ(layout.layers[0].v_offset, 68);
   EXPECT_EQ(layout.layers[0].page_bytes, 68 + 68);
-  EXPECT_EQ(layout.slots[1].offset % 4, 0);
+  EXPECT_EQ(layout.regions[1].offset % 4, 0);
   EXPECT_EQ(layout.page_bytes, 136 + 128);
-  const Layout halves = make_layout(spec_of({attention_layer(1, 1, 33, 32, DType::kF16, DType::kBF16)}, 1));
+  const Layout halves =
+      make_layout(spec_of({attention_layer(1, 1, 33, 32, DType::kF16, DType::kBF16)}, 1));
   EXPECT_EQ(halves.page_bytes, 65 * 2) << "half precision needs no padding";
 }
 
@@ -53,7 +54,8 @@ TEST(Plan, TakesAsManyPagesAsTheBudgetHolds) {
   EXPECT_THROW(Plan{spec}, Error);
 }
 
-// --------------------------------------------------------------------------------------------------- groups
+// ----------------------------------------------------------------------------------------------
+// groups
 
 std::vector<LayerSpec> five_to_one(int32_t num_layers) {
   std::vector<LayerSpec> layers;
@@ -74,7 +76,7 @@ TEST(Groups, OneKindOfLayersIsOneGroupAndEveryLayerItsSlot) {
 TEST(Groups, ManyWindowLayersAreCutByStrideIntoGroupsAsLongAsTheFullOne) {
   const Spec spec = spec_of(five_to_one(12), 16);  // 10 windows, 2 full
   ASSERT_EQ(spec.groups.size(), 6u);
-  EXPECT_EQ(spec.num_page_slots(), 2);
+  EXPECT_EQ(spec.num_page_regions(), 2);
   EXPECT_EQ(spec.groups[0].layers, (std::vector<int32_t>{0, 6}));
   EXPECT_EQ(spec.groups[5].layers, (std::vector<int32_t>{5, 11}));
   EXPECT_EQ(spec.groups[0].window, 1024);
@@ -82,10 +84,11 @@ TEST(Groups, ManyWindowLayersAreCutByStrideIntoGroupsAsLongAsTheFullOne) {
 }
 
 TEST(Groups, NearlyEqualCountsStayWholeWherePagesArePadded) {
-  const Spec spec = spec_of({window_layer(1, 1, 8, 4), attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 4),
-                             attention_layer(1, 1, 8, 8), attention_layer(1, 1, 8, 8),
-                             window_layer(1, 1, 8, 4), attention_layer(1, 1, 8, 8)},
-                            16, {.pads_pages = true});
+  const Spec spec =
+      spec_of({window_layer(1, 1, 8, 4), attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 4),
+               attention_layer(1, 1, 8, 8), attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 4),
+               attention_layer(1, 1, 8, 8)},
+              16, {.pads_pages = true});
   EXPECT_EQ(spec.groups.size(), 2u) << "4 full layers are fewer than 1.5 times 3 windows";
 }
 
@@ -99,7 +102,8 @@ TEST(Groups, StatesKeepNoPages) {
 TEST(Plan, CountsAWindowByWhatAForwardSeesBehindItAndTheForwardItself) {
   Spec spec = spec_of({window_layer(1, 1, 8, 1024), attention_layer(1, 1, 8, 8)}, 16);
   spec.num_pages = 100000;
-  EXPECT_EQ(Plan(spec).request_pages(4000), 250 + 250) << "in one forward the window needs all tokens";
+  EXPECT_EQ(Plan(spec).request_pages(4000), 250 + 250)
+      << "in one forward the window needs all tokens";
   spec.max_tokens_per_forward = 512;
   EXPECT_EQ(Plan(spec).request_pages(4000), 97 + 250) << "ceil((1023 + 512) / 16) + 1";
   EXPECT_EQ(Plan(spec).request_pages(100), 7 + 7);

@@ -1,4 +1,5 @@
-// Quantised storage: bytes of pages, against the figures of other planners, and tokens that move with their scales.
+// Quantised storage: bytes of pages, against the figures of other planners, and tokens that move
+// with their scales.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -15,7 +16,8 @@ namespace {
 
 using kernels::DType;
 
-LayerSpec quantised_layer(int32_t heads, int32_t k_dim, int32_t v_dim, kvc_quant quant, DLDataType type) {
+LayerSpec quantised_layer(int32_t heads, int32_t k_dim, int32_t v_dim, kvc_quant quant,
+                          DLDataType type) {
   LayerSpec layer = attention_layer(heads, heads, k_dim, v_dim);
   layer.quant = quant;
   layer.k_type = layer.v_type = type;
@@ -43,15 +45,16 @@ TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
   const LayerSpec bf16 = attention_layer(32, 8, 128, 128, DType::kBF16, DType::kBF16);
   const QuantCase cases[] = {
       {"bf16", bf16, 65536, 131072, k16GiB, 131072, 8192, 0, 8192, 17179869184, 1.0},
-      {"fp8", quantised_layer(8, 128, 128, KVC_QUANT_PER_TENSOR, kFloat8), 32768, 65536, k16GiB, 131072,
-       16384, 0, 8192, 8589934592, 2.0},
-      {"bf16, short", bf16, 65536, 131072, 10000000000, 8192, 4768, 779264, 512, 1073741824, 9.3125},
-      {"int8", quantised_layer(8, 128, 128, KVC_QUANT_PER_TOKEN_HEAD, kInt8), 33792, 67584, k16GiB, 131072,
-       15887, 557056, 8192, 8858370048, 1.9393310546875},
-      {"int4", quantised_layer(8, 128, 128, KVC_QUANT_PER_TOKEN_HEAD, kInt4), 17408, 34816, k16GiB, 131072,
-       30840, 262144, 8192, 4563402752, 3.7646484375},
-      {"float4", quantised_layer(8, 128, 128, KVC_QUANT_BLOCK16, kFloat4), 18432, 36864, k16GiB, 131072,
-       29127, 65536, 8192, 4831838208, 3.5555419921875},
+      {"fp8", quantised_layer(8, 128, 128, KVC_QUANT_PER_TENSOR, kFloat8), 32768, 65536, k16GiB,
+       131072, 16384, 0, 8192, 8589934592, 2.0},
+      {"bf16, short", bf16, 65536, 131072, 10000000000, 8192, 4768, 779264, 512, 1073741824,
+       9.3125},
+      {"int8", quantised_layer(8, 128, 128, KVC_QUANT_PER_TOKEN_HEAD, kInt8), 33792, 67584, k16GiB,
+       131072, 15887, 557056, 8192, 8858370048, 1.9393310546875},
+      {"int4", quantised_layer(8, 128, 128, KVC_QUANT_PER_TOKEN_HEAD, kInt4), 17408, 34816, k16GiB,
+       131072, 30840, 262144, 8192, 4563402752, 3.7646484375},
+      {"float4", quantised_layer(8, 128, 128, KVC_QUANT_BLOCK16, kFloat4), 18432, 36864, k16GiB,
+       131072, 29127, 65536, 8192, 4831838208, 3.5555419921875},
   };
   for (const QuantCase& one : cases) {
     SCOPED_TRACE(one.name);
@@ -61,7 +64,7 @@ TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
     const Plan plan(spec);
     EXPECT_EQ(plan.layout().layers[31].page_bytes, one.page_bytes);
     EXPECT_EQ(plan.layout().bytes_per_token, one.bytes_per_token);
-    EXPECT_EQ(plan.layout().slots.size(), 32u);
+    EXPECT_EQ(plan.layout().regions.size(), 32u);
     EXPECT_EQ(plan.num_pages(), one.num_pages);
     const auto used = static_cast<uint64_t>(plan.num_pages() * plan.layout().page_bytes);
     EXPECT_EQ(used, static_cast<uint64_t>(one.num_pages * one.page_bytes * 32));
@@ -79,7 +82,8 @@ TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
 
 TEST(Quant, ScalesLieBehindTheCodes) {
   const LayerLayout layer =
-      make_layout(spec_of({quantised_layer(3, 10, 6, KVC_QUANT_PER_TOKEN_HEAD, kInt4)}, 5)).layers[0];
+      make_layout(spec_of({quantised_layer(3, 10, 6, KVC_QUANT_PER_TOKEN_HEAD, kInt4)}, 5))
+          .layers[0];
   EXPECT_EQ(layer.k_bytes, 3 * 5 * 5);
   EXPECT_EQ(layer.v_offset, 75);
   EXPECT_EQ(layer.v_bytes, 3 * 5 * 3);
@@ -102,7 +106,8 @@ TEST(Quant, ATokenMovesWithItsScales) {
                                     {KVC_QUANT_PER_TOKEN_HEAD, kInt4},
                                     {KVC_QUANT_BLOCK16, kFloat4}}) {
     for (const kvc_pool_layout pool_layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
-      SCOPED_TRACE(std::string(quant_name(quant)) + " in pool layout " + std::to_string(pool_layout));
+      SCOPED_TRACE(std::string(quant_name(quant)) + " in pool layout " +
+                   std::to_string(pool_layout));
       const LayerSpec layer = quantised_layer(2, 32, 16, static_cast<kvc_quant>(quant), type);
       LayerSpec windowed = layer;
       windowed.window = 8;
@@ -113,7 +118,8 @@ TEST(Quant, ATokenMovesWithItsScales) {
       const PagePool pool(plan, 3);
       for (const int32_t id : {0, 2}) {
         const LayerPages pages = pool.layer(id);
-        const auto bytes = static_cast<size_t>(plan->layout().layers[static_cast<size_t>(id)].page_bytes);
+        const auto bytes =
+            static_cast<size_t>(plan->layout().layers[static_cast<size_t>(id)].page_bytes);
         std::byte* from = pages.base + pages.page_stride;
         std::byte* to = pages.base + 2 * pages.page_stride;
         for (size_t i = 0; i < bytes; ++i)
@@ -122,7 +128,8 @@ TEST(Quant, ATokenMovesWithItsScales) {
         // Every non-zero byte came from token 3 and lies where token 1 is: as many as a token has.
         size_t moved = 0;
         for (size_t i = 0; i < bytes; ++i) moved += to[i] != std::byte{0} ? 1 : 0;
-        EXPECT_EQ(moved, static_cast<size_t>(plan->layout().layers[static_cast<size_t>(id)].bytes_per_token));
+        EXPECT_EQ(moved, static_cast<size_t>(
+                             plan->layout().layers[static_cast<size_t>(id)].bytes_per_token));
         pool.copy_token(id, 2, 1, 1, 3);
         for (size_t i = 0; i < bytes; ++i)
           EXPECT_EQ(from[i], static_cast<std::byte>(1 + i % 250)) << "byte " << i;

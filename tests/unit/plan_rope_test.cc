@@ -68,9 +68,11 @@ void expect_refused(const kvc_rope& rope, int32_t dim, kvc_status status,
   }
 }
 
-// `change` makes a good rope bad; the message names the field, with the caller's prefix, and the value.
-void expect_refused(kvc_rope rope, kvc_status status, const std::string& field, const std::string& value,
-                    const std::function<void(kvc_rope&)>& change, int32_t dim = 8) {
+// `change` makes a good rope bad; the message names the field, with the caller's prefix, and the
+// value.
+void expect_refused(kvc_rope rope, kvc_status status, const std::string& field,
+                    const std::string& value, const std::function<void(kvc_rope&)>& change,
+                    int32_t dim = 8) {
   change(rope);
   expect_refused(rope, dim, status, {"config.layers[3].rope->" + field, value});
 }
@@ -96,7 +98,8 @@ TEST(Rope, WithoutScalingTurnsByPowersOfTheta) {
   rope.attention_factor = 1.25;
   spec = make_rope(rope, "rope->", 64);
   for (int i = 0; i < 4; ++i) {
-    const double expected = 0.25 * plain(500, i, 8) / static_cast<double>(kShort[static_cast<size_t>(i)]);
+    const double expected =
+        0.25 * plain(500, i, 8) / static_cast<double>(kShort[static_cast<size_t>(i)]);
     EXPECT_DOUBLE_EQ(spec.inverse_frequencies[static_cast<size_t>(i)], expected) << i;
   }
   EXPECT_EQ(spec.magnitude, 1.25);
@@ -104,7 +107,8 @@ TEST(Rope, WithoutScalingTurnsByPowersOfTheta) {
 
 TEST(Rope, OfModeNoneIsEmpty) {
   EXPECT_EQ(make_rope(kvc_rope{}, "rope->", 64), RopeSpec{});
-  EXPECT_EQ(make_rope(kvc_rope{}, "rope->", 0), RopeSpec{}) << "an MLA layer without rotated elements";
+  EXPECT_EQ(make_rope(kvc_rope{}, "rope->", 0), RopeSpec{})
+      << "an MLA layer without rotated elements";
 }
 
 TEST(Rope, Llama3KeepsFastPairsAndDividesSlowOnes) {
@@ -154,9 +158,10 @@ TEST(Rope, YarnRampsOverThePairsThatThePaperNames) {
       {1000000, 4, 32768, 128, 0, 0, 23, 40},  // Qwen2.5, Qwen3
       {10000, 40, 4096, 64, 32, 1, 10, 23},    // DeepSeek-V2, V3
       {10000, 16, 4096, 128, 64, 2, 16, 41},
-      {10000, 4, 64, 32, 0, 0, 0, 5},           // begins before the first pair
-      {10000, 4, 200000, 32, 0, 0, 11, 19},     // ends behind the last pair
-      {10, 4, 500, 8, 0, 0, 1, 7},              // would end behind the last element, where it is cut
+      {10000, 4, 64, 32, 0, 0, 0, 5},        // begins before the first pair
+      {10000, 4, 200000, 32, 0, 0, 11, 19},  // ends behind the last pair
+      // Would end behind the last element, where it is cut
+      {10, 4, 500, 8, 0, 0, 1, 7},
       {10000, 4, 100000000, 32, 0, 0, 22, 29},  // begins behind the last pair: nothing is divided
   };
   for (const Model& model : models) {
@@ -221,7 +226,8 @@ TEST(Rope, CutsContiguousSectionsInOrder) {
   const RopeSpec spec = make_rope(rope, "rope->", 128);
   EXPECT_EQ(spec.num_sections, 3);
   ASSERT_EQ(spec.section_of_pair.size(), 64u);
-  for (size_t i = 0; i < 64; ++i) EXPECT_EQ(spec.section_of_pair[i], i < 16 ? 0 : (i < 40 ? 1 : 2)) << i;
+  for (size_t i = 0; i < 64; ++i)
+    EXPECT_EQ(spec.section_of_pair[i], i < 16 ? 0 : (i < 40 ? 1 : 2)) << i;
 }
 
 TEST(Rope, InterleavesSectionsUntilTheyAreUsedUp) {
@@ -234,7 +240,8 @@ TEST(Rope, InterleavesSectionsUntilTheyAreUsedUp) {
   for (int i = 0; i < 64; ++i)
     EXPECT_EQ(spec.section_of_pair[static_cast<size_t>(i)], i < 60 ? i % 3 : 0) << i;
 
-  rope.sections[0] = 11, rope.sections[1] = 11, rope.sections[2] = 10;  // Qwen3.5: 64 of 256 elements
+  // Qwen3.5: 64 of 256 elements
+  rope.sections[0] = 11, rope.sections[1] = 11, rope.sections[2] = 10;
   rope.rotary_dim = 64;
   spec = make_rope(rope, "rope->", 256);
   for (int i = 0; i < 32; ++i) EXPECT_EQ(spec.section_of_pair[static_cast<size_t>(i)], i % 3) << i;
@@ -321,11 +328,13 @@ TEST(Rope, WithoutModeMustBeEmpty) {
 }
 
 TEST(Rope, RefusesFieldsThatTheScalingDoesNotUse) {
-  const auto refused = [](const kvc_rope& rope, const char* scaling,
-                          std::vector<std::pair<const char*, std::function<void(kvc_rope&)>>> changes) {
-    for (const auto& [shown, change] : changes)
-      expect_refused(rope, KVC_E_INVALID_ARGUMENT, shown, std::string("scaling = ") + scaling, change);
-  };
+  const auto refused =
+      [](const kvc_rope& rope, const char* scaling,
+         std::vector<std::pair<const char*, std::function<void(kvc_rope&)>>> changes) {
+        for (const auto& [shown, change] : changes)
+          expect_refused(rope, KVC_E_INVALID_ARGUMENT, shown, std::string("scaling = ") + scaling,
+                         change);
+      };
   const auto factor = [](kvc_rope& r) { r.factor = 8; };
   const auto low = [](kvc_rope& r) { r.low_freq_factor = 1; };
   const auto high = [](kvc_rope& r) { r.high_freq_factor = 4; };
@@ -344,7 +353,9 @@ TEST(Rope, RefusesFieldsThatTheScalingDoesNotUse) {
   refused(llama31(), "LLAMA3 (1)",
           {{"beta_fast = 32", fast}, {"beta_slow = 1", slow}, {"long_freq_factors is set", longs}});
   refused(yarn(10000, 4, 4096), "YARN (2)",
-          {{"low_freq_factor = 1", low}, {"high_freq_factor = 4", high}, {"long_freq_factors is set", longs}});
+          {{"low_freq_factor = 1", low},
+           {"high_freq_factor = 4", high},
+           {"long_freq_factors is set", longs}});
   refused(longrope(), "LONGROPE (3)",
           {{"low_freq_factor = 1", low},
            {"high_freq_factor = 4", high},
@@ -378,17 +389,20 @@ TEST(Rope, RefusesValuesBeyondTheirLimits) {
   range(llama31(), "high_freq_factor", "= inf", [&](kvc_rope& r) { r.high_freq_factor = inf; });
   range(llama31(), "original_context", "= 0", [](kvc_rope& r) { r.original_context = 0; });
   range(ramp, "original_context", "= -4096", [](kvc_rope& r) { r.original_context = -4096; });
-  range(ramp, "original_context", "= 2147483648", [](kvc_rope& r) { r.original_context = int64_t{1} << 31; });
+  range(ramp, "original_context", "= 2147483648",
+        [](kvc_rope& r) { r.original_context = int64_t{1} << 31; });
   range(ramp, "factor", "= nan", [&](kvc_rope& r) { r.factor = nan; });
   range(ramp, "beta_fast", "= -32", [](kvc_rope& r) { r.beta_fast = -32; });
   range(ramp, "beta_slow", "= -1", [](kvc_rope& r) { r.beta_slow = -1; });
   range(ramp, "theta", "= 1,", [](kvc_rope& r) { r.theta = 1; });
   range(longrope(), "factor", "= -2", [](kvc_rope& r) { r.factor = -2; });
   range(longrope(), "original_context", "= 0", [](kvc_rope& r) { r.original_context = 0; });
-  range(longrope(), "original_context", "= 1", [](kvc_rope& r) { r.original_context = 1, r.factor = 2; });
+  range(longrope(), "original_context", "= 1",
+        [](kvc_rope& r) { r.original_context = 1, r.factor = 2; });
   const std::vector<float> bad{1, 1, 0, 1};
   range(longrope(), "freq_factors[2]", "= 0", [&](kvc_rope& r) { r.freq_factors = bad.data(); });
-  range(longrope(), "long_freq_factors[2]", "= 0", [&](kvc_rope& r) { r.long_freq_factors = bad.data(); });
+  range(longrope(), "long_freq_factors[2]", "= 0",
+        [&](kvc_rope& r) { r.long_freq_factors = bad.data(); });
 }
 
 TEST(Rope, RefusesContradictions) {

@@ -1,4 +1,5 @@
-// The prefix index, one promise at a time. Random use lies in prefix_random_test.cc, the exact order in prefix_order_test.cc.
+// The prefix index, one promise at a time. Random use lies in prefix_random_test.cc, the exact
+// order in prefix_order_test.cc.
 #include <algorithm>
 
 #include "src/base/error.h"
@@ -159,7 +160,8 @@ TEST_F(PrefixIndexTest, KeepsHigherPriorityLongerAndQuotasLongest) {
   EXPECT_EQ(high.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 8);
   index().evict(2);
-  EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 0) << "when nothing else can be evicted";
+  EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 0)
+      << "when nothing else can be evicted";
 }
 
 TEST_F(PrefixIndexTest, ReplacesBlocksOfItsOwnWithinAQuota) {
@@ -308,8 +310,9 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
   Prompt prompt(ramp(32), 4);
   const NodeId last = publish(prompt);
   EXPECT_EQ(hit(prompt), 32);
-  index().touch(last, true, 0);  // refreshes the window's pages of the last 9 tokens, and the whole path
-  index().evict(5);              // pages of the window that lie further back
+  // Refreshes the window's pages of the last 9 tokens, and the whole path
+  index().touch(last, true, 0);
+  index().evict(5);  // pages of the window that lie further back
   EXPECT_EQ(hit(prompt), 32);
   EXPECT_EQ(prompt.match(index(), 24, true, false).num_tokens, 0)
       << "a hit there would see pages that are gone";

@@ -50,7 +50,9 @@ struct VectorCase {
   PrefixQuery query;
 };
 
-nlohmann::json vectors() { return nlohmann::json::parse(std::ifstream(KVC_PREFIX_VECTORS))["cases"]; }
+nlohmann::json vectors() {
+  return nlohmann::json::parse(std::ifstream(KVC_PREFIX_VECTORS))["cases"];
+}
 
 TEST(PrefixKeys, AreThoseThatAnotherLanguageComputes) {
   int num_keys = 0;
@@ -61,7 +63,8 @@ TEST(PrefixKeys, AreThoseThatAnotherLanguageComputes) {
     KeyChain chain(wanted.query, wanted.block_tokens);
     ASSERT_EQ(chain.num_blocks(), static_cast<int64_t>(json["hashes"].size()));
     for (int64_t block = 0; block < chain.num_blocks(); ++block, ++num_keys)
-      EXPECT_EQ(to_hex(chain.key(block)), json["hashes"][static_cast<size_t>(block)]) << "block " << block;
+      EXPECT_EQ(to_hex(chain.key(block)), json["hashes"][static_cast<size_t>(block)])
+          << "block " << block;
   }
   EXPECT_GT(num_keys, 20);
 }
@@ -101,13 +104,15 @@ TEST(KeyTable, AgreesWithAListWhenManyKeysShareTheirFirstBytes) {
   test::Random random(5);
   std::vector<BlockKey> keys(300);
   for (size_t i = 0; i < keys.size(); ++i) {
-    keys[i].bytes[0] = static_cast<uint8_t>(random.range(0, 3));  // four tags, seventy-five keys each
+    // Four tags, seventy-five keys each
+    keys[i].bytes[0] = static_cast<uint8_t>(random.range(0, 3));
     keys[i].bytes[31] = static_cast<uint8_t>(i);
     keys[i].bytes[30] = static_cast<uint8_t>(i / 256);
   }
   KeyTable table;
   const auto find = [&](size_t wanted) {
-    return table.find(keys[wanted], [&](int32_t id) { return keys[static_cast<size_t>(id)] == keys[wanted]; });
+    return table.find(keys[wanted],
+                      [&](int32_t id) { return keys[static_cast<size_t>(id)] == keys[wanted]; });
   };
   std::vector<bool> is_in(keys.size(), false);
   EXPECT_EQ(find(0), KeyTable::kAbsent);

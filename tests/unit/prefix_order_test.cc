@@ -1,4 +1,5 @@
-// The order of eviction of a model with one page table, exactly: against a naive index that stamps every block of a path.
+// The order of eviction of a model with one page table, exactly: against a naive index that stamps
+// every block of a path.
 #include <algorithm>
 #include <map>
 
@@ -41,7 +42,8 @@ class OrderModel {
   PrefixIndex& index() { return world_.index; }
 
   uint64_t rank(const NaiveBlock& block) const {
-    return make_rank(quotas_[block.tenant] != 0, static_cast<uint8_t>(block.priority), block.last_use);
+    return make_rank(quotas_[block.tenant] != 0, static_cast<uint8_t>(block.priority),
+                     block.last_use);
   }
   bool is_held(const NaiveBlock& block) const { return world_.allocator.refs(block.page) != 0; }
 
@@ -53,7 +55,8 @@ class OrderModel {
     }
   }
 
-  // Evicts leaves of `tenant` (-1: all) until `done`; what is in use or `kept` counts as used afterwards.
+  // Evicts leaves of `tenant` (-1: all) until `done`; what is in use or `kept` counts as used
+  // afterwards.
   template <typename Done>
   void evict(int tenant, NodeId kept, std::vector<NodeId>* victims, const Done& done) {
     std::vector<NodeId> busy;
@@ -97,7 +100,8 @@ class OrderModel {
     ASSERT_EQ(index().events().num_lost(), 0u);
     ASSERT_TRUE(left == expected) << left.size() << " left, " << expected.size() << " expected";
   }
-  std::vector<BlockKey> keys_of(const std::vector<NodeId>& nodes, const std::map<NodeId, BlockKey>& keys) {
+  std::vector<BlockKey> keys_of(const std::vector<NodeId>& nodes,
+                                const std::map<NodeId, BlockKey>& keys) {
     std::vector<BlockKey> found;
     for (const NodeId node : nodes) found.push_back(keys.at(node));
     return found;
@@ -105,11 +109,13 @@ class OrderModel {
 
   NodeId any_block() {
     if (blocks_.empty()) return kNoNode;
-    auto found = blocks_.lower_bound(static_cast<NodeId>(random_.range(0, blocks_.rbegin()->first)));
+    auto found =
+        blocks_.lower_bound(static_cast<NodeId>(random_.range(0, blocks_.rbegin()->first)));
     return found->first;
   }
 
-  // A sequence that computes some blocks after a known one and lets go of them, or keeps them for a while.
+  // A sequence that computes some blocks after a known one and lets go of them, or keeps them for a
+  // while.
   void publish() {
     const int tenant = static_cast<int>(random_.range(0, kTenants - 1));
     const auto priority = static_cast<int32_t>(random_.chance(0.7) ? 0 : random_.range(1, 3));
@@ -137,7 +143,8 @@ class OrderModel {
       if (known != kNoNode) {
         insert(prompt, b, parent, page, priority, tenant, known);
         held.back() = index().page(known, 0).device;
-        ASSERT_NE(held.back(), page) << "the index keeps its own page, and the sequence takes it over";
+        ASSERT_NE(held.back(), page)
+            << "the index keeps its own page, and the sequence takes it over";
         world_.allocator.add_holder(held.back());
         world_.allocator.drop_holder(page);
         parent = known;
@@ -167,7 +174,8 @@ class OrderModel {
       fits = bytes <= quotas_[tenant];
       const auto done = [&] { return used_[tenant] + bytes <= quotas_[tenant]; };
       if (fits) {
-        if (parent != kNoNode) ++blocks_.at(parent).num_children;  // the new block hangs there already
+        // The new block hangs there already
+        if (parent != kNoNode) ++blocks_.at(parent).num_children;
         evict(tenant, parent, &victims, done);
         if (parent != kNoNode) --blocks_.at(parent).num_children;
         fits = done();
@@ -195,7 +203,8 @@ class OrderModel {
     std::vector<NodeId> victims;
     const std::map<NodeId, BlockKey> keys = keys_;
     freed_ = 0;
-    const int64_t vacant = world_.allocator.num_vacant(), evictable = world_.allocator.num_evictable();
+    const int64_t vacant = world_.allocator.num_vacant(),
+                  evictable = world_.allocator.num_evictable();
     evict(-1, kNoNode, &victims, [&] { return vacant + freed_ >= pages || freed_ >= evictable; });
     index().make_vacant(pages);
     expect_left(keys_of(victims, keys));
@@ -216,8 +225,9 @@ class OrderModel {
       make_vacant(random_.range(1, world_.allocator.num_pages() / 2));
     } else if (choice < 95) {
       if (holds_.empty()) return;
-      std::swap(holds_.back(),
-                holds_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(holds_.size()) - 1))]);
+      std::swap(
+          holds_.back(),
+          holds_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(holds_.size()) - 1))]);
       for (const PageId page : holds_.back()) world_.allocator.drop_holder(page);
       holds_.pop_back();
     } else if (choice < 98) {

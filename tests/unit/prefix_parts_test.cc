@@ -68,8 +68,9 @@ TEST(EvictionHeap, GivesTheSmallestRankWhateverIsAddedMovedErasedAndParked) {
       ASSERT_EQ(heap.num_parked(), parked.size());
       for (const NodeId one : parked) ASSERT_TRUE(heap.contains(one));
       if (ranks.empty()) continue;
-      const auto least = std::min_element(ranks.begin(), ranks.end(),
-                                          [](const auto& a, const auto& b) { return a.second < b.second; });
+      const auto least =
+          std::min_element(ranks.begin(), ranks.end(),
+                           [](const auto& a, const auto& b) { return a.second < b.second; });
       ASSERT_EQ(heap.top(), least->first) << "seed " << seed << " step " << step;
       ASSERT_EQ(heap.top_rank(), least->second);
     }

@@ -1,5 +1,6 @@
-// Random sequences over models of every kind: what a hit is, against its definition; what every page holds; what events say.
-// KVC_TEST_SCALE multiplies the operations, KVC_TEST_SEED runs that seed alone.
+// Random sequences over models of every kind: what a hit is, against its definition; what every
+// page holds; what events say. KVC_TEST_SCALE multiplies the operations, KVC_TEST_SEED runs that
+// seed alone.
 #include <algorithm>
 #include <array>
 #include <map>
@@ -59,8 +60,8 @@ class RandomIndex {
   RandomIndex(uint64_t seed, const Model& model)
       : random_(seed),
         model_(model),
-        world_(test::prefix_spec(model.groups, model.has_states, model.state_slots), model.num_pages,
-               model.host_pages, 1 << 14) {
+        world_(test::prefix_spec(model.groups, model.has_states, model.state_slots),
+               model.num_pages, model.host_pages, 1 << 14) {
     if (random_.chance(0.3)) world_.host.refuse_every = 7;
   }
 
@@ -75,7 +76,8 @@ class RandomIndex {
     for (const BlockKey& root : roots()) index().set_quota(root, 0);
     index().make_vacant(world_.allocator.num_pages());
     if (pinned_.empty()) {
-      EXPECT_EQ(world_.allocator.num_vacant(), world_.allocator.num_pages()) << "all can be evicted";
+      EXPECT_EQ(world_.allocator.num_vacant(), world_.allocator.num_pages())
+          << "all can be evicted";
     }
     index().reset();
     pinned_.clear();
@@ -112,11 +114,12 @@ class RandomIndex {
     std::vector<int32_t> tokens;
     for (int64_t b = random_.range(1, 6); b > 0; --b) {
       const auto variant = static_cast<int32_t>(random_.range(0, 2));
-      for (int32_t i = 0; i < block(); ++i) tokens.push_back(i < 3 * variant ? i : 100 * variant + i);
+      for (int32_t i = 0; i < block(); ++i)
+        tokens.push_back(i < 3 * variant ? i : 100 * variant + i);
     }
     tokens.resize(tokens.size() - static_cast<size_t>(random_.range(0, block() - 1)));
-    auto prompt = std::make_unique<Prompt>(std::move(tokens), block(),
-                                           random_.pick_of({kSalts[0], kSalts[0], kSalts[1], kSalts[2]}));
+    auto prompt = std::make_unique<Prompt>(
+        std::move(tokens), block(), random_.pick_of({kSalts[0], kSalts[0], kSalts[1], kSalts[2]}));
     if (random_.chance(0.2)) {
       prompt->query.extra.push_back(
           {KVC_PREFIX_KEY_MEDIA, random_.range(0, prompt->query.num_tokens - 1), "m"});
@@ -125,20 +128,23 @@ class RandomIndex {
     return prompt;
   }
 
-  // ------------------------------------------------------------------------------------------- the definition of a hit
+  // ------------------------------------------------------------------------------------------- the
+  // definition of a hit
 
   bool is_present(NodeId node, int32_t page, bool host) {
     const PagePlace place = index().page(node, page);
     return place.device != kNoPage || (host && place.host != kNoPage);
   }
-  // Every page of group g that holds one of the tokens [begin, end) is there; `path` has the nodes of the blocks.
-  bool has_tokens(const std::vector<NodeId>& path, size_t g, int64_t begin, int64_t end, bool host) {
+  // Every page of group g that holds one of the tokens [begin, end) is there; `path` has the nodes
+  // of the blocks.
+  bool has_tokens(const std::vector<NodeId>& path, size_t g, int64_t begin, int64_t end,
+                  bool host) {
     const int32_t size = groups()[g].page_tokens;
     for (int64_t page = begin / size; page * size < end; ++page) {
       const int64_t b = page * size / block();
       const auto inside = static_cast<int32_t>(page - b * block() / size);
-      if (!is_present(path[static_cast<size_t>(b)], index().first_page(static_cast<int32_t>(g)) + inside,
-                      host))
+      if (!is_present(path[static_cast<size_t>(b)],
+                      index().first_page(static_cast<int32_t>(g)) + inside, host))
         return false;
     }
     return true;
@@ -170,8 +176,8 @@ class RandomIndex {
     for (const auto& [key, known] : children_[parent.bytes]) {
       const NodeId node = index().find(prompt.query.root, BlockKey{key});
       if (node == kNoNode) continue;
-      int64_t common =
-          common_tokens(prompt, blocks, known, std::min<int64_t>(block() - 1, limit - blocks * block()));
+      int64_t common = common_tokens(prompt, blocks, known,
+                                     std::min<int64_t>(block() - 1, limit - blocks * block()));
       best.push_back(node);
       while (common > 0 && !serves(best, blocks * block() + common, host)) --common;
       best.pop_back();
@@ -209,7 +215,8 @@ class RandomIndex {
     return found;
   }
 
-  // ------------------------------------------------------------------------------------------- what sequences do
+  // ----------------------------------------------------------------------------------------------
+  // what sequences do
 
   void hold(PageId page) { world_.allocator.add_holder(page); }
 
@@ -224,7 +231,8 @@ class RandomIndex {
       index().touch(hit.last, true, static_cast<int32_t>(random_.range(0, 2)));
       index().lock(hit.last);
       std::vector<NodeId> path;
-      for (NodeId node = hit.last; node != kNoNode; node = index().parent(node)) path.push_back(node);
+      for (NodeId node = hit.last; node != kNoNode; node = index().parent(node))
+        path.push_back(node);
       std::reverse(path.begin(), path.end());
       bool is_complete = true;
       for (const NodeId node : path)
@@ -248,7 +256,8 @@ class RandomIndex {
       const GroupSpec& group = groups()[g];
       for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
         const int32_t at = index().first_page(static_cast<int32_t>(g)) + i;
-        if (begin + int64_t{i + 1} * group.page_tokens <= first_visible_key(group, hit_tokens)) continue;
+        if (begin + int64_t{i + 1} * group.page_tokens <= first_visible_key(group, hit_tokens))
+          continue;
         const PagePlace place = index().page(node, at);
         EXPECT_TRUE(place.is_present());
         if (place.device != kNoPage) {
@@ -290,12 +299,14 @@ class RandomIndex {
   void grow(size_t which) {
     ModelSequence& sequence = sequences_[which];
     Prompt& prompt = *sequence.prompt;
-    NodeId parent = sequence.pages.empty()
-                        ? kNoNode
-                        : index().find(prompt.query.root,
-                                       prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
+    NodeId parent =
+        sequence.pages.empty()
+            ? kNoNode
+            : index().find(prompt.query.root,
+                           prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
     if (!sequence.pages.empty() && parent == kNoNode) return;
-    for (auto b = static_cast<int64_t>(sequence.pages.size()); b < prompt.chain->num_blocks(); ++b) {
+    for (auto b = static_cast<int64_t>(sequence.pages.size()); b < prompt.chain->num_blocks();
+         ++b) {
       const BlockKey key = prompt.chain->key(b);
       std::vector<PageId> pages;
       for (int32_t i = 0; i < index().pages_per_block(); ++i) {
@@ -310,7 +321,8 @@ class RandomIndex {
       sequence.states.push_back(state);
       if (!has_all) return;
       // Making room may have taken away what nobody holds.
-      if (parent != kNoNode && index().find(prompt.query.root, prompt.chain->key(b - 1)) != parent) return;
+      if (parent != kNoNode && index().find(prompt.query.root, prompt.chain->key(b - 1)) != parent)
+        return;
       index().reserve(1);
       parent = publish(&sequence, b, parent);
       if (parent == kNoNode) return;
@@ -366,9 +378,11 @@ class RandomIndex {
       const int64_t first = first_visible_key(groups()[g], length);
       for (size_t b = 0; b < sequence->pages.size(); ++b) {
         for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
-          const int64_t end = static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_tokens;
+          const int64_t end =
+              static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_tokens;
           PageId& page =
-              sequence->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];
+              sequence
+                  ->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];
           if (end > first || page == kNoPage) continue;
           world_.allocator.drop_holder(page);
           page = kNoPage;
@@ -388,7 +402,8 @@ class RandomIndex {
     sequences_.pop_back();
   }
 
-  // ------------------------------------------------------------------------------------------- operations
+  // ----------------------------------------------------------------------------------------------
+  // operations
 
   NodeId any_node() {
     auto prompt = any_prompt();
@@ -403,7 +418,8 @@ class RandomIndex {
     } else if (choice < 55) {
       auto prompt = any_prompt();
       match(*prompt,
-            random_.chance(0.5) ? prompt->query.num_tokens - 1 : random_.range(0, prompt->query.num_tokens),
+            random_.chance(0.5) ? prompt->query.num_tokens - 1
+                                : random_.range(0, prompt->query.num_tokens),
             random_.chance(0.3), random_.chance(0.7));
     } else if (choice < 63) {
       if (!sequences_.empty())
@@ -424,8 +440,9 @@ class RandomIndex {
       forget();
     } else if (choice < 94) {
       const BlockKey root = random_.pick(roots());
-      const uint64_t bytes =
-          random_.chance(0.5) ? 0 : static_cast<uint64_t>(random_.range(1, 20)) * (world_.page_bytes() + 8);
+      const uint64_t bytes = random_.chance(0.5) ? 0
+                                                 : static_cast<uint64_t>(random_.range(1, 20)) *
+                                                       (world_.page_bytes() + 8);
       index().set_quota(root, bytes);
       quotas_.erase(root.bytes);
       if (bytes != 0) quotas_[root.bytes] = bytes;
@@ -441,7 +458,8 @@ class RandomIndex {
 
   void evict() {
     const int64_t wanted = random_.range(0, model_.num_pages);
-    const int64_t evictable = world_.allocator.num_evictable(), vacant = world_.allocator.num_vacant();
+    const int64_t evictable = world_.allocator.num_evictable(),
+                  vacant = world_.allocator.num_vacant();
     if (random_.chance(0.5)) {
       index().make_vacant(wanted);
       ASSERT_GE(world_.allocator.num_vacant(), std::min(wanted, vacant + evictable));
@@ -470,7 +488,8 @@ class RandomIndex {
 
   void unpin() {
     if (pinned_.empty()) return;
-    const auto which = static_cast<size_t>(random_.range(0, static_cast<int64_t>(pinned_.size()) - 1));
+    const auto which =
+        static_cast<size_t>(random_.range(0, static_cast<int64_t>(pinned_.size()) - 1));
     const NodeId node = find_anywhere(pinned_[which]);
     ASSERT_NE(node, kNoNode) << "a pinned block stays";
     ASSERT_EQ(index().unpin(node), index().depth(node));
@@ -487,7 +506,8 @@ class RandomIndex {
     ASSERT_LT(world_.allocator.num_cached(), cached);
   }
 
-  // ------------------------------------------------------------------------------------------- what always holds
+  // ----------------------------------------------------------------------------------------------
+  // what always holds
 
   void verify(bool is_thorough) {
     std::vector<int32_t> pages(static_cast<size_t>(world_.allocator.num_pages()), 0);
@@ -506,7 +526,8 @@ class RandomIndex {
     for (size_t page = 0; page < pages.size(); ++page)
       ASSERT_EQ(world_.allocator.refs(static_cast<PageId>(page)), pages[page]) << "page " << page;
     for (size_t slot = 0; slot < states.size(); ++slot)
-      ASSERT_EQ(world_.states.holders(static_cast<StateSlot>(slot)), states[slot]) << "state " << slot;
+      ASSERT_EQ(world_.states.holders(static_cast<StateSlot>(slot)), states[slot])
+          << "state " << slot;
     ASSERT_EQ(world_.host.num_used(), index().num_host_pages());
     apply_events();
     if (is_thorough) verify_contents();
@@ -525,11 +546,13 @@ class RandomIndex {
           consumer_[place] = event.tier;
           break;
         case KVC_EVENT_REMOVED:
-          ASSERT_TRUE(found != consumer_.end() && found->second == event.tier) << "removed from elsewhere";
+          ASSERT_TRUE(found != consumer_.end() && found->second == event.tier)
+              << "removed from elsewhere";
           consumer_.erase(found);
           break;
         case KVC_EVENT_MOVED:
-          ASSERT_TRUE(found != consumer_.end() && found->second == event.from_tier) << "moved from elsewhere";
+          ASSERT_TRUE(found != consumer_.end() && found->second == event.from_tier)
+              << "moved from elsewhere";
           ASSERT_NE(event.tier, event.from_tier);
           found->second = event.tier;
           break;
@@ -551,8 +574,9 @@ class RandomIndex {
       for (int32_t i = 0; i < index().pages_per_block(); ++i) {
         const PagePlace place = index().page(node, i);
         if (!place.is_present()) continue;
-        const Label label = place.host != kNoPage ? world_.host.label(place.host)
-                                                  : world_.contents[static_cast<size_t>(place.device)];
+        const Label label = place.host != kNoPage
+                                ? world_.host.label(place.host)
+                                : world_.contents[static_cast<size_t>(place.device)];
         ASSERT_EQ(label, label_of(event.key, i)) << "page " << i << " holds another block";
       }
     }

@@ -67,7 +67,8 @@ struct GroupShape {
   int32_t page_tokens = 4;
 };
 
-inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states, int64_t state_slots = 0) {
+inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
+                        int64_t state_slots = 0) {
   std::vector<LayerSpec> layers;
   for (const GroupShape& group : groups) {
     LayerSpec layer = attention_layer(1, 1, 4, 4);
@@ -85,7 +86,7 @@ inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states, 
     group.chunk = groups[g].chunk;
     group.page_tokens = groups[g].page_tokens;
     spec.layers[g].group = static_cast<int32_t>(g);
-    spec.layers[g].slot = 0;
+    spec.layers[g].region = 0;
     spec.groups.push_back(group);
   }
   spec.storage = KVC_STORAGE_NONE;

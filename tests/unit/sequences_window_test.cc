@@ -1,4 +1,5 @@
-// What a sequence can see, what is dropped, and where it can go on from. Page size 4, lengths set by hand.
+// What a sequence can see, what is dropped, and where it can go on from. Page size 4, lengths set
+// by hand.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -103,7 +104,8 @@ TEST(Windows, KeepTheSinksPages) {
   World world({attention_layer(1, 1, 8, 8)});
   Sequence& sequence = world.fill(1, 30);
   world.sequences.set_window(1, 10, 5);  // sinks 0..4 on pages 0 and 1; the next query sees 26..30
-  EXPECT_EQ(World::kept(sequence.tables[0]), (Kept{true, true, false, false, false, false, true, true}));
+  EXPECT_EQ(World::kept(sequence.tables[0]),
+            (Kept{true, true, false, false, false, false, true, true}));
   EXPECT_TRUE(sequence.tables[0].keeps(0, 5));
   EXPECT_FALSE(sequence.tables[0].keeps(0, 6));
 }
@@ -178,16 +180,18 @@ TEST(Checkpoints, TheSmallerPositionWinsATie) {
   EXPECT_EQ(world.sequences.nearest_resumable(sequence, 3), 0);
 }
 
-// The nearest place is found without a look at every token in between; which one it is, a look at every token says.
+// The nearest place is found without a look at every token in between; which one it is, a look at
+// every token says.
 TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
   struct Case {
     int64_t window, chunk, second_window, length;
     int64_t sequence_window, sink;
   };
   for (const Case& one :
-       {Case{6, 0, 0, 40, 0, 0}, Case{1, 0, 0, 41, 0, 0}, Case{2, 0, 0, 43, 0, 0}, Case{0, 8, 0, 45, 0, 0},
-        Case{0, 12, 7, 61, 0, 0}, Case{6, 0, 11, 50, 0, 0}, Case{0, 0, 0, 47, 9, 3}, Case{0, 0, 0, 47, 9, 0},
-        Case{5, 0, 0, 44, 9, 2}, Case{0, 5, 3, 57, 0, 0}, Case{9, 0, 0, 5, 0, 0}}) {
+       {Case{6, 0, 0, 40, 0, 0}, Case{1, 0, 0, 41, 0, 0}, Case{2, 0, 0, 43, 0, 0},
+        Case{0, 8, 0, 45, 0, 0}, Case{0, 12, 7, 61, 0, 0}, Case{6, 0, 11, 50, 0, 0},
+        Case{0, 0, 0, 47, 9, 3}, Case{0, 0, 0, 47, 9, 0}, Case{5, 0, 0, 44, 9, 2},
+        Case{0, 5, 3, 57, 0, 0}, Case{9, 0, 0, 5, 0, 0}}) {
     SCOPED_TRACE(testing::Message() << "window " << one.window << " chunk " << one.chunk << " and "
                                     << one.second_window << ", sequence " << one.sequence_window);
     std::vector<LayerSpec> layers(2);
@@ -208,7 +212,8 @@ TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
             nearest = candidate;
         }
       }
-      ASSERT_EQ(world.sequences.nearest_resumable(sequence, position), nearest) << "of " << position;
+      ASSERT_EQ(world.sequences.nearest_resumable(sequence, position), nearest)
+          << "of " << position;
     }
   }
 }

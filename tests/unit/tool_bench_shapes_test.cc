@@ -1,4 +1,5 @@
-// What the shapes of `kvcache bench --device` move and compute, against figures that were worked out by hand.
+// What the shapes of `kvcache bench --device` move and compute, against figures that were worked
+// out by hand.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,10 +35,11 @@ TEST(ToolBenchShapes, HaveTheFloorsThatFollowFromTheirSizes) {
     double microseconds;
   };
   for (const Row& row :
-       {Row{"D1", 3.9},   Row{"D2", 124.9},    Row{"D2-p64", 124.9}, Row{"D4", 249.7}, Row{"D5", 62.4},
-        Row{"D6", 249.7}, Row{"D6-p1", 249.7}, Row{"D7", 62.4},      Row{"D8", 3.9},   Row{"D9", 249.7},
-        Row{"V1", 124.9}, Row{"P1", 696},      Row{"P1-p64", 696},   Row{"P2", 174},   Row{"P3", 1218},
-        Row{"P4", 3480},  Row{"C1", 35.1},     Row{"M1", 185},       Row{"M2", 140},   Row{"S1", 124.9},
+       {Row{"D1", 3.9},     Row{"D2", 124.9}, Row{"D2-p64", 124.9}, Row{"D4", 249.7},
+        Row{"D5", 62.4},    Row{"D6", 249.7}, Row{"D6-p1", 249.7},  Row{"D7", 62.4},
+        Row{"D8", 3.9},     Row{"D9", 249.7}, Row{"V1", 124.9},     Row{"P1", 696},
+        Row{"P1-p64", 696}, Row{"P2", 174},   Row{"P3", 1218},      Row{"P4", 3480},
+        Row{"C1", 35.1},    Row{"M1", 185},   Row{"M2", 140},       Row{"S1", 124.9},
         Row{"R1", 62.4}}) {
     EXPECT_NEAR(floor_us(row.id), row.microseconds, 0.01 * row.microseconds) << row.id;
   }

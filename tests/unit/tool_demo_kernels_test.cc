@@ -27,7 +27,8 @@ class ToolDemoKernels : public testing::TestWithParam<KernelLevel> {
 };
 
 INSTANTIATE_TEST_SUITE_P(EveryLevel, ToolDemoKernels,
-                         testing::Values(KernelLevel::kBaseline, KernelLevel::kAvx2, KernelLevel::kAvx512));
+                         testing::Values(KernelLevel::kBaseline, KernelLevel::kAvx2,
+                                         KernelLevel::kAvx512));
 
 TEST_P(ToolDemoKernels, AProductOfAnyNumberOfRowsEqualsTheSumInDouble) {
   const int64_t panel = kernels_.panel, cols = 3 * panel, depth = 77;
@@ -59,12 +60,14 @@ TEST_P(ToolDemoKernels, ARowOfAProductHasTheSameBitsWhateverRowsAreBesideIt) {
   const std::vector<float> a = random_floats(static_cast<size_t>(rows * depth), 3);
   const std::vector<float> b = random_floats(static_cast<size_t>(panel * depth), 4);
   std::vector<float> together(static_cast<size_t>(rows * panel)), alone(static_cast<size_t>(panel));
-  kernels_.multiply({rows, panel, depth, a.data(), depth, b.data(), panel, 0, together.data(), panel, false});
+  kernels_.multiply(
+      {rows, panel, depth, a.data(), depth, b.data(), panel, 0, together.data(), panel, false});
   for (int64_t i = 0; i < rows; ++i) {
-    kernels_.multiply(
-        {1, panel, depth, a.data() + i * depth, depth, b.data(), panel, 0, alone.data(), panel, false});
+    kernels_.multiply({1, panel, depth, a.data() + i * depth, depth, b.data(), panel, 0,
+                       alone.data(), panel, false});
     for (int64_t j = 0; j < panel; ++j) {
-      ASSERT_EQ(together[static_cast<size_t>(i * panel + j)], alone[static_cast<size_t>(j)]) << "row " << i;
+      ASSERT_EQ(together[static_cast<size_t>(i * panel + j)], alone[static_cast<size_t>(j)])
+          << "row " << i;
     }
   }
 }
@@ -82,7 +85,8 @@ TEST_P(ToolDemoKernels, ASoftmaxInBlocksEqualsTheWholeAndIgnoresWhatIsMasked) {
       for (int64_t key = std::max<int64_t>(seen, 0); key < keys; ++key) {
         part[static_cast<size_t>(key)] = std::numeric_limits<float>::quiet_NaN();
       }
-      kernels_.softmax({1, keys, part.data(), keys, &seen, &row_max, &row_sum, accumulated.data(), dim});
+      kernels_.softmax(
+          {1, keys, part.data(), keys, &seen, &row_max, &row_sum, accumulated.data(), dim});
       for (float& sum : accumulated) {
         for (const float weight : part) sum += weight;
       }
@@ -91,7 +95,8 @@ TEST_P(ToolDemoKernels, ASoftmaxInBlocksEqualsTheWholeAndIgnoresWhatIsMasked) {
     for (int64_t key = 0; key < visible; ++key) {
       highest = std::max<double>(highest, scores[static_cast<size_t>(key)]);
     }
-    for (int64_t key = 0; key < visible; ++key) total += std::exp(scores[static_cast<size_t>(key)] - highest);
+    for (int64_t key = 0; key < visible; ++key)
+      total += std::exp(scores[static_cast<size_t>(key)] - highest);
     ASSERT_EQ(row_max, static_cast<float>(highest));
     ASSERT_NEAR(row_sum / total, 1.0, 2e-6) << visible << " keys";
     for (const float sum : accumulated) ASSERT_NEAR(sum / total, 1.0, 5e-6) << visible << " keys";

@@ -35,14 +35,16 @@ class ToolDemo : public testing::Test {
   }
 
   ServeResult serve_contiguous() {
-    ContiguousStore store(shape_.attention(), workload_.longest_request(), 6, pool_, block_kernels());
+    ContiguousStore store(shape_.attention(), workload_.longest_request(), 6, pool_,
+                          block_kernels());
     return serve_with(store, false);
   }
   ServeResult serve_paged(bool shared, PagedOptions options = {}, int64_t pages = 1000) {
     if (options.page_size == 0) options.page_size = 16;
     const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
-    options.byte_budget = static_cast<uint64_t>(pages) * static_cast<uint64_t>(options.page_size) * element *
-                          2 * static_cast<uint64_t>(shape_.layers * shape_.kv_heads * shape_.head_dim);
+    options.byte_budget = static_cast<uint64_t>(pages) * static_cast<uint64_t>(options.page_size) *
+                          element * 2 *
+                          static_cast<uint64_t>(shape_.layers * shape_.kv_heads * shape_.head_dim);
     PagedStore store(shape_.attention(), options, pool_);
     ServeResult result = serve_with(store, shared);
     store.check();
@@ -122,7 +124,8 @@ TEST_F(ToolDemo, CountsPromptTokensAndPeakAsTheyAre) {
   EXPECT_EQ(counts.shared, (system + 15) / 16);
   EXPECT_EQ(counts.free, 1000 - counts.shared - counts.own);
   const uint64_t page_bytes = 16u * 4 * 2 * 2 * 2 * 32;
-  EXPECT_EQ(shared.peak.reserved_bytes, static_cast<uint64_t>(counts.shared + counts.own) * page_bytes);
+  EXPECT_EQ(shared.peak.reserved_bytes,
+            static_cast<uint64_t>(counts.shared + counts.own) * page_bytes);
   EXPECT_LE(shared.peak.used_bytes, shared.peak.reserved_bytes);
 }
 
@@ -181,7 +184,8 @@ TEST(ToolDemoSampler, DrawsAsOftenAsTheSoftmaxSays) {
 }
 
 TEST(ToolDemoMap, SixteenConversationsHaveSixteenColours) {
-  std::set<std::string> colours = {cell_rgb({MapCell::kShared, -1}), cell_rgb({MapCell::kFree, -1})};
+  std::set<std::string> colours = {cell_rgb({MapCell::kShared, -1}),
+                                   cell_rgb({MapCell::kFree, -1})};
   std::set<int> palette = {cell_palette({MapCell::kShared, -1})};
   for (int i = 0; i < 16; ++i) {
     colours.insert(cell_rgb({MapCell::kOwn, i}));

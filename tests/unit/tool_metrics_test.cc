@@ -45,8 +45,8 @@ TEST(ToolMetrics, GaugesAndCountersHaveTheirValues) {
 }
 
 TEST(ToolMetrics, EverySampleBelongsToTheFamilyAboveItAndEveryFamilyComesOnce) {
-  const std::string text =
-      prometheus_text({{{{"pool", "a"}}, stats_of_one_kind()}, {{{"pool", "b"}}, stats_of_one_kind()}});
+  const std::string text = prometheus_text(
+      {{{{"pool", "a"}}, stats_of_one_kind()}, {{{"pool", "b"}}, stats_of_one_kind()}});
   EXPECT_EQ(text.back(), '\n');
   std::set<std::string> families;
   std::string family, type;
@@ -59,13 +59,15 @@ TEST(ToolMetrics, EverySampleBelongsToTheFamilyAboveItAndEveryFamilyComesOnce) {
     } else if (line.rfind("# TYPE ", 0) == 0) {
       EXPECT_EQ(line.substr(7, family.size() + 1), family + " ");
       type = line.substr(8 + family.size());
-      EXPECT_EQ(type == "counter", family.size() > 6 && family.substr(family.size() - 6) == "_total")
+      EXPECT_EQ(type == "counter",
+                family.size() > 6 && family.substr(family.size() - 6) == "_total")
           << family;
     } else {
       EXPECT_FALSE(type.empty()) << line;
       EXPECT_EQ(line.substr(0, family.size()), family);
       EXPECT_NE(line.find("pool=\""), std::string::npos) << line;
-      EXPECT_EQ(line.find_first_not_of("0123456789.e+-", line.find("} ") + 2), std::string::npos) << line;
+      EXPECT_EQ(line.find_first_not_of("0123456789.e+-", line.find("} ") + 2), std::string::npos)
+          << line;
     }
   }
   EXPECT_GE(families.size(), 40u);
@@ -102,19 +104,19 @@ TEST(ToolMetrics, TheSumOfAHistogramIsTakenFromTheMiddlesOfItsBucketsAndSaysSo) 
   stats.block_lifetime[31] = 0;
   const std::string text = prometheus_text({{{}, stats}});
   EXPECT_TRUE(holds(text, "kvcache_block_lifetime_seconds_sum 0.006"));  // 3 * 1 ms + 1 * 3 ms
-  EXPECT_NE(
-      text.find(
-          "# HELP kvcache_block_lifetime_seconds Evicted blocks by time in the prefix cache. The sum is "
-          "approximate"),
-      std::string::npos);
+  EXPECT_NE(text.find("# HELP kvcache_block_lifetime_seconds Evicted blocks by time in the prefix "
+                      "cache. The sum is "
+                      "approximate"),
+            std::string::npos);
 }
 
 TEST(ToolMetrics, LabelsAreEscapedAndTheirNamesChecked) {
   EXPECT_EQ(escaped_label("a\\b\"c\nd"), "a\\\\b\\\"c\\nd");
-  const std::string text = prometheus_text({{{{"model", "x\"y"}, {"rank", "0"}}, stats_of_one_kind()}});
+  const std::string text =
+      prometheus_text({{{{"model", "x\"y"}, {"rank", "0"}}, stats_of_one_kind()}});
   EXPECT_TRUE(holds(text, "kvcache_pages_used{model=\"x\\\"y\",rank=\"0\"} 42"));
-  EXPECT_TRUE(
-      holds(text, "kvcache_block_lifetime_seconds_bucket{model=\"x\\\"y\",rank=\"0\",le=\"+Inf\"} 6"));
+  EXPECT_TRUE(holds(
+      text, "kvcache_block_lifetime_seconds_bucket{model=\"x\\\"y\",rank=\"0\",le=\"+Inf\"} 6"));
   for (const char* name : {"", "le", "0a", "a-b", "a b", "\xC3\xA4"}) {
     EXPECT_THROW(prometheus_text({{{{name, "x"}}, kvc_stats{}}}), std::invalid_argument) << name;
   }
@@ -134,7 +136,8 @@ TEST(ToolMetrics, WhatAnOlderLibraryDoesNotKnowIsLeftOut) {
 TEST(ToolMetrics, EveryFieldOfTheStatisticsIsExported) {
   kvc_stats stats{};
   stats.struct_size = sizeof(stats);
-  const size_t first = offsetof(kvc_stats, num_seqs), histograms = offsetof(kvc_stats, block_lifetime);
+  const size_t first = offsetof(kvc_stats, num_seqs),
+               histograms = offsetof(kvc_stats, block_lifetime);
   std::set<std::string> values;
   for (size_t at = first; at < histograms; at += 8) {
     const uint64_t value = 1000000 + at;

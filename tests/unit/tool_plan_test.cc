@@ -27,19 +27,21 @@ TEST(ToolPlan, AmountsOfMemoryAreReadAsPeopleWriteThem) {
   EXPECT_EQ(parse_size("512 M"), uint64_t{512} << 20);
   EXPECT_EQ(parse_size("3k"), 3072u);
   EXPECT_EQ(parse_size("0.3 B"), 0u);
-  EXPECT_EQ(parse_size("9223372036854775807"), uint64_t{INT64_MAX}) << "no rounding through a double";
+  EXPECT_EQ(parse_size("9223372036854775807"), uint64_t{INT64_MAX})
+      << "no rounding through a double";
 }
 
 TEST(ToolPlan, WhatIsNoAmountOfMemoryIsRefused) {
   for (const char* text :
-       {"", " ", "GiB", "-1", "+1", "1e9", "1.2.3GiB", "24Gi", "24 GiBs", "x24", "24GiB ", ".", "0x10", "nan",
-        "9223372036854775808", "9000000000TiB", "99999999999999999999999"})
+       {"", " ", "GiB", "-1", "+1", "1e9", "1.2.3GiB", "24Gi", "24 GiBs", "x24", "24GiB ", ".",
+        "0x10", "nan", "9223372036854775808", "9000000000TiB", "99999999999999999999999"})
     EXPECT_EQ(parse_size(text), std::nullopt) << "'" << text << "'";
 }
 
 TEST(ToolPlan, ASmallNumberWithoutAUnitIsNoMemoryForACache) {
   for (const char* text : {"24", "24576", "1048575", "2.5"})
-    EXPECT_NE(size_problem(text).find("has no unit and would be bytes: write " + std::string(text) + "GiB"),
+    EXPECT_NE(size_problem(text).find("has no unit and would be bytes: write " + std::string(text) +
+                                      "GiB"),
               std::string::npos)
         << text;
   for (const char* text : {"1048576", "25769803776", "24B", "24G", "24GB", "24 GiB"})
@@ -49,8 +51,9 @@ TEST(ToolPlan, ASmallNumberWithoutAUnitIsNoMemoryForACache) {
 }
 
 TEST(ToolPlan, MessagesOfTheLibraryNameTheOptionsOfTheCommand) {
-  EXPECT_EQ(in_option_names("config.byte_budget = 1 holds no page, config.host_byte_budget = 2 neither"),
-            "--memory = 1 holds no page, --host-memory = 2 neither");
+  EXPECT_EQ(
+      in_option_names("config.byte_budget = 1 holds no page, config.host_byte_budget = 2 neither"),
+      "--memory = 1 holds no page, --host-memory = 2 neither");
   EXPECT_EQ(in_option_names("config.max_seq_len = 5: see config.max_seq_len"),
             "--max-len = 5: see --max-len");
   EXPECT_EQ(in_option_names("config.layers[2].k_dim = 0"), "config.layers[2].k_dim = 0");

@@ -1,4 +1,5 @@
-// What `kvcache replay` writes: figures that browsers take, tables and objects that hold the figures of the runs.
+// What `kvcache replay` writes: figures that browsers take, tables and objects that hold the
+// figures of the runs.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -21,7 +22,9 @@ ReplayReport report_of(const std::vector<int64_t>& pages, const char* name = "bl
   return report;
 }
 
-bool holds(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool holds(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(XmlCheck, FindsWhatBreaksADocument) {
   EXPECT_EQ(xml_fault("<a x=\"1\" y=\"&lt;2\">w &amp; o<b/>\n<c>d</c></a>\n"), "");
@@ -75,10 +78,11 @@ TEST(ToolReplayReport, OneRunIsOneFlatObject) {
   EXPECT_EQ(json["requests"], 7);
   EXPECT_EQ(json["prompt_tokens"], 13196);
   EXPECT_EQ(json["hit_tokens"].get<int64_t>(), json["hit_blocks"].get<int64_t>() * 512);
-  EXPECT_NEAR(json["token_hit_rate"].get<double>(), json["hit_tokens"].get<double>() / 13196, 1e-12);
+  EXPECT_NEAR(json["token_hit_rate"].get<double>(), json["hit_tokens"].get<double>() / 13196,
+              1e-12);
   for (const char* name :
-       {"us_per_request", "us_per_request_p50", "us_per_request_p99", "evictions", "refused", "skipped_lines",
-        "waited", "block", "policy", "outputs", "concurrency"}) {
+       {"us_per_request", "us_per_request_p50", "us_per_request_p99", "evictions", "refused",
+        "skipped_lines", "waited", "block", "policy", "outputs", "concurrency"}) {
     EXPECT_TRUE(json.contains(name)) << name;
   }
   EXPECT_FALSE(json.contains("runs"));
@@ -99,7 +103,8 @@ TEST(ToolReplayReport, TheTableHasARowPerPoolAndNamesWhatWasSkipped) {
   report.trace.skipped = {"t.jsonl:4: no input_length"};
   const std::string text = text_report(report, false);
   EXPECT_TRUE(holds(
-      text, "7 requests with 13,196 prompt tokens, 1,885 on average; 90.0 seconds; an id per 512 tokens"))
+      text,
+      "7 requests with 13,196 prompt tokens, 1,885 on average; 90.0 seconds; an id per 512 tokens"))
       << text;
   EXPECT_TRUE(holds(text, "pages of 512 tokens; least recently used first; prompts only"));
   EXPECT_TRUE(holds(text, " unlimited "));
@@ -113,7 +118,8 @@ TEST(ToolReplayReport, TheTableHasARowPerPoolAndNamesWhatWasSkipped) {
 TEST(ToolReplayReport, MetricsOfASweepAreToldApartByTheirPool) {
   EXPECT_TRUE(holds(metrics_report(report_of({7})), "\nkvcache_pages 7\n"));
   const std::string text = metrics_report(report_of({7, 9}));
-  EXPECT_TRUE(holds(text, "\nkvcache_pages{pool_pages=\"7\"} 7\nkvcache_pages{pool_pages=\"9\"} 9\n"));
+  EXPECT_TRUE(
+      holds(text, "\nkvcache_pages{pool_pages=\"7\"} 7\nkvcache_pages{pool_pages=\"9\"} 9\n"));
   EXPECT_TRUE(holds(text, "kvcache_prefix_hit_tokens_total{pool_pages=\"9\"} "));
 }
 
@@ -135,8 +141,10 @@ TEST(Svg, AxesHaveFewPartsWhateverTheirLength) {
 TEST(Svg, AChartDrawsInsideItsFrameAndLeavesOutWhatCannotBeDrawn) {
   svg::Chart chart;
   chart.is_log_x = true;
-  chart.series = {
-      {"a & b", svg::kDark, {{0, 1, ""}, {10, 1, "ten"}, {1000, std::nan(""), ""}, {1e6, 4, "<"}}, true}};
+  chart.series = {{"a & b",
+                   svg::kDark,
+                   {{0, 1, ""}, {10, 1, "ten"}, {1000, std::nan(""), ""}, {1e6, 4, "<"}},
+                   true}};
   const std::string out = "<g>" + svg::draw_chart(chart, 0, 0, 500, 250) + "</g>";
   EXPECT_EQ(xml_fault(out), "");
   EXPECT_FALSE(holds(out, "nan"));
@@ -197,7 +205,8 @@ TEST(ToolReplayReport, AMeanThatOneSlowRequestLiftsOverP99IsExplained) {
   ReplayReport report = report_of({7});
   report.runs[0].cost = {4.0, 2.1, 3.04, 11034};
   const std::string text = text_report(report, false);
-  EXPECT_TRUE(holds(text, "the slowest request took 11034 us, which lifts the mean over p99")) << text;
+  EXPECT_TRUE(holds(text, "the slowest request took 11034 us, which lifts the mean over p99"))
+      << text;
   EXPECT_TRUE(holds(svg_report(report), "Bookkeeping, µs: median 2.10, p99 3.04, largest 11034"));
   report.runs[0].cost = {2.2, 2.1, 3.04, 5.0};
   EXPECT_FALSE(holds(text_report(report, false), "the slowest request"));

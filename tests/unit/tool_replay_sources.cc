@@ -1,4 +1,5 @@
-// The parts of `kvcache replay` that the tests beside this file look at, built into the test program.
+// The parts of `kvcache replay` that the tests beside this file look at, built into the test
+// program.
 #include "tools/replay/cache_bookkeeper.cc"
 #include "tools/replay/keys.cc"
 #include "tools/replay/lines.cc"

@@ -41,7 +41,8 @@ class ScratchFile {
 inline std::string gzipped(const std::string& text) {
   const ScratchFile file("", ".gz");
   gzFile out = gzopen(file.path().c_str(), "wb");
-  if (gzwrite(out, text.data(), static_cast<unsigned>(text.size())) != static_cast<int>(text.size()))
+  if (gzwrite(out, text.data(), static_cast<unsigned>(text.size())) !=
+      static_cast<int>(text.size()))
     return "";
   gzclose(out);
   std::ifstream in(file.path(), std::ios::binary);
@@ -65,8 +66,8 @@ inline std::string refusal(const ReadOptions& options) {
   return "";
 }
 
-// A cache that is easy to follow: blocks by key, least recently used first, the end of a prompt before its beginning. Sequences that hold a
-// block keep it.
+// A cache that is easy to follow: blocks by key, least recently used first, the end of a prompt
+// before its beginning. Sequences that hold a block keep it.
 class FakeBookkeeper : public Bookkeeper {
  public:
   FakeBookkeeper(int64_t block, int64_t num_pages) : block_(block), num_pages_(num_pages) {}
@@ -79,7 +80,8 @@ class FakeBookkeeper : public Bookkeeper {
       chain = chain * 1000003 + static_cast<uint64_t>(tokens[i]) + 1;
       if ((i + 1) % block_ != 0) continue;
       for (int b = 0; b < 8; ++b) {
-        (*keys)[static_cast<size_t>(i / block_ * KVC_HASH_BYTES + b)] = static_cast<uint8_t>(chain >> 8 * b);
+        (*keys)[static_cast<size_t>(i / block_ * KVC_HASH_BYTES + b)] =
+            static_cast<uint8_t>(chain >> 8 * b);
       }
     }
   }
@@ -93,7 +95,8 @@ class FakeBookkeeper : public Bookkeeper {
     ++stats_.prefix_lookups;
     stats_.prefix_query_tokens += static_cast<uint64_t>(query.num_tokens);
     const int64_t most = (query.num_tokens - 1) / block_;
-    for (int64_t i = 0; i < most && blocks_.count(key(query, i)) > 0; ++i) hold(&sequence, key(query, i));
+    for (int64_t i = 0; i < most && blocks_.count(key(query, i)) > 0; ++i)
+      hold(&sequence, key(query, i));
     sequence.length = static_cast<int64_t>(sequence.blocks.size()) * block_;
     stats_.prefix_hit_tokens += static_cast<uint64_t>(sequence.length);
     return sequence.length;
@@ -101,9 +104,10 @@ class FakeBookkeeper : public Bookkeeper {
   Append append(kvc_seq seq, int64_t num_tokens) override {
     Sequence& sequence = sequences_.at(seq);
     if (num_tokens < 1) throw std::runtime_error("an append of no tokens");
-    const int64_t pages =
-        (sequence.length + num_tokens + block_ - 1) / block_ - (sequence.length + block_ - 1) / block_;
-    if ((sequence.length + num_tokens + block_ - 1) / block_ > num_pages_) return Append::kNeverFits;
+    const int64_t pages = (sequence.length + num_tokens + block_ - 1) / block_ -
+                          (sequence.length + block_ - 1) / block_;
+    if ((sequence.length + num_tokens + block_ - 1) / block_ > num_pages_)
+      return Append::kNeverFits;
     const auto evictable = static_cast<int64_t>(order_.size());
     if (pages > num_pages_ - held() + evictable) return Append::kFull;
     while (pages > num_pages_ - held()) {
@@ -118,10 +122,12 @@ class FakeBookkeeper : public Bookkeeper {
   }
   void insert(kvc_seq seq, const kvc_prefix_query& query) override {
     Sequence& sequence = sequences_.at(seq);
-    if (query.num_tokens > sequence.length) throw std::runtime_error("more tokens than the sequence has");
+    if (query.num_tokens > sequence.length)
+      throw std::runtime_error("more tokens than the sequence has");
     if (static_cast<int64_t>(query.num_hashes) != query.num_tokens / block_)
       throw std::runtime_error("num_hashes");
-    for (auto i = static_cast<int64_t>(sequence.blocks.size()); i < query.num_tokens / block_; ++i) {
+    for (auto i = static_cast<int64_t>(sequence.blocks.size()); i < query.num_tokens / block_;
+         ++i) {
       const bool is_new = blocks_.emplace(key(query, i), Block{0, 0, i}).second;
       ++(is_new ? stats_.prefix_stored : stats_.prefix_duplicates);
       if (!is_new) blocks_[key(query, i)].depth = i;
@@ -165,7 +171,8 @@ class FakeBookkeeper : public Bookkeeper {
   using Place = std::pair<std::pair<int64_t, int64_t>, std::string>;
 
   static std::string key(const kvc_prefix_query& query, int64_t block) {
-    return std::string(reinterpret_cast<const char*>(query.hashes) + block * KVC_HASH_BYTES, KVC_HASH_BYTES);
+    return std::string(reinterpret_cast<const char*>(query.hashes) + block * KVC_HASH_BYTES,
+                       KVC_HASH_BYTES);
   }
   int64_t held() const { return own_pages_ + static_cast<int64_t>(blocks_.size()); }
   void hold(Sequence* sequence, const std::string& name) {

@@ -10,7 +10,9 @@
 namespace kvc::replay {
 namespace {
 
-Trace sample(const char* name) { return read_trace(reading(std::string(KVC_TRACE_DIR) + "/" + name)); }
+Trace sample(const char* name) {
+  return read_trace(reading(std::string(KVC_TRACE_DIR) + "/" + name));
+}
 
 RunResult run_fake(const Trace& trace, int64_t pages, ReplayOptions options = {}) {
   return sweep(trace, options, {pages}, make_fake)[0];
@@ -18,8 +20,8 @@ RunResult run_fake(const Trace& trace, int64_t pages, ReplayOptions options = {}
 
 TEST(ToolReplay, EveryPromptFindsTheBlocksThatOthersBroughtBefore) {
   const RunResult result = run_fake(sample("block_ids.jsonl"), kUnlimited);
-  // By hand: full blocks in front of the last token that came before. 0; 0, 1; 0, 1, 2; none; 0, 1; 0, 1, 2, 5, 6; 0, 1, 9 (the last
-  // token of the fourth block is left to be computed).
+  // By hand: full blocks in front of the last token that came before. 0; 0, 1; 0, 1, 2; none; 0, 1;
+  // 0, 1, 2, 5, 6; 0, 1, 9 (the last token of the fourth block is left to be computed).
   EXPECT_EQ(result.hit_blocks, 0 + 2 + 3 + 0 + 2 + 5 + 3);
   EXPECT_EQ(result.hit_tokens, 15 * 512);
   EXPECT_EQ(result.prompt_tokens, 13196);
@@ -27,7 +29,8 @@ TEST(ToolReplay, EveryPromptFindsTheBlocksThatOthersBroughtBefore) {
   EXPECT_EQ(result.requests, 7);
   EXPECT_EQ(result.refused, 0);
   EXPECT_EQ(result.stats.prefix_evicted, 0u);
-  EXPECT_EQ(result.stats.prefix_stored, 8u);  // 0, 1, 2, 5, 6, 9, 10, 11; the others name what is not full
+  // 0, 1, 2, 5, 6, 9, 10, 11; the others name what is not full
+  EXPECT_EQ(result.stats.prefix_stored, 8u);
 }
 
 TEST(ToolReplay, APromptLargerThanThePoolIsRefusedAndCountsNowhereElse) {
@@ -94,7 +97,8 @@ TEST(ToolReplay, BlocksOfIdsCanBeCutIntoSmallerOnesAndHitAtLeastAsMuch) {
     EXPECT_GE(result.hit_tokens, last) << block;
     last = result.hit_tokens;
   }
-  // At a token a block, all but the last token of a prompt seen before: the ids name parts of a block too.
+  // At a token a block, all but the last token of a prompt seen before: the ids name parts of a
+  // block too.
   EXPECT_EQ(last, 0 + 1024 + 1536 + 0 + 1024 + 5 * 512 + 2047);
   for (const int64_t block : {1024, 384, 513}) {
     EXPECT_NE(block_problem(trace, block).find(std::to_string(block)), std::string::npos) << block;
@@ -179,7 +183,8 @@ TEST(ToolReplay, SizesForASweepSuitTheTrace) {
   const Trace trace = sample("block_ids.jsonl");
   EXPECT_EQ(pages_for_largest(trace, {}), 7);
   EXPECT_EQ(pages_for_all(trace, {}), 4 + 3 + 6 + 1 + 4 + 7 + 4);
-  EXPECT_EQ(run_fake(trace, kUnlimited).needed_pages(), 8);  // all full blocks; parts of blocks are not kept
+  // All full blocks; parts of blocks are not kept
+  EXPECT_EQ(run_fake(trace, kUnlimited).needed_pages(), 8);
 }
 
 TEST(ToolReplay, WindowsAddUpToTheWhole) {

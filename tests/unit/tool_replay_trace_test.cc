@@ -1,4 +1,5 @@
-// Traces are read as they are, and what cannot be replayed is refused with its file, line and reason.
+// Traces are read as they are, and what cannot be replayed is refused with its file, line and
+// reason.
 #include <cmath>
 #include <cstdlib>
 #include <random>
@@ -59,7 +60,8 @@ TEST(ToolReplayTrace, TokenIdsAreReadWithTheOutputsBehindThePrompts) {
 
 TEST(ToolReplayTrace, AnyOfThreeNamesHoldsTheTokens) {
   for (const char* name : {"input_tok_ids", "tokens", "prompt_token_ids"}) {
-    const ScratchFile file("{\"" + std::string(name) + "\": [7, 8, 2147483647], \"output_length\": 4}\n");
+    const ScratchFile file("{\"" + std::string(name) +
+                           "\": [7, 8, 2147483647], \"output_length\": 4}\n");
     const Trace trace = read_trace(reading(file.path()));
     EXPECT_EQ(trace.token_ids, (std::vector<int32_t>{7, 8, 2147483647})) << name;
     EXPECT_EQ(trace.requests[0].output_tokens, 4) << name;
@@ -92,16 +94,18 @@ TEST(ToolReplayTrace, TimesMayBeDatesWithZonesOrSeconds) {
   EXPECT_DOUBLE_EQ(seconds_of("2024-05-09 19:00:00.5-05:00"), base + 0.5);
   EXPECT_DOUBLE_EQ(seconds_of("17.25"), 17.25);
   for (const char* bad :
-       {"", "soon", "2024-13-10 00:00:00", "2024-02-30 00:00:00", "2024-05-10 24:00:00", "2024-05-10",
-        "2024-05-10 00:00:00 UTC", "2024-05-10 00:00:00+", "1e999", "nan", "12s"}) {
+       {"", "soon", "2024-13-10 00:00:00", "2024-02-30 00:00:00", "2024-05-10 24:00:00",
+        "2024-05-10", "2024-05-10 00:00:00 UTC", "2024-05-10 00:00:00+", "1e999", "nan", "12s"}) {
     EXPECT_THROW(seconds_of(bad), BadLine) << bad;
   }
 }
 
 TEST(ToolReplayTrace, AGzipFileReadsLikeThePlainOne) {
   std::string text;
-  for (int i = 0; i < 20000; ++i) text += std::string(kGood) + "\n";  // longer than the reader's buffer
-  const ScratchFile plain(text), packed(gzipped(text), ".jsonl.gz"), misnamed(gzipped(text), ".csv");
+  // Longer than the reader's buffer
+  for (int i = 0; i < 20000; ++i) text += std::string(kGood) + "\n";
+  const ScratchFile plain(text), packed(gzipped(text), ".jsonl.gz"),
+      misnamed(gzipped(text), ".csv");
   for (const ScratchFile* file : {&plain, &packed, &misnamed}) {
     EXPECT_EQ(read_trace(reading(file->path())).requests.size(), 20000u) << file->path();
   }
@@ -143,11 +147,12 @@ TEST(ToolReplayTrace, FilesThatAreNoTraceAreRefused) {
   const ScratchFile header("TIMESTAMP,ContextTokens,GeneratedTokens\n", ".csv");
   EXPECT_EQ(refusal(reading(header.path())), header.path() + ": no request in it");
   const ScratchFile prose("Once upon a time\n");
-  EXPECT_NE(
-      refusal(reading(prose.path(), true)).find(":1: no known trace: neither a JSON object nor a CSV header"),
-      std::string::npos);
+  EXPECT_NE(refusal(reading(prose.path(), true))
+                .find(":1: no known trace: neither a JSON object nor a CSV header"),
+            std::string::npos);
   const ScratchFile half("TIMESTAMP,ContextTokens\n1,2\n", ".csv");
-  EXPECT_NE(refusal(reading(half.path(), true)).find(":1: no column GeneratedTokens"), std::string::npos);
+  EXPECT_NE(refusal(reading(half.path(), true)).find(":1: no column GeneratedTokens"),
+            std::string::npos);
   const ScratchFile other("{\"prompt\": \"hello\"}\n");
   EXPECT_NE(refusal(reading(other.path())).find(":1: no known trace: JSON lines have hash_ids"),
             std::string::npos);
@@ -155,9 +160,11 @@ TEST(ToolReplayTrace, FilesThatAreNoTraceAreRefused) {
 
 TEST(ToolReplayTrace, ABrokenLineIsNamedWithItsReason) {
   EXPECT_NE(said_about(R"({"input_length": 600,)").find("not JSON, column "), std::string::npos);
-  EXPECT_NE(said_about("{\"input_length\": \"\xFF\"}").find("not JSON, column "), std::string::npos);
-  EXPECT_NE(said_about(R"({"input_length": 1e999, "hash_ids": []})").find("not JSON, number overflow"),
+  EXPECT_NE(said_about("{\"input_length\": \"\xFF\"}").find("not JSON, column "),
             std::string::npos);
+  EXPECT_NE(
+      said_about(R"({"input_length": 1e999, "hash_ids": []})").find("not JSON, number overflow"),
+      std::string::npos);
   EXPECT_EQ(said_about("[1, 2]"), "a JSON object was expected, not array");
   EXPECT_EQ(said_about("600"), "a JSON object was expected, not number");
   EXPECT_EQ(said_about(R"({"hash_ids": [1]})"), "no input_length");
@@ -213,9 +220,11 @@ TEST(ToolReplayTrace, TokensThatAreNoIdsAreRefused) {
   EXPECT_EQ(said(std::string(size_t{65} << 20, ' ')), "longer than 64 MiB");
   EXPECT_EQ(said(R"({"tokens": 5})"), "tokens is 5, not an array");
   EXPECT_EQ(said(R"({"tokens": [1, -1]})"), "tokens[1] is -1; it must lie in 0..2147483647");
-  EXPECT_EQ(said(R"({"tokens": [2147483648]})"), "tokens[0] is 2147483648; it must lie in 0..2147483647");
+  EXPECT_EQ(said(R"({"tokens": [2147483648]})"),
+            "tokens[0] is 2147483648; it must lie in 0..2147483647");
   EXPECT_EQ(said(R"({"tokens": [1, true]})"), "tokens[1] is true, not a whole number");
-  EXPECT_EQ(said(R"({"tokens": [1], "output_tok_ids": "x"})"), "output_tok_ids is \"x\", not an array");
+  EXPECT_EQ(said(R"({"tokens": [1], "output_tok_ids": "x"})"),
+            "output_tok_ids is \"x\", not an array");
   EXPECT_EQ(said(R"({"input_length": 5})"), "no token ids, which the lines above have");
 }
 
@@ -255,7 +264,8 @@ TEST(ToolReplayTrace, SkippedLinesAreCountedAndTheFirstReasonsKept) {
 
   const ScratchFile all_bad("{\"no\": 1}\n{\n");
   const std::string message = refusal(reading(all_bad.path(), true));
-  EXPECT_EQ(message.find(all_bad.path() + ": no request in it; " + all_bad.path() + ":1: "), 0u) << message;
+  EXPECT_EQ(message.find(all_bad.path() + ": no request in it; " + all_bad.path() + ":1: "), 0u)
+      << message;
 }
 
 TEST(ToolReplayTrace, ALimitEndsTheReadingBeforeWhatIsBroken) {

@@ -9,7 +9,8 @@
 
 namespace kvc {
 
-// Empty: yes; else what is wrong. Elements nest and close, attributes are quoted and come once, text is escaped.
+// Empty: yes; else what is wrong. Elements nest and close, attributes are quoted and come once,
+// text is escaped.
 inline std::string xml_fault(std::string_view text) {
   const auto fault = [&](const std::string& what, size_t at) {
     return what + " at byte " + std::to_string(at) + ": " + std::string(text.substr(at, 40));
@@ -18,7 +19,8 @@ inline std::string xml_fault(std::string_view text) {
     for (size_t i = part.find('&'); i != std::string_view::npos; i = part.find('&', i + 1)) {
       const std::string_view rest = part.substr(i);
       bool is_known = false;
-      for (const char* name : {"&amp;", "&lt;", "&gt;", "&quot;"}) is_known |= rest.starts_with(name);
+      for (const char* name : {"&amp;", "&lt;", "&gt;", "&quot;"})
+        is_known |= rest.starts_with(name);
       if (!is_known) return true;
     }
     return false;
@@ -39,7 +41,9 @@ inline std::string xml_fault(std::string_view text) {
     size_t i = tag + 1;
     const auto name = [&] {
       const size_t begin = i;
-      while (i < text.size() && (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '-')) ++i;
+      while (i < text.size() &&
+             (std::isalnum(static_cast<unsigned char>(text[i])) || text[i] == '-'))
+        ++i;
       return std::string(text.substr(begin, i - begin));
     };
     const bool is_end = i < text.size() && text[i] == '/';
@@ -71,7 +75,8 @@ inline std::string xml_fault(std::string_view text) {
       const size_t end = text.find('"', i + 2);
       if (end == std::string_view::npos) return fault("an open attribute", i);
       const std::string_view value = text.substr(i + 2, end - i - 2);
-      if (value.find('<') != std::string_view::npos || bad_entity(value)) return fault("a bad value", i);
+      if (value.find('<') != std::string_view::npos || bad_entity(value))
+        return fault("a bad value", i);
       i = end + 1;
     }
     const bool is_empty = text[i] == '/';

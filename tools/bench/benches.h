@@ -1,4 +1,5 @@
-// What each bench can be told, and the function that runs it. bench/README.md says what the figures mean.
+// What each bench can be told, and the function that runs it. bench/README.md says what the figures
+// mean.
 #pragma once
 
 #include <cstdint>
@@ -151,18 +152,22 @@ Report run_overview(const CommonOptions& options);
 // Shared by the benches: the cache of a model, and its parameters in the report.
 int threads_of(const CommonOptions& options);
 CacheShape shape_of(const ModelOptions& model, const CommonOptions& common);
-Report model_report(const std::string& bench, const ModelOptions& model, const CommonOptions& common);
+Report model_report(const std::string& bench, const ModelOptions& model,
+                    const CommonOptions& common);
 
-// The peak of an arithmetic on all threads of the team, in pieces of a few milliseconds. The team must outlive it.
+// The peak of an arithmetic on all threads of the team, in pieces of a few milliseconds. The team
+// must outlive it.
 Side arithmetic_side(ThreadTeam& team, Arithmetic arithmetic);
 // The shortest piece that is worth timing, in seconds.
 constexpr double kShortestPiece = 4e-3;
 
-// KV memory that a bench walks in turn: far more than any last-level cache, so that nothing is left of it when its turn comes.
+// KV memory that a bench walks in turn: far more than any last-level cache, so that nothing is left
+// of it when its turn comes.
 constexpr int64_t kFootprintBytes = int64_t{512} << 20;
 constexpr int64_t kLargestPoolBytes = int64_t{8} << 30;
 
-// The fewest layers, at least two, that make the footprint. Throws when the pool would be too large to measure.
+// The fewest layers, at least two, that make the footprint. Throws when the pool would be too large
+// to measure.
 int layers_for_footprint(int64_t bytes_per_layer);
 
 }  // namespace kvc::bench

@@ -1,5 +1,6 @@
-// Shared prefixes: sequences forked from one prompt decode together, once with the prefix read for all of them at once (cascade
-// attention), once with each reading it by itself. Apart, a step is bound by memory; together by arithmetic.
+// Shared prefixes: sequences forked from one prompt decode together, once with the prefix read for
+// all of them at once (cascade attention), once with each reading it by itself. Apart, a step is
+// bound by memory; together by arithmetic.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -11,8 +12,8 @@ namespace kvc::bench {
 namespace {
 
 constexpr int kMeasurements = 4;  // that share the time
-// A prefix that is read by one sequence after the other comes from memory each time when it is larger than the last-level cache;
-// layers make it this large.
+// A prefix that is read by one sequence after the other comes from memory each time when it is
+// larger than the last-level cache; layers make it this large.
 constexpr int64_t kPrefixBytes = int64_t{256} << 20;
 
 // Decode steps of sequences that begin with the same pages.
@@ -54,12 +55,15 @@ class Forks {
  private:
   static CacheShape shape(const CascadeOptions& options, const ModelOptions& model) {
     CacheShape shape = shape_of(model, options.common);
-    const auto pages = [&](int64_t tokens) { return (tokens + shape.page_size - 1) / shape.page_size; };
+    const auto pages = [&](int64_t tokens) {
+      return (tokens + shape.page_size - 1) / shape.page_size;
+    };
     shape.num_pages = pages(options.prefix) + options.sequences * (pages(options.tail) + 1);
     const int64_t layer_bytes = shape.num_pages * shape.page_layer_bytes();
     shape.layers = static_cast<int>((kPrefixBytes + layer_bytes - 1) / layer_bytes);
     if (shape.layers * layer_bytes > kLargestPoolBytes)
-      throw std::runtime_error("the pool would be too large: a shorter --prefix or fewer --sequences");
+      throw std::runtime_error(
+          "the pool would be too large: a shorter --prefix or fewer --sequences");
     return shape;
   }
 
@@ -84,10 +88,13 @@ Report measure_shape(const CascadeOptions& options, const ModelOptions& model) {
   const Side apart{layers, [&](int) { forks.step(false); }};
   const Side together{layers, [&](int) { forks.step(true); }};
   const PairedResult gain = measure_pairs(threads, options.common.budget, apart, together);
-  // A multiply-add per element in Q.K and one in P.V, for every token that a sequence sees, shared or not.
-  const double layer_flops = 4.0 * options.sequences * static_cast<double>(options.prefix + options.tail) *
-                             model.q_heads * model.head_dim;
-  const Arithmetic arithmetic = bounding_arithmetic(isa_named(model.isa), storage_named(model.dtype));
+  // A multiply-add per element in Q.K and one in P.V, for every token that a sequence sees, shared
+  // or not.
+  const double layer_flops = 4.0 * options.sequences *
+                             static_cast<double>(options.prefix + options.tail) * model.q_heads *
+                             model.head_dim;
+  const Arithmetic arithmetic =
+      bounding_arithmetic(isa_named(model.isa), storage_named(model.dtype));
   ThreadTeam team(threads);
   const PairedResult of_peak =
       measure_pairs(threads, options.common.budget, arithmetic_side(team, arithmetic),
@@ -106,9 +113,11 @@ Report measure_shape(const CascadeOptions& options, const ModelOptions& model) {
   report["speedup_max"] = rounded(gain.share.max);
   report["layer_microseconds"] = rounded(1e6 / gain.subject_rate.median);
   report["layer_microseconds_apart"] = rounded(1e6 / gain.limit_rate.median);
-  // What the sequences read one by one: how near to memory's limit they came says how much of the gain is due to sharing.
-  report["apart_gbps"] = rounded(gain.limit_rate.median * options.sequences *
-                                 static_cast<double>((options.prefix + options.tail) * token_bytes) / 1e9);
+  // What the sequences read one by one: how near to memory's limit they came says how much of the
+  // gain is due to sharing.
+  report["apart_gbps"] =
+      rounded(gain.limit_rate.median * options.sequences *
+              static_cast<double>((options.prefix + options.tail) * token_bytes) / 1e9);
   report["speedup_disturbed"] = gain.disturbed;
   report["peak_kind"] = arithmetic_name(arithmetic);
   add_pairs(report, of_peak, 1e9, "gflops", "peak_gflops");
@@ -119,14 +128,16 @@ Report measure_shape(const CascadeOptions& options, const ModelOptions& model) {
 
 Report run_cascade(const CascadeOptions& given) {
   CascadeOptions options = given;
-  if (options.sequences < 2) throw std::runtime_error("--sequences must be at least 2: nobody else shares");
+  if (options.sequences < 2)
+    throw std::runtime_error("--sequences must be at least 2: nobody else shares");
   options.common.budget.seconds /= kMeasurements;
   Report report = model_report("cascade", options.model, options.common);
   report["sequences"] = options.sequences;
   report["prefix"] = options.prefix;
   report["tail"] = options.tail;
   report.update(measure_shape(options, options.model));
-  // Four query heads to a kv head, as grouped-query models have them: the same arithmetic over a quarter of the bytes.
+  // Four query heads to a kv head, as grouped-query models have them: the same arithmetic over a
+  // quarter of the bytes.
   ModelOptions grouped = options.model;
   grouped.kv_heads = options.model.q_heads / 4;
   if (options.model.q_heads % 4 == 0 && grouped.kv_heads != options.model.kv_heads) {

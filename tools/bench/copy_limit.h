@@ -6,7 +6,8 @@
 
 namespace kvc::bench {
 
-// A streaming copy of `bytes` from one half of a buffer to the other, the halves far larger than the caches.
+// A streaming copy of `bytes` from one half of a buffer to the other, the halves far larger than
+// the caches.
 class CopyLimit {
  public:
   CopyLimit(ThreadTeam& team, int64_t bytes)
@@ -27,7 +28,9 @@ class CopyLimit {
 
  private:
   static constexpr size_t kRounds = 4;
-  std::byte* source(int round) { return buffer_.data() + static_cast<size_t>(round) % kRounds * bytes_; }
+  std::byte* source(int round) {
+    return buffer_.data() + static_cast<size_t>(round) % kRounds * bytes_;
+  }
   std::byte* target(int round) { return source(round) + kRounds * bytes_; }
 
   ThreadTeam& team_;

@@ -1,4 +1,5 @@
-// Decode: one new token per sequence attends to its whole context. Bound by memory: compared with reading the same pages.
+// Decode: one new token per sequence attends to its whole context. Bound by memory: compared with
+// reading the same pages.
 #include <algorithm>
 #include <stdexcept>
 
@@ -7,7 +8,8 @@
 namespace kvc::bench {
 namespace {
 
-// Layers are measured in runs of at least this many bytes, long enough for the clock and for the threads to meet.
+// Layers are measured in runs of at least this many bytes, long enough for the clock and for the
+// threads to meet.
 constexpr int64_t kRunBytes = int64_t{48} << 20;
 
 }  // namespace
@@ -19,7 +21,8 @@ Report run_decode(const DecodeOptions& options) {
   const int64_t pages_each = (options.context + shape.page_size - 1) / shape.page_size;
   const int64_t context =
       pages_each * shape.page_size;  // whole pages, so that both sides read the same bytes
-  const double layer_bytes = static_cast<double>(options.batch * pages_each * shape.page_layer_bytes());
+  const double layer_bytes =
+      static_cast<double>(options.batch * pages_each * shape.page_layer_bytes());
   shape.num_pages = options.batch * pages_each;
   shape.layers = layers_for_footprint(static_cast<int64_t>(layer_bytes));
 
@@ -46,26 +49,28 @@ Report run_decode(const DecodeOptions& options) {
   Activations v(shape.storage, options.batch, shape.kv_heads, shape.head_dim, 3);
   Activations out(shape.storage, options.batch, shape.q_heads, shape.head_dim, 4);
   ThreadTeam team(shape.threads);
-  // The limit reads each page from front to back, as it lies in memory. Parts of a page side by side can be faster still where
-  // hardware follows more streams; that is reported beside it.
+  // The limit reads each page from front to back, as it lies in memory. Parts of a page side by
+  // side can be faster still where hardware follows more streams; that is reported beside it.
   const ReadWay way = fastest_read_way(team, walk, Inside::kInOrder);
   const ReadWay any_way = fastest_read_way(team, walk, Inside::kAnyOrder);
 
-  // A pair reads one run of layers and attends over another half a footprint away: neither finds what the other left
-  // in the cache.
-  const int run_layers = static_cast<int>(
-      std::clamp<int64_t>(kRunBytes / static_cast<int64_t>(layer_bytes), 1, std::max(1, shape.layers / 2)));
+  // A pair reads one run of layers and attends over another half a footprint away: neither finds
+  // what the other left in the cache.
+  const int run_layers = static_cast<int>(std::clamp<int64_t>(
+      kRunBytes / static_cast<int64_t>(layer_bytes), 1, std::max(1, shape.layers / 2)));
   const int runs = shape.layers / run_layers;
   const auto layer_pages = static_cast<int64_t>(page_ids.size());
   const double run_bytes = layer_bytes * run_layers;
   const Side read{run_bytes, [&](int pair) {
                     const int64_t first = int64_t{pair % runs} * run_layers;
-                    read_pieces(team, walk, way, first * layer_pages, (first + run_layers) * layer_pages);
+                    read_pieces(team, walk, way, first * layer_pages,
+                                (first + run_layers) * layer_pages);
                   }};
   const Side attend{run_bytes, [&](int pair) {
                       const int first = (pair + runs / 2) % runs * run_layers;
                       for (int layer = first; layer < first + run_layers; ++layer) {
-                        cache.attend(forward, layer, q.tensor(), k.tensor(), v.tensor(), out.tensor());
+                        cache.attend(forward, layer, q.tensor(), k.tensor(), v.tensor(),
+                                     out.tensor());
                       }
                     }};
   const PairedResult result = measure_pairs(shape.threads, options.common.budget, read, attend);

@@ -18,8 +18,9 @@ struct IsaName {
   kvc_cpu_isa isa;
 };
 constexpr IsaName kIsaNames[] = {
-    {"auto", KVC_CPU_ISA_AUTO}, {"reference", KVC_CPU_ISA_REFERENCE}, {"scalar", KVC_CPU_ISA_SCALAR},
-    {"avx2", KVC_CPU_ISA_AVX2}, {"avx512", KVC_CPU_ISA_AVX512},       {"avx512bf16", KVC_CPU_ISA_AVX512_BF16},
+    {"auto", KVC_CPU_ISA_AUTO},     {"reference", KVC_CPU_ISA_REFERENCE},
+    {"scalar", KVC_CPU_ISA_SCALAR}, {"avx2", KVC_CPU_ISA_AVX2},
+    {"avx512", KVC_CPU_ISA_AVX512}, {"avx512bf16", KVC_CPU_ISA_AVX512_BF16},
 };
 
 kvc_error new_error() {
@@ -45,8 +46,8 @@ void fill_random(std::byte* data, int64_t elements, Storage storage, uint64_t se
       const uint32_t value = (bits & 0x80ffffffu) | (125u << 23);
       std::memcpy(data + 4 * i, &value, sizeof value);
     } else {
-      const uint32_t pattern =
-          storage == Storage::kF16 ? (bits & 0x87ffu) | (13u << 10) : (bits & 0x80ffu) | (125u << 7);
+      const uint32_t pattern = storage == Storage::kF16 ? (bits & 0x87ffu) | (13u << 10)
+                                                        : (bits & 0x80ffu) | (125u << 7);
       const auto value = static_cast<uint16_t>(pattern);
       std::memcpy(data + 2 * i, &value, sizeof value);
     }
@@ -102,7 +103,8 @@ Arithmetic bounding_arithmetic(kvc_cpu_isa isa, Storage storage) {
 }
 
 void check(kvc_status status, const kvc_error& error) {
-  if (status != KVC_OK) throw std::runtime_error(std::string(kvc_status_name(status)) + ": " + error.message);
+  if (status != KVC_OK)
+    throw std::runtime_error(std::string(kvc_status_name(status)) + ": " + error.message);
 }
 
 Activations::Activations(Storage storage, int64_t tokens, int heads, int dim, uint64_t seed)
@@ -137,9 +139,11 @@ double Activations::element(int64_t index) const {
     std::memcpy(&value, &wide, sizeof value);
     return value;
   }
-  // float16: sign, 5 bits of exponent, 10 of mantissa; infinities and NaN come out large, which is as good as wrong.
+  // float16: sign, 5 bits of exponent, 10 of mantissa; infinities and NaN come out large, which is
+  // as good as wrong.
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const double size = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  const double size =
+      exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
   return (bits & 0x8000) != 0 ? -size : size;
 }
 
@@ -264,13 +268,14 @@ void Cache::abort(kvc_forward* forward) {
   check(kvc_forward_abort(forward, &error), error);
 }
 
-void Cache::attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v, DLTensor* out,
-                   uint32_t flags) {
+void Cache::attend(kvc_forward* forward, int layer, DLTensor* q, DLTensor* k, DLTensor* v,
+                   DLTensor* out, uint32_t flags) {
   kvc_attn_opt opt{};
   opt.struct_size = sizeof opt;
   opt.flags = flags;
   kvc_error error = new_error();
-  check(kvc_attn(forward, layer, flags == 0 ? nullptr : &opt, q, k, v, out, nullptr, &error), error);
+  check(kvc_attn(forward, layer, flags == 0 ? nullptr : &opt, q, k, v, out, nullptr, &error),
+        error);
 }
 
 void Cache::append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v) {
@@ -278,7 +283,8 @@ void Cache::append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v)
   check(kvc_kv_append(forward, layer, k, v, &error), error);
 }
 
-void Cache::attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents, DLTensor* out) {
+void Cache::attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents,
+                           DLTensor* out) {
   kvc_attn_opt opt{};
   opt.struct_size = sizeof opt;
   opt.scale = 1.0f / std::sqrt(static_cast<float>(shape_.latent_dim()));
@@ -302,11 +308,12 @@ kvc_stats Cache::stats() const {
 void Cache::grow(kvc_seq seq, int64_t tokens) {
   const bool latent = shape_.latent_rank > 0;
   if (shape_.tensor_memory && fill_k_ == nullptr) {
-    fill_k_ = std::make_unique<Activations>(shape_.storage, kFillTokens, latent ? 1 : shape_.kv_heads,
-                                            latent ? shape_.latent_dim() : shape_.head_dim, 11);
+    fill_k_ =
+        std::make_unique<Activations>(shape_.storage, kFillTokens, latent ? 1 : shape_.kv_heads,
+                                      latent ? shape_.latent_dim() : shape_.head_dim, 11);
     if (!latent) {
-      fill_v_ =
-          std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads, shape_.head_dim, 12);
+      fill_v_ = std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads,
+                                              shape_.head_dim, 12);
     }
   }
   for (int64_t done = 0; done < tokens;) {
@@ -334,14 +341,15 @@ std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
   kvc_error error = new_error();
   check(kvc_export_page_table(forward, 0, KVC_TABLE_INDICES, &table, &error), error);
   const DLTensor& tensor = table->dl_tensor;
-  const auto* ids =
-      reinterpret_cast<const int32_t*>(static_cast<const std::byte*>(tensor.data) + tensor.byte_offset);
+  const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const std::byte*>(tensor.data) +
+                                                     tensor.byte_offset);
   const std::vector<int32_t> copy(ids, ids + tensor.shape[0]);
   table->deleter(table);
   return copy;
 }
 
-std::vector<const std::byte*> Cache::page_addresses(int layer, const std::vector<int32_t>& page_ids) {
+std::vector<const std::byte*> Cache::page_addresses(int layer,
+                                                    const std::vector<int32_t>& page_ids) {
   DLManagedTensorVersioned* pool = nullptr;
   kvc_error error = new_error();
   check(kvc_export_pool(cache_, layer, KVC_POOL_BYTES, &pool, &error), error);
@@ -361,8 +369,8 @@ void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
     for (int seq = 0; seq < count; ++seq) cache.grow(seq, tokens);
     return;
   }
-  // Fillers of one page hold the whole pool. Whenever one random filler goes, its page is the only free one, and the next page
-  // of a random sequence has to take it.
+  // Fillers of one page hold the whole pool. Whenever one random filler goes, its page is the only
+  // free one, and the next page of a random sequence has to take it.
   const int page_size = cache.shape().page_size;
   const int64_t pages_each = (tokens + page_size - 1) / page_size;
   std::vector<kvc_seq> fillers, turns;
@@ -371,7 +379,8 @@ void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
     cache.add(fillers.back());
     cache.step_without_layers({fillers.back()}, {1});
   }
-  for (int seq = 0; seq < count; ++seq) turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);
+  for (int seq = 0; seq < count; ++seq)
+    turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);
   std::mt19937_64 random(7);
   std::shuffle(fillers.begin(), fillers.end(), random);
   std::shuffle(turns.begin(), turns.end(), random);
@@ -389,7 +398,8 @@ void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
 double adjacent_share(const std::vector<int32_t>& page_ids) {
   if (page_ids.size() < 2) return 1;
   int64_t adjacent = 0;
-  for (size_t i = 1; i < page_ids.size(); ++i) adjacent += page_ids[i] == page_ids[i - 1] + 1 ? 1 : 0;
+  for (size_t i = 1; i < page_ids.size(); ++i)
+    adjacent += page_ids[i] == page_ids[i - 1] + 1 ? 1 : 0;
   return static_cast<double>(adjacent) / static_cast<double>(page_ids.size() - 1);
 }
 

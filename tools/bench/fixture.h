@@ -20,7 +20,8 @@ kvc_cpu_isa isa_named(const std::string& name);  // "auto", "avx2", ...
 const char* isa_name(kvc_cpu_isa isa);
 kvc_cpu_isa resolve_isa(kvc_cpu_isa isa);  // AUTO: the machine's best
 int machine_threads();
-// The arithmetic whose peak bounds many-row attention in this storage type with this instruction set.
+// The arithmetic whose peak bounds many-row attention in this storage type with this instruction
+// set.
 Arithmetic bounding_arithmetic(kvc_cpu_isa isa, Storage storage);
 
 // Throws std::runtime_error with the library's message.
@@ -33,10 +34,13 @@ struct CacheShape {
   int kv_heads = 8;
   int head_dim = 128;
   int latent_rank =
-      0;  // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not count
+      // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not
+      // count
+      0;
   int latent_rope_dim = 0;
-  int64_t window = 0;            // of every layer; 0: none
-  std::vector<int64_t> windows;  // of the layers in turn, instead; as many kinds of layers, as many groups
+  int64_t window = 0;  // of every layer; 0: none
+  // Of the layers in turn, instead; as many kinds of layers, as many groups
+  std::vector<int64_t> windows;
   int page_size = 16;
   int64_t num_pages = 0;
   int64_t num_host_pages = 0;
@@ -48,7 +52,8 @@ struct CacheShape {
 
   int latent_dim() const { return latent_rank + latent_rope_dim; }
   int64_t bytes_per_token_layer() const {
-    return (latent_rank > 0 ? latent_dim() : 2 * int64_t{kv_heads} * head_dim) * storage_bytes(storage);
+    return (latent_rank > 0 ? latent_dim() : 2 * int64_t{kv_heads} * head_dim) *
+           storage_bytes(storage);
   }
   int64_t page_layer_bytes() const { return page_size * bytes_per_token_layer(); }
 };
@@ -60,7 +65,8 @@ class Activations {
   DLTensor* tensor() { return &tensor_; }
   // The first `tokens` rows, valid as long as this object.
   DLTensor* rows(int64_t tokens);
-  // The largest difference between two elements of the same place, in two objects of one shape and storage type.
+  // The largest difference between two elements of the same place, in two objects of one shape and
+  // storage type.
   double difference(const Activations& other) const;
 
  private:
@@ -101,14 +107,17 @@ class Cache {
               uint32_t flags = 0);
   void append_kv(kvc_forward* forward, int layer, DLTensor* k, DLTensor* v);
   // The same for MLA layers.
-  void attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents, DLTensor* out);
+  void attend_latents(kvc_forward* forward, int layer, DLTensor* q, DLTensor* latents,
+                      DLTensor* out);
   void append_latents(kvc_forward* forward, int layer, DLTensor* latents);
   kvc_stats stats() const;
   int num_groups() const { return num_groups_; }
 
-  // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random rows in every layer.
+  // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random
+  // rows in every layer.
   void grow(kvc_seq seq, int64_t tokens);
-  // Appends tokens that no measurement reads, so that nobody has to write them: a window drops them.
+  // Appends tokens that no measurement reads, so that nobody has to write them: a window drops
+  // them.
   void grow_unwritten(kvc_seq seq, int64_t tokens);
 
   // Page ids of the open forward's sequences, one after the other.
@@ -123,9 +132,9 @@ class Cache {
   std::unique_ptr<Activations> fill_k_, fill_v_;  // MLA: latents and nothing
 };
 
-// Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty pool, so the allocator
-// can lay pages side by side. kScattered: pages at random places in the pool, whatever the allocator prefers; needs a
-// pool of exactly the pages that the sequences fill.
+// Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty
+// pool, so the allocator can lay pages side by side. kScattered: pages at random places in the
+// pool, whatever the allocator prefers; needs a pool of exactly the pages that the sequences fill.
 enum class Placement { kAdjacent, kScattered };
 void fill(Cache& cache, int count, int64_t tokens, Placement placement);
 

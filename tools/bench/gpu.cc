@@ -136,7 +136,8 @@ void Gpu::fill(void* to, int32_t byte, int64_t bytes) const {
 GpuMemory::GpuMemory(const Gpu& gpu, int64_t bytes) : gpu_(gpu), bytes_(bytes) {
   cuda::Failure failure{};
   void* address = nullptr;
-  gpu.require(gpu.table_->allocate(gpu.id_, std::max<int64_t>(bytes, 1), &address, &failure), failure);
+  gpu.require(gpu.table_->allocate(gpu.id_, std::max<int64_t>(bytes, 1), &address, &failure),
+              failure);
   data_ = static_cast<std::byte*>(address);
 }
 
@@ -145,13 +146,15 @@ GpuMemory::~GpuMemory() { gpu_.table_->free(gpu_.id_, data_); }
 PinnedMemory::PinnedMemory(const Gpu& gpu, int64_t bytes) : gpu_(gpu) {
   cuda::Failure failure{};
   void* address = nullptr;
-  gpu.require(gpu.table_->allocate_pinned(std::max<int64_t>(bytes, 1), &address, &failure), failure);
+  gpu.require(gpu.table_->allocate_pinned(std::max<int64_t>(bytes, 1), &address, &failure),
+              failure);
   data_ = static_cast<std::byte*>(address);
 }
 
 PinnedMemory::~PinnedMemory() { gpu_.table_->free_pinned(data_); }
 
-void fill_random(const Gpu& gpu, const GpuMemory& memory, DLDataType type, Values values, uint64_t seed) {
+void fill_random(const Gpu& gpu, const GpuMemory& memory, DLDataType type, Values values,
+                 uint64_t seed) {
   const int64_t first = std::min(kPatternBytes, memory.bytes());
   if (first == 0) return;
   const PinnedMemory staging(gpu, first);
@@ -163,7 +166,8 @@ void fill_random(const Gpu& gpu, const GpuMemory& memory, DLDataType type, Value
   gpu.synchronize();
 }
 
-GpuTensor::GpuTensor(const Gpu& gpu, DLDataType type, std::vector<int64_t> shape, Values values, uint64_t seed)
+GpuTensor::GpuTensor(const Gpu& gpu, DLDataType type, std::vector<int64_t> shape, Values values,
+                     uint64_t seed)
     : gpu_(gpu), shape_(std::move(shape)), memory_(gpu, bytes_of(type, shape_)) {
   fill_random(gpu, memory_, type, values, seed);
   tensor_.data = memory_.data();

@@ -1,5 +1,5 @@
-// A GPU for the device benches: the back end that the library found, for memory, copies and waiting. What is measured goes through the C
-// interface.
+// A GPU for the device benches: the back end that the library found, for memory, copies and
+// waiting. What is measured goes through the C interface.
 #pragma once
 
 #include <kvcache.h>
@@ -15,7 +15,8 @@ namespace kvc::bench {
 
 class Gpu {
  public:
-  // "cuda" or "cuda:N". Throws std::runtime_error with the library's reason why it cannot have a cache there.
+  // "cuda" or "cuda:N". Throws std::runtime_error with the library's reason why it cannot have a
+  // cache there.
   explicit Gpu(const std::string& name);
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -79,15 +80,19 @@ class PinnedMemory {
 struct Values {
   float least = -1, most = 1;
 };
-// Fills the block with random numbers of a type. They repeat after some megabytes, more than any cache line's neighbourhood sees.
-void fill_random(const Gpu& gpu, const GpuMemory& memory, DLDataType type, Values values, uint64_t seed);
+// Fills the block with random numbers of a type. They repeat after some megabytes, more than any
+// cache line's neighbourhood sees.
+void fill_random(const Gpu& gpu, const GpuMemory& memory, DLDataType type, Values values,
+                 uint64_t seed);
 
 // A compact tensor on the device, full of random numbers.
 class GpuTensor {
  public:
-  GpuTensor(const Gpu& gpu, DLDataType type, std::vector<int64_t> shape, Values values, uint64_t seed);
+  GpuTensor(const Gpu& gpu, DLDataType type, std::vector<int64_t> shape, Values values,
+            uint64_t seed);
   DLTensor* get() { return &tensor_; }
-  // Not a number in every element, and whether elements at the beginning and at the end have become finite since (waits). bfloat16 only.
+  // Not a number in every element, and whether elements at the beginning and at the end have become
+  // finite since (waits). bfloat16 only.
   void poison();
   bool is_finite() const;
 

@@ -24,7 +24,8 @@ std::vector<GpuShape> chosen_shapes(const GpuOptions& options, const std::string
       chosen.push_back(options.tiny ? tiny(shape) : shape);
   }
   for (const std::string& id : options.shapes) {
-    if (std::none_of(chosen.begin(), chosen.end(), [&](const GpuShape& shape) { return shape.id == id; }))
+    if (std::none_of(chosen.begin(), chosen.end(),
+                     [&](const GpuShape& shape) { return shape.id == id; }))
       throw std::runtime_error("--shapes " + id + ": expected some of " + known);
   }
   return chosen;
@@ -33,7 +34,8 @@ std::vector<GpuShape> chosen_shapes(const GpuOptions& options, const std::string
 std::string matmul_source(const GpuOptions& options, const Gpu& gpu) {
   if (options.matmul_tflops != kAssumedMatmulTflops) return "--matmul-tflops";
   const std::string source = "assumed: bfloat16 matrices of 8192 on an H200";
-  return std::strstr(gpu.caps().name, "H200") != nullptr ? source : source + ", which this device is not";
+  return std::strstr(gpu.caps().name, "H200") != nullptr ? source
+                                                         : source + ", which this device is not";
 }
 
 // A figure as the table shows it.
@@ -85,25 +87,30 @@ void print_gpu_report(const Report& report, bool json) {
   if (!json) head.erase("shapes");
   print_report(head, json);
   if (json) return;
-  std::printf("\n%-7s %11s %11s %7s %9s %9s %10s %11s %7s  %s\n", "shape", "us", "floor_us", "share", "GB/s",
-              "TFLOP/s", "enqueue_us", "step_us", "sent", "what");
+  std::printf("\n%-7s %11s %11s %7s %9s %9s %10s %11s %7s  %s\n", "shape", "us", "floor_us",
+              "share", "GB/s", "TFLOP/s", "enqueue_us", "step_us", "sent", "what");
   for (const Report& shape : report["shapes"]) {
     const char* const outcome = shape.contains("refused")  ? "refused"
                                 : shape.contains("failed") ? "failed"
                                                            : nullptr;
     if (outcome != nullptr) {
-      std::printf("%-7s %s: %s\n", cell(shape, "id").c_str(), outcome, cell(shape, outcome).c_str());
+      std::printf("%-7s %s: %s\n", cell(shape, "id").c_str(), outcome,
+                  cell(shape, outcome).c_str());
       continue;
     }
     std::printf("%-7s %11s %11s %7s %9s %9s %10s %11s %7s  %s%s\n", cell(shape, "id").c_str(),
-                cell(shape, "us").c_str(), cell(shape, "floor_us").c_str(), cell(shape, "share").c_str(),
-                cell(shape, "gbps").c_str(), cell(shape, "tflops").c_str(), cell(shape, "enqueue_us").c_str(),
+                cell(shape, "us").c_str(), cell(shape, "floor_us").c_str(),
+                cell(shape, "share").c_str(), cell(shape, "gbps").c_str(),
+                cell(shape, "tflops").c_str(), cell(shape, "enqueue_us").c_str(),
                 cell(shape, "empty_step_us").c_str(), cell(shape, "step_bytes").c_str(),
-                cell(shape, "what").c_str(), shape["host_bound"].get<bool>() ? " (bound by the host)" : "");
+                cell(shape, "what").c_str(),
+                shape["host_bound"].get<bool>() ? " (bound by the host)" : "");
   }
-  std::printf("\nstep_us: begin and end without layers; sent: bytes that a step sends to the device%s%s\n",
-              report["tiny"].get<bool>() ? "; --tiny: not the sizes of the shapes" : "",
-              report["emulated"].get<bool>() ? "; an emulated device: no figure says anything of a GPU" : "");
+  std::printf(
+      "\nstep_us: begin and end without layers; sent: bytes that a step sends to the device%s%s\n",
+      report["tiny"].get<bool>() ? "; --tiny: not the sizes of the shapes" : "",
+      report["emulated"].get<bool>() ? "; an emulated device: no figure says anything of a GPU"
+                                     : "");
 }
 
 }  // namespace kvc::bench

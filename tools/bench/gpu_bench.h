@@ -9,7 +9,8 @@
 
 namespace kvc::bench {
 
-// bfloat16 multiplications of large matrices (8192 x 8192, random numbers) on an H200, 10^12 flops per second. Assumed, not measured here.
+// bfloat16 multiplications of large matrices (8192 x 8192, random numbers) on an H200, 10^12 flops
+// per second. Assumed, not measured here.
 constexpr double kAssumedMatmulTflops = 790;
 
 struct GpuOptions {
@@ -23,7 +24,8 @@ struct GpuOptions {
 
 bool has_gpu_shapes(const std::string& bench);
 
-// `bench`: those of one subcommand; empty: of all. Throws std::runtime_error where there is no such device.
+// `bench`: those of one subcommand; empty: of all. Throws std::runtime_error where there is no such
+// device.
 Report run_gpu(const GpuOptions& options, const std::string& bench);
 // The report as a table for people, or as one JSON object.
 void print_gpu_report(const Report& report, bool json);

@@ -175,7 +175,8 @@ kvc_stats GpuCache::stats() const {
   return stats;
 }
 
-// Sequences that together hold every free page, each as many as the others or one less, largest first.
+// Sequences that together hold every free page, each as many as the others or one less, largest
+// first.
 std::vector<kvc_seq> GpuCache::add_fillers() {
   const int64_t pages = kvc_cache_free_pages(cache_);
   const int64_t count = std::min(kMostFillers, pages);
@@ -183,12 +184,14 @@ std::vector<kvc_seq> GpuCache::add_fillers() {
   for (int64_t i = 0; i < count; ++i) {
     fillers.push_back(kFirstFiller + i);
     add(fillers.back());
-    end(begin({fillers.back()}, {(pages / count + (i < pages % count ? 1 : 0)) * shape_.page_size}));
+    end(begin({fillers.back()},
+              {(pages / count + (i < pages % count ? 1 : 0)) * shape_.page_size}));
   }
   return fillers;
 }
 
-void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
+void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs,
+                             const std::vector<int64_t>& lengths) {
   std::vector<size_t> turns;  // one page of a sequence each
   for (size_t i = 0; i < seqs.size(); ++i)
     turns.insert(turns.end(), static_cast<size_t>(pages_for(shape_, lengths[i])), i);
@@ -207,7 +210,8 @@ void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs, const std::vector
   std::vector<int64_t> missing = lengths;
   for (const size_t turn : turns) {
     if (!fillers.empty()) {
-      if (holders.empty()) throw std::runtime_error("the pool has fewer pages than the sequences need");
+      if (holders.empty())
+        throw std::runtime_error("the pool has fewer pages than the sequences need");
       kvc_error error = new_error();
       check(kvc_seq_pop(cache_, holders.back(), shape_.page_size, &error), error);
       holders.pop_back();

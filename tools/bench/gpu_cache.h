@@ -1,5 +1,5 @@
-// A cache on a GPU over a pool of the bench's own (borrowed storage), made and filled through the C interface: pages at random places,
-// random contents.
+// A cache on a GPU over a pool of the bench's own (borrowed storage), made and filled through the C
+// interface: pages at random places, random contents.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,8 @@ namespace kvc::bench {
 
 class GpuCache {
  public:
-  // `layers` layers alike with `num_pages` pages; state layers lie beside one small attention layer, the last, and own their memory.
+  // `layers` layers alike with `num_pages` pages; state layers lie beside one small attention
+  // layer, the last, and own their memory.
   GpuCache(const Gpu& gpu, const GpuShape& shape, int layers, int64_t num_pages);
   GpuCache(const GpuCache&) = delete;
   GpuCache& operator=(const GpuCache&) = delete;
@@ -33,9 +34,10 @@ class GpuCache {
   void abort(kvc_forward* forward);
   kvc_stats stats() const;
 
-  // Appends lengths[i] tokens to seqs[i] page by page, the sequences in random order, into pages at random places: fillers hold the free pages of the
-  // pool and give one up at a time, a random one its last page. Layers with a window have no fillers: their sequences take each other's
-  // dropped pages.
+  // Appends lengths[i] tokens to seqs[i] page by page, the sequences in random order, into pages at
+  // random places: fillers hold the free pages of the pool and give one up at a time, a random one
+  // its last page. Layers with a window have no fillers: their sequences take each other's dropped
+  // pages.
   void grow_shuffled(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths);
 
   // Whether two pages of layer 0 hold the same bytes (waits).

@@ -14,7 +14,8 @@
 namespace kvc::bench {
 namespace {
 
-// Layers are taken in turn until their bytes make the device's cache (50 to 60 MB) forget the first.
+// Layers are taken in turn until their bytes make the device's cache (50 to 60 MB) forget the
+// first.
 constexpr double kColdBytes = 256e6;
 constexpr int kMostLayers = 16;
 constexpr int kStepRounds = 3, kStepsPerRound = 16;  // begin and end without layers
@@ -42,7 +43,8 @@ Report shape_report(const GpuShape& shape) {
   return report;
 }
 
-void add_times(Report& report, const CallTimes& times, const GpuWork& work, const GpuLimits& limits) {
+void add_times(Report& report, const CallTimes& times, const GpuWork& work,
+               const GpuLimits& limits) {
   const double floor = floor_of(work, limits);
   report["us"] = microseconds(times.seconds.median);
   report["us_min"] = microseconds(times.seconds.min);
@@ -57,8 +59,9 @@ void add_times(Report& report, const CallTimes& times, const GpuWork& work, cons
     report["flops"] = work.flops;
     report["tflops"] = rounded(work.flops / times.seconds.median / 1e12);
   }
-  report["floor"] =
-      work.flops / limits.flops_per_second > work.bytes / limits.bytes_per_second ? "matmul" : "copy";
+  report["floor"] = work.flops / limits.flops_per_second > work.bytes / limits.bytes_per_second
+                        ? "matmul"
+                        : "copy";
   report["floor_us"] = microseconds(floor);
   report["share"] = rounded(floor / times.seconds.median);
 }
@@ -100,8 +103,9 @@ class Scene {
   kvc_forward* begin() { return cache_.begin(seqs_, new_tokens_, parents_); }
   int64_t rows() const { return shape_.batch * shape_.new_tokens; }
 
-  // Begin and end without layers: what the bookkeeping and the step kernel take. Steps of one token go on; larger ones are aborted, and those of
-  // states, which an end would copy. `layer`, if any, runs in between.
+  // Begin and end without layers: what the bookkeeping and the step kernel take. Steps of one token
+  // go on; larger ones are aborted, and those of states, which an end would copy. `layer`, if any,
+  // runs in between.
   void add_steps(Report& report, const std::string& name, bool once,
                  const std::function<void(kvc_forward*)>& layer) {
     const bool ends = shape_.new_tokens == 1 && shape_.op != GpuOp::kLinear && !layer;
@@ -126,8 +130,8 @@ class Scene {
   }
 
  private:
-  // A step takes its pages at once, adjacent ones where it finds them. So that many new tokens find free pages at random places only, sequences
-  // that keep three of four lie between them.
+  // A step takes its pages at once, adjacent ones where it finds them. So that many new tokens find
+  // free pages at random places only, sequences that keep three of four lie between them.
   void grow() {
     std::vector<kvc_seq> seqs = seqs_;
     std::vector<int64_t> lengths = cached_lengths(shape_);
@@ -148,10 +152,12 @@ class Scene {
 
   // With room for the steps of add_steps.
   static int64_t num_pages(const GpuShape& shape) {
-    const int64_t steps = shape.new_tokens == 1 ? (kStepRounds + 1) * kStepsPerRound : shape.new_tokens;
+    const int64_t steps =
+        shape.new_tokens == 1 ? (kStepRounds + 1) * kStepsPerRound : shape.new_tokens;
     int64_t pages = pages_for(shape, shape.shared) + kKeptPerHole * hole_pages(shape);
     for (const int64_t cached : cached_lengths(shape)) {
-      const int64_t tokens = shape.window > 0 ? std::min(cached, shape.window) + 2 * shape.page_size : cached;
+      const int64_t tokens =
+          shape.window > 0 ? std::min(cached, shape.window) + 2 * shape.page_size : cached;
       pages += pages_for(shape, tokens + steps) + 1;
     }
     return pages;
@@ -179,7 +185,8 @@ class Rows {
     out_ = tensor(gpu, {rows, shape.q_heads, shape.v_dim}, 4);
     out_->poison();
     if (shape.sinks)
-      sinks_ = std::make_unique<GpuTensor>(gpu, kF32, std::vector<int64_t>{shape.q_heads}, Values{}, 5);
+      sinks_ =
+          std::make_unique<GpuTensor>(gpu, kF32, std::vector<int64_t>{shape.q_heads}, Values{}, 5);
   }
 
   // One layer, with the rows appended or (they lie there) without.
@@ -187,12 +194,14 @@ class Rows {
     kvc_attn_opt opt{};
     opt.struct_size = sizeof opt;
     opt.flags = flags;
-    if (shape_.is_mla()) opt.scale = 1 / std::sqrt(192.0f);  // of the 128 + 64 elements before absorption
-    if (sinks_ != nullptr) opt.sinks = sinks_->get();
+    // Of the 128 + 64 elements before absorption
+    if (shape_.is_mla()) opt.scale = 1 / std::sqrt(192.0f);
+    if (sinks_ != nullptr) opt.sink_logits = sinks_->get();
     kvc_error error{};
     error.struct_size = sizeof error;
     if (shape_.op == GpuOp::kSelf) {
-      check(kvc_attn_self(forward, layer, &opt, q_->get(), k_->get(), v_->get(), out_->get(), nullptr, &error),
+      check(kvc_attn_self(forward, layer, &opt, q_->get(), k_->get(), v_->get(), out_->get(),
+                          nullptr, &error),
             error);
       return;
     }
@@ -208,7 +217,8 @@ class Rows {
   }
 
  private:
-  static std::unique_ptr<GpuTensor> tensor(const Gpu& gpu, std::vector<int64_t> shape, uint64_t seed) {
+  static std::unique_ptr<GpuTensor> tensor(const Gpu& gpu, std::vector<int64_t> shape,
+                                           uint64_t seed) {
     return std::make_unique<GpuTensor>(gpu, kBf16, std::move(shape), Values{}, seed);
   }
   GpuShape shape_;
@@ -221,7 +231,8 @@ struct Runner {
   const Budget& budget;
   bool once;
   CallTimes run(int layers, const std::function<void(int)>& layer) const {
-    return measure_calls(gpu, budget, once, [&](int64_t i) { layer(static_cast<int>(i % layers)); });
+    return measure_calls(gpu, budget, once,
+                         [&](int64_t i) { layer(static_cast<int>(i % layers)); });
   }
 };
 
@@ -235,7 +246,8 @@ void add_step_bytes(Report& report, const kvc_stats& stats) {
   report["step_copies"] = stats.step_copies;
 }
 
-void run_attention(const Runner& runner, const GpuShape& shape, const GpuLimits& limits, Report& report) {
+void run_attention(const Runner& runner, const GpuShape& shape, const GpuLimits& limits,
+                   Report& report) {
   const int layers = layers_of(shape, runner.once);
   Scene scene(runner.gpu, shape, layers);
   Rows rows(runner.gpu, shape, scene.rows());
@@ -247,43 +259,48 @@ void run_attention(const Runner& runner, const GpuShape& shape, const GpuLimits&
   add_times(report, runner.run(layers, [&](int layer) { rows.attend(forward, layer, false); }),
             work_of(shape), limits);
   if (shape.op != GpuOp::kSelf) {
-    const CallTimes times = runner.run(layers, [&](int layer) { rows.attend(forward, layer, true); });
+    const CallTimes times =
+        runner.run(layers, [&](int layer) { rows.attend(forward, layer, true); });
     report["with_append_us"] = microseconds(times.seconds.median);
   }
   if (layers > 1)
     report["warm_us"] =
         microseconds(runner.run(1, [&](int) { rows.attend(forward, 0, false); }).seconds.median);
   if (shape.op == GpuOp::kCascade) {
-    const CallTimes flat =
-        runner.run(layers, [&](int layer) { rows.attend(forward, layer, false, KVC_ATTN_NO_CASCADE); });
+    const CallTimes flat = runner.run(
+        layers, [&](int layer) { rows.attend(forward, layer, false, KVC_ATTN_NO_CASCADE); });
     report["flat_us"] = microseconds(flat.seconds.median);
     report["flat_share"] = rounded(floor_of(flat_work_of(shape), limits) / flat.seconds.median);
     report["cascades"] = scene.cache().stats().cascades;
   }
   scene.cache().abort(forward);
-  // The first call of a forward looks the keys up and plans: the difference to the sum of the others is that.
+  // The first call of a forward looks the keys up and plans: the difference to the sum of the
+  // others is that.
   scene.add_steps(report, "one_layer_step", runner.once,
                   [&](kvc_forward* step) { rows.attend(step, 0, true); });
   scene.add_steps(report, "empty_step", runner.once, nullptr);
 }
 
-void run_append(const Runner& runner, const GpuShape& shape, const GpuLimits& limits, Report& report) {
+void run_append(const Runner& runner, const GpuShape& shape, const GpuLimits& limits,
+                Report& report) {
   const int layers = layers_of(shape, runner.once);
   Scene scene(runner.gpu, shape, layers);
   Rows rows(runner.gpu, shape, scene.rows());
   kvc_forward* forward = scene.begin();
   add_layers(report, scene, forward, layers);
   add_step_bytes(report, scene.cache().stats());
-  add_times(report, runner.run(layers, [&](int layer) { rows.append(forward, layer); }), work_of(shape),
-            limits);
+  add_times(report, runner.run(layers, [&](int layer) { rows.append(forward, layer); }),
+            work_of(shape), limits);
   if (layers > 1)
-    report["warm_us"] = microseconds(runner.run(1, [&](int) { rows.append(forward, 0); }).seconds.median);
+    report["warm_us"] =
+        microseconds(runner.run(1, [&](int) { rows.append(forward, 0); }).seconds.median);
   scene.cache().abort(forward);
   scene.add_steps(report, "empty_step", runner.once, nullptr);
 }
 
 // Half of the pool's pages, chosen at random, into the other half.
-void run_copy(const Runner& runner, const GpuShape& shape, const GpuLimits& limits, Report& report) {
+void run_copy(const Runner& runner, const GpuShape& shape, const GpuLimits& limits,
+              Report& report) {
   GpuCache cache(runner.gpu, shape, 1, 2 * shape.batch);
   std::vector<int64_t> pages(static_cast<size_t>(2 * shape.batch));
   std::iota(pages.begin(), pages.end(), 0);
@@ -291,17 +308,19 @@ void run_copy(const Runner& runner, const GpuShape& shape, const GpuLimits& limi
   int64_t pairs_shape[2] = {shape.batch, 2};
   const DLTensor pairs{pages.data(), {kDLCPU, 0}, 2, {kDLInt, 64, 1}, pairs_shape, nullptr, 0};
   report["layers"] = 1;
-  add_times(report,
-            runner.run(1,
-                       [&](int) {
-                         kvc_error error{};
-                         error.struct_size = sizeof error;
-                         check(kvc_pages_copy(cache.get(), &pairs, runner.gpu.stream(), nullptr, &error),
-                               error);
-                       }),
-            work_of(shape), limits);
+  add_times(
+      report,
+      runner.run(1,
+                 [&](int) {
+                   kvc_error error{};
+                   error.struct_size = sizeof error;
+                   check(kvc_pages_copy(cache.get(), &pairs, runner.gpu.stream(), nullptr, &error),
+                         error);
+                 }),
+      work_of(shape), limits);
   for (size_t pair = 0; pair < pages.size(); pair += std::max<size_t>(2, pages.size() / 16 * 2)) {
-    if (!cache.are_equal(pages[pair], pages[pair + 1])) throw std::runtime_error("a page was not copied");
+    if (!cache.are_equal(pages[pair], pages[pair + 1]))
+      throw std::runtime_error("a page was not copied");
   }
 }
 
@@ -325,8 +344,8 @@ class LinearRows {
     opt.decay = KVC_DECAY_TOKEN;
     kvc_error error{};
     error.struct_size = sizeof error;
-    check(kvc_attn_linear(forward, layer, &opt, q_.get(), k_.get(), v_.get(), decay_.get(), beta_.get(),
-                          out_.get(), &error),
+    check(kvc_attn_linear(forward, layer, &opt, q_.get(), k_.get(), v_.get(), decay_.get(),
+                          beta_.get(), out_.get(), &error),
           error);
   }
 
@@ -339,7 +358,8 @@ class LinearRows {
   GpuTensor q_, k_, v_, decay_, beta_, out_;
 };
 
-void run_linear(const Runner& runner, const GpuShape& shape, const GpuLimits& limits, Report& report) {
+void run_linear(const Runner& runner, const GpuShape& shape, const GpuLimits& limits,
+                Report& report) {
   const int layers = layers_of(shape, runner.once);
   Scene scene(runner.gpu, shape, layers);
   LinearRows rows(runner.gpu, shape);
@@ -353,7 +373,8 @@ void run_linear(const Runner& runner, const GpuShape& shape, const GpuLimits& li
   kvc_forward* forward = scene.begin();
   report["layers"] = layers;
   add_step_bytes(report, scene.cache().stats());
-  add_times(report, runner.run(layers, [&](int layer) { rows.step(forward, layer); }), work_of(shape), limits);
+  add_times(report, runner.run(layers, [&](int layer) { rows.step(forward, layer); }),
+            work_of(shape), limits);
   scene.cache().abort(forward);
   scene.add_steps(report, "empty_step", runner.once, nullptr);
 }
@@ -364,8 +385,8 @@ double floor_of(const GpuWork& work, const GpuLimits& limits) {
   return std::max(work.bytes / limits.bytes_per_second, work.flops / limits.flops_per_second);
 }
 
-Report run_shape(const Gpu& gpu, const GpuShape& shape, const GpuLimits& limits, const Budget& budget,
-                 bool once) {
+Report run_shape(const Gpu& gpu, const GpuShape& shape, const GpuLimits& limits,
+                 const Budget& budget, bool once) {
   Report report = shape_report(shape);
   const Runner runner{gpu, budget, once};
   try {
@@ -378,7 +399,8 @@ Report run_shape(const Gpu& gpu, const GpuShape& shape, const GpuLimits& limits,
       case GpuOp::kLinear: run_linear(runner, shape, limits, report); break;
     }
   } catch (const std::runtime_error& error) {
-    // What the library cannot do yet is a finding; anything else is told as well, and the other shapes go on.
+    // What the library cannot do yet is a finding; anything else is told as well, and the other
+    // shapes go on.
     const std::string reason = error.what();
     report[reason.rfind("KVC_E_UNSUPPORTED", 0) == 0 ? "refused" : "failed"] = reason;
   }

@@ -17,7 +17,8 @@ GpuShape decode(const char* id, const char* what, int64_t batch, int64_t context
   return shape;
 }
 
-GpuShape prefill(const char* id, const char* what, int64_t batch, int64_t new_tokens, int64_t context) {
+GpuShape prefill(const char* id, const char* what, int64_t batch, int64_t new_tokens,
+                 int64_t context) {
   GpuShape shape = decode(id, what, batch, context);
   shape.bench = "prefill";
   shape.new_tokens = new_tokens;
@@ -104,7 +105,8 @@ std::vector<GpuShape> all_shapes() {
       heads(decode("D6", "16 sequences of 4k, MHA", 16, 4 * k), 32, 32, 128),
       pages_of(heads(decode("D6-p1", "the same, pages of 1", 16, 4 * k), 32, 32, 128), 1),
       quantised(decode("D7", "32 sequences of 4k, e4m3 storage", 32, 4 * k)),
-      windowed(heads(decode("D8", "64 sequences of 8k, window 128, sinks", 64, 8 * k), 64, 8, 64), 128),
+      windowed(heads(decode("D8", "64 sequences of 8k, window 128, sinks", 64, 8 * k), 64, 8, 64),
+               128),
       pages_of(heads(decode("D9", "32 sequences of 8k, head dim 256", 32, 8 * k), 16, 4, 256), 32),
       tree(decode("V1", "16 trees of 32 nodes over 8k", 16, 8 * k), 32),
       prefill("P1", "8k new tokens", 1, 8 * k, 8 * k),
@@ -120,7 +122,8 @@ std::vector<GpuShape> all_shapes() {
       other(decode("A1", "one token of 128 sequences", 128, 256), "append", GpuOp::kAppend),
       other(prefill("A2", "8k tokens of one sequence", 1, 8 * k, 8 * k), "append", GpuOp::kAppend),
       other(decode("S1", "4096 pages of 64 KiB", 4096, 1), "copy", GpuOp::kCopy),
-      other(heads(decode("R1", "64 gated delta states, 32 heads, 128 x 128 float32", 64, 1), 32, 16, 128),
+      other(heads(decode("R1", "64 gated delta states, 32 heads, 128 x 128 float32", 64, 1), 32, 16,
+                  128),
             "linear", GpuOp::kLinear),
   };
 }
@@ -135,7 +138,8 @@ Keys keys_of(const GpuShape& shape, int64_t cached) {
     const std::vector<int32_t> parents = tree_parents(shape.new_tokens);
     for (int64_t node = 0; node < shape.new_tokens; ++node) {
       int64_t path = 1;
-      for (int32_t up = parents[static_cast<size_t>(node)]; up >= 0; up = parents[static_cast<size_t>(up)])
+      for (int32_t up = parents[static_cast<size_t>(node)]; up >= 0;
+           up = parents[static_cast<size_t>(up)])
         ++path;
       keys.pairs += static_cast<double>(cached + path);
     }
@@ -147,8 +151,8 @@ Keys keys_of(const GpuShape& shape, int64_t cached) {
     keys.pairs += static_cast<double>(shape.window > 0 ? std::min(visible, shape.window) : visible);
   }
   const int64_t total = cached + shape.new_tokens;
-  keys.seen =
-      static_cast<double>(shape.window > 0 ? std::min(total, shape.window + shape.new_tokens - 1) : total);
+  keys.seen = static_cast<double>(
+      shape.window > 0 ? std::min(total, shape.window + shape.new_tokens - 1) : total);
   return keys;
 }
 
@@ -184,7 +188,8 @@ GpuShape tiny(const GpuShape& shape) {
   const int group = std::max(1, shape.q_heads / shape.kv_heads);
   small.kv_heads = shape.kv_heads == 1 ? 1 : 2;
   small.q_heads = small.kv_heads * std::min(group, 4);
-  if (shape.op == GpuOp::kLinear) small.q_heads = 2, small.kv_heads = 1, small.k_dim = small.v_dim = 16;
+  if (shape.op == GpuOp::kLinear)
+    small.q_heads = 2, small.kv_heads = 1, small.k_dim = small.v_dim = 16;
   return small;
 }
 
@@ -204,7 +209,8 @@ std::vector<int64_t> cached_lengths(const GpuShape& shape) {
     (total(middle) > static_cast<double>(shape.batch * (shape.cached + 1)) ? low : high) = middle;
   }
   for (size_t i = 0; i < lengths.size(); ++i) {
-    const double length = static_cast<double>(shape.longest) / std::pow(static_cast<double>(i + 1), low);
+    const double length =
+        static_cast<double>(shape.longest) / std::pow(static_cast<double>(i + 1), low);
     lengths[i] = std::max<int64_t>(1, static_cast<int64_t>(length) - 1);
   }
   std::shuffle(lengths.begin(), lengths.end(), std::mt19937_64(5));

@@ -36,7 +36,8 @@ struct GpuShape {
   int64_t shared = 0;  // kCascade: tokens that all sequences share, in front of `cached`
   int latent_rank = 0,
       latent_rope_dim =
-          0;  // MLA: k_dim = rank + rope dim, v_dim = rank; kSelf: k_dim and v_dim of the ragged form
+          // MLA: k_dim = rank + rope dim, v_dim = rank; kSelf: k_dim and v_dim of the ragged form
+      0;
 
   bool is_mla() const { return latent_rank > 0; }
 };
@@ -51,7 +52,8 @@ std::vector<int64_t> cached_lengths(const GpuShape& shape);
 // Parent of each node of the binary tree.
 std::vector<int32_t> tree_parents(int64_t nodes);
 
-// What a call has to move and compute at least. Bytes: stored K and V (latents, states) that are seen, once; what is written where that is the job.
+// What a call has to move and compute at least. Bytes: stored K and V (latents, states) that are
+// seen, once; what is written where that is the job.
 struct GpuWork {
   double bytes = 0;
   double flops = 0;

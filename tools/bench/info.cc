@@ -7,7 +7,8 @@
 namespace kvc::bench {
 namespace {
 
-// Best undisturbed rate of a few tries: a limit is what the machine can do, not what it did while others used it.
+// Best undisturbed rate of a few tries: a limit is what the machine can do, not what it did while
+// others used it.
 double limit_rate(int threads, double amount, const std::function<void()>& work) {
   constexpr int kTries = 7;
   double best = 0;
@@ -46,8 +47,9 @@ Report run_info(const InfoOptions& options) {
 
   const size_t half = buffer.bytes() / 2;
   const CopyWay way = fastest_copy_way(team, buffer.data(), buffer.data() + half, half);
-  const double copy = limit_rate(threads, static_cast<double>(half),
-                                 [&] { copy_bytes(team, buffer.data(), buffer.data() + half, half, way); });
+  const double copy = limit_rate(threads, static_cast<double>(half), [&] {
+    copy_bytes(team, buffer.data(), buffer.data() + half, half, way);
+  });
   report["copy_gbps"] = rounded(copy / 1e9);
 
   constexpr int kChunks = 50;
@@ -55,12 +57,13 @@ Report run_info(const InfoOptions& options) {
     const char* name;
     Arithmetic arithmetic;
   };
-  for (const Peak& peak :
-       {Peak{"fp32_avx2_gflops", Arithmetic::kAvx2}, Peak{"fp32_avx512_gflops", Arithmetic::kAvx512},
-        Peak{"bf16_avx512_gflops", Arithmetic::kAvx512Bf16}}) {
+  for (const Peak& peak : {Peak{"fp32_avx2_gflops", Arithmetic::kAvx2},
+                           Peak{"fp32_avx512_gflops", Arithmetic::kAvx512},
+                           Peak{"bf16_avx512_gflops", Arithmetic::kAvx512Bf16}}) {
     if (!machine_has(peak.arithmetic)) continue;
     const double flops = run_arithmetic(team, peak.arithmetic, kChunks);
-    const double rate = limit_rate(threads, flops, [&] { run_arithmetic(team, peak.arithmetic, kChunks); });
+    const double rate =
+        limit_rate(threads, flops, [&] { run_arithmetic(team, peak.arithmetic, kChunks); });
     report[peak.name] = rounded(rate / 1e9);
   }
   return report;

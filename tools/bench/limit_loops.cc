@@ -47,8 +47,8 @@ uint64_t read_plain(const std::byte* const* pieces, int64_t count, int64_t piece
 // Offsets [begin, end) of every stream of one piece; `fetch` + offset is the line to prefetch.
 template <int kStreams, bool kPrefetch>
 KVC_BENCH_TARGET("avx512f")
-__m512i read_part_avx512(const std::byte* piece, const std::byte* fetch, int64_t stream_bytes, int64_t begin,
-                         int64_t end, __m512i seen) {
+__m512i read_part_avx512(const std::byte* piece, const std::byte* fetch, int64_t stream_bytes,
+                         int64_t begin, int64_t end, __m512i seen) {
   for (int64_t offset = begin; offset < end; offset += kBlock) {
     for (int stream = 0; stream < kStreams; ++stream) {
       const int64_t at = stream * stream_bytes + offset;
@@ -70,7 +70,8 @@ __m512i read_part_avx512(const std::byte* piece, const std::byte* fetch, int64_t
 
 template <int kStreams, bool kPrefetch>
 KVC_BENCH_TARGET("avx512f")
-uint64_t read_avx512(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int64_t ahead) {
+uint64_t
+    read_avx512(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int64_t ahead) {
   __m512i seen = _mm512_setzero_si512();
   const int64_t stream_bytes = piece_bytes / kStreams;
   const int64_t own = stream_bytes - ahead;  // from here on the prefetch belongs to the next piece
@@ -78,7 +79,8 @@ uint64_t read_avx512(const std::byte* const* pieces, int64_t count, int64_t piec
     const std::byte* here = pieces[piece];
     const std::byte* next = pieces[piece + 1 < count ? piece + 1 : piece];
     seen = read_part_avx512<kStreams, kPrefetch>(here, here + ahead, stream_bytes, 0, own, seen);
-    seen = read_part_avx512<kStreams, kPrefetch>(here, next - own, stream_bytes, own, stream_bytes, seen);
+    seen = read_part_avx512<kStreams, kPrefetch>(here, next - own, stream_bytes, own, stream_bytes,
+                                                 seen);
   }
   uint64_t words[8];
   _mm512_storeu_si512(words, seen);
@@ -87,7 +89,8 @@ uint64_t read_avx512(const std::byte* const* pieces, int64_t count, int64_t piec
 
 template <int kStreams, bool kPrefetch>
 KVC_BENCH_TARGET("avx2")
-uint64_t read_avx2(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int64_t ahead) {
+uint64_t
+    read_avx2(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int64_t ahead) {
   __m256i seen = _mm256_setzero_si256();
   const int64_t stream_bytes = piece_bytes / kStreams;
   const int64_t own = stream_bytes - ahead;
@@ -100,16 +103,19 @@ uint64_t read_avx2(const std::byte* const* pieces, int64_t count, int64_t piece_
         const int64_t at = stream * stream_bytes + offset;
         if (kPrefetch) _mm_prefetch(reinterpret_cast<const char*>(fetch + at), _MM_HINT_T0);
         const auto* p = reinterpret_cast<const __m256i*>(here + at);
-        seen = _mm256_xor_si256(seen, _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(p + 1)));
+        seen = _mm256_xor_si256(seen,
+                                _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(p + 1)));
       }
     }
   }
   return static_cast<uint64_t>(_mm256_extract_epi64(seen, 0) | _mm256_extract_epi64(seen, 3));
 }
 
-// Pieces too small or too odd for streams: whole pieces are prefetched some pieces ahead. piece_bytes >= 64.
+// Pieces too small or too odd for streams: whole pieces are prefetched some pieces ahead.
+// piece_bytes >= 64.
 KVC_BENCH_TARGET("avx2")
-uint64_t read_small_avx2(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int64_t ahead) {
+uint64_t read_small_avx2(const std::byte* const* pieces, int64_t count, int64_t piece_bytes,
+                         int64_t ahead) {
   __m256i seen = _mm256_setzero_si256();
   const int64_t pieces_ahead = (ahead + piece_bytes - 1) / piece_bytes;
   const int64_t last_line =
@@ -121,7 +127,8 @@ uint64_t read_small_avx2(const std::byte* const* pieces, int64_t count, int64_t 
       const int64_t at = offset < last_line ? offset : last_line;
       if (pieces_ahead > 0) _mm_prefetch(reinterpret_cast<const char*>(later + at), _MM_HINT_T0);
       const auto* p = reinterpret_cast<const __m256i*>(here + at);
-      seen = _mm256_xor_si256(seen, _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(p + 1)));
+      seen = _mm256_xor_si256(seen,
+                              _mm256_xor_si256(_mm256_loadu_si256(p), _mm256_loadu_si256(p + 1)));
     }
   }
   return static_cast<uint64_t>(_mm256_extract_epi64(seen, 0) | _mm256_extract_epi64(seen, 3));
@@ -186,11 +193,13 @@ constexpr int kChains = 16;
 KVC_BENCH_TARGET("avx512f")
 double arithmetic_avx512() {
   __m512 chain[kChains];
-  KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] = _mm512_set1_ps(static_cast<float>(i));
+  KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =
+      _mm512_set1_ps(static_cast<float>(i));
   const __m512 factor = _mm512_set1_ps(0.5f);
   const __m512 addend = _mm512_set1_ps(1.0f);
   for (int round = 0; round < kRounds; ++round) {
-    KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] = _mm512_fmadd_ps(chain[i], factor, addend);
+    KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =
+        _mm512_fmadd_ps(chain[i], factor, addend);
   }
   __m512 total = chain[0];
   KVC_BENCH_UNROLL for (int i = 1; i < kChains; ++i) total = _mm512_add_ps(total, chain[i]);
@@ -201,11 +210,13 @@ double arithmetic_avx512() {
 KVC_BENCH_TARGET("avx512f,avx512bf16")
 double arithmetic_avx512bf16() {
   __m512 chain[kChains];
-  KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] = _mm512_set1_ps(static_cast<float>(i));
+  KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =
+      _mm512_set1_ps(static_cast<float>(i));
   const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // pairs of bfloat16 1.0
   const auto pairs = (__m512bh)ones;
   for (int round = 0; round < kRounds; ++round) {
-    KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] = _mm512_dpbf16_ps(chain[i], pairs, pairs);
+    KVC_BENCH_UNROLL for (int i = 0; i < kChains; ++i) chain[i] =
+        _mm512_dpbf16_ps(chain[i], pairs, pairs);
   }
   __m512 total = chain[0];
   KVC_BENCH_UNROLL for (int i = 1; i < kChains; ++i) total = _mm512_add_ps(total, chain[i]);
@@ -218,7 +229,8 @@ KVC_BENCH_TARGET("avx2,fma")
 double arithmetic_avx2() {
   constexpr int kFewerChains = 12;
   __m256 chain[kFewerChains];
-  KVC_BENCH_UNROLL for (int i = 0; i < kFewerChains; ++i) chain[i] = _mm256_set1_ps(static_cast<float>(i));
+  KVC_BENCH_UNROLL for (int i = 0; i < kFewerChains; ++i) chain[i] =
+      _mm256_set1_ps(static_cast<float>(i));
   const __m256 factor = _mm256_set1_ps(0.5f);
   const __m256 addend = _mm256_set1_ps(1.0f);
   for (int round = 0; round < kRounds; ++round) {
@@ -271,7 +283,8 @@ const char* arithmetic_name(Arithmetic arithmetic) {
 
 bool streams_fit(int64_t piece_bytes, int streams, int64_t ahead) {
   constexpr int64_t kSmallest = 4096;
-  return piece_bytes >= kSmallest && piece_bytes % (kBlock * streams) == 0 && ahead <= piece_bytes / streams;
+  return piece_bytes >= kSmallest && piece_bytes % (kBlock * streams) == 0 &&
+         ahead <= piece_bytes / streams;
 }
 
 void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int streams,
@@ -282,7 +295,8 @@ void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_byte
   if (vectors && streams_fit(piece_bytes, streams, ahead)) {
     return keep(read_loop(wide, streams, ahead > 0)(pieces, count, piece_bytes, ahead));
   }
-  if (vectors && piece_bytes >= kLine) return keep(read_small_avx2(pieces, count, piece_bytes, ahead));
+  if (vectors && piece_bytes >= kLine)
+    return keep(read_small_avx2(pieces, count, piece_bytes, ahead));
 #else
   (void)streams, (void)ahead;
 #endif

@@ -1,4 +1,5 @@
-// The inner loops of the limits, one thread's part. Each picks the widest vectors of the machine at run time.
+// The inner loops of the limits, one thread's part. Each picks the widest vectors of the machine at
+// run time.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +9,14 @@
 
 namespace kvc::bench {
 
-// Whether pieces of this size can be read in `streams` parts side by side with this prefetch distance.
+// Whether pieces of this size can be read in `streams` parts side by side with this prefetch
+// distance.
 bool streams_fit(int64_t piece_bytes, int streams, int64_t ahead);
 
-// Reads each piece once, `ahead` bytes of each stream prefetched, going on into the next pieces of the list. Pieces that do not fit
-// the streams are read one after the other, prefetched as a whole.
-void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int streams, int64_t ahead);
+// Reads each piece once, `ahead` bytes of each stream prefetched, going on into the next pieces of
+// the list. Pieces that do not fit the streams are read one after the other, prefetched as a whole.
+void loop_read(const std::byte* const* pieces, int64_t count, int64_t piece_bytes, int streams,
+               int64_t ahead);
 
 // Copies with stores past the caches; to and from 64-byte aligned, bytes a multiple of 64.
 void loop_stream_copy(std::byte* to, const std::byte* from, int64_t bytes, int64_t ahead);

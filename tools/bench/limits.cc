@@ -21,7 +21,8 @@ namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kCopyTask = int64_t{1} << 20;
 
-// Median seconds of a few tries of each way, in turn so that a passing disturbance does not choose the winner.
+// Median seconds of a few tries of each way, in turn so that a passing disturbance does not choose
+// the winner.
 template <typename Way>
 Way fastest(const std::vector<Way>& ways, const std::function<void(const Way&)>& work) {
   constexpr int kRounds = 5;
@@ -54,7 +55,8 @@ Buffer::Buffer(size_t bytes) : bytes_(bytes) {
   std::memset(data_.get(), 1, rounded);
 }
 
-void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin, int64_t end) {
+void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin,
+                 int64_t end) {
   const int64_t tasks = (end - begin + walk.pieces_per_task - 1) / walk.pieces_per_task;
   team.run_tasks(tasks, [&](int64_t task, int) {
     const int64_t first = begin + task * walk.pieces_per_task;
@@ -68,7 +70,8 @@ ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk, Inside inside) 
   for (const int streams : {1, 2, 4}) {
     if (inside == Inside::kInOrder && streams != 1) continue;
     for (const int64_t ahead : {0, 512, 1024, 2048, 4096, 8192}) {
-      if (streams == 1 || streams_fit(walk.piece_bytes, streams, ahead)) ways.push_back({streams, ahead});
+      if (streams == 1 || streams_fit(walk.piece_bytes, streams, ahead))
+        ways.push_back({streams, ahead});
     }
   }
   const auto pieces = static_cast<int64_t>(walk.pieces.size());
@@ -88,12 +91,15 @@ ReadWalk walk_over(const Buffer& buffer, int64_t piece_bytes, Order order) {
   ReadWalk walk{{}, piece_bytes, std::max<int64_t>(1, kTaskBytes / piece_bytes)};
   const auto count = static_cast<int64_t>(buffer.bytes()) / piece_bytes;
   walk.pieces.reserve(static_cast<size_t>(count));
-  for (int64_t piece = 0; piece < count; ++piece) walk.pieces.push_back(buffer.data() + piece * piece_bytes);
-  if (order == Order::kShuffled) std::shuffle(walk.pieces.begin(), walk.pieces.end(), std::mt19937_64(1));
+  for (int64_t piece = 0; piece < count; ++piece)
+    walk.pieces.push_back(buffer.data() + piece * piece_bytes);
+  if (order == Order::kShuffled)
+    std::shuffle(walk.pieces.begin(), walk.pieces.end(), std::mt19937_64(1));
   return walk;
 }
 
-void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes, const CopyWay& way) {
+void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes,
+                const CopyWay& way) {
   const auto total = static_cast<int64_t>(bytes);
   team.run_tasks((total + kCopyTask - 1) / kCopyTask, [&](int64_t task, int) {
     const int64_t begin = task * kCopyTask;
@@ -111,7 +117,8 @@ CopyWay fastest_copy_way(ThreadTeam& team, std::byte* to, const std::byte* from,
   if (machine_has(Arithmetic::kAvx2)) {
     for (const int64_t ahead : {0, 512, 1024, 2048, 4096}) ways.push_back({true, ahead});
   }
-  return fastest<CopyWay>(ways, [&](const CopyWay& way) { copy_bytes(team, to, from, bytes, way); });
+  return fastest<CopyWay>(ways,
+                          [&](const CopyWay& way) { copy_bytes(team, to, from, bytes, way); });
 }
 
 void update_bytes(ThreadTeam& team, std::byte* data, size_t bytes, int64_t ahead) {

@@ -27,8 +27,9 @@ class Buffer {
 
 // How a walk asks for memory. The best way depends on the machine, so it is chosen by trying.
 struct ReadWay {
-  int streams;    // parts of a piece that are read side by side: 1, 2 or 4
-  int64_t ahead;  // bytes of software prefetch inside each stream, into the next piece at its end; 0: none
+  int streams;  // parts of a piece that are read side by side: 1, 2 or 4
+  // Bytes of software prefetch inside each stream, into the next piece at its end; 0: none
+  int64_t ahead;
 };
 
 // Pieces of equal size, read once each in this order; a task is a run of `pieces_per_task` of them.
@@ -37,13 +38,17 @@ struct ReadWalk {
   int64_t piece_bytes;
   int64_t pieces_per_task;
 
-  double bytes() const { return static_cast<double>(pieces.size()) * static_cast<double>(piece_bytes); }
+  double bytes() const {
+    return static_cast<double>(pieces.size()) * static_cast<double>(piece_bytes);
+  }
 };
 
 // Reads pieces [begin, end) of the walk on all threads, tasks in order on whichever thread is free.
-void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin, int64_t end);
+void read_pieces(ThreadTeam& team, const ReadWalk& walk, const ReadWay& way, int64_t begin,
+                 int64_t end);
 
-// The fastest way to read this walk here: with pieces read in parts side by side, or strictly from front to back.
+// The fastest way to read this walk here: with pieces read in parts side by side, or strictly from
+// front to back.
 enum class Inside { kAnyOrder, kInOrder };
 ReadWay fastest_read_way(ThreadTeam& team, const ReadWalk& walk, Inside inside);
 
@@ -56,10 +61,12 @@ struct CopyWay {
   bool stream_stores;  // stores that go past the caches; false: memcpy
   int64_t ahead;       // bytes of software prefetch of the source
 };
-void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes, const CopyWay& way);
+void copy_bytes(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes,
+                const CopyWay& way);
 CopyWay fastest_copy_way(ThreadTeam& team, std::byte* to, const std::byte* from, size_t bytes);
 
-// Memory that is read and written back in place, on all threads; `ahead` bytes of software prefetch, the fastest chosen once.
+// Memory that is read and written back in place, on all threads; `ahead` bytes of software
+// prefetch, the fastest chosen once.
 void update_bytes(ThreadTeam& team, std::byte* data, size_t bytes, int64_t ahead);
 int64_t fastest_update_ahead(ThreadTeam& team, std::byte* data, size_t bytes);
 

@@ -1,6 +1,7 @@
-// Linear attention through kvc_op_linear_step in the shape of a Gated DeltaNet layer, float32 states. A step is bound by memory:
-// compared with reading and writing the same states. A prefill is bound by arithmetic: compared with the multiply-add peak, and with
-// the same tokens one step at a time.
+// Linear attention through kvc_op_linear_step in the shape of a Gated DeltaNet layer, float32
+// states. A step is bound by memory: compared with reading and writing the same states. A prefill
+// is bound by arithmetic: compared with the multiply-add peak, and with the same tokens one step at
+// a time.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,7 +19,8 @@ constexpr int kMeasurements = 4;                  // that share the time
 // A tensor of random numbers in (-size, size), or of one value.
 class Tensor {
  public:
-  Tensor(DLDataType dtype, std::vector<int64_t> shape) : shape_(std::move(shape)), buffer_(bytes(dtype)) {
+  Tensor(DLDataType dtype, std::vector<int64_t> shape)
+      : shape_(std::move(shape)), buffer_(bytes(dtype)) {
     tensor_.data = buffer_.data();
     tensor_.device = {kDLCPU, 0};
     tensor_.ndim = static_cast<int32_t>(shape_.size());
@@ -30,7 +32,8 @@ class Tensor {
 
   Tensor& random(double size) {
     std::mt19937 engine(7);
-    std::uniform_real_distribution<float> distribution(-static_cast<float>(size), static_cast<float>(size));
+    std::uniform_real_distribution<float> distribution(-static_cast<float>(size),
+                                                       static_cast<float>(size));
     for (int64_t i = 0; i < elements(); ++i) put(i, distribution(engine));
     return *this;
   }
@@ -58,7 +61,9 @@ class Tensor {
     return count;
   }
   int64_t element_bytes() const { return tensor_.dtype.bits / 8; }
-  size_t bytes(DLDataType dtype) const { return static_cast<size_t>(elements() * (dtype.bits / 8)); }
+  size_t bytes(DLDataType dtype) const {
+    return static_cast<size_t>(elements() * (dtype.bits / 8));
+  }
   void put(int64_t index, float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -81,7 +86,9 @@ class TeamExecutor {
   explicit TeamExecutor(ThreadTeam& team) : team_(team) {
     executor_.struct_size = sizeof executor_;
     executor_.user = this;
-    executor_.concurrency = [](void* user) { return static_cast<TeamExecutor*>(user)->team_.size(); };
+    executor_.concurrency = [](void* user) {
+      return static_cast<TeamExecutor*>(user)->team_.size();
+    };
     executor_.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
                                 void* arg) {
       static_cast<TeamExecutor*>(user)->team_.run_tasks(
@@ -105,7 +112,8 @@ struct LinearRows {
         decay(dl_type(Storage::kF32), {rows, options.heads}),
         beta(dl_type(Storage::kF32), {rows, options.heads}) {
     q.random(1), v.random(1), decay.fill(-0.05f), beta.fill(0.5f);
-    k.random(1 / std::sqrt(static_cast<double>(options.dim)));  // shorter than 1, as a delta rule needs it
+    // Shorter than 1, as a delta rule needs it
+    k.random(1 / std::sqrt(static_cast<double>(options.dim)));
   }
   Tensor q, k, v, out, decay, beta;
 };
@@ -132,17 +140,19 @@ class LinearLayer {
   // Token `t` of one sequence.
   void step_of(LinearRows& rows, DLTensor* states, int64_t t) {
     kvc_error error{};
-    check(kvc_op_linear_step(&linear_, &opt_, nullptr, states, rows.q.one(t), rows.k.one(t), rows.v.one(t),
-                             rows.decay.one(t), rows.beta.one(t), rows.out.one(t), &error),
+    check(kvc_op_linear_step(&linear_, &opt_, nullptr, states, rows.q.one(t), rows.k.one(t),
+                             rows.v.one(t), rows.decay.one(t), rows.beta.one(t), rows.out.one(t),
+                             &error),
           error);
   }
 
  private:
   void call(const DLTensor* indptr, LinearRows& rows, DLTensor* states) {
     kvc_error error{};
-    check(kvc_op_linear_step(&linear_, &opt_, indptr, states, rows.q.all(), rows.k.all(), rows.v.all(),
-                             rows.decay.all(), rows.beta.all(), rows.out.all(), &error),
-          error);
+    check(
+        kvc_op_linear_step(&linear_, &opt_, indptr, states, rows.q.all(), rows.k.all(),
+                           rows.v.all(), rows.decay.all(), rows.beta.all(), rows.out.all(), &error),
+        error);
   }
   kvc_linear_opt linear_{};
   kvc_op_opt opt_{};
@@ -163,7 +173,8 @@ Report measure_step(const LinearOptions& options, ThreadTeam& team, LinearLayer&
   int64_t shape[4] = {batch, options.heads, options.dim, options.dim};
   // A piece works on one run of layers while the limit worked on another half the footprint away.
   const Side update{2.0 * static_cast<double>(run_bytes), [&](int pair) {
-                      update_bytes(team, states.data() + static_cast<size_t>(pair % runs) * run_bytes,
+                      update_bytes(team,
+                                   states.data() + static_cast<size_t>(pair % runs) * run_bytes,
                                    run_bytes, ahead);
                     }};
   const Side step{2.0 * static_cast<double>(run_bytes), [&](int pair) {
@@ -190,14 +201,16 @@ Report measure_step(const LinearOptions& options, ThreadTeam& team, LinearLayer&
 Report measure_prefill(const LinearOptions& options, ThreadTeam& team, LinearLayer& layer) {
   const int64_t tokens = options.tokens;
   LinearRows rows(options, tokens);
-  // Calls take the states of one layer after the other, as a model does: by steps, each finds its states in memory again.
+  // Calls take the states of one layer after the other, as a model does: by steps, each finds its
+  // states in memory again.
   const int64_t state_bytes = int64_t{4} * options.heads * options.dim * options.dim;
   const int64_t layers = layers_for_footprint(state_bytes);
   Tensor states(dl_type(Storage::kF32), {layers, options.heads, options.dim, options.dim});
   states.fill(0.1f);
   int64_t next = 0;
   const auto layer_states = [&] { return states.one(next++ % layers); };
-  // What the recurrence needs: S^T k, k u^T and S^T q; decays and pairs inside a chunk are the library's own affair.
+  // What the recurrence needs: S^T k, k u^T and S^T q; decays and pairs inside a chunk are the
+  // library's own affair.
   const double token_flops = 3.0 * 2 * options.heads * options.dim * options.dim;
   const Arithmetic arithmetic = bounding_arithmetic(isa_named(options.isa), Storage::kF32);
   layer.prefill(rows, layer_states(), tokens);
@@ -209,8 +222,8 @@ Report measure_prefill(const LinearOptions& options, ThreadTeam& team, LinearLay
     for (int call = 0; call < calls; ++call) layer.prefill(rows, layer_states(), tokens);
   };
   const auto amount = static_cast<double>(calls * tokens);
-  const PairedResult of_peak =
-      measure_pairs(team.size(), options.common.budget, peak, {amount * token_flops, prefill_calls});
+  const PairedResult of_peak = measure_pairs(team.size(), options.common.budget, peak,
+                                             {amount * token_flops, prefill_calls});
   const int64_t steps = std::min<int64_t>(tokens, 256);
   const Side by_steps{static_cast<double>(steps), [&](int) {
                         for (int64_t t = 0; t < steps; ++t) layer.step_of(rows, layer_states(), t);
@@ -235,10 +248,11 @@ Report measure_prefill(const LinearOptions& options, ThreadTeam& team, LinearLay
 
 Report run_linear(const LinearOptions& given) {
   LinearOptions options = given;
-  if (options.heads % options.k_heads != 0) throw std::runtime_error("--k-heads must divide --heads");
+  if (options.heads % options.k_heads != 0)
+    throw std::runtime_error("--k-heads must divide --heads");
   options.common.budget.seconds /= kMeasurements;
-  Report report =
-      new_report("linear", isa_name(resolve_isa(isa_named(options.isa))), threads_of(options.common));
+  Report report = new_report("linear", isa_name(resolve_isa(isa_named(options.isa))),
+                             threads_of(options.common));
   report["heads"] = options.heads;
   report["k_heads"] = options.k_heads;
   report["dim"] = options.dim;
@@ -250,7 +264,8 @@ Report run_linear(const LinearOptions& given) {
   LinearLayer layer(options, team.size() > 1 ? executor.get() : nullptr);
   report["step_1"] = measure_step(options, team, layer, 1);
   if (options.batch > 1)
-    report["step_" + std::to_string(options.batch)] = measure_step(options, team, layer, options.batch);
+    report["step_" + std::to_string(options.batch)] =
+        measure_step(options, team, layer, options.batch);
   report["prefill"] = measure_prefill(options, team, layer);
   return report;
 }

@@ -17,15 +17,15 @@ double clock_seconds(clockid_t clock) {
 }
 #endif
 
-// The sum over the threads' own clocks: the clock of the process learns of another running thread only at timer ticks,
-// milliseconds late.
+// The sum over the threads' own clocks: the clock of the process learns of another running thread
+// only at timer ticks, milliseconds late.
 double process_cpu_seconds() {
 #if defined(__linux__)
   double total = 0;
   constexpr int kThreadSchedulerClock = 6;  // how Linux encodes the CPU clock of a thread id
   for (const int thread : process_threads()) {
-    total +=
-        clock_seconds(static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kThreadSchedulerClock));
+    total += clock_seconds(
+        static_cast<clockid_t>((~static_cast<unsigned>(thread) << 3) | kThreadSchedulerClock));
   }
   return total;
 #else
@@ -52,11 +52,13 @@ Spread spread_of(std::vector<double> values) {
   if (values.empty()) return {};
   std::sort(values.begin(), values.end());
   const size_t middle = values.size() / 2;
-  const double median = values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
+  const double median =
+      values.size() % 2 == 1 ? values[middle] : 0.5 * (values[middle - 1] + values[middle]);
   return {median, values.front(), values.back()};
 }
 
-PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit, const Side& subject) {
+PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit,
+                           const Side& subject) {
   struct Pair {
     double limit_rate, subject_rate, cpu_share;
   };
@@ -65,7 +67,8 @@ PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit,
   int quiet = 0;
   const double end = now_seconds() + budget.seconds;
   // The first pair starts the threads, warms caches and clocks, and is not kept.
-  for (int pair = -1; pair < kFewest || (quiet < budget.repetitions && now_seconds() < end); ++pair) {
+  for (int pair = -1; pair < kFewest || (quiet < budget.repetitions && now_seconds() < end);
+       ++pair) {
     const int index = std::max(pair, 0);
     const Piece limit_piece = timed(threads, [&] { limit.work(index); });
     const Piece subject_piece = timed(threads, [&] { subject.work(index); });
@@ -74,7 +77,8 @@ PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit,
       continue;
     }
     const double cpu_share = std::min(limit_piece.cpu_share, subject_piece.cpu_share);
-    pairs.push_back({limit.amount / limit_piece.seconds, subject.amount / subject_piece.seconds, cpu_share});
+    pairs.push_back(
+        {limit.amount / limit_piece.seconds, subject.amount / subject_piece.seconds, cpu_share});
     if (cpu_share >= kUndisturbed) ++quiet;
   }
   unpin_threads();

@@ -1,5 +1,5 @@
-// Timing that survives a shared machine: each repetition knows how much of the CPU it asked for it got, limit and
-// subject are measured in turn, and only the ratio of neighbours counts.
+// Timing that survives a shared machine: each repetition knows how much of the CPU it asked for it
+// got, limit and subject are measured in turn, and only the ratio of neighbours counts.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace kvc::bench {
 
 double now_seconds();
 
-// One timed piece of work. `cpu_share` is CPU time / (wall time * threads): 1 when every thread had a processor and
-// work all the time.
+// One timed piece of work. `cpu_share` is CPU time / (wall time * threads): 1 when every thread had
+// a processor and work all the time.
 struct Piece {
   double seconds;
   double cpu_share;
@@ -49,6 +49,7 @@ struct Side {
   std::function<void(int)> work;
 };
 
-PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit, const Side& subject);
+PairedResult measure_pairs(int threads, const Budget& budget, const Side& limit,
+                           const Side& subject);
 
 }  // namespace kvc::bench

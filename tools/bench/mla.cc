@@ -1,5 +1,6 @@
-// Absorbed MLA decode: one new token per sequence attends to the latent rows of its context, which serve all heads. Few heads are
-// bound by memory, many by arithmetic: compared with both, and the larger floor is the one that counts.
+// Absorbed MLA decode: one new token per sequence attends to the latent rows of its context, which
+// serve all heads. Few heads are bound by memory, many by arithmetic: compared with both, and the
+// larger floor is the one that counts.
 #include <algorithm>
 #include <string>
 
@@ -61,7 +62,8 @@ class Step {
   ReadWalk walk() {
     const CacheShape& shape = cache_.shape();
     const std::vector<int32_t> page_ids = cache_.page_ids(forward_);
-    ReadWalk walk{{}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
+    ReadWalk walk{
+        {}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
     for (int layer = 0; layer < shape.layers; ++layer) {
       const auto pages = cache_.page_addresses(layer, page_ids);
       walk.pieces.insert(walk.pieces.end(), pages.begin(), pages.end());
@@ -75,36 +77,40 @@ class Step {
   kvc_forward* forward_ = nullptr;
 };
 
-// Runs of layers in turn: a pair reads one run and attends over another half a footprint away, so that neither finds what the other
-// left in the cache.
-PairedResult against_memory(Step& step, const CacheShape& shape, double layer_bytes, ThreadTeam& team,
-                            const Budget& budget) {
+// Runs of layers in turn: a pair reads one run and attends over another half a footprint away, so
+// that neither finds what the other left in the cache.
+PairedResult against_memory(Step& step, const CacheShape& shape, double layer_bytes,
+                            ThreadTeam& team, const Budget& budget) {
   const ReadWalk walk = step.walk();
   const ReadWay way = fastest_read_way(team, walk, Inside::kInOrder);
-  const int64_t layers = shape.layers, layer_pages = static_cast<int64_t>(walk.pieces.size()) / layers;
-  const int64_t run_layers =
-      std::clamp<int64_t>(kRunBytes / static_cast<int64_t>(layer_bytes), 1, std::max<int64_t>(1, layers / 2));
+  const int64_t layers = shape.layers,
+                layer_pages = static_cast<int64_t>(walk.pieces.size()) / layers;
+  const int64_t run_layers = std::clamp<int64_t>(kRunBytes / static_cast<int64_t>(layer_bytes), 1,
+                                                 std::max<int64_t>(1, layers / 2));
   const int64_t runs = layers / run_layers;
   const double run_bytes = layer_bytes * static_cast<double>(run_layers);
   const Side read{run_bytes, [&](int pair) {
                     const int64_t first = pair % runs * run_layers;
-                    read_pieces(team, walk, way, first * layer_pages, (first + run_layers) * layer_pages);
+                    read_pieces(team, walk, way, first * layer_pages,
+                                (first + run_layers) * layer_pages);
                   }};
   const Side attend{run_bytes, [&](int pair) {
                       const int64_t first = (pair + runs / 2) % runs * run_layers;
-                      for (int64_t layer = first; layer < first + run_layers; ++layer) step.attend(layer);
+                      for (int64_t layer = first; layer < first + run_layers; ++layer)
+                        step.attend(layer);
                     }};
   return measure_pairs(shape.threads, budget, read, attend);
 }
 
-PairedResult against_arithmetic(Step& step, const CacheShape& shape, double layer_flops, ThreadTeam& team,
-                                const Budget& budget) {
+PairedResult against_arithmetic(Step& step, const CacheShape& shape, double layer_flops,
+                                ThreadTeam& team, const Budget& budget) {
   const Arithmetic arithmetic = bounding_arithmetic(shape.isa, shape.storage);
   const double call_seconds = timed(shape.threads, [&] { step.attend(1); }).seconds;
   const int calls = std::max(1, static_cast<int>(kShortestPiece / call_seconds));
   const Side peak = arithmetic_side(team, arithmetic);
   const Side attend{layer_flops * calls, [&](int pair) {
-                      for (int call = 0; call < calls; ++call) step.attend(int64_t{pair} * calls + call);
+                      for (int call = 0; call < calls; ++call)
+                        step.attend(int64_t{pair} * calls + call);
                     }};
   return measure_pairs(shape.threads, budget, peak, attend);
 }

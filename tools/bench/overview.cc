@@ -1,4 +1,5 @@
-// `kvcache bench` without a name: the figures that a change should not make worse, in well under a minute.
+// `kvcache bench` without a name: the figures that a change should not make worse, in well under a
+// minute.
 #include "tools/bench/benches.h"
 
 namespace kvc::bench {
@@ -19,10 +20,11 @@ Report run_overview(const CommonOptions& options) {
   CommonOptions common = options;
   common.threads = threads_of(options);
   common.budget = kShort;
-  Report report = new_report("overview", isa_name(resolve_isa(KVC_CPU_ISA_AUTO)), threads_of(common));
+  Report report =
+      new_report("overview", isa_name(resolve_isa(KVC_CPU_ISA_AUTO)), threads_of(common));
   // People get one line per bench, programs the whole report of each.
-  const auto put = [&](const std::string& name, const Report& result, const char* subject, const char* limit,
-                       const char* unit) {
+  const auto put = [&](const std::string& name, const Report& result, const char* subject,
+                       const char* limit, const char* unit) {
     report[name] = options.json ? result : Report(line(result, subject, limit, unit));
   };
 
@@ -32,16 +34,16 @@ Report run_overview(const CommonOptions& options) {
       decode.common = common;
       decode.model.dtype = dtype;
       decode.placement = placement;
-      put(std::string("decode ") + dtype + " " + placement, run_decode(decode), "gbps", "pattern_read_gbps",
-          "GB/s");
+      put(std::string("decode ") + dtype + " " + placement, run_decode(decode), "gbps",
+          "pattern_read_gbps", "GB/s");
     }
   }
   for (const int new_tokens : {512, 32}) {
     PrefillOptions prefill;
     prefill.common = common;
     prefill.new_tokens = new_tokens;
-    put("prefill bf16 " + std::to_string(new_tokens) + " new", run_prefill(prefill), "gflops", "peak_gflops",
-        "GFLOP/s");
+    put("prefill bf16 " + std::to_string(new_tokens) + " new", run_prefill(prefill), "gflops",
+        "peak_gflops", "GFLOP/s");
   }
   AppendOptions append;
   append.common = common;
@@ -66,7 +68,8 @@ Report run_overview(const CommonOptions& options) {
     report["step 256 x 16384"] = large;
   } else {
     report["step 64 x 4096"] = small["host_ns"].dump() + " ns, " +
-                               small["h2d_bytes_per_sequence_max"].dump() + " bytes per sequence at most";
+                               small["h2d_bytes_per_sequence_max"].dump() +
+                               " bytes per sequence at most";
     report["step 256 x 16384"] =
         large["host_ns"].dump() + " ns, " + large["context_ratio"].dump() + " times 256 x 1024";
   }

@@ -64,7 +64,8 @@ void pin_threads(int threads) {
   // One thread is left to the scheduler: it finds the quietest processor.
   if (places < 2) return;
   allow(gettid(), {processors[0]});
-  // Team and library each made threads - 1 of them, one after the other: counting round and round keeps each set apart.
+  // Team and library each made threads - 1 of them, one after the other: counting round and round
+  // keeps each set apart.
   const std::vector<int> others = other_threads();
   for (size_t i = 0; i < others.size(); ++i) allow(others[i], {processors[1 + i % (places - 1)]});
 }

@@ -1,5 +1,5 @@
-// Prefill and short appends: many new tokens attend to a context and to each other. Bound by arithmetic: compared with the
-// peak of the multiply-adds that the kernels use.
+// Prefill and short appends: many new tokens attend to a context and to each other. Bound by
+// arithmetic: compared with the peak of the multiply-adds that the kernels use.
 #include <algorithm>
 
 #include "tools/bench/benches.h"
@@ -28,7 +28,8 @@ Report run_prefill(const PrefillOptions& options) {
   const auto attend = [&](int layer) {
     cache.attend(forward, layer % kLayers, q.tensor(), k.tensor(), v.tensor(), out.tensor());
   };
-  // Query row i sees the context and new tokens 0..i; a pair costs one multiply-add per element in Q.K and one in P.V.
+  // Query row i sees the context and new tokens 0..i; a pair costs one multiply-add per element in
+  // Q.K and one in P.V.
   const double visible_pairs =
       static_cast<double>(options.new_tokens) * static_cast<double>(options.context) +
       0.5 * static_cast<double>(options.new_tokens) * static_cast<double>(options.new_tokens + 1);

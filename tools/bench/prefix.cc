@@ -1,5 +1,5 @@
-// The prefix index on one long prompt: what it costs to name its blocks, to find them, to take them, to publish them, to give them up. No
-// tensor memory: nothing but the host's bookkeeping.
+// The prefix index on one long prompt: what it costs to name its blocks, to find them, to take
+// them, to publish them, to give them up. No tensor memory: nothing but the host's bookkeeping.
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -21,7 +21,8 @@ double milliseconds(Work&& work) {
 
 class PromptIndex {
  public:
-  explicit PromptIndex(const PrefixOptions& options) : cache_(shape(options)), page_size_(options.page_size) {
+  explicit PromptIndex(const PrefixOptions& options)
+      : cache_(shape(options)), page_size_(options.page_size) {
     tokens_.resize(static_cast<size_t>(options.tokens));
     std::iota(tokens_.begin(), tokens_.end(), 1000);
     num_blocks_ = tokens_.size() / static_cast<size_t>(page_size_);
@@ -39,8 +40,8 @@ class PromptIndex {
   void hash() {
     size_t count = num_blocks_;
     kvc_error error = fresh();
-    check(kvc_prefix_hash(tokens_.data(), tokens_.size(), page_size_, nullptr, 0, nullptr, 0, hashes_.data(),
-                          &count, &error),
+    check(kvc_prefix_hash(tokens_.data(), tokens_.size(), page_size_, nullptr, 0, nullptr, 0,
+                          hashes_.data(), &count, &error),
           error);
   }
   // A sequence of the whole prompt whose tokens the cache does not know yet, and an empty index.
@@ -95,8 +96,8 @@ class PromptIndex {
   void expect(const char* function, int64_t found) const {
     const auto whole = static_cast<int64_t>(num_blocks_) * page_size_;
     if (found != whole) {
-      throw std::runtime_error(std::string(function) + " answers " + std::to_string(found) + " tokens of " +
-                               std::to_string(whole));
+      throw std::runtime_error(std::string(function) + " answers " + std::to_string(found) +
+                               " tokens of " + std::to_string(whole));
     }
   }
 
@@ -112,11 +113,13 @@ class PromptIndex {
 
 Report run_prefix(const PrefixOptions& options) {
   PromptIndex index(options);
-  if (index.num_blocks() == 0) throw std::runtime_error("the prompt has no full block: more --tokens");
+  if (index.num_blocks() == 0)
+    throw std::runtime_error("the prompt has no full block: more --tokens");
   std::vector<double> hash, insert, match, attach, remove, evict;
   const double end = now_seconds() + options.common.budget.seconds;
   constexpr int kFewest = 5;
-  for (int round = -2; round < kFewest || (round < options.common.budget.repetitions && now_seconds() < end);
+  for (int round = -2;
+       round < kFewest || (round < options.common.budget.repetitions && now_seconds() < end);
        ++round) {
     index.prepare();
     const double hashed = milliseconds([&] { index.hash(); });

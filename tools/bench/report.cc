@@ -13,7 +13,8 @@ std::string cpu_name() {
   std::string line;
   while (std::getline(info, line)) {
     const size_t colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos)
+      return line.substr(colon + 2);
   }
   return "unknown";
 }

@@ -13,8 +13,8 @@ using Report = nlohmann::ordered_json;
 // A report opens with what was measured on what: bench, library version, CPU, ISA, threads.
 Report new_report(const std::string& bench, const std::string& isa, int threads);
 
-// Adds subject, limit and share under the given names, each with its range as NAME_min and NAME_max, and how the
-// repetitions went. `scale` divides the rates (1e9: giga).
+// Adds subject, limit and share under the given names, each with its range as NAME_min and
+// NAME_max, and how the repetitions went. `scale` divides the rates (1e9: giga).
 void add_pairs(Report& report, const PairedResult& result, double scale, const std::string& subject,
                const std::string& limit);
 

@@ -8,7 +8,8 @@
 namespace kvc::bench {
 namespace {
 
-// One batch that decodes around a context length: `kStepsPerRound` steps forward, then back to the start, not timed.
+// One batch that decodes around a context length: `kStepsPerRound` steps forward, then back to the
+// start, not timed.
 class DecodeBatch {
  public:
   static constexpr int kStepsPerRound = 256;
@@ -17,7 +18,9 @@ class DecodeBatch {
     std::mt19937_64 random(3);
     for (int seq = 0; seq < options.sequences; ++seq) {
       const int64_t ahead =
-          options.aligned ? 0 : static_cast<int64_t>(random() % static_cast<uint64_t>(options.page_size));
+          options.aligned
+              ? 0
+              : static_cast<int64_t>(random() % static_cast<uint64_t>(options.page_size));
       seqs_.push_back(seq);
       starts_.push_back(context + ahead);
       cache_.add(seq);
@@ -68,11 +71,14 @@ class DecodeBatch {
     shape.layers = options.layers;
     shape.page_size = options.page_size;
     shape.tensor_memory = false;
-    const auto pages = [&](int64_t tokens) { return (tokens + options.page_size - 1) / options.page_size; };
+    const auto pages = [&](int64_t tokens) {
+      return (tokens + options.page_size - 1) / options.page_size;
+    };
     const int64_t longest = pages(context + options.page_size + kStepsPerRound);
     shape.num_pages = options.sequences * longest;
     if (options.groups == 1) return shape;
-    // As many layers of each kind, so that the plan neither cuts nor joins kinds. A prompt in one forward holds all of its pages for a moment.
+    // As many layers of each kind, so that the plan neither cuts nor joins kinds. A prompt in one
+    // forward holds all of its pages for a moment.
     shape.layers = (options.layers + options.groups - 1) / options.groups * options.groups;
     shape.windows.push_back(0);
     for (int group = 1; group < options.groups; ++group) {
@@ -95,8 +101,8 @@ Report many_figures(const StepOptions& options, int groups) {
   DecodeBatch batch(large, large.context);
   std::vector<double> round_medians;
   const double end = now_seconds() + options.common.budget.seconds / 4;
-  for (int round = -1; round < 3 || (round < options.common.budget.repetitions && now_seconds() < end);
-       ++round) {
+  for (int round = -1;
+       round < 3 || (round < options.common.budget.repetitions && now_seconds() < end); ++round) {
     std::vector<double> steps;
     batch.round(&steps);
     if (round >= 0) round_medians.push_back(spread_of(steps).median);
@@ -117,14 +123,16 @@ Report many_figures(const StepOptions& options, int groups) {
 Report run_step(const StepOptions& options) {
   DecodeBatch batch(options, options.context);
   std::unique_ptr<DecodeBatch> versus;
-  if (options.versus_context > 0) versus = std::make_unique<DecodeBatch>(options, options.versus_context);
+  if (options.versus_context > 0)
+    versus = std::make_unique<DecodeBatch>(options, options.versus_context);
 
-  // Rounds of the two lengths in turn; a round's median is not moved by the steps that an interrupt hit.
+  // Rounds of the two lengths in turn; a round's median is not moved by the steps that an interrupt
+  // hit.
   std::vector<double> all_steps, round_medians, ratios, versus_medians;
   const double end = now_seconds() + options.common.budget.seconds;
   constexpr int kFewestRounds = 5;
-  for (int round = -2;
-       round < kFewestRounds || (round < 4 * options.common.budget.repetitions && now_seconds() < end);
+  for (int round = -2; round < kFewestRounds ||
+                       (round < 4 * options.common.budget.repetitions && now_seconds() < end);
        ++round) {
     std::vector<double> steps, versus_steps;
     batch.round(&steps);

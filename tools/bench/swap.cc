@@ -1,5 +1,5 @@
-// Whole pages between the device pool and the host pool: single ones in random order, and runs. Bound by memory: compared with the
-// fastest copy of our own, as plain memcpy is.
+// Whole pages between the device pool and the host pool: single ones in random order, and runs.
+// Bound by memory: compared with the fastest copy of our own, as plain memcpy is.
 #include <algorithm>
 #include <numeric>
 #include <random>
@@ -37,7 +37,8 @@ void swap(Cache& cache, const Pairs& pairs, kvc_swap_direction direction) {
 // Moves the pools' pages, a part at a time, and back.
 class Workload {
  public:
-  // `kParts` lists of `pages_per_part` pairs. In runs: page i to page i; else every page to some other, in random order.
+  // `kParts` lists of `pages_per_part` pairs. In runs: page i to page i; else every page to some
+  // other, in random order.
   Workload(Cache& cache, int64_t pages_per_part, bool in_runs) : cache_(cache) {
     std::vector<int64_t> from(static_cast<size_t>(kParts * pages_per_part)), to(from.size());
     std::iota(from.begin(), from.end(), 0);
@@ -92,7 +93,8 @@ Report run_swap(const SwapOptions& options) {
   report["pages_per_call"] = pages_per_part;
   report["copy_limit_streams"] = limit.stream_stores();
   Report plain;
-  add_pairs(plain, measure_pairs(shape.threads, options.common.budget, limit.side(), limit.memcpy_side()),
+  add_pairs(plain,
+            measure_pairs(shape.threads, options.common.budget, limit.side(), limit.memcpy_side()),
             1e9, "gbps", "copy_limit_gbps");
   report["memcpy"] = plain;
   for (const bool in_runs : {false, true}) {
@@ -107,9 +109,10 @@ Report run_swap(const SwapOptions& options) {
                          [&](int round) { workload.run(round, direction); }};
       Report part;
       part["runs_per_call"] = runs;
-      add_pairs(part, measure_pairs(shape.threads, options.common.budget, limit.side(), subject), 1e9, "gbps",
-                "copy_limit_gbps");
-      report[std::string(direction == KVC_SWAP_OUT ? "out" : "in") + (in_runs ? "_runs" : "_random")] = part;
+      add_pairs(part, measure_pairs(shape.threads, options.common.budget, limit.side(), subject),
+                1e9, "gbps", "copy_limit_gbps");
+      report[std::string(direction == KVC_SWAP_OUT ? "out" : "in") +
+             (in_runs ? "_runs" : "_random")] = part;
     }
   }
   return report;

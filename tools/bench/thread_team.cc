@@ -3,7 +3,8 @@
 namespace kvc::bench {
 
 ThreadTeam::ThreadTeam(int threads) {
-  for (int thread = 1; thread < threads; ++thread) helpers_.emplace_back([this, thread] { help(thread); });
+  for (int thread = 1; thread < threads; ++thread)
+    helpers_.emplace_back([this, thread] { help(thread); });
 }
 
 ThreadTeam::~ThreadTeam() {
@@ -19,13 +20,15 @@ void ThreadTeam::run_on_all(const std::function<void(int)>& work) {
   round_.fetch_add(1);
   round_.notify_all();
   work(0);
-  for (uint32_t left = unfinished_.load(); left != 0; left = unfinished_.load()) unfinished_.wait(left);
+  for (uint32_t left = unfinished_.load(); left != 0; left = unfinished_.load())
+    unfinished_.wait(left);
 }
 
 void ThreadTeam::run_tasks(int64_t num_tasks, const std::function<void(int64_t, int)>& work) {
   std::atomic<int64_t> next{0};
   run_on_all([&](int thread) {
-    for (int64_t task = next.fetch_add(1); task < num_tasks; task = next.fetch_add(1)) work(task, thread);
+    for (int64_t task = next.fetch_add(1); task < num_tasks; task = next.fetch_add(1))
+      work(task, thread);
   });
 }
 

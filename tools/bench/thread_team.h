@@ -1,4 +1,5 @@
-// The threads that measure the limits: as many as the library is given, asleep while the library runs.
+// The threads that measure the limits: as many as the library is given, asleep while the library
+// runs.
 #pragma once
 
 #include <atomic>
@@ -21,7 +22,8 @@ class ThreadTeam {
   // Calls work(thread) on every thread, thread in [0, size()), and returns when all are done.
   void run_on_all(const std::function<void(int)>& work);
 
-  // Calls work(task, thread) once for each task in [0, num_tasks), in order of the tasks, on whichever thread is free.
+  // Calls work(task, thread) once for each task in [0, num_tasks), in order of the tasks, on
+  // whichever thread is free.
   void run_tasks(int64_t num_tasks, const std::function<void(int64_t, int)>& work);
 
  private:

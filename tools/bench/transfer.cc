@@ -1,4 +1,5 @@
-// Moving K and V: appending new rows, and copying pages on write. Bound by memory: compared with a streaming copy of our own.
+// Moving K and V: appending new rows, and copying pages on write. Bound by memory: compared with a
+// streaming copy of our own.
 #include <algorithm>
 #include <stdexcept>
 
@@ -16,14 +17,15 @@ Report run_append(const AppendOptions& options) {
   Cache cache(shape);
   cache.add(0);
   kvc_forward* forward = cache.begin({0}, {options.tokens});
-  // Each layer has its own rows to read, as far apart as its pages are: input and output both come from memory.
+  // Each layer has its own rows to read, as far apart as its pages are: input and output both come
+  // from memory.
   constexpr int kInputs = 4;
   std::vector<std::unique_ptr<Activations>> k, v;
   for (int input = 0; input < kInputs; ++input) {
-    k.push_back(
-        std::make_unique<Activations>(shape.storage, options.tokens, shape.kv_heads, shape.head_dim, 2));
-    v.push_back(
-        std::make_unique<Activations>(shape.storage, options.tokens, shape.kv_heads, shape.head_dim, 3));
+    k.push_back(std::make_unique<Activations>(shape.storage, options.tokens, shape.kv_heads,
+                                              shape.head_dim, 2));
+    v.push_back(std::make_unique<Activations>(shape.storage, options.tokens, shape.kv_heads,
+                                              shape.head_dim, 3));
   }
   const auto append = [&](int layer) {
     const auto input = static_cast<size_t>(layer) % kInputs;
@@ -37,7 +39,8 @@ Report run_append(const AppendOptions& options) {
   const Side subject{static_cast<double>(layer_bytes) * calls, [&](int pair) {
                        for (int call = 0; call < calls; ++call) append(pair * calls + call);
                      }};
-  const PairedResult result = measure_pairs(shape.threads, options.common.budget, limit.side(), subject);
+  const PairedResult result =
+      measure_pairs(shape.threads, options.common.budget, limit.side(), subject);
   cache.abort(forward);
 
   report["tokens"] = options.tokens;
@@ -54,7 +57,8 @@ Report run_copy(const CopyOptions& options) {
   if (shape.page_size < 2)
     throw std::runtime_error("copy on write needs pages of at least two tokens: --page");
   shape.layers = options.layers;
-  // Every parent has one page, all but full; its child shares the page until a forward appends to the child.
+  // Every parent has one page, all but full; its child shares the page until a forward appends to
+  // the child.
   shape.num_pages = 2 * int64_t{options.sequences};
   const int64_t copied_bytes = options.sequences * shape.layers * shape.page_layer_bytes();
   if (shape.num_pages * shape.layers * shape.page_layer_bytes() > kLargestPoolBytes) {
@@ -70,7 +74,8 @@ Report run_copy(const CopyOptions& options) {
     children.push_back(options.sequences + parent);
     cache.fork(parent, children.back());
   }
-  // An aborted begin leaves the children as they were, so each repetition copies the same pages again.
+  // An aborted begin leaves the children as they were, so each repetition copies the same pages
+  // again.
   const std::vector<int64_t> one_token(children.size(), 1);
   const uint64_t copied_before = cache.stats().pages_copied;
   cache.abort(cache.begin(children, one_token));
@@ -82,7 +87,8 @@ Report run_copy(const CopyOptions& options) {
   CopyLimit limit(team, kCopyLimitBytes);
   const Side subject{static_cast<double>(copied_bytes),
                      [&](int) { cache.abort(cache.begin(children, one_token)); }};
-  const PairedResult result = measure_pairs(shape.threads, options.common.budget, limit.side(), subject);
+  const PairedResult result =
+      measure_pairs(shape.threads, options.common.budget, limit.side(), subject);
 
   report["layers"] = shape.layers;
   report["pages_copied"] = pages_copied;

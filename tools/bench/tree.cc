@@ -1,5 +1,5 @@
-// Speculative decoding: the nodes of one token tree in one forward, and the commit of a path, compared with a plain append of as many
-// tokens.
+// Speculative decoding: the nodes of one token tree in one forward, and the commit of a path,
+// compared with a plain append of as many tokens.
 #include <algorithm>
 #include <stdexcept>
 
@@ -16,9 +16,12 @@ class Verifier {
   explicit Verifier(const TreeOptions& options)
       : cache_(shape(options)),
         q_(cache_.shape().storage, options.nodes, options.model.q_heads, options.model.head_dim, 1),
-        k_(cache_.shape().storage, options.nodes, options.model.kv_heads, options.model.head_dim, 2),
-        v_(cache_.shape().storage, options.nodes, options.model.kv_heads, options.model.head_dim, 3),
-        out_(cache_.shape().storage, options.nodes, options.model.q_heads, options.model.head_dim, 4) {
+        k_(cache_.shape().storage, options.nodes, options.model.kv_heads, options.model.head_dim,
+           2),
+        v_(cache_.shape().storage, options.nodes, options.model.kv_heads, options.model.head_dim,
+           3),
+        out_(cache_.shape().storage, options.nodes, options.model.q_heads, options.model.head_dim,
+             4) {
     cache_.add(0);
     cache_.grow(0, options.context);
     // Breadth first, every node with `branching` children: the last node is among the deepest.
@@ -80,7 +83,8 @@ Report run_tree(const TreeOptions& options) {
                     verifier.tree();
                     commits.push_back(verifier.commit_seconds() * 1e6);
                   }};
-  const PairedResult result = measure_pairs(threads_of(options.common), options.common.budget, plain, tree);
+  const PairedResult result =
+      measure_pairs(threads_of(options.common), options.common.budget, plain, tree);
   const Spread commit = spread_of(commits);
 
   report["context"] = options.context;

@@ -1,4 +1,5 @@
-// Layers with a sliding window: a decode step must cost the same at every length, and less than over all keys.
+// Layers with a sliding window: a decode step must cost the same at every length, and less than
+// over all keys.
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
@@ -31,7 +32,8 @@ class Windowed {
   }
 
   int layers() const { return cache_.shape().layers; }
-  // All layers; taking the step back instead of ending it leaves the length and the window where they were.
+  // All layers; taking the step back instead of ending it leaves the length and the window where
+  // they were.
   void step() {
     kvc_forward* forward = cache_.begin({0}, {new_tokens_});
     for (int layer = 0; layer < layers(); ++layer)
@@ -40,8 +42,8 @@ class Windowed {
   }
 
  private:
-  static CacheShape shape(const WindowOptions& options, int64_t window, int64_t context, int64_t new_tokens,
-                          int layers) {
+  static CacheShape shape(const WindowOptions& options, int64_t window, int64_t context,
+                          int64_t new_tokens, int layers) {
     CacheShape shape = shape_of(options.model, options.common);
     shape.window = window;
     // What is held while it is filled: a window and the tokens of one forward behind it.
@@ -49,15 +51,15 @@ class Windowed {
     const int64_t held =
         window == 0 ? context : std::min(context, window + std::max(new_tokens, kPerForward));
     shape.num_pages = (held + shape.page_size - 1) / shape.page_size + 2;
-    // Layers enough that a step reads from memory. Where a window is so small that the pool would get too large, what it reads may
-    // stay in the cache.
+    // Layers enough that a step reads from memory. Where a window is so small that the pool would
+    // get too large, what it reads may stay in the cache.
     const int64_t seen = window == 0 ? context : std::min(context, window);
     const int64_t pool_bytes = shape.num_pages * shape.page_layer_bytes();
     shape.layers = layers;
     if (layers == 0) {
-      shape.layers =
-          static_cast<int>(std::min<int64_t>(layers_for_footprint(seen * shape.bytes_per_token_layer()),
-                                             std::max<int64_t>(2, kLargestPoolBytes / pool_bytes)));
+      shape.layers = static_cast<int>(
+          std::min<int64_t>(layers_for_footprint(seen * shape.bytes_per_token_layer()),
+                            std::max<int64_t>(2, kLargestPoolBytes / pool_bytes)));
     }
     if (shape.layers * pool_bytes > kLargestPoolBytes)
       throw std::runtime_error("the pool would be too large: a shorter context");
@@ -112,7 +114,8 @@ void measure_decode(const WindowOptions& options, Report& report) {
   report["speedup"] = rounded(gain.share.median);
   report["speedup_min"] = rounded(gain.share.min);
   report["speedup_max"] = rounded(gain.share.max);
-  report["keys_ratio"] = rounded(static_cast<double>(options.context) / static_cast<double>(options.window));
+  report["keys_ratio"] =
+      rounded(static_cast<double>(options.context) / static_cast<double>(options.window));
   report["disturbed"] = disturbed || gain.disturbed;
 }
 
@@ -149,7 +152,8 @@ void measure_prefill(const WindowOptions& options, Report& report) {
 
 Report run_window(const WindowOptions& given) {
   WindowOptions options = given;
-  if (options.new_tokens > options.context) throw std::runtime_error("--new must not exceed --context");
+  if (options.new_tokens > options.context)
+    throw std::runtime_error("--new must not exceed --context");
   if (options.context < kLengthFactor) throw std::runtime_error("--context must be at least 4");
   options.common.budget.seconds /= kMeasurements;
   Report report = model_report("window", options.model, options.common);

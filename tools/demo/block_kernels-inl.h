@@ -1,5 +1,6 @@
-// The bodies of the block kernels for vectors of any width, in the compiler's vector extension. Everything is inlined into
-// wrappers that carry the instruction set, so no function here has vector arguments.
+// The bodies of the block kernels for vectors of any width, in the compiler's vector extension.
+// Everything is inlined into wrappers that carry the instruction set, so no function here has
+// vector arguments.
 #pragma once
 
 #include <cmath>
@@ -42,7 +43,8 @@ struct BlockBody {
       }
     }
     for (int r = 0; r < Rows; ++r) {
-      for (int v = 0; v < 2; ++v) std::memcpy(c + r * p.c_stride + v * kLanes, &sum[r][v], VectorBytes);
+      for (int v = 0; v < 2; ++v)
+        std::memcpy(c + r * p.c_stride + v * kLanes, &sum[r][v], VectorBytes);
     }
   }
 
@@ -51,19 +53,22 @@ struct BlockBody {
       const float* b = p.b + col / kPanel * p.panel_stride;
       float* c = p.c + col;
       int64_t row = 0;
-      for (; row + TileRows <= p.rows; row += TileRows) tile<TileRows>(p, row, b, c + row * p.c_stride);
+      for (; row + TileRows <= p.rows; row += TileRows)
+        tile<TileRows>(p, row, b, c + row * p.c_stride);
       for (; row + 4 <= p.rows; row += 4) tile<4>(p, row, b, c + row * p.c_stride);
       for (; row < p.rows; ++row) tile<1>(p, row, b, c + row * p.c_stride);
     }
   }
 
-  // e^x to a few units in the last place; x outside [-87, 87] is clamped. 2^n times a polynomial on [-ln2/2, ln2/2].
+  // e^x to a few units in the last place; x outside [-87, 87] is clamped. 2^n times a polynomial on
+  // [-ln2/2, ln2/2].
   static KVC_DEMO_INLINE void exponential(Vector& x) {
     const Vector low = Vector{} - 87.0f;
     const Vector high = Vector{} + 87.0f;
     x = x < low ? low : x;
     x = x > high ? high : x;
-    constexpr float kRounder = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    // 1.5 * 2^23: adding it rounds to an integer in the low bits
+    constexpr float kRounder = 12582912.0f;
     const Vector shifted = x * 1.44269504f + kRounder;
     const Vector n = shifted - kRounder;
     const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
@@ -91,7 +96,8 @@ struct BlockBody {
     const Vector minus_infinity = Vector{} - std::numeric_limits<float>::infinity();
     for (int64_t row = 0; row < s.rows; ++row) {
       float* scores = s.scores + row * s.score_stride;
-      const int32_t visible = static_cast<int32_t>(s.visible[row] < s.keys ? s.visible[row] : s.keys);
+      const int32_t visible =
+          static_cast<int32_t>(s.visible[row] < s.keys ? s.visible[row] : s.keys);
       if (visible <= 0) {
         for (int64_t key = 0; key < s.keys; ++key) scores[key] = 0.0f;
         continue;

@@ -5,7 +5,8 @@
 namespace kvc::demo {
 namespace {
 
-// One set of wrappers per instruction set. TileRows uses up the registers: two vectors of sums per row.
+// One set of wrappers per instruction set. TileRows uses up the registers: two vectors of sums per
+// row.
 #define KVC_DEMO_KERNELS(Name, Label, Target, VectorBytes, TileRows)                       \
   struct Name {                                                                            \
     using Body = BlockBody<VectorBytes, TileRows>;                                         \
@@ -22,7 +23,8 @@ KVC_DEMO_KERNELS(Baseline, "baseline", , 16, 4)
 
 #if defined(__x86_64__)
 KVC_DEMO_KERNELS(Avx2, "avx2", __attribute__((target("avx2,fma"))), 32, 6)
-KVC_DEMO_KERNELS(Avx512, "avx512", __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma"))), 64, 12)
+KVC_DEMO_KERNELS(Avx512, "avx512",
+                 __attribute__((target("avx512f,avx512vl,avx512bw,avx512dq,fma"))), 64, 12)
 #endif
 
 }  // namespace
@@ -35,7 +37,8 @@ const BlockKernels& block_kernels(KernelLevel level) {
       __builtin_cpu_supports("avx512vl")) {
     return kAvx512;
   }
-  if (level != KernelLevel::kBaseline && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+  if (level != KernelLevel::kBaseline && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma"))
     return kAvx2;
 #else
   (void)level;

@@ -1,15 +1,16 @@
-// The demo's own float32 arithmetic: blocked products, softmax and SiLU, once per instruction set, chosen at run time.
-// The model and the contiguous baseline use it; it calls nothing of the library.
+// The demo's own float32 arithmetic: blocked products, softmax and SiLU, once per instruction set,
+// chosen at run time. The model and the contiguous baseline use it; it calls nothing of the
+// library.
 #pragma once
 
 #include <cstdint>
 
 namespace kvc::demo {
 
-// c[rows][cols] = a[rows][depth] * b[depth][cols], or += when `accumulate`.
-// b lies in panels of BlockKernels::panel columns: element (k, j) is at
-// b[j / panel * panel_stride + k * row_stride + j % panel]. cols is a multiple of the panel.
-// Every element is one sum over depth in ascending order: a row's result never depends on the rows beside it.
+// c[rows][cols] = a[rows][depth] * b[depth][cols], or += when `accumulate`. b lies in panels of
+// BlockKernels::panel columns: element (k, j) is at b[j / panel * panel_stride + k * row_stride + j
+// % panel]. cols is a multiple of the panel. Every element is one sum over depth in ascending
+// order: a row's result never depends on the rows beside it.
 struct Product {
   int64_t rows, cols, depth;
   const float* a;
@@ -21,16 +22,18 @@ struct Product {
   bool accumulate;
 };
 
-// One block of keys of an online softmax (Milakov and Gimelshein, arXiv:1805.02867), in place: scores become weights
-// relative to the row's running maximum, and what was accumulated so far is rescaled to the new maximum.
+// One block of keys of an online softmax (Milakov and Gimelshein, arXiv:1805.02867), in place:
+// scores become weights relative to the row's running maximum, and what was accumulated so far is
+// rescaled to the new maximum.
 struct SoftmaxBlock {
   int64_t rows, keys;  // keys: multiple of the panel
   float* scores;       // [rows][score_stride]
   int64_t score_stride;
   const int64_t*
-      visible;     // [rows]: the first `visible` keys count, the others get weight 0; may be <= 0 or > keys
-  float* row_max;  // [rows], -inf before the first block
-  float* row_sum;  // [rows]
+      // [rows]: the first `visible` keys count, the others get weight 0; may be <= 0 or > keys
+      visible;
+  float* row_max;      // [rows], -inf before the first block
+  float* row_sum;      // [rows]
   float* accumulated;  // [rows][dim]
   int64_t dim;         // multiple of the panel
 };
@@ -40,7 +43,8 @@ struct BlockKernels {
   int64_t panel;
   void (*multiply)(const Product& product);
   void (*softmax)(const SoftmaxBlock& block);
-  void (*silu_multiply)(float* gate, const float* up, int64_t count);  // gate = gate * sigmoid(gate) * up
+  // Gate = gate * sigmoid(gate) * up
+  void (*silu_multiply)(float* gate, const float* up, int64_t count);
 };
 
 enum class KernelLevel { kBest, kBaseline, kAvx2, kAvx512 };

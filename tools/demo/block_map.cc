@@ -13,8 +13,9 @@ struct Colour {
   const char* rgb;
 };
 
-// As many as the demo has conversations. The terminal's own colours, chosen as far from each other, from the shared pages and from the
-// free ones as its palette allows, light enough for black letters. More conversations take them in turn.
+// As many as the demo has conversations. The terminal's own colours, chosen as far from each other,
+// from the shared pages and from the free ones as its palette allows, light enough for black
+// letters. More conversations take them in turn.
 constexpr std::array<Colour, kOwnerColours> kOwners = {{{39, "#00afff"},
                                                         {179, "#d7af5f"},
                                                         {78, "#5fd787"},
@@ -77,10 +78,11 @@ int cell_palette(const MapCell& cell) { return colour_of(cell).palette; }
 
 std::string cell_rgb(const MapCell& cell) { return colour_of(cell).rgb; }
 
-std::vector<std::string> draw_map(const std::vector<MapCell>& cells, int width, int max_lines, bool colours,
-                                  int64_t* drawn) {
-  const auto last_used = std::find_if(cells.rbegin(), cells.rend(),
-                                      [](const MapCell& cell) { return cell.kind != MapCell::kFree; });
+std::vector<std::string> draw_map(const std::vector<MapCell>& cells, int width, int max_lines,
+                                  bool colours, int64_t* drawn) {
+  const auto last_used = std::find_if(cells.rbegin(), cells.rend(), [](const MapCell& cell) {
+    return cell.kind != MapCell::kFree;
+  });
   const auto used = static_cast<int64_t>(cells.rend() - last_used);
   const int64_t lines = std::clamp<int64_t>((used + width - 1) / width, 1, max_lines);
   *drawn = std::min(lines * width, static_cast<int64_t>(cells.size()));

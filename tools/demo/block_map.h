@@ -1,4 +1,5 @@
-// The pages of a pool at one moment, as a picture of cells: who holds what. The terminal and the SVG draw the same cells.
+// The pages of a pool at one moment, as a picture of cells: who holds what. The terminal and the
+// SVG draw the same cells.
 #pragma once
 
 #include <string>
@@ -28,8 +29,9 @@ constexpr int kOwnerColours = 16;           // Conversations that no other share
 int cell_palette(const MapCell& cell);      // 256-colour terminal palette
 std::string cell_rgb(const MapCell& cell);  // "#rrggbb"
 
-// Lines of `width` cells up to the last used page, at most `max_lines`; `drawn` is the number of pages they show.
-std::vector<std::string> draw_map(const std::vector<MapCell>& cells, int width, int max_lines, bool colours,
-                                  int64_t* drawn);
+// Lines of `width` cells up to the last used page, at most `max_lines`; `drawn` is the number of
+// pages they show.
+std::vector<std::string> draw_map(const std::vector<MapCell>& cells, int width, int max_lines,
+                                  bool colours, int64_t* drawn);
 
 }  // namespace kvc::demo

@@ -20,9 +20,10 @@ Comparison compare(const ServeResult& expected, const ServeResult& got) {
         const double difference =
             std::fabs(static_cast<double>(a.logits[i]) - static_cast<double>(b.logits[i]));
         // A NaN must not look like agreement.
-        result.max_logit_difference = difference <= result.max_logit_difference ? result.max_logit_difference
-                                      : std::isnan(difference) ? std::numeric_limits<double>::infinity()
-                                                               : difference;
+        result.max_logit_difference =
+            difference <= result.max_logit_difference ? result.max_logit_difference
+            : std::isnan(difference)                  ? std::numeric_limits<double>::infinity()
+                                                      : difference;
       }
       ++result.tokens_compared;
       if (a.tokens[place] != b.tokens[place]) {

@@ -8,7 +8,8 @@
 namespace kvc::demo {
 namespace {
 
-constexpr int64_t kTileTokens = 16;  // with a group of 4 query heads: 64 rows share each block of keys
+// With a group of 4 query heads: 64 rows share each block of keys
+constexpr int64_t kTileTokens = 16;
 constexpr int64_t kBlockKeys = 128;
 constexpr int64_t kLargestHeadDim = 256;
 
@@ -63,7 +64,8 @@ bool ContiguousStore::begin(std::span<const BatchItem> batch) {
   int64_t batch_row = 0;
   for (const BatchItem& item : batch_) {
     Slot& slot = slots_.at(item.sequence);
-    if (slot.length + item.count > max_length_) throw std::logic_error("a request is longer than its buffer");
+    if (slot.length + item.count > max_length_)
+      throw std::logic_error("a request is longer than its buffer");
     for (int64_t begin = 0; begin < item.count; begin += kTileTokens) {
       const int64_t tokens = std::min(kTileTokens, item.count - begin);
       for (int head = 0; head < shape_.kv_heads; ++head) {
@@ -77,10 +79,13 @@ bool ContiguousStore::begin(std::span<const BatchItem> batch) {
 
 void ContiguousStore::attention(int layer, const float* qkv, float* out) {
   const auto tiles = static_cast<int64_t>(tiles_.size());
-  pool_.for_each(tiles, [&](int64_t t, int32_t) { append(layer, qkv, tiles_[static_cast<size_t>(t)]); });
+  pool_.for_each(tiles,
+                 [&](int64_t t, int32_t) { append(layer, qkv, tiles_[static_cast<size_t>(t)]); });
   pool_.for_each(tiles, [&](int64_t t, int32_t worker) {
-    // The last tiles see the most keys: first come, so that no thread is left with a long one at the end.
-    attend(layer, qkv, out, tiles_[static_cast<size_t>(tiles - 1 - t)], scratch_[static_cast<size_t>(worker)]);
+    // The last tiles see the most keys: first come, so that no thread is left with a long one at
+    // the end.
+    attend(layer, qkv, out, tiles_[static_cast<size_t>(tiles - 1 - t)],
+           scratch_[static_cast<size_t>(worker)]);
   });
 }
 
@@ -92,13 +97,15 @@ MemoryUse ContiguousStore::memory() const {
   MemoryUse use;
   for (const auto& [sequence, slot] : slots_) {
     use.reserved_bytes += slot_bytes();
-    use.used_bytes += slot_bytes() / static_cast<uint64_t>(max_length_) * static_cast<uint64_t>(slot.length);
+    use.used_bytes +=
+        slot_bytes() / static_cast<uint64_t>(max_length_) * static_cast<uint64_t>(slot.length);
   }
   return use;
 }
 
 float* ContiguousStore::keys(const Slot& slot, int layer, int kv_head) const {
-  return slot.data.get() + (int64_t{layer} * shape_.kv_heads + kv_head) * shape_.head_dim * max_length_;
+  return slot.data.get() +
+         (int64_t{layer} * shape_.kv_heads + kv_head) * shape_.head_dim * max_length_;
 }
 
 float* ContiguousStore::values(const Slot& slot, int layer, int kv_head) const {
@@ -134,7 +141,8 @@ void ContiguousStore::append(int layer, const float* qkv, const Tile& tile) {
   }
 }
 
-void ContiguousStore::attend(int layer, const float* qkv, float* out, const Tile& tile, Scratch& s) {
+void ContiguousStore::attend(int layer, const float* qkv, float* out, const Tile& tile,
+                             Scratch& s) {
   const int64_t dim = shape_.head_dim;
   const int64_t group = shape_.q_heads / shape_.kv_heads;
   const int64_t rows = tile.tokens * group;
@@ -155,7 +163,8 @@ void ContiguousStore::attend(int layer, const float* qkv, float* out, const Tile
   const int64_t panel = kernels_.panel;
   for (int64_t begin = 0; begin < num_keys; begin += kBlockKeys) {
     const int64_t count = std::min(kBlockKeys, num_keys - begin);
-    const int64_t padded = (count + panel - 1) / panel * panel;  // the buffer's own slots, masked below
+    // The buffer's own slots, masked below
+    const int64_t padded = (count + panel - 1) / panel * panel;
     kernels_.multiply({rows, padded, dim, s.queries.data(), dim, k + begin, max_length_, panel,
                        s.scores.data(), kBlockKeys, false});
     for (int64_t row = 0; row < rows; ++row) {
@@ -170,7 +179,8 @@ void ContiguousStore::attend(int layer, const float* qkv, float* out, const Tile
     const float inverse = 1.0f / s.row_sum[static_cast<size_t>(row)];
     const int64_t head = tile.kv_head * group + row % group;
     float* o = out + (tile.batch_row + row / group) * shape_.out_width() + head * dim;
-    for (int64_t i = 0; i < dim; ++i) o[i] = s.accumulated[static_cast<size_t>(row * dim + i)] * inverse;
+    for (int64_t i = 0; i < dim; ++i)
+      o[i] = s.accumulated[static_cast<size_t>(row * dim + i)] * inverse;
   }
 }
 

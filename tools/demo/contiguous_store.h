@@ -1,5 +1,5 @@
-// Row 1, the classic baseline: each sequence has one contiguous buffer, reserved for the longest request there may be.
-// Plain code of the demo; nothing of the library takes part.
+// Row 1, the classic baseline: each sequence has one contiguous buffer, reserved for the longest
+// request there may be. Plain code of the demo; nothing of the library takes part.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@ namespace kvc::demo {
 
 class ContiguousStore final : public KvStore {
  public:
-  ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences, WorkerPool& pool,
-                  const BlockKernels& kernels);
+  ContiguousStore(const AttentionShape& shape, int64_t max_length, int max_sequences,
+                  WorkerPool& pool, const BlockKernels& kernels);
 
   bool add(int sequence) override;
   void fork(int parent, int child, int64_t length) override;
@@ -29,8 +29,8 @@ class ContiguousStore final : public KvStore {
   int64_t max_length() const { return max_length_; }
 
  private:
-  // K lies transposed, [layer][kv head][dim][max_length], so that scores are computed over neighbouring keys;
-  // V follows, [layer][kv head][max_length][dim].
+  // K lies transposed, [layer][kv head][dim][max_length], so that scores are computed over
+  // neighbouring keys; V follows, [layer][kv head][max_length][dim].
   struct Slot {
     std::unique_ptr<float[]> data;
     int64_t length = 0;

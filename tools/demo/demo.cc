@@ -44,7 +44,9 @@ std::ofstream open_output(const std::string& path, const char* option) {
   std::ofstream file;
   if (path.empty()) return file;
   file.open(path, std::ios::binary);
-  if (!file) throw UsageError(std::string(option) + ": cannot write '" + path + "': " + std::strerror(errno));
+  if (!file)
+    throw UsageError(std::string(option) + ": cannot write '" + path +
+                     "': " + std::strerror(errno));
   return file;
 }
 
@@ -85,15 +87,18 @@ int run_command(const DemoOptions& options) {
 void register_demo(CLI::App& app, int& exit_code) {
   auto line = std::make_shared<CommandLine>();
   DemoOptions& options = line->options;
-  CLI::App* demo =
-      app.add_subcommand("demo", "Serve conversations three ways: contiguous, paged, paged and shared");
+  CLI::App* demo = app.add_subcommand(
+      "demo", "Serve conversations three ways: contiguous, paged, paged and shared");
   demo->option_defaults()->always_capture_default();
   demo->footer(
-      "\nThe conversations share a system prompt and go through a small transformer with random weights, by "
+      "\nThe conversations share a system prompt and go through a small transformer with random "
+      "weights, by "
       "continuous\n"
-      "batching. Row 1 keeps a contiguous cache per sequence, row 2 pages, row 3 computes the system prompt "
+      "batching. Row 1 keeps a contiguous cache per sequence, row 2 pages, row 3 computes the "
+      "system prompt "
       "once and forks.\n"
-      "Exit status: 0; 1: --verify found a difference, or something failed; 2: a file or an option cannot be "
+      "Exit status: 0; 1: --verify found a difference, or something failed; 2: a file or an option "
+      "cannot be "
       "used.");
 
   const auto file = [&](const char* name, std::string& path, const char* help, const char* group) {
@@ -103,46 +108,51 @@ void register_demo(CLI::App& app, int& exit_code) {
                           const char* group) {
     demo->add_option(name, value, help)->check(between(low, high))->type_name("N")->group(group);
   };
-  const auto choice = [&](const char* name, std::string& value, const std::vector<std::string>& names,
-                          const char* help, const char* group) {
+  const auto choice = [&](const char* name, std::string& value,
+                          const std::vector<std::string>& names, const char* help,
+                          const char* group) {
     demo->add_option(name, value, help)
         ->check(CLI::IsMember(names).description(""))
         ->type_name("NAME")
         ->group(group);
   };
 
-  file("--system", options.workload.system_path, "Text of the system prompt, instead of the one that ships",
-       "Work");
+  file("--system", options.workload.system_path,
+       "Text of the system prompt, instead of the one that ships", "Work");
   file("--users", options.workload.users_path,
        "User turns: one per line, or several lines each, blank lines between", "Work");
   number("--conversations", options.workload.conversations, 1, 512,
          "Conversations; turns repeat when they run out", "Work");
   number("--max-new", options.workload.max_new, 1, 4096,
          "Tokens of the longest answer; others get at least 5/8 of it", "Work");
-  number("--temperature", options.temperature, 0.0, 10.0, "Of the sampling; 0 takes the likeliest byte",
-         "Work");
+  number("--temperature", options.temperature, 0.0, 10.0,
+         "Of the sampling; 0 takes the likeliest byte", "Work");
   demo->add_option("--seed", options.workload.seed, "Of weights, arrivals and answers")
       ->type_name("N")
       ->group("Work");
 
-  choice("--dtype", line->dtype, kStorageTypes, "Storage of rows 2 and 3: fp32, fp16 or bf16", "Cache");
+  choice("--dtype", line->dtype, kStorageTypes, "Storage of rows 2 and 3: fp32, fp16 or bf16",
+         "Cache");
   number("--page-size", options.page_size, 1, 4096, "Tokens of a page", "Cache");
   number("--tokens-per-step", options.tokens_per_step, 1, 65536,
          "Most tokens of one step, decodes and prompt pieces", "Cache");
   number("--max-length", options.max_length, 0, 1 << 20,
-         "Tokens that row 1 reserves for each; 0: the longest request, up to a multiple of 512", "Cache");
+         "Tokens that row 1 reserves for each; 0: the longest request, up to a multiple of 512",
+         "Cache");
   number("--memory", options.memory_mib, 0, 1 << 20,
          "MiB for the pages of rows 2 and 3; 0: what row 1 may reserve", "Cache");
 
   number("--threads", options.threads, 0, 1024, "Threads; 0: one per core", "Machine");
-  choice("--isa", line->isa, kIsas, "Instruction set: auto, reference, scalar, avx2, avx512, avx512_bf16",
-         "Machine");
-  demo->add_flag("--quick", options.quick, "A model of two layers: done in a few seconds")->group("Machine");
+  choice("--isa", line->isa, kIsas,
+         "Instruction set: auto, reference, scalar, avx2, avx512, avx512_bf16", "Machine");
+  demo->add_flag("--quick", options.quick, "A model of two layers: done in a few seconds")
+      ->group("Machine");
 
   demo->add_flag("--verify", options.verify,
                  "Fail unless all rows agree token for token (fp16, bf16: rows 2 and 3)")
       ->group("Output");
-  demo->add_flag("--verbose", options.verbose, "Print some answers, which are noise: the weights are random")
+  demo->add_flag("--verbose", options.verbose,
+                 "Print some answers, which are noise: the weights are random")
       ->group("Output");
   file("--json", options.json_path, "Write all figures", "Output");
   file("--svg", options.svg_path, "Write a figure of memory, prompt tokens and pages", "Output");

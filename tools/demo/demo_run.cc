@@ -50,13 +50,15 @@ void check_memory(const DemoRun& run) {
   const int64_t least = ceil_div(pages * page_bytes, 1 << 20);
   if (run.options.memory_mib < least) {
     throw UsageError(format("--memory %lld: one conversation needs %lld MiB",
-                            static_cast<long long>(run.options.memory_mib), static_cast<long long>(least)));
+                            static_cast<long long>(run.options.memory_mib),
+                            static_cast<long long>(least)));
   }
 }
 
 class Progress {
  public:
-  Progress(int row, const std::string& title) : row_(row), title_(title), active_(stderr_is_terminal()) {}
+  Progress(int row, const std::string& title)
+      : row_(row), title_(title), active_(stderr_is_terminal()) {}
   ~Progress() {
     if (active_) std::fprintf(stderr, "\r\x1b[K");
   }
@@ -100,9 +102,10 @@ void judge(DemoRun& run) {
     if (deciding.identical || !run.verified) continue;
     run.verified = false;
     run.verdict = format(
-        "row %zu differs from row %d first in conversation %d at generated token %lld: byte %d, not %d",
-        i + 1, exact_storage ? 1 : 2, deciding.conversation + 1, static_cast<long long>(deciding.place + 1),
-        deciding.got, deciding.expected);
+        "row %zu differs from row %d first in conversation %d at generated token %lld: byte %d, "
+        "not %d",
+        i + 1, exact_storage ? 1 : 2, deciding.conversation + 1,
+        static_cast<long long>(deciding.place + 1), deciding.got, deciding.expected);
   }
   if (!run.verified) return;
   const std::string tokens = grouped(run.rows[0].result.generated_tokens());
@@ -135,7 +138,8 @@ DemoRun run_demo(const DemoOptions& options) {
   run.max_length = options.max_length > 0 ? options.max_length : ceil_div(longest, 512) * 512;
   if (longest > run.max_length) {
     throw UsageError(format("--max-length %lld: the longest request has %lld tokens",
-                            static_cast<long long>(run.max_length), static_cast<long long>(longest)));
+                            static_cast<long long>(run.max_length),
+                            static_cast<long long>(longest)));
   }
 
   check_memory(run);
@@ -174,8 +178,8 @@ DemoRun run_demo(const DemoOptions& options) {
     paged.isa = options.isa;
     paged.byte_budget =
         options.memory_mib > 0 ? static_cast<uint64_t>(options.memory_mib) << 20 : slots_bytes;
-    // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last bit of a float32 into
-    // a different stored value.
+    // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last
+    // bit of a float32 into a different stored value.
     paged.batch_invariant = options.dtype != StorageType::kFloat32;
     PagedStore store(attention, paged, pool);
     row.result = serve_row(run, row, model, store);
@@ -192,7 +196,8 @@ DemoRun run_demo(const DemoOptions& options) {
 }
 
 double DemoRow::waste() const {
-  return 1.0 - static_cast<double>(result.peak.used_bytes) / static_cast<double>(result.peak.reserved_bytes);
+  return 1.0 - static_cast<double>(result.peak.used_bytes) /
+                   static_cast<double>(result.peak.reserved_bytes);
 }
 
 double DemoRow::tokens_per_second() const {

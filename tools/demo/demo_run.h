@@ -1,4 +1,5 @@
-// One run of the demo: what was asked for, and the three rows that came out. Reports read this and compute nothing anew.
+// One run of the demo: what was asked for, and the three rows that came out. Reports read this and
+// compute nothing anew.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ struct DemoOptions {
   int page_size = 16;
   int64_t tokens_per_step = 1024;
   int64_t max_length =
-      0;  // tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
+      // Tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
+      0;
   int64_t memory_mib = 0;  // of the paged pools; 0: as much as the contiguous buffers take
   double temperature = 0.8;
   StorageType dtype = StorageType::kFloat32;
@@ -29,8 +31,8 @@ struct DemoOptions {
   std::string json_path, svg_path;
 };
 
-// How a row's answers differ from another row's. Logits are compared while the answers agree: up to and with the first
-// token that differs, both rows have read the same.
+// How a row's answers differ from another row's. Logits are compared while the answers agree: up to
+// and with the first token that differs, both rows have read the same.
 struct Comparison {
   bool identical = true;
   double max_logit_difference = 0.0;
@@ -50,7 +52,8 @@ struct DemoRow {
   uint64_t pages_copied = 0;              // copy-on-write
   int64_t sequences_that_fit = 0;         // in the memory that row 1 reserves
   Comparison against_first;               // row 1 is the reference
-  Comparison against_paged;               // row 2; equal storage types, so meaningful for 16-bit storage too
+  // Row 2; equal storage types, so meaningful for 16-bit storage too
+  Comparison against_paged;
 
   double waste() const;
   double tokens_per_second() const;

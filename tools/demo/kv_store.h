@@ -1,5 +1,5 @@
-// Where a row of the demo keeps its keys and values: the one interface that differs between the rows. Model, scheduler and
-// sampler are the same for all.
+// Where a row of the demo keeps its keys and values: the one interface that differs between the
+// rows. Model, scheduler and sampler are the same for all.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,8 @@ class KvStore {
 
   // Opens a step. False: the memory is full now and nothing has changed.
   virtual bool begin(std::span<const BatchItem> batch) = 0;
-  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], not rotated; out [T][q heads]
+  // Keeps the new keys and values, then attends. qkv [T][q heads, k heads, v heads], not rotated;
+  // out [T][q heads]
   virtual void attention(int layer, const float* qkv, float* out) = 0;
   virtual void end() = 0;
 

@@ -7,11 +7,14 @@
 namespace kvc::demo {
 namespace {
 
-constexpr int64_t kLargestTask = 96;  // rows of the batch that one task takes through all products of a layer
+// Rows of the batch that one task takes through all products of a layer
+constexpr int64_t kLargestTask = 96;
 constexpr double kQueryKeyGain =
     1.7;  // scores with a standard deviation near 3: attention that picks its keys
 
-int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t round_up(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 // RMSNorm (Zhang and Sennrich, arXiv:1910.07467) with unit weights.
 void rms_norm(const float* in, int64_t dim, float* out) {
@@ -35,7 +38,8 @@ Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> text
   embedding_.resize(static_cast<size_t>(ModelShape::kVocabulary * d));
   const uint64_t stream = next_stream_++;
   for (size_t i = 0; i < embedding_.size(); ++i) {
-    embedding_[i] = static_cast<float>((2.0 * random_unit(seed_, stream, i) - 1.0) * std::sqrt(3.0));
+    embedding_[i] =
+        static_cast<float>((2.0 * random_unit(seed_, stream, i) - 1.0) * std::sqrt(3.0));
   }
   for (int i = 0; i < shape_.layers; ++i) {
     Layer layer;
@@ -52,8 +56,8 @@ Model::Model(const ModelShape& shape, uint64_t seed, std::span<const Token> text
   std::array<double, ModelShape::kVocabulary> counts{};
   for (const Token byte : texts) counts[byte] += 1.0;
   for (const double count : counts) {
-    head_bias_.push_back(
-        static_cast<float>(count > 0 ? std::log(count / static_cast<double>(texts.size())) : -30.0));
+    head_bias_.push_back(static_cast<float>(
+        count > 0 ? std::log(count / static_cast<double>(texts.size())) : -30.0));
   }
 
   scratch_.resize(static_cast<size_t>(pool_.size()));
@@ -94,12 +98,14 @@ int64_t Model::num_parameters() const {
 
 void Model::multiply(const PackedMatrix& matrix, const float* in, int64_t rows, float* out) const {
   kernels_.multiply({rows, matrix.padded_width, matrix.depth, in, matrix.depth, matrix.data.data(),
-                     kernels_.panel, matrix.depth * kernels_.panel, out, matrix.padded_width, false});
+                     kernels_.panel, matrix.depth * kernels_.panel, out, matrix.padded_width,
+                     false});
 }
 
 void Model::project_qkv(const Layer& layer, int64_t begin, int64_t rows, Scratch& s) {
   const int64_t d = shape_.d_model;
-  for (int64_t r = 0; r < rows; ++r) rms_norm(hidden_.data() + (begin + r) * d, d, s.normed.data() + r * d);
+  for (int64_t r = 0; r < rows; ++r)
+    rms_norm(hidden_.data() + (begin + r) * d, d, s.normed.data() + r * d);
   multiply(layer.qkv, s.normed.data(), rows, qkv_.data() + begin * layer.qkv.padded_width);
 }
 
@@ -136,7 +142,8 @@ void Model::forward(KvStore& store, std::span<const Token> tokens, std::span<con
   }
 
   // Tasks are blocks of tokens; between two attentions a block needs no other.
-  const int64_t task_rows = std::min(kLargestTask, round_up((total + pool_.size() - 1) / pool_.size(), 4));
+  const int64_t task_rows =
+      std::min(kLargestTask, round_up((total + pool_.size() - 1) / pool_.size(), 4));
   const int64_t num_tasks = (total + task_rows - 1) / task_rows;
   for (size_t l = 0; l <= layers_.size(); ++l) {
     pool_.for_each(num_tasks, [&](int64_t task, int32_t worker) {

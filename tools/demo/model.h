@@ -1,5 +1,5 @@
-// A small transformer of today's kind: grouped-query attention, rotary positions, RMSNorm, SwiGLU. Its weights are random
-// numbers of a seed, so what it says means nothing; how it computes is real.
+// A small transformer of today's kind: grouped-query attention, rotary positions, RMSNorm, SwiGLU.
+// Its weights are random numbers of a seed, so what it says means nothing; how it computes is real.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +32,15 @@ struct PackedMatrix {
 
 class Model {
  public:
-  // `texts`: what the output bias is fitted to, so that the bytes drawn have at least the frequencies of the language.
+  // `texts`: what the output bias is fitted to, so that the bytes drawn have at least the
+  // frequencies of the language.
   Model(const ModelShape& shape, uint64_t seed, std::span<const Token> texts, WorkerPool& pool,
         const BlockKernels& kernels);
 
-  // One step: `tokens` are the new tokens of the batch the store has begun, packed; for each row index in `wanted`,
-  // logits gets kVocabulary floats.
-  void forward(KvStore& store, std::span<const Token> tokens, std::span<const int64_t> wanted, float* logits);
+  // One step: `tokens` are the new tokens of the batch the store has begun, packed; for each row
+  // index in `wanted`, logits gets kVocabulary floats.
+  void forward(KvStore& store, std::span<const Token> tokens, std::span<const int64_t> wanted,
+               float* logits);
 
   const ModelShape& shape() const { return shape_; }
   int64_t num_parameters() const;

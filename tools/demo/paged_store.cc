@@ -41,7 +41,8 @@ struct ActivationTensor {
 }  // namespace
 
 PagedStore::PagedStore(const AttentionShape& shape, const PagedOptions& options, WorkerPool& pool)
-    : shape_(shape), attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
+    : shape_(shape),
+      attention_flags_(options.batch_invariant ? uint64_t{KVC_ATTN_BATCH_INVARIANT} : 0) {
   kvc_rope rope{};
   rope.struct_size = sizeof(rope);
   rope.mode = KVC_ROPE_ON_APPEND;
@@ -164,9 +165,10 @@ std::vector<PageUse> PagedStore::pages() const {
     int64_t left = 0;
     require(kvc_seq_length(cache_.get(), sequence, &left, &error), error, "kvc_seq_length");
     DLManagedTensorVersioned* table = nullptr;
-    require(kvc_export_seq_pages(cache_.get(), sequence, 0, &table, &error), error, "kvc_export_seq_pages");
-    const auto* ids = reinterpret_cast<const int32_t*>(static_cast<const char*>(table->dl_tensor.data) +
-                                                       table->dl_tensor.byte_offset);
+    require(kvc_export_seq_pages(cache_.get(), sequence, 0, &table, &error), error,
+            "kvc_export_seq_pages");
+    const auto* ids = reinterpret_cast<const int32_t*>(
+        static_cast<const char*>(table->dl_tensor.data) + table->dl_tensor.byte_offset);
     for (int64_t i = 0; i < table->dl_tensor.shape[0]; ++i, left -= plan_info_.page_size) {
       PageUse& page = pages[static_cast<size_t>(ids[i])];
       if (page.holders++ == 0) page.first_holder = static_cast<int>(sequence);

@@ -33,23 +33,24 @@ Json row_json(const DemoRow& row, int root) {
   const ServeResult& r = row.result;
   Json first_token = Json::array();
   for (const Answer& answer : r.answers) first_token.push_back(answer.first_token_seconds);
-  Json out = {
-      {"name", row.key},
-      {"prompt_tokens_computed", r.prompt_tokens},
-      {"reserved_bytes", r.peak.reserved_bytes},
-      {"used_bytes", r.peak.used_bytes},
-      {"waste", row.waste()},
-      {"first_token_seconds",
-       {{"p50", r.first_token_percentile(50)}, {"p95", r.first_token_percentile(95)}, {"all", first_token}}},
-      {"generated_tokens", r.generated_tokens()},
-      {"tokens_per_second", row.tokens_per_second()},
-      {"seconds", r.seconds},
-      {"sequences_that_fit", row.sequences_that_fit},
-      {"peak_conversations", r.peak_conversations},
-      {"steps", r.steps},
-      {"waits", r.waits},
-      {"preemptions", r.preemptions},
-      {"recomputed_tokens", r.recomputed_tokens}};
+  Json out = {{"name", row.key},
+              {"prompt_tokens_computed", r.prompt_tokens},
+              {"reserved_bytes", r.peak.reserved_bytes},
+              {"used_bytes", r.peak.used_bytes},
+              {"waste", row.waste()},
+              {"first_token_seconds",
+               {{"p50", r.first_token_percentile(50)},
+                {"p95", r.first_token_percentile(95)},
+                {"all", first_token}}},
+              {"generated_tokens", r.generated_tokens()},
+              {"tokens_per_second", row.tokens_per_second()},
+              {"seconds", r.seconds},
+              {"sequences_that_fit", row.sequences_that_fit},
+              {"peak_conversations", r.peak_conversations},
+              {"steps", r.steps},
+              {"waits", r.waits},
+              {"preemptions", r.preemptions},
+              {"recomputed_tokens", r.recomputed_tokens}};
   if (row.paged) {
     out["page_bytes"] = row.page_bytes;
     out["num_pages"] = row.num_pages;
@@ -72,41 +73,45 @@ std::string json_report(const DemoRun& run) {
   Json conversations = Json::array();
   for (size_t i = 0; i < run.workload.conversations.size(); ++i) {
     const Conversation& c = run.workload.conversations[i];
-    conversations.push_back({{"turn", c.turn},
-                             {"prompt_tokens", c.prompt.size()},
-                             {"max_new_tokens", c.max_new},
-                             {"arrival_step", c.arrival_step},
-                             {"answer_hex", hexadecimal(run.rows.back().result.answers[i].tokens)}});
+    conversations.push_back(
+        {{"turn", c.turn},
+         {"prompt_tokens", c.prompt.size()},
+         {"max_new_tokens", c.max_new},
+         {"arrival_step", c.arrival_step},
+         {"answer_hex", hexadecimal(run.rows.back().result.answers[i].tokens)}});
   }
-  const Json out = {
-      {"library", kvc_version_string()},
-      {"verified", run.verified},
-      {"verdict", run.verdict},
-      {"machine",
-       {{"threads", run.threads}, {"library_isa", run.library_isa}, {"demo_kernels", run.demo_kernels}}},
-      {"options",
-       {{"seed", run.options.workload.seed},
-        {"storage", storage_name(run.options.dtype)},
-        {"page_size", run.options.page_size},
-        {"tokens_per_step", run.options.tokens_per_step},
-        {"temperature", run.options.temperature},
-        {"contiguous_buffer_tokens", run.max_length}}},
-      {"model",
-       {{"weights", "random"},
-        {"parameters", run.num_parameters},
-        {"layers", m.layers},
-        {"d_model", m.d_model},
-        {"q_heads", m.q_heads},
-        {"kv_heads", m.kv_heads},
-        {"head_dim", m.head_dim},
-        {"ffn_dim", m.ffn_dim},
-        {"kv_bytes_per_token_contiguous", run.bytes_per_token_contiguous},
-        {"kv_bytes_per_token_paged", run.bytes_per_token_paged}}},
-      {"system_prompt_tokens", run.workload.system.size()},
-      {"logit_reference", "row contiguous, float32, at every generated token while the answers agree"},
-      {"pages_at_peak_legend", "one character per page: # shared, a letter per conversation, . free"},
-      {"rows", rows},
-      {"conversations", conversations}};
+  const Json out = {{"library", kvc_version_string()},
+                    {"verified", run.verified},
+                    {"verdict", run.verdict},
+                    {"machine",
+                     {{"threads", run.threads},
+                      {"library_isa", run.library_isa},
+                      {"demo_kernels", run.demo_kernels}}},
+                    {"options",
+                     {{"seed", run.options.workload.seed},
+                      {"storage", storage_name(run.options.dtype)},
+                      {"page_size", run.options.page_size},
+                      {"tokens_per_step", run.options.tokens_per_step},
+                      {"temperature", run.options.temperature},
+                      {"contiguous_buffer_tokens", run.max_length}}},
+                    {"model",
+                     {{"weights", "random"},
+                      {"parameters", run.num_parameters},
+                      {"layers", m.layers},
+                      {"d_model", m.d_model},
+                      {"q_heads", m.q_heads},
+                      {"kv_heads", m.kv_heads},
+                      {"head_dim", m.head_dim},
+                      {"ffn_dim", m.ffn_dim},
+                      {"kv_bytes_per_token_contiguous", run.bytes_per_token_contiguous},
+                      {"kv_bytes_per_token_paged", run.bytes_per_token_paged}}},
+                    {"system_prompt_tokens", run.workload.system.size()},
+                    {"logit_reference",
+                     "row contiguous, float32, at every generated token while the answers agree"},
+                    {"pages_at_peak_legend",
+                     "one character per page: # shared, a letter per conversation, . free"},
+                    {"rows", rows},
+                    {"conversations", conversations}};
   // Texts may be any bytes; what is not UTF-8 is replaced.
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

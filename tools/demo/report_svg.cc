@@ -1,4 +1,5 @@
-// The run as one figure: memory and prompt tokens of the three rows as bars, and the pools' pages at their peaks.
+// The run as one figure: memory and prompt tokens of the three rows as bars, and the pools' pages
+// at their peaks.
 #include <algorithm>
 #include <cmath>
 
@@ -21,8 +22,8 @@ struct Bar {
   std::string note;
 };
 
-std::string bar_panel(double x, double y, double width, std::string_view title, std::string_view axis,
-                      const std::vector<Bar>& bars) {
+std::string bar_panel(double x, double y, double width, std::string_view title,
+                      std::string_view axis, const std::vector<Bar>& bars) {
   constexpr double kLabels = 132, kNotes = 66, kBarHeight = 26, kPitch = 40;
   double largest = 0;
   for (const Bar& bar : bars) largest = std::max(largest, bar.value);
@@ -52,7 +53,8 @@ double map_height(const std::vector<MapCell>& cells, int columns, double cell) {
   return std::ceil(static_cast<double>(cells.size()) / columns) * cell;
 }
 
-std::string map_panel(double x, double y, const std::vector<MapCell>& cells, int columns, double cell) {
+std::string map_panel(double x, double y, const std::vector<MapCell>& cells, int columns,
+                      double cell) {
   std::string out = "<g shape-rendering=\"crispEdges\">\n";
   const auto count = static_cast<int64_t>(cells.size());
   for (int64_t row = 0; row * columns < count; ++row) {
@@ -62,8 +64,8 @@ std::string map_panel(double x, double y, const std::vector<MapCell>& cells, int
       const MapCell& first = cells[static_cast<size_t>(i)];
       while (i < end && cells[static_cast<size_t>(i)] == first) ++i;
       out += rectangle(x + static_cast<double>(begin - row * columns) * cell,
-                       y + static_cast<double>(row) * cell, static_cast<double>(i - begin) * cell, cell - 1,
-                       cell_rgb(first));
+                       y + static_cast<double>(row) * cell, static_cast<double>(i - begin) * cell,
+                       cell - 1, cell_rgb(first));
     }
   }
   // White lines cut the runs into pages.
@@ -104,9 +106,10 @@ std::string svg_report(const DemoRun& run) {
     const ServeResult& r = run.rows[i].result;
     const double mib = 1 << 20;
     memory.push_back({labels[i], static_cast<double>(r.peak.reserved_bytes) / mib,
-                      static_cast<double>(r.peak.used_bytes) / mib, mebibytes(r.peak.reserved_bytes)});
-    prompts.push_back({labels[i], static_cast<double>(r.prompt_tokens), static_cast<double>(r.prompt_tokens),
-                       grouped(r.prompt_tokens)});
+                      static_cast<double>(r.peak.used_bytes) / mib,
+                      mebibytes(r.peak.reserved_bytes)});
+    prompts.push_back({labels[i], static_cast<double>(r.prompt_tokens),
+                       static_cast<double>(r.prompt_tokens), grouped(r.prompt_tokens)});
   }
   const double inner = kWidth - 2 * kMargin;
   const double panel = (inner - 40) / 2;
@@ -118,9 +121,11 @@ std::string svg_report(const DemoRun& run) {
       "Small transformer with random weights; system prompt of " +
       grouped(static_cast<int64_t>(run.workload.system.size())) + " tokens; " +
       storage_name(run.options.dtype) +
-      format(" pages of %d tokens; %d threads, ", run.options.page_size, run.threads) + run.library_isa + ".";
+      format(" pages of %d tokens; %d threads, ", run.options.page_size, run.threads) +
+      run.library_isa + ".";
   body += text_at(kMargin, 76, setting, 13, kSoftInk);
-  body += text_at(kMargin, 95, (run.verified ? "Exact: " : "NOT EXACT: ") + run.verdict + ".", 13, kSoftInk);
+  body += text_at(kMargin, 95, (run.verified ? "Exact: " : "NOT EXACT: ") + run.verdict + ".", 13,
+                  kSoftInk);
   double y = 140;
   body += bar_panel(kMargin, y, panel, "KV memory at the peak",
                     "MiB; dark: holds a token, light: reserved only", memory);
@@ -129,12 +134,13 @@ std::string svg_report(const DemoRun& run) {
 
   constexpr int kColumns = 125;
   const double cell = inner / kColumns;
-  body += text_at(kMargin, y, format("Pages at the peak, %d tokens each", run.options.page_size), 16, kInk,
-                  "start", true);
+  body += text_at(kMargin, y, format("Pages at the peak, %d tokens each", run.options.page_size),
+                  16, kInk, "start", true);
   body += legend(kMargin + inner - 640, y);
   y += 14;
   for (size_t i = 1; i < run.rows.size(); ++i) {
-    const std::vector<MapCell> cells = map_cells(run.rows[i].result.peak_pages, run.root_sequence());
+    const std::vector<MapCell> cells =
+        map_cells(run.rows[i].result.peak_pages, run.root_sequence());
     const MapCounts counts = count_cells(cells);
     y += 20;
     body += text_at(kMargin, y,

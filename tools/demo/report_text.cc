@@ -22,26 +22,30 @@ std::string heading(const DemoRun& run, bool colours) {
     shortest = std::min(shortest, c.max_new);
     longest = std::max(longest, c.max_new);
   }
-  const auto label = [&](const char* text) { return painted(left(text, 11), Paint::kDim, colours); };
+  const auto label = [&](const char* text) {
+    return painted(left(text, 11), Paint::kDim, colours);
+  };
   std::string out = "\n";
   out += painted(format("%lld conversations behind one system prompt, served three ways",
                         static_cast<long long>(count)),
                  Paint::kBold, colours) +
          "\n\n";
-  out += label("  model") + format(
-                                "%d layers, width %d, %d query heads on %d KV heads of %d, %.1f million "
-                                "parameters; a byte is a token\n",
-                                m.layers, m.d_model, m.q_heads, m.kv_heads, m.head_dim,
-                                static_cast<double>(run.num_parameters) / 1e6);
-  out += label("") +
-         format("random weights (seed %llu): exactness, memory and speed are real, the text is not\n",
-                static_cast<unsigned long long>(run.options.workload.seed));
+  out += label("  model") +
+         format(
+             "%d layers, width %d, %d query heads on %d KV heads of %d, %.1f million "
+             "parameters; a byte is a token\n",
+             m.layers, m.d_model, m.q_heads, m.kv_heads, m.head_dim,
+             static_cast<double>(run.num_parameters) / 1e6);
+  out +=
+      label("") +
+      format("random weights (seed %llu): exactness, memory and speed are real, the text is not\n",
+             static_cast<unsigned long long>(run.options.workload.seed));
   out += label("  work") + "system prompt of " + grouped(system) + " tokens, " +
          format("turns of %lld on average, answers of %lld to %lld\n",
                 static_cast<long long>((run.workload.prompt_tokens() - count * system) / count),
                 static_cast<long long>(shortest), static_cast<long long>(longest));
-  out += label("  serving") + "continuous batching, at most " + grouped(run.options.tokens_per_step) +
-         " tokens a step; arrivals over the first " +
+  out += label("  serving") + "continuous batching, at most " +
+         grouped(run.options.tokens_per_step) + " tokens a step; arrivals over the first " +
          std::to_string(run.workload.conversations.back().arrival_step + 1) + " steps\n";
   out += label("  cache") + "row 1: float32, buffers of " + grouped(run.max_length) +
          " tokens; rows 2 and 3: " + storage_name(run.options.dtype) +
@@ -70,7 +74,9 @@ std::string table(const DemoRun& run, bool colours) {
     for (size_t i = 1; i < cells.size(); ++i) out += right(cells[i], kWidths[i - 1]);
     return out;
   };
-  const auto mib = [](uint64_t bytes) { return format("%.1f", static_cast<double>(bytes) / (1 << 20)); };
+  const auto mib = [](uint64_t bytes) {
+    return format("%.1f", static_cast<double>(bytes) / (1 << 20));
+  };
   std::string out;
   out += painted("  " + left("", 15) + right("prompt", 8) + right("KV at the peak, MiB", 23) +
                      right("first token, s", 18) + right("tokens", 8) + right("fit in", 9) +
@@ -78,25 +84,28 @@ std::string table(const DemoRun& run, bool colours) {
                  Paint::kDim, colours) +
          "\n";
   out += painted(line({"", "tokens", "reserved", "used", "waste", "p50", "p95", "/s",
-                       format("%.0f MiB", static_cast<double>(run.contiguous_bytes) / (1 << 20)), "|dlogit|",
-                       "tokens"}),
+                       format("%.0f MiB", static_cast<double>(run.contiguous_bytes) / (1 << 20)),
+                       "|dlogit|", "tokens"}),
                  Paint::kDim, colours) +
          "\n";
   for (size_t i = 0; i < run.rows.size(); ++i) {
     const DemoRow& row = run.rows[i];
     const ServeResult& r = row.result;
-    const std::string text =
-        line({row.title, grouped(r.prompt_tokens), mib(r.peak.reserved_bytes), mib(r.peak.used_bytes),
-              format("%.1f %%", 100.0 * row.waste()), format("%.3f", r.first_token_percentile(50)),
-              format("%.3f", r.first_token_percentile(95)), format("%.0f", row.tokens_per_second()),
-              grouped(row.sequences_that_fit),
-              i == 0 ? "(ref)" : format("%.1e", row.against_first.max_logit_difference), agreement(run, i)});
+    const std::string text = line(
+        {row.title, grouped(r.prompt_tokens), mib(r.peak.reserved_bytes), mib(r.peak.used_bytes),
+         format("%.1f %%", 100.0 * row.waste()), format("%.3f", r.first_token_percentile(50)),
+         format("%.3f", r.first_token_percentile(95)), format("%.0f", row.tokens_per_second()),
+         grouped(row.sequences_that_fit),
+         i == 0 ? "(ref)" : format("%.1e", row.against_first.max_logit_difference),
+         agreement(run, i)});
     out += (i + 1 == run.rows.size() ? painted(text, Paint::kBold, colours) : text) + "\n";
   }
   out += painted(
-      "  reserved: buffers or pages held when most were; waste: the part that holds no token; fit in: "
+      "  reserved: buffers or pages held when most were; waste: the part that holds no token; fit "
+      "in: "
       "conversations\n"
-      "  at full length in row 1's memory; |dlogit|: against row 1's float32 arithmetic at every generated "
+      "  at full length in row 1's memory; |dlogit|: against row 1's float32 arithmetic at every "
+      "generated "
       "token",
       Paint::kDim, colours);
   return out + "\n\n";
@@ -109,19 +118,21 @@ std::string summary(const DemoRun& run, bool colours) {
       "  Row 3 computed " +
       ratio(static_cast<double>(last.prompt_tokens), static_cast<double>(first.prompt_tokens)) +
       " of row 1's prompt tokens, reserved " +
-      ratio(static_cast<double>(last.peak.reserved_bytes), static_cast<double>(first.peak.reserved_bytes)) +
+      ratio(static_cast<double>(last.peak.reserved_bytes),
+            static_cast<double>(first.peak.reserved_bytes)) +
       " of its memory,\n  took " + ratio(last.seconds, first.seconds) +
       format(" of its time (%.1f s, %.1f s, %.1f s).\n", first.seconds, run.rows[1].result.seconds,
              last.seconds);
   for (const DemoRow& row : run.rows) {
     const ServeResult& r = row.result;
     if (r.waits == 0) continue;
-    out += "  Row " + row.title.substr(0, 1) + ": the pool was full in " + grouped(r.waits) + " steps; " +
-           grouped(r.preemptions) + " times a conversation gave way, " + grouped(r.recomputed_tokens) +
-           " tokens were computed again.\n";
+    out += "  Row " + row.title.substr(0, 1) + ": the pool was full in " + grouped(r.waits) +
+           " steps; " + grouped(r.preemptions) + " times a conversation gave way, " +
+           grouped(r.recomputed_tokens) + " tokens were computed again.\n";
   }
   const std::string mark = run.verified ? "  Exact: " : "  NOT EXACT: ";
-  return out + painted(mark + run.verdict + ".", run.verified ? Paint::kGreen : Paint::kRed, colours) +
+  return out +
+         painted(mark + run.verdict + ".", run.verified ? Paint::kGreen : Paint::kRed, colours) +
          "\n\n";
 }
 
@@ -138,7 +149,8 @@ std::string map(const DemoRun& run, bool colours) {
                     with_background("a", cell_palette({MapCell::kOwn, 0}), colours) +
                     with_background("b", cell_palette({MapCell::kOwn, 1}), colours) +
                     with_background("c", cell_palette({MapCell::kOwn, 2}), colours) +
-                    " one conversation: " + grouped(counts.own) + "   . free: " + grouped(counts.free) + "\n";
+                    " one conversation: " + grouped(counts.own) +
+                    "   . free: " + grouped(counts.free) + "\n";
   for (const std::string& line : lines) out += "  " + line + "\n";
   const MapCounts hidden = count_cells({cells.begin() + drawn, cells.end()});
   const int64_t hidden_used = hidden.shared + hidden.own;
@@ -151,8 +163,8 @@ std::string map(const DemoRun& run, bool colours) {
 }
 
 std::string answers(const DemoRun& run, bool colours) {
-  std::string out =
-      painted("  Some answers", Paint::kBold, colours) + " (row 3; noise, for the weights are random)\n";
+  std::string out = painted("  Some answers", Paint::kBold, colours) +
+                    " (row 3; noise, for the weights are random)\n";
   const size_t shown = std::min(kAnswersShown, run.workload.conversations.size());
   for (size_t i = 0; i < shown; ++i) {
     const std::vector<Token>& tokens = run.rows.back().result.answers[i].tokens;

@@ -6,7 +6,8 @@
 
 namespace kvc::demo {
 
-Token sample(const float* logits, double temperature, uint64_t seed, int conversation, int64_t place) {
+Token sample(const float* logits, double temperature, uint64_t seed, int conversation,
+             int64_t place) {
   constexpr uint64_t kStream = 1u << 30;
   const uint64_t stream = kStream + static_cast<uint64_t>(conversation);
   int best = 0;

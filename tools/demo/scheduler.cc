@@ -86,7 +86,8 @@ class Scheduler {
     }
   }
 
-  // Running conversations first, oldest first, so that answers do not stall behind new prompts; then new ones.
+  // Running conversations first, oldest first, so that answers do not stall behind new prompts;
+  // then new ones.
   void plan_batch() {
     batch_.clear();
     int64_t budget = options_.tokens_per_step;
@@ -133,8 +134,8 @@ class Scheduler {
     return true;
   }
 
-  // Begins the step with as much of the planned batch as the pool has room for. The youngest gives way; the last one left
-  // takes the pages of the youngest that is not in the step.
+  // Begins the step with as much of the planned batch as the pool has room for. The youngest gives
+  // way; the last one left takes the pages of the youngest that is not in the step.
   void open_step() {
     bool waited = false;
     while (!store_.begin(batch_)) {
@@ -144,7 +145,8 @@ class Scheduler {
       };
       if (batch_.size() > 1) {
         const auto youngest = std::max_element(batch_.begin(), batch_.end(), younger);
-        // Admitted for this step and empty so far: back to the queue. Others stay and try again in the next step.
+        // Admitted for this step and empty so far: back to the queue. Others stay and try again in
+        // the next step.
         const Request& r = request(youngest->sequence);
         if (r.computed == first_computed()) put_back(youngest->sequence);
         batch_.erase(youngest);
@@ -162,7 +164,8 @@ class Scheduler {
       } else if (batch_[0].count > 1) {
         batch_[0].count /= 2;
       } else {
-        throw std::runtime_error("the pool is too small for one conversation; give it more with --memory");
+        throw std::runtime_error(
+            "the pool is too small for one conversation; give it more with --memory");
       }
     }
     if (waited) ++result_.waits;
@@ -184,7 +187,8 @@ class Scheduler {
     wanted_.clear();
     for (const BatchItem& item : batch_) {
       const Request& r = request(item.sequence);
-      tokens_.insert(tokens_.end(), r.tokens.begin() + item.begin, r.tokens.begin() + item.begin + item.count);
+      tokens_.insert(tokens_.end(), r.tokens.begin() + item.begin,
+                     r.tokens.begin() + item.begin + item.count);
       if (item.sequence != root_id() && item.count == r.remaining()) {
         wanted_.push_back(static_cast<int64_t>(tokens_.size()) - 1);
       }
@@ -233,9 +237,9 @@ class Scheduler {
   void count_tokens(const BatchItem& item, const Request& r) {
     const bool is_root = item.sequence == root_id();
     const int64_t prompt =
-        is_root
-            ? static_cast<int64_t>(r.tokens.size())
-            : static_cast<int64_t>(workload_.conversations[static_cast<size_t>(item.sequence)].prompt.size());
+        is_root ? static_cast<int64_t>(r.tokens.size())
+                : static_cast<int64_t>(
+                      workload_.conversations[static_cast<size_t>(item.sequence)].prompt.size());
     result_.prompt_tokens += std::clamp<int64_t>(prompt - item.begin, 0, item.count);
     result_.recomputed_tokens += std::clamp<int64_t>(r.ever_computed - item.begin, 0, item.count);
   }
@@ -267,7 +271,8 @@ class Scheduler {
 
 }  // namespace
 
-ServeResult serve(const Workload& workload, Model& model, KvStore& store, const ServeOptions& options) {
+ServeResult serve(const Workload& workload, Model& model, KvStore& store,
+                  const ServeOptions& options) {
   return Scheduler(workload, model, store, options).run();
 }
 
@@ -282,7 +287,8 @@ double ServeResult::first_token_percentile(double percent) const {
   for (const Answer& answer : answers) times.push_back(answer.first_token_seconds);
   std::sort(times.begin(), times.end());
   // Nearest rank.
-  const auto rank = static_cast<size_t>(std::ceil(percent / 100.0 * static_cast<double>(times.size())));
+  const auto rank =
+      static_cast<size_t>(std::ceil(percent / 100.0 * static_cast<double>(times.size())));
   return times[std::max<size_t>(rank, 1) - 1];
 }
 

@@ -1,5 +1,6 @@
-// Continuous batching (Yu et al., Orca, OSDI 2022): every step takes the next token of each running conversation and fills
-// a token budget with pieces of waiting prompts. One scheduler serves all rows; only the store differs.
+// Continuous batching (Yu et al., Orca, OSDI 2022): every step takes the next token of each running
+// conversation and fills a token budget with pieces of waiting prompts. One scheduler serves all
+// rows; only the store differs.
 #pragma once
 
 #include <chrono>
@@ -44,6 +45,7 @@ struct ServeResult {
   double first_token_percentile(double percent) const;
 };
 
-ServeResult serve(const Workload& workload, Model& model, KvStore& store, const ServeOptions& options);
+ServeResult serve(const Workload& workload, Model& model, KvStore& store,
+                  const ServeOptions& options);
 
 }  // namespace kvc::demo

@@ -64,7 +64,9 @@ std::string grouped(int64_t value) {
   return result;
 }
 
-std::string mebibytes(uint64_t bytes) { return format("%.1f MiB", static_cast<double>(bytes) / (1 << 20)); }
+std::string mebibytes(uint64_t bytes) {
+  return format("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
 
 std::string printable(std::string_view text, size_t width) {
   std::string result;

@@ -13,7 +13,8 @@ bool stderr_is_terminal();
 
 enum class Paint { kBold, kDim, kGreen, kRed };
 std::string painted(std::string_view text, Paint paint, bool colours);
-std::string with_background(std::string_view text, int palette_colour, bool colours);  // 256-colour palette
+// 256-colour palette
+std::string with_background(std::string_view text, int palette_colour, bool colours);
 
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 std::string left(std::string_view text, size_t width);

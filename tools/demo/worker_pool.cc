@@ -58,8 +58,11 @@ kvc_executor WorkerPool::executor() {
   kvc_executor executor{};
   executor.struct_size = sizeof(executor);
   executor.user = this;
-  executor.concurrency = [](void* user) -> int32_t { return static_cast<WorkerPool*>(user)->size(); };
-  executor.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t), void* arg) {
+  executor.concurrency = [](void* user) -> int32_t {
+    return static_cast<WorkerPool*>(user)->size();
+  };
+  executor.parallel_for = [](void* user, int64_t num_tasks, void (*fn)(void*, int64_t, int32_t),
+                             void* arg) {
     static_cast<WorkerPool*>(user)->run(num_tasks, fn, arg);
   };
   return executor;

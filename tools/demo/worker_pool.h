@@ -1,5 +1,5 @@
-// The threads of the demo: the model's matrix products, the contiguous baseline's attention and, through
-// kvc_executor, the library's attention all run on the same ones.
+// The threads of the demo: the model's matrix products, the contiguous baseline's attention and,
+// through kvc_executor, the library's attention all run on the same ones.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,8 @@ class WorkerPool {
   void for_each(int64_t num_tasks, Callable&& callable) {
     using Plain = std::remove_reference_t<Callable>;
     run(
-        num_tasks, [](void* arg, int64_t task, int32_t worker) { (*static_cast<Plain*>(arg))(task, worker); },
+        num_tasks,
+        [](void* arg, int64_t task, int32_t worker) { (*static_cast<Plain*>(arg))(task, worker); },
         std::addressof(callable));
   }
 

@@ -20,7 +20,8 @@ constexpr size_t kLargestFile = 1 << 20;
 
 std::string read_text(const std::string& path, const char* option) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw UsageError(std::string(option) + ": cannot open '" + path + "': " + std::strerror(errno));
+  if (!file)
+    throw UsageError(std::string(option) + ": cannot open '" + path + "': " + std::strerror(errno));
   std::string text(kLargestFile + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad() || (file.fail() && !file.eof()))
@@ -71,9 +72,11 @@ Workload make_workload(const WorkloadOptions& options) {
   const bool own_users = !options.users_path.empty();
   const std::string system =
       own_system ? read_text(options.system_path, "--system") : std::string(kSystemText);
-  const std::string users = own_users ? read_text(options.users_path, "--users") : std::string(kUsersText);
+  const std::string users =
+      own_users ? read_text(options.users_path, "--users") : std::string(kUsersText);
   const std::vector<std::string> turns = split_turns(users);
-  if (trim(system).empty()) throw UsageError("--system: '" + options.system_path + "' holds no text");
+  if (trim(system).empty())
+    throw UsageError("--system: '" + options.system_path + "' holds no text");
   if (turns.empty()) throw UsageError("--users: '" + options.users_path + "' holds no user turn");
 
   Workload workload;
@@ -88,10 +91,12 @@ Workload make_workload(const WorkloadOptions& options) {
          {std::string("\n\nVisitor: "), conversation.turn, std::string("\nDesk: ")}) {
       conversation.prompt.insert(conversation.prompt.end(), part.begin(), part.end());
     }
-    // Answers end at different lengths, between 5/8 of --max-new and all of it; arrivals are one to three steps apart.
+    // Answers end at different lengths, between 5/8 of --max-new and all of it; arrivals are one to
+    // three steps apart.
     const int64_t shortest = std::max<int64_t>(1, options.max_new * 5 / 8);
     const auto choices = static_cast<uint64_t>(options.max_new - shortest + 1);
-    conversation.max_new = shortest + static_cast<int64_t>(random_bits(options.seed, stream, 0) % choices);
+    conversation.max_new =
+        shortest + static_cast<int64_t>(random_bits(options.seed, stream, 0) % choices);
     conversation.arrival_step = arrival;
     arrival += 1 + static_cast<int64_t>(random_bits(options.seed, stream, 1) % 3);
     workload.conversations.push_back(std::move(conversation));

@@ -1,5 +1,5 @@
-// What the demo serves: a shared system prompt and conversations that differ after it, as bytes, with the step at
-// which each arrives and the number of tokens it will be given.
+// What the demo serves: a shared system prompt and conversations that differ after it, as bytes,
+// with the step at which each arrives and the number of tokens it will be given.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,8 @@ std::vector<std::string> split_turns(std::string_view text);
 
 Workload make_workload(const WorkloadOptions& options);
 
-// Position `index` of the stream of random numbers named by `seed` and `stream`; uniform over 64 bits.
+// Position `index` of the stream of random numbers named by `seed` and `stream`; uniform over 64
+// bits.
 uint64_t random_bits(uint64_t seed, uint64_t stream, uint64_t index);
 
 // The same as a number in (0, 1).

@@ -45,8 +45,10 @@ constexpr Family kFamilies[] = {
     gauge("pages", offsetof(kvc_stats, pages_total), "Pages of the pool."),
     gauge("pages_free", offsetof(kvc_stats, pages_free),
           "Pages that no sequence holds, those of the prefix cache included."),
-    gauge("pages_used", offsetof(kvc_stats, pages_used), "Pages held by sequences or the open forward."),
-    gauge("pages_shared", offsetof(kvc_stats, pages_shared), "Used pages that several sequences hold."),
+    gauge("pages_used", offsetof(kvc_stats, pages_used),
+          "Pages held by sequences or the open forward."),
+    gauge("pages_shared", offsetof(kvc_stats, pages_shared),
+          "Used pages that several sequences hold."),
     gauge("pages_used_peak", offsetof(kvc_stats, pages_peak), "Most pages used at once so far."),
     gauge("pages_cached", offsetof(kvc_stats, pages_cached),
           "Pages that the prefix cache knows, used ones too."),
@@ -62,21 +64,26 @@ constexpr Family kFamilies[] = {
             "Tokens appended by ended forwards."),
     counter("pages_copied_total", offsetof(kvc_stats, pages_copied),
             "Pages copied before a write because others hold them."),
-    counter("no_pages_total", offsetof(kvc_stats, no_pages), "Forwards refused because the pool was full."),
+    counter("no_pages_total", offsetof(kvc_stats, no_pages),
+            "Forwards refused because the pool was full."),
     counter("cascades_total", offsetof(kvc_stats, cascades),
             "Shared prefixes read once for several sequences."),
     unsigned_gauge("step_bytes", offsetof(kvc_stats, step_bytes),
                    "Bytes that the last forward sends to a device."),
     unsigned_gauge("step_copies", offsetof(kvc_stats, step_copies),
                    "Copies to a device that the last forward needs."),
-    gauge("state_slots_used", offsetof(kvc_stats, state_slots_used), "Recurrent states and checkpoints kept."),
-    unsigned_gauge("state_slot_bytes", offsetof(kvc_stats, state_slot_bytes), "Bytes of a recurrent state."),
+    gauge("state_slots_used", offsetof(kvc_stats, state_slots_used),
+          "Recurrent states and checkpoints kept."),
+    unsigned_gauge("state_slot_bytes", offsetof(kvc_stats, state_slot_bytes),
+                   "Bytes of a recurrent state."),
     gauge("prefix_blocks", offsetof(kvc_stats, prefix_blocks),
           "Blocks in the prefix cache, on device and host."),
-    gauge("prefix_blocks_host", offsetof(kvc_stats, prefix_blocks_host), "Of these, with pages on the host."),
+    gauge("prefix_blocks_host", offsetof(kvc_stats, prefix_blocks_host),
+          "Of these, with pages on the host."),
     gauge("prefix_pinned_blocks", offsetof(kvc_stats, prefix_pinned), "Pinned blocks."),
     counter("prefix_lookups_total", offsetof(kvc_stats, prefix_lookups), "Prompts looked up."),
-    counter("prefix_query_tokens_total", offsetof(kvc_stats, prefix_query_tokens), "Tokens of these prompts."),
+    counter("prefix_query_tokens_total", offsetof(kvc_stats, prefix_query_tokens),
+            "Tokens of these prompts."),
     counter("prefix_hit_tokens_total", offsetof(kvc_stats, prefix_hit_tokens),
             "Tokens of these prompts that were found."),
     unsigned_gauge("prefix_recent_query_tokens", offsetof(kvc_stats, recent_query_tokens),
@@ -86,7 +93,8 @@ constexpr Family kFamilies[] = {
     counter("prefix_stored_blocks_total", offsetof(kvc_stats, prefix_stored), "Blocks published."),
     counter("prefix_duplicate_blocks_total", offsetof(kvc_stats, prefix_duplicates),
             "Blocks computed again although the prefix cache held them."),
-    counter("prefix_evicted_blocks_total", offsetof(kvc_stats, prefix_evicted), "Blocks evicted for others."),
+    counter("prefix_evicted_blocks_total", offsetof(kvc_stats, prefix_evicted),
+            "Blocks evicted for others."),
     counter("prefix_rejected_blocks_total", offsetof(kvc_stats, prefix_rejected),
             "Blocks that a quota kept out."),
     counter("prefix_demoted_pages_total", offsetof(kvc_stats, prefix_demoted),
@@ -97,7 +105,8 @@ constexpr Family kFamilies[] = {
     gauge("host_pages_used", offsetof(kvc_stats, host_pages_used),
           "Host pages held by swapped sequences and the prefix cache."),
     gauge("swapped_sequences", offsetof(kvc_stats, num_swapped_seqs), "Sequences on the host."),
-    counter("pages_swapped_out_total", offsetof(kvc_stats, pages_swapped_out), "Pages swapped to the host."),
+    counter("pages_swapped_out_total", offsetof(kvc_stats, pages_swapped_out),
+            "Pages swapped to the host."),
     counter("pages_swapped_in_total", offsetof(kvc_stats, pages_swapped_in), "Pages swapped back."),
     counter("copy_runs_total", offsetof(kvc_stats, copy_runs),
             "Contiguous copies that swaps and page copies were merged into."),
@@ -109,7 +118,8 @@ constexpr Family kFamilies[] = {
 constexpr Histogram kHistograms[] = {
     {"block_lifetime_seconds", "Evicted blocks by time in the prefix cache.",
      offsetof(kvc_stats, block_lifetime)},
-    {"block_idle_seconds", "Evicted blocks by time since their last use.", offsetof(kvc_stats, block_idle)},
+    {"block_idle_seconds", "Evicted blocks by time since their last use.",
+     offsetof(kvc_stats, block_idle)},
     {"block_reuse_gap_seconds", "Hits by time since the block's use before.",
      offsetof(kvc_stats, block_reuse_gap)},
 };
@@ -145,7 +155,8 @@ void check_labels(const LabelledStats& cache) {
   for (const auto& [name, value] : cache.labels) {
     bool is_good = !name.empty() && name != "le" && !(name[0] >= '0' && name[0] <= '9');
     for (const char c : name) {
-      is_good &= (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+      is_good &=
+          (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
     }
     if (!is_good) throw std::invalid_argument("'" + name + "' is not the name of a label");
   }
@@ -157,15 +168,17 @@ std::string head(const std::string& name, const char* type, const std::string& h
 
 void add_histogram(const Histogram& histogram, const LabelledStats& cache, const std::string& name,
                    std::string* out) {
-  const auto* counts =
-      reinterpret_cast<const uint64_t*>(reinterpret_cast<const char*>(&cache.stats) + histogram.offset);
+  const auto* counts = reinterpret_cast<const uint64_t*>(
+      reinterpret_cast<const char*>(&cache.stats) + histogram.offset);
   uint64_t count = 0;
   double sum = 0, upper = 2e-3;  // seconds
   for (size_t i = 0; i < kBuckets; ++i, upper *= 2) {
     count += counts[i];
     sum += static_cast<double>(counts[i]) * upper * (i == 0 ? 0.5 : 0.75);  // bucket 0 begins at 0
-    const bool is_last = i + 1 == kBuckets;                                 // and holds all that is longer
-    *out += name + "_bucket" + label_set(cache, "le=\"" + (is_last ? "+Inf" : decimal(upper)) + "\"") + " " +
+    // And holds all that is longer
+    const bool is_last = i + 1 == kBuckets;
+    *out += name + "_bucket" +
+            label_set(cache, "le=\"" + (is_last ? "+Inf" : decimal(upper)) + "\"") + " " +
             std::to_string(count) + "\n";
   }
   *out += name + "_sum" + label_set(cache) + " " + decimal(sum) + "\n";
@@ -195,7 +208,8 @@ std::string prometheus_text(const std::vector<LabelledStats>& caches) {
     std::string samples;
     for (const LabelledStats& cache : caches) {
       if (!has_field(cache.stats, family.offset, sizeof(uint64_t))) continue;
-      samples += name + label_set(cache) + " " + field(cache.stats, family.offset, family.is_signed) + "\n";
+      samples += name + label_set(cache) + " " +
+                 field(cache.stats, family.offset, family.is_signed) + "\n";
     }
     if (samples.empty()) continue;
     out += head(name, family.kind == Kind::kCounter ? "counter" : "gauge", family.help) + samples;

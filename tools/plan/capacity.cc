@@ -52,7 +52,8 @@ Requests requests_of(const Capacity& capacity, int64_t tokens) {
   Requests out;
   out.tokens = tokens;
   out.pages = request_pages(capacity, tokens);
-  if (out.pages != 0) out.count = static_cast<double>(capacity.num_pages) / static_cast<double>(out.pages);
+  if (out.pages != 0)
+    out.count = static_cast<double>(capacity.num_pages) / static_cast<double>(out.pages);
   return out;
 }
 
@@ -80,9 +81,9 @@ int64_t pages_for(const Capacity& capacity, uint64_t memory) {
 std::vector<Stage> plan_stages(const kvc_config& config, int32_t stages) {
   std::vector<Stage> out;
   for (const Slice slice : cut_layers(config.num_layers, stages)) {
-    const std::string context =
-        stages == 1 ? ""
-                    : "layers " + std::to_string(slice.begin) + " to " + std::to_string(slice.end - 1) + ": ";
+    const std::string context = stages == 1 ? ""
+                                            : "layers " + std::to_string(slice.begin) + " to " +
+                                                  std::to_string(slice.end - 1) + ": ";
     out.push_back(plan_stage(config, slice, context));
   }
   return out;
@@ -98,7 +99,8 @@ std::vector<Stage> plan_what_fits(kvc_config& config, int32_t stages) {
     } catch (const TooLong& too_long) {
       const int64_t shorter = std::min(too_long.longest, config.max_seq_len - 1);
       if (shorter < 1)
-        throw Failure("not one token of a request of " + std::to_string(asked) + " fits: " + too_long.message);
+        throw Failure("not one token of a request of " + std::to_string(asked) +
+                      " fits: " + too_long.message);
       config.max_seq_len = shorter;
     }
   }
@@ -173,13 +175,13 @@ Capacity plan_capacity(const Model& model, uint64_t memory, int32_t tensor_ranks
       std::any_of(config.layers, config.layers + config.num_layers,
                   [&](const kvc_layer& layer) { return sees_less_than(layer, capacity.max_len); });
   capacity.num_pages = common_pages(capacity.stages);
-  const auto fewest =
-      std::min_element(capacity.stages.begin(), capacity.stages.end(),
-                       [](const Stage& a, const Stage& b) { return a.info.num_pages < b.info.num_pages; });
+  const auto fewest = std::min_element(
+      capacity.stages.begin(), capacity.stages.end(),
+      [](const Stage& a, const Stage& b) { return a.info.num_pages < b.info.num_pages; });
   capacity.tightest = static_cast<size_t>(fewest - capacity.stages.begin());
   capacity.longest_request = longest_request(capacity);
-  capacity.longest =
-      requests_of(capacity, capacity.planned_len != 0 ? capacity.planned_len : capacity.longest_request);
+  capacity.longest = requests_of(
+      capacity, capacity.planned_len != 0 ? capacity.planned_len : capacity.longest_request);
   for (const int64_t tokens : kLengths) {
     if (capacity.planned_len == 0 || tokens <= capacity.planned_len)
       capacity.by_length.push_back(requests_of(capacity, tokens));

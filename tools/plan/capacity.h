@@ -15,7 +15,8 @@ struct Slice {
   int32_t begin = 0, end = 0;
 };
 
-// Layers cut into `stages` runs of equal length; what is left over goes to the first ones, a layer each.
+// Layers cut into `stages` runs of equal length; what is left over goes to the first ones, a layer
+// each.
 std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages);
 
 struct PlanDeleter {
@@ -41,9 +42,10 @@ struct Capacity {
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
   size_t tightest = 0;        // the stage with the fewest pages
   int32_t tensor_ranks = 1;
-  int64_t num_pages = 0;               // Pages that every rank has.
-  int64_t max_len = 0;                 // Length asked for, or the model's; 0: none.
-  int64_t planned_len = 0;             // Length the plan is made for: max_len where it fits, else what fits.
+  int64_t num_pages = 0;  // Pages that every rank has.
+  int64_t max_len = 0;    // Length asked for, or the model's; 0: none.
+  // Length the plan is made for: max_len where it fits, else what fits.
+  int64_t planned_len = 0;
   int64_t max_tokens_per_forward = 0;  // 0: a prompt comes in one forward.
   Requests longest;                    // Requests of planned_len tokens.
   int64_t longest_request = 0;         // Tokens of one request that has all pages to itself.

@@ -9,7 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "src/plan/hf/families.h"
+#include "src/model_config/families.h"
 
 namespace kvc::plan_tool {
 namespace {
@@ -23,7 +23,8 @@ std::string file_text(const std::string& path) {
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file && !file.eof()) throw Failure("cannot read " + path + ": " + std::strerror(errno));
   text.resize(static_cast<size_t>(file.gcount()));
-  if (text.find('\0') != std::string::npos) throw Failure(path + " is not JSON: it has a zero byte");
+  if (text.find('\0') != std::string::npos)
+    throw Failure(path + " is not JSON: it has a zero byte");
   return text;
 }
 
@@ -32,18 +33,19 @@ struct Storage {
   DLDataType type;
   kvc_quant quant;
 };
-constexpr std::array<Storage, 8> kStorages = {{{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
-                                               {"fp16", {kDLFloat, 16, 1}, KVC_QUANT_NONE},
-                                               {"fp32", {kDLFloat, 32, 1}, KVC_QUANT_NONE},
-                                               {"fp8", {kDLFloat8_e4m3fn, 8, 1}, KVC_QUANT_PER_TENSOR},
-                                               {"fp8_e5m2", {kDLFloat8_e5m2, 8, 1}, KVC_QUANT_PER_TENSOR},
-                                               {"int8", {kDLInt, 8, 1}, KVC_QUANT_PER_TOKEN_HEAD},
-                                               {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
-                                               {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
+constexpr std::array<Storage, 8> kStorages = {
+    {{"bf16", {kDLBfloat, 16, 1}, KVC_QUANT_NONE},
+     {"fp16", {kDLFloat, 16, 1}, KVC_QUANT_NONE},
+     {"fp32", {kDLFloat, 32, 1}, KVC_QUANT_NONE},
+     {"fp8", {kDLFloat8_e4m3fn, 8, 1}, KVC_QUANT_PER_TENSOR},
+     {"fp8_e5m2", {kDLFloat8_e5m2, 8, 1}, KVC_QUANT_PER_TENSOR},
+     {"int8", {kDLInt, 8, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+     {"int4", {kDLInt, 4, 1}, KVC_QUANT_PER_TOKEN_HEAD},
+     {"nvfp4", {kDLFloat4_e2m1fn, 4, 1}, KVC_QUANT_BLOCK16}}};
 
 std::string divides(const char* what, size_t layer, int64_t value, int32_t ranks) {
-  return "--tp " + std::to_string(ranks) + " does not divide the " + std::to_string(value) + " " + what +
-         " of layer " + std::to_string(layer);
+  return "--tp " + std::to_string(ranks) + " does not divide the " + std::to_string(value) + " " +
+         what + " of layer " + std::to_string(layer);
 }
 
 int32_t part(const char* what, size_t layer, int32_t heads, int32_t ranks) {
@@ -57,14 +59,16 @@ int32_t kv_part(size_t layer, int32_t heads, int32_t ranks) {
   return part("kv heads", layer, heads, ranks);
 }
 
-const kvc_state_spec* divided_states(size_t layer, const kvc_layer& whole, int32_t ranks, Model& model) {
+const kvc_state_spec* divided_states(size_t layer, const kvc_layer& whole, int32_t ranks,
+                                     Model& model) {
   std::vector<kvc_state_spec> states;
   const auto* bytes = reinterpret_cast<const std::byte*>(whole.states);
   for (int32_t i = 0; i < whole.num_states; ++i) {
     kvc_state_spec state;
     std::memcpy(&state, bytes + static_cast<size_t>(i) * whole.states->struct_size, sizeof state);
     std::vector<int64_t> shape(state.shape, state.shape + state.ndim);
-    if (shape[0] % ranks != 0) throw Failure(divides("rows of a recurrent state", layer, shape[0], ranks));
+    if (shape[0] % ranks != 0)
+      throw Failure(divides("rows of a recurrent state", layer, shape[0], ranks));
     shape[0] /= ranks;
     model.own_shapes.push_back(std::move(shape));
     state.shape = model.own_shapes.back().data();
@@ -106,8 +110,8 @@ std::string assume(const std::string& path, const std::string& text, const std::
   if (part.contains("model_type") && part["model_type"].is_string())
     replaced = part["model_type"].get<std::string>();
   if (is_known(replaced)) {
-    throw Failure(path + ": --assume " + assumed + " is for families that are not known, and '" + replaced +
-                  "' is: leave the option out");
+    throw Failure(path + ": --assume " + assumed + " is for families that are not known, and '" +
+                  replaced + "' is: leave the option out");
   }
   if (replaced.empty()) replaced = "no model_type";
   part["model_type"] = assumed;
@@ -124,13 +128,16 @@ std::string read_model_file(const std::string& path, const std::string& assumed,
   kvc_error error{};
   size_t count = 0;
   const auto read = [&](kvc_layer* layers) {
-    const kvc_status status = kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error);
+    const kvc_status status =
+        kvc_config_from_hf_json(text.c_str(), &model.config, layers, &count, &error);
     if (status == KVC_OK) return;
-    const bool is_unknown = status == KVC_E_UNSUPPORTED &&
-                            std::string_view(error.message).find("model_type = '") != std::string::npos;
-    throw Failure(
-        path + ": " + error.message +
-        (is_unknown ? ". --families lists what is known; --assume llama reads a plain decoder" : ""));
+    const bool is_unknown =
+        status == KVC_E_UNSUPPORTED &&
+        std::string_view(error.message).find("model_type = '") != std::string::npos;
+    throw Failure(path + ": " + error.message +
+                  (is_unknown
+                       ? ". --families lists what is known; --assume llama reads a plain decoder"
+                       : ""));
   };
   read(nullptr);
   model.layers.resize(count);
@@ -195,7 +202,8 @@ void divide_heads(int32_t ranks, Model& model) {
       layer.states = place->second;
       continue;
     }
-    if (layer.num_q_heads != 0) layer.num_q_heads = part("query heads", i, layer.num_q_heads, ranks);
+    if (layer.num_q_heads != 0)
+      layer.num_q_heads = part("query heads", i, layer.num_q_heads, ranks);
     if (layer.kind == KVC_LAYER_ATTENTION || layer.kind == KVC_LAYER_CROSS)
       layer.num_kv_heads = kv_part(i, layer.num_kv_heads, ranks);
   }

@@ -1,4 +1,5 @@
-// The layers that `kvcache plan` plans: read from a config.json or alike from the command line, then changed as the options say.
+// The layers that `kvcache plan` plans: read from a config.json or alike from the command line,
+// then changed as the options say.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,8 @@ struct UniformLayers {
   int32_t head_dim = 0;
   int64_t window = 0;        // 0: none
   int32_t window_every = 1;  // every n-th layer has the window
-  int32_t full_every = 0;    // every n-th layer has none and all others have it; 0: window_every counts
+  // Every n-th layer has none and all others have it; 0: window_every counts
+  int32_t full_every = 0;
 };
 void make_uniform(const UniformLayers& shape, Model& model);
 
@@ -54,8 +56,8 @@ const std::vector<std::string>& kv_dtype_names();
 // Storage of K and V. Throws Failure for layers that cannot have it.
 void set_kv_dtype(const std::string& name, Model& model);
 
-// One of `ranks` tensor parallel ranks: query and kv heads and the first dimension of states divided, latents kept whole. Throws Failure
-// where something does not divide.
+// One of `ranks` tensor parallel ranks: query and kv heads and the first dimension of states
+// divided, latents kept whole. Throws Failure where something does not divide.
 void divide_heads(int32_t ranks, Model& model);
 
 }  // namespace kvc::plan_tool

@@ -32,9 +32,13 @@ struct Options {
   bool json = false;
 };
 
-uint64_t bytes_of(const std::string& text) { return text.empty() ? 0 : parse_size(text).value_or(0); }
+uint64_t bytes_of(const std::string& text) {
+  return text.empty() ? 0 : parse_size(text).value_or(0);
+}
 
-void warn(const std::string& text) { std::fprintf(stderr, "kvcache plan: warning: %s\n", text.c_str()); }
+void warn(const std::string& text) {
+  std::fprintf(stderr, "kvcache plan: warning: %s\n", text.c_str());
+}
 
 void read_model(const Options& options, Model& model) {
   (void)kvc_config_init(&model.config, sizeof model.config);
@@ -80,7 +84,8 @@ int show(const Options& options) {
 void check_usage(const CLI::App& plan, const Options& options) {
   const bool has_shape = plan.count("--layers") != 0;
   if (options.file.empty() == !has_shape)
-    throw CLI::ValidationError("plan", "give a config.json, or --layers with --kv-heads and --head-dim");
+    throw CLI::ValidationError("plan",
+                               "give a config.json, or --layers with --kv-heads and --head-dim");
   if (options.file.empty() && !options.assumed.empty())
     throw CLI::ValidationError("plan", "--assume is for a config.json");
   if (plan.count("--window-every") != 0 && plan.count("--full-every") != 0)
@@ -101,7 +106,8 @@ std::string families_text() {
 void add_shape(CLI::App& plan, UniformLayers& shape) {
   const auto heads = CLI::Range(1, 65536);
   CLI::Option* layers =
-      plan.add_option("--layers", shape.layers, "Without a file: that many layers alike")->check(heads);
+      plan.add_option("--layers", shape.layers, "Without a file: that many layers alike")
+          ->check(heads);
   const auto add = [&](const char* name, auto& value, const char* text, const CLI::Range& range) {
     return plan.add_option(name, value, text)->check(range)->needs(layers);
   };
@@ -113,7 +119,8 @@ void add_shape(CLI::App& plan, UniformLayers& shape) {
           CLI::Range(1, INT32_MAX));
   add("--window-every", shape.window_every, "Every n-th layer has the window; default: all", heads)
       ->needs(window);
-  add("--full-every", shape.full_every, "Every n-th layer sees everything, the others have the window", heads)
+  add("--full-every", shape.full_every,
+      "Every n-th layer sees everything, the others have the window", heads)
       ->needs(window);
 }
 
@@ -121,12 +128,12 @@ void add_shape(CLI::App& plan, UniformLayers& shape) {
 
 void register_plan(CLI::App& app, int& exit_code) {
   const auto options = std::make_shared<Options>();
-  CLI::App* plan =
-      app.add_subcommand("plan", "Plan the cache of a model in given memory: pages, requests at once, waste");
+  CLI::App* plan = app.add_subcommand(
+      "plan", "Plan the cache of a model in given memory: pages, requests at once, waste");
   plan->add_option("config", options->file, "Hugging Face config.json of the model");
-  plan->add_option(
-          "--memory", options->memory,
-          "Memory for the cache on each rank: 24GiB or 24G (of 1024), 24GB (of 1000), bytes from 1 MiB")
+  plan->add_option("--memory", options->memory,
+                   "Memory for the cache on each rank: 24GiB or 24G (of 1024), 24GB (of 1000), "
+                   "bytes from 1 MiB")
       ->required()
       ->check(size_problem);
   plan->add_flag_callback(
@@ -152,15 +159,18 @@ void register_plan(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember(kv_dtype_names()))
       ->capture_default_str();
   plan->add_option("--max-tokens-per-forward", options->max_tokens_per_forward,
-                   "New tokens of one forward at most; 0: a prompt comes in one forward, whatever its length")
+                   "New tokens of one forward at most; 0: a prompt comes in one forward, whatever "
+                   "its length")
       ->check(CLI::Range(int64_t{0}, int64_t{INT32_MAX}))
       ->capture_default_str();
   plan->add_option("--in-flight", options->in_flight, "Forwards under way at once; default: 1")
       ->check(CLI::Range(1, 64));
-  plan->add_option("--host-memory", options->host_memory, "Host memory for swapped pages")->check(size_problem);
+  plan->add_option("--host-memory", options->host_memory, "Host memory for swapped pages")
+      ->check(size_problem);
   plan->add_flag("--pad", options->pads_pages,
                  "Pad the pages of narrow layers instead of giving them more tokens");
-  plan->add_option("--tp", options->tensor_ranks, "Tensor parallel ranks: heads and states are divided")
+  plan->add_option("--tp", options->tensor_ranks,
+                   "Tensor parallel ranks: heads and states are divided")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   plan->add_option("--pp", options->stages,
@@ -169,7 +179,8 @@ void register_plan(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   add_length("--state-slots", options->state_slots,
              "Recurrent states kept at most, in memory set aside for them");
-  add_length("--max-cross-len", options->max_cross_len, "Encoder tokens of a request; default: the model's");
+  add_length("--max-cross-len", options->max_cross_len,
+             "Encoder tokens of a request; default: the model's");
   add_shape(*plan, options->uniform);
   plan->add_flag("--json", options->json, "Print one JSON object");
   plan->callback([plan, options, &exit_code] {

@@ -37,7 +37,8 @@ kvc_group_info group_info(const Stage& stage, int32_t group) {
   kvc_group_info info{};
   info.struct_size = sizeof info;
   kvc_error error{};
-  if (kvc_plan_group_get(stage.plan.get(), group, &info, &error) != KVC_OK) throw Failure(error.message);
+  if (kvc_plan_group_get(stage.plan.get(), group, &info, &error) != KVC_OK)
+    throw Failure(error.message);
   return info;
 }
 
@@ -54,7 +55,8 @@ void append_ranks(const Capacity& capacity, std::string& text) {
                last = first + capacity.tensor_ranks - 1;
     const std::string ranks =
         first == last ? std::to_string(first) : std::to_string(first) + "-" + std::to_string(last);
-    const std::string layers = std::to_string(stage.slice.begin) + "-" + std::to_string(stage.slice.end - 1);
+    const std::string layers =
+        std::to_string(stage.slice.begin) + "-" + std::to_string(stage.slice.end - 1);
     append(text, "%-9s %-13s %12llu %12lld\n", ranks.c_str(), layers.c_str(),
            static_cast<unsigned long long>(stage.info.page_bytes),
            static_cast<long long>(stage.info.num_pages));
@@ -77,8 +79,8 @@ void append_lengths(const Capacity& capacity, std::string& text) {
 void append_summary(const Capacity& capacity, std::string& text) {
   const kvc_plan_info& info = capacity.reported().info;
   const bool several = num_ranks(capacity) > 1;
-  append(text, "\n%s%s %s %s pages.\n", size_text(capacity.memory).c_str(), several ? " on each rank" : "",
-         "hold", grouped(capacity.num_pages).c_str());
+  append(text, "\n%s%s %s %s pages.\n", size_text(capacity.memory).c_str(),
+         several ? " on each rank" : "", "hold", grouped(capacity.num_pages).c_str());
   append(text, "Requests of %s tokens at once: %.2f, of %s pages each.\n",
          grouped(capacity.longest.tokens).c_str(), capacity.longest.count,
          grouped(capacity.longest.pages).c_str());
@@ -89,20 +91,24 @@ void append_summary(const Capacity& capacity, std::string& text) {
   append_lengths(capacity, text);
   if (capacity.max_tokens_per_forward != 0) {
     append(text,
-           "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in pieces.\n",
+           "A forward has at most %s new tokens (--max-tokens-per-forward): longer prompts come in "
+           "pieces.\n",
            grouped(capacity.max_tokens_per_forward).c_str());
   } else {
     text += "A prompt comes in one forward, whatever its length (--max-tokens-per-forward 0).\n";
   }
-  append(text, "Waste: %.2f %% of such a request's pages is padding or lies behind its last token.\n",
+  append(text,
+         "Waste: %.2f %% of such a request's pages is padding or lies behind its last token.\n",
          100 * info.waste);
   const int64_t more = capacity.pages_with_one_more_gib - capacity.num_pages;
   if (capacity.longest.pages != 0) {
-    append(text, "One GiB more%s: %s pages, %.2f requests of %s tokens.\n", several ? " on each rank" : "",
-           grouped(more).c_str(), static_cast<double>(more) / static_cast<double>(capacity.longest.pages),
+    append(text, "One GiB more%s: %s pages, %.2f requests of %s tokens.\n",
+           several ? " on each rank" : "", grouped(more).c_str(),
+           static_cast<double>(more) / static_cast<double>(capacity.longest.pages),
            grouped(capacity.longest.tokens).c_str());
   }
-  if (capacity.leaves_out_encoder) text += "Encoder tokens are not counted: give --max-cross-len.\n";
+  if (capacity.leaves_out_encoder)
+    text += "Encoder tokens are not counted: give --max-cross-len.\n";
   if (info.num_host_pages != 0)
     append(text, "Host memory: %s pages.\n", grouped(info.num_host_pages).c_str());
 }
@@ -135,12 +141,13 @@ Json requests_json(const Requests& requests) {
 std::string warning_of(const Capacity& capacity) {
   if (capacity.fits()) return "";
   const int64_t needed = request_pages(capacity, capacity.max_len);
-  std::string text = "a request of " + grouped(capacity.max_len) + " tokens needs " + grouped(needed) +
-                     " pages, there are " + grouped(capacity.num_pages) +
+  std::string text = "a request of " + grouped(capacity.max_len) + " tokens needs " +
+                     grouped(needed) + " pages, there are " + grouped(capacity.num_pages) +
                      ": this is the plan for --max-len " + std::to_string(capacity.planned_len);
   if (capacity.max_tokens_per_forward == 0 && capacity.drops_behind_windows)
     text +=
-        ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window drop theirs";
+        ". Prompts in pieces (--max-tokens-per-forward) need fewer pages: layers with a window "
+        "drop theirs";
   return text;
 }
 

@@ -11,7 +11,8 @@ namespace kvc::plan_tool {
 // for, a sentence with what would help; empty where it is not.
 std::string warning_of(const Capacity& capacity);
 std::string text_report(const Capacity& capacity);
-// One object: the library's JSON of the plan (of the rank with the fewest pages), and what the summary says.
+// One object: the library's JSON of the plan (of the rank with the fewest pages), and what the
+// summary says.
 std::string json_report(const Capacity& capacity);
 
 }  // namespace kvc::plan_tool

@@ -38,8 +38,9 @@ std::optional<uint64_t> parse_size(std::string_view text) {
   std::string_view unit = text.substr(digits);
   unit.remove_prefix(std::min(unit.find_first_not_of(' '), unit.size()));
   const auto same = [&](const Unit& known) {
-    return std::equal(unit.begin(), unit.end(), known.name.begin(), known.name.end(),
-                      [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; });
+    return std::equal(
+        unit.begin(), unit.end(), known.name.begin(), known.name.end(),
+        [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; });
   };
   const Unit* known = std::find_if(std::begin(kUnits), std::end(kUnits), same);
   if (known == std::end(kUnits)) return std::nullopt;
@@ -64,8 +65,8 @@ std::string size_problem(const std::string& text) {
     return "'" + text + "' is not an amount of memory, such as 24GiB, 24G, 500MB or 25769803776";
   const bool has_unit = text.find_first_not_of("0123456789.") != std::string::npos;
   if (!has_unit && *bytes < kLeastWithoutUnit)
-    return "'" + text + "' has no unit and would be bytes: write " + text + "GiB, " + text + "GB or " + text +
-           "B";
+    return "'" + text + "' has no unit and would be bytes: write " + text + "GiB, " + text +
+           "GB or " + text + "B";
   return "";
 }
 

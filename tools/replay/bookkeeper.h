@@ -19,7 +19,8 @@ class Bookkeeper {
   // Keys of the full blocks of a prompt whose tokens are known, KVC_HASH_BYTES each.
   virtual void make_keys(const int32_t* tokens, int64_t num_tokens, std::vector<uint8_t>* keys) = 0;
 
-  virtual void add(kvc_seq seq) = 0;                                       // without looking for a prefix
+  // Without looking for a prefix
+  virtual void add(kvc_seq seq) = 0;
   virtual int64_t attach(kvc_seq seq, const kvc_prefix_query& query) = 0;  // tokens that hit
   virtual Append append(kvc_seq seq, int64_t num_tokens) = 0;              // unchanged unless done
   virtual void insert(kvc_seq seq, const kvc_prefix_query& query) = 0;

@@ -7,7 +7,8 @@ namespace kvc::replay {
 namespace {
 
 void require(kvc_status status, const kvc_error& error) {
-  if (status != KVC_OK) throw std::runtime_error(std::string(kvc_status_name(status)) + ": " + error.message);
+  if (status != KVC_OK)
+    throw std::runtime_error(std::string(kvc_status_name(status)) + ": " + error.message);
 }
 
 struct DestroyCache {

@@ -90,7 +90,8 @@ class ProgressLine {
     shown_ = now;
     has_text_ = true;
     const int done = static_cast<int>(fraction * kWidth);
-    std::fprintf(stderr, "\r%-8s [%s%s] %3.0f %%", name, std::string(static_cast<size_t>(done), '#').c_str(),
+    std::fprintf(stderr, "\r%-8s [%s%s] %3.0f %%", name,
+                 std::string(static_cast<size_t>(done), '#').c_str(),
                  std::string(static_cast<size_t>(kWidth - done), '.').c_str(), 100 * fraction);
   }
 
@@ -104,11 +105,14 @@ std::ofstream open_output(const std::string& path, const char* option) {
   std::ofstream file;
   if (path.empty()) return file;
   file.open(path, std::ios::binary);
-  if (!file) throw UsageError(std::string(option) + ": cannot write '" + path + "': " + std::strerror(errno));
+  if (!file)
+    throw UsageError(std::string(option) + ": cannot write '" + path +
+                     "': " + std::strerror(errno));
   return file;
 }
 
-void write_output(std::ofstream& file, const std::string& path, const std::string& content, bool is_quiet) {
+void write_output(std::ofstream& file, const std::string& path, const std::string& content,
+                  bool is_quiet) {
   if (!file.is_open()) return;
   file << content;
   file.close();
@@ -135,11 +139,13 @@ void run(CommandLine line) {
   line.replay.progress = nullptr;
   report.options = line.replay;
   std::fputs(
-      (line.as_json ? json_report(report) : text_report(report, kvc::demo::colours_on_stdout())).c_str(),
+      (line.as_json ? json_report(report) : text_report(report, kvc::demo::colours_on_stdout()))
+          .c_str(),
       stdout);
   if (svg.is_open()) write_output(svg, line.svg_path, svg_report(report), line.as_json);
   if (html.is_open()) write_output(html, line.html_path, html_report(report), line.as_json);
-  if (metrics.is_open()) write_output(metrics, line.metrics_path, metrics_report(report), line.as_json);
+  if (metrics.is_open())
+    write_output(metrics, line.metrics_path, metrics_report(report), line.as_json);
 }
 
 int run_command(const CommandLine& line) {
@@ -165,19 +171,21 @@ int run_command(const CommandLine& line) {
 void register_replay(CLI::App& app, int& exit_code) {
   auto line = std::make_shared<CommandLine>();
   CLI::App* replay = app.add_subcommand(
-      "replay", "Send a trace of requests through the page bookkeeping: hit rates, evictions, cost");
+      "replay",
+      "Send a trace of requests through the page bookkeeping: hit rates, evictions, cost");
   replay->option_defaults()->always_capture_default();
   replay->footer(
       "\nTraces, plain or gzip: Mooncake (JSON lines with hash_ids), JSON lines with token ids "
       "(input_tok_ids, "
       "tokens or\n"
-      "prompt_token_ids), Azure LLM (CSV with ContextTokens, GeneratedTokens). For each request: look its "
+      "prompt_token_ids), Azure LLM (CSV with ContextTokens, GeneratedTokens). For each request: "
+      "look its "
       "prompt "
       "up, take\n"
       "pages for the rest, publish its full blocks, remove it. No tensor memory is used.\n"
       "Exit status: 0; 1: something failed; 2: the trace, a file or an option cannot be used.");
-  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help,
-                          const char* group) {
+  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high,
+                          const char* help, const char* group) {
     replay->add_option(name, value, help)
         ->check(CLI::Range(low, high).description(""))
         ->type_name("N")
@@ -196,19 +204,22 @@ void register_replay(CLI::App& app, int& exit_code) {
       ->add_flag("--skip-bad-lines", line->read.skip_bad_lines,
                  "Leave out lines that cannot be replayed, and count them")
       ->group("Trace");
-  number("--trace-block", line->read.block_tokens, 1, 65536, "Tokens that one of hash_ids names", "Trace");
+  number("--trace-block", line->read.block_tokens, 1, 65536, "Tokens that one of hash_ids names",
+         "Trace");
 
   replay
-      ->add_option("--pages", line->pages,
-                   "Pages of the pool; 0 or unlimited: enough for everything; several: a sweep; auto: sizes "
-                   "that suit the trace")
+      ->add_option(
+          "--pages", line->pages,
+          "Pages of the pool; 0 or unlimited: enough for everything; several: a sweep; auto: sizes "
+          "that suit the trace")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->type_name("N,...")
       ->group("Cache");
   number("--block", line->replay.block, 1, 65536, "Tokens of a page", "Cache");
   replay
-      ->add_option("--policy", line->policy, "lru: evict what was not used for longest; none: no prefix cache")
+      ->add_option("--policy", line->policy,
+                   "lru: evict what was not used for longest; none: no prefix cache")
       ->check(CLI::IsMember({"lru", "none"}).description(""))
       ->type_name("NAME")
       ->group("Cache");
@@ -228,7 +239,8 @@ void register_replay(CLI::App& app, int& exit_code) {
   replay->add_flag("--json", line->as_json, "Print one JSON object")->group("Output");
   file("--svg", line->svg_path, "Write a figure: over time, of a sweep over the size of the pool");
   file("--html", line->html_path, "Write a page with all figures");
-  file("--metrics", line->metrics_path, "Write the final statistics in the text format of Prometheus");
+  file("--metrics", line->metrics_path,
+       "Write the final statistics in the text format of Prometheus");
 
   replay->callback([line, &exit_code] {
     line->replay.policy = line->policy == "none" ? Policy::kNone : Policy::kLru;

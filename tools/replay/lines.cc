@@ -47,8 +47,10 @@ bool LineReader::fill() {
   int code = Z_OK;
   const char* message = gzerror(gz(file_), &code);
   const std::string behind = " (after line " + std::to_string(number_) + ")";
-  if (code == Z_BUF_ERROR) throw TraceError(path_ + ": ends in the middle of its gzip data" + behind);
-  if (code == Z_ERRNO) throw TraceError(path_ + ": cannot be read: " + std::strerror(errno) + behind);
+  if (code == Z_BUF_ERROR)
+    throw TraceError(path_ + ": ends in the middle of its gzip data" + behind);
+  if (code == Z_ERRNO)
+    throw TraceError(path_ + ": cannot be read: " + std::strerror(errno) + behind);
   if (count < 0 || (code != Z_OK && code != Z_STREAM_END)) {
     throw TraceError(path_ + ": broken gzip data: " + message + behind);
   }
@@ -82,7 +84,8 @@ bool LineReader::next(std::string_view* line) {
     }
   }
   ++number_;
-  if (number_ == 1 && line->substr(0, 3) == "\xEF\xBB\xBF") line->remove_prefix(3);  // a byte order mark
+  // A byte order mark
+  if (number_ == 1 && line->substr(0, 3) == "\xEF\xBB\xBF") line->remove_prefix(3);
   if (!line->empty() && line->back() == '\r') line->remove_suffix(1);
   return true;
 }

@@ -20,8 +20,9 @@ class LineReader {
   // "-": standard input. Throws TraceError.
   explicit LineReader(const std::string& path);
 
-  // The next line without its end (LF or CR LF), valid until the next call; false at the end of the file. Throws TraceError where the file
-  // cannot be read any further, a gzip file that has been cut off among them.
+  // The next line without its end (LF or CR LF), valid until the next call; false at the end of the
+  // file. Throws TraceError where the file cannot be read any further, a gzip file that has been
+  // cut off among them.
   bool next(std::string_view* line);
   int64_t number() const { return number_; }  // of the line that next() gave, from 1
   double fraction() const;  // of the file that has been read, 0..1; 0 when its size is unknown

@@ -30,11 +30,13 @@ class Replay {
     result_.pages = pages;
     result_.pool_pages = pool_pages;
     result_.requests = static_cast<int64_t>(trace.requests.size());
-    result_.x_is_time = trace.has_times() && trace.requests.back().seconds > trace.requests.front().seconds;
+    result_.x_is_time =
+        trace.has_times() && trace.requests.back().seconds > trace.requests.front().seconds;
     query_.struct_size = sizeof(query_);
     query_.flags = KVC_PREFIX_WHOLE_BLOCKS;
     costs_.reserve(trace.requests.size());
-    keys_.reserve(KVC_HASH_BYTES);  // a prompt of less than a block has no keys, but says so by a pointer
+    // A prompt of less than a block has no keys, but says so by a pointer
+    keys_.reserve(KVC_HASH_BYTES);
   }
 
   RunResult run() {
@@ -60,12 +62,14 @@ class Replay {
   void make_keys(int64_t index, const TraceRequest& request) {
     if (trace_.kind == TraceKind::kTokenIds) {
       query_.tokens = trace_.token_ids.data() + request.first_id;
-      const int64_t known = options_.outputs ? static_cast<int64_t>(request.num_ids) : request.prompt_tokens;
+      const int64_t known =
+          options_.outputs ? static_cast<int64_t>(request.num_ids) : request.prompt_tokens;
       books_.make_keys(query_.tokens, known, &keys_);
     } else {
       const int64_t count = request.prompt_tokens / options_.block;
       keys_.resize(static_cast<size_t>(count) * KVC_HASH_BYTES);
-      const int64_t parts = trace_.kind == TraceKind::kBlockIds ? trace_.block_tokens / options_.block : 1;
+      const int64_t parts =
+          trace_.kind == TraceKind::kBlockIds ? trace_.block_tokens / options_.block : 1;
       for (int64_t block = 0; block < count; ++block) {
         const auto id = static_cast<size_t>(block / parts);
         // A block in the part of a prompt that no id names is like no other.
@@ -87,7 +91,8 @@ class Replay {
 
   void serve(int64_t index) {
     const TraceRequest& request = trace_.requests[static_cast<size_t>(index)];
-    if (pages_of(request.prompt_tokens + outputs_of(request), options_.block) > result_.pool_pages) {
+    if (pages_of(request.prompt_tokens + outputs_of(request), options_.block) >
+        result_.pool_pages) {
       ++result_.refused;
       return;
     }
@@ -136,14 +141,16 @@ class Replay {
     return hit;
   }
 
-  // When the pool is full, the requests before this one are removed until it fits, the oldest first: it would have had to wait for them.
+  // When the pool is full, the requests before this one are removed until it fits, the oldest
+  // first: it would have had to wait for them.
   void append(kvc_seq seq, int64_t num_tokens, bool* has_waited) {
     while (true) {
       const Append answer = books_.append(seq, num_tokens);
       if (answer == Append::kDone) return;
       if (answer == Append::kNeverFits || running_.empty()) {
         throw std::logic_error("request " + std::to_string(seq + 1) + ": no room for " +
-                               std::to_string(num_tokens) + " more tokens in an otherwise empty pool of " +
+                               std::to_string(num_tokens) +
+                               " more tokens in an otherwise empty pool of " +
                                std::to_string(result_.pool_pages) + " pages");
       }
       remove_oldest();
@@ -158,7 +165,8 @@ class Replay {
   void close_window(int64_t last) {
     const double seconds = trace_.requests[static_cast<size_t>(last)].seconds;
     const kvc_stats stats = books_.stats();
-    window_.x = result_.x_is_time ? seconds - trace_.requests.front().seconds : static_cast<double>(last + 1);
+    window_.x = result_.x_is_time ? seconds - trace_.requests.front().seconds
+                                  : static_cast<double>(last + 1);
     window_.evicted = stats.prefix_evicted - evicted_before_;
     evicted_before_ = stats.prefix_evicted;
     window_.pages_used = stats.pages_used;
@@ -199,7 +207,8 @@ std::string block_problem(const Trace& trace, int64_t block) {
 int64_t pages_for_all(const Trace& trace, const ReplayOptions& options) {
   int64_t sum = 0;
   for (const TraceRequest& request : trace.requests) {
-    sum += pages_of(request.prompt_tokens + (options.outputs ? request.output_tokens : 0), options.block);
+    sum += pages_of(request.prompt_tokens + (options.outputs ? request.output_tokens : 0),
+                    options.block);
   }
   return std::min(sum, kMostPages);
 }
@@ -226,8 +235,8 @@ std::vector<int64_t> sizes_below(int64_t needed, int64_t largest) {
   return sizes;
 }
 
-RunResult replay(const Trace& trace, const ReplayOptions& options, int64_t pages, int64_t pool_pages,
-                 Bookkeeper& books) {
+RunResult replay(const Trace& trace, const ReplayOptions& options, int64_t pages,
+                 int64_t pool_pages, Bookkeeper& books) {
   return Replay(trace, options, pages, pool_pages, books).run();
 }
 
@@ -237,7 +246,8 @@ std::vector<RunResult> sweep(const Trace& trace, const ReplayOptions& options,
   ReplayOptions part = options;
   const double all = static_cast<double>(pages.size()) * options.repeat;
   double done = 0;
-  if (options.progress) part.progress = [&](double fraction) { options.progress((done + fraction) / all); };
+  if (options.progress)
+    part.progress = [&](double fraction) { options.progress((done + fraction) / all); };
   for (const int64_t count : pages) {
     const int64_t pool_pages = count == kUnlimited ? pages_for_all(trace, options) : count;
     RunResult best;
@@ -255,10 +265,13 @@ Cost cost_of(std::vector<float>* microseconds) {
   Cost cost;
   if (microseconds->empty()) return cost;
   const auto count = microseconds->size();
-  cost.mean = std::accumulate(microseconds->begin(), microseconds->end(), 0.0) / static_cast<double>(count);
+  cost.mean =
+      std::accumulate(microseconds->begin(), microseconds->end(), 0.0) / static_cast<double>(count);
   std::sort(microseconds->begin(), microseconds->end());
   // The smallest that at least so many of a hundred do not exceed.
-  const auto percentile = [&](size_t percent) { return (*microseconds)[(count * percent + 99) / 100 - 1]; };
+  const auto percentile = [&](size_t percent) {
+    return (*microseconds)[(count * percent + 99) / 100 - 1];
+  };
   cost.p50 = percentile(50);
   cost.p99 = percentile(99);
   cost.largest = microseconds->back();

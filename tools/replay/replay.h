@@ -23,7 +23,8 @@ struct ReplayOptions {
   bool outputs = false;     // outputs take pages, too; published where their tokens are known
   int64_t concurrency = 0;  // a request is removed when so many more have come; 0: at once
   int repeat =
-      1;  // replays per pool size, each from an empty cache; the one with the lowest mean cost counts
+      // Replays per pool size, each from an empty cache; the one with the lowest mean cost counts
+      1;
   std::function<void(double)> progress;  // nullable; fraction of the requests
 };
 
@@ -63,7 +64,9 @@ struct RunResult {
   // The pool that the run filled when it was not limited.
   int64_t needed_pages() const { return std::max<int64_t>({1, peak_filled, stats.pages_peak}); }
   double hit_rate() const {
-    return prompt_tokens == 0 ? 0 : static_cast<double>(hit_tokens) / static_cast<double>(prompt_tokens);
+    return prompt_tokens == 0
+               ? 0
+               : static_cast<double>(hit_tokens) / static_cast<double>(prompt_tokens);
   }
 };
 
@@ -75,13 +78,15 @@ int64_t pages_for_all(const Trace& trace, const ReplayOptions& options);
 // Pages of the largest request.
 int64_t pages_for_largest(const Trace& trace, const ReplayOptions& options);
 
-// Pool sizes worth a look, ascending: round numbers below `needed`, each about half of the next, none below `largest`.
+// Pool sizes worth a look, ascending: round numbers below `needed`, each about half of the next,
+// none below `largest`.
 std::vector<int64_t> sizes_below(int64_t needed, int64_t largest);
 
-RunResult replay(const Trace& trace, const ReplayOptions& options, int64_t pages, int64_t pool_pages,
-                 Bookkeeper& books);
+RunResult replay(const Trace& trace, const ReplayOptions& options, int64_t pages,
+                 int64_t pool_pages, Bookkeeper& books);
 
-// One replay per pool size, each with a bookkeeper of its own. `make` takes tokens of a page and pages.
+// One replay per pool size, each with a bookkeeper of its own. `make` takes tokens of a page and
+// pages.
 using MakeBookkeeper = std::function<std::unique_ptr<Bookkeeper>(int64_t, int64_t)>;
 std::vector<RunResult> sweep(const Trace& trace, const ReplayOptions& options,
                              const std::vector<int64_t>& pages, const MakeBookkeeper& make);

@@ -16,12 +16,14 @@ struct ReplayReport {
 
 std::string text_report(const ReplayReport& report, bool colours);
 std::string json_report(const ReplayReport& report);
-std::string svg_report(const ReplayReport& report);  // several runs: over the size of the pool, else over time
+// Several runs: over the size of the pool, else over time
+std::string svg_report(const ReplayReport& report);
 std::string html_report(const ReplayReport& report);  // all figures, nothing from outside the file
 std::string metrics_report(const ReplayReport& report);
 
 // Shared by the above.
-std::string trace_line(const ReplayReport& report);  // "12,031 requests with 144,793,823 prompt tokens, ..."
+// "12,031 requests with 144,793,823 prompt tokens, ..."
+std::string trace_line(const ReplayReport& report);
 std::string setting_line(const ReplayReport& report);  // "pages of 512 tokens, ..."
 std::string pool_name(const RunResult& run);           // "1,000", "unlimited"
 std::string percent(double share);

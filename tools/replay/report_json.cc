@@ -54,7 +54,8 @@ std::string json_report(const ReplayReport& report) {
     out["requests"] = report.trace.requests.size();
     out["skipped_lines"] = report.trace.skipped_lines;
     out["runs"] = Json::array();
-    for (const RunResult& run : report.runs) out["runs"].push_back(run_json(run, report.trace.skipped_lines));
+    for (const RunResult& run : report.runs)
+      out["runs"].push_back(run_json(run, report.trace.skipped_lines));
   }
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }

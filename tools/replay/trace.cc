@@ -10,7 +10,9 @@ namespace {
 constexpr size_t kReasonsKept = 5;
 constexpr int64_t kLinesPerProgress = 1000;
 
-bool is_blank(std::string_view line) { return line.find_first_not_of(" \t") == std::string_view::npos; }
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t") == std::string_view::npos;
+}
 
 // Reads one file: what the first line is decides how the others are read.
 class TraceReader {
@@ -25,7 +27,8 @@ class TraceReader {
     std::string_view line;
     bool is_first = true;
     while (!is_full() && lines_.next(&line)) {
-      if (options_.progress && lines_.number() % kLinesPerProgress == 0) options_.progress(lines_.fraction());
+      if (options_.progress && lines_.number() % kLinesPerProgress == 0)
+        options_.progress(lines_.fraction());
       if (is_blank(line)) continue;
       if (is_first) {
         is_first = false;
@@ -50,11 +53,13 @@ class TraceReader {
   }
   std::string place() const { return options_.path + ":" + std::to_string(lines_.number()) + ": "; }
 
-  // True when the line is a header. A file that is no trace at all is refused whatever may be skipped.
+  // True when the line is a header. A file that is no trace at all is refused whatever may be
+  // skipped.
   bool begin_file(std::string_view line) {
     if (line[line.find_first_not_of(" \t")] == '{') return false;
     if (!is_csv_header(line)) {
-      throw TraceError(place() + "no known trace: neither a JSON object nor a CSV header with ContextTokens");
+      throw TraceError(place() +
+                       "no known trace: neither a JSON object nor a CSV header with ContextTokens");
     }
     try {
       columns_ = csv_columns(line);

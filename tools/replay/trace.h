@@ -25,7 +25,8 @@ struct TraceRequest {
   int64_t prompt_tokens = 0;      // >= 1
   int64_t output_tokens = 0;
   size_t first_id = 0;  // in Trace::block_ids or token_ids
-  size_t num_ids = 0;   // token ids: those of the prompt, then those of the output when they are known
+  // Token ids: those of the prompt, then those of the output when they are known
+  size_t num_ids = 0;
 };
 
 struct Trace {
@@ -53,8 +54,9 @@ struct ReadOptions {
   std::function<void(double)> progress;  // nullable; fraction of the file
 };
 
-// The format is told by the content: a JSON object or a CSV header in the first line, then by the names of the fields. Throws TraceError: the
-// message names the file, the line and what is wrong with it.
+// The format is told by the content: a JSON object or a CSV header in the first line, then by the
+// names of the fields. Throws TraceError: the message names the file, the line and what is wrong
+// with it.
 Trace read_trace(const ReadOptions& options);
 
 }  // namespace kvc::replay

@@ -19,7 +19,8 @@ std::string quoted(std::string_view text) { return "'" + demo::printable(text, 4
 std::string_view trimmed(std::string_view text) {
   while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
   while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  if (text.size() >= 2 && text.front() == '"' && text.back() == '"') text = text.substr(1, text.size() - 2);
+  if (text.size() >= 2 && text.front() == '"' && text.back() == '"')
+    text = text.substr(1, text.size() - 2);
   return text;
 }
 
@@ -42,8 +43,8 @@ int64_t count_of(std::string_view text, const char* column, int64_t low) {
     throw BadLine(std::string(column) + " is " + quoted(text) + ", not a whole number");
   }
   if (error != std::errc() || value < low || value > kMaxTokens) {
-    throw BadLine(std::string(column) + " is " + quoted(text) + "; it must lie in " + std::to_string(low) +
-                  ".." + std::to_string(kMaxTokens));
+    throw BadLine(std::string(column) + " is " + quoted(text) + "; it must lie in " +
+                  std::to_string(low) + ".." + std::to_string(kMaxTokens));
   }
   return value;
 }
@@ -67,7 +68,8 @@ class Scanner {
   }
   double fraction() {
     double value = 0, place = 0.1;
-    for (; !text_.empty() && text_[0] >= '0' && text_[0] <= '9'; text_.remove_prefix(1), place /= 10) {
+    for (; !text_.empty() && text_[0] >= '0' && text_[0] <= '9';
+         text_.remove_prefix(1), place /= 10) {
       value += place * (text_[0] - '0');
     }
     return value;
@@ -111,7 +113,8 @@ double seconds_of(std::string_view text) {
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, seconds);
   if (error != std::errc() || stop != end || !std::isfinite(seconds)) {
-    throw BadLine(std::string(kTime) + " is " + quoted(text) + ", neither a date with a time nor seconds");
+    throw BadLine(std::string(kTime) + " is " + quoted(text) +
+                  ", neither a date with a time nor seconds");
   }
   return seconds;
 }

@@ -20,7 +20,8 @@ Json parsed(std::string_view line) {
       throw BadLine(std::string("a JSON object was expected, not ") + value.type_name());
     return value;
   } catch (const Json::exception& error) {
-    // "[json.exception.parse_error.101] parse error at line 1, column 7: what": the line is known better here.
+    // "[json.exception.parse_error.101] parse error at line 1, column 7: what": the line is known
+    // better here.
     const std::string what = error.what();
     const size_t column = what.find("column "), name_end = what.find("] ");
     const size_t begin = column != std::string::npos     ? column
@@ -43,7 +44,8 @@ std::string shown(const Json& value) {
 int64_t whole_number(const Json& value, const std::string& name, int64_t low, int64_t high) {
   if (!value.is_number_integer()) not_whole(name, value);
   // Read as what it was written as: a large one is unsigned and would wrap.
-  const bool fits = value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(high) : true;
+  const bool fits =
+      value.is_number_unsigned() ? value.get<uint64_t>() <= static_cast<uint64_t>(high) : true;
   const int64_t number = fits ? value.get<int64_t>() : high;
   if (!fits || number < low || number > high) {
     throw BadLine(name + " is " + shown(value) + "; it must lie in " + std::to_string(low) + ".." +
@@ -59,7 +61,8 @@ int64_t field(const Json& line, const char* name, int64_t low, int64_t high) {
 }
 
 const Json& array(const Json& value, const char* name) {
-  if (!value.is_array()) throw BadLine(std::string(name) + " is " + shown(value) + ", not an array");
+  if (!value.is_array())
+    throw BadLine(std::string(name) + " is " + shown(value) + ", not an array");
   return value;
 }
 
@@ -67,7 +70,8 @@ double arrival(const Json& line) {
   const auto unit = [&](const char* name, double scale, double* seconds) {
     const auto found = line.find(name);
     if (found == line.end() || found->is_null()) return false;
-    if (!found->is_number()) throw BadLine(std::string(name) + " is " + shown(*found) + ", not a number");
+    if (!found->is_number())
+      throw BadLine(std::string(name) + " is " + shown(*found) + ", not a number");
     *seconds = found->get<double>() * scale;
     return true;
   };
@@ -91,8 +95,8 @@ std::vector<uint64_t> block_ids(const Json& line, int64_t prompt_tokens, int64_t
   const int64_t full = prompt_tokens / block, all = (prompt_tokens + block - 1) / block;
   if (count < full || count > all) {
     throw BadLine("hash_ids has " + std::to_string(count) + " entries, but input_length " +
-                  std::to_string(prompt_tokens) + " has " + std::to_string(full) + " full blocks of " +
-                  std::to_string(block) + " tokens");
+                  std::to_string(prompt_tokens) + " has " + std::to_string(full) +
+                  " full blocks of " + std::to_string(block) + " tokens");
   }
   std::vector<uint64_t> ids;
   ids.reserve(values.size());
@@ -115,8 +119,8 @@ std::vector<uint64_t> block_ids(const Json& line, int64_t prompt_tokens, int64_t
 
 void append_tokens(const Json& values, const char* name, std::vector<int32_t>* tokens) {
   if (array(values, name).size() > static_cast<size_t>(kMaxTokens)) {
-    throw BadLine(std::string(name) + " has " + std::to_string(values.size()) + " entries; at most " +
-                  std::to_string(kMaxTokens) + " are replayed");
+    throw BadLine(std::string(name) + " has " + std::to_string(values.size()) +
+                  " entries; at most " + std::to_string(kMaxTokens) + " are replayed");
   }
   size_t place = 0;
   for (const Json& value : values) {
@@ -140,7 +144,8 @@ TraceKind kind_of_json(std::string_view line) {
   if (value.contains("hash_ids")) return TraceKind::kBlockIds;
   if (token_field(value) != nullptr) return TraceKind::kTokenIds;
   throw BadLine(
-      "no known trace: JSON lines have hash_ids (Mooncake), or input_tok_ids, tokens or prompt_token_ids");
+      "no known trace: JSON lines have hash_ids (Mooncake), or input_tok_ids, tokens or "
+      "prompt_token_ids");
 }
 
 void add_json_request(std::string_view line, Trace* trace) {

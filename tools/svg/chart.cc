@@ -13,8 +13,10 @@ namespace {
 using demo::format;
 
 constexpr double kLeft = 64, kRight = 14, kTop = 44, kBottom = 42;  // around the plotting area
-constexpr double kHeadRoom = 0.2;                                   // above the largest value, in ticks
-constexpr double kLetter = 6.6;                                     // about the width of one at size 12
+// Above the largest value, in ticks
+constexpr double kHeadRoom = 0.2;
+// About the width of one at size 12
+constexpr double kLetter = 6.6;
 
 // Places of one chart: values to coordinates.
 struct Frame {
@@ -26,7 +28,9 @@ struct Frame {
     const double v = is_log ? std::log10(value) : value;
     return left + (v - x_low) / (x_high - x_low) * width;
   }
-  double level(double value) const { return top + height * (1 - std::clamp(value / y_high, 0.0, 1.0)); }
+  double level(double value) const {
+    return top + height * (1 - std::clamp(value / y_high, 0.0, 1.0));
+  }
   double bottom() const { return top + height; }
 };
 
@@ -88,8 +92,8 @@ std::string x_axis(const Chart& chart, const Frame& frame) {
       }
     }
   }
-  return out +
-         text_at(frame.left + frame.width / 2, frame.bottom() + 35, chart.x_label, 12, kSoftInk, "middle");
+  return out + text_at(frame.left + frame.width / 2, frame.bottom() + 35, chart.x_label, 12,
+                       kSoftInk, "middle");
 }
 
 std::string y_axis(const Chart& chart, const Frame& frame) {
@@ -117,16 +121,16 @@ std::string path(const Series& series, const Frame& frame) {
   std::string out;
   if (series.is_filled) {
     out += "<path d=\"" + course +
-           format("L%.1f %.1fL%.1f %.1fZ\" fill=\"%s\" fill-opacity=\"0.35\"/>\n", last, frame.bottom(),
-                  first, frame.bottom(), series.colour);
+           format("L%.1f %.1fL%.1f %.1fZ\" fill=\"%s\" fill-opacity=\"0.35\"/>\n", last,
+                  frame.bottom(), first, frame.bottom(), series.colour);
   }
   out += "<path d=\"" + course +
          format("\" fill=\"none\" stroke=\"%s\" stroke-width=\"1.6\" stroke-linejoin=\"round\"/>\n",
                 series.colour);
   for (const Point& point : series.points) {
     if (point.note.empty() || !is_drawn(point, frame.is_log)) continue;
-    out += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"><title>", frame.place(point.x),
-                  frame.level(point.y), series.colour) +
+    out += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"4\" fill=\"%s\"><title>",
+                  frame.place(point.x), frame.level(point.y), series.colour) +
            escaped(point.note) + "</title></circle>\n";
   }
   return out;
@@ -137,7 +141,8 @@ std::string chart_legend(const Chart& chart, double right_edge, double y) {
   for (auto series = chart.series.rbegin(); series != chart.series.rend(); ++series) {
     if (series->name.empty()) continue;
     out += text_at(right_edge, y, series->name, 12, kSoftInk, "end");
-    right_edge -= kLetter * static_cast<double>(series->name.size()) + 14;  // about the width of the words
+    // About the width of the words
+    right_edge -= kLetter * static_cast<double>(series->name.size()) + 14;
     out += rectangle(right_edge, y - 9, 10, 10, series->colour);
     right_edge -= 16;
   }

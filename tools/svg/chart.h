@@ -27,7 +27,8 @@ struct Chart {
   double y_most = 0;      // Largest value there can be, where the axis ends at most; 0: none.
   std::function<std::string(double)>
       y_text;  // nullable: grouped whole numbers, or decimals where the axis needs them
-  std::vector<std::pair<double, std::string>> x_marks;  // Vertical lines with a word above the frame.
+  // Vertical lines with a word above the frame.
+  std::vector<std::pair<double, std::string>> x_marks;
 };
 
 // A chart with its upper left corner, title included, at (x, y).

@@ -27,19 +27,20 @@ std::string escaped(std::string_view text) {
 
 std::string text_at(double x, double y, std::string_view text, int size, const char* colour,
                     const char* anchor, bool bold) {
-  return format("<text x=\"%.1f\" y=\"%.1f\" font-size=\"%d\" fill=\"%s\" text-anchor=\"%s\"%s>", x, y, size,
-                colour, anchor, bold ? " font-weight=\"600\"" : "") +
+  return format("<text x=\"%.1f\" y=\"%.1f\" font-size=\"%d\" fill=\"%s\" text-anchor=\"%s\"%s>", x,
+                y, size, colour, anchor, bold ? " font-weight=\"600\"" : "") +
          escaped(text) + "</text>\n";
 }
 
 std::string rectangle(double x, double y, double width, double height, std::string_view fill) {
-  return format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"", x, y, width, height) +
+  return format("<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"", x, y, width,
+                height) +
          std::string(fill) + "\"/>\n";
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* colour) {
-  return format("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n", x1, y1, x2, y2,
-                colour);
+  return format("<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n", x1, y1,
+                x2, y2, colour);
 }
 
 double axis_step(double largest) {

@@ -91,7 +91,7 @@
 #define KVCPY_FIELDS_kvc_plan_info(F) \
   F(kvc_plan_info, struct_size) F(kvc_plan_info, page_size) F(kvc_plan_info, num_layers) \
   F(kvc_plan_info, layer_begin) F(kvc_plan_info, layer_end) F(kvc_plan_info, num_groups) \
-  F(kvc_plan_info, num_layer_slots) F(kvc_plan_info, num_pages) F(kvc_plan_info, page_bytes) \
+  F(kvc_plan_info, num_layer_regions) F(kvc_plan_info, num_pages) F(kvc_plan_info, page_bytes) \
   F(kvc_plan_info, bytes_per_token) F(kvc_plan_info, pool_bytes) F(kvc_plan_info, max_tokens) \
   F(kvc_plan_info, max_seq_len) F(kvc_plan_info, state_slot_bytes) \
   F(kvc_plan_info, num_state_slots) F(kvc_plan_info, state_slot_pages) \
@@ -113,8 +113,8 @@
   F(kvc_layer_info, bytes_per_token) F(kvc_layer_info, window) F(kvc_layer_info, chunk) \
   F(kvc_layer_info, source_layer) F(kvc_layer_info, latent_rank) \
   F(kvc_layer_info, latent_rope_dim) F(kvc_layer_info, flags) F(kvc_layer_info, num_states) \
-  F(kvc_layer_info, slot) F(kvc_layer_info, state_bytes) F(kvc_layer_info, slot_bytes) \
-  F(kvc_layer_info, slot_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_tokens) \
+  F(kvc_layer_info, region) F(kvc_layer_info, state_bytes) F(kvc_layer_info, region_bytes) \
+  F(kvc_layer_info, region_offset) F(kvc_layer_info, quant) F(kvc_layer_info, page_tokens) \
   F(kvc_layer_info, k_scale_bytes) F(kvc_layer_info, v_scale_bytes)
 
 #define KVCPY_FIELDS_kvc_stats(F) \
@@ -151,7 +151,7 @@
 
 #define KVCPY_FIELDS_kvc_attn_opt(F) \
   F(kvc_attn_opt, struct_size) F(kvc_attn_opt, ext) F(kvc_attn_opt, flags) F(kvc_attn_opt, scale) \
-  F(kvc_attn_opt, soft_cap) F(kvc_attn_opt, window) F(kvc_attn_opt, sinks) \
+  F(kvc_attn_opt, soft_cap) F(kvc_attn_opt, window) F(kvc_attn_opt, sink_logits) \
   F(kvc_attn_opt, alibi_slopes) F(kvc_attn_opt, bias) F(kvc_attn_opt, spans)
 
 #define KVCPY_FIELDS_kvc_linear_opt(F) \

@@ -147,7 +147,7 @@ void kvcpy_events_free(kvc_event *events, size_t count);
 typedef struct {
   int used; /* 0: NULL is passed */
   kvc_attn_opt c;
-  kvcpy_tensor sinks, alibi_slopes, bias, spans;
+  kvcpy_tensor sink_logits, alibi_slopes, bias, spans;
 } kvcpy_attn_opt;
 int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o);
 void kvcpy_attn_opt_done(kvcpy_attn_opt *o);

@@ -1,12 +1,17 @@
-// Long sequences of the recurrence, 64 tokens at a time on the matrix units (Yang et al., "Parallelizing linear transformers with the delta rule over sequence
-// length", 2024, sections 3 and 4; Dao and Gu, "Transformers are SSMs", 2024, section 6).
+// Long sequences of the recurrence, 64 tokens at a time on the matrix units (Yang et al.,
+// "Parallelizing linear transformers with the delta rule over sequence length", 2024, sections 3
+// and 4; Dao and Gu, "Transformers are SSMs", 2024, section 6).
 //
-// With A(t, s) the decay from behind token s up to token t, A(t) that from the beginning of the chunk, and S0 the state there:
-//   U = solution of  u_t + beta_t sum_{s < t} A(t, s) (k_t k_s) u_s = beta_t (v_t - A(t) S0^T k_t)    without delta: u_t = beta_t v_t
+// With A(t, s) the decay from behind token s up to token t, A(t) that from the beginning of the
+// chunk, and S0 the state there:
+//   U = solution of  u_t + beta_t sum_{s < t} A(t, s) (k_t k_s) u_s = beta_t (v_t - A(t) S0^T k_t)
+// without delta: u_t = beta_t v_t
 //   out_t = scale * (A(t) S0^T q_t + sum_{s <= t} A(t, s) (q_t k_s) u_s) + skip * v_t
 //   S = A(end) S0 + sum_s A(end, s) k_s u_s^T
-// Products go through bfloat16 units with float32 sums. S0, U and A(t, s) (q_t k_s) are split into two parts each, so that 16 bits of fraction remain: nothing is
-// lost against the token-by-token kernel that the outputs would show. q and k are bfloat16 as they come, or float16 in two parts, which are exact. Of products
+// Products go through bfloat16 units with float32 sums. S0, U and A(t, s) (q_t k_s) are split into
+// two parts each, so that 16 bits of fraction remain: nothing is
+// lost against the token-by-token kernel that the outputs would show. q and k are bfloat16 as they
+// come, or float16 in two parts, which are exact. Of products
 // of two parts by two the smallest is left out. The state itself stays float32, in registers.
 #pragma once
 
@@ -17,7 +22,8 @@
 
 namespace kvc::cuda::linear_kernels {
 
-// What the threads of a CTA have in registers. Warp w: token rows 16 w .. 16 w + 15, and rows of state of tiles w and w + 4.
+// What the threads of a CTA have in registers. Warp w: token rows 16 w .. 16 w + 15, and rows of
+// state of tiles w and w + 4.
 struct ChunkThread {
   static constexpr int kStateTiles = 2;
   static constexpr int kTiles = linear_config::kChunkColumns / 8;  // of columns
@@ -33,9 +39,10 @@ constexpr auto kBF16 = kernels::DType::kBF16;
 KVC_DEVICE int32_t fragment_row(int i) { return lane_id() / 4 + i / 2 * 8; }
 KVC_DEVICE int32_t fragment_column(int i) { return lane_id() % 4 * 2 + i % 2; }
 
-// q or k of the chunk's tokens, zeros beyond them and beyond k_dim. Where rows are aligned they come behind the thread's back: wait for the copies.
-KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens, int32_t head,
-                           int32_t k_dim, const ChunkShared& shared, uint16_t* to) {
+// q or k of the chunk's tokens, zeros beyond them and beyond k_dim. Where rows are aligned they
+// come behind the thread's back: wait for the copies.
+KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+                           int32_t head, int32_t k_dim, const ChunkShared& shared, uint16_t* to) {
   const std::byte* base = token_row(rows, token, head);
   const bool is_aligned =
       ((reinterpret_cast<uintptr_t>(base) | static_cast<uint64_t>(rows.token_stride)) & 15) == 0;
@@ -45,7 +52,9 @@ KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_
     const int32_t t = i / groups, first = i % groups * 8;
     const std::byte* from = base + t * rows.token_stride + 2 * first;
     uint16_t* row = to + t * shared.row_stride() + first;
-    const int32_t elements = t >= num_tokens || first >= k_dim ? 0 : k_dim - first < 8 ? k_dim - first : 8;
+    const int32_t elements = t >= num_tokens || first >= k_dim ? 0
+                             : k_dim - first < 8               ? k_dim - first
+                                                               : 8;
     if (is_aligned) {
       copy_async_16(row, elements > 0 ? from : base, 2 * elements);
     } else {
@@ -55,10 +64,11 @@ KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_
   }
 }
 
-// The same in two parts, of 16-bit elements of any type. Four loads of a thread are on their way together.
+// The same in two parts, of 16-bit elements of any type. Four loads of a thread are on their way
+// together.
 KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
-                                 int32_t head, int32_t k_dim, const ChunkShared& shared, uint16_t* high,
-                                 uint16_t* low) {
+                                 int32_t head, int32_t k_dim, const ChunkShared& shared,
+                                 uint16_t* high, uint16_t* low) {
   constexpr int32_t kTogether = 4, kThreads = linear_config::kChunkThreads;
   const std::byte* base = token_row(rows, token, head);
   const bool is_aligned =
@@ -79,7 +89,8 @@ KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, 
       }
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        if (first + j < k_dim) pairs[n].x[j / 2] |= load_bits(from, rows.dtype, first + j) << (j % 2 * 16);
+        if (first + j < k_dim)
+          pairs[n].x[j / 2] |= load_bits(from, rows.dtype, first + j) << (j % 2 * 16);
       }
     }
 #pragma unroll
@@ -90,8 +101,8 @@ KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, 
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t high_pair, low_pair;
-        split_pair(value_of(pairs[n].x[j] & 0xffffu, rows.dtype), value_of(pairs[n].x[j] >> 16, rows.dtype),
-                   high_pair, low_pair);
+        split_pair(value_of(pairs[n].x[j] & 0xffffu, rows.dtype),
+                   value_of(pairs[n].x[j] >> 16, rows.dtype), high_pair, low_pair);
         *reinterpret_cast<uint32_t*>(high + to + 2 * j) = high_pair;
         *reinterpret_cast<uint32_t*>(low + to + 2 * j) = low_pair;
       }
@@ -102,7 +113,8 @@ KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, 
 // v of the tile's columns, all loads on their way together.
 KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_tokens,
                              const ChunkShared& shared) {
-  constexpr int32_t kEach = ChunkShared::kTokens * ChunkShared::kColumns / linear_config::kChunkThreads;
+  constexpr int32_t kEach =
+      ChunkShared::kTokens * ChunkShared::kColumns / linear_config::kChunkThreads;
   static_assert(ChunkShared::kColumns == 32);
   const kernels::TokenRows& rows = at.params.v;
   const int32_t first = static_cast<int32_t>(threadIdx.x) / 32, column = lane_id();
@@ -131,16 +143,18 @@ KVC_DEVICE void bring_gates(const LinearHead& at, int64_t token, int32_t num_tok
   const kernels::LinearParams& params = at.params;
   float decay = 1, beta = 0;
   if (t < num_tokens) {
-    beta = params.beta == nullptr ? 1 : params.beta[(token + t) * params.beta_token_stride + at.head];
+    beta =
+        params.beta == nullptr ? 1 : params.beta[(token + t) * params.beta_token_stride + at.head];
     if (params.decay != nullptr)
-      decay =
-          expf(params.decay[(token + t) * params.decay_token_stride + at.head * params.decay_head_stride]);
+      decay = expf(params.decay[(token + t) * params.decay_token_stride +
+                                at.head * params.decay_head_stride]);
   }
   shared.decay()[t] = decay;
   shared.beta()[t] = beta;
 }
 
-// Products of decays rather than powers of sums: a decay of 0 needs no care, and none is lost to cancellation.
+// Products of decays rather than powers of sums: a decay of 0 needs no care, and none is lost to
+// cancellation.
 KVC_DEVICE void multiply_decays(const ChunkShared& shared) {
   constexpr int32_t kTokens = ChunkShared::kTokens;
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -166,7 +180,8 @@ KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared
       for (int j = 0; j < 4; j += 2) {
         uint32_t high, low;
         split_pair(thread.state[i][n][j], thread.state[i][n][j + 1], high, low);
-        const int32_t at = (first + fragment_row(j)) * ChunkShared::kTileStride + 8 * n + fragment_column(j);
+        const int32_t at =
+            (first + fragment_row(j)) * ChunkShared::kTileStride + 8 * n + fragment_column(j);
         if (first < shared.k_rows) {
           *reinterpret_cast<uint32_t*>(shared.state(0) + at) = high;
           *reinterpret_cast<uint32_t*>(shared.state(1) + at) = low;
@@ -178,7 +193,8 @@ KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared
 
 // p, and the matrix of the triangular system in place of the decays.
 template <int kKeyParts>
-KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
+KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared& shared,
+                                bool has_delta) {
   const int32_t stride = shared.row_stride();
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
@@ -214,7 +230,8 @@ KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared
 
 // out = S0^T q_t, decayed; and the right side of the system in place of v.
 template <int kKeyParts>
-KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared& shared, bool has_delta) {
+KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared& shared,
+                               bool has_delta) {
   const int32_t stride = shared.row_stride();
   float by_k[ChunkThread::kTiles][4] = {};
   for (int n = 0; n < ChunkThread::kTiles; ++n)
@@ -248,9 +265,11 @@ KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared&
   }
 }
 
-// U in place of the right side, 16 tokens at a time: what earlier tokens take from them by all warps, what they take from each other by one.
+// U in place of the right side, 16 tokens at a time: what earlier tokens take from them by all
+// warps, what they take from each other by one.
 KVC_DEVICE void solve(int warp, const ChunkShared& shared) {
-  constexpr int32_t kBlock = 16, kSquare = ChunkShared::kSquareStride, kRight = ChunkShared::kRightStride;
+  constexpr int32_t kBlock = 16, kSquare = ChunkShared::kSquareStride,
+                    kRight = ChunkShared::kRightStride;
   const int32_t column = lane_id();
   const float* matrix = shared.square();
   float* right = shared.right();
@@ -340,8 +359,8 @@ KVC_DEVICE void advance_state(ChunkThread& thread, int warp, const ChunkShared& 
   }
 }
 
-KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearHead& at, int64_t token,
-                              int32_t num_tokens) {
+KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearHead& at,
+                              int64_t token, int32_t num_tokens) {
   const kernels::LinearParams& params = at.params;
   // Where outputs need v once more, all loads together again.
   uint32_t v[ChunkThread::kTiles][4] = {};
@@ -362,8 +381,9 @@ KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearH
     if (!place(j / 4, j % 4, t, column)) continue;
     std::byte* row =
         params.out.base + (token + t) * params.out.token_stride + at.head * params.out.head_stride;
-    store_value(row, params.out.dtype, column,
-                params.scale * thread.out[j / 4][j % 4] + skip * value_of(v[j / 4][j % 4], params.v.dtype));
+    store_value(
+        row, params.out.dtype, column,
+        params.scale * thread.out[j / 4][j % 4] + skip * value_of(v[j / 4][j % 4], params.v.dtype));
   }
 }
 
@@ -380,7 +400,8 @@ KVC_DEVICE void visit_state(const LinearHead& at, int warp, Byte* state, Visit&&
         const int32_t row = 16 * (warp + 4 * i) + fragment_row(j);
         const int32_t column = at.first_column + 8 * n + fragment_column(j);
         if (row < params.k_dim && column < params.v_dim)
-          visit(i, n, j, state + at.head * params.state_head_stride + row * params.state_row_stride, column);
+          visit(i, n, j, state + at.head * params.state_head_stride + row * params.state_row_stride,
+                column);
       }
     }
   }

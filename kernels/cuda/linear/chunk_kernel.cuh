@@ -5,7 +5,8 @@
 
 namespace kvc::cuda::linear_kernels {
 
-// warp. The sequence that has `before` long ones in front of it, and is long itself; -1: there are fewer.
+// warp. The sequence that has `before` long ones in front of it, and is long itself; -1: there are
+// fewer.
 KVC_DEVICE int32_t find_long(const kernels::LinearSequence* sequences, int32_t n, int32_t before) {
   constexpr int kTogether = 4;  // loads on their way
   const uint32_t lanes_below = (1u << lane_id()) - 1;
@@ -21,7 +22,8 @@ KVC_DEVICE int32_t find_long(const kernels::LinearSequence* sequences, int32_t n
       const uint32_t mask = ballot(is_long[i]);
       const int32_t count = __builtin_popcount(mask);
       if (before < count) {
-        const uint32_t is_it = ballot(is_long[i] && __builtin_popcount(mask & lanes_below) == before);
+        const uint32_t is_it =
+            ballot(is_long[i] && __builtin_popcount(mask & lanes_below) == before);
         return first + 32 * i + __builtin_popcount(is_it - 1);
       }
       before -= count;
@@ -38,21 +40,25 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
   const int warp = warp_id();
   ChunkThread thread{};
   if (sequence.state_in != nullptr) {
-    visit_state(at, warp, sequence.state_in, [&](int i, int n, int j, const std::byte* row, int32_t c) {
-      thread.state[i][n][j] = load_value(row, params.state_dtype, c);
-    });
+    visit_state(at, warp, sequence.state_in,
+                [&](int i, int n, int j, const std::byte* row, int32_t c) {
+                  thread.state[i][n][j] = load_value(row, params.state_dtype, c);
+                });
   }
   for (int64_t first = 0; first < sequence.num_rows; first += ChunkShared::kTokens) {
     const int64_t token = sequence.row_begin + first;
-    const auto num_tokens = static_cast<int32_t>(
-        sequence.num_rows - first < ChunkShared::kTokens ? sequence.num_rows - first : ChunkShared::kTokens);
+    const auto num_tokens = static_cast<int32_t>(sequence.num_rows - first < ChunkShared::kTokens
+                                                     ? sequence.num_rows - first
+                                                     : ChunkShared::kTokens);
     if constexpr (kKeyParts == 1) {
       bring_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0));
       bring_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0));
       copy_async_commit();
     } else {
-      bring_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0), shared.q(1));
-      bring_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0), shared.k(1));
+      bring_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0),
+                       shared.q(1));
+      bring_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0),
+                       shared.k(1));
     }
     bring_values(at, token, num_tokens, shared);
     bring_gates(at, token, num_tokens, shared);
@@ -78,8 +84,9 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
   });
 }
 
-// CTAs of `num_long` sequences, as many as the host knows to be long: one per sequence, head and tile of columns. Should there be more, they follow in
-// turn. Shorter ones are left to linear_kernel.
+// CTAs of `num_long` sequences, as many as the host knows to be long: one per sequence, head and
+// tile of columns. Should there be more, they follow in turn. Shorter ones are left to
+// linear_kernel.
 template <int kKeyParts>
 __global__ void __launch_bounds__(linear_config::kChunkThreads, kKeyParts == 1 ? 2 : 1)
     linear_chunk_kernel(const __grid_constant__ kernels::LinearParams params, int32_t max_sequences,

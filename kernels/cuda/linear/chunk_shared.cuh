@@ -2,11 +2,12 @@
 #pragma once
 
 #include "kernels/cuda/linear/config.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda::linear_kernels {
 
-// Rows of 16-bit elements are an odd multiple of 16 bytes long: the eight rows of a matrix load lie in different banks.
+// Rows of 16-bit elements are an odd multiple of 16 bytes long: the eight rows of a matrix load lie
+// in different banks.
 struct ChunkShared {
   static constexpr int32_t kTokens = linear_config::kChunk;
   static constexpr int32_t kColumns = linear_config::kChunkColumns;
@@ -23,7 +24,9 @@ struct ChunkShared {
   KVC_HD int64_t state_bytes() const { return int64_t{2} * k_rows * kTileStride; }
   static constexpr int64_t kUpdateBytes = int64_t{2} * kTokens * kTileStride;
 
-  KVC_HD uint16_t* q(int part) const { return reinterpret_cast<uint16_t*>(memory + part * row_bytes()); }
+  KVC_HD uint16_t* q(int part) const {
+    return reinterpret_cast<uint16_t*>(memory + part * row_bytes());
+  }
   KVC_HD uint16_t* k(int part) const { return q(key_parts + part); }
   // S in two parts of 16 bits, high and low.
   KVC_HD uint16_t* state(int part) const {
@@ -32,41 +35,47 @@ struct ChunkShared {
   // Parts of U (0, 1), and of U decayed to the end of the chunk (2, 3).
   KVC_HD uint16_t* update(int part) const { return state(2) + part * (kUpdateBytes / 2); }
   KVC_HD float* floats() const { return reinterpret_cast<float*>(update(4)); }
-  // [kTokens][kSquareStride]: decay from token s to token t, then the matrix of the triangular system.
+  // [kTokens][kSquareStride]: decay from token s to token t, then the matrix of the triangular
+  // system.
   KVC_HD float* square() const { return floats(); }
   // [kTokens][kRightStride]: its right side, then U.
   KVC_HD float* right() const { return floats() + kTokens * kSquareStride; }
-  KVC_HD float* decay() const { return right() + kTokens * kRightStride; }  // [kTokens] of each token
+  // [kTokens] of each token
+  KVC_HD float* decay() const { return right() + kTokens * kRightStride; }
   KVC_HD float* beta() const { return decay() + kTokens; }
-  KVC_HD float* from_start() const { return beta() + kTokens; }    // decay of S up to and with each token
-  KVC_HD float* to_end() const { return from_start() + kTokens; }  // decay of each token's update to the end
+  // Decay of S up to and with each token
+  KVC_HD float* from_start() const { return beta() + kTokens; }
+  // Decay of each token's update to the end
+  KVC_HD float* to_end() const { return from_start() + kTokens; }
   KVC_HD int64_t bytes() const {
     return 2 * key_parts * row_bytes() + 2 * state_bytes() + 4 * kUpdateBytes +
            4 * (kTokens * (kSquareStride + kRightStride) + 4 * kTokens);
   }
 };
 
-// 16 x 16 elements at (row, column) of a matrix with rows in memory, for mma_16816. All three are warp functions.
+// 16 x 16 elements at (row, column) of a matrix with rows in memory, for mma_16816. All three are
+// warp functions.
 
-// As A (rows are rows), or as two tiles of B whose columns are the rows in memory: b0, b1 of columns row .. row + 7 are r[0], r[2], of
-// the next eight r[1], r[3].
+// As A (rows are rows), or as two tiles of B whose columns are the rows in memory: b0, b1 of
+// columns row .. row + 7 are r[0], r[2], of the next eight r[1], r[3].
 KVC_DEVICE void load_rows(uint32_t (&r)[4], const uint16_t* matrix, int32_t stride, int32_t row,
                           int32_t column) {
   const int lane = lane_id();
   load_matrix_x4(r, matrix + (row + lane % 16) * stride + column + lane / 16 * 8);
 }
-// As two tiles of B whose rows are the rows in memory: b0, b1 of columns column .. column + 7 are r[0], r[1], of the next eight r[2],
-// r[3].
+// As two tiles of B whose rows are the rows in memory: b0, b1 of columns column .. column + 7 are
+// r[0], r[1], of the next eight r[2], r[3].
 KVC_DEVICE void load_columns(uint32_t (&r)[4], const uint16_t* matrix, int32_t stride, int32_t row,
                              int32_t column) {
   const int lane = lane_id();
   load_matrix_x4_transposed(r, matrix + (row + lane % 16) * stride + column + lane / 16 * 8);
 }
 // As A whose rows are the columns in memory: row i of A is column column + i.
-KVC_DEVICE void load_transposed(uint32_t (&r)[4], const uint16_t* matrix, int32_t stride, int32_t row,
-                                int32_t column) {
+KVC_DEVICE void load_transposed(uint32_t (&r)[4], const uint16_t* matrix, int32_t stride,
+                                int32_t row, int32_t column) {
   const int lane = lane_id();
-  load_matrix_x4_transposed(r, matrix + (row + lane % 8 + lane / 16 * 8) * stride + column + lane / 8 % 2 * 8);
+  load_matrix_x4_transposed(
+      r, matrix + (row + lane % 8 + lane / 16 * 8) * stride + column + lane / 8 % 2 * 8);
 }
 
 // A float32 as the sum of two bfloat16: 16 bits of fraction are kept.

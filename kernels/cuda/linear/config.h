@@ -1,10 +1,13 @@
 // How the recurrence is spread over threads.
 //
-// The state of a head is [k_dim][v_dim] with v contiguous, and its columns do not depend on each other: a CTA keeps all rows of a tile of columns in registers
-// from the first token to the last. A tile is as wide as a line of 128 bytes, so that every load and store of a warp consists of whole lines:
+// The state of a head is [k_dim][v_dim] with v contiguous, and its columns do not depend on each
+// other: a CTA keeps all rows of a tile of columns in registers
+// from the first token to the last. A tile is as wide as a line of 128 bytes, so that every load
+// and store of a warp consists of whole lines:
 //   float32  8 lanes x 4 columns = 128 bytes, 4 rows per warp and instruction
 //   16 bits  16 lanes x 4 columns = 128 bytes, 2 rows
-// Sums over rows cross lanes and warps; both that a token needs (S^T k and S^T q, over the decayed state) are made at once, one barrier per token.
+// Sums over rows cross lanes and warps; both that a token needs (S^T k and S^T q, over the decayed
+// state) are made at once, one barrier per token.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +30,8 @@ constexpr int32_t lanes_of(kernels::DType state) { return state == kernels::DTyp
 // Rows that fit a CTA of kMostWarps.
 constexpr int32_t most_rows(int32_t lanes) { return kMostWarps * (32 / lanes) * kManyRows; }
 
-// Bounds for ptxas: the most threads of a CTA, and CTAs per SM. Small states have little on its way per thread, so 512 threads shall fit an SM.
+// Bounds for ptxas: the most threads of a CTA, and CTAs per SM. Small states have little on its way
+// per thread, so 512 threads shall fit an SM.
 constexpr int32_t most_threads(int32_t lanes, int32_t rows) {
   return rows == kFewRows ? kFewRowsMost * lanes / kFewRows : 32 * kMostWarps;
 }
@@ -35,7 +39,8 @@ constexpr int32_t least_ctas(int32_t lanes, int32_t rows) {
   return rows == kFewRows ? 512 / most_threads(lanes, rows) : 1;
 }
 
-// Tokens whose k, q and decay are kept in shared memory: one is being read while the next is written; a third, because warps may be one token apart.
+// Tokens whose k, q and decay are kept in shared memory: one is being read while the next is
+// written; a third, because warps may be one token apart.
 constexpr int32_t kStages = 3;
 
 // ---- Chunks, see chunk.cuh

@@ -1,7 +1,7 @@
 // Four columns of a state at a time.
 #pragma once
 
-#include "kernels/cuda/floats.cuh"
+#include "kernels/cuda/ptx/floats.cuh"
 
 namespace kvc::cuda::linear_kernels {
 
@@ -30,7 +30,8 @@ KVC_DEVICE Stored4<State> load_4(const std::byte* at, int32_t columns, bool is_a
     if constexpr (State == kernels::DType::kF32)
       stored.x[i] = reinterpret_cast<const uint32_t*>(at)[i];
     else
-      stored.x[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(at)[i]) << (i % 2 * 16);
+      stored.x[i / 2] |= static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(at)[i])
+                         << (i % 2 * 16);
   }
   return stored;
 }

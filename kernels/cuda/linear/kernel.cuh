@@ -1,5 +1,5 @@
-// The recurrence of linear attention, see LinearParams, token by token: one CTA per sequence, head and tile of columns. Sequences with more than `most_rows`
-// tokens are left to linear_chunk_kernel.
+// The recurrence of linear attention, see LinearParams, token by token: one CTA per sequence, head
+// and tile of columns. Sequences with more than `most_rows` tokens are left to linear_chunk_kernel.
 #pragma once
 
 #include "kernels/cuda/linear/config.h"
@@ -24,10 +24,13 @@ struct LinearShared {
     return memory + linear_config::kStages * 3 * rows +
            static_cast<int32_t>(token % 2 * warps + warp) * partial_floats();
   }
-  KVC_HD int32_t floats() const { return linear_config::kStages * 3 * rows + 2 * warps * partial_floats(); }
+  KVC_HD int32_t floats() const {
+    return linear_config::kStages * 3 * rows + 2 * warps * partial_floats();
+  }
 };
 
-// State and place of one thread: rows row_of(0), row_of(1), … and four columns. Rows are dealt out over warps in turn, so that all have about the same.
+// State and place of one thread: rows row_of(0), row_of(1), … and four columns. Rows are dealt
+// over warps in turn, so that all have about the same.
 template <kernels::DType State, int kLanes, int kRows>
 struct LinearThread {
   static constexpr int kTogether = 32 / kLanes;  // rows of a warp's load
@@ -39,8 +42,8 @@ struct LinearThread {
   KVC_DEVICE int32_t row_of(int i) const { return first_row + i * row_step; }
 
   // In two halves: between them other loads can be asked for, before the state has come.
-  KVC_DEVICE void fetch(const kernels::LinearParams& params, const std::byte* state, const LinearHead& at,
-                        Stored4<State> (&stored)[kRows]) const {
+  KVC_DEVICE void fetch(const kernels::LinearParams& params, const std::byte* state,
+                        const LinearHead& at, Stored4<State> (&stored)[kRows]) const {
     const bool is_aligned = is_vector(params, state);
     for (int i = 0; i < kRows; ++i) {
       const bool exists = state != nullptr && row_of(i) < params.k_dim;
@@ -51,20 +54,22 @@ struct LinearThread {
   KVC_DEVICE void take(const Stored4<State> (&stored)[kRows]) {
     for (int i = 0; i < kRows; ++i) to_floats<State>(stored[i], s[i]);
   }
-  KVC_DEVICE void store(const kernels::LinearParams& params, std::byte* state, const LinearHead& at) const {
+  KVC_DEVICE void store(const kernels::LinearParams& params, std::byte* state,
+                        const LinearHead& at) const {
     const bool is_aligned = is_vector(params, state);
     for (int i = 0; i < kRows; ++i) {
       if (row_of(i) < params.k_dim)
-        store_4<State>(const_cast<std::byte*>(address(params, state, at, row_of(i))), at.columns, is_aligned,
-                       s[i]);
+        store_4<State>(const_cast<std::byte*>(address(params, state, at, row_of(i))), at.columns,
+                       is_aligned, s[i]);
     }
   }
 
  private:
   static constexpr int64_t kBytes = State == kernels::DType::kF32 ? 4 : 2;
 
-  KVC_DEVICE static const std::byte* address(const kernels::LinearParams& params, const std::byte* state,
-                                             const LinearHead& at, int32_t row) {
+  KVC_DEVICE static const std::byte* address(const kernels::LinearParams& params,
+                                             const std::byte* state, const LinearHead& at,
+                                             int32_t row) {
     return state + at.head * params.state_head_stride + row * params.state_row_stride +
            at.first_column * kBytes;
   }
@@ -76,10 +81,11 @@ struct LinearThread {
   }
 };
 
-// Decays the state and adds up S^T k, S^T q and k q over the rows of the warp; its first lanes leave them for the others.
+// Decays the state and adds up S^T k, S^T q and k q over the rows of the warp; its first lanes
+// leave them for the others.
 template <kernels::DType State, int kLanes, int kRows>
-KVC_DEVICE void sum_rows(LinearThread<State, kLanes, kRows>& thread, const float* stage, int32_t rows,
-                         float decay, float* partial, int32_t tile) {
+KVC_DEVICE void sum_rows(LinearThread<State, kLanes, kRows>& thread, const float* stage,
+                         int32_t rows, float decay, float* partial, int32_t tile) {
   float by_k[4] = {0, 0, 0, 0}, by_q[4] = {0, 0, 0, 0}, k_by_q = 0;
   for (int i = 0; i < kRows; ++i) {
     const int32_t row = thread.row_of(i);
@@ -110,8 +116,9 @@ KVC_DEVICE void sum_rows(LinearThread<State, kLanes, kRows>& thread, const float
 
 // Sums of all warps, the update of the state, and the output. `u` receives beta * (v - S^T k).
 template <int kLanes>
-KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, int64_t index, int64_t token,
-                             const float (&v)[4], float beta, float skip, float (&u)[4]) {
+KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, int64_t index,
+                             int64_t token, const float (&v)[4], float beta, float skip,
+                             float (&u)[4]) {
   const kernels::LinearParams& params = at.params;
   float by_k[4] = {0, 0, 0, 0}, by_q[4] = {0, 0, 0, 0}, k_by_q = 0;
   const int lane = lane_id() % kLanes;
@@ -126,7 +133,8 @@ KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, i
   for (int c = 0; c < 4; ++c) u[c] = beta * (params.delta != 0 ? v[c] - by_k[c] : v[c]);
   // Warps take turns writing, so that none falls behind.
   if (warp_id() != static_cast<int>(index % shared.warps) || lane_id() >= kLanes) return;
-  std::byte* out = params.out.base + token * params.out.token_stride + at.head * params.out.head_stride;
+  std::byte* out =
+      params.out.base + token * params.out.token_stride + at.head * params.out.head_stride;
   for (int c = 0; c < 4; ++c) {
     if (c < at.columns) {
       store_value(out, params.out.dtype, at.first_column + c,
@@ -138,8 +146,8 @@ KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, i
 template <kernels::DType State, int kLanes, int kRows>
 __global__ void __launch_bounds__(linear_config::most_threads(kLanes, kRows),
                                   linear_config::least_ctas(kLanes, kRows))
-    linear_kernel(const __grid_constant__ kernels::LinearParams params, const int32_t* num_sequences_at,
-                  int64_t most_rows) {
+    linear_kernel(const __grid_constant__ kernels::LinearParams params,
+                  const int32_t* num_sequences_at, int64_t most_rows) {
   const auto warps = static_cast<int32_t>(blockDim.x / 32);
   const LinearShared shared{.rows = warps * (32 / kLanes) * kRows,
                             .warps = warps,

@@ -1,7 +1,7 @@
 // What one token brings to the recurrence of one head.
 #pragma once
 
-#include "kernels/cuda/floats.cuh"
+#include "kernels/cuda/ptx/floats.cuh"
 #include "kernels/linear_params.h"
 
 namespace kvc::cuda::linear_kernels {
@@ -62,7 +62,8 @@ KVC_DEVICE TokenValues read_token_values(const LinearHead& at, int64_t token) {
   }
   if (params.beta != nullptr) values.beta = params.beta[token * params.beta_token_stride + at.head];
   if (params.decay != nullptr && params.decay_per_channel == 0)
-    values.log_decay = params.decay[token * params.decay_token_stride + at.head * params.decay_head_stride];
+    values.log_decay =
+        params.decay[token * params.decay_token_stride + at.head * params.decay_head_stride];
   return values;
 }
 

@@ -9,7 +9,8 @@ namespace {
 constexpr const char* kCopy = "cudaMemcpyAsync";
 constexpr const char* kCopyBatch = "cudaMemcpyBatchAsync";
 
-// What cudaMemcpyBatchAsync takes: no legacy default stream, no empty piece, and not inside a capture.
+// What cudaMemcpyBatchAsync takes: no legacy default stream, no empty piece, and not inside a
+// capture.
 bool is_batch(const size_t* bytes, int64_t count, cudaStream_t stream) {
   if (count < 2 || stream == nullptr || stream == cudaStreamLegacy) return false;
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -25,13 +26,14 @@ cudaError_t copy_batch(void* const* to, const void* const* from, const size_t* b
   cudaMemcpyAttributes attributes{};
   attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
   size_t first_of_attributes = 0;
-  return cudaMemcpyBatchAsync(to, from, bytes, static_cast<size_t>(count), &attributes, &first_of_attributes,
-                              1, stream);
+  return cudaMemcpyBatchAsync(to, from, bytes, static_cast<size_t>(count), &attributes,
+                              &first_of_attributes, 1, stream);
 }
 
 }  // namespace
 
-Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream stream, Failure* failure) {
+Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream stream,
+            Failure* failure) {
   if (bytes <= 0) return Result::kOk;
   const DeviceScope scope(device);
   if (scope.error() != cudaSuccess) return report(scope.error(), "cudaSetDevice", failure);
@@ -40,8 +42,8 @@ Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream st
                 kCopy, failure);
 }
 
-Result copy_many(int32_t device, void* const* to, const void* const* from, const size_t* bytes, int64_t count,
-                 Stream stream, Failure* failure) {
+Result copy_many(int32_t device, void* const* to, const void* const* from, const size_t* bytes,
+                 int64_t count, Stream stream, Failure* failure) {
   if (count <= 0) return Result::kOk;
   const DeviceScope scope(device);
   if (scope.error() != cudaSuccess) return report(scope.error(), "cudaSetDevice", failure);
@@ -59,12 +61,14 @@ Result copy_many(int32_t device, void* const* to, const void* const* from, const
   return Result::kOk;
 }
 
-Result fill(int32_t device, void* to, int32_t byte, int64_t bytes, Stream stream, Failure* failure) {
+Result fill(int32_t device, void* to, int32_t byte, int64_t bytes, Stream stream,
+            Failure* failure) {
   if (bytes <= 0) return Result::kOk;
   const DeviceScope scope(device);
   if (scope.error() != cudaSuccess) return report(scope.error(), "cudaSetDevice", failure);
-  return report(cudaMemsetAsync(to, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)),
-                "cudaMemsetAsync", failure);
+  return report(
+      cudaMemsetAsync(to, byte, static_cast<size_t>(bytes), static_cast<cudaStream_t>(stream)),
+      "cudaMemsetAsync", failure);
 }
 
 }  // namespace kvc::cuda::runtime

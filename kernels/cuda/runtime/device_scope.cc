@@ -23,7 +23,8 @@ std::mutex finding;
 
 Result read_facts(int32_t device, DeviceFacts* out, Failure* failure) {
   cudaDeviceProp properties{};
-  Result result = report(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties", failure);
+  Result result =
+      report(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties", failure);
   if (result != Result::kOk) return result;
   out->arch = 10 * properties.major + properties.minor;
   out->num_sms = properties.multiProcessorCount;
@@ -31,15 +32,16 @@ Result read_facts(int32_t device, DeviceFacts* out, Failure* failure) {
   std::snprintf(out->name, sizeof(out->name), "%.63s", properties.name);
   if (out->arch < kOldestArch) {
     return refuse(Result::kNoDevice, cudaErrorNoKernelImageForDevice, failure,
-                  "device %d, %s, is of architecture sm_%d; kvcache has code for sm_%d and later", device,
-                  out->name, out->arch, kOldestArch);
+                  "device %d, %s, is of architecture sm_%d; kvcache has code for sm_%d and later",
+                  device, out->name, out->arch, kOldestArch);
   }
   const cudaError_t code = probe_code();
   if (code != cudaSuccess) {
     result = report(code, "cudaFuncGetAttributes", failure);
     if (result == Result::kNoDevice) {
-      return refuse(result, code, failure, "device %d, %s: this build of kvcache has no code for sm_%d",
-                    device, out->name, out->arch);
+      return refuse(result, code, failure,
+                    "device %d, %s: this build of kvcache has no code for sm_%d", device, out->name,
+                    out->arch);
     }
     return result;
   }
@@ -98,7 +100,8 @@ Result find_facts(int32_t device, const DeviceFacts** out, Failure* failure) {
   *out = known_facts(device);
   if (*out != nullptr) return Result::kOk;
   if (device < 0 || device >= kMaxDevices) {
-    return refuse(Result::kNoDevice, cudaErrorInvalidDevice, failure, "there is no CUDA device %d", device);
+    return refuse(Result::kNoDevice, cudaErrorInvalidDevice, failure, "there is no CUDA device %d",
+                  device);
   }
   const std::lock_guard lock(finding);
   Slot& slot = slots[device];

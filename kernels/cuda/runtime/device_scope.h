@@ -12,8 +12,9 @@ namespace kvc::cuda {
 
 constexpr int32_t kAnyDevice = -1;
 
-// Makes `device` current for the calling thread and restores what was current before: the context, not the number of the device. A thread
-// that has never used CUDA has none, and telling CUDA the number 0 would make one, some hundred MB on a device that is not ours.
+// Makes `device` current for the calling thread and restores what was current before: the context,
+// not the number of the device. A thread that has never used CUDA has none, and telling CUDA the
+// number 0 would make one, some hundred MB on a device that is not ours.
 class DeviceScope {
  public:
   // kAnyDevice: the thread's own context, else one that is there already.
@@ -35,7 +36,8 @@ class DeviceScope {
   cudaError_t error_;           // last: enter() fills the others
 };
 
-// Lets the thread allocate while some stream of the process is captured in global mode. What is called so may enqueue only to give memory.
+// Lets the thread allocate while some stream of the process is captured in global mode. What is
+// called so may enqueue only to give memory.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -55,7 +57,8 @@ struct DeviceFacts {
   int64_t granularity;
   char name[64];
 };
-// Found once per device and kept; the device is current. Refuses devices that this build has no code for, by their names.
+// Found once per device and kept; the device is current. Refuses devices that this build has no
+// code for, by their names.
 Result find_facts(int32_t device, const DeviceFacts** out, Failure* failure);
 // Those that find_facts has found; null: none. Any thread, no call of CUDA.
 const DeviceFacts* known_facts(int32_t device);

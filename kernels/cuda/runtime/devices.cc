@@ -45,7 +45,8 @@ Result locate(const void* address, int32_t* device, Failure* failure) {
   if (scope.error() != cudaSuccess) return report(scope.error(), "cudaGetDevice", failure);
   cudaPointerAttributes attributes{};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
-  if (error == cudaErrorInvalidValue) {  // what drivers say of foreign memory that have no word for it
+  // What drivers say of foreign memory that have no word for it
+  if (error == cudaErrorInvalidValue) {
     (void)cudaGetLastError();
     return Result::kOk;
   }

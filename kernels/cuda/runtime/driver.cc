@@ -16,7 +16,8 @@ cudaError_t find(const char* name, Function* out) {
   const cudaError_t error =
       cudaGetDriverEntryPointByVersion(name, &address, kDriverVersion, cudaEnableDefault, &found);
   if (error != cudaSuccess) return error;
-  if (found != cudaDriverEntryPointSuccess || address == nullptr) return cudaErrorCallRequiresNewerDriver;
+  if (found != cudaDriverEntryPointSuccess || address == nullptr)
+    return cudaErrorCallRequiresNewerDriver;
   *out = reinterpret_cast<Function>(address);
   return cudaSuccess;
 }

@@ -1,5 +1,5 @@
-// Functions of the driver that the runtime has no name for. Found through the runtime, so that nothing links libcuda and the library loads
-// on machines without one.
+// Functions of the driver that the runtime has no name for. Found through the runtime, so that
+// nothing links libcuda and the library loads on machines without one.
 #pragma once
 
 #include <cuda.h>

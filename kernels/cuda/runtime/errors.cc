@@ -58,10 +58,13 @@ Result report(CUresult error, const char* what, Failure* failure) {
   }
   failure->error = static_cast<int32_t>(error);
   std::snprintf(failure->text, sizeof(failure->text), "%s: %s (%s)", what,
-                name != nullptr ? name : "CUresult", description != nullptr ? description : "no description");
-  // cudaError_t has taken over the driver's numbers but for the first few: 1 and 2 are equal, 3 and 4 mean the driver is not (or no longer) there.
+                name != nullptr ? name : "CUresult",
+                description != nullptr ? description : "no description");
+  // cudaError_t has taken over the driver's numbers but for the first few: 1 and 2 are equal, 3 and
+  // 4 mean the driver is not (or no longer) there.
   const auto number = static_cast<int32_t>(error);
-  return number == 3 || number == 4 ? Result::kNoDriver : result_of(static_cast<cudaError_t>(number));
+  return number == 3 || number == 4 ? Result::kNoDriver
+                                    : result_of(static_cast<cudaError_t>(number));
 }
 
 Result refuse(Result result, cudaError_t error, Failure* failure, const char* format, ...) {

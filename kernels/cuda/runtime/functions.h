@@ -44,9 +44,10 @@ Result wait_event(int32_t device, Event event, Stream stream, Failure* failure);
 Result query_event(int32_t device, Event event, int32_t* done, Failure* failure);
 
 // copies.cc
-Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream stream, Failure* failure);
-Result copy_many(int32_t device, void* const* to, const void* const* from, const size_t* bytes, int64_t count,
-                 Stream stream, Failure* failure);
+Result copy(int32_t device, void* to, const void* from, int64_t bytes, Stream stream,
+            Failure* failure);
+Result copy_many(int32_t device, void* const* to, const void* const* from, const size_t* bytes,
+                 int64_t count, Stream stream, Failure* failure);
 Result fill(int32_t device, void* to, int32_t byte, int64_t bytes, Stream stream, Failure* failure);
 
 }  // namespace kvc::cuda::runtime

@@ -22,8 +22,8 @@ struct Facts {
 };
 struct Table {
   std::mutex mutex;
-  // By context, not by device: an application's own context, or the one after cudaDeviceReset(), has attributes of its own. A number is
-  // never given to a second context.
+  // By context, not by device: an application's own context, or the one after cudaDeviceReset(),
+  // has attributes of its own. A number is never given to a second context.
   std::map<std::pair<ContextId, const void*>, Facts> kernels;
 };
 Table& table() {
@@ -56,7 +56,8 @@ cudaError_t waits_for_previous_kernel(const void* kernel, bool* out) {
     *out = facts.waits;
     if (facts.is_asked) return cudaSuccess;
   }
-  // May load the kernel's module, which may have to be compiled: without the lock, and also where the first launch is a captured one.
+  // May load the kernel's module, which may have to be compiled: without the lock, and also where
+  // the first launch is a captured one.
   const RelaxedCapture relaxed;
   cudaFuncAttributes attributes{};
   const cudaError_t asked = cudaFuncGetAttributes(&attributes, kernel);
@@ -77,7 +78,8 @@ cudaError_t raise_shared_limit(const void* kernel, int32_t bytes) {
   Facts& facts = table().kernels[{context, kernel}];
   if (facts.shared_bytes >= bytes) return cudaSuccess;
   const RelaxedCapture relaxed;
-  const cudaError_t set = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  const cudaError_t set =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (set == cudaSuccess) facts.shared_bytes = bytes;
   return set;
 }

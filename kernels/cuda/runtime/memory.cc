@@ -18,7 +18,8 @@ cudaError_t give_pool_memory(void* address) {
 
 // `allocate` once, and once more when that is short of memory and something was left over.
 template <typename Allocate>
-Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* failure, Allocate allocate) {
+Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* failure,
+                     Allocate allocate) {
   if (bytes <= 0) {
     return refuse(Result::kDevice, cudaErrorInvalidValue, failure, "%s: %lld bytes", what,
                   static_cast<long long>(bytes));
@@ -39,7 +40,8 @@ Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* f
   }
 }
 
-// ---- Pools: one per device, made when it is first asked for and kept as long as the process: memory of it may outlive every cache.
+// ---- Pools: one per device, made when it is first asked for and kept as long as the process:
+// memory of it may outlive every cache.
 
 constexpr int32_t kMaxPools = 128;
 enum class PoolState : int32_t { kUnknown, kNone, kMade };
@@ -50,7 +52,8 @@ struct Pool {
 Pool pools[kMaxPools];
 std::mutex making;
 
-// With the device current. Keeps what is given back, or every wait of the host's would return it to the device.
+// With the device current. Keeps what is given back, or every wait of the host's would return it to
+// the device.
 cudaError_t make_pool(int32_t device, Pool* pool) {
   int has_pools = 0;
   cudaError_t error = cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device);
@@ -80,7 +83,8 @@ cudaError_t make_pool(int32_t device, Pool* pool) {
     }
   }
   pool->handle = handle;
-  pool->state.store(handle != nullptr ? PoolState::kMade : PoolState::kNone, std::memory_order_release);
+  pool->state.store(handle != nullptr ? PoolState::kMade : PoolState::kNone,
+                    std::memory_order_release);
   return cudaSuccess;
 }
 
@@ -88,7 +92,8 @@ cudaError_t make_pool(int32_t device, Pool* pool) {
 Result find_pool(int32_t device, cudaMemPool_t* out, Failure* failure) {
   *out = nullptr;
   if (device < 0 || device >= kMaxPools) {
-    return refuse(Result::kNoDevice, cudaErrorInvalidDevice, failure, "there is no CUDA device %d", device);
+    return refuse(Result::kNoDevice, cudaErrorInvalidDevice, failure, "there is no CUDA device %d",
+                  device);
   }
   Pool& pool = pools[device];
   if (pool.state.load(std::memory_order_acquire) == PoolState::kUnknown) {
@@ -134,7 +139,8 @@ Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address,
   cudaMemPool_t pool = nullptr;
   const Result result = find_pool(device, &pool, failure);
   if (result != Result::kOk) return result;
-  // The legacy stream beside a capture is refused here, before an allocation on it would cost that capture.
+  // The legacy stream beside a capture is refused here, before an allocation on it would cost that
+  // capture.
   int32_t capturing = 0;
   const Result asked = is_capturing(device, stream, &capturing, failure);
   if (asked != Result::kOk) return asked;
@@ -159,7 +165,8 @@ void free_on(int32_t device, void* address, Stream stream) {
     if (cudaFreeAsync(address, static_cast<cudaStream_t>(stream)) == cudaSuccess) return;
     (void)cudaGetLastError();
   }
-  // The stream cannot be used. Where it is that its capture was invalidated, the memory is that of a graph which will never be.
+  // The stream cannot be used. Where it is that its capture was invalidated, the memory is that of
+  // a graph which will never be.
   int32_t capturing = 0;
   Failure failure{};
   if (is_capturing(device, stream, &capturing, &failure) == Result::kOk && capturing != 0) return;

@@ -15,7 +15,8 @@ namespace {
 __global__ void probe() {}
 }  // namespace
 
-// Every translation unit is compiled for the same list of architectures, so that one kernel speaks for all.
+// Every translation unit is compiled for the same list of architectures, so that one kernel speaks
+// for all.
 cudaError_t probe_code() {
   cudaFuncAttributes attributes{};
   return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&probe));

@@ -1,5 +1,5 @@
-// Address space that is backed by memory granule by granule. A granule is one allocation of the driver, because memory is given back in
-// whole allocations.
+// Address space that is backed by memory granule by granule. A granule is one allocation of the
+// driver, because memory is given back in whole allocations.
 #include <map>
 #include <memory>
 #include <mutex>
@@ -41,11 +41,13 @@ Reservation* find_reservation(void* address) {
 }
 
 CUdeviceptr at(void* address, int64_t offset) {
-  return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(address)) + static_cast<CUdeviceptr>(offset);
+  return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(address)) +
+         static_cast<CUdeviceptr>(offset);
 }
 
 Result no_host_memory(Failure* failure) {
-  return refuse(Result::kNoMemory, cudaErrorMemoryAllocation, failure, "no host memory for a reservation");
+  return refuse(Result::kNoMemory, cudaErrorMemoryAllocation, failure,
+                "no host memory for a reservation");
 }
 
 // Makes the device current and finds what every function below needs.
@@ -74,13 +76,15 @@ Result check_range(const Reservation* reservation, int32_t device, int64_t begin
                 static_cast<long long>(end));
 }
 
-// One granule of memory at its place, not accessible yet. The mapping alone keeps the memory from then on.
-Result map_granule(const Driver& driver, const Reservation& reservation, void* address, int64_t granule,
-                   Failure* failure) {
+// One granule of memory at its place, not accessible yet. The mapping alone keeps the memory from
+// then on.
+Result map_granule(const Driver& driver, const Reservation& reservation, void* address,
+                   int64_t granule, Failure* failure) {
   const CUmemAllocationProp properties = memory_properties(reservation.device);
   const auto bytes = static_cast<size_t>(reservation.granule);
   CUmemGenericAllocationHandle memory{};
-  Result result = report(driver.create_memory(&memory, bytes, &properties, 0), "cuMemCreate", failure);
+  Result result =
+      report(driver.create_memory(&memory, bytes, &properties, 0), "cuMemCreate", failure);
   if (result != Result::kOk) return result;
   const CUdeviceptr place = at(address, granule * reservation.granule);
   result = report(driver.map(place, bytes, 0, memory, 0), "cuMemMap", failure);
@@ -88,19 +92,22 @@ Result map_granule(const Driver& driver, const Reservation& reservation, void* a
   return result;
 }
 
-Result allow_access(const Driver& driver, const Reservation& reservation, void* address, int64_t first,
-                    int64_t last, Failure* failure) {
+Result allow_access(const Driver& driver, const Reservation& reservation, void* address,
+                    int64_t first, int64_t last, Failure* failure) {
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = reservation.device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  return report(driver.set_access(at(address, first * reservation.granule),
-                                  static_cast<size_t>((last - first) * reservation.granule), &access, 1),
-                "cuMemSetAccess", failure);
+  return report(
+      driver.set_access(at(address, first * reservation.granule),
+                        static_cast<size_t>((last - first) * reservation.granule), &access, 1),
+      "cuMemSetAccess", failure);
 }
 
-void unmap_granule(const Driver& driver, const Reservation& reservation, void* address, int64_t granule) {
-  (void)driver.unmap(at(address, granule * reservation.granule), static_cast<size_t>(reservation.granule));
+void unmap_granule(const Driver& driver, const Reservation& reservation, void* address,
+                   int64_t granule) {
+  (void)driver.unmap(at(address, granule * reservation.granule),
+                     static_cast<size_t>(reservation.granule));
 }
 
 // With the device current: waits for it, then gives everything back.
@@ -143,7 +150,8 @@ Result reserve(int32_t device, int64_t bytes, void** address, Failure* failure) 
     reservation->device = device;
     reservation->granule = facts->granularity;
     reservation->bytes = bytes;
-    reservation->is_mapped.resize(static_cast<size_t>((bytes + facts->granularity - 1) / facts->granularity));
+    reservation->is_mapped.resize(
+        static_cast<size_t>((bytes + facts->granularity - 1) / facts->granularity));
     const int64_t size = reservation->size();
     const std::lock_guard lock(registry().lock);
     result = report(call.driver->reserve_addresses(&place, static_cast<size_t>(size), 0, 0, 0),
@@ -194,11 +202,13 @@ Result commit(int32_t device, void* address, int64_t begin, int64_t end, Failure
   for (size_t i = 0; i < added.size() && result == Result::kOk;) {  // runs of granules
     size_t past = i + 1;
     while (past < added.size() && added[past] == added[past - 1] + 1) ++past;
-    result = allow_access(*call.driver, *reservation, address, added[i], added[past - 1] + 1, failure);
+    result =
+        allow_access(*call.driver, *reservation, address, added[i], added[past - 1] + 1, failure);
     i = past;
   }
   if (result != Result::kOk) {
-    for (size_t i = 0; i < num_mapped; ++i) unmap_granule(*call.driver, *reservation, address, added[i]);
+    for (size_t i = 0; i < num_mapped; ++i)
+      unmap_granule(*call.driver, *reservation, address, added[i]);
     return result;
   }
   for (const int64_t granule : added) reservation->is_mapped[static_cast<size_t>(granule)] = true;

@@ -67,8 +67,9 @@ void destroy_event(int32_t device, Event event) {
 }
 
 Result record_event(int32_t device, Event event, Stream stream, Failure* failure) {
-  return on_device(device, "cudaEventRecord", failure,
-                   [event, stream] { return cudaEventRecord(native_event(event), native(stream)); });
+  return on_device(device, "cudaEventRecord", failure, [event, stream] {
+    return cudaEventRecord(native_event(event), native(stream));
+  });
 }
 
 Result record_launches(int32_t device, Event event, Stream stream, Failure* failure) {
@@ -78,8 +79,9 @@ Result record_launches(int32_t device, Event event, Stream stream, Failure* fail
 }
 
 Result wait_event(int32_t device, Event event, Stream stream, Failure* failure) {
-  return on_device(device, "cudaStreamWaitEvent", failure,
-                   [event, stream] { return cudaStreamWaitEvent(native(stream), native_event(event), 0); });
+  return on_device(device, "cudaStreamWaitEvent", failure, [event, stream] {
+    return cudaStreamWaitEvent(native(stream), native_event(event), 0);
+  });
 }
 
 Result query_event(int32_t device, Event event, int32_t* done, Failure* failure) {

@@ -15,7 +15,8 @@ struct CopiesShared {
 
   KVC_HD explicit CopiesShared(int32_t* memory)
       : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxGroups) {}
-  static constexpr uint32_t kBytes = 4 * (40 + kStepChangeWords * kMaxGroups + 2 * step_config::kPairs);
+  static constexpr uint32_t kBytes =
+      4 * (40 + kStepChangeWords * kMaxGroups + 2 * step_config::kPairs);
 };
 
 template <typename Word>
@@ -27,7 +28,8 @@ KVC_DEVICE void copy_words(std::byte* to, const std::byte* from, int64_t count) 
   for (int64_t i = threadIdx.x; i < count; i += step_config::kThreads) out[i] = in[i];
 }
 
-// All threads of the CTA. In vectors of 16 bytes where both ends can be brought to such a boundary, four at a time so that their loads overlap.
+// All threads of the CTA. In vectors of 16 bytes where both ends can be brought to such a boundary,
+// four at a time so that their loads overlap.
 KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const auto apart = (reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from)) & 15;
@@ -46,7 +48,8 @@ KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) 
   for (auto i = static_cast<int32_t>(threadIdx.x); i < vectors; i += 4 * kThreads) {
     Words4 x[4];
     for (int j = 0; j < 4; ++j) {
-      if (i + j * kThreads < vectors) x[j] = load_16_stream(from + int64_t{16} * (i + j * kThreads));
+      if (i + j * kThreads < vectors)
+        x[j] = load_16_stream(from + int64_t{16} * (i + j * kThreads));
     }
     for (int j = 0; j < 4; ++j) {
       if (i + j * kThreads < vectors) store_16(to + int64_t{16} * (i + j * kThreads), x[j]);
@@ -55,34 +58,41 @@ KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) 
   copy_words<uint8_t>(to + int64_t{16} * vectors, from + int64_t{16} * vectors, bytes % 16);
 }
 
-// Words of pinned memory, each read once, by all threads of the CTA; seen after the next sync_cta().
+// Words of pinned memory, each read once, by all threads of the CTA; seen after the next
+// sync_cta().
 KVC_DEVICE void bring(int32_t* shared, const uint32_t* pinned, int32_t count) {
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < count; i += static_cast<int32_t>(step_config::kThreads))
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < count;
+       i += static_cast<int32_t>(step_config::kThreads))
     shared[i] = static_cast<int32_t>(load_host_word(pinned + i));
 }
 
-// `count` pairs (from, to) of a group. Their parts, layer by layer, are dealt out over the CTAs in turn: `next` is the first of them that is this CTA's.
-KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t* pairs, int32_t count,
-                           int32_t& next) {
+// `count` pairs (from, to) of a group. Their parts, layer by layer, are dealt out over the CTAs in
+// turn: `next` is the first of them that is this CTA's.
+KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t* pairs,
+                           int32_t count, int32_t& next) {
   const auto num_ctas = static_cast<int32_t>(gridDim.x) - 1;
   for (int32_t layer = 0; layer < pages.num_layers; ++layer) {
     const StepPageSlot& part = pages.layers[layer];
     if (part.group != group) continue;
     for (; next < count; next += num_ctas) {
       const int64_t from = pairs[2 * next], to = pairs[2 * next + 1];
-      copy_bytes(part.base + to * part.page_stride, part.base + from * part.page_stride, part.bytes);
+      copy_bytes(part.base + to * part.page_stride, part.base + from * part.page_stride,
+                 part.bytes);
     }
     next -= count;
   }
 }
 
-// These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA wait for another. Two trips to the host, however many
-// layers there are: the changes, and up to kPairs pairs at once.
+// These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA
+// wait for another. Two trips to the host, however many layers there are: the changes, and up to
+// kPairs pairs at once.
 KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, const CopiesShared& shared) {
   constexpr int32_t kPairs = step_config::kPairs;
   bring(shared.changes, entry.changes(), kStepChangeWords * entry.num_copies);
   sync_cta();
-  const auto count_of = [&](int32_t change) { return shared.changes[kStepChangeWords * change + 3]; };
+  const auto count_of = [&](int32_t change) {
+    return shared.changes[kStepChangeWords * change + 3];
+  };
   int32_t all = 0;
   for (int32_t change = 0; change < entry.num_copies; ++change) all += count_of(change);
   auto next = static_cast<int32_t>(blockIdx.x) - 1;
@@ -93,8 +103,8 @@ KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, const Copi
     sync_cta();
     for (int32_t at = first; at < last;) {
       const int32_t end = begin + count_of(change), until = end < last ? end : last;
-      copy_pairs(pages, shared.changes[kStepChangeWords * change] & 0xffff, shared.pairs + 2 * (at - first),
-                 until - at, next);
+      copy_pairs(pages, shared.changes[kStepChangeWords * change] & 0xffff,
+                 shared.pairs + 2 * (at - first), until - at, next);
       at = until;
       if (at == end) begin = end, ++change;
     }

@@ -1,7 +1,7 @@
 // A step as it lies in pinned memory of the host.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/step.h"
 
 namespace kvc::cuda::step_kernels {
@@ -28,15 +28,19 @@ struct Entry {
   int32_t num_copies;  // changes of kind kCopy: the first ones
   int32_t num_changes;
 
-  KVC_HD int32_t changes_at() const { return kStepHeaderWords + num_sequences * column_words(columns); }
+  KVC_HD int32_t changes_at() const {
+    return kStepHeaderWords + num_sequences * column_words(columns);
+  }
   KVC_HD int32_t data_at() const { return changes_at() + kStepChangeWords * num_changes; }
   KVC_HD const uint32_t* changes() const { return words + changes_at(); }
   KVC_HD const uint32_t* data() const { return words + data_at(); }
 };
 
-// All threads of the CTA; one of them reads. `shared` [8] is free again after the next sync_cta(). `first` (nullable): the beginning of the entry,
-// kFirstWords of it, is copied there on the way, in the same trip to the host.
-KVC_DEVICE Entry read_header(const uint32_t* in_ring, uint32_t* shared, int32_t* first, int64_t first_words) {
+// All threads of the CTA; one of them reads. `shared` [8] is free again after the next sync_cta().
+// `first` (nullable): the beginning of the entry, kFirstWords of it, is copied there on the way, in
+// the same trip to the host.
+KVC_DEVICE Entry read_header(const uint32_t* in_ring, uint32_t* shared, int32_t* first,
+                             int64_t first_words) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (4 * thread + 4 <= first_words || thread < 2) {
     const Words4 x = load_host_16(in_ring + 4 * thread);
@@ -48,7 +52,8 @@ KVC_DEVICE Entry read_header(const uint32_t* in_ring, uint32_t* shared, int32_t*
   sync_cta();
   const uint32_t* words = in_ring;
   if (static_cast<int32_t>(shared[3]) == -1) {
-    words = reinterpret_cast<const uint32_t*>(static_cast<uintptr_t>(uint64_t{shared[5]} << 32 | shared[4]));
+    words = reinterpret_cast<const uint32_t*>(
+        static_cast<uintptr_t>(uint64_t{shared[5]} << 32 | shared[4]));
     sync_cta();
     if (thread < kStepHeaderWords) shared[thread] = load_host_word(words + thread);
     sync_cta();

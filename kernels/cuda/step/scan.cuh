@@ -1,7 +1,7 @@
 // Sums over the threads of a CTA.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda::step_kernels {
 
@@ -14,9 +14,11 @@ KVC_DEVICE int32_t warp_inclusive_sum(int32_t value) {
   return value;
 }
 
-// All threads of a CTA of `num_warps` warps. Returns the sum of the values of the threads before this one; `total` receives that of all.
-// `scratch` [33] in shared memory; may be used again after the next sync_cta().
-KVC_DEVICE int32_t cta_exclusive_sum(int32_t value, int num_warps, int32_t* scratch, int32_t& total) {
+// All threads of a CTA of `num_warps` warps. Returns the sum of the values of the threads before
+// this one; `total` receives that of all. `scratch` [33] in shared memory; may be used again after
+// the next sync_cta().
+KVC_DEVICE int32_t cta_exclusive_sum(int32_t value, int num_warps, int32_t* scratch,
+                                     int32_t& total) {
   const int warp = warp_id(), lane = lane_id();
   const int32_t inclusive = warp_inclusive_sum(value);
   if (lane == 31) scratch[warp] = inclusive;

@@ -71,7 +71,8 @@ KVC_DEVICE int32_t write_sequences(const StepState& state, const Entry& entry, i
     int32_t chunk_rows = 0, chunk_cross = 0;
     const int32_t before = cta_exclusive_sum(append, step_config::kWarps, scratch, chunk_rows);
     sync_cta();
-    const int32_t cross_before = cta_exclusive_sum(cross_append, step_config::kWarps, scratch, chunk_cross);
+    const int32_t cross_before =
+        cta_exclusive_sum(cross_append, step_config::kWarps, scratch, chunk_cross);
     sync_cta();
     if (is_sequence) {
       state.row_begin[s] = rows + before;
@@ -88,14 +89,15 @@ KVC_DEVICE int32_t write_sequences(const StepState& state, const Entry& entry, i
 }
 
 // Page ids of a kTable change from `data` on, by `num_lanes` threads.
-KVC_DEVICE void write_table(const StepState& state, const StepChange& change, int32_t slot, int32_t data,
-                            int32_t lane, int32_t num_lanes) {
+KVC_DEVICE void write_table(const StepState& state, const StepChange& change, int32_t slot,
+                            int32_t data, int32_t lane, int32_t num_lanes) {
   const StepState::Group& group = state.groups[change.kind_group & 0xffff];
   int32_t* to = group.table + slot * group.table_stride + change.first;
   for (int32_t i = lane; i < change.count; i += num_lanes) to[i] = state.words[data + i];
 }
 
-// Page tables, and where trees and segments lie. Two changes never name the same entry. All threads see all changes when it returns.
+// Page tables, and where trees and segments lie. Two changes never name the same entry. All threads
+// see all changes when it returns.
 KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_t* scratch) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const int32_t* changes = state.words + entry.changes_at();
@@ -123,7 +125,8 @@ KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_
       state.segments_at[change.sequence] = at;
       state.num_segments[change.sequence] = change.count;
     }
-    const uint32_t is_long = ballot(kind == ChangeKind::kTable && change.count > step_config::kFewPages);
+    const uint32_t is_long =
+        ballot(kind == ChangeKind::kTable && change.count > step_config::kFewPages);
     for (int lane = 0; lane < 32; ++lane) {
       if ((is_long >> lane & 1u) == 0) continue;
       const StepChange whole{shuffle(change.kind_group, lane), 0, shuffle(change.first, lane),
@@ -134,7 +137,8 @@ KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_
   }
 }
 
-// Last i in [low, n) with begin[i] <= row, where begin[low] <= row and begin[n] > row: sequences without rows are passed over.
+// Last i in [low, n) with begin[i] <= row, where begin[low] <= row and begin[n] > row: sequences
+// without rows are passed over.
 KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n, int32_t row) {
   // A decode step: every sequence has one row.
   if (row < n && begin[row] == row && begin[row + 1] == row + 1) return row;
@@ -149,12 +153,14 @@ KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n,
   return low;
 }
 
-KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, const int32_t* table, int32_t token) {
+KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, const int32_t* table,
+                                 int32_t token) {
   const int32_t page = table[token / group.page_tokens];
   return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_tokens + token % group.page_tokens;
 }
 
-// What a thread keeps of the sequence that its rows lie in, while they do: a prompt's next row is some 1,024 further on.
+// What a thread keeps of the sequence that its rows lie in, while they do: a prompt's next row is
+// some 1,024 further on.
 struct SequenceOfRows {
   int32_t index;          // in the batch
   int32_t begin, end;     // its rows
@@ -165,9 +171,13 @@ struct SequenceOfRows {
 };
 KVC_DEVICE SequenceOfRows sequence_of_rows(const StepState& state, int32_t s, bool is_cross) {
   const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
-  SequenceOfRows rows{
-      s, begins[s], begins[s + 1], is_cross ? state.cross_stored[s] : state.stored[s], state.slot[s],
-      0, nullptr};
+  SequenceOfRows rows{s,
+                      begins[s],
+                      begins[s + 1],
+                      is_cross ? state.cross_stored[s] : state.stored[s],
+                      state.slot[s],
+                      0,
+                      nullptr};
   if (is_cross) return rows;
   rows.position = state.length[s] + state.offset[s];
   const int32_t tree_at = state.tree_at[s], nodes = state.tree_nodes[s];
@@ -176,7 +186,8 @@ KVC_DEVICE SequenceOfRows sequence_of_rows(const StepState& state, int32_t s, bo
 }
 
 // Rows of the new tokens, or of the encoder's.
-KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_t num_rows, bool is_cross) {
+KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_t num_rows,
+                           bool is_cross) {
   const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
   SequenceOfRows of{};  // holds no row
   for (auto row = static_cast<int32_t>(threadIdx.x); row < num_rows;
@@ -195,8 +206,8 @@ KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_
     for (int32_t g = 0; g < state.num_groups; ++g) {
       const StepState::Group& group = state.groups[g];
       if ((group.is_cross != 0) == is_cross)
-        state.slots[g * state.slots_stride + row] =
-            slot_of_token(group, group.table + of.table_row * group.table_stride, of.first_token + index);
+        state.slots[g * state.slots_stride + row] = slot_of_token(
+            group, group.table + of.table_row * group.table_stride, of.first_token + index);
     }
   }
 }

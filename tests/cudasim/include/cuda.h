@@ -1,5 +1,6 @@
-// The part of the driver interface that is reached through cudaGetDriverEntryPointByVersion, for the emulator: values are CUDA 13's. There
-// are no functions to link: the library must not need libcuda.so.
+// The part of the driver interface that is reached through cudaGetDriverEntryPointByVersion, for
+// the emulator: values are CUDA 13's. There are no functions to link: the library must not need
+// libcuda.so.
 #pragma once
 
 #include <stdint.h>
@@ -41,7 +42,9 @@ typedef enum CUmemAllocationType_enum {
   CU_MEM_ALLOCATION_TYPE_INVALID = 0,
   CU_MEM_ALLOCATION_TYPE_PINNED = 1
 } CUmemAllocationType;
-typedef enum CUmemAllocationHandleType_enum { CU_MEM_HANDLE_TYPE_NONE = 0 } CUmemAllocationHandleType;
+typedef enum CUmemAllocationHandleType_enum {
+  CU_MEM_HANDLE_TYPE_NONE = 0
+} CUmemAllocationHandleType;
 typedef enum CUmemLocationType_enum {
   CU_MEM_LOCATION_TYPE_INVALID = 0,
   CU_MEM_LOCATION_TYPE_DEVICE = 1

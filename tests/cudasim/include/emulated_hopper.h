@@ -1,4 +1,4 @@
-// kernels/cuda/hopper.cuh for the host; included by it, behind TensorMap.
+// kernels/cuda/ptx/hopper.cuh for the host; included by it, behind TensorMap.
 #pragma once
 
 #include <cstddef>
@@ -12,33 +12,38 @@ constexpr bool kHasHopper = true;
 
 inline uint32_t shared_address(const void* shared) { return cudasim::shared_address(shared); }
 
-inline void mbarrier_init(uint64_t* barrier, uint32_t count) { cudasim::mbarrier_init(barrier, count); }
+inline void mbarrier_init(uint64_t* barrier, uint32_t count) {
+  cudasim::mbarrier_init(barrier, count);
+}
 inline void mbarrier_fence_init() { cudasim::mbarrier_fence_init(); }
 inline void mbarrier_arrive(uint64_t* barrier) { cudasim::mbarrier_arrive(barrier, 0); }
 inline void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   cudasim::mbarrier_arrive(barrier, bytes);
 }
-inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) { cudasim::mbarrier_wait(barrier, parity); }
+inline void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
+  cudasim::mbarrier_wait(barrier, parity);
+}
 
 inline void tma_prefetch(const TensorMap* map) { cudasim::tma_prefetch(map); }
 inline uint64_t cache_evict_first() { return 0; }
-inline void tma_load_2d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1) {
+inline void tma_load_2d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0,
+                        int32_t c1) {
   cudasim::tma_load(shared, map, barrier, {c0, c1, 0, 0, 0}, 2);
 }
-inline void tma_load_3d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1,
-                        int32_t c2) {
+inline void tma_load_3d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0,
+                        int32_t c1, int32_t c2) {
   cudasim::tma_load(shared, map, barrier, {c0, c1, c2, 0, 0}, 3);
 }
-inline void tma_load_4d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1,
-                        int32_t c2, int32_t c3) {
+inline void tma_load_4d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0,
+                        int32_t c1, int32_t c2, int32_t c3) {
   cudasim::tma_load(shared, map, barrier, {c0, c1, c2, c3, 0}, 4);
 }
-inline void tma_load_4d_hint(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1,
-                             int32_t c2, int32_t c3, uint64_t) {
+inline void tma_load_4d_hint(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0,
+                             int32_t c1, int32_t c2, int32_t c3, uint64_t) {
   cudasim::tma_load(shared, map, barrier, {c0, c1, c2, c3, 0}, 4);
 }
-inline void tma_load_5d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0, int32_t c1,
-                        int32_t c2, int32_t c3, int32_t c4) {
+inline void tma_load_5d(void* shared, const TensorMap* map, uint64_t* barrier, int32_t c0,
+                        int32_t c1, int32_t c2, int32_t c3, int32_t c4) {
   cudasim::tma_load(shared, map, barrier, {c0, c1, c2, c3, c4}, 5);
 }
 inline void fence_proxy_async() {}
@@ -58,7 +63,8 @@ inline void store_matrix_x4(void* shared_row, const uint32_t (&r)[4]) {
   cudasim::store_matrix(shared_row, r);
 }
 
-inline uint64_t wgmma_descriptor(const void* shared, int leading_bytes, int stride_bytes, int swizzle) {
+inline uint64_t wgmma_descriptor(const void* shared, int leading_bytes, int stride_bytes,
+                                 int swizzle) {
   return cudasim::wgmma_descriptor(shared, leading_bytes, stride_bytes, swizzle);
 }
 inline uint64_t wgmma_advance(uint64_t descriptor, int bytes) {

@@ -28,7 +28,8 @@ struct Arena {
 Arena& arena() {
   static Arena& made = *new Arena;
   if (made.base == nullptr) {
-    void* space = mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* space =
+        mmap(nullptr, kArenaBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED) fail("no address space for strict device memory");
     made.base = static_cast<std::byte*>(space);
     report_crashes();
@@ -144,9 +145,11 @@ void check_parameters(Runtime& state, const void* kernel, std::span<const std::b
     const auto* address = reinterpret_cast<const void*>(word);
     if (place_of(state, address) != Place::kPageable || !is_mapped(word)) continue;
     const auto reservation = at_or_before(state.reservations, word);
-    if (reservation != state.reservations.end() && word < reservation->first + reservation->second) continue;
+    if (reservation != state.reservations.end() && word < reservation->first + reservation->second)
+      continue;
     if (address >= arena().base && address < arena().base + kArenaBytes) continue;
-    fail("%s is passed the address of pageable memory of the host, %p", kernel_name(kernel).c_str(), address);
+    fail("%s is passed the address of pageable memory of the host, %p", kernel_name(kernel).c_str(),
+         address);
   }
 }
 

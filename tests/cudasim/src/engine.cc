@@ -65,7 +65,8 @@ constexpr const char* kWait = "wait_for_previous_kernel";
 
 bool is_early(const Cta& cta) { return cta.before != nullptr && *cta.before; }
 
-// Nobody goes on before the kernel before has run: it does, on another OS thread, for fibers belong to theirs.
+// Nobody goes on before the kernel before has run: it does, on another OS thread, for fibers belong
+// to theirs.
 void run_kernel_before(Cta& cta) {
   const std::function<void()> before = std::exchange(*cta.before, nullptr);
   std::thread(before).join();
@@ -145,7 +146,8 @@ void run_cta(Cta& cta) {
   cta.num_alive = num_threads;
   cta.active_warps = cta.num_warps == 32 ? kAllLanes : (1u << cta.num_warps) - 1;
   cta.countdown = 1 + cta.random.next() % 64;
-  // Soon (buffers released too early show), late, or when everybody waits (waits that are missing show).
+  // Soon (buffers released too early show), late, or when everybody waits (waits that are missing
+  // show).
   constexpr uint32_t kArrivalRates[] = {4096, 16, 0};
   cta.arrival_rate = kArrivalRates[cta.random.next() % 3];
   for (uint32_t w = 0; w < cta.num_warps; ++w) {
@@ -260,7 +262,8 @@ void meet_warp(const Meeting& meeting, void* argument) {
   Warp& warp = cta.warps[self.warp];
   require_whole_warp(warp, meeting.name);
   if (warp.arrived != 0 && warp.meeting != &meeting)
-    fail("%s, but other lanes of the warp (%08x) are in %s", meeting.name, warp.arrived, warp.meeting->name);
+    fail("%s, but other lanes of the warp (%08x) are in %s", meeting.name, warp.arrived,
+         warp.meeting->name);
   warp.meeting = &meeting;
   warp.arguments[self.lane] = argument;
   warp.arrived |= 1u << self.lane;
@@ -278,7 +281,8 @@ void meet_warp(const Meeting& meeting, void* argument) {
 void meet_warpgroup(const Meeting& meeting, void* argument) {
   Lane& self = *here;
   Cta& cta = *self.cta;
-  if (cta.num_warps % 4 != 0) fail("%s needs warpgroups, the CTA has %u warps", meeting.name, cta.num_warps);
+  if (cta.num_warps % 4 != 0)
+    fail("%s needs warpgroups, the CTA has %u warps", meeting.name, cta.num_warps);
   require_whole_warp(cta.warps[self.warp], meeting.name);
   const uint32_t first_warp = self.warp & ~3u;
   Warpgroup& group = cta.groups[self.warp / 4];

@@ -72,7 +72,8 @@ void make_fiber(Lane& lane, void (*entry)()) {
 void free_fiber(Lane& lane) {
   void* stack = const_cast<void*>(lane.stack_bottom);
 #if defined(CUDASIM_ASAN)
-  // Whoever is given these addresses next starts without the red zones of frames that never returned.
+  // Whoever is given these addresses next starts without the red zones of frames that never
+  // returned.
   __asan_unpoison_memory_region(stack, lane.stack_bytes);
 #endif
   munmap(stack, lane.stack_bytes);

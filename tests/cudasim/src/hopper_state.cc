@@ -62,7 +62,8 @@ void end_hopper(Cta& cta) {
   // A box that arrives after the CTA's end writes into another's shared memory.
   if (!cta.hopper->boxes.empty()) fail_in(cta, "the CTA has ended with TMA boxes under way");
   for (WgmmaQueue& queue : cta.hopper->wgmmas)
-    if (!queue.pending.empty()) fail_in(cta, "the CTA has ended with a wgmma that nobody waited for");
+    if (!queue.pending.empty())
+      fail_in(cta, "the CTA has ended with a wgmma that nobody waited for");
   *cta.hopper = {};
 }
 
@@ -73,7 +74,8 @@ void free_hopper(Cta& cta) {
 
 std::string describe_wait(const Lane& lane) {
   if (lane.waits_at == nullptr) return {};
-  const Mbarrier& barrier = lane.cta->hopper->barriers.at(static_cast<const uint64_t*>(lane.waits_at));
+  const Mbarrier& barrier =
+      lane.cta->hopper->barriers.at(static_cast<const uint64_t*>(lane.waits_at));
   char text[160];
   std::snprintf(text, sizeof text,
                 " at byte %td of shared memory: phase %u, %u of %u arrivals and %lld bytes missing",
@@ -103,7 +105,8 @@ void mbarrier_fence_init() {
 void mbarrier_arrive(uint64_t* barrier, uint32_t expected_bytes) {
   memory_access();
   Mbarrier& state = find_barrier(hopper_of(*here->cta), barrier, "mbarrier_arrive");
-  if (state.missing == 0) fail("mbarrier_arrive: all %u arrivals of the phase have come", state.count);
+  if (state.missing == 0)
+    fail("mbarrier_arrive: all %u arrivals of the phase have come", state.count);
   state.bytes += expected_bytes;
   if (state.bytes > kMostBytes)
     fail("mbarrier_arrive_expect: %lld bytes", static_cast<long long>(state.bytes));
@@ -124,15 +127,18 @@ void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
 
 void tma_prefetch(const void* map) { decode_tensor_map(map); }
 
-void tma_load(void* shared, const void* map, uint64_t* barrier, const std::array<int32_t, 5>& at, int rank) {
+void tma_load(void* shared, const void* map, uint64_t* barrier, const std::array<int32_t, 5>& at,
+              int rank) {
   memory_access();
   Cta& cta = *here->cta;
   HopperState& state = hopper_of(cta);
   const TensorShape shape = decode_tensor_map(map);
   if (shape.rank != rank) fail("tma_load_%dd with a tensor map of rank %d", rank, shape.rank);
-  // A swizzle moves pieces inside rows of its own length; what it does to shorter rows is not documented.
+  // A swizzle moves pieces inside rows of its own length; what it does to shorter rows is not
+  // documented.
   if (shape.swizzle != 0 && shape.box[0] * shape.element_bytes != shape.swizzle)
-    fail("tma_load: rows of %u bytes with a swizzle of %u", shape.box[0] * shape.element_bytes, shape.swizzle);
+    fail("tma_load: rows of %u bytes with a swizzle of %u", shape.box[0] * shape.element_bytes,
+         shape.swizzle);
   require_shared(shared, shape.box_bytes(), 128, "tma_load to");
   if (!find_barrier(state, barrier, "tma_load").fenced)
     fail("tma_load: no mbarrier_fence_init since mbarrier_init");

@@ -36,7 +36,8 @@ struct TensorShape {
 // Ends the program where `map` was not made by encode_tensor_map.
 TensorShape decode_tensor_map(const void* map);
 // The box at `at`, zeros outside of the tensor, into shared memory from offset `to` on.
-void copy_box(const TensorShape& shape, const std::array<int32_t, 5>& at, std::byte* shared, size_t to);
+void copy_box(const TensorShape& shape, const std::array<int32_t, 5>& at, std::byte* shared,
+              size_t to);
 // Where byte `offset` of shared memory lies; mode in bytes. Shared memory begins 1024-byte aligned.
 size_t swizzled(size_t offset, uint32_t swizzle);
 

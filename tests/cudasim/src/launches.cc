@@ -11,10 +11,11 @@ namespace cudasim {
 namespace {
 
 bool asks_to_overlap(const cudaLaunchConfig_t& config) {
-  return std::any_of(config.attrs, config.attrs + config.numAttrs, [](const cudaLaunchAttribute& attribute) {
-    return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
-           attribute.val.programmaticStreamSerializationAllowed != 0;
-  });
+  return std::any_of(config.attrs, config.attrs + config.numAttrs,
+                     [](const cudaLaunchAttribute& attribute) {
+                       return attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization &&
+                              attribute.val.programmaticStreamSerializationAllowed != 0;
+                     });
 }
 
 }  // namespace
@@ -36,20 +37,23 @@ cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
     const auto allowed = state.allowed_shared.find({kernel, current_device()});
     const uint32_t most =
         allowed == state.allowed_shared.end() ? 48u << 10 : std::max(allowed->second, 48u << 10);
-    if (config.dynamicSmemBytes > most || config.dynamicSmemBytes > static_cast<size_t>(facts.shared_bytes))
+    if (config.dynamicSmemBytes > most ||
+        config.dynamicSmemBytes > static_cast<size_t>(facts.shared_bytes))
       return cudaErrorInvalidValue;
     check_parameters(state, kernel, words);
-    if (threads % 32 != 0) fail("%s: %u threads, not a multiple of 32", kernel_name(kernel).c_str(), threads);
+    if (threads % 32 != 0)
+      fail("%s: %u threads, not a multiple of 32", kernel_name(kernel).c_str(), threads);
     const bool overlaps = asks_to_overlap(config);
     if (overlaps && facts.major >= 9 && ptx_version(facts) < 90)
-      fail("%s may begin early, but its code is of PTX %d and does not wait", kernel_name(kernel).c_str(),
-           ptx_version(facts));
-    auto shared = std::make_shared<const Launch>(Launch{{grid.x, grid.y, grid.z},
-                                                        threads,
-                                                        static_cast<uint32_t>(config.dynamicSmemBytes),
-                                                        overlaps,
-                                                        kernel,
-                                                        std::move(body)});
+      fail("%s may begin early, but its code is of PTX %d and does not wait",
+           kernel_name(kernel).c_str(), ptx_version(facts));
+    auto shared =
+        std::make_shared<const Launch>(Launch{{grid.x, grid.y, grid.z},
+                                              threads,
+                                              static_cast<uint32_t>(config.dynamicSmemBytes),
+                                              overlaps,
+                                              kernel,
+                                              std::move(body)});
     return enqueue_kernel(state, on, overlaps, [&state, shared, ctas](Work before) {
       const std::string name = kernel_name(shared->kernel);
       ++state.counters.kernel_launches;

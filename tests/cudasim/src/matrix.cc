@@ -1,4 +1,5 @@
-// ldmatrix, mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type") and conversions.
+// ldmatrix, mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type")
+// and conversions.
 #include "cudasim/matrix.h"
 
 #include <cstring>
@@ -27,8 +28,8 @@ void do_load_matrix(Cta&, void* const* arguments) {
     for (int i = 0; i < 4; ++i) {
       const uint16_t low =
           Transposed ? element(arguments, i, minor, major) : element(arguments, i, major, minor);
-      const uint16_t high =
-          Transposed ? element(arguments, i, minor + 1, major) : element(arguments, i, major, minor + 1);
+      const uint16_t high = Transposed ? element(arguments, i, minor + 1, major)
+                                       : element(arguments, i, major, minor + 1);
       static_cast<LoadMatrix*>(arguments[lane])->r[i] = low | (uint32_t{high} << 16);
     }
   }
@@ -97,7 +98,8 @@ void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, 
 float f16_to_float(uint16_t bits) {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
   const uint32_t magnitude = bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+  if (magnitude >= 0x7c00u)
+    return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
   // Shifted into place the exponent is 112 too small; the product is exact, subnormals included.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));

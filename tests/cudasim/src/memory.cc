@@ -50,16 +50,16 @@ void require_global(const void* address, size_t alignment, const char* function)
   if (!here->may_access) fail("%s before wait_for_previous_kernel", function);
 }
 
-// The values move at issue (a quick machine) or at the wait (a slow one): the first shows buffers that are still being read, the second waits
-// that are missing.
+// The values move at issue (a quick machine) or at the wait (a slow one): the first shows buffers
+// that are still being read, the second waits that are missing.
 void copy_async_16(void* shared, const void* global, int bytes) {
   require_shared(shared, 16, 16, "copy_async_16 to");
   require_global(global, 16, "copy_async_16 from");
   if (bytes < 0 || bytes > 16) fail("copy_async_16 of %d bytes", bytes);
   memory_access();
   Lane& self = *here;
-  const AsyncCopy copy{static_cast<std::byte*>(shared), static_cast<const std::byte*>(global), bytes,
-                       self.open_group};
+  const AsyncCopy copy{static_cast<std::byte*>(shared), static_cast<const std::byte*>(global),
+                       bytes, self.open_group};
   if ((self.cta->random.next() & 3u) == 0)
     perform(copy);
   else

@@ -30,7 +30,8 @@ template <typename T>
 std::vector<T> read_at(std::ifstream& file, uint64_t offset, uint64_t count) {
   std::vector<T> values(count);
   file.seekg(static_cast<std::streamoff>(offset));
-  file.read(reinterpret_cast<char*>(values.data()), static_cast<std::streamsize>(count * sizeof(T)));
+  file.read(reinterpret_cast<char*>(values.data()),
+            static_cast<std::streamsize>(count * sizeof(T)));
   return file ? values : std::vector<T>{};
 }
 
@@ -42,7 +43,8 @@ Symbols read_symbols(const char* path) {
   const auto sections = read_at<Elf64_Shdr>(file, header[0].e_shoff, header[0].e_shnum);
   for (const Elf64_Shdr& section : sections) {
     if (section.sh_type != SHT_SYMTAB || section.sh_link >= sections.size()) continue;
-    const auto entries = read_at<Elf64_Sym>(file, section.sh_offset, section.sh_size / sizeof(Elf64_Sym));
+    const auto entries =
+        read_at<Elf64_Sym>(file, section.sh_offset, section.sh_size / sizeof(Elf64_Sym));
     const Elf64_Shdr& strings = sections[section.sh_link];
     auto names = read_at<char>(file, strings.sh_offset, strings.sh_size);
     names.push_back('\0');
@@ -67,7 +69,8 @@ std::string symbol_of(const void* address) {
   const auto at = reinterpret_cast<uint64_t>(address);
   const auto base = reinterpret_cast<uint64_t>(info.dli_fbase);
   for (const uint64_t value : {at - base, at})
-    if (const auto symbol = found->second.find(value); symbol != found->second.end()) return symbol->second;
+    if (const auto symbol = found->second.find(value); symbol != found->second.end())
+      return symbol->second;
   return {};
 }
 
@@ -101,9 +104,9 @@ void print_place() {
   std::fprintf(stderr, "cudasim: ");
   if (here == nullptr || here->cta == nullptr) return;
   const Cta& cta = *here->cta;
-  std::fprintf(stderr,
-               "kernel %s, CTA (%u, %u, %u), warp %u, lane %u: ", kernel_name(cta.launch->kernel).c_str(),
-               cta.block.x, cta.block.y, cta.block.z, here->warp, here->lane);
+  std::fprintf(stderr, "kernel %s, CTA (%u, %u, %u), warp %u, lane %u: ",
+               kernel_name(cta.launch->kernel).c_str(), cta.block.x, cta.block.y, cta.block.z,
+               here->warp, here->lane);
 }
 
 [[noreturn]] void end() {
@@ -123,8 +126,9 @@ void print_crash(const char* what, const void* address) {
 void on_signal(int signal, siginfo_t* info, void*) {
   if (signal == SIGSEGV && is_closed_to_host(info->si_addr))
     std::fprintf(stderr, "cudasim: the host touched memory of the device, at %p\n", info->si_addr);
-  print_crash(signal == SIGFPE ? "arithmetic error" : "invalid address, or the end of a lane's stack,",
-              info->si_addr);
+  print_crash(
+      signal == SIGFPE ? "arithmetic error" : "invalid address, or the end of a lane's stack,",
+      info->si_addr);
   ::signal(signal, SIG_DFL);  // the instruction runs again
 }
 #endif
@@ -178,8 +182,9 @@ void fail(const char* format, ...) {
 }
 
 void fail_in(const Cta& cta, const char* message) {
-  std::fprintf(stderr, "cudasim: kernel %s, CTA (%u, %u, %u): %s", kernel_name(cta.launch->kernel).c_str(),
-               cta.block.x, cta.block.y, cta.block.z, message);
+  std::fprintf(stderr, "cudasim: kernel %s, CTA (%u, %u, %u): %s",
+               kernel_name(cta.launch->kernel).c_str(), cta.block.x, cta.block.y, cta.block.z,
+               message);
   end();
 }
 

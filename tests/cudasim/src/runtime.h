@@ -38,7 +38,8 @@ struct Operation {
   MarkerPointer marker{};
 };
 
-// What a graph allocated for itself when it was captured; goes with the last of the graph and what was made of it.
+// What a graph allocated for itself when it was captured; goes with the last of the graph and what
+// was made of it.
 struct GraphMemory {
   GraphMemory() = default;
   GraphMemory(const GraphMemory&) = delete;
@@ -70,7 +71,8 @@ struct Allocation {
   CUmemPoolHandle_st* pool = nullptr;  // it came from; null: none
   uint64_t number = 0;
 };
-// Memory of a pool that was given back: kept for a while, so that whoever still writes there is found.
+// Memory of a pool that was given back: kept for a while, so that whoever still writes there is
+// found.
 struct FreedBlock {
   uintptr_t address;
   size_t bytes;
@@ -172,7 +174,8 @@ void run_all(Runtime& runtime);
 
 // ---- capture
 
-// cudaErrorStreamCaptureUnsupported where a capture forbids a call that might synchronise; the captures are then invalid.
+// cudaErrorStreamCaptureUnsupported where a capture forbids a call that might synchronise; the
+// captures are then invalid.
 cudaError_t unsafe_call(Runtime& runtime);
 // cudaErrorStreamCaptureImplicit for the legacy stream while a blocking stream captures.
 cudaError_t legacy_use(Runtime& runtime, const CUstream_st* stream);

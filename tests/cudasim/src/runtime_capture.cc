@@ -1,4 +1,5 @@
-// Stream capture and graphs: a graph is the list of what was captured, in order, with the parameters of then.
+// Stream capture and graphs: a graph is the list of what was captured, in order, with the
+// parameters of then.
 #include <algorithm>
 #include <set>
 
@@ -34,8 +35,8 @@ cudaError_t unsafe_call(Runtime& state) {
   for (const CapturePointer& capture : state.captures) {
     if (capture->mode == cudaStreamCaptureModeRelaxed) continue;
     const bool own = capture->thread == std::this_thread::get_id();
-    const bool everywhere =
-        mode_of_thread == cudaStreamCaptureModeGlobal && capture->mode == cudaStreamCaptureModeGlobal;
+    const bool everywhere = mode_of_thread == cudaStreamCaptureModeGlobal &&
+                            capture->mode == cudaStreamCaptureModeGlobal;
     if (!own && !everywhere) continue;
     invalidate(*capture);
     forbidden = true;
@@ -84,13 +85,15 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
     if (on->capture == nullptr) return cudaErrorInvalidValue;
     const CapturePointer capture = on->capture;
     if (capture->origin != on) return cudaErrorStreamCaptureUnmatched;
-    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
+    if (capture->mode != cudaStreamCaptureModeRelaxed &&
+        capture->thread != std::this_thread::get_id())
       return cudaErrorStreamCaptureWrongThread;
     const bool unjoined = has_unjoined(*capture);
     leave(state, capture);
     if (capture->invalidated) return cudaErrorStreamCaptureInvalidated;
     if (unjoined) return cudaErrorStreamCaptureUnjoined;
-    *graph = new CUgraph_st{std::move(capture->nodes), std::move(capture->recorded), capture->memory};
+    *graph =
+        new CUgraph_st{std::move(capture->nodes), std::move(capture->recorded), capture->memory};
     state.graphs.insert(*graph);
     return cudaSuccess;
   });
@@ -102,12 +105,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id, cudaGraph_t* graph,
-                                     const cudaGraphNode_t** dependencies, const cudaGraphEdgeData** edges,
-                                     size_t* num_dependencies) {
+                                     const cudaGraphNode_t** dependencies,
+                                     const cudaGraphEdgeData** edges, size_t* num_dependencies) {
   return call("cudaStreamIsCapturing", [&](Runtime& state) {
     const CUstream_st* on = find_stream(state, stream);
     if (on == nullptr) return cudaErrorInvalidResourceHandle;
-    if (graph != nullptr || dependencies != nullptr || edges != nullptr || num_dependencies != nullptr)
+    if (graph != nullptr || dependencies != nullptr || edges != nullptr ||
+        num_dependencies != nullptr)
       return cudaErrorNotSupported;
     if (on->capture == nullptr && on == state.devices[on->device].legacy)
       for (const CUstream_st* other : state.streams)
@@ -117,7 +121,8 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
       *status = cudaStreamCaptureStatusNone;
       return cudaSuccess;
     }
-    *status = on->capture->invalidated ? cudaStreamCaptureStatusInvalidated : cudaStreamCaptureStatusActive;
+    *status = on->capture->invalidated ? cudaStreamCaptureStatusInvalidated
+                                       : cudaStreamCaptureStatusActive;
     if (id != nullptr) *id = on->capture->id;
     return cudaSuccess;
   });
@@ -138,7 +143,8 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t*
   });
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long) {
   return call("cudaGraphInstantiate", [&](Runtime& state) {
     if (!state.graphs.contains(graph)) return cudaErrorInvalidValue;
     *executable = new CUgraphExec_st{graph->nodes, graph->recorded, graph->memory};

@@ -1,5 +1,6 @@
-// Copies and fills. Pageable memory is read before the call returns, and written before it returns, as CUDA documents ("API synchronization
-// behavior"): only pinned and device memory is touched later.
+// Copies and fills. Pageable memory is read before the call returns, and written before it returns,
+// as CUDA documents ("API synchronization behavior"): only pinned and device memory is touched
+// later.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -21,10 +22,12 @@ struct Ends {
   bool from_pageable, to_pageable;
 };
 
-// Memory that the runtime does not know is a vector of a test: the host's, unless `kind` says otherwise.
-cudaError_t find_ends(Runtime& state, const void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                      Ends& ends) {
-  if (!range_is_valid(state, to, bytes) || !range_is_valid(state, from, bytes)) return cudaErrorInvalidValue;
+// Memory that the runtime does not know is a vector of a test: the host's, unless `kind` says
+// otherwise.
+cudaError_t find_ends(Runtime& state, const void* to, const void* from, size_t bytes,
+                      cudaMemcpyKind kind, Ends& ends) {
+  if (!range_is_valid(state, to, bytes) || !range_is_valid(state, from, bytes))
+    return cudaErrorInvalidValue;
   const Place source = place_of(state, from), target = place_of(state, to);
   const bool says_from_device = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
   const bool says_to_device = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
@@ -33,7 +36,8 @@ cudaError_t find_ends(Runtime& state, const void* to, const void* from, size_t b
   ends.from_pageable = source == Place::kPageable && !ends.from_device;
   ends.to_pageable = target == Place::kPageable && !ends.to_device;
   if (kind == cudaMemcpyDefault) return cudaSuccess;
-  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+  if (kind < cudaMemcpyHostToHost || kind > cudaMemcpyDefault)
+    return cudaErrorInvalidMemcpyDirection;
   if ((ends.from_device && !says_from_device) || (ends.to_device && !says_to_device))
     return cudaErrorInvalidValue;
   return cudaSuccess;
@@ -41,9 +45,9 @@ cudaError_t find_ends(Runtime& state, const void* to, const void* from, size_t b
 
 void count(Runtime& state, const Ends& ends, size_t bytes) {
   Counters& counters = state.counters;
-  (ends.from_device ? (ends.to_device ? counters.device_to_device_bytes : counters.device_to_host_bytes)
-                    : (ends.to_device ? counters.host_to_device_bytes : counters.host_to_host_bytes)) +=
-      bytes;
+  (ends.from_device
+       ? (ends.to_device ? counters.device_to_device_bytes : counters.device_to_host_bytes)
+       : (ends.to_device ? counters.host_to_device_bytes : counters.host_to_host_bytes)) += bytes;
 }
 
 void stage(Piece& piece) {
@@ -53,7 +57,8 @@ void stage(Piece& piece) {
 
 void perform(const Piece& piece) {
   if (piece.bytes != 0)
-    std::memmove(piece.to, piece.staged != nullptr ? piece.staged->data() : piece.from, piece.bytes);
+    std::memmove(piece.to, piece.staged != nullptr ? piece.staged->data() : piece.from,
+                 piece.bytes);
 }
 
 cudaError_t copy(Runtime& state, CUstream_st* on, void* to, const void* from, size_t bytes,
@@ -71,7 +76,8 @@ cudaError_t copy(Runtime& state, CUstream_st* on, void* to, const void* from, si
     count(state, ends, piece.bytes);
     perform(piece);
   });
-  if (error == cudaSuccess && !captures && (ends.to_pageable || (ends.from_pageable && !ends.to_device))) {
+  if (error == cudaSuccess && !captures &&
+      (ends.to_pageable || (ends.from_pageable && !ends.to_device))) {
     ++state.counters.synchronizations;
     run_until(state, on->tail);
   }
@@ -121,18 +127,21 @@ cudaError_t cudaMemset(void* to, int value, size_t bytes) {
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return call("cudaMemcpyAsync",
-              [&](Runtime& state) { return copy(state, find_stream(state, stream), to, from, bytes, kind); });
+  return call("cudaMemcpyAsync", [&](Runtime& state) {
+    return copy(state, find_stream(state, stream), to, from, bytes, kind);
+  });
 }
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
-  return call("cudaMemsetAsync",
-              [&](Runtime& state) { return fill(state, find_stream(state, stream), to, value, bytes); });
+  return call("cudaMemsetAsync", [&](Runtime& state) {
+    return fill(state, find_stream(state, stream), to, value, bytes);
+  });
 }
 
 // In any order: CUDA promises none inside a batch.
 cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const size_t* bytes,
                                  size_t num_pieces, cudaMemcpyAttributes* attributes,
-                                 size_t* attribute_indices, size_t num_attributes, cudaStream_t stream) {
+                                 size_t* attribute_indices, size_t num_attributes,
+                                 cudaStream_t stream) {
   return call("cudaMemcpyBatchAsync", [&](Runtime& state) {
     if (!state.has_batch_copies) return cudaErrorNotSupported;
     CUstream_st* on = find_stream(state, stream);
@@ -158,7 +167,8 @@ cudaError_t cudaMemcpyBatchAsync(void* const* to, const void* const* from, const
         return cudaErrorInvalidValue;
       if (bytes[i] == 0 || to[i] == nullptr || from[i] == nullptr) return cudaErrorInvalidValue;
       Ends ends{};
-      if (const cudaError_t error = find_ends(state, to[i], from[i], bytes[i], cudaMemcpyDefault, ends);
+      if (const cudaError_t error =
+              find_ends(state, to[i], from[i], bytes[i], cudaMemcpyDefault, ends);
           error != cudaSuccess)
         return error;
       Piece piece{to[i], from[i], bytes[i], nullptr};

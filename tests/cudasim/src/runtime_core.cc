@@ -19,18 +19,19 @@ uint64_t environment(const char* name, uint64_t otherwise) {
 }
 
 bool is_allocation(const char* name) {
-  for (const char* each : {"cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaHostAlloc",
-                           "cudaMallocHost", "cuMemAddressReserve", "cuMemCreate"})
+  for (const char* each : {"cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync",
+                           "cudaHostAlloc", "cudaMallocHost", "cuMemAddressReserve", "cuMemCreate"})
     if (std::strcmp(name, each) == 0) return true;
   return false;
 }
 
 // Calls that work without a healthy context.
 bool ignores_sticky(const char* name) {
-  for (const char* each : {"cudaGetDeviceCount", "cudaGetDevice", "cudaSetDevice", "cudaDeviceGetAttribute",
-                           "cudaGetDeviceProperties", "cudaDriverGetVersion", "cudaRuntimeGetVersion",
-                           "cudaGetDriverEntryPointByVersion", "cudaThreadExchangeStreamCaptureMode",
-                           "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetId"})
+  for (const char* each :
+       {"cudaGetDeviceCount", "cudaGetDevice", "cudaSetDevice", "cudaDeviceGetAttribute",
+        "cudaGetDeviceProperties", "cudaDriverGetVersion", "cudaRuntimeGetVersion",
+        "cudaGetDriverEntryPointByVersion", "cudaThreadExchangeStreamCaptureMode",
+        "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxGetId"})
     if (std::strcmp(name, each) == 0) return true;
   return false;
 }
@@ -38,13 +39,15 @@ bool ignores_sticky(const char* name) {
 // What belongs to a context goes with it.
 void drop_context(Runtime& state, int device) {
   state.devices[device].context = 0;
-  std::erase_if(state.allowed_shared, [device](const auto& entry) { return entry.first.second == device; });
+  std::erase_if(state.allowed_shared,
+                [device](const auto& entry) { return entry.first.second == device; });
 }
 
 }  // namespace
 
 Runtime& runtime() {
-  static Runtime& state = *new Runtime;  // outlives every static object that frees its memory at exit
+  // Outlives every static object that frees its memory at exit
+  static Runtime& state = *new Runtime;
   return state;
 }
 
@@ -61,7 +64,8 @@ void apply_defaults(Runtime& state) {
     state.devices[d].sticky = cudaSuccess;
     drop_context(state, d);
   }
-  state.has_driver = state.has_batch_copies = state.has_virtual_memory = state.has_memory_pools = true;
+  state.has_driver = state.has_batch_copies = state.has_virtual_memory = state.has_memory_pools =
+      true;
   state.failures.clear();
   state.counters = {};
 }
@@ -106,14 +110,17 @@ Device& use_context(Runtime& state) {
   Device& device = state.devices[device_of_thread];
   device.has_context = true;
   if (device.legacy == nullptr) {
-    device.legacy = new CUstream_st{state.next_stream++, device_of_thread, true, {}, nullptr, nullptr};
+    device.legacy =
+        new CUstream_st{state.next_stream++, device_of_thread, true, {}, nullptr, nullptr};
     state.streams.insert(device.legacy);
   }
   return device;
 }
 
 // A context is named by its device; null: none.
-void* current_context() { return thread_has_context ? &runtime().devices[device_of_thread] : nullptr; }
+void* current_context() {
+  return thread_has_context ? &runtime().devices[device_of_thread] : nullptr;
+}
 bool set_current_context(void* context) {
   Runtime& state = runtime();
   if (context == nullptr) {
@@ -205,7 +212,9 @@ void set_has_virtual_memory(bool has) {
   change([has](Runtime& state) { state.has_virtual_memory = has; });
 }
 void fail_call(const char* name, uint64_t nth, int error) {
-  change([&](Runtime& state) { state.failures.push_back({name == nullptr ? "" : name, false, nth, error}); });
+  change([&](Runtime& state) {
+    state.failures.push_back({name == nullptr ? "" : name, false, nth, error});
+  });
 }
 void fail_allocation(uint64_t nth, int error) {
   change([&](Runtime& state) { state.failures.push_back({"", true, nth, error}); });
@@ -383,11 +392,13 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
   });
 }
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
-                                             unsigned long long, cudaDriverEntryPointQueryResult* result) {
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
   return call("cudaGetDriverEntryPointByVersion", [&](Runtime&) {
     *function = driver_function(symbol);
     if (result != nullptr)
-      *result = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+      *result =
+          *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
   });
 }

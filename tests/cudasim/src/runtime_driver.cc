@@ -1,4 +1,5 @@
-// The driver's functions behind cudaGetDriverEntryPointByVersion: contexts, and address space that is backed piece by piece.
+// The driver's functions behind cudaGetDriverEntryPointByVersion: contexts, and address space that
+// is backed piece by piece.
 #include <cuda.h>
 #include <sys/mman.h>
 
@@ -41,13 +42,14 @@ void drop_unused(Runtime& state, unsigned long long handle) {
   state.handles.erase(found);
 }
 
-CUresult address_reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr, unsigned long long) {
+CUresult address_reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr,
+                         unsigned long long) {
   return driver_call("cuMemAddressReserve", [&](Runtime& state) {
     if (!state.has_virtual_memory) return CUDA_ERROR_NOT_SUPPORTED;
     const size_t granularity = use_context(state).facts.granularity;
     if (bytes == 0 || bytes % granularity != 0) return CUDA_ERROR_INVALID_VALUE;
-    void* space =
-        mmap(nullptr, bytes + granularity, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* space = mmap(nullptr, bytes + granularity, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (space == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
     // Aligned to granules; the unused ends go back.
     const auto begin = reinterpret_cast<uintptr_t>(space);
@@ -64,17 +66,19 @@ CUresult address_reserve(CUdeviceptr* address, size_t bytes, size_t, CUdeviceptr
 CUresult address_free(CUdeviceptr address, size_t bytes) {
   return driver_call("cuMemAddressFree", [&](Runtime& state) {
     const auto found = state.reservations.find(address);
-    if (found == state.reservations.end() || found->second != bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (found == state.reservations.end() || found->second != bytes)
+      return CUDA_ERROR_INVALID_VALUE;
     const auto mapping = state.mappings.lower_bound(address);
-    if (mapping != state.mappings.end() && mapping->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (mapping != state.mappings.end() && mapping->first < address + bytes)
+      return CUDA_ERROR_INVALID_VALUE;
     munmap(reinterpret_cast<void*>(address), bytes);
     state.reservations.erase(found);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes, const CUmemAllocationProp* properties,
-                unsigned long long) {
+CUresult create(CUmemGenericAllocationHandle* handle, size_t bytes,
+                const CUmemAllocationProp* properties, unsigned long long) {
   return driver_call("cuMemCreate", [&](Runtime& state) {
     if (!is_device_memory(properties)) return CUDA_ERROR_INVALID_VALUE;
     const int number = properties->location.id;
@@ -110,8 +114,8 @@ CUresult map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAlloc
       return CUDA_ERROR_INVALID_VALUE;
     auto next = state.mappings.lower_bound(address);
     const bool overlaps_next = next != state.mappings.end() && next->first < address + bytes;
-    const bool overlaps_previous =
-        next != state.mappings.begin() && std::prev(next)->first + std::prev(next)->second.bytes > address;
+    const bool overlaps_previous = next != state.mappings.begin() &&
+                                   std::prev(next)->first + std::prev(next)->second.bytes > address;
     if (overlaps_next || overlaps_previous) return CUDA_ERROR_ALREADY_MAPPED;
     ++found->second.mappings;
     state.mappings[address] = {bytes, handle, false};
@@ -144,7 +148,8 @@ CUresult unmap(CUdeviceptr address, size_t bytes) {
   });
 }
 
-CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access, size_t count) {
+CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* access,
+                    size_t count) {
   return driver_call("cuMemSetAccess", [&](Runtime& state) {
     if (count != 1 || access->flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
         access->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
@@ -160,7 +165,8 @@ CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* ac
       Mapping& mapping = state.mappings[at];
       if (!mapping.accessible) {
         void* memory = reinterpret_cast<void*>(at);
-        if (mprotect(memory, mapping.bytes, PROT_READ | PROT_WRITE) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+        if (mprotect(memory, mapping.bytes, PROT_READ | PROT_WRITE) != 0)
+          return CUDA_ERROR_OUT_OF_MEMORY;
         std::memset(memory, 0xff, mapping.bytes);
         mapping.accessible = true;
       }
@@ -170,7 +176,8 @@ CUresult set_access(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* ac
   });
 }
 
-CUresult granularity(size_t* bytes, const CUmemAllocationProp* properties, CUmemAllocationGranularity_flags) {
+CUresult granularity(size_t* bytes, const CUmemAllocationProp* properties,
+                     CUmemAllocationGranularity_flags) {
   return driver_call("cuMemGetAllocationGranularity", [&](Runtime& state) {
     if (!is_device_memory(properties) || properties->location.id < 0 ||
         properties->location.id >= state.num_devices)
@@ -208,8 +215,8 @@ CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t ran
                       CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
                       CUtensorMapFloatOOBfill fill) {
   return driver_call("cuTensorMapEncodeTiled", [&](Runtime&) {
-    return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides, interleave,
-                             swizzle, promotion, fill);
+    return encode_tensor_map(map, type, rank, address, dims, strides, box, element_strides,
+                             interleave, swizzle, promotion, fill);
   });
 }
 

@@ -46,14 +46,15 @@ cudaError_t allocate_device(Runtime& state, void** address, size_t bytes) {
   if (!take_bytes(device, bytes)) return cudaErrorMemoryAllocation;
   *address = take_device_memory(bytes);
   if (*address == nullptr) return cudaErrorMemoryAllocation;
-  state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kDevice, current_device(),
-                                                              nullptr, state.next_allocation++};
+  state.allocations[reinterpret_cast<uintptr_t>(*address)] = {
+      bytes, MemoryKind::kDevice, current_device(), nullptr, state.next_allocation++};
   return cudaSuccess;
 }
 
-// What the pool keeps comes first. Until the stream is there the memory may be anybody's: it is NaN again then.
-cudaError_t allocate_from_pool(Runtime& state, void** address, size_t bytes, CUmemPoolHandle_st* pool,
-                               CUstream_st* on) {
+// What the pool keeps comes first. Until the stream is there the memory may be anybody's: it is NaN
+// again then.
+cudaError_t allocate_from_pool(Runtime& state, void** address, size_t bytes,
+                               CUmemPoolHandle_st* pool, CUstream_st* on) {
   *address = nullptr;
   if (pool->device != on->device) return cudaErrorInvalidValue;
   if (bytes == 0) return cudaSuccess;
@@ -80,7 +81,8 @@ Work poison(uintptr_t at, size_t bytes) {
 
 // A node of the graph: its memory begins as NaN in every replay.
 cudaError_t allocate_in_graph(Runtime& state, void** address, size_t bytes, CUstream_st* on) {
-  if (const cudaError_t error = allocate_device(state, address, bytes); error != cudaSuccess) return error;
+  if (const cudaError_t error = allocate_device(state, address, bytes); error != cudaSuccess)
+    return error;
   const auto at = reinterpret_cast<uintptr_t>(*address);
   on->capture->memory->blocks.push_back(at);
   return enqueue(state, on, poison(at, bytes));
@@ -98,7 +100,8 @@ constexpr size_t kMostFreedBlocks = 64;
 
 void check_freed_block(const FreedBlock& block) {
   const auto* bytes = reinterpret_cast<const unsigned char*>(block.address);
-  if (std::all_of(bytes, bytes + block.bytes, [](unsigned char byte) { return byte == 0xff; })) return;
+  if (std::all_of(bytes, bytes + block.bytes, [](unsigned char byte) { return byte == 0xff; }))
+    return;
   fail("memory of a pool, %zu bytes at %p, was written after it was given back", block.bytes,
        reinterpret_cast<const void*>(block.address));
 }
@@ -112,8 +115,8 @@ cudaError_t allocate_pinned(const char* name, void** address, size_t bytes) {
     if (bytes == 0) return cudaSuccess;
     *address = take(bytes);
     if (*address == nullptr) return cudaErrorMemoryAllocation;
-    state.allocations[reinterpret_cast<uintptr_t>(*address)] = {bytes, MemoryKind::kPinned, current_device(),
-                                                                nullptr, state.next_allocation++};
+    state.allocations[reinterpret_cast<uintptr_t>(*address)] = {
+        bytes, MemoryKind::kPinned, current_device(), nullptr, state.next_allocation++};
     return cudaSuccess;
   });
 }
@@ -141,9 +144,11 @@ cudaError_t free_block(const char* name, void* address, MemoryKind kind) {
   return call(name, [&](Runtime& state) {
     if (address == nullptr) return cudaSuccess;
     const auto block = state.allocations.find(reinterpret_cast<uintptr_t>(address));
-    if (block == state.allocations.end() || block->second.kind != kind) return cudaErrorInvalidValue;
+    if (block == state.allocations.end() || block->second.kind != kind)
+      return cudaErrorInvalidValue;
     if (const cudaError_t error = unsafe_call(state); error != cudaSuccess) return error;
-    if (block->second.pool == nullptr) {  // cudaFree takes it that nobody uses memory of a pool any more
+    // CudaFree takes it that nobody uses memory of a pool any more
+    if (block->second.pool == nullptr) {
       ++state.counters.synchronizations;
       run_all(state);
     }
@@ -205,8 +210,8 @@ void* take_tensor(size_t bytes) {
   const std::lock_guard lock(state.mutex);
   void* const address = take(bytes == 0 ? 1 : bytes);
   if (address != nullptr)
-    state.allocations[reinterpret_cast<uintptr_t>(address)] = {bytes == 0 ? 1 : bytes, MemoryKind::kTensor,
-                                                               current_device()};
+    state.allocations[reinterpret_cast<uintptr_t>(address)] = {
+        bytes == 0 ? 1 : bytes, MemoryKind::kTensor, current_device()};
   return address;
 }
 void give_tensor(void* address) {
@@ -226,7 +231,8 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   return call("cudaMemGetInfo", [&](Runtime& state) {
     const Device& device = use_context(state);
     *total_bytes = device.facts.memory_bytes;
-    *free_bytes = device.facts.memory_bytes - std::min(device.used_bytes, device.facts.memory_bytes);
+    *free_bytes =
+        device.facts.memory_bytes - std::min(device.used_bytes, device.facts.memory_bytes);
     return cudaSuccess;
   });
 }
@@ -245,7 +251,8 @@ cudaError_t cudaMallocAsync(void** address, size_t bytes, cudaStream_t stream) {
     return allocate_device(state, address, bytes);
   });
 }
-cudaError_t cudaMallocFromPoolAsync(void** address, size_t bytes, cudaMemPool_t pool, cudaStream_t stream) {
+cudaError_t cudaMallocFromPoolAsync(void** address, size_t bytes, cudaMemPool_t pool,
+                                    cudaStream_t stream) {
   return call("cudaMallocFromPoolAsync", [&](Runtime& state) {
     CUstream_st* on = find_stream(state, stream);
     if (on == nullptr || !state.pools.contains(pool)) return cudaErrorInvalidResourceHandle;
@@ -258,7 +265,8 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const struct cudaMemPoolProps
   return call("cudaMemPoolCreate", [&](Runtime& state) {
     const int device = properties->location.id;
     if (properties->allocType != cudaMemAllocationTypePinned ||
-        properties->location.type != cudaMemLocationTypeDevice || device < 0 || device >= state.num_devices)
+        properties->location.type != cudaMemLocationTypeDevice || device < 0 ||
+        device >= state.num_devices)
       return cudaErrorInvalidValue;
     if (!state.has_memory_pools) return cudaErrorNotSupported;
     *pool = new CUmemPoolHandle_st{device, 0, 0, 0};
@@ -275,7 +283,8 @@ cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
     return cudaSuccess;
   });
 }
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value) {
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute,
+                                    void* value) {
   return call("cudaMemPoolSetAttribute", [&](Runtime& state) {
     if (!state.pools.contains(pool) || attribute != cudaMemPoolAttrReleaseThreshold)
       return cudaErrorInvalidValue;
@@ -283,7 +292,8 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr att
     return cudaSuccess;
   });
 }
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute, void* value) {
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, enum cudaMemPoolAttr attribute,
+                                    void* value) {
   return call("cudaMemPoolGetAttribute", [&](Runtime& state) {
     if (!state.pools.contains(pool)) return cudaErrorInvalidValue;
     auto& out = *static_cast<uint64_t*>(value);
@@ -309,8 +319,10 @@ cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
   return call("cudaFreeAsync", [&](Runtime& state) {
     CUstream_st* on = find_stream(state, stream);
     if (on == nullptr) return cudaErrorInvalidResourceHandle;
-    if (on->capture != nullptr) return free_in_graph(state, reinterpret_cast<uintptr_t>(address), on);
-    if (!state.allocations.contains(reinterpret_cast<uintptr_t>(address))) return cudaErrorInvalidValue;
+    if (on->capture != nullptr)
+      return free_in_graph(state, reinterpret_cast<uintptr_t>(address), on);
+    if (!state.allocations.contains(reinterpret_cast<uintptr_t>(address)))
+      return cudaErrorInvalidValue;
     return enqueue(state, on, [&state, address] {
       const auto block = state.allocations.find(reinterpret_cast<uintptr_t>(address));
       if (block == state.allocations.end()) fail("cudaFreeAsync: %p was freed before", address);
@@ -324,7 +336,9 @@ cudaError_t cudaMallocHost(void** address, size_t bytes) {
 cudaError_t cudaHostAlloc(void** address, size_t bytes, unsigned) {
   return allocate_pinned("cudaHostAlloc", address, bytes);
 }
-cudaError_t cudaFreeHost(void* address) { return free_block("cudaFreeHost", address, MemoryKind::kPinned); }
+cudaError_t cudaFreeHost(void* address) {
+  return free_block("cudaFreeHost", address, MemoryKind::kPinned);
+}
 cudaError_t cudaHostRegister(void* address, size_t bytes, unsigned) {
   return call("cudaHostRegister", [&](Runtime& state) {
     use_context(state);

@@ -13,7 +13,8 @@ bool head_is_ready(const CUstream_st& stream) {
          std::all_of(stream.queue.front().after.begin(), stream.queue.front().after.end(), is_done);
 }
 
-// Puts work behind what `stream` was given before; the legacy stream and blocking streams of a device order each other.
+// Puts work behind what `stream` was given before; the legacy stream and blocking streams of a
+// device order each other.
 void push(Runtime& state, CUstream_st& stream, Operation operation, MarkerPointer also_after) {
   operation.marker = std::make_shared<Marker>();
   if (also_after != nullptr) operation.after.push_back(std::move(also_after));
@@ -31,8 +32,9 @@ void push(Runtime& state, CUstream_st& stream, Operation operation, MarkerPointe
 }
 
 cudaError_t capture_error(const CUstream_st& stream) {
-  return stream.capture != nullptr && stream.capture->invalidated ? cudaErrorStreamCaptureInvalidated
-                                                                  : cudaSuccess;
+  return stream.capture != nullptr && stream.capture->invalidated
+             ? cudaErrorStreamCaptureInvalidated
+             : cudaSuccess;
 }
 
 // Waits that block the caller.
@@ -51,7 +53,8 @@ cudaError_t look_at(Runtime& state, const MarkerPointer& marker) {
 cudaError_t make_stream(cudaStream_t* stream, bool blocking, const char* name) {
   return call(name, [&](Runtime& state) {
     use_context(state);
-    *stream = new CUstream_st{state.next_stream++, current_device(), blocking, {}, nullptr, nullptr};
+    *stream =
+        new CUstream_st{state.next_stream++, current_device(), blocking, {}, nullptr, nullptr};
     state.streams.insert(*stream);
     return cudaSuccess;
   });
@@ -90,7 +93,8 @@ cudaError_t enqueue(Runtime& state, CUstream_st* stream, Work work) {
 }
 cudaError_t enqueue_kernel(Runtime& state, CUstream_st* stream, bool overlaps, KernelWork kernel) {
   const Work alone = [kernel] { kernel(nullptr); };
-  return enqueue_operation(state, stream, {.work = alone, .kernel = std::move(kernel), .overlaps = overlaps});
+  return enqueue_operation(state, stream,
+                           {.work = alone, .kernel = std::move(kernel), .overlaps = overlaps});
 }
 
 bool run_one(Runtime& state) {
@@ -99,13 +103,15 @@ bool run_one(Runtime& state) {
     if (head_is_ready(*stream)) ready.push_back(stream);
   if (ready.empty()) return false;
   // By age, so that the choice depends on the seed and not on addresses.
-  std::sort(ready.begin(), ready.end(), [](const auto* x, const auto* y) { return x->number < y->number; });
+  std::sort(ready.begin(), ready.end(),
+            [](const auto* x, const auto* y) { return x->number < y->number; });
   CUstream_st& chosen = *ready[state.random.next() % ready.size()];
   Operation operation = std::move(chosen.queue.front());
   chosen.queue.pop_front();
   Work work = std::move(operation.work);
   std::vector<MarkerPointer> markers{std::move(operation.marker)};
-  // Kernels that may begin early do now and then, and what was to run before them runs when they wait for it.
+  // Kernels that may begin early do now and then, and what was to run before them runs when they
+  // wait for it.
   while (operation.kernel && head_is_ready(chosen) && chosen.queue.front().overlaps &&
          (state.random.next() & 1u) == 0) {
     Operation early = std::move(chosen.queue.front());
@@ -136,7 +142,9 @@ using namespace cudasim;
 
 extern "C" {
 
-cudaError_t cudaStreamCreate(cudaStream_t* stream) { return make_stream(stream, true, "cudaStreamCreate"); }
+cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return make_stream(stream, true, "cudaStreamCreate");
+}
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return make_stream(stream, (flags & cudaStreamNonBlocking) == 0, "cudaStreamCreateWithFlags");
 }
@@ -307,7 +315,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
   return call("cudaEventElapsedTime", [&](Runtime& state) {
-    if (!state.events.contains(start) || !state.events.contains(end)) return cudaErrorInvalidResourceHandle;
+    if (!state.events.contains(start) || !state.events.contains(end))
+      return cudaErrorInvalidResourceHandle;
     *milliseconds = 0.001f;
     return is_done(start->marker) && is_done(end->marker) ? cudaSuccess : cudaErrorNotReady;
   });

@@ -36,7 +36,8 @@ uint32_t bytes_of(CUtensorMapSwizzle swizzle) {
   return 0;
 }
 
-// 128 bytes: mark, address, rank | element bytes | swizzle, five dims of 32 bits (minus one), four strides, five box sides of 16 bits.
+// 128 bytes: mark, address, rank | element bytes | swizzle, five dims of 32 bits (minus one), four
+// strides, five box sides of 16 bits.
 struct Packed {
   uint64_t mark;
   uint64_t address;
@@ -49,12 +50,15 @@ static_assert(sizeof(Packed) <= 128);
 
 }  // namespace
 
-CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* address,
-                           const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
-                           const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
-                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
+CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                           void* address, const cuuint64_t* dims, const cuuint64_t* strides,
+                           const cuuint32_t* box, const cuuint32_t* element_strides,
+                           CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill) {
   const uint32_t element_bytes = bytes_of(type);
-  const auto misaligned = [](const void* p, uintptr_t to) { return reinterpret_cast<uintptr_t>(p) % to != 0; };
+  const auto misaligned = [](const void* p, uintptr_t to) {
+    return reinterpret_cast<uintptr_t>(p) % to != 0;
+  };
   if (map == nullptr || misaligned(map, 64) || element_bytes == 0 || rank == 0 || rank > 5 ||
       address == nullptr || misaligned(address, 16) || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE)
     return CUDA_ERROR_INVALID_VALUE;
@@ -65,7 +69,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
   packed.element_bytes = static_cast<uint8_t>(element_bytes);
   packed.swizzle = static_cast<uint8_t>(bytes_of(swizzle));
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (dims[i] == 0 || dims[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256 || element_strides[i] != 1)
+    if (dims[i] == 0 || dims[i] > uint64_t{1} << 32 || box[i] == 0 || box[i] > 256 ||
+        element_strides[i] != 1)
       return CUDA_ERROR_INVALID_VALUE;
     packed.last[i] = static_cast<uint32_t>(dims[i] - 1);
     packed.box[i] = static_cast<uint16_t>(box[i]);
@@ -75,7 +80,8 @@ CUresult encode_tensor_map(CUtensorMap* map, CUtensorMapDataType type, cuuint32_
     }
   }
   const uint32_t inner = box[0] * element_bytes;
-  if (inner % 16 != 0 || (packed.swizzle != 0 && inner > packed.swizzle)) return CUDA_ERROR_INVALID_VALUE;
+  if (inner % 16 != 0 || (packed.swizzle != 0 && inner > packed.swizzle))
+    return CUDA_ERROR_INVALID_VALUE;
   std::memset(static_cast<void*>(map), 0, sizeof *map);
   std::memcpy(static_cast<void*>(map), &packed, sizeof packed);
   return CUDA_SUCCESS;
@@ -111,7 +117,8 @@ size_t swizzled(size_t offset, uint32_t swizzle) {
   return offset ^ ((offset >> 7 & mask) << 4);
 }
 
-void copy_box(const TensorShape& shape, const std::array<int32_t, 5>& at, std::byte* shared, size_t to) {
+void copy_box(const TensorShape& shape, const std::array<int32_t, 5>& at, std::byte* shared,
+              size_t to) {
   const size_t row_bytes = size_t{shape.box[0]} * shape.element_bytes;
   // What of a row lies inside.
   const int64_t first = std::max<int64_t>(0, -int64_t{at[0]});

@@ -41,8 +41,10 @@ void do_vote(Cta&, void* const* arguments) {
   for (int lane = 0; lane < 32; ++lane) static_cast<Vote*>(arguments[lane])->result = mask;
 }
 
-constexpr Meeting kShuffles[] = {
-    {"shuffle", do_shuffle}, {"shuffle_xor", do_shuffle}, {"shuffle_up", do_shuffle}, {"warp_id", do_shuffle}};
+constexpr Meeting kShuffles[] = {{"shuffle", do_shuffle},
+                                 {"shuffle_xor", do_shuffle},
+                                 {"shuffle_up", do_shuffle},
+                                 {"warp_id", do_shuffle}};
 constexpr Meeting kVote = {"ballot/any/all", do_vote};
 constexpr Meeting kSyncWarp = {"sync_warp", [](Cta&, void* const*) {}};
 

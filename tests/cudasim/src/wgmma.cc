@@ -1,5 +1,5 @@
-// wgmma (PTX ISA, "Asynchronous warpgroup level matrix instructions"): done when waited for, operands in shared memory found by the bits of their
-// descriptors.
+// wgmma (PTX ISA, "Asynchronous warpgroup level matrix instructions"): done when waited for,
+// operands in shared memory found by the bits of their descriptors.
 #include <cstring>
 
 #include "cudasim/matrix.h"
@@ -21,17 +21,20 @@ Descriptor decode(uint64_t bits) {
   const Descriptor d{(bits & 0x3fff) << 4, (bits >> 16 & 0x3fff) << 4, (bits >> 32 & 0x3fff) << 4,
                      kSwizzles[bits >> 62]};
   if (d.start < 1024)
-    fail("wgmma: descriptor %016llx does not begin in shared memory", static_cast<unsigned long long>(bits));
+    fail("wgmma: descriptor %016llx does not begin in shared memory",
+         static_cast<unsigned long long>(bits));
   return {d.start - 1024, d.leading, d.stride, d.swizzle};
 }
 
 // Element (i, k) of an operand, i along M or N: the canonical layouts of 8 x 16-byte core matrices.
 size_t k_major(const Descriptor& d, size_t i, size_t k) {
-  if (d.swizzle == 0) return d.start + i % 8 * 16 + i / 8 * d.stride + k % 8 * 2 + k / 8 * d.leading;
+  if (d.swizzle == 0)
+    return d.start + i % 8 * 16 + i / 8 * d.stride + k % 8 * 2 + k / 8 * d.leading;
   return d.start + i % 8 * d.swizzle + i / 8 * d.stride + k * 2;
 }
 size_t n_major(const Descriptor& d, size_t n, size_t k) {
-  if (d.swizzle == 0) return d.start + n % 8 * 2 + n / 8 * d.stride + k % 8 * 16 + k / 8 * d.leading;
+  if (d.swizzle == 0)
+    return d.start + n % 8 * 2 + n / 8 * d.stride + k % 8 * 16 + k / 8 * d.leading;
   const size_t span = d.swizzle / 2;  // columns that lie together
   return d.start + n % span * 2 + n / span * d.leading + k % 8 * d.swizzle + k / 8 * d.stride;
 }
@@ -39,7 +42,8 @@ size_t n_major(const Descriptor& d, size_t n, size_t k) {
 float element(const Cta& cta, size_t offset, uint32_t swizzle, bool is_bf16) {
   const size_t at = swizzled(offset, swizzle);
   if (at + 2 > cta.shared_bytes)
-    fail("wgmma: an operand at byte %zu, the CTA has %zu bytes of shared memory", at, cta.shared_bytes);
+    fail("wgmma: an operand at byte %zu, the CTA has %zu bytes of shared memory", at,
+         cta.shared_bytes);
   uint16_t bits;
   std::memcpy(&bits, cta.shared + at, 2);
   return is_bf16 ? std::bit_cast<float>(uint32_t{bits} << 16) : f16_to_float(bits);
@@ -76,7 +80,8 @@ void perform(const Cta& cta, const PendingWgmma& pending) {
   const Descriptor descriptor = decode(common.descriptor_b);
   for (size_t k = 0; k < 16; ++k)
     for (size_t n = 0; n < columns; ++n) {
-      const size_t at = common.is_b_transposed ? n_major(descriptor, n, k) : k_major(descriptor, n, k);
+      const size_t at =
+          common.is_b_transposed ? n_major(descriptor, n, k) : k_major(descriptor, n, k);
       b[k][n] = element(cta, at, descriptor.swizzle, is_bf16);
     }
   // Where thread t's accumulator i lies.
@@ -84,12 +89,14 @@ void perform(const Cta& cta, const PendingWgmma& pending) {
     return d[16 * (t / 32) + t % 32 / 4 + (i % 4 / 2) * 8][i / 4 * 8 + 2 * (t % 4) + i % 2];
   };
   for (size_t t = 0; t < 128; ++t)
-    for (size_t i = 0; i < columns / 2; ++i) place(t, i) = common.accumulates ? pending.parts[t].d[i] : 0.0;
+    for (size_t i = 0; i < columns / 2; ++i)
+      place(t, i) = common.accumulates ? pending.parts[t].d[i] : 0.0;
   for (size_t row = 0; row < 64; ++row)
     for (size_t k = 0; k < 16; ++k)
       for (size_t n = 0; n < columns; ++n) d[row][n] += a[row][k] * b[k][n];
   for (size_t t = 0; t < 128; ++t)
-    for (size_t i = 0; i < columns / 2; ++i) pending.parts[t].d[i] = static_cast<float>(place(t, i));
+    for (size_t i = 0; i < columns / 2; ++i)
+      pending.parts[t].d[i] = static_cast<float>(place(t, i));
 }
 
 WgmmaQueue& queue_of(Cta& cta) { return hopper_of(cta).wgmmas[here->warp / 4]; }
@@ -126,8 +133,10 @@ void wait_until(Cta& cta, void* const* arguments) {
 }
 
 constexpr Meeting kIssue = {"wgmma", issue};
-constexpr Meeting kFence = {"wgmma_fence", [](Cta& cta, void* const*) { queue_of(cta).fenced = true; }};
-constexpr Meeting kCommit = {"wgmma_commit", [](Cta& cta, void* const*) { ++queue_of(cta).open_group; }};
+constexpr Meeting kFence = {"wgmma_fence",
+                            [](Cta& cta, void* const*) { queue_of(cta).fenced = true; }};
+constexpr Meeting kCommit = {"wgmma_commit",
+                             [](Cta& cta, void* const*) { ++queue_of(cta).open_group; }};
 constexpr Meeting kWait = {"wgmma_wait", wait_until};
 
 }  // namespace

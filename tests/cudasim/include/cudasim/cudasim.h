@@ -1,4 +1,5 @@
-// What a test can ask of the emulator and set: order of execution, failures, counters. All functions may be called at any time outside of kernels.
+// What a test can ask of the emulator and set: order of execution, failures, counters. All
+// functions may be called at any time outside of kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,18 +11,21 @@
 
 namespace cudasim {
 
-// Everything below as it was when the program started (counters, devices, failures, order, seed, this
-// thread's device and last error); lets all queued work finish first. What was allocated stays.
+// Everything below as it was when the program started (counters, devices, failures, order, seed,
+// this thread's device and last error); lets all queued work finish first. What was allocated
+// stays.
 void reset();
 
-// ---- Order of execution. The environment sets the defaults: KVC_CUDASIM_SEED, KVC_CUDASIM_LAZY=1, KVC_CUDASIM_THREADS.
+// ---- Order of execution. The environment sets the defaults: KVC_CUDASIM_SEED, KVC_CUDASIM_LAZY=1,
+// KVC_CUDASIM_THREADS.
 
 // Order of CTAs, warps and lanes, moments of asynchronous copies, order of streams.
 void seed(uint64_t value);
 
-// Eager: what is enqueued runs before the call returns. Lazy: it waits until a synchronisation needs it or, now and then, any call; streams
-// interleave at random, events order them. Lazy shows missing events and staging memory that is reused too early. A kernel that may overlap with the one
-// before begins, now and then, when that one has not: as far as its wait.
+// Eager: what is enqueued runs before the call returns. Lazy: it waits until a synchronisation
+// needs it or, now and then, any call; streams interleave at random, events order them. Lazy shows
+// missing events and staging memory that is reused too early. A kernel that may overlap with the
+// one before begins, now and then, when that one has not: as far as its wait.
 enum class StreamOrder { kEager, kLazy };
 void set_stream_order(StreamOrder order);
 // Runs all that is queued, without counting as a synchronisation.
@@ -38,25 +42,31 @@ struct DeviceFacts {
   int shared_bytes = 232448;  // a CTA's most
   size_t memory_bytes = size_t{8} << 30;
   size_t granularity = size_t{2} << 20;  // of cuMemCreate
-  int ptx_version = 0;  // 10 * compute capability that kernels were compiled for; 0: the device's own
+  // 10 * compute capability that kernels were compiled for; 0: the device's own
+  int ptx_version = 0;
 };
 void set_num_devices(int count);  // 0: cudaErrorNoDevice; at most 8
 void set_device(int device, const DeviceFacts& facts);
-// Another context in the place of the device's, as after cudaDeviceReset(), which knows nothing of what kernels were allowed. Memory and streams stay.
+// Another context in the place of the device's, as after cudaDeviceReset(), which knows nothing of
+// what kernels were allowed. Memory and streams stay.
 void renew_context(int device);
-void set_has_driver(bool has);          // without: cudaErrorInsufficientDriver
-void set_has_batch_copies(bool has);    // without: cudaMemcpyBatchAsync gives cudaErrorNotSupported
-void set_has_memory_pools(bool has);    // without: cudaDevAttrMemoryPoolsSupported is 0
-void set_has_virtual_memory(bool has);  // without: cuMemAddressReserve gives CUDA_ERROR_NOT_SUPPORTED
+void set_has_driver(bool has);        // without: cudaErrorInsufficientDriver
+void set_has_batch_copies(bool has);  // without: cudaMemcpyBatchAsync gives cudaErrorNotSupported
+void set_has_memory_pools(bool has);  // without: cudaDevAttrMemoryPoolsSupported is 0
+// without: cuMemAddressReserve gives CUDA_ERROR_NOT_SUPPORTED
+void set_has_virtual_memory(bool has);
 
 // ---- Failures
 
-// The n-th call (1: the next) of a function of the runtime or the driver, any if null, gives `error` and does nothing.
+// The n-th call (1: the next) of a function of the runtime or the driver, any if null, gives
+// `error` and does nothing.
 void fail_call(const char* name, uint64_t nth, int error);
-// The n-th of the calls that allocate: cudaMalloc, cudaMallocAsync, cudaMallocFromPoolAsync, cudaHostAlloc, cudaMallocHost, cuMemAddressReserve, cuMemCreate.
+// The n-th of the calls that allocate: cudaMalloc, cudaMallocAsync, cudaMallocFromPoolAsync,
+// cudaHostAlloc, cudaMallocHost, cuMemAddressReserve, cuMemCreate.
 void fail_allocation(uint64_t nth, int error = cudaErrorMemoryAllocation);
 void clear_failures();
-// From now on (almost) every call on the device gives `error`, as after an illegal address; cudaSuccess: well again.
+// From now on (almost) every call on the device gives `error`, as after an illegal address;
+// cudaSuccess: well again.
 void set_sticky_error(int device, cudaError_t error);
 
 // ---- Memory of tests
@@ -74,8 +84,10 @@ void give_tensor(void* address);
 struct Counters {
   uint64_t kernel_launches;
   std::map<std::string, uint64_t> launches_by_kernel, ctas_by_kernel;
-  std::map<std::string, uint64_t> overlapping_by_kernel;  // of these, with programmatic stream serialization
-  uint64_t early_launches;                                // of these, begun before the kernel before
+  // Of these, with programmatic stream serialization
+  std::map<std::string, uint64_t> overlapping_by_kernel;
+  // Of these, begun before the kernel before
+  uint64_t early_launches;
   uint64_t graph_launches;
   uint64_t copy_calls;     // cudaMemcpy*, a batch counts once
   uint64_t copied_pieces;  // of batches: each piece
@@ -84,10 +96,12 @@ struct Counters {
   uint64_t tma_boxes;
   uint64_t memset_calls;
   uint64_t
-      plain_allocations;  // cudaMalloc, cudaHostAlloc, cudaMallocHost: a device may wait before it maps memory
+      // CudaMalloc, cudaHostAlloc, cudaMallocHost: a device may wait before it maps memory
+      plain_allocations;
   uint64_t
-      synchronizations;  // calls that may have blocked: synchronize, cudaFree, copies that touch pageable memory
-  uint64_t calls;        // of the runtime and the driver, all
+      // Calls that may have blocked: synchronize, cudaFree, copies that touch pageable memory
+      synchronizations;
+  uint64_t calls;  // of the runtime and the driver, all
 };
 Counters counters();
 void reset_counters();

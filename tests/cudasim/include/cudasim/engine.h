@@ -1,5 +1,6 @@
-// A CTA on the host: every CUDA thread is a fiber ("lane"), all lanes of a CTA run on one OS thread, one at a time. A lane
-// runs until it must wait for others; which lane goes on is random (cudasim::seed), so that races show.
+// A CTA on the host: every CUDA thread is a fiber ("lane"), all lanes of a CTA run on one OS
+// thread, one at a time. A lane runs until it must wait for others; which lane goes on is random
+// (cudasim::seed), so that races show.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +42,8 @@ struct Lane {
   size_t stack_bytes;
 };
 
-// What all 32 lanes (or the 128 of a warpgroup) of a function do when the last has arrived; arguments in the order of the lanes.
+// What all 32 lanes (or the 128 of a warpgroup) of a function do when the last has arrived;
+// arguments in the order of the lanes.
 struct Meeting {
   const char* name;
   void (*happens)(Cta& cta, void* const* arguments);

@@ -1,5 +1,5 @@
-// mbarriers, TMA and wgmma of the emulator. What the hardware does behind the threads' backs happens here as late as it may (wgmma: when
-// waited for) or at a random moment (TMA).
+// mbarriers, TMA and wgmma of the emulator. What the hardware does behind the threads' backs
+// happens here as late as it may (wgmma: when waited for) or at a random moment (TMA).
 #pragma once
 
 #include <array>
@@ -16,7 +16,8 @@ void mbarrier_arrive(uint64_t* barrier, uint32_t expected_bytes);
 void mbarrier_wait(uint64_t* barrier, uint32_t parity);
 
 void tma_prefetch(const void* map);
-void tma_load(void* shared, const void* map, uint64_t* barrier, const std::array<int32_t, 5>& at, int rank);
+void tma_load(void* shared, const void* map, uint64_t* barrier, const std::array<int32_t, 5>& at,
+              int rank);
 
 void change_registers();
 void store_matrix(void* shared_row, const uint32_t (&r)[4]);

@@ -1,4 +1,5 @@
-// Functions that nvcc knows without a header and kernels use beside ptx.cuh: bit operations, min and max, float bits.
+// Functions that nvcc knows without a header and kernels use beside ptx.cuh: bit operations, min
+// and max, float bits.
 #pragma once
 
 #include <math.h>
@@ -35,13 +36,17 @@ inline int __popcll(unsigned long long x) { return std::popcount(x); }
 inline int __clz(int x) { return std::countl_zero(static_cast<uint32_t>(x)); }
 inline int __clzll(long long x) { return std::countl_zero(static_cast<uint64_t>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<uint32_t>(x)) + 1; }
-inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(x)) + 1; }
+inline int __ffsll(long long x) {
+  return x == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(x)) + 1;
+}
 inline uint32_t __brev(uint32_t x) {
   uint32_t y = 0;
   for (int i = 0; i < 32; ++i) y |= ((x >> i) & 1u) << (31 - i);
   return y;
 }
-inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>((uint64_t{a} * b) >> 32); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>((uint64_t{a} * b) >> 32);
+}
 inline int __float2int_rn(float x) { return static_cast<int>(rintf(x)); }
 inline int __float2int_rz(float x) { return static_cast<int>(x); }
 inline int __float2int_rd(float x) { return static_cast<int>(floorf(x)); }

@@ -32,7 +32,8 @@ namespace kvc::cuda {
 inline int lane_id() { return static_cast<int>(cudasim::here->lane); }
 // A shuffle, as on the device: reached by all lanes.
 inline int warp_id() {
-  return cudasim::shuffle_any(static_cast<int>(cudasim::here->warp), cudasim::ShuffleFrom::kWarpId, 0);
+  return cudasim::shuffle_any(static_cast<int>(cudasim::here->warp), cudasim::ShuffleFrom::kWarpId,
+                              0);
 }
 
 template <typename T>

@@ -49,13 +49,15 @@ struct Launch {
 cudaError_t enqueue_launch(const cudaLaunchConfig_t& config, const void* kernel,
                            std::span<const std::byte> words, size_t parameter_bytes,
                            std::function<void()> body);
-// All CTAs, now, on this OS thread. `before`: what has to be done when a lane has waited for the kernel before; it may be done now, or may be empty.
+// All CTAs, now, on this OS thread. `before`: what has to be done when a lane has waited for the
+// kernel before; it may be done now, or may be empty.
 void execute(const Launch& launch, std::function<void()> before);
 
 }  // namespace cudasim
 
 template <typename... Params, typename... Args>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...), Args&&... args) {
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
+                               Args&&... args) {
   std::tuple<Params...> values(std::forward<Args>(args)...);
   constexpr auto kRounded = [](size_t bytes) { return (bytes + 7) / 8 * 8; };
   // Padding holds what was on a stack before, pieces of addresses too, and is left out.
@@ -72,7 +74,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   std::apply([&](const auto&... value) { (add(value), ...); }, values);
 #endif
 #endif
-  return cudasim::enqueue_launch(*config, reinterpret_cast<const void*>(kernel),
-                                 {words.data(), bytes_to_search}, (sizeof(Params) + ... + size_t{0}),
-                                 [kernel, values] { std::apply(kernel, values); });
+  return cudasim::enqueue_launch(
+      *config, reinterpret_cast<const void*>(kernel), {words.data(), bytes_to_search},
+      (sizeof(Params) + ... + size_t{0}), [kernel, values] { std::apply(kernel, values); });
 }

@@ -80,7 +80,8 @@ T atomic_change(T* at, Change change) {
   __atomic_load(at, &old, __ATOMIC_SEQ_CST);
   for (;;) {
     T next = change(old);
-    if (__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return old;
+    if (__atomic_compare_exchange(at, &old, &next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+      return old;
   }
 }
 
@@ -117,7 +118,8 @@ T atomicExch(T* at, std::type_identity_t<T> value) {
 }
 template <typename T>
 T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  return cudasim::atomic_change(at, [expected, value](T old) { return old == expected ? value : old; });
+  return cudasim::atomic_change(at,
+                                [expected, value](T old) { return old == expected ? value : old; });
 }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline void __threadfence_block() { __threadfence(); }

@@ -30,7 +30,7 @@ extern "C" {
     ///
     /// ```text
     /// Names: "cpu", "cuda", "f32", "f16", "bf16",
-    /// "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sinks",
+    /// "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sink_logits",
     /// "alibi", "bias", "spans", "window", "window.sink", "chunk", "tree", "mla", "cross", "shared", "v_is_k", "state", "linear",
     /// "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export", "plan.quant", "plan.hf_json", "prefix",
     /// "prefix.tail", "prefix.quota", "prefix.host", "swap", "events".
@@ -586,7 +586,7 @@ extern "C" {
     /// MLA layers (absorbed form): q [>= T, num_q_heads, rank + rope dim], k NULL or the latents [>= T, 1, rank + rope dim], v NULL, out
     /// [>= T, num_q_heads, rank]; scale must be given. K = V layers: v NULL. SHARED layers: k and v NULL, the source layer was appended before.
     /// q [>= T, num_q_heads, k_dim], k [>= T, num_kv_heads, k_dim], v [>= T, num_kv_heads, v_dim], out [>= T, num_q_heads, v_dim],
-    /// lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sinks do not count). A row that sees no key: out 0, lse -inf.
+    /// lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sink logits do not count). A row that sees no key: out 0, lse -inf.
     /// k and v both NULL: the slots of this forward were filled before by kvc_kv_append (KVC_E_INVALID_STATE when not, unless the host can
     /// write the pool itself: borrowed or exported).
     /// Threading: one call at a time per forward. Device: enqueues.
@@ -626,8 +626,8 @@ extern "C" {
     /// MLA layers (ragged form): q, k [>= T, num_q_heads, k_dim], v [>= T, num_q_heads, v_dim], out [>= T, num_q_heads, v_dim]. For the whole prompt
     /// merge with kvc_attn_cached, whose latent output the caller has projected to v_dim.
     /// KVC_E_UNSUPPORTED: a token tree of several forwards.
-    /// Sinks enter the denominator of this part alone; to merge parts of a model with sinks, leave them out of both and multiply the
-    /// merged output by 1 / (1 + exp(sinks[h] - lse)).
+    /// Sink logits enter the denominator of this part alone; to merge parts of a model with sink logits, leave them out of both and multiply the
+    /// merged output by 1 / (1 + exp(sink_logits[h] - lse)).
     /// Threading: one call at a time per forward. Device: enqueues.
     /// ```
     pub fn kvc_attn_self(

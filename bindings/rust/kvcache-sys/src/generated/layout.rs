@@ -47,7 +47,7 @@ layouts! {
     }
     kvc_plan_info = 144 {
         struct_size @ 0, page_size @ 8, num_layers @ 12, layer_begin @ 16, layer_end @ 20,
-        num_groups @ 24, num_layer_slots @ 28, num_pages @ 32, page_bytes @ 40,
+        num_groups @ 24, num_layer_regions @ 28, num_pages @ 32, page_bytes @ 40,
         bytes_per_token @ 48, pool_bytes @ 56, max_tokens @ 64, max_seq_len @ 72,
         state_slot_bytes @ 80, num_state_slots @ 88, state_slot_pages @ 96, prefix_block @ 104,
         forwards_in_flight @ 108, num_host_pages @ 112, request_pages @ 120, concurrency @ 128,
@@ -62,8 +62,8 @@ layouts! {
         struct_size @ 0, kind @ 8, group @ 12, num_q_heads @ 16, num_kv_heads @ 20, k_dim @ 24,
         v_dim @ 28, k_dtype @ 32, v_dtype @ 36, page_bytes @ 40, k_page_bytes @ 48,
         v_page_bytes @ 56, bytes_per_token @ 64, window @ 72, chunk @ 80, source_layer @ 88,
-        latent_rank @ 92, latent_rope_dim @ 96, flags @ 100, num_states @ 104, slot @ 108,
-        state_bytes @ 112, slot_bytes @ 120, slot_offset @ 128, quant @ 136, page_tokens @ 140,
+        latent_rank @ 92, latent_rope_dim @ 96, flags @ 100, num_states @ 104, region @ 108,
+        state_bytes @ 112, region_bytes @ 120, region_offset @ 128, quant @ 136, page_tokens @ 140,
         k_scale_bytes @ 144, v_scale_bytes @ 152,
     }
     kvc_stats = 1136 {
@@ -91,8 +91,8 @@ layouts! {
         tree_parents @ 48, tokens @ 56, flags @ 64, positions @ 72, cross_lengths @ 80,
     }
     kvc_attn_opt = 72 {
-        struct_size @ 0, ext @ 8, flags @ 16, scale @ 24, soft_cap @ 28, window @ 32, sinks @ 40,
-        alibi_slopes @ 48, bias @ 56, spans @ 64,
+        struct_size @ 0, ext @ 8, flags @ 16, scale @ 24, soft_cap @ 28, window @ 32,
+        sink_logits @ 40, alibi_slopes @ 48, bias @ 56, spans @ 64,
     }
     kvc_linear_opt = 48 {
         struct_size @ 0, ext @ 8, flags @ 16, decay @ 24, state @ 28, scale @ 32, reserved @ 36,

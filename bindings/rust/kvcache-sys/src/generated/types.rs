@@ -534,12 +534,12 @@ pub struct kvc_config {
     pub storage: kvc_storage,
     pub pool_layout: kvc_pool_layout,
     /// Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has
-    /// run. LAYER_FIRST: one tensor per slot of a page (kvc_plan_info.num_layer_slots,
-    /// kvc_layer_info.slot_bytes: with one group, one per layer that keeps pages); PAGE_FIRST: one
-    /// tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
-    /// compact and holds exactly one page of the slot (or of all slots). Any dtype of whole bytes;
-    /// rank >= 1; address and page stride aligned to the storage elements. One cache at a time may
-    /// be made of a plan with borrowed tensors.
+    /// run. LAYER_FIRST: one tensor per region of a page (kvc_plan_info.num_layer_regions,
+    /// kvc_layer_info.region_bytes: with one group, one per layer that keeps pages); PAGE_FIRST:
+    /// one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest
+    /// is compact and holds exactly one page of the region (or of all regions). Any dtype of whole
+    /// bytes; rank >= 1; address and page stride aligned to the storage elements. One cache at a
+    /// time may be made of a plan with borrowed tensors.
     pub pool_tensors: *const *const DLTensor,
     pub num_pool_tensors: i32,
     /// Own CPU threads including the caller's; 0: one per core; 1: the caller's only. Storage on a
@@ -581,8 +581,8 @@ pub struct kvc_plan_info {
     /// Page tables per sequence; see kvc_plan_group_get.
     pub num_groups: i32,
     /// Regions of a page that LAYER_FIRST keeps apart: with one group one per layer that keeps
-    /// pages; see kvc_layer_info.slot.
-    pub num_layer_slots: i32,
+    /// pages; see kvc_layer_info.region.
+    pub num_layer_regions: i32,
     pub num_pages: i64,
     /// One page, all layers of the slice.
     pub page_bytes: u64,
@@ -674,13 +674,13 @@ pub struct kvc_layer_info {
     pub flags: i32,
     pub num_states: i32,
     /// Of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none.
-    pub slot: i32,
+    pub region: i32,
     /// All states of the layer, one sequence.
     pub state_bytes: u64,
-    /// Of that slot in one page.
-    pub slot_bytes: u64,
-    /// Where the layer's part begins in the slot.
-    pub slot_offset: u64,
+    /// Of that region in one page.
+    pub region_bytes: u64,
+    /// Where the layer's part begins in the region.
+    pub region_offset: u64,
     pub quant: kvc_quant,
     /// Of its group; 0: keeps no pages.
     pub page_tokens: i32,
@@ -898,8 +898,8 @@ pub const KVC_ATTN_NO_CASCADE: u64 = 4;
 /// For query position p, key position j, head h:
 ///   s = scale * (q . k);   with soft_cap c > 0: s = c * tanh(s / c)
 ///   s = s - alibi_slopes[h] * (p - j) + bias[h][t][j]
-///   O = sum_j exp(s) v_j / (sum_j exp(s) + exp(sinks[h])),   LSE = ln sum_j exp(s)
-/// Soft cap: Gemma-2; ALiBi: Press et al., arXiv:2108.12409; sinks: gpt-oss.
+///   O = sum_j exp(s) v_j / (sum_j exp(s) + exp(sink_logits[h])),   LSE = ln sum_j exp(s)
+/// Soft cap: Gemma-2; ALiBi: Press et al., arXiv:2108.12409; sink logits: gpt-oss.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -917,7 +917,7 @@ pub struct kvc_attn_opt {
     /// nor above window - sink of a sequence of the batch with sinks (KVC_E_OUT_OF_RANGE)
     pub window: i64,
     /// float32 \[num_q_heads\]: one more term of O's denominator.
-    pub sinks: *const DLTensor,
+    pub sink_logits: *const DLTensor,
     /// float32 \[num_q_heads\].
     pub alibi_slopes: *const DLTensor,
     /// Additive bias, float32 \[>= T, J\] or \[num_q_heads, >= T, J\]: column j belongs to token j
@@ -1071,7 +1071,7 @@ pub struct kvc_op_opt {
     /// Attention: 0: row i of n sees keys up to seq_len - n + i (causal); 1: every row sees all
     /// keys.
     pub full: i32,
-    /// Attention: scale, soft_cap, window, sinks, alibi, bias, flags; spans are refused.
+    /// Attention: scale, soft_cap, window, sink_logits, alibi, bias, flags; spans are refused.
     pub attn: *const kvc_attn_opt,
     /// Append, rotate: int32 \[T\]. attention with a rope: \[T\] of the queries.
     pub positions: *const DLTensor,

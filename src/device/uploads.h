@@ -1,0 +1,72 @@
+// Small arrays of the host on their way to a device: page ids, slots, angles of one call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "src/device/device.h"
+
+namespace kvc {
+
+// Runs what enqueues work where it belongs in the order of what uses the pools. What it throws is
+// noted as a lost device.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+  virtual void enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream),
+                       void* arg) noexcept = 0;
+};
+
+// Blocks of pinned memory with a twin on the device, reused once what read them is done. One thread
+// at a time.
+class DeviceUploads {
+ public:
+  explicit DeviceUploads(const Device& device) : device_(&device) {}
+
+  // Room for so many bytes in puts that then cannot run out of memory. Throws NO_MEMORY.
+  void reserve(int64_t bytes);
+  // Copies the array and enqueues its transfer; the address on the device holds until finish().
+  // Throws NO_MEMORY, DEVICE.
+  std::byte* put(const void* data, int64_t bytes, cuda::Stream stream);
+  // The same for what names its own place: fill(host, device) writes it. The first `unsent` bytes
+  // are left to the caller on the device.
+  template <typename Fill>
+  std::byte* put_filled(int64_t bytes, int64_t unsent, cuda::Stream stream, Fill&& fill) {
+    const Place place = take(bytes);
+    fill(place.host, place.device);
+    send(place, unsent, bytes, stream);
+    return place.device;
+  }
+  template <typename T>
+  T* put(const std::vector<T>& values, cuda::Stream stream) {
+    return reinterpret_cast<T*>(
+        put(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream));
+  }
+  // Everything that reads what was put is enqueued.
+  void finish(cuda::Stream stream) noexcept;
+
+  // What a put takes, for reserve.
+  static constexpr int64_t room_of(int64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+ private:
+  struct Block {
+    PinnedMemory host;
+    DeviceMemory device;
+    DeviceEvent last_use;
+    int64_t bytes_used = 0;
+    bool is_kept = false;  // a captured graph reads it
+  };
+
+  struct Place {
+    std::byte* host;
+    std::byte* device;
+  };
+  Place take(int64_t bytes);
+  void send(const Place& place, int64_t begin, int64_t end, cuda::Stream stream);
+
+  const Device* device_;
+  std::vector<Block> blocks_;
+  size_t current_ = SIZE_MAX;  // the block that puts go to
+};
+
+}  // namespace kvc

@@ -1,0 +1,47 @@
+// Runs a work list: scratch memory per worker, partial results, and who merges them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/table.h"
+#include "src/base/executor.h"
+#include "src/base/memory.h"
+#include "src/exec/cpu/work_list.h"
+
+namespace kvc {
+
+// Waking a sleeping thread costs 4 to 25 us; smaller calls stay on the caller's thread.
+constexpr double kWorthThreads = 30e-6;
+
+// The shape of a call whose heads, dims, rows and options `params` has.
+WorkShape work_shape(const kernels::cpu::KernelTable& kernels, const kernels::AttnParams& params,
+                     bool tiles_only, bool split_sinks, int32_t concurrency);
+
+// One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing.
+class ItemRunner {
+ public:
+  // Both are borrowed.
+  ItemRunner(const kernels::cpu::KernelTable* kernels, Executor* executor);
+
+  // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before
+  // anything is written.
+  void secure(const WorkList& list, const kernels::AttnParams& params);
+  // `params` but for its workspace (partials, split_offsets), which is this object's.
+  void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
+
+ private:
+  void run_item(const WorkList& list, const kernels::AttnParams& params, int64_t index,
+                int32_t worker);
+
+  const kernels::cpu::KernelTable* kernels_;
+  Executor* executor_;
+  std::vector<AlignedBuffer> scratch_;  // per worker
+  AlignedBuffer partials_;
+  std::unique_ptr<std::atomic<int32_t>[]> finished_;  // per merge group: splits done
+  size_t finished_capacity_ = 0;
+};
+
+}  // namespace kvc

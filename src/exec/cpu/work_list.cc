@@ -1,0 +1,345 @@
+#include "src/exec/cpu/work_list.h"
+
+#include <algorithm>
+
+#include "src/base/math.h"
+
+namespace kvc {
+namespace {
+
+using kernels::AttnItem;
+using kernels::AttnSequence;
+
+// A decode item's accumulators (rows x heads x v_dim floats) should stay in the first-level cache
+// beside the streamed K and V.
+constexpr int64_t kAccumulatorBytes = 16 * 1024;
+// Rows of a tile over all query heads of a group: enough to pay for packing K and V, small enough
+// for the second-level cache.
+constexpr int64_t kTileRows = 512;
+constexpr int64_t kMaxTileTokens = 128;
+// Up to this many query rows per kv head the decode kernel, which packs nothing, is faster.
+constexpr int64_t kDecodeRows = 8;
+// Query rows that the kernel for latents takes in one pass over the keys.
+constexpr int64_t kLatentRows = 128;
+
+// Rough rates of one thread, to tell small calls from large ones.
+constexpr double kBytesPerSecond = 20e9;
+constexpr double kFlopsPerSecond = 100e9;
+
+class Planner {
+ public:
+  Planner(const AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,
+          std::span<const SharedPrefix> prefixes, WorkList* list)
+      : sequences_(sequences),
+        num_sequences_(num_sequences),
+        shape_(shape),
+        prefixes_(prefixes),
+        list_(*list) {}
+
+  void run() {
+    list_.items.clear();
+    list_.groups.clear();
+    list_.split_offsets.clear();
+    list_.partial_floats = list_.max_tile_rows = list_.max_decode_rows = 0;
+    list_.seconds = 0;
+    if (!prefixes_.empty()) enter_members();
+    heads_per_item_ = decode_heads_per_item();
+    if (!prefixes_.empty()) add_prefixes();
+    for (int64_t i = 0; i < num_sequences_; ++i) {
+      if (!decodes(i) && !is_shared_entry(i)) add_tiles(static_cast<int32_t>(i));
+    }
+    list_.num_tile_items = static_cast<int64_t>(list_.items.size());
+    sort_tiles();
+    for (int64_t i = 0; i < num_sequences_; ++i) {
+      if (decodes(i) && !is_shared_entry(i)) add_splits(static_cast<int32_t>(i));
+    }
+  }
+
+ private:
+  // What a sequence has to do with shared prefixes.
+  struct Sharing {
+    bool shared_entry = false;
+    int32_t member = -1;        // number of the member, over all prefixes; -1: none
+    int64_t first_key = 0;      // keys before it come out of the prefixes
+    int32_t prefix_splits = 0;  // pieces of the prefixes that feed it
+  };
+
+  bool decodes(int64_t index) const { return runs_on_decode(shape_, sequences_[index].num_rows); }
+  bool is_shared_entry(int64_t index) const {
+    return !sharing_.empty() && sharing_[static_cast<size_t>(index)].shared_entry;
+  }
+  int64_t first_key(int64_t index) const {
+    return sharing_.empty() ? 0 : sharing_[static_cast<size_t>(index)].first_key;
+  }
+
+  int64_t row_floats(int64_t heads) const {
+    return heads * shape_.group_size() * (2 + int64_t{shape_.v_dim});
+  }
+  int64_t take_partial(int64_t rows, int64_t heads) {
+    const int64_t begin = list_.partial_floats;
+    list_.partial_floats += align_up(rows * row_floats(heads), 16);
+    return begin;
+  }
+  int32_t add_group(int32_t sequence, int64_t row_begin, int64_t row_end, int64_t head_begin,
+                    int64_t head_end, int64_t num_splits) {
+    list_.groups.push_back({.sequence = sequence,
+                            .head_begin = static_cast<int32_t>(head_begin),
+                            .head_end = static_cast<int32_t>(head_end),
+                            .num_splits = static_cast<int32_t>(num_splits),
+                            .row_begin = row_begin,
+                            .row_end = row_end,
+                            .first_split = static_cast<int64_t>(list_.split_offsets.size())});
+    list_.split_offsets.resize(list_.split_offsets.size() + static_cast<size_t>(num_splits));
+    return static_cast<int32_t>(list_.groups.size() - 1);
+  }
+  double flop_seconds(int64_t rows, int64_t keys, int64_t kv_heads) const {
+    return 2.0 * static_cast<double>(rows * keys * kv_heads) * shape_.group_size() *
+           (shape_.k_dim + shape_.v_dim) / kFlopsPerSecond;
+  }
+
+  // ---- Long appends ----
+
+  void add_tiles(int32_t index) {
+    const AttnSequence& sequence = sequences_[index];
+    for (int64_t row = 0, row_end; row < sequence.num_rows; row = row_end) {
+      row_end = std::min(row + tile_tokens(), sequence.num_rows);
+      const VisibleKeys keys =
+          visible_keys(sequence, row, row_end, shape_.causal, shape_.split_sinks);
+      cut_tile_keys(keys, shape_.split_sinks, &pieces_);
+      list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
+      for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
+        const auto splits = static_cast<int64_t>(pieces_.size());
+        const int32_t group =
+            splits == 1 ? -1 : add_group(index, row, row_end, head, head + 1, splits);
+        for (int64_t split = 0; split < splits; ++split) {
+          const int64_t partial = splits == 1 ? -1 : take_partial(row_end - row, 1);
+          if (group >= 0) split_offset(group, split) = partial;
+          add_item(index, pieces_[static_cast<size_t>(split)], row, row_end, head, head + 1, group,
+                   partial);
+        }
+      }
+      list_.seconds += flop_seconds(row_end - row, keys.count(), shape_.num_kv_heads);
+    }
+  }
+
+  int64_t tile_tokens() const {
+    if (shape_.is_latent) return std::max<int64_t>(1, kLatentRows / shape_.group_size());
+    return std::clamp<int64_t>(kTileRows / shape_.group_size(), 1, kMaxTileTokens);
+  }
+
+  int64_t& split_offset(int32_t group, int64_t split) {
+    return list_.split_offsets[static_cast<size_t>(
+        list_.groups[static_cast<size_t>(group)].first_split + split)];
+  }
+
+  void add_item(int32_t sequence, const KeyPiece& keys, int64_t row_begin, int64_t row_end,
+                int64_t head_begin, int64_t head_end, int32_t group, int64_t partial,
+                int32_t num_groups = 1) {
+    list_.items.push_back({.sequence = sequence,
+                           .head_begin = static_cast<int32_t>(head_begin),
+                           .head_end = static_cast<int32_t>(head_end),
+                           .sink_part = keys.sink_part ? 1 : 0,
+                           .merge_group = group,
+                           .num_merge_groups = group < 0 ? 0 : num_groups,
+                           .row_begin = row_begin,
+                           .row_end = row_end,
+                           .key_begin = keys.begin,
+                           .key_end = keys.end,
+                           .partial = partial});
+  }
+
+  void sort_tiles() {
+    const auto cost = [](const AttnItem& item) {
+      return (item.row_end - item.row_begin) * (item.key_end - item.key_begin) *
+             (item.head_end - item.head_begin);
+    };
+    std::sort(list_.items.begin(), list_.items.end(), [&](const AttnItem& a, const AttnItem& b) {
+      if (cost(a) != cost(b)) return cost(a) > cost(b);
+      if (a.sequence != b.sequence) return a.sequence < b.sequence;
+      if (a.row_begin != b.row_begin) return a.row_begin < b.row_begin;
+      return a.head_begin != b.head_begin ? a.head_begin < b.head_begin : a.key_begin < b.key_begin;
+    });
+  }
+
+  // ---- Decode steps ----
+
+  // All heads of a page in one item read it as one burst, unless the accumulators get too large or
+  // there is too little work for the threads.
+  int64_t decode_heads_per_item() {
+    int64_t most_rows = 1;
+    int64_t splits = 0;
+    for (int64_t i = 0; i < num_sequences_; ++i) {
+      if (!decodes(i) || is_shared_entry(i)) continue;
+      most_rows = std::max(most_rows, sequences_[i].num_rows);
+      cut_decode(i);
+      splits += std::max<int64_t>(1, static_cast<int64_t>(pieces_.size()));
+    }
+    // Where prefixes are shared they are most of the work.
+    if (!prefixes_.empty()) splits = 0;
+    for (const SharedPrefix& prefix : prefixes_) {
+      splits += ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys) *
+                ceil_div(sequences_[prefix.sequence].num_rows, tile_tokens());
+    }
+    const int64_t head_bytes =
+        most_rows * shape_.group_size() * shape_.v_dim * static_cast<int64_t>(sizeof(float));
+    const int64_t by_cache = std::max<int64_t>(
+        1, ceil_div(shape_.num_kv_heads,
+                    ceil_div(head_bytes * shape_.num_kv_heads, kAccumulatorBytes)));
+    const int64_t parts_wanted =
+        splits == 0 ? 1 : ceil_div(2 * int64_t{shape_.concurrency}, splits);
+    const int64_t by_threads =
+        shape_.concurrency == 1 ? shape_.num_kv_heads : ceil_div(shape_.num_kv_heads, parts_wanted);
+    return std::max<int64_t>(1, std::min(by_cache, by_threads));
+  }
+
+  // Fills pieces_; returns the number of keys.
+  int64_t cut_decode(int64_t index) {
+    const AttnSequence& sequence = sequences_[index];
+    const VisibleKeys keys =
+        visible_keys(sequence, 0, sequence.num_rows, shape_.causal, shape_.split_sinks);
+    cut_decode_keys(keys, shape_.split_sinks, first_key(index), split_keys(shape_), &pieces_);
+    return std::max<int64_t>(0, keys.count() - first_key(index));
+  }
+
+  void add_splits(int32_t index) {
+    const int64_t rows = sequences_[index].num_rows;
+    const int64_t num_keys = cut_decode(index);
+    const Sharing sharing = sharing_.empty() ? Sharing{} : sharing_[static_cast<size_t>(index)];
+    // Rows that see nothing need an item too: it writes zeros.
+    if (pieces_.empty() && sharing.member < 0) pieces_.push_back({0, 0, false});
+    const auto splits = static_cast<int64_t>(pieces_.size());
+    list_.max_decode_rows = std::max(list_.max_decode_rows, rows);
+    list_.seconds += static_cast<double>(num_keys) * shape_.num_kv_heads *
+                     (shape_.k_dim + shape_.v_dim) * 2 / kBytesPerSecond;
+    for (int64_t head = 0, part = 0; head < shape_.num_kv_heads; head += heads_per_item_, ++part) {
+      const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
+      int32_t group = -1;
+      if (sharing.member >= 0) {
+        group = member_group(part, sharing.member);
+      } else if (splits > 1) {
+        group = add_group(index, 0, rows, head, head_end, splits);
+      }
+      for (int64_t split = 0; split < splits; ++split) {
+        const int64_t partial = group < 0 ? -1 : take_partial(rows, head_end - head);
+        if (group >= 0) split_offset(group, sharing.prefix_splits + split) = partial;
+        add_item(index, pieces_[static_cast<size_t>(split)], 0, rows, head, head_end, group,
+                 partial);
+      }
+    }
+  }
+
+  // ---- Shared prefixes ----
+
+  // Members are numbered so that those of every prefix, and of its row cuts, follow each other.
+  void enter_members() {
+    sharing_.resize(static_cast<size_t>(num_sequences_));
+    for (const SharedPrefix& prefix : prefixes_) {
+      sharing_[static_cast<size_t>(prefix.sequence)].shared_entry = true;
+      const int64_t pieces = ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys);
+      for (const SharedPrefix::Member& member : prefix.members) {
+        Sharing& sharing = sharing_[static_cast<size_t>(member.sequence)];
+        if (sharing.member < 0) sharing.member = num_members_++;
+        sharing.first_key = prefix.key_end;
+        sharing.prefix_splits += static_cast<int32_t>(pieces);
+      }
+    }
+  }
+
+  int32_t member_group(int64_t part, int64_t member) const {
+    return static_cast<int32_t>(first_member_group_ + part * num_members_ + member);
+  }
+
+  void add_prefixes() {
+    std::vector<int32_t> sequence_of(static_cast<size_t>(num_members_));
+    for (int64_t i = 0; i < num_sequences_; ++i) {
+      const int32_t member = sharing_[static_cast<size_t>(i)].member;
+      if (member >= 0) sequence_of[static_cast<size_t>(member)] = static_cast<int32_t>(i);
+    }
+    first_member_group_ = static_cast<int64_t>(list_.groups.size());
+    for (int64_t head = 0; head < shape_.num_kv_heads; head += heads_per_item_) {
+      const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
+      for (const int32_t index : sequence_of) {
+        cut_decode(index);
+        add_group(index, 0, sequences_[index].num_rows, head, head_end,
+                  sharing_[static_cast<size_t>(index)].prefix_splits +
+                      static_cast<int64_t>(pieces_.size()));
+      }
+    }
+    // Splits of each member so far
+    std::vector<int32_t> filled(static_cast<size_t>(num_members_), 0);
+    for (const SharedPrefix& prefix : prefixes_) add_prefix(prefix, &filled);
+  }
+
+  void add_prefix(const SharedPrefix& prefix, std::vector<int32_t>* filled) {
+    const auto num_members = prefix.members.size();
+    for (int64_t key = prefix.key_begin; key < prefix.key_end;) {
+      const int64_t key_end = std::min(key + kPrefixKeys, prefix.key_end);
+      for (size_t first = 0, next = 0; first < num_members; first = next) {
+        const int64_t row = prefix.members[first].first_row;
+        int64_t row_end = row;
+        for (; next < num_members; ++next) {  // a member's rows stay together
+          const SharedPrefix::Member& member = prefix.members[next];
+          const int64_t end = member.first_row + sequences_[member.sequence].num_rows;
+          if (next > first && end - row > tile_tokens()) break;
+          row_end = end;
+        }
+        add_prefix_items(prefix, {key, key_end, false}, row, row_end, first, next, *filled);
+      }
+      for (const SharedPrefix::Member& member : prefix.members)
+        ++(*filled)[static_cast<size_t>(sharing_[static_cast<size_t>(member.sequence)].member)];
+      key = key_end;
+    }
+  }
+
+  void add_prefix_items(const SharedPrefix& prefix, const KeyPiece& keys, int64_t row,
+                        int64_t row_end, size_t first, size_t next,
+                        const std::vector<int32_t>& filled) {
+    list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
+    list_.seconds += flop_seconds(row_end - row, keys.end - keys.begin, shape_.num_kv_heads);
+    for (int64_t head = 0, part = 0; head < shape_.num_kv_heads; head += heads_per_item_, ++part) {
+      const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
+      const int64_t partial = take_partial(row_end - row, head_end - head);
+      const int32_t first_member =
+          sharing_[static_cast<size_t>(prefix.members[first].sequence)].member;
+      for (size_t i = first; i < next; ++i) {
+        const SharedPrefix::Member& member = prefix.members[i];
+        const int32_t number = sharing_[static_cast<size_t>(member.sequence)].member;
+        split_offset(member_group(part, number), filled[static_cast<size_t>(number)]) =
+            partial + (member.first_row - row) * row_floats(head_end - head);
+      }
+      add_item(prefix.sequence, keys, row, row_end, head, head_end,
+               member_group(part, first_member), partial, static_cast<int32_t>(next - first));
+    }
+  }
+
+  const AttnSequence* sequences_;
+  int64_t num_sequences_;
+  const WorkShape& shape_;
+  std::span<const SharedPrefix> prefixes_;
+  WorkList& list_;
+  std::vector<KeyPiece> pieces_;
+  std::vector<Sharing> sharing_;  // per sequence; empty when nothing is shared
+  int32_t num_members_ = 0;
+  int64_t first_member_group_ = 0;
+  int64_t heads_per_item_ = 1;
+};
+
+}  // namespace
+
+int64_t split_keys(const WorkShape& shape) {
+  return shape.is_latent ? kLatentSplitKeys : kSplitKeys;
+}
+
+bool runs_on_decode(const WorkShape& shape, int64_t num_rows) {
+  // Splits of a latent layer's keys keep every thread busy up to some query rows; both kernels
+  // compute the same.
+  if (shape.is_latent) return num_rows * shape.group_size() <= 2 * kLatentRows;
+  return !shape.tiles_only && (num_rows == 1 || num_rows * shape.group_size() <= kDecodeRows);
+}
+
+void plan_work(const AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,
+               std::span<const SharedPrefix> prefixes, WorkList* list) {
+  Planner(sequences, num_sequences, shape, prefixes, list).run();
+}
+
+}  // namespace kvc

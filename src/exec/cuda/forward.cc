@@ -1,0 +1,192 @@
+// The states of a forward, and the function of each transition:
+//
+//                 enter, stream not captured          leave
+//             ┌───────────────────────────► EAGER ────────────┐
+//             │   enter, stream captured              leave   │
+//   CLOSED ───┼───────────────────────────► CAPTURED ─────────┼───► CLOSED
+//             │   enter with KVC_FORWARD_REPLAY       leave   │
+//             └───────────────────────────► REPLAYED ─────────┘
+//
+//   state     calls of the forward   end                      abort
+//   EAGER     are enqueued           orders its stream        orders its stream
+//   CAPTURED  go into the graph      every launch of the      the step is taken back (unsend); the
+//                                    graph is a use of the    graph stays for replays, unless its
+//                                    cache                    capture is over
+//   REPLAYED  are refused: they lie  orders its stream        the step is taken back (unsend)
+//             in the graph
+//
+// Refused: EAGER calls while the stream is captured (require_enqueues), the end of CAPTURED after
+// its capture is over (check_end), and the end or abort of EAGER and REPLAYED inside a capture of
+// their stream (check_abort). begin throws in `enter`: the state is CLOSED again (abandon).
+//
+// A device that fails is LOST from every state (StreamOrder::lost): all calls but destruction throw
+// DEVICE from then on (StreamOrder::require_alive), and there is no way back.
+#include "src/exec/cuda/forward.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "src/base/error.h"
+
+namespace kvc {
+
+CudaForward::CudaForward(const Plan& plan, const PagePool* pool, StreamOrder* order)
+    : spec_(&plan.spec()),
+      order_(order),
+      uploads_(order->device()),
+      step_(plan, pool, &order->device()),
+      angles_(spec_, &step_, &order->device()),
+      graphs_(spec_, &step_) {}
+
+// A full ring is rare: the device is as many steps behind, and the host waits for one. It never
+// comes where the device has failed, or has done all that it was given.
+void CudaForward::await_begin(cuda::Stream stream) const {
+  constexpr int kYieldsPerLook = 1000;
+  order_->require_alive();
+  if (!order_->device().is_usable(stream)) {
+    fail(KVC_E_INVALID_STATE,
+         "desc->stream = %p is the legacy default stream, which cannot be used while a blocking "
+         "stream is captured",
+         stream);
+  }
+  for (int yields = 1; step_.is_full(); ++yields) {
+    std::this_thread::yield();
+    if (yields % kYieldsPerLook != 0) continue;
+    if (order_->is_idle() && step_.is_full()) {
+      fail_with(KVC_E_INVALID_STATE, cuda::kStepEntries,
+                "%d steps were captured and ended, and their graphs not launched: launch them, in "
+                "the order of their capture, before the next step",
+                cuda::kStepEntries);
+    }
+  }
+}
+
+void CudaForward::check_begin(const Batch& batch, cuda::Stream stream, bool has_positions,
+                              bool is_replay, bool needs_rows) const {
+  order_->require_alive();
+  const bool is_captured = order_->is_capturing(stream);
+  if (is_replay && is_captured)
+    fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
+  if (is_replay) {
+    graphs_.require_replayable(batch, has_positions, needs_rows);
+  } else if (is_captured) {
+    graphs_.require_capturable(batch, has_positions);
+  }
+}
+
+void CudaForward::enter(Forward& forward, cuda::Stream stream, bool is_captured, bool is_replay) {
+  bool is_sent = false;
+  try {
+    if (is_replay) {
+      replay(forward, stream);
+    } else {
+      step_.send(forward.batch(), stream);
+      is_sent = true;
+      angles_.begin(forward, uploads_, stream);
+    }
+    if (is_captured) graphs_.add(forward);
+  } catch (...) {
+    if (is_sent && is_captured) step_.unsend();
+    abandon(forward, stream);
+    throw;
+  }
+  state_ = is_replay ? State::kReplayed : is_captured ? State::kCaptured : State::kEager;
+  stream_ = stream;
+  order_->open_forward(stream);
+}
+
+// Writes the step where the graph reads it; nothing is enqueued.
+void CudaForward::replay(Forward& forward, cuda::Stream stream) {
+  step_.write_for_replay(forward.batch(), stream);
+  const CapturedGraph& graph = *graphs_.find(forward.batch());
+  forward.restore_appended(graph.appended);
+  if (!graph.sets_states) return;
+  // The graph carries on the states that its forward did not set: all states are set.
+  for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
+    const auto count = static_cast<int32_t>(spec_->layers[layer].states.size());
+    for (int32_t state = 0; state < count; ++state)
+      forward.mark_state_set(static_cast<int32_t>(layer), state);
+  }
+}
+
+void CudaForward::abandon(Forward& forward, cuda::Stream stream) noexcept {
+  forward.batch().forget_sent();
+  uploads_.finish(stream);
+  order_->close_forward(stream, false);
+}
+
+void CudaForward::require_enqueues() const {
+  order_->require_alive();
+  if (state_ == State::kReplayed) {
+    fail(KVC_E_INVALID_STATE,
+         "the forward was begun with KVC_FORWARD_REPLAY (%d): its kernels lie in the graph",
+         static_cast<int>(KVC_FORWARD_REPLAY));
+  }
+  // The graph would keep what the host has decided for this step.
+  if (state_ == State::kEager && order_->device().is_capturing(stream_))
+    fail(KVC_E_INVALID_STATE,
+         "the forward was begun before the capture of its stream: begin it inside");
+}
+
+void CudaForward::note_attention(const Forward& forward, const KeyView& key, bool has_spans) {
+  if (state_ != State::kCaptured) return;
+  if (key.needs_positions) {
+    CapturedGraphs::require_unmoved(forward.batch());
+    graphs_.last().needs_positions = true;
+  }
+  graphs_.last().call_window = std::max(graphs_.last().call_window, key.window);
+  if (has_spans)
+    fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");
+}
+
+// What the forward has enqueued has to be ordered with what follows. Nothing can be inside a
+// capture that began after it.
+void CudaForward::check_abort() const {
+  if (!order_->device().is_usable(stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd runs on the legacy default stream, which cannot be used while a blocking stream is "
+         "captured: close it after the capture");
+  }
+  if (state_ != State::kCaptured && order_->device().is_capturing(stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd was begun before the capture of its stream, which it is no part of: close it after "
+         "the capture");
+  }
+}
+
+void CudaForward::check_end() const {
+  check_abort();
+  if (state_ == State::kCaptured && !order_->device().is_capturing(stream_)) {
+    fail(KVC_E_INVALID_STATE,
+         "fwd was begun while its stream was captured, and the capture is over: end it before, or "
+         "abort it");
+  }
+}
+
+bool CudaForward::is_capture_over() const noexcept {
+  try {
+    return !order_->device().is_capturing(stream_);
+  } catch (...) {
+    return true;  // Nothing more gets into the graph either.
+  }
+}
+
+void CudaForward::leave(Forward& forward, bool aborted) noexcept {
+  const bool is_captured = state_ == State::kCaptured;
+  if (is_captured) {
+    CapturedGraph& graph = graphs_.last();
+    graph.sets_states = forward.any_state_set();
+    std::copy(forward.appended().begin(), forward.appended().end(), graph.appended.begin());
+    // Its replays would have to carry states on, which is not in it.
+    if (aborted && spec_->has_states() && is_capture_over()) graphs_.drop_last();
+  }
+  if (aborted && state_ != State::kEager) {
+    step_.unsend();
+    forward.batch().forget_sent();
+  }
+  uploads_.finish(stream_);
+  state_ = State::kClosed;
+  order_->close_forward(stream_, is_captured && !aborted);
+}
+
+}  // namespace kvc

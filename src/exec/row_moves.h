@@ -1,0 +1,34 @@
+// Rows moved without attention, over threads where that pays: what a cache and the operators share.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/table.h"
+#include "kvcache.h"
+#include "src/base/executor.h"
+#include "src/base/tensor.h"
+
+namespace kvc {
+
+// Of one thread; with kWorthThreads (runner.h) it tells small calls from large ones.
+constexpr double kCopyBytesPerSecond = 10e9;
+
+// `name`: the field that says `isa`, for the message. Throws UNSUPPORTED when machine or build lack
+// the instruction set.
+const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* name);
+
+void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
+                const kernels::AppendParams& params, int64_t num_rows);
+void run_merge(const kernels::cpu::KernelTable& kernels, Executor& executor,
+               const kernels::MergeParams& params, int64_t num_rows);
+
+struct MergeCall {
+  kernels::MergeParams params;
+  int64_t num_rows;
+};
+
+// The heads and the dim are those of `out`; num_rows < 0: its rows too. Throws a tensor status.
+MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* other_out,
+                     const DLTensor* other_lse, int64_t num_rows, DLDevice device = kHost);
+
+}  // namespace kvc

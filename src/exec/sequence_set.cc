@@ -1,0 +1,193 @@
+#include "src/exec/sequence_set.h"
+
+#include <algorithm>
+
+#include "src/base/error.h"
+#include "src/sequences/visibility.h"
+
+namespace kvc {
+namespace {
+
+using kernels::AttnSequence;
+
+// Token index that a row's windows count from: its place in a chain, its depth in a tree.
+int64_t row_index(const BatchEntry& entry, int64_t row) {
+  if (!entry.is_tree) return entry.old_length + row;
+  return entry.old_length + entry.sequence->tree.depths[static_cast<size_t>(entry.old_nodes + row)];
+}
+
+// A call's own window must lie inside what the sequence's sinks allow, see keys_of_query.
+void check_call_window(const Sequence& sequence, int64_t window) {
+  if (window != 0 && sequence.sink != 0 && window > sequence.window - sequence.sink) {
+    fail_with(
+        KVC_E_OUT_OF_RANGE, window,
+        "opt.window = %lld, but sequence %lld has a window of %lld with %lld sinks: at most %lld",
+        ll(window), ll(sequence.id), ll(sequence.window), ll(sequence.sink),
+        ll(sequence.window - sequence.sink));
+  }
+}
+
+}  // namespace
+
+void check_view(const Forward& forward, const KeyView& view) {
+  if (view.scope == KeyScope::kCross) return;
+  for (const BatchEntry& entry : forward.batch().entries()) {
+    if (view.scope == KeyScope::kNew && entry.is_tree && entry.old_nodes != 0) {
+      fail_with(KVC_E_UNSUPPORTED, entry.old_nodes,
+                "attention among new tokens of sequence %lld: its token tree has %lld nodes of "
+                "earlier forwards",
+                ll(entry.sequence->id), ll(entry.old_nodes));
+    }
+    check_call_window(*entry.sequence, view.window);
+  }
+}
+
+void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
+                        const std::vector<Span>* spans) {
+  check_view(forward, view);
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  sequences_.clear();
+  sequences_.reserve(entries.size());
+  first_rows_.clear();
+  first_rows_.reserve(entries.size());
+  key_begins_.resize(static_cast<size_t>(forward.batch().num_rows()));
+  masks_.clear();
+  positions_.clear();
+  mask_begin_.assign(entries.size(), -1);
+  position_begin_.assign(entries.size(), -1);
+  has_sinks_ = false;
+  for (const BatchEntry& entry : entries) add_entry(forward, spec, view, entry);
+  // The arrays are complete and don't move any more.
+  for (size_t i = 0; i < sequences_.size(); ++i) {
+    if (mask_begin_[i] >= 0) sequences_[i].tree_mask = masks_.data() + mask_begin_[i];
+    if (position_begin_[i] >= 0)
+      sequences_[i].key_positions = positions_.data() + position_begin_[i];
+  }
+  if (spans != nullptr) add_spans(view, entries, *spans);
+}
+
+void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& view,
+                            const BatchEntry& entry) {
+  const bool is_cross = view.scope == KeyScope::kCross;
+  AttnSequence sequence{};
+  sequence.pages = entry.sequence->tables[static_cast<size_t>(view.group)].pages.data();
+  sequence.row_begin = entry.row_begin;
+  sequence.num_rows = entry.append_length;
+  sequence.position = entry.old_stored(false);
+  int64_t first_key = 0;  // token index of key 0
+  switch (view.scope) {
+    case KeyScope::kAll: sequence.first_key_end = entry.old_stored(false) + 1; break;
+    case KeyScope::kCached: sequence.first_key_end = entry.old_length; break;
+    case KeyScope::kNew:
+      first_rows_.push_back(static_cast<int32_t>(entry.row_begin));
+      sequence.pages = &first_rows_.back();
+      sequence.first_key_end = 1;
+      first_key = sequence.key_position = entry.old_stored(false);
+      break;
+    case KeyScope::kCross: sequence.first_key_end = entry.new_stored(true); break;
+  }
+  if (!is_cross) {
+    narrow(spec, view, entry, first_key, sequence);
+    if (entry.is_tree && view.scope != KeyScope::kCached)
+      add_tree(spec, view, entry, first_key, sequence);
+    if (view.needs_positions) add_positions(forward, view, entry, sequence);
+    if (view.rope >= 0) sequence.k_rotation_index = forward.uses_long(view.rope, entry) ? 1 : 0;
+  }
+  sequences_.push_back(sequence);
+}
+
+// Windows, chunks, sinks. Leaves the sequence plain where they hide nothing and no query turns
+// differently for its sinks: those are an item of their own from the first row on, so that a row's
+// bits do not depend on the rows beside it.
+void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+                         int64_t first_key, AttnSequence& sequence) {
+  const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
+  const kernels::Windows<int64_t> windows = windows_of(group, *entry.sequence, view.window);
+  if (!windows.narrow()) return;
+  bool hides = false;
+  for (int64_t row = 0; row < entry.append_length; ++row) {
+    const KeyRange keys = kernels::visible_range(windows, row_index(entry, row));
+    const int64_t begin =
+        kernels::key_begin_of_row(keys, entry.is_tree, entry.old_length, first_key);
+    sequence.sink_end = kernels::sink_end_of_sequence(keys, first_key);
+    hides = hides || begin > 0;
+    key_begins_[static_cast<size_t>(entry.row_begin + row)] = static_cast<int32_t>(begin);
+  }
+  const bool splits_sinks = view.rope >= 0 && sequence.sink_end > 0;
+  if (!hides && !splits_sinks) {
+    sequence.sink_end = 0;
+    return;
+  }
+  sequence.key_begins = key_begins_.data() + entry.row_begin;
+  has_sinks_ = has_sinks_ || sequence.sink_end > 0;
+}
+
+void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry,
+                           int64_t first_key, AttnSequence& sequence) {
+  const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
+  const TokenTree& tree = entry.sequence->tree;
+  sequence.tree_begin = entry.old_length - first_key;
+  sequence.tree_words = (tree.size() + 63) / 64;
+  mask_begin_[sequences_.size()] = static_cast<int64_t>(masks_.size());
+  masks_.resize(masks_.size() + static_cast<size_t>(entry.append_length * sequence.tree_words), 0);
+  uint64_t* bits = masks_.data() + mask_begin_[sequences_.size()];
+  for (int64_t row = 0; row < entry.append_length; ++row, bits += sequence.tree_words) {
+    const KeyRange keys = keys_of_query(group, *entry.sequence, row_index(entry, row), view.window);
+    for (int64_t node = entry.old_nodes + row; node >= 0;
+         node = tree.parents[static_cast<size_t>(node)]) {
+      const int64_t index = entry.old_length + tree.depths[static_cast<size_t>(node)];
+      if (keys.contains(index)) bits[node / 64] |= uint64_t{1} << (node % 64);
+    }
+  }
+}
+
+// Where a key's position is not its place: tokens that were shifted, nodes of a tree.
+void SequenceSet::add_positions(Forward& forward, const KeyView& view, const BatchEntry& entry,
+                                AttnSequence& sequence) {
+  const Sequence& source = *entry.sequence;
+  if (source.segments.empty() && !entry.is_tree) return;
+  const int32_t* rows = forward.token_positions() + entry.row_begin;
+  sequence.row_positions = rows;
+  position_begin_[sequences_.size()] = static_cast<int64_t>(positions_.size());
+  if (view.scope == KeyScope::kNew) {
+    positions_.insert(positions_.end(), rows, rows + entry.append_length);
+    return;
+  }
+  int64_t offset = 0;
+  auto segment = source.segments.begin();
+  for (int64_t token = 0; token < entry.old_length; ++token) {
+    while (segment != source.segments.end() && segment->begin <= token)
+      offset = (segment++)->offset;
+    positions_.push_back(static_cast<int32_t>(token + offset));
+  }
+  if (view.scope == KeyScope::kCached) return;
+  for (int64_t node = 0; node < entry.old_nodes; ++node) {
+    positions_.push_back(static_cast<int32_t>(source.next_position() +
+                                              source.tree.depths[static_cast<size_t>(node)]));
+  }
+  positions_.insert(positions_.end(), rows, rows + entry.append_length);
+}
+
+void SequenceSet::add_spans(const KeyView& view, const std::vector<BatchEntry>& entries,
+                            const std::vector<Span>& spans) {
+  if (view.scope != KeyScope::kAll && view.scope != KeyScope::kNew) return;
+  int64_t num_rows = 0;
+  for (const BatchEntry& entry : entries) num_rows += entry.append_length;
+  key_ends_.resize(static_cast<size_t>(num_rows));
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const BatchEntry& entry = entries[i];
+    const int64_t first_key = view.scope == KeyScope::kNew ? entry.old_length : 0;
+    int32_t* ends = key_ends_.data() + entry.row_begin;
+    for (int64_t row = 0; row < entry.append_length; ++row)
+      ends[row] = static_cast<int32_t>(entry.old_length + row + 1 - first_key);
+    for (const Span& span : spans) {
+      if (span.entry != static_cast<int32_t>(i)) continue;
+      const int64_t end = std::min<int64_t>(span.end, entry.old_length + entry.append_length);
+      for (int64_t token = std::max<int64_t>(span.begin, entry.old_length); token < end; ++token)
+        ends[token - entry.old_length] = static_cast<int32_t>(end - first_key);
+    }
+    sequences_[i].key_ends = ends;
+  }
+}
+
+}  // namespace kvc

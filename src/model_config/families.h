@@ -1,0 +1,81 @@
+// Readers of model families: from the (nested) text configuration to layers.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/model_config/decoder.h"
+#include "src/model_config/fields.h"
+#include "src/model_config/model.h"
+
+namespace kvc::hf {
+
+// Decoders whose layers all keep K and V. What differs is data.
+struct DecoderTraits {
+  enum class Windows {
+    kNone,
+    kAll,     // every layer, where sliding_window is set (Mistral, Phi-3)
+    kQwen,    // where use_sliding_window: layer_types, else the layers from max_window_layers on
+    kByType,  // layer_types, else every full_every-th layer sees everything
+  };
+  Windows windows = Windows::kNone;
+  int64_t full_every = 0;
+  int64_t class_window = 0;  // where a nested configuration leaves sliding_window out; 0: none
+  bool rotates = true;
+  bool rotates_full = true;  // false: only sliding layers rotate (Cohere 2)
+  bool scales_local = true;  // false: rope_scaling is for full layers (OLMo 3)
+  kvc_rope_style style = KVC_ROPE_HALF;
+  double theta = 10000;
+  double partial = 1;
+  ClassDefaults defaults{};
+};
+void read_decoder(const Fields& config, const DecoderTraits& traits, Model& model);
+
+using Reader = void (*)(const Fields& config, Model& model);
+
+// decoder_models.cc
+void read_llama4(const Fields& config, Model& model);
+void read_mimo(const Fields& config, Model& model);
+void read_mllama(const Fields& config, Model& model);
+void read_chatglm(const Fields& config, Model& model);
+// gemma_models.cc
+void read_gemma2(const Fields& config, Model& model);
+void read_gemma3(const Fields& config, Model& model);
+void read_gemma3n(const Fields& config, Model& model);
+void read_gemma4(const Fields& config, Model& model);
+// latent_models.cc
+void read_deepseek(const Fields& config, Model& model);
+void read_kimi_linear(const Fields& config, Model& model);
+// early_models.cc
+void read_bloom(const Fields& config, Model& model);
+void read_falcon(const Fields& config, Model& model);
+void read_mpt(const Fields& config, Model& model);
+void read_gpt2(const Fields& config, Model& model);
+void read_gptj(const Fields& config, Model& model);
+void read_gpt_neox(const Fields& config, Model& model);
+// mamba_models.cc
+void read_mamba(const Fields& config, Model& model);
+void read_mamba2(const Fields& config, Model& model);
+void read_jamba(const Fields& config, Model& model);
+void read_bamba(const Fields& config, Model& model);
+void read_granite_hybrid(const Fields& config, Model& model);
+void read_falcon_h1(const Fields& config, Model& model);
+void read_zamba2(const Fields& config, Model& model);
+void read_nemotron_h(const Fields& config, Model& model);
+// linear_models.cc
+void read_qwen3_next(const Fields& config, Model& model);
+void read_qwen3_5(const Fields& config, Model& model);
+void read_lfm2(const Fields& config, Model& model);
+// encoder_decoder_models.cc
+void read_t5(const Fields& config, Model& model);
+void read_whisper(const Fields& config, Model& model);
+void read_bart(const Fields& config, Model& model);
+
+// Calls the reader of a model_type. Throws UNSUPPORTED: unknown, or known and not served (the
+// message says why).
+void read_family(const std::string& model_type, const Fields& config, Model& model);
+
+// Every model_type that read_family reads, in alphabetical order.
+std::vector<std::string> family_names();
+
+}  // namespace kvc::hf

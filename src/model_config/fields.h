@@ -1,0 +1,76 @@
+// Typed access to the fields of a configuration. Every failure names the field by its path:
+// "text_config.num_hidden_layers".
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kvcache.h"
+#include "src/model_config/json.h"
+
+namespace kvc::hf {
+
+// A view of one JSON object, which must outlive it. A member that is null counts as missing, as in
+// Python's configuration classes.
+class Fields {
+ public:
+  // Throws INVALID_ARGUMENT when `object` is none. `path` is empty or ends in a dot.
+  Fields(const Json& object, std::string path);
+
+  bool has(const char* name) const { return find(name) != nullptr; }
+  // Written as null, which says no where a class's default says yes.
+  bool is_null(const char* name) const { return object_->find(name) != nullptr && !has(name); }
+  std::string path(const char* name) const { return path_ + name; }
+  // A nested configuration: Hugging Face leaves out what equals the default of its class.
+  bool is_nested() const { return !path_.empty(); }
+  // The first of these names that is there, else the first: older configurations name the same
+  // thing differently.
+  const char* first_of(std::initializer_list<const char*> names) const;
+
+  // Throw INVALID_ARGUMENT: missing, or of another type; OUT_OF_RANGE: beyond least..most.
+  int64_t integer(const char* name, int64_t least, int64_t most) const;
+  int64_t integer_or(const char* name, int64_t fallback, int64_t least, int64_t most) const;
+  // `class_default`, where it is not 0, stands in for a field that a nested configuration leaves
+  // out.
+  int64_t class_integer(const char* name, int64_t class_default, int64_t least, int64_t most) const;
+  double number(const char* name) const;
+  double number_or(const char* name, double fallback) const;
+  bool flag_or(const char* name, bool fallback) const;
+  std::string text(const char* name) const;
+  std::string text_or(const char* name, const char* fallback) const;
+  std::optional<Fields> object(const char* name) const;  // empty: missing
+  std::vector<double> numbers(const char* name) const;
+  std::vector<int64_t> integers(const char* name, int64_t least, int64_t most) const;
+  std::vector<std::string> texts(const char* name) const;
+  std::vector<bool> flags(const char* name) const;  // booleans or 0 and 1
+  bool is_text(const char* name) const;
+  bool is_array(const char* name) const;
+  bool is_object(const char* name) const;
+
+  // Throws UNSUPPORTED: the field asks for something that the library has not.
+  [[noreturn]] void refuse(const char* name, const char* what) const;
+
+ private:
+  const Json* find(const char* name) const;
+  const Json& need(const char* name) const;
+  const Json& need(const char* name, Json::Type type, const char* expected) const;
+  [[noreturn]] void wrong_type(const std::string& name, const Json& value,
+                               const char* expected) const;
+  int64_t checked_integer(const std::string& name, const Json& value, int64_t least,
+                          int64_t most) const;
+
+  const Json* object_;
+  std::string path_;
+};
+
+// "a / b" where b divides a. Throws INVALID_ARGUMENT naming both.
+int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor,
+               int64_t b);
+
+// "bfloat16", "torch.float16". Throws UNSUPPORTED for what is no storage type.
+DLDataType dtype_of(const Fields& fields, const char* name);
+
+}  // namespace kvc::hf

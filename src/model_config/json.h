@@ -1,0 +1,51 @@
+// A JSON text as a tree, read with limits that keep a hostile text cheap.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace kvc::hf {
+
+constexpr size_t kMaxTextBytes = size_t{16} << 20;
+constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxValues = size_t{1} << 18;
+
+struct Member;
+
+struct Json {
+  enum class Type { kNull, kBoolean, kInteger, kReal, kString, kArray, kObject };
+
+  Type type = Type::kNull;
+  bool boolean = false;
+  int64_t integer = 0;
+  double real = 0;  // of integers too
+  std::string text;
+  std::vector<Json> items;
+  std::vector<Member> members;  // Keys are distinct.
+
+  // Defined where the type is complete: Clang 14 needs that of a constructor that makes `members`.
+  Json();
+
+  // "a string"
+  const char* type_name() const;
+  // NULL: no such member.
+  const Json* find(std::string_view key) const;
+};
+
+// A struct of its own: clang refuses a vector of pairs with the incomplete Json.
+struct Member {
+  std::string key;
+  Json value;
+};
+
+// Throws INVALID_ARGUMENT (not JSON, detail = byte offset; a key twice) or OUT_OF_RANGE (too long,
+// too deep, too many values, a number that no double holds). `Infinity`, which Python's json
+// writes, is read as null; `NaN` is refused.
+Json parse_json(std::string_view text);
+
+// A text of the caller's as a message may show it: printable ASCII, shortened.
+std::string shown(std::string_view text);
+
+}  // namespace kvc::hf

@@ -1,0 +1,47 @@
+#include "src/model_config/model_config.h"
+
+#include <string>
+
+#include "src/base/error.h"
+#include "src/model_config/families.h"
+#include "src/model_config/json.h"
+#include "src/plan/spec.h"
+
+namespace kvc {
+namespace {
+
+using hf::Fields;
+
+// Where a model of text and images keeps the part that has a cache.
+Fields text_part(const Fields& root) {
+  for (const char* name : {"text_config", "llm_config", "language_config"}) {
+    if (root.is_object(name)) return *root.object(name);
+  }
+  if (root.is_object("thinker_config")) return text_part(*root.object("thinker_config"));
+  return root;
+}
+
+}  // namespace
+
+hf::Model read_hf_config(std::string_view json) {
+  const hf::Json tree = hf::parse_json(json);
+  const Fields root(tree, "");
+  const Fields text = text_part(root);
+  hf::Model model;
+  for (const Fields* holder : {&text, &root}) {
+    const char* name = holder->first_of({"torch_dtype", "dtype"});
+    if (!holder->has(name)) continue;
+    model.dtype = hf::dtype_of(*holder, name);
+    break;
+  }
+  const Fields& named = text.has("model_type") ? text : root;
+  hf::read_family(named.text("model_type"), text, model);
+  if (model.layers.size() > static_cast<size_t>(kMaxLayers)) {
+    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(model.layers.size()),
+              "the configuration makes %zu layers, at most %d are possible", model.layers.size(),
+              kMaxLayers);
+  }
+  return model;
+}
+
+}  // namespace kvc

@@ -1,0 +1,112 @@
+// The host's own pools, page tables and rotations as operators read them: tensors checked,
+// addresses and strides taken.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/table.h"
+#include "kernels/params.h"
+#include "kvcache.h"
+#include "src/base/executor.h"
+#include "src/base/tensor.h"
+#include "src/plan/rope.h"
+#include "src/step/rotation_angles.h"
+
+namespace kvc {
+
+struct OpPool {
+  kernels::PagedRows k{};
+  kernels::PagedRows v{};  // the K rows where V lies in them
+  bool is_mla = false;
+  bool v_in_k = false;
+  int64_t num_pages = 0;
+  int32_t page_size = 0;
+  int32_t num_heads = 0;
+  int32_t k_dim = 0;
+  int32_t v_dim = 0;
+
+  int64_t num_slots() const { return num_pages * page_size; }
+};
+
+// `pool` has been read by the sized-struct rules. Throws a tensor status, INVALID_ARGUMENT or
+// UNSUPPORTED.
+OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
+
+// What an append writes: `rotation` of K, slots by row.
+kernels::AppendParams append_params(const OpPool& pool, const kernels::TokenRows& k,
+                                    const kernels::TokenRows& v, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
+// Rotating rows is an append to a pool of one page, where row t goes to slot t.
+kernels::AppendParams rotate_params(const kernels::TokenRows& x, const kernels::TokenRows& out,
+                                    int32_t num_heads, int32_t dim, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
+
+// A page as few runs of bytes as its strides allow: one where it is compact.
+struct PageRuns {
+  int64_t outer_count, outer_stride;
+  int64_t inner_count, inner_stride;
+  int64_t bytes;
+};
+
+PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim);
+
+// Cuts of packed rows into sequences, int32 [num_sequences + 1]: from 0 on, never descending.
+// num_sequences < 0: as many as the tensor has cuts for. Throws OUT_OF_RANGE or a tensor status.
+struct Indptr {
+  const int32_t* data;
+  int32_t num_sequences;
+
+  int64_t total() const { return data[num_sequences]; }
+};
+Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequences);
+
+// Page tables in either form, read in place.
+struct OpTable {
+  int32_t num_sequences = 0;
+  const int32_t* lengths = nullptr;
+  const int32_t* row_starts = nullptr;   // null: one row each
+  const int32_t* page_starts = nullptr;  // null: a table row of `row_stride` elements each
+  const int32_t* pages = nullptr;
+  int64_t row_stride = 0;
+
+  int64_t row_begin(int32_t i) const { return row_starts == nullptr ? i : row_starts[i]; }
+  int64_t num_rows() const { return row_begin(num_sequences); }
+  const int32_t* pages_of(int32_t i) const {
+    return pages == nullptr ? nullptr
+                            : pages + (page_starts != nullptr ? page_starts[i] : i * row_stride);
+  }
+};
+
+// `table` has been read by the sized-struct rules. Every length has its table entries; the page ids
+// are not looked at yet. Throws OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
+OpTable view_table(const kvc_op_table& table, int32_t page_size);
+
+// The same on a device: which tensors there are, and their extents. What they hold is checked by
+// the kernel that reads them.
+cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table,
+                                      const OpPool& pool);
+
+// Cuts of packed rows on a device: int32 [num_sequences + 1], num_sequences < 0: as many as it has
+// cuts for.
+Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,
+                      int64_t num_sequences);
+
+// The pages of sequence `i` lie in the pool. Entries of pages that end at `first_key` or before may
+// be negative: nothing reads them. Throws OUT_OF_RANGE.
+void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t first_key);
+
+// What turns q, K or x.
+struct OpRotation {
+  RopeSpec rope;
+  const int32_t* positions = nullptr;  // [rows]
+
+  bool turns() const { return rope.mode != KVC_ROPE_NONE; }
+};
+
+// `rope` (null: none) has been read by the sized-struct rules; elements [begin, begin +
+// rotated_dim) of a row turn. Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor
+// status.
+OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin,
+                         int32_t rotated_dim, int64_t num_rows, DLDevice device = kHost);
+
+}  // namespace kvc

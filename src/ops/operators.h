@@ -1,0 +1,81 @@
+// The kernels over the host's own memory: nothing but the arguments of one call, and nothing is
+// kept after it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/table.h"
+#include "src/base/executor.h"
+#include "src/exec/engine.h"
+#include "src/exec/options.h"
+#include "src/exec/row_moves.h"
+#include "src/ops/inputs.h"
+#include "src/step/rotation_angles.h"
+
+namespace kvc {
+
+// Which keys the rows of every sequence see. Movable: addresses inside stay.
+class OpSequences {
+ public:
+  // A full attention sees all keys, else row i of n those up to length - n + i, and with a window W
+  // >= 1 the last W of them.
+  OpSequences(bool full, int64_t window) : full_(full), window_(window) {}
+
+  // Sequence `index` of the call; `name`: what says its length, for the message. Returns the first
+  // key that its rows see. Throws OUT_OF_RANGE when a causal sequence has more rows than keys.
+  int64_t add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,
+              int64_t num_rows, int64_t length);
+
+  const std::vector<kernels::AttnSequence>& finish();
+  bool full() const { return full_; }
+
+ private:
+  bool full_;
+  int64_t window_;
+  std::vector<kernels::AttnSequence> sequences_;  // those that have rows
+  std::vector<int32_t> key_begins_;               // of rows that see no early keys
+  std::vector<int64_t> begin_offsets_;            // per sequence, into key_begins_; -1: sees all
+};
+
+// Where the keys of one attention lie and how heads and rows are shaped.
+struct OpAttention {
+  LayerSpec shape;  // heads, dims, latent_rank
+  kernels::PagedRows k;
+  kernels::PagedRows v;
+  int32_t page_size;
+  OpSequences sequences;
+};
+
+// One call each. Everything is secured before anything is written: a throw leaves outputs and pools
+// untouched.
+class Operators {
+ public:
+  // `host` null: the caller's thread only. Throws UNSUPPORTED (instruction set) or
+  // INVALID_ARGUMENT.
+  Operators(kvc_cpu_isa isa, const kvc_executor* host);
+
+  void attend(OpAttention& attention, const AttnOptions& options, const AttnTensors& tensors,
+              const OpRotation& rotation, int64_t num_rows);
+  // Throws OUT_OF_RANGE for a slot beyond the pool.
+  void append(const OpPool& pool, const kernels::TokenRows& k, const kernels::TokenRows& v,
+              const int64_t* slots, int64_t num_rows, const OpRotation& rotation);
+  // Bases null: not wanted. The table's pages have been checked.
+  void gather(const OpPool& pool, const OpTable& table, const kernels::TokenRows& k_out,
+              const kernels::TokenRows& v_out);
+  // Pair i is (from, to) at pairs + i * stride. Throws OUT_OF_RANGE or INVALID_ARGUMENT.
+  void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs);
+  // `out` may be `x`.
+  void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
+              int32_t dim, int64_t num_rows, const OpRotation& rotation);
+  void merge(const MergeCall& call) { run_merge(*kernels_, executor_, call.params, call.num_rows); }
+
+ private:
+  kernels::Rotation angles_of(const OpRotation& rotation, int64_t num_rows);
+
+  const kernels::cpu::KernelTable* kernels_;
+  Executor executor_;
+  RotationAngles angles_;
+};
+
+}  // namespace kvc

@@ -1,0 +1,384 @@
+#include "src/step/batch.h"
+
+#include <algorithm>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/step/request_check.h"
+
+namespace kvc {
+namespace {
+
+// A partial last page with several holders that an entry of the batch appends to.
+struct Sharer {
+  PageId page;
+  int64_t length;
+  size_t change;
+};
+
+// Decides who copies such pages; returns the number of copies. See Batch's comment.
+int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
+                    bool forgets_cached, std::vector<TableChange>& changes) {
+  std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
+    if (a.page != b.page) return a.page < b.page;
+    return a.length != b.length ? a.length < b.length : a.change < b.change;
+  });
+  int64_t copies = 0;
+  for (size_t first = 0; first < sharers.size();) {
+    size_t next = first + 1;
+    while (next < sharers.size() && sharers[next].page == sharers[first].page) ++next;
+    const PageId page = sharers[first].page;
+    const bool held_outside = allocator.refs(page) > static_cast<int32_t>(next - first);
+    const bool is_kept = held_outside || (allocator.is_cached(page) && !forgets_cached);
+    const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
+    for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
+    if (!is_kept && allocator.is_cached(page))
+      changes[sharers[next - 1].change].forgets_last_page = true;
+    copies += static_cast<int64_t>(copying - first);
+    first = next;
+  }
+  return copies;
+}
+
+}  // namespace
+
+Batch::Measure Batch::measure(const BatchRequest& request, const Context& context, uint64_t stamp,
+                              std::vector<BatchEntry>* entries, std::vector<TableChange>* changes) {
+  check_request(request, context, stamp, entries);
+  const std::vector<GroupSpec>& groups = context.plan.spec().groups;
+  changes->clear();
+  std::vector<Sharer> sharers;  // stays empty, and unallocated, in a steady decode
+  Measure needed;
+  for (BatchEntry& entry : *entries) {
+    if (entry.is_steady()) continue;
+    entry.change_begin = static_cast<int32_t>(changes->size());
+    const PageTable* table = entry.sequence->tables.data();
+    for (const GroupSpec& group : groups) {
+      const auto held = static_cast<int64_t>(table->pages.size());
+      const int64_t old_stored = entry.old_stored(group.is_cross);
+      const int64_t new_stored = entry.new_stored(group.is_cross);
+      const bool is_partial = old_stored != held * group.page_tokens;
+      if (is_partial && !table->owns_last && new_stored != old_stored &&
+          !context.allocator.is_private(table->pages.back()))
+        sharers.push_back({table->pages.back(), old_stored, changes->size()});
+      const int64_t size = table->grown_size(new_stored, group.page_tokens);
+      needed.pages += size - held;
+      changes->push_back({.old_num_pages = held, .new_num_pages = size});
+      ++table;
+    }
+  }
+  if (context.states.is_used()) {
+    needed.state_slots = static_cast<int64_t>(entries->size());
+    needed.pages += needed.state_slots * context.states.slot_pages();
+  }
+  const int64_t fresh = needed.pages;
+  needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
+  if (needed.pages > context.allocator.num_free() && !sharers.empty()) {
+    needed.forgets_cached = true;
+    needed.pages = fresh + plan_copies(sharers, context.allocator, true, *changes);
+  }
+  return needed;
+}
+
+Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
+  Missing missing{needed.pages - context.allocator.num_free(),
+                  context.states.missing(needed.state_slots)};
+  if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
+    missing.reclaimable_slots = context.sequences.num_reclaimable_states();
+    missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
+    missing.state_slots -= missing.reclaimable_slots;
+  }
+  missing.pages = std::max<int64_t>(0, missing.pages);
+  missing.state_slots = std::max<int64_t>(0, missing.state_slots);
+  return missing;
+}
+
+void Batch::prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                    PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
+  try {
+    make_room(request, plan, sequences, allocator, states, index);
+  } catch (...) {
+    discard();
+    throw;
+  }
+}
+
+void Batch::discard() noexcept {
+  entries_.clear();
+  changes_.clear();
+  num_rows_ = num_cross_rows_ = num_new_blocks_ = 0;
+  has_trees_ = false;
+}
+
+void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                      PageAllocator& allocator, StatePool& states, PrefixIndex& index) {
+  const Context context{plan, sequences, allocator, states};
+  const Measure needed = measure(request, context, ++stamp_, &entries_, &changes_);
+  const Missing missing = Batch::missing(needed, context);
+  if (missing.pages > 0) {
+    fail_with(KVC_E_NO_PAGES, missing.pages,
+              "the forward needs %lld pages, %lld are free: %lld missing", ll(needed.pages),
+              ll(needed.pages - missing.pages), ll(missing.pages));
+  }
+  if (missing.state_slots > 0) {
+    fail_with(KVC_E_NO_PAGES, missing.state_slots,
+              "the forward needs %lld state slots, %lld of config.num_state_slots = %lld are in "
+              "use: %lld missing",
+              ll(needed.state_slots), ll(states.num_used()), ll(plan.spec().num_state_slots),
+              ll(missing.state_slots));
+  }
+  num_groups_ = plan.spec().groups.size();
+  reserve_tables(states, plan.spec());
+  reserve_tokens(request, index);
+  int64_t reclaimed = 0;
+  if (missing.reclaimable_slots > 0) {
+    const int64_t slot_pages = states.slot_pages();
+    const int64_t pages = needed.pages - allocator.num_free();
+    const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
+    reclaimed = std::max(for_pages, states.missing(needed.state_slots));
+  }
+  states.prepare(needed.state_slots - reclaimed);
+  if (reclaimed > 0) reclaimed_states_ = sequences.reclaimable_states();
+  const BatchEntry& last = entries_.back();
+  num_rows_ = last.row_begin + last.append_length;
+  num_cross_rows_ = last.cross_row_begin + last.cross_length;
+  has_trees_ = std::any_of(entries_.begin(), entries_.end(),
+                           [](const BatchEntry& entry) { return entry.is_tree; });
+  needed_ = needed;
+  num_reclaimed_states_ = reclaimed;
+}
+
+void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
+  StepWords::TableWork work;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const BatchEntry& entry = entries_[i];
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
+      PageTable& table = entry.sequence->tables[group];
+      const auto size = static_cast<size_t>(change(entry, group).new_num_pages);
+      if (size > table.pages.capacity())
+        table.pages.reserve(std::max(size, table.pages.capacity() * 2));
+      int64_t synced = table.synced_pages;
+      if (change(entry, group).copies_last_page) {
+        synced = std::min(synced, change(entry, group).old_num_pages - 1);
+        ++work.num_copies;
+      }
+      work.num_entries += static_cast<int64_t>(size) - synced;
+      work.num_changes += static_cast<int64_t>(size) != synced ? 1 : 0;
+    }
+    // What commit appends to must have room: it cannot throw.
+    std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
+    if (states.is_used() && checkpoints.size() == checkpoints.capacity())
+      checkpoints.reserve(checkpoints.size() * 2 + 4);
+    if (entry.is_tree) entry.sequence->tree.reserve(entry.old_nodes + entry.append_length);
+  }
+  copies_.clear();
+  for (size_t group = 0; work.num_copies != 0 && group < num_groups_; ++group) {
+    work.num_changes += std::any_of(entries_.begin(), entries_.end(), [&](const BatchEntry& entry) {
+      return entry.change_begin >= 0 && change(entry, group).copies_last_page;
+    });
+  }
+  copies_.reserve(static_cast<size_t>(work.num_copies));
+  taken_pages_.clear();
+  notes_taken_ = spec.clears_pages;
+  if (notes_taken_) {
+    int64_t num_taken = 0;
+    for (const TableChange& change : changes_)
+      num_taken += change.new_num_pages - change.old_num_pages;
+    taken_pages_.reserve(static_cast<size_t>(num_taken));
+  }
+  num_step_words_ = step_words_.reserve(entries_, work, spec);
+}
+
+void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
+  tokens_.clear();
+  if (request.tokens == nullptr) return;
+  prefix_block_ = index.block_tokens();
+  const BatchEntry& last = entries_.back();
+  tokens_.assign(request.tokens, request.tokens + last.row_begin + last.append_length);
+  int64_t num_blocks = 0;
+  for (const BatchEntry& entry : entries_) {
+    TokenTrail& trail = entry.sequence->trail;
+    trail.reserve(entry.append_length, prefix_block_);
+    num_blocks +=
+        (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
+  }
+  if (num_blocks != 0) index.reserve(num_blocks);
+  num_new_blocks_ = num_blocks;
+}
+
+void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
+                  PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
+  const Measure& needed = needed_;
+  if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
+  for (size_t i = 0; needed.forgets_cached && i < entries_.size(); ++i) {
+    const BatchEntry& entry = entries_[i];
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
+      if (!change(entry, group).forgets_last_page) continue;
+      const PageId page = entry.sequence->tables[group].pages.back();
+      // Not yet with another page of its block
+      if (allocator.is_cached(page)) index.forget_page(page);
+    }
+  }
+  if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
+  if (states.to_evict(needed.state_slots) > 0) index.make_states_vacant(needed.state_slots);
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    BatchEntry& entry = entries_[i];
+    entry.sequence->batch_index = static_cast<int32_t>(i);
+    if (entry.change_begin >= 0) take_pages(entry, allocator);
+    if (states.is_used()) entry.new_state = states.take();
+    if (entry.is_tree) {
+      for (int64_t t = 0; t < entry.append_length; ++t)
+        entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
+      learn_tokens(entry);
+    }
+    note_steady(entry, plan.spec());
+  }
+  std::sort(taken_pages_.begin(), taken_pages_.end());
+  step_words_.build(entries_, num_rows_, copies_, plan.spec());
+}
+
+// Ids of tree nodes are kept with the tree until it is committed, others become known at the end.
+// Where some are missing, later ones are of no use.
+void Batch::learn_tokens(const BatchEntry& entry) noexcept {
+  if (tokens_.empty()) return;
+  const int32_t* ids = tokens_.data() + entry.row_begin;
+  Sequence& sequence = *entry.sequence;
+  if (entry.is_tree) {
+    TokenTree& tree = sequence.tree;
+    if (static_cast<int64_t>(tree.ids.size()) == entry.old_nodes)
+      tree.ids.insert(tree.ids.end(), ids, ids + entry.append_length);
+  } else if (sequence.trail.num_known == entry.old_length && !sequence.trail.is_altered) {
+    sequence.trail.add(ids, entry.append_length, prefix_block_);
+  }
+}
+
+void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept {
+  for (size_t group = 0; group < num_groups_; ++group) {
+    PageTable& table = entry.sequence->tables[group];
+    TableChange& change = changes_[static_cast<size_t>(entry.change_begin) + group];
+    std::vector<PageId>& pages = table.pages;
+    const int64_t total = change.new_num_pages;
+    if (change.copies_last_page) {
+      change.replaced_page = pages.back();
+      const PageId previous = pages.size() > 1 ? pages[pages.size() - 2] : kNoPage;
+      pages.back() = allocator.take(previous, total - change.old_num_pages);
+      copies_.push_back({change.replaced_page, pages.back(), static_cast<int32_t>(group)});
+      table.synced_pages = std::min(table.synced_pages, change.old_num_pages - 1);
+    }
+    for (int64_t i = change.old_num_pages; i < total; ++i) {
+      pages.push_back(allocator.take(pages.empty() ? kNoPage : pages.back(), total - i - 1));
+      if (notes_taken_) taken_pages_.push_back(pages.back());
+    }
+    table.owns_last = change.copies_last_page || change.forgets_last_page ||
+                      total > change.old_num_pages || table.owns_last;
+  }
+}
+
+void Batch::note_steady(const BatchEntry& entry, const Spec& spec) noexcept {
+  if (entry.change_begin < 0) return;
+  int64_t steady_until = INT64_MAX;
+  for (size_t group = 0; group < num_groups_; ++group) {
+    const PageTable& table = entry.sequence->tables[group];
+    const auto total = static_cast<int64_t>(table.pages.size());
+    if (!spec.groups[group].is_cross)
+      steady_until =
+          std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
+  }
+  entry.sequence->steady_until = steady_until;
+}
+
+void Batch::forget_sent() noexcept {
+  for (const BatchEntry& entry : entries_) {
+    entry.sequence->touch_tables();
+    for (PageTable& table : entry.sequence->tables) table.synced_pages = 0;
+  }
+}
+
+bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
+  if (rope.long_inverse_frequencies.empty()) return false;
+  int64_t length = entry.new_length();
+  if (entry.is_tree) {
+    const std::vector<int32_t>& depths = entry.sequence->tree.depths;
+    length = entry.old_length + 1 + *std::max_element(depths.begin(), depths.end());
+  }
+  return length > rope.original_context;
+}
+
+void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
+                   const Spec& spec, Publisher& publisher, const Written& written) noexcept {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const BatchEntry& entry = entries_[i];
+    Sequence& sequence = *entry.sequence;
+    for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_;
+         ++group) {
+      if (change(entry, group).replaced_page != kNoPage)
+        allocator.drop_holder(change(entry, group).replaced_page);
+    }
+    sequence.cross_length += entry.cross_length;
+    if (entry.is_tree) {
+      if (!written.rows) sequence.tree.mark_unwritten(entry.old_nodes);
+      continue;
+    }
+    learn_tokens(entry);
+    if (!written.rows)
+      sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length);
+    sequence.length += entry.append_length;
+    sequences.add_to_total_length(entry.append_length);
+    if (states.is_used()) {
+      states.drop_holder(written.states ? sequence.state : entry.new_state);
+      if (written.states) sequence.state = entry.new_state;
+      if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
+        sequence.checkpoints.push_back({sequence.length, sequence.state, true});
+        states.add_holder(sequence.state);
+      }
+    }
+    if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
+    sequences.drop_unseen(sequence);
+  }
+  finish();
+}
+
+void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    const BatchEntry& entry = entries_[i];
+    Sequence& sequence = *entry.sequence;
+    if (entry.change_begin >= 0) sequence.touch_tables();
+    for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
+      PageTable& table = sequence.tables[group];
+      const TableChange& change = this->change(entry, group);
+      while (static_cast<int64_t>(table.pages.size()) > change.old_num_pages) {
+        allocator.drop_holder(table.pages.back());
+        table.pages.pop_back();
+      }
+      int64_t intact = change.old_num_pages;
+      if (change.replaced_page != kNoPage) {
+        allocator.drop_holder(table.pages.back());
+        table.pages.back() = change.replaced_page;
+        --intact;
+      }
+      table.synced_pages = std::min(table.synced_pages, intact);
+      table.owns_last = false;
+    }
+    sequence.tree.truncate(entry.old_nodes);
+    states.drop_holder(entry.new_state);
+  }
+  finish();
+}
+
+void Batch::finish() noexcept {
+  for (const BatchEntry& entry : entries_) entry.sequence->batch_index = -1;
+  entries_.clear();
+  changes_.clear();
+  copies_.clear();
+  taken_pages_.clear();
+  num_rows_ = num_cross_rows_ = num_new_blocks_ = 0;
+  has_trees_ = false;
+}
+
+int64_t Batch::longest(bool is_cross) const {
+  int64_t longest = 0;
+  for (const BatchEntry& entry : entries_) longest = std::max(longest, entry.new_stored(is_cross));
+  return longest;
+}
+
+}  // namespace kvc

@@ -1,0 +1,187 @@
+#include "src/step/forward.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/step/page_tables.h"
+
+namespace kvc {
+namespace {
+
+// Encoder tokens are written by the forward that announces them; a layer without pages has no rows.
+bool has_new_rows(const LayerSpec& layer, const Batch& batch) {
+  return layer.keeps_pages() && (layer.kind != KVC_LAYER_CROSS || batch.num_cross_rows() != 0);
+}
+
+}  // namespace
+
+Forward::Forward(const Spec& spec)
+    : spec_(&spec),
+      batch_(spec.is_on_gpu() && spec.storage != KVC_STORAGE_NONE),
+      slots_(spec.groups.size()),
+      slots_valid_(spec.groups.size(), 0),
+      angles_(spec.ropes.size()),
+      appended_(spec.layers.size(), 0),
+      state_set_(spec.has_states() ? spec.layers.size() * kMaxStates : 0, 0) {}
+
+void Forward::opened(GivenPositions given, bool is_partial) {
+  open_ = true;
+  is_partial_ = is_partial;
+  ++step_;
+  given_ = std::move(given);
+  positions_valid_ = false;
+  std::fill(slots_valid_.begin(), slots_valid_.end(), uint8_t{0});
+  for (RopeAngles& angles : angles_) {
+    angles.tokens.invalidate();
+    angles.sinks.invalidate();
+  }
+  std::fill(appended_.begin(), appended_.end(), uint8_t{0});
+  std::fill(state_set_.begin(), state_set_.end(), uint8_t{0});
+}
+
+bool Forward::any_state_set() const {
+  return std::any_of(state_set_.begin(), state_set_.end(), [](uint8_t set) { return set != 0; });
+}
+
+bool Forward::lacks_rows() const {
+  for (size_t layer = 0; layer < appended_.size(); ++layer) {
+    if (appended_[layer] == 0 && has_new_rows(spec_->layers[layer], batch_)) return true;
+  }
+  return false;
+}
+
+void Forward::require_rows(const Spec& spec, const std::vector<uint8_t>& appended,
+                           const Batch& batch) {
+  constexpr size_t kMostText = 200;
+  const auto lacks_rows = [&](size_t layer) {
+    return appended[layer] == 0 && has_new_rows(spec.layers[layer], batch);
+  };
+  std::string names;
+  int32_t first = -1, count = 0;
+  for (size_t layer = 0; layer < appended.size(); ++layer) {
+    if (!lacks_rows(layer)) continue;
+    const size_t begin = layer;
+    while (layer + 1 < appended.size() && lacks_rows(layer + 1)) ++layer;
+    if (first < 0) first = spec.layer_begin + static_cast<int32_t>(begin);
+    count += static_cast<int32_t>(layer - begin) + 1;
+    if (names.size() > kMostText) continue;
+    if (!names.empty()) names += ", ";
+    names += std::to_string(spec.layer_begin + static_cast<int32_t>(begin));
+    if (layer != begin)
+      names += " to " + std::to_string(spec.layer_begin + static_cast<int32_t>(layer));
+    if (names.size() > kMostText) names += ", ...";
+  }
+  if (count == 0) return;
+  fail_with(KVC_E_INVALID_STATE, first,
+            "%d of %zu layers got no K and V in this forward of %lld tokens (layer %s): append to "
+            "them, abort, "
+            "or begin with KVC_FORWARD_PARTIAL (%d)",
+            count, appended.size(), static_cast<long long>(batch.num_rows()), names.c_str(),
+            static_cast<int>(KVC_FORWARD_PARTIAL));
+}
+
+const int64_t* Forward::slots(int32_t group) {
+  const auto index = static_cast<size_t>(group);
+  if (slots_valid_[index] == 0) {
+    fill_slots(batch_, *spec_, group, &slots_[index]);
+    slots_valid_[index] = 1;
+  }
+  return slots_[index].data();
+}
+
+void Forward::write_token_positions(int32_t* out) const {
+  for (const BatchEntry& entry : batch_.entries()) {
+    const int64_t first = entry.sequence->next_position();
+    for (int64_t i = 0; i < entry.append_length; ++i) {
+      const int64_t beyond =
+          entry.is_tree ? entry.sequence->tree.depths[static_cast<size_t>(entry.old_nodes + i)] : i;
+      out[entry.row_begin + i] = static_cast<int32_t>(first + beyond);
+    }
+  }
+}
+
+const int32_t* Forward::token_positions() {
+  if (positions_valid_) return positions_.data();
+  positions_.resize(static_cast<size_t>(batch_.num_rows()));
+  write_token_positions(positions_.data());
+  positions_valid_ = true;
+  return positions_.data();
+}
+
+const int32_t* Forward::rotary_positions() {
+  return given_.num_position_rows == 0 ? token_positions() : given_.values.data();
+}
+
+int64_t Forward::longest_position() {
+  int64_t longest = 0;
+  for (const BatchEntry& entry : batch_.entries())
+    longest =
+        std::max(longest, entry.sequence->next_position() + entry.old_nodes + entry.append_length);
+  return longest;
+}
+
+bool Forward::uses_long(int32_t rope, const BatchEntry& entry) const {
+  return uses_long_factors(spec_->ropes[static_cast<size_t>(rope)], entry);
+}
+
+// The tokens' positions, and which of them turn by the long frequencies.
+TokenPositions Forward::with_variant(int32_t rope, const int32_t* positions, int64_t row_stride) {
+  TokenPositions tokens{.positions = positions,
+                        .row_stride = row_stride,
+                        .num_rows = batch_.num_rows(),
+                        .uses_long = nullptr};
+  if (spec_->ropes[static_cast<size_t>(rope)].long_inverse_frequencies.empty()) return tokens;
+  uses_long_.assign(static_cast<size_t>(batch_.num_rows()), 0);
+  for (const BatchEntry& entry : batch_.entries()) {
+    if (uses_long(rope, entry))
+      std::fill_n(uses_long_.begin() + entry.row_begin, entry.append_length, uint8_t{1});
+  }
+  tokens.uses_long = uses_long_.data();
+  return tokens;
+}
+
+kernels::Rotation Forward::rotation(int32_t rope, Executor& executor) {
+  if (rope < 0) return {};
+  const auto index = static_cast<size_t>(rope);
+  RotationAngles& angles = angles_[index].tokens;
+  if (angles.is_valid()) return angles.get(spec_->ropes[index], {}, executor);
+  const int64_t stride = given_.num_position_rows > 1 ? batch_.num_rows() : 0;
+  return angles.get(spec_->ropes[index], with_variant(rope, rotary_positions(), stride), executor);
+}
+
+kernels::Rotation Forward::sink_rotation(int32_t rope, Executor& executor) {
+  if (rope < 0) return {};
+  const auto index = static_cast<size_t>(rope);
+  RotationAngles& angles = angles_[index].sinks;
+  if (angles.is_valid()) return angles.get(spec_->ropes[index], {}, executor);
+  const int32_t* positions = token_positions();
+  sink_positions_.assign(positions, positions + batch_.num_rows());
+  for (const BatchEntry& entry : batch_.entries()) {
+    const int64_t window = entry.sequence->window;
+    if (window == 0) continue;
+    for (int64_t row = entry.row_begin; row < entry.row_begin + entry.append_length; ++row) {
+      int32_t& position = sink_positions_[static_cast<size_t>(row)];
+      position = static_cast<int32_t>(std::min<int64_t>(position, window - 1));
+    }
+  }
+  return angles.get(spec_->ropes[index], with_variant(rope, sink_positions_.data(), 0), executor);
+}
+
+void Forward::key_rotations(int32_t rope, Executor& executor, kernels::Rotation out[2]) {
+  out[0] = out[1] = {};
+  if (rope < 0) return;
+  const auto index = static_cast<size_t>(rope);
+  const RopeSpec& spec = spec_->ropes[index];
+  if (spec.mode != KVC_ROPE_ON_READ) return;
+  const int64_t positions = longest_position();
+  bool needs[2] = {false, false};
+  for (const BatchEntry& entry : batch_.entries()) needs[uses_long(rope, entry) ? 1 : 0] = true;
+  for (int variant = 0; variant < 2; ++variant) {
+    if (needs[variant])
+      out[variant] = angles_[index].keys.ensure(spec, variant == 1, positions, executor);
+  }
+}
+
+}  // namespace kvc

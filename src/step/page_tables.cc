@@ -1,0 +1,104 @@
+#include "src/step/page_tables.h"
+
+#include <algorithm>
+
+#include "src/base/error.h"
+
+namespace kvc {
+namespace {
+
+void append_checked(std::vector<int32_t>& values, int64_t value) {
+  if (value > INT32_MAX)
+    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32",
+              static_cast<long long>(value));
+  values.push_back(static_cast<int32_t>(value));
+}
+
+const PageTable& table_of(const BatchEntry& entry, int32_t group) {
+  return entry.sequence->tables[static_cast<size_t>(group)];
+}
+
+}  // namespace
+
+void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots) {
+  const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
+  const int32_t page_tokens = spec.groups[static_cast<size_t>(group)].page_tokens;
+  slots->clear();
+  slots->reserve(static_cast<size_t>(is_cross ? batch.num_cross_rows() : batch.num_rows()));
+  for (const BatchEntry& entry : batch.entries()) {
+    const std::vector<PageId>& pages = table_of(entry, group).pages;
+    int64_t index = entry.old_stored(is_cross) / page_tokens;
+    int64_t offset = entry.old_stored(is_cross) % page_tokens;
+    for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
+      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_tokens) +
+                       offset);
+      if (++offset == page_tokens) offset = 0, ++index;
+    }
+  }
+}
+
+TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind) {
+  TableData table;
+  const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
+  const int64_t page_tokens = spec.groups[static_cast<size_t>(group)].page_tokens;
+  const auto num_seqs = static_cast<int64_t>(batch.entries().size());
+  switch (kind) {
+    case KVC_TABLE_INDPTR:
+    case KVC_TABLE_QO_INDPTR: {
+      int64_t sum = 0;
+      table.i32.push_back(0);
+      for (const BatchEntry& entry : batch.entries()) {
+        sum += kind == KVC_TABLE_INDPTR ? table_of(entry, group).num_held() : entry.append_length;
+        append_checked(table.i32, sum);
+      }
+      break;
+    }
+    case KVC_TABLE_INDICES:
+    case KVC_TABLE_PAGE_POSITION:
+      for (const BatchEntry& entry : batch.entries()) {
+        const std::vector<PageId>& pages = table_of(entry, group).pages;
+        for (size_t i = 0; i < pages.size(); ++i) {
+          if (pages[i] == kNoPage) continue;
+          append_checked(table.i32, kind == KVC_TABLE_INDICES
+                                        ? pages[i]
+                                        : static_cast<int64_t>(i) * page_tokens);
+        }
+      }
+      break;
+    case KVC_TABLE_LAST_PAGE_LEN:
+      for (const BatchEntry& entry : batch.entries()) {
+        const int64_t stored = entry.new_stored(is_cross);
+        append_checked(table.i32, stored == 0 ? 0 : (stored - 1) % page_tokens + 1);
+      }
+      break;
+    case KVC_TABLE_SEQ_LENS:
+      for (const BatchEntry& entry : batch.entries())
+        append_checked(table.i32, entry.new_stored(is_cross));
+      break;
+    case KVC_TABLE_BLOCK_TABLE: {
+      size_t width = 0;
+      for (const BatchEntry& entry : batch.entries())
+        width = std::max(width, table_of(entry, group).pages.size());
+      table.i32.reserve(width * batch.entries().size());
+      for (const BatchEntry& entry : batch.entries()) {
+        const std::vector<PageId>& pages = table_of(entry, group).pages;
+        table.i32.insert(table.i32.end(), pages.begin(), pages.end());
+        table.i32.insert(table.i32.end(), width - pages.size(), kNoPage);
+      }
+      table.shape = {num_seqs, static_cast<int64_t>(width)};
+      return table;
+    }
+    case KVC_TABLE_SLOT_MAPPING:
+      fill_slots(batch, spec, group, &table.i64);
+      table.is_wide = true;
+      table.shape = {static_cast<int64_t>(table.i64.size())};
+      return table;
+    default:
+      fail_with(KVC_E_INVALID_ARGUMENT, kind, "kind = %d is not a kvc_table_kind (0 to %d)", kind,
+                KVC_TABLE_PAGE_POSITION);
+  }
+  table.shape = {static_cast<int64_t>(table.i32.size())};
+  return table;
+}
+
+}  // namespace kvc

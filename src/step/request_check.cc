@@ -1,0 +1,220 @@
+#include "src/step/request_check.h"
+
+#include <algorithm>
+
+#include "src/base/error.h"
+
+namespace kvc {
+namespace {
+
+void check_arrays(const BatchRequest& request, const Spec& spec) {
+  if (request.num_seqs == 0)
+    fail(KVC_E_INVALID_ARGUMENT, "num_seqs = 0: a batch has at least 1 sequence");
+  if (request.seqs == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with num_seqs = %zu", request.num_seqs);
+  if (request.append_lengths == nullptr)
+    fail(KVC_E_INVALID_ARGUMENT, "append_lengths is NULL with num_seqs = %zu", request.num_seqs);
+  if (spec.max_seqs != 0 && request.num_seqs > static_cast<size_t>(spec.max_seqs)) {
+    fail_with(KVC_E_OUT_OF_RANGE, static_cast<int64_t>(request.num_seqs),
+              "num_seqs = %zu exceeds config.max_seqs = %d", request.num_seqs, spec.max_seqs);
+  }
+}
+
+[[noreturn]] void fail_duplicate(kvc_seq id) {
+  fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct",
+            ll(id));
+}
+
+void check_distinct(const std::vector<BatchEntry>& entries) {
+  std::vector<kvc_seq> ids;
+  ids.reserve(entries.size());
+  for (const BatchEntry& entry : entries) ids.push_back(entry.sequence->id);
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice != ids.end()) fail_duplicate(*twice);
+}
+
+// Tokens that the sequence can have at the end of this forward when it holds the whole pool.
+int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) {
+  const std::vector<GroupSpec>& groups = context.plan.spec().groups;
+  const auto pages_of = [&](int64_t num_tokens) {
+    int64_t pages = 0;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const int64_t stored = groups[group].is_cross ? entry.new_stored(true) : num_tokens;
+      pages += std::max<int64_t>(
+          0, groups[group].pages_for(stored) - entry.sequence->tables[group].num_dropped);
+    }
+    return pages;
+  };
+  // Never decreasing: by bisection. Without layers that keep tokens it is the encoder's that don't
+  // fit.
+  int64_t fits = 0, too_many = kMaxSequenceLength + 1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (pages_of(middle) <= context.allocator.num_pages() ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+void check_fits(const BatchEntry& entry, const Batch::Context& context) {
+  const Sequence& sequence = *entry.sequence;
+  const Spec& spec = context.plan.spec();
+  const int64_t longest = spec.max_seq_len == 0 ? kMaxSequenceLength : spec.max_seq_len;
+  const int64_t last_position = sequence.next_position() + entry.old_nodes + entry.append_length;
+  if (entry.new_length() > longest || last_position > kMaxSequenceLength) {
+    fail_with(KVC_E_NEVER_FITS, sequence.id,
+              "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
+              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
+              ll(longest));
+  }
+  if (entry.is_steady()) return;  // it has all its pages
+  int64_t pages = 0;
+  for (size_t group = 0; group < spec.groups.size(); ++group) {
+    const PageTable& table = sequence.tables[group];
+    pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross),
+                              spec.groups[group].page_tokens) -
+             table.num_dropped;
+  }
+  if (pages > context.allocator.num_pages()) {
+    fail_with(KVC_E_NEVER_FITS, sequence.id,
+              "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the "
+              "pool has %lld, the "
+              "longest possible is %lld",
+              ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
+              ll(pages), ll(context.allocator.num_pages()),
+              ll(std::min(longest, longest_in_pool(entry, context))));
+  }
+}
+
+// The parents of one entry; `parents` is nullptr when the request has no trees.
+void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, BatchEntry& entry) {
+  const Sequence& sequence = *entry.sequence;
+  entry.old_nodes = sequence.tree.size();
+  const bool plain = parents == nullptr || parents[0] == KVC_TREE_NONE;
+  if (plain && !may_extend && !sequence.tree.empty()) {
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.tree.size(),
+        "sequence %lld has a token tree of %lld nodes: commit it, or extend it by tree_parents",
+        ll(sequence.id), ll(sequence.tree.size()));
+  }
+  if (parents == nullptr) return;
+  for (int64_t i = 0; i < entry.append_length; ++i) {
+    const int64_t node = entry.old_nodes + i;
+    const int32_t parent = parents[i];
+    if (plain ? parent != KVC_TREE_NONE : parent < -1 || parent >= node) {
+      fail_with(KVC_E_INVALID_ARGUMENT, parent,
+                "tree_parents[%lld] = %d, node %lld of sequence %lld: expected %s",
+                ll(entry.row_begin + i), parent, ll(node), ll(sequence.id),
+                plain ? "-2 for all tokens of a plain append" : "-1 (a root) or a smaller node");
+    }
+  }
+  if (plain) return;
+  entry.is_tree = true;
+  if (spec.has_states()) {
+    fail_with(KVC_E_UNSUPPORTED, sequence.id,
+              "tree_parents for sequence %lld: token trees are not supported in a cache with "
+              "layers of kind "
+              "STATE (%d)",
+              ll(sequence.id), KVC_LAYER_STATE);
+  }
+  if (sequence.sink > sequence.length && spec.has_rope_mode(KVC_ROPE_ON_READ)) {
+    fail_with(KVC_E_UNSUPPORTED, sequence.sink,
+              "tree_parents for sequence %lld: %lld committed tokens are fewer than its %lld "
+              "sinks, and a layer "
+              "rotates K on read: nodes cannot be sinks",
+              ll(sequence.id), ll(sequence.length), ll(sequence.sink));
+  }
+  if (entry.old_nodes + entry.append_length > KVC_MAX_TREE_NODES) {
+    fail_with(KVC_E_OUT_OF_RANGE, entry.old_nodes + entry.append_length,
+              "the token tree of sequence %lld would have %lld nodes: at most %d", ll(sequence.id),
+              ll(entry.old_nodes + entry.append_length), KVC_MAX_TREE_NODES);
+  }
+}
+
+void check_cross(const Spec& spec, int64_t cross_length, BatchEntry& entry) {
+  const Sequence& sequence = *entry.sequence;
+  if (cross_length < 0 || (spec.max_cross_len != 0 && cross_length > spec.max_cross_len) ||
+      cross_length > kMaxSequenceLength) {
+    fail_with(KVC_E_OUT_OF_RANGE, cross_length,
+              "cross_lengths for sequence %lld = %lld out of range: 0 to %lld", ll(sequence.id),
+              ll(cross_length),
+              ll(spec.max_cross_len != 0 ? spec.max_cross_len : kMaxSequenceLength));
+  }
+  if (cross_length != 0 && sequence.cross_length != 0) {
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.cross_length,
+        "cross_lengths for sequence %lld = %lld, but its %lld encoder tokens are written already",
+        ll(sequence.id), ll(cross_length), ll(sequence.cross_length));
+  }
+  if (cross_length != 0 && !spec.has_cross()) {
+    fail_with(KVC_E_UNSUPPORTED, cross_length,
+              "cross_lengths for sequence %lld = %lld, but no layer is of kind CROSS (%d)",
+              ll(sequence.id), ll(cross_length), KVC_LAYER_CROSS);
+  }
+  entry.cross_length = cross_length;
+}
+
+}  // namespace
+
+void check_request(const BatchRequest& request, const Batch::Context& context, uint64_t stamp,
+                   std::vector<BatchEntry>* entries) {
+  const Spec& spec = context.plan.spec();
+  check_arrays(request, spec);
+  entries->clear();
+  entries->reserve(
+      // More can't be distinct: the loop says why
+      std::min(request.num_seqs, context.sequences.size() + 1));
+  const int64_t max_rows =
+      spec.max_tokens_per_forward != 0 ? spec.max_tokens_per_forward : kMaxSequenceLength;
+  int64_t rows = 0;
+  int64_t cross_rows = 0;
+  for (size_t i = 0; i < request.num_seqs; ++i) {
+    Sequence& sequence = context.sequences.get(request.seqs[i]);
+    context.sequences.check_on_device(sequence, "append to");
+    const int64_t append_length = request.append_lengths[i];
+    if (append_length < 1) {
+      fail_with(KVC_E_INVALID_ARGUMENT, append_length,
+                "append_lengths[%zu] = %lld for sequence %lld: at least 1 token", i,
+                ll(append_length), ll(sequence.id));
+    }
+    if (stamp != 0) {
+      if (sequence.begin_stamp == stamp) fail_duplicate(sequence.id);
+      sequence.begin_stamp = stamp;
+    }
+    if (entries->size() == context.sequences.size()) fail_duplicate(sequence.id);
+    // Before the parents are read: their array has as many entries as the lengths say.
+    if (append_length > kMaxSequenceLength - sequence.stored(false)) {
+      fail_with(KVC_E_NEVER_FITS, sequence.id,
+                "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
+                ll(sequence.id), ll(sequence.stored(false)), ll(append_length),
+                ll(kMaxSequenceLength));
+    }
+    const int64_t row_begin = rows;
+    rows += append_length;
+    if (rows > max_rows) continue;  // refused below, with the sum of all
+    entries->push_back({.sequence = &sequence,
+                        .old_length = sequence.length,
+                        .old_nodes = 0,
+                        .append_length = append_length,
+                        .row_begin = row_begin,
+                        .cross_length = 0,
+                        .cross_row_begin = cross_rows,
+                        .is_tree = false,
+                        .new_state = kInitialState});
+    BatchEntry& entry = entries->back();
+    check_tree(spec,
+               request.tree_parents == nullptr ? nullptr : request.tree_parents + entry.row_begin,
+               request.may_extend_trees, entry);
+    if (request.cross_lengths != nullptr) check_cross(spec, request.cross_lengths[i], entry);
+    check_fits(entry, context);
+    cross_rows += entry.cross_length;
+  }
+  if (rows > max_rows) {
+    fail_with(KVC_E_OUT_OF_RANGE, rows,
+              "append_lengths sum to %lld tokens, more than max_tokens_per_forward = %lld",
+              ll(rows), ll(max_rows));
+  }
+  if (stamp == 0) check_distinct(*entries);
+}
+
+}  // namespace kvc

@@ -1,0 +1,14 @@
+// The checks of a batch request that need no pages: ids, lengths, trees, encoder tokens.
+#pragma once
+
+#include <vector>
+
+#include "src/step/batch.h"
+
+namespace kvc {
+
+// Fills `entries` but new_state. Throws as Batch::measure.
+void check_request(const BatchRequest& request, const Batch::Context& context, uint64_t stamp,
+                   std::vector<BatchEntry>* entries);
+
+}  // namespace kvc
