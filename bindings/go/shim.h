@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal/headers/kvcache.h"
+#include "internal/headers/kvcache_api.h"
 
 enum { SHIM_MAX_DIMS = 9 }; /* of a state (8) and the batch */
 
