@@ -43,14 +43,17 @@ std::string line(double x1, double y1, double x2, double y2, const char* colour)
                 x2, y2, colour);
 }
 
-// Where the reader prefers a dark page, these rules replace the colours of the elements. Data keeps its colours.
+// Where the reader prefers a dark page, these rules replace the colours of background, text and
+// lines. Data keeps its colours.
 std::string dark_rules() {
   const auto rule = [](const char* attribute, const char* light, const char* dark) {
     return format("[%s=\"%s\"] { %s: %s }\n", attribute, light, attribute, dark);
   };
-  return "<style>@media (prefers-color-scheme: dark) {\n" + rule("fill", kPaper, "#14181d") +
-         rule("stroke", kPaper, "#14181d") + rule("fill", kInk, "#e6eaee") + rule("fill", kSoftInk, "#a3adb8") +
-         rule("stroke", kSoftInk, "#a3adb8") + rule("stroke", kGrid, "#39424d") + "}</style>\n";
+  constexpr const char *kPaperAtNight = "#14181d", *kSoftInkAtNight = "#a3adb8";
+  return "<style>@media (prefers-color-scheme: dark) {\n" + rule("fill", kPaper, kPaperAtNight) +
+         rule("stroke", kPaper, kPaperAtNight) + rule("fill", kInk, "#e6eaee") +
+         rule("fill", kSoftInk, kSoftInkAtNight) + rule("stroke", kSoftInk, kSoftInkAtNight) +
+         rule("stroke", kGrid, "#39424d") + "}</style>\n";
 }
 
 double axis_step(double largest) {
