@@ -7,13 +7,13 @@
 namespace kvc {
 namespace {
 
-void check_states(const StatePool& states, const std::vector<int32_t>& holders, const char* name) {
+void check_states(const StatePool& states, const std::vector<int32_t>& refs, const char* name) {
   for (int64_t slot = 0; slot < states.num_slots(); ++slot) {
-    const int32_t expected = holders[static_cast<size_t>(slot)];
-    const int32_t recorded = states.holders(static_cast<StateSlot>(slot));
+    const int32_t expected = refs[static_cast<size_t>(slot)];
+    const int32_t recorded = states.refs(static_cast<StateSlot>(slot));
     if (expected != recorded) {
-      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d holders recorded, counted %d", name, ll(slot),
-                recorded, expected);
+      fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d references recorded, counted %d", name,
+                ll(slot), recorded, expected);
     }
   }
 }
@@ -25,7 +25,7 @@ template <typename Count>
 void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
                         const Count& count) const {
   const PageTable& table = sequence.tables[group];
-  const int32_t page_tokens = spec().groups[group].page_tokens;
+  const int32_t page_size = spec().groups[group].page_size;
   const auto size = static_cast<int64_t>(table.pages.size());
   if (stored < 0 || size != spec().groups[group].pages_for(stored)) {
     fail_with(KVC_E_CORRUPT, sequence.id,
@@ -40,7 +40,7 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
       continue;
     }
     ++dropped;
-    const int64_t first = i * page_tokens, end = first + page_tokens;
+    const int64_t first = i * page_size, end = first + page_size;
     if (first < table.sink_kept || end > table.kept_begin) {
       fail_with(KVC_E_CORRUPT, sequence.id,
                 "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first "
@@ -59,20 +59,20 @@ void Cache::check_table(const Sequence& sequence, size_t group, int64_t stored,
 
 void Cache::check() const {
   const int64_t num_pages = allocator_.num_pages();
-  std::vector<int32_t> holders(static_cast<size_t>(num_pages), 0);
-  std::vector<int32_t> host_holders(static_cast<size_t>(host_.num_pages()), 0);
-  std::vector<int32_t> host_state_holders(static_cast<size_t>(host_states_.num_slots()), 0);
+  std::vector<int32_t> refs(static_cast<size_t>(num_pages), 0);
+  std::vector<int32_t> host_refs(static_cast<size_t>(host_.num_pages()), 0);
+  std::vector<int32_t> host_state_refs(static_cast<size_t>(host_states_.num_slots()), 0);
   const auto count = [&](const Sequence& sequence, PageId page) {
-    std::vector<int32_t>& counts = sequence.is_swapped ? host_holders : holders;
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_refs : refs;
     if (page < 0 || page >= static_cast<PageId>(counts.size())) {
       fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages",
                 ll(sequence.id), page, counts.size());
     }
     ++counts[static_cast<size_t>(page)];
   };
-  std::vector<int32_t> state_holders(static_cast<size_t>(states_.num_slots()), 0);
+  std::vector<int32_t> state_refs(static_cast<size_t>(states_.num_slots()), 0);
   const auto count_state = [&](const Sequence& sequence, StateSlot slot) {
-    std::vector<int32_t>& counts = sequence.is_swapped ? host_state_holders : state_holders;
+    std::vector<int32_t>& counts = sequence.is_swapped ? host_state_refs : state_refs;
     if (slot < kInitialState || slot >= static_cast<StateSlot>(counts.size())) {
       fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu",
                 ll(sequence.id), slot, counts.size());
@@ -149,10 +149,10 @@ void Cache::check() const {
       if (replaced != kNoPage) count(*entry.sequence, replaced);
     }
   }
-  index_.check(&holders, &state_holders);
-  check_states(states_, state_holders, "state slot");
-  check_states(host_states_, host_state_holders, "host state slot");
-  check_host(host_holders);
+  index_.check(&refs, &state_refs);
+  check_states(states_, state_refs, "state slot");
+  check_states(host_states_, host_state_refs, "host state slot");
+  check_host(host_refs);
   if (num_swapped != num_swapped_) {
     fail(KVC_E_CORRUPT, "%lld swapped sequences recorded, counted %lld", ll(num_swapped_),
          ll(num_swapped));
@@ -161,20 +161,20 @@ void Cache::check() const {
     fail(KVC_E_CORRUPT, "total length is %lld, the sequences have %lld",
          ll(sequences_.total_length()), ll(total_length));
   }
-  check_counts(holders);
+  check_counts(refs);
 }
 
-void Cache::check_host(const std::vector<int32_t>& holders) const {
+void Cache::check_host(const std::vector<int32_t>& refs) const {
   int64_t by_sequences = 0;
-  for (size_t page = 0; page < holders.size(); ++page) {
+  for (size_t page = 0; page < refs.size(); ++page) {
     const int32_t recorded = host_.allocator().refs(static_cast<PageId>(page));
-    // The index holds pages of its own, one holder each.
-    if (holders[page] != recorded && !(holders[page] == 0 && recorded == 1)) {
+    // The index holds pages of its own, one reference each.
+    if (refs[page] != recorded && !(refs[page] == 0 && recorded == 1)) {
       fail_with(KVC_E_CORRUPT, static_cast<int64_t>(page),
-                "host page %zu has %d holders recorded, swapped sequences hold it %d times", page,
-                recorded, holders[page]);
+                "host page %zu has %d references recorded, swapped sequences hold it %d times",
+                page, recorded, refs[page]);
     }
-    by_sequences += holders[page] != 0 ? 1 : 0;
+    by_sequences += refs[page] != 0 ? 1 : 0;
   }
   const int64_t withheld = host_states_.num_used() * host_states_.slot_pages();
   if (host_.allocator().num_used() != by_sequences + index_.num_host_pages() + withheld) {
@@ -185,44 +185,44 @@ void Cache::check_host(const std::vector<int32_t>& holders) const {
   }
 }
 
-void Cache::check_counts(const std::vector<int32_t>& holders) const {
+void Cache::check_counts(const std::vector<int32_t>& refs) const {
   const int64_t num_pages = allocator_.num_pages();
-  int64_t num_free = 0, num_shared = 0, num_cached = 0, num_vacant = 0;
+  int64_t num_available = 0, num_shared = 0, num_indexed = 0, num_free = 0;
   for (int64_t page = 0; page < num_pages; ++page) {
     const auto id = static_cast<PageId>(page);
-    const int32_t expected = holders[static_cast<size_t>(page)];
+    const int32_t expected = refs[static_cast<size_t>(page)];
     const int32_t recorded = allocator_.refs(id);
     if (expected != recorded) {
       fail_with(KVC_E_CORRUPT, page,
-                "page %lld has %d holders recorded, the sequences and pins hold it %d times",
+                "page %lld has %d references recorded, the sequences and pins refer to it %d times",
                 ll(page), recorded, expected);
     }
-    const bool is_vacant = expected == 0 && !allocator_.is_cached(id);
-    if (allocator_.is_marked_free(id) != is_vacant) {
-      fail_with(KVC_E_CORRUPT, page, "page %lld has %d holders, is %s, and is marked %s", ll(page),
-                expected, allocator_.is_cached(id) ? "cached" : "not cached",
-                is_vacant ? "used" : "vacant");
+    const bool is_free = expected == 0 && !allocator_.is_indexed(id);
+    if (allocator_.is_free(id) != is_free) {
+      fail_with(KVC_E_CORRUPT, page, "page %lld has %d references, is %s, and is marked %s",
+                ll(page), expected, allocator_.is_indexed(id) ? "indexed" : "not indexed",
+                is_free ? "used" : "free");
     }
-    num_free += expected == 0 ? 1 : 0;
-    num_vacant += is_vacant ? 1 : 0;
-    num_cached += allocator_.is_cached(id) ? 1 : 0;
+    num_available += expected == 0 ? 1 : 0;
+    num_free += is_free ? 1 : 0;
+    num_indexed += allocator_.is_indexed(id) ? 1 : 0;
     num_shared += expected > 1 ? 1 : 0;
   }
   // States that take pages out of use; those that the index alone knows could be evicted.
-  const int64_t withheld = (states_.num_used() + states_.num_evictable()) * states_.slot_pages();
-  num_vacant -= withheld;
-  num_free -= states_.num_used() * states_.slot_pages();
-  if (num_free != allocator_.num_free() || num_shared != allocator_.num_shared() ||
-      num_cached != allocator_.num_cached() || num_vacant != allocator_.num_vacant() ||
+  const int64_t withheld = (states_.num_used() + states_.num_cached()) * states_.slot_pages();
+  num_free -= withheld;
+  num_available -= states_.num_used() * states_.slot_pages();
+  if (num_available != allocator_.num_available() || num_shared != allocator_.num_shared() ||
+      num_indexed != allocator_.num_indexed() || num_free != allocator_.num_free() ||
       withheld != allocator_.num_withheld()) {
     fail(KVC_E_CORRUPT,
-         "%lld free, %lld vacant, %lld shared, %lld cached and %lld withheld pages recorded, "
+         "%lld available, %lld free, %lld shared, %lld indexed and %lld withheld pages recorded, "
          "counted %lld, "
          "%lld, "
          "%lld, %lld and %lld",
-         ll(allocator_.num_free()), ll(allocator_.num_vacant()), ll(allocator_.num_shared()),
-         ll(allocator_.num_cached()), ll(allocator_.num_withheld()), ll(num_free), ll(num_vacant),
-         ll(num_shared), ll(num_cached), ll(withheld));
+         ll(allocator_.num_available()), ll(allocator_.num_free()), ll(allocator_.num_shared()),
+         ll(allocator_.num_indexed()), ll(allocator_.num_withheld()), ll(num_available),
+         ll(num_free), ll(num_shared), ll(num_indexed), ll(withheld));
   }
 }
 

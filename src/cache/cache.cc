@@ -107,7 +107,7 @@ void Cache::resize(int64_t num_pages) {
               used);
   }
   const int64_t dropped = allocator_.num_pages() - num_pages;
-  if (dropped > allocator_.num_free()) {
+  if (dropped > allocator_.num_available()) {
     fail_with(KVC_E_BUSY, allocator_.num_withheld(),
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
               ll(allocator_.num_withheld()));
@@ -124,10 +124,10 @@ void Cache::resize(int64_t num_pages) {
     }
   } else {
     pool_.resize(num_pages);
-    for (PageId page = allocator_.first_cached(num_pages); page != kNoPage;
-         page = allocator_.first_cached(page))
+    for (PageId page = allocator_.first_indexed(num_pages); page != kNoPage;
+         page = allocator_.first_indexed(page))
       index_.forget_page(page);
-    index_.make_vacant(dropped);
+    index_.evict_for(dropped);
     allocator_.shrink(num_pages);
   }
 }
@@ -137,7 +137,7 @@ kvc_stats Cache::stats() const {
   stats.num_seqs = static_cast<int64_t>(sequences_.size());
   stats.total_length = sequences_.total_length();
   stats.pages_total = allocator_.num_pages();
-  stats.pages_free = allocator_.num_free();
+  stats.pages_free = allocator_.num_available();
   stats.pages_used = allocator_.num_used();
   stats.pages_shared = allocator_.num_shared();
   stats.pages_peak = counters_.pages_peak;
@@ -157,8 +157,8 @@ kvc_stats Cache::stats() const {
   });
   stats.cascades = engine_->num_cascades();
   stats.slots_unused = num_unused_slots();
-  stats.pages_cached = allocator_.num_cached();
-  stats.pages_evictable = allocator_.num_evictable();
+  stats.pages_cached = allocator_.num_indexed();
+  stats.pages_evictable = allocator_.num_cached();
   index_.add_stats(&stats);
   stats.host_pages_total = host_.num_pages();
   stats.host_pages_used = host_.allocator().num_used();
@@ -183,13 +183,14 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
   info.sink = sequence.sink;
   info.cross_length = sequence.cross_length;
   info.is_swapped = sequence.is_swapped ? 1 : 0;
-  info.known_tokens =
-      sequence.trail.is_altered ? 0 : std::min(sequence.trail.num_known, sequence.first_unwritten);
+  info.known_tokens = sequence.history.has_diverged
+                          ? 0
+                          : std::min(sequence.history.num_known, sequence.first_unwritten);
   info.in_forward = sequence.in_forward() ? 1 : 0;
   // Inside a forward the tables already hold the new tokens' pages; the answer is about what was
   // there before.
   info.tree_nodes = committable_nodes(sequence);
-  const PageAllocator& holders = sequence.is_swapped ? host_.allocator() : allocator_;
+  const PageAllocator& pages = sequence.is_swapped ? host_.allocator() : allocator_;
   int64_t first_kept = 0;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const bool is_cross = spec().groups[group].is_cross;
@@ -200,7 +201,7 @@ kvc_seq_info Cache::sequence_info(kvc_seq id) const {
       const PageId page = table.pages[static_cast<size_t>(i)];
       if (page == kNoPage) continue;
       ++info.num_pages;
-      info.num_shared_pages += holders.refs(page) > 1 ? 1 : 0;
+      info.num_shared_pages += pages.refs(page) > 1 ? 1 : 0;
     }
   }
   const bool keeps_any = first_kept < sequence.length;
@@ -258,7 +259,7 @@ int64_t Cache::num_unused_slots() const {
       if (sequence.in_forward())
         stored = forward_.batch().entries()[static_cast<size_t>(sequence.batch_index)].new_stored(
             is_cross);
-      unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_tokens - stored;
+      unused += static_cast<int64_t>(pages.size()) * spec().groups[group].page_size - stored;
     }
   });
   return unused;
@@ -301,7 +302,7 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
     throw;
   }
   counters_.pages_copied += batch.copies().size();
-  counters_.step_bytes = batch.step_words().size() * sizeof(int32_t);
+  counters_.step_bytes = batch.step_delta().size() * sizeof(int32_t);
   counters_.step_copies = 1;
   note_pages_used();
   return handle_.open();

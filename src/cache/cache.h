@@ -144,8 +144,8 @@ class Cache {
   template <typename Count>
   void check_table(const Sequence& sequence, size_t group, int64_t stored,
                    const Count& count) const;
-  void check_host(const std::vector<int32_t>& holders) const;
-  void check_counts(const std::vector<int32_t>& holders) const;
+  void check_host(const std::vector<int32_t>& refs) const;
+  void check_counts(const std::vector<int32_t>& refs) const;
   void require_tokens(const Sequence& sequence, int64_t begin, int64_t end,
                       const std::vector<LayerRows>& layers) const;
   // Pages of [begin, end) tokens, in the groups that are marked, that others hold or the prefix
@@ -183,8 +183,8 @@ class Cache {
   struct AttachPlan;
   AttachPlan plan_attach(KeyChain& chain) const;
   PrefixMatch fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept;
-  void keep_memory(TokenTrail& trail) noexcept;
-  TokenTrail take_memory() noexcept;
+  void keep_memory(TokenHistory& history) noexcept;
+  TokenHistory take_memory() noexcept;
   // Is it known of every stored K by what it was rotated, so that a shift can turn it on?
   bool can_turn_keys() const;
   void close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept;
@@ -218,7 +218,7 @@ class Cache {
   CacheCounters counters_;
   // Memory of sequences that are gone, the larger first: a request that is attached and then
   // published needs two.
-  std::array<TokenTrail, 2> spare_trails_;
+  std::array<TokenHistory, 2> spare_histories_;
   bool pool_exported_ = false;
   ForwardHandle handle_{this};  // last: no call finds a cache that is half gone
 };

@@ -54,7 +54,7 @@ void Cache::debug_get(kvc_seq id, int64_t begin, int64_t end, const std::vector<
         .rows = {},
         .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
         .out = {},
-        .page_size = spec().groups[static_cast<size_t>(layer.group)].page_tokens,
+        .page_size = spec().groups[static_cast<size_t>(layer.group)].page_size,
         .num_heads = layer.num_kv_heads,
         .dim = 0};
     if (rows.k.base != nullptr) {
@@ -74,8 +74,8 @@ void Cache::visit_shared_pages(const Sequence& sequence, int64_t begin, int64_t 
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups[group] == 0) continue;
     const std::vector<PageId>& pages = sequence.tables[group].pages;
-    const int32_t page_tokens = spec().groups[group].page_tokens;
-    for (int64_t i = begin / page_tokens; i < ceil_div(end, page_tokens); ++i) {
+    const int32_t page_size = spec().groups[group].page_size;
+    for (int64_t i = begin / page_size; i < ceil_div(end, page_size); ++i) {
       const PageId page = pages[static_cast<size_t>(i)];
       if (page != kNoPage && !allocator_.is_private(page)) visit(group, i);
     }
@@ -99,7 +99,7 @@ Cache::SharedPages Cache::count_shared_pages(const Sequence& sequence, int64_t b
 }
 
 bool Cache::require_private_pages(const Sequence& sequence, const SharedPages& shared) const {
-  const int64_t free = allocator_.num_free();
+  const int64_t free = allocator_.num_available();
   if (shared.held > free) {
     fail_with(KVC_E_NO_PAGES, shared.held - free,
               "sequence %lld shares %lld pages that have to be copied, %lld are free: %lld missing",
@@ -127,9 +127,9 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
       if (allocator_.refs(page) == 1) index_.forget_page(page);
     });
   }
-  index_.make_vacant(needed);
+  index_.evict_for(needed);
   visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
-    sequence.touch_tables();
+    sequence.invalidate_tables();
     PageTable& table = sequence.tables[group];
     PageId& page = table.pages[static_cast<size_t>(i)];
     const PageId copy =
@@ -142,7 +142,7 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
 
 void Cache::copy_private(const std::vector<PageCopy>& copies) noexcept {
   engine_->copy_pages(copies);
-  for (const PageCopy& copy : copies) allocator_.drop_holder(copy.from);
+  for (const PageCopy& copy : copies) allocator_.drop_ref(copy.from);
   counters_.pages_copied += copies.size();
   note_pages_used();
 }
@@ -165,16 +165,15 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count,
   // Nothing throws from here on but for a device that fails.
   take_private(sequence, begin, begin + count, groups, forget_cached, copies);
   copy_private(copies);
-  sequence.trail.forget();
+  sequence.history.diverge();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = spec().layers[static_cast<size_t>(rows.local_layer)];
     const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(layer.group)].pages;
-    const int32_t page_tokens = spec().groups[static_cast<size_t>(layer.group)].page_tokens;
+    const int32_t page_size = spec().groups[static_cast<size_t>(layer.group)].page_size;
     for (int64_t i = 0; i < count; ++i) {
       const int64_t token = begin + i;
       slots[static_cast<size_t>(i)] =
-          pages[static_cast<size_t>(token / page_tokens)] * int64_t{page_tokens} +
-          token % page_tokens;
+          pages[static_cast<size_t>(token / page_size)] * int64_t{page_size} + token % page_size;
     }
     engine_->write_rows(rows.local_layer,
                         {.k = rows.k,
@@ -183,7 +182,7 @@ void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count,
                          .k_pages = pool_.k_rows(rows.local_layer),
                          .v_pages = pool_.v_rows(rows.local_layer),
                          .slots = slots.data(),
-                         .page_size = page_tokens,
+                         .page_size = page_size,
                          .num_kv_heads = layer.num_kv_heads,
                          .k_dim = layer.k_dim,
                          .v_dim = layer.v_dim},

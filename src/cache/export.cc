@@ -62,7 +62,7 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   const LayerPages& pages = cache.pool().layer(source);
   const int64_t num_pages = cache.allocator().num_pages();
   const int64_t heads = layer_spec.num_kv_heads;
-  const int64_t tokens = spec.groups[static_cast<size_t>(layer_spec.group)].page_tokens;
+  const int64_t tokens = spec.groups[static_cast<size_t>(layer_spec.group)].page_size;
 
   auto exported = std::make_unique<Exported<std::shared_ptr<PoolMemory>>>();
   exported->owner = cache.pool().memory();

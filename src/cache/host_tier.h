@@ -26,12 +26,12 @@ class PoolHostTier final : public HostTier {
   explicit PoolHostTier(HostPool* pool) : pool_(pool) {}
   void set_copier(PageCopier* copier) { copier_ = copier; }
 
-  int64_t num_free() const noexcept override {
-    return pool_->use() == HostUse::kByPage ? 0 : pool_->allocator().num_free();
+  int64_t num_available() const noexcept override {
+    return pool_->use() == HostUse::kByPage ? 0 : pool_->allocator().num_available();
   }
 
   PageId demote(PageId device_page) noexcept override {
-    if (num_free() == 0) return kNoPage;
+    if (num_available() == 0) return kNoPage;
     pool_->start_use(HostUse::kManaged);
     const PageId page = pool_->allocator().take(kNoPage, 0);
     copier_->copy(CopyDirection::kDeviceToHost, &device_page, &page, 1);
@@ -42,7 +42,7 @@ class PoolHostTier final : public HostTier {
     copier_->copy(CopyDirection::kHostToDevice, &host_page, &device_page, 1);
   }
 
-  void release(PageId host_page) noexcept override { pool_->allocator().drop_holder(host_page); }
+  void release(PageId host_page) noexcept override { pool_->allocator().drop_ref(host_page); }
 
  private:
   HostPool* pool_;

@@ -21,30 +21,31 @@ bool wants_whole_blocks(const PrefixQuery& query) {
 }
 
 // What is known of a sequence whose first `num_tokens` tokens are the query's.
-// `trail`: an old one, whose memory is used again.
-TokenTrail trail_of(const PrefixQuery& query, KeyChain& chain, int64_t num_tokens,
-                    TokenTrail trail) {
-  trail = {.root = {}, .extra = {}, .keys = std::move(trail.keys), .ids = std::move(trail.ids)};
-  trail.root = query.root;
+// `history`: an old one, whose memory is used again.
+TokenHistory history_of(const PrefixQuery& query, KeyChain& chain, int64_t num_tokens,
+                        TokenHistory history) {
+  history = {
+      .root = {}, .extra = {}, .keys = std::move(history.keys), .ids = std::move(history.ids)};
+  history.root = query.root;
   if (!query.extra.empty())
-    trail.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
-  trail.priority = query.priority;
+    history.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
+  history.priority = query.priority;
   const int64_t num_blocks = num_tokens / chain.block_tokens();
   const int64_t num_given = std::min(num_blocks, query.num_keys);
-  trail.keys.clear();
-  trail.keys.reserve(static_cast<size_t>(chain.num_blocks()));
-  trail.keys.assign(query.keys, query.keys + num_given);
+  history.keys.clear();
+  history.keys.reserve(static_cast<size_t>(chain.num_blocks()));
+  history.keys.assign(query.keys, query.keys + num_given);
   for (int64_t block = num_given; block < num_blocks; ++block)
-    trail.keys.push_back(chain.key(block));
-  trail.ids.clear();
+    history.keys.push_back(chain.key(block));
+  history.ids.clear();
   if (query.tokens != nullptr) {
-    trail.ids.reserve(static_cast<size_t>(query.num_tokens));
-    trail.ids.assign(query.tokens, query.tokens + num_tokens);
-    trail.num_known = num_tokens;
+    history.ids.reserve(static_cast<size_t>(query.num_tokens));
+    history.ids.assign(query.tokens, query.tokens + num_tokens);
+    history.num_known = num_tokens;
   } else {
-    trail.ids_begin = trail.num_known = num_blocks * chain.block_tokens();
+    history.ids_begin = history.num_known = num_blocks * chain.block_tokens();
   }
-  return trail;
+  return history;
 }
 
 }  // namespace
@@ -108,15 +109,15 @@ int64_t Cache::prefix_match(const PrefixQuery& query) const {
 PrefixMatch Cache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
   const NodeId deepest = plan.deepest();
   index_.lock(deepest);
-  index_.make_vacant(static_cast<int64_t>(plan.on_host.size()));
+  index_.evict_for(static_cast<int64_t>(plan.on_host.size()));
   bool is_fetched = true;
   for (const BlockPage& place : plan.on_host) {
-    is_fetched = allocator_.num_vacant() > 0;
+    is_fetched = allocator_.num_free() > 0;
     if (!is_fetched) break;
     const PageId page = allocator_.take(kNoPage, 0);
     host_tier_.promote(index_.page(place.node, place.index).host, page);
     index_.promoted(place.node, place.index, page);
-    allocator_.drop_holder(page);  // evictable until the sequence holds it
+    allocator_.drop_ref(page);  // Cached until the sequence refers to it.
     is_fetched = index_.page(place.node, place.index).device == page;  // a quota may leave no room
     if (!is_fetched) break;
   }
@@ -138,7 +139,7 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   const AttachPlan plan = plan_attach(chain);
   PrefixMatch match = plan.match;
   std::unique_ptr<Sequence> sequence = sequences_.make(id);
-  sequence->trail = trail_of(query, chain, match.num_tokens, take_memory());
+  sequence->history = history_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
   sequences_.reserve_one();
   // A pool that has grown has pages that the index never saw
@@ -146,8 +147,8 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   // Nothing throws from here on.
   index_.read_clock();
   if (!plan.on_host.empty()) match = fetch_match(chain, plan);
-  sequence->trail.cut(match.num_tokens, index_.block_tokens());
-  sequence->trail.num_published = match.num_blocks;
+  sequence->history.cut(match.num_tokens, index_.block_tokens());
+  sequence->history.num_published = match.num_blocks;
   publisher_.fill(match, sequence.get());
   sequences_.adopt(std::move(sequence));
   const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
@@ -166,7 +167,7 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
               "query->num_tokens = %lld: sequence %lld has %lld tokens", ll(query.num_tokens),
               ll(id), ll(sequence.length));
   }
-  if (sequence.trail.is_altered || sequence.window != 0 || !sequence.segments.empty()) {
+  if (sequence.history.has_diverged || sequence.window != 0 || !sequence.segments.empty()) {
     fail_with(KVC_E_INVALID_STATE, id,
               "cannot publish sequence %lld of %lld tokens: its rows were moved, overwritten, "
               "computed under a "
@@ -174,26 +175,28 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
               ll(id), ll(sequence.length));
   }
   KeyChain chain(query, index_.block_tokens());
-  TokenTrail trail = trail_of(query, chain, query.num_tokens, take_memory());
+  TokenHistory history = history_of(query, chain, query.num_tokens, take_memory());
   // What the sequence has published under the same keys need not be looked at again.
-  const TokenTrail& before = sequence.trail;
+  const TokenHistory& before = sequence.history;
   // (Its checkpoints may complete blocks.)
-  const bool skips = !before.is_closed && !states_.is_used() && before.root == trail.root;
+  const bool skips = !before.is_closed && !states_.is_used() && before.root == history.root;
   const int64_t most =
-      skips ? std::min<int64_t>(before.num_published, static_cast<int64_t>(trail.keys.size())) : 0;
-  while (trail.num_published < most && trail.keys[static_cast<size_t>(trail.num_published)] ==
-                                           before.keys[static_cast<size_t>(trail.num_published)])
-    ++trail.num_published;
-  const auto num_blocks = static_cast<int64_t>(trail.keys.size());
-  index_.reserve(num_blocks - trail.num_published, query.tokens != nullptr);
-  std::swap(sequence.trail, trail);
-  keep_memory(trail);
+      skips ? std::min<int64_t>(before.num_published, static_cast<int64_t>(history.keys.size()))
+            : 0;
+  while (history.num_published < most &&
+         history.keys[static_cast<size_t>(history.num_published)] ==
+             before.keys[static_cast<size_t>(history.num_published)])
+    ++history.num_published;
+  const auto num_blocks = static_cast<int64_t>(history.keys.size());
+  index_.reserve(num_blocks - history.num_published, query.tokens != nullptr);
+  std::swap(sequence.history, history);
+  keep_memory(history);
   publisher_.publish(sequence);
-  const int64_t published = sequence.trail.num_published;
+  const int64_t published = sequence.history.num_published;
   const bool is_there =
       published > 0 &&
-      index_.find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]) !=
-          kNoNode;
+      index_.find(sequence.history.root,
+                  sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
   return is_there ? published * index_.block_tokens() : 0;
 }
 
@@ -221,23 +224,23 @@ void Cache::prefix_reset() {
   require_closed("reset the prefix index");
   index_.reset();
   sequences_.for_each([](Sequence& sequence) {
-    if (sequence.length != 0 || !sequence.tree.empty()) sequence.trail.forget();
+    if (sequence.length != 0 || !sequence.tree.empty()) sequence.history.diverge();
   });
 }
 
 // Tokens and keys of a long prompt are hundreds of kilobytes, which the system hands out page by
 // page: the next prompt writes over them.
-void Cache::keep_memory(TokenTrail& trail) noexcept {
-  for (TokenTrail& spare : spare_trails_) {
-    if (trail.keys.capacity() > spare.keys.capacity()) std::swap(trail.keys, spare.keys);
-    if (trail.ids.capacity() > spare.ids.capacity()) std::swap(trail.ids, spare.ids);
+void Cache::keep_memory(TokenHistory& history) noexcept {
+  for (TokenHistory& spare : spare_histories_) {
+    if (history.keys.capacity() > spare.keys.capacity()) std::swap(history.keys, spare.keys);
+    if (history.ids.capacity() > spare.ids.capacity()) std::swap(history.ids, spare.ids);
   }
 }
 
 // The larger one.
-TokenTrail Cache::take_memory() noexcept {
-  std::swap(spare_trails_[0], spare_trails_[1]);
-  return std::move(spare_trails_[1]);
+TokenHistory Cache::take_memory() noexcept {
+  std::swap(spare_histories_[0], spare_histories_[1]);
+  return std::move(spare_histories_[1]);
 }
 
 void Cache::checkpoint(kvc_seq id) {
@@ -245,7 +248,7 @@ void Cache::checkpoint(kvc_seq id) {
   const int64_t num_blocks =
       sequence.is_swapped || spec().has_cross() ? 0 : publisher_.num_to_reach(sequence);
   if (num_blocks != 0)
-    index_.reserve(num_blocks + forward_.batch().num_new_blocks(), !sequence.trail.ids.empty());
+    index_.reserve(num_blocks + forward_.batch().num_new_blocks(), !sequence.history.ids.empty());
   sequences_.checkpoint(id);
   // Nothing throws from here on.
   if (num_blocks != 0) publisher_.publish_state(sequence);
@@ -255,7 +258,7 @@ void Cache::remove(kvc_seq id) {
   Sequence& sequence = sequences_.get_idle(id, "remove");
   if (!sequence.is_swapped) publisher_.release(sequence);
   if (sequence.is_swapped) --num_swapped_;
-  keep_memory(sequence.trail);
+  keep_memory(sequence.history);
   sequences_.remove(id);
 }
 

@@ -38,9 +38,9 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
     here = &sequence.checkpoints.back();
   const StateSpec& shape =
       spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
-  const int32_t own_holders = here == nullptr ? 1 : 2;
-  if (sequence.state == kInitialState || states_.holders(sequence.state) > own_holders ||
-      states_.is_cached(sequence.state)) {
+  const int32_t own_refs = here == nullptr ? 1 : 2;
+  if (sequence.state == kInitialState || states_.refs(sequence.state) > own_refs ||
+      states_.is_indexed(sequence.state)) {
     // Into a slot of its own: earlier checkpoints, forks and the prefix index keep the old one.
     if (states_.missing(1) > 0) {
       fail_with(KVC_E_NO_PAGES, states_.missing(1),
@@ -48,19 +48,19 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
                 ll(spec().num_state_slots));
     }
     states_.prepare(1);
-    if (states_.slot_pages() > allocator_.num_vacant()) index_.make_vacant(states_.slot_pages());
-    if (states_.to_evict(1) > 0) index_.make_states_vacant(1);
+    if (states_.slot_pages() > allocator_.num_free()) index_.evict_for(states_.slot_pages());
+    if (states_.to_evict(1) > 0) index_.evict_states_for(1);
     const StateSlot fresh = states_.take();
     states_.copy_slot(sequence.state, fresh);
-    states_.drop_holder(sequence.state);
+    states_.drop_ref(sequence.state);
     sequence.state = fresh;
     if (here != nullptr) {
-      states_.drop_holder(here->slot);
+      states_.drop_ref(here->slot);
       here->slot = fresh;
-      states_.add_holder(fresh);
+      states_.add_ref(fresh);
     }
   }
-  sequence.trail.forget();
+  sequence.history.diverge();
   engine_->write_state(states_.state(sequence.state, local_layer, state), shape, value);
 }
 

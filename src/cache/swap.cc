@@ -92,13 +92,13 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
     from.states.copy_slot_to(slots.from[static_cast<size_t>(i)], to.states, slots.to.back());
   }
   for (Sequence* sequence : sequences) {
-    sequence->touch_tables();
+    sequence->invalidate_tables();
     for (PageTable& table : sequence->tables) {
       for (PageId& page : table.pages) {
         if (page == kNoPage) continue;
         const PageId target = pages.target(page);
-        to.pages.add_holder(target);
-        from.pages.drop_holder(page);
+        to.pages.add_ref(target);
+        from.pages.drop_ref(page);
         page = target;
       }
       table.synced_pages = 0;
@@ -107,17 +107,17 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
     const auto move_state = [&](StateSlot& slot) {
       if (slot == kInitialState) return;
       const StateSlot target = slots.target(slot);
-      to.states.add_holder(target);
-      from.states.drop_holder(slot);
+      to.states.add_ref(target);
+      from.states.drop_ref(slot);
       slot = target;
     };
     move_state(sequence->state);
     for (Checkpoint& checkpoint : sequence->checkpoints) move_state(checkpoint.slot);
     sequence->is_swapped = direction == CopyDirection::kDeviceToHost;
   }
-  // The holder that each was taken with.
-  for (const PageId page : pages.to) to.pages.drop_holder(page);
-  for (const StateSlot slot : slots.to) to.states.drop_holder(slot);
+  // The reference that each was taken with.
+  for (const PageId page : pages.to) to.pages.drop_ref(page);
+  for (const StateSlot slot : slots.to) to.states.drop_ref(slot);
 }
 
 void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
@@ -131,7 +131,7 @@ void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
   pages.settle();
   slots.settle();
   const int64_t needed = pages.count() + slots.count() * host_states_.slot_pages();
-  const int64_t available = host_.allocator().num_free() + index_.num_host_pages();
+  const int64_t available = host_.allocator().num_available() + index_.num_host_pages();
   if (needed > available) {
     fail_with(KVC_E_NO_PAGES, needed - available,
               "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed),
@@ -140,7 +140,7 @@ void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
   host_states_.prepare(slots.count());
   // Nothing throws from here on.
   host_.start_use(HostUse::kManaged);
-  if (needed > host_.allocator().num_vacant()) index_.make_host_vacant(needed);
+  if (needed > host_.allocator().num_free()) index_.evict_host_for(needed);
   for (const Sequence* sequence : sequences) publisher_.release(*sequence);
   move_sequences(sequences, {allocator_, states_}, {host_.allocator(), host_states_}, pages, slots,
                  CopyDirection::kDeviceToHost);
@@ -156,13 +156,13 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
   for (const Sequence* sequence : sequences) {
     visit_pages(*sequence, [&](PageId page) { pages.note(page); });
     visit_states(*sequence, [&](StateSlot slot) { slots.note(slot); });
-    num_blocks += static_cast<int64_t>(sequence->trail.keys.size());
-    has_ids = has_ids || !sequence->trail.ids.empty();
+    num_blocks += static_cast<int64_t>(sequence->history.keys.size());
+    has_ids = has_ids || !sequence->history.ids.empty();
   }
   pages.settle();
   slots.settle();
   const int64_t needed = pages.count() + slots.count() * states_.slot_pages();
-  const int64_t missing = std::max<int64_t>(0, needed - allocator_.num_free());
+  const int64_t missing = std::max<int64_t>(0, needed - allocator_.num_available());
   const int64_t missing_slots = states_.missing(slots.count());
   if (missing > 0 || missing_slots > 0) {
     fail_with(
@@ -173,13 +173,13 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
   states_.prepare(slots.count());
   index_.reserve(num_blocks + forward_.batch().num_new_blocks(), has_ids);
   // Nothing throws from here on.
-  if (needed > allocator_.num_vacant()) index_.make_vacant(needed);
-  if (states_.to_evict(slots.count()) > 0) index_.make_states_vacant(slots.count());
+  if (needed > allocator_.num_free()) index_.evict_for(needed);
+  if (states_.to_evict(slots.count()) > 0) index_.evict_states_for(slots.count());
   move_sequences(sequences, {host_.allocator(), host_states_}, {allocator_, states_}, pages, slots,
                  CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
   for (Sequence* sequence : sequences) {
-    sequence->trail.num_published = 0;
+    sequence->history.num_published = 0;
     publisher_.publish(*sequence);
   }
   num_swapped_ -= static_cast<int64_t>(sequences.size());

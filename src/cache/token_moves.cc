@@ -10,8 +10,8 @@
 namespace kvc {
 namespace {
 
-TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_tokens) {
-  return {table.pages[static_cast<size_t>(token / page_tokens)], token % page_tokens};
+TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_size) {
+  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
 }
 
 // Looks at one id more than the cache has sequences at most: among those one is unknown or comes
@@ -55,7 +55,7 @@ void Cache::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* le
     num_moves += sequence->tree.size();
     if (sequence->tree.ids.empty()) continue;
     const int64_t most = sequence->tree.size(), block_tokens = index_.block_tokens();
-    sequence->trail.reserve(most, index_.block_tokens());
+    sequence->history.reserve(most, index_.block_tokens());
     num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
   }
   if (num_blocks != 0) index_.reserve(num_blocks + forward_.batch().num_new_blocks());
@@ -90,10 +90,10 @@ int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
       for (int64_t depth = 0; depth < num_kept; ++depth) {
         const int64_t node = tree.depths[static_cast<size_t>(depth)];
         if (node == depth) continue;
-        const int32_t page_tokens = spec().groups[group].page_tokens;
+        const int32_t page_size = spec().groups[group].page_size;
         engine_->move_token(static_cast<int32_t>(group),
-                            place_of(table, sequence.length + node, page_tokens),
-                            place_of(table, sequence.length + depth, page_tokens));
+                            place_of(table, sequence.length + node, page_size),
+                            place_of(table, sequence.length + depth, page_size));
       }
     }
   }
@@ -102,14 +102,14 @@ int64_t Cache::move_path(Sequence& sequence, int32_t leaf) noexcept {
 
 void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
   TokenTree& tree = sequence.tree;
-  TokenTrail& trail = sequence.trail;
+  TokenHistory& history = sequence.history;
   const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
-                        trail.num_known == sequence.length && !trail.is_altered;
+                        history.num_known == sequence.length && !history.has_diverged;
   if (is_known && num_kept > 0) {
     for (int64_t depth = 0; depth < num_kept; ++depth)
       tree.ids[static_cast<size_t>(depth)] =
           tree.ids[static_cast<size_t>(tree.depths[static_cast<size_t>(depth)])];
-    trail.add(tree.ids.data(), num_kept, index_.block_tokens());
+    history.add(tree.ids.data(), num_kept, index_.block_tokens());
   }
   for (int64_t depth = 0; depth < num_kept; ++depth) {
     if (!tree.is_unwritten(tree.depths[static_cast<size_t>(depth)])) continue;
@@ -229,27 +229,27 @@ void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
   take_private(sequence, end, sequence.length, whole, forget_cached, copies);
   take_private(sequence, begin, rest, rewritten, forget_cached, copies);
   copy_private(copies);
-  sequence.trail.forget();
+  sequence.history.diverge();
   if (begin != end) close_gap(sequence, begin, end);
   if (moved > 0 && delta != 0) turn_keys(sequence, begin, delta);
   engine_->finish_moves();
   sequence.segments = std::move(segments);
-  if (sequence.length == 0 && sequence.window == 0) sequence.trail.is_altered = false;
+  if (sequence.length == 0 && sequence.window == 0) sequence.history.has_diverged = false;
 }
 
 // Dropping [begin, end) leaves every page of the group as it is, but for those that go.
 bool Cache::moves_whole_pages(size_t group, int64_t begin, int64_t end) const {
-  const int32_t page_tokens = spec().groups[group].page_tokens;
-  return begin % page_tokens == 0 && end % page_tokens == 0;
+  const int32_t page_size = spec().groups[group].page_size;
+  return begin % page_size == 0 && end % page_size == 0;
 }
 
 // Tokens [end, length) follow token begin - 1 afterwards.
 void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
-  sequence.touch_tables();
+  sequence.invalidate_tables();
   for (size_t group = 0; group < spec().groups.size(); ++group) {
     if (spec().groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
-    const int32_t page_size = spec().groups[group].page_tokens;
+    const int32_t page_size = spec().groups[group].page_size;
     table.synced_pages = std::min(table.synced_pages, begin / page_size);
     table.owns_last = false;
     if (moves_whole_pages(group, begin, end)) {

@@ -351,7 +351,7 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
         .rows = {},
         .pages = table.pages.data(),
         .out = {},
-        .page_size = call.cache.spec().groups[static_cast<size_t>(group)].page_tokens,
+        .page_size = call.cache.spec().groups[static_cast<size_t>(group)].page_size,
         .num_heads = call.layer.num_kv_heads,
         .dim = 0};
     kvc::kernels::TokenRows k_rows{}, v_rows{};

@@ -87,12 +87,12 @@ ReadConfig read_config(const kvc_config* caller) {
 kvc_plan_info plan_info(const kvc::Plan& plan) {
   const kvc::Spec& spec = plan.spec();
   kvc_plan_info info{};
-  info.page_size = spec.page_size;
+  info.page_size = spec.base_page_size;
   info.num_layers = spec.num_layers;
   info.layer_begin = spec.layer_begin;
   info.layer_end = spec.layer_end;
   info.num_groups = static_cast<int32_t>(spec.groups.size());
-  info.num_layer_slots = static_cast<int32_t>(plan.layout().slots.size());
+  info.num_layer_regions = static_cast<int32_t>(plan.layout().regions.size());
   info.num_pages = plan.num_pages();
   info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
   info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
@@ -138,14 +138,14 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   info.num_states = static_cast<int32_t>(layer.states.size());
   info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
   const kvc::LayerLayout& place = plan.layout().layers[source];
-  info.slot = place.slot;
-  if (info.slot >= 0) {
-    info.slot_bytes =
-        static_cast<uint64_t>(plan.layout().slots[static_cast<size_t>(info.slot)].bytes);
-    info.slot_offset = static_cast<uint64_t>(place.slot_offset);
+  info.region = place.region;
+  if (info.region >= 0) {
+    info.region_bytes =
+        static_cast<uint64_t>(plan.layout().regions[static_cast<size_t>(info.region)].bytes);
+    info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
   info.quant = layer.quant;
-  if (info.group >= 0) info.page_tokens = spec.page_tokens(static_cast<int32_t>(local));
+  if (info.group >= 0) info.page_tokens = spec.layer_page_size(static_cast<int32_t>(local));
   info.k_scale_bytes = static_cast<uint64_t>(layout.k_scale_bytes);
   info.v_scale_bytes = static_cast<uint64_t>(layout.v_scale_bytes);
   return info;
@@ -165,7 +165,7 @@ kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
     info.bytes_per_token += static_cast<uint64_t>(layout.bytes_per_token);
   }
   info.padding_bytes = static_cast<uint64_t>(plan.layout().page_bytes) - info.page_bytes;
-  info.page_tokens = group.page_tokens;
+  info.page_tokens = group.page_size;
   info.first_layer = group.layers.empty() ? -1 : spec.layer_begin + group.layers.front();
   info.request_pages = plan.request_pages(group, plan.reference_tokens());
   return info;
@@ -185,7 +185,7 @@ void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t in
   for (size_t i = 0; i < first.groups.size(); ++i) {
     const kvc::GroupSpec &a = first.groups[i], &b = other.groups[i];
     const std::string group = "groups[" + std::to_string(i) + "].";
-    check((group + "page_tokens").c_str(), b.page_tokens, a.page_tokens);
+    check((group + "page_tokens").c_str(), b.page_size, a.page_size);
     check((group + "window").c_str(), b.window, a.window);
     check((group + "chunk").c_str(), b.chunk, a.chunk);
     check((group + "is_cross").c_str(), b.is_cross ? 1 : 0, a.is_cross ? 1 : 0);

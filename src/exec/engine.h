@@ -84,7 +84,7 @@ class Engine : public ByteCopier {
   // `needs_rows`: a replay has to append to every layer.
   virtual void check_begin(const Batch& batch, bool has_positions, bool is_replay,
                            bool needs_rows) const = 0;
-  // Copies the pages that are to be written and have other holders; a device is sent the step.
+  // Copies the shared pages that are to be written; a device is sent the step.
   // `is_replay`: all kernels, those included, lie in a graph that the caller launches
   // (KVC_FORWARD_REPLAY).
   virtual void begin(Forward& forward, bool is_replay) = 0;

@@ -10,7 +10,7 @@
 #include "src/base/executor.h"
 #include "src/base/tensor.h"
 #include "src/plan/rope.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 
@@ -31,6 +31,15 @@ struct OpPool {
 // `pool` has been read by the sized-struct rules. Throws a tensor status, INVALID_ARGUMENT or
 // UNSUPPORTED.
 OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
+
+// What an append writes: `rotation` of K, slots by row.
+kernels::AppendParams append_params(const OpPool& pool, const kernels::TokenRows& k,
+                                    const kernels::TokenRows& v, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
+// Rotating rows is an append to a pool of one page, where row t goes to slot t.
+kernels::AppendParams rotate_params(const kernels::TokenRows& x, const kernels::TokenRows& out,
+                                    int32_t num_heads, int32_t dim, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
 
 // A page as few runs of bytes as its strides allow: one where it is compact.
 struct PageRuns {

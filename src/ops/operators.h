@@ -11,7 +11,7 @@
 #include "src/exec/options.h"
 #include "src/exec/row_moves.h"
 #include "src/ops/inputs.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 
@@ -71,11 +71,11 @@ class Operators {
   void merge(const MergeCall& call) { run_merge(*kernels_, executor_, call.params, call.num_rows); }
 
  private:
-  kernels::Rotation angles_of(const OpRotation& rotation, int64_t num_rows);
+  kernels::Rotation cos_sin_of(const OpRotation& rotation, int64_t num_rows);
 
   const kernels::cpu::KernelTable* kernels_;
   Executor executor_;
-  RotationAngles angles_;
+  TokenCosSin cos_sin_;
 };
 
 }  // namespace kvc

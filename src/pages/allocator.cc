@@ -45,12 +45,12 @@ void PageAllocator::grow(int64_t num_pages) {
   const int64_t before = this->num_pages();
   const int64_t words = ceil_div(num_pages, kBits);
   refs_.reserve(static_cast<size_t>(num_pages));
-  cached_.reserve(static_cast<size_t>(num_pages));
+  indexed_.reserve(static_cast<size_t>(num_pages));
   free_.reserve(static_cast<size_t>(words));
   free_summary_.reserve(static_cast<size_t>(ceil_div(words, kBits)));
   // Nothing throws from here on.
   refs_.resize(static_cast<size_t>(num_pages), 0);
-  cached_.resize(static_cast<size_t>(num_pages), 0);
+  indexed_.resize(static_cast<size_t>(num_pages), 0);
   free_.resize(static_cast<size_t>(words), 0);
   free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)), 0);
   for (int64_t page = before; page < num_pages; ++page) set_free(page);
@@ -60,7 +60,7 @@ void PageAllocator::shrink(int64_t num_pages) noexcept {
   for (int64_t page = num_pages; page < this->num_pages(); ++page) set_used(page);
   const int64_t words = ceil_div(num_pages, kBits);
   refs_.resize(static_cast<size_t>(num_pages));
-  cached_.resize(static_cast<size_t>(num_pages));
+  indexed_.resize(static_cast<size_t>(num_pages));
   free_.resize(static_cast<size_t>(words));
   free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)));
   cursor_ = 0;
@@ -68,25 +68,25 @@ void PageAllocator::shrink(int64_t num_pages) noexcept {
 
 PageId PageAllocator::first_used(int64_t begin) const {
   for (int64_t page = begin; page < num_pages(); ++page) {
-    if (!is_free(static_cast<PageId>(page))) return static_cast<PageId>(page);
+    if (!is_unreferenced(static_cast<PageId>(page))) return static_cast<PageId>(page);
   }
   return kNoPage;
 }
 
-PageId PageAllocator::first_cached(int64_t begin) const {
+PageId PageAllocator::first_indexed(int64_t begin) const {
   for (int64_t page = begin; page < num_pages(); ++page) {
-    if (is_cached(static_cast<PageId>(page))) return static_cast<PageId>(page);
+    if (is_indexed(static_cast<PageId>(page))) return static_cast<PageId>(page);
   }
   return kNoPage;
 }
 
 void PageAllocator::clear() noexcept {
   for (int64_t page = 0; page < num_pages(); ++page) {
-    if (!is_marked_free(static_cast<PageId>(page))) set_free(page);
+    if (!is_free(static_cast<PageId>(page))) set_free(page);
     refs_[static_cast<size_t>(page)] = 0;
-    cached_[static_cast<size_t>(page)] = 0;
+    indexed_[static_cast<size_t>(page)] = 0;
   }
-  num_shared_ = num_cached_ = num_evictable_ = num_withheld_ = 0;
+  num_shared_ = num_indexed_ = num_cached_ = num_withheld_ = 0;
   cursor_ = 0;
 }
 

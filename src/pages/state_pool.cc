@@ -77,43 +77,42 @@ int64_t StatePool::missing(int64_t count) const {
 }
 
 int64_t StatePool::to_evict(int64_t count) const {
-  return max_slots_ == 0 ? 0
-                         : std::max<int64_t>(0, num_used_ + num_evictable_ + count - max_slots_);
+  return max_slots_ == 0 ? 0 : std::max<int64_t>(0, num_used_ + num_cached_ + count - max_slots_);
 }
 
 void StatePool::prepare(int64_t count) {
-  const size_t wanted = static_cast<size_t>(num_used_ + num_evictable_ + count);
-  if (wanted <= holders_.size()) return;
-  if (wanted > holders_.capacity()) {
-    // holders_ last: its capacity says that the others have theirs, whatever failed before.
-    const size_t capacity = std::max(wanted, holders_.capacity() * 2);
+  const size_t wanted = static_cast<size_t>(num_used_ + num_cached_ + count);
+  if (wanted <= refs_.size()) return;
+  if (wanted > refs_.capacity()) {
+    // refs_ last: its capacity says that the others have theirs, whatever failed before.
+    const size_t capacity = std::max(wanted, refs_.capacity() * 2);
     memory_.resize(capacity);
     pinned_.resize(is_pinned_ ? capacity : 0);
     free_.reserve(capacity);
-    cached_.reserve(capacity);
-    holders_.reserve(capacity);
+    indexed_.reserve(capacity);
+    refs_.reserve(capacity);
   }
-  while (holders_.size() < wanted) {
-    make_memory(holders_.size());
-    free_.push_back(static_cast<StateSlot>(holders_.size()));
-    cached_.push_back(0);
-    holders_.push_back(0);
+  while (refs_.size() < wanted) {
+    make_memory(refs_.size());
+    free_.push_back(static_cast<StateSlot>(refs_.size()));
+    indexed_.push_back(0);
+    refs_.push_back(0);
   }
 }
 
 StateSlot StatePool::take() noexcept {
   const StateSlot slot = free_.back();
   free_.pop_back();
-  holders_[static_cast<size_t>(slot)] = 1;
+  refs_[static_cast<size_t>(slot)] = 1;
   ++num_used_;
   allocator_->withhold(slot_pages_);
   return slot;
 }
 
-void StatePool::add_holder(StateSlot slot) noexcept {
-  if (slot == kInitialState || ++holders_[static_cast<size_t>(slot)] != 1) return;
-  --num_evictable_;  // it was cached
-  allocator_->note_evictable(-slot_pages_);
+void StatePool::add_ref(StateSlot slot) noexcept {
+  if (slot == kInitialState || ++refs_[static_cast<size_t>(slot)] != 1) return;
+  --num_cached_;  // it was cached
+  allocator_->add_cached(-slot_pages_);
   ++num_used_;
 }
 
@@ -122,35 +121,35 @@ void StatePool::release(StateSlot slot) noexcept {
   allocator_->restore(slot_pages_);
 }
 
-void StatePool::drop_holder(StateSlot slot) noexcept {
-  if (slot == kInitialState || --holders_[static_cast<size_t>(slot)] != 0) return;
+void StatePool::drop_ref(StateSlot slot) noexcept {
+  if (slot == kInitialState || --refs_[static_cast<size_t>(slot)] != 0) return;
   --num_used_;
-  if (is_cached(slot)) {
-    ++num_evictable_;
-    allocator_->note_evictable(slot_pages_);
+  if (is_indexed(slot)) {
+    ++num_cached_;
+    allocator_->add_cached(slot_pages_);
   } else {
     release(slot);
   }
 }
 
-void StatePool::cache(StateSlot slot) noexcept { cached_[static_cast<size_t>(slot)] = 1; }
+void StatePool::mark_indexed(StateSlot slot) noexcept { indexed_[static_cast<size_t>(slot)] = 1; }
 
-void StatePool::uncache(StateSlot slot) noexcept {
-  cached_[static_cast<size_t>(slot)] = 0;
-  if (holders_[static_cast<size_t>(slot)] != 0) return;
-  --num_evictable_;
-  allocator_->note_evictable(-slot_pages_);
+void StatePool::unmark_indexed(StateSlot slot) noexcept {
+  indexed_[static_cast<size_t>(slot)] = 0;
+  if (refs_[static_cast<size_t>(slot)] != 0) return;
+  --num_cached_;
+  allocator_->add_cached(-slot_pages_);
   release(slot);
 }
 
 void StatePool::clear() noexcept {
   free_.clear();
-  for (size_t slot = 0; slot < holders_.size(); ++slot) {
-    holders_[slot] = 0;
-    cached_[slot] = 0;
+  for (size_t slot = 0; slot < refs_.size(); ++slot) {
+    refs_[slot] = 0;
+    indexed_[slot] = 0;
     free_.push_back(static_cast<StateSlot>(slot));
   }
-  num_used_ = num_evictable_ = 0;
+  num_used_ = num_cached_ = 0;
 }
 
 int64_t StatePool::slot_stride() const {

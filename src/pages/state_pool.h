@@ -33,11 +33,11 @@ class StatePool {
   bool is_used() const { return is_used_; }
   int64_t num_used() const { return num_used_; }
   int64_t slot_pages() const { return slot_pages_; }
-  int64_t num_slots() const { return static_cast<int64_t>(holders_.size()); }
-  int32_t holders(StateSlot slot) const { return holders_[static_cast<size_t>(slot)]; }
-  bool is_cached(StateSlot slot) const { return cached_[static_cast<size_t>(slot)] != 0; }
+  int64_t num_slots() const { return static_cast<int64_t>(refs_.size()); }
+  int32_t refs(StateSlot slot) const { return refs_[static_cast<size_t>(slot)]; }
+  bool is_indexed(StateSlot slot) const { return indexed_[static_cast<size_t>(slot)] != 0; }
   // Cached, without holders: these are not used
-  int64_t num_evictable() const { return num_evictable_; }
+  int64_t num_cached() const { return num_cached_; }
   // Slots that `count` more would exceed the configured number by; 0: they fit, after evictions.
   int64_t missing(int64_t count) const;
 
@@ -49,12 +49,12 @@ class StatePool {
   void prepare(int64_t count);
   // One holder; after prepare(), and with slot_pages() vacant pages. Content undefined.
   StateSlot take() noexcept;
-  void add_holder(StateSlot slot) noexcept;  // kInitialState: nothing to count
-  void drop_holder(StateSlot slot) noexcept;
+  void add_ref(StateSlot slot) noexcept;  // kInitialState: nothing to count
+  void drop_ref(StateSlot slot) noexcept;
   // Known to the prefix index, which is no holder, as pages (PageAllocator). The slot has a holder
   // and is not cached.
-  void cache(StateSlot slot) noexcept;
-  void uncache(StateSlot slot) noexcept;
+  void mark_indexed(StateSlot slot) noexcept;
+  void unmark_indexed(StateSlot slot) noexcept;
   void clear() noexcept;
 
   // Memory of one state; null with KVC_STORAGE_NONE. kInitialState may be read only.
@@ -88,11 +88,11 @@ class StatePool {
   std::vector<PinnedMemory> pinned_;   // per slot
   DeviceReservation on_device_;        // of all slots
   DeviceMemory initial_on_device_;
-  std::vector<int32_t> holders_;  // 0: free
-  std::vector<StateSlot> free_;   // capacity >= number of slots, so that freeing never allocates
-  std::vector<uint8_t> cached_;
+  std::vector<int32_t> refs_;    // 0: free
+  std::vector<StateSlot> free_;  // capacity >= number of slots, so that freeing never allocates
+  std::vector<uint8_t> indexed_;
   int64_t num_used_ = 0;  // with holders
-  int64_t num_evictable_ = 0;
+  int64_t num_cached_ = 0;
 };
 
 }  // namespace kvc

@@ -121,8 +121,8 @@ void describe_groups(const Plan& plan, std::string& text) {
                       : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
     append_format(
         text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(),
-        group.layers.size(), group.page_tokens, ll(bytes_per_token), bytes_text(used).c_str(),
-        share, ll(plan.request_pages(group, plan.reference_tokens())),
+        group.layers.size(), group.page_size, ll(bytes_per_token), bytes_text(used).c_str(), share,
+        ll(plan.request_pages(group, plan.reference_tokens())),
         group.layers.empty() ? "none here"
                              : std::to_string(spec.layer_begin + group.layers.front()).c_str());
   }
@@ -195,9 +195,9 @@ std::string Plan::describe() const {
     append_format(text, "page         %s", bytes_text(layout_.page_bytes).c_str());
     if (!spec_.groups.empty()) {
       append_format(text,
-                    " in %zu slots, %d tokens of the widest group; prefixes are shared in blocks "
+                    " in %zu regions, %d tokens of the widest group; prefixes are shared in blocks "
                     "of %d tokens",
-                    layout_.slots.size(), spec_.page_size, spec_.prefix_block());
+                    layout_.regions.size(), spec_.base_page_size, spec_.prefix_block());
     }
     text += "\n";
   }

@@ -11,7 +11,7 @@
 namespace kvc {
 
 constexpr int32_t kMostGroups = 16;
-constexpr int32_t kMostTimes = 64;  // that page_size tokens fit a page
+constexpr int32_t kMostTimes = 64;  // that base_page_size tokens fit a page
 
 // Pages of one size that requests need.
 struct PageNeed {
@@ -27,7 +27,7 @@ struct PageNeed {
   }
 };
 
-// Groups of the same shape, with `times` times page_size tokens per page.
+// Groups of the same shape, with `times` times base_page_size tokens per page.
 struct CutRun {
   int32_t parts = 0;
   int32_t layers = 0;  // of each part
@@ -47,13 +47,13 @@ class KindCuts {
   // prefix index.
   KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed> needs, bool makes_blocks);
 
-  // Capacity is bytes of a page divided by page_size.
+  // Capacity is bytes of a page divided by base_page_size.
   // Least number of parts; more than kMostGroups: not counted.
   int32_t least_parts(int64_t capacity) const;
   bool makes_blocks() const { return makes_blocks_; }
   // The least that each part costs in pages behind the last tokens, see PageNeed::tail.
   double tail() const { return needs_.back().tail; }
-  // Those that some part of page_size tokens fills.
+  // Those that some part of base_page_size tokens fills.
   void add_capacities(std::vector<int64_t>* capacities) const;
   // All that fit, of at most `most_parts`, with times out of `divisors` (ascending from 1).
   void find(int64_t capacity, const std::vector<int32_t>& divisors, int32_t most_parts,

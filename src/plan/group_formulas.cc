@@ -4,7 +4,7 @@
 
 namespace kvc {
 
-FormulaPlan::FormulaPlan(const std::vector<LayerKind>& kinds, int32_t page_size) {
+FormulaPlan::FormulaPlan(const std::vector<LayerKind>& kinds, int32_t base_page_size) {
   std::vector<int32_t> counts;
   int64_t widest = 0;
   for (const LayerKind& kind : kinds) {
@@ -15,10 +15,10 @@ FormulaPlan::FormulaPlan(const std::vector<LayerKind>& kinds, int32_t page_size)
   for (size_t i = 0; i < kinds.size(); ++i) {
     const int64_t width = kinds[i].layer_bytes.front();
     const int64_t fits = widest % width == 0 ? widest / width : 1;
-    const auto times = static_cast<int32_t>(std::min<int64_t>(fits, INT32_MAX / page_size));
+    const auto times = static_cast<int32_t>(std::min<int64_t>(fits, INT32_MAX / base_page_size));
     groups_.push_back({parts[i], times, kinds[i].group});
     groups_.back().group.layers.clear();
-    groups_.back().group.page_tokens = page_size * times;
+    groups_.back().group.page_size = base_page_size * times;
     capacity_ = std::max(capacity_, widest * even_part(counts[i], parts[i], 0));
   }
 }

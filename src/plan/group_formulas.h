@@ -10,24 +10,24 @@
 namespace kvc {
 
 // Its rule: every kind in groups of about equal length (equal_parts), pages as long as the longest
-// of them, page_size tokens in a page, of smaller layers several times as many where that fills it.
+// of them, base_page_size tokens in a page, of smaller layers several times as many where that fills it.
 class FormulaPlan {
  public:
   // Groups of one kind.
   struct Groups {
     int32_t parts;
-    int32_t times;    // that page_size tokens fit a page
+    int32_t times;    // that base_page_size tokens fit a page
     GroupSpec group;  // one of them, without its layers
   };
 
   // At least one kind; the layers of each have the same bytes.
-  FormulaPlan(const std::vector<LayerKind>& kinds, int32_t page_size);
+  FormulaPlan(const std::vector<LayerKind>& kinds, int32_t base_page_size);
 
   // Per kind.
   const std::vector<Groups>& groups() const { return groups_; }
-  // Bytes of a page, divided by page_size.
+  // Bytes of a page, divided by base_page_size.
   int64_t capacity() const { return capacity_; }
-  // Bytes that a request takes, divided by page_size.
+  // Bytes that a request takes, divided by base_page_size.
   double request_bytes(int64_t num_tokens, const RequestLimits& limits) const;
 
  private:

@@ -5,7 +5,7 @@
 //   tokens that it keeps - 1)
 //   + kTableCost per group            a page table more per sequence to keep, to send to a device
 //   and to look prefixes up in
-//   + kBlockCost per page_size tokens by which a block of the prefix index grows: hits end at
+//   + kBlockCost per base_page_size tokens by which a block of the prefix index grows: hits end at
 //   blocks
 //   + kWasteCost * the share by which the longest request wastes more than kMostWaste
 //
@@ -13,7 +13,7 @@
 // (group_formulas.h). Their own grouping is the first candidate; only where it has more than
 // kMostGroups groups does that share, times kShortfallCost, become part of the cost.
 //
-// The pages of the reference requests are counted on average: tokens / page_tokens, and half a page
+// The pages of the reference requests are counted on average: tokens / page_size, and half a page
 // behind the last token or, in a window, one page over both ends. So a candidate pays for padding,
 // for room that long pages leave, and for being complicated. The comparison with the formulas is
 // exact, for max_seq_len and for shorter requests at the lengths where long pages are worst.
@@ -58,7 +58,7 @@ struct Sample {
 };
 
 struct Candidate {
-  int64_t capacity = 0;   // bytes of a page, divided by page_size
+  int64_t capacity = 0;   // bytes of a page, divided by base_page_size
   std::vector<Cut> cuts;  // per kind
   double cost = 0;
 };
@@ -70,7 +70,7 @@ class Search {
          const GroupingOptions& options)
       : kinds_(kinds),
         formulas_(formulas),
-        page_size_(options.page_size),
+        base_page_size_(options.base_page_size),
         longest_(options.max_seq_len == 0 ? kLongRequest : options.max_seq_len) {
     const int64_t cross = options.max_cross_len == 0 ? kEncoderTokens : options.max_cross_len;
     // As the plan counts, and as hosts run that do not say how long their forwards are.
@@ -126,7 +126,7 @@ class Search {
       for (int32_t run = 0; run < cut.num_runs; ++run) {
         const CutRun& groups = cut.runs[static_cast<size_t>(run)];
         for (int32_t part = 0; part < groups.parts; ++part)
-          parts.push_back({groups.layers, groups.times * page_size_});
+          parts.push_back({groups.layers, groups.times * base_page_size_});
       }
     }
     return plan;
@@ -168,14 +168,14 @@ class Search {
   std::vector<PageNeed> needs_of(GroupSpec group, const std::vector<double>& bytes) const {
     std::vector<PageNeed> needs(1);
     for (int32_t times = 1; times <= kMostTimes; ++times) {
-      group.page_tokens = page_size_ * times;
+      group.page_size = base_page_size_ * times;
       PageNeed& need = needs.emplace_back();
       for (size_t i = 0; i < kRequests; ++i) {
         const int64_t tokens = kept(group, i);
         const double extra = group.is_windowed() && tokens < reference(i) ? 1 : 0.5;
         need.tail += extra / bytes[i] / kRequests;
         need.weighed +=
-            (static_cast<double>(tokens) / group.page_tokens + extra) / bytes[i] / kRequests;
+            (static_cast<double>(tokens) / group.page_size + extra) / bytes[i] / kRequests;
       }
       need.longest = static_cast<double>(request_pages(group, longest_, limits_[0]));
     }
@@ -185,7 +185,7 @@ class Search {
   // Of each kind the cut of least cost, the one that wastes least and the one that is best for the
   // longest request, for pages of `capacity` and times that divide `block`.
   void visit(int64_t capacity, int32_t block, const std::vector<int32_t>& divisors) {
-    const double bytes = static_cast<double>(capacity) * page_size_;
+    const double bytes = static_cast<double>(capacity) * base_page_size_;
     int32_t least = 0;
     double least_cost = kBlockCost * (block - 1);
     for (const KindCuts& cuts : cuts_) {
@@ -242,7 +242,7 @@ class Search {
       need.add(cut.need, 1);
       parts += cut.parts;
     }
-    const double bytes = static_cast<double>(candidate.capacity) * page_size_;
+    const double bytes = static_cast<double>(candidate.capacity) * base_page_size_;
     candidate.cost = need.weighed * bytes - 1 + kTableCost * parts;
     if (parts > most_groups_ || !is_better(candidate)) return;
     const int32_t block = block_of(candidate);
@@ -256,7 +256,7 @@ class Search {
     if (is_better(candidate)) best_ = candidate;
   }
 
-  // Some group has page_size tokens per page.
+  // Some group has base_page_size tokens per page.
   static bool has_page_size(const Candidate& candidate) {
     return std::any_of(candidate.cuts.begin(), candidate.cuts.end(), [](const Cut& cut) {
       return std::any_of(cut.runs.begin(), cut.runs.begin() + cut.num_runs,
@@ -284,7 +284,7 @@ class Search {
   double excess_waste(const Candidate& candidate) const {
     double pages = 0;
     for (const Cut& cut : candidate.cuts) pages += cut.need.longest;
-    const double bytes = pages * static_cast<double>(candidate.capacity) * page_size_;
+    const double bytes = pages * static_cast<double>(candidate.capacity) * base_page_size_;
     return std::max(0.0, 1 - longest_kept_ / bytes - kMostWaste);
   }
 
@@ -302,7 +302,7 @@ class Search {
                           .chunk = kinds_[kind].group.chunk};
           for (int32_t r = 0; r < candidate.cuts[kind].num_runs; ++r) {
             const CutRun& run = candidate.cuts[kind].runs[static_cast<size_t>(r)];
-            group.page_tokens = page_size_ * run.times;
+            group.page_size = base_page_size_ * run.times;
             pages +=
                 run.parts * static_cast<double>(request_pages(group, sample.tokens, limits_[i]));
           }
@@ -318,7 +318,7 @@ class Search {
   const std::vector<Sample>& samples(int32_t block) {
     std::vector<Sample>& of_block = samples_[static_cast<size_t>(block)];
     if (!of_block.empty()) return of_block;
-    const int64_t tokens = int64_t{page_size_} * block;
+    const int64_t tokens = int64_t{base_page_size_} * block;
     std::vector<int64_t> lengths{longest_};
     for (int64_t length = kShortRequest; length < longest_; length += length / 4)
       lengths.push_back(std::min(longest_, length / tokens * tokens + 1));
@@ -333,7 +333,7 @@ class Search {
 
   const std::vector<LayerKind>& kinds_;
   const FormulaPlan* formulas_;
-  int32_t page_size_;
+  int32_t base_page_size_;
   int64_t longest_;
   std::array<RequestLimits, kLimits> limits_;
   size_t num_limits_ = 0;    // that differ
@@ -393,7 +393,7 @@ GroupPlan search_groups(const std::vector<LayerKind>& kinds, const GroupingOptio
     search.run();
     return search.plan();
   }
-  const FormulaPlan formulas(alike, options.page_size);
+  const FormulaPlan formulas(alike, options.base_page_size);
   Search finer(alike, &formulas, options);
   finer.consider_formulas();
   finer.run();

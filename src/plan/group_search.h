@@ -20,7 +20,7 @@ struct LayerKind {
 // A group that a kind is cut into.
 struct GroupPart {
   int32_t num_layers;
-  int32_t page_tokens;
+  int32_t page_size;
 };
 
 struct GroupPlan {

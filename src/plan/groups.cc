@@ -36,8 +36,8 @@ std::vector<LayerKind> kinds_of(const std::vector<LayerSpec>& layers) {
   return kinds;
 }
 
-// Groups of about equal length, all with page_size tokens.
-GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t page_size) {
+// Groups of about equal length, all with base_page_size tokens.
+GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t base_page_size) {
   std::vector<int32_t> counts;
   for (const LayerKind& kind : kinds) counts.push_back(kind.num_layers());
   const std::vector<int32_t> parts = equal_parts(counts);
@@ -45,7 +45,7 @@ GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t page_size) {
   for (size_t kind = 0; kind < kinds.size(); ++kind) {
     std::vector<GroupPart>& cut = plan.parts.emplace_back();
     for (int32_t part = 0; part < parts[kind]; ++part)
-      cut.push_back({even_part(counts[kind], parts[kind], part), page_size});
+      cut.push_back({even_part(counts[kind], parts[kind], part), base_page_size});
   }
   plan.kinds = std::move(kinds);
   return plan;
@@ -92,14 +92,14 @@ int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestL
   // One page more for what straddles an edge, and never more than all. Chunks begin at some edges
   // only: where pages divide them, at all.
   const int64_t straddling =
-      group.chunk == 0 ? kept : kept - std::gcd(group.chunk, int64_t{group.page_tokens});
+      group.chunk == 0 ? kept : kept - std::gcd(group.chunk, int64_t{group.page_size});
   return std::min(whole - 1, group.pages_for(std::max<int64_t>(0, straddling))) + 1;
 }
 
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options) {
   std::vector<LayerKind> kinds = kinds_of(layers);
   const bool is_padded = options.pads_pages || kinds.size() < 2;
-  const GroupPlan plan = is_padded ? padded_groups(std::move(kinds), options.page_size)
+  const GroupPlan plan = is_padded ? padded_groups(std::move(kinds), options.base_page_size)
                                    : search_groups(kinds, options);
   std::vector<GroupSpec> groups;
   for (size_t kind = 0; kind < plan.kinds.size(); ++kind) {
@@ -108,7 +108,7 @@ std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const Groupin
     GroupSpec group = plan.kinds[kind].group;
     group.layers.clear();
     for (const GroupPart& part : plan.parts[kind]) {
-      group.page_tokens = part.page_tokens;
+      group.page_size = part.page_size;
       groups.push_back(group);
     }
     const std::vector<size_t> part_of = spread_layers(plan.parts[kind]);

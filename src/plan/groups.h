@@ -16,12 +16,12 @@ struct GroupSpec {
   bool is_cross = false;        // counts encoder tokens
   int64_t window = 0;           // 0: none
   int64_t chunk = 0;            // 0: none
-  int32_t page_tokens = 0;      // tokens per page
+  int32_t page_size = 0;        // tokens per page
 
   bool is_windowed() const { return window != 0 || chunk != 0; }
   // For any count: nothing overflows.
   int64_t pages_for(int64_t num_tokens) const {
-    return num_tokens / page_tokens + (num_tokens % page_tokens != 0 ? 1 : 0);
+    return num_tokens / page_size + (num_tokens % page_size != 0 ? 1 : 0);
   }
 };
 
@@ -44,7 +44,7 @@ int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLim
 int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits);
 
 struct GroupingOptions {
-  int32_t page_size = 16;        // tokens per page of the widest group
+  int32_t base_page_size = 16;   // tokens per page of the widest group
   bool pads_pages = false;       // of every group
   int64_t max_seq_len = 0;       // 0: not known
   int64_t max_cross_len = 0;     // 0: not known
@@ -56,8 +56,8 @@ struct GroupingOptions {
 //
 // A page has the same bytes for every group, so a group narrower than the widest would leave room.
 // Two things avoid that: a kind can be cut into several groups, not all of the same length, and a
-// narrow group gets several times page_size tokens into its page. The search in group_search.cc
-// weighs what is lost. With pads_pages neither is tried: every group has page_size tokens, and
+// narrow group gets several times base_page_size tokens into its page. The search in group_search.cc
+// weighs what is lost. With pads_pages neither is tried: every group has base_page_size tokens, and
 // kinds are cut into groups of about equal length (equal_parts). One kind is one group, whatever
 // its layers.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);

@@ -31,9 +31,9 @@ class Plan {
 
   // Longest single sequence with this many pages.
   int64_t max_seq_len(int64_t num_pages) const;
-  // Pages of page_size tokens that hold this many.
+  // Pages of base_page_size tokens that hold this many.
   int64_t pages_for_tokens(int64_t num_tokens) const {
-    return ceil_div(num_tokens, spec_.page_size);
+    return ceil_div(num_tokens, spec_.base_page_size);
   }
   // Most pages that one request of this many tokens needs at any time while it is computed: all
   // groups, and its states before and after a forward.

@@ -13,10 +13,10 @@ namespace {
 void read_state_options(const kvc_config& config, Spec& spec) {
   check_range("config.num_state_slots", config.num_state_slots, 0, INT32_MAX - 1);
   check_range("config.state_stride", config.state_stride, -1, kMaxSequenceLength);
-  if (config.state_stride > 0 && config.state_stride % spec.page_size != 0) {
+  if (config.state_stride > 0 && config.state_stride % spec.base_page_size != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, config.state_stride,
               "config.state_stride = %lld is not a multiple of the page size %d",
-              ll(config.state_stride), spec.page_size);
+              ll(config.state_stride), spec.base_page_size);
   }
   if (!spec.has_states() && (config.state_stride != 0 || config.num_state_slots != 0)) {
     fail(KVC_E_INVALID_ARGUMENT,
@@ -26,7 +26,7 @@ void read_state_options(const kvc_config& config, Spec& spec) {
   }
   spec.num_state_slots = config.num_state_slots;
   spec.state_stride =
-      config.state_stride == 0 ? spec.page_size : std::max<int64_t>(0, config.state_stride);
+      config.state_stride == 0 ? spec.base_page_size : std::max<int64_t>(0, config.state_stride);
 }
 
 }  // namespace
@@ -44,9 +44,9 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
   }
 }
 
-int32_t Spec::num_page_slots() const {
+int32_t Spec::num_page_regions() const {
   int32_t count = 0;
-  for (const LayerSpec& layer : layers) count = std::max(count, layer.slot + 1);
+  for (const LayerSpec& layer : layers) count = std::max(count, layer.region + 1);
   return count;
 }
 
@@ -57,9 +57,9 @@ int32_t Spec::longest_group() const {
 }
 
 int32_t Spec::prefix_block() const {
-  int32_t block = page_size;
+  int32_t block = base_page_size;
   for (const GroupSpec& group : groups) {
-    if (!group.is_cross) block = std::lcm(block, group.page_tokens);
+    if (!group.is_cross) block = std::lcm(block, group.page_size);
   }
   return block;
 }
@@ -106,8 +106,8 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
                   "the CPU is device 0");
   }
   refuse_unless(config.reserved == 0, "config.reserved", config.reserved, "0 is");
-  spec.page_size = config.page_size == 0 ? 16 : config.page_size;
-  check_range("config.page_size", spec.page_size, 1, kMaxPageSize);
+  spec.base_page_size = config.page_size == 0 ? 16 : config.page_size;
+  check_range("config.page_size", spec.base_page_size, 1, kMaxPageSize);
   check_range("config.max_seqs", config.max_seqs, 0, INT32_MAX);
   check_range("config.max_tokens_per_forward", config.max_tokens_per_forward, 0,
               kMaxSequenceLength);
@@ -140,7 +140,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
          spec.layer_begin, spec.layer_end);
   }
   read_layers(layers, spec);
-  assign_slots(spec);
+  assign_regions(spec);
   read_state_options(config, spec);
   read_storage(config, spec);
   read_hooks(config, spec);

@@ -50,8 +50,8 @@ struct LayerSpec {
   int32_t self_k_dim = 0;       // MLA: of q and k in the ragged form, 0: not available
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
-  int32_t group = -1;  // of the pages it keeps; -1: none
-  int32_t slot = -1;   // of a page, where it lies: Layout::slots
+  int32_t group = -1;   // of the pages it keeps; -1: none
+  int32_t region = -1;  // of a page, where it lies: Layout::regions
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool is_quantised() const { return quant != KVC_QUANT_NONE; }
@@ -80,7 +80,7 @@ struct PoolTensor {
 
 struct Spec {
   DLDevice device{kDLCPU, 0};
-  int32_t page_size = 16;
+  int32_t base_page_size = 16;
   int32_t num_layers = 0;  // of the model
   int32_t layer_begin = 0, layer_end = 0;
   std::vector<LayerSpec> layers;  // of the slice
@@ -114,17 +114,17 @@ struct Spec {
   // That a window keeps beside itself; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
   // Of its group; the layer keeps pages or shares them
-  int32_t page_tokens(int32_t local_layer) const {
+  int32_t layer_page_size(int32_t local_layer) const {
     const LayerSpec& source =
         layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
-    return groups[static_cast<size_t>(source.group)].page_tokens;
+    return groups[static_cast<size_t>(source.group)].page_size;
   }
   bool rotates_on_read(int32_t rope) const {
     return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
   }
-  int32_t num_page_slots() const;  // parts that a page is cut into
-  int32_t longest_group() const;   // layers
-  // Least common multiple of the groups' page_tokens, encoder tokens aside
+  int32_t num_page_regions() const;  // parts that a page is cut into
+  int32_t longest_group() const;     // layers
+  // Least common multiple of the groups' page_size, encoder tokens aside
   int32_t prefix_block() const;
   bool has_kind(kvc_layer_kind kind) const;
   // A group of encoder tokens, also when its layers are in another slice: all slices keep the same

@@ -330,7 +330,7 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
 // The groups of the whole model, so that all slices agree on them, with the layers and ids of this
 // one.
 void take_slice(std::vector<LayerSpec> model, Spec& spec) {
-  spec.groups = make_groups(model, {.page_size = spec.page_size,
+  spec.groups = make_groups(model, {.base_page_size = spec.base_page_size,
                                     .pads_pages = spec.pads_pages,
                                     .max_seq_len = spec.max_seq_len,
                                     .max_cross_len = spec.max_cross_len,

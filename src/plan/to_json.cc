@@ -24,7 +24,7 @@ void write_totals(const Plan& plan, std::string& text) {
   const int64_t pages = plan.num_pages(), page_bytes = plan.layout().page_bytes;
   append_format(text,
                 "\"page_size\": %d, \"num_layers\": %d, \"layer_begin\": %d, \"layer_end\": %d, ",
-                spec.page_size, spec.num_layers, spec.layer_begin, spec.layer_end);
+                spec.base_page_size, spec.num_layers, spec.layer_begin, spec.layer_end);
   append_format(text, "\"num_pages\": %lld, \"page_bytes\": %lld, \"bytes_per_token\": %lld, ",
                 ll(pages), ll(page_bytes), ll(plan.layout().bytes_per_token));
   append_format(text, "\"pool_bytes\": %lld, \"max_tokens\": %lld, \"max_seq_len\": %lld, ",
@@ -37,8 +37,8 @@ void write_totals(const Plan& plan, std::string& text) {
   append_format(
       text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
       ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
-  append_format(text, "\"num_groups\": %zu, \"num_layer_slots\": %zu, ", spec.groups.size(),
-                plan.layout().slots.size());
+  append_format(text, "\"num_groups\": %zu, \"num_layer_regions\": %zu, ", spec.groups.size(),
+                plan.layout().regions.size());
   append_format(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", ", storage_name(spec.storage),
                 pool_layout_name(spec.pool_layout));
 }
@@ -54,7 +54,7 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
   }
   append_format(text,
                 "], \"kind\": \"%s\", \"window\": %lld, \"chunk\": %lld, \"page_tokens\": %d, ",
-                group_kind_name(group), ll(group.window), ll(group.chunk), group.page_tokens);
+                group_kind_name(group), ll(group.window), ll(group.chunk), group.page_size);
   append_format(text,
                 "\"page_bytes\": %lld, \"padding_bytes\": %lld, \"request_pages\": %lld, "
                 "\"bytes_per_token\": %lld}",
@@ -75,11 +75,11 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
       layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim, ll(layer.window),
       ll(layer.chunk));
   append_format(text,
-                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"slot\": %d, "
-                "\"slot_offset\": %lld, ",
+                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"region\": %d, "
+                "\"region_offset\": %lld, ",
                 k_type_name(layer).c_str(), v_type_name(layer).c_str(),
-                json_quant_name(layer.quant), plan.layout().layers[source].slot,
-                ll(plan.layout().layers[source].slot_offset));
+                json_quant_name(layer.quant), plan.layout().layers[source].region,
+                ll(plan.layout().layers[source].region_offset));
   append_format(text, "\"page_bytes\": %lld, \"bytes_per_token\": %lld, \"state_bytes\": %lld}",
                 ll(layout.page_bytes), ll(layout.bytes_per_token), ll(layout.state_bytes));
 }

@@ -19,16 +19,16 @@ int32_t block_tokens_of(const Spec& spec) {
   bool has_pages = false;
   for (const GroupSpec& group : spec.groups) {
     if (group.is_cross) continue;
-    tokens = std::lcm(tokens, group.page_tokens);
+    tokens = std::lcm(tokens, group.page_size);
     has_pages = true;
   }
-  return has_pages ? tokens : spec.page_size;
+  return has_pages ? tokens : spec.base_page_size;
 }
 
 int32_t pages_per_block_of(const Spec& spec) {
   int32_t pages = 0;
   for (const GroupSpec& group : spec.groups) {
-    if (!group.is_cross) pages += block_tokens_of(spec) / group.page_tokens;
+    if (!group.is_cross) pages += block_tokens_of(spec) / group.page_size;
   }
   return pages;
 }
@@ -51,8 +51,8 @@ PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* 
       events_(event_capacity) {
   int32_t first_page = 0;
   for (const GroupSpec& spec : specs_) {
-    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_tokens,
-                spec.page_tokens, -1};
+    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_size,
+                spec.page_size, -1};
     if (spec.is_windowed() && !spec.is_cross) {
       group.piece = static_cast<int32_t>(pieces_.size());
       pieces_.push_back(std::make_unique<Order>());
@@ -115,13 +115,13 @@ PrefixIndex::Held PrefixIndex::held(NodeId node, const Group& group) const noexc
 
 void PrefixIndex::add_page(NodeId node, int32_t index, bool sees_all, PageId page) noexcept {
   Node& record = nodes_[node];
-  allocator_->cache(page);
+  allocator_->mark_indexed(page);
   page_nodes_[static_cast<size_t>(page)] = node;
   nodes_.set_place(node, index, {page, kNoPage});
   ++record.num_device;
   record.full_device += sees_all;
   spaces_[record.name_space].used_bytes += page_bytes_;
-  if (record.pins != 0) allocator_->add_holder(page);
+  if (record.pins != 0) allocator_->add_ref(page);
 }
 
 void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept {
@@ -129,8 +129,8 @@ void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept 
   const PageId page = nodes_.place(node, index).device;
   nodes_.set_place(node, index, {});
   page_nodes_[static_cast<size_t>(page)] = kNoNode;
-  if (record.pins != 0) allocator_->drop_holder(page);
-  allocator_->uncache(page);
+  if (record.pins != 0) allocator_->drop_ref(page);
+  allocator_->unmark_indexed(page);
   --record.num_device;
   record.full_device -= sees_all;
   spaces_[record.name_space].used_bytes -= page_bytes_;
@@ -155,16 +155,16 @@ void PrefixIndex::count_host_page(NodeId node, bool sees_all, int32_t by) noexce
 void PrefixIndex::add_state(NodeId node, StateSlot slot) noexcept {
   Node& record = nodes_[node];
   record.state = slot;
-  states_->cache(slot);
+  states_->mark_indexed(slot);
   spaces_[record.name_space].used_bytes += state_bytes_;
-  if (record.pins != 0) states_->add_holder(slot);
+  if (record.pins != 0) states_->add_ref(slot);
 }
 
 void PrefixIndex::drop_state(NodeId node) noexcept {
   Node& record = nodes_[node];
   if (record.state == kInitialState) return;
-  if (record.pins != 0) states_->drop_holder(record.state);
-  states_->uncache(record.state);
+  if (record.pins != 0) states_->drop_ref(record.state);
+  states_->unmark_indexed(record.state);
   record.state = kInitialState;
   spaces_[record.name_space].used_bytes -= state_bytes_;
   state_order()->erase(node);
@@ -274,15 +274,15 @@ void PrefixIndex::hold(NodeId node, bool add) noexcept {
     const PageId page = nodes_.place(node, i).device;
     if (page == kNoPage) continue;
     if (add) {
-      allocator_->add_holder(page);
+      allocator_->add_ref(page);
     } else {
-      allocator_->drop_holder(page);
+      allocator_->drop_ref(page);
     }
   }
   if (add) {
-    states_->add_holder(nodes_[node].state);
+    states_->add_ref(nodes_[node].state);
   } else {
-    states_->drop_holder(nodes_[node].state);
+    states_->drop_ref(nodes_[node].state);
   }
   num_pinned_ += add ? 1 : -1;
 }

@@ -29,7 +29,7 @@ class PageMover {
 class HostTier {
  public:
   virtual ~HostTier() = default;
-  virtual int64_t num_free() const noexcept = 0;
+  virtual int64_t num_available() const noexcept = 0;
   // Copies a device page there and returns its host page; kNoPage when full.
   virtual PageId demote(PageId device_page) noexcept = 0;
   // Copies; the host page stays
@@ -76,7 +76,7 @@ struct NewBlock {
 };
 
 // A tree of blocks, found by their keys. Each node has pages_per_block() page places (per group
-// block / page_tokens of them, in the order of groups; cross groups have none) and maybe a state.
+// block / page_size of them, in the order of groups; cross groups have none) and maybe a state.
 // The pages that it knows on the device are marked cached in the allocator, its states in the
 // StatePool; the index is no holder, so what nobody else holds can be evicted, and counts as free.
 // A page or state is known to one node at most.
@@ -86,7 +86,7 @@ struct NewBlock {
 // leaves hands its stamp and priority to its parent. Whole nodes leave from the leaves up; pages of
 // windowed groups and states leave one (node, group) at a time anywhere, in the same order, by the
 // time of their own last use. What is found to be in use counts as used then. Whatever the order,
-// make_vacant succeeds as long as evictable pages are left: at last it forgets nodes that others
+// evict_for succeeds as long as evictable pages are left: at last it forgets nodes that others
 // still follow.
 //
 // Of a (node, group) the pages move to the host together. Where they lie in both tiers (a hit that
@@ -165,17 +165,17 @@ class PrefixIndex {
   // evictions and within the quota.
   int64_t num_fetchable(NodeId deepest) const;
 
-  // Evicts until so many pages are vacant (allocator.num_vacant()), or nothing evictable is left.
-  void make_vacant(int64_t pages) noexcept;
+  // Evicts until so many pages are vacant (allocator.num_free()), or nothing evictable is left.
+  void evict_for(int64_t pages) noexcept;
   // Evicts until so many states can be taken.
-  void make_states_vacant(int64_t slots) noexcept;
+  void evict_states_for(int64_t slots) noexcept;
   // Returns how many pages left the device.
   int64_t evict(int64_t pages) noexcept;
   // Forgets the block of this cached device page and all that follow it: somebody will write into
   // the page, or the pool shrinks. Pages that nobody holds become free.
   void forget_page(PageId page) noexcept;
   // Host pages that the index may give up: frees until the tier has so many, or nothing is left.
-  void make_host_vacant(int64_t pages) noexcept { make_host_room(pages, UINT64_MAX); }
+  void evict_host_for(int64_t pages) noexcept { make_host_room(pages, UINT64_MAX); }
   int64_t num_host_pages() const noexcept { return num_host_pages_; }  // held by the index
 
   // From the first block to `node`; pages and states get a holder. Of the path up to the first node
@@ -200,14 +200,14 @@ class PrefixIndex {
   }
   // Throws CORRUPT: recounts links, cached marks, heaps, quotas. Both [ids], increased for each
   // pin's holder.
-  void check(std::vector<int32_t>* page_holders, std::vector<int32_t>* state_holders) const;
+  void check(std::vector<int32_t>* page_refs, std::vector<int32_t>* state_refs) const;
 
  private:
   struct Group {
     const GroupSpec* spec;
     int32_t first_page;
     int32_t num_pages;
-    int32_t page_tokens;
+    int32_t page_size;
     // Whose heap its pages are in; -1: it sees all tokens, its pages leave with the node
     int32_t piece;
   };

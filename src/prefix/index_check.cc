@@ -20,8 +20,7 @@ void require_equal(int64_t counted, int64_t kept, const char* what) {
 
 }  // namespace
 
-void PrefixIndex::check(std::vector<int32_t>* page_holders,
-                        std::vector<int32_t>* state_holders) const {
+void PrefixIndex::check(std::vector<int32_t>* page_refs, std::vector<int32_t>* state_refs) const {
   for (NodeId node = 0; node < nodes_.num_made(); ++node) {
     if (!nodes_[node].is_used) continue;
     check_node(node);
@@ -29,10 +28,10 @@ void PrefixIndex::check(std::vector<int32_t>* page_holders,
     for (int32_t i = 0; i < pages_per_block_; ++i) {
       const PagePlace place = nodes_.place(node, i);
       require(place.host == kNoPage, node, "is pinned and on the host");
-      if (place.device != kNoPage) ++(*page_holders)[static_cast<size_t>(place.device)];
+      if (place.device != kNoPage) ++(*page_refs)[static_cast<size_t>(place.device)];
     }
     if (nodes_[node].state != kInitialState)
-      ++(*state_holders)[static_cast<size_t>(nodes_[node].state)];
+      ++(*state_refs)[static_cast<size_t>(nodes_[node].state)];
   }
   check_counts();
 }
@@ -67,7 +66,7 @@ void PrefixIndex::check_node(NodeId node) const {
         full_device += place.device != kNoPage, full_host += place.host != kNoPage;
       if (place.device == kNoPage) continue;
       const bool is_known = place.device < allocator_->num_pages() &&
-                            allocator_->is_cached(place.device) &&
+                            allocator_->is_indexed(place.device) &&
                             page_nodes_[static_cast<size_t>(place.device)] == node;
       require(is_known, node, "has a page that is not marked as its own");
     }
@@ -76,7 +75,7 @@ void PrefixIndex::check_node(NodeId node) const {
           "has a wrong number of pages");
   require(full_device == record.full_device && full_host == record.full_host, node,
           "has a wrong number of pages that see all tokens");
-  require(record.state == kInitialState || states_->is_cached(record.state), node,
+  require(record.state == kInitialState || states_->is_indexed(record.state), node,
           "has a state that is not cached");
   require(record.is_live == (record.is_on_device() || record.live_children != 0), node,
           "is not where it believes");
@@ -115,7 +114,7 @@ void PrefixIndex::check_orders(NodeId node, bool is_leaf) const {
 }
 
 void PrefixIndex::check_counts() const {
-  int64_t num_nodes = 0, num_cached = 0, num_host = 0, num_host_nodes = 0, num_pinned = 0,
+  int64_t num_nodes = 0, num_indexed = 0, num_host = 0, num_host_nodes = 0, num_pinned = 0,
           num_states = 0;
   std::vector<int64_t> space_nodes(static_cast<size_t>(spaces_.num_made()), 0);
   std::vector<uint64_t> space_bytes(space_nodes.size(), 0);
@@ -127,7 +126,7 @@ void PrefixIndex::check_counts() const {
     ++space_nodes[space];
     space_bytes[space] += static_cast<uint64_t>(record.num_device) * page_bytes_ +
                           (record.state != kInitialState ? state_bytes_ : 0);
-    num_cached += record.num_device;
+    num_indexed += record.num_device;
     num_host += record.num_host;
     num_host_nodes += record.num_host != 0;
     num_pinned += record.pins != 0;
@@ -135,14 +134,14 @@ void PrefixIndex::check_counts() const {
   }
   require_equal(num_nodes, nodes_.num_used(), "blocks");
   require_equal(num_nodes, table_.count(), "keys");
-  require_equal(num_cached, allocator_->num_cached(), "cached pages");
+  require_equal(num_indexed, allocator_->num_indexed(), "indexed pages");
   require_equal(num_host, num_host_pages_, "pages on the host");
   require_equal(num_host_nodes, num_host_nodes_, "blocks on the host");
   require_equal(num_pinned, num_pinned_, "pinned blocks");
-  int64_t num_cached_states = 0;
+  int64_t num_indexed_states = 0;
   for (StateSlot slot = 0; slot < states_->num_slots(); ++slot)
-    num_cached_states += states_->is_cached(slot);
-  require_equal(num_states, num_cached_states, "cached states");
+    num_indexed_states += states_->is_indexed(slot);
+  require_equal(num_states, num_indexed_states, "indexed states");
   for (int32_t id = 0; id < spaces_.num_made(); ++id) {
     const Namespace& space = spaces_[id];
     if (!space.is_used) continue;

@@ -8,18 +8,18 @@ namespace kvc {
 bool PrefixIndex::is_busy(NodeId node) const noexcept {
   const Node& record = nodes_[node];
   if (record.locks != 0 || record.pins != 0) return true;
-  if (record.state != kInitialState && states_->holders(record.state) != 0) return true;
+  if (record.state != kInitialState && states_->refs(record.state) != 0) return true;
   for (int32_t i = 0; i < pages_per_block_; ++i) {
     const PageId page = nodes_.place(node, i).device;
-    if (page != kNoPage && !allocator_->is_free(page)) return true;
+    if (page != kNoPage && !allocator_->is_unreferenced(page)) return true;
   }
   return false;
 }
 
-void PrefixIndex::make_vacant(int64_t pages) noexcept {
+void PrefixIndex::evict_for(int64_t pages) noexcept {
   read_clock();
   PageId cursor = 0;
-  while (allocator_->num_vacant() < pages && allocator_->num_evictable() > 0) {
+  while (allocator_->num_free() < pages && allocator_->num_cached() > 0) {
     if (!evict_one() && !forget_unreachable(&cursor)) break;
   }
   unpark_all();
@@ -29,14 +29,14 @@ int64_t PrefixIndex::evict(int64_t pages) noexcept {
   read_clock();
   const uint64_t before = pages_left_;
   PageId cursor = 0;
-  while (static_cast<int64_t>(pages_left_ - before) < pages && allocator_->num_evictable() > 0) {
+  while (static_cast<int64_t>(pages_left_ - before) < pages && allocator_->num_cached() > 0) {
     if (!evict_one() && !forget_unreachable(&cursor)) break;
   }
   unpark_all();
   return static_cast<int64_t>(pages_left_ - before);
 }
 
-void PrefixIndex::make_states_vacant(int64_t slots) noexcept {
+void PrefixIndex::evict_states_for(int64_t slots) noexcept {
   if (!has_states_) return;
   read_clock();
   EvictionHeap* heap = state_order();
@@ -103,7 +103,7 @@ bool PrefixIndex::evict_piece(NodeId node, const Group& group) noexcept {
   int32_t num_idle = 0, num_busy = 0;
   for (int32_t i = group.first_page; i < group.first_page + group.num_pages; ++i) {
     const PageId page = nodes_.place(node, i).device;
-    if (page != kNoPage) ++(allocator_->is_free(page) ? num_idle : num_busy);
+    if (page != kNoPage) ++(allocator_->is_unreferenced(page) ? num_idle : num_busy);
   }
   if (num_idle == 0) return false;
   // A part of them would be found by nobody. Room first: that may take the node's own pages on the
@@ -113,7 +113,8 @@ bool PrefixIndex::evict_piece(NodeId node, const Group& group) noexcept {
   moves = moves && demote(node, group);
   for (int32_t i = group.first_page; i < group.first_page + group.num_pages; ++i) {
     const PagePlace place = nodes_.place(node, i);
-    if (place.device != kNoPage && allocator_->is_free(place.device)) drop_page(node, i, false);
+    if (place.device != kNoPage && allocator_->is_unreferenced(place.device))
+      drop_page(node, i, false);
     if (place.host != kNoPage && !moves) drop_host_page(node, i, false);
   }
   if (num_busy == 0) pieces_[static_cast<size_t>(group.piece)]->heap.erase(node);
@@ -125,7 +126,7 @@ bool PrefixIndex::evict_piece(NodeId node, const Group& group) noexcept {
 
 bool PrefixIndex::evict_state(NodeId node) noexcept {
   const Node& record = nodes_[node];
-  if (record.locks != 0 || states_->holders(record.state) != 0) return false;
+  if (record.locks != 0 || states_->refs(record.state) != 0) return false;
   drop_state(node);
   settle_or_prune(node);
   return true;
@@ -154,7 +155,7 @@ bool PrefixIndex::demote(NodeId node, const Group& group) noexcept {
 bool PrefixIndex::make_host_room(int64_t pages, uint64_t rank) noexcept {
   if (host_ == nullptr) return false;
   EvictionHeap& heap = host_pages_.heap;
-  while (host_->num_free() < pages && !heap.empty() && heap.top_rank() < rank) {
+  while (host_->num_available() < pages && !heap.empty() && heap.top_rank() < rank) {
     const NodeId node = heap.top();
     if (nodes_[node].locks != 0) {
       heap.park_top();
@@ -165,7 +166,7 @@ bool PrefixIndex::make_host_room(int64_t pages, uint64_t rank) noexcept {
     settle_or_prune(node);
   }
   unpark(&heap);
-  return host_->num_free() >= pages;
+  return host_->num_available() >= pages;
 }
 
 void PrefixIndex::drop_host_pages(NodeId node) noexcept {
@@ -271,11 +272,11 @@ void PrefixIndex::forget_page(PageId page) noexcept {
 
 // Evictable pages that no order reaches: others hold a part of their block, or what follows it.
 bool PrefixIndex::forget_unreachable(PageId* cursor) noexcept {
-  for (PageId page = allocator_->first_cached(*cursor); page != kNoPage;
-       page = allocator_->first_cached(page + 1)) {
+  for (PageId page = allocator_->first_indexed(*cursor); page != kNoPage;
+       page = allocator_->first_indexed(page + 1)) {
     *cursor = page;
     const NodeId node = page_nodes_[static_cast<size_t>(page)];
-    if (!allocator_->is_free(page) || nodes_[node].locks != 0) continue;
+    if (!allocator_->is_unreferenced(page) || nodes_[node].locks != 0) continue;
     forget(node);
     return true;
   }
@@ -314,10 +315,10 @@ void PrefixIndex::reset() noexcept {
     nodes_[node].pins = 0;
     for (int32_t i = 0; i < pages_per_block_; ++i) {
       const PagePlace place = nodes_.place(node, i);
-      if (place.device != kNoPage) allocator_->uncache(place.device);
+      if (place.device != kNoPage) allocator_->unmark_indexed(place.device);
       if (place.host != kNoPage) host_->release(place.host);
     }
-    if (nodes_[node].state != kInitialState) states_->uncache(nodes_[node].state);
+    if (nodes_[node].state != kInitialState) states_->unmark_indexed(nodes_[node].state);
   }
   leaves_.heap.clear();
   for (const std::unique_ptr<Order>& piece : pieces_) piece->heap.clear();

@@ -38,14 +38,14 @@ uint64_t PrefixIndex::bytes_in_use(int32_t name_space, NodeId locked) const {
 }
 
 int64_t PrefixIndex::num_fetchable(NodeId deepest) const {
-  int64_t pages = allocator_->num_free();
+  int64_t pages = allocator_->num_available();
   for (NodeId node = deepest; node != kNoNode; node = nodes_[node].parent) {
     for (int32_t i = 0; i < pages_per_block_; ++i) {
       const PageId page = nodes_.place(node, i).device;
-      if (page != kNoPage && allocator_->is_free(page)) --pages;
+      if (page != kNoPage && allocator_->is_unreferenced(page)) --pages;
     }
     const StateSlot state = nodes_[node].state;
-    if (state != kInitialState && states_->holders(state) == 0) pages -= states_->slot_pages();
+    if (state != kInitialState && states_->refs(state) == 0) pages -= states_->slot_pages();
   }
   pages = std::max<int64_t>(0, pages);
   if (deepest == kNoNode || page_bytes_ == 0 || !has_quota(nodes_[deepest])) return pages;

@@ -9,11 +9,11 @@ namespace kvc {
 
 bool PrefixIndex::is_new_page(PageId page) const noexcept {
   return page != kNoPage && static_cast<size_t>(page) < page_nodes_.size() &&
-         !allocator_->is_cached(page);
+         !allocator_->is_indexed(page);
 }
 
 bool PrefixIndex::is_new_state(StateSlot state) const noexcept {
-  return has_states_ && state != kInitialState && !states_->is_cached(state);
+  return has_states_ && state != kInitialState && !states_->is_indexed(state);
 }
 
 // What fill() will add. `node` may be kNoNode: a new one.

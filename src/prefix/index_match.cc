@@ -109,7 +109,7 @@ class PrefixIndex::Matcher {
       if (group.piece < 0) continue;
       for (int32_t i = group.num_pages; i-- > 0;) {
         if (is_present(node, group.first_page + i)) continue;
-        (*gap_ends)[g] = begin + int64_t{i + 1} * group.page_tokens;
+        (*gap_ends)[g] = begin + int64_t{i + 1} * group.page_size;
         break;
       }
     }
@@ -202,10 +202,10 @@ class PrefixIndex::Matcher {
     int64_t seen = group.piece < 0 ? begin : first_visible_key(*group.spec, begin + tokens);
     if (group.piece >= 0 && seen < gap_ends_[g]) return 0;  // and less shows even more
     seen = std::max(seen, begin) - begin;
-    for (int64_t page = seen / std::max(1, group.page_tokens); page < group.num_pages; ++page) {
-      if (page * group.page_tokens >= tokens) break;
+    for (int64_t page = seen / std::max(1, group.page_size); page < group.num_pages; ++page) {
+      if (page * group.page_size >= tokens) break;
       if (!is_present(child, group.first_page + static_cast<int32_t>(page)))
-        return page * group.page_tokens;
+        return page * group.page_size;
     }
     return tokens;
   }

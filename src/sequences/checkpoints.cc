@@ -11,14 +11,14 @@ namespace kvc {
 void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
   if (position == sequence.length) return;
   while (!sequence.checkpoints.empty() && sequence.checkpoints.back().position > position) {
-    states_->drop_holder(sequence.checkpoints.back().slot);
+    states_->drop_ref(sequence.checkpoints.back().slot);
     sequence.checkpoints.pop_back();
   }
   const bool kept =
       !sequence.checkpoints.empty() && sequence.checkpoints.back().position == position;
-  states_->drop_holder(sequence.state);
+  states_->drop_ref(sequence.state);
   sequence.state = kept ? sequence.checkpoints.back().slot : kInitialState;
-  states_->add_holder(sequence.state);
+  states_->add_ref(sequence.state);
 }
 
 void SequenceTable::checkpoint(kvc_seq id) {
@@ -33,7 +33,7 @@ void SequenceTable::checkpoint(kvc_seq id) {
     return;
   }
   sequence.checkpoints.push_back({sequence.length, sequence.state, false});
-  states_->add_holder(sequence.state);
+  states_->add_ref(sequence.state);
 }
 
 int64_t SequenceTable::num_reclaimable_states() const {
@@ -47,10 +47,9 @@ int64_t SequenceTable::num_reclaimable_states() const {
   });
   int64_t count = 0;
   for (size_t slot = 0; slot < automatic.size(); ++slot) {
-    count +=
-        automatic[slot] != 0 && automatic[slot] == states_->holders(static_cast<StateSlot>(slot))
-            ? 1
-            : 0;
+    count += automatic[slot] != 0 && automatic[slot] == states_->refs(static_cast<StateSlot>(slot))
+                 ? 1
+                 : 0;
   }
   return count;
 }
@@ -77,7 +76,7 @@ void SequenceTable::reclaim_states(int64_t count, const std::vector<OldState>& o
     const auto at = std::find_if(
         checkpoints.begin(), checkpoints.end(),
         [&](const Checkpoint& checkpoint) { return checkpoint.position == one.position; });
-    states_->drop_holder(at->slot);
+    states_->drop_ref(at->slot);
     checkpoints.erase(at);
   }
 }

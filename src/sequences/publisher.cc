@@ -32,7 +32,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
     const PageId page = pages_[static_cast<size_t>(i)];
-    return page != kNoPage && allocator_->is_cached(page) &&
+    return page != kNoPage && allocator_->is_indexed(page) &&
            (node == kNoNode || index_->page(node, i).device == kNoPage);
   };
   for (int32_t i = 0; i < index_->pages_per_block(); ++i) {
@@ -41,8 +41,8 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   }
   if (num_shared == 0) return true;
   if (num_shared + num_missing == index_->pages_per_block()) return false;
-  index_->make_vacant(num_shared);
-  if (allocator_->num_vacant() < num_shared) return false;
+  index_->evict_for(num_shared);
+  if (allocator_->num_free() < num_shared) return false;
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = index_->first_page(static_cast<int32_t>(group));
     const int32_t count = index_->num_pages(static_cast<int32_t>(group));
@@ -53,8 +53,8 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
       const PageId copy = allocator_->take(kNoPage, 0);
       mover_->copy(page, copy);
       ++num_copies_;
-      sequence.touch_tables();
-      allocator_->drop_holder(page);
+      sequence.invalidate_tables();
+      allocator_->drop_ref(page);
       page = pages_[static_cast<size_t>(first + i)] = copy;
       table.synced_pages = std::min(table.synced_pages, block * count + i);
       table.owns_last = false;
@@ -72,10 +72,10 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
       const PageId known = index_->page(node, first + i).device;
       PageId& own = table.pages[static_cast<size_t>(block * count + i)];
       if (own == kNoPage || known == kNoPage || own == known) continue;
-      allocator_->add_holder(known);
-      allocator_->drop_holder(own);
+      allocator_->add_ref(known);
+      allocator_->drop_ref(own);
       own = known;
-      sequence.touch_tables();
+      sequence.invalidate_tables();
       table.synced_pages = std::min(table.synced_pages, block * count + i);
       table.owns_last = false;
     }
@@ -83,30 +83,31 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
 }
 
 void Publisher::publish_blocks(Sequence& sequence) noexcept {
-  TokenTrail& trail = sequence.trail;
-  if (trail.is_closed) return;
+  TokenHistory& history = sequence.history;
+  if (history.is_closed) return;
   const int64_t num_blocks = num_publishable(sequence);
-  int64_t block = trail.num_published;
+  int64_t block = history.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
-  while (block > 0 &&
-         (node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)])) == kNoNode)
+  while (block > 0 && (node = index_->find(
+                           history.root, history.keys[static_cast<size_t>(block - 1)])) == kNoNode)
     --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
-    const BlockKey& key = trail.keys[static_cast<size_t>(block)];
+    const BlockKey& key = history.keys[static_cast<size_t>(block)];
     if (block + kLookahead < num_blocks)
-      index_->prefetch(trail.keys[static_cast<size_t>(block + kLookahead)]);
+      index_->prefetch(history.keys[static_cast<size_t>(block + kLookahead)]);
     gather(sequence, block);
     bool is_own = true;
     if (index_->has_inner_pages()) {
-      is_own = make_own(sequence, block, index_->find(trail.root, key));
+      is_own = make_own(sequence, block, index_->find(history.root, key));
       // Room for the copies may have cost the block before.
-      if (block > 0) node = index_->find(trail.root, trail.keys[static_cast<size_t>(block - 1)]);
+      if (block > 0)
+        node = index_->find(history.root, history.keys[static_cast<size_t>(block - 1)]);
       is_own = is_own && (block == 0 || node != kNoNode);
     }
     if (!is_own) {
-      trail.is_closed = true;
+      history.is_closed = true;
       break;
     }
     const int64_t end = (block + 1) * index_->block_tokens();
@@ -118,48 +119,49 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
     const NodeId published =
         index_->insert({.key = &key,
                         .parent = node,
-                        .root = &trail.root,
-                        .tokens = trail.block_ids(block, index_->block_tokens()),
+                        .root = &history.root,
+                        .tokens = history.block_ids(block, index_->block_tokens()),
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
-                        .priority = trail.priority,
+                        .priority = history.priority,
                         .is_followed = true});  // the last one is touched below
     if (published == kNoNode) {
-      trail.is_closed = true;
+      history.is_closed = true;
       break;
     }
     node = published;
     if (!index_->is_newest(node)) take_over(sequence, block, node);
   }
-  trail.num_published = block;
-  if (node != kNoNode) index_->touch(node, false, trail.priority);
+  history.num_published = block;
+  if (node != kNoNode) index_->touch(node, false, history.priority);
 }
 
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
-  const TokenTrail& trail = sequence.trail;
+  const TokenHistory& history = sequence.history;
   const int64_t num_blocks = num_publishable(sequence);
-  if (trail.is_closed || num_blocks == 0 ||
-      num_blocks * index_->block_tokens() != sequence.length || trail.num_published < num_blocks)
+  if (history.is_closed || num_blocks == 0 ||
+      num_blocks * index_->block_tokens() != sequence.length || history.num_published < num_blocks)
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&
-         index_->find(trail.root, trail.keys[static_cast<size_t>(num_blocks - count)]) == kNoNode)
+         index_->find(history.root, history.keys[static_cast<size_t>(num_blocks - count)]) ==
+             kNoNode)
     ++count;
   return count;
 }
 
 void Publisher::publish_state(Sequence& sequence) noexcept {
   if (num_to_reach(sequence) == 0) return;
-  --sequence.trail.num_published;
+  --sequence.history.num_published;
   publish_blocks(sequence);
 }
 
 void Publisher::release(const Sequence& sequence) noexcept {
-  const int64_t published = sequence.trail.num_published;
+  const int64_t published = sequence.history.num_published;
   if (published == 0) return;
-  const NodeId node =
-      index_->find(sequence.trail.root, sequence.trail.keys[static_cast<size_t>(published - 1)]);
-  if (node != kNoNode) index_->touch(node, false, sequence.trail.priority);
+  const NodeId node = index_->find(sequence.history.root,
+                                   sequence.history.keys[static_cast<size_t>(published - 1)]);
+  if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
 // visit(group, page of the table, node, index of the place) for every page that the next query of a
@@ -172,12 +174,12 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
     const int32_t first = index_->first_page(group), count = index_->num_pages(group);
     if (count == 0) continue;
     const GroupSpec& spec = spec_->groups[g];
-    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
+    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_size;
     int64_t page = spec.pages_for(match.num_tokens);
     NodeId node = match.tail != kNoNode ? match.tail : match.last;
     for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
          --block) {
-      for (const int64_t block_begin = block * (block_tokens / spec.page_tokens);
+      for (const int64_t block_begin = block * (block_tokens / spec.page_size);
            page > std::max(begin, block_begin);) {
         --page;
         visit(g, page, node, first + static_cast<int32_t>(page - block_begin));
@@ -212,8 +214,8 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
     if (spec.is_cross) continue;
     PageTable& table = sequence->tables[g];
     table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
-    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_tokens;
-    table.kept_begin = table.num_dropped * spec.page_tokens;
+    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_size;
+    table.kept_begin = table.num_dropped * spec.page_size;
   }
   visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
     sequence->tables[group].pages[static_cast<size_t>(page)] = index_->page(node, index).device;

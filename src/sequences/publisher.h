@@ -31,7 +31,7 @@ class Publisher {
   // sequence takes its pages over. Room for new blocks was made by PrefixIndex::reserve; what finds
   // none stays unpublished. Blocks with a token that is not written in every layer stay out.
   void publish(Sequence& sequence) noexcept {
-    if (sequence.trail.num_published < num_publishable(sequence)) publish_blocks(sequence);
+    if (sequence.history.num_published < num_publishable(sequence)) publish_blocks(sequence);
   }
   // The state that the sequence keeps at its length goes to the block that ends there, where it has
   // one in the index. Room for num_to_reach() new blocks.
@@ -51,7 +51,7 @@ class Publisher {
 
  private:
   int64_t num_publishable(const Sequence& sequence) const noexcept {
-    return std::min(static_cast<int64_t>(sequence.trail.keys.size()),
+    return std::min(static_cast<int64_t>(sequence.history.keys.size()),
                     sequence.first_unwritten / index_->block_tokens());
   }
   void publish_blocks(Sequence& sequence) noexcept;

@@ -25,7 +25,7 @@ class GroupView {
   int64_t lower_candidate(int64_t position) const {
     const KeyRange keys = keys_of_query(group_, sequence_, position);
     if (!sinks_are_kept(keys, position)) return table_.sink_kept;
-    if (table_.keeps(keys.begin, position)) return position - position % group_.page_tokens;
+    if (table_.keeps(keys.begin, position)) return position - position % group_.page_size;
     // It misses keys of [keys.begin, position), as do the positions in there: the next one sees
     // nothing but itself, as at the begin of a chunk, or lies among the sinks.
     const bool sees_itself_only = keys_of_query(group_, sequence_, keys.begin).begin == keys.begin;
@@ -36,7 +36,7 @@ class GroupView {
     const KeyRange keys = keys_of_query(group_, sequence_, position);
     if (!sinks_are_kept(keys, position)) return length;
     if (table_.keeps(keys.begin, position))
-      return std::min(length, (position / group_.page_tokens + 1) * group_.page_tokens);
+      return std::min(length, (position / group_.page_size + 1) * group_.page_size);
     const int64_t next = first_that_sees_from(keys.begin + 1, position, length);
     const bool sees_itself_only = keys_of_query(group_, sequence_, next).begin == next;
     return sees_itself_only ? next : first_that_sees_from(table_.kept_begin, position, length);
@@ -48,8 +48,8 @@ class GroupView {
   }
   // Where the next token goes, tokens were dropped: not even a window of 1 can go on there.
   bool is_in_hole(int64_t position) const {
-    return position % group_.page_tokens != 0 &&
-           table_.pages[static_cast<size_t>(position / group_.page_tokens)] == kNoPage;
+    return position % group_.page_size != 0 &&
+           table_.pages[static_cast<size_t>(position / group_.page_size)] == kNoPage;
   }
   // The first position in (position, length] whose query sees no key before `key`, else `length`.
   int64_t first_that_sees_from(int64_t key, int64_t position, int64_t length) const {

@@ -10,12 +10,12 @@
 #include "src/base/math.h"
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
-#include "src/sequences/token_trail.h"
+#include "src/sequences/token_history.h"
 #include "src/sequences/token_tree.h"
 
 namespace kvc {
 
-// The pages of one group. pages.size() == ceil(stored tokens / page_tokens of the group); an entry
+// The pages of one group. pages.size() == ceil(stored tokens / page_size of the group); an entry
 // is kNoPage where a window has dropped the page, else it counts as one holder. Only the last page
 // can be partial. The table grows and shrinks at its end and is never rebuilt, so that a decode
 // step touches one entry at most. A cache line, because every step reads it for every sequence.
@@ -32,10 +32,10 @@ struct alignas(64) PageTable {
 
   // How many entries it has once it holds `num_tokens` tokens, no fewer than now. Divides only
   // where it grows, which a decode step rarely does.
-  int64_t grown_size(int64_t num_tokens, int32_t page_tokens) const {
+  int64_t grown_size(int64_t num_tokens, int32_t page_size) const {
     const auto size = static_cast<int64_t>(pages.size());
-    const int64_t beyond = num_tokens - size * page_tokens;
-    return beyond <= 0 ? size : size + ceil_div(beyond, page_tokens);
+    const int64_t beyond = num_tokens - size * page_size;
+    return beyond <= 0 ? size : size + ceil_div(beyond, page_size);
   }
   int64_t num_held() const { return static_cast<int64_t>(pages.size()) - num_dropped; }
   // The sequence has `tokens` tokens now, not more than before. Among the sinks nothing was ever
@@ -72,8 +72,8 @@ struct alignas(64) Sequence {
   int64_t length = 0;        // committed tokens
   // Without a tree, appending up to this length takes no page, copies none and sends no table: a
   // decode step then looks at no table at all. 0: not known. Whoever changes a table calls
-  // touch_tables().
-  int64_t steady_until = 0;
+  // invalidate_tables().
+  int64_t no_table_change_before = 0;
   std::vector<PageTable> tables;  // per group
   int32_t slot = -1;              // row in device-side tables; dense, reused
   int32_t batch_index = -1;       // in the open forward, else -1
@@ -86,12 +86,12 @@ struct alignas(64) Sequence {
   TokenTree tree;                         // uncommitted
   StateSlot state = kInitialState;        // at `length`
   std::vector<Checkpoint> checkpoints;    // ascending positions
-  TokenTrail trail;
+  TokenHistory history;
   // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below
   // length.
   int64_t first_unwritten = kAllWritten;
 
-  // As new, but for the memory that its vectors have. The trail's is left to others.
+  // As new, but for the memory that its vectors have. The history's is left to others.
   void recycle() noexcept {
     Sequence blank;
     blank.tables = std::move(tables);
@@ -106,7 +106,7 @@ struct alignas(64) Sequence {
   void cut_unwritten(int64_t tokens) noexcept {
     if (first_unwritten >= tokens) first_unwritten = kAllWritten;
   }
-  void touch_tables() noexcept { steady_until = next_drop = 0; }
+  void invalidate_tables() noexcept { no_table_change_before = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }
   // Tokens in the tables of a group, without those of the open forward.
   int64_t stored(bool is_cross) const { return is_cross ? cross_length : length + tree.size(); }

@@ -13,7 +13,7 @@ namespace {
 // that was set.
 void forgive_empty(Sequence& sequence) {
   if (sequence.length == 0 && sequence.window == 0 && sequence.state == kInitialState)
-    sequence.trail.is_altered = false;
+    sequence.history.has_diverged = false;
 }
 
 }  // namespace
@@ -97,7 +97,7 @@ void SequenceTable::add(kvc_seq id) {
   check_new_id(id, "seq");
   std::unique_ptr<Sequence> sequence = make(id);
   sequence->tables.resize(spec_->groups.size());
-  sequence->trail.root = default_root_;
+  sequence->history.root = default_root_;
   create(std::move(sequence));
 }
 
@@ -105,11 +105,11 @@ Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
   Sequence& adopted = create(std::move(sequence));
   for (const PageTable& table : adopted.tables) {
     for (const PageId page : table.pages) {
-      if (page != kNoPage) allocator_->add_holder(page);
+      if (page != kNoPage) allocator_->add_ref(page);
     }
   }
-  states_->add_holder(adopted.state);
-  for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_holder(checkpoint.slot);
+  states_->add_ref(adopted.state);
+  for (const Checkpoint& checkpoint : adopted.checkpoints) states_->add_ref(checkpoint.slot);
   total_length_ += adopted.length;
   return adopted;
 }
@@ -119,7 +119,7 @@ void SequenceTable::cut_table(PageTable& table, int64_t keep, PageAllocator& all
     if (table.pages.back() == kNoPage) {
       --table.num_dropped;
     } else {
-      allocator.drop_holder(table.pages.back());
+      allocator.drop_ref(table.pages.back());
     }
     table.pages.pop_back();
   }
@@ -128,7 +128,7 @@ void SequenceTable::cut_table(PageTable& table, int64_t keep, PageAllocator& all
 }
 
 void SequenceTable::truncate(Sequence& sequence, int64_t tokens) noexcept {
-  sequence.touch_tables();
+  sequence.invalidate_tables();
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     if (spec_->groups[group].is_cross) continue;
     PageTable& table = sequence.tables[group];
@@ -142,8 +142,8 @@ void SequenceTable::remove(kvc_seq id) {
   PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
   StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
   for (PageTable& table : sequence.tables) cut_table(table, 0, pages);
-  states.drop_holder(sequence.state);
-  for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_holder(checkpoint.slot);
+  states.drop_ref(sequence.state);
+  for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_ref(checkpoint.slot);
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
@@ -176,8 +176,8 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
   for (const PositionSegment& segment : parent.segments) {
     if (segment.begin < length) child->segments.push_back(segment);
   }
-  child->trail = parent.trail;
-  child->trail.cut(length, prefix_block_);
+  child->history = parent.history;
+  child->history.cut(length, prefix_block_);
   child->first_unwritten = parent.first_unwritten;
   child->cut_unwritten(length);
   child->state = length == parent.length ? parent.state : kInitialState;
@@ -213,7 +213,7 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
   check_resumable(parent, length, "pos", position);
   Sequence& child = adopt(fork_of(parent, child_id, length));
   Sequence& shared = get(parent_id);
-  shared.touch_tables();
+  shared.invalidate_tables();
   for (PageTable& table : shared.tables) table.owns_last = false;
   drop_unseen(child);
 }
@@ -229,7 +229,7 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   const int64_t length = sequence.length - num_tokens;
   check_resumable(sequence, length, "n", num_tokens);
   cut_states(sequence, length);
-  sequence.trail.cut(length, prefix_block_);
+  sequence.history.cut(length, prefix_block_);
   sequence.cut_unwritten(length);
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length)
     sequence.segments.pop_back();

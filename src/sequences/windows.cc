@@ -11,7 +11,7 @@ void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noe
   for (int64_t i = begin; i < end; ++i) {
     PageId& page = table.pages[static_cast<size_t>(i)];
     if (page == kNoPage) continue;
-    allocator_->drop_holder(page);
+    allocator_->drop_ref(page);
     page = kNoPage;
     ++table.num_dropped;
   }
@@ -19,20 +19,20 @@ void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noe
 
 void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
   PageTable& table = sequence.tables[group];
-  const int32_t page_tokens = spec_->groups[group].page_tokens;
+  const int32_t page_size = spec_->groups[group].page_size;
   const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
-  const int64_t sink_pages = ceil_div(keys.sink_end, page_tokens);
+  const int64_t sink_pages = ceil_div(keys.sink_end, page_size);
   if (table.sink_kept > keys.sink_end) {  // a smaller sink than before
     drop_pages(table, sink_pages,
-               std::min(ceil_div(table.sink_kept, page_tokens), table.kept_begin / page_tokens));
+               std::min(ceil_div(table.sink_kept, page_size), table.kept_begin / page_size));
     table.sink_kept = keys.sink_end;
   }
-  const int64_t begin = std::max(sink_pages, table.kept_begin / page_tokens);
-  const int64_t end = std::min(keys.begin / page_tokens, static_cast<int64_t>(table.pages.size()));
+  const int64_t begin = std::max(sink_pages, table.kept_begin / page_size);
+  const int64_t end = std::min(keys.begin / page_size, static_cast<int64_t>(table.pages.size()));
   if (begin >= end) return;
   drop_pages(table, begin, end);
   if (table.kept_begin == 0) table.sink_kept = keys.sink_end;
-  table.kept_begin = end * page_tokens;
+  table.kept_begin = end * page_size;
 }
 
 void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
@@ -52,7 +52,7 @@ void SequenceTable::note_next_drop(Sequence& sequence) noexcept {
     if (spec.is_cross || !spec.is_windowed()) continue;
     // The first key that a query sees has to lie a page further.
     const int64_t first_key =
-        sequence.tables[group].kept_begin / spec.page_tokens * spec.page_tokens + spec.page_tokens;
+        sequence.tables[group].kept_begin / spec.page_size * spec.page_size + spec.page_size;
     next = std::min(next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
                                           : first_key + spec.window - 1);
   }
@@ -113,10 +113,10 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
                 ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
     }
   }
-  sequence.trail.forget();  // what it computes from now on depends on the window
+  sequence.history.diverge();  // what it computes from now on depends on the window
   sequence.window = window;
   sequence.sink = sink;
-  sequence.touch_tables();
+  sequence.invalidate_tables();
   drop_unseen(sequence);
 }
 

@@ -18,7 +18,7 @@ struct Sharer {
 
 // Decides who copies such pages; returns the number of copies. See Batch's comment.
 int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
-                    bool forgets_cached, std::vector<TableChange>& changes) {
+                    bool forgets_indexed, std::vector<TableChange>& changes) {
   std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
     if (a.page != b.page) return a.page < b.page;
     return a.length != b.length ? a.length < b.length : a.change < b.change;
@@ -29,10 +29,10 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
     while (next < sharers.size() && sharers[next].page == sharers[first].page) ++next;
     const PageId page = sharers[first].page;
     const bool held_outside = allocator.refs(page) > static_cast<int32_t>(next - first);
-    const bool is_kept = held_outside || (allocator.is_cached(page) && !forgets_cached);
+    const bool is_kept = held_outside || (allocator.is_indexed(page) && !forgets_indexed);
     const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
     for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
-    if (!is_kept && allocator.is_cached(page))
+    if (!is_kept && allocator.is_indexed(page))
       changes[sharers[next - 1].change].forgets_last_page = true;
     copies += static_cast<int64_t>(copying - first);
     first = next;
@@ -50,18 +50,18 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   std::vector<Sharer> sharers;  // stays empty, and unallocated, in a steady decode
   Measure needed;
   for (BatchEntry& entry : *entries) {
-    if (entry.is_steady()) continue;
+    if (entry.changes_no_table()) continue;
     entry.change_begin = static_cast<int32_t>(changes->size());
     const PageTable* table = entry.sequence->tables.data();
     for (const GroupSpec& group : groups) {
       const auto held = static_cast<int64_t>(table->pages.size());
       const int64_t old_stored = entry.old_stored(group.is_cross);
       const int64_t new_stored = entry.new_stored(group.is_cross);
-      const bool is_partial = old_stored != held * group.page_tokens;
+      const bool is_partial = old_stored != held * group.page_size;
       if (is_partial && !table->owns_last && new_stored != old_stored &&
           !context.allocator.is_private(table->pages.back()))
         sharers.push_back({table->pages.back(), old_stored, changes->size()});
-      const int64_t size = table->grown_size(new_stored, group.page_tokens);
+      const int64_t size = table->grown_size(new_stored, group.page_size);
       needed.pages += size - held;
       changes->push_back({.old_num_pages = held, .new_num_pages = size});
       ++table;
@@ -73,15 +73,15 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   }
   const int64_t fresh = needed.pages;
   needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
-  if (needed.pages > context.allocator.num_free() && !sharers.empty()) {
-    needed.forgets_cached = true;
+  if (needed.pages > context.allocator.num_available() && !sharers.empty()) {
+    needed.forgets_indexed = true;
     needed.pages = fresh + plan_copies(sharers, context.allocator, true, *changes);
   }
   return needed;
 }
 
 Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
-  Missing missing{needed.pages - context.allocator.num_free(),
+  Missing missing{needed.pages - context.allocator.num_available(),
                   context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
     missing.reclaimable_slots = context.sequences.num_reclaimable_states();
@@ -133,7 +133,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
     const int64_t slot_pages = states.slot_pages();
-    const int64_t pages = needed.pages - allocator.num_free();
+    const int64_t pages = needed.pages - allocator.num_available();
     const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
@@ -149,7 +149,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
 }
 
 void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
-  StepWords::TableWork work;
+  StepDelta::TableWork work;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
@@ -186,7 +186,7 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
       num_taken += change.new_num_pages - change.old_num_pages;
     taken_pages_.reserve(static_cast<size_t>(num_taken));
   }
-  num_step_words_ = step_words_.reserve(entries_, work, spec);
+  num_delta_words_ = step_delta_.reserve(entries_, work, spec);
 }
 
 void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
@@ -197,8 +197,8 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
   tokens_.assign(request.tokens, request.tokens + last.row_begin + last.append_length);
   int64_t num_blocks = 0;
   for (const BatchEntry& entry : entries_) {
-    TokenTrail& trail = entry.sequence->trail;
-    trail.reserve(entry.append_length, prefix_block_);
+    TokenHistory& history = entry.sequence->history;
+    history.reserve(entry.append_length, prefix_block_);
     num_blocks +=
         (entry.old_length + entry.append_length) / prefix_block_ - entry.old_length / prefix_block_;
   }
@@ -210,17 +210,17 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
                   PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
   const Measure& needed = needed_;
   if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
-  for (size_t i = 0; needed.forgets_cached && i < entries_.size(); ++i) {
+  for (size_t i = 0; needed.forgets_indexed && i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       if (!change(entry, group).forgets_last_page) continue;
       const PageId page = entry.sequence->tables[group].pages.back();
       // Not yet with another page of its block
-      if (allocator.is_cached(page)) index.forget_page(page);
+      if (allocator.is_indexed(page)) index.forget_page(page);
     }
   }
-  if (needed.pages > allocator.num_vacant()) index.make_vacant(needed.pages);
-  if (states.to_evict(needed.state_slots) > 0) index.make_states_vacant(needed.state_slots);
+  if (needed.pages > allocator.num_free()) index.evict_for(needed.pages);
+  if (states.to_evict(needed.state_slots) > 0) index.evict_states_for(needed.state_slots);
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);
@@ -231,10 +231,10 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
         entry.sequence->tree.add(request.tree_parents[entry.row_begin + t]);
       learn_tokens(entry);
     }
-    note_steady(entry, plan.spec());
+    note_next_table_change(entry, plan.spec());
   }
   std::sort(taken_pages_.begin(), taken_pages_.end());
-  step_words_.build(entries_, num_rows_, copies_, plan.spec());
+  step_delta_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
 // Ids of tree nodes are kept with the tree until it is committed, others become known at the end.
@@ -247,8 +247,8 @@ void Batch::learn_tokens(const BatchEntry& entry) noexcept {
     TokenTree& tree = sequence.tree;
     if (static_cast<int64_t>(tree.ids.size()) == entry.old_nodes)
       tree.ids.insert(tree.ids.end(), ids, ids + entry.append_length);
-  } else if (sequence.trail.num_known == entry.old_length && !sequence.trail.is_altered) {
-    sequence.trail.add(ids, entry.append_length, prefix_block_);
+  } else if (sequence.history.num_known == entry.old_length && !sequence.history.has_diverged) {
+    sequence.history.add(ids, entry.append_length, prefix_block_);
   }
 }
 
@@ -274,22 +274,22 @@ void Batch::take_pages(const BatchEntry& entry, PageAllocator& allocator) noexce
   }
 }
 
-void Batch::note_steady(const BatchEntry& entry, const Spec& spec) noexcept {
+void Batch::note_next_table_change(const BatchEntry& entry, const Spec& spec) noexcept {
   if (entry.change_begin < 0) return;
-  int64_t steady_until = INT64_MAX;
+  int64_t no_table_change_before = INT64_MAX;
   for (size_t group = 0; group < num_groups_; ++group) {
     const PageTable& table = entry.sequence->tables[group];
     const auto total = static_cast<int64_t>(table.pages.size());
     if (!spec.groups[group].is_cross)
-      steady_until =
-          std::min(steady_until, table.owns_last ? total * spec.groups[group].page_tokens : 0);
+      no_table_change_before = std::min(no_table_change_before,
+                                        table.owns_last ? total * spec.groups[group].page_size : 0);
   }
-  entry.sequence->steady_until = steady_until;
+  entry.sequence->no_table_change_before = no_table_change_before;
 }
 
 void Batch::forget_sent() noexcept {
   for (const BatchEntry& entry : entries_) {
-    entry.sequence->touch_tables();
+    entry.sequence->invalidate_tables();
     for (PageTable& table : entry.sequence->tables) table.synced_pages = 0;
   }
 }
@@ -312,7 +312,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     for (size_t group = 0; !copies_.empty() && entry.change_begin >= 0 && group < num_groups_;
          ++group) {
       if (change(entry, group).replaced_page != kNoPage)
-        allocator.drop_holder(change(entry, group).replaced_page);
+        allocator.drop_ref(change(entry, group).replaced_page);
     }
     sequence.cross_length += entry.cross_length;
     if (entry.is_tree) {
@@ -325,11 +325,11 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
     sequence.length += entry.append_length;
     sequences.add_to_total_length(entry.append_length);
     if (states.is_used()) {
-      states.drop_holder(written.states ? sequence.state : entry.new_state);
+      states.drop_ref(written.states ? sequence.state : entry.new_state);
       if (written.states) sequence.state = entry.new_state;
       if (spec.state_stride != 0 && sequence.length % spec.state_stride == 0) {
         sequence.checkpoints.push_back({sequence.length, sequence.state, true});
-        states.add_holder(sequence.state);
+        states.add_ref(sequence.state);
       }
     }
     if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
@@ -342,17 +342,17 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
-    if (entry.change_begin >= 0) sequence.touch_tables();
+    if (entry.change_begin >= 0) sequence.invalidate_tables();
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       PageTable& table = sequence.tables[group];
       const TableChange& change = this->change(entry, group);
       while (static_cast<int64_t>(table.pages.size()) > change.old_num_pages) {
-        allocator.drop_holder(table.pages.back());
+        allocator.drop_ref(table.pages.back());
         table.pages.pop_back();
       }
       int64_t intact = change.old_num_pages;
       if (change.replaced_page != kNoPage) {
-        allocator.drop_holder(table.pages.back());
+        allocator.drop_ref(table.pages.back());
         table.pages.back() = change.replaced_page;
         --intact;
       }
@@ -360,7 +360,7 @@ void Batch::rollback(PageAllocator& allocator, StatePool& states) noexcept {
       table.owns_last = false;
     }
     sequence.tree.truncate(entry.old_nodes);
-    states.drop_holder(entry.new_state);
+    states.drop_ref(entry.new_state);
   }
   finish();
 }

@@ -11,7 +11,7 @@
 #include "src/plan/plan.h"
 #include "src/sequences/publisher.h"
 #include "src/sequences/sequences.h"
-#include "src/step/step_words.h"
+#include "src/step/step_delta.h"
 
 namespace kvc {
 
@@ -39,9 +39,9 @@ struct BatchEntry {
   StateSlot new_state;        // what the forward writes; kInitialState without STATE layers
   int32_t change_begin = -1;  // of its changes, one per group; -1: it changes no table
 
-  // See Sequence::steady_until.
-  bool is_steady() const {
-    return new_length() <= sequence->steady_until && !is_tree && old_nodes == 0 &&
+  // See Sequence::no_table_change_before.
+  bool changes_no_table() const {
+    return new_length() <= sequence->no_table_change_before && !is_tree && old_nodes == 0 &&
            cross_length == 0;
   }
   // Tokens in the tables of a group, before and after.
@@ -83,13 +83,13 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
 // copied as well while pages are free; otherwise the index forgets it.
 class Batch {
  public:
-  // `has_memory`: see StepWords.
-  explicit Batch(bool has_memory = false) : step_words_(has_memory) {}
+  // `has_memory`: see StepDelta.
+  explicit Batch(bool has_memory = false) : step_delta_(has_memory) {}
 
   struct Measure {
     int64_t pages = 0;  // those of the state slots included
     int64_t state_slots = 0;
-    bool forgets_cached = false;  // pages do not suffice to copy what only the prefix index knows
+    bool forgets_indexed = false;  // pages do not suffice to copy what only the prefix index knows
   };
   struct Context {
     const Plan& plan;
@@ -158,9 +158,9 @@ class Batch {
 
   // What a device is sent for this step, in one copy; on the CPU it only says how much that would
   // be.
-  const std::vector<int32_t>& step_words() const { return step_words_.words(); }
+  const std::vector<int32_t>& step_delta() const { return step_delta_.words(); }
   // How many these are, from prepare() on.
-  int64_t num_step_words() const { return num_step_words_; }
+  int64_t num_delta_words() const { return num_delta_words_; }
   // It was not sent after all: the tables of all entries have to be sent again as a whole.
   void forget_sent() noexcept;
 
@@ -172,7 +172,7 @@ class Batch {
   void take_pages(const BatchEntry& entry, PageAllocator& allocator) noexcept;
   void learn_tokens(const BatchEntry& entry) noexcept;
   void finish() noexcept;
-  void note_steady(const BatchEntry& entry, const Spec& spec) noexcept;
+  void note_next_table_change(const BatchEntry& entry, const Spec& spec) noexcept;
 
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
@@ -183,8 +183,8 @@ class Batch {
   std::vector<PageCopy> copies_;
   bool notes_taken_ = false;  // the configuration clears pages
   std::vector<PageId> taken_pages_;
-  StepWords step_words_;
-  int64_t num_step_words_ = 0;
+  StepDelta step_delta_;
+  int64_t num_delta_words_ = 0;
   std::vector<int32_t> tokens_;  // ids of the new tokens, empty: not given
   int32_t prefix_block_ = 1;
   int64_t num_new_blocks_ = 0;

@@ -42,10 +42,10 @@ int64_t grown(int64_t wanted, int64_t now, int64_t least) {
 DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* device)
     : plan_(&plan), pool_(pool), device_(device), arrays_(*device) {
   const Spec& spec = plan.spec();
-  if (spec.groups.size() > cuda::kMaxGroups) {
+  if (spec.groups.size() > cuda::kMaxLayerGroups) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(spec.groups.size()),
               "%zu groups of layers have page tables of their own: on a device at most %d",
-              spec.groups.size(), cuda::kMaxGroups);
+              spec.groups.size(), cuda::kMaxLayerGroups);
   }
   if (spec.ropes.size() > kMaxDeviceRopes) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(spec.ropes.size()),
@@ -56,7 +56,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     state_.groups[group] = {.table = nullptr,
                             .table_stride = 0,
-                            .page_tokens = spec.groups[group].page_tokens,
+                            .page_size = spec.groups[group].page_size,
                             .is_cross = spec.groups[group].is_cross ? 1 : 0};
     tables_.emplace_back();
   }
@@ -80,7 +80,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
               .table_entries = std::vector<int64_t>(spec.groups.size(), 0)};
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const int64_t length = spec.groups[group].is_cross ? spec.max_cross_len : spec.max_seq_len;
-    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_tokens);
+    needs.table_entries[group] = ceil_div(length, spec.groups[group].page_size);
   }
   grow(needs, stream.get());
   upload_pages();
@@ -91,7 +91,7 @@ DeviceStep::Needs DeviceStep::needs_of(const Batch& batch) const {
   Needs needs{.sequences = static_cast<int64_t>(batch.entries().size()),
               .rows = batch.num_rows(),
               .cross_rows = batch.num_cross_rows(),
-              .words = batch.num_step_words(),
+              .words = batch.num_delta_words(),
               .slots = 0,
               .table_entries = std::vector<int64_t>(tables_.size(), 0)};
   for (const BatchEntry& entry : batch.entries()) {
@@ -166,7 +166,7 @@ int64_t DeviceStep::reserved_slots(int64_t stride) const {
 void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
   const int64_t slots = grown(needs.slots, num_slots_, 16);
   for (size_t group = 0; group < tables_.size(); ++group) {
-    StepState::Group& table = state_.groups[group];
+    StepState::LayerGroup& table = state_.groups[group];
     const int64_t stride = grown(needs.table_entries[group], table.table_stride, 16);
     const int64_t row_bytes = stride * kEntryBytesOfTable;
     DeviceReservation& memory = tables_[group];
@@ -225,14 +225,14 @@ bool DeviceStep::has_uploaded_pages() const {
     return a.base == b.base && a.page_stride == b.page_stride;
   };
   return pages_.layers != nullptr &&
-         std::equal(uploaded_slots_.begin(), uploaded_slots_.end(), pool_->slots().begin(),
-                    pool_->slots().end(), is_same);
+         std::equal(uploaded_regions_.begin(), uploaded_regions_.end(), pool_->regions().begin(),
+                    pool_->regions().end(), is_same);
 }
 
 // Where page copies of a step find the pages.
 void DeviceStep::upload_pages() {
   if (has_uploaded_pages()) return;
-  std::vector<cuda::StepPageSlot> parts;
+  std::vector<cuda::PageRegion> parts;
   const std::vector<GroupSpec>& groups = plan_->spec().groups;
   for (size_t group = 0; group < groups.size(); ++group) {
     for (const int32_t layer : groups[group].layers) {
@@ -244,7 +244,7 @@ void DeviceStep::upload_pages() {
                        .reserved = 0});
     }
   }
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
   DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
   // On a stream of its own, and waited for because `parts` goes: only after creation and after a
   // move of the pool.
@@ -252,8 +252,8 @@ void DeviceStep::upload_pages() {
   device_->copy(fresh.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
   page_slots_ = std::move(fresh);
-  uploaded_slots_ = pool_->slots();
-  pages_ = {.layers = reinterpret_cast<const cuda::StepPageSlot*>(page_slots_.data()),
+  uploaded_regions_ = pool_->regions();
+  pages_ = {.layers = reinterpret_cast<const cuda::PageRegion*>(page_slots_.data()),
             .num_layers = static_cast<int32_t>(parts.size())};
   ++generation_;
 }
@@ -266,7 +266,7 @@ bool DeviceStep::is_full() const {
 void DeviceStep::write(const Batch& batch) {
   const uint32_t entry = num_written_ % static_cast<uint32_t>(kStepEntries);
   auto* to = reinterpret_cast<int32_t*>(ring_.data() + entry * kEntryBytes);
-  const std::vector<int32_t>& words = batch.step_words();
+  const std::vector<int32_t>& words = batch.step_delta();
   const auto bytes = static_cast<int64_t>(words.size() * sizeof(int32_t));
   if (bytes <= kEntryBytes) {
     std::memcpy(to, words.data(), static_cast<size_t>(bytes));

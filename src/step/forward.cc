@@ -22,7 +22,7 @@ Forward::Forward(const Spec& spec)
       batch_(spec.is_on_gpu() && spec.storage != KVC_STORAGE_NONE),
       slots_(spec.groups.size()),
       slots_valid_(spec.groups.size(), 0),
-      angles_(spec.ropes.size()),
+      cos_sin_(spec.ropes.size()),
       appended_(spec.layers.size(), 0),
       state_set_(spec.has_states() ? spec.layers.size() * kMaxStates : 0, 0) {}
 
@@ -33,9 +33,9 @@ void Forward::opened(GivenPositions given, bool is_partial) {
   given_ = std::move(given);
   positions_valid_ = false;
   std::fill(slots_valid_.begin(), slots_valid_.end(), uint8_t{0});
-  for (RopeAngles& angles : angles_) {
-    angles.tokens.invalidate();
-    angles.sinks.invalidate();
+  for (RopeCosSin& cos_sin : cos_sin_) {
+    cos_sin.tokens.invalidate();
+    cos_sin.sinks.invalidate();
   }
   std::fill(appended_.begin(), appended_.end(), uint8_t{0});
   std::fill(state_set_.begin(), state_set_.end(), uint8_t{0});
@@ -145,17 +145,17 @@ TokenPositions Forward::with_variant(int32_t rope, const int32_t* positions, int
 kernels::Rotation Forward::rotation(int32_t rope, Executor& executor) {
   if (rope < 0) return {};
   const auto index = static_cast<size_t>(rope);
-  RotationAngles& angles = angles_[index].tokens;
-  if (angles.is_valid()) return angles.get(spec_->ropes[index], {}, executor);
+  TokenCosSin& cos_sin = cos_sin_[index].tokens;
+  if (cos_sin.is_valid()) return cos_sin.get(spec_->ropes[index], {}, executor);
   const int64_t stride = given_.num_position_rows > 1 ? batch_.num_rows() : 0;
-  return angles.get(spec_->ropes[index], with_variant(rope, rotary_positions(), stride), executor);
+  return cos_sin.get(spec_->ropes[index], with_variant(rope, rotary_positions(), stride), executor);
 }
 
 kernels::Rotation Forward::sink_rotation(int32_t rope, Executor& executor) {
   if (rope < 0) return {};
   const auto index = static_cast<size_t>(rope);
-  RotationAngles& angles = angles_[index].sinks;
-  if (angles.is_valid()) return angles.get(spec_->ropes[index], {}, executor);
+  TokenCosSin& cos_sin = cos_sin_[index].sinks;
+  if (cos_sin.is_valid()) return cos_sin.get(spec_->ropes[index], {}, executor);
   const int32_t* positions = token_positions();
   sink_positions_.assign(positions, positions + batch_.num_rows());
   for (const BatchEntry& entry : batch_.entries()) {
@@ -166,7 +166,7 @@ kernels::Rotation Forward::sink_rotation(int32_t rope, Executor& executor) {
       position = static_cast<int32_t>(std::min<int64_t>(position, window - 1));
     }
   }
-  return angles.get(spec_->ropes[index], with_variant(rope, sink_positions_.data(), 0), executor);
+  return cos_sin.get(spec_->ropes[index], with_variant(rope, sink_positions_.data(), 0), executor);
 }
 
 void Forward::key_rotations(int32_t rope, Executor& executor, kernels::Rotation out[2]) {
@@ -180,7 +180,7 @@ void Forward::key_rotations(int32_t rope, Executor& executor, kernels::Rotation 
   for (const BatchEntry& entry : batch_.entries()) needs[uses_long(rope, entry) ? 1 : 0] = true;
   for (int variant = 0; variant < 2; ++variant) {
     if (needs[variant])
-      out[variant] = angles_[index].keys.ensure(spec, variant == 1, positions, executor);
+      out[variant] = cos_sin_[index].keys.ensure(spec, variant == 1, positions, executor);
   }
 }
 

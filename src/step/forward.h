@@ -8,8 +8,8 @@
 
 #include "kernels/params.h"
 #include "src/step/batch.h"
-#include "src/step/position_angles.h"
-#include "src/step/rotation_angles.h"
+#include "src/step/position_cos_sin.h"
+#include "src/step/token_cos_sin.h"
 
 namespace kvc {
 
@@ -91,10 +91,10 @@ class Forward {
   bool any_state_set() const;
 
  private:
-  struct RopeAngles {
-    RotationAngles tokens;
-    RotationAngles sinks;
-    PositionAngles keys;
+  struct RopeCosSin {
+    TokenCosSin tokens;
+    TokenCosSin sinks;
+    PositionCosSin keys;
   };
 
   size_t state_index(int32_t local_layer, int32_t state) const {
@@ -113,10 +113,10 @@ class Forward {
   std::vector<int32_t> positions_;
   bool positions_valid_ = false;
   std::vector<int32_t> sink_positions_;
-  std::vector<uint8_t> uses_long_;  // of one rotation, while its angles are made
-  std::vector<RopeAngles> angles_;  // per Spec::ropes
-  std::vector<uint8_t> appended_;   // per local layer
-  std::vector<uint8_t> state_set_;  // per local layer and state
+  std::vector<uint8_t> uses_long_;   // of one rotation, while its rows are made
+  std::vector<RopeCosSin> cos_sin_;  // per Spec::ropes
+  std::vector<uint8_t> appended_;    // per local layer
+  std::vector<uint8_t> state_set_;   // per local layer and state
 };
 
 }  // namespace kvc

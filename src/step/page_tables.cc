@@ -22,17 +22,17 @@ const PageTable& table_of(const BatchEntry& entry, int32_t group) {
 
 void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots) {
   const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
-  const int32_t page_tokens = spec.groups[static_cast<size_t>(group)].page_tokens;
+  const int32_t page_size = spec.groups[static_cast<size_t>(group)].page_size;
   slots->clear();
   slots->reserve(static_cast<size_t>(is_cross ? batch.num_cross_rows() : batch.num_rows()));
   for (const BatchEntry& entry : batch.entries()) {
     const std::vector<PageId>& pages = table_of(entry, group).pages;
-    int64_t index = entry.old_stored(is_cross) / page_tokens;
-    int64_t offset = entry.old_stored(is_cross) % page_tokens;
+    int64_t index = entry.old_stored(is_cross) / page_size;
+    int64_t offset = entry.old_stored(is_cross) % page_size;
     for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
-      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_tokens) +
+      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_size) +
                        offset);
-      if (++offset == page_tokens) offset = 0, ++index;
+      if (++offset == page_size) offset = 0, ++index;
     }
   }
 }
@@ -40,7 +40,7 @@ void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind) {
   TableData table;
   const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
-  const int64_t page_tokens = spec.groups[static_cast<size_t>(group)].page_tokens;
+  const int64_t page_size = spec.groups[static_cast<size_t>(group)].page_size;
   const auto num_seqs = static_cast<int64_t>(batch.entries().size());
   switch (kind) {
     case KVC_TABLE_INDPTR:
@@ -61,14 +61,14 @@ TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_t
           if (pages[i] == kNoPage) continue;
           append_checked(table.i32, kind == KVC_TABLE_INDICES
                                         ? pages[i]
-                                        : static_cast<int64_t>(i) * page_tokens);
+                                        : static_cast<int64_t>(i) * page_size);
         }
       }
       break;
     case KVC_TABLE_LAST_PAGE_LEN:
       for (const BatchEntry& entry : batch.entries()) {
         const int64_t stored = entry.new_stored(is_cross);
-        append_checked(table.i32, stored == 0 ? 0 : (stored - 1) % page_tokens + 1);
+        append_checked(table.i32, stored == 0 ? 0 : (stored - 1) % page_size + 1);
       }
       break;
     case KVC_TABLE_SEQ_LENS:

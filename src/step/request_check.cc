@@ -67,12 +67,12 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
               ll(longest));
   }
-  if (entry.is_steady()) return;  // it has all its pages
+  if (entry.changes_no_table()) return;  // it has all its pages
   int64_t pages = 0;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
     pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross),
-                              spec.groups[group].page_tokens) -
+                              spec.groups[group].page_size) -
              table.num_dropped;
   }
   if (pages > context.allocator.num_pages()) {

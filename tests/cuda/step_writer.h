@@ -132,7 +132,7 @@ struct StepLimits {
   int32_t table_entries = 0;
   int64_t words = 100000;
   struct Group {
-    int32_t page_tokens;
+    int32_t page_size;
     bool is_cross;
   };
   std::vector<Group> groups = {};
@@ -169,7 +169,7 @@ class StepDevice {
     for (size_t g = 0; g < limits.groups.size(); ++g) {
       state.groups[g].table = ints(static_cast<size_t>(limits.table_rows * limits.table_entries));
       state.groups[g].table_stride = limits.table_entries;
-      state.groups[g].page_tokens = limits.groups[g].page_tokens;
+      state.groups[g].page_size = limits.groups[g].page_size;
       state.groups[g].is_cross = limits.groups[g].is_cross ? 1 : 0;
     }
     state.ring = ring_.data();

@@ -86,17 +86,17 @@ TEST(Budget, WasteIsPaddingAndWhatLiesBehindTheLastToken) {
 TEST(Budget, TokensOfDifferentPagesAreCountedTogether) {
   Spec spec = spec_of(
       {attention_layer(1, 1, 8, 8), window_layer(1, 1, 8, 64), window_layer(1, 1, 8, 64)}, 16);
-  spec.groups = {{.layers = {0}, .page_tokens = 32},
-                 {.layers = {1, 2}, .window = 64, .page_tokens = 16}};
+  spec.groups = {{.layers = {0}, .page_size = 32},
+                 {.layers = {1, 2}, .window = 64, .page_size = 16}};
   spec.layers[0].group = 0, spec.layers[1].group = spec.layers[2].group = 1;
-  assign_slots(spec);
+  assign_regions(spec);
   spec.num_pages = 100;
   const Plan plan(spec);
   EXPECT_EQ(plan.max_tokens(3), 32);
   EXPECT_EQ(plan.max_tokens(2), 16);
   EXPECT_EQ(plan.max_tokens(1), 0);
   EXPECT_EQ(plan.max_tokens(100), 33 * 32);
-  EXPECT_EQ(plan.layout().slots.size(), 1u) << "a layer of 32 tokens lies over two of 16";
+  EXPECT_EQ(plan.layout().regions.size(), 1u) << "a layer of 32 tokens lies over two of 16";
   EXPECT_EQ(plan.layout().page_bytes, 2 * 16 * 16 * 4);
 }
 

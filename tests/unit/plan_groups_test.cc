@@ -77,7 +77,7 @@ TEST(Hybrids, WasteLessThanFourPercentOfALongRequest) {
     EXPECT_LE(plan.spec().groups.size(), 16u) << model.name;
     EXPECT_LE(plan.spec().prefix_block(), 16 * 64) << model.name;
     for (const GroupSpec& group : plan.spec().groups)
-      EXPECT_EQ(group.page_tokens % 16, 0) << model.name;
+      EXPECT_EQ(group.page_size % 16, 0) << model.name;
   }
 }
 
@@ -86,7 +86,7 @@ std::string groups_text(const Spec& spec) {
   std::string text;
   for (const GroupSpec& group : spec.groups) {
     text += (text.empty() ? "" : " ") + std::to_string(group.layers.size()) + "@" +
-            std::to_string(group.page_tokens);
+            std::to_string(group.page_size);
   }
   return text;
 }
@@ -103,12 +103,12 @@ TEST(Hybrids, OfFewerLayersOfOneKindPutMoreTokensIntoAPage) {
   EXPECT_EQ(plan.layout().group_bytes[0], plan.layout().page_bytes);
   EXPECT_EQ(plan.spec().prefix_block(), 80);
   const int64_t row = 16 * 2 * 128 * 2;
-  EXPECT_EQ(plan.layout().slots.size(), 12u)
+  EXPECT_EQ(plan.layout().regions.size(), 12u)
       << "ten of five windowed layers and one full, two of the last ones";
-  EXPECT_EQ(plan.layout().slots[0].bytes, 5 * 16 * row);
-  EXPECT_EQ(plan.layout().slots[11].bytes, 16 * row);
-  EXPECT_EQ(plan.layout().layers[7].slot, 1) << "the seventh of the windowed layers";
-  EXPECT_EQ(plan.layout().layers[7].slot_offset, 16 * row);
+  EXPECT_EQ(plan.layout().regions[0].bytes, 5 * 16 * row);
+  EXPECT_EQ(plan.layout().regions[11].bytes, 16 * row);
+  EXPECT_EQ(plan.layout().layers[7].region, 1) << "the seventh of the windowed layers";
+  EXPECT_EQ(plan.layout().layers[7].region_offset, 16 * row);
   EXPECT_EQ(plan.request_pages(kLongest),
             ceil_div(1023 + kForward, 16) + 1 + ceil_div(kLongest, 80));
 }
@@ -185,23 +185,23 @@ TEST(Hybrids, OfOneLayerAmongManyStayNearTheFormulas) {
 TEST(Hybrids, InChunksNeedNoPageMoreWherePagesDivideTheChunk) {
   GroupSpec group;
   group.chunk = 8192;
-  group.page_tokens = 16;
+  group.page_size = 16;
   EXPECT_EQ(request_pages(group, kLongest, {.tokens_in_flight = 2048}), (8191 + 2048 + 15) / 16);
   EXPECT_EQ(request_pages(group, 100, {.tokens_in_flight = 2048}), 7);
   EXPECT_EQ(request_pages(group, 0, {.tokens_in_flight = 2048}), 0);
   // The worst place of a chunk in the pages, tried out.
   for (const int64_t chunk : {1, 6, 24, 40, 48}) {
-    for (const int32_t page_tokens : {1, 4, 16, 18, 48}) {
+    for (const int32_t page_size : {1, 4, 16, 18, 48}) {
       group.chunk = chunk;
-      group.page_tokens = page_tokens;
+      group.page_size = page_size;
       for (const int64_t forward : {1, 5, 16, 100}) {
         int64_t most = 0;
         for (int64_t begin = 0; begin + forward <= 3000; ++begin) {
           const int64_t first = first_visible_key(group, begin);
-          most = std::max(most, ceil_div(begin + forward, page_tokens) - first / page_tokens);
+          most = std::max(most, ceil_div(begin + forward, page_size) - first / page_size);
         }
         EXPECT_EQ(request_pages(group, 3000, {.tokens_in_flight = forward}), most)
-            << "chunk " << chunk << ", pages of " << page_tokens << ", forwards of " << forward;
+            << "chunk " << chunk << ", pages of " << page_size << ", forwards of " << forward;
       }
     }
   }
@@ -210,7 +210,7 @@ TEST(Hybrids, InChunksNeedNoPageMoreWherePagesDivideTheChunk) {
 TEST(Hybrids, WithPadPagesKeepTheirPageSize) {
   for (const HybridModel& model : hybrid_models()) {
     const Spec spec = spec_of(model.layers, 16, {.pads_pages = true});
-    for (const GroupSpec& group : spec.groups) EXPECT_EQ(group.page_tokens, 16) << model.name;
+    for (const GroupSpec& group : spec.groups) EXPECT_EQ(group.page_size, 16) << model.name;
   }
   const Spec spec = spec_of(hybrid_models()[3].layers, 16, {.pads_pages = true});
   EXPECT_EQ(spec.groups.size(), 7u);
@@ -241,33 +241,33 @@ TEST(Hybrids, LatentsAndEncoderTokensFitAsWell) {
   spec.byte_budget = kBudget;
   const Plan plan(spec);
   EXPECT_LT(plan.waste(), 0.04);
-  EXPECT_EQ(plan.spec().prefix_block(), plan.spec().groups[0].page_tokens)
-      << "encoder tokens aside";
+  EXPECT_EQ(plan.spec().prefix_block(), plan.spec().groups[0].page_size) << "encoder tokens aside";
 }
 
-// Whatever the shapes: layers of a group do not overlap, slots neither, everything is aligned, and
-// pages hold what they promise.
+// Whatever the shapes: layers of a group do not overlap, regions neither, everything is aligned,
+// and pages hold what they promise.
 void check_layout(const Spec& spec, const Layout& layout) {
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     int64_t end = 0;
     for (const int32_t id : spec.groups[g].layers) {
       const LayerLayout& layer = layout.layers[static_cast<size_t>(id)];
-      const SlotLayout& slot = layout.slots[static_cast<size_t>(layer.slot)];
-      const int64_t begin = slot.offset + layer.slot_offset;
+      const RegionLayout& region = layout.regions[static_cast<size_t>(layer.region)];
+      const int64_t begin = region.offset + layer.region_offset;
       EXPECT_GE(begin, end);
       EXPECT_EQ(begin % layer.alignment, 0);
-      EXPECT_EQ(layer.slot_offset % layer.alignment, 0);
-      EXPECT_EQ(slot.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
-      EXPECT_LE(layer.slot_offset + layer.page_bytes, slot.bytes);
+      EXPECT_EQ(layer.region_offset % layer.alignment, 0);
+      EXPECT_EQ(region.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
+      EXPECT_LE(layer.region_offset + layer.page_bytes, region.bytes);
       end = begin + layer.page_bytes;
-      EXPECT_GE(layer.page_bytes, layer.bytes_per_token * spec.groups[g].page_tokens);
+      EXPECT_GE(layer.page_bytes, layer.bytes_per_token * spec.groups[g].page_size);
     }
     EXPECT_LE(end, layout.page_bytes);
     EXPECT_EQ(end, layout.group_bytes[g]);
   }
-  for (size_t s = 0; s + 1 < layout.slots.size(); ++s)
-    EXPECT_LE(layout.slots[s].offset + layout.slots[s].bytes, layout.slots[s + 1].offset);
-  for (const SlotLayout& slot : layout.slots) EXPECT_EQ(layout.page_bytes % slot.alignment, 0);
+  for (size_t s = 0; s + 1 < layout.regions.size(); ++s)
+    EXPECT_LE(layout.regions[s].offset + layout.regions[s].bytes, layout.regions[s + 1].offset);
+  for (const RegionLayout& region : layout.regions)
+    EXPECT_EQ(layout.page_bytes % region.alignment, 0);
 }
 
 TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
@@ -298,7 +298,7 @@ TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {
     const Spec spec =
         spec_of(layers, static_cast<int32_t>(random(1, 20)), {.pads_pages = random(0, 3) == 0});
     check_layout(spec, make_layout(spec));
-    EXPECT_LE(spec.prefix_block(), spec.page_size * 64);
+    EXPECT_LE(spec.prefix_block(), spec.base_page_size * 64);
   }
 }
 

@@ -37,7 +37,7 @@ class PrefixIndexTest : public testing::Test {
                            kInitialState,
                            priority};
       parent = index().insert(block);
-      for (const PageId page : pages) world.allocator.drop_holder(page);
+      for (const PageId page : pages) world.allocator.drop_ref(page);
       if (parent == kNoNode) break;
     }
     return parent;
@@ -139,7 +139,7 @@ TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
   publish(a);
   publish(b);
   index().touch(a.match(index()).last, true, 0);
-  index().make_vacant(world.allocator.num_vacant() + 2);
+  index().evict_for(world.allocator.num_free() + 2);
   EXPECT_EQ(hit(b, INT64_MAX, true), 12) << "on the host";
   EXPECT_EQ(index().num_host_pages(), 2);
   EXPECT_EQ(b.match(index(), INT64_MAX, true, false).num_tokens, 4);
@@ -219,7 +219,7 @@ TEST_F(PrefixIndexTest, ForgetsABlockWithAllThatFollowsIt) {
   const PageId page = index().page(last, 0).device;
   index().forget_page(page);
   EXPECT_EQ(hit(prompt, INT64_MAX, true), 4);
-  EXPECT_EQ(world.allocator.num_cached(), 1);
+  EXPECT_EQ(world.allocator.num_indexed(), 1);
   EXPECT_EQ(stats().prefix_evicted, 0u) << "nobody else needed the room";
 }
 
@@ -243,7 +243,7 @@ TEST_F(PrefixIndexTest, TellsRoutersWhatItHolds) {
   EXPECT_EQ(event.tier, KVC_TIER_HOST);
   EXPECT_EQ(event.from_tier, KVC_TIER_DEVICE);
   const uint64_t birth = event.node_birth;
-  index().make_host_vacant(8);
+  index().evict_host_for(8);
   ASSERT_TRUE(index().events().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_REMOVED);
   EXPECT_EQ(event.tier, KVC_TIER_HOST);
@@ -265,7 +265,7 @@ TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   EXPECT_EQ(index().unpin(last), 1) << "what was pinned of its path";
   EXPECT_EQ(index().unpin(last), 0);
   index().lock(last);
-  index().make_host_vacant(8);
+  index().evict_host_for(8);
   EXPECT_EQ(index().page(last, 0).host, place.host) << "locked";
   const PageId page = world.allocator.take(kNoPage, 0);
   world.host.promote(place.host, page);
@@ -274,7 +274,7 @@ TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   EXPECT_EQ(index().page(last, 0).device, page);
   EXPECT_EQ(world.host.num_used(), 0);
   EXPECT_EQ(stats().prefix_promoted, 1u);
-  world.allocator.drop_holder(page);
+  world.allocator.drop_ref(page);
   EXPECT_EQ(hit(prompt), 8);
 }
 
@@ -282,11 +282,11 @@ TEST_F(PrefixIndexTest, GivesUpBlocksInUseWhenNothingElseIsLeftToEvict) {
   Prompt prompt(ramp(12), 4);
   const NodeId last = publish(prompt);
   const PageId page = index().page(last, 0).device;
-  world.allocator.add_holder(page);  // of the last block alone
-  index().make_vacant(63);
-  EXPECT_EQ(world.allocator.num_vacant(), 63);
-  EXPECT_FALSE(world.allocator.is_cached(page)) << "nobody finds it without those before it";
-  world.allocator.drop_holder(page);
+  world.allocator.add_ref(page);  // of the last block alone
+  index().evict_for(63);
+  EXPECT_EQ(world.allocator.num_free(), 63);
+  EXPECT_FALSE(world.allocator.is_indexed(page)) << "nobody finds it without those before it";
+  world.allocator.drop_ref(page);
 }
 
 TEST_F(PrefixIndexTest, HandsUseAndPriorityOnWhenATailMovesToTheHost) {

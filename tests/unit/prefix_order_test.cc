@@ -129,10 +129,10 @@ class OrderModel {
     NodeId parent = kNoNode;
     for (int64_t b = 0; b < prompt.chain->num_blocks(); ++b) {
       const BlockKey key = prompt.chain->key(b);
-      if (!make_vacant(1)) break;
+      if (!evict_for(1)) break;
       const NodeId known = index().find(prompt.query.root, key);
       if (known != kNoNode && random_.chance(0.8)) {  // as a hit finds it
-        world_.allocator.add_holder(index().page(known, 0).device);
+        world_.allocator.add_ref(index().page(known, 0).device);
         held.push_back(index().page(known, 0).device);
         parent = known;
         continue;
@@ -145,8 +145,8 @@ class OrderModel {
         held.back() = index().page(known, 0).device;
         ASSERT_NE(held.back(), page)
             << "the index keeps its own page, and the sequence takes it over";
-        world_.allocator.add_holder(held.back());
-        world_.allocator.drop_holder(page);
+        world_.allocator.add_ref(held.back());
+        world_.allocator.drop_ref(page);
         parent = known;
         continue;
       }
@@ -157,7 +157,7 @@ class OrderModel {
     if (random_.chance(0.2) && holds_.size() < 4) {
       holds_.push_back(held);
     } else {
-      for (const PageId page : held) world_.allocator.drop_holder(page);
+      for (const PageId page : held) world_.allocator.drop_ref(page);
     }
   }
 
@@ -199,16 +199,15 @@ class OrderModel {
     return node;
   }
 
-  bool make_vacant(int64_t pages) {
+  bool evict_for(int64_t pages) {
     std::vector<NodeId> victims;
     const std::map<NodeId, BlockKey> keys = keys_;
     freed_ = 0;
-    const int64_t vacant = world_.allocator.num_vacant(),
-                  evictable = world_.allocator.num_evictable();
-    evict(-1, kNoNode, &victims, [&] { return vacant + freed_ >= pages || freed_ >= evictable; });
-    index().make_vacant(pages);
+    const int64_t free = world_.allocator.num_free(), cached = world_.allocator.num_cached();
+    evict(-1, kNoNode, &victims, [&] { return free + freed_ >= pages || freed_ >= cached; });
+    index().evict_for(pages);
     expect_left(keys_of(victims, keys));
-    return world_.allocator.num_vacant() >= pages;
+    return world_.allocator.num_free() >= pages;
   }
 
   void step() {
@@ -222,13 +221,13 @@ class OrderModel {
       index().touch(node, random_.chance(0.5), priority);
       use(node, priority);
     } else if (choice < 85) {
-      make_vacant(random_.range(1, world_.allocator.num_pages() / 2));
+      evict_for(random_.range(1, world_.allocator.num_pages() / 2));
     } else if (choice < 95) {
       if (holds_.empty()) return;
       std::swap(
           holds_.back(),
           holds_[static_cast<size_t>(random_.range(0, static_cast<int64_t>(holds_.size()) - 1))]);
-      for (const PageId page : holds_.back()) world_.allocator.drop_holder(page);
+      for (const PageId page : holds_.back()) world_.allocator.drop_ref(page);
       holds_.pop_back();
     } else if (choice < 98) {
       set_quota();
@@ -236,7 +235,7 @@ class OrderModel {
       forget();
     }
     world_.check();
-    ASSERT_EQ(world_.allocator.num_cached(), static_cast<int64_t>(blocks_.size()));
+    ASSERT_EQ(world_.allocator.num_indexed(), static_cast<int64_t>(blocks_.size()));
   }
 
   void set_quota() {

@@ -74,17 +74,16 @@ class RandomIndex {
     }
     while (!sequences_.empty()) release(0);
     for (const BlockKey& root : roots()) index().set_quota(root, 0);
-    index().make_vacant(world_.allocator.num_pages());
+    index().evict_for(world_.allocator.num_pages());
     if (pinned_.empty()) {
-      EXPECT_EQ(world_.allocator.num_vacant(), world_.allocator.num_pages())
-          << "all can be evicted";
+      EXPECT_EQ(world_.allocator.num_free(), world_.allocator.num_pages()) << "all can be evicted";
     }
     index().reset();
     pinned_.clear();
     verify(true);
     EXPECT_EQ(world_.host.num_used(), 0);
     EXPECT_EQ(world_.allocator.num_used(), 0);
-    EXPECT_EQ(world_.states.num_used() + world_.states.num_evictable(), 0);
+    EXPECT_EQ(world_.states.num_used() + world_.states.num_cached(), 0);
   }
 
  private:
@@ -139,7 +138,7 @@ class RandomIndex {
   // of the blocks.
   bool has_tokens(const std::vector<NodeId>& path, size_t g, int64_t begin, int64_t end,
                   bool host) {
-    const int32_t size = groups()[g].page_tokens;
+    const int32_t size = groups()[g].page_size;
     for (int64_t page = begin / size; page * size < end; ++page) {
       const int64_t b = page * size / block();
       const auto inside = static_cast<int32_t>(page - b * block() / size);
@@ -218,7 +217,7 @@ class RandomIndex {
   // ----------------------------------------------------------------------------------------------
   // what sequences do
 
-  void hold(PageId page) { world_.allocator.add_holder(page); }
+  void hold(PageId page) { world_.allocator.add_ref(page); }
 
   // Starts a sequence on the longest hit and computes the rest.
   void start() {
@@ -256,7 +255,7 @@ class RandomIndex {
       const GroupSpec& group = groups()[g];
       for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
         const int32_t at = index().first_page(static_cast<int32_t>(g)) + i;
-        if (begin + int64_t{i + 1} * group.page_tokens <= first_visible_key(group, hit_tokens))
+        if (begin + int64_t{i + 1} * group.page_size <= first_visible_key(group, hit_tokens))
           continue;
         const PagePlace place = index().page(node, at);
         EXPECT_TRUE(place.is_present());
@@ -276,20 +275,20 @@ class RandomIndex {
         pages[static_cast<size_t>(at)] = page;
       }
     }
-    world_.states.add_holder(takes ? index().state(node) : kInitialState);
+    world_.states.add_ref(takes ? index().state(node) : kInitialState);
     sequence->states.push_back(takes ? index().state(node) : kInitialState);
     sequence->pages.push_back(std::move(pages));
     return has_all;
   }
 
   PageId take_page() {
-    index().make_vacant(1);
-    return world_.allocator.num_vacant() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
+    index().evict_for(1);
+    return world_.allocator.num_free() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
   }
 
   StateSlot take_state() {
     if (!model_.has_states || random_.chance(0.4)) return kInitialState;
-    index().make_states_vacant(1);
+    index().evict_states_for(1);
     if (world_.states.to_evict(1) > 0 || world_.states.missing(1) > 0) return kInitialState;
     world_.states.prepare(1);
     return world_.states.take();
@@ -365,7 +364,7 @@ class RandomIndex {
       }
       if (theirs == own) continue;
       hold(theirs);
-      world_.allocator.drop_holder(own);
+      world_.allocator.drop_ref(own);
       own = theirs;
     }
     return node;
@@ -379,12 +378,12 @@ class RandomIndex {
       for (size_t b = 0; b < sequence->pages.size(); ++b) {
         for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
           const int64_t end =
-              static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_tokens;
+              static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_size;
           PageId& page =
               sequence
                   ->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];
           if (end > first || page == kNoPage) continue;
-          world_.allocator.drop_holder(page);
+          world_.allocator.drop_ref(page);
           page = kNoPage;
         }
       }
@@ -394,10 +393,10 @@ class RandomIndex {
   void release(size_t which) {
     for (const auto& pages : sequences_[which].pages) {
       for (const PageId page : pages) {
-        if (page != kNoPage) world_.allocator.drop_holder(page);
+        if (page != kNoPage) world_.allocator.drop_ref(page);
       }
     }
-    for (const StateSlot state : sequences_[which].states) world_.states.drop_holder(state);
+    for (const StateSlot state : sequences_[which].states) world_.states.drop_ref(state);
     std::swap(sequences_[which], sequences_.back());
     sequences_.pop_back();
   }
@@ -447,9 +446,9 @@ class RandomIndex {
       quotas_.erase(root.bytes);
       if (bytes != 0) quotas_[root.bytes] = bytes;
     } else if (choice < 96) {
-      index().make_host_vacant(random_.range(0, model_.host_pages));
+      index().evict_host_for(random_.range(0, model_.host_pages));
     } else if (choice < 99) {
-      if (model_.has_states) index().make_states_vacant(random_.range(1, model_.state_slots));
+      if (model_.has_states) index().evict_states_for(random_.range(1, model_.state_slots));
     } else if (random_.chance(0.2)) {
       index().reset();
       pinned_.clear();
@@ -458,15 +457,14 @@ class RandomIndex {
 
   void evict() {
     const int64_t wanted = random_.range(0, model_.num_pages);
-    const int64_t evictable = world_.allocator.num_evictable(),
-                  vacant = world_.allocator.num_vacant();
+    const int64_t cached = world_.allocator.num_cached(), free = world_.allocator.num_free();
     if (random_.chance(0.5)) {
-      index().make_vacant(wanted);
-      ASSERT_GE(world_.allocator.num_vacant(), std::min(wanted, vacant + evictable));
+      index().evict_for(wanted);
+      ASSERT_GE(world_.allocator.num_free(), std::min(wanted, free + cached));
     } else {
       const int64_t freed = index().evict(wanted);
-      ASSERT_TRUE(freed >= wanted || world_.allocator.num_evictable() == 0);
-      ASSERT_GE(freed, std::min(wanted, evictable));
+      ASSERT_TRUE(freed >= wanted || world_.allocator.num_cached() == 0);
+      ASSERT_GE(freed, std::min(wanted, cached));
     }
   }
 
@@ -498,12 +496,12 @@ class RandomIndex {
 
   void forget() {
     if (!pinned_.empty()) return;  // pins would be forgotten with the block
-    const PageId page = world_.allocator.first_cached(random_.range(0, model_.num_pages - 1));
+    const PageId page = world_.allocator.first_indexed(random_.range(0, model_.num_pages - 1));
     if (page == kNoPage) return;
-    const int64_t cached = world_.allocator.num_cached();
+    const int64_t cached = world_.allocator.num_indexed();
     index().forget_page(page);
-    ASSERT_FALSE(world_.allocator.is_cached(page));
-    ASSERT_LT(world_.allocator.num_cached(), cached);
+    ASSERT_FALSE(world_.allocator.is_indexed(page));
+    ASSERT_LT(world_.allocator.num_indexed(), cached);
   }
 
   // ----------------------------------------------------------------------------------------------
@@ -526,8 +524,7 @@ class RandomIndex {
     for (size_t page = 0; page < pages.size(); ++page)
       ASSERT_EQ(world_.allocator.refs(static_cast<PageId>(page)), pages[page]) << "page " << page;
     for (size_t slot = 0; slot < states.size(); ++slot)
-      ASSERT_EQ(world_.states.holders(static_cast<StateSlot>(slot)), states[slot])
-          << "state " << slot;
+      ASSERT_EQ(world_.states.refs(static_cast<StateSlot>(slot)), states[slot]) << "state " << slot;
     ASSERT_EQ(world_.host.num_used(), index().num_host_pages());
     apply_events();
     if (is_thorough) verify_contents();

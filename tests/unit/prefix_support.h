@@ -32,7 +32,7 @@ class FakeHost final : public HostTier {
     for (PageId page = 0; page < pages; ++page) free_.push_back(page);
   }
 
-  int64_t num_free() const noexcept override { return static_cast<int64_t>(free_.size()); }
+  int64_t num_available() const noexcept override { return static_cast<int64_t>(free_.size()); }
   PageId demote(PageId page) noexcept override {
     if (free_.empty() || (refuse_every != 0 && ++num_demotes % refuse_every == 0)) return kNoPage;
     const PageId host = free_.back();
@@ -64,7 +64,7 @@ class FakeHost final : public HostTier {
 struct GroupShape {
   int64_t window = 0;
   int64_t chunk = 0;
-  int32_t page_tokens = 4;
+  int32_t page_size = 4;
 };
 
 inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
@@ -84,9 +84,9 @@ inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
     group.layers = {static_cast<int32_t>(g)};
     group.window = groups[g].window;
     group.chunk = groups[g].chunk;
-    group.page_tokens = groups[g].page_tokens;
+    group.page_size = groups[g].page_size;
     spec.layers[g].group = static_cast<int32_t>(g);
-    spec.layers[g].slot = 0;
+    spec.layers[g].region = 0;
     spec.groups.push_back(group);
   }
   spec.storage = KVC_STORAGE_NONE;

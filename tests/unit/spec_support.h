@@ -39,18 +39,18 @@ inline LayerSpec state_layer(std::vector<int64_t> shape) {
   return layer;
 }
 
-// With groups and slots made and every layer its own source, as make_spec leaves it.
+// With groups and regions made and every layer its own source, as make_spec leaves it.
 inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size,
                     const GroupingOptions& options = {}) {
   Spec spec;
-  spec.page_size = page_size;
+  spec.base_page_size = page_size;
   spec.num_layers = spec.layer_end = static_cast<int32_t>(layers.size());
   spec.layers = std::move(layers);
   for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].source = static_cast<int32_t>(i);
   GroupingOptions grouping = options;
-  grouping.page_size = page_size;
+  grouping.base_page_size = page_size;
   spec.groups = make_groups(spec.layers, grouping);
-  assign_slots(spec);
+  assign_regions(spec);
   return spec;
 }
 

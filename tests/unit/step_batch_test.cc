@@ -38,7 +38,7 @@ struct Books {
     const BatchRequest request{ids.size(), ids.data(), lengths.data(), parents};
     batch.prepare(request, *plan, sequences, allocator, states, index);
     batch.begin(request, *plan, sequences, allocator, states, index);
-    EXPECT_EQ(batch.num_step_words(), static_cast<int64_t>(batch.step_words().size()));
+    EXPECT_EQ(batch.num_delta_words(), static_cast<int64_t>(batch.step_delta().size()));
   }
   void commit() {
     batch.commit(sequences, allocator, states, plan->spec(), publisher,
@@ -138,7 +138,7 @@ TEST(Batch, SendsAtMost32BytesPerSequenceInASteadyDecode) {
   }
   for (int step = 0; step < 40; ++step) {
     books.begin(ids, lengths);
-    EXPECT_LE(books.batch.step_words().size() * sizeof(int32_t), 32 * ids.size());
+    EXPECT_LE(books.batch.step_delta().size() * sizeof(int32_t), 32 * ids.size());
     books.commit();
   }
 }
@@ -149,7 +149,7 @@ TEST(Batch, SendsATableAgainFromTheFirstEntryThatChanged) {
   books.append(1, 40);
   books.sequences.pop(1, 10);  // 30 tokens: 8 of 10 pages left
   books.begin({1}, {6});       // 36 tokens: 9 pages, the last is new
-  const std::vector<int32_t> words = books.batch.step_words();
+  const std::vector<int32_t> words = books.batch.step_delta();
   ASSERT_EQ(words.size(), 4u + 3u + 4u + 1u);
   EXPECT_EQ(words[3], 1) << "one change";
   EXPECT_EQ(words[4 + 3], 0) << "a table of group 0";
@@ -169,7 +169,7 @@ TEST(Batch, SendsCopiesInFrontOfOtherChangesAndSaysHowManyThereAre) {
   books.begin({2, 3}, {4, 3});
   const std::vector<PageCopy> copies = books.batch.copies();
   ASSERT_EQ(copies.size(), 4u) << "a page of each group for each";
-  const std::vector<int32_t> words = books.batch.step_words();
+  const std::vector<int32_t> words = books.batch.step_delta();
   EXPECT_EQ(words[2], 2 << cuda::kStepCopiesShift) << "a change for each group, and no columns";
   const size_t changes = 4 + 3 * 2, data = changes + 4 * static_cast<size_t>(words[3]);
   ASSERT_GT(words[3], 2) << "tables change, too";

@@ -46,7 +46,7 @@ void CpuEngine::begin(Forward& forward, bool) {
 
 // Pages are ascending: neighbours are one piece where they lie together.
 void CpuEngine::clear_pages(const std::vector<PageId>& pages) noexcept {
-  if (pages.empty() || pool_->slots().empty()) return;
+  if (pages.empty() || pool_->regions().empty()) return;
   const auto num_pages = static_cast<int64_t>(pages.size());
   const int64_t num_slots = pool_->num_pieces();
   const auto clear = [&](int64_t slot, int64_t begin, int64_t end) {
@@ -182,7 +182,7 @@ void CpuEngine::turn_keys(int32_t local_layer, const kernels::Rotation& angles,
                           const PageTable& table, int64_t begin, int64_t end) noexcept {
   std::byte row[kMaxLatentDim * sizeof(float)];  // kernels don't rotate in place
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  const int64_t page_size = spec_->page_tokens(local_layer);
+  const int64_t page_size = spec_->layer_page_size(local_layer);
   const kernels::PagedRows keys = pool_->k_rows(local_layer);
   kernels::AppendParams params{};
   params.k_rotation = angles;

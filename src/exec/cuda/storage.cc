@@ -26,7 +26,7 @@ cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t loca
   storage.scales = scale_bytes == 0 ? nullptr : pages.base + scale_offset;
   storage.scale_page_stride = pages.page_stride;
   storage.scale_token_stride = scale_bytes;
-  storage.scale_head_stride = plan.spec().page_tokens(local_layer) * scale_bytes;
+  storage.scale_head_stride = plan.spec().layer_page_size(local_layer) * scale_bytes;
   return storage;
 }
 

@@ -1,0 +1,72 @@
+// What is known of a sequence's tokens: their ids and the keys of their blocks, so that full blocks
+// can be published to the prefix index.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "src/prefix/keys.h"
+
+namespace kvc {
+
+// Known are the leading `num_known` tokens: by the keys of their full blocks, and from `ids_begin`
+// (a multiple of the block) on by their ids as well. Without a prefix index nothing is ever known.
+struct TokenHistory {
+  BlockKey root;
+  std::shared_ptr<const std::vector<ExtraKey>> extra;  // null: none
+  std::vector<BlockKey> keys;                          // of the num_known / block full blocks
+  std::vector<int32_t> ids;                            // of [ids_begin, num_known)
+  int64_t ids_begin = 0;
+  int64_t num_known = 0;
+  int64_t num_published = 0;  // blocks that need not be looked at again
+  int32_t priority = 0;
+  bool is_closed = false;  // a quota kept a block out: what follows it has no parent
+
+  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is
+  // known, so that nothing is published.
+  bool has_diverged = false;
+
+  void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
+    if (num_tokens >= num_known) return;
+    // Inside the part that is known by keys alone only whole blocks stay known.
+    num_known = num_tokens >= ids_begin ? num_tokens : num_tokens / block_tokens * block_tokens;
+    ids_begin = std::min(ids_begin, num_known);
+    ids.resize(static_cast<size_t>(num_known - ids_begin));
+    keys.resize(static_cast<size_t>(num_known / block_tokens));
+    num_published = std::min(num_published, num_known / block_tokens);
+  }
+  void diverge() noexcept {
+    cut(0, 1);
+    has_diverged = true;
+  }
+  // Room for `count` more tokens. Throws std::bad_alloc.
+  void reserve(int64_t count, int32_t block_tokens) {
+    const auto grow = [](auto& values, size_t more) {
+      if (values.size() + more > values.capacity())
+        values.reserve(std::max(values.size() + more, values.capacity() * 2));
+    };
+    grow(ids, static_cast<size_t>(count));
+    grow(keys, static_cast<size_t>((num_known + count) / block_tokens) - keys.size());
+  }
+  // After reserve(); all tokens before them are known.
+  void add(const int32_t* tokens, int64_t count, int32_t block_tokens) noexcept {
+    static const std::vector<ExtraKey> kNone;
+    ids.insert(ids.end(), tokens, tokens + count);
+    num_known += count;
+    for (auto block = static_cast<int64_t>(keys.size()); (block + 1) * block_tokens <= num_known;
+         ++block) {
+      const int64_t begin = block * block_tokens;
+      keys.push_back(block_key(block == 0 ? root : keys.back(), extra == nullptr ? kNone : *extra,
+                               begin, ids.data() + (begin - ids_begin), block_tokens));
+    }
+  }
+  // null: not known by ids.
+  const int32_t* block_ids(int64_t block, int32_t block_tokens) const noexcept {
+    const int64_t begin = block * block_tokens;
+    return begin >= ids_begin ? ids.data() + (begin - ids_begin) : nullptr;
+  }
+};
+
+}  // namespace kvc
