@@ -58,7 +58,7 @@ void PoolMemory::discard(int64_t begin, int64_t end) {
 
 struct PagePool::Arrangement {
   int64_t total_bytes = 0;
-  std::vector<int64_t> slot_offset;  // of page 0
+  std::vector<int64_t> region_offset;  // of page 0
   std::vector<int64_t> page_stride;
 };
 
@@ -66,11 +66,11 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
   const Layout& layout = plan_->layout();
   Arrangement result;
   const bool page_first = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  for (const SlotLayout& slot : layout.slots) {
-    result.slot_offset.push_back(page_first ? slot.offset : result.total_bytes);
-    result.page_stride.push_back(page_first ? layout.page_bytes : slot.bytes);
+  for (const RegionLayout& region : layout.regions) {
+    result.region_offset.push_back(page_first ? region.offset : result.total_bytes);
+    result.page_stride.push_back(page_first ? layout.page_bytes : region.bytes);
     if (!page_first) {
-      const int64_t bytes = capacity_pages * slot.bytes;
+      const int64_t bytes = capacity_pages * region.bytes;
       result.total_bytes += align_up(bytes, bytes >= kHugePage ? kHugePage : kCacheLine);
     }
   }
@@ -83,21 +83,21 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
     : plan_(std::move(plan)), place_(place), device_(device), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;
-  slots_.resize(plan_->layout().slots.size());
-  if (spec.storage == KVC_STORAGE_NONE || slots_.empty()) return;
+  regions_.resize(plan_->layout().regions.size());
+  if (spec.storage == KVC_STORAGE_NONE || regions_.empty()) return;
   if (place == PoolPlace::kHost) {
-    if (num_pages > 0) allocate(num_pages, num_pages, &memory_, &slots_);
+    if (num_pages > 0) allocate(num_pages, num_pages, &memory_, &regions_);
     return;
   }
   if (spec.storage == KVC_STORAGE_BORROWED) {
     if (!plan_->lend_pool_tensors())
       fail(KVC_E_BUSY, "config.pool_tensors of this plan serve another cache: one at a time");
     borrowed_from_.reset(plan_.get());
-    for (size_t i = 0; i < slots_.size(); ++i) {
+    for (size_t i = 0; i < regions_.size(); ++i) {
       const bool page_first = spec.pool_layout == KVC_POOL_PAGE_FIRST;
       const PoolTensor& tensor = spec.pool_tensors[page_first ? 0 : i];
-      slots_[i] = {tensor.data + (page_first ? plan_->layout().slots[i].offset : 0),
-                   tensor.page_stride};
+      regions_[i] = {tensor.data + (page_first ? plan_->layout().regions[i].offset : 0),
+                     tensor.page_stride};
     }
     return;
   }
@@ -110,19 +110,20 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
     capacity_pages_ = std::min({num_pages * kGrowthFactor, most, int64_t{INT32_MAX - 1}});
   }
   try {
-    allocate(num_pages, capacity_pages_, &memory_, &slots_);
+    allocate(num_pages, capacity_pages_, &memory_, &regions_);
   } catch (const Error&) {
     // The address space may be limited: try without room to grow
     if (capacity_pages_ == num_pages) throw;
     capacity_pages_ = num_pages;
-    allocate(num_pages, capacity_pages_, &memory_, &slots_);
+    allocate(num_pages, capacity_pages_, &memory_, &regions_);
   }
 }
 
 void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
-                        std::shared_ptr<PoolMemory>* memory, std::vector<LayerPages>* slots) const {
+                        std::shared_ptr<PoolMemory>* memory,
+                        std::vector<LayerPages>* regions) const {
   const Arrangement arrangement = arrange(capacity_pages);
-  std::vector<LayerPages> placed(arrangement.slot_offset.size());
+  std::vector<LayerPages> placed(arrangement.region_offset.size());
   std::shared_ptr<PoolMemory> fresh;
   if (plan_->spec().has_allocator && place_ == PoolPlace::kDevice) {
     fresh = std::make_shared<PoolMemory>(plan_->spec().allocator, plan_->spec().device,
@@ -136,9 +137,9 @@ void PagePool::allocate(int64_t num_pages, int64_t capacity_pages,
     make_usable(*fresh, 0, num_pages, capacity_pages);
   }
   for (size_t i = 0; i < placed.size(); ++i) {
-    placed[i] = {fresh->data() + arrangement.slot_offset[i], arrangement.page_stride[i]};
+    placed[i] = {fresh->data() + arrangement.region_offset[i], arrangement.page_stride[i]};
   }
-  *slots = std::move(placed);
+  *regions = std::move(placed);
   *memory = std::move(fresh);
 }
 
@@ -150,8 +151,8 @@ void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_p
     memory.make_usable(begin_page * stride, end_page * stride);
     return;
   }
-  for (size_t i = 0; i < arrangement.slot_offset.size(); ++i) {
-    const int64_t base = arrangement.slot_offset[i];
+  for (size_t i = 0; i < arrangement.region_offset.size(); ++i) {
+    const int64_t base = arrangement.region_offset[i];
     memory.make_usable(base + begin_page * arrangement.page_stride[i],
                        base + end_page * arrangement.page_stride[i]);
   }
@@ -222,16 +223,16 @@ void PagePool::move_pages(const std::vector<LayerPages>& to, int64_t count) cons
     if (page_first && i != 0) break;
     const int64_t bytes = count * to[i].page_stride;
     if (device_ != nullptr) {
-      device_->copy(to[i].base, slots_[i].base, bytes, stream.get());
+      device_->copy(to[i].base, regions_[i].base, bytes, stream.get());
     } else {
-      std::memcpy(to[i].base, slots_[i].base, static_cast<size_t>(bytes));
+      std::memcpy(to[i].base, regions_[i].base, static_cast<size_t>(bytes));
     }
   }
   if (device_ != nullptr) stream.synchronize();
 }
 
 void PagePool::resize(int64_t num_pages) {
-  if (num_pages == num_pages_ || slots_.empty()) return;
+  if (num_pages == num_pages_ || regions_.empty()) return;
   const Spec& spec = plan_->spec();
   const bool owned = spec.storage == KVC_STORAGE_OWNED;
   const bool in_place = !owned || (!spec.has_allocator && num_pages <= capacity_pages_);
@@ -241,21 +242,21 @@ void PagePool::resize(int64_t num_pages) {
            static_cast<long long>(num_pages));
     }
     std::shared_ptr<PoolMemory> memory;
-    std::vector<LayerPages> slots;
-    allocate(num_pages, num_pages, &memory, &slots);
-    move_pages(slots, std::min(num_pages, num_pages_));
+    std::vector<LayerPages> regions;
+    allocate(num_pages, num_pages, &memory, &regions);
+    move_pages(regions, std::min(num_pages, num_pages_));
     memory_ = std::move(memory);
-    slots_ = std::move(slots);
+    regions_ = std::move(regions);
     capacity_pages_ = num_pages;
   } else if (owned && num_pages > num_pages_) {
     make_usable(*memory_, num_pages_, num_pages, capacity_pages_);
   } else if (owned) {
-    for (size_t i = 0; i < slots_.size(); ++i) {
+    for (size_t i = 0; i < regions_.size(); ++i) {
       if (spec.pool_layout == KVC_POOL_PAGE_FIRST && i != 0) break;
       const int64_t base =
-          spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : slots_[i].base - memory_->data();
-      memory_->discard(base + num_pages * slots_[i].page_stride,
-                       base + num_pages_ * slots_[i].page_stride);
+          spec.pool_layout == KVC_POOL_PAGE_FIRST ? 0 : regions_[i].base - memory_->data();
+      memory_->discard(base + num_pages * regions_[i].page_stride,
+                       base + num_pages_ * regions_[i].page_stride);
     }
   }
   num_pages_ = num_pages;

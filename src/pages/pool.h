@@ -1,4 +1,4 @@
-// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed
+// The memory of the pages: one reservation per cache, owned (mmap or the host's allocator), borrowed
 // tensors, or none.
 #pragma once
 
@@ -41,7 +41,7 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where the pages of one slot, or of one layer's part of it, lie: page p at base + p * page_stride,
+// Where the pages of one region, or of one layer's part of it, lie: page p at base + p * page_stride,
 // content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
@@ -63,12 +63,12 @@ class PagePool {
   // `local_layer` keeps pages.
   LayerPages layer(int32_t local_layer) const {
     const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
-    LayerPages pages = slots_[static_cast<size_t>(layout.slot)];
-    if (pages.base != nullptr) pages.base += layout.slot_offset;
+    LayerPages pages = regions_[static_cast<size_t>(layout.region)];
+    if (pages.base != nullptr) pages.base += layout.region_offset;
     return pages;
   }
-  const std::vector<LayerPages>& slots() const { return slots_; }
-  // A part of every page that lies together: a slot, or the whole page where its slots do. Page p
+  const std::vector<LayerPages>& regions() const { return regions_; }
+  // A part of every page that lies together: a region, or the whole page where its regions do. Page p
   // at base + p * stride.
   struct Piece {
     std::byte* base;
@@ -77,14 +77,14 @@ class PagePool {
   };
   int64_t num_pieces() const {
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-    return is_whole && !slots_.empty() ? 1 : static_cast<int64_t>(slots_.size());
+    return is_whole && !regions_.empty() ? 1 : static_cast<int64_t>(regions_.size());
   }
   Piece piece(int64_t index) const {
-    const auto slot = static_cast<size_t>(index);
+    const auto region = static_cast<size_t>(index);
     const Layout& layout = plan_->layout();
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-    return {slots_[slot].base, slots_[slot].page_stride,
-            is_whole ? layout.page_bytes : layout.slots[slot].bytes};
+    return {regions_[region].base, regions_[region].page_stride,
+            is_whole ? layout.page_bytes : layout.regions[region].bytes};
   }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
@@ -110,7 +110,7 @@ class PagePool {
   struct Arrangement;  // strides and sizes for a number of pages
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
-                std::vector<LayerPages>* slots) const;
+                std::vector<LayerPages>* regions) const;
   void make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_page,
                    int64_t capacity_pages) const;
   void move_pages(const std::vector<LayerPages>& to, int64_t count) const;
@@ -126,7 +126,7 @@ class PagePool {
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // address space reserved for
   std::shared_ptr<PoolMemory> memory_;
-  std::vector<LayerPages> slots_;
+  std::vector<LayerPages> regions_;
 };
 
 }  // namespace kvc

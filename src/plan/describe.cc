@@ -197,7 +197,7 @@ std::string Plan::describe() const {
       append_format(text,
                     " in %zu slots, %d tokens of the widest group; prefixes are shared in blocks "
                     "of %d tokens",
-                    layout_.slots.size(), spec_.base_page_size, spec_.prefix_block());
+                    layout_.regions.size(), spec_.base_page_size, spec_.prefix_block());
     }
     text += "\n";
   }

@@ -62,7 +62,7 @@ int64_t widest_alignment(const Layout& layout) {
 }
 
 // Layers one behind the other. Where groups lie over each other all parts are aligned alike, so
-// that any boundary can begin a slot.
+// that any boundary can begin a region.
 Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
                    int32_t layer_begin) {
   Extents extents;
@@ -100,16 +100,17 @@ std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
   return cuts;
 }
 
-void place_in_slots(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
+void place_in_regions(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
   for (const Extent& extent : extents) {
     LayerLayout& part = layout->layers[static_cast<size_t>(extent.layer)];
-    const auto slot = static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) -
-                                          cuts.begin()) -
-                      1;
-    part.slot = static_cast<int32_t>(slot);
-    part.slot_offset = extent.begin - cuts[slot];
-    SlotLayout& place = layout->slots[slot];
-    place.bytes = std::max(place.bytes, extent.end - cuts[slot]);
+    const auto region =
+        static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) -
+                            cuts.begin()) -
+        1;
+    part.region = static_cast<int32_t>(region);
+    part.region_offset = extent.begin - cuts[region];
+    RegionLayout& place = layout->regions[region];
+    place.bytes = std::max(place.bytes, extent.end - cuts[region]);
     place.alignment = std::max(place.alignment, part.alignment);
   }
 }
@@ -125,13 +126,14 @@ void place_groups(const Spec& spec, Layout* layout) {
   if (groups.empty()) return;
   const std::vector<int64_t> cuts = cuts_of(groups);
   for (const int64_t cut : cuts)
-    layout->slots.push_back({.bytes = 0, .offset = cut, .alignment = 1});
-  for (const Extents& extents : groups) place_in_slots(extents, cuts, layout);
-  for (SlotLayout& slot : layout->slots) slot.bytes = align_up(slot.bytes, slot.alignment);
+    layout->regions.push_back({.bytes = 0, .offset = cut, .alignment = 1});
+  for (const Extents& extents : groups) place_in_regions(extents, cuts, layout);
+  for (RegionLayout& region : layout->regions)
+    region.bytes = align_up(region.bytes, region.alignment);
   // Pages follow each other in the pool: the first layer of the next one must be aligned as well.
   if (!cuts.empty())
     layout->page_bytes =
-        align_up(layout->slots.back().offset + layout->slots.back().bytes, alignment);
+        align_up(layout->regions.back().offset + layout->regions.back().bytes, alignment);
 }
 
 }  // namespace
@@ -154,9 +156,9 @@ Layout make_layout(const Spec& spec) {
   return layout;
 }
 
-void assign_slots(Spec& spec) {
+void assign_regions(Spec& spec) {
   const Layout layout = make_layout(spec);
-  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].slot = layout.layers[i].slot;
+  for (size_t i = 0; i < spec.layers.size(); ++i) spec.layers[i].region = layout.layers[i].region;
 }
 
 }  // namespace kvc

@@ -21,8 +21,8 @@ struct LayerLayout {
   int64_t page_bytes = 0;
   int64_t bytes_per_token = 0;  // scales included
   int64_t alignment = 1;
-  int32_t slot = -1;
-  int64_t slot_offset = 0;    // of its part inside the slot
+  int32_t region = -1;
+  int64_t region_offset = 0;  // of its part inside the region
   int64_t k_scale_bytes = 0;  // of one page; quantised storage
   int64_t v_scale_bytes = 0;
   int64_t k_scale_offset = 0;
@@ -30,10 +30,10 @@ struct LayerLayout {
   int64_t state_bytes = 0;
 };
 
-// A page is cut where in every group a layer begins or the group has ended, so that a slot's pages
-// can be kept apart from the others' (LAYER_FIRST). With one group each layer has a slot of its
-// own; groups that share no boundary leave one slot, the page.
-struct SlotLayout {
+// A page is cut where in every group a layer begins or the group has ended, so that a region's pages
+// can be kept apart from the others' (LAYER_FIRST). With one group each layer has a region of its
+// own; groups that share no boundary leave one region, the page.
+struct RegionLayout {
   int64_t bytes = 0;
   int64_t offset = 0;  // inside a PAGE_FIRST page
   int64_t alignment = 1;
@@ -41,17 +41,17 @@ struct SlotLayout {
 
 struct Layout {
   std::vector<LayerLayout> layers;
-  std::vector<SlotLayout> slots;
+  std::vector<RegionLayout> regions;
   std::vector<int64_t> group_bytes;  // of a page, that the layers of each group take
   int64_t page_bytes = 0;            // of the group with most; 0 when no layer keeps pages
   int64_t bytes_per_token = 0;       // all layers of the slice that grow with the sequence
   int64_t state_slot_bytes = 0;      // all STATE layers
 };
 
-// Reads the groups, not LayerSpec::slot. Throws OUT_OF_RANGE when a size overflows.
+// Reads the groups, not LayerSpec::region. Throws OUT_OF_RANGE when a size overflows.
 Layout make_layout(const Spec& spec);
 
-// Fills LayerSpec::slot.
-void assign_slots(Spec& spec);
+// Fills LayerSpec::region.
+void assign_regions(Spec& spec);
 
 }  // namespace kvc

@@ -15,9 +15,9 @@ unsigned long long ull(uint64_t value) { return static_cast<unsigned long long>(
 
 // What a borrowed tensor's pages must be aligned to: the elements that lie in it.
 int64_t pool_alignment(const Spec& spec, const Layout& layout, size_t tensor) {
-  if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return layout.slots[tensor].alignment;
+  if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return layout.regions[tensor].alignment;
   int64_t bytes = 1;
-  for (const SlotLayout& slot : layout.slots) bytes = std::max(bytes, slot.alignment);
+  for (const RegionLayout& region : layout.regions) bytes = std::max(bytes, region.alignment);
   return bytes;
 }
 
@@ -112,7 +112,7 @@ void Plan::plan_host_pages() {
 void Plan::check_pool_tensors() const {
   for (size_t i = 0; i < spec_.pool_tensors.size(); ++i) {
     const bool page_first = spec_.pool_layout == KVC_POOL_PAGE_FIRST;
-    const int64_t expected = page_first ? layout_.page_bytes : layout_.slots[i].bytes;
+    const int64_t expected = page_first ? layout_.page_bytes : layout_.regions[i].bytes;
     const PoolTensor& pool = spec_.pool_tensors[i];
     if (pool.page_bytes != expected) {
       fail_with(KVC_E_SHAPE, pool.page_bytes,

@@ -44,9 +44,9 @@ void check_range(const char* field, int64_t value, int64_t least, int64_t most) 
   }
 }
 
-int32_t Spec::num_page_slots() const {
+int32_t Spec::num_page_regions() const {
   int32_t count = 0;
-  for (const LayerSpec& layer : layers) count = std::max(count, layer.slot + 1);
+  for (const LayerSpec& layer : layers) count = std::max(count, layer.region + 1);
   return count;
 }
 
@@ -140,7 +140,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
          spec.layer_begin, spec.layer_end);
   }
   read_layers(layers, spec);
-  assign_slots(spec);
+  assign_regions(spec);
   read_state_options(config, spec);
   read_storage(config, spec);
   read_hooks(config, spec);

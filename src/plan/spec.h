@@ -50,8 +50,8 @@ struct LayerSpec {
   int32_t self_k_dim = 0;       // MLA: of q and k in the ragged form, 0: not available
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
-  int32_t group = -1;  // of the pages it keeps; -1: none
-  int32_t slot = -1;   // of a page, where it lies: Layout::slots
+  int32_t group = -1;   // of the pages it keeps; -1: none
+  int32_t region = -1;  // of a page, where it lies: Layout::regions
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool is_quantised() const { return quant != KVC_QUANT_NONE; }
@@ -122,8 +122,8 @@ struct Spec {
   bool rotates_on_read(int32_t rope) const {
     return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
   }
-  int32_t num_page_slots() const;  // parts that a page is cut into
-  int32_t longest_group() const;   // layers
+  int32_t num_page_regions() const;  // parts that a page is cut into
+  int32_t longest_group() const;     // layers
   // Least common multiple of the groups' page_size, encoder tokens aside
   int32_t prefix_block() const;
   bool has_kind(kvc_layer_kind kind) const;

@@ -94,7 +94,7 @@ void read_storage(const kvc_config& config, Spec& spec) {
         "config.byte_budget = %llu with borrowed storage: the tensors say how many pages there are",
         static_cast<unsigned long long>(config.byte_budget));
   }
-  const int32_t expected = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : spec.num_page_slots();
+  const int32_t expected = config.pool_layout == KVC_POOL_PAGE_FIRST ? 1 : spec.num_page_regions();
   if (config.num_pool_tensors != expected) {
     fail_with(KVC_E_INVALID_ARGUMENT, config.num_pool_tensors,
               "config.num_pool_tensors = %d, expected %d for this pool layout",

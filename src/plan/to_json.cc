@@ -38,7 +38,7 @@ void write_totals(const Plan& plan, std::string& text) {
       text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
       ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
   append_format(text, "\"num_groups\": %zu, \"num_layer_slots\": %zu, ", spec.groups.size(),
-                plan.layout().slots.size());
+                plan.layout().regions.size());
   append_format(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", ", storage_name(spec.storage),
                 pool_layout_name(spec.pool_layout));
 }
@@ -78,8 +78,8 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
                 "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"slot\": %d, "
                 "\"slot_offset\": %lld, ",
                 k_type_name(layer).c_str(), v_type_name(layer).c_str(),
-                json_quant_name(layer.quant), plan.layout().layers[source].slot,
-                ll(plan.layout().layers[source].slot_offset));
+                json_quant_name(layer.quant), plan.layout().layers[source].region,
+                ll(plan.layout().layers[source].region_offset));
   append_format(text, "\"page_bytes\": %lld, \"bytes_per_token\": %lld, \"state_bytes\": %lld}",
                 ll(layout.page_bytes), ll(layout.bytes_per_token), ll(layout.state_bytes));
 }

@@ -225,8 +225,8 @@ bool DeviceStep::has_uploaded_pages() const {
     return a.base == b.base && a.page_stride == b.page_stride;
   };
   return pages_.layers != nullptr &&
-         std::equal(uploaded_slots_.begin(), uploaded_slots_.end(), pool_->slots().begin(),
-                    pool_->slots().end(), is_same);
+         std::equal(uploaded_regions_.begin(), uploaded_regions_.end(), pool_->regions().begin(),
+                    pool_->regions().end(), is_same);
 }
 
 // Where page copies of a step find the pages.
@@ -251,9 +251,9 @@ void DeviceStep::upload_pages() {
   const DeviceStream stream(*device_);
   device_->copy(fresh.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
-  page_slots_ = std::move(fresh);
-  uploaded_slots_ = pool_->slots();
-  pages_ = {.layers = reinterpret_cast<const cuda::StepPageSlot*>(page_slots_.data()),
+  page_regions_ = std::move(fresh);
+  uploaded_regions_ = pool_->regions();
+  pages_ = {.layers = reinterpret_cast<const cuda::StepPageSlot*>(page_regions_.data()),
             .num_layers = static_cast<int32_t>(parts.size())};
   ++generation_;
 }

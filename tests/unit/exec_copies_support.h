@@ -39,8 +39,8 @@ class TwoPools {
       if (shape.layout == KVC_POOL_PAGE_FIRST) {
         spec.pool_tensors.push_back(borrowed(layout.page_bytes, shape));
       } else {
-        for (const SlotLayout& slot : layout.slots)
-          spec.pool_tensors.push_back(borrowed(slot.bytes, shape));
+        for (const RegionLayout& region : layout.regions)
+          spec.pool_tensors.push_back(borrowed(region.bytes, shape));
       }
     }
     plan_ = std::make_shared<const Plan>(std::move(spec));
@@ -95,10 +95,10 @@ class TwoPools {
   }
   template <typename Visit>
   void for_each_part(const PagePool& pool, int64_t page, const Visit& visit) const {
-    const std::vector<SlotLayout>& slots = plan_->layout().slots;
-    for (size_t i = 0; i < slots.size(); ++i) {
-      const LayerPages& pages = pool.slots()[i];
-      visit(pages.base + page * pages.page_stride, slots[i].bytes, i);
+    const std::vector<RegionLayout>& regions = plan_->layout().regions;
+    for (size_t i = 0; i < regions.size(); ++i) {
+      const LayerPages& pages = pool.regions()[i];
+      visit(pages.base + page * pages.page_stride, regions[i].bytes, i);
     }
   }
   static std::byte byte_of(uint64_t tag, uint64_t slot, int64_t offset) {

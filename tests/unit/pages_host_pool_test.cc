@@ -38,14 +38,14 @@ TEST(HostPool, HasTheDevicesFormatInItsOwnMemory) {
                        .gap = is_borrowed ? 64 : 0};
       TwoPools pools(shape);
       const Layout& planned = pools.plan()->layout();
-      const std::vector<LayerPages>& slots = pools.host().pool().slots();
-      ASSERT_EQ(slots.size(), 2u);
-      for (size_t i = 0; i < slots.size(); ++i) {
-        EXPECT_EQ(slots[i].page_stride,
-                  layout == KVC_POOL_PAGE_FIRST ? planned.page_bytes : planned.slots[i].bytes);
+      const std::vector<LayerPages>& regions = pools.host().pool().regions();
+      ASSERT_EQ(regions.size(), 2u);
+      for (size_t i = 0; i < regions.size(); ++i) {
+        EXPECT_EQ(regions[i].page_stride,
+                  layout == KVC_POOL_PAGE_FIRST ? planned.page_bytes : planned.regions[i].bytes);
       }
       if (layout == KVC_POOL_PAGE_FIRST) {
-        EXPECT_EQ(slots[1].base - slots[0].base, planned.slots[1].offset);
+        EXPECT_EQ(regions[1].base - regions[0].base, planned.regions[1].offset);
       }
       for (int64_t page = 0; page < 9; ++page) pools.fill(pools.host().pool(), page, 7 + page);
       for (int64_t page = 0; page < 9; ++page)
@@ -72,7 +72,7 @@ TEST(HostPool, IsNotTakenFromTheAllocatorOfTheDevicePool) {
   EXPECT_EQ(calls, 1);
   const HostPool host(plan, 3);
   EXPECT_EQ(calls, 1);
-  EXPECT_NE(host.pool().slots()[0].base, nullptr);
+  EXPECT_NE(host.pool().regions()[0].base, nullptr);
 }
 
 TEST(HostPool, WithoutStorageKeepsBooksOnly) {

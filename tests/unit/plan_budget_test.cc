@@ -96,7 +96,7 @@ TEST(Budget, TokensOfDifferentPagesAreCountedTogether) {
   EXPECT_EQ(plan.max_tokens(2), 16);
   EXPECT_EQ(plan.max_tokens(1), 0);
   EXPECT_EQ(plan.max_tokens(100), 33 * 32);
-  EXPECT_EQ(plan.layout().slots.size(), 1u) << "a layer of 32 tokens lies over two of 16";
+  EXPECT_EQ(plan.layout().regions.size(), 1u) << "a layer of 32 tokens lies over two of 16";
   EXPECT_EQ(plan.layout().page_bytes, 2 * 16 * 16 * 4);
 }
 

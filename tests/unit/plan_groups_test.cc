@@ -103,12 +103,12 @@ TEST(Hybrids, OfFewerLayersOfOneKindPutMoreTokensIntoAPage) {
   EXPECT_EQ(plan.layout().group_bytes[0], plan.layout().page_bytes);
   EXPECT_EQ(plan.spec().prefix_block(), 80);
   const int64_t row = 16 * 2 * 128 * 2;
-  EXPECT_EQ(plan.layout().slots.size(), 12u)
+  EXPECT_EQ(plan.layout().regions.size(), 12u)
       << "ten of five windowed layers and one full, two of the last ones";
-  EXPECT_EQ(plan.layout().slots[0].bytes, 5 * 16 * row);
-  EXPECT_EQ(plan.layout().slots[11].bytes, 16 * row);
+  EXPECT_EQ(plan.layout().regions[0].bytes, 5 * 16 * row);
+  EXPECT_EQ(plan.layout().regions[11].bytes, 16 * row);
   EXPECT_EQ(plan.layout().layers[7].slot, 1) << "the seventh of the windowed layers";
-  EXPECT_EQ(plan.layout().layers[7].slot_offset, 16 * row);
+  EXPECT_EQ(plan.layout().layers[7].region_offset, 16 * row);
   EXPECT_EQ(plan.request_pages(kLongest),
             ceil_div(1023 + kForward, 16) + 1 + ceil_div(kLongest, 80));
 }
@@ -251,22 +251,23 @@ void check_layout(const Spec& spec, const Layout& layout) {
     int64_t end = 0;
     for (const int32_t id : spec.groups[g].layers) {
       const LayerLayout& layer = layout.layers[static_cast<size_t>(id)];
-      const SlotLayout& slot = layout.slots[static_cast<size_t>(layer.slot)];
-      const int64_t begin = slot.offset + layer.slot_offset;
+      const RegionLayout& region = layout.regions[static_cast<size_t>(layer.region)];
+      const int64_t begin = region.offset + layer.region_offset;
       EXPECT_GE(begin, end);
       EXPECT_EQ(begin % layer.alignment, 0);
-      EXPECT_EQ(layer.slot_offset % layer.alignment, 0);
-      EXPECT_EQ(slot.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
-      EXPECT_LE(layer.slot_offset + layer.page_bytes, slot.bytes);
+      EXPECT_EQ(layer.region_offset % layer.alignment, 0);
+      EXPECT_EQ(region.bytes % layer.alignment, 0) << "the stride of LAYER_FIRST pages";
+      EXPECT_LE(layer.region_offset + layer.page_bytes, region.bytes);
       end = begin + layer.page_bytes;
       EXPECT_GE(layer.page_bytes, layer.bytes_per_token * spec.groups[g].page_size);
     }
     EXPECT_LE(end, layout.page_bytes);
     EXPECT_EQ(end, layout.group_bytes[g]);
   }
-  for (size_t s = 0; s + 1 < layout.slots.size(); ++s)
-    EXPECT_LE(layout.slots[s].offset + layout.slots[s].bytes, layout.slots[s + 1].offset);
-  for (const SlotLayout& slot : layout.slots) EXPECT_EQ(layout.page_bytes % slot.alignment, 0);
+  for (size_t s = 0; s + 1 < layout.regions.size(); ++s)
+    EXPECT_LE(layout.regions[s].offset + layout.regions[s].bytes, layout.regions[s + 1].offset);
+  for (const RegionLayout& region : layout.regions)
+    EXPECT_EQ(layout.page_bytes % region.alignment, 0);
 }
 
 TEST(Hybrids, OfAnyShapeHaveALayoutWithoutOverlaps) {

@@ -23,7 +23,7 @@ TEST(Layout, AlignsOnlyWhereAnElementNeedsIt) {
   EXPECT_EQ(layout.layers[0].k_bytes, 66);
   EXPECT_EQ(layout.layers[0].v_offset, 68);
   EXPECT_EQ(layout.layers[0].page_bytes, 68 + 68);
-  EXPECT_EQ(layout.slots[1].offset % 4, 0);
+  EXPECT_EQ(layout.regions[1].offset % 4, 0);
   EXPECT_EQ(layout.page_bytes, 136 + 128);
   const Layout halves =
       make_layout(spec_of({attention_layer(1, 1, 33, 32, DType::kF16, DType::kBF16)}, 1));
@@ -76,7 +76,7 @@ TEST(Groups, OneKindOfLayersIsOneGroupAndEveryLayerItsSlot) {
 TEST(Groups, ManyWindowLayersAreCutByStrideIntoGroupsAsLongAsTheFullOne) {
   const Spec spec = spec_of(five_to_one(12), 16);  // 10 windows, 2 full
   ASSERT_EQ(spec.groups.size(), 6u);
-  EXPECT_EQ(spec.num_page_slots(), 2);
+  EXPECT_EQ(spec.num_page_regions(), 2);
   EXPECT_EQ(spec.groups[0].layers, (std::vector<int32_t>{0, 6}));
   EXPECT_EQ(spec.groups[5].layers, (std::vector<int32_t>{5, 11}));
   EXPECT_EQ(spec.groups[0].window, 1024);

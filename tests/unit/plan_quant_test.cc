@@ -64,7 +64,7 @@ TEST(Quant, BytesOfALlamaAreThoseOfOtherPlanners) {
     const Plan plan(spec);
     EXPECT_EQ(plan.layout().layers[31].page_bytes, one.page_bytes);
     EXPECT_EQ(plan.layout().bytes_per_token, one.bytes_per_token);
-    EXPECT_EQ(plan.layout().slots.size(), 32u);
+    EXPECT_EQ(plan.layout().regions.size(), 32u);
     EXPECT_EQ(plan.num_pages(), one.num_pages);
     const auto used = static_cast<uint64_t>(plan.num_pages() * plan.layout().page_bytes);
     EXPECT_EQ(used, static_cast<uint64_t>(one.num_pages * one.page_bytes * 32));

@@ -46,7 +46,7 @@ void CpuEngine::begin(Forward& forward, bool) {
 
 // Pages are ascending: neighbours are one piece where they lie together.
 void CpuEngine::clear_pages(const std::vector<PageId>& pages) noexcept {
-  if (pages.empty() || pool_->slots().empty()) return;
+  if (pages.empty() || pool_->regions().empty()) return;
   const auto num_pages = static_cast<int64_t>(pages.size());
   const int64_t num_slots = pool_->num_pieces();
   const auto clear = [&](int64_t slot, int64_t begin, int64_t end) {

@@ -54,10 +54,10 @@ CpuPageCopier::Slot CpuPageCopier::slot(const Job& job, int64_t index) const {
   const auto i = static_cast<size_t>(index);
   const Layout& layout = plan_->layout();
   const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  const LayerPages& source = job.source->slots()[i];
-  const LayerPages& target = job.target->slots()[i];
+  const LayerPages& source = job.source->regions()[i];
+  const LayerPages& target = job.target->regions()[i];
   return {source.base, source.page_stride, target.base, target.page_stride,
-          is_whole ? layout.page_bytes : layout.slots[i].bytes};
+          is_whole ? layout.page_bytes : layout.regions[i].bytes};
 }
 
 void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin,
@@ -124,10 +124,10 @@ int64_t CpuPageCopier::count_runs(const Job& job) const {
 void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to,
                          int64_t count) noexcept {
   // Pages of a plan without layers that keep any have no memory, in either layout.
-  if (count == 0 || plan_->layout().slots.empty() || !device_->has_storage()) return;
+  if (count == 0 || plan_->layout().regions.empty() || !device_->has_storage()) return;
   const int64_t num_slots = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
                                 ? 1
-                                : static_cast<int64_t>(plan_->layout().slots.size());
+                                : static_cast<int64_t>(plan_->layout().regions.size());
   const Job job{direction == CopyDirection::kHostToDevice ? host_ : device_,
                 direction == CopyDirection::kDeviceToHost ? host_ : device_,
                 from,

@@ -188,7 +188,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   int64_t num_identity_slots_ = 0;
   // Where pages are cleared (KVC_CONFIG_CLEAR_PAGES): the largest part of a page in zeros, and a
   // table of parts that all lie there.
-  DeviceMemory zeros_, zero_slots_;
+  DeviceMemory zeros_, zero_regions_;
   std::vector<PageId> zero_pages_;
   std::vector<MoveList> moves_;  // per group
   std::vector<int64_t> turned_slots_;

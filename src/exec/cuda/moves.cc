@@ -122,10 +122,10 @@ void CudaEngine::make_zeros() {
   zeros_ = DeviceMemory(*device_, largest);
   for (cuda::StepPageSlot& part : parts) part.base = zeros_.data();
   const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
-  zero_slots_ = DeviceMemory(*device_, bytes);
+  zero_regions_ = DeviceMemory(*device_, bytes);
   const DeviceStream stream(*device_);
   device_->fill(zeros_.data(), 0, largest, stream.get());
-  device_->copy(zero_slots_.data(), parts.data(), bytes, stream.get());
+  device_->copy(zero_regions_.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
 }
 
@@ -133,10 +133,10 @@ void CudaEngine::make_zeros() {
 void CudaEngine::clear_taken(const Forward& forward, cuda::Stream stream) {
   if (!spec_->clears_pages) return;
   const std::vector<PageId>& pages = forward.batch().taken_pages();
-  if (!pages.empty() && zero_slots_.data() != nullptr) {
+  if (!pages.empty() && zero_regions_.data() != nullptr) {
     zero_pages_.assign(pages.size(), 0);
     cuda::PageCopyParams params{};
-    params.from_layers = reinterpret_cast<const cuda::StepPageSlot*>(zero_slots_.data());
+    params.from_layers = reinterpret_cast<const cuda::StepPageSlot*>(zero_regions_.data());
     params.to_layers = step_.pages().layers;
     params.num_layers = step_.pages().num_layers;
     params.from = outside_uploads_.put(zero_pages_, stream);

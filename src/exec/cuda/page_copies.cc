@@ -22,12 +22,13 @@ void CudaPageCopier::flush(cuda::Stream stream) {
 
 void CudaPageCopier::enqueue(const Job& job, cuda::Stream stream) {
   const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  const size_t num_slots = is_whole ? 1 : plan_->layout().slots.size();
+  const size_t num_slots = is_whole ? 1 : plan_->layout().regions.size();
   num_pieces_ = 0;
   for (size_t slot = 0; slot < num_slots; ++slot) {
-    const LayerPages& source = job.source->slots()[slot];
-    const LayerPages& target = job.target->slots()[slot];
-    const int64_t bytes = is_whole ? plan_->layout().page_bytes : plan_->layout().slots[slot].bytes;
+    const LayerPages& source = job.source->regions()[slot];
+    const LayerPages& target = job.target->regions()[slot];
+    const int64_t bytes =
+        is_whole ? plan_->layout().page_bytes : plan_->layout().regions[slot].bytes;
     const bool is_dense = source.page_stride == bytes && target.page_stride == bytes;
     for (int64_t i = 0; i < job.count;) {
       const PageRun run = run_at(job.from, job.to, i, is_dense ? job.count : i + 1);
@@ -45,7 +46,7 @@ void CudaPageCopier::enqueue(const Job& job, cuda::Stream stream) {
 
 void CudaPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to,
                           int64_t count) noexcept {
-  if (count == 0 || plan_->layout().slots.empty() || !device_pool_->has_storage()) return;
+  if (count == 0 || plan_->layout().regions.empty() || !device_pool_->has_storage()) return;
   Job job{.self = this,
           .source = direction == CopyDirection::kHostToDevice ? host_pool_ : device_pool_,
           .target = direction == CopyDirection::kDeviceToHost ? host_pool_ : device_pool_,
