@@ -83,8 +83,10 @@ fuzz: deps
 	@cmake --build --preset fuzz -j $(JOBS) --target fuzz_programs
 	@python3 tests/fuzz/run.py build/fuzz/tests $(FUZZ_SECONDS) $(if $(FUZZ_ONLY),--only $(FUZZ_ONLY))
 
-# Stores the binary interface of the present header, once CHANGELOG.md names what changed.
+# After a change of include/kvcache.h: writes every file that is generated from it, then stores its binary interface, once CHANGELOG.md
+# names what changed.
 abi: deps
+	@python3 tools/abi/generate.py --write
 	@python3 tests/abi/interface.py cc .deps/include --write
 
 # Plants the defects of tests/mutants in a copy of the library and looks whether the tests notice each (an hour or more on two cores).

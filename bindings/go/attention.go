@@ -23,7 +23,7 @@ type AttnOptions struct {
 	Scale       float32 // 0: 1/sqrt(KDim)
 	SoftCap     float32 // 0: off
 	Window      int64   // 0: the layer's
-	Sinks       *Tensor // float32 [NumQHeads]: one more term of out's denominator
+	SinkLogits  *Tensor // float32 [NumQHeads]: one more term of out's denominator
 	ALiBiSlopes *Tensor // float32 [NumQHeads]
 	Bias        *Tensor // float32 [>= T, J] or [NumQHeads, >= T, J], added to the scores
 	Spans       *Tensor // int32 [n, 3]: (entry of the batch, begin, end), seen to their end
@@ -61,7 +61,7 @@ func (f *Forward) attendWith(which, layer C.int32_t, q, k, v, out *Tensor, opt *
 	}
 	failed := C.shim_attn_opt(f.cache.lib.api, which, f.h, layer, q.d(), q.p(), k.d(), k.p(), v.d(), v.p(),
 		out.d(), out.p(), opt.LSE.d(), opt.LSE.p(), C.uint64_t(opt.Flags), C.float(opt.Scale),
-		C.float(opt.SoftCap), C.int64_t(opt.Window), opt.Sinks.d(), opt.Sinks.p(),
+		C.float(opt.SoftCap), C.int64_t(opt.Window), opt.SinkLogits.d(), opt.SinkLogits.p(),
 		opt.ALiBiSlopes.d(), opt.ALiBiSlopes.p(), opt.Bias.d(), opt.Bias.p(), opt.Spans.d(), opt.Spans.p())
 	f.leave()
 	if failed != nil {
@@ -74,7 +74,7 @@ func (o *AttnOptions) check() error {
 	if o == nil {
 		return nil
 	}
-	return firstBad(named{"LSE", o.LSE}, named{"Sinks", o.Sinks}, named{"ALiBiSlopes", o.ALiBiSlopes},
+	return firstBad(named{"LSE", o.LSE}, named{"SinkLogits", o.SinkLogits}, named{"ALiBiSlopes", o.ALiBiSlopes},
 		named{"Bias", o.Bias}, named{"Spans", o.Spans})
 }
 

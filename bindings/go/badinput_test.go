@@ -84,9 +84,9 @@ func TestBadTensorsAreNamed(t *testing.T) {
 	is(t, fwd.Attn(2, good(), good(), good(), good(), nil), kvcache.ErrOutOfRange)
 	is(t, fwd.Attn(1<<40, good(), good(), good(), good(), nil), kvcache.ErrOutOfRange)
 	is(t, fwd.Attn(0, good(), good(), good(), good(), &kvcache.AttnOptions{SoftCap: -1}), kvcache.ErrOutOfRange)
-	says(t, fwd.Attn(0, good(), good(), good(), good(), &kvcache.AttnOptions{Sinks: kvcache.Of(data, 9)}),
+	says(t, fwd.Attn(0, good(), good(), good(), good(), &kvcache.AttnOptions{SinkLogits: kvcache.Of(data, 9)}),
 		kvcache.ErrShape,
-		"Sinks: shape [9] needs 9 elements, the slice has 8")
+		"SinkLogits: shape [9] needs 9 elements, the slice has 8")
 	is(t, fwd.AttnFusedQKV(0, good(), good(), &kvcache.AttnOptions{LSE: good()}), kvcache.ErrUnsupported)
 }
 

@@ -12,7 +12,7 @@ type PlanInfo struct {
 	LayerBegin       int32
 	LayerEnd         int32
 	NumGroups        int32 // page tables per sequence; see Plan.Group
-	NumLayerSlots    int32 // regions of a page that PoolLayerFirst keeps apart; see LayerInfo.Slot
+	NumLayerRegions  int32 // regions of a page that PoolLayerFirst keeps apart; see LayerInfo.Region
 	NumPages         int64
 	PageBytes        uint64 // one page, all layers of the slice
 	BytesPerToken    uint64 // one token, all layers of the slice
@@ -37,7 +37,7 @@ func goPlanInfo(c *C.kvc_plan_info) *PlanInfo {
 		LayerBegin:       int32(c.layer_begin),
 		LayerEnd:         int32(c.layer_end),
 		NumGroups:        int32(c.num_groups),
-		NumLayerSlots:    int32(c.num_layer_slots),
+		NumLayerRegions:  int32(c.num_layer_regions),
 		NumPages:         int64(c.num_pages),
 		PageBytes:        uint64(c.page_bytes),
 		BytesPerToken:    uint64(c.bytes_per_token),
@@ -108,10 +108,10 @@ type LayerInfo struct {
 	LatentRopeDim int32
 	Flags         int32
 	NumStates     int32
-	Slot          int32  // of a page, where the layer lies: the tensor of PoolLayerFirst borrowed storage; -1: none
+	Region        int32  // of a page, where the layer lies: the tensor of PoolLayerFirst borrowed storage; -1: none
 	StateBytes    uint64 // all states of the layer, one sequence
-	SlotBytes     uint64 // of that slot in one page
-	SlotOffset    uint64 // where the layer's part begins in the slot
+	RegionBytes   uint64 // of that region in one page
+	RegionOffset  uint64 // where the layer's part begins in the region
 	Quant         Quant
 	PageTokens    int32  // of its group; 0: keeps no pages
 	KScaleBytes   uint64 // of one page, behind V; 0: none
@@ -139,10 +139,10 @@ func goLayerInfo(c *C.kvc_layer_info) *LayerInfo {
 		LatentRopeDim: int32(c.latent_rope_dim),
 		Flags:         int32(c.flags),
 		NumStates:     int32(c.num_states),
-		Slot:          int32(c.slot),
+		Region:        int32(c.region),
 		StateBytes:    uint64(c.state_bytes),
-		SlotBytes:     uint64(c.slot_bytes),
-		SlotOffset:    uint64(c.slot_offset),
+		RegionBytes:   uint64(c.region_bytes),
+		RegionOffset:  uint64(c.region_offset),
 		Quant:         Quant(c.quant),
 		PageTokens:    int32(c.page_tokens),
 		KScaleBytes:   uint64(c.k_scale_bytes),

@@ -35,7 +35,7 @@ type OpTable struct {
 
 // OpOptions are the options of an operator; nil or zero: all defaults.
 type OpOptions struct {
-	AttnOptions           // attention: Scale, SoftCap, Window, Sinks, ALiBiSlopes, Bias, Flags, and LSE as output
+	AttnOptions           // attention: Scale, SoftCap, Window, SinkLogits, ALiBiSlopes, Bias, Flags, and LSE as output
 	Executor    *Executor // nil: the caller's thread only
 	CPUISA      ISA
 	Full        bool    // attention: every row sees all keys; without it causal
@@ -177,7 +177,7 @@ func (l *Library) opPaged(pool *OpPool, t *OpTable, mla, rank C.int32_t, q, out 
 		t.SeqLens.d(), t.SeqLens.p(), t.QOIndptr.d(), t.QOIndptr.p(), t.PageIndptr.d(), t.PageIndptr.p(),
 		t.PageIndices.d(), t.PageIndices.p(), t.BlockTable.d(), t.BlockTable.p(),
 		&call.c, call.positions.d(), call.positions.p(),
-		a.Sinks.d(), a.Sinks.p(), a.ALiBiSlopes.d(), a.ALiBiSlopes.p(), a.Bias.d(), a.Bias.p(), a.Spans.d(), a.Spans.p(),
+		a.SinkLogits.d(), a.SinkLogits.p(), a.ALiBiSlopes.d(), a.ALiBiSlopes.p(), a.Bias.d(), a.Bias.p(), a.Spans.d(), a.Spans.p(),
 		mla, rank, q.d(), q.p(), out.d(), out.p(), a.LSE.d(), a.LSE.p()))
 }
 
@@ -194,7 +194,7 @@ func (l *Library) OpAttentionRagged(qoIndptr, kvIndptr, q, k, v, out *Tensor, op
 	return failure(C.shim_op_attention_ragged(l.api,
 		qoIndptr.d(), qoIndptr.p(), kvIndptr.d(), kvIndptr.p(),
 		&call.c, call.positions.d(), call.positions.p(),
-		a.Sinks.d(), a.Sinks.p(), a.ALiBiSlopes.d(), a.ALiBiSlopes.p(), a.Bias.d(), a.Bias.p(), a.Spans.d(), a.Spans.p(),
+		a.SinkLogits.d(), a.SinkLogits.p(), a.ALiBiSlopes.d(), a.ALiBiSlopes.p(), a.Bias.d(), a.Bias.p(), a.Spans.d(), a.Spans.p(),
 		q.d(), q.p(), k.d(), k.p(), v.d(), v.p(), out.d(), out.p(), a.LSE.d(), a.LSE.p()))
 }
 

@@ -84,7 +84,7 @@ static inline kvc_error *shim_attn(uintptr_t api, int32_t which, uintptr_t fwd, 
 static inline kvc_error *shim_attn_opt(uintptr_t api, int32_t which, uintptr_t fwd, int32_t layer,
                                        SHIM_TENSOR(q), SHIM_TENSOR(k), SHIM_TENSOR(v), SHIM_TENSOR(out),
                                        SHIM_TENSOR(lse), uint64_t flags, float scale, float soft_cap,
-                                       int64_t window, SHIM_TENSOR(sinks), SHIM_TENSOR(alibi),
+                                       int64_t window, SHIM_TENSOR(sink_logits), SHIM_TENSOR(alibi),
                                        SHIM_TENSOR(bias), SHIM_TENSOR(spans)) {
   SHIM_ERROR;
   SHIM_DL(q);
@@ -92,12 +92,12 @@ static inline kvc_error *shim_attn_opt(uintptr_t api, int32_t which, uintptr_t f
   SHIM_DL(v);
   SHIM_DL(out);
   SHIM_DL(lse);
-  SHIM_DL(sinks);
+  SHIM_DL(sink_logits);
   SHIM_DL(alibi);
   SHIM_DL(bias);
   SHIM_DL(spans);
-  const kvc_attn_opt opt = {sizeof opt, NULL,     flags,    scale,   soft_cap,
-                            window,     sinks_dl, alibi_dl, bias_dl, spans_dl};
+  const kvc_attn_opt opt = {sizeof opt, NULL,           flags,    scale,   soft_cap,
+                            window,     sink_logits_dl, alibi_dl, bias_dl, spans_dl};
   return shim_result(shim_attend(SHIM_API(api), which, SHIM_FORWARD(fwd), layer, &opt, q_dl, k_dl, v_dl,
                                  out_dl, lse_dl, &err),
                      &err);

@@ -21,32 +21,32 @@ typedef struct shim_op_opt {
 
 #define SHIM_OP_OPT const shim_op_opt *opt, SHIM_TENSOR(positions)
 /* What attention takes besides; other operators refuse options of attention whatever their tensors are. */
-#define SHIM_OP_ATTN SHIM_TENSOR(sinks), SHIM_TENSOR(alibi), SHIM_TENSOR(bias), SHIM_TENSOR(spans)
+#define SHIM_OP_ATTN SHIM_TENSOR(sink_logits), SHIM_TENSOR(alibi), SHIM_TENSOR(bias), SHIM_TENSOR(spans)
 #define SHIM_POOL SHIM_TENSOR(pool_k), SHIM_TENSOR(pool_v), int32_t layout
 #define SHIM_TABLE                                                                                    \
   SHIM_TENSOR(seq_lens), SHIM_TENSOR(qo_indptr), SHIM_TENSOR(page_indptr), SHIM_TENSOR(page_indices), \
       SHIM_TENSOR(block_table)
 
 /* Declare `call`, `pool` and `table`, the structs of these arguments. */
-#define SHIM_OP_OPT_BUILD(sinks, alibi, bias, spans)                                    \
-  SHIM_DL(positions);                                                                   \
-  const kvc_attn_opt attn = {sizeof attn, NULL,  opt->flags, opt->scale, opt->soft_cap, \
-                             opt->window, sinks, alibi,      bias,       spans};        \
-  const kvc_op_opt call = {sizeof call,                                                 \
-                           NULL,                                                        \
-                           (const kvc_executor *)opt->executor,                         \
-                           opt->isa,                                                    \
-                           opt->full,                                                   \
-                           opt->has_attn ? &attn : NULL,                                \
-                           positions_dl,                                                \
-                           (const kvc_rope *)opt->rope,                                 \
+#define SHIM_OP_OPT_BUILD(sink_logits, alibi, bias, spans)                                    \
+  SHIM_DL(positions);                                                                         \
+  const kvc_attn_opt attn = {sizeof attn, NULL,        opt->flags, opt->scale, opt->soft_cap, \
+                             opt->window, sink_logits, alibi,      bias,       spans};        \
+  const kvc_op_opt call = {sizeof call,                                                       \
+                           NULL,                                                              \
+                           (const kvc_executor *)opt->executor,                               \
+                           opt->isa,                                                          \
+                           opt->full,                                                         \
+                           opt->has_attn ? &attn : NULL,                                      \
+                           positions_dl,                                                      \
+                           (const kvc_rope *)opt->rope,                                       \
                            (kvc_stream)opt->stream}
 #define SHIM_OP_ATTN_BUILD \
-  SHIM_DL(sinks);          \
+  SHIM_DL(sink_logits);    \
   SHIM_DL(alibi);          \
   SHIM_DL(bias);           \
   SHIM_DL(spans);          \
-  SHIM_OP_OPT_BUILD(sinks_dl, alibi_dl, bias_dl, spans_dl)
+  SHIM_OP_OPT_BUILD(sink_logits_dl, alibi_dl, bias_dl, spans_dl)
 #define SHIM_POOL_BUILD \
   SHIM_DL(pool_k);      \
   SHIM_DL(pool_v);      \

@@ -18,7 +18,6 @@
 
 /* ---- Left out, or written by hand below -------------------------------------------------------------- */
 
-%ignore kvc_api;
 %ignore kvc_get_api;
 %ignore kvc_set_logger;
 %ignore kvc_config_init;
@@ -26,29 +25,7 @@
 %ignore kvc_cache_destroy;
 %ignore kvc_fence_destroy;
 %ignore kvc_config_from_hf_json;
-%ignore kvc_error;
-%ignore kvc_ext;
-%ignore kvc_device_caps;
-%ignore kvc_rope;
-%ignore kvc_state_spec;
-%ignore kvc_layer;
-%ignore kvc_allocator;
-%ignore kvc_executor;
-%ignore kvc_config;
-%ignore kvc_plan_info;
-%ignore kvc_group_info;
-%ignore kvc_layer_info;
-%ignore kvc_stats;
-%ignore kvc_seq_info;
-%ignore kvc_forward_desc;
-%ignore kvc_attn_opt;
-%ignore kvc_linear_opt;
-%ignore kvc_op_pool;
-%ignore kvc_op_table;
-%ignore kvc_op_opt;
-%ignore kvc_prefix_key;
-%ignore kvc_prefix_query;
-%ignore kvc_event;
+%rename("$ignore", %$isclass) ""; /* structs */
 
 /* ---- Statuses ------------------------------------------------------------------------------------------ */
 
@@ -166,23 +143,23 @@
 
 /* ---- Structs -------------------------------------------------------------------------------------------------- */
 
-%define %struct_out(TYPE, WHICH)
+%define %struct_out(TYPE)
 %typemap(in, numinputs=0) TYPE *out (TYPE info) {
   memset(&info, 0, sizeof info);
   info.struct_size = sizeof info;
   $1 = &info;
 }
 %typemap(argout) TYPE *out {
-  $result = kvcpy_append($result, kvcpy_struct_out(WHICH, $1));
+  $result = kvcpy_append($result, kvcpy_struct_out(KVCPY_IS_##TYPE, $1));
   if (!$result) SWIG_fail;
 }
 %enddef
-%struct_out(kvc_plan_info, KVCPY_PLAN_INFO)
-%struct_out(kvc_group_info, KVCPY_GROUP_INFO)
-%struct_out(kvc_layer_info, KVCPY_LAYER_INFO)
-%struct_out(kvc_stats, KVCPY_STATS)
-%struct_out(kvc_seq_info, KVCPY_SEQ_INFO)
-%struct_out(kvc_device_caps, KVCPY_CAPS)
+%struct_out(kvc_plan_info)
+%struct_out(kvc_group_info)
+%struct_out(kvc_layer_info)
+%struct_out(kvc_stats)
+%struct_out(kvc_seq_info)
+%struct_out(kvc_device_caps)
 
 %define %option_struct(TYPE, CONVERTED)
 %typemap(arginit) const TYPE * { chosen$argnum.used = 0; }

@@ -81,27 +81,7 @@ struct kvc_fence {};
 }
 %enddef
 
-KVC_SIZED(kvc_device_caps)
-KVC_SIZED(kvc_rope)
-KVC_SIZED(kvc_state_spec)
-KVC_SIZED(kvc_layer)
-KVC_SIZED(kvc_allocator)
-KVC_SIZED(kvc_executor)
-KVC_SIZED(kvc_config)
-KVC_SIZED(kvc_plan_info)
-KVC_SIZED(kvc_group_info)
-KVC_SIZED(kvc_layer_info)
-KVC_SIZED(kvc_stats)
-KVC_SIZED(kvc_seq_info)
-KVC_SIZED(kvc_forward_desc)
-KVC_SIZED(kvc_attn_opt)
-KVC_SIZED(kvc_linear_opt)
-KVC_SIZED(kvc_op_pool)
-KVC_SIZED(kvc_op_table)
-KVC_SIZED(kvc_op_opt)
-KVC_SIZED(kvc_prefix_key)
-KVC_SIZED(kvc_prefix_query)
-KVC_SIZED(kvc_event)
+%include "abi_structs.i"
 
 %include <dlpack/dlpack.h>
 %include <kvcache.h>

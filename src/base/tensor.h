@@ -17,7 +17,7 @@ namespace kvc {
 // CPU's.
 constexpr DLDevice kHost{kDLCPU, 0};
 
-// What a caller's tensor must look like. `name` appears in messages ("k", "opt.sinks").
+// What a caller's tensor must look like. `name` appears in messages ("k", "opt.sink_logits").
 struct RowsExpectation {
   const char* name;
   int64_t min_tokens;

@@ -92,7 +92,7 @@ kvc_plan_info plan_info(const kvc::Plan& plan) {
   info.layer_begin = spec.layer_begin;
   info.layer_end = spec.layer_end;
   info.num_groups = static_cast<int32_t>(spec.groups.size());
-  info.num_layer_slots = static_cast<int32_t>(plan.layout().regions.size());
+  info.num_layer_regions = static_cast<int32_t>(plan.layout().regions.size());
   info.num_pages = plan.num_pages();
   info.page_bytes = static_cast<uint64_t>(plan.layout().page_bytes);
   info.bytes_per_token = static_cast<uint64_t>(plan.layout().bytes_per_token);
@@ -138,11 +138,11 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   info.num_states = static_cast<int32_t>(layer.states.size());
   info.state_bytes = static_cast<uint64_t>(layout.state_bytes);
   const kvc::LayerLayout& place = plan.layout().layers[source];
-  info.slot = place.region;
-  if (info.slot >= 0) {
-    info.slot_bytes =
-        static_cast<uint64_t>(plan.layout().regions[static_cast<size_t>(info.slot)].bytes);
-    info.slot_offset = static_cast<uint64_t>(place.region_offset);
+  info.region = place.region;
+  if (info.region >= 0) {
+    info.region_bytes =
+        static_cast<uint64_t>(plan.layout().regions[static_cast<size_t>(info.region)].bytes);
+    info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
   info.quant = layer.quant;
   if (info.group >= 0) info.page_tokens = spec.layer_page_size(static_cast<int32_t>(local));

@@ -73,7 +73,7 @@ void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_r
   }
   out->tiles_only = (opt.flags & KVC_ATTN_BATCH_INVARIANT) != 0;
   out->no_cascade = (opt.flags & KVC_ATTN_NO_CASCADE) != 0;
-  read_per_head(opt.sinks, prefix, "sinks", layer.num_q_heads, device, &out->sinks,
+  read_per_head(opt.sink_logits, prefix, "sink_logits", layer.num_q_heads, device, &out->sinks,
                 &out->sinks_on_device);
   read_per_head(opt.alibi_slopes, prefix, "alibi_slopes", layer.num_q_heads, device, &out->alibi,
                 &out->alibi_on_device);
@@ -112,7 +112,7 @@ void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* 
     const TensorUse input{tensor, name.c_str(), rows, row_dimension};
     refuse_overlaps(outputs, {&input, 1});
   };
-  refuse(opt.sinks, "sinks", -1, 0);
+  refuse(opt.sink_logits, "sink_logits", -1, 0);
   refuse(opt.alibi_slopes, "alibi_slopes", -1, 0);
   if (opt.bias != nullptr) refuse(opt.bias, "bias", uses.num_rows, opt.bias->ndim - 2);
 }

@@ -102,16 +102,16 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
 void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry,
                          int64_t first_key, AttnSequence& sequence) {
   const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
-  if (!group.is_windowed() && entry.sequence->window == 0 && view.window == 0) return;
+  const kernels::Windows<int64_t> windows = windows_of(group, *entry.sequence, view.window);
+  if (!windows.narrow()) return;
   bool hides = false;
   for (int64_t row = 0; row < entry.append_length; ++row) {
-    const KeyRange keys = keys_of_query(group, *entry.sequence, row_index(entry, row), view.window);
-    // A tree's nodes are hidden by its mask: their places say nothing about their positions.
-    const int64_t begin = entry.is_tree ? std::min(keys.begin, entry.old_length) : keys.begin;
-    sequence.sink_end = std::max<int64_t>(0, keys.sink_end - first_key);
-    hides = hides || begin > first_key;
-    key_begins_[static_cast<size_t>(entry.row_begin + row)] =
-        static_cast<int32_t>(std::max<int64_t>(0, begin - first_key));
+    const KeyRange keys = kernels::visible_range(windows, row_index(entry, row));
+    const int64_t begin =
+        kernels::key_begin_of_row(keys, entry.is_tree, entry.old_length, first_key);
+    sequence.sink_end = kernels::sink_end_of_sequence(keys, first_key);
+    hides = hides || begin > 0;
+    key_begins_[static_cast<size_t>(entry.row_begin + row)] = static_cast<int32_t>(begin);
   }
   const bool splits_sinks = view.rope >= 0 && sequence.sink_end > 0;
   if (!hides && !splits_sinks) {
@@ -136,8 +136,7 @@ void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEnt
     for (int64_t node = entry.old_nodes + row; node >= 0;
          node = tree.parents[static_cast<size_t>(node)]) {
       const int64_t index = entry.old_length + tree.depths[static_cast<size_t>(node)];
-      if (index >= keys.begin || index < keys.sink_end)
-        bits[node / 64] |= uint64_t{1} << (node % 64);
+      if (keys.contains(index)) bits[node / 64] |= uint64_t{1} << (node % 64);
     }
   }
 }

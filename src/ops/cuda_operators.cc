@@ -7,6 +7,8 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/base/tensor.h"
+#include "src/exec/cuda/attn_kernels.h"
+#include "src/exec/launch.h"
 
 namespace kvc {
 namespace {
@@ -103,7 +105,7 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
     done += static_cast<size_t>(constants.count);
   }
   angles->params.inverse_frequencies[0] = angles->frequencies;
-  device_.call("angles", device_.table->angles, angles->params, stream_);
+  device_.call("cos_sin", device_.table->cos_sin, angles->params, stream_);
   return {.cos = angles->params.cos,
           .sin = angles->params.sin,
           .rotary_dim = rope.rotary_dim,
@@ -116,40 +118,20 @@ Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) 
 // How long sequences are is not known here: kernels for short and for long ones, each of which
 // takes its own.
 std::vector<CudaOperators::RowClass> CudaOperators::row_classes(const CudaOpAttention& attention,
-                                                                AttnLaunch launch) const {
-  const cuda::BackendTable& table = *device_.table;
+                                                                const AttnLaunch& launch) const {
   const kernels::AttnParams& params = launch.params;
-  const auto geometry_of = [&](AttnKernel kernel) {
-    return table.attention_geometry(device_.id, kernel, params.k_dim, params.v_dim);
-  };
-  const auto first_of = [&](std::initializer_list<AttnKernel> kernels) {
-    for (const AttnKernel kernel : kernels) {
-      launch.plan.tile_rows = geometry_of(kernel).tile_rows;
-      if (table.attention_fits(device_.id, kernel, launch, nullptr)) return kernel;
-    }
-    return AttnKernel::kSimt;
-  };
-  const int32_t group = params.num_q_heads / params.num_kv_heads;
   const auto make = [&](AttnKernel kernel, int32_t min_rows, int32_t max_rows) {
-    const cuda::PlanShape shape{.num_kv_heads = params.num_kv_heads,
-                                .group_size = group,
-                                .causal = params.causal,
-                                .split_sinks = 0,
-                                .fixed_keys = 0,
-                                .min_rows = min_rows,
-                                .max_rows = max_rows,
-                                .geometry = geometry_of(kernel)};
     return RowClass{kernel,
-                    shape,
+                    schedule_shape(device_, kernel, {min_rows, max_rows}, params, false, 0),
                     {.max_sequences = attention.sequences.num_sequences,
                      .max_rows = attention.sequences.num_rows,
                      .max_keys = 0}};
   };
-  const AttnKernel small = first_of({AttnKernel::kLatent, AttnKernel::kMma16});
-  const AttnKernel large = first_of({AttnKernel::kLatent, AttnKernel::kWgmma, AttnKernel::kMma64});
+  const auto [small, large, all] = find_attn_kernels(device_, launch);
   if (small == large) return {make(small, 0, INT_MAX)};
   const int64_t most =
-      (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) * group;
+      (attention.sequences.row_indptr == nullptr ? 1 : attention.sequences.num_rows) *
+      (params.num_q_heads / params.num_kv_heads);
   if (most <= kSmallRows) return {make(small, 0, INT_MAX)};
   if (attention.sequences.row_indptr == nullptr) return {make(large, 0, INT_MAX)};
   return {make(small, 0, kSmallRows), make(large, kSmallRows, INT_MAX)};
@@ -169,19 +151,9 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   const LayerSpec& shape = attention.shape;
   AttnLaunch launch{};
   kernels::AttnParams& params = launch.params;
-  params.q = tensors.q;
+  params = attn_params(shape, attention.page_size, sequences.full == 0, options, tensors);
   params.k = attention.k;
   params.v = attention.v;
-  params.page_size = attention.page_size;
-  params.num_q_heads = shape.num_q_heads;
-  params.num_kv_heads = shape.num_kv_heads;
-  params.k_dim = shape.k_dim;
-  params.v_dim = shape.v_dim;
-  params.causal = sequences.full == 0 ? 1 : 0;
-  apply_options(options, &params);
-  params.out = tensors.out;
-  params.lse = tensors.lse;
-  params.lse_token_stride = tensors.lse_token_stride;
   if (rotation.turns()) {  // so that kernels are asked about what they will get
     params.q_rotation.rotary_dim = rotation.rope.rotary_dim;
     params.q_rotation.interleaved = rotation.rope.style == KVC_ROPE_INTERLEAVED ? 1 : 0;
@@ -189,18 +161,19 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
     params.sink_q_rotation = params.q_rotation;
   }
   const std::vector<RowClass> classes = row_classes(attention, launch);
-  cuda::PlanBytes most{};
+  cuda::ScheduleBytes most{};
   int64_t partial_floats = 0;
   for (const RowClass& rows : classes) {
-    cuda::PlanBytes bytes{};
-    device_.table->plan_bytes(rows.shape, rows.limits, &bytes);
-    for (int64_t cuda::PlanBytes::*field :
-         {&cuda::PlanBytes::counts, &cuda::PlanBytes::cta_begin, &cuda::PlanBytes::items,
-          &cuda::PlanBytes::merges, &cuda::PlanBytes::sources, &cuda::PlanBytes::scratch})
+    cuda::ScheduleBytes bytes{};
+    device_.table->schedule_bytes(rows.shape, rows.limits, &bytes);
+    for (int64_t cuda::ScheduleBytes::*field :
+         {&cuda::ScheduleBytes::counts, &cuda::ScheduleBytes::cta_begin,
+          &cuda::ScheduleBytes::items, &cuda::ScheduleBytes::reductions,
+          &cuda::ScheduleBytes::sources, &cuda::ScheduleBytes::scratch})
       most.*field = std::max(most.*field, bytes.*field);
-    partial_floats =
-        std::max(partial_floats,
-                 bytes.num_slots * cuda::slot_floats(rows.shape.geometry.tile_rows, params.v_dim));
+    partial_floats = std::max(
+        partial_floats,
+        bytes.num_splits * cuda::split_floats(rows.shape.geometry.tile_rows, params.v_dim));
   }
   Scratch scratch(stream_);
   Angles angles;
@@ -209,30 +182,30 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   scratch.place(&sequences.key_ends, sequences.num_rows);
   if (sequences.window != 0) scratch.place(&sequences.key_begins, sequences.num_rows);
   scratch.place(&sequences.count, 1);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.counts), most.counts);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.cta_begin), most.cta_begin);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.items), most.items);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.merges), most.merges);
-  scratch.place_bytes(reinterpret_cast<void**>(&launch.plan.sources), most.sources);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.counts), most.counts);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.cta_begin), most.cta_begin);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.items), most.items);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.reductions), most.reductions);
+  scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.sources), most.sources);
   scratch.place_bytes(&plan_scratch, most.scratch);
-  scratch.place(&launch.plan.partials, partial_floats);
+  scratch.place(&launch.schedule.partials, partial_floats);
   place_angles(rotation, sequences.num_rows, &angles, &scratch);
   scratch.take(device_);
   params.sequences = sequences.sequences;
   device_.call("sequences", device_.table->op_sequences, sequences, stream_);
   params.q_rotation = params.sink_q_rotation = make_angles(rotation, &angles);
   for (const RowClass& rows : classes) {
-    launch.plan.num_ctas = rows.shape.geometry.num_ctas;
-    launch.plan.tile_rows = rows.shape.geometry.tile_rows;
-    const cuda::PlanLaunch plan{.shape = rows.shape,
-                                .limits = rows.limits,
-                                .sequences = sequences.sequences,
-                                .num_sequences_at = sequences.count,
-                                .plan = launch.plan,
-                                .scratch = plan_scratch};
-    device_.call("plan", device_.table->plan, plan, stream_);
+    launch.schedule.num_ctas = rows.shape.geometry.num_ctas;
+    launch.schedule.tile_rows = rows.shape.geometry.tile_rows;
+    const cuda::ScheduleLaunch plan{.shape = rows.shape,
+                                    .limits = rows.limits,
+                                    .sequences = sequences.sequences,
+                                    .num_sequences_at = sequences.count,
+                                    .schedule = launch.schedule,
+                                    .scratch = plan_scratch};
+    device_.call("schedule", device_.table->schedule, plan, stream_);
     device_.call("attention", device_.table->attention, rows.kernel, launch, stream_);
-    device_.call("combine", device_.table->combine, launch, stream_);
+    device_.call("reduce_splits", device_.table->reduce_splits, launch, stream_);
   }
 }
 
@@ -245,21 +218,13 @@ void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRo
   Angles angles;
   place_angles(rotation, num_rows, &angles, &scratch);
   scratch.take(device_);
-  const cuda::AppendLaunch launch{.params = {.k = k,
-                                             .v = v,
-                                             .k_rotation = make_angles(rotation, &angles),
-                                             .k_pages = pool.k,
-                                             .v_pages = pool.v,
-                                             .slots = slots,
-                                             .page_size = pool.page_size,
-                                             .num_kv_heads = pool.num_heads,
-                                             .k_dim = pool.k_dim,
-                                             .v_dim = pool.v_dim},
-                                  .k_storage = {},
-                                  .v_storage = {},
-                                  .num_rows = num_rows,
-                                  .num_rows_at = nullptr,
-                                  .num_slots = pool.num_slots()};
+  const cuda::AppendLaunch launch{
+      .params = append_params(pool, k, v, slots, make_angles(rotation, &angles)),
+      .k_storage = {},
+      .v_storage = {},
+      .num_rows = num_rows,
+      .num_rows_at = nullptr,
+      .num_slots = pool.num_slots()};
   device_.call("append", device_.table->append, launch, stream_);
 }
 
@@ -280,19 +245,9 @@ void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num
   if (in_place) scratch.place(&beside, num_rows * row_bytes);
   scratch.take(device_);
   device_.call("slots", device_.table->op_slots, slots, stream_);
-  // The output is a pool of one page, and row t its slot t.
   const auto store = [&](const TokenRows& from, const TokenRows& to, const Rotation& angle) {
     const cuda::AppendLaunch launch{
-        .params = {.k = from,
-                   .v = {},
-                   .k_rotation = angle,
-                   .k_pages = {to.base, 0, to.head_stride, to.token_stride, to.dtype},
-                   .v_pages = {},
-                   .slots = slots.slots,
-                   .page_size = INT_MAX,
-                   .num_kv_heads = num_heads,
-                   .k_dim = dim,
-                   .v_dim = 0},
+        .params = rotate_params(from, to, num_heads, dim, slots.slots, angle),
         .k_storage = {},
         .v_storage = {},
         .num_rows = num_rows,
@@ -345,7 +300,8 @@ void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t
 }
 
 void CudaOperators::merge(const MergeCall& call) {
-  device_.call("merge", device_.table->merge, call.params, call.num_rows, nullptr, stream_);
+  device_.call("merge_states", device_.table->merge_states, call.params, call.num_rows, nullptr,
+               stream_);
 }
 
 void CudaOperators::linear(kernels::LinearParams params, const cuda::OpStatesParams& states) {

@@ -43,17 +43,17 @@ class CudaOperators {
  private:
   struct RowClass {
     cuda::AttnKernel kernel;
-    cuda::PlanShape shape;
-    cuda::PlanLimits limits;
+    cuda::ScheduleShape shape;
+    cuda::ScheduleLimits limits;
   };
   struct Angles {
-    cuda::AngleParams params{};
+    cuda::CosSinParams params{};
     double* frequencies = nullptr;
   };
   class Scratch;
 
   std::vector<RowClass> row_classes(const CudaOpAttention& attention,
-                                    cuda::AttnLaunch launch) const;
+                                    const cuda::AttnLaunch& launch) const;
   static void place_angles(const OpRotation& rotation, int64_t num_rows, Angles* angles,
                            Scratch* scratch);
   kernels::Rotation make_angles(const OpRotation& rotation, Angles* angles) const;

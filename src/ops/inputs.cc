@@ -146,6 +146,36 @@ OpPool view_pool(const kvc_op_pool& pool, DLDevice device) {
   return out;
 }
 
+kernels::AppendParams append_params(const OpPool& pool, const kernels::TokenRows& k,
+                                    const kernels::TokenRows& v, const int64_t* slots,
+                                    const kernels::Rotation& rotation) {
+  return {.k = k,
+          .v = v,
+          .k_rotation = rotation,
+          .k_pages = pool.k,
+          .v_pages = pool.v,
+          .slots = slots,
+          .page_size = pool.page_size,
+          .num_kv_heads = pool.num_heads,
+          .k_dim = pool.k_dim,
+          .v_dim = pool.v_dim};
+}
+
+kernels::AppendParams rotate_params(const kernels::TokenRows& x, const kernels::TokenRows& out,
+                                    int32_t num_heads, int32_t dim, const int64_t* slots,
+                                    const kernels::Rotation& rotation) {
+  return {.k = x,
+          .v = {},
+          .k_rotation = rotation,
+          .k_pages = {out.base, 0, out.head_stride, out.token_stride, out.dtype},
+          .v_pages = {},
+          .slots = slots,
+          .page_size = INT_MAX,
+          .num_kv_heads = num_heads,
+          .k_dim = dim,
+          .v_dim = 0};
+}
+
 PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size,
                  int64_t dim) {
   PageRuns runs{num_heads, rows.head_stride, page_size, rows.token_stride,

@@ -32,6 +32,15 @@ struct OpPool {
 // UNSUPPORTED.
 OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
 
+// What an append writes: `rotation` of K, slots by row.
+kernels::AppendParams append_params(const OpPool& pool, const kernels::TokenRows& k,
+                                    const kernels::TokenRows& v, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
+// Rotating rows is an append to a pool of one page, where row t goes to slot t.
+kernels::AppendParams rotate_params(const kernels::TokenRows& x, const kernels::TokenRows& out,
+                                    int32_t num_heads, int32_t dim, const int64_t* slots,
+                                    const kernels::Rotation& rotation);
+
 // A page as few runs of bytes as its strides allow: one where it is compact.
 struct PageRuns {
   int64_t outer_count, outer_stride;

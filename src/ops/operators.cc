@@ -1,13 +1,13 @@
 #include "src/ops/operators.h"
 
 #include <algorithm>
-#include <climits>
 #include <numeric>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/exec/cpu/runner.h"
 #include "src/exec/cpu/work_list.h"
+#include "src/exec/launch.h"
 
 namespace kvc {
 namespace {
@@ -58,7 +58,7 @@ Operators::Operators(kvc_cpu_isa isa, const kvc_executor* host)
     : kernels_(choose_kernels(isa, "opt.cpu_isa")),
       executor_(host != nullptr ? Executor(*host) : Executor(1)) {}
 
-kernels::Rotation Operators::angles_of(const OpRotation& rotation, int64_t num_rows) {
+kernels::Rotation Operators::cos_sin_of(const OpRotation& rotation, int64_t num_rows) {
   if (!rotation.turns()) return {};
   return cos_sin_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
                       executor_);
@@ -68,21 +68,11 @@ void Operators::attend(OpAttention& attention, const AttnOptions& options,
                        const AttnTensors& tensors, const OpRotation& rotation, int64_t num_rows) {
   const LayerSpec& shape = attention.shape;
   const std::vector<AttnSequence>& sequences = attention.sequences.finish();
-  kernels::AttnParams params{};
-  params.q = tensors.q;
-  params.q_rotation = params.sink_q_rotation = angles_of(rotation, num_rows);
+  kernels::AttnParams params =
+      attn_params(shape, attention.page_size, !attention.sequences.full(), options, tensors);
+  params.q_rotation = params.sink_q_rotation = cos_sin_of(rotation, num_rows);
   params.k = attention.k;
   params.v = attention.v;
-  params.page_size = attention.page_size;
-  params.num_q_heads = shape.num_q_heads;
-  params.num_kv_heads = shape.num_kv_heads;
-  params.k_dim = shape.k_dim;
-  params.v_dim = shape.v_dim;
-  params.causal = attention.sequences.full() ? 0 : 1;
-  apply_options(options, &params);
-  params.out = tensors.out;
-  params.lse = tensors.lse;
-  params.lse_token_stride = tensors.lse_token_stride;
   params.sequences = sequences.data();
   WorkList list;
   plan_work(sequences.data(), static_cast<int64_t>(sequences.size()),
@@ -102,36 +92,17 @@ void Operators::append(const OpPool& pool, const TokenRows& k, const TokenRows& 
                 ll(slots[row]), ll(pool.num_pages), pool.page_size);
     }
   }
-  const kernels::AppendParams params{.k = k,
-                                     .v = v,
-                                     .k_rotation = angles_of(rotation, num_rows),
-                                     .k_pages = pool.k,
-                                     .v_pages = pool.v,
-                                     .slots = slots,
-                                     .page_size = pool.page_size,
-                                     .num_kv_heads = pool.num_heads,
-                                     .k_dim = pool.k_dim,
-                                     .v_dim = pool.v_dim};
-  run_append(*kernels_, executor_, params, num_rows);
+  run_append(*kernels_, executor_, append_params(pool, k, v, slots, cos_sin_of(rotation, num_rows)),
+             num_rows);
 }
 
 void Operators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_heads, int32_t dim,
                        int64_t num_rows, const OpRotation& rotation) {
-  // The output is a pool of one page, and row t its slot t.
   std::vector<int64_t> slots(static_cast<size_t>(num_rows));
   std::iota(slots.begin(), slots.end(), 0);
-  const kernels::AppendParams params{
-      .k = x,
-      .v = {},
-      .k_rotation = angles_of(rotation, num_rows),
-      .k_pages = {out.base, 0, out.head_stride, out.token_stride, out.dtype},
-      .v_pages = {},
-      .slots = slots.data(),
-      .page_size = INT_MAX,
-      .num_kv_heads = num_heads,
-      .k_dim = dim,
-      .v_dim = 0};
-  run_append(*kernels_, executor_, params, num_rows);
+  run_append(*kernels_, executor_,
+             rotate_params(x, out, num_heads, dim, slots.data(), cos_sin_of(rotation, num_rows)),
+             num_rows);
 }
 
 void Operators::gather(const OpPool& pool, const OpTable& table, const TokenRows& k_out,

@@ -71,7 +71,7 @@ class Operators {
   void merge(const MergeCall& call) { run_merge(*kernels_, executor_, call.params, call.num_rows); }
 
  private:
-  kernels::Rotation angles_of(const OpRotation& rotation, int64_t num_rows);
+  kernels::Rotation cos_sin_of(const OpRotation& rotation, int64_t num_rows);
 
   const kernels::cpu::KernelTable* kernels_;
   Executor executor_;

@@ -1,4 +1,4 @@
-// The memory of the pages: one reservation per cache, owned (mmap or the host's allocator), borrowed
+// The memory of the pages: one region per cache, owned (mmap or the host's allocator), borrowed
 // tensors, or none.
 #pragma once
 
@@ -41,8 +41,8 @@ class PoolMemory {
   std::byte* data_ = nullptr;
 };
 
-// Where the pages of one region, or of one layer's part of it, lie: page p at base + p * page_stride,
-// content as LayerLayout says.
+// Where the pages of one region, or of one layer's part of it, lie: page p at base + p *
+// page_stride, content as LayerLayout says.
 struct LayerPages {
   std::byte* base = nullptr;
   int64_t page_stride = 0;
@@ -68,8 +68,8 @@ class PagePool {
     return pages;
   }
   const std::vector<LayerPages>& regions() const { return regions_; }
-  // A part of every page that lies together: a region, or the whole page where its regions do. Page p
-  // at base + p * stride.
+  // A part of every page that lies together: a region, or the whole page where its regions do. Page
+  // p at base + p * stride.
   struct Piece {
     std::byte* base;
     int64_t stride;

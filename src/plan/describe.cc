@@ -195,7 +195,7 @@ std::string Plan::describe() const {
     append_format(text, "page         %s", bytes_text(layout_.page_bytes).c_str());
     if (!spec_.groups.empty()) {
       append_format(text,
-                    " in %zu slots, %d tokens of the widest group; prefixes are shared in blocks "
+                    " in %zu regions, %d tokens of the widest group; prefixes are shared in blocks "
                     "of %d tokens",
                     layout_.regions.size(), spec_.base_page_size, spec_.prefix_block());
     }

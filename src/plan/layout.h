@@ -30,9 +30,9 @@ struct LayerLayout {
   int64_t state_bytes = 0;
 };
 
-// A page is cut where in every group a layer begins or the group has ended, so that a region's pages
-// can be kept apart from the others' (LAYER_FIRST). With one group each layer has a region of its
-// own; groups that share no boundary leave one region, the page.
+// A page is cut where in every group a layer begins or the group has ended, so that a region's
+// pages can be kept apart from the others' (LAYER_FIRST). With one group each layer has a region of
+// its own; groups that share no boundary leave one region, the page.
 struct RegionLayout {
   int64_t bytes = 0;
   int64_t offset = 0;  // inside a PAGE_FIRST page

@@ -37,7 +37,7 @@ void write_totals(const Plan& plan, std::string& text) {
   append_format(
       text, "\"state_slot_bytes\": %lld, \"num_state_slots\": %lld, \"state_slot_pages\": %lld, ",
       ll(plan.layout().state_slot_bytes), ll(spec.num_state_slots), ll(plan.state_slot_pages()));
-  append_format(text, "\"num_groups\": %zu, \"num_layer_slots\": %zu, ", spec.groups.size(),
+  append_format(text, "\"num_groups\": %zu, \"num_layer_regions\": %zu, ", spec.groups.size(),
                 plan.layout().regions.size());
   append_format(text, "\"storage\": \"%s\", \"pool_layout\": \"%s\", ", storage_name(spec.storage),
                 pool_layout_name(spec.pool_layout));
@@ -75,8 +75,8 @@ void write_layer(const Plan& plan, size_t local, std::string& text) {
       layer.num_q_heads, layer.num_kv_heads, layer.k_dim, layer.v_dim, ll(layer.window),
       ll(layer.chunk));
   append_format(text,
-                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"slot\": %d, "
-                "\"slot_offset\": %lld, ",
+                "\"k_dtype\": \"%s\", \"v_dtype\": \"%s\", \"quant\": \"%s\", \"region\": %d, "
+                "\"region_offset\": %lld, ",
                 k_type_name(layer).c_str(), v_type_name(layer).c_str(),
                 json_quant_name(layer.quant), plan.layout().layers[source].region,
                 ll(plan.layout().layers[source].region_offset));

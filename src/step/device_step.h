@@ -86,8 +86,8 @@ class DeviceStep {
   DeviceBuffer arrays_;
   std::vector<DeviceReservation> tables_;  // per group
   DeviceMemory control_;                   // next_entry, ctas_done
-  DeviceMemory page_regions_;
-  std::vector<LayerPages> uploaded_regions_;  // that page_regions_ says
+  DeviceMemory page_slots_;
+  std::vector<LayerPages> uploaded_regions_;  // that page_slots_ says
   PinnedMemory ring_;
   PinnedMemory progress_;
   std::vector<PinnedMemory> long_steps_;  // per entry of the ring; empty where none was needed

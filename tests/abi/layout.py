@@ -1,8 +1,9 @@
 """Sizes, offsets and constants of the C interface as the C compiler sees them, against the stored layout.json.
 
-Bindings that declare the structs in their own language compare themselves with the same file. The list of structs and fields is read
-from the header, so none can be forgotten.
-Usage: layout.py <C compiler> <folder that holds dlpack/dlpack.h> [--write]
+Bindings that declare the structs in their own language compare themselves with the same file. `make abi` computes that file from the
+description of the interface; here the compiler of the library measures it. The list of structs and fields is read from the header, so
+none can be forgotten.
+Usage: layout.py <C compiler> <folder that holds dlpack/dlpack.h>
 """
 
 import json
@@ -54,17 +55,6 @@ def measure(compiler, dlpack, path=ROOT / "include" / "kvcache.h"):
         return json.loads(subprocess.run([f"{folder}/layout"], check=True, capture_output=True, text=True).stdout)
 
 
-def as_text(layout):
-    """One struct per line, so that a change reads well in a diff."""
-    lines = ["{", '"structs": {']
-    lines += [f"{json.dumps(name)}: {json.dumps(value)}," for name, value in layout["structs"].items()]
-    lines[-1] = lines[-1].rstrip(",")
-    lines += ["},", '"constants": {']
-    lines += [f"{json.dumps(name)}: {value}," for name, value in layout["constants"].items()]
-    lines[-1] = lines[-1].rstrip(",")
-    return "\n".join(lines + ["}", "}", ""])
-
-
 def differences(stored, measured):
     for part in ("structs", "constants"):
         for name in sorted(stored[part].keys() | measured[part].keys()):
@@ -82,15 +72,12 @@ def padded_tails(layout):
 
 def main():
     measured = measure(sys.argv[1], sys.argv[2])
-    if "--write" in sys.argv:
-        STORED.write_text(as_text(measured))
-        return
     moved = list(differences(json.loads(STORED.read_text()), measured))
     found = moved + list(padded_tails(measured))
     for line in found:
         print(line)
     if moved:
-        print("layout: differs from tests/abi/layout.json. Released fields and values never move; a new one is stored with --write")
+        print("layout: differs from tests/abi/layout.json. Released fields and values never move; `make abi` stores a new one")
     elif not found:
         print(f"layout: ok, {len(measured['structs'])} structs, {len(measured['constants'])} constants")
     sys.exit(1 if found else 0)

@@ -1,6 +1,6 @@
 """What the shared library exports and what it needs, against what is stored and what the header declares.
 
-Usage: symbols.py <libkvcache.so> [--write]
+Usage: symbols.py <libkvcache.so>
 """
 
 import pathlib
@@ -34,9 +34,6 @@ def exported(library):
 def main():
     library = sys.argv[1]
     names = exported(library)
-    if "--write" in sys.argv:
-        STORED.write_text("\n".join(sorted(names)) + "\n")
-        return
     findings = []
     for where, wanted in (("tests/abi/symbols.txt", set(STORED.read_text().split())), (header.PATH, set(header.functions()))):
         findings += [f"exported, but not in {where}: {name}" for name in sorted(names - wanted)]

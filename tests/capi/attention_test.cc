@@ -274,8 +274,8 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
   bad(KVC_E_INVALID_ARGUMENT, {"opt", "struct_size", "4"},
       [](kvc_attn_opt& o) { o.struct_size = 4; });
   HostTensor three(Elem::kF32, {3}), matrix(Elem::kF32, {4, 1}), half(Elem::kF16, {4});
-  bad(KVC_E_SHAPE, {"sinks", "3", "4"}, [&](kvc_attn_opt& o) { o.sinks = three.dl(); });
-  bad(KVC_E_SHAPE, {"sinks", "2", "1"}, [&](kvc_attn_opt& o) { o.sinks = matrix.dl(); });
+  bad(KVC_E_SHAPE, {"sink_logits", "3", "4"}, [&](kvc_attn_opt& o) { o.sink_logits = three.dl(); });
+  bad(KVC_E_SHAPE, {"sink_logits", "2", "1"}, [&](kvc_attn_opt& o) { o.sink_logits = matrix.dl(); });
   bad(KVC_E_DTYPE, {"alibi_slopes", "float16", "float32"},
       [&](kvc_attn_opt& o) { o.alibi_slopes = half.dl(); });
   bad(KVC_E_SHAPE, {"alibi_slopes", "3", "4"},
@@ -428,7 +428,7 @@ TEST_F(Attention, ARowThatSeesNothingIsZero) {
   });
   for (int h = 0; h < 4; ++h) sinks.set(0.5, h);
   opt.bias = bias.dl();
-  opt.sinks = sinks.dl();
+  opt.sink_logits = sinks.dl();
   ASSERT_EQ(kvc_attn(fwd(), 0, &opt, q.dl(), k.dl(), v.dl(), out.dl(), lse.dl(), nullptr), KVC_OK);
   for (int h = 0; h < 4; ++h) {
     for (int d = 0; d < 8; ++d) EXPECT_EQ(out.get(1, h, d), 0);

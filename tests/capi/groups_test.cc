@@ -44,7 +44,7 @@ TEST(Groups, LayersThatSeeTheSameKeysShareATable) {
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   ASSERT_EQ(plan.num_groups, 4);
-  EXPECT_EQ(plan.num_layer_slots, 2);
+  EXPECT_EQ(plan.num_layer_regions, 2);
   const uint64_t row = kDim * 4 * 4;  // K or V of a page of one layer
   EXPECT_EQ(plan.page_bytes, 4 * row) << "room for the largest group";
   EXPECT_EQ(plan.bytes_per_token, uint64_t{4} * 2 * kDim * 4 + uint64_t{2} * 2 * 4 * 4)
@@ -85,7 +85,7 @@ TEST(Groups, ALongKindIsCutIntoGroupsOfTheShortOne) {
   Cache cache(net.config);
   const kvc_plan_info plan = plan_info_of(cache.plan());
   EXPECT_EQ(plan.num_groups, 6);
-  EXPECT_EQ(plan.num_layer_slots, 2);
+  EXPECT_EQ(plan.num_layer_regions, 2);
   for (int32_t group = 0; group < 6; ++group) {
     EXPECT_EQ(group_of(cache.plan(), group).num_layers, 2);
     EXPECT_EQ(group_of(cache.plan(), group).padding_bytes, 0u);
@@ -342,7 +342,7 @@ TEST(Groups, BorrowedPoolsHaveATensorPerSlot) {
     net.config.pool_tensors = pools;
     net.config.num_pool_tensors = layout == KVC_POOL_PAGE_FIRST ? 1 : 2;
     Cache cache(net.config);
-    EXPECT_EQ(plan_info_of(cache.plan()).num_layer_slots, 2);
+    EXPECT_EQ(plan_info_of(cache.plan()).num_layer_regions, 2);
     EXPECT_EQ(kvc_cache_free_pages(cache.get()), 20);
     ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
     for (int32_t layer = 0; layer < 4; ++layer) {

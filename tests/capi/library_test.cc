@@ -40,7 +40,7 @@ TEST(Library, KnowsItsFeaturesAndNoOthers) {
                            "rope.on_read", "rope.llama3",
                            "rope.yarn",    "rope.longrope",
                            "rope.mrope",   "softcap",
-                           "sinks",        "alibi",
+                           "sink_logits",  "alibi",
                            "bias",         "spans",
                            "window",       "window.sink",
                            "chunk",        "tree",

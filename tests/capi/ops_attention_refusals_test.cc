@@ -96,8 +96,8 @@ TEST_F(OpAttentionRefusals, OptionsThatAreNotServed) {
   attn = attn_options(), attn.scale = std::numeric_limits<float>::infinity();
   paged_refused(KVC_E_OUT_OF_RANGE, {"opt.attn->scale"});
   HostTensor three(Elem::kF32, {3}), bias(Elem::kF32, {3, 8});
-  attn = attn_options(), attn.sinks = three.dl();
-  paged_refused(KVC_E_SHAPE, {"opt.attn->sinks", "3", "4"});
+  attn = attn_options(), attn.sink_logits = three.dl();
+  paged_refused(KVC_E_SHAPE, {"opt.attn->sink_logits", "3", "4"});
   attn = attn_options(), attn.alibi_slopes = three.dl();
   paged_refused(KVC_E_SHAPE, {"opt.attn->alibi_slopes", "3", "4"});
   attn = attn_options(), attn.bias = bias.dl();

@@ -83,7 +83,7 @@ kvc_attn_opt attn_of(const Problem& problem) {
   attn.scale = static_cast<float>(problem.scale);
   attn.soft_cap = static_cast<float>(problem.soft_cap);
   attn.window = problem.window;
-  attn.sinks = problem.sinks == nullptr ? nullptr : problem.sinks->dl();
+  attn.sink_logits = problem.sinks == nullptr ? nullptr : problem.sinks->dl();
   attn.alibi_slopes = problem.slopes == nullptr ? nullptr : problem.slopes->dl();
   attn.bias = problem.bias == nullptr ? nullptr : problem.bias->dl();
   return attn;

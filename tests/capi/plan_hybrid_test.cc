@@ -92,10 +92,10 @@ TEST(PlanHybrid, PaddedGroupsHaveThePageSizeAndTellTheirPadding) {
   EXPECT_EQ(padded.group(1).page_tokens, 4);
   EXPECT_EQ(padded.group(1).padding_bytes, padded.info().page_bytes / 2);
   EXPECT_EQ(padded.info().prefix_block, 4);
-  EXPECT_EQ(padded.info().num_layer_slots, 2);
-  EXPECT_EQ(padded.layer(3).slot, 0) << "both narrow layers lie where the first wide one does";
-  EXPECT_EQ(padded.layer(3).slot_offset, padded.layer(1).page_bytes);
-  EXPECT_EQ(padded.layer(3).slot_bytes, padded.layer(0).page_bytes);
+  EXPECT_EQ(padded.info().num_layer_regions, 2);
+  EXPECT_EQ(padded.layer(3).region, 0) << "both narrow layers lie where the first wide one does";
+  EXPECT_EQ(padded.layer(3).region_offset, padded.layer(1).page_bytes);
+  EXPECT_EQ(padded.layer(3).region_bytes, padded.layer(0).page_bytes);
   EXPECT_GT(padded.info().waste, plan.info().waste + 0.1);
 }
 

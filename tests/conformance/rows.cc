@@ -74,9 +74,9 @@ Options::Options(const Json& step, int32_t q_heads, DLDevice device) {
   call_.window = opt.value("window", int64_t{0});
   for (const Json& flag : opt.value("flags", Json::array()))
     call_.flags |= static_cast<uint64_t>(look_up(flag.get<std::string>(), kAttnFlags));
-  if (opt.contains("sinks")) {
-    sinks_ = opt["sinks"].get<Vector>();
-    call_.sinks = tensors_.emplace_back(float_tensor(opt["sinks"], {q_heads})).view(device);
+  if (opt.contains("sink_logits")) {
+    sinks_ = opt["sink_logits"].get<Vector>();
+    call_.sink_logits = tensors_.emplace_back(float_tensor(opt["sink_logits"], {q_heads})).view(device);
   }
   if (opt.contains("alibi")) {
     alibi_ = opt["alibi"].get<Vector>();

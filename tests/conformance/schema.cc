@@ -40,7 +40,7 @@ const Keys kRope{"mode",
                  "frequencies",
                  "magnitude"};
 const Keys kExpect{"lengths", "free_pages", "empty", "total_length", "seqs", "info", "pages", "stats"};
-const Keys kOptions{"scale", "soft_cap", "window", "sinks", "alibi", "spans", "bias", "flags"};
+const Keys kOptions{"scale", "soft_cap", "window", "sink_logits", "alibi", "spans", "bias", "flags"};
 const Keys kTable{"seq_lens", "qo_indptr", "page_indptr", "page_indices", "block_table"};
 
 // Keys of every step besides those of its operation.

@@ -1,5 +1,5 @@
 // New rows into the pool: rotated, converted, quantised, and nothing else written.
-#include "kernels/cuda/append/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/rows_support.h"
 

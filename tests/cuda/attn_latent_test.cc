@@ -4,7 +4,7 @@
 
 #include <climits>
 
-#include "kernels/cuda/attn_latent/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/hopper_attention.h"
 
@@ -28,7 +28,7 @@ void run_latent(uint64_t seed, const HopperCase& of) {
   HopperProblem problem(seed, of);
   problem.run([](const AttnLaunch& launch) {
     const char* why = nullptr;
-    ASSERT_TRUE(attn_latent_fits(launch, 90, &why)) << why;
+    ASSERT_TRUE(attn_latent_fits(launch, {.arch = 90}, &why)) << why;
     ASSERT_EQ(attn_latent(launch, nullptr), cudaSuccess);
   });
 }
@@ -74,12 +74,12 @@ TEST(AttnLatent, WindowsTreesSlotsCapsAndSinks) {
 TEST(AttnLatent, RefusesWhatIsNotItsModel) {
   HopperProblem problem(1, latents());
   const char* why = nullptr;
-  EXPECT_TRUE(attn_latent_fits(problem.launch, 90, nullptr));
-  EXPECT_FALSE(attn_latent_fits(problem.launch, 80, &why));
+  EXPECT_TRUE(attn_latent_fits(problem.launch, {.arch = 90}, nullptr));
+  EXPECT_FALSE(attn_latent_fits(problem.launch, {.arch = 80}, &why));
   const auto refuses = [&](auto change) {
     AttnLaunch launch = problem.launch;
     change(launch);
-    return !attn_latent_fits(launch, 90, &why);
+    return !attn_latent_fits(launch, {.arch = 90}, &why);
   };
   EXPECT_TRUE(refuses([](AttnLaunch& l) { l.params.k_dim = 320; }));
   EXPECT_TRUE(refuses([](AttnLaunch& l) { l.params.v.base += 1024; }));

@@ -6,8 +6,8 @@
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/attn_mma/config.h"
-#include "kernels/cuda/attn_mma/layout.h"
+#include "kernels/cuda/attn/mma/config.h"
+#include "kernels/cuda/attn/mma/layout.h"
 
 namespace kvc::cuda::attn_mma {
 namespace {

@@ -12,7 +12,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/elements.h"
+#include "kernels/cuda/ptx/elements.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/device_memory.h"
 

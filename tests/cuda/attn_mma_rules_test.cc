@@ -192,24 +192,24 @@ AttnLaunch plain_launch() {
   p.num_q_heads = 8, p.num_kv_heads = 2, p.k_dim = p.v_dim = 128, p.page_size = 16;
   p.q = {nullptr, 8 * 256, 256, kernels::DType::kBF16};
   p.k = p.v = {nullptr, 2 * 16 * 256, 16 * 256, 256, kernels::DType::kBF16};
-  launch.plan.tile_rows = 16;
+  launch.schedule.tile_rows = 16;
   return launch;
 }
 
 TEST(AttnMma, SaysWhatItDoesNotTake) {
   const char* why = nullptr;
   constexpr int32_t kShared = 163 * 1024;  // of sm_80
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, &why));
-  EXPECT_TRUE(attn_mma16_fits(plain_launch(), 80, kShared, nullptr));
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), {.arch = 80, .shared_bytes = kShared}, &why));
+  EXPECT_TRUE(attn_mma16_fits(plain_launch(), {.arch = 80, .shared_bytes = kShared}, nullptr));
   const auto refuses = [](int arch, void (*change)(AttnLaunch&)) {
     AttnLaunch launch = plain_launch();
     change(launch);
     const char* reason = nullptr;
-    const bool fits = attn_mma16_fits(launch, arch, kShared, &reason);
+    const bool fits = attn_mma16_fits(launch, {.arch = arch, .shared_bytes = kShared}, &reason);
     return !fits && reason != nullptr;
   };
   EXPECT_TRUE(refuses(75, [](AttnLaunch&) {}));
-  EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.plan.tile_rows = 64; }));
+  EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.schedule.tile_rows = 64; }));
   EXPECT_TRUE(refuses(
       90, [](AttnLaunch& l) { l.params.k.dtype = l.params.v.dtype = kernels::DType::kF32; }));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.v.dtype = kernels::DType::kF16; }));
@@ -227,13 +227,13 @@ TEST(AttnMma, SaysWhatItDoesNotTake) {
 }
 
 TEST(AttnMma, AsksForWholeWavesOfItsTiles) {
-  EXPECT_EQ(attn_mma16_geometry(132, 128, 128).num_ctas, 264);
-  EXPECT_EQ(attn_mma16_geometry(132, 128, 128).tile_rows, 16);
-  EXPECT_EQ(attn_mma64_geometry(132, 192, 128).num_ctas, 264);
-  EXPECT_EQ(attn_mma64_geometry(132, 256, 256).num_ctas, 132);
-  EXPECT_EQ(attn_mma64_geometry(108, 80, 80).tile_rows, 64);
+  EXPECT_EQ(attn_mma16_geometry({.num_sms = 132}, 128, 128).num_ctas, 264);
+  EXPECT_EQ(attn_mma16_geometry({.num_sms = 132}, 128, 128).tile_rows, 16);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 132}, 192, 128).num_ctas, 264);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 132}, 256, 256).num_ctas, 132);
+  EXPECT_EQ(attn_mma64_geometry({.num_sms = 108}, 80, 80).tile_rows, 64);
   for (const int32_t dim : {64, 128, 256})
-    EXPECT_EQ(attn_mma16_geometry(1, dim, dim).key_block, 64);
+    EXPECT_EQ(attn_mma16_geometry({.num_sms = 1}, dim, dim).key_block, 64);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/attn_mma/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/runtime/kernel_facts.h"
 #include "kernels/reference/elements.h"
 #include "tests/cuda/attn_mma_problem.h"
@@ -81,11 +81,11 @@ struct DevicePlan {
   Twin<WorkItem> items;
   Twin<float> partials;
 
-  WorkPlan upload(int32_t v_dim) {
+  WorkSchedule upload(int32_t v_dim) {
     host.reserve_partials(v_dim);
     counts.host = host.counts, cta_begin.host = host.cta_begin, items.host = host.items,
     partials.host = host.partials;
-    WorkPlan plan = host.view();
+    WorkSchedule plan = host.view();
     plan.counts = counts.on_device(), plan.cta_begin = cta_begin.on_device(),
     plan.items = items.on_device();
     plan.partials = partials.on_device();
@@ -100,11 +100,13 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
   plan.host = std::move(host_plan);
   const int32_t tile_rows = plan.host.shape.geometry.tile_rows, v_dim = problem.shape.v_dim;
   AttnLaunch launch = problem.device_launch();
-  launch.plan = plan.upload(v_dim);
+  launch.schedule = plan.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
-  const bool fits = tile_rows == 16 ? attn_mma16_fits(launch, kMmaArch, mma_shared_bytes(), &why)
-                                    : attn_mma64_fits(launch, kMmaArch, mma_shared_bytes(), &why);
+  const bool fits =
+      tile_rows == 16
+          ? attn_mma16_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why)
+          : attn_mma64_fits(launch, {.arch = kMmaArch, .shared_bytes = mma_shared_bytes()}, &why);
   EXPECT_TRUE(fits) << why;
   if (!fits) return {};
   testing::check(tile_rows == 16 ? attn_mma16(launch, nullptr) : attn_mma64(launch, nullptr),

@@ -1,7 +1,7 @@
 // The universal attention kernel against the reference: any type, dims and cut of the work, every
 // rule of visibility.
-#include "kernels/cuda/attn_simt/config.h"
-#include "kernels/cuda/attn_simt/launch.h"
+#include "kernels/cuda/attn/simt/config.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/device_attention.h"
 
 namespace kvc::cuda::row_test {
@@ -64,8 +64,9 @@ void compare(AttnProblem& problem, const Options& options) {
   problem.reset_outputs(out_dtype);
   DeviceAttention device(problem, options.quantised ? &k : nullptr,
                          options.quantised ? &v : nullptr);
-  ASSERT_TRUE(attn_simt_fits(device.launch, nullptr));
-  AttnGeometry geometry = attn_simt_geometry(80, 1, params.k_dim, params.v_dim);
+  ASSERT_TRUE(attn_simt_fits(device.launch, {}, nullptr));
+  AttnGeometry geometry =
+      attn_simt_geometry({.arch = 80, .num_sms = 1}, params.k_dim, params.v_dim);
   geometry.num_ctas = static_cast<int32_t>(random.pick<int64_t>({1, 2, 5, 13}));
   HostPlan plan = make_plan(
       problem.sequences, plan_shape(params, geometry, options.fixed_keys, options.rotated_sinks));
@@ -156,9 +157,9 @@ TEST(CudaAttnSimt, LatentRowsServeAsKeysAndAsValues) {
     problem.v.memory = Poisoned(0);
     DeviceAttention device(problem, nullptr, nullptr);
     device.launch.params.v.base = device.launch.params.k.base;
-    HostPlan plan =
-        make_plan(problem.sequences,
-                  plan_shape(params, attn_simt_geometry(90, 1, params.k_dim, params.v_dim)));
+    HostPlan plan = make_plan(problem.sequences,
+                              plan_shape(params, attn_simt_geometry({.arch = 90, .num_sms = 1},
+                                                                    params.k_dim, params.v_dim)));
     device.set_plan(plan);
     ASSERT_EQ(attn_simt(device.launch, nullptr), cudaSuccess);
     device.read_back(plan);
@@ -170,14 +171,14 @@ TEST(CudaAttnSimt, RowsOfMoreThanItsMostAreRefused) {
   AttnLaunch launch{};
   launch.params.k_dim = 1025, launch.params.v_dim = 64;
   const char* why = nullptr;
-  EXPECT_FALSE(attn_simt_fits(launch, &why));
+  EXPECT_FALSE(attn_simt_fits(launch, {}, &why));
   EXPECT_STREQ(why, "rows of more than 1024 elements");
 }
 
 TEST(CudaAttnSimt, EveryAcceptedShapeFitsTheSharedMemoryOfEveryDevice) {
   for (const int32_t k_dim : {16, 128, 192, 512, 576, 1024}) {
     for (const int32_t v_dim : {16, 128, 512, 1024}) {
-      const AttnGeometry geometry = attn_simt_geometry(86, 84, k_dim, v_dim);
+      const AttnGeometry geometry = attn_simt_geometry({.arch = 86, .num_sms = 84}, k_dim, v_dim);
       EXPECT_GE(geometry.num_ctas, 84);
       EXPECT_TRUE(geometry.tile_rows == 16 || geometry.tile_rows == 8);
       const simt::SharedLayout shared = simt::shared_layout(geometry.tile_rows, k_dim, v_dim);

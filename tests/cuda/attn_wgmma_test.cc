@@ -4,7 +4,7 @@
 
 #include <climits>
 
-#include "kernels/cuda/attn_wgmma/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/device_memory.h"
 #include "tests/cuda/hopper_attention.h"
 
@@ -17,7 +17,7 @@ void run_hopper(uint64_t seed, const HopperCase& of) {
   HopperProblem problem(seed, of);
   problem.run([](const AttnLaunch& launch) {
     const char* why = nullptr;
-    ASSERT_TRUE(attn_wgmma_fits(launch, 90, &why)) << why;
+    ASSERT_TRUE(attn_wgmma_fits(launch, {.arch = 90}, &why)) << why;
     ASSERT_EQ(attn_wgmma(launch, nullptr), cudaSuccess);
   });
 }
@@ -97,13 +97,13 @@ TEST(AttnWgmma, RefusesWhatItCannotDo) {
   HopperCase of;
   HopperProblem problem(1, of);
   const char* why = nullptr;
-  EXPECT_FALSE(attn_wgmma_fits(problem.launch, 80, &why));
+  EXPECT_FALSE(attn_wgmma_fits(problem.launch, {.arch = 80}, &why));
   EXPECT_NE(why, nullptr);
-  EXPECT_FALSE(attn_wgmma_fits(problem.launch, 100, nullptr));
+  EXPECT_FALSE(attn_wgmma_fits(problem.launch, {.arch = 100}, nullptr));
   const auto refuses = [&](auto change) {
     AttnLaunch launch = problem.launch;
     change(launch);
-    return !attn_wgmma_fits(launch, 90, &why);
+    return !attn_wgmma_fits(launch, {.arch = 90}, &why);
   };
   EXPECT_TRUE(refuses([](AttnLaunch& l) { l.params.page_size = 24; }));
   EXPECT_TRUE(refuses([](AttnLaunch& l) { l.params.k.dtype = DType::kF32; }));
@@ -115,10 +115,10 @@ TEST(AttnWgmma, RefusesWhatItCannotDo) {
 }
 
 TEST(AttnWgmma, GeometryNamesTheShapesBlocks) {
-  EXPECT_EQ(attn_wgmma_geometry(132, 128, 128).key_block, 128);
-  EXPECT_EQ(attn_wgmma_geometry(132, 256, 256).key_block, 64);
-  EXPECT_EQ(attn_wgmma_geometry(132, 64, 64).tile_rows, 128);
-  EXPECT_EQ(attn_wgmma_geometry(132, 64, 64).num_ctas, 132);
+  EXPECT_EQ(attn_wgmma_geometry({.num_sms = 132}, 128, 128).key_block, 128);
+  EXPECT_EQ(attn_wgmma_geometry({.num_sms = 132}, 256, 256).key_block, 64);
+  EXPECT_EQ(attn_wgmma_geometry({.num_sms = 132}, 64, 64).tile_rows, 128);
+  EXPECT_EQ(attn_wgmma_geometry({.num_sms = 132}, 64, 64).num_ctas, 132);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ inline const cuda::BackendTable* seeing_backend() {
       (void)kvc_cuda_backend()->is_capturing(device, stream, &is_capturing, failure);
       if (is_capturing == 0) {
         cudasim::finish_all();  // the plan is made
-        const cuda::WorkPlan& plan = launch.plan;
+        const cuda::WorkSchedule& plan = launch.schedule;
         seen_launches().push_back({kernel, {plan.items, plan.items + plan.counts[0]}});
       }
       return kvc_cuda_backend()->attention(device, kernel, launch, stream, failure);
@@ -217,7 +217,7 @@ class Forks {
     opt.flags = flags;
     opt.window = window;
     if (alibi_ != nullptr) opt.alibi_slopes = alibi_->view();
-    if (sinks_ != nullptr) opt.sinks = sinks_->view();
+    if (sinks_ != nullptr) opt.sink_logits = sinks_->view();
     if (model_.is_latent) opt.scale = 0.0625f;
     // They live on: a graph may have seen them.
     kept_.push_back(tensor(rows_, model_.q_heads, model_.v_dim()));

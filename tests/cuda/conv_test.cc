@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/conv/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/linear_support.h"
 

@@ -1,5 +1,5 @@
 // Elements of one type into another, rows gathered and scattered.
-#include "kernels/cuda/convert/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {

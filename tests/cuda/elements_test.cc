@@ -1,5 +1,5 @@
 // Codecs of small floats and integers: every code, every tie, the ends.
-#include "kernels/cuda/elements.h"
+#include "kernels/cuda/ptx/elements.h"
 
 #include "tests/cuda/rows_support.h"
 

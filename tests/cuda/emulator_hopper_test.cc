@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/hopper.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/ptx/hopper.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 

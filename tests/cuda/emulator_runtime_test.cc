@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 
 namespace {
 

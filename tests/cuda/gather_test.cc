@@ -1,5 +1,5 @@
 // Rows out of the pool, dequantised: bit for bit what the codes and scales say.
-#include "kernels/cuda/gather/launch.h"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/rows_support.h"
 
 namespace kvc::cuda::row_test {

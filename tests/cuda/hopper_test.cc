@@ -6,9 +6,9 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/attn_wgmma/config.h"
-#include "kernels/cuda/tensor_map.h"
-#include "kernels/cuda/wgmma_layout.h"
+#include "kernels/cuda/attn/tensor_map.h"
+#include "kernels/cuda/attn/wgmma/config.h"
+#include "kernels/cuda/ptx/wgmma_layout.h"
 
 namespace kvc::cuda::hopper_test {
 namespace {

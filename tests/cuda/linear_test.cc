@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/linear/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/cuda/table.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/linear_support.h"

@@ -1,6 +1,6 @@
 // Rows from slot to slot inside a pool, in the order of their lists, with their scales, turned
 // where asked.
-#include "kernels/cuda/move_rows/launch.h"
+#include "kernels/cuda/launches.h"
 #include "kernels/reference/reference.h"
 #include "tests/cuda/rows_support.h"
 

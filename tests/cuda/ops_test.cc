@@ -45,7 +45,7 @@ std::vector<const DLTensor*> tensors_of(const kvc_op_table& table) {
 std::vector<const DLTensor*> tensors_of(const kvc_op_opt& opt) {
   std::vector<const DLTensor*> all{opt.positions};
   if (opt.attn != nullptr)
-    all.insert(all.end(), {opt.attn->sinks, opt.attn->alibi_slopes, opt.attn->bias});
+    all.insert(all.end(), {opt.attn->sink_logits, opt.attn->alibi_slopes, opt.attn->bias});
   return all;
 }
 std::vector<const DLTensor*> join(std::initializer_list<std::vector<const DLTensor*>> lists) {
@@ -156,7 +156,7 @@ class AttentionCall {
     attn = attn_options();
     attn.window = a.window;
     attn.soft_cap = static_cast<float>(a.soft_cap);
-    if (a.sinks) attn.sinks = sinks->dl();
+    if (a.sinks) attn.sink_logits = sinks->dl();
     if (a.slopes) attn.alibi_slopes = slopes->dl();
     if (a.bias) attn.bias = bias->dl();
     opt = op_options();

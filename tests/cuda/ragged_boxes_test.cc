@@ -7,11 +7,10 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/attn_latent/config.h"
-#include "kernels/cuda/attn_latent/launch.h"
-#include "kernels/cuda/attn_wgmma/launch.h"
-#include "kernels/cuda/attn_wgmma/producer.cuh"
-#include "kernels/cuda/tensor_map.h"
+#include "kernels/cuda/attn/latent/config.h"
+#include "kernels/cuda/attn/tensor_map.h"
+#include "kernels/cuda/attn/wgmma/producer.cuh"
+#include "kernels/cuda/launches.h"
 #include "tests/cuda/hopper_attention.h"
 
 namespace kvc::cuda::hopper_test {
@@ -26,7 +25,7 @@ TEST(RaggedBoxes, KeysAndZerosFillTheBoxOnceInFewAlignedParts) {
     int boxes = 0;
     for (const bool of_zeros : {false, true}) {
       for (int32_t digit = 0; digit < 8; ++digit) {
-        const wgmma::CutBox box = wgmma::cut_box(rows, digit, of_zeros);
+        const wgmma::RaggedBox box = wgmma::ragged_box(rows, digit, of_zeros);
         if (!box.exists) continue;
         ++boxes;
         ASSERT_LT(digit, kDigits);  // there is a map of so many rows
@@ -96,7 +95,7 @@ TEST(RaggedBoxes, AnyLengthIsReadToItsEndByWgmma) {
       const int64_t boxes_of_block = dim == 256 ? 1 : 2;
       run_every_length(of, 700 + static_cast<uint64_t>(first_keys), boxes_of_block,
                        static_cast<uint64_t>(2 * dim / 64), [](const AttnLaunch& launch) {
-                         ASSERT_TRUE(attn_wgmma_fits(launch, 90, nullptr));
+                         ASSERT_TRUE(attn_wgmma_fits(launch, {.arch = 90}, nullptr));
                          ASSERT_EQ(attn_wgmma(launch, nullptr), cudaSuccess);
                        });
       if (HasFailure()) return;
@@ -111,7 +110,7 @@ TEST(RaggedBoxes, AnyLengthIsReadToItsEndByLatent) {
   of.group_size = 2, of.tile_rows = latent::kTileRows;
   of.same_rows = true;
   run_every_length(of, 800, 1, latent::kPieces, [](const AttnLaunch& launch) {
-    ASSERT_TRUE(attn_latent_fits(launch, 90, nullptr));
+    ASSERT_TRUE(attn_latent_fits(launch, {.arch = 90}, nullptr));
     ASSERT_EQ(attn_latent(launch, nullptr), cudaSuccess);
   });
 }

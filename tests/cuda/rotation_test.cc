@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "cudasim/cudasim.h"
-#include "kernels/cuda/attn_mma/query.cuh"
-#include "kernels/cuda/attn_wgmma/queries.cuh"
-#include "kernels/cuda/elements.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/attn/mma/query.cuh"
+#include "kernels/cuda/attn/wgmma/queries.cuh"
+#include "kernels/cuda/ptx/elements.cuh"
+#include "kernels/cuda/runtime/launch.cuh"
 #include "tests/unit/kernels_support.h"
 
 namespace kvc::cuda {
@@ -36,7 +36,7 @@ void turn(const std::byte* row, Rotation rotation, Turned* out) {
   }
   if (lane >= kDim / 8) return;
   float eight[8];
-  attn_mma::load_8_rotated(row, DType::kBF16, rotation, 0, 8 * lane, eight);
+  attn_mma::load_eight_rotated(row, DType::kBF16, rotation, 0, 8 * lane, eight);
   std::memcpy(out->mma + 8 * lane, eight, sizeof(eight));
   wgmma::load_eight_rotated<DType::kBF16>(row, 8 * lane, rotation, 0, eight);
   std::memcpy(out->wgmma + 8 * lane, eight, sizeof(eight));

@@ -92,11 +92,13 @@ TEST_F(SmallDeviceAttnMma, WhatFitsRunsAndIsTheReference) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", tile of " + std::to_string(of.tile_rows) +
                  ": " + problem.describe());
     AttnLaunch launch = problem.device_launch();
-    launch.plan.tile_rows = of.tile_rows;
+    launch.schedule.tile_rows = of.tile_rows;
     const auto fits = [&](int32_t shared_bytes) {
       const char* why = nullptr;
-      const bool it_does = of.tile_rows == 16 ? attn_mma16_fits(launch, 89, shared_bytes, &why)
-                                              : attn_mma64_fits(launch, 89, shared_bytes, &why);
+      const bool it_does =
+          of.tile_rows == 16
+              ? attn_mma16_fits(launch, {.arch = 89, .shared_bytes = shared_bytes}, &why)
+              : attn_mma64_fits(launch, {.arch = 89, .shared_bytes = shared_bytes}, &why);
       EXPECT_EQ(it_does, why == nullptr);
       return it_does;
     };

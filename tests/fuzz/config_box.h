@@ -216,16 +216,16 @@ class ConfigBox {
     config.executor = reinterpret_cast<const kvc_executor*>(parts_.back().data());
   }
 
-  // Bytes of each slot of a page.
-  static std::vector<uint64_t> slots_of(const kvc_plan* plan, const kvc_config& config) {
+  // Bytes of each region of a page.
+  static std::vector<uint64_t> regions_of(const kvc_plan* plan, const kvc_config& config) {
     std::vector<uint64_t> bytes;
     for (int32_t layer = 0; layer < config.num_layers; ++layer) {
       kvc_layer_info info{};
       info.struct_size = sizeof(info);
       KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &info, nullptr) == KVC_OK);
-      if (info.slot < 0) continue;
-      bytes.resize(std::max(bytes.size(), static_cast<size_t>(info.slot) + 1));
-      bytes[static_cast<size_t>(info.slot)] = info.slot_bytes;
+      if (info.region < 0) continue;
+      bytes.resize(std::max(bytes.size(), static_cast<size_t>(info.region) + 1));
+      bytes[static_cast<size_t>(info.region)] = info.region_bytes;
     }
     return bytes;
   }
@@ -243,10 +243,10 @@ class ConfigBox {
     owned.num_pages = 1;
     owned.num_pool_tensors = 0;
     const bool known = kvc_plan_create(&owned, &sized, nullptr) == KVC_OK;
-    const std::vector<uint64_t> slot_bytes =
-        known ? slots_of(sized, config) : std::vector<uint64_t>();
-    if (known && config.num_pool_tensors != 1 && slot_bytes.size() <= 3)
-      config.num_pool_tensors = static_cast<int32_t>(slot_bytes.size());
+    const std::vector<uint64_t> region_bytes =
+        known ? regions_of(sized, config) : std::vector<uint64_t>();
+    if (known && config.num_pool_tensors != 1 && region_bytes.size() <= 3)
+      config.num_pool_tensors = static_cast<int32_t>(region_bytes.size());
     for (int32_t i = 0; i < config.num_pool_tensors; ++i) {
       uint64_t page_bytes = 64;
       if (known && config.num_pool_tensors == 1) {
@@ -254,8 +254,8 @@ class ConfigBox {
         info.struct_size = sizeof(info);
         KVC_FUZZ_CHECK(kvc_plan_info_get(sized, &info, nullptr) == KVC_OK);
         page_bytes = info.page_bytes;
-      } else if (static_cast<size_t>(i) < slot_bytes.size()) {
-        page_bytes = slot_bytes[static_cast<size_t>(i)];
+      } else if (static_cast<size_t>(i) < region_bytes.size()) {
+        page_bytes = region_bytes[static_cast<size_t>(i)];
       }
       const int64_t elements = static_cast<int64_t>(std::min<uint64_t>(page_bytes, kElements));
       shapes_[static_cast<size_t>(i)] = {kElements / std::max<int64_t>(elements, 1), elements, 1,

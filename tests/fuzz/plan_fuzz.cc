@@ -49,7 +49,7 @@ void check_string(Write write) {
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
   KVC_FUZZ_CHECK(info.page_size > 0 && info.num_pages >= 0);
   // Models of nothing but states and a byte budget have pages without a group.
-  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_slots > 0 || info.state_slot_pages > 0));
+  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_regions > 0 || info.state_slot_pages > 0));
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
   KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
                  info.layer_end <= info.num_layers);
@@ -78,7 +78,7 @@ void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
     one.struct_size = sizeof(one);
     KVC_FUZZ_CHECK(kvc_plan_layer_get(plan, layer, &one, nullptr) == KVC_OK);
     KVC_FUZZ_CHECK(one.group >= -1 && one.group < info.num_groups &&
-                   one.slot_offset + one.page_bytes <= one.slot_bytes);
+                   one.region_offset + one.page_bytes <= one.region_bytes);
     KVC_FUZZ_CHECK(one.k_page_bytes + one.v_page_bytes + one.k_scale_bytes + one.v_scale_bytes <=
                    one.page_bytes);
     if (one.group >= 0) group_bytes[static_cast<size_t>(one.group)] += one.page_bytes;

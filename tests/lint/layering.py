@@ -8,7 +8,7 @@ import tree
 LAYERS = ["base", "device", "plan", "model_config", "pages", "prefix", "sequences", "step", "exec", "ops", "cache",
           "capi"]
 # What of the kernels the host code may see, and from which layer on.
-KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/cpu/table.h": "exec",
+KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/cpu/table.h": "exec",
                   "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "step", "kernels/cuda/work.h": "exec"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 

@@ -49,7 +49,7 @@ struct RandomRun::Options {
     if (opt.scale != 0) text += " scale";
     if (opt.soft_cap != 0) text += " cap";
     if (opt.window != 0) text += " window " + std::to_string(opt.window);
-    if (opt.sinks != nullptr) text += " sinks";
+    if (opt.sink_logits != nullptr) text += " sinks";
     if (opt.alibi_slopes != nullptr) text += " alibi";
     if (opt.bias != nullptr) text += " bias";
     if (opt.spans != nullptr) text += " spans";

@@ -30,7 +30,7 @@ std::unique_ptr<RandomRun::Options> RandomRun::draw_options(const NaiveLayer& sp
     options->sinks.emplace(Elem::kF32, std::vector<int64_t>{q_heads});
     for (int h = 0; h < q_heads; ++h)
       options->naive.sinks.push_back(options->sinks->set(3 * random_.symmetric(), h));
-    options->opt.sinks = options->sinks->dl();
+    options->opt.sink_logits = options->sinks->dl();
   }
   if (is_cross) return options;  // no positions, no order
   if (random_.chance(0.3)) {

@@ -83,7 +83,7 @@ RandomSetup::RandomSetup(Random& random, RunKind kind) {
   config_.storage = KVC_STORAGE_NONE;
   ask_plan(random);
 
-  if (data && !slot_bytes_.empty() && random.chance(0.4)) {
+  if (data && !region_bytes_.empty() && random.chance(0.4)) {
     config_.storage = KVC_STORAGE_BORROWED;
     borrow_pools(random);
   } else if (data) {
@@ -161,7 +161,7 @@ void RandomSetup::ask_plan(Random& random) {
   info.struct_size = sizeof info;
   (void)kvc_plan_info_get(plan, &info, nullptr);
   page_bytes_ = static_cast<int64_t>(info.page_bytes);
-  slot_bytes_.assign(static_cast<size_t>(info.num_layer_slots), 0);
+  region_bytes_.assign(static_cast<size_t>(info.num_layer_regions), 0);
   for (int32_t g = 0; g < info.num_groups; ++g) {
     kvc_group_info group{};
     group.struct_size = sizeof group;
@@ -184,8 +184,8 @@ void RandomSetup::ask_plan(Random& random) {
     const auto group = static_cast<size_t>(layer.group);
     limits_.groups.at(group).has_attention |= layer.kind == KVC_LAYER_ATTENTION;
     limits_.groups.at(group).has_mla |= layer.kind == KVC_LAYER_MLA;
-    slot_bytes_.at(static_cast<size_t>(layer_info.slot)) =
-        static_cast<int64_t>(layer_info.slot_bytes);
+    region_bytes_.at(static_cast<size_t>(layer_info.region)) =
+        static_cast<int64_t>(layer_info.region_bytes);
   }
   kvc_plan_destroy(plan);
 }
@@ -209,11 +209,11 @@ void RandomSetup::destroy_cache() {
 
 void RandomSetup::borrow_pools(Random& random) {
   const bool page_first = config_.pool_layout == KVC_POOL_PAGE_FIRST;
-  const size_t count = page_first ? 1 : slot_bytes_.size();
+  const size_t count = page_first ? 1 : region_bytes_.size();
   for (size_t i = 0; i < count; ++i) {
     pools_.push_back(std::make_unique<Pool>());
     Pool& pool = *pools_.back();
-    pool.page_bytes = page_first ? page_bytes_ : slot_bytes_[i];
+    pool.page_bytes = page_first ? page_bytes_ : region_bytes_[i];
     pool.stride = pool.page_bytes + (random.chance(0.5) ? 4 * random.range(1, 20) : 0);
     const int64_t offset = 4 * random.range(0, 5);
     pool.memory.assign(static_cast<size_t>(offset + pool.stride * limits_.num_pages),

@@ -81,7 +81,7 @@ class RandomSetup {
   kvc_cpu_isa best_isa_ = 0;
   int num_sections_ = 1;
   int64_t page_bytes_ = 0;
-  std::vector<int64_t> slot_bytes_;  // of a page, by layer slot
+  std::vector<int64_t> region_bytes_;  // of a page, by layer region
 
   struct Pool {
     std::vector<std::byte, TensorAllocator<std::byte>> memory;

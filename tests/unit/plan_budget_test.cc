@@ -89,7 +89,7 @@ TEST(Budget, TokensOfDifferentPagesAreCountedTogether) {
   spec.groups = {{.layers = {0}, .page_size = 32},
                  {.layers = {1, 2}, .window = 64, .page_size = 16}};
   spec.layers[0].group = 0, spec.layers[1].group = spec.layers[2].group = 1;
-  assign_slots(spec);
+  assign_regions(spec);
   spec.num_pages = 100;
   const Plan plan(spec);
   EXPECT_EQ(plan.max_tokens(3), 32);

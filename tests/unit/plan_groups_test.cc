@@ -107,7 +107,7 @@ TEST(Hybrids, OfFewerLayersOfOneKindPutMoreTokensIntoAPage) {
       << "ten of five windowed layers and one full, two of the last ones";
   EXPECT_EQ(plan.layout().regions[0].bytes, 5 * 16 * row);
   EXPECT_EQ(plan.layout().regions[11].bytes, 16 * row);
-  EXPECT_EQ(plan.layout().layers[7].slot, 1) << "the seventh of the windowed layers";
+  EXPECT_EQ(plan.layout().layers[7].region, 1) << "the seventh of the windowed layers";
   EXPECT_EQ(plan.layout().layers[7].region_offset, 16 * row);
   EXPECT_EQ(plan.request_pages(kLongest),
             ceil_div(1023 + kForward, 16) + 1 + ceil_div(kLongest, 80));
@@ -244,8 +244,8 @@ TEST(Hybrids, LatentsAndEncoderTokensFitAsWell) {
   EXPECT_EQ(plan.spec().prefix_block(), plan.spec().groups[0].page_size) << "encoder tokens aside";
 }
 
-// Whatever the shapes: layers of a group do not overlap, slots neither, everything is aligned, and
-// pages hold what they promise.
+// Whatever the shapes: layers of a group do not overlap, regions neither, everything is aligned,
+// and pages hold what they promise.
 void check_layout(const Spec& spec, const Layout& layout) {
   for (size_t g = 0; g < spec.groups.size(); ++g) {
     int64_t end = 0;

@@ -86,7 +86,7 @@ inline Spec prefix_spec(const std::vector<GroupShape>& groups, bool has_states,
     group.chunk = groups[g].chunk;
     group.page_size = groups[g].page_size;
     spec.layers[g].group = static_cast<int32_t>(g);
-    spec.layers[g].slot = 0;
+    spec.layers[g].region = 0;
     spec.groups.push_back(group);
   }
   spec.storage = KVC_STORAGE_NONE;

@@ -39,7 +39,7 @@ inline LayerSpec state_layer(std::vector<int64_t> shape) {
   return layer;
 }
 
-// With groups and slots made and every layer its own source, as make_spec leaves it.
+// With groups and regions made and every layer its own source, as make_spec leaves it.
 inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size,
                     const GroupingOptions& options = {}) {
   Spec spec;
@@ -50,7 +50,7 @@ inline Spec spec_of(std::vector<LayerSpec> layers, int32_t page_size,
   GroupingOptions grouping = options;
   grouping.base_page_size = page_size;
   spec.groups = make_groups(spec.layers, grouping);
-  assign_slots(spec);
+  assign_regions(spec);
   return spec;
 }
 

@@ -196,7 +196,7 @@ class Rows {
     opt.flags = flags;
     // Of the 128 + 64 elements before absorption
     if (shape_.is_mla()) opt.scale = 1 / std::sqrt(192.0f);
-    if (sinks_ != nullptr) opt.sinks = sinks_->get();
+    if (sinks_ != nullptr) opt.sink_logits = sinks_->get();
     kvc_error error{};
     error.struct_size = sizeof error;
     if (shape_.op == GpuOp::kSelf) {

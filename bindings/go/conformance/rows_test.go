@@ -61,9 +61,9 @@ func readOptions(step object, qHeads int) *options {
 	for _, flag := range opt.listOr("flags") {
 		o.call.Flags |= named(attnFlags, flag.(string))
 	}
-	if opt.has("sinks") {
-		o.sinks = floats(opt.list("sinks"))
-		o.call.Sinks = floatTensor(o.sinks, qHeads).arg()
+	if opt.has("sink_logits") {
+		o.sinks = floats(opt.list("sink_logits"))
+		o.call.SinkLogits = floatTensor(o.sinks, qHeads).arg()
 	}
 	if opt.has("alibi") {
 		o.alibi = floats(opt.list("alibi"))

@@ -16,7 +16,7 @@ const (
 	ropeKeys  = "mode style rotary_dim theta scale freq_factors long_freq_factors scaling sections " +
 		"section_layout factor low_freq_factor high_freq_factor beta_fast beta_slow attention_factor original_context frequencies magnitude"
 	expectKeys   = "lengths free_pages empty total_length seqs info pages stats"
-	optionKeys   = "scale soft_cap window sinks alibi spans bias flags"
+	optionKeys   = "scale soft_cap window sink_logits alibi spans bias flags"
 	tableKeys    = "seq_lens qo_indptr page_indptr page_indices block_table"
 	queryKeyKeys = "type offset data"
 	stepKeys     = "op about status detail expect"

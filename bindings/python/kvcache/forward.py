@@ -49,12 +49,12 @@ class AttnOptions(NamedTuple):
 
         s = scale * (q . k), then soft_cap * tanh(s / soft_cap)
         s = s - alibi_slopes[h] * (p - j) + bias[h, p, j]
-        out = sum(exp(s) * v) / (sum(exp(s)) + exp(sinks[h]))
+        out = sum(exp(s) * v) / (sum(exp(s)) + exp(sink_logits[h]))
 
     scale: factor on the scores; 0: 1 / sqrt(k_dim). MLA layers need one.
     soft_cap: bound of the scores (Gemma 2); 0: none.
     window: keys that a query sees in this call, at most the layer's own; 0: the layer's.
-    sinks: float32 [num_q_heads], logits of one more term of the denominator (gpt-oss); None: none.
+    sink_logits: float32 [num_q_heads], logits of one more term of the denominator (gpt-oss); None: none.
     alibi_slopes: float32 [num_q_heads]; None: none.
     bias: float32 [tokens, keys] or [num_q_heads, tokens, keys]; -inf masks a key; None: none.
     spans: int32 [n, 3] of (entry of the batch, begin, end): new tokens inside see the span to its
@@ -65,7 +65,7 @@ class AttnOptions(NamedTuple):
     scale: float = 0.0
     soft_cap: float = 0.0
     window: SupportsIndex = 0
-    sinks: Any = None
+    sink_logits: Any = None
     alibi_slopes: Any = None
     bias: Any = None
     spans: Any = None
@@ -78,7 +78,7 @@ class AttnKeywords(TypedDict, total=False):
     scale: float
     soft_cap: float
     window: SupportsIndex
-    sinks: Any
+    sink_logits: Any
     alibi_slopes: Any
     bias: Any
     spans: Any
@@ -109,7 +109,7 @@ class Forward:
     num_kv_heads, k_dim], v [tokens, num_kv_heads, v_dim], the tokens of all sequences packed.
     Outputs that are not given are allocated in the package of `q`. `lse=True` also returns the
     logarithms of the sums: `out, lse`. Options of attention calls are keywords (`scale=`,
-    `soft_cap=`, `window=`, `sinks=`, `alibi_slopes=`, `bias=`, `spans=`, `flags=`) or an
+    `soft_cap=`, `window=`, `sink_logits=`, `alibi_slopes=`, `bias=`, `spans=`, `flags=`) or an
     `AttnOptions` as `opt=`.
 
     cache: the `Cache` of the step.

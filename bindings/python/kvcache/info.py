@@ -27,7 +27,7 @@ class PlanInfo:
     layer_begin: first layer of the slice that is kept here.
     layer_end: behind the last layer of the slice.
     num_groups: layer groups, each with a page table per sequence.
-    num_layer_slots: regions of a page that layer_first keeps apart.
+    num_layer_regions: regions of a page that layer_first keeps apart.
     num_pages: pages of the pool; 0: none were asked for.
     page_bytes: bytes of one page, all layers of the slice.
     bytes_per_token: bytes of one token, all layers of the slice.
@@ -50,7 +50,7 @@ class PlanInfo:
     layer_begin: int
     layer_end: int
     num_groups: int
-    num_layer_slots: int
+    num_layer_regions: int
     num_pages: int
     page_bytes: int
     bytes_per_token: int
@@ -119,10 +119,10 @@ class LayerInfo:
     latent_rope_dim: "mla": elements behind the latent that rotate.
     flags: KVC_LAYER_* bits; 1: the row of K is the row of V too.
     num_states: recurrent states.
-    slot: region of a page where the layer lies; -1: none.
+    region: region of a page where the layer lies; -1: none.
     state_bytes: bytes of all its states, one sequence.
-    slot_bytes: bytes of that region in one page.
-    slot_offset: byte of the region where the layer's part begins.
+    region_bytes: bytes of that region in one page.
+    region_offset: byte of the region where the layer's part begins.
     quant: quantised storage, as in `Layer`.
     page_tokens: tokens per page of its group; 0: keeps no pages.
     k_scale_bytes: bytes of K's scales in one page, behind V; 0: none.
@@ -148,10 +148,10 @@ class LayerInfo:
     latent_rope_dim: int
     flags: int
     num_states: int
-    slot: int
+    region: int
     state_bytes: int
-    slot_bytes: int
-    slot_offset: int
+    region_bytes: int
+    region_offset: int
     quant: str
     page_tokens: int
     k_scale_bytes: int

@@ -8,6 +8,8 @@
 #include <Python.h>
 #include <kvcache.h>
 
+#include "abi_structs.h"
+
 /* ---- errors.c: statuses to exceptions ------------------------------------------------------------- */
 
 /* The calling thread's error box, emptied. It is read again by kvcpy_raise on the same thread. */
@@ -145,7 +147,7 @@ void kvcpy_events_free(kvc_event *events, size_t count);
 typedef struct {
   int used; /* 0: NULL is passed */
   kvc_attn_opt c;
-  kvcpy_tensor sinks, alibi_slopes, bias, spans;
+  kvcpy_tensor sink_logits, alibi_slopes, bias, spans;
 } kvcpy_attn_opt;
 int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o);
 void kvcpy_attn_opt_done(kvcpy_attn_opt *o);
@@ -207,18 +209,9 @@ typedef struct {
   size_t size;
   const kvcpy_field *fields;
 } kvcpy_struct;
-enum {
-  KVCPY_CONFIG,
-  KVCPY_LAYER,
-  KVCPY_ROPE,
-  KVCPY_STATE,
-  KVCPY_PLAN_INFO,
-  KVCPY_GROUP_INFO,
-  KVCPY_LAYER_INFO,
-  KVCPY_STATS,
-  KVCPY_SEQ_INFO,
-  KVCPY_CAPS
-};
+/* KVCPY_IS_kvc_config is the place of kvc_config in the table, and so for every struct. */
+#define KVCPY_IS(type) KVCPY_IS_##type,
+enum { KVCPY_STRUCTS(KVCPY_IS) KVCPY_NUM_STRUCTS };
 extern const kvcpy_struct kvcpy_structs[];
 /* Plain fields of a struct. Pointers are left out. */
 PyObject *kvcpy_struct_out(int which, const void *from);

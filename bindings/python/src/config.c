@@ -74,7 +74,7 @@ static int factors_in(PyObject *dict, const char *key, kvcpy_arena **arena, cons
 int kvcpy_rope_in(PyObject *dict, kvc_rope *rope, kvcpy_arena **arena) {
   static const char *const taken[] = {"freq_factors", "long_freq_factors", NULL};
   Py_ssize_t count, long_count;
-  if (kvcpy_struct_in(KVCPY_ROPE, rope, dict, taken)) return -1;
+  if (kvcpy_struct_in(KVCPY_IS_kvc_rope, rope, dict, taken)) return -1;
   if (factors_in(dict, "freq_factors", arena, &rope->freq_factors, &count) ||
       factors_in(dict, "long_freq_factors", arena, &rope->long_freq_factors, &long_count))
     return -1;
@@ -92,7 +92,7 @@ static int state_in(PyObject *dict, kvc_state_spec *state, kvcpy_arena **arena) 
   PyObject *shape, *init;
   Py_ssize_t i, ndim;
   int64_t *dims;
-  if (kvcpy_struct_in(KVCPY_STATE, state, dict, taken)) return -1;
+  if (kvcpy_struct_in(KVCPY_IS_kvc_state_spec, state, dict, taken)) return -1;
   shape = value_of(dict, "shape");
   if (!shape || items_of(shape, "shape", &ndim)) {
     if (!PyErr_Occurred()) kvcpy_refuse(KVCPY_TYPE, "a state needs a shape");
@@ -113,7 +113,7 @@ static int layer_in(PyObject *dict, kvc_layer *layer, kvcpy_arena **arena) {
   static const char *const taken[] = {"rope", "states", NULL};
   PyObject *rope, *states;
   Py_ssize_t i, count;
-  if (kvcpy_struct_in(KVCPY_LAYER, layer, dict, taken)) return -1;
+  if (kvcpy_struct_in(KVCPY_IS_kvc_layer, layer, dict, taken)) return -1;
   rope = value_of(dict, "rope");
   if (rope) {
     kvc_rope *r = kvcpy_arena_take(arena, sizeof *r);
@@ -187,7 +187,7 @@ int kvcpy_config_in(PyObject *dict, kvcpy_config *config) {
   static const char *const taken[] = {"layers", "pool_tensors", "poison", NULL};
   static const kvc_allocator poison = {sizeof poison, NULL, poison_alloc, poison_free};
   PyObject *value;
-  if (kvcpy_struct_in(KVCPY_CONFIG, &config->c, dict, taken)) return -1;
+  if (kvcpy_struct_in(KVCPY_IS_kvc_config, &config->c, dict, taken)) return -1;
   if ((value = value_of(dict, "layers")) && layers_in(value, &config->c, &config->arena)) return -1;
   if ((value = value_of(dict, "pool_tensors")) && pool_in(value, &config->c, &config->arena)) return -1;
   if ((value = value_of(dict, "poison")) && PyObject_IsTrue(value)) config->c.allocator = &poison;
@@ -211,7 +211,7 @@ static PyObject *floats_out(const float *values, int32_t count) {
 }
 
 static PyObject *rope_out(const kvc_rope *rope) {
-  PyObject *dict = kvcpy_struct_out(KVCPY_ROPE, rope);
+  PyObject *dict = kvcpy_struct_out(KVCPY_IS_kvc_rope, rope);
   if (!dict) return NULL;
   if ((rope->freq_factors &&
        put(dict, "freq_factors", floats_out(rope->freq_factors, rope->num_freq_factors))) ||
@@ -225,7 +225,8 @@ static PyObject *states_out(const kvc_state_spec *states, int32_t count) {
   PyObject *list = PyList_New(count);
   int32_t i, d;
   for (i = 0; list && i < count; ++i) {
-    PyObject *dict = kvcpy_struct_out(KVCPY_STATE, &states[i]), *shape = PyList_New(states[i].ndim);
+    PyObject *dict = kvcpy_struct_out(KVCPY_IS_kvc_state_spec, &states[i]),
+             *shape = PyList_New(states[i].ndim);
     for (d = 0; shape && d < states[i].ndim; ++d)
       if (PyList_SetItem(shape, d, PyLong_FromLongLong(states[i].shape[d]))) Py_CLEAR(shape);
     if (!dict || put(dict, "shape", shape) || PyList_SetItem(list, i, dict)) Py_CLEAR(list);
@@ -234,7 +235,7 @@ static PyObject *states_out(const kvc_state_spec *states, int32_t count) {
 }
 
 static PyObject *layer_out(const kvc_layer *layer) {
-  PyObject *dict = kvcpy_struct_out(KVCPY_LAYER, layer);
+  PyObject *dict = kvcpy_struct_out(KVCPY_IS_kvc_layer, layer);
   if (!dict) return NULL;
   if ((layer->rope && put(dict, "rope", rope_out(layer->rope))) ||
       (layer->num_states && put(dict, "states", states_out(layer->states, layer->num_states))))

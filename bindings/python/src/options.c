@@ -52,7 +52,7 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
   if (object == Py_None) return 0;
   if (!PyTuple_Check(object)) return kvcpy_refuse_type("opt", "a kvcache.AttnOptions or None", object);
   memset(&o->c, 0, sizeof o->c);
-  kvcpy_tensor_init(&o->sinks);
+  kvcpy_tensor_init(&o->sink_logits);
   kvcpy_tensor_init(&o->alibi_slopes);
   kvcpy_tensor_init(&o->bias);
   kvcpy_tensor_init(&o->spans);
@@ -60,7 +60,7 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
   o->c.struct_size = sizeof o->c;
   if (expect(object, 8, "opt") || real(object, 0, &o->c.scale, "scale") ||
       real(object, 1, &o->c.soft_cap, "soft_cap") || number(object, 2, &o->c.window, "window") ||
-      tensor(object, 3, &o->sinks, &o->c.sinks, "sinks") ||
+      tensor(object, 3, &o->sink_logits, &o->c.sink_logits, "sink_logits") ||
       tensor(object, 4, &o->alibi_slopes, &o->c.alibi_slopes, "alibi_slopes") ||
       tensor(object, 5, &o->bias, &o->c.bias, "bias") || tensor(object, 6, &o->spans, &o->c.spans, "spans") ||
       bits(object, 7, &o->c.flags, "flags"))
@@ -71,7 +71,7 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
 void kvcpy_attn_opt_done(kvcpy_attn_opt *o) {
   if (!o->used) return;
   o->used = 0;
-  kvcpy_tensor_done(&o->sinks);
+  kvcpy_tensor_done(&o->sink_logits);
   kvcpy_tensor_done(&o->alibi_slopes);
   kvcpy_tensor_done(&o->bias);
   kvcpy_tensor_done(&o->spans);

@@ -76,15 +76,15 @@ def test_options_are_keywords_or_an_object(cache, rng):
         cut = forward.attn(0, q, window=1)
         np.testing.assert_allclose(cut, np.repeat(v, 2, axis=1), rtol=1e-6)
         sinks = np.full(HEADS, 50.0, np.float32)
-        assert abs(forward.attn(0, q, sinks=sinks)).max() < 1e-6 < abs(plain).max()
+        assert abs(forward.attn(0, q, sink_logits=sinks)).max() < 1e-6 < abs(plain).max()
         opt = kvcache.AttnOptions(scale=1e-9)
         flat = forward.attn(0, q, opt=opt)
         np.testing.assert_allclose(flat[4], np.repeat(v.mean(axis=0), 2, axis=0), rtol=1e-4, atol=1e-6)
         assert (forward.attn(0, q, opt=opt, window=1) == forward.attn(0, q, scale=1e-9, window=1)).all()
         with pytest.raises(kvcache.ArgumentTypeError, match="no_such_option"):
             forward.attn(0, q, no_such_option=1)
-        with pytest.raises(kvcache.ShapeError, match="sinks"):
-            forward.attn(0, q, sinks=sinks[:2])
+        with pytest.raises(kvcache.ShapeError, match="sink_logits"):
+            forward.attn(0, q, sink_logits=sinks[:2])
 
 
 def test_an_exception_inside_a_forward_aborts_it(cache, rng):

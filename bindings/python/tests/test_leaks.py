@@ -25,7 +25,7 @@ def test_no_reference_is_kept(cache, rng):
     cache.add(1)
     q, k, v = qkv(rng, 1)
     bias = np.zeros((1, 64), np.float32)
-    words = {"opt": kvcache.AttnOptions(bias=bias, sinks=np.zeros(HEADS, np.float32))}
+    words = {"opt": kvcache.AttnOptions(bias=bias, sink_logits=np.zeros(HEADS, np.float32))}
     with cache.forward([1], partial=True) as forward:
         out = forward.attn(0, q, k, v)
         things = [
@@ -35,7 +35,7 @@ def test_no_reference_is_kept(cache, rng):
             out,
             bias,
             words["opt"],
-            words["opt"].sinks,
+            words["opt"].sink_logits,
             forward,
             cache,
             None,
@@ -90,7 +90,7 @@ def everything(rng, tensors, tokens):
             lambda: kvcache.Config.from_hf("{"),
             lambda: cache.prefix.match([1], keys=[kvcache.PrefixKey(0)]),
             lambda: kvcache.as_dtype(tensors[0], "int8"),
-            lambda: forward.attn(0, tensors[0], sinks=object()),
+            lambda: forward.attn(0, tensors[0], sink_logits=object()),
         ):
             with pytest.raises((kvcache.Error, TypeError, ValueError, BufferError)):
                 wrong()
@@ -121,7 +121,7 @@ def test_memory_of_calls_does_not_grow(rng):
 
             def calls(n):
                 for _ in range(n):
-                    forward.attn(0, Capsules(q), kvcache.Tensor(k), v, out, sinks=np.zeros(HEADS, np.float32))
+                    forward.attn(0, Capsules(q), kvcache.Tensor(k), v, out, sink_logits=np.zeros(HEADS, np.float32))
                     forward.page_table("indices")
                     cache.seqs()
 

@@ -33,7 +33,7 @@ with kvcache.Cache(layers=[layer], num_pages=4, storage="owned") as cache:
     q: Array = np.zeros((1, 8, 64), np.float32)
     with cache.forward(np.arange(1), [1], tokens=[1]) as step:
         assert_type(step.attn(0, q, q, q), Array)
-        assert_type(step.attn(np.int64(0), q, scale=0.5, window=np.int64(4), sinks=q, flags=kvcache.NO_CASCADE), Array)
+        assert_type(step.attn(np.int64(0), q, scale=0.5, window=np.int64(4), sink_logits=q, flags=kvcache.NO_CASCADE), Array)
         out, lse = step.attn_self(0, q, q, q, lse=True, soft_cap=30.0)
         assert_type(out, Array)
         assert_type(step.attn_cached(0, q, lse=out, opt=kvcache.AttnOptions(window=3)), Array)

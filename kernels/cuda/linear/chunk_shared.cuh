@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/linear/config.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda::linear_kernels {
 

@@ -1,7 +1,7 @@
 // Four columns of a state at a time.
 #pragma once
 
-#include "kernels/cuda/floats.cuh"
+#include "kernels/cuda/ptx/floats.cuh"
 
 namespace kvc::cuda::linear_kernels {
 

@@ -1,7 +1,7 @@
 // What one token brings to the recurrence of one head.
 #pragma once
 
-#include "kernels/cuda/floats.cuh"
+#include "kernels/cuda/ptx/floats.cuh"
 #include "kernels/linear_params.h"
 
 namespace kvc::cuda::linear_kernels {

@@ -1,23 +1,9 @@
-// The table: one place where everything in kernels/cuda comes together.
-#include "kernels/cuda/angles/launch.h"
-#include "kernels/cuda/append/launch.h"
-#include "kernels/cuda/combine/launch.h"
-#include "kernels/cuda/conv/launch.h"
-#include "kernels/cuda/convert/launch.h"
-#include "kernels/cuda/copy_pages/launch.h"
-#include "kernels/cuda/gather/launch.h"
-#include "kernels/cuda/linear/launch.h"
-#include "kernels/cuda/merge/launch.h"
-#include "kernels/cuda/move_rows/launch.h"
-#include "kernels/cuda/op_view/launch.h"
-#include "kernels/cuda/planner/bounds.h"
-#include "kernels/cuda/planner/launch.h"
-#include "kernels/cuda/runtime/attention.h"
+// The function table of the CUDA back end. Each entry that launches kernels makes the device
+// current, calls one function of launches.h, and reports its error.
+#include "kernels/cuda/launches.h"
+#include "kernels/cuda/runtime/device_scope.h"
 #include "kernels/cuda/runtime/functions.h"
-#include "kernels/cuda/runtime/launch_on.h"
-#include "kernels/cuda/state_view/launch.h"
-#include "kernels/cuda/step/launch.h"
-#include "kernels/cuda/view/launch.h"
+#include "kernels/cuda/schedule/bounds.h"
 
 #ifndef KVC_LIBRARY_VERSION
 #error "KVC_LIBRARY_VERSION comes from the build"
@@ -28,91 +14,179 @@ namespace {
 
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-// The launch functions of the folders, with the table's device and errors around them.
+// Runs launch() with `device` current. `what` names the call in the failure.
+template <typename Launch>
+Result launch_on(int32_t device, const char* what, Failure* failure, Launch launch) {
+  const DeviceScope scope(device);
+  if (scope.error() != cudaSuccess) return report(scope.error(), "cudaSetDevice", failure);
+  const DeviceFacts* facts = nullptr;
+  const Result result = find_facts(device, &facts, failure);
+  return result == Result::kOk ? report(launch(), what, failure) : result;
+}
+
+// ---- Attention kernels
+
+struct AttentionKernel {
+  const char* name;
+  bool (*fits)(const AttnLaunch& launch, const DeviceLimits& device, const char** why);
+  AttnGeometry (*geometry)(const DeviceLimits& device, int32_t k_dim, int32_t v_dim);
+  cudaError_t (*launch)(const AttnLaunch& launch, cudaStream_t stream);
+};
+
+#if defined(KVC_CUDA_WITHOUT_HOPPER)
+
+bool never_fits(const AttnLaunch&, const DeviceLimits&, const char** why) {
+  if (why != nullptr) *why = "this build has no code for sm_90a";
+  return false;
+}
+AttnGeometry no_geometry(const DeviceLimits&, int32_t, int32_t) { return {}; }
+cudaError_t no_launch(const AttnLaunch&, cudaStream_t) { return cudaErrorNoKernelImageForDevice; }
+
+constexpr AttentionKernel kWgmma{"attn_wgmma", never_fits, no_geometry, no_launch};
+constexpr AttentionKernel kLatent{"attn_latent", never_fits, no_geometry, no_launch};
+
+#else
+
+constexpr AttentionKernel kWgmma{"attn_wgmma", attn_wgmma_fits, attn_wgmma_geometry, attn_wgmma};
+constexpr AttentionKernel kLatent{"attn_latent", attn_latent_fits, attn_latent_geometry,
+                                  attn_latent};
+
+#endif
+
+// Indexed by AttnKernel.
+constexpr AttentionKernel kAttention[kNumAttnKernels] = {
+    {"attn_simt", attn_simt_fits, attn_simt_geometry, attn_simt},
+    {"attn_mma16", attn_mma16_fits, attn_mma16_geometry, attn_mma16},
+    {"attn_mma64", attn_mma64_fits, attn_mma64_geometry, attn_mma64},
+    kWgmma,
+    kLatent};
+
+const AttentionKernel* find_kernel(AttnKernel kernel) {
+  const auto index = static_cast<int32_t>(kernel);
+  return index >= 0 && index < kNumAttnKernels ? &kAttention[index] : nullptr;
+}
+
+// The facts are known once the core has queried the device; otherwise this asks CUDA.
+bool find_limits(int32_t device, DeviceLimits* out) {
+  const DeviceFacts* facts = known_facts(device);
+  if (facts == nullptr) {
+    const DeviceScope scope(device);
+    Failure ignored;
+    if (scope.error() != cudaSuccess || find_facts(device, &facts, &ignored) != Result::kOk)
+      return false;
+  }
+  *out = {facts->arch, facts->num_sms, facts->shared_bytes};
+  return true;
+}
+
+bool attention_fits(int32_t device, AttnKernel kernel, const AttnLaunch& launch, const char** why) {
+  const AttentionKernel* const found = find_kernel(kernel);
+  DeviceLimits limits;
+  if (found != nullptr && find_limits(device, &limits)) return found->fits(launch, limits, why);
+  if (why != nullptr) *why = found == nullptr ? "no such kernel" : "the device cannot be used";
+  return false;
+}
+
+AttnGeometry attention_geometry(int32_t device, AttnKernel kernel, int32_t k_dim, int32_t v_dim) {
+  const AttentionKernel* const found = find_kernel(kernel);
+  DeviceLimits limits;
+  return found != nullptr && find_limits(device, &limits) ? found->geometry(limits, k_dim, v_dim)
+                                                          : AttnGeometry{};
+}
+
+Result attention(int32_t device, AttnKernel kernel, const AttnLaunch& launch, Stream stream,
+                 Failure* failure) {
+  const AttentionKernel* const found = find_kernel(kernel);
+  if (found == nullptr) {
+    return refuse(Result::kUnsupported, cudaErrorInvalidValue, failure,
+                  "there is no attention kernel %d", static_cast<int>(kernel));
+  }
+  return launch_on(device, found->name, failure,
+                   [&] { return found->launch(launch, native(stream)); });
+}
+
+// ---- The other launches
 
 Result step(int32_t device, const StepState& state, const StepPages& pages, Stream stream,
             Failure* failure) {
   return launch_on(device, "step", failure,
-                   [&](const DeviceFacts&) { return cuda::step(state, pages, native(stream)); });
+                   [&] { return cuda::step(state, pages, native(stream)); });
 }
 
-Result view(int32_t device, const ViewParams& params, int32_t max_sequences, Stream stream,
-            Failure* failure) {
-  return launch_on(device, "view", failure, [&](const DeviceFacts&) {
-    return cuda::view(params, max_sequences, native(stream));
-  });
+Result batch_metadata(int32_t device, const BatchMetadataParams& params, int32_t max_sequences,
+                      Stream stream, Failure* failure) {
+  return launch_on(device, "batch_metadata", failure,
+                   [&] { return cuda::batch_metadata(params, max_sequences, native(stream)); });
 }
 
-Result state_view(int32_t device, const StateViewParams& params, int32_t max_sequences,
-                  Stream stream, Failure* failure) {
-  return launch_on(device, "state_view", failure, [&](const DeviceFacts&) {
-    return cuda::state_view(params, max_sequences, native(stream));
-  });
+Result state_metadata(int32_t device, const StateMetadataParams& params, int32_t max_sequences,
+                      Stream stream, Failure* failure) {
+  return launch_on(device, "state_metadata", failure,
+                   [&] { return cuda::state_metadata(params, max_sequences, native(stream)); });
 }
 
-Result angles(int32_t device, const AngleParams& params, Stream stream, Failure* failure) {
-  return launch_on(device, "angles", failure,
-                   [&](const DeviceFacts&) { return cuda::angles(params, native(stream)); });
+Result cos_sin(int32_t device, const CosSinParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "cos_sin", failure,
+                   [&] { return cuda::cos_sin(params, native(stream)); });
 }
 
-void plan_bytes(const PlanShape& shape, const PlanLimits& limits, PlanBytes* out) {
-  *out = cuda::plan_bytes(shape, limits);
+void schedule_bytes(const ScheduleShape& shape, const ScheduleLimits& limits, ScheduleBytes* out) {
+  *out = cuda::schedule_bytes(shape, limits);
 }
 
-Result plan(int32_t device, const PlanLaunch& launch, Stream stream, Failure* failure) {
-  return launch_on(device, "plan", failure,
-                   [&](const DeviceFacts&) { return cuda::plan(launch, native(stream)); });
+Result schedule(int32_t device, const ScheduleLaunch& launch, Stream stream, Failure* failure) {
+  return launch_on(device, "schedule", failure,
+                   [&] { return cuda::schedule(launch, native(stream)); });
 }
 
-Result combine(int32_t device, const AttnLaunch& launch, Stream stream, Failure* failure) {
-  return launch_on(device, "combine", failure,
-                   [&](const DeviceFacts&) { return cuda::combine(launch, native(stream)); });
+Result reduce_splits(int32_t device, const AttnLaunch& launch, Stream stream, Failure* failure) {
+  return launch_on(device, "reduce_splits", failure,
+                   [&] { return cuda::reduce_splits(launch, native(stream)); });
 }
 
 Result append(int32_t device, const AppendLaunch& launch, Stream stream, Failure* failure) {
-  return launch_on(device, "append", failure,
-                   [&](const DeviceFacts&) { return cuda::append(launch, native(stream)); });
+  return launch_on(device, "append", failure, [&] { return cuda::append(launch, native(stream)); });
 }
 
 Result gather(int32_t device, const kernels::GatherParams& params, const RowStorage& storage,
               int64_t key_begin, int64_t key_end, Stream stream, Failure* failure) {
-  return launch_on(device, "gather", failure, [&](const DeviceFacts&) {
+  return launch_on(device, "gather", failure, [&] {
     return cuda::gather(params, storage, key_begin, key_end, native(stream));
   });
 }
 
-Result merge(int32_t device, const kernels::MergeParams& params, int64_t num_rows,
-             const int32_t* num_rows_at, Stream stream, Failure* failure) {
-  return launch_on(device, "merge", failure, [&](const DeviceFacts&) {
-    return cuda::merge(params, num_rows, num_rows_at, native(stream));
+Result merge_states(int32_t device, const kernels::MergeParams& params, int64_t num_rows,
+                    const int32_t* num_rows_at, Stream stream, Failure* failure) {
+  return launch_on(device, "merge_states", failure, [&] {
+    return cuda::merge_states(params, num_rows, num_rows_at, native(stream));
   });
 }
 
 Result copy_pages(int32_t device, const PageCopyParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "copy_pages", failure,
-                   [&](const DeviceFacts&) { return cuda::copy_pages(params, native(stream)); });
+                   [&] { return cuda::copy_pages(params, native(stream)); });
 }
 
 Result move_rows(int32_t device, const MoveParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "move_rows", failure,
-                   [&](const DeviceFacts&) { return cuda::move_rows(params, native(stream)); });
+                   [&] { return cuda::move_rows(params, native(stream)); });
 }
 
 Result convert(int32_t device, const ConvertParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "convert", failure,
-                   [&](const DeviceFacts&) { return cuda::convert(params, native(stream)); });
+                   [&] { return cuda::convert(params, native(stream)); });
 }
 
 Result linear(int32_t device, const kernels::LinearParams& params, int32_t max_sequences,
               const int32_t* num_sequences_at, int32_t num_long, Stream stream, Failure* failure) {
-  return launch_on(device, "linear", failure, [&](const DeviceFacts&) {
+  return launch_on(device, "linear", failure, [&] {
     return cuda::linear(params, max_sequences, num_sequences_at, num_long, native(stream));
   });
 }
 
 Result conv(int32_t device, const kernels::ConvParams& params, int32_t max_sequences,
             const int32_t* num_sequences_at, int64_t num_rows, Stream stream, Failure* failure) {
-  return launch_on(device, "conv", failure, [&](const DeviceFacts&) {
+  return launch_on(device, "conv", failure, [&] {
     return cuda::conv(params, max_sequences, num_sequences_at, num_rows, native(stream));
   });
 }
@@ -120,28 +194,28 @@ Result conv(int32_t device, const kernels::ConvParams& params, int32_t max_seque
 Result op_sequences(int32_t device, const OpSequencesParams& params, Stream stream,
                     Failure* failure) {
   return launch_on(device, "op_sequences", failure,
-                   [&](const DeviceFacts&) { return cuda::op_sequences(params, native(stream)); });
+                   [&] { return cuda::op_sequences(params, native(stream)); });
 }
 
 Result op_states(int32_t device, const OpStatesParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "op_states", failure,
-                   [&](const DeviceFacts&) { return cuda::op_states(params, native(stream)); });
+                   [&] { return cuda::op_states(params, native(stream)); });
 }
 
 Result op_pairs(int32_t device, const OpPairsParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "op_pairs", failure,
-                   [&](const DeviceFacts&) { return cuda::op_pairs(params, native(stream)); });
+                   [&] { return cuda::op_pairs(params, native(stream)); });
 }
 
 Result op_slots(int32_t device, const OpSlotsParams& params, Stream stream, Failure* failure) {
   return launch_on(device, "op_slots", failure,
-                   [&](const DeviceFacts&) { return cuda::op_slots(params, native(stream)); });
+                   [&] { return cuda::op_slots(params, native(stream)); });
 }
 
 Result op_constants(int32_t device, const OpConstantsParams& params, Stream stream,
                     Failure* failure) {
   return launch_on(device, "op_constants", failure,
-                   [&](const DeviceFacts&) { return cuda::op_constants(params, native(stream)); });
+                   [&] { return cuda::op_constants(params, native(stream)); });
 }
 
 constexpr BackendTable kTable{
@@ -176,18 +250,18 @@ constexpr BackendTable kTable{
     .copy_many = copy_many,
     .fill = fill,
     .step = step,
-    .view = view,
-    .state_view = state_view,
-    .angles = angles,
-    .plan_bytes = plan_bytes,
-    .plan = plan,
+    .batch_metadata = batch_metadata,
+    .state_metadata = state_metadata,
+    .cos_sin = cos_sin,
+    .schedule_bytes = schedule_bytes,
+    .schedule = schedule,
     .attention_fits = attention_fits,
     .attention_geometry = attention_geometry,
     .attention = attention,
-    .combine = combine,
+    .reduce_splits = reduce_splits,
     .append = append,
     .gather = gather,
-    .merge = merge,
+    .merge_states = merge_states,
     .copy_pages = copy_pages,
     .move_rows = move_rows,
     .convert = convert,

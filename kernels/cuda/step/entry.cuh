@@ -1,7 +1,7 @@
 // A step as it lies in pinned memory of the host.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/step.h"
 
 namespace kvc::cuda::step_kernels {

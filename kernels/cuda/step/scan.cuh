@@ -1,7 +1,7 @@
 // Sums over the threads of a CTA.
 #pragma once
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda::step_kernels {
 

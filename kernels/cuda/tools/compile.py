@@ -163,7 +163,7 @@ def main():
             print(f"{args.source}: {finding}")
         sys.exit(1)
     make_absolute(args.depfile, args.root)
-    report = {"source": args.source.parent.name + "/" + args.source.name, "nvcc": args.release, "seconds": round(seconds, 2),
+    report = {"source": args.source.as_posix().removeprefix("kernels/cuda/"), "nvcc": args.release, "seconds": round(seconds, 2),
               "kernels": kernels}
     args.report.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -1,10 +1,10 @@
 #include "src/exec/cpu/engine.h"
 
 #include <algorithm>
-#include <climits>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/exec/launch.h"
 #include "src/exec/row_moves.h"
 
 namespace kvc {
@@ -21,6 +21,16 @@ constexpr double kBf16TileFlopsPerSecond = 160e9;
 // The kernel for latents, shared or not.
 constexpr double kLatentFlopsPerSecond = 200e9;
 
+// What launch.h asks for cos and sin.
+struct HostTables {
+  Forward& forward;
+  Executor& executor;
+
+  Rotation tokens(int32_t rope) { return forward.rotation(rope, executor); }
+  Rotation sinks(int32_t rope) { return forward.sink_rotation(rope, executor); }
+  void keys(int32_t rope, Rotation out[2]) { forward.key_rotations(rope, executor, out); }
+};
+
 }  // namespace
 
 CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states)
@@ -31,24 +41,10 @@ CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* st
       executor_(spec.has_executor ? Executor(spec.executor) : Executor(spec.num_threads)),
       runner_(kernels_, &executor_) {}
 
-AppendParams CpuEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
-                                      const TokenRows& v) {
-  AppendParams params{};
-  params.k = k;
-  params.v = v;
-  if (!spec_->rotates_on_read(layer.rope))
-    params.k_rotation = forward.rotation(layer.rope, executor_).from(layer.rotation_begin());
-  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_size;
-  params.num_kv_heads = layer.num_kv_heads;
-  params.k_dim = layer.k_dim;
-  params.v_dim = layer.v_dim;
-  return params;
-}
-
 void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                        const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  AppendParams params = append_params(forward, layer, k, v);
+  AppendParams params = append_params(*spec_, layer, k, v, HostTables{forward, executor_});
   params.k_pages = pool_->k_rows(local_layer);
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = forward.slots(layer.group);
@@ -145,84 +141,45 @@ const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, Cached
   return fresh;
 }
 
-// The new keys as if they had been appended, in rows of their own: one "page" per sequence that
-// starts at its first row.
+// The new keys as if they had been appended.
 void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                                AttnParams* params) {
   const LayerSpec& layer = call.layer;
   const int64_t rows = forward.batch().num_rows();
-  const int64_t k_row = layer.k_dim * kernels::dtype_bytes(layer.k_dtype);
-  const int64_t v_row = layer.v_dim * kernels::dtype_bytes(layer.v_dtype);
-  const int64_t k_token = layer.num_kv_heads * k_row;
-  const int64_t v_token = layer.num_kv_heads * v_row;
-  new_k_.ensure(static_cast<size_t>(rows * k_token));
-  params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
-  params->v = params->k;
-  if (tensors.v.base != nullptr) {
-    new_v_.ensure(static_cast<size_t>(rows * v_token));
-    params->v = {new_v_.data(), v_token, v_row, v_token, layer.v_dtype};
-  }
+  const NewKeyBytes bytes = new_key_bytes(layer);
+  const bool has_v = tensors.v.base != nullptr;
+  new_k_.ensure(static_cast<size_t>(rows * bytes.k_token));
+  if (has_v) new_v_.ensure(static_cast<size_t>(rows * bytes.v_token));
   identity_slots_.reserve(static_cast<size_t>(rows));
   for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
     identity_slots_.push_back(slot);
-  params->page_size = INT_MAX;
-  AppendParams append = append_params(forward, layer, tensors.k, tensors.v);
-  append.k_rotation.begin = params->q_rotation.begin;
-  append.k_pages = params->k;
-  append.v_pages = params->v;
-  append.slots = identity_slots_.data();
-  append.page_size = INT_MAX;
-  run_append(*kernels_, executor_, append, rows);
-}
-
-void CpuEngine::set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
-                              AttnParams* params) {
-  const LayerSpec& layer = call.layer;
-  const int32_t begin =
-      call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
-  params->q_rotation = params->sink_q_rotation =
-      forward.rotation(layer.rope, executor_).from(begin);
-  if (!spec_->rotates_on_read(layer.rope)) return;
-  if (has_sinks) params->sink_q_rotation = forward.sink_rotation(layer.rope, executor_).from(begin);
-  forward.key_rotations(layer.rope, executor_, params->k_rotations);
-  params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
+  place_new_keys(layer, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
+  const AppendParams append =
+      append_params(*spec_, layer, tensors.k, tensors.v, HostTables{forward, executor_});
+  run_append(*kernels_, executor_, stage_params(append, *params, identity_slots_.data()), rows);
 }
 
 void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
                        const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
-  const bool on_read = spec_->rotates_on_read(layer.rope);
-  const KeyView key_view{.scope = call.scope,
-                         .group = source.group,
-                         .window = options.window,
-                         .needs_positions = on_read || options.has_alibi(),
-                         .rope = on_read ? layer.rope : -1};
-  CachedView& view = view_of(forward, key_view, options.spans.empty() ? nullptr : &options.spans);
-  const bool causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew;
+  CachedView& view = view_of(forward, key_view(*spec_, call, options),
+                             options.spans.empty() ? nullptr : &options.spans);
+  const bool has_sinks = view.set.has_sinks();
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
-  AttnParams params{};
-  params.q = tensors.q;
-  set_rotations(forward, call, view.set.has_sinks(), &params);
-  params.page_size = spec_->groups[static_cast<size_t>(source.group)].page_size;
-  params.num_q_heads = layer.num_q_heads;
-  params.num_kv_heads = layer.num_kv_heads;
-  params.k_dim = layer.k_dim;
-  params.v_dim = layer.v_dim;
-  params.causal = causal ? 1 : 0;
-  apply_options(options, &params);
-  params.out = tensors.out;
-  params.lse = tensors.lse;
-  params.lse_token_stride = tensors.lse_token_stride;
+  AttnParams params = attn_params(layer, spec_->groups[static_cast<size_t>(source.group)].page_size,
+                                  is_causal(call.scope), options, tensors);
+  set_rotations(*spec_, call, has_sinks, HostTables{forward, executor_}, &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
   }
-  const WorkShape shape = work_shape(*kernels_, params, options.tiles_only,
-                                     on_read && view.set.has_sinks(), executor_.concurrency());
+  const bool splits_sinks = has_sinks && spec_->rotates_on_read(layer.rope);
+  const WorkShape shape =
+      work_shape(*kernels_, params, options.tiles_only, splits_sinks, executor_.concurrency());
   const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
   const WorkList& list = planned.list;
   params.sequences =

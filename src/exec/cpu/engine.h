@@ -109,8 +109,6 @@ class CpuEngine final : public Engine {
     size_t num_lists = 0;
   };
 
-  kernels::AppendParams append_params(Forward& forward, const LayerSpec& layer,
-                                      const kernels::TokenRows& k, const kernels::TokenRows& v);
   CachedView& view_of(Forward& forward, const KeyView& view, const std::vector<Span>* spans);
   const CachedView::List& work_list(Forward& forward, CachedView& view, const LayerSpec& layer,
                                     const WorkShape& shape, bool may_cascade);
@@ -120,8 +118,6 @@ class CpuEngine final : public Engine {
                       const WorkShape& shape, CachedView::List& list);
   void stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
                       kernels::AttnParams* params);
-  void set_rotations(Forward& forward, const AttnCall& call, bool has_sinks,
-                     kernels::AttnParams* params);
 
   const Spec* spec_;
   const PagePool* pool_;

@@ -17,8 +17,8 @@ constexpr int64_t kPrefetchBytes = 1024;
 
 }  // namespace
 
-// One slot of the pages, or the whole page where its slots lie together.
-struct CpuPageCopier::Slot {
+// One region of the pages, or the whole page where its regions lie together.
+struct CpuPageCopier::Region {
   const std::byte* from;
   int64_t from_stride;
   std::byte* to;
@@ -43,14 +43,14 @@ struct CpuPageCopier::Job {
   const PageId* from;
   const PageId* to;
   int64_t count;
-  int64_t num_slots;
+  int64_t num_regions;
 
   // The next pages, in one piece where they are a run.
   PageRun next(int64_t begin, int64_t end) const { return run_at(from, to, begin, end); }
   bool is_noop(const PageRun& run) const { return source == target && run.from == run.to; }
 };
 
-CpuPageCopier::Slot CpuPageCopier::slot(const Job& job, int64_t index) const {
+CpuPageCopier::Region CpuPageCopier::region(const Job& job, int64_t index) const {
   const auto i = static_cast<size_t>(index);
   const Layout& layout = plan_->layout();
   const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
@@ -60,9 +60,9 @@ CpuPageCopier::Slot CpuPageCopier::slot(const Job& job, int64_t index) const {
           is_whole ? layout.page_bytes : layout.regions[i].bytes};
 }
 
-void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin,
+void CpuPageCopier::copy_pages(const Job& job, int64_t region_index, int64_t begin,
                                int64_t end) const {
-  const Slot s = slot(job, slot_index);
+  const Region s = region(job, region_index);
   PageRun next = job.next(begin, end);
   for (int64_t i = begin; i < end;) {
     const PageRun run = next;
@@ -80,38 +80,38 @@ void CpuPageCopier::copy_pages(const Job& job, int64_t slot_index, int64_t begin
   }
 }
 
-// Bytes [part * kTaskBytes, (part + 1) * kTaskBytes) of the slot of one page.
-void CpuPageCopier::copy_part(const Job& job, int64_t slot_index, int64_t pair,
+// Bytes [part * kTaskBytes, (part + 1) * kTaskBytes) of the region of one page.
+void CpuPageCopier::copy_part(const Job& job, int64_t region_index, int64_t pair,
                               int64_t part) const {
   static_assert(kTaskBytes % kCacheLine == 0);
   const PageRun page = job.next(pair, pair + 1);
-  const Slot s = slot(job, slot_index);
+  const Region s = region(job, region_index);
   const int64_t offset = part * kTaskBytes;
   if (job.is_noop(page) || offset >= s.bytes) return;
   kernels_->copy(s.to + page.to * s.to_stride + offset, s.from + page.from * s.from_stride + offset,
                  static_cast<size_t>(std::min(kTaskBytes, s.bytes - offset)));
 }
 
-// Tasks of several pages of a slot, or of a part of one where pages are large.
+// Tasks of several pages of a region, or of a part of one where pages are large.
 void CpuPageCopier::spread(const Job& job) const {
   int64_t largest = 0;
-  for (int64_t i = 0; i < job.num_slots; ++i) largest = std::max(largest, slot(job, i).bytes);
+  for (int64_t i = 0; i < job.num_regions; ++i) largest = std::max(largest, region(job, i).bytes);
   const int64_t parts = ceil_div(largest, kTaskBytes);
   const int64_t pages = std::max<int64_t>(1, kTaskBytes / largest);
-  const int64_t tasks_per_slot = parts * ceil_div(job.count, pages);
-  executor_->run(job.num_slots * tasks_per_slot, [&](int64_t task, int32_t) {
-    const int64_t slot_index = task / tasks_per_slot, place = task % tasks_per_slot;
+  const int64_t tasks_per_region = parts * ceil_div(job.count, pages);
+  executor_->run(job.num_regions * tasks_per_region, [&](int64_t task, int32_t) {
+    const int64_t region_index = task / tasks_per_region, place = task % tasks_per_region;
     if (parts > 1) {
-      copy_part(job, slot_index, place / parts, place % parts);
+      copy_part(job, region_index, place / parts, place % parts);
     } else {
-      copy_pages(job, slot_index, place * pages, std::min(job.count, (place + 1) * pages));
+      copy_pages(job, region_index, place * pages, std::min(job.count, (place + 1) * pages));
     }
   });
 }
 
 int64_t CpuPageCopier::count_runs(const Job& job) const {
   bool is_dense = true;
-  for (int64_t i = 0; i < job.num_slots; ++i) is_dense = is_dense && slot(job, i).is_dense();
+  for (int64_t i = 0; i < job.num_regions; ++i) is_dense = is_dense && region(job, i).is_dense();
   int64_t runs = 0;
   for (int64_t i = 0; i < job.count;) {
     const PageRun run = job.next(i, job.count);
@@ -125,15 +125,15 @@ void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const Page
                          int64_t count) noexcept {
   // Pages of a plan without layers that keep any have no memory, in either layout.
   if (count == 0 || plan_->layout().regions.empty() || !device_->has_storage()) return;
-  const int64_t num_slots = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
-                                ? 1
-                                : static_cast<int64_t>(plan_->layout().regions.size());
+  const int64_t num_regions = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
+                                  ? 1
+                                  : static_cast<int64_t>(plan_->layout().regions.size());
   const Job job{direction == CopyDirection::kHostToDevice ? host_ : device_,
                 direction == CopyDirection::kDeviceToHost ? host_ : device_,
                 from,
                 to,
                 count,
-                num_slots};
+                num_regions};
   num_runs_ += static_cast<uint64_t>(count_runs(job));
   const double bytes = static_cast<double>(plan_->layout().page_bytes) * static_cast<double>(count);
   if (executor_->concurrency() > 1 && bytes / kCopyBytesPerSecond >= kWorthThreads) {
@@ -145,7 +145,7 @@ void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const Page
       // more is right, whatever it has done.
     }
   }
-  for (int64_t i = 0; i < num_slots; ++i) copy_pages(job, i, 0, count);
+  for (int64_t i = 0; i < num_regions; ++i) copy_pages(job, i, 0, count);
 }
 
 }  // namespace kvc

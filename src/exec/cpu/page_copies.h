@@ -1,4 +1,4 @@
-// Copies of whole pages, all slots of them, between the device pool and the host pool and inside
+// Copies of whole pages, all regions of them, between the device pool and the host pool and inside
 // the device pool.
 #pragma once
 
@@ -45,11 +45,11 @@ class CpuPageCopier final : public PageCopier {
             int64_t count) noexcept override;
 
  private:
-  struct Slot;  // of a page, as it lies in both pools
+  struct Region;  // of a page, as it lies in both pools
   struct Job;
-  Slot slot(const Job& job, int64_t index) const;
-  void copy_pages(const Job& job, int64_t slot_index, int64_t begin, int64_t end) const;
-  void copy_part(const Job& job, int64_t slot_index, int64_t pair, int64_t part) const;
+  Region region(const Job& job, int64_t index) const;
+  void copy_pages(const Job& job, int64_t region_index, int64_t begin, int64_t end) const;
+  void copy_part(const Job& job, int64_t region_index, int64_t pair, int64_t part) const;
   void spread(const Job& job) const;
   int64_t count_runs(const Job& job) const;
 

@@ -1,5 +1,5 @@
 // Shared prefixes on a device: whether one launch that reads them once beats a plan without them,
-// and what the planner takes for it (kernels/cuda/planner/README.md). Pure functions of page
+// and what the planner takes for it (kernels/cuda/schedule/README.md). Pure functions of page
 // tables, lengths and shapes.
 #pragma once
 
@@ -72,7 +72,7 @@ class DeviceCascade {
 
   cuda::AttnKernel kernel = cuda::AttnKernel::kSimt;
   std::vector<kernels::AttnSequence> entries;  // without row_map and row_positions
-  std::vector<cuda::PlanShare> shares;         // of the sequences of the batch, then of the entries
+  std::vector<cuda::PrefixShare> shares;       // of the sequences of the batch, then of the entries
   // Of all entries, one behind the other: packed rows, and their positions.
   std::vector<int32_t> row_map, row_positions;
 

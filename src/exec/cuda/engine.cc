@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <climits>
-#include <numeric>
 
 #include "src/base/error.h"
-#include "src/base/math.h"
 #include "src/exec/cuda/storage.h"
+#include "src/exec/launch.h"
 #include "src/plan/rows.h"
 
 namespace kvc {
@@ -15,15 +14,25 @@ namespace {
 using cuda::AttnKernel;
 using cuda::AttnLaunch;
 using cuda::kSmallRows;
-using cuda::PlanShape;
 using kernels::AppendParams;
 using kernels::AttnParams;
-using kernels::dtype_bytes;
 using kernels::Rotation;
 using kernels::TokenRows;
 
-// Keys of one piece where results may not depend on the rest of the batch.
+// Keys per chunk where results may not depend on the rest of the batch.
 constexpr int32_t kInvariantKeys = 1024;
+
+// What launch.h asks for cos and sin.
+struct DeviceTables {
+  Forward& forward;
+  CudaForward& open;
+
+  Rotation tokens(int32_t rope) { return open.cos_sin().tokens(forward, rope, open.stream()); }
+  Rotation sinks(int32_t rope) { return open.cos_sin().sinks(forward, rope, open.stream()); }
+  void keys(int32_t rope, Rotation out[2]) {
+    open.cos_sin().keys(forward, rope, open.stream(), out);
+  }
+};
 
 }  // namespace
 
@@ -32,43 +41,33 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
     : plan_(&plan),
       spec_(&plan.spec()),
       pool_(pool),
-      states_(states),
       device_(device),
       name_(device_info(*device).name),
       scratch_trim_(*device),
-      own_stream_(*device),
-      order_(*device),
-      uploads_(*device),
-      outside_uploads_(*device),
-      copy_uploads_(*device),
-      move_uploads_(*device),
-      step_(plan, pool, device),
-      angles_(spec_, &step_, device),
-      views_(spec_, &step_, device),
-      new_k_(*device),
-      new_v_(*device),
-      identity_slots_(*device),
-      state_sequences_(*device),
-      carried_states_(*device),
-      moves_(spec_->groups.size()) {
-  stream_ = own_stream_.get();
-  if (spec_->clears_pages) make_zeros();
+      order_(device),
+      open_(plan, pool, &order_),
+      states_(spec_, states, &order_, &open_),
+      moves_(plan, pool, states, &order_, &open_.step()),
+      metadata_(spec_, &open_.step(), device),
+      new_keys_(*device),
+      stream_(order_.own_stream()) {}
+
+CudaEngine::~CudaEngine() {
+  try {
+    drain();
+  } catch (...) {
+    // A device that is lost does nothing any more.
+  }
 }
 
-AppendParams CudaEngine::append_params(Forward& forward, const LayerSpec& layer, const TokenRows& k,
-                                       const TokenRows& v) {
-  AppendParams params{};
-  params.k = k;
-  params.v = v;
-  if (!spec_->rotates_on_read(layer.rope))
-    params.k_rotation =
-        angles_.tokens(forward, layer.rope, forward_stream_).from(layer.rotation_begin());
-  params.page_size = spec_->groups[static_cast<size_t>(layer.group)].page_size;
-  params.num_kv_heads = layer.num_kv_heads;
-  params.k_dim = layer.k_dim;
-  params.v_dim = layer.v_dim;
-  return params;
+void CudaEngine::begin(Forward& forward, bool is_replay) {
+  open_.begin(forward, stream_, is_replay, [&](cuda::Stream stream, DeviceUploads& uploads) {
+    moves_.clear_taken(forward.batch(), stream, uploads);
+  });
 }
+
+// ----------------------------------------------------------------------------------------------
+// rows
 
 void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage& k_storage,
                              const cuda::RowStorage& v_storage, int64_t num_rows,
@@ -78,123 +77,87 @@ void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage&
                                   .v_storage = v_storage,
                                   .num_rows = num_rows,
                                   .num_rows_at = num_rows_at};
-  device_->call("append", device_->table->append, launch, forward_stream_);
+  device_->call("append", device_->table->append, launch, open_.stream());
 }
 
 void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                         const TokenRows& v) {
-  require_stream();
+  open_.require_enqueues();
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
   const bool is_cross = layer.kind == KVC_LAYER_CROSS;
-  AppendParams params = append_params(forward, layer, k, v);
+  const cuda::StepState& step = open_.step().state();
+  AppendParams params = append_params(*spec_, layer, k, v, DeviceTables{forward, open_});
   params.k_pages = pool_->k_rows(local_layer);
   params.v_pages = pool_->v_rows(local_layer);
-  params.slots = step_.state().slots + layer.group * step_.state().slots_stride;
+  params.slots = step.slots + layer.group * step.slots_stride;
   const Batch& batch = forward.batch();
-  append_rows(params, k_storage(*plan_, *pool_, local_layer),
-              v_storage(*plan_, *pool_, local_layer),
-              is_cross ? batch.num_cross_rows() : batch.num_rows(),
-              step_.state().counts + (is_cross ? 2 : 1));
+  append_rows(
+      params, k_storage(*plan_, *pool_, local_layer), v_storage(*plan_, *pool_, local_layer),
+      is_cross ? batch.num_cross_rows() : batch.num_rows(), step.counts + (is_cross ? 2 : 1));
   forward.mark_appended(local_layer);
 }
 
-// Room for the new keys in rows of their own: one "page" per sequence that starts at its first row.
-void CudaEngine::secure_new_keys(const AttnCall& call, const AttnTensors& tensors,
-                                 AttnParams* params) {
-  const LayerSpec& layer = call.layer;
-  const int64_t rows = step_.max_rows();
-  const int64_t k_row = layer.k_dim * dtype_bytes(layer.k_dtype);
-  const int64_t v_row = layer.v_dim * dtype_bytes(layer.v_dtype);
-  const int64_t k_token = layer.num_kv_heads * k_row;
-  const int64_t v_token = layer.num_kv_heads * v_row;
-  new_k_.ensure(rows * k_token, forward_stream_);
-  params->k = {new_k_.data(), k_token, k_row, k_token, layer.k_dtype};
-  params->v = params->k;
-  if (tensors.v.base != nullptr) {
-    new_v_.ensure(rows * v_token, forward_stream_);
-    params->v = {new_v_.data(), v_token, v_row, v_token, layer.v_dtype};
+void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params,
+                        int64_t num_keys) {
+  open_.require_enqueues();
+  if (open_.is_captured())
+    fail(KVC_E_UNSUPPORTED,
+         "kvc_kv_gather in a forward that is captured: a graph would gather these pages for ever");
+  moves_.gather(source, params, 0, num_keys, open_.uploads(), open_.stream());
+}
+
+void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
+  open_.require_enqueues();
+  device_->call("merge_states", device_->table->merge_states, params, num_rows,
+                open_.step().state().counts + 1, open_.stream());
+}
+
+void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
+  open_.require_enqueues();
+  const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
+  const DeviceCosSin& angles = open_.cos_sin();
+  for (int64_t row = 0; row < out.num_rows; ++row) {
+    device_->copy(out.data + row * out.row_stride,
+                  angles.rotary_positions() + row * angles.positions_stride(), bytes,
+                  open_.stream());
   }
-  params->page_size = INT_MAX;
-  if (is_captured_) identity_slots_.ensure(identity_slots_.bytes(), forward_stream_);
-  if (num_identity_slots_ >= rows) return;
-  if (is_captured_) {
-    fail(KVC_E_INVALID_STATE,
-         "kvc_attn_self of up to %lld tokens: before the capture, run a forward with it",
-         static_cast<long long>(rows));
+}
+
+void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream),
+                         void* arg) noexcept {
+  try {
+    const OutOfBandCall call(order_, stream_);
+    run(arg, call.stream());
+  } catch (...) {
+    order_.lost(what);
   }
-  std::vector<int64_t> slots(static_cast<size_t>(rows));
-  std::iota(slots.begin(), slots.end(), 0);
-  const auto bytes = static_cast<int64_t>(slots.size() * sizeof(int64_t));
-  identity_slots_.ensure(bytes, forward_stream_);
-  device_->copy(identity_slots_.data(), uploads_.put(slots, forward_stream_), bytes,
-                forward_stream_);
-  num_identity_slots_ = rows;
 }
 
-void CudaEngine::stage_new_keys(Forward& forward, const AttnCall& call, const AttnTensors& tensors,
-                                const AttnParams& params) {
-  AppendParams append = append_params(forward, call.layer, tensors.k, tensors.v);
-  append.k_rotation.begin = params.q_rotation.begin;
-  append.k_pages = params.k;
-  append.v_pages = params.v;
-  append.slots = reinterpret_cast<const int64_t*>(identity_slots_.data());
-  append.page_size = INT_MAX;
-  append_rows(append, {}, {}, forward.batch().num_rows(), step_.state().counts + 1);
-}
-
-void CudaEngine::set_rotations(Forward& forward, const AttnCall& call, bool may_have_sinks,
-                               AttnParams* params) {
-  const LayerSpec& layer = call.layer;
-  const int32_t begin =
-      call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
-  params->q_rotation = params->sink_q_rotation =
-      angles_.tokens(forward, layer.rope, forward_stream_).from(begin);
-  if (!spec_->rotates_on_read(layer.rope)) return;
-  if (may_have_sinks)
-    params->sink_q_rotation = angles_.sinks(forward, layer.rope, forward_stream_).from(begin);
-  angles_.keys(forward, layer.rope, forward_stream_, params->k_rotations);
-  params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
-}
-
-// A kernel is asked about the launch as it would get it: cut into tiles of its own.
-bool CudaEngine::fits(AttnKernel kernel, AttnLaunch launch) const {
-  launch.plan.tile_rows =
-      device_->table
-          ->attention_geometry(device_->id, kernel, launch.params.k_dim, launch.params.v_dim)
-          .tile_rows;
-  return device_->table->attention_fits(device_->id, kernel, launch, nullptr);
-}
-
-CudaEngine::Fitting CudaEngine::fitting_kernels(const AttnLaunch& launch) const {
-  constexpr auto bit = [](AttnKernel kernel) { return 1u << static_cast<uint32_t>(kernel); };
-  if (fits(AttnKernel::kLatent, launch))
-    return {AttnKernel::kLatent, AttnKernel::kLatent, bit(AttnKernel::kLatent)};
-  Fitting fitting{AttnKernel::kSimt, AttnKernel::kSimt, 0};
-  if (fits(AttnKernel::kMma16, launch)) fitting.small = AttnKernel::kMma16;
-  for (const AttnKernel kernel : {AttnKernel::kMma64, AttnKernel::kWgmma}) {
-    if (!fits(kernel, launch)) continue;
-    fitting.large = kernel;
-    fitting.all |= bit(kernel);
+void CudaEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept {
+  try {
+    const OutOfBandCall call(order_, stream_);
+    device_->copy(to, from, bytes, call.stream());
+  } catch (...) {
+    order_.lost("copying bytes");
   }
-  fitting.all |= bit(fitting.small) | bit(fitting.large);
-  return fitting;
 }
+
+// ----------------------------------------------------------------------------------------------
+// attention
 
 std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward,
                                                           const AttnLaunch& launch,
                                                           bool is_invariant) const {
-  if (is_invariant)
-    return {
-        {fits(AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt, 0, INT_MAX}};
-  const auto [small, large, all] = fitting_kernels(launch);
-  if (small == large) return {{small, 0, INT_MAX}};
-  const int64_t group = launch.params.num_q_heads / launch.params.num_kv_heads;
+  if (is_invariant) return {{invariant_attn_kernel(*device_, launch), {0, INT_MAX}}};
+  const auto [small, large, all] = find_attn_kernels(*device_, launch);
+  if (small == large) return {{small, {0, INT_MAX}}};
+  const int64_t head_group = launch.params.num_q_heads / launch.params.num_kv_heads;
   bool has_small = false, has_large = false;
   for (const BatchEntry& entry : forward.batch().entries())
-    (entry.append_length * group <= kSmallRows ? has_small : has_large) = true;
+    (entry.append_length * head_group <= kSmallRows ? has_small : has_large) = true;
   std::vector<RowClass> classes;
-  if (has_small) classes.push_back({small, 0, kSmallRows});
-  if (has_large) classes.push_back({large, kSmallRows, INT_MAX});
+  if (has_small) classes.push_back({small, {0, kSmallRows}});
+  if (has_large) classes.push_back({large, {kSmallRows, INT_MAX}});
   return classes;
 }
 
@@ -202,139 +165,111 @@ std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward
 // on it.
 bool CudaEngine::may_cascade(const AttnCall& call, const AttnOptions& options,
                              const GroupSpec& group) const {
-  return call.scope == KeyScope::kAll && !is_captured_ && !options.tiles_only &&
+  return call.scope == KeyScope::kAll && !open_.is_captured() && !options.tiles_only &&
          !options.no_cascade && options.spans.empty() && options.window == 0 &&
          !group.is_windowed();
 }
 
-const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView& view,
-                                              const LayerSpec& source, const AttnLaunch& launch) {
+bool CudaEngine::may_have_sinks(const Forward& forward, const KeyView& key,
+                                const GroupSpec& group) const {
+  if (group.window != 0 || key.window != 0) return false;
+  // A replayed batch may have sinks where this one has none.
+  if (open_.is_captured()) return key.rope >= 0;
+  const std::vector<BatchEntry>& entries = forward.batch().entries();
+  return std::any_of(entries.begin(), entries.end(),
+                     [](const BatchEntry& entry) { return entry.sequence->sink > 0; });
+}
+
+const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMetadata& view,
+                                               const LayerSpec& source, const AttnLaunch& launch) {
   if (forward.batch().entries().size() < 2) return nullptr;
   const AttnParams& params = launch.params;
-  const Fitting fitting = fitting_kernels(launch);
+  const AttnKernels kernels = find_attn_kernels(*device_, launch);
   CascadeCall call{.num_kv_heads = params.num_kv_heads,
                    .group_size = params.num_q_heads / params.num_kv_heads,
                    .k_dim = params.k_dim,
                    .v_dim = params.v_dim,
                    .key_bytes = row_bytes(source).total(),
-                   .small = fitting.small,
-                   .large = fitting.large,
+                   .small = kernels.small,
+                   .large = kernels.large,
                    .small_rows = kSmallRows,
-                   .kernels = fitting.all,
+                   .kernels = kernels.all,
                    .geometry = {}};
   for (int32_t index = 0; index < cuda::kNumAttnKernels; ++index) {
-    if ((fitting.all >> index & 1u) == 0) continue;
-    call.geometry[index] = device_->table->attention_geometry(
-        device_->id, static_cast<AttnKernel>(index), params.k_dim, params.v_dim);
+    if ((kernels.all >> index & 1u) != 0)
+      call.geometry[index] = attn_geometry(*device_, static_cast<AttnKernel>(index), params);
   }
-  return views_.sharing_of(forward, view, call, uploads_, forward_stream_);
-}
-
-const DevicePlan& CudaEngine::plan_class(const Forward& forward, DeviceView& view,
-                                         const RowClass& rows, bool is_invariant, bool splits_sinks,
-                                         const AttnParams& params) {
-  const PlanShape shape{.num_kv_heads = params.num_kv_heads,
-                        .group_size = params.num_q_heads / params.num_kv_heads,
-                        .causal = params.causal,
-                        .split_sinks = splits_sinks ? 1 : 0,
-                        .fixed_keys = is_invariant ? kInvariantKeys : 0,
-                        .min_rows = rows.min_rows,
-                        .max_rows = rows.max_rows,
-                        .geometry = device_->table->attention_geometry(device_->id, rows.kernel,
-                                                                       params.k_dim, params.v_dim)};
-  return views_.plan_of(forward, view, shape, forward_stream_);
+  return metadata_.shared_prefixes_of(forward, view, call, open_.uploads(), open_.stream());
 }
 
 // One memory for all plans, which moves when a larger one asks: the last answer holds for all of
 // them.
-float* CudaEngine::partials_of(const DevicePlan& plan, int32_t v_dim) {
-  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim),
-                             forward_stream_);
+float* CudaEngine::partials_of(const Schedule& plan, int32_t v_dim) {
+  return metadata_.partials_for(plan, cuda::split_floats(plan.shape.geometry.tile_rows, v_dim),
+                                open_.stream());
 }
 
-void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials,
-                     AttnLaunch launch) {
-  launch.plan = plan.plan;
-  launch.plan.partials = partials;
-  device_->call("attention", device_->table->attention, kernel, launch, forward_stream_);
+void CudaEngine::run(const Schedule& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
+  launch.schedule = plan.plan;
+  launch.schedule.partials = partials;
+  device_->call("attention", device_->table->attention, kernel, launch, open_.stream());
   // A plan without slots cuts nothing, whatever the sequences are.
   if (plan.num_slots > 0)
-    device_->call("combine", device_->table->combine, launch, forward_stream_);
+    device_->call("reduce_splits", device_->table->reduce_splits, launch, open_.stream());
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
                         const AttnTensors& tensors) {
-  require_stream();
+  open_.require_enqueues();
   const LayerSpec& layer = call.layer;
   const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
   const GroupSpec& group = spec_->groups[static_cast<size_t>(source.group)];
-  const bool on_read = spec_->rotates_on_read(layer.rope);
-  const KeyView key{.scope = call.scope,
-                    .group = source.group,
-                    .window = options.window,
-                    .needs_positions = on_read || options.has_alibi(),
-                    .rope = on_read ? layer.rope : -1};
+  const KeyView key = key_view(*spec_, call, options);
   check_view(forward, key);
   if (call.scope == KeyScope::kNew && layer.is_quantised()) {
     fail_with(KVC_E_UNSUPPORTED, layer.quant,
               "kvc_attn_self: the layer is stored with quant = %d, which new keys alone are not "
-              "rounded to; "
-              "NONE (0) is",
+              "rounded to; NONE (0) is",
               layer.quant);
   }
-  bool has_sinks = false;
-  for (const BatchEntry& entry : forward.batch().entries())
-    has_sinks |= entry.sequence->sink > 0 && group.window == 0 && options.window == 0;
-  if (is_captured_) {
-    // A replayed batch may have sinks where this one has none.
-    has_sinks = on_read && group.window == 0 && options.window == 0;
-    if (key.needs_positions) {
-      require_unmoved(forward.batch());
-      captured_.back().needs_positions = true;
-    }
-    captured_.back().call_window = std::max(captured_.back().call_window, options.window);
-    if (!options.spans.empty())
-      fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");
-  }
+  const bool has_sinks = may_have_sinks(forward, key, group);
+  open_.note_attention(forward, key, !options.spans.empty());
   AttnLaunch launch{};
   AttnParams& params = launch.params;
-  params.q = tensors.q;
-  set_rotations(forward, call, has_sinks, &params);
-  params.page_size = group.page_size;
-  params.num_q_heads = layer.num_q_heads;
-  params.num_kv_heads = layer.num_kv_heads;
-  params.k_dim = layer.k_dim;
-  params.v_dim = layer.v_dim;
-  params.causal = call.scope == KeyScope::kAll || call.scope == KeyScope::kNew ? 1 : 0;
-  apply_options(options, &params);
-  params.out = tensors.out;
-  params.lse = tensors.lse;
-  params.lse_token_stride = tensors.lse_token_stride;
+  params = attn_params(layer, group.page_size, is_causal(call.scope), options, tensors);
+  set_rotations(*spec_, call, has_sinks, DeviceTables{forward, open_}, &params);
   if (call.scope == KeyScope::kNew) {
-    secure_new_keys(call, tensors, &params);
+    new_keys_.secure(open_, call, tensors, &params);
   } else {
     params.k = pool_->k_rows(layer.source);
     params.v = pool_->v_rows(layer.source);
     launch.k_storage = k_storage(*plan_, *pool_, layer.source);
     launch.v_storage = v_storage(*plan_, *pool_, layer.source);
   }
-  DeviceView& view = views_.view_of(forward, key, options.spans, uploads_, forward_stream_);
+  BatchMetadata& view =
+      metadata_.metadata_of(forward, key, options.spans, open_.uploads(), open_.stream());
   params.sequences = view.sequences();
-  const bool splits_sinks = on_read && has_sinks;
-  const DeviceSharing* sharing = may_cascade(call, options, group) && !splits_sinks
-                                     ? find_sharing(forward, view, source, launch)
-                                     : nullptr;
+  const bool splits_sinks = key.rope >= 0 && has_sinks;
+  const SharedPrefixes* sharing = may_cascade(call, options, group) && !splits_sinks
+                                      ? find_sharing(forward, view, source, launch)
+                                      : nullptr;
   // Plans of all kernels, and room for their partial results, before anything is written: the last
   // that can run out of memory.
   std::vector<RowClass> classes;
   float* partials = sharing == nullptr ? nullptr : partials_of(sharing->plan, params.v_dim);
   if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
-  for (RowClass& rows : classes) {
-    rows.plan = &plan_class(forward, view, rows, options.tiles_only, splits_sinks, params);
-    partials = partials_of(*rows.plan, params.v_dim);
+  for (RowClass& part : classes) {
+    const cuda::ScheduleShape shape =
+        schedule_shape(*device_, part.kernel, part.rows, params, splits_sinks,
+                       options.tiles_only ? kInvariantKeys : 0);
+    part.plan = &metadata_.schedule_of(forward, view, shape, open_.stream());
+    partials = partials_of(*part.plan, params.v_dim);
   }
   if (call.scope == KeyScope::kNew) {
-    stage_new_keys(forward, call, tensors, params);
+    const AppendParams append =
+        append_params(*spec_, layer, tensors.k, tensors.v, DeviceTables{forward, open_});
+    append_rows(stage_params(append, params, new_keys_.slots()), {}, {}, forward.batch().num_rows(),
+                open_.step().state().counts + 1);
   } else if (tensors.k.base != nullptr) {
     append(forward, layer.source, tensors.k, tensors.v);
   }
@@ -344,23 +279,7 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
     num_cascades_.fetch_add(sharing->cascade.entries.size(), std::memory_order_relaxed);
     return;
   }
-  for (const RowClass& rows : classes) run(*rows.plan, rows.kernel, partials, launch);
-}
-
-void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
-  require_stream();
-  device_->call("merge", device_->table->merge, params, num_rows, step_.state().counts + 1,
-                forward_stream_);
-}
-
-void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
-  require_stream();
-  const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
-  for (int64_t row = 0; row < out.num_rows; ++row) {
-    device_->copy(out.data + row * out.row_stride,
-                  angles_.rotary_positions() + row * angles_.positions_stride(), bytes,
-                  forward_stream_);
-  }
+  for (const RowClass& part : classes) run(*part.plan, part.kernel, partials, launch);
 }
 
 }  // namespace kvc

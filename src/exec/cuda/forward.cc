@@ -1,242 +1,107 @@
-// CudaEngine: how a forward begins and ends, alone or in a graph, and what became of the device.
+// The states of a forward, and the function of each transition:
+//
+//                 enter, stream not captured          leave
+//             ┌───────────────────────────► EAGER ────────────┐
+//             │   enter, stream captured              leave   │
+//   CLOSED ───┼───────────────────────────► CAPTURED ─────────┼───► CLOSED
+//             │   enter with KVC_FORWARD_REPLAY       leave   │
+//             └───────────────────────────► REPLAYED ─────────┘
+//
+//   state     calls of the forward   end                      abort
+//   EAGER     are enqueued           orders its stream        orders its stream
+//   CAPTURED  go into the graph      every launch of the      the step is taken back (unsend); the
+//                                    graph is a use of the    graph stays for replays, unless its
+//                                    cache                    capture is over
+//   REPLAYED  are refused: they lie  orders its stream        the step is taken back (unsend)
+//             in the graph
+//
+// Refused: EAGER calls while the stream is captured (require_enqueues), the end of CAPTURED after
+// its capture is over (check_end), and the end or abort of EAGER and REPLAYED inside a capture of
+// their stream (check_abort). begin throws in `enter`: the state is CLOSED again (abandon).
+//
+// A device that fails is LOST from every state (StreamOrder::lost): all calls but destruction throw
+// DEVICE from then on (StreamOrder::require_alive), and there is no way back.
+#include "src/exec/cuda/forward.h"
+
 #include <algorithm>
-#include <exception>
-#include <string>
 #include <thread>
 
 #include "src/base/error.h"
-#include "src/exec/cuda/engine.h"
 
 namespace kvc {
 
-CudaEngine::~CudaEngine() {
-  try {
-    drain();
-  } catch (...) {
-    // A device that is lost does nothing any more.
-  }
-}
+CudaForward::CudaForward(const Plan& plan, const PagePool* pool, StreamOrder* order)
+    : spec_(&plan.spec()),
+      order_(order),
+      uploads_(order->device()),
+      step_(plan, pool, &order->device()),
+      cos_sin_(spec_, &step_, &order->device()),
+      graphs_(spec_, &step_) {}
 
-void CudaEngine::require_alive() const {
-  if (is_lost_) fail(KVC_E_DEVICE, "an earlier call failed on the device: %s", lost_why_.c_str());
-}
-
-void CudaEngine::lost(const char* what) const noexcept {
-  const std::lock_guard<std::mutex> lock(telling_);
-  if (is_lost_) return;
-  try {
-    throw;
-  } catch (const std::exception& error) {
-    try {
-      lost_why_ = std::string(what) + ": " + error.what();
-    } catch (...) {
-      // Without memory for the reason: that it is lost is known.
-    }
-  } catch (...) {
-    // The library throws nothing else.
-  }
-  is_lost_ = true;  // last: whoever sees it reads why
-}
-
-void CudaEngine::set_stream(const kvc_stream* stream) {
-  stream_ = stream == nullptr ? own_stream_.get() : *stream;
-}
-
-void CudaEngine::drain() {
-  const std::lock_guard<std::mutex> lock(outside_);
-  if (in_forward_) order_.used(forward_stream_);  // it may be dropped open
-  order_.use(own_stream_.get());
-  own_stream_.synchronize();
-}
-
-// Where calls that are no part of a capture belong.
-cuda::Stream CudaEngine::stream_beside_captures(cuda::Stream stream) const {
-  return device_->is_beside_capture(stream) ? own_stream_.get() : stream;
-}
-
-DeviceEvent CudaEngine::make_event() const {
-  require_alive();
-  return DeviceEvent(*device_);
-}
-
-// What it stands for is enqueued: where it cannot be recorded the host waits instead.
-void CudaEngine::record(const DeviceEvent& event) noexcept {
-  const std::lock_guard<std::mutex> lock(outside_);
-  try {
-    // What was called there is done, and the graph has no use for the event.
-    if (device_->is_beside_capture(stream_)) return;
-    if (event.try_record(stream_)) return;
-    order_.use(own_stream_.get());
-    own_stream_.synchronize();
-  } catch (...) {
-    lost("recording a fence");
-  }
-}
-
-void CudaEngine::check_begin(const Batch& batch, bool has_positions, bool is_replay,
-                             bool needs_rows) const {
-  require_alive();
-  bool is_captured = false;
-  {
-    const std::lock_guard<std::mutex> lock(outside_);
-    is_captured = device_->is_capturing(stream_);
-  }
-  if (is_replay) {
-    require_replayable(batch, has_positions, is_captured, needs_rows);
-  } else if (is_captured) {
-    require_capturable(batch, has_positions);
-  }
-}
-
-// A full ring is rare: the device is as many steps behind, and the host waits for one. Unless it
-// never comes: the device has failed, or all that it was given is done.
-void CudaEngine::await_begin() {
+// A full ring is rare: the device is as many steps behind, and the host waits for one. It never
+// comes where the device has failed, or has done all that it was given.
+void CudaForward::await_begin(cuda::Stream stream) const {
   constexpr int kYieldsPerLook = 1000;
-  require_alive();
-  if (!device_->is_usable(stream_)) {
+  order_->require_alive();
+  if (!order_->device().is_usable(stream)) {
     fail(KVC_E_INVALID_STATE,
          "desc->stream = %p is the legacy default stream, which cannot be used while a blocking "
-         "stream is "
-         "captured",
-         stream_);
+         "stream is captured",
+         stream);
   }
   for (int yields = 1; step_.is_full(); ++yields) {
     std::this_thread::yield();
     if (yields % kYieldsPerLook != 0) continue;
-    const std::lock_guard<std::mutex> lock(outside_);
-    if (order_.is_idle() && step_.is_full()) {
+    if (order_->is_idle() && step_.is_full()) {
       fail_with(KVC_E_INVALID_STATE, cuda::kStepEntries,
                 "%d steps were captured and ended, and their graphs not launched: launch them, in "
-                "the order of "
-                "their capture, before the next step",
+                "the order of their capture, before the next step",
                 cuda::kStepEntries);
     }
   }
 }
 
-void CudaEngine::begin(Forward& forward, bool is_replay) {
-  require_alive();
+void CudaForward::check_begin(const Batch& batch, cuda::Stream stream, bool has_positions,
+                              bool is_replay, bool needs_rows) const {
+  order_->require_alive();
+  const bool is_captured = order_->is_capturing(stream);
+  if (is_replay && is_captured)
+    fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
+  if (is_replay) {
+    graphs_.require_replayable(batch, has_positions, needs_rows);
+  } else if (is_captured) {
+    graphs_.require_capturable(batch, has_positions);
+  }
+}
+
+void CudaForward::enter(Forward& forward, cuda::Stream stream, bool is_captured, bool is_replay) {
   bool is_sent = false;
   try {
-    {
-      const std::lock_guard<std::mutex> lock(outside_);
-      is_captured_ = device_->is_capturing(stream_);
-      // A graph waits for nothing that was enqueued elsewhere: that has to be done before it can be
-      // launched.
-      order_.use(is_captured_ ? own_stream_.get() : stream_);
-      // Not a part of the graph, which would clear these pages again.
-      clear_taken(forward, is_captured_ ? own_stream_.get() : stream_);
-      if (is_captured_) own_stream_.synchronize();
-    }
-    is_replay_ = is_replay;
     if (is_replay) {
-      begin_replay(forward);
+      replay(forward, stream);
     } else {
-      step_.send(forward.batch(), stream_);
+      step_.send(forward.batch(), stream);
       is_sent = true;
-      angles_.begin(forward, uploads_, stream_);
+      cos_sin_.begin(forward, uploads_, stream);
     }
-    if (is_captured_) note_captured(forward);
+    if (is_captured) graphs_.add(forward);
   } catch (...) {
-    if (is_sent && is_captured_) step_.unsend();
-    forward.batch().forget_sent();
-    uploads_.finish(stream_);
-    const std::lock_guard<std::mutex> lock(outside_);
-    order_.used(stream_);  // also of scratch that has grown in its order
+    if (is_sent && is_captured) step_.unsend();
+    abandon(forward, stream);
     throw;
   }
-  {
-    const std::lock_guard<std::mutex> lock(outside_);
-    forward_stream_ = stream_;
-    in_forward_ = true;
-  }
+  state_ = is_replay ? State::kReplayed : is_captured ? State::kCaptured : State::kEager;
+  stream_ = stream;
+  order_->open_forward(stream);
 }
 
-// What would be frozen into the graph, though the next step has another of it.
-void CudaEngine::require_capturable(const Batch& batch, bool has_positions) const {
-  const auto refuse = [](const char* what) {
-    fail(KVC_E_UNSUPPORTED, "desc->stream is captured, and the forward has %s: a graph has none",
-         what);
-  };
-  if (batch.has_trees()) refuse("token trees");
-  if (batch.num_cross_rows() != 0) refuse("encoder tokens");
-  if (has_positions) refuse("positions");
-  // What is published at the end may be copied then, and the step has not run.
-  if (batch.has_tokens()) refuse("tokens, which replayed ones may have");
-  step_.require_capturable(batch);
-}
-
-void CudaEngine::require_replayable(const Batch& batch, bool has_positions, bool is_captured,
-                                    bool needs_rows) const {
-  if (is_captured)
-    fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
-  if (batch.has_trees() || batch.num_cross_rows() != 0 || has_positions) {
-    fail(KVC_E_UNSUPPORTED, "desc->flags has KVC_FORWARD_REPLAY with %s: a graph has none",
-         batch.has_trees()             ? "token trees"
-         : batch.num_cross_rows() != 0 ? "encoder tokens"
-                                       : "positions");
-  }
-  const CapturedShape* known = find_captured(batch);
-  if (known == nullptr) {
-    fail(KVC_E_INVALID_STATE,
-         "desc->flags has KVC_FORWARD_REPLAY, but no forward of %zu sequences with these lengths "
-         "was captured",
-         batch.entries().size());
-  }
-  if (known->needs_positions) require_unmoved(batch);
-  // An end that refuses would come too late: the graph has run by then.
-  if (needs_rows) Forward::require_rows(*spec_, known->appended, batch);
-  const char* reason = nullptr;
-  if (known->generation != step_.generation() || !step_.keeps_addresses(batch))
-    reason = "the pool or the page tables have moved; set config.max_seq_len";
-  if (batch.longest(false) > known->max_length) reason = "set config.max_seq_len";
-  if (batch.longest(true) > known->max_cross_length) reason = "set config.max_cross_len";
-  if (batch.num_delta_words() > known->max_words) reason = "set config.max_tokens_per_forward";
-  for (const BatchEntry& entry : batch.entries()) {
-    const Sequence& sequence = *entry.sequence;
-    if (sequence.sink != 0 && known->call_window > sequence.window - sequence.sink)
-      reason = "a call's window reaches beyond the sinks of a sequence";
-  }
-  if (reason == nullptr) return;
-  fail(KVC_E_INVALID_STATE,
-       "desc->flags has KVC_FORWARD_REPLAY, but the graph of %zu sequences does not serve this "
-       "step: %s",
-       batch.entries().size(), reason);
-}
-
-// A graph has no room for positions of keys.
-void CudaEngine::require_unmoved(const Batch& batch) const {
-  for (const BatchEntry& entry : batch.entries()) {
-    if (entry.sequence->segments.empty()) continue;
-    fail_with(KVC_E_UNSUPPORTED, entry.sequence->id,
-              "desc->seqs has sequence %lld, whose positions were moved (kvc_seq_shift): a graph "
-              "with ALiBi or "
-              "keys rotated on read has none",
-              static_cast<long long>(entry.sequence->id));
-  }
-}
-
-const CudaEngine::CapturedShape* CudaEngine::find_captured(const Batch& batch) const {
-  const auto is_same = [&](const CapturedShape& shape) {
-    return std::equal(
-        shape.lengths.begin(), shape.lengths.end(), batch.entries().begin(), batch.entries().end(),
-        [](int64_t length, const BatchEntry& entry) { return length == entry.append_length; });
-  };
-  const auto known = std::find_if(captured_.begin(), captured_.end(), is_same);
-  return known == captured_.end() ? nullptr : &*known;
-}
-
-// Of a batch that can be (require_replayable).
-void CudaEngine::begin_replay(Forward& forward) {
-  step_.write_for_replay(forward.batch(), stream_);
-  const CapturedShape& shape = *find_captured(forward.batch());
-  if (shape.sets_states) mark_states_set(forward);
-  forward.restore_appended(shape.appended);
-}
-
-// What the graph does with states, it does with all: those that its forward did not set are carried
-// on.
-void CudaEngine::mark_states_set(Forward& forward) const {
+// Writes the step where the graph reads it; nothing is enqueued.
+void CudaForward::replay(Forward& forward, cuda::Stream stream) {
+  step_.write_for_replay(forward.batch(), stream);
+  const CapturedGraph& graph = *graphs_.find(forward.batch());
+  forward.restore_appended(graph.appended);
+  if (!graph.sets_states) return;
+  // The graph carries on the states that its forward did not set: all states are set.
   for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
     const auto count = static_cast<int32_t>(spec_->layers[layer].states.size());
     for (int32_t state = 0; state < count; ++state)
@@ -244,90 +109,84 @@ void CudaEngine::mark_states_set(Forward& forward) const {
   }
 }
 
-void CudaEngine::note_captured(const Forward& forward) {
-  CapturedShape shape{
-      .lengths = {},
-      .generation = step_.generation(),
-      .max_words = step_.max_words(),
-      .max_length = std::max(spec_->max_seq_len, forward.batch().longest(false)),
-      .max_cross_length = std::max(spec_->max_cross_len, forward.batch().longest(true)),
-      .call_window = 0,
-      .needs_positions = false,
-      .sets_states = false,
-      .appended = forward.appended()};
-  for (const BatchEntry& entry : forward.batch().entries())
-    shape.lengths.push_back(entry.append_length);
-  std::erase_if(captured_,
-                [&](const CapturedShape& known) { return known.lengths == shape.lengths; });
-  captured_.push_back(std::move(shape));
+void CudaForward::abandon(Forward& forward, cuda::Stream stream) noexcept {
+  forward.batch().forget_sent();
+  uploads_.finish(stream);
+  order_->close_forward(stream, false);
 }
 
-// Calls on layers of an open forward.
-void CudaEngine::require_stream() const {
-  require_alive();
-  if (is_replay_) {
+void CudaForward::require_enqueues() const {
+  order_->require_alive();
+  if (state_ == State::kReplayed) {
     fail(KVC_E_INVALID_STATE,
          "the forward was begun with KVC_FORWARD_REPLAY (%d): its kernels lie in the graph",
          static_cast<int>(KVC_FORWARD_REPLAY));
   }
   // The graph would keep what the host has decided for this step.
-  if (!is_captured_ && device_->is_capturing(forward_stream_))
+  if (state_ == State::kEager && order_->device().is_capturing(stream_))
     fail(KVC_E_INVALID_STATE,
          "the forward was begun before the capture of its stream: begin it inside");
 }
 
-// What the forward has enqueued has to be ordered with what follows, which nothing can be inside a
+void CudaForward::note_attention(const Forward& forward, const KeyView& key, bool has_spans) {
+  if (state_ != State::kCaptured) return;
+  if (key.needs_positions) {
+    CapturedGraphs::require_unmoved(forward.batch());
+    graphs_.last().needs_positions = true;
+  }
+  graphs_.last().call_window = std::max(graphs_.last().call_window, key.window);
+  if (has_spans)
+    fail(KVC_E_UNSUPPORTED, "opt.spans is set in a forward that is captured: a graph has none");
+}
+
+// What the forward has enqueued has to be ordered with what follows. Nothing can be inside a
 // capture that began after it.
-void CudaEngine::check_abort() const {
-  if (!device_->is_usable(forward_stream_)) {
+void CudaForward::check_abort() const {
+  if (!order_->device().is_usable(stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd runs on the legacy default stream, which cannot be used while a blocking stream is "
-         "captured: "
-         "close it after the capture");
+         "captured: close it after the capture");
   }
-  if (!is_captured_ && device_->is_capturing(forward_stream_)) {
+  if (state_ != State::kCaptured && order_->device().is_capturing(stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd was begun before the capture of its stream, which it is no part of: close it after "
          "the capture");
   }
 }
 
-void CudaEngine::check_end() const {
+void CudaForward::check_end() const {
   check_abort();
-  if (is_captured_ && !device_->is_capturing(forward_stream_)) {
+  if (state_ == State::kCaptured && !order_->device().is_capturing(stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd was begun while its stream was captured, and the capture is over: end it before, or "
          "abort it");
   }
 }
 
-void CudaEngine::closed(Forward& forward, bool aborted) noexcept {
-  if (is_captured_) {
-    captured_.back().sets_states = forward.any_state_set();
-    std::copy(forward.appended().begin(), forward.appended().end(),
-              captured_.back().appended.begin());
+bool CudaForward::is_capture_over() const noexcept {
+  try {
+    return !order_->device().is_capturing(stream_);
+  } catch (...) {
+    return true;  // Nothing more gets into the graph either.
   }
-  if (is_captured_ && aborted) {
-    // Replays may follow: the graph has to do with states what an end would have made it do.
-    bool is_over = true;
-    try {
-      is_over = !device_->is_capturing(forward_stream_);
-    } catch (...) {
-      // Then nothing more gets into the graph either.
-    }
-    if (forward.any_state_set() && !is_over) carry_states_on(forward);
-    if (is_over && spec_->has_states()) captured_.pop_back();
+}
+
+void CudaForward::leave(Forward& forward, bool aborted) noexcept {
+  const bool is_captured = state_ == State::kCaptured;
+  if (is_captured) {
+    CapturedGraph& graph = graphs_.last();
+    graph.sets_states = forward.any_state_set();
+    std::copy(forward.appended().begin(), forward.appended().end(), graph.appended.begin());
+    // Its replays would have to carry states on, which is not in it.
+    if (aborted && spec_->has_states() && is_capture_over()) graphs_.drop_last();
   }
-  if ((is_captured_ || is_replay_) && aborted) {
-    // The graph has not run for this step, and will not.
+  if (aborted && state_ != State::kEager) {
     step_.unsend();
     forward.batch().forget_sent();
   }
-  uploads_.finish(forward_stream_);
-  const std::lock_guard<std::mutex> lock(outside_);
-  in_forward_ = false;
-  if (is_captured_ && !aborted) order_.used_by_launches(forward_stream_);
-  order_.used(forward_stream_);
+  uploads_.finish(stream_);
+  state_ = State::kClosed;
+  order_->close_forward(stream_, is_captured && !aborted);
 }
 
 }  // namespace kvc

@@ -22,19 +22,19 @@ void CudaPageCopier::flush(cuda::Stream stream) {
 
 void CudaPageCopier::enqueue(const Job& job, cuda::Stream stream) {
   const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  const size_t num_slots = is_whole ? 1 : plan_->layout().regions.size();
+  const size_t num_regions = is_whole ? 1 : plan_->layout().regions.size();
   num_pieces_ = 0;
-  for (size_t slot = 0; slot < num_slots; ++slot) {
-    const LayerPages& source = job.source->regions()[slot];
-    const LayerPages& target = job.target->regions()[slot];
+  for (size_t region = 0; region < num_regions; ++region) {
+    const LayerPages& source = job.source->regions()[region];
+    const LayerPages& target = job.target->regions()[region];
     const int64_t bytes =
-        is_whole ? plan_->layout().page_bytes : plan_->layout().regions[slot].bytes;
+        is_whole ? plan_->layout().page_bytes : plan_->layout().regions[region].bytes;
     const bool is_dense = source.page_stride == bytes && target.page_stride == bytes;
     for (int64_t i = 0; i < job.count;) {
       const PageRun run = run_at(job.from, job.to, i, is_dense ? job.count : i + 1);
       i += run.count;
       if (job.source == job.target && run.from == run.to) continue;
-      if (slot == 0) ++num_runs_;
+      if (region == 0) ++num_runs_;
       if (num_pieces_ == kMostPieces) flush(stream);
       targets_[num_pieces_] = target.base + run.to * target.page_stride;
       sources_[num_pieces_] = source.base + run.from * source.page_stride;

@@ -1,4 +1,4 @@
-// kernels/cuda/hopper.cuh for the host; included by it, behind TensorMap.
+// kernels/cuda/ptx/hopper.cuh for the host; included by it, behind TensorMap.
 #pragma once
 
 #include <cstddef>

@@ -182,7 +182,7 @@ KVC_API const char *kvc_version_string(void) KVC_NOEXCEPT;
 KVC_API const char *kvc_status_name(kvc_status status) KVC_NOEXCEPT;
 
 /* 1 when the build has a feature, 0 when it has not or does not know the name. Names: "cpu", "cuda", "f32", "f16", "bf16",
- * "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sinks",
+ * "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sink_logits",
  * "alibi", "bias", "spans", "window", "window.sink", "chunk", "tree", "mla", "cross", "shared", "v_is_k", "state", "linear",
  * "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export", "plan.quant", "plan.hf_json", "prefix",
  * "prefix.tail", "prefix.quota", "prefix.host", "swap", "events".
@@ -472,8 +472,8 @@ typedef struct kvc_config {
   kvc_storage storage;
   kvc_pool_layout pool_layout;
   /* Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has run. LAYER_FIRST: one tensor
-   * per slot of a page (kvc_plan_info.num_layer_slots, kvc_layer_info.slot_bytes: with one group, one per layer that keeps pages); PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
-   * compact and holds exactly one page of the slot (or of all slots). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
+   * per region of a page (kvc_plan_info.num_layer_regions, kvc_layer_info.region_bytes: with one group, one per layer that keeps pages); PAGE_FIRST: one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest is
+   * compact and holds exactly one page of the region (or of all regions). Any dtype of whole bytes; rank >= 1; address and page stride aligned to
    * the storage elements. One cache at a time may be made of a plan with borrowed tensors. */
   const DLTensor *const *KVC_NULLABLE pool_tensors;
   int32_t num_pool_tensors;
@@ -517,7 +517,7 @@ typedef struct kvc_plan_info {
   int32_t num_layers;       /* of the whole model */
   int32_t layer_begin, layer_end;
   int32_t num_groups;       /* page tables per sequence; see kvc_plan_group_get */
-  int32_t num_layer_slots;  /* regions of a page that LAYER_FIRST keeps apart: with one group one per layer that keeps pages; see kvc_layer_info.slot */
+  int32_t num_layer_regions; /* regions of a page that LAYER_FIRST keeps apart: with one group one per layer that keeps pages; see kvc_layer_info.region */
   int64_t num_pages;
   uint64_t page_bytes;      /* one page, all layers of the slice */
   uint64_t bytes_per_token; /* one token, all layers of the slice */
@@ -576,10 +576,10 @@ typedef struct kvc_layer_info {
   int32_t latent_rank, latent_rope_dim;
   int32_t flags;
   int32_t num_states;
-  int32_t slot;             /* of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none */
+  int32_t region;           /* of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none */
   uint64_t state_bytes;     /* all states of the layer, one sequence */
-  uint64_t slot_bytes;      /* of that slot in one page */
-  uint64_t slot_offset;     /* where the layer's part begins in the slot */
+  uint64_t region_bytes;    /* of that region in one page */
+  uint64_t region_offset;    /* where the layer's part begins in the region */
   kvc_quant quant;
   int32_t page_tokens;      /* of its group; 0: keeps no pages */
   uint64_t k_scale_bytes;   /* of one page, behind V; 0: none */
@@ -995,8 +995,8 @@ enum {
 /* Options of one attention call; NULL: all defaults. For query position p, key position j, head h:
  *   s = scale * (q . k);   with soft_cap c > 0: s = c * tanh(s / c)
  *   s = s - alibi_slopes[h] * (p - j) + bias[h][t][j]
- *   O = sum_j exp(s) v_j / (sum_j exp(s) + exp(sinks[h])),   LSE = ln sum_j exp(s)
- * Soft cap: Gemma-2; ALiBi: Press et al., arXiv:2108.12409; sinks: gpt-oss. */
+ *   O = sum_j exp(s) v_j / (sum_j exp(s) + exp(sink_logits[h])),   LSE = ln sum_j exp(s)
+ * Soft cap: Gemma-2; ALiBi: Press et al., arXiv:2108.12409; sink logits: gpt-oss. */
 typedef struct kvc_attn_opt {
   size_t struct_size;
   const kvc_ext *KVC_NULLABLE ext;             /* NULL: no extension is defined yet */
@@ -1006,7 +1006,7 @@ typedef struct kvc_attn_opt {
   /* 0: the layer's; W >= 1: sees at most keys p-W+1..p in this call; not above the layer's own, nor above window - sink of a sequence of the
    * batch with sinks (KVC_E_OUT_OF_RANGE) */
   int64_t window;
-  const DLTensor *KVC_NULLABLE sinks;          /* float32 [num_q_heads]: one more term of O's denominator */
+  const DLTensor *KVC_NULLABLE sink_logits;    /* float32 [num_q_heads]: one more term of O's denominator */
   const DLTensor *KVC_NULLABLE alibi_slopes;   /* float32 [num_q_heads] */
   /* Additive bias, float32 [>= T, J] or [num_q_heads, >= T, J]: column j belongs to token j of the sequence (tree nodes follow
    * the committed tokens in their order), J >= the longest sequence of the batch with its new tokens. -inf masks
@@ -1024,7 +1024,7 @@ typedef struct kvc_attn_opt {
  * MLA layers (absorbed form): q [>= T, num_q_heads, rank + rope dim], k NULL or the latents [>= T, 1, rank + rope dim], v NULL, out
  * [>= T, num_q_heads, rank]; scale must be given. K = V layers: v NULL. SHARED layers: k and v NULL, the source layer was appended before.
  * q [>= T, num_q_heads, k_dim], k [>= T, num_kv_heads, k_dim], v [>= T, num_kv_heads, v_dim], out [>= T, num_q_heads, v_dim],
- * lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sinks do not count). A row that sees no key: out 0, lse -inf.
+ * lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sink logits do not count). A row that sees no key: out 0, lse -inf.
  * k and v both NULL: the slots of this forward were filled before by kvc_kv_append (KVC_E_INVALID_STATE when not, unless the host can
  * write the pool itself: borrowed or exported).
  * Threading: one call at a time per forward. Device: enqueues. */
@@ -1043,8 +1043,8 @@ KVC_API kvc_status kvc_attn_fused_qkv(kvc_forward *fwd, int32_t layer, const kvc
  * MLA layers (ragged form): q, k [>= T, num_q_heads, k_dim], v [>= T, num_q_heads, v_dim], out [>= T, num_q_heads, v_dim]. For the whole prompt
  * merge with kvc_attn_cached, whose latent output the caller has projected to v_dim.
  * KVC_E_UNSUPPORTED: a token tree of several forwards.
- * Sinks enter the denominator of this part alone; to merge parts of a model with sinks, leave them out of both and multiply the
- * merged output by 1 / (1 + exp(sinks[h] - lse)).
+ * Sink logits enter the denominator of this part alone; to merge parts of a model with sink logits, leave them out of both and multiply the
+ * merged output by 1 / (1 + exp(sink_logits[h] - lse)).
  * Threading: one call at a time per forward. Device: enqueues. */
 KVC_API kvc_status kvc_attn_self(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *q,
                                  const DLTensor *k, const DLTensor *v, DLTensor *out, DLTensor *KVC_NULLABLE lse,
@@ -1325,7 +1325,7 @@ typedef struct kvc_op_opt {
   const kvc_executor *KVC_NULLABLE executor;   /* borrowed for the call; NULL: the caller's thread only */
   kvc_cpu_isa cpu_isa;
   int32_t full;                                /* attention: 0: row i of n sees keys up to seq_len - n + i (causal); 1: every row sees all keys */
-  const kvc_attn_opt *KVC_NULLABLE attn;       /* attention: scale, soft_cap, window, sinks, alibi, bias, flags; spans are refused */
+  const kvc_attn_opt *KVC_NULLABLE attn;       /* attention: scale, soft_cap, window, sink_logits, alibi, bias, flags; spans are refused */
   const DLTensor *KVC_NULLABLE positions;      /* append, rotate: int32 [T]. attention with a rope: [T] of the queries */
   const kvc_rope *KVC_NULLABLE rope;           /* append: K is rotated. attention: q is rotated (K is stored rotated). NONE: neither */
   kvc_stream KVC_NULLABLE stream;              /* of the work on a CUDA device; ignored on the CPU */

@@ -146,7 +146,7 @@ class _EncoderCache(compat.Cache):
         bias = None if mask.bias is None else pack_bias(mask.bias, step, self._real)
         out = torch.empty(step.total, heads, value.shape[3], dtype=query.dtype)
         self.store.attend_cross(layer, step.pack(query), keys, values, out, scale=options.scale, soft_cap=options.soft_cap,
-                                sinks=options.sinks, bias=bias)
+                                sink_logits=options.sink_logits, bias=bias)
         step.done.add(layer)
         return step.unpack(out)
 

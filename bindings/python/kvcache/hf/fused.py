@@ -222,7 +222,7 @@ class FusedSteps:
         spec = self._specs[layer]
         # With past recording the pages are planned without windows, and each call says its own.
         window = spec.window if self._storage[layer].window != spec.window else 0
-        return dict(scale=options.scale, soft_cap=options.soft_cap, sinks=options.sinks, bias=bias, window=window)
+        return dict(scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias, window=window)
 
     def _check_mask(self, layer: int, mask: Mask, options: Options) -> None:
         spec = self._specs[layer]

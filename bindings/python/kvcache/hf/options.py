@@ -18,7 +18,7 @@ _HARMLESS = frozenset((
 class Options:
     scale: float
     soft_cap: float | None = None
-    sinks: torch.Tensor | None = None
+    sink_logits: torch.Tensor | None = None
     window: int | None = None
     causal: bool = True
     position_bias: torch.Tensor | None = None
@@ -28,7 +28,7 @@ def read_options(module, query: torch.Tensor, scaling, dropout: float, kwargs: d
     """Raises for what kvcache would have to ignore: results must not change silently."""
     rest = {name: value for name, value in kwargs.items() if value is not None and name not in _HARMLESS}
     soft_cap = rest.pop("softcap", None)
-    sinks = rest.pop("s_aux", None)
+    sink_logits = rest.pop("s_aux", None)
     window = rest.pop("sliding_window", None)
     position_bias = rest.pop("position_bias", None)
     causal = rest.pop("is_causal", None)
@@ -44,7 +44,7 @@ def read_options(module, query: torch.Tensor, scaling, dropout: float, kwargs: d
     return Options(
         scale=float(scaling) if scaling is not None else query.shape[-1] ** -0.5,
         soft_cap=None if soft_cap is None else float(soft_cap),
-        sinks=None if sinks is None else sinks.detach().float().reshape(-1),
+        sink_logits=None if sink_logits is None else sink_logits.detach().float().reshape(-1),
         window=None if window is None else int(window),
         causal=bool(causal),
         position_bias=position_bias,

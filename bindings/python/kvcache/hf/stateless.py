@@ -44,7 +44,7 @@ def attend_without_cache(query, key, value, attention_mask, options: Options) ->
     out = torch.empty(queries.total, heads, value.shape[3], dtype=query.dtype)
     if queries.total:
         attend_ragged(queries.pack(query), keys.pack(key), keys.pack(value), out, _offsets(queries), _offsets(keys),
-                      causal=causal, window=window, scale=options.scale, soft_cap=options.soft_cap, sinks=options.sinks, bias=bias)
+                      causal=causal, window=window, scale=options.scale, soft_cap=options.soft_cap, sink_logits=options.sink_logits, bias=bias)
     return queries.unpack(out)
 
 

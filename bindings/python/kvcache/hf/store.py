@@ -136,12 +136,12 @@ class Store:
         self.cache.debug_set_layer(seq, layer, begin, keys, values)
 
 
-def _options(scale: float, soft_cap=None, sinks=None, bias=None, window: int = 0) -> kvcache.AttnOptions:
-    return kvcache.AttnOptions(scale=scale, soft_cap=soft_cap or 0.0, sinks=sinks, bias=bias, window=window)
+def _options(scale: float, soft_cap=None, sink_logits=None, bias=None, window: int = 0) -> kvcache.AttnOptions:
+    return kvcache.AttnOptions(scale=scale, soft_cap=soft_cap or 0.0, sink_logits=sink_logits, bias=bias, window=window)
 
 
 def attend_ragged(query, keys, values, out, query_offsets, key_offsets, *, causal: bool, window: int, scale: float,
-                  soft_cap=None, sinks=None, bias=None) -> None:
+                  soft_cap=None, sink_logits=None, bias=None) -> None:
     """Attention of packed queries over packed keys that no cache holds."""
     ops.attention_ragged(query_offsets, query, keys, values, out, kv_indptr=key_offsets, full=not causal,
-                         opt=_options(scale, soft_cap, sinks, bias, window))
+                         opt=_options(scale, soft_cap, sink_logits, bias, window))

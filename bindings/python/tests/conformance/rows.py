@@ -104,7 +104,7 @@ class Options:
             opt.get("scale", 0.0),
             opt.get("soft_cap", 0.0),
             opt.get("window", 0),
-            opt.get("sinks"),
+            opt.get("sink_logits"),
             opt.get("alibi"),
             bias,
             opt.get("spans"),

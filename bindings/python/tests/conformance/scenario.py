@@ -121,7 +121,7 @@ def load(path):
             "lengths free_pages empty total_length seqs info pages stats",
             f"{where}.expect",
         )
-        _known(step.get("opt", {}), "scale soft_cap window sinks alibi spans bias flags", f"{where}.opt")
+        _known(step.get("opt", {}), "scale soft_cap window sink_logits alibi spans bias flags", f"{where}.opt")
         _known(
             step.get("table", {}), "seq_lens qo_indptr page_indptr page_indices block_table", f"{where}.table"
         )

@@ -24,7 +24,7 @@ pub struct Attention {
     /// A token's output does not depend on the rest of the batch, nor on how its prompt was cut.
     pub batch_invariant: bool,
     /// F32 (H): one more term of the denominator (GPT-OSS).
-    pub sinks: Option<Tensor>,
+    pub sink_logits: Option<Tensor>,
     /// F32 (H).
     pub alibi_slopes: Option<Tensor>,
 }
@@ -46,14 +46,14 @@ fn with_vector<T>(
 impl Attention {
     /// Calls with the library's options, which borrow the tensors.
     pub fn with_options<T>(&self, call: impl FnOnce(&AttnOptions<'_>) -> Result<T>) -> Result<T> {
-        with_vector(self.sinks.as_ref(), "sinks", |sinks| {
+        with_vector(self.sink_logits.as_ref(), "sink_logits", |sink_logits| {
             with_vector(self.alibi_slopes.as_ref(), "alibi_slopes", |alibi_slopes| {
                 call(&AttnOptions {
                     scale: self.scale,
                     soft_cap: self.soft_cap,
                     window: self.window,
                     batch_invariant: self.batch_invariant,
-                    sinks,
+                    sink_logits,
                     alibi_slopes,
                     ..AttnOptions::default()
                 })

@@ -29,7 +29,7 @@ impl<'c> Step<'c> {
         self.attend_with(layer, &Attention::default(), q, k, v)
     }
 
-    /// [`attend`](Step::attend) with a scale, a soft cap, sinks, ...
+    /// [`attend`](Step::attend) with a scale, a soft cap, sink logits, ...
     pub fn attend_with(
         &self,
         layer: usize,

@@ -102,7 +102,7 @@ fn scale_soft_cap_window_sinks_and_alibi_do_what_they_say() -> Result {
         Attention { scale: 0.3, ..Attention::default() },
         Attention { soft_cap: 2.0, ..Attention::default() },
         Attention { window: 7, ..Attention::default() },
-        Attention { sinks: Some(per_head), ..Attention::default() },
+        Attention { sink_logits: Some(per_head), ..Attention::default() },
         Attention { alibi_slopes: Some(slopes), ..Attention::default() },
     ];
     for attention in cases {

@@ -12,7 +12,7 @@ use kvcache_candle::{tensor_mut, tensor_ref, zeros, Attention};
 /// Decoding: attention of one query row per sequence, `q` (B, Hq, D), over its context. Returns (B, Hq, Dv).
 ///
 /// * `block_tables` (B, most blocks), `context_lens` (B): U32 or I32. Entries behind a sequence's blocks are not read.
-/// * `alibi_slopes`, `sinks` (Hq).
+/// * `alibi_slopes`, `sink_logits` (Hq).
 /// * `max_context_len` sizes the shared memory of GPUs; nothing depends on it here.
 /// * `softcapping` 1.0: none.
 #[allow(clippy::too_many_arguments)]
@@ -28,14 +28,14 @@ pub fn paged_attention(
     _max_context_len: usize,
     softmax_scale: f32,
     softcapping: f32,
-    sinks: Option<&Tensor>,
+    sink_logits: Option<&Tensor>,
 ) -> Result<Tensor> {
     refuse_scales(k_scale, v_scale)?;
     let float32 = |tensor: Option<&Tensor>| tensor.map(|tensor| tensor.to_dtype(DType::F32)).transpose();
     let attention = Attention {
         scale: softmax_scale,
         soft_cap: if softcapping == 1.0 { 0.0 } else { softcapping },
-        sinks: float32(sinks)?,
+        sink_logits: float32(sink_logits)?,
         alibi_slopes: float32(alibi_slopes)?,
         ..Attention::default()
     };
@@ -46,7 +46,7 @@ pub fn paged_attention(
 /// What [`paged_attention`] has no arguments for.
 #[derive(Clone, Debug, Default)]
 pub struct AttendOptions {
-    /// Scale, soft cap, window, sinks, ALiBi.
+    /// Scale, soft cap, window, sink logits, ALiBi.
     pub attention: Attention,
     /// U32 or I32 (B + 1): rows of q of each sequence, its newest tokens. Absent: one row each.
     pub cu_seqlens_q: Option<Tensor>,

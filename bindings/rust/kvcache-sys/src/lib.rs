@@ -1,10 +1,10 @@
-//! Raw declarations of libkvcache, the KV cache of LLM serving as
-//! a C library: every function, struct and constant of `kvcache.h` under its C name. The header is the
-//! manual. Programs want the safe crate, `libkvcache`.
+//! Raw declarations of libkvcache, the KV cache of LLM serving as a C library: every function, struct and
+//! constant of `kvcache.h` under its C name, with the header's comments. Programs want the safe crate,
+//! `libkvcache`.
 //!
-//! The comment of a function is the first sentence of the header's, which has the statuses, who owns what,
-//! and which thread may call. Zero-initialise structs and set `struct_size`, or begin with
-//! `Default::default()`, which does both.
+//! The declarations are generated from the header and committed, so that the crate builds without a C compiler
+//! or Python. Zero-initialise structs and set `struct_size`, or begin with `Default::default()`, which does
+//! both.
 //!
 //! How the library is found: see `build.rs`. With the feature `dlopen` nothing is linked; load the library
 //! with `RTLD_NOW | RTLD_LOCAL`, look up [`kvc_get_api`] and use its table.
@@ -15,12 +15,12 @@
 /// Kinds are numbers that a newer library may add to, so they are structs and not Rust enums: any value is a
 /// valid one.
 macro_rules! kinds {
-    ($(#[$doc:meta])* $name:ident: $repr:ident { $($value:ident = $number:expr,)* }) => {
+    ($(#[$doc:meta])* $name:ident: $repr:ident { $($(#[$value_doc:meta])* $value:ident = $number:expr,)* }) => {
         $(#[$doc])*
         #[repr(transparent)]
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(pub $repr);
-        $(pub const $value: $name = $name($number);)*
+        $($(#[$value_doc])* pub const $value: $name = $name($number);)*
     };
 }
 
@@ -39,28 +39,35 @@ macro_rules! sized_structs {
     };
 }
 
-mod api;
-mod attention;
-mod base;
-mod cache;
-mod dlpack;
-#[doc(hidden)]
-pub mod layout;
-mod ops;
-mod plan;
-mod prefix;
+/// Structs with their sizes and the offsets of their fields, on 64-bit machines: checked while compiling, and
+/// as a list that `tests/layout.rs` compares with what the C compiler found.
+macro_rules! layouts {
+    ($($name:ident = $size:literal { $($field:ident @ $offset:literal,)* })*) => {
+        #[cfg(target_pointer_width = "64")]
+        const _: () = {
+            $(
+                assert!(core::mem::size_of::<$name>() == $size);
+                $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
+            )*
+        };
 
-pub use api::*;
-pub use attention::*;
-pub use base::*;
-pub use cache::*;
-pub use dlpack::*;
-pub use ops::*;
-pub use plan::*;
-pub use prefix::*;
-
-sized_structs! {
-    kvc_error kvc_device_caps kvc_rope kvc_state_spec kvc_layer kvc_allocator kvc_executor kvc_config
-    kvc_plan_info kvc_group_info kvc_layer_info kvc_stats kvc_seq_info kvc_forward_desc kvc_attn_opt
-    kvc_linear_opt kvc_op_pool kvc_op_table kvc_op_opt kvc_prefix_key kvc_prefix_query kvc_event
+        /// Every struct: its name, size and alignment, and its fields by name and offset.
+        pub const LAYOUTS: &[(&str, usize, usize, &[(&str, usize)])] = &[
+            $((
+                stringify!($name),
+                core::mem::size_of::<$name>(),
+                core::mem::align_of::<$name>(),
+                &[$((stringify!($field), core::mem::offset_of!($name, $field))),*],
+            )),*
+        ];
+    };
 }
+
+mod dlpack;
+#[rustfmt::skip]
+mod generated;
+
+pub use dlpack::*;
+#[doc(hidden)]
+pub use generated::layout;
+pub use generated::*;

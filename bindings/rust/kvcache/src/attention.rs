@@ -30,7 +30,7 @@ pub struct AttnOptions<'a> {
     /// Shared prefixes are read once per sequence.
     pub no_cascade: bool,
     /// float32 `[num_q_heads]`: one more term of the denominator.
-    pub sinks: Option<&'a TensorRef<'a>>,
+    pub sink_logits: Option<&'a TensorRef<'a>>,
     /// float32 `[num_q_heads]`.
     pub alibi_slopes: Option<&'a TensorRef<'a>>,
     /// float32 `[T, J]` or `[num_q_heads, T, J]`.
@@ -52,7 +52,7 @@ impl AttnOptions<'_> {
             && self.soft_cap == 0.0
             && self.window == 0
             && !(self.batch_invariant || self.deterministic || self.no_cascade)
-            && self.sinks.is_none()
+            && self.sink_logits.is_none()
             && self.alibi_slopes.is_none()
             && self.bias.is_none()
             && self.spans.is_none()
@@ -74,7 +74,7 @@ impl RawAttnOptions {
         let flag = |on: bool, bit: u64| if on { bit } else { 0 };
         RawAttnOptions {
             tensors: [
-                tensor(options.sinks),
+                tensor(options.sink_logits),
                 tensor(options.alibi_slopes),
                 tensor(options.bias),
                 tensor(options.spans),
@@ -93,8 +93,8 @@ impl RawAttnOptions {
 
     /// Points at the tensors, from where the struct lies now.
     pub(crate) fn filled(&mut self) -> &Self {
-        let [sinks, alibi_slopes, bias, spans] = &self.tensors;
-        self.raw.sinks = pointer(sinks);
+        let [sink_logits, alibi_slopes, bias, spans] = &self.tensors;
+        self.raw.sink_logits = pointer(sink_logits);
         self.raw.alibi_slopes = pointer(alibi_slopes);
         self.raw.bias = pointer(bias);
         self.raw.spans = pointer(spans);

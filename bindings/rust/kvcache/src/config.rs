@@ -134,7 +134,7 @@ impl Config {
         self
     }
 
-    /// The pool is the caller's: one tensor per slot of a page, or one for all with
+    /// The pool is the caller's: one tensor per region of a page, or one for all with
     /// [`PoolLayout::PageFirst`].
     ///
     /// # Safety

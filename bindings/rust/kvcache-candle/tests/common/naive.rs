@@ -36,7 +36,7 @@ impl Options {
             scale: f64::from(attention.scale),
             soft_cap: f64::from(attention.soft_cap),
             window: attention.window as usize,
-            sinks: vector(&attention.sinks)?,
+            sinks: vector(&attention.sink_logits)?,
             slopes: vector(&attention.alibi_slopes)?,
         })
     }

@@ -65,7 +65,7 @@ const ROPE: Keys = &[
     "magnitude",
 ];
 const EXPECT: Keys = &["lengths", "free_pages", "empty", "total_length", "seqs", "info", "pages", "stats"];
-const OPTIONS: Keys = &["scale", "soft_cap", "window", "sinks", "alibi", "spans", "bias", "flags"];
+const OPTIONS: Keys = &["scale", "soft_cap", "window", "sink_logits", "alibi", "spans", "bias", "flags"];
 const TABLE: Keys = &["seq_lens", "qo_indptr", "page_indptr", "page_indices", "block_table"];
 const EVERY_STEP: Keys = &["op", "about", "status", "detail", "expect"];
 const BATCH: Keys = &[

@@ -1,0 +1,9 @@
+// The kernels for K and V of e4m3.
+#include "kernels/cuda/attn/mma/kernel.cuh"
+
+namespace kvc::cuda::attn_mma {
+
+template cudaError_t launch_mma<Kv::kE4M3>(int rows, int dims, const AttnLaunch& launch,
+                                           cudaStream_t stream);
+
+}  // namespace kvc::cuda::attn_mma

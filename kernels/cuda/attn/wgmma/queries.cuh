@@ -1,0 +1,101 @@
+// Queries of an item into shared memory: packed rows, rotated, as the K-major A operand of wgmma.
+#pragma once
+
+#include "kernels/cuda/attn/visible_range.h"
+#include "kernels/cuda/ptx/elements.cuh"
+#include "kernels/cuda/ptx/ptx.cuh"
+#include "kernels/cuda/ptx/wgmma_layout.h"
+
+namespace kvc::cuda::wgmma {
+
+// Eight elements, 16-byte aligned.
+template <kernels::DType T>
+KVC_DEVICE void load_eight(const std::byte* row, int32_t index, float (&out)[8]) {
+  const Words4 words = load_16(row + 2 * index);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) unpack<T>(words.x[i], out[2 * i], out[2 * i + 1]);
+}
+
+// The same, rotated by row `angles`. The rotation begins and ends at multiples of eight elements,
+// and so does its half.
+template <kernels::DType T>
+KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index,
+                                   const kernels::Rotation& rotation, int64_t cos_sin_row,
+                                   float (&out)[8]) {
+  load_eight<T>(row, index, out);
+  const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
+  if (inside < 0 || inside >= rotation.rotary_dim) return;
+  if (rotation.interleaved != 0) {
+    const float* cos = rotation.cos + cos_sin_row * half + inside / 2;
+    const float* sin = rotation.sin + cos_sin_row * half + inside / 2;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float x = out[2 * i], y = out[2 * i + 1], c = cos[i], s = sin[i];
+      out[2 * i] = rotated_element(x, y, c, s, false);
+      out[2 * i + 1] = rotated_element(y, x, c, s, true);
+    }
+    return;
+  }
+  const bool second = inside >= half;
+  const int32_t pair = second ? inside - half : inside;
+  float other[8];
+  load_eight<T>(row, second ? index - half : index + half, other);
+  const float* cos = rotation.cos + cos_sin_row * half + pair;
+  const float* sin = rotation.sin + cos_sin_row * half + pair;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = rotated_element(out[i], other[i], cos[i], sin[i], second);
+}
+
+KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
+  return ((reinterpret_cast<uintptr_t>(rows.base) | static_cast<uint64_t>(rows.token_stride) |
+           static_cast<uint64_t>(rows.head_stride)) &
+          15u) == 0;
+}
+
+// k_dim is a multiple of 8. `threads` threads, of which this is number `thread`, write `rows`
+// packed rows from `first_row` of the sequence's kv head on; those from `row_end` on are zeros.
+// `shared`: block_offset(rows, …).
+template <kernels::DType T, int Dim>
+KVC_DEVICE void load_queries(const kernels::AttnParams& params,
+                             const kernels::AttnSequence& sequence,
+                             const kernels::Rotation& rotation, int32_t kv_head, int32_t first_row,
+                             int32_t row_end, int32_t rows, std::byte* shared, int thread,
+                             int threads) {
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  // Whole pieces where memory and rotation allow it, as they do in models of today; else one
+  // element at a time.
+  const bool whole = params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 &&
+                     rotation.rotary_dim % 16 == 0;
+  constexpr int kColumnBoxes = Dim / 8;
+#pragma unroll 1
+  for (int32_t i = thread; i < rows * kColumnBoxes; i += threads) {
+    const int32_t row = i / kColumnBoxes, index = i % kColumnBoxes * 8;
+    std::byte* to = shared + block_offset(rows, row, index);
+    if (first_row + row >= row_end || index >= params.k_dim) {
+      *reinterpret_cast<Words4*>(to) = Words4{};
+      continue;
+    }
+    const int32_t token = (first_row + row) / group_size, head = (first_row + row) % group_size;
+    const int64_t packed = packed_row_of(sequence, token);
+    const std::byte* from = params.q.base + packed * params.q.token_stride +
+                            (int64_t{kv_head} * group_size + head) * params.q.head_stride;
+    if (whole) {
+      float values[8];
+      load_eight_rotated<T>(from, index, rotation, packed, values);
+      Words4 words;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words.x[j] = pack<T>(values[2 * j], values[2 * j + 1]);
+      *reinterpret_cast<Words4*>(to) = words;
+      continue;
+    }
+#pragma unroll 1
+    for (int32_t j = 0; j < 8; ++j) {
+      const float value = rotated(rotation, packed, index + j, [&](int32_t at) {
+        return load_element(from, params.q.dtype, at);
+      });
+      store_element(to, T, j, value);
+    }
+  }
+}
+
+}  // namespace kvc::cuda::wgmma

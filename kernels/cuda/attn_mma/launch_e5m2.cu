@@ -1,9 +1,0 @@
-#include "kernels/cuda/attn_mma/instances.cuh"
-
-namespace kvc::cuda::attn_mma {
-
-cudaError_t launch_e5m2(int rows, int dims, const AttnLaunch& launch, cudaStream_t stream) {
-  return launch_type<Kv::kE5M2>(rows, dims, launch, stream);
-}
-
-}  // namespace kvc::cuda::attn_mma

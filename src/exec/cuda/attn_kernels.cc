@@ -1,0 +1,55 @@
+#include "src/exec/cuda/attn_kernels.h"
+
+namespace kvc {
+namespace {
+
+using cuda::AttnKernel;
+using cuda::AttnLaunch;
+
+// A kernel is asked about the launch as it would get it: cut into tiles of its own.
+bool fits(const Device& device, AttnKernel kernel, AttnLaunch launch) {
+  launch.schedule.tile_rows = attn_geometry(device, kernel, launch.params).tile_rows;
+  return device.table->attention_fits(device.id, kernel, launch, nullptr);
+}
+
+constexpr uint32_t bit(AttnKernel kernel) { return 1u << static_cast<uint32_t>(kernel); }
+
+}  // namespace
+
+cuda::AttnGeometry attn_geometry(const Device& device, AttnKernel kernel,
+                                 const kernels::AttnParams& params) {
+  return device.table->attention_geometry(device.id, kernel, params.k_dim, params.v_dim);
+}
+
+AttnKernels find_attn_kernels(const Device& device, const AttnLaunch& launch) {
+  if (fits(device, AttnKernel::kLatent, launch))
+    return {AttnKernel::kLatent, AttnKernel::kLatent, bit(AttnKernel::kLatent)};
+  AttnKernels found{AttnKernel::kSimt, AttnKernel::kSimt, 0};
+  if (fits(device, AttnKernel::kMma16, launch)) found.small = AttnKernel::kMma16;
+  for (const AttnKernel kernel : {AttnKernel::kMma64, AttnKernel::kWgmma}) {
+    if (!fits(device, kernel, launch)) continue;
+    found.large = kernel;
+    found.all |= bit(kernel);
+  }
+  found.all |= bit(found.small) | bit(found.large);
+  return found;
+}
+
+AttnKernel invariant_attn_kernel(const Device& device, const AttnLaunch& launch) {
+  return fits(device, AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt;
+}
+
+cuda::ScheduleShape schedule_shape(const Device& device, AttnKernel kernel, const RowRange& rows,
+                                   const kernels::AttnParams& params, bool splits_sinks,
+                                   int32_t fixed_keys) {
+  return {.num_kv_heads = params.num_kv_heads,
+          .group_size = params.num_q_heads / params.num_kv_heads,
+          .causal = params.causal,
+          .split_sinks = splits_sinks ? 1 : 0,
+          .fixed_keys = fixed_keys,
+          .min_rows = rows.min_rows,
+          .max_rows = rows.max_rows,
+          .geometry = attn_geometry(device, kernel, params)};
+}
+
+}  // namespace kvc

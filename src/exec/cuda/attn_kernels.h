@@ -1,0 +1,34 @@
+// Which attention kernels a launch may run on, and what the scheduler is told of each.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/table.h"
+#include "src/device/device.h"
+
+namespace kvc {
+
+// How a kernel wants the work of these dims cut.
+cuda::AttnGeometry attn_geometry(const Device& device, cuda::AttnKernel kernel,
+                                 const kernels::AttnParams& params);
+
+// Kernels able to serve a launch. `launch` has everything but the work list.
+struct AttnKernels {
+  cuda::AttnKernel small;  // Sequences of up to kSmallRows packed rows per kv head.
+  cuda::AttnKernel large;  // Longer ones; possibly the same kernel.
+  uint32_t all;            // Bit k: AttnKernel k serves rows of any number.
+};
+AttnKernels find_attn_kernels(const Device& device, const cuda::AttnLaunch& launch);
+// The one kernel for the batch-invariant mode: its results do not depend on the number of rows.
+cuda::AttnKernel invariant_attn_kernel(const Device& device, const cuda::AttnLaunch& launch);
+
+// Sequences of min_rows < packed rows per kv head <= max_rows, all on one kernel.
+struct RowRange {
+  int32_t min_rows, max_rows;
+};
+// `fixed_keys`: as in ScheduleShape.
+cuda::ScheduleShape schedule_shape(const Device& device, cuda::AttnKernel kernel,
+                                   const RowRange& rows, const kernels::AttnParams& params,
+                                   bool splits_sinks, int32_t fixed_keys);
+
+}  // namespace kvc

@@ -1,0 +1,57 @@
+// Recurrent states on a CUDA device: read, written and computed with, in the memory of the state
+// pool.
+#pragma once
+
+#include <cstdint>
+
+#include "src/exec/cuda/forward.h"
+#include "src/exec/engine.h"
+#include "src/pages/state_pool.h"
+
+namespace kvc {
+
+class CudaStates {
+ public:
+  // All are borrowed.
+  CudaStates(const Spec* spec, const StatePool* states, StreamOrder* order, CudaForward* open)
+      : spec_(spec),
+        states_(states),
+        order_(order),
+        open_(open),
+        sequences_(order->device()),
+        carried_(order->device()) {}
+
+  // ---- The open forward; as Engine says
+  void get(const Forward& forward, const StateRef& ref, const StateRows& out) const;
+  void set(const Forward& forward, const StateRef& ref, const StateRows& value);
+  void carry_on(const Forward& forward) const noexcept;
+  void linear(const Forward& forward, const StateRef& ref, kernels::LinearParams params);
+  void conv(const Forward& forward, const StateRef& ref, kernels::ConvParams params);
+
+  // ---- One state, out of band; complete on return
+  void read(const std::byte* state, const StateSpec& spec, const StateRows& out,
+            cuda::Stream stream) const;
+  void write(std::byte* state, const StateSpec& spec, const StateRows& value,
+             cuda::Stream stream) const;
+
+ private:
+  const StateSpec& spec_of(const StateRef& ref) const {
+    return spec_->layers[static_cast<size_t>(ref.local_layer)]
+        .states[static_cast<size_t>(ref.state)];
+  }
+  cuda::ConvertParams rows_of(const Forward& forward, const StateRef& ref) const;
+  void copy_in(const Forward& forward, const StateRef& ref, const StateRows& value) const;
+  void secure_carried();
+  template <typename Params>
+  Params with_states(const Forward& forward, const StateRef& ref, Params params,
+                     int64_t sequence_bytes);
+  void convert_one(cuda::ConvertParams params, const StateSpec& spec, cuda::Stream stream) const;
+
+  const Spec* spec_;
+  const StatePool* states_;
+  StreamOrder* order_;
+  CudaForward* open_;
+  DeviceBuffer sequences_, carried_;
+};
+
+}  // namespace kvc

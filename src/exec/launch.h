@@ -1,0 +1,70 @@
+// Parameters of kernels, filled once for the CPU, for CUDA and for the operators. Only where cos
+// and sin tables, page tables and sequences lie differs between those, and comes as an argument.
+#pragma once
+
+#include "kernels/params.h"
+#include "src/exec/engine.h"
+#include "src/exec/options.h"
+#include "src/exec/sequence_set.h"
+#include "src/plan/spec.h"
+
+namespace kvc {
+
+// The view of the batch that a call needs.
+KeyView key_view(const Spec& spec, const AttnCall& call, const AttnOptions& options);
+
+// Rows of a call are its last ones of each sequence, so that each is masked from its own position
+// on.
+inline bool is_causal(KeyScope scope) { return scope == KeyScope::kAll || scope == KeyScope::kNew; }
+
+// Everything but the sequences, the rotations, and K and V. Borrows the arrays of `options`.
+kernels::AttnParams attn_params(const LayerSpec& layer, int32_t page_size, bool causal,
+                                const AttnOptions& options, const AttnTensors& tensors);
+
+// Everything but the pages, the slots and the rotation.
+kernels::AppendParams append_params(const LayerSpec& layer, int32_t page_size,
+                                    const kernels::TokenRows& k, const kernels::TokenRows& v);
+
+// `Tables`, below, holds cos and sin: tokens(rope) and sinks(rope) by packed token, keys(rope,
+// out[2]) by absolute position.
+
+// Everything but the pages and the slots.
+template <typename Tables>
+kernels::AppendParams append_params(const Spec& spec, const LayerSpec& layer,
+                                    const kernels::TokenRows& k, const kernels::TokenRows& v,
+                                    Tables&& tables) {
+  kernels::AppendParams params =
+      append_params(layer, spec.groups[static_cast<size_t>(layer.group)].page_size, k, v);
+  if (!spec.rotates_on_read(layer.rope))
+    params.k_rotation = tables.tokens(layer.rope).from(layer.rotation_begin());
+  return params;
+}
+
+// The rotations of Q, and of K where it is rotated on read.
+template <typename Tables>
+void set_rotations(const Spec& spec, const AttnCall& call, bool has_sinks, Tables&& tables,
+                   kernels::AttnParams* params) {
+  const LayerSpec& layer = call.layer;
+  const int32_t begin =
+      call.is_mla_self ? layer.k_dim - layer.latent_rope_dim : layer.rotation_begin();
+  params->q_rotation = params->sink_q_rotation = tables.tokens(layer.rope).from(begin);
+  if (!spec.rotates_on_read(layer.rope)) return;
+  if (has_sinks) params->sink_q_rotation = tables.sinks(layer.rope).from(begin);
+  tables.keys(layer.rope, params->k_rotations);
+  params->k_rotations[0].begin = params->k_rotations[1].begin = begin;
+}
+
+// New keys that are no part of the pool (kvc_attn_self) lie in compact rows, [rows][heads][dim]:
+// one "page" per sequence, which starts at its first row.
+struct NewKeyBytes {
+  int64_t k_token, v_token;  // Bytes of all heads of a token.
+};
+NewKeyBytes new_key_bytes(const LayerSpec& layer);
+// `v` null: V is in K.
+void place_new_keys(const LayerSpec& layer, std::byte* k, std::byte* v,
+                    kernels::AttnParams* params);
+// What writes those rows: `append` as append_params made it, `slots` = 0, 1, 2, ...
+kernels::AppendParams stage_params(kernels::AppendParams append, const kernels::AttnParams& params,
+                                   const int64_t* slots);
+
+}  // namespace kvc
