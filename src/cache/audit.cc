@@ -177,10 +177,11 @@ void Cache::check_host(const std::vector<int32_t>& refs) const {
     by_sequences += refs[page] != 0 ? 1 : 0;
   }
   const int64_t withheld = host_states_.num_used() * host_states_.slot_pages();
-  if (host_.allocator().num_used() != by_sequences + index_.num_host_pages() + withheld) {
+  if (host_.allocator().num_used() !=
+      by_sequences + index_.contents().num_host_pages() + withheld) {
     fail(KVC_E_CORRUPT,
          "%lld host pages are used: %lld by sequences, %lld by the index and %lld for states",
-         ll(host_.allocator().num_used()), ll(by_sequences), ll(index_.num_host_pages()),
+         ll(host_.allocator().num_used()), ll(by_sequences), ll(index_.contents().num_host_pages()),
          ll(withheld));
   }
 }

@@ -126,8 +126,8 @@ void Cache::resize(int64_t num_pages) {
     pool_.resize(num_pages);
     for (PageId page = allocator_.first_indexed(num_pages); page != kNoPage;
          page = allocator_.first_indexed(page))
-      index_.forget_page(page);
-    index_.evict_for(dropped);
+      index_.eviction().forget_page(page);
+    index_.eviction().evict_for(dropped);
     allocator_.shrink(num_pages);
   }
 }

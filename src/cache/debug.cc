@@ -124,10 +124,10 @@ void Cache::take_private(Sequence& sequence, int64_t begin, int64_t end,
   if (forget_cached) {
     visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
       const PageId page = sequence.tables[group].pages[static_cast<size_t>(i)];
-      if (allocator_.refs(page) == 1) index_.forget_page(page);
+      if (allocator_.refs(page) == 1) index_.eviction().forget_page(page);
     });
   }
-  index_.evict_for(needed);
+  index_.eviction().evict_for(needed);
   visit_shared_pages(sequence, begin, end, groups, [&](size_t group, int64_t i) {
     sequence.invalidate_tables();
     PageTable& table = sequence.tables[group];

@@ -87,10 +87,11 @@ Cache::AttachPlan Cache::plan_attach(KeyChain& chain) const {
     // From the first block on, so that what fits is of use.
     std::sort(plan.on_host.begin(), plan.on_host.end(),
               [this](const BlockPage& a, const BlockPage& b) {
-                const int32_t depth_a = index_.depth(a.node), depth_b = index_.depth(b.node);
+                const int32_t depth_a = index_.blocks().nodes[a.node].depth,
+                              depth_b = index_.blocks().nodes[b.node].depth;
                 return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
               });
-    const int64_t room = index_.num_fetchable(plan.deepest());
+    const int64_t room = index_.eviction().num_fetchable(plan.deepest());
     if (static_cast<int64_t>(plan.on_host.size()) <= room) return plan;
     // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each
     // time.
@@ -109,16 +110,17 @@ int64_t Cache::prefix_match(const PrefixQuery& query) const {
 PrefixMatch Cache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
   const NodeId deepest = plan.deepest();
   index_.lock(deepest);
-  index_.evict_for(static_cast<int64_t>(plan.on_host.size()));
+  index_.eviction().evict_for(static_cast<int64_t>(plan.on_host.size()));
   bool is_fetched = true;
   for (const BlockPage& place : plan.on_host) {
     is_fetched = allocator_.num_free() > 0;
     if (!is_fetched) break;
     const PageId page = allocator_.take(kNoPage, 0);
-    host_tier_.promote(index_.page(place.node, place.index).host, page);
+    host_tier_.promote(index_.blocks().nodes.place(place.node, place.index).host, page);
     index_.promoted(place.node, place.index, page);
     allocator_.drop_ref(page);  // Cached until the sequence refers to it.
-    is_fetched = index_.page(place.node, place.index).device == page;  // a quota may leave no room
+    is_fetched = index_.blocks().nodes.place(place.node, place.index).device ==
+                 page;  // a quota may leave no room
     if (!is_fetched) break;
   }
   index_.unlock(deepest);
@@ -153,7 +155,7 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   sequences_.adopt(std::move(sequence));
   const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
   if (deepest != kNoNode) index_.touch(deepest, true, query.priority);
-  index_.count_lookup(query.num_tokens, match.num_tokens);
+  index_.metrics().count_lookup(query.num_tokens, match.num_tokens);
   note_pages_used();
   return match.num_tokens;
 }
@@ -195,29 +197,29 @@ int64_t Cache::prefix_insert(kvc_seq id, const PrefixQuery& query) {
   const int64_t published = sequence.history.num_published;
   const bool is_there =
       published > 0 &&
-      index_.find(sequence.history.root,
-                  sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      index_.blocks().find(sequence.history.root,
+                           sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
   return is_there ? published * index_.block_tokens() : 0;
 }
 
 int64_t Cache::prefix_pin(const PrefixQuery& query) {
   require_prefix_index("kvc_prefix_pin");
   KeyChain chain(query, index_.block_tokens());
-  const NodeId node = index_.find_deepest(chain);
+  const NodeId node = index_.blocks().find_deepest(chain);
   return node == kNoNode ? 0 : index_.pin(node) * index_.block_tokens();
 }
 
 int64_t Cache::prefix_unpin(const PrefixQuery& query) {
   require_prefix_index("kvc_prefix_unpin");
   KeyChain chain(query, index_.block_tokens());
-  const NodeId node = index_.find_deepest(chain);
+  const NodeId node = index_.blocks().find_deepest(chain);
   return node == kNoNode ? 0 : index_.unpin(node) * index_.block_tokens();
 }
 
 int64_t Cache::prefix_evict(int64_t pages) {
   if (pages < 0)
     fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
-  return index_.evict(pages);
+  return index_.eviction().evict(pages);
 }
 
 void Cache::prefix_reset() {

@@ -48,8 +48,9 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
                 ll(spec().num_state_slots));
     }
     states_.prepare(1);
-    if (states_.slot_pages() > allocator_.num_free()) index_.evict_for(states_.slot_pages());
-    if (states_.to_evict(1) > 0) index_.evict_states_for(1);
+    if (states_.slot_pages() > allocator_.num_free())
+      index_.eviction().evict_for(states_.slot_pages());
+    if (states_.to_evict(1) > 0) index_.eviction().evict_states_for(1);
     const StateSlot fresh = states_.take();
     states_.copy_slot(sequence.state, fresh);
     states_.drop_ref(sequence.state);

@@ -131,7 +131,7 @@ void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
   pages.settle();
   slots.settle();
   const int64_t needed = pages.count() + slots.count() * host_states_.slot_pages();
-  const int64_t available = host_.allocator().num_available() + index_.num_host_pages();
+  const int64_t available = host_.allocator().num_available() + index_.contents().num_host_pages();
   if (needed > available) {
     fail_with(KVC_E_NO_PAGES, needed - available,
               "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed),
@@ -140,7 +140,7 @@ void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
   host_states_.prepare(slots.count());
   // Nothing throws from here on.
   host_.start_use(HostUse::kManaged);
-  if (needed > host_.allocator().num_free()) index_.evict_host_for(needed);
+  if (needed > host_.allocator().num_free()) index_.eviction().evict_host_for(needed);
   for (const Sequence* sequence : sequences) publisher_.release(*sequence);
   move_sequences(sequences, {allocator_, states_}, {host_.allocator(), host_states_}, pages, slots,
                  CopyDirection::kDeviceToHost);
@@ -173,8 +173,8 @@ void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
   states_.prepare(slots.count());
   index_.reserve(num_blocks + forward_.batch().num_new_blocks(), has_ids);
   // Nothing throws from here on.
-  if (needed > allocator_.num_free()) index_.evict_for(needed);
-  if (states_.to_evict(slots.count()) > 0) index_.evict_states_for(slots.count());
+  if (needed > allocator_.num_free()) index_.eviction().evict_for(needed);
+  if (states_.to_evict(slots.count()) > 0) index_.eviction().evict_states_for(slots.count());
   move_sequences(sequences, {host_.allocator(), host_states_}, {allocator_, states_}, pages, slots,
                  CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
