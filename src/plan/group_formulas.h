@@ -10,7 +10,8 @@
 namespace kvc {
 
 // Its rule: every kind in groups of about equal length (equal_parts), pages as long as the longest
-// of them, base_page_size tokens in a page, of smaller layers several times as many where that fills it.
+// of them, base_page_size tokens in a page, of smaller layers several times as many where that
+// fills it.
 class FormulaPlan {
  public:
   // Groups of one kind.

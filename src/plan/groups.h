@@ -56,10 +56,10 @@ struct GroupingOptions {
 //
 // A page has the same bytes for every group, so a group narrower than the widest would leave room.
 // Two things avoid that: a kind can be cut into several groups, not all of the same length, and a
-// narrow group gets several times base_page_size tokens into its page. The search in group_search.cc
-// weighs what is lost. With pads_pages neither is tried: every group has base_page_size tokens, and
-// kinds are cut into groups of about equal length (equal_parts). One kind is one group, whatever
-// its layers.
+// narrow group gets several times base_page_size tokens into its page. The search in
+// group_search.cc weighs what is lost. With pads_pages neither is tried: every group has
+// base_page_size tokens, and kinds are cut into groups of about equal length (equal_parts). One
+// kind is one group, whatever its layers.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

@@ -72,9 +72,9 @@ bool Eviction::evict_first() noexcept {
 
 // Moves all pages of the node to the host where it has room, else drops them.
 void Eviction::evict_node(NodeId node) noexcept {
-  bool moves = host_ != nullptr && tree_->nodes[node].num_device != 0 &&
-               make_host_room(tree_->nodes[node].num_device,
-                              order_->rank_of(node, order_->stamp() + 1));
+  bool moves =
+      host_ != nullptr && tree_->nodes[node].num_device != 0 &&
+      make_host_room(tree_->nodes[node].num_device, order_->rank_of(node, order_->stamp() + 1));
   for (const BlockGroup& group : tree_->shape.groups) {
     const Residence before = events_->before(node, group);
     if (moves) moves = demote(node, group);
