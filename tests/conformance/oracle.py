@@ -35,9 +35,8 @@ def vector(kind, layer, token, head, size):
 
 def tokens(kind, layer, ids, heads, dim):
     """Flat [tokens][heads][dim]."""
-    return [
-        x for token in ids for head in range(heads) for x in vector(kind, layer, token, head, dim)
-    ]
+    return [x for token in ids for head in range(heads)
+            for x in vector(kind, layer, token, head, dim)]
 
 
 def parse_ids(text, own=None):
@@ -136,11 +135,8 @@ class Linear:
         self.layer, self.heads, self.k_dim, self.v_dim = layer, heads, k_dim, v_dim
         self.heads_k = json.get("heads_k", heads)
         self.decay, self.delta = json.get("decay", "NONE"), json.get("delta", False)
-        self.beta, self.skip, self.scale = (
-            json.get("beta", False),
-            json.get("skip", False),
-            json.get("scale", 0),
-        )
+        self.beta, self.skip, self.scale = (json.get("beta", False), json.get("skip", False),
+                                            json.get("scale", 0))
 
     def log_decay(self, token, head, row):
         if self.decay == "NONE":
@@ -154,14 +150,10 @@ class Linear:
         """Shape and elements of the argument `decay`, or None."""
         rows = self.k_dim if self.decay == "CHANNEL" else 1
         ids = [0] if self.decay == "HEAD" else ids
-        flat = [
-            self.log_decay(t, h, i) for t in ids for h in range(self.heads) for i in range(rows)
-        ]
-        shapes = {
-            "HEAD": [self.heads],
-            "TOKEN": [len(ids), self.heads],
-            "CHANNEL": [len(ids), self.heads, self.k_dim],
-        }
+        flat = [self.log_decay(t, h, i) for t in ids for h in range(self.heads)
+                for i in range(rows)]
+        shapes = {"HEAD": [self.heads], "TOKEN": [len(ids), self.heads],
+                  "CHANNEL": [len(ids), self.heads, self.k_dim]}
         return (shapes[self.decay], flat) if self.decay != "NONE" else None
 
     def betas(self, ids):
@@ -184,10 +176,8 @@ class Linear:
                 state[i][j] += k[i] * beta * (v[j] - seen)
         scale = self.scale or 1 / math.sqrt(self.k_dim)
         skip = self.skips()[head] if self.skip else 0
-        return [
-            scale * sum(state[i][j] * q[i] for i in range(self.k_dim)) + skip * v[j]
-            for j in range(self.v_dim)
-        ]
+        return [scale * sum(state[i][j] * q[i] for i in range(self.k_dim)) + skip * v[j]
+                for j in range(self.v_dim)]
 
     def run(self, history, ids):
         """Outputs of `ids` after `history`, flat [tokens][heads][v_dim]; and the state, flat."""

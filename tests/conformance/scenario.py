@@ -7,50 +7,18 @@ from oracle import KEY, QUERY, STATE, VALUE, Rope
 
 # Numbers of the constants in kvcache.h, in their order.
 KINDS = ["ATTENTION", "MLA", "CROSS", "STATE", "SHARED", "NONE"]
-ROPE_WORDS = {
-    "mode": ["NONE", "ON_APPEND", "ON_READ"],
-    "style": ["HALF", "INTERLEAVED"],
-    "scaling": ["NONE", "LLAMA3", "YARN", "LONGROPE"],
-    "section_layout": ["CONTIGUOUS", "INTERLEAVED"],
-}
-ROPE_NUMBERS = [
-    "rotary_dim",
-    "theta",
-    "scale",
-    "freq_factors",
-    "long_freq_factors",
-    "sections",
-    "factor",
-    "low_freq_factor",
-    "high_freq_factor",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "original_context",
-]
-CONFIG_NUMBERS = [
-    "byte_budget",
-    "layer_begin",
-    "layer_end",
-    "max_seqs",
-    "max_tokens_per_forward",
-    "max_seq_len",
-    "max_cross_len",
-    "state_stride",
-    "num_state_slots",
-    "event_capacity",
-    "pad_pages",
-]
-LAYER_NUMBERS = {
-    "v_dim": "v_dim",
-    "window": "window",
-    "chunk": "chunk",
-    "source": "source_layer",
-    "latent_rank": "latent_rank",
-    "latent_rope_dim": "latent_rope_dim",
-    "v_is_k": "v_is_k",
-    "v_dtype": "v_dtype",
-}
+ROPE_WORDS = {"mode": ["NONE", "ON_APPEND", "ON_READ"], "style": ["HALF", "INTERLEAVED"],
+              "scaling": ["NONE", "LLAMA3", "YARN", "LONGROPE"],
+              "section_layout": ["CONTIGUOUS", "INTERLEAVED"]}
+ROPE_NUMBERS = ["rotary_dim", "theta", "scale", "freq_factors", "long_freq_factors", "sections",
+                "factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow",
+                "attention_factor", "original_context"]
+CONFIG_NUMBERS = ["byte_budget", "layer_begin", "layer_end", "max_seqs", "max_tokens_per_forward",
+                  "max_seq_len", "max_cross_len", "state_stride", "num_state_slots",
+                  "event_capacity", "pad_pages"]
+LAYER_NUMBERS = {"v_dim": "v_dim", "window": "window", "chunk": "chunk", "source": "source_layer",
+                 "latent_rank": "latent_rank", "latent_rope_dim": "latent_rope_dim",
+                 "v_is_k": "v_is_k", "v_dtype": "v_dtype"}
 STORAGES = ["OWNED", "BORROWED", "NONE"]
 POOL_LAYOUTS = ["LAYER_FIRST", "PAGE_FIRST"]
 
@@ -89,13 +57,8 @@ def check_read(node, where):
     """Refuses keys that nobody read."""
     if isinstance(node, Fields) and set(node) - node.seen:
         raise ValueError(f"{where}: unknown keys {sorted(set(node) - node.seen)}")
-    inner = (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
+    inner = (node.items() if isinstance(node, dict) else enumerate(node)
+             if isinstance(node, list) else ())
     for key, child in inner:
         check_read(child, f"{where}.{key}")
 
@@ -134,13 +97,8 @@ def runs(ids):
 
 def formula(kind, layer, ids, heads, dim, padding=1, **more):
     """Rows of tokens by value(); the padding rows after them hold nothing."""
-    return {
-        "shape": [len(ids) + padding, heads, dim],
-        "kind": kind,
-        "layer": layer,
-        "ids": runs(ids),
-        **more,
-    }
+    return {"shape": [len(ids) + padding, heads, dim], "kind": kind, "layer": layer,
+            "ids": runs(ids), **more}
 
 
 def zeros(tokens, heads, dim, padding=1):
@@ -178,12 +136,8 @@ class Layer:
                 self.kv_heads, self.k_dim, self.v_dim = source.kv_heads, source.k_dim, source.v_dim
                 self.v_is_k, self.rope = source.v_is_k, source.rope
                 self.q_heads = q_heads or source.kv_heads
-        call = {
-            "kind": KINDS.index(self.kind),
-            "num_kv_heads": heads,
-            "num_q_heads": q_heads,
-            "k_dim": k_dim,
-        }
+        call = {"kind": KINDS.index(self.kind), "num_kv_heads": heads, "num_q_heads": q_heads,
+                "k_dim": k_dim}
         call |= {name: json[key] for key, name in LAYER_NUMBERS.items() if key in json}
         if pages or mla or "dtype" in json:
             call["k_dtype"] = json.get("dtype", "f32")
@@ -212,10 +166,8 @@ class Layer:
 
 
 def rope_call(json):
-    call = {
-        key: words.index(json.get(key, "ON_APPEND" if key == "mode" else words[0]))
-        for key, words in ROPE_WORDS.items()
-    }
+    call = {key: words.index(json.get(key, "ON_APPEND" if key == "mode" else words[0])) for key,
+            words in ROPE_WORDS.items()}
     json.seen |= {"frequencies", "magnitude"}  # these are for the formulas only
     return call | json.given(*ROPE_NUMBERS)
 
@@ -229,32 +181,19 @@ class Model:
         self.has_storage = config.get("storage", "OWNED") != "NONE"
         end = config.get("layer_end", 0)
         self.slice = range(config.get("layer_begin", 0), end) if end else range(len(self.layers))
-        self.call = {
-            "page_size": self.page_size,
-            "num_threads": config.get("num_threads", 2),
-            "num_pages": config.get("num_pages", 0 if "byte_budget" in config else 64),
-            "storage": STORAGES.index(config.get("storage", "OWNED")),
-            "pool_layout": POOL_LAYOUTS.index(config.get("pool_layout", "LAYER_FIRST")),
-            **config.given(*CONFIG_NUMBERS),
-            "layers": [layer.call for layer in self.layers],
-        }
+        self.call = {"page_size": self.page_size, "num_threads": config.get("num_threads", 2),
+                     "num_pages": config.get("num_pages", 0 if "byte_budget" in config else 64),
+                     "storage": STORAGES.index(config.get("storage", "OWNED")),
+                     "pool_layout": POOL_LAYOUTS.index(config.get("pool_layout", "LAYER_FIRST")),
+                     **config.given(*CONFIG_NUMBERS),
+                     "layers": [layer.call for layer in self.layers]}
 
 
 class Rows:
     """One attention call, as the formulas take it."""
 
-    def __init__(
-        self,
-        ids,
-        q_heads=1,
-        kv_heads=1,
-        k_dim=4,
-        v_dim=4,
-        v_is_k=False,
-        rope=None,
-        q_layer=0,
-        keys=0,
-    ):
+    def __init__(self, ids, q_heads=1, kv_heads=1, k_dim=4, v_dim=4, v_is_k=False, rope=None,
+                 q_layer=0, keys=0):
         self.ids, self.q_heads, self.kv_heads, self.k_dim, self.v_dim = (
             ids,
             q_heads,
@@ -273,22 +212,19 @@ class Rows:
         return formula(QUERY, self.q_layer, self.ids, self.q_heads, self.k_dim, padding)
 
     def k(self, ids=None, padding=1):
-        return formula(
-            KEY, self.keys, self.ids if ids is None else ids, self.kv_heads, self.k_dim, padding
-        )
+        return formula(KEY, self.keys, self.ids if ids is None else ids, self.kv_heads, self.k_dim,
+                       padding)
 
     def v(self, ids=None, padding=1):
-        return formula(
-            VALUE, self.keys, self.ids if ids is None else ids, self.kv_heads, self.v_dim, padding
-        )
+        return formula(VALUE, self.keys, self.ids if ids is None else ids, self.kv_heads,
+                       self.v_dim, padding)
 
     def kv(self, ids=None, padding=1):
         return {"k": self.k(ids, padding), **({} if self.v_is_k else {"v": self.v(ids, padding)})}
 
     def key(self, token, head, position, use_long):
-        return self.rope.turn(
-            oracle.vector(KEY, self.keys, token, head, self.k_dim), position, use_long
-        )
+        return self.rope.turn(oracle.vector(KEY, self.keys, token, head, self.k_dim), position,
+                              use_long)
 
 
 def text_of_row(texts, row, count):

@@ -35,13 +35,9 @@ class Writer(LayerSteps, OperatorSteps):
                 raise ValueError(f"step {number} {dict(step)}: {error}") from error
         if not any(checks(step) for step in steps):
             raise ValueError("the scenario checks nothing")
-        return {
-            "name": self.scenario["name"],
-            "about": self.scenario["about"],
-            "tolerance": self.scenario.get("tolerance", 1e-5),
-            "config": self.model.call,
-            "steps": steps,
-        }
+        return {"name": self.scenario["name"], "about": self.scenario["about"],
+                "tolerance": self.scenario.get("tolerance", 1e-5), "config": self.model.call,
+                "steps": steps}
 
     def written(self, number, step):
         """The calls of a step. The first has its status; `expect` holds after the last."""
@@ -52,9 +48,8 @@ class Writer(LayerSteps, OperatorSteps):
         if self.refused and "KVC_OK" in allowed:
             raise ValueError("a step succeeds, or it does not")
         calls = getattr(self, step["op"])(step)
-        calls = [
-            {"from": number, **call} for call in (calls if isinstance(calls, list) else [calls])
-        ]
+        calls = [{"from": number, **call}
+                 for call in (calls if isinstance(calls, list) else [calls])]
         if self.refused:
             calls[0]["status"] = allowed
             calls = calls[:1]
@@ -82,16 +77,8 @@ class Writer(LayerSteps, OperatorSteps):
         layer = self.layer(number)
         heads = (layer.q_heads, layer.kv_heads) if layer.q_heads > 0 else (1, 1)
         dims = (layer.k_dim, layer.v_dim) if layer.k_dim > 0 else (4, 4)
-        return Rows(
-            self.ids if ids is None else ids,
-            q_heads or heads[0],
-            heads[1],
-            *dims,
-            layer.v_is_k,
-            layer.rope,
-            layer.number,
-            layer.keys,
-        )
+        return Rows(self.ids if ids is None else ids, q_heads or heads[0], heads[1], *dims,
+                    layer.v_is_k, layer.rope, layer.number, layer.keys)
 
     def plain(self, step, *keys):
         return {"op": step["op"]} | step.given(*keys)
@@ -106,9 +93,8 @@ class Writer(LayerSteps, OperatorSteps):
             if key in step:
                 call[key] = step[key].whole()
         if "layer_groups" in step:
-            call["layer_groups"] = {
-                str(model.slice[i]): group for i, group in enumerate(step["layer_groups"])
-            }
+            call["layer_groups"] = {str(model.slice[i]): group for i,
+                                    group in enumerate(step["layer_groups"])}
         return call
 
     def seq(self, step):
@@ -117,12 +103,8 @@ class Writer(LayerSteps, OperatorSteps):
     add = remove = checkpoint = seq
 
     def fork(self, step):
-        return {
-            "op": "fork",
-            "parent": step["parent"],
-            "child": step["child"],
-            "pos": step.get("pos", -1),
-        }
+        return {"op": "fork", "parent": step["parent"], "child": step["child"],
+                "pos": step.get("pos", -1)}
 
     def pop(self, step):
         return self.plain(step, "seq", "n")
@@ -177,16 +159,14 @@ class Writer(LayerSteps, OperatorSteps):
             return call
         call["num_tokens"] = len(ids)
         self.seqs, self.lengths, self.ids = step["seqs"], lengths, ids
-        self.cross_ids = [
-            first[entry] + i for entry, length in enumerate(cross) for i in range(length)
-        ]
+        self.cross_ids = [first[entry] + i for entry, length in enumerate(cross)
+                          for i in range(length)]
         self.next_id = max([self.next_id, *(token + 1 for token in ids)])
         if positions is not None:
             flat = not isinstance(positions[0], list)
             for t, token in enumerate(ids):
-                self.given_positions[token] = (
-                    [positions[t]] if flat else [row[t] for row in positions]
-                )
+                self.given_positions[token] = ([positions[t]]
+                                               if flat else [row[t] for row in positions])
         return call
 
     def end(self, step):
@@ -229,13 +209,11 @@ class Writer(LayerSteps, OperatorSteps):
         call = {"op": "tables", "layer": number, **step.given("kind")}
         if self.refused or "kind" in step:
             return call
-        lengths = (
-            [0] * len(self.seqs) if self.model.layers[number].kind == "CROSS" else self.lengths
-        )
+        lengths = ([0] * len(self.seqs)
+                   if self.model.layers[number].kind == "CROSS" else self.lengths)
         call |= {"page_size": self.model.page_size, "new_tokens": lengths}
-        return call | step.given(
-            "indptr", "last_page_len", "seq_lens", "qo_indptr", "page_position"
-        )
+        return call | step.given("indptr", "last_page_len", "seq_lens", "qo_indptr",
+                                 "page_position")
 
     # ---- what pages hold
 
@@ -248,11 +226,8 @@ class Writer(LayerSteps, OperatorSteps):
         for i, token in enumerate(ids):
             position = self.position_of(token) if at is None else [parse_ids(at)[i]]
             for head in range(rows.kv_heads):
-                k += (
-                    rows.key(token, head, position, token >= long_from)
-                    if turns
-                    else oracle.vector(KEY, rows.keys, token, head, rows.k_dim)
-                )
+                k += (rows.key(token, head, position, token >= long_from)
+                      if turns else oracle.vector(KEY, rows.keys, token, head, rows.k_dim))
         return near(k), [] if rows.v_is_k else near(
             oracle.tokens(VALUE, rows.keys, ids, rows.kv_heads, rows.v_dim)
         )
@@ -281,10 +256,8 @@ class Writer(LayerSteps, OperatorSteps):
         ids, begin, end = self.span(step)
         own = [n for n in self.model.slice if self.model.layers[n].keeps_tokens]
         call = {"op": "stored", "seq": step["seq"], "begin": begin, "end": end}
-        return [
-            self.stored_in(step, number, ids, call, max(0, end - begin))
-            for number in ([step["layer"]] if "layer" in step else own)
-        ]
+        return [self.stored_in(step, number, ids, call, max(0, end - begin))
+                for number in ([step["layer"]] if "layer" in step else own)]
 
     def gather(self, step):
         ids = parse_ids(step.get("ids", ""))
@@ -294,11 +267,8 @@ class Writer(LayerSteps, OperatorSteps):
 
     def store(self, step):
         rows = self.rows(step["layer"])
-        return {
-            "op": "store",
-            **step.given("seq", "layer", "begin"),
-            **rows.kv(parse_ids(step["ids"]), 0),
-        }
+        return {"op": "store", **step.given("seq", "layer", "begin"),
+                **rows.kv(parse_ids(step["ids"]), 0)}
 
     def stack(self, step, mla):
         """Layers of one kind, which have equal shapes, and the shapes of a call over all."""
@@ -334,41 +304,29 @@ class Writer(LayerSteps, OperatorSteps):
             kind, dim = (KEY, rows.k_dim) if key == "k" else (VALUE, rows.v_dim)
             given[key] = literal(
                 shape,
-                [
-                    x
-                    for number in self.model.slice
-                    for x in oracle.tokens(kind, number, ids, rows.kv_heads, dim)
-                ],
+                [x for number in self.model.slice
+                 for x in oracle.tokens(kind, number, ids, rows.kv_heads, dim)],
             )
         return {"op": step["op"], "seq": step["seq"], "begin": step["begin"], **given}
 
     store_kv = store_mla = store_stack
 
     def export_pool(self, step):
-        return {
-            "op": "export_pool",
-            "layer": step["layer"],
-            "kind": POOL_KINDS.index(step["kind"]),
-            **self.answer(step, "shape"),
-        }
+        return {"op": "export_pool", "layer": step["layer"],
+                "kind": POOL_KINDS.index(step["kind"]), **self.answer(step, "shape")}
 
     # ---- the prefix cache
 
     def query(self, step):
         """A token's id in the scenario is its id for the cache."""
         tokens = step["tokens"]
-        call = {
-            "op": step["op"],
-            "tokens": parse_ids(tokens) if isinstance(tokens, str) else tokens,
-        }
+        call = {"op": step["op"], "tokens": parse_ids(tokens)
+                if isinstance(tokens, str) else tokens}
         call |= step.given("seq", "num_tokens", "salt", "priority", "hashes")
         if "keys" in step:
             call["keys"] = [
-                {
-                    "type": KEY_TYPES[key.get("type", "USER")],
-                    "offset": key.get("offset", 0),
-                    "data": key.get("data", ""),
-                }
+                {"type": KEY_TYPES[key.get("type", "USER")], "offset": key.get("offset", 0),
+                 "data": key.get("data", "")}
                 for key in step["keys"]
             ]
         if "flags" in step:
@@ -403,22 +361,8 @@ def tree_parents(given):
 
 def checks(step):
     """Whether a step of a case compares anything."""
-    answers = {
-        "status",
-        "expect",
-        "missing",
-        "nearest",
-        "hit",
-        "freed",
-        "counts",
-        "shape",
-        "groups",
-        "values",
-        "layer_groups",
-        "layers",
-        "request_pages",
-        "page_size",
-        "want_out",
-    }
+    answers = {"status", "expect", "missing", "nearest", "hit", "freed", "counts", "shape",
+               "groups", "values", "layer_groups", "layers", "request_pages", "page_size",
+               "want_out"}
     wants = [step[key] for key in ("out", "lse", "k", "v") if key in step]
     return bool(answers & set(step)) or any(want.get("values") for want in wants)

@@ -26,13 +26,11 @@ class LayerSteps:
             if key in opt:
                 call[key] = literal([q_heads], opt[key])
         if "spans" in opt:
-            call["spans"] = literal(
-                [len(opt["spans"]), 3], [x for span in opt["spans"] for x in span], "i32"
-            )
+            call["spans"] = literal([len(opt["spans"]), 3],
+                                    [x for span in opt["spans"] for x in span], "i32")
         if "bias" in opt:
-            call["bias"] = literal(
-                [len(opt["bias"]), len(opt["bias"][0])], [x for row in opt["bias"] for x in row]
-            )
+            call["bias"] = literal([len(opt["bias"]), len(opt["bias"][0])],
+                                   [x for row in opt["bias"] for x in row])
         return {"opt": call}
 
     def outputs(self, step, rows, padding=1, lse=True):
@@ -78,11 +76,8 @@ class LayerSteps:
             kv_head = head // (rows.q_heads // rows.kv_heads)
             q = [0.0] * rows.k_dim
             if step.get("q", "zero") == "formula":
-                q = rows.rope.turn(
-                    oracle.vector(QUERY, rows.q_layer, own, head, rows.k_dim),
-                    q_at,
-                    own >= long_from,
-                )
+                q = rows.rope.turn(oracle.vector(QUERY, rows.q_layer, own, head, rows.k_dim), q_at,
+                                   own >= long_from)
             keys = []
             for token, position in zip(ids, at):
                 k = rows.key(token, kv_head, position, token >= long_from)
@@ -101,42 +96,26 @@ class LayerSteps:
         return outs, sums
 
     def attend(self, op, step, inputs, rows, **more):
-        return {
-            "op": op,
-            **more,
-            "q": rows.q(step),
-            **inputs,
-            **self.options(step, rows.q_heads),
-            **self.outputs(step, rows),
-        }
+        return {"op": op, **more, "q": rows.q(step), **inputs, **self.options(step, rows.q_heads),
+                **self.outputs(step, rows)}
 
     def attn(self, step):
         rows = self.rows(step["layer"])
-        return self.attend(
-            "attn", step, rows.kv() if step.get("append", True) else {}, rows, layer=step["layer"]
-        )
+        return self.attend("attn", step, rows.kv() if step.get("append", True) else {}, rows,
+                           layer=step["layer"])
 
     def fused(self, step):
         rows, flat = self.rows(step["layer"]), []
         for token in rows.ids:
-            heads = (
-                (QUERY, rows.q_layer, rows.q_heads),
-                (KEY, rows.keys, rows.kv_heads),
-                (VALUE, rows.keys, rows.kv_heads),
-            )
+            heads = ((QUERY, rows.q_layer, rows.q_heads), (KEY, rows.keys, rows.kv_heads),
+                     (VALUE, rows.keys, rows.kv_heads))
             for kind, layer, count in heads:
                 part = oracle.tokens(kind, layer, [token], count, rows.k_dim)
-                flat += (
-                    [0] * len(part) if kind == QUERY and step.get("q", "zero") == "zero" else part
-                )
+                flat += ([0] * len(part)
+                         if kind == QUERY and step.get("q", "zero") == "zero" else part)
         qkv = literal([len(rows.ids) + 1, rows.q_heads + 2 * rows.kv_heads, rows.k_dim], flat)
-        return {
-            "op": "fused",
-            "layer": step["layer"],
-            "qkv": qkv,
-            **self.options(step, rows.q_heads),
-            **self.outputs(step, rows, lse=False),
-        }
+        return {"op": "fused", "layer": step["layer"], "qkv": qkv,
+                **self.options(step, rows.q_heads), **self.outputs(step, rows, lse=False)}
 
     def self(self, step):
         """MLA: every head gets the latent as K, and its first elements as V."""
@@ -150,9 +129,8 @@ class LayerSteps:
         return self.attend("self", step, inputs, rows, layer=step["layer"], **step.given("into"))
 
     def cached(self, step):
-        return self.attend(
-            "cached", step, {}, self.rows(step["layer"]), layer=step["layer"], **step.given("into")
-        )
+        return self.attend("cached", step, {}, self.rows(step["layer"]), layer=step["layer"],
+                           **step.given("into"))
 
     def merge(self, step):
         rows = self.rows(step["layer"])
@@ -164,11 +142,8 @@ class LayerSteps:
 
     def mla_append(self, step):
         rows = self.rows(step["layer"])
-        return {
-            "op": "mla_append",
-            "layer": step["layer"],
-            "latent": formula(KEY, rows.keys, rows.ids, 1, rows.k_dim),
-        }
+        return {"op": "mla_append", "layer": step["layer"],
+                "latent": formula(KEY, rows.keys, rows.ids, 1, rows.k_dim)}
 
     def cross(self, step):
         rows = self.rows(step["layer"])
@@ -215,11 +190,8 @@ class LayerSteps:
 
     def linear(self, step):
         model = self.linear_of(step, step)
-        call = {
-            "op": "linear",
-            "layer": step["layer"],
-            **linear_call(model, self.ids, step.get("state", 0)),
-        }
+        call = {"op": "linear", "layer": step["layer"],
+                **linear_call(model, self.ids, step.get("state", 0))}
         if model.skip:
             call["skip"] = literal([model.heads], model.skips())
         out = {"shape": [len(self.ids), model.heads, model.v_dim]}
@@ -240,12 +212,8 @@ class LayerSteps:
             "layer": step["layer"],
             "state": number,
             "activation": ACTIVATIONS.index(activation),
-            "x": {
-                "shape": [len(self.ids), channels],
-                "kind": INPUT,
-                "layer": step["layer"],
-                "ids": runs(self.ids),
-            },
+            "x": {"shape": [len(self.ids), channels], "kind": INPUT, "layer": step["layer"],
+                  "ids": runs(self.ids)},
             "weight": literal([channels, width], [x for row in weight for x in row]),
         }
         if biased:
@@ -278,43 +246,27 @@ class LayerSteps:
         else:
             flat = layer.state_value(number, step.get("value", -1))
         want = {"shape": shape} if self.refused else {"shape": shape, "values": near(flat)}
-        return {
-            "op": "stored_state",
-            "seq": step["seq"],
-            "layer": step["layer"],
-            "state": number,
-            "out": want,
-        }
+        return {"op": "stored_state", "seq": step["seq"], "layer": step["layer"], "state": number,
+                "out": want}
 
     def store_state(self, step):
         layer, number, shape = self.state_of(step)
-        return {
-            "op": "store_state",
-            "seq": step["seq"],
-            "layer": step["layer"],
-            "state": number,
-            "given": literal(shape, layer.state_value(number, step["value"])),
-        }
+        return {"op": "store_state", "seq": step["seq"], "layer": step["layer"], "state": number,
+                "given": literal(shape, layer.state_value(number, step["value"]))}
 
 
 def conv_inputs(layer, ids, count, channels):
     """The last `count` rows of inputs, zeros before the first."""
-    rows = [[0.0] * channels] * count + [
-        oracle.vector(INPUT, layer, token, 0, channels) for token in ids
-    ]
+    rows = [[0.0] * channels] * count + [oracle.vector(INPUT, layer, token, 0, channels)
+                                         for token in ids]
     return rows[-count:] if count else []
 
 
 def linear_call(model, ids, state):
-    call = {
-        "decay_kind": DECAYS.index(model.decay),
-        "delta": model.delta,
-        "scale": model.scale,
-        "state": state,
-        "q": formula(QUERY, model.layer, ids, model.heads_k, model.k_dim, 0),
-        "k": formula(KEY, model.layer, ids, model.heads_k, model.k_dim, 0),
-        "v": formula(VALUE, model.layer, ids, model.heads, model.v_dim, 0),
-    }
+    call = {"decay_kind": DECAYS.index(model.decay), "delta": model.delta, "scale": model.scale,
+            "state": state, "q": formula(QUERY, model.layer, ids, model.heads_k, model.k_dim, 0),
+            "k": formula(KEY, model.layer, ids, model.heads_k, model.k_dim, 0),
+            "v": formula(VALUE, model.layer, ids, model.heads, model.v_dim, 0)}
     if model.decay != "NONE":
         call["decay"] = literal(*model.decays(ids))
     if model.beta:

@@ -20,19 +20,12 @@ class OperatorSteps:
         self.pools[step["pool"]] = (1 if mla else heads, k_dim, 0 if mla else v_dim)
 
         def memory(dim):
-            shape = {
-                "HND": [pages, heads, page, dim],
-                "NHD": [pages, page, heads, dim],
-                "MLA": [pages, page, dim],
-            }
+            shape = {"HND": [pages, heads, page, dim], "NHD": [pages, page, heads, dim],
+                     "MLA": [pages, page, dim]}
             return {"shape": shape[layout], "dtype": step.get("dtype", "f32")}
 
-        call = {
-            "op": "op_pool",
-            "pool": step["pool"],
-            "layout": OP_LAYOUTS.index(layout),
-            "k": memory(k_dim),
-        }
+        call = {"op": "op_pool", "pool": step["pool"], "layout": OP_LAYOUTS.index(layout),
+                "k": memory(k_dim)}
         return call if mla else {**call, "v": memory(v_dim)}
 
     def op_options(self, step, positions, q_heads=1):
@@ -44,35 +37,18 @@ class OperatorSteps:
     def op_append(self, step):
         heads, k_dim, v_dim = self.pools[step["pool"]]
         rows = Rows(parse_ids(step["ids"]), 1, heads, k_dim, v_dim, v_dim == 0)
-        return {
-            "op": "op_append",
-            "pool": step["pool"],
-            "slots": integers(step["slots"], "i64"),
-            **rows.kv(),
-            **self.op_options(step, "positions"),
-        }
+        return {"op": "op_append", "pool": step["pool"], "slots": integers(step["slots"], "i64"),
+                **rows.kv(), **self.op_options(step, "positions")}
 
     def op_call(self, step, rows, **inputs):
-        return {
-            "op": step["op"],
-            **inputs,
-            "q": rows.q(step, 0),
-            **self.op_options(step, "q_at", rows.q_heads),
-            **self.outputs(step, rows, 0),
-        }
+        return {"op": step["op"], **inputs, "q": rows.q(step, 0),
+                **self.op_options(step, "q_at", rows.q_heads), **self.outputs(step, rows, 0)}
 
     def op_paged(self, step):
         heads, k_dim, v_dim = self.pools[step["pool"]]
         q_heads, rank = step.get("q_heads", heads), step.get("latent_rank", k_dim)
-        rows = Rows(
-            parse_ids(step["q_ids"]),
-            q_heads,
-            heads,
-            k_dim,
-            v_dim or rank,
-            v_dim == 0,
-            Rope(step.get("rope"), k_dim),
-        )
+        rows = Rows(parse_ids(step["q_ids"]), q_heads, heads, k_dim, v_dim or rank, v_dim == 0,
+                    Rope(step.get("rope"), k_dim))
         table = {key: integers(step["table"][key]) for key in step["table"]}
         return self.op_call(step, rows, pool=step["pool"], table=table, **step.given("latent_rank"))
 
@@ -94,11 +70,8 @@ class OperatorSteps:
                 ids = ids_of([parse_ids(part) for part in pair])
                 for head in range(heads):
                     keys = [
-                        (
-                            oracle.vector(KEY, 0, t, head, dim),
-                            oracle.vector(VALUE, 0, t, head, dim),
-                            0,
-                        )
+                        (oracle.vector(KEY, 0, t, head, dim),
+                         oracle.vector(VALUE, 0, t, head, dim), 0)
                         for t in ids
                     ]
                     out, lse = oracle.attend(oracle.vector(QUERY, 0, row, head, dim), keys, 1, dim)
@@ -106,15 +79,10 @@ class OperatorSteps:
                     sums.append(lse)
             return outs, sums
 
-        call, names = (
-            {"op": "op_merge"},
-            ("out", "lse", "other_out", "other_lse", "want_out", "want_lse"),
-        )
-        found = [
-            *over(lambda pair: pair[0]),
-            *over(lambda pair: pair[1]),
-            *over(lambda pair: pair[0] + pair[1]),
-        ]
+        call, names = ({"op": "op_merge"},
+                       ("out", "lse", "other_out", "other_lse", "want_out", "want_lse"))
+        found = [*over(lambda pair: pair[0]), *over(lambda pair: pair[1]),
+                 *over(lambda pair: pair[0] + pair[1])]
         for i, (name, flat) in enumerate(zip(names, found)):
             call[name] = {"shape": [len(parts), heads, dim][: 3 - i % 2], "values": near(flat)}
         return call | self.op_options(step, "")
@@ -126,13 +94,8 @@ class OperatorSteps:
         if self.refused:
             wants = {key: {"shape": want["shape"]} for key, want in wants.items()}
         table = {key: integers(step["table"][key]) for key in step["table"]}
-        return {
-            "op": "op_gather",
-            "pool": step["pool"],
-            "table": table,
-            **wants,
-            **self.op_options(step, ""),
-        }
+        return {"op": "op_gather", "pool": step["pool"], "table": table, **wants,
+                **self.op_options(step, "")}
 
     def op_copy_pages(self, step):
         return self.plain(step, "pool", "pairs")
@@ -143,20 +106,11 @@ class OperatorSteps:
         out = {"shape": [len(ids), heads, dim]}
         if not self.refused:
             out["values"] = near(
-                [
-                    x
-                    for token, p in zip(ids, step["positions"])
-                    for head in range(heads)
-                    for x in rows.key(token, head, [p], False)
-                ]
+                [x for token, p in zip(ids, step["positions"]) for head in range(heads)
+                 for x in rows.key(token, head, [p], False)]
             )
-        return {
-            "op": "op_rotate",
-            "x": rows.k(padding=0),
-            "in_place": step.get("in_place", False),
-            "out": out,
-            **self.op_options(step, "positions"),
-        }
+        return {"op": "op_rotate", "x": rows.k(padding=0), "in_place": step.get("in_place", False),
+                "out": out, **self.op_options(step, "positions")}
 
     def op_linear(self, step):
         """From zero states, over sequences cut by qo_indptr."""
@@ -172,11 +126,5 @@ class OperatorSteps:
         if not self.refused:
             out["values"], after["values"] = near(outs), near(states)
         call = linear_call(model, ids, 0)
-        return {
-            "op": "op_linear",
-            **call,
-            "qo_indptr": integers(cuts),
-            "out": out,
-            "want_states": after,
-            "states": literal(shape, [0] * len(states)),
-        }
+        return {"op": "op_linear", **call, "qo_indptr": integers(cuts), "out": out,
+                "want_states": after, "states": literal(shape, [0] * len(states))}

@@ -51,9 +51,8 @@ def main():
         names.add(path.name)
         if not check:
             target.write_text(text_of(case), encoding="utf-8")
-        elif not target.exists() or not same(
-            json.loads(target.read_text(encoding="utf-8")), json.loads(text_of(case))
-        ):
+        elif not target.exists() or not same(json.loads(target.read_text(encoding="utf-8")),
+                                             json.loads(text_of(case))):
             wrong.append(path.name)
     for path in (HERE / "cases").glob("*.json"):
         if path.name not in names:
