@@ -180,6 +180,20 @@ kvc_status with_query(Call& c, Function function) {
   return function(&query.call, c.answer("hit"));
 }
 
+template <auto kFunction>
+kvc_status by_query(Call& c) {
+  return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
+    return kFunction(c.player.cache, query, hit, c.err);
+  });
+}
+
+template <auto kFunction>
+kvc_status by_seq_and_query(Call& c) {
+  return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
+    return kFunction(c.player.cache, c.seq(), query, hit, c.err);
+  });
+}
+
 kvc_status prefix_hash(Call& c) {
   Query query(c.step);
   const kvc_status status = query.hash(c.step.get<int32_t>("block"), c.err);
@@ -282,31 +296,11 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
     return kvc_debug_set_state(c.player.cache, c.seq(), c.layer(), c.state(), c.in("given"), nullptr, c.err);
   };
   handlers["prefix_hash"] = prefix_hash;
-  handlers["match"] = [](Call& c) {
-    return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
-      return kvc_prefix_match(c.player.cache, query, hit, c.err);
-    });
-  };
-  handlers["attach"] = [](Call& c) {
-    return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
-      return kvc_prefix_attach(c.player.cache, c.seq(), query, hit, c.err);
-    });
-  };
-  handlers["insert"] = [](Call& c) {
-    return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
-      return kvc_prefix_insert(c.player.cache, c.seq(), query, hit, c.err);
-    });
-  };
-  handlers["pin"] = [](Call& c) {
-    return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
-      return kvc_prefix_pin(c.player.cache, query, hit, c.err);
-    });
-  };
-  handlers["unpin"] = [](Call& c) {
-    return with_query(c, [&](const kvc_prefix_query* query, int64_t* hit) {
-      return kvc_prefix_unpin(c.player.cache, query, hit, c.err);
-    });
-  };
+  handlers["match"] = by_query<kvc_prefix_match>;
+  handlers["attach"] = by_seq_and_query<kvc_prefix_attach>;
+  handlers["insert"] = by_seq_and_query<kvc_prefix_insert>;
+  handlers["pin"] = by_query<kvc_prefix_pin>;
+  handlers["unpin"] = by_query<kvc_prefix_unpin>;
   handlers["evict"] = [](Call& c) {
     return kvc_prefix_evict(c.player.cache, c.step.number("pages"), c.answer("freed"), c.err);
   };

@@ -60,9 +60,11 @@ class Writer(LayerSteps, OperatorSteps):
                 raise ValueError(f"unknown keys in {set(step['expect'])}")
         return calls
 
-    def answer(self, step, *keys):
+    def answer(self, step, key, needed=False):
         """What a call has to answer, unless it is refused."""
-        found = step.given(*keys)
+        found = step.given(key)
+        if needed and not self.refused and not found:
+            raise ValueError(f"'{key}' is missing")
         return {} if self.refused else found
 
     def position_of(self, token):
@@ -124,14 +126,11 @@ class Writer(LayerSteps, OperatorSteps):
         return self.plain(step, "num_pages")
 
     def can_append(self, step):
-        return self.plain(step, "seqs", "lengths") | self.answer(step, "missing")
+        return self.plain(step, "seqs", "lengths") | self.answer(step, "missing", True)
 
     def can(self, step):
-        return (
-            self.plain(step, "seq", "pos")
-            | {"what": SEQ_OPS.index(step["what"])}
-            | self.answer(step, "nearest")
-        )
+        call = {**self.plain(step, "seq", "pos"), "what": SEQ_OPS.index(step["what"])}
+        return call | self.answer(step, "nearest", True)
 
     def commit(self, step):
         return self.plain(step, "seqs", "leaves")
@@ -336,7 +335,7 @@ class Writer(LayerSteps, OperatorSteps):
     match = attach = insert = pin = unpin = query
 
     def prefix_hash(self, step):
-        return self.query(step) | step.given("block") | self.answer(step, "values")
+        return self.query(step) | step.given("block") | self.answer(step, "values", True)
 
     def evict(self, step):
         return self.plain(step, "pages") | self.answer(step, "freed")

@@ -41,6 +41,7 @@ class OperatorSteps:
                 **rows.kv(), **self.op_options(step, "positions")}
 
     def op_call(self, step, rows, **inputs):
+        self.answer(step, "sees", True)
         return {"op": step["op"], **inputs, "q": rows.q(step, 0),
                 **self.op_options(step, "q_at", rows.q_heads), **self.outputs(step, rows, 0)}
 
