@@ -1,10 +1,11 @@
-// Attention for anything that kernels::AttnParams can say, in float32: what no other kernel takes.
-// See README.md.
+// Attention for everything that kernels::AttnParams can express, in float32. It serves what no
+// other kernel supports. See README.md.
 //
-// A CTA does its items of the plan one after the other. Warp w owns rows w, w + 4 and so on of the
-// tile, so that a decode step's few rows keep all warps busy. Per block of 32 keys: scores (lane =
-// key), softmax inside the warp, weights to shared memory, sums += weights * V (lane = four dims of
-// a chunk of 128).
+// A CTA runs its work items one after the other. Warp w owns rows w, w + 4 and so on of the tile,
+// so that the few rows of a decode step keep all warps busy. For each block of 32 keys:
+// 1. Scores (lane = key).
+// 2. Softmax inside the warp; the weights go to shared memory.
+// 3. sums += weights * V (lane = four dims of a chunk of 128).
 #pragma once
 
 #include "kernels/cuda/attn/simt/config.h"
@@ -22,16 +23,16 @@ constexpr float kMinusInfinity = -__builtin_inff();
 
 struct RowFacts {
   RowRange mask;
-  int32_t row;     // token row of the sequence
-  int32_t head;    // query head; -1: no such row
-  int64_t packed;  // row of q, out and lse
+  int32_t row;     // Token row of the sequence.
+  int32_t head;    // Query head. -1: there is no such row.
+  int64_t packed;  // Row of q, out and lse.
   int64_t position;
 };
 static_assert(sizeof(RowFacts) == 4 * kRowFactsFloats);
 
 template <int Rows>
 struct Cta {
-  static constexpr int kOwn = Rows / kWarps;  // rows of a warp
+  static constexpr int kOwn = Rows / kWarps;  // Rows of a warp.
   static constexpr int kWeightStride = weight_stride(Rows);
 
   const AttnLaunch& launch;
@@ -48,7 +49,7 @@ struct Cta {
   TileRange tile;
   Source k, v;
   int32_t q_stride, sums_stride;
-  float m[kOwn], l[kOwn];  // the same in all lanes of the warp
+  float m[kOwn], l[kOwn];  // The same in all lanes of the warp.
 
   KVC_DEVICE Cta(const AttnLaunch& launch_in, const WorkItem& item_in)
       : launch(launch_in),
@@ -71,10 +72,10 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) m[i] = kMinusInfinity, l[i] = 0.0f;
   }
 
-  // Row of the tile that is the warp's row i.
+  // The row of the tile that is row i of the warp.
   KVC_DEVICE int row_of(int i) const { return warp + kWarps * i; }
 
-  // Facts of the rows, and their queries as the scores want them.
+  // Loads the facts of the rows, and their queries rotated and scaled.
   KVC_DEVICE void load_rows() {
     const kernels::AttnParams& params = launch.params;
     const int thread = static_cast<int>(threadIdx.x);
@@ -113,7 +114,7 @@ struct Cta {
     }
   }
 
-  // Bit i: the warp's row i sees `key`, the lane's.
+  // Bit i: row i of the warp sees the lane's key, `key`.
   KVC_DEVICE uint32_t rows_that_see(int32_t key, Cover covered) const {
     uint32_t bits = 0;
     if (key >= item.key_end) return 0;
@@ -146,7 +147,8 @@ struct Cta {
     }
   }
 
-  // Soft cap, ALiBi and bias; -inf where the row does not see the key, whatever its elements are.
+  // Applies the score modifiers: soft cap, ALiBi and bias. Returns -inf for a masked key, whatever
+  // its elements are.
   KVC_DEVICE float ruled(float score, bool sees, const RowFacts& own, int32_t key,
                          int64_t key_position) const {
     const kernels::AttnParams& params = launch.params;
@@ -163,8 +165,8 @@ struct Cta {
     return score;
   }
 
-  // Scores to weights relative to the new maxima; scale[i] is what older sums of row i are
-  // multiplied by. Also applies the factor of the lane's V.
+  // Turns scores into weights relative to the new maxima. scale[i] rescales the older sums of row
+  // i. The scale of the lane's V is applied as well.
   KVC_DEVICE void add_weights(const float (&scores)[kOwn], float v_factor, float (&scale)[kOwn]) {
     uint32_t own[kOwn];
 #pragma unroll
@@ -206,8 +208,8 @@ struct Cta {
     }
   }
 
-  // Dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0 leaves the
-  // sum alone: the key may be masked, its V anything.
+  // Accumulates dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0
+  // does not touch the sum: the key may be masked and its V arbitrary.
   template <int Count>
   KVC_DEVICE void add_values(const float (&scale)[kOwn], int32_t first_dim) {
     const int32_t d = first_dim + 4 * lane_id();
@@ -250,7 +252,7 @@ struct Cta {
     const int32_t key = first_key + lane;
     const uint32_t rows = rows_that_see(key, covered);
     seen[warp_id() * kKeys + lane] = rows;
-    sync_cta();  // also: nobody reads the last block's chunk any more
+    sync_cta();  // Everybody has finished with the last block's chunk.
     uint32_t anybody = 0;
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) anybody |= seen[w * kKeys + lane];

@@ -1,4 +1,5 @@
-// A block of keys on its way to shared memory: where its rows lie, and their elements as float32.
+// Loads a block of keys into shared memory: the addresses of its rows, and their elements as
+// float32.
 #pragma once
 
 #include "kernels/cuda/attn/simt/config.h"
@@ -6,11 +7,11 @@
 
 namespace kvc::cuda::simt {
 
-// Rows of K or of V.
+// The rows of K or of V.
 struct Source {
   kernels::PagedRows rows;
   Element element;
-  bool by_four;  // every row begins where four elements can be read at once
+  bool by_four;  // Every row is aligned for reads of four elements.
 };
 
 KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& storage) {
@@ -20,7 +21,7 @@ KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& st
                            rows.head_stride, rows.token_stride)};
 }
 
-// A lane's key: null where no row sees it.
+// The lane's key. Null: no row sees it.
 struct KeyRow {
   const std::byte* elements;
   const std::byte* block_scales;
@@ -40,9 +41,9 @@ KVC_DEVICE const std::byte* pointer_of_lane(const std::byte* own, int lane) {
   return reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<uint64_t>(own), lane));
 }
 
-// warp. Dims [first, first + kChunk) of the keys of all lanes into `chunk`, every warp its eight
-// keys; zeros behind `dim` and for keys that nobody sees. Elements keep their factors of the row
-// (factor_of_row), block scales are applied.
+// warp. Loads dims [first, first + kChunk) of the keys of all lanes into `chunk`, eight keys per
+// warp. Dims beyond `dim` and masked keys become zeros. Scales of rows are not applied
+// (factor_of_row); scales of blocks are.
 KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own, int32_t dim,
                            int32_t first) {
   constexpr int kWarpKeys = kKeys / kWarps;
@@ -92,8 +93,8 @@ KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own
   }
 }
 
-// warp. The same for K that turns while it is read; `position`: row of the angles of the lane's
-// key.
+// warp. The same for K that is rotated on read. `position` is the row of the RoPE table for the
+// lane's key.
 KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const KeyRow& own,
                                    const kernels::Rotation& rotation, int64_t position, int32_t dim,
                                    int32_t first) {

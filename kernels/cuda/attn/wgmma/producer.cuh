@@ -1,4 +1,4 @@
-// The producer warp: looks pages up and has TMA fill the rings, in the order in which the consumers
+// The producer warp: looks up pages and fills the rings by TMA, in the order in which the consumers
 // empty them.
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace kvc::cuda::wgmma {
 
-// Where lane i's box of a block of keys lies. page -1: nowhere, TMA gives zeros. rows < box_rows:
-// the box reaches over the end of ragged keys.
+// The TMA box of lane i in a block of keys. page -1: no key is visible, and TMA delivers zeros.
+// rows < box_rows: the box extends beyond the end of ragged keys.
 struct TmaBox {
   int32_t page, slot, rows;
 };
 
-// warp. box_rows keys from `key` on per lane; lanes behind the block get a place as well, which is
-// not used.
+// warp. Each lane takes box_rows keys from its `key` on. Lanes beyond the block get a box as well,
+// which is not used.
 KVC_DEVICE TmaBox find_tma_box(const kernels::AttnParams& params,
                                const kernels::AttnSequence& sequence, const ItemScope& scope,
                                int32_t key, int32_t box_rows) {
@@ -26,37 +26,38 @@ KVC_DEVICE TmaBox find_tma_box(const kernels::AttnParams& params,
     const int32_t entry = key / params.page_size;
     return {sequence.pages[entry], key - entry * params.page_size, box_rows};
   }
-  // Behind the last key of the sequence lies another's, or nothing.
+  // Beyond the last key of the sequence lies another sequence or nothing.
   const int64_t last = sequence.num_rows - 1;
   const int32_t end = row_range(sequence, params.causal, last).end,
                 left = end > key ? end - key : 0;
   return {sequence.pages[0], key, left < box_rows ? left : box_rows};
 }
 
-// A box of 1 << digit rows inside a box of ragged keys that is cut, and the row where it begins.
+// A TMA box of 1 << digit rows inside the last, incomplete box of ragged keys, and its first row.
 struct RaggedBox {
   int32_t digit;
   int32_t row;
   bool exists;
 };
-// `rows` of 64 lie in front of the end. Their binary digits from the highest down are boxes of
-// keys; the digits of the others, from the lowest up, boxes of zeros. So every box begins at a
-// multiple of its rows: those of eight and more at whole repetitions of the swizzle.
+// Of the 64 rows, `rows` lie before the end. Their binary digits, from the highest down, are boxes
+// of keys. The digits of the remaining rows, from the lowest up, are boxes of zeros. So every box
+// begins at a multiple of its size, and boxes of eight rows and more begin at a repetition of the
+// swizzle.
 KVC_HD RaggedBox ragged_box(int32_t rows, int32_t digit, bool of_zeros) {
   const int32_t size = 1 << digit, others = kRaggedBoxRows - rows;
   return of_zeros ? RaggedBox{digit, rows + (others & (size - 1)), (others & size) != 0}
                   : RaggedBox{digit, rows & -2 * size, (rows & size) != 0};
 }
 
-// warp. A block of K or V of one head: boxes of 64 elements x box_rows keys, [dim / 64][keys][64].
-// Lane i < keys / box_rows holds the place of box i. `maps`: boxes of box_rows; of ragged keys then
-// those of half as many, and so on to one. BarrierPerPiece: 64 elements announce themselves at
-// full[piece].
+// warp. Loads a block of K or V of one head by boxes of 64 elements x box_rows keys, [dim /
+// 64][keys][64]. Lane i < keys / box_rows holds box i. `maps` holds the map with boxes of box_rows;
+// for ragged keys the maps with half as many rows and so on follow. With BarrierPerColumnBox, each
+// column of boxes signals its own barrier full[column].
 template <int Dim, int Keys, bool BarrierPerColumnBox = false>
 KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* maps, int32_t head,
                            const TmaBox& place, int32_t box_rows) {
   constexpr int kColumnBoxes = Dim / 64;
-  const int32_t boxes = Keys / box_rows;  // a power of two
+  const int32_t boxes = Keys / box_rows;  // A power of two.
 #pragma unroll 1
   for (int32_t first = 0; first < boxes * kColumnBoxes; first += 32) {
     const int32_t box = (first + lane_id()) & (boxes - 1), column = (first + lane_id()) / boxes;
@@ -68,8 +69,8 @@ KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* m
   }
   const uint32_t cut = ballot(lane_id() < boxes && place.rows < box_rows);
   if (cut == 0) return;
-  // At most one box of a block is cut. Sixteen lanes have its digits, for the keys and for the
-  // zeros; each box that there is takes one instruction.
+  // At most one box of a block is incomplete. Sixteen lanes hold its digits, for the keys and for
+  // the zeros. Each existing box takes one instruction.
   int32_t which = 0;
   while ((cut >> which & 1u) == 0) ++which;
   const int32_t page = shuffle(place.page, which), slot = shuffle(place.slot, which);
@@ -108,7 +109,7 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
                                                  item.kv_head, place, box_rows);
       v_place.blocks++;
     };
-    // K of a block goes before V of the one in front of it: scores are one block ahead.
+    // K of a block is loaded before V of the previous block: scores are one block ahead.
     for (int32_t key = scope.block(scope.first, Shape::kKeyBlock); key < scope.key_end;
          key = scope.block(key + Shape::kKeyBlock, Shape::kKeyBlock)) {
       const TmaBox next =
@@ -123,7 +124,7 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
       v_is_due = true;
     }
     if (v_is_due) load_v();
-    sync_warp();  // the scope is written again
+    sync_warp();  // The scope is overwritten next.
   }
 }
 
