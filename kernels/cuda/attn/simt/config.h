@@ -43,12 +43,12 @@ static_assert(weights_spread(16) && weights_spread(8));
 
 // Offsets in floats. All arrays begin at multiples of 16 bytes.
 struct SharedLayout {
-  int32_t q;        // [rows][padded(k_dim)], rotated and scaled.
-  int32_t sums;     // [rows][padded(v_dim)], the accumulators.
-  int32_t chunk;    // [kKeys][kChunkStride] of K or V.
-  int32_t weights;  // [kKeys][weight_stride(rows)]
-  int32_t seen;     // [kWarps][kKeys], a bit per row of the warp that sees the key.
-  int32_t rows;     // [rows] of RowFacts.
+  int32_t q;             // [rows][padded(k_dim)], rotated and scaled.
+  int32_t sums;          // [rows][padded(v_dim)], the accumulators.
+  int32_t chunk;         // [kKeys][kChunkStride] of K or V.
+  int32_t weights;       // [kKeys][weight_stride(rows)]
+  int32_t visible_rows;  // [kWarps][kKeys], a bit per row of the warp that sees the key.
+  int32_t rows;          // [rows] of RowFacts.
   int32_t size;
 };
 constexpr int32_t kRowFactsFloats = 8;
@@ -59,8 +59,8 @@ KVC_HD SharedLayout shared_layout(int32_t rows, int32_t k_dim, int32_t v_dim) {
   at.sums = at.q + rows * padded(k_dim);
   at.chunk = at.sums + rows * padded(v_dim);
   at.weights = at.chunk + kKeys * kChunkStride;
-  at.seen = at.weights + kKeys * weight_stride(rows);
-  at.rows = at.seen + kWarps * kKeys;
+  at.visible_rows = at.weights + kKeys * weight_stride(rows);
+  at.rows = at.visible_rows + kWarps * kKeys;
   at.size = at.rows + rows * kRowFactsFloats;
   return at;
 }

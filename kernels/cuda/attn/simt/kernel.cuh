@@ -43,7 +43,7 @@ struct Cta {
   float* sums;
   float* chunk;
   float* weights;
-  uint32_t* seen;
+  uint32_t* visible_rows;
   RowFacts* facts;
   SequenceMask mask;
   TileRange tile;
@@ -61,7 +61,7 @@ struct Cta {
     float* memory = reinterpret_cast<float*>(cta_shared());
     q = memory + at.q, sums = memory + at.sums, chunk = memory + at.chunk,
     weights = memory + at.weights;
-    seen = reinterpret_cast<uint32_t*>(memory + at.seen);
+    visible_rows = reinterpret_cast<uint32_t*>(memory + at.visible_rows);
     facts = reinterpret_cast<RowFacts*>(memory + at.rows);
     mask = sequence_mask(sequence);
     tile = kEmptyTile;
@@ -115,7 +115,7 @@ struct Cta {
   }
 
   // Bit i: row i of the warp sees the lane's key, `key`.
-  KVC_DEVICE uint32_t rows_that_see(int32_t key, Cover covered) const {
+  KVC_DEVICE uint32_t rows_seeing(int32_t key, Cover covered) const {
     uint32_t bits = 0;
     if (key >= item.key_end) return 0;
 #pragma unroll
@@ -149,8 +149,8 @@ struct Cta {
 
   // Applies the score modifiers: soft cap, ALiBi and bias. Returns -inf for a masked key, whatever
   // its elements are.
-  KVC_DEVICE float ruled(float score, bool sees, const RowFacts& own, int32_t key,
-                         int64_t key_position) const {
+  KVC_DEVICE float modify_score(float score, bool sees, const RowFacts& own, int32_t key,
+                                int64_t key_position) const {
     const kernels::AttnParams& params = launch.params;
     if (!sees) return kMinusInfinity;
     if (params.softcap != 0.0f) score = params.softcap * tanhf(score);
@@ -246,16 +246,16 @@ struct Cta {
     }
   }
 
-  KVC_DEVICE void add_block(int32_t first_key, Cover covered) {
+  KVC_DEVICE void process_block(int32_t first_key, Cover covered) {
     const kernels::AttnParams& params = launch.params;
     const int lane = lane_id();
     const int32_t key = first_key + lane;
-    const uint32_t rows = rows_that_see(key, covered);
-    seen[warp_id() * kKeys + lane] = rows;
+    const uint32_t rows = rows_seeing(key, covered);
+    visible_rows[warp_id() * kKeys + lane] = rows;
     sync_cta();  // Everybody has finished with the last block's chunk.
     uint32_t anybody = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) anybody |= seen[w * kKeys + lane];
+    for (int w = 0; w < kWarps; ++w) anybody |= visible_rows[w * kKeys + lane];
     int64_t page = -1, position = 0;
     int32_t slot = 0;
     if (anybody != 0) {
@@ -275,12 +275,12 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) scores[i] = 0.0f;
     const KeyRow k_row = key_row(k, launch.k_storage, stored, page, item.kv_head, slot);
     const bool second = sequence.k_rotation_index != 0;
-    const bool turns =
+    const bool rotates =
         (second ? params.k_rotations[1].rotary_dim : params.k_rotations[0].rotary_dim) != 0;
 #pragma unroll 1
     for (int32_t d = 0; d < params.k_dim; d += kChunk) {
       if (d > 0) sync_cta();
-      if (turns) {
+      if (rotates) {
         load_chunk_rotated(chunk, k, k_row, second ? params.k_rotations[1] : params.k_rotations[0],
                            position, params.k_dim, d);
       } else {
@@ -294,7 +294,7 @@ struct Cta {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const bool sees = stored && (rows >> i & 1u) != 0;
-      scores[i] = ruled(scores[i] * k_factor, sees, facts[row_of(i)], key, position);
+      scores[i] = modify_score(scores[i] * k_factor, sees, facts[row_of(i)], key, position);
     }
     add_weights(scores, v_factor, scale);
     const KeyRow v_row = key_row(v, launch.v_storage, stored, page, item.kv_head, slot);
@@ -308,13 +308,13 @@ struct Cta {
     }
   }
 
-  KVC_DEVICE void attend() {
+  KVC_DEVICE void decode_loop() {
     for (int32_t key = item.key_begin; key < item.key_end; key += kKeys) {
       key = skip_masked(mask, tile, key, item.key_begin, kKeys);
       if (key >= item.key_end) break;
       const int32_t end = key + kKeys < item.key_end ? key + kKeys : item.key_end;
       const Cover covered = cover(mask, tile, key, end);
-      if (covered != Cover::kNone) add_block(key, covered);
+      if (covered != Cover::kNone) process_block(key, covered);
     }
   }
 
@@ -362,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x]; i < end; ++i) {
     Cta<Rows> cta(launch, launch.schedule.items[i]);
     cta.load_rows();
-    cta.attend();
+    cta.decode_loop();
     cta.write();
     sync_cta();
   }

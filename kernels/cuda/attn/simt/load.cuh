@@ -27,10 +27,10 @@ struct KeyRow {
   const std::byte* block_scales;
 };
 
-KVC_DEVICE KeyRow key_row(const Source& source, const RowStorage& storage, bool seen, int64_t page,
-                          int32_t head, int32_t slot) {
+KVC_DEVICE KeyRow key_row(const Source& source, const RowStorage& storage, bool visible_rows,
+                          int64_t page, int32_t head, int32_t slot) {
   KeyRow row{nullptr, nullptr};
-  if (!seen) return row;
+  if (!visible_rows) return row;
   row.elements = source.rows.base + page * source.rows.page_stride +
                  head * source.rows.head_stride + slot * source.rows.token_stride;
   if (storage.quant == Quant::kBlock16) row.block_scales = scale_address(storage, page, head, slot);
@@ -105,13 +105,13 @@ KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const Key
     const int key = first_key + i;
     const std::byte* row = pointer_of_lane(own.elements, key);
     const std::byte* scales = pointer_of_lane(own.block_scales, key);
-    const int64_t angles = shuffle(position, key);
+    const int64_t cos_sin_row = shuffle(position, key);
 #pragma unroll 1
     for (int32_t d = lane; d < kChunk; d += 32) {
       const int32_t at = first + d;
       float value = 0.0f;
       if (row != nullptr && at < dim) {
-        value = rotated(rotation, angles, at, [&](int32_t j) {
+        value = rotated(rotation, cos_sin_row, at, [&](int32_t j) {
           const float element = load_element(row, source.element, j);
           return scales != nullptr ? element * block_scale(scales, j) : element;
         });
