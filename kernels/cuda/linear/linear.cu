@@ -25,7 +25,7 @@ cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
                 stream, params, num_sequences_at, most_rows);
 }
 
-// All instantiations. States too tall for tiles of whole lines get narrower tiles.
+// All instantiations. States that are too tall for tiles of whole cache lines get narrower tiles.
 template <DType State>
 cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
                   const int32_t* num_sequences_at, int64_t most_rows, cudaStream_t stream) {
@@ -40,7 +40,7 @@ cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
                                                    most_rows, stream);
 }
 
-// In which q and k go to the matrix units.
+// Number of parts in which q and k go to the tensor cores.
 int32_t key_parts(const kernels::LinearParams& params) {
   return params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 ? 1 : 2;
 }
@@ -51,8 +51,8 @@ uint32_t chunk_shared_bytes(const kernels::LinearParams& params) {
   return static_cast<uint32_t>(shared.bytes());
 }
 
-// Whether long sequences can go by chunks: decays of whole heads, q and k that are exact in two
-// parts of bfloat16, and room for a chunk.
+// Whether long sequences can use chunks: decays are per head, q and k are exact in two parts of
+// bfloat16, and a chunk fits.
 bool fits_chunks(const kernels::LinearParams& params) {
   return params.q.dtype != DType::kF32 && params.k.dtype != DType::kF32 &&
          params.k_dim <= linear_config::kChunkMostRows &&
@@ -86,7 +86,7 @@ cudaError_t linear(const kernels::LinearParams& params, int32_t max_sequences,
                    const int32_t* num_sequences_at, int32_t num_long, cudaStream_t stream) {
   if (max_sequences <= 0) return cudaSuccess;
   if (params.k_dim > linear_most_k_dim()) return cudaErrorInvalidValue;
-  // Two launches where some sequences may be long: each takes its own.
+  // There are two launches where some sequences may be long: each processes its own.
   int64_t most_rows = INT64_MAX;
   if (num_long > 0 && fits_chunks(params)) {
     most_rows = linear_config::kChunkFrom - 1;
