@@ -9,7 +9,8 @@ namespace {
 
 using appending::Half;
 
-// Whole rows: `tasks` is what a thread or a warp of append_chunks or append_rows does of one row.
+// Launches a kernel on whole rows. `tasks` is the number of tasks that threads of append_chunks, or
+// warps of append_rows, have per row.
 cudaError_t start(void (*kernel)(appending::Launch), appending::Launch params, int64_t tasks_of_row,
                   int64_t tasks_of_cta, cudaStream_t stream) {
   params.rows_per_cta =

@@ -1,4 +1,4 @@
-// Whole pages, or slots of pages, from one place of the pool to another or to pinned host memory:
+// Copies whole pages, or regions of pages, inside the pool or to pinned host memory. See
 // PageCopyParams.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace kvc::cuda::copying {
 
-constexpr int32_t kThreads = 256;  // a CTA has a piece, its warps take turns
+constexpr int32_t kThreads = 256;  // A CTA has a region; its warps take turns.
 constexpr int32_t kInFlight =
-    4;  // steps of 512 bytes that a warp has under way: 64 KiB on a multiprocessor with four CTAs
+    4;  // Steps of 512 bytes that a warp has in flight: 64 KiB on an SM with four CTAs.
 constexpr int64_t kMaxCtas = 2048;
 
 // `bytes` is a multiple of the word. The CTA's warps take turns.

@@ -1,4 +1,4 @@
-// Rows of one sequence out of the pool. Keys of dropped pages (a page id below 0) become zeros.
+// Gathers rows of one sequence from the pool. Keys of dropped pages (page id below 0) become zeros.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace kvc::cuda::gathering {
 
 constexpr int32_t kThreads = 256;
-// Chunks of a CTA at least, so that small rows do not make a CTA each
+// Min chunks of a CTA, so that small rows do not make a CTA each.
 constexpr int32_t kTasks = 512;
 
 struct Launch {
@@ -20,7 +20,7 @@ struct Launch {
   int32_t keys_per_cta;
 };
 
-// Whether rows are copies of 16 bytes each: the same type on both sides, all aligned.
+// Whether rows are copies of 16 bytes each: the types are equal, and everything is aligned.
 KVC_HD bool fits_chunks(const kernels::GatherParams& params, const RowStorage& storage) {
   const uint64_t any = reinterpret_cast<uint64_t>(params.rows.base) |
                        reinterpret_cast<uint64_t>(params.out.base) |

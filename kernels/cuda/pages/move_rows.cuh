@@ -1,6 +1,6 @@
-// Rows from slot to slot inside the pool, with their scales, K turning on the way where its
-// positions change: MoveParams. The pairs of a list are done in order, so a warp does all of them
-// for one head.
+// Moves rows from slot to slot inside the pool, with their scales. K is rotated where its positions
+// change. See MoveParams. The pairs of a list run in order, so a warp processes all of them for one
+// head.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 
 namespace kvc::cuda::moving {
 
-constexpr int32_t kThreads = 128;  // a warp has the rows of one list and head
+constexpr int32_t kThreads = 128;  // A warp has the rows of one list and head.
 constexpr int32_t kWarps = kThreads / 32;
-constexpr int32_t kMaxDim = 1024;  // of rows that turn: they pass through shared memory as float32
+// Max dims of rotated rows: they pass through shared memory as float32.
+constexpr int32_t kMaxDim = 1024;
 
-// warp. Any alignment; `to` and `from` are the same or apart.
+// warp. Copies a row of any alignment; `to` and `from` are equal or do not overlap.
 KVC_DEVICE void copy_row(std::byte* to, const std::byte* from, int32_t bytes) {
   const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
                        static_cast<uint64_t>(bytes);
@@ -40,7 +41,7 @@ KVC_DEVICE RowPlace place_of_slot(const MoveParams& params, int64_t slot, int32_
   return place_of(params.rows, params.storage, at.page, head, at.offset);
 }
 
-// warp. Element by element as float32 into `row`, then turned and stored as append does it.
+// warp. Reads a row as float32 into `row`, rotates it, and stores it like append does.
 KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const RowPlace& from,
                          float* row) {
   const Element element = element_of(params.storage, params.rows.dtype);
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 6)
       copy_row(to.row, from.row, row_size);
       if (scale_size > 0) copy_row(to.scales, from.scales, scale_size);
     }
-    sync_warp();  // the next pair may read what other lanes wrote
+    sync_warp();  // The next pair may read what other lanes wrote.
   }
 }
 

@@ -1,15 +1,14 @@
-// A row into the pool, as it is stored there: converted or quantised by one warp. Shared by append
-// and move_rows.
+// Stores a row in the pool, converted or quantised by one warp. Shared by append and move_rows.
 #pragma once
 
 #include "kernels/cuda/ptx/elements.cuh"
 
 namespace kvc::cuda {
 
-// Where slot `page`, `offset` of a head lies.
+// The address of slot `page`, `offset` of a head.
 struct RowPlace {
   std::byte* row;
-  std::byte* scales;  // null without
+  std::byte* scales;  // Null without scales.
 };
 
 KVC_DEVICE RowPlace place_of(const kernels::PagedRows& rows, const RowStorage& storage,
@@ -46,8 +45,8 @@ KVC_DEVICE void store_blocks(const RowPlace& to, int32_t dim, const Value& value
   }
 }
 
-// warp. value(d): element d as float32; called once or twice for each element, by any lane. Nothing
-// that it reads may lie in `to`.
+// warp. value(d) returns element d as float32. It is called once or twice per element, by any lane,
+// and must not read from `to`.
 template <typename Value>
 KVC_DEVICE void store_row(const RowPlace& to, const RowStorage& storage, kernels::DType dtype,
                           int32_t dim, const Value& value) {

@@ -16,7 +16,8 @@ struct Leftover {
   GiveBack give;
 };
 
-// Never destroyed: a destructor of the host's may still free when those of this library have run.
+// Never destroyed: a destructor of the host program may still free memory after those of this
+// library have run.
 struct Leftovers {
   std::mutex lock;
   std::vector<Leftover> items;
@@ -26,7 +27,7 @@ Leftovers& leftovers() {
   return *all;
 }
 
-// False: again later.
+// Returns false if the free must be tried again later.
 bool try_now(const Leftover& item) {
   const DeviceScope scope(item.device);
   if (scope.error() != cudaSuccess) return true;
@@ -40,7 +41,7 @@ void keep(const Leftover& item) {
   const std::lock_guard lock(leftovers().lock);
   try {
     leftovers().items.push_back(item);
-  } catch (const std::bad_alloc&) {  // then the memory stays taken
+  } catch (const std::bad_alloc&) {  // The memory then stays allocated.
   }
 }
 
