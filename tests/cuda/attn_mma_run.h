@@ -19,7 +19,7 @@ namespace kvc::cuda::test {
 constexpr int kMmaArch = 90;
 inline int32_t mma_shared_bytes() {
   int32_t bytes = 0;
-  testing::check(most_shared_bytes(&bytes), "cudaDeviceGetAttribute");
+  testing::check(max_shared_bytes(&bytes), "cudaDeviceGetAttribute");
   return bytes;
 }
 

@@ -41,7 +41,7 @@ KVC_DEVICE int32_t fragment_column(int i) { return lane_id() % 4 * 2 + i % 2; }
 
 // Loads q or k of the chunk's tokens; zeros beyond the tokens and beyond k_dim. Aligned rows are
 // copied asynchronously: the caller waits for the copies.
-KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+KVC_DEVICE void stage_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
                            int32_t head, int32_t k_dim, const ChunkShared& shared, uint16_t* to) {
   const std::byte* base = token_row(rows, token, head);
   const bool is_aligned =
@@ -66,7 +66,7 @@ KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_
 
 // The same in two parts, from 16-bit elements of any type. Four loads of a thread are in flight
 // together.
-KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+KVC_DEVICE void stage_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
                                  int32_t head, int32_t k_dim, const ChunkShared& shared,
                                  uint16_t* high, uint16_t* low) {
   constexpr int32_t kTogether = 4, kThreads = linear_config::kChunkThreads;
@@ -111,7 +111,7 @@ KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, 
 }
 
 // Loads v of the tile's columns, with all loads in flight together.
-KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_tokens,
+KVC_DEVICE void stage_values(const LinearHead& at, int64_t token, int32_t num_tokens,
                              const ChunkShared& shared) {
   constexpr int32_t kEach =
       ChunkShared::kTokens * ChunkShared::kColumns / linear_config::kChunkThreads;
@@ -136,7 +136,7 @@ KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_to
 }
 
 // Loads decay and beta of each token. Beyond the last token they are neutral.
-KVC_DEVICE void bring_gates(const LinearHead& at, int64_t token, int32_t num_tokens,
+KVC_DEVICE void stage_gates(const LinearHead& at, int64_t token, int32_t num_tokens,
                             const ChunkShared& shared) {
   const auto t = static_cast<int32_t>(threadIdx.x);
   if (t >= ChunkShared::kTokens) return;
@@ -173,7 +173,7 @@ KVC_DEVICE void multiply_decays(const ChunkShared& shared) {
 }
 
 // Stores the state in two parts for products.
-KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared& shared) {
+KVC_DEVICE void store_state(const ChunkThread& thread, int warp, const ChunkShared& shared) {
   for (int i = 0; i < ChunkThread::kStateTiles; ++i) {
     const int32_t first = 16 * (warp + 4 * i);
     for (int n = 0; n < ChunkThread::kTiles; ++n) {
@@ -300,7 +300,7 @@ KVC_DEVICE void solve(int warp, const ChunkShared& shared) {
 }
 
 // Stores U, and U decayed to the end of the chunk, in two parts each.
-KVC_DEVICE void put_updates(const ChunkShared& shared) {
+KVC_DEVICE void store_updates(const ChunkShared& shared) {
   for (auto i = static_cast<int32_t>(threadIdx.x); i < ChunkShared::kTokens * ChunkShared::kColumns;
        i += linear_config::kChunkThreads) {
     const int32_t t = i / ChunkShared::kColumns, c = i % ChunkShared::kColumns;

@@ -50,18 +50,18 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
                                                      ? sequence.num_rows - first
                                                      : ChunkShared::kTokens);
     if constexpr (kKeyParts == 1) {
-      bring_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0));
-      bring_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0));
+      stage_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0));
+      stage_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0));
       copy_async_commit();
     } else {
-      bring_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0),
+      stage_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0),
                        shared.q(1));
-      bring_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0),
+      stage_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0),
                        shared.k(1));
     }
-    bring_values(at, token, num_tokens, shared);
-    bring_gates(at, token, num_tokens, shared);
-    put_state(thread, warp, shared);
+    stage_values(at, token, num_tokens, shared);
+    stage_gates(at, token, num_tokens, shared);
+    store_state(thread, warp, shared);
     if constexpr (kKeyParts == 1) copy_async_wait<0>();
     sync_cta();
     multiply_decays(shared);
@@ -70,7 +70,7 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
     multiply_state<kKeyParts>(thread, warp, shared, params.delta != 0);
     sync_cta();
     if (params.delta != 0) solve(warp, shared);
-    put_updates(shared);
+    store_updates(shared);
     sync_cta();
     add_updates_to_outputs(thread, warp, shared);
     advance_state<kKeyParts>(thread, warp, shared);

@@ -23,19 +23,19 @@ constexpr int32_t kManyRows = 8;  // More rows of state.
 constexpr int32_t kFewRowsMost = 64;
 
 // Max warps of a CTA. With more, each would lack registers.
-constexpr int32_t kMostWarps = 16;
+constexpr int32_t kMaxWarps = 16;
 
 constexpr int32_t lanes_of(kernels::DType state) { return state == kernels::DType::kF32 ? 8 : 16; }
 // Rows that fit a CTA of kMostWarps.
-constexpr int32_t most_rows(int32_t lanes) { return kMostWarps * (32 / lanes) * kManyRows; }
+constexpr int32_t max_rows(int32_t lanes) { return kMaxWarps * (32 / lanes) * kManyRows; }
 
 // Launch bounds for ptxas: max threads of a CTA, and CTAs per SM. With a small state each thread
 // has little in flight, so an SM must fit 512 threads.
-constexpr int32_t most_threads(int32_t lanes, int32_t rows) {
-  return rows == kFewRows ? kFewRowsMost * lanes / kFewRows : 32 * kMostWarps;
+constexpr int32_t max_threads(int32_t lanes, int32_t rows) {
+  return rows == kFewRows ? kFewRowsMost * lanes / kFewRows : 32 * kMaxWarps;
 }
 constexpr int32_t least_ctas(int32_t lanes, int32_t rows) {
-  return rows == kFewRows ? 512 / most_threads(lanes, rows) : 1;
+  return rows == kFewRows ? 512 / max_threads(lanes, rows) : 1;
 }
 
 // Tokens whose k, q and decay are kept in shared memory: one is read while the next is written.
@@ -49,7 +49,7 @@ constexpr int32_t kChunkColumns =
     32;  // Columns of a CTA's tile. Narrow, because a prompt has one CTA per head and tile.
 constexpr int32_t kChunkThreads = 128;
 // Rows of state: two tiles of 16 rows per warp, in registers.
-constexpr int32_t kChunkMostRows = 128;
+constexpr int32_t kChunkMaxRows = 128;
 // Min tokens for which a chunk is worth its work, which does not depend on how full it is.
 constexpr int64_t kChunkFrom = kLongSequence;
 

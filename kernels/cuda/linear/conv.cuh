@@ -21,7 +21,7 @@ constexpr int32_t kRows = 64;
 constexpr int kRowsAhead = 8;
 constexpr uint32_t kCtas = 8;
 // Max width with the window in registers. Wider windows read every input `width` times, from L1.
-constexpr int32_t kMostWidth = 4;
+constexpr int32_t kMaxWidth = 4;
 
 }  // namespace kvc::cuda::conv_config
 

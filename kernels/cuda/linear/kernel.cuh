@@ -145,10 +145,10 @@ KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, i
 }
 
 template <kernels::DType State, int kLanes, int kRows>
-__global__ void __launch_bounds__(linear_config::most_threads(kLanes, kRows),
+__global__ void __launch_bounds__(linear_config::max_threads(kLanes, kRows),
                                   linear_config::least_ctas(kLanes, kRows))
     linear_kernel(const __grid_constant__ kernels::LinearParams params,
-                  const int32_t* num_sequences_at, int64_t most_rows) {
+                  const int32_t* num_sequences_at, int64_t max_rows) {
   const auto warps = static_cast<int32_t>(blockDim.x / 32);
   const LinearShared shared{.rows = warps * (32 / kLanes) * kRows,
                             .warps = warps,
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(linear_config::most_threads(kLanes, kRows),
   const int32_t s = cta / tiles / params.num_heads;
   if (num_sequences_at != nullptr && s >= *num_sequences_at) return;
   const kernels::LinearSequence sequence = params.sequences[s];
-  if (sequence.num_rows > most_rows) return;
+  if (sequence.num_rows > max_rows) return;
   const int32_t head = cta / tiles % params.num_heads;
   const int32_t column = cta % tiles * shared.tile + 4 * (lane_id() % kLanes);
   const LinearHead at{params, head, head / (params.num_heads / params.num_k_heads), column,

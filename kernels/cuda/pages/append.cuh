@@ -58,10 +58,10 @@ KVC_HD bool fits_chunks(const Half& half) {
     return false;
   const kernels::Rotation& rotation = half.rotation;
   if (rotation.rotary_dim == 0) return true;
-  const uint64_t angles =
+  const uint64_t cos_sin_bits =
       reinterpret_cast<uint64_t>(rotation.cos) | reinterpret_cast<uint64_t>(rotation.sin);
   const int32_t chunk = rotation.interleaved != 0 ? 8 : 16;  // Whole chunks of pairs.
-  return rotation.begin % 8 == 0 && rotation.rotary_dim % chunk == 0 && aligned(angles, 16);
+  return rotation.begin % 8 == 0 && rotation.rotary_dim % chunk == 0 && aligned(cos_sin_bits, 16);
 }
 
 KVC_DEVICE int64_t rows_of(const Launch& launch) {
@@ -138,16 +138,17 @@ KVC_DEVICE void append_chunk(const Half& half, const std::byte* from, std::byte*
   const Words4 words = load_16_stream(from + 2 * index);
   const kernels::Rotation& rotation = half.rotation;
   const int32_t inside = index - rotation.begin;
-  const bool turns = inside >= 0 && inside < rotation.rotary_dim;
-  if (!turns && half.storage.quant == Quant::kNone && half.from.dtype == half.to.dtype) {
+  const bool is_rotated = inside >= 0 && inside < rotation.rotary_dim;
+  if (!is_rotated && half.storage.quant == Quant::kNone && half.from.dtype == half.to.dtype) {
     store_16(to + 2 * static_cast<int64_t>(index), words);
     return;
   }
   float value[8];
   unpack_eight(half.from.dtype, words, value);
-  if (turns) {
-    const int64_t angles = row * (rotation.rotary_dim / 2) + inside / 2;
-    const Words4 cos = load_16(rotation.cos + angles), sin = load_16(rotation.sin + angles);
+  if (is_rotated) {
+    const int64_t cos_sin_bits = row * (rotation.rotary_dim / 2) + inside / 2;
+    const Words4 cos = load_16(rotation.cos + cos_sin_bits),
+                 sin = load_16(rotation.sin + cos_sin_bits);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = value[2 * i], b = value[2 * i + 1];
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Half& half = in_row < k_tasks ? launch.halves[0] : launch.halves[1];
     const int32_t in_half = in_row < k_tasks ? in_row : in_row - k_tasks;
     const int32_t head = in_half / half.tasks, task = in_half % half.tasks;
-    const PagePlace place = page_place(slot, launch.page_size);
+    const PageOffset place = page_offset(slot, launch.page_size);
     const std::byte* from =
         half.from.base + row * half.from.token_stride + head * half.from.head_stride;
     std::byte* to = element_address(half.to, place.page, head, place.offset);
@@ -205,10 +206,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Half& half = launch.halves[in_row & 1];
     const int64_t slot = launch.slots[row];
     if (!is_in_pool(launch, slot) || half.from.base == nullptr) continue;
-    const PagePlace place = page_place(slot, launch.page_size);
+    const PageOffset place = page_offset(slot, launch.page_size);
     const std::byte* from =
         half.from.base + row * half.from.token_stride + head * half.from.head_stride;
-    const RowPlace to = place_of(half.to, half.storage, place.page, head, place.offset);
+    const RowAddress to = address_of(half.to, half.storage, place.page, head, place.offset);
     store_row(to, half.storage, half.to.dtype, half.dim, [&](int32_t d) {
       return rotated(half.rotation, row, d,
                      [&](int32_t j) { return load_element(from, half.from.dtype, j); });

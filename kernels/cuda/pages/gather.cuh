@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t t = static_cast<int32_t>(threadIdx.x); t < keys * key_chunks; t += kThreads) {
     const int64_t key = first_key + t / key_chunks;
     const int32_t head = t % key_chunks / chunks, byte = 16 * (t % chunks);
-    const PagePlace at = page_place(key, params.page_size);
+    const PageOffset at = page_offset(key, params.page_size);
     const int32_t page = params.pages[at.page];
     Words4 words{};
     if (page >= 0)
@@ -71,13 +71,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t t = warp_id(); t < keys * params.num_heads; t += kThreads / 32) {
     const int64_t key = first_key + t / params.num_heads;
     const int32_t head = t % params.num_heads;
-    const PagePlace at = page_place(key, params.page_size);
+    const PageOffset at = page_offset(key, params.page_size);
     const int32_t page = params.pages[at.page];
     std::byte* to = params.out.base + (key - launch.key_begin) * params.out.token_stride +
                     head * params.out.head_stride;
     const bool stored = page >= 0;
-    RowPlace from{nullptr, nullptr};
-    if (stored) from = place_of(params.rows, launch.storage, page, head, at.offset);
+    RowAddress from{nullptr, nullptr};
+    if (stored) from = address_of(params.rows, launch.storage, page, head, at.offset);
     const float factor = stored ? factor_of_row(launch.storage, page, head, at.offset) : 0.0f;
     const bool by_block = launch.storage.quant == Quant::kBlock16;
 #pragma unroll 1

@@ -36,14 +36,14 @@ KVC_DEVICE int32_t bytes_of_scales(const MoveParams& params) {
                                                       : 0;
 }
 
-KVC_DEVICE RowPlace place_of_slot(const MoveParams& params, int64_t slot, int32_t head) {
-  const PagePlace at = page_place(slot, params.page_size);
-  return place_of(params.rows, params.storage, at.page, head, at.offset);
+KVC_DEVICE RowAddress address_of_slot(const MoveParams& params, int64_t slot, int32_t head) {
+  const PageOffset at = page_offset(slot, params.page_size);
+  return address_of(params.rows, params.storage, at.page, head, at.offset);
 }
 
 // warp. Reads a row as float32 into `row`, rotates it, and stores it like append does.
-KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const RowPlace& from,
-                         float* row) {
+KVC_DEVICE void rotate_row(const MoveParams& params, const RowAddress& to, const RowAddress& from,
+                           float* row) {
   const Element element = element_of(params.storage, params.rows.dtype);
   const Quant quant = params.storage.quant;
   const float factor = quant == Quant::kPerTensor      ? params.storage.scale
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int64_t list = task / params.num_heads;
   if (list >= params.num_lists) return;
   const auto head = static_cast<int32_t>(task - list * params.num_heads);
-  const bool turns = params.rotation.rotary_dim != 0;
+  const bool is_rotated = params.rotation.rotary_dim != 0;
   const auto row_size =
       static_cast<int32_t>(row_bytes(element_of(params.storage, params.rows.dtype), params.dim));
   const int32_t scale_size = bytes_of_scales(params);
@@ -75,10 +75,10 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int64_t end = params.first[list + 1];
 #pragma unroll 1
   for (int64_t pair = params.first[list]; pair < end; ++pair) {
-    const RowPlace from = place_of_slot(params, params.from[pair], head);
-    const RowPlace to = place_of_slot(params, params.to[pair], head);
-    if (turns) {
-      turn_row(params, to, from, own);
+    const RowAddress from = address_of_slot(params, params.from[pair], head);
+    const RowAddress to = address_of_slot(params, params.to[pair], head);
+    if (is_rotated) {
+      rotate_row(params, to, from, own);
     } else if (from.row != to.row) {
       copy_row(to.row, from.row, row_size);
       if (scale_size > 0) copy_row(to.scales, from.scales, scale_size);

@@ -59,7 +59,7 @@ KVC_DEVICE float rotated_element(float element, float other, float cos, float si
 
 // Element `index` of a row after RoPE by row `cos_sin_row` of the table, without its scale.
 template <typename Load>
-KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int32_t index,
+KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t cos_sin_row, int32_t index,
                          const Load& load) {
   const float element = load(index);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
@@ -69,7 +69,8 @@ KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int3
   const bool second = interleaved ? (inside & 1) != 0 : inside >= half;
   const int32_t distance = interleaved ? 1 : half;
   const float other = load(second ? index - distance : index + distance);
-  const float cos = rotation.cos[angles * half + pair], sin = rotation.sin[angles * half + pair];
+  const float cos = rotation.cos[cos_sin_row * half + pair],
+              sin = rotation.sin[cos_sin_row * half + pair];
   return rotated_element(element, other, cos, sin, second);
 }
 

@@ -43,7 +43,7 @@ KVC_HD int64_t row_bytes(Element element, int64_t dim) {
   return (dim * element_bits(element) + 7) / 8;
 }
 // The largest magnitude, from which scales are made.
-KVC_HD float largest_of(Element element) {
+KVC_HD float max_magnitude(Element element) {
   return element == Element::kE4M3   ? 448.0f
          : element == Element::kE5M2 ? 57344.0f
          : element == Element::kInt8 ? 127.0f
@@ -52,11 +52,11 @@ KVC_HD float largest_of(Element element) {
 }
 
 // A slot's page and the offset in it. 64-bit divisions are used only where slots need them.
-struct PagePlace {
+struct PageOffset {
   int64_t page;
   int32_t offset;
 };
-KVC_HD PagePlace page_place(int64_t slot, int32_t page_size) {
+KVC_HD PageOffset page_offset(int64_t slot, int32_t page_size) {
   if (slot <= INT32_MAX) {
     const auto small = static_cast<uint32_t>(slot), size = static_cast<uint32_t>(page_size);
     return {static_cast<int64_t>(small / size), static_cast<int32_t>(small % size)};
@@ -178,7 +178,7 @@ KVC_HD uint32_t encode(Element element, float value) {
 // The scale of a row or block whose largest magnitude is `amax`. Never 0, so that it can be a
 // divisor.
 KVC_HD float row_scale(Element element, float amax) {
-  const float scale = amax / largest_of(element);
+  const float scale = amax / max_magnitude(element);
   return scale > 0x1p-126f ? scale : 0x1p-126f;
 }
 // NVFP4 without a second scale: e4m3 of amax / 6. A block whose scale rounds to 0 is stored as

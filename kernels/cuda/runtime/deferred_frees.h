@@ -10,12 +10,12 @@
 namespace kvc::cuda::runtime {
 
 // Releases `address` with `device` current, and returns the error.
-using GiveBack = cudaError_t (*)(void* address);
+using ReleaseFunction = cudaError_t (*)(void* address);
 
 // Makes `device` current and releases `address`, now or later. Errors other than a capture's are
 // final: the context that held the memory is lost.
-void give_back(int32_t device, void* address, GiveBack give);
+void release_or_defer(int32_t device, void* address, ReleaseFunction release);
 // Tries all deferred frees. Returns true if any memory was released.
-bool give_back_leftovers();
+bool release_deferred();
 
 }  // namespace kvc::cuda::runtime

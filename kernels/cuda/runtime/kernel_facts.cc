@@ -84,7 +84,7 @@ cudaError_t raise_shared_limit(const void* kernel, int32_t bytes) {
   return set;
 }
 
-cudaError_t most_shared_bytes(int32_t* out) {
+cudaError_t max_shared_bytes(int32_t* out) {
   int device = 0, bytes = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)

@@ -18,6 +18,6 @@ cudaError_t waits_for_previous_kernel(const void* kernel, bool* out);
 cudaError_t raise_shared_limit(const void* kernel, int32_t bytes);
 
 // Max dynamic shared memory per CTA of the current device.
-cudaError_t most_shared_bytes(int32_t* out);
+cudaError_t max_shared_bytes(int32_t* out);
 
 }  // namespace kvc::cuda

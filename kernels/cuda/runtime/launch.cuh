@@ -56,7 +56,7 @@ cudaError_t allow_shared(void (*kernel)(Params...), uint32_t bytes) {
 // Whether a CTA of the current device may use `bytes` of shared memory.
 inline bool can_have_shared(uint32_t bytes) {
   int32_t most = 0;
-  return most_shared_bytes(&most) == cudaSuccess && bytes <= static_cast<uint32_t>(most);
+  return max_shared_bytes(&most) == cudaSuccess && bytes <= static_cast<uint32_t>(most);
 }
 
 }  // namespace kvc::cuda

@@ -8,10 +8,10 @@
 namespace kvc::cuda::runtime {
 namespace {
 
-cudaError_t give_device_memory(void* address) { return cudaFree(address); }
-cudaError_t give_pinned_memory(void* address) { return cudaFreeHost(address); }
+cudaError_t release_device_memory(void* address) { return cudaFree(address); }
+cudaError_t release_pinned_memory(void* address) { return cudaFreeHost(address); }
 // cudaFree does not wait for uses of a pool's memory, and here there are none left.
-cudaError_t give_pool_memory(void* address) {
+cudaError_t release_pool_memory(void* address) {
   const cudaError_t error = cudaDeviceSynchronize();
   return result_of(error) == Result::kCapture ? error : cudaFree(address);
 }
@@ -35,8 +35,8 @@ Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* f
       (void)report(error, what, failure);
     }
     if (error != cudaErrorMemoryAllocation || !is_first) return result_of(error);
-    const bool has_leftovers = give_back_leftovers();
-    if (!trim_pool(device) && !has_leftovers) return result_of(error);
+    const bool has_released = release_deferred();
+    if (!trim_pool(device) && !has_released) return result_of(error);
   }
 }
 
@@ -133,7 +133,9 @@ Result allocate(int32_t device, int64_t bytes, void** address, Failure* failure)
                        [address](size_t count) { return cudaMalloc(address, count); });
 }
 
-void free(int32_t device, void* address) { give_back(device, address, give_device_memory); }
+void free(int32_t device, void* address) {
+  release_or_defer(device, address, release_device_memory);
+}
 
 Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address, Failure* failure) {
   cudaMemPool_t pool = nullptr;
@@ -170,10 +172,12 @@ void free_on(int32_t device, void* address, Stream stream) {
   int32_t capturing = 0;
   Failure failure{};
   if (is_capturing(device, stream, &capturing, &failure) == Result::kOk && capturing != 0) return;
-  give_back(device, address, give_pool_memory);
+  release_or_defer(device, address, release_pool_memory);
 }
 
-void free_idle(int32_t device, void* address) { give_back(device, address, give_device_memory); }
+void free_idle(int32_t device, void* address) {
+  release_or_defer(device, address, release_device_memory);
+}
 
 bool trim_pool(int32_t device) {
   cudaMemPool_t const pool = known_pool(device);
@@ -195,6 +199,6 @@ Result allocate_pinned(int64_t bytes, void** address, Failure* failure) {
   });
 }
 
-void free_pinned(void* address) { give_back(kAnyDevice, address, give_pinned_memory); }
+void free_pinned(void* address) { release_or_defer(kAnyDevice, address, release_pinned_memory); }
 
 }  // namespace kvc::cuda::runtime

@@ -112,7 +112,7 @@ void unmap_granule(const Driver& driver, const Reservation& reservation, void* a
 }
 
 // The device is current. Waits for it, then releases everything.
-cudaError_t give_reservation(void* address) {
+cudaError_t release_reservation(void* address) {
   Reservation* const reservation = find_reservation(address);
   const Driver* driver = nullptr;
   if (reservation == nullptr || find_driver(&driver) != cudaSuccess) return cudaSuccess;
@@ -242,6 +242,8 @@ Result discard(int32_t device, void* address, int64_t begin, int64_t end, Failur
   return Result::kOk;
 }
 
-void release(int32_t device, void* address) { give_back(device, address, give_reservation); }
+void release(int32_t device, void* address) {
+  release_or_defer(device, address, release_reservation);
+}
 
 }  // namespace kvc::cuda::runtime

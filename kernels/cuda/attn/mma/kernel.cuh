@@ -119,7 +119,7 @@ template <Kv Stored, int Rows>
 cudaError_t launch_rows(int dims, const AttnLaunch& params, cudaStream_t stream) {
   if (dims < 0 || dims >= kNumDims) return cudaErrorInvalidValue;
   int32_t shared_bytes = 0;
-  const cudaError_t error = most_shared_bytes(&shared_bytes);
+  const cudaError_t error = max_shared_bytes(&shared_bytes);
   if (error != cudaSuccess) return error;
   return with_config<Stored, Rows>(dims, shared_bytes,
                                    [&]<typename C>(C) { return launch_kernel<C>(params, stream); });
