@@ -42,19 +42,19 @@ bool same(const std::vector<T>& a, const std::vector<T>& b, int64_t count) {
 
 void check(const std::vector<kernels::AttnSequence>& sequences, const ScheduleShape& shape,
            const ScheduleLimits& limits, const std::vector<PrefixShare>& shares = {}) {
-  const HostPlan expected = make_plan(sequences, shape, limits, shares);
+  const HostSchedule expected = make_schedule(sequences, shape, limits, shares);
   const DeviceBatch batch(sequences);
   const DeviceArray<PrefixShare> device_shares(shares);
-  const PlanOnDevice device_plan(shape, limits, 0);
-  const ScheduleLaunch launch = device_plan.launch(batch.sequences.data(), batch.count.data(),
-                                                   shares.empty() ? nullptr : device_shares.data());
-  testing::check(plan(launch, nullptr), "plan");
+  const ScheduleOnDevice device_schedule(shape, limits, 0);
+  const ScheduleLaunch launch = device_schedule.launch(
+      batch.sequences.data(), batch.count.data(), shares.empty() ? nullptr : device_shares.data());
+  testing::check(cuda::schedule(launch, nullptr), "schedule");
   testing::finish();
-  const HostPlan actual = device_plan.read();
+  const HostSchedule actual = device_schedule.read();
   ASSERT_EQ(actual.counts, expected.counts);
   ASSERT_EQ(actual.cta_begin, expected.cta_begin);
   ASSERT_TRUE(same(actual.items, expected.items, expected.num_items()));
-  ASSERT_TRUE(same(actual.merges, expected.merges, expected.num_merges()));
+  ASSERT_TRUE(same(actual.reductions, expected.reductions, expected.num_reductions()));
   ASSERT_TRUE(same(actual.sources, expected.sources, expected.num_sources()));
 }
 
@@ -95,11 +95,12 @@ TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
     const ScheduleLimits limits = limits_of(batch.sequences);
     ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits));
     const DeviceBatch there(batch.sequences);
-    const PlanOnDevice device_plan(shape, limits, 0);
-    testing::check(plan(device_plan.launch(there.sequences.data(), there.count.data()), nullptr),
-                   "plan");
+    const ScheduleOnDevice device_schedule(shape, limits, 0);
+    testing::check(
+        cuda::schedule(device_schedule.launch(there.sequences.data(), there.count.data()), nullptr),
+        "schedule");
     testing::finish();
-    EXPECT_EQ(device_plan.scratch_is_used(), count > 1024);
+    EXPECT_EQ(device_schedule.scratch_is_used(), count > 1024);
   }
 }
 
