@@ -45,8 +45,8 @@ constexpr int32_t kStages = 3;
 // ---- Chunks, see chunk.cuh
 
 constexpr int32_t kChunk = 64;  // Tokens.
-constexpr int32_t kChunkColumns =
-    32;  // Columns of a CTA's tile. Narrow, because a prompt has one CTA per head and tile.
+// Columns of a CTA's tile. Narrow, because a prompt has one CTA per head and tile.
+constexpr int32_t kChunkColumns = 32;
 constexpr int32_t kChunkThreads = 128;
 // Rows of state: two tiles of 16 rows per warp, in registers.
 constexpr int32_t kChunkMaxRows = 128;

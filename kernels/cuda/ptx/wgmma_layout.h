@@ -20,9 +20,9 @@ KVC_HD uint32_t swizzled_128(uint32_t address) { return address ^ ((address >> 7
 // The offset of an element in a block of `rows` rows of `dim` elements, as TMA boxes of 64 elements
 // write it: [dim / 64][rows][64], swizzled, 16-bit elements.
 KVC_HD int32_t block_offset(int32_t rows, int32_t row, int32_t element) {
-  const int32_t piece = element / 8 % 8;
+  const int32_t chunk = element / 8 % 8;
   return element / kSwizzleElements * rows * kSwizzleBytes + row * kSwizzleBytes +
-         ((piece ^ (row & 7)) * 16) + element % 8 * 2;
+         ((chunk ^ (row & 7)) * 16) + element % 8 * 2;
 }
 
 // Descriptors of such blocks. K-major: rows are the rows of A or the columns of B, and elements run

@@ -55,8 +55,8 @@ cudaError_t allow_shared(void (*kernel)(Params...), uint32_t bytes) {
 
 // Whether a CTA of the current device may use `bytes` of shared memory.
 inline bool can_have_shared(uint32_t bytes) {
-  int32_t most = 0;
-  return max_shared_bytes(&most) == cudaSuccess && bytes <= static_cast<uint32_t>(most);
+  int32_t max_bytes = 0;
+  return max_shared_bytes(&max_bytes) == cudaSuccess && bytes <= static_cast<uint32_t>(max_bytes);
 }
 
 }  // namespace kvc::cuda

@@ -23,11 +23,11 @@ struct Range {
   int64_t count;
 };
 
-// warp. Whether `indptr` ascends from 0 or more to at most `most`.
-KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t most) {
+// warp. Whether `indptr` ascends from 0 or more to at most `limit`.
+KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t limit) {
   bool wrong = false;
   for (int32_t i = lane_id(); i < num_sequences; i += 32)
-    wrong = wrong || indptr[i] < 0 || indptr[i] > indptr[i + 1] || indptr[i + 1] > most;
+    wrong = wrong || indptr[i] < 0 || indptr[i] > indptr[i + 1] || indptr[i + 1] > limit;
   return !any(wrong);
 }
 

@@ -63,17 +63,17 @@ KVC_HD bool is_windowed(const BatchMetadataParams& params, const SequenceInfo& q
 KVC_HD VisibleRange visible_range(const BatchMetadataParams& params, const SequenceInfo& q,
                                   int32_t index) {
   VisibleRange keys{0, 0};
-  const auto at_least = [&](int32_t begin) {
+  const auto raise_begin = [&](int32_t begin) {
     keys.begin = keys.begin < begin ? begin : keys.begin;
   };
   if (params.layer_chunk != 0)
-    at_least(index / params.layer_chunk * params.layer_chunk);
+    raise_begin(index / params.layer_chunk * params.layer_chunk);
   else if (params.layer_window != 0)
-    at_least(index - params.layer_window + 1);
-  if (params.call_window != 0) at_least(index - params.call_window + 1);
+    raise_begin(index - params.layer_window + 1);
+  if (params.call_window != 0) raise_begin(index - params.call_window + 1);
   if (q.window != 0) {
     if (params.layer_window == 0 && params.call_window == 0) keys.sink_end = q.sink;
-    at_least(index - (q.window - q.sink) + 1);
+    raise_begin(index - (q.window - q.sink) + 1);
   }
   return keys;
 }

@@ -13,8 +13,8 @@ constexpr int32_t kWarps = kThreads / 32;
 // Keys of a block: one per lane, so that a row's softmax stays in its warp.
 constexpr int32_t kKeys = 32;
 constexpr int32_t kChunk = 128;  // Dims of K or V in shared memory at a time: four per lane.
-constexpr int32_t kChunkStride =
-    kChunk + 4;  // In floats. Lanes that read 16 bytes of eight keys touch all banks.
+// In floats. Lanes that read 16 bytes of eight keys touch all banks.
+constexpr int32_t kChunkStride = kChunk + 4;
 constexpr int32_t kMaxDim = 1024;
 
 // Max k_dim + v_dim for 16 packed rows. Up to it, queries and accumulators (float32) leave room for

@@ -95,7 +95,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
   const kernels::AttnParams& params = launch.params;
   // Scores are scaled after the product, in float32. Under a soft cap the product is scaled first.
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
-  RingPosition<Shape::kStages> place;  // Position of V. K is one block ahead while outputs are due.
+  // Position of V. K is one block ahead while outputs are due.
+  RingPosition<Shape::kStages> position;
 
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
        i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
@@ -112,31 +113,31 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
 #pragma unroll
     for (float& value : o) value = 0.0f;
 
-    const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_place) {
-      k_ring.wait(k_place);
+    const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_position) {
+      k_ring.wait(k_position);
       // Computed again in every block: otherwise the compiler would keep the descriptors of all
       // steps in registers.
-      uint32_t place[1] = {static_cast<uint32_t>(consumer)};
-      wgmma_pin(place);
-      const uint64_t q = wgmma_descriptor(shared + place[0] * (Shape::kQBytes / kConsumers), 0,
+      uint32_t own[1] = {static_cast<uint32_t>(consumer)};
+      wgmma_pin(own);
+      const uint64_t q = wgmma_descriptor(shared + own[0] * (Shape::kQBytes / kConsumers), 0,
                                           kStrideBytes, kSwizzleBytes);
       wgmma_pin(s);
       wgmma_fence();
       multiply_qk<Shape, T>(
-          s, q, wgmma_descriptor(k_ring.stage(k_place), 0, kStrideBytes, kSwizzleBytes));
+          s, q, wgmma_descriptor(k_ring.stage(k_position), 0, kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
     const auto issue_pv = [&]() {
       wgmma_pin(o);
       wgmma_fence();
-      multiply_pv<Shape, T>(
-          o, p,
-          wgmma_descriptor(v_ring.stage(place), leading_bytes(kKeys), kStrideBytes, kSwizzleBytes));
+      multiply_pv<Shape, T>(o, p,
+                            wgmma_descriptor(v_ring.stage(position), leading_bytes(kKeys),
+                                             kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
-    const auto softmax_scores = [&](const RingPosition<Shape::kStages>& k_place, int32_t key) {
+    const auto softmax_scores = [&](const RingPosition<Shape::kStages>& k_position, int32_t key) {
       wgmma_pin(s);
-      k_ring.release(k_place);
+      k_ring.release(k_position);
       if (params.softcap != 0) cap_scores(s, params.q_scale);
       if (!scope.all_visible(key, key + kKeys))
         mask_scores<kKeys>(s, scope, params, first_own_row(scope), key);
@@ -147,26 +148,26 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     const auto finish_output = [&]() {
       wgmma_wait<0>();
       wgmma_pin(o);
-      v_ring.release(place);
-      ++place.blocks;
+      v_ring.release(position);
+      ++position.blocks;
     };
     const auto wait_v = [&](int32_t key) {
-      v_ring.wait(place);
+      v_ring.wait(position);
       if (!scope.each_visible(key, key + kKeys))
-        clear_masked<Shape>(v_ring.stage(place), scope, key);
+        clear_masked<Shape>(v_ring.stage(position), scope, key);
     };
 
     int32_t key = scope.block(scope.first, kKeys);
     if (key < scope.key_end) {
-      issue_qk(place);
+      issue_qk(position);
       wgmma_wait<0>();
-      softmax_scores(place, key);
+      softmax_scores(position, key);
       pack_scores<T, kKeys>(s, p);
 #pragma unroll 1
       while (true) {
         const int32_t next = scope.block(key + kKeys, kKeys);
         if (next >= scope.key_end) break;
-        const RingPosition<Shape::kStages> ahead{place.blocks + 1};
+        const RingPosition<Shape::kStages> ahead{position.blocks + 1};
         issue_qk(ahead);
         wait_v(key);
         issue_pv();

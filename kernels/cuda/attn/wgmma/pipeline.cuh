@@ -29,22 +29,22 @@ struct Ring {
       mbarrier_init(empty + stage, consumer_warps);
     }
   }
-  KVC_DEVICE std::byte* stage(const RingPosition<Stages>& place) const {
-    return memory + place.stage() * Bytes;
+  KVC_DEVICE std::byte* stage(const RingPosition<Stages>& position) const {
+    return memory + position.stage() * Bytes;
   }
 
   // The producer warp waits for a free stage and announces its bytes.
-  KVC_DEVICE void acquire(const RingPosition<Stages>& place) const {
-    mbarrier_wait(empty + place.stage(), place.parity() ^ 1u);
-    if (lane_id() == 0) mbarrier_arrive_expect(full + place.stage(), Bytes);
+  KVC_DEVICE void acquire(const RingPosition<Stages>& position) const {
+    mbarrier_wait(empty + position.stage(), position.parity() ^ 1u);
+    if (lane_id() == 0) mbarrier_arrive_expect(full + position.stage(), Bytes);
     sync_warp();
   }
-  KVC_DEVICE void wait(const RingPosition<Stages>& place) const {
-    mbarrier_wait(full + place.stage(), place.parity());
+  KVC_DEVICE void wait(const RingPosition<Stages>& position) const {
+    mbarrier_wait(full + position.stage(), position.parity());
   }
   // A consumer warp has finished reading the stage.
-  KVC_DEVICE void release(const RingPosition<Stages>& place) const {
-    if (lane_id() == 0) mbarrier_arrive(empty + place.stage());
+  KVC_DEVICE void release(const RingPosition<Stages>& position) const {
+    if (lane_id() == 0) mbarrier_arrive(empty + position.stage());
   }
 };
 

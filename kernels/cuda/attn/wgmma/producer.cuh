@@ -55,26 +55,26 @@ KVC_HD RaggedBox ragged_box(int32_t rows, int32_t digit, bool of_zeros) {
 // column of boxes signals its own barrier full[column].
 template <int Dim, int Keys, bool BarrierPerColumnBox = false>
 KVC_DEVICE void load_block(std::byte* shared, uint64_t* full, const TensorMap* maps, int32_t head,
-                           const TmaBox& place, int32_t box_rows) {
+                           const TmaBox& tma_box, int32_t box_rows) {
   constexpr int kColumnBoxes = Dim / 64;
   const int32_t boxes = Keys / box_rows;  // A power of two.
 #pragma unroll 1
   for (int32_t first = 0; first < boxes * kColumnBoxes; first += 32) {
     const int32_t box = (first + lane_id()) & (boxes - 1), column = (first + lane_id()) / boxes;
-    const int32_t page = shuffle(place.page, box), slot = shuffle(place.slot, box);
-    const int32_t rows = shuffle(place.rows, box);
+    const int32_t page = shuffle(tma_box.page, box), slot = shuffle(tma_box.slot, box);
+    const int32_t rows = shuffle(tma_box.rows, box);
     if (column < kColumnBoxes && rows == box_rows)
       tma_load_4d(shared + column * Keys * 128 + box * box_rows * 128, maps,
                   full + (BarrierPerColumnBox ? column : 0), 64 * column, slot, head, page);
   }
-  const uint32_t cut = ballot(lane_id() < boxes && place.rows < box_rows);
-  if (cut == 0) return;
+  const uint32_t incomplete = ballot(lane_id() < boxes && tma_box.rows < box_rows);
+  if (incomplete == 0) return;
   // At most one box of a block is incomplete. Sixteen lanes hold its digits, for the keys and for
   // the zeros. Each existing box takes one instruction.
   int32_t which = 0;
-  while ((cut >> which & 1u) == 0) ++which;
-  const int32_t page = shuffle(place.page, which), slot = shuffle(place.slot, which);
-  const int32_t rows = shuffle(place.rows, which);
+  while ((incomplete >> which & 1u) == 0) ++which;
+  const int32_t page = shuffle(tma_box.page, which), slot = shuffle(tma_box.slot, which);
+  const int32_t rows = shuffle(tma_box.rows, which);
   const bool of_zeros = (lane_id() & 8) != 0;
   const RaggedBox box = ragged_box(rows, lane_id() & 7, of_zeros);
   if (!box.exists) return;
@@ -92,7 +92,7 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
                         const Ring<Shape::kStages, Shape::kVBytes>& v_ring) {
   const kernels::AttnParams& params = launch.params;
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  RingPosition<Shape::kStages> k_place, v_place;
+  RingPosition<Shape::kStages> k_position, v_position;
   const int32_t item_end = launch.schedule.cta_begin[blockIdx.x + 1];
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x]; i < item_end; ++i) {
     const WorkItem& item = launch.schedule.items[i];
@@ -100,14 +100,14 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
     find_scope(sequence, item, params.causal, group_size, box_rows, scope_at);
     sync_warp();
     const ItemScope& scope = *scope_at;
-    TmaBox place{};
+    TmaBox tma_box{};
     bool v_is_due = false;
     const auto load_v = [&]() {
-      v_ring.acquire(v_place);
-      load_block<Shape::kVDim, Shape::kKeyBlock>(v_ring.stage(v_place),
-                                                 v_ring.full + v_place.stage(), maps + kRaggedMaps,
-                                                 item.kv_head, place, box_rows);
-      v_place.blocks++;
+      v_ring.acquire(v_position);
+      load_block<Shape::kVDim, Shape::kKeyBlock>(
+          v_ring.stage(v_position), v_ring.full + v_position.stage(), maps + kRaggedMaps,
+          item.kv_head, tma_box, box_rows);
+      v_position.blocks++;
     };
     // K of a block is loaded before V of the previous block: scores are one block ahead.
     for (int32_t key = scope.block(scope.first, Shape::kKeyBlock); key < scope.key_end;
@@ -115,12 +115,13 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
       const TmaBox next =
           find_tma_box(params, sequence, scope,
                        key + (lane_id() & (Shape::kKeyBlock / box_rows - 1)) * box_rows, box_rows);
-      k_ring.acquire(k_place);
-      load_block<Shape::kKDim, Shape::kKeyBlock>(
-          k_ring.stage(k_place), k_ring.full + k_place.stage(), maps, item.kv_head, next, box_rows);
-      k_place.blocks++;
+      k_ring.acquire(k_position);
+      load_block<Shape::kKDim, Shape::kKeyBlock>(k_ring.stage(k_position),
+                                                 k_ring.full + k_position.stage(), maps,
+                                                 item.kv_head, next, box_rows);
+      k_position.blocks++;
       if (v_is_due) load_v();
-      place = next;
+      tma_box = next;
       v_is_due = true;
     }
     if (v_is_due) load_v();
