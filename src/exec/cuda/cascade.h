@@ -1,5 +1,5 @@
 // Shared prefixes on a device: whether one launch that reads them once beats a plan without them,
-// and what the planner takes for it (kernels/cuda/schedule/README.md). Pure functions of page
+// and what the scheduler takes for it (kernels/cuda/schedule/README.md). Pure functions of page
 // tables, lengths and shapes.
 #pragma once
 
