@@ -1,5 +1,5 @@
-// Runs the mma.sync attention kernel on a problem: the schedule's items on the device, its reductions on
-// the host.
+// Runs the mma.sync attention kernel on a problem: the schedule's items on the device, its
+// reductions on the host.
 #pragma once
 
 #include <algorithm>

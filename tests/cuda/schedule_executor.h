@@ -1,6 +1,6 @@
-// Plans in vectors, and a work list carried out on the host: every item by kernels/reference into a
-// slot as the device lays it out, then the reductions. For tests of the planner, and of kernels that
-// need a schedule.
+// Schedules in vectors, and their execution on the host: kernels/reference computes every work item
+// into a split in the device's layout, then come the reductions. For tests of the scheduler, and of
+// kernels that need a schedule.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@
 
 namespace kvc::cuda::test {
 
-// A schedule in vectors as long as plan_bytes says, filled with 0x7f bytes where nothing was written.
+// A schedule in vectors sized by schedule_bytes, filled with 0x7f bytes where nothing was written.
 // Copies point to their own memory.
 struct HostSchedule {
   ScheduleShape shape{};
