@@ -1,5 +1,5 @@
 // A random attention problem (tests/unit) with all that it reads and writes in memory of the
-// device, its keys in any storage, its work cut by the planner.
+// device, its keys in any storage, its work divided by the scheduler.
 #pragma once
 
 #include "kernels/reference/reference.h"

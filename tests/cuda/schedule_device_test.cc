@@ -1,4 +1,4 @@
-// The planner kernel against the planner's loops on the host, bit for bit.
+// The scheduler kernel against the scheduler's loops on the host, bit for bit.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/launches.h"
@@ -11,7 +11,7 @@ namespace {
 
 using testing::DeviceArray;
 
-// A batch as the planner reads it.
+// A batch as the scheduler reads it.
 struct DeviceBatch {
   DeviceArray<kernels::AttnSequence> sequences;
   DeviceArray<int32_t> count;
@@ -22,7 +22,7 @@ struct DeviceBatch {
     for (kernels::AttnSequence& sequence : copies) {
       sequence.key_begins = keep(sequence.key_begins, sequence.num_rows);
       sequence.key_ends = keep(sequence.key_ends, sequence.num_rows);
-      // Not the planner's business:
+      // The scheduler does not read these:
       sequence.tree_mask = nullptr;
       sequence.row_map = sequence.row_positions = nullptr;
     }

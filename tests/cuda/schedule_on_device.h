@@ -8,7 +8,7 @@ namespace kvc::cuda::test {
 
 class ScheduleOnDevice {
  public:
-  // As large as plan_bytes says, poisoned.
+  // Sized by schedule_bytes, poisoned.
   ScheduleOnDevice(const ScheduleShape& shape, const ScheduleLimits& limits, int32_t v_dim)
       : shape_(shape), limits_(limits), host_(empty_schedule(shape, limits)) {
     counts_ = decltype(counts_)(host_.counts.size());
@@ -40,7 +40,7 @@ class ScheduleOnDevice {
     return {shape_, limits_, sequences, num_sequences_at, view(), scratch_.data(), shares};
   }
   testing::DeviceArray<float>& partials() { return partials_; }
-  // Whether the planner has written to its scratch.
+  // Whether the scheduler has written to its scratch.
   bool scratch_is_used() const {
     for (const std::byte byte : scratch_.read()) {
       if (byte != std::byte{testing::DeviceArray<std::byte>::kPoison}) return true;

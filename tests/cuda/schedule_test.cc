@@ -1,5 +1,5 @@
 // Properties of plans: everything visible is done once and nothing else, by CTAs that all have as
-// much to do, in the memory that plan_bytes promised.
+// much to do, in the memory that schedule_bytes promised.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 
 using kernels::AttnSequence;
 
-// What token rows of a tile see together, by the rules of the host's own planner.
+// What token rows of a tile see together, by the rules of the host's own work list.
 VisibleKeys visible_of(const ScheduleShape& shape, const AttnSequence& sequence, int64_t row,
                        int64_t num_rows) {
   return visible_keys(sequence, row / shape.group_size, (row + num_rows - 1) / shape.group_size + 1,
