@@ -35,7 +35,7 @@
  *     kvc_cache_destroy(cache), kvc_plan_destroy(plan);
  *
  * WHAT IS WHERE
- *   Basics      types, statuses, library
+ *   Basics      basic types and statuses, library
  *   Simple      plan, cache, sequences, forward, attention
  *   Sharing     prefix cache, events, copies and swap
  *   Advanced    CUDA graphs, token trees, partial attention, recurrent state, operators
@@ -181,7 +181,7 @@ extern "C" {
 #define KVC_NULLABLE
 
 /* ============================================================================================== */
-/* Basics: types and statuses                                                                     */
+/* Basic types and statuses                                                                       */
 /* ============================================================================================== */
 
 typedef struct kvc_plan kvc_plan;       /* Planned memory of a model; immutable. */
@@ -239,7 +239,7 @@ typedef struct kvc_ext {
 } kvc_ext;
 
 /* ============================================================================================== */
-/* Basics: the library                                                                            */
+/* Library                                                                                        */
 /* ============================================================================================== */
 
 /* Returns the version of the loaded library's ABI, major << 16 | minor.
@@ -1101,9 +1101,9 @@ KVC_API kvc_status kvc_seq_pop(kvc_cache *cache, kvc_seq seq, int64_t n,
  *                                 - The cache has STATE layers.
  *                                 - A delta other than begin - end, which leaves a gap, where the
  *                                   sequence or a layer has a window or chunk.
- *                                 - K moves that a LONGROPE layer rotates ON_APPEND: it does not
- *                                   say by which factors.
- *                                 - K moves that is quantised and rotated ON_APPEND.
+ *                                 - It would move K of a LONGROPE layer that rotates ON_APPEND: K
+ *                                   does not say by which factors.
+ *                                 - It would move K that is quantised and rotated ON_APPEND.
  * Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
  *                                 negative, stop ascending, or exceed int32.
  *            KVC_E_NOT_FOUND      No such sequence.

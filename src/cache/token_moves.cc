@@ -121,10 +121,15 @@ void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
 
 // ---------------------------------------------------------------------------------------------- context shift
 
+// K that is stored rotated cannot be re-rotated where LONGROPE does not say by which factors it was, or where it is quantised.
 bool Cache::can_turn_keys() const {
-  return std::none_of(spec().ropes.begin(), spec().ropes.end(), [](const RopeSpec& rope) {
+  const bool is_known = std::none_of(spec().ropes.begin(), spec().ropes.end(), [](const RopeSpec& rope) {
     return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
   });
+  return is_known && std::none_of(spec().layers.begin(), spec().layers.end(), [this](const LayerSpec& layer) {
+           return layer.is_quantised() && layer.rope >= 0 &&
+                  spec().ropes[static_cast<size_t>(layer.rope)].mode == KVC_ROPE_ON_APPEND;
+         });
 }
 
 void Cache::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
