@@ -38,7 +38,7 @@ def main():
         STORED.write_text("\n".join(sorted(names)) + "\n")
         return
     findings = []
-    for where, wanted in (("tests/abi/symbols.txt", set(STORED.read_text().split())), (header.PATH, set(header.functions()))):
+    for where, wanted in (("tests/abi/symbols.txt", set(STORED.read_text().split())), ("the public headers", set(header.functions()))):
         findings += [f"exported, but not in {where}: {name}" for name in sorted(names - wanted)]
         findings += [f"in {where}, but not exported: {name}" for name in sorted(wanted - names)]
 
