@@ -4,6 +4,9 @@
  * ever stored in Go memory that C sees, and none is kept after the call. Addresses of Go memory come as typed arguments, which keep it in
  * place and alive for the call; handles of the library come as numbers.
  *
+ * shim_abi.h holds the shims whose form follows from the function's declaration; they are generated. A function that a
+ * shim by hand calls, in the other files, has none there.
+ *
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef KVCACHE_GO_SHIM_H_
@@ -12,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "internal/headers/kvcache.h"
+#include "internal/headers/kvcache_api.h"
 
 enum { SHIM_MAX_DIMS = 9 }; /* of a state (8) and the batch */
 

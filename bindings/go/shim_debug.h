@@ -2,7 +2,7 @@
 #ifndef KVCACHE_GO_SHIM_DEBUG_H_
 #define KVCACHE_GO_SHIM_DEBUG_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 /* Which tensors a call of kvc_debug_* is about. */
 enum shim_stored { SHIM_STORED_KV = 0, SHIM_STORED_MLA = 1, SHIM_STORED_LAYER = 2 };
@@ -49,30 +49,6 @@ static inline kvc_error *shim_debug_state(uintptr_t api, int32_t set, uintptr_t 
   return shim_result(status, &err);
 }
 
-static inline kvc_error *shim_export_pool(uintptr_t api, uintptr_t cache, int32_t layer, int32_t kind,
-                                          uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_pool(SHIM_CACHE(cache), layer, kind, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
-static inline kvc_error *shim_export_page_table(uintptr_t api, uintptr_t fwd, int32_t group, int32_t kind,
-                                                uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_page_table(SHIM_FORWARD(fwd), group, kind, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
-static inline kvc_error *shim_export_seq_pages(uintptr_t api, uintptr_t cache, int64_t seq, int32_t group,
-                                               uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_seq_pages(SHIM_CACHE(cache), seq, group, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
 static inline DLManagedTensorVersioned *shim_exported(uintptr_t exported) {
   return (DLManagedTensorVersioned *)exported;
 }

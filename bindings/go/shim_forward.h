@@ -2,7 +2,7 @@
 #ifndef KVCACHE_GO_SHIM_FORWARD_H_
 #define KVCACHE_GO_SHIM_FORWARD_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 static inline kvc_error *shim_forward_begin(uintptr_t api, uintptr_t cache, size_t n, const int64_t *seqs,
                                             const int64_t *lengths, const int32_t *tree_parents,
@@ -27,22 +27,6 @@ static inline kvc_error *shim_forward_begin(uintptr_t api, uintptr_t cache, size
   const kvc_status status = SHIM_API(api)->forward_begin(SHIM_CACHE(cache), &desc, &fwd, &err);
   *out = (uintptr_t)fwd;
   return shim_result(status, &err);
-}
-static inline int64_t shim_forward_num_tokens(uintptr_t api, uintptr_t fwd) {
-  return SHIM_API(api)->forward_num_tokens(SHIM_FORWARD(fwd));
-}
-static inline kvc_error *shim_forward_end(uintptr_t api, uintptr_t fwd) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->forward_end(SHIM_FORWARD(fwd), &err), &err);
-}
-static inline kvc_error *shim_forward_abort(uintptr_t api, uintptr_t fwd) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->forward_abort(SHIM_FORWARD(fwd), &err), &err);
-}
-static inline kvc_error *shim_forward_positions(uintptr_t api, uintptr_t fwd, SHIM_TENSOR(out)) {
-  SHIM_ERROR;
-  SHIM_DL(out);
-  return shim_result(SHIM_API(api)->forward_positions(SHIM_FORWARD(fwd), out_dl, &err), &err);
 }
 
 /* The functions of one form: (forward, layer, options, q, k, v, out, lse). */
@@ -103,36 +87,6 @@ static inline kvc_error *shim_attn_opt(uintptr_t api, int32_t which, uintptr_t f
                      &err);
 }
 
-static inline kvc_error *shim_attn_merge(uintptr_t api, uintptr_t fwd, SHIM_TENSOR(out), SHIM_TENSOR(lse),
-                                         SHIM_TENSOR(other_out), SHIM_TENSOR(other_lse)) {
-  SHIM_ERROR;
-  SHIM_DL(out);
-  SHIM_DL(lse);
-  SHIM_DL(other_out);
-  SHIM_DL(other_lse);
-  return shim_result(
-      SHIM_API(api)->attn_merge(SHIM_FORWARD(fwd), out_dl, lse_dl, other_out_dl, other_lse_dl, &err), &err);
-}
-static inline kvc_error *shim_kv_append(uintptr_t api, uintptr_t fwd, int32_t layer, SHIM_TENSOR(k),
-                                        SHIM_TENSOR(v)) {
-  SHIM_ERROR;
-  SHIM_DL(k);
-  SHIM_DL(v);
-  return shim_result(SHIM_API(api)->kv_append(SHIM_FORWARD(fwd), layer, k_dl, v_dl, &err), &err);
-}
-static inline kvc_error *shim_mla_append(uintptr_t api, uintptr_t fwd, int32_t layer, SHIM_TENSOR(latent)) {
-  SHIM_ERROR;
-  SHIM_DL(latent);
-  return shim_result(SHIM_API(api)->mla_append(SHIM_FORWARD(fwd), layer, latent_dl, &err), &err);
-}
-static inline kvc_error *shim_kv_gather(uintptr_t api, uintptr_t fwd, int32_t layer, int64_t seq,
-                                        SHIM_TENSOR(k), SHIM_TENSOR(v)) {
-  SHIM_ERROR;
-  SHIM_DL(k);
-  SHIM_DL(v);
-  return shim_result(SHIM_API(api)->kv_gather(SHIM_FORWARD(fwd), layer, seq, k_dl, v_dl, &err), &err);
-}
-
 /* set 0: kvc_state_get. */
 static inline kvc_error *shim_state(uintptr_t api, int32_t set, uintptr_t fwd, int32_t layer, int32_t state,
                                     SHIM_TENSOR(value)) {
@@ -141,18 +95,6 @@ static inline kvc_error *shim_state(uintptr_t api, int32_t set, uintptr_t fwd, i
   const kvc_status status = set ? SHIM_API(api)->state_set(SHIM_FORWARD(fwd), layer, state, value_dl, &err)
                                 : SHIM_API(api)->state_get(SHIM_FORWARD(fwd), layer, state, value_dl, &err);
   return shim_result(status, &err);
-}
-static inline kvc_error *shim_state_conv(uintptr_t api, uintptr_t fwd, int32_t layer, int32_t state,
-                                         SHIM_TENSOR(x), SHIM_TENSOR(weight), SHIM_TENSOR(bias),
-                                         int32_t activation, SHIM_TENSOR(out)) {
-  SHIM_ERROR;
-  SHIM_DL(x);
-  SHIM_DL(weight);
-  SHIM_DL(bias);
-  SHIM_DL(out);
-  return shim_result(SHIM_API(api)->state_conv(SHIM_FORWARD(fwd), layer, state, x_dl, weight_dl, bias_dl,
-                                               activation, out_dl, &err),
-                     &err);
 }
 static inline kvc_error *shim_attn_linear(uintptr_t api, uintptr_t fwd, int32_t layer, uint64_t flags,
                                           int32_t decay_kind, int32_t state, float scale, SHIM_TENSOR(skip),

@@ -2,7 +2,7 @@
 #ifndef KVCACHE_GO_SHIM_OP_H_
 #define KVCACHE_GO_SHIM_OP_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 /* The options of an operator without its tensors; rope and executor are structs in memory of C, 0: none. */
 typedef struct shim_op_opt {

@@ -2,7 +2,7 @@
 #ifndef KVCACHE_GO_SHIM_PREFIX_H_
 #define KVCACHE_GO_SHIM_PREFIX_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 /* Extra keys as arrays of their fields; the bytes of key i follow those of key i-1 in `data`. */
 typedef struct shim_key {
@@ -69,21 +69,6 @@ static inline kvc_error *shim_prefix(uintptr_t api, int32_t which, uintptr_t cac
   }
   free(extra);
   return shim_result(status, &err);
-}
-
-static inline kvc_error *shim_prefix_evict(uintptr_t api, uintptr_t cache, int64_t pages, int64_t *out) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->prefix_evict(SHIM_CACHE(cache), pages, out, &err), &err);
-}
-static inline kvc_error *shim_prefix_reset(uintptr_t api, uintptr_t cache) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->prefix_reset(SHIM_CACHE(cache), &err), &err);
-}
-static inline kvc_error *shim_prefix_quota_set(uintptr_t api, uintptr_t cache, const uint8_t *salt,
-                                               size_t salt_size, uint64_t max_bytes) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->prefix_quota_set(SHIM_CACHE(cache), salt, salt_size, max_bytes, &err),
-                     &err);
 }
 
 /* `out` is an array of C, zeroed: the library writes addresses of its own into it. */

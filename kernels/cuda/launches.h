@@ -14,9 +14,11 @@ namespace kvc::cuda {
 
 cudaError_t step(const StepState& state, const StepPages& pages, cudaStream_t stream);
 // max_sequences: the most sequences a step can have. The kernel reads the actual number.
-cudaError_t view(const ViewParams& params, int32_t max_sequences, cudaStream_t stream);
-cudaError_t state_view(const StateViewParams& params, int32_t max_sequences, cudaStream_t stream);
-cudaError_t angles(const AngleParams& params, cudaStream_t stream);
+cudaError_t batch_metadata(const BatchMetadataParams& params, int32_t max_sequences,
+                           cudaStream_t stream);
+cudaError_t state_metadata(const StateMetadataParams& params, int32_t max_sequences,
+                           cudaStream_t stream);
+cudaError_t cos_sin(const CosSinParams& params, cudaStream_t stream);
 cudaError_t op_sequences(const OpSequencesParams& params, cudaStream_t stream);
 cudaError_t op_states(const OpStatesParams& params, cudaStream_t stream);
 cudaError_t op_pairs(const OpPairsParams& params, cudaStream_t stream);
@@ -25,8 +27,8 @@ cudaError_t op_constants(const OpConstantsParams& params, cudaStream_t stream);
 
 // ---- Attention (schedule/, attn/, reduce/)
 
-// The bytes of a schedule are kvc::cuda::plan_bytes of schedule/bounds.h.
-cudaError_t plan(const PlanLaunch& launch, cudaStream_t stream);
+// The bytes of a schedule are kvc::cuda::schedule_bytes of schedule/bounds.h.
+cudaError_t schedule(const ScheduleLaunch& launch, cudaStream_t stream);
 
 // What an attention kernel asks of a device.
 struct DeviceLimits {
@@ -39,7 +41,7 @@ struct DeviceLimits {
 // - X_fits: whether the kernel supports a launch on a device. `why` (nullable) gets the reason, a
 //   literal. Host only.
 // - X_geometry: the tile shape and the grid that the kernel is scheduled for. Host only.
-// - X: runs the work items of launch.plan, one CTA per entry of plan.cta_begin.
+// - X: runs the work items of launch.schedule, one CTA per entry of schedule.cta_begin.
 bool attn_simt_fits(const AttnLaunch& launch, const DeviceLimits& device, const char** why);
 AttnGeometry attn_simt_geometry(const DeviceLimits& device, int32_t k_dim, int32_t v_dim);
 cudaError_t attn_simt(const AttnLaunch& launch, cudaStream_t stream);
@@ -60,11 +62,11 @@ bool attn_latent_fits(const AttnLaunch& launch, const DeviceLimits& device, cons
 AttnGeometry attn_latent_geometry(const DeviceLimits& device, int32_t k_dim, int32_t v_dim);
 cudaError_t attn_latent(const AttnLaunch& launch, cudaStream_t stream);
 
-// Reduces the splits of launch.plan. Runs behind the attention launch with the same parameters.
-cudaError_t combine(const AttnLaunch& launch, cudaStream_t stream);
+// Reduces the splits of launch.schedule. Runs behind the attention launch with the same parameters.
+cudaError_t reduce_splits(const AttnLaunch& launch, cudaStream_t stream);
 // num_rows_at (nullable): the count lies on the device, and num_rows is its upper bound.
-cudaError_t merge(const kernels::MergeParams& params, int64_t num_rows, const int32_t* num_rows_at,
-                  cudaStream_t stream);
+cudaError_t merge_states(const kernels::MergeParams& params, int64_t num_rows,
+                         const int32_t* num_rows_at, cudaStream_t stream);
 
 // ---- Rows and pages of the pool (pages/)
 

@@ -207,11 +207,12 @@ void Audit::check_host_pages() const {
     by_sequences += host_refs_[page] != 0 ? 1 : 0;
   }
   const int64_t withheld = core_.host_states.num_used() * core_.host_states.slot_pages();
-  if (core_.host.allocator().num_used() != by_sequences + core_.index.num_host_pages() + withheld) {
+  if (core_.host.allocator().num_used() !=
+      by_sequences + core_.index.contents().num_host_pages() + withheld) {
     fail(KVC_E_CORRUPT,
          "%lld host pages are used: %lld by sequences, %lld by the index and %lld for states",
-         ll(core_.host.allocator().num_used()), ll(by_sequences), ll(core_.index.num_host_pages()),
-         ll(withheld));
+         ll(core_.host.allocator().num_used()), ll(by_sequences),
+         ll(core_.index.contents().num_host_pages()), ll(withheld));
   }
 }
 

@@ -90,8 +90,8 @@ void Cache::resize(int64_t num_pages) {
     core.pool.resize(num_pages);
     for (PageId page = core.allocator.first_indexed(num_pages); page != kNoPage;
          page = core.allocator.first_indexed(page))
-      core.index.forget_page(page);
-    core.index.evict_for(dropped);
+      core.index.eviction().forget_page(page);
+    core.index.eviction().evict_for(dropped);
     core.allocator.shrink(num_pages);
   }
 }

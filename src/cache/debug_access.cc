@@ -151,8 +151,9 @@ void DebugAccess::make_state_private(Sequence& sequence) {
               ll(core_.spec().num_state_slots));
   }
   states.prepare(1);
-  if (states.slot_pages() > core_.allocator.num_free()) core_.index.evict_for(states.slot_pages());
-  if (states.to_evict(1) > 0) core_.index.evict_states_for(1);
+  if (states.slot_pages() > core_.allocator.num_free())
+    core_.index.eviction().evict_for(states.slot_pages());
+  if (states.to_evict(1) > 0) core_.index.eviction().evict_states_for(1);
   const StateSlot fresh = states.take();
   states.copy_slot(sequence.state, fresh);
   states.drop_ref(sequence.state);

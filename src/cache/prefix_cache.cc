@@ -75,12 +75,12 @@ PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain) const {
     core_.publisher.list_host_places(plan.match, &plan.on_host);
     if (plan.on_host.empty()) return plan;
     // From the first block on, so that what fits is of use.
-    std::sort(
-        plan.on_host.begin(), plan.on_host.end(), [this](const BlockPage& a, const BlockPage& b) {
-          const int32_t depth_a = core_.index.depth(a.node), depth_b = core_.index.depth(b.node);
-          return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
-        });
-    const int64_t room = core_.index.num_fetchable(plan.deepest());
+    std::sort(plan.on_host.begin(), plan.on_host.end(),
+              [&nodes = core_.index.blocks().nodes](const BlockPage& a, const BlockPage& b) {
+                const int32_t depth_a = nodes[a.node].depth, depth_b = nodes[b.node].depth;
+                return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
+              });
+    const int64_t room = core_.index.eviction().num_fetchable(plan.deepest());
     if (static_cast<int64_t>(plan.on_host.size()) <= room) return plan;
     // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each
     // time.
@@ -99,17 +99,17 @@ int64_t PrefixCache::match(const PrefixQuery& query) const {
 PrefixMatch PrefixCache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
   const NodeId deepest = plan.deepest();
   core_.index.lock(deepest);
-  core_.index.evict_for(static_cast<int64_t>(plan.on_host.size()));
+  core_.index.eviction().evict_for(static_cast<int64_t>(plan.on_host.size()));
   bool is_fetched = true;
   for (const BlockPage& place : plan.on_host) {
     is_fetched = core_.allocator.num_free() > 0;
     if (!is_fetched) break;
     const PageId page = core_.allocator.take(kNoPage, 0);
-    core_.host_tier.promote(core_.index.page(place.node, place.index).host, page);
+    core_.host_tier.promote(core_.index.blocks().nodes.place(place.node, place.index).host, page);
     core_.index.promoted(place.node, place.index, page);
     core_.allocator.drop_ref(page);  // Cached until the sequence refers to it.
     // A quota may have left no room for it.
-    is_fetched = core_.index.page(place.node, place.index).device == page;
+    is_fetched = core_.index.blocks().nodes.place(place.node, place.index).device == page;
     if (!is_fetched) break;
   }
   core_.index.unlock(deepest);
@@ -144,7 +144,7 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   core_.sequences.adopt(std::move(sequence));
   const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
   if (deepest != kNoNode) core_.index.touch(deepest, true, query.priority);
-  core_.index.count_lookup(query.num_tokens, match.num_tokens);
+  core_.index.metrics().count_lookup(query.num_tokens, match.num_tokens);
   core_.note_pages_used();
   return match.num_tokens;
 }
@@ -184,30 +184,30 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
   core_.publisher.publish(sequence);
   const int64_t published = sequence.history.num_published;
   const bool is_there =
-      published > 0 &&
-      core_.index.find(sequence.history.root,
-                       sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      published > 0 && core_.index.blocks().find(
+                           sequence.history.root,
+                           sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
   return is_there ? published * core_.index.block_tokens() : 0;
 }
 
 int64_t PrefixCache::pin(const PrefixQuery& query) {
   core_.require_prefix_index("kvc_prefix_pin");
   KeyChain chain(query, core_.index.block_tokens());
-  const NodeId node = core_.index.find_deepest(chain);
+  const NodeId node = core_.index.blocks().find_deepest(chain);
   return node == kNoNode ? 0 : core_.index.pin(node) * core_.index.block_tokens();
 }
 
 int64_t PrefixCache::unpin(const PrefixQuery& query) {
   core_.require_prefix_index("kvc_prefix_unpin");
   KeyChain chain(query, core_.index.block_tokens());
-  const NodeId node = core_.index.find_deepest(chain);
+  const NodeId node = core_.index.blocks().find_deepest(chain);
   return node == kNoNode ? 0 : core_.index.unpin(node) * core_.index.block_tokens();
 }
 
 int64_t PrefixCache::evict(int64_t pages) {
   if (pages < 0)
     fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
-  return core_.index.evict(pages);
+  return core_.index.eviction().evict(pages);
 }
 
 void PrefixCache::reset() {

@@ -55,10 +55,10 @@ void PrivatePages::replace(const Range& range) noexcept {
   const Shared shared = count(range);
   if (forgets_cached_) {
     visit(range, [&](size_t, int64_t, PageId page) {
-      if (core_.allocator.refs(page) == 1) core_.index.forget_page(page);
+      if (core_.allocator.refs(page) == 1) core_.index.eviction().forget_page(page);
     });
   }
-  core_.index.evict_for(num_copies(shared));
+  core_.index.eviction().evict_for(num_copies(shared));
   visit(range, [&](size_t group, int64_t i, PageId page) {
     sequence_.invalidate_tables();
     PageTable& table = sequence_.tables[group];

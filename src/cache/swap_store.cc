@@ -134,7 +134,8 @@ void SwapStore::out(size_t num_seqs, const kvc_seq* seqs) {
   core_.host.check_use(HostUse::kManaged, "kvc_swap_out");
   Content content(sequences);
   const int64_t needed = content.num_pages(core_.host_states);
-  const int64_t available = core_.host.allocator().num_available() + core_.index.num_host_pages();
+  const int64_t available =
+      core_.host.allocator().num_available() + core_.index.contents().num_host_pages();
   if (needed > available) {
     fail_with(KVC_E_NO_PAGES, needed - available,
               "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed),
@@ -143,7 +144,7 @@ void SwapStore::out(size_t num_seqs, const kvc_seq* seqs) {
   core_.host_states.prepare(content.slots.count());
   // Nothing throws from here on.
   core_.host.start_use(HostUse::kManaged);
-  if (needed > core_.host.allocator().num_free()) core_.index.evict_host_for(needed);
+  if (needed > core_.host.allocator().num_free()) core_.index.eviction().evict_host_for(needed);
   for (const Sequence* sequence : sequences) core_.publisher.release(*sequence);
   move_sequences(*core_.copier, sequences, {core_.allocator, core_.states},
                  {core_.host.allocator(), core_.host_states}, content,
@@ -174,8 +175,8 @@ void SwapStore::in(size_t num_seqs, const kvc_seq* seqs) {
   core_.states.prepare(num_slots);
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks(), has_ids);
   // Nothing throws from here on.
-  if (needed > core_.allocator.num_free()) core_.index.evict_for(needed);
-  if (core_.states.to_evict(num_slots) > 0) core_.index.evict_states_for(num_slots);
+  if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed);
+  if (core_.states.to_evict(num_slots) > 0) core_.index.eviction().evict_states_for(num_slots);
   move_sequences(*core_.copier, sequences, {core_.host.allocator(), core_.host_states},
                  {core_.allocator, core_.states}, content, CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.

@@ -58,8 +58,8 @@ Operators::Operators(kvc_cpu_isa isa, const kvc_executor* host)
     : kernels_(choose_kernels(isa, "opt.cpu_isa")),
       executor_(host != nullptr ? Executor(*host) : Executor(1)) {}
 
-kernels::Rotation Operators::angles_of(const OpRotation& rotation, int64_t num_rows) {
-  if (!rotation.turns()) return {};
+kernels::Rotation Operators::cos_sin_of(const OpRotation& rotation, int64_t num_rows) {
+  if (!rotation.rotates()) return {};
   return cos_sin_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
                       executor_);
 }
@@ -70,14 +70,14 @@ void Operators::attend(OpAttention& attention, const AttnOptions& options,
   const std::vector<AttnSequence>& sequences = attention.sequences.finish();
   kernels::AttnParams params =
       attn_params(shape, attention.page_size, !attention.sequences.full(), options, tensors);
-  params.q_rotation = params.sink_q_rotation = angles_of(rotation, num_rows);
+  params.q_rotation = params.sink_q_rotation = cos_sin_of(rotation, num_rows);
   params.k = attention.k;
   params.v = attention.v;
   params.sequences = sequences.data();
   WorkList list;
-  plan_work(sequences.data(), static_cast<int64_t>(sequences.size()),
-            work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()), {},
-            &list);
+  schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()),
+                work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()),
+                {}, &list);
   ItemRunner runner(kernels_, &executor_);
   runner.secure(list, params);
   runner.run(list, params);
@@ -92,7 +92,7 @@ void Operators::append(const OpPool& pool, const TokenRows& k, const TokenRows& 
                 ll(slots[row]), ll(pool.num_pages), pool.page_size);
     }
   }
-  run_append(*kernels_, executor_, append_params(pool, k, v, slots, angles_of(rotation, num_rows)),
+  run_append(*kernels_, executor_, append_params(pool, k, v, slots, cos_sin_of(rotation, num_rows)),
              num_rows);
 }
 
@@ -101,7 +101,7 @@ void Operators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_hea
   std::vector<int64_t> slots(static_cast<size_t>(num_rows));
   std::iota(slots.begin(), slots.end(), 0);
   run_append(*kernels_, executor_,
-             rotate_params(x, out, num_heads, dim, slots.data(), angles_of(rotation, num_rows)),
+             rotate_params(x, out, num_heads, dim, slots.data(), cos_sin_of(rotation, num_rows)),
              num_rows);
 }
 

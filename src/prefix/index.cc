@@ -1,320 +1,269 @@
 #include "src/prefix/index.h"
 
 #include <algorithm>
-#include <chrono>
-#include <numeric>
+#include <utility>
+
+#include "src/base/error.h"
 
 namespace kvc {
-namespace {
 
-constexpr int64_t kNanosecondsPerTick = 100;
-
-int64_t clock_ticks() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(now).count() / kNanosecondsPerTick;
-}
-
-int32_t block_tokens_of(const Spec& spec) {
-  int32_t tokens = 1;
-  bool has_pages = false;
-  for (const GroupSpec& group : spec.groups) {
-    if (group.is_cross) continue;
-    tokens = std::lcm(tokens, group.page_size);
-    has_pages = true;
-  }
-  return has_pages ? tokens : spec.base_page_size;
-}
-
-int32_t pages_per_block_of(const Spec& spec) {
-  int32_t pages = 0;
-  for (const GroupSpec& group : spec.groups) {
-    if (!group.is_cross) pages += block_tokens_of(spec) / group.page_size;
-  }
-  return pages;
-}
-
-}  // namespace
+using Residence = BlockContents::Residence;
 
 PrefixIndex::PrefixIndex(const Plan& plan, PageAllocator* allocator, StatePool* states,
                          HostTier* host, int64_t event_capacity)
     : allocator_(allocator),
       states_(states),
       host_(host),
-      block_tokens_(block_tokens_of(plan.spec())),
-      pages_per_block_(pages_per_block_of(plan.spec())),
-      has_states_(plan.spec().has_states()),
-      page_bytes_(static_cast<uint64_t>(plan.layout().page_bytes)),
-      state_bytes_(static_cast<uint64_t>(plan.layout().state_slot_bytes)),
-      specs_(plan.spec().groups),
-      nodes_(pages_per_block_, block_tokens_),
-      start_(clock_ticks()),
-      events_(event_capacity) {
-  int32_t first_page = 0;
-  for (const GroupSpec& spec : specs_) {
-    Group group{&spec, first_page, spec.is_cross ? 0 : block_tokens_ / spec.page_size,
-                spec.page_size, -1};
-    if (spec.is_windowed() && !spec.is_cross) {
-      group.piece = static_cast<int32_t>(pieces_.size());
-      pieces_.push_back(std::make_unique<Order>());
-    } else {
-      full_pages_ += group.num_pages;
-    }
-    first_page += group.num_pages;
-    groups_.push_back(group);
-  }
-  if (has_states_) pieces_.push_back(std::make_unique<Order>());
-}
-
-void PrefixIndex::read_clock() noexcept {
-  stamp_ = std::max(stamp_, static_cast<uint64_t>(clock_ticks() - start_));
-}
+      tree_(plan),
+      contents_(&tree_, allocator, states, host),
+      order_(&tree_),
+      events_(&tree_, &contents_, event_capacity),
+      eviction_(&tree_, &contents_, &order_, &events_, &metrics_, allocator, states, host) {}
 
 void PrefixIndex::reserve(int64_t num_blocks, bool with_tokens) {
   read_clock();
-  if (page_nodes_.size() < static_cast<size_t>(allocator_->num_pages()))
-    page_nodes_.resize(static_cast<size_t>(allocator_->num_pages()), kNoNode);
-  spaces_.reserve(num_blocks);
+  contents_.reserve();
   last_reserved_ = num_blocks;
-  // At first for what the pool holds, so that moving a large index to a larger place is not a pause
-  // later. Untouched memory costs nothing.
-  const int64_t in_pool = allocator_->num_pages() / std::max(1, pages_per_block_);
-  nodes_.reserve(
-      nodes_.capacity() == 0 && num_blocks > 0 ? std::max(num_blocks, in_pool) : num_blocks,
-      with_tokens);
-  table_.reserve(nodes_.capacity());
-  const auto nodes = static_cast<size_t>(nodes_.capacity());
-  const auto make_room = [nodes](std::vector<int32_t>* positions, EvictionHeap* heap) {
-    if (heap != nullptr && heap->capacity() < nodes) heap->reserve(nodes);
-    if (positions->size() < nodes) positions->resize(nodes, -1);
-  };
-  make_room(&leaves_.positions, &leaves_.heap);
-  for (const std::unique_ptr<Order>& piece : pieces_) make_room(&piece->positions, &piece->heap);
-  make_room(&host_pages_.positions, &host_pages_.heap);
-  make_room(&quota_positions_, nullptr);
-  if (spaces_.num_quotas() == 0) return;
-  for (int32_t id = 0; id < spaces_.num_made(); ++id) {
-    Namespace& space = spaces_[id];
-    const auto wanted = static_cast<size_t>(space.num_nodes + num_blocks);
-    if (space.is_used && space.leaves != nullptr && space.leaves->capacity() < wanted)
-      space.leaves->reserve(2 * wanted);
+  tree_.reserve(num_blocks, allocator_->num_pages() / std::max(1, tree_.shape.pages_per_block),
+                with_tokens);
+  order_.reserve(num_blocks);
+}
+
+// ---- Publishing -------------------------------------------------------------------------------
+
+// Bytes of what fill() will add. `node` may be kNoNode: a new one.
+uint64_t PrefixIndex::missing_bytes(NodeId node, const NewBlock& block) const noexcept {
+  uint64_t bytes = 0;
+  for (int32_t i = 0; i < tree_.shape.pages_per_block; ++i) {
+    const bool has_page = node != kNoNode && tree_.nodes.place(node, i).device != kNoPage;
+    if (!has_page && contents_.is_new_page(block.pages[i])) bytes += tree_.shape.page_bytes;
   }
+  const bool has_state = node != kNoNode && tree_.nodes[node].state != kInitialState;
+  if (!has_state && contents_.is_new_state(block.state)) bytes += tree_.shape.state_bytes;
+  return bytes;
 }
 
-// ------------------------------------------------------------------------------------------- what
-// a node holds
-
-PrefixIndex::Held PrefixIndex::held(NodeId node, const Group& group) const noexcept {
-  Held held = group.num_pages == 0 ? Held::kNowhere : Held::kDevice;
-  for (int32_t i = 0; i < group.num_pages; ++i) {
-    const PagePlace place = nodes_.place(node, group.first_page + i);
-    if (!place.is_present()) return Held::kNowhere;
-    if (place.host != kNoPage) held = Held::kHost;
+// A page of full attention belongs to another block.
+bool PrefixIndex::has_foreign_pages(const NewBlock& block) const noexcept {
+  for (const BlockGroup& group : tree_.shape.groups) {
+    if (group.is_windowed()) continue;
+    for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+      if (block.pages[i] != kNoPage && !contents_.is_new_page(block.pages[i])) return true;
+    }
   }
-  return held;
+  return false;
 }
 
-void PrefixIndex::add_page(NodeId node, int32_t index, bool sees_all, PageId page) noexcept {
-  Node& record = nodes_[node];
-  allocator_->mark_indexed(page);
-  page_nodes_[static_cast<size_t>(page)] = node;
-  nodes_.set_place(node, index, {page, kNoPage});
-  ++record.num_device;
-  record.full_device += sees_all;
-  spaces_[record.name_space].used_bytes += page_bytes_;
-  if (record.pins != 0) allocator_->add_ref(page);
+// Returns false when the node has everything that the block gives.
+bool PrefixIndex::fill(NodeId node, const NewBlock& block) noexcept {
+  Node& record = tree_.nodes[node];
+  if (block.tokens != nullptr && !record.has_tokens) tree_.nodes.set_tokens(node, block.tokens);
+  bool is_filled = false;
+  for (const BlockGroup& group : tree_.shape.groups) {
+    const Residence before = events_.before(node, group);
+    bool has_more = false;
+    for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+      const PagePlace place = tree_.nodes.place(node, i);
+      if (place.device != kNoPage || !contents_.is_new_page(block.pages[i])) continue;
+      if (place.host != kNoPage) contents_.drop_host_page(node, group, i);
+      contents_.add_page(node, group, i, block.pages[i]);
+      has_more = true;
+    }
+    if (!has_more) continue;
+    is_filled = true;
+    if (group.is_windowed()) order_.update_windows(node, group, record.stamp);
+    events_.add_change(node, group, before);
+  }
+  if (record.state == kInitialState && contents_.is_new_state(block.state)) {
+    contents_.add_state(node, block.state);
+    order_.states().set(node, order_.rank_of(node, record.stamp));
+    events_.add_stored_state(node);
+    is_filled = true;
+  }
+  if (is_filled && host_ != nullptr && record.num_host == 0) order_.host_blocks().erase(node);
+  return is_filled;
 }
 
-void PrefixIndex::drop_page(NodeId node, int32_t index, bool sees_all) noexcept {
-  Node& record = nodes_[node];
-  const PageId page = nodes_.place(node, index).device;
-  nodes_.set_place(node, index, {});
-  page_nodes_[static_cast<size_t>(page)] = kNoNode;
-  if (record.pins != 0) allocator_->drop_ref(page);
-  allocator_->unmark_indexed(page);
-  --record.num_device;
-  record.full_device -= sees_all;
-  spaces_[record.name_space].used_bytes -= page_bytes_;
-  ++pages_left_;
+NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
+  tree_.newest_birth = 0;
+  NodeId node = tree_.find_in(tree_.space_of(block.parent, *block.root), *block.key,
+                              tree_.keys.tag_of(*block.key));
+  const bool is_new = node == kNoNode;
+  if (is_new) {
+    if (has_foreign_pages(block)) return kNoNode;
+    node = tree_.add(*block.key, block.parent, *block.root, order_.next_stamp());
+    if (node == kNoNode) return kNoNode;
+  } else if (tree_.nodes[node].parent != block.parent) {
+    return kNoNode;  // The keys of the caller belong to two chains.
+  }
+  Node& record = tree_.nodes[node];
+  bool fits = true;
+  if (tree_.has_quota(record)) {
+    const uint64_t bytes = missing_bytes(node, block);
+    // Neither the block nor its parent makes room for the block.
+    ++record.locks;
+    if (block.parent != kNoNode) ++tree_.nodes[block.parent].locks;
+    fits = bytes == 0 || eviction_.make_quota_room(record.name_space, bytes);
+    --record.locks;
+    if (block.parent != kNoNode) --tree_.nodes[block.parent].locks;
+  }
+  record.stamp = order_.next_stamp();  // Kept out or not, its ancestors are in use.
+  if (!fits && is_new) {
+    ++metrics_.rejected;
+    eviction_.remove(node);
+    return kNoNode;
+  }
+  order_.raise_priority(node, std::clamp(block.priority, 0, kMaxPriority));
+  const bool is_filled = fits && fill(node, block);
+  // A new block that another follows stops being a leaf soon. When nothing of what follows is on
+  // the device, it is a leaf after all.
+  order_.settle(node, !block.is_followed || !is_new);
+  if (!record.is_live && block.parent != kNoNode) order_.settle(block.parent);
+  metrics_.stored += is_new;
+  if (!is_new && !is_filled) {
+    bool takes_over = block.state != kInitialState && record.state != block.state;
+    for (int32_t i = 0; i < tree_.shape.pages_per_block; ++i)
+      takes_over |=
+          block.pages[i] != kNoPage && tree_.nodes.place(node, i).device != block.pages[i];
+    metrics_.duplicates += takes_over;
+  }
+  return node;
 }
 
-void PrefixIndex::drop_host_page(NodeId node, int32_t index, bool sees_all) noexcept {
-  host_->release(nodes_.place(node, index).host);
-  nodes_.set_place(node, index, {});
-  count_host_page(node, sees_all, -1);
+void PrefixIndex::promoted(NodeId node, int32_t index, PageId device_page) noexcept {
+  Node& record = tree_.nodes[node];
+  if (!contents_.is_new_page(device_page)) return;
+  if (tree_.has_quota(record)) {
+    ++record.locks;
+    const bool fits = eviction_.make_quota_room(record.name_space, tree_.shape.page_bytes);
+    --record.locks;
+    if (!fits) return;
+  }
+  const BlockGroup& group = tree_.shape.group_of_page(index);
+  const Residence before = events_.before(node, group);
+  contents_.drop_host_page(node, group, index);
+  contents_.add_page(node, group, index, device_page);
+  if (group.is_windowed()) order_.update_windows(node, group, record.stamp);
+  events_.add_change(node, group, before);
+  ++metrics_.promoted;
+  if (record.num_host == 0) order_.host_blocks().erase(node);
+  order_.settle(node);
 }
 
-void PrefixIndex::count_host_page(NodeId node, bool sees_all, int32_t by) noexcept {
-  Node& record = nodes_[node];
-  const bool before = record.num_host != 0;
-  record.num_host += by;
-  if (sees_all) record.full_host += by;
-  num_host_pages_ += by;
-  num_host_nodes_ += (record.num_host != 0) - before;
-}
-
-void PrefixIndex::add_state(NodeId node, StateSlot slot) noexcept {
-  Node& record = nodes_[node];
-  record.state = slot;
-  states_->mark_indexed(slot);
-  spaces_[record.name_space].used_bytes += state_bytes_;
-  if (record.pins != 0) states_->add_ref(slot);
-}
-
-void PrefixIndex::drop_state(NodeId node) noexcept {
-  Node& record = nodes_[node];
-  if (record.state == kInitialState) return;
-  if (record.pins != 0) states_->drop_ref(record.state);
-  states_->unmark_indexed(record.state);
-  record.state = kInitialState;
-  spaces_[record.name_space].used_bytes -= state_bytes_;
-  state_order()->erase(node);
-  announce(KVC_EVENT_REMOVED, KVC_TIER_DEVICE, KVC_TIER_DEVICE, -1, node);
-}
-
-// ------------------------------------------------------------------------------------------- the
-// order of eviction
-
-void PrefixIndex::order_piece(NodeId node, const Group& group, uint64_t stamp) noexcept {
-  EvictionHeap& heap = pieces_[static_cast<size_t>(group.piece)]->heap;
-  for (int32_t i = 0; i < group.num_pages; ++i) {
-    if (nodes_.place(node, group.first_page + i).device == kNoPage) continue;
-    heap.set(node, rank_of(node, stamp));
+void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes) {
+  Namespaces& spaces = tree_.spaces;
+  int32_t id = spaces.find(root);
+  if (id == -1 && max_bytes == 0) return;
+  const bool is_first = id == -1 || spaces[id].max_bytes == 0;
+  if (max_bytes != 0 && is_first && spaces.num_quotas() >= kMaxQuotas) {
+    fail_with(KVC_E_OUT_OF_RANGE, spaces.num_quotas(),
+              "salt: there are quotas of %lld namespaces, at most %lld",
+              static_cast<long long>(spaces.num_quotas()), static_cast<long long>(kMaxQuotas));
+  }
+  std::unique_ptr<EvictionHeap> leaves;
+  if (max_bytes != 0 && is_first) {
+    leaves = order_.make_quota_heap();
+    if (id != -1) leaves->reserve(static_cast<size_t>(spaces[id].num_nodes));
+    if (id == -1) {
+      spaces.reserve(last_reserved_ + 1);  // Beside the room that an open forward counts on.
+      id = spaces.add(root);
+    }
+  } else if (max_bytes == 0) {
+    if (spaces[id].leaves != nullptr) spaces[id].leaves->clear();
+  } else {
+    leaves = std::move(spaces[id].leaves);
+  }
+  // Nothing throws from here on.
+  spaces.set_quota(id, max_bytes, std::move(leaves));
+  for (NodeId node = spaces[id].first_child; is_first != (max_bytes == 0) && node != kNoNode;
+       node = tree_.next_in_tree(node)) {
+    order_.renew_ranks(node);
+    order_.settle(node);
+  }
+  if (max_bytes == 0) {
+    spaces.drop_if_empty(id);
     return;
   }
-  heap.erase(node);
+  read_clock();
+  eviction_.make_quota_room(id, 0);
 }
 
-void PrefixIndex::order_host(NodeId node, uint64_t stamp) noexcept {
-  if (nodes_[node].num_host != 0) {
-    host_pages_.heap.set(node, rank_of(node, stamp));
-  } else if (host_ != nullptr) {
-    host_pages_.heap.erase(node);
-  }
-}
-
-void PrefixIndex::renew_ranks(NodeId node) noexcept {
-  const auto renew = [this, node](EvictionHeap* heap) {
-    if (heap->contains(node)) heap->set(node, rank_of(node, stamp_of(heap->rank(node))));
-  };
-  for (const std::unique_ptr<Order>& piece : pieces_) renew(&piece->heap);
-  renew(&host_pages_.heap);
-}
-
-bool PrefixIndex::raise_priority(NodeId node, int32_t priority) noexcept {
-  if (priority <= nodes_[node].priority) return false;
-  nodes_[node].priority = static_cast<uint8_t>(priority);
-  renew_ranks(node);
-  return true;
-}
-
-void PrefixIndex::settle(NodeId node, bool may_be_leaf) noexcept {
-  for (;; may_be_leaf = true) {
-    Node& record = nodes_[node];
-    const bool is_childless = record.first_child == kNoNode;
-    const bool is_leaf = may_be_leaf && record.live_children == 0 &&
-                         (record.is_on_device() || (record.num_host == 0 && is_childless));
-    EvictionHeap* own = spaces_[record.name_space].leaves.get();
-    if (is_leaf) {
-      leaves_.heap.set(node, rank_of(node, record.stamp));
-      if (own != nullptr) own->set(node, rank_of(node, record.stamp));
-    } else {
-      leaves_.heap.erase(node);
-      if (own != nullptr) own->erase(node);
-    }
-    const bool is_live = record.is_on_device() || record.live_children != 0;
-    if (is_live == record.is_live) return;
-    record.is_live = is_live;
-    if (record.parent == kNoNode) return;
-    nodes_[record.parent].live_children += is_live ? 1 : -1;
-    if (!is_live) hand_up(record);
-    node = record.parent;
-  }
-}
-
-// Its last use was one of its parent.
-void PrefixIndex::hand_up(const Node& leaving) noexcept {
-  Node& parent = nodes_[leaving.parent];
-  parent.stamp = std::max(parent.stamp, leaving.stamp);
-  raise_priority(leaving.parent, leaving.priority);
-}
-
-// ------------------------------------------------------------------------------------------- use
+// ---- Use --------------------------------------------------------------------------------------
 
 void PrefixIndex::touch(NodeId node, bool hit, int32_t priority) noexcept {
-  const uint64_t stamp = next_stamp();
-  Node& record = nodes_[node];
+  const uint64_t stamp = order_.next_stamp();
+  Node& record = tree_.nodes[node];
   if (hit) metrics_.count_reuse(stamp - record.stamp);
   record.stamp = stamp;
-  raise_priority(node, priority);
-  settle(node);
-  if (record.state != kInitialState) state_order()->set(node, rank_of(node, stamp));
-  const int64_t end = int64_t{record.depth} * block_tokens_;
-  for (const Group& group : groups_) {
-    if (group.piece < 0) continue;
-    EvictionHeap& heap = pieces_[static_cast<size_t>(group.piece)]->heap;
-    const int64_t first_block = first_visible_key(*group.spec, end) / block_tokens_;
-    for (NodeId seen = node; seen != kNoNode && nodes_[seen].depth > first_block;
-         seen = nodes_[seen].parent) {
-      if (raise_priority(seen, priority)) settle(seen);
-      if (heap.contains(seen)) heap.set(seen, rank_of(seen, stamp));
+  order_.raise_priority(node, priority);
+  order_.settle(node);
+  if (record.state != kInitialState) order_.states().set(node, order_.rank_of(node, stamp));
+  const int64_t end = int64_t{record.depth} * tree_.shape.block_tokens;
+  for (const BlockGroup& group : tree_.shape.groups) {
+    if (!group.is_windowed()) continue;
+    EvictionHeap& heap = order_.windows(group);
+    const int64_t first_block = first_visible_key(*group.spec, end) / tree_.shape.block_tokens;
+    for (NodeId visible = node; visible != kNoNode && tree_.nodes[visible].depth > first_block;
+         visible = tree_.nodes[visible].parent) {
+      if (order_.raise_priority(visible, priority)) order_.settle(visible);
+      if (heap.contains(visible)) heap.set(visible, order_.rank_of(visible, stamp));
     }
   }
-  // Those before it later: they are no use without it, but it is none without them.
-  for (NodeId seen = node; seen != kNoNode && nodes_[seen].num_host != 0;
-       seen = nodes_[seen].parent)
-    order_host(seen, next_stamp());
+  // Ancestors get later stamps: a block is of no use without them, yet they are without it.
+  for (NodeId before = node; before != kNoNode && tree_.nodes[before].num_host != 0;
+       before = tree_.nodes[before].parent)
+    order_.update_host(before, order_.next_stamp());
 }
 
 void PrefixIndex::add_locks(NodeId node, int32_t count) noexcept {
-  for (NodeId seen = node; seen != kNoNode; seen = nodes_[seen].parent) nodes_[seen].locks += count;
-}
-
-void PrefixIndex::hold(NodeId node, bool add) noexcept {
-  for (int32_t i = 0; i < pages_per_block_; ++i) {
-    const PageId page = nodes_.place(node, i).device;
-    if (page == kNoPage) continue;
-    if (add) {
-      allocator_->add_ref(page);
-    } else {
-      allocator_->drop_ref(page);
-    }
-  }
-  if (add) {
-    states_->add_ref(nodes_[node].state);
-  } else {
-    states_->drop_ref(nodes_[node].state);
-  }
-  num_pinned_ += add ? 1 : -1;
+  for (; node != kNoNode; node = tree_.nodes[node].parent) tree_.nodes[node].locks += count;
 }
 
 int64_t PrefixIndex::pin(NodeId node) noexcept {
   NodeId last = node;
-  for (NodeId seen = node; seen != kNoNode; seen = nodes_[seen].parent) {
-    const Node& record = nodes_[seen];
-    if (record.num_host != 0 || record.full_device != full_pages_) last = record.parent;
+  for (; node != kNoNode; node = tree_.nodes[node].parent) {
+    const Node& record = tree_.nodes[node];
+    if (record.num_host != 0 || record.full_device != tree_.shape.full_pages) last = record.parent;
   }
-  for (NodeId seen = last; seen != kNoNode; seen = nodes_[seen].parent) {
-    if (nodes_[seen].pins++ == 0) hold(seen, true);
+  for (NodeId pinned = last; pinned != kNoNode; pinned = tree_.nodes[pinned].parent) {
+    if (tree_.nodes[pinned].pins++ == 0) contents_.add_refs(pinned);
   }
-  return last == kNoNode ? 0 : nodes_[last].depth;
+  return last == kNoNode ? 0 : tree_.nodes[last].depth;
 }
 
 int64_t PrefixIndex::unpin(NodeId node) noexcept {
-  // Every pin of a block that follows is a pin of this one too. The path is unpinned from the last
-  // block that has one more.
-  const auto is_needed = [this](NodeId seen) {
+  // A pin of a block is a pin of all its ancestors. The path is unpinned from the last block that
+  // has more pins than its children.
+  const auto is_needed = [this](NodeId pinned) {
     int64_t of_children = 0;
-    for (NodeId child = nodes_[seen].first_child; child != kNoNode; child = nodes_[child].next)
-      of_children += nodes_[child].pins;
-    return nodes_[seen].pins <= of_children;
+    for (NodeId child = tree_.nodes[pinned].first_child; child != kNoNode;
+         child = tree_.nodes[child].next)
+      of_children += tree_.nodes[child].pins;
+    return tree_.nodes[pinned].pins <= of_children;
   };
-  NodeId last = node;
-  while (last != kNoNode && is_needed(last)) last = nodes_[last].parent;
-  const int64_t blocks = last == kNoNode ? 0 : nodes_[last].depth;
-  for (NodeId seen = last; seen != kNoNode; seen = nodes_[seen].parent) {
-    if (--nodes_[seen].pins == 0) hold(seen, false);
+  while (node != kNoNode && is_needed(node)) node = tree_.nodes[node].parent;
+  const int64_t blocks = node == kNoNode ? 0 : tree_.nodes[node].depth;
+  for (; node != kNoNode; node = tree_.nodes[node].parent) {
+    if (--tree_.nodes[node].pins == 0) contents_.drop_refs(node);
   }
   return blocks;
+}
+
+void PrefixIndex::reset() noexcept {
+  contents_.clear();
+  order_.clear();
+  tree_.clear();
+  read_clock();
+  events_.add_cleared();
+}
+
+void PrefixIndex::add_stats(kvc_stats* stats) const noexcept {
+  metrics_.fill(stats);
+  stats->prefix_blocks = tree_.nodes.num_used();
+  stats->prefix_blocks_host = contents_.num_host_nodes();
+  stats->prefix_pinned = contents_.num_pinned();
+  stats->events_made = events_.log().num_made();
+  stats->events_lost = events_.log().num_lost();
 }
 
 }  // namespace kvc

@@ -15,8 +15,8 @@ constexpr int64_t kLookahead = 8;  // blocks whose places in the index are asked
 // own has no known tokens.
 void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
-    const int32_t first = index_->first_page(static_cast<int32_t>(group));
-    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    const int32_t first = blocks().shape.groups[group].first_page;
+    const int32_t count = blocks().shape.groups[group].num_pages;
     const std::vector<PageId>& table = sequence.tables[group].pages;
     for (int32_t i = 0; i < count; ++i) {
       pages_[static_cast<size_t>(first + i)] = table[static_cast<size_t>(block * count + i)];
@@ -33,19 +33,19 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   const auto is_shared = [&](int32_t i) {
     const PageId page = pages_[static_cast<size_t>(i)];
     return page != kNoPage && allocator_->is_indexed(page) &&
-           (node == kNoNode || index_->page(node, i).device == kNoPage);
+           (node == kNoNode || blocks().nodes.place(node, i).device == kNoPage);
   };
-  for (int32_t i = 0; i < index_->pages_per_block(); ++i) {
+  for (int32_t i = 0; i < blocks().shape.pages_per_block; ++i) {
     num_shared += is_shared(i) ? 1 : 0;
     num_missing += pages_[static_cast<size_t>(i)] == kNoPage ? 1 : 0;
   }
   if (num_shared == 0) return true;
-  if (num_shared + num_missing == index_->pages_per_block()) return false;
-  index_->evict_for(num_shared);
+  if (num_shared + num_missing == blocks().shape.pages_per_block) return false;
+  index_->eviction().evict_for(num_shared);
   if (allocator_->num_free() < num_shared) return false;
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
-    const int32_t first = index_->first_page(static_cast<int32_t>(group));
-    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    const int32_t first = blocks().shape.groups[group].first_page;
+    const int32_t count = blocks().shape.groups[group].num_pages;
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
       if (!is_shared(first + i)) continue;
@@ -65,11 +65,11 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
 
 void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
-    const int32_t first = index_->first_page(static_cast<int32_t>(group));
-    const int32_t count = index_->num_pages(static_cast<int32_t>(group));
+    const int32_t first = blocks().shape.groups[group].first_page;
+    const int32_t count = blocks().shape.groups[group].num_pages;
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
-      const PageId known = index_->page(node, first + i).device;
+      const PageId known = blocks().nodes.place(node, first + i).device;
       PageId& own = table.pages[static_cast<size_t>(block * count + i)];
       if (own == kNoPage || known == kNoPage || own == known) continue;
       allocator_->add_ref(known);
@@ -89,21 +89,21 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   int64_t block = history.num_published;
   // What was published may have been evicted since: on from the last block that is there.
   NodeId node = kNoNode;
-  while (block > 0 && (node = index_->find(
+  while (block > 0 && (node = blocks().find(
                            history.root, history.keys[static_cast<size_t>(block - 1)])) == kNoNode)
     --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
     const BlockKey& key = history.keys[static_cast<size_t>(block)];
     if (block + kLookahead < num_blocks)
-      index_->prefetch(history.keys[static_cast<size_t>(block + kLookahead)]);
+      blocks().prefetch(history.keys[static_cast<size_t>(block + kLookahead)]);
     gather(sequence, block);
     bool is_own = true;
-    if (index_->has_inner_pages()) {
-      is_own = make_own(sequence, block, index_->find(history.root, key));
+    if (blocks().shape.has_inner_pages()) {
+      is_own = make_own(sequence, block, blocks().find(history.root, key));
       // Room for the copies may have cost the block before.
       if (block > 0)
-        node = index_->find(history.root, history.keys[static_cast<size_t>(block - 1)]);
+        node = blocks().find(history.root, history.keys[static_cast<size_t>(block - 1)]);
       is_own = is_own && (block == 0 || node != kNoNode);
     }
     if (!is_own) {
@@ -130,7 +130,7 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
       break;
     }
     node = published;
-    if (!index_->is_newest(node)) take_over(sequence, block, node);
+    if (!blocks().is_newest(node)) take_over(sequence, block, node);
   }
   history.num_published = block;
   if (node != kNoNode) index_->touch(node, false, history.priority);
@@ -144,7 +144,7 @@ int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&
-         index_->find(history.root, history.keys[static_cast<size_t>(num_blocks - count)]) ==
+         blocks().find(history.root, history.keys[static_cast<size_t>(num_blocks - count)]) ==
              kNoNode)
     ++count;
   return count;
@@ -159,8 +159,8 @@ void Publisher::publish_state(Sequence& sequence) noexcept {
 void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.history.num_published;
   if (published == 0) return;
-  const NodeId node = index_->find(sequence.history.root,
-                                   sequence.history.keys[static_cast<size_t>(published - 1)]);
+  const NodeId node = blocks().find(sequence.history.root,
+                                    sequence.history.keys[static_cast<size_t>(published - 1)]);
   if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
@@ -171,7 +171,8 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
   const int32_t block_tokens = index_->block_tokens();
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     const auto group = static_cast<int32_t>(g);
-    const int32_t first = index_->first_page(group), count = index_->num_pages(group);
+    const int32_t first = blocks().shape.groups[group].first_page,
+                  count = blocks().shape.groups[group].num_pages;
     if (count == 0) continue;
     const GroupSpec& spec = spec_->groups[g];
     const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_size;
@@ -184,16 +185,16 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
         --page;
         visit(g, page, node, first + static_cast<int32_t>(page - block_begin));
       }
-      node = block == match.num_blocks ? match.last : index_->parent(node);
+      node = block == match.num_blocks ? match.last : blocks().nodes[node].parent;
     }
   }
 }
 
 void Publisher::list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const {
   places->clear();
-  if (index_->num_host_pages() == 0) return;
+  if (index_->contents().num_host_pages() == 0) return;
   visit_places(match, [&](size_t, int64_t, NodeId node, int32_t index) {
-    if (index_->page(node, index).host != kNoPage) places->push_back({node, index});
+    if (blocks().nodes.place(node, index).host != kNoPage) places->push_back({node, index});
   });
 }
 
@@ -218,10 +219,11 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
     table.kept_begin = table.num_dropped * spec.page_size;
   }
   visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
-    sequence->tables[group].pages[static_cast<size_t>(page)] = index_->page(node, index).device;
+    sequence->tables[group].pages[static_cast<size_t>(page)] =
+        blocks().nodes.place(node, index).device;
   });
   if (match.last != kNoNode && spec_->has_states()) {
-    sequence->state = index_->state(match.last);
+    sequence->state = blocks().nodes[match.last].state;
     sequence->checkpoints.push_back({match.num_tokens, sequence->state, true});
   }
 }

@@ -22,7 +22,7 @@ class Publisher {
         index_(index),
         allocator_(allocator),
         mover_(mover),
-        pages_(static_cast<size_t>(index->pages_per_block())) {}
+        pages_(static_cast<size_t>(index->blocks().shape.pages_per_block)) {}
 
   PrefixIndex& index() const { return *index_; }
   uint64_t num_copies() const { return num_copies_; }  // pages that blocks of their own needed
@@ -50,6 +50,7 @@ class Publisher {
   void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;
 
  private:
+  const BlockTree& blocks() const noexcept { return index_->blocks(); }
   int64_t num_publishable(const Sequence& sequence) const noexcept {
     return std::min(static_cast<int64_t>(sequence.history.keys.size()),
                     sequence.first_unwritten / index_->block_tokens());

@@ -216,11 +216,12 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
       if (!change(entry, group).forgets_last_page) continue;
       const PageId page = entry.sequence->tables[group].pages.back();
       // Not yet with another page of its block
-      if (allocator.is_indexed(page)) index.forget_page(page);
+      if (allocator.is_indexed(page)) index.eviction().forget_page(page);
     }
   }
-  if (needed.pages > allocator.num_free()) index.evict_for(needed.pages);
-  if (states.to_evict(needed.state_slots) > 0) index.evict_states_for(needed.state_slots);
+  if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages);
+  if (states.to_evict(needed.state_slots) > 0)
+    index.eviction().evict_states_for(needed.state_slots);
   for (size_t i = 0; i < entries_.size(); ++i) {
     BatchEntry& entry = entries_[i];
     entry.sequence->batch_index = static_cast<int32_t>(i);

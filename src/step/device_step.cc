@@ -42,10 +42,10 @@ int64_t grown(int64_t wanted, int64_t now, int64_t least) {
 DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* device)
     : plan_(&plan), pool_(pool), device_(device), arrays_(*device) {
   const Spec& spec = plan.spec();
-  if (spec.groups.size() > cuda::kMaxGroups) {
+  if (spec.groups.size() > cuda::kMaxLayerGroups) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(spec.groups.size()),
               "%zu groups of layers have page tables of their own: on a device at most %d",
-              spec.groups.size(), cuda::kMaxGroups);
+              spec.groups.size(), cuda::kMaxLayerGroups);
   }
   if (spec.ropes.size() > kMaxDeviceRopes) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(spec.ropes.size()),
@@ -166,7 +166,7 @@ int64_t DeviceStep::reserved_slots(int64_t stride) const {
 void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
   const int64_t slots = grown(needs.slots, num_slots_, 16);
   for (size_t group = 0; group < tables_.size(); ++group) {
-    StepState::Group& table = state_.groups[group];
+    StepState::LayerGroup& table = state_.groups[group];
     const int64_t stride = grown(needs.table_entries[group], table.table_stride, 16);
     const int64_t row_bytes = stride * kEntryBytesOfTable;
     DeviceReservation& memory = tables_[group];
@@ -232,7 +232,7 @@ bool DeviceStep::has_uploaded_pages() const {
 // Where page copies of a step find the pages.
 void DeviceStep::upload_pages() {
   if (has_uploaded_pages()) return;
-  std::vector<cuda::StepPageSlot> parts;
+  std::vector<cuda::PageRegion> parts;
   const std::vector<GroupSpec>& groups = plan_->spec().groups;
   for (size_t group = 0; group < groups.size(); ++group) {
     for (const int32_t layer : groups[group].layers) {
@@ -244,7 +244,7 @@ void DeviceStep::upload_pages() {
                        .reserved = 0});
     }
   }
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
   DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
   // On a stream of its own, and waited for because `parts` goes: only after creation and after a
   // move of the pool.
@@ -253,7 +253,7 @@ void DeviceStep::upload_pages() {
   stream.synchronize();
   page_slots_ = std::move(fresh);
   uploaded_regions_ = pool_->regions();
-  pages_ = {.layers = reinterpret_cast<const cuda::StepPageSlot*>(page_slots_.data()),
+  pages_ = {.layers = reinterpret_cast<const cuda::PageRegion*>(page_slots_.data()),
             .num_layers = static_cast<int32_t>(parts.size())};
   ++generation_;
 }

@@ -16,7 +16,7 @@
 
 #include "kernels/reference/reference.h"
 #include "tests/cuda/attn_mma_pool.h"
-#include "tests/cuda/plan_executor.h"
+#include "tests/cuda/schedule_executor.h"
 
 namespace kvc::cuda::test {
 

@@ -192,7 +192,7 @@ AttnLaunch plain_launch() {
   p.num_q_heads = 8, p.num_kv_heads = 2, p.k_dim = p.v_dim = 128, p.page_size = 16;
   p.q = {nullptr, 8 * 256, 256, kernels::DType::kBF16};
   p.k = p.v = {nullptr, 2 * 16 * 256, 16 * 256, 256, kernels::DType::kBF16};
-  launch.plan.tile_rows = 16;
+  launch.schedule.tile_rows = 16;
   return launch;
 }
 
@@ -209,7 +209,7 @@ TEST(AttnMma, SaysWhatItDoesNotTake) {
     return !fits && reason != nullptr;
   };
   EXPECT_TRUE(refuses(75, [](AttnLaunch&) {}));
-  EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.plan.tile_rows = 64; }));
+  EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.schedule.tile_rows = 64; }));
   EXPECT_TRUE(refuses(
       90, [](AttnLaunch& l) { l.params.k.dtype = l.params.v.dtype = kernels::DType::kF32; }));
   EXPECT_TRUE(refuses(90, [](AttnLaunch& l) { l.params.v.dtype = kernels::DType::kF16; }));

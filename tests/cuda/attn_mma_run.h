@@ -81,11 +81,11 @@ struct DevicePlan {
   Twin<WorkItem> items;
   Twin<float> partials;
 
-  WorkPlan upload(int32_t v_dim) {
+  WorkSchedule upload(int32_t v_dim) {
     host.reserve_partials(v_dim);
     counts.host = host.counts, cta_begin.host = host.cta_begin, items.host = host.items,
     partials.host = host.partials;
-    WorkPlan plan = host.view();
+    WorkSchedule plan = host.view();
     plan.counts = counts.on_device(), plan.cta_begin = cta_begin.on_device(),
     plan.items = items.on_device();
     plan.partials = partials.on_device();
@@ -100,7 +100,7 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
   plan.host = std::move(host_plan);
   const int32_t tile_rows = plan.host.shape.geometry.tile_rows, v_dim = problem.shape.v_dim;
   AttnLaunch launch = problem.device_launch();
-  launch.plan = plan.upload(v_dim);
+  launch.schedule = plan.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
   const bool fits =

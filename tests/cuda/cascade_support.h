@@ -48,7 +48,7 @@ inline const cuda::BackendTable* seeing_backend() {
       (void)kvc_cuda_backend()->is_capturing(device, stream, &is_capturing, failure);
       if (is_capturing == 0) {
         cudasim::finish_all();  // the plan is made
-        const cuda::WorkPlan& plan = launch.plan;
+        const cuda::WorkSchedule& plan = launch.schedule;
         seen_launches().push_back({kernel, {plan.items, plan.items + plan.counts[0]}});
       }
       return kvc_cuda_backend()->attention(device, kernel, launch, stream, failure);

@@ -78,13 +78,13 @@ TEST_F(Cascade, ReadsAPrefixOnceAndSaysSo) {
     for (const cuda::WorkItem& item : seen_launches()[0].items) {
       if (item.sequence >= kCount) {
         EXPECT_EQ(item.sequence, kCount) << "there is one prefix";
-        EXPECT_GE(item.slot, 0);
+        EXPECT_GE(item.split, 0);
         ASSERT_LE(item.key_end, kShared);
         for (int32_t key = item.key_begin; key < item.key_end; ++key)
           ++times_read[static_cast<size_t>(key)];
       } else {
         EXPECT_GE(item.key_begin, kShared) << "sequence " << item.sequence;
-        EXPECT_GE(item.slot, 0);
+        EXPECT_GE(item.split, 0);
       }
     }
     EXPECT_EQ(times_read, std::vector<int64_t>(kShared, model.kv_heads))

@@ -22,9 +22,9 @@ std::vector<Part> random_parts(Random& random, int64_t unit) {
   return parts;
 }
 
-std::vector<StepPageSlot> slots_of(const std::vector<Part>& parts, std::byte* base,
-                                   int64_t page_stride) {
-  std::vector<StepPageSlot> slots;
+std::vector<PageRegion> slots_of(const std::vector<Part>& parts, std::byte* base,
+                                 int64_t page_stride) {
+  std::vector<PageRegion> slots;
   for (const Part& part : parts)
     slots.push_back({base + part.begin, page_stride, part.bytes, part.group, 0});
   return slots;
@@ -51,8 +51,8 @@ void copy_at_random(uint64_t seed, bool to_host) {
   const std::vector<int32_t> from(order.begin(), order.begin() + static_cast<ptrdiff_t>(pairs));
   const std::vector<int32_t> to(order.end() - static_cast<ptrdiff_t>(pairs), order.end());
   const DeviceArray<int32_t> device_from(from), device_to(to);
-  const DeviceArray<StepPageSlot> from_layers(slots_of(parts, pool.data(), stride));
-  const DeviceArray<StepPageSlot> to_layers(slots_of(parts, to_base, stride));
+  const DeviceArray<PageRegion> from_layers(slots_of(parts, pool.data(), stride));
+  const DeviceArray<PageRegion> to_layers(slots_of(parts, to_base, stride));
   const auto group = static_cast<int32_t>(random.between(-1, 2));
   ASSERT_EQ(copy_pages({from_layers.data(), to_layers.data(), static_cast<int32_t>(parts.size()),
                         device_from.data(), device_to.data(), static_cast<int64_t>(pairs), group},

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/reference/reference.h"
-#include "tests/cuda/plan_executor.h"
 #include "tests/cuda/rows_support.h"
+#include "tests/cuda/schedule_executor.h"
 #include "tests/unit/kernels_visibility.h"
 
 namespace kvc::cuda::row_test {
@@ -89,16 +89,19 @@ class DeviceAttention {
 
   void set_plan(HostPlan& plan) {
     plan.reserve_partials(problem_.params.v_dim);
-    launch.plan = plan.view();
-    launch.plan.counts = uploads_.add(plan.counts.data(), static_cast<int64_t>(plan.counts.size()));
-    launch.plan.cta_begin =
+    launch.schedule = plan.view();
+    launch.schedule.counts =
+        uploads_.add(plan.counts.data(), static_cast<int64_t>(plan.counts.size()));
+    launch.schedule.cta_begin =
         uploads_.add(plan.cta_begin.data(), static_cast<int64_t>(plan.cta_begin.size()));
-    launch.plan.items = uploads_.add(plan.items.data(), static_cast<int64_t>(plan.items.size()));
-    launch.plan.merges = uploads_.add(plan.merges.data(), static_cast<int64_t>(plan.merges.size()));
-    launch.plan.sources =
+    launch.schedule.items =
+        uploads_.add(plan.items.data(), static_cast<int64_t>(plan.items.size()));
+    launch.schedule.reductions =
+        uploads_.add(plan.reductions.data(), static_cast<int64_t>(plan.reductions.size()));
+    launch.schedule.sources =
         uploads_.add(plan.sources.data(), static_cast<int64_t>(plan.sources.size()));
     partials_ = DeviceArray<float>(plan.partials);
-    launch.plan.partials = partials_.data();
+    launch.schedule.partials = partials_.data();
   }
 
   // What the kernel wrote into the problem's outputs; its partial slots are merged on the host, in
@@ -115,7 +118,7 @@ class DeviceAttention {
       sinks.push_back(params.sinks[h] / kLog2EOfTests);
     if (params.sinks != nullptr) params.sinks = sinks.data();
     for (int32_t i = 0; i < plan.num_merges(); ++i)
-      test::execute_merge(params, plan.view(), plan.merges[static_cast<size_t>(i)]);
+      test::execute_merge(params, plan.view(), plan.reductions[static_cast<size_t>(i)]);
   }
 
   AttnLaunch launch{};

@@ -102,10 +102,10 @@ class HopperProblem {
     }
     if (params.sinks != nullptr) params.sinks = sinks.data();
     params.sequences = sequences_there.data();
-    on_device.plan.counts = counts.data();
-    on_device.plan.cta_begin = cta_begin.data();
-    on_device.plan.items = items.data();
-    on_device.plan.partials = reinterpret_cast<float*>(partials.data());
+    on_device.schedule.counts = counts.data();
+    on_device.schedule.cta_begin = cta_begin.data();
+    on_device.schedule.items = items.data();
+    on_device.schedule.partials = reinterpret_cast<float*>(partials.data());
     kernel(on_device);
     if (::testing::Test::HasFailure()) return;
     testing::finish();
@@ -144,8 +144,8 @@ class HopperProblem {
         const std::string where =
             "item " + std::to_string(i) + " row " + std::to_string(packed) + " head " +
             std::to_string(item.kv_head) + " keys " + std::to_string(item.key_begin) + "-" +
-            std::to_string(item.key_end) + " slot " + std::to_string(item.slot);
-        if (item.slot >= 0)
+            std::to_string(item.key_end) + " slot " + std::to_string(item.split);
+        if (item.split >= 0)
           check_partial(want, item, row, tolerance, where);
         else
           check_output(want, sequence, item, token, packed % group, tolerance, where);
@@ -156,7 +156,8 @@ class HopperProblem {
 
   void check_partial(const float* want, const WorkItem& item, int64_t row, double tolerance,
                      const std::string& where) {
-    const float* got = partials_.floats() + item.slot * slot_floats(case_.tile_rows, case_.v_dim) +
+    const float* got = partials_.floats() +
+                       item.split * split_floats(case_.tile_rows, case_.v_dim) +
                        row * (2 + case_.v_dim);
     if (std::isinf(want[0])) {
       ASSERT_EQ(got[0], want[0]) << where;
@@ -406,7 +407,7 @@ class HopperProblem {
               rows - row, random_.pick<int64_t>({case_.tile_rows, case_.tile_rows, 37})));
           WorkItem item{sequence, head, row, count, 0, end, -1, 0};
           if (case_.split) {
-            item.slot = slots++;
+            item.split = slots++;
             item.key_begin = static_cast<int32_t>(random_.pick<int64_t>(
                 {0, std::min<int64_t>(64, end), std::min<int64_t>(s.sink_end, end),
                  random_.between(0, end)}));
@@ -427,9 +428,9 @@ class HopperProblem {
           cta == 0 ? 0 : static_cast<int32_t>(random_.between(cta_begin_.back(), num_items)));
     cta_begin_.push_back(num_items);
     counts_ = {num_items, 0, 0, slots};
-    partials_ = Poisoned(slots * slot_floats(case_.tile_rows, case_.v_dim) * 4);
-    launch.plan = {counts_.data(), cta_begin_.data(),  items_.data(), nullptr,
-                   nullptr,        partials_.floats(), ctas,          case_.tile_rows};
+    partials_ = Poisoned(slots * split_floats(case_.tile_rows, case_.v_dim) * 4);
+    launch.schedule = {counts_.data(), cta_begin_.data(),  items_.data(), nullptr,
+                       nullptr,        partials_.floats(), ctas,          case_.tile_rows};
   }
 
   Random random_;

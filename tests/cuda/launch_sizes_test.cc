@@ -66,10 +66,10 @@ uint64_t host_bytes(const StepDescription& step, int32_t num_layers) {
                      .table_entries = 4,
                      .groups = {{16, false}, {16, false}}});
   DeviceArray<std::byte> pool(static_cast<size_t>(num_layers) * kPages * 16);
-  std::vector<StepPageSlot> parts;
+  std::vector<PageRegion> parts;
   for (int32_t layer = 0; layer < num_layers; ++layer)
     parts.push_back({pool.data() + int64_t{layer} * kPages * 16, 16, 16, layer % 2, 0});
-  const DeviceArray<StepPageSlot> slots(parts);
+  const DeviceArray<PageRegion> slots(parts);
   device.write(testing::step_words(step));
   cudasim::reset_counters();
   EXPECT_EQ(cuda::step(device.state, {slots.data(), num_layers}, nullptr), cudaSuccess);

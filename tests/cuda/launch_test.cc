@@ -263,21 +263,21 @@ TEST(CudaPlanBytes, APlanWithoutSlotsHasNothingToMerge) {
     const auto upto = [&](int32_t most) {
       return static_cast<int32_t>(random() % static_cast<uint32_t>(most + 1));
     };
-    PlanShape shape{};
+    ScheduleShape shape{};
     shape.num_kv_heads = 1 + upto(7);
     shape.group_size = 1 + upto(7);
     shape.split_sinks = upto(1);
     shape.fixed_keys = upto(1) * 1024;
     shape.max_rows = upto(1) != 0 ? 16 : INT32_MAX;
     shape.geometry = {upto(1) != 0 ? 16 : 64, 64, 1 + upto(300), 2};
-    const PlanLimits limits{.max_sequences = 1 + upto(50),
-                            .max_rows = 1 + upto(500),
-                            .max_keys = 1 + upto(3000),
-                            .max_prefixes = upto(3) == 0 ? 2 : 0};
-    const PlanBytes bytes = plan_bytes(shape, limits);
-    if (bytes.num_slots > 0) continue;
+    const ScheduleLimits limits{.max_sequences = 1 + upto(50),
+                                .max_rows = 1 + upto(500),
+                                .max_keys = 1 + upto(3000),
+                                .max_prefixes = upto(3) == 0 ? 2 : 0};
+    const ScheduleBytes bytes = schedule_bytes(shape, limits);
+    if (bytes.num_splits > 0) continue;
     ++without;
-    EXPECT_EQ(bytes.merges, 0) << "round " << i;
+    EXPECT_EQ(bytes.reductions, 0) << "round " << i;
   }
   EXPECT_GT(without, 50);
 }

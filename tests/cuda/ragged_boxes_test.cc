@@ -25,7 +25,7 @@ TEST(RaggedBoxes, KeysAndZerosFillTheBoxOnceInFewAlignedParts) {
     int boxes = 0;
     for (const bool of_zeros : {false, true}) {
       for (int32_t digit = 0; digit < 8; ++digit) {
-        const wgmma::CutBox box = wgmma::cut_box(rows, digit, of_zeros);
+        const wgmma::RaggedBox box = wgmma::ragged_box(rows, digit, of_zeros);
         if (!box.exists) continue;
         ++boxes;
         ASSERT_LT(digit, kDigits);  // there is a map of so many rows

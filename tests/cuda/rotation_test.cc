@@ -36,7 +36,7 @@ void turn(const std::byte* row, Rotation rotation, Turned* out) {
   }
   if (lane >= kDim / 8) return;
   float eight[8];
-  attn_mma::load_8_rotated(row, DType::kBF16, rotation, 0, 8 * lane, eight);
+  attn_mma::load_eight_rotated(row, DType::kBF16, rotation, 0, 8 * lane, eight);
   std::memcpy(out->mma + 8 * lane, eight, sizeof(eight));
   wgmma::load_eight_rotated<DType::kBF16>(row, 8 * lane, rotation, 0, eight);
   std::memcpy(out->wgmma + 8 * lane, eight, sizeof(eight));

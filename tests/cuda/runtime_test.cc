@@ -484,18 +484,18 @@ TEST(CudaRuntime, AttentionKernelsSayHowTheyWantTheirWork) {
     EXPECT_GT(geometry.tile_rows, 0);
     EXPECT_GT(geometry.key_block, 0);
     EXPECT_GE(geometry.num_ctas, info.num_sms);
-    PlanBytes bytes{};
-    PlanShape shape{};
+    ScheduleBytes bytes{};
+    ScheduleShape shape{};
     shape.num_kv_heads = 8;
     shape.group_size = 4;
     shape.causal = 1;
     shape.max_rows = INT32_MAX;
     shape.geometry = geometry;
-    PlanLimits limits{};
+    ScheduleLimits limits{};
     limits.max_sequences = 4;
     limits.max_rows = 100;
     limits.max_keys = 1000;
-    table().plan_bytes(shape, limits, &bytes);
+    table().schedule_bytes(shape, limits, &bytes);
     EXPECT_GT(bytes.items, 0);
     EXPECT_GE(bytes.cta_begin, 4 * (geometry.num_ctas + 1));
   }

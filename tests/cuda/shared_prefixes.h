@@ -4,7 +4,7 @@
 
 #include <map>
 
-#include "tests/cuda/planner_support.h"
+#include "tests/cuda/schedule_support.h"
 
 namespace kvc::cuda::test {
 
@@ -36,25 +36,25 @@ inline std::vector<PrefixOfBatch> random_prefixes(Dice& dice, int32_t num_sequen
 // Adds entries for prefixes to a list of sequences, and says how all share.
 struct SharedBatch {
   std::vector<kernels::AttnSequence> sequences;
-  std::vector<PlanShare> shares;
+  std::vector<PrefixShare> shares;
   std::deque<std::vector<int32_t>> numbers;
   int32_t max_prefixes = 0;
 
   SharedBatch(const std::vector<kernels::AttnSequence>& members,
-              const std::vector<PrefixOfBatch>& prefixes, const PlanShape& shape)
+              const std::vector<PrefixOfBatch>& prefixes, const ScheduleShape& shape)
       : sequences(members), shares(members.size()) {
     for (const PrefixOfBatch& prefix : prefixes) add(prefix, shape);
   }
   SharedBatch(SharedBatch&&) = default;
 
-  PlanLimits limits() const {
-    PlanLimits limits = limits_of(sequences);
+  ScheduleLimits limits() const {
+    ScheduleLimits limits = limits_of(sequences);
     limits.max_prefixes = max_prefixes;
     return limits;
   }
 
  private:
-  void add(const PrefixOfBatch& prefix, const PlanShape& shape) {
+  void add(const PrefixOfBatch& prefix, const ScheduleShape& shape) {
     kernels::AttnSequence entry = sequences[static_cast<size_t>(prefix.members[0])];
     std::vector<int32_t> tokens, positions;
     const auto push = [&](const kernels::AttnSequence& member, int64_t row) {
@@ -66,7 +66,7 @@ struct SharedBatch {
     };
     for (const int32_t s : prefix.members) {
       const kernels::AttnSequence& member = sequences[static_cast<size_t>(s)];
-      PlanShare& share = shares[static_cast<size_t>(s)];
+      PrefixShare& share = shares[static_cast<size_t>(s)];
       // Copies of its first row fill up until its tiles lie in one tile of the entry each.
       while (straddles(shape, static_cast<int64_t>(tokens.size()), member.num_rows))
         push(member, 0);
@@ -88,7 +88,7 @@ struct SharedBatch {
         {static_cast<int32_t>(prefix.key_begin), static_cast<int32_t>(prefix.key_end), 0, {}, {}});
   }
 
-  static bool straddles(const PlanShape& shape, int64_t token_row, int64_t rows) {
+  static bool straddles(const ScheduleShape& shape, int64_t token_row, int64_t rows) {
     const int64_t tile = shape.geometry.tile_rows, begin = token_row * shape.group_size;
     for (int64_t row = 0; row < rows * shape.group_size; row += tile) {
       const int64_t last = std::min(row + tile, rows * shape.group_size) - 1;

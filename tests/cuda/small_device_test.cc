@@ -92,7 +92,7 @@ TEST_F(SmallDeviceAttnMma, WhatFitsRunsAndIsTheReference) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ", tile of " + std::to_string(of.tile_rows) +
                  ": " + problem.describe());
     AttnLaunch launch = problem.device_launch();
-    launch.plan.tile_rows = of.tile_rows;
+    launch.schedule.tile_rows = of.tile_rows;
     const auto fits = [&](int32_t shared_bytes) {
       const char* why = nullptr;
       const bool it_does =

@@ -345,12 +345,12 @@ TEST(CudaStep, ThousandsOfPagesAreCopied) {
   std::vector<uint8_t> pool(std::size(groups_of_parts) * kPages * kBytes);
   for (uint8_t& byte : pool) byte = static_cast<uint8_t>(rng.upto(255));
   DeviceArray<uint8_t> on_device(pool);
-  std::vector<StepPageSlot> parts;
+  std::vector<PageRegion> parts;
   for (size_t i = 0; i < std::size(groups_of_parts); ++i) {
     parts.push_back({reinterpret_cast<std::byte*>(on_device.data() + i * kPages * kBytes), kBytes,
                      kBytes, groups_of_parts[i], 0});
   }
-  const DeviceArray<StepPageSlot> slots(parts);
+  const DeviceArray<PageRegion> slots(parts);
   StepDescription step;
   step.sequences.push_back({.slot = 1,
                             .stored = 0,
@@ -395,7 +395,7 @@ TEST(CudaStep, PagesAreCopiedBeforeTheForwardWhateverTheirAlignment) {
     StepDevice device(limits);
     constexpr int32_t kPages = 12;
     std::vector<uint8_t> pool;
-    std::vector<StepPageSlot> parts;
+    std::vector<PageRegion> parts;
     std::vector<int64_t> begins;
     const int64_t alignments[] = {16, 4, 2, 1};
     for (int32_t i = rng.between(1, 9); i > 0; --i) {
@@ -412,7 +412,7 @@ TEST(CudaStep, PagesAreCopiedBeforeTheForwardWhateverTheirAlignment) {
     DeviceArray<uint8_t> on_device(pool);
     for (size_t i = 0; i < parts.size(); ++i)
       parts[i].base = reinterpret_cast<std::byte*>(on_device.data() + begins[i]);
-    DeviceArray<StepPageSlot> slots(parts);
+    DeviceArray<PageRegion> slots(parts);
 
     StepDescription step;
     step.sequences.push_back(

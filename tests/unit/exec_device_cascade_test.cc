@@ -155,12 +155,12 @@ TEST(DeviceCascade, TellsThePlannerWhatItAsksFor) {
     ASSERT_EQ(first_row.back(), static_cast<int64_t>(cascade.row_map.size()));
     ASSERT_EQ(cascade.row_positions.size(), cascade.row_map.size());
     for (size_t i = 0; i < count; ++i) {
-      const cuda::PlanShare& share = cascade.shares[i];
+      const cuda::PrefixShare& share = cascade.shares[i];
       const CascadeSequence& sequence = batch.sequences[i];
       ASSERT_EQ(share.key_end, 0);
       int64_t key = 0;
       for (int32_t p = 0; p < share.num_prefixes; ++p) {
-        const cuda::PlanShare& prefix = cascade.shares[static_cast<size_t>(share.prefix[p])];
+        const cuda::PrefixShare& prefix = cascade.shares[static_cast<size_t>(share.prefix[p])];
         const size_t entry = static_cast<size_t>(share.prefix[p]) - count;
         EXPECT_EQ(prefix.key_begin, key) << "prefixes lie one behind the other";
         EXPECT_EQ(prefix.num_prefixes, 0);

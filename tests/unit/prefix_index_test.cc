@@ -25,7 +25,7 @@ class PrefixIndexTest : public testing::Test {
     for (int64_t b = 0; b < prompt.chain->num_blocks(); ++b) {
       index().reserve(1);
       std::vector<PageId> pages;
-      for (int32_t i = 0; i < index().pages_per_block(); ++i) {
+      for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
         pages.push_back(world.allocator.take(kNoPage, 0));
         world.contents[static_cast<size_t>(pages.back())] = test::label_of(prompt.chain->key(b), i);
       }
@@ -128,7 +128,8 @@ TEST_F(PrefixIndexTest, RefusesKeysThatAreNotOfOneChain) {
   elsewhere.query.num_keys = 2;
   elsewhere.chain = std::make_unique<KeyChain>(elsewhere.query, 4);
   EXPECT_EQ(hit(elsewhere), 0) << "keys of another namespace";
-  EXPECT_EQ(index().find_deepest(*both.chain), index().find(a.query.root, mixed[0]));
+  EXPECT_EQ(index().blocks().find_deepest(*both.chain),
+            index().blocks().find(a.query.root, mixed[0]));
   publish(both);
   EXPECT_EQ(stats().prefix_blocks, 4);
   EXPECT_EQ(stats().prefix_duplicates, 1u) << "the first block, and not that of the other chain";
@@ -139,9 +140,9 @@ TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
   publish(a);
   publish(b);
   index().touch(a.match(index()).last, true, 0);
-  index().evict_for(world.allocator.num_free() + 2);
+  index().eviction().evict_for(world.allocator.num_free() + 2);
   EXPECT_EQ(hit(b, INT64_MAX, true), 12) << "on the host";
-  EXPECT_EQ(index().num_host_pages(), 2);
+  EXPECT_EQ(index().contents().num_host_pages(), 2);
   EXPECT_EQ(b.match(index(), INT64_MAX, true, false).num_tokens, 4);
   EXPECT_EQ(a.match(index(), INT64_MAX, true, false).num_tokens, 12);
   EXPECT_EQ(stats().prefix_demoted, 2u);
@@ -153,13 +154,13 @@ TEST_F(PrefixIndexTest, KeepsHigherPriorityLongerAndQuotasLongest) {
   publish(tenant);
   publish(high, 5);
   publish(low);
-  index().evict(2);
+  index().eviction().evict(2);
   EXPECT_EQ(low.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(high.match(index(), 8, true, false).num_tokens, 8);
-  index().evict(2);
+  index().eviction().evict(2);
   EXPECT_EQ(high.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 8);
-  index().evict(2);
+  index().eviction().evict(2);
   EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 0)
       << "when nothing else can be evicted";
 }
@@ -202,22 +203,22 @@ TEST_F(PrefixIndexTest, KeepsPinnedBlocksUntilTheLastPinIsUndone) {
   const NodeId last = publish(prompt);
   publish(sibling);
   EXPECT_EQ(index().pin(last), 3);
-  EXPECT_EQ(index().pin(index().parent(last)), 2);
+  EXPECT_EQ(index().pin(index().blocks().nodes[last].parent), 2);
   EXPECT_EQ(world.allocator.num_used(), 3);
-  EXPECT_EQ(index().evict(64), 1);
+  EXPECT_EQ(index().eviction().evict(64), 1);
   EXPECT_EQ(stats().prefix_pinned, 3);
   EXPECT_EQ(index().unpin(last), 3);
-  EXPECT_EQ(index().evict(64), 1);
-  EXPECT_EQ(index().unpin(index().find(prompt.query.root, prompt.chain->key(1))), 2);
-  EXPECT_EQ(index().evict(64), 2);
+  EXPECT_EQ(index().eviction().evict(64), 1);
+  EXPECT_EQ(index().unpin(index().blocks().find(prompt.query.root, prompt.chain->key(1))), 2);
+  EXPECT_EQ(index().eviction().evict(64), 2);
 }
 
 TEST_F(PrefixIndexTest, ForgetsABlockWithAllThatFollowsIt) {
   Prompt prompt(ramp(16), 4);
   NodeId last = publish(prompt);
-  last = index().parent(index().parent(last));
-  const PageId page = index().page(last, 0).device;
-  index().forget_page(page);
+  last = index().blocks().nodes[index().blocks().nodes[last].parent].parent;
+  const PageId page = index().blocks().nodes.place(last, 0).device;
+  index().eviction().forget_page(page);
   EXPECT_EQ(hit(prompt, INT64_MAX, true), 4);
   EXPECT_EQ(world.allocator.num_indexed(), 1);
   EXPECT_EQ(stats().prefix_evicted, 0u) << "nobody else needed the room";
@@ -228,29 +229,29 @@ TEST_F(PrefixIndexTest, TellsRoutersWhatItHolds) {
   const NodeId last = publish(prompt);
   Event event;
   uint64_t number = 0;
-  ASSERT_TRUE(index().events().poll(&event, &number));
+  ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_STORED);
   EXPECT_EQ(event.key, prompt.chain->key(0));
   EXPECT_EQ(event.parent, prompt.query.root);
-  ASSERT_NE(index().tokens(event.node, event.node_birth), nullptr);
-  EXPECT_EQ(index().tokens(event.node, event.node_birth)[3], 3);
-  ASSERT_TRUE(index().events().poll(&event, &number));
+  ASSERT_NE(index().blocks().tokens(event.node, event.node_birth), nullptr);
+  EXPECT_EQ(index().blocks().tokens(event.node, event.node_birth)[3], 3);
+  ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.parent, prompt.chain->key(0));
   EXPECT_EQ(event.node, last);
-  index().evict(1);
-  ASSERT_TRUE(index().events().poll(&event, &number));
+  index().eviction().evict(1);
+  ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_MOVED);
   EXPECT_EQ(event.tier, KVC_TIER_HOST);
   EXPECT_EQ(event.from_tier, KVC_TIER_DEVICE);
   const uint64_t birth = event.node_birth;
-  index().evict_host_for(8);
-  ASSERT_TRUE(index().events().poll(&event, &number));
+  index().eviction().evict_host_for(8);
+  ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_REMOVED);
   EXPECT_EQ(event.tier, KVC_TIER_HOST);
-  EXPECT_EQ(index().tokens(last, birth), nullptr) << "the block is gone";
-  EXPECT_EQ(index().snapshot().size(), 1u);
+  EXPECT_EQ(index().blocks().tokens(last, birth), nullptr) << "the block is gone";
+  EXPECT_EQ(index().events().snapshot().size(), 1u);
   index().reset();
-  ASSERT_TRUE(index().events().poll(&event, &number));
+  ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_CLEARED);
   EXPECT_EQ(number, 5u);
 }
@@ -258,20 +259,20 @@ TEST_F(PrefixIndexTest, TellsRoutersWhatItHolds) {
 TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   Prompt prompt(ramp(8), 4);
   const NodeId last = publish(prompt);
-  index().evict(1);
-  const PagePlace place = index().page(last, 0);
+  index().eviction().evict(1);
+  const PagePlace place = index().blocks().nodes.place(last, 0);
   ASSERT_NE(place.host, kNoPage);
   EXPECT_EQ(index().pin(last), 1) << "up to the first block that is not on the device";
   EXPECT_EQ(index().unpin(last), 1) << "what was pinned of its path";
   EXPECT_EQ(index().unpin(last), 0);
   index().lock(last);
-  index().evict_host_for(8);
-  EXPECT_EQ(index().page(last, 0).host, place.host) << "locked";
+  index().eviction().evict_host_for(8);
+  EXPECT_EQ(index().blocks().nodes.place(last, 0).host, place.host) << "locked";
   const PageId page = world.allocator.take(kNoPage, 0);
   world.host.promote(place.host, page);
   index().promoted(last, 0, page);
   index().unlock(last);
-  EXPECT_EQ(index().page(last, 0).device, page);
+  EXPECT_EQ(index().blocks().nodes.place(last, 0).device, page);
   EXPECT_EQ(world.host.num_used(), 0);
   EXPECT_EQ(stats().prefix_promoted, 1u);
   world.allocator.drop_ref(page);
@@ -281,9 +282,9 @@ TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
 TEST_F(PrefixIndexTest, GivesUpBlocksInUseWhenNothingElseIsLeftToEvict) {
   Prompt prompt(ramp(12), 4);
   const NodeId last = publish(prompt);
-  const PageId page = index().page(last, 0).device;
+  const PageId page = index().blocks().nodes.place(last, 0).device;
   world.allocator.add_ref(page);  // of the last block alone
-  index().evict_for(63);
+  index().eviction().evict_for(63);
   EXPECT_EQ(world.allocator.num_free(), 63);
   EXPECT_FALSE(world.allocator.is_indexed(page)) << "nobody finds it without those before it";
   world.allocator.drop_ref(page);
@@ -293,9 +294,9 @@ TEST_F(PrefixIndexTest, HandsUseAndPriorityOnWhenATailMovesToTheHost) {
   Prompt a(ramp(8), 4), b(ramp(8, 100), 4);
   const NodeId last = publish(a);
   index().touch(last, true, 7);
-  index().evict(1);
+  index().eviction().evict(1);
   publish(b, 3);
-  index().evict(2);
+  index().eviction().evict(2);
   EXPECT_EQ(b.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(a.match(index(), 8, true, false).num_tokens, 4)
       << "the first block was used at priority 7 as well";
@@ -312,7 +313,7 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
   EXPECT_EQ(hit(prompt), 32);
   // Refreshes the window's pages of the last 9 tokens, and the whole path
   index().touch(last, true, 0);
-  index().evict(5);  // pages of the window that lie further back
+  index().eviction().evict(5);  // pages of the window that lie further back
   EXPECT_EQ(hit(prompt), 32);
   EXPECT_EQ(prompt.match(index(), 24, true, false).num_tokens, 0)
       << "a hit there would see pages that are gone";
@@ -322,10 +323,10 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
 TEST_F(PrefixWindowTest, AWindowsPagesOnTheHostGoWithTheirBlock) {
   Prompt prompt(ramp(32), 4);
   index().touch(publish(prompt), true, 0);
-  index().evict(5);  // pages of the window
+  index().eviction().evict(5);  // pages of the window
   EXPECT_EQ(world.host.num_used(), 5);
   world.host.refuse_every = 1;
-  index().evict(64);
+  index().eviction().evict(64);
   EXPECT_EQ(world.host.num_used(), 0) << "the pages that see all tokens had no room there";
   EXPECT_EQ(stats().prefix_blocks, 0);
 }

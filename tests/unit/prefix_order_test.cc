@@ -94,10 +94,10 @@ class OrderModel {
     std::vector<BlockKey> left;
     Event event;
     uint64_t number;
-    while (index().events().poll(&event, &number)) {
+    while (index().events().log().poll(&event, &number)) {
       if (event.type == KVC_EVENT_REMOVED) left.push_back(event.key);
     }
-    ASSERT_EQ(index().events().num_lost(), 0u);
+    ASSERT_EQ(index().events().log().num_lost(), 0u);
     ASSERT_TRUE(left == expected) << left.size() << " left, " << expected.size() << " expected";
   }
   std::vector<BlockKey> keys_of(const std::vector<NodeId>& nodes,
@@ -130,10 +130,10 @@ class OrderModel {
     for (int64_t b = 0; b < prompt.chain->num_blocks(); ++b) {
       const BlockKey key = prompt.chain->key(b);
       if (!evict_for(1)) break;
-      const NodeId known = index().find(prompt.query.root, key);
+      const NodeId known = index().blocks().find(prompt.query.root, key);
       if (known != kNoNode && random_.chance(0.8)) {  // as a hit finds it
-        world_.allocator.add_ref(index().page(known, 0).device);
-        held.push_back(index().page(known, 0).device);
+        world_.allocator.add_ref(index().blocks().nodes.place(known, 0).device);
+        held.push_back(index().blocks().nodes.place(known, 0).device);
         parent = known;
         continue;
       }
@@ -142,7 +142,7 @@ class OrderModel {
       held.push_back(page);
       if (known != kNoNode) {
         insert(prompt, b, parent, page, priority, tenant, known);
-        held.back() = index().page(known, 0).device;
+        held.back() = index().blocks().nodes.place(known, 0).device;
         ASSERT_NE(held.back(), page)
             << "the index keeps its own page, and the sequence takes it over";
         world_.allocator.add_ref(held.back());
@@ -205,7 +205,7 @@ class OrderModel {
     freed_ = 0;
     const int64_t free = world_.allocator.num_free(), cached = world_.allocator.num_cached();
     evict(-1, kNoNode, &victims, [&] { return free + freed_ >= pages || freed_ >= cached; });
-    index().evict_for(pages);
+    index().eviction().evict_for(pages);
     expect_left(keys_of(victims, keys));
     return world_.allocator.num_free() >= pages;
   }
@@ -252,7 +252,7 @@ class OrderModel {
   void forget() {
     const NodeId top = any_block();
     if (top == kNoNode) return;
-    index().forget_page(blocks_.at(top).page);
+    index().eviction().forget_page(blocks_.at(top).page);
     std::vector<NodeId> gone{top};
     for (size_t i = 0; i < gone.size(); ++i) {
       for (const auto& [node, block] : blocks_) {
@@ -263,7 +263,8 @@ class OrderModel {
     Event event;
     uint64_t number;
     size_t num_removed = 0;
-    while (index().events().poll(&event, &number)) num_removed += event.type == KVC_EVENT_REMOVED;
+    while (index().events().log().poll(&event, &number))
+      num_removed += event.type == KVC_EVENT_REMOVED;
     ASSERT_EQ(num_removed, gone.size());
     for (const NodeId node : gone) ASSERT_EQ(blocks_.count(node), 0u);
   }

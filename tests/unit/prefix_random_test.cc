@@ -74,7 +74,7 @@ class RandomIndex {
     }
     while (!sequences_.empty()) release(0);
     for (const BlockKey& root : roots()) index().set_quota(root, 0);
-    index().evict_for(world_.allocator.num_pages());
+    index().eviction().evict_for(world_.allocator.num_pages());
     if (pinned_.empty()) {
       EXPECT_EQ(world_.allocator.num_free(), world_.allocator.num_pages()) << "all can be evicted";
     }
@@ -102,7 +102,7 @@ class RandomIndex {
   NodeId find_anywhere(const BlockKey& key) {
     NodeId found = kNoNode;
     for (const BlockKey& root : roots()) {
-      const NodeId node = index().find(root, key);
+      const NodeId node = index().blocks().find(root, key);
       if (node != kNoNode) found = node;
     }
     return found;
@@ -131,7 +131,7 @@ class RandomIndex {
   // definition of a hit
 
   bool is_present(NodeId node, int32_t page, bool host) {
-    const PagePlace place = index().page(node, page);
+    const PagePlace place = index().blocks().nodes.place(node, page);
     return place.device != kNoPage || (host && place.host != kNoPage);
   }
   // Every page of group g that holds one of the tokens [begin, end) is there; `path` has the nodes
@@ -143,7 +143,7 @@ class RandomIndex {
       const int64_t b = page * size / block();
       const auto inside = static_cast<int32_t>(page - b * block() / size);
       if (!is_present(path[static_cast<size_t>(b)],
-                      index().first_page(static_cast<int32_t>(g)) + inside, host))
+                      index().blocks().shape.groups[g].first_page + inside, host))
         return false;
     }
     return true;
@@ -162,10 +162,11 @@ class RandomIndex {
     const int64_t limit = std::min(max_tokens, prompt.query.num_tokens);
     std::vector<NodeId> path, best;
     for (int64_t b = 0; b < limit / block(); ++b) {
-      const NodeId node = index().find(prompt.query.root, prompt.chain->key(b));
+      const NodeId node = index().blocks().find(prompt.query.root, prompt.chain->key(b));
       if (node == kNoNode) break;
       path.push_back(node);
-      const bool has_state = !model_.has_states || index().state(node) != kInitialState;
+      const bool has_state =
+          !model_.has_states || index().blocks().nodes[node].state != kInitialState;
       if (has_state && serves(path, (b + 1) * block(), host)) best = path;
     }
     const auto blocks = static_cast<int64_t>(best.size());
@@ -173,7 +174,7 @@ class RandomIndex {
     if (whole || model_.has_states) return hit;
     const BlockKey parent = blocks == 0 ? prompt.query.root : prompt.chain->key(blocks - 1);
     for (const auto& [key, known] : children_[parent.bytes]) {
-      const NodeId node = index().find(prompt.query.root, BlockKey{key});
+      const NodeId node = index().blocks().find(prompt.query.root, BlockKey{key});
       if (node == kNoNode) continue;
       int64_t common = common_tokens(prompt, blocks, known,
                                      std::min<int64_t>(block() - 1, limit - blocks * block()));
@@ -207,9 +208,9 @@ class RandomIndex {
     EXPECT_EQ(found.num_tokens, found.num_blocks * block() + found.tail_tokens);
     EXPECT_EQ(found.tail == kNoNode, found.tail_tokens == 0);
     NodeId node = found.last;
-    for (int64_t b = found.num_blocks; b-- > 0; node = index().parent(node)) {
-      EXPECT_EQ(index().key(node), prompt.chain->key(b));
-      EXPECT_EQ(index().depth(node), b + 1);
+    for (int64_t b = found.num_blocks; b-- > 0; node = index().blocks().nodes[node].parent) {
+      EXPECT_EQ(index().blocks().nodes[node].key, prompt.chain->key(b));
+      EXPECT_EQ(index().blocks().nodes[node].depth, b + 1);
     }
     return found;
   }
@@ -230,7 +231,7 @@ class RandomIndex {
       index().touch(hit.last, true, static_cast<int32_t>(random_.range(0, 2)));
       index().lock(hit.last);
       std::vector<NodeId> path;
-      for (NodeId node = hit.last; node != kNoNode; node = index().parent(node))
+      for (NodeId node = hit.last; node != kNoNode; node = index().blocks().nodes[node].parent)
         path.push_back(node);
       std::reverse(path.begin(), path.end());
       bool is_complete = true;
@@ -248,16 +249,16 @@ class RandomIndex {
 
   // Takes what the sequence will see of the block; brings back what is on the host. False: no room.
   bool attach(NodeId node, ModelSequence* sequence, int64_t hit_tokens, bool takes) {
-    std::vector<PageId> pages(static_cast<size_t>(index().pages_per_block()), kNoPage);
-    const int64_t begin = (int64_t{index().depth(node)} - 1) * block();
+    std::vector<PageId> pages(static_cast<size_t>(index().blocks().shape.pages_per_block), kNoPage);
+    const int64_t begin = (int64_t{index().blocks().nodes[node].depth} - 1) * block();
     bool has_all = true;
     for (size_t g = 0; g < groups().size() && takes; ++g) {
       const GroupSpec& group = groups()[g];
-      for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
-        const int32_t at = index().first_page(static_cast<int32_t>(g)) + i;
+      for (int32_t i = 0; i < index().blocks().shape.groups[g].num_pages; ++i) {
+        const int32_t at = index().blocks().shape.groups[g].first_page + i;
         if (begin + int64_t{i + 1} * group.page_size <= first_visible_key(group, hit_tokens))
           continue;
-        const PagePlace place = index().page(node, at);
+        const PagePlace place = index().blocks().nodes.place(node, at);
         EXPECT_TRUE(place.is_present());
         if (place.device != kNoPage) {
           pages[static_cast<size_t>(at)] = place.device;
@@ -269,26 +270,26 @@ class RandomIndex {
           has_all = false;
           continue;
         }
-        EXPECT_EQ(index().page(node, at).host, place.host) << "locked";
+        EXPECT_EQ(index().blocks().nodes.place(node, at).host, place.host) << "locked";
         world_.host.promote(place.host, page);
         index().promoted(node, at, page);
         pages[static_cast<size_t>(at)] = page;
       }
     }
-    world_.states.add_ref(takes ? index().state(node) : kInitialState);
-    sequence->states.push_back(takes ? index().state(node) : kInitialState);
+    world_.states.add_ref(takes ? index().blocks().nodes[node].state : kInitialState);
+    sequence->states.push_back(takes ? index().blocks().nodes[node].state : kInitialState);
     sequence->pages.push_back(std::move(pages));
     return has_all;
   }
 
   PageId take_page() {
-    index().evict_for(1);
+    index().eviction().evict_for(1);
     return world_.allocator.num_free() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
   }
 
   StateSlot take_state() {
     if (!model_.has_states || random_.chance(0.4)) return kInitialState;
-    index().evict_states_for(1);
+    index().eviction().evict_states_for(1);
     if (world_.states.to_evict(1) > 0 || world_.states.missing(1) > 0) return kInitialState;
     world_.states.prepare(1);
     return world_.states.take();
@@ -298,29 +299,31 @@ class RandomIndex {
   void grow(size_t which) {
     ModelSequence& sequence = sequences_[which];
     Prompt& prompt = *sequence.prompt;
-    NodeId parent =
-        sequence.pages.empty()
-            ? kNoNode
-            : index().find(prompt.query.root,
-                           prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
+    NodeId parent = sequence.pages.empty()
+                        ? kNoNode
+                        : index().blocks().find(
+                              prompt.query.root,
+                              prompt.chain->key(static_cast<int64_t>(sequence.pages.size()) - 1));
     if (!sequence.pages.empty() && parent == kNoNode) return;
     for (auto b = static_cast<int64_t>(sequence.pages.size()); b < prompt.chain->num_blocks();
          ++b) {
       const BlockKey key = prompt.chain->key(b);
       std::vector<PageId> pages;
-      for (int32_t i = 0; i < index().pages_per_block(); ++i) {
+      for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
         const PageId page = take_page();
         if (page == kNoPage) break;
         world_.contents[static_cast<size_t>(page)] = label_of(key, i);
         pages.push_back(page);
       }
-      const bool has_all = static_cast<int32_t>(pages.size()) == index().pages_per_block();
+      const bool has_all =
+          static_cast<int32_t>(pages.size()) == index().blocks().shape.pages_per_block;
       const StateSlot state = has_all ? take_state() : kInitialState;
       sequence.pages.push_back(pages);
       sequence.states.push_back(state);
       if (!has_all) return;
       // Making room may have taken away what nobody holds.
-      if (parent != kNoNode && index().find(prompt.query.root, prompt.chain->key(b - 1)) != parent)
+      if (parent != kNoNode &&
+          index().blocks().find(prompt.query.root, prompt.chain->key(b - 1)) != parent)
         return;
       index().reserve(1);
       parent = publish(&sequence, b, parent);
@@ -355,8 +358,8 @@ class RandomIndex {
       if (extra.offset >= b * block() && extra.offset < (b + 1) * block())
         known.extra.emplace_back(extra.offset - b * block(), extra.data);
     }
-    for (int32_t i = 0; i < index().pages_per_block(); ++i) {
-      const PageId theirs = index().page(node, i).device;
+    for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
+      const PageId theirs = index().blocks().nodes.place(node, i).device;
       PageId& own = pages[static_cast<size_t>(i)];
       if (theirs == kNoPage || own == kNoPage) {
         EXPECT_TRUE(own == kNoPage || !quotas_.empty());
@@ -376,12 +379,12 @@ class RandomIndex {
     for (size_t g = 0; g < groups().size(); ++g) {
       const int64_t first = first_visible_key(groups()[g], length);
       for (size_t b = 0; b < sequence->pages.size(); ++b) {
-        for (int32_t i = 0; i < index().num_pages(static_cast<int32_t>(g)); ++i) {
+        for (int32_t i = 0; i < index().blocks().shape.groups[g].num_pages; ++i) {
           const int64_t end =
               static_cast<int64_t>(b) * block() + int64_t{i + 1} * groups()[g].page_size;
           PageId& page =
               sequence
-                  ->pages[b][static_cast<size_t>(index().first_page(static_cast<int32_t>(g)) + i)];
+                  ->pages[b][static_cast<size_t>(index().blocks().shape.groups[g].first_page + i)];
           if (end > first || page == kNoPage) continue;
           world_.allocator.drop_ref(page);
           page = kNoPage;
@@ -446,9 +449,10 @@ class RandomIndex {
       quotas_.erase(root.bytes);
       if (bytes != 0) quotas_[root.bytes] = bytes;
     } else if (choice < 96) {
-      index().evict_host_for(random_.range(0, model_.host_pages));
+      index().eviction().evict_host_for(random_.range(0, model_.host_pages));
     } else if (choice < 99) {
-      if (model_.has_states) index().evict_states_for(random_.range(1, model_.state_slots));
+      if (model_.has_states)
+        index().eviction().evict_states_for(random_.range(1, model_.state_slots));
     } else if (random_.chance(0.2)) {
       index().reset();
       pinned_.clear();
@@ -459,10 +463,10 @@ class RandomIndex {
     const int64_t wanted = random_.range(0, model_.num_pages);
     const int64_t cached = world_.allocator.num_cached(), free = world_.allocator.num_free();
     if (random_.chance(0.5)) {
-      index().evict_for(wanted);
+      index().eviction().evict_for(wanted);
       ASSERT_GE(world_.allocator.num_free(), std::min(wanted, free + cached));
     } else {
-      const int64_t freed = index().evict(wanted);
+      const int64_t freed = index().eviction().evict(wanted);
       ASSERT_TRUE(freed >= wanted || world_.allocator.num_cached() == 0);
       ASSERT_GE(freed, std::min(wanted, cached));
     }
@@ -473,7 +477,7 @@ class RandomIndex {
     NodeId node = kNoNode;
     int64_t blocks = 0;
     for (; blocks < prompt->chain->num_blocks(); ++blocks) {
-      const NodeId next = index().find(prompt->query.root, prompt->chain->key(blocks));
+      const NodeId next = index().blocks().find(prompt->query.root, prompt->chain->key(blocks));
       if (next == kNoNode) break;
       node = next;
     }
@@ -490,7 +494,7 @@ class RandomIndex {
         static_cast<size_t>(random_.range(0, static_cast<int64_t>(pinned_.size()) - 1));
     const NodeId node = find_anywhere(pinned_[which]);
     ASSERT_NE(node, kNoNode) << "a pinned block stays";
-    ASSERT_EQ(index().unpin(node), index().depth(node));
+    ASSERT_EQ(index().unpin(node), index().blocks().nodes[node].depth);
     pinned_.erase(pinned_.begin() + static_cast<std::ptrdiff_t>(which));
   }
 
@@ -499,7 +503,7 @@ class RandomIndex {
     const PageId page = world_.allocator.first_indexed(random_.range(0, model_.num_pages - 1));
     if (page == kNoPage) return;
     const int64_t cached = world_.allocator.num_indexed();
-    index().forget_page(page);
+    index().eviction().forget_page(page);
     ASSERT_FALSE(world_.allocator.is_indexed(page));
     ASSERT_LT(world_.allocator.num_indexed(), cached);
   }
@@ -525,7 +529,7 @@ class RandomIndex {
       ASSERT_EQ(world_.allocator.refs(static_cast<PageId>(page)), pages[page]) << "page " << page;
     for (size_t slot = 0; slot < states.size(); ++slot)
       ASSERT_EQ(world_.states.refs(static_cast<StateSlot>(slot)), states[slot]) << "state " << slot;
-    ASSERT_EQ(world_.host.num_used(), index().num_host_pages());
+    ASSERT_EQ(world_.host.num_used(), index().contents().num_host_pages());
     apply_events();
     if (is_thorough) verify_contents();
   }
@@ -534,7 +538,7 @@ class RandomIndex {
   void apply_events() {
     Event event;
     uint64_t number;
-    while (index().events().poll(&event, &number)) {
+    while (index().events().log().poll(&event, &number)) {
       const auto place = std::make_pair(event.key.bytes, event.group);
       const auto found = consumer_.find(place);
       switch (event.type) {
@@ -556,7 +560,7 @@ class RandomIndex {
         default: consumer_.clear();
       }
     }
-    ASSERT_EQ(index().events().num_lost(), 0u);
+    ASSERT_EQ(index().events().log().num_lost(), 0u);
   }
 
   void verify_contents() {
@@ -564,12 +568,12 @@ class RandomIndex {
     std::set<std::array<uint8_t, 32>> seen;
     for (const BlockKey& root : roots()) seen.insert(root.bytes);
     std::map<std::array<uint8_t, 32>, uint64_t> used;
-    for (const Event& event : index().snapshot()) {
+    for (const Event& event : index().events().snapshot()) {
       held[{event.key.bytes, event.group}] = event.tier;
       const NodeId node = find_anywhere(event.key);
       ASSERT_EQ(node, event.node);
-      for (int32_t i = 0; i < index().pages_per_block(); ++i) {
-        const PagePlace place = index().page(node, i);
+      for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
+        const PagePlace place = index().blocks().nodes.place(node, i);
         if (!place.is_present()) continue;
         const Label label = place.host != kNoPage
                                 ? world_.host.label(place.host)

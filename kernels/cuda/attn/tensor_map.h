@@ -1,5 +1,5 @@
-// Tensor maps of paged rows, encoded on the host. The driver's function is looked up at run time:
-// the library does not link the driver.
+// Tensor maps of paged rows, encoded on the host. The driver's function is looked up at run time,
+// because the library does not link the driver.
 #pragma once
 
 #include <cuda.h>
@@ -14,8 +14,8 @@
 
 namespace kvc::cuda {
 
-// Rows (dim elements of 16 bits) by coordinates (element, slot in page, head, page); boxes are 64
-// elements x box_rows slots.
+// Rows of `dim` 16-bit elements, addressed by the coordinates (element, slot in page, head, page).
+// A TMA box has 64 elements x box_rows slots.
 struct PagedMapKey {
   const std::byte* base;
   int64_t token_stride, head_stride, page_stride;
@@ -26,9 +26,9 @@ struct PagedMapKey {
   bool operator==(const PagedMapKey&) const = default;
 };
 
-// How many pages there are is not known here, nor how many slots a ragged page has: as many as two
-// terabytes hold. TMA does not read what lies outside of the tensor, page -1 for one, and makes
-// zeros of it.
+// The number of pages is not known here, nor the number of slots of a ragged page, so the map
+// covers two terabytes. TMA reads nothing outside of the tensor, for example at page -1, and
+// delivers zeros.
 inline int64_t most_of(int64_t stride, int64_t most) {
   return std::clamp<int64_t>((int64_t{1} << 41) / std::max<int64_t>(stride, 16), 1, most);
 }
@@ -39,7 +39,7 @@ inline PagedMapKey paged_map_key(const kernels::PagedRows& rows, int32_t dim, in
           page_slots, num_heads,         box_rows,         rows.dtype,       0};
 }
 
-// Whether TMA can address the rows; `why` gets the reason.
+// Whether TMA can address the rows. `why` gets the reason.
 inline bool paged_map_fits(const kernels::PagedRows& rows, int32_t num_heads, const char** why) {
   const auto fits = [](int64_t stride, bool used) {
     return !used || (stride > 0 && stride % 16 == 0 && stride < int64_t{1} << 40);
@@ -76,7 +76,7 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
                               static_cast<cuuint64_t>(most_of(key.token_stride, key.page_slots)),
                               static_cast<cuuint64_t>(key.num_heads),
                               static_cast<cuuint64_t>(most_of(key.page_stride, 0x7fffffff))};
-  // A single head's stride means nothing, but has to be one that the driver takes.
+  // The stride of a single head has no meaning, but it must be one that the driver accepts.
   const cuuint64_t strides[3] = {
       positive(key.token_stride),
       key.num_heads > 1 ? positive(key.head_stride) : positive(key.token_stride),
@@ -90,13 +90,15 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
       &map, type, 4, const_cast<std::byte*>(key.base), dims, strides, box, element_strides,
       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
       CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (encoded != CUDA_SUCCESS) return static_cast<cudaError_t>(encoded);  // the same numbers
+  // CUresult and cudaError_t share these numbers.
+  if (encoded != CUDA_SUCCESS) return static_cast<cudaError_t>(encoded);
   std::memcpy(out, &map, sizeof(map));
   return cudaSuccess;
 }
 
-// Encoding takes about a microsecond and a forward asks for the same few maps per layer: the latest
-// are kept, the oldest is overwritten. A map holds addresses only and belongs to no device.
+// Encoding takes about a microsecond, and a forward asks for the same few maps in each layer. So
+// the latest maps are kept, and the oldest is overwritten. A map holds addresses only and belongs
+// to no device.
 inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
   constexpr uint32_t kBuckets = 512, kKept = 4 * kBuckets;
   struct Table {
@@ -106,12 +108,14 @@ inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
     uint32_t next_of_bucket[kBuckets];
   };
   static Table* const table =
-      new Table();  // lives as long as the process: no order of destruction to care for
+      // The table lives as long as the process, so that no order of destruction matters.
+      new Table();
   uint64_t hash = reinterpret_cast<uintptr_t>(key.base) >> 4;
   hash = (hash ^ static_cast<uint64_t>(key.page_stride) << 20 ^
           static_cast<uint64_t>(key.box_rows) << 50) *
          0x9e3779b97f4a7c15u;
-  // The high bits: box_rows is in no others, and ragged keys have boxes of every power of two.
+  // The high bits are used: only they depend on box_rows, and ragged keys have boxes of every power
+  // of two.
   const auto bucket = static_cast<uint32_t>(hash >> 55);
   static_assert(kBuckets == 1u << (64 - 55));
   const std::lock_guard<std::mutex> lock(table->mutex);
@@ -128,7 +132,8 @@ inline cudaError_t paged_map(const PagedMapKey& key, TensorMap* out) {
   return cudaSuccess;
 }
 
-// `count` maps: that of `key`, then of boxes of half as many rows, a quarter and so on.
+// Encodes `count` maps: that of `key`, then those of boxes with half as many rows, a quarter, and
+// so on.
 inline cudaError_t paged_maps(PagedMapKey key, int32_t count, TensorMap* out) {
   for (int32_t i = 0; i < count; ++i, key.box_rows /= 2) {
     const cudaError_t mapped = paged_map(key, out + i);
@@ -137,15 +142,15 @@ inline cudaError_t paged_maps(PagedMapKey key, int32_t count, TensorMap* out) {
   return cudaSuccess;
 }
 
-// Whether the driver, which has the last word, makes a map of these rows: asked before a kernel is
-// chosen, and kept for its launch.
+// Whether the driver makes a map of these rows; it has the last word. This is asked before a kernel
+// is chosen, and the map is kept for its launch.
 inline bool driver_maps(const kernels::PagedRows& rows, int32_t dim,
                         const kernels::AttnParams& params, int32_t box_rows) {
   TensorMap map;
   if (paged_map(paged_map_key(rows, dim, params.page_size, params.num_kv_heads, box_rows), &map) ==
       cudaSuccess)
     return true;
-  (void)cudaGetLastError();  // where the runtime could not find the function
+  (void)cudaGetLastError();  // The runtime may not have found the function.
   return false;
 }
 

@@ -1,5 +1,5 @@
-// Which keys a row sees (kernels::AttnSequence), for every attention kernel: per element, per 32
-// keys, per tile. Keys and rows fit 32 bits.
+// The visible range of a row (kernels::AttnSequence), for every attention kernel: per key, per 32
+// keys and per tile. Keys and rows fit 32 bits.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,30 @@ KVC_HD int64_t position_of_key(const kernels::AttnSequence& sequence, int64_t ke
                                            : sequence.key_position + key;
 }
 
-// See kMaxBias. NaN stays; -inf is the caller's to mask.
+// Clamps a bias to kMaxBias. NaN stays. The caller masks -inf.
 KVC_HD float bounded_bias(float bias) {
   const float low = bias < -kernels::kMaxBias ? -kernels::kMaxBias : bias;
   return low > kernels::kMaxBias ? kernels::kMaxBias : low;
 }
 
-// A row without its tree: keys [0, sinks) and [begin, end), all below end.
-struct RowMask {
+// The visible range of a row without its tree: keys [0, sink_end) and [begin, end), all below end.
+struct RowRange {
   int32_t begin, end;
 };
-// A row that sees nothing, for rows of a tile that do not exist.
-constexpr RowMask kBlindRow = {0, 0};
+// The range of rows of a tile that do not exist.
+constexpr RowRange kNoKeys = {0, 0};
 
-KVC_HD RowMask row_mask(const kernels::AttnSequence& sequence, int32_t causal, int64_t row) {
+KVC_HD RowRange row_range(const kernels::AttnSequence& sequence, int32_t causal, int64_t row) {
   const int64_t end = sequence.key_ends != nullptr
                           ? sequence.key_ends[row]
                           : sequence.first_key_end + (causal != 0 ? row : 0);
   return {sequence.key_begins != nullptr ? sequence.key_begins[row] : 0, static_cast<int32_t>(end)};
 }
 
-// What the rows of a sequence have in common.
+// The part of the mask that all rows of a sequence share.
 struct SequenceMask {
   int32_t sink_end;
-  int32_t tree_begin;  // INT32_MAX: no tree
+  int32_t tree_begin;  // INT32_MAX: no tree.
   int32_t tree_words;
   const uint64_t* tree_mask;
 };
@@ -58,8 +58,8 @@ KVC_HD uint32_t bits_below(int32_t count) {
   return count <= 0 ? 0u : count >= 32 ? ~0u : (1u << count) - 1u;
 }
 
-// Token row `row` and key `key`.
-KVC_HD bool visible(const SequenceMask& mask, const RowMask& own, int64_t row, int32_t key) {
+// Whether token row `row` sees key `key`.
+KVC_HD bool visible(const SequenceMask& mask, const RowRange& own, int64_t row, int32_t key) {
   const bool in_range = key < own.end && (key >= own.begin || key < mask.sink_end);
   if (!in_range || key < mask.tree_begin) return in_range;
   const int32_t node = key - mask.tree_begin;
@@ -67,10 +67,10 @@ KVC_HD bool visible(const SequenceMask& mask, const RowMask& own, int64_t row, i
   return ((mask.tree_mask[row * mask.tree_words + (node >> 6)] >> (node & 63)) & 1u) != 0;
 }
 
-// Bit i: key first_key + i is a node that the row sees, or no node.
+// Bit i: key first_key + i is a tree node that the row sees, or no tree node.
 KVC_HD uint32_t tree_bits(const SequenceMask& mask, int64_t row, int32_t first_key) {
   if (first_key + 32 <= mask.tree_begin) return ~0u;
-  const int32_t offset = first_key - mask.tree_begin;  // above -32
+  const int32_t offset = first_key - mask.tree_begin;  // Above -32.
   const uint64_t* words = mask.tree_mask + row * mask.tree_words;
   if (offset < 0) {
     const uint64_t nodes = mask.tree_words > 0 ? words[0] : 0;
@@ -83,7 +83,7 @@ KVC_HD uint32_t tree_bits(const SequenceMask& mask, int64_t row, int32_t first_k
 }
 
 // Bit i: the row sees key first_key + i.
-KVC_HD uint32_t visible_bits(const SequenceMask& mask, const RowMask& own, int64_t row,
+KVC_HD uint32_t visible_bits(const SequenceMask& mask, const RowRange& own, int64_t row,
                              int32_t first_key) {
   const uint32_t window =
       ~bits_below(own.begin - first_key) | bits_below(mask.sink_end - first_key);
@@ -92,35 +92,35 @@ KVC_HD uint32_t visible_bits(const SequenceMask& mask, const RowMask& own, int64
                                                        : bits;
 }
 
-// What the rows of a tile see together, but for their trees: somebody sees [0, sinks) and
-// [first_begin, last_end), everybody [0, sinks) and [last_begin, first_end).
+// The visible range of the rows of a tile, apart from their trees. At least one row sees [0,
+// sink_end) and [first_begin, last_end); every row sees [0, sink_end) and [last_begin, first_end).
 enum class Cover : int32_t { kNone = 0, kPartial = 1, kFull = 2 };
-struct TileMask {
+struct TileRange {
   int32_t first_begin, last_begin;
   int32_t first_end, last_end;
 };
-constexpr TileMask kEmptyTile = {INT32_MAX, 0, INT32_MAX, 0};
+constexpr TileRange kEmptyTile = {INT32_MAX, 0, INT32_MAX, 0};
 
-KVC_HD TileMask widened(const TileMask& tile, const TileMask& other) {
+KVC_HD TileRange united(const TileRange& tile, const TileRange& other) {
   return {tile.first_begin < other.first_begin ? tile.first_begin : other.first_begin,
           tile.last_begin > other.last_begin ? tile.last_begin : other.last_begin,
           tile.first_end < other.first_end ? tile.first_end : other.first_end,
           tile.last_end > other.last_end ? tile.last_end : other.last_end};
 }
-KVC_HD TileMask tile_of(const RowMask& row) { return {row.begin, row.begin, row.end, row.end}; }
+KVC_HD TileRange tile_of(const RowRange& row) { return {row.begin, row.begin, row.end, row.end}; }
 
-// Token rows [row_begin, row_end), one after the other.
-KVC_HD TileMask tile_mask(const kernels::AttnSequence& sequence, int32_t causal, int64_t row_begin,
-                          int64_t row_end) {
-  TileMask tile = kEmptyTile;
+// The range of token rows [row_begin, row_end).
+KVC_HD TileRange tile_range(const kernels::AttnSequence& sequence, int32_t causal,
+                            int64_t row_begin, int64_t row_end) {
+  TileRange tile = kEmptyTile;
   for (int64_t row = row_begin; row < row_end; ++row)
-    tile = widened(tile, tile_of(row_mask(sequence, causal, row)));
+    tile = united(tile, tile_of(row_range(sequence, causal, row)));
   return tile;
 }
 
-// Keys [key_begin, key_end). kNone: no row sees any of them, they may lie on dropped pages; kFull:
-// every row sees all of them.
-KVC_HD Cover cover(const SequenceMask& mask, const TileMask& tile, int32_t key_begin,
+// Coverage of keys [key_begin, key_end). kNone: no row sees any of them, and they may lie on
+// dropped pages. kFull: every row sees all of them.
+KVC_HD Cover cover(const SequenceMask& mask, const TileRange& tile, int32_t key_begin,
                    int32_t key_end) {
   if (key_begin >= tile.last_end || (key_begin >= mask.sink_end && key_end <= tile.first_begin))
     return Cover::kNone;
@@ -129,9 +129,9 @@ KVC_HD Cover cover(const SequenceMask& mask, const TileMask& tile, int32_t key_b
   return all ? Cover::kFull : Cover::kPartial;
 }
 
-// The next key from `key` on, in steps of `block` from `first`, where a block is not kNone: jumps
-// from the sinks to the window.
-KVC_HD int32_t skip_unseen(const SequenceMask& mask, const TileMask& tile, int32_t key,
+// The next key from `key` on, in steps of `block` from `first`, whose block is not kNone. Jumps
+// from the sink tokens to the window.
+KVC_HD int32_t skip_masked(const SequenceMask& mask, const TileRange& tile, int32_t key,
                            int32_t first, int32_t block) {
   if (key < mask.sink_end || tile.first_begin <= key) return key;
   const int32_t blocks = (tile.first_begin - first) / block;

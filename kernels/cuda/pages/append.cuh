@@ -125,8 +125,8 @@ KVC_DEVICE void append_pair(const Half& half, const std::byte* from, std::byte* 
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const float a = x[i], b = y[i];
-    x[i] = turned(a, b, cos[i], sin[i], false);
-    y[i] = turned(b, a, cos[i], sin[i], true);
+    x[i] = rotated_element(a, b, cos[i], sin[i], false);
+    y[i] = rotated_element(b, a, cos[i], sin[i], true);
   }
   store_eight(half, to, x_index, x);
   store_eight(half, to, x_index + distance, y);
@@ -151,8 +151,8 @@ KVC_DEVICE void append_chunk(const Half& half, const std::byte* from, std::byte*
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = value[2 * i], b = value[2 * i + 1];
-      value[2 * i] = turned(a, b, as_float(cos.x[i]), as_float(sin.x[i]), false);
-      value[2 * i + 1] = turned(b, a, as_float(cos.x[i]), as_float(sin.x[i]), true);
+      value[2 * i] = rotated_element(a, b, as_float(cos.x[i]), as_float(sin.x[i]), false);
+      value[2 * i + 1] = rotated_element(b, a, as_float(cos.x[i]), as_float(sin.x[i]), true);
     }
   }
   store_eight(half, to, index, value);

@@ -63,8 +63,8 @@ __global__ void __launch_bounds__(kThreads, 4)
     const int64_t pair = piece / params.num_layers;
     const int64_t layer = piece - pair * params.num_layers;
     if (params.from[pair] < 0) continue;
-    const StepPageSlot& from = params.from_layers[layer];
-    const StepPageSlot& to = params.to_layers[layer];
+    const PageRegion& from = params.from_layers[layer];
+    const PageRegion& to = params.to_layers[layer];
     if (params.group >= 0 && from.group != params.group) continue;
     copy_piece(to.base + params.to[pair] * to.page_stride,
                from.base + params.from[pair] * from.page_stride, from.bytes);

@@ -53,7 +53,7 @@ KVC_DEVICE void store_element(std::byte* row, kernels::DType dtype, int32_t inde
 // One of two elements that turn together; `second`: it is the one that sin is added to. A product
 // that is rounded and a fused one, written out: left to themselves compilers fuse one or the other,
 // and a key would depend on the way that its row took.
-KVC_DEVICE float turned(float element, float other, float cos, float sin, bool second) {
+KVC_DEVICE float rotated_element(float element, float other, float cos, float sin, bool second) {
   return fmaf(element, cos, other * (second ? sin : -sin));
 }
 
@@ -71,7 +71,7 @@ KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int3
   const int32_t distance = interleaved ? 1 : half;
   const float other = load(second ? index - distance : index + distance);
   const float cos = rotation.cos[angles * half + pair], sin = rotation.sin[angles * half + pair];
-  return turned(element, other, cos, sin, second);
+  return rotated_element(element, other, cos, sin, second);
 }
 
 // The factor of all of a row's elements; block scales are part of the elements instead

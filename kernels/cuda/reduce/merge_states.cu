@@ -4,8 +4,8 @@
 
 namespace kvc::cuda {
 
-cudaError_t merge(const kernels::MergeParams& params, int64_t num_rows, const int32_t* num_rows_at,
-                  cudaStream_t stream) {
+cudaError_t merge_states(const kernels::MergeParams& params, int64_t num_rows,
+                         const int32_t* num_rows_at, cudaStream_t stream) {
   if (num_rows == 0) return cudaSuccess;
   const auto fits = [&](const kernels::TokenRows& rows) {
     return aligned_for_four(element_of(rows.dtype), reinterpret_cast<uint64_t>(rows.base),
@@ -17,8 +17,8 @@ cudaError_t merge(const kernels::MergeParams& params, int64_t num_rows, const in
   shape.grid[0] = static_cast<uint32_t>((num_rows * params.num_heads + kWarps - 1) / kWarps);
   shape.threads = merging::kThreads;
   const merging::Launch work{params, num_rows, num_rows_at};
-  return launch(by_four ? merging::merge_kernel<true> : merging::merge_kernel<false>, shape, stream,
-                work);
+  return launch(by_four ? merging::merge_states_kernel<true> : merging::merge_states_kernel<false>,
+                shape, stream, work);
 }
 
 }  // namespace kvc::cuda

@@ -1,4 +1,4 @@
-// Two attention results over different keys into one, in place: kernels::MergeParams.
+// Merges two attention states over different keys into one, in place: kernels::MergeParams.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvc::cuda::merging {
 
-constexpr int32_t kThreads = 128;  // a warp has a row of one head
+constexpr int32_t kThreads = 128;  // A warp has one row of one head.
 
 struct Launch {
   kernels::MergeParams params;
@@ -19,7 +19,7 @@ struct Launch {
 constexpr float kMinusInfinity = -__builtin_inff();
 
 struct Weights {
-  float own, other;  // of the outputs; both 0: neither part saw anything
+  float own, other;  // Weights of the two outputs. Both are 0 when neither state saw a key.
   float lse;
 };
 
@@ -30,14 +30,15 @@ KVC_DEVICE Weights weights_of(float own, float other) {
   return {a / sum, b / sum, top + logf(sum)};
 }
 
-// A part of weight 0 may hold anything.
+// An output of weight 0 may hold any bits.
 KVC_DEVICE float merged(const Weights& weights, float own, float other) {
   return (weights.own == 0.0f ? 0.0f : weights.own * own) +
          (weights.other == 0.0f ? 0.0f : weights.other * other);
 }
 
 template <bool ByFour>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads)
+    merge_states_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   const kernels::MergeParams& params = launch.params;
   const int64_t rows = launch.num_rows_at != nullptr ? *launch.num_rows_at : launch.num_rows;
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
   float* lse = params.lse + row * params.lse_token_stride + head;
   const Weights weights =
       weights_of(*lse, params.other_lse[row * params.other_lse_token_stride + head]);
-  sync_warp();  // all have read lse
+  sync_warp();  // All lanes have read the LSE.
   if (lane_id() == 0) *lse = weights.lse;
   std::byte* out = params.out.base + row * params.out.token_stride + head * params.out.head_stride;
   const std::byte* other = params.other_out.base + row * params.other_out.token_stride +

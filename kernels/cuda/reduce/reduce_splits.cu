@@ -4,19 +4,19 @@
 
 namespace kvc::cuda {
 
-cudaError_t combine(const AttnLaunch& launch, cudaStream_t stream) {
+cudaError_t reduce_splits(const AttnLaunch& launch, cudaStream_t stream) {
   const kernels::AttnParams& params = launch.params;
-  const combining::Launch parameters{.plan = launch.plan,
-                                     .sequences = params.sequences,
-                                     .out = params.out,
-                                     .lse = params.lse,
-                                     .lse_token_stride = params.lse_token_stride,
-                                     .sinks = params.sinks,
-                                     .v_dim = params.v_dim,
-                                     .group_size = params.num_q_heads / params.num_kv_heads};
+  const reducing::Launch parameters{.schedule = launch.schedule,
+                                    .sequences = params.sequences,
+                                    .out = params.out,
+                                    .lse = params.lse,
+                                    .lse_token_stride = params.lse_token_stride,
+                                    .sinks = params.sinks,
+                                    .v_dim = params.v_dim,
+                                    .group_size = params.num_q_heads / params.num_kv_heads};
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>(launch.plan.num_ctas);
-  shape.threads = combining::kThreads;
+  shape.grid[0] = static_cast<uint32_t>(launch.schedule.num_ctas);
+  shape.threads = reducing::kThreads;
   shape.may_overlap = true;
   const auto any = reinterpret_cast<uintptr_t>(params.out.base) |
                    static_cast<uintptr_t>(params.out.token_stride) |
@@ -24,8 +24,8 @@ cudaError_t combine(const AttnLaunch& launch, cudaStream_t stream) {
   const bool in_pairs =
       params.v_dim % 2 == 0 &&
       any % static_cast<uintptr_t>(2 * kernels::dtype_bytes(params.out.dtype)) == 0;
-  return in_pairs ? kvc::cuda::launch(combining::combine_kernel<2>, shape, stream, parameters)
-                  : kvc::cuda::launch(combining::combine_kernel<1>, shape, stream, parameters);
+  return in_pairs ? kvc::cuda::launch(reducing::reduce_splits_kernel<2>, shape, stream, parameters)
+                  : kvc::cuda::launch(reducing::reduce_splits_kernel<1>, shape, stream, parameters);
 }
 
 }  // namespace kvc::cuda

@@ -1,33 +1,31 @@
-// Partial results of split rows into out and lse. For every row of every merge item, with the
-// sources s in
-// their order:
+// Reduces splits into out and lse. For every row of every ReduceItem, with its sources s in order:
 //   m = max m_s,  w_s = 2^(m_s - m),  lse = ln(2) * (m + log2(sum w_s l_s))
 //   O = sum w_s acc_s / (sum w_s l_s + 2^(sink - m))
-// A row that no source saw anything of: O = 0, lse = -inf.
+// A row that saw no key in any source gets O = 0 and lse = -inf.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/work.h"
 
-namespace kvc::cuda::combining {
+namespace kvc::cuda::reducing {
 
-// A warp per row and query head; four rows of a CTA lie side by side in a slot.
+// A warp per row and query head. The four rows of a CTA are neighbours in a split.
 constexpr int32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
-// Keeps ptxas from squeezing registers, with spills, for more.
+// Leaves enough registers: for more CTAs ptxas would spill.
 constexpr int32_t kCtasPerSm = 8;
 
-// Vectors of accumulators that a lane has under way per source: 128 accumulators of a row in pairs
-// take two.
+// Vectors of accumulators in flight per lane and source. 128 accumulators of a row in pairs take
+// two.
 constexpr int32_t kVectors = 2;
 
 struct Launch {
-  WorkPlan plan;
+  WorkSchedule schedule;
   const kernels::AttnSequence* sequences;
   kernels::TokenRows out;
-  float* lse;  // nullable
+  float* lse;  // Nullable.
   int64_t lse_token_stride;
-  const float* sinks;  // nullable, natural units
+  const float* sinks;  // Sink logits, nullable, in natural units.
   int32_t v_dim;
   int32_t group_size;
 };
@@ -42,12 +40,12 @@ struct alignas(4 * Width) Floats {
   float x[Width];
 };
 
-// The larger one; NaN wins, so that it reaches the outputs.
-KVC_DEVICE float top_of(float a, float b) { return a != a || a > b ? a : b; }
+// The larger value. NaN wins, so that it reaches the outputs.
+KVC_DEVICE float max_or_nan(float a, float b) { return a != a || a > b ? a : b; }
 
-// A part of a row as lane s of a group of 32 sources knows the s-th of them: where it begins in the
-// partials, and its weight.
-struct Part {
+// One source of a row: its offset in the partials and its weight. Lane s of a warp holds source s
+// of a group of 32.
+struct SourceWeight {
   int64_t at;
   float weight;
 };
@@ -55,41 +53,41 @@ struct Part {
 // The sources of one row.
 struct Row {
   const float* partials;
-  const MergeSource* sources;
+  const ReduceSource* sources;
   int32_t num_sources;
-  int32_t row;  // inside the merge item
-  int64_t slot_stride;
+  int32_t row;  // Row inside the ReduceItem.
+  int64_t split_stride;
   int64_t row_stride;
 
   KVC_DEVICE int64_t begin_of(int32_t source) const {
-    const MergeSource from = sources[source];
-    return from.slot * slot_stride + (from.row + row) * row_stride;
+    const ReduceSource from = sources[source];
+    return from.split * split_stride + (from.row + row) * row_stride;
   }
-  // warp. The group of sources from `first` on; lanes without one weigh nothing.
-  KVC_DEVICE Part part(int32_t first, float top) const {
+  // warp. The group of 32 sources from `first` on. Lanes without a source get weight 0.
+  KVC_DEVICE SourceWeight weight_of_lane(int32_t first, float max) const {
     const int32_t source = first + lane_id();
     if (source >= num_sources) return {0, 0.0f};
     const int64_t at = begin_of(source);
-    return {at, exp2_fast(partials[at] - top)};
+    return {at, exp2_fast(partials[at] - max)};
   }
 };
 
-// warp. The largest m over all sources.
-KVC_DEVICE float top_of_row(const Row& row) {
-  float top = kMinusInfinity;
+// warp. The largest m of all sources.
+KVC_DEVICE float max_of_row(const Row& row) {
+  float max = kMinusInfinity;
   for (int32_t source = lane_id(); source < row.num_sources; source += 32)
-    top = top_of(row.partials[row.begin_of(source)], top);
+    max = max_or_nan(row.partials[row.begin_of(source)], max);
 #pragma unroll
-  for (int mask = 16; mask > 0; mask /= 2) top = top_of(shuffle_xor(top, mask), top);
-  return top;
+  for (int mask = 16; mask > 0; mask /= 2) max = max_or_nan(shuffle_xor(max, mask), max);
+  return max;
 }
 
-// warp. Sum of l over all sources.
-KVC_DEVICE float length_of_row(const Row& row, float top) {
+// warp. The weighted sum of l over all sources.
+KVC_DEVICE float sum_of_row(const Row& row, float max) {
   float sum = 0.0f;
   for (int32_t first = 0; first < row.num_sources; first += 32) {
-    const Part part = row.part(first, top);
-    if (part.weight != 0.0f) sum += part.weight * row.partials[part.at + 1];
+    const SourceWeight own = row.weight_of_lane(first, max);
+    if (own.weight != 0.0f) sum += own.weight * row.partials[own.at + 1];
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
@@ -111,18 +109,18 @@ KVC_DEVICE void store(std::byte* row, kernels::DType dtype, int32_t index,
   }
 }
 
-// warp. Adds the next 32 sources to the accumulators from `index` on, every lane to its own.
+// warp. Adds the next 32 sources to the accumulators from `index` on, each lane to its own.
 template <int Width>
-KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32_t index,
-                          int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
+KVC_DEVICE void add_sources(const Row& row, const SourceWeight& own, int32_t count, int32_t index,
+                            int32_t v_dim, Floats<Width> (&sums)[kVectors]) {
 #pragma unroll 4
   for (int32_t source = 0; source < count; ++source) {
-    const float weight = shuffle(part.weight, source);
-    const float* from = row.partials + shuffle(part.at, source) + 2;
+    const float weight = shuffle(own.weight, source);
+    const float* from = row.partials + shuffle(own.at, source) + 2;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int32_t d = index + i * 32 * Width;
-      // What weighs nothing may hold anything.
+      // A source of weight 0 may hold any bits.
       if (d >= v_dim || weight == 0.0f) continue;
       const auto values = *reinterpret_cast<const Floats<Width>*>(from + d);
 #pragma unroll
@@ -131,25 +129,25 @@ KVC_DEVICE void add_parts(const Row& row, const Part& part, int32_t count, int32
   }
 }
 
-// warp.
+// warp. Reduces one row.
 template <int Width>
-KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out, float sink,
-                            float* lse) {
-  const float top = top_of_row(row);
-  const bool is_empty = top == kMinusInfinity;
-  const float length = is_empty ? 0.0f : length_of_row(row, top);
+KVC_DEVICE void reduce_row(const Launch& launch, const Row& row, std::byte* out, float sink,
+                           float* lse) {
+  const float max = max_of_row(row);
+  const bool is_empty = max == kMinusInfinity;
+  const float sum = is_empty ? 0.0f : sum_of_row(row, max);
   if (lse != nullptr && lane_id() == 0)
-    *lse = is_empty ? kMinusInfinity : kLn2 * (top + log2_fast(length));
-  const float scale = is_empty ? 0.0f : 1.0f / (length + exp2_fast(kLog2E * sink - top));
+    *lse = is_empty ? kMinusInfinity : kLn2 * (max + log2_fast(sum));
+  const float scale = is_empty ? 0.0f : 1.0f / (sum + exp2_fast(kLog2E * sink - max));
   const bool one_group = row.num_sources <= 32;
-  Part part = is_empty ? Part{0, 0.0f} : row.part(0, top);
+  SourceWeight own = is_empty ? SourceWeight{0, 0.0f} : row.weight_of_lane(0, max);
   for (int32_t first_d = 0; first_d < launch.v_dim; first_d += kVectors * 32 * Width) {
     const int32_t index = first_d + lane_id() * Width;
     Floats<Width> sums[kVectors] = {};
     for (int32_t first = 0; first < row.num_sources && !is_empty; first += 32) {
-      if (!one_group) part = row.part(first, top);
+      if (!one_group) own = row.weight_of_lane(first, max);
       const int32_t left = row.num_sources - first;
-      add_parts<Width>(row, part, left < 32 ? left : 32, index, launch.v_dim, sums);
+      add_sources<Width>(row, own, left < 32 ? left : 32, index, launch.v_dim, sums);
     }
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -161,32 +159,32 @@ KVC_DEVICE void combine_row(const Launch& launch, const Row& row, std::byte* out
   }
 }
 
-// Width 2: v_dim is even and rows of `out` are aligned for pairs of elements.
+// Width 2: v_dim is even, and rows of `out` are aligned to pairs of elements.
 template <int Width>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm)
-    combine_kernel(const __grid_constant__ Launch launch) {
+    reduce_splits_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   launch_dependents();
-  const WorkPlan& plan = launch.plan;
-  const int32_t num_tasks = plan.counts[1] * plan.tile_rows;
+  const WorkSchedule& schedule = launch.schedule;
+  const int32_t num_tasks = schedule.counts[1] * schedule.tile_rows;
   const int32_t stride = static_cast<int32_t>(gridDim.x) * kWarps;
   for (int32_t task = static_cast<int32_t>(blockIdx.x) * kWarps + warp_id(); task < num_tasks;
        task += stride) {
-    const MergeItem merge = plan.merges[task / plan.tile_rows];
-    const int32_t i = task % plan.tile_rows;
-    if (i >= merge.num_rows) continue;
-    const Row row{plan.partials,
-                  plan.sources + merge.first_source,
-                  merge.num_sources,
+    const ReduceItem item = schedule.reductions[task / schedule.tile_rows];
+    const int32_t i = task % schedule.tile_rows;
+    if (i >= item.num_rows) continue;
+    const Row row{schedule.partials,
+                  schedule.sources + item.first_source,
+                  item.num_sources,
                   i,
-                  slot_floats(plan.tile_rows, launch.v_dim),
+                  split_floats(schedule.tile_rows, launch.v_dim),
                   2 + launch.v_dim};
-    const kernels::AttnSequence& sequence = launch.sequences[merge.sequence];
-    const int32_t packed = merge.row_begin + i, token_row = packed / launch.group_size;
-    const int32_t head = merge.kv_head * launch.group_size + packed % launch.group_size;
+    const kernels::AttnSequence& sequence = launch.sequences[item.sequence];
+    const int32_t packed = item.row_begin + i, token_row = packed / launch.group_size;
+    const int32_t head = item.kv_head * launch.group_size + packed % launch.group_size;
     const int64_t token =
         sequence.row_map != nullptr ? sequence.row_map[token_row] : sequence.row_begin + token_row;
-    combine_row<Width>(
+    reduce_row<Width>(
         launch, row,
         launch.out.base + token * launch.out.token_stride + head * launch.out.head_stride,
         launch.sinks != nullptr ? launch.sinks[head] : kMinusInfinity,
@@ -194,4 +192,4 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   }
 }
 
-}  // namespace kvc::cuda::combining
+}  // namespace kvc::cuda::reducing

@@ -1,4 +1,4 @@
-// Tables of cos and sin, see AngleParams.
+// Tables of cos and sin, see CosSinParams.
 #pragma once
 
 #include <cstdint>
@@ -7,25 +7,25 @@
 #include "kernels/cuda/rope/sine_cosine.h"
 #include "kernels/cuda/step.h"
 
-namespace kvc::cuda::angle_config {
+namespace kvc::cuda::cos_sin_config {
 
 constexpr uint32_t kThreads = 128;
 // CTAs at most; rows beyond are taken in turn.
-constexpr uint32_t kMostCtas = 1024;
+constexpr uint32_t kMaxCtas = 1024;
 
-}  // namespace kvc::cuda::angle_config
+}  // namespace kvc::cuda::cos_sin_config
 
 namespace kvc::cuda {
 
 // One thread per pair of a row, rows one behind the other: stores of a warp lie side by side.
-__global__ void __launch_bounds__(angle_config::kThreads)
-    angles_kernel(const __grid_constant__ AngleParams params) {
+__global__ void __launch_bounds__(cos_sin_config::kThreads)
+    cos_sin_kernel(const __grid_constant__ CosSinParams params) {
   const int64_t rows = params.num_rows_at != nullptr && *params.num_rows_at < params.num_rows
                            ? *params.num_rows_at
                            : params.num_rows;
   const int64_t total = rows * params.num_pairs;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * angle_config::kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * angle_config::kThreads + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * cos_sin_config::kThreads;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * cos_sin_config::kThreads + threadIdx.x;
        i < total; i += step) {
     const int64_t row = i / params.num_pairs;
     const auto pair = static_cast<int32_t>(i - row * params.num_pairs);

@@ -113,33 +113,35 @@ Result step(int32_t device, const StepState& state, const StepPages& pages, Stre
                    [&] { return cuda::step(state, pages, native(stream)); });
 }
 
-Result view(int32_t device, const ViewParams& params, int32_t max_sequences, Stream stream,
-            Failure* failure) {
-  return launch_on(device, "view", failure,
-                   [&] { return cuda::view(params, max_sequences, native(stream)); });
+Result batch_metadata(int32_t device, const BatchMetadataParams& params, int32_t max_sequences,
+                      Stream stream, Failure* failure) {
+  return launch_on(device, "batch_metadata", failure,
+                   [&] { return cuda::batch_metadata(params, max_sequences, native(stream)); });
 }
 
-Result state_view(int32_t device, const StateViewParams& params, int32_t max_sequences,
-                  Stream stream, Failure* failure) {
-  return launch_on(device, "state_view", failure,
-                   [&] { return cuda::state_view(params, max_sequences, native(stream)); });
+Result state_metadata(int32_t device, const StateMetadataParams& params, int32_t max_sequences,
+                      Stream stream, Failure* failure) {
+  return launch_on(device, "state_metadata", failure,
+                   [&] { return cuda::state_metadata(params, max_sequences, native(stream)); });
 }
 
-Result angles(int32_t device, const AngleParams& params, Stream stream, Failure* failure) {
-  return launch_on(device, "angles", failure, [&] { return cuda::angles(params, native(stream)); });
+Result cos_sin(int32_t device, const CosSinParams& params, Stream stream, Failure* failure) {
+  return launch_on(device, "cos_sin", failure,
+                   [&] { return cuda::cos_sin(params, native(stream)); });
 }
 
-void plan_bytes(const PlanShape& shape, const PlanLimits& limits, PlanBytes* out) {
-  *out = cuda::plan_bytes(shape, limits);
+void schedule_bytes(const ScheduleShape& shape, const ScheduleLimits& limits, ScheduleBytes* out) {
+  *out = cuda::schedule_bytes(shape, limits);
 }
 
-Result plan(int32_t device, const PlanLaunch& launch, Stream stream, Failure* failure) {
-  return launch_on(device, "plan", failure, [&] { return cuda::plan(launch, native(stream)); });
+Result schedule(int32_t device, const ScheduleLaunch& launch, Stream stream, Failure* failure) {
+  return launch_on(device, "schedule", failure,
+                   [&] { return cuda::schedule(launch, native(stream)); });
 }
 
-Result combine(int32_t device, const AttnLaunch& launch, Stream stream, Failure* failure) {
-  return launch_on(device, "combine", failure,
-                   [&] { return cuda::combine(launch, native(stream)); });
+Result reduce_splits(int32_t device, const AttnLaunch& launch, Stream stream, Failure* failure) {
+  return launch_on(device, "reduce_splits", failure,
+                   [&] { return cuda::reduce_splits(launch, native(stream)); });
 }
 
 Result append(int32_t device, const AppendLaunch& launch, Stream stream, Failure* failure) {
@@ -153,10 +155,11 @@ Result gather(int32_t device, const kernels::GatherParams& params, const RowStor
   });
 }
 
-Result merge(int32_t device, const kernels::MergeParams& params, int64_t num_rows,
-             const int32_t* num_rows_at, Stream stream, Failure* failure) {
-  return launch_on(device, "merge", failure,
-                   [&] { return cuda::merge(params, num_rows, num_rows_at, native(stream)); });
+Result merge_states(int32_t device, const kernels::MergeParams& params, int64_t num_rows,
+                    const int32_t* num_rows_at, Stream stream, Failure* failure) {
+  return launch_on(device, "merge_states", failure, [&] {
+    return cuda::merge_states(params, num_rows, num_rows_at, native(stream));
+  });
 }
 
 Result copy_pages(int32_t device, const PageCopyParams& params, Stream stream, Failure* failure) {
@@ -247,18 +250,18 @@ constexpr BackendTable kTable{
     .copy_many = copy_many,
     .fill = fill,
     .step = step,
-    .view = view,
-    .state_view = state_view,
-    .angles = angles,
-    .plan_bytes = plan_bytes,
-    .plan = plan,
+    .batch_metadata = batch_metadata,
+    .state_metadata = state_metadata,
+    .cos_sin = cos_sin,
+    .schedule_bytes = schedule_bytes,
+    .schedule = schedule,
     .attention_fits = attention_fits,
     .attention_geometry = attention_geometry,
     .attention = attention,
-    .combine = combine,
+    .reduce_splits = reduce_splits,
     .append = append,
     .gather = gather,
-    .merge = merge,
+    .merge_states = merge_states,
     .copy_pages = copy_pages,
     .move_rows = move_rows,
     .convert = convert,

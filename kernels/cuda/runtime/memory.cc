@@ -1,9 +1,9 @@
 #include <atomic>
 #include <mutex>
 
+#include "kernels/cuda/runtime/deferred_frees.h"
 #include "kernels/cuda/runtime/device_scope.h"
 #include "kernels/cuda/runtime/functions.h"
-#include "kernels/cuda/runtime/leftovers.h"
 
 namespace kvc::cuda::runtime {
 namespace {

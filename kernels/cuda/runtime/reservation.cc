@@ -6,10 +6,10 @@
 #include <new>
 #include <vector>
 
+#include "kernels/cuda/runtime/deferred_frees.h"
 #include "kernels/cuda/runtime/device_scope.h"
 #include "kernels/cuda/runtime/driver.h"
 #include "kernels/cuda/runtime/functions.h"
-#include "kernels/cuda/runtime/leftovers.h"
 
 namespace kvc::cuda::runtime {
 namespace {

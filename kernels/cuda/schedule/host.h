@@ -1,16 +1,16 @@
-// The planner's steps as loops on the host: what kernel.cuh does with one CTA, with the same
+// The scheduler as loops on the host. kernel.cuh runs the same steps as one CTA, with the same
 // result.
 #pragma once
 
 #include "kernels/cuda/schedule/bounds.h"
-#include "kernels/cuda/schedule/shared.h"
+#include "kernels/cuda/schedule/shared_prefixes.h"
 
 namespace kvc::cuda {
 
-// All pointers of `launch` are the host's, sized by plan_bytes.
-inline void plan_on_host(const PlanLaunch& launch) {
-  using namespace planning;
-  PlanWork work = work_of(launch);
+// All pointers of `launch` are host pointers, sized by schedule_bytes.
+inline void schedule_on_host(const ScheduleLaunch& launch) {
+  using namespace scheduling;
+  Scheduler work = scheduler_of(launch);
   work.num_sequences =
       static_cast<int32_t>(within(*launch.num_sequences_at, 0, launch.limits.max_sequences));
 
@@ -27,26 +27,26 @@ inline void plan_on_host(const PlanLaunch& launch) {
     set_sums(work, i, tiles);
     tiles.cost += tile.cost;
     tiles.split_tiles += tile.split_tiles;
-    tiles.split_parts += tile.split_parts;
+    tiles.split_chunks += tile.split_chunks;
   }
   set_sums(work, work.num_tiles, tiles);
 
-  for (int32_t i = 0; i <= work.plan.num_ctas; ++i) work.cuts[i] = find_cut(work, i);
-  CutSums cuts{};
-  for (int32_t i = 0; i <= work.plan.num_ctas; ++i) {
-    const CutSums cut = count_cut(work, i);
-    cuts.middles += cut.middles;
-    cuts.splits += cut.splits;
-    finish_cut(work, i, cuts);
+  for (int32_t i = 0; i <= work.schedule.num_ctas; ++i) work.boundaries[i] = find_boundary(work, i);
+  BoundarySums boundaries{};
+  for (int32_t i = 0; i <= work.schedule.num_ctas; ++i) {
+    const BoundarySums boundary = count_boundary(work, i);
+    boundaries.inside_chunks += boundary.inside_chunks;
+    boundaries.boundary_tiles += boundary.boundary_tiles;
+    finish_boundary(work, i, boundaries);
   }
   write_counts(work);
   for (int32_t i = 0; i < num_items(work); ++i) write_item(work, i);
 
   if (work.shares == nullptr) return;
-  int32_t& num_sources = work.plan.counts[2];
-  for (int32_t i = 0; i < num_units(work); ++i) {
+  int32_t& num_sources = work.schedule.counts[2];
+  for (int32_t i = 0; i < num_head_tiles(work); ++i) {
     const int32_t count = count_shared_sources(work, i);
-    write_shared_merge(work, i, num_sources);
+    write_shared_reduction(work, i, num_sources);
     num_sources += count;
   }
 }

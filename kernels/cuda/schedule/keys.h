@@ -1,40 +1,41 @@
-// Which keys the rows of a tile see together, as a line of pieces: what the planner cuts. Pure
-// integer functions of one sequence (the rules are those of src/exec/key_pieces.h), the same on
-// host and device.
+// The visible keys of a tile's rows, as a sequence of key blocks that the scheduler divides. Pure
+// integer functions of one sequence, the same on host and device. The rules are those of
+// src/exec/key_pieces.h.
 #pragma once
 
 #include <cstdint>
 
 #include "kernels/cuda/table.h"
 
-namespace kvc::cuda::planning {
+namespace kvc::cuda::scheduling {
 
 KVC_HD int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
 KVC_HD int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
 KVC_HD int64_t within(int64_t value, int64_t low, int64_t high) {
   return at_least(low, at_most(value, high));
 }
-// 32 bits: a division of 64 bits is a function of some hundred instructions on the device.
+// 32 bits only: on the device a 64-bit division is a function of about a hundred instructions.
 KVC_HD int32_t divide_up(int32_t value, int32_t divisor) {
   return value / divisor + (value % divisor != 0 ? 1 : 0);
 }
 
-// A sequence's rows of one kv head, token rows times query heads; 0: the sequence is not planned.
-KVC_HD int32_t planned_rows(const PlanShape& shape, int64_t token_rows) {
+// Packed rows of a sequence per KV head: token rows times query heads. 0: the sequence is not
+// scheduled.
+KVC_HD int32_t scheduled_rows(const ScheduleShape& shape, int64_t token_rows) {
   const int64_t rows = token_rows * shape.group_size;
   return rows > shape.min_rows && rows <= shape.max_rows ? static_cast<int32_t>(rows) : 0;
 }
 
-// [0, sink_end) and [begin, end). Without a gap between the two, or where sinks need no item of
-// their own: sink_end = 0.
+// The visible keys of a tile: [0, sink_end) and [begin, end). sink_end is 0 where no gap lies
+// between the two, or where the sink tokens need no work item of their own.
 struct TileKeys {
   int32_t sink_end;
   int32_t begin;
   int32_t end;
 };
 
-// Of token rows [row_begin, row_end), which are not empty.
-KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& sequence,
+// The visible keys of token rows [row_begin, row_end), a range that is not empty.
+KVC_HD TileKeys tile_keys(const ScheduleShape& shape, const kernels::AttnSequence& sequence,
                           int64_t row_begin, int64_t row_end) {
   const int64_t last = row_end - 1;
   const int64_t last_end = sequence.key_ends != nullptr
@@ -55,55 +56,56 @@ KVC_HD TileKeys tile_keys(const PlanShape& shape, const kernels::AttnSequence& s
   return {static_cast<int32_t>(sink_end), static_cast<int32_t>(begin), static_cast<int32_t>(end)};
 }
 
-// A range of keys in pieces of `size` keys at absolute multiples: the pieces of the sinks, then
-// those of the rest. A piece that holds sinks and the rest belongs to the sinks' pieces, unless
-// sinks are apart.
-struct KeyLine {
+// The visible keys in blocks of `size` keys at absolute multiples: first the blocks of the sink
+// tokens, then the rest. A block with sink tokens and other keys counts as a sink block, unless
+// sink tokens are separate.
+struct KeyBlocks {
   int32_t size;
-  int32_t sink_pieces;
-  int32_t first;   // absolute piece that the rest begins with
-  int32_t pieces;  // of the rest
+  int32_t sink_blocks;
+  int32_t first;        // Absolute index of the first block of the rest.
+  int32_t rest_blocks;  // Blocks of the rest.
 
-  KVC_HD int32_t count() const { return sink_pieces + pieces; }
-  // Absolute piece of the index-th.
+  KVC_HD int32_t count() const { return sink_blocks + rest_blocks; }
+  // Absolute index of a block.
   KVC_HD int64_t at(int64_t index) const {
-    return index < sink_pieces ? index : int64_t{first} + index - sink_pieces;
+    return index < sink_blocks ? index : int64_t{first} + index - sink_blocks;
   }
-  // How many pieces of the sinks and of the rest begin in front of an absolute piece.
-  KVC_HD int64_t sinks_before(int64_t piece) const { return at_most(piece, sink_pieces); }
-  KVC_HD int64_t rest_before(int64_t piece) const { return within(piece - first, 0, pieces); }
+  // The numbers of sink blocks and of other blocks in front of an absolute block.
+  KVC_HD int64_t sinks_before(int64_t block) const { return at_most(block, sink_blocks); }
+  KVC_HD int64_t rest_before(int64_t block) const { return within(block - first, 0, rest_blocks); }
 };
 
-KVC_HD KeyLine key_line(const PlanShape& shape, const TileKeys& keys, int32_t size) {
-  KeyLine line{size, divide_up(keys.sink_end, size), keys.begin / size, 0};
-  if (shape.split_sinks == 0 && line.first < line.sink_pieces) line.first = line.sink_pieces;
+KVC_HD KeyBlocks key_blocks(const ScheduleShape& shape, const TileKeys& keys, int32_t size) {
+  KeyBlocks blocks{size, divide_up(keys.sink_end, size), keys.begin / size, 0};
+  if (shape.split_sinks == 0 && blocks.first < blocks.sink_blocks)
+    blocks.first = blocks.sink_blocks;
   const int32_t end = divide_up(keys.end, size);
-  if (keys.begin < keys.end && line.first < end) line.pieces = end - line.first;
-  return line;
+  if (keys.begin < keys.end && blocks.first < end) blocks.rest_blocks = end - blocks.first;
+  return blocks;
 }
 
-// First and last key (exclusive) of pieces [begin, end) of a line, begin < end; not before the
-// first visible block of `key_block` keys.
+// First key and end of the keys of blocks [begin, end), with begin < end. The first key does not
+// lie before the first visible block of `key_block` keys.
 struct KeyRange {
   int32_t begin;
   int32_t end;
 };
-KVC_HD KeyRange key_range(const PlanShape& shape, const TileKeys& keys, const KeyLine& line,
+KVC_HD KeyRange key_range(const ScheduleShape& shape, const TileKeys& keys, const KeyBlocks& blocks,
                           int64_t begin, int64_t end) {
-  const bool apart = shape.split_sinks != 0;
+  const bool separate = shape.split_sinks != 0;
   const int32_t key_block = shape.geometry.key_block;
-  int64_t first = line.at(begin) * line.size;
-  if (begin >= line.sink_pieces) {
+  int64_t first = blocks.at(begin) * blocks.size;
+  if (begin >= blocks.sink_blocks) {
     first = at_least(first, keys.begin / key_block * int64_t{key_block});
-    if (apart) first = at_least(first, keys.sink_end);
+    if (separate) first = at_least(first, keys.sink_end);
   }
-  int64_t last = (line.at(end - 1) + 1) * line.size;
-  // The sinks' last piece may hold the beginning of the rest.
+  int64_t last = (blocks.at(end - 1) + 1) * blocks.size;
+  // The last sink block may hold the beginning of the rest.
   const bool only_sinks =
-      end <= line.sink_pieces &&
-      (apart || keys.begin >= keys.end || keys.begin >= int64_t{line.sink_pieces} * line.size);
+      end <= blocks.sink_blocks && (separate || keys.begin >= keys.end ||
+                                    keys.begin >= int64_t{blocks.sink_blocks} * blocks.size);
   last = at_most(last, only_sinks ? keys.sink_end : keys.end);
   return {static_cast<int32_t>(first), static_cast<int32_t>(last)};
 }
 
-}  // namespace kvc::cuda::planning
+}  // namespace kvc::cuda::scheduling

@@ -5,15 +5,16 @@
 
 namespace kvc::cuda {
 
-cudaError_t plan(const PlanLaunch& launch, cudaStream_t stream) {
+cudaError_t schedule(const ScheduleLaunch& launch, cudaStream_t stream) {
   LaunchShape shape;
-  shape.threads = planning::kThreads;
-  shape.shared_bytes = sizeof(planning::Shared);
+  shape.threads = scheduling::kThreads;
+  shape.shared_bytes = sizeof(scheduling::Shared);
   shape.may_overlap = true;
-  const cudaError_t allowed = allow_shared(planning::plan_kernel, shape.shared_bytes);
+  const cudaError_t allowed = allow_shared(scheduling::schedule_kernel, shape.shared_bytes);
   if (allowed != cudaSuccess) return allowed;
-  return kvc::cuda::launch(planning::plan_kernel, shape, stream, planning::work_of(launch),
-                           launch.num_sequences_at, launch.limits.max_sequences);
+  return kvc::cuda::launch(scheduling::schedule_kernel, shape, stream,
+                           scheduling::scheduler_of(launch), launch.num_sequences_at,
+                           launch.limits.max_sequences);
 }
 
 }  // namespace kvc::cuda

@@ -4,12 +4,13 @@
 
 namespace kvc::cuda {
 
-cudaError_t view(const ViewParams& params, int32_t max_sequences, cudaStream_t stream) {
+cudaError_t batch_metadata(const BatchMetadataParams& params, int32_t max_sequences,
+                           cudaStream_t stream) {
   if (max_sequences <= 0) return cudaSuccess;
-  return launch(view_kernels::view_kernel,
-                {.grid = {view_config::kCtas, 1, 1},
-                 .threads = view_config::kThreads,
-                 .shared_bytes = view_config::kSharedBytes},
+  return launch(batch_metadata_kernels::batch_metadata_kernel,
+                {.grid = {batch_metadata_config::kCtas, 1, 1},
+                 .threads = batch_metadata_config::kThreads,
+                 .shared_bytes = batch_metadata_config::kSharedBytes},
                 stream, params);
 }
 

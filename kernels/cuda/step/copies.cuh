@@ -10,13 +10,13 @@ namespace kvc::cuda::step_kernels {
 
 // Shared memory of a CTA that copies, behind what read_header needs.
 struct CopiesShared {
-  int32_t* changes;  // [kMaxGroups] of StepChange
+  int32_t* changes;  // [kMaxLayerGroups] of StepChange
   int32_t* pairs;    // [step_config::kPairs][2]
 
   KVC_HD explicit CopiesShared(int32_t* memory)
-      : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxGroups) {}
+      : changes(memory + 40), pairs(changes + kStepChangeWords * kMaxLayerGroups) {}
   static constexpr uint32_t kBytes =
-      4 * (40 + kStepChangeWords * kMaxGroups + 2 * step_config::kPairs);
+      4 * (40 + kStepChangeWords * kMaxLayerGroups + 2 * step_config::kPairs);
 };
 
 template <typename Word>
@@ -60,7 +60,7 @@ KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) 
 
 // Words of pinned memory, each read once, by all threads of the CTA; seen after the next
 // sync_cta().
-KVC_DEVICE void bring(int32_t* shared, const uint32_t* pinned, int32_t count) {
+KVC_DEVICE void fetch(int32_t* shared, const uint32_t* pinned, int32_t count) {
   for (auto i = static_cast<int32_t>(threadIdx.x); i < count;
        i += static_cast<int32_t>(step_config::kThreads))
     shared[i] = static_cast<int32_t>(load_host_word(pinned + i));
@@ -72,12 +72,12 @@ KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t*
                            int32_t count, int32_t& next) {
   const auto num_ctas = static_cast<int32_t>(gridDim.x) - 1;
   for (int32_t layer = 0; layer < pages.num_layers; ++layer) {
-    const StepPageSlot& part = pages.layers[layer];
-    if (part.group != group) continue;
+    const PageRegion& region = pages.layers[layer];
+    if (region.group != group) continue;
     for (; next < count; next += num_ctas) {
       const int64_t from = pairs[2 * next], to = pairs[2 * next + 1];
-      copy_bytes(part.base + to * part.page_stride, part.base + from * part.page_stride,
-                 part.bytes);
+      copy_bytes(region.base + to * region.page_stride, region.base + from * region.page_stride,
+                 region.bytes);
     }
     next -= count;
   }
@@ -86,9 +86,9 @@ KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t*
 // These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA
 // wait for another. Two trips to the host, however many layers there are: the changes, and up to
 // kPairs pairs at once.
-KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, const CopiesShared& shared) {
+KVC_DEVICE void copy_all(const StepPages& pages, const Entry& entry, const CopiesShared& shared) {
   constexpr int32_t kPairs = step_config::kPairs;
-  bring(shared.changes, entry.changes(), kStepChangeWords * entry.num_copies);
+  fetch(shared.changes, entry.changes(), kStepChangeWords * entry.num_copies);
   sync_cta();
   const auto count_of = [&](int32_t change) {
     return shared.changes[kStepChangeWords * change + 3];
@@ -99,7 +99,7 @@ KVC_DEVICE void do_copies(const StepPages& pages, const Entry& entry, const Copi
   int32_t change = 0, begin = 0;  // of its pairs, among all
   for (int32_t first = 0; first < all; first += kPairs) {
     const int32_t last = all - first < kPairs ? all : first + kPairs;
-    bring(shared.pairs, entry.data() + 2 * first, 2 * (last - first));
+    fetch(shared.pairs, entry.data() + 2 * first, 2 * (last - first));
     sync_cta();
     for (int32_t at = first; at < last;) {
       const int32_t end = begin + count_of(change), until = end < last ? end : last;

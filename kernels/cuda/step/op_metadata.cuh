@@ -6,16 +6,16 @@
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/table.h"
 
-namespace kvc::cuda::op_view_config {
+namespace kvc::cuda::op_metadata_config {
 
 constexpr uint32_t kThreads = 128;
 constexpr uint32_t kWarps = kThreads / 32;
 
-}  // namespace kvc::cuda::op_view_config
+}  // namespace kvc::cuda::op_metadata_config
 
-namespace kvc::cuda::op_view {
+namespace kvc::cuda::op_metadata {
 
-constexpr int32_t kThreads = op_view_config::kThreads;
+constexpr int32_t kThreads = op_metadata_config::kThreads;
 
 struct Range {
   int64_t begin;
@@ -72,9 +72,9 @@ KVC_DEVICE bool has_pages(const OpSequencesParams& params, const Keys& keys, int
   return !any(wrong);
 }
 
-__global__ void __launch_bounds__(op_view_config::kThreads)
+__global__ void __launch_bounds__(op_metadata_config::kThreads)
     sequences_kernel(const __grid_constant__ OpSequencesParams params) {
-  const auto s = static_cast<int32_t>(blockIdx.x * op_view_config::kWarps) + warp_id();
+  const auto s = static_cast<int32_t>(blockIdx.x * op_metadata_config::kWarps) + warp_id();
   if (s == 0 && lane_id() == 0) *params.count = params.num_sequences;
   if (s >= params.num_sequences) return;
   const Range rows = rows_of(params.row_indptr, params.num_sequences, params.num_rows, s);
@@ -111,9 +111,9 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
   params.sequences[s] = sequence;
 }
 
-__global__ void __launch_bounds__(op_view_config::kThreads)
+__global__ void __launch_bounds__(op_metadata_config::kThreads)
     states_kernel(const __grid_constant__ OpStatesParams params) {
-  const auto s = static_cast<int32_t>(blockIdx.x * op_view_config::kWarps) + warp_id();
+  const auto s = static_cast<int32_t>(blockIdx.x * op_metadata_config::kWarps) + warp_id();
   if (s >= params.num_sequences) return;
   const Range rows = rows_of(params.row_indptr, params.num_sequences, params.num_rows, s);
   if (lane_id() != 0) return;
@@ -129,7 +129,7 @@ KVC_HD int64_t num_runs(const OpPairsParams& params) {
   return num_runs(params.halves[0]) + num_runs(params.halves[1]);
 }
 
-__global__ void __launch_bounds__(op_view_config::kThreads)
+__global__ void __launch_bounds__(op_metadata_config::kThreads)
     pairs_kernel(const __grid_constant__ OpPairsParams params) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index < params.num_pairs) {
@@ -148,16 +148,16 @@ __global__ void __launch_bounds__(op_view_config::kThreads)
                           half.page_stride, half.bytes, 0, 0};
 }
 
-__global__ void __launch_bounds__(op_view_config::kThreads)
+__global__ void __launch_bounds__(op_metadata_config::kThreads)
     slots_kernel(const __grid_constant__ OpSlotsParams params) {
   const int64_t index = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index < params.num_slots) params.slots[index] = index;
 }
 
-__global__ void __launch_bounds__(op_view_config::kThreads)
+__global__ void __launch_bounds__(op_metadata_config::kThreads)
     constants_kernel(const __grid_constant__ OpConstantsParams params) {
   const auto index = static_cast<int32_t>(blockIdx.x * kThreads + threadIdx.x);
   if (index < params.count) params.to[index] = params.values[index];
 }
 
-}  // namespace kvc::cuda::op_view
+}  // namespace kvc::cuda::op_metadata

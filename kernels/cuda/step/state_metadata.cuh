@@ -1,4 +1,4 @@
-// Sequences of a step for the recurrence, see StateViewParams.
+// Sequences of a step for the recurrence, see StateMetadataParams.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 #include "kernels/cuda/ptx/ptx.cuh"
 #include "kernels/cuda/table.h"
 
-namespace kvc::cuda::state_view_config {
+namespace kvc::cuda::state_metadata_config {
 
 constexpr uint32_t kThreads = 128;
 
-}  // namespace kvc::cuda::state_view_config
+}  // namespace kvc::cuda::state_metadata_config
 
 namespace kvc::cuda {
 
@@ -27,9 +27,9 @@ static_assert(offsetof(kernels::LinearSequence, state_in) ==
 static_assert(offsetof(kernels::LinearSequence, state_out) ==
               offsetof(kernels::ConvSequence, state_out));
 
-__global__ void __launch_bounds__(state_view_config::kThreads)
-    state_view_kernel(const __grid_constant__ StateViewParams params) {
-  const auto s = static_cast<int32_t>(blockIdx.x * state_view_config::kThreads + threadIdx.x);
+__global__ void __launch_bounds__(state_metadata_config::kThreads)
+    state_metadata_kernel(const __grid_constant__ StateMetadataParams params) {
+  const auto s = static_cast<int32_t>(blockIdx.x * state_metadata_config::kThreads + threadIdx.x);
   if (s >= params.step.counts[0]) return;
   const int32_t in = params.step.state_in[s], out = params.step.state_out[s];
   kernels::LinearSequence sequence{};

@@ -15,7 +15,7 @@ constexpr uint32_t kSharedBytes = CopiesShared::kBytes;
 
 // Words [begin, end) of the entry to the device, all threads of the CTA. Both begin at 16-byte
 // boundaries: entries of the ring do, and the host aligns long steps likewise.
-KVC_DEVICE void bring_words(const StepState& state, const Entry& entry, int32_t begin,
+KVC_DEVICE void fetch_words(const StepState& state, const Entry& entry, int32_t begin,
                             int32_t end) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -48,11 +48,11 @@ KVC_DEVICE void read_step(const StepState& state, const uint32_t* in_ring, int32
   const Entry entry =
       read_header(in_ring, reinterpret_cast<uint32_t*>(shared), state.words, first_words);
   const auto brought = entry.words == in_ring ? static_cast<int32_t>(first_words) : 0;
-  if (entry.data_at() > brought) bring_words(state, entry, brought, entry.data_at());
+  if (entry.data_at() > brought) fetch_words(state, entry, brought, entry.data_at());
   sync_cta();
   const int32_t end = end_of_data(state, entry, shared);
   const int32_t known = entry.data_at() > brought ? entry.data_at() : brought;
-  if (end > known) bring_words(state, entry, known / 4 * 4, end);  // a few words are read twice
+  if (end > known) fetch_words(state, entry, known / 4 * 4, end);  // a few words are read twice
 
   const int32_t cross_rows = write_sequences(state, entry, shared);
   sync_cta();  // where rows begin, and the defaults that changes overwrite
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(step_config::kThreads)
     read_step(state, in_ring, shared);
   } else {
     const Entry entry = read_header(in_ring, reinterpret_cast<uint32_t*>(shared), nullptr, 0);
-    if (entry.num_copies > 0) do_copies(pages, entry, CopiesShared(shared));
+    if (entry.num_copies > 0) copy_all(pages, entry, CopiesShared(shared));
   }
   sync_cta();
   if (threadIdx.x == 0 && atomic_add_fenced(state.ctas_done, 1) == gridDim.x - 1) {

@@ -91,7 +91,7 @@ KVC_DEVICE int32_t write_sequences(const StepState& state, const Entry& entry, i
 // Page ids of a kTable change from `data` on, by `num_lanes` threads.
 KVC_DEVICE void write_table(const StepState& state, const StepChange& change, int32_t slot,
                             int32_t data, int32_t lane, int32_t num_lanes) {
-  const StepState::Group& group = state.groups[change.kind_group & 0xffff];
+  const StepState::LayerGroup& group = state.groups[change.kind_group & 0xffff];
   int32_t* to = group.table + slot * group.table_stride + change.first;
   for (int32_t i = lane; i < change.count; i += num_lanes) to[i] = state.words[data + i];
 }
@@ -153,7 +153,7 @@ KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n,
   return low;
 }
 
-KVC_DEVICE int64_t slot_of_token(const StepState::Group& group, const int32_t* table,
+KVC_DEVICE int64_t slot_of_token(const StepState::LayerGroup& group, const int32_t* table,
                                  int32_t token) {
   const int32_t page = table[token / group.page_size];
   return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_size + token % group.page_size;
@@ -204,7 +204,7 @@ KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_
 // Few groups, and no registers left to unroll: with 64 for each thread nvcc 13.0 would spill.
 #pragma unroll 1
     for (int32_t g = 0; g < state.num_groups; ++g) {
-      const StepState::Group& group = state.groups[g];
+      const StepState::LayerGroup& group = state.groups[g];
       if ((group.is_cross != 0) == is_cross)
         state.slots[g * state.slots_stride + row] = slot_of_token(
             group, group.table + of.table_row * group.table_stride, of.first_token + index);

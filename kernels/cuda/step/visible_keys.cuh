@@ -6,10 +6,10 @@
 #include "kernels/cuda/step.h"
 #include "kernels/visibility.h"
 
-namespace kvc::cuda::view_kernels {
+namespace kvc::cuda::batch_metadata_kernels {
 
 // What the kernel needs of a sequence, read once.
-struct ViewedSequence {
+struct SequenceInfo {
   int32_t stored;  // tokens before this forward, tree nodes included
   int32_t append;
   int32_t length;  // committed tokens
@@ -30,9 +30,9 @@ struct ViewedSequence {
   }
 };
 
-KVC_DEVICE ViewedSequence viewed_sequence(const ViewParams& params, int32_t s) {
+KVC_DEVICE SequenceInfo read_sequence(const BatchMetadataParams& params, int32_t s) {
   const StepState& step = params.step;
-  ViewedSequence q{};
+  SequenceInfo q{};
   q.stored = step.stored[s];
   q.append = step.append[s];
   q.length = step.length[s];
@@ -45,29 +45,30 @@ KVC_DEVICE ViewedSequence viewed_sequence(const ViewParams& params, int32_t s) {
     q.parents = step.words + tree_at;
     q.depths = q.parents + q.num_nodes;
   }
-  q.first_key = params.scope == Scope::kNew ? q.stored : 0;
+  q.first_key = params.scope == KeyScope::kNew ? q.stored : 0;
   return q;
 }
 
-KVC_HD kernels::Windows<int32_t> windows_of(const ViewParams& params, const ViewedSequence& q) {
+KVC_HD kernels::Windows<int32_t> windows_of(const BatchMetadataParams& params,
+                                            const SequenceInfo& q) {
   return {params.layer_window, params.layer_chunk, params.call_window, q.window, q.sink};
 }
-KVC_HD bool narrows(const ViewParams& params, const ViewedSequence& q) {
-  return params.scope != Scope::kCross && windows_of(params, q).narrow();
+KVC_HD bool is_windowed(const BatchMetadataParams& params, const SequenceInfo& q) {
+  return params.scope != KeyScope::kCross && windows_of(params, q).narrow();
 }
-KVC_HD kernels::VisibleRange<int32_t> keys_of_query(const ViewParams& params,
-                                                    const ViewedSequence& q, int32_t index) {
+KVC_HD kernels::VisibleRange<int32_t> visible_range(const BatchMetadataParams& params,
+                                                    const SequenceInfo& q, int32_t index) {
   return kernels::visible_range(windows_of(params, q), index);
 }
-KVC_HD int32_t key_begin(const ViewedSequence& q, const kernels::VisibleRange<int32_t>& keys) {
+KVC_HD int32_t key_begin(const SequenceInfo& q, const kernels::VisibleRange<int32_t>& keys) {
   return kernels::key_begin_of_row(keys, q.is_tree(), q.length, q.first_key);
 }
 
 // Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
 // their children: words fill from the last to the first.
-KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, int32_t row,
+KVC_DEVICE void write_mask(const BatchMetadataParams& params, const SequenceInfo& q, int32_t row,
                            int32_t num_words, uint64_t* words) {
-  const kernels::VisibleRange<int32_t> keys = keys_of_query(params, q, q.row_index(row));
+  const kernels::VisibleRange<int32_t> keys = visible_range(params, q, q.row_index(row));
   int32_t node = q.old_nodes() + row;
   for (int32_t word = num_words - 1; word >= 0; --word) {
     uint64_t bits = 0;
@@ -82,7 +83,7 @@ KVC_DEVICE void write_mask(const ViewParams& params, const ViewedSequence& q, in
 
 // Absolute position of a key where that is not its place: tokens that were shifted, nodes of a
 // tree.
-KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& q, int32_t s,
+KVC_DEVICE int32_t position_of_key(const StepState& step, const SequenceInfo& q, int32_t s,
                                    int32_t key) {
   if (key >= q.stored) return step.positions[q.row_begin + key - q.stored];
   if (key >= q.length) return q.length + step.offset[s] + q.depths[key - q.length];
@@ -101,9 +102,9 @@ KVC_DEVICE int32_t position_of_key(const StepState& step, const ViewedSequence& 
 
 // AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
 // sequence.
-KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, int32_t s,
+KVC_DEVICE int32_t key_end(const BatchMetadataParams& params, const SequenceInfo& q, int32_t s,
                            int32_t row) {
-  const int32_t first_key = params.scope == Scope::kNew ? q.length : 0;
+  const int32_t first_key = params.scope == KeyScope::kNew ? q.length : 0;
   const int32_t token = q.length + row;
   int32_t end = token + 1;
   for (int32_t i = 0; i < params.num_spans; ++i) {
@@ -114,4 +115,4 @@ KVC_DEVICE int32_t key_end(const ViewParams& params, const ViewedSequence& q, in
   return end - first_key;
 }
 
-}  // namespace kvc::cuda::view_kernels
+}  // namespace kvc::cuda::batch_metadata_kernels

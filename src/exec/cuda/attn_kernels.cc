@@ -8,7 +8,7 @@ using cuda::AttnLaunch;
 
 // A kernel is asked about the launch as it would get it: cut into tiles of its own.
 bool fits(const Device& device, AttnKernel kernel, AttnLaunch launch) {
-  launch.plan.tile_rows = attn_geometry(device, kernel, launch.params).tile_rows;
+  launch.schedule.tile_rows = attn_geometry(device, kernel, launch.params).tile_rows;
   return device.table->attention_fits(device.id, kernel, launch, nullptr);
 }
 
@@ -39,9 +39,9 @@ AttnKernel invariant_attn_kernel(const Device& device, const AttnLaunch& launch)
   return fits(device, AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt;
 }
 
-cuda::PlanShape plan_shape(const Device& device, AttnKernel kernel, const RowRange& rows,
-                           const kernels::AttnParams& params, bool splits_sinks,
-                           int32_t fixed_keys) {
+cuda::ScheduleShape schedule_shape(const Device& device, AttnKernel kernel, const RowRange& rows,
+                                   const kernels::AttnParams& params, bool splits_sinks,
+                                   int32_t fixed_keys) {
   return {.num_kv_heads = params.num_kv_heads,
           .group_size = params.num_q_heads / params.num_kv_heads,
           .causal = params.causal,

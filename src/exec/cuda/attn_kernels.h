@@ -26,9 +26,9 @@ cuda::AttnKernel invariant_attn_kernel(const Device& device, const cuda::AttnLau
 struct RowRange {
   int32_t min_rows, max_rows;
 };
-// `fixed_keys`: as in PlanShape.
-cuda::PlanShape plan_shape(const Device& device, cuda::AttnKernel kernel, const RowRange& rows,
-                           const kernels::AttnParams& params, bool splits_sinks,
-                           int32_t fixed_keys);
+// `fixed_keys`: as in ScheduleShape.
+cuda::ScheduleShape schedule_shape(const Device& device, cuda::AttnKernel kernel,
+                                   const RowRange& rows, const kernels::AttnParams& params,
+                                   bool splits_sinks, int32_t fixed_keys);
 
 }  // namespace kvc

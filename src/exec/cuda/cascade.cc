@@ -201,7 +201,7 @@ void DeviceCascade::build(std::span<const CascadeSequence> sequences,
       // row, whose results nobody takes, fill up the one before.
       const int64_t own_rows = sequence.num_rows * group_size;
       while (num_rows() * group_size % tile_rows + own_rows > tile_rows) add(0);
-      cuda::PlanShare& share = shares[static_cast<size_t>(member)];
+      cuda::PrefixShare& share = shares[static_cast<size_t>(member)];
       share.prefix[share.num_prefixes] = number;
       share.prefix_row[share.num_prefixes] = static_cast<int32_t>(num_rows());
       share.key_begin = static_cast<int32_t>(prefix.key_end);

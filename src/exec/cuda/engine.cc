@@ -27,10 +27,10 @@ struct DeviceTables {
   Forward& forward;
   CudaForward& open;
 
-  Rotation tokens(int32_t rope) { return open.angles().tokens(forward, rope, open.stream()); }
-  Rotation sinks(int32_t rope) { return open.angles().sinks(forward, rope, open.stream()); }
+  Rotation tokens(int32_t rope) { return open.cos_sin().tokens(forward, rope, open.stream()); }
+  Rotation sinks(int32_t rope) { return open.cos_sin().sinks(forward, rope, open.stream()); }
   void keys(int32_t rope, Rotation out[2]) {
-    open.angles().keys(forward, rope, open.stream(), out);
+    open.cos_sin().keys(forward, rope, open.stream(), out);
   }
 };
 
@@ -48,7 +48,7 @@ CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* 
       open_(plan, pool, &order_),
       states_(spec_, states, &order_, &open_),
       moves_(plan, pool, states, &order_, &open_.step()),
-      views_(spec_, &open_.step(), device),
+      metadata_(spec_, &open_.step(), device),
       new_keys_(*device),
       stream_(order_.own_stream()) {}
 
@@ -108,17 +108,17 @@ void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& pa
 
 void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   open_.require_enqueues();
-  device_->call("merge", device_->table->merge, params, num_rows, open_.step().state().counts + 1,
-                open_.stream());
+  device_->call("merge_states", device_->table->merge_states, params, num_rows,
+                open_.step().state().counts + 1, open_.stream());
 }
 
 void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
   open_.require_enqueues();
   const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
-  const DeviceAngles& angles = open_.angles();
+  const DeviceCosSin& cos_sin = open_.cos_sin();
   for (int64_t row = 0; row < out.num_rows; ++row) {
     device_->copy(out.data + row * out.row_stride,
-                  angles.rotary_positions() + row * angles.positions_stride(), bytes,
+                  cos_sin.rotary_positions() + row * cos_sin.positions_stride(), bytes,
                   open_.stream());
   }
 }
@@ -180,8 +180,8 @@ bool CudaEngine::may_have_sinks(const Forward& forward, const KeyView& key,
                      [](const BatchEntry& entry) { return entry.sequence->sink > 0; });
 }
 
-const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView& view,
-                                              const LayerSpec& source, const AttnLaunch& launch) {
+const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMetadata& view,
+                                               const LayerSpec& source, const AttnLaunch& launch) {
   if (forward.batch().entries().size() < 2) return nullptr;
   const AttnParams& params = launch.params;
   const AttnKernels kernels = find_attn_kernels(*device_, launch);
@@ -199,23 +199,23 @@ const DeviceSharing* CudaEngine::find_sharing(const Forward& forward, DeviceView
     if ((kernels.all >> index & 1u) != 0)
       call.geometry[index] = attn_geometry(*device_, static_cast<AttnKernel>(index), params);
   }
-  return views_.sharing_of(forward, view, call, open_.uploads(), open_.stream());
+  return metadata_.shared_prefixes_of(forward, view, call, open_.uploads(), open_.stream());
 }
 
 // One memory for all plans, which moves when a larger one asks: the last answer holds for all of
 // them.
-float* CudaEngine::partials_of(const DevicePlan& plan, int32_t v_dim) {
-  return views_.partials_for(plan, cuda::slot_floats(plan.shape.geometry.tile_rows, v_dim),
-                             open_.stream());
+float* CudaEngine::partials_of(const Schedule& plan, int32_t v_dim) {
+  return metadata_.partials_for(plan, cuda::split_floats(plan.shape.geometry.tile_rows, v_dim),
+                                open_.stream());
 }
 
-void CudaEngine::run(const DevicePlan& plan, AttnKernel kernel, float* partials,
-                     AttnLaunch launch) {
-  launch.plan = plan.plan;
-  launch.plan.partials = partials;
+void CudaEngine::run(const Schedule& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
+  launch.schedule = plan.plan;
+  launch.schedule.partials = partials;
   device_->call("attention", device_->table->attention, kernel, launch, open_.stream());
   // A plan without slots cuts nothing, whatever the sequences are.
-  if (plan.num_slots > 0) device_->call("combine", device_->table->combine, launch, open_.stream());
+  if (plan.num_slots > 0)
+    device_->call("reduce_splits", device_->table->reduce_splits, launch, open_.stream());
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -246,21 +246,23 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
     launch.k_storage = k_storage(*plan_, *pool_, layer.source);
     launch.v_storage = v_storage(*plan_, *pool_, layer.source);
   }
-  DeviceView& view = views_.view_of(forward, key, options.spans, open_.uploads(), open_.stream());
+  BatchMetadata& view =
+      metadata_.metadata_of(forward, key, options.spans, open_.uploads(), open_.stream());
   params.sequences = view.sequences();
   const bool splits_sinks = key.rope >= 0 && has_sinks;
-  const DeviceSharing* sharing = may_cascade(call, options, group) && !splits_sinks
-                                     ? find_sharing(forward, view, source, launch)
-                                     : nullptr;
+  const SharedPrefixes* sharing = may_cascade(call, options, group) && !splits_sinks
+                                      ? find_sharing(forward, view, source, launch)
+                                      : nullptr;
   // Plans of all kernels, and room for their partial results, before anything is written: the last
   // that can run out of memory.
   std::vector<RowClass> classes;
   float* partials = sharing == nullptr ? nullptr : partials_of(sharing->plan, params.v_dim);
   if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
   for (RowClass& part : classes) {
-    const cuda::PlanShape shape = plan_shape(*device_, part.kernel, part.rows, params, splits_sinks,
-                                             options.tiles_only ? kInvariantKeys : 0);
-    part.plan = &views_.plan_of(forward, view, shape, open_.stream());
+    const cuda::ScheduleShape shape =
+        schedule_shape(*device_, part.kernel, part.rows, params, splits_sinks,
+                       options.tiles_only ? kInvariantKeys : 0);
+    part.plan = &metadata_.schedule_of(forward, view, shape, open_.stream());
     partials = partials_of(*part.plan, params.v_dim);
   }
   if (call.scope == KeyScope::kNew) {

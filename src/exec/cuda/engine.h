@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "src/exec/cuda/attn_kernels.h"
+#include "src/exec/cuda/batch_metadata.h"
 #include "src/exec/cuda/forward.h"
 #include "src/exec/cuda/moves.h"
 #include "src/exec/cuda/new_keys.h"
 #include "src/exec/cuda/states.h"
 #include "src/exec/cuda/stream_order.h"
-#include "src/exec/cuda/views.h"
 #include "src/exec/engine.h"
 
 namespace kvc {
@@ -117,7 +117,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   struct RowClass {
     cuda::AttnKernel kernel;
     RowRange rows;
-    const DevicePlan* plan = nullptr;
+    const Schedule* plan = nullptr;
   };
 
   void append_rows(const kernels::AppendParams& params, const cuda::RowStorage& k_storage,
@@ -126,11 +126,10 @@ class CudaEngine final : public Engine, public DeviceQueue {
                                     bool is_invariant) const;
   bool may_cascade(const AttnCall& call, const AttnOptions& options, const GroupSpec& group) const;
   bool may_have_sinks(const Forward& forward, const KeyView& key, const GroupSpec& group) const;
-  const DeviceSharing* find_sharing(const Forward& forward, DeviceView& view,
-                                    const LayerSpec& source, const cuda::AttnLaunch& launch);
-  float* partials_of(const DevicePlan& plan, int32_t v_dim);
-  void run(const DevicePlan& plan, cuda::AttnKernel kernel, float* partials,
-           cuda::AttnLaunch launch);
+  const SharedPrefixes* find_sharing(const Forward& forward, BatchMetadata& view,
+                                     const LayerSpec& source, const cuda::AttnLaunch& launch);
+  float* partials_of(const Schedule& plan, int32_t v_dim);
+  void run(const Schedule& plan, cuda::AttnKernel kernel, float* partials, cuda::AttnLaunch launch);
 
   const Plan* plan_;
   const Spec* spec_;
@@ -142,7 +141,7 @@ class CudaEngine final : public Engine, public DeviceQueue {
   CudaForward open_;
   CudaStates states_;
   CudaMoves moves_;
-  DeviceViews views_;
+  BatchMetadataCache metadata_;
   NewKeys new_keys_;
   cuda::Stream stream_ = nullptr;
   std::atomic<uint64_t> num_cascades_{0};  // Read by kvc_stats beside an attention.

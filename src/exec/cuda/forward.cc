@@ -35,7 +35,7 @@ CudaForward::CudaForward(const Plan& plan, const PagePool* pool, StreamOrder* or
       order_(order),
       uploads_(order->device()),
       step_(plan, pool, &order->device()),
-      angles_(spec_, &step_, &order->device()),
+      cos_sin_(spec_, &step_, &order->device()),
       graphs_(spec_, &step_) {}
 
 // A full ring is rare: the device is as many steps behind, and the host waits for one. It never
@@ -82,7 +82,7 @@ void CudaForward::enter(Forward& forward, cuda::Stream stream, bool is_captured,
     } else {
       step_.send(forward.batch(), stream);
       is_sent = true;
-      angles_.begin(forward, uploads_, stream);
+      cos_sin_.begin(forward, uploads_, stream);
     }
     if (is_captured) graphs_.add(forward);
   } catch (...) {

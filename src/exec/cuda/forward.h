@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "src/device/uploads.h"
-#include "src/exec/cuda/angles.h"
 #include "src/exec/cuda/captured_graphs.h"
+#include "src/exec/cuda/cos_sin.h"
 #include "src/exec/cuda/stream_order.h"
 #include "src/exec/sequence_set.h"
 #include "src/step/device_step.h"
@@ -65,8 +65,8 @@ class CudaForward {
   DeviceUploads& uploads() { return uploads_; }
   DeviceStep& step() { return step_; }
   const DeviceStep& step() const { return step_; }
-  DeviceAngles& angles() { return angles_; }
-  const DeviceAngles& angles() const { return angles_; }
+  DeviceCosSin& cos_sin() { return cos_sin_; }
+  const DeviceCosSin& cos_sin() const { return cos_sin_; }
 
  private:
   enum class State { kClosed, kEager, kCaptured, kReplayed };
@@ -81,7 +81,7 @@ class CudaForward {
   StreamOrder* order_;
   DeviceUploads uploads_;
   DeviceStep step_;
-  DeviceAngles angles_;
+  DeviceCosSin cos_sin_;
   CapturedGraphs graphs_;
   State state_ = State::kClosed;
   cuda::Stream stream_ = nullptr;

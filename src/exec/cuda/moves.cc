@@ -111,7 +111,7 @@ void CudaMoves::copy_pages(const std::vector<PageCopy>& copies, cuda::Stream str
 
 void CudaMoves::make_zeros() {
   const cuda::StepPages& pages = step_->pages();
-  std::vector<cuda::StepPageSlot> parts;
+  std::vector<cuda::PageRegion> parts;
   int64_t largest = 1;
   for (const GroupSpec& group : spec_->groups) {
     for (const int32_t layer : group.layers) {
@@ -123,8 +123,8 @@ void CudaMoves::make_zeros() {
   }
   if (pages.num_layers == 0) return;
   zeros_ = DeviceMemory(*device_, largest);
-  for (cuda::StepPageSlot& part : parts) part.base = zeros_.data();
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::StepPageSlot));
+  for (cuda::PageRegion& part : parts) part.base = zeros_.data();
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
   zero_slots_ = DeviceMemory(*device_, bytes);
   const DeviceStream stream(*device_);
   device_->fill(zeros_.data(), 0, largest, stream.get());
@@ -138,7 +138,7 @@ void CudaMoves::clear_taken(const Batch& batch, cuda::Stream stream, DeviceUploa
   if (!pages.empty() && zero_slots_.data() != nullptr) {
     zero_pages_.assign(pages.size(), 0);
     cuda::PageCopyParams params{};
-    params.from_layers = reinterpret_cast<const cuda::StepPageSlot*>(zero_slots_.data());
+    params.from_layers = reinterpret_cast<const cuda::PageRegion*>(zero_slots_.data());
     params.to_layers = step_->pages().layers;
     params.num_layers = step_->pages().num_layers;
     params.from = uploads.put(zero_pages_, stream);
@@ -212,7 +212,7 @@ void CudaMoves::finish_moves(cuda::Stream stream) noexcept {
   cuda::Stream used = stream;
   try {
     flush_moves(stream);
-    used = order_->stream_beside_captures(stream);
+    used = order_->out_of_band_stream(stream);
   } catch (...) {
     order_->lost("moving tokens");
   }

@@ -90,14 +90,14 @@ Params CudaStates::with_states(const Forward& forward, const StateRef& ref, Para
                                int64_t sequence_bytes) {
   secure_carried();
   sequences_.ensure(open_->step().max_sequences() * sequence_bytes, open_->stream());
-  const cuda::StateViewParams view{
+  const cuda::StateMetadataParams view{
       .step = open_->step().state(),
       .states = states_->state(0, ref.local_layer, ref.state),
       .slot_stride = states_->slot_stride(),
       .initial = states_->state(kInitialState, ref.local_layer, ref.state),
       .sequences = sequences_.data()};
   const Device& device = order_->device();
-  device.call("state_view", device.table->state_view, view, num_sequences(forward),
+  device.call("state_metadata", device.table->state_metadata, view, num_sequences(forward),
               open_->stream());
   params.sequences = reinterpret_cast<decltype(params.sequences)>(sequences_.data());
   return params;

@@ -3,7 +3,7 @@
  * today. It makes a plan and a cache, computes attention that can be checked by hand, swaps, finds a prefix, reads events and calls an
  * operator through the function table. Structs are followed by guard bytes: the library writes no further than a struct's size says.
  */
-#include <kvcache.h>
+#include <kvcache_api.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

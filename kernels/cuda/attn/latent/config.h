@@ -25,7 +25,7 @@ constexpr int32_t kKeyBlock = 64;
 constexpr int32_t kOwnKeys = kKeyBlock / kConsumers;  // whose scores a warpgroup computes
 constexpr int32_t kStages = 2;
 // Of a block, with a barrier each: scores begin with the first
-constexpr int32_t kPieces = kKDim / 64;
+constexpr int32_t kColumnBoxes = kKDim / 64;
 // What an item costs beside its key blocks, in blocks: 72 KiB of queries, the output. An estimate.
 constexpr int32_t kItemCost = 3;
 
@@ -39,7 +39,7 @@ constexpr int32_t kKAt = kQBytes;
 constexpr int32_t kPAt = kKAt + kStages * kKBytes;
 constexpr int32_t kRowsAt = kPAt + kPBytes;
 constexpr int32_t kBarriersAt = kRowsAt + kConsumers * kTileRows * 4;
-constexpr int32_t kScopesAt = kBarriersAt + kStages * (kPieces + 1) * 8;
+constexpr int32_t kScopesAt = kBarriersAt + kStages * (kColumnBoxes + 1) * 8;
 constexpr int32_t kSharedBytes = kScopesAt + (1 + kConsumers) * kScopeBytes;
 static_assert(kScopesAt % 16 == 0 && kSharedBytes <= 227 * 1024);
 

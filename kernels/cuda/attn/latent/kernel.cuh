@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attn/latent/config.h"
-#include "kernels/cuda/attn/wgmma/output.cuh"
+#include "kernels/cuda/attn/wgmma/epilogue.cuh"
 #include "kernels/cuda/attn/wgmma/producer.cuh"
 #include "kernels/cuda/attn/wgmma/queries.cuh"
 #include "kernels/cuda/attn/wgmma/softmax.cuh"
@@ -14,7 +14,7 @@ namespace kvc::cuda::latent {
 
 using wgmma::ItemScope;
 using wgmma::RowSums;
-using RingPlace = wgmma::RingPlace<kStages>;
+using RingPosition = wgmma::RingPosition<kStages>;
 constexpr kernels::DType kType = kernels::DType::kBF16;
 static_assert(sizeof(ItemScope) == kScopeBytes);
 
@@ -32,39 +32,40 @@ struct Ring {
   uint64_t* empty;
 
   KVC_DEVICE void init() const {
-    for (int i = 0; i < kStages * kPieces; ++i) mbarrier_init(full + i, 1);
+    for (int i = 0; i < kStages * kColumnBoxes; ++i) mbarrier_init(full + i, 1);
     for (int i = 0; i < kStages; ++i) mbarrier_init(empty + i, 4 * kConsumers);
   }
-  KVC_DEVICE std::byte* stage(const RingPlace& place) const {
-    return memory + place.stage() * kKBytes;
+  KVC_DEVICE std::byte* stage(const RingPosition& position) const {
+    return memory + position.stage() * kKBytes;
   }
-  KVC_DEVICE uint64_t* pieces(const RingPlace& place) const {
-    return full + place.stage() * kPieces;
+  KVC_DEVICE uint64_t* column_barriers(const RingPosition& position) const {
+    return full + position.stage() * kColumnBoxes;
   }
 
-  KVC_DEVICE void open(const RingPlace& place) const {
-    mbarrier_wait(empty + place.stage(), place.parity() ^ 1u);
-    if (lane_id() < kPieces) mbarrier_arrive_expect(pieces(place) + lane_id(), kKBytes / kPieces);
+  KVC_DEVICE void acquire(const RingPosition& position) const {
+    mbarrier_wait(empty + position.stage(), position.parity() ^ 1u);
+    if (lane_id() < kColumnBoxes)
+      mbarrier_arrive_expect(column_barriers(position) + lane_id(), kKBytes / kColumnBoxes);
     sync_warp();
   }
-  KVC_DEVICE void wait(const RingPlace& place, int piece) const {
-    mbarrier_wait(pieces(place) + piece, place.parity());
+  KVC_DEVICE void wait(const RingPosition& position, int column) const {
+    mbarrier_wait(column_barriers(position) + column, position.parity());
   }
-  KVC_DEVICE void release(const RingPlace& place) const {
-    if (lane_id() == 0) mbarrier_arrive(empty + place.stage());
+  KVC_DEVICE void release(const RingPosition& position) const {
+    if (lane_id() == 0) mbarrier_arrive(empty + position.stage());
   }
 };
 
-KVC_DEVICE int own_consumer() { return warp_id() / 4 - 1; }
+KVC_DEVICE int consumer_index() { return warp_id() / 4 - 1; }
 KVC_DEVICE void sync_consumers() { sync_named(1, 128 * kConsumers); }
 
 KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t box_rows,
                         ItemScope* scope_at, const Ring& ring) {
   const kernels::AttnParams& params = launch.params;
-  RingPlace place;
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
-       ++i) {
-    const WorkItem& item = launch.plan.items[i];
+  RingPosition position;
+  for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
+       i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
+    const WorkItem& item = launch.schedule.items[i];
     const kernels::AttnSequence& sequence = params.sequences[item.sequence];
     find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows,
                scope_at);
@@ -72,13 +73,14 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
     const ItemScope& scope = *scope_at;
     for (int32_t key = scope.block(scope.first, kKeyBlock); key < scope.key_end;
          key = scope.block(key + kKeyBlock, kKeyBlock)) {
-      const wgmma::BoxPlace boxes =
-          find_box(params, sequence, scope,
-                   key + (lane_id() & (kKeyBlock / box_rows - 1)) * box_rows, box_rows);
-      ring.open(place);
-      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(place), ring.pieces(place), maps,
-                                                item.kv_head, boxes, box_rows);
-      ++place.blocks;
+      const wgmma::TmaBox boxes =
+          find_tma_box(params, sequence, scope,
+                       key + (lane_id() & (kKeyBlock / box_rows - 1)) * box_rows, box_rows);
+      ring.acquire(position);
+      wgmma::load_block<kKDim, kKeyBlock, true>(ring.stage(position),
+                                                ring.column_barriers(position), maps, item.kv_head,
+                                                boxes, box_rows);
+      ++position.blocks;
     }
     sync_warp();  // the scope is written again
   }
@@ -86,9 +88,9 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
 
 // Both consumers: rows that no row of the item sees become zeros, for 0 * NaN is NaN when they are
 // V.
-KVC_DEVICE void clear_unseen(std::byte* rows, const ItemScope& scope, int32_t key) {
+KVC_DEVICE void clear_masked(std::byte* rows, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128, row = thread / 4;
-  if (!scope.seen(key + row)) {
+  if (!scope.visible_to_any(key + row)) {
     for (int i = thread % 4; i < kVDim / 8; i += 4) {
       *reinterpret_cast<Words4*>(rows + i / 8 * kKeyBlock * kSwizzleBytes + row * kSwizzleBytes +
                                  i % 8 * 16) = Words4{};
@@ -100,10 +102,10 @@ KVC_DEVICE void clear_unseen(std::byte* rows, const ItemScope& scope, int32_t ke
 
 // The warpgroup's scores: 64 rows x its 32 keys, piece by piece as they arrive.
 KVC_DEVICE void multiply_qk(float (&s)[kOwnKeys / 2], uint64_t q, uint64_t k, const Ring& ring,
-                            const RingPlace& place) {
+                            const RingPosition& position) {
 #pragma unroll
   for (int step = 0; step < kKDim / 16; ++step) {
-    if (step % 4 == 0) ring.wait(place, step / 4);
+    if (step % 4 == 0) ring.wait(position, step / 4);
     wgmma_ss<kType, kOwnKeys, false>(s, wgmma_advance(q, k_major_step(kTileRows, step)),
                                      wgmma_advance(k, k_major_step(kKeyBlock, step)), step > 0);
   }
@@ -135,13 +137,13 @@ KVC_DEVICE void store_probabilities(const float (&s)[kOwnKeys / 2], std::byte* p
 struct RowExchange {
   float* values;  // [consumer][row]
 
-  KVC_DEVICE void give(int consumer, const float (&own)[2]) const {
+  KVC_DEVICE void put(int consumer, const float (&own)[2]) const {
     if ((lane_id() & 3) != 0) return;
 #pragma unroll
     for (int row = 0; row < 2; ++row)
       values[consumer * kTileRows + wgmma::row_of_warpgroup() + 8 * row] = own[row];
   }
-  KVC_DEVICE float take(int consumer, int row) const {
+  KVC_DEVICE float get(int consumer, int row) const {
     return values[(1 - consumer) * kTileRows + wgmma::row_of_warpgroup() + 8 * row];
   }
 };
@@ -152,15 +154,15 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
   const RowExchange exchange{reinterpret_cast<float*>(shared + kRowsAt)};
   std::byte* p_rows = shared + kPAt;
-  RingPlace place;
+  RingPosition position;
 
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
-       ++i) {
-    const int consumer = own_consumer();
+  for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
+       i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
+    const int consumer = consumer_index();
     ItemScope* scope_at = reinterpret_cast<ItemScope*>(shared + kScopesAt) + consumer;
     sync_consumers();  // nobody needs the last item's queries and scope any more
     {
-      const WorkItem& item = launch.plan.items[i];
+      const WorkItem& item = launch.schedule.items[i];
       const kernels::AttnSequence& sequence = params.sequences[item.sequence];
       if ((threadIdx.x & 127u) < 32)
         find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads,
@@ -180,30 +182,31 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     for (float& value : o) value = 0.0f;
 
     const auto compute_scores = [&](int32_t key) {
-      if (!scope.each_seen(key, key + kKeyBlock)) {
-        for (int piece = 0; piece < kPieces; ++piece) ring.wait(place, piece);
-        clear_unseen(ring.stage(place), scope, key);
+      if (!scope.each_visible(key, key + kKeyBlock)) {
+        for (int column = 0; column < kColumnBoxes; ++column) ring.wait(position, column);
+        clear_masked(ring.stage(position), scope, key);
       }
       // Descriptors are made anew in every block: the compiler would keep those of all steps in
       // registers.
-      uint32_t own[1] = {static_cast<uint32_t>(own_consumer())};
+      uint32_t own[1] = {static_cast<uint32_t>(consumer_index())};
       wgmma_pin(own);
       const uint64_t q = wgmma_descriptor(shared, 0, kStrideBytes, kSwizzleBytes);
-      const uint64_t k = wgmma_descriptor(ring.stage(place) + own[0] * (kOwnKeys * kSwizzleBytes),
-                                          0, kStrideBytes, kSwizzleBytes);
+      const uint64_t k =
+          wgmma_descriptor(ring.stage(position) + own[0] * (kOwnKeys * kSwizzleBytes), 0,
+                           kStrideBytes, kSwizzleBytes);
       wgmma_pin(s);
       wgmma_fence();
-      multiply_qk(s, q, k, ring, place);
+      multiply_qk(s, q, k, ring, position);
       wgmma_commit();
       wgmma_wait<0>();
       wgmma_pin(s);
     };
     const auto add_output = [&]() {
-      uint32_t own[1] = {static_cast<uint32_t>(own_consumer())};
+      uint32_t own[1] = {static_cast<uint32_t>(consumer_index())};
       wgmma_pin(own);
       const uint64_t p = wgmma_descriptor(p_rows, 0, kStrideBytes, kSwizzleBytes);
       const uint64_t v = wgmma_descriptor(
-          ring.stage(place) + own[0] * (kColumns / kSwizzleElements * leading_bytes(kKeyBlock)),
+          ring.stage(position) + own[0] * (kColumns / kSwizzleElements * leading_bytes(kKeyBlock)),
           leading_bytes(kKeyBlock), kStrideBytes, kSwizzleBytes);
       wgmma_pin(o);
       wgmma_fence();
@@ -211,32 +214,32 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
       wgmma_commit();
       wgmma_wait<0>();
       wgmma_pin(o);
-      ring.release(place);
-      ++place.blocks;
+      ring.release(position);
+      ++position.blocks;
     };
     // Scores to probabilities in registers, with the maximum over both warpgroups' keys.
-    const auto finish_scores = [&](int32_t key) {
-      const int own = own_consumer();
+    const auto softmax_scores = [&](int32_t key) {
+      const int own = consumer_index();
       if (params.softcap != 0) wgmma::cap_scores(s, params.q_scale);
-      if (!scope.all_see(key, key + kKeyBlock)) {
+      if (!scope.all_visible(key, key + kKeyBlock)) {
         wgmma::mask_scores<kOwnKeys>(s, scope, params, scope.row_begin + wgmma::row_of_warpgroup(),
                                      key + kOwnKeys * own);
       }
       float m[2];
       wgmma::find_maxima<kOwnKeys>(s, sums, m);
-      exchange.give(own, m);
+      exchange.put(own, m);
       sync_consumers();
 #pragma unroll
-      for (int row = 0; row < 2; ++row) m[row] = fmaxf(m[row], exchange.take(own, row));
-      wgmma::soften<kOwnKeys>(s, scale, m, sums, factor);
+      for (int row = 0; row < 2; ++row) m[row] = fmaxf(m[row], exchange.get(own, row));
+      wgmma::softmax<kOwnKeys>(s, scale, m, sums, factor);
     };
 #pragma unroll 1
     for (int32_t key = scope.block(scope.first, kKeyBlock); key < scope.key_end;
          key = scope.block(key + kKeyBlock, kKeyBlock)) {
       compute_scores(key);
       // Both have done with the last block's probabilities when its barrier opens
-      finish_scores(key);
-      store_probabilities(s, p_rows, own_consumer());
+      softmax_scores(key);
+      store_probabilities(s, p_rows, consumer_index());
       fence_proxy_async();
       wgmma::rescale(o, factor);
       sync_consumers();
@@ -245,13 +248,13 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     // The sums are of the warpgroup's own keys.
     float l[2] = {wgmma::sum_of_row(sums[0].l), wgmma::sum_of_row(sums[1].l)};
     sync_consumers();
-    exchange.give(own_consumer(), l);
+    exchange.put(consumer_index(), l);
     sync_consumers();
 #pragma unroll
-    for (int row = 0; row < 2; ++row) sums[row].l = l[row] + exchange.take(own_consumer(), row);
-    wgmma::write_rows(launch, scope, launch.plan.items[i],
-                      scope.row_begin + wgmma::row_of_warpgroup(), sums, scale, o,
-                      own_consumer() * kColumns, own_consumer() == 0);
+    for (int row = 0; row < 2; ++row) sums[row].l = l[row] + exchange.get(consumer_index(), row);
+    wgmma::write_output(launch, scope, launch.schedule.items[i],
+                        scope.row_begin + wgmma::row_of_warpgroup(), sums, scale, o,
+                        consumer_index() * kColumns, consumer_index() == 0);
   }
 }
 
@@ -260,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if constexpr (kHasHopper) {
     std::byte* shared = cta_shared();
     auto* barriers = reinterpret_cast<uint64_t*>(shared + kBarriersAt);
-    const Ring ring{shared + kKAt, barriers, barriers + kStages * kPieces};
+    const Ring ring{shared + kKAt, barriers, barriers + kStages * kColumnBoxes};
     if (threadIdx.x == 0) {
       ring.init();
       mbarrier_fence_init();

@@ -59,7 +59,7 @@ AttnGeometry attn_latent_geometry(const DeviceLimits& device, int32_t, int32_t) 
 
 cudaError_t attn_latent(const AttnLaunch& launch_params, cudaStream_t stream) {
   const kernels::AttnParams& params = launch_params.params;
-  if (launch_params.plan.tile_rows != latent::kTileRows) return cudaErrorInvalidValue;
+  if (launch_params.schedule.tile_rows != latent::kTileRows) return cudaErrorInvalidValue;
   latent::KernelParams kernel_params{};
   kernel_params.launch = launch_params;
   kernel_params.box_rows = wgmma::box_rows_of(params.page_size, latent::kKeyBlock);
@@ -70,7 +70,7 @@ cudaError_t attn_latent(const AttnLaunch& launch_params, cudaStream_t stream) {
   const cudaError_t allowed = allow_shared(latent::attn_latent_kernel, latent::kSharedBytes);
   if (allowed != cudaSuccess) return allowed;
   LaunchShape where;
-  where.grid[0] = static_cast<uint32_t>(launch_params.plan.num_ctas);
+  where.grid[0] = static_cast<uint32_t>(launch_params.schedule.num_ctas);
   where.threads = latent::kThreads;
   where.may_overlap = true;
   where.shared_bytes = latent::kSharedBytes;

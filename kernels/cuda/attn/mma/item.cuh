@@ -1,5 +1,5 @@
-// What a CTA knows of the item at hand: rows, what they see together, where keys lie. In shared
-// memory, read when needed, so that the loop over tiles keeps its registers for fragments.
+// The state of a work item in shared memory: its rows, their visible ranges and the addresses of
+// keys. It is read when needed, so that the decode loop keeps its registers for fragments.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -17,29 +17,29 @@ constexpr float kLn2 = 0.693147180559945309f;
 
 // A packed row: one query head of one token.
 struct alignas(16) Row {
-  RowMask mask;      // end is clipped to the item's; rows that do not exist see nothing
-  int32_t token;     // row inside the sequence
-  int32_t head;      // of the query
-  int32_t packed;    // token of q, out, lse, bias
-  int32_t position;  // ALiBi
-  float slope;       // ALiBi, log2 units
+  RowRange mask;     // The end is clipped to the work item. A row that does not exist has no keys.
+  int32_t token;     // Row inside the sequence.
+  int32_t head;      // Query head.
+  int32_t packed;    // Token of q, out, lse and bias.
+  int32_t position;  // Used by ALiBi.
+  float slope;       // Used by ALiBi, in log2 units.
   int32_t exists;
 };
 
 struct alignas(16) Item {
   const int32_t* pages;
-  const std::byte* k;  // of the kv head
+  const std::byte* k;  // K, V and scales of the KV head.
   const std::byte* v;
   const std::byte* k_scales;
   const std::byte* v_scales;
   const int32_t* key_positions;
-  const float* bias;  // column of key 0
+  const float* bias;  // Column of key 0.
   SequenceMask mask;
-  TileMask rows_of_warp[kWarps];  // what the rows see that a warp computes
-  TileMask
-      // And all rows of the item: a copy per warp, written and read without a CTA barrier
-      rows_of_cta[kWarps];
-  uint64_t bad_keys[kWarps];  // see guard.cuh
+  TileRange rows_of_warp[kWarps];  // Visible range of the rows that each warp computes.
+  // Visible range of all rows of the item. Each warp has a copy, which it writes and reads without
+  // a barrier of the CTA.
+  TileRange rows_of_cta[kWarps];
+  uint64_t nonfinite_keys[kWarps];  // See nonfinite.cuh.
   int32_t key_position;
   int32_t key_begin;
 };
@@ -65,13 +65,13 @@ struct Shared {
   KVC_DEVICE float* factors() const { return reinterpret_cast<float*>(base + kFactorOffset); }
 };
 
-KVC_DEVICE TileMask widened_by_lane(const TileMask& tile, int distance) {
-  return widened(tile,
-                 {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
-                  shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
+KVC_DEVICE TileRange united_by_lane(const TileRange& tile, int distance) {
+  return united(tile,
+                {shuffle_xor(tile.first_begin, distance), shuffle_xor(tile.last_begin, distance),
+                 shuffle_xor(tile.first_end, distance), shuffle_xor(tile.last_end, distance)});
 }
 
-// Threads: one per row. Ends with a barrier of the CTA.
+// Needs one thread per row. Ends with a barrier of the CTA.
 template <typename C>
 KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
                               const Shared<C>& shared) {
@@ -79,14 +79,14 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   const kernels::AttnSequence& sequence = params.sequences[work.sequence];
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < C::kRows) {
-    Row row = {kBlindRow, 0, 0, 0, 0, 0.0f, 0};
+    Row row = {kNoKeys, 0, 0, 0, 0, 0.0f, 0};
     if (thread < work.num_rows) {
       const int32_t group = params.num_q_heads / params.num_kv_heads;
       const int32_t packed_row = work.row_begin + thread;
       row.token = packed_row / group;
       row.head = work.kv_head * group + packed_row % group;
       row.packed = static_cast<int32_t>(packed_row_of(sequence, row.token));
-      row.mask = row_mask(sequence, params.causal, row.token);
+      row.mask = row_range(sequence, params.causal, row.token);
       if (row.mask.end > work.key_end) row.mask.end = work.key_end;
       row.exists = 1;
       if (params.alibi != nullptr) {
@@ -112,19 +112,19 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   }
   sync_cta();
 
-  TileMask own = kEmptyTile, all = kEmptyTile;
+  TileRange own = kEmptyTile, all = kEmptyTile;
   const int lane = lane_id(), warp = warp_id();
 #pragma unroll
   for (int first = 0; first < C::kRows; first += kWarpRows) {
     const Row& row = shared.rows()[first + lane % kWarpRows];
-    const TileMask tile = row.exists != 0 ? tile_of(row.mask) : kEmptyTile;
-    all = widened(all, tile);
+    const TileRange tile = row.exists != 0 ? tile_of(row.mask) : kEmptyTile;
+    all = united(all, tile);
     if (C::kRows == kWarpRows || first == warp * kWarpRows) own = tile;
   }
 #pragma unroll
   for (int distance = 1; distance < kWarpRows; distance *= 2) {
-    own = widened_by_lane(own, distance);
-    all = widened_by_lane(all, distance);
+    own = united_by_lane(own, distance);
+    all = united_by_lane(all, distance);
   }
   if (lane == 0) {
     shared.item().rows_of_warp[warp] = own;
@@ -133,13 +133,13 @@ KVC_DEVICE void describe_item(const AttnLaunch& launch, const WorkItem& work,
   sync_warp();
 }
 
-// The walk over the tiles of an item. With 16 rows a warp's tiles are those whose number is its own
-// modulo 4: which warp adds up a key depends on the key alone.
+// The decode loop over the tiles of an item. With 16 rows a warp processes the tiles whose number
+// is its own modulo 4: the warp that accumulates a key depends on the key alone.
 template <typename C>
 KVC_DEVICE int32_t own_tile(int32_t tile, int warp) {
   return C::kRows == kWarpRows ? tile + ((warp - tile) & (kWarps - 1)) : tile;
 }
-// The first tile from `key` on that somebody may see.
+// The first tile from `key` on that may be visible.
 template <typename C>
 KVC_DEVICE int32_t skip_gap(const Item& item, int32_t key, int warp) {
   const int32_t window = item.rows_of_cta[warp].first_begin;
@@ -156,16 +156,17 @@ KVC_DEVICE int32_t next_tile(const Item& item, int32_t key, int warp) {
   return skip_gap<C>(item, key + C::kTileStep, warp);
 }
 
-KVC_DEVICE Cover cover_of(const Item& item, const TileMask& tile, int32_t key, int32_t num_keys) {
-  const Cover seen = cover(item.mask, tile, key, key + num_keys);
-  return seen == Cover::kFull && key < item.key_begin ? Cover::kPartial : seen;
+KVC_DEVICE Cover coverage_of(const Item& item, const TileRange& tile, int32_t key,
+                             int32_t num_keys) {
+  const Cover visible_keys = cover(item.mask, tile, key, key + num_keys);
+  return visible_keys == Cover::kFull && key < item.key_begin ? Cover::kPartial : visible_keys;
 }
 
 // ---- Host: the instantiations
 
-// use(Config()) of the entry `dims` of kDims, on a device whose CTAs can have `shared_bytes`. 8-bit
-// rows of 192/128 use 256/256. 8-bit decode of 128 dims has a second form of two stages, for
-// devices where three do not fit.
+// Calls use(Config()) for entry `dims` of kDims on a device with `shared_bytes` per CTA. 8-bit rows
+// of 192/128 use 256/256. 8-bit decode of 128 dims has a second form with two stages, for devices
+// on which three do not fit.
 template <Kv Of, int Rows, typename Use>
 auto with_config(int dims, int32_t shared_bytes, Use use) {
   constexpr bool kEightBit = Of != Kv::kBF16 && Of != Kv::kF16;

@@ -1,17 +1,17 @@
-// Attention over paged K and V by mma.sync: persistent CTAs of four warps that do the items of a
-// plan, one after the other. See README.md.
+// Attention over paged K and V by mma.sync: persistent CTAs of four warps run the work items of a
+// schedule one after the other. See README.md.
 #pragma once
 
-#include "kernels/cuda/attn/mma/finish.cuh"
-#include "kernels/cuda/attn/mma/guard.cuh"
+#include "kernels/cuda/attn/mma/epilogue.cuh"
 #include "kernels/cuda/attn/mma/load.cuh"
+#include "kernels/cuda/attn/mma/nonfinite.cuh"
 #include "kernels/cuda/attn/mma/query.cuh"
 #include "kernels/cuda/attn/mma/tile.cuh"
 #include "kernels/cuda/runtime/launch.cuh"
 
 namespace kvc::cuda::attn_mma {
 
-// 16 rows: a warp waits for its own ring only, there is no barrier of the CTA in the loop.
+// With 16 rows a warp waits for its own ring only: the loop has no barrier of the CTA.
 template <typename C>
 KVC_DEVICE void sync_ring() {
   if constexpr (C::kRows == kWarpRows)
@@ -21,21 +21,22 @@ KVC_DEVICE void sync_ring() {
 }
 
 template <typename C>
-KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Shared<C>& shared) {
+KVC_DEVICE void process_item(const AttnLaunch& launch, const WorkItem& work,
+                             const Shared<C>& shared) {
   const int warp = warp_id();
-  const int ring = C::kRows == kWarpRows ? warp : 0, part = C::kRows == kWarpRows ? 0 : warp;
+  const int ring = C::kRows == kWarpRows ? warp : 0, slice = C::kRows == kWarpRows ? 0 : warp;
   describe_item(launch, work, shared);
   const Item& item = shared.item();
   const Row* rows = shared.rows() + (C::kRows == kWarpRows ? 0 : warp * kWarpRows);
   const int32_t end = item.rows_of_cta[warp].last_end;
 
   int32_t key = first_tile<C>(item, warp), next_key = key;
-  Place next = locate(launch.params, shared, next_key + part * C::kLoadKeys, warp);
+  KeyAddress next = locate(launch.params, shared, next_key + slice * C::kLoadKeys, warp);
   const auto load_next = [&](int slot) {
     if (next_key < end) {
-      load_keys<C>(launch, item, shared.stage(ring, slot), part, next);
+      load_keys<C>(launch, item, shared.stage(ring, slot), slice, next);
       next_key = next_tile<C>(item, next_key, warp);
-      next = locate(launch.params, shared, next_key + part * C::kLoadKeys, warp);
+      next = locate(launch.params, shared, next_key + slice * C::kLoadKeys, warp);
     }
     copy_async_commit();
   };
@@ -46,43 +47,43 @@ KVC_DEVICE void do_item(const AttnLaunch& launch, const WorkItem& work, const Sh
   sync_cta();
   Query<C> q;
   q.take(shared, warp);
-  // The first warp may fill that stage before the others have read it: with 64 rows the loop has a
-  // barrier there.
+  // The first warp may fill that stage before the other warps have read it. With 64 rows the loop
+  // has a barrier at that point.
   if constexpr (C::kQInLastStage && C::kRows == kWarpRows) sync_cta();
 
-  Running<C> running;
+  OnlineSoftmax<C> state;
 #pragma unroll
   for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) running.o[n][e] = 0.0f;
+    for (int e = 0; e < 4; ++e) state.o[n][e] = 0.0f;
   }
-  running.m[0] = running.m[1] = -__builtin_inff();
-  running.l[0] = running.l[1] = 0.0f;
-  running.v_unit =
-      C::kEightBit && launch.v_storage.quant == Quant::kPerTokenHead ? 0x1p-100f : 1.0f;
+  state.m[0] = state.m[1] = -__builtin_inff();
+  state.l[0] = state.l[1] = 0.0f;
+  state.v_unit = C::kEightBit && launch.v_storage.quant == Quant::kPerTokenHead ? 0x1p-100f : 1.0f;
 
   const bool has_bias = launch.params.bias != nullptr;
   int slot = 0;
 #pragma unroll 1
   while (key < end) {
     copy_async_wait<C::kStages - 2>();
-    // The tile is there for all, and all are done with the stage that is filled next
+    // The tile has arrived, and all threads have finished with the stage that is filled next.
     sync_ring<C>();
     load_next(slot == 0 ? C::kStages - 1 : slot - 1);
     std::byte* stage = shared.stage(ring, slot);
-    uint64_t bad_keys = 0;
+    uint64_t nonfinite_keys = 0;
     if constexpr (C::kStored != Kv::kInt8) {
-      if (has_bias || cover_of(item, item.rows_of_cta[warp], key, C::kTileKeys) != Cover::kFull)
-        bad_keys = guard_values<C>(shared.item(), stage, part);
+      if (has_bias || coverage_of(item, item.rows_of_cta[warp], key, C::kTileKeys) != Cover::kFull)
+        nonfinite_keys = clear_nonfinite<C>(shared.item(), stage, slice);
     }
-    const Cover seen = cover_of(item, item.rows_of_warp[warp], key, C::kTileKeys);
-    if (seen != Cover::kNone)
-      take_tile(launch, item, rows, q, stage, key, seen == Cover::kPartial, bad_keys, running);
+    const Cover visible_keys = coverage_of(item, item.rows_of_warp[warp], key, C::kTileKeys);
+    if (visible_keys != Cover::kNone)
+      process_tile(launch, item, rows, q, stage, key, visible_keys == Cover::kPartial,
+                   nonfinite_keys, state);
     key = next_tile<C>(item, key, warp);
     slot = slot == C::kStages - 1 ? 0 : slot + 1;
   }
   copy_async_wait<0>();
-  finish_item(launch, work, shared, running);
+  write_item(launch, work, shared, state);
 }
 
 template <typename C>
@@ -90,12 +91,12 @@ __global__ void __launch_bounds__(kThreads, C::kMinCtas)
     attn_mma(const __grid_constant__ AttnLaunch launch) {
   const Shared<C> shared = {cta_shared()};
   wait_for_previous_kernel();
-  launch_dependents();  // they wait for the end, on SMs that are done
-  const WorkPlan& plan = launch.plan;
+  launch_dependents();  // The next kernel waits for the end of this one, on SMs that are done.
+  const WorkSchedule& plan = launch.schedule;
   const int32_t end = plan.cta_begin[blockIdx.x + 1];
 #pragma unroll 1
   for (int32_t index = plan.cta_begin[blockIdx.x]; index < end; ++index)
-    do_item(launch, plan.items[index], shared);
+    process_item(launch, plan.items[index], shared);
 }
 
 // ---- Host: launches
@@ -107,7 +108,7 @@ cudaError_t launch_kernel(const AttnLaunch& params, cudaStream_t stream) {
   const cudaError_t error = allow_shared(attn_mma<C>, Shared<C>::kBytes);
   if (error != cudaSuccess) return error;
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>(params.plan.num_ctas);
+  shape.grid[0] = static_cast<uint32_t>(params.schedule.num_ctas);
   shape.threads = kThreads;
   shape.shared_bytes = Shared<C>::kBytes;
   shape.may_overlap = true;

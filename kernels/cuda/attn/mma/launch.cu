@@ -1,4 +1,4 @@
-// What the kernel takes, how it wants its work cut, and the way from a launch to an instantiation.
+// What the kernel supports, its tile shape and grid, and the choice of the instantiation.
 #include "kernels/cuda/attn/mma/item.cuh"
 #include "kernels/cuda/launches.h"
 
@@ -8,7 +8,7 @@ namespace {
 using attn_mma::Kv;
 using attn_mma::Shared;
 
-// False: no instantiation reads such rows.
+// Returns false if no instantiation reads such rows.
 bool stored_type(const AttnLaunch& launch, Kv* out) {
   const RowStorage &k = launch.k_storage, &v = launch.v_storage;
   const bool quantized = k.quant != Quant::kNone;
@@ -34,7 +34,7 @@ bool in_sixteens(const kernels::PagedRows& rows, int64_t row_bytes) {
   return ((base | rows.page_stride | rows.head_stride | rows.token_stride | row_bytes) & 15) == 0;
 }
 
-// Of the instantiation that does it on a device whose CTAs can have `most`.
+// Shared memory of the instantiation that runs on a device with at most `most` bytes per CTA.
 template <int Rows>
 int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
   const auto bytes = []<typename C>(C) { return Shared<C>::kBytes; };
@@ -48,11 +48,11 @@ int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
   return INT32_MAX;
 }
 
-// Null: it fits.
+// The reason why the kernel does not support the launch, or null.
 const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 80) return "mma.sync of bf16 and cp.async need compute capability 8.0";
-  if (launch.plan.tile_rows != tile_rows) return "the plan was made for another tile";
+  if (launch.schedule.tile_rows != tile_rows) return "the plan was made for another tile";
   Kv stored;
   if (!stored_type(launch, &stored))
     return "K and V must both be bf16, f16, e4m3, e5m2 or int8 with scales per tensor or per row";
@@ -83,9 +83,9 @@ bool fits(const AttnLaunch& launch, const DeviceLimits& device, int32_t tile_row
   return reason == nullptr;
 }
 
-// item_cost: a prologue of two trips to memory and an epilogue, next to 64 keys: 32 KiB at D = 128,
-// about 1,700 clocks of an SM's share of the bandwidth for 16 rows, and as long in the tensor cores
-// for 64. Not yet measured.
+// item_cost covers a prologue of two memory round trips and an epilogue, in units of 64 keys. These
+// are 32 KiB at 128 dims: about 1,700 clocks of an SM's share of the bandwidth with 16 rows, and as
+// long in the tensor cores with 64. Not yet measured.
 AttnGeometry geometry(int32_t tile_rows, int num_sms, int32_t k_dim, int32_t v_dim) {
   const int dims = attn_mma::dims_index(k_dim, v_dim);
   const int ctas = dims < 0 ? 1 : attn_mma::ctas_per_sm(attn_mma::kDims[dims].v);

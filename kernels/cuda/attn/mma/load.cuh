@@ -1,5 +1,5 @@
-// Keys from pages into a stage of the ring: a lane finds the place of one key, eight lanes copy a
-// row.
+// Loads keys from pages into a stage of the ring: a lane finds the address of one key, and eight
+// lanes copy a row.
 #pragma once
 
 #include "kernels/cuda/attn/mma/item.cuh"
@@ -8,15 +8,15 @@
 
 namespace kvc::cuda::attn_mma {
 
-// Where a key lies; page < 0: no row sees it, zeros take its place and nothing is read. So a
-// dropped page is not touched, and V of a key that nobody sees cannot turn its weight 0 into NaN.
-struct Place {
+// The place of a key. page < 0: no row sees the key, nothing is read, and zeros take its place. So
+// a dropped page is not touched, and the V of a masked key cannot turn its weight 0 into NaN.
+struct KeyAddress {
   int32_t page, offset;
 };
 
-// Whether any row of the item sees the lane's key.
+// Whether any row of the item sees `key`.
 template <typename C>
-KVC_DEVICE bool some_row_sees(const Shared<C>& shared, const Item& item, int32_t key) {
+KVC_DEVICE bool any_row_sees(const Shared<C>& shared, const Item& item, int32_t key) {
   const Row* rows = shared.rows();
 #pragma unroll 1
   for (int r = 0; r < C::kRows; ++r)
@@ -24,18 +24,19 @@ KVC_DEVICE bool some_row_sees(const Shared<C>& shared, const Item& item, int32_t
   return false;
 }
 
-// Lane i finds key first + i. Done a tile ahead, so that the page id has arrived when it is needed.
+// Lane i finds key first + i. It runs one tile ahead, so that the page id has arrived when it is
+// needed.
 template <typename C>
-KVC_DEVICE Place locate(const kernels::AttnParams& params, const Shared<C>& shared, int32_t first,
-                        int warp) {
+KVC_DEVICE KeyAddress locate(const kernels::AttnParams& params, const Shared<C>& shared,
+                             int32_t first, int warp) {
   const Item& item = shared.item();
-  const TileMask& tile = item.rows_of_cta[warp];
+  const TileRange& tile = item.rows_of_cta[warp];
   const int32_t key = first + lane_id();
-  Place place = {-1, 0};
+  KeyAddress place = {-1, 0};
   if (lane_id() < C::kLoadKeys && key >= item.key_begin && key < tile.last_end) {
     const bool ends_only = tile.last_begin == 0 && item.mask.tree_begin == INT32_MAX;
     if (ends_only || cover(item.mask, tile, first, first + C::kLoadKeys) == Cover::kFull ||
-        some_row_sees(shared, item, key)) {
+        any_row_sees(shared, item, key)) {
       const int32_t page = key / params.page_size;
       place = {item.pages[page], key - page * params.page_size};
     }
@@ -64,7 +65,7 @@ KVC_DEVICE void copy_rows(std::byte* tile, uint64_t own_row, const std::byte* an
 }
 
 KVC_DEVICE void copy_scale(std::byte* to, const RowStorage& storage, const std::byte* scales,
-                           const Place& place) {
+                           const KeyAddress& place) {
   const bool used = place.page >= 0;
   const std::byte* from = used ? scales + place.page * storage.scale_page_stride +
                                      place.offset * storage.scale_token_stride
@@ -72,10 +73,10 @@ KVC_DEVICE void copy_scale(std::byte* to, const RowStorage& storage, const std::
   copy_async_4(to, from, used ? 4 : 0);
 }
 
-// The warp's kLoadKeys keys of a tile; `part` of the tile is the warp's.
+// Loads the warp's kLoadKeys keys of a tile, which are slice `slice` of it.
 template <typename C>
-KVC_DEVICE void load_keys(const AttnLaunch& launch, const Item& item, std::byte* stage, int part,
-                          const Place& place) {
+KVC_DEVICE void load_keys(const AttnLaunch& launch, const Item& item, std::byte* stage, int slice,
+                          const KeyAddress& place) {
   const kernels::AttnParams& params = launch.params;
   uint64_t k = 0, v = 0;
   if (place.page >= 0) {
@@ -84,13 +85,13 @@ KVC_DEVICE void load_keys(const AttnLaunch& launch, const Item& item, std::byte*
     v = reinterpret_cast<uint64_t>(item.v + place.page * params.v.page_stride +
                                    place.offset * params.v.token_stride);
   }
-  std::byte* k_tile = stage + part * C::kLoadKeys * C::kKRowBytes;
-  std::byte* v_tile = stage + C::kTileKeys * C::kKRowBytes + part * C::kLoadKeys * C::kVRowBytes;
+  std::byte* k_tile = stage + slice * C::kLoadKeys * C::kKRowBytes;
+  std::byte* v_tile = stage + C::kTileKeys * C::kKRowBytes + slice * C::kLoadKeys * C::kVRowBytes;
   copy_rows<C::kKRowBytes, C::kLoadKeys>(k_tile, k, item.k, params.k_dim * C::kElementBytes);
   copy_rows<C::kVRowBytes, C::kLoadKeys>(v_tile, v, item.v, params.v_dim * C::kElementBytes);
   if constexpr (C::kEightBit) {
     const int lane = lane_id();
-    std::byte* scales = stage + C::kStageBytesKv + (part * C::kLoadKeys + lane) * 4;
+    std::byte* scales = stage + C::kStageBytesKv + (slice * C::kLoadKeys + lane) * 4;
     if (lane < C::kLoadKeys) {
       if (launch.k_storage.quant == Quant::kPerTokenHead)
         copy_scale(scales, launch.k_storage, item.k_scales, place);

@@ -1,21 +1,21 @@
-// One warp, 16 rows, one tile of keys in shared memory: S = Q K', softmax in float32 to base 2, O
-// += P V.
+// One warp processes 16 rows and one tile of keys in shared memory: S = Q K', softmax in float32 to
+// base 2, O += P V.
 #pragma once
 
 #include "kernels/cuda/attn/mma/layout.h"
 #include "kernels/cuda/attn/mma/query.cuh"
-#include "kernels/cuda/attn/mma/rules.cuh"
+#include "kernels/cuda/attn/mma/score_mods.cuh"
 #include "kernels/cuda/ptx/convert8.cuh"
 
 namespace kvc::cuda::attn_mma {
 
-// Running results of a warp's rows: row lane/4 and row lane/4 + 8.
+// The online softmax state of a warp's rows lane/4 and lane/4 + 8.
 template <typename C>
-struct Running {
-  float o[C::kVDim / 8][4];  // dims: output_dim()
-  float m[2];                // log2 units
-  float l[2];                // the lane's keys only, until the end
-  float v_unit;              // o counts in these: a power of two, where V has a scale per token
+struct OnlineSoftmax {
+  float o[C::kVDim / 8][4];  // The dims are those of output_dim().
+  float m[2];                // In log2 units.
+  float l[2];                // Holds only the lane's keys until the epilogue.
+  float v_unit;              // The unit of o: a power of two, used where V has a scale per token.
 };
 
 template <typename C>
@@ -51,7 +51,7 @@ KVC_DEVICE void multiply_keys(const Query<C>& q, const std::byte* k_tile, Scores
   }
 }
 
-// The scale of K: one for all, or one per key.
+// Applies the scale of K: one per tensor, or one per key.
 template <typename C>
 KVC_DEVICE void scale_scores(Scores<C>& scores, const RowStorage& storage,
                              const std::byte* scales) {
@@ -69,22 +69,22 @@ KVC_DEVICE void scale_scores(Scores<C>& scores, const RowStorage& storage,
   }
 }
 
-// Scores become weights; what was summed under a smaller maximum is scaled down.
+// Turns scores into weights. Earlier sums, made under a smaller maximum, are scaled down.
 template <typename C>
-KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
+KVC_DEVICE void update_softmax(Scores<C>& scores, OnlineSoftmax<C>& state) {
   float correction[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float largest = running.m[i];
+    float largest = state.m[i];
 #pragma unroll
     for (int n = 0; n < Scores<C>::kTiles; ++n)
       largest = fmaxf(largest, fmaxf(scores.s[n][2 * i], scores.s[n][2 * i + 1]));
     largest = fmaxf(largest, shuffle_xor(largest, 1));
     largest = fmaxf(largest, shuffle_xor(largest, 2));
-    // A row that has seen nothing yet
+    // Until now the row has seen no key.
     const float base = largest == -__builtin_inff() ? 0.0f : largest;
-    correction[i] = exp2_fast(running.m[i] - base);
-    running.m[i] = largest;
+    correction[i] = exp2_fast(state.m[i] - base);
+    state.m[i] = largest;
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < Scores<C>::kTiles; ++n) {
@@ -95,22 +95,24 @@ KVC_DEVICE void softmax(Scores<C>& scores, Running<C>& running) {
         sum += s;
       }
     }
-    running.l[i] = running.l[i] * correction[i] + sum;
+    state.l[i] = state.l[i] * correction[i] + sum;
   }
-  // Maxima move rarely after the first tiles, and times 1 is no change.
+  // Maxima rarely change after the first tiles, and a factor of 1 changes nothing.
   if (any(correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
     for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) running.o[n][e] *= correction[e >> 1];
+      for (int e = 0; e < 4; ++e) state.o[n][e] *= correction[e >> 1];
     }
   }
 }
 
-// Scales of V per key go into the weights, in units of a power of two that no scale so far exceeds:
-// weights stay within f16's range, and the choice of the unit changes no bit of a result.
+// Scales of V per key are applied to the weights, in units of a power of two that is above all
+// scales so far. So weights stay within the range of f16, and the choice of the unit changes no bit
+// of a result.
 template <typename C>
-KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std::byte* scales_at) {
+KVC_DEVICE void scale_weights(Scores<C>& scores, OnlineSoftmax<C>& state,
+                              const std::byte* scales_at) {
   const float* scales = reinterpret_cast<const float*>(scales_at);
   float largest = 0.0f;
 #pragma unroll
@@ -121,18 +123,18 @@ KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std:
 #pragma unroll
   for (int distance = 1; distance < 32; distance *= 2)
     largest = fmaxf(largest, shuffle_xor(largest, distance));
-  // The power of two above, within what float32 can divide by.
+  // The next power of two, within the range that float32 can divide by.
   uint32_t exponent = (as_bits(largest) >> 23) + 1;
   exponent = exponent < 32 ? 32 : exponent > 220 ? 220 : exponent;
-  const float unit = fmaxf(as_float(exponent << 23), running.v_unit);
-  if (unit != running.v_unit) {
-    const float correction = running.v_unit / unit;
+  const float unit = fmaxf(as_float(exponent << 23), state.v_unit);
+  if (unit != state.v_unit) {
+    const float correction = state.v_unit / unit;
 #pragma unroll
     for (int n = 0; n < C::kVDim / 8; ++n) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) running.o[n][e] *= correction;
+      for (int e = 0; e < 4; ++e) state.o[n][e] *= correction;
     }
-    running.v_unit = unit;
+    state.v_unit = unit;
   }
   const float inverse = 1.0f / unit;
 #pragma unroll
@@ -149,7 +151,7 @@ KVC_DEVICE void scale_weights(Scores<C>& scores, Running<C>& running, const std:
 // O += P V.
 template <typename C>
 KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_tile,
-                                Running<C>& running) {
+                                OnlineSoftmax<C>& state) {
   const MatrixAddress lane = matrix_address<C::kVRowBytes>(value_lane(lane_id()));
 #pragma unroll
   for (int t = 0; t < C::kTileKeys / 16; ++t) {
@@ -167,46 +169,48 @@ KVC_DEVICE void multiply_values(const Scores<C>& weights, const std::byte* v_til
       if constexpr (C::kEightBit) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          uint32_t even0, odd0, even1,
-              odd1;  // dims 2g and 2g + 1 of tokens 2p, 2p + 1, and of tokens 8 further
+          // Dims 2g and 2g + 1 of tokens 2p and 2p + 1, and of the tokens 8 further.
+          uint32_t even0, odd0, even1, odd1;
           widen_8<C::kStored8>(permute_bytes(b[2 * half], 0, 0x3120), even0, odd0);
           widen_8<C::kStored8>(permute_bytes(b[2 * half + 1], 0, 0x3120), even1, odd1);
-          mma_16816<C::kMma>(running.o[4 * pair + 2 * half], a, even0, even1);
-          mma_16816<C::kMma>(running.o[4 * pair + 2 * half + 1], a, odd0, odd1);
+          mma_16816<C::kMma>(state.o[4 * pair + 2 * half], a, even0, even1);
+          mma_16816<C::kMma>(state.o[4 * pair + 2 * half + 1], a, odd0, odd1);
         }
       } else {
-        mma_16816<C::kMma>(running.o[2 * pair], a, b[0], b[1]);
-        mma_16816<C::kMma>(running.o[2 * pair + 1], a, b[2], b[3]);
+        mma_16816<C::kMma>(state.o[2 * pair], a, b[0], b[1]);
+        mma_16816<C::kMma>(state.o[2 * pair + 1], a, b[2], b[3]);
       }
     }
   }
 }
 
-// `bad_keys`: see guard.cuh.
+// Processes one tile. `nonfinite_keys`: see nonfinite.cuh.
 template <typename C>
-KVC_DEVICE void take_tile(const AttnLaunch& launch, const Item& item, const Row* rows,
-                          const Query<C>& q, const std::byte* stage, int32_t first_key,
-                          bool partial, uint64_t bad_keys, Running<C>& running) {
+KVC_DEVICE void process_tile(const AttnLaunch& launch, const Item& item, const Row* rows,
+                             const Query<C>& q, const std::byte* stage, int32_t first_key,
+                             bool partial, uint64_t nonfinite_keys, OnlineSoftmax<C>& state) {
   Scores<C> scores;
   const std::byte* v_tile = stage + C::kTileKeys * C::kKRowBytes;
   const std::byte* scales = stage + C::kStageBytesKv;
   multiply_keys(q, stage, scores);
   if constexpr (C::kEightBit) scale_scores(scores, launch.k_storage, scales);
   const bool masked = partial || launch.params.bias != nullptr;
-  const SeenBits seen = apply_rules(scores, launch.params, item, rows, first_key, masked);
-  softmax(scores, running);
+  const VisibleBits visible_keys =
+      apply_score_modifiers(scores, launch.params, item, rows, first_key, masked);
+  update_softmax(scores, state);
   if constexpr (C::kEightBit) {
     if (launch.v_storage.quant == Quant::kPerTokenHead)
-      scale_weights(scores, running, scales + C::kTileKeys * 4);
+      scale_weights(scores, state, scales + C::kTileKeys * 4);
   }
-  if (bad_keys != 0) {
-    constexpr uint64_t kOfLane = 0x0303030303030303u;  // after the shift that SeenBits has, too
-    const uint64_t bad_of_lane = bad_keys >> (2 * (lane_id() & 3)) & kOfLane;
+  if (nonfinite_keys != 0) {
+    // The bits are shifted like those of VisibleBits.
+    constexpr uint64_t kOfLane = 0x0303030303030303u;
+    const uint64_t nonfinite_of_lane = nonfinite_keys >> (2 * (lane_id() & 3)) & kOfLane;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      if ((seen.of[i] & bad_of_lane) != 0) running.l[i] = __builtin_nanf("");
+      if ((visible_keys.of[i] & nonfinite_of_lane) != 0) state.l[i] = __builtin_nanf("");
   }
-  multiply_values(scores, v_tile, running);
+  multiply_values(scores, v_tile, state);
 }
 
 }  // namespace kvc::cuda::attn_mma

@@ -21,7 +21,7 @@ constexpr float kLn2 = 0.69314718055994531f;
 constexpr float kMinusInfinity = -__builtin_inff();
 
 struct RowFacts {
-  RowMask mask;
+  RowRange mask;
   int32_t row;     // token row of the sequence
   int32_t head;    // query head; -1: no such row
   int64_t packed;  // row of q, out and lse
@@ -45,7 +45,7 @@ struct Cta {
   uint32_t* seen;
   RowFacts* facts;
   SequenceMask mask;
-  TileMask tile;
+  TileRange tile;
   Source k, v;
   int32_t q_stride, sums_stride;
   float m[kOwn], l[kOwn];  // the same in all lanes of the warp
@@ -79,20 +79,20 @@ struct Cta {
     const kernels::AttnParams& params = launch.params;
     const int thread = static_cast<int>(threadIdx.x);
     if (thread < Rows) {
-      RowFacts own{kBlindRow, 0, -1, 0, 0};
+      RowFacts own{kNoKeys, 0, -1, 0, 0};
       if (thread < item.num_rows) {
         const int32_t group = params.num_q_heads / params.num_kv_heads;
         const int32_t packed = item.row_begin + thread;
         own.row = packed / group;
         own.head = item.kv_head * group + packed % group;
-        own.mask = row_mask(sequence, params.causal, own.row);
+        own.mask = row_range(sequence, params.causal, own.row);
         own.packed = packed_row_of(sequence, own.row);
         own.position = position_of_row(sequence, own.row);
       }
       facts[thread] = own;
     }
     sync_cta();
-    for (int i = 0; i < item.num_rows; ++i) tile = widened(tile, tile_of(facts[i].mask));
+    for (int i = 0; i < item.num_rows; ++i) tile = united(tile, tile_of(facts[i].mask));
     const kernels::Rotation& rotation =
         item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation;
 #pragma unroll 1
@@ -308,7 +308,7 @@ struct Cta {
 
   KVC_DEVICE void attend() {
     for (int32_t key = item.key_begin; key < item.key_end; key += kKeys) {
-      key = skip_unseen(mask, tile, key, item.key_begin, kKeys);
+      key = skip_masked(mask, tile, key, item.key_begin, kKeys);
       if (key >= item.key_end) break;
       const int32_t end = key + kKeys < item.key_end ? key + kKeys : item.key_end;
       const Cover covered = cover(mask, tile, key, end);
@@ -321,9 +321,9 @@ struct Cta {
     const RowFacts own = facts[row_of(i)];
     if (own.head < 0) return;
     const float* from = sums + row_of(i) * sums_stride;
-    if (item.slot >= 0) {
-      float* to = launch.plan.partials +
-                  item.slot * slot_floats(launch.plan.tile_rows, params.v_dim) +
+    if (item.split >= 0) {
+      float* to = launch.schedule.partials +
+                  item.split * split_floats(launch.schedule.tile_rows, params.v_dim) +
                   int64_t{row_of(i)} * (2 + params.v_dim);
       if (lane_id() == 0) to[0] = m[i], to[1] = l[i];
       for (int32_t d = lane_id(); d < params.v_dim; d += 32) to[2 + d] = from[d];
@@ -355,10 +355,10 @@ template <int Rows>
 __global__ void __launch_bounds__(kThreads, kCtasPerSm)
     attn_simt_kernel(const __grid_constant__ AttnLaunch launch) {
   wait_for_previous_kernel();
-  const int32_t end = launch.plan.cta_begin[blockIdx.x + 1];
+  const int32_t end = launch.schedule.cta_begin[blockIdx.x + 1];
 #pragma unroll 1
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < end; ++i) {
-    Cta<Rows> cta(launch, launch.plan.items[i]);
+  for (int32_t i = launch.schedule.cta_begin[blockIdx.x]; i < end; ++i) {
+    Cta<Rows> cta(launch, launch.schedule.items[i]);
     cta.load_rows();
     cta.attend();
     cta.write();

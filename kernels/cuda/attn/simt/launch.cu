@@ -12,7 +12,7 @@ uint32_t shared_bytes(int32_t rows, int32_t k_dim, int32_t v_dim) {
 template <int Rows>
 cudaError_t launch_rows(const AttnLaunch& launch_params, cudaStream_t stream) {
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>(launch_params.plan.num_ctas);
+  shape.grid[0] = static_cast<uint32_t>(launch_params.schedule.num_ctas);
   shape.threads = simt::kThreads;
   shape.shared_bytes = shared_bytes(Rows, launch_params.params.k_dim, launch_params.params.v_dim);
   shape.may_overlap = true;
@@ -51,8 +51,8 @@ AttnGeometry attn_simt_geometry(const DeviceLimits& device, int32_t k_dim, int32
 
 cudaError_t attn_simt(const AttnLaunch& launch, cudaStream_t stream) {
   // The instantiations: tile rows.
-  if (launch.plan.tile_rows == 16) return launch_rows<16>(launch, stream);
-  if (launch.plan.tile_rows == 8) return launch_rows<8>(launch, stream);
+  if (launch.schedule.tile_rows == 16) return launch_rows<16>(launch, stream);
+  if (launch.schedule.tile_rows == 8) return launch_rows<8>(launch, stream);
   return cudaErrorInvalidValue;
 }
 

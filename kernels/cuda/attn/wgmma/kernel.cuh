@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attn/wgmma/config.h"
-#include "kernels/cuda/attn/wgmma/output.cuh"
+#include "kernels/cuda/attn/wgmma/epilogue.cuh"
 #include "kernels/cuda/attn/wgmma/producer.cuh"
 #include "kernels/cuda/attn/wgmma/queries.cuh"
 #include "kernels/cuda/attn/wgmma/softmax.cuh"
@@ -23,7 +23,7 @@ static_assert(sizeof(KernelParams) <= 4096);
 
 // Barriers 1 and 2: a consumer's four warps; 3: both consumers.
 KVC_DEVICE void sync_consumer(int consumer) { sync_named(1 + consumer, 128); }
-KVC_DEVICE int own_consumer() { return warp_id() / 4 - 1; }
+KVC_DEVICE int consumer_index() { return warp_id() / 4 - 1; }
 KVC_DEVICE void sync_consumers() { sync_named(3, 256); }
 
 // A consumer thread's first packed row. Cheaper made anew than kept.
@@ -52,13 +52,13 @@ KVC_DEVICE void multiply_pv(float (&o)[Shape::kVDim / 2], uint32_t (&p)[Shape::k
 // Both consumers: V rows that no row of the item sees become zeros, for 0 * NaN is NaN. Boxes that
 // nobody sees are zeros already.
 template <class Shape>
-KVC_DEVICE void clear_unseen(std::byte* v, const ItemScope& scope, int32_t key) {
+KVC_DEVICE void clear_masked(std::byte* v, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128;
-  constexpr int kPieces = Shape::kVDim / 64;
+  constexpr int kColumnBoxes = Shape::kVDim / 64;
   constexpr int kThreadsOfRow = 256 / Shape::kKeyBlock;
   const int row = thread / kThreadsOfRow;
-  if (!scope.seen(key + row)) {
-    for (int i = thread % kThreadsOfRow; i < 8 * kPieces; i += kThreadsOfRow) {
+  if (!scope.visible_to_any(key + row)) {
+    for (int i = thread % kThreadsOfRow; i < 8 * kColumnBoxes; i += kThreadsOfRow) {
       *reinterpret_cast<Words4*>(v + i / 8 * Shape::kKeyBlock * 128 + row * 128 + i % 8 * 16) =
           Words4{};
     }
@@ -72,7 +72,7 @@ template <class Shape, kernels::DType T>
 KVC_DEVICE void start_item(const AttnLaunch& launch, int32_t index, int32_t box_rows, int consumer,
                            std::byte* shared, ItemScope* scope) {
   const kernels::AttnParams& params = launch.params;
-  const WorkItem& item = launch.plan.items[index];
+  const WorkItem& item = launch.schedule.items[index];
   const kernels::AttnSequence& sequence = params.sequences[item.sequence];
   const int thread = static_cast<int>(threadIdx.x & 127u);
   if (thread < 32)
@@ -93,11 +93,11 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
   const kernels::AttnParams& params = launch.params;
   // Scores are scaled after the product, in float32; under a soft cap the product is scaled first.
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
-  RingPlace<Shape::kStages> place;  // of V; K is one block ahead while outputs are due
+  RingPosition<Shape::kStages> place;  // of V; K is one block ahead while outputs are due
 
-  for (int32_t i = launch.plan.cta_begin[blockIdx.x]; i < launch.plan.cta_begin[blockIdx.x + 1];
-       ++i) {
-    const int consumer = own_consumer();
+  for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
+       i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
+    const int consumer = consumer_index();
     sync_consumer(consumer);  // nobody needs the last item's queries and scope any more
     start_item<Shape, T>(launch, i, box_rows, consumer, shared, scopes + consumer);
     sync_consumer(consumer);
@@ -109,7 +109,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
 #pragma unroll
     for (float& value : o) value = 0.0f;
 
-    const auto issue_qk = [&](const RingPlace<Shape::kStages>& k_place) {
+    const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_place) {
       k_ring.wait(k_place);
       // Made anew in every block: the compiler would keep the descriptors of all steps in
       // registers.
@@ -131,15 +131,15 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
           wgmma_descriptor(v_ring.stage(place), leading_bytes(kKeys), kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
-    const auto finish_scores = [&](const RingPlace<Shape::kStages>& k_place, int32_t key) {
+    const auto softmax_scores = [&](const RingPosition<Shape::kStages>& k_place, int32_t key) {
       wgmma_pin(s);
       k_ring.release(k_place);
       if (params.softcap != 0) cap_scores(s, params.q_scale);
-      if (!scope.all_see(key, key + kKeys))
+      if (!scope.all_visible(key, key + kKeys))
         mask_scores<kKeys>(s, scope, params, first_own_row(scope), key);
       float m[2];
       find_maxima<kKeys>(s, sums, m);
-      soften<kKeys>(s, scale, m, sums, factor);
+      softmax<kKeys>(s, scale, m, sums, factor);
     };
     const auto finish_output = [&]() {
       wgmma_wait<0>();
@@ -149,25 +149,26 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     };
     const auto wait_v = [&](int32_t key) {
       v_ring.wait(place);
-      if (!scope.each_seen(key, key + kKeys)) clear_unseen<Shape>(v_ring.stage(place), scope, key);
+      if (!scope.each_visible(key, key + kKeys))
+        clear_masked<Shape>(v_ring.stage(place), scope, key);
     };
 
     int32_t key = scope.block(scope.first, kKeys);
     if (key < scope.key_end) {
       issue_qk(place);
       wgmma_wait<0>();
-      finish_scores(place, key);
+      softmax_scores(place, key);
       pack_scores<T, kKeys>(s, p);
 #pragma unroll 1
       while (true) {
         const int32_t next = scope.block(key + kKeys, kKeys);
         if (next >= scope.key_end) break;
-        const RingPlace<Shape::kStages> ahead{place.blocks + 1};
+        const RingPosition<Shape::kStages> ahead{place.blocks + 1};
         issue_qk(ahead);
         wait_v(key);
         issue_pv();
         wgmma_wait<1>();
-        finish_scores(ahead, next);
+        softmax_scores(ahead, next);
         finish_output();  // p and o are being read and written until here
         rescale(o, factor);
         pack_scores<T, kKeys>(s, p);
@@ -179,7 +180,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     }
 #pragma unroll
     for (RowSums& row : sums) row.l = sum_of_row(row.l);
-    write_rows(launch, scope, launch.plan.items[i], first_own_row(scope), sums, scale, o, 0, true);
+    write_output(launch, scope, launch.schedule.items[i], first_own_row(scope), sums, scale, o, 0,
+                 true);
   }
 }
 

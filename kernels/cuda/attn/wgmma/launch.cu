@@ -79,7 +79,8 @@ AttnGeometry attn_wgmma_geometry(const DeviceLimits& device, int32_t k_dim, int3
 cudaError_t attn_wgmma(const AttnLaunch& launch_params, cudaStream_t stream) {
   const kernels::AttnParams& params = launch_params.params;
   const int32_t shape = wgmma::shape_of(params.k_dim, params.v_dim);
-  if (shape < 0 || launch_params.plan.tile_rows != wgmma::kTileRows) return cudaErrorInvalidValue;
+  if (shape < 0 || launch_params.schedule.tile_rows != wgmma::kTileRows)
+    return cudaErrorInvalidValue;
   const Variant& variant = kVariants[2 * shape + (params.k.dtype == DType::kF16 ? 1 : 0)];
   wgmma::KernelParams kernel_params{};
   kernel_params.launch = launch_params;
@@ -95,7 +96,7 @@ cudaError_t attn_wgmma(const AttnLaunch& launch_params, cudaStream_t stream) {
   const cudaError_t allowed = allow_shared(variant.kernel, variant.shared_bytes);
   if (allowed != cudaSuccess) return allowed;
   LaunchShape where;
-  where.grid[0] = static_cast<uint32_t>(launch_params.plan.num_ctas);
+  where.grid[0] = static_cast<uint32_t>(launch_params.schedule.num_ctas);
   where.threads = wgmma::kThreads;
   where.may_overlap = true;
   where.shared_bytes = variant.shared_bytes;

@@ -7,7 +7,7 @@ namespace kvc::cuda::wgmma {
 
 // Blocks so far: the next one's stage, and the parity of its round.
 template <int Stages>
-struct RingPlace {
+struct RingPosition {
   static_assert((Stages & (Stages - 1)) == 0);
   uint32_t blocks = 0;
 
@@ -29,21 +29,21 @@ struct Ring {
       mbarrier_init(empty + stage, consumer_warps);
     }
   }
-  KVC_DEVICE std::byte* stage(const RingPlace<Stages>& place) const {
+  KVC_DEVICE std::byte* stage(const RingPosition<Stages>& place) const {
     return memory + place.stage() * Bytes;
   }
 
   // The producer's warp: the stage is free, and its bytes are announced.
-  KVC_DEVICE void open(const RingPlace<Stages>& place) const {
+  KVC_DEVICE void acquire(const RingPosition<Stages>& place) const {
     mbarrier_wait(empty + place.stage(), place.parity() ^ 1u);
     if (lane_id() == 0) mbarrier_arrive_expect(full + place.stage(), Bytes);
     sync_warp();
   }
-  KVC_DEVICE void wait(const RingPlace<Stages>& place) const {
+  KVC_DEVICE void wait(const RingPosition<Stages>& place) const {
     mbarrier_wait(full + place.stage(), place.parity());
   }
   // A consumer warp has read all it needs.
-  KVC_DEVICE void release(const RingPlace<Stages>& place) const {
+  KVC_DEVICE void release(const RingPosition<Stages>& place) const {
     if (lane_id() == 0) mbarrier_arrive(empty + place.stage());
   }
 };

@@ -20,19 +20,19 @@ KVC_DEVICE void load_eight(const std::byte* row, int32_t index, float (&out)[8])
 // and so does its half.
 template <kernels::DType T>
 KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index,
-                                   const kernels::Rotation& rotation, int64_t angles,
+                                   const kernels::Rotation& rotation, int64_t cos_sin_row,
                                    float (&out)[8]) {
   load_eight<T>(row, index, out);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
   if (inside < 0 || inside >= rotation.rotary_dim) return;
   if (rotation.interleaved != 0) {
-    const float* cos = rotation.cos + angles * half + inside / 2;
-    const float* sin = rotation.sin + angles * half + inside / 2;
+    const float* cos = rotation.cos + cos_sin_row * half + inside / 2;
+    const float* sin = rotation.sin + cos_sin_row * half + inside / 2;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float x = out[2 * i], y = out[2 * i + 1], c = cos[i], s = sin[i];
-      out[2 * i] = turned(x, y, c, s, false);
-      out[2 * i + 1] = turned(y, x, c, s, true);
+      out[2 * i] = rotated_element(x, y, c, s, false);
+      out[2 * i + 1] = rotated_element(y, x, c, s, true);
     }
     return;
   }
@@ -40,10 +40,10 @@ KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index,
   const int32_t pair = second ? inside - half : inside;
   float other[8];
   load_eight<T>(row, second ? index - half : index + half, other);
-  const float* cos = rotation.cos + angles * half + pair;
-  const float* sin = rotation.sin + angles * half + pair;
+  const float* cos = rotation.cos + cos_sin_row * half + pair;
+  const float* sin = rotation.sin + cos_sin_row * half + pair;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) out[i] = turned(out[i], other[i], cos[i], sin[i], second);
+  for (int i = 0; i < 8; ++i) out[i] = rotated_element(out[i], other[i], cos[i], sin[i], second);
 }
 
 KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
@@ -66,10 +66,10 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
   // element at a time.
   const bool whole = params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 &&
                      rotation.rotary_dim % 16 == 0;
-  constexpr int kPieces = Dim / 8;
+  constexpr int kColumnBoxes = Dim / 8;
 #pragma unroll 1
-  for (int32_t i = thread; i < rows * kPieces; i += threads) {
-    const int32_t row = i / kPieces, index = i % kPieces * 8;
+  for (int32_t i = thread; i < rows * kColumnBoxes; i += threads) {
+    const int32_t row = i / kColumnBoxes, index = i % kColumnBoxes * 8;
     std::byte* to = shared + block_offset(rows, row, index);
     if (first_row + row >= row_end || index >= params.k_dim) {
       *reinterpret_cast<Words4*>(to) = Words4{};

@@ -29,8 +29,8 @@ KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope,
   for (int row = 0; row < 2; ++row) {
     const int32_t packed = first_row + 8 * row;
     const int32_t token = packed < scope.row_end ? packed / group_size : 0;
-    RowMask own =
-        packed < scope.row_end ? row_mask(*scope.sequence, params.causal, token) : kBlindRow;
+    RowRange own =
+        packed < scope.row_end ? row_range(*scope.sequence, params.causal, token) : kNoKeys;
     own.end = own.end < scope.key_end ? own.end : scope.key_end;
 #pragma unroll
     for (int word = 0; word < Keys / 32; ++word) {
@@ -38,10 +38,10 @@ KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope,
       const uint32_t bits =
           (visible_bits(scope.mask, own, token, key) & ~bits_below(scope.key_begin - key)) >> shift;
 #pragma unroll
-      for (int piece = 0; piece < 4; ++piece) {
-        float* at = s + 4 * (4 * word + piece) + 2 * row;
-        if ((bits >> (8 * piece) & 1u) == 0) at[0] = kMinusInfinity;
-        if ((bits >> (8 * piece + 1) & 1u) == 0) at[1] = kMinusInfinity;
+      for (int column = 0; column < 4; ++column) {
+        float* at = s + 4 * (4 * word + column) + 2 * row;
+        if ((bits >> (8 * column) & 1u) == 0) at[0] = kMinusInfinity;
+        if ((bits >> (8 * column + 1) & 1u) == 0) at[1] = kMinusInfinity;
       }
     }
   }
@@ -86,8 +86,8 @@ KVC_DEVICE void find_maxima(const float (&s)[Keys / 2], const RowSums (&sums)[2]
 // s becomes 2^(scale * (s - m)); `factor` is what sums and outputs of earlier blocks are multiplied
 // by. scale > 0. A row that has seen nothing yet has factor 0 and zeros.
 template <int Keys>
-KVC_DEVICE void soften(float (&s)[Keys / 2], float scale, const float (&m)[2], RowSums (&sums)[2],
-                       float (&factor)[2]) {
+KVC_DEVICE void softmax(float (&s)[Keys / 2], float scale, const float (&m)[2], RowSums (&sums)[2],
+                        float (&factor)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     const float base = m[row] == kMinusInfinity ? 0.0f : -m[row] * scale;

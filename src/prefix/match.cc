@@ -1,0 +1,229 @@
+#include "src/prefix/match.h"
+
+#include <algorithm>
+#include <array>
+
+namespace kvc {
+namespace {
+
+// Keys are computed, and their cache lines prefetched, so many blocks ahead.
+constexpr int64_t kLookahead = 12;
+constexpr size_t kNumTags = 16;  // More than kLookahead.
+constexpr int kMaxTailCandidates = 64;
+
+// Walks the blocks of a query once. A hit can end at a position when no layer group lacks a page of
+// the visible range there. Pages before the visible range do not matter, so only the last gap of
+// each layer group is remembered.
+class Matcher {
+ public:
+  Matcher(const BlockTree& tree, KeyChain& chain, int64_t max_tokens, const HostPages& host)
+      : tree_(tree),
+        chain_(chain),
+        space_(tree.spaces.find(chain.query().root)),
+        max_tokens_(std::min(max_tokens, chain.query().num_tokens)),
+        host_(host),
+        gap_ends_(tree.shape.num_windows != 0 ? tree.shape.groups.size() : 0, 0) {}
+
+  PrefixMatch run(bool whole_blocks) {
+    walk();
+    if (!whole_blocks && !tree_.shape.has_states && max_tokens_ > match_.num_tokens) find_tail();
+    return match_;
+  }
+
+ private:
+  bool is_present(NodeId node, int32_t page) const {
+    const PagePlace place = tree_.nodes.place(node, page);
+    return place.device != kNoPage || (place.host != kNoPage && counts(node, page));
+  }
+  // The match counts this host page as present.
+  bool counts(NodeId node, int32_t page) const {
+    return host_.all ||
+           (host_.some != nullptr &&
+            std::binary_search(host_.some->begin(), host_.some->end(), BlockPage{node, page}));
+  }
+  bool has_full_pages(NodeId node) const {
+    const Node& record = tree_.nodes[node];
+    if (record.full_device == tree_.shape.full_pages) return true;
+    if (record.full_device + record.full_host != tree_.shape.full_pages) return false;
+    if (host_.all || host_.some == nullptr) return host_.all;
+    for (const BlockGroup& group : tree_.shape.groups) {
+      if (group.is_windowed()) continue;
+      for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+        if (!is_present(node, i)) return false;
+      }
+    }
+    return true;
+  }
+
+  // The tag of a block's key is computed kLookahead blocks ahead and kept until the walk is there.
+  uint32_t& tag(int64_t block) { return tags_[static_cast<size_t>(block) % kNumTags]; }
+  void prefetch(int64_t block, int64_t num_blocks) {
+    const bool is_far = block + kLookahead < num_blocks;
+    const int64_t last =
+        is_far ? block + kLookahead : std::min(block + kLookahead / 2, num_blocks - 1);
+    for (; num_tags_ <= last; ++num_tags_) {
+      tag(num_tags_) = tree_.keys.tag_of(chain_.key(num_tags_));
+      tree_.keys.prefetch(tag(num_tags_));
+    }
+    if (block + kLookahead / 2 < num_blocks) {
+      const NodeId guess = tree_.keys.guess(tag(block + kLookahead / 2));
+      if (guess != kNoNode) tree_.nodes.prefetch(guess);
+    }
+  }
+
+  void walk() {
+    const int64_t num_blocks = std::max<int64_t>(0, max_tokens_) / tree_.shape.block_tokens;
+    std::vector<int64_t> gap_ends = gap_ends_;
+    NodeId last = kNoNode;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      prefetch(block, num_blocks);
+      const NodeId node = tree_.find_in(space_, chain_.key(block), tag(block));
+      if (node == kNoNode || !follows(node, last)) break;
+      const Node& record = tree_.nodes[node];
+      if (!has_full_pages(node)) break;
+      last = node;
+      bool is_end = !tree_.shape.has_states || record.state != kInitialState;
+      if (!gap_ends.empty()) {
+        note_gaps(node, &gap_ends);
+        is_end = is_end && has_no_gap((block + 1) * tree_.shape.block_tokens, gap_ends);
+      }
+      if (!is_end) continue;
+      match_.last = node;
+      match_.num_blocks = block + 1;
+      gap_ends_ = gap_ends;
+    }
+    match_.num_tokens = match_.num_blocks * tree_.shape.block_tokens;
+  }
+
+  // False for keys of a caller that belong to two chains.
+  bool follows(NodeId node, NodeId last) const { return tree_.nodes[node].parent == last; }
+
+  void note_gaps(NodeId node, std::vector<int64_t>* gap_ends) const {
+    const int64_t begin = (int64_t{tree_.nodes[node].depth} - 1) * tree_.shape.block_tokens;
+    for (size_t g = 0; g < tree_.shape.groups.size(); ++g) {
+      const BlockGroup& group = tree_.shape.groups[g];
+      if (!group.is_windowed()) continue;
+      for (int32_t i = group.num_pages; i-- > 0;) {
+        if (is_present(node, group.first_page + i)) continue;
+        (*gap_ends)[g] = begin + int64_t{i + 1} * group.page_size;
+        break;
+      }
+    }
+  }
+
+  bool has_no_gap(int64_t position, const std::vector<int64_t>& gap_ends) const {
+    for (size_t g = 0; g < tree_.shape.groups.size(); ++g) {
+      const BlockGroup& group = tree_.shape.groups[g];
+      if (group.is_windowed() && first_visible_key(*group.spec, position) < gap_ends[g])
+        return false;
+    }
+    return true;
+  }
+
+  // ---- Inside a block ----
+
+  void find_tail() {
+    const int64_t begin = match_.num_tokens;
+    const int64_t limit = std::min<int64_t>(tree_.shape.block_tokens, max_tokens_ - begin);
+    find_own_tail(limit);
+    if (chain_.query().tokens == nullptr || match_.tail_tokens == limit) return;
+    NodeId child =
+        match_.last != kNoNode ? tree_.nodes[match_.last].first_child : first_of_namespace();
+    for (int i = 0; i < kMaxTailCandidates && child != kNoNode; ++i) {
+      consider(child, common_tokens(child, limit));
+      child = tree_.nodes[child].next;
+    }
+  }
+
+  NodeId first_of_namespace() const {
+    return space_ == -1 ? kNoNode : tree_.spaces[space_].first_child;
+  }
+
+  // The block of the query itself, cut by the limit or by a gap. Its tokens are those of the query,
+  // whether their ids are known or not.
+  void find_own_tail(int64_t limit) {
+    if (match_.num_blocks >= chain_.num_blocks()) return;
+    const BlockKey& key = chain_.key(match_.num_blocks);
+    const NodeId node = tree_.find_in(space_, key, tree_.keys.tag_of(key));
+    if (node != kNoNode && follows(node, match_.last)) consider(node, limit);
+  }
+
+  // How many leading tokens of the child equal the query's, with the same extra keys.
+  int64_t common_tokens(NodeId child, int64_t limit) const {
+    const Node& record = tree_.nodes[child];
+    if (!record.has_tokens) return 0;
+    const int32_t* wanted = chain_.tokens(match_.num_blocks);
+    const int32_t* held = tree_.nodes.tokens(child);
+    const int64_t common = std::mismatch(wanted, wanted + limit, held).first - wanted;
+    if (common <= match_.tail_tokens) return 0;
+    // Only the key of the child tells its extra keys: either it has none, or those of the query.
+    const std::vector<ExtraKey>& extra = chain_.query().extra;
+    const BlockKey& parent = tree_.parent_key(record);
+    const int64_t begin = match_.num_blocks * tree_.shape.block_tokens;
+    const auto first = std::find_if(extra.begin(), extra.end(),
+                                    [begin](const ExtraKey& key) { return key.offset >= begin; });
+    if (block_key(parent, {}, begin, held, tree_.shape.block_tokens) == record.key)
+      return first == extra.end() ? common : std::min(common, first->offset - begin);
+    return block_key(parent, extra, begin, held, tree_.shape.block_tokens) == record.key ? common
+                                                                                         : 0;
+  }
+
+  // Keeps the child as the tail when it serves more tokens than the best tail so far.
+  void consider(NodeId child, int64_t tokens) {
+    tokens = served_tokens(child, tokens);
+    if (tokens <= match_.tail_tokens) return;
+    match_.tail = child;
+    match_.num_tokens += tokens - match_.tail_tokens;
+    match_.tail_tokens = tokens;
+  }
+
+  // How many of the first `tokens` tokens of the child every layer group can serve.
+  int64_t served_tokens(NodeId child, int64_t tokens) const {
+    bool is_served = false;
+    while (tokens > 0 && !is_served) {
+      is_served = true;
+      for (size_t g = 0; g < tree_.shape.groups.size(); ++g) {
+        const int64_t served = served_by_group(child, g, tokens);
+        if (served == tokens) continue;
+        tokens = served;
+        is_served = false;
+      }
+    }
+    return tokens;
+  }
+
+  // The same for one layer group, or a smaller bound for the next look.
+  int64_t served_by_group(NodeId child, size_t g, int64_t tokens) const {
+    const BlockGroup& group = tree_.shape.groups[g];
+    const int64_t begin = match_.num_blocks * tree_.shape.block_tokens;
+    int64_t first = !group.is_windowed() ? begin : first_visible_key(*group.spec, begin + tokens);
+    if (group.is_windowed() && first < gap_ends_[g]) return 0;  // Fewer tokens see even more.
+    first = std::max(first, begin) - begin;
+    for (int64_t page = first / std::max(1, group.page_size); page < group.num_pages; ++page) {
+      if (page * group.page_size >= tokens) break;
+      if (!is_present(child, group.first_page + static_cast<int32_t>(page)))
+        return page * group.page_size;
+    }
+    return tokens;
+  }
+
+  const BlockTree& tree_;
+  KeyChain& chain_;
+  int32_t space_;  // Namespace of the query; -1: it holds nothing.
+  int64_t max_tokens_;
+  HostPages host_;
+  std::array<uint32_t, kNumTags> tags_;
+  int64_t num_tags_ = 0;  // Leading blocks with a tag.
+  // [layer group]: end of the last page that it lacks before the end of the hit; 0: none.
+  std::vector<int64_t> gap_ends_;
+  PrefixMatch match_;
+};
+
+}  // namespace
+
+PrefixMatch find_match(const BlockTree& tree, KeyChain& chain, int64_t max_tokens,
+                       bool whole_blocks, const HostPages& host) {
+  return Matcher(tree, chain, max_tokens, host).run(whole_blocks);
+}
+
+}  // namespace kvc
