@@ -238,7 +238,7 @@ int64_t Cache::nearest_position(kvc_seq id, kvc_seq_op op, int64_t position) con
               ll(position));
   sequences_.get_settled(id, "fork, pop or shift");
   if (op != KVC_SEQ_SHIFT)
-    return sequences_.nearest_resumable(
+    return sequences_.resume_points().nearest(
         sequence, position == -1 ? sequence.length : std::min(position, sequence.length));
   const bool dropped = std::any_of(sequence.tables.begin(), sequence.tables.end(),
                                    [](const PageTable& table) { return table.kept_begin > 0; });

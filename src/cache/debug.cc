@@ -150,7 +150,7 @@ void Cache::copy_private(const std::vector<PageCopy>& copies) noexcept {
 void Cache::debug_set(kvc_seq id, int64_t begin, int64_t count,
                       const std::vector<LayerRows>& layers) {
   Sequence& sequence = sequences_.get_idle(id, "set tokens of");
-  sequences_.check_on_device(sequence, "set tokens of");
+  check_on_device(sequence, "set tokens of");
   for (const LayerRows& rows : layers) require_readable(rows.local_layer, "setting tokens");
   require_tokens(sequence, begin, begin > INT64_MAX - count ? -1 : begin + count, layers);
   if (count == 0) return;

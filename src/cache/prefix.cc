@@ -143,7 +143,6 @@ int64_t Cache::prefix_attach(kvc_seq id, const PrefixQuery& query) {
   std::unique_ptr<Sequence> sequence = sequences_.make(id);
   sequence->history = history_of(query, chain, match.num_tokens, take_memory());
   publisher_.reserve(match, sequence.get());
-  sequences_.reserve_one();
   // A pool that has grown has pages that the index never saw
   if (!plan.on_host.empty()) index_.reserve(0);
   // Nothing throws from here on.
@@ -247,11 +246,12 @@ TokenHistory Cache::take_memory() noexcept {
 
 void Cache::checkpoint(kvc_seq id) {
   Sequence& sequence = sequences_.get_idle(id, "take a checkpoint of");
+  check_on_device(sequence, "take a checkpoint of");
   const int64_t num_blocks =
       sequence.is_swapped || spec().has_cross() ? 0 : publisher_.num_to_reach(sequence);
   if (num_blocks != 0)
     index_.reserve(num_blocks + forward_.batch().num_new_blocks(), !sequence.history.ids.empty());
-  sequences_.checkpoint(id);
+  sequences_.checkpoints().take(sequence);
   // Nothing throws from here on.
   if (num_blocks != 0) publisher_.publish_state(sequence);
 }

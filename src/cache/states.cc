@@ -31,7 +31,7 @@ void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, cons
 void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
                             const StateRows& value) {
   Sequence& sequence = sequences_.get_idle(id, "set the state of");
-  sequences_.check_on_device(sequence, "set the state of");
+  check_on_device(sequence, "set the state of");
   // The state at the length is also that of a checkpoint there.
   Checkpoint* here = nullptr;
   if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length)

@@ -119,9 +119,9 @@ void Cache::keep_path(Sequence& sequence, int64_t num_kept) noexcept {
   tree.truncate(0);
   sequence.length += num_kept;
   sequences_.add_to_total_length(num_kept);
-  sequences_.truncate(sequence, sequence.length);
+  sequences_.trimmer().truncate(sequence, sequence.length);
   publisher_.publish(sequence);
-  sequences_.drop_unseen(sequence);
+  sequences_.trimmer().drop_hidden(sequence);
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ void Cache::close_gap(Sequence& sequence, int64_t begin, int64_t end) noexcept {
     sequence.first_unwritten = std::max(begin, sequence.first_unwritten - (end - begin));
   sequence.cut_unwritten(sequence.length);
   sequences_.add_to_total_length(begin - end);
-  sequences_.truncate(sequence, sequence.length);
+  sequences_.trimmer().truncate(sequence, sequence.length);
 }
 
 // K that is stored rotated turns by `delta` from token `begin` on.

@@ -47,7 +47,8 @@ kvc_status kvc_seq_set_window(kvc_cache* cache, kvc_seq seq, int64_t window, int
                               kvc_error* err) noexcept {
   return guard(err, [&] {
     require(cache, "cache");
-    cache->cache.sequences().set_window(seq, window, sink);
+    kvc::SequenceTable& sequences = cache->cache.sequences();
+    sequences.trimmer().set_window(sequences.get_settled(seq, "set the window of"), window, sink);
   });
 }
 
@@ -74,7 +75,7 @@ kvc_status kvc_seq_list(const kvc_cache* cache, kvc_seq* ids, size_t* count,
   return guard(err, [&] {
     require(cache, "cache");
     require(count, "count");
-    const std::vector<kvc_seq> sorted = cache->cache.sequences().sorted_ids();
+    const std::vector<kvc_seq> sorted = kvc::sorted_ids(cache->cache.sequences());
     kvc::write_array(sorted.data(), sorted.size(), ids, count, "ids");
   });
 }

@@ -75,6 +75,11 @@ BlockKey namespace_root(const void* salt, size_t size) noexcept {
   return digest.finish();
 }
 
+const BlockKey& default_root() noexcept {
+  static const BlockKey root = namespace_root(nullptr, 0);
+  return root;
+}
+
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept {
   const auto starts_before = [](const ExtraKey& key, int64_t offset) {

@@ -30,6 +30,7 @@ constexpr int32_t kMaxPriority = 100;
 
 // The parent of a namespace's first blocks.
 BlockKey namespace_root(const void* salt, size_t size) noexcept;
+const BlockKey& default_root() noexcept;  // Root of the namespace without salt.
 
 // `extra`: those of the whole query, ordered by (offset, type, data); the ones inside [begin, begin
 // + num_tokens) count.

@@ -84,7 +84,7 @@ Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
   Missing missing{needed.pages - context.allocator.num_available(),
                   context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
-    missing.reclaimable_slots = context.sequences.num_reclaimable_states();
+    missing.reclaimable_slots = context.sequences.checkpoints().num_reclaimable();
     missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
     missing.state_slots -= missing.reclaimable_slots;
   }
@@ -138,7 +138,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
   states.prepare(needed.state_slots - reclaimed);
-  if (reclaimed > 0) reclaimed_states_ = sequences.reclaimable_states();
+  if (reclaimed > 0) reclaimed_states_ = sequences.checkpoints().reclaimable();
   const BatchEntry& last = entries_.back();
   num_rows_ = last.row_begin + last.append_length;
   num_cross_rows_ = last.cross_row_begin + last.cross_length;
@@ -209,7 +209,8 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
 void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
                   PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
   const Measure& needed = needed_;
-  if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
+  if (num_reclaimed_states_ > 0)
+    sequences.checkpoints().reclaim(num_reclaimed_states_, reclaimed_states_);
   for (size_t i = 0; needed.forgets_indexed && i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
@@ -334,7 +335,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
       }
     }
     if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
-    sequences.drop_unseen(sequence);
+    sequences.trimmer().drop_hidden(sequence);
   }
   finish();
 }

@@ -177,8 +177,8 @@ class Batch {
   std::vector<BatchEntry> entries_;
   std::vector<TableChange> changes_;
   Measure needed_;
-  int64_t num_reclaimed_states_ = 0;                       // that automatic checkpoints give up
-  std::vector<SequenceTable::OldState> reclaimed_states_;  // these, in order
+  int64_t num_reclaimed_states_ = 0;        // that automatic checkpoints give up
+  std::vector<OldState> reclaimed_states_;  // these, in order
   size_t num_groups_ = 0;
   std::vector<PageCopy> copies_;
   bool notes_taken_ = false;  // the configuration clears pages

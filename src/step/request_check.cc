@@ -170,7 +170,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   int64_t cross_rows = 0;
   for (size_t i = 0; i < request.num_seqs; ++i) {
     Sequence& sequence = context.sequences.get(request.seqs[i]);
-    context.sequences.check_on_device(sequence, "append to");
+    check_on_device(sequence, "append to");
     const int64_t append_length = request.append_lengths[i];
     if (append_length < 1) {
       fail_with(KVC_E_INVALID_ARGUMENT, append_length,
