@@ -213,16 +213,16 @@ void Cache::check_counts(const std::vector<int32_t>& refs) const {
   const int64_t withheld = (states_.num_used() + states_.num_cached()) * states_.slot_pages();
   num_free -= withheld;
   num_available -= states_.num_used() * states_.slot_pages();
-  if (num_available != allocator_.num_available() || num_shared != allocator_.num_shared() ||
-      num_indexed != allocator_.num_indexed() || num_free != allocator_.num_free() ||
-      withheld != allocator_.num_withheld()) {
+  if (num_available != allocator_.num_available() || num_shared != allocator_.counts().shared ||
+      num_indexed != allocator_.counts().indexed || num_free != allocator_.num_free() ||
+      withheld != allocator_.counts().withheld) {
     fail(KVC_E_CORRUPT,
          "%lld available, %lld free, %lld shared, %lld indexed and %lld withheld pages recorded, "
          "counted %lld, "
          "%lld, "
          "%lld, %lld and %lld",
-         ll(allocator_.num_available()), ll(allocator_.num_free()), ll(allocator_.num_shared()),
-         ll(allocator_.num_indexed()), ll(allocator_.num_withheld()), ll(num_available),
+         ll(allocator_.num_available()), ll(allocator_.num_free()), ll(allocator_.counts().shared),
+         ll(allocator_.counts().indexed), ll(allocator_.counts().withheld), ll(num_available),
          ll(num_free), ll(num_shared), ll(num_indexed), ll(withheld));
   }
 }

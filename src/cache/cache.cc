@@ -72,8 +72,8 @@ void Cache::make_engine() {
   auto engine = std::make_unique<CudaEngine>(*plan_, &pool_, &states_, &device_);
   copier_ =
       std::make_unique<CudaPageCopier>(plan_.get(), &pool_, &host_.pool(), &device_, engine.get());
-  states_.set_copier(engine.get());
-  host_states_.set_copier(engine.get());
+  states_.memory().set_copier(engine.get());
+  host_states_.memory().set_copier(engine.get());
   engine_ = std::move(engine);
 }
 
@@ -108,9 +108,9 @@ void Cache::resize(int64_t num_pages) {
   }
   const int64_t dropped = allocator_.num_pages() - num_pages;
   if (dropped > allocator_.num_available()) {
-    fail_with(KVC_E_BUSY, allocator_.num_withheld(),
+    fail_with(KVC_E_BUSY, allocator_.counts().withheld,
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
-              ll(allocator_.num_withheld()));
+              ll(allocator_.counts().withheld));
   }
   engine_->drain();
   if (num_pages > allocator_.num_pages()) {
@@ -139,7 +139,7 @@ kvc_stats Cache::stats() const {
   stats.pages_total = allocator_.num_pages();
   stats.pages_free = allocator_.num_available();
   stats.pages_used = allocator_.num_used();
-  stats.pages_shared = allocator_.num_shared();
+  stats.pages_shared = allocator_.counts().shared;
   stats.pages_peak = counters_.pages_peak;
   stats.page_bytes = static_cast<uint64_t>(plan_->layout().page_bytes);
   stats.pool_bytes = stats.page_bytes * static_cast<uint64_t>(allocator_.num_pages());
@@ -157,7 +157,7 @@ kvc_stats Cache::stats() const {
   });
   stats.cascades = engine_->num_cascades();
   stats.slots_unused = num_unused_slots();
-  stats.pages_cached = allocator_.num_indexed();
+  stats.pages_cached = allocator_.counts().indexed;
   stats.pages_evictable = allocator_.num_cached();
   index_.add_stats(&stats);
   stats.host_pages_total = host_.num_pages();
@@ -310,19 +310,20 @@ kvc_forward* Cache::begin(const BatchRequest& request, GivenPositions given, boo
 
 void Cache::end() {
   engine_->check_end();
-  if (writes_pool_alone() && !forward_.is_partial()) forward_.require_rows();
+  if (writes_pool_alone() && !forward_.is_partial())
+    forward_.written().require_rows(forward_.batch());
   Batch& batch = forward_.batch();
   ++counters_.forwards;
   counters_.tokens_appended += static_cast<uint64_t>(batch.num_rows());
   // Without storage nobody can tell whether the host's own kernels wrote a state: each forward
   // counts as a step.
   const bool states_written =
-      states_.is_used() && (!pool_.has_storage() || forward_.any_state_set());
+      states_.is_used() && (!pool_.has_storage() || forward_.written().any_state_set());
   if (states_written && pool_.has_storage()) engine_->carry_states_on(forward_);
   engine_->closed(forward_, false);
   batch.commit(sequences_, allocator_, states_, spec(), publisher_,
                {.states = states_written,
-                .rows = !forward_.is_partial() || !forward_.lacks_rows(),
+                .rows = !forward_.is_partial() || !forward_.written().lacks_rows(forward_.batch()),
                 .publishes = !forward_.is_partial()});
   forward_.closed();
   handle_.close();

@@ -77,7 +77,7 @@ void Cache::visit_shared_pages(const Sequence& sequence, int64_t begin, int64_t 
     const int32_t page_size = spec().groups[group].page_size;
     for (int64_t i = begin / page_size; i < ceil_div(end, page_size); ++i) {
       const PageId page = pages[static_cast<size_t>(i)];
-      if (page != kNoPage && !allocator_.is_private(page)) visit(group, i);
+      if (page != kNoPage && !is_private(allocator_, page)) visit(group, i);
     }
   }
 }

@@ -24,7 +24,8 @@ void Cache::debug_get_state(kvc_seq id, int32_t local_layer, int32_t state, cons
   const StateSpec& shape =
       spec().layers[static_cast<size_t>(local_layer)].states[static_cast<size_t>(state)];
   engine_->read_state(
-      states_.state(sequences_.get_on_device(id, "read the state of").state, local_layer, state),
+      states_.memory().state(sequences_.get_on_device(id, "read the state of").state, local_layer,
+                             state),
       shape, out, stream);
 }
 
@@ -52,7 +53,7 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
       index_.eviction().evict_for(states_.slot_pages());
     if (states_.to_evict(1) > 0) index_.eviction().evict_states_for(1);
     const StateSlot fresh = states_.take();
-    states_.copy_slot(sequence.state, fresh);
+    states_.memory().copy(sequence.state, fresh);
     states_.drop_ref(sequence.state);
     sequence.state = fresh;
     if (here != nullptr) {
@@ -62,7 +63,7 @@ void Cache::debug_set_state(kvc_seq id, int32_t local_layer, int32_t state,
     }
   }
   sequence.history.diverge();
-  engine_->write_state(states_.state(sequence.state, local_layer, state), shape, value);
+  engine_->write_state(states_.memory().state(sequence.state, local_layer, state), shape, value);
 }
 
 }  // namespace kvc

@@ -136,7 +136,8 @@ bool has_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v) {
 
 // A call without new K and V reads slots that were filled before in this forward.
 void require_appended(const LayerCall& call) {
-  if (call.cache.forward().is_appended(call.layer.source) || call.cache.host_can_write_pool())
+  if (call.cache.forward().written().is_appended(call.layer.source) ||
+      call.cache.host_can_write_pool())
     return;
   fail(KVC_E_INVALID_STATE,
        "layer %d: k and v are NULL, and nothing was appended to layer %d in this forward of %lld "
@@ -367,7 +368,7 @@ kvc_status kvc_kv_gather(kvc_forward* fwd, int32_t layer, kvc_seq seq, DLTensor*
                 "layer %d: a window of sequence %lld has dropped tokens before %lld", layer,
                 static_cast<long long>(seq), static_cast<long long>(table.kept_begin));
     }
-    if (grows && !call.cache.forward().is_appended(call.layer.source) &&
+    if (grows && !call.cache.forward().written().is_appended(call.layer.source) &&
         !call.cache.host_can_write_pool()) {
       fail_with(KVC_E_INVALID_STATE, layer,
                 "layer %d: nothing was appended to it in this forward, which grows sequence %lld",

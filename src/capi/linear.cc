@@ -59,7 +59,7 @@ kvc_status kvc_attn_linear(kvc_forward* fwd, int32_t layer, const kvc_linear_opt
                           .state_dtype = call.spec.dtype},
                          call.num_rows, call.cache.spec().device);
     call.cache.engine().linear(call.cache.forward(), {call.local, read.state}, params);
-    call.cache.forward().mark_state_set(call.local, read.state);
+    call.cache.forward().written().mark_state_set(call.local, read.state);
   });
 }
 
@@ -78,6 +78,6 @@ kvc_status kvc_state_conv(kvc_forward* fwd, int32_t layer, int32_t state, const 
                         .state_dtype = call.spec.dtype},
                        call.num_rows, call.cache.spec().device);
     call.cache.engine().conv(call.cache.forward(), {call.local, state}, params);
-    call.cache.forward().mark_state_set(call.local, state);
+    call.cache.forward().written().mark_state_set(call.local, state);
   });
 }

@@ -39,7 +39,7 @@ kvc_status kvc_state_set(kvc_forward* fwd, int32_t layer, int32_t state, const D
         cache.forward(), {local, state},
         kvc::view_state_rows(value, "value", count, state_shape(cache, local, state),
                              cache.spec().device));
-    cache.forward().mark_state_set(local, state);
+    cache.forward().written().mark_state_set(local, state);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/plan/plan.h"
 #include "src/sequences/sequences.h"
+#include "src/sequences/visibility.h"
 #include "tests/unit/spec_support.h"
 
 namespace kvc {
