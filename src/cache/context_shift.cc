@@ -196,7 +196,7 @@ void ContextShift::close_gap() noexcept {
     sequence_.first_unwritten = std::max(begin_, sequence_.first_unwritten - (end_ - begin_));
   sequence_.cut_unwritten(sequence_.length);
   core_.sequences.add_to_total_length(begin_ - end_);
-  core_.sequences.truncate(sequence_, sequence_.length);
+  core_.sequences.trimmer().truncate(sequence_, sequence_.length);
 }
 
 // K that is stored rotated is rotated by `delta` more from token `begin` on.

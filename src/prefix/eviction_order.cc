@@ -148,7 +148,7 @@ void EvictionOrder::unpark(EvictionHeap* heap) noexcept {
   }
 }
 
-void EvictionOrder::unpark_all() noexcept {
+void EvictionOrder::unpark() noexcept {
   unpark(&leaves_.heap);
   for (const std::unique_ptr<Order>& windows : windows_) unpark(&windows->heap);
   unpark(&states_.heap);

@@ -76,7 +76,7 @@ class EvictionOrder {
 
   // What was parked because it is in use counts as used now; the order among those stays.
   void unpark(EvictionHeap* heap) noexcept;
-  void unpark_all() noexcept;  // All heaps but host_blocks.
+  void unpark() noexcept;  // All heaps but host_blocks.
   void clear() noexcept;
   // Every heap is sound, and nothing is parked.
   bool is_sound() const;

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/cuda/work.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda {
 

@@ -13,8 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 #if defined(KVC_CUDA_EMULATION)
 #include <emulated_cuda.h>

@@ -1,12 +1,37 @@
-// What windows hide is dropped.
+#include "src/sequences/table_trimmer.h"
+
 #include <algorithm>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
-#include "src/sequences/sequences.h"
+#include "src/sequences/visibility.h"
 
 namespace kvc {
-void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
+
+void TableTrimmer::cut(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept {
+  while (static_cast<int64_t>(table.pages.size()) > keep) {
+    if (table.pages.back() == kNoPage) {
+      --table.num_dropped;
+    } else {
+      allocator.drop_ref(table.pages.back());
+    }
+    table.pages.pop_back();
+  }
+  table.synced_pages = std::min(table.synced_pages, keep);
+  table.owns_last = false;
+}
+
+void TableTrimmer::truncate(Sequence& sequence, int64_t tokens) noexcept {
+  sequence.invalidate_tables();
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    PageTable& table = sequence.tables[group];
+    cut(table, spec_->groups[group].pages_for(tokens), *allocator_);
+    table.note_length(tokens);
+  }
+}
+
+void TableTrimmer::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
   end = std::min(end, static_cast<int64_t>(table.pages.size()));
   for (int64_t i = begin; i < end; ++i) {
     PageId& page = table.pages[static_cast<size_t>(i)];
@@ -17,12 +42,12 @@ void SequenceTable::drop_pages(PageTable& table, int64_t begin, int64_t end) noe
   }
 }
 
-void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
+void TableTrimmer::drop_table(Sequence& sequence, size_t group) noexcept {
   PageTable& table = sequence.tables[group];
   const int32_t page_size = spec_->groups[group].page_size;
   const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
   const int64_t sink_pages = ceil_div(keys.sink_end, page_size);
-  if (table.sink_kept > keys.sink_end) {  // a smaller sink than before
+  if (table.sink_kept > keys.sink_end) {  // Fewer sink tokens than before.
     drop_pages(table, sink_pages,
                std::min(ceil_div(table.sink_kept, page_size), table.kept_begin / page_size));
     table.sink_kept = keys.sink_end;
@@ -35,7 +60,7 @@ void SequenceTable::drop_table(Sequence& sequence, size_t group) noexcept {
   table.kept_begin = end * page_size;
 }
 
-void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
+void TableTrimmer::drop_behind_windows(Sequence& sequence) noexcept {
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     if (!spec_->groups[group].is_cross &&
         (spec_->groups[group].is_windowed() || sequence.window != 0))
@@ -44,13 +69,13 @@ void SequenceTable::drop_behind_windows(Sequence& sequence) noexcept {
   note_next_drop(sequence);
 }
 
-void SequenceTable::note_next_drop(Sequence& sequence) noexcept {
-  if (sequence.window != 0) return;  // what both windows show is not worked out here
+void TableTrimmer::note_next_drop(Sequence& sequence) noexcept {
+  if (sequence.window != 0) return;  // Two windows at once: drop_hidden() looks every time.
   int64_t next = INT64_MAX;
   for (size_t group = 0; group < sequence.tables.size(); ++group) {
     const GroupSpec& spec = spec_->groups[group];
     if (spec.is_cross || !spec.is_windowed()) continue;
-    // The first key that a query sees has to lie a page further.
+    // The visible range has to begin one page further.
     const int64_t first_key =
         sequence.tables[group].kept_begin / spec.page_size * spec.page_size + spec.page_size;
     next = std::min(next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
@@ -59,8 +84,7 @@ void SequenceTable::note_next_drop(Sequence& sequence) noexcept {
   sequence.next_drop = next;
 }
 
-void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
-  Sequence& sequence = get_settled(id, "set the window of");
+void TableTrimmer::check_window(const Sequence& sequence, int64_t window, int64_t sink) const {
   if (window < 1)
     fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
   if (sink < 0 || sink >= window) {
@@ -75,7 +99,7 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
       fail_with(
           KVC_E_UNSUPPORTED, group.chunk,
           "a window of sequence %lld is not supported: the layers of group %zu have chunk = %lld",
-          ll(id), index, ll(group.chunk));
+          ll(sequence.id), index, ll(group.chunk));
     }
     if (sink > 0 && group.window > window - sink) {
       fail_with(KVC_E_UNSUPPORTED, group.window,
@@ -87,15 +111,16 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
     }
   }
   if (!has_tokens) {
-    fail_with(KVC_E_UNSUPPORTED, id,
-              "a window of sequence %lld is not supported: no layer keeps its tokens", ll(id));
+    fail_with(KVC_E_UNSUPPORTED, sequence.id,
+              "a window of sequence %lld is not supported: no layer keeps its tokens",
+              ll(sequence.id));
   }
   if (!sequence.segments.empty()) {
     const PositionSegment& last = sequence.segments.back();
     fail_with(KVC_E_UNSUPPORTED, last.offset,
               "a window of sequence %lld is not supported: its positions were moved by %lld from "
               "token %lld on",
-              ll(id), ll(last.offset), ll(last.begin));
+              ll(sequence.id), ll(last.offset), ll(last.begin));
   }
   Sequence wanted;
   wanted.window = window;
@@ -108,16 +133,19 @@ void SequenceTable::set_window(kvc_seq id, int64_t window, int64_t sink) {
         !table.keeps(keys.begin, sequence.length)) {
       fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
                 "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it "
-                "keeps the first "
-                "%lld and those from %lld on",
-                ll(window), ll(sink), ll(id), ll(table.sink_kept), ll(table.kept_begin));
+                "keeps the first %lld and those from %lld on",
+                ll(window), ll(sink), ll(sequence.id), ll(table.sink_kept), ll(table.kept_begin));
     }
   }
-  sequence.history.diverge();  // what it computes from now on depends on the window
+}
+
+void TableTrimmer::set_window(Sequence& sequence, int64_t window, int64_t sink) {
+  check_window(sequence, window, sink);
+  sequence.history.diverge();  // Rows computed from now on depend on the window.
   sequence.window = window;
   sequence.sink = sink;
   sequence.invalidate_tables();
-  drop_unseen(sequence);
+  drop_hidden(sequence);
 }
 
 }  // namespace kvc
