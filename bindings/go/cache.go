@@ -1,7 +1,7 @@
 package kvcache
 
 /*
-#include "shim_cache.h"
+#include "shim_abi.h"
 */
 import "C"
 
@@ -124,7 +124,7 @@ func (c *Cache) Stats() (*Stats, error) {
 	}
 	defer c.mu.RUnlock()
 	var out C.kvc_stats
-	if err := failure(C.shim_cache_stats(c.lib.api, c.h, &out)); err != nil {
+	if err := failure(C.shim_cache_stats_get(c.lib.api, c.h, &out)); err != nil {
 		return nil, err
 	}
 	return goStats(&out), nil

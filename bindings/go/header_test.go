@@ -25,12 +25,14 @@ func repository(t *testing.T, path ...string) []byte {
 	return text
 }
 
-func TestTheCopyOfTheHeaderIsExact(t *testing.T) {
-	wanted := repository(t, "include", "kvcache.h")
-	got, err := os.ReadFile(filepath.Join("internal", "headers", "kvcache.h"))
-	ok(t, err)
-	if !bytes.Equal(got, wanted) {
-		t.Error("internal/headers/kvcache.h is not include/kvcache.h: copy it")
+func TestTheCopiesOfTheHeadersAreExact(t *testing.T) {
+	for _, name := range []string{"kvcache.h", "kvcache_api.h"} {
+		wanted := repository(t, "include", name)
+		got, err := os.ReadFile(filepath.Join("internal", "headers", name))
+		ok(t, err)
+		if !bytes.Equal(got, wanted) {
+			t.Errorf("internal/headers/%s is not include/%s: copy it", name, name)
+		}
 	}
 }
 
@@ -50,7 +52,7 @@ func TestStructsAndConstantsAreThoseOfTheABI(t *testing.T) {
 		t.Fatalf("only %d structs and %d constants", len(stored.Structs), len(stored.Constants))
 	}
 	var program bytes.Buffer
-	program.WriteString("#include <kvcache.h>\n#include <stdio.h>\nint main(void) {\n  int wrong = 0;\n")
+	program.WriteString("#include <kvcache_api.h>\n#include <stdio.h>\nint main(void) {\n  int wrong = 0;\n")
 	check := func(expression string, wanted int64) {
 		fmt.Fprintf(&program, "  if ((long long)(%s) != %dLL) wrong = 1,\n", expression, wanted)
 		fmt.Fprintf(&program, "    printf(\"%s is %%lld instead of %d\\n\", (long long)(%s));\n", expression, wanted, expression)
@@ -82,7 +84,7 @@ func TestStructsAndConstantsAreThoseOfTheABI(t *testing.T) {
 }
 
 func TestEveryFunctionOfTheTableIsCalled(t *testing.T) {
-	header, err := os.ReadFile(filepath.Join("internal", "headers", "kvcache.h"))
+	header, err := os.ReadFile(filepath.Join("internal", "headers", "kvcache_api.h"))
 	ok(t, err)
 	table := regexp.MustCompile(`(?s)typedef struct kvc_api \{.*?\} kvc_api;`).Find(header)
 	var shims bytes.Buffer

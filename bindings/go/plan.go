@@ -77,7 +77,7 @@ func (p *Plan) use(call func(h C.uintptr_t) *C.kvc_error) error {
 // Info is the plan in numbers.
 func (p *Plan) Info() (*PlanInfo, error) {
 	var out C.kvc_plan_info
-	if err := p.use(func(h C.uintptr_t) *C.kvc_error { return C.shim_plan_info(p.lib.api, h, &out) }); err != nil {
+	if err := p.use(func(h C.uintptr_t) *C.kvc_error { return C.shim_plan_info_get(p.lib.api, h, &out) }); err != nil {
 		return nil, err
 	}
 	return goPlanInfo(&out), nil
@@ -91,7 +91,7 @@ func (p *Plan) Layer(layer int) (*LayerInfo, error) {
 		return nil, err
 	}
 	if err := p.use(func(h C.uintptr_t) *C.kvc_error {
-		return C.shim_plan_layer(p.lib.api, h, number,
+		return C.shim_plan_layer_get(p.lib.api, h, number,
 			&out)
 	}); err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (p *Plan) Group(group int) (*GroupInfo, error) {
 		return nil, err
 	}
 	if err := p.use(func(h C.uintptr_t) *C.kvc_error {
-		return C.shim_plan_group(p.lib.api, h, number,
+		return C.shim_plan_group_get(p.lib.api, h, number,
 			&out)
 	}); err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 package kvcache
 
 /*
-#include "shim_cache.h"
+#include "shim_abi.h"
 */
 import "C"
 
@@ -107,7 +107,7 @@ func (c *Cache) SeqInfo(seq int64) (*SeqInfo, error) {
 	}
 	defer c.mu.RUnlock()
 	var out C.kvc_seq_info
-	if err := failure(C.shim_seq_info(c.lib.api, c.h, C.int64_t(seq), &out)); err != nil {
+	if err := failure(C.shim_seq_info_get(c.lib.api, c.h, C.int64_t(seq), &out)); err != nil {
 		return nil, err
 	}
 	return goSeqInfo(&out), nil

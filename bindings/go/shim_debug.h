@@ -2,7 +2,7 @@
 #ifndef KVCACHE_GO_SHIM_DEBUG_H_
 #define KVCACHE_GO_SHIM_DEBUG_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 /* Which tensors a call of kvc_debug_* is about. */
 enum shim_stored { SHIM_STORED_KV = 0, SHIM_STORED_MLA = 1, SHIM_STORED_LAYER = 2 };
@@ -15,17 +15,19 @@ static inline kvc_error *shim_debug_get(uintptr_t api, int32_t which, uintptr_t 
   SHIM_DL(v);
   kvc_status status;
   if (which == SHIM_STORED_KV) {
-    status = SHIM_API(api)->debug_get_kv(SHIM_CACHE(cache), seq, begin, end, k_dl, v_dl, NULL, &err);
+    status =
+        SHIM_API(api)->debug_get_kv(SHIM_CACHE(cache), seq, begin, end, k_dl, v_dl, NULL, &err);
   } else if (which == SHIM_STORED_MLA) {
     status = SHIM_API(api)->debug_get_mla(SHIM_CACHE(cache), seq, begin, end, k_dl, NULL, &err);
   } else {
-    status =
-        SHIM_API(api)->debug_get_layer(SHIM_CACHE(cache), seq, layer, begin, end, k_dl, v_dl, NULL, &err);
+    status = SHIM_API(api)->debug_get_layer(SHIM_CACHE(cache), seq, layer, begin, end, k_dl, v_dl,
+                                            NULL, &err);
   }
   return shim_result(status, &err);
 }
 static inline kvc_error *shim_debug_set(uintptr_t api, int32_t which, uintptr_t cache, int64_t seq,
-                                        int32_t layer, int64_t begin, SHIM_TENSOR(k), SHIM_TENSOR(v)) {
+                                        int32_t layer, int64_t begin, SHIM_TENSOR(k),
+                                        SHIM_TENSOR(v)) {
   SHIM_ERROR;
   SHIM_DL(k);
   SHIM_DL(v);
@@ -35,7 +37,8 @@ static inline kvc_error *shim_debug_set(uintptr_t api, int32_t which, uintptr_t 
   } else if (which == SHIM_STORED_MLA) {
     status = SHIM_API(api)->debug_set_mla(SHIM_CACHE(cache), seq, begin, k_dl, NULL, &err);
   } else {
-    status = SHIM_API(api)->debug_set_layer(SHIM_CACHE(cache), seq, layer, begin, k_dl, v_dl, NULL, &err);
+    status = SHIM_API(api)->debug_set_layer(SHIM_CACHE(cache), seq, layer, begin, k_dl, v_dl, NULL,
+                                            &err);
   }
   return shim_result(status, &err);
 }
@@ -43,36 +46,13 @@ static inline kvc_error *shim_debug_state(uintptr_t api, int32_t set, uintptr_t 
                                           int32_t layer, int32_t state, SHIM_TENSOR(value)) {
   SHIM_ERROR;
   SHIM_DL(value);
-  const kvc_status status =
-      set ? SHIM_API(api)->debug_set_state(SHIM_CACHE(cache), seq, layer, state, value_dl, NULL, &err)
-          : SHIM_API(api)->debug_get_state(SHIM_CACHE(cache), seq, layer, state, value_dl, NULL, &err);
+  const kvc_status status = set ? SHIM_API(api)->debug_set_state(SHIM_CACHE(cache), seq, layer,
+                                                                 state, value_dl, NULL, &err)
+                                : SHIM_API(api)->debug_get_state(SHIM_CACHE(cache), seq, layer,
+                                                                 state, value_dl, NULL, &err);
   return shim_result(status, &err);
 }
 
-static inline kvc_error *shim_export_pool(uintptr_t api, uintptr_t cache, int32_t layer, int32_t kind,
-                                          uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_pool(SHIM_CACHE(cache), layer, kind, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
-static inline kvc_error *shim_export_page_table(uintptr_t api, uintptr_t fwd, int32_t group, int32_t kind,
-                                                uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_page_table(SHIM_FORWARD(fwd), group, kind, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
-static inline kvc_error *shim_export_seq_pages(uintptr_t api, uintptr_t cache, int64_t seq, int32_t group,
-                                               uintptr_t *out) {
-  SHIM_ERROR;
-  DLManagedTensorVersioned *exported = NULL;
-  const kvc_status status = SHIM_API(api)->export_seq_pages(SHIM_CACHE(cache), seq, group, &exported, &err);
-  *out = (uintptr_t)exported;
-  return shim_result(status, &err);
-}
 static inline DLManagedTensorVersioned *shim_exported(uintptr_t exported) {
   return (DLManagedTensorVersioned *)exported;
 }

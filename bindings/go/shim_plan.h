@@ -1,8 +1,9 @@
-/* Plans. Configurations are put together by config.go in memory of C. SPDX-License-Identifier: Apache-2.0 */
+/* Plans. Configurations are put together by config.go in memory of C. SPDX-License-Identifier:
+ * Apache-2.0 */
 #ifndef KVCACHE_GO_SHIM_PLAN_H_
 #define KVCACHE_GO_SHIM_PLAN_H_
 
-#include "shim.h"
+#include "shim_abi.h"
 
 extern void *kvcacheGoAlloc(uintptr_t id, uint64_t bytes, uint64_t alignment);
 extern void kvcacheGoFree(uintptr_t id, void *ptr, uint64_t bytes);
@@ -37,51 +38,25 @@ static inline kvc_error *shim_plan_create(uintptr_t api, const kvc_config *confi
   *out = (uintptr_t)plan;
   return shim_result(status, &err);
 }
-static inline void shim_plan_destroy(uintptr_t api, uintptr_t plan) {
-  SHIM_API(api)->plan_destroy(SHIM_PLAN(plan));
-}
 
-static inline kvc_error *shim_plan_info(uintptr_t api, uintptr_t plan, kvc_plan_info *out) {
-  SHIM_ERROR;
-  out->struct_size = sizeof *out;
-  return shim_result(SHIM_API(api)->plan_info_get(SHIM_PLAN(plan), out, &err), &err);
-}
-static inline kvc_error *shim_plan_layer(uintptr_t api, uintptr_t plan, int32_t layer, kvc_layer_info *out) {
-  SHIM_ERROR;
-  out->struct_size = sizeof *out;
-  return shim_result(SHIM_API(api)->plan_layer_get(SHIM_PLAN(plan), layer, out, &err), &err);
-}
-static inline kvc_error *shim_plan_group(uintptr_t api, uintptr_t plan, int32_t group, kvc_group_info *out) {
-  SHIM_ERROR;
-  out->struct_size = sizeof *out;
-  return shim_result(SHIM_API(api)->plan_group_get(SHIM_PLAN(plan), group, out, &err), &err);
-}
-static inline kvc_error *shim_plan_pages_for(uintptr_t api, uintptr_t plan, uint64_t bytes, int64_t *out) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->plan_pages_for(SHIM_PLAN(plan), bytes, out, &err), &err);
-}
-static inline kvc_error *shim_plan_max_tokens(uintptr_t api, uintptr_t plan, uint64_t bytes, int64_t *out) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->plan_max_tokens(SHIM_PLAN(plan), bytes, out, &err), &err);
-}
-static inline kvc_error *shim_plan_request_pages(uintptr_t api, uintptr_t plan, int64_t tokens, int64_t *out) {
-  SHIM_ERROR;
-  return shim_result(SHIM_API(api)->plan_request_pages(SHIM_PLAN(plan), tokens, out, &err), &err);
-}
 /* `plans` are handles as numbers, which kvc_plan * are as well. */
-static inline kvc_error *shim_plan_min_pages(uintptr_t api, const uintptr_t *plans, size_t n, int64_t *out) {
+static inline kvc_error *shim_plan_min_pages(uintptr_t api, const uintptr_t *plans, size_t n,
+                                             int64_t *out) {
   SHIM_ERROR;
-  return shim_result(SHIM_API(api)->plan_min_pages((const kvc_plan *const *)plans, n, out, &err), &err);
+  return shim_result(SHIM_API(api)->plan_min_pages((const kvc_plan *const *)plans, n, out, &err),
+                     &err);
 }
 /* json 0: the table for people. */
-static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t json, char *buf, size_t *len) {
+static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t json, char *buf,
+                                        size_t *len) {
   SHIM_ERROR;
   const kvc_status status = json ? SHIM_API(api)->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
                                  : SHIM_API(api)->plan_describe(SHIM_PLAN(plan), buf, len, &err);
   return shim_result(status, &err);
 }
-static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json, kvc_config *config,
-                                                  kvc_layer *layers, size_t *n) {
+static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,
+                                                  kvc_config *config, kvc_layer *layers,
+                                                  size_t *n) {
   SHIM_ERROR;
   config->struct_size = sizeof *config;
   if (layers != NULL) layers->struct_size = sizeof *layers;

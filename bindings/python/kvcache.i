@@ -18,7 +18,6 @@
 
 /* ---- Left out, or written by hand below -------------------------------------------------------------- */
 
-%ignore kvc_get_api;
 %ignore kvc_set_logger;
 %ignore kvc_config_init;
 %ignore kvc_plan_destroy;

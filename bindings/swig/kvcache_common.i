@@ -17,9 +17,7 @@
 %array_class(int64_t, Int64Array);
 %array_class(int32_t, Int32Array);
 
-/* For programs in C that load the library at run time; and DLPack's own exchange between frameworks. */
-%ignore kvc_api;
-%ignore kvc_get_api;
+/* DLPack's own exchange between frameworks. */
 %ignore DLManagedTensor;
 %ignore DLPackExchangeAPI;
 %ignore DLPackExchangeAPIHeader;

@@ -1,8 +1,8 @@
-// kvc_get_api: the functions of kvcache.h as a table, for programs that load the library at run
+// kvcache_api.h: the functions of kvcache.h as a table, for programs that load the library at run
 // time.
 #include <cstddef>
 
-#include "kvcache.h"
+#include "kvcache_api.h"
 
 namespace {
 

@@ -1,8 +1,10 @@
 // kvcache.h, section "Cache".
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
 #include "src/capi/sized_struct.h"
 
+using kvc::CacheCall;
 using kvc::guard;
+using kvc::ReadCall;
 using kvc::require;
 
 kvc_status kvc_cache_create(const kvc_plan* plan, kvc_cache** out, kvc_error* err) noexcept {
@@ -17,32 +19,32 @@ void kvc_cache_destroy(kvc_cache* cache) noexcept { delete cache; }
 
 kvc_status kvc_cache_clear(kvc_cache* cache, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.clear();
+    const CacheCall call(cache);
+    call->clear();
   });
 }
 
 kvc_status kvc_cache_resize(kvc_cache* cache, int64_t num_pages, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.resize(num_pages);
+    const CacheCall call(cache);
+    call->resize(num_pages);
   });
 }
 
 kvc_status kvc_cache_stats_get(const kvc_cache* cache, kvc_stats* out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
+    const ReadCall call(cache);
     kvc::check_output(out, "out");
-    kvc::write_struct(out, cache->cache.stats());
+    kvc::write_struct(out, call->stats());
   });
 }
 
 int64_t kvc_cache_free_pages(const kvc_cache* cache) noexcept {
-  return cache == nullptr ? -1 : cache->cache.allocator().num_available();
+  return cache == nullptr ? -1 : cache->cache.num_available_pages();
 }
 
 int64_t kvc_cache_total_length(const kvc_cache* cache) noexcept {
-  return cache == nullptr ? -1 : cache->cache.sequences().total_length();
+  return cache == nullptr ? -1 : cache->cache.sequences.total_length();
 }
 
 int32_t kvc_cache_is_empty(const kvc_cache* cache) noexcept {
@@ -51,7 +53,7 @@ int32_t kvc_cache_is_empty(const kvc_cache* cache) noexcept {
 
 kvc_status kvc_cache_check(const kvc_cache* cache, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.check();
+    const ReadCall call(cache);
+    call->check();
   });
 }

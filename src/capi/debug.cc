@@ -4,18 +4,20 @@
 #include "src/base/error.h"
 #include "src/base/overlap.h"
 #include "src/base/tensor.h"
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
+#include "src/plan/names.h"
 
 namespace {
 
-using kvc::Cache;
+using kvc::CacheCall;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
+using kvc::LayerRows;
 using kvc::LayerSpec;
+using kvc::ReadCall;
 using kvc::require;
 using kvc::Spec;
-using LayerRows = Cache::LayerRows;
 
 // Tokens in dimension `dimension` of the first tensor that is given; 0 for one that no check lets
 // pass.
@@ -95,10 +97,10 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
 }
 
 // One layer of any kind that reads pages.
-std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTensor* k,
+std::vector<LayerRows> layer_rows(const kvc::Cache& cache, int32_t layer, const DLTensor* k,
                                   const DLTensor* v, int64_t num_tokens) {
   require_any(k, v);
-  const int32_t local = cache.require_layer(layer);
+  const int32_t local = cache.debug.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   const LayerSpec& source = cache.spec().layers[static_cast<size_t>(spec.source)];
   if (!source.keeps_pages()) {
@@ -119,22 +121,10 @@ std::vector<LayerRows> layer_rows(const Cache& cache, int32_t layer, const DLTen
   return {rows};
 }
 
-// Tokens that a get asks for; a range that is no range is refused by the cache, which knows the
-// sequence.
+// Number of tokens that a call reads. The cache, which knows the sequence, refuses a range that is
+// none.
 int64_t range_length(int64_t begin, int64_t end) {
   return begin < 0 || end < begin ? 0 : end - begin;
-}
-
-const Cache& storage_of(const kvc_cache* cache, const char* what) {
-  require(cache, "cache");
-  cache->cache.require_storage(what);
-  return cache->cache;
-}
-
-Cache& storage_of(kvc_cache* cache, const char* what) {
-  require(cache, "cache");
-  cache->cache.require_storage(what);
-  return cache->cache;
 }
 
 struct StateRef {
@@ -144,8 +134,8 @@ struct StateRef {
 
 // Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong
 // state.
-StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
-  const int32_t local = cache.require_layer(layer);
+StateRef state_of(const kvc::Cache& cache, int32_t layer, int32_t state) {
+  const int32_t local = cache.debug.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
   if (spec.kind != KVC_LAYER_STATE) {
     fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), expected STATE (%d)",
@@ -163,46 +153,50 @@ StateRef state_of(const Cache& cache, int32_t layer, int32_t state) {
 kvc_status kvc_debug_get_kv(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end,
                             DLTensor* k, DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const Cache& self = storage_of(cache, "kvc_debug_get_kv");
-    self.check_token_range(seq, begin, end);
+    const ReadCall call(cache);
+    call->debug.require_storage("kvc_debug_get_kv");
+    call->debug.require_tokens(seq, begin, end);
     const int64_t count = range_length(begin, end);
-    const std::vector<LayerRows> rows = attention_rows(self.spec(), k, v, count);
+    const std::vector<LayerRows> rows = attention_rows(call->spec(), k, v, count);
     kvc::refuse_overlap({k, "k", count, 1}, {v, "v", count, 1});
-    self.debug_get(seq, begin, end, rows, stream);
+    call->debug.read_tokens(seq, begin, end, rows, stream);
   });
 }
 
 kvc_status kvc_debug_set_kv(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* k,
                             const DLTensor* v, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    Cache& self = storage_of(cache, "kvc_debug_set_kv");
-    self.sequences().get_idle(seq, "set tokens of");
+    CacheCall call(cache);
+    call->debug.require_storage("kvc_debug_set_kv");
+    call->debug.require_idle(seq, "set tokens of");
     const int64_t count = tokens_of(k != nullptr ? k : v, 4, 1, k != nullptr ? "k" : "v");
-    const std::vector<LayerRows> rows = attention_rows(self.spec(), k, v, count);
+    const std::vector<LayerRows> rows = attention_rows(call->spec(), k, v, count);
     require_same_tokens(v, 1, count);
-    const kvc::StreamScope scope(self.engine(), stream);
-    self.debug_set(seq, begin, count, rows);
+    call.enqueue_on(stream);
+    call->debug.write_tokens(seq, begin, count, rows);
   });
 }
 
 kvc_status kvc_debug_get_mla(const kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end,
                              DLTensor* latent, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const Cache& self = storage_of(cache, "kvc_debug_get_mla");
-    self.check_token_range(seq, begin, end);
-    self.debug_get(seq, begin, end, latent_rows(self.spec(), latent, range_length(begin, end)),
-                   stream);
+    const ReadCall call(cache);
+    call->debug.require_storage("kvc_debug_get_mla");
+    call->debug.require_tokens(seq, begin, end);
+    call->debug.read_tokens(seq, begin, end,
+                            latent_rows(call->spec(), latent, range_length(begin, end)), stream);
   });
 }
 
 kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const DLTensor* latent,
                              kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    Cache& self = storage_of(cache, "kvc_debug_set_mla");
-    self.sequences().get_idle(seq, "set tokens of");
+    CacheCall call(cache);
+    call->debug.require_storage("kvc_debug_set_mla");
+    call->debug.require_idle(seq, "set tokens of");
     const int64_t count = tokens_of(latent, 3, 1, "latent");
-    const kvc::StreamScope scope(self.engine(), stream);
-    self.debug_set(seq, begin, count, latent_rows(self.spec(), latent, count));
+    call.enqueue_on(stream);
+    call->debug.write_tokens(seq, begin, count, latent_rows(call->spec(), latent, count));
   });
 }
 
@@ -210,12 +204,13 @@ kvc_status kvc_debug_get_layer(const kvc_cache* cache, kvc_seq seq, int32_t laye
                                int64_t end, DLTensor* k, DLTensor* v, kvc_stream stream,
                                kvc_error* err) noexcept {
   return guard(err, [&] {
-    const Cache& self = storage_of(cache, "kvc_debug_get_layer");
-    self.sequences().get_on_device(seq, "read");
+    const ReadCall call(cache);
+    call->debug.require_storage("kvc_debug_get_layer");
+    call->debug.require_on_device(seq, "read");
     const int64_t count = range_length(begin, end);
-    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, count);
+    const std::vector<LayerRows> rows = layer_rows(*call, layer, k, v, count);
     kvc::refuse_overlap({k, "k", count}, {v, "v", count});
-    self.debug_get(seq, begin, end, rows, stream);
+    call->debug.read_tokens(seq, begin, end, rows, stream);
   });
 }
 
@@ -223,35 +218,38 @@ kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int
                                const DLTensor* k, const DLTensor* v, kvc_stream stream,
                                kvc_error* err) noexcept {
   return guard(err, [&] {
-    Cache& self = storage_of(cache, "kvc_debug_set_layer");
-    self.sequences().get_idle(seq, "set tokens of");
+    CacheCall call(cache);
+    call->debug.require_storage("kvc_debug_set_layer");
+    call->debug.require_idle(seq, "set tokens of");
     const int64_t count = tokens_of(k != nullptr ? k : v, 3, 0, k != nullptr ? "k" : "v");
-    const std::vector<LayerRows> rows = layer_rows(self, layer, k, v, count);
+    const std::vector<LayerRows> rows = layer_rows(*call, layer, k, v, count);
     require_same_tokens(v, 0, count);
-    const kvc::StreamScope scope(self.engine(), stream);
-    self.debug_set(seq, begin, count, rows);
+    call.enqueue_on(stream);
+    call->debug.write_tokens(seq, begin, count, rows);
   });
 }
 
 kvc_status kvc_debug_get_state(const kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
                                DLTensor* out, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    const Cache& self = storage_of(cache, "kvc_debug_get_state");
-    self.sequences().get_on_device(seq, "read");
-    const StateRef ref = state_of(self, layer, state);
-    self.debug_get_state(seq, ref.local, state,
-                         kvc::view_state(out, "out", ref.shape, self.spec().device), stream);
+    const ReadCall call(cache);
+    call->debug.require_storage("kvc_debug_get_state");
+    call->debug.require_on_device(seq, "read");
+    const StateRef ref = state_of(*call, layer, state);
+    call->debug.read_state(seq, ref.local, state,
+                           kvc::view_state(out, "out", ref.shape, call->spec().device), stream);
   });
 }
 
 kvc_status kvc_debug_set_state(kvc_cache* cache, kvc_seq seq, int32_t layer, int32_t state,
                                const DLTensor* value, kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    Cache& self = storage_of(cache, "kvc_debug_set_state");
-    self.sequences().get_idle(seq, "set the state of");
-    const StateRef ref = state_of(self, layer, state);
-    const kvc::StreamScope scope(self.engine(), stream);
-    self.debug_set_state(seq, ref.local, state,
-                         kvc::view_state(value, "value", ref.shape, self.spec().device));
+    CacheCall call(cache);
+    call->debug.require_storage("kvc_debug_set_state");
+    call->debug.require_idle(seq, "set the state of");
+    const StateRef ref = state_of(*call, layer, state);
+    call.enqueue_on(stream);
+    call->debug.write_state(seq, ref.local, state,
+                            kvc::view_state(value, "value", ref.shape, call->spec().device));
   });
 }

@@ -1,11 +1,10 @@
 // kvcache.h, section "Copies and swap": fences.
-#include "src/capi/fence.h"
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include "src/capi/guard.h"
+#include "src/capi/handles.h"
 
 using kvc::fail;
 using kvc::guard;

@@ -2,12 +2,14 @@
 #include <algorithm>
 
 #include "src/base/tensor.h"
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
 #include "src/capi/sized_struct.h"
 
+using kvc::CacheCall;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
+using kvc::ReadCall;
 using kvc::require;
 
 namespace {
@@ -19,11 +21,11 @@ void check_position_rank(const DLTensor& tensor, const char* name) {
 }
 
 // The caller's rotary positions, copied; none when desc.positions is NULL.
-kvc::GivenPositions read_positions(const kvc::Cache& cache, const kvc_forward_desc& desc) {
+kvc::GivenPositions read_positions(const kvc::Spec& spec, const kvc_forward_desc& desc) {
   kvc::GivenPositions given;
-  const int32_t sections = cache.spec().num_position_rows();
+  const int32_t sections = spec.num_position_rows();
   if (desc.positions == nullptr) return given;
-  if (cache.spec().has_rope_mode(KVC_ROPE_ON_READ)) {
+  if (spec.has_rope_mode(KVC_ROPE_ON_READ)) {
     fail(KVC_E_UNSUPPORTED,
          "desc->positions is set: a layer with rope mode ON_READ (%d) knows the positions of "
          "tokens only",
@@ -62,7 +64,7 @@ kvc::GivenPositions read_positions(const kvc::Cache& cache, const kvc_forward_de
 kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc_forward** out,
                              kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
+    CacheCall call(cache);
     require(out, "out");
     const kvc_forward_desc read = kvc::read_struct(desc, "desc");
     kvc::refuse_extensions(read.ext, "desc");
@@ -78,59 +80,63 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
                                     .tree_parents = read.tree_parents,
                                     .cross_lengths = read.cross_lengths,
                                     .tokens = read.tokens};
-    const kvc::StreamScope scope(cache->cache.engine(), read.stream);
-    *out = cache->cache.begin(request, read_positions(cache->cache, read),
-                              (read.flags & KVC_FORWARD_REPLAY) != 0,
-                              (read.flags & KVC_FORWARD_PARTIAL) != 0);
+    call.enqueue_on(read.stream);
+    *out = call->forward.begin(request, read_positions(call->spec(), read),
+                               (read.flags & KVC_FORWARD_REPLAY) != 0,
+                               (read.flags & KVC_FORWARD_PARTIAL) != 0);
   });
 }
 
 int64_t kvc_forward_num_tokens(const kvc_forward* fwd) noexcept {
   const kvc::Cache* cache = kvc::ForwardHandle::find(fwd);
-  return cache == nullptr ? -1 : cache->forward().batch().num_rows();
+  return cache == nullptr ? -1 : cache->forward.num_tokens();
 }
 
 kvc_status kvc_forward_positions(kvc_forward* fwd, DLTensor* out, kvc_error* err) noexcept {
   return guard(err, [&] {
-    // Const: several callers may ask at once, and beside an attention.
-    const kvc::Cache& cache = kvc::open_cache(fwd);
-    const kvc::Forward& forward = cache.forward();
-    const int64_t num_rows = forward.batch().num_rows();
+    const ReadCall call(fwd);  // Several callers may ask at once, and beside an attention.
+    const int64_t num_tokens = call->forward.num_tokens();
+    const int64_t num_rows = call->forward.num_position_rows();
     const DLDevice device =
-        cache.spec().storage == KVC_STORAGE_NONE ? kvc::kHost : cache.spec().device;
+        call->spec().storage == KVC_STORAGE_NONE ? kvc::kHost : call->spec().device;
     require(out, "out");
     check_position_rank(*out, "out");
     const bool is_vector = out->ndim == 1;
     kvc::I32Matrix matrix{};
     if (is_vector) {
-      matrix = {kvc::view_i32_vector(out, "out", num_rows, device), 0, 1};
+      matrix = {kvc::view_i32_vector(out, "out", num_tokens, device), 0, 1};
     } else {
-      matrix = kvc::view_i32_matrix(out, "out", forward.position_rows(), num_rows, device);
-      if (matrix.num_rows != forward.position_rows()) {
+      matrix = kvc::view_i32_matrix(out, "out", num_rows, num_tokens, device);
+      if (matrix.num_rows != num_rows) {
         fail_with(KVC_E_SHAPE, matrix.num_rows, "out has shape[0] = %lld, expected %lld",
-                  static_cast<long long>(matrix.num_rows),
-                  static_cast<long long>(forward.position_rows()));
+                  static_cast<long long>(matrix.num_rows), static_cast<long long>(num_rows));
       }
     }
-    cache.engine().write_positions(forward, matrix);
+    call->forward.write_positions(matrix);
   });
 }
 
 kvc_status kvc_forward_end(kvc_forward* fwd, kvc_error* err) noexcept {
-  return guard(err, [&] { kvc::open_cache(fwd).end(); });
+  return guard(err, [&] {
+    const CacheCall call(fwd);
+    call->forward.end();
+  });
 }
 
 kvc_status kvc_forward_abort(kvc_forward* fwd, kvc_error* err) noexcept {
   if (fwd == nullptr) return KVC_OK;
-  return guard(err, [&] { kvc::open_cache(fwd).abort(); });
+  return guard(err, [&] {
+    const CacheCall call(fwd);
+    call->forward.abort();
+  });
 }
 
 kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, const int32_t* leaves,
                            kvc_stream stream, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    const kvc::StreamScope scope(cache->cache.engine(), stream);
-    cache->cache.commit_trees(n, seqs, leaves);
-    cache->cache.engine().require_alive();
+    CacheCall call(cache);
+    call.enqueue_on(stream);
+    call->sequences.commit_trees(n, seqs, leaves);
+    call.finish();
   });
 }

@@ -1,5 +1,5 @@
-// What the opaque handles of kvcache.h hold. (A kvc_forward * is a number:
-// cache/forward_handles.h.)
+// What the opaque handles of kvcache.h hold. A kvc_forward * is a number, see
+// cache/forward_handles.h.
 #pragma once
 
 #include <memory>
@@ -7,7 +7,7 @@
 
 #include "kvcache.h"
 #include "src/cache/cache.h"
-#include "src/capi/guard.h"
+#include "src/device/device.h"
 #include "src/plan/plan.h"
 
 struct kvc_plan {
@@ -19,33 +19,6 @@ struct kvc_cache {
   kvc::Cache cache;
 };
 
-namespace kvc {
-
-// Throws INVALID_ARGUMENT for NULL, INVALID_STATE for a handle whose forward is over, however long.
-inline Cache& open_cache(const kvc_forward* fwd) {
-  require(fwd, "fwd");
-  Cache* cache = ForwardHandle::find(fwd);
-  if (cache == nullptr) {
-    fail(KVC_E_INVALID_STATE,
-         "fwd is not open: it was ended or aborted, or its cache is gone (open = 0, expected 1)");
-  }
-  return *cache;
-}
-
-// The stream that a call gives, for what it enqueues. Throws DEVICE where the device has failed
-// before.
-class StreamScope {
- public:
-  StreamScope(Engine& engine, kvc_stream stream) : engine_(engine) {
-    engine_.require_alive();
-    engine_.set_stream(&stream);
-  }
-  ~StreamScope() { engine_.set_stream(nullptr); }
-  StreamScope(const StreamScope&) = delete;
-  StreamScope& operator=(const StreamScope&) = delete;
-
- private:
-  Engine& engine_;
+struct kvc_fence {
+  kvc::DeviceEvent event;  // Empty on the CPU, whose copies are done. It may outlive its cache.
 };
-
-}  // namespace kvc

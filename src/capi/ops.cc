@@ -415,7 +415,7 @@ kvc_status kvc_op_rotate(const kvc_op_opt* opt, const DLTensor* x, DLTensor* out
     if (!is_in_place) kvc::refuse_overlap({out, "out", num_rows}, {x, "x"});
     const OpRotation rotation =
         kvc::view_rotation(read.rotation(), read.opt.positions, 0, dim, num_rows, device);
-    if (!rotation.turns())
+    if (!rotation.rotates())
       fail(KVC_E_INVALID_ARGUMENT, "opt.rope %s: nothing to rotate by",
            read.rotation() == nullptr ? "is NULL" : "has mode NONE");
     if (!place.on_host()) {

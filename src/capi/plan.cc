@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/dtype.h"
+#include "src/capi/guard.h"
 #include "src/capi/handles.h"
 #include "src/capi/sized_struct.h"
 

@@ -4,13 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "src/capi/handles.h"
+#include "src/capi/call.h"
 #include "src/capi/sized_struct.h"
 
+using kvc::CacheCall;
 using kvc::fail;
 using kvc::fail_with;
 using kvc::guard;
 using kvc::ll;
+using kvc::PrefixCache;
+using kvc::ReadCall;
 using kvc::require;
 
 namespace {
@@ -68,8 +71,8 @@ std::vector<kvc::ExtraKey> read_keys(const kvc_prefix_key* keys, size_t num_keys
   return result;
 }
 
-kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::Cache& cache) {
-  const int32_t block_tokens = cache.index().block_tokens();
+kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::PrefixCache& prefixes) {
+  const int32_t block_tokens = prefixes.block_tokens();
   const kvc_prefix_query read = kvc::read_struct(caller, "query");
   kvc::refuse_extensions(read.ext, "query");
   constexpr uint64_t kKnown = KVC_PREFIX_ALL_TOKENS | KVC_PREFIX_WHOLE_BLOCKS;
@@ -118,12 +121,12 @@ kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::Cache& ca
 }
 
 // The functions that take a cache, a query and nullable out_tokens.
-template <typename Call>
-kvc_status with_query(const kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
-                      kvc_error* err, Call&& call) {
+template <typename Run>
+kvc_status with_query(kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
+                      kvc_error* err, Run&& run) {
   return guard(err, [&] {
-    require(cache, "cache");
-    const int64_t tokens = call(read_query(query, cache->cache));
+    const CacheCall call(cache);
+    const int64_t tokens = run(call->prefixes, read_query(query, call->prefixes));
     if (out_tokens != nullptr) *out_tokens = tokens;
   });
 }
@@ -168,59 +171,59 @@ kvc_status kvc_prefix_hash(const int32_t* tokens, size_t num_tokens, int32_t blo
 kvc_status kvc_prefix_match(const kvc_cache* cache, const kvc_prefix_query* query,
                             int64_t* out_tokens, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
+    const ReadCall call(cache);
     require(out_tokens, "out_tokens");
-    *out_tokens = cache->cache.prefix_match(read_query(query, cache->cache));
+    *out_tokens = call->prefixes.match(read_query(query, call->prefixes));
   });
 }
 
 kvc_status kvc_prefix_attach(kvc_cache* cache, kvc_seq seq, const kvc_prefix_query* query,
                              int64_t* out_tokens, kvc_error* err) noexcept {
-  return with_query(cache, query, out_tokens, err, [&](const kvc::PrefixQuery& read) {
-    return cache->cache.prefix_attach(seq, read);
+  return with_query(cache, query, out_tokens, err, [&](PrefixCache& prefixes, const auto& read) {
+    return prefixes.attach(seq, read);
   });
 }
 
 kvc_status kvc_prefix_insert(kvc_cache* cache, kvc_seq seq, const kvc_prefix_query* query,
                              int64_t* out_tokens, kvc_error* err) noexcept {
-  return with_query(cache, query, out_tokens, err, [&](const kvc::PrefixQuery& read) {
-    return cache->cache.prefix_insert(seq, read);
+  return with_query(cache, query, out_tokens, err, [&](PrefixCache& prefixes, const auto& read) {
+    return prefixes.insert(seq, read);
   });
 }
 
 kvc_status kvc_prefix_pin(kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
                           kvc_error* err) noexcept {
   return with_query(cache, query, out_tokens, err,
-                    [&](const kvc::PrefixQuery& read) { return cache->cache.prefix_pin(read); });
+                    [](PrefixCache& prefixes, const auto& read) { return prefixes.pin(read); });
 }
 
 kvc_status kvc_prefix_unpin(kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
                             kvc_error* err) noexcept {
   return with_query(cache, query, out_tokens, err,
-                    [&](const kvc::PrefixQuery& read) { return cache->cache.prefix_unpin(read); });
+                    [](PrefixCache& prefixes, const auto& read) { return prefixes.unpin(read); });
 }
 
 kvc_status kvc_prefix_evict(kvc_cache* cache, int64_t pages, int64_t* out_freed,
                             kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    const int64_t freed = cache->cache.prefix_evict(pages);
+    const CacheCall call(cache);
+    const int64_t freed = call->prefixes.evict(pages);
     if (out_freed != nullptr) *out_freed = freed;
   });
 }
 
 kvc_status kvc_prefix_reset(kvc_cache* cache, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
-    cache->cache.prefix_reset();
+    const CacheCall call(cache);
+    call->prefixes.reset();
   });
 }
 
 kvc_status kvc_prefix_quota_set(kvc_cache* cache, const void* salt, size_t salt_size,
                                 uint64_t max_bytes, kvc_error* err) noexcept {
   return guard(err, [&] {
-    require(cache, "cache");
+    const CacheCall call(cache);
     check_salt(salt, salt_size, "salt");
-    cache->cache.index().set_quota(kvc::namespace_root(salt, salt_size), max_bytes);
+    call->prefixes.set_quota(kvc::namespace_root(salt, salt_size), max_bytes);
   });
 }

@@ -81,7 +81,7 @@ bool Device::is_usable(cuda::Stream stream) const noexcept {
   return table->is_capturing(id, stream, &capturing, &failure) != cuda::Result::kCapture;
 }
 
-bool Device::is_beside_capture(cuda::Stream stream) const {
+bool Device::excludes_out_of_band(cuda::Stream stream) const {
   return !is_usable(stream) || is_capturing(stream);
 }
 

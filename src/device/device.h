@@ -1,8 +1,8 @@
-// Devices as the core sees them: the back end in libkvcache_cuda.so, found at run time, and owners
-// of what it hands out. No CUDA types; a build without the back end takes the same code.
+// Devices without CUDA types: the back end in libkvcache_cuda.so, found at run time, and owners of
+// what it hands out. A build without the back end has the same code.
 //
-// None of the owners is made for several threads at once. Destructors swallow failures: a device
-// that is lost cannot be told.
+// Owners are used by one thread at a time. Destructors swallow failures: nobody could be told of a
+// lost device.
 #pragma once
 
 #include <cstddef>
@@ -17,28 +17,29 @@ namespace kvc {
 
 // ---- The back end
 
-// One file, by its absolute path; null and `why` where it is no back end of this version.
+// Loads one file by its absolute path. Null: it is no back end of this version, and `why` says
+// more.
 const cuda::BackendTable* load_backend(const char* file, std::string* why);
-// The table of libkvcache_cuda.so in the directory of modules (kvc_module_path_set). Loaded by the
-// first call that finds it and never unloaded; a failure is remembered until set_module_path. Null:
-// `why` (may be null) gets the reason. No driver is needed to load it. Threading: any.
+// The table of libkvcache_cuda.so in the directory of modules (kvc_module_path_set). The first call
+// loads it; it is never unloaded. A failure is remembered until set_module_path: null, and `why`
+// (nullable) gets the reason. Loading needs no driver. Threading: any.
 const cuda::BackendTable* find_backend(std::string* why);
 // kvc_module_path_set. Throws INVALID_ARGUMENT, INVALID_STATE. Threading: any.
 void set_module_path(const char* path);
 // The same; throws KVC_E_UNSUPPORTED with the reason.
 const cuda::BackendTable& require_backend();
-// For tests: this table, checked like a library's, instead of the library; null: the library again.
-// False: refused, and nothing changed.
+// For tests: uses this table, checked like a library's, instead of the library. Null: the library
+// again. Returns false when it is refused, and nothing has changed.
 bool install_backend(const cuda::BackendTable* table, std::string* why);
 
 // Throws unless `result` is kOk; detail and sys_code are CUDA's number.
 //   kNoMemory                       KVC_E_NO_MEMORY
 //   kUnsupported                    KVC_E_UNSUPPORTED
 //   kCapture                        KVC_E_INVALID_STATE
-//   kDevice, kNoDriver, kNoDevice   KVC_E_DEVICE: what worked before has stopped working
+//   kDevice, kNoDriver, kNoDevice   KVC_E_DEVICE: the device has stopped working
 void check(cuda::Result result, const cuda::Failure& failure, const char* what);
 
-// Of arrays that share an allocation on a device.
+// Alignment of arrays that share an allocation on a device.
 constexpr int64_t kArrayAlignment = 256;
 
 // A device that has been found usable, by value.
@@ -46,8 +47,8 @@ struct Device {
   const cuda::BackendTable* table = nullptr;
   int32_t id = -1;
 
-  // device.call("append", device.table->append, launch, stream): calls function(id, launch, stream,
-  // &failure) and checks it.
+  // device.call("append", device.table->append, launch, stream) calls function(id, launch, stream,
+  // &failure) and checks the result.
   template <typename... Params, typename... Args>
   void call(const char* what, cuda::Result (*function)(int32_t, Params...), Args&&... args) const {
     cuda::Failure failure{};
@@ -56,13 +57,13 @@ struct Device {
   void copy(void* to, const void* from, int64_t bytes, cuda::Stream stream) const;  // any direction
   void fill(void* to, int32_t byte, int64_t bytes, cuda::Stream stream) const;
   void synchronize(cuda::Stream stream) const;  // blocks
-  // Throws KVC_E_INVALID_STATE where `stream` may not even be asked: the legacy default stream
-  // while another one is captured.
+  // Throws KVC_E_INVALID_STATE when CUDA forbids the question: of the legacy default stream while
+  // another stream is captured.
   bool is_capturing(cuda::Stream stream) const;
   // False: the legacy default stream, while a capture forbids its use.
   bool is_usable(cuda::Stream stream) const noexcept;
-  // Captured, or not usable: what is no part of the capture has to go to another stream.
-  bool is_beside_capture(cuda::Stream stream) const;
+  // The stream is captured, or not usable: an out-of-band call needs another stream.
+  bool excludes_out_of_band(cuda::Stream stream) const;
 
   friend bool operator==(const Device&, const Device&) = default;
 };
@@ -72,7 +73,7 @@ struct Device {
 // KVC_E_DEVICE: the device fails.
 Device require_device(int32_t id);
 cuda::DeviceInfo device_info(const Device& device);
-// Of the machine; 0 without a back end or a driver.
+// GPUs of the machine; 0 without a back end or a driver.
 int32_t count_devices();
 // Where `address` lies: a device's number, -1: pinned host memory, -2: memory that CUDA does not
 // know.
@@ -80,22 +81,22 @@ int32_t locate(const Device& device, const void* address);
 
 // ---- Memory
 
-// 256-byte aligned, contents undefined. Destroying it may block until the device is idle; the
-// caller knows that nothing uses it.
+// Memory on a device: 256-byte aligned, contents undefined. Its users must be done when it is
+// destroyed, which may block until the device is idle.
 class DeviceMemory {
  public:
   DeviceMemory() = default;
   DeviceMemory(const Device& device, int64_t bytes);  // throws NO_MEMORY
-  // In the order of `stream`, which is not captured, without waiting: what other streams do with it
-  // is ordered behind this call.
+  // Allocates in the order of `stream`, which is not captured, without waiting. Uses on other
+  // streams are ordered behind this call.
   DeviceMemory(const Device& device, int64_t bytes, cuda::Stream stream);  // throws NO_MEMORY
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
 
   std::byte* data() const { return data_; }
-  // Gives it back behind what `stream`, which is not captured, was given so far. Waits only where
-  // it did not come in the order of a stream.
+  // Frees it behind the present work of `stream`, which is not captured. Waits only when it was not
+  // allocated in the order of a stream.
   void free_on(cuda::Stream stream) noexcept;
 
   int64_t bytes() const { return bytes_; }
@@ -108,8 +109,8 @@ class DeviceMemory {
   bool is_of_stream_ = false;
 };
 
-// The first member of whoever has scratch on a device: when all else is gone, what the device's
-// pool keeps goes back to the device.
+// The first member of classes with scratch on a device, so destroyed last. Its destructor returns
+// the memory that the device's pool keeps.
 class ScratchTrim {
  public:
   explicit ScratchTrim(const Device& device) : device_(device) {}
@@ -121,7 +122,7 @@ class ScratchTrim {
   Device device_;
 };
 
-// Address space that gets memory piece by piece; addresses never move. The device's ReservedMemory.
+// Address space that gets memory part by part; addresses never move. The device's ReservedMemory.
 class DeviceReservation {
  public:
   DeviceReservation() = default;
@@ -133,11 +134,11 @@ class DeviceReservation {
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
   const Device& device() const { return device_; }
-  // Make [begin, end) usable (widened to granules); contents undefined where there was no memory.
-  // Throws NO_MEMORY: nothing was added.
+  // Makes [begin, end) usable, widened to granules. New memory has undefined contents. Throws
+  // NO_MEMORY: nothing was added.
   void commit(int64_t begin, int64_t end);
-  // Give the memory of the whole granules inside [begin, end) back, which then have to be committed
-  // again. Blocks until the device is idle.
+  // Releases the memory of the whole granules inside [begin, end). They have to be committed again
+  // before use. Blocks until the device is idle.
   void discard(int64_t begin, int64_t end);
 
  private:
@@ -166,7 +167,7 @@ class PinnedMemory {
 
 // ---- Streams and events
 
-// The library's own: does not wait for the legacy default stream, nor that one for it.
+// A stream of the library. It and the legacy default stream do not wait for each other.
 class DeviceStream {
  public:
   DeviceStream() = default;
@@ -193,30 +194,32 @@ class DeviceEvent {
   DeviceEvent& operator=(DeviceEvent&& other) noexcept;
 
   explicit operator bool() const { return event_ != nullptr; }
-  void record(cuda::Stream stream) const;  // what `stream` was given so far
+  // Stands for the present work of `stream`.
+  void record(cuda::Stream stream) const;
   bool try_record(cuda::Stream stream) const noexcept;
-  // Of the graph that `stream` is captured for
+  // Stands for every launch of the graph that `stream` is captured for.
   bool try_record_launches(cuda::Stream stream) const noexcept;
-  // `stream` goes on when that is done; the caller does not wait
+  // Makes `stream` wait for the event; the caller does not wait.
   void wait_on(cuda::Stream stream) const;
-  bool is_done() const;  // true for an event that was never recorded
+  // True for an event that was never recorded.
+  bool is_done() const;
 
  private:
   Device device_;
   cuda::Event event_ = nullptr;
 };
 
-// Grow-only scratch on a device. Contents are not kept when it grows, and growing waits for
-// nothing: memory comes in the order of the stream, and what it grew out of goes behind its last
-// use there. What a captured graph may have seen is kept as long as the buffer, for the graph names
-// its address; memory that a capture asks for is plain, or it would be the graph's own.
+// Grow-only scratch on a device. Growing keeps no contents and waits for nothing: new memory comes
+// in the order of the stream, and the old memory is freed behind its last use there. Memory that a
+// captured graph may name is kept as long as the buffer. Memory for a capture is allocated outside
+// of the stream's order, or it would be the graph's own.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
   explicit DeviceBuffer(const Device& device) : device_(device) {}
 
-  // At least `bytes`. `stream`: where the buffer is used; all earlier uses are ordered before what
-  // follows on it (DeviceOrder). True: the address has changed. Throws: the old memory is kept.
+  // Makes room for `bytes`. `stream` uses the buffer next; all earlier uses are ordered before that
+  // (DeviceOrder). Returns whether the address has changed. Throws: the old memory is kept.
   bool ensure(int64_t bytes, cuda::Stream stream);
   std::byte* data() const { return memory_.data(); }
   int64_t bytes() const { return memory_.bytes(); }
@@ -225,7 +228,7 @@ class DeviceBuffer {
  private:
   Device device_;
   DeviceMemory memory_;
-  bool was_captured_ = false;  // a use of the present memory was captured
+  bool was_captured_ = false;  // A use of the present memory was captured.
   std::vector<DeviceMemory> of_graphs_;
 };
 
@@ -234,24 +237,24 @@ class DeviceBuffer {
 //
 //   order.use(stream);  …enqueue on stream…  order.used(stream);
 //
-// use() waits for the last use on the same stream too: handles are used again (a stream that was
-// destroyed, cudaStreamPerThread of another thread), and a stream that waits for itself costs
-// nothing on the device. So call the pair per forward or operation, not per kernel. While `stream`
-// is captured both do nothing: work outside a capture cannot be waited for inside it, nor the other
-// way round. Whoever captures waits for earlier work before, and has other streams wait for the
-// graph by used_by_launches().
+// use() waits for the last use on the same stream too. Stream handles are reused (a destroyed
+// stream, cudaStreamPerThread of another thread), and a stream that waits for itself costs nothing
+// on the device. Call the pair per forward or operation, not per kernel. While `stream` is captured
+// both do nothing: work inside a capture cannot wait for work outside it, nor the other way round.
+// A capture therefore begins after a wait for earlier work, and used_by_launches() makes other
+// streams wait for the graph.
 class DeviceOrder {
  public:
   DeviceOrder() = default;
   explicit DeviceOrder(const Device& device) : device_(device), event_(device) {}
 
   void use(cuda::Stream stream);
-  // After the last work was enqueued. Where the event cannot be recorded it waits for the stream
-  // instead.
+  // The last work is enqueued. Waits for the stream when the event cannot be recorded.
   void used(cuda::Stream stream) noexcept;
   // The last work was captured: every launch of its graph is a use, wherever it is launched.
   void used_by_launches(cuda::Stream captured) noexcept;
-  bool is_idle() const;  // whether the device is done with all uses
+  // Whether the device is done with all uses.
+  bool is_idle() const;
 
  private:
   Device device_;

@@ -1,4 +1,4 @@
-// Small arrays of the host on their way to a device: page ids, slots, angles of one call.
+// Small arrays of the host on their way to a device: page ids, slots, cos and sin of one call.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace kvc {
 
-// Runs what enqueues work where it belongs in the order of what uses the pools. What it throws is
-// noted as a lost device.
+// Runs a function that enqueues work on the pools, at its place in their order. A function that
+// throws loses the device.
 class DeviceQueue {
  public:
   virtual ~DeviceQueue() = default;
@@ -17,19 +17,19 @@ class DeviceQueue {
                        void* arg) noexcept = 0;
 };
 
-// Blocks of pinned memory with a twin on the device, reused once what read them is done. One thread
-// at a time.
+// Blocks of pinned memory, each with a block on the device. A block is reused when its readers are
+// done. One thread at a time.
 class DeviceUploads {
  public:
   explicit DeviceUploads(const Device& device) : device_(&device) {}
 
-  // Room for so many bytes in puts that then cannot run out of memory. Throws NO_MEMORY.
+  // Puts of so many bytes in sum will not run out of memory afterwards. Throws NO_MEMORY.
   void reserve(int64_t bytes);
   // Copies the array and enqueues its transfer; the address on the device holds until finish().
   // Throws NO_MEMORY, DEVICE.
   std::byte* put(const void* data, int64_t bytes, cuda::Stream stream);
-  // The same for what names its own place: fill(host, device) writes it. The first `unsent` bytes
-  // are left to the caller on the device.
+  // The same for arrays that name their own address: fill(host, device) writes them. The caller
+  // fills the first `unsent` bytes on the device.
   template <typename Fill>
   std::byte* put_filled(int64_t bytes, int64_t unsent, cuda::Stream stream, Fill&& fill) {
     const Place place = take(bytes);
@@ -42,10 +42,10 @@ class DeviceUploads {
     return reinterpret_cast<T*>(
         put(values.data(), static_cast<int64_t>(values.size() * sizeof(T)), stream));
   }
-  // Everything that reads what was put is enqueued.
+  // All readers of the arrays are enqueued.
   void finish(cuda::Stream stream) noexcept;
 
-  // What a put takes, for reserve.
+  // Bytes that a put takes of the reserved room.
   static constexpr int64_t room_of(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
  private:
@@ -54,7 +54,7 @@ class DeviceUploads {
     DeviceMemory device;
     DeviceEvent last_use;
     int64_t bytes_used = 0;
-    bool is_kept = false;  // a captured graph reads it
+    bool is_kept = false;  // A captured graph reads it.
   };
 
   struct Place {
@@ -66,7 +66,7 @@ class DeviceUploads {
 
   const Device* device_;
   std::vector<Block> blocks_;
-  size_t current_ = SIZE_MAX;  // the block that puts go to
+  size_t current_ = SIZE_MAX;  // Index of the block that puts go to.
 };
 
 }  // namespace kvc

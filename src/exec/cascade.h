@@ -13,25 +13,24 @@
 
 namespace kvc {
 
-// One sequence that runs on the decode kernel and sees every key from its first on: no window, no
-// sinks; a token tree only behind num_keys. Equal pages must mean equal keys: the same key
-// positions and the same rotation on read for all candidates of a call.
+// One sequence on the decode kernel that attends to all of its keys: it has no window and no sink
+// tokens, and a token tree only behind num_keys. Equal pages must hold equal keys: all candidates
+// of a call have the same key positions and the same rotation on read.
 struct PrefixCandidate {
-  int32_t sequence;      // its index in the list of sequences
-  const int32_t* pages;  // borrowed
-  int64_t num_keys;      // that all of its rows see
+  int32_t sequence;      // Index in the list of sequences.
+  const int32_t* pages;  // Borrowed.
+  int64_t num_keys;      // Keys visible to all of its rows.
   int64_t num_rows;
 };
 
-// What reading costs on one thread: rates of common servers, of which only the proportions matter.
+// Rates of one thread of common servers. Only their proportions matter.
 struct CascadeCosts {
-  double bytes_per_second = 20e9;  // a decode item
-  // A decode item whose arithmetic takes longer than its reading
-  double decode_flops_per_second = 75e9;
-  double tile_flops_per_second = 80e9;    // a tile item in float32; 160e9 with bf16 dot products
-  double packed_bytes_per_second = 15e9;  // a tile item packs every key once
-  double seconds_per_item = 2e-6;         // begin and end of an item, merging aside
-  double smallest_gain = 0.1;             // of the time without sharing; less is noise
+  double bytes_per_second = 20e9;         // A decode item bound by memory.
+  double decode_flops_per_second = 75e9;  // A decode item bound by arithmetic.
+  double tile_flops_per_second = 80e9;    // A tile item in float32; 160e9 with bf16 dot products.
+  double packed_bytes_per_second = 15e9;  // A tile item packs every key once.
+  double seconds_per_item = 2e-6;         // Begin and end of an item, without the reduction.
+  double smallest_gain = 0.1;             // Share of the flat time; a smaller gain is noise.
 };
 
 struct CascadeShape {
@@ -40,11 +39,11 @@ struct CascadeShape {
   int32_t num_kv_heads;
   int32_t k_dim;
   int32_t v_dim;
-  int64_t key_bytes;  // of K and V in one kv head
+  int64_t key_bytes;  // K and V of one kv head.
 };
 
 struct CommonPrefix {
-  int64_t key_begin, key_end;  // multiples of PrefixGrid::key_multiple
+  int64_t key_begin, key_end;  // Multiples of PrefixGrid::key_multiple.
   std::vector<int32_t> sequences;
 };
 
@@ -54,20 +53,21 @@ struct PrefixGrid {
   int64_t key_multiple;
 };
 
-// What a member adds to the price of reading keys apart, in two units of the price's choice.
+// The work of one member without sharing, in two units that the price chooses.
 using MemberWork = std::array<double, 2>;
 
-// The members of a prefix as sums, so that the price of one prefix does not depend on their number.
+// The members of a prefix, summed: pricing one prefix takes the same time for any number of
+// members.
 struct PrefixMembers {
   int64_t count = 0;
   int64_t num_rows = 0;
   MemberWork work{};
 };
 
-// Whether reading the next `num_keys` keys once for all members pays.
+// Tells whether reading the next `num_keys` keys once for all members pays.
 class SharingPrice {
  public:
-  // Asked once per candidate.
+  // Called once per candidate.
   virtual MemberWork work(const PrefixCandidate& member) const = 0;
   virtual bool pays(const PrefixMembers& members, int64_t num_keys) const = 0;
 
@@ -75,16 +75,16 @@ class SharingPrice {
   ~SharingPrice() = default;
 };
 
-// What a search has done, for tests.
+// The work of a search, for tests.
 struct PrefixSearchWork {
-  // At most log2(candidates) times the pages of all tables, mostly twice
+  // At most log2(candidates) times the pages of all tables; usually twice the pages.
   int64_t pages_compared = 0;
-  int64_t nodes = 0;  // fewer than candidates
+  int64_t nodes = 0;  // Fewer than there are candidates.
 };
 
-// The prefixes worth sharing, outer ones before the inner ones inside them (at most kPrefixLevels
-// deep), ready for plan_work. Empty, and quickly so, when all first pages differ. The depth of the
-// stack does not depend on the tables. Throws std::bad_alloc.
+// Finds the prefixes worth sharing, for schedule_work. An outer prefix comes before the inner ones,
+// and at most kPrefixLevels nest. The search ends early when all first pages differ. Stack depth
+// does not depend on the tables. Throws std::bad_alloc.
 constexpr int kPrefixLevels = 2;
 PrefixSearchWork find_shared_prefixes(std::span<const PrefixCandidate> candidates,
                                       const PrefixGrid& grid, const SharingPrice& price,
@@ -94,11 +94,11 @@ PrefixSearchWork find_shared_prefixes(const PrefixCandidate* candidates, int64_t
                                       const CascadeShape& shape, const CascadeCosts& costs,
                                       std::vector<CommonPrefix>* found);
 
-// The list entries that stand for shared prefixes, and what plan_work wants to know of them.
+// Entries of the sequence list that stand for shared prefixes.
 class SharedEntries {
  public:
-  // Appends one entry per prefix to `sequences`, made of those of its members. What the entries
-  // point to lives here until the next call. Throws std::bad_alloc.
+  // Appends one entry per prefix to `sequences`, made from the entries of its members. This object
+  // owns the arrays of the new entries until the next call. Throws std::bad_alloc.
   void build(const std::vector<CommonPrefix>& found, std::vector<kernels::AttnSequence>* sequences);
 
   const std::vector<SharedPrefix>& prefixes() const { return prefixes_; }

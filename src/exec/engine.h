@@ -1,5 +1,5 @@
-// Everything that touches tensors of a cache: what the host layers ask of a device. One class per
-// kind of device; the cache does not know which one it has.
+// The interface to everything that touches tensors of a cache. One class per kind of device; the
+// cache does not know which one it has.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,22 @@ namespace kvc {
 // Checked tensors of one call.
 struct AttnTensors {
   kernels::TokenRows q;
-  kernels::TokenRows k;  // base null: read only
-  kernels::TokenRows v;  // base null with k given: V is in K
+  kernels::TokenRows k;  // Base null: the call appends nothing.
+  kernels::TokenRows v;  // Base null, with k given: V is in K.
   kernels::TokenRows out;
   float* lse = nullptr;
   int64_t lse_token_stride = 0;
 };
 
-// What one attention call works on. `layer`: heads and dims as q, k, v, out have them; its `source`
-// names the pages.
+// One attention call. `layer` has the heads and dims of q, k, v and out; its `source` names the
+// pages.
 struct AttnCall {
   const LayerSpec& layer;
   KeyScope scope;
-  bool is_mla_self = false;  // the ragged form of MLA: K and V per head, nothing of the pool
+  bool is_mla_self = false;  // The ragged form of MLA: K and V per head, not the pool.
 };
 
-// Whose rows the parameters of a call name.
+// The layer whose rows a call names, and whether they are V.
 struct RowSource {
   int32_t local_layer;
   bool is_v;
@@ -46,18 +46,18 @@ struct StateRef {
   int32_t state;
 };
 
-// Where one token lies.
+// The place of one token.
 struct TokenPlace {
   PageId page;
   int64_t offset;
 };
 
-// One call at a time but for the const ones. On a device calls enqueue on the stream that was set
-// last; on the host they are complete on return. What throws has changed nothing, unless it is
-// KVC_E_DEVICE; what is noexcept and fails on a device is told by the next call that throws.
+// One call at a time, const ones aside. On a device calls enqueue on the stream that was set last;
+// on the host they are complete on return. A call that throws has changed nothing, unless it throws
+// DEVICE. A failure inside a noexcept call is reported by the next call that throws.
 class Engine : public ByteCopier {
  public:
-  virtual const char* name() const = 0;  // of the instruction set, or of the device
+  virtual const char* name() const = 0;  // Of the instruction set or the device.
   virtual int32_t num_threads() const = 0;
   virtual uint64_t num_cascades() const = 0;
 

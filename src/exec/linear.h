@@ -1,5 +1,5 @@
-// Linear attention and the short convolution: the caller's tensors, checked, as what kernels take,
-// and the kernels over threads.
+// Linear attention and the short convolution: checks the caller's tensors, and runs the kernels
+// over threads.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace kvc {
 
-// What one call of linear attention brings, as the caller passed it.
+// The tensors of one call of linear attention, as the caller passed them.
 struct LinearTensors {
   const DLTensor* q;
   const DLTensor* k;
@@ -24,7 +24,7 @@ struct LinearTensors {
   const DLTensor* out;
 };
 
-// The state that it works on: [heads][k_dim][v_dim] compact.
+// The shape of the state, [heads][k_dim][v_dim] compact.
 struct LinearShape {
   int32_t heads;
   int32_t k_dim;
@@ -32,10 +32,9 @@ struct LinearShape {
   kernels::DType state_dtype;
 };
 
-// `opt` has been read by the sized-struct rules; `name` is what messages call it; its `state` is
-// the caller's to check. Views point into the tensors. The sequences are the caller's to fill, and
-// other strides of the state than compact ones. Throws UNSUPPORTED, OUT_OF_RANGE, INVALID_ARGUMENT
-// or a tensor status.
+// `opt` has been read by the sized-struct rules, and messages name it `name`. The caller checks
+// opt.state, and fills the sequences and the strides of a state that is not compact. The result
+// points into the tensors. Throws UNSUPPORTED, OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
 kernels::LinearParams read_linear(const kvc_linear_opt& opt, const char* name,
                                   const LinearTensors& tensors, const LinearShape& shape,
                                   int64_t num_rows, DLDevice device = kHost);
@@ -61,9 +60,9 @@ struct LinearWorkspace {
   std::vector<AlignedBuffer> scratch;
 };
 
-// All heads (channels) of params.sequences[0, num_sequences). Memory is secured before anything is
-// written: std::bad_alloc leaves states and outputs as they were. Sequences may not share a state
-// that one of them writes.
+// Runs all heads (or channels) of params.sequences[0, num_sequences). Memory is secured before
+// anything is written: std::bad_alloc leaves states and outputs as they were. No sequence may share
+// a state that another one writes.
 void run_linear(const kernels::cpu::KernelTable& table, Executor& executor,
                 LinearWorkspace& workspace, const kernels::LinearParams& params,
                 int64_t num_sequences);

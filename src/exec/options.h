@@ -1,4 +1,4 @@
-// kvc_attn_opt, checked and turned into what kernels take.
+// kvc_attn_opt, checked and converted for kernels.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace kvc {
 
-// Units as in kernels::AttnParams (log2). sinks and alibi live in the vectors.
+// Units as in kernels::AttnParams (log2). The vectors own the sink logits and slopes of the host.
 struct AttnOptions {
   float q_scale = 0;
   float softcap = 0;
@@ -21,7 +21,7 @@ struct AttnOptions {
   int64_t window = 0;
   std::vector<float> sinks;
   std::vector<float> alibi;
-  // Of a cache on a GPU they stay where they are, as the caller gave them.
+  // On a GPU the caller's arrays are read in place.
   const float* sinks_on_device = nullptr;
   const float* alibi_on_device = nullptr;
   const float* bias = nullptr;
@@ -32,17 +32,17 @@ struct AttnOptions {
   bool has_alibi() const { return !alibi.empty() || alibi_on_device != nullptr; }
 };
 
-// `opt` has been read by the sized-struct rules; `layer`: heads and k_dim as q has them. Throws
-// UNSUPPORTED, OUT_OF_RANGE or a tensor status; fills all of `out` but the spans. `prefix` is what
-// the caller calls it.
+// Fills all of `out` but the spans. `opt` has been read by the sized-struct rules. `layer` has the
+// heads and k_dim of q. Messages name the struct `prefix`. Throws UNSUPPORTED, OUT_OF_RANGE or a
+// tensor status.
 void read_options(const kvc_attn_opt& opt, const LayerSpec& layer, int64_t num_rows,
                   int64_t longest, AttnOptions* out, const char* prefix = "opt.",
                   DLDevice device = kHost);
 
-// Everything of `params` that options decide; it borrows their arrays.
+// Sets the fields of `params` that options decide. `params` borrows their arrays.
 void apply_options(const AttnOptions& options, kernels::AttnParams* params);
 
-// The tensors of an attention call, which have been checked; null: not there.
+// The checked tensors of an attention call; null: absent.
 struct AttnUses {
   const DLTensor* q;
   const DLTensor* k;
@@ -50,11 +50,10 @@ struct AttnUses {
   const DLTensor* out;
   const DLTensor* lse;
   int64_t num_rows;  // Rows of q, out and lse.
-  int64_t num_keys;  // rows of k and v
+  int64_t num_keys;  // Rows of k and v.
   const char* q_name = "q";
 };
-// Throws INVALID_ARGUMENT where out or lse overlaps another of them, or one of the options'
-// tensors.
+// Throws INVALID_ARGUMENT when out or lse overlaps another tensor of the call or of its options.
 void refuse_overlaps(const AttnUses& uses, const kvc_attn_opt& opt, const char* prefix = "opt.");
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.

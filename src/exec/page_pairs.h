@@ -1,4 +1,4 @@
-// Which pages a caller wants copied where: a checked list, in an order that brings out the runs.
+// The page copies that a caller wants: a checked list, sorted so that runs of pages stand out.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace kvc {
 
-// Page from[i] goes to to[i]. Destinations are distinct and ascending, so that pairs which are
-// neighbours in both pools are neighbours here, whatever order they came in.
+// Page from[i] is copied to to[i]. Destinations are distinct and ascending, so that neighbours in
+// both pools are neighbours here.
 struct PagePairs {
   std::vector<PageId> from, to;
 
   int64_t size() const { return static_cast<int64_t>(from.size()); }
 };
 
-// A pool that pairs name pages of; `name` appears in messages.
+// A pool of the pairs; messages name it `name`.
 struct PairedPool {
   const char* name;
   int64_t num_pages;
@@ -33,15 +33,13 @@ PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& from, const P
 // fine.
 PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& pool);
 
-// Pairs [begin, begin + count) as one stretch of pages in both pools, whichever end the list begins
-// with.
+// Pairs [begin, begin + count) as one run of pages in both pools, ascending or descending.
 struct PageRun {
-  PageId from, to;  // its first pages
+  PageId from, to;  // First pages of the run.
   int64_t count;
 };
 
-// The run that begins with pair `begin`, up to pair `end`: as many as are adjacent in both pools,
-// all ascending or all descending.
+// The longest run that begins with pair `begin` and ends at pair `end` at most.
 PageRun run_at(const PageId* from, const PageId* to, int64_t begin, int64_t end) noexcept;
 
 }  // namespace kvc

@@ -1,4 +1,4 @@
-// Rows moved without attention, over threads where that pays: what a cache and the operators share.
+// Rows moved without attention, over threads where that pays: for a cache and for the operators.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@
 
 namespace kvc {
 
-// Of one thread; with kWorthThreads (runner.h) it tells small calls from large ones.
+// Copy rate of one thread. With kWorthThreads (runner.h) it tells small calls from large ones.
 constexpr double kCopyBytesPerSecond = 10e9;
 
-// `name`: the field that says `isa`, for the message. Throws UNSUPPORTED when machine or build lack
-// the instruction set.
+// Messages name the field `name`. Throws UNSUPPORTED when machine or build lack the instruction
+// set.
 const kernels::cpu::KernelTable* choose_kernels(kvc_cpu_isa isa, const char* name);
 
 void run_append(const kernels::cpu::KernelTable& kernels, Executor& executor,
@@ -27,7 +27,7 @@ struct MergeCall {
   int64_t num_rows;
 };
 
-// The heads and the dim are those of `out`; num_rows < 0: its rows too. Throws a tensor status.
+// Heads and dim are those of `out`, and the rows too where num_rows < 0. Throws a tensor status.
 MergeCall read_merge(const DLTensor* out, const DLTensor* lse, const DLTensor* other_out,
                      const DLTensor* other_lse, int64_t num_rows, DLDevice device = kHost);
 

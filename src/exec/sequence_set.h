@@ -1,5 +1,5 @@
-// The batch as attention kernels see it: for one group and one scope of keys, which keys every row
-// sees.
+// The batch as attention kernels take it: the visible keys of every row, for one layer group and
+// one scope of keys.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@
 
 namespace kvc {
 
-// Which keys the new queries see.
+// The keys that a call attends to.
 enum class KeyScope {
-  kAll,     // cached and new tokens, causal
-  kCached,  // committed tokens before this forward
-  kNew,     // the new tokens of this call, causal, not in the pool
-  kCross,   // encoder tokens
+  kAll,     // Cached and new tokens, causal.
+  kCached,  // Tokens committed before this forward.
+  kNew,     // The new tokens of this call, causal; they are not in the pool.
+  kCross,   // Encoder tokens.
 };
 
-// New tokens of an entry in [begin, end), absolute positions, see each other both ways.
+// New tokens of an entry at absolute positions [begin, end) attend to each other both ways.
 struct Span {
   int32_t entry;
   int32_t begin;
@@ -28,15 +28,15 @@ struct Span {
 struct KeyView {
   KeyScope scope = KeyScope::kAll;
   int32_t group = 0;
-  int64_t window = 0;            // of the call; 0: none
-  bool needs_positions = false;  // ALiBi, or K rotated on read
-  int32_t rope = -1;             // of keys rotated on read; -1: none
+  int64_t window = 0;            // Window of the call; 0: none.
+  bool needs_positions = false;  // ALiBi, or K rotated on read.
+  int32_t rope = -1;             // RoPE of keys rotated on read; -1: none.
 
   bool operator==(const KeyView&) const = default;
 };
 
-// Throws UNSUPPORTED (kNew over a tree of several forwards), OUT_OF_RANGE (a call's window against
-// sinks).
+// Throws UNSUPPORTED: kNew over a token tree of several forwards; OUT_OF_RANGE: the call's window
+// reaches beyond the sink tokens of a sequence.
 void check_view(const Forward& forward, const KeyView& view);
 
 class SequenceSet {
@@ -47,11 +47,6 @@ class SequenceSet {
 
   const std::vector<kernels::AttnSequence>& sequences() const { return sequences_; }
   bool has_sinks() const { return has_sinks_; }
-  // Sees everything before it: candidates for shared prefixes.
-  bool is_plain(size_t entry) const {
-    const kernels::AttnSequence& sequence = sequences_[entry];
-    return sequence.key_begins == nullptr && sequence.tree_mask == nullptr;
-  }
 
  private:
   void add_entry(Forward& forward, const Spec& spec, const KeyView& view, const BatchEntry& entry);
@@ -65,13 +60,12 @@ class SequenceSet {
                  const std::vector<Span>& spans);
 
   std::vector<kernels::AttnSequence> sequences_;
-  // KNew: the page table of each sequence's new keys
-  std::vector<int32_t> first_rows_;
+  std::vector<int32_t> first_rows_;                   // kNew: page tables of the new keys.
   std::vector<int32_t> key_begins_;                   // [rows]
   std::vector<int32_t> key_ends_;                     // [rows]
-  std::vector<uint64_t> masks_;                       // of all trees
-  std::vector<int32_t> positions_;                    // of all keys that need them
-  std::vector<int64_t> mask_begin_, position_begin_;  // per sequence, -1: none
+  std::vector<uint64_t> masks_;                       // Masks of all token trees.
+  std::vector<int32_t> positions_;                    // Positions of all keys that need them.
+  std::vector<int64_t> mask_begin_, position_begin_;  // Per sequence; -1: none.
   bool has_sinks_ = false;
 };
 

@@ -78,36 +78,36 @@ class CudaOperators::Scratch {
 
 // ---- Rotations
 
-void CudaOperators::place_angles(const OpRotation& rotation, int64_t num_rows, Angles* angles,
-                                 Scratch* scratch) {
-  if (!rotation.turns() || num_rows == 0) return;
+void CudaOperators::place_cos_sin(const OpRotation& rotation, int64_t num_rows, CosSin* cos_sin,
+                                  Scratch* scratch) {
+  if (!rotation.rotates() || num_rows == 0) return;
   const RopeSpec& rope = rotation.rope;
   const int64_t pairs = rope.rotary_dim / 2;
-  angles->params.magnitude = rope.magnitude;
-  angles->params.positions = rotation.positions;
-  angles->params.num_rows = num_rows;
-  angles->params.num_pairs = rope.rotary_dim / 2;
-  scratch->place(&angles->frequencies, pairs);
-  scratch->place(&angles->params.cos, num_rows * pairs);
-  scratch->place(&angles->params.sin, num_rows * pairs);
+  cos_sin->params.magnitude = rope.magnitude;
+  cos_sin->params.positions = rotation.positions;
+  cos_sin->params.num_rows = num_rows;
+  cos_sin->params.num_pairs = rope.rotary_dim / 2;
+  scratch->place(&cos_sin->frequencies, pairs);
+  scratch->place(&cos_sin->params.cos, num_rows * pairs);
+  scratch->place(&cos_sin->params.sin, num_rows * pairs);
 }
 
-Rotation CudaOperators::make_angles(const OpRotation& rotation, Angles* angles) const {
-  if (angles->frequencies == nullptr) return {};
+Rotation CudaOperators::make_cos_sin(const OpRotation& rotation, CosSin* cos_sin) const {
+  if (cos_sin->frequencies == nullptr) return {};
   const RopeSpec& rope = rotation.rope;
   for (size_t done = 0; done < rope.inverse_frequencies.size();) {
     cuda::OpConstantsParams constants{};
-    constants.to = angles->frequencies + done;
+    constants.to = cos_sin->frequencies + done;
     constants.count = static_cast<int32_t>(
         std::min<size_t>(rope.inverse_frequencies.size() - done, cuda::kMaxOpConstants));
     std::copy_n(rope.inverse_frequencies.data() + done, constants.count, constants.values);
     device_.call("frequencies", device_.table->op_constants, constants, stream_);
     done += static_cast<size_t>(constants.count);
   }
-  angles->params.inverse_frequencies[0] = angles->frequencies;
-  device_.call("cos_sin", device_.table->cos_sin, angles->params, stream_);
-  return {.cos = angles->params.cos,
-          .sin = angles->params.sin,
+  cos_sin->params.inverse_frequencies[0] = cos_sin->frequencies;
+  device_.call("cos_sin", device_.table->cos_sin, cos_sin->params, stream_);
+  return {.cos = cos_sin->params.cos,
+          .sin = cos_sin->params.sin,
           .rotary_dim = rope.rotary_dim,
           .interleaved = rope.style == KVC_ROPE_INTERLEAVED ? 1 : 0,
           .begin = rope.begin};
@@ -154,7 +154,7 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   params = attn_params(shape, attention.page_size, sequences.full == 0, options, tensors);
   params.k = attention.k;
   params.v = attention.v;
-  if (rotation.turns()) {  // so that kernels are asked about what they will get
+  if (rotation.rotates()) {  // so that kernels are asked about what they will get
     params.q_rotation.rotary_dim = rotation.rope.rotary_dim;
     params.q_rotation.interleaved = rotation.rope.style == KVC_ROPE_INTERLEAVED ? 1 : 0;
     params.q_rotation.begin = rotation.rope.begin;
@@ -176,7 +176,7 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
         bytes.num_splits * cuda::split_floats(rows.shape.geometry.tile_rows, params.v_dim));
   }
   Scratch scratch(stream_);
-  Angles angles;
+  CosSin cos_sin;
   void* plan_scratch = nullptr;
   scratch.place(&sequences.sequences, sequences.num_sequences);
   scratch.place(&sequences.key_ends, sequences.num_rows);
@@ -189,11 +189,11 @@ void CudaOperators::attend(const CudaOpAttention& attention, const AttnOptions& 
   scratch.place_bytes(reinterpret_cast<void**>(&launch.schedule.sources), most.sources);
   scratch.place_bytes(&plan_scratch, most.scratch);
   scratch.place(&launch.schedule.partials, partial_floats);
-  place_angles(rotation, sequences.num_rows, &angles, &scratch);
+  place_cos_sin(rotation, sequences.num_rows, &cos_sin, &scratch);
   scratch.take(device_);
   params.sequences = sequences.sequences;
   device_.call("sequences", device_.table->op_sequences, sequences, stream_);
-  params.q_rotation = params.sink_q_rotation = make_angles(rotation, &angles);
+  params.q_rotation = params.sink_q_rotation = make_cos_sin(rotation, &cos_sin);
   for (const RowClass& rows : classes) {
     launch.schedule.num_ctas = rows.shape.geometry.num_ctas;
     launch.schedule.tile_rows = rows.shape.geometry.tile_rows;
@@ -215,11 +215,11 @@ void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRo
                            const int64_t* slots, int64_t num_rows, const OpRotation& rotation) {
   if (num_rows == 0) return;
   Scratch scratch(stream_);
-  Angles angles;
-  place_angles(rotation, num_rows, &angles, &scratch);
+  CosSin cos_sin;
+  place_cos_sin(rotation, num_rows, &cos_sin, &scratch);
   scratch.take(device_);
   const cuda::AppendLaunch launch{
-      .params = append_params(pool, k, v, slots, make_angles(rotation, &angles)),
+      .params = append_params(pool, k, v, slots, make_cos_sin(rotation, &cos_sin)),
       .k_storage = {},
       .v_storage = {},
       .num_rows = num_rows,
@@ -231,32 +231,32 @@ void CudaOperators::append(const OpPool& pool, const TokenRows& k, const TokenRo
 void CudaOperators::rotate(const TokenRows& x, const TokenRows& out, int32_t num_heads, int32_t dim,
                            int64_t num_rows, const OpRotation& rotation) {
   if (num_rows == 0) return;
-  // Lanes that read an element and its pair do not wait for each other: in place, rows are turned
+  // Lanes that read an element and its pair do not wait for each other: in place, rows are rotated
   // beside and come back.
   const bool in_place = x.base == out.base;
   const int64_t head_bytes = dim * kernels::dtype_bytes(out.dtype),
                 row_bytes = num_heads * head_bytes;
   Scratch scratch(stream_);
-  Angles angles;
+  CosSin cos_sin;
   std::byte* beside = nullptr;
   cuda::OpSlotsParams slots{.slots = nullptr, .num_slots = num_rows};
-  place_angles(rotation, num_rows, &angles, &scratch);
+  place_cos_sin(rotation, num_rows, &cos_sin, &scratch);
   scratch.place(&slots.slots, num_rows);
   if (in_place) scratch.place(&beside, num_rows * row_bytes);
   scratch.take(device_);
   device_.call("slots", device_.table->op_slots, slots, stream_);
-  const auto store = [&](const TokenRows& from, const TokenRows& to, const Rotation& angle) {
+  const auto store = [&](const TokenRows& from, const TokenRows& to, const Rotation& rotation) {
     const cuda::AppendLaunch launch{
-        .params = rotate_params(from, to, num_heads, dim, slots.slots, angle),
+        .params = rotate_params(from, to, num_heads, dim, slots.slots, rotation),
         .k_storage = {},
         .v_storage = {},
         .num_rows = num_rows,
         .num_rows_at = nullptr};
     device_.call("append", device_.table->append, launch, stream_);
   };
-  const TokenRows turned = in_place ? TokenRows{beside, row_bytes, head_bytes, out.dtype} : out;
-  store(x, turned, make_angles(rotation, &angles));
-  if (in_place) store(turned, out, {});
+  const TokenRows rotated = in_place ? TokenRows{beside, row_bytes, head_bytes, out.dtype} : out;
+  store(x, rotated, make_cos_sin(rotation, &cos_sin));
+  if (in_place) store(rotated, out, {});
 }
 
 void CudaOperators::copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride,

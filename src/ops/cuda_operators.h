@@ -1,6 +1,6 @@
-// Operators on a CUDA device: what the host's tensors there say is read by kernels alone, and
-// everything is enqueued on the caller's stream. Scratch comes and goes in the order of that
-// stream; in a capture it is the graph's own.
+// The operators on a CUDA device. Kernels alone read the host program's tensors, and everything is
+// enqueued on the caller's stream. Scratch is allocated and freed in the order of that stream; in a
+// capture it is the graph's own.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace kvc {
 
-// Where the keys of one attention lie. `sequences`: the caller's arrays and limits; what kernels
-// write is filled in here.
+// The keys of one attention. `sequences` has the caller's arrays and limits; `attend` fills in the
+// arrays that kernels write.
 struct CudaOpAttention {
-  LayerSpec shape;  // heads, dims, latent_rank
+  LayerSpec shape;  // Heads, dims and latent_rank.
   kernels::PagedRows k;
   kernels::PagedRows v;
   int32_t page_size;
@@ -37,7 +37,8 @@ class CudaOperators {
   void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,
               int32_t dim, int64_t num_rows, const OpRotation& rotation);
   void merge(const MergeCall& call);
-  // `states`: address and stride of the first sequence's state; params.sequences is filled in here.
+  // `states` has the address of the first sequence's state and the stride. Fills in
+  // params.sequences.
   void linear(kernels::LinearParams params, const cuda::OpStatesParams& states);
 
  private:
@@ -46,7 +47,7 @@ class CudaOperators {
     cuda::ScheduleShape shape;
     cuda::ScheduleLimits limits;
   };
-  struct Angles {
+  struct CosSin {
     cuda::CosSinParams params{};
     double* frequencies = nullptr;
   };
@@ -54,23 +55,22 @@ class CudaOperators {
 
   std::vector<RowClass> row_classes(const CudaOpAttention& attention,
                                     const cuda::AttnLaunch& launch) const;
-  static void place_angles(const OpRotation& rotation, int64_t num_rows, Angles* angles,
-                           Scratch* scratch);
-  kernels::Rotation make_angles(const OpRotation& rotation, Angles* angles) const;
+  static void place_cos_sin(const OpRotation& rotation, int64_t num_rows, CosSin* cos_sin,
+                            Scratch* scratch);
+  kernels::Rotation make_cos_sin(const OpRotation& rotation, CosSin* cos_sin) const;
 
   Device device_;
   cuda::Stream stream_;
 };
 
-// Where an operator runs: on the host, or on a device that is found usable. `tensor`: one of the
-// call, null or not.
+// Where an operator runs: on the host, or on a device that was found usable.
 struct OpPlace {
   DLDevice dlpack = kHost;
   Device device;
 
   bool on_host() const { return device.table == nullptr; }
 };
-// Throws UNSUPPORTED, OUT_OF_RANGE, DEVICE.
+// The place of a call with `tensor` (nullable). Throws UNSUPPORTED, OUT_OF_RANGE, DEVICE.
 OpPlace place_of_op(const DLTensor* tensor);
 
 }  // namespace kvc

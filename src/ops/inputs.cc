@@ -276,7 +276,7 @@ OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_
                          int32_t rotated_dim, int64_t num_rows, DLDevice device) {
   OpRotation out;
   if (rope != nullptr) out.rope = make_rope(*rope, "opt.rope->", rotated_dim);
-  if (!out.turns()) {
+  if (!out.rotates()) {
     if (positions != nullptr) {
       fail(KVC_E_INVALID_ARGUMENT, "opt.positions is set, but opt.rope %s: nothing turns by them",
            rope == nullptr ? "is NULL" : "has mode NONE");

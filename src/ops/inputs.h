@@ -1,5 +1,4 @@
-// The host's own pools, page tables and rotations as operators read them: tensors checked,
-// addresses and strides taken.
+// Pools, page tables and rotations of the host program, checked and converted for operators.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ namespace kvc {
 
 struct OpPool {
   kernels::PagedRows k{};
-  kernels::PagedRows v{};  // the K rows where V lies in them
+  kernels::PagedRows v{};  // The K rows where V is part of K.
   bool is_mla = false;
   bool v_in_k = false;
   int64_t num_pages = 0;
@@ -32,7 +31,7 @@ struct OpPool {
 // UNSUPPORTED.
 OpPool view_pool(const kvc_op_pool& pool, DLDevice device = kHost);
 
-// What an append writes: `rotation` of K, slots by row.
+// An append of rows to `slots`, K rotated by `rotation`.
 kernels::AppendParams append_params(const OpPool& pool, const kernels::TokenRows& k,
                                     const kernels::TokenRows& v, const int64_t* slots,
                                     const kernels::Rotation& rotation);
@@ -50,8 +49,8 @@ struct PageRuns {
 
 PageRuns runs_of(const kernels::PagedRows& rows, int64_t num_heads, int64_t page_size, int64_t dim);
 
-// Cuts of packed rows into sequences, int32 [num_sequences + 1]: from 0 on, never descending.
-// num_sequences < 0: as many as the tensor has cuts for. Throws OUT_OF_RANGE or a tensor status.
+// First row of each sequence and the end of the last, int32 [num_sequences + 1]: from 0 on, never
+// descending. num_sequences < 0: the tensor says how many. Throws OUT_OF_RANGE or a tensor status.
 struct Indptr {
   const int32_t* data;
   int32_t num_sequences;
@@ -64,8 +63,8 @@ Indptr view_indptr(const DLTensor* tensor, const char* name, int64_t num_sequenc
 struct OpTable {
   int32_t num_sequences = 0;
   const int32_t* lengths = nullptr;
-  const int32_t* row_starts = nullptr;   // null: one row each
-  const int32_t* page_starts = nullptr;  // null: a table row of `row_stride` elements each
+  const int32_t* row_starts = nullptr;   // Null: one row per sequence.
+  const int32_t* page_starts = nullptr;  // Null: a table row of `row_stride` elements per sequence.
   const int32_t* pages = nullptr;
   int64_t row_stride = 0;
 
@@ -77,35 +76,33 @@ struct OpTable {
   }
 };
 
-// `table` has been read by the sized-struct rules. Every length has its table entries; the page ids
-// are not looked at yet. Throws OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
+// `table` has been read by the sized-struct rules. Checks that every length has its table entries,
+// not the page ids. Throws OUT_OF_RANGE, INVALID_ARGUMENT or a tensor status.
 OpTable view_table(const kvc_op_table& table, int32_t page_size);
 
-// The same on a device: which tensors there are, and their extents. What they hold is checked by
-// the kernel that reads them.
+// The same on a device: checks which tensors there are and their extents. The kernel that reads
+// their contents checks those.
 cuda::OpSequencesParams view_table_on(DLDevice device, const kvc_op_table& table,
                                       const OpPool& pool);
 
-// Cuts of packed rows on a device: int32 [num_sequences + 1], num_sequences < 0: as many as it has
-// cuts for.
+// view_indptr on a device. The contents are not read.
 Indptr view_indptr_on(DLDevice device, const DLTensor* tensor, const char* name,
                       int64_t num_sequences);
 
-// The pages of sequence `i` lie in the pool. Entries of pages that end at `first_key` or before may
-// be negative: nothing reads them. Throws OUT_OF_RANGE.
+// Throws OUT_OF_RANGE when a page of sequence `i` is not in the pool. Entries of pages that end at
+// `first_key` or before may be negative: nothing reads them.
 void check_pages(const OpTable& table, const OpPool& pool, int32_t i, int64_t first_key);
 
-// What turns q, K or x.
+// RoPE of q, K or x.
 struct OpRotation {
   RopeSpec rope;
   const int32_t* positions = nullptr;  // [rows]
 
-  bool turns() const { return rope.mode != KVC_ROPE_NONE; }
+  bool rotates() const { return rope.mode != KVC_ROPE_NONE; }
 };
 
-// `rope` (null: none) has been read by the sized-struct rules; elements [begin, begin +
-// rotated_dim) of a row turn. Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor
-// status.
+// Rotates elements [begin, begin + rotated_dim) of a row. `rope` (null: none) has been read by the
+// sized-struct rules. Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status.
 OpRotation view_rotation(const kvc_rope* rope, const DLTensor* positions, int32_t begin,
                          int32_t rotated_dim, int64_t num_rows, DLDevice device = kHost);
 

@@ -59,7 +59,7 @@ Operators::Operators(kvc_cpu_isa isa, const kvc_executor* host)
       executor_(host != nullptr ? Executor(*host) : Executor(1)) {}
 
 kernels::Rotation Operators::cos_sin_of(const OpRotation& rotation, int64_t num_rows) {
-  if (!rotation.turns()) return {};
+  if (!rotation.rotates()) return {};
   return cos_sin_.get(rotation.rope, {.positions = rotation.positions, .num_rows = num_rows},
                       executor_);
 }
@@ -75,9 +75,9 @@ void Operators::attend(OpAttention& attention, const AttnOptions& options,
   params.v = attention.v;
   params.sequences = sequences.data();
   WorkList list;
-  plan_work(sequences.data(), static_cast<int64_t>(sequences.size()),
-            work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()), {},
-            &list);
+  schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()),
+                work_shape(*kernels_, params, options.tiles_only, false, executor_.concurrency()),
+                {}, &list);
   ItemRunner runner(kernels_, &executor_);
   runner.secure(list, params);
   runner.run(list, params);

@@ -1,5 +1,4 @@
-// The kernels over the host's own memory: nothing but the arguments of one call, and nothing is
-// kept after it.
+// The operators on the CPU: kernels over the host program's own memory. Nothing outlives a call.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +14,16 @@
 
 namespace kvc {
 
-// Which keys the rows of every sequence see. Movable: addresses inside stay.
+// The visible keys of the rows of every sequence. A move keeps the addresses inside.
 class OpSequences {
  public:
-  // A full attention sees all keys, else row i of n those up to length - n + i, and with a window W
-  // >= 1 the last W of them.
+  // With `full` every row attends to all keys. Otherwise row i of n attends to the keys up to
+  // length - n + i, and with a window W >= 1 to the last W of them.
   OpSequences(bool full, int64_t window) : full_(full), window_(window) {}
 
-  // Sequence `index` of the call; `name`: what says its length, for the message. Returns the first
-  // key that its rows see. Throws OUT_OF_RANGE when a causal sequence has more rows than keys.
+  // Adds sequence `index` of the call, and returns the first key visible to its rows. Messages name
+  // the argument with its length `name`. Throws OUT_OF_RANGE when a causal sequence has more rows
+  // than keys.
   int64_t add(int32_t index, const char* name, const int32_t* pages, int64_t row_begin,
               int64_t num_rows, int64_t length);
 
@@ -33,25 +33,25 @@ class OpSequences {
  private:
   bool full_;
   int64_t window_;
-  std::vector<kernels::AttnSequence> sequences_;  // those that have rows
-  std::vector<int32_t> key_begins_;               // of rows that see no early keys
-  std::vector<int64_t> begin_offsets_;            // per sequence, into key_begins_; -1: sees all
+  std::vector<kernels::AttnSequence> sequences_;  // Sequences with rows.
+  std::vector<int32_t> key_begins_;               // Rows with hidden keys.
+  std::vector<int64_t> begin_offsets_;            // Per sequence, into key_begins_; -1: hides none.
 };
 
-// Where the keys of one attention lie and how heads and rows are shaped.
+// The keys of one attention, and the shape of heads and rows.
 struct OpAttention {
-  LayerSpec shape;  // heads, dims, latent_rank
+  LayerSpec shape;  // Heads, dims and latent_rank.
   kernels::PagedRows k;
   kernels::PagedRows v;
   int32_t page_size;
   OpSequences sequences;
 };
 
-// One call each. Everything is secured before anything is written: a throw leaves outputs and pools
-// untouched.
+// One object per call. Memory is secured before anything is written: a throw leaves outputs and
+// pools as they were.
 class Operators {
  public:
-  // `host` null: the caller's thread only. Throws UNSUPPORTED (instruction set) or
+  // `host` null: runs on the caller's thread alone. Throws UNSUPPORTED (instruction set) or
   // INVALID_ARGUMENT.
   Operators(kvc_cpu_isa isa, const kvc_executor* host);
 
@@ -60,10 +60,10 @@ class Operators {
   // Throws OUT_OF_RANGE for a slot beyond the pool.
   void append(const OpPool& pool, const kernels::TokenRows& k, const kernels::TokenRows& v,
               const int64_t* slots, int64_t num_rows, const OpRotation& rotation);
-  // Bases null: not wanted. The table's pages have been checked.
+  // An output without a base is left out. The table's pages have been checked.
   void gather(const OpPool& pool, const OpTable& table, const kernels::TokenRows& k_out,
               const kernels::TokenRows& v_out);
-  // Pair i is (from, to) at pairs + i * stride. Throws OUT_OF_RANGE or INVALID_ARGUMENT.
+  // Pair i is (from, to), at pairs + i * stride. Throws OUT_OF_RANGE or INVALID_ARGUMENT.
   void copy_pages(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs);
   // `out` may be `x`.
   void rotate(const kernels::TokenRows& x, const kernels::TokenRows& out, int32_t num_heads,

@@ -95,7 +95,7 @@ class EvictionOrder {
   BlockTree* tree_;
   Order leaves_;
   std::vector<std::unique_ptr<Order>> windows_;  // [BlockGroup::window_order]
-  Order states_;  // Without memory when no layer has states.
+  Order states_;                                 // Without memory when no layer has states.
   Order host_blocks_;
   std::vector<int32_t> quota_positions_;  // Places of nodes in Namespace::leaves.
   uint64_t stamp_ = 0;                    // The newest stamp: ticks since `start_`, made unique.

@@ -74,13 +74,13 @@ struct alignas(64) Sequence {
   // decode step need not look at the tables. 0: not known. Code that changes a table calls
   // invalidate_tables().
   int64_t no_table_change_before = 0;
-  std::vector<PageTable> tables;  // [layer group]
-  int32_t slot = -1;              // Row in the tables of a device; dense, reused.
-  int32_t batch_index = -1;       // Entry of the open forward; -1: not in it.
-  int64_t window = 0;             // Window set by kvc_seq_set_window; 0: none.
-  int64_t sink = 0;               // Sink tokens of that window.
-  int64_t cross_length = 0;       // Encoder tokens.
-  int64_t next_drop = 0;          // Below this length no layer's window hides a whole page.
+  std::vector<PageTable> tables;          // [layer group]
+  int32_t slot = -1;                      // Row in the tables of a device; dense, reused.
+  int32_t batch_index = -1;               // Entry of the open forward; -1: not in it.
+  int64_t window = 0;                     // Window set by kvc_seq_set_window; 0: none.
+  int64_t sink = 0;                       // Sink tokens of that window.
+  int64_t cross_length = 0;               // Encoder tokens.
+  int64_t next_drop = 0;                  // Below this length no layer's window hides a whole page.
   std::vector<PositionSegment> segments;  // Ascending; empty: position = index.
   bool is_swapped = false;                // Tables name host pages, states name host slots.
   TokenTree tree;                         // Uncommitted nodes.

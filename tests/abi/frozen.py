@@ -1,6 +1,6 @@
 """Programs that were compiled against earlier headers still run on this library.
 
-Each folder of tests/abi/frozen is a version with the header that it shipped. Its structs, fields and constants lie where they lay, and
+Each folder of tests/abi/frozen is a version with the headers that it shipped. Its structs, fields and constants lie where they lay, and
 client.c, compiled against it, runs on the library of today. The same client is compiled against a header whose structs are one field
 shorter, as if that field had come later, so that shorter structs are exercised before a version has any.
 Usage: frozen.py <C compiler> <folder that holds dlpack/dlpack.h> <folder that holds libkvcache.so>
@@ -37,10 +37,16 @@ def shortened(header):
     return STRUCT.sub(cut, header), names
 
 
-def run_client(compiler, dlpack, library, header, folder, label, *options):
+def headers_of(folder):
+    """name -> text of the public headers in `folder`."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.h"))}
+
+
+def run_client(compiler, dlpack, library, headers, folder, label, *options):
     folder = pathlib.Path(folder) / label
     folder.mkdir()
-    (folder / "kvcache.h").write_text(header)
+    for name, text in headers.items():
+        (folder / name).write_text(text)
     program = folder / "client"
     subprocess.run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", *options, "-I", folder, "-isystem", dlpack, FROZEN / "client.c",
                     "-o", program, f"-L{library}", "-lkvcache", "-lm"], check=True)
@@ -76,13 +82,13 @@ def main():
     versions = sorted(path for path in FROZEN.iterdir() if path.is_dir())
     with tempfile.TemporaryDirectory() as folder:
         for version in versions:
-            header = version / "kvcache.h"
-            findings += [f"{version.name}: {line}" for line in moved(layout.measure(compiler, dlpack, header), present)]
-            findings += run_client(compiler, dlpack, library, header.read_text(), folder, version.name)
-        text, names = shortened((ROOT / "include" / "kvcache.h").read_text())
+            findings += [f"{version.name}: {line}" for line in moved(layout.measure(compiler, dlpack, version), present)]
+            findings += run_client(compiler, dlpack, library, headers_of(version), folder, version.name)
+        headers = headers_of(ROOT / "include")
+        headers["kvcache.h"], names = shortened(headers["kvcache.h"])
         if len(names) < 15:
             findings.append(f"only {len(names)} structs could be shortened: {names}")
-        findings += run_client(compiler, dlpack, library, text, folder, "shorter", "-DSHORTER_STRUCTS")
+        findings += run_client(compiler, dlpack, library, headers, folder, "shorter", "-DSHORTER_STRUCTS")
     for finding in findings:
         print(finding)
     print(f"frozen: {len(findings)} finding(s)" if findings else

@@ -1,4 +1,4 @@
-"""kvcache.h compiles alone, without a warning, in every supported language standard, with gcc and with clang.
+"""kvcache.h and kvcache_api.h compile alone, without a warning, in every supported language standard, with gcc and with clang.
 
 Usage: header_matrix.py <folder that holds dlpack/dlpack.h>
 """
@@ -14,7 +14,8 @@ STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wsign-conversion",
 LANGUAGES = [("c", ["gcc", "clang"], ["c99", "c11", "c17"], ["-Wstrict-prototypes", "-Wc++-compat"]),
              ("cc", ["g++", "clang++"], ["c++11", "c++14", "c++17", "c++20"], ["-Wold-style-cast", "-Wzero-as-null-pointer-constant"])]
 # Nothing before the include: the header brings what it needs. The function keeps the translation unit from being empty.
-PROGRAM = "#include <kvcache.h>\n#include <kvcache.h>\nuint32_t user(void);\nuint32_t user(void) { return kvc_abi_version(); }\n"
+HEADERS = ["kvcache.h", "kvcache_api.h"]
+PROGRAM = "uint32_t user(void);\nuint32_t user(void) { return kvc_abi_version(); }\n"
 
 
 def main():
@@ -23,8 +24,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for suffix, compilers, standards, extra in LANGUAGES:
             source = pathlib.Path(folder) / f"alone.{suffix}"
-            source.write_text(PROGRAM)
-            for compiler in compilers:
+            for header, compiler in [(header, compiler) for header in HEADERS for compiler in compilers]:
+                source.write_text(f"#include <{header}>\n" * 2 + PROGRAM)
                 if not shutil.which(compiler):
                     print(f"header_matrix: {compiler} is not installed (make deps)")
                     failed += 1
@@ -35,7 +36,7 @@ def main():
                     compiled += 1
                     if result.returncode:
                         failed += 1
-                        print(f"{compiler} -std={standard}:\n{result.stderr}")
+                        print(f"{header}, {compiler} -std={standard}:\n{result.stderr}")
     print(f"header_matrix: {compiled} compilations, {failed} failed")
     sys.exit(1 if failed else 0)
 

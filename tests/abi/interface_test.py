@@ -13,7 +13,7 @@ import unittest
 import interface
 
 COMPILER, DLPACK = sys.argv.pop(1), sys.argv.pop(1)
-HEADER = (interface.ROOT / "include" / "kvcache.h").read_text()
+HEADERS = {name: (interface.ROOT / "include" / name).read_text() for name in interface.HEADERS}
 
 
 class Interface(unittest.TestCase):
@@ -23,20 +23,21 @@ class Interface(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.stored = pathlib.Path(cls.folder.name) / "stored.abi"
-        library = interface.stub(COMPILER, DLPACK, interface.ROOT / "include" / "kvcache.h", cls.folder.name)
+        library = interface.stub(COMPILER, DLPACK, interface.ROOT / "include" / "kvcache_api.h", cls.folder.name)
         cls.stored.write_text(interface.describe(library))
 
     @classmethod
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def after(self, pattern, replacement):
-        """(added, changed) once `pattern` is replaced in the header."""
-        text, count = re.subn(pattern, replacement, HEADER, count=1)
+    def after(self, pattern, replacement, name="kvcache.h"):
+        """(added, changed) once `pattern` is replaced in the header `name`."""
+        text, count = re.subn(pattern, replacement, HEADERS[name], count=1)
         self.assertEqual(count, 1, pattern)
         with tempfile.TemporaryDirectory() as folder:
-            header = pathlib.Path(folder) / "kvcache.h"
-            header.write_text(text)
+            for each in HEADERS:
+                (pathlib.Path(folder) / each).write_text(text if each == name else HEADERS[each])
+            header = pathlib.Path(folder) / "kvcache_api.h"
             return interface.compare(self.stored, interface.stub(COMPILER, DLPACK, header, folder))[:2]
 
     def test_the_same_header_has_no_difference(self):
@@ -56,7 +57,7 @@ class Interface(unittest.TestCase):
     def test_fields_that_come_go_or_move_are_changes_of_their_struct(self):
         self.assertEqual(self.after(r"\n\} kvc_plan_info;", "\n  int64_t brand_new;\n} kvc_plan_info;"), (set(), {"kvc_plan_info"}))
         self.assertEqual(self.after(r"int64_t detail;", "int32_t detail;"), (set(), {"kvc_error"}))
-        self.assertEqual(self.after(r"\n\} kvc_api;", "\n  kvc_status (*brand_new)(int);\n} kvc_api;"), (set(), {"kvc_api"}))
+        self.assertEqual(self.after(r"\n\} kvc_api;", "\n  kvc_status (*brand_new)(int);\n} kvc_api;", "kvcache_api.h"), (set(), {"kvc_api"}))
 
     def test_the_changelog_has_to_name_what_is_new_and_what_changed(self):
         entries = interface.unreleased("# Changes\n\n## Unreleased\n\n### Added\n\n- api: `kvc_a`, and\n  `kvc_b`.\n- fix: `kvc_c`.\n- abi: `kvc_d`.\n"

@@ -27,7 +27,7 @@ DLPACK = {"DLDevice": ["device_type", "device_id"],
 
 def program(structs, constants):
     """A C program that prints the layout as JSON."""
-    lines = ["#include <kvcache.h>", "#include <stdio.h>", "int main(void) {", r'  printf("{\n\"structs\": {");']
+    lines = ["#include <kvcache_api.h>", "#include <stdio.h>", "int main(void) {", r'  printf("{\n\"structs\": {");']
     for index, (name, fields) in enumerate(structs.items()):
         key = name.removeprefix("struct ")
         lines.append(rf'  printf("%s\n\"{key}\": {{\"size\": %zu, \"align\": %zu, \"fields\": {{", "{"," if index else ""}", '
@@ -42,17 +42,17 @@ def program(structs, constants):
     return "\n".join(lines + [r'  printf("}\n}\n");', "  return 0;", "}", ""])
 
 
-def measure(compiler, dlpack, path=ROOT / "include" / "kvcache.h"):
-    """The layout of the header at `path`, which lies in this tree."""
-    text = path.read_text()
+def measure(compiler, dlpack, folder=ROOT / "include"):
+    """The layout of the public headers in `folder`."""
+    text = "".join((folder / pathlib.Path(path).name).read_text() for path in header.PATHS)
     structs = {**header.structs(text), **DLPACK}
     constants = header.constants(text) + ["KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR"]
-    with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder) / "layout.c"
+    with tempfile.TemporaryDirectory() as scratch:
+        source = pathlib.Path(scratch) / "layout.c"
         source.write_text(program(structs, constants))
-        subprocess.run([compiler, "-std=c11", "-I", str(path.parent), "-isystem", dlpack, str(source), "-o", f"{folder}/layout"],
+        subprocess.run([compiler, "-std=c11", "-I", str(folder), "-isystem", dlpack, str(source), "-o", f"{scratch}/layout"],
                        check=True)
-        return json.loads(subprocess.run([f"{folder}/layout"], check=True, capture_output=True, text=True).stdout)
+        return json.loads(subprocess.run([f"{scratch}/layout"], check=True, capture_output=True, text=True).stdout)
 
 
 def differences(stored, measured):

@@ -35,7 +35,7 @@ def main():
     library = sys.argv[1]
     names = exported(library)
     findings = []
-    for where, wanted in (("tests/abi/symbols.txt", set(STORED.read_text().split())), (header.PATH, set(header.functions()))):
+    for where, wanted in (("tests/abi/symbols.txt", set(STORED.read_text().split())), ("include", set(header.functions()))):
         findings += [f"exported, but not in {where}: {name}" for name in sorted(names - wanted)]
         findings += [f"in {where}, but not exported: {name}" for name in sorted(wanted - names)]
 

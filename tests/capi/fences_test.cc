@@ -1,3 +1,4 @@
+#include "kvcache_api.h"
 #include "tests/capi/copies_support.h"
 
 namespace kvc::test {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "kvcache_api.h"
 #include "tests/capi/fixture.h"
 
 namespace kvc::test {

@@ -5,7 +5,7 @@
 #include <map>
 #include <tuple>
 
-#include "src/exec/key_pieces.h"
+#include "src/exec/kv_chunks.h"
 #include "tests/cuda/shared_prefixes.h"
 
 namespace kvc::cuda::test {

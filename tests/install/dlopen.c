@@ -1,7 +1,7 @@
 /* A program that loads the library at run time and links nothing of it: one symbol, then the
  * function table. */
 #include <dlfcn.h>
-#include <kvcache.h>
+#include <kvcache_api.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -32,7 +32,7 @@ def libdir_of(prefix):
 
 
 def check_files(prefix, libdir):
-    wanted = [prefix / "include/kvcache.h", prefix / "include/dlpack/dlpack.h", libdir / "libkvcache.a", libdir / "libkvcache.so.0",
+    wanted = [prefix / "include/kvcache.h", prefix / "include/kvcache_api.h", prefix / "include/dlpack/dlpack.h", libdir / "libkvcache.a", libdir / "libkvcache.so.0",
               libdir / "pkgconfig/kvcache.pc", libdir / "pkgconfig/kvcache-static.pc", libdir / "cmake/kvcache/kvcacheConfig.cmake"]
     missing = [str(path.relative_to(prefix)) for path in wanted if not path.exists()]
     if missing:

@@ -13,16 +13,16 @@ HEAD = {"struct_size", "abi_version", "reserved"}
 def check():
     findings = []
     functions = header.functions()
-    for name, (line, comment) in functions.items():
+    for name, (place, comment) in functions.items():
         for word in ("Threading:", "Device:"):
             if word not in comment:
-                findings.append(f"{header.PATH}:{line}: the comment of {name} has no '{word}'")
+                findings.append(f"{place}: the comment of {name} has no '{word}'")
     slots = [field for field in header.structs()[TABLE] if field not in HEAD]
     wanted = [SLOT_OF.get(name, name.removeprefix("kvc_")) for name in functions if name != GETTER]
-    findings += [f"{header.PATH}: {TABLE} has no slot '{slot}'" for slot in wanted if slot not in slots]
-    findings += [f"{header.PATH}: slot '{slot}' of {TABLE} has no function" for slot in slots if slot not in wanted]
+    findings += [f"{TABLE} has no slot '{slot}'" for slot in wanted if slot not in slots]
+    findings += [f"slot '{slot}' of {TABLE} has no function" for slot in slots if slot not in wanted]
     if len(slots) != len(set(slots)):
-        findings.append(f"{header.PATH}: {TABLE} has a slot twice")
+        findings.append(f"{TABLE} has a slot twice")
     return findings
 
 

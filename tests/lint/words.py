@@ -14,7 +14,7 @@ RETIRED = {
     r"turn_keys|turned|angles|Angles|\w*Angles": "RoPE, cos_sin",
     r"cut_box|BoxPlace": "TMA box",
     r"take_tile|Running|Walk": "process_tile, online softmax state, decode loop",
-    r"leftovers|give_back|beside_capture|stream_beside_captures": "deferred frees, release, out-of-band call",
+    r"leftovers|give_back|is_beside_capture|stream_beside_captures": "deferred frees, release, out-of-band call",
     r"combine|combining": "reduce_splits",
     r"op_view": "tensor_view, op_metadata",
 }

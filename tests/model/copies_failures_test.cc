@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "src/cache/cache_core.h"
 #include "src/capi/handles.h"
 #include "tests/model/allocation_failures.h"
 #include "tests/model/snapshot.h"
@@ -61,7 +62,7 @@ TEST(CopiesWithoutMemory, ChangeNothing) {
   EXPECT_GT(failed, 5);
   kvc_plan_destroy(plan);
   ASSERT_NE(cache, nullptr);
-  const LayerPages& pages = cache->cache.pool().layer(0);
+  const LayerPages& pages = cache->cache.core().pool.layer(0);
   const auto fill = [&](int64_t page, int value) {
     std::memset(pages.base + page * pages.page_stride, value, 512);
   };
@@ -84,7 +85,7 @@ TEST(CopiesWithoutMemory, ChangeNothing) {
           EXPECT_EQ(difference(before, take_snapshot(cache, nullptr, 1)), "") << n;
           EXPECT_EQ(fence, nullptr) << n;
           for (int64_t page = 0; page < 8; ++page) EXPECT_EQ(byte_of(page), page + 1) << n;
-          EXPECT_EQ(cache->cache.host().use(), HostUse::kNone)
+          EXPECT_EQ(cache->cache.core().host.use(), HostUse::kNone)
               << n << ": nothing has been copied to the host yet";
         });
     EXPECT_GE(failed, 3) << "the list, and the fence";
@@ -102,7 +103,7 @@ TEST(CopiesWithoutMemory, ChangeNothing) {
   EXPECT_TRUE(expect_no_change({0, 5, 7, 4}, [&](kvc_fence** fence, kvc_error* err) {
     return kvc_pages_swap(cache, &pairs, KVC_SWAP_OUT, nullptr, fence, err);
   }));
-  EXPECT_EQ(cache->cache.host().use(), HostUse::kByPage);
+  EXPECT_EQ(cache->cache.core().host.use(), HostUse::kByPage);
   values = {5, 1, 4, 2};
   EXPECT_EQ(kvc_pages_swap(cache, &pairs, KVC_SWAP_IN, nullptr, nullptr, nullptr), KVC_OK);
   EXPECT_EQ(byte_of(1), 1);

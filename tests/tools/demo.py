@@ -20,8 +20,16 @@ with tempfile.TemporaryDirectory() as folder:
     figure = pathlib.Path(folder) / "demo.svg"
     text = demo("--svg", figure)
     assert "Exact: all three rows agree" in text and "Some answers" not in text, text
-    pages = xml.dom.minidom.parse(str(figure)).getElementsByTagName("g")
+    drawn = xml.dom.minidom.parse(str(figure))
+    assert "prefers-color-scheme: dark" in drawn.getElementsByTagName("style")[0].toxml()
+    pages = drawn.getElementsByTagName("g")
     colours = set(re.findall(r'fill="(#[0-9a-f]{6})"', pages[-1].toxml()))
     assert len(colours) == 18, f"16 conversations, the prompt and free pages have {len(colours)} colours: {colours}"
 assert "Some answers (row 3; noise" in demo("--verbose")
+
+# The picture of docs/demo.md is one that the command drew.
+shown = xml.dom.minidom.parse(str(pathlib.Path(__file__).resolve().parents[2] / "docs/demo.svg"))
+titles = [text.firstChild.data for text in shown.getElementsByTagName("text")]
+assert shown.documentElement.tagName == "svg" and "KV memory at the peak" in titles, titles
+assert any(title.startswith("Exact: all three rows agree") for title in titles), titles
 print("demo: ok")

@@ -361,13 +361,13 @@ TEST(Device, KnowsWhatBelongsBesideACapture) {
   const Device device = fake.device();
   fake.capturing.insert(stream_number(6));
   fake.unaskable = nullptr;
-  EXPECT_FALSE(device.is_beside_capture(stream_number(5)));
-  EXPECT_TRUE(device.is_beside_capture(stream_number(6)));
-  EXPECT_TRUE(device.is_beside_capture(nullptr));
+  EXPECT_FALSE(device.excludes_out_of_band(stream_number(5)));
+  EXPECT_TRUE(device.excludes_out_of_band(stream_number(6)));
+  EXPECT_TRUE(device.excludes_out_of_band(nullptr));
   EXPECT_TRUE(device.is_usable(stream_number(6)));
   EXPECT_FALSE(device.is_usable(nullptr));
   fake.failing_call = fake.calls + 1;  // the second question
-  EXPECT_EQ(error_of([&] { (void)device.is_beside_capture(stream_number(5)); }).status(),
+  EXPECT_EQ(error_of([&] { (void)device.excludes_out_of_band(stream_number(5)); }).status(),
             KVC_E_DEVICE);
 }
 

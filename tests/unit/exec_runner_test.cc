@@ -59,8 +59,8 @@ TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
     const bool split_sinks = problem.random.chance(0.5), tiles_only = problem.random.chance(0.3);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     WorkList list;
-    plan_work(problem.sequences.data(), problem.num_sequences(),
-              shape_of(problem.params, split_sinks, tiles_only, 3), {}, &list);
+    schedule_work(problem.sequences.data(), problem.num_sequences(),
+                  shape_of(problem.params, split_sinks, tiles_only, 3), {}, &list);
     const NaiveResult expected = naive_attention(problem, split_sinks);
     for (const KernelTable* table : available_tables()) {
       if (table->isa == Isa::kScalar && seed % 6 != 0) continue;  // slow
@@ -84,7 +84,7 @@ TEST(ItemRunner, GivesRowsTheSameBitsHoweverAPromptIsCutWhenTilesServeAll) {
     const KernelTable& table = *cpu::kernel_table(Isa::kAuto);
     const WorkShape shape = shape_of(problem.params, split_sinks, true, 1);
     WorkList list;
-    plan_work(problem.sequences.data(), problem.num_sequences(), shape, {}, &list);
+    schedule_work(problem.sequences.data(), problem.num_sequences(), shape, {}, &list);
     run_list(table, problem, list, executor);
     const std::vector<float> together = output_bits(problem);
     problem.reset_outputs(DType::kF32);
@@ -103,7 +103,7 @@ TEST(ItemRunner, GivesRowsTheSameBitsHoweverAPromptIsCutWhenTilesServeAll) {
         rows.push_back(one);
       }
     }
-    plan_work(rows.data(), static_cast<int64_t>(rows.size()), shape, {}, &list);
+    schedule_work(rows.data(), static_cast<int64_t>(rows.size()), shape, {}, &list);
     problem.params.sequences = rows.data();
     ItemRunner runner(&table, &executor);
     runner.secure(list, problem.params);
@@ -170,7 +170,8 @@ TEST(Cascade, GivesThePlainResult) {
     SharedEntries entries;
     entries.build(found, &problem.sequences);
     WorkList list;
-    plan_work(problem.sequences.data(), problem.num_sequences(), shape, entries.prefixes(), &list);
+    schedule_work(problem.sequences.data(), problem.num_sequences(), shape, entries.prefixes(),
+                  &list);
     for (const KernelTable* table : available_tables()) {
       if (table->isa == Isa::kScalar && seed % 4 != 0) continue;  // slow
       SCOPED_TRACE(table->name);

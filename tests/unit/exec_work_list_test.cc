@@ -57,8 +57,8 @@ TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
-              &list);
+    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape,
+                  {}, &list);
     // Per (sequence, row, head): disjoint key ranges that add up to what the row sees.
     std::map<std::tuple<int32_t, int64_t, int32_t>, int64_t> covered;
     for (const AttnItem& item : list.items) {
@@ -109,12 +109,12 @@ constexpr WorkShape kGroupOfFour = {.num_q_heads = 4,
                                     .is_latent = false,
                                     .concurrency = 1};
 
-std::vector<KeyPiece> pieces_of(const WorkList& list) {
-  std::vector<KeyPiece> pieces;
+std::vector<KvChunk> pieces_of(const WorkList& list) {
+  std::vector<KvChunk> pieces;
   for (const AttnItem& item : list.items)
     pieces.push_back({item.key_begin, item.key_end, item.sink_part != 0});
   std::sort(pieces.begin(), pieces.end(),
-            [](const KeyPiece& a, const KeyPiece& b) { return a.begin < b.begin; });
+            [](const KvChunk& a, const KvChunk& b) { return a.begin < b.begin; });
   return pieces;
 }
 
@@ -122,7 +122,7 @@ TEST(WorkList, CostsOfAWindowLayerGrowWithItsWindowOnly) {
   for (const int64_t length : {int64_t{5000}, int64_t{1000000000}}) {
     const Windowed windowed(length, 1024, 0);
     WorkList list;
-    plan_work(&windowed.sequence, 1, kGroupOfFour, {}, &list);
+    schedule_work(&windowed.sequence, 1, kGroupOfFour, {}, &list);
     EXPECT_LE(list.items.size(), 3u);
     EXPECT_EQ(pieces_of(list).front().begin, length - 1024);
     EXPECT_LT(list.seconds, 1e-3);
@@ -132,8 +132,8 @@ TEST(WorkList, CostsOfAWindowLayerGrowWithItsWindowOnly) {
 TEST(WorkList, CutsAWindowAtAbsoluteMultiplesOfTheSplit) {
   const Windowed windowed(2000, 1100, 0);
   WorkList list;
-  plan_work(&windowed.sequence, 1, kGroupOfFour, {}, &list);
-  const std::vector<KeyPiece> expected = {
+  schedule_work(&windowed.sequence, 1, kGroupOfFour, {}, &list);
+  const std::vector<KvChunk> expected = {
       {900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), expected);
 }
@@ -142,17 +142,17 @@ TEST(WorkList, PutsSinksIntoTheFirstItemUnlessTheirQueriesTurnDifferently) {
   const Windowed windowed(2000, 1100, 4);
   WorkShape shape = kGroupOfFour;
   WorkList list;
-  plan_work(&windowed.sequence, 1, shape, {}, &list);
-  const std::vector<KeyPiece> joined = {{0, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
+  schedule_work(&windowed.sequence, 1, shape, {}, &list);
+  const std::vector<KvChunk> joined = {{0, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), joined);
   shape.split_sinks = true;
-  plan_work(&windowed.sequence, 1, shape, {}, &list);
-  const std::vector<KeyPiece> split = {
+  schedule_work(&windowed.sequence, 1, shape, {}, &list);
+  const std::vector<KvChunk> split = {
       {0, 4, true}, {900, 1024, false}, {1024, 1536, false}, {1536, 2000, false}};
   EXPECT_EQ(pieces_of(list), split);
   shape.tiles_only = true;
-  plan_work(&windowed.sequence, 1, shape, {}, &list);
-  const std::vector<KeyPiece> tiles = {{0, 4, true}, {896, 2000, false}};
+  schedule_work(&windowed.sequence, 1, shape, {}, &list);
+  const std::vector<KvChunk> tiles = {{0, 4, true}, {896, 2000, false}};
   EXPECT_EQ(pieces_of(list), tiles);
   EXPECT_EQ(list.groups.size(), 1u);
 }
@@ -169,7 +169,7 @@ TEST(WorkList, ReadsASharedPrefixOnceAndFeedsEveryMember) {
   const SharedPrefix prefix{
       .sequence = 4, .key_begin = 0, .key_end = 4096, .members = {{0, 0}, {2, 1}, {3, 2}}};
   WorkList list;
-  plan_work(sequences.data(), 5, kGroupOfFour, {&prefix, 1}, &list);
+  schedule_work(sequences.data(), 5, kGroupOfFour, {&prefix, 1}, &list);
   int64_t prefix_keys = 0;
   std::vector<int64_t> first_own_key(5, INT64_MAX), fed(list.groups.size(), 0);
   for (const AttnItem& item : list.items) {
@@ -195,8 +195,8 @@ TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    plan_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
-              &list);
+    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape,
+                  {}, &list);
     std::set<std::pair<int64_t, int64_t>> used;
     std::vector<int32_t> splits(list.groups.size(), 0);
     for (const AttnItem& item : list.items) {
@@ -230,7 +230,7 @@ TEST(WorkList, CutsASequenceAtTheSameKeysWhateverTheBatchAndTheThreads) {
       WorkShape shape = drawn.shape;
       shape.concurrency = concurrency;
       WorkList list;
-      plan_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &list);
+      schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &list);
       std::set<std::pair<int64_t, int64_t>> keys;
       bool tile = false;
       for (size_t i = 0; i < list.items.size(); ++i) {

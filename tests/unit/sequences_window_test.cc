@@ -104,7 +104,8 @@ TEST(Windows, DropThePagesThatNoLaterQuerySees) {
 TEST(Windows, KeepTheSinksPages) {
   World world({attention_layer(1, 1, 8, 8)});
   Sequence& sequence = world.fill(1, 30);
-  world.sequences.trimmer().set_window(world.sequences.get(1), 10, 5);  // sinks 0..4 on pages 0 and 1; the next query sees 26..30
+  world.sequences.trimmer().set_window(
+      world.sequences.get(1), 10, 5);  // sinks 0..4 on pages 0 and 1; the next query sees 26..30
   EXPECT_EQ(World::kept(sequence.tables[0]),
             (Kept{true, true, false, false, false, false, true, true}));
   EXPECT_TRUE(sequence.tables[0].keeps(0, 5));
@@ -117,7 +118,8 @@ TEST(Windows, AWiderWindowNeedsTokensThatAreStillThere) {
   world.sequences.trimmer().set_window(world.sequences.get(1), 10, 2);
   world.sequences.trimmer().set_window(world.sequences.get(1), 6, 1);
   EXPECT_THROW(world.sequences.trimmer().set_window(world.sequences.get(1), 20, 1), Error);
-  EXPECT_THROW(world.sequences.trimmer().set_window(world.sequences.get(1), 6, 3), Error) << "the third sink is gone";
+  EXPECT_THROW(world.sequences.trimmer().set_window(world.sequences.get(1), 6, 3), Error)
+      << "the third sink is gone";
   EXPECT_EQ(world.sequences.get(1).window, 6);
 }
 
@@ -202,7 +204,8 @@ TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
     layers[1].window = one.second_window;
     World world(layers);
     Sequence& sequence = world.fill(1, one.length);
-    if (one.sequence_window != 0) world.sequences.trimmer().set_window(world.sequences.get(1), one.sequence_window, one.sink);
+    if (one.sequence_window != 0)
+      world.sequences.trimmer().set_window(world.sequences.get(1), one.sequence_window, one.sink);
     world.sequences.trimmer().drop_hidden(sequence);
     for (int64_t position = 0; position <= one.length; ++position) {
       int64_t nearest = -1;

@@ -1,13 +1,55 @@
 """Writes the C mirrors of the interface: the function table, and the lists of structs for SWIG and
 for the Python module."""
 
-import re
-
 import ctype
-import describe
 
 WIDTH = 100
 TABLE_HEADER = "include/kvcache_api.h"
+TABLE_FRAME = """/* {note} */
+/*
+ * kvcache_api.h - the function table of libkvcache, for programs that load the library at run time.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * A program that links libkvcache needs kvcache.h alone. A program that loads the library does this:
+ *
+ *   void *library = dlopen("libkvcache.so.0", RTLD_NOW | RTLD_LOCAL);
+ *   const kvc_api *(*get_api)(uint32_t) = dlsym(library, "kvc_get_api");    (in C: by memcpy)
+ *   const kvc_api *api = get_api(KVC_ABI_VERSION);
+ *   api->plan_create(&config, &plan, &err);
+ *
+ * 1. Check every step for NULL. kvc_get_api returns NULL where the library cannot serve this header.
+ * 2. A slot is the function of kvcache.h without the prefix kvc_, with the same contract.
+ *    kvc_abi_version is get_abi_version here, because a field has the other name.
+ * 3. The table is append-only: a slot never moves, and new slots come at the end.
+ * 4. Do not unload the library (dlclose) while tensors that it exported live.
+ */
+#ifndef KVCACHE_API_H_
+#define KVCACHE_API_H_
+
+#include "kvcache.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Every function of kvcache.h, in the order in which they came into being. */
+typedef struct kvc_api {
+  size_t struct_size;   /* Bytes that the library has filled. */
+  uint32_t abi_version; /* ABI of the library, as kvc_abi_version returns it. */
+  uint32_t reserved;    /* 0 */
+{functions}
+} kvc_api;
+
+{doc} */
+KVC_API const kvc_api *kvc_get_api(uint32_t abi_version) KVC_NOEXCEPT;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* KVCACHE_API_H_ */
+"""
 
 
 def filled(words, indent, separator=" "):
@@ -32,22 +74,25 @@ def marked(parameter):
     return f"{kind}{'' if kind.endswith('*') else ' '}KVC_NULLABLE {parameter['name']}"
 
 
+def aligned(head, words, after):
+    """Lines of a parameter list, which go on below the opening parenthesis."""
+    lines, line = [], head
+    for at, word in enumerate(words):
+        part = word + (after if at == len(words) - 1 else ",")
+        space = 0 if line == head else 1
+        if len(line) + space + len(part) > WIDTH and space:
+            lines.append(line)
+            line = " " * len(head) + part
+        else:
+            line += " " * space + part
+    return lines + [line + (after if not words else "")]
+
+
 def slot(member, function):
     returns = function["returns"]
     head = f"  {returns}{'' if returns.endswith('*') else ' '}(*{member})("
     words = [marked(one) for one in function["parameters"]] or ["void"]
-    line = f"{head}{', '.join(words)});"
-    if len(line) <= WIDTH:
-        return line
-    lines, line = [], head
-    for at, word in enumerate(words):
-        part = word + (");" if at == len(words) - 1 else ",")
-        if len(line) + len(part) + 1 > WIDTH:
-            lines.append(line)
-            line = " " * len(head) + part
-        else:
-            line += part if line == head else " " + part
-    return "\n".join(lines + [line])
+    return "\n".join(aligned(head, words, ");"))
 
 
 def table_header(description, slots):
@@ -56,49 +101,13 @@ def table_header(description, slots):
     by_function = {function["name"]: member for member, function in slots}
     lines = []
     for since, names in description["table"].items():
-        lines.append(f"  /* {since} */")
+        lines.append(f"  /* Functions of version {since}. */")
         lines += [slot(by_function[name], members[by_function[name]]) for name in names]
-        lines.append(f"  /* end of {since} */")
+        lines.append(f"  /* End of version {since}. */")
     get_api = next(one for one in description["declarations"] if one.get("name") == "kvc_get_api")
-    doc = "\n * ".join(get_api["doc"])
-    newline = "\n"
-    return f"""/*
- * {{note}}
- *
- * The function table of libkvcache, for programs that load the library at run time: dlopen with
- * RTLD_NOW | RTLD_LOCAL, look up kvc_get_api, and call through the table that it returns. Do not
- * dlclose the library while exported tensors live.
- *
- * SPDX-License-Identifier: Apache-2.0
- */
-#ifndef KVCACHE_API_H_
-#define KVCACHE_API_H_
-
-#include "kvcache.h"
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-/* Each member is the function of kvcache.h with `kvc_` before its name; get_abi_version is
- * kvc_abi_version. The table only grows at its end: a program reads struct_size before it uses a
- * member that its oldest library lacks. */
-typedef struct kvc_api {{
-  size_t struct_size;
-  uint32_t abi_version; /* of the library */
-  uint32_t reserved;
-{newline.join(lines)}
-}} kvc_api;
-
-/* {doc} */
-KVC_API const kvc_api *kvc_get_api(uint32_t abi_version) KVC_NOEXCEPT;
-
-#ifdef __cplusplus
-}}
-#endif
-
-#endif /* KVCACHE_API_H_ */
-"""
+    doc = "".join(f" * {line}".rstrip() + "\n" for line in get_api["doc"]).strip()
+    head, rest = TABLE_FRAME.split("{functions}\n")
+    return head + "\n".join(lines) + "\n" + rest.replace("{doc}", "/" + doc)
 
 
 def table_entries(description):
@@ -137,10 +146,7 @@ def swig_structs(description):
 
 def files(description, slots):
     """{path: content}"""
-    # As long as kvcache.h itself declares the table, there is no header of its own for it.
-    declared = re.search(r"struct kvc_api \{", describe.HEADER.read_text())
-    header = {} if declared else {TABLE_HEADER: table_header(description, slots)}
-    return {**header,
+    return {TABLE_HEADER: table_header(description, slots),
             "src/capi/api_table.inc": table_entries(description),
             "bindings/python/src/abi_structs.h": python_structs(description),
             "bindings/swig/abi_structs.i": swig_structs(description)}

@@ -21,16 +21,18 @@ import ctype
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "kvcache.h"
 STORED = ROOT / "bindings" / "abi.json"
+NOTE = "Generated from include/kvcache.h by `make abi`. Do not edit."
 DLPACK_STRUCTS = ("DLDevice", "DLDataType", "DLTensor", "DLPackVersion",
                   "DLManagedTensorVersioned")  # in an order in which each needs only earlier ones
 VERSION = ("KVC_ABI_VERSION_MAJOR", "KVC_ABI_VERSION_MINOR")
 # The table and the function that hands it out follow from the functions of the header.
 TABLE = ("kvc_api", "kvc_get_api")
 GET_API = {"kind": "function", "name": "kvc_get_api",
-           "doc": ["The table for a client compiled against `abi_version` (pass KVC_ABI_VERSION).",
-                   "It has static storage. NULL: the library cannot serve that version, because",
-                   "the major version differs or the minor one is newer than the library's.",
-                   "Threading: any. Device: host only."],
+           "doc": ["Returns the table for a program that was compiled against `abi_version`: pass"
+                   " KVC_ABI_VERSION.", "",
+                   "The table has static storage. NULL: the library cannot serve that version,"
+                   " because the major", "version differs or the minor version is newer than the"
+                   " library's.", "", "Threading: any. Device: host only."],
            "returns": "const kvc_api *",
            "parameters": [{"name": "abi_version", "type": "uint32_t"}]}
 
@@ -257,7 +259,8 @@ def describe(dlpack, stored, path=HEADER):
     major, minor = (numbers[f"value_of_{name}"] for name in VERSION)
     found = declarations(tree, header)
     functions = [one["name"] for one in found if one["kind"] == "function"]
-    return {"abi_version": [major, minor],
+    return {"generated": NOTE,
+            "abi_version": [major, minor],
             "dlpack": structs_of_dlpack(tree),
             "declarations": found + [GET_API],
             "table": table(functions, stored.get("table", {}), f"{major}.{minor}")}

@@ -16,10 +16,10 @@ import sys
 import c
 import ctype
 import describe
+import go
 import rust
 
 ROOT = describe.ROOT
-NOTE = "Generated from include/kvcache.h by `make abi`. Do not edit."
 SKIPPED = 77
 HEAD = [{"name": "struct_size", "type": "size_t"}, {"name": "abi_version", "type": "uint32_t"},
         {"name": "reserved", "type": "uint32_t"}]
@@ -57,7 +57,7 @@ def layout_json(description, layouts):
     constants.update(zip(describe.VERSION, description["abi_version"]))
     structs = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in layouts.items())
     numbers = ",\n".join(f"{json.dumps(name)}: {value}" for name, value in constants.items())
-    return f'{{\n"structs": {{\n{structs}\n}},\n"constants": {{\n{numbers}\n}}\n}}\n'
+    return f'{{\n"generated": "{{note}}",\n"structs": {{\n{structs}\n}},\n"constants": {{\n{numbers}\n}}\n}}\n'
 
 
 def symbols(description):
@@ -78,8 +78,9 @@ def generated(description):
     layouts = layouts_of(description, slots)
     found = {"tests/abi/layout.json": layout_json(description, layouts),
              "tests/abi/symbols.txt": symbols(description),
-             **rust.files(description, slots, layouts), **c.files(description, slots)}
-    return {path: text.replace("{note}", NOTE, 1) for path, text in found.items()}
+             **rust.files(description, slots, layouts), **c.files(description, slots),
+             **go.files(description, slots)}
+    return {path: text.replace("{note}", describe.NOTE, 1) for path, text in found.items()}
 
 
 def differing(wanted):

@@ -68,9 +68,9 @@ std::string map_panel(double x, double y, const std::vector<MapCell>& cells, int
                        cell - 1, cell_rgb(first));
     }
   }
-  // White lines cut the runs into pages.
+  // Lines in the colour of the background cut the runs into pages.
   const double bottom = y + map_height(cells, columns, cell);
-  out += "<path stroke=\"#ffffff\" d=\"";
+  out += format("<path stroke=\"%s\" d=\"", kPaper);
   for (int column = 1; column < columns; ++column) {
     const double lx = x + column * cell - 0.5;
     out += format("M%.1f %.1fV%.1f", lx, y, bottom);

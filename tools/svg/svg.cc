@@ -43,6 +43,19 @@ std::string line(double x1, double y1, double x2, double y2, const char* colour)
                 x2, y2, colour);
 }
 
+// Where the reader prefers a dark page, these rules replace the colours of background, text and
+// lines. Data keeps its colours.
+std::string dark_rules() {
+  const auto rule = [](const char* attribute, const char* light, const char* dark) {
+    return format("[%s=\"%s\"] { %s: %s }\n", attribute, light, attribute, dark);
+  };
+  constexpr const char *kPaperAtNight = "#14181d", *kSoftInkAtNight = "#a3adb8";
+  return "<style>@media (prefers-color-scheme: dark) {\n" + rule("fill", kPaper, kPaperAtNight) +
+         rule("stroke", kPaper, kPaperAtNight) + rule("fill", kInk, "#e6eaee") +
+         rule("fill", kSoftInk, kSoftInkAtNight) + rule("stroke", kSoftInk, kSoftInkAtNight) +
+         rule("stroke", kGrid, "#39424d") + "}</style>\n";
+}
+
 double axis_step(double largest) {
   const double power = std::pow(10.0, std::floor(std::log10(largest)) - 1);
   for (const double factor : {1.0, 2.0, 5.0, 10.0, 20.0}) {
@@ -57,7 +70,7 @@ std::string figure(double width, double height, std::string_view body) {
              "height=\"%.0f\" "
              "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">\n",
              width, height, width, height) +
-         rectangle(0, 0, width, height, "#ffffff") + std::string(body) + "</svg>\n";
+         dark_rules() + rectangle(0, 0, width, height, kPaper) + std::string(body) + "</svg>\n";
 }
 
 }  // namespace kvc::svg

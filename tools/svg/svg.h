@@ -6,6 +6,7 @@
 
 namespace kvc::svg {
 
+constexpr const char* kPaper = "#ffffff";
 constexpr const char* kInk = "#1f2933";
 constexpr const char* kSoftInk = "#5f6c7b";
 constexpr const char* kGrid = "#dde3ea";
@@ -24,7 +25,8 @@ std::string line(double x1, double y1, double x2, double y2, const char* colour)
 // 1, 2 or 5 times a power of ten, so that an axis up to `largest` has at most five parts.
 double axis_step(double largest);
 
-// The whole figure around its body, on white.
+// The whole figure around its body. The background is white, or dark where the reader prefers
+// dark pages.
 std::string figure(double width, double height, std::string_view body);
 
 }  // namespace kvc::svg

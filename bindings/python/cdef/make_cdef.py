@@ -1,9 +1,9 @@
-"""Flatten include/kvcache.h (and the DLPack header it includes) into plain C declarations, for cffi's `ffi.cdef` and its like.
+"""Flatten include/kvcache_api.h (with kvcache.h and the DLPack header that it includes) into plain C declarations, for cffi's `ffi.cdef` and its like.
 
 The C compiler preprocesses the header with nothing predefined, so attributes and export macros vanish, and with empty
 system headers, so int32_t, size_t and the like stay names that every reader knows. The version constants are the only
 directives left.
-Usage: make_cdef.py <output> [--header include/kvcache.h] [--dlpack <folder of dlpack/dlpack.h>] [--cc cc]
+Usage: make_cdef.py <output> [--header include/kvcache_api.h] [--dlpack <folder of dlpack/dlpack.h>] [--cc cc]
 """
 
 import argparse
@@ -33,8 +33,8 @@ def preprocess(header, dlpack, compiler):
 
 
 def version_defines(header):
-    """`#define NAME number` for the version macros, whose values are plain numbers in the header."""
-    text = header.read_text()
+    """`#define NAME number` for the version macros, whose values are plain numbers in kvcache.h."""
+    text = header.with_name("kvcache.h").read_text()
     for name in VERSION_MACROS:
         value = re.search(rf"^#define {name} (\d+)$", text, re.MULTILINE)
         if not value:
@@ -43,14 +43,14 @@ def version_defines(header):
 
 
 def flatten(header, dlpack, compiler="cc"):
-    head = "/* Generated from kvcache.h: its declarations without comments, attributes and macros. Do not edit. */\n"
+    head = "/* Generated from kvcache_api.h and kvcache.h: their declarations without comments, attributes and macros. Do not edit. */\n"
     return head + "".join(version_defines(header)) + preprocess(header, dlpack, compiler)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=pathlib.Path)
-    parser.add_argument("--header", type=pathlib.Path, default=ROOT / "include" / "kvcache.h")
+    parser.add_argument("--header", type=pathlib.Path, default=ROOT / "include" / "kvcache_api.h")
     parser.add_argument("--dlpack", type=pathlib.Path, default=ROOT / ".deps" / "include")
     parser.add_argument("--cc", default="cc")
     options = parser.parse_args()

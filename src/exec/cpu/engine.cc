@@ -130,10 +130,10 @@ const CpuEngine::CachedView::List& CpuEngine::work_list(Forward& forward, Cached
   if (may_cascade) share_prefixes(forward, view, layer, shape, fresh);
   if (fresh.sequences.empty()) {
     const std::vector<kernels::AttnSequence>& sequences = view.set.sequences();
-    plan_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &fresh.list);
+    schedule_work(sequences.data(), static_cast<int64_t>(sequences.size()), shape, {}, &fresh.list);
   } else {
-    plan_work(fresh.sequences.data(), static_cast<int64_t>(fresh.sequences.size()), shape,
-              fresh.shared.prefixes(), &fresh.list);
+    schedule_work(fresh.sequences.data(), static_cast<int64_t>(fresh.sequences.size()), shape,
+                  fresh.shared.prefixes(), &fresh.list);
   }
   fresh.shape = shape;
   fresh.cascades = may_cascade;

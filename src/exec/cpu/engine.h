@@ -1,5 +1,4 @@
-// The engine of the CPU: fills kernels' parameters from the open forward, cuts the work, spreads it
-// over threads.
+// The engine of the CPU: schedules the calls of the open forward and runs them over threads.
 #pragma once
 
 #include <atomic>
@@ -92,16 +91,16 @@ class CpuEngine final : public Engine {
 
  private:
   void clear_pages(const std::vector<PageId>& pages) noexcept;
-  // The batch seen in one way, with its work lists by shape: layers of equal shape share one.
+  // One view of the batch, with a work list per shape: layers of equal shape share one.
   struct CachedView {
-    uint64_t step = 0;  // 0: stale
+    uint64_t step = 0;  // Step it was made for; 0: stale.
     KeyView view;
     SequenceSet set;
     struct List {
       WorkShape shape;
-      bool cascades;  // may share prefixes
+      bool cascades;  // Sequences may share prefixes.
       WorkList list;
-      // The set's and the shared prefixes; empty without any
+      // Those of the set, then the shared prefixes; empty without any prefix.
       std::vector<kernels::AttnSequence> sequences;
       SharedEntries shared;
     };
@@ -131,7 +130,7 @@ class CpuEngine final : public Engine {
   LinearWorkspace linear_workspace_;
   std::vector<PrefixCandidate> candidates_;
   std::vector<CommonPrefix> prefixes_;
-  std::atomic<uint64_t> num_cascades_{0};  // statistics are read beside an attention
+  std::atomic<uint64_t> num_cascades_{0};  // Read by kvc_stats beside an attention.
 };
 
 }  // namespace kvc

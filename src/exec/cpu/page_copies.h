@@ -1,5 +1,4 @@
-// Copies of whole pages, all regions of them, between the device pool and the host pool and inside
-// the device pool.
+// Copies of whole pages between the device pool and the host pool, and inside the device pool.
 #pragma once
 
 #include <cstddef>
@@ -20,23 +19,23 @@ class PageCopier {
  public:
   virtual ~PageCopier() = default;
 
-  // Page from[i] to page to[i]; complete on return on the CPU, else enqueued. No destination comes
-  // twice or is another pair's source. Neighbours in the list that are adjacent in both pools,
-  // ascending or descending, are copied at once. Without storage nothing is.
+  // Copies page from[i] to page to[i]: complete on return on the CPU, enqueued on a GPU. No
+  // destination comes twice or is another pair's source. Neighbours of the list that are adjacent
+  // in both pools, ascending or descending, become one copy. Without storage nothing is copied.
   virtual void copy(CopyDirection direction, const PageId* from, const PageId* to,
                     int64_t count) noexcept = 0;
 
-  // Contiguous stretches of pages that all copies so far were merged into.
+  // Copies so far, counted after adjacent pages were merged.
   uint64_t num_runs() const { return num_runs_; }
 
  protected:
   uint64_t num_runs_ = 0;
 };
 
-// And none beside another user of the executor.
+// No other user of the executor runs at the same time.
 class CpuPageCopier final : public PageCopier {
  public:
-  // All are borrowed; the device pool may be resized between calls.
+  // Borrows everything. The device pool may be resized between calls.
   CpuPageCopier(const Plan* plan, const PagePool* device, const PagePool* host,
                 const kernels::cpu::KernelTable* kernels, Executor* executor)
       : plan_(plan), device_(device), host_(host), kernels_(kernels), executor_(executor) {}
@@ -45,7 +44,7 @@ class CpuPageCopier final : public PageCopier {
             int64_t count) noexcept override;
 
  private:
-  struct Region;  // of a page, as it lies in both pools
+  struct Region;  // A region of a page, in both pools.
   struct Job;
   Region region(const Job& job, int64_t index) const;
   void copy_pages(const Job& job, int64_t region_index, int64_t begin, int64_t end) const;

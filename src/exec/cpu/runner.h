@@ -1,4 +1,4 @@
-// Runs a work list: scratch memory per worker, partial results, and who merges them.
+// Runs a work list: scratch memory per worker, partial results and their reduction.
 #pragma once
 
 #include <atomic>
@@ -16,20 +16,20 @@ namespace kvc {
 // Waking a sleeping thread costs 4 to 25 us; smaller calls stay on the caller's thread.
 constexpr double kWorthThreads = 30e-6;
 
-// The shape of a call whose heads, dims, rows and options `params` has.
+// The shape of a call. `params` has its heads, dims, rows and options.
 WorkShape work_shape(const kernels::cpu::KernelTable& kernels, const kernels::AttnParams& params,
                      bool tiles_only, bool split_sinks, int32_t concurrency);
 
 // One call at a time. Workspace grows and is kept, so that a steady decode allocates nothing.
 class ItemRunner {
  public:
-  // Both are borrowed.
+  // Borrows both.
   ItemRunner(const kernels::cpu::KernelTable* kernels, Executor* executor);
 
   // Everything that run() with the same arguments needs. Throws std::bad_alloc; call it before
   // anything is written.
   void secure(const WorkList& list, const kernels::AttnParams& params);
-  // `params` but for its workspace (partials, split_offsets), which is this object's.
+  // Workspace (partials, split_offsets) is this object's, whatever `params` says.
   void run(const WorkList& list, const kernels::AttnParams& params) noexcept;
 
  private:
@@ -38,9 +38,9 @@ class ItemRunner {
 
   const kernels::cpu::KernelTable* kernels_;
   Executor* executor_;
-  std::vector<AlignedBuffer> scratch_;  // per worker
+  std::vector<AlignedBuffer> scratch_;  // Per worker.
   AlignedBuffer partials_;
-  std::unique_ptr<std::atomic<int32_t>[]> finished_;  // per merge group: splits done
+  std::unique_ptr<std::atomic<int32_t>[]> finished_;  // Chunks done, per reduction.
   size_t finished_capacity_ = 0;
 };
 

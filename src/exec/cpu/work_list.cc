@@ -61,7 +61,7 @@ class Planner {
     bool shared_entry = false;
     int32_t member = -1;        // number of the member, over all prefixes; -1: none
     int64_t first_key = 0;      // keys before it come out of the prefixes
-    int32_t prefix_splits = 0;  // pieces of the prefixes that feed it
+    int32_t prefix_splits = 0;  // chunks of the prefixes that feed it
   };
 
   bool decodes(int64_t index) const { return runs_on_decode(shape_, sequences_[index].num_rows); }
@@ -105,16 +105,16 @@ class Planner {
       row_end = std::min(row + tile_tokens(), sequence.num_rows);
       const VisibleKeys keys =
           visible_keys(sequence, row, row_end, shape_.causal, shape_.split_sinks);
-      cut_tile_keys(keys, shape_.split_sinks, &pieces_);
+      tile_chunks(keys, shape_.split_sinks, &chunks_);
       list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
       for (int32_t head = 0; head < shape_.num_kv_heads; ++head) {
-        const auto splits = static_cast<int64_t>(pieces_.size());
+        const auto splits = static_cast<int64_t>(chunks_.size());
         const int32_t group =
             splits == 1 ? -1 : add_group(index, row, row_end, head, head + 1, splits);
         for (int64_t split = 0; split < splits; ++split) {
           const int64_t partial = splits == 1 ? -1 : take_partial(row_end - row, 1);
           if (group >= 0) split_offset(group, split) = partial;
-          add_item(index, pieces_[static_cast<size_t>(split)], row, row_end, head, head + 1, group,
+          add_item(index, chunks_[static_cast<size_t>(split)], row, row_end, head, head + 1, group,
                    partial);
         }
       }
@@ -132,7 +132,7 @@ class Planner {
         list_.groups[static_cast<size_t>(group)].first_split + split)];
   }
 
-  void add_item(int32_t sequence, const KeyPiece& keys, int64_t row_begin, int64_t row_end,
+  void add_item(int32_t sequence, const KvChunk& keys, int64_t row_begin, int64_t row_end,
                 int64_t head_begin, int64_t head_end, int32_t group, int64_t partial,
                 int32_t num_groups = 1) {
     list_.items.push_back({.sequence = sequence,
@@ -172,7 +172,7 @@ class Planner {
       if (!decodes(i) || is_shared_entry(i)) continue;
       most_rows = std::max(most_rows, sequences_[i].num_rows);
       cut_decode(i);
-      splits += std::max<int64_t>(1, static_cast<int64_t>(pieces_.size()));
+      splits += std::max<int64_t>(1, static_cast<int64_t>(chunks_.size()));
     }
     // Where prefixes are shared they are most of the work.
     if (!prefixes_.empty()) splits = 0;
@@ -192,12 +192,12 @@ class Planner {
     return std::max<int64_t>(1, std::min(by_cache, by_threads));
   }
 
-  // Fills pieces_; returns the number of keys.
+  // Fills chunks_; returns the number of keys.
   int64_t cut_decode(int64_t index) {
     const AttnSequence& sequence = sequences_[index];
     const VisibleKeys keys =
         visible_keys(sequence, 0, sequence.num_rows, shape_.causal, shape_.split_sinks);
-    cut_decode_keys(keys, shape_.split_sinks, first_key(index), split_keys(shape_), &pieces_);
+    decode_chunks(keys, shape_.split_sinks, first_key(index), split_keys(shape_), &chunks_);
     return std::max<int64_t>(0, keys.count() - first_key(index));
   }
 
@@ -206,8 +206,8 @@ class Planner {
     const int64_t num_keys = cut_decode(index);
     const Sharing sharing = sharing_.empty() ? Sharing{} : sharing_[static_cast<size_t>(index)];
     // Rows that see nothing need an item too: it writes zeros.
-    if (pieces_.empty() && sharing.member < 0) pieces_.push_back({0, 0, false});
-    const auto splits = static_cast<int64_t>(pieces_.size());
+    if (chunks_.empty() && sharing.member < 0) chunks_.push_back({0, 0, false});
+    const auto splits = static_cast<int64_t>(chunks_.size());
     list_.max_decode_rows = std::max(list_.max_decode_rows, rows);
     list_.seconds += static_cast<double>(num_keys) * shape_.num_kv_heads *
                      (shape_.k_dim + shape_.v_dim) * 2 / kBytesPerSecond;
@@ -222,7 +222,7 @@ class Planner {
       for (int64_t split = 0; split < splits; ++split) {
         const int64_t partial = group < 0 ? -1 : take_partial(rows, head_end - head);
         if (group >= 0) split_offset(group, sharing.prefix_splits + split) = partial;
-        add_item(index, pieces_[static_cast<size_t>(split)], 0, rows, head, head_end, group,
+        add_item(index, chunks_[static_cast<size_t>(split)], 0, rows, head, head_end, group,
                  partial);
       }
     }
@@ -235,12 +235,12 @@ class Planner {
     sharing_.resize(static_cast<size_t>(num_sequences_));
     for (const SharedPrefix& prefix : prefixes_) {
       sharing_[static_cast<size_t>(prefix.sequence)].shared_entry = true;
-      const int64_t pieces = ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys);
+      const int64_t chunks = ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys);
       for (const SharedPrefix::Member& member : prefix.members) {
         Sharing& sharing = sharing_[static_cast<size_t>(member.sequence)];
         if (sharing.member < 0) sharing.member = num_members_++;
         sharing.first_key = prefix.key_end;
-        sharing.prefix_splits += static_cast<int32_t>(pieces);
+        sharing.prefix_splits += static_cast<int32_t>(chunks);
       }
     }
   }
@@ -262,7 +262,7 @@ class Planner {
         cut_decode(index);
         add_group(index, 0, sequences_[index].num_rows, head, head_end,
                   sharing_[static_cast<size_t>(index)].prefix_splits +
-                      static_cast<int64_t>(pieces_.size()));
+                      static_cast<int64_t>(chunks_.size()));
       }
     }
     // Splits of each member so far
@@ -291,7 +291,7 @@ class Planner {
     }
   }
 
-  void add_prefix_items(const SharedPrefix& prefix, const KeyPiece& keys, int64_t row,
+  void add_prefix_items(const SharedPrefix& prefix, const KvChunk& keys, int64_t row,
                         int64_t row_end, size_t first, size_t next,
                         const std::vector<int32_t>& filled) {
     list_.max_tile_rows = std::max(list_.max_tile_rows, row_end - row);
@@ -317,7 +317,7 @@ class Planner {
   const WorkShape& shape_;
   std::span<const SharedPrefix> prefixes_;
   WorkList& list_;
-  std::vector<KeyPiece> pieces_;
+  std::vector<KvChunk> chunks_;
   std::vector<Sharing> sharing_;  // per sequence; empty when nothing is shared
   int32_t num_members_ = 0;
   int64_t first_member_group_ = 0;
@@ -337,8 +337,8 @@ bool runs_on_decode(const WorkShape& shape, int64_t num_rows) {
   return !shape.tiles_only && (num_rows == 1 || num_rows * shape.group_size() <= kDecodeRows);
 }
 
-void plan_work(const AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,
-               std::span<const SharedPrefix> prefixes, WorkList* list) {
+void schedule_work(const AttnSequence* sequences, int64_t num_sequences, const WorkShape& shape,
+                   std::span<const SharedPrefix> prefixes, WorkList* list) {
   Planner(sequences, num_sequences, shape, prefixes, list).run();
 }
 

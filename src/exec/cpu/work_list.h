@@ -1,7 +1,7 @@
-// Cuts one attention call into pieces of work. A pure function of the sequences' lengths and masks
-// and the layer's shape: where a sequence is cut along its keys never depends on threads or on the
-// rest of the batch, so neither do results, unless the caller lets sequences share a prefix. (Cuts
-// along heads and rows don't change any result, so those may follow the number of threads.)
+// The schedule of one attention call on the CPU: its work items. Keys are cut into KV chunks by a
+// pure function of the sequence and the layer's shape. Results therefore do not depend on the
+// number of threads, nor on the rest of the batch unless sequences may share a prefix. Cuts along
+// heads and rows change no result and follow the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/params.h"
-#include "src/exec/key_pieces.h"
+#include "src/exec/kv_chunks.h"
 
 namespace kvc {
 
@@ -19,58 +19,54 @@ struct WorkShape {
   int32_t k_dim;
   int32_t v_dim;
   bool causal;
-  bool tiles_only;  // batch-invariant mode: one arithmetic for prefill and decode
-  // The queries of sinks turn differently: [0, sink_end) becomes an item with sink_part = 1
-  bool split_sinks;
-  // Both kernels are the one for latents, which is best at 128 query rows and at long splits
-  bool is_latent;
+  bool tiles_only;   // Batch-invariant mode: one arithmetic for prefill and decode.
+  bool split_sinks;  // Q is rotated otherwise for sink tokens: they get items with sink_part = 1.
+  bool is_latent;    // The kernel for latents, best at 128 query rows and long splits.
   int32_t concurrency;
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool operator==(const WorkShape&) const = default;
 };
 
-// The first keys of several decode sequences, read once for all of them. They are those of one more
-// entry of the list of sequences, which holds the rows of all members one after the other and gets
-// no items but these.
+// The first keys of several decode sequences, read once for all of them. One more entry of the
+// sequence list stands for them: it holds the rows of all members, one member after the other.
 struct SharedPrefix {
   struct Member {
     int32_t sequence;
-    int64_t first_row;  // of its rows, inside the shared entry
+    int64_t first_row;  // First of its rows inside the shared entry.
   };
-  int32_t sequence;  // the shared entry
-  int64_t key_begin,
-      // Multiples of 64; every row of every member sees them; they are no member's last keys
-      key_end;
+  int32_t sequence;  // The shared entry.
+  // Multiples of 64. Every row of every member attends to these keys, and every member has more.
+  int64_t key_begin, key_end;
   std::vector<Member> members;
 };
 
-// Items [0, num_tile_items) run on the tile kernel, heaviest first; the others on the decode
+// Items [0, num_tile_items) run on the tile kernel, heaviest first. The others run on the decode
 // kernel.
 struct WorkList {
   std::vector<kernels::AttnItem> items;
   std::vector<kernels::AttnMergeGroup> groups;
   std::vector<int64_t> split_offsets;  // AttnParams::split_offsets
   int64_t num_tile_items = 0;
-  int64_t partial_floats = 0;  // size of the partials workspace
-  int64_t max_tile_rows = 0;   // largest row_end - row_begin of a tile item
+  int64_t partial_floats = 0;  // Size of the workspace for partial results.
+  int64_t max_tile_rows = 0;   // Largest row_end - row_begin of a tile item.
   int64_t max_decode_rows = 0;
-  double seconds = 0;  // rough cost on one thread: below some 30 us waking threads does not pay
+  double seconds = 0;  // Rough cost on one thread.
 };
 
-// Keys per item of a shared prefix: long enough that partial results are little beside the keys.
+// Keys per item of a shared prefix. Partial results are small beside so many keys.
 constexpr int64_t kPrefixKeys = 2048;
 
-// Keys per split of a decode item.
+// Keys per KV chunk of a decode item.
 int64_t split_keys(const WorkShape& shape);
 
-// Whether a sequence's items run on the decode kernel.
+// Whether the items of a sequence run on the decode kernel.
 bool runs_on_decode(const WorkShape& shape, int64_t num_rows);
 
-// `prefixes` may nest: an outer one comes before the inner ones, whose key_begin is its key_end and
-// whose members follow each other in it, in the same order. Members run on the decode kernel.
-// Throws std::bad_alloc.
-void plan_work(const kernels::AttnSequence* sequences, int64_t num_sequences,
-               const WorkShape& shape, std::span<const SharedPrefix> prefixes, WorkList* list);
+// Makes the list. Members of `prefixes` run on the decode kernel. Prefixes may nest: an outer one
+// comes before its inner ones, which begin at its key_end. Members of an inner prefix follow each
+// other in the outer one, in the same order. Throws std::bad_alloc.
+void schedule_work(const kernels::AttnSequence* sequences, int64_t num_sequences,
+                   const WorkShape& shape, std::span<const SharedPrefix> prefixes, WorkList* list);
 
 }  // namespace kvc

@@ -1,5 +1,5 @@
-// The batch as attention kernels on a device see it: sequences, work lists and angles, made there
-// once per step and kept at fixed addresses.
+// The batch as attention kernels on a device take it: sequences and schedules, made there once per
+// step and kept at fixed addresses.
 #pragma once
 
 #include <cstdint>
@@ -16,21 +16,21 @@
 
 namespace kvc {
 
-// One cut of the work of a view.
+// One schedule of a batch.
 struct Schedule {
-  uint64_t step = 0;  // that it was made for
+  uint64_t step = 0;  // Step it was made for.
   cuda::ScheduleShape shape{};
   cuda::WorkSchedule plan{};
   int64_t num_slots = 0;
   DeviceBuffer memory;
 };
 
-// How the sequences of a view share prefixes in calls of one shape, and the plan of that.
+// The prefixes that sequences share in calls of one shape, and the schedule with them.
 struct SharedPrefixes {
-  uint64_t step = 0;  // that it was made for
+  uint64_t step = 0;  // Step it was made for.
   CascadeCall call{};
-  DeviceCascade cascade;                             // empty: they share none
-  const kernels::AttnSequence* sequences = nullptr;  // the view's, then the prefixes
+  DeviceCascade cascade;                             // Empty: the sequences share none.
+  const kernels::AttnSequence* sequences = nullptr;  // Those of the batch, then the prefixes.
   Schedule plan;
 };
 
@@ -56,26 +56,26 @@ class BatchMetadataCache {
  public:
   BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Device* device);
 
-  // Enqueued where this step has not made it yet. `spans`: of this call, null or empty: none.
+  // Enqueues the kernel that makes it, where this step has not made it yet. `spans` are those of
+  // the call.
   BatchMetadata& metadata_of(const Forward& forward, const KeyView& key,
                              const std::vector<Span>& spans, DeviceUploads& uploads,
                              cuda::Stream stream);
   const Schedule& schedule_of(const Forward& forward, BatchMetadata& view,
                               const cuda::ScheduleShape& shape, cuda::Stream stream);
-  // Which prefixes the sequences share in such calls (a view of KeyScope::kAll, without windows and
-  // spans), found and planned where this step has not done it yet; null: none that pay. Not while
-  // the stream is captured.
+  // The prefixes that the sequences share in such calls: KeyScope::kAll without windows and spans.
+  // Found and scheduled where this step has not done it yet; null: none pays. The stream is not
+  // captured.
   const SharedPrefixes* shared_prefixes_of(const Forward& forward, BatchMetadata& view,
                                            const CascadeCall& call, DeviceUploads& uploads,
                                            cuda::Stream stream);
-  // Partial results of a plan whose kernel makes so many floats per slot; the same memory for all
-  // plans.
+  // Memory for the partial results of a schedule, the same for all of them.
   float* partials_for(const Schedule& plan, int64_t split_floats, cuda::Stream stream);
 
  private:
   void make_metadata(const Forward& forward, BatchMetadata& view, const std::vector<Span>& spans,
                      DeviceUploads& uploads, cuda::Stream stream);
-  // What a plan is made of.
+  // What a schedule is made of.
   struct ScheduleInput {
     const kernels::AttnSequence* sequences;
     const int32_t* num_sequences_at;

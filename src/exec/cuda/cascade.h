@@ -1,6 +1,6 @@
-// Shared prefixes on a device: whether one launch that reads them once beats a plan without them,
-// and what the planner takes for it (kernels/cuda/schedule/README.md). Pure functions of page
-// tables, lengths and shapes.
+// Shared prefixes on a device: whether one launch that reads them once beats a schedule without
+// them, and what the scheduler takes for it (kernels/cuda/schedule/README.md). Pure functions of
+// page tables, lengths and shapes.
 #pragma once
 
 #include <cstdint>
@@ -12,58 +12,57 @@
 
 namespace kvc {
 
-// What attention costs, per second of one multiprocessor. Published figures of others' kernels and
-// data sheets, of which mostly the proportions matter; nothing here has been measured with this
-// library's kernels yet.
+// Rates of attention, per second of one multiprocessor: published figures of others' kernels and
+// data sheets. Mostly their proportions matter. Nothing here has been measured with this library's
+// kernels yet.
 struct DeviceCosts {
   // Data sheets: 3.35 TB/s over 132 multiprocessors (H100), 4.8 (H200), 2.04 over 108 (A100).
   double memory_bytes = 3e10;
-  // Keys that another tile has just read: 5,120 bytes a clock over 108 multiprocessors (A100
-  // whitepaper), less what is not reached. Always assumed for the second reader, which is the best
-  // case of the plan without sharing.
+  // Keys that another tile has just read: somewhat below 5,120 bytes a clock over 108
+  // multiprocessors (A100 whitepaper). Assumed for every second reader, which is the best case of
+  // the schedule without sharing.
   double cache_bytes = 5e10;
   // By AttnKernel. FlashAttention-2 on an H100 for mma.sync and FlashAttention-3 for wgmma
   // (arXiv:2407.08608, figure 5: 350 and 640 TFLOP/s), FlashMLA for latents (its README: 660);
   // float32 without matrix instructions: a third of the data sheet's 67 TFLOP/s.
   double flops[cuda::kNumAttnKernels] = {0.17e12, 2.6e12, 2.6e12, 4.8e12, 5e12};
-  // Of a call with sharing, on any device: its part of the upload, the planner's longer list. An
-  // estimate.
+  // What a call with sharing adds on any device: its upload and a longer list. An estimate.
   double seconds_per_call = 2e-6;
-  double smallest_gain = 0.05;  // of the time without sharing; less is noise
+  double smallest_gain = 0.05;  // Share of the flat time; a smaller gain is noise.
 };
 
 // One attention call, the same for all layers of equal shape.
 struct CascadeCall {
   int32_t num_kv_heads;
-  int32_t group_size;  // query heads per kv head
+  int32_t group_size;  // Query heads per kv head.
   int32_t k_dim, v_dim;
-  int64_t key_bytes;  // of K and V in one kv head
-  cuda::AttnKernel small,
-      // Of the plan without sharing: for sequences of up to small_rows packed rows, and for longer
-      // ones
-      large;
+  int64_t key_bytes;  // K and V of one kv head.
+  // Kernels of the schedule without sharing: for sequences of up to small_rows packed rows, and for
+  // longer ones.
+  cuda::AttnKernel small, large;
   int32_t small_rows;
-  uint32_t kernels;  // bit k: AttnKernel k may do it all
+  uint32_t kernels;  // Bit k: AttnKernel k may serve the whole call.
   cuda::AttnGeometry geometry[cuda::kNumAttnKernels];
 
-  bool same_as(const CascadeCall& other) const;  // but for what follows from it: the geometry
+  // Compares all but the geometry, which follows from the rest.
+  bool same_as(const CascadeCall& other) const;
 };
 
 // A sequence of the batch.
 struct CascadeSequence {
-  const int32_t* pages;         // its page table here; null: it takes no part
-  const int32_t* device_pages;  // and on the device
+  const int32_t* pages;         // Page table on the host; null: the sequence shares nothing.
+  const int32_t* device_pages;  // Page table on the device.
   int64_t row_begin;
   int64_t num_rows;
-  int64_t num_keys;  // that its first row sees
-  int64_t position;  // of its first row
+  int64_t num_keys;  // Keys visible to its first row.
+  int64_t position;  // Position of its first row.
 };
 
-// The list entries of shared prefixes, as the planner wants them behind those of the batch.
+// Entries of shared prefixes, which the scheduler takes behind those of the batch.
 class DeviceCascade {
  public:
-  // Chooses prefixes and the kernel that does the whole launch. Empty afterwards: the flat plan is
-  // as good. Throws std::bad_alloc.
+  // Chooses prefixes, and the kernel for the whole launch. Afterwards empty where the schedule
+  // without sharing is as good. Throws std::bad_alloc.
   void choose(std::span<const CascadeSequence> sequences, const CascadeCall& call,
               int32_t page_size, int32_t num_sms, const DeviceCosts& costs = {});
 
@@ -71,9 +70,9 @@ class DeviceCascade {
   void clear();
 
   cuda::AttnKernel kernel = cuda::AttnKernel::kSimt;
-  std::vector<kernels::AttnSequence> entries;  // without row_map and row_positions
-  std::vector<cuda::PrefixShare> shares;       // of the sequences of the batch, then of the entries
-  // Of all entries, one behind the other: packed rows, and their positions.
+  std::vector<kernels::AttnSequence> entries;  // Without row_map and row_positions.
+  std::vector<cuda::PrefixShare> shares;       // Of the batch's sequences, then of the entries.
+  // Packed rows and their positions, of one entry after the other.
   std::vector<int32_t> row_map, row_positions;
 
  private:

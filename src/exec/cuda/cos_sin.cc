@@ -139,10 +139,9 @@ void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
     if (table.num_rows < wanted) {
       if (device_->is_capturing(stream)) {
         fail(KVC_E_INVALID_STATE,
-             "keys are rotated on read at up to %lld positions, angles are there for %lld: before "
-             "the "
-             "capture, run a "
-             "forward with this layer; config.max_seq_len = %lld leaves their number open if 0",
+             "keys are rotated on read at up to %lld positions, cos and sin are there for %lld: "
+             "before the capture, run a forward with this layer; config.max_seq_len = %lld leaves "
+             "their number open if 0",
              static_cast<long long>(wanted), static_cast<long long>(table.num_rows),
              static_cast<long long>(spec_->max_seq_len));
       }

@@ -1,5 +1,5 @@
-// Rotations on a device: cos and sin of the new tokens, once per step, and of absolute positions
-// for keys that are rotated on read.
+// RoPE on a device: cos and sin of the new tokens, once per step, and of absolute positions for
+// keys that are rotated on read.
 #pragma once
 
 #include <cstdint>
@@ -18,22 +18,23 @@ class DeviceCosSin {
   // Throws NO_MEMORY, DEVICE.
   DeviceCosSin(const Spec* spec, const DeviceStep* step, const Device* device);
 
-  // A new step: given positions are sent.
+  // Begins a step, and sends the positions that the caller gave.
   void begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream);
 
-  // By packed token; none when rope < 0. Enqueued where this step has not made them yet.
+  // By packed token; empty when rope < 0. Enqueues the kernel where this step has not made them
+  // yet.
   kernels::Rotation tokens(const Forward& forward, int32_t rope, cuda::Stream stream);
-  // The same with the positions that sinks see.
+  // The same at the positions that attend to sink tokens.
   kernels::Rotation sinks(const Forward& forward, int32_t rope, cuda::Stream stream);
   // By absolute position, both variants of LONGROPE.
   void keys(Forward& forward, int32_t rope, cuda::Stream stream, kernels::Rotation out[2]);
 
-  // [position rows][positions_stride] of this step; what rotations go by.
+  // The positions that RoPE goes by, [position rows][positions_stride], of this step.
   const int32_t* rotary_positions() const { return positions_; }
   int64_t positions_stride() const { return positions_stride_; }
 
  private:
-  struct Table {  // cos, then sin
+  struct Table {  // First cos, then sin.
     DeviceBuffer memory;
     uint64_t step = 0;
     int64_t num_rows = 0;
@@ -55,7 +56,7 @@ class DeviceCosSin {
   DeviceBuffer given_;
   const int32_t* positions_ = nullptr;
   int64_t positions_stride_ = 0;
-  bool has_sections_ = false;  // a row of positions per section
+  bool has_sections_ = false;  // Positions have a row per section.
 };
 
 }  // namespace kvc

@@ -115,10 +115,10 @@ void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
 void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
   open_.require_enqueues();
   const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
-  const DeviceCosSin& angles = open_.cos_sin();
+  const DeviceCosSin& cos_sin = open_.cos_sin();
   for (int64_t row = 0; row < out.num_rows; ++row) {
     device_->copy(out.data + row * out.row_stride,
-                  angles.rotary_positions() + row * angles.positions_stride(), bytes,
+                  cos_sin.rotary_positions() + row * cos_sin.positions_stride(), bytes,
                   open_.stream());
   }
 }

@@ -212,7 +212,7 @@ void CudaMoves::finish_moves(cuda::Stream stream) noexcept {
   cuda::Stream used = stream;
   try {
     flush_moves(stream);
-    used = order_->stream_beside_captures(stream);
+    used = order_->out_of_band_stream(stream);
   } catch (...) {
     order_->lost("moving tokens");
   }

@@ -9,8 +9,8 @@ namespace kvc {
 StreamOrder::StreamOrder(const Device* device)
     : device_(device), own_stream_(*device), order_(*device), uploads_(*device) {}
 
-cuda::Stream StreamOrder::stream_beside_captures(cuda::Stream stream) const {
-  return device_->is_beside_capture(stream) ? own_stream_.get() : stream;
+cuda::Stream StreamOrder::out_of_band_stream(cuda::Stream stream) const {
+  return device_->excludes_out_of_band(stream) ? own_stream_.get() : stream;
 }
 
 bool StreamOrder::is_capturing(cuda::Stream stream) const {
@@ -60,7 +60,7 @@ DeviceEvent StreamOrder::make_event() const {
 void StreamOrder::record(const DeviceEvent& event, cuda::Stream stream) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
-    if (device_->is_beside_capture(stream)) return;
+    if (device_->excludes_out_of_band(stream)) return;
     if (event.try_record(stream)) return;
     // The event cannot be recorded: the host waits instead.
     order_.use(own_stream_.get());
@@ -84,12 +84,12 @@ void StreamOrder::close_forward(cuda::Stream stream, bool launches) noexcept {
 }
 
 OutOfBandCall::OutOfBandCall(const StreamOrder& order, cuda::Stream stream)
-    : order_(order), lock_(order.mutex_), stream_(order.stream_beside_captures(stream)) {
+    : order_(order), lock_(order.mutex_), stream_(order.out_of_band_stream(stream)) {
   is_waited_for_ = stream_ != stream;
   if (runs_beside_forward()) {
     order_.order_.used(order_.forward_stream_);
     // The forward's stream may be one that cannot wait.
-    is_waited_for_ = is_waited_for_ || order_.device_->is_beside_capture(order_.forward_stream_);
+    is_waited_for_ = is_waited_for_ || order_.device_->excludes_out_of_band(order_.forward_stream_);
   }
   order_.order_.use(stream_);
 }

@@ -26,7 +26,7 @@ class StreamOrder {
   const Device& device() const { return *device_; }
   cuda::Stream own_stream() const { return own_stream_.get(); }
   // Where an out-of-band call runs that names `stream`.
-  cuda::Stream stream_beside_captures(cuda::Stream stream) const;
+  cuda::Stream out_of_band_stream(cuda::Stream stream) const;
   bool is_capturing(cuda::Stream stream) const;
   // Whether the device has done everything that it was given.
   bool is_idle() const;

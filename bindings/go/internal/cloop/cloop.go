@@ -4,7 +4,7 @@ package cloop
 
 /*
 #cgo CFLAGS: -I${SRCDIR}/../headers
-#include <kvcache.h>
+#include <kvcache_api.h>
 
 static int32_t loop(uintptr_t api, uintptr_t fwd, int64_t heads, int64_t dim, float *q, float *k, float *v, float *out,
                     int64_t n) {

@@ -29,5 +29,5 @@ def cdef(tmp_path_factory):
     import make_cdef
 
     path = tmp_path_factory.mktemp("cdef") / "kvcache_cdef.h"
-    path.write_text(make_cdef.flatten(ROOT / "include" / "kvcache.h", ROOT / ".deps" / "include"))
+    path.write_text(make_cdef.flatten(ROOT / "include" / "kvcache_api.h", ROOT / ".deps" / "include"))
     return path

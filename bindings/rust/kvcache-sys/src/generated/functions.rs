@@ -1420,11 +1420,13 @@ extern "C" {
     /// Threading: any, once. Device: host only.
     /// ```
     pub fn kvc_fence_destroy(fence: *mut kvc_fence);
-    /// The table for a client compiled against `abi_version` (pass KVC_ABI_VERSION).
+    /// Returns the table for a program that was compiled against `abi_version`: pass
+    /// KVC_ABI_VERSION.
     ///
     /// ```text
-    /// It has static storage. NULL: the library cannot serve that version, because
-    /// the major version differs or the minor one is newer than the library's.
+    /// The table has static storage. NULL: the library cannot serve that version, because the major
+    /// version differs or the minor version is newer than the library's.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_get_api(abi_version: u32) -> *const kvc_api;

@@ -1,11 +1,13 @@
-#include "src/cache/export.h"
+#include "src/cache/exports.h"
 
 #include <utility>
 #include <vector>
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/cache/cache_core.h"
 #include "src/plan/names.h"
+#include "src/step/page_tables.h"
 
 namespace kvc {
 namespace {
@@ -45,27 +47,38 @@ std::vector<int64_t> compact_strides(const std::vector<int64_t>& shape) {
   return strides;
 }
 
+DLManagedTensorVersioned* export_table(TableData table) {
+  auto exported = std::make_unique<Exported<TableData>>();
+  exported->shape = table.shape;
+  exported->strides = compact_strides(table.shape);
+  exported->owner = std::move(table);
+  TableData& owned = exported->owner;
+  const bool wide = owned.is_wide;
+  void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
+  const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
+  return finish(std::move(exported), data, dtype,
+                DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED, kHost);
+}
+
 }  // namespace
 
-DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind kind) {
-  cache.require_storage("kvc_export_pool");
-  const Spec& spec = cache.spec();
-  const int32_t local = cache.require_layer(layer);
-  const int32_t source = spec.layers[static_cast<size_t>(local)].source;
-  const LayerSpec& layer_spec = spec.layers[static_cast<size_t>(source)];
+DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) {
+  core_.require_storage("kvc_export_pool");
+  const int32_t source = core_.layer(core_.require_layer(layer)).source;
+  const LayerSpec& layer_spec = core_.layer(source);
   if (!layer_spec.keeps_pages()) {
     fail_with(KVC_E_UNSUPPORTED, layer_spec.kind,
               "layer %d is of kind %s (%d), which keeps no pages", layer,
               layer_kind_name(layer_spec.kind), layer_spec.kind);
   }
-  const LayerLayout& layout = cache.plan().layout().layers[static_cast<size_t>(source)];
-  const LayerPages& pages = cache.pool().layer(source);
-  const int64_t num_pages = cache.allocator().num_pages();
+  const LayerLayout& layout = core_.plan->layout().layers[static_cast<size_t>(source)];
+  const LayerPages& pages = core_.pool.layer(source);
+  const int64_t num_pages = core_.allocator.num_pages();
   const int64_t heads = layer_spec.num_kv_heads;
-  const int64_t tokens = spec.groups[static_cast<size_t>(layer_spec.group)].page_size;
+  const int64_t tokens = core_.group_of(layer_spec).page_size;
 
   auto exported = std::make_unique<Exported<std::shared_ptr<PoolMemory>>>();
-  exported->owner = cache.pool().memory();
+  exported->owner = core_.pool.memory();
   std::byte* data = pages.base;
   if (layer_spec.v_in_k && (kind == KVC_POOL_V || kind == KVC_POOL_KV)) {
     fail_with(KVC_E_UNSUPPORTED, kind, "kind = %d: V of layer %d lies in its K rows", kind, layer);
@@ -101,21 +114,32 @@ DLManagedTensorVersioned* export_pool(Cache& cache, int32_t layer, kvc_pool_kind
   }
   exported->strides = compact_strides(exported->shape);
   exported->strides[0] = pages.page_stride * 8 / dtype.bits;  // types of 4 bits are packed
-  cache.mark_pool_exported();
-  return finish(std::move(exported), data, dtype, 0, spec.device);
+  core_.is_pool_exported = true;
+  return finish(std::move(exported), data, dtype, 0, core_.spec().device);
 }
 
-DLManagedTensorVersioned* export_table(TableData table) {
-  auto exported = std::make_unique<Exported<TableData>>();
-  exported->shape = table.shape;
-  exported->strides = compact_strides(table.shape);
-  exported->owner = std::move(table);
-  TableData& owned = exported->owner;
-  const bool wide = owned.is_wide;
-  void* data = wide ? static_cast<void*>(owned.i64.data()) : static_cast<void*>(owned.i32.data());
-  const DLDataType dtype = wide ? DLDataType{kDLInt, 64, 1} : DLDataType{kDLInt, 32, 1};
-  return finish(std::move(exported), data, dtype,
-                DLPACK_FLAG_BITMASK_READ_ONLY | DLPACK_FLAG_BITMASK_IS_COPIED, kHost);
+DLManagedTensorVersioned* CacheExports::page_table(int32_t group, kvc_table_kind kind) const {
+  core_.require_group(group);
+  return export_table(build_table(core_.forward.batch(), core_.spec(), group, kind));
+}
+
+DLManagedTensorVersioned* CacheExports::sequence_pages(kvc_seq seq, int32_t group) const {
+  core_.require_group(group);
+  const Sequence& sequence = core_.sequences.get_on_device(seq, "export");
+  const GroupSpec& group_spec = core_.group(static_cast<size_t>(group));
+  const bool is_cross = group_spec.is_cross;
+  // Inside a forward the table already holds the new tokens' pages; the answer is about what was
+  // there before.
+  const BatchEntry* entry = core_.entry_of(sequence);
+  const int64_t stored = entry != nullptr ? entry->old_stored(is_cross) : sequence.stored(is_cross);
+  const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(group)].pages;
+  TableData table;
+  for (int64_t i = 0; i < group_spec.pages_for(stored); ++i) {
+    if (pages[static_cast<size_t>(i)] != kNoPage)
+      table.i32.push_back(pages[static_cast<size_t>(i)]);
+  }
+  table.shape = {static_cast<int64_t>(table.i32.size())};
+  return export_table(std::move(table));
 }
 
 }  // namespace kvc

@@ -1,4 +1,4 @@
-#include "src/exec/key_pieces.h"
+#include "src/exec/kv_chunks.h"
 
 #include <algorithm>
 
@@ -13,10 +13,10 @@ int64_t end_of_row(const AttnSequence& sequence, int64_t row, bool causal) {
 }
 
 void cut_at_splits(int64_t begin, int64_t end, bool sink_part, int64_t split_keys,
-                   std::vector<KeyPiece>* pieces) {
+                   std::vector<KvChunk>* chunks) {
   while (begin < end) {
     const int64_t next = std::min((begin / split_keys + 1) * split_keys, end);
-    pieces->push_back({begin, next, sink_part});
+    chunks->push_back({begin, next, sink_part});
     begin = next;
   }
 }
@@ -41,32 +41,33 @@ VisibleKeys visible_keys(const AttnSequence& sequence, int64_t row_begin, int64_
   return keys;
 }
 
-void cut_decode_keys(const VisibleKeys& keys, bool split_sinks, int64_t first_key,
-                     int64_t split_keys, std::vector<KeyPiece>* pieces) {
-  pieces->clear();
+void decode_chunks(const VisibleKeys& keys, bool split_sinks, int64_t first_key, int64_t split_keys,
+                   std::vector<KvChunk>* chunks) {
+  chunks->clear();
   const int64_t begin = std::max(keys.begin, first_key);
   if (!split_sinks && keys.sink_end > first_key && keys.sink_end <= split_keys) {
-    // A handful of sinks is not worth an item: the first one spans the gap, which the kernel skips.
-    cut_at_splits(begin, keys.end, false, split_keys, pieces);
-    if (!pieces->empty()) {
-      pieces->front().begin = first_key;
+    // A few sink tokens are not worth an item: the first chunk spans the gap, which the kernel
+    // skips.
+    cut_at_splits(begin, keys.end, false, split_keys, chunks);
+    if (!chunks->empty()) {
+      chunks->front().begin = first_key;
       return;
     }
   }
-  cut_at_splits(first_key, keys.sink_end, split_sinks, split_keys, pieces);
-  cut_at_splits(begin, keys.end, false, split_keys, pieces);
+  cut_at_splits(first_key, keys.sink_end, split_sinks, split_keys, chunks);
+  cut_at_splits(begin, keys.end, false, split_keys, chunks);
 }
 
-void cut_tile_keys(const VisibleKeys& keys, bool split_sinks, std::vector<KeyPiece>* pieces) {
-  pieces->clear();
+void tile_chunks(const VisibleKeys& keys, bool split_sinks, std::vector<KvChunk>* chunks) {
+  chunks->clear();
   if (!split_sinks) {
-    pieces->push_back(
+    chunks->push_back(
         {keys.sink_end > 0 ? 0 : keys.begin / kTileKeys * kTileKeys, keys.end, false});
     return;
   }
-  if (keys.sink_end > 0) pieces->push_back({0, keys.sink_end, true});
-  if (keys.begin < keys.end || pieces->empty())
-    pieces->push_back(
+  if (keys.sink_end > 0) chunks->push_back({0, keys.sink_end, true});
+  if (keys.begin < keys.end || chunks->empty())
+    chunks->push_back(
         {std::max(keys.sink_end, keys.begin / kTileKeys * kTileKeys), keys.end, false});
 }
 

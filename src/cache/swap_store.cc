@@ -1,32 +1,17 @@
-// Whole sequences between the device and the host: pages, states, checkpoints. What they share
-// stays shared.
+#include "src/cache/swap_store.h"
+
 #include <algorithm>
 #include <utility>
 #include <vector>
 
 #include "src/base/error.h"
-#include "src/cache/cache.h"
+#include "src/cache/cache_core.h"
 
 namespace kvc {
 namespace {
 
-template <typename Visit>
-void visit_pages(const Sequence& sequence, Visit&& visit) {
-  for (const PageTable& table : sequence.tables) {
-    for (const PageId page : table.pages) visit(page);
-  }
-}
-
-template <typename Visit>
-void visit_states(const Sequence& sequence, Visit&& visit) {
-  visit(sequence.state);
-  for (const Checkpoint& checkpoint : sequence.checkpoints) visit(checkpoint.slot);
-}
-
-}  // namespace
-
 // Ids on one side and the other, ascending by the first.
-struct Cache::Moves {
+struct Moves {
   std::vector<int32_t> from, to;
 
   void note(int32_t id) {
@@ -45,28 +30,48 @@ struct Cache::Moves {
   }
 };
 
+// Pages and state slots of sequences, each once however many of them share it.
+struct Content {
+  explicit Content(const std::vector<Sequence*>& sequences) {
+    for (const Sequence* sequence : sequences) {
+      for (const PageTable& table : sequence->tables) {
+        for (const PageId page : table.pages) pages.note(page);
+      }
+      slots.note(sequence->state);
+      for (const Checkpoint& checkpoint : sequence->checkpoints) slots.note(checkpoint.slot);
+    }
+    pages.settle();
+    slots.settle();
+  }
+  int64_t num_pages(const StatePool& states) const {
+    return pages.count() + slots.count() * states.slot_pages();
+  }
+
+  Moves pages, slots;
+};
+
 // One side of a swap: where pages and states lie.
-struct Cache::Side {
+struct Side {
   PageAllocator& pages;
   StatePool& states;
 };
 
-std::vector<Sequence*> Cache::swappable(size_t num_seqs, const kvc_seq* seqs, bool is_swapped,
-                                        const char* what) const {
+std::vector<Sequence*> swappable(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs,
+                                 bool is_swapped, const char* what) {
   if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
   if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
   std::vector<Sequence*> found;
-  found.reserve(std::min(num_seqs, sequences_.size() + 1));
+  found.reserve(std::min(num_seqs, core.sequences.size() + 1));
   std::vector<kvc_seq> ids;
   for (size_t i = 0; i < num_seqs; ++i) {
-    Sequence& sequence = sequences_.get_idle(seqs[i], what);
+    Sequence& sequence = core.sequences.get_idle(seqs[i], what);
     if (sequence.is_swapped != is_swapped) {
       fail_with(KVC_E_INVALID_STATE, seqs[i],
                 "cannot %s sequence %lld: its is_swapped = %d, expected %d", what, ll(seqs[i]),
                 sequence.is_swapped ? 1 : 0, is_swapped ? 1 : 0);
     }
-    if (!is_swapped) sequences_.get_settled(seqs[i], what);
-    if (found.size() == sequences_.size()) break;  // more can't be distinct
+    if (!is_swapped) core.sequences.get_settled(seqs[i], what);
+    if (found.size() == core.sequences.size()) break;  // No more can be distinct.
     found.push_back(&sequence);
     ids.push_back(seqs[i]);
   }
@@ -80,13 +85,14 @@ std::vector<Sequence*> Cache::swappable(size_t num_seqs, const kvc_seq* seqs, bo
   return found;
 }
 
-// Moves what the sequences hold from one side to the other. All room was made.
-void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& from,
-                           const Side& to, Moves& pages, Moves& slots,
-                           CopyDirection direction) noexcept {
+// Moves the content of the sequences from one side to the other. All room was made.
+void move_sequences(PageCopier& copier, const std::vector<Sequence*>& sequences, const Side& from,
+                    const Side& to, Content& content, CopyDirection direction) noexcept {
+  Moves& pages = content.pages;
+  Moves& slots = content.slots;
   for (int64_t i = 0; i < pages.count(); ++i)
     pages.to.push_back(to.pages.take(i == 0 ? kNoPage : pages.to.back(), pages.count() - i - 1));
-  copier_->copy(direction, pages.from.data(), pages.to.data(), pages.count());
+  copier.copy(direction, pages.from.data(), pages.to.data(), pages.count());
   for (int64_t i = 0; i < slots.count(); ++i) {
     slots.to.push_back(to.states.take());
     from.states.memory().copy_to(slots.from[static_cast<size_t>(i)], to.states.memory(),
@@ -121,71 +127,66 @@ void Cache::move_sequences(const std::vector<Sequence*>& sequences, const Side& 
   for (const StateSlot slot : slots.to) to.states.drop_ref(slot);
 }
 
-void Cache::swap_out(size_t num_seqs, const kvc_seq* seqs) {
-  const std::vector<Sequence*> sequences = swappable(num_seqs, seqs, false, "swap out");
-  host_.check_use(HostUse::kManaged, "kvc_swap_out");
-  Moves pages, slots;
-  for (const Sequence* sequence : sequences) {
-    visit_pages(*sequence, [&](PageId page) { pages.note(page); });
-    visit_states(*sequence, [&](StateSlot slot) { slots.note(slot); });
-  }
-  pages.settle();
-  slots.settle();
-  const int64_t needed = pages.count() + slots.count() * host_states_.slot_pages();
-  const int64_t available = host_.allocator().num_available() + index_.contents().num_host_pages();
+}  // namespace
+
+void SwapStore::out(size_t num_seqs, const kvc_seq* seqs) {
+  const std::vector<Sequence*> sequences = swappable(core_, num_seqs, seqs, false, "swap out");
+  core_.host.check_use(HostUse::kManaged, "kvc_swap_out");
+  Content content(sequences);
+  const int64_t needed = content.num_pages(core_.host_states);
+  const int64_t available =
+      core_.host.allocator().num_available() + core_.index.contents().num_host_pages();
   if (needed > available) {
     fail_with(KVC_E_NO_PAGES, needed - available,
               "swapping out takes %lld host pages, %lld are free: %lld missing", ll(needed),
               ll(available), ll(needed - available));
   }
-  host_states_.prepare(slots.count());
+  core_.host_states.prepare(content.slots.count());
   // Nothing throws from here on.
-  host_.start_use(HostUse::kManaged);
-  if (needed > host_.allocator().num_free()) index_.eviction().evict_host_for(needed);
-  for (const Sequence* sequence : sequences) publisher_.release(*sequence);
-  move_sequences(sequences, {allocator_, states_}, {host_.allocator(), host_states_}, pages, slots,
+  core_.host.start_use(HostUse::kManaged);
+  if (needed > core_.host.allocator().num_free()) core_.index.eviction().evict_host_for(needed);
+  for (const Sequence* sequence : sequences) core_.publisher.release(*sequence);
+  move_sequences(*core_.copier, sequences, {core_.allocator, core_.states},
+                 {core_.host.allocator(), core_.host_states}, content,
                  CopyDirection::kDeviceToHost);
-  num_swapped_ += static_cast<int64_t>(sequences.size());
-  counters_.pages_swapped_out += static_cast<uint64_t>(pages.count());
+  core_.num_swapped += static_cast<int64_t>(sequences.size());
+  core_.counters.pages_swapped_out += static_cast<uint64_t>(content.pages.count());
 }
 
-void Cache::swap_in(size_t num_seqs, const kvc_seq* seqs) {
-  const std::vector<Sequence*> sequences = swappable(num_seqs, seqs, true, "swap in");
-  Moves pages, slots;
+void SwapStore::in(size_t num_seqs, const kvc_seq* seqs) {
+  const std::vector<Sequence*> sequences = swappable(core_, num_seqs, seqs, true, "swap in");
+  Content content(sequences);
   int64_t num_blocks = 0;
   bool has_ids = false;
   for (const Sequence* sequence : sequences) {
-    visit_pages(*sequence, [&](PageId page) { pages.note(page); });
-    visit_states(*sequence, [&](StateSlot slot) { slots.note(slot); });
     num_blocks += static_cast<int64_t>(sequence->history.keys.size());
     has_ids = has_ids || !sequence->history.ids.empty();
   }
-  pages.settle();
-  slots.settle();
-  const int64_t needed = pages.count() + slots.count() * states_.slot_pages();
-  const int64_t missing = std::max<int64_t>(0, needed - allocator_.num_available());
-  const int64_t missing_slots = states_.missing(slots.count());
+  const int64_t num_slots = content.slots.count();
+  const int64_t needed = content.num_pages(core_.states);
+  const int64_t missing = std::max<int64_t>(0, needed - core_.allocator.num_available());
+  const int64_t missing_slots = core_.states.missing(num_slots);
   if (missing > 0 || missing_slots > 0) {
     fail_with(
         KVC_E_NO_PAGES, missing + missing_slots,
         "swapping in takes %lld pages and %lld state slots: %lld pages and %lld slots are missing",
-        ll(needed), ll(slots.count()), ll(missing), ll(missing_slots));
+        ll(needed), ll(num_slots), ll(missing), ll(missing_slots));
   }
-  states_.prepare(slots.count());
-  index_.reserve(num_blocks + forward_.batch().num_new_blocks(), has_ids);
+  core_.states.prepare(num_slots);
+  core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks(), has_ids);
   // Nothing throws from here on.
-  if (needed > allocator_.num_free()) index_.eviction().evict_for(needed);
-  if (states_.to_evict(slots.count()) > 0) index_.eviction().evict_states_for(slots.count());
-  move_sequences(sequences, {host_.allocator(), host_states_}, {allocator_, states_}, pages, slots,
-                 CopyDirection::kHostToDevice);
+  if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed);
+  if (core_.states.to_evict(num_slots) > 0) core_.index.eviction().evict_states_for(num_slots);
+  move_sequences(*core_.copier, sequences, {core_.host.allocator(), core_.host_states},
+                 {core_.allocator, core_.states}, content, CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
   for (Sequence* sequence : sequences) {
     sequence->history.num_published = 0;
-    publisher_.publish(*sequence);
+    core_.publisher.publish(*sequence);
   }
-  num_swapped_ -= static_cast<int64_t>(sequences.size());
-  counters_.pages_swapped_in += static_cast<uint64_t>(pages.count());
-  note_pages_used();
+  core_.num_swapped -= static_cast<int64_t>(sequences.size());
+  core_.counters.pages_swapped_in += static_cast<uint64_t>(content.pages.count());
+  core_.note_pages_used();
 }
 
 }  // namespace kvc

@@ -1,0 +1,130 @@
+#include "src/cache/cache_core.h"
+
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/base/log.h"
+#include "src/base/math.h"
+#include "src/exec/cpu/engine.h"
+#include "src/exec/cuda/engine.h"
+#include "src/exec/cuda/page_copies.h"
+
+namespace kvc {
+namespace {
+
+int64_t require_pages(const Plan& plan) {
+  if (plan.num_pages() == 0 && !plan.spec().groups.empty()) {
+    fail(KVC_E_INVALID_ARGUMENT,
+         "the plan has no pages: config.num_pages = 0 and config.byte_budget = 0");
+  }
+  return plan.num_pages();
+}
+
+// Bookkeeping alone needs no device.
+Device find_gpu(const Spec& spec) {
+  if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
+  const Device device = require_device(spec.device.device_id);
+  for (size_t i = 0; i < spec.pool_tensors.size(); ++i) {
+    const int32_t where = locate(device, spec.pool_tensors[i].data);
+    if (where == device.id || where == -1) continue;
+    fail_with(KVC_E_DEVICE_MISMATCH, where,
+              "config.pool_tensors[%zu] lies %s (%d), the cache on GPU %d", i,
+              where < 0 ? "in memory that CUDA does not know" : "on another GPU", where, device.id);
+  }
+  return device;
+}
+
+}  // namespace
+
+CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
+    : plan(std::move(planned)),
+      device(find_gpu(plan->spec())),
+      pool(plan, require_pages(*plan), PoolPlace::kDevice, gpu()),
+      allocator(plan->num_pages()),
+      states(plan, &allocator, plan->state_slot_pages(), plan->spec().num_state_slots, gpu()),
+      host(plan, plan->num_host_pages(), gpu()),
+      host_states(plan, &host.allocator(), plan->state_slot_pages(), 0, gpu(), gpu() != nullptr),
+      host_tier(&host),
+      index(*plan, &allocator, &states, host.num_pages() > 0 ? &host_tier : nullptr,
+            plan->spec().event_capacity),
+      publisher(plan->spec(), &index, &allocator, &page_mover),
+      sequences(&allocator, &states, &host.allocator(), &host_states, plan->spec(),
+                index.block_tokens()),
+      forward(plan->spec()) {
+  make_engine();
+  host_tier.set_copier(copier.get());
+  page_mover.set_copier(copier.get());
+  log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads",
+      ll(plan->num_pages()), ll(plan->layout().page_bytes), engine->name(), engine->num_threads());
+}
+
+void CacheCore::make_engine() {
+  if (gpu() == nullptr) {
+    auto cpu = std::make_unique<CpuEngine>(plan->spec(), &pool, &states);
+    copier = std::make_unique<CpuPageCopier>(plan.get(), &pool, &host.pool(), &cpu->kernels(),
+                                             &cpu->executor());
+    engine = std::move(cpu);
+    return;
+  }
+  auto cuda = std::make_unique<CudaEngine>(*plan, &pool, &states, &device);
+  copier = std::make_unique<CudaPageCopier>(plan.get(), &pool, &host.pool(), &device, cuda.get());
+  states.memory().set_copier(cuda.get());
+  host_states.memory().set_copier(cuda.get());
+  engine = std::move(cuda);
+}
+
+void CacheCore::require_closed(const char* action) const {
+  if (forward.is_open())
+    fail(KVC_E_BUSY, "cannot %s: a forward over %zu sequences is open", action,
+         forward.batch().entries().size());
+}
+
+void CacheCore::require_storage(const char* what) const {
+  if (!pool.has_storage()) {
+    fail_with(KVC_E_UNSUPPORTED, spec().storage,
+              "%s needs tensor memory: config.storage = NONE (%d)", what, spec().storage);
+  }
+}
+
+void CacheCore::require_plain(int32_t local_layer, const char* what) const {
+  const LayerSpec& spec_of_layer = layer(local_layer);
+  if (!spec_of_layer.is_quantised()) return;
+  fail_with(KVC_E_UNSUPPORTED, spec_of_layer.quant,
+            "%s: layer %d is stored with quant = %d, which is left to the host's kernels; NONE (0) "
+            "is supported",
+            what, spec().layer_begin + local_layer, spec_of_layer.quant);
+}
+
+void CacheCore::require_prefix_index(const char* what) const {
+  if (spec().has_cross()) {
+    fail_with(KVC_E_UNSUPPORTED, KVC_LAYER_CROSS,
+              "%s with a layer of kind CROSS (%d) is not supported: encoder tokens are not part of "
+              "the key",
+              what, KVC_LAYER_CROSS);
+  }
+}
+
+int32_t CacheCore::require_layer(int32_t id) const {
+  const int32_t local = plan->local_layer(id);
+  if (local >= 0) return local;
+  if (id < 0 || id >= spec().num_layers) {
+    fail_with(KVC_E_OUT_OF_RANGE, id, "layer %d out of range: the cache has %d layers", id,
+              spec().num_layers);
+  }
+  fail_with(KVC_E_OUT_OF_RANGE, id, "layer %d out of range: this cache has layers %d to %d of %d",
+            id, spec().layer_begin, spec().layer_end - 1, spec().num_layers);
+}
+
+void CacheCore::require_group(int32_t id) const {
+  const auto num_groups = static_cast<int32_t>(spec().groups.size());
+  if (id < 0 || id >= num_groups)
+    fail_with(KVC_E_OUT_OF_RANGE, id, "group %d out of range: the cache has %d groups", id,
+              num_groups);
+}
+
+int64_t CacheCore::num_tree_nodes(const Sequence& sequence) const {
+  const BatchEntry* entry = entry_of(sequence);
+  return entry != nullptr ? entry->old_nodes : sequence.tree.size();
+}
+
+}  // namespace kvc

@@ -1,0 +1,123 @@
+// What a cache owns. The parts of a cache work on it (cache.h lists them); src/capi never sees it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+
+#include "kvcache.h"
+#include "src/cache/host_tier.h"
+#include "src/cache/spare_histories.h"
+#include "src/device/device.h"
+#include "src/exec/cpu/page_copies.h"
+#include "src/exec/engine.h"
+#include "src/pages/allocator.h"
+#include "src/pages/host_pool.h"
+#include "src/pages/pool.h"
+#include "src/pages/state_pool.h"
+#include "src/plan/plan.h"
+#include "src/prefix/index.h"
+#include "src/sequences/publisher.h"
+#include "src/sequences/sequences.h"
+#include "src/step/forward.h"
+
+namespace kvc {
+
+// Counters since creation, see kvc_stats.
+struct CacheCounters {
+  int64_t pages_peak = 0;
+  uint64_t forwards = 0;
+  uint64_t forwards_aborted = 0;
+  uint64_t tokens_appended = 0;
+  uint64_t pages_copied = 0;
+  uint64_t no_pages = 0;
+  uint64_t step_bytes = 0;
+  uint64_t step_copies = 0;
+  uint64_t pages_swapped_out = 0;
+  uint64_t pages_swapped_in = 0;
+};
+
+// Data first; the functions below are checks and sums that several parts share. Each check throws
+// Error; `what` is the function that is refused, `action` a verb for the message.
+struct CacheCore {
+  // Throws Error or std::bad_alloc.
+  explicit CacheCore(std::shared_ptr<const Plan> planned);
+  CacheCore(const CacheCore&) = delete;
+  CacheCore& operator=(const CacheCore&) = delete;
+
+  const Spec& spec() const { return plan->spec(); }
+  const LayerSpec& layer(int32_t local) const { return spec().layers[static_cast<size_t>(local)]; }
+  const GroupSpec& group(size_t index) const { return spec().groups[index]; }
+  const GroupSpec& group_of(const LayerSpec& layer) const {
+    return group(static_cast<size_t>(layer.group));
+  }
+
+  // BUSY while a forward is open.
+  void require_closed(const char* action) const;
+  // UNSUPPORTED for a cache without tensor memory.
+  void require_storage(const char* what) const;
+  // UNSUPPORTED for a layer of quantised storage, which the kernels here do not read.
+  void require_plain(int32_t local_layer, const char* what) const;
+  // The same where the device's kernels do not read quantised storage either.
+  void require_readable(int32_t local_layer, const char* what) const {
+    if (!engine->reads_quantised()) require_plain(local_layer, what);
+  }
+  // UNSUPPORTED for a cache with CROSS layers, which publishes nothing.
+  void require_prefix_index(const char* what) const;
+  // OUT_OF_RANGE when the layer is not in this cache; returns its local index.
+  int32_t require_layer(int32_t id) const;
+  // OUT_OF_RANGE when there is no such layer group.
+  void require_group(int32_t id) const;
+
+  // The host may write the pool itself, through a borrowed tensor or an export.
+  bool host_can_write_pool() const {
+    return spec().storage == KVC_STORAGE_BORROWED || is_pool_exported;
+  }
+  // Nobody else writes the pool: every layer has to be written by the end of a forward.
+  bool writes_pool_alone() const {
+    return spec().storage == KVC_STORAGE_OWNED && !is_pool_exported;
+  }
+  // The sequence's entry in the batch of the open forward; null: it is not in it.
+  const BatchEntry* entry_of(const Sequence& sequence) const {
+    if (!sequence.in_forward()) return nullptr;
+    return &forward.batch().entries()[static_cast<size_t>(sequence.batch_index)];
+  }
+  // Nodes of the sequence's token tree, without those of the open forward.
+  int64_t num_tree_nodes(const Sequence& sequence) const;
+  void note_pages_used() {
+    counters.pages_peak = std::max(counters.pages_peak, allocator.num_used());
+  }
+
+  std::shared_ptr<const Plan> plan;
+  Device device;  // Of a cache on a GPU, else none.
+  // The pool precedes its tables: a number of pages that cannot be had is refused before anything
+  // of that size is filled.
+  PagePool pool;
+  PageAllocator allocator;
+  StatePool states;
+  HostPool host;
+  StatePool host_states;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<PageCopier> copier;
+  PoolHostTier host_tier;
+  PoolPageMover page_mover;
+  PrefixIndex index;
+  Publisher publisher;
+  SequenceTable sequences;
+  Forward forward;
+  SpareHistories spare_histories;
+  CacheCounters counters;
+  int64_t num_swapped = 0;        // Sequences on the host.
+  bool is_pool_exported = false;  // Once true for ever: the host may keep the tensor.
+
+ private:
+  const Device* gpu() const { return device.table == nullptr ? nullptr : &device; }
+  void make_engine();
+};
+
+// The row of a token in the pages of its table.
+inline TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_size) {
+  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
+}
+
+}  // namespace kvc

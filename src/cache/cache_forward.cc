@@ -1,0 +1,92 @@
+#include "src/cache/cache_forward.h"
+
+#include <utility>
+
+#include "src/base/error.h"
+#include "src/cache/cache_core.h"
+
+namespace kvc {
+
+kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions given, bool is_replay,
+                                 bool is_partial) {
+  if (core_.forward.is_open())
+    fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
+         core_.forward.batch().entries().size());
+  Batch& batch = core_.forward.batch();
+  try {
+    if (request.tokens != nullptr) core_.require_prefix_index("desc->tokens");
+    core_.engine->await_begin();
+    batch.prepare(request, *core_.plan, core_.sequences, core_.allocator, core_.states,
+                  core_.index);
+  } catch (const Error& error) {
+    if (error.status() == KVC_E_NO_PAGES) ++core_.counters.no_pages;
+    throw;
+  }
+  // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing
+  // brings those back.
+  try {
+    core_.engine->check_begin(batch, given.num_position_rows != 0, is_replay,
+                              core_.writes_pool_alone() && !is_partial);
+  } catch (...) {
+    batch.discard();
+    throw;
+  }
+  batch.begin(request, *core_.plan, core_.sequences, core_.allocator, core_.states, core_.index);
+  core_.forward.opened(std::move(given), is_partial);
+  try {
+    core_.engine->begin(core_.forward, is_replay);
+  } catch (...) {  // the device, or a host's executor that throws although it must not
+    batch.rollback(core_.allocator, core_.states);
+    core_.forward.closed();
+    throw;
+  }
+  core_.counters.pages_copied += batch.copies().size();
+  core_.counters.step_bytes = batch.step_delta().size() * sizeof(int32_t);
+  core_.counters.step_copies = 1;
+  core_.note_pages_used();
+  return handle_.open();
+}
+
+void CacheForward::end() {
+  core_.engine->check_end();
+  Batch& batch = core_.forward.batch();
+  if (core_.writes_pool_alone() && !core_.forward.is_partial())
+    core_.forward.written().require_rows(batch);
+  ++core_.counters.forwards;
+  core_.counters.tokens_appended += static_cast<uint64_t>(batch.num_rows());
+  // Without storage nobody can tell whether the host's own kernels wrote a state: each forward
+  // counts as a step.
+  const bool states_written = core_.states.is_used() && (!core_.pool.has_storage() ||
+                                                         core_.forward.written().any_state_set());
+  if (states_written && core_.pool.has_storage()) core_.engine->carry_states_on(core_.forward);
+  core_.engine->closed(core_.forward, false);
+  batch.commit(core_.sequences, core_.allocator, core_.states, core_.spec(), core_.publisher,
+               {.states = states_written,
+                .rows = !core_.forward.is_partial() || !core_.forward.written().lacks_rows(batch),
+                .publishes = !core_.forward.is_partial()});
+  core_.forward.closed();
+  handle_.close();
+}
+
+void CacheForward::abort() {
+  core_.engine->check_abort();
+  ++core_.counters.forwards_aborted;
+  core_.engine->closed(core_.forward, true);
+  core_.forward.batch().rollback(core_.allocator, core_.states);
+  core_.forward.closed();
+  handle_.close();
+}
+
+int64_t CacheForward::num_tokens() const { return core_.forward.batch().num_rows(); }
+
+int64_t CacheForward::num_position_rows() const { return core_.forward.position_rows(); }
+
+void CacheForward::write_positions(const I32Matrix& out) const {
+  core_.engine->write_positions(core_.forward, out);
+}
+
+void CacheForward::merge(const kernels::MergeParams& params, int64_t num_rows) {
+  core_.engine->merge(params, num_rows);
+}
+
+}  // namespace kvc

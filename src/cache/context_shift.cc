@@ -1,0 +1,235 @@
+#include "src/cache/context_shift.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "src/base/error.h"
+#include "src/cache/private_pages.h"
+
+namespace kvc {
+namespace {
+
+bool is_rotated_on_append(const Spec& spec, int32_t local_layer) {
+  const int32_t rope = spec.layers[static_cast<size_t>(local_layer)].rope;
+  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND;
+}
+
+void check_range(const CacheCore& core, const Sequence& sequence, int64_t begin, int64_t end) {
+  if (begin < 0 || begin > end || end > sequence.length) {
+    fail_with(KVC_E_OUT_OF_RANGE, end,
+              "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens", ll(begin),
+              ll(end), ll(sequence.id), ll(sequence.length));
+  }
+  if (core.states.is_used()) {
+    fail_with(
+        KVC_E_UNSUPPORTED, sequence.id,
+        "shift of sequence %lld: layers of kind STATE (%d) cannot forget tokens in the middle",
+        ll(sequence.id), KVC_LAYER_STATE);
+  }
+}
+
+// One shift of a range that was checked.
+class ContextShift {
+ public:
+  ContextShift(CacheCore& core, Sequence& sequence, int64_t begin, int64_t end, int64_t delta)
+      : core_(core),
+        spec_(core.spec()),
+        sequence_(sequence),
+        begin_(begin),
+        end_(end),
+        delta_(delta),
+        num_moved_(sequence.length - end) {}
+
+  void check() const {
+    check_windows();
+    if (num_moved_ > 0) check_positions();
+  }
+  void run();
+
+ private:
+  void check_windows() const;
+  void check_positions() const;
+  // Dropping the range leaves every page of the layer group as it is, but for those that go.
+  bool moves_whole_pages(size_t group) const;
+  void add_rewritten_pages(PrivatePages* pages) const;
+  std::vector<PositionSegment> moved_segments() const;
+  void close_gap() noexcept;
+  void rotate_keys() noexcept;
+
+  CacheCore& core_;
+  const Spec& spec_;
+  Sequence& sequence_;
+  const int64_t begin_, end_, delta_;
+  const int64_t num_moved_;  // Tokens behind the range.
+};
+
+void ContextShift::check_windows() const {
+  const bool closes_gap = delta_ == begin_ - end_;  // No sum: delta may be any number here.
+  if (!closes_gap && num_moved_ > 0 && (spec_.has_windows() || sequence_.window != 0)) {
+    fail_with(KVC_E_UNSUPPORTED, delta_,
+              "delta = %lld: with a window or chunk only begin - end = %lld, which leaves no gap, "
+              "is supported",
+              ll(delta_), ll(begin_ - end_));
+  }
+  for (size_t group = 0; group < sequence_.tables.size(); ++group) {
+    const PageTable& table = sequence_.tables[group];
+    if (core_.group(group).is_cross || table.kept_begin == 0) continue;
+    fail_with(
+        KVC_E_OUT_OF_RANGE, table.kept_begin,
+        "[begin, end) = [%lld, %lld): a window of sequence %lld has dropped tokens before %lld",
+        ll(begin_), ll(end_), ll(sequence_.id), ll(table.kept_begin));
+  }
+}
+
+void ContextShift::check_positions() const {
+  const int64_t first = sequence_.position_of(end_);
+  const int64_t last = sequence_.position_of(sequence_.length - 1);
+  const int64_t least = begin_ == 0 ? 0 : sequence_.position_of(begin_ - 1) + 1;
+  if (delta_ < least - first || delta_ >= kMaxSequenceLength - last) {
+    fail_with(
+        KVC_E_OUT_OF_RANGE, delta_,
+        "delta = %lld would move token %lld from position %lld: at least to %lld, the last token "
+        "below %lld",
+        ll(delta_), ll(end_), ll(first), ll(least), ll(kMaxSequenceLength));
+  }
+  if (delta_ == 0) return;
+  for (int32_t layer = 0; layer < spec_.num_local_layers(); ++layer) {
+    if (is_rotated_on_append(spec_, layer))
+      core_.require_plain(layer, "kvc_seq_shift of rotated K");
+  }
+  if (!can_rotate_keys(spec_)) {
+    fail_with(KVC_E_UNSUPPORTED, delta_,
+              "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors it "
+              "was turned by",
+              ll(delta_), KVC_ROPE_SCALING_LONGROPE);
+  }
+}
+
+void ContextShift::run() {
+  if (begin_ == end_ && (delta_ == 0 || num_moved_ == 0)) return;
+  std::vector<PositionSegment> segments = moved_segments();
+  PrivatePages pages(core_, sequence_);
+  add_rewritten_pages(&pages);
+  pages.check();
+  core_.engine->prepare_moves(num_moved_);
+  pages.prepare();
+  // Nothing throws from here on.
+  pages.copy();
+  sequence_.history.diverge();
+  if (begin_ != end_) close_gap();
+  if (num_moved_ > 0 && delta_ != 0) rotate_keys();
+  core_.engine->finish_moves();
+  sequence_.segments = std::move(segments);
+  if (sequence_.length == 0 && sequence_.window == 0) sequence_.history.has_diverged = false;
+}
+
+bool ContextShift::moves_whole_pages(size_t group) const {
+  const int32_t page_size = core_.group(group).page_size;
+  return begin_ % page_size == 0 && end_ % page_size == 0;
+}
+
+// What is written must be the sequence's own: all moved tokens where rows move or K is rotated.
+// Whole pages may move as they are.
+void ContextShift::add_rewritten_pages(PrivatePages* pages) const {
+  std::vector<uint8_t> rewritten(spec_.groups.size(), 0), whole(spec_.groups.size(), 0);
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    if (core_.group(group).is_cross || num_moved_ == 0) continue;
+    const std::vector<int32_t>& layers = core_.group(group).layers;
+    const bool rotates =
+        delta_ != 0 && std::any_of(layers.begin(), layers.end(), [&](int32_t layer) {
+          return is_rotated_on_append(spec_, layer);
+        });
+    const bool is_whole = moves_whole_pages(group);
+    (is_whole ? whole : rewritten)[group] = (begin_ != end_ && !is_whole) || rotates ? 1 : 0;
+  }
+  // Whole pages keep their tokens' places, which `end` begins; the others are rewritten from
+  // `begin` on.
+  pages->add(end_, sequence_.length, std::move(whole));
+  pages->add(begin_, sequence_.length - (end_ - begin_), std::move(rewritten));
+}
+
+std::vector<PositionSegment> ContextShift::moved_segments() const {
+  std::vector<PositionSegment> segments;
+  segments.reserve(sequence_.segments.size() + 2);
+  for (const PositionSegment& segment : sequence_.segments) {
+    if (segment.begin < begin_) segments.push_back(segment);
+  }
+  if (num_moved_ == 0) return segments;
+  // Segments behind the gap keep their distances: index falls by end - begin, position grows by
+  // delta.
+  const int64_t change = delta_ + (end_ - begin_);
+  const int64_t offset = sequence_.position_of(end_) - end_ + change;
+  if (offset != (segments.empty() ? 0 : segments.back().offset))
+    segments.push_back({begin_, offset});
+  for (const PositionSegment& segment : sequence_.segments) {
+    if (segment.begin > end_)
+      segments.push_back({segment.begin - (end_ - begin_), segment.offset + change});
+  }
+  return segments;
+}
+
+// Tokens [end, length) follow token begin - 1 afterwards.
+void ContextShift::close_gap() noexcept {
+  sequence_.invalidate_tables();
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    if (core_.group(group).is_cross) continue;
+    PageTable& table = sequence_.tables[group];
+    const int32_t page_size = core_.group(group).page_size;
+    table.synced_pages = std::min(table.synced_pages, begin_ / page_size);
+    table.owns_last = false;
+    if (moves_whole_pages(group)) {
+      // The dropped pages go behind the others, from where truncate releases them.
+      const auto first = table.pages.begin() + begin_ / page_size;
+      std::rotate(first, table.pages.begin() + end_ / page_size, table.pages.end());
+      continue;
+    }
+    if (!core_.pool.has_storage()) continue;
+    for (int64_t token = end_; token < sequence_.length; ++token) {
+      core_.engine->move_token(static_cast<int32_t>(group), place_of(table, token, page_size),
+                               place_of(table, token - (end_ - begin_), page_size));
+    }
+  }
+  sequence_.length -= end_ - begin_;
+  // Which tokens behind `begin` were written is not known one by one.
+  if (sequence_.first_unwritten > begin_ && sequence_.first_unwritten != kAllWritten)
+    sequence_.first_unwritten = std::max(begin_, sequence_.first_unwritten - (end_ - begin_));
+  sequence_.cut_unwritten(sequence_.length);
+  core_.sequences.add_to_total_length(begin_ - end_);
+  core_.sequences.trimmer().truncate(sequence_, sequence_.length);
+}
+
+// K that is stored rotated is rotated by `delta` more from token `begin` on.
+void ContextShift::rotate_keys() noexcept {
+  if (!core_.pool.has_storage()) return;
+  float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
+  for (size_t group = 0; group < spec_.groups.size(); ++group) {
+    if (core_.group(group).is_cross) continue;
+    for (const int32_t local : core_.group(group).layers) {
+      if (!is_rotated_on_append(spec_, local)) continue;
+      const LayerSpec& layer = core_.layer(local);
+      kernels::Rotation rotation = shift_rotation(spec_.ropes[static_cast<size_t>(layer.rope)],
+                                                  false, delta_, cosines, sines);
+      rotation.begin = layer.rotation_begin();
+      core_.engine->turn_keys(local, rotation, sequence_.tables[group], begin_, sequence_.length);
+    }
+  }
+}
+
+}  // namespace
+
+bool can_rotate_keys(const Spec& spec) {
+  return std::none_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) {
+    return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
+  });
+}
+
+void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
+  Sequence& sequence = core.sequences.get_settled(id, "shift");
+  check_range(core, sequence, begin, end);
+  ContextShift shift(core, sequence, begin, end, delta);
+  shift.check();
+  shift.run();
+}
+
+}  // namespace kvc

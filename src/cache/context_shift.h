@@ -1,0 +1,18 @@
+// Context shift (kvc_seq_shift): tokens in the middle of a sequence go, those behind them move up.
+#pragma once
+
+#include <cstdint>
+
+#include "kvcache.h"
+#include "src/cache/cache_core.h"
+
+namespace kvc {
+
+// Drops tokens [begin, end) and moves the positions of those behind them by `delta`. Throws Error
+// or std::bad_alloc; nothing has changed then. What is enqueued afterwards does not throw.
+void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta);
+
+// Of every K that is stored rotated it is known by which factors, so that a shift can rotate it on.
+bool can_rotate_keys(const Spec& spec);
+
+}  // namespace kvc

@@ -1,0 +1,44 @@
+// The prefix cache: sequences begin with blocks of tokens that others have computed, and publish
+// their own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kvcache.h"
+#include "src/prefix/keys.h"
+
+namespace kvc {
+
+struct CacheCore;
+struct PrefixMatch;
+
+// Every function throws Error or std::bad_alloc; nothing has changed then.
+class PrefixCache {
+ public:
+  explicit PrefixCache(CacheCore& core) : core_(core) {}
+
+  int32_t block_tokens() const;
+  // The namespace without a salt.
+
+  // Each returns the tokens that its function of kvcache.h reports.
+  int64_t match(const PrefixQuery& query) const;
+  int64_t attach(kvc_seq id, const PrefixQuery& query);
+  int64_t insert(kvc_seq id, const PrefixQuery& query);
+  int64_t pin(const PrefixQuery& query);
+  int64_t unpin(const PrefixQuery& query);
+  // Returns how many pages left the device.
+  int64_t evict(int64_t pages);
+  void reset();
+  // At most so many bytes for the namespace of `root`.
+  void set_quota(const BlockKey& root, uint64_t max_bytes);
+
+ private:
+  struct AttachPlan;
+  AttachPlan plan_attach(KeyChain& chain) const;
+  PrefixMatch fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept;
+
+  CacheCore& core_;
+};
+
+}  // namespace kvc

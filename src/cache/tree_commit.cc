@@ -1,0 +1,132 @@
+#include "src/cache/tree_commit.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "src/base/error.h"
+
+namespace kvc {
+namespace {
+
+// Looks at one id more than the cache has sequences at most: among those one is unknown or comes
+// twice.
+void require_distinct(size_t num_seqs, const kvc_seq* seqs, size_t num_known) {
+  std::vector<kvc_seq> ids(seqs, seqs + std::min(num_seqs, num_known + 1));
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice == ids.end()) return;
+  fail_with(KVC_E_INVALID_ARGUMENT, *twice,
+            "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
+}
+
+std::vector<Sequence*> find_trees(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs,
+                                  const int32_t* leaves) {
+  std::vector<Sequence*> found;
+  found.reserve(std::min(num_seqs, core.sequences.size() + 1));
+  for (size_t i = 0; i < num_seqs; ++i) {
+    Sequence& sequence = core.sequences.get_idle(seqs[i], "commit the tree of");
+    if (sequence.tree.empty()) {
+      fail_with(KVC_E_INVALID_STATE, sequence.id,
+                "sequence %lld has no uncommitted token tree (0 nodes)", ll(sequence.id));
+    }
+    if (leaves[i] < -1 || leaves[i] >= sequence.tree.size()) {
+      fail_with(KVC_E_OUT_OF_RANGE, leaves[i],
+                "leaves[%zu] = %d out of range: the tree of sequence %lld has %lld nodes", i,
+                leaves[i], ll(sequence.id), ll(sequence.tree.size()));
+    }
+    found.push_back(&sequence);
+  }
+  return found;
+}
+
+// Room in the histories and in the index for what the commits may publish.
+void reserve_blocks(CacheCore& core, const std::vector<Sequence*>& sequences) {
+  const int64_t block_tokens = core.index.block_tokens();
+  int64_t num_blocks = 0;
+  for (Sequence* sequence : sequences) {
+    if (sequence->tree.ids.empty()) continue;
+    const int64_t most = sequence->tree.size();
+    sequence->history.reserve(most, core.index.block_tokens());
+    num_blocks += (sequence->length + most) / block_tokens - sequence->length / block_tokens;
+  }
+  if (num_blocks != 0) core.index.reserve(num_blocks + core.forward.batch().num_new_blocks());
+}
+
+// Returns the number of tokens of root -> leaf; entry d of the tree's depths is then the node of
+// depth d.
+int64_t move_path(CacheCore& core, Sequence& sequence, int32_t leaf) noexcept {
+  TokenTree& tree = sequence.tree;
+  const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
+  // A node's depth is at most its index, so that from the leaf up an entry is read before it is
+  // written.
+  for (int64_t depth = num_kept - 1, node = leaf; depth >= 0; --depth) {
+    const int32_t parent = tree.parents[static_cast<size_t>(node)];
+    tree.depths[static_cast<size_t>(depth)] = static_cast<int32_t>(node);
+    node = parent;
+  }
+  if (!core.pool.has_storage()) return num_kept;
+  for (size_t group = 0; group < core.spec().groups.size(); ++group) {
+    if (core.group(group).is_cross) continue;
+    const PageTable& table = sequence.tables[group];
+    const int32_t page_size = core.group(group).page_size;
+    // Ascending: a source never lies before its destination, so nothing is overwritten that is
+    // still to be moved.
+    for (int64_t depth = 0; depth < num_kept; ++depth) {
+      const int64_t node = tree.depths[static_cast<size_t>(depth)];
+      if (node == depth) continue;
+      core.engine->move_token(static_cast<int32_t>(group),
+                              place_of(table, sequence.length + node, page_size),
+                              place_of(table, sequence.length + depth, page_size));
+    }
+  }
+  return num_kept;
+}
+
+void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept) noexcept {
+  TokenTree& tree = sequence.tree;
+  TokenHistory& history = sequence.history;
+  const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
+                        history.num_known == sequence.length && !history.has_diverged;
+  if (is_known && num_kept > 0) {
+    for (int64_t depth = 0; depth < num_kept; ++depth)
+      tree.ids[static_cast<size_t>(depth)] =
+          tree.ids[static_cast<size_t>(tree.depths[static_cast<size_t>(depth)])];
+    history.add(tree.ids.data(), num_kept, core.index.block_tokens());
+  }
+  for (int64_t depth = 0; depth < num_kept; ++depth) {
+    if (!tree.is_unwritten(tree.depths[static_cast<size_t>(depth)])) continue;
+    sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length + depth);
+    break;
+  }
+  tree.truncate(0);
+  sequence.length += num_kept;
+  core.sequences.add_to_total_length(num_kept);
+  core.sequences.trimmer().truncate(sequence, sequence.length);
+  core.publisher.publish(sequence);
+  core.sequences.trimmer().drop_hidden(sequence);
+}
+
+}  // namespace
+
+void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves) {
+  if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
+  if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
+  if (leaves == nullptr) fail(KVC_E_INVALID_ARGUMENT, "leaves is NULL with n = %zu", num_seqs);
+  require_distinct(num_seqs, seqs, core.sequences.size());
+  const std::vector<Sequence*> sequences = find_trees(core, num_seqs, seqs, leaves);
+  reserve_blocks(core, sequences);
+  int64_t num_moves = 0;
+  for (const Sequence* sequence : sequences) num_moves += sequence->tree.size();
+  std::vector<int64_t> num_kept(num_seqs);
+  core.engine->prepare_moves(num_moves);
+  // Nothing throws from here on. All rows move before any page is released: somebody else's copy
+  // may be the next to use it.
+  for (size_t i = 0; i < num_seqs; ++i) {
+    core.engine->next_sequence();
+    num_kept[i] = move_path(core, *sequences[i], leaves[i]);
+  }
+  core.engine->finish_moves();
+  for (size_t i = 0; i < num_seqs; ++i) keep_path(core, *sequences[i], num_kept[i]);
+}
+
+}  // namespace kvc

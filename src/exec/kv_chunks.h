@@ -1,0 +1,50 @@
+// The keys visible to rows of a sequence, cut into KV chunks for work items. Pure functions of the
+// sequence: the bits of a result depend on nothing else.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/params.h"
+
+namespace kvc {
+
+// Keys per chunk of a decode item. Chunks end at absolute multiples of it.
+constexpr int64_t kSplitKeys = 512;
+// The same for latent layers, whose partial results are large beside their keys.
+constexpr int64_t kLatentSplitKeys = 1024;
+// Tile items begin at absolute multiples of it where the kernel packs blocks. Sink tokens may end
+// elsewhere.
+constexpr int64_t kTileKeys = 64;
+
+struct KvChunk {
+  int64_t begin, end;
+  bool sink_part;
+
+  bool operator==(const KvChunk&) const = default;
+};
+
+// The keys visible to token rows [row_begin, row_end): [0, sink_end) and [begin, end). sink_end is
+// 0 when no gap lies between the two.
+struct VisibleKeys {
+  int64_t sink_end;
+  int64_t begin, end;
+
+  int64_t count() const { return sink_end + (end > begin ? end - begin : 0); }
+};
+
+// `split_sinks`: sink tokens stay apart even without a gap, because Q is rotated otherwise for
+// them.
+VisibleKeys visible_keys(const kernels::AttnSequence& sequence, int64_t row_begin, int64_t row_end,
+                         bool causal, bool split_sinks);
+
+// The chunks of a decode sequence from key `first_key` on; empty when there is none. Throws
+// std::bad_alloc.
+void decode_chunks(const VisibleKeys& keys, bool split_sinks, int64_t first_key, int64_t split_keys,
+                   std::vector<KvChunk>* chunks);
+
+// The chunks of a tile item: one, or two when sink tokens stay apart. Never empty. Throws
+// std::bad_alloc.
+void tile_chunks(const VisibleKeys& keys, bool split_sinks, std::vector<KvChunk>* chunks);
+
+}  // namespace kvc
