@@ -53,8 +53,6 @@ TokenHistory history_of(const PrefixQuery& query, KeyChain& chain, int64_t num_t
 
 int32_t PrefixCache::block_tokens() const { return core_.index.block_tokens(); }
 
-const BlockKey& PrefixCache::default_root() const { return kvc::default_root(); }
-
 // The longest hit that can be had now, and what has to come back from the host for it.
 struct PrefixCache::AttachPlan {
   PrefixMatch match;

@@ -114,7 +114,7 @@ kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::PrefixCac
           .tokens = read.tokens,
           .keys = reinterpret_cast<const kvc::BlockKey*>(read.hashes),
           .num_keys = static_cast<int64_t>(read.num_hashes),
-          .root = read.salt_size == 0 ? prefixes.default_root()
+          .root = read.salt_size == 0 ? kvc::default_root()
                                       : kvc::namespace_root(read.salt, read.salt_size),
           .extra = read_keys(read.keys, read.num_keys, "query->keys"),
           .priority = read.priority};
