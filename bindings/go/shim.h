@@ -1,12 +1,11 @@
 /*
- * What the shims of this package share. A shim is a static C function that takes scalars, addresses and plain structs without pointers,
- * puts the structs of kvcache.h together on the C stack, and calls through the function table. So no pointer to Go memory is
- * ever stored in Go memory that C sees, and none is kept after the call. Addresses of Go memory come as typed arguments, which keep it in
- * place and alive for the call; handles of the library come as numbers.
- *
- * shim_abi.h holds the shims whose form follows from the function's declaration; they are generated. A function that a
- * shim by hand calls, in the other files, has none there.
- *
+ * What the shims of this package share. A shim is a static C function that takes scalars, addresses
+ * and plain structs without pointers, puts the structs of kvcache.h together on the C stack, and
+ * calls through the function table. So no pointer to Go memory is ever stored in Go memory that C
+ * sees, and none is kept after the call. Addresses of Go memory come as typed arguments, which keep
+ * it in place and alive for the call; handles of the library come as numbers.
+ * shim_abi.h holds the shims whose form follows from the function's declaration; they are
+ * generated. A function that a shim by hand calls, in the other files, has none there.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef KVCACHE_GO_SHIM_H_
@@ -57,7 +56,8 @@ static inline DLTensor *shim_dl(const shim_tensor *tensor, uint8_t *data, DLTens
 #define SHIM_CACHE(handle) ((kvc_cache *)(handle))
 #define SHIM_FORWARD(handle) ((kvc_forward *)(handle))
 
-/* A failure is a copy of its kvc_error on the heap, to be freed by Go; success is NULL and costs nothing. */
+/* A failure is a copy of its kvc_error on the heap, to be freed by Go; success is NULL and costs
+ * nothing. */
 #define SHIM_ERROR \
   kvc_error err;   \
   err.struct_size = sizeof err
@@ -76,7 +76,8 @@ static inline kvc_error *shim_result(kvc_status status, const kvc_error *err) {
 
 /* Every Go file has a shim_no_memory of its own, so that it is known by what it says. */
 static inline void shim_error_free(kvc_error *err) {
-  if (err->status != KVC_E_NO_MEMORY || strcmp(err->message, shim_no_memory.message) != 0) free(err);
+  if (err->status != KVC_E_NO_MEMORY || strcmp(err->message, shim_no_memory.message) != 0)
+    free(err);
 }
 
 #endif /* KVCACHE_GO_SHIM_H_ */

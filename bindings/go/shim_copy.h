@@ -4,8 +4,8 @@
 
 #include "shim_abi.h"
 
-static inline kvc_error *shim_swap(uintptr_t api, int32_t in, uintptr_t cache, size_t n, const int64_t *seqs,
-                                   uintptr_t stream, uintptr_t *out_fence) {
+static inline kvc_error *shim_swap(uintptr_t api, int32_t in, uintptr_t cache, size_t n,
+                                   const int64_t *seqs, uintptr_t stream, uintptr_t *out_fence) {
   SHIM_ERROR;
   kvc_fence *fence = NULL;
   const kvc_status status =
@@ -22,9 +22,10 @@ static inline kvc_error *shim_pages(uintptr_t api, uintptr_t cache, const int64_
   int64_t shape[2] = {n, 2};
   const DLTensor tensor = {(void *)pairs, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, NULL, 0};
   const kvc_status status =
-      direction < 0 ? SHIM_API(api)->pages_copy(SHIM_CACHE(cache), &tensor, (kvc_stream)stream, &fence, &err)
-                    : SHIM_API(api)->pages_swap(SHIM_CACHE(cache), &tensor, direction, (kvc_stream)stream,
-                                                &fence, &err);
+      direction < 0
+          ? SHIM_API(api)->pages_copy(SHIM_CACHE(cache), &tensor, (kvc_stream)stream, &fence, &err)
+          : SHIM_API(api)->pages_swap(SHIM_CACHE(cache), &tensor, direction, (kvc_stream)stream,
+                                      &fence, &err);
   *out_fence = (uintptr_t)fence;
   return shim_result(status, &err);
 }

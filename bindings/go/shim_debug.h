@@ -15,17 +15,19 @@ static inline kvc_error *shim_debug_get(uintptr_t api, int32_t which, uintptr_t 
   SHIM_DL(v);
   kvc_status status;
   if (which == SHIM_STORED_KV) {
-    status = SHIM_API(api)->debug_get_kv(SHIM_CACHE(cache), seq, begin, end, k_dl, v_dl, NULL, &err);
+    status =
+        SHIM_API(api)->debug_get_kv(SHIM_CACHE(cache), seq, begin, end, k_dl, v_dl, NULL, &err);
   } else if (which == SHIM_STORED_MLA) {
     status = SHIM_API(api)->debug_get_mla(SHIM_CACHE(cache), seq, begin, end, k_dl, NULL, &err);
   } else {
-    status =
-        SHIM_API(api)->debug_get_layer(SHIM_CACHE(cache), seq, layer, begin, end, k_dl, v_dl, NULL, &err);
+    status = SHIM_API(api)->debug_get_layer(SHIM_CACHE(cache), seq, layer, begin, end, k_dl, v_dl,
+                                            NULL, &err);
   }
   return shim_result(status, &err);
 }
 static inline kvc_error *shim_debug_set(uintptr_t api, int32_t which, uintptr_t cache, int64_t seq,
-                                        int32_t layer, int64_t begin, SHIM_TENSOR(k), SHIM_TENSOR(v)) {
+                                        int32_t layer, int64_t begin, SHIM_TENSOR(k),
+                                        SHIM_TENSOR(v)) {
   SHIM_ERROR;
   SHIM_DL(k);
   SHIM_DL(v);
@@ -35,7 +37,8 @@ static inline kvc_error *shim_debug_set(uintptr_t api, int32_t which, uintptr_t 
   } else if (which == SHIM_STORED_MLA) {
     status = SHIM_API(api)->debug_set_mla(SHIM_CACHE(cache), seq, begin, k_dl, NULL, &err);
   } else {
-    status = SHIM_API(api)->debug_set_layer(SHIM_CACHE(cache), seq, layer, begin, k_dl, v_dl, NULL, &err);
+    status = SHIM_API(api)->debug_set_layer(SHIM_CACHE(cache), seq, layer, begin, k_dl, v_dl, NULL,
+                                            &err);
   }
   return shim_result(status, &err);
 }
@@ -43,9 +46,10 @@ static inline kvc_error *shim_debug_state(uintptr_t api, int32_t set, uintptr_t 
                                           int32_t layer, int32_t state, SHIM_TENSOR(value)) {
   SHIM_ERROR;
   SHIM_DL(value);
-  const kvc_status status =
-      set ? SHIM_API(api)->debug_set_state(SHIM_CACHE(cache), seq, layer, state, value_dl, NULL, &err)
-          : SHIM_API(api)->debug_get_state(SHIM_CACHE(cache), seq, layer, state, value_dl, NULL, &err);
+  const kvc_status status = set ? SHIM_API(api)->debug_set_state(SHIM_CACHE(cache), seq, layer,
+                                                                 state, value_dl, NULL, &err)
+                                : SHIM_API(api)->debug_get_state(SHIM_CACHE(cache), seq, layer,
+                                                                 state, value_dl, NULL, &err);
   return shim_result(status, &err);
 }
 

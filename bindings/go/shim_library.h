@@ -13,7 +13,8 @@ static void shim_log(void *user, kvc_log_level level, const char *message) {
 /* id 0: silence. */
 static inline kvc_error *shim_set_logger(uintptr_t api, uintptr_t id, int32_t min_level) {
   SHIM_ERROR;
-  return shim_result(SHIM_API(api)->set_logger(id == 0 ? NULL : shim_log, (void *)id, min_level, &err), &err);
+  return shim_result(
+      SHIM_API(api)->set_logger(id == 0 ? NULL : shim_log, (void *)id, min_level, &err), &err);
 }
 
 #endif /* KVCACHE_GO_SHIM_LIBRARY_H_ */

@@ -4,7 +4,8 @@
 
 #include "shim_abi.h"
 
-/* The options of an operator without its tensors; rope and executor are structs in memory of C, 0: none. */
+/* The options of an operator without its tensors; rope and executor are structs in memory of C, 0:
+ * none. */
 typedef struct shim_op_opt {
   uint64_t flags;
   int64_t window;
@@ -20,12 +21,14 @@ typedef struct shim_op_opt {
 } shim_op_opt;
 
 #define SHIM_OP_OPT const shim_op_opt *opt, SHIM_TENSOR(positions)
-/* What attention takes besides; other operators refuse options of attention whatever their tensors are. */
-#define SHIM_OP_ATTN SHIM_TENSOR(sink_logits), SHIM_TENSOR(alibi), SHIM_TENSOR(bias), SHIM_TENSOR(spans)
+/* What attention takes besides; other operators refuse options of attention whatever their tensors
+ * are. */
+#define SHIM_OP_ATTN \
+  SHIM_TENSOR(sink_logits), SHIM_TENSOR(alibi), SHIM_TENSOR(bias), SHIM_TENSOR(spans)
 #define SHIM_POOL SHIM_TENSOR(pool_k), SHIM_TENSOR(pool_v), int32_t layout
-#define SHIM_TABLE                                                                                    \
-  SHIM_TENSOR(seq_lens), SHIM_TENSOR(qo_indptr), SHIM_TENSOR(page_indptr), SHIM_TENSOR(page_indices), \
-      SHIM_TENSOR(block_table)
+#define SHIM_TABLE                                                         \
+  SHIM_TENSOR(seq_lens), SHIM_TENSOR(qo_indptr), SHIM_TENSOR(page_indptr), \
+      SHIM_TENSOR(page_indices), SHIM_TENSOR(block_table)
 
 /* Declare `call`, `pool` and `table`, the structs of these arguments. */
 #define SHIM_OP_OPT_BUILD(sink_logits, alibi, bias, spans)                                    \
@@ -73,7 +76,8 @@ static inline kvc_error *shim_op_append(uintptr_t api, SHIM_POOL, SHIM_OP_OPT, S
 /* mla 0: kvc_op_attention_paged, else kvc_op_mla_paged. */
 static inline kvc_error *shim_op_attention_paged(uintptr_t api, SHIM_POOL, SHIM_TABLE, SHIM_OP_OPT,
                                                  SHIM_OP_ATTN, int32_t mla, int32_t latent_rank,
-                                                 SHIM_TENSOR(q), SHIM_TENSOR(out), SHIM_TENSOR(lse)) {
+                                                 SHIM_TENSOR(q), SHIM_TENSOR(out),
+                                                 SHIM_TENSOR(lse)) {
   SHIM_ERROR;
   SHIM_POOL_BUILD;
   SHIM_TABLE_BUILD;
@@ -82,7 +86,8 @@ static inline kvc_error *shim_op_attention_paged(uintptr_t api, SHIM_POOL, SHIM_
   SHIM_DL(out);
   SHIM_DL(lse);
   const kvc_status status =
-      mla ? SHIM_API(api)->op_mla_paged(&pool, &table, latent_rank, &call, q_dl, out_dl, lse_dl, &err)
+      mla ? SHIM_API(api)->op_mla_paged(&pool, &table, latent_rank, &call, q_dl, out_dl, lse_dl,
+                                        &err)
           : SHIM_API(api)->op_attention_paged(&pool, &table, &call, q_dl, out_dl, lse_dl, &err);
   return shim_result(status, &err);
 }
@@ -99,22 +104,24 @@ static inline kvc_error *shim_op_attention_ragged(uintptr_t api, SHIM_TENSOR(qo_
   SHIM_DL(v);
   SHIM_DL(out);
   SHIM_DL(lse);
-  return shim_result(SHIM_API(api)->op_attention_ragged(qo_indptr_dl, kv_indptr_dl, &call, q_dl, k_dl, v_dl,
-                                                        out_dl, lse_dl, &err),
+  return shim_result(SHIM_API(api)->op_attention_ragged(qo_indptr_dl, kv_indptr_dl, &call, q_dl,
+                                                        k_dl, v_dl, out_dl, lse_dl, &err),
                      &err);
 }
-static inline kvc_error *shim_op_merge(uintptr_t api, SHIM_OP_OPT, SHIM_TENSOR(out), SHIM_TENSOR(lse),
-                                       SHIM_TENSOR(other_out), SHIM_TENSOR(other_lse)) {
+static inline kvc_error *shim_op_merge(uintptr_t api, SHIM_OP_OPT, SHIM_TENSOR(out),
+                                       SHIM_TENSOR(lse), SHIM_TENSOR(other_out),
+                                       SHIM_TENSOR(other_lse)) {
   SHIM_ERROR;
   SHIM_OP_OPT_BUILD(NULL, NULL, NULL, NULL);
   SHIM_DL(out);
   SHIM_DL(lse);
   SHIM_DL(other_out);
   SHIM_DL(other_lse);
-  return shim_result(SHIM_API(api)->op_merge(&call, out_dl, lse_dl, other_out_dl, other_lse_dl, &err), &err);
+  return shim_result(
+      SHIM_API(api)->op_merge(&call, out_dl, lse_dl, other_out_dl, other_lse_dl, &err), &err);
 }
-static inline kvc_error *shim_op_gather(uintptr_t api, SHIM_POOL, SHIM_TABLE, SHIM_OP_OPT, SHIM_TENSOR(k),
-                                        SHIM_TENSOR(v)) {
+static inline kvc_error *shim_op_gather(uintptr_t api, SHIM_POOL, SHIM_TABLE, SHIM_OP_OPT,
+                                        SHIM_TENSOR(k), SHIM_TENSOR(v)) {
   SHIM_ERROR;
   SHIM_POOL_BUILD;
   SHIM_TABLE_BUILD;
@@ -123,8 +130,8 @@ static inline kvc_error *shim_op_gather(uintptr_t api, SHIM_POOL, SHIM_TABLE, SH
   SHIM_DL(v);
   return shim_result(SHIM_API(api)->op_gather(&pool, &table, &call, k_dl, v_dl, &err), &err);
 }
-static inline kvc_error *shim_op_copy_pages(uintptr_t api, SHIM_POOL, SHIM_OP_OPT, const int64_t *pairs,
-                                            int64_t num_pairs) {
+static inline kvc_error *shim_op_copy_pages(uintptr_t api, SHIM_POOL, SHIM_OP_OPT,
+                                            const int64_t *pairs, int64_t num_pairs) {
   SHIM_ERROR;
   SHIM_POOL_BUILD;
   SHIM_OP_OPT_BUILD(NULL, NULL, NULL, NULL);
@@ -132,17 +139,19 @@ static inline kvc_error *shim_op_copy_pages(uintptr_t api, SHIM_POOL, SHIM_OP_OP
   const DLTensor pairs_dl = {(void *)pairs, {kDLCPU, 0}, 2, {kDLInt, 64, 1}, shape, NULL, 0};
   return shim_result(SHIM_API(api)->op_copy_pages(&pool, &call, &pairs_dl, &err), &err);
 }
-static inline kvc_error *shim_op_rotate(uintptr_t api, SHIM_OP_OPT, SHIM_TENSOR(x), SHIM_TENSOR(out)) {
+static inline kvc_error *shim_op_rotate(uintptr_t api, SHIM_OP_OPT, SHIM_TENSOR(x),
+                                        SHIM_TENSOR(out)) {
   SHIM_ERROR;
   SHIM_OP_OPT_BUILD(NULL, NULL, NULL, NULL);
   SHIM_DL(x);
   SHIM_DL(out);
   return shim_result(SHIM_API(api)->op_rotate(&call, x_dl, out_dl, &err), &err);
 }
-static inline kvc_error *shim_op_linear_step(uintptr_t api, uint64_t flags, int32_t decay_kind, float scale,
-                                             SHIM_TENSOR(skip), SHIM_OP_OPT, SHIM_TENSOR(qo_indptr),
-                                             SHIM_TENSOR(states), SHIM_TENSOR(q), SHIM_TENSOR(k),
-                                             SHIM_TENSOR(v), SHIM_TENSOR(decay), SHIM_TENSOR(beta),
+static inline kvc_error *shim_op_linear_step(uintptr_t api, uint64_t flags, int32_t decay_kind,
+                                             float scale, SHIM_TENSOR(skip), SHIM_OP_OPT,
+                                             SHIM_TENSOR(qo_indptr), SHIM_TENSOR(states),
+                                             SHIM_TENSOR(q), SHIM_TENSOR(k), SHIM_TENSOR(v),
+                                             SHIM_TENSOR(decay), SHIM_TENSOR(beta),
                                              SHIM_TENSOR(out)) {
   SHIM_ERROR;
   SHIM_DL(skip);
@@ -156,8 +165,8 @@ static inline kvc_error *shim_op_linear_step(uintptr_t api, uint64_t flags, int3
   SHIM_DL(decay);
   SHIM_DL(beta);
   SHIM_DL(out);
-  return shim_result(SHIM_API(api)->op_linear_step(&linear, &call, qo_indptr_dl, states_dl, q_dl, k_dl, v_dl,
-                                                   decay_dl, beta_dl, out_dl, &err),
+  return shim_result(SHIM_API(api)->op_linear_step(&linear, &call, qo_indptr_dl, states_dl, q_dl,
+                                                   k_dl, v_dl, decay_dl, beta_dl, out_dl, &err),
                      &err);
 }
 

@@ -1,4 +1,5 @@
-/* Plans. Configurations are put together by config.go in memory of C. SPDX-License-Identifier: Apache-2.0 */
+/* Plans. Configurations are put together by config.go in memory of C. SPDX-License-Identifier:
+ * Apache-2.0 */
 #ifndef KVCACHE_GO_SHIM_PLAN_H_
 #define KVCACHE_GO_SHIM_PLAN_H_
 
@@ -39,19 +40,23 @@ static inline kvc_error *shim_plan_create(uintptr_t api, const kvc_config *confi
 }
 
 /* `plans` are handles as numbers, which kvc_plan * are as well. */
-static inline kvc_error *shim_plan_min_pages(uintptr_t api, const uintptr_t *plans, size_t n, int64_t *out) {
+static inline kvc_error *shim_plan_min_pages(uintptr_t api, const uintptr_t *plans, size_t n,
+                                             int64_t *out) {
   SHIM_ERROR;
-  return shim_result(SHIM_API(api)->plan_min_pages((const kvc_plan *const *)plans, n, out, &err), &err);
+  return shim_result(SHIM_API(api)->plan_min_pages((const kvc_plan *const *)plans, n, out, &err),
+                     &err);
 }
 /* json 0: the table for people. */
-static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t json, char *buf, size_t *len) {
+static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t json, char *buf,
+                                        size_t *len) {
   SHIM_ERROR;
   const kvc_status status = json ? SHIM_API(api)->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
                                  : SHIM_API(api)->plan_describe(SHIM_PLAN(plan), buf, len, &err);
   return shim_result(status, &err);
 }
-static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json, kvc_config *config,
-                                                  kvc_layer *layers, size_t *n) {
+static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,
+                                                  kvc_config *config, kvc_layer *layers,
+                                                  size_t *n) {
   SHIM_ERROR;
   config->struct_size = sizeof *config;
   if (layers != NULL) layers->struct_size = sizeof *layers;

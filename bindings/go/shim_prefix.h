@@ -13,7 +13,8 @@ typedef struct shim_key {
 } shim_key;
 
 /* NULL when there are none, or no memory (then *failed is set). To be freed. */
-static inline kvc_prefix_key *shim_keys(const shim_key *keys, size_t n, const uint8_t *data, int32_t *failed) {
+static inline kvc_prefix_key *shim_keys(const shim_key *keys, size_t n, const uint8_t *data,
+                                        int32_t *failed) {
   *failed = 0;
   if (n == 0) return NULL;
   kvc_prefix_key *out = calloc(n, sizeof *out);
@@ -33,15 +34,15 @@ static inline kvc_prefix_key *shim_keys(const shim_key *keys, size_t n, const ui
 }
 
 static inline kvc_error *shim_prefix_hash(uintptr_t api, const int32_t *tokens, size_t num_tokens,
-                                          int32_t block_tokens, const uint8_t *salt, size_t salt_size,
-                                          const shim_key *keys, size_t num_keys, const uint8_t *key_data,
-                                          uint8_t *out, size_t *len) {
+                                          int32_t block_tokens, const uint8_t *salt,
+                                          size_t salt_size, const shim_key *keys, size_t num_keys,
+                                          const uint8_t *key_data, uint8_t *out, size_t *len) {
   SHIM_ERROR;
   int32_t failed;
   kvc_prefix_key *extra = shim_keys(keys, num_keys, key_data, &failed);
   if (failed) return &shim_no_memory;
-  const kvc_status status = SHIM_API(api)->prefix_hash(tokens, num_tokens, block_tokens, salt, salt_size,
-                                                       extra, num_keys, out, len, &err);
+  const kvc_status status = SHIM_API(api)->prefix_hash(tokens, num_tokens, block_tokens, salt,
+                                                       salt_size, extra, num_keys, out, len, &err);
   free(extra);
   return shim_result(status, &err);
 }
@@ -57,14 +58,21 @@ static inline kvc_error *shim_prefix(uintptr_t api, int32_t which, uintptr_t cac
   int32_t failed;
   kvc_prefix_key *extra = shim_keys(keys, num_keys, key_data, &failed);
   if (failed) return &shim_no_memory;
-  const kvc_prefix_query query = {sizeof query, NULL,      flags, num_tokens, tokens,   hashes, num_hashes,
-                                  salt,         salt_size, extra, num_keys,   priority, 0};
+  const kvc_prefix_query query = {sizeof query, NULL,       flags, num_tokens, tokens,
+                                  hashes,       num_hashes, salt,  salt_size,  extra,
+                                  num_keys,     priority,   0};
   kvc_status status;
   switch (which) {
-    case SHIM_ATTACH: status = SHIM_API(api)->prefix_attach(SHIM_CACHE(cache), seq, &query, out, &err); break;
-    case SHIM_INSERT: status = SHIM_API(api)->prefix_insert(SHIM_CACHE(cache), seq, &query, out, &err); break;
+    case SHIM_ATTACH:
+      status = SHIM_API(api)->prefix_attach(SHIM_CACHE(cache), seq, &query, out, &err);
+      break;
+    case SHIM_INSERT:
+      status = SHIM_API(api)->prefix_insert(SHIM_CACHE(cache), seq, &query, out, &err);
+      break;
     case SHIM_PIN: status = SHIM_API(api)->prefix_pin(SHIM_CACHE(cache), &query, out, &err); break;
-    case SHIM_UNPIN: status = SHIM_API(api)->prefix_unpin(SHIM_CACHE(cache), &query, out, &err); break;
+    case SHIM_UNPIN:
+      status = SHIM_API(api)->prefix_unpin(SHIM_CACHE(cache), &query, out, &err);
+      break;
     default: status = SHIM_API(api)->prefix_match(SHIM_CACHE(cache), &query, out, &err);
   }
   free(extra);
@@ -72,16 +80,18 @@ static inline kvc_error *shim_prefix(uintptr_t api, int32_t which, uintptr_t cac
 }
 
 /* `out` is an array of C, zeroed: the library writes addresses of its own into it. */
-static inline kvc_error *shim_events_poll(uintptr_t api, uintptr_t cache, kvc_event *out, size_t *count) {
+static inline kvc_error *shim_events_poll(uintptr_t api, uintptr_t cache, kvc_event *out,
+                                          size_t *count) {
   SHIM_ERROR;
   out->struct_size = sizeof *out;
   return shim_result(SHIM_API(api)->events_poll(SHIM_CACHE(cache), out, count, &err), &err);
 }
-static inline kvc_error *shim_events_snapshot(uintptr_t api, uintptr_t cache, kvc_event *out, size_t *count,
-                                              uint64_t *out_number) {
+static inline kvc_error *shim_events_snapshot(uintptr_t api, uintptr_t cache, kvc_event *out,
+                                              size_t *count, uint64_t *out_number) {
   SHIM_ERROR;
   if (out != NULL) out->struct_size = sizeof *out;
-  return shim_result(SHIM_API(api)->events_snapshot(SHIM_CACHE(cache), out, count, out_number, &err), &err);
+  return shim_result(
+      SHIM_API(api)->events_snapshot(SHIM_CACHE(cache), out, count, out_number, &err), &err);
 }
 
 #endif /* KVCACHE_GO_SHIM_PREFIX_H_ */

@@ -245,14 +245,15 @@ void Audit::check_pages() const {
   num_free -= withheld;
   num_available -= core_.states.num_used() * core_.states.slot_pages();
   if (num_available != core_.allocator.num_available() ||
-      num_shared != core_.allocator.num_shared() || num_indexed != core_.allocator.num_indexed() ||
-      num_free != core_.allocator.num_free() || withheld != core_.allocator.num_withheld()) {
+      num_shared != core_.allocator.counts().shared ||
+      num_indexed != core_.allocator.counts().indexed || num_free != core_.allocator.num_free() ||
+      withheld != core_.allocator.counts().withheld) {
     fail(KVC_E_CORRUPT,
          "%lld available, %lld free, %lld shared, %lld indexed and %lld withheld pages recorded, "
          "counted %lld, %lld, %lld, %lld and %lld",
          ll(core_.allocator.num_available()), ll(core_.allocator.num_free()),
-         ll(core_.allocator.num_shared()), ll(core_.allocator.num_indexed()),
-         ll(core_.allocator.num_withheld()), ll(num_available), ll(num_free), ll(num_shared),
+         ll(core_.allocator.counts().shared), ll(core_.allocator.counts().indexed),
+         ll(core_.allocator.counts().withheld), ll(num_available), ll(num_free), ll(num_shared),
          ll(num_indexed), ll(withheld));
   }
 }

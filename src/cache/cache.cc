@@ -72,9 +72,9 @@ void Cache::resize(int64_t num_pages) {
   }
   const int64_t dropped = core.allocator.num_pages() - num_pages;
   if (dropped > core.allocator.num_available()) {
-    fail_with(KVC_E_BUSY, core.allocator.num_withheld(),
+    fail_with(KVC_E_BUSY, core.allocator.counts().withheld,
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
-              ll(core.allocator.num_withheld()));
+              ll(core.allocator.counts().withheld));
   }
   core.engine->drain();
   if (num_pages > core.allocator.num_pages()) {
@@ -104,7 +104,7 @@ kvc_stats Cache::stats() const {
   stats.pages_total = core.allocator.num_pages();
   stats.pages_free = core.allocator.num_available();
   stats.pages_used = core.allocator.num_used();
-  stats.pages_shared = core.allocator.num_shared();
+  stats.pages_shared = core.allocator.counts().shared;
   stats.pages_peak = core.counters.pages_peak;
   stats.page_bytes = static_cast<uint64_t>(core.plan->layout().page_bytes);
   stats.pool_bytes = stats.page_bytes * static_cast<uint64_t>(core.allocator.num_pages());
@@ -122,7 +122,7 @@ kvc_stats Cache::stats() const {
   });
   stats.cascades = core.engine->num_cascades();
   stats.slots_unused = num_unused_slots(core);
-  stats.pages_cached = core.allocator.num_indexed();
+  stats.pages_cached = core.allocator.counts().indexed;
   stats.pages_evictable = core.allocator.num_cached();
   core.index.add_stats(&stats);
   stats.host_pages_total = core.host.num_pages();

@@ -68,8 +68,8 @@ void CacheCore::make_engine() {
   }
   auto cuda = std::make_unique<CudaEngine>(*plan, &pool, &states, &device);
   copier = std::make_unique<CudaPageCopier>(plan.get(), &pool, &host.pool(), &device, cuda.get());
-  states.set_copier(cuda.get());
-  host_states.set_copier(cuda.get());
+  states.memory().set_copier(cuda.get());
+  host_states.memory().set_copier(cuda.get());
   engine = std::move(cuda);
 }
 

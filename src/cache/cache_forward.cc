@@ -50,19 +50,21 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
 
 void CacheForward::end() {
   core_.engine->check_end();
-  if (core_.writes_pool_alone() && !core_.forward.is_partial()) core_.forward.require_rows();
+  if (core_.writes_pool_alone() && !core_.forward.is_partial())
+    core_.forward.written().require_rows(core_.forward.batch());
   Batch& batch = core_.forward.batch();
   ++core_.counters.forwards;
   core_.counters.tokens_appended += static_cast<uint64_t>(batch.num_rows());
   // Without storage the cache cannot know whether the host's own kernels wrote a state: each
   // forward counts as if they did.
-  const bool states_written =
-      core_.states.is_used() && (!core_.pool.has_storage() || core_.forward.any_state_set());
+  const bool states_written = core_.states.is_used() && (!core_.pool.has_storage() ||
+                                                         core_.forward.written().any_state_set());
   if (states_written && core_.pool.has_storage()) core_.engine->carry_states_on(core_.forward);
   core_.engine->closed(core_.forward, false);
   batch.commit(core_.sequences, core_.allocator, core_.states, core_.spec(), core_.publisher,
                {.states = states_written,
-                .rows = !core_.forward.is_partial() || !core_.forward.lacks_rows(),
+                .rows = !core_.forward.is_partial() ||
+                        !core_.forward.written().lacks_rows(core_.forward.batch()),
                 .publishes = !core_.forward.is_partial()});
   core_.forward.closed();
   handle_.close();

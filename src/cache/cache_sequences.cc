@@ -30,17 +30,19 @@ void CacheSequences::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta
 }
 
 void CacheSequences::set_window(kvc_seq id, int64_t window, int64_t sink) {
-  core_.sequences.set_window(id, window, sink);
+  Sequence& sequence = core_.sequences.get_settled(id, "set the window of");
+  core_.sequences.trimmer().set_window(sequence, window, sink);
 }
 
 void CacheSequences::checkpoint(kvc_seq id) {
   Sequence& sequence = core_.sequences.get_idle(id, "take a checkpoint of");
+  check_on_device(sequence, "take a checkpoint of");
   const int64_t num_blocks =
       sequence.is_swapped || core_.spec().has_cross() ? 0 : core_.publisher.num_to_reach(sequence);
   if (num_blocks != 0)
     core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks(),
                         !sequence.history.ids.empty());
-  core_.sequences.checkpoint(id);
+  core_.sequences.checkpoints().take(sequence);
   // Nothing throws from here on.
   if (num_blocks != 0) core_.publisher.publish_state(sequence);
 }
@@ -53,7 +55,7 @@ int64_t CacheSequences::length(kvc_seq id) const { return core_.sequences.get(id
 
 int64_t CacheSequences::total_length() const { return core_.sequences.total_length(); }
 
-std::vector<kvc_seq> CacheSequences::sorted_ids() const { return core_.sequences.sorted_ids(); }
+std::vector<kvc_seq> CacheSequences::sorted_ids() const { return kvc::sorted_ids(core_.sequences); }
 
 kvc_seq_info CacheSequences::info(kvc_seq id) const {
   const Sequence& sequence = core_.sequences.get(id);
@@ -118,7 +120,7 @@ int64_t CacheSequences::nearest_position(kvc_seq id, kvc_seq_op op, int64_t posi
               ll(position));
   core_.sequences.get_settled(id, "fork, pop or shift");
   if (op != KVC_SEQ_SHIFT)
-    return core_.sequences.nearest_resumable(
+    return core_.sequences.resume_points().nearest(
         sequence, position == -1 ? sequence.length : std::min(position, sequence.length));
   const bool dropped = std::any_of(sequence.tables.begin(), sequence.tables.end(),
                                    [](const PageTable& table) { return table.kept_begin > 0; });

@@ -83,7 +83,7 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
 void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
                                const std::vector<LayerRows>& layers) {
   Sequence& sequence = core_.sequences.get_idle(id, "set tokens of");
-  core_.sequences.check_on_device(sequence, "set tokens of");
+  check_on_device(sequence, "set tokens of");
   for (const LayerRows& rows : layers) core_.require_readable(rows.local_layer, "setting tokens");
   require_kept(sequence, begin, begin > INT64_MAX - count ? -1 : begin + count, layers);
   if (count == 0) return;
@@ -129,8 +129,8 @@ void DebugAccess::read_state(kvc_seq id, int32_t local_layer, int32_t state, con
                              kvc_stream stream) const {
   const StateSpec& shape = core_.layer(local_layer).states[static_cast<size_t>(state)];
   core_.engine->read_state(
-      core_.states.state(core_.sequences.get_on_device(id, "read the state of").state, local_layer,
-                         state),
+      core_.states.memory().state(core_.sequences.get_on_device(id, "read the state of").state,
+                                  local_layer, state),
       shape, out, stream);
 }
 
@@ -155,7 +155,7 @@ void DebugAccess::make_state_private(Sequence& sequence) {
     core_.index.eviction().evict_for(states.slot_pages());
   if (states.to_evict(1) > 0) core_.index.eviction().evict_states_for(1);
   const StateSlot fresh = states.take();
-  states.copy_slot(sequence.state, fresh);
+  states.memory().copy(sequence.state, fresh);
   states.drop_ref(sequence.state);
   sequence.state = fresh;
   if (here == nullptr) return;
@@ -167,10 +167,10 @@ void DebugAccess::make_state_private(Sequence& sequence) {
 void DebugAccess::write_state(kvc_seq id, int32_t local_layer, int32_t state,
                               const StateRows& value) {
   Sequence& sequence = core_.sequences.get_idle(id, "set the state of");
-  core_.sequences.check_on_device(sequence, "set the state of");
+  check_on_device(sequence, "set the state of");
   make_state_private(sequence);
   sequence.history.diverge();
-  core_.engine->write_state(core_.states.state(sequence.state, local_layer, state),
+  core_.engine->write_state(core_.states.memory().state(sequence.state, local_layer, state),
                             core_.layer(local_layer).states[static_cast<size_t>(state)], value);
 }
 

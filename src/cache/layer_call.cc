@@ -49,7 +49,7 @@ void LayerCall::read_spans(const DLTensor* spans, std::vector<Span>* out) const 
 
 // Rows that the host's own kernels write are not known of.
 bool LayerCall::has_new_rows_written() const {
-  return core_.forward.is_appended(layer.source) || core_.host_can_write_pool();
+  return core_.forward.written().is_appended(layer.source) || core_.host_can_write_pool();
 }
 
 void LayerCall::require_appended() const {

@@ -53,7 +53,7 @@ TokenHistory history_of(const PrefixQuery& query, KeyChain& chain, int64_t num_t
 
 int32_t PrefixCache::block_tokens() const { return core_.index.block_tokens(); }
 
-const BlockKey& PrefixCache::default_root() const { return core_.sequences.default_root(); }
+const BlockKey& PrefixCache::default_root() const { return kvc::default_root(); }
 
 // The longest hit that can be had now, and what has to come back from the host for it.
 struct PrefixCache::AttachPlan {
@@ -132,7 +132,6 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   std::unique_ptr<Sequence> sequence = core_.sequences.make(id);
   sequence->history = history_of(query, chain, match.num_tokens, core_.spare_histories.take());
   core_.publisher.reserve(match, sequence.get());
-  core_.sequences.reserve_one();
   // A pool that has grown has pages that the index never saw.
   if (!plan.on_host.empty()) core_.index.reserve(0);
   // Nothing throws from here on.

@@ -23,7 +23,7 @@ void PrivatePages::visit(const Range& range, Visit&& visit) const {
     const int32_t page_size = core_.group(group).page_size;
     for (int64_t i = range.begin / page_size; i < ceil_div(range.end, page_size); ++i) {
       const PageId page = pages[static_cast<size_t>(i)];
-      if (page != kNoPage && !core_.allocator.is_private(page)) visit(group, i, page);
+      if (page != kNoPage && !is_private(core_.allocator, page)) visit(group, i, page);
     }
   }
 }

@@ -37,17 +37,17 @@ void StateCall::get(const StateRows& out) {
 
 void StateCall::set(const StateRows& value) {
   core_.engine->set_states(core_.forward, {local_, index_}, value);
-  core_.forward.mark_state_set(local_, index_);
+  core_.forward.written().mark_state_set(local_, index_);
 }
 
 void StateCall::linear(const kernels::LinearParams& params) {
   core_.engine->linear(core_.forward, {local_, index_}, params);
-  core_.forward.mark_state_set(local_, index_);
+  core_.forward.written().mark_state_set(local_, index_);
 }
 
 void StateCall::conv(const kernels::ConvParams& params) {
   core_.engine->conv(core_.forward, {local_, index_}, params);
-  core_.forward.mark_state_set(local_, index_);
+  core_.forward.written().mark_state_set(local_, index_);
 }
 
 }  // namespace kvc

@@ -96,7 +96,8 @@ void move_sequences(PageCopier& copier, const std::vector<Sequence*>& sequences,
   copier.copy(direction, pages.from.data(), pages.to.data(), pages.count());
   for (int64_t i = 0; i < slots.count(); ++i) {
     slots.to.push_back(to.states.take());
-    from.states.copy_slot_to(slots.from[static_cast<size_t>(i)], to.states, slots.to.back());
+    from.states.memory().copy_to(slots.from[static_cast<size_t>(i)], to.states.memory(),
+                                 slots.to.back());
   }
   for (Sequence* sequence : sequences) {
     sequence->invalidate_tables();

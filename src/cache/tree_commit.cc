@@ -101,9 +101,9 @@ void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept) noexcept {
   tree.truncate(0);
   sequence.length += num_kept;
   core.sequences.add_to_total_length(num_kept);
-  core.sequences.truncate(sequence, sequence.length);
+  core.sequences.trimmer().truncate(sequence, sequence.length);
   core.publisher.publish(sequence);
-  core.sequences.drop_unseen(sequence);
+  core.sequences.trimmer().drop_hidden(sequence);
 }
 
 }  // namespace

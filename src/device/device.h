@@ -17,7 +17,8 @@ namespace kvc {
 
 // ---- The back end
 
-// Loads one file by its absolute path. Null: it is no back end of this version, and `why` says more.
+// Loads one file by its absolute path. Null: it is no back end of this version, and `why` says
+// more.
 const cuda::BackendTable* load_backend(const char* file, std::string* why);
 // The table of libkvcache_cuda.so in the directory of modules (kvc_module_path_set). The first call
 // loads it; it is never unloaded. A failure is remembered until set_module_path: null, and `why`
@@ -210,8 +211,8 @@ class DeviceEvent {
 
 // Grow-only scratch on a device. Growing keeps no contents and waits for nothing: new memory comes
 // in the order of the stream, and the old memory is freed behind its last use there. Memory that a
-// captured graph may name is kept as long as the buffer. Memory for a capture is allocated outside of
-// the stream's order, or it would be the graph's own.
+// captured graph may name is kept as long as the buffer. Memory for a capture is allocated outside
+// of the stream's order, or it would be the graph's own.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -236,12 +237,12 @@ class DeviceBuffer {
 //
 //   order.use(stream);  …enqueue on stream…  order.used(stream);
 //
-// use() waits for the last use on the same stream too. Stream handles are reused (a destroyed stream,
-// cudaStreamPerThread of another thread), and a stream that waits for itself costs nothing on the
-// device. Call the pair per forward or operation, not per kernel. While `stream` is captured both do
-// nothing: work inside a capture cannot wait for work outside it, nor the other way round. A capture
-// therefore begins after a wait for earlier work, and used_by_launches() makes other streams wait for
-// the graph.
+// use() waits for the last use on the same stream too. Stream handles are reused (a destroyed
+// stream, cudaStreamPerThread of another thread), and a stream that waits for itself costs nothing
+// on the device. Call the pair per forward or operation, not per kernel. While `stream` is captured
+// both do nothing: work inside a capture cannot wait for work outside it, nor the other way round.
+// A capture therefore begins after a wait for earlier work, and used_by_launches() makes other
+// streams wait for the graph.
 class DeviceOrder {
  public:
   DeviceOrder() = default;

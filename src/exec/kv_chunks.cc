@@ -46,7 +46,8 @@ void decode_chunks(const VisibleKeys& keys, bool split_sinks, int64_t first_key,
   chunks->clear();
   const int64_t begin = std::max(keys.begin, first_key);
   if (!split_sinks && keys.sink_end > first_key && keys.sink_end <= split_keys) {
-    // A few sink tokens are not worth an item: the first chunk spans the gap, which the kernel skips.
+    // A few sink tokens are not worth an item: the first chunk spans the gap, which the kernel
+    // skips.
     cut_at_splits(begin, keys.end, false, split_keys, chunks);
     if (!chunks->empty()) {
       chunks->front().begin = first_key;

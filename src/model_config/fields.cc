@@ -141,19 +141,9 @@ std::vector<bool> Fields::flags(const char* name) const {
   return out;
 }
 
-bool Fields::is_text(const char* name) const {
+bool Fields::is(const char* name, Json::Type type) const {
   const Json* value = find(name);
-  return value != nullptr && value->type == Json::Type::kString;
-}
-
-bool Fields::is_array(const char* name) const {
-  const Json* value = find(name);
-  return value != nullptr && value->type == Json::Type::kArray;
-}
-
-bool Fields::is_object(const char* name) const {
-  const Json* value = find(name);
-  return value != nullptr && value->type == Json::Type::kObject;
+  return value != nullptr && value->type == type;
 }
 
 void Fields::refuse(const char* name, const char* what) const {

@@ -45,10 +45,8 @@ class Fields {
   std::vector<double> numbers(const char* name) const;
   std::vector<int64_t> integers(const char* name, int64_t least, int64_t most) const;
   std::vector<std::string> texts(const char* name) const;
-  std::vector<bool> flags(const char* name) const;  // booleans or 0 and 1
-  bool is_text(const char* name) const;
-  bool is_array(const char* name) const;
-  bool is_object(const char* name) const;
+  std::vector<bool> flags(const char* name) const;   // booleans or 0 and 1
+  bool is(const char* name, Json::Type type) const;  // False when it is missing.
 
   // Throws UNSUPPORTED: the field asks for something that the library has not.
   [[noreturn]] void refuse(const char* name, const char* what) const;

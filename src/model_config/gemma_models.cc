@@ -23,8 +23,8 @@ struct GemmaTraits {
 void refuse_bidirectional(const Fields& config) {
   constexpr const char* kName = "use_bidirectional_attention";
   if (!config.has(kName)) return;
-  const bool all =
-      config.is_text(kName) ? config.text(kName) == "all" : config.flag_or(kName, false);
+  const bool all = config.is(kName, Json::Type::kString) ? config.text(kName) == "all"
+                                                         : config.flag_or(kName, false);
   if (all) config.refuse(kName, "attention in both directions keeps no cache");
 }
 

@@ -28,7 +28,8 @@ int64_t expanded(const Fields& config, const char* expand, int64_t fallback) {
 // mamba_d_head is a number or "auto".
 int64_t head_dim(const Fields& config, const char* name, int64_t channels, const char* heads_name,
                  int64_t heads) {
-  if (config.has(name) && !config.is_text(name)) return config.integer(name, 1, kMaxWidth);
+  if (config.has(name) && !config.is(name, Json::Type::kString))
+    return config.integer(name, 1, kMaxWidth);
   if (channels % heads != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, heads,
               "%s = %lld does not divide the %lld channels of the state",

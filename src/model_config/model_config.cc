@@ -15,9 +15,10 @@ using hf::Fields;
 // Where a model of text and images keeps the part that has a cache.
 Fields text_part(const Fields& root) {
   for (const char* name : {"text_config", "llm_config", "language_config"}) {
-    if (root.is_object(name)) return *root.object(name);
+    if (root.is(name, hf::Json::Type::kObject)) return *root.object(name);
   }
-  if (root.is_object("thinker_config")) return text_part(*root.object("thinker_config"));
+  if (root.is("thinker_config", hf::Json::Type::kObject))
+    return text_part(*root.object("thinker_config"));
   return root;
 }
 

@@ -26,9 +26,12 @@ struct Parameters {
 Parameters parameters(const Fields& config, const char* layer_type) {
   auto all = config.object("rope_parameters");
   if (!all) return {config.object("rope_scaling"), false};
-  if (*layer_type != '\0' && all->is_object(layer_type)) return {all->object(layer_type), true};
+  if (*layer_type != '\0' && all->is(layer_type, Json::Type::kObject))
+    return {all->object(layer_type), true};
   // Entries per layer type and none for this one: plain.
-  if (all->is_object("full_attention") || all->is_object("sliding_attention")) return {};
+  if (all->is("full_attention", Json::Type::kObject) ||
+      all->is("sliding_attention", Json::Type::kObject))
+    return {};
   return {std::move(all), false};
 }
 

@@ -68,7 +68,7 @@ void PageAllocator::shrink(int64_t num_pages) noexcept {
 
 PageId PageAllocator::first_used(int64_t begin) const {
   for (int64_t page = begin; page < num_pages(); ++page) {
-    if (!is_unreferenced(static_cast<PageId>(page))) return static_cast<PageId>(page);
+    if (refs(static_cast<PageId>(page)) != 0) return static_cast<PageId>(page);
   }
   return kNoPage;
 }

@@ -10,35 +10,34 @@
 
 namespace kvc {
 
-// Who says what a host page holds. One of them from the first use on, until clear().
+// Who manages the host pages, from the first use until clear().
 enum class HostUse {
-  kNone,     // nobody yet
-  kManaged,  // the library: swapped sequences and the prefix index, through the allocator
-  kByPage    // the host program, by page ids
+  kNone,     // Nobody yet.
+  kManaged,  // The library: swapped sequences and the prefix index, through the allocator.
+  kByPage    // The host program, by page ids.
 };
 
-// Without storage, or without pages, there is no memory: bookkeeping only. External exclusion, as
-// the cache's.
+// Without storage or without pages it is bookkeeping only. External exclusion, as the cache's.
 class HostPool {
  public:
-  // Throws NO_MEMORY, std::bad_alloc. The memory is reserved; it becomes physical as pages are
-  // written.
+  // The memory is reserved and becomes physical as pages are written. Throws NO_MEMORY,
+  // std::bad_alloc.
   HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages,
            const Device* device = nullptr);
 
   int64_t num_pages() const { return allocator_.num_pages(); }
   const PagePool& pool() const { return pool_; }
-  // Holders of managed pages: all of them are free under any other use.
+  // References to managed pages. Under any other use all pages are free here.
   PageAllocator& allocator() { return allocator_; }
   const PageAllocator& allocator() const { return allocator_; }
 
   HostUse use() const { return use_; }
   // Throws UNSUPPORTED when there are no pages, INVALID_STATE when the pool is used the other way.
-  // `what` is the function.
+  // `what`: the name of the function, for the message.
   void check_use(HostUse use, const char* what) const;
-  // Once nothing can fail any more.
+  // Call it when nothing can fail any more.
   void start_use(HostUse use) noexcept { use_ = use; }
-  // No page has a holder and any use may come first again; what the pages hold is not touched.
+  // Drops all references, and lets any use come first again. Page contents are not touched.
   void clear() noexcept;
 
  private:

@@ -1,5 +1,5 @@
-// The ways to cut one kind of layers into groups whose pages have given bytes, and what each way
-// takes of the pages.
+// The ways to cut the layers of one kind into layer groups whose pages have given bytes, and the
+// pages that each way takes.
 #pragma once
 
 #include <array>
@@ -11,14 +11,14 @@
 namespace kvc {
 
 constexpr int32_t kMostGroups = 16;
-constexpr int32_t kMostTimes = 64;  // that base_page_size tokens fit a page
+constexpr int32_t kMostTimes = 64;  // Most multiples of base_page_size tokens in a page.
 
-// Pages of one size that requests need.
+// How many pages of one size the requests need.
 struct PageNeed {
-  // Mean over the requests that the search weighs, each divided by the bytes it keeps
+  // Mean over the requests that the search weighs, each divided by the bytes that it keeps.
   double weighed = 0;
-  double tail = 0;     // the part of it that no page can be short enough to avoid
-  double longest = 0;  // of the longest request, exactly
+  double tail = 0;     // Part of it that shorter pages cannot avoid.
+  double longest = 0;  // Pages of the longest request, exactly.
 
   void add(const PageNeed& other, int32_t count) {
     weighed += count * other.weighed;
@@ -27,10 +27,10 @@ struct PageNeed {
   }
 };
 
-// Groups of the same shape, with `times` times base_page_size tokens per page.
+// Layer groups of the same shape, with `times` times base_page_size tokens per page.
 struct CutRun {
   int32_t parts = 0;
-  int32_t layers = 0;  // of each part
+  int32_t layers = 0;  // Layers of each group.
   int32_t times = 0;
 };
 
@@ -43,22 +43,23 @@ struct Cut {
 
 class KindCuts {
  public:
-  // `needs` of a group by times; [0] is not used. `makes_blocks`: its tokens are those of the
-  // prefix index.
+  // `needs`: pages of a layer group, by times; [0] is not used. `makes_blocks`: blocks of the
+  // prefix index have these tokens.
   KindCuts(const std::vector<int64_t>& layer_bytes, std::vector<PageNeed> needs, bool makes_blocks);
 
-  // Capacity is bytes of a page divided by base_page_size.
-  // Least number of parts; more than kMostGroups: not counted.
+  // `capacity`: bytes of a page divided by base_page_size.
+  // Least number of groups; more than kMostGroups: not counted.
   int32_t least_parts(int64_t capacity) const;
   bool makes_blocks() const { return makes_blocks_; }
-  // The least that each part costs in pages behind the last tokens, see PageNeed::tail.
+  // The least that each group costs in pages behind the last tokens (see PageNeed::tail).
   double tail() const { return needs_.back().tail; }
-  // Those that some part of base_page_size tokens fills.
+  // The capacities that some group of base_page_size tokens fills.
   void add_capacities(std::vector<int64_t>* capacities) const;
-  // All that fit, of at most `most_parts`, with times out of `divisors` (ascending from 1).
+  // All cuts that fit, into at most `most_parts` groups, with times out of `divisors` (ascending
+  // from 1).
   void find(int64_t capacity, const std::vector<int32_t>& divisors, int32_t most_parts,
             std::vector<Cut>* cuts) const;
-  // Into parts of about equal length, with the same times each.
+  // A cut into groups of about equal length, with the same times each.
   Cut even_cut(int32_t parts, int32_t times) const;
 
  private:
@@ -70,8 +71,8 @@ class KindCuts {
                    int32_t most_parts, std::vector<Cut>* cuts) const;
 
   int32_t num_layers_;
-  int64_t width_;                     // bytes per token of every layer; 0: they differ
-  std::vector<int64_t> widest_part_;  // bytes per token, of an even cut into 1 + index parts
+  int64_t width_;                     // Bytes per token of every layer; 0: they differ.
+  std::vector<int64_t> widest_part_;  // Bytes per token, by an even cut into 1 + index.
   std::vector<PageNeed> needs_;
   bool makes_blocks_;
 };

@@ -8,58 +8,57 @@ namespace kvc {
 
 struct LayerSpec;
 
-// Layers that see the same keys: one page table per sequence serves all of them. All groups take
-// pages from one pool; in a page the layers of a group lie one behind the other. A group without a
-// layer in the pipeline slice has page tables all the same.
+// A layer group: layers with the same visible ranges, which share one page table per sequence. All
+// groups take pages from one pool. In a page the layers of a group lie one behind the other. A
+// group without a layer in the pipeline slice has page tables too.
 struct GroupSpec {
-  std::vector<int32_t> layers;  // local ids, ascending
-  bool is_cross = false;        // counts encoder tokens
-  int64_t window = 0;           // 0: none
-  int64_t chunk = 0;            // 0: none
-  int32_t page_size = 0;        // tokens per page
+  std::vector<int32_t> layers;  // Local ids, ascending.
+  bool is_cross = false;        // The tables count encoder tokens.
+  int64_t window = 0;           // 0: none.
+  int64_t chunk = 0;            // 0: none.
+  int32_t page_size = 0;        // Tokens per page.
 
   bool is_windowed() const { return window != 0 || chunk != 0; }
-  // For any count: nothing overflows.
+  // Pages for any count of tokens; nothing overflows.
   int64_t pages_for(int64_t num_tokens) const {
     return num_tokens / page_size + (num_tokens % page_size != 0 ? 1 : 0);
   }
 };
 
-// First key that the layers of a group show to a query at token `index` (what a sequence's own
-// window hides aside).
+// First key in the visible range of a query at token `index`. The window of the sequence is left
+// aside.
 inline int64_t first_visible_key(const GroupSpec& group, int64_t index) {
   if (group.chunk != 0) return index / group.chunk * group.chunk;
   return group.window != 0 && index >= group.window ? index - group.window + 1 : 0;
 }
 
-// What is known of requests beside their length; 0: not known.
+// Facts about requests beside their length; 0: not known.
 struct RequestLimits {
-  int64_t tokens_in_flight = 0;  // that a window keeps beside itself; 0: all of the request
+  int64_t tokens_in_flight = 0;  // Tokens kept beside a window; 0: the whole request.
   int64_t max_cross_len = 0;
 };
 
-// Tokens of a request that a group keeps at once.
+// Most tokens of a request that a layer group keeps at once.
 int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits);
-// Most pages of a group that a request needs at any time while it is computed.
+// Most pages of a layer group that a request needs at any time while it is computed.
 int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits);
 
 struct GroupingOptions {
-  int32_t base_page_size = 16;   // tokens per page of the widest group
-  bool pads_pages = false;       // of every group
-  int64_t max_seq_len = 0;       // 0: not known
-  int64_t max_cross_len = 0;     // 0: not known
-  int64_t tokens_in_flight = 0;  // that a window keeps beside itself; 0: not known
+  int32_t base_page_size = 16;   // Tokens per page of the widest group.
+  bool pads_pages = false;       // KVC_CONFIG_PAD_PAGES.
+  int64_t max_seq_len = 0;       // 0: not known.
+  int64_t max_cross_len = 0;     // 0: not known.
+  int64_t tokens_in_flight = 0;  // Tokens kept beside a window; 0: not known.
 };
 
-// Groups of the layers of a whole model (ids are indices) in the order in which their kinds first
-// appear; fills LayerSpec::group.
+// Makes the layer groups of a whole model (ids are indices), in the order in which their kinds
+// first appear. Fills LayerSpec::group.
 //
-// A page has the same bytes for every group, so a group narrower than the widest would leave room.
-// Two things avoid that: a kind can be cut into several groups, not all of the same length, and a
-// narrow group gets several times base_page_size tokens into its page. The search in group_search.cc
-// weighs what is lost. With pads_pages neither is tried: every group has base_page_size tokens, and
-// kinds are cut into groups of about equal length (equal_parts). One kind is one group, whatever
-// its layers.
+// A page has the same bytes for every layer group, so a group narrower than the widest would waste
+// room. Two things avoid that: a kind can be cut into several groups of different lengths, and a
+// narrow group gets several times base_page_size tokens into a page. The search in group_search.cc
+// weighs the loss. With pads_pages neither is tried: every group has base_page_size tokens, and
+// kinds are cut into groups of about equal length (equal_parts). A single kind is one group.
 std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const GroupingOptions& options);
 
 }  // namespace kvc

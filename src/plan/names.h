@@ -1,4 +1,4 @@
-// Words for what a plan has, for people and for JSON, and a printf that appends to a string.
+// Names in a plan, for people and for JSON, and a printf that appends to a string.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@ namespace kvc {
 
 [[gnu::format(printf, 2, 3)]] void append_format(std::string& text, const char* format, ...);
 
-// "int8": what lies in the pages.
+// Element type in the pages, such as "int8".
 std::string k_type_name(const LayerSpec& layer);
 std::string v_type_name(const LayerSpec& layer);
 const char* storage_name(kvc_storage storage);

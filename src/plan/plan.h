@@ -1,5 +1,5 @@
-// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable but for who has
-// its borrowed tensors.
+// The class behind kvc_plan: a Spec, its Layout and the number of pages. Immutable, except for the
+// mark of the cache that uses its borrowed tensors.
 #pragma once
 
 #include <atomic>
@@ -22,44 +22,45 @@ class Plan {
   const Layout& layout() const { return layout_; }
   int64_t num_pages() const { return num_pages_; }
 
-  // Pages that a state slot takes out of use while it lives; 0 where states have memory of their
-  // own (no byte_budget, or num_state_slots set aside first). Rounding up wastes less than one page
-  // per slot, and leaves the pages of attention layers as small as they are without states. A model
-  // that keeps nothing but states has one slot per page.
+  // Pages that a state slot withholds while it is in use. 0: states have memory of their own,
+  // because there is no byte_budget or num_state_slots sets it aside. Rounding up wastes less than
+  // one page per slot, and lets pages of attention layers stay as small as without states. A model
+  // with only states has one slot per page.
   int64_t state_slot_pages() const { return state_slot_pages_; }
   int64_t num_host_pages() const { return num_host_pages_; }
 
-  // Longest single sequence with this many pages.
+  // Length of the longest single sequence with this many pages.
   int64_t max_seq_len(int64_t num_pages) const;
-  // Pages of base_page_size tokens that hold this many.
+  // Pages of base_page_size tokens for this many tokens.
   int64_t pages_for_tokens(int64_t num_tokens) const {
     return ceil_div(num_tokens, spec_.base_page_size);
   }
-  // Most pages that one request of this many tokens needs at any time while it is computed: all
-  // groups, and its states before and after a forward.
+  // Most pages that a request of this many tokens needs at any time while it is computed: those of
+  // all layer groups, and of its states before and after a forward.
   int64_t request_pages(int64_t num_tokens) const;
-  // The part of one group.
+  // The part of one layer group.
   int64_t request_pages(const GroupSpec& group, int64_t num_tokens) const;
-  // Tokens that this many pages hold together while no window has dropped any.
+  // Tokens that this many pages hold together, when no window has dropped any.
   int64_t max_tokens(int64_t num_pages) const;
-  // As config.byte_budget would be spent: behind the states that are set aside.
+  // Number of pages that config.byte_budget buys, behind the states that are set aside.
   int64_t pages_for_bytes(uint64_t byte_budget) const;
-  // Of the request that the plan is measured by: config.max_seq_len, else the longest that fits.
+  // Length of the reference request: config.max_seq_len, else the longest that fits.
   int64_t reference_tokens() const;
-  // Requests of that length at once; 0: no pages.
+  // Reference requests that fit at once; 0: no pages.
   double concurrency() const;
-  // Bytes of such a request's pages that hold none of its tokens and states, 0..1.
+  // Share of the bytes of such a request's pages without tokens or states, 0..1.
   double waste() const;
 
-  // Throws NEVER_FITS when the pages can't hold one sequence of the configured max_seq_len.
+  // Throws NEVER_FITS when the pages cannot hold one sequence of the configured max_seq_len.
   void check_capacity(int64_t num_pages) const;
-  // Throws OUT_OF_RANGE when this many pages can't be addressed.
+  // Throws OUT_OF_RANGE when this many pages cannot be addressed.
   void check_pool_size(int64_t num_pages) const;
 
   // Index into spec().layers of a global layer id; -1 when it is not in the slice.
   int32_t local_layer(int32_t layer) const;
 
-  // Borrowed tensors serve one cache at a time: false while another one has them. Any thread.
+  // Borrowed tensors serve one cache at a time. Returns false while another one has them. Any
+  // thread.
   bool lend_pool_tensors() const noexcept {
     return !lent_.exchange(true, std::memory_order_acquire);
   }

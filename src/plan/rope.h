@@ -1,4 +1,4 @@
-// Rotary embedding of a layer, checked and reduced to one turn per position and pair of elements.
+// RoPE of a layer, checked and reduced to one angle per position and pair of elements.
 #pragma once
 
 #include <cstdint>
@@ -9,35 +9,35 @@
 
 namespace kvc {
 
-// Pair i of a vector at position p turns by p * inverse_frequencies[i], its result is multiplied by
-// `magnitude`.
+// Pair i of a vector at position p is rotated by p * inverse_frequencies[i], and the result is
+// multiplied by `magnitude`.
 struct RopeSpec {
   kvc_rope_mode mode = KVC_ROPE_NONE;
   kvc_rope_style style = KVC_ROPE_HALF;
   int32_t rotary_dim = 0;
-  // First rotated element of a vector; MLA: behind the latent
+  // First rotated element of a vector; for MLA it follows the latent.
   int32_t begin = 0;
-  // [rotary_dim/2], scale, frequency factors and scaling folded in
+  // [rotary_dim/2]; scale, frequency factors and scaling are folded in.
   std::vector<double> inverse_frequencies;
   std::vector<double>
-      // LONGROPE: of sequences longer than original_context; else empty
+      // LONGROPE: for sequences longer than original_context; else empty.
       long_inverse_frequencies;
-  int64_t original_context = 0;          // LONGROPE, else 0
-  double magnitude = 1;                  // attention factor
-  std::vector<int32_t> section_of_pair;  // [rotary_dim/2] position row of each pair; empty: row 0
-  int32_t num_sections = 1;              // position rows that the pairs turn by
+  int64_t original_context = 0;          // LONGROPE; else 0.
+  double magnitude = 1;                  // Attention factor.
+  std::vector<int32_t> section_of_pair;  // [rotary_dim/2] Position row of each pair; empty: row 0.
+  int32_t num_sections = 1;              // Position rows that the pairs use.
 
   bool operator==(const RopeSpec&) const = default;
 };
 
-// Checks a rotation of vectors of `rotated_dim` elements (of an MLA layer: latent_rope_dim) and
-// fills its defaults. `rope` has been read by the sized-struct rules; `prefix` is what its caller
-// calls it, as in "config.layers[3].rope->". Throws INVALID_ARGUMENT, OUT_OF_RANGE or UNSUPPORTED;
-// the message names the field and its value. Mode NONE gives RopeSpec{}.
+// Checks a rotation of vectors of `rotated_dim` elements (MLA: latent_rope_dim) and fills its
+// defaults. `rope` has been read by the sized-struct rules. `prefix` is the caller's name of it, as
+// in "config.layers[3].rope->". Throws INVALID_ARGUMENT, OUT_OF_RANGE or UNSUPPORTED; the message
+// names the field and its value. Mode NONE gives RopeSpec{}.
 RopeSpec make_rope(const kvc_rope& rope, const std::string& prefix, int32_t rotated_dim);
 
-// The index of an equal rotation in `ropes`, appended when there is none: layers that rotate alike
-// share their angles. -1: no rotation.
+// The index of an equal rotation in `ropes`, appended when there is none, so that equal layers
+// share a cos_sin table. -1: no rotation.
 int32_t shared_rope_index(std::vector<RopeSpec>& ropes, const RopeSpec& rope);
 
 }  // namespace kvc

@@ -1,4 +1,4 @@
-// What one token of one head takes in a page: elements, and scales where they are quantised.
+// The bytes of one token of one head in a page: elements, and scales when they are quantised.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace kvc {
 
-// In bytes. Rows of 4-bit elements are of even length, so that each begins at a byte.
+// In bytes. Rows of 4-bit elements have an even length, so that each begins at a byte.
 struct RowBytes {
   int64_t k = 0;
-  int64_t v = 0;  // 0 where V lies inside K
+  int64_t v = 0;  // 0 when V lies inside K.
   int64_t k_scale = 0;
   int64_t v_scale = 0;
   int64_t k_alignment = 1;
@@ -23,12 +23,12 @@ struct RowBytes {
 // Elements that share a scale with BLOCK16.
 constexpr int32_t kScaleBlock = 16;
 
-// The layer keeps pages.
+// For layers that keep pages.
 RowBytes row_bytes(const LayerSpec& layer);
 
-// Storage types that a kind of quantisation knows.
+// Storage types that a kind of quantisation allows.
 bool stores_type(kvc_quant quant, DLDataType type);
-// "PER_TENSOR", and the types that it stores, for messages.
+// Text for messages: "PER_TENSOR", and the types that it allows.
 const char* quant_name(kvc_quant quant);
 const char* quant_types(kvc_quant quant);
 

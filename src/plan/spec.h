@@ -1,5 +1,5 @@
-// The validated, defaulted, immutable form of kvc_config: what every layer above reads instead of
-// the C struct.
+// The validated, defaulted, immutable form of kvc_config. Every layer above reads it instead of the
+// C struct.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +17,14 @@ struct StateSpec {
   std::vector<int64_t> shape;
   kernels::DType dtype = kernels::DType::kF32;
   int64_t num_elements = 0;
-  std::vector<std::byte> init;  // compact, in dtype; empty: zeros
+  std::vector<std::byte> init;  // Compact, in dtype; empty: zeros.
 
   int64_t bytes() const { return num_elements * kernels::dtype_bytes(dtype); }
 };
 
 // One layer as its rows are stored. MLA: one kv head, k_dim = rank + rope dim, v_dim = rank, V
-// inside K. SHARED: the source's heads and dims, own query heads. `rope` indexes Spec::ropes, -1:
-// none; layers with equal rotations share an entry, so that the angles of a forward are computed
-// once.
+// inside K. SHARED: heads and dims of the source, own query heads. `rope` indexes Spec::ropes, -1:
+// none. Layers with equal rotations share an entry, so that a forward computes cos_sin once.
 struct LayerSpec {
   kvc_layer_kind kind = KVC_LAYER_ATTENTION;
   int32_t num_q_heads = 0;
@@ -34,24 +33,25 @@ struct LayerSpec {
   int32_t v_dim = 0;
   kernels::DType k_dtype = kernels::DType::kBF16;
   kernels::DType v_dtype = kernels::DType::kBF16;
-  // Not NONE: k_type and v_type say what lies in the pages, k_dtype and v_dtype mean nothing.
+  // When it is not NONE, k_type and v_type give the stored types, and k_dtype and v_dtype are
+  // unused.
   kvc_quant quant = KVC_QUANT_NONE;
-  float k_scale = 1, v_scale = 1;  // PER_TENSOR
+  float k_scale = 1, v_scale = 1;  // PER_TENSOR.
   DLDataType k_type{};
   DLDataType v_type{};
   int32_t rope = -1;
-  bool v_in_k = false;  // V is the beginning of the K row: MLA, K = V
-  int64_t window = 0;   // 0: none
-  int64_t chunk = 0;    // 0: none
-  // Local id of the layer whose pages are read; its own id but for SHARED
+  bool v_in_k = false;  // V is the beginning of the K row: MLA, K = V.
+  int64_t window = 0;   // 0: none.
+  int64_t chunk = 0;    // 0: none.
+  // Local id of the layer whose pages are read: its own id unless it is SHARED.
   int32_t source = -1;
-  int32_t latent_rank = 0;      // MLA
-  int32_t latent_rope_dim = 0;  // MLA
-  int32_t self_k_dim = 0;       // MLA: of q and k in the ragged form, 0: not available
+  int32_t latent_rank = 0;      // MLA.
+  int32_t latent_rope_dim = 0;  // MLA.
+  int32_t self_k_dim = 0;       // MLA: dim of q and k in the ragged form; 0: not available.
   int32_t self_v_dim = 0;
   std::vector<StateSpec> states;
-  int32_t group = -1;   // of the pages it keeps; -1: none
-  int32_t region = -1;  // of a page, where it lies: Layout::regions
+  int32_t group = -1;   // Layer group of its pages; -1: none.
+  int32_t region = -1;  // Index into Layout::regions; -1: no pages.
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   bool is_quantised() const { return quant != KVC_QUANT_NONE; }
@@ -59,46 +59,46 @@ struct LayerSpec {
   bool keeps_pages() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_CROSS;
   }
-  // Reads pages that grow with the sequence: ATTENTION, MLA, SHARED.
+  // The layer reads pages that grow with the sequence: ATTENTION, MLA, SHARED.
   bool attends_tokens() const {
     return kind == KVC_LAYER_ATTENTION || kind == KVC_LAYER_MLA || kind == KVC_LAYER_SHARED;
   }
-  // First rotated element of a stored row: MLA rotates what follows the latent.
+  // First rotated element of a stored row; for MLA it follows the latent.
   int32_t rotation_begin() const { return is_mla() ? latent_rank : 0; }
 };
 
-// "ATTENTION"
+// Name of a kind, such as "ATTENTION".
 const char* layer_kind_name(kvc_layer_kind kind);
 
-// A borrowed pool tensor: the caller's pages.
+// A borrowed pool tensor with the caller's pages.
 struct PoolTensor {
   std::byte* data;
   int64_t num_pages;
-  int64_t page_stride;  // bytes
-  int64_t page_bytes;   // bytes of one page's content, which is compact
+  int64_t page_stride;  // Bytes.
+  int64_t page_bytes;   // Bytes of the compact content of one page.
 };
 
 struct Spec {
   DLDevice device{kDLCPU, 0};
   int32_t base_page_size = 16;
-  int32_t num_layers = 0;  // of the model
+  int32_t num_layers = 0;  // Layers of the model.
   int32_t layer_begin = 0, layer_end = 0;
-  std::vector<LayerSpec> layers;  // of the slice
+  std::vector<LayerSpec> layers;  // Layers of the slice.
   std::vector<GroupSpec> groups;
   std::vector<RopeSpec> ropes;
-  bool pads_pages = false;    // KVC_CONFIG_PAD_PAGES
-  bool clears_pages = false;  // KVC_CONFIG_CLEAR_PAGES
+  bool pads_pages = false;    // KVC_CONFIG_PAD_PAGES.
+  bool clears_pages = false;  // KVC_CONFIG_CLEAR_PAGES.
   int32_t forwards_in_flight = 1;
   uint64_t host_byte_budget = 0;
   int64_t event_capacity = 0;
-  int32_t max_seqs = 0;                // 0: no limit
-  int64_t max_tokens_per_forward = 0;  // 0: no limit
-  int64_t max_seq_len = 0;             // 0: what the pages hold
-  int64_t max_cross_len = 0;           // 0: no limit
-  int64_t num_pages = 0;               // 0: from byte_budget, or none
+  int32_t max_seqs = 0;                // 0: no limit.
+  int64_t max_tokens_per_forward = 0;  // 0: no limit.
+  int64_t max_seq_len = 0;             // 0: the pages are the limit.
+  int64_t max_cross_len = 0;           // 0: no limit.
+  int64_t num_pages = 0;               // 0: from byte_budget, or none.
   uint64_t byte_budget = 0;
-  int64_t state_stride = 0;     // automatic checkpoints; 0: none
-  int64_t num_state_slots = 0;  // 0: no limit
+  int64_t state_stride = 0;     // Tokens between automatic checkpoints; 0: none.
+  int64_t num_state_slots = 0;  // 0: no limit.
   kvc_storage storage = KVC_STORAGE_OWNED;
   kvc_pool_layout pool_layout = KVC_POOL_LAYER_FIRST;
   std::vector<PoolTensor> pool_tensors;
@@ -111,9 +111,9 @@ struct Spec {
 
   bool is_on_gpu() const { return device.device_type == kDLCUDA; }
   int32_t num_local_layers() const { return layer_end - layer_begin; }
-  // That a window keeps beside itself; 0: no limit.
+  // Tokens kept beside a window; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
-  // Of its group; the layer keeps pages or shares them
+  // page_size of its layer group. The layer keeps pages or shares them.
   int32_t layer_page_size(int32_t local_layer) const {
     const LayerSpec& source =
         layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
@@ -122,17 +122,17 @@ struct Spec {
   bool rotates_on_read(int32_t rope) const {
     return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
   }
-  int32_t num_page_regions() const;  // parts that a page is cut into
-  int32_t longest_group() const;     // layers
-  // Least common multiple of the groups' page_size, encoder tokens aside
+  int32_t num_page_regions() const;  // Regions of a page.
+  int32_t longest_group() const;     // Layers of the longest layer group.
+  // Least common multiple of page_size over the layer groups, CROSS layers aside.
   int32_t prefix_block() const;
   bool has_kind(kvc_layer_kind kind) const;
-  // A group of encoder tokens, also when its layers are in another slice: all slices keep the same
-  // tables.
+  // A layer group counts encoder tokens. It counts them in all slices, because all slices keep the
+  // same tables.
   bool has_cross() const;
   bool has_states() const { return has_kind(KVC_LAYER_STATE); }
-  bool has_windows() const;           // a group with window or chunk
-  int32_t num_position_rows() const;  // the most rope sections of any layer, at least 1
+  bool has_windows() const;           // A layer group has a window or chunk.
+  int32_t num_position_rows() const;  // Most rope sections of any layer, at least 1.
   bool has_rope_mode(kvc_rope_mode mode) const;
 };
 
@@ -151,14 +151,14 @@ constexpr int64_t kMaxEventCapacity = int64_t{1} << 24;
 // The C structs of one layer, read by the sized-struct rules.
 struct LayerInput {
   kvc_layer layer{};
-  kvc_rope rope{};  // all zero where the layer has none
+  kvc_rope rope{};  // All zero when the layer has none.
   bool has_rope = false;
   std::vector<kvc_state_spec> states;
 };
 
 // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED or a tensor status; the message names the
-// field. `config` has been read by the sized-struct rules; `layers` likewise, one per layer of the
-// model.
+// field. `config` has been read by the sized-struct rules, and so have `layers`, one per layer of
+// the model.
 Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers);
 
 }  // namespace kvc

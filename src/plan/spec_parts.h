@@ -1,4 +1,4 @@
-// Pieces of make_spec: refusals by name, layers, storage.
+// Parts of make_spec(): refusals by name, layers, storage.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace kvc {
 
-// Fields whose values are not served are refused by name, never ignored. Throws UNSUPPORTED.
+// Refuses fields with unsupported values by name, so that none is ignored. Throws UNSUPPORTED.
 void refuse_unless(bool supported, const char* field, int64_t value, const char* expected);
 // Throws OUT_OF_RANGE.
 void check_range(const char* field, int64_t value, int64_t least, int64_t most);
 
-// Layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes, and
-// the groups of the whole model; all layers are checked.
+// Makes layers [layer_begin, layer_end) of the model with their rotations, which go to spec.ropes,
+// and the layer groups of the whole model. All layers are checked.
 void read_layers(const std::vector<LayerInput>& layers, Spec& spec);
 void read_storage(const kvc_config& config, Spec& spec);
 void read_hooks(const kvc_config& config, Spec& spec);

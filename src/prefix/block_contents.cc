@@ -26,7 +26,7 @@ bool BlockContents::is_busy(NodeId node) const noexcept {
   if (record.state != kInitialState && states_->refs(record.state) != 0) return true;
   for (int32_t i = 0; i < tree_->shape.pages_per_block; ++i) {
     const PageId page = tree_->nodes.place(node, i).device;
-    if (page != kNoPage && !allocator_->is_unreferenced(page)) return true;
+    if (page != kNoPage && allocator_->refs(page) != 0) return true;
   }
   return false;
 }

@@ -50,9 +50,7 @@ struct BlockTree {
   const BlockKey& parent_key(const Node& node) const noexcept {
     return node.parent == kNoNode ? spaces[node.name_space].root : nodes[node.parent].key;
   }
-  bool has_quota(const Node& node) const noexcept {
-    return spaces[node.name_space].max_bytes != 0;
-  }
+  bool has_quota(const Node& node) const noexcept { return spaces[node.name_space].max_bytes != 0; }
   // The next node of the namespace, parents first; kNoNode: the end.
   NodeId next_in_tree(NodeId node) const noexcept;
   // Token ids of the block; null: the block is gone, or its ids are unknown.

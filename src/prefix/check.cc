@@ -141,7 +141,7 @@ void Checker::check_counts() const {
   }
   require_equal(num_nodes, nodes_.num_used(), "blocks");
   require_equal(num_nodes, tree_.keys.count(), "keys");
-  require_equal(num_indexed, allocator_.num_indexed(), "indexed pages");
+  require_equal(num_indexed, allocator_.counts().indexed, "indexed pages");
   require_equal(num_host, contents_.num_host_pages(), "pages on the host");
   require_equal(num_host_nodes, contents_.num_host_nodes(), "blocks on the host");
   require_equal(num_pinned, contents_.num_pinned(), "pinned blocks");

@@ -1,4 +1,4 @@
-// The ring of events that routers read.
+// The ring buffer of events that routers read.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvc {
 
-using NodeId = int32_t;  // of a block in the index
+using NodeId = int32_t;  // Id of a block in the index.
 constexpr NodeId kNoNode = -1;
 
 struct Event {
@@ -18,20 +18,20 @@ struct Event {
   int32_t group = 0;
   BlockKey key;
   BlockKey parent;
-  NodeId node = kNoNode;    // STORED: whose tokens these are
-  uint64_t node_birth = 0;  // tells a node from a later one in its place
+  NodeId node = kNoNode;    // STORED: the block, whose token ids can be looked up.
+  uint64_t node_birth = 0;  // Distinguishes a node from a later one with the same id.
 };
 
-// Fixed size, so that recording never allocates. The oldest are overwritten. External exclusion, as
-// the cache's.
+// Its size is fixed, so recording never allocates; the oldest events are overwritten. External
+// exclusion, as the cache's.
 class EventLog {
  public:
-  // Throws std::bad_alloc. 0: records nothing.
+  // Capacity 0 records nothing. Throws std::bad_alloc.
   explicit EventLog(int64_t capacity);
 
   bool is_used() const { return capacity_ != 0; }
   void record(const Event& event) noexcept;
-  // Oldest one that was not polled, and its number; false when there is none.
+  // Gives the oldest event that was not polled, and its number. Returns false when there is none.
   bool poll(Event* out, uint64_t* number) noexcept;
   uint64_t num_made() const { return made_; }
   uint64_t num_lost() const { return lost_; }
@@ -40,9 +40,9 @@ class EventLog {
   std::byte* slot(uint64_t number) { return ring_.data() + number % capacity_ * sizeof(Event); }
 
   uint64_t capacity_;
-  AlignedBuffer ring_;   // [capacity] of Event; untouched memory costs nothing
-  uint64_t made_ = 0;    // number of the newest
-  uint64_t polled_ = 0;  // number of the last that was polled or lost
+  AlignedBuffer ring_;   // [capacity] of Event. Untouched memory costs nothing.
+  uint64_t made_ = 0;    // Number of the newest event.
+  uint64_t polled_ = 0;  // Number of the last event that was polled or lost.
   uint64_t lost_ = 0;
 };
 

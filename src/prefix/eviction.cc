@@ -13,7 +13,7 @@ void Eviction::evict_for(int64_t pages) noexcept {
   while (allocator_->num_free() < pages && allocator_->num_cached() > 0) {
     if (!evict_first() && !forget_unreachable(&cursor)) break;
   }
-  order_->unpark_all();
+  order_->unpark();
 }
 
 int64_t Eviction::evict(int64_t pages) noexcept {
@@ -24,7 +24,7 @@ int64_t Eviction::evict(int64_t pages) noexcept {
   while (num_evicted() < pages && allocator_->num_cached() > 0) {
     if (!evict_first() && !forget_unreachable(&cursor)) break;
   }
-  order_->unpark_all();
+  order_->unpark();
   return num_evicted();
 }
 
@@ -72,9 +72,9 @@ bool Eviction::evict_first() noexcept {
 
 // Moves all pages of the node to the host where it has room, else drops them.
 void Eviction::evict_node(NodeId node) noexcept {
-  bool moves = host_ != nullptr && tree_->nodes[node].num_device != 0 &&
-               make_host_room(tree_->nodes[node].num_device,
-                              order_->rank_of(node, order_->stamp() + 1));
+  bool moves =
+      host_ != nullptr && tree_->nodes[node].num_device != 0 &&
+      make_host_room(tree_->nodes[node].num_device, order_->rank_of(node, order_->stamp() + 1));
   for (const BlockGroup& group : tree_->shape.groups) {
     const Residence before = events_->before(node, group);
     if (moves) moves = demote(node, group);
@@ -97,7 +97,7 @@ bool Eviction::evict_windows(NodeId node, const BlockGroup& group) noexcept {
   int32_t num_idle = 0, num_busy = 0;
   for (int32_t i = group.first_page; i < group.end_page(); ++i) {
     const PageId page = tree_->nodes.place(node, i).device;
-    if (page != kNoPage) ++(allocator_->is_unreferenced(page) ? num_idle : num_busy);
+    if (page != kNoPage) ++(allocator_->refs(page) == 0 ? num_idle : num_busy);
   }
   if (num_idle == 0) return false;
   // No lookup would find a part of the pages, so all move or none. Room is made first, because that
@@ -108,7 +108,7 @@ bool Eviction::evict_windows(NodeId node, const BlockGroup& group) noexcept {
   moves = moves && demote(node, group);
   for (int32_t i = group.first_page; i < group.end_page(); ++i) {
     const PagePlace place = tree_->nodes.place(node, i);
-    if (place.device != kNoPage && allocator_->is_unreferenced(place.device))
+    if (place.device != kNoPage && allocator_->refs(place.device) == 0)
       contents_->drop_page(node, group, i);
     if (place.host != kNoPage && !moves) contents_->drop_host_page(node, group, i);
   }
@@ -257,7 +257,7 @@ bool Eviction::forget_unreachable(PageId* cursor) noexcept {
        page = allocator_->first_indexed(page + 1)) {
     *cursor = page;
     const NodeId node = contents_->owner(page);
-    if (!allocator_->is_unreferenced(page) || tree_->nodes[node].locks != 0) continue;
+    if (allocator_->refs(page) != 0 || tree_->nodes[node].locks != 0) continue;
     forget(node);
     return true;
   }
@@ -307,7 +307,7 @@ int64_t Eviction::num_fetchable(NodeId deepest) const {
   for (NodeId node = deepest; node != kNoNode; node = tree_->nodes[node].parent) {
     for (int32_t i = 0; i < tree_->shape.pages_per_block; ++i) {
       const PageId page = tree_->nodes.place(node, i).device;
-      if (page != kNoPage && allocator_->is_unreferenced(page)) --pages;
+      if (page != kNoPage && allocator_->refs(page) == 0) --pages;
     }
     const StateSlot state = tree_->nodes[node].state;
     if (state != kInitialState && states_->refs(state) == 0) pages -= states_->slot_pages();

@@ -1,4 +1,4 @@
-// Who goes first: a binary heap over nodes that knows where each one lies.
+// A binary heap of nodes by rank that knows the place of each node.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace kvc {
 
-// Order of eviction as one number: protected by a quota, then priority, then the stamp of the last
-// use. Smaller goes first.
+// The order of eviction as one number: protected by a quota, then priority, then the stamp of the
+// last use. The smallest rank goes first.
 constexpr int kStampBits = 56;
 constexpr uint64_t kStampMask = (uint64_t{1} << kStampBits) - 1;
 constexpr uint64_t make_rank(bool is_protected, uint8_t priority, uint64_t stamp) {
@@ -19,19 +19,19 @@ constexpr uint64_t make_rank(bool is_protected, uint8_t priority, uint64_t stamp
 }
 constexpr uint64_t stamp_of(uint64_t rank) { return rank & kStampMask; }
 
-// What turns out to be in use is parked until the end of the search: out of the order, still in the
-// heap's memory.
+// A node that turns out to be in use is parked until the end of the search: out of the order, but in
+// the memory of the heap.
 class EvictionHeap {
  public:
-  // `positions` [nodes]: -1 or the place in the heap; several heaps that share no node may share
-  // it. Borrowed.
+  // `positions` [nodes]: place in the heap, or -1. Heaps without a common node may share it.
+  // Borrowed.
   explicit EvictionHeap(std::vector<int32_t>* positions) : positions_(positions) {}
 
-  // Room for so many entries. Throws std::bad_alloc. `positions` is the owner's to grow.
+  // Makes room for so many entries; the owner of `positions` grows those. Throws std::bad_alloc.
   void reserve(size_t entries) { entries_.reserve(entries); }
   size_t capacity() const { return entries_.capacity(); }
 
-  bool empty() const { return size_ == 0; }  // but for parked ones
+  bool empty() const { return size_ == 0; }  // Parked nodes aside.
   size_t size() const { return entries_.size(); }
   bool contains(NodeId node) const { return position(node) >= 0; }
   NodeId top() const { return entries_[0].node; }
@@ -40,22 +40,22 @@ class EvictionHeap {
 
   // Adds the node or moves it.
   void set(NodeId node, uint64_t rank) noexcept;
-  // The node, which is not there, in the place of one that is in the order: the block before a leaf
-  // that goes is about as old as it.
+  // Puts the node, which is not in the heap, in the place of `old_node`, which is in the order. Cheap
+  // when their ranks are close, as those of a leaf and its parent.
   void replace(NodeId old_node, NodeId node, uint64_t rank) noexcept;
-  // Nothing when it is not there.
+  // Does nothing when the node is not in the heap.
   void erase(NodeId node) noexcept;
   void clear() noexcept;
 
   void park_top() noexcept;
   size_t num_parked() const { return entries_.size() - size_; }
-  // From here until all are back in the order: they go back one by one, those of smaller ranks
-  // first, with a new rank each.
+  // Call sort_parked() first; then take next_parked() back with unpark() one by one, smallest rank
+  // first, each with a new rank.
   void sort_parked() noexcept;
   NodeId next_parked() const { return entries_[size_].node; }
   void unpark(uint64_t rank) noexcept;
 
-  // Order and positions hold; nothing is parked.
+  // Order and positions hold, and nothing is parked.
   bool is_sound() const;
 
  private:
@@ -73,7 +73,7 @@ class EvictionHeap {
   void sift_down(size_t at) noexcept;
 
   std::vector<int32_t>* positions_;
-  std::vector<Entry> entries_;  // [0, size_) the heap, [size_, ...) parked
+  std::vector<Entry> entries_;  // [0, size_): the heap; [size_, ...): parked.
   size_t size_ = 0;
 };
 

@@ -122,8 +122,7 @@ void EvictionOrder::remove_leaf(NodeId node) noexcept {
                           parent.is_on_device() && leaves_.heap.contains(node) &&
                           !leaves_.heap.contains(record.parent);
     hand_up(record);
-    if (uncovers)
-      leaves_.heap.replace(node, record.parent, rank_of(record.parent, parent.stamp));
+    if (uncovers) leaves_.heap.replace(node, record.parent, rank_of(record.parent, parent.stamp));
   }
   leaves_.heap.erase(node);
   EvictionHeap* own = tree_->spaces[record.name_space].leaves.get();
@@ -149,7 +148,7 @@ void EvictionOrder::unpark(EvictionHeap* heap) noexcept {
   }
 }
 
-void EvictionOrder::unpark_all() noexcept {
+void EvictionOrder::unpark() noexcept {
   unpark(&leaves_.heap);
   for (const std::unique_ptr<Order>& windows : windows_) unpark(&windows->heap);
   unpark(&states_.heap);
@@ -164,8 +163,8 @@ void EvictionOrder::clear() noexcept {
 }
 
 bool EvictionOrder::is_sound() const {
-  bool is_sound = leaves_.heap.is_sound() && states_.heap.is_sound() &&
-                  host_blocks_.heap.is_sound();
+  bool is_sound =
+      leaves_.heap.is_sound() && states_.heap.is_sound() && host_blocks_.heap.is_sound();
   for (const std::unique_ptr<Order>& windows : windows_)
     is_sound = is_sound && windows->heap.is_sound();
   return is_sound;

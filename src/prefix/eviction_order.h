@@ -76,7 +76,7 @@ class EvictionOrder {
 
   // What was parked because it is in use counts as used now; the order among those stays.
   void unpark(EvictionHeap* heap) noexcept;
-  void unpark_all() noexcept;  // All heaps but host_blocks.
+  void unpark() noexcept;  // All heaps but host_blocks.
   void clear() noexcept;
   // Every heap is sound, and nothing is parked.
   bool is_sound() const;
@@ -95,7 +95,7 @@ class EvictionOrder {
   BlockTree* tree_;
   Order leaves_;
   std::vector<std::unique_ptr<Order>> windows_;  // [BlockGroup::window_order]
-  Order states_;  // Without memory when no layer has states.
+  Order states_;                                 // Without memory when no layer has states.
   Order host_blocks_;
   std::vector<int32_t> quota_positions_;  // Places of nodes in Namespace::leaves.
   uint64_t stamp_ = 0;                    // The newest stamp: ticks since `start_`, made unique.

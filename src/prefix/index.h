@@ -43,8 +43,8 @@ struct NewBlock {
 // decides what leaves.
 //
 // The index owns no reference to a page or state, except through pins. An unreferenced page counts
-// as available while it is indexed, and is evicted when the allocator needs it. A node on the device
-// lacks a page where a window dropped it or an eviction took it.
+// as available while it is indexed, and is evicted when the allocator needs it. A node on the
+// device lacks a page where a window dropped it or an eviction took it.
 //
 // Pages of a (node, layer group) may lie in both tiers: a hit that needs some of them copies those
 // back. The layer group counts as on the host until the last page is back (BlockContents).

@@ -1,4 +1,4 @@
-// From keys to small numbers: open addressing over a keyed hash of the key.
+// From keys to ids: open addressing over a keyed hash of the key.
 #pragma once
 
 #include <algorithm>
@@ -11,18 +11,18 @@
 
 namespace kvc {
 
-// Holds tags and ids only; `is_it(id)` says whether an id of the key's tag is the one. At most half
-// full, so that probes are short and always end. Erasing moves what follows back: no tombstones,
-// lookups stay as short as they were.
+// Holds tags and ids only; `is_it(id)` decides whether an id with the tag of the key is the one. The
+// table is at most half full, so probes are short and always end. Erasing moves later entries back,
+// so there are no tombstones and lookups stay short.
 class KeyTable {
  public:
   static constexpr int32_t kAbsent = -1;
 
-  // Room for so many ids. Throws std::bad_alloc and changes nothing then.
+  // Makes room for so many ids. Throws std::bad_alloc; nothing has changed then.
   void reserve(int64_t ids) {
     size_t size = slots_.empty() ? 16 : slots_.size();
-    // A quarter full at most while that is in the cache: every probe beyond the first is a branch
-    // that nobody can foresee.
+    // A small table is at most a quarter full, because every probe beyond the first is an
+    // unpredictable branch.
     const size_t room = static_cast<size_t>(ids) * (ids <= kSmall ? 4 : 2);
     while (size < room) size *= 2;
     if (size == slots_.size()) return;
@@ -37,8 +37,7 @@ class KeyTable {
   int32_t find(const BlockKey& key, const IsIt& is_it) const noexcept {
     return find(tag_of(key), is_it);
   }
-  // The same with the key's tag, for those who ask for a key in several steps: prefetch, guess,
-  // find.
+  // The same with the tag of the key, for lookups in several steps: prefetch, guess, find.
   template <typename IsIt>
   int32_t find(uint32_t tag, const IsIt& is_it) const noexcept {
     if (slots_.empty()) return kAbsent;
@@ -48,10 +47,10 @@ class KeyTable {
         return id_in(slots_[i]);
     }
   }
-  // Callers give keys of their own making too, so all of the key counts, and where it goes only
-  // this process can know.
+  // Callers may give keys of their own making. So the tag depends on the whole key, and on a secret
+  // of this process.
   uint32_t tag_of(const BlockKey& key) const noexcept { return keyed_hash(secret_, key); }
-  // Probably the id of the key; for prefetching.
+  // An id that is probably the key's, for prefetching.
   int32_t guess(uint32_t tag) const noexcept {
     if (slots_.empty()) return kAbsent;
     const uint64_t slot = slots_[tag & mask()];
@@ -61,7 +60,7 @@ class KeyTable {
     if (!slots_.empty()) __builtin_prefetch(&slots_[tag & mask()]);
   }
 
-  // The id is not there yet; reserve() made room. Several ids may have one key.
+  // The id is new, and reserve() made room. Several ids may have one key.
   void insert(const BlockKey& key, int32_t id) noexcept {
     put(static_cast<uint64_t>(tag_of(key)) << 32 | static_cast<uint32_t>(id));
   }
@@ -71,7 +70,7 @@ class KeyTable {
     while (slots_[hole] != wanted) hole = (hole + 1) & mask();
     for (size_t i = (hole + 1) & mask(); slots_[i] != kEmpty; i = (i + 1) & mask()) {
       const size_t home = static_cast<size_t>(slots_[i] >> 32) & mask();
-      // Would come to lie before its home
+      // It would come to lie before its home.
       if (((i - home) & mask()) < ((i - hole) & mask())) continue;
       slots_[hole] = slots_[i];
       hole = i;
@@ -88,7 +87,7 @@ class KeyTable {
  private:
   static constexpr int64_t kSmall = 16384;
   using Slots = std::vector<uint64_t, LargeAllocator<uint64_t>>;
-  static constexpr uint64_t kEmpty = ~uint64_t{0};  // no id is negative
+  static constexpr uint64_t kEmpty = ~uint64_t{0};  // No id is negative.
 
   static int32_t id_in(uint64_t slot) noexcept { return static_cast<int32_t>(slot & 0xFFFFFFFFu); }
   size_t mask() const noexcept { return slots_.size() - 1; }
@@ -99,7 +98,7 @@ class KeyTable {
   }
 
   KeySecret secret_ = process_secret();
-  Slots slots_;  // tag << 32 | id
+  Slots slots_;  // Entries tag << 32 | id.
 };
 
 }  // namespace kvc

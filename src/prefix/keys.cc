@@ -16,7 +16,7 @@ namespace {
 static_assert(SHA256_DIGEST_LENGTH == KVC_HASH_BYTES);
 constexpr char kRootLabel[] = "kvcache-prefix-1";
 
-// Collects small pieces, so that most keys are one call of SHA256_Update.
+// Collects small pieces, so that most keys take one call of SHA256_Update.
 class Digest {
  public:
   Digest() noexcept { SHA256_Init(&context_); }
@@ -73,6 +73,11 @@ BlockKey namespace_root(const void* salt, size_t size) noexcept {
   digest.add_u64(size);
   digest.add(salt, size);
   return digest.finish();
+}
+
+const BlockKey& default_root() noexcept {
+  static const BlockKey root = namespace_root(nullptr, 0);
+  return root;
 }
 
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,

@@ -1,5 +1,5 @@
-// Names of blocks: SHA-256 over parent, extra keys and tokens, as kvcache.h ("Prefix cache")
-// defines it.
+// Keys of blocks: SHA-256 over parent key, extra keys and tokens, as kvcache.h ("Prefix cache")
+// defines them.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ struct BlockKey {
 
 struct ExtraKey {
   kvc_prefix_key_type type = 0;
-  int64_t offset = 0;  // token
+  int64_t offset = 0;  // Token that the key belongs to.
   std::string data;
 };
 
@@ -28,10 +28,11 @@ constexpr size_t kMaxSaltBytes = 4096;
 constexpr size_t kMaxExtraKeys = 1024;
 constexpr int32_t kMaxPriority = 100;
 
-// The parent of a namespace's first blocks.
+// The parent key of the first blocks of a namespace.
 BlockKey namespace_root(const void* salt, size_t size) noexcept;
+const BlockKey& default_root() noexcept;  // Root of the namespace without salt.
 
-// `extra`: those of the whole query, ordered by (offset, type, data); the ones inside [begin, begin
+// `extra`: extra keys of the whole query, ordered by (offset, type, data). Those inside [begin, begin
 // + num_tokens) count.
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept;
@@ -40,15 +41,15 @@ BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, i
 struct PrefixQuery {
   uint64_t flags = 0;
   int64_t num_tokens = 0;
-  const int32_t* tokens = nullptr;  // null: only the keys are known
-  const BlockKey* keys = nullptr;   // of the leading blocks
+  const int32_t* tokens = nullptr;  // Null: only the keys are known.
+  const BlockKey* keys = nullptr;   // Keys of the leading blocks, [num_keys].
   int64_t num_keys = 0;
   BlockKey root;
-  std::vector<ExtraKey> extra;  // ordered by (offset, type, data)
+  std::vector<ExtraKey> extra;  // Ordered by (offset, type, data).
   int32_t priority = 0;
 };
 
-// The keys of a query's full blocks, computed as they are asked for, each once.
+// The keys of the full blocks of a query. Each is computed once, when it is first needed.
 class KeyChain {
  public:
   // `query` is borrowed.
@@ -57,13 +58,13 @@ class KeyChain {
 
   const PrefixQuery& query() const { return query_; }
   int32_t block_tokens() const { return block_tokens_; }
-  int64_t num_blocks() const { return query_.num_tokens / block_tokens_; }  // full ones
-  // In [0, num_blocks()). Throws std::bad_alloc.
+  int64_t num_blocks() const { return query_.num_tokens / block_tokens_; }  // Full blocks.
+  // `block` in [0, num_blocks()). Throws std::bad_alloc.
   const BlockKey& key(int64_t block) {
     if (block < query_.num_keys) return query_.keys[block];
     return computed(block);
   }
-  // null when unknown; [block_tokens], of the last partial block fewer.
+  // Token ids, [block_tokens], or fewer of the last partial block; null when unknown.
   const int32_t* tokens(int64_t block) const {
     return query_.tokens == nullptr ? nullptr : query_.tokens + block * block_tokens_;
   }
@@ -73,7 +74,7 @@ class KeyChain {
 
   const PrefixQuery& query_;
   int32_t block_tokens_;
-  std::vector<BlockKey> own_;  // of the blocks from query.num_keys on
+  std::vector<BlockKey> own_;  // Keys of the blocks from query.num_keys on.
 };
 
 }  // namespace kvc

@@ -1,4 +1,4 @@
-// Counters of the prefix index, as kvc_stats shows them.
+// Counters of the prefix index for kvc_stats.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace kvc {
 
-// Times in ticks of a tenth of a microsecond.
+// Times are in ticks of a tenth of a microsecond.
 constexpr uint64_t kTicksPerMillisecond = 10000;
 
 class PrefixMetrics {
@@ -29,8 +29,8 @@ class PrefixMetrics {
   uint64_t duplicates = 0;
   uint64_t evicted = 0;
   uint64_t rejected = 0;
-  uint64_t demoted = 0;   // pages
-  uint64_t promoted = 0;  // pages
+  uint64_t demoted = 0;   // Pages.
+  uint64_t promoted = 0;  // Pages.
 
  private:
   static constexpr size_t kRecent = 1000;
@@ -40,12 +40,12 @@ class PrefixMetrics {
     uint64_t hit_tokens = 0;
   };
 
-  // Bucket i: [2^i, 2^(i+1)) milliseconds; 0 also less, the last one also more.
+  // Bucket i counts [2^i, 2^(i+1)) milliseconds. The first one also counts less, the last one more.
   static void count(Histogram* histogram, uint64_t ticks) noexcept;
 
   uint64_t lookups_ = 0;
   Lookup total_, recent_total_;
-  std::vector<Lookup> recent_;  // of lookup i at i % kRecent
+  std::vector<Lookup> recent_;  // Lookup i is at i % kRecent.
   Histogram lifetime_{}, idle_{}, reuse_gap_{};
 };
 

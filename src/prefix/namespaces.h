@@ -1,4 +1,4 @@
-// Namespaces of the index: where their first blocks hang, what they hold, and what they may hold.
+// Namespaces of the index: their first blocks, the bytes that they use, and their quotas.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ struct Namespace {
   BlockKey root;
   NodeId first_child = kNoNode;
   int64_t num_nodes = 0;
-  uint64_t used_bytes = 0;  // device pages and states
-  uint64_t max_bytes = 0;   // 0: no quota
-  std::unique_ptr<EvictionHeap>
-      leaves;  // of a namespace with quota, in the order in which they make room for their own
+  uint64_t used_bytes = 0;  // Device pages and states.
+  uint64_t max_bytes = 0;   // 0: no quota.
+  // Leaves of a namespace with a quota, in the order in which they make room for its new blocks.
+  std::unique_ptr<EvictionHeap> leaves;
   int32_t next_unused = -1;
   bool is_used = false;
 };
@@ -31,16 +31,16 @@ class Namespaces {
   void reserve(int64_t count);
   Namespace& operator[](int32_t id) { return records_[static_cast<size_t>(id)]; }
   const Namespace& operator[](int32_t id) const { return records_[static_cast<size_t>(id)]; }
-  int32_t num_made() const { return static_cast<int32_t>(records_.size()); }  // ids are below
+  int32_t num_made() const { return static_cast<int32_t>(records_.size()); }  // Bound of all ids.
   int64_t num_quotas() const { return num_quotas_; }
 
-  int32_t find(const BlockKey& root) const noexcept;  // -1: none
+  int32_t find(const BlockKey& root) const noexcept;  // -1: none.
   bool has_room() const { return unused_ != -1 || records_.size() < records_.capacity(); }
-  // Not there yet; has_room().
+  // The root is new, and has_room() is true.
   int32_t add(const BlockKey& root) noexcept;
-  // Forgets one that holds nothing and has no quota; others stay.
+  // Forgets a namespace that has neither blocks nor a quota; another one stays.
   void drop_if_empty(int32_t id) noexcept;
-  // `leaves` empty: the quota ends.
+  // `leaves` null: the quota ends.
   void set_quota(int32_t id, uint64_t max_bytes, std::unique_ptr<EvictionHeap> leaves) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// The blocks of the index: fixed-size records and their pages and tokens in flat arrays.
+// The records of the blocks, of fixed size, and their page places and token ids in flat arrays.
 #pragma once
 
 #include <cstddef>
@@ -14,42 +14,41 @@
 
 namespace kvc {
 
-// Where one page of a block is.
+// The place of one page of a block: on the device, on the host, or nowhere.
 struct PagePlace {
   PageId device = kNoPage;
-  PageId host = kNoPage;  // never both
+  PageId host = kNoPage;
 
   bool is_present() const { return device != kNoPage || host != kNoPage; }
 };
 
-// The first cache line is all that a lookup without windows reads.
+// A lookup without windows reads only the first cache line.
 struct alignas(64) Node {
   BlockKey key;
-  NodeId parent = kNoNode;       // kNoNode: the first of its namespace
-  NodeId first_child = kNoNode;  // the newest
-  NodeId next = kNoNode;         // older sibling; of an unused node the next unused one
-  NodeId previous = kNoNode;     // newer sibling
+  NodeId parent = kNoNode;       // kNoNode: a first block of its namespace.
+  NodeId first_child = kNoNode;  // The newest child.
+  NodeId next = kNoNode;         // Older sibling; for an unused node, the next unused one.
+  NodeId previous = kNoNode;     // Newer sibling.
   int32_t name_space = -1;
-  int32_t depth = 0;        // blocks from the first to this one
-  int32_t full_device = 0;  // pages of groups that see all tokens
-  int32_t full_host = 0;
+  int32_t depth = 0;        // Blocks from the first to this one.
+  int32_t full_device = 0;  // Device pages of layer groups with full attention.
+  int32_t full_host = 0;    // Host pages of layer groups with full attention.
 
-  // Of the last use of it, or of a child that left: together the last use of the path
-  uint64_t stamp = 0;
-  uint64_t birth = 0;      // stamp of its insertion; unique
-  int32_t num_device = 0;  // pages
-  int32_t num_host = 0;
+  uint64_t stamp = 0;      // Last use of the node, or of a child that stopped being live.
+  uint64_t birth = 0;      // Stamp of its insertion; unique.
+  int32_t num_device = 0;  // Device pages.
+  int32_t num_host = 0;    // Host pages.
   StateSlot state = kInitialState;
   int32_t live_children = 0;
   int32_t pins = 0;
   int32_t locks = 0;
   uint8_t priority = 0;
   bool has_tokens = false;
-  bool is_live = false;  // it or something behind it is on the device
+  bool is_live = false;  // The node or a descendant is on the device.
   bool is_used = false;
 
   bool is_on_device() const { return num_device != 0 || state != kInitialState; }
-  // Only a link to what follows
+  // Without contents, it only links its descendants.
   bool is_hollow() const { return !is_on_device() && num_host == 0; }
 };
 
@@ -59,21 +58,21 @@ class NodePool {
       : pages_per_block_(static_cast<size_t>(pages_per_block)),
         block_tokens_(static_cast<size_t>(block_tokens)) {}
 
-  // Makes the next `count` calls of take() succeed, and of set_tokens() on them when `with_tokens`.
-  // Throws std::bad_alloc.
+  // Makes the next `count` calls of take() succeed, and set_tokens() on their nodes when
+  // `with_tokens`. Throws std::bad_alloc.
   void reserve(int64_t count, bool with_tokens);
   int64_t capacity() const { return static_cast<int64_t>(capacity_); }
   int64_t num_used() const { return num_used_; }
   bool has_room() const { return unused_ != kNoNode || nodes_.size() < capacity_; }
-  int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // ids are below
+  int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // Bound of all ids.
 
   Node& operator[](NodeId node) { return nodes_[static_cast<size_t>(node)]; }
   const Node& operator[](NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
   void prefetch(NodeId node) const { __builtin_prefetch(nodes_.data() + node); }
 
-  // A blank one; has_room().
+  // Takes a blank node; has_room() is true.
   NodeId take() noexcept;
-  // Its pages are gone already.
+  // The node has no contents.
   void release(NodeId node) noexcept {
     Node& record = (*this)[node];
     record.is_used = false;
@@ -81,7 +80,7 @@ class NodePool {
     unused_ = node;
     --num_used_;
   }
-  // Links among the children of `first`, whose newest it becomes.
+  // Links the node as the newest of the children that `first` begins.
   void link(NodeId node, NodeId* first) noexcept {
     Node& record = (*this)[node];
     record.previous = kNoNode;
@@ -105,22 +104,22 @@ class NodePool {
     places_[static_cast<size_t>(node) * pages_per_block_ + static_cast<size_t>(index)] =
         place.host != kNoPage ? -2 - place.host : place.device;
   }
-  // Of a node that has them.
+  // The node has token ids.
   const int32_t* tokens(NodeId node) const {
     return tokens_.get() + static_cast<size_t>(node) * block_tokens_;
   }
-  // Where no room was made for ids the block stays known by its key alone.
+  // Without room for ids the block stays known by its key alone.
   void set_tokens(NodeId node, const int32_t* tokens) noexcept;
 
  private:
   size_t pages_per_block_, block_tokens_;
-  size_t capacity_ = 0;  // nodes that every array has room for
+  size_t capacity_ = 0;  // Nodes that every array has room for.
   std::vector<Node, LargeAllocator<Node>> nodes_;
   // [node][page]: a device page, -1: none, -2 - page: on the host.
   std::vector<int32_t, LargeAllocator<int32_t>> places_;
-  // Nodes that tokens_ has room for: none as long as keys are all that anybody gives.
+  // Nodes that tokens_ has room for; none while callers give only keys.
   size_t token_capacity_ = 0;
-  std::unique_ptr<int32_t[]> tokens_;  // [node][token], not initialised
+  std::unique_ptr<int32_t[]> tokens_;  // [node][token], not initialised.
   NodeId unused_ = kNoNode;
   int64_t num_used_ = 0;
 };

@@ -1,14 +1,12 @@
-// Recurrent states of sequences: kept at positions, forgotten by pops, given up when slots are
-// missing.
+#include "src/sequences/checkpoints.h"
+
 #include <algorithm>
-#include <vector>
 
 #include "src/base/error.h"
-#include "src/sequences/sequences.h"
 
 namespace kvc {
-// Forgets the states of positions beyond `position`; the one at it becomes the present state.
-void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
+
+void Checkpoints::cut(Sequence& sequence, int64_t position) noexcept {
   if (position == sequence.length) return;
   while (!sequence.checkpoints.empty() && sequence.checkpoints.back().position > position) {
     states_->drop_ref(sequence.checkpoints.back().slot);
@@ -21,12 +19,10 @@ void SequenceTable::cut_states(Sequence& sequence, int64_t position) noexcept {
   states_->add_ref(sequence.state);
 }
 
-void SequenceTable::checkpoint(kvc_seq id) {
-  Sequence& sequence = get_idle(id, "take a checkpoint of");
-  check_on_device(sequence, "take a checkpoint of");
+void Checkpoints::take(Sequence& sequence) {
   if (!states_->is_used())
-    fail_with(KVC_E_UNSUPPORTED, id,
-              "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(id),
+    fail_with(KVC_E_UNSUPPORTED, sequence.id,
+              "a checkpoint of sequence %lld: no layer is of kind STATE (%d)", ll(sequence.id),
               KVC_LAYER_STATE);
   if (!sequence.checkpoints.empty() && sequence.checkpoints.back().position == sequence.length) {
     sequence.checkpoints.back().is_automatic = false;
@@ -36,9 +32,9 @@ void SequenceTable::checkpoint(kvc_seq id) {
   states_->add_ref(sequence.state);
 }
 
-int64_t SequenceTable::num_reclaimable_states() const {
+int64_t Checkpoints::num_reclaimable() const {
   std::vector<int32_t> automatic(static_cast<size_t>(states_->num_slots()), 0);
-  map_.for_each([&](const Sequence& sequence) {
+  sequences_->for_each([&](const Sequence& sequence) {
     if (sequence.is_swapped) return;
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
       if (checkpoint.is_automatic && checkpoint.slot != kInitialState)
@@ -54,9 +50,9 @@ int64_t SequenceTable::num_reclaimable_states() const {
   return count;
 }
 
-std::vector<SequenceTable::OldState> SequenceTable::reclaimable_states() const {
+std::vector<OldState> Checkpoints::reclaimable() const {
   std::vector<OldState> found;
-  map_.for_each([&](Sequence& sequence) {
+  sequences_->for_each([&](Sequence& sequence) {
     if (sequence.is_swapped) return;
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
       if (checkpoint.is_automatic) found.push_back({&sequence, checkpoint.position});
@@ -68,7 +64,7 @@ std::vector<SequenceTable::OldState> SequenceTable::reclaimable_states() const {
   return found;
 }
 
-void SequenceTable::reclaim_states(int64_t count, const std::vector<OldState>& oldest) noexcept {
+void Checkpoints::reclaim(int64_t count, const std::vector<OldState>& oldest) noexcept {
   const int64_t wanted = states_->num_used() - count;
   for (const OldState& one : oldest) {
     if (states_->num_used() <= wanted) return;

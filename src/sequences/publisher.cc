@@ -7,12 +7,12 @@
 namespace kvc {
 namespace {
 
-constexpr int64_t kLookahead = 8;  // blocks whose places in the index are asked for ahead
+constexpr int64_t kLookahead = 8;  // Blocks whose cache lines in the index are prefetched ahead.
 
 }  // namespace
 
-// Pages of one block of the sequence. Only windows drop pages, and a sequence with a window of its
-// own has no known tokens.
+// Collects the pages of one block of the sequence. Only windows of layers have dropped pages here,
+// because a sequence with a window of its own has no known tokens.
 void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = blocks().shape.groups[group].first_page;
@@ -24,10 +24,9 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
   }
 }
 
-// A sequence that begins inside a block shares the whole pages at the block's beginning with
-// another one. To be known by a key of its own the block needs its own copies. False when all of
-// its pages are known by another key (the caller has given the same rows two names), or none is
-// left to copy to.
+// A sequence that was forked or attached inside a block shares the first pages of the block with
+// another one. A block with a key of its own needs copies of them. Returns false when another key
+// owns all pages, because the caller gave the same rows two names, or when no page is free.
 bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcept {
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
@@ -87,7 +86,7 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   if (history.is_closed) return;
   const int64_t num_blocks = num_publishable(sequence);
   int64_t block = history.num_published;
-  // What was published may have been evicted since: on from the last block that is there.
+  // Published blocks may have been evicted since. Goes on behind the last block that is left.
   NodeId node = kNoNode;
   while (block > 0 && (node = blocks().find(
                            history.root, history.keys[static_cast<size_t>(block - 1)])) == kNoNode)
@@ -101,7 +100,7 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
     bool is_own = true;
     if (blocks().shape.has_inner_pages()) {
       is_own = make_own(sequence, block, blocks().find(history.root, key));
-      // Room for the copies may have cost the block before.
+      // The copies may have evicted the block before.
       if (block > 0)
         node = blocks().find(history.root, history.keys[static_cast<size_t>(block - 1)]);
       is_own = is_own && (block == 0 || node != kNoNode);
@@ -124,7 +123,7 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
                         .priority = history.priority,
-                        .is_followed = true});  // the last one is touched below
+                        .is_followed = true});  // The last one is touched below.
     if (published == kNoNode) {
       history.is_closed = true;
       break;
@@ -164,8 +163,8 @@ void Publisher::release(const Sequence& sequence) noexcept {
   if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
-// visit(group, page of the table, node, index of the place) for every page that the next query of a
-// sequence of these tokens sees, last blocks first.
+// Calls visit(group, page of the table, node, index of the place), last blocks first, for every page
+// in the visible range of the next query of a sequence with these tokens.
 template <typename Visit>
 void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
   const int32_t block_tokens = index_->block_tokens();

@@ -1,4 +1,4 @@
-// Full blocks of sequences go to the prefix index, and come back from it.
+// Publishes full blocks of sequences to the prefix index, and fills sequences from it.
 #pragma once
 
 #include <algorithm>
@@ -25,26 +25,27 @@ class Publisher {
         pages_(static_cast<size_t>(index->blocks().shape.pages_per_block)) {}
 
   PrefixIndex& index() const { return *index_; }
-  uint64_t num_copies() const { return num_copies_; }  // pages that blocks of their own needed
+  // Pages copied so that a block could have pages of its own.
+  uint64_t num_copies() const { return num_copies_; }
 
-  // Publishes the sequence's full blocks of known tokens. Where the index has an equal block, the
-  // sequence takes its pages over. Room for new blocks was made by PrefixIndex::reserve; what finds
-  // none stays unpublished. Blocks with a token that is not written in every layer stay out.
+  // Publishes the full blocks of known tokens. When the index has an equal block, the sequence takes
+  // its pages over. PrefixIndex::reserve() made room for new blocks; blocks without room stay
+  // unpublished, as do blocks with a token that some layer lacks.
   void publish(Sequence& sequence) noexcept {
     if (sequence.history.num_published < num_publishable(sequence)) publish_blocks(sequence);
   }
-  // The state that the sequence keeps at its length goes to the block that ends there, where it has
-  // one in the index. Room for num_to_reach() new blocks.
+  // Gives the state that the sequence keeps at its length to the block that ends there, if that is
+  // in the index. Needs room for num_to_reach() new blocks.
   void publish_state(Sequence& sequence) noexcept;
-  // Blocks that publish_state() may have to insert anew; 0: it has nothing to do.
+  // Blocks that publish_state() may have to insert; 0: it has nothing to do.
   int64_t num_to_reach(const Sequence& sequence) const noexcept;
   // The sequence's blocks were used until now.
   void release(const Sequence& sequence) noexcept;
 
-  // Makes room for fill() of this match or a shorter one. Throws std::bad_alloc.
+  // Makes room to fill() a sequence from this match or a shorter one. Throws std::bad_alloc.
   void reserve(const PrefixMatch& match, Sequence* sequence) const;
-  // The tables, state and checkpoint of a sequence whose tokens are `match`; all pages are on the
-  // device. Holders are not counted yet.
+  // Sets tables, state and checkpoint of a sequence whose tokens are `match`. All pages are on the
+  // device. References are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
   // Pages of the match that are on the host.
   void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;
@@ -66,7 +67,7 @@ class Publisher {
   PrefixIndex* index_;
   PageAllocator* allocator_;
   PageMover* mover_;
-  std::vector<PageId> pages_;  // of one block
+  std::vector<PageId> pages_;  // Pages of one block.
   uint64_t num_copies_ = 0;
 };
 

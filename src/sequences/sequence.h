@@ -1,4 +1,4 @@
-// One sequence: its tokens' number, where they lie, which of them later queries can see.
+// One sequence: how many tokens it has, where they lie, which of them later queries see.
 #pragma once
 
 #include <algorithm>
@@ -15,31 +15,31 @@
 
 namespace kvc {
 
-// The pages of one group. pages.size() == ceil(stored tokens / page_size of the group); an entry
-// is kNoPage where a window has dropped the page, else it counts as one holder. Only the last page
-// can be partial. The table grows and shrinks at its end and is never rebuilt, so that a decode
-// step touches one entry at most. A cache line, because every step reads it for every sequence.
+// The page table of one layer group. Invariants:
+// 1. pages.size() == ceil(stored tokens / page_size of the group). Only the last page can be partial.
+// 2. An entry is one reference to its page, or kNoPage where a window has dropped the page.
+// 3. The table grows and shrinks at its end and is never rebuilt, so a decode step touches at most
+//    one entry.
+// One cache line, because every step reads it for every sequence.
 struct alignas(64) PageTable {
   std::vector<PageId> pages;
-  int64_t kept_begin = 0;    // tokens [sink_kept, kept_begin) may be gone
-  int64_t sink_kept = 0;     // tokens [0, sink_kept) are there whatever kept_begin says
-  int64_t num_dropped = 0;   // entries that are kNoPage
-  int64_t synced_pages = 0;  // leading entries a device already has
-  // Only this table holds the last page, and the prefix index does not know it. False where that
-  // has to be looked up: a decode step of many sequences would otherwise wait for a line of the
-  // allocator per table.
+  int64_t kept_begin = 0;    // Tokens [sink_kept, kept_begin) may be dropped.
+  int64_t sink_kept = 0;     // Tokens [0, sink_kept) are kept whatever kept_begin says.
+  int64_t num_dropped = 0;   // Entries that are kNoPage.
+  int64_t synced_pages = 0;  // Leading entries that the device already has.
+  // Only this table refers to the last page, and the prefix index does not know it. False: look it
+  // up. It saves a decode step of many sequences one cache miss in the allocator per table.
   bool owns_last = false;
 
-  // How many entries it has once it holds `num_tokens` tokens, no fewer than now. Divides only
-  // where it grows, which a decode step rarely does.
+  // Number of entries for `num_tokens` tokens, no fewer than now. Divides only when the table grows,
+  // which is rare in decode steps.
   int64_t grown_size(int64_t num_tokens, int32_t page_size) const {
     const auto size = static_cast<int64_t>(pages.size());
     const int64_t beyond = num_tokens - size * page_size;
     return beyond <= 0 ? size : size + ceil_div(beyond, page_size);
   }
   int64_t num_held() const { return static_cast<int64_t>(pages.size()) - num_dropped; }
-  // The sequence has `tokens` tokens now, not more than before. Among the sinks nothing was ever
-  // dropped.
+  // The sequence has shrunk to `tokens` tokens. No sink token was ever dropped.
   void note_length(int64_t tokens) {
     kept_begin = std::min(kept_begin, tokens);
     if (tokens <= sink_kept) kept_begin = sink_kept = 0;
@@ -49,49 +49,49 @@ struct alignas(64) PageTable {
   }
 };
 
-// As Sequence::first_unwritten: every layer has the rows of every token.
+// Value of Sequence::first_unwritten: every layer has the rows of every token.
 constexpr int64_t kAllWritten = INT64_MAX;
 
-// Tokens from `begin` on have position = index + offset (until the next segment).
+// From token `begin` to the next segment, position = index + offset.
 struct PositionSegment {
   int64_t begin;
   int64_t offset;
 };
 
-// The state that was kept at a position, at most the length.
+// A state that was kept at a position, which is at most the length.
 struct Checkpoint {
   int64_t position;
   StateSlot slot;
-  bool is_automatic = false;  // may be given up when slots are missing
+  bool is_automatic = false;  // It may be given up when state slots are missing.
 };
 
-// What every decode step reads or writes comes first, in one cache line.
+// The fields that every decode step reads or writes come first, in one cache line.
 struct alignas(64) Sequence {
   kvc_seq id = -1;
-  uint64_t begin_stamp = 0;  // last begin that named this sequence: finds duplicate ids
-  int64_t length = 0;        // committed tokens
-  // Without a tree, appending up to this length takes no page, copies none and sends no table: a
-  // decode step then looks at no table at all. 0: not known. Whoever changes a table calls
+  uint64_t begin_stamp = 0;  // The last begin that named this sequence, to find duplicate ids.
+  int64_t length = 0;        // Committed tokens.
+  // Up to this length an append without a tree takes no page, copies none and sends no table, so a
+  // decode step need not look at the tables. 0: not known. Code that changes a table calls
   // invalidate_tables().
   int64_t no_table_change_before = 0;
-  std::vector<PageTable> tables;  // per group
-  int32_t slot = -1;              // row in device-side tables; dense, reused
-  int32_t batch_index = -1;       // in the open forward, else -1
-  int64_t window = 0;             // of the sequence; 0: none
-  int64_t sink = 0;
-  int64_t cross_length = 0;               // encoder tokens
-  int64_t next_drop = 0;                  // below this length no page is behind a window of a layer
-  std::vector<PositionSegment> segments;  // ascending; empty: position = index
-  bool is_swapped = false;                // the tables name host pages, the states host slots
-  TokenTree tree;                         // uncommitted
-  StateSlot state = kInitialState;        // at `length`
-  std::vector<Checkpoint> checkpoints;    // ascending positions
+  std::vector<PageTable> tables;          // [layer group]
+  int32_t slot = -1;                      // Row in the tables of a device; dense, reused.
+  int32_t batch_index = -1;               // Entry of the open forward; -1: not in it.
+  int64_t window = 0;                     // Window set by kvc_seq_set_window; 0: none.
+  int64_t sink = 0;                       // Sink tokens of that window.
+  int64_t cross_length = 0;               // Encoder tokens.
+  int64_t next_drop = 0;                  // Below this length no layer's window hides a whole page.
+  std::vector<PositionSegment> segments;  // Ascending; empty: position = index.
+  bool is_swapped = false;                // Tables name host pages, states name host slots.
+  TokenTree tree;                         // Uncommitted nodes.
+  StateSlot state = kInitialState;        // State at `length`.
+  std::vector<Checkpoint> checkpoints;    // Ascending positions.
   TokenHistory history;
   // First token whose rows a partial forward left unwritten in some layer; kAllWritten, or below
   // length.
   int64_t first_unwritten = kAllWritten;
 
-  // As new, but for the memory that its vectors have. The history's is left to others.
+  // Makes the sequence like new but keeps the memory of its vectors, the history aside.
   void recycle() noexcept {
     Sequence blank;
     blank.tables = std::move(tables);
@@ -102,13 +102,13 @@ struct alignas(64) Sequence {
     *this = std::move(blank);
   }
 
-  // The tokens from `tokens` on are gone.
+  // The tokens from `tokens` on were removed.
   void cut_unwritten(int64_t tokens) noexcept {
     if (first_unwritten >= tokens) first_unwritten = kAllWritten;
   }
   void invalidate_tables() noexcept { no_table_change_before = next_drop = 0; }
   bool in_forward() const { return batch_index >= 0; }
-  // Tokens in the tables of a group, without those of the open forward.
+  // Tokens in the tables of a layer group, without those of the open forward.
   int64_t stored(bool is_cross) const { return is_cross ? cross_length : length + tree.size(); }
 
   int64_t position_of(int64_t token) const {
@@ -119,7 +119,7 @@ struct alignas(64) Sequence {
     }
     return token + offset;
   }
-  // Of the token that would be appended next.
+  // Position of the token that is appended next.
   int64_t next_position() const { return length + (segments.empty() ? 0 : segments.back().offset); }
 };
 

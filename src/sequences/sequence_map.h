@@ -1,4 +1,5 @@
-// Sequence id -> Sequence, open addressing: the lookup of every begin, a few nanoseconds when warm.
+// Sequence id -> Sequence by open addressing. Every begin looks ids up; a warm lookup takes a few
+// nanoseconds.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@ class SequenceMap {
     }
   }
 
-  // After reserve_one(); the id must be new.
+  // Call it after reserve_one(). The id must be new.
   void insert(Sequence* sequence) noexcept {
     place(sequence);
     ++size_;
@@ -77,7 +78,7 @@ class SequenceMap {
     cells_[i] = sequence;
   }
 
-  std::vector<Sequence*> cells_;  // power of two, at most half full
+  std::vector<Sequence*> cells_;  // A power of two, at most half full.
   size_t size_ = 0;
 };
 

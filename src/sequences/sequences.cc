@@ -9,9 +9,9 @@
 namespace kvc {
 namespace {
 
-// Of an empty sequence there is nothing that could have been altered, but for a window and a state
+// An empty sequence has no rows that could differ from its tokens, except by a window or by a state
 // that was set.
-void forgive_empty(Sequence& sequence) {
+void reset_diverged_if_empty(Sequence& sequence) {
   if (sequence.length == 0 && sequence.window == 0 && sequence.state == kInitialState)
     sequence.history.has_diverged = false;
 }
@@ -21,6 +21,12 @@ void forgive_empty(Sequence& sequence) {
 void SequenceTable::fail_unknown(kvc_seq id) const {
   fail_with(KVC_E_NOT_FOUND, id, "sequence %lld does not exist: the cache has %zu sequences",
             ll(id), size());
+}
+
+Sequence& SequenceTable::get_on_device(kvc_seq id, const char* action) const {
+  Sequence& sequence = get(id);
+  check_on_device(sequence, action);
+  return sequence;
 }
 
 Sequence& SequenceTable::get_idle(kvc_seq id, const char* action) const {
@@ -41,15 +47,6 @@ Sequence& SequenceTable::get_settled(kvc_seq id, const char* action) const {
               ll(id), ll(sequence.tree.size()));
   }
   return sequence;
-}
-
-void SequenceTable::check_on_device(const Sequence& sequence, const char* action) const {
-  if (sequence.is_swapped) {
-    fail_with(
-        KVC_E_INVALID_STATE, sequence.id,
-        "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
-        action, ll(sequence.id));
-  }
 }
 
 void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
@@ -87,6 +84,7 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
 }
 
 std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id) {
+  reserve_one();
   std::unique_ptr<Sequence> sequence =
       spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
   sequence->id = id;
@@ -97,7 +95,7 @@ void SequenceTable::add(kvc_seq id) {
   check_new_id(id, "seq");
   std::unique_ptr<Sequence> sequence = make(id);
   sequence->tables.resize(spec_->groups.size());
-  sequence->history.root = default_root_;
+  sequence->history.root = default_root();
   create(std::move(sequence));
 }
 
@@ -114,34 +112,11 @@ Sequence& SequenceTable::adopt(std::unique_ptr<Sequence> sequence) {
   return adopted;
 }
 
-void SequenceTable::cut_table(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept {
-  while (static_cast<int64_t>(table.pages.size()) > keep) {
-    if (table.pages.back() == kNoPage) {
-      --table.num_dropped;
-    } else {
-      allocator.drop_ref(table.pages.back());
-    }
-    table.pages.pop_back();
-  }
-  table.synced_pages = std::min(table.synced_pages, keep);
-  table.owns_last = false;
-}
-
-void SequenceTable::truncate(Sequence& sequence, int64_t tokens) noexcept {
-  sequence.invalidate_tables();
-  for (size_t group = 0; group < sequence.tables.size(); ++group) {
-    if (spec_->groups[group].is_cross) continue;
-    PageTable& table = sequence.tables[group];
-    cut_table(table, spec_->groups[group].pages_for(tokens), *allocator_);
-    table.note_length(tokens);
-  }
-}
-
 void SequenceTable::remove(kvc_seq id) {
   Sequence& sequence = get_idle(id, "remove");
   PageAllocator& pages = sequence.is_swapped ? *host_allocator_ : *allocator_;
   StatePool& states = sequence.is_swapped ? *host_states_ : *states_;
-  for (PageTable& table : sequence.tables) cut_table(table, 0, pages);
+  for (PageTable& table : sequence.tables) TableTrimmer::cut(table, 0, pages);
   states.drop_ref(sequence.state);
   for (const Checkpoint& checkpoint : sequence.checkpoints) states.drop_ref(checkpoint.slot);
   total_length_ -= sequence.length;
@@ -152,7 +127,7 @@ void SequenceTable::remove(kvc_seq id) {
   free_slots_.push_back(slot);
 }
 
-// A copy of what the first `length` tokens need; holders are not counted yet.
+// A copy of what the first `length` tokens need. References are not counted yet.
 std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq child_id,
                                                  int64_t length) const {
   auto child = std::make_unique<Sequence>();
@@ -185,20 +160,8 @@ std::unique_ptr<Sequence> SequenceTable::fork_of(const Sequence& parent, kvc_seq
     if (checkpoint.position <= length) child->checkpoints.push_back(checkpoint);
     if (checkpoint.position == length) child->state = checkpoint.slot;
   }
-  forgive_empty(*child);
+  reset_diverged_if_empty(*child);
   return child;
-}
-
-void SequenceTable::check_resumable(const Sequence& sequence, int64_t position,
-                                    const char* argument, int64_t value) const {
-  if (can_resume(sequence, position)) return;
-  const int64_t nearest = nearest_resumable(sequence, position);
-  fail_with(
-      KVC_E_OUT_OF_RANGE, nearest,
-      "%s = %lld: sequence %lld of %lld tokens cannot go on from position %lld: a window has "
-      "dropped "
-      "tokens that it needs, or there is no checkpoint of its state; the nearest possible is %lld",
-      argument, ll(value), ll(sequence.id), ll(sequence.length), ll(position), ll(nearest));
 }
 
 void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) {
@@ -210,12 +173,12 @@ void SequenceTable::fork(kvc_seq parent_id, kvc_seq child_id, int64_t position) 
               ll(parent_id), ll(parent.length));
   }
   const int64_t length = position == -1 ? parent.length : position;
-  check_resumable(parent, length, "pos", position);
+  resume_points_.check(parent, length, "pos", position);
   Sequence& child = adopt(fork_of(parent, child_id, length));
   Sequence& shared = get(parent_id);
   shared.invalidate_tables();
   for (PageTable& table : shared.tables) table.owns_last = false;
-  drop_unseen(child);
+  trimmer_.drop_hidden(child);
 }
 
 void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
@@ -227,16 +190,16 @@ void SequenceTable::pop(kvc_seq id, int64_t num_tokens) {
   }
   if (num_tokens == 0) return;
   const int64_t length = sequence.length - num_tokens;
-  check_resumable(sequence, length, "n", num_tokens);
-  cut_states(sequence, length);
+  resume_points_.check(sequence, length, "n", num_tokens);
+  checkpoints_.cut(sequence, length);
   sequence.history.cut(length, prefix_block_);
   sequence.cut_unwritten(length);
   while (!sequence.segments.empty() && sequence.segments.back().begin >= length)
     sequence.segments.pop_back();
   sequence.length = length;
-  forgive_empty(sequence);
+  reset_diverged_if_empty(sequence);
   total_length_ -= num_tokens;
-  truncate(sequence, length);
+  trimmer_.truncate(sequence, length);
 }
 
 void SequenceTable::clear() noexcept {
@@ -250,12 +213,21 @@ void SequenceTable::clear() noexcept {
   host_states_->clear();
 }
 
-std::vector<kvc_seq> SequenceTable::sorted_ids() const {
+std::vector<kvc_seq> sorted_ids(const SequenceTable& sequences) {
   std::vector<kvc_seq> ids;
-  ids.reserve(size());
-  map_.for_each([&](const Sequence& sequence) { ids.push_back(sequence.id); });
+  ids.reserve(sequences.size());
+  sequences.for_each([&](const Sequence& sequence) { ids.push_back(sequence.id); });
   std::sort(ids.begin(), ids.end());
   return ids;
+}
+
+void check_on_device(const Sequence& sequence, const char* action) {
+  if (sequence.is_swapped) {
+    fail_with(
+        KVC_E_INVALID_STATE, sequence.id,
+        "cannot %s sequence %lld: it is swapped out (is_swapped = 1), expected on the device (0)",
+        action, ll(sequence.id));
+  }
 }
 
 }  // namespace kvc

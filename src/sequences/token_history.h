@@ -1,5 +1,5 @@
-// What is known of a sequence's tokens: their ids and the keys of their blocks, so that full blocks
-// can be published to the prefix index.
+// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can be
+// published to the prefix index.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +11,26 @@
 
 namespace kvc {
 
-// Known are the leading `num_known` tokens: by the keys of their full blocks, and from `ids_begin`
-// (a multiple of the block) on by their ids as well. Without a prefix index nothing is ever known.
+// The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin` (a
+// multiple of the block) on by their ids too. Without a prefix index no token is known.
 struct TokenHistory {
   BlockKey root;
-  std::shared_ptr<const std::vector<ExtraKey>> extra;  // null: none
-  std::vector<BlockKey> keys;                          // of the num_known / block full blocks
-  std::vector<int32_t> ids;                            // of [ids_begin, num_known)
+  std::shared_ptr<const std::vector<ExtraKey>> extra;  // Null: none.
+  std::vector<BlockKey> keys;                          // [num_known / block_tokens]
+  std::vector<int32_t> ids;                            // Ids of [ids_begin, num_known).
   int64_t ids_begin = 0;
   int64_t num_known = 0;
-  int64_t num_published = 0;  // blocks that need not be looked at again
+  int64_t num_published = 0;  // Leading blocks that publishing can skip.
   int32_t priority = 0;
-  bool is_closed = false;  // a quota kept a block out: what follows it has no parent
+  bool is_closed = false;  // A quota kept a block out, so later blocks have no parent.
 
-  // The rows are not those that the tokens give (moved, overwritten, of older weights): nothing is
-  // known, so that nothing is published.
+  // The rows are not those that the tokens give: they were moved, overwritten, or come from older
+  // weights. No token is known then, so none is published.
   bool has_diverged = false;
 
   void cut(int64_t num_tokens, int32_t block_tokens) noexcept {
     if (num_tokens >= num_known) return;
-    // Inside the part that is known by keys alone only whole blocks stay known.
+    // Among tokens known by keys alone, only whole blocks stay known.
     num_known = num_tokens >= ids_begin ? num_tokens : num_tokens / block_tokens * block_tokens;
     ids_begin = std::min(ids_begin, num_known);
     ids.resize(static_cast<size_t>(num_known - ids_begin));
@@ -41,7 +41,7 @@ struct TokenHistory {
     cut(0, 1);
     has_diverged = true;
   }
-  // Room for `count` more tokens. Throws std::bad_alloc.
+  // Makes room for `count` more tokens. Throws std::bad_alloc.
   void reserve(int64_t count, int32_t block_tokens) {
     const auto grow = [](auto& values, size_t more) {
       if (values.size() + more > values.capacity())
@@ -50,7 +50,7 @@ struct TokenHistory {
     grow(ids, static_cast<size_t>(count));
     grow(keys, static_cast<size_t>((num_known + count) / block_tokens) - keys.size());
   }
-  // After reserve(); all tokens before them are known.
+  // Call it after reserve(), with all earlier tokens known.
   void add(const int32_t* tokens, int64_t count, int32_t block_tokens) noexcept {
     static const std::vector<ExtraKey> kNone;
     ids.insert(ids.end(), tokens, tokens + count);
@@ -62,7 +62,7 @@ struct TokenHistory {
                                begin, ids.data() + (begin - ids_begin), block_tokens));
     }
   }
-  // null: not known by ids.
+  // Ids of the block; null: known by its key alone.
   const int32_t* block_ids(int64_t block, int32_t block_tokens) const noexcept {
     const int64_t begin = block * block_tokens;
     return begin >= ids_begin ? ids.data() + (begin - ids_begin) : nullptr;

@@ -16,7 +16,7 @@ inline kernels::Windows<int64_t> windows_of(const GroupSpec& group, const Sequen
   return {group.window, group.chunk, call_window, sequence.window, sequence.sink};
 }
 
-// Of a query at token `index`. `window` of the call; 0: none.
+// The visible range of a query at token `index`. `window`: the window of the call; 0: none.
 inline KeyRange keys_of_query(const GroupSpec& group, const Sequence& sequence, int64_t index,
                               int64_t window = 0) {
   if (group.is_cross) return {0, 0};

@@ -9,14 +9,14 @@
 namespace kvc {
 namespace {
 
-// A partial last page with several holders that an entry of the batch appends to.
+// A shared partial last page that an entry of the batch appends to.
 struct Sharer {
   PageId page;
   int64_t length;
   size_t change;
 };
 
-// Decides who copies such pages; returns the number of copies. See Batch's comment.
+// Decides which sharers copy their page (see Batch). Returns the number of copies.
 int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator,
                     bool forgets_indexed, std::vector<TableChange>& changes) {
   std::sort(sharers.begin(), sharers.end(), [](const Sharer& a, const Sharer& b) {
@@ -30,7 +30,7 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
     const PageId page = sharers[first].page;
     const bool held_outside = allocator.refs(page) > static_cast<int32_t>(next - first);
     const bool is_kept = held_outside || (allocator.is_indexed(page) && !forgets_indexed);
-    const size_t copying = is_kept ? next : next - 1;  // the longest comes last and keeps the page
+    const size_t copying = is_kept ? next : next - 1;  // The longest keeps the page.
     for (size_t i = first; i < next; ++i) changes[sharers[i].change].copies_last_page = i < copying;
     if (!is_kept && allocator.is_indexed(page))
       changes[sharers[next - 1].change].forgets_last_page = true;
@@ -47,7 +47,7 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   check_request(request, context, stamp, entries);
   const std::vector<GroupSpec>& groups = context.plan.spec().groups;
   changes->clear();
-  std::vector<Sharer> sharers;  // stays empty, and unallocated, in a steady decode
+  std::vector<Sharer> sharers;  // Empty, and unallocated, in a steady decode.
   Measure needed;
   for (BatchEntry& entry : *entries) {
     if (entry.changes_no_table()) continue;
@@ -59,7 +59,7 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
       const int64_t new_stored = entry.new_stored(group.is_cross);
       const bool is_partial = old_stored != held * group.page_size;
       if (is_partial && !table->owns_last && new_stored != old_stored &&
-          !context.allocator.is_private(table->pages.back()))
+          !is_private(context.allocator, table->pages.back()))
         sharers.push_back({table->pages.back(), old_stored, changes->size()});
       const int64_t size = table->grown_size(new_stored, group.page_size);
       needed.pages += size - held;
@@ -84,7 +84,7 @@ Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
   Missing missing{needed.pages - context.allocator.num_available(),
                   context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
-    missing.reclaimable_slots = context.sequences.num_reclaimable_states();
+    missing.reclaimable_slots = context.sequences.checkpoints().num_reclaimable();
     missing.pages -= missing.reclaimable_slots * context.states.slot_pages();
     missing.state_slots -= missing.reclaimable_slots;
   }
@@ -138,7 +138,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
   states.prepare(needed.state_slots - reclaimed);
-  if (reclaimed > 0) reclaimed_states_ = sequences.reclaimable_states();
+  if (reclaimed > 0) reclaimed_states_ = sequences.checkpoints().reclaimable();
   const BatchEntry& last = entries_.back();
   num_rows_ = last.row_begin + last.append_length;
   num_cross_rows_ = last.cross_row_begin + last.cross_length;
@@ -165,7 +165,7 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
       work.num_entries += static_cast<int64_t>(size) - synced;
       work.num_changes += static_cast<int64_t>(size) != synced ? 1 : 0;
     }
-    // What commit appends to must have room: it cannot throw.
+    // commit() cannot throw, so the arrays that it appends to need room.
     std::vector<Checkpoint>& checkpoints = entry.sequence->checkpoints;
     if (states.is_used() && checkpoints.size() == checkpoints.capacity())
       checkpoints.reserve(checkpoints.size() * 2 + 4);
@@ -209,13 +209,14 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
 void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
                   PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
   const Measure& needed = needed_;
-  if (num_reclaimed_states_ > 0) sequences.reclaim_states(num_reclaimed_states_, reclaimed_states_);
+  if (num_reclaimed_states_ > 0)
+    sequences.checkpoints().reclaim(num_reclaimed_states_, reclaimed_states_);
   for (size_t i = 0; needed.forgets_indexed && i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     for (size_t group = 0; entry.change_begin >= 0 && group < num_groups_; ++group) {
       if (!change(entry, group).forgets_last_page) continue;
       const PageId page = entry.sequence->tables[group].pages.back();
-      // Not yet with another page of its block
+      // Another page of its block may have been forgotten with it.
       if (allocator.is_indexed(page)) index.eviction().forget_page(page);
     }
   }
@@ -238,8 +239,8 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
   step_delta_.build(entries_, num_rows_, copies_, plan.spec());
 }
 
-// Ids of tree nodes are kept with the tree until it is committed, others become known at the end.
-// Where some are missing, later ones are of no use.
+// Ids of tree nodes stay with the tree until it is committed; other ids become known at once. After
+// a missing id, later ones are of no use.
 void Batch::learn_tokens(const BatchEntry& entry) noexcept {
   if (tokens_.empty()) return;
   const int32_t* ids = tokens_.data() + entry.row_begin;
@@ -334,7 +335,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
       }
     }
     if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
-    sequences.drop_unseen(sequence);
+    sequences.trimmer().drop_hidden(sequence);
   }
   finish();
 }

@@ -16,7 +16,7 @@ using cuda::StepState;
 constexpr int64_t kEntryBytes = int64_t{kStepEntryWords} * 4;
 constexpr auto kEntryBytesOfTable = static_cast<int64_t>(sizeof(int32_t));
 
-// Lays arrays out one behind the other: once to measure (no base), once to set pointers.
+// Lays arrays out one behind the other: first without a base, to measure, then to set pointers.
 class Carver {
  public:
   explicit Carver(std::byte* base) : base_(base) {}
@@ -71,7 +71,7 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
   state_.ctas_done = reinterpret_cast<uint32_t*>(control_.data() + kArrayAlignment);
   const DeviceStream stream(*device);
   device->fill(control_.data(), 0, control_.bytes(), stream.get());
-  // What the configuration declares is there from the beginning, at addresses that stay.
+  // Room that the configuration declares exists from the beginning, at addresses that stay.
   Needs needs{.sequences = spec.max_seqs,
               .rows = spec.max_tokens_per_forward,
               .cross_rows = 0,
@@ -119,7 +119,7 @@ void DeviceStep::grow(const Needs& needs, cuda::Stream stream) {
   grow_arrays(needs, stream);
 }
 
-// Rebuilt by every step: nothing has to be kept.
+// Every step rebuilds the arrays, so their contents need not be kept.
 void DeviceStep::grow_arrays(const Needs& needs, cuda::Stream stream) {
   const int64_t sequences = grown(needs.sequences, max_sequences_, 16);
   const int64_t rows = grown(needs.rows, max_rows_, 64);
@@ -154,15 +154,15 @@ void DeviceStep::grow_arrays(const Needs& needs, cuda::Stream stream) {
   max_sequences_ = sequences, max_rows_ = rows, max_cross_rows_ = cross_rows, max_words_ = words;
 }
 
-// Address space for tables costs nothing: enough for more sequences than anybody keeps, within a
+// Address space costs nothing, so tables reserve it for more sequences than anybody keeps, within a
 // bound.
 int64_t DeviceStep::reserved_slots(int64_t stride) const {
   constexpr int64_t kMostBytes = int64_t{1} << 36;
   return std::clamp<int64_t>(kMostBytes / (stride * kEntryBytesOfTable), 64, int64_t{1} << 16);
 }
 
-// More sequences get memory at the same addresses. Longer tables, and more sequences than there are
-// addresses for, move all.
+// More sequences get memory at the same addresses. Longer tables move, as do tables that run out of
+// reserved addresses.
 void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
   const int64_t slots = grown(needs.slots, num_slots_, 16);
   for (size_t group = 0; group < tables_.size(); ++group) {
@@ -182,7 +182,7 @@ void DeviceStep::grow_tables(const Needs& needs, cuda::Stream stream) {
       device_->copy(to + slot * stride, table.table + slot * table.table_stride,
                     table.table_stride * kEntryBytesOfTable, stream);
     }
-    if (table.table_stride > 0) device_->synchronize(stream);  // the old table goes
+    if (table.table_stride > 0) device_->synchronize(stream);  // Before the old table is freed.
     memory = std::move(fresh);
     table.table = to;
     table.table_stride = stride;
@@ -207,7 +207,7 @@ bool DeviceStep::keeps_addresses(const Batch& batch) const {
   return keeps_tables(batch) && has_uploaded_pages();
 }
 
-// What grow_tables() decides.
+// Foretells the decision of grow_tables().
 bool DeviceStep::keeps_tables(const Batch& batch) const {
   const Needs needs = needs_of(batch);
   const int64_t slots = grown(needs.slots, num_slots_, 16);
@@ -229,7 +229,7 @@ bool DeviceStep::has_uploaded_pages() const {
                     pool_->regions().end(), is_same);
 }
 
-// Where page copies of a step find the pages.
+// Uploads the addresses of the pool's regions, which page copies of a step use.
 void DeviceStep::upload_pages() {
   if (has_uploaded_pages()) return;
   std::vector<cuda::PageRegion> parts;
@@ -246,8 +246,8 @@ void DeviceStep::upload_pages() {
   }
   const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
   DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
-  // On a stream of its own, and waited for because `parts` goes: only after creation and after a
-  // move of the pool.
+  // Waits on a stream of its own, because `parts` is local. This happens only after creation and
+  // after a move of the pool.
   const DeviceStream stream(*device_);
   device_->copy(fresh.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
@@ -287,7 +287,7 @@ void DeviceStep::send(const Batch& batch, cuda::Stream stream) {
   upload_pages();
   const Needs needs = needs_of(batch);
   if (!fits(needs)) grow(needs, stream);
-  arrays_.ensure(arrays_.bytes(), stream);  // notes a capture
+  arrays_.ensure(arrays_.bytes(), stream);  // Notes a capture.
   write(batch);
   device_->call("step", device_->table->step, state_, pages_, stream);
   ++num_written_;

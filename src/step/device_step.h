@@ -1,4 +1,4 @@
-// Page tables and batches on a device: owns what kernels/cuda/step.h calls StepState and sends each
+// Page tables and batches on a device: owns the StepState of kernels/cuda/step.h and sends each
 // forward there.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The page tables of a batch in the shapes other kernels read: CSR, padded, slots.
+// The page tables of a batch in the shapes that other kernels read: CSR, padded, slots.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +14,14 @@ struct TableData {
   std::vector<int32_t> i32;
   std::vector<int64_t> i64;
   std::vector<int64_t> shape;
-  bool is_wide = false;  // i64 holds the elements
+  bool is_wide = false;  // The elements are in i64.
 };
 
 // Throws INVALID_ARGUMENT for an unknown kind, OUT_OF_RANGE when an index would not fit int32.
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind);
 
-// page * page_size + offset of each new token of a group (of a CROSS group: of each encoder token
-// that this forward writes).
+// The slot, page * page_size + offset, of each new token in a layer group. For CROSS layers: of each
+// encoder token that this forward writes.
 void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots);
 
 }  // namespace kvc

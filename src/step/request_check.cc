@@ -34,7 +34,7 @@ void check_distinct(const std::vector<BatchEntry>& entries) {
   if (twice != ids.end()) fail_duplicate(*twice);
 }
 
-// Tokens that the sequence can have at the end of this forward when it holds the whole pool.
+// Tokens that the sequence could have at the end of this forward if it had the whole pool.
 int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) {
   const std::vector<GroupSpec>& groups = context.plan.spec().groups;
   const auto pages_of = [&](int64_t num_tokens) {
@@ -46,8 +46,8 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
     }
     return pages;
   };
-  // Never decreasing: by bisection. Without layers that keep tokens it is the encoder's that don't
-  // fit.
+  // The pages never decrease with the length, so the limit is found by bisection. Without layers that
+  // keep tokens, it is the encoder tokens that do not fit.
   int64_t fits = 0, too_many = kMaxSequenceLength + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
@@ -67,7 +67,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               ll(sequence.id), ll(entry.old_length + entry.old_nodes), ll(entry.append_length),
               ll(longest));
   }
-  if (entry.changes_no_table()) return;  // it has all its pages
+  if (entry.changes_no_table()) return;  // It has all its pages.
   int64_t pages = 0;
   for (size_t group = 0; group < spec.groups.size(); ++group) {
     const PageTable& table = sequence.tables[group];
@@ -86,7 +86,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
   }
 }
 
-// The parents of one entry; `parents` is nullptr when the request has no trees.
+// Checks the parents of one entry; `parents` is null when the request has no trees.
 void check_tree(const Spec& spec, const int32_t* parents, bool may_extend, BatchEntry& entry) {
   const Sequence& sequence = *entry.sequence;
   entry.old_nodes = sequence.tree.size();
@@ -162,7 +162,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   check_arrays(request, spec);
   entries->clear();
   entries->reserve(
-      // More can't be distinct: the loop says why
+      // More entries cannot be distinct; the loop names the duplicate.
       std::min(request.num_seqs, context.sequences.size() + 1));
   const int64_t max_rows =
       spec.max_tokens_per_forward != 0 ? spec.max_tokens_per_forward : kMaxSequenceLength;
@@ -170,7 +170,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
   int64_t cross_rows = 0;
   for (size_t i = 0; i < request.num_seqs; ++i) {
     Sequence& sequence = context.sequences.get(request.seqs[i]);
-    context.sequences.check_on_device(sequence, "append to");
+    check_on_device(sequence, "append to");
     const int64_t append_length = request.append_lengths[i];
     if (append_length < 1) {
       fail_with(KVC_E_INVALID_ARGUMENT, append_length,
@@ -182,7 +182,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
       sequence.begin_stamp = stamp;
     }
     if (entries->size() == context.sequences.size()) fail_duplicate(sequence.id);
-    // Before the parents are read: their array has as many entries as the lengths say.
+    // Checked before the parents are read, because the lengths give the size of their array.
     if (append_length > kMaxSequenceLength - sequence.stored(false)) {
       fail_with(KVC_E_NEVER_FITS, sequence.id,
                 "sequence %lld with %lld tokens can't take %lld more: the longest possible is %lld",
@@ -191,7 +191,7 @@ void check_request(const BatchRequest& request, const Batch::Context& context, u
     }
     const int64_t row_begin = rows;
     rows += append_length;
-    if (rows > max_rows) continue;  // refused below, with the sum of all
+    if (rows > max_rows) continue;  // Refused below, with the sum of all lengths.
     entries->push_back({.sequence = &sequence,
                         .old_length = sequence.length,
                         .old_nodes = 0,

@@ -7,7 +7,7 @@
 
 namespace kvc {
 
-// Fills `entries` but new_state. Throws as Batch::measure.
+// Fills `entries`, new_state aside. Throws what Batch::measure() throws.
 void check_request(const BatchRequest& request, const Batch::Context& context, uint64_t stamp,
                    std::vector<BatchEntry>* entries);
 

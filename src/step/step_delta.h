@@ -1,4 +1,4 @@
-// What a forward sends to a device, in the form that kernels/cuda/step.h describes.
+// The step delta: what a forward sends to a device, in the form that kernels/cuda/step.h describes.
 #pragma once
 
 #include <cstddef>
@@ -14,20 +14,20 @@ struct PageCopy;
 
 class StepDelta {
  public:
-  // `has_memory`: a device computes with the tokens, and has to know of windows, positions, trees
-  // and states; else page tables are all that is told.
+  // `has_memory`: a device computes with the tokens, so it needs windows, positions, trees and
+  // states. Otherwise only page tables are sent.
   explicit StepDelta(bool has_memory) : has_memory_(has_memory) {}
 
-  // What there will be to say of page tables.
+  // How much of the page tables will be sent.
   struct TableWork {
-    int64_t num_entries = 0;  // of tables
-    int64_t num_copies = 0;   // of pages
-    int64_t num_changes = 0;  // tables with new entries, and groups with copies
+    int64_t num_entries = 0;  // Table entries.
+    int64_t num_copies = 0;   // Page copies.
+    int64_t num_changes = 0;  // Tables with new entries, and layer groups with copies.
   };
-  // Makes room, the only part that can fail. The tables have grown by the time of build(). Returns
-  // how many words that will make. Throws std::bad_alloc.
+  // Makes room and returns how many words build() will make. The tables grow in between. Throws
+  // std::bad_alloc.
   int64_t reserve(const std::vector<BatchEntry>& entries, const TableWork& work, const Spec& spec);
-  // Of a batch that holds its pages. The tables count as sent then.
+  // Builds the words of a batch that has its pages. Afterwards the tables count as sent.
   void build(const std::vector<BatchEntry>& entries, int64_t num_rows,
              const std::vector<PageCopy>& copies, const Spec& spec) noexcept;
 

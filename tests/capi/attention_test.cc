@@ -275,7 +275,8 @@ TEST_F(Attention, OptionsOfLaterVersionsAndBadValuesAreRefused) {
       [](kvc_attn_opt& o) { o.struct_size = 4; });
   HostTensor three(Elem::kF32, {3}), matrix(Elem::kF32, {4, 1}), half(Elem::kF16, {4});
   bad(KVC_E_SHAPE, {"sink_logits", "3", "4"}, [&](kvc_attn_opt& o) { o.sink_logits = three.dl(); });
-  bad(KVC_E_SHAPE, {"sink_logits", "2", "1"}, [&](kvc_attn_opt& o) { o.sink_logits = matrix.dl(); });
+  bad(KVC_E_SHAPE, {"sink_logits", "2", "1"},
+      [&](kvc_attn_opt& o) { o.sink_logits = matrix.dl(); });
   bad(KVC_E_DTYPE, {"alibi_slopes", "float16", "float32"},
       [&](kvc_attn_opt& o) { o.alibi_slopes = half.dl(); });
   bad(KVC_E_SHAPE, {"alibi_slopes", "3", "4"},

@@ -77,7 +77,8 @@ TEST_F(Overlaps, AnOutputInTheMemoryOfAnInputIsRefusedByBothNames) {
   opt.struct_size = sizeof opt;
   View sinks(at(4096), {kQHeads}), bias(at(4100), {kRows, 16});
   opt.sink_logits = sinks.dl();
-  refused({"out overlaps opt.sink_logits"}, attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
+  refused({"out overlaps opt.sink_logits"},
+          attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
   opt.sink_logits = nullptr, opt.bias = bias.dl();
   refused({"out overlaps opt.bias"}, attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), nullptr, &opt));
   expect_ok(attn(q_.dl(), k_.dl(), v_.dl(), out_.dl(), lse_.dl()));

@@ -49,7 +49,8 @@ void check_string(Write write) {
 void check_plan(Input& input, const kvc_plan* plan, const kvc_plan_info& info) {
   KVC_FUZZ_CHECK(info.page_size > 0 && info.num_pages >= 0);
   // Models of nothing but states and a byte budget have pages without a group.
-  KVC_FUZZ_CHECK((info.page_bytes > 0) == (info.num_layer_regions > 0 || info.state_slot_pages > 0));
+  const bool has_pages = info.num_layer_regions > 0 || info.state_slot_pages > 0;
+  KVC_FUZZ_CHECK((info.page_bytes > 0) == has_pages);
   KVC_FUZZ_CHECK(info.pool_bytes == info.page_bytes * static_cast<uint64_t>(info.num_pages));
   KVC_FUZZ_CHECK(info.layer_begin >= 0 && info.layer_begin < info.layer_end &&
                  info.layer_end <= info.num_layers);

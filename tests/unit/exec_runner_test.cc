@@ -60,7 +60,7 @@ TEST(ItemRunner, GivesThePlainResultForEveryMaskAndShape) {
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe());
     WorkList list;
     schedule_work(problem.sequences.data(), problem.num_sequences(),
-              shape_of(problem.params, split_sinks, tiles_only, 3), {}, &list);
+                  shape_of(problem.params, split_sinks, tiles_only, 3), {}, &list);
     const NaiveResult expected = naive_attention(problem, split_sinks);
     for (const KernelTable* table : available_tables()) {
       if (table->isa == Isa::kScalar && seed % 6 != 0) continue;  // slow
@@ -170,7 +170,8 @@ TEST(Cascade, GivesThePlainResult) {
     SharedEntries entries;
     entries.build(found, &problem.sequences);
     WorkList list;
-    schedule_work(problem.sequences.data(), problem.num_sequences(), shape, entries.prefixes(), &list);
+    schedule_work(problem.sequences.data(), problem.num_sequences(), shape, entries.prefixes(),
+                  &list);
     for (const KernelTable* table : available_tables()) {
       if (table->isa == Isa::kScalar && seed % 4 != 0) continue;  // slow
       SCOPED_TRACE(table->name);

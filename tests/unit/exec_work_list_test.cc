@@ -57,8 +57,8 @@ TEST(WorkList, CoversEveryVisiblePairOfEveryHeadExactlyOnce) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
-              &list);
+    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape,
+                  {}, &list);
     // Per (sequence, row, head): disjoint key ranges that add up to what the row sees.
     std::map<std::tuple<int32_t, int64_t, int32_t>, int64_t> covered;
     for (const AttnItem& item : list.items) {
@@ -195,8 +195,8 @@ TEST(WorkList, GivesEverySplitItsOwnPartialInsideTheWorkspace) {
     std::mt19937 random(seed);
     const WorkCase drawn = draw_case(random);
     WorkList list;
-    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape, {},
-              &list);
+    schedule_work(drawn.sequences.data(), static_cast<int64_t>(drawn.sequences.size()), drawn.shape,
+                  {}, &list);
     std::set<std::pair<int64_t, int64_t>> used;
     std::vector<int32_t> splits(list.groups.size(), 0);
     for (const AttnItem& item : list.items) {

@@ -80,7 +80,7 @@ TEST(PageAllocator, AgreesWithASetUnderRandomTakesAndDrops) {
       ASSERT_EQ(allocator.is_free(static_cast<PageId>(i)), refs[i] == 0);
     }
     ASSERT_EQ(allocator.num_available(), free);
-    ASSERT_EQ(allocator.num_shared(), shared);
+    ASSERT_EQ(allocator.counts().shared, shared);
   }
 }
 
@@ -90,12 +90,12 @@ TEST(PageAllocator, ClearForgetsReferencesAndWhatIsCached) {
   allocator.mark_indexed(cached);
   allocator.drop_ref(cached);
   allocator.add_ref(held);
-  allocator.withhold(3);
+  allocator.withhold(3, 0);
   allocator.clear();
   EXPECT_EQ(allocator.num_free(), 10);
   EXPECT_EQ(allocator.first_indexed(0), kNoPage);
   EXPECT_EQ(allocator.first_used(0), kNoPage);
-  EXPECT_EQ(allocator.num_indexed() + allocator.num_cached() + allocator.num_shared(), 0);
+  EXPECT_EQ(allocator.counts().indexed + allocator.num_cached() + allocator.counts().shared, 0);
 }
 
 TEST(PageAllocator, GrowsAndShrinksAroundUsedPages) {

@@ -220,7 +220,7 @@ TEST_F(PrefixIndexTest, ForgetsABlockWithAllThatFollowsIt) {
   const PageId page = index().blocks().nodes.place(last, 0).device;
   index().eviction().forget_page(page);
   EXPECT_EQ(hit(prompt, INT64_MAX, true), 4);
-  EXPECT_EQ(world.allocator.num_indexed(), 1);
+  EXPECT_EQ(world.allocator.counts().indexed, 1);
   EXPECT_EQ(stats().prefix_evicted, 0u) << "nobody else needed the room";
 }
 

@@ -235,7 +235,7 @@ class OrderModel {
       forget();
     }
     world_.check();
-    ASSERT_EQ(world_.allocator.num_indexed(), static_cast<int64_t>(blocks_.size()));
+    ASSERT_EQ(world_.allocator.counts().indexed, static_cast<int64_t>(blocks_.size()));
   }
 
   void set_quota() {

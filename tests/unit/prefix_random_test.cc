@@ -502,10 +502,10 @@ class RandomIndex {
     if (!pinned_.empty()) return;  // pins would be forgotten with the block
     const PageId page = world_.allocator.first_indexed(random_.range(0, model_.num_pages - 1));
     if (page == kNoPage) return;
-    const int64_t cached = world_.allocator.num_indexed();
+    const int64_t cached = world_.allocator.counts().indexed;
     index().eviction().forget_page(page);
     ASSERT_FALSE(world_.allocator.is_indexed(page));
-    ASSERT_LT(world_.allocator.num_indexed(), cached);
+    ASSERT_LT(world_.allocator.counts().indexed, cached);
   }
 
   // ----------------------------------------------------------------------------------------------

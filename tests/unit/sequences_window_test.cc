@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/plan/plan.h"
 #include "src/sequences/sequences.h"
+#include "src/sequences/visibility.h"
 #include "tests/unit/spec_support.h"
 
 namespace kvc {
@@ -94,7 +95,7 @@ TEST(Visibility, TheNarrowerOfLayerAndSequenceCounts) {
 TEST(Windows, DropThePagesThatNoLaterQuerySees) {
   World world({window_layer(1, 1, 8, 6)});
   Sequence& sequence = world.fill(1, 18);  // the next query sees 13..18: page 3 on
-  world.sequences.drop_unseen(sequence);
+  world.sequences.trimmer().drop_hidden(sequence);
   EXPECT_EQ(World::kept(sequence.tables[0]), (Kept{false, false, false, true, true}));
   EXPECT_EQ(sequence.tables[0].kept_begin, 12);
   EXPECT_EQ(world.allocator.num_used(), 2);
@@ -103,7 +104,8 @@ TEST(Windows, DropThePagesThatNoLaterQuerySees) {
 TEST(Windows, KeepTheSinksPages) {
   World world({attention_layer(1, 1, 8, 8)});
   Sequence& sequence = world.fill(1, 30);
-  world.sequences.set_window(1, 10, 5);  // sinks 0..4 on pages 0 and 1; the next query sees 26..30
+  world.sequences.trimmer().set_window(
+      world.sequences.get(1), 10, 5);  // sinks 0..4 on pages 0 and 1; the next query sees 26..30
   EXPECT_EQ(World::kept(sequence.tables[0]),
             (Kept{true, true, false, false, false, false, true, true}));
   EXPECT_TRUE(sequence.tables[0].keeps(0, 5));
@@ -113,19 +115,20 @@ TEST(Windows, KeepTheSinksPages) {
 TEST(Windows, AWiderWindowNeedsTokensThatAreStillThere) {
   World world({attention_layer(1, 1, 8, 8)});
   world.fill(1, 30);
-  world.sequences.set_window(1, 10, 2);
-  world.sequences.set_window(1, 6, 1);
-  EXPECT_THROW(world.sequences.set_window(1, 20, 1), Error);
-  EXPECT_THROW(world.sequences.set_window(1, 6, 3), Error) << "the third sink is gone";
+  world.sequences.trimmer().set_window(world.sequences.get(1), 10, 2);
+  world.sequences.trimmer().set_window(world.sequences.get(1), 6, 1);
+  EXPECT_THROW(world.sequences.trimmer().set_window(world.sequences.get(1), 20, 1), Error);
+  EXPECT_THROW(world.sequences.trimmer().set_window(world.sequences.get(1), 6, 3), Error)
+      << "the third sink is gone";
   EXPECT_EQ(world.sequences.get(1).window, 6);
 }
 
 TEST(Windows, ASmallerSinkFreesItsPages) {
   World world({attention_layer(1, 1, 8, 8)});
   Sequence& sequence = world.fill(1, 40);
-  world.sequences.set_window(1, 20, 9);
+  world.sequences.trimmer().set_window(world.sequences.get(1), 20, 9);
   EXPECT_TRUE(World::kept(sequence.tables[0])[2]);
-  world.sequences.set_window(1, 12, 1);
+  world.sequences.trimmer().set_window(world.sequences.get(1), 12, 1);
   EXPECT_EQ(World::kept(sequence.tables[0]),
             (Kept{true, false, false, false, false, false, false, true, true, true}));
 }
@@ -133,12 +136,12 @@ TEST(Windows, ASmallerSinkFreesItsPages) {
 TEST(Windows, PopAndForkGoBackAsFarAsTheWindowReaches) {
   World world({window_layer(1, 1, 8, 6)});
   Sequence& sequence = world.fill(1, 18);
-  world.sequences.drop_unseen(sequence);  // keeps 12..
-  EXPECT_TRUE(world.sequences.can_resume(sequence, 17)) << "sees 12..17";
-  EXPECT_FALSE(world.sequences.can_resume(sequence, 16)) << "would see 11";
-  EXPECT_TRUE(world.sequences.can_resume(sequence, 0));
-  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 10), 17);
-  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 3), 0);
+  world.sequences.trimmer().drop_hidden(sequence);  // keeps 12..
+  EXPECT_TRUE(world.sequences.resume_points().allows(sequence, 17)) << "sees 12..17";
+  EXPECT_FALSE(world.sequences.resume_points().allows(sequence, 16)) << "would see 11";
+  EXPECT_TRUE(world.sequences.resume_points().allows(sequence, 0));
+  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 10), 17);
+  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 3), 0);
   EXPECT_THROW(world.sequences.pop(1, 3), Error);
   world.sequences.fork(1, 2, 17);
   EXPECT_EQ(World::kept(world.sequences.get(2).tables[0]), (Kept{false, false, false, true, true}));
@@ -149,7 +152,7 @@ TEST(Windows, PopAndForkGoBackAsFarAsTheWindowReaches) {
 TEST(Windows, SinksCanBeForkedWhateverWasDropped) {
   World world({attention_layer(1, 1, 8, 8)});
   world.fill(1, 30);
-  world.sequences.set_window(1, 10, 5);
+  world.sequences.trimmer().set_window(world.sequences.get(1), 10, 5);
   world.sequences.fork(1, 2, 4);
   EXPECT_EQ(world.sequences.get(2).length, 4);
   EXPECT_EQ(world.sequences.get(2).window, 10);
@@ -162,7 +165,7 @@ TEST(Checkpoints, AreWhereAStatefulSequenceCanGoOn) {
   world.states.prepare(2);
   sequence.checkpoints.push_back({6, world.states.take()});
   sequence.state = world.states.take();
-  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 5), 6);
+  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 5), 6);
   EXPECT_THROW(world.sequences.fork(1, 2, 5), Error);
   world.sequences.fork(1, 2, 6);
   EXPECT_EQ(world.sequences.get(2).state, sequence.checkpoints[0].slot);
@@ -177,7 +180,7 @@ TEST(Checkpoints, TheSmallerPositionWinsATie) {
   World world({attention_layer(1, 1, 8, 8), state_layer({4})});
   Sequence& sequence = world.fill(1, 10);
   sequence.checkpoints.push_back({6, kInitialState});
-  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 3), 0);
+  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 3), 0);
 }
 
 // The nearest place is found without a look at every token in between; which one it is, a look at
@@ -201,18 +204,19 @@ TEST(Resume, TheNearestPlaceIsTheOneThatALookAtEveryTokenFinds) {
     layers[1].window = one.second_window;
     World world(layers);
     Sequence& sequence = world.fill(1, one.length);
-    if (one.sequence_window != 0) world.sequences.set_window(1, one.sequence_window, one.sink);
-    world.sequences.drop_unseen(sequence);
+    if (one.sequence_window != 0)
+      world.sequences.trimmer().set_window(world.sequences.get(1), one.sequence_window, one.sink);
+    world.sequences.trimmer().drop_hidden(sequence);
     for (int64_t position = 0; position <= one.length; ++position) {
       int64_t nearest = -1;
       for (int64_t distance = 0; nearest < 0; ++distance) {
         for (const int64_t candidate : {position - distance, position + distance}) {
           if (nearest < 0 && candidate >= 0 && candidate <= one.length &&
-              world.sequences.can_resume(sequence, candidate))
+              world.sequences.resume_points().allows(sequence, candidate))
             nearest = candidate;
         }
       }
-      ASSERT_EQ(world.sequences.nearest_resumable(sequence, position), nearest)
+      ASSERT_EQ(world.sequences.resume_points().nearest(sequence, position), nearest)
           << "of " << position;
     }
   }
@@ -226,9 +230,9 @@ TEST(Resume, ARefusedPopLooksAtAFewPlacesHoweverLongTheSequenceIs) {
   layers[1].window = 11;
   World world(layers);
   Sequence& sequence = world.fill(1, 1900);
-  world.sequences.drop_unseen(sequence);
+  world.sequences.trimmer().drop_hidden(sequence);
   int64_t looks = 0;
-  EXPECT_EQ(world.sequences.nearest_resumable(sequence, 900, &looks), 0);
+  EXPECT_EQ(world.sequences.resume_points().nearest(sequence, 900, &looks), 0);
   EXPECT_LE(looks, 20);
 }
 

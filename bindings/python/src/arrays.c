@@ -28,7 +28,8 @@ static int store(kvcpy_ints *a, size_t i, int64_t value, int bytes, const char *
     return 0;
   }
   if (value < INT32_MIN || value > INT32_MAX) {
-    return kvcpy_refuse(KVCPY_OVERFLOW, "%s[%zu]: %lld is no 32-bit integer", name, i, (long long)value);
+    return kvcpy_refuse(KVCPY_OVERFLOW, "%s[%zu]: %lld is no 32-bit integer", name, i,
+                        (long long)value);
   }
   ((int32_t *)a->data)[i] = (int32_t)value;
   return 0;
@@ -69,11 +70,13 @@ static int is_integer(DLDataType type) {
          (type.bits == 8 || type.bits == 16 || type.bits == 32 || type.bits == 64);
 }
 
-/* The integer of that type at an address; -1: an unsigned one beyond int64_t, whose bits are in *value. */
+/* The integer of that type at an address; -1: an unsigned one beyond int64_t, whose bits are in
+ * *value. */
 static int number_at(const char *at, DLDataType type, int64_t *value) {
   uint64_t bits = 0;
   memcpy(&bits, at, type.bits / 8u); /* little endian, as NumPy's arrays that come this far */
-  if (type.code == kDLInt && type.bits < 64 && bits >> (type.bits - 1)) bits |= UINT64_MAX << type.bits;
+  if (type.code == kDLInt && type.bits < 64 && bits >> (type.bits - 1))
+    bits |= UINT64_MAX << type.bits;
   *value = (int64_t)bits;
   return type.code == kDLUInt && bits > INT64_MAX ? -1 : 0;
 }
@@ -84,11 +87,12 @@ static int from_tensor(PyObject *object, kvcpy_ints *a, int bytes, const char *n
   int64_t i, stride;
   if (kvcpy_tensor_in(object, &a->view, 0, name)) return -1;
   if (t->ndim != 1 || t->device.device_type != kDLCPU || !is_integer(t->dtype))
-    return kvcpy_refuse(KVCPY_TYPE,
-                        "%s: expected integers in one dimension on the CPU, got %d dimensions of DLPack type "
-                        "(%d, %d, %d) on device %d",
-                        name, (int)t->ndim, t->dtype.code, t->dtype.bits, t->dtype.lanes,
-                        (int)t->device.device_type);
+    return kvcpy_refuse(
+        KVCPY_TYPE,
+        "%s: expected integers in one dimension on the CPU, got %d dimensions of DLPack type "
+        "(%d, %d, %d) on device %d",
+        name, (int)t->ndim, t->dtype.code, t->dtype.bits, t->dtype.lanes,
+        (int)t->device.device_type);
   data = (const char *)t->data + t->byte_offset;
   stride = t->strides ? t->strides[0] : 1;
   if (t->dtype.code == kDLInt && t->dtype.bits == 8 * bytes && stride == 1 && t->shape[0] > 0) {
@@ -114,8 +118,9 @@ int kvcpy_ints_in(PyObject *object, kvcpy_ints *a, int bytes, const char *name) 
   if (PyObject_HasAttrString(object, "__dlpack__")) return from_tensor(object, a, bytes, name);
   list = PySequence_List(object);
   if (!list)
-    return PyErr_ExceptionMatches(PyExc_TypeError) ? kvcpy_refuse_type(name, "integers in a row", object)
-                                                   : -1;
+    return PyErr_ExceptionMatches(PyExc_TypeError)
+               ? kvcpy_refuse_type(name, "integers in a row", object)
+               : -1;
   failed = from_items(list, a, bytes, name);
   Py_DECREF(list);
   return failed;
@@ -177,10 +182,10 @@ PyObject *kvcpy_event_list(const kvc_event *events, size_t count) {
   size_t i;
   for (i = 0; list && i < count; ++i) {
     const kvc_event *e = &events[i];
-    PyObject *item = Py_BuildValue("(KiiiiiNy#y#)", (unsigned long long)e->number, (int)e->type, (int)e->tier,
-                                   (int)e->from_tier, (int)e->group, (int)e->num_tokens, tokens_of(e),
-                                   (const char *)e->hash, (Py_ssize_t)KVC_HASH_BYTES, (const char *)e->parent,
-                                   (Py_ssize_t)KVC_HASH_BYTES);
+    PyObject *item = Py_BuildValue(
+        "(KiiiiiNy#y#)", (unsigned long long)e->number, (int)e->type, (int)e->tier,
+        (int)e->from_tier, (int)e->group, (int)e->num_tokens, tokens_of(e), (const char *)e->hash,
+        (Py_ssize_t)KVC_HASH_BYTES, (const char *)e->parent, (Py_ssize_t)KVC_HASH_BYTES);
     if (!item || PyList_SetItem(list, (Py_ssize_t)i, item)) Py_CLEAR(list);
   }
   return list;

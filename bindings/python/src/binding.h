@@ -1,4 +1,5 @@
-/* What the parts of the extension module share. Everything keeps to CPython's limited API, so that one wheel serves all versions from 3.10. */
+/* What the parts of the extension module share. Everything keeps to CPython's limited API, so that
+ * one wheel serves all versions from 3.10. */
 #ifndef KVCACHE_PYTHON_BINDING_H_
 #define KVCACHE_PYTHON_BINDING_H_
 
@@ -10,7 +11,8 @@
 
 #include "abi_structs.h"
 
-/* ---- errors.c: statuses to exceptions ------------------------------------------------------------- */
+/* ---- errors.c: statuses to exceptions
+ * ------------------------------------------------------------- */
 
 /* The calling thread's error box, emptied. It is read again by kvcpy_raise on the same thread. */
 kvc_error *kvcpy_error(void);
@@ -20,16 +22,19 @@ PyObject *kvcpy_raise(kvc_status status);
 PyObject *kvcpy_fail(kvc_status status, const char *format, ...);
 /* `make(status, message, detail, sys_code)` returns the exception to raise. */
 PyObject *kvcpy_set_error_factory(PyObject *make);
-/* Exceptions of the binding's own, beside the statuses: kvcache.ArgumentTypeError, ArgumentOverflowError, TensorError. */
+/* Exceptions of the binding's own, beside the statuses: kvcache.ArgumentTypeError,
+ * ArgumentOverflowError, TensorError. */
 enum { KVCPY_TYPE = -1, KVCPY_OVERFLOW = -2, KVCPY_TENSOR = -3 };
-/* Raise one of them; the format is that of PyUnicode_FromFormat. An exception that is set is replaced. Returns -1. */
+/* Raise one of them; the format is that of PyUnicode_FromFormat. An exception that is set is
+ * replaced. Returns -1. */
 int kvcpy_refuse(int kind, const char *format, ...);
 /* The same with "name: expected what, got <type of object>". */
 int kvcpy_refuse_type(const char *name, const char *what, PyObject *object);
 /* Send the library's log to `fn(level, message)`; None: silence. */
 PyObject *kvcpy_set_logger(PyObject *fn, int level);
 
-/* ---- handles.c: who may use a cache when ------------------------------------------------------------ */
+/* ---- handles.c: who may use a cache when
+ * ------------------------------------------------------------ */
 
 typedef struct kvcpy_handle kvcpy_handle;
 enum {
@@ -47,14 +52,17 @@ typedef struct {
   PyThreadState *thread;
 } kvcpy_hold;
 
-/* The handle behind a capsule of this kind ("kvc_cache", "kvc_forward"), or NULL with an exception. */
+/* The handle behind a capsule of this kind ("kvc_cache", "kvc_forward"), or NULL with an
+ * exception. */
 kvcpy_handle *kvcpy_handle_of(PyObject *capsule, const char *kind);
-/* Wait for our turn and return the library's pointer, NULL when the handle is closed. Lets go of the GIL unless it is a quick call. */
+/* Wait for our turn and return the library's pointer, NULL when the handle is closed. Lets go of
+ * the GIL unless it is a quick call. */
 void *kvcpy_enter(kvcpy_hold *hold, kvcpy_handle *handle, int mode);
 /* 0, or -1 with an exception when the handle was closed. */
 int kvcpy_leave(kvcpy_hold *hold);
 PyObject *kvcpy_cache_capsule(kvc_cache *cache);
-/* Inside the hold of forward_begin: note the open forward; NULL and the forward aborted when memory is missing. */
+/* Inside the hold of forward_begin: note the open forward; NULL and the forward aborted when memory
+ * is missing. */
 kvcpy_handle *kvcpy_forward_opened(kvcpy_handle *cache, kvc_forward *forward);
 PyObject *kvcpy_forward_capsule(kvcpy_handle *forward, PyObject *cache);
 /* Inside the hold of forward_end or forward_abort: the handle is dead. */
@@ -67,47 +75,55 @@ PyObject *kvcpy_plan_capsule(kvc_plan *plan);
 PyObject *kvcpy_fence_capsule(kvc_fence *fence);
 void *kvcpy_pointer_of(PyObject *capsule, const char *kind);
 
-/* ---- tensor.c: tensors of other packages, borrowed for one call ------------------------------------- */
+/* ---- tensor.c: tensors of other packages, borrowed for one call
+ * ------------------------------------- */
 
 enum { KVCPY_MAX_DIMS = 8 };
 typedef struct {
-  PyObject *capsule; /* owns the producer's description until the call is over; NULL: the argument itself does */
+  /* Owns the producer's description until the call is over; NULL: the argument itself does */
+  PyObject *capsule;
   DLManagedTensorVersioned *managed;
   DLTensor tensor;
   int64_t shape[KVCPY_MAX_DIMS];
   int64_t strides[KVCPY_MAX_DIMS];
 } kvcpy_tensor;
 
-/* Describe `object` in x->tensor without copying its data; 0, or -1 with an exception. `name` is the argument's. */
+/* Describe `object` in x->tensor without copying its data; 0, or -1 with an exception. `name` is
+ * the argument's. */
 int kvcpy_tensor_in(PyObject *object, kvcpy_tensor *x, int writable, const char *name);
 static inline void kvcpy_tensor_init(kvcpy_tensor *x) {
   x->capsule = NULL;
   x->managed = NULL;
 }
 void kvcpy_tensor_done(kvcpy_tensor *x);
-/* What the object's __dlpack__ gives: a new capsule of DLPack 1, or of before when it knows no better. */
+/* What the object's __dlpack__ gives: a new capsule of DLPack 1, or of before when it knows no
+ * better. */
 PyObject *kvcpy_ask_dlpack(PyObject *object, const char *name);
 /* Read NumPy arrays directly: `ndarray` is the type. None: by __dlpack__ only. */
 PyObject *kvcpy_numpy_enable(PyObject *ndarray);
-/* What the direct reader sees in an array: (address, shape, strides in bytes, type number, kind, writeable). */
+/* What the direct reader sees in an array: (address, shape, strides in bytes, type number, kind,
+ * writeable). */
 PyObject *kvcpy_numpy_probe(PyObject *array);
 /* 1: x is filled, 0: not an array that is read directly, -1: exception. */
 int kvcpy_numpy_in(PyObject *object, kvcpy_tensor *x, int writable, const char *name);
 
-/* ---- export.c: tensors for other packages ------------------------------------------------------------ */
+/* ---- export.c: tensors for other packages
+ * ------------------------------------------------------------ */
 
 int kvcpy_export_ready(PyObject *module);
 /* Takes `managed` over, also when it fails. */
 PyObject *kvcpy_export_new(DLManagedTensorVersioned *managed);
-/* Let the memory of a list of tensors live as long as `tensor`'s: an export of a borrowed pool lies in it. */
+/* Let the memory of a list of tensors live as long as `tensor`'s: an export of a borrowed pool lies
+ * in it. */
 PyObject *kvcpy_export_keep(PyObject *tensor, PyObject *list);
 /* The tensor of an export object, or NULL (no exception) when `object` is none. */
 const DLManagedTensorVersioned *kvcpy_export_tensor(PyObject *object);
 
-/* ---- numbers.c: one number --------------------------------------------------------------------------- */
+/* ---- numbers.c: one number
+ * --------------------------------------------------------------------------- */
 
-/* What operator.index takes, of NumPy and PyTorch too, as a number of that width; 0, or -1 with an exception
- * that names the argument. */
+/* What operator.index takes, of NumPy and PyTorch too, as a number of that width; 0, or -1 with an
+ * exception that names the argument. */
 int kvcpy_int64_in(PyObject *object, int64_t *to, const char *name);
 int kvcpy_int32_in(PyObject *object, int32_t *to, const char *name);
 int kvcpy_uint64_in(PyObject *object, uint64_t *to, const char *name);
@@ -119,7 +135,8 @@ const char *kvcpy_text_in(PyObject *object, const char *name);
 /* The content of a bytes object, which keeps it. */
 int kvcpy_bytes_in(PyObject *object, const char **data, size_t *size, const char *name);
 
-/* ---- arrays.c, options.c, prefix.c: arguments ---------------------------------------------------------- */
+/* ---- arrays.c, options.c, prefix.c: arguments
+ * ---------------------------------------------------------- */
 
 enum { KVCPY_SMALL = 32 };
 typedef struct {
@@ -135,7 +152,8 @@ static inline void kvcpy_ints_init(kvcpy_ints *a) {
   kvcpy_tensor_init(&a->view);
 }
 void kvcpy_ints_done(kvcpy_ints *a);
-/* Integers of a list, tuple, other sequence or one-dimensional tensor, as int32 (bytes 4) or int64 (bytes 8). */
+/* Integers of a list, tuple, other sequence or one-dimensional tensor, as int32 (bytes 4) or int64
+ * (bytes 8). */
 int kvcpy_ints_in(PyObject *object, kvcpy_ints *a, int bytes, const char *name);
 /* Append an output of a wrapped function; takes both references. */
 PyObject *kvcpy_append(PyObject *result, PyObject *item);
@@ -197,7 +215,8 @@ typedef struct {
 int kvcpy_op_table_in(PyObject *object, kvcpy_op_table *t);
 void kvcpy_op_table_done(kvcpy_op_table *t);
 
-/* ---- structs.c, config.c: structs as dictionaries -------------------------------------------------------- */
+/* ---- structs.c, config.c: structs as dictionaries
+ * -------------------------------------------------------- */
 
 typedef struct {
   const char *name;
@@ -215,9 +234,11 @@ enum { KVCPY_STRUCTS(KVCPY_IS) KVCPY_NUM_STRUCTS };
 extern const kvcpy_struct kvcpy_structs[];
 /* Plain fields of a struct. Pointers are left out. */
 PyObject *kvcpy_struct_out(int which, const void *from);
-/* Plain fields from a dictionary; keys for which `taken` holds a name are skipped, unknown ones refused. */
+/* Plain fields from a dictionary; keys for which `taken` holds a name are skipped, unknown ones
+ * refused. */
 int kvcpy_struct_in(int which, void *to, PyObject *dict, const char *const *taken);
-/* {struct: {"size": n, "fields": {field: [offset, size]}}} as the compiler of this module saw them. */
+/* {struct: {"size": n, "fields": {field: [offset, size]}}} as the compiler of this module saw
+ * them. */
 PyObject *kvcpy_layout(void);
 
 typedef struct kvcpy_arena kvcpy_arena; /* memory that lives as long as one call */
@@ -243,7 +264,8 @@ typedef struct {
 int kvcpy_op_opt_in(PyObject *object, kvcpy_op_opt *o);
 void kvcpy_op_opt_done(kvcpy_op_opt *o);
 
-/* ---- timing.c --------------------------------------------------------------------------------------------- */
+/* ---- timing.c
+ * --------------------------------------------------------------------------------------------- */
 
 PyObject *kvcpy_time_attn(PyObject *capsule, int layer, PyObject *tensors, int count);
 

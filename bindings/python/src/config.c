@@ -29,7 +29,8 @@ void kvcpy_arena_free(kvcpy_arena *arena) {
   }
 }
 
-static const DLTensor *tensor_in(PyObject *object, kvcpy_arena **arena, int writable, const char *name) {
+static const DLTensor *tensor_in(PyObject *object, kvcpy_arena **arena, int writable,
+                                 const char *name) {
   kvcpy_tensor *x = kvcpy_arena_take(arena, sizeof *x);
   if (!x) return NULL;
   kvcpy_tensor_init(x);
@@ -79,8 +80,8 @@ int kvcpy_rope_in(PyObject *dict, kvc_rope *rope, kvcpy_arena **arena) {
       factors_in(dict, "long_freq_factors", arena, &rope->long_freq_factors, &long_count))
     return -1;
   if (count && long_count && count != long_count) {
-    kvcpy_fail(KVC_E_INVALID_ARGUMENT, "long_freq_factors has %zd entries, freq_factors %zd", long_count,
-               count);
+    kvcpy_fail(KVC_E_INVALID_ARGUMENT, "long_freq_factors has %zd entries, freq_factors %zd",
+               long_count, count);
     return -1;
   }
   if (count || long_count) rope->num_freq_factors = (int32_t)(count ? count : long_count);
@@ -158,7 +159,8 @@ static int pool_in(PyObject *list, kvc_config *c, kvcpy_arena **arena) {
     const DLManagedTensorVersioned *tensor = kvcpy_export_tensor(PyList_GetItem(list, i));
     if (!tensor) return kvcpy_refuse(KVCPY_TYPE, "pool_tensors[%zd]: expected a kvcache.Tensor", i);
     if (tensor->flags & DLPACK_FLAG_BITMASK_READ_ONLY)
-      return kvcpy_refuse(KVCPY_TENSOR, "pool_tensors[%zd]: is read-only, and written by the cache", i);
+      return kvcpy_refuse(KVCPY_TENSOR, "pool_tensors[%zd]: is read-only, and written by the cache",
+                          i);
     tensors[i] = &tensor->dl_tensor;
   }
   c->pool_tensors = tensors;
@@ -166,7 +168,8 @@ static int pool_in(PyObject *list, kvc_config *c, kvcpy_arena **arena) {
   return 0;
 }
 
-/* Memory for pools that starts as 0xFF bytes: a NaN in every format. Tests see with it what was never written. */
+/* Memory for pools that starts as 0xFF bytes: a NaN in every format. Tests see with it what was
+ * never written. */
 static void *poison_alloc(void *user, DLDevice device, uint64_t bytes, uint64_t alignment) {
   void *block = NULL;
   (void)user;
@@ -189,7 +192,8 @@ int kvcpy_config_in(PyObject *dict, kvcpy_config *config) {
   PyObject *value;
   if (kvcpy_struct_in(KVCPY_IS_kvc_config, &config->c, dict, taken)) return -1;
   if ((value = value_of(dict, "layers")) && layers_in(value, &config->c, &config->arena)) return -1;
-  if ((value = value_of(dict, "pool_tensors")) && pool_in(value, &config->c, &config->arena)) return -1;
+  if ((value = value_of(dict, "pool_tensors")) && pool_in(value, &config->c, &config->arena))
+    return -1;
   if ((value = value_of(dict, "poison")) && PyObject_IsTrue(value)) config->c.allocator = &poison;
   return 0;
 }

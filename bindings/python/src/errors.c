@@ -1,4 +1,5 @@
-/* Statuses become exceptions that the Python layer makes; the library's log goes to a Python function. */
+/* Statuses become exceptions that the Python layer makes; the library's log goes to a Python
+ * function. */
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -55,8 +56,9 @@ static PyObject *type_name(PyTypeObject *type) {
   PyObject *name = PyObject_GetAttrString((PyObject *)type, "__qualname__");
   PyObject *text = NULL;
   if (module && name && PyUnicode_Check(module) && PyUnicode_Check(name))
-    text = PyUnicode_CompareWithASCIIString(module, "builtins") ? PyUnicode_FromFormat("%U.%U", module, name)
-                                                                : PyUnicode_FromFormat("%U", name);
+    text = PyUnicode_CompareWithASCIIString(module, "builtins")
+               ? PyUnicode_FromFormat("%U.%U", module, name)
+               : PyUnicode_FromFormat("%U", name);
   Py_XDECREF(module);
   Py_XDECREF(name);
   if (text) return text;
@@ -91,7 +93,8 @@ PyObject *kvcpy_set_error_factory(PyObject *make) {
   Py_RETURN_NONE;
 }
 
-/* Called from any thread, with or without the GIL. What the function raises is reported, never passed on. */
+/* Called from any thread, with or without the GIL. What the function raises is reported, never
+ * passed on. */
 static void log_line(void *user, kvc_log_level level, const char *message) {
   PyGILState_STATE gil;
   PyObject *result;

@@ -1,4 +1,5 @@
-/* `Tensor`: memory of the library, or of another package, that any package can take by __dlpack__. */
+/* `Tensor`: memory of the library, or of another package, that any package can take by
+ * __dlpack__. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,10 +114,12 @@ static int same_device(tensor_object *self, PyObject *device) {
     kvcpy_refuse(KVCPY_TYPE, "dl_device: expected (device_type, device_id), got %R", device);
     return 0;
   }
-  if (type == (int)self->view.dl_tensor.device.device_type && id == self->view.dl_tensor.device.device_id)
+  if (type == (int)self->view.dl_tensor.device.device_type &&
+      id == self->view.dl_tensor.device.device_id)
     return 1;
-  kvcpy_refuse(KVCPY_TENSOR, "dl_device (%d, %d): this tensor is on (%d, %d) and is not copied", type, id,
-               (int)self->view.dl_tensor.device.device_type, (int)self->view.dl_tensor.device.device_id);
+  kvcpy_refuse(KVCPY_TENSOR, "dl_device (%d, %d): this tensor is on (%d, %d) and is not copied",
+               type, id, (int)self->view.dl_tensor.device.device_type,
+               (int)self->view.dl_tensor.device.device_id);
   return 0;
 }
 
@@ -124,9 +127,11 @@ static PyObject *tensor_dlpack(PyObject *object, PyObject *args, PyObject *kwarg
   static char *names[] = {"stream", "max_version", "dl_device", "copy", NULL};
   tensor_object *self = (tensor_object *)object;
   PyObject *stream = Py_None, *version = Py_None, *device = Py_None, *copy = Py_None;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO", names, &stream, &version, &device, &copy))
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|$OOOO", names, &stream, &version, &device,
+                                   &copy))
     return NULL;
-  /* On a GPU the consumer's stream is not made to wait: what writes the pool, and when, the caller knows. */
+  /* On a GPU the consumer's stream is not made to wait: what writes the pool, and when, the caller
+   * knows. */
   if (stream != Py_None && self->view.dl_tensor.device.device_type == kDLCPU) {
     return kvcpy_fail(KVC_E_INVALID_ARGUMENT, "stream must be None: this tensor is on the CPU");
   }
@@ -180,7 +185,8 @@ static PyObject *get_type(PyObject *object, void *unused) {
 
 static PyObject *get_readonly(PyObject *object, void *unused) {
   (void)unused;
-  return PyBool_FromLong((long)(((tensor_object *)object)->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY));
+  return PyBool_FromLong(
+      (long)(((tensor_object *)object)->view.flags & DLPACK_FLAG_BITMASK_READ_ONLY));
 }
 
 static PyObject *get_address(PyObject *object, void *unused) {
@@ -261,7 +267,8 @@ static memory *take(PyObject *source, DLManagedTensorVersioned *view) {
     PyCapsule_SetName(capsule, "used_dltensor");
   } else {
     if (!PyErr_Occurred())
-      kvcpy_refuse(KVCPY_TENSOR, "source: __dlpack__ gave %R, not an unused DLPack capsule", capsule);
+      kvcpy_refuse(KVCPY_TENSOR, "source: __dlpack__ gave %R, not an unused DLPack capsule",
+                   capsule);
     free(m);
     m = NULL;
   }
@@ -273,7 +280,8 @@ static int sound(const DLManagedTensorVersioned *view, const memory *m) {
   const DLTensor *t = &view->dl_tensor;
   int i;
   if (m->managed && view->version.major != DLPACK_MAJOR_VERSION) return 0;
-  if (t->ndim < 0 || t->ndim > 64 || (t->ndim && !t->shape) || (!t->strides && t->ndim > KVCPY_MAX_DIMS))
+  if (t->ndim < 0 || t->ndim > 64 || (t->ndim && !t->shape) ||
+      (!t->strides && t->ndim > KVCPY_MAX_DIMS))
     return 0;
   for (i = 0; i < t->ndim; ++i)
     if (t->shape[i] < 0) return 0;
@@ -291,14 +299,16 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     m = from->memory;
     atomic_fetch_add(&m->views, 1);
     view = from->view;
-    if (view.dl_tensor.strides == from->compact) view.dl_tensor.strides = NULL; /* they go with `from` */
+    /* They go with `from` */
+    if (view.dl_tensor.strides == from->compact) view.dl_tensor.strides = NULL;
   } else {
     m = take(source, &view);
     if (!m) return NULL;
     if (!sound(&view, m)) {
       let_go(m);
-      kvcpy_refuse(KVCPY_TENSOR,
-                   "source: the producer's description makes no sense (version, rank, shape or strides)");
+      kvcpy_refuse(
+          KVCPY_TENSOR,
+          "source: the producer's description makes no sense (version, rank, shape or strides)");
       return NULL;
     }
   }
@@ -310,8 +320,8 @@ static PyObject *tensor_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
       return NULL;
     }
     if (bits * lanes != t->bits * t->lanes) {
-      kvcpy_fail(KVC_E_INVALID_ARGUMENT, "dtype: %d bits cannot stand for the source's %d", bits * lanes,
-                 t->bits * t->lanes);
+      kvcpy_fail(KVC_E_INVALID_ARGUMENT, "dtype: %d bits cannot stand for the source's %d",
+                 bits * lanes, t->bits * t->lanes);
       let_go(m);
       return NULL;
     }
@@ -331,7 +341,8 @@ static void tensor_dealloc(PyObject *object) {
 }
 
 const DLManagedTensorVersioned *kvcpy_export_tensor(PyObject *object) {
-  if (Py_TYPE(object) != tensor_type && !PyType_IsSubtype(Py_TYPE(object), tensor_type)) return NULL;
+  if (Py_TYPE(object) != tensor_type && !PyType_IsSubtype(Py_TYPE(object), tensor_type))
+    return NULL;
   return &((tensor_object *)object)->view;
 }
 

@@ -1,7 +1,7 @@
 /* Handles of the library in capsules, and whose turn it is.
- *
- * The library asks its callers to keep changes of a cache apart from everything else; Python threads cannot be asked that. So each cache has a
- * lock: shared functions read, changes write, functions of the open forward read and take turns. Nobody waits for a lock while holding the GIL,
+ * The library asks its callers to keep changes of a cache apart from everything else; Python
+ * threads cannot be asked that. So each cache has a lock: shared functions read, changes write,
+ * functions of the open forward read and take turns. Nobody waits for a lock while holding the GIL,
  * so that a log function, which needs the GIL, may be called under a lock. */
 #include <pthread.h>
 #include <stdlib.h>
@@ -13,7 +13,8 @@ struct kvcpy_handle {
   const char *kind;      /* name of the capsule */
   kvcpy_handle *cache;   /* of a forward: its cache; of a cache: itself */
   kvcpy_handle *forward; /* of a cache: its open forward */
-  PyObject *owner; /* of a forward: the capsule of its cache; of a cache: what its memory is borrowed from */
+  /* Of a forward: the capsule of its cache; of a cache: what its memory is borrowed from */
+  PyObject *owner;
   pthread_rwlock_t lock; /* of a cache */
   pthread_mutex_t turn;  /* of a forward */
 };
@@ -46,7 +47,9 @@ void *kvcpy_pointer_of(PyObject *capsule, const char *kind) {
   return PyCapsule_GetPointer(capsule, kind);
 }
 
-kvcpy_handle *kvcpy_handle_of(PyObject *capsule, const char *kind) { return kvcpy_pointer_of(capsule, kind); }
+kvcpy_handle *kvcpy_handle_of(PyObject *capsule, const char *kind) {
+  return kvcpy_pointer_of(capsule, kind);
+}
 
 int kvcpy_is_open(PyObject *capsule, const char *kind) {
   kvcpy_handle *handle = kvcpy_pointer_of(capsule, kind);
@@ -64,7 +67,8 @@ static int try_lock(kvcpy_handle *handle, int mode) {
   return 1;
 }
 
-/* The turn comes first: who waits for it must not keep changes from being made by those who have it. */
+/* The turn comes first: who waits for it must not keep changes from being made by those who have
+ * it. */
 static void wait_lock(kvcpy_handle *handle, int mode) {
   if (mode == KVCPY_EXCLUSIVE) {
     pthread_rwlock_wrlock(&handle->cache->lock);
@@ -96,8 +100,9 @@ int kvcpy_leave(kvcpy_hold *hold) {
   unlock(handle, hold->mode);
   if (hold->thread) PyEval_RestoreThread(hold->thread);
   if (hold->entered) return 0;
-  kvcpy_fail(KVC_E_INVALID_STATE,
-             handle->kind == CACHE ? "the cache is closed" : "the forward has ended, or its cache is closed");
+  kvcpy_fail(KVC_E_INVALID_STATE, handle->kind == CACHE
+                                      ? "the cache is closed"
+                                      : "the forward has ended, or its cache is closed");
   return -1;
 }
 
@@ -202,7 +207,9 @@ PyObject *kvcpy_plan_capsule(kvc_plan *plan) {
   return capsule;
 }
 
-static void fence_gone(PyObject *capsule) { kvc_fence_destroy(PyCapsule_GetPointer(capsule, FENCE)); }
+static void fence_gone(PyObject *capsule) {
+  kvc_fence_destroy(PyCapsule_GetPointer(capsule, FENCE));
+}
 
 PyObject *kvcpy_fence_capsule(kvc_fence *fence) {
   PyObject *capsule;

@@ -1,17 +1,20 @@
-/* One number, text or bytes as an argument: what Python takes for it, or an exception that names the argument. */
+/* One number, text or bytes as an argument: what Python takes for it, or an exception that names
+ * the argument. */
 #include "binding.h"
 
 /* The integer that `object` stands for, a new reference: Python's own, and what has __index__. */
 static PyObject *index_of(PyObject *object, const char *name) {
   PyObject *number = PyNumber_Index(object);
-  if (!number && PyErr_ExceptionMatches(PyExc_TypeError)) kvcpy_refuse_type(name, "an integer", object);
+  if (!number && PyErr_ExceptionMatches(PyExc_TypeError))
+    kvcpy_refuse_type(name, "an integer", object);
   return number;
 }
 
 /* After a conversion that failed: too large becomes an exception that says so, others stay. */
 static int too_large(PyObject *number, const char *what, const char *name) {
   PyObject *digits;
-  if (!PyErr_ExceptionMatches(PyExc_OverflowError) && !PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+  if (!PyErr_ExceptionMatches(PyExc_OverflowError) && !PyErr_ExceptionMatches(PyExc_TypeError))
+    return -1;
   PyErr_Clear();
   digits = PyObject_Str(number);
   if (!digits) /* Python writes no number of thousands of digits */

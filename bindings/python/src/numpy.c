@@ -1,5 +1,6 @@
-/* NumPy arrays read by their C layout, which every NumPy keeps for the extensions compiled against an older one: an array costs a few
- * nanoseconds instead of a capsule. The Python layer compares what is read here with __array_interface__ before it turns this on. */
+/* NumPy arrays read by their C layout, which every NumPy keeps for the extensions compiled against
+ * an older one: an array costs a few nanoseconds instead of a capsule. The Python layer compares
+ * what is read here with __array_interface__ before it turns this on. */
 #include <string.h>
 
 #include "binding.h"
@@ -114,8 +115,9 @@ int kvcpy_numpy_in(PyObject *object, kvcpy_tensor *x, int writable, const char *
   bytes = t->dtype.bits / 8;
   for (i = 0; i < array->ndim; ++i) {
     if (array->strides[i] % bytes && array->shape[i] > 1)
-      return kvcpy_refuse(KVCPY_TENSOR, "%s: stride %d is %zd bytes, no multiple of the element's %d", name,
-                          i, array->strides[i], bytes);
+      return kvcpy_refuse(KVCPY_TENSOR,
+                          "%s: stride %d is %zd bytes, no multiple of the element's %d", name, i,
+                          array->strides[i], bytes);
     x->shape[i] = array->shape[i];
     x->strides[i] = array->strides[i] / bytes;
   }
@@ -158,6 +160,6 @@ PyObject *kvcpy_numpy_probe(PyObject *object) {
     Py_XDECREF(strides);
     return NULL;
   }
-  return Py_BuildValue("(KNNiCi)", (unsigned long long)(uintptr_t)array->data, shape, strides, dtype->number,
-                       (int)dtype->kind, array->flags & WRITEABLE ? 1 : 0);
+  return Py_BuildValue("(KNNiCi)", (unsigned long long)(uintptr_t)array->data, shape, strides,
+                       dtype->number, (int)dtype->kind, array->flags & WRITEABLE ? 1 : 0);
 }

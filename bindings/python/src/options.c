@@ -1,4 +1,5 @@
-/* Option structs from tuples. The Python layer has a named tuple for each, so that a call costs no dictionary. */
+/* Option structs from tuples. The Python layer has a named tuple for each, so that a call costs no
+ * dictionary. */
 #include <string.h>
 
 #include "binding.h"
@@ -40,7 +41,8 @@ static int real(PyObject *tuple, Py_ssize_t i, float *to, const char *name) {
   return 0;
 }
 
-static int tensor(PyObject *tuple, Py_ssize_t i, kvcpy_tensor *x, const DLTensor **to, const char *name) {
+static int tensor(PyObject *tuple, Py_ssize_t i, kvcpy_tensor *x, const DLTensor **to,
+                  const char *name) {
   PyObject *item = entry(tuple, i);
   if (!item) return PyErr_Occurred() ? -1 : 0;
   if (kvcpy_tensor_in(item, x, 0, name)) return -1;
@@ -50,7 +52,8 @@ static int tensor(PyObject *tuple, Py_ssize_t i, kvcpy_tensor *x, const DLTensor
 
 int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
   if (object == Py_None) return 0;
-  if (!PyTuple_Check(object)) return kvcpy_refuse_type("opt", "a kvcache.AttnOptions or None", object);
+  if (!PyTuple_Check(object))
+    return kvcpy_refuse_type("opt", "a kvcache.AttnOptions or None", object);
   memset(&o->c, 0, sizeof o->c);
   kvcpy_tensor_init(&o->sink_logits);
   kvcpy_tensor_init(&o->alibi_slopes);
@@ -62,8 +65,8 @@ int kvcpy_attn_opt_in(PyObject *object, kvcpy_attn_opt *o) {
       real(object, 1, &o->c.soft_cap, "soft_cap") || number(object, 2, &o->c.window, "window") ||
       tensor(object, 3, &o->sink_logits, &o->c.sink_logits, "sink_logits") ||
       tensor(object, 4, &o->alibi_slopes, &o->c.alibi_slopes, "alibi_slopes") ||
-      tensor(object, 5, &o->bias, &o->c.bias, "bias") || tensor(object, 6, &o->spans, &o->c.spans, "spans") ||
-      bits(object, 7, &o->c.flags, "flags"))
+      tensor(object, 5, &o->bias, &o->c.bias, "bias") ||
+      tensor(object, 6, &o->spans, &o->c.spans, "spans") || bits(object, 7, &o->c.flags, "flags"))
     return -1;
   return 0;
 }
@@ -84,8 +87,9 @@ int kvcpy_linear_opt_in(PyObject *object, kvcpy_linear_opt *o) {
   o->used = 1;
   o->c.struct_size = sizeof o->c;
   if (expect(object, 5, "opt") || bits(object, 0, &o->c.flags, "flags") ||
-      small_number(object, 1, &o->c.decay, "decay") || small_number(object, 2, &o->c.state, "state") ||
-      real(object, 3, &o->c.scale, "scale") || tensor(object, 4, &o->skip, &o->c.skip, "skip"))
+      small_number(object, 1, &o->c.decay, "decay") ||
+      small_number(object, 2, &o->c.state, "state") || real(object, 3, &o->c.scale, "scale") ||
+      tensor(object, 4, &o->skip, &o->c.skip, "skip"))
     return -1;
   return 0;
 }
@@ -110,14 +114,15 @@ static int per_token(const kvcpy_desc *d, const kvcpy_ints *a, const char *name)
   size_t i;
   for (i = 0; i < d->lengths.count; ++i) total += (uint64_t)((const int64_t *)d->lengths.data)[i];
   if (a->count == total) return 0;
-  kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s has %zu entries, the lengths sum up to %llu", name, a->count,
-             (unsigned long long)total);
+  kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s has %zu entries, the lengths sum up to %llu", name,
+             a->count, (unsigned long long)total);
   return -1;
 }
 
 static int per_seq(const kvcpy_desc *d, const kvcpy_ints *a, const char *name) {
   if (a->count == d->seqs.count) return 0;
-  kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s has %zu entries, seqs has %zu", name, a->count, d->seqs.count);
+  kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s has %zu entries, seqs has %zu", name, a->count,
+             d->seqs.count);
   return -1;
 }
 
@@ -130,7 +135,8 @@ int kvcpy_stream_in(PyObject *object, kvc_stream *stream) {
   return kvcpy_refuse(KVCPY_OVERFLOW, "stream: the number is no address");
 }
 
-/* (seqs, lengths, tree_parents, tokens, positions, cross_lengths, stream, flags). What the library would read is checked to be there. */
+/* (seqs, lengths, tree_parents, tokens, positions, cross_lengths, stream, flags). What the library
+ * would read is checked to be there. */
 int kvcpy_desc_in(PyObject *object, kvcpy_desc *d) {
   PyObject *item;
   memset(&d->c, 0, sizeof d->c);
@@ -146,17 +152,20 @@ int kvcpy_desc_in(PyObject *object, kvcpy_desc *d) {
   d->c.seqs = d->seqs.data;
   d->c.append_lengths = d->lengths.data;
   if ((item = entry(object, 2))) {
-    if (kvcpy_ints_in(item, &d->parents, 4, "tree_parents") || per_token(d, &d->parents, "tree_parents"))
+    if (kvcpy_ints_in(item, &d->parents, 4, "tree_parents") ||
+        per_token(d, &d->parents, "tree_parents"))
       return -1;
     d->c.tree_parents = d->parents.data;
   }
   if ((item = entry(object, 3))) {
-    if (kvcpy_ints_in(item, &d->tokens, 4, "tokens") || per_token(d, &d->tokens, "tokens")) return -1;
+    if (kvcpy_ints_in(item, &d->tokens, 4, "tokens") || per_token(d, &d->tokens, "tokens"))
+      return -1;
     d->c.tokens = d->tokens.data;
   }
   if (tensor(object, 4, &d->positions, &d->c.positions, "positions")) return -1;
   if ((item = entry(object, 5))) {
-    if (kvcpy_ints_in(item, &d->cross, 8, "cross_lengths") || per_seq(d, &d->cross, "cross_lengths"))
+    if (kvcpy_ints_in(item, &d->cross, 8, "cross_lengths") ||
+        per_seq(d, &d->cross, "cross_lengths"))
       return -1;
     d->c.cross_lengths = d->cross.data;
   }
@@ -182,7 +191,8 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
   *keys = NULL;
   *count = 0;
   if (object == Py_None) return 0;
-  if (!PyTuple_Check(object)) return kvcpy_refuse_type("keys", "a tuple of (type, offset, data)", object);
+  if (!PyTuple_Check(object))
+    return kvcpy_refuse_type("keys", "a tuple of (type, offset, data)", object);
   n = PyTuple_Size(object);
   if (!n) return 0;
   *keys = PyMem_Calloc((size_t)n, sizeof **keys);
@@ -194,7 +204,8 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
     PyObject *key = PyTuple_GetItem(object, i);
     kvc_prefix_key *to = *keys + i;
     const char *data = NULL;
-    if (expect(key, 3, "keys[]") || kvcpy_uint32_in(PyTuple_GetItem(key, 0), &to->type, "keys[].type") ||
+    if (expect(key, 3, "keys[]") ||
+        kvcpy_uint32_in(PyTuple_GetItem(key, 0), &to->type, "keys[].type") ||
         kvcpy_int64_in(PyTuple_GetItem(key, 1), &to->offset, "keys[].offset") ||
         kvcpy_bytes_in(PyTuple_GetItem(key, 2), &data, &to->size, "keys[].data"))
       return -1;
@@ -205,7 +216,8 @@ int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count) {
   return 0;
 }
 
-/* (tokens, num_tokens, hashes, salt, keys, flags, priority). Of tokens the first num_tokens count, all when it is None. */
+/* (tokens, num_tokens, hashes, salt, keys, flags, priority). Of tokens the first num_tokens count,
+ * all when it is None. */
 int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
   PyObject *item;
   const char *data = NULL;
@@ -240,7 +252,8 @@ int kvcpy_query_in(PyObject *object, kvcpy_query *q) {
   }
   if (kvcpy_keys_in(PyTuple_GetItem(object, 4), &q->keys, &q->c.num_keys)) return -1;
   q->c.keys = q->keys;
-  if (bits(object, 5, &q->c.flags, "flags") || small_number(object, 6, &q->c.priority, "priority")) return -1;
+  if (bits(object, 5, &q->c.flags, "flags") || small_number(object, 6, &q->c.priority, "priority"))
+    return -1;
   return 0;
 }
 
@@ -278,7 +291,8 @@ void kvcpy_op_pool_done(kvcpy_op_pool *p) {
 
 /* (seq_lens, qo_indptr, page_indptr, page_indices, block_table). */
 int kvcpy_op_table_in(PyObject *object, kvcpy_op_table *t) {
-  static const char *const names[] = {"seq_lens", "qo_indptr", "page_indptr", "page_indices", "block_table"};
+  static const char *const names[] = {"seq_lens", "qo_indptr", "page_indptr", "page_indices",
+                                      "block_table"};
   const DLTensor **parts[5];
   int i;
   memset(&t->c, 0, sizeof t->c);
@@ -313,7 +327,8 @@ int kvcpy_op_opt_in(PyObject *object, kvcpy_op_opt *o) {
   o->used = 1;
   o->c.struct_size = sizeof o->c;
   if (expect(object, 6, "opt") || kvcpy_stream_in(PyTuple_GetItem(object, 5), &o->c.stream) ||
-      small_number(object, 0, &o->c.cpu_isa, "cpu_isa") || small_number(object, 1, &o->c.full, "full"))
+      small_number(object, 0, &o->c.cpu_isa, "cpu_isa") ||
+      small_number(object, 1, &o->c.full, "full"))
     return -1;
   if ((item = entry(object, 2))) {
     if (kvcpy_attn_opt_in(item, &o->attn)) return -1;

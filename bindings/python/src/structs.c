@@ -1,4 +1,5 @@
-/* Structs as dictionaries, by tables of their fields: what a table says is what the compiler of this module saw. */
+/* Structs as dictionaries, by tables of their fields: what a table says is what the compiler of
+ * this module saw. */
 #include <stddef.h>
 #include <string.h>
 
@@ -7,8 +8,9 @@
 enum { OTHER, I32, I64, U64, F32, F64, TYPE, DEVICE, TEXT, U64S, I32S };
 
 #define KIND(x) \
-  _Generic((x), int32_t: I32, int64_t: I64, uint64_t: U64, float: F32, double: F64,                  \
-           DLDataType: TYPE, DLDevice: DEVICE, char *: TEXT, uint64_t *: U64S, int32_t *: I32S, default: OTHER)
+  _Generic((x), int32_t: I32, int64_t: I64, uint64_t: U64, float: F32, double: F64, \
+           DLDataType: TYPE, DLDevice: DEVICE, char *: TEXT, uint64_t *: U64S,      \
+           int32_t *: I32S, default: OTHER)
 #define FIELD(type, field) \
   {#field, offsetof(type, field), sizeof(((type *)0)->field), KIND(((type *)0)->field)},
 #define FIELDS(type) \
@@ -110,7 +112,8 @@ static int field_in(char *at, const kvcpy_field *field, PyObject *value) {
     case DEVICE: {
       int type, id;
       if (!PyTuple_Check(value) || !PyArg_ParseTuple(value, "ii", &type, &id))
-        return kvcpy_refuse(KVCPY_TYPE, "%s: expected (device_type, device_id), got %R", field->name, value);
+        return kvcpy_refuse(KVCPY_TYPE, "%s: expected (device_type, device_id), got %R",
+                            field->name, value);
       ((DLDevice *)at)->device_type = (DLDeviceType)type;
       ((DLDevice *)at)->device_id = id;
       return 0;
@@ -130,7 +133,8 @@ static int field_in(char *at, const kvcpy_field *field, PyObject *value) {
 static const kvcpy_field *find(int which, PyObject *key) {
   const kvcpy_field *field;
   for (field = kvcpy_structs[which].fields; field->name; ++field)
-    if (PyUnicode_CompareWithASCIIString(key, field->name) == 0) return internal(field) ? NULL : field;
+    if (PyUnicode_CompareWithASCIIString(key, field->name) == 0)
+      return internal(field) ? NULL : field;
   return NULL;
 }
 
@@ -147,7 +151,8 @@ int kvcpy_struct_in(int which, void *to, PyObject *dict, const char *const *take
     while (*name && PyUnicode_CompareWithASCIIString(key, *name)) ++name;
     if (*name || value == Py_None) continue;
     field = find(which, key);
-    if (!field) return kvcpy_refuse(KVCPY_TYPE, "%s has no field %R", kvcpy_structs[which].name, key);
+    if (!field)
+      return kvcpy_refuse(KVCPY_TYPE, "%s has no field %R", kvcpy_structs[which].name, key);
     if (field_in((char *)to + field->offset, field, value)) return -1;
   }
   return 0;
@@ -164,7 +169,8 @@ PyObject *kvcpy_layout(void) {
       if (!place || PyDict_SetItemString(fields, field->name, place)) Py_CLEAR(fields);
       Py_XDECREF(place);
     }
-    entry = fields ? Py_BuildValue("{s:n,s:N}", "size", (Py_ssize_t)s->size, "fields", fields) : NULL;
+    entry =
+        fields ? Py_BuildValue("{s:n,s:N}", "size", (Py_ssize_t)s->size, "fields", fields) : NULL;
     if (!entry || PyDict_SetItemString(all, s->name, entry)) Py_CLEAR(all);
     Py_XDECREF(entry);
   }

@@ -1,10 +1,13 @@
-/* Tensors of other packages, borrowed for one call. Quickest way first: our own exports, NumPy arrays by their C layout, the C exchange table of
- * the object's type (PyTorch, TVM), then __dlpack__. Shapes and strides are copied, so that nobody can change them under a running call. */
+/* Tensors of other packages, borrowed for one call. Quickest way first: our own exports, NumPy
+ * arrays by their C layout, the C exchange table of the object's type (PyTorch, TVM), then
+ * __dlpack__. Shapes and strides are copied, so that nobody can change them under a running
+ * call. */
 #include <string.h>
 
 #include "binding.h"
 
-/* What is known of a type: its exchange table, and whether its tensors may ask for gradients (PyTorch, whose tensors are always writable). */
+/* What is known of a type: its exchange table, and whether its tensors may ask for gradients
+ * (PyTorch, whose tensors are always writable). */
 typedef struct {
   PyTypeObject *type;
   PyObject *capsule;
@@ -34,7 +37,8 @@ static known_type look_up(PyTypeObject *type) {
   if (found.capsule && PyCapsule_IsValid(found.capsule, "dlpack_exchange_api"))
     found.api = PyCapsule_GetPointer(found.capsule, "dlpack_exchange_api");
   while (found.api &&
-         found.api->header.version.major != DLPACK_MAJOR_VERSION) /* newer tables may carry an older one */
+         /* Newer tables may carry an older one */
+         found.api->header.version.major != DLPACK_MAJOR_VERSION)
     found.api = (const DLPackExchangeAPI *)found.api->header.prev_api;
   PyErr_Clear();
   return found;
@@ -51,7 +55,8 @@ static known_type type_of(PyObject *object) {
     Py_INCREF((PyObject *)type);
     known[num_known++] = found;
   }
-  /* Beyond that the table stays with the type: nothing is remembered, and the capsule is the type's own. */
+  /* Beyond that the table stays with the type: nothing is remembered, and the capsule is the type's
+   * own. */
   else
     Py_XDECREF(found.capsule);
   return found;
@@ -66,7 +71,8 @@ static int keep(kvcpy_tensor *x, const DLTensor *from, const char *name) {
   int i;
   x->tensor = *from;
   if (from->ndim < 0 || from->ndim > 64)
-    return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer gives %d dimensions", name, (int)from->ndim);
+    return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer gives %d dimensions", name,
+                        (int)from->ndim);
   if (from->ndim > 0 && !from->shape) return refuse(name, "the producer gives no shape");
   for (i = 0; i < from->ndim; ++i)
     if (from->shape[i] < 0)
@@ -103,7 +109,8 @@ static int from_table(PyObject *object, kvcpy_tensor *x, const known_type *type,
     if (gradient)
       return gradient < 0
                  ? -1
-                 : refuse(name, "requires grad; the library computes no gradients, pass tensor.detach()");
+                 : refuse(name,
+                          "requires grad; the library computes no gradients, pass tensor.detach()");
   }
   if (type->api->dltensor_from_py_object_no_sync && (type->is_torch || !writable)) {
     if (type->api->dltensor_from_py_object_no_sync(object, &seen)) return -1;
@@ -146,7 +153,8 @@ static int from_protocol(PyObject *object, kvcpy_tensor *x, int writable, const 
   x->capsule = kvcpy_ask_dlpack(object, name);
   if (!x->capsule) return -1;
   if (PyCapsule_IsValid(x->capsule, "dltensor_versioned")) {
-    const DLManagedTensorVersioned *managed = PyCapsule_GetPointer(x->capsule, "dltensor_versioned");
+    const DLManagedTensorVersioned *managed =
+        PyCapsule_GetPointer(x->capsule, "dltensor_versioned");
     if (managed->version.major != DLPACK_MAJOR_VERSION)
       return kvcpy_refuse(KVCPY_TENSOR, "%s: the producer speaks DLPack %u, this package %d", name,
                           (unsigned)managed->version.major, DLPACK_MAJOR_VERSION);
@@ -155,8 +163,11 @@ static int from_protocol(PyObject *object, kvcpy_tensor *x, int writable, const 
     return keep(x, &managed->dl_tensor, name);
   }
   if (PyCapsule_IsValid(x->capsule, "dltensor"))
-    return keep(x, &((const DLManagedTensor *)PyCapsule_GetPointer(x->capsule, "dltensor"))->dl_tensor, name);
-  return kvcpy_refuse(KVCPY_TENSOR, "%s: __dlpack__ gave %R, not an unused DLPack capsule", name, x->capsule);
+    return keep(x,
+                &((const DLManagedTensor *)PyCapsule_GetPointer(x->capsule, "dltensor"))->dl_tensor,
+                name);
+  return kvcpy_refuse(KVCPY_TENSOR, "%s: __dlpack__ gave %R, not an unused DLPack capsule", name,
+                      x->capsule);
 }
 
 int kvcpy_tensor_in(PyObject *object, kvcpy_tensor *x, int writable, const char *name) {
@@ -173,7 +184,8 @@ int kvcpy_tensor_in(PyObject *object, kvcpy_tensor *x, int writable, const char 
     return keep(x, &own->dl_tensor, name);
   }
   type = type_of(object);
-  return type.api ? from_table(object, x, &type, writable, name) : from_protocol(object, x, writable, name);
+  return type.api ? from_table(object, x, &type, writable, name)
+                  : from_protocol(object, x, writable, name);
 }
 
 void kvcpy_tensor_done(kvcpy_tensor *x) {

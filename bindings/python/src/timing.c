@@ -1,4 +1,5 @@
-/* The same attention call in a loop of C, for bench/call_cost.py: what remains of a Python call is the binding's. */
+/* The same attention call in a loop of C, for bench/call_cost.py: what remains of a Python call is
+ * the binding's. */
 #include <time.h>
 
 #include "binding.h"
@@ -31,8 +32,8 @@ PyObject *kvcpy_time_attn(PyObject *capsule, int layer, PyObject *tensors, int c
     if (forward) {
       begin = now();
       for (i = 0; i < count && !status; ++i)
-        status = kvc_attn(forward, layer, NULL, &x[0].tensor, &x[1].tensor, &x[2].tensor, &x[3].tensor, NULL,
-                          kvcpy_error());
+        status = kvc_attn(forward, layer, NULL, &x[0].tensor, &x[1].tensor, &x[2].tensor,
+                          &x[3].tensor, NULL, kvcpy_error());
       end = now();
     }
     failed = kvcpy_leave(&hold);

@@ -51,7 +51,7 @@ void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k
   const Batch& batch = forward.batch();
   run_append(*kernels_, executor_, params,
              layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
-  forward.mark_appended(local_layer);
+  forward.written().mark_appended(local_layer);
 }
 
 CpuEngine::CachedView& CpuEngine::view_of(Forward& forward, const KeyView& view,

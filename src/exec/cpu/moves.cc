@@ -21,8 +21,8 @@ std::vector<T> sequences_of(const Batch& batch, const StatePool& states, const S
   std::vector<T> sequences;
   for (const BatchEntry& entry : batch.entries()) {
     sequences.push_back({entry.row_begin, entry.append_length,
-                         states.state(entry.sequence->state, ref.local_layer, ref.state),
-                         states.state(entry.new_state, ref.local_layer, ref.state)});
+                         states.memory().state(entry.sequence->state, ref.local_layer, ref.state),
+                         states.memory().state(entry.new_state, ref.local_layer, ref.state)});
   }
   return sequences;
 }
@@ -39,7 +39,8 @@ void CpuEngine::check_begin(const Batch&, bool, bool is_replay, bool) const {
 void CpuEngine::begin(Forward& forward, bool) {
   clear_pages(forward.batch().taken_pages());
   if (spec_->clears_pages && states_->is_used()) {
-    for (const BatchEntry& entry : forward.batch().entries()) states_->clear_slot(entry.new_state);
+    for (const BatchEntry& entry : forward.batch().entries())
+      states_->memory().clear(entry.new_state);
   }
   copy_pages(forward.batch().copies());
 }
@@ -127,8 +128,8 @@ void CpuEngine::get_states(Forward& forward, const StateRef& ref, const StateRow
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   StateRows row = out;
   for (const BatchEntry& entry : forward.batch().entries()) {
-    read_state(states_->state(entry.sequence->state, ref.local_layer, ref.state), spec, row,
-               nullptr);
+    read_state(states_->memory().state(entry.sequence->state, ref.local_layer, ref.state), spec,
+               row, nullptr);
     row.base += out.row_stride;
   }
 }
@@ -138,7 +139,7 @@ void CpuEngine::set_states(Forward& forward, const StateRef& ref, const StateRow
       spec_->layers[static_cast<size_t>(ref.local_layer)].states[static_cast<size_t>(ref.state)];
   StateRows row = value;
   for (const BatchEntry& entry : forward.batch().entries()) {
-    write_state(states_->state(entry.new_state, ref.local_layer, ref.state), spec, row);
+    write_state(states_->memory().state(entry.new_state, ref.local_layer, ref.state), spec, row);
     row.base += value.row_stride;
   }
 }
@@ -148,10 +149,10 @@ void CpuEngine::carry_states_on(Forward& forward) noexcept {
     const std::vector<StateSpec>& states = spec_->layers[layer].states;
     const auto local = static_cast<int32_t>(layer);
     for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
-      if (forward.is_state_set(local, state)) continue;
+      if (forward.written().is_state_set(local, state)) continue;
       for (const BatchEntry& entry : forward.batch().entries()) {
-        std::memcpy(states_->state(entry.new_state, local, state),
-                    states_->state(entry.sequence->state, local, state),
+        std::memcpy(states_->memory().state(entry.new_state, local, state),
+                    states_->memory().state(entry.sequence->state, local, state),
                     static_cast<size_t>(states[static_cast<size_t>(state)].bytes()));
       }
     }

@@ -20,8 +20,8 @@ class PageCopier {
   virtual ~PageCopier() = default;
 
   // Copies page from[i] to page to[i]: complete on return on the CPU, enqueued on a GPU. No
-  // destination comes twice or is another pair's source. Neighbours of the list that are adjacent in
-  // both pools, ascending or descending, become one copy. Without storage nothing is copied.
+  // destination comes twice or is another pair's source. Neighbours of the list that are adjacent
+  // in both pools, ascending or descending, become one copy. Without storage nothing is copied.
   virtual void copy(CopyDirection direction, const PageId* from, const PageId* to,
                     int64_t count) noexcept = 0;
 

@@ -1,7 +1,7 @@
 // The schedule of one attention call on the CPU: its work items. Keys are cut into KV chunks by a
-// pure function of the sequence and the layer's shape. Results therefore do not depend on the number
-// of threads, nor on the rest of the batch unless sequences may share a prefix. Cuts along heads and
-// rows change no result and follow the number of threads.
+// pure function of the sequence and the layer's shape. Results therefore do not depend on the
+// number of threads, nor on the rest of the batch unless sequences may share a prefix. Cuts along
+// heads and rows change no result and follow the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -56,8 +56,8 @@ class BatchMetadataCache {
  public:
   BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Device* device);
 
-  // Enqueues the kernel that makes it, where this step has not made it yet. `spans` are those of the
-  // call.
+  // Enqueues the kernel that makes it, where this step has not made it yet. `spans` are those of
+  // the call.
   BatchMetadata& metadata_of(const Forward& forward, const KeyView& key,
                              const std::vector<Span>& spans, DeviceUploads& uploads,
                              cuda::Stream stream);

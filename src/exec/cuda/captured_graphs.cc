@@ -37,7 +37,7 @@ void CapturedGraphs::require_replayable(const Batch& batch, bool has_positions,
   }
   if (graph->needs_positions) require_unmoved(batch);
   // The end would be too late to refuse: the graph has run by then.
-  if (needs_rows) Forward::require_rows(*spec_, graph->appended, batch);
+  if (needs_rows) WrittenLayers::require_rows(*spec_, graph->appended, batch);
   const char* reason = reason_against(*graph, batch);
   if (reason == nullptr) return;
   fail(KVC_E_INVALID_STATE,
@@ -77,7 +77,7 @@ CapturedGraph& CapturedGraphs::add(const Forward& forward) {
                       .max_words = step_->max_words(),
                       .max_length = std::max(spec_->max_seq_len, batch.longest(false)),
                       .max_cross_length = std::max(spec_->max_cross_len, batch.longest(true)),
-                      .appended = forward.appended()};
+                      .appended = forward.written().appended()};
   for (const BatchEntry& entry : batch.entries()) graph.lengths.push_back(entry.append_length);
   std::erase_if(graphs_,
                 [&](const CapturedGraph& known) { return known.lengths == graph.lengths; });

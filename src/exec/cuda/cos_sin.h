@@ -1,5 +1,5 @@
-// RoPE on a device: cos and sin of the new tokens, once per step, and of absolute positions for keys
-// that are rotated on read.
+// RoPE on a device: cos and sin of the new tokens, once per step, and of absolute positions for
+// keys that are rotated on read.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ class DeviceCosSin {
   // Begins a step, and sends the positions that the caller gave.
   void begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream);
 
-  // By packed token; empty when rope < 0. Enqueues the kernel where this step has not made them yet.
+  // By packed token; empty when rope < 0. Enqueues the kernel where this step has not made them
+  // yet.
   kernels::Rotation tokens(const Forward& forward, int32_t rope, cuda::Stream stream);
   // The same at the positions that attend to sink tokens.
   kernels::Rotation sinks(const Forward& forward, int32_t rope, cuda::Stream stream);

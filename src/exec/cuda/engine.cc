@@ -94,7 +94,7 @@ void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& 
   append_rows(
       params, k_storage(*plan_, *pool_, local_layer), v_storage(*plan_, *pool_, local_layer),
       is_cross ? batch.num_cross_rows() : batch.num_rows(), step.counts + (is_cross ? 2 : 1));
-  forward.mark_appended(local_layer);
+  forward.written().mark_appended(local_layer);
 }
 
 void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& params,

@@ -99,13 +99,13 @@ void CudaForward::enter(Forward& forward, cuda::Stream stream, bool is_captured,
 void CudaForward::replay(Forward& forward, cuda::Stream stream) {
   step_.write_for_replay(forward.batch(), stream);
   const CapturedGraph& graph = *graphs_.find(forward.batch());
-  forward.restore_appended(graph.appended);
+  forward.written().restore_appended(graph.appended);
   if (!graph.sets_states) return;
   // The graph carries on the states that its forward did not set: all states are set.
   for (size_t layer = 0; layer < spec_->layers.size(); ++layer) {
     const auto count = static_cast<int32_t>(spec_->layers[layer].states.size());
     for (int32_t state = 0; state < count; ++state)
-      forward.mark_state_set(static_cast<int32_t>(layer), state);
+      forward.written().mark_state_set(static_cast<int32_t>(layer), state);
   }
 }
 
@@ -175,8 +175,9 @@ void CudaForward::leave(Forward& forward, bool aborted) noexcept {
   const bool is_captured = state_ == State::kCaptured;
   if (is_captured) {
     CapturedGraph& graph = graphs_.last();
-    graph.sets_states = forward.any_state_set();
-    std::copy(forward.appended().begin(), forward.appended().end(), graph.appended.begin());
+    graph.sets_states = forward.written().any_state_set();
+    std::copy(forward.written().appended().begin(), forward.written().appended().end(),
+              graph.appended.begin());
     // Its replays would have to carry states on, which is not in it.
     if (aborted && spec_->has_states() && is_capture_over()) graphs_.drop_last();
   }

@@ -48,7 +48,8 @@ class CudaForward {
   // `carry_states()` does in a graph what its replays have to do with states at their end.
   template <typename CarryStates>
   void close(Forward& forward, bool aborted, CarryStates&& carry_states) noexcept {
-    if (state_ == State::kCaptured && aborted && forward.any_state_set() && !is_capture_over())
+    if (state_ == State::kCaptured && aborted && forward.written().any_state_set() &&
+        !is_capture_over())
       carry_states();
     leave(forward, aborted);
   }

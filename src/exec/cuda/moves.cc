@@ -149,7 +149,7 @@ void CudaMoves::clear_taken(const Batch& batch, cuda::Stream stream, DeviceUploa
     uploads.finish(stream);
   }
   if (!states_->is_used()) return;
-  for (const BatchEntry& entry : batch.entries()) states_->clear_slot(entry.new_state, stream);
+  for (const BatchEntry& entry : batch.entries()) states_->memory().clear(entry.new_state, stream);
 }
 
 // ----------------------------------------------------------------------------------------------

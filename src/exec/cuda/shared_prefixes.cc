@@ -1,6 +1,6 @@
-// BatchMetadataCache: prefixes that the sequences of an eager forward share. The host finds them in its
-// page tables, for it alone knows which pages are the same; a captured plan could not change with
-// the batch.
+// BatchMetadataCache: prefixes that the sequences of an eager forward share. The host finds them in
+// its page tables, for it alone knows which pages are the same; a captured plan could not change
+// with the batch.
 #include <algorithm>
 #include <climits>
 #include <cstring>
@@ -23,8 +23,8 @@ void write(std::byte* to, const std::vector<T>& values) {
   std::memcpy(to, values.data(), values.size() * sizeof(T));
 }
 
-// Equal pages must hold equal keys: all of them visible, all at their places where positions matter,
-// and all rotated alike.
+// Equal pages must hold equal keys: all of them visible, all at their places where positions
+// matter, and all rotated alike.
 bool takes_part(const Forward& forward, const KeyView& key, const BatchEntry& entry) {
   const Sequence& sequence = *entry.sequence;
   if (entry.append_length == 0 || entry.is_tree || entry.old_nodes != 0 || sequence.window != 0)

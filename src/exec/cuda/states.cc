@@ -25,10 +25,10 @@ cuda::ConvertParams CudaStates::rows_of(const Forward& forward, const StateRef& 
 
 void CudaStates::get(const Forward& forward, const StateRef& ref, const StateRows& out) const {
   cuda::ConvertParams params = rows_of(forward, ref);
-  params.in = states_->state(0, ref.local_layer, ref.state);
-  params.in_stride = states_->slot_stride();
+  params.in = states_->memory().state(0, ref.local_layer, ref.state);
+  params.in_stride = states_->memory().slot_stride();
   params.in_type = spec_of(ref).dtype;
-  params.fallback = states_->state(kInitialState, ref.local_layer, ref.state);
+  params.fallback = states_->memory().state(kInitialState, ref.local_layer, ref.state);
   params.rows = open_->step().state().state_in;
   params.out = out.base;
   params.out_stride = out.row_stride;
@@ -50,8 +50,8 @@ void CudaStates::copy_in(const Forward& forward, const StateRef& ref,
   params.in_type = value.dtype;
   params.rows = open_->step().state().state_out;
   params.scatter = 1;
-  params.out = states_->state(0, ref.local_layer, ref.state);
-  params.out_stride = states_->slot_stride();
+  params.out = states_->memory().state(0, ref.local_layer, ref.state);
+  params.out_stride = states_->memory().slot_stride();
   params.out_type = spec_of(ref).dtype;
   const Device& device = order_->device();
   device.call("convert", device.table->convert, params, open_->stream());
@@ -73,7 +73,7 @@ void CudaStates::carry_on(const Forward& forward) const noexcept {
       const std::vector<StateSpec>& states = spec_->layers[layer].states;
       const auto local = static_cast<int32_t>(layer);
       for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
-        if (forward.is_state_set(local, state)) continue;
+        if (forward.written().is_state_set(local, state)) continue;
         const StateSpec& spec = states[static_cast<size_t>(state)];
         const StateRows rows{carried_.data(), spec.bytes(), spec.dtype};
         get(forward, {local, state}, rows);
@@ -92,9 +92,9 @@ Params CudaStates::with_states(const Forward& forward, const StateRef& ref, Para
   sequences_.ensure(open_->step().max_sequences() * sequence_bytes, open_->stream());
   const cuda::StateMetadataParams view{
       .step = open_->step().state(),
-      .states = states_->state(0, ref.local_layer, ref.state),
-      .slot_stride = states_->slot_stride(),
-      .initial = states_->state(kInitialState, ref.local_layer, ref.state),
+      .states = states_->memory().state(0, ref.local_layer, ref.state),
+      .slot_stride = states_->memory().slot_stride(),
+      .initial = states_->memory().state(kInitialState, ref.local_layer, ref.state),
       .sequences = sequences_.data()};
   const Device& device = order_->device();
   device.call("state_metadata", device.table->state_metadata, view, num_sequences(forward),

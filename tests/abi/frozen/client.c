@@ -1,7 +1,9 @@
 /*
- * A program of another age: compiled against the header of an earlier version (or one with shorter structs) and run on the library of
- * today. It makes a plan and a cache, computes attention that can be checked by hand, swaps, finds a prefix, reads events and calls an
- * operator through the function table. Structs are followed by guard bytes: the library writes no further than a struct's size says.
+ * A program of another age: compiled against the header of an earlier version (or one with shorter
+ * structs) and run on the library of today. It makes a plan and a cache, computes attention that
+ * can be checked by hand, swaps, finds a prefix, reads events and calls an operator through the
+ * function table. Structs are followed by guard bytes: the library writes no further than a
+ * struct's size says.
  */
 #include <kvcache_api.h>
 #include <math.h>
@@ -46,11 +48,19 @@ static DLTensor tensor(void *data, uint8_t code, uint8_t bits, int32_t ndim, int
 }
 
 static kvc_cache *make_cache(void) {
-  kvc_layer layers[2] = {
-      {.struct_size = sizeof layers[0], .num_kv_heads = HEADS, .k_dim = DIM, .k_dtype = {kDLFloat, 32, 1}},
-      {.struct_size = sizeof layers[0], .num_kv_heads = HEADS, .k_dim = DIM, .k_dtype = {kDLFloat, 32, 1}}};
-  kvc_config config = {
-      .struct_size = sizeof config, .num_layers = 2, .layers = layers, .page_size = PAGE, .num_pages = 64};
+  kvc_layer layers[2] = {{.struct_size = sizeof layers[0],
+                          .num_kv_heads = HEADS,
+                          .k_dim = DIM,
+                          .k_dtype = {kDLFloat, 32, 1}},
+                         {.struct_size = sizeof layers[0],
+                          .num_kv_heads = HEADS,
+                          .k_dim = DIM,
+                          .k_dtype = {kDLFloat, 32, 1}}};
+  kvc_config config = {.struct_size = sizeof config,
+                       .num_layers = 2,
+                       .layers = layers,
+                       .page_size = PAGE,
+                       .num_pages = 64};
   config.host_byte_budget = 1 << 20;
   config.num_threads = 1;
 #ifndef SHORTER_STRUCTS /* kvc_config ends before this field there */
@@ -77,10 +87,12 @@ static kvc_cache *make_cache(void) {
   return cache;
 }
 
-/* Every K is the same, so every query takes the mean of the values that it sees: V of token t is t everywhere. */
+/* Every K is the same, so every query takes the mean of the values that it sees: V of token t is t
+ * everywhere. */
 static void compute(kvc_cache *cache, kvc_seq seq, int64_t begin, const int32_t *tokens) {
   const int64_t count = TOKENS - begin;
-  kvc_forward_desc desc = {.struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &count};
+  kvc_forward_desc desc = {
+      .struct_size = sizeof desc, .num_seqs = 1, .seqs = &seq, .append_lengths = &count};
   desc.tokens = tokens + begin;
   kvc_forward *fwd = NULL;
   CALL(kvc_forward_begin(cache, &desc, &fwd, &err));
@@ -94,7 +106,8 @@ static void compute(kvc_cache *cache, kvc_seq seq, int64_t begin, const int32_t 
     memset(out, 0, sizeof out);
     kvc_attn_opt opt = {.struct_size = sizeof opt};
     CALL(kvc_attn(fwd, layer, layer == 0 ? NULL : &opt, &tq, &tk, &tv, &to, NULL, &err));
-    for (int i = 0; i < count * ROW; ++i) CHECK(fabsf(out[i] - 0.5f * (float)(begin + i / ROW)) < 1e-4f);
+    for (int i = 0; i < count * ROW; ++i)
+      CHECK(fabsf(out[i] - 0.5f * (float)(begin + i / ROW)) < 1e-4f);
   }
   CALL(kvc_forward_end(fwd, &err));
 }
@@ -124,7 +137,8 @@ static void use_cache(kvc_cache *cache) {
   events[0].struct_size = sizeof events[0];
   CALL(kvc_events_poll(cache, events, &count, &err));
   CHECK(count == TOKENS / PAGE);
-  for (size_t i = 0; i < count; ++i) CHECK(events[i].number == i + 1 && events[i].num_tokens == PAGE);
+  for (size_t i = 0; i < count; ++i)
+    CHECK(events[i].number == i + 1 && events[i].num_tokens == PAGE);
 #endif
 
   const kvc_seq first = 1;
@@ -136,7 +150,8 @@ static void use_cache(kvc_cache *cache) {
   GUARDED(kvc_stats) stats;
   ARM(stats);
   CALL(kvc_cache_stats_get(cache, &stats.value, &err));
-  CHECK(INTACT(stats) && stats.value.num_seqs == 3 && stats.value.total_length == 2 * TOKENS - 3 + 10);
+  CHECK(INTACT(stats) && stats.value.num_seqs == 3 &&
+        stats.value.total_length == 2 * TOKENS - 3 + 10);
 
   /* A refusal names what was wrong, in as much room as this program's kvc_error has. */
   GUARDED(kvc_error) error;
@@ -151,10 +166,12 @@ static void use_table(void) {
   CHECK(api != NULL && api->struct_size >= sizeof *api);
   float pool_k[2 * PAGE * ROW] = {0}, pool_v[2 * PAGE * ROW] = {0}, k[ROW], v[ROW];
   for (int i = 0; i < ROW; ++i) k[i] = (float)i, v[i] = (float)-i;
-  int64_t slot = 5, pool_shape[] = {2, PAGE, HEADS, DIM}, row_shape[] = {1, HEADS, DIM}, slot_shape[] = {1};
+  int64_t slot = 5, pool_shape[] = {2, PAGE, HEADS, DIM}, row_shape[] = {1, HEADS, DIM},
+          slot_shape[] = {1};
   const DLTensor tpk = tensor(pool_k, kDLFloat, 32, 4, pool_shape),
                  tpv = tensor(pool_v, kDLFloat, 32, 4, pool_shape),
-                 tk = tensor(k, kDLFloat, 32, 3, row_shape), tv = tensor(v, kDLFloat, 32, 3, row_shape),
+                 tk = tensor(k, kDLFloat, 32, 3, row_shape),
+                 tv = tensor(v, kDLFloat, 32, 3, row_shape),
                  slots = tensor(&slot, kDLInt, 64, 1, slot_shape);
   const kvc_op_pool pool = {.struct_size = sizeof pool, .k = &tpk, .v = &tpv, .layout = KVC_OP_NHD};
   CALL(api->op_append(&pool, NULL, &slots, &tk, &tv, &err));
@@ -167,6 +184,7 @@ int main(void) {
   use_cache(cache);
   kvc_cache_destroy(cache);
   use_table();
-  printf("frozen client: ok with %s, kvc_config of %zu bytes\n", kvc_version_string(), sizeof(kvc_config));
+  printf("frozen client: ok with %s, kvc_config of %zu bytes\n", kvc_version_string(),
+         sizeof(kvc_config));
   return 0;
 }

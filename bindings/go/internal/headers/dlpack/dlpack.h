@@ -1,8 +1,8 @@
 /*
- * The structs of the DLPack ABI that kvcache.h names, and the numbers that the library uses. Declared for cgo,
- * and for the sources in the Rust crate. Sizes and offsets are compared with tests/abi/layout.json, which was
- * measured with DLPack's own header. Both may be included in one file: the guard is the same.
- *
+ * The structs of the DLPack ABI that kvcache.h names, and the numbers that the library uses.
+ * Declared for cgo, and for the sources in the Rust crate. Sizes and offsets are compared with
+ * tests/abi/layout.json, which was measured with DLPack's own header. Both may be included in one
+ * file: the guard is the same.
  * SPDX-License-Identifier: Apache-2.0
  */
 #ifndef DLPACK_DLPACK_H_

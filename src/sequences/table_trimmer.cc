@@ -1,0 +1,151 @@
+#include "src/sequences/table_trimmer.h"
+
+#include <algorithm>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/sequences/visibility.h"
+
+namespace kvc {
+
+void TableTrimmer::cut(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept {
+  while (static_cast<int64_t>(table.pages.size()) > keep) {
+    if (table.pages.back() == kNoPage) {
+      --table.num_dropped;
+    } else {
+      allocator.drop_ref(table.pages.back());
+    }
+    table.pages.pop_back();
+  }
+  table.synced_pages = std::min(table.synced_pages, keep);
+  table.owns_last = false;
+}
+
+void TableTrimmer::truncate(Sequence& sequence, int64_t tokens) noexcept {
+  sequence.invalidate_tables();
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    PageTable& table = sequence.tables[group];
+    cut(table, spec_->groups[group].pages_for(tokens), *allocator_);
+    table.note_length(tokens);
+  }
+}
+
+void TableTrimmer::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
+  end = std::min(end, static_cast<int64_t>(table.pages.size()));
+  for (int64_t i = begin; i < end; ++i) {
+    PageId& page = table.pages[static_cast<size_t>(i)];
+    if (page == kNoPage) continue;
+    allocator_->drop_ref(page);
+    page = kNoPage;
+    ++table.num_dropped;
+  }
+}
+
+void TableTrimmer::drop_table(Sequence& sequence, size_t group) noexcept {
+  PageTable& table = sequence.tables[group];
+  const int32_t page_size = spec_->groups[group].page_size;
+  const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
+  const int64_t sink_pages = ceil_div(keys.sink_end, page_size);
+  if (table.sink_kept > keys.sink_end) {  // Fewer sink tokens than before.
+    drop_pages(table, sink_pages,
+               std::min(ceil_div(table.sink_kept, page_size), table.kept_begin / page_size));
+    table.sink_kept = keys.sink_end;
+  }
+  const int64_t begin = std::max(sink_pages, table.kept_begin / page_size);
+  const int64_t end = std::min(keys.begin / page_size, static_cast<int64_t>(table.pages.size()));
+  if (begin >= end) return;
+  drop_pages(table, begin, end);
+  if (table.kept_begin == 0) table.sink_kept = keys.sink_end;
+  table.kept_begin = end * page_size;
+}
+
+void TableTrimmer::drop_behind_windows(Sequence& sequence) noexcept {
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (!spec_->groups[group].is_cross &&
+        (spec_->groups[group].is_windowed() || sequence.window != 0))
+      drop_table(sequence, group);
+  }
+  note_next_drop(sequence);
+}
+
+void TableTrimmer::note_next_drop(Sequence& sequence) noexcept {
+  if (sequence.window != 0) return;  // Two windows at once: drop_hidden() looks every time.
+  int64_t next = INT64_MAX;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const GroupSpec& spec = spec_->groups[group];
+    if (spec.is_cross || !spec.is_windowed()) continue;
+    // The visible range has to begin one page further.
+    const int64_t first_key =
+        sequence.tables[group].kept_begin / spec.page_size * spec.page_size + spec.page_size;
+    next = std::min(next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
+                                          : first_key + spec.window - 1);
+  }
+  sequence.next_drop = next;
+}
+
+void TableTrimmer::check_window(const Sequence& sequence, int64_t window, int64_t sink) const {
+  if (window < 1)
+    fail_with(KVC_E_INVALID_ARGUMENT, window, "window = %lld, expected at least 1", ll(window));
+  if (sink < 0 || sink >= window) {
+    fail_with(KVC_E_INVALID_ARGUMENT, sink, "sink = %lld out of range: 0 to window - 1 = %lld",
+              ll(sink), ll(window - 1));
+  }
+  bool has_tokens = false;
+  for (size_t index = 0; index < spec_->groups.size(); ++index) {
+    const GroupSpec& group = spec_->groups[index];
+    has_tokens = has_tokens || !group.is_cross;
+    if (group.chunk != 0) {
+      fail_with(
+          KVC_E_UNSUPPORTED, group.chunk,
+          "a window of sequence %lld is not supported: the layers of group %zu have chunk = %lld",
+          ll(sequence.id), index, ll(group.chunk));
+    }
+    if (sink > 0 && group.window > window - sink) {
+      fail_with(KVC_E_UNSUPPORTED, group.window,
+                "sink = %lld is not supported: the layers of group %zu have window = %lld, more "
+                "than window "
+                "- sink = "
+                "%lld",
+                ll(sink), index, ll(group.window), ll(window - sink));
+    }
+  }
+  if (!has_tokens) {
+    fail_with(KVC_E_UNSUPPORTED, sequence.id,
+              "a window of sequence %lld is not supported: no layer keeps its tokens",
+              ll(sequence.id));
+  }
+  if (!sequence.segments.empty()) {
+    const PositionSegment& last = sequence.segments.back();
+    fail_with(KVC_E_UNSUPPORTED, last.offset,
+              "a window of sequence %lld is not supported: its positions were moved by %lld from "
+              "token %lld on",
+              ll(sequence.id), ll(last.offset), ll(last.begin));
+  }
+  Sequence wanted;
+  wanted.window = window;
+  wanted.sink = sink;
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    if (spec_->groups[group].is_cross) continue;
+    const PageTable& table = sequence.tables[group];
+    const KeyRange keys = keys_of_query(spec_->groups[group], wanted, sequence.length);
+    if (!table.keeps(0, std::min(keys.sink_end, sequence.length)) ||
+        !table.keeps(keys.begin, sequence.length)) {
+      fail_with(KVC_E_OUT_OF_RANGE, table.kept_begin,
+                "window = %lld with sink = %lld needs tokens that sequence %lld has dropped: it "
+                "keeps the first %lld and those from %lld on",
+                ll(window), ll(sink), ll(sequence.id), ll(table.sink_kept), ll(table.kept_begin));
+    }
+  }
+}
+
+void TableTrimmer::set_window(Sequence& sequence, int64_t window, int64_t sink) {
+  check_window(sequence, window, sink);
+  sequence.history.diverge();  // Rows computed from now on depend on the window.
+  sequence.window = window;
+  sequence.sink = sink;
+  sequence.invalidate_tables();
+  drop_hidden(sequence);
+}
+
+}  // namespace kvc

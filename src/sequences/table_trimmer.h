@@ -1,0 +1,44 @@
+// Takes pages out of the tables of sequences: those that windows hide, and those beyond an end.
+#pragma once
+
+#include <cstdint>
+
+#include "src/pages/allocator.h"
+#include "src/plan/spec.h"
+#include "src/sequences/sequence.h"
+
+namespace kvc {
+
+// Tables of sequences on the device. Borrows all.
+class TableTrimmer {
+ public:
+  TableTrimmer(const Spec& spec, PageAllocator* allocator)
+      : spec_(&spec), allocator_(allocator), has_windows_(spec.has_windows()) {}
+
+  // Keeps the first `keep` pages of a table whose pages are in `allocator`.
+  static void cut(PageTable& table, int64_t keep, PageAllocator& allocator) noexcept;
+  // Cuts the tables of every layer group, CROSS layers aside, to `tokens`.
+  void truncate(Sequence& sequence, int64_t tokens) noexcept;
+  // Drops the pages that no later query sees. Call it after every change of the committed length
+  // or of the windows.
+  void drop_hidden(Sequence& sequence) noexcept {
+    if ((has_windows_ && sequence.length >= sequence.next_drop) || sequence.window != 0)
+      drop_behind_windows(sequence);
+  }
+  // Sets the window and the sink tokens of the sequence, which is on the device and in no forward.
+  // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED; nothing has changed then.
+  void set_window(Sequence& sequence, int64_t window, int64_t sink);
+
+ private:
+  void check_window(const Sequence& sequence, int64_t window, int64_t sink) const;
+  void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
+  void drop_table(Sequence& sequence, size_t group) noexcept;
+  void drop_behind_windows(Sequence& sequence) noexcept;
+  void note_next_drop(Sequence& sequence) noexcept;
+
+  const Spec* spec_;
+  PageAllocator* allocator_;
+  bool has_windows_;
+};
+
+}  // namespace kvc
