@@ -20,7 +20,6 @@ class PrefixCache {
 
   int32_t block_tokens() const;
   // The namespace without a salt.
-  const BlockKey& default_root() const;
 
   // Each returns the tokens that its function of kvcache.h reports.
   int64_t match(const PrefixQuery& query) const;

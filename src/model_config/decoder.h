@@ -1,4 +1,4 @@
-// What decoders have in common: heads, layer types, attention layers.
+// Parts that all decoders share: heads, layer types, attention layers.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Heads {
   int64_t v_dim = 0;
 };
 
-// What a class fills in where a nested configuration leaves a field out; 0: it has to be there.
+// Values of a class for fields that a nested configuration leaves out; 0: the field is required.
 struct ClassDefaults {
   int64_t layers = 0;
   int64_t heads = 0;
@@ -30,7 +30,7 @@ struct ClassDefaults {
 };
 
 int64_t read_num_layers(const Fields& config, const ClassDefaults& defaults = {});
-// max_position_embeddings with what YaRN makes of it; 0 when the configuration has none.
+// max_position_embeddings, stretched by YaRN; 0 when the configuration has none.
 int64_t read_max_len(const Fields& config, const ClassDefaults& defaults = {});
 // num_attention_heads, num_key_value_heads (missing: as many), head_dim (missing: hidden_size /
 // heads).
@@ -41,22 +41,23 @@ void check_heads(const Fields& config, const char* q_name, const Heads& heads, c
 kvc_layer attention_layer(const Model& model, const Heads& heads, int64_t window = 0,
                           int64_t chunk = 0);
 kvc_layer cross_layer(const Model& model, const Heads& heads);
-// Keeps nothing and reads the K and V of `source`; q heads of its own.
+// A layer that keeps nothing and reads the K and V of `source`, with its own query heads.
 kvc_layer shared_layer(const Heads& heads, int32_t source);
 
 enum class LayerType { kFull, kSliding, kChunked, kLinear, kHybrid, kConv, kNone };
 
-// `name` ("layer_types") where the configuration has it, else fallback(i). Throws INVALID_ARGUMENT:
-// another number of entries than layers; UNSUPPORTED: a type by another name.
+// The types of `name` ("layer_types") when the configuration has it, else fallback(i). Throws
+// INVALID_ARGUMENT when the number of entries is not the number of layers, UNSUPPORTED for an
+// unknown type.
 std::vector<LayerType> read_layer_types(const Fields& config, const char* name, int64_t num_layers,
                                         const std::function<LayerType(int64_t)>& fallback);
-// Throws UNSUPPORTED: a type that the family has not.
+// Throws UNSUPPORTED: the family does not have this type.
 [[noreturn]] void refuse_layer_type(const Fields& config, const char* name, size_t layer);
 
-// Which layers an array of indices names. Throws OUT_OF_RANGE.
+// The layers that an array of indices names. Throws OUT_OF_RANGE.
 std::vector<bool> read_layer_mask(const Fields& config, const char* name, int64_t num_layers);
 
-// What layers with and without a window have, read once, and only for layers that are there.
+// The keys of layers with and without a window, each read once, when such a layer exists.
 struct LayerKeys {
   int64_t window = 0;
   int32_t rope = -1;
@@ -75,8 +76,8 @@ class KeysByType {
   std::optional<LayerKeys> sliding_, full_;
 };
 
-// The window of sliding layers. Throws INVALID_ARGUMENT when a layer needs one that the
-// configuration has not.
+// The window of sliding layers. Throws INVALID_ARGUMENT when a layer needs a window and the
+// configuration has none.
 int64_t read_window(const Fields& config, int64_t class_default = 0);
 
 }  // namespace kvc::hf

@@ -1,4 +1,4 @@
-// Readers of model families: from the (nested) text configuration to layers.
+// Readers of model families, from the text configuration, which may be nested, to layers.
 #pragma once
 
 #include <string>
@@ -10,20 +10,20 @@
 
 namespace kvc::hf {
 
-// Decoders whose layers all keep K and V. What differs is data.
+// Decoders whose layers all keep K and V. They differ in data only.
 struct DecoderTraits {
   enum class Windows {
     kNone,
-    kAll,     // every layer, where sliding_window is set (Mistral, Phi-3)
-    kQwen,    // where use_sliding_window: layer_types, else the layers from max_window_layers on
-    kByType,  // layer_types, else every full_every-th layer sees everything
+    kAll,     // Every layer, when sliding_window is set (Mistral, Phi-3).
+    kQwen,    // use_sliding_window: layer_types, else from max_window_layers on.
+    kByType,  // layer_types, else every full_every-th layer has full attention.
   };
   Windows windows = Windows::kNone;
   int64_t full_every = 0;
-  int64_t class_window = 0;  // where a nested configuration leaves sliding_window out; 0: none
+  int64_t class_window = 0;  // Window when a nested configuration has none; 0: none.
   bool rotates = true;
-  bool rotates_full = true;  // false: only sliding layers rotate (Cohere 2)
-  bool scales_local = true;  // false: rope_scaling is for full layers (OLMo 3)
+  bool rotates_full = true;  // False: only sliding layers rotate (Cohere 2).
+  bool scales_local = true;  // False: rope_scaling is for full layers (OLMo 3).
   kvc_rope_style style = KVC_ROPE_HALF;
   double theta = 10000;
   double partial = 1;
@@ -71,8 +71,8 @@ void read_t5(const Fields& config, Model& model);
 void read_whisper(const Fields& config, Model& model);
 void read_bart(const Fields& config, Model& model);
 
-// Calls the reader of a model_type. Throws UNSUPPORTED: unknown, or known and not served (the
-// message says why).
+// Calls the reader of a model_type. Throws UNSUPPORTED for an unknown type, or for a known one that
+// is not served; the message says why.
 void read_family(const std::string& model_type, const Fields& config, Model& model);
 
 // Every model_type that read_family reads, in alphabetical order.

@@ -13,42 +13,42 @@
 
 namespace kvc::hf {
 
-// A view of one JSON object, which must outlive it. A member that is null counts as missing, as in
-// Python's configuration classes.
+// A view of one JSON object, which must outlive it. A null member counts as missing, as in Python's
+// configuration classes.
 class Fields {
  public:
-  // Throws INVALID_ARGUMENT when `object` is none. `path` is empty or ends in a dot.
+  // Throws INVALID_ARGUMENT when `object` is not an object. `path` is empty or ends in a dot.
   Fields(const Json& object, std::string path);
 
   bool has(const char* name) const { return find(name) != nullptr; }
-  // Written as null, which says no where a class's default says yes.
+  // The member is null, which means no even when the default of the class means yes.
   bool is_null(const char* name) const { return object_->find(name) != nullptr && !has(name); }
   std::string path(const char* name) const { return path_ + name; }
-  // A nested configuration: Hugging Face leaves out what equals the default of its class.
+  // A nested configuration. Hugging Face leaves out fields that equal the default of their class.
   bool is_nested() const { return !path_.empty(); }
-  // The first of these names that is there, else the first: older configurations name the same
-  // thing differently.
+  // The first of these names that exists, else the first one. Older configurations have other names
+  // for the same field.
   const char* first_of(std::initializer_list<const char*> names) const;
 
-  // Throw INVALID_ARGUMENT: missing, or of another type; OUT_OF_RANGE: beyond least..most.
+  // These throw INVALID_ARGUMENT for a missing field or another type, and OUT_OF_RANGE beyond
+  // least..most.
   int64_t integer(const char* name, int64_t least, int64_t most) const;
   int64_t integer_or(const char* name, int64_t fallback, int64_t least, int64_t most) const;
-  // `class_default`, where it is not 0, stands in for a field that a nested configuration leaves
-  // out.
+  // `class_default`, unless 0, stands for a field that a nested configuration leaves out.
   int64_t class_integer(const char* name, int64_t class_default, int64_t least, int64_t most) const;
   double number(const char* name) const;
   double number_or(const char* name, double fallback) const;
   bool flag_or(const char* name, bool fallback) const;
   std::string text(const char* name) const;
   std::string text_or(const char* name, const char* fallback) const;
-  std::optional<Fields> object(const char* name) const;  // empty: missing
+  std::optional<Fields> object(const char* name) const;  // Empty: missing.
   std::vector<double> numbers(const char* name) const;
   std::vector<int64_t> integers(const char* name, int64_t least, int64_t most) const;
   std::vector<std::string> texts(const char* name) const;
-  std::vector<bool> flags(const char* name) const;   // booleans or 0 and 1
+  std::vector<bool> flags(const char* name) const;   // Booleans, or 0 and 1.
   bool is(const char* name, Json::Type type) const;  // False when it is missing.
 
-  // Throws UNSUPPORTED: the field asks for something that the library has not.
+  // Throws UNSUPPORTED: the field asks for a feature that the library does not have.
   [[noreturn]] void refuse(const char* name, const char* what) const;
 
  private:
@@ -64,11 +64,11 @@ class Fields {
   std::string path_;
 };
 
-// "a / b" where b divides a. Throws INVALID_ARGUMENT naming both.
+// a / b, where b divides a. Throws INVALID_ARGUMENT and names both.
 int64_t divide(const Fields& fields, const char* dividend, int64_t a, const char* divisor,
                int64_t b);
 
-// "bfloat16", "torch.float16". Throws UNSUPPORTED for what is no storage type.
+// A dtype by name: "bfloat16", "torch.float16". Throws UNSUPPORTED for other types.
 DLDataType dtype_of(const Fields& fields, const char* name);
 
 }  // namespace kvc::hf

@@ -1,4 +1,4 @@
-// A JSON text as a tree, read with limits that keep a hostile text cheap.
+// A JSON text as a tree. Limits keep hostile texts cheap.
 #pragma once
 
 #include <cstdint>
@@ -20,32 +20,32 @@ struct Json {
   Type type = Type::kNull;
   bool boolean = false;
   int64_t integer = 0;
-  double real = 0;  // of integers too
+  double real = 0;  // Set for integers too.
   std::string text;
   std::vector<Json> items;
   std::vector<Member> members;  // Keys are distinct.
 
-  // Defined where the type is complete: Clang 14 needs that of a constructor that makes `members`.
+  // Defined where the type is complete, because Clang 14 needs that for constructing `members`.
   Json();
 
-  // "a string"
+  // Name of a type for messages, such as "a string".
   const char* type_name() const;
-  // NULL: no such member.
+  // Null: no such member.
   const Json* find(std::string_view key) const;
 };
 
-// A struct of its own: clang refuses a vector of pairs with the incomplete Json.
+// A struct of its own, because clang refuses a vector of pairs with the incomplete Json.
 struct Member {
   std::string key;
   Json value;
 };
 
 // Throws INVALID_ARGUMENT (not JSON, detail = byte offset; a key twice) or OUT_OF_RANGE (too long,
-// too deep, too many values, a number that no double holds). `Infinity`, which Python's json
-// writes, is read as null; `NaN` is refused.
+// too deep, too many values, a number beyond double). `Infinity`, which Python's json writes, is
+// read as null; `NaN` is refused.
 Json parse_json(std::string_view text);
 
-// A text of the caller's as a message may show it: printable ASCII, shortened.
+// The caller's text for a message: printable ASCII, shortened.
 std::string shown(std::string_view text);
 
 }  // namespace kvc::hf

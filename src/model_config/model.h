@@ -1,4 +1,4 @@
-// What a configuration says about the cache, before it is laid out in the caller's array.
+// The layers of a configuration, before they are laid out in the caller's array.
 #pragma once
 
 #include <cstdint>
@@ -18,30 +18,30 @@ struct State {
   }
 };
 
-// The pointers of `rope` are NULL: the factors are beside it.
+// The pointers of `rope` are NULL; the factors are in the vectors.
 struct Rope {
   kvc_rope rope{};
   std::vector<float> factors, long_factors;
 };
 
-// The pointers of `layer` are NULL: `rope` and `states` index Model::ropes and Model::states, -1:
-// none.
+// The pointers of `layer` are NULL; `rope` and `states` index Model::ropes and Model::states (-1:
+// none).
 struct Layer {
   kvc_layer layer{};
   int32_t rope = -1;
   int32_t states = -1;
 };
 
-// One entry per cache of a layer: where a layer of the model keeps two (K and V beside a recurrent
-// state, or beside the encoder's K and V), it has two entries, one behind the other, and layer ids
-// of the library count entries.
+// One entry per cache of a layer. A layer of the model with two caches has two entries in a row: K
+// and V beside a recurrent state, or beside the encoder's K and V. Layer ids of the library count
+// entries.
 struct Model {
   std::vector<Layer> layers;
   std::vector<Rope> ropes;
-  std::vector<std::vector<State>> states;  // sets that layers share
-  DLDataType dtype{kDLBfloat, 16, 1};      // of K, V and convolution states
-  int64_t max_seq_len = 0;                 // 0: the model has no limit
-  int64_t max_cross_len = 0;               // 0: unknown
+  std::vector<std::vector<State>> states;  // Sets that layers share.
+  DLDataType dtype{kDLBfloat, 16, 1};      // Type of K, V and convolution states.
+  int64_t max_seq_len = 0;                 // 0: the model has no limit.
+  int64_t max_cross_len = 0;               // 0: unknown.
 
   void add(const kvc_layer& layer, int32_t rope = -1) { layers.push_back({layer, rope, -1}); }
   void add_none() {

@@ -1,4 +1,4 @@
-// A Hugging Face config.json as the layers of a model.
+// Reads a Hugging Face config.json as the layers of a model.
 #pragma once
 
 #include <string_view>
@@ -7,7 +7,7 @@
 
 namespace kvc {
 
-// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of the wrong type),
+// Throws INVALID_ARGUMENT (not JSON: detail = byte; a field missing or of another type),
 // OUT_OF_RANGE, UNSUPPORTED.
 hf::Model read_hf_config(std::string_view json);
 

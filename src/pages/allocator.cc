@@ -8,8 +8,8 @@
 namespace kvc {
 namespace {
 
-// Pages left free behind a new run so that the sequence can grow in place; the gaps are used up
-// when the pool fills.
+// Pages left free behind a new run, so that the sequence can grow in place. The gaps are used when
+// the pool fills.
 constexpr int64_t kGrowthGap = 16;
 
 }  // namespace
@@ -22,7 +22,7 @@ int64_t PageAllocator::next_run(int64_t more) noexcept {
 }
 
 int64_t PageAllocator::find_free(int64_t begin) const noexcept {
-  // The rest of begin's word, then the summary from the next word on, wrapping once.
+  // Looks at the rest of begin's word, then at the summary from the next word on, wrapping once.
   const uint64_t rest = free_[word(begin)] & (~uint64_t{0} << (begin % kBits));
   if (rest != 0) return begin / kBits * kBits + std::countr_zero(rest);
   const auto num_words = static_cast<int64_t>(free_.size());

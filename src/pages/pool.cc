@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kCacheLine = 64;
 constexpr int64_t kHugePage = int64_t{2} << 20;
-// Reserved address space costs nothing, so leave room for kvc_cache_resize to grow in place.
+// Reserved address space costs nothing, so there is room for kvc_cache_resize to grow in place.
 constexpr int64_t kGrowthFactor = 8;
 
 }  // namespace
@@ -112,7 +112,7 @@ PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlac
   try {
     allocate(num_pages, capacity_pages_, &memory_, &regions_);
   } catch (const Error&) {
-    // The address space may be limited: try without room to grow
+    // The address space may be limited, so this tries again without room to grow.
     if (capacity_pages_ == num_pages) throw;
     capacity_pages_ = num_pages;
     allocate(num_pages, capacity_pages_, &memory_, &regions_);
@@ -214,7 +214,7 @@ void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int6
   copy(layout.k_scale_offset + layout.k_scale_bytes, row.v_scale);
 }
 
-// Both arrangements are the library's own: pages lie one behind the other.
+// Both arrangements belong to the library, so pages lie one behind the other.
 void PagePool::move_pages(const std::vector<LayerPages>& to, int64_t count) const {
   DeviceStream stream;
   if (device_ != nullptr) stream = DeviceStream(*device_);

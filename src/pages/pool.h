@@ -21,13 +21,13 @@ class PoolMemory {
   explicit PoolMemory(DeviceReservation reserved)
       : on_device_(std::move(reserved)), data_(on_device_.data()) {}
   explicit PoolMemory(PinnedMemory pinned) : pinned_(std::move(pinned)), data_(pinned_.data()) {}
-  PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t bytes);  // throws NO_MEMORY
+  PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t bytes);  // Throws NO_MEMORY.
   ~PoolMemory();
   PoolMemory(const PoolMemory&) = delete;
   PoolMemory& operator=(const PoolMemory&) = delete;
 
   std::byte* data() const { return data_; }
-  // Of memory that was reserved, on the host or a device. Throws NO_MEMORY.
+  // For reserved memory, on the host or a device. Throws NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
   void discard(int64_t begin, int64_t end);
 
@@ -48,19 +48,19 @@ struct LayerPages {
   int64_t page_stride = 0;
 };
 
-// Whose pages: the device's, in the memory that the configuration says, or the host's beside them,
-// in memory of the library's own.
+// The place of the pages: on the device, in memory that the configuration names, or on the host
+// beside it, in memory of the library.
 enum class PoolPlace { kDevice, kHost };
 
 class PagePool {
  public:
-  // `device`: of a cache on a GPU, else null; the host's pages are pinned then. Throws NO_MEMORY;
-  // BUSY when another pool has the plan's borrowed tensors.
+  // `device` of a cache on a GPU, else null; with a device the host's pages are pinned. Throws
+  // NO_MEMORY, and BUSY when another pool has the borrowed tensors of the plan.
   PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages,
            PoolPlace place = PoolPlace::kDevice, const Device* device = nullptr);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
-  // `local_layer` keeps pages.
+  // The pages of a layer that keeps pages.
   LayerPages layer(int32_t local_layer) const {
     const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
     LayerPages pages = regions_[static_cast<size_t>(layout.region)];
@@ -89,25 +89,24 @@ class PagePool {
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
   }
-  // The dtype holds for layers that are not quantised.
+  // The dtype is meaningful for layers that are not quantised.
   kernels::PagedRows k_rows(int32_t local_layer) const;
-  // The K rows where V is their beginning.
+  // The K rows when V is their beginning.
   kernels::PagedRows v_rows(int32_t local_layer) const;
   // Copies one token's rows of one layer, with their scales.
   void copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset, int64_t to_page,
                   int64_t to_offset) const noexcept;
   const std::shared_ptr<PoolMemory>& memory() const { return memory_; }
 
-  // Contents of the pages below min(old, new) stay. Throws NO_MEMORY, or BUSY when the memory would
-  // have to move while exports hold it; nothing has changed then. Device pools only; the device is
-  // idle.
+  // Keeps the contents of pages below min(old, new). Device pools only; the device is idle. Throws
+  // NO_MEMORY, or BUSY when the memory would move while exports hold it; nothing has changed then.
   void resize(int64_t num_pages);
 
  private:
   void copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
                             int64_t to_page, int64_t to_offset) const noexcept;
 
-  struct Arrangement;  // strides and sizes for a number of pages
+  struct Arrangement;  // Strides and sizes for a number of pages.
   Arrangement arrange(int64_t capacity_pages) const;
   void allocate(int64_t num_pages, int64_t capacity_pages, std::shared_ptr<PoolMemory>* memory,
                 std::vector<LayerPages>* regions) const;
@@ -120,11 +119,11 @@ class PagePool {
   };
 
   std::shared_ptr<const Plan> plan_;
-  std::unique_ptr<const Plan, TakeBack> borrowed_from_;  // behind plan_, which it needs
+  std::unique_ptr<const Plan, TakeBack> borrowed_from_;  // Declared behind plan_, which it needs.
   PoolPlace place_;
   const Device* device_;
   int64_t num_pages_ = 0;
-  int64_t capacity_pages_ = 0;  // address space reserved for
+  int64_t capacity_pages_ = 0;  // Pages that address space is reserved for.
   std::shared_ptr<PoolMemory> memory_;
   std::vector<LayerPages> regions_;
 };

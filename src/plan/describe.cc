@@ -14,7 +14,7 @@
 namespace kvc {
 namespace {
 
-// "1.50 GiB"
+// Text such as "1.50 GiB".
 std::string bytes_text(double bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   size_t unit = 0;
@@ -26,8 +26,8 @@ std::string bytes_text(double bytes) {
 
 std::string bytes_text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }
 
-// Equal for layers of one line of the table. Layers that own their pages name themselves as source;
-// only SHARED ones must agree on it.
+// A key that is equal for layers of one line of the table. Layers that own pages have themselves as
+// source, so the source counts only for SHARED layers.
 std::string shape_key(const LayerSpec& layer) {
   std::string key = k_type_name(layer) + " " + v_type_name(layer);
   for (const int64_t number :
@@ -39,7 +39,7 @@ std::string shape_key(const LayerSpec& layer) {
   return key;
 }
 
-// "0-4, 6-10, 12-16, ..."
+// Text such as "0-4, 6-10, 12-16, ...".
 std::string ids_text(const std::vector<int32_t>& ids) {
   constexpr int kMostRanges = 3;
   std::string text;
@@ -56,7 +56,7 @@ std::string ids_text(const std::vector<int32_t>& ids) {
   return text;
 }
 
-// "ATTENTION window 1024"
+// Text such as "ATTENTION window 1024".
 std::string kind_text(const LayerSpec& layer, int32_t layer_begin) {
   std::string text = layer_kind_name(layer.kind);
   if (layer.window != 0) text += " window " + std::to_string(layer.window);

@@ -8,7 +8,7 @@
 namespace kvc {
 namespace {
 
-// Of a kind with more layers not every length of a part is tried.
+// Kinds with more layers do not try every length of a group.
 constexpr int32_t kMostLengths = 64;
 
 }  // namespace
@@ -83,7 +83,8 @@ void KindCuts::find_even(int64_t capacity, const std::vector<int32_t>& divisors,
   }
 }
 
-// As many parts as go of those that fill the capacity with some times; what is left over likewise.
+// As many groups as possible of those that fill the capacity with some times. The rest is cut
+// likewise.
 void KindCuts::find_uneven(Cut cut, int32_t layers, int64_t capacity,
                            const std::vector<int32_t>& divisors, int32_t most_parts,
                            std::vector<Cut>* cuts) const {

@@ -1,21 +1,20 @@
-// A search over sizes of pages and, for each, over the ways to cut every kind of layers into groups
-// that fit them (group_cuts.h). What a candidate costs:
+// A search over page sizes and, for each, over the ways to cut every kind of layers into layer
+// groups that fit (group_cuts.h). The cost of a candidate is the sum of:
+// 1. The mean, over four reference requests, of (bytes of the pages of the request / bytes of the
+//    tokens that it keeps - 1).
+// 2. kTableCost per layer group: one more page table per sequence to keep, to send to a device, and
+//    to look prefixes up in.
+// 3. kBlockCost per base_page_size tokens by which a block of the prefix index grows, because hits
+//    end at blocks.
+// 4. kWasteCost times the share by which the longest request wastes more than kMostWaste.
 //
-//   mean over four reference requests of (bytes of the pages that the request takes / bytes of the
-//   tokens that it keeps - 1)
-//   + kTableCost per group            a page table more per sequence to keep, to send to a device
-//   and to look prefixes up in
-//   + kBlockCost per base_page_size tokens by which a block of the prefix index grows: hits end at
-//   blocks
-//   + kWasteCost * the share by which the longest request wastes more than kMostWaste
+// A candidate is refused when a request takes more than by the formulas of vLLM's planner
+// (group_formulas.h). The grouping of the formulas is the first candidate. Only when it has more
+// than kMostGroups groups does the excess, times kShortfallCost, become part of the cost.
 //
-// No candidate counts of which a request takes more than by the formulas of vLLM's planner
-// (group_formulas.h). Their own grouping is the first candidate; only where it has more than
-// kMostGroups groups does that share, times kShortfallCost, become part of the cost.
-//
-// The pages of the reference requests are counted on average: tokens / page_size, and half a page
+// Pages of the reference requests are counted on average: tokens / page_size, plus half a page
 // behind the last token or, in a window, one page over both ends. So a candidate pays for padding,
-// for room that long pages leave, and for being complicated. The comparison with the formulas is
+// for the room that long pages leave, and for complexity. The comparison with the formulas is
 // exact, for max_seq_len and for shorter requests at the lengths where long pages are worst.
 #include "src/plan/group_search.h"
 
@@ -32,16 +31,16 @@ namespace kvc {
 namespace {
 
 constexpr int32_t kFewKinds = 4;
-// A table more costs a decode step some 20 ns per sequence, much less than 0.8 % of a model's step;
-// a block that is 16 tokens longer costs 8 tokens of a prompt on average.
+// One more table costs a decode step about 20 ns per sequence, much less than 0.8 % of a model's
+// step. A block that is 16 tokens longer costs 8 tokens of a prompt on average.
 constexpr double kTableCost = 0.008;
 constexpr double kBlockCost = 0.003;
 constexpr double kWasteCost = 100;
 constexpr double kShortfallCost = 3;
 constexpr double kMostWaste = 0.04;
-// Nearly equal is equal: rounding must not decide.
+// Nearly equal costs are equal, so that rounding does not decide.
 constexpr double kRounding = 1e-9;
-// Where the configuration sets no limit.
+// The length when the configuration sets no limit.
 constexpr int64_t kLongRequest = 131072;
 constexpr int64_t kForward = 2048;
 constexpr int64_t kEncoderTokens = 1500;
@@ -65,7 +64,7 @@ struct Candidate {
 
 class Search {
  public:
-  // `formulas`: of the same layers; NULL where they are not known.
+  // `formulas`: those of the same layers; NULL when unknown.
   Search(const std::vector<LayerKind>& kinds, const FormulaPlan* formulas,
          const GroupingOptions& options)
       : kinds_(kinds),
@@ -73,7 +72,7 @@ class Search {
         base_page_size_(options.base_page_size),
         longest_(options.max_seq_len == 0 ? kLongRequest : options.max_seq_len) {
     const int64_t cross = options.max_cross_len == 0 ? kEncoderTokens : options.max_cross_len;
-    // As the plan counts, and as hosts run that do not say how long their forwards are.
+    // Counts as the plan does, for hosts that do not tell the length of their forwards.
     const int64_t forward = options.tokens_in_flight == 0 ? kForward : options.tokens_in_flight;
     limits_ = {RequestLimits{options.tokens_in_flight, cross}, RequestLimits{forward, cross}};
     num_limits_ = options.tokens_in_flight == 0 ? 2 : 1;
@@ -86,13 +85,13 @@ class Search {
     most_groups_ = most_groups();
   }
 
-  // No candidate may take more than the formulas.
+  // The limits that no candidate may exceed: the pages by the formulas.
   bool is_bound() const { return is_bound_; }
   void bind(bool is_bound) { is_bound_ = is_bound; }
   bool has_plan() const { return !best_.cuts.empty(); }
   double cost() const { return best_.cost; }
 
-  // The groups of the formulas, which were made for the same kinds.
+  // The layer groups of the formulas, which were made for the same kinds.
   void consider_formulas() {
     Candidate candidate{.capacity = formulas_->capacity(), .cuts = {}};
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
@@ -133,7 +132,7 @@ class Search {
   }
 
  private:
-  // Of many kinds few are cut: the ways would be too many.
+  // Few kinds are cut when there are many, because there would be too many ways.
   int32_t most_groups() const {
     const auto num_kinds = static_cast<int32_t>(kinds_.size());
     const int32_t most = num_kinds <= kFewKinds ? kMostGroups : num_kinds + kFewKinds;
@@ -155,7 +154,7 @@ class Search {
     return kept_tokens(group, reference(request), limits_[kLimits - 1]);
   }
 
-  // Per reference request.
+  // [reference request]
   std::vector<double> kept_bytes() const {
     std::vector<double> bytes(kRequests, 0);
     for (const LayerKind& kind : kinds_) {
@@ -182,7 +181,7 @@ class Search {
     return needs;
   }
 
-  // Of each kind the cut of least cost, the one that wastes least and the one that is best for the
+  // For each kind, the cut of least cost, the one that wastes least and the best one for the
   // longest request, for pages of `capacity` and times that divide `block`.
   void visit(int64_t capacity, int32_t block, const std::vector<int32_t>& divisors) {
     const double bytes = static_cast<double>(capacity) * base_page_size_;
@@ -222,7 +221,7 @@ class Search {
     }
   }
 
-  // The first of the found cuts whose value is the least.
+  // The first of the cuts with the least value.
   template <typename Value>
   const Cut* least_of(const Value& value) const {
     const Cut* best = nullptr;
@@ -234,7 +233,7 @@ class Search {
     return best;
   }
 
-  // Sets its cost, as far as it has to be known.
+  // Computes the cost, as far as it matters.
   void consider(Candidate& candidate) {
     PageNeed need;
     int32_t parts = 0;
@@ -264,7 +263,7 @@ class Search {
     });
   }
 
-  // Of the prefix index, in page sizes.
+  // Tokens per block of the prefix index, divided by base_page_size.
   int32_t block_of(const Candidate& candidate) const {
     int32_t block = 1;
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
@@ -280,7 +279,7 @@ class Search {
     return best_.cuts.empty() || candidate.cost < best_.cost - kRounding;
   }
 
-  // The share by which the longest request wastes more than it should.
+  // The share by which the longest request wastes more than kMostWaste.
   double excess_waste(const Candidate& candidate) const {
     double pages = 0;
     for (const Cut& cut : candidate.cuts) pages += cut.need.longest;
@@ -288,7 +287,7 @@ class Search {
     return std::max(0.0, 1 - longest_kept_ / bytes - kMostWaste);
   }
 
-  // The largest share by which a request takes more than by the formulas.
+  // The largest share by which a request takes more pages than by the formulas.
   double shortfall(const Candidate& candidate, int32_t block) {
     if (formulas_ == nullptr) return 0;
     double most = 0;
@@ -314,7 +313,7 @@ class Search {
     return most < kRounding ? 0 : most;
   }
 
-  // The longest request, and shorter ones whose last token begins a page in every group.
+  // The longest request, and shorter ones whose last token begins a page in every layer group.
   const std::vector<Sample>& samples(int32_t block) {
     std::vector<Sample>& of_block = samples_[static_cast<size_t>(block)];
     if (!of_block.empty()) return of_block;
@@ -342,14 +341,14 @@ class Search {
   bool is_bound_ = false;
   std::vector<KindCuts> cuts_;                               // per kind
   std::array<std::vector<Sample>, kMostTimes + 1> samples_;  // by block
-  // Room that is used again: there are thousands of candidates.
+  // Scratch, reused because there are thousands of candidates.
   std::vector<Cut> found_;
   std::array<Candidate, kPicks> picks_;
   Candidate pair_;
   Candidate best_;
 };
 
-// Kinds whose layers have the same bytes, in the order in which they first appear; none when there
+// Kinds whose layers have the same bytes, in the order in which they first appear. Empty when there
 // are too many.
 std::vector<LayerKind> split_by_bytes(const std::vector<LayerKind>& kinds) {
   std::vector<LayerKind> alike;

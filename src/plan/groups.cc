@@ -36,7 +36,7 @@ std::vector<LayerKind> kinds_of(const std::vector<LayerSpec>& layers) {
   return kinds;
 }
 
-// Groups of about equal length, all with base_page_size tokens.
+// Layer groups of about equal length, all with base_page_size tokens per page.
 GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t base_page_size) {
   std::vector<int32_t> counts;
   for (const LayerKind& kind : kinds) counts.push_back(kind.num_layers());
@@ -51,10 +51,10 @@ GroupPlan padded_groups(std::vector<LayerKind> kinds, int32_t base_page_size) {
   return plan;
 }
 
-// Which part each layer of a kind belongs to: every part is spread evenly over the model, so that
-// the slices of a pipeline get their share of each. Parts of equal length take turns.
+// The part that each layer of a kind belongs to. Every part is spread evenly over the model, so
+// that each slice of a pipeline gets its share. Parts of equal length alternate.
 std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
-  // Layer j of a part of n lies at (2 j + 1) / 2 n of the way.
+  // Layer j of a part of n is placed at (2 j + 1) / 2 n of the way.
   struct Place {
     int64_t nth, of;
     size_t part;
@@ -78,7 +78,8 @@ std::vector<size_t> spread_layers(const std::vector<GroupPart>& parts) {
 int64_t kept_tokens(const GroupSpec& group, int64_t num_tokens, const RequestLimits& limits) {
   if (group.is_cross) return num_tokens > 0 ? limits.max_cross_len : 0;
   if (!group.is_windowed()) return num_tokens;
-  // What the first query of a forward sees behind it, and the forwards themselves.
+  // The visible range behind the first query of a forward, and the tokens of the forwards
+  // themselves.
   const int64_t in_flight =
       limits.tokens_in_flight == 0 ? num_tokens : std::min(num_tokens, limits.tokens_in_flight);
   const int64_t behind = (group.window != 0 ? group.window : group.chunk) - 1;
@@ -89,8 +90,8 @@ int64_t request_pages(const GroupSpec& group, int64_t num_tokens, const RequestL
   const int64_t kept = kept_tokens(group, num_tokens, limits);
   const int64_t whole = group.pages_for(group.is_cross ? kept : num_tokens);
   if (!group.is_windowed()) return whole;
-  // One page more for what straddles an edge, and never more than all. Chunks begin at some edges
-  // only: where pages divide them, at all.
+  // One more page for a range that straddles an edge, and never more than all. Chunks begin at page
+  // edges when the page size divides them.
   const int64_t straddling =
       group.chunk == 0 ? kept : kept - std::gcd(group.chunk, int64_t{group.page_size});
   return std::min(whole - 1, group.pages_for(std::max<int64_t>(0, straddling))) + 1;

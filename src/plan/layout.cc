@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kStateAlignment = 64;
 
-// Where each layer of a group begins and ends in a page.
+// Begin and end of each layer of a layer group in a page.
 struct Extent {
   int32_t layer;
   int64_t begin;
@@ -19,8 +19,8 @@ struct Extent {
 };
 using Extents = std::vector<Extent>;
 
-// Bounded by the field limits: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64;
-// sums over layers are checked.
+// The field limits bound it: 2^16 heads * 2^22 tokens * 2^10 dims * 2^2 bytes * 2 fits int64. Sums
+// over layers are checked.
 LayerLayout make_layer_layout(const LayerSpec& layer, int32_t page_size) {
   LayerLayout part;
   const RowBytes row = row_bytes(layer);
@@ -61,8 +61,8 @@ int64_t widest_alignment(const Layout& layout) {
   return alignment;
 }
 
-// Layers one behind the other. Where groups lie over each other all parts are aligned alike, so
-// that any boundary can begin a region.
+// Places layers one behind the other. When several layer groups share a page, all parts have the
+// same alignment, so that any boundary can begin a region.
 Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_alignment,
                    int32_t layer_begin) {
   Extents extents;
@@ -77,14 +77,14 @@ Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_
   return extents;
 }
 
-// No layer of the group lies on both sides.
+// No layer of the group crosses the boundary.
 bool is_boundary(const Extents& extents, int64_t offset) {
   const auto next = std::partition_point(
       extents.begin(), extents.end(), [&](const Extent& extent) { return extent.end <= offset; });
   return next == extents.end() || next->begin >= offset;
 }
 
-// Ascending, the first is 0. Every cut is a beginning in the longest group.
+// The boundaries of regions, ascending from 0. Each begins a layer of the longest layer group.
 std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
   const auto longest =
       std::max_element(groups.begin(), groups.end(), [](const Extents& a, const Extents& b) {
@@ -130,7 +130,7 @@ void place_groups(const Spec& spec, Layout* layout) {
   for (const Extents& extents : groups) place_in_regions(extents, cuts, layout);
   for (RegionLayout& region : layout->regions)
     region.bytes = align_up(region.bytes, region.alignment);
-  // Pages follow each other in the pool: the first layer of the next one must be aligned as well.
+  // Pages follow each other in the pool, so the first layer of the next page must be aligned too.
   if (!cuts.empty())
     layout->page_bytes =
         align_up(layout->regions.back().offset + layout->regions.back().bytes, alignment);

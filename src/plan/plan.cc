@@ -13,7 +13,7 @@ constexpr int64_t kMaxPages = INT32_MAX - 1;
 
 unsigned long long ull(uint64_t value) { return static_cast<unsigned long long>(value); }
 
-// What a borrowed tensor's pages must be aligned to: the elements that lie in it.
+// The alignment of the pages of a borrowed tensor: that of its elements.
 int64_t pool_alignment(const Spec& spec, const Layout& layout, size_t tensor) {
   if (spec.pool_layout == KVC_POOL_LAYER_FIRST) return layout.regions[tensor].alignment;
   int64_t bytes = 1;
@@ -26,13 +26,13 @@ int64_t pages_in(uint64_t bytes, int64_t page_bytes) {
                                                  static_cast<uint64_t>(kMaxPages)));
 }
 
-// Any number of tokens may be asked for: sums stop at the largest integer.
+// Callers may ask for any number of tokens, so sums saturate at the largest integer.
 void add_up_to_max(int64_t* sum, int64_t value) {
   if (__builtin_add_overflow(*sum, value, sum)) *sum = INT64_MAX;
 }
 
-// The largest number of tokens, at most `most`, whose pages (a count that never decreases) are at
-// most `num_pages`.
+// The largest number of tokens, at most `most`, whose pages are at most `num_pages`. The number of
+// pages never decreases with the tokens.
 template <typename Pages>
 int64_t most_tokens(int64_t num_pages, int64_t most, const Pages& pages) {
   int64_t fits = 0, too_many = most + 1;
@@ -58,8 +58,7 @@ Plan::Plan(Spec spec)
 }
 
 uint64_t Plan::set_aside_bytes() const {
-  // Neither factor is large enough to overflow: 2^31 slots of less than 2^57 bytes, bounded by what
-  // any budget can be.
+  // The product cannot overflow: 2^31 slots of less than 2^57 bytes.
   const auto bytes = static_cast<__uint128_t>(spec_.num_state_slots) *
                      static_cast<__uint128_t>(layout_.state_slot_bytes);
   return bytes > UINT64_MAX ? UINT64_MAX : static_cast<uint64_t>(bytes);
@@ -76,7 +75,7 @@ void Plan::plan_states() {
               ull(set_aside_bytes()));
   }
   if (spec_.groups.empty()) {
-    // Nothing but states: they are what the pages are for.
+    // A model with only states uses the pages for them.
     layout_.page_bytes = layout_.state_slot_bytes;
     state_slot_pages_ = 1;
   } else if (spec_.num_state_slots == 0 && layout_.page_bytes != 0) {
@@ -165,7 +164,7 @@ int64_t Plan::max_tokens(int64_t num_pages) const {
 }
 
 int64_t Plan::pages_for_bytes(uint64_t byte_budget) const {
-  // Where pages are states, a limit of slots sets nothing aside.
+  // When states take pages, num_state_slots sets nothing aside.
   const uint64_t aside = spec_.groups.empty() ? 0 : set_aside_bytes();
   if (layout_.page_bytes == 0 || byte_budget < aside) return 0;
   return pages_in(byte_budget - aside, layout_.page_bytes);

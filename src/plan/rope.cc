@@ -13,7 +13,7 @@ namespace kvc {
 namespace {
 
 constexpr int32_t kMaxSections = sizeof(kvc_rope::sections) / sizeof(int32_t);
-// Farther than any two int32 positions lie apart.
+// Larger than the distance of any two int32 positions.
 constexpr double kMostPositions = 4294967296.0;
 
 constexpr unsigned bit(kvc_rope_scaling scaling) { return 1u << scaling; }
@@ -24,7 +24,7 @@ constexpr const char* kScalingNames[] = {"NONE", "LLAMA3", "YARN", "LONGROPE"};
 
 double value_or(double value, double fallback) { return value == 0 ? fallback : value; }
 
-// A field that has to be zero in some context. Arrays have no value to show.
+// A field that must be zero in some context. Arrays have no value to show.
 struct OptionalField {
   const char* name;
   double value;
@@ -38,7 +38,7 @@ std::string shown(const std::string& prefix, const OptionalField& field) {
   return prefix + field.name + value;
 }
 
-// Reads one kvc_rope; every failure names the field as the caller knows it.
+// Reads one kvc_rope. Every failure names the field as the caller knows it.
 class RopeReader {
  public:
   RopeReader(const kvc_rope& rope, const std::string& prefix) : rope_(rope), prefix_(prefix) {}
@@ -137,7 +137,7 @@ void RopeReader::check_scaling_fields() const {
   }
   if (rope_.scaling == KVC_ROPE_SCALING_NONE) return;
   check_range("original_context", rope_.original_context, 1, INT32_MAX);
-  // LONGROPE has no frequency that a factor divides; given, it is the growth of the context, see
+  // LONGROPE divides no frequency by the factor. A given factor is the growth of the context, see
   // magnitude().
   if (rope_.scaling != KVC_ROPE_SCALING_LONGROPE || rope_.factor != 0)
     check_positive("factor", rope_.factor);
@@ -161,7 +161,7 @@ void RopeReader::check_frequency_factors(int32_t pairs) const {
   }
 }
 
-// M-RoPE (Qwen2-VL, arXiv:2409.12191): each pair turns by the position row of its section.
+// M-RoPE (Qwen2-VL, arXiv:2409.12191): each pair uses the position row of its section.
 void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
   check_range("num_sections", rope_.num_sections, 0, kMaxSections);
   refuse_unless(rope_.section_layout == KVC_ROPE_SECTIONS_CONTIGUOUS ||
@@ -249,9 +249,9 @@ std::vector<double> RopeReader::frequencies(int32_t rotary_dim, const float* fac
   return frequencies;
 }
 
-// Llama 3.1 (Dubey et al., arXiv:2407.21783; the rule is that of Meta's reference implementation):
-// waves that fit often into the original context keep their length, those that hardly fit are
-// stretched by `factor`, with a linear passage in turns between.
+// Llama 3.1 (Dubey et al., arXiv:2407.21783; the rule of Meta's reference implementation). Waves
+// that fit often into the original context keep their length. Waves that hardly fit are stretched
+// by `factor`. Between the two the stretch is interpolated linearly.
 void RopeReader::scale_llama3(std::vector<double>* frequencies) const {
   const double low = value_or(rope_.low_freq_factor, 1.0);
   const double high = value_or(rope_.high_freq_factor, 4.0);
@@ -262,7 +262,7 @@ void RopeReader::scale_llama3(std::vector<double>* frequencies) const {
          name("high_freq_factor").c_str(), high, low);
   }
   for (double& frequency : *frequencies) {
-    // original_context / wave length; a frequency that has underflowed makes none.
+    // original_context / wave length; 0 for a frequency that has underflowed.
     const double turns =
         static_cast<double>(rope_.original_context) * std::abs(frequency) / (2 * std::numbers::pi);
     const double kept = std::clamp((turns - low) / (high - low), 0.0, 1.0);
@@ -271,8 +271,8 @@ void RopeReader::scale_llama3(std::vector<double>* frequencies) const {
 }
 
 // YaRN "by parts" (Peng et al., arXiv:2309.00071, section 3.2). As in the authors' code and in
-// Hugging Face's default, the ramp runs over the index of the pair, its ends are rounded outwards
-// to whole pairs, and they follow from theta alone.
+// Hugging Face's default, the ramp runs over the index of the pair. Its ends follow from theta
+// alone and are rounded outwards to whole pairs.
 void RopeReader::scale_yarn(std::vector<double>* frequencies) const {
   const double fast = value_or(rope_.beta_fast, 32.0);
   const double slow = value_or(rope_.beta_slow, 1.0);
@@ -288,7 +288,7 @@ void RopeReader::scale_yarn(std::vector<double>* frequencies) const {
          name("theta").c_str(), theta);
   }
   const double rotary_dim = 2.0 * static_cast<double>(frequencies->size());
-  // The pair that turns `turns` times in original_context.
+  // The pair that completes `turns` periods in original_context.
   const auto pair_of = [&](double turns) {
     return rotary_dim *
            std::log(static_cast<double>(rope_.original_context) / (turns * 2 * std::numbers::pi)) /

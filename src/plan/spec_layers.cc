@@ -1,5 +1,5 @@
-// The layers of a configuration: one reader per kind. A field that a kind has no use for is
-// refused, never ignored.
+// The layers of a configuration: one reader per kind. A field without use for a kind is refused,
+// never ignored.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,7 +23,7 @@ class LayerReader {
   LayerReader(const LayerInput& input, size_t index)
       : input_(input), in_(input.layer), index_(index) {}
 
-  // Everything but what a SHARED layer takes from its source.
+  // Everything that a SHARED layer does not take from its source.
   LayerSpec read() {
     refuse_unless(in_.kind >= KVC_LAYER_ATTENTION && in_.kind <= KVC_LAYER_NONE,
                   field("kind").c_str(), in_.kind, "ATTENTION (0) to NONE (5) are");
@@ -102,7 +102,7 @@ class LayerReader {
     spec_.chunk = in_.chunk;
   }
 
-  // SHARED layers store as their source does; STATE and NONE layers store no rows.
+  // SHARED layers store rows as their source does. STATE and NONE layers store no rows.
   void read_storage_types() {
     spec_.quant = in_.quant;
     spec_.k_scale = scale_of(in_.k_scale, "k_scale");
@@ -147,7 +147,7 @@ class LayerReader {
     return type;
   }
 
-  // Rows of 4-bit elements begin at bytes; blocks that share a scale are whole.
+  // Rows of 4-bit elements begin at bytes, and blocks that share a scale are whole.
   void check_quantised_dim(int32_t dim, DLDataType type, const char* name) const {
     if (!spec_.is_quantised()) return;
     const int32_t unit = spec_.quant == KVC_QUANT_BLOCK16 ? kScaleBlock : type.bits == 4 ? 2 : 1;
@@ -284,7 +284,8 @@ class LayerReader {
   LayerSpec spec_;
 };
 
-// What a SHARED layer has of its source, checked against what it says itself.
+// Takes the fields of the source for a SHARED layer, and checks the layer's own fields against
+// them.
 void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index,
                    int32_t layer_begin, const std::vector<LayerSpec>& model, LayerSpec& spec) {
   const std::string name = reader.field("source_layer");
@@ -327,8 +328,8 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
   spec.self_k_dim = spec.self_v_dim = 0;
 }
 
-// The groups of the whole model, so that all slices agree on them, with the layers and ids of this
-// one.
+// The layer groups of the whole model, so that all slices agree on them, with the layers and ids of
+// this slice.
 void take_slice(std::vector<LayerSpec> model, Spec& spec) {
   spec.groups = make_groups(model, {.base_page_size = spec.base_page_size,
                                     .pads_pages = spec.pads_pages,

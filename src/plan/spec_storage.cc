@@ -1,4 +1,4 @@
-// The storage and hooks part of a configuration: pool tensors, budgets, allocator, executor.
+// Storage and hooks of a configuration: pool tensors, budgets, allocator, executor.
 #include <string>
 
 #include "src/base/dtype.h"
@@ -117,8 +117,8 @@ void read_storage(const kvc_config& config, Spec& spec) {
 
 namespace {
 
-// A cache on a GPU computes there and copies by its streams: threads and instruction sets of the
-// CPU would change nothing.
+// A cache on a GPU computes and copies there, so threads and instruction sets of the CPU would
+// change nothing.
 void refuse_cpu_settings(const kvc_config& config, const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return;
   refuse_unless(config.num_threads <= 1, "config.num_threads", config.num_threads,

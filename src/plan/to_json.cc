@@ -1,4 +1,4 @@
-// The plan as JSON for programs. Names and numbers only: nothing needs escaping.
+// The plan as JSON for programs. It has only names and numbers, so nothing needs escaping.
 #include <string>
 
 #include "src/base/error.h"

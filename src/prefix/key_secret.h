@@ -1,6 +1,6 @@
-// A hash of keys that nobody outside the process can foresee, so that nobody can choose keys that
-// collide (hash flooding). It decides places in tables alone: keys, and every result, are the same
-// in all processes.
+// A hash of keys that depends on a secret of the process, so that nobody can choose keys that
+// collide (hash flooding). It decides places in tables only: keys and results are the same in all
+// processes.
 #pragma once
 
 #include <array>
@@ -15,9 +15,9 @@ struct KeySecret {
   std::array<uint64_t, 9> words{};
 };
 
-// Drawn from the kernel at the first call, the same for the life of the process.
+// Drawn from the kernel at the first call, then the same for the life of the process.
 const KeySecret& process_secret() noexcept;
-// Another one with every call.
+// Draws another secret with every call.
 KeySecret draw_secret() noexcept;
 
 // Multilinear hashing with half the multiplications, strongly universal over all 256 bits: two keys

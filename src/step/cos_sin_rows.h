@@ -1,5 +1,5 @@
-// What all tables of angles share: one row of cos and sin, how rows are spread over threads, and
-// the form that kernels read.
+// Rows of cos and sin, shared by all cos_sin tables: how a row is computed, how rows are spread
+// over threads, and the form that kernels read.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +16,14 @@ namespace kvc {
 
 inline int64_t num_pairs(const RopeSpec& rope) { return rope.rotary_dim / 2; }
 
-// The long frequencies exist for LONGROPE only.
+// Only LONGROPE has long frequencies.
 inline const double* frequencies_of(const RopeSpec& rope, bool long_variant) {
   return long_variant && !rope.long_inverse_frequencies.empty()
              ? rope.long_inverse_frequencies.data()
              : rope.inverse_frequencies.data();
 }
 
-// In double, because a float32 angle is off by up to 5e-4 at position 10,000 already. The same
+// Computed in double, because the error of float32 reaches 5e-4 at position 10,000. The same
 // position gives the same bits in every table.
 inline void write_cos_sin(double position, double frequency, double magnitude, float* cosine,
                           float* sine) {
@@ -41,13 +41,13 @@ inline kernels::Rotation rotation_of(const RopeSpec& rope, const float* cosines,
           .begin = rope.begin};
 }
 
-// fill(begin, end), noexcept, over [0, num_rows) in pieces of even size. A pair takes some 15 ns,
-// and waking a thread 4 to 25 us: a piece has at least 15 us of work, and less than two of them
+// Calls fill(begin, end), noexcept, over [0, num_rows) in parts of even size. A pair takes about 15
+// ns, and waking a thread 4 to 25 us. So a part has at least 15 us of work, and less than two parts
 // stay on the caller's thread.
 template <typename Fill>
 void fill_rows(int64_t num_rows, int64_t pairs, Executor& executor, Fill&& fill) {
   constexpr int64_t kPairsPerPiece = 1024;
-  // So that a core that is late does not hold up the others
+  // Several parts per worker, so that a late core does not delay the others.
   constexpr int64_t kPiecesPerWorker = 4;
   const int64_t worth = num_rows * pairs / kPairsPerPiece;
   const int64_t pieces = std::min({worth, num_rows, kPiecesPerWorker * executor.concurrency()});

@@ -251,9 +251,9 @@ void DeviceStep::upload_pages() {
   const DeviceStream stream(*device_);
   device_->copy(fresh.data(), parts.data(), bytes, stream.get());
   stream.synchronize();
-  page_slots_ = std::move(fresh);
+  page_regions_ = std::move(fresh);
   uploaded_regions_ = pool_->regions();
-  pages_ = {.layers = reinterpret_cast<const cuda::PageRegion*>(page_slots_.data()),
+  pages_ = {.layers = reinterpret_cast<const cuda::PageRegion*>(page_regions_.data()),
             .num_layers = static_cast<int32_t>(parts.size())};
   ++generation_;
 }

@@ -13,34 +13,34 @@
 
 namespace kvc {
 
-// Rotations that a step can say long factors of.
+// RoPE specs that a step can mark as using long factors.
 constexpr size_t kMaxDeviceRopes = 31;
 
 class DeviceStep {
  public:
-  // Throws UNSUPPORTED for more groups or rotations than a step can name, NO_MEMORY. All are
-  // borrowed; the pool may be resized while the device is idle.
+  // Borrows all; the pool may be resized while the device is idle. Throws UNSUPPORTED for more
+  // layer groups or RoPE specs than a step can name, NO_MEMORY.
   DeviceStep(const Plan& plan, const PagePool* pool, const Device* device);
 
-  // The device is so many steps behind that another one can't be written: not before it reads one
-  // more.
+  // All slots of the upload ring hold steps that the device has not read. Another step can be
+  // written when it has read one.
   bool is_full() const;
-  // Not while it is full, as write_for_replay. Makes room for the batch and enqueues the kernel
-  // that reads it. Throws; the device has not seen the batch then (Batch::forget_sent).
+  // Makes room for the batch and enqueues the kernel that reads it. Not while is_full(). Throws;
+  // the device has not seen the batch then (Batch::forget_sent).
   void send(const Batch& batch, cuda::Stream stream);
-  // The last send was captured and the graph will not run for it: the next one takes its place.
+  // The last send() was captured and its graph will not run. The next send() takes its slot.
   void unsend() noexcept;
-  // Of a prepared batch: does sending it leave generation() as it is?
+  // Sending this prepared batch would leave generation() as it is.
   bool keeps_addresses(const Batch& batch) const;
-  // Throws INVALID_STATE where sending a prepared batch would move the page tables, which a
-  // captured stream cannot.
+  // Throws INVALID_STATE when sending a prepared batch would move the page tables, which is
+  // impossible while the stream is captured.
   void require_capturable(const Batch& batch) const;
-  // Of a batch whose kernels lie in a graph that was captured before: into the ring, nothing is
-  // enqueued.
+  // Writes a batch whose kernels are in a captured graph to the upload ring, and enqueues nothing.
+  // Not while is_full().
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
   const cuda::StepState& state() const { return state_; }
-  // Parts of a page where the pool has them now, on the device. Throws.
+  // The present regions of the pool, on the device. Throws.
   const cuda::StepPages& pages() {
     upload_pages();
     return pages_;
@@ -48,15 +48,15 @@ class DeviceStep {
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
   int64_t max_rows() const { return max_rows_; }
   int64_t max_words() const { return max_words_; }
-  // Counts the changes of addresses that outlive a step: a graph that was captured under another
-  // number names memory that is gone. What is made anew by each step keeps working at the addresses
-  // that a graph has.
+  // Counts the changes of addresses that outlive a step. A graph that was captured under another
+  // number refers to freed memory. Arrays that each step rebuilds keep working at the addresses in
+  // a graph.
   uint64_t generation() const { return generation_; }
 
  private:
   struct Needs {
     int64_t sequences, rows, cross_rows, words, slots;
-    std::vector<int64_t> table_entries;  // per group
+    std::vector<int64_t> table_entries;  // [layer group]
   };
 
   Needs needs_of(const Batch& batch) const;
@@ -81,16 +81,16 @@ class DeviceStep {
   int64_t max_rows_ = 0;
   int64_t max_cross_rows_ = 0;
   int64_t max_words_ = 0;
-  int64_t num_slots_ = 0;  // rows of the tables that have memory
+  int64_t num_slots_ = 0;  // Rows of the tables that have memory.
   uint64_t generation_ = 0;
   DeviceBuffer arrays_;
-  std::vector<DeviceReservation> tables_;  // per group
-  DeviceMemory control_;                   // next_entry, ctas_done
-  DeviceMemory page_slots_;
-  std::vector<LayerPages> uploaded_regions_;  // that page_slots_ says
+  std::vector<DeviceReservation> tables_;  // [layer group]
+  DeviceMemory control_;                   // next_entry, ctas_done.
+  DeviceMemory page_regions_;
+  std::vector<LayerPages> uploaded_regions_;  // Contents of page_regions_.
   PinnedMemory ring_;
   PinnedMemory progress_;
-  std::vector<PinnedMemory> long_steps_;  // per entry of the ring; empty where none was needed
+  std::vector<PinnedMemory> long_steps_;  // [slot of the ring] Steps that are too long for it.
   uint32_t num_written_ = 0;
 };
 

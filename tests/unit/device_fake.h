@@ -14,7 +14,7 @@
 #include "kvcache.h"
 #include "src/device/device.h"
 
-namespace kvc::testing {
+namespace kvc::fake {
 
 struct FakeBackend {
   static constexpr int32_t kNumDevices = 2;
@@ -231,4 +231,4 @@ inline FakeBackend::~FakeBackend() {
   fake_backend() = nullptr;
 }
 
-}  // namespace kvc::testing
+}  // namespace kvc::fake

@@ -13,13 +13,13 @@
 namespace kvc {
 namespace {
 
+using fake::FakeBackend;
+using fake::stream_number;
 using ::testing::ElementsAre;
-using testing::FakeBackend;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::stream_number;
 
-Error error_of(const std::function<void()>& call) {
+Error error_of_device(const std::function<void()>& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -63,7 +63,7 @@ TEST(DeviceLibrary, IsUnsupportedWithTheReasonWhereThereIsNone) {
   EXPECT_THAT(why, HasSubstr("libkvcache_cuda.so"));
   for (const auto& call : {std::function<void()>([] { (void)require_backend(); }),
                            std::function<void()>([] { (void)require_device(0); })}) {
-    const Error error = error_of(call);
+    const Error error = error_of_device(call);
     EXPECT_EQ(error.status(), KVC_E_UNSUPPORTED);
     EXPECT_THAT(error.what(), HasSubstr("no CUDA back end"));
     EXPECT_THAT(error.what(), HasSubstr("libkvcache_cuda.so"));
@@ -109,7 +109,7 @@ TEST(DeviceStatus, SaysWhatTheBackEndSaid) {
       {cuda::Result::kCapture, KVC_E_INVALID_STATE},
       {static_cast<cuda::Result>(99), KVC_E_DEVICE}};
   for (const auto& [result, status] : expected) {
-    const Error error = error_of([&, result = result] { check(result, failure, "append"); });
+    const Error error = error_of_device([&, result = result] { check(result, failure, "append"); });
     EXPECT_EQ(error.status(), status);
     EXPECT_EQ(error.detail(), 700);
     EXPECT_EQ(error.sys_code(), 700);
@@ -124,7 +124,7 @@ TEST(DeviceStatus, DevicesThatAreNotThereAreToldApart) {
   EXPECT_EQ(require_device(1), fake.device(1));
   EXPECT_EQ(device_info(fake.device(1)).arch, 90);
   for (const int32_t id : {-1, 2, INT32_MAX}) {
-    const Error error = error_of([id] { (void)require_device(id); });
+    const Error error = error_of_device([id] { (void)require_device(id); });
     EXPECT_EQ(error.status(), KVC_E_OUT_OF_RANGE);
     EXPECT_EQ(error.detail(), id);
   }
@@ -138,7 +138,7 @@ TEST(DeviceStatus, DevicesThatAreNotThereAreToldApart) {
     for (int64_t call = 0; call < 2; ++call) {
       fake.failing_call = fake.calls + call;
       fake.failing_with = result;
-      const Error error = error_of([] { (void)require_device(0); });
+      const Error error = error_of_device([] { (void)require_device(0); });
       EXPECT_EQ(error.status(), status);
       EXPECT_EQ(error.sys_code(), 77);
     }
@@ -153,7 +153,7 @@ TEST(DeviceStatus, NoDevicesAtAllAreUnsupported) {
     *out = 0;
     return cuda::Result::kOk;
   };
-  EXPECT_EQ(error_of([] { (void)require_device(0); }).status(), KVC_E_UNSUPPORTED);
+  EXPECT_EQ(error_of_device([] { (void)require_device(0); }).status(), KVC_E_UNSUPPORTED);
 }
 
 // ---- Owners
@@ -250,7 +250,7 @@ TEST(DeviceBuffer, TakesNoMoreThanNeededWhenMemoryIsShort) {
   fake.memory_limit = 1100;
   EXPECT_TRUE(buffer.ensure(1100, nullptr));
   EXPECT_EQ(buffer.bytes(), 1100);
-  EXPECT_EQ(error_of([&] { buffer.ensure(1101, nullptr); }).status(), KVC_E_NO_MEMORY);
+  EXPECT_EQ(error_of_device([&] { buffer.ensure(1101, nullptr); }).status(), KVC_E_NO_MEMORY);
   EXPECT_EQ(buffer.bytes(), 1100);
 }
 
@@ -337,7 +337,7 @@ TEST(DeviceOrder, LeavesCapturesAlone) {
   EXPECT_THAT(fake.log, ElementsAre("record 5", "wait 7 for 5"))
       << "what ran, not what was captured";
   fake.unaskable = nullptr;
-  EXPECT_EQ(error_of([&] { order.use(nullptr); }).status(), KVC_E_INVALID_STATE);
+  EXPECT_EQ(error_of_device([&] { order.use(nullptr); }).status(), KVC_E_INVALID_STATE);
   order.used(nullptr);
   EXPECT_EQ(fake.log.size(), 2u);
 }
@@ -367,7 +367,7 @@ TEST(Device, KnowsWhatBelongsBesideACapture) {
   EXPECT_TRUE(device.is_usable(stream_number(6)));
   EXPECT_FALSE(device.is_usable(nullptr));
   fake.failing_call = fake.calls + 1;  // the second question
-  EXPECT_EQ(error_of([&] { (void)device.excludes_out_of_band(stream_number(5)); }).status(),
+  EXPECT_EQ(error_of_device([&] { (void)device.excludes_out_of_band(stream_number(5)); }).status(),
             KVC_E_DEVICE);
 }
 
