@@ -1,4 +1,4 @@
-// DLPack element types and the kernels' element types, translated in one place.
+// Translates DLPack element types and the kernels' element types.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace kvc {
 
-// False when the library does not store or read this type.
+// Returns false when the library neither stores nor reads this type.
 bool dtype_from_dlpack(DLDataType type, kernels::DType* out);
 DLDataType dtype_to_dlpack(kernels::DType dtype);
 inline bool same_type(DLDataType a, DLDataType b) {
@@ -16,7 +16,7 @@ inline bool same_type(DLDataType a, DLDataType b) {
 }
 const char* dtype_name(kernels::DType dtype);
 
-// Text for messages, for example "float16" or "int8x4".
+// Text for messages, such as "float16" or "int8x4".
 struct DTypeText {
   char text[32];
 };

@@ -1,4 +1,4 @@
-// The one error type of the core: thrown inside, turned into a kvc_status at the C boundary
+// The one error type of the core. It is thrown inside and becomes a kvc_status at the C boundary
 // (capi/guard.h).
 #pragma once
 
@@ -9,8 +9,7 @@
 
 namespace kvc {
 
-// Carries the finished message inline, so that reporting an error allocates nothing but the
-// exception itself.
+// Carries the finished message inline, so that an error allocates only the exception itself.
 class Error final : public std::exception {
  public:
   Error(kvc_status status, int64_t detail) : status_(status), detail_(detail) {
@@ -32,15 +31,15 @@ class Error final : public std::exception {
   char message_[kCapacity];
 };
 
-// Throw an Error with a printf-style message that names the argument and both values.
+// These throw an Error with a printf-style message that names the argument and both values.
 [[noreturn]] [[gnu::format(printf, 2, 3)]] void fail(kvc_status status, const char* format, ...);
 [[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_with(kvc_status status, int64_t detail,
                                                           const char* format, ...);
-// The same with errno's value as sys_code.
+// The same, with the value of errno as sys_code.
 [[noreturn]] [[gnu::format(printf, 3, 4)]] void fail_errno(kvc_status status, int error_number,
                                                            const char* format, ...);
 
-// An argument of %lld.
+// Casts an argument for %lld.
 constexpr long long ll(int64_t value) { return value; }
 
 }  // namespace kvc

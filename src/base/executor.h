@@ -1,5 +1,5 @@
-// Threads for kernels: the library's own small pool, or the host's executor. Never decides a
-// result: work lists are cut by the planner, tasks may run in any order on any worker.
+// Threads for kernels: the library's own small pool, or the executor of the host. Threads never
+// affect a result: work lists are cut before, and tasks may run in any order on any worker.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ namespace kvc {
 
 class ThreadPool;
 
-// Owns the pool it makes; a host executor's `user` is borrowed until destruction. One caller at a
-// time.
+// Owns the pool that it makes. The `user` of a host executor is borrowed until destruction. One
+// caller at a time.
 class Executor {
  public:
-  // num_threads counts the caller's thread; 0: one per core.
+  // `num_threads` counts the thread of the caller; 0: one per core.
   explicit Executor(int32_t num_threads);
   explicit Executor(const kvc_executor& host);
   ~Executor();
@@ -29,7 +29,7 @@ class Executor {
   using TaskFn = void (*)(void* arg, int64_t task, int32_t worker);
   void run_raw(int64_t num_tasks, TaskFn fn, void* arg);
 
-  // task(int64_t index, int32_t worker), noexcept, once for each index in [0, num_tasks).
+  // Calls task(int64_t index, int32_t worker), noexcept, once for each index in [0, num_tasks).
   template <typename Task>
   void run(int64_t num_tasks, Task&& task) {
     using Callable = std::remove_reference_t<Task>;

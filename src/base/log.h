@@ -1,4 +1,4 @@
-// The logger hook: the only global state of the library. Silent until a host sets a function.
+// The logger hook, the only global state of the library. It is silent until a host sets a function.
 #pragma once
 
 #include "kvcache.h"

@@ -1,4 +1,5 @@
-// Raw memory: reserved address space that is committed as it is used, and aligned scratch buffers.
+// Raw memory: reserved address space that is committed when it is used, and aligned scratch
+// buffers.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +8,8 @@
 
 namespace kvc {
 
-// Address space that costs nothing until a part is made usable and written. Page-granular, 2 MiB
-// aligned, huge pages advised.
+// Address space that costs nothing until a part is made usable and written. It is aligned to 2 MiB,
+// works in pages, and advises huge pages.
 class ReservedMemory {
  public:
   ReservedMemory() = default;
@@ -20,11 +21,11 @@ class ReservedMemory {
 
   std::byte* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
-  // Make [begin, end) readable and writable (widened to whole pages); zero at first. Throws
+  // Makes [begin, end), widened to whole pages, readable and writable; it is zero at first. Throws
   // NO_MEMORY.
   void make_usable(int64_t begin, int64_t end);
-  // Give the physical memory of the whole pages inside [begin, end) back; the range stays usable
-  // and reads zero.
+  // Returns the physical memory of the whole pages inside [begin, end). The range stays usable and
+  // reads zero.
   void discard(int64_t begin, int64_t end) noexcept;
 
  private:
@@ -38,9 +39,9 @@ int64_t system_page_bytes();
 int64_t physical_memory_bytes();
 int64_t available_memory_bytes();
 
-// Memory for large arrays that are read here and there, on huge pages where the system has them:
-// the first touch of each small page, and the walk that finds it afterwards, would cost more than
-// what is read. Throws std::bad_alloc.
+// Memory for large arrays with scattered reads, on huge pages where the system has them. Otherwise
+// the first touch of each small page, and each page walk afterwards, would cost more than the read.
+// Throws std::bad_alloc.
 void* allocate_large(size_t bytes);
 void free_large(void* data, size_t bytes) noexcept;
 
@@ -59,14 +60,14 @@ struct LargeAllocator {
   friend bool operator==(const LargeAllocator&, const LargeAllocator&) { return true; }
 };
 
-// Copies bytes on the device that they lie on, in the order of what it does for a cache.
+// Copies bytes of one device there, in order with the other work for the cache.
 class ByteCopier {
  public:
   virtual ~ByteCopier() = default;
   virtual void copy_bytes(void* to, const void* from, int64_t bytes) noexcept = 0;
 };
 
-// Grow-only scratch, 64-byte aligned, contents not kept when it grows.
+// Scratch that only grows, 64-byte aligned. Growing loses its contents.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -74,7 +75,7 @@ class AlignedBuffer {
   AlignedBuffer(AlignedBuffer&& other) noexcept;
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept;
 
-  // Throws std::bad_alloc; the old buffer is kept then.
+  // Throws std::bad_alloc and keeps the old buffer then.
   void ensure(size_t bytes);
   std::byte* data() const { return data_; }
 

@@ -1,4 +1,4 @@
-// Outputs that have bytes in common with other tensors of their call.
+// Refuses outputs that share bytes with other tensors of their call.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvc {
 
-// What a call reads or writes of a tensor, which has been checked; null: nothing.
+// The part of a checked tensor that a call reads or writes; null: none.
 struct TensorUse {
   const DLTensor* tensor;
   const char* name;
@@ -16,10 +16,10 @@ struct TensorUse {
   int row_dimension = 0;
 };
 
-// Whether both use a byte. Exact: tensors that lie between each other's rows do not overlap.
+// Both use a common byte. Exact: tensors whose rows interleave do not overlap.
 bool overlap(const TensorUse& a, const TensorUse& b);
 
-// Throws INVALID_ARGUMENT where an output overlaps an input or another output.
+// Throws INVALID_ARGUMENT when an output overlaps an input or another output.
 void refuse_overlaps(std::span<const TensorUse> outputs, std::span<const TensorUse> inputs);
 void refuse_overlap(const TensorUse& output, const TensorUse& other);
 

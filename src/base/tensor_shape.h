@@ -1,4 +1,4 @@
-// Shapes of callers' tensors against what a call expects; messages show both as a whole.
+// Compares the shapes of callers' tensors with the expected ones; messages show both as a whole.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace kvc {
 
-// One expected dimension. `symbol`: its name in kvcache.h, or null.
+// One expected dimension. `symbol` is its name in kvcache.h, or null.
 struct Extent {
   enum Rule { kEqual, kAtLeast, kAny };
 
@@ -25,13 +25,13 @@ constexpr Extent at_least(const char* symbol, int64_t value) {
 }
 constexpr Extent any_extent(const char* symbol) { return {symbol, 0, Extent::kAny}; }
 
-// The number of dimensions, before anything else is asked of a tensor: throws SHAPE,
+// Checks the number of dimensions, before anything else of the tensor is read. Throws SHAPE,
 // INVALID_ARGUMENT.
 void check_rank(const DLTensor& tensor, const char* name, std::span<const Extent> expected);
-// The dimensions, in their order: throws SHAPE. The rank has been checked.
+// Checks the dimensions in their order, once the rank is checked. Throws SHAPE.
 void check_extents(const DLTensor& tensor, const char* name, std::span<const Extent> expected);
 
-// "[1, 3, 512]", for messages.
+// Text for messages, such as "[1, 3, 512]".
 struct ShapeText {
   char text[128];
 };

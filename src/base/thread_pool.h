@@ -1,6 +1,6 @@
-// A few threads that take task indices from one atomic counter. Started at the first use, spin a
-// short while between calls (a decode step calls once per layer), then sleep in a futex. Never
-// pinned.
+// A few threads that take task indices from one atomic counter. They start at the first use, spin a
+// short while between calls (a decode step calls once per layer), then sleep in a futex. They are
+// never pinned.
 #pragma once
 
 #include <sys/types.h>
@@ -17,7 +17,7 @@ class ThreadPool {
  public:
   using TaskFn = void (*)(void* arg, int64_t task, int32_t worker);
 
-  // `concurrency` >= 2 workers, of which the caller of parallel_for is number 0.
+  // Needs `concurrency` >= 2 workers; the caller of parallel_for() is worker 0.
   explicit ThreadPool(int32_t concurrency) : concurrency_(concurrency) {}
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,11 +27,11 @@ class ThreadPool {
   void parallel_for(int64_t num_tasks, TaskFn fn, void* arg) noexcept;
 
  private:
-  // Everything the threads touch. On the heap so that a child process of fork(), which has none of
-  // the threads, can drop it and start anew.
+  // Everything that the threads touch. It is on the heap, so that a child process of fork(), which
+  // has none of the threads, can drop it and start anew.
   struct Shared {
-    std::atomic<uint32_t> epoch{0};  // odd: a job is open; even: closed
-    std::atomic<int32_t> active{0};  // threads inside the open job
+    std::atomic<uint32_t> epoch{0};  // Odd: a job is open; even: closed.
+    std::atomic<int32_t> active{0};  // Threads inside the open job.
     std::atomic<bool> stop{false};
     std::atomic<int64_t> next_task{0};
     int64_t num_tasks = 0;
@@ -45,7 +45,7 @@ class ThreadPool {
   static void run_tasks(Shared* shared, int32_t worker) noexcept;
 
   const int32_t concurrency_;
-  pid_t owner_ = 0;  // process that started the threads
+  pid_t owner_ = 0;  // Process that started the threads.
   std::unique_ptr<Shared> shared_;
 };
 

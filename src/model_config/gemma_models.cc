@@ -14,8 +14,8 @@ struct GemmaTraits {
   ClassDefaults defaults{};
   int64_t window = 4096;
   int64_t full_every = 6;
-  double theta = 1000000;      // of full layers
-  double local_theta = 10000;  // of sliding layers
+  double theta = 1000000;      // Base of full layers.
+  double local_theta = 10000;  // Base of sliding layers.
   int64_t shared_layers = 0;
 };
 

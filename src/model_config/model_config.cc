@@ -29,10 +29,10 @@ hf::Model read_hf_config(std::string_view json) {
   const Fields root(tree, "");
   const Fields text = text_part(root);
   hf::Model model;
-  for (const Fields* holder : {&text, &root}) {
-    const char* name = holder->first_of({"torch_dtype", "dtype"});
-    if (!holder->has(name)) continue;
-    model.dtype = hf::dtype_of(*holder, name);
+  for (const Fields* fields : {&text, &root}) {
+    const char* name = fields->first_of({"torch_dtype", "dtype"});
+    if (!fields->has(name)) continue;
+    model.dtype = hf::dtype_of(*fields, name);
     break;
   }
   const Fields& named = text.has("model_type") ? text : root;

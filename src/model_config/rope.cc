@@ -53,9 +53,9 @@ double positive_or(const Fields& params, const char* name, double fallback) {
 
 int64_t original_context(const Fields& config, const Fields& params) {
   constexpr const char* kName = "original_max_position_embeddings";
-  const Fields& holder = params.has(kName) ? params : config;
-  const char* name = holder.has(kName) ? kName : "max_position_embeddings";
-  return holder.integer(name, 1, kMaxSequenceLength);
+  const Fields& fields = params.has(kName) ? params : config;
+  const char* name = fields.has(kName) ? kName : "max_position_embeddings";
+  return fields.integer(name, 1, kMaxSequenceLength);
 }
 
 // Llama 3.1's rule where its two ends are one: a step, as Llama 4 has it. No passage between the
@@ -158,7 +158,7 @@ void read_longrope(const Fields& config, const Fields& params, Rope* out) {
   out->rope.attention_factor = short_scale;
 }
 
-// Gemma 4: frequencies as if all pairs turned, of which only the first share does.
+// Gemma 4: frequencies as if all pairs rotated, although only the first share of the pairs does.
 void read_proportional(const Fields& params, int64_t dim, double partial, Rope* out) {
   const float factor = static_cast<float>(positive_or(params, "factor", 1));
   const auto turning = static_cast<int64_t>(partial * static_cast<double>(dim) / 2);

@@ -13,7 +13,7 @@ constexpr PageId kNoPage = -1;
 
 // A page is
 //   free       without references and unknown to the prefix index: take() can return it;
-//   cached     without references and indexed: it holds data and can be evicted, and only then taken;
+//   cached     without references, but indexed: it holds data and has to be evicted before take();
 //   available  free or cached;
 //   used       with references, indexed or not.
 //
@@ -24,9 +24,10 @@ constexpr PageId kNoPage = -1;
 //    no reference, so an indexed page without references is available.
 // 3. num_free_bits_ counts the bits of free_, num_shared_ the pages with several references and
 //    num_indexed_ the indexed pages.
-// 4. num_withheld_ free pages are out of use, none in particular: recurrent states take their bytes.
-//    num_free() never falls below 0.
-// 5. num_cached_ counts cached pages, and withheld pages that the eviction of a state would restore.
+// 4. num_withheld_ free pages are out of use, none in particular: recurrent states take their
+//    bytes. num_free() never falls below 0.
+// 5. num_cached_ counts cached pages, and withheld pages that the eviction of a state would
+//    restore.
 //
 // External exclusion, as the cache's.
 class PageAllocator {
@@ -54,8 +55,8 @@ class PageAllocator {
   bool is_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }
 
   // Takes a page with one reference; num_free() must not be 0. Prefers the page right after
-  // `previous` (the last page of the table, or kNoPage), because a walk over adjacent pages is up to
-  // a third faster. `more` pages of the same run follow.
+  // `previous` (the last page of the table, or kNoPage), because a walk over adjacent pages is up
+  // to a third faster. `more` pages of the same run follow.
   PageId take(PageId previous, int64_t more) noexcept {
     int64_t page = previous + int64_t{1};
     const bool extends =

@@ -58,7 +58,7 @@ void PoolMemory::discard(int64_t begin, int64_t end) {
 
 struct PagePool::Arrangement {
   int64_t total_bytes = 0;
-  std::vector<int64_t> region_offset;  // of page 0
+  std::vector<int64_t> region_offset;  // Offset of each region in page 0.
   std::vector<int64_t> page_stride;
 };
 

@@ -23,9 +23,9 @@ namespace kvc {
 // External exclusion, as the cache's.
 class StatePool {
  public:
-  // `slot_pages`: pages of `allocator` that a slot in use withholds (kvc_plan_info.state_slot_pages);
-  // 0: none. `max_slots`: 0: any number. For the rest see StateMemory. Throws NO_MEMORY,
-  // std::bad_alloc.
+  // `slot_pages`: pages of `allocator` that a slot in use withholds
+  // (kvc_plan_info.state_slot_pages); 0: none. `max_slots`: 0: any number. For the rest see
+  // StateMemory. Throws NO_MEMORY, std::bad_alloc.
   StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
             int64_t max_slots, const Device* device = nullptr, bool pinned = false);
 

@@ -335,7 +335,7 @@ class Search {
   int32_t base_page_size_;
   int64_t longest_;
   std::array<RequestLimits, kLimits> limits_;
-  size_t num_limits_ = 0;    // that differ
+  size_t num_limits_ = 0;    // Limits that differ.
   double longest_kept_ = 0;  // bytes, of the longest request
   int32_t most_groups_ = 0;
   bool is_bound_ = false;

@@ -360,7 +360,7 @@ const char* layer_kind_name(kvc_layer_kind kind) {
 
 void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
   std::vector<LayerSpec> model;
-  std::vector<RopeSpec> ropes;  // of every layer of the model
+  std::vector<RopeSpec> ropes;  // RoPE specs of every layer of the model.
   for (size_t i = 0; i < layers.size(); ++i) {
     const auto index = static_cast<int32_t>(i);
     LayerReader reader(layers[i], i);

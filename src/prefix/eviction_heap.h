@@ -19,8 +19,8 @@ constexpr uint64_t make_rank(bool is_protected, uint8_t priority, uint64_t stamp
 }
 constexpr uint64_t stamp_of(uint64_t rank) { return rank & kStampMask; }
 
-// A node that turns out to be in use is parked until the end of the search: out of the order, but in
-// the memory of the heap.
+// A node that turns out to be in use is parked until the end of the search: out of the order, but
+// in the memory of the heap.
 class EvictionHeap {
  public:
   // `positions` [nodes]: place in the heap, or -1. Heaps without a common node may share it.
@@ -40,8 +40,8 @@ class EvictionHeap {
 
   // Adds the node or moves it.
   void set(NodeId node, uint64_t rank) noexcept;
-  // Puts the node, which is not in the heap, in the place of `old_node`, which is in the order. Cheap
-  // when their ranks are close, as those of a leaf and its parent.
+  // Puts the node, which is not in the heap, in the place of `old_node`, which is in the order.
+  // Cheap when their ranks are close, as those of a leaf and its parent.
   void replace(NodeId old_node, NodeId node, uint64_t rank) noexcept;
   // Does nothing when the node is not in the heap.
   void erase(NodeId node) noexcept;

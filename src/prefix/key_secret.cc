@@ -21,8 +21,8 @@ KeySecret draw_secret() noexcept {
   KeySecret secret;
   constexpr auto kBytes = static_cast<ssize_t>(sizeof(secret.words));
   if (getrandom(secret.words.data(), sizeof(secret.words), GRND_NONBLOCK) == kBytes) return secret;
-  // The call is missing, or it is too early after the start of the machine. Uses the 16 random bytes
-  // that the kernel gave the process, and the clock.
+  // The call is missing, or it is too early after the start of the machine. Uses the 16 random
+  // bytes that the kernel gave the process, and the clock.
   uint64_t state = 0, given = 0;
   if (const auto* bytes = reinterpret_cast<const void*>(getauxval(AT_RANDOM))) {
     std::memcpy(&state, bytes, sizeof(state));

@@ -11,9 +11,9 @@
 
 namespace kvc {
 
-// Holds tags and ids only; `is_it(id)` decides whether an id with the tag of the key is the one. The
-// table is at most half full, so probes are short and always end. Erasing moves later entries back,
-// so there are no tombstones and lookups stay short.
+// Holds tags and ids only; `is_it(id)` decides whether an id with the tag of the key is the one.
+// The table is at most half full, so probes are short and always end. Erasing moves later entries
+// back, so there are no tombstones and lookups stay short.
 class KeyTable {
  public:
   static constexpr int32_t kAbsent = -1;

@@ -32,8 +32,8 @@ constexpr int32_t kMaxPriority = 100;
 BlockKey namespace_root(const void* salt, size_t size) noexcept;
 const BlockKey& default_root() noexcept;  // Root of the namespace without salt.
 
-// `extra`: extra keys of the whole query, ordered by (offset, type, data). Those inside [begin, begin
-// + num_tokens) count.
+// `extra`: extra keys of the whole query, ordered by (offset, type, data). Those inside [begin,
+// begin + num_tokens) count.
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept;
 

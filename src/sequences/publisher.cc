@@ -163,8 +163,8 @@ void Publisher::release(const Sequence& sequence) noexcept {
   if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
-// Calls visit(group, page of the table, node, index of the place), last blocks first, for every page
-// in the visible range of the next query of a sequence with these tokens.
+// Calls visit(group, page of the table, node, index of the place), last blocks first, for every
+// page in the visible range of the next query of a sequence with these tokens.
 template <typename Visit>
 void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
   const int32_t block_tokens = index_->block_tokens();

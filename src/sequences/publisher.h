@@ -28,8 +28,8 @@ class Publisher {
   // Pages copied so that a block could have pages of its own.
   uint64_t num_copies() const { return num_copies_; }
 
-  // Publishes the full blocks of known tokens. When the index has an equal block, the sequence takes
-  // its pages over. PrefixIndex::reserve() made room for new blocks; blocks without room stay
+  // Publishes the full blocks of known tokens. When the index has an equal block, the sequence
+  // takes its pages over. PrefixIndex::reserve() made room for new blocks; blocks without room stay
   // unpublished, as do blocks with a token that some layer lacks.
   void publish(Sequence& sequence) noexcept {
     if (sequence.history.num_published < num_publishable(sequence)) publish_blocks(sequence);

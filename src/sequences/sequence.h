@@ -16,7 +16,8 @@
 namespace kvc {
 
 // The page table of one layer group. Invariants:
-// 1. pages.size() == ceil(stored tokens / page_size of the group). Only the last page can be partial.
+// 1. pages.size() == ceil(stored tokens / page_size of the group). Only the last page can be
+//    partial.
 // 2. An entry is one reference to its page, or kNoPage where a window has dropped the page.
 // 3. The table grows and shrinks at its end and is never rebuilt, so a decode step touches at most
 //    one entry.
@@ -31,8 +32,8 @@ struct alignas(64) PageTable {
   // up. It saves a decode step of many sequences one cache miss in the allocator per table.
   bool owns_last = false;
 
-  // Number of entries for `num_tokens` tokens, no fewer than now. Divides only when the table grows,
-  // which is rare in decode steps.
+  // Number of entries for `num_tokens` tokens, no fewer than now. Divides only when the table
+  // grows, which is rare in decode steps.
   int64_t grown_size(int64_t num_tokens, int32_t page_size) const {
     const auto size = static_cast<int64_t>(pages.size());
     const int64_t beyond = num_tokens - size * page_size;

@@ -1,5 +1,5 @@
-// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can be
-// published to the prefix index.
+// The known tokens of a sequence: their ids and the keys of their blocks, so that full blocks can
+// be published to the prefix index.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace kvc {
 
-// The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin` (a
-// multiple of the block) on by their ids too. Without a prefix index no token is known.
+// The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin`
+// (a multiple of the block) on by their ids too. Without a prefix index no token is known.
 struct TokenHistory {
   BlockKey root;
   std::shared_ptr<const std::vector<ExtraKey>> extra;  // Null: none.

@@ -13,8 +13,8 @@
 //    ones. commit() sets the lengths.
 // 3. A page that begin() replaced by a copy keeps its reference until the end, so rollback() finds
 //    it unchanged. Each table, slot and reference is then as before begin().
-// 4. No committed row is overwritten: writes in place go behind the tokens of every other table that
-//    refers to the page.
+// 4. No committed row is overwritten: writes in place go behind the tokens of every other table
+//    that refers to the page.
 #pragma once
 
 #include <cstddef>
@@ -91,10 +91,10 @@ struct PageCopy {
 // With its new tokens, the sequence uses the long factors of LONGROPE.
 bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
 
-// Copy on write: sequences of the batch that append to a shared partial page copy it. When the batch
-// has every reference, the longest of them keeps the page and writes in place, behind the tokens of
-// all others. An indexed page that a pop left partial is copied while pages suffice; otherwise the
-// index forgets it.
+// Copy on write: sequences of the batch that append to a shared partial page copy it. When the
+// batch has every reference, the longest of them keeps the page and writes in place, behind the
+// tokens of all others. An indexed page that a pop left partial is copied while pages suffice;
+// otherwise the index forgets it.
 class Batch {
  public:
   // For `has_memory` see StepDelta.
@@ -113,9 +113,9 @@ class Batch {
   };
 
   // Checks the request, counts what it takes, and fills `entries` and `changes` (see
-  // BatchEntry::change_begin). `stamp` != 0 marks the sequences to find duplicates in O(n); 0 leaves
-  // them alone, for const callers. Throws INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE, INVALID_STATE,
-  // UNSUPPORTED, NEVER_FITS.
+  // BatchEntry::change_begin). `stamp` != 0 marks the sequences to find duplicates in O(n); 0
+  // leaves them alone, for const callers. Throws INVALID_ARGUMENT, NOT_FOUND, OUT_OF_RANGE,
+  // INVALID_STATE, UNSUPPORTED, NEVER_FITS.
   static Measure measure(const BatchRequest& request, const Context& context, uint64_t stamp,
                          std::vector<BatchEntry>* entries, std::vector<TableChange>* changes);
   // Pages and state slots that are missing after all evictions and reclaims; 0: none.
@@ -129,9 +129,9 @@ class Batch {
   };
   static Missing missing(const Measure& needed, const Context& context);
 
-  // Counts what the request takes and makes room for it. Afterwards entries, changes, rows and words
-  // can be read. Throws NO_PAGES (detail: missing pages), the errors of measure(), std::bad_alloc;
-  // nothing has changed then.
+  // Counts what the request takes and makes room for it. Afterwards entries, changes, rows and
+  // words can be read. Throws NO_PAGES (detail: missing pages), the errors of measure(),
+  // std::bad_alloc; nothing has changed then.
   void prepare(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
                PageAllocator& allocator, StatePool& states, PrefixIndex& index);
   // Gives up a prepared batch.

@@ -20,8 +20,8 @@ struct TableData {
 // Throws INVALID_ARGUMENT for an unknown kind, OUT_OF_RANGE when an index would not fit int32.
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind);
 
-// The slot, page * page_size + offset, of each new token in a layer group. For CROSS layers: of each
-// encoder token that this forward writes.
+// The slot, page * page_size + offset, of each new token in a layer group. For CROSS layers: of
+// each encoder token that this forward writes.
 void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots);
 
 }  // namespace kvc

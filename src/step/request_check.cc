@@ -46,8 +46,8 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
     }
     return pages;
   };
-  // The pages never decrease with the length, so the limit is found by bisection. Without layers that
-  // keep tokens, it is the encoder tokens that do not fit.
+  // The pages never decrease with the length, so the limit is found by bisection. Without layers
+  // that keep tokens, it is the encoder tokens that do not fit.
   int64_t fits = 0, too_many = kMaxSequenceLength + 1;
   while (too_many - fits > 1) {
     const int64_t middle = fits + (too_many - fits) / 2;
