@@ -86,6 +86,7 @@ void Player::finish() {
 void Player::compare(const Fields& want, const HostTensor& got, const std::string& what) {
   const auto shape = want.get<std::vector<int64_t>>("shape");
   ASSERT_EQ(got.shape(), shape) << what;
+  test::finish();
   const int64_t row = shape.empty() || shape[0] == 0 ? 1 : got.size() / shape[0];
   const Vector expected = elements_of(want);
   const auto rows = want.get("rows", std::vector<int64_t>{});
