@@ -4,14 +4,14 @@
  *
  * SPDX-License-Identifier: Apache-2.0
  *
- * A program that links libkvcache needs kvcache.h alone. A program that loads the library does this:
+ * A program that links libkvcache needs kvcache.h alone. One that loads the library does this:
  *
  *   void *library = dlopen("libkvcache.so.0", RTLD_NOW | RTLD_LOCAL);
  *   const kvc_api *(*get_api)(uint32_t) = dlsym(library, "kvc_get_api");    (in C: by memcpy)
  *   const kvc_api *api = get_api(KVC_ABI_VERSION);
  *   api->plan_create(&config, &plan, &err);
  *
- * 1. Check every step for NULL. kvc_get_api returns NULL where the library cannot serve this header.
+ * 1. Check every step for NULL. kvc_get_api is NULL when the library is too old for this header.
  * 2. A slot is the function of kvcache.h without the prefix kvc_, with the same contract.
  *    kvc_abi_version is get_abi_version here, because a field has the other name.
  * 3. The table is append-only: a slot never moves, and new slots come at the end.
