@@ -1,5 +1,5 @@
-// Code that host and device share: planners, masks, address arithmetic. No CUDA types, so that any
-// C++ compiler takes it and tests run it without a GPU.
+// Marks code that host and device share: the scheduler, masks and address arithmetic. It uses no
+// CUDA types, so any C++ compiler accepts it and tests run it without a GPU.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -86,7 +86,7 @@ cudaError_t convert(const ConvertParams& params, cudaStream_t stream);
 // to linear_most_k_dim() rows; with more, cudaErrorInvalidValue is returned.
 cudaError_t linear(const kernels::LinearParams& params, int32_t max_sequences,
                    const int32_t* num_sequences_at, int32_t num_long, cudaStream_t stream);
-int32_t linear_most_k_dim();
+int32_t linear_max_k_dim();
 // Sequences lie in the order of their rows, all of which are below num_rows.
 cudaError_t conv(const kernels::ConvParams& params, int32_t max_sequences,
                  const int32_t* num_sequences_at, int64_t num_rows, cudaStream_t stream);

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda {
 

@@ -10,8 +10,8 @@
 
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda {
 

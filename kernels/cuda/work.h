@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 namespace kvc::cuda {
 

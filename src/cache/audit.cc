@@ -118,9 +118,7 @@ void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) 
     if (first < table.sink_kept || end > table.kept_begin) {
       fail_with(KVC_E_CORRUPT, sequence.id,
                 "sequence %lld has dropped the page of its tokens %lld to %lld: it keeps the first "
-                "%lld and "
-                "those from "
-                "%lld on",
+                "%lld and those from %lld on",
                 ll(sequence.id), ll(first), ll(end - 1), ll(table.sink_kept), ll(table.kept_begin));
     }
   }
@@ -252,9 +250,7 @@ void Audit::check_pages() const {
       withheld != core_.allocator.counts().withheld) {
     fail(KVC_E_CORRUPT,
          "%lld available, %lld free, %lld shared, %lld indexed and %lld withheld pages recorded, "
-         "counted %lld, "
-         "%lld, "
-         "%lld, %lld and %lld",
+         "counted %lld, %lld, %lld, %lld and %lld",
          ll(core_.allocator.num_available()), ll(core_.allocator.num_free()),
          ll(core_.allocator.counts().shared), ll(core_.allocator.counts().indexed),
          ll(core_.allocator.counts().withheld), ll(num_available), ll(num_free), ll(num_shared),

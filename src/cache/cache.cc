@@ -35,7 +35,6 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       prefixes(*core_),
       events(*core_),
       swaps(*core_),
-      pages(*core_),
       exports(*core_),
       debug(*core_),
       forward(this, *core_) {}

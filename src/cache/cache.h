@@ -4,8 +4,7 @@
 //   prefixes   blocks of tokens that sequences share by what they are: match, attach, insert, pin
 //   events     what the prefix cache did, for routers
 //   forward    the open forward and the calls on its layers and states
-//   swaps      whole sequences to the host pool and back
-//   pages      copies by page ids, for the host program's own bookkeeping
+//   swaps      whole sequences to the host pool and back, and page copies by ids
 //   exports    pool and page tables as DLPack tensors
 //   debug      stored tokens and states in and out
 //
@@ -22,7 +21,6 @@
 #include "src/cache/cache_sequences.h"
 #include "src/cache/debug_access.h"
 #include "src/cache/exports.h"
-#include "src/cache/page_copies.h"
 #include "src/cache/prefix_cache.h"
 #include "src/cache/prefix_events.h"
 #include "src/cache/swap_store.h"
@@ -49,7 +47,6 @@ class Cache {
   PrefixCache prefixes;
   PrefixEvents events;
   SwapStore swaps;
-  PageCopies pages;
   CacheExports exports;
   DebugAccess debug;
   CacheForward forward;  // Last: no call finds by its handle a cache that is half gone.

@@ -20,7 +20,7 @@ int64_t require_pages(const Plan& plan) {
   return plan.num_pages();
 }
 
-// Bookkeeping alone needs no device.
+// The device of a cache with tensor memory; bookkeeping alone needs none.
 Device find_gpu(const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
   const Device device = require_device(spec.device.device_id);

@@ -22,8 +22,8 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
     if (error.status() == KVC_E_NO_PAGES) ++core_.counters.no_pages;
     throw;
   }
-  // What is refused is refused before a block is evicted or a checkpoint given up for it: nothing
-  // brings those back.
+  // Every refusal comes before a block is evicted or a checkpoint given up: nothing brings those
+  // back.
   try {
     core_.engine->check_begin(batch, given.num_position_rows != 0, is_replay,
                               core_.writes_pool_alone() && !is_partial);
@@ -35,7 +35,8 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   core_.forward.opened(std::move(given), is_partial);
   try {
     core_.engine->begin(core_.forward, is_replay);
-  } catch (...) {  // the device, or a host's executor that throws although it must not
+  } catch (...) {
+    // The device failed, or the host's executor threw although it must not.
     batch.rollback(core_.allocator, core_.states);
     core_.forward.closed();
     throw;
@@ -49,20 +50,21 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
 
 void CacheForward::end() {
   core_.engine->check_end();
-  Batch& batch = core_.forward.batch();
   if (core_.writes_pool_alone() && !core_.forward.is_partial())
-    core_.forward.written().require_rows(batch);
+    core_.forward.written().require_rows(core_.forward.batch());
+  Batch& batch = core_.forward.batch();
   ++core_.counters.forwards;
   core_.counters.tokens_appended += static_cast<uint64_t>(batch.num_rows());
-  // Without storage nobody can tell whether the host's own kernels wrote a state: each forward
-  // counts as a step.
+  // Without storage the cache cannot know whether the host's own kernels wrote a state: each
+  // forward counts as if they did.
   const bool states_written = core_.states.is_used() && (!core_.pool.has_storage() ||
                                                          core_.forward.written().any_state_set());
   if (states_written && core_.pool.has_storage()) core_.engine->carry_states_on(core_.forward);
   core_.engine->closed(core_.forward, false);
   batch.commit(core_.sequences, core_.allocator, core_.states, core_.spec(), core_.publisher,
                {.states = states_written,
-                .rows = !core_.forward.is_partial() || !core_.forward.written().lacks_rows(batch),
+                .rows = !core_.forward.is_partial() ||
+                        !core_.forward.written().lacks_rows(core_.forward.batch()),
                 .publishes = !core_.forward.is_partial()});
   core_.forward.closed();
   handle_.close();

@@ -30,8 +30,8 @@ void CacheSequences::shift(kvc_seq id, int64_t begin, int64_t end, int64_t delta
 }
 
 void CacheSequences::set_window(kvc_seq id, int64_t window, int64_t sink) {
-  core_.sequences.trimmer().set_window(core_.sequences.get_settled(id, "set the window of"), window,
-                                       sink);
+  Sequence& sequence = core_.sequences.get_settled(id, "set the window of");
+  core_.sequences.trimmer().set_window(sequence, window, sink);
 }
 
 void CacheSequences::checkpoint(kvc_seq id) {
@@ -126,7 +126,7 @@ int64_t CacheSequences::nearest_position(kvc_seq id, kvc_seq_op op, int64_t posi
                                    [](const PageTable& table) { return table.kept_begin > 0; });
   if (core_.states.is_used() || dropped || sequence.length == 0) return -1;
   if (!can_rotate_keys(core_.spec()))
-    return sequence.length - 1;  // nothing moves behind the last token
+    return sequence.length - 1;  // No token follows the last one, so nothing moves.
   return position == -1 ? sequence.length - 1 : std::min(position, sequence.length - 1);
 }
 

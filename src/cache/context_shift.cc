@@ -100,8 +100,8 @@ void ContextShift::check_positions() const {
   }
   if (!can_rotate_keys(spec_)) {
     fail_with(KVC_E_UNSUPPORTED, delta_,
-              "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors it "
-              "was turned by",
+              "delta = %lld: K rotated on append by LONGROPE (%d) does not say which factors "
+              "rotated it",
               ll(delta_), KVC_ROPE_SCALING_LONGROPE);
   }
 }
@@ -218,7 +218,13 @@ void ContextShift::rotate_keys() noexcept {
 
 }  // namespace
 
+// K that is stored rotated cannot be rotated on where it is quantised, or where LONGROPE does not
+// say which factors rotated it.
 bool can_rotate_keys(const Spec& spec) {
+  for (int32_t layer = 0; layer < spec.num_local_layers(); ++layer) {
+    if (spec.layers[static_cast<size_t>(layer)].is_quantised() && is_rotated_on_append(spec, layer))
+      return false;
+  }
   return std::none_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) {
     return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();
   });

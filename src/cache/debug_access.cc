@@ -37,8 +37,7 @@ void DebugAccess::require_kept(const Sequence& sequence, int64_t begin, int64_t 
       fail_with(
           KVC_E_OUT_OF_RANGE, table.kept_begin,
           "[begin, end) = [%lld, %lld): layer %d keeps the first %lld tokens of sequence %lld and "
-          "those from %lld "
-          "on, a window has dropped the others",
+          "those from %lld on, a window has dropped the others",
           ll(begin), ll(end), core_.spec().layer_begin + rows.local_layer, ll(table.sink_kept),
           ll(sequence.id), ll(table.kept_begin));
     }

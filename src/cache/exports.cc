@@ -12,7 +12,7 @@
 namespace kvc {
 namespace {
 
-// A managed tensor with everything it points at. Owner is whatever keeps the data alive.
+// A managed tensor with everything it points at. The owner keeps the data alive.
 template <typename Owner>
 struct Exported {
   DLManagedTensorVersioned tensor{};
@@ -113,7 +113,8 @@ DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) 
                 KVC_POOL_BYTES);
   }
   exported->strides = compact_strides(exported->shape);
-  exported->strides[0] = pages.page_stride * 8 / dtype.bits;  // types of 4 bits are packed
+  // Elements, not bytes: types of 4 bits are packed.
+  exported->strides[0] = pages.page_stride * 8 / dtype.bits;
   core_.is_pool_exported = true;
   return finish(std::move(exported), data, dtype, 0, core_.spec().device);
 }

@@ -9,26 +9,26 @@
 namespace kvc {
 
 struct ForwardEntry {
-  std::atomic<uint64_t> open{0};  // The handle that is open; 0: none.
+  std::atomic<uint64_t> open{0};  // Handle that is open; 0: none.
   std::atomic<Cache*> cache{nullptr};
   uint64_t count = 0;  // Forwards so far.
-  uint64_t index = 0;  // In the table.
+  uint64_t index = 0;  // Place in the table.
   ForwardEntry* next_unused = nullptr;
 };
 
 namespace {
 
-// A handle: bit 63, 47 bits of the entry's count, 16 bits of its index. Bit 63 keeps it apart from
-// the addresses of a process, whatever looks at pointers there (the collector of Go does).
+// A handle is bit 63, then 47 bits of the entry's count, then 16 bits of its index. Bit 63 keeps it
+// apart from the addresses of a process, for whoever looks at pointers (Go's collector does).
 constexpr int kIndexBits = 16;
 constexpr uint64_t kHandleBit = uint64_t{1} << 63;
 constexpr uint64_t kMaxEntries = uint64_t{1} << kIndexBits;
-constexpr uint64_t kChunk = 256;  // entries
+constexpr uint64_t kChunk = 256;  // Entries.
 static_assert(sizeof(void*) == sizeof(uint64_t), "a handle has 64 bits");
 
 // Chunks stay where they are until the process ends: lookups take no lock.
 struct Table {
-  ForwardEntry first[kChunk];  // most processes need no others
+  ForwardEntry first[kChunk];  // Most processes need no others.
   std::atomic<ForwardEntry*> chunks[kMaxEntries / kChunk];
   std::mutex mutex;
   uint64_t num_made = 0;
@@ -42,7 +42,7 @@ ForwardEntry* entry_at(uint64_t index) noexcept {
   return chunk == nullptr ? nullptr : chunk + index % kChunk;
 }
 
-// Under the lock.
+// The caller holds the lock.
 ForwardEntry* make_entry() {
   const uint64_t index = table.num_made;
   if (index == kMaxEntries) {

@@ -1,5 +1,5 @@
-// Page copies that the prefix index asks for: evicted pages in the host pool, and pages of the
-// device.
+// Page copies that the prefix index asks for: from and to the host pool, its tier for evicted
+// pages, and inside the device pool.
 #pragma once
 
 #include "src/exec/cpu/page_copies.h"
@@ -8,9 +8,10 @@
 
 namespace kvc {
 
+// Copies pages inside the device pool.
 class PoolPageMover final : public PageMover {
  public:
-  // Before the first copy; borrowed.
+  // The copier is borrowed, and set before the first copy.
   void set_copier(PageCopier* copier) { copier_ = copier; }
   void copy(PageId from, PageId to) noexcept override {
     copier_->copy(CopyDirection::kInsideDevice, &from, &to, 1);
@@ -20,7 +21,8 @@ class PoolPageMover final : public PageMover {
   PageCopier* copier_ = nullptr;
 };
 
-// Stays out of a pool that the host program uses by page ids. Borrows both.
+// Evicted pages in the host pool; has no room once the host program uses the pool by page ids.
+// Borrows the pool and the copier.
 class PoolHostTier final : public HostTier {
  public:
   explicit PoolHostTier(HostPool* pool) : pool_(pool) {}

@@ -74,9 +74,8 @@ PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain) const {
     if (plan.on_host.empty()) return plan;
     // From the first block on, so that what fits is of use.
     std::sort(plan.on_host.begin(), plan.on_host.end(),
-              [this](const BlockPage& a, const BlockPage& b) {
-                const int32_t depth_a = core_.index.blocks().nodes[a.node].depth,
-                              depth_b = core_.index.blocks().nodes[b.node].depth;
+              [&nodes = core_.index.blocks().nodes](const BlockPage& a, const BlockPage& b) {
+                const int32_t depth_a = nodes[a.node].depth, depth_b = nodes[b.node].depth;
                 return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
               });
     const int64_t room = core_.index.eviction().num_fetchable(plan.deepest());
@@ -107,8 +106,8 @@ PrefixMatch PrefixCache::fetch_match(KeyChain& chain, const AttachPlan& plan) no
     core_.host_tier.promote(core_.index.blocks().nodes.place(place.node, place.index).host, page);
     core_.index.promoted(place.node, place.index, page);
     core_.allocator.drop_ref(page);  // Cached until the sequence refers to it.
-    is_fetched = core_.index.blocks().nodes.place(place.node, place.index).device ==
-                 page;  // A quota may leave no room.
+    // A quota may have left no room for it.
+    is_fetched = core_.index.blocks().nodes.place(place.node, place.index).device == page;
     if (!is_fetched) break;
   }
   core_.index.unlock(deepest);
@@ -159,8 +158,7 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
   if (sequence.history.has_diverged || sequence.window != 0 || !sequence.segments.empty()) {
     fail_with(KVC_E_INVALID_STATE, id,
               "cannot publish sequence %lld of %lld tokens: its rows were moved, overwritten, "
-              "computed under a "
-              "window of its own, or are older than the last reset",
+              "computed under a window of its own, or are older than the last reset",
               ll(id), ll(sequence.length));
   }
   KeyChain chain(query, core_.index.block_tokens());

@@ -77,7 +77,7 @@ void view_outputs(const LayerCall& call, const DLTensor* out, const DLTensor* ls
   tensors->lse_token_stride = matrix.row_stride;
 }
 
-// k and v both or neither; K = V layers have no v.
+// Whether the call has new rows. Callers give k and v or neither; K = V layers have no v.
 bool has_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v) {
   if (!call.layer.v_in_k && (k == nullptr) != (v == nullptr)) {
     fail(KVC_E_INVALID_ARGUMENT, "k is %s and v is %s: give both or neither",
@@ -86,7 +86,7 @@ bool has_new_rows(const LayerCall& call, const DLTensor* k, const DLTensor* v) {
   return k != nullptr || v != nullptr;
 }
 
-// Heads [begin, begin + heads) of a fused tensor.
+// The rows of a fused tensor from head `begin` on.
 kvc::kernels::TokenRows head_range(kvc::kernels::TokenRows rows, int64_t begin) {
   rows.base += begin * rows.head_stride;
   return rows;
@@ -190,7 +190,8 @@ kvc_status kvc_attn_self(kvc_forward* fwd, int32_t layer, const kvc_attn_opt* op
       call.layer.k_dim = call.layer.self_k_dim;
       call.layer.v_dim = call.layer.self_v_dim;
       call.layer.v_in_k = false;
-      call.layer.latent_rank = 0;  // heads of known dim: the default scale is right
+      call.layer.latent_rank =
+          0;  // The dims of the heads are known, so the default scale is right.
     }
     const CallOptions options = options_of(call, opt);
     AttnTensors tensors{};

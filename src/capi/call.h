@@ -1,5 +1,4 @@
-// How a function of the C API gets at a cache: every one makes one of these objects, inside
-// guard().
+// How a function of the C API uses a cache: it makes one of these objects, inside guard().
 //
 //   CacheCall call(cache);            the handle is checked
 //   call.enqueue_on(stream, fence);   the device is alive, what follows goes to this stream

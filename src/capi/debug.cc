@@ -19,8 +19,7 @@ using kvc::ReadCall;
 using kvc::require;
 using kvc::Spec;
 
-// Tokens in dimension `dimension` of the first tensor that is given; 0 for one that no check lets
-// pass.
+// The number of tokens in a dimension of a tensor; 0 for a tensor that a later check refuses.
 int64_t tokens_of(const DLTensor* tensor, int32_t rank, int32_t dimension, const char* name) {
   if (tensor == nullptr || tensor->ndim != rank || tensor->shape == nullptr) return 0;
   const int64_t count = tensor->shape[dimension];
@@ -43,8 +42,8 @@ void require_same_tokens(const DLTensor* v, int32_t dimension, int64_t count) {
   }
 }
 
-// Views of the ATTENTION layers inside k and v [layers, n, heads, dim], whose heads and dims are at
-// least the largest layer's.
+// The rows of the ATTENTION layers inside k and v, each [layers, n, heads, dim] with at least the
+// heads and dims of the largest layer.
 std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const DLTensor* v,
                                       int64_t num_tokens) {
   require_any(k, v);
@@ -64,7 +63,7 @@ std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const
   for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
     const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
     LayerRows views{i, {}, {}};
-    // Tensors are checked even when no layer of theirs is read.
+    // Tensors are checked in full, for layers of other kinds too.
     if (k != nullptr)
       views.k =
           kvc::view_layer_rows(k, {"k", num_tokens, heads, k_dim, spec.device}, num_layers, i);
@@ -96,7 +95,7 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
   return rows;
 }
 
-// One layer of any kind that reads pages.
+// The rows of one layer of any kind that reads pages.
 std::vector<LayerRows> layer_rows(const kvc::Cache& cache, int32_t layer, const DLTensor* k,
                                   const DLTensor* v, int64_t num_tokens) {
   require_any(k, v);
@@ -132,8 +131,7 @@ struct StateRef {
   const std::vector<int64_t>& shape;
 };
 
-// Debugging names a wrong layer OUT_OF_RANGE and another kind UNSUPPORTED: no forward is in a wrong
-// state.
+// A layer of another kind is UNSUPPORTED here, not INVALID_STATE as for calls on a forward.
 StateRef state_of(const kvc::Cache& cache, int32_t layer, int32_t state) {
   const int32_t local = cache.debug.require_layer(layer);
   const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];

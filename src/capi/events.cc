@@ -11,7 +11,7 @@ using kvc::require;
 
 namespace {
 
-// Element i of a caller's array with the caller's stride.
+// Writes element i of a caller's array with the caller's stride.
 void write_element(kvc_event* out, size_t stride, size_t i, const kvc_event& event) {
   auto* element = reinterpret_cast<kvc_event*>(reinterpret_cast<std::byte*>(out) + i * stride);
   element->struct_size = stride;

@@ -12,12 +12,12 @@ using kvc::require;
 
 namespace {
 
-// Copies take microseconds to milliseconds: look often at first, then rarely.
+// Copies take microseconds to milliseconds: the fence is looked at often at first, then rarely.
 constexpr std::chrono::microseconds kFirstPause{2}, kLongestPause{200};
 
 bool is_done(const kvc_fence& fence) { return !fence.event || fence.event.is_done(); }
 
-// Negative: for ever. False: not done by then.
+// Returns false when the fence is not done in time. A negative timeout waits for ever.
 bool wait(const kvc_fence& fence, int64_t timeout_ns) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point begin = Clock::now();
@@ -55,7 +55,7 @@ kvc_status kvc_fence_wait_on_stream(const kvc_fence* fence, kvc_stream stream,
                                     kvc_error* err) noexcept {
   return guard(err, [&] {
     require(fence, "fence");
-    if (fence->event) fence->event.wait_on(stream);  // the CPU has no streams, and is done
+    if (fence->event) fence->event.wait_on(stream);  // On the CPU the copies are done.
   });
 }
 

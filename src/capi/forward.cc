@@ -31,7 +31,7 @@ kvc::GivenPositions read_positions(const kvc::Spec& spec, const kvc_forward_desc
          "tokens only",
          KVC_ROPE_ON_READ);
   }
-  // Before the batch is checked in full: the sum must not wrap, and seqs and lengths may be NULL.
+  // The batch is checked in full later: here the sum must not wrap, and arrays may be NULL.
   int64_t num_tokens = 0;
   for (size_t i = 0; desc.append_lengths != nullptr && i < desc.num_seqs; ++i) {
     if (desc.append_lengths[i] < 0 || desc.append_lengths[i] > kvc::kMaxSequenceLength - num_tokens)

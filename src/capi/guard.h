@@ -11,11 +11,11 @@
 
 namespace kvc {
 
-// Fills `err` within its struct_size; NULL is fine.
+// Fills `err` within its struct_size. It may be NULL.
 void report(kvc_error* err, kvc_status status, int32_t sys_code, int64_t detail,
             const char* message) noexcept;
 
-// Runs `body`, which throws to fail. No exception leaves.
+// Runs `body`, which throws to fail, and returns its status. No exception leaves.
 template <typename Body>
 kvc_status guard(kvc_error* err, Body&& body) noexcept {
   try {
@@ -39,7 +39,7 @@ kvc_status guard(kvc_error* err, Body&& body) noexcept {
   }
 }
 
-// A required pointer argument.
+// Throws INVALID_ARGUMENT for a NULL argument.
 inline void require(const void* pointer, const char* name) {
   if (pointer == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name);
 }

@@ -59,7 +59,7 @@ void check_stride(size_t stride) {
   }
 }
 
-// Elements of `stride` bytes for the layers and what they point at.
+// Writes elements of `stride` bytes for the layers, and what they point at.
 size_t elements(const hf::Model& model, const Attachments& attachments, size_t stride) {
   return model.layers.size() + (attachments.bytes + stride - 1) / stride;
 }
@@ -69,7 +69,7 @@ void check_room(const hf::Model& model, size_t stride) {
   if (stride >= sizeof(kvc_layer)) return;
   for (size_t i = 0; i < model.layers.size(); ++i) {
     kvc_layer whole = model.layers[i].layer;
-    // Any address will do: what counts is whether the field lies within the stride.
+    // The address does not matter, only whether the field lies within the stride.
     if (model.layers[i].states >= 0)
       whole.states = reinterpret_cast<const kvc_state_spec*>(kAlignment);
     if (model.layers[i].rope >= 0) whole.rope = reinterpret_cast<const kvc_rope*>(kAlignment);
@@ -135,7 +135,7 @@ void write_layers(const hf::Model& model, const Attachments& at, size_t stride, 
   write_attachments(model, at, base);
 }
 
-// Of the caller's config only these fields are touched.
+// Only these fields of the caller's config are written.
 void write_config(const hf::Model& model, const kvc_layer* layers, kvc_config* config) {
   config->num_layers = static_cast<int32_t>(model.layers.size());
   config->layers = layers;
@@ -171,7 +171,7 @@ kvc_status kvc_config_from_hf_json(const char* json, kvc_config* config, kvc_lay
         fail(KVC_E_INVALID_ARGUMENT, "layers is not aligned to %zu bytes", kAlignment);
       check_stride(layers->struct_size);
     }
-    // One byte beyond the limit is enough to be refused for length.
+    // One byte beyond the limit is enough for a refusal by length.
     const std::string_view text(json, strnlen(json, hf::kMaxTextBytes + 1));
     const hf::Model model = kvc::read_hf_config(text);
     const Attachments attachments(model);

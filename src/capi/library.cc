@@ -82,7 +82,7 @@ kvc_device_caps cpu_caps() {
   return caps;
 }
 
-// All zero without the back end or a driver.
+// All fields are zero without the back end or a driver.
 kvc_device_caps cuda_caps(int32_t id) {
   kvc_device_caps caps{};
   const int32_t count = kvc::count_devices();
@@ -131,7 +131,7 @@ kvc_status kvc_device_query(DLDevice device, kvc_device_caps* out, kvc_error* er
     kvc::check_output(out, "out");
     if (device.device_type == kDLCUDA) return kvc::write_struct(out, cuda_caps(device.device_id));
     if (device.device_type != kDLCPU)
-      return kvc::write_struct(out, kvc_device_caps{});  // no back end: nothing is present
+      return kvc::write_struct(out, kvc_device_caps{});  // No back end: nothing is present.
     if (device.device_id != 0) {
       fail_with(KVC_E_OUT_OF_RANGE, device.device_id,
                 "device.device_id = %d does not exist: the CPU is device 0", device.device_id);

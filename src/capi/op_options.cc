@@ -29,7 +29,7 @@ void read_attn(OpOptions* out) {
   if (out->opt.attn == nullptr) return;
   out->attn = read_struct(out->opt.attn, "opt.attn");
   refuse_extensions(out->attn.ext, "opt.attn");
-  // Before anything is computed with it.
+  // Checked before anything is computed with it.
   if (out->attn.window < 0) {
     fail_with(KVC_E_OUT_OF_RANGE, out->attn.window,
               "opt.attn->window = %lld out of range: 0 to %lld",

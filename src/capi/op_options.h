@@ -8,12 +8,12 @@ namespace kvc {
 
 // Fields of kvc_op_opt beyond executor and cpu_isa that an operator uses.
 enum OpUse : unsigned {
-  kUsesAttn = 1,      // full, attn
-  kUsesRotation = 2,  // rope, positions
+  kUsesAttn = 1,      // `full` and `attn`.
+  kUsesRotation = 2,  // `rope` and `positions`.
 };
 
 struct OpOptions {
-  kvc_op_opt opt{};  // pointers inside are the caller's: NULL or set
+  kvc_op_opt opt{};  // Its pointers are the caller's, NULL or set.
   kvc_attn_opt attn{};
   kvc_rope rope{};
   kvc_executor executor{};
@@ -22,8 +22,8 @@ struct OpOptions {
   const kvc_rope* rotation() const { return opt.rope == nullptr ? nullptr : &rope; }
 };
 
-// `function` appears in messages; `opt` NULL: all defaults. Throws INVALID_ARGUMENT, UNSUPPORTED or
-// VERSION.
+// `function` appears in messages. A NULL `opt` stands for all defaults. Throws INVALID_ARGUMENT,
+// UNSUPPORTED or VERSION.
 OpOptions read_op_options(const kvc_op_opt* opt, unsigned uses, const char* function);
 
 }  // namespace kvc

@@ -28,7 +28,7 @@ using kvc::OpRotation;
 using kvc::OpSequences;
 using kvc::OpTable;
 
-// The pool says where the call runs.
+// A call runs on the device of the pool.
 struct PlacedPool {
   OpPlace place;
   OpPool view;
@@ -43,7 +43,7 @@ OpTable read_table(const kvc_op_table* table, const OpPool& pool) {
   return kvc::view_table(kvc::read_struct(table, "table"), pool.page_size);
 }
 
-// Dimension 1 of q: any multiple of the kv heads.
+// The number of query heads is dimension 1 of q, any multiple of the kv heads.
 int32_t query_heads(const DLTensor* q, int32_t num_kv_heads, const OpPlace& place) {
   (void)kvc::check_activations(q, "q", {-1, -1, -1}, place.dlpack);
   const int64_t heads = q->shape[1];
@@ -62,14 +62,13 @@ void check_row_count(const char* name, int64_t rows) {
               static_cast<long long>(rows), INT32_MAX);
 }
 
-// What the attentions are given beside keys and sequences.
+// The arguments of the attentions beside keys and sequences.
 struct AttendCall {
   AttnOptions options;
   AttnTensors tensors{};
   OpRotation rotation;
 };
-// K and V that are packed rows, so that they can be compared with the outputs; null: those of a
-// pool.
+// K and V where they are packed rows, so that overlaps with the outputs are found; null for a pool.
 struct PackedKeys {
   const DLTensor *k = nullptr, *v = nullptr;
   int64_t num_rows = 0;
@@ -96,7 +95,7 @@ AttendCall read_call(const kvc::LayerSpec& shape, const OpOptions& read, int64_t
   return call;
 }
 
-// The common end of the attentions on the host. The sequences are complete.
+// The attentions on the host, once their sequences are complete.
 void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int64_t longest,
             const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   const AttendCall call =
@@ -105,8 +104,8 @@ void attend(OpAttention& attention, const OpOptions& read, int64_t num_rows, int
       .attend(attention, call.options, call.tensors, call.rotation, num_rows);
 }
 
-// On a device, where nobody has seen how many rows and keys the sequences have: rows are those of
-// q, and keys at most those that a bias has columns for.
+// The attentions on a device. The host has not seen how many rows and keys the sequences have: the
+// rows are those of q, and the keys at most the columns of a bias.
 void attend_on(const OpPlace& place, kvc::CudaOpAttention& attention, const OpOptions& read,
                const PackedKeys& keys, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   kvc::cuda::OpSequencesParams& sequences = attention.sequences;
@@ -133,7 +132,7 @@ kvc::LayerSpec shape_of(const OpPool& pool, int32_t latent_rank, int32_t num_q_h
   return shape;
 }
 
-// `latent_rank` 0: K and V heads.
+// K and V heads have `latent_rank` 0.
 void attend_paged(const PlacedPool& placed, const kvc_op_table* table, int32_t latent_rank,
                   const OpOptions& read, const DLTensor* q, DLTensor* out, DLTensor* lse) {
   const OpPool& pool = placed.view;
@@ -175,7 +174,7 @@ int32_t head_extent(const DLTensor* tensor, const char* name, int dimension, int
   return static_cast<int32_t>(value);
 }
 
-// Packed rows as one page per sequence whose number is its first row.
+// Packed rows, as one page per sequence. The number of the page is the first row.
 kvc::kernels::PagedRows packed_pages(const kvc::kernels::TokenRows& rows) {
   return {rows.base, rows.token_stride, rows.head_stride, rows.token_stride, rows.dtype};
 }
@@ -219,14 +218,14 @@ void attend_ragged_on(const OpPlace& place, const OpOptions& read, const DLTenso
   attend_on(place, attention, read, {k, v, num_keys}, q, out, lse);
 }
 
-// Rows of a pool's K half: [>= min_rows, heads, k_dim], without layout MLA's heads too.
+// Rows of the K half of a pool, [>= min_rows, heads, k_dim]. MLA rows may leave out the heads.
 kvc::kernels::TokenRows view_k(const OpPool& pool, const DLTensor* tensor, const char* name,
                                int64_t min_rows, DLDevice device) {
   return pool.is_mla ? kvc::view_latents(tensor, name, min_rows, pool.k_dim, device)
                      : kvc::view_rows(tensor, {name, min_rows, pool.num_heads, pool.k_dim, device});
 }
 
-// Of an operator that has no form for a device yet.
+// Refuses a device for an operator that has only a form for the host.
 void require_host(const OpPlace& place, const char* function) {
   if (place.on_host()) return;
   fail_with(KVC_E_UNSUPPORTED, place.dlpack.device_id,

@@ -69,7 +69,7 @@ std::vector<LinearSequence> cut_sequences(const StateView& states, const DLTenso
   return sequences;
 }
 
-// The states are read and written.
+// Refuses overlaps with the states, which are read and written.
 void refuse_state_overlaps(const DLTensor* states, const kvc_linear_opt& opt,
                            const kvc::LinearTensors& tensors, int64_t num_rows) {
   const int64_t decay_rows = opt.decay == KVC_DECAY_HEAD ? -1 : num_rows;
@@ -97,7 +97,7 @@ LinearParams read_params(const kvc_linear_opt& opt, const DLTensor* states,
   return params;
 }
 
-// On a device, where nobody has seen the cuts: the rows are those of q.
+// The recurrences on a device. The host has not seen the sequence bounds: the rows are those of q.
 void step_on(const kvc::OpPlace& place, const kvc_linear_opt& linear, const kvc::OpOptions& read,
              const DLTensor* qo_indptr, const DLTensor* state_tensor, const StateView& view,
              const kvc::LinearTensors& tensors) {

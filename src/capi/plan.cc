@@ -172,7 +172,7 @@ kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
   return info;
 }
 
-// The message names the groups of both plans.
+// The message names the layer groups of both plans.
 void check_same_groups(const kvc::Spec& first, const kvc::Spec& other, size_t index) {
   const auto check = [&](const char* field, int64_t value, int64_t expected) {
     if (value != expected) {

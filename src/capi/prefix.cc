@@ -120,7 +120,7 @@ kvc::PrefixQuery read_query(const kvc_prefix_query* caller, const kvc::PrefixCac
           .priority = read.priority};
 }
 
-// The functions that take a cache, a query and nullable out_tokens.
+// Runs a call that takes a cache, a query and nullable `out_tokens`.
 template <typename Run>
 kvc_status with_query(kvc_cache* cache, const kvc_prefix_query* query, int64_t* out_tokens,
                       kvc_error* err, Run&& run) {

@@ -11,7 +11,7 @@
 
 namespace kvc {
 
-// No struct of any version comes near this; a larger struct_size is an uninitialised one.
+// No struct of any version comes near this size. A larger struct_size was not initialised.
 constexpr size_t kMaxStructSize = 65536;
 
 // Throws INVALID_ARGUMENT or VERSION.
@@ -35,7 +35,7 @@ T read_struct(const T* caller, const char* name) {
   return read_struct_at<T>(caller, caller->struct_size, name);
 }
 
-// Call before the work, so that a bad output struct fails before anything happens.
+// Called before the work, so that a bad output struct fails before anything happens.
 template <typename T>
 void check_output(const T* caller, const char* name) {
   if (caller == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s is NULL", name);
@@ -49,7 +49,7 @@ void write_struct(T* caller, T value) noexcept {
   std::memcpy(static_cast<void*>(caller), &value, size);
 }
 
-// No chained options are defined yet: any is unknown.
+// No chained options are defined yet, so that any is refused.
 void refuse_extensions(const kvc_ext* ext, const char* name);
 
 // Two-call output of strings and arrays: see "Arrays out" in kvcache.h. Throws BUFFER_TOO_SMALL.

@@ -29,7 +29,7 @@ kvc_status kvc_pages_swap(kvc_cache* cache, const DLTensor* pairs, kvc_swap_dire
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->pages.swap(pairs, direction);
+    call->swaps.swap_pages(pairs, direction);
     call.finish();
   });
 }
@@ -39,7 +39,7 @@ kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream st
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->pages.copy(pairs);
+    call->swaps.copy_pages(pairs);
     call.finish();
   });
 }

@@ -1,4 +1,4 @@
-// kvcache.h, sections "Library" and "Function table".
+// kvcache.h, section "Library", and the function table of kvcache_api.h.
 #include <unistd.h>
 
 #include <filesystem>

@@ -320,5 +320,32 @@ TEST(Shift, OfLongRopeOnAppendIsRefused) {
   expect_ok([&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 9, 10, -1, err); });
 }
 
+// The same for K that is stored quantised.
+TEST(Shift, OfQuantisedKRotatedOnAppendIsRefused) {
+  kvc_rope rope = rope_of(KVC_ROPE_ON_APPEND);
+  for (const bool is_rotated : {true, false}) {
+    SCOPED_TRACE(is_rotated ? "rotated on append" : "not rotated");
+    kvc_layer layer = attention_layer();
+    layer.quant = KVC_QUANT_PER_TENSOR;
+    layer.k_dtype = {kDLInt, 8, 1};
+    layer.rope = is_rotated ? &rope : nullptr;
+    Net net({layer});
+    net.config.storage = KVC_STORAGE_NONE;
+    Cache cache(net.config);
+    add_tokens(cache, 1, 10);
+    int64_t nearest = 0;
+    ASSERT_EQ(kvc_seq_can(cache.get(), 1, KVC_SEQ_SHIFT, 2, &nearest, nullptr), KVC_OK);
+    EXPECT_EQ(nearest, is_rotated ? 9 : 2);
+    const auto shift = [&](kvc_error* err) { return kvc_seq_shift(cache.get(), 1, 2, 3, -1, err); };
+    if (is_rotated)
+      expect_refused(cache, KVC_E_UNSUPPORTED, {"layer 0", "quant = 1"}, shift);
+    else
+      expect_ok(shift);
+    expect_ok([&](kvc_error* err) {
+      return kvc_seq_shift(cache.get(), 1, is_rotated ? 9 : 8, is_rotated ? 10 : 9, -1, err);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace kvc::test

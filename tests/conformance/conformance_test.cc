@@ -1,17 +1,18 @@
-// Every scenario of scenarios/ on every instruction set that the machine has. See README.md.
+// Every case of cases/ on every instruction set that the machine has. See README.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 
-#include "tests/conformance/session.h"
+#include "tests/conformance/player.h"
 
 namespace kvc::conformance {
 namespace {
 
 struct Run {
-  std::string scenario;  // file name without suffix
+  std::string name;  // of the case: its file without suffix
   kvc_cpu_isa isa;
 };
 
@@ -20,56 +21,76 @@ const std::map<kvc_cpu_isa, std::string> kIsaNames{
     {KVC_CPU_ISA_SCALAR, "scalar"}, {KVC_CPU_ISA_AVX2, "avx2"},
     {KVC_CPU_ISA_AVX512, "avx512"}, {KVC_CPU_ISA_AVX512_BF16, "avx512_bf16"}};
 
-// KVC_SCENARIO_DIR of the environment serves a program that was built elsewhere.
-std::string scenario_dir() {
-  const char* given = std::getenv("KVC_SCENARIO_DIR");
-  return given != nullptr ? given : KVC_SCENARIO_DIR;
+// KVC_CASE_DIR of the environment serves a program that was built elsewhere.
+std::string case_dir() {
+  const char* given = std::getenv("KVC_CASE_DIR");
+  return given != nullptr ? given : KVC_CASE_DIR;
 }
 
-std::vector<std::string> scenario_names() {
+std::vector<std::string> case_names() {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(scenario_dir()))
+  for (const auto& entry : std::filesystem::directory_iterator(case_dir()))
     if (entry.path().extension() == ".json") names.push_back(entry.path().stem().string());
   std::sort(names.begin(), names.end());
   return names;
 }
-
-std::string path_of(const std::string& scenario) { return scenario_dir() + "/" + scenario + ".json"; }
 
 std::vector<Run> runs() {
   kvc_device_caps caps{};
   caps.struct_size = sizeof caps;
   (void)kvc_device_query({kDLCPU, 0}, &caps, nullptr);
   std::vector<Run> all;
-  if (test::is_on_gpu()) {
-    for (const std::string& name : scenario_names()) all.push_back({name, KVC_CPU_ISA_AUTO});
-    return all;
-  }
-  for (const std::string& name : scenario_names())
-    for (const auto& [isa, unused] : kIsaNames)
-      if (isa != KVC_CPU_ISA_AUTO && (caps.isas >> isa & 1) != 0) all.push_back({name, isa});
+  for (const std::string& name : case_names())
+    for (const auto& [isa, unused] : kIsaNames) {
+      const bool wanted = test::is_on_gpu()
+                              ? isa == KVC_CPU_ISA_AUTO
+                              : isa != KVC_CPU_ISA_AUTO && (caps.isas >> isa & 1) != 0;
+      if (wanted) all.push_back({name, isa});
+    }
   return all;
 }
 
-void PrintTo(const Run& run, std::ostream* out) { *out << run.scenario << " on " << kIsaNames.at(run.isa); }
+void PrintTo(const Run& run, std::ostream* out) {
+  *out << run.name << " on " << kIsaNames.at(run.isa);
+}
 
 class Conformance : public testing::TestWithParam<Run> {};
 
 TEST_P(Conformance, ScenarioHolds) {
-  const Json scenario = load_scenario(path_of(GetParam().scenario));
-  EXPECT_EQ(scenario.at("name"), GetParam().scenario) << "a scenario is named as its file";
-  SCOPED_TRACE(scenario.at("about").get<std::string>());
-  Session(scenario, GetParam().isa).run();
+  std::ifstream file(case_dir() + "/" + GetParam().name + ".json");
+  const Json json = Json::parse(file);
+  forget_reads();
+  const Fields fields(json);
+  EXPECT_EQ(fields.get<std::string>("name"), GetParam().name) << "a case is named as its file";
+  SCOPED_TRACE(fields.get<std::string>("about"));
+  Player(json, GetParam().isa).run();
 }
 
 INSTANTIATE_TEST_SUITE_P(Scenarios, Conformance, testing::ValuesIn(runs()), [](const auto& info) {
-  return info.param.scenario + "_" + kIsaNames.at(info.param.isa);
+  return info.param.name + "_" + kIsaNames.at(info.param.isa);
 });
 
-TEST(ConformanceFiles, EveryInstructionSetHasScenarios) {
-  EXPECT_GE(scenario_names().size(), 60u) << "scenarios are missing in " << scenario_dir();
-  EXPECT_GE(runs().size(), (test::is_on_gpu() ? 1 : 2) * scenario_names().size())
+TEST(ConformanceFiles, EveryInstructionSetHasCases) {
+  EXPECT_GE(case_names().size(), 160u) << "cases are missing in " << case_dir();
+  EXPECT_GE(runs().size(), (test::is_on_gpu() ? 1 : 2) * case_names().size())
       << "REFERENCE and SCALAR are there on every machine";
+}
+
+TEST(ConformanceFiles, TheGeneratorGivesTheNumbersOfTheReadme) {
+  EXPECT_EQ(value(2, 0, 0, 0, 0), -0.109375);
+  EXPECT_EQ(value(3, 1, 5, 2, 3), -0.4375);
+  EXPECT_EQ(value(1, 0, 1000, 1, 7), -0.78125);
+}
+
+TEST(ConformanceFiles, KeysThatNobodyReadsAreRefused) {
+  const Json json = Json::parse(R"({"read": 1, "list": [{"read": 2, "unread": 3}]})");
+  forget_reads();
+  const Fields fields(json);
+  EXPECT_EQ(fields.number("read"), 1);
+  EXPECT_EQ(Fields(fields.at("list")[0]).number("read"), 2);
+  EXPECT_THROW(fields.refuse_unread("case"), std::runtime_error);
+  EXPECT_EQ(Fields(fields.at("list")[0]).number("unread"), 3);
+  EXPECT_NO_THROW(fields.refuse_unread("case"));
 }
 
 }  // namespace

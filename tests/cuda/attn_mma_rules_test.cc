@@ -15,7 +15,7 @@ using test::AttnErrors;
 using test::AttnProblemShape;
 using test::AttnResult;
 using test::DeviceAttnProblem;
-using test::HostPlan;
+using test::HostSchedule;
 using test::plan_for;
 using test::run_mma;
 
@@ -81,12 +81,12 @@ TEST(AttnMma, TurnsQueriesOtherwiseForSinksOfTheirOwn) {
       shape.rows = {5, 1}, shape.keys = {round < 4 ? 90 : 190, 140};
       DeviceAttnProblem problem(seed++, shape);
       SCOPED_TRACE(problem.describe());
-      HostPlan plan = plan_for(problem, tile, 4, 0, true);
+      HostSchedule plan = plan_for(problem, tile, 4, 0, true);
       const AttnResult actual = run_mma(problem, plan);
       std::vector<float> out, lse;
       problem.clear(&out, &lse);
       plan.reserve_partials(shape.v_dim);
-      test::execute_plan(problem.host_params(out, lse), plan.view());
+      test::execute_schedule(problem.host_params(out, lse), plan.view());
       const AttnErrors errors = test::errors_of(actual, out, lse, shape.v_dim);
       EXPECT_LT(errors.out, 8e-3);  // of bf16, as in attn_mma_test.cc
       EXPECT_LT(errors.lse, 2e-2);

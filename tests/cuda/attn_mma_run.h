@@ -1,5 +1,5 @@
-// Runs the mma.sync attention kernel on a problem: the plan's items on the device, its merges on
-// the host.
+// Runs the mma.sync attention kernel on a problem: the schedule's items on the device, its
+// reductions on the host.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace kvc::cuda::test {
 constexpr int kMmaArch = 90;
 inline int32_t mma_shared_bytes() {
   int32_t bytes = 0;
-  testing::check(most_shared_bytes(&bytes), "cudaDeviceGetAttribute");
+  testing::check(max_shared_bytes(&bytes), "cudaDeviceGetAttribute");
   return bytes;
 }
 
@@ -74,9 +74,9 @@ inline AttnErrors errors_of(const AttnResult& actual, const std::vector<float>& 
   return errors;
 }
 
-// A plan on the device, its items run by the kernel; merges on the host.
-struct DevicePlan {
-  HostPlan host;
+// A schedule on the device, its items run by the kernel; reductions on the host.
+struct DeviceSchedule {
+  HostSchedule host;
   Twin<int32_t> counts, cta_begin;
   Twin<WorkItem> items;
   Twin<float> partials;
@@ -85,22 +85,22 @@ struct DevicePlan {
     host.reserve_partials(v_dim);
     counts.host = host.counts, cta_begin.host = host.cta_begin, items.host = host.items,
     partials.host = host.partials;
-    WorkSchedule plan = host.view();
-    plan.counts = counts.on_device(), plan.cta_begin = cta_begin.on_device(),
-    plan.items = items.on_device();
-    plan.partials = partials.on_device();
-    return plan;
+    WorkSchedule schedule = host.view();
+    schedule.counts = counts.on_device(), schedule.cta_begin = cta_begin.on_device(),
+    schedule.items = items.on_device();
+    schedule.partials = partials.on_device();
+    return schedule;
   }
 };
 
 // `change`: what a test wants otherwise about the launch.
-inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
+inline AttnResult run_mma(DeviceAttnProblem& problem, HostSchedule host_plan,
                           const std::function<void(AttnLaunch&)>& change = nullptr) {
-  DevicePlan plan;
-  plan.host = std::move(host_plan);
-  const int32_t tile_rows = plan.host.shape.geometry.tile_rows, v_dim = problem.shape.v_dim;
+  DeviceSchedule schedule;
+  schedule.host = std::move(host_plan);
+  const int32_t tile_rows = schedule.host.shape.geometry.tile_rows, v_dim = problem.shape.v_dim;
   AttnLaunch launch = problem.device_launch();
-  launch.schedule = plan.upload(v_dim);
+  launch.schedule = schedule.upload(v_dim);
   if (change) change(launch);
   const char* why = "";
   const bool fits =
@@ -113,17 +113,20 @@ inline AttnResult run_mma(DeviceAttnProblem& problem, HostPlan host_plan,
                  "attn_mma");
   testing::finish();
   AttnResult result = read_result(problem);
-  if (plan.partials.device != nullptr) plan.host.partials = plan.partials.device->read();
+  if (schedule.partials.device != nullptr)
+    schedule.host.partials = schedule.partials.device->read();
   AttnParams params = problem.host_params(result.out, result.lse);
-  for (int32_t i = 0; i < plan.host.num_merges(); ++i)
-    execute_merge(params, plan.host.view(), plan.host.merges[static_cast<size_t>(i)]);
+  for (int32_t i = 0; i < schedule.host.num_reductions(); ++i)
+    execute_reduction(params, schedule.host.view(),
+                      schedule.host.reductions[static_cast<size_t>(i)]);
   return result;
 }
 
-inline HostPlan plan_for(DeviceAttnProblem& problem, int32_t tile_rows, int32_t num_ctas,
-                         int32_t fixed_keys = 0, bool split_sinks = false) {
-  return make_plan(problem.sequences, plan_shape(problem.params, {tile_rows, 64, num_ctas, 1},
-                                                 fixed_keys, split_sinks));
+inline HostSchedule plan_for(DeviceAttnProblem& problem, int32_t tile_rows, int32_t num_ctas,
+                             int32_t fixed_keys = 0, bool split_sinks = false) {
+  return make_schedule(
+      problem.sequences,
+      schedule_shape(problem.params, {tile_rows, 64, num_ctas, 1}, fixed_keys, split_sinks));
 }
 
 }  // namespace kvc::cuda::test

@@ -68,8 +68,9 @@ void compare(AttnProblem& problem, const Options& options) {
   AttnGeometry geometry =
       attn_simt_geometry({.arch = 80, .num_sms = 1}, params.k_dim, params.v_dim);
   geometry.num_ctas = static_cast<int32_t>(random.pick<int64_t>({1, 2, 5, 13}));
-  HostPlan plan = make_plan(
-      problem.sequences, plan_shape(params, geometry, options.fixed_keys, options.rotated_sinks));
+  HostSchedule plan =
+      make_schedule(problem.sequences,
+                    schedule_shape(params, geometry, options.fixed_keys, options.rotated_sinks));
   device.set_plan(plan);
   ASSERT_EQ(attn_simt(device.launch, nullptr), cudaSuccess);
   device.read_back(plan);
@@ -157,9 +158,9 @@ TEST(CudaAttnSimt, LatentRowsServeAsKeysAndAsValues) {
     problem.v.memory = Poisoned(0);
     DeviceAttention device(problem, nullptr, nullptr);
     device.launch.params.v.base = device.launch.params.k.base;
-    HostPlan plan = make_plan(problem.sequences,
-                              plan_shape(params, attn_simt_geometry({.arch = 90, .num_sms = 1},
-                                                                    params.k_dim, params.v_dim)));
+    HostSchedule plan = make_schedule(
+        problem.sequences, schedule_shape(params, attn_simt_geometry({.arch = 90, .num_sms = 1},
+                                                                     params.k_dim, params.v_dim)));
     device.set_plan(plan);
     ASSERT_EQ(attn_simt(device.launch, nullptr), cudaSuccess);
     device.read_back(plan);

@@ -25,7 +25,7 @@ struct Span {
 };
 struct Case {
   StepDescription step;
-  Scope scope;
+  KeyScope scope;
   int32_t layer_window = 0, layer_chunk = 0, call_window = 0;
   bool needs_positions = false;
   int32_t rope = -1;
@@ -81,8 +81,8 @@ bool definition_sees(const Case& c, size_t place, int32_t row, int32_t token) {
   const std::vector<Token> tokens = tokens_of(s);
   const Token query = tokens[static_cast<size_t>(s.stored + row)],
               key = tokens[static_cast<size_t>(token)];
-  if (c.scope == Scope::kCached && token >= s.committed()) return false;
-  if (c.scope == Scope::kNew && token < s.stored) return false;
+  if (c.scope == KeyScope::kCached && token >= s.committed()) return false;
+  if (c.scope == KeyScope::kNew && token < s.stored) return false;
   if (!in_windows(c, s, query.index, key.index) && !is_sink(c, s, key.index)) return false;
   if (key.node >= 0) return is_on_path(s, query.node, key.node);
   if (query.node >= 0 || token <= s.stored + row) return true;
@@ -113,7 +113,7 @@ StepSequence random_sequence(Rng& rng, const Case& c, bool may_be_tree, int32_t 
   }
   if (may_be_tree && s.append > 0 && rng.chance(40)) {
     const int32_t old_nodes =
-        c.scope == Scope::kNew ? 0 : std::min(s.stored, rng.chance(20) ? 70 : rng.upto(12));
+        c.scope == KeyScope::kNew ? 0 : std::min(s.stored, rng.chance(20) ? 70 : rng.upto(12));
     s.length = s.stored - old_nodes;
     for (int32_t node = 0; node < old_nodes + s.append; ++node) {
       const int32_t parent = rng.chance(60) ? node - 1 : rng.between(-1, node - 1);
@@ -126,13 +126,13 @@ StepSequence random_sequence(Rng& rng, const Case& c, bool may_be_tree, int32_t 
 
 Case random_case(Rng& rng, int32_t most_sequences) {
   Case c;
-  c.scope = static_cast<Scope>(rng.upto(3));
+  c.scope = static_cast<KeyScope>(rng.upto(3));
   if (rng.chance(30)) c.layer_window = rng.between(1, 40);
   if (c.layer_window == 0 && rng.chance(30)) c.layer_chunk = rng.between(1, 30);
   if (rng.chance(20)) c.call_window = rng.between(1, 40);
   c.needs_positions = rng.chance(50);
   c.rope = rng.between(-1, 2);
-  const bool is_causal = c.scope == Scope::kAll || c.scope == Scope::kNew;
+  const bool is_causal = c.scope == KeyScope::kAll || c.scope == KeyScope::kNew;
   c.has_spans = is_causal && rng.chance(30);
   for (int32_t n = rng.between(1, most_sequences), i = 0; i < n; ++i) {
     const StepSequence s = random_sequence(rng, c, !c.has_spans, i);
@@ -177,23 +177,23 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
                  int32_t row_begin) {
   const StepSequence& s = c.step.sequences[place];
   const AttnSequence& q = view.sequences[place];
-  const bool is_causal = c.scope == Scope::kAll || c.scope == Scope::kNew;
+  const bool is_causal = c.scope == KeyScope::kAll || c.scope == KeyScope::kNew;
   const bool is_tree = !s.parents.empty();
   const std::vector<Token> tokens = tokens_of(s);
-  const int32_t first_key = c.scope == Scope::kNew ? s.stored : 0;
+  const int32_t first_key = c.scope == KeyScope::kNew ? s.stored : 0;
   ASSERT_EQ(q.row_begin, row_begin);
   ASSERT_EQ(q.num_rows, s.append);
   ASSERT_EQ(q.position, s.stored);
   ASSERT_EQ(q.key_position, first_key);
   ASSERT_EQ(q.row_map, nullptr);
-  if (c.scope == Scope::kNew) {
+  if (c.scope == KeyScope::kNew) {
     ASSERT_EQ(q.pages, view.params.first_rows + place);
     ASSERT_EQ(view.first_rows[place], row_begin);
   } else {
     const StepState::LayerGroup& group = state.groups[view.params.group];
     ASSERT_EQ(q.pages, group.table + s.slot * group.table_stride);
   }
-  if (c.scope == Scope::kCross) {
+  if (c.scope == KeyScope::kCross) {
     ASSERT_EQ(q.first_key_end, s.cross_stored + s.cross_append);
     ASSERT_TRUE(q.key_begins == nullptr && q.tree_mask == nullptr && q.key_ends == nullptr &&
                 q.row_positions == nullptr && q.key_positions == nullptr &&
@@ -202,7 +202,7 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   }
   ASSERT_EQ(q.k_rotation_index, c.rope >= 0 ? s.long_ropes >> c.rope & 1 : 0);
   ASSERT_EQ(q.key_ends != nullptr, c.has_spans);
-  ASSERT_EQ(q.tree_mask != nullptr, is_tree && c.scope != Scope::kCached);
+  ASSERT_EQ(q.tree_mask != nullptr, is_tree && c.scope != KeyScope::kCached);
 
   // Plain where windows hide nothing that they could, and no query turns differently for sinks:
   // kernels are faster then.
@@ -216,7 +216,7 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
   ASSERT_EQ(q.key_begins != nullptr, hides);
   ASSERT_TRUE(hides || q.sink_end == 0);
 
-  const int32_t num_keys = c.scope == Scope::kCached ? s.committed() : s.stored + s.append;
+  const int32_t num_keys = c.scope == KeyScope::kCached ? s.committed() : s.stored + s.append;
   for (int32_t row = 0; row < s.append; ++row) {
     for (int32_t token = first_key; token < num_keys; ++token) {
       ASSERT_EQ(view_sees(view, q, is_causal, row, token - first_key),
@@ -235,7 +235,7 @@ void expect_view(const Case& c, const Viewed& view, const StepState& state, size
     ASSERT_EQ(view.step_positions[static_cast<size_t>(row_begin + row)],
               tokens[static_cast<size_t>(s.stored + row)].position);
   }
-  const bool is_of_step = c.scope == Scope::kNew;
+  const bool is_of_step = c.scope == KeyScope::kNew;
   for (int32_t token = first_key; token < num_keys; ++token) {
     const int64_t at = (is_of_step ? q.key_positions - state.positions
                                    : q.key_positions - view.params.key_positions) +
@@ -262,7 +262,7 @@ void check(const Case& c) {
                      .table_rows = n,
                      .table_entries = 40,
                      .words = std::max<int64_t>(60000, static_cast<int64_t>(words.size()) + 4),
-                     .groups = {{16, false}, {16, c.scope == Scope::kCross}}});
+                     .groups = {{16, false}, {16, c.scope == KeyScope::kCross}}});
   // Slots are looked up in the tables, whatever they hold here.
   device.write(words);
   ASSERT_EQ(cuda::step(device.state, {}, nullptr), cudaSuccess);
@@ -294,7 +294,7 @@ void check(const Case& c) {
                  .masks_capacity = masks,
                  .key_positions = key_positions.data(),
                  .key_positions_capacity = keys};
-  ASSERT_EQ(cuda::view(view.params, n, nullptr), cudaSuccess);
+  ASSERT_EQ(cuda::batch_metadata(view.params, n, nullptr), cudaSuccess);
   finish();
   view.sequences = sequences.read();
   view.first_rows = first_rows.read();
@@ -356,7 +356,7 @@ TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
     DeviceArray<int32_t> positions(std::vector<int32_t>(kAll, kUntouched));
     BatchMetadataParams params{};
     params.step = device.state;
-    params.scope = Scope::kAll;
+    params.scope = KeyScope::kAll;
     params.needs_positions = 1;
     params.rope = -1;
     params.sequences = sequences.data();
@@ -365,7 +365,7 @@ TEST(CudaView, PositionsBeyondTheirCapacityAreLeftOut) {
     params.key_ends = key_ends.data();
     params.key_positions = positions.data();
     params.key_positions_capacity = capacity;
-    ASSERT_EQ(cuda::view(params, 3, nullptr), cudaSuccess);
+    ASSERT_EQ(cuda::batch_metadata(params, 3, nullptr), cudaSuccess);
     finish();
     const std::vector<AttnSequence> viewed = sequences.read();
     const std::vector<int32_t> written = positions.read();
@@ -388,7 +388,7 @@ TEST(CudaView, MoreSequencesThanCtas) {
   for (int seed = 0; seed < scaled(3); ++seed) {
     Rng rng(seed + 1000);
     Case c = random_case(rng, 7);
-    c.scope = Scope::kAll;
+    c.scope = KeyScope::kAll;
     c.has_spans = false;
     c.spans.clear();
     c.needs_positions = true;
@@ -406,7 +406,7 @@ TEST(CudaView, MoreSequencesThanThreads) {
   for (int seed = 0; seed < scaled(2); ++seed) {
     Rng rng(seed + 2000);
     Case c;
-    c.scope = seed % 2 == 0 ? Scope::kAll : Scope::kNew;
+    c.scope = seed % 2 == 0 ? KeyScope::kAll : KeyScope::kNew;
     c.needs_positions = seed % 2 == 0;
     c.rope = 0;
     c.has_spans = seed % 2 == 1;

@@ -464,7 +464,7 @@ TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
     if (failed) {
       EXPECT_EQ(cache.status, KVC_E_NO_MEMORY) << cache.message;
       for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel) {
-        for (const char* writes : {"append", "attn_", "combine"})
+        for (const char* writes : {"append", "attn_", "reduce_splits"})
           EXPECT_EQ(kernel.find(writes), std::string::npos) << kernel;
       }
       cache.run_layers(forward, 9);
@@ -473,7 +473,7 @@ TEST_F(CudaErrors, AttentionWithoutMemoryWritesNothing) {
     }
     if (nth == 0) {
       expected = cache.outs[0]->copy();
-      for (const char* writes : {"append", "attn_", "combine"}) {
+      for (const char* writes : {"append", "attn_", "reduce_splits"}) {
         bool launched = false;
         for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel)
           launched |= kernel.find(writes) != std::string::npos;

@@ -105,7 +105,7 @@ TEST(CudaAngles, RowsTurnByTheirPositionsSectionsAndVariants) {
         .num_pairs = static_cast<int32_t>(pairs),
         .cos = cosines.data(),
         .sin = sines.data()};
-    ASSERT_EQ(cuda::angles(params, nullptr), cudaSuccess);
+    ASSERT_EQ(cuda::cos_sin(params, nullptr), cudaSuccess);
     finish();
     const std::vector<float> c = cosines.read(), s = sines.read();
     for (size_t row = 0; row < rows; ++row) {

@@ -1,5 +1,5 @@
 // A random attention problem (tests/unit) with all that it reads and writes in memory of the
-// device, its keys in any storage, its work cut by the planner.
+// device, its keys in any storage, its work divided by the scheduler.
 #pragma once
 
 #include "kernels/reference/reference.h"
@@ -12,9 +12,9 @@ namespace kvc::cuda::row_test {
 using kernels::test::AttnFeatures;
 using kernels::test::AttnProblem;
 using kernels::test::Visibility;
-using test::HostPlan;
-using test::make_plan;
-using test::plan_shape;
+using test::HostSchedule;
+using test::make_schedule;
+using test::schedule_shape;
 
 constexpr float kLog2EOfTests = 1.44269504088896341f;
 
@@ -87,38 +87,38 @@ class DeviceAttention {
     params.sequences = uploads_.add(sequences.data(), static_cast<int64_t>(sequences.size()));
   }
 
-  void set_plan(HostPlan& plan) {
-    plan.reserve_partials(problem_.params.v_dim);
-    launch.schedule = plan.view();
+  void set_plan(HostSchedule& schedule) {
+    schedule.reserve_partials(problem_.params.v_dim);
+    launch.schedule = schedule.view();
     launch.schedule.counts =
-        uploads_.add(plan.counts.data(), static_cast<int64_t>(plan.counts.size()));
+        uploads_.add(schedule.counts.data(), static_cast<int64_t>(schedule.counts.size()));
     launch.schedule.cta_begin =
-        uploads_.add(plan.cta_begin.data(), static_cast<int64_t>(plan.cta_begin.size()));
+        uploads_.add(schedule.cta_begin.data(), static_cast<int64_t>(schedule.cta_begin.size()));
     launch.schedule.items =
-        uploads_.add(plan.items.data(), static_cast<int64_t>(plan.items.size()));
+        uploads_.add(schedule.items.data(), static_cast<int64_t>(schedule.items.size()));
     launch.schedule.reductions =
-        uploads_.add(plan.reductions.data(), static_cast<int64_t>(plan.reductions.size()));
+        uploads_.add(schedule.reductions.data(), static_cast<int64_t>(schedule.reductions.size()));
     launch.schedule.sources =
-        uploads_.add(plan.sources.data(), static_cast<int64_t>(plan.sources.size()));
-    partials_ = DeviceArray<float>(plan.partials);
+        uploads_.add(schedule.sources.data(), static_cast<int64_t>(schedule.sources.size()));
+    partials_ = DeviceArray<float>(schedule.partials);
     launch.schedule.partials = partials_.data();
   }
 
   // What the kernel wrote into the problem's outputs; its partial slots are merged on the host, in
   // double.
-  void read_back(HostPlan& plan) {
+  void read_back(HostSchedule& schedule) {
     testing::finish();
     out_.read_back(problem_.out);
     const std::vector<float> lse = lse_.read();
     std::copy(lse.begin(), lse.end(), problem_.lse.floats());
-    plan.partials = partials_.read();
+    schedule.partials = partials_.read();
     kernels::AttnParams params = problem_.params;
     std::vector<float> sinks;
     for (int32_t h = 0; params.sinks != nullptr && h < params.num_q_heads; ++h)
       sinks.push_back(params.sinks[h] / kLog2EOfTests);
     if (params.sinks != nullptr) params.sinks = sinks.data();
-    for (int32_t i = 0; i < plan.num_merges(); ++i)
-      test::execute_merge(params, plan.view(), plan.reductions[static_cast<size_t>(i)]);
+    for (int32_t i = 0; i < schedule.num_reductions(); ++i)
+      test::execute_reduction(params, schedule.view(), schedule.reductions[static_cast<size_t>(i)]);
   }
 
   AttnLaunch launch{};

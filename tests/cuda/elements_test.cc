@@ -79,7 +79,7 @@ TEST(CudaElements, SlotsFindTheirPagesAlsoBeyondThirtyTwoBits) {
   for (const int64_t slot : {int64_t{0}, int64_t{47}, int64_t{48}, int64_t{INT32_MAX},
                              int64_t{1} << 31, (int64_t{5} << 32) + 77}) {
     for (const int32_t page_size : {1, 3, 16, 48}) {
-      const PagePlace place = page_place(slot, page_size);
+      const PageOffset place = page_offset(slot, page_size);
       EXPECT_EQ(place.page, slot / page_size);
       EXPECT_EQ(place.offset, slot % page_size);
     }

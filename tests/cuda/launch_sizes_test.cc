@@ -19,7 +19,7 @@ std::map<std::string, uint64_t> ctas(StateCache& cache, const std::vector<int64_
   std::map<std::string, uint64_t> found;
   for (const auto& [kernel, count] : cudasim::counters().ctas_by_kernel) {
     for (const char* name :
-         {"linear_chunk_kernel", "linear_kernel", "conv_kernel", "state_view_kernel"})
+         {"linear_chunk_kernel", "linear_kernel", "conv_kernel", "state_metadata_kernel"})
       if (kernel.find(name) != std::string::npos) found[name] += count;
   }
   return found;
@@ -33,17 +33,18 @@ TEST_F(CudaLaunchSizes, KernelsOfStatesAreStartedForTheBatchAndNotForTheLargestT
   StateCache cache(kGpu, 300);
   // Each call has its view. 300 states of 2 heads; 2 tiles of channels for the 300 / 64 blocks of
   // rows and one more for each sequence.
-  const Ctas many{{"linear_kernel", 600}, {"conv_kernel", 2 * (4 + 300)}, {"state_view_kernel", 6}};
+  const Ctas many{
+      {"linear_kernel", 600}, {"conv_kernel", 2 * (4 + 300)}, {"state_metadata_kernel", 6}};
   EXPECT_EQ(ctas(cache, std::vector<int64_t>(300, 1)), many);
   EXPECT_EQ(ctas(cache, {1}),
-            (Ctas{{"linear_kernel", 2}, {"conv_kernel", 2}, {"state_view_kernel", 2}}));
+            (Ctas{{"linear_kernel", 2}, {"conv_kernel", 2}, {"state_metadata_kernel", 2}}));
   // One long sequence does not make the others any larger.
   std::vector<int64_t> lengths(300, 1);
   lengths[7] = 200;
   const Ctas mixed{{"linear_kernel", 600},
                    {"linear_chunk_kernel", 2},
                    {"conv_kernel", 2 * (499 / 64 + 300)},
-                   {"state_view_kernel", 6}};
+                   {"state_metadata_kernel", 6}};
   EXPECT_EQ(ctas(cache, lengths), mixed);
 }
 

@@ -176,7 +176,8 @@ TEST_F(CudaLaunches, AttentionItsPlanAndItsMergeMayAllBeginEarly) {
   (void)cache.step({1}, {40}, 1);
   (void)cache.step({1}, {1}, 2);
   const cudasim::Counters counters = cudasim::counters();
-  for (const char* name : {"append_", "attn_wgmma", "attn_mma", "plan_kernel", "combine_kernel"}) {
+  for (const char* name :
+       {"append_", "attn_wgmma", "attn_mma", "schedule_kernel", "reduce_splits_kernel"}) {
     uint64_t all = 0, overlapping = 0;
     for (const auto& [kernel, count] : counters.launches_by_kernel)
       all += kernel.find(name) != std::string::npos ? count : 0;
@@ -312,7 +313,7 @@ TEST_F(CudaLaunches, ShortSequencesAtFixedCutsAreNotMerged) {
     kvc::test::finish_runtime();
     uint64_t merges = 0;
     for (const auto& [kernel, count] : cudasim::counters().launches_by_kernel)
-      merges += kernel.find("combine_kernel") != std::string::npos ? count : 0;
+      merges += kernel.find("reduce_splits_kernel") != std::string::npos ? count : 0;
     EXPECT_EQ(merges, longest > 1024 ? 2u : 0u) << "longest sequence " << longest;
   }
 }

@@ -237,7 +237,7 @@ TEST(CudaLinear, OutputsAndStatesAreThoseOfTheReference) {
 
 TEST(CudaLinear, TheTallestStatesOfEveryType) {
   for (const DType state : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (const int32_t k_dim : {256, 300, linear_most_k_dim()}) {
+    for (const int32_t k_dim : {256, 300, linear_max_k_dim()}) {
       Rng rng(k_dim);
       SCOPED_TRACE(::testing::Message()
                    << "k_dim " << k_dim << " state " << static_cast<int>(state));
@@ -260,7 +260,7 @@ TEST(CudaLinear, TheTallestStatesOfEveryType) {
 
 TEST(CudaLinear, ATallerStateIsRefused) {
   LinearParams params{};
-  params.k_dim = linear_most_k_dim() + 1;
+  params.k_dim = linear_max_k_dim() + 1;
   params.v_dim = params.num_heads = params.num_k_heads = 1;
   EXPECT_EQ(cuda::linear(params, 1, nullptr, 1, nullptr), cudaErrorInvalidValue);
 }

@@ -44,7 +44,7 @@ void merge_at_random(uint64_t seed) {
   kernels::MergeParams params{
       device_out.rows, device_other.rows, device_lse.data(),           device_other_lse.data(),
       lse_stride,      other_stride,      static_cast<int32_t>(heads), static_cast<int32_t>(dim)};
-  ASSERT_EQ(merge(params, rows, live < rows ? count.data() : nullptr, nullptr), cudaSuccess);
+  ASSERT_EQ(merge_states(params, rows, live < rows ? count.data() : nullptr, nullptr), cudaSuccess);
   testing::finish();
 
   params.out = out.rows, params.other_out = other.rows;

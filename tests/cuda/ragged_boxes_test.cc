@@ -109,7 +109,7 @@ TEST(RaggedBoxes, AnyLengthIsReadToItsEndByLatent) {
   of.k_dim = latent::kKDim, of.v_dim = latent::kVDim;
   of.group_size = 2, of.tile_rows = latent::kTileRows;
   of.same_rows = true;
-  run_every_length(of, 800, 1, latent::kPieces, [](const AttnLaunch& launch) {
+  run_every_length(of, 800, 1, latent::kColumnBoxes, [](const AttnLaunch& launch) {
     ASSERT_TRUE(attn_latent_fits(launch, {.arch = 90}, nullptr));
     ASSERT_EQ(attn_latent(launch, nullptr), cudaSuccess);
   });

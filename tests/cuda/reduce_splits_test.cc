@@ -1,4 +1,4 @@
-// The combine kernel against the same merges in double.
+// The combine kernel against the same reductions in double.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/launches.h"
@@ -19,11 +19,11 @@ struct Shape {
   int64_t odd_strides = 0;  // elements that rows are apart beside their length
 };
 
-// A list of merges with their slots, on the host.
+// A list of reductions with their slots, on the host.
 struct Problem {
   Shape shape;
   std::vector<int32_t> counts;
-  std::vector<ReduceItem> merges;
+  std::vector<ReduceItem> reductions;
   std::vector<ReduceSource> sources;
   std::vector<float> partials;
   std::vector<kernels::AttnSequence> sequences;
@@ -38,7 +38,7 @@ struct Problem {
     for (int32_t s = 0; s < count; ++s) add_sequence(dice, s);
     for (int32_t h = 0; h < shape.q_heads; ++h)
       sinks.push_back(h % 5 == 4 ? -std::numeric_limits<float>::infinity() : 5 * dice.normal());
-    counts = {0, static_cast<int32_t>(merges.size()), static_cast<int32_t>(sources.size()),
+    counts = {0, static_cast<int32_t>(reductions.size()), static_cast<int32_t>(sources.size()),
               static_cast<int32_t>(sources.size())};
   }
 
@@ -72,7 +72,7 @@ struct Problem {
       sources.push_back({static_cast<int32_t>(sources.size()), at});
     }
     std::reverse(sources.begin() + first, sources.end());
-    merges.push_back(
+    reductions.push_back(
         {s, head, static_cast<int32_t>(row), static_cast<int32_t>(rows), first, count});
   }
 
@@ -124,15 +124,15 @@ void check(uint64_t seed, const Shape& shape) {
     for (size_t s = 0; s < sequences.size(); ++s) sequences[s].row_map = problem.maps[s].data();
   params.sequences = sequences.data();
   params.sinks = shape.sinks ? problem.sinks.data() : nullptr;
-  WorkSchedule plan{problem.counts.data(),
-                    nullptr,
-                    nullptr,
-                    problem.merges.data(),
-                    problem.sources.data(),
-                    problem.partials.data(),
-                    shape.num_ctas,
-                    shape.tile_rows};
-  for (const ReduceItem& merge : problem.merges) execute_merge(params, plan, merge);
+  WorkSchedule schedule{problem.counts.data(),
+                        nullptr,
+                        nullptr,
+                        problem.reductions.data(),
+                        problem.sources.data(),
+                        problem.partials.data(),
+                        shape.num_ctas,
+                        shape.tile_rows};
+  for (const ReduceItem& merge : problem.reductions) execute_reduction(params, schedule, merge);
 
   const DeviceArray<std::byte> out(std::vector<std::byte>(out_bytes, std::byte{0xff}));
   const DeviceArray<float> lse(std::vector<float>(lse_floats, -7.0f)), sinks(problem.sinks),
@@ -144,15 +144,15 @@ void check(uint64_t seed, const Shape& shape) {
   }
   const DeviceArray<kernels::AttnSequence> device_sequences(sequences);
   const DeviceArray<int32_t> counts(problem.counts);
-  const DeviceArray<ReduceItem> merges(problem.merges);
+  const DeviceArray<ReduceItem> reductions(problem.reductions);
   const DeviceArray<ReduceSource> sources(problem.sources);
   AttnLaunch launch{};
   launch.params = problem.params(out.data(), lse.data());
   launch.params.sequences = device_sequences.data();
   launch.params.sinks = shape.sinks ? sinks.data() : nullptr;
-  launch.schedule = {counts.data(),  nullptr,         nullptr,        merges.data(),
+  launch.schedule = {counts.data(),  nullptr,         nullptr,        reductions.data(),
                      sources.data(), partials.data(), shape.num_ctas, shape.tile_rows};
-  testing::check(combine(launch, nullptr), "combine");
+  testing::check(reduce_splits(launch, nullptr), "reduce_splits");
   testing::finish();
 
   const std::vector<std::byte> actual = out.read();

@@ -1,4 +1,4 @@
-// The planner kernel against the planner's loops on the host, bit for bit.
+// The scheduler kernel against the scheduler's loops on the host, bit for bit.
 #include <gtest/gtest.h>
 
 #include "kernels/cuda/launches.h"
@@ -11,7 +11,7 @@ namespace {
 
 using testing::DeviceArray;
 
-// A batch as the planner reads it.
+// A batch as the scheduler reads it.
 struct DeviceBatch {
   DeviceArray<kernels::AttnSequence> sequences;
   DeviceArray<int32_t> count;
@@ -22,7 +22,7 @@ struct DeviceBatch {
     for (kernels::AttnSequence& sequence : copies) {
       sequence.key_begins = keep(sequence.key_begins, sequence.num_rows);
       sequence.key_ends = keep(sequence.key_ends, sequence.num_rows);
-      // Not the planner's business:
+      // The scheduler does not read these:
       sequence.tree_mask = nullptr;
       sequence.row_map = sequence.row_positions = nullptr;
     }
@@ -42,19 +42,19 @@ bool same(const std::vector<T>& a, const std::vector<T>& b, int64_t count) {
 
 void check(const std::vector<kernels::AttnSequence>& sequences, const ScheduleShape& shape,
            const ScheduleLimits& limits, const std::vector<PrefixShare>& shares = {}) {
-  const HostPlan expected = make_plan(sequences, shape, limits, shares);
+  const HostSchedule expected = make_schedule(sequences, shape, limits, shares);
   const DeviceBatch batch(sequences);
   const DeviceArray<PrefixShare> device_shares(shares);
-  const PlanOnDevice device_plan(shape, limits, 0);
-  const ScheduleLaunch launch = device_plan.launch(batch.sequences.data(), batch.count.data(),
-                                                   shares.empty() ? nullptr : device_shares.data());
-  testing::check(plan(launch, nullptr), "plan");
+  const ScheduleOnDevice device_schedule(shape, limits, 0);
+  const ScheduleLaunch launch = device_schedule.launch(
+      batch.sequences.data(), batch.count.data(), shares.empty() ? nullptr : device_shares.data());
+  testing::check(cuda::schedule(launch, nullptr), "schedule");
   testing::finish();
-  const HostPlan actual = device_plan.read();
+  const HostSchedule actual = device_schedule.read();
   ASSERT_EQ(actual.counts, expected.counts);
   ASSERT_EQ(actual.cta_begin, expected.cta_begin);
   ASSERT_TRUE(same(actual.items, expected.items, expected.num_items()));
-  ASSERT_TRUE(same(actual.merges, expected.merges, expected.num_merges()));
+  ASSERT_TRUE(same(actual.reductions, expected.reductions, expected.num_reductions()));
   ASSERT_TRUE(same(actual.sources, expected.sources, expected.num_sources()));
 }
 
@@ -95,11 +95,12 @@ TEST(CudaPlannerDevice, PlansADecodeStepOf1024SequencesInSharedMemory) {
     const ScheduleLimits limits = limits_of(batch.sequences);
     ASSERT_NO_FATAL_FAILURE(check(batch.sequences, shape, limits));
     const DeviceBatch there(batch.sequences);
-    const PlanOnDevice device_plan(shape, limits, 0);
-    testing::check(plan(device_plan.launch(there.sequences.data(), there.count.data()), nullptr),
-                   "plan");
+    const ScheduleOnDevice device_schedule(shape, limits, 0);
+    testing::check(
+        cuda::schedule(device_schedule.launch(there.sequences.data(), there.count.data()), nullptr),
+        "schedule");
     testing::finish();
-    EXPECT_EQ(device_plan.scratch_is_used(), count > 1024);
+    EXPECT_EQ(device_schedule.scratch_is_used(), count > 1024);
   }
 }
 

@@ -25,7 +25,7 @@ ScheduleShape shape_of(Dice& dice, const AttnProblem& problem, bool split_sinks)
   geometry.item_cost = static_cast<int32_t>(dice.pick({0, 1, 3}));
   const int32_t fixed =
       dice.chance(0.3) ? geometry.key_block * static_cast<int32_t>(dice.pick({1, 3})) : 0;
-  return plan_shape(problem.params, geometry, fixed, split_sinks);
+  return schedule_shape(problem.params, geometry, fixed, split_sinks);
 }
 
 void check(uint64_t seed, const AttnFeatures& features) {
@@ -51,9 +51,9 @@ void check(uint64_t seed, const AttnFeatures& features) {
   for (const auto& [least, most] : {std::pair{0, middle}, std::pair{middle, 1 << 30}}) {
     shape.min_rows = least;
     shape.max_rows = most;
-    HostPlan plan = make_plan(problem.sequences, shape);
-    plan.reserve_partials(params.v_dim);
-    execute_plan(params, plan.view());
+    HostSchedule schedule = make_schedule(problem.sequences, shape);
+    schedule.reserve_partials(params.v_dim);
+    execute_schedule(params, schedule.view());
   }
   EXPECT_LT(distance_from(problem, naive_attention(problem, split_sinks)), kLimit);
 }
@@ -75,7 +75,7 @@ void check_shared(uint64_t seed) {
   // A token's rows may not lie in two tiles of the prefix.
   geometry.tile_rows =
       std::max(geometry.tile_rows, 3 * problem.params.num_q_heads / problem.params.num_kv_heads);
-  const ScheduleShape shape = plan_shape(problem.params, geometry, fixed);
+  const ScheduleShape shape = schedule_shape(problem.params, geometry, fixed);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + problem.describe() + "; " + describe(shape));
 
   int64_t common = 1 << 30;  // keys that every row sees, in whole pages
@@ -95,17 +95,17 @@ void check_shared(uint64_t seed) {
   std::vector<float> natural_sinks;
   for (const float sink : problem.sinks) natural_sinks.push_back(sink * 0.69314718f);
   if (params.sinks != nullptr) params.sinks = natural_sinks.data();
-  HostPlan plan = make_plan(batch.sequences, shape, batch.limits(), batch.shares);
-  ASSERT_LE(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
-  ASSERT_LE(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
-  ASSERT_LE(plan.num_sources() * int64_t{sizeof(ReduceSource)}, plan.bytes.sources);
-  ASSERT_LE(plan.num_slots(), plan.bytes.num_splits);
-  plan.reserve_partials(params.v_dim);
-  execute_plan(params, plan.view());
+  HostSchedule schedule = make_schedule(batch.sequences, shape, batch.limits(), batch.shares);
+  ASSERT_LE(schedule.num_items() * int64_t{sizeof(WorkItem)}, schedule.bytes.items);
+  ASSERT_LE(schedule.num_reductions() * int64_t{sizeof(ReduceItem)}, schedule.bytes.reductions);
+  ASSERT_LE(schedule.num_sources() * int64_t{sizeof(ReduceSource)}, schedule.bytes.sources);
+  ASSERT_LE(schedule.num_splits(), schedule.bytes.num_splits);
+  schedule.reserve_partials(params.v_dim);
+  execute_schedule(params, schedule.view());
   EXPECT_LT(distance_from(problem, naive_attention(problem, false)), kLimit);
   // Keys of prefixes are in items of prefixes alone.
-  for (int32_t i = 0; i < plan.num_items(); ++i) {
-    const WorkItem& item = plan.items[static_cast<size_t>(i)];
+  for (int32_t i = 0; i < schedule.num_items(); ++i) {
+    const WorkItem& item = schedule.items[static_cast<size_t>(i)];
     EXPECT_GE(item.key_begin, batch.shares[static_cast<size_t>(item.sequence)].key_begin);
   }
 }

@@ -1,6 +1,6 @@
-// Plans in vectors, and a work list carried out on the host: every item by kernels/reference into a
-// slot as the device lays it out, then the merges. For tests of the planner, and of kernels that
-// need a plan.
+// Schedules in vectors, and their execution on the host: kernels/reference computes every work item
+// into a split in the device's layout, then come the reductions. For tests of the scheduler, and of
+// kernels that need a schedule.
 #pragma once
 
 #include <algorithm>
@@ -17,22 +17,22 @@
 
 namespace kvc::cuda::test {
 
-// A plan in vectors as long as plan_bytes says, filled with 0x7f bytes where nothing was written.
+// A schedule in vectors sized by schedule_bytes, filled with 0x7f bytes where nothing was written.
 // Copies point to their own memory.
-struct HostPlan {
+struct HostSchedule {
   ScheduleShape shape{};
   ScheduleBytes bytes{};
   std::vector<int32_t> counts, cta_begin;
   std::vector<WorkItem> items;
-  std::vector<ReduceItem> merges;
+  std::vector<ReduceItem> reductions;
   std::vector<ReduceSource> sources;
   std::vector<std::byte> scratch;
   std::vector<float> partials;  // see reserve_partials
 
   int32_t num_items() const { return counts[0]; }
-  int32_t num_merges() const { return counts[1]; }
+  int32_t num_reductions() const { return counts[1]; }
   int32_t num_sources() const { return counts[2]; }
-  int32_t num_slots() const { return counts[3]; }
+  int32_t num_splits() const { return counts[3]; }
 
   // Slots full of NaN.
   void reserve_partials(int32_t v_dim) {
@@ -40,31 +40,31 @@ struct HostPlan {
         static_cast<size_t>(bytes.num_splits * split_floats(shape.geometry.tile_rows, v_dim));
     partials.assign(floats, std::numeric_limits<float>::quiet_NaN());
   }
-  // The plan as kernels get it.
+  // The schedule as kernels get it.
   WorkSchedule view() {
     return {counts.data(),           cta_begin.data(),        items.data(),
-            merges.data(),           sources.data(),          partials.data(),
+            reductions.data(),       sources.data(),          partials.data(),
             shape.geometry.num_ctas, shape.geometry.tile_rows};
   }
 };
 
-inline HostPlan empty_plan(const ScheduleShape& shape, const ScheduleLimits& limits) {
-  HostPlan plan;
-  plan.shape = shape;
-  plan.bytes = schedule_bytes(shape, limits);
+inline HostSchedule empty_schedule(const ScheduleShape& shape, const ScheduleLimits& limits) {
+  HostSchedule schedule;
+  schedule.shape = shape;
+  schedule.bytes = schedule_bytes(shape, limits);
   const auto fill = [](auto* vector, int64_t bytes) {
     using Element = typename std::remove_reference_t<decltype(*vector)>::value_type;
     vector->resize(static_cast<size_t>(bytes) / sizeof(Element));
     if (bytes > 0)
       std::memset(static_cast<void*>(vector->data()), 0x7f, static_cast<size_t>(bytes));
   };
-  fill(&plan.counts, plan.bytes.counts);
-  fill(&plan.cta_begin, plan.bytes.cta_begin);
-  fill(&plan.items, plan.bytes.items);
-  fill(&plan.reductions, plan.bytes.reductions);
-  fill(&plan.sources, plan.bytes.sources);
-  fill(&plan.scratch, plan.bytes.scratch);
-  return plan;
+  fill(&schedule.counts, schedule.bytes.counts);
+  fill(&schedule.cta_begin, schedule.bytes.cta_begin);
+  fill(&schedule.items, schedule.bytes.items);
+  fill(&schedule.reductions, schedule.bytes.reductions);
+  fill(&schedule.sources, schedule.bytes.sources);
+  fill(&schedule.scratch, schedule.bytes.scratch);
+  return schedule;
 }
 
 // The least limits that hold these sequences.
@@ -80,28 +80,28 @@ inline ScheduleLimits limits_of(const std::vector<kernels::AttnSequence>& sequen
   return limits;
 }
 
-inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
-                          const ScheduleShape& shape, const ScheduleLimits& limits,
-                          const std::vector<PrefixShare>& shares = {}) {
-  HostPlan plan = empty_plan(shape, limits);
+inline HostSchedule make_schedule(const std::vector<kernels::AttnSequence>& sequences,
+                                  const ScheduleShape& shape, const ScheduleLimits& limits,
+                                  const std::vector<PrefixShare>& shares = {}) {
+  HostSchedule schedule = empty_schedule(shape, limits);
   const auto num_sequences = static_cast<int32_t>(sequences.size());
   schedule_on_host({.shape = shape,
                     .limits = limits,
                     .sequences = sequences.data(),
                     .num_sequences_at = &num_sequences,
-                    .plan = plan.view(),
-                    .scratch = plan.scratch.data(),
+                    .schedule = schedule.view(),
+                    .scratch = schedule.scratch.data(),
                     .shares = shares.empty() ? nullptr : shares.data()});
-  return plan;
+  return schedule;
 }
-inline HostPlan make_plan(const std::vector<kernels::AttnSequence>& sequences,
-                          const ScheduleShape& shape) {
-  return make_plan(sequences, shape, limits_of(sequences));
+inline HostSchedule make_schedule(const std::vector<kernels::AttnSequence>& sequences,
+                                  const ScheduleShape& shape) {
+  return make_schedule(sequences, shape, limits_of(sequences));
 }
 
 // The shape of a call that plans every sequence.
-inline ScheduleShape plan_shape(const kernels::AttnParams& params, const AttnGeometry& geometry,
-                                int32_t fixed_keys = 0, bool split_sinks = false) {
+inline ScheduleShape schedule_shape(const kernels::AttnParams& params, const AttnGeometry& geometry,
+                                    int32_t fixed_keys = 0, bool split_sinks = false) {
   return {.num_kv_heads = params.num_kv_heads,
           .group_size = params.num_q_heads / params.num_kv_heads,
           .causal = params.causal,
@@ -150,7 +150,7 @@ inline void write_row(const kernels::AttnParams& params, const PackedRow& row, d
 
 // One item, as an attention kernel would do it. params.alibi in log2 units, as kernels/reference
 // wants it; sinks in natural ones.
-inline void execute_item(const kernels::AttnParams& params, const WorkSchedule& plan,
+inline void execute_item(const kernels::AttnParams& params, const WorkSchedule& schedule,
                          const WorkItem& item) {
   using namespace executor_detail;
   const int64_t group = params.num_q_heads / params.num_kv_heads, row_floats = 2 + params.v_dim;
@@ -174,7 +174,7 @@ inline void execute_item(const kernels::AttnParams& params, const WorkSchedule& 
   kernels::reference::attention(to_partials, tokens, scratch.data());
   const float* from = partials.data() + (item.row_begin - token * group) * row_floats;
   if (item.split >= 0) {
-    float* slot = plan.partials + item.split * split_floats(plan.tile_rows, params.v_dim);
+    float* slot = schedule.partials + item.split * split_floats(schedule.tile_rows, params.v_dim);
     std::copy_n(from, item.num_rows * row_floats, slot);
     return;
   }
@@ -187,15 +187,15 @@ inline void execute_item(const kernels::AttnParams& params, const WorkSchedule& 
 }
 
 // One merge, in double: the oracle of combine.
-inline void execute_merge(const kernels::AttnParams& params, const WorkSchedule& plan,
-                          const ReduceItem& merge) {
+inline void execute_reduction(const kernels::AttnParams& params, const WorkSchedule& schedule,
+                              const ReduceItem& merge) {
   using namespace executor_detail;
   const int64_t row_floats = 2 + params.v_dim;
   std::vector<double> accumulators(static_cast<size_t>(params.v_dim));
   for (int32_t r = 0; r < merge.num_rows; ++r) {
     const auto part = [&](int32_t source) {
-      const ReduceSource& from = plan.sources[merge.first_source + source];
-      return plan.partials + from.split * split_floats(plan.tile_rows, params.v_dim) +
+      const ReduceSource& from = schedule.sources[merge.first_source + source];
+      return schedule.partials + from.split * split_floats(schedule.tile_rows, params.v_dim) +
              (from.row + r) * row_floats;
     };
     double m = kMinusInfinity, l = 0;
@@ -216,11 +216,12 @@ inline void execute_merge(const kernels::AttnParams& params, const WorkSchedule&
 }
 
 // The whole list, CTA by CTA.
-inline void execute_plan(const kernels::AttnParams& params, const WorkSchedule& plan) {
-  for (int32_t cta = 0; cta < plan.num_ctas; ++cta)
-    for (int32_t i = plan.cta_begin[cta]; i < plan.cta_begin[cta + 1]; ++i)
-      execute_item(params, plan, plan.items[i]);
-  for (int32_t i = 0; i < plan.counts[1]; ++i) execute_merge(params, plan, plan.reductions[i]);
+inline void execute_schedule(const kernels::AttnParams& params, const WorkSchedule& schedule) {
+  for (int32_t cta = 0; cta < schedule.num_ctas; ++cta)
+    for (int32_t i = schedule.cta_begin[cta]; i < schedule.cta_begin[cta + 1]; ++i)
+      execute_item(params, schedule, schedule.items[i]);
+  for (int32_t i = 0; i < schedule.counts[1]; ++i)
+    execute_reduction(params, schedule, schedule.reductions[i]);
 }
 
 }  // namespace kvc::cuda::test

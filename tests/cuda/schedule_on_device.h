@@ -6,33 +6,33 @@
 
 namespace kvc::cuda::test {
 
-class PlanOnDevice {
+class ScheduleOnDevice {
  public:
-  // As large as plan_bytes says, poisoned.
-  PlanOnDevice(const ScheduleShape& shape, const ScheduleLimits& limits, int32_t v_dim)
-      : shape_(shape), limits_(limits), host_(empty_plan(shape, limits)) {
+  // Sized by schedule_bytes, poisoned.
+  ScheduleOnDevice(const ScheduleShape& shape, const ScheduleLimits& limits, int32_t v_dim)
+      : shape_(shape), limits_(limits), host_(empty_schedule(shape, limits)) {
     counts_ = decltype(counts_)(host_.counts.size());
     cta_begin_ = decltype(cta_begin_)(host_.cta_begin.size());
     items_ = decltype(items_)(host_.items.size());
-    merges_ = decltype(merges_)(host_.merges.size());
+    reductions_ = decltype(reductions_)(host_.reductions.size());
     sources_ = decltype(sources_)(host_.sources.size());
     scratch_ = decltype(scratch_)(host_.scratch.size());
     partials_ = testing::DeviceArray<float>(static_cast<size_t>(
         host_.bytes.num_splits * split_floats(shape.geometry.tile_rows, v_dim)));
   }
-  // A plan that the host made.
-  PlanOnDevice(const HostPlan& plan, const ScheduleLimits& limits, int32_t v_dim)
-      : PlanOnDevice(plan.shape, limits, v_dim) {
-    counts_.write(plan.counts);
-    cta_begin_.write(plan.cta_begin);
-    items_.write(plan.items);
-    merges_.write(plan.reductions);
-    sources_.write(plan.sources);
+  // A schedule that the host made.
+  ScheduleOnDevice(const HostSchedule& schedule, const ScheduleLimits& limits, int32_t v_dim)
+      : ScheduleOnDevice(schedule.shape, limits, v_dim) {
+    counts_.write(schedule.counts);
+    cta_begin_.write(schedule.cta_begin);
+    items_.write(schedule.items);
+    reductions_.write(schedule.reductions);
+    sources_.write(schedule.sources);
   }
 
   WorkSchedule view() const {
     return {counts_.data(),           cta_begin_.data(),        items_.data(),
-            merges_.data(),           sources_.data(),          partials_.data(),
+            reductions_.data(),       sources_.data(),          partials_.data(),
             shape_.geometry.num_ctas, shape_.geometry.tile_rows};
   }
   ScheduleLaunch launch(const kernels::AttnSequence* sequences, const int32_t* num_sequences_at,
@@ -40,7 +40,7 @@ class PlanOnDevice {
     return {shape_, limits_, sequences, num_sequences_at, view(), scratch_.data(), shares};
   }
   testing::DeviceArray<float>& partials() { return partials_; }
-  // Whether the planner has written to its scratch.
+  // Whether the scheduler has written to its scratch.
   bool scratch_is_used() const {
     for (const std::byte byte : scratch_.read()) {
       if (byte != std::byte{testing::DeviceArray<std::byte>::kPoison}) return true;
@@ -49,23 +49,23 @@ class PlanOnDevice {
   }
 
   // The arrays, without partials.
-  HostPlan read() const {
-    HostPlan plan = host_;
-    plan.counts = counts_.read();
-    plan.cta_begin = cta_begin_.read();
-    plan.items = items_.read();
-    plan.reductions = merges_.read();
-    plan.sources = sources_.read();
-    return plan;
+  HostSchedule read() const {
+    HostSchedule schedule = host_;
+    schedule.counts = counts_.read();
+    schedule.cta_begin = cta_begin_.read();
+    schedule.items = items_.read();
+    schedule.reductions = reductions_.read();
+    schedule.sources = sources_.read();
+    return schedule;
   }
 
  private:
   ScheduleShape shape_;
   ScheduleLimits limits_;
-  HostPlan host_;
+  HostSchedule host_;
   testing::DeviceArray<int32_t> counts_, cta_begin_;
   testing::DeviceArray<WorkItem> items_;
-  testing::DeviceArray<ReduceItem> merges_;
+  testing::DeviceArray<ReduceItem> reductions_;
   testing::DeviceArray<ReduceSource> sources_;
   testing::DeviceArray<std::byte> scratch_;
   testing::DeviceArray<float> partials_;

@@ -1,4 +1,4 @@
-// Random batches for the tests of the planner, and what is visible in them, asked key by key.
+// Random batches for the tests of the scheduler, and what is visible in them, asked key by key.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Properties of plans: everything visible is done once and nothing else, by CTAs that all have as
-// much to do, in the memory that plan_bytes promised.
+// much to do, in the memory that schedule_bytes promised.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -13,7 +13,7 @@ namespace {
 
 using kernels::AttnSequence;
 
-// What token rows of a tile see together, by the rules of the host's own planner.
+// What token rows of a tile see together, by the rules of the host's own work list.
 VisibleKeys visible_of(const ScheduleShape& shape, const AttnSequence& sequence, int64_t row,
                        int64_t num_rows) {
   return visible_keys(sequence, row / shape.group_size, (row + num_rows - 1) / shape.group_size + 1,
@@ -43,36 +43,36 @@ int64_t blocks_in(const ScheduleShape& shape, const VisibleKeys& keys, const Wor
 struct Checks {
   const ScheduleShape& shape;
   const std::vector<AttnSequence>& sequences;
-  HostPlan& plan;
+  HostSchedule& schedule;
   int64_t cost_of(const WorkItem& item) const {
     const VisibleKeys keys = visible_of(shape, sequences[static_cast<size_t>(item.sequence)],
                                         item.row_begin, item.num_rows);
     return std::max(1, shape.geometry.item_cost) + blocks_in(shape, keys, item);
   }
-  const WorkItem& item(int32_t index) const { return plan.items[static_cast<size_t>(index)]; }
+  const WorkItem& item(int32_t index) const { return schedule.items[static_cast<size_t>(index)]; }
 
   void memory() const {
-    ASSERT_LE(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
-    ASSERT_LE(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
-    ASSERT_LE(plan.num_sources() * int64_t{sizeof(ReduceSource)}, plan.bytes.sources);
-    ASSERT_LE(plan.num_slots(), plan.bytes.num_splits);
+    ASSERT_LE(schedule.num_items() * int64_t{sizeof(WorkItem)}, schedule.bytes.items);
+    ASSERT_LE(schedule.num_reductions() * int64_t{sizeof(ReduceItem)}, schedule.bytes.reductions);
+    ASSERT_LE(schedule.num_sources() * int64_t{sizeof(ReduceSource)}, schedule.bytes.sources);
+    ASSERT_LE(schedule.num_splits(), schedule.bytes.num_splits);
   }
 
   void ctas() const {
     const int32_t num_ctas = shape.geometry.num_ctas;
-    ASSERT_EQ(plan.cta_begin.front(), 0);
-    ASSERT_EQ(plan.cta_begin[static_cast<size_t>(num_ctas)], plan.num_items());
+    ASSERT_EQ(schedule.cta_begin.front(), 0);
+    ASSERT_EQ(schedule.cta_begin[static_cast<size_t>(num_ctas)], schedule.num_items());
     int64_t line = 0, longest = 0, parts = 0;
     std::vector<int64_t> costs;
     for (int32_t cta = 0; cta < num_ctas; ++cta) {
-      const int32_t begin = plan.cta_begin[static_cast<size_t>(cta)];
-      const int32_t end = plan.cta_begin[static_cast<size_t>(cta) + 1];
+      const int32_t begin = schedule.cta_begin[static_cast<size_t>(cta)];
+      const int32_t end = schedule.cta_begin[static_cast<size_t>(cta) + 1];
       ASSERT_LE(begin, end);
       int64_t cost = 0;
       int slots = 0;
       for (int32_t i = begin; i < end; ++i) {
         cost += cost_of(item(i));
-        slots += item(i).slot >= 0;
+        slots += item(i).split >= 0;
         longest = std::max(longest, cost_of(item(i)));
         // What continues the part of another CTA costs once more, which is not on the line.
         const bool continues = i > 0 && i == begin && shape.fixed_keys <= 0 &&
@@ -107,7 +107,7 @@ struct Checks {
   void units() const {
     using Unit = std::tuple<int32_t, int32_t, int32_t>;  // sequence, kv head, first row
     std::map<Unit, std::vector<WorkItem>> units;
-    for (int32_t i = 0; i < plan.num_items(); ++i)
+    for (int32_t i = 0; i < schedule.num_items(); ++i)
       units[{item(i).sequence, item(i).kv_head, item(i).row_begin}].push_back(item(i));
     size_t expected = 0;
     const int32_t tile = shape.geometry.tile_rows;
@@ -124,7 +124,7 @@ struct Checks {
         }
     }
     ASSERT_EQ(units.size(), expected);
-    merges(units);
+    reductions(units);
   }
 
   void unit(const VisibleKeys& keys, const std::vector<WorkItem>& items) const {
@@ -175,31 +175,31 @@ struct Checks {
   }
 
   template <typename Units>
-  void merges(const Units& units) const {
-    std::vector<int> used(static_cast<size_t>(plan.num_slots())),
-        merged(static_cast<size_t>(plan.num_slots()));
+  void reductions(const Units& units) const {
+    std::vector<int> used(static_cast<size_t>(schedule.num_splits())),
+        merged(static_cast<size_t>(schedule.num_splits()));
     size_t split = 0;
     for (const auto& [unit, items] : units) {
       split += items.size() > 1;
       if (items.size() == 1) continue;
       for (const WorkItem& part : items) {
         ASSERT_GE(part.split, 0);
-        ASSERT_LT(part.split, plan.num_slots());
+        ASSERT_LT(part.split, schedule.num_splits());
         ++used[static_cast<size_t>(part.split)];
       }
     }
     for (const int times : used) ASSERT_EQ(times, 1) << "slots belong to one item each";
-    ASSERT_EQ(static_cast<size_t>(plan.num_merges()), split);
-    for (int32_t i = 0; i < plan.num_merges(); ++i) {
-      const ReduceItem& merge = plan.reductions[static_cast<size_t>(i)];
+    ASSERT_EQ(static_cast<size_t>(schedule.num_reductions()), split);
+    for (int32_t i = 0; i < schedule.num_reductions(); ++i) {
+      const ReduceItem& merge = schedule.reductions[static_cast<size_t>(i)];
       const auto found = units.find({merge.sequence, merge.kv_head, merge.row_begin});
       ASSERT_NE(found, units.end());
       ASSERT_EQ(static_cast<size_t>(merge.num_sources), found->second.size());
       ASSERT_EQ(merge.num_rows, found->second[0].num_rows);
       for (int32_t s = 0; s < merge.num_sources; ++s) {
-        ASSERT_LT(merge.first_source + s, plan.num_sources());
-        const ReduceSource& source = plan.sources[static_cast<size_t>(merge.first_source + s)];
-        ASSERT_EQ(source.split, found->second[static_cast<size_t>(s)].slot)
+        ASSERT_LT(merge.first_source + s, schedule.num_sources());
+        const ReduceSource& source = schedule.sources[static_cast<size_t>(merge.first_source + s)];
+        ASSERT_EQ(source.split, found->second[static_cast<size_t>(s)].split)
             << "in the order of the keys";
         ASSERT_EQ(source.row, 0);
         ++merged[static_cast<size_t>(source.split)];
@@ -209,8 +209,9 @@ struct Checks {
   }
 };
 
-void check(const ScheduleShape& shape, const std::vector<AttnSequence>& sequences, HostPlan* plan) {
-  const Checks checks{shape, sequences, *plan};
+void check(const ScheduleShape& shape, const std::vector<AttnSequence>& sequences,
+           HostSchedule* schedule) {
+  const Checks checks{shape, sequences, *schedule};
   ASSERT_NO_FATAL_FAILURE(checks.memory());
   ASSERT_NO_FATAL_FAILURE(checks.ctas());
   ASSERT_NO_FATAL_FAILURE(checks.units());
@@ -222,8 +223,8 @@ void check_random(uint64_t seed, PlannerBatchShape batch_shape) {
   const PlannerBatch batch = random_batch(dice, batch_shape);
   const ScheduleShape shape = random_shape(dice, batch_shape);
   SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
-  HostPlan plan = make_plan(batch.sequences, shape);
-  ASSERT_NO_FATAL_FAILURE(check(shape, batch.sequences, &plan));
+  HostSchedule schedule = make_schedule(batch.sequences, shape);
+  ASSERT_NO_FATAL_FAILURE(check(shape, batch.sequences, &schedule));
 }
 
 TEST(CudaPlanner, CoversWhatIsVisibleOnceWithEqualShares) {
@@ -247,8 +248,8 @@ TEST(CudaPlanner, CutsLengthsUpTo2To30) {
     ScheduleShape shape = random_shape(dice, batch_shape);
     if (shape.fixed_keys > 0) shape.fixed_keys = shape.geometry.key_block * (1 << 22);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
-    HostPlan plan = make_plan(batch.sequences, shape);
-    ASSERT_NO_FATAL_FAILURE(check(shape, batch.sequences, &plan));
+    HostSchedule schedule = make_schedule(batch.sequences, shape);
+    ASSERT_NO_FATAL_FAILURE(check(shape, batch.sequences, &schedule));
   }
 }
 
@@ -261,11 +262,11 @@ TEST(CudaPlanner, GivesEveryRowEveryKeyItSees) {
     const PlannerBatch batch = random_batch(dice, batch_shape);
     const ScheduleShape shape = random_shape(dice, batch_shape);
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
-    HostPlan plan = make_plan(batch.sequences, shape);
+    HostSchedule schedule = make_schedule(batch.sequences, shape);
     // Sequence, head, packed row, key
     std::map<std::tuple<int32_t, int32_t, int64_t, int64_t>, int> times;
-    for (int32_t i = 0; i < plan.num_items(); ++i) {
-      const WorkItem& item = plan.items[static_cast<size_t>(i)];
+    for (int32_t i = 0; i < schedule.num_items(); ++i) {
+      const WorkItem& item = schedule.items[static_cast<size_t>(i)];
       for (int64_t row = item.row_begin; row < item.row_begin + item.num_rows; ++row)
         for (int64_t key = item.key_begin; key < item.key_end; ++key)
           ++times[{item.sequence, item.kv_head, row, key}];
@@ -299,9 +300,9 @@ TEST(CudaPlanner, FixedCutsDoNotDependOnTheRestOfTheBatch) {
     ScheduleShape shape = random_shape(dice, batch_shape);
     shape.fixed_keys = shape.geometry.key_block * static_cast<int32_t>(dice.pick({1, 4, 16}));
     SCOPED_TRACE("seed " + std::to_string(seed) + ": " + describe(shape));
-    const HostPlan together = make_plan(batch.sequences, shape);
+    const HostSchedule together = make_schedule(batch.sequences, shape);
     for (size_t s = 0; s < batch.sequences.size(); ++s) {
-      const HostPlan alone = make_plan({batch.sequences[s]}, shape);
+      const HostSchedule alone = make_schedule({batch.sequences[s]}, shape);
       int32_t next = 0;
       for (int32_t i = 0; i < together.num_items(); ++i) {
         WorkItem a = together.items[static_cast<size_t>(i)];
@@ -311,7 +312,7 @@ TEST(CudaPlanner, FixedCutsDoNotDependOnTheRestOfTheBatch) {
         ASSERT_EQ(
             std::tie(a.kv_head, a.row_begin, a.num_rows, a.key_begin, a.key_end, a.sink_part),
             std::tie(b.kv_head, b.row_begin, b.num_rows, b.key_begin, b.key_end, b.sink_part));
-        ASSERT_EQ(a.slot < 0, b.slot < 0);
+        ASSERT_EQ(a.split < 0, b.split < 0);
       }
       ASSERT_EQ(next, alone.num_items());
     }
@@ -329,19 +330,19 @@ TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
   };
   ScheduleShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {16, 64, 8, 2}};
   // Nine parts of equal length on eight CTAs: each cut divides another part.
-  HostPlan plan = make_plan(std::vector<AttnSequence>(9, plain(1, 64 * 1000)), shape);
-  EXPECT_EQ(plan.num_slots(), plan.bytes.num_splits);
-  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
-  EXPECT_EQ(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
+  HostSchedule schedule = make_schedule(std::vector<AttnSequence>(9, plain(1, 64 * 1000)), shape);
+  EXPECT_EQ(schedule.num_splits(), schedule.bytes.num_splits);
+  EXPECT_EQ(schedule.num_reductions() * int64_t{sizeof(ReduceItem)}, schedule.bytes.reductions);
+  EXPECT_EQ(schedule.num_items() * int64_t{sizeof(WorkItem)}, schedule.bytes.items);
   // One row more than a tile in every sequence.
   shape.geometry.num_ctas = 7;
-  plan = make_plan(std::vector<AttnSequence>(5, plain(17, 64 * 1000)), shape);
-  EXPECT_EQ(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
+  schedule = make_schedule(std::vector<AttnSequence>(5, plain(17, 64 * 1000)), shape);
+  EXPECT_EQ(schedule.num_items() * int64_t{sizeof(WorkItem)}, schedule.bytes.items);
   // Fixed cuts in every unit.
   shape.fixed_keys = 512;
-  plan = make_plan(std::vector<AttnSequence>(5, plain(1, 5119)), shape);
-  EXPECT_EQ(plan.num_slots(), plan.bytes.num_splits);
-  EXPECT_EQ(plan.num_items() * int64_t{sizeof(WorkItem)}, plan.bytes.items);
+  schedule = make_schedule(std::vector<AttnSequence>(5, plain(1, 5119)), shape);
+  EXPECT_EQ(schedule.num_splits(), schedule.bytes.num_splits);
+  EXPECT_EQ(schedule.num_items() * int64_t{sizeof(WorkItem)}, schedule.bytes.items);
   // Sinks apart.
   shape.fixed_keys = 0;
   shape.split_sinks = 1;
@@ -349,12 +350,12 @@ TEST(CudaPlanner, NeedsNoLessMemoryThanItAsksFor) {
   AttnSequence sinks = plain(1, 64 * 1000);
   sinks.key_begins = begins.data();
   sinks.sink_end = 4;
-  plan = make_plan(std::vector<AttnSequence>(9, sinks), shape);
-  EXPECT_GE(plan.num_slots(), plan.bytes.num_splits - 7);
-  EXPECT_EQ(plan.num_merges() * int64_t{sizeof(ReduceItem)}, plan.bytes.reductions);
+  schedule = make_schedule(std::vector<AttnSequence>(9, sinks), shape);
+  EXPECT_GE(schedule.num_splits(), schedule.bytes.num_splits - 7);
+  EXPECT_EQ(schedule.num_reductions() * int64_t{sizeof(ReduceItem)}, schedule.bytes.reductions);
 }
 
-// All members in one tile of a prefix that every CTA has a piece of: each merges all of these.
+// All members in one tile of a prefix that every CTA has a piece of: each reductions all of these.
 TEST(CudaPlanner, NeedsNoLessMemoryForSharedPrefixesThanItAsksFor) {
   std::vector<AttnSequence> members(128);
   std::vector<int32_t> all;
@@ -366,11 +367,11 @@ TEST(CudaPlanner, NeedsNoLessMemoryForSharedPrefixesThanItAsksFor) {
   }
   const ScheduleShape shape{1, 1, 1, 0, 0, 0, 1 << 30, {128, 64, 132, 1}};
   const SharedBatch batch(members, {{0, 64 * 100000, all}}, shape);
-  const HostPlan plan = make_plan(batch.sequences, shape, batch.limits(), batch.shares);
-  EXPECT_EQ(plan.num_items(), 129 + 131);
-  const int64_t source_bytes = plan.num_sources() * int64_t{sizeof(ReduceSource)};
-  EXPECT_LE(source_bytes, plan.bytes.sources);
-  EXPECT_GT(source_bytes, plan.bytes.sources * 9 / 10);
+  const HostSchedule schedule = make_schedule(batch.sequences, shape, batch.limits(), batch.shares);
+  EXPECT_EQ(schedule.num_items(), 129 + 131);
+  const int64_t source_bytes = schedule.num_sources() * int64_t{sizeof(ReduceSource)};
+  EXPECT_LE(source_bytes, schedule.bytes.sources);
+  EXPECT_GT(source_bytes, schedule.bytes.sources * 9 / 10);
 }
 
 TEST(CudaPlanner, ManyTilesAndSequencesFitTheirIntegers) {
@@ -381,10 +382,10 @@ TEST(CudaPlanner, ManyTilesAndSequencesFitTheirIntegers) {
     sequences[s].first_key_end = (int64_t{1} << 30) - 16;
   }
   const ScheduleShape shape{8, 1, 1, 0, 0, 0, 1 << 30, {1, 16, 264, 5}};  // 65536 tiles
-  HostPlan plan = make_plan(sequences, shape);
-  EXPECT_EQ(plan.num_items(), 65536 * 8 + plan.num_slots() - plan.num_merges());
-  ASSERT_NO_FATAL_FAILURE((Checks{shape, sequences, plan}.ctas()));
-  ASSERT_NO_FATAL_FAILURE((Checks{shape, sequences, plan}.memory()));
+  HostSchedule schedule = make_schedule(sequences, shape);
+  EXPECT_EQ(schedule.num_items(), 65536 * 8 + schedule.num_splits() - schedule.num_reductions());
+  ASSERT_NO_FATAL_FAILURE((Checks{shape, sequences, schedule}.ctas()));
+  ASSERT_NO_FATAL_FAILURE((Checks{shape, sequences, schedule}.memory()));
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ TEST(CudaStateView, SlotsBecomeAddressesAndTheInitialStateStandsForMinusOne) {
                                      .slot_stride = kStride,
                                      .initial = has_initial ? initial.data() : nullptr,
                                      .sequences = sequences.data()};
-    ASSERT_EQ(cuda::state_view(params, 310, nullptr), cudaSuccess);
+    ASSERT_EQ(cuda::state_metadata(params, 310, nullptr), cudaSuccess);
     finish();
     const std::vector<LinearSequence> found = sequences.read();
     const auto address = [&](int64_t slot) {

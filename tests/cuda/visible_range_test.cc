@@ -86,7 +86,7 @@ TEST(CudaMask, TilesAreCoveredAsTheirRowsSay) {
               ASSERT_TRUE(seen(first, 16, true));
               ++full;
             }
-            const int32_t next = skip_unseen(mask, tile, first, 0, 16);
+            const int32_t next = skip_masked(mask, tile, first, 0, 16);
             ASSERT_GE(next, first);
             ASSERT_EQ(next % 16, 0);
             if (next > first) {

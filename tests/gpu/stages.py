@@ -234,7 +234,7 @@ def unit(run):
 
 def conformance(run):
     program = need(run.build / "tests" / "conformance_test")
-    scenarios = {"KVC_SCENARIO_DIR": str(ROOT / "tests" / "conformance" / "scenarios")}
+    scenarios = {"KVC_CASE_DIR": str(ROOT / "tests" / "conformance" / "cases")}
     # A program that does not read the variable would pass on the CPU and prove nothing.
     status, text = execute(
         run,

@@ -10,6 +10,8 @@ LAYERS = ["base", "device", "plan", "model_config", "pages", "prefix", "sequence
 # What of the kernels the host code may see, and from which layer on.
 KERNEL_HEADERS = {"kernels/params.h": "base", "kernels/linear_params.h": "base", "kernels/visibility.h": "base", "kernels/cpu/table.h": "exec",
                   "kernels/cuda/table.h": "device", "kernels/cuda/step.h": "step", "kernels/cuda/work.h": "exec"}
+# What a layer must not see although it lies above: the C functions use a cache through its parts alone.
+HIDDEN = {"capi": {"src/cache/cache_core.h"}}
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
 
 
@@ -35,6 +37,8 @@ def forbidden(path, included):
         return None if own >= LAYERS.index(lowest) else f"only {lowest} and the layers above see {included}"
     if target[1] not in LAYERS:
         return f"src/{target[1]} is not a layer"
+    if included in HIDDEN.get(parts[1], ()):
+        return f"{parts[1]} uses what it owns through functions of src/{target[1]}"
     return None if LAYERS.index(target[1]) <= own else f"{parts[1]} is below {target[1]}"
 
 

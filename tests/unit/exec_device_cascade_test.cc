@@ -14,7 +14,7 @@ namespace {
 
 using cuda::AttnKernel;
 
-// As kernels/cuda/runtime/attention.cc says for 132 multiprocessors and dims of 128.
+// As kernels/cuda/attn says for 132 multiprocessors and dims of 128.
 constexpr int32_t kSms = 132;
 constexpr cuda::AttnGeometry kGeometry[cuda::kNumAttnKernels] = {
     {16, 32, 396, 2}, {16, 64, 264, 2}, {64, 64, 264, 2}, {128, 128, 132, 2}, {64, 64, 132, 2}};
@@ -121,7 +121,7 @@ TEST(DeviceCascade, GainsNothingWhereOneTokenFillsATile) {
   }
 }
 
-// What planner/README.md asks for, over random trees of prefixes.
+// What kernels/cuda/schedule/README.md asks for, over random trees of prefixes.
 TEST(DeviceCascade, TellsThePlannerWhatItAsksFor) {
   std::mt19937_64 random(20261121);
   const auto below = [&](int64_t count) {

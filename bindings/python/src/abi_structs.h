@@ -21,13 +21,13 @@
   X(kvc_seq_info) \
   X(kvc_forward_desc) \
   X(kvc_attn_opt) \
+  X(kvc_prefix_key) \
+  X(kvc_prefix_query) \
+  X(kvc_event) \
   X(kvc_linear_opt) \
   X(kvc_op_pool) \
   X(kvc_op_table) \
   X(kvc_op_opt) \
-  X(kvc_prefix_key) \
-  X(kvc_prefix_query) \
-  X(kvc_event) \
   X(DLDevice) \
   X(DLDataType) \
   X(DLTensor) \
@@ -154,6 +154,22 @@
   F(kvc_attn_opt, soft_cap) F(kvc_attn_opt, window) F(kvc_attn_opt, sink_logits) \
   F(kvc_attn_opt, alibi_slopes) F(kvc_attn_opt, bias) F(kvc_attn_opt, spans)
 
+#define KVCPY_FIELDS_kvc_prefix_key(F) \
+  F(kvc_prefix_key, struct_size) F(kvc_prefix_key, type) F(kvc_prefix_key, reserved) \
+  F(kvc_prefix_key, offset) F(kvc_prefix_key, data) F(kvc_prefix_key, size)
+
+#define KVCPY_FIELDS_kvc_prefix_query(F) \
+  F(kvc_prefix_query, struct_size) F(kvc_prefix_query, ext) F(kvc_prefix_query, flags) \
+  F(kvc_prefix_query, num_tokens) F(kvc_prefix_query, tokens) F(kvc_prefix_query, hashes) \
+  F(kvc_prefix_query, num_hashes) F(kvc_prefix_query, salt) F(kvc_prefix_query, salt_size) \
+  F(kvc_prefix_query, keys) F(kvc_prefix_query, num_keys) F(kvc_prefix_query, priority) \
+  F(kvc_prefix_query, reserved)
+
+#define KVCPY_FIELDS_kvc_event(F) \
+  F(kvc_event, struct_size) F(kvc_event, number) F(kvc_event, type) F(kvc_event, tier) \
+  F(kvc_event, from_tier) F(kvc_event, group) F(kvc_event, num_tokens) F(kvc_event, reserved) \
+  F(kvc_event, tokens) F(kvc_event, hash) F(kvc_event, parent)
+
 #define KVCPY_FIELDS_kvc_linear_opt(F) \
   F(kvc_linear_opt, struct_size) F(kvc_linear_opt, ext) F(kvc_linear_opt, flags) \
   F(kvc_linear_opt, decay) F(kvc_linear_opt, state) F(kvc_linear_opt, scale) \
@@ -171,22 +187,6 @@
   F(kvc_op_opt, struct_size) F(kvc_op_opt, ext) F(kvc_op_opt, executor) F(kvc_op_opt, cpu_isa) \
   F(kvc_op_opt, full) F(kvc_op_opt, attn) F(kvc_op_opt, positions) F(kvc_op_opt, rope) \
   F(kvc_op_opt, stream)
-
-#define KVCPY_FIELDS_kvc_prefix_key(F) \
-  F(kvc_prefix_key, struct_size) F(kvc_prefix_key, type) F(kvc_prefix_key, reserved) \
-  F(kvc_prefix_key, offset) F(kvc_prefix_key, data) F(kvc_prefix_key, size)
-
-#define KVCPY_FIELDS_kvc_prefix_query(F) \
-  F(kvc_prefix_query, struct_size) F(kvc_prefix_query, ext) F(kvc_prefix_query, flags) \
-  F(kvc_prefix_query, num_tokens) F(kvc_prefix_query, tokens) F(kvc_prefix_query, hashes) \
-  F(kvc_prefix_query, num_hashes) F(kvc_prefix_query, salt) F(kvc_prefix_query, salt_size) \
-  F(kvc_prefix_query, keys) F(kvc_prefix_query, num_keys) F(kvc_prefix_query, priority) \
-  F(kvc_prefix_query, reserved)
-
-#define KVCPY_FIELDS_kvc_event(F) \
-  F(kvc_event, struct_size) F(kvc_event, number) F(kvc_event, type) F(kvc_event, tier) \
-  F(kvc_event, from_tier) F(kvc_event, group) F(kvc_event, num_tokens) F(kvc_event, reserved) \
-  F(kvc_event, tokens) F(kvc_event, hash) F(kvc_event, parent)
 
 #define KVCPY_FIELDS_DLDevice(F) \
   F(DLDevice, device_type) F(DLDevice, device_id)

@@ -29,8 +29,8 @@ struct PagedMapKey {
 // The number of pages is not known here, nor the number of slots of a ragged page, so the map
 // covers two terabytes. TMA reads nothing outside of the tensor, for example at page -1, and
 // delivers zeros.
-inline int64_t most_of(int64_t stride, int64_t most) {
-  return std::clamp<int64_t>((int64_t{1} << 41) / std::max<int64_t>(stride, 16), 1, most);
+inline int64_t max_extent(int64_t stride, int64_t max_value) {
+  return std::clamp<int64_t>((int64_t{1} << 41) / std::max<int64_t>(stride, 16), 1, max_value);
 }
 
 inline PagedMapKey paged_map_key(const kernels::PagedRows& rows, int32_t dim, int32_t page_slots,
@@ -73,9 +73,9 @@ inline cudaError_t encode_paged_map(const PagedMapKey& key, TensorMap* out) {
     return static_cast<cuuint64_t>(stride > 0 ? stride : 16);
   };
   const cuuint64_t dims[4] = {static_cast<cuuint64_t>(key.dim),
-                              static_cast<cuuint64_t>(most_of(key.token_stride, key.page_slots)),
+                              static_cast<cuuint64_t>(max_extent(key.token_stride, key.page_slots)),
                               static_cast<cuuint64_t>(key.num_heads),
-                              static_cast<cuuint64_t>(most_of(key.page_stride, 0x7fffffff))};
+                              static_cast<cuuint64_t>(max_extent(key.page_stride, 0x7fffffff))};
   // The stride of a single head has no meaning, but it must be one that the driver accepts.
   const cuuint64_t strides[3] = {
       positive(key.token_stride),

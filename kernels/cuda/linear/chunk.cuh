@@ -1,18 +1,18 @@
-// Long sequences of the recurrence, 64 tokens at a time on the matrix units (Yang et al.,
+// Long sequences of the recurrence, 64 tokens at a time on the tensor cores (Yang et al.,
 // "Parallelizing linear transformers with the delta rule over sequence length", 2024, sections 3
 // and 4; Dao and Gu, "Transformers are SSMs", 2024, section 6).
 //
-// With A(t, s) the decay from behind token s up to token t, A(t) that from the beginning of the
+// Let A(t, s) be the decay from after token s up to token t, A(t) the decay from the begin of the
 // chunk, and S0 the state there:
 //   U = solution of  u_t + beta_t sum_{s < t} A(t, s) (k_t k_s) u_s = beta_t (v_t - A(t) S0^T k_t)
-// without delta: u_t = beta_t v_t
+//   without delta: u_t = beta_t v_t
 //   out_t = scale * (A(t) S0^T q_t + sum_{s <= t} A(t, s) (q_t k_s) u_s) + skip * v_t
 //   S = A(end) S0 + sum_s A(end, s) k_s u_s^T
-// Products go through bfloat16 units with float32 sums. S0, U and A(t, s) (q_t k_s) are split into
-// two parts each, so that 16 bits of fraction remain: nothing is
-// lost against the token-by-token kernel that the outputs would show. q and k are bfloat16 as they
-// come, or float16 in two parts, which are exact. Of products
-// of two parts by two the smallest is left out. The state itself stays float32, in registers.
+//
+// Products use bfloat16 units with float32 sums. S0, U and A(t, s) (q_t k_s) are split into two
+// parts each, which keep 16 bits of fraction: the outputs show no loss against the token-by-token
+// kernel. q and k are bfloat16 as given, or float16 in two exact parts. In products of two parts by
+// two, the smallest term is omitted. The state itself stays float32, in registers.
 #pragma once
 
 #include "kernels/cuda/linear/chunk_shared.cuh"
@@ -22,26 +22,26 @@
 
 namespace kvc::cuda::linear_kernels {
 
-// What the threads of a CTA have in registers. Warp w: token rows 16 w .. 16 w + 15, and rows of
-// state of tiles w and w + 4.
+// The registers of a thread. Warp w has token rows 16 w to 16 w + 15, and the state rows of tiles w
+// and w + 4.
 struct ChunkThread {
   static constexpr int kStateTiles = 2;
-  static constexpr int kTiles = linear_config::kChunkColumns / 8;  // of columns
+  static constexpr int kTiles = linear_config::kChunkColumns / 8;  // Tiles of columns.
 
   float state[kStateTiles][kTiles][4];
-  float p[4][2][4];      // A(t, s) (q_t k_s): tiles of 16 tokens s, of 8 within
-  float out[kTiles][4];  // S0^T q_t, then the outputs without scale
+  float p[4][2][4];      // A(t, s) (q_t k_s): tiles of 16 tokens s, with tiles of 8 inside.
+  float out[kTiles][4];  // S0^T q_t, then the outputs without scale.
 };
 
 constexpr auto kBF16 = kernels::DType::kBF16;
 
-// Row and column inside a fragment of d (ptx.cuh).
+// Row and column of element i of a fragment of d (ptx.cuh).
 KVC_DEVICE int32_t fragment_row(int i) { return lane_id() / 4 + i / 2 * 8; }
 KVC_DEVICE int32_t fragment_column(int i) { return lane_id() % 4 * 2 + i % 2; }
 
-// q or k of the chunk's tokens, zeros beyond them and beyond k_dim. Where rows are aligned they
-// come behind the thread's back: wait for the copies.
-KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+// Loads q or k of the chunk's tokens; zeros beyond the tokens and beyond k_dim. Aligned rows are
+// copied asynchronously: the caller waits for the copies.
+KVC_DEVICE void stage_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
                            int32_t head, int32_t k_dim, const ChunkShared& shared, uint16_t* to) {
   const std::byte* base = token_row(rows, token, head);
   const bool is_aligned =
@@ -64,9 +64,9 @@ KVC_DEVICE void bring_rows(const kernels::TokenRows& rows, int64_t token, int32_
   }
 }
 
-// The same in two parts, of 16-bit elements of any type. Four loads of a thread are on their way
+// The same in two parts, from 16-bit elements of any type. Four loads of a thread are in flight
 // together.
-KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
+KVC_DEVICE void stage_split_rows(const kernels::TokenRows& rows, int64_t token, int32_t num_tokens,
                                  int32_t head, int32_t k_dim, const ChunkShared& shared,
                                  uint16_t* high, uint16_t* low) {
   constexpr int32_t kTogether = 4, kThreads = linear_config::kChunkThreads;
@@ -110,8 +110,8 @@ KVC_DEVICE void bring_split_rows(const kernels::TokenRows& rows, int64_t token, 
   }
 }
 
-// v of the tile's columns, all loads on their way together.
-KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_tokens,
+// Loads v of the tile's columns, with all loads in flight together.
+KVC_DEVICE void stage_values(const LinearHead& at, int64_t token, int32_t num_tokens,
                              const ChunkShared& shared) {
   constexpr int32_t kEach =
       ChunkShared::kTokens * ChunkShared::kColumns / linear_config::kChunkThreads;
@@ -135,8 +135,8 @@ KVC_DEVICE void bring_values(const LinearHead& at, int64_t token, int32_t num_to
   }
 }
 
-// Decay and beta of each token; behind the last one nothing happens.
-KVC_DEVICE void bring_gates(const LinearHead& at, int64_t token, int32_t num_tokens,
+// Loads decay and beta of each token. Beyond the last token they are neutral.
+KVC_DEVICE void stage_gates(const LinearHead& at, int64_t token, int32_t num_tokens,
                             const ChunkShared& shared) {
   const auto t = static_cast<int32_t>(threadIdx.x);
   if (t >= ChunkShared::kTokens) return;
@@ -153,8 +153,8 @@ KVC_DEVICE void bring_gates(const LinearHead& at, int64_t token, int32_t num_tok
   shared.beta()[t] = beta;
 }
 
-// Products of decays rather than powers of sums: a decay of 0 needs no care, and none is lost to
-// cancellation.
+// Uses products of decays rather than powers of sums: a decay of 0 needs no special case, and
+// nothing is lost to cancellation.
 KVC_DEVICE void multiply_decays(const ChunkShared& shared) {
   constexpr int32_t kTokens = ChunkShared::kTokens;
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -172,8 +172,8 @@ KVC_DEVICE void multiply_decays(const ChunkShared& shared) {
   }
 }
 
-// The state's two parts for products.
-KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared& shared) {
+// Stores the state in two parts for products.
+KVC_DEVICE void store_state(const ChunkThread& thread, int warp, const ChunkShared& shared) {
   for (int i = 0; i < ChunkThread::kStateTiles; ++i) {
     const int32_t first = 16 * (warp + 4 * i);
     for (int n = 0; n < ChunkThread::kTiles; ++n) {
@@ -191,14 +191,14 @@ KVC_DEVICE void put_state(const ChunkThread& thread, int warp, const ChunkShared
   }
 }
 
-// p, and the matrix of the triangular system in place of the decays.
+// Computes p, and writes the matrix of the triangular system over the decays.
 template <int kKeyParts>
 KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared& shared,
                                 bool has_delta) {
   const int32_t stride = shared.row_stride();
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
-    if (tile > warp) continue;  // later tokens
+    if (tile > warp) continue;  // These are later tokens.
     float by_q[2][4] = {}, by_k[2][4] = {};
     for (int32_t first = 0; first < shared.k_rows; first += 16) {
 #pragma unroll
@@ -228,7 +228,7 @@ KVC_DEVICE void multiply_tokens(ChunkThread& thread, int warp, const ChunkShared
   }
 }
 
-// out = S0^T q_t, decayed; and the right side of the system in place of v.
+// out = S0^T q_t, decayed. The right side of the system replaces v.
 template <int kKeyParts>
 KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared& shared,
                                bool has_delta) {
@@ -265,8 +265,8 @@ KVC_DEVICE void multiply_state(ChunkThread& thread, int warp, const ChunkShared&
   }
 }
 
-// U in place of the right side, 16 tokens at a time: what earlier tokens take from them by all
-// warps, what they take from each other by one.
+// Solves for U in place of the right side, 16 tokens at a time. All warps subtract the terms of
+// earlier tokens; one warp solves within the 16.
 KVC_DEVICE void solve(int warp, const ChunkShared& shared) {
   constexpr int32_t kBlock = 16, kSquare = ChunkShared::kSquareStride,
                     kRight = ChunkShared::kRightStride;
@@ -299,8 +299,8 @@ KVC_DEVICE void solve(int warp, const ChunkShared& shared) {
   }
 }
 
-// U, and U decayed to the end of the chunk, in two parts each.
-KVC_DEVICE void put_updates(const ChunkShared& shared) {
+// Stores U, and U decayed to the end of the chunk, in two parts each.
+KVC_DEVICE void store_updates(const ChunkShared& shared) {
   for (auto i = static_cast<int32_t>(threadIdx.x); i < ChunkShared::kTokens * ChunkShared::kColumns;
        i += linear_config::kChunkThreads) {
     const int32_t t = i / ChunkShared::kColumns, c = i % ChunkShared::kColumns;
@@ -362,7 +362,7 @@ KVC_DEVICE void advance_state(ChunkThread& thread, int warp, const ChunkShared& 
 KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearHead& at,
                               int64_t token, int32_t num_tokens) {
   const kernels::LinearParams& params = at.params;
-  // Where outputs need v once more, all loads together again.
+  // Outputs may need v once more. All loads are in flight together again.
   uint32_t v[ChunkThread::kTiles][4] = {};
   const auto place = [&](int n, int i, int32_t& t, int32_t& column) {
     t = 16 * warp + fragment_row(i);
@@ -387,7 +387,7 @@ KVC_DEVICE void write_outputs(const ChunkThread& thread, int warp, const LinearH
   }
 }
 
-// Calls visit(element of the registers, its address in the state) for what the state has.
+// Calls visit(register element, its address in the state) for every existing element of the state.
 template <typename Byte, typename Visit>
 KVC_DEVICE void visit_state(const LinearHead& at, int warp, Byte* state, Visit&& visit) {
   const kernels::LinearParams& params = at.params;

@@ -1,14 +1,13 @@
-// Which CTA takes which long sequence, and its chunks in turn.
+// The assignment of long sequences to CTAs, and the loop over their chunks.
 #pragma once
 
 #include "kernels/cuda/linear/chunk.cuh"
 
 namespace kvc::cuda::linear_kernels {
 
-// warp. The sequence that has `before` long ones in front of it, and is long itself; -1: there are
-// fewer.
+// warp. The long sequence that has `before` long ones in front of it. -1: there are fewer.
 KVC_DEVICE int32_t find_long(const kernels::LinearSequence* sequences, int32_t n, int32_t before) {
-  constexpr int kTogether = 4;  // loads on their way
+  constexpr int kTogether = 4;  // Loads in flight.
   const uint32_t lanes_below = (1u << lane_id()) - 1;
   for (int32_t first = 0; first < n; first += 32 * kTogether) {
     bool is_long[kTogether];
@@ -32,7 +31,7 @@ KVC_DEVICE int32_t find_long(const kernels::LinearSequence* sequences, int32_t n
   return -1;
 }
 
-// A tile of columns of one head, from the first token of a sequence to the last.
+// Processes a tile of columns of one head, from the first token of a sequence to the last.
 template <int kKeyParts>
 KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& sequence,
                            const ChunkShared& shared) {
@@ -51,18 +50,18 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
                                                      ? sequence.num_rows - first
                                                      : ChunkShared::kTokens);
     if constexpr (kKeyParts == 1) {
-      bring_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0));
-      bring_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0));
+      stage_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0));
+      stage_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0));
       copy_async_commit();
     } else {
-      bring_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0),
+      stage_split_rows(params.q, token, num_tokens, at.k_head, params.k_dim, shared, shared.q(0),
                        shared.q(1));
-      bring_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0),
+      stage_split_rows(params.k, token, num_tokens, at.k_head, params.k_dim, shared, shared.k(0),
                        shared.k(1));
     }
-    bring_values(at, token, num_tokens, shared);
-    bring_gates(at, token, num_tokens, shared);
-    put_state(thread, warp, shared);
+    stage_values(at, token, num_tokens, shared);
+    stage_gates(at, token, num_tokens, shared);
+    store_state(thread, warp, shared);
     if constexpr (kKeyParts == 1) copy_async_wait<0>();
     sync_cta();
     multiply_decays(shared);
@@ -71,12 +70,12 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
     multiply_state<kKeyParts>(thread, warp, shared, params.delta != 0);
     sync_cta();
     if (params.delta != 0) solve(warp, shared);
-    put_updates(shared);
+    store_updates(shared);
     sync_cta();
     add_updates_to_outputs(thread, warp, shared);
     advance_state<kKeyParts>(thread, warp, shared);
     write_outputs(thread, warp, at, token, num_tokens);
-    sync_cta();  // before the next chunk's rows
+    sync_cta();  // The next chunk's rows overwrite these.
   }
   if (sequence.state_out == nullptr) return;
   visit_state(at, warp, sequence.state_out, [&](int i, int n, int j, std::byte* row, int32_t c) {
@@ -84,9 +83,9 @@ KVC_DEVICE void run_chunks(const LinearHead& at, const kernels::LinearSequence& 
   });
 }
 
-// CTAs of `num_long` sequences, as many as the host knows to be long: one per sequence, head and
-// tile of columns. Should there be more, they follow in turn. Shorter ones are left to
-// linear_kernel.
+// Launched with one CTA per long sequence, head and tile of columns, for the `num_long` sequences
+// that the host knows to be long. If there are more, they follow in turn. Shorter sequences are
+// left to linear_kernel.
 template <int kKeyParts>
 __global__ void __launch_bounds__(linear_config::kChunkThreads, kKeyParts == 1 ? 2 : 1)
     linear_chunk_kernel(const __grid_constant__ kernels::LinearParams params, int32_t max_sequences,

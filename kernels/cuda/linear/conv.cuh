@@ -1,4 +1,4 @@
-// The short convolution in front of a recurrence, see ConvParams.
+// The short convolution in front of a recurrence. See ConvParams.
 #pragma once
 
 #include <cstdint>
@@ -8,22 +8,20 @@
 
 namespace kvc::cuda::conv_config {
 
-//
-// A thread has one channel: neighbouring threads read neighbouring inputs. An output depends on the
-// last `width` inputs alone, so rows are cut among CTAs; a CTA keeps the window of a channel in
-// registers while it walks down its rows. The first CTA of a channel and sequence is the only one
-// that reads the state, and writes it, so that both may be the same memory (with widths to kRows +
-// 1; wider windows of the second CTA reach into it).
+// A thread has one channel, so neighbouring threads read neighbouring inputs. An output depends on
+// the last `width` inputs alone, so CTAs share the rows of a sequence. A CTA keeps the window of a
+// channel in registers while it goes through its rows. Only the first CTA of a channel and sequence
+// reads and writes the state, so both may be the same memory. This holds for widths up to kRows +
+// 1; wider windows of the second CTA reach into the state.
 
-constexpr uint32_t kThreads = 128;  // channels of a CTA
-// Rows of a CTA: the width - 1 inputs before them are read twice.
+constexpr uint32_t kThreads = 128;  // Channels of a CTA.
+// Rows of a CTA. The width - 1 inputs before them are read twice.
 constexpr int32_t kRows = 64;
-// Inputs that a thread has asked for before it needs them, and CTAs per SM: together what is on its
-// way from memory.
+// Inputs that a thread loads ahead, and CTAs per SM: together they give the bytes in flight.
 constexpr int kRowsAhead = 8;
 constexpr uint32_t kCtas = 8;
-// Widths with the window in registers; others read every input `width` times, from L1.
-constexpr int32_t kMostWidth = 4;
+// Max width with the window in registers. Wider windows read every input `width` times, from L1.
+constexpr int32_t kMaxWidth = 4;
 
 }  // namespace kvc::cuda::conv_config
 
@@ -35,8 +33,7 @@ struct Channel {
   const kernels::ConvSequence& sequence;
   int32_t channel;
 
-  // Input of row `row` of the sequence; before row 0: what the state has of it, from -(width - 1)
-  // on.
+  // Bits of the input of row `row`. Rows from -(width - 1) to -1 come from the state.
   KVC_DEVICE uint32_t new_bits(int64_t row) const {
     return load_bits(params.x.base + (sequence.row_begin + row) * params.x.token_stride,
                      params.x.dtype, channel);
@@ -65,14 +62,14 @@ struct Channel {
   }
 };
 
-// Rows [begin, end) with the window in registers. All loads of the first rows are on their way
-// before the first is needed, those of the next rows while these are computed.
+// Computes rows [begin, end) with the window in registers. All loads of the first rows are in
+// flight before the first is needed; those of the next rows overlap the computation.
 template <int kWidth>
 KVC_DEVICE void convolve(const Channel& at, int64_t begin, int64_t end) {
   constexpr int kTogether = conv_config::kRowsAhead, kKept = kWidth - 1;
   const kernels::TokenRows &x = at.params.x, &out = at.params.out;
-  // One step behind the other: addresses of every row of a turn would take more registers than
-  // there are.
+  // The address advances step by step: addresses of all rows of a round would need too many
+  // registers.
   const std::byte* from = x.base + (at.sequence.row_begin + begin) * x.token_stride;
   std::byte* to = out.base + (at.sequence.row_begin + begin) * out.token_stride;
   float weight[kWidth], window[kKept + kTogether];
@@ -98,7 +95,7 @@ KVC_DEVICE void convolve(const Channel& at, int64_t begin, int64_t end) {
     for (int j = 0; j < kKept; ++j) window[j] = window[kTogether + j];
   }
 }
-// Any width.
+// For any width.
 template <>
 KVC_DEVICE void convolve<0>(const Channel& at, int64_t begin, int64_t end) {
   for (int64_t row = begin; row < end; ++row) {
@@ -109,15 +106,16 @@ KVC_DEVICE void convolve<0>(const Channel& at, int64_t begin, int64_t end) {
   }
 }
 
-// Blocks of kRows rows, those of a sequence behind those of the one before: where the blocks of
-// sequence s begin. It has one at least, for its state, and enough of them wherever its rows begin.
+// The first block of sequence s. Blocks have kRows rows, and those of a sequence follow those of
+// the previous one. A sequence has at least one block, for its state, and enough blocks wherever
+// its rows begin.
 KVC_DEVICE int32_t first_block(const kernels::ConvParams& params, int32_t s) {
   return static_cast<int32_t>(params.sequences[s].row_begin / conv_config::kRows) + s;
 }
-// Whose block it is: the last s in [0, n) with first_block(s) <= block; n > 0.
+// The sequence of a block: the last s in [0, n) with first_block(s) <= block, for n > 0.
 KVC_DEVICE int32_t sequence_of_block(const kernels::ConvParams& params, int32_t n, int32_t block) {
-  // A decode step, where every sequence has one row: kRows of them take kRows + 1 blocks, the last
-  // of which is empty.
+  // In a decode step every sequence has one row: kRows of them take kRows + 1 blocks, the last of
+  // which is empty.
   constexpr int32_t kRows = conv_config::kRows;
   const int32_t inside = block % (kRows + 1);
   const int32_t guess = block / (kRows + 1) * kRows + (inside < kRows ? inside : kRows - 1);
@@ -152,8 +150,8 @@ __global__ void __launch_bounds__(conv_config::kThreads, conv_config::kCtas)
   const int64_t end = begin + conv_config::kRows;
   if (begin < sequence.num_rows)
     convolve<kWidth>(at, begin, end < sequence.num_rows ? end : sequence.num_rows);
-  // The last width - 1 inputs. In place, an old one that is kept moves to the front: it is read
-  // before it can be written.
+  // Writes the last width - 1 inputs. In place, a kept input moves to the front: it is read before
+  // it can be overwritten.
   if (begin != 0 || sequence.state_out == nullptr) return;
   const int32_t kept = params.width - 1;
   for (int32_t j = 0; j < kept; ++j) {

@@ -5,7 +5,7 @@
 
 namespace kvc::cuda::linear_kernels {
 
-// Four columns of a state as they are stored: one vector, or what there is of them.
+// Four columns of a state as stored: one vector, or the existing columns.
 template <kernels::DType State>
 struct Stored4 {
   uint32_t x[State == kernels::DType::kF32 ? 4 : 2];

@@ -1,5 +1,5 @@
-// The recurrence of linear attention, see LinearParams, token by token: one CTA per sequence, head
-// and tile of columns. Sequences with more than `most_rows` tokens are left to linear_chunk_kernel.
+// The recurrence of linear attention, token by token (LinearParams): one CTA per sequence, head and
+// tile of columns. Sequences with more than `most_rows` tokens are left to linear_chunk_kernel.
 #pragma once
 
 #include "kernels/cuda/linear/config.h"
@@ -11,15 +11,15 @@ namespace kvc::cuda::linear_kernels {
 
 // Shared memory of a CTA, in floats.
 struct LinearShared {
-  int32_t rows;  // of state that the CTA has room for
+  int32_t rows;  // Rows of state that the CTA has room for.
   int32_t warps;
-  int32_t tile;  // columns
+  int32_t tile;  // Columns of the tile.
   float* memory;
 
   KVC_HD float* stage(int64_t token) const {
-    return memory + token % linear_config::kStages * 3 * rows;  // k, q, decay
+    return memory + token % linear_config::kStages * 3 * rows;  // k, q and decay.
   }
-  KVC_HD int32_t partial_floats() const { return 2 * tile + 4; }  // S^T k, S^T q, and k q
+  KVC_HD int32_t partial_floats() const { return 2 * tile + 4; }  // S^T k, S^T q, and k q.
   KVC_HD float* partial(int64_t token, int32_t warp) const {
     return memory + linear_config::kStages * 3 * rows +
            static_cast<int32_t>(token % 2 * warps + warp) * partial_floats();
@@ -29,11 +29,11 @@ struct LinearShared {
   }
 };
 
-// State and place of one thread: rows row_of(0), row_of(1), … and four columns. Rows are dealt
-// over warps in turn, so that all have about the same.
+// The state of one thread: rows row_of(0), row_of(1) and so on, and four columns. Rows alternate
+// over warps, so that all warps have about the same number.
 template <kernels::DType State, int kLanes, int kRows>
 struct LinearThread {
-  static constexpr int kTogether = 32 / kLanes;  // rows of a warp's load
+  static constexpr int kTogether = 32 / kLanes;  // Rows of a warp's load.
 
   float s[kRows][4];
   int32_t first_row;
@@ -41,7 +41,7 @@ struct LinearThread {
 
   KVC_DEVICE int32_t row_of(int i) const { return first_row + i * row_step; }
 
-  // In two halves: between them other loads can be asked for, before the state has come.
+  // The load has two halves: other loads can be issued in between, before the state has arrived.
   KVC_DEVICE void fetch(const kernels::LinearParams& params, const std::byte* state,
                         const LinearHead& at, Stored4<State> (&stored)[kRows]) const {
     const bool is_aligned = is_vector(params, state);
@@ -81,8 +81,8 @@ struct LinearThread {
   }
 };
 
-// Decays the state and adds up S^T k, S^T q and k q over the rows of the warp; its first lanes
-// leave them for the others.
+// Decays the state and sums S^T k, S^T q and k q over the rows of the warp. Its first lanes leave
+// them for the other warps.
 template <kernels::DType State, int kLanes, int kRows>
 KVC_DEVICE void sum_rows(LinearThread<State, kLanes, kRows>& thread, const float* stage,
                          int32_t rows, float decay, float* partial, int32_t tile) {
@@ -114,7 +114,8 @@ KVC_DEVICE void sum_rows(LinearThread<State, kLanes, kRows>& thread, const float
   if (lane == 0) partial[2 * tile] = k_by_q;
 }
 
-// Sums of all warps, the update of the state, and the output. `u` receives beta * (v - S^T k).
+// Adds the sums of all warps, updates the state, and computes the output. `u` receives beta * (v -
+// S^T k).
 template <int kLanes>
 KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, int64_t index,
                              int64_t token, const float (&v)[4], float beta, float skip,
@@ -144,10 +145,10 @@ KVC_DEVICE void finish_token(const LinearHead& at, const LinearShared& shared, i
 }
 
 template <kernels::DType State, int kLanes, int kRows>
-__global__ void __launch_bounds__(linear_config::most_threads(kLanes, kRows),
+__global__ void __launch_bounds__(linear_config::max_threads(kLanes, kRows),
                                   linear_config::least_ctas(kLanes, kRows))
     linear_kernel(const __grid_constant__ kernels::LinearParams params,
-                  const int32_t* num_sequences_at, int64_t most_rows) {
+                  const int32_t* num_sequences_at, int64_t max_rows) {
   const auto warps = static_cast<int32_t>(blockDim.x / 32);
   const LinearShared shared{.rows = warps * (32 / kLanes) * kRows,
                             .warps = warps,
@@ -158,7 +159,7 @@ __global__ void __launch_bounds__(linear_config::most_threads(kLanes, kRows),
   const int32_t s = cta / tiles / params.num_heads;
   if (num_sequences_at != nullptr && s >= *num_sequences_at) return;
   const kernels::LinearSequence sequence = params.sequences[s];
-  if (sequence.num_rows > most_rows) return;
+  if (sequence.num_rows > max_rows) return;
   const int32_t head = cta / tiles % params.num_heads;
   const int32_t column = cta % tiles * shared.tile + 4 * (lane_id() % kLanes);
   const LinearHead at{params, head, head / (params.num_heads / params.num_k_heads), column,

@@ -10,7 +10,7 @@ using kernels::DType;
 
 template <DType State, int kLanes, int kRows>
 cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
-                  const int32_t* num_sequences_at, int64_t most_rows, cudaStream_t stream) {
+                  const int32_t* num_sequences_at, int64_t max_rows, cudaStream_t stream) {
   constexpr int32_t kRowsPerWarp = 32 / kLanes * kRows;
   const int32_t warps = (params.k_dim + kRowsPerWarp - 1) / kRowsPerWarp;
   const linear_kernels::LinearShared shared{
@@ -22,25 +22,25 @@ cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
                 {.grid = {static_cast<uint32_t>(ctas), 1, 1},
                  .threads = static_cast<uint32_t>(32 * warps),
                  .shared_bytes = static_cast<uint32_t>(shared.floats()) * 4},
-                stream, params, num_sequences_at, most_rows);
+                stream, params, num_sequences_at, max_rows);
 }
 
-// All instantiations. States too tall for tiles of whole lines get narrower tiles.
+// All instantiations. States that are too tall for tiles of whole cache lines get narrower tiles.
 template <DType State>
 cudaError_t start(const kernels::LinearParams& params, int32_t max_sequences,
-                  const int32_t* num_sequences_at, int64_t most_rows, cudaStream_t stream) {
+                  const int32_t* num_sequences_at, int64_t max_rows, cudaStream_t stream) {
   constexpr int32_t kLanes = linear_config::lanes_of(State);
   if (params.k_dim <= linear_config::kFewRowsMost)
     return start<State, kLanes, linear_config::kFewRows>(params, max_sequences, num_sequences_at,
-                                                         most_rows, stream);
-  if (params.k_dim <= linear_config::most_rows(kLanes))
+                                                         max_rows, stream);
+  if (params.k_dim <= linear_config::max_rows(kLanes))
     return start<State, kLanes, linear_config::kManyRows>(params, max_sequences, num_sequences_at,
-                                                          most_rows, stream);
+                                                          max_rows, stream);
   return start<State, 8, linear_config::kManyRows>(params, max_sequences, num_sequences_at,
-                                                   most_rows, stream);
+                                                   max_rows, stream);
 }
 
-// In which q and k go to the matrix units.
+// Number of parts in which q and k go to the tensor cores.
 int32_t key_parts(const kernels::LinearParams& params) {
   return params.q.dtype == DType::kBF16 && params.k.dtype == DType::kBF16 ? 1 : 2;
 }
@@ -51,11 +51,11 @@ uint32_t chunk_shared_bytes(const kernels::LinearParams& params) {
   return static_cast<uint32_t>(shared.bytes());
 }
 
-// Whether long sequences can go by chunks: decays of whole heads, q and k that are exact in two
-// parts of bfloat16, and room for a chunk.
+// Whether long sequences can use chunks: decays are per head, q and k are exact in two parts of
+// bfloat16, and a chunk fits.
 bool fits_chunks(const kernels::LinearParams& params) {
   return params.q.dtype != DType::kF32 && params.k.dtype != DType::kF32 &&
-         params.k_dim <= linear_config::kChunkMostRows &&
+         params.k_dim <= linear_config::kChunkMaxRows &&
          (params.decay == nullptr || params.decay_per_channel == 0) &&
          can_have_shared(chunk_shared_bytes(params));
 }
@@ -80,27 +80,27 @@ cudaError_t start_chunks(const kernels::LinearParams& params, int32_t max_sequen
 
 }  // namespace
 
-int32_t linear_most_k_dim() { return linear_config::most_rows(8); }
+int32_t linear_max_k_dim() { return linear_config::max_rows(8); }
 
 cudaError_t linear(const kernels::LinearParams& params, int32_t max_sequences,
                    const int32_t* num_sequences_at, int32_t num_long, cudaStream_t stream) {
   if (max_sequences <= 0) return cudaSuccess;
-  if (params.k_dim > linear_most_k_dim()) return cudaErrorInvalidValue;
-  // Two launches where some sequences may be long: each takes its own.
-  int64_t most_rows = INT64_MAX;
+  if (params.k_dim > linear_max_k_dim()) return cudaErrorInvalidValue;
+  // There are two launches where some sequences may be long: each processes its own.
+  int64_t max_rows = INT64_MAX;
   if (num_long > 0 && fits_chunks(params)) {
-    most_rows = linear_config::kChunkFrom - 1;
+    max_rows = linear_config::kChunkFrom - 1;
     const cudaError_t error =
         start_chunks(params, max_sequences, num_sequences_at, num_long, stream);
     if (error != cudaSuccess) return error;
   }
   switch (params.state_dtype) {
     case DType::kF32:
-      return start<DType::kF32>(params, max_sequences, num_sequences_at, most_rows, stream);
+      return start<DType::kF32>(params, max_sequences, num_sequences_at, max_rows, stream);
     case DType::kF16:
-      return start<DType::kF16>(params, max_sequences, num_sequences_at, most_rows, stream);
+      return start<DType::kF16>(params, max_sequences, num_sequences_at, max_rows, stream);
     case DType::kBF16:
-      return start<DType::kBF16>(params, max_sequences, num_sequences_at, most_rows, stream);
+      return start<DType::kBF16>(params, max_sequences, num_sequences_at, max_rows, stream);
   }
   return cudaErrorInvalidValue;
 }

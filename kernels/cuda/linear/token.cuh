@@ -1,4 +1,4 @@
-// What one token brings to the recurrence of one head.
+// The inputs of one token for the recurrence of one head.
 #pragma once
 
 #include "kernels/cuda/ptx/floats.cuh"
@@ -11,21 +11,21 @@ struct LinearHead {
   const kernels::LinearParams& params;
   int32_t head;
   int32_t k_head;
-  int32_t first_column;  // of the thread
-  int32_t columns;       // that there are from it on, up to 4; 0 or less: none
+  int32_t first_column;  // First column of the thread.
+  int32_t columns;       // Number of existing columns from it on, up to 4. 0 or less: none.
 };
 
-// As they lie in memory: they are asked for one token ahead and converted when they are needed.
-// Element of k, q and (per channel) decay that the thread brings for everybody.
+// Elements as stored: they are loaded one token ahead and converted when needed. The thread loads
+// one element of k, q and (per channel) decay for the whole CTA.
 struct TokenElement {
   uint32_t k, q;
   float log_decay;
 };
-// What a thread needs of a token beside those.
+// The other inputs of a token that a thread needs.
 struct TokenValues {
   uint32_t v[4];
   float beta;
-  float log_decay;  // of all rows; per channel: 0
+  float log_decay;  // Decay of all rows. With a decay per channel: 0.
 };
 
 KVC_DEVICE const std::byte* token_row(const kernels::TokenRows& rows, int64_t token, int32_t head) {

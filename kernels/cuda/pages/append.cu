@@ -9,9 +9,10 @@ namespace {
 
 using appending::Half;
 
-// Whole rows: `tasks` is what a thread or a warp of append_chunks or append_rows does of one row.
-cudaError_t start(void (*kernel)(appending::Launch), appending::Launch params, int64_t tasks_of_row,
-                  int64_t tasks_of_cta, cudaStream_t stream) {
+// Launches a kernel on whole rows. `tasks` is the number of tasks that threads of append_chunks, or
+// warps of append_rows, have per row.
+cudaError_t launch_rows(void (*kernel)(appending::Launch), appending::Launch params,
+                        int64_t tasks_of_row, int64_t tasks_of_cta, cudaStream_t stream) {
   params.rows_per_cta =
       static_cast<int32_t>(std::max<int64_t>(1, tasks_of_cta / std::max<int64_t>(1, tasks_of_row)));
   LaunchShape shape;
@@ -60,9 +61,11 @@ cudaError_t append(const AppendLaunch& launch, cudaStream_t stream) {
   }
   cudaError_t error = cudaSuccess;
   if (chunk_tasks > 0)
-    error = start(appending::append_chunks_kernel, chunks, chunk_tasks, appending::kTasks, stream);
+    error = launch_rows(appending::append_chunks_kernel, chunks, chunk_tasks, appending::kTasks,
+                        stream);
   if (error == cudaSuccess && row_tasks > 0)
-    error = start(appending::append_rows_kernel, rows, row_tasks, appending::kThreads / 32, stream);
+    error = launch_rows(appending::append_rows_kernel, rows, row_tasks, appending::kThreads / 32,
+                        stream);
   return error;
 }
 

@@ -1,5 +1,5 @@
-// New rows of K and V into the pool. append_chunks: a thread has 8 elements (and the 8 that turn
-// with them); append_rows: a warp has a row, of any type and alignment.
+// Appends rows of K and V to the pool. In append_chunks a thread has 8 elements (and the 8 that
+// RoPE pairs with them). In append_rows a warp has a row, of any type and alignment.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace kvc::cuda::appending {
 
-// No shared memory, up to 64 registers: four CTAs on a multiprocessor
+// No shared memory and up to 64 registers: four CTAs per SM.
 constexpr int32_t kThreads = 256;
-constexpr int32_t kTasks = 512;  // of a CTA at least, so that small rows do not make a CTA each
+constexpr int32_t kTasks = 512;  // Min tasks of a CTA, so that small rows do not make a CTA each.
 
-// K or V.
+// The rows of K, or of V.
 struct Half {
-  kernels::TokenRows from;  // base null: nothing to do
+  kernels::TokenRows from;  // Null base: there is nothing to do.
   kernels::PagedRows to;
   RowStorage storage;
   kernels::Rotation rotation;
   int32_t dim;
-  int32_t pairs;  // chunks of 8 elements that turn with the one half a rotary dim away
-  int32_t tasks;  // of a row and head: pairs, then the other chunks one by one
+  int32_t pairs;  // Chunks of 8 elements that RoPE pairs with the chunk half a rotary dim away.
+  int32_t tasks;  // Tasks of a row and head: pairs of chunks, then the other chunks one by one.
 };
 
 struct Launch {
@@ -36,8 +36,8 @@ struct Launch {
   int32_t rows_per_cta;
 };
 
-// Whether rows can be read and written 8 elements at a time: 16-bit elements, stored as such or as
-// 8 bits with one scale, all aligned.
+// Whether rows can be read and written 8 elements at a time: 16-bit elements, stored as they are or
+// as 8 bits with one scale, all aligned.
 KVC_HD bool fits_chunks(const Half& half) {
   const auto aligned = [](uint64_t bits, uint64_t bytes) { return (bits & (bytes - 1)) == 0; };
   const Element stored = element_of(half.storage, half.to.dtype);
@@ -58,17 +58,17 @@ KVC_HD bool fits_chunks(const Half& half) {
     return false;
   const kernels::Rotation& rotation = half.rotation;
   if (rotation.rotary_dim == 0) return true;
-  const uint64_t angles =
+  const uint64_t cos_sin_bits =
       reinterpret_cast<uint64_t>(rotation.cos) | reinterpret_cast<uint64_t>(rotation.sin);
-  const int32_t chunk = rotation.interleaved != 0 ? 8 : 16;  // whole chunks of pairs
-  return rotation.begin % 8 == 0 && rotation.rotary_dim % chunk == 0 && aligned(angles, 16);
+  const int32_t chunk = rotation.interleaved != 0 ? 8 : 16;  // Whole chunks of pairs.
+  return rotation.begin % 8 == 0 && rotation.rotary_dim % chunk == 0 && aligned(cos_sin_bits, 16);
 }
 
 KVC_DEVICE int64_t rows_of(const Launch& launch) {
   return launch.num_rows_at != nullptr ? *launch.num_rows_at : launch.num_rows;
 }
 
-// Neither skipped nor, of an operator's caller, beyond the pool.
+// False for skipped rows and, with an operator, for slots beyond the pool.
 KVC_DEVICE bool is_in_pool(const Launch& launch, int64_t slot) {
   return static_cast<uint64_t>(slot) < static_cast<uint64_t>(launch.num_slots);
 }
@@ -110,7 +110,7 @@ KVC_DEVICE void load_eight_floats(const float* from, float (&out)[8]) {
   for (int i = 0; i < 4; ++i) out[i] = as_float(low.x[i]), out[4 + i] = as_float(high.x[i]);
 }
 
-// Chunks x and y, half a rotary dim apart.
+// Chunks x and y are half a rotary dim apart.
 KVC_DEVICE void append_pair(const Half& half, const std::byte* from, std::byte* to, int64_t row,
                             int32_t task) {
   const kernels::Rotation& rotation = half.rotation;
@@ -132,22 +132,23 @@ KVC_DEVICE void append_pair(const Half& half, const std::byte* from, std::byte* 
   store_eight(half, to, x_index + distance, y);
 }
 
-// A chunk that does not turn, or one of pairs that lie side by side.
+// A chunk that is not rotated, or one of interleaved pairs.
 KVC_DEVICE void append_chunk(const Half& half, const std::byte* from, std::byte* to, int64_t row,
                              int32_t index) {
   const Words4 words = load_16_stream(from + 2 * index);
   const kernels::Rotation& rotation = half.rotation;
   const int32_t inside = index - rotation.begin;
-  const bool turns = inside >= 0 && inside < rotation.rotary_dim;
-  if (!turns && half.storage.quant == Quant::kNone && half.from.dtype == half.to.dtype) {
+  const bool is_rotated = inside >= 0 && inside < rotation.rotary_dim;
+  if (!is_rotated && half.storage.quant == Quant::kNone && half.from.dtype == half.to.dtype) {
     store_16(to + 2 * static_cast<int64_t>(index), words);
     return;
   }
   float value[8];
   unpack_eight(half.from.dtype, words, value);
-  if (turns) {
-    const int64_t angles = row * (rotation.rotary_dim / 2) + inside / 2;
-    const Words4 cos = load_16(rotation.cos + angles), sin = load_16(rotation.sin + angles);
+  if (is_rotated) {
+    const int64_t cos_sin_bits = row * (rotation.rotary_dim / 2) + inside / 2;
+    const Words4 cos = load_16(rotation.cos + cos_sin_bits),
+                 sin = load_16(rotation.sin + cos_sin_bits);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float a = value[2 * i], b = value[2 * i + 1];
@@ -176,14 +177,14 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Half& half = in_row < k_tasks ? launch.halves[0] : launch.halves[1];
     const int32_t in_half = in_row < k_tasks ? in_row : in_row - k_tasks;
     const int32_t head = in_half / half.tasks, task = in_half % half.tasks;
-    const PagePlace place = page_place(slot, launch.page_size);
+    const PageOffset place = page_offset(slot, launch.page_size);
     const std::byte* from =
         half.from.base + row * half.from.token_stride + head * half.from.head_stride;
     std::byte* to = element_address(half.to, place.page, head, place.offset);
     if (task < half.pairs) {
       append_pair(half, from, to, row, task);
     } else {
-      const int32_t chunk = 8 * (task - half.pairs);  // of those that are in no pair
+      const int32_t chunk = 8 * (task - half.pairs);  // Index among the chunks that are in no pair.
       const bool behind = half.pairs > 0 && chunk >= half.rotation.begin;
       append_chunk(half, from, to, row, behind ? chunk + half.rotation.rotary_dim : chunk);
     }
@@ -205,10 +206,10 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Half& half = launch.halves[in_row & 1];
     const int64_t slot = launch.slots[row];
     if (!is_in_pool(launch, slot) || half.from.base == nullptr) continue;
-    const PagePlace place = page_place(slot, launch.page_size);
+    const PageOffset place = page_offset(slot, launch.page_size);
     const std::byte* from =
         half.from.base + row * half.from.token_stride + head * half.from.head_stride;
-    const RowPlace to = place_of(half.to, half.storage, place.page, head, place.offset);
+    const RowAddress to = address_of(half.to, half.storage, place.page, head, place.offset);
     store_row(to, half.storage, half.to.dtype, half.dim, [&](int32_t d) {
       return rotated(half.rotation, row, d,
                      [&](int32_t j) { return load_element(from, half.from.dtype, j); });

@@ -1,4 +1,5 @@
-// Elements of one type into another, row by row, rows gathered or scattered: ConvertParams.
+// Converts elements from one type to another, row by row; rows are gathered or scattered. See
+// ConvertParams.
 #pragma once
 
 #include <cstdint>
@@ -9,22 +10,23 @@
 namespace kvc::cuda::converting {
 
 constexpr int32_t kThreads = 256;
-constexpr int32_t kColumns = 4096;  // elements of a row that one CTA does
-// Groups of four elements of a CTA, in as many rows as that takes
+constexpr int32_t kColumns = 4096;  // Elements of a row per CTA.
+// Groups of four elements per CTA. They may belong to several rows.
 constexpr int32_t kQuads = 1024;
 
 struct Launch {
   ConvertParams params;
   int32_t rows_per_cta;
-  int32_t by_four;  // rows are aligned for four elements at a time
+  int32_t by_four;  // Rows are aligned for four elements at a time.
 };
 
 struct RowPair {
-  const std::byte* from;  // null: zeros
-  std::byte* to;          // null: nothing to do
+  const std::byte* from;  // Null: zeros.
+  std::byte* to;          // Null: there is nothing to do.
 };
 
-// Without `fallback`, what nobody gives is 0; a row scattered to -1 goes nowhere.
+// Without `fallback`, a row that is not gathered becomes zero. A row that is scattered to -1 is
+// skipped.
 KVC_DEVICE RowPair row_pair(const ConvertParams& params, int64_t row) {
   const int64_t other = params.rows != nullptr ? params.rows[row] : row;
   if (params.scatter != 0)
@@ -34,7 +36,7 @@ KVC_DEVICE RowPair row_pair(const ConvertParams& params, int64_t row) {
           params.out + row * params.out_stride};
 }
 
-// blockIdx.x: rows, blockIdx.y: columns.
+// blockIdx.x counts rows, blockIdx.y counts columns.
 __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant__ Launch launch) {
   wait_for_previous_kernel();
   const ConvertParams& params = launch.params;

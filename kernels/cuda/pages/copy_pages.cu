@@ -7,10 +7,10 @@
 namespace kvc::cuda {
 
 cudaError_t copy_pages(const PageCopyParams& params, cudaStream_t stream) {
-  const int64_t pieces = params.num_pairs * params.num_layers;
-  if (pieces == 0) return cudaSuccess;
+  const int64_t num_tasks = params.num_pairs * params.num_layers;
+  if (num_tasks == 0) return cudaSuccess;
   LaunchShape shape;
-  shape.grid[0] = static_cast<uint32_t>(std::min(pieces, copying::kMaxCtas));
+  shape.grid[0] = static_cast<uint32_t>(std::min(num_tasks, copying::kMaxCtas));
   shape.threads = copying::kThreads;
   return launch(copying::copy_pages_kernel, shape, stream, params);
 }

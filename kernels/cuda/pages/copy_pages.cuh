@@ -1,4 +1,4 @@
-// Whole pages, or slots of pages, from one place of the pool to another or to pinned host memory:
+// Copies whole pages, or regions of pages, inside the pool or to pinned host memory. See
 // PageCopyParams.
 #pragma once
 
@@ -9,9 +9,9 @@
 
 namespace kvc::cuda::copying {
 
-constexpr int32_t kThreads = 256;  // a CTA has a piece, its warps take turns
-constexpr int32_t kInFlight =
-    4;  // steps of 512 bytes that a warp has under way: 64 KiB on a multiprocessor with four CTAs
+constexpr int32_t kThreads = 256;  // A CTA has a region; its warps take turns.
+// Steps of 512 bytes that a warp has in flight: 64 KiB on an SM with four CTAs.
+constexpr int32_t kInFlight = 4;
 constexpr int64_t kMaxCtas = 2048;
 
 // `bytes` is a multiple of the word. The CTA's warps take turns.
@@ -57,11 +57,11 @@ KVC_DEVICE void copy_piece(std::byte* to, const std::byte* from, int64_t bytes) 
 __global__ void __launch_bounds__(kThreads, 4)
     copy_pages_kernel(const __grid_constant__ PageCopyParams params) {
   wait_for_previous_kernel();
-  const int64_t pieces = params.num_pairs * params.num_layers;
+  const int64_t num_tasks = params.num_pairs * params.num_layers;
 #pragma unroll 1
-  for (int64_t piece = blockIdx.x; piece < pieces; piece += gridDim.x) {
-    const int64_t pair = piece / params.num_layers;
-    const int64_t layer = piece - pair * params.num_layers;
+  for (int64_t task = blockIdx.x; task < num_tasks; task += gridDim.x) {
+    const int64_t pair = task / params.num_layers;
+    const int64_t layer = task - pair * params.num_layers;
     if (params.from[pair] < 0) continue;
     const PageRegion& from = params.from_layers[layer];
     const PageRegion& to = params.to_layers[layer];

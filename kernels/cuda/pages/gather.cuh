@@ -1,4 +1,4 @@
-// Rows of one sequence out of the pool. Keys of dropped pages (a page id below 0) become zeros.
+// Gathers rows of one sequence from the pool. Keys of dropped pages (page id below 0) become zeros.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace kvc::cuda::gathering {
 
 constexpr int32_t kThreads = 256;
-// Chunks of a CTA at least, so that small rows do not make a CTA each
+// Min chunks of a CTA, so that small rows do not make a CTA each.
 constexpr int32_t kTasks = 512;
 
 struct Launch {
@@ -20,7 +20,7 @@ struct Launch {
   int32_t keys_per_cta;
 };
 
-// Whether rows are copies of 16 bytes each: the same type on both sides, all aligned.
+// Whether rows are copies of 16 bytes each: the types are equal, and everything is aligned.
 KVC_HD bool fits_chunks(const kernels::GatherParams& params, const RowStorage& storage) {
   const uint64_t any = reinterpret_cast<uint64_t>(params.rows.base) |
                        reinterpret_cast<uint64_t>(params.out.base) |
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t t = static_cast<int32_t>(threadIdx.x); t < keys * key_chunks; t += kThreads) {
     const int64_t key = first_key + t / key_chunks;
     const int32_t head = t % key_chunks / chunks, byte = 16 * (t % chunks);
-    const PagePlace at = page_place(key, params.page_size);
+    const PageOffset at = page_offset(key, params.page_size);
     const int32_t page = params.pages[at.page];
     Words4 words{};
     if (page >= 0)
@@ -71,13 +71,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int32_t t = warp_id(); t < keys * params.num_heads; t += kThreads / 32) {
     const int64_t key = first_key + t / params.num_heads;
     const int32_t head = t % params.num_heads;
-    const PagePlace at = page_place(key, params.page_size);
+    const PageOffset at = page_offset(key, params.page_size);
     const int32_t page = params.pages[at.page];
     std::byte* to = params.out.base + (key - launch.key_begin) * params.out.token_stride +
                     head * params.out.head_stride;
     const bool stored = page >= 0;
-    RowPlace from{nullptr, nullptr};
-    if (stored) from = place_of(params.rows, launch.storage, page, head, at.offset);
+    RowAddress from{nullptr, nullptr};
+    if (stored) from = address_of(params.rows, launch.storage, page, head, at.offset);
     const float factor = stored ? factor_of_row(launch.storage, page, head, at.offset) : 0.0f;
     const bool by_block = launch.storage.quant == Quant::kBlock16;
 #pragma unroll 1

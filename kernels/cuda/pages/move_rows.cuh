@@ -1,6 +1,6 @@
-// Rows from slot to slot inside the pool, with their scales, K turning on the way where its
-// positions change: MoveParams. The pairs of a list are done in order, so a warp does all of them
-// for one head.
+// Moves rows from slot to slot inside the pool, with their scales. K is rotated where its positions
+// change. See MoveParams. The pairs of a list run in order, so a warp processes all of them for one
+// head.
 #pragma once
 
 #include <cstdint>
@@ -11,11 +11,12 @@
 
 namespace kvc::cuda::moving {
 
-constexpr int32_t kThreads = 128;  // a warp has the rows of one list and head
+constexpr int32_t kThreads = 128;  // A warp has the rows of one list and head.
 constexpr int32_t kWarps = kThreads / 32;
-constexpr int32_t kMaxDim = 1024;  // of rows that turn: they pass through shared memory as float32
+// Max dims of rotated rows: they pass through shared memory as float32.
+constexpr int32_t kMaxDim = 1024;
 
-// warp. Any alignment; `to` and `from` are the same or apart.
+// warp. Copies a row of any alignment; `to` and `from` are equal or do not overlap.
 KVC_DEVICE void copy_row(std::byte* to, const std::byte* from, int32_t bytes) {
   const uint64_t any = reinterpret_cast<uint64_t>(to) | reinterpret_cast<uint64_t>(from) |
                        static_cast<uint64_t>(bytes);
@@ -35,14 +36,14 @@ KVC_DEVICE int32_t bytes_of_scales(const MoveParams& params) {
                                                       : 0;
 }
 
-KVC_DEVICE RowPlace place_of_slot(const MoveParams& params, int64_t slot, int32_t head) {
-  const PagePlace at = page_place(slot, params.page_size);
-  return place_of(params.rows, params.storage, at.page, head, at.offset);
+KVC_DEVICE RowAddress address_of_slot(const MoveParams& params, int64_t slot, int32_t head) {
+  const PageOffset at = page_offset(slot, params.page_size);
+  return address_of(params.rows, params.storage, at.page, head, at.offset);
 }
 
-// warp. Element by element as float32 into `row`, then turned and stored as append does it.
-KVC_DEVICE void turn_row(const MoveParams& params, const RowPlace& to, const RowPlace& from,
-                         float* row) {
+// warp. Reads a row as float32 into `row`, rotates it, and stores it like append does.
+KVC_DEVICE void rotate_row(const MoveParams& params, const RowAddress& to, const RowAddress& from,
+                           float* row) {
   const Element element = element_of(params.storage, params.rows.dtype);
   const Quant quant = params.storage.quant;
   const float factor = quant == Quant::kPerTensor      ? params.storage.scale
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int64_t list = task / params.num_heads;
   if (list >= params.num_lists) return;
   const auto head = static_cast<int32_t>(task - list * params.num_heads);
-  const bool turns = params.rotation.rotary_dim != 0;
+  const bool is_rotated = params.rotation.rotary_dim != 0;
   const auto row_size =
       static_cast<int32_t>(row_bytes(element_of(params.storage, params.rows.dtype), params.dim));
   const int32_t scale_size = bytes_of_scales(params);
@@ -74,15 +75,15 @@ __global__ void __launch_bounds__(kThreads, 6)
   const int64_t end = params.first[list + 1];
 #pragma unroll 1
   for (int64_t pair = params.first[list]; pair < end; ++pair) {
-    const RowPlace from = place_of_slot(params, params.from[pair], head);
-    const RowPlace to = place_of_slot(params, params.to[pair], head);
-    if (turns) {
-      turn_row(params, to, from, own);
+    const RowAddress from = address_of_slot(params, params.from[pair], head);
+    const RowAddress to = address_of_slot(params, params.to[pair], head);
+    if (is_rotated) {
+      rotate_row(params, to, from, own);
     } else if (from.row != to.row) {
       copy_row(to.row, from.row, row_size);
       if (scale_size > 0) copy_row(to.scales, from.scales, scale_size);
     }
-    sync_warp();  // the next pair may read what other lanes wrote
+    sync_warp();  // The next pair may read what other lanes wrote.
   }
 }
 

@@ -1,19 +1,18 @@
-// A row into the pool, as it is stored there: converted or quantised by one warp. Shared by append
-// and move_rows.
+// Stores a row in the pool, converted or quantised by one warp. Shared by append and move_rows.
 #pragma once
 
 #include "kernels/cuda/ptx/elements.cuh"
 
 namespace kvc::cuda {
 
-// Where slot `page`, `offset` of a head lies.
-struct RowPlace {
+// The address of slot `page`, `offset` of a head.
+struct RowAddress {
   std::byte* row;
-  std::byte* scales;  // null without
+  std::byte* scales;  // Null without scales.
 };
 
-KVC_DEVICE RowPlace place_of(const kernels::PagedRows& rows, const RowStorage& storage,
-                             int64_t page, int64_t head, int64_t offset) {
+KVC_DEVICE RowAddress address_of(const kernels::PagedRows& rows, const RowStorage& storage,
+                                 int64_t page, int64_t head, int64_t offset) {
   const bool has_scales = storage.quant == Quant::kPerTokenHead || storage.quant == Quant::kBlock16;
   return {element_address(rows, page, head, offset),
           has_scales ? scale_address(storage, page, head, offset) : nullptr};
@@ -28,7 +27,7 @@ KVC_DEVICE float warp_largest(float value) {
 // warp. NVFP4: lane i of eight has elements 2i and 2i + 1 of a block of 16. dim is a multiple of
 // 16.
 template <typename Value>
-KVC_DEVICE void store_blocks(const RowPlace& to, int32_t dim, const Value& value) {
+KVC_DEVICE void store_blocks(const RowAddress& to, int32_t dim, const Value& value) {
 #pragma unroll 1
   for (int32_t first = 0; first < dim; first += 64) {
     const int32_t d = first + 2 * lane_id();
@@ -46,10 +45,10 @@ KVC_DEVICE void store_blocks(const RowPlace& to, int32_t dim, const Value& value
   }
 }
 
-// warp. value(d): element d as float32; called once or twice for each element, by any lane. Nothing
-// that it reads may lie in `to`.
+// warp. value(d) returns element d as float32. It is called once or twice per element, by any lane,
+// and must not read from `to`.
 template <typename Value>
-KVC_DEVICE void store_row(const RowPlace& to, const RowStorage& storage, kernels::DType dtype,
+KVC_DEVICE void store_row(const RowAddress& to, const RowStorage& storage, kernels::DType dtype,
                           int32_t dim, const Value& value) {
   if (storage.quant == Quant::kNone) {
 #pragma unroll 1

@@ -1,4 +1,4 @@
-// Rows of any storage type read and written on the device: single elements, and four at a time
+// Reads and writes rows of any storage type on the device: single elements, and four at a time
 // where rows are aligned for it.
 #pragma once
 
@@ -50,17 +50,16 @@ KVC_DEVICE void store_element(std::byte* row, kernels::DType dtype, int32_t inde
   }
 }
 
-// One of two elements that turn together; `second`: it is the one that sin is added to. A product
-// that is rounded and a fused one, written out: left to themselves compilers fuse one or the other,
-// and a key would depend on the way that its row took.
+// One of the two elements of a RoPE pair; `second` is the one to which sin is added. One product is
+// rounded and one is fused, explicitly: compilers would fuse either, and a key's bits would depend
+// on the path of its row.
 KVC_DEVICE float rotated_element(float element, float other, float cos, float sin, bool second) {
   return fmaf(element, cos, other * (second ? sin : -sin));
 }
 
-// Element `index` after rotation by row `angles`, without its scale, of a row that is not rotated
-// yet.
+// Element `index` of a row after RoPE by row `cos_sin_row` of the table, without its scale.
 template <typename Load>
-KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int32_t index,
+KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t cos_sin_row, int32_t index,
                          const Load& load) {
   const float element = load(index);
   const int32_t inside = index - rotation.begin, half = rotation.rotary_dim / 2;
@@ -70,12 +69,12 @@ KVC_DEVICE float rotated(const kernels::Rotation& rotation, int64_t angles, int3
   const bool second = interleaved ? (inside & 1) != 0 : inside >= half;
   const int32_t distance = interleaved ? 1 : half;
   const float other = load(second ? index - distance : index + distance);
-  const float cos = rotation.cos[angles * half + pair], sin = rotation.sin[angles * half + pair];
+  const float cos = rotation.cos[cos_sin_row * half + pair],
+              sin = rotation.sin[cos_sin_row * half + pair];
   return rotated_element(element, other, cos, sin, second);
 }
 
-// The factor of all of a row's elements; block scales are part of the elements instead
-// (block_scale).
+// The scale of all elements of a row. Block scales are applied per element instead (block_scale).
 KVC_DEVICE float factor_of_row(const RowStorage& storage, int64_t page, int64_t head,
                                int64_t offset) {
   if (storage.quant == Quant::kPerTensor) return storage.scale;
@@ -86,9 +85,8 @@ KVC_DEVICE float block_scale(const std::byte* scales, int32_t index) {
   return decode_e4m3(load_word<uint8_t>(scales + (index >> 4)));
 }
 
-// ----------------------------------------------------------------------------------------------
-// four elements Row and index are such that four elements lie in one aligned word of 2, 4, 8 or 16
-// bytes.
+// ---- four elements
+// Row and index are such that four elements lie in one aligned word of 2, 4, 8 or 16 bytes.
 
 KVC_HD bool aligned_for_four(Element element, uint64_t base, int64_t stride_a, int64_t stride_b,
                              int64_t stride_c) {
@@ -98,7 +96,7 @@ KVC_HD bool aligned_for_four(Element element, uint64_t base, int64_t stride_a, i
   return (any & (word - 1)) == 0;
 }
 
-// As they lie in memory.
+// The bits as stored.
 KVC_DEVICE Words4 load_four_raw(const std::byte* row, int32_t bits, int32_t index) {
   Words4 raw{};
   if (bits == 16) {

@@ -1,14 +1,14 @@
-// Elements of tensors and states that are float32, float16 or bfloat16. Not through elements.cuh:
-// its switch over the quantised types costs a loop over tokens some thirty registers. `type` is the
-// same for all threads.
+// Elements of tensors and states that are float32, float16 or bfloat16. They do not use
+// elements.cuh, whose switch over the quantised types costs a loop over tokens some thirty
+// registers. `type` is the same for all threads.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda {
 
-// An element as it lies in memory, and its value, for loads that are to be on their way together: a
-// conversion waits for its load, and what is behind it waits too. Bits 0 are 0.
+// Loads the bits of an element, for loads that shall be in flight together: a conversion waits for
+// its load, and what follows it waits too. Bits 0 mean 0.
 KVC_DEVICE uint32_t load_bits(const std::byte* row, kernels::DType type, int64_t i) {
   if (type == kernels::DType::kF32) return reinterpret_cast<const uint32_t*>(row)[i];
   return reinterpret_cast<const uint16_t*>(row)[i];

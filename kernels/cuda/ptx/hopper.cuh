@@ -1,5 +1,5 @@
-// Single instructions of sm_90a under plain names: mbarriers, TMA, wgmma, register budgets. See
-// ptx.cuh for the rules; the matrix instructions with their long operand lists are in
+// Single instructions of sm_90a under plain names: mbarriers, TMA, wgmma and register budgets.
+// ptx.cuh states the rules. The matrix instructions with their long operand lists are in
 // hopper_wgmma.cuh.
 //
 // On other architectures every function is empty: a kernel wraps its body in `if constexpr
@@ -13,8 +13,8 @@
 
 namespace kvc::cuda {
 
-// CUtensorMap as plain words: made on the host (tensor_map.h), passed to kernels by value as a
-// __grid_constant__.
+// CUtensorMap as plain words. The host makes it (attn/tensor_map.h), and kernels get it by value as
+// a __grid_constant__.
 struct alignas(64) TensorMap {
   uint64_t words[16];
 };
@@ -43,16 +43,17 @@ KVC_DEVICE uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// ----------------------------------------------------------------------------------------------
-// mbarriers 8 bytes of shared memory. A phase ends when `count` arrivals and all announced bytes
-// have come; phases alternate in parity, the first has parity 0. mbarrier_wait returns once the
-// phase of `parity` has ended: a wait for parity 1 on a fresh barrier returns at once.
+// ---- mbarriers
+// An mbarrier has 8 bytes of shared memory. A phase ends when `count` arrivals and all announced
+// bytes have come. The parity of phases alternates, and the first has parity 0. mbarrier_wait
+// returns once the phase of `parity` has ended: a wait for parity 1 on a fresh barrier returns at
+// once.
 
 KVC_DEVICE void mbarrier_init(uint64_t* barrier, uint32_t count) {
   [[maybe_unused]] const uint32_t at = shared_address(barrier);
   KVC_HOPPER("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
-// By the thread that initialised, before sync_cta: TMA sees the barriers from then on.
+// Called by the thread that initialised the barriers, before sync_cta: from then on TMA sees them.
 KVC_DEVICE void mbarrier_fence_init() {
   KVC_HOPPER("fence.mbarrier_init.release.cluster;" ::: "memory");
   KVC_HOPPER("fence.proxy.async.shared::cta;" ::: "memory");
@@ -61,7 +62,7 @@ KVC_DEVICE void mbarrier_arrive(uint64_t* barrier) {
   [[maybe_unused]] const uint32_t at = shared_address(barrier);
   KVC_HOPPER("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
-// One arrival, and `bytes` more to come in this phase.
+// One arrival, with `bytes` more to come in this phase.
 KVC_DEVICE void mbarrier_arrive_expect(uint64_t* barrier, uint32_t bytes) {
   [[maybe_unused]] const uint32_t at = shared_address(barrier);
   KVC_HOPPER("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
@@ -84,17 +85,18 @@ KVC_DEVICE void mbarrier_wait(uint64_t* barrier, uint32_t parity) {
   } while (done == 0);
 }
 
-// ----------------------------------------------------------------------------------------------
-// TMA A box of the tensor whose first element has coordinates c0 (the innermost), c1 … arrives in
-// shared memory and announces its bytes to `barrier`. One thread per box. Elements outside of the
-// tensor, negative coordinates too, are not read and become zero; they count as bytes. The box lies
-// densely, c0 innermost, 128-byte aligned. With the 128-byte swizzle the 16-byte piece at byte b of
-// shared memory lies at b ^ ((b >> 7 & 7) << 4) instead, in addresses, not in offsets into the box.
+// ---- TMA
+// Loads a box of the tensor whose first element has coordinates c0 (the innermost), c1 and so on
+// into shared memory, and signals its bytes to `barrier`. One thread issues each box. Elements
+// outside of the tensor, including negative coordinates, are not read and become zero; they count
+// as bytes. The box is dense, with c0 innermost, and 128-byte aligned. With the 128-byte swizzle
+// the 16 bytes at address b of shared memory lie at b ^ ((b >> 7 & 7) << 4) instead. This applies
+// to addresses, not to offsets into the box.
 
 KVC_DEVICE void tma_prefetch(const TensorMap* map) {
   KVC_HOPPER("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// For tma_load_…_hint: bytes that nobody reads again soon leave L2 first.
+// A cache hint for tma_load_..._hint: bytes that nobody reads again soon leave L2 first.
 KVC_DEVICE uint64_t cache_evict_first() {
   uint64_t policy = 0;
   KVC_HOPPER("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -152,15 +154,14 @@ KVC_DEVICE void tma_load_5d(void* shared, const TensorMap* map, uint64_t* barrie
       : "memory");
 }
 
-// What the thread wrote to shared memory is seen by TMA and wgmma that are started after a barrier
-// behind this.
+// The thread's writes to shared memory become visible to TMA and wgmma that are issued after a
+// barrier behind this fence.
 KVC_DEVICE void fence_proxy_async() { KVC_HOPPER("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// ----------------------------------------------------------------------------------------------
-// registers
+// ---- registers
 
-// warpgroup. Moves registers of the CTA between its warpgroups; the kernel needs __launch_bounds__.
-// N: 24 to 256, a multiple of 8.
+// warpgroup. Moves registers of the CTA between its warpgroups. The kernel needs __launch_bounds__.
+// N is a multiple of 8 from 24 to 256.
 template <int N>
 KVC_DEVICE void registers_increase() {
   KVC_HOPPER("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -170,7 +171,7 @@ KVC_DEVICE void registers_decrease() {
   KVC_HOPPER("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// warp. The inverse of load_matrix_x4: matrix i's row r (16 bytes) goes to the address that lane
+// warp. The inverse of load_matrix_x4: row r of matrix i (16 bytes) goes to the address that lane
 // 8*i + r gives.
 KVC_DEVICE void store_matrix_x4(void* shared_row, const uint32_t (&r)[4]) {
   [[maybe_unused]] const uint32_t to = shared_address(shared_row);

@@ -1,24 +1,25 @@
-// wgmma: matrix multiply of a warpgroup, asynchronous, D (64 x N, float32) += A (64 x 16) * B (16 x
+// wgmma: asynchronous matrix multiply of a warpgroup, D (64 x N, float32) += A (64 x 16) * B (16 x
 // N). Part of hopper.cuh.
 #pragma once
 
 namespace kvc::cuda {
 
-// Accumulators, thread t of the warpgroup (lane = t % 32): with row = 16 * (t / 32) + lane / 4 and
-// column = 8 * j + 2 * (lane % 4)
-//   d[4j], d[4j+1]: (row, column), +1      d[4j+2], d[4j+3]: (row + 8, column), +1
-// A in registers (wgmma_rs) has the layout of mma_16816's A in every warp; so two neighbouring
-// 8-column pieces of D, packed, are an A.
+// Accumulators of thread t of the warpgroup (lane = t % 32), with row = 16 * (t / 32) + lane / 4
+// and column = 8 * j + 2 * (lane % 4):
+//   d[4j], d[4j+1]: (row, column) and the next      d[4j+2], d[4j+3]: (row + 8, column) and the
+//   next
+// A in registers (wgmma_rs) has the layout of mma_16816's A in every warp. So two neighbouring
+// groups of 8 columns of D, packed, are an A.
 //
-// Operands in shared memory, 128-byte swizzle (PTX ISA, "Matrix-descriptor"), in tiles of 8 rows of
-// 128 bytes, 1024-byte aligned:
-//   K-major (A, and B not transposed): a row holds 64 elements of the sum's dimension;
-// stride_bytes: from 8 rows to the next 8;
-//       leading_bytes is not used. The next 16 of the sum: 32 bytes further on.
-//   N-major (B transposed): a row holds 64 of the N columns for one element of the sum;
-// stride_bytes: from 8 rows to the next 8,
-//       leading_bytes: to the next 64 columns. The next 16 of the sum: 16 rows further on.
-// kernels/cuda/ptx/wgmma_layout.h says the same as functions.
+// Operands in shared memory with the 128-byte swizzle (PTX ISA, "Matrix-descriptor") lie in tiles
+// of 8 rows of 128 bytes, 1024-byte aligned:
+// - K-major (A, and B not transposed): a row holds 64 elements of the reduction dimension.
+//   stride_bytes leads from 8 rows to the next 8; leading_bytes is not used. The next 16 elements
+//   of the reduction are 32 bytes further.
+// - N-major (B transposed): a row holds 64 of the N columns for one element of the reduction.
+//   stride_bytes leads from 8 rows to the next 8, and leading_bytes to the next 64 columns. The
+//   next 16 elements of the reduction are 16 rows further.
+// wgmma_layout.h states the same as functions.
 KVC_DEVICE uint64_t wgmma_descriptor(const void* shared, int leading_bytes, int stride_bytes,
                                      int swizzle) {
   const uint64_t mode = swizzle == 128 ? 1 : swizzle == 64 ? 2 : swizzle == 32 ? 3 : 0;
@@ -26,23 +27,25 @@ KVC_DEVICE uint64_t wgmma_descriptor(const void* shared, int leading_bytes, int 
          static_cast<uint64_t>((leading_bytes & 0x3ffff) >> 4) << 16 |
          static_cast<uint64_t>((stride_bytes & 0x3ffff) >> 4) << 32 | mode << 62;
 }
-// The same operand `bytes` further on.
+// The same operand, `bytes` further.
 KVC_DEVICE uint64_t wgmma_advance(uint64_t descriptor, int bytes) {
   return descriptor + static_cast<uint64_t>(bytes >> 4);
 }
 
-// warpgroup, all of these. fence: registers written before are seen by the wgmmas behind it;
-// commit: those since the last commit are a group; wait: until at most `Pending` groups are under
-// way. Between the first wgmma and the wait no other instruction may write its accumulators or A
-// registers: ptxas then serialises them all and only says so ("Potential Performance Loss").
+// warpgroup, for all of these.
+// - fence: registers written before are visible to the wgmmas behind it.
+// - commit: the wgmmas since the last commit form a group.
+// - wait: waits until at most `Pending` groups are in flight.
+// Between the first wgmma and the wait no other instruction may write its accumulators or A
+// registers: ptxas then serialises all of them and only prints "Potential Performance Loss".
 KVC_DEVICE void wgmma_fence() { KVC_HOPPER("wgmma.fence.sync.aligned;" ::: "memory"); }
 KVC_DEVICE void wgmma_commit() { KVC_HOPPER("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int Pending>
 KVC_DEVICE void wgmma_wait() {
   KVC_HOPPER("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
-// Keeps the compiler, which does not know that wgmma is asynchronous, from moving uses of the
-// registers over this place.
+// The compiler does not know that wgmma is asynchronous. This keeps it from moving uses of the
+// registers across this point.
 template <int Count>
 KVC_DEVICE void wgmma_pin(float (&registers)[Count]) {
 #pragma unroll
@@ -92,7 +95,7 @@ KVC_DEVICE void wgmma_pin(uint32_t (&registers)[Count]) {
   KVC_WGMMA_R128, KVC_WGMMA_8(64), KVC_WGMMA_8(72), KVC_WGMMA_8(80), KVC_WGMMA_8(88), \
       KVC_WGMMA_8(96), KVC_WGMMA_8(104), KVC_WGMMA_8(112), KVC_WGMMA_8(120)
 
-// One instruction of shape 64 x n x 16; p1, p2 …: the numbers of the operands behind the
+// One instruction of shape 64 x n x 16. p1, p2 and so on are the numbers of the operands behind the
 // accumulators. `transposed` is a literal.
 #define KVC_WGMMA_SS(n, type, p1, p2, p3, transposed)                                            \
   KVC_HOPPER("{\n.reg .pred p;\nsetp.ne.b32 p, " p3                                              \
@@ -114,7 +117,7 @@ KVC_DEVICE void wgmma_pin(uint32_t (&registers)[Count]) {
   if constexpr (T == kernels::DType::kF16 && TransposedB) FORM(n, "f16", __VA_ARGS__, "1");    \
   if constexpr (T == kernels::DType::kF16 && !TransposedB) FORM(n, "f16", __VA_ARGS__, "0")
 
-// A and B by descriptors. `accumulate` false: D is overwritten.
+// A and B by descriptors. With `accumulate` false, D is overwritten.
 template <kernels::DType T, int N, bool TransposedB>
 KVC_DEVICE void wgmma_ss(float (&d)[N / 2], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(N == 32 || N == 64 || N == 128 || N == 256);

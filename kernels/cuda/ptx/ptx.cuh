@@ -1,19 +1,20 @@
 // Single instructions of sm_80 and later under plain names: lanes, barriers, loads, cp.async,
-// ldmatrix, mma.sync, conversions. What only sm_90a has is in hopper.cuh.
+// ldmatrix, mma.sync and conversions. Instructions of sm_90a alone are in hopper.cuh.
 //
-// All assembly of the back end is in these two files, so that the kernels also compile for the
-// host: with KVC_CUDA_EMULATION the test suite's emulated_cuda.h gives every function here (and
-// __global__, threadIdx and the rest) on fibers, and kernels run and are checked without a GPU.
-// Rules that follow for kernels: no assembly, no static __shared__ (cta_shared() instead), no CUDA
-// headers, functions marked "warp" are reached by all 32 lanes together, functions marked
-// "warpgroup" by 128.
+// All assembly of the back end is in this folder, so the kernels also compile for the host. With
+// KVC_CUDA_EMULATION the test suite's emulated_cuda.h provides every function here (and __global__,
+// threadIdx and the rest) on fibers, so that kernels run and are checked without a GPU. Rules for
+// kernels follow from this:
+// - They have no assembly, no static __shared__ (but cta_shared()), and no CUDA headers.
+// - All 32 lanes together reach a function marked "warp".
+// - All 128 threads together reach a function marked "warpgroup".
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/target.h"
 #include "kernels/params.h"
+#include "kernels/target.h"
 
 #if defined(KVC_CUDA_EMULATION)
 #include <emulated_cuda.h>
@@ -23,14 +24,13 @@
 
 namespace kvc::cuda {
 
-// ----------------------------------------------------------------------------------------------
-// threads and lanes
+// ---- threads and lanes
 
 KVC_DEVICE int lane_id() { return static_cast<int>(threadIdx.x & 31u); }
-// The same for all lanes, and known to be.
+// The same for all lanes, and known to the compiler as such.
 KVC_DEVICE int warp_id() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x >> 5), 0); }
 
-// warp. T: 4 or 8 bytes, arithmetic.
+// warp. T has 4 or 8 bytes and is arithmetic.
 template <typename T>
 KVC_DEVICE T shuffle(T value, int source_lane) {
   return __shfl_sync(0xffffffffu, value, source_lane);
@@ -39,7 +39,7 @@ template <typename T>
 KVC_DEVICE T shuffle_xor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
-// From lane - delta; the first delta lanes keep their own.
+// The value of lane - delta. The first delta lanes keep their own.
 template <typename T>
 KVC_DEVICE T shuffle_up(T value, int delta) {
   return __shfl_up_sync(0xffffffffu, value, static_cast<unsigned>(delta));
@@ -51,7 +51,8 @@ KVC_DEVICE void sync_warp() { __syncwarp(); }
 
 // All threads of the CTA.
 KVC_DEVICE void sync_cta() { __syncthreads(); }
-// `threads` threads, a multiple of 32, on barrier 1 to 15. arrive does not wait.
+// A barrier of `threads` threads, a multiple of 32, with a number from 1 to 15. arrive does not
+// wait.
 KVC_DEVICE void sync_named(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -65,10 +66,9 @@ KVC_DEVICE std::byte* cta_shared() {
   return reinterpret_cast<std::byte*>(memory);
 }
 
-// ----------------------------------------------------------------------------------------------
-// memory
+// ---- memory
 
-// 16 bytes, 16-byte aligned. `stream`: read once, not kept in L1.
+// 16 bytes, 16-byte aligned. `stream` means read once and not kept in L1.
 struct alignas(16) Words4 {
   uint32_t x[4];
 };
@@ -93,7 +93,7 @@ KVC_DEVICE void store_16(void* global, const Words4& v) {
                "r"(v.x[2]), "r"(v.x[3])
                : "memory");
 }
-// Pinned host memory that the host may be writing: never from a cache.
+// Pinned host memory that the host may be writing: never read from a cache.
 KVC_DEVICE uint32_t load_host_word(const void* pinned) {
   uint32_t v;
   asm volatile("ld.volatile.global.u32 %0, [%1];" : "=r"(v) : "l"(pinned) : "memory");
@@ -107,12 +107,13 @@ KVC_DEVICE Words4 load_host_16(const void* pinned) {
                : "memory");
   return v;
 }
-// Visible to the host once written; what the thread wrote before is visible first.
+// The word becomes visible to the host after the thread's earlier writes.
 KVC_DEVICE void store_host_word(void* pinned, uint32_t value) {
   __threadfence_system();
   asm volatile("st.volatile.global.u32 [%0], %1;" ::"l"(pinned), "r"(value) : "memory");
 }
-// Returns the old value; ordered before and after everything of this thread (fences on both sides).
+// Returns the old value. Ordered before and after all accesses of this thread, with fences on both
+// sides.
 KVC_DEVICE uint32_t atomic_add_fenced(uint32_t* global, uint32_t value) {
   __threadfence();
   const uint32_t old = atomicAdd(global, value);
@@ -120,9 +121,9 @@ KVC_DEVICE uint32_t atomic_add_fenced(uint32_t* global, uint32_t value) {
   return old;
 }
 
-// 16 bytes from global to shared memory behind the thread's back, both 16-byte aligned; only the
-// first `bytes` (0 to 16) are read, the rest becomes zero. Done after commit and wait, seen by
-// other lanes after a barrier as well.
+// Copies 16 bytes asynchronously from global to shared memory, both 16-byte aligned. Only the first
+// `bytes` (0 to 16) are read; the rest becomes zero. The copy is complete after commit and wait,
+// and visible to other lanes after a barrier.
 KVC_DEVICE void copy_async_16(void* shared, const void* global, int bytes) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global),
@@ -130,26 +131,26 @@ KVC_DEVICE void copy_async_16(void* shared, const void* global, int bytes) {
                : "memory");
 }
 KVC_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most `Pending` of the thread's groups are under way.
+// Waits until at most `Pending` of the thread's groups are in flight.
 template <int Pending>
 KVC_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// ----------------------------------------------------------------------------------------------
-// matrix fragments
+// ---- matrix fragments
 // PTX ISA, "Matrix fragments for mma.m16n8k16". With group = lane / 4 and pair = lane % 4:
-//   A (16 x 16, row)  a[0] row group,     columns 2*pair, +1     a[1] row group + 8, the same
-// columns
-//                     a[2] row group,     columns 2*pair + 8, +9 a[3] row group + 8, the same
-// columns
-//   B (16 x 8, col)   b[0] rows 2*pair, +1, column group         b[1] rows 2*pair + 8, +9, column
-// group
-//   C, D (16 x 8)     d[0], d[1] row group, columns 2*pair, +1   d[2], d[3] row group + 8
+//   A (16 x 16, row)  a[0] row group,     columns 2*pair, 2*pair + 1
+//                     a[1] row group + 8, columns 2*pair, 2*pair + 1
+//                     a[2] row group,     columns 2*pair + 8, 2*pair + 9
+//                     a[3] row group + 8, columns 2*pair + 8, 2*pair + 9
+//   B (16 x 8, col)   b[0] rows 2*pair, 2*pair + 1,     column group
+//                     b[1] rows 2*pair + 8, 2*pair + 9, column group
+//   C, D (16 x 8)     d[0], d[1] row group,     columns 2*pair, 2*pair + 1
+//                     d[2], d[3] row group + 8, columns 2*pair, 2*pair + 1
 
-// warp. Four 8 x 8 matrices of 16-bit elements: lane 8*i + r gives the address of row r of matrix i
-// (16 bytes, 16-byte aligned); r[i] receives of matrix i the elements (lane / 4, 2 * (lane % 4))
-// and the next one; transposed: (2 * (lane % 4), lane / 4) and the one below.
+// warp. Loads four 8 x 8 matrices of 16-bit elements. Lane 8*i + r gives the address of row r of
+// matrix i (16 bytes, 16-byte aligned). r[i] receives the elements (lane / 4, 2 * (lane % 4)) of
+// matrix i and the next one. Transposed, it receives (2 * (lane % 4), lane / 4) and the one below.
 KVC_DEVICE void load_matrix_x4(uint32_t (&r)[4], const void* shared_row) {
   const auto from = static_cast<uint32_t>(__cvta_generic_to_shared(shared_row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -165,7 +166,7 @@ KVC_DEVICE void load_matrix_x4_transposed(uint32_t (&r)[4], const void* shared_r
                : "memory");
 }
 
-// warp. d += a * b in float32, elements of `Type` (kF16 or kBF16).
+// warp. d += a * b in float32, with elements of `Type` (kF16 or kBF16).
 template <kernels::DType Type>
 KVC_DEVICE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   static_assert(Type == kernels::DType::kF16 || Type == kernels::DType::kBF16);
@@ -186,8 +187,8 @@ KVC_DEVICE void mma_16816(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, ui
   }
 }
 
-// ----------------------------------------------------------------------------------------------
-// conversions Rounding to nearest even. A pair lies in one word, the first element in the low half.
+// ---- conversions
+// These round to nearest even. A pair lies in one word, with the first element in the low half.
 
 KVC_DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
 KVC_DEVICE uint32_t as_bits(float value) { return __float_as_uint(value); }
@@ -230,9 +231,9 @@ KVC_DEVICE void unpack(uint32_t pair, float& first, float& second) {
   }
 }
 
-// ----------------------------------------------------------------------------------------------
-// math ex2.approx and the others have a relative error near 2^-22; exp2_fast(-inf) = 0,
-// log2_fast(0) = -inf.
+// ---- math
+// ex2.approx and the others have a relative error near 2^-22. exp2_fast(-inf) = 0 and log2_fast(0)
+// = -inf.
 
 KVC_DEVICE float exp2_fast(float x) {
   float y;
@@ -250,11 +251,11 @@ KVC_DEVICE float reciprocal_fast(float x) {
   return y;
 }
 
-// ----------------------------------------------------------------------------------------------
-// programmatic dependent launch
+// ---- programmatic dependent launch
 
-// Memory of the kernel before may be read after wait; the kernel behind may start after
-// launch_dependents. No-ops without the attribute at launch (launch.cuh) and on sm_80.
+// After wait_for_previous_kernel the memory of the previous kernel may be read. After
+// launch_dependents the next kernel may start. Both are no-ops on sm_80, and without the launch
+// attribute (launch.cuh).
 KVC_DEVICE void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

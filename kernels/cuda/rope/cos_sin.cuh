@@ -1,4 +1,4 @@
-// Tables of cos and sin, see CosSinParams.
+// The kernel of the RoPE tables of cos and sin. See CosSinParams.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 namespace kvc::cuda::cos_sin_config {
 
 constexpr uint32_t kThreads = 128;
-// CTAs at most; rows beyond are taken in turn.
+// Max CTAs. Further rows are taken in turn.
 constexpr uint32_t kMaxCtas = 1024;
 
 }  // namespace kvc::cuda::cos_sin_config
 
 namespace kvc::cuda {
 
-// One thread per pair of a row, rows one behind the other: stores of a warp lie side by side.
+// One thread per pair of a row, in the order of rows, so that the stores of a warp are contiguous.
 __global__ void __launch_bounds__(cos_sin_config::kThreads)
     cos_sin_kernel(const __grid_constant__ CosSinParams params) {
   const int64_t rows = params.num_rows_at != nullptr && *params.num_rows_at < params.num_rows

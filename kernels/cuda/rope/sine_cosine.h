@@ -1,6 +1,6 @@
-// sin and cos in double for angles of rotary embeddings. The CUDA library's own take any argument,
-// for which they keep a table in local memory; an angle here is a position (31 bits) times a
-// frequency, and fused multiply-adds reduce it in registers.
+// sin and cos in double for the angles of rotary embeddings. CUDA's own functions accept any
+// argument, for which they keep a table in local memory. An angle here is a position (31 bits)
+// times a frequency, so fused multiply-adds reduce it in registers.
 #pragma once
 
 #include <cmath>
@@ -10,12 +10,12 @@
 
 namespace kvc::cuda {
 
-// |angle| < 2^31: errors of about one unit in the last place of a double.
+// For |angle| < 2^31 the error is about one unit in the last place of a double.
 KVC_HD void sine_cosine(double angle, double& sine, double& cosine) {
-  // Cody and Waite, "Software Manual for the Elementary Functions" (1980): angle - n * pi/2, pi/2
-  // in three parts of 53 bits each. The first difference is exact: the fused product keeps all
-  // bits, and what is left are multiples of 2^-53 below 1. Behind the third part n * 2^-163 is
-  // missing.
+  // The reduction of Cody and Waite, "Software Manual for the Elementary Functions" (1980): angle -
+  // n * pi/2, with pi/2 in three parts of 53 bits each. The first difference is exact: the fused
+  // product keeps all bits, and the rest is a multiple of 2^-53 below 1. The error after the third
+  // part is n * 2^-163.
   constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
   constexpr double kHalfPi[3] = {0x1.921fb54442d18p+0, 0x1.1a62633145c07p-54,
                                  -0x1.f1976b7ed8fbcp-110};
@@ -23,7 +23,7 @@ KVC_HD void sine_cosine(double angle, double& sine, double& cosine) {
   const double high = std::fma(-n, kHalfPi[0], angle);
   const double x = std::fma(-n, kHalfPi[2], std::fma(-n, kHalfPi[1], high));
   const double x2 = x * x;
-  // Taylor's series on |x| <= pi/4 (0.7854): the first term left out is below 2^-57 of the result.
+  // Taylor series on |x| <= pi/4 (0.7854). The first omitted term is below 2^-57 of the result.
   double s = 1.0 / 355687428096000.0;  // 1/17!
   s = std::fma(s, x2, -1.0 / 1307674368000.0);
   s = std::fma(s, x2, 1.0 / 6227020800.0);
@@ -42,7 +42,7 @@ KVC_HD void sine_cosine(double angle, double& sine, double& cosine) {
   c = std::fma(c, x2, 1.0 / 24.0);
   c = std::fma(c, x2, -0.5);
   c = std::fma(c, x2, 1.0);
-  // The quarter of the circle.
+  // The quadrant.
   const auto quarter = static_cast<int64_t>(n) & 3;
   const double sine_of = (quarter & 1) != 0 ? c : s;
   const double cosine_of = (quarter & 1) != 0 ? s : c;

@@ -66,7 +66,7 @@ const AttentionKernel* find_kernel(AttnKernel kernel) {
   return index >= 0 && index < kNumAttnKernels ? &kAttention[index] : nullptr;
 }
 
-// The facts are known once the core has queried the device; otherwise this asks CUDA.
+// The facts are known once the core has queried the device. Otherwise this asks CUDA.
 bool find_limits(int32_t device, DeviceLimits* out) {
   const DeviceFacts* facts = known_facts(device);
   if (facts == nullptr) {

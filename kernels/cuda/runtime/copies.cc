@@ -9,7 +9,7 @@ namespace {
 constexpr const char* kCopy = "cudaMemcpyAsync";
 constexpr const char* kCopyBatch = "cudaMemcpyBatchAsync";
 
-// What cudaMemcpyBatchAsync takes: no legacy default stream, no empty piece, and not inside a
+// Whether cudaMemcpyBatchAsync accepts the copies: no legacy default stream, no empty copy, no
 // capture.
 bool is_batch(const size_t* bytes, int64_t count, cudaStream_t stream) {
   if (count < 2 || stream == nullptr || stream == cudaStreamLegacy) return false;
@@ -51,7 +51,7 @@ Result copy_many(int32_t device, void* const* to, const void* const* from, const
   if (is_batch(bytes, count, native)) {
     const cudaError_t error = copy_batch(to, from, bytes, count, native);
     if (result_of(error) != Result::kUnsupported) return report(error, kCopyBatch, failure);
-    (void)cudaGetLastError();  // a driver without batches
+    (void)cudaGetLastError();  // The driver does not know batches.
   }
   for (int64_t i = 0; i < count; ++i) {
     if (bytes[i] == 0) continue;

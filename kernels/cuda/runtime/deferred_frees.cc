@@ -10,61 +10,62 @@
 namespace kvc::cuda::runtime {
 namespace {
 
-struct Leftover {
+struct DeferredFree {
   int32_t device;
   void* address;
-  GiveBack give;
+  ReleaseFunction release;
 };
 
-// Never destroyed: a destructor of the host's may still free when those of this library have run.
-struct Leftovers {
+// Never destroyed: a destructor of the host program may still free memory after those of this
+// library have run.
+struct DeferredFrees {
   std::mutex lock;
-  std::vector<Leftover> items;
+  std::vector<DeferredFree> items;
 };
-Leftovers& leftovers() {
-  static auto* const all = new Leftovers;
+DeferredFrees& deferred_frees() {
+  static auto* const all = new DeferredFrees;
   return *all;
 }
 
-// False: again later.
-bool try_now(const Leftover& item) {
+// Returns false if the free must be tried again later.
+bool try_release(const DeferredFree& item) {
   const DeviceScope scope(item.device);
   if (scope.error() != cudaSuccess) return true;
   const RelaxedCapture relaxed;
-  const cudaError_t error = item.give(item.address);
+  const cudaError_t error = item.release(item.address);
   if (error != cudaSuccess) (void)cudaGetLastError();
   return result_of(error) != Result::kCapture;
 }
 
-void keep(const Leftover& item) {
-  const std::lock_guard lock(leftovers().lock);
+void defer(const DeferredFree& item) {
+  const std::lock_guard lock(deferred_frees().lock);
   try {
-    leftovers().items.push_back(item);
-  } catch (const std::bad_alloc&) {  // then the memory stays taken
+    deferred_frees().items.push_back(item);
+  } catch (const std::bad_alloc&) {  // The memory then stays allocated.
   }
 }
 
 }  // namespace
 
-void give_back(int32_t device, void* address, GiveBack give) {
+void release_or_defer(int32_t device, void* address, ReleaseFunction release) {
   if (address == nullptr) return;
-  (void)give_back_leftovers();
-  const Leftover item{device, address, give};
-  if (!try_now(item)) keep(item);
+  (void)release_deferred();
+  const DeferredFree item{device, address, release};
+  if (!try_release(item)) defer(item);
 }
 
-bool give_back_leftovers() {
-  std::vector<Leftover> items;
+bool release_deferred() {
+  std::vector<DeferredFree> items;
   {
-    const std::lock_guard lock(leftovers().lock);
-    items = std::exchange(leftovers().items, {});
+    const std::lock_guard lock(deferred_frees().lock);
+    items = std::exchange(deferred_frees().items, {});
   }
   bool any = false;
-  for (const Leftover& item : items) {
-    if (try_now(item)) {
+  for (const DeferredFree& item : items) {
+    if (try_release(item)) {
       any = true;
     } else {
-      keep(item);
+      defer(item);
     }
   }
   return any;

@@ -1,6 +1,6 @@
-// What could not be given back because a capture was under way: giving memory back waits for the
-// device, which a capture forbids. It is tried again by the next call that gives back or asks for
-// memory.
+// Deferred frees: memory that could not be released because a capture was under way. Releasing
+// waits for the device, which a capture forbids. The next call that releases or allocates memory
+// tries again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,13 +9,13 @@
 
 namespace kvc::cuda::runtime {
 
-// Gives `address` back, with `device` current; returns why not.
-using GiveBack = cudaError_t (*)(void* address);
+// Releases `address` with `device` current, and returns the error.
+using ReleaseFunction = cudaError_t (*)(void* address);
 
-// Makes `device` current and gives back, now or later. Errors other than a capture's are final: the
-// context that held the memory is lost.
-void give_back(int32_t device, void* address, GiveBack give);
-// What was left over; true: something was given back.
-bool give_back_leftovers();
+// Makes `device` current and releases `address`, now or later. Errors other than a capture's are
+// final: the context that held the memory is lost.
+void release_or_defer(int32_t device, void* address, ReleaseFunction release);
+// Tries all deferred frees. Returns true if any memory was released.
+bool release_deferred();
 
 }  // namespace kvc::cuda::runtime

@@ -67,7 +67,7 @@ cudaError_t DeviceScope::enter(int32_t device) {
   cudaError_t error = cudaGetDevice(&previous_);
   if (error == cudaSuccess) error = find_driver(&driver);
   if (error != cudaSuccess) return error;
-  // Fails only before anything of CUDA was used; then there is no context either.
+  // Fails only before CUDA was ever used; then there is no context either.
   if (driver->current_context(&context_) != CUDA_SUCCESS) context_ = nullptr;
   if (device == kAnyDevice) {
     const int32_t used = last_device.load(std::memory_order_relaxed);
@@ -106,7 +106,7 @@ Result find_facts(int32_t device, const DeviceFacts** out, Failure* failure) {
   const std::lock_guard lock(finding);
   Slot& slot = slots[device];
   if (!slot.is_known.load(std::memory_order_relaxed)) {
-    const RelaxedCapture relaxed;  // the first launch may be a captured one
+    const RelaxedCapture relaxed;  // The first launch may be a captured one.
     DeviceFacts facts{};
     const Result result = read_facts(device, &facts, failure);
     if (result != Result::kOk) return result;

@@ -1,4 +1,4 @@
-// The device that calls go to, and what is known of it.
+// The current device of a call, and the facts of devices.
 #pragma once
 
 #include <cuda.h>
@@ -12,12 +12,12 @@ namespace kvc::cuda {
 
 constexpr int32_t kAnyDevice = -1;
 
-// Makes `device` current for the calling thread and restores what was current before: the context,
-// not the number of the device. A thread that has never used CUDA has none, and telling CUDA the
-// number 0 would make one, some hundred MB on a device that is not ours.
+// Makes `device` current for the calling thread and restores the previous state: the context, not
+// the device number. A thread that has never used CUDA has no context. Setting device number 0
+// would create one, with some hundred MB on a device that is not ours.
 class DeviceScope {
  public:
-  // kAnyDevice: the thread's own context, else one that is there already.
+  // kAnyDevice: the thread's own context, or one that exists already.
   explicit DeviceScope(int32_t device);
   ~DeviceScope();
   DeviceScope(const DeviceScope&) = delete;
@@ -32,12 +32,12 @@ class DeviceScope {
   int previous_ = 0;
   CUcontext context_ = nullptr;
   bool has_switched_ = false;
-  bool keeps_context_ = false;  // there was none, and the device was the thread's already
-  cudaError_t error_;           // last: enter() fills the others
+  bool keeps_context_ = false;  // The thread had no context, and the device was already its own.
+  cudaError_t error_;           // The last member: enter() sets the others.
 };
 
-// Lets the thread allocate while some stream of the process is captured in global mode. What is
-// called so may enqueue only to give memory.
+// Lets the thread allocate while a stream of the process is captured in global mode. Calls inside
+// its scope may enqueue nothing but allocations.
 class RelaxedCapture {
  public:
   RelaxedCapture();
@@ -49,23 +49,23 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// What never changes of a device.
+// The constant facts of a device.
 struct DeviceFacts {
-  int32_t arch;  // 10 * compute capability
+  int32_t arch;  // 10 * compute capability.
   int32_t num_sms;
   int32_t shared_bytes;
   int64_t granularity;
   char name[64];
 };
-// Found once per device and kept; the device is current. Refuses devices that this build has no
-// code for, by their names.
+// Finds the facts once per device and keeps them. The device is current. Refuses, with the device's
+// name, devices that this build has no code for.
 Result find_facts(int32_t device, const DeviceFacts** out, Failure* failure);
-// Those that find_facts has found; null: none. Any thread, no call of CUDA.
+// The facts that find_facts has found. Null: none. Callable from any thread; does not call CUDA.
 const DeviceFacts* known_facts(int32_t device);
 
-// How memory is created that a reservation maps.
+// The properties of memory that a reservation maps.
 CUmemAllocationProp memory_properties(int32_t device);
-// cudaSuccess where the library holds code for the current device.
+// Returns cudaSuccess if the library holds code for the current device.
 cudaError_t probe_code();
 
 }  // namespace kvc::cuda

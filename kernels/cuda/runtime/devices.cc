@@ -9,7 +9,7 @@ Result count_devices(int32_t* out, Failure* failure) {
   *out = 0;
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorNoDevice) {  // a driver, but nothing to drive
+  if (error == cudaErrorNoDevice) {  // There is a driver, but no device.
     (void)cudaGetLastError();
     return Result::kOk;
   }
@@ -45,7 +45,7 @@ Result locate(const void* address, int32_t* device, Failure* failure) {
   if (scope.error() != cudaSuccess) return report(scope.error(), "cudaGetDevice", failure);
   cudaPointerAttributes attributes{};
   const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
-  // What drivers say of foreign memory that have no word for it
+  // The answer of drivers that have no memory type for foreign memory.
   if (error == cudaErrorInvalidValue) {
     (void)cudaGetLastError();
     return Result::kOk;

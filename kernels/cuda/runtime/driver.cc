@@ -7,7 +7,8 @@ namespace kvc::cuda {
 namespace {
 
 constexpr unsigned kDriverVersion =
-    12000;  // of the functions' signatures; every driver that the runtime takes has it
+    // The version of the function signatures. Every driver that the runtime supports has it.
+    12000;
 
 template <typename Function>
 cudaError_t find(const char* name, Function* out) {

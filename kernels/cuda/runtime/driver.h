@@ -1,5 +1,5 @@
-// Functions of the driver that the runtime has no name for. Found through the runtime, so that
-// nothing links libcuda and the library loads on machines without one.
+// Functions of the driver that the runtime does not offer. They are found through the runtime, so
+// nothing links libcuda, and the library loads on machines without it.
 #pragma once
 
 #include <cuda.h>
@@ -7,13 +7,13 @@
 
 namespace kvc::cuda {
 
-// The second version of an entry point, where there is one, is what cuda.h calls by the plain name.
+// Where an entry point has a second version, cuda.h means that one by the plain name.
 struct Driver {
   CUresult (*error_name)(CUresult, const char**);
   CUresult (*error_string)(CUresult, const char**);
   CUresult (*current_context)(CUcontext*);
   CUresult (*set_current_context)(CUcontext);
-  CUresult (*context_id)(CUcontext, unsigned long long*);  // null: the current one's
+  CUresult (*context_id)(CUcontext, unsigned long long*);  // Null: the id of the current context.
   CUresult (*granularity)(size_t*, const CUmemAllocationProp*, CUmemAllocationGranularity_flags);
   CUresult (*reserve_addresses)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long);
   CUresult (*free_addresses)(CUdeviceptr, size_t);
@@ -25,7 +25,7 @@ struct Driver {
   CUresult (*set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
 };
 
-// Found once per process; a failure (no driver yet) is not kept.
+// Found once per process. A failure (no driver yet) is not kept.
 cudaError_t find_driver(const Driver** out);
 
 }  // namespace kvc::cuda

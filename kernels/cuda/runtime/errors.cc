@@ -60,8 +60,8 @@ Result report(CUresult error, const char* what, Failure* failure) {
   std::snprintf(failure->text, sizeof(failure->text), "%s: %s (%s)", what,
                 name != nullptr ? name : "CUresult",
                 description != nullptr ? description : "no description");
-  // cudaError_t has taken over the driver's numbers but for the first few: 1 and 2 are equal, 3 and
-  // 4 mean the driver is not (or no longer) there.
+  // cudaError_t uses the driver's numbers except for the first few: 1 and 2 are equal; 3 and 4 mean
+  // that the driver is not there, or no longer.
   const auto number = static_cast<int32_t>(error);
   return number == 3 || number == 4 ? Result::kNoDriver
                                     : result_of(static_cast<cudaError_t>(number));

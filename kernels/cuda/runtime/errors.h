@@ -1,4 +1,4 @@
-// What CUDA says, as the table's Result and Failure.
+// Converts errors of CUDA into the table's Result and Failure.
 #pragma once
 
 #include <cuda.h>
@@ -10,13 +10,13 @@ namespace kvc::cuda {
 
 Result result_of(cudaError_t error);
 
-// Result of a call of the runtime. On an error: fills `failure` with "<what>: <name>
-// (<description>)" and takes the error out of the thread's "last error", where the host's next
-// check of its own launch would find it. Errors that CUDA keeps (a lost context) stay there.
+// The result of a runtime call. On an error it fills `failure` with "<what>: <name>
+// (<description>)" and clears the thread's last error, where the host's next check of its own
+// launch would find it. Errors that CUDA keeps (a lost context) stay there.
 Result report(cudaError_t error, const char* what, Failure* failure);
-// The same for the driver, whose numbers are the runtime's where both have the error.
+// The same for the driver, whose numbers equal the runtime's where both have the error.
 Result report(CUresult error, const char* what, Failure* failure);
-// An error of our own.
+// Reports an error of this library.
 [[gnu::format(printf, 4, 5)]] Result refuse(Result result, cudaError_t error, Failure* failure,
                                             const char* format, ...);
 

@@ -1,4 +1,4 @@
-// The functions of BackendTable that start no kernel; semantics in table.h.
+// The functions of BackendTable that launch no kernel. table.h describes them.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address,
 void free_on(int32_t device, void* address, Stream stream);
 void free_idle(int32_t device, void* address);
 void trim(int32_t device);
-// The same; whether something was given back.
+// Like trim. Returns whether memory was released.
 bool trim_pool(int32_t device);
 Result allocate_pinned(int64_t bytes, void** address, Failure* failure);
 void free_pinned(void* address);

@@ -10,24 +10,24 @@
 namespace kvc::cuda {
 namespace {
 
-// The first PTX with griddepcontrol.
+// The first PTX version with griddepcontrol.
 constexpr int kOverlappingPtx = 90;
 
 using ContextId = unsigned long long;
 
 struct Facts {
-  int32_t shared_bytes = 0;  // that the kernel has been allowed
-  bool is_asked = false;     // the next is known
+  int32_t shared_bytes = 0;  // Dynamic shared memory that the kernel may use.
+  bool is_asked = false;     // The next field is known.
   bool waits = false;
 };
 struct Table {
   std::mutex mutex;
-  // By context, not by device: an application's own context, or the one after cudaDeviceReset(),
-  // has attributes of its own. A number is never given to a second context.
+  // Keyed by context, not by device: an application's own context, or the one after
+  // cudaDeviceReset(), has its own attributes. A context id is never used twice.
   std::map<std::pair<ContextId, const void*>, Facts> kernels;
 };
 Table& table() {
-  static auto* const known = new Table;  // outlives the host's static objects
+  static auto* const known = new Table;  // Outlives the host's static objects.
   return *known;
 }
 
@@ -36,7 +36,7 @@ cudaError_t current_context(ContextId* out) {
   cudaError_t error = find_driver(&driver);
   if (error != cudaSuccess) return error;
   if (driver->context_id(nullptr, out) == CUDA_SUCCESS) return cudaSuccess;
-  // A thread that has used no CUDA yet: the runtime would make a context at the launch.
+  // This thread has not used CUDA yet, so the runtime would create a context at the launch.
   int device = 0;
   error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaSetDevice(device);
@@ -56,8 +56,8 @@ cudaError_t waits_for_previous_kernel(const void* kernel, bool* out) {
     *out = facts.waits;
     if (facts.is_asked) return cudaSuccess;
   }
-  // May load the kernel's module, which may have to be compiled: without the lock, and also where
-  // the first launch is a captured one.
+  // This may load the kernel's module, which may need compilation. So it runs without the lock, and
+  // also where the first launch is a captured one.
   const RelaxedCapture relaxed;
   cudaFuncAttributes attributes{};
   const cudaError_t asked = cudaFuncGetAttributes(&attributes, kernel);
@@ -84,7 +84,7 @@ cudaError_t raise_shared_limit(const void* kernel, int32_t bytes) {
   return set;
 }
 
-cudaError_t most_shared_bytes(int32_t* out) {
+cudaError_t max_shared_bytes(int32_t* out) {
   int device = 0, bytes = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess)

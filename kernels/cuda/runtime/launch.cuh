@@ -1,4 +1,5 @@
-// How kernels are started: one function, so that emulation and checks of launches have one place.
+// Launches kernels. There is one function for it, so that emulation and checks of launches have one
+// place.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,15 +15,15 @@ namespace kvc::cuda {
 struct LaunchShape {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t threads = 128;
-  // Dynamic; above 48 KiB the kernel must have been allowed to, see allow_shared
+  // Dynamic shared memory. Above 48 KiB call allow_shared first.
   uint32_t shared_bytes = 0;
-  // Starts while the kernel before it drains, where its code can wait (kernel_facts.h): every
-  // thread of it calls wait_for_previous_kernel() before it touches global memory.
+  // The kernel may start while the previous one drains, if its code can wait (kernel_facts.h).
+  // Every thread of it calls wait_for_previous_kernel() before it accesses global memory.
   bool may_overlap = false;
 };
 
-// Parameters are passed by value (at most 4 KiB together). Returns cudaSuccess or why nothing was
-// started.
+// Parameters are passed by value, at most 4 KiB together. Returns cudaSuccess, or why nothing was
+// launched.
 template <typename... Params, typename... Args>
 cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStream_t stream,
                    Args&&... args) {
@@ -35,8 +36,8 @@ cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStre
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
-  // Grid, block, dynamic shared memory, stream, attributes: two of the names are taken on the
-  // emulator.
+  // Grid, block, dynamic shared memory, stream and attributes. They have no designators, because
+  // two of the names are macros on the emulator.
   const cudaLaunchConfig_t config{dim3(shape.grid[0], shape.grid[1], shape.grid[2]),
                                   dim3(shape.threads),
                                   shape.shared_bytes,
@@ -46,16 +47,16 @@ cudaError_t launch(void (*kernel)(Params...), const LaunchShape& shape, cudaStre
   return cudaLaunchKernelEx(&config, kernel, Params(std::forward<Args>(args))...);
 }
 
-// Before launches with more than 48 KiB; cheap to repeat.
+// Call this before launches with more than 48 KiB. Repeated calls are cheap.
 template <typename... Params>
 cudaError_t allow_shared(void (*kernel)(Params...), uint32_t bytes) {
   return raise_shared_limit(reinterpret_cast<const void*>(kernel), static_cast<int32_t>(bytes));
 }
 
-// Whether the current device lets a CTA have so much.
+// Whether a CTA of the current device may use `bytes` of shared memory.
 inline bool can_have_shared(uint32_t bytes) {
-  int32_t most = 0;
-  return most_shared_bytes(&most) == cudaSuccess && bytes <= static_cast<uint32_t>(most);
+  int32_t max_bytes = 0;
+  return max_shared_bytes(&max_bytes) == cudaSuccess && bytes <= static_cast<uint32_t>(max_bytes);
 }
 
 }  // namespace kvc::cuda

@@ -8,15 +8,15 @@
 namespace kvc::cuda::runtime {
 namespace {
 
-cudaError_t give_device_memory(void* address) { return cudaFree(address); }
-cudaError_t give_pinned_memory(void* address) { return cudaFreeHost(address); }
-// cudaFree does not wait for what still uses memory of a pool, and here nobody has.
-cudaError_t give_pool_memory(void* address) {
+cudaError_t release_device_memory(void* address) { return cudaFree(address); }
+cudaError_t release_pinned_memory(void* address) { return cudaFreeHost(address); }
+// cudaFree does not wait for uses of a pool's memory, and here there are none left.
+cudaError_t release_pool_memory(void* address) {
   const cudaError_t error = cudaDeviceSynchronize();
   return result_of(error) == Result::kCapture ? error : cudaFree(address);
 }
 
-// `allocate` once, and once more when that is short of memory and something was left over.
+// Calls `allocate`, and once more if memory is short and a deferred free released some.
 template <typename Allocate>
 Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* failure,
                      Allocate allocate) {
@@ -35,13 +35,13 @@ Result allocate_from(int32_t device, int64_t bytes, const char* what, Failure* f
       (void)report(error, what, failure);
     }
     if (error != cudaErrorMemoryAllocation || !is_first) return result_of(error);
-    const bool has_leftovers = give_back_leftovers();
-    if (!trim_pool(device) && !has_leftovers) return result_of(error);
+    const bool has_released = release_deferred();
+    if (!trim_pool(device) && !has_released) return result_of(error);
   }
 }
 
-// ---- Pools: one per device, made when it is first asked for and kept as long as the process:
-// memory of it may outlive every cache.
+// ---- Pools: one per device, created on first use and kept as long as the process, because their
+// memory may outlive every cache.
 
 constexpr int32_t kMaxPools = 128;
 enum class PoolState : int32_t { kUnknown, kNone, kMade };
@@ -52,8 +52,8 @@ struct Pool {
 Pool pools[kMaxPools];
 std::mutex making;
 
-// With the device current. Keeps what is given back, or every wait of the host's would return it to
-// the device.
+// The device is current. The pool keeps freed memory: otherwise every synchronisation of the host
+// would return it to the device.
 cudaError_t make_pool(int32_t device, Pool* pool) {
   int has_pools = 0;
   cudaError_t error = cudaDeviceGetAttribute(&has_pools, cudaDevAttrMemoryPoolsSupported, device);
@@ -88,7 +88,7 @@ cudaError_t make_pool(int32_t device, Pool* pool) {
   return cudaSuccess;
 }
 
-// Null in `out`: the device has none.
+// Null in `out`: the device has no pools.
 Result find_pool(int32_t device, cudaMemPool_t* out, Failure* failure) {
   *out = nullptr;
   if (device < 0 || device >= kMaxPools) {
@@ -110,7 +110,7 @@ Result find_pool(int32_t device, cudaMemPool_t* out, Failure* failure) {
   return Result::kOk;
 }
 
-// Null: none, or none yet.
+// Null: the device has no pool, or none yet.
 cudaMemPool_t known_pool(int32_t device) {
   if (device < 0 || device >= kMaxPools) return nullptr;
   const Pool& pool = pools[device];
@@ -133,14 +133,16 @@ Result allocate(int32_t device, int64_t bytes, void** address, Failure* failure)
                        [address](size_t count) { return cudaMalloc(address, count); });
 }
 
-void free(int32_t device, void* address) { give_back(device, address, give_device_memory); }
+void free(int32_t device, void* address) {
+  release_or_defer(device, address, release_device_memory);
+}
 
 Result allocate_on(int32_t device, int64_t bytes, Stream stream, void** address, Failure* failure) {
   cudaMemPool_t pool = nullptr;
   const Result result = find_pool(device, &pool, failure);
   if (result != Result::kOk) return result;
-  // The legacy stream beside a capture is refused here, before an allocation on it would cost that
-  // capture.
+  // The legacy stream beside a stream under capture is refused here, before an allocation on it
+  // would invalidate that capture.
   int32_t capturing = 0;
   const Result asked = is_capturing(device, stream, &capturing, failure);
   if (asked != Result::kOk) return asked;
@@ -165,15 +167,17 @@ void free_on(int32_t device, void* address, Stream stream) {
     if (cudaFreeAsync(address, static_cast<cudaStream_t>(stream)) == cudaSuccess) return;
     (void)cudaGetLastError();
   }
-  // The stream cannot be used. Where it is that its capture was invalidated, the memory is that of
-  // a graph which will never be.
+  // The stream cannot be used. If its capture was invalidated, the memory belongs to a graph that
+  // will never exist.
   int32_t capturing = 0;
   Failure failure{};
   if (is_capturing(device, stream, &capturing, &failure) == Result::kOk && capturing != 0) return;
-  give_back(device, address, give_pool_memory);
+  release_or_defer(device, address, release_pool_memory);
 }
 
-void free_idle(int32_t device, void* address) { give_back(device, address, give_device_memory); }
+void free_idle(int32_t device, void* address) {
+  release_or_defer(device, address, release_device_memory);
+}
 
 bool trim_pool(int32_t device) {
   cudaMemPool_t const pool = known_pool(device);
@@ -188,13 +192,13 @@ bool trim_pool(int32_t device) {
 
 void trim(int32_t device) { (void)trim_pool(device); }
 
-// Unified addressing, which every 64-bit Linux has: the device's address is the host's.
+// Every 64-bit Linux has unified addressing: the device's address is the host's.
 Result allocate_pinned(int64_t bytes, void** address, Failure* failure) {
   return allocate_from(kAnyDevice, bytes, "cudaHostAlloc", failure, [address](size_t count) {
     return cudaHostAlloc(address, count, cudaHostAllocPortable | cudaHostAllocMapped);
   });
 }
 
-void free_pinned(void* address) { give_back(kAnyDevice, address, give_pinned_memory); }
+void free_pinned(void* address) { release_or_defer(kAnyDevice, address, release_pinned_memory); }
 
 }  // namespace kvc::cuda::runtime

@@ -1,4 +1,4 @@
-// Is there code for the current device in this library?
+// A kernel that shows whether the library holds code for the current device.
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/runtime/device_scope.h"
@@ -15,8 +15,7 @@ namespace {
 __global__ void probe() {}
 }  // namespace
 
-// Every translation unit is compiled for the same list of architectures, so that one kernel speaks
-// for all.
+// All translation units are compiled for the same architectures, so one kernel represents all.
 cudaError_t probe_code() {
   cudaFuncAttributes attributes{};
   return cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&probe));

@@ -1,5 +1,5 @@
 // Address space that is backed by memory granule by granule. A granule is one allocation of the
-// driver, because memory is given back in whole allocations.
+// driver, because the driver frees whole allocations only.
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,14 +17,15 @@ namespace {
 struct Reservation {
   int32_t device;
   int64_t granule;
-  int64_t bytes;                // as asked for
-  std::vector<bool> is_mapped;  // per granule
+  int64_t bytes;                // The size that was requested.
+  std::vector<bool> is_mapped;  // One entry per granule.
   std::mutex lock;
 
   int64_t size() const { return granule * static_cast<int64_t>(is_mapped.size()); }
 };
 
-// Of all devices, by address. Never destroyed, as caches may outlive this library's static objects.
+// The reservations of all devices, by address. Never destroyed: caches may outlive this library's
+// static objects.
 struct Registry {
   std::mutex lock;
   std::map<void*, std::unique_ptr<Reservation>> entries;
@@ -76,8 +77,8 @@ Result check_range(const Reservation* reservation, int32_t device, int64_t begin
                 static_cast<long long>(end));
 }
 
-// One granule of memory at its place, not accessible yet. The mapping alone keeps the memory from
-// then on.
+// Maps one granule of memory at its address, without access yet. From then on the mapping alone
+// keeps the memory.
 Result map_granule(const Driver& driver, const Reservation& reservation, void* address,
                    int64_t granule, Failure* failure) {
   const CUmemAllocationProp properties = memory_properties(reservation.device);
@@ -110,8 +111,8 @@ void unmap_granule(const Driver& driver, const Reservation& reservation, void* a
                      static_cast<size_t>(reservation.granule));
 }
 
-// With the device current: waits for it, then gives everything back.
-cudaError_t give_reservation(void* address) {
+// The device is current. Waits for it, then releases everything.
+cudaError_t release_reservation(void* address) {
   Reservation* const reservation = find_reservation(address);
   const Driver* driver = nullptr;
   if (reservation == nullptr || find_driver(&driver) != cudaSuccess) return cudaSuccess;
@@ -124,7 +125,8 @@ cudaError_t give_reservation(void* address) {
   }
   const auto bytes = static_cast<size_t>(reservation->size());
   {
-    // Before the addresses are free: another thread may reserve the same ones at once.
+    // The entry goes before the addresses are free: another thread may reserve the same ones at
+    // once.
     const std::lock_guard lock(registry().lock);
     registry().entries.erase(address);
   }
@@ -178,7 +180,7 @@ Result commit(int32_t device, void* address, int64_t begin, int64_t end, Failure
   const std::lock_guard lock(reservation->lock);
   const int64_t first = begin / reservation->granule;
   const int64_t last = (end - 1) / reservation->granule + 1;
-  std::vector<int64_t> added;  // of these, all or none
+  std::vector<int64_t> added;  // Either all of these are mapped, or none.
   try {
     for (int64_t granule = first; granule < last; ++granule) {
       if (!reservation->is_mapped[static_cast<size_t>(granule)]) added.push_back(granule);
@@ -199,7 +201,7 @@ Result commit(int32_t device, void* address, int64_t begin, int64_t end, Failure
       if (trim_pool(device)) result = Result::kOk;
     }
   }
-  for (size_t i = 0; i < added.size() && result == Result::kOk;) {  // runs of granules
+  for (size_t i = 0; i < added.size() && result == Result::kOk;) {  // Runs of granules.
     size_t past = i + 1;
     while (past < added.size() && added[past] == added[past - 1] + 1) ++past;
     result =
@@ -220,7 +222,7 @@ Result discard(int32_t device, void* address, int64_t begin, int64_t end, Failur
   Result result = check_range(reservation, device, begin, end, failure);
   if (result != Result::kOk) return result;
   const std::lock_guard lock(reservation->lock);
-  if (end >= reservation->bytes) end = reservation->size();  // nothing lies behind the last byte
+  if (end >= reservation->bytes) end = reservation->size();  // Nothing lies behind the last byte.
   const int64_t first = (begin + reservation->granule - 1) / reservation->granule;
   const int64_t last = end / reservation->granule;
   bool has_any = false;
@@ -240,6 +242,8 @@ Result discard(int32_t device, void* address, int64_t begin, int64_t end, Failur
   return Result::kOk;
 }
 
-void release(int32_t device, void* address) { give_back(device, address, give_reservation); }
+void release(int32_t device, void* address) {
+  release_or_defer(device, address, release_reservation);
+}
 
 }  // namespace kvc::cuda::runtime

@@ -7,7 +7,7 @@ namespace {
 cudaStream_t native(Stream stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t native_event(Event event) { return static_cast<cudaEvent_t>(event); }
 
-// `call` with `device` current.
+// Runs `call` with `device` current.
 template <typename Call>
 Result on_device(int32_t device, const char* what, Failure* failure, Call call) {
   const DeviceScope scope(device);
@@ -44,7 +44,7 @@ Result is_capturing(int32_t device, Stream stream, int32_t* out, Failure* failur
   return on_device(device, "cudaStreamIsCapturing", failure, [stream, out] {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t error = cudaStreamIsCapturing(native(stream), &status);
-    // A capture that has failed goes on until its owner ends it.
+    // A failed capture continues until its owner ends it.
     if (error == cudaSuccess) *out = status != cudaStreamCaptureStatusNone ? 1 : 0;
     return error;
   });

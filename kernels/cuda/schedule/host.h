@@ -12,7 +12,7 @@ inline void schedule_on_host(const ScheduleLaunch& launch) {
   using namespace scheduling;
   Scheduler work = scheduler_of(launch);
   work.num_sequences =
-      static_cast<int32_t>(within(*launch.num_sequences_at, 0, launch.limits.max_sequences));
+      static_cast<int32_t>(clamp(*launch.num_sequences_at, 0, launch.limits.max_sequences));
 
   work.num_tiles = 0;
   for (int32_t i = 0; i < work.num_sequences; ++i) {

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads)
   launch_dependents();
   auto* const shared = reinterpret_cast<Shared*>(cta_shared());
   Scheduler work = given;
-  work.num_sequences = static_cast<int32_t>(within(*num_sequences_at, 0, max_sequences));
+  work.num_sequences = static_cast<int32_t>(clamp(*num_sequences_at, 0, max_sequences));
   if (work.num_sequences <= kSharedSequences) work.first_tile = shared->first_tile;
   if (work.schedule.num_ctas <= kSharedCtas) work.boundaries = shared->boundaries;
 

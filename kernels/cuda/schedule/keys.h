@@ -9,10 +9,10 @@
 
 namespace kvc::cuda::scheduling {
 
-KVC_HD int64_t at_least(int64_t a, int64_t b) { return a > b ? a : b; }
-KVC_HD int64_t at_most(int64_t a, int64_t b) { return a < b ? a : b; }
-KVC_HD int64_t within(int64_t value, int64_t low, int64_t high) {
-  return at_least(low, at_most(value, high));
+KVC_HD int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+KVC_HD int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+KVC_HD int64_t clamp(int64_t value, int64_t low, int64_t high) {
+  return max_of(low, min_of(value, high));
 }
 // 32 bits only: on the device a 64-bit division is a function of about a hundred instructions.
 KVC_HD int32_t divide_up(int32_t value, int32_t divisor) {
@@ -41,15 +41,15 @@ KVC_HD TileKeys tile_keys(const ScheduleShape& shape, const kernels::AttnSequenc
   const int64_t last_end = sequence.key_ends != nullptr
                                ? sequence.key_ends[last]
                                : sequence.first_key_end + (shape.causal != 0 ? last : 0);
-  const int64_t end = at_least(0, last_end);
+  const int64_t end = max_of(0, last_end);
   if (sequence.key_begins == nullptr) return {0, 0, static_cast<int32_t>(end)};
   int64_t begin = end;
   for (int64_t row = row_begin; row < row_end; ++row)
-    begin = at_most(begin, sequence.key_begins[row]);
-  begin = at_least(begin, 0);
-  int64_t sink_end = within(sequence.sink_end, 0, end);
+    begin = min_of(begin, sequence.key_begins[row]);
+  begin = max_of(begin, 0);
+  int64_t sink_end = clamp(sequence.sink_end, 0, end);
   if (shape.split_sinks != 0) {
-    begin = at_least(begin, sink_end);
+    begin = max_of(begin, sink_end);
   } else if (sink_end >= begin) {
     begin = sink_end = 0;
   }
@@ -71,8 +71,8 @@ struct KeyBlocks {
     return index < sink_blocks ? index : int64_t{first} + index - sink_blocks;
   }
   // The numbers of sink blocks and of other blocks in front of an absolute block.
-  KVC_HD int64_t sinks_before(int64_t block) const { return at_most(block, sink_blocks); }
-  KVC_HD int64_t rest_before(int64_t block) const { return within(block - first, 0, rest_blocks); }
+  KVC_HD int64_t sinks_before(int64_t block) const { return min_of(block, sink_blocks); }
+  KVC_HD int64_t rest_before(int64_t block) const { return clamp(block - first, 0, rest_blocks); }
 };
 
 KVC_HD KeyBlocks key_blocks(const ScheduleShape& shape, const TileKeys& keys, int32_t size) {
@@ -96,15 +96,15 @@ KVC_HD KeyRange key_range(const ScheduleShape& shape, const TileKeys& keys, cons
   const int32_t key_block = shape.geometry.key_block;
   int64_t first = blocks.at(begin) * blocks.size;
   if (begin >= blocks.sink_blocks) {
-    first = at_least(first, keys.begin / key_block * int64_t{key_block});
-    if (separate) first = at_least(first, keys.sink_end);
+    first = max_of(first, keys.begin / key_block * int64_t{key_block});
+    if (separate) first = max_of(first, keys.sink_end);
   }
   int64_t last = (blocks.at(end - 1) + 1) * blocks.size;
   // The last sink block may hold the beginning of the rest.
   const bool only_sinks =
       end <= blocks.sink_blocks && (separate || keys.begin >= keys.end ||
                                     keys.begin >= int64_t{blocks.sink_blocks} * blocks.size);
-  last = at_most(last, only_sinks ? keys.sink_end : keys.end);
+  last = min_of(last, only_sinks ? keys.sink_end : keys.end);
   return {static_cast<int32_t>(first), static_cast<int32_t>(last)};
 }
 

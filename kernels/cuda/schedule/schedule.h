@@ -77,7 +77,7 @@ KVC_HD HeadTileKeys head_tile_keys(const ScheduleShape& shape, const TileKeys& k
   head_tile.split_blocks = head_tile.blocks;
   if (shape.fixed_keys > 0) {
     head_tile.split_blocks = key_blocks(shape, keys, shape.fixed_keys);
-    head_tile.num_chunks = static_cast<int32_t>(at_least(1, head_tile.split_blocks.count()));
+    head_tile.num_chunks = static_cast<int32_t>(max_of(1, head_tile.split_blocks.count()));
   } else if (shape.split_sinks != 0 && head_tile.blocks.sink_blocks > 0 &&
              head_tile.blocks.rest_blocks > 0) {
     head_tile.num_chunks = 2;
@@ -141,10 +141,10 @@ struct TileRows {
   int32_t count;
 };
 KVC_HD TileRows tile_rows(const Scheduler& work, int32_t tile, int32_t sequence) {
-  const int32_t most = work.shape.geometry.tile_rows;
-  const int32_t begin = (tile - work.first_tile[sequence]) * most;
+  const int32_t max_rows = work.shape.geometry.tile_rows;
+  const int32_t begin = (tile - work.first_tile[sequence]) * max_rows;
   const int32_t left = scheduled_rows(work.shape, work.sequences[sequence].num_rows) - begin;
-  return {begin, left < most ? left : most};
+  return {begin, left < max_rows ? left : max_rows};
 }
 
 // Entries of shared prefixes and their members: all their work items write splits.
@@ -176,8 +176,8 @@ KVC_HD TileSums describe_tile(const Scheduler& work, int32_t index) {
   if (work.shares != nullptr) {
     const PrefixShare& share = work.shares[tile.sequence];
     if (share.key_end > 0)
-      tile.keys.end = static_cast<int32_t>(at_most(tile.keys.end, share.key_end));
-    tile.keys.begin = static_cast<int32_t>(within(share.key_begin, tile.keys.begin, tile.keys.end));
+      tile.keys.end = static_cast<int32_t>(min_of(tile.keys.end, share.key_end));
+    tile.keys.begin = static_cast<int32_t>(clamp(share.key_begin, tile.keys.begin, tile.keys.end));
   }
   const HeadTileKeys head_tile = head_tile_keys(shape, tile.keys);
   const bool is_split =
@@ -193,8 +193,8 @@ KVC_HD void set_sums(const Scheduler& work, int32_t index, const TileSums& befor
 
 // Chunks of all KV heads before a tile.
 KVC_HD int32_t chunks_before(const Scheduler& work, int32_t tile) {
-  const QTile& plan = work.tiles[tile];
-  return work.shape.num_kv_heads * (tile - plan.split_tiles_before + plan.split_chunks_before);
+  const QTile& q_tile = work.tiles[tile];
+  return work.shape.num_kv_heads * (tile - q_tile.split_tiles_before + q_tile.split_chunks_before);
 }
 // Whether the tile's head tiles are split without any boundary.
 KVC_HD bool is_split(const Scheduler& work, int32_t tile) {
@@ -213,7 +213,7 @@ KVC_HD int32_t chunks_of(const Scheduler& work, int32_t tile) {
 KVC_HD int64_t cost_before_boundary(const ScheduleShape& shape, int64_t total, int32_t index) {
   const int32_t num_ctas = shape.geometry.num_ctas;
   const int64_t least = shape.fixed_keys > 0 ? 1 : 2 * int64_t{item_cost(shape)};
-  if (total < num_ctas * least) return at_most(total, index * least);
+  if (total < num_ctas * least) return min_of(total, index * least);
   const int64_t share = total / num_ctas;
   const auto rest = static_cast<uint32_t>(total - share * num_ctas);
   return share * index + rest * static_cast<uint32_t>(index) / static_cast<uint32_t>(num_ctas);
@@ -240,7 +240,7 @@ KVC_HD CtaBoundary find_boundary(const Scheduler& work, int32_t index) {
   const int64_t in_chunk = rest - before(boundary.chunk);
   if (shape.fixed_keys <= 0) {
     boundary.block = chunk_begin(shape, head_tile, boundary.chunk) +
-                     static_cast<int32_t>(at_least(0, in_chunk - item_cost(shape)));
+                     static_cast<int32_t>(max_of(0, in_chunk - item_cost(shape)));
     return boundary;
   }
   if (in_chunk > 0) ++boundary.chunk;
@@ -332,7 +332,7 @@ KVC_HD void write_item(const Scheduler& work, int32_t index) {
   if (!is_first) {
     const int32_t number = chunk_index(work, begin) + index - begin.first_item;
     at.tile = last_not_above(begin.tile,
-                             static_cast<int32_t>(at_most(end.tile + int64_t{1}, work.num_tiles)),
+                             static_cast<int32_t>(min_of(end.tile + int64_t{1}, work.num_tiles)),
                              number, [&](int32_t i) { return chunks_before(work, i); });
     const int32_t inside = number - chunks_before(work, at.tile), chunks = chunks_of(work, at.tile);
     at.kv_head = inside / chunks;

@@ -42,9 +42,9 @@ KVC_HD PrefixSplits prefix_splits(const Scheduler& work, int32_t tile, int32_t k
   const PrefixShare& share = work.shares[sequence];
   const int32_t row =
       share.prefix_row[index] * work.shape.group_size + tile_rows(work, tile, sequence).begin;
-  const int32_t most = work.shape.geometry.tile_rows, tile_of_row = row / most;
+  const int32_t max_rows = work.shape.geometry.tile_rows, tile_of_row = row / max_rows;
   return {tile_splits(work, work.first_tile[share.prefix[index]] + tile_of_row, kv_head),
-          row - tile_of_row * most};
+          row - tile_of_row * max_rows};
 }
 
 // Head tiles are ordered by tile and KV head.

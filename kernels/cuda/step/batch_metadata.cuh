@@ -1,4 +1,4 @@
-// Makes kernels::AttnSequence for the sequences of a step, see BatchMetadataParams.
+// Makes kernels::AttnSequence for the sequences of a batch. See BatchMetadataParams.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,15 @@ namespace kvc::cuda::batch_metadata_config {
 
 constexpr uint32_t kThreads = 128;
 constexpr int32_t kWarps = kThreads / 32;
-// With fewer sequences than CTAs several share the rows and keys of one; with more a thread does
-// one, unless it has much to write. About one per SM: in a decode step there is a handful of loads
-// per sequence, and more CTAs would only take longer to start.
+// About one CTA per SM. With fewer sequences than CTAs, several CTAs share the rows and keys of one
+// sequence. With more, a thread processes one sequence, unless it has much to write. A decode step
+// needs a handful of loads per sequence, and more CTAs would only take longer to start.
 constexpr uint32_t kCtas = 128;
 
-// Rows whose keys a thread finds alone.
+// Max rows whose visible range one thread computes alone.
 constexpr int32_t kMaxRowsOfThread = 4;
 
-// Sums of warps, then a bit for every sequence that a thread has left to the CTA.
+// Sums of warps, then a bit for every sequence that a thread has left to the whole CTA.
 constexpr uint32_t kSharedBytes = kWarps * (2 * sizeof(int64_t) + sizeof(uint32_t));
 
 }  // namespace kvc::cuda::batch_metadata_config
@@ -30,8 +30,8 @@ KVC_HD int64_t mask_words(const BatchMetadataParams& params, const SequenceInfo&
     return 0;
   return static_cast<int64_t>(q.append) * ((q.num_nodes + 63) / 64);
 }
-// Keys that get positions of their own, where there is room for them: a sequence that finds none
-// goes by the indices of its keys. Scope kNew reads the step's.
+// Number of keys that get positions of their own, if there is room for them. A sequence without
+// room uses the indices of its keys. Scope kNew uses the positions of the step.
 KVC_DEVICE int64_t positioned_keys(const BatchMetadataParams& params, const SequenceInfo& q,
                                    int32_t s) {
   if (params.needs_positions == 0 || params.scope == KeyScope::kCross ||
@@ -41,15 +41,15 @@ KVC_DEVICE int64_t positioned_keys(const BatchMetadataParams& params, const Sequ
   return params.scope == KeyScope::kCached ? q.length : static_cast<int64_t>(q.stored) + q.append;
 }
 
-// Where the masks and key positions of a sequence begin: behind those of all sequences before it.
-// Counted on only by CTAs that need it, each sequence once.
+// Offsets of a sequence's masks and key positions, which lie behind those of all earlier sequences.
+// Only CTAs that need them count, and they count each sequence once.
 struct MetadataOffsets {
   int64_t masks = 0;
   int64_t keys = 0;
   int32_t counted = 0;
 };
 
-// All threads of the CTA. `scratch` [2 * kWarps] in shared memory.
+// All threads of the CTA. `scratch` is [2 * kWarps] in shared memory.
 KVC_DEVICE void count_up_to(const BatchMetadataParams& params, int32_t s, int64_t* scratch,
                             MetadataOffsets& offsets) {
   int64_t masks = 0, keys = 0;
@@ -77,7 +77,7 @@ KVC_DEVICE void count_up_to(const BatchMetadataParams& params, int32_t s, int64_
   offsets.counted = s;
 }
 
-// warp. The largest index of a sequence's rows.
+// warp. The largest token index of a sequence's rows.
 KVC_DEVICE int32_t last_index(const SequenceInfo& q) {
   if (!q.is_tree()) return q.last_of_chain();
   int32_t index = q.length;
@@ -92,9 +92,10 @@ KVC_DEVICE int32_t last_index(const SequenceInfo& q) {
   return index;
 }
 
-// Whether any row of the sequence is kept from a key that lies before its window: beginnings grow
-// with the index, so the largest one decides. Or the queries of sinks turn differently: those keys
-// stay apart from the first row on, so that a row's bits do not depend on the rows beside it.
+// Whether the sequence needs key_begins. It does if the mask hides keys before the window from any
+// row: window begins grow with the index, so the largest index decides. It also does if queries are
+// rotated differently for sink tokens: those keys are separate from the first row on, so that a
+// row's bits do not depend on other rows.
 KVC_DEVICE bool hides_keys(const BatchMetadataParams& params, const SequenceInfo& q, int32_t index,
                            int32_t* sink_end) {
   *sink_end = 0;
@@ -106,7 +107,7 @@ KVC_DEVICE bool hides_keys(const BatchMetadataParams& params, const SequenceInfo
   return true;
 }
 
-// One thread. `index`: the largest of its rows.
+// One thread. `index` is the largest token index of the sequence's rows.
 KVC_DEVICE void write_sequence(const BatchMetadataParams& params, const SequenceInfo& q, int32_t s,
                                const MetadataOffsets& offsets, int32_t index) {
   const StepState& step = params.step;
@@ -158,8 +159,8 @@ KVC_HD bool has_key_ends(const BatchMetadataParams& params) {
          (params.scope == KeyScope::kAll || params.scope == KeyScope::kNew);
 }
 
-// Whether one thread does the sequence: no tree, no positions of keys, and no rows to write, or
-// few.
+// Whether one thread processes the sequence: it has no tree, no key positions, and few rows or no
+// rows to write.
 KVC_DEVICE bool fits_one_thread(const BatchMetadataParams& params, const SequenceInfo& q,
                                 int32_t s) {
   if (q.is_tree() || positioned_keys(params, q, s) != 0) return false;
@@ -167,7 +168,7 @@ KVC_DEVICE bool fits_one_thread(const BatchMetadataParams& params, const Sequenc
          (!is_windowed(params, q) && !has_key_ends(params));
 }
 
-// Where the keys of rows `first`, `first` + `stride`, … of one sequence begin and end.
+// Writes key_begins and key_ends of rows `first`, `first` + `stride` and so on of one sequence.
 KVC_DEVICE void write_ranges(const BatchMetadataParams& params, const SequenceInfo& q, int32_t s,
                              int32_t first, int32_t stride) {
   const bool has_begins = is_windowed(params, q), has_ends = has_key_ends(params);
@@ -180,7 +181,8 @@ KVC_DEVICE void write_ranges(const BatchMetadataParams& params, const SequenceIn
   }
 }
 
-// Masks of rows and positions of keys `first`, `first` + `stride`, … of one sequence.
+// Writes the masks of rows, and the positions of keys, `first`, `first` + `stride` and so on of one
+// sequence.
 KVC_DEVICE void write_masks_and_positions(const BatchMetadataParams& params, const SequenceInfo& q,
                                           int32_t s, const MetadataOffsets& offsets, int32_t first,
                                           int32_t stride) {
@@ -196,7 +198,7 @@ KVC_DEVICE void write_masks_and_positions(const BatchMetadataParams& params, con
     params.key_positions[offsets.keys + key] = position_of_key(params.step, q, s, key);
 }
 
-// All threads of the CTA, which is `part` of `parts` that share the sequence.
+// All threads of the CTA, which has rank `rank` among the CTAs that share the sequence.
 KVC_DEVICE void write_with_cta(const BatchMetadataParams& params, int32_t s, int32_t rank,
                                int32_t ctas_per_sequence, int64_t* scratch,
                                MetadataOffsets& offsets) {
@@ -214,7 +216,7 @@ KVC_DEVICE void write_with_cta(const BatchMetadataParams& params, int32_t s, int
   write_masks_and_positions(params, q, s, offsets, first, stride);
 }
 
-// One thread. False: the sequence is one for the whole CTA.
+// One thread. Returns false if the sequence needs the whole CTA.
 KVC_DEVICE bool write_with_thread(const BatchMetadataParams& params, int32_t s) {
   const SequenceInfo q = read_sequence(params, s);
   if (!fits_one_thread(params, q, s)) return false;
@@ -223,13 +225,13 @@ KVC_DEVICE bool write_with_thread(const BatchMetadataParams& params, int32_t s) 
   return true;
 }
 
-// With more sequences than CTAs each thread does one, all at once; what is left for whole CTAs is
-// few, or the step's attention takes much longer.
+// With more sequences than CTAs each thread processes one, all at once. Few sequences are left for
+// whole CTAs, or else the attention of the forward takes much longer.
 __global__ void __launch_bounds__(batch_metadata_config::kThreads, 1)
     batch_metadata_kernel(const __grid_constant__ BatchMetadataParams params) {
   constexpr auto kThreads = static_cast<int32_t>(batch_metadata_config::kThreads);
   auto* scratch = reinterpret_cast<int64_t*>(cta_shared());
-  // [kWarps] a bit per thread
+  // [kWarps], a bit per thread.
   auto* left = reinterpret_cast<uint32_t*>(scratch + 2 * batch_metadata_config::kWarps);
   const int32_t num_sequences = params.step.counts[0];
   const auto num_ctas = static_cast<int32_t>(gridDim.x), cta = static_cast<int32_t>(blockIdx.x);
@@ -255,7 +257,7 @@ __global__ void __launch_bounds__(batch_metadata_config::kThreads, 1)
           write_with_cta(params, s, cta % ctas_per_sequence, ctas_per_sequence, scratch, offsets);
       }
     }
-    if (many) sync_cta();  // before `left` is written again
+    if (many) sync_cta();  // `left` is overwritten next.
   }
 }
 

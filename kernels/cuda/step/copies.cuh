@@ -1,4 +1,4 @@
-// Pages that a step copies on write, by all CTAs of the step kernel but the first.
+// Copies the copy-on-write pages of a step, by all CTAs of the step kernel but the first.
 #pragma once
 
 #include "kernels/cuda/step.h"
@@ -8,9 +8,9 @@
 
 namespace kvc::cuda::step_kernels {
 
-// Shared memory of a CTA that copies, behind what read_header needs.
+// Shared memory of a CTA that copies, behind the words that read_header uses.
 struct CopiesShared {
-  int32_t* changes;  // [kMaxLayerGroups] of StepChange
+  int32_t* changes;  // [kMaxLayerGroups] of StepChange.
   int32_t* pairs;    // [step_config::kPairs][2]
 
   KVC_HD explicit CopiesShared(int32_t* memory)
@@ -23,13 +23,13 @@ template <typename Word>
 KVC_DEVICE void copy_words(std::byte* to, const std::byte* from, int64_t count) {
   auto* out = reinterpret_cast<Word*>(to);
   const auto* in = reinterpret_cast<const Word*>(from);
-  // Words may be a whole page, bytes are mostly the few at its ends.
+  // Words may cover a whole page; bytes mostly cover the few at its ends.
 #pragma unroll(sizeof(Word) == 4 ? 4 : 1)
   for (int64_t i = threadIdx.x; i < count; i += step_config::kThreads) out[i] = in[i];
 }
 
-// All threads of the CTA. In vectors of 16 bytes where both ends can be brought to such a boundary,
-// four at a time so that their loads overlap.
+// All threads of the CTA. Copies vectors of 16 bytes where both ends can be aligned, four at a time
+// so that their loads overlap.
 KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const auto apart = (reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from)) & 15;
@@ -58,7 +58,7 @@ KVC_DEVICE void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) 
   copy_words<uint8_t>(to + int64_t{16} * vectors, from + int64_t{16} * vectors, bytes % 16);
 }
 
-// Words of pinned memory, each read once, by all threads of the CTA; seen after the next
+// All threads of the CTA. Reads words of pinned memory, each once. They are visible after the next
 // sync_cta().
 KVC_DEVICE void fetch(int32_t* shared, const uint32_t* pinned, int32_t count) {
   for (auto i = static_cast<int32_t>(threadIdx.x); i < count;
@@ -66,8 +66,8 @@ KVC_DEVICE void fetch(int32_t* shared, const uint32_t* pinned, int32_t count) {
     shared[i] = static_cast<int32_t>(load_host_word(pinned + i));
 }
 
-// `count` pairs (from, to) of a group. Their parts, layer by layer, are dealt out over the CTAs in
-// turn: `next` is the first of them that is this CTA's.
+// Copies `count` pairs (from, to) of a layer group. CTAs take the regions, layer by layer, in turn:
+// `next` is this CTA's first one.
 KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t* pairs,
                            int32_t count, int32_t& next) {
   const auto num_ctas = static_cast<int32_t>(gridDim.x) - 1;
@@ -83,9 +83,9 @@ KVC_DEVICE void copy_pairs(const StepPages& pages, int32_t group, const int32_t*
   }
 }
 
-// These CTAs read the pinned entry themselves: waiting for the first CTA's copy would make one CTA
-// wait for another. Two trips to the host, however many layers there are: the changes, and up to
-// kPairs pairs at once.
+// These CTAs read the pinned entry themselves: otherwise they would wait for the first CTA's copy.
+// There are two round trips to the host for any number of layers: the changes, and up to kPairs
+// pairs at once.
 KVC_DEVICE void copy_all(const StepPages& pages, const Entry& entry, const CopiesShared& shared) {
   constexpr int32_t kPairs = step_config::kPairs;
   fetch(shared.changes, entry.changes(), kStepChangeWords * entry.num_copies);
@@ -96,7 +96,7 @@ KVC_DEVICE void copy_all(const StepPages& pages, const Entry& entry, const Copie
   int32_t all = 0;
   for (int32_t change = 0; change < entry.num_copies; ++change) all += count_of(change);
   auto next = static_cast<int32_t>(blockIdx.x) - 1;
-  int32_t change = 0, begin = 0;  // of its pairs, among all
+  int32_t change = 0, begin = 0;  // First pair of the change among all pairs.
   for (int32_t first = 0; first < all; first += kPairs) {
     const int32_t last = all - first < kPairs ? all : first + kPairs;
     fetch(shared.pairs, entry.data() + 2 * first, 2 * (last - first));
@@ -108,7 +108,7 @@ KVC_DEVICE void copy_all(const StepPages& pages, const Entry& entry, const Copie
       at = until;
       if (at == end) begin = end, ++change;
     }
-    sync_cta();  // before the next pairs take their place
+    sync_cta();  // The next pairs overwrite these.
   }
 }
 

@@ -1,4 +1,4 @@
-// A step as it lies in pinned memory of the host.
+// A step in the host's pinned memory.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
@@ -8,7 +8,7 @@ namespace kvc::cuda::step_kernels {
 
 constexpr int32_t kStepChangeWords = sizeof(StepChange) / 4;
 
-// Words per sequence that the columns take.
+// Words per sequence of all columns.
 KVC_HD int32_t column_words(int32_t columns) {
   int32_t words = 3;
   if (columns & kColumnWindow) words += 2;
@@ -21,11 +21,11 @@ KVC_HD int32_t column_words(int32_t columns) {
 }
 
 struct Entry {
-  const uint32_t* words;  // pinned: the entry of the ring, or what it points to
+  const uint32_t* words;  // Pinned: the entry of the ring, or the long step that it points to.
   int32_t num_sequences;
   int32_t num_rows;
   int32_t columns;
-  int32_t num_copies;  // changes of kind kCopy: the first ones
+  int32_t num_copies;  // The first changes, of kind kCopy.
   int32_t num_changes;
 
   KVC_HD int32_t changes_at() const {
@@ -37,8 +37,8 @@ struct Entry {
 };
 
 // All threads of the CTA; one of them reads. `shared` [8] is free again after the next sync_cta().
-// `first` (nullable): the beginning of the entry, kFirstWords of it, is copied there on the way, in
-// the same trip to the host.
+// `first` (nullable) receives the first kFirstWords words of the entry in the same round trip to
+// the host.
 KVC_DEVICE Entry read_header(const uint32_t* in_ring, uint32_t* shared, int32_t* first,
                              int64_t first_words) {
   const auto thread = static_cast<int32_t>(threadIdx.x);

@@ -1,4 +1,5 @@
-// The caller's numbers on the device, checked and as the kernels of the cache read them: op.h.
+// The caller's tensors on the device, checked and converted into what the kernels of the cache
+// read. See op.h.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +23,15 @@ struct Range {
   int64_t count;
 };
 
-// warp. Whether all of `indptr` ascends from 0 or more to at most `most`.
-KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t most) {
+// warp. Whether `indptr` ascends from 0 or more to at most `limit`.
+KVC_DEVICE bool ascends(const int32_t* indptr, int32_t num_sequences, int64_t limit) {
   bool wrong = false;
   for (int32_t i = lane_id(); i < num_sequences; i += 32)
-    wrong = wrong || indptr[i] < 0 || indptr[i] > indptr[i + 1] || indptr[i + 1] > most;
+    wrong = wrong || indptr[i] < 0 || indptr[i] > indptr[i + 1] || indptr[i + 1] > limit;
   return !any(wrong);
 }
 
-// warp.
+// warp. The rows of a sequence.
 KVC_DEVICE Range rows_of(const int32_t* indptr, int32_t num_sequences, int64_t num_rows,
                          int32_t s) {
   if (indptr == nullptr) return {s, 1};
@@ -38,7 +39,7 @@ KVC_DEVICE Range rows_of(const int32_t* indptr, int32_t num_sequences, int64_t n
   return {indptr[s], int64_t{indptr[s + 1]} - indptr[s]};
 }
 
-// The keys of one sequence; length < 0: they lie outside.
+// The keys of one sequence. length < 0: they are out of range.
 struct Keys {
   const int32_t* pages;
   int64_t length;
@@ -81,7 +82,8 @@ __global__ void __launch_bounds__(op_metadata_config::kThreads)
   const bool is_ragged = params.key_indptr != nullptr;
   const Keys keys = is_ragged ? ragged_keys(params, s) : paged_keys(params, s);
   const bool full = params.full != 0;
-  const int64_t first_end = full ? keys.length : keys.length - rows.count + 1;  // that row 0 sees
+  // End of the keys that row 0 sees.
+  const int64_t first_end = full ? keys.length : keys.length - rows.count + 1;
   bool sees =
       keys.length >= 0 && keys.length <= params.max_keys && (full || rows.count <= keys.length);
   if (sees && !is_ragged && rows.count > 0) {

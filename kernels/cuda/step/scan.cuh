@@ -1,11 +1,11 @@
-// Sums over the threads of a CTA.
+// Prefix sums over the threads of a CTA.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx.cuh"
 
 namespace kvc::cuda::step_kernels {
 
-// warp. Sum of the values of the lanes up to this one.
+// warp. Inclusive prefix sum over the lanes.
 KVC_DEVICE int32_t warp_inclusive_sum(int32_t value) {
   for (int delta = 1; delta < 32; delta *= 2) {
     const int32_t before = shuffle_up(value, delta);
@@ -14,8 +14,8 @@ KVC_DEVICE int32_t warp_inclusive_sum(int32_t value) {
   return value;
 }
 
-// All threads of a CTA of `num_warps` warps. Returns the sum of the values of the threads before
-// this one; `total` receives that of all. `scratch` [33] in shared memory; may be used again after
+// All threads of a CTA of `num_warps` warps. Returns the sum over the threads before this one;
+// `total` receives the sum over all. `scratch` is [33] in shared memory and may be used again after
 // the next sync_cta().
 KVC_DEVICE int32_t cta_exclusive_sum(int32_t value, int num_warps, int32_t* scratch,
                                      int32_t& total) {

@@ -1,4 +1,4 @@
-// Sequences of a step for the recurrence, see StateMetadataParams.
+// The sequences of a batch for the recurrent layers. See StateMetadataParams.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ constexpr uint32_t kThreads = 128;
 
 namespace kvc::cuda {
 
-// LinearSequence and ConvSequence have the same fields: one array serves both.
+// LinearSequence and ConvSequence have the same fields, so one array serves both.
 static_assert(sizeof(kernels::LinearSequence) == sizeof(kernels::ConvSequence));
 static_assert(offsetof(kernels::LinearSequence, row_begin) ==
               offsetof(kernels::ConvSequence, row_begin));

@@ -8,7 +8,7 @@ static_assert(step_config::kFirstWords <= 4 * step_config::kThreads);
 static_assert(step_config::kFirstWords <= kStepEntryWords);
 
 cudaError_t step(const StepState& state, const StepPages& pages, cudaStream_t stream) {
-  // Without pages (a cache that only keeps books) there is nothing to copy.
+  // A cache without pages, which only keeps metadata, has nothing to copy.
   const uint32_t num_ctas = pages.num_layers > 0 ? 1 + step_config::kCopyCtas : 1;
   return launch(step_kernels::step_kernel,
                 {.grid = {num_ctas, 1, 1},

@@ -1,4 +1,4 @@
-// Reads a step from the host, see kernels/cuda/step.h.
+// Reads a step from the host. See kernels/cuda/step.h.
 #pragma once
 
 #include "kernels/cuda/step.h"
@@ -10,11 +10,11 @@
 
 namespace kvc::cuda::step_kernels {
 
-// More than the first CTA's: [33] sums, and [8] of the header.
+// More than the first CTA needs: [33] sums, and [8] of the header.
 constexpr uint32_t kSharedBytes = CopiesShared::kBytes;
 
-// Words [begin, end) of the entry to the device, all threads of the CTA. Both begin at 16-byte
-// boundaries: entries of the ring do, and the host aligns long steps likewise.
+// All threads of the CTA. Copies words [begin, end) of the entry to the device. Both addresses are
+// 16-byte aligned: entries of the ring are, and the host aligns long steps likewise.
 KVC_DEVICE void fetch_words(const StepState& state, const Entry& entry, int32_t begin,
                             int32_t end) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
@@ -26,7 +26,7 @@ KVC_DEVICE void fetch_words(const StepState& state, const Entry& entry, int32_t 
     state.words[i] = static_cast<int32_t>(load_host_word(entry.words + i));
 }
 
-// Words behind all changes, once the changes lie on the device.
+// End of the data of all changes, once the changes lie on the device.
 KVC_DEVICE int32_t end_of_data(const StepState& state, const Entry& entry, int32_t* scratch) {
   const int32_t* changes = state.words + entry.changes_at();
   int32_t words = 0;
@@ -52,12 +52,12 @@ KVC_DEVICE void read_step(const StepState& state, const uint32_t* in_ring, int32
   sync_cta();
   const int32_t end = end_of_data(state, entry, shared);
   const int32_t known = entry.data_at() > brought ? entry.data_at() : brought;
-  if (end > known) fetch_words(state, entry, known / 4 * 4, end);  // a few words are read twice
+  if (end > known) fetch_words(state, entry, known / 4 * 4, end);  // A few words are read twice.
 
   const int32_t cross_rows = write_sequences(state, entry, shared);
-  sync_cta();  // where rows begin, and the defaults that changes overwrite
+  sync_cta();  // Makes visible where rows begin, and the defaults that changes overwrite.
   apply_changes(state, entry, shared);
-  // Its changes are visible: slots are looked up in the tables as they are now.
+  // The changes are visible now: slots are looked up in the updated tables.
   write_rows(state, entry.num_sequences, entry.num_rows, false);
   write_rows(state, entry.num_sequences, cross_rows, true);
   if (threadIdx.x == 0) {
@@ -70,8 +70,8 @@ KVC_DEVICE void read_step(const StepState& state, const uint32_t* in_ring, int32
   }
 }
 
-// CTA 0 reads the step and writes the tables, the others copy pages. No CTA waits for another. The
-// last one to finish moves on to the next entry: until then all have found the same.
+// CTA 0 reads the step and writes the tables; the others copy pages. No CTA waits for another. The
+// last CTA to finish moves on to the next entry, so all CTAs have found the same entry before.
 __global__ void __launch_bounds__(step_config::kThreads)
     step_kernel(const __grid_constant__ StepState state, const __grid_constant__ StepPages pages) {
   auto* shared = reinterpret_cast<int32_t*>(cta_shared());

@@ -1,4 +1,5 @@
-// What the first CTA of the step kernel derives from a step once its words lie on the device.
+// The arrays that the first CTA of the step kernel derives from a step, once its words lie on the
+// device.
 #pragma once
 
 #include "kernels/cuda/step.h"
@@ -8,7 +9,7 @@
 
 namespace kvc::cuda::step_kernels {
 
-// Where each column of the step begins in `words`; -1: the step does not have it.
+// Offset of each column in `words`. -1: the step does not have the column.
 struct StepColumnPlaces {
   int32_t window, sink, offset, cross_stored, cross_append, state_in, state_out, length, long_ropes;
 };
@@ -33,7 +34,8 @@ KVC_HD StepColumnPlaces column_places(const Entry& entry) {
   return places;
 }
 
-// Arrays of the sequences, and where their rows begin. Returns the number of encoder rows.
+// Writes the arrays of the sequences and the begins of their rows. Returns the number of encoder
+// rows.
 KVC_DEVICE int32_t write_sequences(const StepState& state, const Entry& entry, int32_t* scratch) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const StepColumnPlaces at = column_places(entry);
@@ -88,7 +90,7 @@ KVC_DEVICE int32_t write_sequences(const StepState& state, const Entry& entry, i
   return cross_rows;
 }
 
-// Page ids of a kTable change from `data` on, by `num_lanes` threads.
+// Writes the page ids of a kTable change, which lie at `data`, by `num_lanes` threads.
 KVC_DEVICE void write_table(const StepState& state, const StepChange& change, int32_t slot,
                             int32_t data, int32_t lane, int32_t num_lanes) {
   const StepState::LayerGroup& group = state.groups[change.kind_group & 0xffff];
@@ -96,8 +98,8 @@ KVC_DEVICE void write_table(const StepState& state, const StepChange& change, in
   for (int32_t i = lane; i < change.count; i += num_lanes) to[i] = state.words[data + i];
 }
 
-// Page tables, and where trees and segments lie. Two changes never name the same entry. All threads
-// see all changes when it returns.
+// Applies the changes: page tables, and the offsets of trees and segments. Two changes never name
+// the same entry. All threads see all changes on return.
 KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_t* scratch) {
   constexpr auto kThreads = static_cast<int32_t>(step_config::kThreads);
   const int32_t* changes = state.words + entry.changes_at();
@@ -137,10 +139,10 @@ KVC_DEVICE void apply_changes(const StepState& state, const Entry& entry, int32_
   }
 }
 
-// Last i in [low, n) with begin[i] <= row, where begin[low] <= row and begin[n] > row: sequences
-// without rows are passed over.
+// The last i in [low, n) with begin[i] <= row, where begin[low] <= row and begin[n] > row. So
+// sequences without rows are skipped.
 KVC_DEVICE int32_t sequence_of_row(const int32_t* begin, int32_t low, int32_t n, int32_t row) {
-  // A decode step: every sequence has one row.
+  // In a decode step every sequence has one row.
   if (row < n && begin[row] == row && begin[row + 1] == row + 1) return row;
   int32_t high = n;
   while (high - low > 1) {
@@ -159,15 +161,15 @@ KVC_DEVICE int64_t slot_of_token(const StepState::LayerGroup& group, const int32
   return page < 0 ? -1 : static_cast<int64_t>(page) * group.page_size + token % group.page_size;
 }
 
-// What a thread keeps of the sequence that its rows lie in, while they do: a prompt's next row is
-// some 1,024 further on.
+// The facts of a sequence that a thread keeps while its rows lie in it: the next row of a prompt is
+// about 1,024 further.
 struct SequenceOfRows {
-  int32_t index;          // in the batch
-  int32_t begin, end;     // its rows
-  int32_t first_token;    // what its first row is
-  int32_t table_row;      // in the tables of all groups
-  int32_t position;       // of its first row, but for a tree
-  const int32_t* depths;  // of its rows, of a tree; else null
+  int32_t index;          // Index in the batch.
+  int32_t begin, end;     // Rows of the sequence.
+  int32_t first_token;    // Token of the first row.
+  int32_t table_row;      // Row in the tables of all layer groups.
+  int32_t position;       // Position of the first row of a chain.
+  const int32_t* depths;  // Depths of the rows of a tree, else null.
 };
 KVC_DEVICE SequenceOfRows sequence_of_rows(const StepState& state, int32_t s, bool is_cross) {
   const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
@@ -185,11 +187,11 @@ KVC_DEVICE SequenceOfRows sequence_of_rows(const StepState& state, int32_t s, bo
   return rows;
 }
 
-// Rows of the new tokens, or of the encoder's.
+// Writes the rows of the new tokens, or those of the encoder tokens.
 KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_t num_rows,
                            bool is_cross) {
   const int32_t* begins = is_cross ? state.cross_row_begin : state.row_begin;
-  SequenceOfRows of{};  // holds no row
+  SequenceOfRows of{};  // Holds no row yet.
   for (auto row = static_cast<int32_t>(threadIdx.x); row < num_rows;
        row += static_cast<int32_t>(step_config::kThreads)) {
     if (row >= of.end)
@@ -201,7 +203,8 @@ KVC_DEVICE void write_rows(const StepState& state, int32_t num_sequences, int32_
       state.row_sequence[row] = of.index;
       state.positions[row] = of.position + (of.depths != nullptr ? of.depths[index] : index);
     }
-// Few groups, and no registers left to unroll: with 64 for each thread nvcc 13.0 would spill.
+// There are few layer groups, and no registers left to unroll: at 64 per thread nvcc 13.0 would
+// spill.
 #pragma unroll 1
     for (int32_t g = 0; g < state.num_groups; ++g) {
       const StepState::LayerGroup& group = state.groups[g];

@@ -8,23 +8,23 @@
 
 namespace kvc::cuda::batch_metadata_kernels {
 
-// What the kernel needs of a sequence, read once.
+// The kernel's facts of a sequence, read once.
 struct SequenceInfo {
-  int32_t stored;  // tokens before this forward, tree nodes included
+  int32_t stored;  // Tokens before this forward, tree nodes included.
   int32_t append;
-  int32_t length;  // committed tokens
+  int32_t length;  // Committed tokens.
   int32_t row_begin;
   int32_t window, sink;
-  const int32_t* parents;  // of its tree's nodes, null: no tree
+  const int32_t* parents;  // Parents of the tree's nodes. Null: no tree.
   const int32_t* depths;
   int32_t num_nodes;
-  int32_t first_key;  // token of key 0
+  int32_t first_key;  // Token of key 0.
 
   KVC_HD bool is_tree() const { return parents != nullptr; }
   KVC_HD int32_t old_nodes() const { return num_nodes - append; }
-  // The largest index of the rows of a chain.
+  // The largest token index of the rows of a chain.
   KVC_HD int32_t last_of_chain() const { return length + append - 1; }
-  // Token index that a row's windows count from: its place in a chain, its depth in a tree.
+  // The token index from which a row's windows count: its index in a chain, or its depth in a tree.
   KVC_HD int32_t row_index(int32_t row) const {
     return length + (is_tree() ? depths[old_nodes() + row] : row);
   }
@@ -64,8 +64,8 @@ KVC_HD int32_t key_begin(const SequenceInfo& q, const kernels::VisibleRange<int3
   return kernels::key_begin_of_row(keys, q.is_tree(), q.length, q.first_key);
 }
 
-// Bits of the nodes on the path of one row, by their positions in the window. Parents lie before
-// their children: words fill from the last to the first.
+// Sets the bits of the nodes on the path of one row that lie in its window. Parents lie before
+// their children, so words fill from the last to the first.
 KVC_DEVICE void write_mask(const BatchMetadataParams& params, const SequenceInfo& q, int32_t row,
                            int32_t num_words, uint64_t* words) {
   const kernels::VisibleRange<int32_t> keys = visible_range(params, q, q.row_index(row));
@@ -81,13 +81,12 @@ KVC_DEVICE void write_mask(const BatchMetadataParams& params, const SequenceInfo
   }
 }
 
-// Absolute position of a key where that is not its place: tokens that were shifted, nodes of a
-// tree.
+// Absolute position of a key whose index differs from it: a shifted token, or a tree node.
 KVC_DEVICE int32_t position_of_key(const StepState& step, const SequenceInfo& q, int32_t s,
                                    int32_t key) {
   if (key >= q.stored) return step.positions[q.row_begin + key - q.stored];
   if (key >= q.length) return q.length + step.offset[s] + q.depths[key - q.length];
-  // The last segment that begins at the key or before.
+  // The search finds the last segment that begins at the key or before.
   const int32_t* segments = step.words + step.segments_at[s];
   int32_t low = 0, high = step.segments_at[s] < 0 ? 0 : step.num_segments[s];
   while (low < high) {
@@ -100,8 +99,8 @@ KVC_DEVICE int32_t position_of_key(const StepState& step, const SequenceInfo& q,
   return key + (low == 0 ? 0 : segments[2 * low - 1]);
 }
 
-// AttnSequence::key_ends of a row: spans of new tokens that see each other both ways, ascending per
-// sequence.
+// The entry of AttnSequence::key_ends. The new tokens of a span see each other in both directions;
+// spans ascend per sequence.
 KVC_DEVICE int32_t key_end(const BatchMetadataParams& params, const SequenceInfo& q, int32_t s,
                            int32_t row) {
   const int32_t first_key = params.scope == KeyScope::kNew ? q.length : 0;

@@ -1,5 +1,5 @@
 // kernels/cuda/ptx/ptx.cuh for the host: the same names with the same meaning, on lanes that are
-// fibers (cudasim/engine.h). Included by ptx.cuh when KVC_CUDA_EMULATION is defined. Kernels are
+// fibers (cudasim/engine.h). ptx.cuh includes it when KVC_CUDA_EMULATION is defined. Kernels are
 // compiled with -fno-strict-aliasing, as nvcc compiles them.
 #pragma once
 

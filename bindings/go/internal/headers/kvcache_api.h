@@ -1,16 +1,19 @@
 /* Generated from include/kvcache.h by `make abi`. Do not edit. */
 /*
  * kvcache_api.h - the function table of libkvcache, for programs that load the library at run time.
+ *
  * SPDX-License-Identifier: Apache-2.0
- * A program that links libkvcache needs kvcache.h alone. A program that loads the library does
- * this:
- * void *library = dlopen("libkvcache.so.0", RTLD_NOW | RTLD_LOCAL); const kvc_api
- * *(*get_api)(uint32_t) = dlsym(library, "kvc_get_api");    (in C: by memcpy) const kvc_api *api =
- * get_api(KVC_ABI_VERSION); api->plan_create(&config, &plan, &err);
- * 1. Check every step for NULL. kvc_get_api returns NULL where the library cannot serve this
- * header.
+ *
+ * A program that links libkvcache needs kvcache.h alone. A program that loads the library does this:
+ *
+ *   void *library = dlopen("libkvcache.so.0", RTLD_NOW | RTLD_LOCAL);
+ *   const kvc_api *(*get_api)(uint32_t) = dlsym(library, "kvc_get_api");    (in C: by memcpy)
+ *   const kvc_api *api = get_api(KVC_ABI_VERSION);
+ *   api->plan_create(&config, &plan, &err);
+ *
+ * 1. Check every step for NULL. kvc_get_api returns NULL where the library cannot serve this header.
  * 2. A slot is the function of kvcache.h without the prefix kvc_, with the same contract.
- * kvc_abi_version is get_abi_version here, because a field has the other name.
+ *    kvc_abi_version is get_abi_version here, because a field has the other name.
  * 3. The table is append-only: a slot never moves, and new slots come at the end.
  * 4. Do not unload the library (dlclose) while tensors that it exported live.
  */
@@ -93,16 +96,16 @@ typedef struct kvc_api {
                                const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *qkv,
                                DLTensor *out, kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_self)(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
-                          const DLTensor *q, const DLTensor *k, const DLTensor *v, DLTensor *out,
-                          DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
+                          const DLTensor *q, const DLTensor *k, const DLTensor *KVC_NULLABLE v,
+                          DLTensor *out, DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_cached)(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
                             const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                             kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_merge)(kvc_forward *fwd, DLTensor *out, DLTensor *lse,
                            const DLTensor *other_out, const DLTensor *other_lse,
                            kvc_error *KVC_NULLABLE err);
-  kvc_status (*kv_append)(kvc_forward *fwd, int32_t layer, const DLTensor *k, const DLTensor *v,
-                          kvc_error *KVC_NULLABLE err);
+  kvc_status (*kv_append)(kvc_forward *fwd, int32_t layer, const DLTensor *k,
+                          const DLTensor *KVC_NULLABLE v, kvc_error *KVC_NULLABLE err);
   kvc_status (*kv_gather)(kvc_forward *fwd, int32_t layer, kvc_seq seq,
                           DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
                           kvc_error *KVC_NULLABLE err);

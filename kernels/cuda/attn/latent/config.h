@@ -7,14 +7,14 @@
 
 namespace kvc::cuda::latent {
 
-// Absorbed MLA of DeepSeek-V2 and later: a row of 512 latent and 64 rotary elements is K, its first
-// 512 are V, one kv head.
+// Absorbed MLA of DeepSeek-V2 and later, with one KV head. A row of 512 latent and 64 rotary
+// elements is K, and its first 512 elements are V.
 constexpr int32_t kKDim = 576;
 constexpr int32_t kVDim = 512;
 
-// 64 packed rows (heads x tokens), the M of one wgmma: two warpgroups share them and each holds
-// half of the outputs' columns, 128 registers a thread. A producer warpgroup, of which one warp
-// issues TMA: a lone ninth warp does not do, ptxas counts registers by whole warpgroups (168).
+// 64 packed rows (heads x tokens) are the M of one wgmma. Two warpgroups share them: each holds
+// half of the output columns, 128 registers per thread. In the producer warpgroup one warp issues
+// TMA. A single ninth warp would not do, because ptxas assigns registers by whole warpgroups (168).
 constexpr int32_t kTileRows = 64;
 constexpr int32_t kConsumers = 2;
 constexpr int32_t kThreads = 128 * (1 + kConsumers);
@@ -22,19 +22,20 @@ constexpr int32_t kProducerRegisters = 40;
 constexpr int32_t kConsumerRegisters = 232;
 constexpr int32_t kColumns = kVDim / kConsumers;
 constexpr int32_t kKeyBlock = 64;
-constexpr int32_t kOwnKeys = kKeyBlock / kConsumers;  // whose scores a warpgroup computes
+constexpr int32_t kOwnKeys = kKeyBlock / kConsumers;  // Keys whose scores one warpgroup computes.
 constexpr int32_t kStages = 2;
-// Of a block, with a barrier each: scores begin with the first
+// TMA boxes of 64 columns per row of a block. Each column has a barrier, so that scores begin with
+// the first one.
 constexpr int32_t kColumnBoxes = kKDim / 64;
-// What an item costs beside its key blocks, in blocks: 72 KiB of queries, the output. An estimate.
+// Fixed cost of a work item in key blocks: 72 KiB of queries, and the output. An estimate.
 constexpr int32_t kItemCost = 3;
 
 constexpr int32_t kQBytes = kTileRows * kKDim * 2;
 constexpr int32_t kKBytes = kKeyBlock * kKDim * 2;
 constexpr int32_t kPBytes = kTileRows * kKeyBlock * 2;
 constexpr int32_t kScopeBytes = 80;
-// Queries, stages, probabilities, then maxima or sums of rows [consumer][row], barriers (full of
-// every piece, empty), an ItemScope per warpgroup.
+// Order in shared memory: queries, stages, probabilities, maxima or sums of rows [consumer][row],
+// barriers (full of each column, and empty), an ItemScope per warpgroup.
 constexpr int32_t kKAt = kQBytes;
 constexpr int32_t kPAt = kKAt + kStages * kKBytes;
 constexpr int32_t kRowsAt = kPAt + kPBytes;

@@ -1,5 +1,5 @@
-// MLA decode, absorbed: K is read once and serves as V. Two warpgroups over the same 64 rows;
-// README.md has the schedule.
+// MLA decode, absorbed: K is read once and serves as V. Two warpgroups work on the same 64 rows.
+// README.md describes the pipeline.
 #pragma once
 
 #include "kernels/cuda/attn/latent/config.h"
@@ -20,15 +20,15 @@ static_assert(sizeof(ItemScope) == kScopeBytes);
 
 struct KernelParams {
   AttnLaunch launch;
-  TensorMap maps[wgmma::kRaggedMaps];  // without ragged keys the first
+  TensorMap maps[wgmma::kRaggedMaps];  // Without ragged keys only the first map is used.
   int32_t box_rows;
 };
 static_assert(sizeof(KernelParams) <= 4096);
 
-// As wgmma::Ring, with a full barrier per piece.
+// Like wgmma::Ring, with a full barrier per column of TMA boxes.
 struct Ring {
   std::byte* memory;
-  uint64_t* full;  // [stage][piece]
+  uint64_t* full;  // [stage][column]
   uint64_t* empty;
 
   KVC_DEVICE void init() const {
@@ -82,12 +82,12 @@ KVC_DEVICE void produce(const AttnLaunch& launch, const TensorMap* maps, int32_t
                                                 boxes, box_rows);
       ++position.blocks;
     }
-    sync_warp();  // the scope is written again
+    sync_warp();  // The scope is overwritten next.
   }
 }
 
-// Both consumers: rows that no row of the item sees become zeros, for 0 * NaN is NaN when they are
-// V.
+// Both consumers. Rows of keys that no row of the item sees become zeros: as V, 0 * NaN would be
+// NaN.
 KVC_DEVICE void clear_masked(std::byte* rows, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128, row = thread / 4;
   if (!scope.visible_to_any(key + row)) {
@@ -100,7 +100,7 @@ KVC_DEVICE void clear_masked(std::byte* rows, const ItemScope& scope, int32_t ke
   sync_consumers();
 }
 
-// The warpgroup's scores: 64 rows x its 32 keys, piece by piece as they arrive.
+// The warpgroup's scores: 64 rows x its 32 keys, column by column as they arrive.
 KVC_DEVICE void multiply_qk(float (&s)[kOwnKeys / 2], uint64_t q, uint64_t k, const Ring& ring,
                             const RingPosition& position) {
 #pragma unroll
@@ -110,7 +110,7 @@ KVC_DEVICE void multiply_qk(float (&s)[kOwnKeys / 2], uint64_t q, uint64_t k, co
                                      wgmma_advance(k, k_major_step(kKeyBlock, step)), step > 0);
   }
 }
-// The warpgroup's columns of the output, from all 64 keys.
+// The warpgroup's columns of the output, over all 64 keys.
 KVC_DEVICE void multiply_pv(float (&o)[kColumns / 2], uint64_t p, uint64_t v) {
 #pragma unroll
   for (int step = 0; step < kKeyBlock / 16; ++step) {
@@ -119,7 +119,8 @@ KVC_DEVICE void multiply_pv(float (&o)[kColumns / 2], uint64_t p, uint64_t v) {
   }
 }
 
-// Probabilities of the warpgroup's keys as columns of the K-major A operand that both read.
+// Stores the probabilities of the warpgroup's keys as columns of the K-major A operand, which both
+// warpgroups read.
 KVC_DEVICE void store_probabilities(const float (&s)[kOwnKeys / 2], std::byte* p, int consumer) {
   const int lane = lane_id(), warp = static_cast<int>(threadIdx.x / 32 & 3u);
   const int row = 16 * warp + (lane & 15), column = kOwnKeys * consumer + lane / 16 * 8;
@@ -133,7 +134,7 @@ KVC_DEVICE void store_probabilities(const float (&s)[kOwnKeys / 2], std::byte* p
   }
 }
 
-// A float per row from each warpgroup to the other.
+// Passes a float per row from each warpgroup to the other.
 struct RowExchange {
   float* values;  // [consumer][row]
 
@@ -160,7 +161,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
        i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
     const int consumer = consumer_index();
     ItemScope* scope_at = reinterpret_cast<ItemScope*>(shared + kScopesAt) + consumer;
-    sync_consumers();  // nobody needs the last item's queries and scope any more
+    sync_consumers();  // Everybody has finished with the queries and the scope of the last item.
     {
       const WorkItem& item = launch.schedule.items[i];
       const kernels::AttnSequence& sequence = params.sequences[item.sequence];
@@ -186,8 +187,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
         for (int column = 0; column < kColumnBoxes; ++column) ring.wait(position, column);
         clear_masked(ring.stage(position), scope, key);
       }
-      // Descriptors are made anew in every block: the compiler would keep those of all steps in
-      // registers.
+      // Descriptors are computed again in every block: otherwise the compiler would keep those of
+      // all steps in registers.
       uint32_t own[1] = {static_cast<uint32_t>(consumer_index())};
       wgmma_pin(own);
       const uint64_t q = wgmma_descriptor(shared, 0, kStrideBytes, kSwizzleBytes);
@@ -217,7 +218,8 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
       ring.release(position);
       ++position.blocks;
     };
-    // Scores to probabilities in registers, with the maximum over both warpgroups' keys.
+    // Turns scores into probabilities in registers, with the maximum over the keys of both
+    // warpgroups.
     const auto softmax_scores = [&](int32_t key) {
       const int own = consumer_index();
       if (params.softcap != 0) wgmma::cap_scores(s, params.q_scale);
@@ -237,7 +239,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     for (int32_t key = scope.block(scope.first, kKeyBlock); key < scope.key_end;
          key = scope.block(key + kKeyBlock, kKeyBlock)) {
       compute_scores(key);
-      // Both have done with the last block's probabilities when its barrier opens
+      // When its barrier opens, both have finished with the last block's probabilities.
       softmax_scores(key);
       store_probabilities(s, p_rows, consumer_index());
       fence_proxy_async();
@@ -245,7 +247,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
       sync_consumers();
       add_output();
     }
-    // The sums are of the warpgroup's own keys.
+    // These sums cover the warpgroup's own keys.
     float l[2] = {wgmma::sum_of_row(sums[0].l), wgmma::sum_of_row(sums[1].l)};
     sync_consumers();
     exchange.put(consumer_index(), l);
@@ -273,7 +275,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     sync_cta();
     wait_for_previous_kernel();
-    launch_dependents();  // they wait for the end, on SMs that are done
+    launch_dependents();  // The next kernel waits for the end of this one, on SMs that are done.
     if (warp_id() < 4) {
       registers_decrease<kProducerRegisters>();
       if (warp_id() == 0)

@@ -1,4 +1,4 @@
-// The launch of attn_latent.
+// The limits and the launch of attn_latent.
 #include "kernels/cuda/attn/latent/config.h"
 #include "kernels/cuda/attn/latent/kernel.cuh"
 #include "kernels/cuda/attn/tensor_map.h"
@@ -11,7 +11,7 @@ namespace {
 
 using kernels::DType;
 
-// Why not, or null.
+// The reason why the kernel does not support the launch, or null.
 const char* misfit(const AttnLaunch& launch, int arch) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 90 || arch >= 100) return "latent: the device is not of compute capability 9.0";

@@ -92,11 +92,11 @@ __global__ void __launch_bounds__(kThreads, C::kMinCtas)
   const Shared<C> shared = {cta_shared()};
   wait_for_previous_kernel();
   launch_dependents();  // The next kernel waits for the end of this one, on SMs that are done.
-  const WorkSchedule& plan = launch.schedule;
-  const int32_t end = plan.cta_begin[blockIdx.x + 1];
+  const WorkSchedule& schedule = launch.schedule;
+  const int32_t end = schedule.cta_begin[blockIdx.x + 1];
 #pragma unroll 1
-  for (int32_t index = plan.cta_begin[blockIdx.x]; index < end; ++index)
-    process_item(launch, plan.items[index], shared);
+  for (int32_t index = schedule.cta_begin[blockIdx.x]; index < end; ++index)
+    process_item(launch, schedule.items[index], shared);
 }
 
 // ---- Host: launches
@@ -119,7 +119,7 @@ template <Kv Stored, int Rows>
 cudaError_t launch_rows(int dims, const AttnLaunch& params, cudaStream_t stream) {
   if (dims < 0 || dims >= kNumDims) return cudaErrorInvalidValue;
   int32_t shared_bytes = 0;
-  const cudaError_t error = most_shared_bytes(&shared_bytes);
+  const cudaError_t error = max_shared_bytes(&shared_bytes);
   if (error != cudaSuccess) return error;
   return with_config<Stored, Rows>(dims, shared_bytes,
                                    [&]<typename C>(C) { return launch_kernel<C>(params, stream); });

@@ -34,16 +34,16 @@ bool in_sixteens(const kernels::PagedRows& rows, int64_t row_bytes) {
   return ((base | rows.page_stride | rows.head_stride | rows.token_stride | row_bytes) & 15) == 0;
 }
 
-// Shared memory of the instantiation that runs on a device with at most `most` bytes per CTA.
+// Shared memory of the instantiation that runs on a device with at most `max_bytes` bytes per CTA.
 template <int Rows>
-int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
+int32_t shared_bytes_of(Kv stored, int dims, int32_t max_bytes) {
   const auto bytes = []<typename C>(C) { return Shared<C>::kBytes; };
   switch (stored) {
-    case Kv::kBF16: return attn_mma::with_config<Kv::kBF16, Rows>(dims, most, bytes);
-    case Kv::kF16: return attn_mma::with_config<Kv::kF16, Rows>(dims, most, bytes);
-    case Kv::kE4M3: return attn_mma::with_config<Kv::kE4M3, Rows>(dims, most, bytes);
-    case Kv::kE5M2: return attn_mma::with_config<Kv::kE5M2, Rows>(dims, most, bytes);
-    case Kv::kInt8: return attn_mma::with_config<Kv::kInt8, Rows>(dims, most, bytes);
+    case Kv::kBF16: return attn_mma::with_config<Kv::kBF16, Rows>(dims, max_bytes, bytes);
+    case Kv::kF16: return attn_mma::with_config<Kv::kF16, Rows>(dims, max_bytes, bytes);
+    case Kv::kE4M3: return attn_mma::with_config<Kv::kE4M3, Rows>(dims, max_bytes, bytes);
+    case Kv::kE5M2: return attn_mma::with_config<Kv::kE5M2, Rows>(dims, max_bytes, bytes);
+    case Kv::kInt8: return attn_mma::with_config<Kv::kInt8, Rows>(dims, max_bytes, bytes);
   }
   return INT32_MAX;
 }
@@ -52,7 +52,7 @@ int32_t shared_bytes_of(Kv stored, int dims, int32_t most) {
 const char* misfit(const AttnLaunch& launch, int arch, int32_t shared_bytes, int32_t tile_rows) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 80) return "mma.sync of bf16 and cp.async need compute capability 8.0";
-  if (launch.schedule.tile_rows != tile_rows) return "the plan was made for another tile";
+  if (launch.schedule.tile_rows != tile_rows) return "the schedule was made for another tile";
   Kv stored;
   if (!stored_type(launch, &stored))
     return "K and V must both be bf16, f16, e4m3, e5m2 or int8 with scales per tensor or per row";

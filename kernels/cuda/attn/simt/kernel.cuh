@@ -1,10 +1,11 @@
-// Attention for anything that kernels::AttnParams can say, in float32: what no other kernel takes.
-// See README.md.
+// Attention for everything that kernels::AttnParams can express, in float32. It serves what no
+// other kernel supports. See README.md.
 //
-// A CTA does its items of the plan one after the other. Warp w owns rows w, w + 4 and so on of the
-// tile, so that a decode step's few rows keep all warps busy. Per block of 32 keys: scores (lane =
-// key), softmax inside the warp, weights to shared memory, sums += weights * V (lane = four dims of
-// a chunk of 128).
+// A CTA runs its work items one after the other. Warp w owns rows w, w + 4 and so on of the tile,
+// so that the few rows of a decode step keep all warps busy. For each block of 32 keys:
+// 1. Scores (lane = key).
+// 2. Softmax inside the warp; the weights go to shared memory.
+// 3. sums += weights * V (lane = four dims of a chunk of 128).
 #pragma once
 
 #include "kernels/cuda/attn/simt/config.h"
@@ -22,16 +23,16 @@ constexpr float kMinusInfinity = -__builtin_inff();
 
 struct RowFacts {
   RowRange mask;
-  int32_t row;     // token row of the sequence
-  int32_t head;    // query head; -1: no such row
-  int64_t packed;  // row of q, out and lse
+  int32_t row;     // Token row of the sequence.
+  int32_t head;    // Query head. -1: there is no such row.
+  int64_t packed;  // Row of q, out and lse.
   int64_t position;
 };
 static_assert(sizeof(RowFacts) == 4 * kRowFactsFloats);
 
 template <int Rows>
 struct Cta {
-  static constexpr int kOwn = Rows / kWarps;  // rows of a warp
+  static constexpr int kOwn = Rows / kWarps;  // Rows of a warp.
   static constexpr int kWeightStride = weight_stride(Rows);
 
   const AttnLaunch& launch;
@@ -42,13 +43,13 @@ struct Cta {
   float* sums;
   float* chunk;
   float* weights;
-  uint32_t* seen;
+  uint32_t* visible_rows;
   RowFacts* facts;
   SequenceMask mask;
   TileRange tile;
   Source k, v;
   int32_t q_stride, sums_stride;
-  float m[kOwn], l[kOwn];  // the same in all lanes of the warp
+  float m[kOwn], l[kOwn];  // The same in all lanes of the warp.
 
   KVC_DEVICE Cta(const AttnLaunch& launch_in, const WorkItem& item_in)
       : launch(launch_in),
@@ -60,7 +61,7 @@ struct Cta {
     float* memory = reinterpret_cast<float*>(cta_shared());
     q = memory + at.q, sums = memory + at.sums, chunk = memory + at.chunk,
     weights = memory + at.weights;
-    seen = reinterpret_cast<uint32_t*>(memory + at.seen);
+    visible_rows = reinterpret_cast<uint32_t*>(memory + at.visible_rows);
     facts = reinterpret_cast<RowFacts*>(memory + at.rows);
     mask = sequence_mask(sequence);
     tile = kEmptyTile;
@@ -71,10 +72,10 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) m[i] = kMinusInfinity, l[i] = 0.0f;
   }
 
-  // Row of the tile that is the warp's row i.
+  // The row of the tile that is row i of the warp.
   KVC_DEVICE int row_of(int i) const { return warp + kWarps * i; }
 
-  // Facts of the rows, and their queries as the scores want them.
+  // Loads the facts of the rows, and their queries rotated and scaled.
   KVC_DEVICE void load_rows() {
     const kernels::AttnParams& params = launch.params;
     const int thread = static_cast<int>(threadIdx.x);
@@ -113,8 +114,8 @@ struct Cta {
     }
   }
 
-  // Bit i: the warp's row i sees `key`, the lane's.
-  KVC_DEVICE uint32_t rows_that_see(int32_t key, Cover covered) const {
+  // Bit i: row i of the warp sees the lane's key, `key`.
+  KVC_DEVICE uint32_t rows_seeing(int32_t key, Cover covered) const {
     uint32_t bits = 0;
     if (key >= item.key_end) return 0;
 #pragma unroll
@@ -146,9 +147,10 @@ struct Cta {
     }
   }
 
-  // Soft cap, ALiBi and bias; -inf where the row does not see the key, whatever its elements are.
-  KVC_DEVICE float ruled(float score, bool sees, const RowFacts& own, int32_t key,
-                         int64_t key_position) const {
+  // Applies the score modifiers: soft cap, ALiBi and bias. Returns -inf for a masked key, whatever
+  // its elements are.
+  KVC_DEVICE float modify_score(float score, bool sees, const RowFacts& own, int32_t key,
+                                int64_t key_position) const {
     const kernels::AttnParams& params = launch.params;
     if (!sees) return kMinusInfinity;
     if (params.softcap != 0.0f) score = params.softcap * tanhf(score);
@@ -163,8 +165,8 @@ struct Cta {
     return score;
   }
 
-  // Scores to weights relative to the new maxima; scale[i] is what older sums of row i are
-  // multiplied by. Also applies the factor of the lane's V.
+  // Turns scores into weights relative to the new maxima. scale[i] rescales the older sums of row
+  // i. The scale of the lane's V is applied as well.
   KVC_DEVICE void add_weights(const float (&scores)[kOwn], float v_factor, float (&scale)[kOwn]) {
     uint32_t own[kOwn];
 #pragma unroll
@@ -206,8 +208,8 @@ struct Cta {
     }
   }
 
-  // Dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0 leaves the
-  // sum alone: the key may be masked, its V anything.
+  // Accumulates dims [first_dim, first_dim + kChunk) of the warp's first Count rows. A weight of 0
+  // does not touch the sum: the key may be masked and its V arbitrary.
   template <int Count>
   KVC_DEVICE void add_values(const float (&scale)[kOwn], int32_t first_dim) {
     const int32_t d = first_dim + 4 * lane_id();
@@ -244,16 +246,16 @@ struct Cta {
     }
   }
 
-  KVC_DEVICE void add_block(int32_t first_key, Cover covered) {
+  KVC_DEVICE void process_block(int32_t first_key, Cover covered) {
     const kernels::AttnParams& params = launch.params;
     const int lane = lane_id();
     const int32_t key = first_key + lane;
-    const uint32_t rows = rows_that_see(key, covered);
-    seen[warp_id() * kKeys + lane] = rows;
-    sync_cta();  // also: nobody reads the last block's chunk any more
+    const uint32_t rows = rows_seeing(key, covered);
+    visible_rows[warp_id() * kKeys + lane] = rows;
+    sync_cta();  // Everybody has finished with the last block's chunk.
     uint32_t anybody = 0;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) anybody |= seen[w * kKeys + lane];
+    for (int w = 0; w < kWarps; ++w) anybody |= visible_rows[w * kKeys + lane];
     int64_t page = -1, position = 0;
     int32_t slot = 0;
     if (anybody != 0) {
@@ -273,12 +275,12 @@ struct Cta {
     for (int i = 0; i < kOwn; ++i) scores[i] = 0.0f;
     const KeyRow k_row = key_row(k, launch.k_storage, stored, page, item.kv_head, slot);
     const bool second = sequence.k_rotation_index != 0;
-    const bool turns =
+    const bool rotates =
         (second ? params.k_rotations[1].rotary_dim : params.k_rotations[0].rotary_dim) != 0;
 #pragma unroll 1
     for (int32_t d = 0; d < params.k_dim; d += kChunk) {
       if (d > 0) sync_cta();
-      if (turns) {
+      if (rotates) {
         load_chunk_rotated(chunk, k, k_row, second ? params.k_rotations[1] : params.k_rotations[0],
                            position, params.k_dim, d);
       } else {
@@ -292,7 +294,7 @@ struct Cta {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       const bool sees = stored && (rows >> i & 1u) != 0;
-      scores[i] = ruled(scores[i] * k_factor, sees, facts[row_of(i)], key, position);
+      scores[i] = modify_score(scores[i] * k_factor, sees, facts[row_of(i)], key, position);
     }
     add_weights(scores, v_factor, scale);
     const KeyRow v_row = key_row(v, launch.v_storage, stored, page, item.kv_head, slot);
@@ -306,13 +308,13 @@ struct Cta {
     }
   }
 
-  KVC_DEVICE void attend() {
+  KVC_DEVICE void decode_loop() {
     for (int32_t key = item.key_begin; key < item.key_end; key += kKeys) {
       key = skip_masked(mask, tile, key, item.key_begin, kKeys);
       if (key >= item.key_end) break;
       const int32_t end = key + kKeys < item.key_end ? key + kKeys : item.key_end;
       const Cover covered = cover(mask, tile, key, end);
-      if (covered != Cover::kNone) add_block(key, covered);
+      if (covered != Cover::kNone) process_block(key, covered);
     }
   }
 
@@ -360,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, kCtasPerSm)
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x]; i < end; ++i) {
     Cta<Rows> cta(launch, launch.schedule.items[i]);
     cta.load_rows();
-    cta.attend();
+    cta.decode_loop();
     cta.write();
     sync_cta();
   }

@@ -36,8 +36,8 @@ AttnGeometry attn_simt_geometry(const DeviceLimits& device, int32_t k_dim, int32
   AttnGeometry geometry{};
   geometry.tile_rows = simt::tile_rows(k_dim, v_dim);
   geometry.key_block = simt::kKeys;
-  // Shared memory of a multiprocessor (CUDA programming guide, table of technical specifications)
-  // less 1 KiB that each CTA costs.
+  // Shared memory of an SM, from the table of technical specifications in the CUDA programming
+  // guide. Each CTA reserves 1 KiB.
   const uint32_t available = arch == 80 ? 164 : arch >= 90 && arch < 120 ? 228 : 100;
   const uint32_t needed = shared_bytes(geometry.tile_rows, k_dim, v_dim) + 1024;
   const uint32_t fitting = available * 1024 / needed;
@@ -50,7 +50,7 @@ AttnGeometry attn_simt_geometry(const DeviceLimits& device, int32_t k_dim, int32
 }
 
 cudaError_t attn_simt(const AttnLaunch& launch, cudaStream_t stream) {
-  // The instantiations: tile rows.
+  // The instantiations, by tile rows.
   if (launch.schedule.tile_rows == 16) return launch_rows<16>(launch, stream);
   if (launch.schedule.tile_rows == 8) return launch_rows<8>(launch, stream);
   return cudaErrorInvalidValue;

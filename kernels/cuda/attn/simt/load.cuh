@@ -1,4 +1,5 @@
-// A block of keys on its way to shared memory: where its rows lie, and their elements as float32.
+// Loads a block of keys into shared memory: the addresses of its rows, and their elements as
+// float32.
 #pragma once
 
 #include "kernels/cuda/attn/simt/config.h"
@@ -6,11 +7,11 @@
 
 namespace kvc::cuda::simt {
 
-// Rows of K or of V.
+// The rows of K or of V.
 struct Source {
   kernels::PagedRows rows;
   Element element;
-  bool by_four;  // every row begins where four elements can be read at once
+  bool by_four;  // Every row is aligned for reads of four elements.
 };
 
 KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& storage) {
@@ -20,16 +21,16 @@ KVC_DEVICE Source source_of(const kernels::PagedRows& rows, const RowStorage& st
                            rows.head_stride, rows.token_stride)};
 }
 
-// A lane's key: null where no row sees it.
+// The lane's key. Null: no row sees it.
 struct KeyRow {
   const std::byte* elements;
   const std::byte* block_scales;
 };
 
-KVC_DEVICE KeyRow key_row(const Source& source, const RowStorage& storage, bool seen, int64_t page,
-                          int32_t head, int32_t slot) {
+KVC_DEVICE KeyRow key_row(const Source& source, const RowStorage& storage, bool visible_rows,
+                          int64_t page, int32_t head, int32_t slot) {
   KeyRow row{nullptr, nullptr};
-  if (!seen) return row;
+  if (!visible_rows) return row;
   row.elements = source.rows.base + page * source.rows.page_stride +
                  head * source.rows.head_stride + slot * source.rows.token_stride;
   if (storage.quant == Quant::kBlock16) row.block_scales = scale_address(storage, page, head, slot);
@@ -40,9 +41,9 @@ KVC_DEVICE const std::byte* pointer_of_lane(const std::byte* own, int lane) {
   return reinterpret_cast<const std::byte*>(shuffle(reinterpret_cast<uint64_t>(own), lane));
 }
 
-// warp. Dims [first, first + kChunk) of the keys of all lanes into `chunk`, every warp its eight
-// keys; zeros behind `dim` and for keys that nobody sees. Elements keep their factors of the row
-// (factor_of_row), block scales are applied.
+// warp. Loads dims [first, first + kChunk) of the keys of all lanes into `chunk`, eight keys per
+// warp. Dims beyond `dim` and masked keys become zeros. Scales of rows are not applied
+// (factor_of_row); scales of blocks are.
 KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own, int32_t dim,
                            int32_t first) {
   constexpr int kWarpKeys = kKeys / kWarps;
@@ -92,8 +93,8 @@ KVC_DEVICE void load_chunk(float* chunk, const Source& source, const KeyRow& own
   }
 }
 
-// warp. The same for K that turns while it is read; `position`: row of the angles of the lane's
-// key.
+// warp. The same for K that is rotated on read. `position` is the row of the RoPE table for the
+// lane's key.
 KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const KeyRow& own,
                                    const kernels::Rotation& rotation, int64_t position, int32_t dim,
                                    int32_t first) {
@@ -104,13 +105,13 @@ KVC_DEVICE void load_chunk_rotated(float* chunk, const Source& source, const Key
     const int key = first_key + i;
     const std::byte* row = pointer_of_lane(own.elements, key);
     const std::byte* scales = pointer_of_lane(own.block_scales, key);
-    const int64_t angles = shuffle(position, key);
+    const int64_t cos_sin_row = shuffle(position, key);
 #pragma unroll 1
     for (int32_t d = lane; d < kChunk; d += 32) {
       const int32_t at = first + d;
       float value = 0.0f;
       if (row != nullptr && at < dim) {
-        value = rotated(rotation, angles, at, [&](int32_t j) {
+        value = rotated(rotation, cos_sin_row, at, [&](int32_t j) {
           const float element = load_element(row, source.element, j);
           return scales != nullptr ? element * block_scale(scales, j) : element;
         });

@@ -1,4 +1,5 @@
-// The end of an item: rows normalised into out and lse, or as they are into a partial slot.
+// The epilogue of a work item: writes rows normalised into out and lse, or un-normalised into a
+// split.
 #pragma once
 
 #include "kernels/cuda/attn/wgmma/softmax.cuh"
@@ -16,8 +17,8 @@ KVC_DEVICE float sum_of_row(float l) {
   return l + shuffle_xor(l, 2);
 }
 
-// One row's columns column_begin + 8 * j + 2 * (lane % 4), +1 times `factor`. v_dim is a multiple
-// of 8, `to` aligned to pairs.
+// Stores columns column_begin + 8 * j + 2 * (lane % 4) and the next one of a row, times `factor`.
+// v_dim is a multiple of 8, and `to` is aligned to pairs.
 template <int Row, int Count>
 KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[Count],
                           float factor, int32_t column_begin, int32_t v_dim) {
@@ -44,7 +45,7 @@ KVC_DEVICE void store_row(std::byte* to, kernels::DType dtype, const float (&o)[
   }
 }
 
-// One of the thread's two rows.
+// Writes one of the thread's two rows.
 template <int Row, int Count>
 KVC_DEVICE void write_output_row(const AttnLaunch& launch, const ItemScope& scope,
                                  const WorkItem& item, int32_t packed, const RowSums& sums,
@@ -83,9 +84,9 @@ KVC_DEVICE void write_output_row(const AttnLaunch& launch, const ItemScope& scop
   store_row<Row>(to, dtype, o, factor, column_begin, params.v_dim);
 }
 
-// Columns column_begin + 8 * j + 2 * (lane % 4), +1 of packed rows first_row and first_row + 8.
-// sums: of whole rows; `m_scale` makes log2 units of m; `writes_sums`: m, l and lse are this
-// warpgroup's to write as well.
+// Writes columns column_begin + 8 * j + 2 * (lane % 4) and the next one of packed rows first_row
+// and first_row + 8. `sums` are those of whole rows. `m_scale` converts m to log2 units. With
+// `writes_sums` this warpgroup also writes m, l and lse.
 template <int Count>
 KVC_DEVICE void write_output(const AttnLaunch& launch, const ItemScope& scope, const WorkItem& item,
                              int32_t first_row, const RowSums (&sums)[2], float m_scale,

@@ -1,5 +1,5 @@
-// What a work item asks for: which keys its rows see together, which blocks of keys are visited.
-// Producer and consumers go by the same.
+// The visible range of a work item and the key blocks that it visits. The producer and the
+// consumers use the same rules.
 #pragma once
 
 #include "kernels/cuda/attn/visible_range.h"
@@ -8,39 +8,40 @@
 
 namespace kvc::cuda::wgmma {
 
-// It lies in shared memory, one for every warp role: accumulators leave no registers for it.
+// Lies in shared memory, once per warp role: accumulators leave no registers for it.
 struct alignas(16) ItemScope {
   SequenceMask mask;
-  TileRange rows;              // ends clipped to the item's
-  int32_t key_begin, key_end;  // of the item, and where its last row ends
-  int32_t first;               // where blocks are counted from: aligned to boxes
-  int32_t row_begin, row_end;  // packed rows
+  TileRange rows;              // The ends are clipped to the work item.
+  int32_t key_begin, key_end;  // First key of the item, and the end of its last row.
+  int32_t first;               // First key of the first block, aligned to TMA boxes.
+  int32_t row_begin, row_end;  // Packed rows.
   const kernels::AttnSequence* sequence;
 
-  // Some row may see it.
+  // Whether some row may see `key`.
   KVC_DEVICE bool visible_to_any(int32_t key) const {
     return key >= key_begin && key < key_end && (key >= rows.first_begin || key < mask.sink_end);
   }
-  // Some row may see one of [begin, end).
+  // Whether some row may see one of the keys [begin, end).
   KVC_DEVICE bool any_visible(int32_t begin, int32_t end) const {
     return end > key_begin && begin < key_end && (end > rows.first_begin || begin < mask.sink_end);
   }
-  // Some row may see each of them.
+  // Whether each of the keys [begin, end) may be visible to some row.
   KVC_DEVICE bool each_visible(int32_t begin, int32_t end) const {
     return begin >= key_begin && end <= key_end &&
            (begin >= rows.first_begin || end <= mask.sink_end);
   }
-  // Every row sees each of them.
+  // Whether every row sees each of the keys [begin, end).
   KVC_DEVICE bool all_visible(int32_t begin, int32_t end) const {
     return begin >= key_begin && cover(mask, rows, begin, end) == Cover::kFull;
   }
-  // Blocks begin at block(first), block(it + length), … as long as they are below key_end.
+  // The begin of the next visible block. Blocks begin at block(first), block(previous + length) and
+  // so on, as long as they are below key_end.
   KVC_DEVICE int32_t block(int32_t key, int32_t length) const {
     return skip_masked(mask, rows, key, first, length);
   }
 };
 
-// warp. Written by lane 0: barriers are the caller's.
+// warp. Lane 0 writes the scope. The caller adds barriers.
 KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem& item,
                            int32_t causal, int32_t group_size, int32_t box_rows, ItemScope* out) {
   const int32_t row_begin = item.row_begin / group_size;
@@ -56,7 +57,7 @@ KVC_DEVICE void find_scope(const kernels::AttnSequence& sequence, const WorkItem
   rows.first_end = rows.first_end < item.key_end ? rows.first_end : item.key_end;
   rows.last_end = rows.last_end < item.key_end ? rows.last_end : item.key_end;
   const int32_t first = item.key_begin / box_rows * box_rows;
-  // An item without keys has no blocks, not even the one that key_begin lies in.
+  // A work item without keys has no blocks, not even the block of key_begin.
   const int32_t key_end = rows.last_end > item.key_begin ? rows.last_end : first;
   if (lane_id() == 0)
     *out = {

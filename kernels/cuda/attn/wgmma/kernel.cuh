@@ -1,5 +1,5 @@
-// Prefill with wgmma: two consumer warpgroups of 64 packed rows, K and V by TMA from a producer
-// warp. README.md has the schedule.
+// Prefill with wgmma: two consumer warpgroups of 64 packed rows each; a producer warp loads K and V
+// by TMA. README.md describes the pipeline.
 #pragma once
 
 #include "kernels/cuda/attn/wgmma/config.h"
@@ -16,17 +16,18 @@ static_assert(sizeof(ItemScope) == kScopeBytes);
 
 struct KernelParams {
   AttnLaunch launch;
-  TensorMap maps[2 * kRaggedMaps];  // of K, then of V; without ragged keys the first of each
+  // The maps of K, then of V. Without ragged keys only the first of each is used.
+  TensorMap maps[2 * kRaggedMaps];
   int32_t box_rows;
 };
 static_assert(sizeof(KernelParams) <= 4096);
 
-// Barriers 1 and 2: a consumer's four warps; 3: both consumers.
+// Named barriers: 1 and 2 for the four warps of a consumer, 3 for both consumers.
 KVC_DEVICE void sync_consumer(int consumer) { sync_named(1 + consumer, 128); }
 KVC_DEVICE int consumer_index() { return warp_id() / 4 - 1; }
 KVC_DEVICE void sync_consumers() { sync_named(3, 256); }
 
-// A consumer thread's first packed row. Cheaper made anew than kept.
+// A consumer thread's first packed row. Computing it again is cheaper than keeping it.
 KVC_DEVICE int32_t first_own_row(const ItemScope& scope) {
   return scope.row_begin + static_cast<int32_t>(threadIdx.x / 128 - 1) * kRowsOfConsumer +
          row_of_warpgroup();
@@ -49,8 +50,8 @@ KVC_DEVICE void multiply_pv(float (&o)[Shape::kVDim / 2], uint32_t (&p)[Shape::k
     wgmma_rs<T, Shape::kVDim, true>(o, p[step], wgmma_advance(v, n_major_step(step)), true);
 }
 
-// Both consumers: V rows that no row of the item sees become zeros, for 0 * NaN is NaN. Boxes that
-// nobody sees are zeros already.
+// Both consumers. V rows that no row of the item sees become zeros, because 0 * NaN is NaN. Boxes
+// without any visible key are zeros already.
 template <class Shape>
 KVC_DEVICE void clear_masked(std::byte* v, const ItemScope& scope, int32_t key) {
   const int thread = static_cast<int>(threadIdx.x) - 128;
@@ -67,7 +68,8 @@ KVC_DEVICE void clear_masked(std::byte* v, const ItemScope& scope, int32_t key) 
   sync_consumers();
 }
 
-// One consumer: its scope and its queries. Barriers before and behind are the caller's.
+// One consumer. Prepares the scope and the queries of an item. The caller adds barriers before and
+// after.
 template <class Shape, kernels::DType T>
 KVC_DEVICE void start_item(const AttnLaunch& launch, int32_t index, int32_t box_rows, int consumer,
                            std::byte* shared, ItemScope* scope) {
@@ -91,14 +93,16 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
                         const Ring<Shape::kStages, Shape::kVBytes>& v_ring) {
   constexpr int kKeys = Shape::kKeyBlock;
   const kernels::AttnParams& params = launch.params;
-  // Scores are scaled after the product, in float32; under a soft cap the product is scaled first.
+  // Scores are scaled after the product, in float32. Under a soft cap the product is scaled first.
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
-  RingPosition<Shape::kStages> place;  // of V; K is one block ahead while outputs are due
+  // Position of V. K is one block ahead while outputs are due.
+  RingPosition<Shape::kStages> position;
 
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
        i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
     const int consumer = consumer_index();
-    sync_consumer(consumer);  // nobody needs the last item's queries and scope any more
+    // Everybody has finished with the queries and the scope of the last item.
+    sync_consumer(consumer);
     start_item<Shape, T>(launch, i, box_rows, consumer, shared, scopes + consumer);
     sync_consumer(consumer);
     const ItemScope& scope = scopes[consumer];
@@ -109,31 +113,31 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
 #pragma unroll
     for (float& value : o) value = 0.0f;
 
-    const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_place) {
-      k_ring.wait(k_place);
-      // Made anew in every block: the compiler would keep the descriptors of all steps in
-      // registers.
-      uint32_t place[1] = {static_cast<uint32_t>(consumer)};
-      wgmma_pin(place);
-      const uint64_t q = wgmma_descriptor(shared + place[0] * (Shape::kQBytes / kConsumers), 0,
+    const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_position) {
+      k_ring.wait(k_position);
+      // Computed again in every block: otherwise the compiler would keep the descriptors of all
+      // steps in registers.
+      uint32_t own[1] = {static_cast<uint32_t>(consumer)};
+      wgmma_pin(own);
+      const uint64_t q = wgmma_descriptor(shared + own[0] * (Shape::kQBytes / kConsumers), 0,
                                           kStrideBytes, kSwizzleBytes);
       wgmma_pin(s);
       wgmma_fence();
       multiply_qk<Shape, T>(
-          s, q, wgmma_descriptor(k_ring.stage(k_place), 0, kStrideBytes, kSwizzleBytes));
+          s, q, wgmma_descriptor(k_ring.stage(k_position), 0, kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
     const auto issue_pv = [&]() {
       wgmma_pin(o);
       wgmma_fence();
-      multiply_pv<Shape, T>(
-          o, p,
-          wgmma_descriptor(v_ring.stage(place), leading_bytes(kKeys), kStrideBytes, kSwizzleBytes));
+      multiply_pv<Shape, T>(o, p,
+                            wgmma_descriptor(v_ring.stage(position), leading_bytes(kKeys),
+                                             kStrideBytes, kSwizzleBytes));
       wgmma_commit();
     };
-    const auto softmax_scores = [&](const RingPosition<Shape::kStages>& k_place, int32_t key) {
+    const auto softmax_scores = [&](const RingPosition<Shape::kStages>& k_position, int32_t key) {
       wgmma_pin(s);
-      k_ring.release(k_place);
+      k_ring.release(k_position);
       if (params.softcap != 0) cap_scores(s, params.q_scale);
       if (!scope.all_visible(key, key + kKeys))
         mask_scores<kKeys>(s, scope, params, first_own_row(scope), key);
@@ -144,32 +148,32 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     const auto finish_output = [&]() {
       wgmma_wait<0>();
       wgmma_pin(o);
-      v_ring.release(place);
-      ++place.blocks;
+      v_ring.release(position);
+      ++position.blocks;
     };
     const auto wait_v = [&](int32_t key) {
-      v_ring.wait(place);
+      v_ring.wait(position);
       if (!scope.each_visible(key, key + kKeys))
-        clear_masked<Shape>(v_ring.stage(place), scope, key);
+        clear_masked<Shape>(v_ring.stage(position), scope, key);
     };
 
     int32_t key = scope.block(scope.first, kKeys);
     if (key < scope.key_end) {
-      issue_qk(place);
+      issue_qk(position);
       wgmma_wait<0>();
-      softmax_scores(place, key);
+      softmax_scores(position, key);
       pack_scores<T, kKeys>(s, p);
 #pragma unroll 1
       while (true) {
         const int32_t next = scope.block(key + kKeys, kKeys);
         if (next >= scope.key_end) break;
-        const RingPosition<Shape::kStages> ahead{place.blocks + 1};
+        const RingPosition<Shape::kStages> ahead{position.blocks + 1};
         issue_qk(ahead);
         wait_v(key);
         issue_pv();
         wgmma_wait<1>();
         softmax_scores(ahead, next);
-        finish_output();  // p and o are being read and written until here
+        finish_output();  // wgmma reads p and writes o until here.
         rescale(o, factor);
         pack_scores<T, kKeys>(s, p);
         key = next;
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     sync_cta();
     wait_for_previous_kernel();
-    launch_dependents();  // they wait for the end, on SMs that are done
+    launch_dependents();  // The next kernel waits for the end of this one, on SMs that are done.
     if (warp_id() < 4) {
       registers_decrease<kProducerRegisters>();
       if (warp_id() == 0)

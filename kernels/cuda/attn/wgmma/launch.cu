@@ -1,4 +1,4 @@
-// Instantiations of attn_wgmma and their choice.
+// The instantiations of attn_wgmma and their choice.
 #include "kernels/cuda/attn/tensor_map.h"
 #include "kernels/cuda/attn/wgmma/config.h"
 #include "kernels/cuda/attn/wgmma/kernel.cuh"
@@ -28,7 +28,7 @@ constexpr Variant kVariants[] = {
     variant<wgmma::Shape256, DType::kBF16>(), variant<wgmma::Shape256, DType::kF16>(),
 };
 
-// Why not, or null.
+// The reason why the kernel does not support the launch, or null.
 const char* misfit(const AttnLaunch& launch, int arch) {
   const kernels::AttnParams& params = launch.params;
   if (arch < 90 || arch >= 100) return "wgmma: the device is not of compute capability 9.0";

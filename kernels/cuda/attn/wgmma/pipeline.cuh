@@ -5,7 +5,7 @@
 
 namespace kvc::cuda::wgmma {
 
-// Blocks so far: the next one's stage, and the parity of its round.
+// Number of blocks so far. It gives the stage of the next block and the parity of its round.
 template <int Stages>
 struct RingPosition {
   static_assert((Stages & (Stages - 1)) == 0);
@@ -15,7 +15,7 @@ struct RingPosition {
   KVC_DEVICE uint32_t parity() const { return blocks / Stages & 1u; }
 };
 
-// full: the bytes of a stage are there; empty: every consumer warp is done with them.
+// full: all bytes of a stage have arrived. empty: every consumer warp has finished with them.
 template <int Stages, int Bytes>
 struct Ring {
   std::byte* memory;
@@ -29,22 +29,22 @@ struct Ring {
       mbarrier_init(empty + stage, consumer_warps);
     }
   }
-  KVC_DEVICE std::byte* stage(const RingPosition<Stages>& place) const {
-    return memory + place.stage() * Bytes;
+  KVC_DEVICE std::byte* stage(const RingPosition<Stages>& position) const {
+    return memory + position.stage() * Bytes;
   }
 
-  // The producer's warp: the stage is free, and its bytes are announced.
-  KVC_DEVICE void acquire(const RingPosition<Stages>& place) const {
-    mbarrier_wait(empty + place.stage(), place.parity() ^ 1u);
-    if (lane_id() == 0) mbarrier_arrive_expect(full + place.stage(), Bytes);
+  // The producer warp waits for a free stage and announces its bytes.
+  KVC_DEVICE void acquire(const RingPosition<Stages>& position) const {
+    mbarrier_wait(empty + position.stage(), position.parity() ^ 1u);
+    if (lane_id() == 0) mbarrier_arrive_expect(full + position.stage(), Bytes);
     sync_warp();
   }
-  KVC_DEVICE void wait(const RingPosition<Stages>& place) const {
-    mbarrier_wait(full + place.stage(), place.parity());
+  KVC_DEVICE void wait(const RingPosition<Stages>& position) const {
+    mbarrier_wait(full + position.stage(), position.parity());
   }
-  // A consumer warp has read all it needs.
-  KVC_DEVICE void release(const RingPosition<Stages>& place) const {
-    if (lane_id() == 0) mbarrier_arrive(empty + place.stage());
+  // A consumer warp has finished reading the stage.
+  KVC_DEVICE void release(const RingPosition<Stages>& position) const {
+    if (lane_id() == 0) mbarrier_arrive(empty + position.stage());
   }
 };
 

@@ -1,4 +1,5 @@
-// Queries of an item into shared memory: packed rows, rotated, as the K-major A operand of wgmma.
+// Loads the queries of an item into shared memory: packed rows, rotated, as the K-major A operand
+// of wgmma.
 #pragma once
 
 #include "kernels/cuda/attn/visible_range.h"
@@ -8,7 +9,7 @@
 
 namespace kvc::cuda::wgmma {
 
-// Eight elements, 16-byte aligned.
+// Loads eight elements that are 16-byte aligned.
 template <kernels::DType T>
 KVC_DEVICE void load_eight(const std::byte* row, int32_t index, float (&out)[8]) {
   const Words4 words = load_16(row + 2 * index);
@@ -16,8 +17,8 @@ KVC_DEVICE void load_eight(const std::byte* row, int32_t index, float (&out)[8])
   for (int i = 0; i < 4; ++i) unpack<T>(words.x[i], out[2 * i], out[2 * i + 1]);
 }
 
-// The same, rotated by row `angles`. The rotation begins and ends at multiples of eight elements,
-// and so does its half.
+// The same, rotated by row `cos_sin_row` of the RoPE table. The rotary dims and their half are
+// multiples of eight elements.
 template <kernels::DType T>
 KVC_DEVICE void load_eight_rotated(const std::byte* row, int32_t index,
                                    const kernels::Rotation& rotation, int64_t cos_sin_row,
@@ -52,9 +53,9 @@ KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
           15u) == 0;
 }
 
-// k_dim is a multiple of 8. `threads` threads, of which this is number `thread`, write `rows`
-// packed rows from `first_row` of the sequence's kv head on; those from `row_end` on are zeros.
-// `shared`: block_offset(rows, …).
+// Loads `rows` packed rows of the sequence's KV head from `first_row` on; rows from `row_end` on
+// become zeros. `thread` is the index of this thread among `threads`. k_dim is a multiple of 8.
+// Element addresses in `shared` are those of block_offset(rows, ...).
 template <kernels::DType T, int Dim>
 KVC_DEVICE void load_queries(const kernels::AttnParams& params,
                              const kernels::AttnSequence& sequence,
@@ -62,7 +63,7 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
                              int32_t row_end, int32_t rows, std::byte* shared, int thread,
                              int threads) {
   const int32_t group_size = params.num_q_heads / params.num_kv_heads;
-  // Whole pieces where memory and rotation allow it, as they do in models of today; else one
+  // Eight elements at a time where memory and RoPE allow it, as in known models; otherwise one
   // element at a time.
   const bool whole = params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 &&
                      rotation.rotary_dim % 16 == 0;

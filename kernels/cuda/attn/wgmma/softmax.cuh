@@ -1,5 +1,6 @@
-// Scores of a block in wgmma's accumulator layout: masks, soft cap, and the running maximum and sum
-// of every row. A thread holds columns 8 * j + 2 * (lane % 4), +1 of two rows, eight apart.
+// Scores of a block in wgmma's accumulator layout: masks, soft cap, and the online softmax state of
+// every row. A thread holds columns 8 * j + 2 * (lane % 4) and the next one of two rows, which are
+// eight apart.
 #pragma once
 
 #include "kernels/cuda/attn/visible_range.h"
@@ -11,14 +12,14 @@ namespace kvc::cuda::wgmma {
 
 constexpr float kMinusInfinity = -__builtin_inff();
 
-// The first of a thread's two rows within its warpgroup; the other is 8 further down.
+// The first of a thread's two rows in its warpgroup. The other row is 8 further.
 KVC_DEVICE int32_t row_of_warpgroup() {
   const auto thread = static_cast<int32_t>(threadIdx.x & 127u);
   return thread / 32 * 16 + (thread & 31) / 4;
 }
 
-// Sets what rows do not see to -inf, whatever it was. s[4 * piece + 2 * row + i]: keys from
-// first_key on, packed rows first_row and first_row + 8.
+// Sets masked scores to -inf, whatever they were. s[4 * j + 2 * row + i] belongs to keys from
+// first_key on and to packed rows first_row and first_row + 8.
 template <int Keys>
 KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope,
                             const kernels::AttnParams& params, int32_t first_row,
@@ -47,7 +48,7 @@ KVC_DEVICE void mask_scores(float (&s)[Keys / 2], const ItemScope& scope,
   }
 }
 
-// tanh(x) = 1 - 2 / (e^2x + 1); absolute error near 1e-7.
+// tanh(x) = 1 - 2 / (e^2x + 1), with an absolute error near 1e-7.
 KVC_DEVICE float tanh_fast(float x) {
   constexpr float kTwoLog2E = 2.88539008f;
   return 1.0f - 2.0f * reciprocal_fast(exp2_fast(x * kTwoLog2E) + 1.0f);
@@ -58,8 +59,8 @@ KVC_DEVICE void cap_scores(float (&s)[Count], float scale) {
   for (int i = 0; i < Count; ++i) s[i] = tanh_fast(s[i] * scale);
 }
 
-// Per row: the maximum of its scores, not scaled, the same in all four lanes of a row; the sum of
-// the thread's own columns alone.
+// The online softmax state of a row. m is the maximum of its unscaled scores, the same in all four
+// lanes of the row. l is the sum of the thread's own columns alone.
 struct RowSums {
   float m = kMinusInfinity;
   float l = 0;
@@ -70,7 +71,7 @@ KVC_DEVICE float maximum_of_row(float m) {
   return fmaxf(m, shuffle_xor(m, 2));
 }
 
-// The maxima with this block's scores.
+// The maxima, including this block's scores.
 template <int Keys>
 KVC_DEVICE void find_maxima(const float (&s)[Keys / 2], const RowSums (&sums)[2], float (&m)[2]) {
 #pragma unroll
@@ -83,8 +84,8 @@ KVC_DEVICE void find_maxima(const float (&s)[Keys / 2], const RowSums (&sums)[2]
   }
 }
 
-// s becomes 2^(scale * (s - m)); `factor` is what sums and outputs of earlier blocks are multiplied
-// by. scale > 0. A row that has seen nothing yet has factor 0 and zeros.
+// s becomes 2^(scale * (s - m)), with scale > 0. `factor` rescales the sums and outputs of earlier
+// blocks. A row that has seen no key yet has factor 0 and weights 0.
 template <int Keys>
 KVC_DEVICE void softmax(float (&s)[Keys / 2], float scale, const float (&m)[2], RowSums (&sums)[2],
                         float (&factor)[2]) {
@@ -106,7 +107,7 @@ KVC_DEVICE void softmax(float (&s)[Keys / 2], float scale, const float (&m)[2], 
   }
 }
 
-// Probabilities as A operands: registers of step k hold columns 16 * k … + 15.
+// Packs probabilities into A operands: the registers of step k hold columns 16 * k to 16 * k + 15.
 template <kernels::DType T, int Keys>
 KVC_DEVICE void pack_scores(const float (&s)[Keys / 2], uint32_t (&a)[Keys / 16][4]) {
 #pragma unroll

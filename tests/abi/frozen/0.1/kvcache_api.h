@@ -96,16 +96,16 @@ typedef struct kvc_api {
                                const kvc_attn_opt *KVC_NULLABLE opt, const DLTensor *qkv,
                                DLTensor *out, kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_self)(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
-                          const DLTensor *q, const DLTensor *k, const DLTensor *v, DLTensor *out,
-                          DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
+                          const DLTensor *q, const DLTensor *k, const DLTensor *KVC_NULLABLE v,
+                          DLTensor *out, DLTensor *KVC_NULLABLE lse, kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_cached)(kvc_forward *fwd, int32_t layer, const kvc_attn_opt *KVC_NULLABLE opt,
                             const DLTensor *q, DLTensor *out, DLTensor *KVC_NULLABLE lse,
                             kvc_error *KVC_NULLABLE err);
   kvc_status (*attn_merge)(kvc_forward *fwd, DLTensor *out, DLTensor *lse,
                            const DLTensor *other_out, const DLTensor *other_lse,
                            kvc_error *KVC_NULLABLE err);
-  kvc_status (*kv_append)(kvc_forward *fwd, int32_t layer, const DLTensor *k, const DLTensor *v,
-                          kvc_error *KVC_NULLABLE err);
+  kvc_status (*kv_append)(kvc_forward *fwd, int32_t layer, const DLTensor *k,
+                          const DLTensor *KVC_NULLABLE v, kvc_error *KVC_NULLABLE err);
   kvc_status (*kv_gather)(kvc_forward *fwd, int32_t layer, kvc_seq seq,
                           DLTensor *KVC_NULLABLE k_out, DLTensor *KVC_NULLABLE v_out,
                           kvc_error *KVC_NULLABLE err);

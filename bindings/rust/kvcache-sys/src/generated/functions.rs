@@ -5,65 +5,81 @@ use crate::*;
 use core::ffi::{c_char, c_void};
 
 extern "C" {
-    /// Version of the loaded library's ABI, major \<\< 16 | minor.
+    /// Returns the version of the loaded library's ABI, major \<\< 16 | minor.
     ///
     /// ```text
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_abi_version() -> u32;
-    /// Version and build, for example "0.1.0 cpu".
+    /// Returns version and build, for example "0.1.0 cpu".
     ///
     /// ```text
     /// Static storage.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_version_string() -> *const c_char;
-    /// Name of a status, for example "KVC_E_NO_PAGES"; "KVC_E_UNKNOWN" for a value this library
-    /// does not know.
+    /// Returns the name of a status, for example "KVC_E_NO_PAGES".
     ///
     /// ```text
-    /// Never NULL.
+    /// Never NULL: a value that this library
+    /// does not know is "KVC_E_UNKNOWN".
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_status_name(status: kvc_status) -> *const c_char;
-    /// 1 when the build has a feature, 0 when it has not or does not know the name.
+    /// Returns 1 when the build has a feature, and 0 when it has not or does not know the name.
     ///
     /// ```text
-    /// Names: "cpu", "cuda", "f32", "f16", "bf16",
-    /// "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn", "rope.longrope", "rope.mrope", "softcap", "sink_logits",
-    /// "alibi", "bias", "spans", "window", "window.sink", "chunk", "tree", "mla", "cross", "shared", "v_is_k", "state", "linear",
-    /// "cascade", "shift", "ops", "storage.borrowed", "storage.none", "layout.page_first", "resize", "export", "plan.quant", "plan.hf_json", "prefix",
-    /// "prefix.tail", "prefix.quota", "prefix.host", "swap", "events".
+    /// back ends   "cpu", "cuda"
+    ///   types       "f32", "f16", "bf16"
+    ///   RoPE        "rope.half", "rope.interleaved", "rope.on_read", "rope.llama3", "rope.yarn",
+    ///               "rope.longrope", "rope.mrope"
+    ///   scores      "softcap", "sink_logits", "alibi", "bias"
+    ///   masks       "spans", "window", "window.sink", "chunk", "tree"
+    ///   layers      "mla", "cross", "shared", "v_is_k", "state", "linear"
+    ///   calls       "cascade", "shift", "ops", "resize", "export", "swap", "events"
+    ///   storage     "storage.borrowed", "storage.none", "layout.page_first"
+    ///   planning    "plan.quant", "plan.hf_json"
+    ///   prefixes    "prefix", "prefix.tail", "prefix.quota", "prefix.host"
+    ///
+    /// "cuda" says whether the CUDA back end was found, and loads it for that.
     /// `name`: borrowed for the call; NULL gives 0.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_has_feature(name: *const c_char) -> i32;
-    /// Says where modules lie: shared libraries of this project that are loaded when they are first
-    /// needed.
+    /// Sets the directory in which modules lie: shared libraries of this project, loaded when they
+    /// are first needed.
     ///
     /// ```text
-    /// There is one, the CUDA back end libkvcache_cuda.so. Without this call, or after NULL,
-    /// modules lie in the directory of the file that holds the library's code: libkvcache.so, or the
-    /// program that libkvcache.a is linked into. The dynamic linker never searches for a module, so
-    /// LD_LIBRARY_PATH, RUNPATH and its cache have no part in the choice. What a module depends on itself
-    /// (libc, libstdc++) the linker finds as usual.
-    /// A failed search is remembered: until the next successful kvc_module_path_set every call that needs
-    /// the module fails with the same message, which names the file, and nothing is looked for again. A
-    /// loaded module stays for the life of the process.
-    /// `path`: absolute path of a directory, copied; not looked at before a module is needed.
-    /// KVC_E_INVALID_ARGUMENT: path is not absolute, or holds a '$', which the dynamic linker would
-    /// replace. KVC_E_INVALID_STATE: a module has been loaded, and path is not the one in force; the message
-    /// names the module's file.
+    /// There is one, the CUDA back end libkvcache_cuda.so.
+    ///
+    /// Without this call, or after NULL, modules lie in the directory of the file that holds the
+    /// library's code: libkvcache.so, or the program that libkvcache.a is linked into. The dynamic
+    /// linker never searches for a module, so LD_LIBRARY_PATH, RUNPATH and its cache have no part in the
+    /// choice. What a module depends on itself (libc, libstdc++) the linker finds as usual.
+    ///
+    /// A failed search is remembered. Until the next successful kvc_module_path_set, every call that
+    /// needs the module fails with the same message, which names the file, and nothing is looked for
+    /// again. A loaded module stays for the life of the process.
+    ///
+    /// `path`: absolute path of a directory, copied. It is not looked at before a module is needed.
+    ///
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  path is not absolute, or holds a '$', which the dynamic linker
+    ///                                    would replace.
+    ///            KVC_E_INVALID_STATE     A module has been loaded, and path is not the one in force.
+    ///                                    The message names the module's file.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_module_path_set(path: *const c_char, err: *mut kvc_error) -> kvc_status;
-    /// What the library can do on a device.
+    /// Reports what the library can do on a device.
     ///
     /// ```text
-    /// A device without a back end in this build, or without a
-    /// driver, is not an error: backend_present is 0. kvc_has_feature("cuda") says whether the CUDA back
-    /// end was found, and loads it for that.
-    /// KVC_E_INVALID_ARGUMENT: out NULL or struct_size too small. KVC_E_OUT_OF_RANGE: device id that does not exist.
+    /// A device without a back end in this build, or without a driver, is not an error: backend_present
+    /// is 0. See kvc_has_feature("cuda") for whether the CUDA back end was found.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE  The device id does not exist.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_device_query(
@@ -71,11 +87,14 @@ extern "C" {
         out: *mut kvc_device_caps,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Send messages of at least `min_level` to `fn`; NULL: silence, the initial state.
+    /// Sends messages of at least `min_level` to `fn`.
     ///
     /// ```text
-    /// `user` is borrowed until the logger is replaced.
-    /// KVC_E_INVALID_ARGUMENT: unknown level.
+    /// NULL, the initial state, means silence.
+    ///
+    /// `user`: borrowed until the logger is replaced.
+    ///
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  Unknown level.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_set_logger(
@@ -84,23 +103,68 @@ extern "C" {
         min_level: kvc_log_level,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Zero `struct_size` bytes and set the size field.
+    /// Zeroes `struct_size` bytes and sets the size field.
     ///
     /// ```text
     /// Pass sizeof(kvc_config).
-    /// KVC_E_INVALID_ARGUMENT: config NULL, or struct_size cannot hold the size field.
+    ///
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  config is NULL, or struct_size cannot hold the size field.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_config_init(config: *mut kvc_config, struct_size: usize) -> kvc_status;
-    /// Check a configuration and plan its memory.
+    /// Reads a Hugging Face `config.json` into the layers of a model.
     ///
     /// ```text
-    /// `config` and all it points at are copied, except pool tensors' data and the `user`
-    /// pointers. `*out`: owned by caller, see kvc_plan_destroy; a cache keeps what it needs of it.
-    /// KVC_E_INVALID_ARGUMENT: contradictory or missing fields; a budget that holds no page (detail = bytes of one page).
-    /// KVC_E_NEVER_FITS: the pages can't hold one sequence of max_seq_len (detail = the longest that fits).
-    /// KVC_E_OUT_OF_RANGE: a field beyond its limit, or sizes that overflow. KVC_E_UNSUPPORTED: names field and value.
-    /// KVC_E_SHAPE, KVC_E_DEVICE_MISMATCH: pool tensors. KVC_E_VERSION: unknown struct tail. KVC_E_NO_MEMORY.
+    /// 1. Writes num_layers, layers and max_seq_len (the model's longest) of `config`. Encoder-decoders
+    ///    with a fixed encoder: max_cross_len too. Every other field is left as it is.
+    /// 2. A layer of the model that has two parts (self and cross attention; attention and state)
+    ///    becomes two entries, so ids count entries.
+    /// 3. Storage is of the model's torch_dtype (bfloat16 where it has none). Rotations are read, and
+    ///    set to KVC_ROPE_ON_APPEND.
+    ///
+    ///   json     NUL-terminated, borrowed for the call.
+    ///   config   config->struct_size must be set.
+    ///   layers   layers[0].struct_size must be set. NULL: only the count. Keep the array until
+    ///            kvc_plan_create has copied it.
+    ///   *n       Capacity of layers in elements on entry, elements needed on return. It is more than
+    ///            num_layers, because the elements behind the layers hold the rotations, state shapes
+    ///            and factors that the layers point at.
+    ///
+    /// Families (`kvcache plan --families` lists the names): Llama 2 to 4 and 3.2 Vision, Mistral,
+    /// Ministral, Mixtral, Qwen 2 to 3.5, Next and VL, Gemma 1 to 4 and 3n, GPT-OSS, DeepSeek V2 and V3,
+    /// Kimi-K2 and Kimi-Linear, Phi 1 to 4, GLM-4, ChatGLM, Cohere 1 and 2, OLMo 1 to 3, Granite,
+    /// StableLM, StarCoder 1 and 2, MiMo-V2, BLOOM, Falcon, MPT, GPT-2, GPT-J, GPT-NeoX, OPT, Jamba,
+    /// Mamba 1 and 2, Falcon-Mamba, Falcon-H1, Zamba 2, Bamba, Nemotron-H, LFM2, T5, BART, Whisper.
+    ///
+    /// Expected:  KVC_E_UNSUPPORTED       An unknown model_type, or a feature that the library has not
+    ///                                    (named).
+    ///            KVC_E_BUFFER_TOO_SMALL  layers has fewer than *n elements.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  Not JSON (detail = byte), or a field that is missing or of the
+    ///                                    wrong type (the message names it).
+    ///            KVC_E_OUT_OF_RANGE      A number beyond reason.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_config_from_hf_json(
+        json: *const c_char,
+        config: *mut kvc_config,
+        layers: *mut kvc_layer,
+        n: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Checks a configuration and plans its memory.
+    ///
+    /// ```text
+    /// `config` and all that it points at are copied, except pool tensors' data and the `user` pointers.
+    /// `*out`: owned by caller, see kvc_plan_destroy. A cache keeps what it needs of the plan.
+    ///
+    /// Expected:  KVC_E_NEVER_FITS        The pages cannot hold one sequence of max_seq_len (detail =
+    ///                                    the longest that fits).
+    ///            KVC_E_UNSUPPORTED       The message names field and value.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  Contradictory or missing fields; a budget that holds no page
+    ///                                    (detail = bytes of one page).
+    ///            KVC_E_OUT_OF_RANGE      A field beyond its limit, or sizes that overflow.
+    ///            KVC_E_SHAPE, KVC_E_DEVICE_MISMATCH  Pool tensors.
+    ///            KVC_E_VERSION           Unknown struct tail.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_create(
@@ -108,14 +172,15 @@ extern "C" {
         out: *mut *mut kvc_plan,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// NULL is accepted.
+    /// Destroys a plan.
     ///
     /// ```text
-    /// Caches made from the plan stay valid.
+    /// NULL is accepted. Caches made from the plan stay valid.
+    ///
     /// Threading: any, once. Device: host only.
     /// ```
     pub fn kvc_plan_destroy(plan: *mut kvc_plan);
-    /// KVC_E_INVALID_ARGUMENT: NULL, struct_size too small.
+    /// Reports the plan as numbers.
     ///
     /// ```text
     /// Threading: any. Device: host only.
@@ -125,9 +190,10 @@ extern "C" {
         out: *mut kvc_plan_info,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// KVC_E_OUT_OF_RANGE: group not in 0..num_groups-1.
+    /// Reports a layer group.
     ///
     /// ```text
+    /// Misuse:    KVC_E_OUT_OF_RANGE  group is not in 0..num_groups-1.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_group_get(
@@ -136,11 +202,12 @@ extern "C" {
         out: *mut kvc_group_info,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// A layer as planned, defaults filled in.
+    /// Reports a layer as planned, defaults filled in.
     ///
     /// ```text
     /// `layer`: global id inside the slice.
-    /// KVC_E_OUT_OF_RANGE: no such layer here.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE  No such layer here.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_layer_get(
@@ -149,9 +216,11 @@ extern "C" {
         out: *mut kvc_layer_info,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Pages that a byte budget holds (may be 0).
+    /// Returns the pages that a byte budget holds.
     ///
     /// ```text
+    /// May be 0.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_pages_for(
@@ -160,9 +229,11 @@ extern "C" {
         out_pages: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Longest single request, in tokens, that a byte budget holds (may be 0).
+    /// Returns the longest single request, in tokens, that a byte budget holds.
     ///
     /// ```text
+    /// May be 0.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_max_tokens(
@@ -171,14 +242,16 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Pages that one request of `num_tokens` >= 0 tokens needs at most while it is computed, when
-    /// it shares nothing: the sum over groups, and two state slots (before and after a forward)
-    /// where they come out of the pages.
+    /// Returns the most pages that one request of `num_tokens` >= 0 tokens needs while it is
+    /// computed, when it shares nothing.
     ///
     /// ```text
-    /// A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, m = forwards_in_flight * max_tokens_per_forward (vLLM's formula).
-    /// A chunk C likewise, less the page over the edge where page_tokens divide it.
-    /// KVC_E_OUT_OF_RANGE: negative.
+    /// It is the sum over layer groups, and two state slots (before and after a forward) where they come
+    /// out of the pages. A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, with
+    /// m = forwards_in_flight * max_tokens_per_forward (vLLM's formula). A chunk C likewise, less the
+    /// page over the edge where page_tokens divide it.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE  num_tokens is negative.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_request_pages(
@@ -187,7 +260,7 @@ extern "C" {
         out_pages: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// The plan as a table for people; two-call string, see "Arrays out" above.
+    /// Writes the plan as a table for people; see ARRAYS OUT.
     ///
     /// ```text
     /// Threading: any. Device: host only.
@@ -198,11 +271,12 @@ extern "C" {
         len: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// The plan as JSON: page_size, num_pages, page_bytes, bytes_per_token, pool_bytes, max_tokens,
-    /// max_seq_len, pool_layout, storage, concurrency, waste, groups\[\], layers\[\].
+    /// Writes the plan as JSON; see ARRAYS OUT.
     ///
     /// ```text
-    /// Two-call string. Field names may be added.
+    /// Fields: page_size, num_pages, page_bytes, bytes_per_token, pool_bytes, max_tokens, max_seq_len,
+    /// pool_layout, storage, concurrency, waste, groups[], layers[], and others. Fields may be added.
+    ///
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_to_json(
@@ -211,12 +285,14 @@ extern "C" {
         len: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Pages that every rank of one model has: the least of the plans' num_pages.
+    /// Returns the pages that every rank of one model has: the least of the plans' num_pages.
     ///
     /// ```text
-    /// Tensor and pipeline parallel ranks run one scheduler, so page
-    /// ids must mean the same everywhere: give each rank's plan this number.
-    /// KVC_E_INVALID_ARGUMENT: n = 0, a NULL plan, plans whose groups differ in number, page_tokens, window, chunk or kind (the message names both).
+    /// Tensor and pipeline parallel ranks run one scheduler, so page ids must mean the same everywhere.
+    /// Give each rank's plan this number.
+    ///
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  n = 0; a NULL plan; plans whose groups differ in number,
+    ///                                    page_tokens, window, chunk or kind (the message names both).
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_plan_min_pages(
@@ -225,40 +301,18 @@ extern "C" {
         out_pages: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Read a Hugging Face `config.json` (NUL-terminated): the layers of a model and, in config,
-    /// num_layers, layers and max_seq_len (the model's longest; encoder-decoders with a fixed
-    /// encoder: max_cross_len too); every other field is left as it is.
+    /// Makes an empty cache.
     ///
     /// ```text
-    /// A layer of the model that has two parts (self
-    /// and cross attention; attention and state) becomes two entries, so ids count entries. Give config->struct_size and, when layers is not NULL, layers[0].struct_size.
-    /// `*n`: capacity of layers in elements on entry, elements needed on return: more than num_layers, because the elements behind the layers hold
-    /// the rotations, state shapes and factors that they point at. Keep the array until kvc_plan_create has copied it. NULL: only the count.
-    /// Storage is of the model's torch_dtype (bfloat16 where it has none). Rotations are read, and set to KVC_ROPE_ON_APPEND.
-    /// Families (`kvcache plan --families` lists the names): Llama 2 to 4 and 3.2 Vision, Mistral, Ministral,
-    /// Mixtral, Qwen 2 to 3.5, Next and VL, Gemma 1 to 4 and 3n, GPT-OSS, DeepSeek V2 and V3, Kimi-K2 and
-    /// Kimi-Linear, Phi 1 to 4, GLM-4, ChatGLM, Cohere 1 and 2, OLMo 1 to 3, Granite, StableLM, StarCoder 1 and 2,
-    /// MiMo-V2, BLOOM, Falcon, MPT, GPT-2, GPT-J, GPT-NeoX, OPT, Jamba, Mamba 1 and 2, Falcon-Mamba, Falcon-H1,
-    /// Zamba 2, Bamba, Nemotron-H, LFM2, T5, BART, Whisper.
-    /// KVC_E_INVALID_ARGUMENT: not JSON (detail = byte), a missing field or one of the wrong type (the message names it). KVC_E_OUT_OF_RANGE: a
-    /// number beyond reason. KVC_E_UNSUPPORTED: an unknown model_type, or a feature that the library has not (named). KVC_E_BUFFER_TOO_SMALL.
-    /// Threading: any. Device: host only.
-    /// ```
-    pub fn kvc_config_from_hf_json(
-        json: *const c_char,
-        config: *mut kvc_config,
-        layers: *mut kvc_layer,
-        n: *mut usize,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Make an empty cache.
+    /// `plan`: borrowed for the call. `*out`: owned by caller. Owned memory is reserved, not touched: it
+    /// costs physical memory as pages are written.
     ///
-    /// ```text
-    /// `plan`: borrowed for the call. `*out`: owned by caller.
-    /// Owned memory is reserved, not touched: it costs physical memory as pages are written.
-    /// KVC_E_NO_MEMORY: the pool or the tables could not be allocated. KVC_E_INVALID_ARGUMENT: a plan without pages, a bad executor or
-    /// allocator. KVC_E_UNSUPPORTED: config.cpu_isa is not available on this machine. KVC_E_BUSY: another cache has the
-    /// plan's borrowed tensors.
+    /// Expected:  KVC_E_NO_MEMORY         The pool or the tables could not be allocated.
+    ///            KVC_E_UNSUPPORTED       config.cpu_isa is not available on this machine, or the device
+    ///                                    has no back end here.
+    ///            KVC_E_BUSY              Another cache has the plan's borrowed tensors.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  A plan without pages; a bad executor or allocator.
+    ///            KVC_E_DEVICE_MISMATCH   Pool tensors lie on another GPU, or are no memory of it.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_cache_create(
@@ -266,28 +320,40 @@ extern "C" {
         out: *mut *mut kvc_cache,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// NULL is accepted.
+    /// Destroys a cache.
     ///
     /// ```text
-    /// An open forward is dropped. Exported tensors stay valid until their deleters run.
+    /// NULL is accepted. An open forward is dropped. Exported tensors stay valid until
+    /// their deleters run.
+    ///
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_destroy(cache: *mut kvc_cache);
-    /// Forget all sequences, the prefix index and what is on the host; page data is not touched.
+    /// Forgets all sequences, the prefix index and what is on the host.
     ///
     /// ```text
-    /// KVC_E_BUSY: a forward is open.
+    /// Page data is not touched.
+    ///
+    /// Misuse:    KVC_E_BUSY  A forward is open.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_clear(cache: *mut kvc_cache, err: *mut kvc_error) -> kvc_status;
-    /// Grow the pool, or shrink it when the pages above are free.
+    /// Grows the pool, or shrinks it when the pages above are free.
     ///
     /// ```text
-    /// Page ids and contents stay. A tensor exported before keeps its shape; after a
-    /// shrink the dropped pages in it may read zero.
-    /// KVC_E_BUSY: a forward is open; a page above is in use (detail = its id); or the pool has to move while exports of it live.
-    /// KVC_E_OUT_OF_RANGE: num_pages < 1 or too large. KVC_E_UNSUPPORTED: borrowed storage. KVC_E_NO_MEMORY.
-    /// KVC_E_NEVER_FITS: the configuration's max_seq_len would no longer fit (detail = the longest that fits).
+    /// Page ids and contents stay.
+    ///
+    /// A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
+    ///
+    /// Expected:  KVC_E_BUSY          A page above is in use (detail = its id), states take too many
+    ///                                pages out of use, or the pool has to move while exports of it
+    ///                                live.
+    ///            KVC_E_NEVER_FITS    The configuration's max_seq_len would no longer fit (detail = the
+    ///                                longest that fits).
+    ///            KVC_E_NO_MEMORY     The larger pool cannot be allocated.
+    /// Misuse:    KVC_E_BUSY          A forward is open.
+    ///            KVC_E_OUT_OF_RANGE  num_pages < 1 or too large.
+    ///            KVC_E_UNSUPPORTED   Borrowed storage.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_cache_resize(
@@ -295,64 +361,85 @@ extern "C" {
         num_pages: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Reports the counters and gauges of a cache.
+    ///
+    /// ```text
     /// Threading: shared. Device: host only.
+    /// ```
     pub fn kvc_cache_stats_get(
         cache: *const kvc_cache,
         out: *mut kvc_stats,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Pages not held by any sequence, forward or pin (those that only the prefix index holds are
-    /// free); -1 when cache is NULL.
+    /// Returns the pages that no sequence, forward or pin holds; pages that only the prefix index
+    /// knows are free.
     ///
     /// ```text
+    /// -1 when cache is NULL.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_free_pages(cache: *const kvc_cache) -> i64;
-    /// Tokens over all sequences, each sequence counting its shared prefix; -1 when cache is NULL.
+    /// Returns the tokens over all sequences, each sequence counting its shared prefix.
     ///
     /// ```text
+    /// -1 when cache is
+    /// NULL.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_total_length(cache: *const kvc_cache) -> i64;
-    /// 1: no sequence exists and every page is free.
+    /// Returns 1 when no sequence exists and every page is free.
     ///
     /// ```text
     /// 0 otherwise, also when cache is NULL.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_is_empty(cache: *const kvc_cache) -> i32;
-    /// Recount everything and compare: reference counts, free list, lengths, tables.
+    /// Recounts everything and compares: reference counts, free list, lengths, tables.
     ///
     /// ```text
     /// O(pages).
-    /// KVC_E_CORRUPT: the message names the page or the sequence.
+    ///
+    /// Misuse:    KVC_E_CORRUPT  A defect in the library. The message names the page or the sequence.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_cache_check(cache: *const kvc_cache, err: *mut kvc_error) -> kvc_status;
-    /// Add an empty sequence.
+    /// Adds an empty sequence.
     ///
     /// ```text
     /// Never fails for capacity.
-    /// KVC_E_INVALID_ARGUMENT: seq < 0. KVC_E_ALREADY_EXISTS. KVC_E_NO_MEMORY.
+    ///
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  seq < 0.
+    ///            KVC_E_ALREADY_EXISTS    The id is taken.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_seq_add(cache: *mut kvc_cache, seq: kvc_seq, err: *mut kvc_error) -> kvc_status;
-    /// Remove a sequence; any order is legal, shared pages live on while another sequence uses
-    /// them.
+    /// Removes a sequence.
     ///
     /// ```text
-    /// KVC_E_NOT_FOUND. KVC_E_BUSY: in the open forward.
+    /// Any order is legal: shared pages live on while another sequence uses them.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND  No such sequence.
+    ///            KVC_E_BUSY       It is in the open forward.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_seq_remove(cache: *mut kvc_cache, seq: kvc_seq, err: *mut kvc_error) -> kvc_status;
-    /// Add `child` with the first `pos` tokens of `parent` (-1: all).
+    /// Adds `child` with the first `pos` tokens of `parent` (-1: all).
     ///
     /// ```text
-    /// Nothing is copied: pages are shared; a partial last page is copied by whoever
-    /// appends to it first (kvc_seq_can_append counts that page). The child inherits the window, the encoder tokens and the checkpoints up to pos.
-    /// KVC_E_NOT_FOUND: parent. KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT: child. KVC_E_BUSY. KVC_E_NO_MEMORY.
-    /// KVC_E_OUT_OF_RANGE: pos beyond the length, or needing tokens that a window has dropped, or a state without a checkpoint there
-    /// (detail = the nearest position that is possible). KVC_E_INVALID_STATE: an uncommitted token tree.
+    /// Nothing is copied: pages are shared. A partial last page is copied by whoever appends to it
+    /// first; kvc_seq_can_append counts that page. The child inherits the window, the encoder tokens and
+    /// the checkpoints up to pos.
+    ///
+    /// Expected:  KVC_E_OUT_OF_RANGE      pos needs tokens that a window has dropped, or a state without
+    ///                                    a checkpoint there (detail = the nearest possible position).
+    /// Misuse:    KVC_E_OUT_OF_RANGE      pos < -1, or beyond the length.
+    ///            KVC_E_NOT_FOUND         parent.
+    ///            KVC_E_ALREADY_EXISTS, KVC_E_INVALID_ARGUMENT  child.
+    ///            KVC_E_BUSY              parent is in the open forward.
+    ///            KVC_E_INVALID_STATE     parent has an uncommitted token tree or is swapped out.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_seq_fork(
@@ -362,12 +449,18 @@ extern "C" {
         pos: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Drop the last `n` tokens, 0 \<= n \<= length, also past a fork point; siblings keep theirs.
+    /// Drops the last `n` tokens, 0 \<= n \<= length, also past a fork point.
     ///
     /// ```text
-    /// KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree.
-    /// KVC_E_OUT_OF_RANGE: n, or the rest would need tokens that a window has dropped, or a state without a checkpoint there
-    /// (detail = the nearest position that is possible).
+    /// Siblings keep theirs.
+    ///
+    /// Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
+    ///                                 without a checkpoint there (detail = the nearest possible
+    ///                                 position).
+    /// Misuse:    KVC_E_OUT_OF_RANGE   n.
+    ///            KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_BUSY           It is in the open forward.
+    ///            KVC_E_INVALID_STATE  It has an uncommitted token tree or is swapped out.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_seq_pop(
@@ -376,17 +469,27 @@ extern "C" {
         n: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Drop tokens \[begin, end) of a sequence and move the later ones by `delta` positions: begin
-    /// \- end closes the gap (context shift).
+    /// Drops tokens \[begin, end) of a sequence and moves the later ones by `delta` positions.
     ///
     /// ```text
-    /// With
-    /// begin = end the positions of the tokens from begin on move and nothing is dropped. K that is stored rotated is re-rotated; shared pages are
-    /// made private first. Tokens appended later continue after the last position.
-    /// KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree. KVC_E_NO_PAGES: for private copies (detail).
-    /// KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length; positions would become negative, stop ascending, or exceed int32; a window has
-    /// dropped tokens of the sequence. KVC_E_UNSUPPORTED: the cache has STATE layers; positions that would leave a gap (delta other than begin - end)
-    /// on a sequence or layer with a window or chunk; a LONGROPE layer that rotates ON_APPEND (its K does not say by which factors).
+    /// delta = begin - end closes the gap (context shift). With begin = end the positions of the tokens
+    /// from begin on move, and nothing is dropped. K that is stored rotated is re-rotated; shared pages
+    /// are made private first. Tokens appended later continue after the last position.
+    ///
+    /// Expected:  KVC_E_NO_PAGES       For private copies of shared pages (detail = missing).
+    ///            KVC_E_OUT_OF_RANGE   A window has dropped tokens of the sequence.
+    ///            KVC_E_UNSUPPORTED    One of these:
+    ///                                 - The cache has STATE layers.
+    ///                                 - A delta other than begin - end, which leaves a gap, where the
+    ///                                   sequence or a layer has a window or chunk.
+    ///                                 - It would move K of a LONGROPE layer that rotates ON_APPEND: K
+    ///                                   does not say by which factors.
+    ///                                 - It would move K that is quantised and rotated ON_APPEND.
+    /// Misuse:    KVC_E_OUT_OF_RANGE   Not 0 <= begin <= end <= length, or positions would become
+    ///                                 negative, stop ascending, or exceed int32.
+    ///            KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_BUSY           It is in the open forward.
+    ///            KVC_E_INVALID_STATE  It has an uncommitted token tree or is swapped out.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_seq_shift(
@@ -397,17 +500,24 @@ extern "C" {
         delta: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Let the sequence see, in every ATTENTION and MLA layer, only its first `sink` tokens and the
-    /// newest: a query at position p sees keys k \< sink or k > p - (window - sink), at most
-    /// `window` keys, itself included (StreamingLLM, arXiv:2309.17453).
+    /// Limits what the sequence sees to its first `sink` tokens and the newest ones, in every
+    /// ATTENTION and MLA layer (StreamingLLM, arXiv:2309.17453).
     ///
     /// ```text
-    /// Pages that no later
-    /// query sees are freed. With ON_READ rope, sinks keep the distance they have at position window - 1. May be called again when the tokens are still
-    /// there. Layers with a window of their own see what both allow.
-    /// KVC_E_NOT_FOUND. KVC_E_BUSY. KVC_E_INVALID_STATE: an uncommitted token tree. KVC_E_INVALID_ARGUMENT: window < 1, sink < 0,
-    /// sink >= window. KVC_E_OUT_OF_RANGE: needs tokens that are dropped. KVC_E_UNSUPPORTED: no ATTENTION or MLA layer here; a layer with chunk; with
-    /// sinks, a layer whose own window is larger than window - sink; positions that kvc_seq_shift has moved apart.
+    /// 1. A query at position p sees keys k < sink or k > p - (window - sink): at most `window` keys,
+    ///    itself included. Layers with a window of their own see what both allow.
+    /// 2. Pages that no later query sees are freed.
+    /// 3. With ON_READ rope, sink tokens keep the distance that they have at position window - 1.
+    /// 4. May be called again while the tokens are still there.
+    ///
+    /// Expected:  KVC_E_OUT_OF_RANGE      It needs tokens that are dropped.
+    /// Misuse:    KVC_E_UNSUPPORTED       No ATTENTION or MLA layer here; a layer with chunk; with sink
+    ///                                    tokens, a layer whose own window is larger than window - sink;
+    ///                                    positions that kvc_seq_shift has moved apart.
+    ///            KVC_E_INVALID_ARGUMENT  window < 1, sink < 0, or sink >= window.
+    ///            KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_BUSY              It is in the open forward.
+    ///            KVC_E_INVALID_STATE     It has an uncommitted token tree or is swapped out.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_seq_set_window(
@@ -417,10 +527,13 @@ extern "C" {
         sink: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Committed tokens of a sequence; those of an open forward count from kvc_forward_end on.
+    /// Returns the committed tokens of a sequence.
     ///
     /// ```text
-    /// KVC_E_NOT_FOUND.
+    /// Tokens of an open forward are not counted until
+    /// kvc_forward_end.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND  No such sequence.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_seq_length(
@@ -429,10 +542,12 @@ extern "C" {
         out_length: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// KVC_E_NOT_FOUND.
+    /// Reports a sequence.
     ///
     /// ```text
     /// O(pages of the sequence).
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND  No such sequence.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_seq_info_get(
@@ -441,7 +556,7 @@ extern "C" {
         out: *mut kvc_seq_info,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// All sequence ids, ascending; two-call array.
+    /// Writes all sequence ids, ascending; see ARRAYS OUT.
     ///
     /// ```text
     /// Threading: shared. Device: host only.
@@ -452,14 +567,20 @@ extern "C" {
         count: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Would kvc_forward_begin with these `n` sequences and append lengths find its pages? KVC_OK
-    /// and \*out_missing_pages = 0: yes; > 0: that many pages (and state slots) are missing now.
+    /// Asks whether kvc_forward_begin with these `n` sequences and append lengths would find its
+    /// pages.
     ///
     /// ```text
-    /// Counts copy-on-write pages. A sequence with an uncommitted tree is taken to be
-    /// extended as a tree. Arrays borrowed for the call.
-    /// KVC_E_NOT_FOUND, KVC_E_INVALID_ARGUMENT (n = 0, duplicate ids, lengths < 1), KVC_E_OUT_OF_RANGE (limits of the configuration),
-    /// KVC_E_NEVER_FITS: as begin. KVC_E_BUSY: a sequence of the open forward.
+    /// *out_missing_pages = 0: yes. > 0: that many pages and state slots are missing now. Copy-on-write
+    /// pages are counted. A sequence with an uncommitted tree is taken to be extended as a tree. Arrays
+    /// are borrowed for the call.
+    ///
+    /// Expected:  KVC_E_NEVER_FITS        As kvc_forward_begin.
+    /// Misuse:    KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_INVALID_ARGUMENT  n = 0, duplicate ids, lengths < 1.
+    ///            KVC_E_OUT_OF_RANGE      Limits of the configuration.
+    ///            KVC_E_BUSY              A sequence of the open forward.
+    ///            KVC_E_INVALID_STATE     A sequence that is swapped out.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_seq_can_append(
@@ -470,13 +591,18 @@ extern "C" {
         out_missing_pages: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Could the sequence be forked at, popped back to, or shifted at position `pos` (-1: its end)?
-    /// \*out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when
-    /// yes; -1 when there is none.
+    /// Asks whether the sequence could be forked at, popped back to, or shifted at position `pos`
+    /// (-1: its end).
     ///
     /// ```text
-    /// KVC_E_NOT_FOUND. KVC_E_UNSUPPORTED: unknown op. KVC_E_OUT_OF_RANGE: pos < -1. KVC_E_BUSY: in the open forward. KVC_E_INVALID_STATE: an
-    /// uncommitted token tree.
+    /// *out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when yes;
+    /// -1 when there is none. Pages for private copies are not asked for.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_UNSUPPORTED    Unknown op.
+    ///            KVC_E_OUT_OF_RANGE   pos < -1.
+    ///            KVC_E_BUSY           It is in the open forward.
+    ///            KVC_E_INVALID_STATE  It has an uncommitted token tree or is swapped out.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_seq_can(
@@ -487,23 +613,35 @@ extern "C" {
         out_nearest: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Open a step: check everything, reserve pages, make private what the new tokens share.
+    /// Opens a forward: checks everything, reserves pages, and makes private what the new tokens
+    /// share.
     ///
     /// ```text
-    /// Prefill, chunked prefill, decode and trees mix freely.
-    /// `*out`: valid until kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is
-    /// never used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for ever.
-    /// KVC_E_BUSY: a forward is open. KVC_E_NOT_FOUND: sequence. KVC_E_INVALID_ARGUMENT: empty batch, duplicate id, a length < 1, a tree parent
-    /// that is not below its node. KVC_E_OUT_OF_RANGE: more sequences, tokens, tree nodes or encoder tokens than allowed.
-    /// KVC_E_INVALID_STATE: a plain append to an uncommitted tree; encoder tokens written twice.
-    /// KVC_E_NO_PAGES: full now (pages, or state slots, the message says which), detail = missing. KVC_E_NEVER_FITS: one sequence alone would
-    /// exceed the pool or max_seq_len. KVC_E_UNSUPPORTED: trees in a cache with STATE layers, or (with ON_READ rope) of a sequence with fewer
-    /// committed tokens than sinks; positions with an ON_READ layer; encoder tokens
-    /// without a CROSS layer; KVC_FORWARD_REPLAY on the CPU, or with trees, positions, encoder tokens or what else a graph does not take.
-    /// KVC_E_INVALID_STATE: KVC_FORWARD_REPLAY of a shape that was not captured, or beyond what its graph serves, or addresses have changed
-    /// since; buffers that would have to grow during a capture; 32 captured steps have ended and are not launched; the legacy default stream
-    /// while a blocking stream is captured.
-    /// KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: positions. KVC_E_VERSION, KVC_E_NO_MEMORY, KVC_E_DEVICE.
+    /// Prefill, chunked prefill, decode and trees mix freely in one batch. `*out`: valid until
+    /// kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is never
+    /// used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for
+    /// ever.
+    ///
+    /// Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
+    ///                              missing).
+    ///            KVC_E_NEVER_FITS  One sequence alone would exceed the pool or max_seq_len.
+    /// Misuse:    KVC_E_BUSY              A forward is open.
+    ///            KVC_E_NOT_FOUND         A sequence does not exist.
+    ///            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
+    ///                                    that is not below its node.
+    ///            KVC_E_OUT_OF_RANGE      More sequences, tokens, tree nodes or encoder tokens than
+    ///                                    allowed.
+    ///            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens written
+    ///                                    twice; a sequence that is swapped out.
+    ///            KVC_E_UNSUPPORTED       One of these:
+    ///                                    - Trees in a cache with STATE layers.
+    ///                                    - With ON_READ rope, a tree of a sequence with fewer committed
+    ///                                      tokens than sink tokens.
+    ///                                    - positions with an ON_READ layer.
+    ///                                    - Encoder tokens without a CROSS layer.
+    ///                                    - tokens with a CROSS layer.
+    ///            tensors                 positions.
+    ///            CUDA GRAPHS lists the statuses of captured and replayed forwards.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_forward_begin(
@@ -512,19 +650,25 @@ extern "C" {
         out: *mut *mut kvc_forward,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// New tokens of the whole batch (T); -1 when fwd is NULL or no longer open.
+    /// Returns the new tokens of the whole batch (T).
     ///
     /// ```text
+    /// -1 when fwd is NULL or no longer open.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_forward_num_tokens(fwd: *const kvc_forward) -> i64;
-    /// Position of each new token, as RoPE takes it: `out` int32 \[>= T\], or \[S, >= T\] for S
-    /// given position rows (S = 1 otherwise).
+    /// Writes the position of each new token, as RoPE takes it.
     ///
     /// ```text
-    /// Tree nodes: the
-    /// committed length plus their depth. Caller-given positions come back, row 0 when out has one dimension.
-    /// KVC_E_INVALID_STATE: not open. KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
+    /// out   int32 [>= T], or [S, >= T] for S given position rows (S = 1 otherwise). With storage NONE
+    ///         it lies on the host.
+    ///
+    /// The position of a tree node is the committed length plus its depth. Caller-given positions come
+    /// back; row 0 when out has one dimension.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE  The forward is not open.
+    ///            tensors              out.
     /// Threading: shared. Device: enqueues.
     /// ```
     pub fn kvc_forward_positions(
@@ -532,63 +676,66 @@ extern "C" {
         out: *mut DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Make the new tokens part of their sequences.
+    /// Makes the new tokens part of their sequences.
     ///
     /// ```text
-    /// The handle is dead afterwards. Where the library alone writes
-    /// the pool (storage OWNED, and kvc_export_pool was never called), every layer must have got its K and V in
-    /// this forward, by kvc_attn, kvc_attn_fused_qkv, kvc_kv_append or kvc_mla_append:
+    /// The handle is dead afterwards.
+    ///
+    /// Where the library alone writes the pool (storage OWNED, and kvc_export_pool was never called),
+    /// every layer must have got its K and V in this forward, by kvc_attn, kvc_attn_fused_qkv,
+    /// kvc_kv_append or kvc_mla_append:
+    ///
     ///   ATTENTION, MLA   always
     ///   CROSS            in a forward that announced encoder tokens (kvc_attn_cross)
     ///   STATE            never: a state that is not set is carried on
     ///   SHARED, NONE     never: they have no rows of their own
-    /// A forward that leaves a layer out on purpose sets KVC_FORWARD_PARTIAL. What kvc_debug_set_* writes does not
-    /// count. A replayed forward has got what the captured one got. Hosts that can write pages themselves (storage
-    /// NONE or BORROWED, an exported pool) are not asked: they write every layer before end, or set the flag.
-    /// KVC_E_INVALID_STATE: not open; layers got no K and V (the message names them, detail = the first; the
-    /// forward stays open: append to them, or abort); it was captured, and the capture is over; a capture began on
-    /// its stream after it, or its stream is the legacy default one beside a blocking one's (it stays open).
+    ///
+    /// 1. A forward that leaves a layer out on purpose sets KVC_FORWARD_PARTIAL.
+    /// 2. What kvc_debug_set_* writes does not count.
+    /// 3. A replayed forward has got what the captured one got.
+    /// 4. Hosts that can write pages themselves (storage NONE or BORROWED, an exported pool) are not
+    ///    asked: they write every layer before end, or set the flag.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE  The forward is not open; or layers got no K and V (the message
+    ///                                 names them, detail = the first), and the forward stays open:
+    ///                                 append to them, or abort. CUDA GRAPHS lists what a capture adds.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_forward_end(fwd: *mut kvc_forward, err: *mut kvc_error) -> kvc_status;
-    /// Undo the begin: lengths, pages, tables, trees, windows and states as before; whatever was
-    /// written to the new slots is forgotten.
+    /// Undoes the begin.
     ///
     /// ```text
-    /// NULL is
-    /// accepted.
-    /// KVC_E_INVALID_STATE: not open; a capture that it is no part of has begun on its stream (it stays open), as in kvc_forward_end.
+    /// NULL is accepted.
+    ///
+    /// Lengths, pages, tables, trees, windows and states are as before. Whatever was written to the new
+    /// slots is forgotten.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE  The forward is not open. CUDA GRAPHS lists what a capture adds.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_forward_abort(fwd: *mut kvc_forward, err: *mut kvc_error) -> kvc_status;
-    /// Accept a path of each sequence's token tree: root -> leaves\[i\] becomes committed tokens,
-    /// moved together in every layer; all other nodes are dropped.
+    /// Appends k and v (when given), then attends.
     ///
     /// ```text
-    /// Leaf -1 keeps nothing. Any subset of the sequences with trees, any order.
-    /// KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, NULL arrays, duplicate ids. KVC_E_INVALID_STATE: a sequence without an uncommitted tree.
-    /// KVC_E_OUT_OF_RANGE: leaf < -1 or no such node. KVC_E_BUSY: in the open forward. KVC_E_NO_MEMORY.
-    /// Threading: exclusive. Device: enqueues.
-    /// ```
-    pub fn kvc_tree_commit(
-        cache: *mut kvc_cache,
-        n: usize,
-        seqs: *const kvc_seq,
-        leaves: *const i32,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Append k and v (when given), then attend: new token i of a sequence sees every token up to
-    /// and including itself, tree nodes their ancestors, all within the windows of layer and
-    /// sequence.
+    /// New token i of a sequence sees every token up to and including itself, tree nodes their
+    /// ancestors, all within the windows of layer and sequence.
     ///
-    /// ```text
-    /// MLA layers (absorbed form): q [>= T, num_q_heads, rank + rope dim], k NULL or the latents [>= T, 1, rank + rope dim], v NULL, out
-    /// [>= T, num_q_heads, rank]; scale must be given. K = V layers: v NULL. SHARED layers: k and v NULL, the source layer was appended before.
-    /// q [>= T, num_q_heads, k_dim], k [>= T, num_kv_heads, k_dim], v [>= T, num_kv_heads, v_dim], out [>= T, num_q_heads, v_dim],
-    /// lse float32 [>= T, num_q_heads], natural logarithm, real keys only (sink logits do not count). A row that sees no key: out 0, lse -inf.
-    /// k and v both NULL: the slots of this forward were filled before by kvc_kv_append (KVC_E_INVALID_STATE when not, unless the host can
-    /// write the pool itself: borrowed or exported).
+    ///           ATTENTION                        MLA (absorbed form)
+    ///   q       [>= T, num_q_heads, k_dim]       [>= T, num_q_heads, latent_rank + latent_rope_dim]
+    ///   k       [>= T, num_kv_heads, k_dim]      [>= T, 1, latent_rank + latent_rope_dim]: latents
+    ///   v       [>= T, num_kv_heads, v_dim]      NULL
+    ///   out     [>= T, num_q_heads, v_dim]       [>= T, num_q_heads, latent_rank]
+    ///   lse     float32 [>= T, num_q_heads]      the same
+    ///
+    /// 1. K = V layers: v is NULL. SHARED layers: k and v are NULL, and the source layer was appended to
+    ///    before. MLA: opt->scale must be given.
+    /// 2. k and v both NULL: the slots of this forward were filled before by kvc_kv_append or
+    ///    kvc_mla_append.
+    ///
+    /// Misuse:    common; and
+    ///            KVC_E_INVALID_ARGUMENT  One of k and v is NULL, or one is set that has to be NULL.
+    ///            KVC_E_INVALID_STATE     k and v are NULL and nothing was appended, unless the host can
+    ///                                    write the pool itself (borrowed or exported).
     /// Threading: one call at a time per forward. Device: enqueues.
     /// ```
     pub fn kvc_attn(
@@ -602,11 +749,14 @@ extern "C" {
         lse: *mut DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// kvc_attn on one packed tensor qkv \[>= T, num_q_heads + 2\*num_kv_heads, k_dim\]: q heads,
-    /// then k heads, then v heads.
+    /// Does what kvc_attn does on one packed tensor.
     ///
     /// ```text
-    /// KVC_E_UNSUPPORTED: k_dim differs from v_dim.
+    /// qkv   [>= T, num_q_heads + 2*num_kv_heads, k_dim]: q heads, then k heads, then v heads
+    ///   out   [>= T, num_q_heads, v_dim]
+    ///
+    /// Misuse:    common; and
+    ///            KVC_E_UNSUPPORTED  k_dim differs from v_dim, or a K = V layer.
     /// Threading: one call at a time per forward. Device: enqueues.
     /// ```
     pub fn kvc_attn_fused_qkv(
@@ -617,68 +767,17 @@ extern "C" {
         out: *mut DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Attention among the new tokens only: causal inside each sequence; nothing is appended and no
-    /// page is read.
+    /// Writes k and v into the slots of this forward of an ATTENTION layer.
     ///
     /// ```text
-    /// k and v are rounded to the
-    /// layer's storage type and rotated as an append would do, so that merging with kvc_attn_cached equals kvc_attn.
-    /// MLA layers (ragged form): q, k [>= T, num_q_heads, k_dim], v [>= T, num_q_heads, v_dim], out [>= T, num_q_heads, v_dim]. For the whole prompt
-    /// merge with kvc_attn_cached, whose latent output the caller has projected to v_dim.
-    /// KVC_E_UNSUPPORTED: a token tree of several forwards.
-    /// Sink logits enter the denominator of this part alone; to merge parts of a model with sink logits, leave them out of both and multiply the
-    /// merged output by 1 / (1 + exp(sink_logits[h] - lse)).
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_self(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        opt: *const kvc_attn_opt,
-        q: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The new queries over the tokens that were cached before this forward: all of them that the
-    /// windows show.
+    /// k   [>= T, num_kv_heads, k_dim]
+    ///   v   [>= T, num_kv_heads, v_dim]; K = V layers: NULL
     ///
-    /// ```text
-    /// Nothing is appended. For token trees:
-    /// over the committed tokens.
-    /// A sequence that was empty: out 0, lse -inf.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_cached(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        opt: *const kvc_attn_opt,
-        q: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Merge two partial attentions over disjoint keys, in place into (out, lse): weights exp(lse)
-    /// (Dao et al., FlashDecoding).
+    /// Rows are rotated where the layer's rope mode is ON_APPEND, and rounded to nearest even to the
+    /// storage types.
     ///
-    /// ```text
-    /// out, other_out [>= T, H, D], any activation types; lse, other_lse float32 [>= T, H]. A part with lse -inf does not count.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_merge(
-        fwd: *mut kvc_forward,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        other_out: *const DLTensor,
-        other_lse: *const DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Write k \[>= T, num_kv_heads, k_dim\] and v \[>= T, num_kv_heads, v_dim\] into the slots of
-    /// this forward: rotated when the layer's rope mode is ON_APPEND, rounded to nearest even to
-    /// the storage types.
-    ///
-    /// ```text
+    /// Misuse:    common; and
+    ///            KVC_E_INVALID_ARGUMENT  v is NULL, or is set on a K = V layer.
     /// Threading: one call at a time per forward. Device: enqueues.
     /// ```
     pub fn kvc_kv_append(
@@ -688,11 +787,14 @@ extern "C" {
         v: *const DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Write latents \[>= T, latent_rank + latent_rope_dim\] (or \[>= T, 1, ...\]) into the slots
-    /// of this forward of an MLA layer: the last latent_rope_dim elements rotated when the layer's
-    /// rope mode is ON_APPEND.
+    /// Writes latents into the slots of this forward of an MLA layer.
     ///
     /// ```text
+    /// latent   [>= T, latent_rank + latent_rope_dim], or [>= T, 1, latent_rank + latent_rope_dim]
+    ///
+    /// The last latent_rope_dim elements are rotated where the layer's rope mode is ON_APPEND.
+    ///
+    /// Misuse:    common.
     /// Threading: one call at a time per forward. Device: enqueues.
     /// ```
     pub fn kvc_mla_append(
@@ -701,464 +803,17 @@ extern "C" {
         latent: *const DLTensor,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Encoder-decoder attention: every new token sees all encoder tokens of its sequence.
+    /// Computes the keys of the full blocks of `num_tokens` tokens.
     ///
     /// ```text
-    /// k [>= C, num_kv_heads, k_dim] and v [>= C, num_kv_heads,
-    /// v_dim], C = sum of kvc_forward_desc.cross_lengths, packed in the order of the batch: given in the forward that announced them, NULL
-    /// otherwise. No rotation. A sequence without encoder tokens: out 0, lse -inf. opt.window and opt.spans are refused.
-    /// KVC_E_INVALID_STATE: announced but not given, or not announced.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_cross(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        opt: *const kvc_attn_opt,
-        q: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Attention that reads another layer's K and V, which that layer has appended in this forward:
-    /// what kvc_attn does on a SHARED layer, for a layer that is not in the plan.
+    /// The result is the same in every
+    /// process and language.
     ///
-    /// ```text
-    /// q [>= T, H, k_dim of the source], H any multiple of the source's kv heads; rotated by the source's rope.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_shared_kv(
-        fwd: *mut kvc_forward,
-        source_layer: i32,
-        opt: *const kvc_attn_opt,
-        q: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Copy a sequence's K and V of one layer, as stored, into k_out \[>= n, num_kv_heads, k_dim\]
-    /// and v_out \[>= n, num_kv_heads, v_dim\], n = its length including this forward's new tokens
-    /// and its tree nodes, which come in the order of their slots.
+    ///   out_hashes   [num_tokens / block_tokens][KVC_HASH_BYTES]; *len counts keys, see ARRAYS OUT
     ///
-    /// ```text
-    /// Either output may be NULL, not
-    /// both. Any sequence of the cache. MLA: k_out [>= n, 1, rank + rope dim], v_out NULL; K = V layers: v_out NULL; CROSS: n = encoder tokens.
-    /// KVC_E_OUT_OF_RANGE: a window has dropped tokens (detail = the first kept). KVC_E_NOT_FOUND: seq. KVC_E_INVALID_STATE: the sequence grows in this forward and nothing was appended to the layer (as kvc_attn).
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_kv_gather(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        seq: kvc_seq,
-        k_out: *mut DLTensor,
-        v_out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// State `state` of every sequence of the batch: out \[>= B, shape...\], any activation type,
-    /// compact inside a state.
-    ///
-    /// ```text
-    /// KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_SHAPE,
-    /// KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_state_get(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        state: i32,
-        out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The other way: value \[>= B, shape...\], rounded to the state's dtype.
-    ///
-    /// ```text
-    /// Statuses as kvc_state_get.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_state_set(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        state: i32,
-        value: *const DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Keep the state of the sequence's present length until it is popped below it or removed:
-    /// makes fork and pop to it possible later.
-    ///
-    /// ```text
-    /// On the edge of a block that the sequence has published, the block gets the state too: prefixes hit there.
-    /// KVC_E_NOT_FOUND. KVC_E_BUSY: in the open forward. KVC_E_UNSUPPORTED: no STATE layer. KVC_E_NO_MEMORY.
-    /// Threading: exclusive. Device: host only.
-    /// ```
-    pub fn kvc_state_checkpoint(
-        cache: *mut kvc_cache,
-        seq: kvc_seq,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Linear attention over the new tokens, step or chunked prefill: reads and sets the layer's
-    /// state, whose shape is \[H, Dk, Dv\].
-    ///
-    /// ```text
-    /// q, k [>= T, Hk, Dk], Hk divides H (head h reads q and k head h / (H / Hk)); v, out [>= T, H, Dv]; decay: ln(decay) <= 0, as
-    /// opt.decay says, NULL for NONE; beta [>= T, H] or NULL (1). Activation types; decay and beta float32. Arithmetic in float32.
-    /// KVC_E_INVALID_STATE: not open, not a STATE layer. KVC_E_SHAPE: also a state that is not [H, Dk, Dv]. KVC_E_INVALID_ARGUMENT: decay given
-    /// or missing against opt. KVC_E_OUT_OF_RANGE: opt.state, scale. KVC_E_UNSUPPORTED: flags, unknown opt.decay.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_attn_linear(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        opt: *const kvc_linear_opt,
-        q: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        decay: *const DLTensor,
-        beta: *const DLTensor,
-        out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Causal depthwise convolution over the new tokens with its last inputs kept as state \[C,
-    /// W-1\] (newest last), W = kernel width >= 2: out\[t, c\] = act(bias\[c\] + sum_j weight\[c,
-    /// j\] x\[t - W + 1 + j, c\]).
-    ///
-    /// ```text
-    /// x, out [>= T, C]; weight float32 [C, W]; bias float32 [C] or NULL. Sets the state. Statuses as kvc_attn_linear.
-    /// Threading: one call at a time per forward. Device: enqueues.
-    /// ```
-    pub fn kvc_state_conv(
-        fwd: *mut kvc_forward,
-        layer: i32,
-        state: i32,
-        x: *const DLTensor,
-        weight: *const DLTensor,
-        bias: *const DLTensor,
-        activation: kvc_activation,
-        out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Copy the committed tokens \[begin, end) of a sequence, all layers of the slice, K as stored
-    /// (rotated when ON_APPEND); what belongs to layers that are not ATTENTION is left as it is: k
-    /// \[layers, end - begin, num_kv_heads, k_dim\], v \[layers, end - begin, num_kv_heads,
-    /// v_dim\], any activation type.
-    ///
-    /// ```text
-    /// When layers differ, the heads and dims of the tensors are the largest ones and the rest of a smaller layer is left as it is. Either may be NULL.
-    /// K = V layers: K only, v is left as it is.
-    /// A window drops whole pages. A position inside a dropped page is KVC_E_OUT_OF_RANGE here and in
-    /// kvc_kv_gather, and its page is left out of exports (-1 in KVC_TABLE_BLOCK_TABLE); one that no query sees any
-    /// more but whose page is kept reads as stored.
-    /// KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: not 0 <= begin <= end <= length, or a window has dropped some (detail = first kept of that layer).
-    /// KVC_E_UNSUPPORTED: no storage, no ATTENTION layer. KVC_E_SHAPE, KVC_E_DTYPE.
-    /// Threading: shared. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_get_kv(
-        cache: *const kvc_cache,
-        seq: kvc_seq,
-        begin: i64,
-        end: i64,
-        k: *mut DLTensor,
-        v: *mut DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The other way: overwrite the committed tokens \[begin, begin + n), n = dimension 1 of k and
-    /// v, with values as they are to be stored (not rotated again).
-    ///
-    /// ```text
-    /// Shared pages are made private first, so siblings keep theirs.
-    /// KVC_E_NO_PAGES: for that. KVC_E_BUSY: in the open forward. Others as kvc_debug_get_kv.
-    /// Threading: exclusive. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_set_kv(
-        cache: *mut kvc_cache,
-        seq: kvc_seq,
-        begin: i64,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_debug_get_kv for the MLA layers: latent \[layers, n, latent_rank + latent_rope_dim\].
-    ///
-    /// ```text
-    /// Threading: shared. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_get_mla(
-        cache: *const kvc_cache,
-        seq: kvc_seq,
-        begin: i64,
-        end: i64,
-        latent: *mut DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_debug_set_kv for the MLA layers.
-    ///
-    /// ```text
-    /// Threading: exclusive. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_set_mla(
-        cache: *mut kvc_cache,
-        seq: kvc_seq,
-        begin: i64,
-        latent: *const DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_debug_get_kv for one layer of any kind that keeps pages: k \[n, num_kv_heads, k_dim\], v
-    /// \[n, num_kv_heads, v_dim\]; MLA: k \[n, 1, rank + rope dim\]; CROSS: begin and end count
-    /// encoder tokens; SHARED: the source's.
-    ///
-    /// ```text
-    /// KVC_E_OUT_OF_RANGE: also a layer that is not here. KVC_E_UNSUPPORTED: a layer without pages.
-    /// Threading: shared. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_get_layer(
-        cache: *const kvc_cache,
-        seq: kvc_seq,
-        layer: i32,
-        begin: i64,
-        end: i64,
-        k: *mut DLTensor,
-        v: *mut DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_debug_set_kv for one layer.
-    ///
-    /// ```text
-    /// Threading: exclusive. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_set_layer(
-        cache: *mut kvc_cache,
-        seq: kvc_seq,
-        layer: i32,
-        begin: i64,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The state of a sequence at its committed length: out \[shape...\].
-    ///
-    /// ```text
-    /// KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: layer, state. KVC_E_UNSUPPORTED: no storage, not a STATE layer.
-    /// Threading: shared. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_get_state(
-        cache: *const kvc_cache,
-        seq: kvc_seq,
-        layer: i32,
-        state: i32,
-        out: *mut DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Replace the state of a sequence at its committed length; earlier checkpoints, published
-    /// blocks and other sequences keep theirs.
-    ///
-    /// ```text
-    /// As after every kvc_debug_set_*, nothing of the sequence is published any more.
-    /// KVC_E_BUSY: in the open forward. KVC_E_NO_PAGES: no state slot for it. Others as kvc_debug_get_state.
-    /// Threading: exclusive. Device: blocks until done.
-    /// ```
-    pub fn kvc_debug_set_state(
-        cache: *mut kvc_cache,
-        seq: kvc_seq,
-        layer: i32,
-        state: i32,
-        value: *const DLTensor,
-        stream: kvc_stream,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The pool memory of one layer, writable, shared.
-    ///
-    /// ```text
-    /// SHARED: the source's. Elements are those of kvc_layer_info (quantised layers: types of 4 bits
-    /// are packed in pairs, strides count elements; their scales are in BYTES).
-    /// KVC_E_OUT_OF_RANGE: layer. KVC_E_UNSUPPORTED: no storage, a layer without pages, V of MLA and K = V layers, or KV of unequal K and V. KVC_E_INVALID_ARGUMENT: kind.
-    /// Threading: exclusive. Device: host only.
-    /// ```
-    pub fn kvc_export_pool(
-        cache: *mut kvc_cache,
-        layer: i32,
-        kind: kvc_pool_kind,
-        out: *mut *mut DLManagedTensorVersioned,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// The page tables of the open forward's B sequences, as they are with the new tokens (tree
-    /// nodes included); a read-only snapshot.
-    ///
-    /// ```text
-    /// INDPTR, INDICES and
-    /// PAGE_POSITION list the pages that are kept; BLOCK_TABLE has -1 where a window has dropped one. A CROSS group counts encoder tokens.
-    /// `group`: 0..num_groups-1. KVC_E_OUT_OF_RANGE: group. KVC_E_INVALID_ARGUMENT: kind. KVC_E_INVALID_STATE: not open. KVC_E_NO_MEMORY.
-    /// Threading: one call at a time per forward. Device: host only.
-    /// ```
-    pub fn kvc_export_page_table(
-        fwd: *mut kvc_forward,
-        group: i32,
-        kind: kvc_table_kind,
-        out: *mut *mut DLManagedTensorVersioned,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Ids of the kept pages of one sequence's committed tokens (tree nodes included), int32
-    /// \[pages\], ascending positions; a read-only snapshot.
-    ///
-    /// ```text
-    /// KVC_E_NOT_FOUND: seq. KVC_E_OUT_OF_RANGE: group. KVC_E_NO_MEMORY.
-    /// Threading: shared. Device: host only.
-    /// ```
-    pub fn kvc_export_seq_pages(
-        cache: *const kvc_cache,
-        seq: kvc_seq,
-        group: i32,
-        out: *mut *mut DLManagedTensorVersioned,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Write k \[>= T, heads, k_dim\] and v \[>= T, heads, v_dim\] to `slots` int64 \[T\] = page \*
-    /// page_size + offset; \< 0: skip.
-    ///
-    /// ```text
-    /// T = length of slots.
-    /// Threading: any, not two that write the same slots. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_append(
-        pool: *const kvc_op_pool,
-        opt: *const kvc_op_opt,
-        slots: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Attention of q \[T, num_q_heads, k_dim\] over pages; out \[T, num_q_heads, v_dim\], lse
-    /// float32 \[T, num_q_heads\].
-    ///
-    /// ```text
-    /// On a CUDA device T is dimension 0 of q where qo_indptr is given, rows behind the last cut stay as they are, and KVC_ATTN_BATCH_INVARIANT is
-    /// KVC_E_UNSUPPORTED, for this and the two below.
-    /// Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_attention_paged(
-        pool: *const kvc_op_pool,
-        table: *const kvc_op_table,
-        opt: *const kvc_op_opt,
-        q: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Attention of packed q \[T, num_q_heads, k_dim\] over packed k \[K, num_kv_heads, k_dim\], v
-    /// \[K, num_kv_heads, v_dim\]; qo_indptr, kv_indptr int32 \[B+1\] cut them into sequences;
-    /// kv_indptr NULL: qo_indptr.
-    ///
-    /// ```text
-    /// Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_attention_ragged(
-        qo_indptr: *const DLTensor,
-        kv_indptr: *const DLTensor,
-        opt: *const kvc_op_opt,
-        q: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Absorbed MLA over a pool of layout MLA: q \[T, heads, rank + rope dim\], out \[T, heads,
-    /// latent_rank\]; opt->attn->scale must be given.
-    ///
-    /// ```text
-    /// Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_mla_paged(
-        pool: *const kvc_op_pool,
-        table: *const kvc_op_table,
-        latent_rank: i32,
-        opt: *const kvc_op_opt,
-        q: *const DLTensor,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_attn_merge without a forward: T = dimension 0 of out.
-    ///
-    /// ```text
-    /// Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_merge(
-        opt: *const kvc_op_opt,
-        out: *mut DLTensor,
-        lse: *mut DLTensor,
-        other_out: *const DLTensor,
-        other_lse: *const DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Copy all keys of the table's sequences, packed in their order, into k_out \[>= sum of
-    /// seq_lens, heads, k_dim\] and v_out; either may be NULL.
-    ///
-    /// ```text
-    /// Threading: any. Device: the CPU only, complete on return.
-    /// ```
-    pub fn kvc_op_gather(
-        pool: *const kvc_op_pool,
-        table: *const kvc_op_table,
-        opt: *const kvc_op_opt,
-        k_out: *mut DLTensor,
-        v_out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Copy pages inside a pool: pairs int64 \[n, 2\] of (from, to), distinct destinations, none of
-    /// which is a source (on CUDA not checked).
-    ///
-    /// ```text
-    /// Threading: any, not on the same pages. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_copy_pages(
-        pool: *const kvc_op_pool,
-        opt: *const kvc_op_opt,
-        pairs: *const DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Rotate x \[T, heads, dim\] into out (which may be x: same address, strides and type) by
-    /// opt->rope at opt->positions.
-    ///
-    /// ```text
-    /// Threading: any. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_rotate(
-        opt: *const kvc_op_opt,
-        x: *const DLTensor,
-        out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// kvc_attn_linear over the host's own states \[B, H, Dk, Dv\], updated in place; qo_indptr
-    /// int32 \[B+1\] cuts the tokens into sequences, NULL: one each.
-    ///
-    /// ```text
-    /// Threading: any, not on the same states. Device: the CPU, complete on return; CUDA, enqueues on opt->stream.
-    /// ```
-    pub fn kvc_op_linear_step(
-        linear: *const kvc_linear_opt,
-        opt: *const kvc_op_opt,
-        qo_indptr: *const DLTensor,
-        states: *mut DLTensor,
-        q: *const DLTensor,
-        k: *const DLTensor,
-        v: *const DLTensor,
-        decay: *const DLTensor,
-        beta: *const DLTensor,
-        out: *mut DLTensor,
-        err: *mut kvc_error,
-    ) -> kvc_status;
-    /// Keys of the full blocks of `num_tokens` tokens: out_hashes \[num_tokens /
-    /// block_tokens\]\[KVC_HASH_BYTES\]; two-call array, \*len counts keys.
-    ///
-    /// ```text
-    /// Same result in every process and language.
-    /// KVC_E_INVALID_ARGUMENT: block_tokens < 1, NULL arrays, a key of type 0. KVC_E_OUT_OF_RANGE: salt or key longer than 4096 bytes, offset < 0.
+    /// Misuse:    KVC_E_INVALID_ARGUMENT  block_tokens < 1, NULL arrays, a key of type 0.
+    ///            KVC_E_OUT_OF_RANGE      Salt or key longer than 4096 bytes, offset < 0, more than 1024
+    ///                                    keys, too many tokens.
     /// Threading: any. Device: host only.
     /// ```
     pub fn kvc_prefix_hash(
@@ -1173,12 +828,16 @@ extern "C" {
         len: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Leading tokens that kvc_prefix_attach would find now: of what lies on the host only as much
-    /// as pages are free, and a quota leaves room, to bring it back.
+    /// Returns the leading tokens that kvc_prefix_attach would find now.
     ///
     /// ```text
-    /// Changes nothing, counts in no metric.
-    /// KVC_E_INVALID_ARGUMENT: NULL, neither tokens nor hashes, a key of type 0. KVC_E_OUT_OF_RANGE: a length beyond its limit. KVC_E_UNSUPPORTED.
+    /// Of what lies on the host, that is only as much as pages are free, and a quota leaves room, to
+    /// bring it back. The call changes nothing and counts in no metric.
+    ///
+    /// Misuse of all functions that take a query; comments below say "query":
+    ///            KVC_E_INVALID_ARGUMENT  NULL; neither tokens nor hashes; a key of type 0.
+    ///            KVC_E_OUT_OF_RANGE      A length, count, offset or priority beyond its limit.
+    ///            KVC_E_UNSUPPORTED       The cache has a CROSS layer.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_prefix_match(
@@ -1187,12 +846,17 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Add `seq` with the longest hit (its length is then \*out_tokens, 0 when nothing hits), in
-    /// the query's namespace: later forwards with `tokens` publish there.
+    /// Adds `seq` with the longest hit, in the query's namespace: later forwards with `tokens`
+    /// publish there.
     ///
     /// ```text
-    /// Pages on the host are copied back as long as pages are free; the hit is shorter when they are not.
-    /// Statuses of kvc_prefix_match and kvc_seq_add. KVC_E_BUSY: a forward is open.
+    /// Its length is then *out_tokens, which is 0 when nothing hits. Pages on the host are copied back
+    /// as long as pages are free; the hit is shorter when they are not.
+    ///
+    /// Misuse:    query; and
+    ///            KVC_E_INVALID_ARGUMENT  seq < 0.
+    ///            KVC_E_ALREADY_EXISTS    The id is taken.
+    ///            KVC_E_BUSY              A forward is open.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_prefix_attach(
@@ -1202,16 +866,21 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Say that the first query->num_tokens (at most the length) tokens of `seq` are these, in this
-    /// namespace, and publish their full blocks.
+    /// States that the first query->num_tokens tokens of `seq` are these, in this namespace, and
+    /// publishes their full blocks.
     ///
     /// ```text
-    /// Replaces what was
-    /// known of the sequence. *out_tokens: tokens of it that are in the index now. Blocks from the first token on that
-    /// a KVC_FORWARD_PARTIAL has left unwritten are not published.
-    /// KVC_E_NOT_FOUND. KVC_E_OUT_OF_RANGE: more tokens than the sequence has. KVC_E_BUSY: a forward is open. KVC_E_INVALID_STATE: swapped out; an
-    /// uncommitted tree; positions moved by kvc_seq_shift, a window set by kvc_seq_set_window, values written by kvc_debug_set_*, or older than
-    /// kvc_prefix_reset. Others as kvc_prefix_match.
+    /// query->num_tokens is at most the length. The call replaces what was known of the sequence.
+    /// *out_tokens: tokens of it that are in the index now. Blocks from the first token on that a
+    /// KVC_FORWARD_PARTIAL has left unwritten are not published.
+    ///
+    /// Misuse:    query; and
+    ///            KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_OUT_OF_RANGE   More tokens than the sequence has.
+    ///            KVC_E_BUSY           A forward is open.
+    ///            KVC_E_INVALID_STATE  Swapped out; an uncommitted tree; positions moved by
+    ///                                 kvc_seq_shift; a window set by kvc_seq_set_window; values written
+    ///                                 by kvc_debug_set_*; or older than kvc_prefix_reset.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_prefix_insert(
@@ -1221,11 +890,13 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Keep the full blocks of the query that are in the index (on the device) from being evicted;
-    /// counts.
+    /// Keeps the full blocks of the query that are in the index, on the device, from being evicted.
     ///
     /// ```text
-    /// *out_tokens: tokens pinned. Pinned pages are not free.
+    /// Pins count: each needs its own kvc_prefix_unpin. Pinned pages are not free. *out_tokens: tokens
+    /// pinned.
+    ///
+    /// Misuse:    query.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_prefix_pin(
@@ -1234,10 +905,13 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Undo one kvc_prefix_pin of the same query; \*out_tokens: tokens of the leading blocks that
-    /// were pinned.
+    /// Undoes one kvc_prefix_pin of the same query.
     ///
     /// ```text
+    /// *out_tokens: tokens of the leading blocks that were
+    /// pinned.
+    ///
+    /// Misuse:    query.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_prefix_unpin(
@@ -1246,12 +920,12 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Evict until at least `pages` pages have left the index (to the host when it has room), or
-    /// nothing evictable is left.
+    /// Evicts until at least `pages` pages have left the index, or nothing evictable is left.
     ///
     /// ```text
-    /// *out_freed: how many did.
-    /// KVC_E_OUT_OF_RANGE: negative.
+    /// Pages go to the host when it has room. *out_freed: how many left the index.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE  pages is negative.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_prefix_evict(
@@ -1260,23 +934,29 @@ extern "C" {
         out_freed: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Forget the whole index, pins and host copies too (new weights).
+    /// Forgets the whole index, pins and host copies too (new weights).
     ///
     /// ```text
-    /// Sequences keep their pages, but what they have computed so far is never published.
-    /// KVC_E_BUSY: a forward is open.
+    /// Sequences keep their pages, but
+    /// what they have computed so far is never published.
+    ///
+    /// Misuse:    KVC_E_BUSY  A forward is open.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_prefix_reset(cache: *mut kvc_cache, err: *mut kvc_error) -> kvc_status;
-    /// Give the namespace `salt` a quota: the device pages and states that the index holds for it
-    /// stay within max_bytes (what does not fit replaces its own least recently used blocks, or is
-    /// not published), and other namespaces' traffic evicts them only when nothing else can be
-    /// evicted.
+    /// Gives the namespace `salt` a quota; 0: no quota.
     ///
     /// ```text
-    /// 0: no quota.
-    /// Shrinking evicts at once what is not in use.
-    /// KVC_E_OUT_OF_RANGE: salt longer than 4096 bytes, more than 4096 namespaces with quotas.
+    /// The device pages and states that the index holds for it stay within max_bytes. What does not fit
+    /// replaces its own least recently used blocks, or is not published. Other namespaces' traffic
+    /// evicts its blocks only when nothing else can be evicted. Shrinking evicts at once what is not in
+    /// use.
+    ///
+    /// `salt`: borrowed for the call.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE      Salt longer than 4096 bytes, or more than 4096 namespaces with
+    ///                                    quotas.
+    ///            KVC_E_INVALID_ARGUMENT  salt is NULL and salt_size is not 0.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_prefix_quota_set(
@@ -1286,13 +966,13 @@ extern "C" {
         max_bytes: u64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// The oldest unpolled events, at most \*count of them, into out (out\[0\].struct_size is the
-    /// stride); \*count: how many there were.
+    /// Takes the oldest unpolled events, at most \*count of them.
     ///
     /// ```text
-    /// When more than
+    /// out[0].struct_size is the stride of the array. *count: how many there were. When more than
     /// config.event_capacity wait, the oldest are lost, which the next event's number shows.
-    /// KVC_E_UNSUPPORTED: config.event_capacity is 0.
+    ///
+    /// Misuse:    KVC_E_UNSUPPORTED  config.event_capacity is 0.
     /// Threading: exclusive. Device: host only.
     /// ```
     pub fn kvc_events_poll(
@@ -1301,12 +981,13 @@ extern "C" {
         count: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Everything that the index holds as STORED events, parents before their children; two-call
-    /// array.
+    /// Writes everything that the index holds as STORED events, parents before their children; see
+    /// ARRAYS OUT.
     ///
     /// ```text
-    /// *out_number: the number of the last event that they
-    /// include: apply polled events with larger ones.
+    /// *out_number: the number of the last event that they include. Apply polled events with larger
+    /// ones.
+    ///
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_events_snapshot(
@@ -1316,14 +997,22 @@ extern "C" {
         out_number: *mut u64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Move sequences to the host: their pages, the states of STATE layers, their checkpoints.
+    /// Moves sequences to the host: their pages, the states of STATE layers, their checkpoints.
     ///
     /// ```text
-    /// Pages and states that several of them share stay shared; pages
-    /// that others or the prefix index hold stay there as well. A swapped sequence keeps id, length and namespace; until it is swapped in only kvc_seq_remove, kvc_seq_length,
-    /// kvc_seq_info_get, kvc_seq_list and kvc_swap_in take it, others answer KVC_E_INVALID_STATE.
-    /// KVC_E_NOT_FOUND. KVC_E_INVALID_ARGUMENT: n = 0, duplicate ids. KVC_E_INVALID_STATE: swapped already, an uncommitted tree. KVC_E_BUSY: in the
-    /// open forward. KVC_E_NO_PAGES: the host pool is full (detail = missing host pages). KVC_E_UNSUPPORTED: no host budget. KVC_E_NO_MEMORY.
+    /// Pages and states that several of them share stay shared. Pages that others or the prefix index
+    /// hold stay on the device as well. A swapped sequence keeps id, length and namespace. Until it is
+    /// swapped in, only kvc_seq_remove, kvc_seq_length, kvc_seq_info_get, kvc_seq_list and kvc_swap_in
+    /// take it; others answer KVC_E_INVALID_STATE.
+    ///
+    /// Expected:  KVC_E_NO_PAGES          The host pool is full (detail = missing host pages).
+    ///            KVC_E_NO_MEMORY         Host memory for states.
+    /// Misuse:    KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_INVALID_ARGUMENT  n = 0, duplicate ids.
+    ///            KVC_E_INVALID_STATE     Swapped already; an uncommitted tree; the host pool is used by
+    ///                                    page ids.
+    ///            KVC_E_BUSY              A sequence of the open forward.
+    ///            KVC_E_UNSUPPORTED       No host budget.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_swap_out(
@@ -1334,11 +1023,15 @@ extern "C" {
         out_fence: *mut *mut kvc_fence,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Bring them back.
+    /// Brings swapped sequences back to the device.
     ///
     /// ```text
-    /// What sequences of one kvc_swap_out shared is shared again when they come back in one call.
-    /// KVC_E_INVALID_STATE: not swapped. KVC_E_NO_PAGES: detail = pages (and state slots) missing. Others as kvc_swap_out.
+    /// What sequences of one kvc_swap_out shared is shared
+    /// again when they come back in one call.
+    ///
+    /// Expected:  KVC_E_NO_PAGES       detail = pages and state slots missing.
+    /// Misuse:    KVC_E_INVALID_STATE  Not swapped.
+    ///            Others as kvc_swap_out.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_swap_in(
@@ -1349,14 +1042,19 @@ extern "C" {
         out_fence: *mut *mut kvc_fence,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Copy whole pages (all layers) between the pools: pairs int64 \[n, 2\] on the CPU of (from,
-    /// to), any n >= 0, borrowed for the call.
+    /// Copies whole pages (all layers) between the device pool and the host pool.
     ///
     /// ```text
-    /// Runs of pages that are adjacent
-    /// in both pools, ascending or descending, are copied at once. The tables of sequences are not looked at: on the device, any page may be named.
-    /// KVC_E_SHAPE, KVC_E_DTYPE, KVC_E_DEVICE_MISMATCH: pairs. KVC_E_OUT_OF_RANGE: a page id (detail = row). KVC_E_INVALID_ARGUMENT: a destination twice
-    /// (detail = row). KVC_E_UNSUPPORTED: no storage, no host budget, unknown direction. KVC_E_INVALID_STATE: see above.
+    /// pairs   int64 [n, 2] on the CPU of (from, to), any n >= 0; borrowed for the call
+    ///
+    /// Runs of pages that are adjacent in both pools, ascending or descending, are copied at once. The
+    /// tables of sequences are not looked at: on the device, any page may be named.
+    ///
+    /// Misuse:    tensors                 pairs.
+    ///            KVC_E_OUT_OF_RANGE      A page id (detail = row).
+    ///            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row).
+    ///            KVC_E_UNSUPPORTED       No storage, no host budget, unknown direction.
+    ///            KVC_E_INVALID_STATE     The host pool is used by sequences and the prefix index.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_pages_swap(
@@ -1367,11 +1065,15 @@ extern "C" {
         out_fence: *mut *mut kvc_fence,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// The same inside the device pool.
+    /// Copies whole pages inside the device pool, as kvc_pages_swap does between pools.
     ///
     /// ```text
-    /// Also refused (KVC_E_INVALID_ARGUMENT): a page that is source of one pair and destination of another, whose result
-    /// would depend on the order.
+    /// Misuse:    tensors                 pairs.
+    ///            KVC_E_OUT_OF_RANGE      A page id (detail = row).
+    ///            KVC_E_INVALID_ARGUMENT  A destination twice (detail = row); or a page that is source
+    ///                                    of one pair and destination of another, whose result would
+    ///                                    depend on the order.
+    ///            KVC_E_UNSUPPORTED       No storage.
     /// Threading: exclusive. Device: enqueues.
     /// ```
     pub fn kvc_pages_copy(
@@ -1381,7 +1083,7 @@ extern "C" {
         out_fence: *mut *mut kvc_fence,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// out_done: 1 when the copies are complete, else 0.
+    /// Asks whether the copies are complete: \*out_done is 1 when they are, else 0.
     ///
     /// ```text
     /// Threading: any. Device: host only.
@@ -1391,10 +1093,10 @@ extern "C" {
         out_done: *mut i32,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Wait for the copies, at most timeout_ns nanoseconds; negative: for ever.
+    /// Waits for the copies, at most timeout_ns nanoseconds; negative: for ever.
     ///
     /// ```text
-    /// KVC_E_TIMEOUT: not done by then.
+    /// Expected:  KVC_E_TIMEOUT  Not done by then.
     /// Threading: any. Device: blocks until done.
     /// ```
     pub fn kvc_fence_wait(
@@ -1402,10 +1104,11 @@ extern "C" {
         timeout_ns: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Let what is enqueued on `stream` from now on wait for the copies.
+    /// Lets what is enqueued on `stream` from now on wait for the copies.
     ///
     /// ```text
     /// On the CPU: waits here.
+    ///
     /// Threading: any. Device: enqueues on the stream.
     /// ```
     pub fn kvc_fence_wait_on_stream(
@@ -1413,13 +1116,705 @@ extern "C" {
         stream: kvc_stream,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// NULL is accepted.
+    /// Destroys a fence.
     ///
     /// ```text
-    /// The copies go on. A fence may outlive its cache.
+    /// NULL is accepted. The copies go on. A fence may outlive its cache.
+    ///
     /// Threading: any, once. Device: host only.
     /// ```
     pub fn kvc_fence_destroy(fence: *mut kvc_fence);
+    /// Accepts a path of each sequence's token tree.
+    ///
+    /// ```text
+    /// root -> leaves[i] becomes committed tokens, moved together in every layer. All other nodes are
+    /// dropped. Leaf -1 keeps nothing. Any subset of the sequences with trees, in any order. `seqs` and
+    /// `leaves`, [n], are borrowed for the call.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_INVALID_ARGUMENT  n = 0, NULL arrays, duplicate ids.
+    ///            KVC_E_INVALID_STATE     A sequence without an uncommitted tree, or swapped out.
+    ///            KVC_E_OUT_OF_RANGE      leaf < -1, or no such node.
+    ///            KVC_E_BUSY              A sequence of the open forward.
+    /// Threading: exclusive. Device: enqueues.
+    /// ```
+    pub fn kvc_tree_commit(
+        cache: *mut kvc_cache,
+        n: usize,
+        seqs: *const kvc_seq,
+        leaves: *const i32,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends among the new tokens only, causal inside each sequence.
+    ///
+    /// ```text
+    /// Nothing is appended and no page is read. k and v are rounded to the layer's storage type and
+    /// rotated as an append would do, so that merging with kvc_attn_cached equals kvc_attn.
+    ///
+    ///           ATTENTION                        MLA (ragged form)
+    ///   q       [>= T, num_q_heads, k_dim]       [>= T, num_q_heads, k_dim]
+    ///   k       [>= T, num_kv_heads, k_dim]      [>= T, num_q_heads, k_dim]
+    ///   v       [>= T, num_kv_heads, v_dim]      [>= T, num_q_heads, v_dim]
+    ///   out     [>= T, num_q_heads, v_dim]       [>= T, num_q_heads, v_dim]
+    ///   lse     float32 [>= T, num_q_heads]      the same
+    ///
+    /// 1. K = V layers: v is NULL. MLA: v is given.
+    /// 2. MLA: for the whole prompt merge with kvc_attn_cached, whose latent output the caller has
+    ///    projected to v_dim.
+    /// 3. Sink logits enter the denominator of this part alone. To merge parts of a model with sink
+    ///    logits, leave them out of both, and multiply the merged output by
+    ///    1 / (1 + exp(sink_logits[h] - lse)).
+    ///
+    /// Misuse:    common; and
+    ///            KVC_E_UNSUPPORTED       A token tree of several forwards; an MLA layer planned with
+    ///                                    k_dim = 0; quantised storage on CUDA.
+    ///            KVC_E_INVALID_ARGUMENT  v is NULL, or is set on a K = V layer.
+    ///            KVC_E_INVALID_STATE     In a capture: tables would have to grow. Run a forward with
+    ///                                    the call before the capture.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_self(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        opt: *const kvc_attn_opt,
+        q: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends from the new queries to the tokens that were cached before this forward.
+    ///
+    /// ```text
+    /// Those are all that the windows show; for token trees, the committed tokens. Nothing is appended.
+    /// A sequence that was empty has out 0 and lse -inf. q, out and lse are those of kvc_attn.
+    ///
+    /// Misuse:    common.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_cached(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        opt: *const kvc_attn_opt,
+        q: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Merges two partial attentions over disjoint keys, in place into (out, lse).
+    ///
+    /// ```text
+    /// out, other_out   [>= T, H, D], any activation types
+    ///   lse, other_lse   float32 [>= T, H]
+    ///
+    /// The weights are exp(lse) (Dao et al., FlashDecoding). A part with lse -inf does not count.
+    ///
+    /// Misuse:    KVC_E_INVALID_STATE     The forward is not open.
+    ///            KVC_E_INVALID_ARGUMENT  Overlapping tensors.
+    ///            tensors                 See TENSORS.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_merge(
+        fwd: *mut kvc_forward,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        other_out: *const DLTensor,
+        other_lse: *const DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends from every new token to all encoder tokens of its sequence, on a CROSS layer.
+    ///
+    /// ```text
+    /// q     [>= T, num_q_heads, k_dim]
+    ///   k     [>= C, num_kv_heads, k_dim], C = sum of kvc_forward_desc.cross_lengths
+    ///   v     [>= C, num_kv_heads, v_dim]; K = V layers: NULL
+    ///   out   [>= T, num_q_heads, v_dim]
+    ///   lse   float32 [>= T, num_q_heads]
+    ///
+    /// k and v are packed in the order of the batch. They are given in the forward that announced them,
+    /// and NULL otherwise. Nothing is rotated. A sequence without encoder tokens has out 0 and lse -inf.
+    ///
+    /// Misuse:    common; and
+    ///            KVC_E_INVALID_STATE     k and v were announced but not given, or not announced.
+    ///            KVC_E_INVALID_ARGUMENT  One of k and v is NULL.
+    ///            KVC_E_UNSUPPORTED       opt.window or opt.spans.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_cross(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        opt: *const kvc_attn_opt,
+        q: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends to another layer's K and V, which that layer has appended in this forward: what
+    /// kvc_attn does on a SHARED layer, for a layer that is not in the plan.
+    ///
+    /// ```text
+    /// q     [>= T, H, k_dim of the source], H any multiple of the source's kv heads
+    ///   out   [>= T, H, v_dim of the source]
+    ///   lse   float32 [>= T, H]
+    ///
+    /// q is rotated by the source's rope.
+    ///
+    /// Misuse:    common; and
+    ///            KVC_E_INVALID_STATE  Nothing was appended to the source, as in kvc_attn.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_shared_kv(
+        fwd: *mut kvc_forward,
+        source_layer: i32,
+        opt: *const kvc_attn_opt,
+        q: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies the K and V of one sequence in one layer, as stored.
+    ///
+    /// ```text
+    /// ATTENTION, CROSS                 MLA
+    ///   k_out   [>= n, num_kv_heads, k_dim]      [>= n, 1, latent_rank + latent_rope_dim]
+    ///   v_out   [>= n, num_kv_heads, v_dim]      NULL
+    ///
+    /// 1. Any sequence of the cache. n = its length including this forward's new tokens and its tree
+    ///    nodes, which come in the order of their slots. CROSS: n = encoder tokens.
+    /// 2. Either output may be NULL, not both. K = V layers: v_out is NULL.
+    ///
+    /// Expected:  KVC_E_OUT_OF_RANGE      A window has dropped tokens (detail = the first kept).
+    /// Misuse:    common; and
+    ///            KVC_E_NOT_FOUND         seq.
+    ///            KVC_E_INVALID_ARGUMENT  Both outputs are NULL, or v_out is set where it has to be
+    ///                                    NULL.
+    ///            KVC_E_INVALID_STATE     The sequence grows in this forward, and nothing was appended
+    ///                                    to the layer (as kvc_attn); or it is swapped out.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_kv_gather(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        seq: kvc_seq,
+        k_out: *mut DLTensor,
+        v_out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Reads state `state` of every sequence of the batch.
+    ///
+    /// ```text
+    /// out   [>= B, shape...], any activation type, compact inside a state
+    ///
+    /// Misuse:    state.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_state_get(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        state: i32,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Sets state `state` of every sequence of the batch.
+    ///
+    /// ```text
+    /// value   [>= B, shape...], rounded to the state's dtype
+    ///
+    /// Misuse:    state.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_state_set(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        state: i32,
+        value: *const DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Keeps the state of the sequence's present length until it is popped below it or removed.
+    ///
+    /// ```text
+    /// That
+    /// makes fork and pop to this position possible later.
+    ///
+    /// On the edge of a block that the sequence has published, the block gets the state too: prefixes
+    /// hit there.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_BUSY           It is in the open forward.
+    ///            KVC_E_UNSUPPORTED    No STATE layer.
+    ///            KVC_E_INVALID_STATE  It is swapped out.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_state_checkpoint(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Computes linear attention over the new tokens, as a step or as chunked prefill: reads and
+    /// sets the layer's state, whose shape is \[H, Dk, Dv\].
+    ///
+    /// ```text
+    /// q, k     [>= T, Hk, Dk]; Hk divides H, and head h reads q and k head h / (H / Hk)
+    ///   v, out   [>= T, H, Dv]
+    ///   decay    float32: ln(decay) <= 0, of the shape that opt.decay says; NULL for NONE
+    ///   beta     float32 [>= T, H]; NULL: 1
+    ///
+    /// Arithmetic is in float32.
+    ///
+    /// Misuse:    state; and
+    ///            KVC_E_SHAPE             A state that is not [H, Dk, Dv].
+    ///            KVC_E_INVALID_ARGUMENT  decay is given or missing against opt; an output overlaps.
+    ///            KVC_E_OUT_OF_RANGE      opt.state, opt.scale.
+    ///            KVC_E_UNSUPPORTED       Flags, unknown opt.decay.
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_attn_linear(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        opt: *const kvc_linear_opt,
+        q: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        decay: *const DLTensor,
+        beta: *const DLTensor,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Computes a causal depthwise convolution over the new tokens, and sets the state.
+    ///
+    /// ```text
+    /// out[t, c] = act(bias[c] + sum_j weight[c, j] x[t - W + 1 + j, c])
+    ///
+    /// The last inputs are kept as state [C, W-1], newest last. W >= 2 is the kernel width.
+    ///
+    ///   x, out   [>= T, C]
+    ///   weight   float32 [C, W]
+    ///   bias     float32 [C], or NULL
+    ///
+    /// Misuse:    As kvc_attn_linear; the state is [C, W-1].
+    /// Threading: one call at a time per forward. Device: enqueues.
+    /// ```
+    pub fn kvc_state_conv(
+        fwd: *mut kvc_forward,
+        layer: i32,
+        state: i32,
+        x: *const DLTensor,
+        weight: *const DLTensor,
+        bias: *const DLTensor,
+        activation: kvc_activation,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Writes k and v to slots of a pool.
+    ///
+    /// ```text
+    /// slots   int64 [T] = page * page_size + offset; < 0: skip. T = length of slots
+    ///   k       [>= T, heads, k_dim]
+    ///   v       [>= T, heads, v_dim]; NULL where pool->v is
+    ///
+    /// Misuse:    operator; and
+    ///            KVC_E_UNSUPPORTED  opt->rope with layout MLA: rotate with kvc_op_rotate.
+    /// Threading: any, not two that write the same slots.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_append(
+        pool: *const kvc_op_pool,
+        opt: *const kvc_op_opt,
+        slots: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends over the pages of a pool of layout HND or NHD.
+    ///
+    /// ```text
+    /// q     [T, num_q_heads, k_dim]
+    ///   out   [T, num_q_heads, v_dim]
+    ///   lse   float32 [T, num_q_heads]
+    ///
+    /// On a CUDA device T is dimension 0 of q where qo_indptr is given, and rows behind the last cut
+    /// stay as they are. That holds for the two functions below too.
+    ///
+    /// Misuse:    operator; and
+    ///            KVC_E_UNSUPPORTED  KVC_ATTN_BATCH_INVARIANT on a CUDA device, here and in the two
+    ///                               below.
+    /// Threading: any.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_attention_paged(
+        pool: *const kvc_op_pool,
+        table: *const kvc_op_table,
+        opt: *const kvc_op_opt,
+        q: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends over packed keys and values.
+    ///
+    /// ```text
+    /// q           [T, num_q_heads, k_dim]
+    ///   k           [K, num_kv_heads, k_dim]
+    ///   v           [K, num_kv_heads, v_dim]
+    ///   out         [T, num_q_heads, v_dim]
+    ///   lse         float32 [T, num_q_heads]
+    ///   qo_indptr   int32 [B+1]: cuts q into sequences
+    ///   kv_indptr   int32 [B+1]: cuts k and v; NULL: qo_indptr
+    ///
+    /// Misuse:    operator; and as kvc_op_attention_paged.
+    /// Threading: any.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_attention_ragged(
+        qo_indptr: *const DLTensor,
+        kv_indptr: *const DLTensor,
+        opt: *const kvc_op_opt,
+        q: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attends over a pool of layout MLA, in the absorbed form.
+    ///
+    /// ```text
+    /// q     [T, heads, latent_rank + latent_rope_dim]
+    ///   out   [T, heads, latent_rank]
+    ///   lse   float32 [T, heads]
+    ///
+    /// opt->attn->scale must be given.
+    ///
+    /// Misuse:    operator; and as kvc_op_attention_paged, and
+    ///            KVC_E_OUT_OF_RANGE  latent_rank is not in 1..elements of a row.
+    /// Threading: any.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_mla_paged(
+        pool: *const kvc_op_pool,
+        table: *const kvc_op_table,
+        latent_rank: i32,
+        opt: *const kvc_op_opt,
+        q: *const DLTensor,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Does what kvc_attn_merge does without a forward.
+    ///
+    /// ```text
+    /// T = dimension 0 of out.
+    ///
+    ///   out, other_out   [T, H, D], any activation types
+    ///   lse, other_lse   float32 [T, H]
+    ///
+    /// Misuse:    operator.
+    /// Threading: any.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_merge(
+        opt: *const kvc_op_opt,
+        out: *mut DLTensor,
+        lse: *mut DLTensor,
+        other_out: *const DLTensor,
+        other_lse: *const DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies all keys of the table's sequences, packed in their order.
+    ///
+    /// ```text
+    /// k_out   [>= sum of seq_lens, heads, k_dim]
+    ///   v_out   [>= sum of seq_lens, heads, v_dim]
+    ///
+    /// Either output may be NULL, not both. Where pool->v is NULL, v_out is NULL. table->qo_indptr is
+    /// not used: NULL.
+    ///
+    /// Misuse:    operator.
+    /// Threading: any.
+    /// Device:    the CPU only, complete on return.
+    /// ```
+    pub fn kvc_op_gather(
+        pool: *const kvc_op_pool,
+        table: *const kvc_op_table,
+        opt: *const kvc_op_opt,
+        k_out: *mut DLTensor,
+        v_out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies pages inside a pool.
+    ///
+    /// ```text
+    /// pairs   int64 [n, 2] of (from, to): distinct destinations, none of which is a source (on CUDA
+    ///           not checked)
+    ///
+    /// Misuse:    operator.
+    /// Threading: any, not on the same pages.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_copy_pages(
+        pool: *const kvc_op_pool,
+        opt: *const kvc_op_opt,
+        pairs: *const DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Rotates x by opt->rope at opt->positions.
+    ///
+    /// ```text
+    /// x, out   [T, heads, dim]; out may be x: same address, strides and type
+    ///
+    /// Misuse:    operator; and
+    ///            KVC_E_INVALID_ARGUMENT  opt->rope is NULL or of mode NONE.
+    /// Threading: any.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_rotate(
+        opt: *const kvc_op_opt,
+        x: *const DLTensor,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Computes linear attention, as kvc_attn_linear does, over the host program's own states.
+    ///
+    /// ```text
+    /// states      [B, H, Dk, Dv], updated in place
+    ///   qo_indptr   int32 [B+1]: cuts the tokens into sequences; NULL: one each
+    ///   others      as kvc_attn_linear
+    ///
+    /// Misuse:    operator; and as kvc_attn_linear.
+    /// Threading: any, not on the same states.
+    /// Device:    the CPU, complete on return; CUDA, enqueues on opt->stream.
+    /// ```
+    pub fn kvc_op_linear_step(
+        linear: *const kvc_linear_opt,
+        opt: *const kvc_op_opt,
+        qo_indptr: *const DLTensor,
+        states: *mut DLTensor,
+        q: *const DLTensor,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        decay: *const DLTensor,
+        beta: *const DLTensor,
+        out: *mut DLTensor,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies the committed tokens \[begin, end) of a sequence, all layers of the slice.
+    ///
+    /// ```text
+    /// k   [layers, end - begin, num_kv_heads, k_dim], or NULL
+    ///   v   [layers, end - begin, num_kv_heads, v_dim], or NULL
+    ///
+    /// When layers differ, the heads and dims of the tensors are the largest ones. These parts are left
+    /// as they are: the rest of a smaller layer, layers that are not ATTENTION, and v of K = V layers.
+    ///
+    /// Expected, Misuse: rows.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_get_kv(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        begin: i64,
+        end: i64,
+        k: *mut DLTensor,
+        v: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Overwrites the committed tokens \[begin, begin + n), n = dimension 1 of k and v, with values
+    /// as they are to be stored (not rotated again).
+    ///
+    /// ```text
+    /// Shapes are those of kvc_debug_get_kv.
+    ///
+    /// Expected, Misuse: rows.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_set_kv(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        begin: i64,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies the committed tokens \[begin, end) of a sequence in the MLA layers.
+    ///
+    /// ```text
+    /// latent   [layers, end - begin, latent_rank + latent_rope_dim]
+    ///
+    /// Expected, Misuse: rows.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_get_mla(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        begin: i64,
+        end: i64,
+        latent: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Overwrites committed tokens in the MLA layers, as kvc_debug_set_kv does.
+    ///
+    /// ```text
+    /// The shape is that of
+    /// kvc_debug_get_mla.
+    ///
+    /// Expected, Misuse: rows.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_set_mla(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        begin: i64,
+        latent: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies the committed tokens \[begin, end) of a sequence in one layer of any kind that keeps
+    /// pages.
+    ///
+    /// ```text
+    /// ATTENTION, CROSS, SHARED           MLA
+    ///   k   [n, num_kv_heads, k_dim]           [n, 1, latent_rank + latent_rope_dim]
+    ///   v   [n, num_kv_heads, v_dim]           NULL
+    ///
+    /// CROSS: begin and end count encoder tokens. SHARED: the source's. K = V layers: v is NULL.
+    ///
+    /// Expected, Misuse: rows; and
+    ///            KVC_E_OUT_OF_RANGE      A layer that is not here.
+    ///            KVC_E_UNSUPPORTED       A layer without pages.
+    ///            KVC_E_INVALID_ARGUMENT  v is set where it has to be NULL.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_get_layer(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        layer: i32,
+        begin: i64,
+        end: i64,
+        k: *mut DLTensor,
+        v: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Overwrites committed tokens in one layer, as kvc_debug_set_kv does.
+    ///
+    /// ```text
+    /// Shapes and statuses are those
+    /// of kvc_debug_get_layer.
+    ///
+    /// Expected, Misuse: rows; and as kvc_debug_get_layer.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_set_layer(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        layer: i32,
+        begin: i64,
+        k: *const DLTensor,
+        v: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies the state of a sequence at its committed length: out \[shape...\].
+    ///
+    /// ```text
+    /// Misuse:    KVC_E_NOT_FOUND      No such sequence.
+    ///            KVC_E_OUT_OF_RANGE   layer, state.
+    ///            KVC_E_UNSUPPORTED    No storage; not a STATE layer.
+    ///            KVC_E_INVALID_STATE  It is swapped out.
+    ///            tensors              out.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_get_state(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        layer: i32,
+        state: i32,
+        out: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Replaces the state of a sequence at its committed length: value \[shape...\].
+    ///
+    /// ```text
+    /// Earlier checkpoints,
+    /// published blocks and other sequences keep theirs.
+    ///
+    /// Expected:  KVC_E_NO_PAGES  No state slot for it.
+    /// Misuse:    KVC_E_BUSY      It is in the open forward.
+    ///            Others as kvc_debug_get_state.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_debug_set_state(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        layer: i32,
+        state: i32,
+        value: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Exports the pool memory of one layer, writable and shared.
+    ///
+    /// ```text
+    /// SHARED layers: the source's.
+    ///
+    /// Elements are those of kvc_layer_info. Quantised layers: types of 4 bits are packed in pairs, and
+    /// strides count elements; their scales are in KVC_POOL_BYTES.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE      layer.
+    ///            KVC_E_UNSUPPORTED       No storage; a layer without pages; V of MLA and K = V layers;
+    ///                                    KV of unequal K and V.
+    ///            KVC_E_INVALID_ARGUMENT  kind.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_export_pool(
+        cache: *mut kvc_cache,
+        layer: i32,
+        kind: kvc_pool_kind,
+        out: *mut *mut DLManagedTensorVersioned,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Exports the page tables of the open forward's B sequences in one layer group, with the new
+    /// tokens (tree nodes included): a read-only snapshot.
+    ///
+    /// ```text
+    /// INDPTR, INDICES and PAGE_POSITION list the pages that are kept. BLOCK_TABLE has -1 where a window
+    /// has dropped one. A CROSS group counts encoder tokens. `group`: 0..num_groups-1.
+    ///
+    /// Misuse:    KVC_E_OUT_OF_RANGE      group.
+    ///            KVC_E_INVALID_ARGUMENT  kind.
+    ///            KVC_E_INVALID_STATE     The forward is not open.
+    /// Threading: one call at a time per forward. Device: host only.
+    /// ```
+    pub fn kvc_export_page_table(
+        fwd: *mut kvc_forward,
+        group: i32,
+        kind: kvc_table_kind,
+        out: *mut *mut DLManagedTensorVersioned,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Exports the ids of the kept pages of one sequence's committed tokens (tree nodes included):
+    /// int32 \[pages\], ascending positions; a read-only snapshot.
+    ///
+    /// ```text
+    /// Misuse:    KVC_E_NOT_FOUND     seq.
+    ///            KVC_E_OUT_OF_RANGE  group.
+    /// Threading: shared. Device: host only.
+    /// ```
+    pub fn kvc_export_seq_pages(
+        cache: *const kvc_cache,
+        seq: kvc_seq,
+        group: i32,
+        out: *mut *mut DLManagedTensorVersioned,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Returns the table for a program that was compiled against `abi_version`: pass
     /// KVC_ABI_VERSION.
     ///

@@ -94,6 +94,18 @@ layouts! {
         struct_size @ 0, ext @ 8, flags @ 16, scale @ 24, soft_cap @ 28, window @ 32,
         sink_logits @ 40, alibi_slopes @ 48, bias @ 56, spans @ 64,
     }
+    kvc_prefix_key = 40 {
+        struct_size @ 0, type_ @ 8, reserved @ 12, offset @ 16, data @ 24, size @ 32,
+    }
+    kvc_prefix_query = 96 {
+        struct_size @ 0, ext @ 8, flags @ 16, num_tokens @ 24, tokens @ 32, hashes @ 40,
+        num_hashes @ 48, salt @ 56, salt_size @ 64, keys @ 72, num_keys @ 80, priority @ 88,
+        reserved @ 92,
+    }
+    kvc_event = 112 {
+        struct_size @ 0, number @ 8, type_ @ 16, tier @ 20, from_tier @ 24, group @ 28,
+        num_tokens @ 32, reserved @ 36, tokens @ 40, hash @ 48, parent @ 80,
+    }
     kvc_linear_opt = 48 {
         struct_size @ 0, ext @ 8, flags @ 16, decay @ 24, state @ 28, scale @ 32, reserved @ 36,
         skip @ 40,
@@ -108,18 +120,6 @@ layouts! {
     kvc_op_opt = 64 {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
-    }
-    kvc_prefix_key = 40 {
-        struct_size @ 0, type_ @ 8, reserved @ 12, offset @ 16, data @ 24, size @ 32,
-    }
-    kvc_prefix_query = 96 {
-        struct_size @ 0, ext @ 8, flags @ 16, num_tokens @ 24, tokens @ 32, hashes @ 40,
-        num_hashes @ 48, salt @ 56, salt_size @ 64, keys @ 72, num_keys @ 80, priority @ 88,
-        reserved @ 92,
-    }
-    kvc_event = 112 {
-        struct_size @ 0, number @ 8, type_ @ 16, tier @ 20, from_tier @ 24, group @ 28,
-        num_tokens @ 32, reserved @ 36, tokens @ 40, hash @ 48, parent @ 80,
     }
     kvc_api = 816 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,

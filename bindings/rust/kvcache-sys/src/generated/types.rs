@@ -10,7 +10,7 @@ pub const KVC_ABI_VERSION_MAJOR: u32 = 0;
 pub const KVC_ABI_VERSION_MINOR: u32 = 1;
 pub const KVC_ABI_VERSION: u32 = KVC_ABI_VERSION_MAJOR << 16 | KVC_ABI_VERSION_MINOR;
 
-/// Planned memory of a model: immutable.
+/// Planned memory of a model; immutable.
 #[repr(C)]
 #[derive(Debug)]
 pub struct kvc_plan {
@@ -26,7 +26,7 @@ pub struct kvc_cache {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-/// One open step over a batch: a number, see kvc_forward_begin.
+/// The open forward: a number, see kvc_forward_begin.
 #[repr(C)]
 #[derive(Debug)]
 pub struct kvc_forward {
@@ -42,45 +42,45 @@ pub struct kvc_fence {
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
 
-/// Sequence id, chosen by the caller, >= 0.
+/// Sequence id, >= 0, chosen by the caller.
 pub type kvc_seq = i64;
 
-/// cudaStream_t of the host program, NULL: the legacy default stream; ignored on the CPU.
+/// cudaStream_t of the host program. NULL: the legacy default stream. Ignored on the CPU.
 pub type kvc_stream = *mut c_void;
 
 kinds! {
     /// Result of a call. Values never change; the list only grows at the end.
     kvc_status: i32 {
         KVC_OK = 0,
-        /// NULL, negative, contradictory.
+        /// A NULL, negative or contradictory argument.
         KVC_E_INVALID_ARGUMENT = 1,
-        /// Attention without an open forward, or on a layer of another kind.
+        /// No open forward, or a layer of another kind.
         KVC_E_INVALID_STATE = 2,
         /// Unknown sequence.
         KVC_E_NOT_FOUND = 3,
-        /// Sequence id taken.
+        /// The sequence id is taken.
         KVC_E_ALREADY_EXISTS = 4,
-        /// Position, length, count, index beyond its limit.
+        /// A position, length, count or index is beyond its limit.
         KVC_E_OUT_OF_RANGE = 5,
-        /// Tensor rank, shape, stride or alignment not accepted.
+        /// A tensor's rank, shape, stride or alignment is not accepted.
         KVC_E_SHAPE = 6,
-        /// Tensor element type not accepted.
+        /// A tensor's element type is not accepted.
         KVC_E_DTYPE = 7,
-        /// Tensor lives on another device than the cache.
+        /// A tensor lives on another device than the cache.
         KVC_E_DEVICE_MISMATCH = 8,
-        /// Meaningful, but not available in this build, on this device, in this combination.
+        /// Meaningful, but not available in this build, on this device or in this combination.
         KVC_E_UNSUPPORTED = 9,
-        /// Full now; expected; nothing changed; kvc_error.detail = pages missing.
+        /// Full now; expected. kvc_error.detail = pages missing.
         KVC_E_NO_PAGES = 10,
         /// Could not be served even by an empty cache.
         KVC_E_NEVER_FITS = 11,
-        /// Host or device allocation failed.
+        /// A host or device allocation failed.
         KVC_E_NO_MEMORY = 12,
-        /// Object is in use: open forward, exported memory.
+        /// The object is in use: open forward, exported memory.
         KVC_E_BUSY = 13,
-        /// Needed size returned.
+        /// The needed size is returned.
         KVC_E_BUFFER_TOO_SMALL = 14,
-        /// Struct tail or version not understood.
+        /// A struct's tail or a version is not understood.
         KVC_E_VERSION = 15,
         /// An invariant does not hold.
         KVC_E_CORRUPT = 16,
@@ -88,31 +88,35 @@ kinds! {
         KVC_E_TIMEOUT = 18,
         KVC_E_PEER = 19,
         KVC_E_CANCELLED = 20,
-        /// Device failure, sticky; sys_code = the device library's code.
+        /// Device failure; sticky. sys_code = the device library's code.
         KVC_E_DEVICE = 21,
         /// A defect in the library.
         KVC_E_INTERNAL = 22,
     }
 }
 
-/// Details of a failure: 512 bytes, caller-owned, no allocation. struct_size 0 is taken as
-/// sizeof(kvc_error).
+/// Details of a failure: 512 bytes, owned by the caller, no allocation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_error {
+    /// 0 is taken as sizeof(kvc_error).
     pub struct_size: usize,
-    /// The status the call returned.
+    /// The status that the call returned.
     pub status: kvc_status,
     /// Errno or a device library's code, else 0.
     pub sys_code: i32,
-    /// A number that belongs to the status: missing pages, offending id, needed bytes.
+    /// A number that belongs to the status: missing pages, offending id, ...
     pub detail: i64,
     /// NUL-terminated UTF-8.
     pub message: [c_char; 488],
 }
 
-/// Head of a chained option struct. Unknown or repeated types are refused, never skipped. No types
-/// are defined yet.
+/// Head of a chained option struct.
+///
+/// ```text
+/// Unknown or repeated types are refused, never skipped. No types
+/// are defined yet, so every `ext` field must be NULL.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_ext {
@@ -121,14 +125,12 @@ pub struct kvc_ext {
 }
 
 kinds! {
-    /// Instruction set of the CPU kernels.
-    ///
-    /// ```text
-    /// AUTO takes the best the machine has. REFERENCE computes in double precision: slow, for
-    /// comparing. Results differ between instruction sets by rounding only.
-    /// ```
+    /// Instruction set of the CPU kernels. Results differ between instruction sets by rounding
+    /// only.
     kvc_cpu_isa: i32 {
+        /// The best that the machine has.
         KVC_CPU_ISA_AUTO = 0,
+        /// Computes in double precision; slow, for comparing.
         KVC_CPU_ISA_REFERENCE = 1,
         KVC_CPU_ISA_SCALAR = 2,
         KVC_CPU_ISA_AVX2 = 3,
@@ -137,21 +139,21 @@ kinds! {
     }
 }
 
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_F32: u64 = 1;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_F16: u64 = 2;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_BF16: u64 = 4;
-/// From here on: with kvc_quant.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_F8_E4M3: u64 = 8;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_F8_E5M2: u64 = 16;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_INT8: u64 = 32;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_INT4: u64 = 64;
-/// Bits of kvc_device_caps.dtypes.
+/// Bits of kvc_device_caps.dtypes. From KVC_DTYPE_F8_E4M3 on they are for kvc_quant.
 pub const KVC_DTYPE_F4_E2M1: u64 = 128;
 
 #[repr(C)]
@@ -160,17 +162,17 @@ pub struct kvc_device_caps {
     pub struct_size: usize,
     /// 1: caches can be created on this device.
     pub backend_present: i32,
-    /// CPU: best kvc_cpu_isa of the machine; CUDA: 10 \* compute capability; 0: unknown.
+    /// CPU: best kvc_cpu_isa of the machine. CUDA: 10 \* compute capability. 0: unknown.
     pub arch: i32,
-    /// CPU: hardware threads this process may use.
+    /// CPU: hardware threads that this process may use.
     pub num_cores: i32,
-    /// Bytes of a memory page, 0: unknown.
+    /// Bytes of a memory page; 0: unknown.
     pub page_granularity: i32,
-    /// Storage types that attention reads, KVC_DTYPE_\* bits.
+    /// Storage types that attention reads: KVC_DTYPE_\* bits.
     pub dtypes: u64,
-    /// CPU: bit i set: kvc_cpu_isa i can be chosen.
+    /// CPU: bit i is set where kvc_cpu_isa i can be chosen.
     pub isas: u64,
-    /// Physical memory, 0: unknown.
+    /// Physical memory; 0: unknown.
     pub memory_bytes: u64,
     pub memory_free_bytes: u64,
     pub name: [c_char; 64],
@@ -185,8 +187,8 @@ kinds! {
     }
 }
 
-/// `message` is borrowed for the call. May be called from any thread; must not call the library and
-/// must not throw.
+/// Receives one message, borrowed for the call. May be called from any thread. It must not call the
+/// library and must not throw.
 pub type kvc_log_fn = Option<
     unsafe extern "C" fn(user: *mut c_void, level: kvc_log_level, message: *const c_char),
 >;
@@ -196,38 +198,45 @@ kinds! {
         /// K and V per token.
         KVC_LAYER_ATTENTION = 0,
         /// One latent row \[latent_rank + latent_rope_dim\] per token for all heads (DeepSeek-V2,
-        /// arXiv:2405.04434)
+        /// arXiv:2405.04434).
         KVC_LAYER_MLA = 1,
-        /// K and V of the encoder's tokens, written once per sequence, see kvc_attn_cross.
+        /// K and V of the encoder's tokens, written once per sequence; see kvc_attn_cross.
         KVC_LAYER_CROSS = 2,
-        /// Recurrent state of any shape, see kvc_state_get and kvc_attn_linear.
+        /// Recurrent state of any shape; see kvc_state_get, kvc_attn_linear.
         KVC_LAYER_STATE = 3,
-        /// Keeps nothing: reads the K and V of source_layer (Gemma-3n)
+        /// Keeps nothing: reads the K and V of source_layer (Gemma-3n).
         KVC_LAYER_SHARED = 4,
         /// Keeps nothing and is never attended (an MLP-only layer): a place holder for its id.
         KVC_LAYER_NONE = 5,
     }
 }
 
-/// The K row is the V row too: stored once, v_dim = k_dim, v_dtype = k_dtype, v arguments are NULL.
+/// The K row is the V row too: it is stored once, v_dim = k_dim, v_dtype = k_dtype. Every `v`
+/// argument of such a layer is NULL. Comments call these "K = V layers".
 pub const KVC_LAYER_V_IS_K: i32 = 1;
 
 kinds! {
     /// Quantised storage.
     ///
     /// ```text
-    /// It is planned, paged, shared, swapped and exported everywhere. On CUDA it is appended to and attended to as well (but for
-    /// kvc_attn_self, and kvc_seq_shift of rotated K); on the CPU that is for the host's own kernels, and kvc_attn, kvc_kv_append and the
-    /// debug functions answer KVC_E_UNSUPPORTED on such a layer. Rows are rounded to the nearest element, beyond the largest one to it.
+    /// Values round to nearest even and saturate at the largest finite value.
+    ///
+    ///   everywhere   It is planned, paged, shared, swapped and exported.
+    ///   CUDA         It is appended to and attended to as well. kvc_attn_self on such a layer is
+    ///                KVC_E_UNSUPPORTED.
+    ///   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append and the debug
+    ///                functions answer KVC_E_UNSUPPORTED on such a layer.
+    ///
+    /// kvc_seq_shift of K that is stored rotated and quantised is KVC_E_UNSUPPORTED on every device.
     /// ```
     kvc_quant: i32 {
         KVC_QUANT_NONE = 0,
-        /// float8 (e4m3fn, e5m2), int8: one scale for K and one for V, kvc_layer.k_scale and
+        /// float8 (e4m3fn, e5m2) or int8. One scale for K and one for V: kvc_layer.k_scale and
         /// v_scale.
         KVC_QUANT_PER_TENSOR = 1,
-        /// float8, int8, int4: one float32 scale per token and head for K, one for V.
+        /// float8, int8 or int4. One float32 scale per token and head for K, and one for V.
         KVC_QUANT_PER_TOKEN_HEAD = 2,
-        /// float4 (e2m1fn; NVFP4): one float8 scale per 16 elements; k_dim and v_dim are multiples
+        /// float4 (e2m1fn; NVFP4). One float8 scale per 16 elements; k_dim and v_dim are multiples
         /// of 16.
         KVC_QUANT_BLOCK16 = 3,
     }
@@ -237,10 +246,10 @@ kinds! {
     kvc_rope_mode: i32 {
         /// The library rotates nothing.
         KVC_ROPE_NONE = 0,
-        /// K is stored rotated, q is rotated when it attends.
+        /// K is stored rotated; q is rotated when it attends.
         KVC_ROPE_ON_APPEND = 1,
-        /// K is stored unrotated and rotated whenever it is read: needed for sinks, whose distances
-        /// change.
+        /// K is stored unrotated and rotated whenever it is read. Sink tokens need it, because
+        /// their distances change.
         KVC_ROPE_ON_READ = 2,
     }
 }
@@ -257,47 +266,58 @@ kinds! {
 kinds! {
     kvc_rope_scaling: i32 {
         KVC_ROPE_SCALING_NONE = 0,
-        /// Llama-3.1: factor, low_freq_factor, high_freq_factor, original_context.
+        /// Llama-3.1. Reads factor, low_freq_factor, high_freq_factor, original_context.
         KVC_ROPE_SCALING_LLAMA3 = 1,
-        /// Peng et al., arXiv:2309.00071: factor, beta_fast, beta_slow, original_context.
+        /// Peng et al., arXiv:2309.00071. Reads factor, beta_fast, beta_slow, original_context.
         KVC_ROPE_SCALING_YARN = 2,
-        /// Ding et al., arXiv:2402.13753: freq_factors up to original_context, long_freq_factors
-        /// beyond.
+        /// Ding et al., arXiv:2402.13753. Reads freq_factors up to original_context,
+        /// long_freq_factors beyond.
         KVC_ROPE_SCALING_LONGROPE = 3,
     }
 }
 
 kinds! {
     kvc_rope_section_layout: i32 {
-        /// The first sections\[0\] pairs turn by position row 0, the next sections\[1\] by row 1,
-        /// ... (Qwen2-VL)
+        /// The first sections\[0\] pairs take position row 0, the next sections\[1\] take row 1,
+        /// ... (Qwen2-VL).
         KVC_ROPE_SECTIONS_CONTIGUOUS = 0,
-        /// Pair i turns by row i % n while that section has pairs left (i / n \< sections\[row\]),
-        /// else by row 0 (Qwen3-VL; n = num_sections)
+        /// Pair i takes row i % n while that section has pairs left (i / n \< sections\[row\]),
+        /// else row 0 (Qwen3-VL; n = num_sections).
         KVC_ROPE_SECTIONS_INTERLEAVED = 1,
     }
 }
 
-/// Rotary embedding (Su et al., arXiv:2104.09864).
+/// Rotary position embedding (Su et al., arXiv:2104.09864).
 ///
 /// ```text
-/// Pair i of the first rotary_dim elements at position p is turned by
-///   p * scale * theta^(-2i/rotary_dim) / freq_factors[i],
-/// the frequency (what p is multiplied by) changed further by `scaling`; the turned elements are then multiplied by attention_factor.
-/// MLA layers: the pairs are those of the latent_rope_dim elements that follow the latent (in q and k of kvc_attn_self: the last ones).
-/// Wherever a layer has a rope mode, the caller hands over q and k unrotated.
-///   linear    scale = 1 / factor.
-///   LLAMA3    w = 2 pi / frequency: unchanged below original_context / high_freq_factor, divided by factor above original_context /
-///             low_freq_factor, in between a mean that is linear in 1 / w.
-///   YARN      ramp from unchanged (more than beta_fast turns in original_context) to divided by factor (fewer than beta_slow), linear in
-///             the index of the pair. Its ends follow from theta, without scale and freq_factors, and are rounded outwards to whole pairs.
-///   LONGROPE  a sequence longer than original_context with its new tokens (of a tree: its deepest path) uses long_freq_factors, else freq_factors; never chosen by
-///             the length of the forward. ON_READ: for all keys; ON_APPEND: for the tokens appended from then on.
-///   others    freq_factors and attention_factor express any frequencies.
-/// Frequencies and angles are computed in double; their cos and sin are float32.
-/// The plan refuses, naming field and value: fields that `scaling`, num_sections or mode NONE does not use and that are not zero, a factor or
-/// frequency factor that is not positive, sections that do not fit (KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE); values of the enums above
-/// that are not listed, sections with ON_READ (KVC_E_UNSUPPORTED).
+/// Pair i of the first rotary_dim elements at position p is rotated by the angle
+///   p * scale * theta^(-2i/rotary_dim) / freq_factors[i].
+/// `scaling` changes the frequency, which is what p is multiplied by, further. The rotated elements
+/// are then multiplied by attention_factor. Frequencies and angles are computed in double; their cos
+/// and sin are float32.
+///
+/// Wherever a layer has a rope mode, the caller hands over q and k unrotated. MLA layers: the pairs
+/// are those of the latent_rope_dim elements that follow the latent; in q and k of kvc_attn_self
+/// they are the last elements.
+///
+///   linear     scale = 1 / factor.
+///   LLAMA3     With w = 2 pi / frequency: unchanged for w below original_context /
+///              high_freq_factor; divided by factor above original_context / low_freq_factor; in
+///              between a mean that is linear in 1 / w.
+///   YARN       A ramp from unchanged (more than beta_fast turns in original_context) to divided by
+///              factor (fewer than beta_slow), linear in the index of the pair. Its ends follow from
+///              theta, without scale and freq_factors, and are rounded outwards to whole pairs.
+///   LONGROPE   A sequence that is longer than original_context with its new tokens (of a tree: its
+///              deepest path) uses long_freq_factors, else freq_factors. The length of the forward
+///              never decides. ON_READ: for all keys. ON_APPEND: for the tokens appended from then
+///              on.
+///   others     freq_factors and attention_factor express any frequencies.
+///
+/// kvc_plan_create refuses a rope and names field and value:
+///   KVC_E_INVALID_ARGUMENT, KVC_E_OUT_OF_RANGE  A field that is not zero although `scaling`,
+///                      num_sections or mode NONE does not use it; a factor or frequency factor that
+///                      is not positive; sections that do not fit.
+///   KVC_E_UNSUPPORTED  A value of the enums above that is not listed; sections with ON_READ.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -313,12 +333,13 @@ pub struct kvc_rope {
     pub theta: f64,
     /// Factor on the position; 0: 1.
     pub scale: f64,
-    /// Copied by kvc_plan_create; > 0.
+    /// \> 0; copied by kvc_plan_create.
     pub freq_factors: *const f32,
     pub scaling: kvc_rope_scaling,
-    /// 0 or 1: one position per token; 2..4: M-RoPE, see kvc_forward_desc.positions.
+    /// 0 or 1: one position per token. 2..4: M-RoPE, see kvc_forward_desc.positions.
     pub num_sections: i32,
-    /// Pairs of each section, >= 0; they sum to rotary_dim/2. num_sections 0, 1: may all be 0.
+    /// Pairs of each section, >= 0; they sum to rotary_dim/2. All may be 0 where num_sections is 0
+    /// or 1.
     pub sections: [i32; 4],
     pub section_layout: kvc_rope_section_layout,
     /// \0.
@@ -334,8 +355,8 @@ pub struct kvc_rope {
     pub beta_fast: f64,
     /// YARN: > 0; 0: 1.
     pub beta_slow: f64,
-    /// \> 0; 0: with factor > 1 YARN 0.1 ln(factor) + 1, LONGROPE sqrt(1 + ln(factor) /
-    /// ln(original_context)); else 1.
+    /// \> 0. 0 with factor > 1: YARN 0.1 ln(factor) + 1, LONGROPE sqrt(1 + ln(factor) /
+    /// ln(original_context)). 0 otherwise: 1.
     pub attention_factor: f64,
     /// LLAMA3, YARN, LONGROPE: tokens, 1..2^31-1.
     pub original_context: i64,
@@ -343,8 +364,12 @@ pub struct kvc_rope {
     pub long_freq_factors: *const f32,
 }
 
-/// One recurrent state of a STATE layer. In an array, the first element's struct_size is the stride
+/// One recurrent state of a STATE layer.
+///
+/// ```text
+/// In an array, the first element's struct_size is the stride
 /// of all.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_state_spec {
@@ -355,7 +380,7 @@ pub struct kvc_state_spec {
     pub dtype: DLDataType,
     /// \[ndim\], of one sequence, each >= 1; copied.
     pub shape: *const i64,
-    /// Value of an empty sequence: this shape and dtype, on the host, copied; NULL: zeros.
+    /// Value of an empty sequence: this shape and dtype, on the host, copied. NULL: zeros.
     pub init: *const DLTensor,
 }
 
@@ -365,11 +390,11 @@ pub struct kvc_state_spec {
 pub struct kvc_layer {
     pub struct_size: usize,
     pub kind: kvc_layer_kind,
-    /// Multiple of num_kv_heads; 0: num_kv_heads. MLA: the number of heads.
+    /// A multiple of num_kv_heads; 0: num_kv_heads. MLA: number of heads.
     pub num_q_heads: i32,
     /// \>= 1. MLA: 0 or 1. SHARED: 0 or the source's.
     pub num_kv_heads: i32,
-    /// Elements of a K (and q) head, 1..512. MLA: of q and k in kvc_attn_self (128 + 64), 0: not
+    /// Elements of a K (and q) head, 1..512. MLA: of q and k in kvc_attn_self (128 + 64); 0: not
     /// used. SHARED: 0 or the source's.
     pub k_dim: i32,
     /// Elements of a V (and out) head, 1..512; 0: k_dim. MLA: of v in kvc_attn_self. SHARED: 0 or
@@ -377,25 +402,25 @@ pub struct kvc_layer {
     pub v_dim: i32,
     pub quant: kvc_quant,
     /// Storage type: float32, float16, bfloat16, or what quant says. All zero: bfloat16, whatever
-    /// the type of k; float32 rows are then rounded by up to 2^-8 of their value, so set float32 to
-    /// compare with a float32 reference. 4-bit types: k_dim and v_dim even.
+    /// the type of k. float32 rows are then rounded by up to 2^-8 of their value, so set float32 to
+    /// compare with a float32 reference. 4-bit types: k_dim and v_dim are even.
     pub k_dtype: DLDataType,
     /// All zero: k_dtype.
     pub v_dtype: DLDataType,
-    /// Copied by kvc_plan_create; NULL: none.
+    /// Copied by kvc_plan_create. NULL: none.
     pub rope: *const kvc_rope,
-    /// 0: all keys; W >= 1: a query at position p sees keys p-W+1..p. ATTENTION, MLA.
+    /// ATTENTION, MLA. 0: all keys. W >= 1: a query at position p sees keys p-W+1..p.
     pub window: i64,
-    /// 0: off; C >= 1: a query at p sees keys from p/C\*C on (Llama-4). Not with window. ATTENTION,
-    /// MLA.
+    /// ATTENTION, MLA; not with window. 0: off. C >= 1: a query at position p sees keys from p/C\*C
+    /// on (Llama-4).
     pub chunk: i64,
     /// SHARED: an ATTENTION or MLA layer of the same slice with a smaller id.
     pub source_layer: i32,
-    /// MLA: >= 1; rank + rope dim \<= 1024.
+    /// MLA: >= 1; latent_rank + latent_rope_dim \<= 1024.
     pub latent_rank: i32,
     /// MLA: even, >= 0.
     pub latent_rope_dim: i32,
-    /// KVC_LAYER_\*.
+    /// KVC_LAYER_\* bits.
     pub flags: i32,
     /// STATE: \[num_states\], copied.
     pub states: *const kvc_state_spec,
@@ -403,9 +428,9 @@ pub struct kvc_layer {
     pub num_states: i32,
     /// \0.
     pub reserved: i32,
-    /// Quant PER_TENSOR: value = stored element \* scale, finite, > 0; 0: 1. Others: 0.
+    /// PER_TENSOR: value = stored element \* scale; finite, > 0; 0: 1. Other layers: 0.
     pub k_scale: f32,
-    /// Quant PER_TENSOR: value = stored element \* scale, finite, > 0; 0: 1. Others: 0.
+    /// PER_TENSOR: value = stored element \* scale; finite, > 0; 0: 1. Other layers: 0.
     pub v_scale: f32,
 }
 
@@ -413,7 +438,7 @@ kinds! {
     kvc_storage: i32 {
         /// The library allocates the pool, or asks `allocator` for it.
         KVC_STORAGE_OWNED = 0,
-        /// The caller's tensors are the pool, see kvc_config.pool_tensors.
+        /// The caller's tensors are the pool; see kvc_config.pool_tensors.
         KVC_STORAGE_BORROWED = 1,
         /// No tensor memory: bookkeeping only.
         KVC_STORAGE_NONE = 2,
@@ -421,23 +446,36 @@ kinds! {
 }
 
 kinds! {
+    /// How the pool is laid out.
+    ///
+    /// ```text
+    /// Inside a page each layer has, in both layouts, with
+    /// P = kvc_group_info.page_tokens:
+    ///   1. K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
+    ///   2. Quantised layers: then K's scales [num_kv_heads][P], then V's. BLOCK16 has scales
+    ///      [num_kv_heads][P][k_dim / 16].
+    /// ```
     kvc_pool_layout: i32 {
-        /// \[layer\]\[page\]: the pages of one layer lie together; fastest to read.
+        /// \[layer\]\[page\]: the pages of one layer lie together. Fastest to read.
         KVC_POOL_LAYER_FIRST = 0,
-        /// \[page\]\[layer\]: all layers of a page lie together; one copy moves a page.
+        /// \[page\]\[layer\]: all layers of a page lie together. One copy moves a page.
         KVC_POOL_PAGE_FIRST = 1,
     }
 }
 
-/// Memory for the pool from the host program. Neither function may throw; free may run on any
+/// Memory for the pool from the host program.
+///
+/// ```text
+/// Neither function may throw. `free` may run on any
 /// thread (an export's deleter).
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_allocator {
     pub struct_size: usize,
     pub user: *mut c_void,
-    /// Returns a block of at least `bytes` aligned to `alignment`, or NULL. The content need not be
-    /// zero.
+    /// Returns a block of at least `bytes`, aligned to `alignment`, or NULL. The content need not
+    /// be zero.
     pub alloc: Option<
         unsafe extern "C" fn(
             user: *mut c_void,
@@ -454,9 +492,11 @@ pub struct kvc_allocator {
 /// Threads of the host program.
 ///
 /// ```text
-/// parallel_for calls fn(arg, task, worker) exactly once for each task in [0, num_tasks), any order, any
-/// threads, and returns when all are done; 0 <= worker < concurrency(user), and no two running tasks of one parallel_for share a worker.
-/// fn does not throw; parallel_for and concurrency must not throw either. Caches that share an executor may call it at the same time.
+/// 1. parallel_for calls fn(arg, task, worker) exactly once for each task in [0, num_tasks), in any
+///    order, on any threads. It returns when all are done.
+/// 2. 0 <= worker < concurrency(user). No two running tasks of one parallel_for share a worker.
+/// 3. fn does not throw; parallel_for and concurrency must not throw either.
+/// 4. Caches that share an executor may call it at the same time.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -475,94 +515,101 @@ pub struct kvc_executor {
     >,
 }
 
-/// Every group has page_size tokens per page, and pages of narrower groups are padded. Without it,
-/// narrower groups get more tokens per page (kvc_group_info.page_tokens, a multiple of page_size)
-/// so that little is padded.
+/// Every layer group has page_size tokens per page, and pages of narrower groups are padded.
+/// Without it, narrower groups get more tokens per page (kvc_group_info.page_tokens, a multiple of
+/// page_size), so that little is padded.
 pub const KVC_CONFIG_PAD_PAGES: u64 = 1;
 /// Every page and state slot that a forward takes is filled with zeros before the forward writes
-/// it, so that no token of another sequence can be read from it, whatever the forward leaves
-/// unwritten. A page that is copied on write takes over what the copied page holds. Costs one write
-/// of the taken pages per kvc_forward_begin, which goes to the forward's stream, also with
-/// KVC_FORWARD_REPLAY. It is no part of a captured graph: while the stream is captured it goes to
-/// the library's own, and begin waits for it. Storage NONE: KVC_E_UNSUPPORTED.
+/// it. So no token of another sequence can be read from it, whatever the forward leaves unwritten.
+/// \1. A page that is copied on write takes over what the copied page holds. 2. The cost is one
+/// write of the taken pages per kvc_forward_begin, on the forward's stream, also with
+/// KVC_FORWARD_REPLAY. 3. The write is no part of a captured graph. While the stream is captured,
+/// it goes to a stream of the library, and begin waits for it. 4. With storage NONE:
+/// KVC_E_UNSUPPORTED.
 pub const KVC_CONFIG_CLEAR_PAGES: u64 = 2;
 
-/// What to plan. Zero-initialise, set struct_size (or call kvc_config_init), then the fields you
+/// What to plan.
+///
+/// ```text
+/// Zero it, set struct_size (or call kvc_config_init), then set the fields you
 /// need.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_config {
     pub struct_size: usize,
-    /// NULL: no extension is defined yet.
+    /// NULL.
     pub ext: *const kvc_ext,
-    /// KVC_CONFIG_\*.
+    /// KVC_CONFIG_\* bits.
     pub flags: u64,
-    /// All zero: the CPU; kDLCUDA: a GPU, see kvc_device_query.
+    /// All zero: the CPU. kDLCUDA: a GPU, see kvc_device_query.
     pub device: DLDevice,
-    /// Tokens per page, 1..65536; 0: 16. Of the widest group: see KVC_CONFIG_PAD_PAGES.
+    /// Tokens per page of the widest layer group, 1..65536; 0: 16. See KVC_CONFIG_PAD_PAGES.
     pub page_size: i32,
     /// Layers of the whole model, >= 1.
     pub num_layers: i32,
     /// \[num_layers\], copied.
     pub layers: *const kvc_layer,
-    /// Pipeline slice kept here, half open; both 0: all. Layer ids in calls stay global. Groups and
-    /// page tables are those of the whole model, so that all slices agree on them; a group without
-    /// a layer in the slice has page tables all the same.
+    /// Pipeline slice that is kept here, half open; both 0: all. Layer ids in calls stay global.
+    /// Layer groups and page tables are those of the whole model, so that all slices agree on them.
+    /// A group without a layer in the slice has page tables all the same.
     pub layer_begin: i32,
-    /// Pipeline slice kept here, half open; both 0: all. Layer ids in calls stay global. Groups and
-    /// page tables are those of the whole model, so that all slices agree on them; a group without
-    /// a layer in the slice has page tables all the same.
+    /// Pipeline slice that is kept here, half open; both 0: all. Layer ids in calls stay global.
+    /// Layer groups and page tables are those of the whole model, so that all slices agree on them.
+    /// A group without a layer in the slice has page tables all the same.
     pub layer_end: i32,
-    /// Sequences in one forward at most; 0: no limit.
+    /// Most sequences in one forward; 0: no limit.
     pub max_seqs: i32,
-    /// 0: 1; at most 64. Forwards whose tokens a window has to keep before it can drop any: counted
-    /// by the plan.
+    /// Forwards whose tokens a window has to keep before it can drop any, at most 64; 0: 1. The
+    /// plan counts them.
     pub forwards_in_flight: i32,
     /// 0: no limit.
     pub max_tokens_per_forward: i64,
-    /// Longest sequence; 0: what the pages hold. The plan is refused when the pages can't hold one.
+    /// Longest sequence; 0: what the pages hold. The plan is refused where the pages cannot hold
+    /// one.
     pub max_seq_len: i64,
     /// num_pages or byte_budget, not both. Both 0: with borrowed storage the tensors' pages, else a
     /// plan that answers questions but makes no cache.
     pub num_pages: i64,
-    /// Bytes for everything a sequence keeps: num_pages = byte_budget / page_bytes. Recurrent
-    /// states come out of the same bytes: with num_state_slots they are set aside first; without,
+    /// Bytes for everything that a sequence keeps: num_pages = byte_budget / page_bytes. Recurrent
+    /// states come out of the same bytes. With num_state_slots they are set aside first. Without,
     /// each state slot takes ceil(state_slot_bytes / page_bytes) pages out of use while it lives.
     pub byte_budget: u64,
     /// Bytes of host memory for kvc_swap_out, kvc_pages_swap and evicted prefix pages; 0: none.
     pub host_byte_budget: u64,
     pub storage: kvc_storage,
     pub pool_layout: kvc_pool_layout,
-    /// Borrowed storage; borrowed until kvc_cache_destroy and until the deleter of every export has
-    /// run. LAYER_FIRST: one tensor per region of a page (kvc_plan_info.num_layer_regions,
-    /// kvc_layer_info.region_bytes: with one group, one per layer that keeps pages); PAGE_FIRST:
-    /// one tensor. Dimension 0 counts pages and may have any stride of at least one page; the rest
-    /// is compact and holds exactly one page of the region (or of all regions). Any dtype of whole
-    /// bytes; rank >= 1; address and page stride aligned to the storage elements. One cache at a
-    /// time may be made of a plan with borrowed tensors.
+    /// Borrowed storage: the pool. Borrowed until kvc_cache_destroy and until the deleter of every
+    /// export has run. 1. LAYER_FIRST: one tensor per region of a page,
+    /// kvc_plan_info.num_layer_regions in all. A region has kvc_layer_info.region_bytes. With one
+    /// layer group, there is one region per layer that keeps pages. PAGE_FIRST: one tensor. 2.
+    /// Dimension 0 counts pages and may have any stride of at least one page. The rest is compact
+    /// and holds exactly one page of the region (PAGE_FIRST: of all regions). 3. Any dtype of whole
+    /// bytes; rank >= 1; address and page stride are aligned to the storage elements. 4. One cache
+    /// at a time may be made of a plan with borrowed tensors.
     pub pool_tensors: *const *const DLTensor,
     pub num_pool_tensors: i32,
-    /// Own CPU threads including the caller's; 0: one per core; 1: the caller's only. Storage on a
-    /// GPU: the caller's only, 0 or 1.
+    /// Own CPU threads, the caller's included; 0: one per core; 1: the caller's only. Storage on a
+    /// GPU: 0 or 1, the caller's only.
     pub num_threads: i32,
     /// Storage on a GPU: AUTO.
     pub cpu_isa: kvc_cpu_isa,
     /// \0.
     pub reserved: i32,
-    /// Copied; `user` borrowed until the cache and all its exports are gone.
+    /// Copied. `user` is borrowed until the cache and all its exports are gone.
     pub allocator: *const kvc_allocator,
-    /// Copied; `user` borrowed until kvc_cache_destroy; replaces own threads. Storage on a GPU:
-    /// NULL.
+    /// Copied. `user` is borrowed until kvc_cache_destroy. It replaces own threads. Storage on a
+    /// GPU: NULL.
     pub executor: *const kvc_executor,
-    /// Encoder tokens of one sequence at most; 0: no limit. Planned for by max_seq_len and request
-    /// pages.
+    /// Most encoder tokens of one sequence; 0: no limit. Counted by max_seq_len and
+    /// kvc_plan_request_pages.
     pub max_cross_len: i64,
-    /// Automatic checkpoints of recurrent state where a forward ends on a multiple of this many
-    /// tokens; 0: page_size; -1: none; else a multiple of page_size. Given up, the earliest
-    /// positions first, when state slots or pages are missing.
+    /// Automatic checkpoints of recurrent state: where a forward ends on a multiple of this many
+    /// tokens. 0: page_size. -1: none. Else a multiple of page_size. They are given up, the
+    /// earliest positions first, when state slots or pages are missing.
     pub state_stride: i64,
-    /// States of one sequence (all STATE layers) kept at most, checkpoints included; 0: as many as
-    /// memory holds.
+    /// Most states kept, checkpoints included; a state is that of one sequence in all STATE layers.
+    /// 0: as many as memory holds.
     pub num_state_slots: i64,
     /// Events kept for kvc_events_poll, at most 2^24; 0: none are made.
     pub event_capacity: i64,
@@ -574,14 +621,14 @@ pub struct kvc_plan_info {
     pub struct_size: usize,
     /// Tokens.
     pub page_size: i32,
-    /// Of the whole model.
+    /// Layers of the whole model.
     pub num_layers: i32,
     pub layer_begin: i32,
     pub layer_end: i32,
     /// Page tables per sequence; see kvc_plan_group_get.
     pub num_groups: i32,
-    /// Regions of a page that LAYER_FIRST keeps apart: with one group one per layer that keeps
-    /// pages; see kvc_layer_info.region.
+    /// Regions of a page that LAYER_FIRST keeps apart. With one layer group, one per layer that
+    /// keeps pages. See kvc_layer_info.region.
     pub num_layer_regions: i32,
     pub num_pages: i64,
     /// One page, all layers of the slice.
@@ -590,7 +637,7 @@ pub struct kvc_plan_info {
     pub bytes_per_token: u64,
     /// num_pages \* page_bytes.
     pub pool_bytes: u64,
-    /// Tokens all pages hold together while no window has dropped any.
+    /// Tokens that all pages hold together while no window has dropped any.
     pub max_tokens: i64,
     /// Longest single sequence.
     pub max_seq_len: i64,
@@ -605,7 +652,7 @@ pub struct kvc_plan_info {
     pub forwards_in_flight: i32,
     /// host_byte_budget / page_bytes.
     pub num_host_pages: i64,
-    /// kvc_plan_request_pages(max_seq_len)
+    /// kvc_plan_request_pages(max_seq_len).
     pub request_pages: i64,
     /// Requests of max_seq_len tokens that num_pages hold at once: num_pages / request_pages; 0: no
     /// pages.
@@ -614,27 +661,28 @@ pub struct kvc_plan_info {
     pub waste: f64,
 }
 
-/// Layers that see the same keys share a page table: a group.
+/// A layer group: layers that see the same keys and share a page table.
 ///
 /// ```text
-/// All groups take their pages from one pool; every page has room for the layers of any
-/// group, which lie one behind the other in it. Narrow groups have more tokens per page, long kinds are cut into several groups, whichever
-/// wastes less. Order: as the kinds first appear among the layers.
+/// All groups take their pages from one pool. Every page has room for the layers of any group, which
+/// lie one behind the other in it. Narrow groups have more tokens per page, and long kinds are cut
+/// into several groups, whichever wastes less. Groups are ordered as the kinds first appear among
+/// the layers.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_group_info {
     pub struct_size: usize,
     pub num_layers: i32,
-    /// 1: counts encoder tokens.
+    /// 1: the group counts encoder tokens.
     pub is_cross: i32,
-    /// Of its layers; 0: none.
+    /// Window of its layers; 0: none.
     pub window: i64,
-    /// Of its layers; 0: none.
+    /// Chunk of its layers; 0: none.
     pub chunk: i64,
-    /// That its layers use of a page.
+    /// Bytes of a page that its layers use.
     pub page_bytes: u64,
-    /// That they leave unused.
+    /// Bytes of a page that they leave unused.
     pub padding_bytes: u64,
     /// Tokens per page.
     pub page_tokens: i32,
@@ -642,7 +690,7 @@ pub struct kvc_group_info {
     pub first_layer: i32,
     /// Its part of kvc_plan_info.request_pages.
     pub request_pages: i64,
-    /// Of its layers.
+    /// One token in its layers.
     pub bytes_per_token: u64,
 }
 
@@ -651,7 +699,7 @@ pub struct kvc_group_info {
 pub struct kvc_layer_info {
     pub struct_size: usize,
     pub kind: kvc_layer_kind,
-    /// Page table this layer reads: index for kvc_export_page_table; -1: none.
+    /// Page table that this layer reads: index for kvc_export_page_table; -1: none.
     pub group: i32,
     pub num_q_heads: i32,
     pub num_kv_heads: i32,
@@ -659,36 +707,43 @@ pub struct kvc_layer_info {
     pub v_dim: i32,
     pub k_dtype: DLDataType,
     pub v_dtype: DLDataType,
-    /// This layer's part of one page.
+    /// The layer's part of one page.
     pub page_bytes: u64,
-    /// Its K part; V follows.
+    /// Its K; V follows.
     pub k_page_bytes: u64,
     pub v_page_bytes: u64,
     pub bytes_per_token: u64,
     pub window: i64,
     pub chunk: i64,
-    /// SHARED; else -1.
+    /// SHARED: the source. Others: -1.
     pub source_layer: i32,
     pub latent_rank: i32,
     pub latent_rope_dim: i32,
     pub flags: i32,
     pub num_states: i32,
-    /// Of a page, where the layer lies: the tensor of LAYER_FIRST borrowed storage; -1: none.
+    /// Region of a page where the layer lies: its tensor of LAYER_FIRST borrowed storage; -1: none.
     pub region: i32,
     /// All states of the layer, one sequence.
     pub state_bytes: u64,
-    /// Of that region in one page.
+    /// Bytes of that region in one page.
     pub region_bytes: u64,
-    /// Where the layer's part begins in the region.
+    /// Byte of the region where the layer's part begins.
     pub region_offset: u64,
     pub quant: kvc_quant,
-    /// Of its group; 0: keeps no pages.
+    /// Tokens per page of its group; 0: keeps no pages.
     pub page_tokens: i32,
-    /// Of one page, behind V; 0: none.
+    /// Scales of K in one page, behind V; 0: none.
     pub k_scale_bytes: u64,
     pub v_scale_bytes: u64,
 }
 
+/// Counters and gauges of a cache.
+///
+/// ```text
+/// pages_total = pages_used + pages_free. An indexed page is one that the prefix index knows; it may
+/// be used or free. A free indexed page keeps its content until it is evicted because somebody needs
+/// it.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_stats {
@@ -698,7 +753,7 @@ pub struct kvc_stats {
     pub total_length: i64,
     pub pages_total: i64,
     pub pages_free: i64,
-    /// Held by sequences or the open forward.
+    /// Held by sequences, the open forward or pins, or taken out of use by state slots.
     pub pages_used: i64,
     /// Used pages that more than one sequence holds.
     pub pages_shared: i64,
@@ -706,16 +761,16 @@ pub struct kvc_stats {
     pub pages_peak: i64,
     pub page_bytes: u64,
     pub pool_bytes: u64,
-    /// Ended.
+    /// Ended forwards.
     pub forwards: u64,
     pub forwards_aborted: u64,
-    /// By ended forwards.
+    /// Tokens of ended forwards.
     pub tokens_appended: u64,
-    /// copy-on-write copies.
+    /// Copy-on-write copies.
     pub pages_copied: u64,
-    /// Begins answered KVC_E_NO_PAGES.
+    /// Begins that answered KVC_E_NO_PAGES.
     pub no_pages: u64,
-    /// Last begin: bytes that a device back end is sent (sequence deltas, new page ids)
+    /// Last begin: bytes that a device back end is sent (sequence deltas, new page ids).
     pub step_bytes: u64,
     /// Last begin: number of host to device copies.
     pub step_copies: u64,
@@ -726,20 +781,20 @@ pub struct kvc_stats {
     pub tree_tokens: u64,
     /// Shared prefixes read once for several sequences, attention calls together.
     pub cascades: u64,
-    /// Token slots of used pages behind the last token of their sequence: internal fragmentation;
-    /// divide by pages_used times page_tokens.
+    /// Token slots of used pages behind the last token of their sequence: internal fragmentation.
+    /// Divide by pages_used \* page_tokens.
     pub slots_unused: i64,
-    /// Pages that the prefix index knows, used ones too.
+    /// Indexed pages: those that the prefix index knows, used ones included.
     pub pages_cached: i64,
-    /// Of these, held by the index alone: counted in pages_free.
+    /// Of these, pages held by the index alone; counted in pages_free.
     pub pages_evictable: i64,
-    /// In the index, both tiers.
+    /// Blocks in the index, both tiers.
     pub prefix_blocks: i64,
-    /// Of these, with pages on the host.
+    /// Of these, blocks with pages on the host.
     pub prefix_blocks_host: i64,
     /// Pinned blocks.
     pub prefix_pinned: i64,
-    /// kvc_prefix_attach.
+    /// Calls of kvc_prefix_attach.
     pub prefix_lookups: u64,
     pub prefix_query_tokens: u64,
     pub prefix_hit_tokens: u64,
@@ -750,7 +805,7 @@ pub struct kvc_stats {
     pub prefix_stored: u64,
     /// Blocks that were there already: the sequence took the index's pages over.
     pub prefix_duplicates: u64,
-    /// Blocks that left it for others.
+    /// Blocks that left the index for others.
     pub prefix_evicted: u64,
     /// Blocks that a quota kept out.
     pub prefix_rejected: u64,
@@ -767,14 +822,14 @@ pub struct kvc_stats {
     /// Contiguous copies that swaps and page copies were merged into.
     pub copy_runs: u64,
     pub events_made: u64,
-    /// Overwritten before they were polled.
+    /// Events overwritten before they were polled.
     pub events_lost: u64,
-    /// Evicted blocks by time in the index: bucket i counts \[2^i, 2^(i+1)) milliseconds; bucket 0
-    /// also less.
+    /// Histograms over time: bucket i counts \[2^i, 2^(i+1)) milliseconds; bucket 0 also less.
+    /// Evicted blocks, by time in the index.
     pub block_lifetime: [u64; 32],
-    /// Evicted blocks by time since their last use.
+    /// Evicted blocks, by time since their last use.
     pub block_idle: [u64; 32],
-    /// Hits by time since the block's use before.
+    /// Hits, by time since the block's use before.
     pub block_reuse_gap: [u64; 32],
 }
 
@@ -784,31 +839,30 @@ pub struct kvc_seq_info {
     pub struct_size: usize,
     /// Committed tokens.
     pub length: i64,
-    /// First position that every group still keeps, sinks aside; -1: empty.
+    /// First position that every layer group still keeps, sink tokens aside; -1: empty.
     pub first_position: i64,
     /// Last kept position; -1: empty.
     pub last_position: i64,
-    /// Held, all groups together.
+    /// Pages held, all layer groups together.
     pub num_pages: i64,
-    /// Of these, held by other sequences too.
+    /// Of these, pages that other sequences hold too.
     pub num_shared_pages: i64,
-    /// kvc_seq_set_window; 0: none.
+    /// See kvc_seq_set_window; 0: none.
     pub window: i64,
-    /// 0: none.
+    /// Sink tokens; 0: none.
     pub sink: i64,
     /// 1: in the open forward.
     pub in_forward: i32,
     /// Positions \< length with a recurrent state; 0 for caches without STATE layers.
     pub num_checkpoints: i32,
-    /// Uncommitted.
+    /// Uncommitted nodes.
     pub tree_nodes: i64,
     /// Encoder tokens.
     pub cross_length: i64,
-    /// 1: kvc_swap_out; num_pages are of the host.
+    /// 1: swapped out; num_pages are host pages.
     pub is_swapped: i32,
     pub reserved: i32,
-    /// Leading tokens whose ids the cache knows, so that their blocks are in the prefix index or
-    /// can be.
+    /// Leading tokens whose ids the cache knows: their blocks are in the prefix index or can be.
     pub known_tokens: i64,
 }
 
@@ -821,55 +875,45 @@ kinds! {
     }
 }
 
+/// What a forward computes.
+///
+/// ```text
+/// `seqs`, `append_lengths`, `tree_parents` and `cross_lengths` are
+/// borrowed for the call; `tokens` and `positions` are copied.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_forward_desc {
     pub struct_size: usize,
-    /// NULL: no extension is defined yet.
+    /// NULL.
     pub ext: *const kvc_ext,
-    /// Of all work until end or abort; ignored on the CPU.
+    /// Stream of all work until end or abort; ignored on the CPU.
     pub stream: kvc_stream,
     /// \>= 1.
     pub num_seqs: usize,
-    /// \[num_seqs\], distinct; borrowed for the call.
+    /// \[num_seqs\], distinct.
     pub seqs: *const kvc_seq,
-    /// \[num_seqs\], >= 1; borrowed for the call.
+    /// \[num_seqs\], >= 1.
     pub append_lengths: *const i64,
-    /// Token trees: \[sum of append_lengths\], for each new token its parent's index inside the
-    /// sequence's whole uncommitted tree (-1: a root), parent \< own index, at most
-    /// KVC_MAX_TREE_NODES nodes; the nodes of earlier forwards come first. All tokens of a sequence
-    /// KVC_TREE_NONE: a plain append. A sequence with an uncommitted tree must be extended as a
-    /// tree. NULL: no trees. Borrowed for the call.
+    /// Token trees, see TOKEN TREES: \[sum of append_lengths\]. NULL: no trees.
     pub tree_parents: *const i32,
-    /// Ids of the new tokens, \[sum of append_lengths\]: full blocks are published to the prefix
-    /// index when the forward ends (nodes of a tree when they are committed). A sequence that once
-    /// grows without them publishes no later block. NULL: none. Copied.
+    /// Ids of the new tokens, \[sum of append_lengths\]. NULL: none. Full blocks are published to
+    /// the prefix index when the forward ends; nodes of a tree, when they are committed. A sequence
+    /// that once grows without ids publishes no later block.
     pub tokens: *const i32,
-    /// KVC_FORWARD_\*.
+    /// KVC_FORWARD_\* bits.
     pub flags: u64,
-    /// Rotary positions given by the caller (M-RoPE, or any other numbering): int32 \[sections, T\]
-    /// (sections = the largest num_sections of the layers) or \[T\] (all sections alike). They turn
-    /// q and k of ON_APPEND layers and nothing else: windows, masks and lengths count tokens. NULL:
-    /// positions of the tokens. Copied.
+    /// Rotary positions given by the caller (M-RoPE, or any other numbering): int32 \[sections,
+    /// T\], or \[T\] for all sections alike, on the host. sections = the largest num_sections of
+    /// the layers. They rotate q and k of ON_APPEND layers and nothing else: windows, masks and
+    /// lengths count tokens. NULL: positions of the tokens.
     pub positions: *const DLTensor,
     /// \[num_seqs\]: encoder tokens that this forward writes to the CROSS layers of each sequence,
-    /// 0: none. Once per sequence. NULL: none. Borrowed for the call.
+    /// 0: none. Once per sequence. NULL: none.
     pub cross_lengths: *const i64,
 }
 
-/// CUDA graphs. A forward whose begin finds its stream captured becomes part of the graph, page
-/// tables included; nothing runs yet. Launch the graph once for it after the end and before the
-/// next call on the cache, which the launch would not wait for (or abort it, and don't: then it
-/// never was). A captured begin waits until the device has done what the cache was given before;
-/// calls after the launch wait for it, on whatever stream it was. Every further step of the same
-/// shape (num_seqs, append_lengths, no trees, no positions, no encoder tokens): begin with this
-/// flag, which tells the device what changed and enqueues nothing, launch the graph on the same
-/// stream, end (or abort instead of the launch). Lengths, pages, windows and states are the step's
-/// own. Calls on layers are refused in between. A forward that is captured has no tokens, replayed
-/// ones may. With ALiBi or ON_READ rope a graph takes no sequence whose positions kvc_seq_shift has
-/// moved apart. Addresses that the graph has seen stay valid while max_seqs,
-/// max_tokens_per_forward, max_seq_len and max_cross_len of the configuration are set. The graph
-/// names memory of the cache: it is launched no more once that is destroyed.
+/// Replay a captured forward; see CUDA GRAPHS.
 pub const KVC_FORWARD_REPLAY: u64 = 1;
 /// The forward may end without K and V in every layer (see kvc_forward_end), and publishes nothing.
 /// The tokens of a layer that got none count as unwritten, on every storage, until they are popped:
@@ -877,18 +921,13 @@ pub const KVC_FORWARD_REPLAY: u64 = 1;
 /// whatever their page held before, or as zeros with KVC_CONFIG_CLEAR_PAGES.
 pub const KVC_FORWARD_PARTIAL: u64 = 2;
 
-/// In tree_parents: not part of a tree.
-pub const KVC_TREE_NONE: i32 = -2;
-/// Nodes of one sequence's uncommitted tree.
-pub const KVC_MAX_TREE_NODES: usize = 4096;
-
 /// The same call gives the same bits. Always so on the CPU.
 pub const KVC_ATTN_DETERMINISTIC: u64 = 1;
 /// A token's output does not depend on the other sequences of the batch, nor on how its prompt was
-/// cut into forwards: decode steps use the arithmetic of prefill, and shared prefixes are read by
-/// each sequence. Without the flag both change results by rounding only.
+/// cut into forwards. Decode steps use the arithmetic of prefill, and shared prefixes are read by
+/// each sequence.
 pub const KVC_ATTN_BATCH_INVARIANT: u64 = 2;
-/// Read shared prefixes once per sequence even where reading them together would pay. In CUDA
+/// Read shared prefixes once per sequence, even where reading them together would pay. In CUDA
 /// graphs that is always so: a graph serves batches with other prefixes.
 pub const KVC_ATTN_NO_CASCADE: u64 = 4;
 
@@ -896,189 +935,45 @@ pub const KVC_ATTN_NO_CASCADE: u64 = 4;
 ///
 /// ```text
 /// For query position p, key position j, head h:
-///   s = scale * (q . k);   with soft_cap c > 0: s = c * tanh(s / c)
-///   s = s - alibi_slopes[h] * (p - j) + bias[h][t][j]
-///   O = sum_j exp(s) v_j / (sum_j exp(s) + exp(sink_logits[h])),   LSE = ln sum_j exp(s)
-/// Soft cap: Gemma-2; ALiBi: Press et al., arXiv:2108.12409; sink logits: gpt-oss.
+///
+///   s   = scale * (q . k);   with soft_cap c > 0: s = c * tanh(s / c)
+///   s   = s - alibi_slopes[h] * (p - j) + bias[h][t][j]
+///   O   = sum_j exp(s) v_j / (sum_j exp(s) + exp(sink_logits[h]))
+///   LSE = ln sum_j exp(s)
+///
+/// Soft cap: Gemma-2. ALiBi: Press et al., arXiv:2108.12409. Sink logits: gpt-oss.
 /// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_attn_opt {
     pub struct_size: usize,
-    /// NULL: no extension is defined yet.
+    /// NULL.
     pub ext: *const kvc_ext,
-    /// KVC_ATTN_\*.
+    /// KVC_ATTN_\* bits.
     pub flags: u64,
-    /// 0: 1/sqrt(k_dim)
+    /// 0: 1/sqrt(k_dim).
     pub scale: f32,
-    /// 0: off; >= 0.
+    /// \>= 0; 0: off.
     pub soft_cap: f32,
-    /// 0: the layer's; W >= 1: sees at most keys p-W+1..p in this call; not above the layer's own,
-    /// nor above window - sink of a sequence of the batch with sinks (KVC_E_OUT_OF_RANGE)
+    /// 0: the layer's. W >= 1: a query sees at most keys p-W+1..p in this call. W must not be above
+    /// the layer's own window, nor above window - sink of a sequence of the batch with sink tokens
+    /// (KVC_E_OUT_OF_RANGE).
     pub window: i64,
     /// float32 \[num_q_heads\]: one more term of O's denominator.
     pub sink_logits: *const DLTensor,
     /// float32 \[num_q_heads\].
     pub alibi_slopes: *const DLTensor,
-    /// Additive bias, float32 \[>= T, J\] or \[num_q_heads, >= T, J\]: column j belongs to token j
-    /// of the sequence (tree nodes follow the committed tokens in their order), J >= the longest
+    /// Additive bias, float32 \[>= T, J\] or \[num_q_heads, >= T, J\]. Column j belongs to token j
+    /// of the sequence; tree nodes follow the committed tokens in their order. J >= the longest
     /// sequence of the batch with its new tokens. -inf masks a key; its K and V may then hold
     /// anything. Any other value counts as 2.35e38 at most, either way: a row whose keys all have
     /// the least float32 sees them alike.
     pub bias: *const DLTensor,
-    /// Bidirectional spans, int32 \[n, 3\]: (entry of the batch, begin, end) in absolute positions,
-    /// ascending and disjoint per entry: new tokens inside a span see it to its end (images in
-    /// Gemma-3), as far as tokens are there. Not with token trees, nor with moved positions
-    /// (KVC_E_UNSUPPORTED).
+    /// Bidirectional spans, int32 \[n, 3\] on the host: (entry of the batch, begin, end) in
+    /// absolute positions, ascending and disjoint per entry. New tokens inside a span see it to its
+    /// end (images in Gemma-3), as far as tokens are there. Not with token trees, with moved
+    /// positions, or in a captured forward (KVC_E_UNSUPPORTED).
     pub spans: *const DLTensor,
-}
-
-kinds! {
-    /// Recurrence of a linear attention layer.
-    ///
-    /// ```text
-    /// Per head, with state S [Dk, Dv], for each token t in order:
-    ///   S = decay_t * S;   with DELTA: u = beta_t (v_t - S^T k_t), else u = beta_t v_t;   S = S + k_t u^T;   o_t = scale S^T q_t + d v_t
-    /// Families: RetNet, Lightning: HEAD_DECAY. Gated DeltaNet: TOKEN_DECAY with DELTA. GLA: CHANNEL_DECAY; KDA: CHANNEL_DECAY with DELTA.
-    /// Mamba-2 SSD: TOKEN_DECAY with decay = dt A, beta = dt, k = B, q = C, v = x, skip = D. Plain DeltaNet: NO_DECAY with DELTA.
-    /// ```
-    kvc_decay: i32 {
-        KVC_DECAY_NONE = 0,
-        /// ln(decay): float32 \[H\].
-        KVC_DECAY_HEAD = 1,
-        /// ln(decay): \[>= T, H\].
-        KVC_DECAY_TOKEN = 2,
-        /// ln(decay): \[>= T, H, Dk\].
-        KVC_DECAY_CHANNEL = 3,
-    }
-}
-
-/// The delta rule.
-pub const KVC_LINEAR_DELTA: u64 = 1;
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvc_linear_opt {
-    pub struct_size: usize,
-    /// NULL: no extension is defined yet.
-    pub ext: *const kvc_ext,
-    /// KVC_LINEAR_\*.
-    pub flags: u64,
-    pub decay: kvc_decay,
-    /// Index of S in the layer's states.
-    pub state: i32,
-    /// 0: 1/sqrt(Dk)
-    pub scale: f32,
-    /// \0.
-    pub reserved: i32,
-    /// D: float32 \[H\]; NULL: 0.
-    pub skip: *const DLTensor,
-}
-
-kinds! {
-    kvc_activation: i32 {
-        KVC_ACTIVATION_NONE = 0,
-        KVC_ACTIVATION_SILU = 1,
-    }
-}
-
-kinds! {
-    kvc_pool_kind: i32 {
-        /// \[num_pages, num_kv_heads, page_size, k_dim\], strided view; MLA: \[num_pages, 1,
-        /// page_size, rank + rope dim\].
-        KVC_POOL_K = 0,
-        /// \[num_pages, num_kv_heads, page_size, v_dim\], strided view.
-        KVC_POOL_V = 1,
-        /// \[num_pages, 2, num_kv_heads, page_size, dim\]; needs equal dims and dtypes of K and V.
-        KVC_POOL_KV = 2,
-        /// uint8 \[num_pages, bytes of the layer's part of a page\].
-        KVC_POOL_BYTES = 3,
-    }
-}
-
-kinds! {
-    kvc_table_kind: i32 {
-        /// int32 \[B+1\]: CSR row pointer into INDICES.
-        KVC_TABLE_INDPTR = 0,
-        /// int32 \[sum of pages\]: page ids, sequence after sequence.
-        KVC_TABLE_INDICES = 1,
-        /// int32 \[B\]: tokens in the last page, 1..page_size; 0 for no token (CROSS)
-        KVC_TABLE_LAST_PAGE_LEN = 2,
-        /// int32 \[B, most pages\]: page ids, padded with -1.
-        KVC_TABLE_BLOCK_TABLE = 3,
-        /// int64 \[T\]: page \* page_size + offset of each new token.
-        KVC_TABLE_SLOT_MAPPING = 4,
-        /// int32 \[B\]: length with the new tokens.
-        KVC_TABLE_SEQ_LENS = 5,
-        /// int32 \[B+1\]: CSR row pointer into the packed tokens.
-        KVC_TABLE_QO_INDPTR = 6,
-        /// int32 \[sum of pages\]: first token of each page of INDICES.
-        KVC_TABLE_PAGE_POSITION = 7,
-    }
-}
-
-kinds! {
-    kvc_op_layout: i32 {
-        /// \[num_pages, heads, page_size, dim\]: the library's own.
-        KVC_OP_HND = 0,
-        /// \[num_pages, page_size, heads, dim\]: FlashInfer, vLLM.
-        KVC_OP_NHD = 1,
-        /// \[num_pages, page_size, rank + rope dim\].
-        KVC_OP_MLA = 2,
-    }
-}
-
-/// One layer's pool. Any strides but the last.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvc_op_pool {
-    pub struct_size: usize,
-    pub k: *const DLTensor,
-    /// NULL: MLA, or V is K.
-    pub v: *const DLTensor,
-    pub layout: kvc_op_layout,
-    /// \0.
-    pub reserved: i32,
-}
-
-/// Page tables of B sequences: either CSR (page_indptr, page_indices) or padded (block_table);
-/// int32.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvc_op_table {
-    pub struct_size: usize,
-    /// \[B\]: keys of each sequence, the new ones included; >= 0.
-    pub seq_lens: *const DLTensor,
-    /// \[B+1\]: rows of q of each sequence; NULL: one each.
-    pub qo_indptr: *const DLTensor,
-    /// \[B+1\].
-    pub page_indptr: *const DLTensor,
-    /// \[page_indptr\[B\]\].
-    pub page_indices: *const DLTensor,
-    /// \[B, most pages\]; entries behind a sequence's pages are not read.
-    pub block_table: *const DLTensor,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct kvc_op_opt {
-    pub struct_size: usize,
-    /// NULL: no extension is defined yet.
-    pub ext: *const kvc_ext,
-    /// Borrowed for the call; NULL: the caller's thread only.
-    pub executor: *const kvc_executor,
-    pub cpu_isa: kvc_cpu_isa,
-    /// Attention: 0: row i of n sees keys up to seq_len - n + i (causal); 1: every row sees all
-    /// keys.
-    pub full: i32,
-    /// Attention: scale, soft_cap, window, sink_logits, alibi, bias, flags; spans are refused.
-    pub attn: *const kvc_attn_opt,
-    /// Append, rotate: int32 \[T\]. attention with a rope: \[T\] of the queries.
-    pub positions: *const DLTensor,
-    /// Append: K is rotated. attention: q is rotated (K is stored rotated). NONE: neither.
-    pub rope: *const kvc_rope,
-    /// Of the work on a CUDA device; ignored on the CPU.
-    pub stream: kvc_stream,
 }
 
 pub const KVC_HASH_BYTES: usize = 32;
@@ -1087,15 +982,19 @@ kinds! {
     kvc_prefix_key_type: u32 {
         /// LoRA or other adapter, offset 0.
         KVC_PREFIX_KEY_ADAPTER = 1,
-        /// Digest of an image, audio or video, offset of its first token.
+        /// Digest of an image, audio or video; offset of its first token.
         KVC_PREFIX_KEY_MEDIA = 2,
-        /// This and all above: the host's own.
+        /// This and all above: the host program's own.
         KVC_PREFIX_KEY_USER = 256,
     }
 }
 
-/// More than tokens that K and V depend on. In an array, the first element's struct_size is the
-/// stride of all.
+/// Something besides tokens that K and V depend on.
+///
+/// ```text
+/// In an array, the first element's struct_size is
+/// the stride of all.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_prefix_key {
@@ -1111,40 +1010,41 @@ pub struct kvc_prefix_key {
     pub size: usize,
 }
 
-/// All num_tokens may hit; without it the last one is left to be computed.
+/// All num_tokens may hit. Without it, the last one is left to be computed.
 pub const KVC_PREFIX_ALL_TOKENS: u64 = 1;
-/// No hit inside a block; without it the first tokens of a block that begins alike hit too (copied
-/// on write)
+/// No hit inside a block. Without it, the first tokens of a block that begins alike hit too (copied
+/// on write).
 pub const KVC_PREFIX_WHOLE_BLOCKS: u64 = 2;
 
+/// A prompt and its namespace. All arrays are borrowed for the call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_prefix_query {
     pub struct_size: usize,
-    /// NULL: no extension is defined yet.
+    /// NULL.
     pub ext: *const kvc_ext,
-    /// KVC_PREFIX_\*.
+    /// KVC_PREFIX_\* bits.
     pub flags: u64,
     /// \>= 0.
     pub num_tokens: i64,
-    /// \[num_tokens\]; may be NULL when hashes are given: then nothing hits inside a block, and new
-    /// blocks have no token ids (events without tokens). Borrowed for the call.
+    /// \[num_tokens\]. May be NULL when hashes are given: then nothing hits inside a block, and new
+    /// blocks have no token ids (events without tokens).
     pub tokens: *const i32,
     /// \[num_hashes\]\[KVC_HASH_BYTES\]: keys of the leading full blocks as kvc_prefix_hash makes
     /// them, so that they are not computed again. A key names a block of the query's namespace
-    /// only; that it is the key of these tokens is trusted. Borrowed for the call.
+    /// only. That it is the key of these tokens is trusted.
     pub hashes: *const u8,
-    /// 0, or num_tokens / prefix_block when tokens is NULL; fewer are completed from tokens.
+    /// 0, or num_tokens / prefix_block when tokens is NULL. Fewer are completed from tokens.
     pub num_hashes: usize,
-    /// Namespace: a tenant, at most 4096 bytes; nothing is shared across.
+    /// Namespace: a tenant, at most 4096 bytes. Nothing is shared across namespaces.
     pub salt: *const c_void,
     pub salt_size: usize,
-    /// \[num_keys\], any order; borrowed for the call.
+    /// \[num_keys\], any order.
     pub keys: *const kvc_prefix_key,
     /// At most 1024.
     pub num_keys: usize,
-    /// Of the blocks this call publishes, and of those it hits when higher: 0..100, higher stays
-    /// longer.
+    /// \0..100; higher stays longer. Of the blocks that this call publishes, and of those that it
+    /// hits when higher.
     pub priority: i32,
     /// \0.
     pub reserved: i32,
@@ -1152,11 +1052,11 @@ pub struct kvc_prefix_query {
 
 kinds! {
     kvc_event_type: i32 {
-        /// Group `group` of the block is in `tier` now.
+        /// The block's pages of `group` are in `tier` now.
         KVC_EVENT_STORED = 0,
-        /// And no longer.
+        /// They left `tier`.
         KVC_EVENT_REMOVED = 1,
-        /// From `from_tier` to `tier`.
+        /// They moved from `from_tier` to `tier`.
         KVC_EVENT_MOVED = 2,
         /// Nothing is held any more, in no tier.
         KVC_EVENT_CLEARED = 3,
@@ -1170,28 +1070,22 @@ kinds! {
     }
 }
 
-/// A consumer that starts from nothing (or from kvc_events_snapshot) and applies events in order
-/// holds what the index holds: for each key and group the tier.
-///
-/// ```text
-/// A group of a block is held when all its pages in the block are.
-/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_event {
     pub struct_size: usize,
-    /// 1, 2, 3, ... since the cache was made; a gap: events were lost, take a snapshot.
+    /// 1, 2, 3, ... since the cache was made. A gap: events were lost, take a snapshot.
     pub number: u64,
     pub type_: kvc_event_type,
     pub tier: kvc_tier,
     /// MOVED.
     pub from_tier: kvc_tier,
-    /// \-1: the recurrent state at the block's end.
+    /// Layer group; -1: the recurrent state at the block's end.
     pub group: i32,
-    /// Of the block.
+    /// Tokens of the block.
     pub num_tokens: i32,
     pub reserved: i32,
-    /// STORED: \[num_tokens\], NULL when unknown or when the block has been removed since; valid
+    /// STORED: \[num_tokens\]. NULL when unknown, or when the block has been removed since. Valid
     /// until the next call that takes kvc_cache \*.
     pub tokens: *const i32,
     pub hash: [u8; 32],
@@ -1205,6 +1099,180 @@ kinds! {
         KVC_SWAP_OUT = 0,
         /// Host to device.
         KVC_SWAP_IN = 1,
+    }
+}
+
+/// In tree_parents: not part of a tree.
+pub const KVC_TREE_NONE: i32 = -2;
+/// Nodes of one sequence's uncommitted tree.
+pub const KVC_MAX_TREE_NODES: usize = 4096;
+
+kinds! {
+    /// Decay of a linear attention layer.
+    ///
+    /// ```text
+    /// Per head, with state S [Dk, Dv], for each token t in order:
+    ///
+    ///   S   = decay_t * S
+    ///   u   = beta_t (v_t - S^T k_t) with KVC_LINEAR_DELTA, else beta_t v_t
+    ///   S   = S + k_t u^T
+    ///   o_t = scale S^T q_t + d v_t
+    ///
+    ///   RetNet, Lightning   KVC_DECAY_HEAD
+    ///   Gated DeltaNet      KVC_DECAY_TOKEN with DELTA
+    ///   GLA                 KVC_DECAY_CHANNEL
+    ///   KDA                 KVC_DECAY_CHANNEL with DELTA
+    ///   Mamba-2 SSD         KVC_DECAY_TOKEN with decay = dt A, beta = dt, k = B, q = C, v = x, skip = D
+    ///   plain DeltaNet      KVC_DECAY_NONE with DELTA
+    /// ```
+    kvc_decay: i32 {
+        KVC_DECAY_NONE = 0,
+        /// ln(decay): float32 \[H\].
+        KVC_DECAY_HEAD = 1,
+        /// ln(decay): \[>= T, H\].
+        KVC_DECAY_TOKEN = 2,
+        /// ln(decay): \[>= T, H, Dk\].
+        KVC_DECAY_CHANNEL = 3,
+    }
+}
+
+/// The delta rule.
+pub const KVC_LINEAR_DELTA: u64 = 1;
+
+/// Options of linear attention; NULL: all defaults.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_linear_opt {
+    pub struct_size: usize,
+    /// NULL.
+    pub ext: *const kvc_ext,
+    /// KVC_LINEAR_\* bits.
+    pub flags: u64,
+    pub decay: kvc_decay,
+    /// Index of S in the layer's states.
+    pub state: i32,
+    /// 0: 1/sqrt(Dk).
+    pub scale: f32,
+    /// \0.
+    pub reserved: i32,
+    /// D: float32 \[H\]; NULL: 0.
+    pub skip: *const DLTensor,
+}
+
+kinds! {
+    kvc_activation: i32 {
+        KVC_ACTIVATION_NONE = 0,
+        KVC_ACTIVATION_SILU = 1,
+    }
+}
+
+kinds! {
+    kvc_op_layout: i32 {
+        /// \[num_pages, heads, page_size, dim\]: the library's own.
+        KVC_OP_HND = 0,
+        /// \[num_pages, page_size, heads, dim\]: FlashInfer, vLLM.
+        KVC_OP_NHD = 1,
+        /// \[num_pages, page_size, latent_rank + latent_rope_dim\].
+        KVC_OP_MLA = 2,
+    }
+}
+
+/// One layer's pool. Any strides, but the last dimension is contiguous.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_op_pool {
+    pub struct_size: usize,
+    pub k: *const DLTensor,
+    /// NULL: MLA, or V is K.
+    pub v: *const DLTensor,
+    pub layout: kvc_op_layout,
+    /// \0.
+    pub reserved: i32,
+}
+
+/// Page tables of B sequences, int32: either CSR (page_indptr, page_indices) or padded.
+///
+/// ```text
+/// (block_table).
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_op_table {
+    pub struct_size: usize,
+    /// \[B\]: keys of each sequence, the new ones included; >= 0.
+    pub seq_lens: *const DLTensor,
+    /// \[B+1\]: rows of q of each sequence. NULL: one each.
+    pub qo_indptr: *const DLTensor,
+    /// \[B+1\].
+    pub page_indptr: *const DLTensor,
+    /// \[page_indptr\[B\]\].
+    pub page_indices: *const DLTensor,
+    /// \[B, most pages\]; entries behind a sequence's pages are not read.
+    pub block_table: *const DLTensor,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_op_opt {
+    pub struct_size: usize,
+    /// NULL.
+    pub ext: *const kvc_ext,
+    /// Borrowed for the call. NULL: the caller's thread only.
+    pub executor: *const kvc_executor,
+    pub cpu_isa: kvc_cpu_isa,
+    /// Attention. 0: row i of n sees keys up to seq_len - n + i (causal). 1: every row sees all
+    /// keys, and attn->window is 0.
+    pub full: i32,
+    /// Attention: scale, soft_cap, window, sink_logits, alibi_slopes, bias, flags. spans are
+    /// refused.
+    pub attn: *const kvc_attn_opt,
+    /// Append, rotate: int32 \[T\]. Attention with a rope: \[T\] of the queries.
+    pub positions: *const DLTensor,
+    /// Append: K is rotated. Attention: q is rotated (K is stored rotated). Mode NONE: neither.
+    pub rope: *const kvc_rope,
+    /// Stream of the work on a CUDA device; ignored on the CPU.
+    pub stream: kvc_stream,
+}
+
+kinds! {
+    /// What kvc_export_pool exports. page_size is kvc_layer_info.page_tokens.
+    kvc_pool_kind: i32 {
+        /// \[num_pages, num_kv_heads, page_size, k_dim\], strided view. MLA: \[num_pages, 1,
+        /// page_size, latent_rank + latent_rope_dim\].
+        KVC_POOL_K = 0,
+        /// \[num_pages, num_kv_heads, page_size, v_dim\], strided view.
+        KVC_POOL_V = 1,
+        /// \[num_pages, 2, num_kv_heads, page_size, dim\]; needs equal dims and dtypes of K and V.
+        KVC_POOL_KV = 2,
+        /// uint8 \[num_pages, bytes of the layer's part of a page\].
+        KVC_POOL_BYTES = 3,
+    }
+}
+
+kinds! {
+    /// What kvc_export_page_table exports.
+    ///
+    /// ```text
+    /// page_size is kvc_group_info.page_tokens; B and T are those of
+    /// the forward.
+    /// ```
+    kvc_table_kind: i32 {
+        /// int32 \[B+1\]: CSR row pointer into INDICES.
+        KVC_TABLE_INDPTR = 0,
+        /// int32 \[sum of pages\]: page ids, sequence after sequence.
+        KVC_TABLE_INDICES = 1,
+        /// int32 \[B\]: tokens in the last page, 1..page_size; 0 for no token (CROSS).
+        KVC_TABLE_LAST_PAGE_LEN = 2,
+        /// int32 \[B, most pages\]: page ids, padded with -1.
+        KVC_TABLE_BLOCK_TABLE = 3,
+        /// int64 \[T\]: page \* page_size + offset of each new token.
+        KVC_TABLE_SLOT_MAPPING = 4,
+        /// int32 \[B\]: length with the new tokens.
+        KVC_TABLE_SEQ_LENS = 5,
+        /// int32 \[B+1\]: CSR row pointer into the packed tokens.
+        KVC_TABLE_QO_INDPTR = 6,
+        /// int32 \[sum of pages\]: first token of each page of INDICES.
+        KVC_TABLE_PAGE_POSITION = 7,
     }
 }
 
@@ -1224,11 +1292,11 @@ sized_structs! {
     kvc_seq_info
     kvc_forward_desc
     kvc_attn_opt
+    kvc_prefix_key
+    kvc_prefix_query
+    kvc_event
     kvc_linear_opt
     kvc_op_pool
     kvc_op_table
     kvc_op_opt
-    kvc_prefix_key
-    kvc_prefix_query
-    kvc_event
 }
