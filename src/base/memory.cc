@@ -36,7 +36,7 @@ ReservedMemory::ReservedMemory(int64_t bytes) : bytes_(align_up(bytes, system_pa
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) {
     fail_errno(KVC_E_NO_MEMORY, errno, "cannot reserve %lld bytes for the pool: %s",
-               static_cast<long long>(mapping_bytes_), std::strerror(errno));
+               ll(mapping_bytes_), std::strerror(errno));
   }
   mapping_ = static_cast<std::byte*>(mapping);
   data_ = mapping_;
@@ -68,8 +68,8 @@ void ReservedMemory::make_usable(int64_t begin, int64_t end) {
   const int64_t first = begin / granularity * granularity;
   const int64_t last = align_up(end, granularity);
   if (mprotect(data_ + first, static_cast<size_t>(last - first), PROT_READ | PROT_WRITE) != 0) {
-    fail_errno(KVC_E_NO_MEMORY, errno, "cannot commit %lld bytes of the pool: %s",
-               static_cast<long long>(last - first), std::strerror(errno));
+    fail_errno(KVC_E_NO_MEMORY, errno, "cannot commit %lld bytes of the pool: %s", ll(last - first),
+               std::strerror(errno));
   }
 }
 

@@ -55,14 +55,14 @@ void check_storage(const DLTensor& tensor, const char* name) {
         farthest > kMost || (reach += farthest) > kMost) {
       fail_with(KVC_E_SHAPE, tensor.shape[d],
                 "%s has shape[%d] = %lld and stride %lld, which cannot be addressed", name, d,
-                static_cast<long long>(tensor.shape[d]), static_cast<long long>(stride));
+                ll(tensor.shape[d]), ll(stride));
     }
   }
   const int last = tensor.ndim - 1;
   if (tensor.shape[last] > 1 && stride_of(tensor, last) != 1) {
     fail_with(KVC_E_SHAPE, stride_of(tensor, last),
               "%s has stride %lld in its last dimension, expected 1", name,
-              static_cast<long long>(stride_of(tensor, last)));
+              ll(stride_of(tensor, last)));
   }
   if (tensor.data == nullptr) fail(KVC_E_INVALID_ARGUMENT, "%s.data is NULL", name);
   const int64_t bytes = element_bytes(tensor);
@@ -76,8 +76,7 @@ void check_storage(const DLTensor& tensor, const char* name) {
     fail_with(
         KVC_E_SHAPE, static_cast<int64_t>(address % static_cast<uintptr_t>(bytes)),
         "%s is misaligned: its address is %lld bytes past a multiple of its element's %lld bytes",
-        name, static_cast<long long>(address % static_cast<uintptr_t>(bytes)),
-        static_cast<long long>(bytes));
+        name, ll(address % static_cast<uintptr_t>(bytes)), ll(bytes));
   }
 }
 
@@ -327,7 +326,7 @@ StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64
     if (tensor->shape[d] > 1 && stride_of(*tensor, d) != expected) {
       fail_with(KVC_E_SHAPE, stride_of(*tensor, d),
                 "%s has stride %lld in dimension %d, expected %lld: a state is compact", name,
-                static_cast<long long>(stride_of(*tensor, d)), d, static_cast<long long>(expected));
+                ll(stride_of(*tensor, d)), d, ll(expected));
     }
     expected *= tensor->shape[d];
   }

@@ -39,8 +39,7 @@ ShapeText expected_text(std::span<const Extent> expected) {
       if (extent.symbol == nullptr) writer.add("any");
       continue;
     }
-    writer.add("%s%lld%s", extent.symbol != nullptr ? " = " : "",
-               static_cast<long long>(extent.value),
+    writer.add("%s%lld%s", extent.symbol != nullptr ? " = " : "", ll(extent.value),
                extent.rule == Extent::kAtLeast ? " or more" : "");
   }
   writer.add(expected.empty() ? "[]" : "]");
@@ -55,7 +54,7 @@ ShapeText shape_text(const DLTensor& tensor) {
   Writer writer(&text);
   writer.add("[");
   for (int d = 0; tensor.shape != nullptr && d < std::min<int>(tensor.ndim, kMostShown); ++d)
-    writer.add("%s%lld", d == 0 ? "" : ", ", static_cast<long long>(tensor.shape[d]));
+    writer.add("%s%lld", d == 0 ? "" : ", ", ll(tensor.shape[d]));
   writer.add(tensor.ndim > kMostShown ? ", ...]" : "]");
   return text;
 }

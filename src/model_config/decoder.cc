@@ -57,9 +57,9 @@ Heads read_heads(const Fields& config, const ClassDefaults& defaults) {
     const int64_t hidden = config.class_integer("hidden_size", defaults.hidden, 1, kMaxWidth);
     heads.k_dim = divide(config, "hidden_size", hidden, "num_attention_heads", heads.q);
     if (heads.k_dim > kMaxHeadDim) {
-      fail_with(
-          KVC_E_OUT_OF_RANGE, heads.k_dim, "%s / num_attention_heads = %lld out of range: 1 to %d",
-          config.path("hidden_size").c_str(), static_cast<long long>(heads.k_dim), kMaxHeadDim);
+      fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim,
+                "%s / num_attention_heads = %lld out of range: 1 to %d",
+                config.path("hidden_size").c_str(), ll(heads.k_dim), kMaxHeadDim);
     }
   }
   heads.v_dim = heads.k_dim;
@@ -105,7 +105,7 @@ std::vector<LayerType> read_layer_types(const Fields& config, const char* name, 
   if (types.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
               "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(),
-              types.size(), static_cast<long long>(num_layers));
+              types.size(), ll(num_layers));
   }
   return types;
 }

@@ -87,8 +87,7 @@ void read_llama4(const Fields& config, Model& model) {
   if (rotates.size() < static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(rotates.size()),
               "%s has %zu entries, expected one per layer: %lld",
-              config.path("no_rope_layers").c_str(), rotates.size(),
-              static_cast<long long>(num_layers));
+              config.path("no_rope_layers").c_str(), rotates.size(), ll(num_layers));
   }
   constexpr const char* kChunk = "attention_chunk_size";
   const int64_t class_chunk = config.is_nested() && !config.is_null(kChunk) ? 8192 : 0;
@@ -126,8 +125,7 @@ void read_mimo(const Fields& config, Model& model) {
   if (!pattern.empty() && pattern.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(pattern.size()),
               "%s has %zu entries, expected one per layer: %lld",
-              config.path("hybrid_layer_pattern").c_str(), pattern.size(),
-              static_cast<long long>(num_layers));
+              config.path("hybrid_layer_pattern").c_str(), pattern.size(), ll(num_layers));
   }
   const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
     const bool slides = pattern.empty() ? i != 0 && (i + 1) % 6 != 0

@@ -25,8 +25,7 @@ Heads equal_heads(const Fields& config, const Names& names, int64_t kv = 0) {
       divide(config, names.width, config.integer(names.width, 1, kMaxWidth), names.heads, heads.q);
   if (heads.k_dim > kMaxHeadDim) {
     fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim, "%s / %s = %lld out of range: 1 to %d",
-              config.path(names.width).c_str(), names.heads, static_cast<long long>(heads.k_dim),
-              kMaxHeadDim);
+              config.path(names.width).c_str(), names.heads, ll(heads.k_dim), kMaxHeadDim);
   }
   heads.v_dim = heads.k_dim;
   return heads;

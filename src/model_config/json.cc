@@ -51,11 +51,9 @@ class TreeBuilder final : public nlohmann::json_sax<nlohmann::json> {
     const auto offset = static_cast<int64_t>(position == 0 ? 0 : position - 1);
     if (error.id == kNumberOverflow) {
       fail_with(KVC_E_OUT_OF_RANGE, offset,
-                "json has a number beyond the range of a double before byte %lld",
-                static_cast<long long>(offset));
+                "json has a number beyond the range of a double before byte %lld", ll(offset));
     }
-    fail_with(KVC_E_INVALID_ARGUMENT, offset, "json is not JSON at byte %lld",
-              static_cast<long long>(offset));
+    fail_with(KVC_E_INVALID_ARGUMENT, offset, "json is not JSON at byte %lld", ll(offset));
   }
 
  private:

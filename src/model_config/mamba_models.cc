@@ -20,7 +20,7 @@ int64_t expanded(const Fields& config, const char* expand, int64_t fallback) {
   if (!(factor > 0) || factor > static_cast<double>(kMaxExpand) || width < 1 ||
       width > static_cast<double>(kMaxWidth)) {
     fail(KVC_E_OUT_OF_RANGE, "%s = %g makes %g channels, expected 1 to %lld",
-         config.path(expand).c_str(), factor, width, static_cast<long long>(kMaxWidth));
+         config.path(expand).c_str(), factor, width, ll(kMaxWidth));
   }
   return static_cast<int64_t>(width);
 }
@@ -33,8 +33,7 @@ int64_t head_dim(const Fields& config, const char* name, int64_t channels, const
   if (channels % heads != 0) {
     fail_with(KVC_E_INVALID_ARGUMENT, heads,
               "%s = %lld does not divide the %lld channels of the state",
-              config.path(heads_name).c_str(), static_cast<long long>(heads),
-              static_cast<long long>(channels));
+              config.path(heads_name).c_str(), ll(heads), ll(channels));
   }
   return channels / heads;
 }
@@ -182,7 +181,7 @@ void read_zamba2(const Fields& config, Model& model) {
   if (heads.k_dim > kMaxHeadDim || heads.k_dim < 1) {
     fail_with(KVC_E_OUT_OF_RANGE, heads.k_dim,
               "2 * %s / num_attention_heads = %lld out of range: 1 to %d",
-              config.path("hidden_size").c_str(), static_cast<long long>(heads.k_dim), kMaxHeadDim);
+              config.path("hidden_size").c_str(), ll(heads.k_dim), kMaxHeadDim);
   }
   int32_t rope = -1;
   if (config.flag_or("use_mem_rope", false)) {
@@ -233,7 +232,7 @@ void read_nemotron_h(const Fields& config, Model& model) {
   if (types.size() != static_cast<size_t>(num_layers)) {
     fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(types.size()),
               "%s has %zu entries, expected one per layer: %lld", config.path(name).c_str(),
-              types.size(), static_cast<long long>(num_layers));
+              types.size(), ll(num_layers));
   }
   model.max_seq_len = read_max_len(config);
   Heads heads;

@@ -15,8 +15,7 @@ State checked(State state) {
     if (extent < 1 || extent > INT32_MAX || !multiply(elements, extent, &elements) ||
         elements > INT32_MAX) {
       fail_with(KVC_E_OUT_OF_RANGE, extent,
-                "the configuration's recurrent state is too large: one extent is %lld",
-                static_cast<long long>(extent));
+                "the configuration's recurrent state is too large: one extent is %lld", ll(extent));
     }
   }
   return state;

@@ -19,7 +19,7 @@ void HostPool::check_use(HostUse use, const char* what) const {
     fail(KVC_E_UNSUPPORTED,
          "%s needs a host pool: config.host_byte_budget = %llu holds no page of %lld bytes", what,
          static_cast<unsigned long long>(plan_->spec().host_byte_budget),
-         static_cast<long long>(plan_->layout().page_bytes));
+         ll(plan_->layout().page_bytes));
   }
   if (use_ != HostUse::kNone && use_ != use) {
     fail(KVC_E_INVALID_STATE,

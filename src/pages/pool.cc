@@ -22,8 +22,7 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t 
     : allocator_(allocator), device_(device), bytes_(bytes) {
   void* data = allocator_.alloc(allocator_.user, device, static_cast<uint64_t>(bytes), kCacheLine);
   if (data == nullptr) {
-    fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes",
-              static_cast<long long>(bytes));
+    fail_with(KVC_E_NO_MEMORY, bytes, "config.allocator returned NULL for %lld bytes", ll(bytes));
   }
   const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kCacheLine);
   if (misaligned != 0) {
@@ -31,7 +30,7 @@ PoolMemory::PoolMemory(const kvc_allocator& allocator, DLDevice device, int64_t 
     fail_with(KVC_E_INVALID_ARGUMENT, misaligned,
               "config.allocator returned an address %lld bytes past a multiple of the asked "
               "alignment %lld",
-              static_cast<long long>(misaligned), static_cast<long long>(kCacheLine));
+              ll(misaligned), ll(kCacheLine));
   }
   data_ = static_cast<std::byte*>(data);
 }
@@ -239,7 +238,7 @@ void PagePool::resize(int64_t num_pages) {
   if (!in_place) {
     if (memory_.use_count() > 1) {
       fail(KVC_E_BUSY, "the pool has to move to hold %lld pages, and exported tensors hold it",
-           static_cast<long long>(num_pages));
+           ll(num_pages));
     }
     std::shared_ptr<PoolMemory> memory;
     std::vector<LayerPages> regions;

@@ -49,8 +49,7 @@ void StateMemory::make(size_t slot) {
     const auto begin = static_cast<int64_t>(slot) * slot_stride();
     if (begin + slot_stride() > on_device_.bytes()) {
       fail_with(KVC_E_NO_MEMORY, begin + slot_stride(),
-                "%zu state slots of %lld bytes exceed the device's memory", slot + 1,
-                static_cast<long long>(bytes));
+                "%zu state slots of %lld bytes exceed the device's memory", slot + 1, ll(bytes));
     }
     on_device_.commit(begin, begin + slot_stride());
   } else {

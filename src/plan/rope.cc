@@ -70,14 +70,13 @@ void RopeReader::refuse_unless(bool supported, const char* field, int64_t value,
                                const char* expected) const {
   if (supported) return;
   fail_with(KVC_E_UNSUPPORTED, value, "%s = %lld is not supported: %s", name(field).c_str(),
-            static_cast<long long>(value), expected);
+            ll(value), expected);
 }
 
 void RopeReader::check_range(const char* field, int64_t value, int64_t least, int64_t most) const {
   if (value >= least && value <= most) return;
   fail_with(KVC_E_OUT_OF_RANGE, value, "%s = %lld out of range: %lld to %lld", name(field).c_str(),
-            static_cast<long long>(value), static_cast<long long>(least),
-            static_cast<long long>(most));
+            ll(value), ll(least), ll(most));
 }
 
 void RopeReader::check_positive(const char* field, double value) const {
@@ -182,7 +181,7 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
   if (count <= 1) {
     if (sum != 0 && sum != pairs) {
       fail_with(KVC_E_INVALID_ARGUMENT, sum, "%s = %lld, expected rotary_dim/2 = %d",
-                name("sections[0]").c_str(), static_cast<long long>(sum), pairs);
+                name("sections[0]").c_str(), ll(sum), pairs);
     }
     if (rope_.section_layout != KVC_ROPE_SECTIONS_CONTIGUOUS) {
       fail_with(KVC_E_INVALID_ARGUMENT, rope_.section_layout,
@@ -193,7 +192,7 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
   }
   if (sum != pairs) {
     fail_with(KVC_E_INVALID_ARGUMENT, sum, "%s sum to %lld, expected rotary_dim/2 = %d",
-              name("sections").c_str(), static_cast<long long>(sum), pairs);
+              name("sections").c_str(), ll(sum), pairs);
   }
   if (rope_.mode == KVC_ROPE_ON_READ) {
     fail_with(

@@ -14,8 +14,8 @@ void require(bool holds, NodeId node, const char* what) {
 
 void require_equal(int64_t counted, int64_t kept, const char* what) {
   if (counted == kept) return;
-  fail_with(KVC_E_CORRUPT, kept, "prefix index: %lld %s counted, %lld kept",
-            static_cast<long long>(counted), what, static_cast<long long>(kept));
+  fail_with(KVC_E_CORRUPT, kept, "prefix index: %lld %s counted, %lld kept", ll(counted), what,
+            ll(kept));
 }
 
 class Checker {

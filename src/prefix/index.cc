@@ -157,8 +157,8 @@ void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes) {
   const bool is_first = id == -1 || spaces[id].max_bytes == 0;
   if (max_bytes != 0 && is_first && spaces.num_quotas() >= kMaxQuotas) {
     fail_with(KVC_E_OUT_OF_RANGE, spaces.num_quotas(),
-              "salt: there are quotas of %lld namespaces, at most %lld",
-              static_cast<long long>(spaces.num_quotas()), static_cast<long long>(kMaxQuotas));
+              "salt: there are quotas of %lld namespaces, at most %lld", ll(spaces.num_quotas()),
+              ll(kMaxQuotas));
   }
   std::unique_ptr<EvictionHeap> leaves;
   if (max_bytes != 0 && is_first) {

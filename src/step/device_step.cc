@@ -196,7 +196,7 @@ void DeviceStep::refuse_moving_tables() const {
       KVC_E_INVALID_STATE,
       "the page tables have to move while the stream is captured: config.max_seq_len = %lld leaves "
       "their size open",
-      static_cast<long long>(plan_->spec().max_seq_len));
+      ll(plan_->spec().max_seq_len));
 }
 
 void DeviceStep::require_capturable(const Batch& batch) const {

@@ -9,8 +9,7 @@ namespace {
 
 void append_checked(std::vector<int32_t>& values, int64_t value) {
   if (value > INT32_MAX)
-    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32",
-              static_cast<long long>(value));
+    fail_with(KVC_E_OUT_OF_RANGE, value, "table entry %lld does not fit int32", ll(value));
   values.push_back(static_cast<int32_t>(value));
 }
 

@@ -62,7 +62,7 @@ void WrittenLayers::require_rows(const Spec& spec, const std::vector<uint8_t>& a
             "%d of %zu layers got no K and V in this forward of %lld tokens (layer %s): append to "
             "them, abort, "
             "or begin with KVC_FORWARD_PARTIAL (%d)",
-            count, appended.size(), static_cast<long long>(batch.num_rows()), names.c_str(),
+            count, appended.size(), ll(batch.num_rows()), names.c_str(),
             static_cast<int>(KVC_FORWARD_PARTIAL));
 }
 
