@@ -106,7 +106,8 @@ void Call::check(kvc_status status) {
     if (testing::Test::HasFatalFailure()) return;
   }
   if (!step.has("into")) return;
-  for (const auto& [key, tensor] : results_) player.partials[step.get<std::string>("into")][key] = *tensor;
+  for (const auto& [key, tensor] : results_)
+    player.partials[step.get<std::string>("into")][key] = *tensor;
 }
 
 }  // namespace kvc::conformance
