@@ -7,7 +7,8 @@
 namespace kvc {
 namespace {
 
-constexpr int64_t kLookahead = 8;  // Blocks whose cache lines in the index are prefetched ahead.
+constexpr int64_t kPrefetchedBlocks =
+    8;  // Blocks whose cache lines in the index are prefetched ahead.
 
 }  // namespace
 
@@ -94,8 +95,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
     const BlockKey& key = history.keys[static_cast<size_t>(block)];
-    if (block + kLookahead < num_blocks)
-      blocks().prefetch(history.keys[static_cast<size_t>(block + kLookahead)]);
+    if (block + kPrefetchedBlocks < num_blocks)
+      blocks().prefetch(history.keys[static_cast<size_t>(block + kPrefetchedBlocks)]);
     gather(sequence, block);
     bool is_own = true;
     if (blocks().shape.has_inner_pages()) {
