@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "kvcache.h"
+#include "kvcache_api.h"
 
 namespace kvc::test {
 namespace {
