@@ -9,11 +9,11 @@ namespace kvc::kernels {
 // What narrows the keys of a query. Of each 0: nothing.
 template <typename Int>
 struct Windows {
-  Int layer_window;  // Of the layer group: the last keys, the query's own included.
-  Int layer_chunk;  // Of the layer group: keys from the last multiple of it on; goes before window.
-  Int call_window;  // Of the call.
-  Int window;       // Of the sequence, `sink` included (StreamingLLM, arXiv:2309.17453).
-  Int sink;         // Of the sequence: its first keys, which stay visible.
+  Int layer_window;  // The layer group's: the last keys, the query's own included.
+  Int layer_chunk;   // The layer group's: keys from the last multiple of it on; goes before window.
+  Int call_window;   // The call's.
+  Int window;        // The sequence's, `sink` included (StreamingLLM, arXiv:2309.17453).
+  Int sink;          // The sequence's first keys, which stay visible.
 
   KVC_HD bool narrow() const {
     return layer_window != 0 || layer_chunk != 0 || call_window != 0 || window != 0;

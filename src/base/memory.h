@@ -60,13 +60,6 @@ struct LargeAllocator {
   friend bool operator==(const LargeAllocator&, const LargeAllocator&) { return true; }
 };
 
-// Copies bytes of one device there, in order with the other work for the cache.
-class ByteCopier {
- public:
-  virtual ~ByteCopier() = default;
-  virtual void copy_bytes(void* to, const void* from, int64_t bytes) noexcept = 0;
-};
-
 // Scratch that only grows, 64-byte aligned. Growing loses its contents.
 class AlignedBuffer {
  public:

@@ -6,6 +6,7 @@
 #include "src/base/error.h"
 #include "src/cache/audit.h"
 #include "src/cache/cache_core.h"
+#include "src/exec/cuda/stream_order.h"
 
 namespace kvc {
 namespace {
@@ -76,7 +77,7 @@ void Cache::resize(int64_t num_pages) {
               "cannot shrink to %lld pages: states take %lld pages out of use", ll(num_pages),
               ll(core.allocator.counts().withheld));
   }
-  core.engine->drain();
+  if (core.executors.order != nullptr) core.executors.order->drain();
   if (num_pages > core.allocator.num_pages()) {
     const int64_t before = core.allocator.num_pages();
     core.allocator.grow(num_pages);
@@ -91,7 +92,7 @@ void Cache::resize(int64_t num_pages) {
     for (PageId page = core.allocator.first_indexed(num_pages); page != kNoPage;
          page = core.allocator.first_indexed(page))
       core.index.eviction().forget_page(page);
-    core.index.eviction().evict_for(dropped);
+    core.index.eviction().evict_for(dropped, kOwnStream);
     core.allocator.shrink(num_pages);
   }
 }
@@ -130,7 +131,7 @@ kvc_stats Cache::stats() const {
   stats.num_swapped_seqs = core.num_swapped;
   stats.pages_swapped_out = core.counters.pages_swapped_out;
   stats.pages_swapped_in = core.counters.pages_swapped_in;
-  stats.copy_runs = core.copier->num_runs();
+  stats.copy_runs = core.device->num_copy_runs();
   return stats;
 }
 
@@ -142,12 +143,14 @@ int64_t Cache::num_available_pages() const { return core_->allocator.num_availab
 
 void Cache::check() const { audit(*core_); }
 
-void Cache::set_stream(const kvc_stream* stream) { core_->engine->set_stream(stream); }
+void Cache::require_alive() const { core_->require_alive(); }
 
-void Cache::require_alive() const { core_->engine->require_alive(); }
+DeviceEvent Cache::make_event() const {
+  return core_->executors.order == nullptr ? DeviceEvent() : core_->executors.order->make_event();
+}
 
-DeviceEvent Cache::make_event() const { return core_->engine->make_event(); }
-
-void Cache::record(const DeviceEvent& event) noexcept { core_->engine->record(event); }
+void Cache::record(const DeviceEvent& event, CallStream stream) noexcept {
+  if (core_->executors.order != nullptr) core_->executors.order->record(event, stream);
+}
 
 }  // namespace kvc

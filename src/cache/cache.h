@@ -25,6 +25,7 @@
 #include "src/cache/prefix_events.h"
 #include "src/cache/swap_store.h"
 #include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -63,14 +64,12 @@ class Cache {
   // Throws CORRUPT naming the page, the state slot or the sequence.
   void check() const;
 
-  // Calls that follow enqueue on this stream; null: on the library's own.
-  void set_stream(const kvc_stream* stream);
   // Throws DEVICE once the device has failed, in this call or before.
   void require_alive() const;
   // For record(); empty where calls are complete on return.
   DeviceEvent make_event() const;
-  // The event stands for everything that was enqueued so far.
-  void record(const DeviceEvent& event) noexcept;
+  // The event stands for everything that calls on this stream have enqueued so far.
+  void record(const DeviceEvent& event, CallStream stream) noexcept;
 };
 
 }  // namespace kvc

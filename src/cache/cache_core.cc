@@ -7,7 +7,6 @@
 #include "src/base/math.h"
 #include "src/exec/cpu/engine.h"
 #include "src/exec/cuda/engine.h"
-#include "src/exec/cuda/page_copies.h"
 
 namespace kvc {
 namespace {
@@ -21,9 +20,9 @@ int64_t require_pages(const Plan& plan) {
 }
 
 // The device of a cache with tensor memory; bookkeeping alone needs none.
-Device find_gpu(const Spec& spec) {
+Gpu find_gpu(const Spec& spec) {
   if (!spec.is_on_gpu() || spec.storage == KVC_STORAGE_NONE) return {};
-  const Device device = require_device(spec.device.device_id);
+  const Gpu device = require_device(spec.device.device_id);
   for (size_t i = 0; i < spec.pool_tensors.size(); ++i) {
     const int32_t where = locate(device, spec.pool_tensors[i].data);
     if (where == device.id || where == -1) continue;
@@ -38,39 +37,43 @@ Device find_gpu(const Spec& spec) {
 
 CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
     : plan(std::move(planned)),
-      device(find_gpu(plan->spec())),
+      found_gpu(find_gpu(plan->spec())),
       pool(plan, require_pages(*plan), PoolPlace::kDevice, gpu()),
       allocator(plan->num_pages()),
       states(plan, &allocator, plan->state_slot_pages(), plan->spec().num_state_slots, gpu()),
       host(plan, plan->num_host_pages(), gpu()),
       host_states(plan, &host.allocator(), plan->state_slot_pages(), 0, gpu(), gpu() != nullptr),
-      host_tier(&host),
+      executors(make_executors()),
+      device(executors.device.get()),
+      engine(executors.engine.get()),
+      host_tier(&host, device),
       index(*plan, &allocator, &states, host.num_pages() > 0 ? &host_tier : nullptr,
             plan->spec().event_capacity),
-      publisher(plan->spec(), &index, &allocator, &page_mover),
+      publisher(plan->spec(), &index, &allocator, device),
       sequences(&allocator, &states, &host.allocator(), &host_states, plan->spec(),
                 index.block_tokens()),
       forward(plan->spec()) {
-  make_engine();
-  host_tier.set_copier(copier.get());
-  page_mover.set_copier(copier.get());
   log(KVC_LOG_INFO, "cache created: %lld pages of %lld bytes, kernels %s, %d threads",
-      ll(plan->num_pages()), ll(plan->layout().page_bytes), engine->name(), engine->num_threads());
+      ll(plan->num_pages()), ll(plan->layout().page_bytes), device->name(), device->num_threads());
 }
 
-void CacheCore::make_engine() {
+CacheCore::Executors CacheCore::make_executors() {
+  Executors made;
   if (gpu() == nullptr) {
-    auto cpu = std::make_unique<CpuEngine>(plan->spec(), &pool, &states);
-    copier = std::make_unique<CpuPageCopier>(plan.get(), &pool, &host.pool(), &cpu->kernels(),
-                                             &cpu->executor());
-    engine = std::move(cpu);
-    return;
+    auto cpu = std::make_unique<CpuDevice>(*plan, &pool, &host.pool());
+    made.engine = std::make_unique<CpuEngine>(spec(), &pool, &states, cpu.get());
+    made.device = std::move(cpu);
+    return made;
   }
-  auto cuda = std::make_unique<CudaEngine>(*plan, &pool, &states, &device);
-  copier = std::make_unique<CudaPageCopier>(plan.get(), &pool, &host.pool(), &device, cuda.get());
-  states.memory().set_copier(cuda.get());
-  host_states.memory().set_copier(cuda.get());
-  engine = std::move(cuda);
+  auto cuda = std::make_unique<CudaDevice>(*plan, &pool, &host.pool(), gpu());
+  made.engine = std::make_unique<CudaEngine>(*plan, &pool, &states, cuda.get());
+  made.order = &cuda->order();
+  made.device = std::move(cuda);
+  return made;
+}
+
+void CacheCore::require_alive() const {
+  if (executors.order != nullptr) executors.order->require_alive();
 }
 
 void CacheCore::require_closed(const char* action) const {

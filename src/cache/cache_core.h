@@ -6,10 +6,9 @@
 #include <memory>
 
 #include "kvcache.h"
-#include "src/cache/host_tier.h"
 #include "src/cache/spare_histories.h"
 #include "src/device/device.h"
-#include "src/exec/cpu/page_copies.h"
+#include "src/device/gpu.h"
 #include "src/exec/engine.h"
 #include "src/pages/allocator.h"
 #include "src/pages/host_pool.h"
@@ -22,6 +21,8 @@
 #include "src/step/forward.h"
 
 namespace kvc {
+
+class StreamOrder;
 
 // Counters since creation, see kvc_stats.
 struct CacheCounters {
@@ -52,6 +53,8 @@ struct CacheCore {
     return group(static_cast<size_t>(layer.group));
   }
 
+  // DEVICE once the device has failed, in this call or before.
+  void require_alive() const;
   // BUSY while a forward is open.
   void require_closed(const char* action) const;
   // UNSUPPORTED for a cache without tensor memory.
@@ -60,7 +63,7 @@ struct CacheCore {
   void require_plain(int32_t local_layer, const char* what) const;
   // The same where the device's kernels do not read quantised storage either.
   void require_readable(int32_t local_layer, const char* what) const {
-    if (!engine->reads_quantised()) require_plain(local_layer, what);
+    if (gpu() == nullptr) require_plain(local_layer, what);
   }
   // UNSUPPORTED for a cache with CROSS layers, which publishes nothing.
   void require_prefix_index(const char* what) const;
@@ -89,7 +92,7 @@ struct CacheCore {
   }
 
   std::shared_ptr<const Plan> plan;
-  Device device;  // Of a cache on a GPU, else none.
+  const Gpu found_gpu;  // None for a cache on the CPU.
   // The pool precedes its tables: a number of pages that cannot be had is refused before anything
   // of that size is filled.
   PagePool pool;
@@ -97,10 +100,16 @@ struct CacheCore {
   StatePool states;
   HostPool host;
   StatePool host_states;
-  std::unique_ptr<Engine> engine;
-  std::unique_ptr<PageCopier> copier;
-  PoolHostTier host_tier;
-  PoolPageMover page_mover;
+  // What the kind of device has: declared in this order, because the engine uses the device.
+  struct Executors {
+    std::unique_ptr<Device> device;
+    std::unique_ptr<Engine> engine;
+    StreamOrder* order = nullptr;  // Null on the CPU, where calls are complete on return.
+  };
+  const Executors executors;
+  Device* const device;
+  Engine* const engine;
+  HostTier host_tier;
   PrefixIndex index;
   Publisher publisher;
   SequenceTable sequences;
@@ -111,13 +120,13 @@ struct CacheCore {
   bool is_pool_exported = false;  // Once true for ever: the host may keep the tensor.
 
  private:
-  const Device* gpu() const { return device.table == nullptr ? nullptr : &device; }
-  void make_engine();
+  const Gpu* gpu() const { return found_gpu.table == nullptr ? nullptr : &found_gpu; }
+  Executors make_executors();
 };
 
-// The row of a token in the pages of its table.
-inline TokenPlace place_of(const PageTable& table, int64_t token, int32_t page_size) {
-  return {table.pages[static_cast<size_t>(token / page_size)], token % page_size};
+// The slot of a token in the pages of its table.
+inline int64_t slot_of(const PageTable& table, int64_t token, int64_t page_size) {
+  return table.pages[static_cast<size_t>(token / page_size)] * page_size + token % page_size;
 }
 
 }  // namespace kvc

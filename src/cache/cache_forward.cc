@@ -8,14 +8,13 @@
 namespace kvc {
 
 kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions given, bool is_replay,
-                                 bool is_partial) {
+                                 bool is_partial, CallStream stream) {
   if (core_.forward.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          core_.forward.batch().entries().size());
   Batch& batch = core_.forward.batch();
   try {
     if (request.tokens != nullptr) core_.require_prefix_index("desc->tokens");
-    core_.engine->await_begin();
     batch.prepare(request, *core_.plan, core_.sequences, core_.allocator, core_.states,
                   core_.index);
   } catch (const Error& error) {
@@ -24,17 +23,20 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   }
   // Every refusal comes before a block is evicted or a checkpoint given up: nothing brings those
   // back.
+  const ForwardMode mode{.has_positions = given.num_position_rows != 0,
+                         .is_replay = is_replay,
+                         .needs_rows = core_.writes_pool_alone() && !is_partial};
   try {
-    core_.engine->check_begin(batch, given.num_position_rows != 0, is_replay,
-                              core_.writes_pool_alone() && !is_partial);
+    core_.engine->check_begin(batch, mode, stream);
   } catch (...) {
     batch.discard();
     throw;
   }
-  batch.begin(request, *core_.plan, core_.sequences, core_.allocator, core_.states, core_.index);
+  batch.begin(request, *core_.plan, core_.sequences, core_.allocator, core_.states, core_.index,
+              stream);
   core_.forward.opened(std::move(given), is_partial);
   try {
-    core_.engine->begin(core_.forward, is_replay);
+    core_.engine->begin(core_.forward, mode, stream);
   } catch (...) {
     // The device failed, or the host's executor threw although it must not.
     batch.rollback(core_.allocator, core_.states);
@@ -49,9 +51,9 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
 }
 
 void CacheForward::end() {
-  core_.engine->check_end();
   if (core_.writes_pool_alone() && !core_.forward.is_partial())
     core_.forward.written().require_rows(core_.forward.batch());
+  core_.engine->close(core_.forward, false);
   Batch& batch = core_.forward.batch();
   ++core_.counters.forwards;
   core_.counters.tokens_appended += static_cast<uint64_t>(batch.num_rows());
@@ -59,21 +61,19 @@ void CacheForward::end() {
   // forward counts as if they did.
   const bool states_written = core_.states.is_used() && (!core_.pool.has_storage() ||
                                                          core_.forward.written().any_state_set());
-  if (states_written && core_.pool.has_storage()) core_.engine->carry_states_on(core_.forward);
-  core_.engine->closed(core_.forward, false);
   batch.commit(core_.sequences, core_.allocator, core_.states, core_.spec(), core_.publisher,
                {.states = states_written,
                 .rows = !core_.forward.is_partial() ||
                         !core_.forward.written().lacks_rows(core_.forward.batch()),
-                .publishes = !core_.forward.is_partial()});
+                .publishes = !core_.forward.is_partial()},
+               kOwnStream);
   core_.forward.closed();
   handle_.close();
 }
 
 void CacheForward::abort() {
-  core_.engine->check_abort();
+  core_.engine->close(core_.forward, true);
   ++core_.counters.forwards_aborted;
-  core_.engine->closed(core_.forward, true);
   core_.forward.batch().rollback(core_.allocator, core_.states);
   core_.forward.closed();
   handle_.close();

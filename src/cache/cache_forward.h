@@ -26,7 +26,7 @@ class CacheForward {
   // `is_replay`: a graph that was captured before is launched for it (KVC_FORWARD_REPLAY);
   // `is_partial`: it may end without K and V in every layer (KVC_FORWARD_PARTIAL).
   kvc_forward* begin(const BatchRequest& request, GivenPositions given, bool is_replay,
-                     bool is_partial);
+                     bool is_partial, CallStream stream);
   // Throws INVALID_STATE naming the layers that had to be written and were not.
   void end();
   void abort();

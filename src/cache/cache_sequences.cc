@@ -44,11 +44,12 @@ void CacheSequences::checkpoint(kvc_seq id) {
                         !sequence.history.ids.empty());
   core_.sequences.checkpoints().take(sequence);
   // Nothing throws from here on.
-  if (num_blocks != 0) core_.publisher.publish_state(sequence);
+  if (num_blocks != 0) core_.publisher.publish_state(sequence, kOwnStream);
 }
 
-void CacheSequences::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves) {
-  kvc::commit_trees(core_, num_seqs, seqs, leaves);
+void CacheSequences::commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves,
+                                  CallStream stream) {
+  kvc::commit_trees(core_, num_seqs, seqs, leaves, stream);
 }
 
 int64_t CacheSequences::length(kvc_seq id) const { return core_.sequences.get(id).length; }

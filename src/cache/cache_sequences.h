@@ -29,7 +29,7 @@ class CacheSequences {
   // the prefix index gets the state too.
   void checkpoint(kvc_seq id);
   // See tree_commit.h.
-  void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves);
+  void commit_trees(size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves, CallStream stream);
 
   int64_t length(kvc_seq id) const;
   int64_t total_length() const;

@@ -62,6 +62,8 @@ class ContextShift {
   Sequence& sequence_;
   const int64_t begin_, end_, delta_;
   const int64_t num_moved_;  // Tokens behind the range.
+  TokenMoves moves_;
+  std::vector<int64_t> rotated_slots_;
 };
 
 void ContextShift::check_windows() const {
@@ -112,14 +114,15 @@ void ContextShift::run() {
   PrivatePages pages(core_, sequence_);
   add_rewritten_pages(&pages);
   pages.check();
-  core_.engine->prepare_moves(num_moved_);
+  // For one layer group or layer after the other.
+  moves_.reserve(num_moved_, 1);
+  rotated_slots_.reserve(static_cast<size_t>(num_moved_));
   pages.prepare();
   // Nothing throws from here on.
-  pages.copy();
+  pages.copy(kOwnStream);
   sequence_.history.diverge();
   if (begin_ != end_) close_gap();
   if (num_moved_ > 0 && delta_ != 0) rotate_keys();
-  core_.engine->finish_moves();
   sequence_.segments = std::move(segments);
   if (sequence_.length == 0 && sequence_.window == 0) sequence_.history.has_diverged = false;
 }
@@ -185,10 +188,12 @@ void ContextShift::close_gap() noexcept {
       continue;
     }
     if (!core_.pool.has_storage()) continue;
-    for (int64_t token = end_; token < sequence_.length; ++token) {
-      core_.engine->move_token(static_cast<int32_t>(group), place_of(table, token, page_size),
-                               place_of(table, token - (end_ - begin_), page_size));
-    }
+    moves_.clear();
+    moves_.begin_list();
+    for (int64_t token = end_; token < sequence_.length; ++token)
+      moves_.add(slot_of(table, token, page_size),
+                 slot_of(table, token - (end_ - begin_), page_size));
+    core_.device->move_tokens(static_cast<int32_t>(group), moves_, kOwnStream);
   }
   sequence_.length -= end_ - begin_;
   // Which tokens behind `begin` were written is not known one by one.
@@ -205,13 +210,17 @@ void ContextShift::rotate_keys() noexcept {
   float cosines[kMaxLatentDim / 2], sines[kMaxLatentDim / 2];
   for (size_t group = 0; group < spec_.groups.size(); ++group) {
     if (core_.group(group).is_cross) continue;
+    rotated_slots_.clear();
+    for (int64_t token = begin_; token < sequence_.length; ++token)
+      rotated_slots_.push_back(
+          slot_of(sequence_.tables[group], token, core_.group(group).page_size));
     for (const int32_t local : core_.group(group).layers) {
       if (!is_rotated_on_append(spec_, local)) continue;
       const LayerSpec& layer = core_.layer(local);
       kernels::Rotation rotation = shift_rotation(spec_.ropes[static_cast<size_t>(layer.rope)],
                                                   false, delta_, cosines, sines);
       rotation.begin = layer.rotation_begin();
-      core_.engine->turn_keys(local, rotation, sequence_.tables[group], begin_, sequence_.length);
+      core_.device->rotate_keys(local, rotation, rotated_slots_, kOwnStream);
     }
   }
 }
@@ -231,6 +240,7 @@ bool can_rotate_keys(const Spec& spec) {
 }
 
 void shift_tokens(CacheCore& core, kvc_seq id, int64_t begin, int64_t end, int64_t delta) {
+  core.require_alive();
   Sequence& sequence = core.sequences.get_settled(id, "shift");
   check_range(core, sequence, begin, end);
   ContextShift shift(core, sequence, begin, end, delta);

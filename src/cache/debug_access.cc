@@ -54,7 +54,7 @@ void DebugAccess::require_tokens(kvc_seq id, int64_t begin, int64_t end) const {
 }
 
 void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
-                              const std::vector<LayerRows>& layers, kvc_stream stream) const {
+                              const std::vector<LayerRows>& layers, CallStream stream) const {
   const Sequence& sequence = core_.sequences.get_on_device(id, "read the tokens of");
   for (const LayerRows& rows : layers) core_.require_readable(rows.local_layer, "reading tokens");
   require_kept(sequence, begin, end, layers);
@@ -63,7 +63,7 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
     const LayerSpec& layer = core_.layer(rows.local_layer);
     const auto read = [&](bool is_v, const kernels::PagedRows& source,
                           const kernels::TokenRows& out, int32_t dim) {
-      core_.engine->read_rows(
+      core_.device->read_rows(
           {rows.local_layer, is_v},
           {.rows = source,
            .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
@@ -81,7 +81,7 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
 }
 
 void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
-                               const std::vector<LayerRows>& layers) {
+                               const std::vector<LayerRows>& layers, CallStream stream) {
   Sequence& sequence = core_.sequences.get_idle(id, "set tokens of");
   check_on_device(sequence, "set tokens of");
   for (const LayerRows& rows : layers) core_.require_readable(rows.local_layer, "setting tokens");
@@ -95,20 +95,16 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   private_pages.add(begin, begin + count, std::move(groups));
   private_pages.check();
   private_pages.prepare();
-  core_.engine->prepare_writes(static_cast<int64_t>(layers.size()), count);
   // Nothing throws from here on but for a device that fails.
-  private_pages.copy();
+  private_pages.copy(stream);
   sequence.history.diverge();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = core_.layer(rows.local_layer);
-    const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(layer.group)].pages;
+    const PageTable& table = sequence.tables[static_cast<size_t>(layer.group)];
     const int32_t page_size = core_.group_of(layer).page_size;
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t token = begin + i;
-      slots[static_cast<size_t>(i)] =
-          pages[static_cast<size_t>(token / page_size)] * int64_t{page_size} + token % page_size;
-    }
-    core_.engine->write_rows(rows.local_layer,
+    for (int64_t i = 0; i < count; ++i)
+      slots[static_cast<size_t>(i)] = slot_of(table, begin + i, page_size);
+    core_.device->write_rows(rows.local_layer,
                              {.k = rows.k,
                               .v = rows.v,
                               .k_rotation = {},
@@ -119,23 +115,20 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
                               .num_kv_heads = layer.num_kv_heads,
                               .k_dim = layer.k_dim,
                               .v_dim = layer.v_dim},
-                             count);
+                             count, stream);
   }
-  core_.engine->finish_moves();
-  core_.engine->require_alive();
 }
 
 void DebugAccess::read_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
-                             kvc_stream stream) const {
+                             CallStream stream) const {
   const StateSpec& shape = core_.layer(local_layer).states[static_cast<size_t>(state)];
-  core_.engine->read_state(
-      core_.states.memory().state(core_.sequences.get_on_device(id, "read the state of").state,
-                                  local_layer, state),
-      shape, out, stream);
+  std::byte* stored = core_.states.memory().state(
+      core_.sequences.get_on_device(id, "read the state of").state, local_layer, state);
+  core_.device->convert({out.base, out.dtype}, {stored, shape.dtype}, shape.num_elements, stream);
 }
 
 // Earlier checkpoints, forks and the prefix index keep the old slot.
-void DebugAccess::make_state_private(Sequence& sequence) {
+void DebugAccess::make_state_private(Sequence& sequence, CallStream stream) {
   StatePool& states = core_.states;
   // The state at the length is also that of a checkpoint there.
   Checkpoint* here = nullptr;
@@ -152,10 +145,10 @@ void DebugAccess::make_state_private(Sequence& sequence) {
   }
   states.prepare(1);
   if (states.slot_pages() > core_.allocator.num_free())
-    core_.index.eviction().evict_for(states.slot_pages());
+    core_.index.eviction().evict_for(states.slot_pages(), stream);
   if (states.to_evict(1) > 0) core_.index.eviction().evict_states_for(1);
   const StateSlot fresh = states.take();
-  states.memory().copy(sequence.state, fresh);
+  states.memory().copy(sequence.state, states.memory(), fresh, *core_.device, stream);
   states.drop_ref(sequence.state);
   sequence.state = fresh;
   if (here == nullptr) return;
@@ -165,13 +158,15 @@ void DebugAccess::make_state_private(Sequence& sequence) {
 }
 
 void DebugAccess::write_state(kvc_seq id, int32_t local_layer, int32_t state,
-                              const StateRows& value) {
+                              const StateRows& value, CallStream stream) {
   Sequence& sequence = core_.sequences.get_idle(id, "set the state of");
   check_on_device(sequence, "set the state of");
-  make_state_private(sequence);
+  make_state_private(sequence, stream);
   sequence.history.diverge();
-  core_.engine->write_state(core_.states.memory().state(sequence.state, local_layer, state),
-                            core_.layer(local_layer).states[static_cast<size_t>(state)], value);
+  const StateSpec& shape = core_.layer(local_layer).states[static_cast<size_t>(state)];
+  std::byte* stored = core_.states.memory().state(sequence.state, local_layer, state);
+  core_.device->convert({stored, shape.dtype}, {value.base, value.dtype}, shape.num_elements,
+                        stream);
 }
 
 }  // namespace kvc

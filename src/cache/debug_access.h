@@ -6,6 +6,7 @@
 
 #include "kvcache.h"
 #include "src/base/tensor.h"
+#include "src/device/device.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
@@ -35,16 +36,18 @@ class DebugAccess {
 
   // Reads are complete on return, and may run beside each other and beside a forward.
   void read_tokens(kvc_seq id, int64_t begin, int64_t end, const std::vector<LayerRows>& layers,
-                   kvc_stream stream) const;
-  void write_tokens(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers);
+                   CallStream stream) const;
+  void write_tokens(kvc_seq id, int64_t begin, int64_t count, const std::vector<LayerRows>& layers,
+                    CallStream stream);
   void read_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
-                  kvc_stream stream) const;
-  void write_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value);
+                  CallStream stream) const;
+  void write_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& value,
+                   CallStream stream);
 
  private:
   void require_kept(const Sequence& sequence, int64_t begin, int64_t end,
                     const std::vector<LayerRows>& layers) const;
-  void make_state_private(Sequence& sequence);
+  void make_state_private(Sequence& sequence, CallStream stream);
 
   CacheCore& core_;
 };

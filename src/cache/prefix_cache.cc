@@ -97,14 +97,15 @@ int64_t PrefixCache::match(const PrefixQuery& query) const {
 PrefixMatch PrefixCache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
   const NodeId deepest = plan.deepest();
   core_.index.lock(deepest);
-  core_.index.eviction().evict_for(static_cast<int64_t>(plan.on_host.size()));
+  core_.index.eviction().evict_for(static_cast<int64_t>(plan.on_host.size()), kOwnStream);
   bool is_fetched = true;
   for (const BlockPage& place : plan.on_host) {
     is_fetched = core_.allocator.num_free() > 0;
     if (!is_fetched) break;
     const PageId page = core_.allocator.take(kNoPage, 0);
-    core_.host_tier.promote(core_.index.blocks().nodes.place(place.node, place.index).host, page);
-    core_.index.promoted(place.node, place.index, page);
+    core_.host_tier.promote(core_.index.blocks().nodes.place(place.node, place.index).host, page,
+                            kOwnStream);
+    core_.index.promoted(place.node, place.index, page, kOwnStream);
     core_.allocator.drop_ref(page);  // Cached until the sequence refers to it.
     // A quota may have left no room for it.
     is_fetched = core_.index.blocks().nodes.place(place.node, place.index).device == page;
@@ -178,7 +179,7 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
   core_.index.reserve(num_blocks - history.num_published, query.tokens != nullptr);
   std::swap(sequence.history, history);
   core_.spare_histories.keep(history);
-  core_.publisher.publish(sequence);
+  core_.publisher.publish(sequence, kOwnStream);
   const int64_t published = sequence.history.num_published;
   const bool is_there =
       published > 0 && core_.index.blocks().find(
@@ -204,7 +205,7 @@ int64_t PrefixCache::unpin(const PrefixQuery& query) {
 int64_t PrefixCache::evict(int64_t pages) {
   if (pages < 0)
     fail_with(KVC_E_OUT_OF_RANGE, pages, "pages = %lld out of range: at least 0", ll(pages));
-  return core_.index.eviction().evict(pages);
+  return core_.index.eviction().evict(pages, kOwnStream);
 }
 
 void PrefixCache::reset() {
@@ -216,7 +217,7 @@ void PrefixCache::reset() {
 }
 
 void PrefixCache::set_quota(const BlockKey& root, uint64_t max_bytes) {
-  core_.index.set_quota(root, max_bytes);
+  core_.index.set_quota(root, max_bytes, kOwnStream);
 }
 
 }  // namespace kvc

@@ -46,19 +46,16 @@ void PrivatePages::check() {
   forgets_cached_ = shared_.held + shared_.cached > available;
 }
 
-void PrivatePages::prepare() {
-  copies_.reserve(static_cast<size_t>(num_copies(shared_)));
-  core_.engine->prepare_copies(num_copies(shared_));
-}
+void PrivatePages::prepare() { copies_.reserve(static_cast<size_t>(num_copies(shared_))); }
 
-void PrivatePages::replace(const Range& range) noexcept {
+void PrivatePages::replace(const Range& range, CallStream stream) noexcept {
   const Shared shared = count(range);
   if (forgets_cached_) {
     visit(range, [&](size_t, int64_t, PageId page) {
       if (core_.allocator.refs(page) == 1) core_.index.eviction().forget_page(page);
     });
   }
-  core_.index.eviction().evict_for(num_copies(shared));
+  core_.index.eviction().evict_for(num_copies(shared), stream);
   visit(range, [&](size_t group, int64_t i, PageId page) {
     sequence_.invalidate_tables();
     PageTable& table = sequence_.tables[group];
@@ -70,9 +67,9 @@ void PrivatePages::replace(const Range& range) noexcept {
   });
 }
 
-void PrivatePages::copy() noexcept {
-  for (const Range& range : ranges_) replace(range);
-  core_.engine->copy_pages(copies_);
+void PrivatePages::copy(CallStream stream) noexcept {
+  for (const Range& range : ranges_) replace(range, stream);
+  core_.device->copy_group_pages(copies_, stream);
   for (const PageCopy& copy : copies_) core_.allocator.drop_ref(copy.from);
   core_.counters.pages_copied += copies_.size();
   core_.note_pages_used();

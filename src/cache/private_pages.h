@@ -11,7 +11,7 @@ namespace kvc {
 // Pages that other sequences refer to, or that the prefix index knows, are copied first.
 //
 //   PrivatePages pages(core, sequence);
-//   pages.add(begin, end, groups);  pages.check();  pages.prepare();  …  pages.copy();
+//   pages.add(begin, end, groups);  pages.check();  pages.prepare();  …  pages.copy(stream);
 class PrivatePages {
  public:
   // Borrows both.
@@ -21,10 +21,10 @@ class PrivatePages {
   void add(int64_t begin, int64_t end, std::vector<uint8_t> groups);
   // Throws NO_PAGES when the copies do not fit.
   void check();
-  // Makes room for the copies, after check(). Throws.
+  // Makes room for the copies, after check(). Throws std::bad_alloc.
   void prepare();
   // The sequence's tables name the copies from here on.
-  void copy() noexcept;
+  void copy(CallStream stream) noexcept;
 
  private:
   struct Range {
@@ -43,7 +43,7 @@ class PrivatePages {
   int64_t num_copies(const Shared& shared) const {
     return shared.held + (forgets_cached_ ? 0 : shared.cached);
   }
-  void replace(const Range& range) noexcept;
+  void replace(const Range& range, CallStream stream) noexcept;
 
   CacheCore& core_;
   Sequence& sequence_;

@@ -87,17 +87,18 @@ std::vector<Sequence*> swappable(const CacheCore& core, size_t num_seqs, const k
 }
 
 // Moves the content of the sequences from one side to the other. All room was made.
-void move_sequences(PageCopier& copier, const std::vector<Sequence*>& sequences, const Side& from,
-                    const Side& to, Content& content, CopyDirection direction) noexcept {
+void move_sequences(Device& device, CallStream stream, const std::vector<Sequence*>& sequences,
+                    const Side& from, const Side& to, Content& content,
+                    CopyDirection direction) noexcept {
   Moves& pages = content.pages;
   Moves& slots = content.slots;
   for (int64_t i = 0; i < pages.count(); ++i)
     pages.to.push_back(to.pages.take(i == 0 ? kNoPage : pages.to.back(), pages.count() - i - 1));
-  copier.copy(direction, pages.from.data(), pages.to.data(), pages.count());
+  device.copy_pages(direction, pages.from.data(), pages.to.data(), pages.count(), stream);
   for (int64_t i = 0; i < slots.count(); ++i) {
     slots.to.push_back(to.states.take());
-    from.states.memory().copy_to(slots.from[static_cast<size_t>(i)], to.states.memory(),
-                                 slots.to.back());
+    from.states.memory().copy(slots.from[static_cast<size_t>(i)], to.states.memory(),
+                              slots.to.back(), device, stream);
   }
   for (Sequence* sequence : sequences) {
     sequence->invalidate_tables();
@@ -130,7 +131,7 @@ void move_sequences(PageCopier& copier, const std::vector<Sequence*>& sequences,
 
 }  // namespace
 
-void SwapStore::out(size_t num_seqs, const kvc_seq* seqs) {
+void SwapStore::out(size_t num_seqs, const kvc_seq* seqs, CallStream stream) {
   const std::vector<Sequence*> sequences = swappable(core_, num_seqs, seqs, false, "swap out");
   core_.host.check_use(HostUse::kManaged, "kvc_swap_out");
   Content content(sequences);
@@ -147,14 +148,14 @@ void SwapStore::out(size_t num_seqs, const kvc_seq* seqs) {
   core_.host.start_use(HostUse::kManaged);
   if (needed > core_.host.allocator().num_free()) core_.index.eviction().evict_host_for(needed);
   for (const Sequence* sequence : sequences) core_.publisher.release(*sequence);
-  move_sequences(*core_.copier, sequences, {core_.allocator, core_.states},
+  move_sequences(*core_.device, stream, sequences, {core_.allocator, core_.states},
                  {core_.host.allocator(), core_.host_states}, content,
                  CopyDirection::kDeviceToHost);
   core_.num_swapped += static_cast<int64_t>(sequences.size());
   core_.counters.pages_swapped_out += static_cast<uint64_t>(content.pages.count());
 }
 
-void SwapStore::in(size_t num_seqs, const kvc_seq* seqs) {
+void SwapStore::in(size_t num_seqs, const kvc_seq* seqs, CallStream stream) {
   const std::vector<Sequence*> sequences = swappable(core_, num_seqs, seqs, true, "swap in");
   Content content(sequences);
   int64_t num_blocks = 0;
@@ -176,21 +177,21 @@ void SwapStore::in(size_t num_seqs, const kvc_seq* seqs) {
   core_.states.prepare(num_slots);
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks(), has_ids);
   // Nothing throws from here on.
-  if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed);
+  if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed, stream);
   if (core_.states.to_evict(num_slots) > 0) core_.index.eviction().evict_states_for(num_slots);
-  move_sequences(*core_.copier, sequences, {core_.host.allocator(), core_.host_states},
+  move_sequences(*core_.device, stream, sequences, {core_.host.allocator(), core_.host_states},
                  {core_.allocator, core_.states}, content, CopyDirection::kHostToDevice);
   // Where the index still has their blocks, its pages are taken over.
   for (Sequence* sequence : sequences) {
     sequence->history.num_published = 0;
-    core_.publisher.publish(*sequence);
+    core_.publisher.publish(*sequence, stream);
   }
   core_.num_swapped -= static_cast<int64_t>(sequences.size());
   core_.counters.pages_swapped_in += static_cast<uint64_t>(content.pages.count());
   core_.note_pages_used();
 }
 
-void SwapStore::swap_pages(const DLTensor* pairs, kvc_swap_direction direction) {
+void SwapStore::swap_pages(const DLTensor* pairs, kvc_swap_direction direction, CallStream stream) {
   if (direction != KVC_SWAP_OUT && direction != KVC_SWAP_IN) {
     fail_with(KVC_E_UNSUPPORTED, direction,
               "direction = %d is not supported: OUT (0) and IN (1) are", direction);
@@ -204,17 +205,17 @@ void SwapStore::swap_pages(const DLTensor* pairs, kvc_swap_direction direction) 
       is_out ? read_page_pairs(pairs, device, host) : read_page_pairs(pairs, host, device);
   if (checked.size() == 0) return;  // The pool stays without a use.
   core_.host.start_use(HostUse::kByPage);
-  core_.copier->copy(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice,
-                     checked.from.data(), checked.to.data(), checked.size());
+  core_.device->copy_pages(is_out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice,
+                           checked.from.data(), checked.to.data(), checked.size(), stream);
   (is_out ? core_.counters.pages_swapped_out : core_.counters.pages_swapped_in) +=
       static_cast<uint64_t>(checked.size());
 }
 
-void SwapStore::copy_pages(const DLTensor* pairs) {
+void SwapStore::copy_pages(const DLTensor* pairs, CallStream stream) {
   core_.require_storage("kvc_pages_copy");
   const PagePairs checked = read_page_pairs(pairs, {"device pool", core_.allocator.num_pages()});
-  core_.copier->copy(CopyDirection::kInsideDevice, checked.from.data(), checked.to.data(),
-                     checked.size());
+  core_.device->copy_pages(CopyDirection::kInsideDevice, checked.from.data(), checked.to.data(),
+                           checked.size(), stream);
 }
 
 }  // namespace kvc

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "kvcache.h"
+#include "src/device/device.h"
 
 namespace kvc {
 
@@ -17,12 +18,12 @@ class SwapStore {
   explicit SwapStore(CacheCore& core) : core_(core) {}
 
   // Pages, states and checkpoints of the sequences; what they share stays shared.
-  void out(size_t num_seqs, const kvc_seq* seqs);
-  void in(size_t num_seqs, const kvc_seq* seqs);
+  void out(size_t num_seqs, const kvc_seq* seqs, CallStream stream);
+  void in(size_t num_seqs, const kvc_seq* seqs, CallStream stream);
 
   // `pairs`: int64 [n, 2] of (from, to), between the pools or inside the device pool.
-  void swap_pages(const DLTensor* pairs, kvc_swap_direction direction);
-  void copy_pages(const DLTensor* pairs);
+  void swap_pages(const DLTensor* pairs, kvc_swap_direction direction, CallStream stream);
+  void copy_pages(const DLTensor* pairs, CallStream stream);
 
  private:
   CacheCore& core_;

@@ -53,8 +53,9 @@ void reserve_blocks(CacheCore& core, const std::vector<Sequence*>& sequences) {
 }
 
 // Returns the number of tokens of root -> leaf; entry d of the tree's depths is then the node of
-// depth d.
-int64_t move_path(CacheCore& core, Sequence& sequence, int32_t leaf) noexcept {
+// depth d. Adds a list to the moves of each layer group, which have room.
+int64_t move_path(const CacheCore& core, Sequence& sequence, int32_t leaf,
+                  std::vector<TokenMoves>& moves) noexcept {
   TokenTree& tree = sequence.tree;
   const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
   // A node's depth is at most its index, so that from the leaf up an entry is read before it is
@@ -64,25 +65,24 @@ int64_t move_path(CacheCore& core, Sequence& sequence, int32_t leaf) noexcept {
     tree.depths[static_cast<size_t>(depth)] = static_cast<int32_t>(node);
     node = parent;
   }
-  if (!core.pool.has_storage()) return num_kept;
   for (size_t group = 0; group < core.spec().groups.size(); ++group) {
     if (core.group(group).is_cross) continue;
     const PageTable& table = sequence.tables[group];
     const int32_t page_size = core.group(group).page_size;
+    moves[group].begin_list();
     // Ascending: a source never lies before its destination, so nothing is overwritten that is
     // still to be moved.
     for (int64_t depth = 0; depth < num_kept; ++depth) {
       const int64_t node = tree.depths[static_cast<size_t>(depth)];
       if (node == depth) continue;
-      core.engine->move_token(static_cast<int32_t>(group),
-                              place_of(table, sequence.length + node, page_size),
-                              place_of(table, sequence.length + depth, page_size));
+      moves[group].add(slot_of(table, sequence.length + node, page_size),
+                       slot_of(table, sequence.length + depth, page_size));
     }
   }
   return num_kept;
 }
 
-void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept) noexcept {
+void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept, CallStream stream) noexcept {
   TokenTree& tree = sequence.tree;
   TokenHistory& history = sequence.history;
   const bool is_known = static_cast<int64_t>(tree.ids.size()) == tree.size() &&
@@ -102,13 +102,14 @@ void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept) noexcept {
   sequence.length += num_kept;
   core.sequences.add_to_total_length(num_kept);
   core.sequences.trimmer().truncate(sequence, sequence.length);
-  core.publisher.publish(sequence);
+  core.publisher.publish(sequence, stream);
   core.sequences.trimmer().drop_hidden(sequence);
 }
 
 }  // namespace
 
-void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves) {
+void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves,
+                  CallStream stream) {
   if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
   if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
   if (leaves == nullptr) fail(KVC_E_INVALID_ARGUMENT, "leaves is NULL with n = %zu", num_seqs);
@@ -118,15 +119,16 @@ void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const i
   int64_t num_moves = 0;
   for (const Sequence* sequence : sequences) num_moves += sequence->tree.size();
   std::vector<int64_t> num_kept(num_seqs);
-  core.engine->prepare_moves(num_moves);
+  std::vector<TokenMoves> moves(core.spec().groups.size());
+  for (TokenMoves& of_group : moves)
+    of_group.reserve(num_moves, static_cast<int64_t>(sequences.size()));
   // Nothing throws from here on. All rows move before any page is released: somebody else's copy
   // may be the next to use it.
-  for (size_t i = 0; i < num_seqs; ++i) {
-    core.engine->next_sequence();
-    num_kept[i] = move_path(core, *sequences[i], leaves[i]);
-  }
-  core.engine->finish_moves();
-  for (size_t i = 0; i < num_seqs; ++i) keep_path(core, *sequences[i], num_kept[i]);
+  for (size_t i = 0; i < num_seqs; ++i)
+    num_kept[i] = move_path(core, *sequences[i], leaves[i], moves);
+  for (size_t group = 0; core.pool.has_storage() && group < moves.size(); ++group)
+    core.device->move_tokens(static_cast<int32_t>(group), moves[group], stream);
+  for (size_t i = 0; i < num_seqs; ++i) keep_path(core, *sequences[i], num_kept[i], stream);
 }
 
 }  // namespace kvc

@@ -11,6 +11,7 @@ namespace kvc {
 
 // Keeps root -> leaves[i] of the tree of sequence seqs[i] and drops the other nodes; -1 keeps none.
 // Throws Error or std::bad_alloc; nothing has changed then. What is enqueued does not throw.
-void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves);
+void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const int32_t* leaves,
+                  CallStream stream);
 
 }  // namespace kvc

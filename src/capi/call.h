@@ -1,8 +1,8 @@
 // How a function of the C API uses a cache: it makes one of these objects, inside guard().
 //
 //   CacheCall call(cache);            the handle is checked
-//   call.enqueue_on(stream, fence);   the device is alive, what follows goes to this stream
-//   call->swaps.out(n, seqs);         the cache works
+//   call.enqueue_on(stream, fence);   the device is alive; the fence, if one is wanted, is made
+//   call->swaps.out(n, seqs, stream); the cache works
 //   call.finish();                    the device did not fail meanwhile; the fence is handed out
 //
 // Calls that enqueue nothing, and calls on an open forward, whose stream kvc_forward_begin has
@@ -36,9 +36,6 @@ class CacheCall {
   explicit CacheCall(kvc_cache* cache) : cache_((require(cache, "cache"), &cache->cache)) {}
   // The cache whose open forward it is; throws as open_cache().
   explicit CacheCall(kvc_forward* fwd) : cache_(&open_cache(fwd)) {}
-  ~CacheCall() {
-    if (has_stream_) cache_->set_stream(nullptr);
-  }
   CacheCall(const CacheCall&) = delete;
   CacheCall& operator=(const CacheCall&) = delete;
 
@@ -53,21 +50,20 @@ class CacheCall {
       fence_->event = cache_->make_event();
       out_fence_ = out_fence;
     }
+    stream_ = stream;
     cache_->require_alive();
-    cache_->set_stream(&stream);
-    has_stream_ = true;
   }
 
   // After work that does not throw itself when the device fails.
   void finish() {
-    if (out_fence_ != nullptr) cache_->record(fence_->event);
+    if (out_fence_ != nullptr) cache_->record(fence_->event, stream_);
     cache_->require_alive();
     if (out_fence_ != nullptr) *out_fence_ = fence_.release();
   }
 
  private:
   Cache* cache_;
-  bool has_stream_ = false;
+  CallStream stream_ = kOwnStream;
   kvc_fence** out_fence_ = nullptr;
   std::unique_ptr<kvc_fence> fence_;
 };

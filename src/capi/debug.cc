@@ -171,7 +171,8 @@ kvc_status kvc_debug_set_kv(kvc_cache* cache, kvc_seq seq, int64_t begin, const 
     const std::vector<LayerRows> rows = attention_rows(call->spec(), k, v, count);
     require_same_tokens(v, 1, count);
     call.enqueue_on(stream);
-    call->debug.write_tokens(seq, begin, count, rows);
+    call->debug.write_tokens(seq, begin, count, rows, stream);
+    call.finish();
   });
 }
 
@@ -194,7 +195,8 @@ kvc_status kvc_debug_set_mla(kvc_cache* cache, kvc_seq seq, int64_t begin, const
     call->debug.require_idle(seq, "set tokens of");
     const int64_t count = tokens_of(latent, 3, 1, "latent");
     call.enqueue_on(stream);
-    call->debug.write_tokens(seq, begin, count, latent_rows(call->spec(), latent, count));
+    call->debug.write_tokens(seq, begin, count, latent_rows(call->spec(), latent, count), stream);
+    call.finish();
   });
 }
 
@@ -223,7 +225,8 @@ kvc_status kvc_debug_set_layer(kvc_cache* cache, kvc_seq seq, int32_t layer, int
     const std::vector<LayerRows> rows = layer_rows(*call, layer, k, v, count);
     require_same_tokens(v, 0, count);
     call.enqueue_on(stream);
-    call->debug.write_tokens(seq, begin, count, rows);
+    call->debug.write_tokens(seq, begin, count, rows, stream);
+    call.finish();
   });
 }
 
@@ -248,6 +251,7 @@ kvc_status kvc_debug_set_state(kvc_cache* cache, kvc_seq seq, int32_t layer, int
     const StateRef ref = state_of(*call, layer, state);
     call.enqueue_on(stream);
     call->debug.write_state(seq, ref.local, state,
-                            kvc::view_state(value, "value", ref.shape, call->spec().device));
+                            kvc::view_state(value, "value", ref.shape, call->spec().device),
+                            stream);
   });
 }

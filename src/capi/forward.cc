@@ -83,7 +83,7 @@ kvc_status kvc_forward_begin(kvc_cache* cache, const kvc_forward_desc* desc, kvc
     call.enqueue_on(read.stream);
     *out = call->forward.begin(request, read_positions(call->spec(), read),
                                (read.flags & KVC_FORWARD_REPLAY) != 0,
-                               (read.flags & KVC_FORWARD_PARTIAL) != 0);
+                               (read.flags & KVC_FORWARD_PARTIAL) != 0, read.stream);
   });
 }
 
@@ -136,7 +136,7 @@ kvc_status kvc_tree_commit(kvc_cache* cache, size_t n, const kvc_seq* seqs, cons
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream);
-    call->sequences.commit_trees(n, seqs, leaves);
+    call->sequences.commit_trees(n, seqs, leaves, stream);
     call.finish();
   });
 }

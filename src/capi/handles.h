@@ -7,7 +7,7 @@
 
 #include "kvcache.h"
 #include "src/cache/cache.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/plan/plan.h"
 
 struct kvc_plan {

@@ -11,7 +11,7 @@
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
 #include "src/capi/version.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 namespace {
 

@@ -9,7 +9,7 @@ kvc_status kvc_swap_out(kvc_cache* cache, size_t n, const kvc_seq* seqs, kvc_str
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->swaps.out(n, seqs);
+    call->swaps.out(n, seqs, stream);
     call.finish();
   });
 }
@@ -19,7 +19,7 @@ kvc_status kvc_swap_in(kvc_cache* cache, size_t n, const kvc_seq* seqs, kvc_stre
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->swaps.in(n, seqs);
+    call->swaps.in(n, seqs, stream);
     call.finish();
   });
 }
@@ -29,7 +29,7 @@ kvc_status kvc_pages_swap(kvc_cache* cache, const DLTensor* pairs, kvc_swap_dire
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->swaps.swap_pages(pairs, direction);
+    call->swaps.swap_pages(pairs, direction, stream);
     call.finish();
   });
 }
@@ -39,7 +39,7 @@ kvc_status kvc_pages_copy(kvc_cache* cache, const DLTensor* pairs, kvc_stream st
   return guard(err, [&] {
     CacheCall call(cache);
     call.enqueue_on(stream, out_fence);
-    call->swaps.copy_pages(pairs);
+    call->swaps.copy_pages(pairs, stream);
     call.finish();
   });
 }

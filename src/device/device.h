@@ -1,265 +1,109 @@
-// Devices without CUDA types: the back end in libkvcache_cuda.so, found at run time, and owners of
-// what it hands out. A build without the back end has the same code.
-//
-// Owners are used by one thread at a time. Destructors swallow failures: nobody could be told of a
-// lost device.
+// The interface to everything that moves the bytes of a cache without computing: whole pages, rows
+// of tokens, states. One class per kind of device; the callers do not know which one they have.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
+#include <optional>
 #include <vector>
 
-#include "kernels/cuda/table.h"
+#include "kernels/params.h"
+#include "kvcache.h"
+#include "src/base/page.h"
 
 namespace kvc {
 
-// ---- The back end
+// Where a call enqueues on a GPU: a stream of the host program, or the cache's own. A CPU has no
+// streams.
+using CallStream = std::optional<kvc_stream>;
+constexpr CallStream kOwnStream = std::nullopt;
 
-// Loads one file by its absolute path. Null: it is no back end of this version, and `why` says
-// more.
-const cuda::BackendTable* load_backend(const char* file, std::string* why);
-// The table of libkvcache_cuda.so in the directory of modules (kvc_module_path_set). The first call
-// loads it; it is never unloaded. A failure is remembered until set_module_path: null, and `why`
-// (nullable) gets the reason. Loading needs no driver. Threading: any.
-const cuda::BackendTable* find_backend(std::string* why);
-// kvc_module_path_set. Throws INVALID_ARGUMENT, INVALID_STATE. Threading: any.
-void set_module_path(const char* path);
-// The same; throws KVC_E_UNSUPPORTED with the reason.
-const cuda::BackendTable& require_backend();
-// For tests: uses this table, checked like a library's, instead of the library. Null: the library
-// again. Returns false when it is refused, and nothing has changed.
-bool install_backend(const cuda::BackendTable* table, std::string* why);
+enum class CopyDirection { kDeviceToHost, kHostToDevice, kInsideDevice };
 
-// Throws unless `result` is kOk; detail and sys_code are CUDA's number.
-//   kNoMemory                       KVC_E_NO_MEMORY
-//   kUnsupported                    KVC_E_UNSUPPORTED
-//   kCapture                        KVC_E_INVALID_STATE
-//   kDevice, kNoDriver, kNoDevice   KVC_E_DEVICE: the device has stopped working
-void check(cuda::Result result, const cuda::Failure& failure, const char* what);
+// A copy inside the device pool, of the layers of one layer group.
+struct PageCopy {
+  PageId from;
+  PageId to;
+  int32_t group;
+};
 
-// Alignment of arrays that share an allocation on a device.
-constexpr int64_t kArrayAlignment = 256;
+// Tokens that move inside the pages of a layer group, as slots: page * page size + offset. List i
+// begins at list_begins[i]. A list moves in order, since a destination may be the source of a later
+// token; lists touch different pages.
+struct TokenMoves {
+  std::vector<int64_t> from, to;
+  std::vector<int64_t> list_begins;
 
-// A device that has been found usable, by value.
-struct Device {
-  const cuda::BackendTable* table = nullptr;
-  int32_t id = -1;
-
-  // device.call("append", device.table->append, launch, stream) calls function(id, launch, stream,
-  // &failure) and checks the result.
-  template <typename... Params, typename... Args>
-  void call(const char* what, cuda::Result (*function)(int32_t, Params...), Args&&... args) const {
-    cuda::Failure failure{};
-    check(function(id, std::forward<Args>(args)..., &failure), failure, what);
+  // Room for so many; throws std::bad_alloc.
+  void reserve(int64_t num_tokens, int64_t num_lists) {
+    from.reserve(static_cast<size_t>(num_tokens));
+    to.reserve(static_cast<size_t>(num_tokens));
+    list_begins.reserve(static_cast<size_t>(num_lists));
   }
-  void copy(void* to, const void* from, int64_t bytes, cuda::Stream stream) const;  // any direction
-  void fill(void* to, int32_t byte, int64_t bytes, cuda::Stream stream) const;
-  void synchronize(cuda::Stream stream) const;  // blocks
-  // Throws KVC_E_INVALID_STATE when CUDA forbids the question: of the legacy default stream while
-  // another stream is captured.
-  bool is_capturing(cuda::Stream stream) const;
-  // False: the legacy default stream, while a capture forbids its use.
-  bool is_usable(cuda::Stream stream) const noexcept;
-  // The stream is captured, or not usable: an out-of-band call needs another stream.
-  bool excludes_out_of_band(cuda::Stream stream) const;
-
-  friend bool operator==(const Device&, const Device&) = default;
+  void clear() { from.clear(), to.clear(), list_begins.clear(); }
+  void begin_list() { list_begins.push_back(size()); }
+  void add(int64_t from_slot, int64_t to_slot) {
+    from.push_back(from_slot);
+    to.push_back(to_slot);
+  }
+  int64_t size() const { return static_cast<int64_t>(from.size()); }
 };
 
-// For new caches and queries. KVC_E_UNSUPPORTED: no back end, no driver, or a device of an
-// architecture that the build has no code for; KVC_E_OUT_OF_RANGE: no device of this number;
-// KVC_E_DEVICE: the device fails.
-Device require_device(int32_t id);
-cuda::DeviceInfo device_info(const Device& device);
-// GPUs of the machine; 0 without a back end or a driver.
-int32_t count_devices();
-// Where `address` lies: a device's number, -1: pinned host memory, -2: memory that CUDA does not
-// know.
-int32_t locate(const Device& device, const void* address);
-
-// ---- Memory
-
-// Memory on a device: 256-byte aligned, contents undefined. Its users must be done when it is
-// destroyed, which may block until the device is idle.
-class DeviceMemory {
- public:
-  DeviceMemory() = default;
-  DeviceMemory(const Device& device, int64_t bytes);  // throws NO_MEMORY
-  // Allocates in the order of `stream`, which is not captured, without waiting. Uses on other
-  // streams are ordered behind this call.
-  DeviceMemory(const Device& device, int64_t bytes, cuda::Stream stream);  // throws NO_MEMORY
-  ~DeviceMemory();
-  DeviceMemory(DeviceMemory&& other) noexcept;
-  DeviceMemory& operator=(DeviceMemory&& other) noexcept;
-
-  std::byte* data() const { return data_; }
-  // Frees it behind the present work of `stream`, which is not captured. Waits only when it was not
-  // allocated in the order of a stream.
-  void free_on(cuda::Stream stream) noexcept;
-
-  int64_t bytes() const { return bytes_; }
-  const Device& device() const { return device_; }
-
- private:
-  Device device_;
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-  bool is_of_stream_ = false;
+// The layer whose rows a call names, and whether they are V.
+struct RowSource {
+  int32_t local_layer;
+  bool is_v;
 };
 
-// The first member of classes with scratch on a device, so destroyed last. Its destructor returns
-// the memory that the device's pool keeps.
-class ScratchTrim {
- public:
-  explicit ScratchTrim(const Device& device) : device_(device) {}
-  ~ScratchTrim() { device_.table->trim(device_.id); }
-  ScratchTrim(const ScratchTrim&) = delete;
-  ScratchTrim& operator=(const ScratchTrim&) = delete;
-
- private:
-  Device device_;
+// Elements that lie one behind the other.
+struct Elements {
+  std::byte* data;
+  kernels::DType dtype;
 };
 
-// Address space that gets memory part by part; addresses never move. The device's ReservedMemory.
-class DeviceReservation {
+// On a GPU a call is enqueued on its stream, in its place among all work on the cache; on the CPU
+// it is complete on return. What is noexcept cannot run out of memory; a GPU that fails in it is
+// lost, which the next call that throws reports. One call at a time, const ones aside.
+class Device {
  public:
-  DeviceReservation() = default;
-  DeviceReservation(const Device& device, int64_t bytes);  // throws NO_MEMORY, UNSUPPORTED
-  ~DeviceReservation();
-  DeviceReservation(DeviceReservation&& other) noexcept;
-  DeviceReservation& operator=(DeviceReservation&& other) noexcept;
+  virtual ~Device() = default;
 
-  std::byte* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
-  const Device& device() const { return device_; }
-  // Makes [begin, end) usable, widened to granules. New memory has undefined contents. Throws
-  // NO_MEMORY: nothing was added.
-  void commit(int64_t begin, int64_t end);
-  // Releases the memory of the whole granules inside [begin, end). They have to be committed again
-  // before use. Blocks until the device is idle.
-  void discard(int64_t begin, int64_t end);
+  // The instruction set, or the GPU.
+  virtual const char* name() const = 0;
+  // Threads of the CPU that may run a call; 0: a GPU runs it.
+  virtual int32_t num_threads() const = 0;
+  // Copies that copy_pages() has made, adjacent pages counted once.
+  virtual uint64_t num_copy_runs() const = 0;
 
- private:
-  Device device_;
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
+  // ---- Pages and states; arrays lie on the host, and are not needed after the call
 
-// Host memory that every device reads and writes at the same address.
-class PinnedMemory {
- public:
-  PinnedMemory() = default;
-  PinnedMemory(const Device& device, int64_t bytes);  // throws NO_MEMORY
-  ~PinnedMemory();
-  PinnedMemory(PinnedMemory&& other) noexcept;
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept;
+  // Copies page from[i] to page to[i]. No destination comes twice or is another pair's source.
+  // Neighbours of the list that are adjacent in both pools, ascending or descending, become one
+  // copy. Without storage nothing is copied.
+  virtual void copy_pages(CopyDirection direction, const PageId* from, const PageId* to,
+                          int64_t count, CallStream stream) noexcept = 0;
+  virtual void copy_group_pages(const std::vector<PageCopy>& copies,
+                                CallStream stream) noexcept = 0;
+  // Between states, on the device or in the memory that swaps use.
+  virtual void copy_bytes(void* to, const void* from, int64_t bytes,
+                          CallStream stream) noexcept = 0;
 
-  std::byte* data() const { return data_; }
-  int64_t bytes() const { return bytes_; }
+  // ---- Rows
 
- private:
-  const cuda::BackendTable* table_ = nullptr;
-  std::byte* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-// ---- Streams and events
-
-// A stream of the library. It and the legacy default stream do not wait for each other.
-class DeviceStream {
- public:
-  DeviceStream() = default;
-  explicit DeviceStream(const Device& device);
-  ~DeviceStream();
-  DeviceStream(DeviceStream&& other) noexcept;
-  DeviceStream& operator=(DeviceStream&& other) noexcept;
-
-  cuda::Stream get() const { return stream_; }
-  const Device& device() const { return device_; }
-  void synchronize() const;  // blocks
-
- private:
-  Device device_;
-  cuda::Stream stream_ = nullptr;
-};
-
-class DeviceEvent {
- public:
-  DeviceEvent() = default;
-  explicit DeviceEvent(const Device& device);
-  ~DeviceEvent();
-  DeviceEvent(DeviceEvent&& other) noexcept;
-  DeviceEvent& operator=(DeviceEvent&& other) noexcept;
-
-  explicit operator bool() const { return event_ != nullptr; }
-  // Stands for the present work of `stream`.
-  void record(cuda::Stream stream) const;
-  bool try_record(cuda::Stream stream) const noexcept;
-  // Stands for every launch of the graph that `stream` is captured for.
-  bool try_record_launches(cuda::Stream stream) const noexcept;
-  // Makes `stream` wait for the event; the caller does not wait.
-  void wait_on(cuda::Stream stream) const;
-  // True for an event that was never recorded.
-  bool is_done() const;
-
- private:
-  Device device_;
-  cuda::Event event_ = nullptr;
-};
-
-// Grow-only scratch on a device. Growing keeps no contents and waits for nothing: new memory comes
-// in the order of the stream, and the old memory is freed behind its last use there. Memory that a
-// captured graph may name is kept as long as the buffer. Memory for a capture is allocated outside
-// of the stream's order, or it would be the graph's own.
-class DeviceBuffer {
- public:
-  DeviceBuffer() = default;
-  explicit DeviceBuffer(const Device& device) : device_(device) {}
-
-  // Makes room for `bytes`. `stream` uses the buffer next; all earlier uses are ordered before that
-  // (DeviceOrder). Returns whether the address has changed. Throws: the old memory is kept.
-  bool ensure(int64_t bytes, cuda::Stream stream);
-  std::byte* data() const { return memory_.data(); }
-  int64_t bytes() const { return memory_.bytes(); }
-  const Device& device() const { return device_; }
-
- private:
-  Device device_;
-  DeviceMemory memory_;
-  bool was_captured_ = false;  // A use of the present memory was captured.
-  std::vector<DeviceMemory> of_graphs_;
-};
-
-// Order between streams that use the same memory one after the other: the pool of a cache, its
-// tables, its scratch.
-//
-//   order.use(stream);  …enqueue on stream…  order.used(stream);
-//
-// use() waits for the last use on the same stream too. Stream handles are reused (a destroyed
-// stream, cudaStreamPerThread of another thread), and a stream that waits for itself costs nothing
-// on the device. Call the pair per forward or operation, not per kernel. While `stream` is captured
-// both do nothing: work inside a capture cannot wait for work outside it, nor the other way round.
-// A capture therefore begins after a wait for earlier work, and used_by_launches() makes other
-// streams wait for the graph.
-class DeviceOrder {
- public:
-  DeviceOrder() = default;
-  explicit DeviceOrder(const Device& device) : device_(device), event_(device) {}
-
-  void use(cuda::Stream stream);
-  // The last work is enqueued. Waits for the stream when the event cannot be recorded.
-  void used(cuda::Stream stream) noexcept;
-  // The last work was captured: every launch of its graph is a use, wherever it is launched.
-  void used_by_launches(cuda::Stream captured) noexcept;
-  // Whether the device is done with all uses.
-  bool is_idle() const;
-
- private:
-  Device device_;
-  DeviceEvent event_;
-  bool has_uses_ = false;
+  // In all layers of the layer group.
+  virtual void move_tokens(int32_t group, const TokenMoves& moves, CallStream stream) noexcept = 0;
+  // K of these slots, stored rotated, is rotated further, by one angle per pair.
+  virtual void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
+                           const std::vector<int64_t>& slots, CallStream stream) noexcept = 0;
+  // Given rows into the slots of a layer; complete on return.
+  virtual void write_rows(int32_t local_layer, const kernels::AppendParams& params,
+                          int64_t num_rows, CallStream stream) noexcept = 0;
+  // Tokens [key_begin, key_end); complete on return. Several may run at once, beside any other
+  // call. Throws DEVICE, NO_MEMORY.
+  virtual void read_rows(const RowSource& source, const kernels::GatherParams& params,
+                         int64_t key_begin, int64_t key_end, CallStream stream) const = 0;
+  // A state in or out, in the dtype of either side; as read_rows().
+  virtual void convert(const Elements& to, const Elements& from, int64_t count,
+                       CallStream stream) const = 0;
 };
 
 }  // namespace kvc

@@ -14,7 +14,7 @@
 #include <string>
 
 #include "src/base/error.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 #ifndef KVC_LIBRARY_VERSION
 #error "KVC_LIBRARY_VERSION comes from the build"

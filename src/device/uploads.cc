@@ -11,17 +11,13 @@ constexpr int64_t kLeastBytes = int64_t{64} << 10;
 
 }  // namespace
 
-void DeviceUploads::reserve(int64_t bytes) {
-  if (current_ < blocks_.size() &&
-      blocks_[current_].host.bytes() - blocks_[current_].bytes_used >= bytes)
-    return;
-  for (size_t i = 0; i < blocks_.size(); ++i) {
-    Block& block = blocks_[i];
-    const bool is_free = block.bytes_used == 0 && !block.is_kept;
-    if (!is_free || block.host.bytes() < bytes || !block.last_use.is_done()) continue;
-    current_ = i;
-    return;
-  }
+DeviceUploads::DeviceUploads(const Gpu& device, int64_t assured_bytes)
+    : device_(&device), assured_bytes_(assured_bytes) {
+  if (assured_bytes != 0) add_block(assured_bytes);
+  current_ = SIZE_MAX;
+}
+
+void DeviceUploads::add_block(int64_t bytes) {
   const int64_t size = std::max(kLeastBytes, room_of(bytes));
   Block block;
   block.host = PinnedMemory(*device_, size);
@@ -31,8 +27,36 @@ void DeviceUploads::reserve(int64_t bytes) {
   current_ = blocks_.size() - 1;
 }
 
-DeviceUploads::Place DeviceUploads::take(int64_t bytes) {
-  reserve(room_of(bytes));
+bool DeviceUploads::find_free_block(int64_t bytes) {
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    Block& block = blocks_[i];
+    const bool is_free = block.bytes_used == 0 && !block.is_kept;
+    if (!is_free || block.host.bytes() < bytes || !block.last_use.is_done()) continue;
+    current_ = i;
+    return true;
+  }
+  return false;
+}
+
+void DeviceUploads::make_room(int64_t bytes, cuda::Stream stream) {
+  if (current_ < blocks_.size() &&
+      blocks_[current_].host.bytes() - blocks_[current_].bytes_used >= bytes)
+    return;
+  if (find_free_block(bytes)) return;
+  try {
+    add_block(bytes);
+  } catch (...) {
+    const bool is_assured =
+        bytes <= assured_bytes_ && blocks_[0].bytes_used == 0 && !blocks_[0].is_kept;
+    if (!is_assured) throw;
+    blocks_[0].last_use.wait_on(stream);
+    device_->synchronize(stream);
+    current_ = 0;
+  }
+}
+
+DeviceUploads::Place DeviceUploads::take(int64_t bytes, cuda::Stream stream) {
+  make_room(room_of(bytes), stream);
   Block& block = blocks_[current_];
   const Place place{block.host.data() + block.bytes_used, block.device.data() + block.bytes_used};
   block.bytes_used += room_of(bytes);

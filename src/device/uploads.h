@@ -4,27 +4,18 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 namespace kvc {
-
-// Runs a function that enqueues work on the pools, at its place in their order. A function that
-// throws loses the device.
-class DeviceQueue {
- public:
-  virtual ~DeviceQueue() = default;
-  virtual void enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream),
-                       void* arg) noexcept = 0;
-};
 
 // Blocks of pinned memory, each with a block on the device. A block is reused when its readers are
 // done. One thread at a time.
 class DeviceUploads {
  public:
-  explicit DeviceUploads(const Device& device) : device_(&device) {}
+  // Puts of at most `assured_bytes` (64 KiB) in sum between two calls of finish() never run out of
+  // memory: where no other block can be had, they wait for the first one. Throws NO_MEMORY.
+  explicit DeviceUploads(const Gpu& device, int64_t assured_bytes = 0);
 
-  // Puts of so many bytes in sum will not run out of memory afterwards. Throws NO_MEMORY.
-  void reserve(int64_t bytes);
   // Copies the array and enqueues its transfer; the address on the device holds until finish().
   // Throws NO_MEMORY, DEVICE.
   std::byte* put(const void* data, int64_t bytes, cuda::Stream stream);
@@ -32,7 +23,7 @@ class DeviceUploads {
   // fills the first `unsent` bytes on the device.
   template <typename Fill>
   std::byte* put_filled(int64_t bytes, int64_t unsent, cuda::Stream stream, Fill&& fill) {
-    const Place place = take(bytes);
+    const Place place = take(bytes, stream);
     fill(place.host, place.device);
     send(place, unsent, bytes, stream);
     return place.device;
@@ -61,11 +52,15 @@ class DeviceUploads {
     std::byte* host;
     std::byte* device;
   };
-  Place take(int64_t bytes);
+  void add_block(int64_t bytes);
+  bool find_free_block(int64_t bytes);
+  void make_room(int64_t bytes, cuda::Stream stream);
+  Place take(int64_t bytes, cuda::Stream stream);
   void send(const Place& place, int64_t begin, int64_t end, cuda::Stream stream);
 
-  const Device* device_;
-  std::vector<Block> blocks_;
+  const Gpu* device_;
+  const int64_t assured_bytes_;
+  std::vector<Block> blocks_;  // The first holds assured_bytes_.
   size_t current_ = SIZE_MAX;  // Index of the block that puts go to.
 };
 

@@ -24,11 +24,11 @@ using kernels::TokenRows;
 constexpr int32_t kKnownDevices = 64;
 std::atomic<const cuda::BackendTable*> known_devices[kKnownDevices];
 
-Device usable_device(int32_t id) {
+Gpu usable_device(int32_t id) {
   const cuda::BackendTable& table = require_backend();
   const bool fits = id >= 0 && id < kKnownDevices;
   if (fits && known_devices[id].load(std::memory_order_relaxed) == &table) return {&table, id};
-  const Device device = require_device(id);
+  const Gpu device = require_device(id);
   if (fits) known_devices[id].store(&table, std::memory_order_relaxed);
   return device;
 }
@@ -59,7 +59,7 @@ class CudaOperators::Scratch {
     bytes_ += align_up(bytes, kArrayAlignment);
   }
   // Addresses are written; whoever placed still has to be where it was.
-  void take(const Device& device) {
+  void take(const Gpu& device) {
     if (bytes_ == 0) return;
     memory_ = DeviceMemory(device, bytes_, stream_);
     for (const Place& place : places_) *place.array = memory_.data() + place.offset;

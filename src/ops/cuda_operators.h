@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/exec/engine.h"
 #include "src/exec/options.h"
 #include "src/exec/row_moves.h"
@@ -26,7 +26,7 @@ struct CudaOpAttention {
 
 class CudaOperators {
  public:
-  CudaOperators(const Device& device, cuda::Stream stream) : device_(device), stream_(stream) {}
+  CudaOperators(const Gpu& device, cuda::Stream stream) : device_(device), stream_(stream) {}
 
   // Throws UNSUPPORTED, NO_MEMORY, DEVICE.
   void attend(const CudaOpAttention& attention, const AttnOptions& options,
@@ -59,14 +59,14 @@ class CudaOperators {
                             Scratch* scratch);
   kernels::Rotation make_cos_sin(const OpRotation& rotation, CosSin* cos_sin) const;
 
-  Device device_;
+  Gpu device_;
   cuda::Stream stream_;
 };
 
 // Where an operator runs: on the host, or on a device that was found usable.
 struct OpPlace {
   DLDevice dlpack = kHost;
-  Device device;
+  Gpu device;
 
   bool on_host() const { return device.table == nullptr; }
 };

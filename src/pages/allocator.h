@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-namespace kvc {
+#include "src/base/page.h"
 
-using PageId = int32_t;  // Page tables are handed to kernels and exports as plain int32 arrays.
-constexpr PageId kNoPage = -1;
+namespace kvc {
 
 // A page is
 //   free       without references and unknown to the prefix index: take() can return it;

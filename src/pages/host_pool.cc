@@ -11,7 +11,7 @@ const char* name_of(HostUse use) {
 
 }  // namespace
 
-HostPool::HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages, const Device* device)
+HostPool::HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages, const Gpu* device)
     : plan_(plan), pool_(plan, num_pages, PoolPlace::kHost, device), allocator_(num_pages) {}
 
 void HostPool::check_use(HostUse use, const char* what) const {

@@ -22,8 +22,7 @@ class HostPool {
  public:
   // The memory is reserved and becomes physical as pages are written. Throws NO_MEMORY,
   // std::bad_alloc.
-  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages,
-           const Device* device = nullptr);
+  HostPool(const std::shared_ptr<const Plan>& plan, int64_t num_pages, const Gpu* device = nullptr);
 
   int64_t num_pages() const { return allocator_.num_pages(); }
   const PagePool& pool() const { return pool_; }

@@ -78,7 +78,7 @@ PagePool::Arrangement PagePool::arrange(int64_t capacity_pages) const {
 }
 
 PagePool::PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages, PoolPlace place,
-                   const Device* device)
+                   const Gpu* device)
     : plan_(std::move(plan)), place_(place), device_(device), num_pages_(num_pages) {
   const Spec& spec = plan_->spec();
   capacity_pages_ = num_pages;

@@ -8,7 +8,7 @@
 
 #include "kernels/params.h"
 #include "src/base/memory.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -57,7 +57,7 @@ class PagePool {
   // `device` of a cache on a GPU, else null; with a device the host's pages are pinned. Throws
   // NO_MEMORY, and BUSY when another pool has the borrowed tensors of the plan.
   PagePool(std::shared_ptr<const Plan> plan, int64_t num_pages,
-           PoolPlace place = PoolPlace::kDevice, const Device* device = nullptr);
+           PoolPlace place = PoolPlace::kDevice, const Gpu* device = nullptr);
 
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // The pages of a layer that keeps pages.
@@ -121,7 +121,7 @@ class PagePool {
   std::shared_ptr<const Plan> plan_;
   std::unique_ptr<const Plan, TakeBack> borrowed_from_;  // Declared behind plan_, which it needs.
   PoolPlace place_;
-  const Device* device_;
+  const Gpu* device_;
   int64_t num_pages_ = 0;
   int64_t capacity_pages_ = 0;  // Pages that address space is reserved for.
   std::shared_ptr<PoolMemory> memory_;

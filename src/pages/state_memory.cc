@@ -14,7 +14,7 @@ constexpr int64_t kSlotAlignment = 256;
 
 }  // namespace
 
-StateMemory::StateMemory(std::shared_ptr<const Plan> plan, int64_t max_slots, const Device* device,
+StateMemory::StateMemory(std::shared_ptr<const Plan> plan, int64_t max_slots, const Gpu* device,
                          bool pinned)
     : plan_(std::move(plan)),
       has_memory_(plan_->spec().storage != KVC_STORAGE_NONE && plan_->spec().has_states() &&
@@ -93,14 +93,11 @@ std::byte* StateMemory::state(StateSlot slot, int32_t local_layer, int32_t state
                     .state_offsets[static_cast<size_t>(state)];
 }
 
-void StateMemory::copy_to(StateSlot from, const StateMemory& other, StateSlot to) const noexcept {
-  if (!has_memory_) return;
-  const int64_t bytes = plan_->layout().state_slot_bytes;
-  if (copier_ != nullptr) {
-    copier_->copy_bytes(other.slot_data(to), slot_data(from), bytes);
-  } else {
-    std::memcpy(other.slot_data(to), slot_data(from), static_cast<size_t>(bytes));
-  }
+void StateMemory::copy(StateSlot from, const StateMemory& target, StateSlot to, Device& device,
+                       CallStream stream) const noexcept {
+  if (has_memory_)
+    device.copy_bytes(target.slot_data(to), slot_data(from), plan_->layout().state_slot_bytes,
+                      stream);
 }
 
 void StateMemory::clear(StateSlot slot, cuda::Stream stream) const {

@@ -9,6 +9,7 @@
 
 #include "src/base/memory.h"
 #include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
@@ -21,10 +22,7 @@ class StateMemory {
   // `device`: where the slots lie; null: on the host. `pinned`: on the host, for a device that
   // copies from and to them. `max_slots` bounds the slots of a device; 0: its memory does. Throws
   // NO_MEMORY, std::bad_alloc.
-  StateMemory(std::shared_ptr<const Plan> plan, int64_t max_slots, const Device* device,
-              bool pinned);
-  // For slots on a device, before the first copy. Borrowed.
-  void set_copier(ByteCopier* copier) { copier_ = copier; }
+  StateMemory(std::shared_ptr<const Plan> plan, int64_t max_slots, const Gpu* device, bool pinned);
 
   // Makes room for records of so many slots. Throws std::bad_alloc.
   void reserve(size_t slots);
@@ -35,9 +33,9 @@ class StateMemory {
   std::byte* state(StateSlot slot, int32_t local_layer, int32_t state) const;
   // Bytes between slots that follow each other on a device.
   int64_t slot_stride() const;
-  void copy(StateSlot from, StateSlot to) const noexcept { copy_to(from, *this, to); }
-  // Into the memory of another pool of the same plan.
-  void copy_to(StateSlot from, const StateMemory& other, StateSlot to) const noexcept;
+  // Into this memory or that of another pool of the same plan, on a stream of `device`.
+  void copy(StateSlot from, const StateMemory& target, StateSlot to, Device& device,
+            CallStream stream) const noexcept;
   // Fills the slot with zeros: at once on the host, in the order of `stream` on a device. The
   // latter throws.
   void clear(StateSlot slot, cuda::Stream stream = nullptr) const;
@@ -49,9 +47,8 @@ class StateMemory {
 
   std::shared_ptr<const Plan> plan_;
   bool has_memory_;
-  const Device* device_;
+  const Gpu* device_;
   bool is_pinned_;
-  ByteCopier* copier_ = nullptr;
   AlignedBuffer initial_;
   std::vector<AlignedBuffer> host_;   // [slot]
   std::vector<PinnedMemory> pinned_;  // [slot]

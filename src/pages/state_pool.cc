@@ -5,7 +5,7 @@
 namespace kvc {
 
 StatePool::StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
-                     int64_t max_slots, const Device* device, bool pinned)
+                     int64_t max_slots, const Gpu* device, bool pinned)
     : memory_(plan, max_slots, device, pinned),
       allocator_(allocator),
       slot_pages_(slot_pages),

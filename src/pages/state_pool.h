@@ -27,7 +27,7 @@ class StatePool {
   // (kvc_plan_info.state_slot_pages); 0: none. `max_slots`: 0: any number. For the rest see
   // StateMemory. Throws NO_MEMORY, std::bad_alloc.
   StatePool(std::shared_ptr<const Plan> plan, PageAllocator* allocator, int64_t slot_pages,
-            int64_t max_slots, const Device* device = nullptr, bool pinned = false);
+            int64_t max_slots, const Gpu* device = nullptr, bool pinned = false);
 
   StateMemory& memory() { return memory_; }
   const StateMemory& memory() const { return memory_; }

@@ -62,13 +62,12 @@ void BlockContents::drop_host_page(NodeId node, const BlockGroup& group, int32_t
   count_host_page(node, group, -1);
 }
 
-bool BlockContents::demote(NodeId node, const BlockGroup& group, int32_t index) noexcept {
-  const PageId host_page = host_->demote(tree_->nodes.place(node, index).device);
-  if (host_page == kNoPage) return false;
+void BlockContents::demote(NodeId node, const BlockGroup& group, int32_t index,
+                           CallStream stream) noexcept {
+  const PageId host_page = host_->demote(tree_->nodes.place(node, index).device, stream);
   drop_page(node, group, index);
   tree_->nodes.set_place(node, index, {kNoPage, host_page});
   count_host_page(node, group, 1);
-  return true;
 }
 
 void BlockContents::count_host_page(NodeId node, const BlockGroup& group, int32_t by) noexcept {

@@ -8,20 +8,9 @@
 #include "src/pages/allocator.h"
 #include "src/pages/state_pool.h"
 #include "src/prefix/block_tree.h"
+#include "src/prefix/host_tier.h"
 
 namespace kvc {
-
-// Slower memory for evicted pages. No function throws.
-class HostTier {
- public:
-  virtual ~HostTier() = default;
-  virtual int64_t num_available() const noexcept = 0;
-  // Copies a device page to the host and returns the host page; kNoPage when the tier is full.
-  virtual PageId demote(PageId device_page) noexcept = 0;
-  // Copies a host page to the device. The host page stays.
-  virtual void promote(PageId host_page, PageId device_page) noexcept = 0;
-  virtual void release(PageId host_page) noexcept = 0;
-};
 
 // Invariants:
 // 1. A device page or state belongs to at most one node. It is marked as indexed in the allocator
@@ -57,8 +46,8 @@ class BlockContents {
   void add_page(NodeId node, const BlockGroup& group, int32_t index, PageId page) noexcept;
   void drop_page(NodeId node, const BlockGroup& group, int32_t index) noexcept;
   void drop_host_page(NodeId node, const BlockGroup& group, int32_t index) noexcept;
-  // Copies a device page to the host and drops it. Returns false when the host is full.
-  bool demote(NodeId node, const BlockGroup& group, int32_t index) noexcept;
+  // Copies a device page to the host, which has room, and drops it.
+  void demote(NodeId node, const BlockGroup& group, int32_t index, CallStream stream) noexcept;
   void add_state(NodeId node, StateSlot slot) noexcept;
   void drop_state(NodeId node) noexcept;  // The node has one.
   // A pin refers to the pages and the state of the node, or a last pin ends.

@@ -7,22 +7,22 @@ namespace kvc {
 
 using Residence = BlockContents::Residence;
 
-void Eviction::evict_for(int64_t pages) noexcept {
+void Eviction::evict_for(int64_t pages, CallStream stream) noexcept {
   order_->read_clock();
   PageId cursor = 0;
   while (allocator_->num_free() < pages && allocator_->num_cached() > 0) {
-    if (!evict_first() && !forget_unreachable(&cursor)) break;
+    if (!evict_first(stream) && !forget_unreachable(&cursor)) break;
   }
   order_->unpark();
 }
 
-int64_t Eviction::evict(int64_t pages) noexcept {
+int64_t Eviction::evict(int64_t pages, CallStream stream) noexcept {
   order_->read_clock();
   const uint64_t before = contents_->num_left();
   const auto num_evicted = [&] { return static_cast<int64_t>(contents_->num_left() - before); };
   PageId cursor = 0;
   while (num_evicted() < pages && allocator_->num_cached() > 0) {
-    if (!evict_first() && !forget_unreachable(&cursor)) break;
+    if (!evict_first(stream) && !forget_unreachable(&cursor)) break;
   }
   order_->unpark();
   return num_evicted();
@@ -40,7 +40,7 @@ void Eviction::evict_states_for(int64_t slots) noexcept {
 
 // Evicts one leaf, or the pages or state of one node, whichever has the lowest rank. Among equal
 // ranks a leaf goes first, then pages of windows. Returns false when the orders are used up.
-bool Eviction::evict_first() noexcept {
+bool Eviction::evict_first(CallStream stream) noexcept {
   for (;;) {
     EvictionHeap* first = order_->leaves().empty() ? nullptr : &order_->leaves();
     const BlockGroup* group = nullptr;  // Set when `first` holds the pages of a windowed group.
@@ -61,9 +61,9 @@ bool Eviction::evict_first() noexcept {
     if (is_state) {
       if (evict_state(node)) return true;
     } else if (group != nullptr) {
-      if (evict_windows(node, *group)) return true;
+      if (evict_windows(node, *group, stream)) return true;
     } else if (!contents_->is_busy(node)) {
-      evict_node(node);
+      evict_node(node, stream);
       return true;
     }
     first->park_top();
@@ -71,13 +71,13 @@ bool Eviction::evict_first() noexcept {
 }
 
 // Moves all pages of the node to the host where it has room, else drops them.
-void Eviction::evict_node(NodeId node) noexcept {
-  bool moves =
+void Eviction::evict_node(NodeId node, CallStream stream) noexcept {
+  const bool moves =
       host_ != nullptr && tree_->nodes[node].num_device != 0 &&
       make_host_room(tree_->nodes[node].num_device, order_->rank_of(node, order_->stamp() + 1));
   for (const BlockGroup& group : tree_->shape.groups) {
     const Residence before = events_->before(node, group);
-    if (moves) moves = demote(node, group);
+    if (moves) demote(node, group, stream);
     for (int32_t i = group.first_page; i < group.end_page(); ++i) {
       if (tree_->nodes.place(node, i).device != kNoPage) contents_->drop_page(node, group, i);
     }
@@ -92,7 +92,7 @@ void Eviction::evict_node(NodeId node) noexcept {
 }
 
 // Evicts the unreferenced device pages of the group. Returns false when there are none.
-bool Eviction::evict_windows(NodeId node, const BlockGroup& group) noexcept {
+bool Eviction::evict_windows(NodeId node, const BlockGroup& group, CallStream stream) noexcept {
   if (tree_->nodes[node].locks != 0) return false;
   int32_t num_idle = 0, num_busy = 0;
   for (int32_t i = group.first_page; i < group.end_page(); ++i) {
@@ -102,10 +102,10 @@ bool Eviction::evict_windows(NodeId node, const BlockGroup& group) noexcept {
   if (num_idle == 0) return false;
   // No lookup would find a part of the pages, so all move or none. Room is made first, because that
   // may take host pages of this node.
-  bool moves =
+  const bool moves =
       num_busy == 0 && make_host_room(num_idle, order_->rank_of(node, order_->stamp() + 1));
   const Residence before = contents_->residence(node, group);
-  moves = moves && demote(node, group);
+  if (moves) demote(node, group, stream);
   for (int32_t i = group.first_page; i < group.end_page(); ++i) {
     const PagePlace place = tree_->nodes.place(node, i);
     if (place.device != kNoPage && allocator_->refs(place.device) == 0)
@@ -136,14 +136,12 @@ void Eviction::drop_state(NodeId node) noexcept {
 
 // ---- Host -----------------------------------------------------------------------------------
 
-// Returns false when the host filled up on the way; some pages may have moved then.
-bool Eviction::demote(NodeId node, const BlockGroup& group) noexcept {
+void Eviction::demote(NodeId node, const BlockGroup& group, CallStream stream) noexcept {
   for (int32_t i = group.first_page; i < group.end_page(); ++i) {
     if (tree_->nodes.place(node, i).device == kNoPage) continue;
-    if (!contents_->demote(node, group, i)) return false;
+    contents_->demote(node, group, i, stream);
     ++metrics_->demoted;
   }
-  return true;
 }
 
 // Drops host pages of ranks below `rank` until the tier has so many. Returns whether it has them.
@@ -266,7 +264,7 @@ bool Eviction::forget_unreachable(PageId* cursor) noexcept {
 
 // ---- Quotas and fetches -----------------------------------------------------------------------
 
-bool Eviction::make_quota_room(int32_t id, uint64_t bytes) noexcept {
+bool Eviction::make_quota_room(int32_t id, uint64_t bytes, CallStream stream) noexcept {
   const Namespace& space = tree_->spaces[id];
   if (bytes > space.max_bytes) return false;
   while (space.used_bytes + bytes > space.max_bytes && !space.leaves->empty()) {
@@ -274,7 +272,7 @@ bool Eviction::make_quota_room(int32_t id, uint64_t bytes) noexcept {
     if (contents_->is_busy(node)) {
       space.leaves->park_top();
     } else {
-      evict_node(node);
+      evict_node(node, stream);
     }
   }
   order_->unpark(space.leaves.get());

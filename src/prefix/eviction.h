@@ -35,19 +35,19 @@ class Eviction {
         host_(host) {}
 
   // Evicts until so many pages are free, or no cached page is left.
-  void evict_for(int64_t pages) noexcept;
+  void evict_for(int64_t pages, CallStream stream) noexcept;
   // Evicts until so many states can be taken.
   void evict_states_for(int64_t slots) noexcept;
   // Frees host pages of the index until the tier has so many, or the index has none left.
   void evict_host_for(int64_t pages) noexcept { make_host_room(pages, UINT64_MAX); }
   // Returns how many pages left the device.
-  int64_t evict(int64_t pages) noexcept;
+  int64_t evict(int64_t pages, CallStream stream) noexcept;
   // Forgets the block of this indexed device page and all that follow: somebody will write into the
   // page, or the pool shrinks. Pages without references become free.
   void forget_page(PageId page) noexcept;
 
   // Evicts leaves of the namespace until `bytes` more fit its quota. Returns whether they fit.
-  bool make_quota_room(int32_t space, uint64_t bytes) noexcept;
+  bool make_quota_room(int32_t space, uint64_t bytes, CallStream stream) noexcept;
   // Bytes of the namespace that make_quota_room() cannot evict while `locked` and its ancestors are
   // locked. Throws std::bad_alloc.
   uint64_t bytes_in_use(int32_t space, NodeId locked) const;
@@ -58,11 +58,12 @@ class Eviction {
   void remove(NodeId node) noexcept;
 
  private:
-  bool evict_first() noexcept;
-  void evict_node(NodeId node) noexcept;
-  bool evict_windows(NodeId node, const BlockGroup& group) noexcept;
+  bool evict_first(CallStream stream) noexcept;
+  void evict_node(NodeId node, CallStream stream) noexcept;
+  bool evict_windows(NodeId node, const BlockGroup& group, CallStream stream) noexcept;
   bool evict_state(NodeId node) noexcept;
-  bool demote(NodeId node, const BlockGroup& group) noexcept;
+  // The host has room.
+  void demote(NodeId node, const BlockGroup& group, CallStream stream) noexcept;
   bool make_host_room(int64_t pages, uint64_t rank) noexcept;
   void drop_host_pages(NodeId node) noexcept;
   void drop_state(NodeId node) noexcept;

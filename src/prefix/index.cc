@@ -84,7 +84,7 @@ bool PrefixIndex::fill(NodeId node, const NewBlock& block) noexcept {
   return is_filled;
 }
 
-NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
+NodeId PrefixIndex::insert(const NewBlock& block, CallStream stream) noexcept {
   tree_.newest_birth = 0;
   NodeId node = tree_.find_in(tree_.space_of(block.parent, *block.root), *block.key,
                               tree_.keys.tag_of(*block.key));
@@ -103,7 +103,7 @@ NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
     // Neither the block nor its parent makes room for the block.
     ++record.locks;
     if (block.parent != kNoNode) ++tree_.nodes[block.parent].locks;
-    fits = bytes == 0 || eviction_.make_quota_room(record.name_space, bytes);
+    fits = bytes == 0 || eviction_.make_quota_room(record.name_space, bytes, stream);
     --record.locks;
     if (block.parent != kNoNode) --tree_.nodes[block.parent].locks;
   }
@@ -130,12 +130,13 @@ NodeId PrefixIndex::insert(const NewBlock& block) noexcept {
   return node;
 }
 
-void PrefixIndex::promoted(NodeId node, int32_t index, PageId device_page) noexcept {
+void PrefixIndex::promoted(NodeId node, int32_t index, PageId device_page,
+                           CallStream stream) noexcept {
   Node& record = tree_.nodes[node];
   if (!contents_.is_new_page(device_page)) return;
   if (tree_.has_quota(record)) {
     ++record.locks;
-    const bool fits = eviction_.make_quota_room(record.name_space, tree_.shape.page_bytes);
+    const bool fits = eviction_.make_quota_room(record.name_space, tree_.shape.page_bytes, stream);
     --record.locks;
     if (!fits) return;
   }
@@ -150,7 +151,7 @@ void PrefixIndex::promoted(NodeId node, int32_t index, PageId device_page) noexc
   order_.settle(node);
 }
 
-void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes) {
+void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes, CallStream stream) {
   Namespaces& spaces = tree_.spaces;
   int32_t id = spaces.find(root);
   if (id == -1 && max_bytes == 0) return;
@@ -185,7 +186,7 @@ void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes) {
     return;
   }
   read_clock();
-  eviction_.make_quota_room(id, 0);
+  eviction_.make_quota_room(id, 0, stream);
 }
 
 // ---- Use --------------------------------------------------------------------------------------

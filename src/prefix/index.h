@@ -18,13 +18,6 @@
 
 namespace kvc {
 
-// Copies pages inside the device.
-class PageMover {
- public:
-  virtual ~PageMover() = default;
-  virtual void copy(PageId from, PageId to) noexcept = 0;
-};
-
 // A block of a sequence that is to be published.
 struct NewBlock {
   const BlockKey* key;
@@ -48,6 +41,8 @@ struct NewBlock {
 //
 // Pages of a (node, layer group) may lie in both tiers: a hit that needs some of them copies those
 // back. The layer group counts as on the host until the last page is back (BlockContents).
+//
+// Pages that are evicted to the host are copied on the stream of the call.
 //
 // External exclusion for functions that are not const. Functions that are noexcept use room that
 // reserve() made.
@@ -83,13 +78,13 @@ class PrefixIndex {
   // that the index already has on the device, or that another block owns, stay with the caller; the
   // caller takes over the pages of the index. Returns kNoNode when a quota, a lack of room or a
   // page of another block keeps a new block out.
-  NodeId insert(const NewBlock& block) noexcept;
+  NodeId insert(const NewBlock& block, CallStream stream) noexcept;
   // The node and all before it were used now: O(1), plus the pages in the visible range at its end.
   // `hit`: by a lookup, which the metrics count. Raises priorities to `priority`.
   void touch(NodeId node, bool hit, int32_t priority) noexcept;
   // A host page was copied back to `device_page`, which the caller refers to. Releases the host
   // page. When the quota has no room the host page stays, and `device_page` is the caller's alone.
-  void promoted(NodeId node, int32_t index, PageId device_page) noexcept;
+  void promoted(NodeId node, int32_t index, PageId device_page, CallStream stream) noexcept;
   // Until unlock(), nothing of the node and its ancestors leaves its place. For the time between a
   // match and the copies from the host.
   void lock(NodeId node) noexcept { add_locks(node, 1); }
@@ -100,7 +95,8 @@ class PrefixIndex {
   int64_t pin(NodeId node) noexcept;
   // Returns how many blocks of the path were pinned.
   int64_t unpin(NodeId node) noexcept;
-  void set_quota(const BlockKey& root, uint64_t max_bytes);  // Throws OUT_OF_RANGE, std::bad_alloc.
+  // Throws OUT_OF_RANGE, std::bad_alloc.
+  void set_quota(const BlockKey& root, uint64_t max_bytes, CallStream stream);
   // Forgets everything but quotas. Call it before the allocator and the states are cleared.
   void reset() noexcept;
 

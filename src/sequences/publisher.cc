@@ -28,7 +28,8 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
 // A sequence that was forked or attached inside a block shares the first pages of the block with
 // another one. A block with a key of its own needs copies of them. Returns false when another key
 // owns all pages, because the caller gave the same rows two names, or when no page is free.
-bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcept {
+bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node,
+                         CallStream stream) noexcept {
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
     const PageId page = pages_[static_cast<size_t>(i)];
@@ -41,7 +42,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
   }
   if (num_shared == 0) return true;
   if (num_shared + num_missing == blocks().shape.pages_per_block) return false;
-  index_->eviction().evict_for(num_shared);
+  index_->eviction().evict_for(num_shared, stream);
   if (allocator_->num_free() < num_shared) return false;
   for (size_t group = 0; group < spec_->groups.size(); ++group) {
     const int32_t first = blocks().shape.groups[group].first_page;
@@ -51,7 +52,7 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node) noexcep
       if (!is_shared(first + i)) continue;
       PageId& page = table.pages[static_cast<size_t>(block * count + i)];
       const PageId copy = allocator_->take(kNoPage, 0);
-      mover_->copy(page, copy);
+      device_->copy_pages(CopyDirection::kInsideDevice, &page, &copy, 1, stream);
       ++num_copies_;
       sequence.invalidate_tables();
       allocator_->drop_ref(page);
@@ -82,7 +83,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
   }
 }
 
-void Publisher::publish_blocks(Sequence& sequence) noexcept {
+void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
   TokenHistory& history = sequence.history;
   if (history.is_closed) return;
   const int64_t num_blocks = num_publishable(sequence);
@@ -100,7 +101,7 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
     gather(sequence, block);
     bool is_own = true;
     if (blocks().shape.has_inner_pages()) {
-      is_own = make_own(sequence, block, blocks().find(history.root, key));
+      is_own = make_own(sequence, block, blocks().find(history.root, key), stream);
       // The copies may have evicted the block before.
       if (block > 0)
         node = blocks().find(history.root, history.keys[static_cast<size_t>(block - 1)]);
@@ -124,7 +125,8 @@ void Publisher::publish_blocks(Sequence& sequence) noexcept {
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
                         .priority = history.priority,
-                        .is_followed = true});  // The last one is touched below.
+                        .is_followed = true},  // The last one is touched below.
+                       stream);
     if (published == kNoNode) {
       history.is_closed = true;
       break;
@@ -150,10 +152,10 @@ int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
   return count;
 }
 
-void Publisher::publish_state(Sequence& sequence) noexcept {
+void Publisher::publish_state(Sequence& sequence, CallStream stream) noexcept {
   if (num_to_reach(sequence) == 0) return;
   --sequence.history.num_published;
-  publish_blocks(sequence);
+  publish_blocks(sequence, stream);
 }
 
 void Publisher::release(const Sequence& sequence) noexcept {

@@ -17,11 +17,11 @@ namespace kvc {
 class Publisher {
  public:
   // Throws std::bad_alloc.
-  Publisher(const Spec& spec, PrefixIndex* index, PageAllocator* allocator, PageMover* mover)
+  Publisher(const Spec& spec, PrefixIndex* index, PageAllocator* allocator, Device* device)
       : spec_(&spec),
         index_(index),
         allocator_(allocator),
-        mover_(mover),
+        device_(device),
         pages_(static_cast<size_t>(index->blocks().shape.pages_per_block)) {}
 
   PrefixIndex& index() const { return *index_; }
@@ -31,12 +31,13 @@ class Publisher {
   // Publishes the full blocks of known tokens. When the index has an equal block, the sequence
   // takes its pages over. PrefixIndex::reserve() made room for new blocks; blocks without room stay
   // unpublished, as do blocks with a token that some layer lacks.
-  void publish(Sequence& sequence) noexcept {
-    if (sequence.history.num_published < num_publishable(sequence)) publish_blocks(sequence);
+  void publish(Sequence& sequence, CallStream stream) noexcept {
+    if (sequence.history.num_published < num_publishable(sequence))
+      publish_blocks(sequence, stream);
   }
   // Gives the state that the sequence keeps at its length to the block that ends there, if that is
   // in the index. Needs room for num_to_reach() new blocks.
-  void publish_state(Sequence& sequence) noexcept;
+  void publish_state(Sequence& sequence, CallStream stream) noexcept;
   // Blocks that publish_state() may have to insert; 0: it has nothing to do.
   int64_t num_to_reach(const Sequence& sequence) const noexcept;
   // The sequence's blocks were used until now.
@@ -56,9 +57,9 @@ class Publisher {
     return std::min(static_cast<int64_t>(sequence.history.keys.size()),
                     sequence.first_unwritten / index_->block_tokens());
   }
-  void publish_blocks(Sequence& sequence) noexcept;
+  void publish_blocks(Sequence& sequence, CallStream stream) noexcept;
   void gather(const Sequence& sequence, int64_t block) noexcept;
-  bool make_own(Sequence& sequence, int64_t block, NodeId node) noexcept;
+  bool make_own(Sequence& sequence, int64_t block, NodeId node, CallStream stream) noexcept;
   void take_over(Sequence& sequence, int64_t block, NodeId node) noexcept;
   template <typename Visit>
   void visit_places(const PrefixMatch& match, Visit&& visit) const;
@@ -66,7 +67,7 @@ class Publisher {
   const Spec* spec_;
   PrefixIndex* index_;
   PageAllocator* allocator_;
-  PageMover* mover_;
+  Device* device_;
   std::vector<PageId> pages_;  // Pages of one block.
   uint64_t num_copies_ = 0;
 };

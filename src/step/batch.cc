@@ -207,7 +207,8 @@ void Batch::reserve_tokens(const BatchRequest& request, PrefixIndex& index) {
 }
 
 void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-                  PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept {
+                  PageAllocator& allocator, StatePool& states, PrefixIndex& index,
+                  CallStream stream) noexcept {
   const Measure& needed = needed_;
   if (num_reclaimed_states_ > 0)
     sequences.checkpoints().reclaim(num_reclaimed_states_, reclaimed_states_);
@@ -220,7 +221,7 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
       if (allocator.is_indexed(page)) index.eviction().forget_page(page);
     }
   }
-  if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages);
+  if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages, stream);
   if (states.to_evict(needed.state_slots) > 0)
     index.eviction().evict_states_for(needed.state_slots);
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -307,7 +308,8 @@ bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept {
 }
 
 void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
-                   const Spec& spec, Publisher& publisher, const Written& written) noexcept {
+                   const Spec& spec, Publisher& publisher, const Written& written,
+                   CallStream stream) noexcept {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const BatchEntry& entry = entries_[i];
     Sequence& sequence = *entry.sequence;
@@ -334,7 +336,7 @@ void Batch::commit(SequenceTable& sequences, PageAllocator& allocator, StatePool
         states.add_ref(sequence.state);
       }
     }
-    if (!tokens_.empty() && written.publishes) publisher.publish(sequence);
+    if (!tokens_.empty() && written.publishes) publisher.publish(sequence, stream);
     sequences.trimmer().drop_hidden(sequence);
   }
   finish();

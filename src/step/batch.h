@@ -81,13 +81,6 @@ struct TableChange {
   bool forgets_last_page = false;  // The prefix index has to forget it.
 };
 
-// A page whose content has to be copied before the new tokens are written.
-struct PageCopy {
-  PageId from;
-  PageId to;
-  int32_t group;
-};
-
 // With its new tokens, the sequence uses the long factors of LONGROPE.
 bool uses_long_factors(const RopeSpec& rope, const BatchEntry& entry) noexcept;
 
@@ -138,16 +131,18 @@ class Batch {
   void discard() noexcept;
   // Takes what was prepared.
   void begin(const BatchRequest& request, const Plan& plan, SequenceTable& sequences,
-             PageAllocator& allocator, StatePool& states, PrefixIndex& index) noexcept;
+             PageAllocator& allocator, StatePool& states, PrefixIndex& index,
+             CallStream stream) noexcept;
   // What a forward has written when it ends.
   struct Written {
     bool states;     // The new state slots hold the states now.
-    bool rows;       // Of every layer; else the new tokens count as unwritten.
+    bool rows;       // Every layer's; else the new tokens count as unwritten.
     bool publishes;  // Full blocks go to the prefix index.
   };
   // New lengths become visible, new full blocks are published.
   void commit(SequenceTable& sequences, PageAllocator& allocator, StatePool& states,
-              const Spec& spec, Publisher& publisher, const Written& written) noexcept;
+              const Spec& spec, Publisher& publisher, const Written& written,
+              CallStream stream) noexcept;
   // Makes tables and references as they were before begin().
   void rollback(PageAllocator& allocator, StatePool& states) noexcept;
 
@@ -156,6 +151,7 @@ class Batch {
   const TableChange& change(const BatchEntry& entry, size_t group) const {
     return changes_[static_cast<size_t>(entry.change_begin) + group];
   }
+  // Pages whose contents have to be copied before the new tokens are written.
   const std::vector<PageCopy>& copies() const { return copies_; }
   // Pages that begin() took and copied nothing to, ascending. Empty unless the configuration clears
   // pages.

@@ -39,8 +39,8 @@ int64_t grown(int64_t wanted, int64_t now, int64_t least) {
 
 }  // namespace
 
-DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* device)
-    : plan_(&plan), pool_(pool), device_(device), arrays_(*device) {
+DeviceStep::DeviceStep(const Plan& plan, DevicePages* pages, const Gpu* device)
+    : plan_(&plan), pages_(pages), device_(device), arrays_(*device) {
   const Spec& spec = plan.spec();
   if (spec.groups.size() > cuda::kMaxLayerGroups) {
     fail_with(KVC_E_UNSUPPORTED, static_cast<int64_t>(spec.groups.size()),
@@ -83,7 +83,6 @@ DeviceStep::DeviceStep(const Plan& plan, const PagePool* pool, const Device* dev
     needs.table_entries[group] = ceil_div(length, spec.groups[group].page_size);
   }
   grow(needs, stream.get());
-  upload_pages();
   stream.synchronize();
 }
 
@@ -204,7 +203,7 @@ void DeviceStep::require_capturable(const Batch& batch) const {
 }
 
 bool DeviceStep::keeps_addresses(const Batch& batch) const {
-  return keeps_tables(batch) && has_uploaded_pages();
+  return keeps_tables(batch) && pages_->is_current();
 }
 
 // Foretells the decision of grow_tables().
@@ -218,44 +217,6 @@ bool DeviceStep::keeps_tables(const Batch& batch) const {
       return false;
   }
   return true;
-}
-
-bool DeviceStep::has_uploaded_pages() const {
-  const auto is_same = [](const LayerPages& a, const LayerPages& b) {
-    return a.base == b.base && a.page_stride == b.page_stride;
-  };
-  return pages_.layers != nullptr &&
-         std::equal(uploaded_regions_.begin(), uploaded_regions_.end(), pool_->regions().begin(),
-                    pool_->regions().end(), is_same);
-}
-
-// Uploads the addresses of the pool's regions, which page copies of a step use.
-void DeviceStep::upload_pages() {
-  if (has_uploaded_pages()) return;
-  std::vector<cuda::PageRegion> parts;
-  const std::vector<GroupSpec>& groups = plan_->spec().groups;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (const int32_t layer : groups[group].layers) {
-      const LayerPages pages = pool_->layer(layer);
-      parts.push_back({.base = pages.base,
-                       .page_stride = pages.page_stride,
-                       .bytes = static_cast<int64_t>(pool_->layer_page_bytes(layer)),
-                       .group = static_cast<int32_t>(group),
-                       .reserved = 0});
-    }
-  }
-  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(cuda::PageRegion));
-  DeviceMemory fresh(*device_, std::max<int64_t>(bytes, 1));
-  // Waits on a stream of its own, because `parts` is local. This happens only after creation and
-  // after a move of the pool.
-  const DeviceStream stream(*device_);
-  device_->copy(fresh.data(), parts.data(), bytes, stream.get());
-  stream.synchronize();
-  page_regions_ = std::move(fresh);
-  uploaded_regions_ = pool_->regions();
-  pages_ = {.layers = reinterpret_cast<const cuda::PageRegion*>(page_regions_.data()),
-            .num_layers = static_cast<int32_t>(parts.size())};
-  ++generation_;
 }
 
 bool DeviceStep::is_full() const {
@@ -284,19 +245,18 @@ void DeviceStep::write(const Batch& batch) {
 }
 
 void DeviceStep::send(const Batch& batch, cuda::Stream stream) {
-  upload_pages();
+  const cuda::StepPages& pages = pages_->get();
   const Needs needs = needs_of(batch);
   if (!fits(needs)) grow(needs, stream);
   arrays_.ensure(arrays_.bytes(), stream);  // Notes a capture.
   write(batch);
-  device_->call("step", device_->table->step, state_, pages_, stream);
+  device_->call("step", device_->table->step, state_, pages, stream);
   ++num_written_;
 }
 
 void DeviceStep::unsend() noexcept { --num_written_; }
 
 void DeviceStep::write_for_replay(const Batch& batch, cuda::Stream stream) {
-  upload_pages();
   const Needs needs = needs_of(batch);
   if (!fits(needs)) grow(needs, stream);
   write(batch);

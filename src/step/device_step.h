@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "kernels/cuda/step.h"
-#include "src/device/device.h"
-#include "src/pages/pool.h"
+#include "src/device/gpu.h"
 #include "src/plan/plan.h"
 #include "src/step/batch.h"
+#include "src/step/device_pages.h"
 
 namespace kvc {
 
@@ -18,9 +18,9 @@ constexpr size_t kMaxDeviceRopes = 31;
 
 class DeviceStep {
  public:
-  // Borrows all; the pool may be resized while the device is idle. Throws UNSUPPORTED for more
-  // layer groups or RoPE specs than a step can name, NO_MEMORY.
-  DeviceStep(const Plan& plan, const PagePool* pool, const Device* device);
+  // Borrows all. Throws UNSUPPORTED for more layer groups or RoPE specs than a step can name,
+  // NO_MEMORY.
+  DeviceStep(const Plan& plan, DevicePages* pages, const Gpu* device);
 
   // All slots of the upload ring hold steps that the device has not read. Another step can be
   // written when it has read one.
@@ -40,18 +40,13 @@ class DeviceStep {
   void write_for_replay(const Batch& batch, cuda::Stream stream);
 
   const cuda::StepState& state() const { return state_; }
-  // The present regions of the pool, on the device. Throws.
-  const cuda::StepPages& pages() {
-    upload_pages();
-    return pages_;
-  }
   int32_t max_sequences() const { return static_cast<int32_t>(max_sequences_); }
   int64_t max_rows() const { return max_rows_; }
   int64_t max_words() const { return max_words_; }
   // Counts the changes of addresses that outlive a step. A graph that was captured under another
   // number refers to freed memory. Arrays that each step rebuilds keep working at the addresses in
   // a graph.
-  uint64_t generation() const { return generation_; }
+  uint64_t generation() const { return generation_ + pages_->generation(); }
 
  private:
   struct Needs {
@@ -66,16 +61,13 @@ class DeviceStep {
   void grow_tables(const Needs& needs, cuda::Stream stream);
   bool keeps_tables(const Batch& batch) const;
   [[noreturn]] void refuse_moving_tables() const;
-  bool has_uploaded_pages() const;
-  void upload_pages();
   int64_t reserved_slots(int64_t stride) const;
   void write(const Batch& batch);
 
   const Plan* plan_;
-  const PagePool* pool_;
-  const Device* device_;
+  DevicePages* pages_;
+  const Gpu* device_;
   cuda::StepState state_{};
-  cuda::StepPages pages_{};
 
   int64_t max_sequences_ = 0;
   int64_t max_rows_ = 0;
@@ -86,8 +78,6 @@ class DeviceStep {
   DeviceBuffer arrays_;
   std::vector<DeviceReservation> tables_;  // [layer group]
   DeviceMemory control_;                   // next_entry, ctas_done.
-  DeviceMemory page_regions_;
-  std::vector<LayerPages> uploaded_regions_;  // Contents of page_regions_.
   PinnedMemory ring_;
   PinnedMemory progress_;
   std::vector<PinnedMemory> long_steps_;  // [slot of the ring] Steps that are too long for it.

@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/table.h"
 #include "kvcache.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "tests/cuda/test_runtime.h"
 
 namespace kvc::test {

@@ -9,7 +9,7 @@
 
 #include "cudasim/cudasim.h"
 #include "kernels/cuda/table.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "tests/capi/ops_fixture.h"
 
 namespace kvc::test {

@@ -13,7 +13,7 @@
 
 #include "cudasim/cudasim.h"
 #include "src/base/error.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "tests/cuda/backend.h"
 
 namespace kvc::cuda {
@@ -468,7 +468,7 @@ TEST_F(CudaRuntimeFaults, OrderedStreamsWriteAndReadOneBufferAfterTheOther) {
     cudasim::seed(seed);
     cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
     std::mt19937 random(static_cast<uint32_t>(seed));
-    const Device device = require_device(static_cast<int32_t>(seed % 2));
+    const Gpu device = require_device(static_cast<int32_t>(seed % 2));
     DeviceOrder order(device);
     DeviceBuffer buffer(device);
     std::vector<DeviceStream> streams;
@@ -495,7 +495,7 @@ TEST_F(CudaRuntimeFaults, OrderedStreamsWriteAndReadOneBufferAfterTheOther) {
 
 TEST_F(CudaRuntimeFaults, StatusesOfTheCoreCarryCudasNumber) {
   ASSERT_TRUE(install_backend(&table(), nullptr));
-  const Device device = require_device(0);
+  const Gpu device = require_device(0);
   cudasim::fail_call("cudaMalloc", 1, cudaErrorMemoryAllocation);
   try {
     const DeviceMemory memory(device, 1000);

@@ -12,7 +12,7 @@
 
 #include "kernels/cuda/table.h"
 #include "kvcache.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 namespace kvc::fake {
 
@@ -48,7 +48,7 @@ struct FakeBackend {
   void finish_all() {
     for (auto& [event, state] : events) state.is_done = true;
   }
-  Device device(int32_t id = 0) const { return {&table, id}; }
+  Gpu device(int32_t id = 0) const { return {&table, id}; }
 };
 
 // A stream of the caller's.

@@ -1,5 +1,3 @@
-#include "src/device/device.h"
-
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +6,7 @@
 #include <thread>
 
 #include "src/base/error.h"
+#include "src/device/gpu.h"
 #include "tests/unit/device_fake.h"
 
 namespace kvc {
@@ -160,7 +159,7 @@ TEST(DeviceStatus, NoDevicesAtAllAreUnsupported) {
 
 TEST(DeviceOwners, GiveBackWhatTheyHoldOnce) {
   FakeBackend fake;
-  const Device device = fake.device();
+  const Gpu device = fake.device();
   {
     DeviceMemory memory(device, 1000);
     EXPECT_EQ(memory.bytes(), 1000);
@@ -358,7 +357,7 @@ TEST(DeviceOrder, HasOtherStreamsWaitForTheLaunchesOfAGraph) {
 
 TEST(Device, KnowsWhatBelongsBesideACapture) {
   FakeBackend fake;
-  const Device device = fake.device();
+  const Gpu device = fake.device();
   fake.capturing.insert(stream_number(6));
   fake.unaskable = nullptr;
   EXPECT_FALSE(device.excludes_out_of_band(stream_number(5)));

@@ -51,7 +51,7 @@ class TwoPools {
   const std::shared_ptr<const Plan>& plan() const { return plan_; }
   PagePool& device() { return *device_; }
   HostPool& host() { return *host_; }
-  CpuPageCopier copier(Executor& executor) const {
+  CpuPageCopies copier(Executor& executor) const {
     return {plan_.get(), device_.get(), &host_->pool(),
             kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto), &executor};
   }

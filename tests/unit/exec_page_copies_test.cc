@@ -115,7 +115,7 @@ void copy_at_random(TwoPools& pools, const PoolsShape& shape, Executor& executor
                     int rounds) {
   Random random(seed);
   Tags tags = fill_all(pools, shape);
-  CpuPageCopier copier = pools.copier(executor);
+  CpuPageCopies copier = pools.copier(executor);
   for (int round = 0; round < rounds; ++round) {
     const auto direction = static_cast<CopyDirection>(random.range(0, 2));
     std::vector<PageId> from, to;
@@ -168,7 +168,7 @@ TEST(PageCopies, CountTheRunsTheyWereMergedInto) {
     here.gap = std::max<int64_t>(gap, 0);
     TwoPools pools(here);
     Executor executor(1);
-    CpuPageCopier copier = pools.copier(executor);
+    CpuPageCopies copier = pools.copier(executor);
     const auto runs = [&](CopyDirection direction, const std::vector<PageId>& from,
                           const std::vector<PageId>& to) {
       const uint64_t before = copier.num_runs();
@@ -191,7 +191,7 @@ TEST(PageCopies, FollowADevicePoolThatWasResized) {
   const PoolsShape shape{.layers = {attention_layer(2, 2, 8, 8)}};
   TwoPools pools(shape);
   Executor executor(1);
-  CpuPageCopier copier = pools.copier(executor);
+  CpuPageCopies copier = pools.copier(executor);
   pools.device().resize(400);  // beyond the reserved addresses: the pool moves
   pools.fill(pools.device(), 399, 5);
   const PageId from = 399, to = 8;
@@ -253,7 +253,7 @@ TEST(PageCopies, WithoutTensorMemoryDoNothing) {
   const PagePool device(plan, 4);
   const HostPool host(plan, 3);
   Executor executor(1);
-  CpuPageCopier copier(plan.get(), &device, &host.pool(),
+  CpuPageCopies copier(plan.get(), &device, &host.pool(),
                        kernels::cpu::kernel_table(kernels::cpu::Isa::kAuto), &executor);
   const PageId from = 1, to = 2;
   copier.copy(CopyDirection::kDeviceToHost, &from, &to, 1);

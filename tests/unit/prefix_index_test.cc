@@ -27,7 +27,8 @@ class PrefixIndexTest : public testing::Test {
       std::vector<PageId> pages;
       for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
         pages.push_back(world.allocator.take(kNoPage, 0));
-        world.contents[static_cast<size_t>(pages.back())] = test::label_of(prompt.chain->key(b), i);
+        world.device.device[static_cast<size_t>(pages.back())] =
+            test::label_of(prompt.chain->key(b), i);
       }
       const NewBlock block{&prompt.chain->key(b),
                            parent,
@@ -36,7 +37,7 @@ class PrefixIndexTest : public testing::Test {
                            pages.data(),
                            kInitialState,
                            priority};
-      parent = index().insert(block);
+      parent = index().insert(block, kOwnStream);
       for (const PageId page : pages) world.allocator.drop_ref(page);
       if (parent == kNoNode) break;
     }
@@ -140,7 +141,7 @@ TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
   publish(a);
   publish(b);
   index().touch(a.match(index()).last, true, 0);
-  index().eviction().evict_for(world.allocator.num_free() + 2);
+  index().eviction().evict_for(world.allocator.num_free() + 2, kOwnStream);
   EXPECT_EQ(hit(b, INT64_MAX, true), 12) << "on the host";
   EXPECT_EQ(index().contents().num_host_pages(), 2);
   EXPECT_EQ(b.match(index(), INT64_MAX, true, false).num_tokens, 4);
@@ -150,17 +151,17 @@ TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
 
 TEST_F(PrefixIndexTest, KeepsHigherPriorityLongerAndQuotasLongest) {
   Prompt low(ramp(8), 4), high(ramp(8, 100), 4), tenant(ramp(8, 200), 4, "tenant");
-  index().set_quota(tenant.query.root, 4 * world.page_bytes());
+  index().set_quota(tenant.query.root, 4 * world.page_bytes(), kOwnStream);
   publish(tenant);
   publish(high, 5);
   publish(low);
-  index().eviction().evict(2);
+  index().eviction().evict(2, kOwnStream);
   EXPECT_EQ(low.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(high.match(index(), 8, true, false).num_tokens, 8);
-  index().eviction().evict(2);
+  index().eviction().evict(2, kOwnStream);
   EXPECT_EQ(high.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 8);
-  index().eviction().evict(2);
+  index().eviction().evict(2, kOwnStream);
   EXPECT_EQ(tenant.match(index(), 8, true, false).num_tokens, 0)
       << "when nothing else can be evicted";
 }
@@ -168,7 +169,7 @@ TEST_F(PrefixIndexTest, KeepsHigherPriorityLongerAndQuotasLongest) {
 TEST_F(PrefixIndexTest, ReplacesBlocksOfItsOwnWithinAQuota) {
   Prompt a(ramp(12), 4, "tenant"), b(ramp(8, 100), 4, "tenant"), other(ramp(8, 200), 4);
   publish(other);
-  index().set_quota(a.query.root, 4 * world.page_bytes());
+  index().set_quota(a.query.root, 4 * world.page_bytes(), kOwnStream);
   publish(a);
   EXPECT_NE(publish(b), kNoNode);
   EXPECT_EQ(a.match(index(), 12, true, false).num_tokens, 8);
@@ -178,24 +179,26 @@ TEST_F(PrefixIndexTest, ReplacesBlocksOfItsOwnWithinAQuota) {
   EXPECT_EQ(publish(large), kNoNode);
   EXPECT_EQ(large.match(index(), 24, true, false).num_tokens, 16);
   EXPECT_EQ(stats().prefix_rejected, 1u);
-  index().set_quota(a.query.root, world.page_bytes());
+  index().set_quota(a.query.root, world.page_bytes(), kOwnStream);
   EXPECT_EQ(large.match(index(), 24, true, false).num_tokens, 4) << "shrinking evicts at once";
 }
 
 TEST_F(PrefixIndexTest, AllowsSoManyQuotasAndNamesTheLimit) {
-  for (int64_t i = 0; i < kMaxQuotas; ++i) index().set_quota(namespace_root(&i, sizeof(i)), 1);
+  for (int64_t i = 0; i < kMaxQuotas; ++i)
+    index().set_quota(namespace_root(&i, sizeof(i)), 1, kOwnStream);
   const BlockKey more = namespace_root("more", 4);
   try {
-    index().set_quota(more, 1);
+    index().set_quota(more, 1, kOwnStream);
     FAIL() << "one quota too many";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), KVC_E_OUT_OF_RANGE);
     EXPECT_NE(std::string(error.what()).find("4096"), std::string::npos);
   }
   const int64_t first = 0;
-  index().set_quota(namespace_root(&first, sizeof(first)), 2);  // a change is not one more
-  index().set_quota(namespace_root(&first, sizeof(first)), 0);
-  EXPECT_NO_THROW(index().set_quota(more, 1));
+  index().set_quota(namespace_root(&first, sizeof(first)), 2,
+                    kOwnStream);  // a change is not one more
+  index().set_quota(namespace_root(&first, sizeof(first)), 0, kOwnStream);
+  EXPECT_NO_THROW(index().set_quota(more, 1, kOwnStream));
 }
 
 TEST_F(PrefixIndexTest, KeepsPinnedBlocksUntilTheLastPinIsUndone) {
@@ -205,12 +208,12 @@ TEST_F(PrefixIndexTest, KeepsPinnedBlocksUntilTheLastPinIsUndone) {
   EXPECT_EQ(index().pin(last), 3);
   EXPECT_EQ(index().pin(index().blocks().nodes[last].parent), 2);
   EXPECT_EQ(world.allocator.num_used(), 3);
-  EXPECT_EQ(index().eviction().evict(64), 1);
+  EXPECT_EQ(index().eviction().evict(64, kOwnStream), 1);
   EXPECT_EQ(stats().prefix_pinned, 3);
   EXPECT_EQ(index().unpin(last), 3);
-  EXPECT_EQ(index().eviction().evict(64), 1);
+  EXPECT_EQ(index().eviction().evict(64, kOwnStream), 1);
   EXPECT_EQ(index().unpin(index().blocks().find(prompt.query.root, prompt.chain->key(1))), 2);
-  EXPECT_EQ(index().eviction().evict(64), 2);
+  EXPECT_EQ(index().eviction().evict(64, kOwnStream), 2);
 }
 
 TEST_F(PrefixIndexTest, ForgetsABlockWithAllThatFollowsIt) {
@@ -238,7 +241,7 @@ TEST_F(PrefixIndexTest, TellsRoutersWhatItHolds) {
   ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.parent, prompt.chain->key(0));
   EXPECT_EQ(event.node, last);
-  index().eviction().evict(1);
+  index().eviction().evict(1, kOwnStream);
   ASSERT_TRUE(index().events().log().poll(&event, &number));
   EXPECT_EQ(event.type, KVC_EVENT_MOVED);
   EXPECT_EQ(event.tier, KVC_TIER_HOST);
@@ -259,7 +262,7 @@ TEST_F(PrefixIndexTest, TellsRoutersWhatItHolds) {
 TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   Prompt prompt(ramp(8), 4);
   const NodeId last = publish(prompt);
-  index().eviction().evict(1);
+  index().eviction().evict(1, kOwnStream);
   const PagePlace place = index().blocks().nodes.place(last, 0);
   ASSERT_NE(place.host, kNoPage);
   EXPECT_EQ(index().pin(last), 1) << "up to the first block that is not on the device";
@@ -269,11 +272,11 @@ TEST_F(PrefixIndexTest, BringsPagesBackFromTheHost) {
   index().eviction().evict_host_for(8);
   EXPECT_EQ(index().blocks().nodes.place(last, 0).host, place.host) << "locked";
   const PageId page = world.allocator.take(kNoPage, 0);
-  world.host.promote(place.host, page);
-  index().promoted(last, 0, page);
+  world.tier.promote(place.host, page, kOwnStream);
+  index().promoted(last, 0, page, kOwnStream);
   index().unlock(last);
   EXPECT_EQ(index().blocks().nodes.place(last, 0).device, page);
-  EXPECT_EQ(world.host.num_used(), 0);
+  EXPECT_EQ(world.num_host_pages(), 0);
   EXPECT_EQ(stats().prefix_promoted, 1u);
   world.allocator.drop_ref(page);
   EXPECT_EQ(hit(prompt), 8);
@@ -284,7 +287,7 @@ TEST_F(PrefixIndexTest, GivesUpBlocksInUseWhenNothingElseIsLeftToEvict) {
   const NodeId last = publish(prompt);
   const PageId page = index().blocks().nodes.place(last, 0).device;
   world.allocator.add_ref(page);  // of the last block alone
-  index().eviction().evict_for(63);
+  index().eviction().evict_for(63, kOwnStream);
   EXPECT_EQ(world.allocator.num_free(), 63);
   EXPECT_FALSE(world.allocator.is_indexed(page)) << "nobody finds it without those before it";
   world.allocator.drop_ref(page);
@@ -294,9 +297,9 @@ TEST_F(PrefixIndexTest, HandsUseAndPriorityOnWhenATailMovesToTheHost) {
   Prompt a(ramp(8), 4), b(ramp(8, 100), 4);
   const NodeId last = publish(a);
   index().touch(last, true, 7);
-  index().eviction().evict(1);
+  index().eviction().evict(1, kOwnStream);
   publish(b, 3);
-  index().eviction().evict(2);
+  index().eviction().evict(2, kOwnStream);
   EXPECT_EQ(b.match(index(), 8, true, false).num_tokens, 0);
   EXPECT_EQ(a.match(index(), 8, true, false).num_tokens, 4)
       << "the first block was used at priority 7 as well";
@@ -313,7 +316,7 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
   EXPECT_EQ(hit(prompt), 32);
   // Refreshes the window's pages of the last 9 tokens, and the whole path
   index().touch(last, true, 0);
-  index().eviction().evict(5);  // pages of the window that lie further back
+  index().eviction().evict(5, kOwnStream);  // pages of the window that lie further back
   EXPECT_EQ(hit(prompt), 32);
   EXPECT_EQ(prompt.match(index(), 24, true, false).num_tokens, 0)
       << "a hit there would see pages that are gone";
@@ -323,11 +326,11 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
 TEST_F(PrefixWindowTest, AWindowsPagesOnTheHostGoWithTheirBlock) {
   Prompt prompt(ramp(32), 4);
   index().touch(publish(prompt), true, 0);
-  index().eviction().evict(5);  // pages of the window
-  EXPECT_EQ(world.host.num_used(), 5);
-  world.host.refuse_every = 1;
-  index().eviction().evict(64);
-  EXPECT_EQ(world.host.num_used(), 0) << "the pages that see all tokens had no room there";
+  index().eviction().evict(5, kOwnStream);  // pages of the window
+  EXPECT_EQ(world.num_host_pages(), 5);
+  world.host.start_use(HostUse::kByPage);  // No room there any more.
+  index().eviction().evict(64, kOwnStream);
+  EXPECT_EQ(world.num_host_pages(), 0) << "the pages that see all tokens had no room there";
   EXPECT_EQ(stats().prefix_blocks, 0);
 }
 

@@ -181,7 +181,7 @@ class OrderModel {
         fits = done();
       }
     }
-    const NodeId node = index().insert(block);
+    const NodeId node = index().insert(block, kOwnStream);
     if (!fits) {
       EXPECT_EQ(node, kNoNode);
       if (parent != kNoNode) use(parent, 0);
@@ -205,7 +205,7 @@ class OrderModel {
     freed_ = 0;
     const int64_t free = world_.allocator.num_free(), cached = world_.allocator.num_cached();
     evict(-1, kNoNode, &victims, [&] { return free + freed_ >= pages || freed_ >= cached; });
-    index().eviction().evict_for(pages);
+    index().eviction().evict_for(pages, kOwnStream);
     expect_left(keys_of(victims, keys));
     return world_.allocator.num_free() >= pages;
   }
@@ -245,7 +245,8 @@ class OrderModel {
     std::vector<NodeId> victims;
     const std::map<NodeId, BlockKey> keys = keys_;
     if (bytes != 0) evict(tenant, kNoNode, &victims, [&] { return used_[tenant] <= bytes; });
-    index().set_quota(namespace_root(kSalts[tenant], std::strlen(kSalts[tenant])), bytes);
+    index().set_quota(namespace_root(kSalts[tenant], std::strlen(kSalts[tenant])), bytes,
+                      kOwnStream);
     expect_left(keys_of(victims, keys));
   }
 

@@ -62,26 +62,28 @@ class RandomIndex {
         model_(model),
         world_(test::prefix_spec(model.groups, model.has_states, model.state_slots),
                model.num_pages, model.host_pages, 1 << 14) {
-    if (random_.chance(0.3)) world_.host.refuse_every = 7;
+    shares_host_ = random_.chance(0.3);
   }
 
   void run(int64_t operations) {
     for (int64_t i = 0; i < operations && !testing::Test::HasFatalFailure(); ++i) {
       SCOPED_TRACE(testing::Message() << "operation " << i);
+      if (shares_host_ && random_.chance(0.1))
+        world_.occupy_host(random_.range(0, model_.host_pages));
       step();
       if (testing::Test::HasFatalFailure()) return;
       verify(i % 8 == 0);
     }
     while (!sequences_.empty()) release(0);
-    for (const BlockKey& root : roots()) index().set_quota(root, 0);
-    index().eviction().evict_for(world_.allocator.num_pages());
+    for (const BlockKey& root : roots()) index().set_quota(root, 0, kOwnStream);
+    index().eviction().evict_for(world_.allocator.num_pages(), kOwnStream);
     if (pinned_.empty()) {
       EXPECT_EQ(world_.allocator.num_free(), world_.allocator.num_pages()) << "all can be evicted";
     }
     index().reset();
     pinned_.clear();
     verify(true);
-    EXPECT_EQ(world_.host.num_used(), 0);
+    EXPECT_EQ(world_.num_host_pages(), 0);
     EXPECT_EQ(world_.allocator.num_used(), 0);
     EXPECT_EQ(world_.states.num_used() + world_.states.num_cached(), 0);
   }
@@ -271,8 +273,8 @@ class RandomIndex {
           continue;
         }
         EXPECT_EQ(index().blocks().nodes.place(node, at).host, place.host) << "locked";
-        world_.host.promote(place.host, page);
-        index().promoted(node, at, page);
+        world_.tier.promote(place.host, page, kOwnStream);
+        index().promoted(node, at, page, kOwnStream);
         pages[static_cast<size_t>(at)] = page;
       }
     }
@@ -283,7 +285,7 @@ class RandomIndex {
   }
 
   PageId take_page() {
-    index().eviction().evict_for(1);
+    index().eviction().evict_for(1, kOwnStream);
     return world_.allocator.num_free() > 0 ? world_.allocator.take(kNoPage, 0) : kNoPage;
   }
 
@@ -312,7 +314,7 @@ class RandomIndex {
       for (int32_t i = 0; i < index().blocks().shape.pages_per_block; ++i) {
         const PageId page = take_page();
         if (page == kNoPage) break;
-        world_.contents[static_cast<size_t>(page)] = label_of(key, i);
+        world_.device.device[static_cast<size_t>(page)] = label_of(key, i);
         pages.push_back(page);
       }
       const bool has_all =
@@ -345,7 +347,7 @@ class RandomIndex {
                         pages.data(),
                         sequence->states[static_cast<size_t>(b)],
                         priority};
-    const NodeId node = index().insert(made);
+    const NodeId node = index().insert(made, kOwnStream);
     if (node == kNoNode) {
       EXPECT_FALSE(quotas_.empty()) << "nothing else keeps a block out";
       return kNoNode;
@@ -445,7 +447,7 @@ class RandomIndex {
       const uint64_t bytes = random_.chance(0.5) ? 0
                                                  : static_cast<uint64_t>(random_.range(1, 20)) *
                                                        (world_.page_bytes() + 8);
-      index().set_quota(root, bytes);
+      index().set_quota(root, bytes, kOwnStream);
       quotas_.erase(root.bytes);
       if (bytes != 0) quotas_[root.bytes] = bytes;
     } else if (choice < 96) {
@@ -463,10 +465,10 @@ class RandomIndex {
     const int64_t wanted = random_.range(0, model_.num_pages);
     const int64_t cached = world_.allocator.num_cached(), free = world_.allocator.num_free();
     if (random_.chance(0.5)) {
-      index().eviction().evict_for(wanted);
+      index().eviction().evict_for(wanted, kOwnStream);
       ASSERT_GE(world_.allocator.num_free(), std::min(wanted, free + cached));
     } else {
-      const int64_t freed = index().eviction().evict(wanted);
+      const int64_t freed = index().eviction().evict(wanted, kOwnStream);
       ASSERT_TRUE(freed >= wanted || world_.allocator.num_cached() == 0);
       ASSERT_GE(freed, std::min(wanted, cached));
     }
@@ -529,7 +531,7 @@ class RandomIndex {
       ASSERT_EQ(world_.allocator.refs(static_cast<PageId>(page)), pages[page]) << "page " << page;
     for (size_t slot = 0; slot < states.size(); ++slot)
       ASSERT_EQ(world_.states.refs(static_cast<StateSlot>(slot)), states[slot]) << "state " << slot;
-    ASSERT_EQ(world_.host.num_used(), index().contents().num_host_pages());
+    ASSERT_EQ(world_.num_host_pages(), index().contents().num_host_pages());
     apply_events();
     if (is_thorough) verify_contents();
   }
@@ -576,8 +578,8 @@ class RandomIndex {
         const PagePlace place = index().blocks().nodes.place(node, i);
         if (!place.is_present()) continue;
         const Label label = place.host != kNoPage
-                                ? world_.host.label(place.host)
-                                : world_.contents[static_cast<size_t>(place.device)];
+                                ? world_.device.host[static_cast<size_t>(place.host)]
+                                : world_.device.device[static_cast<size_t>(place.device)];
         ASSERT_EQ(label, label_of(event.key, i)) << "page " << i << " holds another block";
       }
     }
@@ -588,6 +590,7 @@ class RandomIndex {
   }
 
   test::Random random_;
+  bool shares_host_ = false;  // Somebody else uses pages of the host pool.
   const Model& model_;
   test::PrefixWorld world_;
   std::vector<ModelSequence> sequences_;

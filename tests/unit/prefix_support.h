@@ -24,40 +24,43 @@ inline Label label_of(const BlockKey& key, int32_t index) {
   return label + static_cast<Label>(index) * 0x9E3779B97F4A7C15ull;
 }
 
-// Host memory that copies labels and may refuse at any time.
-class FakeHost final : public HostTier {
+// Pages that hold a label each, on the device and on the host.
+class LabelDevice final : public Device {
  public:
-  FakeHost(int64_t pages, std::vector<Label>* device)
-      : device_(device), pages_(static_cast<size_t>(pages), kPoison) {
-    for (PageId page = 0; page < pages; ++page) free_.push_back(page);
-  }
+  LabelDevice(int64_t device_pages, int64_t host_pages)
+      : device(static_cast<size_t>(device_pages), kPoison),
+        host(static_cast<size_t>(host_pages), kPoison) {}
 
-  int64_t num_available() const noexcept override { return static_cast<int64_t>(free_.size()); }
-  PageId demote(PageId page) noexcept override {
-    if (free_.empty() || (refuse_every != 0 && ++num_demotes % refuse_every == 0)) return kNoPage;
-    const PageId host = free_.back();
-    free_.pop_back();
-    pages_[static_cast<size_t>(host)] = (*device_)[static_cast<size_t>(page)];
-    return host;
+  const char* name() const override { return "labels"; }
+  int32_t num_threads() const override { return 1; }
+  uint64_t num_copy_runs() const override { return 0; }
+  void copy_pages(CopyDirection direction, const PageId* from, const PageId* to, int64_t count,
+                  CallStream) noexcept override {
+    const auto& source = direction == CopyDirection::kHostToDevice ? host : device;
+    auto& target = direction == CopyDirection::kDeviceToHost ? host : device;
+    for (int64_t i = 0; i < count; ++i)
+      target[static_cast<size_t>(to[i])] = source[static_cast<size_t>(from[i])];
   }
-  void promote(PageId host, PageId page) noexcept override {
-    (*device_)[static_cast<size_t>(page)] = pages_[static_cast<size_t>(host)];
+  void copy_group_pages(const std::vector<PageCopy>&, CallStream) noexcept override { unused(); }
+  void copy_bytes(void*, const void*, int64_t, CallStream) noexcept override { unused(); }
+  void move_tokens(int32_t, const TokenMoves&, CallStream) noexcept override { unused(); }
+  void rotate_keys(int32_t, const kernels::Rotation&, const std::vector<int64_t>&,
+                   CallStream) noexcept override {
+    unused();
   }
-  void release(PageId host) noexcept override {
-    EXPECT_NE(pages_[static_cast<size_t>(host)], kPoison) << "released twice";
-    pages_[static_cast<size_t>(host)] = kPoison;
-    free_.push_back(host);
+  void write_rows(int32_t, const kernels::AppendParams&, int64_t, CallStream) noexcept override {
+    unused();
   }
-  Label label(PageId host) const { return pages_[static_cast<size_t>(host)]; }
-  int64_t num_used() const { return static_cast<int64_t>(pages_.size() - free_.size()); }
+  void read_rows(const RowSource&, const kernels::GatherParams&, int64_t, int64_t,
+                 CallStream) const override {
+    unused();
+  }
+  void convert(const Elements&, const Elements&, int64_t, CallStream) const override { unused(); }
 
-  int64_t refuse_every = 0;  // 0: never
-  int64_t num_demotes = 0;
+  std::vector<Label> device, host;
 
  private:
-  std::vector<Label>* device_;
-  std::vector<Label> pages_;
-  std::vector<PageId> free_;
+  static void unused() { ADD_FAILURE() << "the index copies whole pages only"; }
 };
 
 // A window of this many tokens (0: none) or a chunk, and the tokens of a page.
@@ -99,10 +102,21 @@ struct PrefixWorld {
       : plan(std::make_shared<Plan>(std::move(spec))),
         allocator(num_pages),
         states(plan, &allocator, 0, plan->spec().num_state_slots),
-        contents(static_cast<size_t>(num_pages), kPoison),
-        host(host_pages, &contents),
-        index(*plan, &allocator, &states, host_pages == 0 ? nullptr : &host, event_capacity) {}
+        host(plan, host_pages),
+        device(num_pages, host_pages),
+        tier(&host, &device),
+        index(*plan, &allocator, &states, host_pages == 0 ? nullptr : &tier, event_capacity) {}
 
+  // Pages of the host pool that somebody else uses, so many if they are free.
+  void occupy_host(int64_t pages) {
+    for (const PageId page : occupied_) host.allocator().drop_ref(page);
+    occupied_.clear();
+    while (static_cast<int64_t>(occupied_.size()) < pages && host.allocator().num_available() > 0)
+      occupied_.push_back(host.allocator().take(kNoPage, 0));
+  }
+  int64_t num_host_pages() const {
+    return host.allocator().num_used() - static_cast<int64_t>(occupied_.size());
+  }
   int32_t block() const { return index.block_tokens(); }
   uint64_t page_bytes() const { return static_cast<uint64_t>(plan->layout().page_bytes); }
 
@@ -115,9 +129,13 @@ struct PrefixWorld {
   std::shared_ptr<const Plan> plan;
   PageAllocator allocator;
   StatePool states;
-  std::vector<Label> contents;
-  FakeHost host;
+  HostPool host;
+  LabelDevice device;
+  HostTier tier;
   PrefixIndex index;
+
+ private:
+  std::vector<PageId> occupied_;
 };
 
 // Query and key chain over tokens of its own.

@@ -37,12 +37,12 @@ struct Books {
              const int32_t* parents = nullptr) {
     const BatchRequest request{ids.size(), ids.data(), lengths.data(), parents};
     batch.prepare(request, *plan, sequences, allocator, states, index);
-    batch.begin(request, *plan, sequences, allocator, states, index);
+    batch.begin(request, *plan, sequences, allocator, states, index, kOwnStream);
     EXPECT_EQ(batch.num_delta_words(), static_cast<int64_t>(batch.step_delta().size()));
   }
   void commit() {
     batch.commit(sequences, allocator, states, plan->spec(), publisher,
-                 {.states = states.is_used(), .rows = true, .publishes = true});
+                 {.states = states.is_used(), .rows = true, .publishes = true}, kOwnStream);
   }
   void rollback() { batch.rollback(allocator, states); }
   void append(kvc_seq id, int64_t length) {

@@ -33,23 +33,41 @@ struct HostTables {
 
 }  // namespace
 
-CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states)
+CpuEngine::CpuEngine(const Spec& spec, const PagePool* pool, const StatePool* states,
+                     CpuDevice* device)
     : spec_(&spec),
       pool_(pool),
-      states_(states),
-      kernels_(choose_kernels(spec.cpu_isa, "config.cpu_isa")),
-      executor_(spec.has_executor ? Executor(spec.executor) : Executor(spec.num_threads)),
-      runner_(kernels_, &executor_) {}
+      device_(device),
+      recurrent_(&spec, states, device),
+      runner_(&device->kernels(), &device->executor()) {}
+
+void CpuEngine::check_begin(const Batch&, const ForwardMode& mode, CallStream) const {
+  if (!mode.is_replay) return;
+  fail_with(KVC_E_UNSUPPORTED, KVC_FORWARD_REPLAY,
+            "desc->flags has KVC_FORWARD_REPLAY (%d): the CPU has no graphs",
+            static_cast<int>(KVC_FORWARD_REPLAY));
+}
+
+void CpuEngine::begin(Forward& forward, const ForwardMode&, CallStream) {
+  device_->clear_pages(forward.batch().taken_pages());
+  recurrent_.clear_taken(forward.batch());
+  device_->copy_group_pages(forward.batch().copies(), kOwnStream);
+}
+
+void CpuEngine::close(Forward& forward, bool aborted) {
+  if (!aborted && forward.written().any_state_set()) recurrent_.carry_on(forward);
+}
 
 void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                        const TokenRows& v) {
   const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
-  AppendParams params = append_params(*spec_, layer, k, v, HostTables{forward, executor_});
+  AppendParams params =
+      append_params(*spec_, layer, k, v, HostTables{forward, device_->executor()});
   params.k_pages = pool_->k_rows(local_layer);
   params.v_pages = pool_->v_rows(local_layer);
   params.slots = forward.slots(layer.group);
   const Batch& batch = forward.batch();
-  run_append(*kernels_, executor_, params,
+  run_append(device_->kernels(), device_->executor(), params,
              layer.kind == KVC_LAYER_CROSS ? batch.num_cross_rows() : batch.num_rows());
   forward.written().mark_appended(local_layer);
 }
@@ -94,7 +112,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
          .num_rows = sequence.num_rows});
   }
   if (candidates_.size() < 2) return;
-  const bool is_bf16 = kernels_->isa == kernels::cpu::Isa::kAvx512Bf16 &&
+  const bool is_bf16 = device_->kernels().isa == kernels::cpu::Isa::kAvx512Bf16 &&
                        layer.k_dtype == kernels::DType::kBF16 &&
                        layer.v_dtype == kernels::DType::kBF16;
   CascadeCosts costs;
@@ -155,8 +173,9 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
     identity_slots_.push_back(slot);
   place_new_keys(layer, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
   const AppendParams append =
-      append_params(*spec_, layer, tensors.k, tensors.v, HostTables{forward, executor_});
-  run_append(*kernels_, executor_, stage_params(append, *params, identity_slots_.data()), rows);
+      append_params(*spec_, layer, tensors.k, tensors.v, HostTables{forward, device_->executor()});
+  run_append(device_->kernels(), device_->executor(),
+             stage_params(append, *params, identity_slots_.data()), rows);
 }
 
 void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -170,7 +189,7 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
   AttnParams params = attn_params(layer, spec_->groups[static_cast<size_t>(source.group)].page_size,
                                   is_causal(call.scope), options, tensors);
-  set_rotations(*spec_, call, has_sinks, HostTables{forward, executor_}, &params);
+  set_rotations(*spec_, call, has_sinks, HostTables{forward, device_->executor()}, &params);
   if (call.scope == KeyScope::kNew) {
     stage_new_keys(forward, call, tensors, &params);
   } else {
@@ -178,8 +197,8 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
     params.v = pool_->v_rows(layer.source);
   }
   const bool splits_sinks = has_sinks && spec_->rotates_on_read(layer.rope);
-  const WorkShape shape =
-      work_shape(*kernels_, params, options.tiles_only, splits_sinks, executor_.concurrency());
+  const WorkShape shape = work_shape(device_->kernels(), params, options.tiles_only, splits_sinks,
+                                     device_->executor().concurrency());
   const CachedView::List& planned = work_list(forward, view, layer, shape, may_cascade);
   const WorkList& list = planned.list;
   params.sequences =
@@ -193,50 +212,29 @@ void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions
 }
 
 void CpuEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
-  run_merge(*kernels_, executor_, params, num_rows);
+  run_merge(device_->kernels(), device_->executor(), params, num_rows);
 }
 
 void CpuEngine::gather(const RowSource&, const kernels::GatherParams& params, int64_t num_keys) {
   const double bytes = 8.0 * static_cast<double>(num_keys) * params.num_heads * params.dim;
   if (bytes / kCopyBytesPerSecond < kWorthThreads) {
-    kernels_->gather(params, 0, num_keys);
+    device_->kernels().gather(params, 0, num_keys);
     return;
   }
-  executor_.run(ceil_div(num_keys, kGatherKeys), [&](int64_t task, int32_t) {
+  device_->executor().run(ceil_div(num_keys, kGatherKeys), [&](int64_t task, int32_t) {
     kernels::GatherParams part = params;
     part.out.base += task * kGatherKeys * part.out.token_stride;
-    kernels_->gather(part, task * kGatherKeys, std::min(num_keys, (task + 1) * kGatherKeys));
+    device_->kernels().gather(part, task * kGatherKeys,
+                              std::min(num_keys, (task + 1) * kGatherKeys));
   });
 }
 
-void CpuEngine::copy_pages(const std::vector<PageCopy>& copies) noexcept {
-  if (copies.empty() || !pool_->has_storage()) return;
-  // One task per page and layer of its group; groups have at most longest_group layers.
-  const auto num_slots = static_cast<int64_t>(spec_->longest_group());
-  int64_t most_bytes = 0;
-  const auto copy_one = [&](int64_t task, int32_t) {
-    const PageCopy& copy = copies[static_cast<size_t>(task / num_slots)];
-    const std::vector<int32_t>& layers = spec_->groups[static_cast<size_t>(copy.group)].layers;
-    if (task % num_slots >= static_cast<int64_t>(layers.size())) return;
-    const int32_t layer = layers[static_cast<size_t>(task % num_slots)];
-    const LayerPages& pages = pool_->layer(layer);
-    kernels_->copy(pages.base + copy.to * pages.page_stride,
-                   pages.base + copy.from * pages.page_stride, pool_->layer_page_bytes(layer));
-  };
-  for (const int32_t layer : spec_->groups[static_cast<size_t>(copies.front().group)].layers)
-    most_bytes += static_cast<int64_t>(pool_->layer_page_bytes(layer));
-  const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_slots;
-  const double bytes = static_cast<double>(most_bytes) * static_cast<double>(copies.size());
-  if (bytes / kCopyBytesPerSecond >= kWorthThreads) {
-    try {
-      executor_.run(num_tasks, copy_one);
-      return;
-    } catch (...) {
-      // A host's executor that throws although it must not. Sources do not change: copying once
-      // more is right, whatever it has done.
-    }
-  }
-  for (int64_t task = 0; task < num_tasks; ++task) copy_one(task, 0);
+void CpuEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
+  const int64_t num_rows = forward.batch().num_rows();
+  const int32_t* given = forward.given_positions();
+  if (given == nullptr) return forward.write_token_positions(out.data);
+  for (int64_t row = 0; row < out.num_rows; ++row)
+    std::copy_n(given + row * num_rows, num_rows, out.data + row * out.row_stride);
 }
 
 }  // namespace kvc

@@ -18,7 +18,7 @@ constexpr int64_t kPrefetchBytes = 1024;
 }  // namespace
 
 // One region of the pages, or the whole page where its regions lie together.
-struct CpuPageCopier::Region {
+struct CpuPageCopies::Region {
   const std::byte* from;
   int64_t from_stride;
   std::byte* to;
@@ -37,7 +37,7 @@ struct CpuPageCopier::Region {
   }
 };
 
-struct CpuPageCopier::Job {
+struct CpuPageCopies::Job {
   const PagePool* source;
   const PagePool* target;
   const PageId* from;
@@ -50,17 +50,12 @@ struct CpuPageCopier::Job {
   bool is_noop(const PageRun& run) const { return source == target && run.from == run.to; }
 };
 
-CpuPageCopier::Region CpuPageCopier::region(const Job& job, int64_t index) const {
-  const auto i = static_cast<size_t>(index);
-  const Layout& layout = plan_->layout();
-  const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
-  const LayerPages& source = job.source->regions()[i];
-  const LayerPages& target = job.target->regions()[i];
-  return {source.base, source.page_stride, target.base, target.page_stride,
-          is_whole ? layout.page_bytes : layout.regions[i].bytes};
+CpuPageCopies::Region CpuPageCopies::region(const Job& job, int64_t index) const {
+  const PagePool::Piece source = job.source->piece(index), target = job.target->piece(index);
+  return {source.base, source.stride, target.base, target.stride, source.bytes};
 }
 
-void CpuPageCopier::copy_pages(const Job& job, int64_t region_index, int64_t begin,
+void CpuPageCopies::copy_pages(const Job& job, int64_t region_index, int64_t begin,
                                int64_t end) const {
   const Region s = region(job, region_index);
   PageRun next = job.next(begin, end);
@@ -81,7 +76,7 @@ void CpuPageCopier::copy_pages(const Job& job, int64_t region_index, int64_t beg
 }
 
 // Bytes [part * kTaskBytes, (part + 1) * kTaskBytes) of the region of one page.
-void CpuPageCopier::copy_part(const Job& job, int64_t region_index, int64_t pair,
+void CpuPageCopies::copy_part(const Job& job, int64_t region_index, int64_t pair,
                               int64_t part) const {
   static_assert(kTaskBytes % kCacheLine == 0);
   const PageRun page = job.next(pair, pair + 1);
@@ -93,7 +88,7 @@ void CpuPageCopier::copy_part(const Job& job, int64_t region_index, int64_t pair
 }
 
 // Tasks of several pages of a region, or of a part of one where pages are large.
-void CpuPageCopier::spread(const Job& job) const {
+void CpuPageCopies::spread(const Job& job) const {
   int64_t largest = 0;
   for (int64_t i = 0; i < job.num_regions; ++i) largest = std::max(largest, region(job, i).bytes);
   const int64_t parts = ceil_div(largest, kTaskBytes);
@@ -109,7 +104,7 @@ void CpuPageCopier::spread(const Job& job) const {
   });
 }
 
-int64_t CpuPageCopier::count_runs(const Job& job) const {
+int64_t CpuPageCopies::count_runs(const Job& job) const {
   bool is_dense = true;
   for (int64_t i = 0; i < job.num_regions; ++i) is_dense = is_dense && region(job, i).is_dense();
   int64_t runs = 0;
@@ -121,13 +116,11 @@ int64_t CpuPageCopier::count_runs(const Job& job) const {
   return runs;
 }
 
-void CpuPageCopier::copy(CopyDirection direction, const PageId* from, const PageId* to,
+void CpuPageCopies::copy(CopyDirection direction, const PageId* from, const PageId* to,
                          int64_t count) noexcept {
   // Pages of a plan without layers that keep any have no memory, in either layout.
   if (count == 0 || plan_->layout().regions.empty() || !device_->has_storage()) return;
-  const int64_t num_regions = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST
-                                  ? 1
-                                  : static_cast<int64_t>(plan_->layout().regions.size());
+  const int64_t num_regions = device_->num_pieces();
   const Job job{direction == CopyDirection::kHostToDevice ? host_ : device_,
                 direction == CopyDirection::kDeviceToHost ? host_ : device_,
                 from,

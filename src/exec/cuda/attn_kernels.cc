@@ -7,7 +7,7 @@ using cuda::AttnKernel;
 using cuda::AttnLaunch;
 
 // A kernel is asked about the launch as it would get it: cut into tiles of its own.
-bool fits(const Device& device, AttnKernel kernel, AttnLaunch launch) {
+bool fits(const Gpu& device, AttnKernel kernel, AttnLaunch launch) {
   launch.schedule.tile_rows = attn_geometry(device, kernel, launch.params).tile_rows;
   return device.table->attention_fits(device.id, kernel, launch, nullptr);
 }
@@ -16,12 +16,12 @@ constexpr uint32_t bit(AttnKernel kernel) { return 1u << static_cast<uint32_t>(k
 
 }  // namespace
 
-cuda::AttnGeometry attn_geometry(const Device& device, AttnKernel kernel,
+cuda::AttnGeometry attn_geometry(const Gpu& device, AttnKernel kernel,
                                  const kernels::AttnParams& params) {
   return device.table->attention_geometry(device.id, kernel, params.k_dim, params.v_dim);
 }
 
-AttnKernels find_attn_kernels(const Device& device, const AttnLaunch& launch) {
+AttnKernels find_attn_kernels(const Gpu& device, const AttnLaunch& launch) {
   if (fits(device, AttnKernel::kLatent, launch))
     return {AttnKernel::kLatent, AttnKernel::kLatent, bit(AttnKernel::kLatent)};
   AttnKernels found{AttnKernel::kSimt, AttnKernel::kSimt, 0};
@@ -35,11 +35,11 @@ AttnKernels find_attn_kernels(const Device& device, const AttnLaunch& launch) {
   return found;
 }
 
-AttnKernel invariant_attn_kernel(const Device& device, const AttnLaunch& launch) {
+AttnKernel invariant_attn_kernel(const Gpu& device, const AttnLaunch& launch) {
   return fits(device, AttnKernel::kMma64, launch) ? AttnKernel::kMma64 : AttnKernel::kSimt;
 }
 
-cuda::ScheduleShape schedule_shape(const Device& device, AttnKernel kernel, const RowRange& rows,
+cuda::ScheduleShape schedule_shape(const Gpu& device, AttnKernel kernel, const RowRange& rows,
                                    const kernels::AttnParams& params, bool splits_sinks,
                                    int32_t fixed_keys) {
   return {.num_kv_heads = params.num_kv_heads,

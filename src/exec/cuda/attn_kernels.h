@@ -4,12 +4,12 @@
 #include <cstdint>
 
 #include "kernels/cuda/table.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 namespace kvc {
 
 // How a kernel wants the work of these dims cut.
-cuda::AttnGeometry attn_geometry(const Device& device, cuda::AttnKernel kernel,
+cuda::AttnGeometry attn_geometry(const Gpu& device, cuda::AttnKernel kernel,
                                  const kernels::AttnParams& params);
 
 // Kernels able to serve a launch. `launch` has everything but the work list.
@@ -18,17 +18,17 @@ struct AttnKernels {
   cuda::AttnKernel large;  // Longer ones; possibly the same kernel.
   uint32_t all;            // Bit k: AttnKernel k serves rows of any number.
 };
-AttnKernels find_attn_kernels(const Device& device, const cuda::AttnLaunch& launch);
+AttnKernels find_attn_kernels(const Gpu& device, const cuda::AttnLaunch& launch);
 // The one kernel for the batch-invariant mode: its results do not depend on the number of rows.
-cuda::AttnKernel invariant_attn_kernel(const Device& device, const cuda::AttnLaunch& launch);
+cuda::AttnKernel invariant_attn_kernel(const Gpu& device, const cuda::AttnLaunch& launch);
 
 // Sequences of min_rows < packed rows per kv head <= max_rows, all on one kernel.
 struct RowRange {
   int32_t min_rows, max_rows;
 };
 // `fixed_keys`: as in ScheduleShape.
-cuda::ScheduleShape schedule_shape(const Device& device, cuda::AttnKernel kernel,
-                                   const RowRange& rows, const kernels::AttnParams& params,
-                                   bool splits_sinks, int32_t fixed_keys);
+cuda::ScheduleShape schedule_shape(const Gpu& device, cuda::AttnKernel kernel, const RowRange& rows,
+                                   const kernels::AttnParams& params, bool splits_sinks,
+                                   int32_t fixed_keys);
 
 }  // namespace kvc

@@ -64,8 +64,7 @@ Extras extras_of(const Batch& batch) {
 
 }  // namespace
 
-BatchMetadataCache::BatchMetadataCache(const Spec* spec, const DeviceStep* step,
-                                       const Device* device)
+BatchMetadataCache::BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Gpu* device)
     : spec_(spec),
       step_(step),
       device_(device),

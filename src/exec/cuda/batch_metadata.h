@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/table.h"
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/device/uploads.h"
 #include "src/exec/cuda/cascade.h"
 #include "src/exec/sequence_set.h"
@@ -36,7 +36,7 @@ struct SharedPrefixes {
 
 class BatchMetadata {
  public:
-  BatchMetadata(const Device* device, const KeyView& key)
+  BatchMetadata(const Gpu* device, const KeyView& key)
       : key_(key), memory_(*device), masks_(*device), positions_(*device) {}
 
   const KeyView& key() const { return key_; }
@@ -54,7 +54,7 @@ class BatchMetadata {
 
 class BatchMetadataCache {
  public:
-  BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Device* device);
+  BatchMetadataCache(const Spec* spec, const DeviceStep* step, const Gpu* device);
 
   // Enqueues the kernel that makes it, where this step has not made it yet. `spans` are those of
   // the call.
@@ -90,7 +90,7 @@ class BatchMetadataCache {
 
   const Spec* spec_;
   const DeviceStep* step_;
-  const Device* device_;
+  const Gpu* device_;
   const int32_t num_sms_;
   std::vector<std::unique_ptr<BatchMetadata>> metadata_;
   std::vector<CascadeSequence> cascade_sequences_;

@@ -71,7 +71,7 @@ class DeviceCascade {
 
   cuda::AttnKernel kernel = cuda::AttnKernel::kSimt;
   std::vector<kernels::AttnSequence> entries;  // Without row_map and row_positions.
-  std::vector<cuda::PrefixShare> shares;       // Of the batch's sequences, then of the entries.
+  std::vector<cuda::PrefixShare> shares;       // First the batch's sequences, then the entries.
   // Packed rows and their positions, of one entry after the other.
   std::vector<int32_t> row_map, row_positions;
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kLeastKeyPositions = 4096;
 
 template <typename T>
-DeviceMemory upload(const Device& device, const std::vector<T>& values) {
+DeviceMemory upload(const Gpu& device, const std::vector<T>& values) {
   if (values.empty()) return {};
   const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
   DeviceMemory memory(device, bytes);
@@ -24,7 +24,7 @@ DeviceMemory upload(const Device& device, const std::vector<T>& values) {
 
 }  // namespace
 
-DeviceCosSin::DeviceCosSin(const Spec* spec, const DeviceStep* step, const Device* device)
+DeviceCosSin::DeviceCosSin(const Spec* spec, const DeviceStep* step, const Gpu* device)
     : spec_(spec), step_(step), device_(device), given_(*device) {
   for (const RopeSpec& rope : spec->ropes) {
     Rope& made = ropes_.emplace_back();

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/device/uploads.h"
 #include "src/plan/spec.h"
 #include "src/step/device_step.h"
@@ -16,7 +16,7 @@ namespace kvc {
 class DeviceCosSin {
  public:
   // Throws NO_MEMORY, DEVICE.
-  DeviceCosSin(const Spec* spec, const DeviceStep* step, const Device* device);
+  DeviceCosSin(const Spec* spec, const DeviceStep* step, const Gpu* device);
 
   // Begins a step, and sends the positions that the caller gave.
   void begin(const Forward& forward, DeviceUploads& uploads, cuda::Stream stream);
@@ -51,7 +51,7 @@ class DeviceCosSin {
 
   const Spec* spec_;
   const DeviceStep* step_;
-  const Device* device_;
+  const Gpu* device_;
   std::vector<Rope> ropes_;
   DeviceBuffer given_;
   const int32_t* positions_ = nullptr;

@@ -37,33 +37,39 @@ struct DeviceTables {
 }  // namespace
 
 CudaEngine::CudaEngine(const Plan& plan, const PagePool* pool, const StatePool* states,
-                       const Device* device)
+                       CudaDevice* device)
     : plan_(&plan),
       spec_(&plan.spec()),
       pool_(pool),
       device_(device),
-      name_(device_info(*device).name),
-      scratch_trim_(*device),
-      order_(device),
-      open_(plan, pool, &order_),
-      states_(spec_, states, &order_, &open_),
-      moves_(plan, pool, states, &order_, &open_.step()),
-      metadata_(spec_, &open_.step(), device),
-      new_keys_(*device),
-      stream_(order_.own_stream()) {}
+      order_(&device->order()),
+      gpu_(&order_->device()),
+      clearer_(spec_, pool, states, gpu_, &device->pages()),
+      open_(plan, &device->pages(), order_),
+      states_(spec_, states, order_, &open_),
+      metadata_(spec_, &open_.step(), gpu_),
+      new_keys_(*gpu_) {}
 
 CudaEngine::~CudaEngine() {
   try {
-    drain();
+    order_->drain();
   } catch (...) {
     // A device that is lost does nothing any more.
   }
 }
 
-void CudaEngine::begin(Forward& forward, bool is_replay) {
-  open_.begin(forward, stream_, is_replay, [&](cuda::Stream stream, DeviceUploads& uploads) {
-    moves_.clear_taken(forward.batch(), stream, uploads);
-  });
+void CudaEngine::begin(Forward& forward, const ForwardMode& mode, CallStream stream) {
+  open_.begin(forward, order_->stream_of(stream), mode.is_replay,
+              [&](cuda::Stream on, DeviceUploads& uploads) {
+                clearer_.clear(forward.batch(), on, uploads);
+              });
+}
+
+void CudaEngine::close(Forward& forward, bool aborted) {
+  open_.check_close(aborted);
+  if (forward.written().any_state_set() && (!aborted || open_.leaves_graph()))
+    states_.carry_on(forward);
+  open_.close(forward, aborted);
 }
 
 // ----------------------------------------------------------------------------------------------
@@ -77,7 +83,7 @@ void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage&
                                   .v_storage = v_storage,
                                   .num_rows = num_rows,
                                   .num_rows_at = num_rows_at};
-  device_->call("append", device_->table->append, launch, open_.stream());
+  gpu_->call("append", gpu_->table->append, launch, open_.stream());
 }
 
 void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
@@ -103,13 +109,13 @@ void CudaEngine::gather(const RowSource& source, const kernels::GatherParams& pa
   if (open_.is_captured())
     fail(KVC_E_UNSUPPORTED,
          "kvc_kv_gather in a forward that is captured: a graph would gather these pages for ever");
-  moves_.gather(source, params, 0, num_keys, open_.uploads(), open_.stream());
+  device_->gather(source, params, 0, num_keys, open_.uploads(), open_.stream());
 }
 
 void CudaEngine::merge(const kernels::MergeParams& params, int64_t num_rows) {
   open_.require_enqueues();
-  device_->call("merge_states", device_->table->merge_states, params, num_rows,
-                open_.step().state().counts + 1, open_.stream());
+  gpu_->call("merge_states", gpu_->table->merge_states, params, num_rows,
+             open_.step().state().counts + 1, open_.stream());
 }
 
 void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) const {
@@ -117,28 +123,9 @@ void CudaEngine::write_positions(const Forward& forward, const I32Matrix& out) c
   const int64_t bytes = forward.batch().num_rows() * static_cast<int64_t>(sizeof(int32_t));
   const DeviceCosSin& cos_sin = open_.cos_sin();
   for (int64_t row = 0; row < out.num_rows; ++row) {
-    device_->copy(out.data + row * out.row_stride,
-                  cos_sin.rotary_positions() + row * cos_sin.positions_stride(), bytes,
-                  open_.stream());
-  }
-}
-
-void CudaEngine::enqueue(const char* what, void (*run)(void* arg, cuda::Stream stream),
-                         void* arg) noexcept {
-  try {
-    const OutOfBandCall call(order_, stream_);
-    run(arg, call.stream());
-  } catch (...) {
-    order_.lost(what);
-  }
-}
-
-void CudaEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept {
-  try {
-    const OutOfBandCall call(order_, stream_);
-    device_->copy(to, from, bytes, call.stream());
-  } catch (...) {
-    order_.lost("copying bytes");
+    gpu_->copy(out.data + row * out.row_stride,
+               cos_sin.rotary_positions() + row * cos_sin.positions_stride(), bytes,
+               open_.stream());
   }
 }
 
@@ -148,8 +135,8 @@ void CudaEngine::copy_bytes(void* to, const void* from, int64_t bytes) noexcept 
 std::vector<CudaEngine::RowClass> CudaEngine::row_classes(const Forward& forward,
                                                           const AttnLaunch& launch,
                                                           bool is_invariant) const {
-  if (is_invariant) return {{invariant_attn_kernel(*device_, launch), {0, INT_MAX}}};
-  const auto [small, large, all] = find_attn_kernels(*device_, launch);
+  if (is_invariant) return {{invariant_attn_kernel(*gpu_, launch), {0, INT_MAX}}};
+  const auto [small, large, all] = find_attn_kernels(*gpu_, launch);
   if (small == large) return {{small, {0, INT_MAX}}};
   const int64_t head_group = launch.params.num_q_heads / launch.params.num_kv_heads;
   bool has_small = false, has_large = false;
@@ -184,7 +171,7 @@ const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMeta
                                                const LayerSpec& source, const AttnLaunch& launch) {
   if (forward.batch().entries().size() < 2) return nullptr;
   const AttnParams& params = launch.params;
-  const AttnKernels kernels = find_attn_kernels(*device_, launch);
+  const AttnKernels kernels = find_attn_kernels(*gpu_, launch);
   CascadeCall call{.num_kv_heads = params.num_kv_heads,
                    .group_size = params.num_q_heads / params.num_kv_heads,
                    .k_dim = params.k_dim,
@@ -197,7 +184,7 @@ const SharedPrefixes* CudaEngine::find_sharing(const Forward& forward, BatchMeta
                    .geometry = {}};
   for (int32_t index = 0; index < cuda::kNumAttnKernels; ++index) {
     if ((kernels.all >> index & 1u) != 0)
-      call.geometry[index] = attn_geometry(*device_, static_cast<AttnKernel>(index), params);
+      call.geometry[index] = attn_geometry(*gpu_, static_cast<AttnKernel>(index), params);
   }
   return metadata_.shared_prefixes_of(forward, view, call, open_.uploads(), open_.stream());
 }
@@ -212,10 +199,10 @@ float* CudaEngine::partials_of(const Schedule& plan, int32_t v_dim) {
 void CudaEngine::run(const Schedule& plan, AttnKernel kernel, float* partials, AttnLaunch launch) {
   launch.schedule = plan.plan;
   launch.schedule.partials = partials;
-  device_->call("attention", device_->table->attention, kernel, launch, open_.stream());
+  gpu_->call("attention", gpu_->table->attention, kernel, launch, open_.stream());
   // A plan without slots cuts nothing, whatever the sequences are.
   if (plan.num_slots > 0)
-    device_->call("reduce_splits", device_->table->reduce_splits, launch, open_.stream());
+    gpu_->call("reduce_splits", gpu_->table->reduce_splits, launch, open_.stream());
 }
 
 void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
@@ -260,7 +247,7 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
   if (sharing == nullptr) classes = row_classes(forward, launch, options.tiles_only);
   for (RowClass& part : classes) {
     const cuda::ScheduleShape shape =
-        schedule_shape(*device_, part.kernel, part.rows, params, splits_sinks,
+        schedule_shape(*gpu_, part.kernel, part.rows, params, splits_sinks,
                        options.tiles_only ? kInvariantKeys : 0);
     part.plan = &metadata_.schedule_of(forward, view, shape, open_.stream());
     partials = partials_of(*part.plan, params.v_dim);

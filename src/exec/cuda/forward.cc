@@ -1,10 +1,10 @@
 // The states of a forward, and the function of each transition:
 //
-//                 enter, stream not captured          leave
+//                 enter, stream not captured          close
 //             ┌───────────────────────────► EAGER ────────────┐
-//             │   enter, stream captured              leave   │
+//             │   enter, stream captured              close   │
 //   CLOSED ───┼───────────────────────────► CAPTURED ─────────┼───► CLOSED
-//             │   enter with KVC_FORWARD_REPLAY       leave   │
+//             │   enter with KVC_FORWARD_REPLAY       close   │
 //             └───────────────────────────► REPLAYED ─────────┘
 //
 //   state     calls of the forward   end                      abort
@@ -16,8 +16,8 @@
 //             in the graph
 //
 // Refused: EAGER calls while the stream is captured (require_enqueues), the end of CAPTURED after
-// its capture is over (check_end), and the end or abort of EAGER and REPLAYED inside a capture of
-// their stream (check_abort). begin throws in `enter`: the state is CLOSED again (abandon).
+// its capture is over, and the end or abort of EAGER and REPLAYED inside a capture of their stream
+// (check_close). begin throws in `enter`: the state is CLOSED again (abandon).
 //
 // A device that fails is LOST from every state (StreamOrder::lost): all calls but destruction throw
 // DEVICE from then on (StreamOrder::require_alive), and there is no way back.
@@ -30,19 +30,18 @@
 
 namespace kvc {
 
-CudaForward::CudaForward(const Plan& plan, const PagePool* pool, StreamOrder* order)
+CudaForward::CudaForward(const Plan& plan, DevicePages* pages, StreamOrder* order)
     : spec_(&plan.spec()),
       order_(order),
       uploads_(order->device()),
-      step_(plan, pool, &order->device()),
+      step_(plan, pages, &order->device()),
       cos_sin_(spec_, &step_, &order->device()),
       graphs_(spec_, &step_) {}
 
 // A full ring is rare: the device is as many steps behind, and the host waits for one. It never
 // comes where the device has failed, or has done all that it was given.
-void CudaForward::await_begin(cuda::Stream stream) const {
+void CudaForward::await_ring(cuda::Stream stream) const {
   constexpr int kYieldsPerLook = 1000;
-  order_->require_alive();
   if (!order_->device().is_usable(stream)) {
     fail(KVC_E_INVALID_STATE,
          "desc->stream = %p is the legacy default stream, which cannot be used while a blocking "
@@ -61,16 +60,17 @@ void CudaForward::await_begin(cuda::Stream stream) const {
   }
 }
 
-void CudaForward::check_begin(const Batch& batch, cuda::Stream stream, bool has_positions,
-                              bool is_replay, bool needs_rows) const {
+void CudaForward::check_begin(const Batch& batch, const ForwardMode& mode,
+                              cuda::Stream stream) const {
   order_->require_alive();
+  await_ring(stream);
   const bool is_captured = order_->is_capturing(stream);
-  if (is_replay && is_captured)
+  if (mode.is_replay && is_captured)
     fail(KVC_E_INVALID_STATE, "desc->flags has KVC_FORWARD_REPLAY, but desc->stream is captured");
-  if (is_replay) {
-    graphs_.require_replayable(batch, has_positions, needs_rows);
+  if (mode.is_replay) {
+    graphs_.require_replayable(batch, mode.has_positions, mode.needs_rows);
   } else if (is_captured) {
-    graphs_.require_capturable(batch, has_positions);
+    graphs_.require_capturable(batch, mode.has_positions);
   }
 }
 
@@ -141,7 +141,7 @@ void CudaForward::note_attention(const Forward& forward, const KeyView& key, boo
 
 // What the forward has enqueued has to be ordered with what follows. Nothing can be inside a
 // capture that began after it.
-void CudaForward::check_abort() const {
+void CudaForward::check_close(bool aborted) const {
   if (!order_->device().is_usable(stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd runs on the legacy default stream, which cannot be used while a blocking stream is "
@@ -152,11 +152,7 @@ void CudaForward::check_abort() const {
          "fwd was begun before the capture of its stream, which it is no part of: close it after "
          "the capture");
   }
-}
-
-void CudaForward::check_end() const {
-  check_abort();
-  if (state_ == State::kCaptured && !order_->device().is_capturing(stream_)) {
+  if (!aborted && state_ == State::kCaptured && !order_->device().is_capturing(stream_)) {
     fail(KVC_E_INVALID_STATE,
          "fwd was begun while its stream was captured, and the capture is over: end it before, or "
          "abort it");
@@ -171,7 +167,7 @@ bool CudaForward::is_capture_over() const noexcept {
   }
 }
 
-void CudaForward::leave(Forward& forward, bool aborted) noexcept {
+void CudaForward::close(Forward& forward, bool aborted) noexcept {
   const bool is_captured = state_ == State::kCaptured;
   if (is_captured) {
     CapturedGraph& graph = graphs_.last();

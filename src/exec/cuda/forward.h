@@ -8,6 +8,7 @@
 #include "src/exec/cuda/captured_graphs.h"
 #include "src/exec/cuda/cos_sin.h"
 #include "src/exec/cuda/stream_order.h"
+#include "src/exec/engine.h"
 #include "src/exec/sequence_set.h"
 #include "src/step/device_step.h"
 #include "src/step/forward.h"
@@ -16,17 +17,15 @@ namespace kvc {
 
 class CudaForward {
  public:
-  // Both are borrowed, as the plan and the pool.
-  CudaForward(const Plan& plan, const PagePool* pool, StreamOrder* order);
+  // All are borrowed.
+  CudaForward(const Plan& plan, DevicePages* pages, StreamOrder* order);
 
   // ---- State transitions
 
-  // Waits for room in the ring of steps. Throws INVALID_STATE: `stream` is the legacy default
-  // stream while another one is captured, or all steps in the ring wait for graphs to be launched.
-  void await_begin(cuda::Stream stream) const;
-  // Throws what begin would refuse for the state that it would enter.
-  void check_begin(const Batch& batch, cuda::Stream stream, bool has_positions, bool is_replay,
-                   bool needs_rows) const;
+  // Waits for room in the ring of steps, and throws what begin would refuse for the state that it
+  // would enter. INVALID_STATE: `stream` is the legacy default stream while another one is
+  // captured, or all steps in the ring wait for graphs to be launched.
+  void check_begin(const Batch& batch, const ForwardMode& mode, cuda::Stream stream) const;
   // Sends the step. `before(stream, uploads)` enqueues what must not be part of a graph.
   template <typename Before>
   void begin(Forward& forward, cuda::Stream stream, bool is_replay, Before&& before) {
@@ -40,19 +39,12 @@ class CudaForward {
     }
     enter(forward, stream, is_captured, is_replay);
   }
-  // Throws INVALID_STATE: the forward was captured and the capture is over, or its stream is
-  // captured now and the forward is no part of that.
-  void check_end() const;
-  // Throws INVALID_STATE in the second of these cases.
-  void check_abort() const;
-  // `carry_states()` does in a graph what its replays have to do with states at their end.
-  template <typename CarryStates>
-  void close(Forward& forward, bool aborted, CarryStates&& carry_states) noexcept {
-    if (state_ == State::kCaptured && aborted && forward.written().any_state_set() &&
-        !is_capture_over())
-      carry_states();
-    leave(forward, aborted);
-  }
+  // Throws INVALID_STATE: the stream is captured now and the forward is no part of that; or, unless
+  // it is aborted, it was captured and the capture is over.
+  void check_close(bool aborted) const;
+  // Its graph stays for replays, even if it is aborted.
+  bool leaves_graph() const noexcept { return state_ == State::kCaptured && !is_capture_over(); }
+  void close(Forward& forward, bool aborted) noexcept;
 
   // ---- Calls of the open forward
 
@@ -72,10 +64,10 @@ class CudaForward {
  private:
   enum class State { kClosed, kEager, kCaptured, kReplayed };
 
+  void await_ring(cuda::Stream stream) const;
   void enter(Forward& forward, cuda::Stream stream, bool is_captured, bool is_replay);
   void replay(Forward& forward, cuda::Stream stream);
   void abandon(Forward& forward, cuda::Stream stream) noexcept;
-  void leave(Forward& forward, bool aborted) noexcept;
   bool is_capture_over() const noexcept;
 
   const Spec* spec_;

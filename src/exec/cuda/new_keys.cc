@@ -27,7 +27,7 @@ void NewKeys::secure(CudaForward& open, const AttnCall& call, const AttnTensors&
   std::iota(slots.begin(), slots.end(), 0);
   const auto size = static_cast<int64_t>(slots.size() * sizeof(int64_t));
   slots_.ensure(size, open.stream());
-  const Device& device = slots_.device();
+  const Gpu& device = slots_.device();
   device.copy(slots_.data(), open.uploads().put(slots.data(), size, open.stream()), size,
               open.stream());
   num_slots_ = rows;

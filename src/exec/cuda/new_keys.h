@@ -10,7 +10,7 @@ namespace kvc {
 
 class NewKeys {
  public:
-  explicit NewKeys(const Device& device) : k_(device), v_(device), slots_(device) {}
+  explicit NewKeys(const Gpu& device) : k_(device), v_(device), slots_(device) {}
 
   // Room for the largest step; fills K, V and the page size of `params`. Throws NO_MEMORY,
   // INVALID_STATE: a captured forward needs more than was there before the capture.

@@ -1,41 +1,36 @@
-// Page copies of a cache on a CUDA device: enqueued on the engine's stream, in one call per
-// direction where the driver can.
+// Copies of whole pages on a GPU: in one call per direction where the driver can.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
 #include "src/device/device.h"
-#include "src/device/uploads.h"
-#include "src/exec/cpu/page_copies.h"
+#include "src/device/gpu.h"
 #include "src/pages/pool.h"
 #include "src/plan/plan.h"
 
 namespace kvc {
 
-class CudaPageCopier final : public PageCopier {
+class CudaPageCopies {
  public:
   // All are borrowed; the device pool may be resized between calls. The host pool is pinned.
-  CudaPageCopier(const Plan* plan, const PagePool* device_pool, const PagePool* host_pool,
-                 const Device* device, DeviceQueue* queue)
-      : plan_(plan),
-        device_pool_(device_pool),
-        host_pool_(host_pool),
-        device_(device),
-        queue_(queue) {}
+  CudaPageCopies(const Plan* plan, const PagePool* device_pool, const PagePool* host_pool,
+                 const Gpu* gpu)
+      : plan_(plan), device_pool_(device_pool), host_pool_(host_pool), gpu_(gpu) {}
 
-  void copy(CopyDirection direction, const PageId* from, const PageId* to,
-            int64_t count) noexcept override;
+  // As Device::copy_pages(), for pools with storage. Throws DEVICE.
+  void enqueue(CopyDirection direction, const PageId* from, const PageId* to, int64_t count,
+               cuda::Stream stream);
+  // Copies so far, counted after adjacent pages were merged.
+  uint64_t num_runs() const { return num_runs_; }
 
  private:
-  struct Job;
-  void enqueue(const Job& job, cuda::Stream stream);
   void flush(cuda::Stream stream);
 
   const Plan* plan_;
   const PagePool* device_pool_;
   const PagePool* host_pool_;
-  const Device* device_;
-  DeviceQueue* queue_;
+  const Gpu* gpu_;
+  uint64_t num_runs_ = 0;
   // The pieces of one call to the driver, so many at most: nothing grows here.
   static constexpr size_t kMostPieces = 512;
   size_t num_pieces_ = 0;

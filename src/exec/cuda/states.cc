@@ -33,7 +33,7 @@ void CudaStates::get(const Forward& forward, const StateRef& ref, const StateRow
   params.out = out.base;
   params.out_stride = out.row_stride;
   params.out_type = out.dtype;
-  const Device& device = order_->device();
+  const Gpu& device = order_->device();
   device.call("convert", device.table->convert, params, open_->stream());
 }
 
@@ -53,7 +53,7 @@ void CudaStates::copy_in(const Forward& forward, const StateRef& ref,
   params.out = states_->memory().state(0, ref.local_layer, ref.state);
   params.out_stride = states_->memory().slot_stride();
   params.out_type = spec_of(ref).dtype;
-  const Device& device = order_->device();
+  const Gpu& device = order_->device();
   device.call("convert", device.table->convert, params, open_->stream());
 }
 
@@ -96,7 +96,7 @@ Params CudaStates::with_states(const Forward& forward, const StateRef& ref, Para
       .slot_stride = states_->memory().slot_stride(),
       .initial = states_->memory().state(kInitialState, ref.local_layer, ref.state),
       .sequences = sequences_.data()};
-  const Device& device = order_->device();
+  const Gpu& device = order_->device();
   device.call("state_metadata", device.table->state_metadata, view, num_sequences(forward),
               open_->stream());
   params.sequences = reinterpret_cast<decltype(params.sequences)>(sequences_.data());
@@ -114,47 +114,16 @@ void CudaStates::linear(const Forward& forward, const StateRef& ref, kernels::Li
       static_cast<int32_t>(std::count_if(entries.begin(), entries.end(), [](const auto& entry) {
         return entry.append_length >= cuda::kLongSequence;
       }));
-  const Device& device = order_->device();
+  const Gpu& device = order_->device();
   device.call("linear", device.table->linear, params, num_sequences(forward),
               open_->step().state().counts, num_long, open_->stream());
 }
 
 void CudaStates::conv(const Forward& forward, const StateRef& ref, kernels::ConvParams params) {
   params = with_states(forward, ref, params, sizeof(kernels::ConvSequence));
-  const Device& device = order_->device();
+  const Gpu& device = order_->device();
   device.call("conv", device.table->conv, params, num_sequences(forward),
               open_->step().state().counts, forward.batch().num_rows(), open_->stream());
-}
-
-void CudaStates::convert_one(cuda::ConvertParams params, const StateSpec& spec,
-                             cuda::Stream stream) const {
-  order_->require_alive();
-  const OutOfBandCall call(*order_, stream);
-  params.num_rows = 1;
-  params.num_elements = spec.num_elements;
-  const Device& device = order_->device();
-  device.call("convert", device.table->convert, params, call.stream());
-  device.synchronize(call.stream());
-}
-
-void CudaStates::read(const std::byte* state, const StateSpec& spec, const StateRows& out,
-                      cuda::Stream stream) const {
-  cuda::ConvertParams params{};
-  params.in = state;
-  params.in_type = spec.dtype;
-  params.out = out.base;
-  params.out_type = out.dtype;
-  convert_one(params, spec, stream);
-}
-
-void CudaStates::write(std::byte* state, const StateSpec& spec, const StateRows& value,
-                       cuda::Stream stream) const {
-  cuda::ConvertParams params{};
-  params.in = value.base;
-  params.in_type = value.dtype;
-  params.out = state;
-  params.out_type = spec.dtype;
-  convert_one(params, spec, stream);
 }
 
 }  // namespace kvc

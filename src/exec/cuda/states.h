@@ -28,12 +28,6 @@ class CudaStates {
   void linear(const Forward& forward, const StateRef& ref, kernels::LinearParams params);
   void conv(const Forward& forward, const StateRef& ref, kernels::ConvParams params);
 
-  // ---- One state, out of band; complete on return
-  void read(const std::byte* state, const StateSpec& spec, const StateRows& out,
-            cuda::Stream stream) const;
-  void write(std::byte* state, const StateSpec& spec, const StateRows& value,
-             cuda::Stream stream) const;
-
  private:
   const StateSpec& spec_of(const StateRef& ref) const {
     return spec_->layers[static_cast<size_t>(ref.local_layer)]
@@ -45,7 +39,6 @@ class CudaStates {
   template <typename Params>
   Params with_states(const Forward& forward, const StateRef& ref, Params params,
                      int64_t sequence_bytes);
-  void convert_one(cuda::ConvertParams params, const StateSpec& spec, cuda::Stream stream) const;
 
   const Spec* spec_;
   const StatePool* states_;

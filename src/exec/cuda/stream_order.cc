@@ -6,8 +6,12 @@
 
 namespace kvc {
 
-StreamOrder::StreamOrder(const Device* device)
-    : device_(device), own_stream_(*device), order_(*device), uploads_(*device) {}
+StreamOrder::StreamOrder(const Gpu* device)
+    : device_(device),
+      scratch_trim_(*device),
+      own_stream_(*device),
+      order_(*device),
+      uploads_(*device) {}
 
 cuda::Stream StreamOrder::out_of_band_stream(cuda::Stream stream) const {
   return device_->excludes_out_of_band(stream) ? own_stream_.get() : stream;
@@ -57,8 +61,9 @@ DeviceEvent StreamOrder::make_event() const {
   return DeviceEvent(*device_);
 }
 
-void StreamOrder::record(const DeviceEvent& event, cuda::Stream stream) noexcept {
+void StreamOrder::record(const DeviceEvent& event, CallStream named) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
+  const cuda::Stream stream = stream_of(named);
   try {
     if (device_->excludes_out_of_band(stream)) return;
     if (event.try_record(stream)) return;
@@ -83,8 +88,10 @@ void StreamOrder::close_forward(cuda::Stream stream, bool launches) noexcept {
   order_.used(stream);  // Also of scratch that has grown in the order of the stream.
 }
 
-OutOfBandCall::OutOfBandCall(const StreamOrder& order, cuda::Stream stream)
-    : order_(order), lock_(order.mutex_), stream_(order.out_of_band_stream(stream)) {
+OutOfBandCall::OutOfBandCall(const StreamOrder& order, CallStream named)
+    : order_(order), lock_(order.mutex_) {
+  const cuda::Stream stream = order.stream_of(named);
+  stream_ = order.out_of_band_stream(stream);
   is_waited_for_ = stream_ != stream;
   if (runs_beside_forward()) {
     order_.order_.used(order_.forward_stream_);

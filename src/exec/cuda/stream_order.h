@@ -13,6 +13,7 @@
 
 #include "kvcache.h"
 #include "src/device/device.h"
+#include "src/device/gpu.h"
 #include "src/device/uploads.h"
 
 namespace kvc {
@@ -21,10 +22,12 @@ namespace kvc {
 class StreamOrder {
  public:
   // Borrowed. Throws NO_MEMORY, DEVICE.
-  explicit StreamOrder(const Device* device);
+  explicit StreamOrder(const Gpu* device);
 
-  const Device& device() const { return *device_; }
-  cuda::Stream own_stream() const { return own_stream_.get(); }
+  const Gpu& device() const { return *device_; }
+  cuda::Stream stream_of(CallStream stream) const {
+    return stream.has_value() ? *stream : own_stream_.get();
+  }
   // Where an out-of-band call runs that names `stream`.
   cuda::Stream out_of_band_stream(cuda::Stream stream) const;
   bool is_capturing(cuda::Stream stream) const;
@@ -43,7 +46,7 @@ class StreamOrder {
   DeviceEvent make_event() const;
   // `event` stands for everything so far. It is left unrecorded beside a capture, where calls are
   // complete on return.
-  void record(const DeviceEvent& event, cuda::Stream stream) noexcept;
+  void record(const DeviceEvent& event, CallStream stream) noexcept;
 
   // ---- The open forward
 
@@ -69,11 +72,12 @@ class StreamOrder {
  private:
   friend class OutOfBandCall;
 
-  const Device* device_;
+  const Gpu* device_;
+  ScratchTrim scratch_trim_;  // Before all that has scratch.
   DeviceStream own_stream_;
   mutable std::mutex mutex_;  // Guards what follows.
   mutable DeviceOrder order_;
-  mutable DeviceUploads uploads_;  // Of out-of-band calls.
+  mutable DeviceUploads uploads_;  // For out-of-band calls.
   bool in_forward_ = false;
   cuda::Stream forward_stream_ = nullptr;
 
@@ -86,7 +90,7 @@ class StreamOrder {
 class OutOfBandCall {
  public:
   // Throws DEVICE.
-  OutOfBandCall(const StreamOrder& order, cuda::Stream stream);
+  OutOfBandCall(const StreamOrder& order, CallStream stream);
   ~OutOfBandCall();
   OutOfBandCall(const OutOfBandCall&) = delete;
   OutOfBandCall& operator=(const OutOfBandCall&) = delete;
@@ -102,7 +106,7 @@ class OutOfBandCall {
 
   const StreamOrder& order_;
   std::unique_lock<std::mutex> lock_;
-  cuda::Stream stream_;
+  cuda::Stream stream_ = nullptr;
   bool is_waited_for_ = false;
 };
 

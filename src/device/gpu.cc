@@ -1,4 +1,4 @@
-#include "src/device/device.h"
+#include "src/device/gpu.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -57,35 +57,35 @@ void check(cuda::Result result, const cuda::Failure& failure, const char* what) 
 
 // ---- Device
 
-void Device::copy(void* to, const void* from, int64_t bytes, cuda::Stream stream) const {
+void Gpu::copy(void* to, const void* from, int64_t bytes, cuda::Stream stream) const {
   if (bytes > 0) call("copy", table->copy, to, from, bytes, stream);
 }
 
-void Device::fill(void* to, int32_t byte, int64_t bytes, cuda::Stream stream) const {
+void Gpu::fill(void* to, int32_t byte, int64_t bytes, cuda::Stream stream) const {
   if (bytes > 0) call("fill", table->fill, to, byte, bytes, stream);
 }
 
-void Device::synchronize(cuda::Stream stream) const {
+void Gpu::synchronize(cuda::Stream stream) const {
   call("wait for a stream", table->synchronize, stream);
 }
 
-bool Device::is_capturing(cuda::Stream stream) const {
+bool Gpu::is_capturing(cuda::Stream stream) const {
   int32_t capturing = 0;
   call("ask a stream", table->is_capturing, stream, &capturing);
   return capturing != 0;
 }
 
-bool Device::is_usable(cuda::Stream stream) const noexcept {
+bool Gpu::is_usable(cuda::Stream stream) const noexcept {
   cuda::Failure failure{};
   int32_t capturing = 0;
   return table->is_capturing(id, stream, &capturing, &failure) != cuda::Result::kCapture;
 }
 
-bool Device::excludes_out_of_band(cuda::Stream stream) const {
+bool Gpu::excludes_out_of_band(cuda::Stream stream) const {
   return !is_usable(stream) || is_capturing(stream);
 }
 
-Device require_device(int32_t id) {
+Gpu require_device(int32_t id) {
   const cuda::BackendTable& table = require_backend();
   cuda::Failure failure{};
   int32_t count = 0;
@@ -99,7 +99,7 @@ Device require_device(int32_t id) {
   return {&table, id};
 }
 
-cuda::DeviceInfo device_info(const Device& device) {
+cuda::DeviceInfo device_info(const Gpu& device) {
   cuda::DeviceInfo info{};
   device.call("query a CUDA device", device.table->query_device, &info);
   return info;
@@ -113,7 +113,7 @@ int32_t count_devices() {
                                                                                          : 0;
 }
 
-int32_t locate(const Device& device, const void* address) {
+int32_t locate(const Gpu& device, const void* address) {
   cuda::Failure failure{};
   int32_t place = -2;
   check(device.table->locate(address, &place, &failure), failure, "locate an address");
@@ -122,13 +122,13 @@ int32_t locate(const Device& device, const void* address) {
 
 // ---- Memory. Moves swap, so that nothing is freed twice and self-assignment is harmless.
 
-DeviceMemory::DeviceMemory(const Device& device, int64_t bytes) : device_(device), bytes_(bytes) {
+DeviceMemory::DeviceMemory(const Gpu& device, int64_t bytes) : device_(device), bytes_(bytes) {
   void* address = nullptr;
   device_.call("allocate device memory", device_.table->allocate, bytes, &address);
   data_ = static_cast<std::byte*>(address);
 }
 
-DeviceMemory::DeviceMemory(const Device& device, int64_t bytes, cuda::Stream stream)
+DeviceMemory::DeviceMemory(const Gpu& device, int64_t bytes, cuda::Stream stream)
     : device_(device), bytes_(bytes), is_of_stream_(true) {
   void* address = nullptr;
   device_.call("allocate device memory", device_.table->allocate_on, bytes, stream, &address);
@@ -158,7 +158,7 @@ DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   return *this;
 }
 
-DeviceReservation::DeviceReservation(const Device& device, int64_t bytes)
+DeviceReservation::DeviceReservation(const Gpu& device, int64_t bytes)
     : device_(device), bytes_(bytes) {
   void* address = nullptr;
   device_.call("reserve address space on a device", device_.table->reserve, bytes, &address);
@@ -188,8 +188,7 @@ void DeviceReservation::discard(int64_t begin, int64_t end) {
   if (begin < end) device_.call("discard device memory", device_.table->discard, data_, begin, end);
 }
 
-PinnedMemory::PinnedMemory(const Device& device, int64_t bytes)
-    : table_(device.table), bytes_(bytes) {
+PinnedMemory::PinnedMemory(const Gpu& device, int64_t bytes) : table_(device.table), bytes_(bytes) {
   cuda::Failure failure{};
   void* address = nullptr;
   check(table_->allocate_pinned(bytes, &address, &failure), failure, "allocate pinned memory");
@@ -211,7 +210,7 @@ PinnedMemory& PinnedMemory::operator=(PinnedMemory&& other) noexcept {
 
 // ---- Streams and events
 
-DeviceStream::DeviceStream(const Device& device) : device_(device) {
+DeviceStream::DeviceStream(const Gpu& device) : device_(device) {
   device_.call("create a stream", device_.table->create_stream, &stream_);
 }
 
@@ -229,7 +228,7 @@ DeviceStream& DeviceStream::operator=(DeviceStream&& other) noexcept {
 
 void DeviceStream::synchronize() const { device_.synchronize(stream_); }
 
-DeviceEvent::DeviceEvent(const Device& device) : device_(device) {
+DeviceEvent::DeviceEvent(const Gpu& device) : device_(device) {
   device_.call("create an event", device_.table->create_event, &event_);
 }
 

@@ -1,0 +1,57 @@
+// The bytes of a cache on the CPU, over threads where that pays.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/table.h"
+#include "src/base/executor.h"
+#include "src/device/device.h"
+#include "src/exec/cpu/page_copies.h"
+#include "src/pages/pool.h"
+#include "src/plan/plan.h"
+
+namespace kvc {
+
+class CpuDevice final : public Device {
+ public:
+  // Borrows plan and pools; the device pool may be resized between calls. Throws UNSUPPORTED when
+  // the machine lacks the wanted instruction set.
+  CpuDevice(const Plan& plan, const PagePool* pool, const PagePool* host);
+
+  const kernels::cpu::KernelTable& kernels() const { return *kernels_; }
+  Executor& executor() { return executor_; }
+  // Zeros, in pages of ascending ids.
+  void clear_pages(const std::vector<PageId>& pages) noexcept;
+
+  const char* name() const override { return kernels_->name; }
+  int32_t num_threads() const override { return executor_.concurrency(); }
+  uint64_t num_copy_runs() const override { return copies_.num_runs(); }
+  void copy_pages(CopyDirection direction, const PageId* from, const PageId* to, int64_t count,
+                  CallStream) noexcept override {
+    copies_.copy(direction, from, to, count);
+  }
+  void copy_group_pages(const std::vector<PageCopy>& copies, CallStream) noexcept override;
+  void copy_bytes(void* to, const void* from, int64_t bytes, CallStream) noexcept override;
+  void move_tokens(int32_t group, const TokenMoves& moves, CallStream) noexcept override;
+  void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
+                   const std::vector<int64_t>& slots, CallStream) noexcept override;
+  void write_rows(int32_t, const kernels::AppendParams& params, int64_t num_rows,
+                  CallStream) noexcept override {
+    kernels_->append(params, 0, num_rows);
+  }
+  void read_rows(const RowSource&, const kernels::GatherParams& params, int64_t key_begin,
+                 int64_t key_end, CallStream) const override {
+    kernels_->gather(params, key_begin, key_end);
+  }
+  void convert(const Elements& to, const Elements& from, int64_t count, CallStream) const override;
+
+ private:
+  const Spec* spec_;
+  const PagePool* pool_;
+  const kernels::cpu::KernelTable* kernels_;
+  Executor executor_;
+  CpuPageCopies copies_;
+};
+
+}  // namespace kvc
