@@ -220,6 +220,28 @@ TEST_F(CudaErrors, SettingTokensOfManyLayersNeedsNoMemory) {
   EXPECT_EQ(after.rows, bits_of(written));
 }
 
+// One list of moves that goes to the device in parts: a later part reads what an earlier one must
+// not have written yet.
+TEST_F(CudaErrors, AShiftOfMoreTokensThanGoAtOnceMovesThemInOrder) {
+  LongRows rows;
+  Tensor k({5, LongRows::kTokens, 1, 8}, kGpu), v({5, LongRows::kTokens, 1, 8}, kGpu);
+  k.fill(1), v.fill(2);
+  kvc_cache* cache = rows.cache.cache;
+  ASSERT_EQ(kvc_debug_set_kv(cache, 1, 0, k.view(), v.view(), nullptr, nullptr), KVC_OK);
+  cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
+  ASSERT_EQ(kvc_seq_shift(cache, 1, 2, 5, -3, nullptr), KVC_OK);
+  constexpr int64_t kLeft = LongRows::kTokens - 3;
+  Tensor moved_k({5, kLeft, 1, 8}, kGpu), moved_v({5, kLeft, 1, 8}, kGpu);
+  ASSERT_EQ(kvc_debug_get_kv(cache, 1, 0, kLeft, moved_k.view(), moved_v.view(), nullptr, nullptr),
+            KVC_OK);
+  for (int64_t layer = 0; layer < 5; ++layer) {
+    const float* before = v.values.data() + layer * LongRows::kTokens * 8;
+    const float* after = moved_v.values.data() + layer * kLeft * 8;
+    EXPECT_TRUE(std::equal(after, after + 2 * 8, before)) << "layer " << layer;
+    EXPECT_TRUE(std::equal(after + 2 * 8, after + kLeft * 8, before + 5 * 8)) << "layer " << layer;
+  }
+}
+
 TEST_F(CudaErrors, AFenceThatCannotBeMadeKeepsTheCopiesFromHappening) {
   SmallModel model;
   model.host_bytes = 1 << 20;
