@@ -136,7 +136,7 @@ fn decoding_over_blocks_equals_the_sum_in_double() -> Result {
             (1.0, None, None, Options::default()),
             (3.0, None, None, Options { soft_cap: 3.0, ..Options::default() }),
             (1.0, Some(&slopes), None, Options { slopes: slopes.to_vec1()?, ..Options::default() }),
-            (1.0, None, Some(&sinks), Options { sink_logits: sink_values, ..Options::default() }),
+            (1.0, None, Some(&sinks), Options { sinks: sink_values, ..Options::default() }),
         ];
         for (soft_cap, slopes, sinks, options) in cases {
             let scale = 0.2;
