@@ -45,7 +45,7 @@ inline bool serves(const AttnParams& params) {
 
 // Where everything of a pass lies in its scratch memory.
 struct ScratchLayout {
-  int64_t groups;                                                       // of lanes
+  int64_t groups;                                                       // Groups of lanes.
   int64_t q_words, acc_floats;                                          // per group
   int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total
 };
@@ -80,7 +80,7 @@ struct Block {
 // Rows that are wanted soon, handed out at an even pace while something is computed.
 struct Fetch {
   const std::byte* rows[2 * kBlockKeys];
-  int64_t count;       // of rows
+  int64_t count;       // Number of rows.
   int64_t work;        // how much is computed meanwhile
   int64_t done, next;  // work, rows
 
@@ -102,9 +102,9 @@ struct Fetch {
 // waiting.
 constexpr int kFirstKeys = 2 * kScoreKeys;
 
-class Walk {
+class LatentLoop {
  public:
-  Walk(const AttnParams& params, const AttnItem& item, void* scratch)
+  LatentLoop(const AttnParams& params, const AttnItem& item, void* scratch)
       : params_(params),
         item_(item),
         sequence_(params.sequences[item.sequence]),
@@ -141,13 +141,13 @@ class Walk {
   void attend(int64_t first_lane, int64_t num_lanes) {
     first_lane_ = first_lane, num_lanes_ = num_lanes;
     groups_ = (num_lanes + kGroupLanes - 1) / kGroupLanes;
-    seen_ = seen_keys(params_, item_, token_row(0), token_row(num_lanes - 1) + 1);
+    visible_ = visible_keys(params_, item_, token_row(0), token_row(num_lanes - 1) + 1);
     Block blocks[2];
-    locate(seen_.first_block(kBlockKeys), blocks[0]);
+    locate(visible_.first_block(kBlockKeys), blocks[0]);
     prepare(blocks[0]);
     int fetched = blocks[0].begin + kFirstKeys;
     for (int current = 0; blocks[current].seen != 0; current ^= 1, fetched = kBlockKeys) {
-      locate(seen_.next_block(blocks[current].key, kBlockKeys), blocks[current ^ 1]);
+      locate(visible_.next_block(blocks[current].key, kBlockKeys), blocks[current ^ 1]);
       walk_groups(blocks[current], fetched, blocks[current ^ 1]);
     }
     finish();
@@ -157,9 +157,9 @@ class Walk {
   // the page table is read.
   void locate(int64_t key, Block& block) const {
     block.seen = 0;
-    for (; key < seen_.end && block.seen == 0; key = seen_.next_block(key, kBlockKeys)) {
+    for (; key < visible_.end && block.seen == 0; key = visible_.next_block(key, kBlockKeys)) {
       block.key = key;
-      block.seen = seen_.bits(key, kBlockKeys);
+      block.seen = visible_.bits(key, kBlockKeys);
     }
     block.begin = block.seen == 0 ? 0 : __builtin_ctzll(block.seen);
     block.end = block.seen == 0 ? 0 : kBlockKeys - __builtin_clzll(block.seen);
@@ -267,7 +267,7 @@ class Walk {
   bool mask_scores(const Block& block, int64_t group) const {
     const Vec minus_infinity = set1(kMinusInfinity);
     if (block.end % 2 != 0) store(scores_ + block.end * kGroupLanes, minus_infinity);
-    if (seen_.all_see(block.key, kBlockKeys)) {
+    if (visible_.all_see(block.key, kBlockKeys)) {
       Vec smallest = zero();
       for (int key = 0; key < kBlockKeys; ++key)
         smallest = min(load(scores_ + key * kGroupLanes), smallest);
@@ -335,7 +335,7 @@ class Walk {
   uint16_t* const queries_;     // [kHalfLanes][row elements], on their way into q_
   float* const row_;            // a query or a result in the order of its elements
   std::byte* const zeros_;
-  SeenKeys seen_{};
+  VisibleKeys visible_{};
   Fetch fetch_;
   int64_t first_lane_ = 0, num_lanes_ = 0, groups_ = 0;
 };
@@ -344,7 +344,7 @@ class Walk {
 
 void attn_decode_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
   if (!latent::serves(params)) return attn_decode(params, item, scratch);
-  latent::Walk(params, item, scratch).run();
+  latent::LatentLoop(params, item, scratch).run();
 }
 
 size_t attn_decode_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {
@@ -355,7 +355,7 @@ size_t attn_decode_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows
 // Latents of any number of rows: one arithmetic for decode and prefill.
 void attn_prefill_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
   if (!latent::serves(params)) return attn_tile_bf16(params, item, scratch);
-  latent::Walk(params, item, scratch).run();
+  latent::LatentLoop(params, item, scratch).run();
 }
 
 size_t attn_prefill_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {

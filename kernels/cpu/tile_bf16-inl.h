@@ -10,7 +10,7 @@
 // one chain of vdpbf16ps in a fixed order, whatever the tile's height; keys that a row does not see
 // contribute P = +0, which changes nothing but the sign of a zero, and finishing drops that sign.
 // vdpbf16ps flushes denormals, in and out: what it leaves is never denormal, so a later block of
-// unseen keys has nothing to flush.
+// hidden keys has nothing to flush.
 #pragma once
 
 #include <cstddef>
@@ -80,7 +80,7 @@ bool pack_v_bf16(const std::byte* const* rows, int64_t v_dim, int64_t v_padded, 
   }
   const __m512i low = _mm512_load_si512(low_index);
   const __m512i high = _mm512_load_si512(high_index);
-  __m512i largest = _mm512_setzero_si512();  // of |value| as a bit pattern, shifted left by one
+  __m512i largest = _mm512_setzero_si512();  // |value| as a bit pattern, shifted left by one.
   for (int pair = 0; pair < kBlockPairs; ++pair) {
     const std::byte* even = rows[2 * pair];
     const std::byte* odd = rows[2 * pair + 1];

@@ -85,7 +85,7 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
 }
 
 // Where the rows of one block lie: K rows, then V rows. Keys that no row sees are rows of zeros.
-inline void locate_block(const TileRows& rows, const SeenKeys& seen, int64_t block_begin,
+inline void locate_block(const TileRows& rows, const VisibleKeys& seen, int64_t block_begin,
                          const std::byte* zeros,
                          const std::byte** addresses /* [2 * kBlockKeys] */) {
   const uint64_t wanted = seen.bits(block_begin, kBlockKeys);
@@ -93,7 +93,7 @@ inline void locate_block(const TileRows& rows, const SeenKeys& seen, int64_t blo
   block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
 }
 
-// The K rows of a block turned by their positions, in fp32, then rounded to what the products take.
+// The K rows of a block rotated by their positions, in fp32, then rounded to what the products take.
 template <DType kTo>
 void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
                   TilePass& pass) {
@@ -146,7 +146,7 @@ struct TileBlock {
   bool all_see;            // every row of the pass sees every key
   bool ends_only;          // rows differ in their ends only
   bool v_finite;           // all of V that the pass sees
-  TilePrefetch* prefetch;  // of the next block
+  TilePrefetch* prefetch;  // For the next block.
 };
 
 // Which keys of the block each row of a tile sees. Returns whether every row sees all of them.
@@ -230,7 +230,7 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
   load_pass(rows, first_row, num_rows, pass, math);
   const int64_t token = rows.item->row_begin + first_row / rows.group;
   const int64_t last_token = rows.item->row_begin + (first_row + num_rows - 1) / rows.group;
-  const SeenKeys seen = seen_keys(params, *rows.item, token, last_token + 1);
+  const VisibleKeys seen = visible_keys(params, *rows.item, token, last_token + 1);
   const bool ends_only = seen.ends_only && rows.item->key_begin % kBlockKeys == 0;
   const bool rotates = params.k_rotations[rows.sequence->k_rotation_index].rotary_dim > 0;
   const std::byte** here = pass.rows;

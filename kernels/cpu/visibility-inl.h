@@ -69,7 +69,7 @@ inline uint64_t visible_bits(const AttnParams& params, const AttnSequence& seque
 
 // What token rows [row_begin, row_end) of an item see together. Keys are walked in blocks at
 // absolute multiples of the block length, up to 64 of them.
-struct SeenKeys {
+struct VisibleKeys {
   const AttnParams* params;
   const AttnItem* item;
   int64_t row_begin, row_end;
@@ -101,10 +101,10 @@ struct SeenKeys {
   int64_t next_block(int64_t key, int64_t length) const { return skip_gap(key + length, length); }
 };
 
-inline SeenKeys seen_keys(const AttnParams& params, const AttnItem& item, int64_t row_begin,
-                          int64_t row_end) {
+inline VisibleKeys visible_keys(const AttnParams& params, const AttnItem& item, int64_t row_begin,
+                                int64_t row_end) {
   const AttnSequence& sequence = params.sequences[item.sequence];
-  SeenKeys seen{&params, &item, row_begin, row_end, item.key_begin, 0, 0, 0, 0, 0, 0, true};
+  VisibleKeys seen{&params, &item, row_begin, row_end, item.key_begin, 0, 0, 0, 0, 0, 0, true};
   const int64_t last_end = row_key_end(params, sequence, row_end - 1);  // ends never decrease
   const int64_t first_end = row_key_end(params, sequence, row_begin);
   seen.end = last_end < item.key_end ? last_end : item.key_end;

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "kernels/params.h"
@@ -14,8 +13,18 @@ namespace kvc {
 
 // Where a call enqueues on a GPU: a stream of the host program, or the cache's own. A CPU has no
 // streams.
-using CallStream = std::optional<kvc_stream>;
-constexpr CallStream kOwnStream = std::nullopt;
+class CallStream {
+ public:
+  constexpr CallStream(kvc_stream stream) : stream_(stream) {}
+  static CallStream own() { return {&own_}; }
+  // The stream; `own_stream` where the cache's own is meant.
+  void* get(void* own_stream) const { return stream_ == &own_ ? own_stream : stream_; }
+
+ private:
+  static inline char own_;  // Its address is no stream of anybody.
+  void* stream_;
+};
+inline const CallStream kOwnStream = CallStream::own();
 
 enum class CopyDirection { kDeviceToHost, kHostToDevice, kInsideDevice };
 

@@ -40,7 +40,7 @@ Report run_decode(const DecodeOptions& options) {
   constexpr int64_t kKeysPerTask = 512;
   ReadWalk walk{{}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
   for (int layer = 0; layer < shape.layers; ++layer) {
-    const auto pages = cache.page_addresses(layer, page_ids);
+    const auto pages = page_addresses(cache, layer, page_ids);
     walk.pieces.insert(walk.pieces.end(), pages.begin(), pages.end());
   }
 

@@ -333,7 +333,7 @@ void Cache::grow(kvc_seq seq, int64_t tokens) {
 
 void Cache::grow_unwritten(kvc_seq seq, int64_t tokens) {
   for (int64_t done = 0; done < tokens; done += kFillTokens)
-    step_without_layers({seq}, {std::min(kFillTokens, tokens - done)});
+    step_without_layers(*this, {seq}, {std::min(kFillTokens, tokens - done)});
 }
 
 std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
@@ -348,11 +348,11 @@ std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
   return copy;
 }
 
-std::vector<const std::byte*> Cache::page_addresses(int layer,
-                                                    const std::vector<int32_t>& page_ids) {
+std::vector<const std::byte*> page_addresses(const Cache& cache, int layer,
+                                             const std::vector<int32_t>& page_ids) {
   DLManagedTensorVersioned* pool = nullptr;
   kvc_error error = new_error();
-  check(kvc_export_pool(cache_, layer, KVC_POOL_BYTES, &pool, &error), error);
+  check(kvc_export_pool(cache.get(), layer, KVC_POOL_BYTES, &pool, &error), error);
   const DLTensor& tensor = pool->dl_tensor;
   const std::byte* base = static_cast<const std::byte*>(tensor.data) + tensor.byte_offset;
   const int64_t stride = tensor.strides == nullptr ? tensor.shape[1] : tensor.strides[0];
@@ -377,7 +377,7 @@ void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
   for (int64_t page = 0; page < cache.shape().num_pages; ++page) {
     fillers.push_back(kFirstFiller + page);
     cache.add(fillers.back());
-    cache.step_without_layers({fillers.back()}, {1});
+    step_without_layers(cache, {fillers.back()}, {1});
   }
   for (int seq = 0; seq < count; ++seq)
     turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);

@@ -38,7 +38,7 @@ struct CacheShape {
       // count
       0;
   int latent_rope_dim = 0;
-  int64_t window = 0;  // of every layer; 0: none
+  int64_t window = 0;  // In every layer; 0: none.
   // Of the layers in turn, instead; as many kinds of layers, as many groups
   std::vector<int64_t> windows;
   int page_size = 16;
@@ -94,10 +94,6 @@ class Cache {
   void pop(kvc_seq seq, int64_t tokens);
   kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
                      uint64_t flags = 0);
-  // A forward that computes no layer: begin and end alone.
-  void step_without_layers(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
-    end(begin(seqs, lengths, KVC_FORWARD_PARTIAL));
-  }
   // A token tree of one sequence: for each new token its parent's index, -1: a root.
   kvc_forward* begin_tree(kvc_seq seq, const std::vector<int32_t>& parents);
   void commit_tree(kvc_seq seq, int32_t leaf);
@@ -122,8 +118,6 @@ class Cache {
 
   // Page ids of the open forward's sequences, one after the other.
   std::vector<int32_t> page_ids(kvc_forward* forward);
-  // Where each page of a layer begins; page_layer_bytes() long.
-  std::vector<const std::byte*> page_addresses(int layer, const std::vector<int32_t>& page_ids);
 
  private:
   CacheShape shape_;
@@ -131,6 +125,16 @@ class Cache {
   int num_groups_ = 0;
   std::unique_ptr<Activations> fill_k_, fill_v_;  // MLA: latents and nothing
 };
+
+// A forward that computes no layer: begin and end alone.
+inline void step_without_layers(Cache& cache, const std::vector<kvc_seq>& seqs,
+                                const std::vector<int64_t>& lengths) {
+  cache.end(cache.begin(seqs, lengths, KVC_FORWARD_PARTIAL));
+}
+
+// Where each page of a layer begins; page_layer_bytes() long.
+std::vector<const std::byte*> page_addresses(const Cache& cache, int layer,
+                                             const std::vector<int32_t>& page_ids);
 
 // Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty
 // pool, so the allocator can lay pages side by side. kScattered: pages at random places in the

@@ -24,7 +24,7 @@ constexpr double kUndisturbed = 0.9;
 
 struct Budget {
   int repetitions = 25;  // undisturbed ones wanted
-  double seconds = 8;    // and at most this long
+  double seconds = 8;    // At most this long.
 };
 
 // A median with the range around it.

@@ -65,7 +65,7 @@ class Step {
     ReadWalk walk{
         {}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
     for (int layer = 0; layer < shape.layers; ++layer) {
-      const auto pages = cache_.page_addresses(layer, page_ids);
+      const auto pages = page_addresses(cache_, layer, page_ids);
       walk.pieces.insert(walk.pieces.end(), pages.begin(), pages.end());
     }
     return walk;

@@ -21,7 +21,7 @@ enum class Stage { kExpected, kWaiting, kRunning, kDone };
 struct Request {
   Stage stage = Stage::kExpected;
   std::vector<Token> tokens;  // prompt and answer
-  int64_t computed = 0;       // of these, in the cache
+  int64_t computed = 0;       // Computed tokens are in the cache.
   int64_t ever_computed = 0;  // the most that ever were: what lies below is recomputed
   int64_t admitted = 0;       // order of admission
   Clock::time_point arrival;
@@ -86,7 +86,7 @@ class Scheduler {
     }
   }
 
-  // Running conversations first, oldest first, so that answers do not stall behind new prompts;
+  // Active conversations first, oldest first, so that answers do not stall behind new prompts;
   // then new ones.
   void plan_batch() {
     batch_.clear();

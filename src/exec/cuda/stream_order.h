@@ -25,9 +25,7 @@ class StreamOrder {
   explicit StreamOrder(const Gpu* device);
 
   const Gpu& device() const { return *device_; }
-  cuda::Stream stream_of(CallStream stream) const {
-    return stream.has_value() ? *stream : own_stream_.get();
-  }
+  cuda::Stream stream_of(CallStream stream) const { return stream.get(own_stream_.get()); }
   // Where an out-of-band call runs that names `stream`.
   cuda::Stream out_of_band_stream(cuda::Stream stream) const;
   bool is_capturing(cuda::Stream stream) const;
