@@ -93,7 +93,7 @@ inline void locate_block(const TileRows& rows, const VisibleKeys& seen, int64_t 
   block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
 }
 
-// The K rows of a block rotated by their positions, in fp32, then rounded to what the products take.
+// The K rows of a block rotated by their positions in fp32, rounded to what the products take.
 template <DType kTo>
 void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
                   TilePass& pass) {

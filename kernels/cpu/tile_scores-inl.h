@@ -83,7 +83,7 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
   }
 }
 
-// Bit k: the row sees key k of the block. A score of -inf counts as hidden, a score of NaN as visible.
+// Bit k: the row sees key k of the block. -inf counts as hidden, NaN as visible.
 inline uint64_t visible_keys(const float* scores /* [kBlockKeys] */) {
   uint64_t masked = 0;
   for (int c = 0; c < kBlockVectors; ++c) {
