@@ -65,13 +65,13 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
   return layout;
 }
 
-class Walk {
+class DecodeLoop {
  public:
-  Walk(const AttnParams& params, const AttnItem& item, void* scratch)
+  DecodeLoop(const AttnParams& params, const AttnItem& item, void* scratch)
       : params_(params),
         item_(item),
         sequence_(params.sequences[item.sequence]),
-        seen_(seen_keys(params, item, item.row_begin, item.row_end)),
+        visible_(visible_keys(params, item, item.row_begin, item.row_end)),
         key_rotation_(params.k_rotations[sequence_.k_rotation_index]),
         rotates_(key_rotation_.rotary_dim > 0),
         group_(params.num_q_heads / params.num_kv_heads),
@@ -90,12 +90,12 @@ class Walk {
     // Three chunks are in use: the one before (its last step is still to be accumulated), this one,
     // the next one.
     ChunkRows rows[3];
-    int64_t key = seen_.first_block(kChunk);
-    if (key < seen_.end) locate(key, rows[0]);
-    for (int current = 0; key < seen_.end;) {
+    int64_t key = visible_.first_block(kChunk);
+    if (key < visible_.end) locate(key, rows[0]);
+    for (int current = 0; key < visible_.end;) {
       const int following = current == 2 ? 0 : current + 1;
-      const int64_t next_key = seen_.next_block(key, kChunk);
-      const bool has_next = next_key < seen_.end;
+      const int64_t next_key = visible_.next_block(key, kChunk);
+      const bool has_next = next_key < visible_.end;
       if (has_next) locate(next_key, rows[following]);
       walk_heads(key, rows[current], rows[has_next ? following : current]);
       current = following;
@@ -108,7 +108,7 @@ class Walk {
  private:
   // Addresses of a chunk's rows: the only place where the page table is read.
   void locate(int64_t chunk_key, ChunkRows& rows) const {
-    const auto wanted = static_cast<uint32_t>(seen_.bits(chunk_key, kChunk));
+    const auto wanted = static_cast<uint32_t>(visible_.bits(chunk_key, kChunk));
     int64_t page_index = chunk_key / params_.page_size, offset = chunk_key % params_.page_size;
     const std::byte *k = nullptr, *v = nullptr;
     bool located = false, kept = false;
@@ -139,7 +139,7 @@ class Walk {
     }
   }
 
-  // The chunk's K rows of one head, turned by their positions, into scratch; the next rows are
+  // The chunk's K rows of one head, rotated to their positions, into scratch; the next rows are
   // fetched meanwhile.
   void rotate_keys(int64_t chunk_key, const ChunkRows& rows, int64_t head, const ChunkRows& next,
                    int64_t next_head) {
@@ -206,7 +206,7 @@ class Walk {
   // scores: softmax is a long chain of dependent instructions, and the next dot products, which
   // need nothing of it, run meanwhile.
   void walk_heads(int64_t chunk_key, const ChunkRows& rows, const ChunkRows& next_rows) {
-    const bool all_visible = seen_.all_see(chunk_key, kChunk);
+    const bool all_visible = visible_.all_see(chunk_key, kChunk);
     const bool rules_apply = !all_visible || params_.softcap != 0.0f || params_.alibi != nullptr ||
                              params_.bias != nullptr;
     const bool whole = rows.present == kWholeChunk;
@@ -274,12 +274,12 @@ class Walk {
   const AttnParams& params_;
   const AttnItem& item_;
   const AttnSequence& sequence_;
-  const SeenKeys seen_;
+  const VisibleKeys visible_;
   const Rotation& key_rotation_;
   const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;
-  const DType k_type_;  // that the dot products read
+  const DType k_type_;  // element type of K in the dot products
   const BlockKernels kernels_;
   float* const q_;
   float* const acc_;
@@ -298,7 +298,7 @@ inline size_t attn_decode_scratch_bytes(const AttnParams& params, int64_t max_ro
 }
 
 inline void attn_decode(const AttnParams& params, const AttnItem& item, void* scratch) {
-  decode::Walk(params, item, scratch).run();
+  decode::DecodeLoop(params, item, scratch).run();
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ inline bool serves(const AttnParams& params) {
 
 // Where everything of a pass lies in its scratch memory.
 struct ScratchLayout {
-  int64_t groups;                                                       // of lanes
+  int64_t groups;                                                       // lane groups
   int64_t q_words, acc_floats;                                          // per group
   int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total
 };
@@ -72,15 +72,15 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
 // The rows of a block; of keys that no row of the pass sees, rows of zeros.
 struct Block {
   const std::byte* rows[kBlockKeys];
-  int64_t key = 0;  // absolute key of rows[0]
-  uint64_t seen;    // bit k: some row sees key k of the block
-  int begin, end;   // no bits outside
+  int64_t key = 0;   // absolute key of rows[0]
+  uint64_t visible;  // bit k: some row sees key k of the block
+  int begin, end;    // no bits outside
 };
 
 // Rows that are wanted soon, handed out at an even pace while something is computed.
 struct Fetch {
   const std::byte* rows[2 * kBlockKeys];
-  int64_t count;       // of rows
+  int64_t count;       // rows listed
   int64_t work;        // how much is computed meanwhile
   int64_t done, next;  // work, rows
 
@@ -102,9 +102,9 @@ struct Fetch {
 // waiting.
 constexpr int kFirstKeys = 2 * kScoreKeys;
 
-class Walk {
+class LatentLoop {
  public:
-  Walk(const AttnParams& params, const AttnItem& item, void* scratch)
+  LatentLoop(const AttnParams& params, const AttnItem& item, void* scratch)
       : params_(params),
         item_(item),
         sequence_(params.sequences[item.sequence]),
@@ -141,13 +141,13 @@ class Walk {
   void attend(int64_t first_lane, int64_t num_lanes) {
     first_lane_ = first_lane, num_lanes_ = num_lanes;
     groups_ = (num_lanes + kGroupLanes - 1) / kGroupLanes;
-    seen_ = seen_keys(params_, item_, token_row(0), token_row(num_lanes - 1) + 1);
+    visible_ = visible_keys(params_, item_, token_row(0), token_row(num_lanes - 1) + 1);
     Block blocks[2];
-    locate(seen_.first_block(kBlockKeys), blocks[0]);
+    locate(visible_.first_block(kBlockKeys), blocks[0]);
     prepare(blocks[0]);
     int fetched = blocks[0].begin + kFirstKeys;
-    for (int current = 0; blocks[current].seen != 0; current ^= 1, fetched = kBlockKeys) {
-      locate(seen_.next_block(blocks[current].key, kBlockKeys), blocks[current ^ 1]);
+    for (int current = 0; blocks[current].visible != 0; current ^= 1, fetched = kBlockKeys) {
+      locate(visible_.next_block(blocks[current].key, kBlockKeys), blocks[current ^ 1]);
       walk_groups(blocks[current], fetched, blocks[current ^ 1]);
     }
     finish();
@@ -156,13 +156,13 @@ class Walk {
   // The first block from `key` on that some row sees, or one without any key. The only place where
   // the page table is read.
   void locate(int64_t key, Block& block) const {
-    block.seen = 0;
-    for (; key < seen_.end && block.seen == 0; key = seen_.next_block(key, kBlockKeys)) {
+    block.visible = 0;
+    for (; key < visible_.end && block.visible == 0; key = visible_.next_block(key, kBlockKeys)) {
       block.key = key;
-      block.seen = seen_.bits(key, kBlockKeys);
+      block.visible = visible_.bits(key, kBlockKeys);
     }
-    block.begin = block.seen == 0 ? 0 : __builtin_ctzll(block.seen);
-    block.end = block.seen == 0 ? 0 : kBlockKeys - __builtin_clzll(block.seen);
+    block.begin = block.visible == 0 ? 0 : __builtin_ctzll(block.visible);
+    block.end = block.visible == 0 ? 0 : kBlockKeys - __builtin_clzll(block.visible);
     for (int i = 0; i < block.begin; ++i) block.rows[i] = zeros_;
     for (int i = block.end; i < kBlockKeys; ++i) block.rows[i] = zeros_;
     int64_t page = (block.key + block.begin) / params_.page_size;
@@ -170,13 +170,13 @@ class Walk {
     for (int i = block.begin; i < block.end; ++page, offset = 0) {
       const int64_t left =
           params_.page_size - offset < block.end - i ? params_.page_size - offset : block.end - i;
-      // A page of which no key is seen may be dropped.
-      const bool any = (block.seen >> i & bits_below(left)) != 0;
+      // A page without a visible key may be dropped.
+      const bool any = (block.visible >> i & bits_below(left)) != 0;
       const std::byte* row =
           any ? row_address(params_.k, sequence_.pages[page], 0, offset) : zeros_;
       for (const int stop = i + static_cast<int>(left); i < stop;
            ++i, row += any ? params_.k.token_stride : 0)
-        block.rows[i] = block.seen >> i & 1 ? row : zeros_;
+        block.rows[i] = block.visible >> i & 1 ? row : zeros_;
     }
   }
 
@@ -267,7 +267,7 @@ class Walk {
   bool mask_scores(const Block& block, int64_t group) const {
     const Vec minus_infinity = set1(kMinusInfinity);
     if (block.end % 2 != 0) store(scores_ + block.end * kGroupLanes, minus_infinity);
-    if (seen_.all_see(block.key, kBlockKeys)) {
+    if (visible_.all_see(block.key, kBlockKeys)) {
       Vec smallest = zero();
       for (int key = 0; key < kBlockKeys; ++key)
         smallest = min(load(scores_ + key * kGroupLanes), smallest);
@@ -291,7 +291,7 @@ class Walk {
       float* at = scores_ + key * kGroupLanes;
       const Vec score = select(mask_of(lanes), load(at), minus_infinity);
       store(at, score);
-      if ((block.seen >> key & 1) != 0) hidden |= mask_bits(equal(score, minus_infinity));
+      if ((block.visible >> key & 1) != 0) hidden |= mask_bits(equal(score, minus_infinity));
     }
     return hidden != 0;
   }
@@ -335,7 +335,7 @@ class Walk {
   uint16_t* const queries_;     // [kHalfLanes][row elements], on their way into q_
   float* const row_;            // a query or a result in the order of its elements
   std::byte* const zeros_;
-  SeenKeys seen_{};
+  VisibleKeys visible_{};
   Fetch fetch_;
   int64_t first_lane_ = 0, num_lanes_ = 0, groups_ = 0;
 };
@@ -344,7 +344,7 @@ class Walk {
 
 void attn_decode_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
   if (!latent::serves(params)) return attn_decode(params, item, scratch);
-  latent::Walk(params, item, scratch).run();
+  latent::LatentLoop(params, item, scratch).run();
 }
 
 size_t attn_decode_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {
@@ -355,7 +355,7 @@ size_t attn_decode_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows
 // Latents of any number of rows: one arithmetic for decode and prefill.
 void attn_prefill_bf16(const AttnParams& params, const AttnItem& item, void* scratch) {
   if (!latent::serves(params)) return attn_tile_bf16(params, item, scratch);
-  latent::Walk(params, item, scratch).run();
+  latent::LatentLoop(params, item, scratch).run();
 }
 
 size_t attn_prefill_bf16_scratch_bytes(const AttnParams& params, int64_t max_rows) {
