@@ -51,15 +51,14 @@ void cta_schedule(benchmark::State& state) {
   geometry.tile_rows = 16;
   geometry.key_block = 64;
   geometry.item_cost = 2;
-  const kvc::cuda::ScheduleShape shape{
-      .num_kv_heads = kShape.num_kv_heads,
-      .group_size = kShape.group_size(),
-      .causal = 1,
-      .split_sinks = 0,
-      .fixed_keys = static_cast<int32_t>(kvc::split_keys(kShape)),
-      .min_rows = 0,
-      .max_rows = INT32_MAX,
-      .geometry = geometry};
+  const kvc::cuda::ScheduleShape shape{.num_kv_heads = kShape.num_kv_heads,
+                                       .group_size = kShape.group_size(),
+                                       .causal = 1,
+                                       .split_sinks = 0,
+                                       .fixed_keys = static_cast<int32_t>(kvc::split_keys(kShape)),
+                                       .min_rows = 0,
+                                       .max_rows = INT32_MAX,
+                                       .geometry = geometry};
   const kvc::cuda::ScheduleLimits limits = kvc::cuda::test::limits_of(batch);
   auto schedule = kvc::cuda::test::empty_schedule(shape, limits);
   const auto num_sequences = static_cast<int32_t>(batch.size());

@@ -108,9 +108,9 @@ void fail_event(uint64_t nth) {
   cudasim::fail_call("cudaEventCreateWithFlags", nth, cudaErrorMemoryAllocation);
 }
 
-// What changes a cache for good cannot fail for lack of memory: where nothing more can be had, `call`
-// waits for the staging memory that the cache keeps. With any one allocation or event missing, it
-// gives a subject of its own the same picture as with all of them.
+// What changes a cache for good cannot fail for lack of memory: where nothing more can be had,
+// `call` waits for the staging memory that the cache keeps. With any one allocation or event
+// missing, it gives a subject of its own the same picture as with all of them.
 template <typename Subject>
 Picture expect_same_without_memory(const std::function<kvc_status(Subject&, kvc_error*)>& call) {
   const auto picture_after = [&](const std::function<void(uint64_t)>& fail, uint64_t nth) {
