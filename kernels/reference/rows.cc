@@ -9,7 +9,7 @@
 namespace kvc::kernels::reference {
 namespace {
 
-// Both elements of a pair are read before either is written: a row may be turned in place.
+// Both elements of a pair are read before either is written: a row may be rotated in place.
 void write_rotated(std::byte* to, DType to_type, const std::byte* from, DType from_type,
                    const Rotation& rotation, int64_t rotation_row, int64_t dim) {
   const int64_t half = rotation.rotary_dim / 2, begin = rotation.begin, end = begin + 2 * half;

@@ -11,7 +11,7 @@
 namespace kvc::bench {
 namespace {
 
-constexpr int kMeasurements = 4;  // that share the time
+constexpr int kMeasurements = 4;  // measurements that share the time
 // A prefix that is read by one sequence after the other comes from memory each time when it is
 // larger than the last-level cache; layers make it this large.
 constexpr int64_t kPrefixBytes = int64_t{256} << 20;

@@ -198,23 +198,24 @@ void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs,
   if (turns.empty()) return;
   std::shuffle(turns.begin(), turns.end(), random_);
   const std::vector<kvc_seq> fillers = shape_.window > 0 ? std::vector<kvc_seq>() : add_fillers();
-  std::vector<kvc_seq> holders;  // a filler for each page that it holds
+  std::vector<kvc_seq> filler_of_page;  // one entry per page of a filler
   for (const kvc_seq filler : fillers) {
     int64_t tokens = 0;
     kvc_error error = new_error();
     check(kvc_seq_length(cache_, filler, &tokens, &error), error);
-    holders.insert(holders.end(), static_cast<size_t>(tokens / shape_.page_size), filler);
+    filler_of_page.insert(filler_of_page.end(), static_cast<size_t>(tokens / shape_.page_size),
+                          filler);
   }
-  std::shuffle(holders.begin(), holders.end(), random_);
+  std::shuffle(filler_of_page.begin(), filler_of_page.end(), random_);
 
   std::vector<int64_t> missing = lengths;
   for (const size_t turn : turns) {
     if (!fillers.empty()) {
-      if (holders.empty())
+      if (filler_of_page.empty())
         throw std::runtime_error("the pool has fewer pages than the sequences need");
       kvc_error error = new_error();
-      check(kvc_seq_pop(cache_, holders.back(), shape_.page_size, &error), error);
-      holders.pop_back();
+      check(kvc_seq_pop(cache_, filler_of_page.back(), shape_.page_size, &error), error);
+      filler_of_page.pop_back();
     }
     const int64_t part = std::min<int64_t>(shape_.page_size, missing[turn]);
     end(begin({seqs[turn]}, {part}));

@@ -99,8 +99,8 @@ Report run_swap(const SwapOptions& options) {
   report["memcpy"] = plain;
   for (const bool in_runs : {false, true}) {
     Workload workload(cache, pages_per_part, in_runs);
-    for (int part = 0; part < Workload::kParts; ++part)
-      workload.run(part, KVC_SWAP_OUT);  // and every host page
+    // The first swaps touch every host page.
+    for (int part = 0; part < Workload::kParts; ++part) workload.run(part, KVC_SWAP_OUT);
     for (const kvc_swap_direction direction : {KVC_SWAP_OUT, KVC_SWAP_IN}) {
       const uint64_t runs_before = cache.stats().copy_runs;
       workload.run(0, direction);

@@ -9,7 +9,7 @@
 namespace kvc::bench {
 namespace {
 
-constexpr int kMeasurements = 4;  // that share the time
+constexpr int kMeasurements = 4;  // measurements that share the time
 constexpr int kPrefillLayers = 1;
 constexpr int kLengthFactor = 4;  // the shorter and the longer context
 

@@ -47,9 +47,9 @@ std::vector<MapCell> map_cells(const std::vector<PageUse>& pages, int root) {
   std::vector<MapCell> cells;
   for (const PageUse& page : pages) {
     MapCell cell;
-    if (page.holders == 1 && page.first_holder != root) {
-      cell = {MapCell::kOwn, page.first_holder};
-    } else if (page.holders > 0) {
+    if (page.refs == 1 && page.first_sequence != root) {
+      cell = {MapCell::kOwn, page.first_sequence};
+    } else if (page.refs > 0) {
       cell.kind = MapCell::kShared;
     }
     cells.push_back(cell);

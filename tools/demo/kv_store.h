@@ -24,15 +24,15 @@ struct BatchItem {
 };
 
 struct MemoryUse {
-  uint64_t reserved_bytes = 0;  // taken from what others could have
-  uint64_t used_bytes = 0;      // of these, holding the key or value of a token
+  uint64_t reserved_bytes = 0;  // memory that others cannot have
+  uint64_t used_bytes = 0;      // reserved bytes that hold a token's key or value
 };
 
-// One page of a pool at some moment. Without holders the page is free.
+// One page of a pool at some moment. Without references the page is free.
 struct PageUse {
-  int holders = 0;
-  int first_holder = -1;  // lowest sequence that holds it
-  int64_t filled = 0;     // tokens in it
+  int refs = 0;
+  int first_sequence = -1;  // lowest sequence with a reference
+  int64_t filled = 0;       // tokens in it
 };
 
 class KvStore {
