@@ -7,6 +7,7 @@
 #include <string>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -28,13 +29,14 @@ class Forks {
         apart_(cache_.shape().storage, options.sequences, model.q_heads, model.head_dim, 5),
         one_token_(static_cast<size_t>(options.sequences), 1) {
     cache_.add(0);
-    cache_.grow(0, options.prefix);
+    SequenceFiller filler(cache_);
+    filler.grow(0, options.prefix);
     for (int seq = 0; seq < options.sequences; ++seq) {
       if (seq > 0) cache_.fork(0, seq);
       seqs_.push_back(seq);
     }
     // The last token of each tail is the one that the measured step appends.
-    for (const kvc_seq seq : seqs_) cache_.grow(seq, options.tail - 1);
+    for (const kvc_seq seq : seqs_) filler.grow(seq, options.tail - 1);
   }
 
   int layers() const { return cache_.shape().layers; }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -35,12 +36,12 @@ Report run_decode(const DecodeOptions& options) {
     seqs.push_back(seq);
   }
   kvc_forward* forward = cache.begin(seqs, std::vector<int64_t>(seqs.size(), 1));
-  const std::vector<int32_t> page_ids = cache.page_ids(forward);
+  const std::vector<int32_t> page_ids = page_ids_of(forward);
 
   constexpr int64_t kKeysPerTask = 512;
   ReadWalk walk{{}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
   for (int layer = 0; layer < shape.layers; ++layer) {
-    const auto pages = cache.page_addresses(layer, page_ids);
+    const auto pages = page_addresses(cache, layer, page_ids);
     walk.pieces.insert(walk.pieces.end(), pages.begin(), pages.end());
   }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -61,11 +62,11 @@ class Step {
   // All pages of all layers, in the order in which the layers are walked.
   ReadWalk walk() {
     const CacheShape& shape = cache_.shape();
-    const std::vector<int32_t> page_ids = cache_.page_ids(forward_);
+    const std::vector<int32_t> page_ids = page_ids_of(forward_);
     ReadWalk walk{
         {}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
     for (int layer = 0; layer < shape.layers; ++layer) {
-      const auto pages = cache_.page_addresses(layer, page_ids);
+      const auto pages = page_addresses(cache_, layer, page_ids);
       walk.pieces.insert(walk.pieces.end(), pages.begin(), pages.end());
     }
     return walk;

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -25,10 +26,11 @@ class Windowed {
         v_(cache_.shape().storage, new_tokens, options.model.kv_heads, options.model.head_dim, 3),
         out_(cache_.shape().storage, new_tokens, options.model.q_heads, options.model.head_dim, 4) {
     const int64_t old_tokens = context - new_tokens;
-    const int64_t unseen = window == 0 ? 0 : std::max<int64_t>(0, old_tokens - window);
+    const int64_t hidden = window == 0 ? 0 : std::max<int64_t>(0, old_tokens - window);
     cache_.add(0);
-    cache_.grow_unwritten(0, unseen);
-    cache_.grow(0, old_tokens - unseen);
+    SequenceFiller filler(cache_);
+    filler.grow_unwritten(0, hidden);
+    filler.grow(0, old_tokens - hidden);
   }
 
   int layers() const { return cache_.shape().layers; }
