@@ -169,7 +169,7 @@ struct AttnItem {
 // split_offsets[first_split + s]; the next rows follow it: all splits of a group have the same
 // heads.
 struct AttnMergeGroup {
-  int32_t sequence;  // Sequence that the rows belong to.
+  int32_t sequence;  // sequence that the rows belong to
   int32_t head_begin, head_end;
   int32_t num_splits;
   int64_t row_begin, row_end;

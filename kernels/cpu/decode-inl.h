@@ -139,7 +139,7 @@ class DecodeLoop {
     }
   }
 
-  // The chunk's K rows of one head, rotated by their positions, into scratch; the next rows are
+  // The chunk's K rows of one head, rotated to their positions, into scratch; the next rows are
   // fetched meanwhile.
   void rotate_keys(int64_t chunk_key, const ChunkRows& rows, int64_t head, const ChunkRows& next,
                    int64_t next_head) {
@@ -279,7 +279,7 @@ class DecodeLoop {
   const bool rotates_;
   const int64_t group_;
   const ScratchLayout layout_;
-  const DType k_type_;  // The type that the dot products read.
+  const DType k_type_;  // element type of K in the dot products
   const BlockKernels kernels_;
   float* const q_;
   float* const acc_;

@@ -23,7 +23,7 @@ struct BlockArgs {
   const std::byte* const* rows;  // [kChunk], at offset
   const std::byte* const* next;  // [kChunk] to prefetch, at next_offset
   int64_t offset, next_offset;
-  int64_t stride;  // Floats between rows of q or acc.
+  int64_t stride;  // floats per row of q or acc
   int dim;
 };
 

@@ -45,7 +45,7 @@ inline bool serves(const AttnParams& params) {
 
 // Where everything of a pass lies in its scratch memory.
 struct ScratchLayout {
-  int64_t groups;                                                       // Groups of lanes.
+  int64_t groups;                                                       // lane groups
   int64_t q_words, acc_floats;                                          // per group
   int64_t q, acc, states, scores, weights, queries, row, zeros, bytes;  // byte offsets, total
 };
@@ -72,15 +72,15 @@ inline ScratchLayout scratch_layout(const AttnParams& params, int64_t token_rows
 // The rows of a block; of keys that no row of the pass sees, rows of zeros.
 struct Block {
   const std::byte* rows[kBlockKeys];
-  int64_t key = 0;  // absolute key of rows[0]
-  uint64_t seen;    // bit k: some row sees key k of the block
-  int begin, end;   // no bits outside
+  int64_t key = 0;   // absolute key of rows[0]
+  uint64_t visible;  // bit k: some row sees key k of the block
+  int begin, end;    // no bits outside
 };
 
 // Rows that are wanted soon, handed out at an even pace while something is computed.
 struct Fetch {
   const std::byte* rows[2 * kBlockKeys];
-  int64_t count;       // Number of rows.
+  int64_t count;       // rows listed
   int64_t work;        // how much is computed meanwhile
   int64_t done, next;  // work, rows
 
@@ -146,7 +146,7 @@ class LatentLoop {
     locate(visible_.first_block(kBlockKeys), blocks[0]);
     prepare(blocks[0]);
     int fetched = blocks[0].begin + kFirstKeys;
-    for (int current = 0; blocks[current].seen != 0; current ^= 1, fetched = kBlockKeys) {
+    for (int current = 0; blocks[current].visible != 0; current ^= 1, fetched = kBlockKeys) {
       locate(visible_.next_block(blocks[current].key, kBlockKeys), blocks[current ^ 1]);
       walk_groups(blocks[current], fetched, blocks[current ^ 1]);
     }
@@ -156,13 +156,13 @@ class LatentLoop {
   // The first block from `key` on that some row sees, or one without any key. The only place where
   // the page table is read.
   void locate(int64_t key, Block& block) const {
-    block.seen = 0;
-    for (; key < visible_.end && block.seen == 0; key = visible_.next_block(key, kBlockKeys)) {
+    block.visible = 0;
+    for (; key < visible_.end && block.visible == 0; key = visible_.next_block(key, kBlockKeys)) {
       block.key = key;
-      block.seen = visible_.bits(key, kBlockKeys);
+      block.visible = visible_.bits(key, kBlockKeys);
     }
-    block.begin = block.seen == 0 ? 0 : __builtin_ctzll(block.seen);
-    block.end = block.seen == 0 ? 0 : kBlockKeys - __builtin_clzll(block.seen);
+    block.begin = block.visible == 0 ? 0 : __builtin_ctzll(block.visible);
+    block.end = block.visible == 0 ? 0 : kBlockKeys - __builtin_clzll(block.visible);
     for (int i = 0; i < block.begin; ++i) block.rows[i] = zeros_;
     for (int i = block.end; i < kBlockKeys; ++i) block.rows[i] = zeros_;
     int64_t page = (block.key + block.begin) / params_.page_size;
@@ -170,13 +170,13 @@ class LatentLoop {
     for (int i = block.begin; i < block.end; ++page, offset = 0) {
       const int64_t left =
           params_.page_size - offset < block.end - i ? params_.page_size - offset : block.end - i;
-      // A page of which no key is seen may be dropped.
-      const bool any = (block.seen >> i & bits_below(left)) != 0;
+      // A page without a visible key may be dropped.
+      const bool any = (block.visible >> i & bits_below(left)) != 0;
       const std::byte* row =
           any ? row_address(params_.k, sequence_.pages[page], 0, offset) : zeros_;
       for (const int stop = i + static_cast<int>(left); i < stop;
            ++i, row += any ? params_.k.token_stride : 0)
-        block.rows[i] = block.seen >> i & 1 ? row : zeros_;
+        block.rows[i] = block.visible >> i & 1 ? row : zeros_;
     }
   }
 
@@ -291,7 +291,7 @@ class LatentLoop {
       float* at = scores_ + key * kGroupLanes;
       const Vec score = select(mask_of(lanes), load(at), minus_infinity);
       store(at, score);
-      if ((block.seen >> key & 1) != 0) hidden |= mask_bits(equal(score, minus_infinity));
+      if ((block.visible >> key & 1) != 0) hidden |= mask_bits(equal(score, minus_infinity));
     }
     return hidden != 0;
   }

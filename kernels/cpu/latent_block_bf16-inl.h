@@ -275,7 +275,7 @@ inline void value_lane(const ValueArgs& args, int lane, uint64_t visible,
 
 // Whether the first v_dim elements of all rows are finite.
 inline bool values_are_finite(const std::byte* const* rows, int count, int64_t v_dim) {
-  __m512i largest = _mm512_setzero_si512();  // |value| as a bit pattern, shifted left by one.
+  __m512i largest = _mm512_setzero_si512();  // largest |value| as bit patterns, shifted left by one
   for (int key = 0; key < count; ++key) {
     for (int64_t d = 0; d < v_dim; d += kColumn) {
       const __m512i x = _mm512_maskz_loadu_epi16(column_mask(v_dim - d), rows[key] + d * 2);

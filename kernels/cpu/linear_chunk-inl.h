@@ -169,7 +169,7 @@ inline void weigh_by_token(const LinearParams& params, int64_t token, int64_t to
 // A decay per channel stands inside the dot products: tokens j in lanes, D_ij k_j of every channel
 // is multiplied on from i to i + 1.
 inline void weigh_pairs_by_channel(const LinearParams& params, int64_t i, const ChunkScratch& s) {
-  constexpr int kChains = 2;  // Independent chains of additions do not wait for each other.
+  constexpr int kChains = 2;  // independent chains of additions: neither waits for the other
   for (int64_t j = 0; j <= i; j += kLanes) {
     const bool has_own = i - j < kLanes;
     const bool first = i == j;  // nothing of this vector's tokens yet

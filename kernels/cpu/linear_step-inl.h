@@ -29,7 +29,7 @@ struct StepHead {
   StepRows rows;
   const std::byte* state_in;
   std::byte* state_out;
-  const std::byte* next_state;  // The next head's, fetched meanwhile.
+  const std::byte* next_state;  // state of the next head, fetched meanwhile
   const std::byte* v;
   std::byte* out;
   float beta;

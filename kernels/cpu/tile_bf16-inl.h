@@ -80,7 +80,7 @@ bool pack_v_bf16(const std::byte* const* rows, int64_t v_dim, int64_t v_padded, 
   }
   const __m512i low = _mm512_load_si512(low_index);
   const __m512i high = _mm512_load_si512(high_index);
-  __m512i largest = _mm512_setzero_si512();  // |value| as a bit pattern, shifted left by one.
+  __m512i largest = _mm512_setzero_si512();  // largest |value| as bit patterns, shifted left by one
   for (int pair = 0; pair < kBlockPairs; ++pair) {
     const std::byte* even = rows[2 * pair];
     const std::byte* odd = rows[2 * pair + 1];
@@ -215,7 +215,7 @@ struct MathBf16 {
   uint32_t* k_packed;  // [k_pairs][kBlockKeys]           (K[key][2d], K[key][2d+1])
   uint32_t* v_packed;  // [kBlockPairs][v_padded]         (V[2key][d], V[2key+1][d])
   // [kBlockPairs][v_padded]         v_packed without the keys that one row does not see
-  uint32_t* v_seen;
+  uint32_t* v_visible;
   uint32_t* p;  // [kMaxTileRows][kBlockPairs]     P as pairs of bf16
 
   static int64_t query_bytes(const AttnParams& params) { return (params.k_dim + 1) / 2 * 4; }
@@ -229,7 +229,7 @@ struct MathBf16 {
     v_packed = take_array<uint32_t>(cursor, v_padded * kBlockPairs);
     p = take_array<uint32_t>(cursor, kMaxTileRows * kBlockPairs);
     q = take_array<uint32_t>(cursor, max_rows * k_pairs);
-    v_seen = take_array<uint32_t>(cursor, v_padded * kBlockPairs);
+    v_visible = take_array<uint32_t>(cursor, v_padded * kBlockPairs);
   }
 
   void load_query(const float* query /* [k_dim] */, int64_t row) {
@@ -268,8 +268,8 @@ struct MathBf16 {
   }
 
   void values_of_visible(int row, uint64_t visible, float correction, int num_keys, float* acc) {
-    copy_visible_v_bf16(v_packed, visible, v_padded, v_seen);
-    value_rows_bf16<1>(p + row * kBlockPairs, &correction, v_seen, (num_keys + 1) / 2, v_padded,
+    copy_visible_v_bf16(v_packed, visible, v_padded, v_visible);
+    value_rows_bf16<1>(p + row * kBlockPairs, &correction, v_visible, (num_keys + 1) / 2, v_padded,
                        acc);
   }
 };

@@ -6,7 +6,7 @@
 //     acc[6][v_dim] = acc * correction + P V       6 x kTileColumns register tiles over v_dim
 //
 // Same bits for a row in any company: every (row, key) score and every (row, dim) accumulator is
-// one chain of fused multiply-adds in a fixed order, whatever the tile's height and width. Unseen
+// one chain of fused multiply-adds in a fixed order, whatever the tile's height and width. Hidden
 // keys contribute P = +0: see tile_bf16-inl.h. Include a vec_<isa>.h first.
 #pragma once
 
@@ -147,11 +147,11 @@ struct MathF32 {
 
   int64_t k_dim, v_dim, v_padded;
   DType v_dtype;
-  float* q;         // [max_rows][k_dim]
-  float* k_packed;  // [k_dim][kBlockKeys]
-  float* v_packed;  // [kBlockKeys][v_padded]
-  float* v_seen;    // [kBlockKeys][v_padded]  v_packed without the keys that one row does not see
-  const float* p;   // [kMaxTileRows][kBlockKeys]
+  float* q;          // [max_rows][k_dim]
+  float* k_packed;   // [k_dim][kBlockKeys]
+  float* v_packed;   // [kBlockKeys][v_padded]
+  float* v_visible;  // [kBlockKeys][v_padded]  v_packed without the keys that one row does not see
+  const float* p;    // [kMaxTileRows][kBlockKeys]
 
   static int64_t query_bytes(const AttnParams& params) { return int64_t{params.k_dim} * 4; }
 
@@ -163,7 +163,7 @@ struct MathF32 {
     k_packed = take_array<float>(cursor, k_dim * kBlockKeys);
     v_packed = take_array<float>(cursor, v_padded * kBlockKeys);
     q = take_array<float>(cursor, max_rows * k_dim);
-    v_seen = take_array<float>(cursor, v_padded * kBlockKeys);
+    v_visible = take_array<float>(cursor, v_padded * kBlockKeys);
   }
 
   void load_query(const float* query /* [k_dim] */, int64_t row) {
@@ -195,7 +195,7 @@ struct MathF32 {
 
   void values_of_visible(int row, uint64_t visible, float correction, int num_keys, float* acc) {
     for (int key = 0; key < num_keys; ++key) {
-      float* to = v_seen + key * v_padded;
+      float* to = v_visible + key * v_padded;
       const size_t bytes = static_cast<size_t>(v_padded) * sizeof(float);
       if (visible >> key & 1) {
         __builtin_memcpy(to, v_packed + key * v_padded, bytes);
@@ -203,7 +203,7 @@ struct MathF32 {
         __builtin_memset(to, 0, bytes);
       }
     }
-    value_rows_f32<1>(p + row * kBlockKeys, &correction, v_seen, num_keys, v_padded, acc);
+    value_rows_f32<1>(p + row * kBlockKeys, &correction, v_visible, num_keys, v_padded, acc);
   }
 };
 

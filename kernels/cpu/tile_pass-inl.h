@@ -85,15 +85,16 @@ TilePass allocate_pass(const AttnParams& params, int64_t item_rows, Math& math,
 }
 
 // Where the rows of one block lie: K rows, then V rows. Keys that no row sees are rows of zeros.
-inline void locate_block(const TileRows& rows, const VisibleKeys& seen, int64_t block_begin,
+inline void locate_block(const TileRows& rows, const VisibleKeys& visible, int64_t block_begin,
                          const std::byte* zeros,
                          const std::byte** addresses /* [2 * kBlockKeys] */) {
-  const uint64_t wanted = seen.bits(block_begin, kBlockKeys);
+  const uint64_t wanted = visible.bits(block_begin, kBlockKeys);
   block_row_addresses(rows.params->k, rows, block_begin, wanted, zeros, addresses);
   block_row_addresses(rows.params->v, rows, block_begin, wanted, zeros, addresses + kBlockKeys);
 }
 
-// The K rows of a block rotated by their positions in fp32, rounded to what the products take.
+// The K rows of a block, rotated to their positions in fp32, then rounded to what the products
+// take.
 template <DType kTo>
 void rotate_block(const TileRows& rows, int64_t block_begin, const std::byte* const* k_rows,
                   TilePass& pass) {
@@ -146,7 +147,7 @@ struct TileBlock {
   bool all_see;            // every row of the pass sees every key
   bool ends_only;          // rows differ in their ends only
   bool v_finite;           // all of V that the pass sees
-  TilePrefetch* prefetch;  // For the next block.
+  TilePrefetch* prefetch;  // reads the next block
 };
 
 // Which keys of the block each row of a tile sees. Returns whether every row sees all of them.
@@ -191,7 +192,7 @@ void attend_rows(const TileRows& rows, int64_t first_row /* of the pass, in the 
     for (int r = 0; r < kRows; ++r) mask_scores(pass.scores + r * kBlockKeys, visible[r]);
   }
   if (!block.v_finite) {
-    for (int r = 0; r < kRows; ++r) visible[r] = visible_keys(pass.scores + r * kBlockKeys);
+    for (int r = 0; r < kRows; ++r) visible[r] = visible_key_bits(pass.scores + r * kBlockKeys);
   }
   softmax_rows(kRows, pass.scores, pass.max + row, pass.sum + row * kLanes, pass.correction);
   math.weights(pass.scores, kRows);
@@ -230,22 +231,22 @@ void attend_pass(const TileRows& rows, int64_t first_row, int64_t num_rows, Tile
   load_pass(rows, first_row, num_rows, pass, math);
   const int64_t token = rows.item->row_begin + first_row / rows.group;
   const int64_t last_token = rows.item->row_begin + (first_row + num_rows - 1) / rows.group;
-  const VisibleKeys seen = visible_keys(params, *rows.item, token, last_token + 1);
-  const bool ends_only = seen.ends_only && rows.item->key_begin % kBlockKeys == 0;
+  const VisibleKeys visible = visible_keys(params, *rows.item, token, last_token + 1);
+  const bool ends_only = visible.ends_only && rows.item->key_begin % kBlockKeys == 0;
   const bool rotates = params.k_rotations[rows.sequence->k_rotation_index].rotary_dim > 0;
   const std::byte** here = pass.rows;
   const std::byte** next = pass.rows + 2 * kBlockKeys;
-  int64_t block = seen.first_block(kBlockKeys);
-  if (block < seen.end) locate_block(rows, seen, block, pass.zeros, here);
-  while (block < seen.end) {
-    const int64_t next_block = seen.next_block(block, kBlockKeys);
-    const bool has_next = next_block < seen.end;
-    if (has_next) locate_block(rows, seen, next_block, pass.zeros, next);
+  int64_t block = visible.first_block(kBlockKeys);
+  if (block < visible.end) locate_block(rows, visible, block, pass.zeros, here);
+  while (block < visible.end) {
+    const int64_t next_block = visible.next_block(block, kBlockKeys);
+    const bool has_next = next_block < visible.end;
+    if (has_next) locate_block(rows, visible, next_block, pass.zeros, next);
     if (rotates) rotate_block<Math::kRotated>(rows, block, here, pass);
     const bool v_finite = math.pack(rotates ? pass.rotated_rows : here,
                                     rotates ? Math::kRotated : params.k.dtype, here + kBlockKeys);
     TilePrefetch prefetch = tile_prefetch(params, next, has_next, num_rows);
-    const TileBlock state = {block, seen.all_see(block, kBlockKeys), ends_only, v_finite,
+    const TileBlock state = {block, visible.all_see(block, kBlockKeys), ends_only, v_finite,
                              &prefetch};
     int64_t row = 0;
     for (; row + 6 <= num_rows; row += 6) attend_rows<6>(rows, first_row, row, state, pass, math);

@@ -83,8 +83,8 @@ void adjust_scores(const TileRows& rows, const TileRow& row, int64_t block_begin
   }
 }
 
-// Bit k: the row sees key k of the block. -inf counts as hidden, NaN as visible.
-inline uint64_t visible_keys(const float* scores /* [kBlockKeys] */) {
+// Bit k: the row sees key k of the block. A score of -inf hides its key, a score of NaN does not.
+inline uint64_t visible_key_bits(const float* scores /* [kBlockKeys] */) {
   uint64_t masked = 0;
   for (int c = 0; c < kBlockVectors; ++c) {
     masked |=

@@ -40,8 +40,8 @@ inline uint64_t bits_below(int64_t count) {
   return count <= 0 ? 0 : count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
 }
 
-// 64 bits of a row's tree mask from first_key on; keys before the tree count as seen, those behind
-// it do not.
+// 64 bits of a row's tree mask from first_key on; keys before the tree count as visible, those
+// behind it do not.
 inline uint64_t tree_bits(const AttnSequence& sequence, int64_t row, int64_t first_key) {
   const int64_t offset = first_key - sequence.tree_begin;
   if (offset <= -64) return ~uint64_t{0};
@@ -73,7 +73,7 @@ struct VisibleKeys {
   const AttnParams* params;
   const AttnItem* item;
   int64_t row_begin, row_end;
-  int64_t begin, end;          // nothing outside is seen
+  int64_t begin, end;          // nothing outside is visible
   int64_t gap_begin, gap_end;  // nor between the sinks and the first window
   int64_t all_begin, all_end;  // every row sees these ...
   int64_t all_sinks;           // ... and those in front of this one
@@ -89,10 +89,11 @@ struct VisibleKeys {
     if (all_see(first_key, count)) return all;
     if (ends_only) return all & bits_below(end - first_key) & ~bits_below(begin - first_key);
     const AttnSequence& sequence = params->sequences[item->sequence];
-    uint64_t seen = 0;
-    for (int64_t row = row_begin; row < row_end && seen != all; ++row)
-      seen |= visible_bits(*params, sequence, row, first_key, item->key_begin, item->key_end) & all;
-    return seen;
+    uint64_t visible = 0;
+    for (int64_t row = row_begin; row < row_end && visible != all; ++row)
+      visible |=
+          visible_bits(*params, sequence, row, first_key, item->key_begin, item->key_end) & all;
+    return visible;
   }
   int64_t skip_gap(int64_t key, int64_t length) const {
     return key >= gap_begin && key + length <= gap_end ? gap_end / length * length : key;
@@ -104,12 +105,12 @@ struct VisibleKeys {
 inline VisibleKeys visible_keys(const AttnParams& params, const AttnItem& item, int64_t row_begin,
                                 int64_t row_end) {
   const AttnSequence& sequence = params.sequences[item.sequence];
-  VisibleKeys seen{&params, &item, row_begin, row_end, item.key_begin, 0, 0, 0, 0, 0, 0, true};
+  VisibleKeys visible{&params, &item, row_begin, row_end, item.key_begin, 0, 0, 0, 0, 0, 0, true};
   const int64_t last_end = row_key_end(params, sequence, row_end - 1);  // ends never decrease
   const int64_t first_end = row_key_end(params, sequence, row_begin);
-  seen.end = last_end < item.key_end ? last_end : item.key_end;
-  seen.all_end = first_end < seen.end ? first_end : seen.end;
-  seen.ends_only = sequence.key_begins == nullptr && sequence.tree_mask == nullptr;
+  visible.end = last_end < item.key_end ? last_end : item.key_end;
+  visible.all_end = first_end < visible.end ? first_end : visible.end;
+  visible.ends_only = sequence.key_begins == nullptr && sequence.tree_mask == nullptr;
   if (sequence.key_begins != nullptr) {
     int64_t first = sequence.key_begins[row_begin], last = first;
     for (int64_t row = row_begin + 1; row < row_end; ++row) {
@@ -117,14 +118,14 @@ inline VisibleKeys visible_keys(const AttnParams& params, const AttnItem& item, 
       first = row_first < first ? row_first : first;
       last = row_first > last ? row_first : last;
     }
-    seen.gap_begin = sequence.sink_end;
-    seen.gap_end = first > sequence.sink_end ? first : sequence.sink_end;
-    seen.all_begin = last;
-    seen.all_sinks = sequence.sink_end;
+    visible.gap_begin = sequence.sink_end;
+    visible.gap_end = first > sequence.sink_end ? first : sequence.sink_end;
+    visible.all_begin = last;
+    visible.all_sinks = sequence.sink_end;
   }
-  if (sequence.tree_mask != nullptr && sequence.tree_begin < seen.all_end)
-    seen.all_end = sequence.tree_begin;
-  return seen;
+  if (sequence.tree_mask != nullptr && sequence.tree_begin < visible.all_end)
+    visible.all_end = sequence.tree_begin;
+  return visible;
 }
 
 }  // namespace

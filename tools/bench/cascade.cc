@@ -7,11 +7,12 @@
 #include <string>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
 
-constexpr int kMeasurements = 4;  // Measurements that share the time.
+constexpr int kMeasurements = 4;  // measurements that share the time
 // A prefix that is read by one sequence after the other comes from memory each time when it is
 // larger than the last-level cache; layers make it this large.
 constexpr int64_t kPrefixBytes = int64_t{256} << 20;
@@ -28,13 +29,14 @@ class Forks {
         apart_(cache_.shape().storage, options.sequences, model.q_heads, model.head_dim, 5),
         one_token_(static_cast<size_t>(options.sequences), 1) {
     cache_.add(0);
-    cache_.grow(0, options.prefix);
+    SequenceFiller filler(cache_);
+    filler.grow(0, options.prefix);
     for (int seq = 0; seq < options.sequences; ++seq) {
       if (seq > 0) cache_.fork(0, seq);
       seqs_.push_back(seq);
     }
     // The last token of each tail is the one that the measured step appends.
-    for (const kvc_seq seq : seqs_) cache_.grow(seq, options.tail - 1);
+    for (const kvc_seq seq : seqs_) filler.grow(seq, options.tail - 1);
   }
 
   int layers() const { return cache_.shape().layers; }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -35,7 +36,7 @@ Report run_decode(const DecodeOptions& options) {
     seqs.push_back(seq);
   }
   kvc_forward* forward = cache.begin(seqs, std::vector<int64_t>(seqs.size(), 1));
-  const std::vector<int32_t> page_ids = cache.page_ids(forward);
+  const std::vector<int32_t> page_ids = page_ids_of(forward);
 
   constexpr int64_t kKeysPerTask = 512;
   ReadWalk walk{{}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};

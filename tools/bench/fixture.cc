@@ -10,9 +10,6 @@
 namespace kvc::bench {
 namespace {
 
-constexpr int64_t kFillTokens = 512;  // tokens of one filling forward
-constexpr kvc_seq kFirstFiller = 1 << 20;
-
 struct IsaName {
   const char* name;
   kvc_cpu_isa isa;
@@ -305,38 +302,7 @@ kvc_stats Cache::stats() const {
   return stats;
 }
 
-void Cache::grow(kvc_seq seq, int64_t tokens) {
-  const bool latent = shape_.latent_rank > 0;
-  if (shape_.tensor_memory && fill_k_ == nullptr) {
-    fill_k_ =
-        std::make_unique<Activations>(shape_.storage, kFillTokens, latent ? 1 : shape_.kv_heads,
-                                      latent ? shape_.latent_dim() : shape_.head_dim, 11);
-    if (!latent) {
-      fill_v_ = std::make_unique<Activations>(shape_.storage, kFillTokens, shape_.kv_heads,
-                                              shape_.head_dim, 12);
-    }
-  }
-  for (int64_t done = 0; done < tokens;) {
-    const int64_t part = shape_.tensor_memory ? std::min(kFillTokens, tokens - done) : tokens;
-    kvc_forward* forward = begin({seq}, {part});
-    for (int layer = 0; shape_.tensor_memory && layer < shape_.layers; ++layer) {
-      if (latent) {
-        append_latents(forward, layer, fill_k_->tensor());
-      } else {
-        append_kv(forward, layer, fill_k_->tensor(), fill_v_->tensor());
-      }
-    }
-    end(forward);
-    done += part;
-  }
-}
-
-void Cache::grow_unwritten(kvc_seq seq, int64_t tokens) {
-  for (int64_t done = 0; done < tokens; done += kFillTokens)
-    step_without_layers(*this, {seq}, {std::min(kFillTokens, tokens - done)});
-}
-
-std::vector<int32_t> Cache::page_ids(kvc_forward* forward) {
+std::vector<int32_t> page_ids_of(kvc_forward* forward) {
   DLManagedTensorVersioned* table = nullptr;
   kvc_error error = new_error();
   check(kvc_export_page_table(forward, 0, KVC_TABLE_INDICES, &table, &error), error);
@@ -361,38 +327,6 @@ std::vector<const std::byte*> page_addresses(const Cache& cache, int layer,
   for (const int32_t page : page_ids) addresses.push_back(base + page * stride);
   pool->deleter(pool);  // the cache lives on and with it the memory
   return addresses;
-}
-
-void fill(Cache& cache, int count, int64_t tokens, Placement placement) {
-  for (int seq = 0; seq < count; ++seq) cache.add(seq);
-  if (placement == Placement::kAdjacent) {
-    for (int seq = 0; seq < count; ++seq) cache.grow(seq, tokens);
-    return;
-  }
-  // Fillers of one page hold the whole pool. Whenever one random filler goes, its page is the only
-  // free one, and the next page of a random sequence has to take it.
-  const int page_size = cache.shape().page_size;
-  const int64_t pages_each = (tokens + page_size - 1) / page_size;
-  std::vector<kvc_seq> fillers, turns;
-  for (int64_t page = 0; page < cache.shape().num_pages; ++page) {
-    fillers.push_back(kFirstFiller + page);
-    cache.add(fillers.back());
-    step_without_layers(cache, {fillers.back()}, {1});
-  }
-  for (int seq = 0; seq < count; ++seq)
-    turns.insert(turns.end(), static_cast<size_t>(pages_each), seq);
-  std::mt19937_64 random(7);
-  std::shuffle(fillers.begin(), fillers.end(), random);
-  std::shuffle(turns.begin(), turns.end(), random);
-  std::vector<int64_t> missing(static_cast<size_t>(count), tokens);
-  for (size_t turn = 0; turn < turns.size(); ++turn) {
-    cache.remove(fillers.at(turn));
-    int64_t& left = missing[static_cast<size_t>(turns[turn])];
-    const int64_t part = std::min<int64_t>(page_size, left);
-    cache.grow(turns[turn], part);
-    left -= part;
-  }
-  for (size_t left = turns.size(); left < fillers.size(); ++left) cache.remove(fillers[left]);
 }
 
 double adjacent_share(const std::vector<int32_t>& page_ids) {

@@ -1,10 +1,9 @@
-// A cache to measure, made and filled through the C interface alone.
+// A cache to measure, made and called through the C interface alone.
 #pragma once
 
 #include <kvcache.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -33,13 +32,11 @@ struct CacheShape {
   int q_heads = 32;
   int kv_heads = 8;
   int head_dim = 128;
-  int latent_rank =
-      // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not
-      // count
-      0;
+  // > 0: MLA layers, one row of rank + rope elements per token; kv_heads and head_dim do not count.
+  int latent_rank = 0;
   int latent_rope_dim = 0;
-  int64_t window = 0;  // In every layer; 0: none.
-  // Of the layers in turn, instead; as many kinds of layers, as many groups
+  int64_t window = 0;  // window of every layer; 0: none
+  // Windows that the layers take in turn, instead of `window`. Each makes a layer group.
   std::vector<int64_t> windows;
   int page_size = 16;
   int64_t num_pages = 0;
@@ -109,39 +106,17 @@ class Cache {
   kvc_stats stats() const;
   int num_groups() const { return num_groups_; }
 
-  // Appends `tokens` tokens to one sequence: bookkeeping only without tensor memory, else random
-  // rows in every layer.
-  void grow(kvc_seq seq, int64_t tokens);
-  // Appends tokens that no measurement reads, so that nobody has to write them: a window drops
-  // them.
-  void grow_unwritten(kvc_seq seq, int64_t tokens);
-
-  // Page ids of the open forward's sequences, one after the other.
-  std::vector<int32_t> page_ids(kvc_forward* forward);
-
  private:
   CacheShape shape_;
   kvc_cache* cache_ = nullptr;
   int num_groups_ = 0;
-  std::unique_ptr<Activations> fill_k_, fill_v_;  // MLA: latents and nothing
 };
 
-// A forward that computes no layer: begin and end alone.
-inline void step_without_layers(Cache& cache, const std::vector<kvc_seq>& seqs,
-                                const std::vector<int64_t>& lengths) {
-  cache.end(cache.begin(seqs, lengths, KVC_FORWARD_PARTIAL));
-}
-
+// Page ids of the open forward's sequences, one after the other.
+std::vector<int32_t> page_ids_of(kvc_forward* forward);
 // Where each page of a layer begins; page_layer_bytes() long.
 std::vector<const std::byte*> page_addresses(const Cache& cache, int layer,
                                              const std::vector<int32_t>& page_ids);
-
-// Sequences 0..count-1 with `tokens` tokens each. kAdjacent: one after the other into an empty
-// pool, so the allocator can lay pages side by side. kScattered: pages at random places in the
-// pool, whatever the allocator prefers; needs a pool of exactly the pages that the sequences fill.
-enum class Placement { kAdjacent, kScattered };
-void fill(Cache& cache, int count, int64_t tokens, Placement placement);
-
 // Share of neighbours in the page tables that are neighbours in the pool.
 double adjacent_share(const std::vector<int32_t>& page_ids);
 

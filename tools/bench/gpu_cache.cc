@@ -198,7 +198,7 @@ void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs,
   if (turns.empty()) return;
   std::shuffle(turns.begin(), turns.end(), random_);
   const std::vector<kvc_seq> fillers = shape_.window > 0 ? std::vector<kvc_seq>() : add_fillers();
-  std::vector<kvc_seq> filler_of_page;  // a filler for each page that it holds
+  std::vector<kvc_seq> filler_of_page;  // one entry per page of a filler
   for (const kvc_seq filler : fillers) {
     int64_t tokens = 0;
     kvc_error error = new_error();

@@ -9,7 +9,7 @@
 namespace kvc::bench {
 
 struct GpuLimits {
-  double bytes_per_second;  // A copy, read and written.
+  double bytes_per_second;  // rate of a copy, reads plus writes
   double flops_per_second;
 };
 

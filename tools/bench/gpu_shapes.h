@@ -22,7 +22,7 @@ struct GpuShape {
   std::string what;
   GpuOp op = GpuOp::kAttend;
   int64_t batch = 1;
-  int64_t new_tokens = 1;  // Per sequence and step.
+  int64_t new_tokens = 1;  // tokens of each sequence per step
   int64_t cached = 0;      // tokens of each sequence before the step
   int q_heads = 32, kv_heads = 8;
   int k_dim = 128, v_dim = 128;

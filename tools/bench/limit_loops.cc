@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kBlock = 256;  // four lines: what one turn of a read loop takes from a stream
 constexpr int64_t kLine = 64;
-constexpr int kRounds = 20000;  // Rounds of one arithmetic chunk.
+constexpr int kRounds = 20000;  // rounds of one arithmetic chunk
 
 // Keeps results alive, so that no loop is optimised away.
 void keep(uint64_t value) {

@@ -14,7 +14,7 @@ namespace kvc::bench {
 namespace {
 
 constexpr int64_t kRunBytes = int64_t{48} << 20;  // states of one timed piece of a step
-constexpr int kMeasurements = 4;                  // Measurements that share the time.
+constexpr int kMeasurements = 4;                  // measurements that share the time
 
 // A tensor of random numbers in (-size, size), or of one value.
 class Tensor {

@@ -23,8 +23,8 @@ Piece timed(int threads, const std::function<void()>& work);
 constexpr double kUndisturbed = 0.9;
 
 struct Budget {
-  int repetitions = 25;  // undisturbed ones wanted
-  double seconds = 8;    // At most this long.
+  int repetitions = 25;  // undisturbed repetitions wanted
+  double seconds = 8;    // longest time to spend
 };
 
 // A median with the range around it.

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -61,7 +62,7 @@ class Step {
   // All pages of all layers, in the order in which the layers are walked.
   ReadWalk walk() {
     const CacheShape& shape = cache_.shape();
-    const std::vector<int32_t> page_ids = cache_.page_ids(forward_);
+    const std::vector<int32_t> page_ids = page_ids_of(forward_);
     ReadWalk walk{
         {}, shape.page_layer_bytes(), std::max<int64_t>(1, kKeysPerTask / shape.page_size)};
     for (int layer = 0; layer < shape.layers; ++layer) {

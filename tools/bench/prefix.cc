@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -49,7 +50,7 @@ class PromptIndex {
     kvc_error error = fresh();
     check(kvc_prefix_reset(cache_.get(), &error), error);
     cache_.add(kOwner);
-    cache_.grow(kOwner, query_.num_tokens);
+    filler_.grow(kOwner, query_.num_tokens);
   }
   void insert() {
     int64_t found = 0;
@@ -102,6 +103,7 @@ class PromptIndex {
   }
 
   Cache cache_;
+  SequenceFiller filler_{cache_};
   int32_t page_size_;
   size_t num_blocks_ = 0;
   std::vector<int32_t> tokens_;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -24,7 +25,7 @@ class DecodeBatch {
       seqs_.push_back(seq);
       starts_.push_back(context + ahead);
       cache_.add(seq);
-      cache_.grow(seq, starts_.back());
+      filler_.grow(seq, starts_.back());
     }
     one_token_.assign(seqs_.size(), 1);
   }
@@ -63,7 +64,7 @@ class DecodeBatch {
       }
       cache_.remove(seqs_[i]);
       cache_.add(seqs_[i]);
-      cache_.grow(seqs_[i], starts_[i]);
+      filler_.grow(seqs_[i], starts_[i]);
     }
   }
   static CacheShape shape(const StepOptions& options, int64_t context) {
@@ -89,6 +90,7 @@ class DecodeBatch {
   }
 
   Cache cache_;
+  SequenceFiller filler_{cache_};
   std::vector<kvc_seq> seqs_;
   std::vector<int64_t> starts_, one_token_;
 };

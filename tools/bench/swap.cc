@@ -7,6 +7,7 @@
 
 #include "tools/bench/benches.h"
 #include "tools/bench/copy_limit.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -83,7 +84,7 @@ Report run_swap(const SwapOptions& options) {
     throw std::runtime_error("the pools would be too large: fewer --layers or a smaller --page");
   Cache cache(shape);
   cache.add(0);
-  cache.grow(0, shape.num_pages * shape.page_size);  // touch every page
+  SequenceFiller(cache).grow(0, shape.num_pages * shape.page_size);  // touch every page
 
   ThreadTeam team(shape.threads);
   CopyLimit limit(team, pages_per_part * page_bytes);
@@ -99,8 +100,8 @@ Report run_swap(const SwapOptions& options) {
   report["memcpy"] = plain;
   for (const bool in_runs : {false, true}) {
     Workload workload(cache, pages_per_part, in_runs);
-    for (int part = 0; part < Workload::kParts; ++part)
-      workload.run(part, KVC_SWAP_OUT);  // Uses every host page.
+    // The first swaps touch every host page.
+    for (int part = 0; part < Workload::kParts; ++part) workload.run(part, KVC_SWAP_OUT);
     for (const kvc_swap_direction direction : {KVC_SWAP_OUT, KVC_SWAP_IN}) {
       const uint64_t runs_before = cache.stats().copy_runs;
       workload.run(0, direction);

@@ -5,6 +5,7 @@
 
 #include "tools/bench/benches.h"
 #include "tools/bench/copy_limit.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 Report run_append(const AppendOptions& options) {
@@ -65,10 +66,11 @@ Report run_copy(const CopyOptions& options) {
     throw std::runtime_error("the pool would be too large: fewer --sequences or --layers");
   }
   Cache cache(shape);
+  SequenceFiller filler(cache);
   std::vector<kvc_seq> children;
   for (int parent = 0; parent < options.sequences; ++parent) {
     cache.add(parent);
-    cache.grow(parent, shape.page_size - 1);
+    filler.grow(parent, shape.page_size - 1);
   }
   for (int parent = 0; parent < options.sequences; ++parent) {
     children.push_back(options.sequences + parent);

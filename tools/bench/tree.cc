@@ -4,6 +4,7 @@
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
@@ -23,7 +24,7 @@ class Verifier {
         out_(cache_.shape().storage, options.nodes, options.model.q_heads, options.model.head_dim,
              4) {
     cache_.add(0);
-    cache_.grow(0, options.context);
+    SequenceFiller(cache_).grow(0, options.context);
     // Breadth first, every node with `branching` children: the last node is among the deepest.
     for (int node = 0; node < options.nodes; ++node)
       parents_.push_back(node == 0 ? -1 : (node - 1) / options.branching);

@@ -5,11 +5,12 @@
 #include <stdexcept>
 
 #include "tools/bench/benches.h"
+#include "tools/bench/sequence_filler.h"
 
 namespace kvc::bench {
 namespace {
 
-constexpr int kMeasurements = 4;  // Measurements that share the time.
+constexpr int kMeasurements = 4;  // measurements that share the time
 constexpr int kPrefillLayers = 1;
 constexpr int kLengthFactor = 4;  // the shorter and the longer context
 
@@ -27,8 +28,9 @@ class Windowed {
     const int64_t old_tokens = context - new_tokens;
     const int64_t hidden = window == 0 ? 0 : std::max<int64_t>(0, old_tokens - window);
     cache_.add(0);
-    cache_.grow_unwritten(0, hidden);
-    cache_.grow(0, old_tokens - hidden);
+    SequenceFiller filler(cache_);
+    filler.grow_unwritten(0, hidden);
+    filler.grow(0, old_tokens - hidden);
   }
 
   int layers() const { return cache_.shape().layers; }

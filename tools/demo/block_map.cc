@@ -47,9 +47,9 @@ std::vector<MapCell> map_cells(const std::vector<PageUse>& pages, int root) {
   std::vector<MapCell> cells;
   for (const PageUse& page : pages) {
     MapCell cell;
-    if (page.num_refs == 1 && page.first_sequence != root) {
+    if (page.refs == 1 && page.first_sequence != root) {
       cell = {MapCell::kOwn, page.first_sequence};
-    } else if (page.num_refs > 0) {
+    } else if (page.refs > 0) {
       cell.kind = MapCell::kShared;
     }
     cells.push_back(cell);

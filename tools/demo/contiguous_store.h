@@ -38,8 +38,8 @@ class ContiguousStore final : public KvStore {
   // Queries of up to kTileTokens new tokens of one sequence against one kv head.
   struct Tile {
     Slot* slot;
-    int64_t position;   // The first token's.
-    int64_t batch_row;  // the same in the packed batch
+    int64_t position;   // position of the first token
+    int64_t batch_row;  // row of the first token in the packed batch
     int64_t tokens;
     int kv_head;
   };

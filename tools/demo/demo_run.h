@@ -21,7 +21,7 @@ struct DemoOptions {
   int64_t max_length =
       // Tokens a contiguous buffer is reserved for; 0: the longest request, up to a multiple of 512
       0;
-  int64_t memory_mib = 0;  // The paged pools'; 0: as much as the contiguous buffers take.
+  int64_t memory_mib = 0;  // size of the paged pools; 0: that of the contiguous buffers
   double temperature = 0.8;
   StorageType dtype = StorageType::kFloat32;
   kvc_cpu_isa isa = KVC_CPU_ISA_AUTO;
@@ -37,7 +37,7 @@ struct Comparison {
   bool identical = true;
   double max_logit_difference = 0.0;
   int64_t tokens_compared = 0;
-  int conversation = -1;  // The first one that differs.
+  int conversation = -1;  // first conversation that differs; -1: none
   int64_t place = -1;
   Token expected = 0, got = 0;
 };
@@ -67,7 +67,7 @@ struct DemoRun {
   int threads = 0;
   std::string library_isa, demo_kernels;
   int64_t max_length = 0;
-  uint64_t contiguous_bytes = 0;  // Peak of what row 1 reserves.
+  uint64_t contiguous_bytes = 0;  // bytes that row 1 reserves at its peak
   uint64_t bytes_per_token_contiguous = 0, bytes_per_token_paged = 0;
   std::vector<DemoRow> rows;
   std::string verdict;  // one sentence

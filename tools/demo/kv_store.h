@@ -24,14 +24,14 @@ struct BatchItem {
 };
 
 struct MemoryUse {
-  uint64_t reserved_bytes = 0;  // taken from what others could have
-  uint64_t used_bytes = 0;      // The part that holds the key or value of a token.
+  uint64_t reserved_bytes = 0;  // memory that others cannot have
+  uint64_t used_bytes = 0;      // reserved bytes that hold a token's key or value
 };
 
 // One page of a pool at some moment. Without references the page is free.
 struct PageUse {
-  int num_refs = 0;
-  int first_sequence = -1;  // The lowest sequence that refers to it.
+  int refs = 0;
+  int first_sequence = -1;  // lowest sequence with a reference
   int64_t filled = 0;       // tokens in it
 };
 

@@ -171,7 +171,7 @@ std::vector<PageUse> PagedStore::pages() const {
         static_cast<const char*>(table->dl_tensor.data) + table->dl_tensor.byte_offset);
     for (int64_t i = 0; i < table->dl_tensor.shape[0]; ++i, left -= plan_info_.page_size) {
       PageUse& page = pages[static_cast<size_t>(ids[i])];
-      if (page.num_refs++ == 0) page.first_sequence = static_cast<int>(sequence);
+      if (page.refs++ == 0) page.first_sequence = static_cast<int>(sequence);
       page.filled = std::max(page.filled, std::min<int64_t>(left, plan_info_.page_size));
     }
     table->deleter(table);

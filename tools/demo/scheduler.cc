@@ -21,8 +21,8 @@ enum class Stage { kExpected, kWaiting, kRunning, kDone };
 struct Request {
   Stage stage = Stage::kExpected;
   std::vector<Token> tokens;  // prompt and answer
-  int64_t computed = 0;       // Computed tokens are in the cache.
-  int64_t ever_computed = 0;  // the most that ever were: what lies below is recomputed
+  int64_t computed = 0;       // tokens that are in the cache
+  int64_t ever_computed = 0;  // highest `computed` so far: tokens below are recomputed
   int64_t admitted = 0;       // order of admission
   Clock::time_point arrival;
 
@@ -86,8 +86,8 @@ class Scheduler {
     }
   }
 
-  // Active conversations first, oldest first, so that answers do not stall behind new prompts;
-  // then new ones.
+  // Conversations that already run come first, oldest first, so that answers do not stall behind
+  // new prompts. New conversations follow.
   void plan_batch() {
     batch_.clear();
     int64_t budget = options_.tokens_per_step;

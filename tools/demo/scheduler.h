@@ -33,8 +33,8 @@ struct ServeResult {
   std::vector<Answer> answers;
   double seconds = 0.0;
   int64_t steps = 0;
-  int64_t prompt_tokens = 0;      // computed, of all prompts
-  int64_t recomputed_tokens = 0;  // Prompt and answer tokens, again after a preemption.
+  int64_t prompt_tokens = 0;      // prompt tokens computed
+  int64_t recomputed_tokens = 0;  // tokens computed again after a preemption
   int64_t waits = 0;              // steps that took less work because the pool was full
   int64_t preemptions = 0;        // conversations put back because nothing else could give way
   MemoryUse peak;                 // at the step that held most

@@ -14,7 +14,7 @@ struct Family {
   const char* name;
   Kind kind;
   const char* help;
-  size_t offset;  // Offset of the field.
+  size_t offset;  // byte offset of the field
   bool is_signed;
 };
 

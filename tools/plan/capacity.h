@@ -33,12 +33,12 @@ struct Stage {
 // Requests of one length at once.
 struct Requests {
   int64_t tokens = 0;
-  int64_t pages = 0;  // Pages of one sequence.
+  int64_t pages = 0;  // pages per request
   double count = 0;
 };
 
 struct Capacity {
-  uint64_t memory = 0;        // Per rank.
+  uint64_t memory = 0;        // bytes per rank
   std::vector<Stage> stages;  // one plan each; its tensor parallel ranks are alike
   size_t tightest = 0;        // the stage with the fewest pages
   int32_t tensor_ranks = 1;

@@ -24,9 +24,10 @@ class LineReader {
   // file. Throws TraceError where the file cannot be read any further, a gzip file that has been
   // cut off among them.
   bool next(std::string_view* line);
-  int64_t number() const { return number_; }  // The line that next() gave, from 1.
-  double fraction()
-      const;  // Part of the file that has been read, 0..1; 0 when its size is unknown.
+  // Number of the line that next() gave, from 1.
+  int64_t number() const { return number_; }
+  // Share of the file that has been read, 0..1; 0 when its size is unknown.
+  double fraction() const;
 
  private:
   struct CloseGz {
@@ -41,7 +42,7 @@ class LineReader {
   size_t begin_ = 0, end_ = 0;
   std::string joined_;  // a line that lies across two fillings
   int64_t number_ = 0;
-  double size_ = 0;  // The file's bytes as it is stored.
+  double size_ = 0;  // bytes of the file as it is stored
 };
 
 }  // namespace kvc::replay

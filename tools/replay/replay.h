@@ -32,12 +32,13 @@ constexpr int64_t kUnlimited = 0;  // pages: as many as the whole trace takes
 
 // Neighbouring requests of the trace together, for figures.
 struct Window {
-  double x = 0;  // Its last request: seconds since the first one arrived, or its number.
+  // Last request of the window: its arrival in seconds after the first request, or its number.
+  double x = 0;
   int64_t requests = 0;
   int64_t prompt_tokens = 0, hit_tokens = 0;
   uint64_t evicted = 0;      // blocks
-  int64_t pages_used = 0;    // held by requests, at the window's end
-  int64_t pages_filled = 0;  // Pages that the prefix cache holds included.
+  int64_t pages_used = 0;    // pages held by requests at the window's end
+  int64_t pages_filled = 0;  // the same plus pages of the prefix cache
   double mean_us = 0, largest_us = 0;
 };
 
@@ -48,13 +49,13 @@ struct Cost {
 struct RunResult {
   int64_t pages = kUnlimited;  // asked for
   int64_t pool_pages = 0;
-  int64_t requests = 0;  // Requests in the trace.
-  int64_t refused = 0;   // Requests larger than the pool; the rest counts:
+  int64_t requests = 0;  // requests of the trace
+  int64_t refused = 0;   // requests larger than the pool; the figures below leave them out
   int64_t prompt_tokens = 0, output_tokens = 0;
   int64_t hit_tokens = 0, hit_blocks = 0;
   int64_t waited = 0;       // requests for which others had to be removed earlier
   int64_t peak_filled = 0;  // largest Window::pages_filled
-  Cost cost;                // The calls for a request; keys are made before.
+  Cost cost;                // cost of a request's calls; making keys is not counted
   double key_us = 0;        // mean time of making a request's keys
   bool x_is_time = false;
   std::vector<Window> windows;

@@ -30,7 +30,7 @@ struct TraceRequest {
 };
 
 struct Trace {
-  std::string name;  // The file's, without folders.
+  std::string name;  // name of the file without folders
   TraceKind kind = TraceKind::kBlockIds;
   int64_t block_tokens = 0;  // block ids: tokens that one id names
   std::vector<TraceRequest> requests;
@@ -48,7 +48,7 @@ constexpr int64_t kMooncakeBlock = 512;
 
 struct ReadOptions {
   std::string path;                       // "-": standard input
-  int64_t block_tokens = kMooncakeBlock;  // Tokens of a block id.
+  int64_t block_tokens = kMooncakeBlock;  // tokens that a block id names
   int64_t limit = 0;                      // requests; 0: all
   bool skip_bad_lines = false;
   std::function<void(double)> progress;  // nullable; fraction of the file
