@@ -4,7 +4,8 @@ import pathlib
 import subprocess
 import sys
 
-CHECKS = ["format", "columns", "layering", "header_docs", "file_size", "class_width", "words", "no_print", "tree_text", "links"]
+CHECKS = ["format", "columns", "layering", "header_docs", "file_size", "class_width", "words", "walks", "no_print", "tree_text",
+          "links"]
 SKIPPED = 77
 
 folder = pathlib.Path(__file__).resolve().parent

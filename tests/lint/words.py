@@ -47,7 +47,6 @@ def identifier_at(line, position):
 
 def retired(path):
     for number, line in tree.lines_of(tree.text(path)):
-        line = PUBLIC.sub("", line)
         for pattern, better in PATTERNS:
             for match in pattern.finditer(line):
                 if not is_allowed(identifier_at(line, match.start()), path):

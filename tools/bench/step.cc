@@ -34,7 +34,7 @@ class DecodeBatch {
   void round(std::vector<double>* nanoseconds) {
     for (int step = 0; step < kStepsPerRound; ++step) {
       const double start = now_seconds();
-      step_without_layers(cache_, seqs_, one_token_);
+      cache_.step_without_layers(seqs_, one_token_);
       const double seconds = now_seconds() - start;
       if (nanoseconds != nullptr) nanoseconds->push_back(seconds * 1e9);
     }
@@ -46,7 +46,7 @@ class DecodeBatch {
   // What a device would be sent in each step of one round.
   void transfers(std::vector<double>& bytes, uint64_t& most_copies) {
     for (int step = 0; step < kStepsPerRound; ++step) {
-      step_without_layers(cache_, seqs_, one_token_);
+      cache_.step_without_layers(seqs_, one_token_);
       const kvc_stats stats = cache_.stats();
       bytes.push_back(static_cast<double>(stats.step_bytes));
       most_copies = std::max(most_copies, stats.step_copies);
