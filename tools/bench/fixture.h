@@ -91,6 +91,10 @@ class Cache {
   void pop(kvc_seq seq, int64_t tokens);
   kvc_forward* begin(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths,
                      uint64_t flags = 0);
+  // A forward that computes no layer: begin and end alone.
+  void step_without_layers(const std::vector<kvc_seq>& seqs, const std::vector<int64_t>& lengths) {
+    end(begin(seqs, lengths, KVC_FORWARD_PARTIAL));
+  }
   // A token tree of one sequence: for each new token its parent's index, -1: a root.
   kvc_forward* begin_tree(kvc_seq seq, const std::vector<int32_t>& parents);
   void commit_tree(kvc_seq seq, int32_t leaf);
