@@ -91,11 +91,22 @@ def guide():
     return program
 
 
+def check_heart(heart, program):
+    """The calls of the first snippet are those of the whole program, in the same order."""
+    at = 0
+    for line in heart.splitlines():
+        call = line.split("/*")[0].strip().rstrip(";")
+        at = program.find(call, at)
+        if at < 0:
+            sys.exit(f"readme: the program of README.md does not have, in this place: {call}")
+
+
 def main():
     build, compiler, dlpack = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-    programs = snippets("README.md", "c")
+    heart, *programs = snippets("README.md", "c")
     if not programs:
-        sys.exit("readme: README.md has no snippet in C")
+        sys.exit("readme: README.md has no program in C")
+    check_heart(heart, programs[0])
     with tempfile.TemporaryDirectory() as scratch:
         # The guide's snippets leave statuses out, to be short.
         for number, (text, more) in enumerate([*((text, []) for text in programs), (guide(), ["-Wno-unused-result"])]):
@@ -104,7 +115,10 @@ def main():
             program = source.with_suffix("")
             run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", *more, source, "-o", program, f"-I{ROOT / 'include'}", f"-I{dlpack}",
                  f"-L{build}", "-lkvcache"])
-            print(run([program], env={**os.environ, "LD_LIBRARY_PATH": str(build)}))
+            printed = run([program], env={**os.environ, "LD_LIBRARY_PATH": str(build)})
+            print(printed)
+            if text in programs and f"`{printed.strip()}`" not in (ROOT / "README.md").read_text():
+                sys.exit(f"readme: README.md does not say that its program prints: {printed}")
     for language in ("python", "rust", "go"):
         shown, tested = snippets("README.md", language), snippets(f"bindings/{language}/README.md", language)
         if not shown or any(text not in tested for text in shown):

@@ -39,12 +39,14 @@
  *   Simple      plan, cache, sequences, forward, attention
  *   Sharing     prefix cache, events, copies and swap
  *   Advanced    CUDA graphs, token trees, partial attention, recurrent state, operators
- *   Debug       reading and writing rows, zero-copy export
+ *   Debug       reading and writing rows
+ *   Export      pool and page tables for kernels of your own, zero-copy
  *   The function table for programs that load the library at run time is in kvcache_api.h.
  *
  * RULES OF EVERY CALL
- *   Guarantee   Any status other than KVC_E_DEVICE leaves the cache exactly as it was before the
- *               call. Outputs are written on success only, unless a comment says otherwise.
+ *   Guarantee   A call that fails leaves the cache as it was before, counters of kvc_stats aside,
+ *               unless it is KVC_E_DEVICE. Outputs are written on success only, unless a comment
+ *               says otherwise.
  *   Ownership   "borrowed for the call": not kept. "borrowed until X": must stay valid until X.
  *               "copied": free to go. "owned by caller": the caller destroys it.
  *   Refusals    What is not supported is refused by name (KVC_E_UNSUPPORTED). Nothing is ignored
@@ -53,7 +55,8 @@
  *               environment variable changes a result.
  *
  * ERRORS
- *   A call that can fail returns kvc_status and takes a nullable kvc_error as its last argument.
+ *   A call that can fail returns kvc_status and takes a nullable kvc_error as its last argument
+ *   (kvc_config_init alone takes none).
  *   The kvc_error is filled on failure and untouched on success. Its message names the argument
  *   and both values. Comments sort the statuses:
  *
@@ -61,8 +64,9 @@
  *     Misuse:    A correct program never meets these: an argument, a call out of order, or a
  *                feature that the build, the device or the configuration does not have.
  *
- *   A function without one of the two lines has no such status. Comments do not repeat these,
- *   which any call may return where they apply:
+ *   A function without one of the two lines has no such status. Where one status stands on both
+ *   lines, its message tells which it is. Any call may return these where they apply; a comment
+ *   names one of them only to add to it:
  *
  *     KVC_E_INVALID_ARGUMENT  A pointer that is not marked KVC_NULLABLE is NULL, or a struct_size
  *                             is too small to hold itself.
@@ -111,9 +115,11 @@
  *   Different caches are independent. For one cache, the Threading line of a function says:
  *     any        From any thread at any time. "any, once": at the end of the object's life.
  *     shared     Takes a const kvc_cache * or reads a forward: may run concurrently with other
- *                such calls and with an open forward's attention.
- *     exclusive  Needs external exclusion: no other call on this cache at the same time.
+ *                such calls and with one call on the open forward.
+ *     exclusive  Needs external exclusion: no other call on this cache or its forward at the same
+ *                time. Fences and the deleters of exports are no calls on the cache.
  *     one call at a time per forward
+ *                No other such call on the same forward; shared calls may run meanwhile.
  *   One forward is open at a time. A handle may move between threads. A kvc_plan is immutable and
  *   freely shared. Global mutable state is the logger, the modules' directory and the table that
  *   forward handles are looked up in; all three are safe to use from any thread.
@@ -121,7 +127,8 @@
  * DEVICE
  *   A cache lives where kvc_config.device says, and so do the tensors that it is given, unless a
  *   comment says "on the host". The Device line of a function says what it does there:
- *     host only          Touches no tensor memory and never waits for a device.
+ *     host only          Enqueues nothing and never waits for a device, unless the comment says
+ *                        when it does.
  *     enqueues           CUDA: the work is enqueued, and the call returns at once. CPU: complete
  *                        on return, and streams are ignored.
  *     blocks until done  Complete on return.
@@ -198,26 +205,28 @@ typedef int32_t kvc_status;
 enum {
   KVC_OK = 0,
   KVC_E_INVALID_ARGUMENT = 1,  /* A NULL, negative or contradictory argument. */
-  KVC_E_INVALID_STATE = 2,     /* No open forward, or a layer of another kind. */
+  KVC_E_INVALID_STATE = 2,     /* The object is not in the state that the call needs: no open
+                                  forward, a layer of another kind, a swapped sequence. */
   KVC_E_NOT_FOUND = 3,         /* Unknown sequence. */
   KVC_E_ALREADY_EXISTS = 4,    /* The sequence id is taken. */
   KVC_E_OUT_OF_RANGE = 5,      /* A position, length, count or index is beyond its limit. */
   KVC_E_SHAPE = 6,             /* A tensor's rank, shape, stride or alignment is not accepted. */
   KVC_E_DTYPE = 7,             /* A tensor's element type is not accepted. */
-  KVC_E_DEVICE_MISMATCH = 8,   /* A tensor lives on another device than the cache. */
+  KVC_E_DEVICE_MISMATCH = 8,   /* A tensor lives on another device than the call expects. */
   KVC_E_UNSUPPORTED = 9,       /* Meaningful, but not available in this build, on this device or in
                                   this combination. */
-  KVC_E_NO_PAGES = 10,         /* Full now; expected. kvc_error.detail = pages missing. */
+  KVC_E_NO_PAGES = 10,         /* Full now; expected. kvc_error.detail = pages and state slots
+                                  missing. */
   KVC_E_NEVER_FITS = 11,       /* Could not be served even by an empty cache. */
   KVC_E_NO_MEMORY = 12,        /* A host or device allocation failed. */
   KVC_E_BUSY = 13,             /* The object is in use: open forward, exported memory. */
   KVC_E_BUFFER_TOO_SMALL = 14, /* The needed size is returned. */
   KVC_E_VERSION = 15,          /* A struct's tail or a version is not understood. */
   KVC_E_CORRUPT = 16,          /* An invariant does not hold. */
-  KVC_E_IO = 17,
-  KVC_E_TIMEOUT = 18,
-  KVC_E_PEER = 19,
-  KVC_E_CANCELLED = 20,
+  KVC_E_IO = 17,               /* Not returned by this version. */
+  KVC_E_TIMEOUT = 18,          /* The time given to kvc_fence_wait is over. */
+  KVC_E_PEER = 19,             /* Not returned by this version. */
+  KVC_E_CANCELLED = 20,        /* Not returned by this version. */
   KVC_E_DEVICE = 21,           /* Device failure; sticky. sys_code = the device library's code. */
   KVC_E_INTERNAL = 22          /* A defect in the library. */
 };
@@ -306,12 +315,13 @@ typedef struct kvc_device_caps {
   int32_t backend_present;    /* 1: caches can be created on this device. */
   int32_t arch;               /* CPU: best kvc_cpu_isa of the machine. CUDA: 10 * compute
                                  capability. 0: unknown. */
-  int32_t num_cores;          /* CPU: hardware threads that this process may use. */
-  int32_t page_granularity;   /* Bytes of a memory page; 0: unknown. */
+  int32_t num_cores;          /* CPU: hardware threads that this process may use. CUDA:
+                                 multiprocessors. */
+  int32_t page_granularity;   /* Bytes in which memory is committed; 0: unknown. */
   uint64_t dtypes;            /* Storage types that attention reads: KVC_DTYPE_* bits. */
-  uint64_t isas;              /* CPU: bit i is set where kvc_cpu_isa i can be chosen. */
+  uint64_t isas;              /* CPU: bit i is set where kvc_cpu_isa i can be chosen. CUDA: 0. */
   uint64_t memory_bytes;      /* Physical memory; 0: unknown. */
-  uint64_t memory_free_bytes;
+  uint64_t memory_free_bytes; /* 0: unknown. */
   char name[64];
 } kvc_device_caps;
 
@@ -323,11 +333,13 @@ typedef struct kvc_device_caps {
  * linker never searches for a module, so LD_LIBRARY_PATH, RUNPATH and its cache have no part in the
  * choice. What a module depends on itself (libc, libstdc++) the linker finds as usual.
  *
- * A failed search is remembered. Until the next successful kvc_module_path_set, every call that
- * needs the module fails with the same message, which names the file, and nothing is looked for
- * again. A loaded module stays for the life of the process.
+ * A failed search is remembered. Until the next successful kvc_module_path_set nothing is looked
+ * for again: kvc_cache_create and kvc_op_* on a GPU answer KVC_E_UNSUPPORTED with the same message,
+ * which names the file; kvc_has_feature answers 0 and kvc_device_query backend_present = 0. A
+ * loaded module stays for the life of the process.
  *
  * `path`: absolute path of a directory, copied. It is not looked at before a module is needed.
+ * Paths are compared as text; NULL is equal to NULL alone.
  *
  * Misuse:    KVC_E_INVALID_ARGUMENT  path is not absolute, or holds a '$', which the dynamic linker
  *                                    would replace.
@@ -339,9 +351,12 @@ KVC_API kvc_status kvc_module_path_set(const char *KVC_NULLABLE path,
 
 /* Reports what the library can do on a device.
  *
- * A device without a back end in this build, or without a driver, is not an error: backend_present
- * is 0. See kvc_has_feature("cuda") for whether the CUDA back end was found.
+ * A kind of device without a back end in this build, or without a driver, is not an error:
+ * backend_present is 0, and so is the rest. See kvc_has_feature("cuda") for whether the CUDA back
+ * end was found. For kDLCUDA the call loads it, and CUDA makes the device's primary context.
  *
+ * Expected:  KVC_E_UNSUPPORTED   A GPU that the back end has no code for (compute capability below
+ *                                8.0).
  * Misuse:    KVC_E_OUT_OF_RANGE  The device id does not exist.
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_device_query(DLDevice device, kvc_device_caps *out,
@@ -356,7 +371,8 @@ typedef void (*kvc_log_fn)(void *user, kvc_log_level level, const char *message)
 
 /* Sends messages of at least `min_level` to `fn`. NULL, the initial state, means silence.
  *
- * `user`: borrowed until the logger is replaced.
+ * `user`: borrowed until the logger is replaced. On return no thread is in the previous `fn` any
+ * more.
  *
  * Misuse:    KVC_E_INVALID_ARGUMENT  Unknown level.
  * Threading: any. Device: host only. */
@@ -393,8 +409,8 @@ enum {
  *   everywhere   It is planned, paged, shared, swapped and exported.
  *   CUDA         It is appended to and attended to as well. kvc_attn_self on such a layer is
  *                KVC_E_UNSUPPORTED.
- *   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append and the debug
- *                functions answer KVC_E_UNSUPPORTED on such a layer.
+ *   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append, kvc_kv_gather
+ *                and the debug functions answer KVC_E_UNSUPPORTED on such a layer.
  *
  * kvc_seq_shift of K that is stored rotated and quantised is KVC_E_UNSUPPORTED on every device. */
 typedef int32_t kvc_quant;
@@ -412,8 +428,8 @@ typedef int32_t kvc_rope_mode;
 enum {
   KVC_ROPE_NONE = 0,      /* The library rotates nothing. */
   KVC_ROPE_ON_APPEND = 1, /* K is stored rotated; q is rotated when it attends. */
-  KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read. Sink tokens need
-                             it, because their distances change. */
+  KVC_ROPE_ON_READ = 2    /* K is stored unrotated and rotated whenever it is read. Sink tokens at a
+                             bounded distance need it (kvc_seq_set_window). */
 };
 
 typedef int32_t kvc_rope_style;
@@ -553,9 +569,10 @@ enum {
 
 /* How the pool is laid out. Inside a page each layer has, in both layouts, with
  * P = kvc_group_info.page_tokens:
- *   1. K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
- *   2. Quantised layers: then K's scales [num_kv_heads][P], then V's. BLOCK16 has scales
- *      [num_kv_heads][P][k_dim / 16]. */
+ *   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
+ *      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
+ *   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
+ *      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here. */
 typedef int32_t kvc_pool_layout;
 enum {
   KVC_POOL_LAYER_FIRST = 0, /* [layer][page]: the pages of one layer lie together. Fastest to
@@ -827,7 +844,11 @@ typedef struct kvc_layer_info {
   uint64_t v_scale_bytes;
 } kvc_layer_info;
 
-/* Reports a layer as planned, defaults filled in. `layer`: global id inside the slice.
+/* Reports a layer as planned, defaults filled in.
+ *
+ * `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_tokens,
+ * region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
+ * latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
  *
  * Misuse:    KVC_E_OUT_OF_RANGE  No such layer here.
  * Threading: any. Device: host only. */
@@ -852,9 +873,14 @@ KVC_API kvc_status kvc_plan_max_tokens(const kvc_plan *plan, uint64_t byte_budge
  * when it shares nothing.
  *
  * It is the sum over layer groups, and two state slots (before and after a forward) where they come
- * out of the pages. A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, with
- * m = forwards_in_flight * max_tokens_per_forward (vLLM's formula). A chunk C likewise, less the
- * page over the edge where page_tokens divide it.
+ * out of the pages. With m = forwards_in_flight * max_tokens_per_forward (num_tokens where that has
+ * no limit), a layer group needs
+ *
+ *   full attention   ceil(num_tokens / page_tokens)
+ *   window W         ceil((W - 1 + m) / page_tokens) + 1 (vLLM's formula), and no more than full
+ *                    attention
+ *   chunk C          the same with C, without the + 1 where page_tokens divides C
+ *   CROSS            ceil(max_cross_len / page_tokens)
  *
  * Misuse:    KVC_E_OUT_OF_RANGE  num_tokens is negative.
  * Threading: any. Device: host only. */
@@ -894,8 +920,9 @@ KVC_API kvc_status kvc_plan_min_pages(const kvc_plan *const *plans, size_t n, in
 
 /* Makes an empty cache.
  *
- * `plan`: borrowed for the call. `*out`: owned by caller. Owned memory is reserved, not touched: it
- * costs physical memory as pages are written.
+ * `plan`: borrowed for the call. `*out`: owned by caller. On the CPU owned memory is reserved, not
+ * touched: it costs physical memory as pages are written. On a GPU it is allocated, and the call
+ * waits for that.
  *
  * Expected:  KVC_E_NO_MEMORY         The pool or the tables could not be allocated.
  *            KVC_E_UNSUPPORTED       config.cpu_isa is not available on this machine, or the device
@@ -908,7 +935,7 @@ KVC_API kvc_status kvc_cache_create(const kvc_plan *plan, kvc_cache **out,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT KVC_WARN_UNUSED;
 
 /* Destroys a cache. NULL is accepted. An open forward is dropped. Exported tensors stay valid until
- * their deleters run.
+ * their deleters run. On a GPU it waits until all that was enqueued for the cache is done.
  *
  * Threading: exclusive. Device: host only. */
 KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
@@ -919,7 +946,8 @@ KVC_API void kvc_cache_destroy(kvc_cache *KVC_NULLABLE cache) KVC_NOEXCEPT;
  * Threading: exclusive. Device: host only. */
 KVC_API kvc_status kvc_cache_clear(kvc_cache *cache, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Grows the pool, or shrinks it when the pages above are free. Page ids and contents stay.
+/* Grows the pool, or shrinks it when the pages above are free. Page ids and contents stay. On a GPU
+ * it waits until all that was enqueued for the cache is done.
  *
  * A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
  *
@@ -1041,7 +1069,9 @@ KVC_API kvc_status kvc_cache_check(const kvc_cache *cache,
  * 2. Sequences of the open forward are locked: calls that change them answer KVC_E_BUSY. Other
  *    sequences may change meanwhile.
  * 3. While a sequence has an uncommitted token tree (see TOKEN TREES), or is swapped out (see
- *    kvc_swap_out), calls that need its pages answer KVC_E_INVALID_STATE. */
+ *    kvc_swap_out), calls that name that under Misuse answer KVC_E_INVALID_STATE.
+ * 4. Nothing more of a sequence is published to the prefix index after kvc_seq_shift,
+ *    kvc_seq_set_window or kvc_debug_set_*, until it is empty again. */
 
 /* Adds an empty sequence. Never fails for capacity.
  *
@@ -1062,8 +1092,9 @@ KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq,
 /* Adds `child` with the first `pos` tokens of `parent` (-1: all).
  *
  * Nothing is copied: pages are shared. A partial last page is copied by whoever appends to it
- * first; kvc_seq_can_append counts that page. The child inherits the window, the encoder tokens and
- * the checkpoints up to pos.
+ * first; kvc_seq_can_append counts that page. The child inherits the window, the encoder tokens,
+ * the checkpoints and known token ids up to pos, the namespace of the prefix index, and positions
+ * that kvc_seq_shift has moved.
  *
  * Expected:  KVC_E_OUT_OF_RANGE      pos needs tokens that a window has dropped, or a state without
  *                                    a checkpoint there (detail = the nearest possible position).
@@ -1076,7 +1107,8 @@ KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq,
 KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq parent, kvc_seq child, int64_t pos,
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Drops the last `n` tokens, 0 <= n <= length, also past a fork point. Siblings keep theirs.
+/* Drops the last `n` tokens, 0 <= n <= length, also past a fork point. Siblings keep theirs, and
+ * the prefix index keeps the blocks that it knows.
  *
  * Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
  *                                 without a checkpoint there (detail = the nearest possible
@@ -1119,8 +1151,10 @@ KVC_API kvc_status kvc_seq_shift(kvc_cache *cache, kvc_seq seq, int64_t begin, i
  * 1. A query at position p sees keys k < sink or k > p - (window - sink): at most `window` keys,
  *    itself included. Layers with a window of their own see what both allow.
  * 2. Pages that no later query sees are freed.
- * 3. With ON_READ rope, sink tokens keep the distance that they have at position window - 1.
- * 4. May be called again while the tokens are still there.
+ * 3. With ON_READ rope, sink tokens keep the distance that they have at position window - 1. With
+ *    other modes they keep their true distances.
+ * 4. May be called again, for a larger window as long as its tokens are still there. A window
+ *    cannot be taken off; one as long as the sequence will ever be hides nothing.
  *
  * Expected:  KVC_E_OUT_OF_RANGE      It needs tokens that are dropped.
  * Misuse:    KVC_E_UNSUPPORTED       No ATTENTION or MLA layer here; a layer with chunk; with sink
@@ -1148,7 +1182,8 @@ typedef struct kvc_seq_info {
   int64_t first_position;   /* First position that every layer group still keeps, sink tokens aside;
                                -1: empty. */
   int64_t last_position;    /* Last kept position; -1: empty. */
-  int64_t num_pages;        /* Pages held, all layer groups together. */
+  int64_t num_pages;        /* Pages held, all layer groups together, without those that the open
+                               forward has reserved. */
   int64_t num_shared_pages; /* Of these, pages that other sequences hold too. */
   int64_t window;           /* See kvc_seq_set_window; 0: none. */
   int64_t sink;             /* Sink tokens; 0: none. */
@@ -1178,9 +1213,10 @@ KVC_API kvc_status kvc_seq_list(const kvc_cache *cache, kvc_seq *KVC_NULLABLE id
 
 /* Asks whether kvc_forward_begin with these `n` sequences and append lengths would find its pages.
  *
- * *out_missing_pages = 0: yes. > 0: that many pages and state slots are missing now. Copy-on-write
- * pages are counted. A sequence with an uncommitted tree is taken to be extended as a tree. Arrays
- * are borrowed for the call.
+ * *out_missing_pages = 0: yes. > 0: pages and state slots that are missing now, added up.
+ * Copy-on-write pages are counted, encoder tokens are not. A sequence with an uncommitted tree is
+ * taken to be extended as a tree; a first tree needs what a plain append of as many tokens needs.
+ * Arrays are borrowed for the call.
  *
  * Expected:  KVC_E_NEVER_FITS        As kvc_forward_begin.
  * Misuse:    KVC_E_NOT_FOUND         No such sequence.
@@ -1204,7 +1240,9 @@ enum {
  * its end).
  *
  * *out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when yes;
- * -1 when there is none. Pages for private copies are not asked for.
+ * -1 when there is none, or where the operation is refused at every position. A pos beyond the
+ * length is taken for the length; SHIFT at the end asks for the last token. Pages for private
+ * copies are not asked for.
  *
  * Misuse:    KVC_E_NOT_FOUND      No such sequence.
  *            KVC_E_UNSUPPORTED    Unknown op.
@@ -1233,9 +1271,12 @@ typedef struct kvc_forward_desc {
   const int64_t *append_lengths;   /* [num_seqs], >= 1. */
   /* Token trees, see TOKEN TREES: [sum of append_lengths]. NULL: no trees. */
   const int32_t *KVC_NULLABLE tree_parents;
-  /* Ids of the new tokens, [sum of append_lengths]. NULL: none. Full blocks are published to the
-   * prefix index when the forward ends; nodes of a tree, when they are committed. A sequence that
-   * once grows without ids publishes no later block. */
+  /* Ids of the new tokens, [sum of append_lengths], any int32. NULL: none. Full blocks are
+   * published to the prefix index when the forward ends; nodes of a tree, when they are committed.
+   * They go to the namespace of kvc_prefix_attach or kvc_prefix_insert; of a sequence that neither
+   * has named, to the one with the empty salt. A sequence that once grows without ids publishes no
+   * later block. What else K and V depend on (positions, bias, spans) is not part of a block's key:
+   * name it by kvc_prefix_query.keys. */
   const int32_t *KVC_NULLABLE tokens;
   uint64_t flags;                  /* KVC_FORWARD_* bits. */
   /* Rotary positions given by the caller (M-RoPE, or any other numbering): int32 [sections, T], or
@@ -1263,8 +1304,8 @@ enum {
  *
  * Prefill, chunked prefill, decode and trees mix freely in one batch. `*out`: valid until
  * kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is never
- * used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for
- * ever.
+ * used again and never dereferenced: every later call that returns a status answers
+ * KVC_E_INVALID_STATE, for ever. A begin that fails evicts nothing.
  *
  * Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
  *                              missing).
@@ -1272,7 +1313,8 @@ enum {
  * Misuse:    KVC_E_BUSY              A forward is open.
  *            KVC_E_NOT_FOUND         A sequence does not exist.
  *            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
- *                                    that is not below its node.
+ *                                    that is not below its node or below -1, KVC_TREE_NONE beside
+ *                                    nodes of the same sequence.
  *            KVC_E_OUT_OF_RANGE      More sequences, tokens, tree nodes or encoder tokens than
  *                                    allowed.
  *            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens written
@@ -1336,7 +1378,8 @@ KVC_API kvc_status kvc_forward_end(kvc_forward *fwd, kvc_error *KVC_NULLABLE err
 /* Undoes the begin. NULL is accepted.
  *
  * Lengths, pages, tables, trees, windows and states are as before. Whatever was written to the new
- * slots is forgotten.
+ * slots is forgotten. Prefix blocks that the begin has evicted and automatic checkpoints that it
+ * has given up do not come back.
  *
  * Misuse:    KVC_E_INVALID_STATE  The forward is not open. CUDA GRAPHS lists what a capture adds.
  * Threading: exclusive. Device: enqueues. */
@@ -1530,7 +1573,10 @@ enum {
                                  begins alike hit too (copied on write). */
 };
 
-/* A prompt and its namespace. All arrays are borrowed for the call. */
+/* A prompt and its namespace. All arrays are borrowed for the call. kvc_prefix_attach and
+ * kvc_prefix_insert copy salt, keys and priority into the sequence: they hold for the blocks that
+ * it publishes later, so keys may have offsets behind num_tokens. num_tokens = 0 needs neither
+ * tokens nor hashes. */
 typedef struct kvc_prefix_query {
   size_t struct_size;
   const kvc_ext *KVC_NULLABLE ext;     /* NULL */
@@ -1550,8 +1596,8 @@ typedef struct kvc_prefix_query {
   size_t salt_size;
   const kvc_prefix_key *KVC_NULLABLE keys; /* [num_keys], any order. */
   size_t num_keys;                     /* At most 1024. */
-  int32_t priority;                    /* 0..100; higher stays longer. Of the blocks that this call
-                                          publishes, and of those that it hits when higher. */
+  int32_t priority;                    /* 0..100; higher stays longer. For the blocks that the
+                                          sequence publishes, and those that it hits when higher. */
   int32_t reserved;                    /* 0 */
 } kvc_prefix_query;
 
@@ -1602,8 +1648,9 @@ KVC_API kvc_status kvc_prefix_attach(kvc_cache *cache, kvc_seq seq, const kvc_pr
  * publishes their full blocks.
  *
  * query->num_tokens is at most the length. The call replaces what was known of the sequence.
- * *out_tokens: tokens of it that are in the index now. Blocks from the first token on that a
- * KVC_FORWARD_PARTIAL has left unwritten are not published.
+ * *out_tokens: tokens of it that are in the index now. Publishing stops at the first token that a
+ * KVC_FORWARD_PARTIAL has left unwritten. Where a quota makes older blocks go to the host, that
+ * copy is enqueued.
  *
  * Misuse:    query; and
  *            KVC_E_NOT_FOUND      No such sequence.
@@ -1637,9 +1684,10 @@ KVC_API kvc_status kvc_prefix_unpin(kvc_cache *cache, const kvc_prefix_query *qu
                                     int64_t *KVC_NULLABLE out_tokens,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Evicts until at least `pages` pages have left the index, or nothing evictable is left.
+/* Evicts until at least `pages` device pages are given up, or nothing evictable is left.
  *
- * Pages go to the host when it has room. *out_freed: how many left the index.
+ * Their contents go to the host when it has room, and are dropped otherwise. *out_freed: how many
+ * device pages.
  *
  * Misuse:    KVC_E_OUT_OF_RANGE  pages is negative.
  * Threading: exclusive. Device: enqueues. */
@@ -1659,7 +1707,7 @@ KVC_API kvc_status kvc_prefix_reset(kvc_cache *cache, kvc_error *KVC_NULLABLE er
  * The device pages and states that the index holds for it stay within max_bytes. What does not fit
  * replaces its own least recently used blocks, or is not published. Other namespaces' traffic
  * evicts its blocks only when nothing else can be evicted. Shrinking evicts at once what is not in
- * use.
+ * use; copies to the host are enqueued.
  *
  * `salt`: borrowed for the call.
  *
@@ -1700,7 +1748,7 @@ typedef struct kvc_event {
   int32_t num_tokens; /* Tokens of the block. */
   int32_t reserved;
   /* STORED: [num_tokens]. NULL when unknown, or when the block has been removed since. Valid until
-   * the next call that takes kvc_cache *. */
+   * the next exclusive call on the cache. */
   const int32_t *tokens;
   uint8_t hash[KVC_HASH_BYTES];
   uint8_t parent[KVC_HASH_BYTES]; /* STORED: the block before, or the root of the namespace. */
@@ -1708,8 +1756,9 @@ typedef struct kvc_event {
 
 /* Takes the oldest unpolled events, at most *count of them.
  *
- * out[0].struct_size is the stride of the array. *count: how many there were. When more than
- * config.event_capacity wait, the oldest are lost, which the next event's number shows.
+ * out[0].struct_size is the stride of the array, and is written with the bytes filled: set it again
+ * before the next call. *count on return: events written. When more than config.event_capacity
+ * wait, the oldest are lost, which the next event's number shows.
  *
  * Misuse:    KVC_E_UNSUPPORTED  config.event_capacity is 0.
  * Threading: exclusive. Device: host only. */
@@ -2401,6 +2450,7 @@ KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear,
  *    that no query sees any more but whose page is kept reads as stored.
  * 3. Setting makes shared pages private first, so siblings keep theirs. After every kvc_debug_set_*
  *    nothing of the sequence is published any more.
+ * 4. An uncommitted token tree is no obstacle: the committed tokens are read and written.
  *
  * Statuses of all functions on rows; comments say "rows":
  *   Expected:  KVC_E_OUT_OF_RANGE      A window has dropped some of the tokens (detail = first kept
@@ -2411,7 +2461,8 @@ KVC_API kvc_status kvc_op_linear_step(const kvc_linear_opt *KVC_NULLABLE linear,
  *              KVC_E_BUSY              kvc_debug_set_*: it is in the open forward.
  *              KVC_E_INVALID_STATE     It is swapped out.
  *              KVC_E_INVALID_ARGUMENT  k and v are both NULL.
- *              KVC_E_UNSUPPORTED       No storage, no layer of the kind, or quantised storage.
+ *              KVC_E_UNSUPPORTED       No storage, no layer of the kind, or, on the CPU, quantised
+ *                                      storage.
  *              tensors                 See TENSORS. */
 
 /* Copies the committed tokens [begin, end) of a sequence, all layers of the slice.
@@ -2441,7 +2492,10 @@ KVC_API kvc_status kvc_debug_set_kv(kvc_cache *cache, kvc_seq seq, int64_t begin
 
 /* Copies the committed tokens [begin, end) of a sequence in the MLA layers.
  *
- *   latent   [layers, end - begin, latent_rank + latent_rope_dim]
+ *   latent   [layers, end - begin, latent_rank + latent_rope_dim], all layers of the slice
+ *
+ * Layers that are not MLA are left as they are. When latents differ in size, the last dimension is
+ * the largest.
  *
  * Expected, Misuse: rows.
  * Threading: shared. Device: blocks until done. */
@@ -2449,8 +2503,8 @@ KVC_API kvc_status kvc_debug_get_mla(const kvc_cache *cache, kvc_seq seq, int64_
                                      int64_t end, DLTensor *latent, kvc_stream KVC_NULLABLE stream,
                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Overwrites committed tokens in the MLA layers, as kvc_debug_set_kv does. The shape is that of
- * kvc_debug_get_mla.
+/* Overwrites the committed tokens [begin, begin + n) in the MLA layers, n = dimension 1 of latent,
+ * as kvc_debug_set_kv does. The shape is that of kvc_debug_get_mla.
  *
  * Expected, Misuse: rows.
  * Threading: exclusive. Device: blocks until done. */
@@ -2476,8 +2530,8 @@ KVC_API kvc_status kvc_debug_get_layer(const kvc_cache *cache, kvc_seq seq, int3
                                        DLTensor *KVC_NULLABLE v, kvc_stream KVC_NULLABLE stream,
                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Overwrites committed tokens in one layer, as kvc_debug_set_kv does. Shapes and statuses are those
- * of kvc_debug_get_layer.
+/* Overwrites the committed tokens [begin, begin + n) in one layer, n = dimension 0 of k and v, with
+ * values as they are to be stored. Shapes are those of kvc_debug_get_layer.
  *
  * Expected, Misuse: rows; and as kvc_debug_get_layer.
  * Threading: exclusive. Device: blocks until done. */
@@ -2558,7 +2612,7 @@ enum {
 };
 
 /* Exports the page tables of the open forward's B sequences in one layer group, with the new tokens
- * (tree nodes included): a read-only snapshot.
+ * (tree nodes included): a read-only snapshot in host memory, whatever the cache's device.
  *
  * INDPTR, INDICES and PAGE_POSITION list the pages that are kept. BLOCK_TABLE has -1 where a window
  * has dropped one. A CROSS group counts encoder tokens. `group`: 0..num_groups-1.
@@ -2571,11 +2625,15 @@ KVC_API kvc_status kvc_export_page_table(kvc_forward *fwd, int32_t group, kvc_ta
                                          struct DLManagedTensorVersioned **out,
                                          kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Exports the ids of the kept pages of one sequence's committed tokens (tree nodes included): int32
- * [pages], ascending positions; a read-only snapshot.
+/* Exports the ids of one sequence's kept pages: int32 [pages], ascending positions; a read-only
+ * snapshot in host memory.
  *
- * Misuse:    KVC_E_NOT_FOUND     seq.
- *            KVC_E_OUT_OF_RANGE  group.
+ * They are the pages of its committed tokens and of the nodes of its uncommitted tree. Pages that
+ * the open forward has reserved are not among them.
+ *
+ * Misuse:    KVC_E_NOT_FOUND      seq.
+ *            KVC_E_OUT_OF_RANGE   group.
+ *            KVC_E_INVALID_STATE  It is swapped out.
  * Threading: shared. Device: host only. */
 KVC_API kvc_status kvc_export_seq_pages(const kvc_cache *cache, kvc_seq seq, int32_t group,
                                         struct DLManagedTensorVersioned **out,

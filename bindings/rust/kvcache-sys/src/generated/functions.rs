@@ -60,11 +60,13 @@ extern "C" {
     /// linker never searches for a module, so LD_LIBRARY_PATH, RUNPATH and its cache have no part in the
     /// choice. What a module depends on itself (libc, libstdc++) the linker finds as usual.
     ///
-    /// A failed search is remembered. Until the next successful kvc_module_path_set, every call that
-    /// needs the module fails with the same message, which names the file, and nothing is looked for
-    /// again. A loaded module stays for the life of the process.
+    /// A failed search is remembered. Until the next successful kvc_module_path_set nothing is looked
+    /// for again: kvc_cache_create and kvc_op_* on a GPU answer KVC_E_UNSUPPORTED with the same message,
+    /// which names the file; kvc_has_feature answers 0 and kvc_device_query backend_present = 0. A
+    /// loaded module stays for the life of the process.
     ///
     /// `path`: absolute path of a directory, copied. It is not looked at before a module is needed.
+    /// Paths are compared as text; NULL is equal to NULL alone.
     ///
     /// Misuse:    KVC_E_INVALID_ARGUMENT  path is not absolute, or holds a '$', which the dynamic linker
     ///                                    would replace.
@@ -76,9 +78,12 @@ extern "C" {
     /// Reports what the library can do on a device.
     ///
     /// ```text
-    /// A device without a back end in this build, or without a driver, is not an error: backend_present
-    /// is 0. See kvc_has_feature("cuda") for whether the CUDA back end was found.
+    /// A kind of device without a back end in this build, or without a driver, is not an error:
+    /// backend_present is 0, and so is the rest. See kvc_has_feature("cuda") for whether the CUDA back
+    /// end was found. For kDLCUDA the call loads it, and CUDA makes the device's primary context.
     ///
+    /// Expected:  KVC_E_UNSUPPORTED   A GPU that the back end has no code for (compute capability below
+    ///                                8.0).
     /// Misuse:    KVC_E_OUT_OF_RANGE  The device id does not exist.
     /// Threading: any. Device: host only.
     /// ```
@@ -92,7 +97,8 @@ extern "C" {
     /// ```text
     /// NULL, the initial state, means silence.
     ///
-    /// `user`: borrowed until the logger is replaced.
+    /// `user`: borrowed until the logger is replaced. On return no thread is in the previous `fn` any
+    /// more.
     ///
     /// Misuse:    KVC_E_INVALID_ARGUMENT  Unknown level.
     /// Threading: any. Device: host only.
@@ -205,7 +211,9 @@ extern "C" {
     /// Reports a layer as planned, defaults filled in.
     ///
     /// ```text
-    /// `layer`: global id inside the slice.
+    /// `layer`: id in the whole model, layer_begin <= layer < layer_end. SHARED: group, page_tokens,
+    /// region and dims are the source's; bytes that it keeps itself are 0. MLA: k_page_bytes is the
+    /// latents', num_kv_heads 1, v_page_bytes 0. K = V layers: v_page_bytes 0.
     ///
     /// Misuse:    KVC_E_OUT_OF_RANGE  No such layer here.
     /// Threading: any. Device: host only.
@@ -247,9 +255,14 @@ extern "C" {
     ///
     /// ```text
     /// It is the sum over layer groups, and two state slots (before and after a forward) where they come
-    /// out of the pages. A window W needs at most ceil((W - 1 + m) / page_tokens) + 1 pages, with
-    /// m = forwards_in_flight * max_tokens_per_forward (vLLM's formula). A chunk C likewise, less the
-    /// page over the edge where page_tokens divide it.
+    /// out of the pages. With m = forwards_in_flight * max_tokens_per_forward (num_tokens where that has
+    /// no limit), a layer group needs
+    ///
+    ///   full attention   ceil(num_tokens / page_tokens)
+    ///   window W         ceil((W - 1 + m) / page_tokens) + 1 (vLLM's formula), and no more than full
+    ///                    attention
+    ///   chunk C          the same with C, without the + 1 where page_tokens divides C
+    ///   CROSS            ceil(max_cross_len / page_tokens)
     ///
     /// Misuse:    KVC_E_OUT_OF_RANGE  num_tokens is negative.
     /// Threading: any. Device: host only.
@@ -304,8 +317,9 @@ extern "C" {
     /// Makes an empty cache.
     ///
     /// ```text
-    /// `plan`: borrowed for the call. `*out`: owned by caller. Owned memory is reserved, not touched: it
-    /// costs physical memory as pages are written.
+    /// `plan`: borrowed for the call. `*out`: owned by caller. On the CPU owned memory is reserved, not
+    /// touched: it costs physical memory as pages are written. On a GPU it is allocated, and the call
+    /// waits for that.
     ///
     /// Expected:  KVC_E_NO_MEMORY         The pool or the tables could not be allocated.
     ///            KVC_E_UNSUPPORTED       config.cpu_isa is not available on this machine, or the device
@@ -324,7 +338,7 @@ extern "C" {
     ///
     /// ```text
     /// NULL is accepted. An open forward is dropped. Exported tensors stay valid until
-    /// their deleters run.
+    /// their deleters run. On a GPU it waits until all that was enqueued for the cache is done.
     ///
     /// Threading: exclusive. Device: host only.
     /// ```
@@ -341,7 +355,8 @@ extern "C" {
     /// Grows the pool, or shrinks it when the pages above are free.
     ///
     /// ```text
-    /// Page ids and contents stay.
+    /// Page ids and contents stay. On a GPU
+    /// it waits until all that was enqueued for the cache is done.
     ///
     /// A tensor exported before keeps its shape; after a shrink the dropped pages in it may read zero.
     ///
@@ -430,8 +445,9 @@ extern "C" {
     ///
     /// ```text
     /// Nothing is copied: pages are shared. A partial last page is copied by whoever appends to it
-    /// first; kvc_seq_can_append counts that page. The child inherits the window, the encoder tokens and
-    /// the checkpoints up to pos.
+    /// first; kvc_seq_can_append counts that page. The child inherits the window, the encoder tokens,
+    /// the checkpoints and known token ids up to pos, the namespace of the prefix index, and positions
+    /// that kvc_seq_shift has moved.
     ///
     /// Expected:  KVC_E_OUT_OF_RANGE      pos needs tokens that a window has dropped, or a state without
     ///                                    a checkpoint there (detail = the nearest possible position).
@@ -452,7 +468,8 @@ extern "C" {
     /// Drops the last `n` tokens, 0 \<= n \<= length, also past a fork point.
     ///
     /// ```text
-    /// Siblings keep theirs.
+    /// Siblings keep theirs, and
+    /// the prefix index keeps the blocks that it knows.
     ///
     /// Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
     ///                                 without a checkpoint there (detail = the nearest possible
@@ -507,8 +524,10 @@ extern "C" {
     /// 1. A query at position p sees keys k < sink or k > p - (window - sink): at most `window` keys,
     ///    itself included. Layers with a window of their own see what both allow.
     /// 2. Pages that no later query sees are freed.
-    /// 3. With ON_READ rope, sink tokens keep the distance that they have at position window - 1.
-    /// 4. May be called again while the tokens are still there.
+    /// 3. With ON_READ rope, sink tokens keep the distance that they have at position window - 1. With
+    ///    other modes they keep their true distances.
+    /// 4. May be called again, for a larger window as long as its tokens are still there. A window
+    ///    cannot be taken off; one as long as the sequence will ever be hides nothing.
     ///
     /// Expected:  KVC_E_OUT_OF_RANGE      It needs tokens that are dropped.
     /// Misuse:    KVC_E_UNSUPPORTED       No ATTENTION or MLA layer here; a layer with chunk; with sink
@@ -571,9 +590,10 @@ extern "C" {
     /// pages.
     ///
     /// ```text
-    /// *out_missing_pages = 0: yes. > 0: that many pages and state slots are missing now. Copy-on-write
-    /// pages are counted. A sequence with an uncommitted tree is taken to be extended as a tree. Arrays
-    /// are borrowed for the call.
+    /// *out_missing_pages = 0: yes. > 0: pages and state slots that are missing now, added up.
+    /// Copy-on-write pages are counted, encoder tokens are not. A sequence with an uncommitted tree is
+    /// taken to be extended as a tree; a first tree needs what a plain append of as many tokens needs.
+    /// Arrays are borrowed for the call.
     ///
     /// Expected:  KVC_E_NEVER_FITS        As kvc_forward_begin.
     /// Misuse:    KVC_E_NOT_FOUND         No such sequence.
@@ -596,7 +616,9 @@ extern "C" {
     ///
     /// ```text
     /// *out_nearest is the nearest position where it could (ties: the smaller): `pos` itself when yes;
-    /// -1 when there is none. Pages for private copies are not asked for.
+    /// -1 when there is none, or where the operation is refused at every position. A pos beyond the
+    /// length is taken for the length; SHIFT at the end asks for the last token. Pages for private
+    /// copies are not asked for.
     ///
     /// Misuse:    KVC_E_NOT_FOUND      No such sequence.
     ///            KVC_E_UNSUPPORTED    Unknown op.
@@ -619,8 +641,8 @@ extern "C" {
     /// ```text
     /// Prefill, chunked prefill, decode and trees mix freely in one batch. `*out`: valid until
     /// kvc_forward_end, kvc_forward_abort or kvc_cache_destroy. The handle is a number that is never
-    /// used again and never dereferenced: every later call with it answers KVC_E_INVALID_STATE, for
-    /// ever.
+    /// used again and never dereferenced: every later call that returns a status answers
+    /// KVC_E_INVALID_STATE, for ever. A begin that fails evicts nothing.
     ///
     /// Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
     ///                              missing).
@@ -628,7 +650,8 @@ extern "C" {
     /// Misuse:    KVC_E_BUSY              A forward is open.
     ///            KVC_E_NOT_FOUND         A sequence does not exist.
     ///            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
-    ///                                    that is not below its node.
+    ///                                    that is not below its node or below -1, KVC_TREE_NONE beside
+    ///                                    nodes of the same sequence.
     ///            KVC_E_OUT_OF_RANGE      More sequences, tokens, tree nodes or encoder tokens than
     ///                                    allowed.
     ///            KVC_E_INVALID_STATE     A plain append to an uncommitted tree; encoder tokens written
@@ -708,7 +731,8 @@ extern "C" {
     /// NULL is accepted.
     ///
     /// Lengths, pages, tables, trees, windows and states are as before. Whatever was written to the new
-    /// slots is forgotten.
+    /// slots is forgotten. Prefix blocks that the begin has evicted and automatic checkpoints that it
+    /// has given up do not come back.
     ///
     /// Misuse:    KVC_E_INVALID_STATE  The forward is not open. CUDA GRAPHS lists what a capture adds.
     /// Threading: exclusive. Device: enqueues.
@@ -871,8 +895,9 @@ extern "C" {
     ///
     /// ```text
     /// query->num_tokens is at most the length. The call replaces what was known of the sequence.
-    /// *out_tokens: tokens of it that are in the index now. Blocks from the first token on that a
-    /// KVC_FORWARD_PARTIAL has left unwritten are not published.
+    /// *out_tokens: tokens of it that are in the index now. Publishing stops at the first token that a
+    /// KVC_FORWARD_PARTIAL has left unwritten. Where a quota makes older blocks go to the host, that
+    /// copy is enqueued.
     ///
     /// Misuse:    query; and
     ///            KVC_E_NOT_FOUND      No such sequence.
@@ -920,10 +945,11 @@ extern "C" {
         out_tokens: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Evicts until at least `pages` pages have left the index, or nothing evictable is left.
+    /// Evicts until at least `pages` device pages are given up, or nothing evictable is left.
     ///
     /// ```text
-    /// Pages go to the host when it has room. *out_freed: how many left the index.
+    /// Their contents go to the host when it has room, and are dropped otherwise. *out_freed: how many
+    /// device pages.
     ///
     /// Misuse:    KVC_E_OUT_OF_RANGE  pages is negative.
     /// Threading: exclusive. Device: enqueues.
@@ -950,7 +976,7 @@ extern "C" {
     /// The device pages and states that the index holds for it stay within max_bytes. What does not fit
     /// replaces its own least recently used blocks, or is not published. Other namespaces' traffic
     /// evicts its blocks only when nothing else can be evicted. Shrinking evicts at once what is not in
-    /// use.
+    /// use; copies to the host are enqueued.
     ///
     /// `salt`: borrowed for the call.
     ///
@@ -969,8 +995,9 @@ extern "C" {
     /// Takes the oldest unpolled events, at most \*count of them.
     ///
     /// ```text
-    /// out[0].struct_size is the stride of the array. *count: how many there were. When more than
-    /// config.event_capacity wait, the oldest are lost, which the next event's number shows.
+    /// out[0].struct_size is the stride of the array, and is written with the bytes filled: set it again
+    /// before the next call. *count on return: events written. When more than config.event_capacity
+    /// wait, the oldest are lost, which the next event's number shows.
     ///
     /// Misuse:    KVC_E_UNSUPPORTED  config.event_capacity is 0.
     /// Threading: exclusive. Device: host only.
@@ -1644,7 +1671,10 @@ extern "C" {
     /// Copies the committed tokens \[begin, end) of a sequence in the MLA layers.
     ///
     /// ```text
-    /// latent   [layers, end - begin, latent_rank + latent_rope_dim]
+    /// latent   [layers, end - begin, latent_rank + latent_rope_dim], all layers of the slice
+    ///
+    /// Layers that are not MLA are left as they are. When latents differ in size, the last dimension is
+    /// the largest.
     ///
     /// Expected, Misuse: rows.
     /// Threading: shared. Device: blocks until done.
@@ -1658,11 +1688,11 @@ extern "C" {
         stream: kvc_stream,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Overwrites committed tokens in the MLA layers, as kvc_debug_set_kv does.
+    /// Overwrites the committed tokens \[begin, begin + n) in the MLA layers, n = dimension 1 of
+    /// latent, as kvc_debug_set_kv does.
     ///
     /// ```text
-    /// The shape is that of
-    /// kvc_debug_get_mla.
+    /// The shape is that of kvc_debug_get_mla.
     ///
     /// Expected, Misuse: rows.
     /// Threading: exclusive. Device: blocks until done.
@@ -1702,11 +1732,11 @@ extern "C" {
         stream: kvc_stream,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Overwrites committed tokens in one layer, as kvc_debug_set_kv does.
+    /// Overwrites the committed tokens \[begin, begin + n) in one layer, n = dimension 0 of k and
+    /// v, with values as they are to be stored.
     ///
     /// ```text
-    /// Shapes and statuses are those
-    /// of kvc_debug_get_layer.
+    /// Shapes are those of kvc_debug_get_layer.
     ///
     /// Expected, Misuse: rows; and as kvc_debug_get_layer.
     /// Threading: exclusive. Device: blocks until done.
@@ -1782,7 +1812,8 @@ extern "C" {
         err: *mut kvc_error,
     ) -> kvc_status;
     /// Exports the page tables of the open forward's B sequences in one layer group, with the new
-    /// tokens (tree nodes included): a read-only snapshot.
+    /// tokens (tree nodes included): a read-only snapshot in host memory, whatever the cache's
+    /// device.
     ///
     /// ```text
     /// INDPTR, INDICES and PAGE_POSITION list the pages that are kept. BLOCK_TABLE has -1 where a window
@@ -1800,12 +1831,16 @@ extern "C" {
         out: *mut *mut DLManagedTensorVersioned,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Exports the ids of the kept pages of one sequence's committed tokens (tree nodes included):
-    /// int32 \[pages\], ascending positions; a read-only snapshot.
+    /// Exports the ids of one sequence's kept pages: int32 \[pages\], ascending positions; a
+    /// read-only snapshot in host memory.
     ///
     /// ```text
-    /// Misuse:    KVC_E_NOT_FOUND     seq.
-    ///            KVC_E_OUT_OF_RANGE  group.
+    /// They are the pages of its committed tokens and of the nodes of its uncommitted tree. Pages that
+    /// the open forward has reserved are not among them.
+    ///
+    /// Misuse:    KVC_E_NOT_FOUND      seq.
+    ///            KVC_E_OUT_OF_RANGE   group.
+    ///            KVC_E_INVALID_STATE  It is swapped out.
     /// Threading: shared. Device: host only.
     /// ```
     pub fn kvc_export_seq_pages(

@@ -54,7 +54,8 @@ kinds! {
         KVC_OK = 0,
         /// A NULL, negative or contradictory argument.
         KVC_E_INVALID_ARGUMENT = 1,
-        /// No open forward, or a layer of another kind.
+        /// The object is not in the state that the call needs: no open forward, a layer of another
+        /// kind, a swapped sequence.
         KVC_E_INVALID_STATE = 2,
         /// Unknown sequence.
         KVC_E_NOT_FOUND = 3,
@@ -66,11 +67,11 @@ kinds! {
         KVC_E_SHAPE = 6,
         /// A tensor's element type is not accepted.
         KVC_E_DTYPE = 7,
-        /// A tensor lives on another device than the cache.
+        /// A tensor lives on another device than the call expects.
         KVC_E_DEVICE_MISMATCH = 8,
         /// Meaningful, but not available in this build, on this device or in this combination.
         KVC_E_UNSUPPORTED = 9,
-        /// Full now; expected. kvc_error.detail = pages missing.
+        /// Full now; expected. kvc_error.detail = pages and state slots missing.
         KVC_E_NO_PAGES = 10,
         /// Could not be served even by an empty cache.
         KVC_E_NEVER_FITS = 11,
@@ -84,9 +85,13 @@ kinds! {
         KVC_E_VERSION = 15,
         /// An invariant does not hold.
         KVC_E_CORRUPT = 16,
+        /// Not returned by this version.
         KVC_E_IO = 17,
+        /// The time given to kvc_fence_wait is over.
         KVC_E_TIMEOUT = 18,
+        /// Not returned by this version.
         KVC_E_PEER = 19,
+        /// Not returned by this version.
         KVC_E_CANCELLED = 20,
         /// Device failure; sticky. sys_code = the device library's code.
         KVC_E_DEVICE = 21,
@@ -164,16 +169,17 @@ pub struct kvc_device_caps {
     pub backend_present: i32,
     /// CPU: best kvc_cpu_isa of the machine. CUDA: 10 \* compute capability. 0: unknown.
     pub arch: i32,
-    /// CPU: hardware threads that this process may use.
+    /// CPU: hardware threads that this process may use. CUDA: multiprocessors.
     pub num_cores: i32,
-    /// Bytes of a memory page; 0: unknown.
+    /// Bytes in which memory is committed; 0: unknown.
     pub page_granularity: i32,
     /// Storage types that attention reads: KVC_DTYPE_\* bits.
     pub dtypes: u64,
-    /// CPU: bit i is set where kvc_cpu_isa i can be chosen.
+    /// CPU: bit i is set where kvc_cpu_isa i can be chosen. CUDA: 0.
     pub isas: u64,
     /// Physical memory; 0: unknown.
     pub memory_bytes: u64,
+    /// 0: unknown.
     pub memory_free_bytes: u64,
     pub name: [c_char; 64],
 }
@@ -224,8 +230,8 @@ kinds! {
     ///   everywhere   It is planned, paged, shared, swapped and exported.
     ///   CUDA         It is appended to and attended to as well. kvc_attn_self on such a layer is
     ///                KVC_E_UNSUPPORTED.
-    ///   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append and the debug
-    ///                functions answer KVC_E_UNSUPPORTED on such a layer.
+    ///   CPU          It is for the host program's own kernels. kvc_attn, kvc_kv_append, kvc_kv_gather
+    ///                and the debug functions answer KVC_E_UNSUPPORTED on such a layer.
     ///
     /// kvc_seq_shift of K that is stored rotated and quantised is KVC_E_UNSUPPORTED on every device.
     /// ```
@@ -248,8 +254,8 @@ kinds! {
         KVC_ROPE_NONE = 0,
         /// K is stored rotated; q is rotated when it attends.
         KVC_ROPE_ON_APPEND = 1,
-        /// K is stored unrotated and rotated whenever it is read. Sink tokens need it, because
-        /// their distances change.
+        /// K is stored unrotated and rotated whenever it is read. Sink tokens at a bounded distance
+        /// need it (kvc_seq_set_window).
         KVC_ROPE_ON_READ = 2,
     }
 }
@@ -451,9 +457,10 @@ kinds! {
     /// ```text
     /// Inside a page each layer has, in both layouts, with
     /// P = kvc_group_info.page_tokens:
-    ///   1. K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
-    ///   2. Quantised layers: then K's scales [num_kv_heads][P], then V's. BLOCK16 has scales
-    ///      [num_kv_heads][P][k_dim / 16].
+    ///   1. ATTENTION, CROSS: K [num_kv_heads][P][k_dim], then V [num_kv_heads][P][v_dim].
+    ///      K = V layers: K alone. MLA: [P][latent_rank + latent_rope_dim].
+    ///   2. PER_TOKEN_HEAD: then K's scales [num_kv_heads][P], then V's. BLOCK16: then K's
+    ///      [num_kv_heads][P][k_dim / 16], then V's with v_dim. PER_TENSOR: no scales here.
     /// ```
     kvc_pool_layout: i32 {
         /// \[layer\]\[page\]: the pages of one layer lie together. Fastest to read.
@@ -843,7 +850,7 @@ pub struct kvc_seq_info {
     pub first_position: i64,
     /// Last kept position; -1: empty.
     pub last_position: i64,
-    /// Pages held, all layer groups together.
+    /// Pages held, all layer groups together, without those that the open forward has reserved.
     pub num_pages: i64,
     /// Of these, pages that other sequences hold too.
     pub num_shared_pages: i64,
@@ -897,9 +904,12 @@ pub struct kvc_forward_desc {
     pub append_lengths: *const i64,
     /// Token trees, see TOKEN TREES: \[sum of append_lengths\]. NULL: no trees.
     pub tree_parents: *const i32,
-    /// Ids of the new tokens, \[sum of append_lengths\]. NULL: none. Full blocks are published to
-    /// the prefix index when the forward ends; nodes of a tree, when they are committed. A sequence
-    /// that once grows without ids publishes no later block.
+    /// Ids of the new tokens, \[sum of append_lengths\], any int32. NULL: none. Full blocks are
+    /// published to the prefix index when the forward ends; nodes of a tree, when they are
+    /// committed. They go to the namespace of kvc_prefix_attach or kvc_prefix_insert; of a sequence
+    /// that neither has named, to the one with the empty salt. A sequence that once grows without
+    /// ids publishes no later block. What else K and V depend on (positions, bias, spans) is not
+    /// part of a block's key: name it by kvc_prefix_query.keys.
     pub tokens: *const i32,
     /// KVC_FORWARD_\* bits.
     pub flags: u64,
@@ -1016,7 +1026,14 @@ pub const KVC_PREFIX_ALL_TOKENS: u64 = 1;
 /// on write).
 pub const KVC_PREFIX_WHOLE_BLOCKS: u64 = 2;
 
-/// A prompt and its namespace. All arrays are borrowed for the call.
+/// A prompt and its namespace.
+///
+/// ```text
+/// All arrays are borrowed for the call. kvc_prefix_attach and
+/// kvc_prefix_insert copy salt, keys and priority into the sequence: they hold for the blocks that
+/// it publishes later, so keys may have offsets behind num_tokens. num_tokens = 0 needs neither
+/// tokens nor hashes.
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_prefix_query {
@@ -1043,7 +1060,7 @@ pub struct kvc_prefix_query {
     pub keys: *const kvc_prefix_key,
     /// At most 1024.
     pub num_keys: usize,
-    /// \0..100; higher stays longer. Of the blocks that this call publishes, and of those that it
+    /// \0..100; higher stays longer. For the blocks that the sequence publishes, and those that it
     /// hits when higher.
     pub priority: i32,
     /// \0.
@@ -1086,7 +1103,7 @@ pub struct kvc_event {
     pub num_tokens: i32,
     pub reserved: i32,
     /// STORED: \[num_tokens\]. NULL when unknown, or when the block has been removed since. Valid
-    /// until the next call that takes kvc_cache \*.
+    /// until the next exclusive call on the cache.
     pub tokens: *const i32,
     pub hash: [u8; 32],
     /// STORED: the block before, or the root of the namespace.
