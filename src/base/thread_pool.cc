@@ -45,7 +45,7 @@ void ThreadPool::start() noexcept {
   owner_ = process;
   try {
     shared_ = std::make_unique<Shared>();
-    shared_->threads.reserve(static_cast<size_t>(concurrency_ - 1));
+    shared_->threads.reserve(concurrency_ - 1);
     for (int32_t worker = 1; worker < concurrency_; ++worker) {
       shared_->threads.emplace_back(worker_loop, shared_.get(), worker);
     }

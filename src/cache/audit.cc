@@ -10,7 +10,7 @@ namespace {
 
 void check_states(const StatePool& states, const std::vector<int32_t>& refs, const char* name) {
   for (int64_t slot = 0; slot < states.num_slots(); ++slot) {
-    const int32_t expected = refs[static_cast<size_t>(slot)];
+    const int32_t expected = refs[slot];
     const int32_t recorded = states.refs(static_cast<StateSlot>(slot));
     if (expected != recorded) {
       fail_with(KVC_E_CORRUPT, slot, "%s %lld has %d references recorded, counted %d", name,
@@ -58,7 +58,7 @@ void Audit::count_page(const Sequence& sequence, PageId page) {
     fail_with(KVC_E_CORRUPT, page, "sequence %lld holds page %d: the pool has %zu pages",
               ll(sequence.id), page, counts.size());
   }
-  ++counts[static_cast<size_t>(page)];
+  ++counts[page];
 }
 
 void Audit::count_state(const Sequence& sequence, StateSlot slot) {
@@ -67,7 +67,7 @@ void Audit::count_state(const Sequence& sequence, StateSlot slot) {
     fail_with(KVC_E_CORRUPT, slot, "sequence %lld holds state slot %d: there are %zu",
               ll(sequence.id), slot, counts.size());
   }
-  if (slot != kInitialState) ++counts[static_cast<size_t>(slot)];
+  if (slot != kInitialState) ++counts[slot];
 }
 
 const BatchEntry* Audit::find_entry(const Sequence& sequence) const {
@@ -108,7 +108,7 @@ void Audit::check_table(const Sequence& sequence, size_t group, int64_t stored) 
   }
   int64_t dropped = 0;
   for (int64_t i = 0; i < size; ++i) {
-    const PageId page = table.pages[static_cast<size_t>(i)];
+    const PageId page = table.pages[i];
     if (page != kNoPage) {
       count_page(sequence, page);
       continue;
@@ -221,7 +221,7 @@ void Audit::check_pages() const {
   int64_t num_available = 0, num_shared = 0, num_indexed = 0, num_free = 0;
   for (int64_t page = 0; page < num_pages; ++page) {
     const auto id = static_cast<PageId>(page);
-    const int32_t expected = refs_[static_cast<size_t>(page)];
+    const int32_t expected = refs_[page];
     const int32_t recorded = core_.allocator.refs(id);
     if (expected != recorded) {
       fail_with(KVC_E_CORRUPT, page,

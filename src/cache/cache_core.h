@@ -47,7 +47,7 @@ struct CacheCore {
   CacheCore& operator=(const CacheCore&) = delete;
 
   const Spec& spec() const { return plan->spec(); }
-  const LayerSpec& layer(int32_t local) const { return spec().layers[static_cast<size_t>(local)]; }
+  const LayerSpec& layer(int32_t local) const { return spec().layers[local]; }
   const GroupSpec& group(size_t index) const { return spec().groups[index]; }
   const GroupSpec& group_of(const LayerSpec& layer) const {
     return group(static_cast<size_t>(layer.group));
@@ -83,7 +83,7 @@ struct CacheCore {
   // The sequence's entry in the batch of the open forward; null: it is not in it.
   const BatchEntry* entry_of(const Sequence& sequence) const {
     if (!sequence.in_forward()) return nullptr;
-    return &forward.batch().entries()[static_cast<size_t>(sequence.batch_index)];
+    return &forward.batch().entries()[sequence.batch_index];
   }
   // Nodes of the sequence's token tree, without those of the open forward.
   int64_t num_tree_nodes(const Sequence& sequence) const;
@@ -126,7 +126,7 @@ struct CacheCore {
 
 // The slot of a token in the pages of its table.
 inline int64_t slot_of(const PageTable& table, int64_t token, int64_t page_size) {
-  return table.pages[static_cast<size_t>(token / page_size)] * page_size + token % page_size;
+  return table.pages[token / page_size] * page_size + token % page_size;
 }
 
 }  // namespace kvc

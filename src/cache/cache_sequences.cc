@@ -81,7 +81,7 @@ kvc_seq_info CacheSequences::info(kvc_seq id) const {
     if (!is_cross) first_kept = std::max(first_kept, table.kept_begin);
     const int64_t stored = is_cross ? sequence.cross_length : sequence.length + info.tree_nodes;
     for (int64_t i = 0; i < core_.spec().groups[group].pages_for(stored); ++i) {
-      const PageId page = table.pages[static_cast<size_t>(i)];
+      const PageId page = table.pages[i];
       if (page == kNoPage) continue;
       ++info.num_pages;
       info.num_shared_pages += pages.refs(page) > 1 ? 1 : 0;

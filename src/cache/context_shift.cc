@@ -11,8 +11,8 @@ namespace kvc {
 namespace {
 
 bool is_rotated_on_append(const Spec& spec, int32_t local_layer) {
-  const int32_t rope = spec.layers[static_cast<size_t>(local_layer)].rope;
-  return rope >= 0 && spec.ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_APPEND;
+  const int32_t rope = spec.layers[local_layer].rope;
+  return rope >= 0 && spec.ropes[rope].mode == KVC_ROPE_ON_APPEND;
 }
 
 void check_range(const CacheCore& core, const Sequence& sequence, int64_t begin, int64_t end) {
@@ -116,7 +116,7 @@ void ContextShift::run() {
   pages.check();
   // For one layer group or layer after the other.
   moves_.reserve(num_moved_, 1);
-  rotated_slots_.reserve(static_cast<size_t>(num_moved_));
+  rotated_slots_.reserve(num_moved_);
   pages.prepare();
   // Nothing throws from here on.
   pages.copy(kOwnStream);
@@ -217,8 +217,8 @@ void ContextShift::rotate_keys() noexcept {
     for (const int32_t local : core_.group(group).layers) {
       if (!is_rotated_on_append(spec_, local)) continue;
       const LayerSpec& layer = core_.layer(local);
-      kernels::Rotation rotation = shift_rotation(spec_.ropes[static_cast<size_t>(layer.rope)],
-                                                  false, delta_, cosines, sines);
+      kernels::Rotation rotation =
+          shift_rotation(spec_.ropes[layer.rope], false, delta_, cosines, sines);
       rotation.begin = layer.rotation_begin();
       core_.device->rotate_keys(local, rotation, rotated_slots_, kOwnStream);
     }
@@ -231,8 +231,7 @@ void ContextShift::rotate_keys() noexcept {
 // say which factors rotated it.
 bool can_rotate_keys(const Spec& spec) {
   for (int32_t layer = 0; layer < spec.num_local_layers(); ++layer) {
-    if (spec.layers[static_cast<size_t>(layer)].is_quantised() && is_rotated_on_append(spec, layer))
-      return false;
+    if (spec.layers[layer].is_quantised() && is_rotated_on_append(spec, layer)) return false;
   }
   return std::none_of(spec.ropes.begin(), spec.ropes.end(), [](const RopeSpec& rope) {
     return rope.mode == KVC_ROPE_ON_APPEND && !rope.long_inverse_frequencies.empty();

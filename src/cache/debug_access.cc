@@ -32,7 +32,7 @@ void DebugAccess::require_kept(const Sequence& sequence, int64_t begin, int64_t 
                 "[begin, end) = [%lld, %lld) out of range: sequence %lld has %lld tokens",
                 ll(begin), ll(end), ll(sequence.id), ll(length));
     }
-    const PageTable& table = sequence.tables[static_cast<size_t>(layer.group)];
+    const PageTable& table = sequence.tables[layer.group];
     if (!table.keeps(begin, end)) {
       fail_with(
           KVC_E_OUT_OF_RANGE, table.kept_begin,
@@ -63,15 +63,14 @@ void DebugAccess::read_tokens(kvc_seq id, int64_t begin, int64_t end,
     const LayerSpec& layer = core_.layer(rows.local_layer);
     const auto read = [&](bool is_v, const kernels::PagedRows& source,
                           const kernels::TokenRows& out, int32_t dim) {
-      core_.device->read_rows(
-          {rows.local_layer, is_v},
-          {.rows = source,
-           .pages = sequence.tables[static_cast<size_t>(layer.group)].pages.data(),
-           .out = out,
-           .page_size = core_.group_of(layer).page_size,
-           .num_heads = layer.num_kv_heads,
-           .dim = dim},
-          begin, end, stream);
+      core_.device->read_rows({rows.local_layer, is_v},
+                              {.rows = source,
+                               .pages = sequence.tables[layer.group].pages.data(),
+                               .out = out,
+                               .page_size = core_.group_of(layer).page_size,
+                               .num_heads = layer.num_kv_heads,
+                               .dim = dim},
+                              begin, end, stream);
     };
     if (rows.k.base != nullptr)
       read(false, core_.pool.k_rows(rows.local_layer), rows.k, layer.k_dim);
@@ -89,8 +88,7 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   if (count == 0) return;
   std::vector<int64_t> slots(static_cast<size_t>(count));
   std::vector<uint8_t> groups(core_.spec().groups.size(), 0);
-  for (const LayerRows& rows : layers)
-    groups[static_cast<size_t>(core_.layer(rows.local_layer).group)] = 1;
+  for (const LayerRows& rows : layers) groups[core_.layer(rows.local_layer).group] = 1;
   PrivatePages private_pages(core_, sequence);
   private_pages.add(begin, begin + count, std::move(groups));
   private_pages.check();
@@ -100,10 +98,9 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
   sequence.history.diverge();
   for (const LayerRows& rows : layers) {
     const LayerSpec& layer = core_.layer(rows.local_layer);
-    const PageTable& table = sequence.tables[static_cast<size_t>(layer.group)];
+    const PageTable& table = sequence.tables[layer.group];
     const int32_t page_size = core_.group_of(layer).page_size;
-    for (int64_t i = 0; i < count; ++i)
-      slots[static_cast<size_t>(i)] = slot_of(table, begin + i, page_size);
+    for (int64_t i = 0; i < count; ++i) slots[i] = slot_of(table, begin + i, page_size);
     core_.device->write_rows(rows.local_layer,
                              {.k = rows.k,
                               .v = rows.v,
@@ -121,7 +118,7 @@ void DebugAccess::write_tokens(kvc_seq id, int64_t begin, int64_t count,
 
 void DebugAccess::read_state(kvc_seq id, int32_t local_layer, int32_t state, const StateRows& out,
                              CallStream stream) const {
-  const StateSpec& shape = core_.layer(local_layer).states[static_cast<size_t>(state)];
+  const StateSpec& shape = core_.layer(local_layer).states[state];
   std::byte* stored = core_.states.memory().state(
       core_.sequences.get_on_device(id, "read the state of").state, local_layer, state);
   core_.device->convert({out.base, out.dtype}, {stored, shape.dtype}, shape.num_elements, stream);
@@ -163,7 +160,7 @@ void DebugAccess::write_state(kvc_seq id, int32_t local_layer, int32_t state,
   check_on_device(sequence, "set the state of");
   make_state_private(sequence, stream);
   sequence.history.diverge();
-  const StateSpec& shape = core_.layer(local_layer).states[static_cast<size_t>(state)];
+  const StateSpec& shape = core_.layer(local_layer).states[state];
   std::byte* stored = core_.states.memory().state(sequence.state, local_layer, state);
   core_.device->convert({stored, shape.dtype}, {value.base, value.dtype}, shape.num_elements,
                         stream);

@@ -71,7 +71,7 @@ DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) 
               "layer %d is of kind %s (%d), which keeps no pages", layer,
               layer_kind_name(layer_spec.kind), layer_spec.kind);
   }
-  const LayerLayout& layout = core_.plan->layout().layers[static_cast<size_t>(source)];
+  const LayerLayout& layout = core_.plan->layout().layers[source];
   const LayerPages& pages = core_.pool.layer(source);
   const int64_t num_pages = core_.allocator.num_pages();
   const int64_t heads = layer_spec.num_kv_heads;
@@ -133,11 +133,10 @@ DLManagedTensorVersioned* CacheExports::sequence_pages(kvc_seq seq, int32_t grou
   // there before.
   const BatchEntry* entry = core_.entry_of(sequence);
   const int64_t stored = entry != nullptr ? entry->old_stored(is_cross) : sequence.stored(is_cross);
-  const std::vector<PageId>& pages = sequence.tables[static_cast<size_t>(group)].pages;
+  const std::vector<PageId>& pages = sequence.tables[group].pages;
   TableData table;
   for (int64_t i = 0; i < group_spec.pages_for(stored); ++i) {
-    if (pages[static_cast<size_t>(i)] != kNoPage)
-      table.i32.push_back(pages[static_cast<size_t>(i)]);
+    if (pages[i] != kNoPage) table.i32.push_back(pages[i]);
   }
   table.shape = {static_cast<int64_t>(table.i32.size())};
   return export_table(std::move(table));

@@ -71,7 +71,7 @@ void LayerCall::append(const kernels::TokenRows& k, const kernels::TokenRows& v)
 
 StoredTokens LayerCall::stored_tokens(kvc_seq seq) const {
   const Sequence& sequence = core_.sequences.get_on_device(seq, "gather");
-  StoredTokens tokens{&sequence.tables[static_cast<size_t>(core_.layer(layer.source).group)], seq,
+  StoredTokens tokens{&sequence.tables[core_.layer(layer.source).group], seq,
                       sequence.stored(is_cross()), false};
   if (const BatchEntry* entry = core_.entry_of(sequence); entry != nullptr) {
     tokens.length = entry->new_stored(is_cross());

@@ -34,13 +34,13 @@ TokenHistory history_of(const PrefixQuery& query, KeyChain& chain, int64_t num_t
   const int64_t num_blocks = num_tokens / chain.block_tokens();
   const int64_t num_given = std::min(num_blocks, query.num_keys);
   history.keys.clear();
-  history.keys.reserve(static_cast<size_t>(chain.num_blocks()));
+  history.keys.reserve(chain.num_blocks());
   history.keys.assign(query.keys, query.keys + num_given);
   for (int64_t block = num_given; block < num_blocks; ++block)
     history.keys.push_back(chain.key(block));
   history.ids.clear();
   if (query.tokens != nullptr) {
-    history.ids.reserve(static_cast<size_t>(query.num_tokens));
+    history.ids.reserve(query.num_tokens);
     history.ids.assign(query.tokens, query.tokens + num_tokens);
     history.num_known = num_tokens;
   } else {
@@ -172,8 +172,7 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
       skips ? std::min<int64_t>(before.num_published, static_cast<int64_t>(history.keys.size()))
             : 0;
   while (history.num_published < most &&
-         history.keys[static_cast<size_t>(history.num_published)] ==
-             before.keys[static_cast<size_t>(history.num_published)])
+         history.keys[history.num_published] == before.keys[history.num_published])
     ++history.num_published;
   const auto num_blocks = static_cast<int64_t>(history.keys.size());
   core_.index.reserve(num_blocks - history.num_published, query.tokens != nullptr);
@@ -182,9 +181,8 @@ int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
   core_.publisher.publish(sequence, kOwnStream);
   const int64_t published = sequence.history.num_published;
   const bool is_there =
-      published > 0 && core_.index.blocks().find(
-                           sequence.history.root,
-                           sequence.history.keys[static_cast<size_t>(published - 1)]) != kNoNode;
+      published > 0 && core_.index.blocks().find(sequence.history.root,
+                                                 sequence.history.keys[published - 1]) != kNoNode;
   return is_there ? published * core_.index.block_tokens() : 0;
 }
 

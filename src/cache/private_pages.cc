@@ -22,7 +22,7 @@ void PrivatePages::visit(const Range& range, Visit&& visit) const {
     const std::vector<PageId>& pages = sequence_.tables[group].pages;
     const int32_t page_size = core_.group(group).page_size;
     for (int64_t i = range.begin / page_size; i < ceil_div(range.end, page_size); ++i) {
-      const PageId page = pages[static_cast<size_t>(i)];
+      const PageId page = pages[i];
       if (page != kNoPage && !is_private(core_.allocator, page)) visit(group, i, page);
     }
   }
@@ -46,7 +46,7 @@ void PrivatePages::check() {
   forgets_cached_ = shared_.held + shared_.cached > available;
 }
 
-void PrivatePages::prepare() { copies_.reserve(static_cast<size_t>(num_copies(shared_))); }
+void PrivatePages::prepare() { copies_.reserve(num_copies(shared_)); }
 
 void PrivatePages::replace(const Range& range, CallStream stream) noexcept {
   const Shared shared = count(range);
@@ -59,10 +59,10 @@ void PrivatePages::replace(const Range& range, CallStream stream) noexcept {
   visit(range, [&](size_t group, int64_t i, PageId page) {
     sequence_.invalidate_tables();
     PageTable& table = sequence_.tables[group];
-    const PageId previous = i == 0 ? kNoPage : table.pages[static_cast<size_t>(i - 1)];
+    const PageId previous = i == 0 ? kNoPage : table.pages[i - 1];
     const PageId copy = core_.allocator.take(previous, 0);
     copies_.push_back({page, copy, static_cast<int32_t>(group)});
-    table.pages[static_cast<size_t>(i)] = copy;
+    table.pages[i] = copy;
     table.synced_pages = std::min(table.synced_pages, i);
   });
 }

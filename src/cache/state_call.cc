@@ -20,7 +20,7 @@ StateCall::StateCall(CacheCore& core, int32_t layer, int32_t index, const char* 
               layer, num_states);
   }
   core.require_storage(function);
-  spec_ = &spec_of_layer.states[static_cast<size_t>(index)];
+  spec_ = &spec_of_layer.states[index];
 }
 
 DLDevice StateCall::device() const { return core_.spec().device; }

@@ -27,7 +27,7 @@ struct Moves {
   int64_t count() const { return static_cast<int64_t>(from.size()); }
   int32_t target(int32_t id) const noexcept {
     const auto at = std::lower_bound(from.begin(), from.end(), id);
-    return to[static_cast<size_t>(at - from.begin())];
+    return to[at - from.begin()];
   }
 };
 
@@ -97,8 +97,7 @@ void move_sequences(Device& device, CallStream stream, const std::vector<Sequenc
   device.copy_pages(direction, pages.from.data(), pages.to.data(), pages.count(), stream);
   for (int64_t i = 0; i < slots.count(); ++i) {
     slots.to.push_back(to.states.take());
-    from.states.memory().copy(slots.from[static_cast<size_t>(i)], to.states.memory(),
-                              slots.to.back(), device, stream);
+    from.states.memory().copy(slots.from[i], to.states.memory(), slots.to.back(), device, stream);
   }
   for (Sequence* sequence : sequences) {
     sequence->invalidate_tables();

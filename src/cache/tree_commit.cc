@@ -57,12 +57,12 @@ void reserve_blocks(CacheCore& core, const std::vector<Sequence*>& sequences) {
 int64_t move_path(const CacheCore& core, Sequence& sequence, int32_t leaf,
                   std::vector<TokenMoves>& moves) noexcept {
   TokenTree& tree = sequence.tree;
-  const int64_t num_kept = leaf < 0 ? 0 : tree.depths[static_cast<size_t>(leaf)] + 1;
+  const int64_t num_kept = leaf < 0 ? 0 : tree.depths[leaf] + 1;
   // A node's depth is at most its index, so that from the leaf up an entry is read before it is
   // written.
   for (int64_t depth = num_kept - 1, node = leaf; depth >= 0; --depth) {
-    const int32_t parent = tree.parents[static_cast<size_t>(node)];
-    tree.depths[static_cast<size_t>(depth)] = static_cast<int32_t>(node);
+    const int32_t parent = tree.parents[node];
+    tree.depths[depth] = static_cast<int32_t>(node);
     node = parent;
   }
   for (size_t group = 0; group < core.spec().groups.size(); ++group) {
@@ -73,7 +73,7 @@ int64_t move_path(const CacheCore& core, Sequence& sequence, int32_t leaf,
     // Ascending: a source never lies before its destination, so nothing is overwritten that is
     // still to be moved.
     for (int64_t depth = 0; depth < num_kept; ++depth) {
-      const int64_t node = tree.depths[static_cast<size_t>(depth)];
+      const int64_t node = tree.depths[depth];
       if (node == depth) continue;
       moves[group].add(slot_of(table, sequence.length + node, page_size),
                        slot_of(table, sequence.length + depth, page_size));
@@ -89,12 +89,11 @@ void keep_path(CacheCore& core, Sequence& sequence, int64_t num_kept, CallStream
                         history.num_known == sequence.length && !history.has_diverged;
   if (is_known && num_kept > 0) {
     for (int64_t depth = 0; depth < num_kept; ++depth)
-      tree.ids[static_cast<size_t>(depth)] =
-          tree.ids[static_cast<size_t>(tree.depths[static_cast<size_t>(depth)])];
+      tree.ids[depth] = tree.ids[tree.depths[depth]];
     history.add(tree.ids.data(), num_kept, core.index.block_tokens());
   }
   for (int64_t depth = 0; depth < num_kept; ++depth) {
-    if (!tree.is_unwritten(tree.depths[static_cast<size_t>(depth)])) continue;
+    if (!tree.is_unwritten(tree.depths[depth])) continue;
     sequence.first_unwritten = std::min(sequence.first_unwritten, sequence.length + depth);
     break;
   }

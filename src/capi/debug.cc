@@ -61,7 +61,7 @@ std::vector<LayerRows> attention_rows(const Spec& spec, const DLTensor* k, const
   std::vector<LayerRows> rows;
   const int64_t num_layers = spec.num_local_layers();
   for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
-    const LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+    const LayerSpec& layer = spec.layers[i];
     LayerRows views{i, {}, {}};
     // Tensors are checked in full, for layers of other kinds too.
     if (k != nullptr)
@@ -90,7 +90,7 @@ std::vector<LayerRows> latent_rows(const Spec& spec, const DLTensor* latent, int
   for (int32_t i = 0; i < spec.num_local_layers(); ++i) {
     const auto view = kvc::view_layer_latents(latent, "latent", num_tokens, dim,
                                               spec.num_local_layers(), i, spec.device);
-    if (spec.layers[static_cast<size_t>(i)].kind == KVC_LAYER_MLA) rows.push_back({i, view, {}});
+    if (spec.layers[i].kind == KVC_LAYER_MLA) rows.push_back({i, view, {}});
   }
   return rows;
 }
@@ -100,8 +100,8 @@ std::vector<LayerRows> layer_rows(const kvc::Cache& cache, int32_t layer, const 
                                   const DLTensor* v, int64_t num_tokens) {
   require_any(k, v);
   const int32_t local = cache.debug.require_layer(layer);
-  const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
-  const LayerSpec& source = cache.spec().layers[static_cast<size_t>(spec.source)];
+  const LayerSpec& spec = cache.spec().layers[local];
+  const LayerSpec& source = cache.spec().layers[spec.source];
   if (!source.keeps_pages()) {
     fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), which keeps no pages",
               layer, kvc::layer_kind_name(spec.kind), spec.kind);
@@ -134,7 +134,7 @@ struct StateRef {
 // A layer of another kind is UNSUPPORTED here, not INVALID_STATE as for calls on a forward.
 StateRef state_of(const kvc::Cache& cache, int32_t layer, int32_t state) {
   const int32_t local = cache.debug.require_layer(layer);
-  const LayerSpec& spec = cache.spec().layers[static_cast<size_t>(local)];
+  const LayerSpec& spec = cache.spec().layers[local];
   if (spec.kind != KVC_LAYER_STATE) {
     fail_with(KVC_E_UNSUPPORTED, spec.kind, "layer %d is of kind %s (%d), expected STATE (%d)",
               layer, kvc::layer_kind_name(spec.kind), spec.kind, KVC_LAYER_STATE);
@@ -143,7 +143,7 @@ StateRef state_of(const kvc::Cache& cache, int32_t layer, int32_t state) {
     fail_with(KVC_E_OUT_OF_RANGE, state, "state %d out of range: layer %d has %zu states", state,
               layer, spec.states.size());
   }
-  return {local, spec.states[static_cast<size_t>(state)].shape};
+  return {local, spec.states[state].shape};
 }
 
 }  // namespace

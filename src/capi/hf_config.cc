@@ -125,11 +125,9 @@ void write_layers(const hf::Model& model, const Attachments& at, size_t stride, 
     kvc_layer whole = layer.layer;
     whole.struct_size = stride;
     if (layer.rope >= 0)
-      whole.rope =
-          reinterpret_cast<const kvc_rope*>(base + at.ropes[static_cast<size_t>(layer.rope)]);
+      whole.rope = reinterpret_cast<const kvc_rope*>(base + at.ropes[layer.rope]);
     if (layer.states >= 0)
-      whole.states = reinterpret_cast<const kvc_state_spec*>(
-          base + at.states[static_cast<size_t>(layer.states)]);
+      whole.states = reinterpret_cast<const kvc_state_spec*>(base + at.states[layer.states]);
     std::memcpy(out + i * stride, &whole, std::min(stride, sizeof whole));
   }
   write_attachments(model, at, base);

@@ -141,8 +141,7 @@ kvc_layer_info layer_info(const kvc::Plan& plan, size_t local) {
   const kvc::LayerLayout& place = plan.layout().layers[source];
   info.region = place.region;
   if (info.region >= 0) {
-    info.region_bytes =
-        static_cast<uint64_t>(plan.layout().regions[static_cast<size_t>(info.region)].bytes);
+    info.region_bytes = static_cast<uint64_t>(plan.layout().regions[info.region].bytes);
     info.region_offset = static_cast<uint64_t>(place.region_offset);
   }
   info.quant = layer.quant;
@@ -161,7 +160,7 @@ kvc_group_info group_info(const kvc::Plan& plan, size_t index) {
   info.window = group.window;
   info.chunk = group.chunk;
   for (const int32_t layer : group.layers) {
-    const kvc::LayerLayout& layout = plan.layout().layers[static_cast<size_t>(layer)];
+    const kvc::LayerLayout& layout = plan.layout().layers[layer];
     info.page_bytes += static_cast<uint64_t>(layout.page_bytes);
     info.bytes_per_token += static_cast<uint64_t>(layout.bytes_per_token);
   }

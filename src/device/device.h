@@ -44,9 +44,9 @@ struct TokenMoves {
 
   // Room for so many; throws std::bad_alloc.
   void reserve(int64_t num_tokens, int64_t num_lists) {
-    from.reserve(static_cast<size_t>(num_tokens));
-    to.reserve(static_cast<size_t>(num_tokens));
-    list_begins.reserve(static_cast<size_t>(num_lists));
+    from.reserve(num_tokens);
+    to.reserve(num_tokens);
+    list_begins.reserve(num_lists);
   }
   void clear() { from.clear(), to.clear(), list_begins.clear(); }
   void begin_list() { list_begins.push_back(size()); }

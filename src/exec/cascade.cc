@@ -230,7 +230,7 @@ void SharedEntries::build(const std::vector<CommonPrefix>& found,
   size_t num_rows = 0;
   for (const CommonPrefix& prefix : found) {
     for (const int32_t member : prefix.sequences)
-      num_rows += static_cast<size_t>((*sequences)[static_cast<size_t>(member)].num_rows);
+      num_rows += static_cast<size_t>((*sequences)[member].num_rows);
   }
   row_maps_.resize(num_rows);
   row_positions_.resize(num_rows);
@@ -240,7 +240,7 @@ void SharedEntries::build(const std::vector<CommonPrefix>& found,
                         .key_begin = prefix.key_begin,
                         .key_end = prefix.key_end,
                         .members = {}};
-    AttnSequence entry = (*sequences)[static_cast<size_t>(prefix.sequences.front())];
+    AttnSequence entry = (*sequences)[prefix.sequences.front()];
     entry.row_map = row_maps_.data() + next;
     entry.row_positions = row_positions_.data() + next;
     entry.row_begin = entry.num_rows = entry.position = 0;
@@ -249,7 +249,7 @@ void SharedEntries::build(const std::vector<CommonPrefix>& found,
     entry.tree_mask = nullptr;
     entry.sink_end = entry.tree_begin = entry.tree_words = 0;
     for (const int32_t index : prefix.sequences) {
-      const AttnSequence& member = (*sequences)[static_cast<size_t>(index)];
+      const AttnSequence& member = (*sequences)[index];
       shared.members.push_back({index, entry.num_rows});
       for (int64_t row = 0; row < member.num_rows; ++row, ++next) {
         row_maps_[next] = member.row_map != nullptr ? member.row_map[row]

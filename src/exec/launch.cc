@@ -9,7 +9,7 @@ using kernels::AttnParams;
 using kernels::TokenRows;
 
 KeyView key_view(const Spec& spec, const AttnCall& call, const AttnOptions& options) {
-  const LayerSpec& source = spec.layers[static_cast<size_t>(call.layer.source)];
+  const LayerSpec& source = spec.layers[call.layer.source];
   const bool on_read = spec.rotates_on_read(call.layer.rope);
   return {.scope = call.scope,
           .group = source.group,

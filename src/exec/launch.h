@@ -33,8 +33,7 @@ template <typename Tables>
 kernels::AppendParams append_params(const Spec& spec, const LayerSpec& layer,
                                     const kernels::TokenRows& k, const kernels::TokenRows& v,
                                     Tables&& tables) {
-  kernels::AppendParams params =
-      append_params(layer, spec.groups[static_cast<size_t>(layer.group)].page_size, k, v);
+  kernels::AppendParams params = append_params(layer, spec.groups[layer.group].page_size, k, v);
   if (!spec.rotates_on_read(layer.rope))
     params.k_rotation = tables.tokens(layer.rope).from(layer.rotation_begin());
   return params;

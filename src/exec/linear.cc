@@ -77,8 +77,7 @@ void run_pieces(Executor& executor, LinearWorkspace& workspace, int64_t num_sequ
   const auto one = [&](int64_t task, int32_t worker) {
     const int64_t begin = task % pieces * piece;
     run(static_cast<int32_t>(task / pieces), static_cast<int32_t>(begin),
-        static_cast<int32_t>(std::min(units, begin + piece)),
-        workspace.scratch[static_cast<size_t>(worker)].data());
+        static_cast<int32_t>(std::min(units, begin + piece)), workspace.scratch[worker].data());
   };
   const int64_t num_tasks = num_sequences * pieces;
   if (seconds < kWorthThreads) {

@@ -23,7 +23,7 @@ void read_per_head(const DLTensor* tensor, const char* prefix, const char* field
     *on_device = values;
     return;
   }
-  out->reserve(static_cast<size_t>(num_heads));
+  out->reserve(num_heads);
   for (int32_t head = 0; head < num_heads; ++head) {
     out->push_back(static_cast<float>(values[head] * std::numbers::log2e));
   }
@@ -132,7 +132,7 @@ void read_spans(const DLTensor* spans, const Batch& batch, std::vector<Span>* ou
                 "opt.spans[%lld][0] = %d out of range: the batch has %d entries",
                 static_cast<long long>(i), span.entry, num_entries);
     }
-    const BatchEntry& entry = batch.entries()[static_cast<size_t>(span.entry)];
+    const BatchEntry& entry = batch.entries()[span.entry];
     if (span.begin < 0 || span.begin > span.end) {
       fail_with(KVC_E_OUT_OF_RANGE, span.end,
                 "opt.spans[%lld] = [%d, %d) out of range: expected 0 <= begin <= end",

@@ -58,7 +58,7 @@ PagePairs read_page_pairs(const DLTensor* pairs, const PairedPool& from, const P
   // looked at.
   const int64_t count = std::min(pairs->shape[0], to.num_pages + 1);
   std::vector<uint64_t> keys;
-  keys.reserve(static_cast<size_t>(count));
+  keys.reserve(count);
   for (int64_t row = 0; row < count; ++row) {
     check_page(rows, row, 0, from);
     check_page(rows, row, 1, to);

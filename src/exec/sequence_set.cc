@@ -13,7 +13,7 @@ using kernels::AttnSequence;
 // Token index that a row's windows count from: its place in a chain, its depth in a tree.
 int64_t row_index(const BatchEntry& entry, int64_t row) {
   if (!entry.is_tree) return entry.old_length + row;
-  return entry.old_length + entry.sequence->tree.depths[static_cast<size_t>(entry.old_nodes + row)];
+  return entry.old_length + entry.sequence->tree.depths[entry.old_nodes + row];
 }
 
 // A call's own window must lie inside what the sequence's sinks allow, see keys_of_query.
@@ -50,7 +50,7 @@ void SequenceSet::build(Forward& forward, const Spec& spec, const KeyView& view,
   sequences_.reserve(entries.size());
   first_rows_.clear();
   first_rows_.reserve(entries.size());
-  key_begins_.resize(static_cast<size_t>(forward.batch().num_rows()));
+  key_begins_.resize(forward.batch().num_rows());
   masks_.clear();
   positions_.clear();
   mask_begin_.assign(entries.size(), -1);
@@ -70,7 +70,7 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
                             const BatchEntry& entry) {
   const bool is_cross = view.scope == KeyScope::kCross;
   AttnSequence sequence{};
-  sequence.pages = entry.sequence->tables[static_cast<size_t>(view.group)].pages.data();
+  sequence.pages = entry.sequence->tables[view.group].pages.data();
   sequence.row_begin = entry.row_begin;
   sequence.num_rows = entry.append_length;
   sequence.position = entry.old_stored(false);
@@ -101,7 +101,7 @@ void SequenceSet::add_entry(Forward& forward, const Spec& spec, const KeyView& v
 // bits do not depend on the rows beside it.
 void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry& entry,
                          int64_t first_key, AttnSequence& sequence) {
-  const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
+  const GroupSpec& group = spec.groups[view.group];
   const kernels::Windows<int64_t> windows = windows_of(group, *entry.sequence, view.window);
   if (!windows.narrow()) return;
   bool hides = false;
@@ -111,7 +111,7 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
         kernels::key_begin_of_row(keys, entry.is_tree, entry.old_length, first_key);
     sequence.sink_end = kernels::sink_end_of_sequence(keys, first_key);
     hides = hides || begin > 0;
-    key_begins_[static_cast<size_t>(entry.row_begin + row)] = static_cast<int32_t>(begin);
+    key_begins_[entry.row_begin + row] = static_cast<int32_t>(begin);
   }
   const bool splits_sinks = view.rope >= 0 && sequence.sink_end > 0;
   if (!hides && !splits_sinks) {
@@ -124,7 +124,7 @@ void SequenceSet::narrow(const Spec& spec, const KeyView& view, const BatchEntry
 
 void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEntry& entry,
                            int64_t first_key, AttnSequence& sequence) {
-  const GroupSpec& group = spec.groups[static_cast<size_t>(view.group)];
+  const GroupSpec& group = spec.groups[view.group];
   const TokenTree& tree = entry.sequence->tree;
   sequence.tree_begin = entry.old_length - first_key;
   sequence.tree_words = (tree.size() + 63) / 64;
@@ -133,9 +133,8 @@ void SequenceSet::add_tree(const Spec& spec, const KeyView& view, const BatchEnt
   uint64_t* bits = masks_.data() + mask_begin_[sequences_.size()];
   for (int64_t row = 0; row < entry.append_length; ++row, bits += sequence.tree_words) {
     const KeyRange keys = keys_of_query(group, *entry.sequence, row_index(entry, row), view.window);
-    for (int64_t node = entry.old_nodes + row; node >= 0;
-         node = tree.parents[static_cast<size_t>(node)]) {
-      const int64_t index = entry.old_length + tree.depths[static_cast<size_t>(node)];
+    for (int64_t node = entry.old_nodes + row; node >= 0; node = tree.parents[node]) {
+      const int64_t index = entry.old_length + tree.depths[node];
       if (keys.contains(index)) bits[node / 64] |= uint64_t{1} << (node % 64);
     }
   }
@@ -162,8 +161,7 @@ void SequenceSet::add_positions(Forward& forward, const KeyView& view, const Bat
   }
   if (view.scope == KeyScope::kCached) return;
   for (int64_t node = 0; node < entry.old_nodes; ++node) {
-    positions_.push_back(static_cast<int32_t>(source.next_position() +
-                                              source.tree.depths[static_cast<size_t>(node)]));
+    positions_.push_back(static_cast<int32_t>(source.next_position() + source.tree.depths[node]));
   }
   positions_.insert(positions_.end(), rows, rows + entry.append_length);
 }
@@ -173,7 +171,7 @@ void SequenceSet::add_spans(const KeyView& view, const std::vector<BatchEntry>& 
   if (view.scope != KeyScope::kAll && view.scope != KeyScope::kNew) return;
   int64_t num_rows = 0;
   for (const BatchEntry& entry : entries) num_rows += entry.append_length;
-  key_ends_.resize(static_cast<size_t>(num_rows));
+  key_ends_.resize(num_rows);
   for (size_t i = 0; i < entries.size(); ++i) {
     const BatchEntry& entry = entries[i];
     const int64_t first_key = view.scope == KeyScope::kNew ? entry.old_length : 0;

@@ -112,8 +112,7 @@ std::vector<LayerType> read_layer_types(const Fields& config, const char* name, 
 
 std::vector<bool> read_layer_mask(const Fields& config, const char* name, int64_t num_layers) {
   std::vector<bool> mask(static_cast<size_t>(num_layers));
-  for (const int64_t layer : config.integers(name, 0, num_layers - 1))
-    mask[static_cast<size_t>(layer)] = true;
+  for (const int64_t layer : config.integers(name, 0, num_layers - 1)) mask[layer] = true;
   return mask;
 }
 

@@ -93,7 +93,7 @@ void read_llama4(const Fields& config, Model& model) {
   const int64_t class_chunk = config.is_nested() && !config.is_null(kChunk) ? 8192 : 0;
   const int64_t chunk = config.integer_or(kChunk, class_chunk, 1, kMaxSequenceLength);
   const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
-    return rotates[static_cast<size_t>(i)] && chunk != 0 ? LayerType::kChunked : LayerType::kFull;
+    return rotates[i] && chunk != 0 ? LayerType::kChunked : LayerType::kFull;
   });
   RopeRequest request;
   request.dim = heads.k_dim;
@@ -128,8 +128,8 @@ void read_mimo(const Fields& config, Model& model) {
               config.path("hybrid_layer_pattern").c_str(), pattern.size(), ll(num_layers));
   }
   const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
-    const bool slides = pattern.empty() ? i != 0 && (i + 1) % 6 != 0
-                                        : static_cast<bool>(pattern[static_cast<size_t>(i)]);
+    const bool slides =
+        pattern.empty() ? i != 0 && (i + 1) % 6 != 0 : static_cast<bool>(pattern[i]);
     return slides ? LayerType::kSliding : LayerType::kFull;
   });
   KeysByType keys([&](bool slides) {
@@ -161,7 +161,7 @@ void read_mllama(const Fields& config, Model& model) {
   request.theta = 500000;
   const int32_t rope = add_rope(config, request, model);
   for (int64_t i = 0; i < num_layers; ++i) {
-    if (cross[static_cast<size_t>(i)]) {
+    if (cross[i]) {
       model.add(cross_layer(model, heads));
     } else {
       model.add(attention_layer(model, heads), rope);

@@ -54,7 +54,7 @@ void refuse_indexer(const Fields& config) {
 // Layer numbers that count from one. Throws INVALID_ARGUMENT for a layer that is not there.
 void mark(const Fields& list, const char* name, LayerType type, std::vector<LayerType>* types) {
   for (const int64_t number : list.integers(name, 1, static_cast<int64_t>(types->size())))
-    (*types)[static_cast<size_t>(number - 1)] = type;
+    (*types)[number - 1] = type;
 }
 
 }  // namespace

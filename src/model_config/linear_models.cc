@@ -64,7 +64,7 @@ void read_lfm2(const Fields& config, Model& model) {
   std::vector<bool> attends(static_cast<size_t>(num_layers), true);
   if (config.has("full_attn_idxs")) attends = read_layer_mask(config, "full_attn_idxs", num_layers);
   const auto types = read_layer_types(config, "layer_types", num_layers, [&](int64_t i) {
-    return attends[static_cast<size_t>(i)] ? LayerType::kFull : LayerType::kConv;
+    return attends[i] ? LayerType::kFull : LayerType::kConv;
   });
   RopeRequest request;
   request.dim = heads.k_dim;

@@ -122,7 +122,7 @@ void read_bamba(const Fields& config, Model& model) {
     attends = read_layer_mask(config, "attn_layer_indices", num_layers);
   const char* name = config.first_of({"layers_block_type", "layer_types"});
   const auto types = read_layer_types(config, name, num_layers, [&](int64_t i) {
-    return attends[static_cast<size_t>(i)] ? LayerType::kFull : LayerType::kLinear;
+    return attends[i] ? LayerType::kFull : LayerType::kLinear;
   });
   model.max_seq_len = read_max_len(config);
   const Heads heads = read_heads(config);

@@ -52,7 +52,7 @@ struct Model {
   void add_states(int32_t set) {
     kvc_layer layer{};
     layer.kind = KVC_LAYER_STATE;
-    layer.num_states = static_cast<int32_t>(states[static_cast<size_t>(set)].size());
+    layer.num_states = static_cast<int32_t>(states[set].size());
     layers.push_back({layer, -1, set});
   }
   int32_t state_set(std::vector<State> set) {

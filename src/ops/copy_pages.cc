@@ -33,7 +33,7 @@ void check_pages_apart(const char* name, const PagedRows& rows, const PageRuns& 
 
 void check_pairs(const OpPool& pool, const int64_t* pairs, int64_t stride, int64_t num_pairs) {
   std::vector<int64_t> targets;
-  targets.reserve(static_cast<size_t>(num_pairs));
+  targets.reserve(num_pairs);
   for (int64_t i = 0; i < num_pairs; ++i) {
     for (int side = 0; side < 2; ++side) {
       const int64_t page = pairs[i * stride + side];

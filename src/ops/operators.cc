@@ -132,8 +132,8 @@ void Operators::gather(const OpPool& pool, const OpTable& table, const TokenRows
                      piece.key_begin, piece.key_end);
   };
   const auto move_piece = [&](int64_t index, int32_t) {
-    move(pieces[static_cast<size_t>(index)], pool.k, pool.k_dim, k_out);
-    move(pieces[static_cast<size_t>(index)], pool.v, pool.v_dim, v_out);
+    move(pieces[index], pool.k, pool.k_dim, k_out);
+    move(pieces[index], pool.v, pool.v_dim, v_out);
   };
   const double bytes = 4.0 * static_cast<double>(row) * pool.num_heads * (pool.k_dim + pool.v_dim);
   const auto num_pieces = static_cast<int64_t>(pieces.size());

@@ -32,7 +32,7 @@ int64_t PageAllocator::find_free(int64_t begin) const noexcept {
       const uint64_t candidates = free_summary_[word(w)] & (~uint64_t{0} << (w % kBits));
       if (candidates != 0) {
         const int64_t found = w / kBits * kBits + std::countr_zero(candidates);
-        return found * kBits + std::countr_zero(free_[static_cast<size_t>(found)]);
+        return found * kBits + std::countr_zero(free_[found]);
       }
       w = (w / kBits + 1) * kBits;
     }
@@ -44,10 +44,10 @@ int64_t PageAllocator::find_free(int64_t begin) const noexcept {
 void PageAllocator::grow(int64_t num_pages) {
   const int64_t before = this->num_pages();
   const int64_t words = ceil_div(num_pages, kBits);
-  refs_.reserve(static_cast<size_t>(num_pages));
-  indexed_.reserve(static_cast<size_t>(num_pages));
-  free_.reserve(static_cast<size_t>(words));
-  free_summary_.reserve(static_cast<size_t>(ceil_div(words, kBits)));
+  refs_.reserve(num_pages);
+  indexed_.reserve(num_pages);
+  free_.reserve(words);
+  free_summary_.reserve(ceil_div(words, kBits));
   // Nothing throws from here on.
   refs_.resize(static_cast<size_t>(num_pages), 0);
   indexed_.resize(static_cast<size_t>(num_pages), 0);
@@ -59,10 +59,10 @@ void PageAllocator::grow(int64_t num_pages) {
 void PageAllocator::shrink(int64_t num_pages) noexcept {
   for (int64_t page = num_pages; page < this->num_pages(); ++page) set_used(page);
   const int64_t words = ceil_div(num_pages, kBits);
-  refs_.resize(static_cast<size_t>(num_pages));
-  indexed_.resize(static_cast<size_t>(num_pages));
-  free_.resize(static_cast<size_t>(words));
-  free_summary_.resize(static_cast<size_t>(ceil_div(words, kBits)));
+  refs_.resize(num_pages);
+  indexed_.resize(num_pages);
+  free_.resize(words);
+  free_summary_.resize(ceil_div(words, kBits));
   cursor_ = 0;
 }
 
@@ -83,8 +83,8 @@ PageId PageAllocator::first_indexed(int64_t begin) const {
 void PageAllocator::clear() noexcept {
   for (int64_t page = 0; page < num_pages(); ++page) {
     if (!is_free(static_cast<PageId>(page))) set_free(page);
-    refs_[static_cast<size_t>(page)] = 0;
-    indexed_[static_cast<size_t>(page)] = 0;
+    refs_[page] = 0;
+    indexed_[page] = 0;
   }
   num_shared_ = num_indexed_ = num_cached_ = num_withheld_ = 0;
   cursor_ = 0;

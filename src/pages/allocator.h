@@ -49,8 +49,8 @@ class PageAllocator {
   Counts counts() const {
     return {.indexed = num_indexed_, .shared = num_shared_, .withheld = num_withheld_};
   }
-  int32_t refs(PageId page) const { return refs_[static_cast<size_t>(page)]; }
-  bool is_indexed(PageId page) const { return indexed_[static_cast<size_t>(page)] != 0; }
+  int32_t refs(PageId page) const { return refs_[page]; }
+  bool is_indexed(PageId page) const { return indexed_[page] != 0; }
   bool is_free(PageId page) const { return (free_[word(page)] & bit(page)) != 0; }
 
   // Takes a page with one reference; num_free() must not be 0. Prefers the page right after
@@ -62,16 +62,16 @@ class PageAllocator {
         previous != kNoPage && page < num_pages() && is_free(static_cast<PageId>(page));
     if (!extends) page = next_run(more);
     set_used(page);
-    refs_[static_cast<size_t>(page)] = 1;
+    refs_[page] = 1;
     return static_cast<PageId>(page);
   }
   void add_ref(PageId page) noexcept {
-    const int32_t count = ++refs_[static_cast<size_t>(page)];
+    const int32_t count = ++refs_[page];
     if (count == 2) ++num_shared_;
     if (count == 1) --num_cached_;
   }
   void drop_ref(PageId page) noexcept {
-    const int32_t left = --refs_[static_cast<size_t>(page)];
+    const int32_t left = --refs_[page];
     if (left == 1) --num_shared_;
     if (left != 0) return;
     if (is_indexed(page)) {
@@ -82,11 +82,11 @@ class PageAllocator {
   }
   // The page has a reference and is not indexed.
   void mark_indexed(PageId page) noexcept {
-    indexed_[static_cast<size_t>(page)] = 1;
+    indexed_[page] = 1;
     ++num_indexed_;
   }
   void unmark_indexed(PageId page) noexcept {
-    indexed_[static_cast<size_t>(page)] = 0;
+    indexed_[page] = 0;
     --num_indexed_;
     if (refs(page) != 0) return;
     --num_cached_;

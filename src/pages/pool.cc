@@ -158,7 +158,7 @@ void PagePool::make_usable(PoolMemory& memory, int64_t begin_page, int64_t end_p
 }
 
 kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
-  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& spec = plan_->spec().layers[local_layer];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).k;
   return {pages.base, pages.page_stride, plan_->spec().layer_page_size(local_layer) * row_bytes,
@@ -166,9 +166,9 @@ kernels::PagedRows PagePool::k_rows(int32_t local_layer) const {
 }
 
 kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
-  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& spec = plan_->spec().layers[local_layer];
   if (spec.v_in_k) return k_rows(local_layer);
-  const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
+  const LayerLayout& layout = plan_->layout().layers[local_layer];
   const LayerPages pages = layer(local_layer);
   const int64_t row_bytes = kvc::row_bytes(spec).v;
   return {pages.base + layout.v_offset, pages.page_stride,
@@ -177,7 +177,7 @@ kernels::PagedRows PagePool::v_rows(int32_t local_layer) const {
 
 void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
                           int64_t to_page, int64_t to_offset) const noexcept {
-  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& spec = plan_->spec().layers[local_layer];
   if (spec.is_quantised())
     return copy_quantised_token(local_layer, from_page, from_offset, to_page, to_offset);
   const auto copy = [&](const kernels::PagedRows& rows, int32_t dim) {
@@ -193,8 +193,8 @@ void PagePool::copy_token(int32_t local_layer, int64_t from_page, int64_t from_o
 
 void PagePool::copy_quantised_token(int32_t local_layer, int64_t from_page, int64_t from_offset,
                                     int64_t to_page, int64_t to_offset) const noexcept {
-  const LayerSpec& spec = plan_->spec().layers[static_cast<size_t>(local_layer)];
-  const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& spec = plan_->spec().layers[local_layer];
+  const LayerLayout& layout = plan_->layout().layers[local_layer];
   const int64_t page_size = plan_->spec().layer_page_size(local_layer);
   const LayerPages pages = layer(local_layer);
   const std::byte* from = pages.base + from_page * pages.page_stride;

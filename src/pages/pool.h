@@ -62,8 +62,8 @@ class PagePool {
   bool has_storage() const { return plan_->spec().storage != KVC_STORAGE_NONE; }
   // The pages of a layer that keeps pages.
   LayerPages layer(int32_t local_layer) const {
-    const LayerLayout& layout = plan_->layout().layers[static_cast<size_t>(local_layer)];
-    LayerPages pages = regions_[static_cast<size_t>(layout.region)];
+    const LayerLayout& layout = plan_->layout().layers[local_layer];
+    LayerPages pages = regions_[layout.region];
     if (pages.base != nullptr) pages.base += layout.region_offset;
     return pages;
   }
@@ -87,7 +87,7 @@ class PagePool {
             is_whole ? layout.page_bytes : layout.regions[region].bytes};
   }
   size_t layer_page_bytes(int32_t local_layer) const {
-    return static_cast<size_t>(plan_->layout().layers[static_cast<size_t>(local_layer)].page_bytes);
+    return static_cast<size_t>(plan_->layout().layers[local_layer].page_bytes);
   }
   // The dtype is meaningful for layers that are not quantised.
   kernels::PagedRows k_rows(int32_t local_layer) const;

@@ -88,9 +88,7 @@ std::byte* StateMemory::slot_data(StateSlot slot) const {
 std::byte* StateMemory::state(StateSlot slot, int32_t local_layer, int32_t state) const {
   std::byte* base = slot_data(slot);
   if (base == nullptr) return nullptr;
-  return base + plan_->layout()
-                    .layers[static_cast<size_t>(local_layer)]
-                    .state_offsets[static_cast<size_t>(state)];
+  return base + plan_->layout().layers[local_layer].state_offsets[state];
 }
 
 void StateMemory::copy(StateSlot from, const StateMemory& target, StateSlot to, Device& device,

@@ -42,14 +42,14 @@ void StatePool::prepare(int64_t count) {
 StateSlot StatePool::take() noexcept {
   const StateSlot slot = free_.back();
   free_.pop_back();
-  refs_[static_cast<size_t>(slot)] = 1;
+  refs_[slot] = 1;
   ++num_used_;
   allocator_->withhold(slot_pages_, 0);
   return slot;
 }
 
 void StatePool::add_ref(StateSlot slot) noexcept {
-  if (slot == kInitialState || ++refs_[static_cast<size_t>(slot)] != 1) return;
+  if (slot == kInitialState || ++refs_[slot] != 1) return;
   --num_cached_;
   allocator_->withhold(0, -slot_pages_);
   ++num_used_;
@@ -61,7 +61,7 @@ void StatePool::release(StateSlot slot) noexcept {
 }
 
 void StatePool::drop_ref(StateSlot slot) noexcept {
-  if (slot == kInitialState || --refs_[static_cast<size_t>(slot)] != 0) return;
+  if (slot == kInitialState || --refs_[slot] != 0) return;
   --num_used_;
   if (is_indexed(slot)) {
     ++num_cached_;
@@ -71,11 +71,11 @@ void StatePool::drop_ref(StateSlot slot) noexcept {
   }
 }
 
-void StatePool::mark_indexed(StateSlot slot) noexcept { indexed_[static_cast<size_t>(slot)] = 1; }
+void StatePool::mark_indexed(StateSlot slot) noexcept { indexed_[slot] = 1; }
 
 void StatePool::unmark_indexed(StateSlot slot) noexcept {
-  indexed_[static_cast<size_t>(slot)] = 0;
-  if (refs_[static_cast<size_t>(slot)] != 0) return;
+  indexed_[slot] = 0;
+  if (refs_[slot] != 0) return;
   --num_cached_;
   allocator_->withhold(0, -slot_pages_);
   release(slot);

@@ -36,8 +36,8 @@ class StatePool {
   int64_t num_slots() const { return static_cast<int64_t>(refs_.size()); }
   int64_t num_used() const { return num_used_; }
   int64_t num_cached() const { return num_cached_; }
-  int32_t refs(StateSlot slot) const { return refs_[static_cast<size_t>(slot)]; }
-  bool is_indexed(StateSlot slot) const { return indexed_[static_cast<size_t>(slot)] != 0; }
+  int32_t refs(StateSlot slot) const { return refs_[slot]; }
+  bool is_indexed(StateSlot slot) const { return indexed_[slot] != 0; }
 
   // How many of `count` more slots exceed the configured number; 0: they fit, after evictions.
   int64_t missing(int64_t count) const;

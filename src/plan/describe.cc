@@ -108,8 +108,8 @@ void describe_groups(const Plan& plan, std::string& text) {
     const GroupSpec& group = spec.groups[i];
     int64_t used = 0, bytes_per_token = 0;
     for (const int32_t layer : group.layers) {
-      used += plan.layout().layers[static_cast<size_t>(layer)].page_bytes;
-      bytes_per_token += plan.layout().layers[static_cast<size_t>(layer)].bytes_per_token;
+      used += plan.layout().layers[layer].page_bytes;
+      bytes_per_token += plan.layout().layers[layer].bytes_per_token;
     }
     const int64_t page_bytes = plan.layout().page_bytes, padding = page_bytes - used;
     std::string sees = group_kind_name(group);

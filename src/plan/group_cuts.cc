@@ -68,9 +68,9 @@ int32_t KindCuts::most_times(int64_t capacity, int64_t width,
 }
 
 void KindCuts::add_run(Cut* cut, const CutRun& run) const {
-  cut->runs[static_cast<size_t>(cut->num_runs++)] = run;
+  cut->runs[cut->num_runs++] = run;
   cut->parts += run.parts;
-  cut->need.add(needs_[static_cast<size_t>(run.times)], run.parts);
+  cut->need.add(needs_[run.times], run.parts);
 }
 
 void KindCuts::find_even(int64_t capacity, const std::vector<int32_t>& divisors, int32_t most_parts,

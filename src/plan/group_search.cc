@@ -123,7 +123,7 @@ class Search {
     for (const Cut& cut : best_.cuts) {
       std::vector<GroupPart>& parts = plan.parts.emplace_back();
       for (int32_t run = 0; run < cut.num_runs; ++run) {
-        const CutRun& groups = cut.runs[static_cast<size_t>(run)];
+        const CutRun& groups = cut.runs[run];
         for (int32_t part = 0; part < groups.parts; ++part)
           parts.push_back({groups.layers, groups.times * base_page_size_});
       }
@@ -269,8 +269,7 @@ class Search {
     for (size_t kind = 0; kind < kinds_.size(); ++kind) {
       if (!cuts_[kind].makes_blocks()) continue;
       const Cut& cut = candidate.cuts[kind];
-      for (int32_t run = 0; run < cut.num_runs; ++run)
-        block = std::lcm(block, cut.runs[static_cast<size_t>(run)].times);
+      for (int32_t run = 0; run < cut.num_runs; ++run) block = std::lcm(block, cut.runs[run].times);
     }
     return block;
   }
@@ -300,7 +299,7 @@ class Search {
                           .window = kinds_[kind].group.window,
                           .chunk = kinds_[kind].group.chunk};
           for (int32_t r = 0; r < candidate.cuts[kind].num_runs; ++r) {
-            const CutRun& run = candidate.cuts[kind].runs[static_cast<size_t>(r)];
+            const CutRun& run = candidate.cuts[kind].runs[r];
             group.page_size = base_page_size_ * run.times;
             pages +=
                 run.parts * static_cast<double>(request_pages(group, sample.tokens, limits_[i]));
@@ -315,7 +314,7 @@ class Search {
 
   // The longest request, and shorter ones whose last token begins a page in every layer group.
   const std::vector<Sample>& samples(int32_t block) {
-    std::vector<Sample>& of_block = samples_[static_cast<size_t>(block)];
+    std::vector<Sample>& of_block = samples_[block];
     if (!of_block.empty()) return of_block;
     const int64_t tokens = int64_t{base_page_size_} * block;
     std::vector<int64_t> lengths{longest_};

@@ -115,7 +115,7 @@ std::vector<GroupSpec> make_groups(std::vector<LayerSpec>& layers, const Groupin
     const std::vector<size_t> part_of = spread_layers(plan.parts[kind]);
     for (size_t i = 0; i < ids.size(); ++i) {
       const size_t index = first_group + part_of[i];
-      layers[static_cast<size_t>(ids[i])].group = static_cast<int32_t>(index);
+      layers[ids[i]].group = static_cast<int32_t>(index);
       groups[index].layers.push_back(ids[i]);
     }
   }

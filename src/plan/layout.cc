@@ -68,7 +68,7 @@ Extents pack_group(const GroupSpec& group, const Layout& layout, int64_t shared_
   Extents extents;
   int64_t end = 0;
   for (const int32_t layer : group.layers) {
-    const LayerLayout& part = layout.layers[static_cast<size_t>(layer)];
+    const LayerLayout& part = layout.layers[layer];
     const int64_t begin = align_up(end, std::max(part.alignment, shared_alignment));
     end = begin;
     add_checked(&end, part.page_bytes, "one page", layer_begin + layer);
@@ -102,7 +102,7 @@ std::vector<int64_t> cuts_of(const std::vector<Extents>& groups) {
 
 void place_in_regions(const Extents& extents, const std::vector<int64_t>& cuts, Layout* layout) {
   for (const Extent& extent : extents) {
-    LayerLayout& part = layout->layers[static_cast<size_t>(extent.layer)];
+    LayerLayout& part = layout->layers[extent.layer];
     const auto region =
         static_cast<size_t>(std::upper_bound(cuts.begin(), cuts.end(), extent.begin) -
                             cuts.begin()) -
@@ -145,7 +145,7 @@ Layout make_layout(const Spec& spec) {
     const int32_t id = spec.layer_begin + static_cast<int32_t>(i);
     LayerLayout part;
     if (layer.keeps_pages()) {
-      part = make_layer_layout(layer, spec.groups[static_cast<size_t>(layer.group)].page_size);
+      part = make_layer_layout(layer, spec.groups[layer.group].page_size);
       if (layer.kind != KVC_LAYER_CROSS)
         add_checked(&layout.bytes_per_token, part.bytes_per_token, "a token", id);
     }

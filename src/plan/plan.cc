@@ -188,7 +188,7 @@ double Plan::waste() const {
   for (const GroupSpec& group : spec_.groups) {
     int64_t bytes_per_token = 0;
     for (const int32_t layer : group.layers)
-      bytes_per_token += layout_.layers[static_cast<size_t>(layer)].bytes_per_token;
+      bytes_per_token += layout_.layers[layer].bytes_per_token;
     kept += static_cast<double>(kept_tokens(group, tokens, limits())) *
             static_cast<double>(bytes_per_token);
   }

@@ -201,7 +201,7 @@ void RopeReader::read_sections(int32_t pairs, RopeSpec* spec) const {
         name("num_sections").c_str(), count);
   }
   spec->num_sections = count;
-  spec->section_of_pair.reserve(static_cast<size_t>(pairs));
+  spec->section_of_pair.reserve(pairs);
   if (rope_.section_layout == KVC_ROPE_SECTIONS_CONTIGUOUS) {
     for (int32_t s = 0; s < count; ++s)
       spec->section_of_pair.insert(spec->section_of_pair.end(),
@@ -224,7 +224,7 @@ std::vector<double> RopeReader::frequencies(int32_t rotary_dim, const float* fac
   const double theta = value_or(rope_.theta, 10000.0);
   const double scale = value_or(rope_.scale, 1.0);
   std::vector<double> frequencies;
-  frequencies.reserve(static_cast<size_t>(rotary_dim / 2));
+  frequencies.reserve(rotary_dim / 2);
   for (int32_t i = 0; i < rotary_dim / 2; ++i) {
     double frequency = scale * std::pow(theta, -2.0 * i / rotary_dim);
     if (factors != nullptr) {

@@ -115,12 +115,11 @@ struct Spec {
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
   // page_size of its layer group. The layer keeps pages or shares them.
   int32_t layer_page_size(int32_t local_layer) const {
-    const LayerSpec& source =
-        layers[static_cast<size_t>(layers[static_cast<size_t>(local_layer)].source)];
-    return groups[static_cast<size_t>(source.group)].page_size;
+    const LayerSpec& source = layers[layers[local_layer].source];
+    return groups[source.group].page_size;
   }
   bool rotates_on_read(int32_t rope) const {
-    return rope >= 0 && ropes[static_cast<size_t>(rope)].mode == KVC_ROPE_ON_READ;
+    return rope >= 0 && ropes[rope].mode == KVC_ROPE_ON_READ;
   }
   int32_t num_page_regions() const;  // Regions of a page.
   int32_t longest_group() const;     // Layers of the longest layer group.

@@ -293,7 +293,7 @@ void follow_source(const LayerReader& reader, const kvc_layer& in, int32_t index
     fail_with(KVC_E_OUT_OF_RANGE, in.source_layer, "%s = %d out of range: a smaller id than %d",
               name.c_str(), in.source_layer, index);
   }
-  const LayerSpec& source = model[static_cast<size_t>(in.source_layer)];
+  const LayerSpec& source = model[in.source_layer];
   if (source.kind != KVC_LAYER_ATTENTION && source.kind != KVC_LAYER_MLA) {
     fail_with(KVC_E_UNSUPPORTED, in.source_layer,
               "%s = %d is a layer of kind %s: ATTENTION and MLA are shared", name.c_str(),
@@ -345,7 +345,7 @@ void take_slice(std::vector<LayerSpec> model, Spec& spec) {
     group.layers = std::move(here);
   }
   for (int32_t index = spec.layer_begin; index < spec.layer_end; ++index) {
-    LayerSpec& layer = spec.layers.emplace_back(std::move(model[static_cast<size_t>(index)]));
+    LayerSpec& layer = spec.layers.emplace_back(std::move(model[index]));
     layer.source =
         layer.kind == KVC_LAYER_SHARED ? layer.source - spec.layer_begin : index - spec.layer_begin;
   }
@@ -369,15 +369,14 @@ void read_layers(const std::vector<LayerInput>& layers, Spec& spec) {
       follow_source(reader, layers[i].layer, index, spec.layer_begin, model, layer);
     RopeSpec rope;
     if (layer.kind == KVC_LAYER_SHARED && !layers[i].has_rope) {
-      rope = ropes[static_cast<size_t>(layer.source)];
+      rope = ropes[layer.source];
     } else {
       rope = make_rope(layers[i].rope, reader.prefix(),
                        layer.is_mla() ? layer.latent_rope_dim : layer.k_dim);
-      if (layer.kind == KVC_LAYER_SHARED &&
-          rope.mode != ropes[static_cast<size_t>(layer.source)].mode) {
+      if (layer.kind == KVC_LAYER_SHARED && rope.mode != ropes[layer.source].mode) {
         fail_with(KVC_E_INVALID_ARGUMENT, rope.mode, "%s = %d, the source layer %d has %d",
                   (reader.prefix() + "mode").c_str(), rope.mode, layer.source,
-                  ropes[static_cast<size_t>(layer.source)].mode);
+                  ropes[layer.source].mode);
       }
     }
     const bool is_here = index >= spec.layer_begin && index < spec.layer_end;

@@ -47,7 +47,7 @@ void write_group(const Plan& plan, const GroupSpec& group, std::string& text) {
   int64_t used = 0, bytes_per_token = 0;
   text += "{\"layers\": [";
   for (size_t i = 0; i < group.layers.size(); ++i) {
-    const LayerLayout& layer = plan.layout().layers[static_cast<size_t>(group.layers[i])];
+    const LayerLayout& layer = plan.layout().layers[group.layers[i]];
     used += layer.page_bytes;
     bytes_per_token += layer.bytes_per_token;
     append_format(text, "%s%d", i == 0 ? "" : ", ", plan.spec().layer_begin + group.layers[i]);

@@ -35,7 +35,7 @@ void BlockContents::add_page(NodeId node, const BlockGroup& group, int32_t index
                              PageId page) noexcept {
   Node& record = tree_->nodes[node];
   allocator_->mark_indexed(page);
-  owners_[static_cast<size_t>(page)] = node;
+  owners_[page] = node;
   tree_->nodes.set_place(node, index, {page, kNoPage});
   ++record.num_device;
   record.full_device += !group.is_windowed();
@@ -47,7 +47,7 @@ void BlockContents::drop_page(NodeId node, const BlockGroup& group, int32_t inde
   Node& record = tree_->nodes[node];
   const PageId page = tree_->nodes.place(node, index).device;
   tree_->nodes.set_place(node, index, {});
-  owners_[static_cast<size_t>(page)] = kNoNode;
+  owners_[page] = kNoNode;
   if (record.pins != 0) allocator_->drop_ref(page);
   allocator_->unmark_indexed(page);
   --record.num_device;

@@ -31,7 +31,7 @@ class BlockContents {
   // Makes room for all pages of the allocator. Throws std::bad_alloc.
   void reserve();
   // The node that a device page belongs to.
-  NodeId owner(PageId page) const noexcept { return owners_[static_cast<size_t>(page)]; }
+  NodeId owner(PageId page) const noexcept { return owners_[page]; }
   bool is_new_page(PageId page) const noexcept {
     return page != kNoPage && static_cast<size_t>(page) < owners_.size() &&
            !allocator_->is_indexed(page);

@@ -152,9 +152,9 @@ void Checker::check_counts() const {
   for (int32_t id = 0; id < tree_.spaces.num_made(); ++id) {
     const Namespace& space = tree_.spaces[id];
     if (!space.is_used) continue;
-    require_equal(space_nodes[static_cast<size_t>(id)], space.num_nodes, "blocks of a namespace");
-    require_equal(static_cast<int64_t>(space_bytes[static_cast<size_t>(id)]),
-                  static_cast<int64_t>(space.used_bytes), "bytes of a namespace");
+    require_equal(space_nodes[id], space.num_nodes, "blocks of a namespace");
+    require_equal(static_cast<int64_t>(space_bytes[id]), static_cast<int64_t>(space.used_bytes),
+                  "bytes of a namespace");
     require(tree_.spaces.find(space.root) == id, space.first_child,
             "its namespace is not found by its root");
     require((space.leaves != nullptr) == (space.max_bytes != 0), space.first_child,
@@ -178,10 +178,9 @@ void check_index(const BlockTree& tree, const BlockContents& contents, const Evi
     for (int32_t i = 0; i < tree.shape.pages_per_block; ++i) {
       const PagePlace place = tree.nodes.place(node, i);
       require(place.host == kNoPage, node, "is pinned and on the host");
-      if (place.device != kNoPage) ++(*page_refs)[static_cast<size_t>(place.device)];
+      if (place.device != kNoPage) ++(*page_refs)[place.device];
     }
-    if (tree.nodes[node].state != kInitialState)
-      ++(*state_refs)[static_cast<size_t>(tree.nodes[node].state)];
+    if (tree.nodes[node].state != kInitialState) ++(*state_refs)[tree.nodes[node].state];
   }
   checker.check_counts();
 }

@@ -284,10 +284,9 @@ uint64_t Eviction::bytes_in_use(int32_t space, NodeId locked) const {
   std::vector<uint8_t> stays(static_cast<size_t>(tree_->nodes.num_made()), 0);
   uint64_t bytes = 0;
   const auto keep = [&](NodeId node) {
-    for (; node != kNoNode && stays[static_cast<size_t>(node)] == 0;
-         node = tree_->nodes[node].parent) {
+    for (; node != kNoNode && stays[node] == 0; node = tree_->nodes[node].parent) {
       const Node& record = tree_->nodes[node];
-      stays[static_cast<size_t>(node)] = 1;
+      stays[node] = 1;
       bytes += static_cast<uint64_t>(record.num_device) * tree_->shape.page_bytes;
       if (record.state != kInitialState) bytes += tree_->shape.state_bytes;
     }

@@ -52,7 +52,7 @@ void EvictionHeap::set(NodeId node, uint64_t rank) noexcept {
 void EvictionHeap::replace(NodeId old_node, NodeId node, uint64_t rank) noexcept {
   const auto at = static_cast<size_t>(position(old_node));
   const uint64_t before = entries_[at].rank;
-  (*positions_)[static_cast<size_t>(old_node)] = -1;
+  (*positions_)[old_node] = -1;
   place(at, {rank, node});
   if (at >= size_) return;
   if (rank < before) {
@@ -65,7 +65,7 @@ void EvictionHeap::replace(NodeId old_node, NodeId node, uint64_t rank) noexcept
 void EvictionHeap::erase(NodeId node) noexcept {
   const int32_t found = position(node);
   if (found < 0) return;
-  (*positions_)[static_cast<size_t>(node)] = -1;
+  (*positions_)[node] = -1;
   auto at = static_cast<size_t>(found);
   if (at < size_) {
     --size_;
@@ -86,7 +86,7 @@ void EvictionHeap::erase(NodeId node) noexcept {
 }
 
 void EvictionHeap::clear() noexcept {
-  for (const Entry& entry : entries_) (*positions_)[static_cast<size_t>(entry.node)] = -1;
+  for (const Entry& entry : entries_) (*positions_)[entry.node] = -1;
   entries_.clear();
   size_ = 0;
 }

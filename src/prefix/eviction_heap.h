@@ -36,7 +36,7 @@ class EvictionHeap {
   bool contains(NodeId node) const { return position(node) >= 0; }
   NodeId top() const { return entries_[0].node; }
   uint64_t top_rank() const { return entries_[0].rank; }
-  uint64_t rank(NodeId node) const { return entries_[static_cast<size_t>(position(node))].rank; }
+  uint64_t rank(NodeId node) const { return entries_[position(node)].rank; }
 
   // Adds the node or moves it.
   void set(NodeId node, uint64_t rank) noexcept;
@@ -64,10 +64,10 @@ class EvictionHeap {
     NodeId node;
   };
 
-  int32_t position(NodeId node) const { return (*positions_)[static_cast<size_t>(node)]; }
+  int32_t position(NodeId node) const { return (*positions_)[node]; }
   void place(size_t at, Entry entry) noexcept {
     entries_[at] = entry;
-    (*positions_)[static_cast<size_t>(entry.node)] = static_cast<int32_t>(at);
+    (*positions_)[entry.node] = static_cast<int32_t>(at);
   }
   void sift_up(size_t at) noexcept;
   void sift_down(size_t at) noexcept;

@@ -43,17 +43,15 @@ class EvictionOrder {
   std::unique_ptr<EvictionHeap> make_quota_heap() {
     return std::make_unique<EvictionHeap>(&quota_positions_);
   }
-  bool is_in_quota_heap(NodeId node) const noexcept {
-    return quota_positions_[static_cast<size_t>(node)] >= 0;
-  }
+  bool is_in_quota_heap(NodeId node) const noexcept { return quota_positions_[node] >= 0; }
 
   EvictionHeap& leaves() noexcept { return leaves_.heap; }
   const EvictionHeap& leaves() const noexcept { return leaves_.heap; }
   EvictionHeap& windows(const BlockGroup& group) noexcept {
-    return windows_[static_cast<size_t>(group.window_order)]->heap;
+    return windows_[group.window_order]->heap;
   }
   const EvictionHeap& windows(const BlockGroup& group) const noexcept {
-    return windows_[static_cast<size_t>(group.window_order)]->heap;
+    return windows_[group.window_order]->heap;
   }
   EvictionHeap& states() noexcept { return states_.heap; }
   const EvictionHeap& states() const noexcept { return states_.heap; }

@@ -164,7 +164,7 @@ void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes, CallStream
   std::unique_ptr<EvictionHeap> leaves;
   if (max_bytes != 0 && is_first) {
     leaves = order_.make_quota_heap();
-    if (id != -1) leaves->reserve(static_cast<size_t>(spaces[id].num_nodes));
+    if (id != -1) leaves->reserve(spaces[id].num_nodes);
     if (id == -1) {
       spaces.reserve(last_reserved_ + 1);  // Beside the room that an open forward counts on.
       id = spaces.add(root);

@@ -104,7 +104,7 @@ const BlockKey& KeyChain::computed(int64_t block) {
   const auto index = static_cast<size_t>(block - query_.num_keys);
   if (index < own_.size()) return own_[index];
   // References to keys stay valid.
-  if (own_.empty()) own_.reserve(static_cast<size_t>(num_blocks() - query_.num_keys));
+  if (own_.empty()) own_.reserve(num_blocks() - query_.num_keys);
   while (own_.size() <= index) {
     const int64_t next = query_.num_keys + static_cast<int64_t>(own_.size());
     const BlockKey& parent = next == 0 ? query_.root : key(next - 1);

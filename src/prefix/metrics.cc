@@ -8,12 +8,12 @@ namespace kvc {
 void PrefixMetrics::count(Histogram* histogram, uint64_t ticks) noexcept {
   const uint64_t milliseconds = ticks / kTicksPerMillisecond;
   const int bucket = milliseconds == 0 ? 0 : std::bit_width(milliseconds) - 1;
-  ++(*histogram)[static_cast<size_t>(std::min(bucket, 31))];
+  ++(*histogram)[std::min(bucket, 31)];
 }
 
 void PrefixMetrics::count_lookup(int64_t query_tokens, int64_t hit_tokens) noexcept {
   const Lookup lookup{static_cast<uint64_t>(query_tokens), static_cast<uint64_t>(hit_tokens)};
-  Lookup& oldest = recent_[static_cast<size_t>(lookups_ % kRecent)];
+  Lookup& oldest = recent_[lookups_ % kRecent];
   ++lookups_;
   total_.query_tokens += lookup.query_tokens;
   total_.hit_tokens += lookup.hit_tokens;

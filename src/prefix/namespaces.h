@@ -29,8 +29,8 @@ class Namespaces {
  public:
   // Makes the next `count` calls of add() succeed. Throws std::bad_alloc.
   void reserve(int64_t count);
-  Namespace& operator[](int32_t id) { return records_[static_cast<size_t>(id)]; }
-  const Namespace& operator[](int32_t id) const { return records_[static_cast<size_t>(id)]; }
+  Namespace& operator[](int32_t id) { return records_[id]; }
+  const Namespace& operator[](int32_t id) const { return records_[id]; }
   int32_t num_made() const { return static_cast<int32_t>(records_.size()); }  // Bound of all ids.
   int64_t num_quotas() const { return num_quotas_; }
 

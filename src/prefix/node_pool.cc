@@ -29,21 +29,21 @@ void NodePool::set_tokens(NodeId node, const int32_t* tokens) noexcept {
   if (static_cast<size_t>(node) >= token_capacity_) return;
   std::memcpy(tokens_.get() + static_cast<size_t>(node) * block_tokens_, tokens,
               block_tokens_ * sizeof(int32_t));
-  nodes_[static_cast<size_t>(node)].has_tokens = true;
+  nodes_[node].has_tokens = true;
 }
 
 NodeId NodePool::take() noexcept {
   NodeId node = unused_;
   if (node != kNoNode) {
-    unused_ = nodes_[static_cast<size_t>(node)].next;
+    unused_ = nodes_[node].next;
     static constexpr Node kBlank;
-    nodes_[static_cast<size_t>(node)] = kBlank;
+    nodes_[node] = kBlank;
   } else {
     node = static_cast<NodeId>(nodes_.size());
     nodes_.emplace_back();
     places_.resize(nodes_.size() * pages_per_block_, -1);
   }
-  nodes_[static_cast<size_t>(node)].is_used = true;
+  nodes_[node].is_used = true;
   ++num_used_;
   return node;
 }

@@ -66,8 +66,8 @@ class NodePool {
   bool has_room() const { return unused_ != kNoNode || nodes_.size() < capacity_; }
   int64_t num_made() const { return static_cast<int64_t>(nodes_.size()); }  // Bound of all ids.
 
-  Node& operator[](NodeId node) { return nodes_[static_cast<size_t>(node)]; }
-  const Node& operator[](NodeId node) const { return nodes_[static_cast<size_t>(node)]; }
+  Node& operator[](NodeId node) { return nodes_[node]; }
+  const Node& operator[](NodeId node) const { return nodes_[node]; }
   void prefetch(NodeId node) const { __builtin_prefetch(nodes_.data() + node); }
 
   // Takes a blank node; has_room() is true.

@@ -37,8 +37,7 @@ int64_t Checkpoints::num_reclaimable() const {
   sequences_->for_each([&](const Sequence& sequence) {
     if (sequence.is_swapped) return;
     for (const Checkpoint& checkpoint : sequence.checkpoints) {
-      if (checkpoint.is_automatic && checkpoint.slot != kInitialState)
-        ++automatic[static_cast<size_t>(checkpoint.slot)];
+      if (checkpoint.is_automatic && checkpoint.slot != kInitialState) ++automatic[checkpoint.slot];
     }
   });
   int64_t count = 0;

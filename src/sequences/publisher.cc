@@ -20,7 +20,7 @@ void Publisher::gather(const Sequence& sequence, int64_t block) noexcept {
     const int32_t count = blocks().shape.groups[group].num_pages;
     const std::vector<PageId>& table = sequence.tables[group].pages;
     for (int32_t i = 0; i < count; ++i) {
-      pages_[static_cast<size_t>(first + i)] = table[static_cast<size_t>(block * count + i)];
+      pages_[first + i] = table[block * count + i];
     }
   }
 }
@@ -32,13 +32,13 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node,
                          CallStream stream) noexcept {
   int32_t num_shared = 0, num_missing = 0;
   const auto is_shared = [&](int32_t i) {
-    const PageId page = pages_[static_cast<size_t>(i)];
+    const PageId page = pages_[i];
     return page != kNoPage && allocator_->is_indexed(page) &&
            (node == kNoNode || blocks().nodes.place(node, i).device == kNoPage);
   };
   for (int32_t i = 0; i < blocks().shape.pages_per_block; ++i) {
     num_shared += is_shared(i) ? 1 : 0;
-    num_missing += pages_[static_cast<size_t>(i)] == kNoPage ? 1 : 0;
+    num_missing += pages_[i] == kNoPage ? 1 : 0;
   }
   if (num_shared == 0) return true;
   if (num_shared + num_missing == blocks().shape.pages_per_block) return false;
@@ -50,13 +50,13 @@ bool Publisher::make_own(Sequence& sequence, int64_t block, NodeId node,
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
       if (!is_shared(first + i)) continue;
-      PageId& page = table.pages[static_cast<size_t>(block * count + i)];
+      PageId& page = table.pages[block * count + i];
       const PageId copy = allocator_->take(kNoPage, 0);
       device_->copy_pages(CopyDirection::kInsideDevice, &page, &copy, 1, stream);
       ++num_copies_;
       sequence.invalidate_tables();
       allocator_->drop_ref(page);
-      page = pages_[static_cast<size_t>(first + i)] = copy;
+      page = pages_[first + i] = copy;
       table.synced_pages = std::min(table.synced_pages, block * count + i);
       table.owns_last = false;
     }
@@ -71,7 +71,7 @@ void Publisher::take_over(Sequence& sequence, int64_t block, NodeId node) noexce
     PageTable& table = sequence.tables[group];
     for (int32_t i = 0; i < count; ++i) {
       const PageId known = blocks().nodes.place(node, first + i).device;
-      PageId& own = table.pages[static_cast<size_t>(block * count + i)];
+      PageId& own = table.pages[block * count + i];
       if (own == kNoPage || known == kNoPage || own == known) continue;
       allocator_->add_ref(known);
       allocator_->drop_ref(own);
@@ -90,21 +90,19 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
   int64_t block = history.num_published;
   // Published blocks may have been evicted since. Goes on behind the last block that is left.
   NodeId node = kNoNode;
-  while (block > 0 && (node = blocks().find(
-                           history.root, history.keys[static_cast<size_t>(block - 1)])) == kNoNode)
+  while (block > 0 && (node = blocks().find(history.root, history.keys[block - 1])) == kNoNode)
     --block;
   size_t checkpoint = 0;
   for (; block < num_blocks; ++block) {
-    const BlockKey& key = history.keys[static_cast<size_t>(block)];
+    const BlockKey& key = history.keys[block];
     if (block + kPrefetchedBlocks < num_blocks)
-      blocks().prefetch(history.keys[static_cast<size_t>(block + kPrefetchedBlocks)]);
+      blocks().prefetch(history.keys[block + kPrefetchedBlocks]);
     gather(sequence, block);
     bool is_own = true;
     if (blocks().shape.has_inner_pages()) {
       is_own = make_own(sequence, block, blocks().find(history.root, key), stream);
       // The copies may have evicted the block before.
-      if (block > 0)
-        node = blocks().find(history.root, history.keys[static_cast<size_t>(block - 1)]);
+      if (block > 0) node = blocks().find(history.root, history.keys[block - 1]);
       is_own = is_own && (block == 0 || node != kNoNode);
     }
     if (!is_own) {
@@ -146,8 +144,7 @@ int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
     return 0;
   int64_t count = 1;
   while (count < num_blocks &&
-         blocks().find(history.root, history.keys[static_cast<size_t>(num_blocks - count)]) ==
-             kNoNode)
+         blocks().find(history.root, history.keys[num_blocks - count]) == kNoNode)
     ++count;
   return count;
 }
@@ -161,8 +158,7 @@ void Publisher::publish_state(Sequence& sequence, CallStream stream) noexcept {
 void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.history.num_published;
   if (published == 0) return;
-  const NodeId node = blocks().find(sequence.history.root,
-                                    sequence.history.keys[static_cast<size_t>(published - 1)]);
+  const NodeId node = blocks().find(sequence.history.root, sequence.history.keys[published - 1]);
   if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
@@ -221,8 +217,7 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
     table.kept_begin = table.num_dropped * spec.page_size;
   }
   visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
-    sequence->tables[group].pages[static_cast<size_t>(page)] =
-        blocks().nodes.place(node, index).device;
+    sequence->tables[group].pages[page] = blocks().nodes.place(node, index).device;
   });
   if (match.last != kNoNode && spec_->has_states()) {
     sequence->state = blocks().nodes[match.last].state;

@@ -49,8 +49,7 @@ class GroupView {
   }
   // The next token would go to a dropped page, so not even a window of 1 can go on there.
   bool is_in_hole(int64_t position) const {
-    return position % group_.page_size != 0 &&
-           table_.pages[static_cast<size_t>(position / group_.page_size)] == kNoPage;
+    return position % group_.page_size != 0 && table_.pages[position / group_.page_size] == kNoPage;
   }
   // The first position in (position, length] whose visible range begins at `key` or later, else
   // `length`.

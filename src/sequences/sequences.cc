@@ -78,7 +78,7 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
   free_slots_.pop_back();
   sequence->slot = slot;
   Sequence& created = *sequence;
-  slots_[static_cast<size_t>(slot)] = std::move(sequence);
+  slots_[slot] = std::move(sequence);
   map_.insert(&created);
   return created;
 }
@@ -122,7 +122,7 @@ void SequenceTable::remove(kvc_seq id) {
   total_length_ -= sequence.length;
   map_.erase(id);
   const int32_t slot = sequence.slot;
-  spare_ = std::move(slots_[static_cast<size_t>(slot)]);
+  spare_ = std::move(slots_[slot]);
   spare_->recycle();
   free_slots_.push_back(slot);
 }

@@ -34,7 +34,7 @@ void TableTrimmer::truncate(Sequence& sequence, int64_t tokens) noexcept {
 void TableTrimmer::drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept {
   end = std::min(end, static_cast<int64_t>(table.pages.size()));
   for (int64_t i = begin; i < end; ++i) {
-    PageId& page = table.pages[static_cast<size_t>(i)];
+    PageId& page = table.pages[i];
     if (page == kNoPage) continue;
     allocator_->drop_ref(page);
     page = kNoPage;

@@ -33,8 +33,8 @@ struct TokenHistory {
     // Among tokens known by keys alone, only whole blocks stay known.
     num_known = num_tokens >= ids_begin ? num_tokens : num_tokens / block_tokens * block_tokens;
     ids_begin = std::min(ids_begin, num_known);
-    ids.resize(static_cast<size_t>(num_known - ids_begin));
-    keys.resize(static_cast<size_t>(num_known / block_tokens));
+    ids.resize(num_known - ids_begin);
+    keys.resize(num_known / block_tokens);
     num_published = std::min(num_published, num_known / block_tokens);
   }
   void diverge() noexcept {

@@ -22,7 +22,7 @@ struct TokenTree {
 
   // Call it after reserve().
   void add(int32_t parent) noexcept {
-    depths.push_back(parent < 0 ? 0 : depths[static_cast<size_t>(parent)] + 1);
+    depths.push_back(parent < 0 ? 0 : depths[parent] + 1);
     parents.push_back(parent);
     if (!unwritten.empty()) unwritten.push_back(0);
   }
@@ -31,20 +31,18 @@ struct TokenTree {
     unwritten.resize(parents.size(), 0);
     std::fill(unwritten.begin() + begin, unwritten.end(), uint8_t{1});
   }
-  bool is_unwritten(int64_t node) const {
-    return !unwritten.empty() && unwritten[static_cast<size_t>(node)] != 0;
-  }
+  bool is_unwritten(int64_t node) const { return !unwritten.empty() && unwritten[node] != 0; }
   void truncate(int64_t nodes) noexcept {
-    parents.resize(static_cast<size_t>(nodes));
-    depths.resize(static_cast<size_t>(nodes));
-    if (ids.size() > static_cast<size_t>(nodes)) ids.resize(static_cast<size_t>(nodes));
-    if (unwritten.size() > static_cast<size_t>(nodes)) unwritten.resize(static_cast<size_t>(nodes));
+    parents.resize(nodes);
+    depths.resize(nodes);
+    if (ids.size() > static_cast<size_t>(nodes)) ids.resize(nodes);
+    if (unwritten.size() > static_cast<size_t>(nodes)) unwritten.resize(nodes);
   }
   void reserve(int64_t nodes) {
-    parents.reserve(static_cast<size_t>(nodes));
-    depths.reserve(static_cast<size_t>(nodes));
-    ids.reserve(static_cast<size_t>(nodes));
-    unwritten.reserve(static_cast<size_t>(nodes));
+    parents.reserve(nodes);
+    depths.reserve(nodes);
+    ids.reserve(nodes);
+    unwritten.reserve(nodes);
   }
 };
 

@@ -177,14 +177,14 @@ void Batch::reserve_tables(const StatePool& states, const Spec& spec) {
       return entry.change_begin >= 0 && change(entry, group).copies_last_page;
     });
   }
-  copies_.reserve(static_cast<size_t>(work.num_copies));
+  copies_.reserve(work.num_copies);
   taken_pages_.clear();
   notes_taken_ = spec.clears_pages;
   if (notes_taken_) {
     int64_t num_taken = 0;
     for (const TableChange& change : changes_)
       num_taken += change.new_num_pages - change.old_num_pages;
-    taken_pages_.reserve(static_cast<size_t>(num_taken));
+    taken_pages_.reserve(num_taken);
   }
   num_delta_words_ = step_delta_.reserve(entries_, work, spec);
 }

@@ -43,8 +43,7 @@ void Forward::write_token_positions(int32_t* out) const {
   for (const BatchEntry& entry : batch_.entries()) {
     const int64_t first = entry.sequence->next_position();
     for (int64_t i = 0; i < entry.append_length; ++i) {
-      const int64_t beyond =
-          entry.is_tree ? entry.sequence->tree.depths[static_cast<size_t>(entry.old_nodes + i)] : i;
+      const int64_t beyond = entry.is_tree ? entry.sequence->tree.depths[entry.old_nodes + i] : i;
       out[entry.row_begin + i] = static_cast<int32_t>(first + beyond);
     }
   }
@@ -52,7 +51,7 @@ void Forward::write_token_positions(int32_t* out) const {
 
 const int32_t* Forward::token_positions() {
   if (positions_valid_) return positions_.data();
-  positions_.resize(static_cast<size_t>(batch_.num_rows()));
+  positions_.resize(batch_.num_rows());
   write_token_positions(positions_.data());
   positions_valid_ = true;
   return positions_.data();
@@ -71,7 +70,7 @@ int64_t Forward::longest_position() {
 }
 
 bool Forward::uses_long(int32_t rope, const BatchEntry& entry) const {
-  return uses_long_factors(spec_->ropes[static_cast<size_t>(rope)], entry);
+  return uses_long_factors(spec_->ropes[rope], entry);
 }
 
 // The positions of the tokens, and which tokens use the long frequencies.
@@ -80,7 +79,7 @@ TokenPositions Forward::with_variant(int32_t rope, const int32_t* positions, int
                         .row_stride = row_stride,
                         .num_rows = batch_.num_rows(),
                         .uses_long = nullptr};
-  if (spec_->ropes[static_cast<size_t>(rope)].long_inverse_frequencies.empty()) return tokens;
+  if (spec_->ropes[rope].long_inverse_frequencies.empty()) return tokens;
   uses_long_.assign(static_cast<size_t>(batch_.num_rows()), 0);
   for (const BatchEntry& entry : batch_.entries()) {
     if (uses_long(rope, entry))
@@ -110,7 +109,7 @@ kernels::Rotation Forward::sink_rotation(int32_t rope, Executor& executor) {
     const int64_t window = entry.sequence->window;
     if (window == 0) continue;
     for (int64_t row = entry.row_begin; row < entry.row_begin + entry.append_length; ++row) {
-      int32_t& position = sink_positions_[static_cast<size_t>(row)];
+      int32_t& position = sink_positions_[row];
       position = static_cast<int32_t>(std::min<int64_t>(position, window - 1));
     }
   }

@@ -14,23 +14,22 @@ void append_checked(std::vector<int32_t>& values, int64_t value) {
 }
 
 const PageTable& table_of(const BatchEntry& entry, int32_t group) {
-  return entry.sequence->tables[static_cast<size_t>(group)];
+  return entry.sequence->tables[group];
 }
 
 }  // namespace
 
 void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector<int64_t>* slots) {
-  const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
-  const int32_t page_size = spec.groups[static_cast<size_t>(group)].page_size;
+  const bool is_cross = spec.groups[group].is_cross;
+  const int32_t page_size = spec.groups[group].page_size;
   slots->clear();
-  slots->reserve(static_cast<size_t>(is_cross ? batch.num_cross_rows() : batch.num_rows()));
+  slots->reserve(is_cross ? batch.num_cross_rows() : batch.num_rows());
   for (const BatchEntry& entry : batch.entries()) {
     const std::vector<PageId>& pages = table_of(entry, group).pages;
     int64_t index = entry.old_stored(is_cross) / page_size;
     int64_t offset = entry.old_stored(is_cross) % page_size;
     for (int64_t i = entry.old_stored(is_cross); i < entry.new_stored(is_cross); ++i) {
-      slots->push_back(pages[static_cast<size_t>(index)] * static_cast<int64_t>(page_size) +
-                       offset);
+      slots->push_back(pages[index] * static_cast<int64_t>(page_size) + offset);
       if (++offset == page_size) offset = 0, ++index;
     }
   }
@@ -38,8 +37,8 @@ void fill_slots(const Batch& batch, const Spec& spec, int32_t group, std::vector
 
 TableData build_table(const Batch& batch, const Spec& spec, int32_t group, kvc_table_kind kind) {
   TableData table;
-  const bool is_cross = spec.groups[static_cast<size_t>(group)].is_cross;
-  const int64_t page_size = spec.groups[static_cast<size_t>(group)].page_size;
+  const bool is_cross = spec.groups[group].is_cross;
+  const int64_t page_size = spec.groups[group].page_size;
   const auto num_seqs = static_cast<int64_t>(batch.entries().size());
   switch (kind) {
     case KVC_TABLE_INDPTR:

@@ -58,7 +58,7 @@ int64_t StepDelta::reserve(const std::vector<BatchEntry>& entries, const TableWo
       num_words += kChangeWords + 2 * static_cast<int64_t>(entry.sequence->segments.size());
   }
   words_.clear();
-  words_.reserve(static_cast<size_t>(num_words));
+  words_.reserve(num_words);
   return num_words;
 }
 

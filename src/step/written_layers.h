@@ -16,10 +16,8 @@ class WrittenLayers {
   explicit WrittenLayers(const Spec& spec);
   void clear() noexcept;
 
-  void mark_appended(int32_t local_layer) { appended_[static_cast<size_t>(local_layer)] = 1; }
-  bool is_appended(int32_t local_layer) const {
-    return appended_[static_cast<size_t>(local_layer)] != 0;
-  }
+  void mark_appended(int32_t local_layer) { appended_[local_layer] = 1; }
+  bool is_appended(int32_t local_layer) const { return appended_[local_layer] != 0; }
   // [local layer]. A captured graph keeps a copy, because its replays append to the same layers.
   const std::vector<uint8_t>& appended() const { return appended_; }
   void restore_appended(const std::vector<uint8_t>& appended) noexcept {

@@ -27,10 +27,9 @@ void CpuDevice::clear_pages(const std::vector<PageId>& pages) noexcept {
     const PagePool::Piece piece = pool_->piece(slot);
     for (int64_t i = begin; i < end;) {
       int64_t count = 1;
-      while (i + count < end && piece.stride == piece.bytes &&
-             pages[static_cast<size_t>(i + count)] == pages[static_cast<size_t>(i)] + count)
+      while (i + count < end && piece.stride == piece.bytes && pages[i + count] == pages[i] + count)
         ++count;
-      std::memset(piece.base + pages[static_cast<size_t>(i)] * piece.stride, 0,
+      std::memset(piece.base + pages[i] * piece.stride, 0,
                   static_cast<size_t>(piece.bytes * count));
       i += count;
     }
@@ -61,15 +60,15 @@ void CpuDevice::copy_group_pages(const std::vector<PageCopy>& copies, CallStream
   const auto num_slots = static_cast<int64_t>(spec_->longest_group());
   int64_t most_bytes = 0;
   const auto copy_one = [&](int64_t task, int32_t) {
-    const PageCopy& copy = copies[static_cast<size_t>(task / num_slots)];
-    const std::vector<int32_t>& layers = spec_->groups[static_cast<size_t>(copy.group)].layers;
+    const PageCopy& copy = copies[task / num_slots];
+    const std::vector<int32_t>& layers = spec_->groups[copy.group].layers;
     if (task % num_slots >= static_cast<int64_t>(layers.size())) return;
-    const int32_t layer = layers[static_cast<size_t>(task % num_slots)];
+    const int32_t layer = layers[task % num_slots];
     const LayerPages& pages = pool_->layer(layer);
     kernels_->copy(pages.base + copy.to * pages.page_stride,
                    pages.base + copy.from * pages.page_stride, pool_->layer_page_bytes(layer));
   };
-  for (const int32_t layer : spec_->groups[static_cast<size_t>(copies.front().group)].layers)
+  for (const int32_t layer : spec_->groups[copies.front().group].layers)
     most_bytes += static_cast<int64_t>(pool_->layer_page_bytes(layer));
   const int64_t num_tasks = static_cast<int64_t>(copies.size()) * num_slots;
   const double bytes = static_cast<double>(most_bytes) * static_cast<double>(copies.size());
@@ -92,7 +91,7 @@ void CpuDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStream
 // ---- Rows
 
 void CpuDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream) noexcept {
-  const GroupSpec& spec = spec_->groups[static_cast<size_t>(group)];
+  const GroupSpec& spec = spec_->groups[group];
   for (size_t i = 0; i < moves.from.size(); ++i) {
     const int64_t from = moves.from[i], to = moves.to[i];
     for (const int32_t layer : spec.layers)
@@ -104,7 +103,7 @@ void CpuDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream) 
 void CpuDevice::rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                             const std::vector<int64_t>& slots, CallStream) noexcept {
   std::byte row[kMaxLatentDim * sizeof(float)];  // Kernels don't rotate in place.
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = spec_->layers[local_layer];
   const int64_t page_size = spec_->layer_page_size(local_layer);
   const kernels::PagedRows keys = pool_->k_rows(local_layer);
   kernels::AppendParams params{};

@@ -60,7 +60,7 @@ void CpuEngine::close(Forward& forward, bool aborted) {
 
 void CpuEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                        const TokenRows& v) {
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = spec_->layers[local_layer];
   AppendParams params =
       append_params(*spec_, layer, k, v, HostTables{forward, device_->executor()});
   params.k_pages = pool_->k_rows(local_layer);
@@ -121,7 +121,7 @@ void CpuEngine::share_prefixes(Forward& forward, const CachedView& view, const L
     costs.decode_flops_per_second = costs.tile_flops_per_second = kLatentFlopsPerSecond;
   find_shared_prefixes(
       candidates_.data(), static_cast<int64_t>(candidates_.size()),
-      {.page_size = spec_->groups[static_cast<size_t>(view.view.group)].page_size,
+      {.page_size = spec_->groups[view.view.group].page_size,
        .num_q_heads = layer.num_q_heads,
        .num_kv_heads = layer.num_kv_heads,
        .k_dim = layer.k_dim,
@@ -168,7 +168,7 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
   const bool has_v = tensors.v.base != nullptr;
   new_k_.ensure(static_cast<size_t>(rows * bytes.k_token));
   if (has_v) new_v_.ensure(static_cast<size_t>(rows * bytes.v_token));
-  identity_slots_.reserve(static_cast<size_t>(rows));
+  identity_slots_.reserve(rows);
   for (auto slot = static_cast<int64_t>(identity_slots_.size()); slot < rows; ++slot)
     identity_slots_.push_back(slot);
   place_new_keys(layer, new_k_.data(), has_v ? new_v_.data() : nullptr, params);
@@ -181,13 +181,13 @@ void CpuEngine::stage_new_keys(Forward& forward, const AttnCall& call, const Att
 void CpuEngine::attend(Forward& forward, const AttnCall& call, const AttnOptions& options,
                        const AttnTensors& tensors) {
   const LayerSpec& layer = call.layer;
-  const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
+  const LayerSpec& source = spec_->layers[layer.source];
   CachedView& view = view_of(forward, key_view(*spec_, call, options),
                              options.spans.empty() ? nullptr : &options.spans);
   const bool has_sinks = view.set.has_sinks();
   const bool may_cascade =
       call.scope == KeyScope::kAll && !options.tiles_only && !options.no_cascade;
-  AttnParams params = attn_params(layer, spec_->groups[static_cast<size_t>(source.group)].page_size,
+  AttnParams params = attn_params(layer, spec_->groups[source.group].page_size,
                                   is_causal(call.scope), options, tensors);
   set_rotations(*spec_, call, has_sinks, HostTables{forward, device_->executor()}, &params);
   if (call.scope == KeyScope::kNew) {

@@ -42,8 +42,8 @@ void ItemRunner::secure(const WorkList& list, const AttnParams& params) {
 
 void ItemRunner::run_item(const WorkList& list, const AttnParams& params, int64_t index,
                           int32_t worker) {
-  const AttnItem& item = list.items[static_cast<size_t>(index)];
-  std::byte* scratch = scratch_[static_cast<size_t>(worker)].data();
+  const AttnItem& item = list.items[index];
+  std::byte* scratch = scratch_[worker].data();
   if (index < list.num_tile_items) {
     kernels_->attn_tile(params, item, scratch);
   } else {

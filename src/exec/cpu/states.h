@@ -27,8 +27,7 @@ class CpuStates {
 
  private:
   const StateSpec& spec_of(const StateRef& ref) const {
-    return spec_->layers[static_cast<size_t>(ref.local_layer)]
-        .states[static_cast<size_t>(ref.state)];
+    return spec_->layers[ref.local_layer].states[ref.state];
   }
   // Of an entry, before and after the forward.
   std::byte* before(const BatchEntry& entry, const StateRef& ref) const {

@@ -66,10 +66,10 @@ class Planner {
 
   bool decodes(int64_t index) const { return runs_on_decode(shape_, sequences_[index].num_rows); }
   bool is_shared_entry(int64_t index) const {
-    return !sharing_.empty() && sharing_[static_cast<size_t>(index)].shared_entry;
+    return !sharing_.empty() && sharing_[index].shared_entry;
   }
   int64_t first_key(int64_t index) const {
-    return sharing_.empty() ? 0 : sharing_[static_cast<size_t>(index)].first_key;
+    return sharing_.empty() ? 0 : sharing_[index].first_key;
   }
 
   int64_t row_floats(int64_t heads) const {
@@ -114,8 +114,7 @@ class Planner {
         for (int64_t split = 0; split < splits; ++split) {
           const int64_t partial = splits == 1 ? -1 : take_partial(row_end - row, 1);
           if (group >= 0) split_offset(group, split) = partial;
-          add_item(index, chunks_[static_cast<size_t>(split)], row, row_end, head, head + 1, group,
-                   partial);
+          add_item(index, chunks_[split], row, row_end, head, head + 1, group, partial);
         }
       }
       list_.seconds += flop_seconds(row_end - row, keys.count(), shape_.num_kv_heads);
@@ -128,8 +127,7 @@ class Planner {
   }
 
   int64_t& split_offset(int32_t group, int64_t split) {
-    return list_.split_offsets[static_cast<size_t>(
-        list_.groups[static_cast<size_t>(group)].first_split + split)];
+    return list_.split_offsets[list_.groups[group].first_split + split];
   }
 
   void add_item(int32_t sequence, const KvChunk& keys, int64_t row_begin, int64_t row_end,
@@ -204,7 +202,7 @@ class Planner {
   void add_splits(int32_t index) {
     const int64_t rows = sequences_[index].num_rows;
     const int64_t num_keys = cut_decode(index);
-    const Sharing sharing = sharing_.empty() ? Sharing{} : sharing_[static_cast<size_t>(index)];
+    const Sharing sharing = sharing_.empty() ? Sharing{} : sharing_[index];
     // Rows that see nothing need an item too: it writes zeros.
     if (chunks_.empty() && sharing.member < 0) chunks_.push_back({0, 0, false});
     const auto splits = static_cast<int64_t>(chunks_.size());
@@ -222,8 +220,7 @@ class Planner {
       for (int64_t split = 0; split < splits; ++split) {
         const int64_t partial = group < 0 ? -1 : take_partial(rows, head_end - head);
         if (group >= 0) split_offset(group, sharing.prefix_splits + split) = partial;
-        add_item(index, chunks_[static_cast<size_t>(split)], 0, rows, head, head_end, group,
-                 partial);
+        add_item(index, chunks_[split], 0, rows, head, head_end, group, partial);
       }
     }
   }
@@ -232,12 +229,12 @@ class Planner {
 
   // Members are numbered so that those of every prefix, and of its row cuts, follow each other.
   void enter_members() {
-    sharing_.resize(static_cast<size_t>(num_sequences_));
+    sharing_.resize(num_sequences_);
     for (const SharedPrefix& prefix : prefixes_) {
-      sharing_[static_cast<size_t>(prefix.sequence)].shared_entry = true;
+      sharing_[prefix.sequence].shared_entry = true;
       const int64_t chunks = ceil_div(prefix.key_end - prefix.key_begin, kPrefixKeys);
       for (const SharedPrefix::Member& member : prefix.members) {
-        Sharing& sharing = sharing_[static_cast<size_t>(member.sequence)];
+        Sharing& sharing = sharing_[member.sequence];
         if (sharing.member < 0) sharing.member = num_members_++;
         sharing.first_key = prefix.key_end;
         sharing.prefix_splits += static_cast<int32_t>(chunks);
@@ -252,8 +249,8 @@ class Planner {
   void add_prefixes() {
     std::vector<int32_t> sequence_of(static_cast<size_t>(num_members_));
     for (int64_t i = 0; i < num_sequences_; ++i) {
-      const int32_t member = sharing_[static_cast<size_t>(i)].member;
-      if (member >= 0) sequence_of[static_cast<size_t>(member)] = static_cast<int32_t>(i);
+      const int32_t member = sharing_[i].member;
+      if (member >= 0) sequence_of[member] = static_cast<int32_t>(i);
     }
     first_member_group_ = static_cast<int64_t>(list_.groups.size());
     for (int64_t head = 0; head < shape_.num_kv_heads; head += heads_per_item_) {
@@ -261,8 +258,7 @@ class Planner {
       for (const int32_t index : sequence_of) {
         cut_decode(index);
         add_group(index, 0, sequences_[index].num_rows, head, head_end,
-                  sharing_[static_cast<size_t>(index)].prefix_splits +
-                      static_cast<int64_t>(chunks_.size()));
+                  sharing_[index].prefix_splits + static_cast<int64_t>(chunks_.size()));
       }
     }
     // Splits of each member so far
@@ -286,7 +282,7 @@ class Planner {
         add_prefix_items(prefix, {key, key_end, false}, row, row_end, first, next, *filled);
       }
       for (const SharedPrefix::Member& member : prefix.members)
-        ++(*filled)[static_cast<size_t>(sharing_[static_cast<size_t>(member.sequence)].member)];
+        ++(*filled)[sharing_[member.sequence].member];
       key = key_end;
     }
   }
@@ -299,12 +295,11 @@ class Planner {
     for (int64_t head = 0, part = 0; head < shape_.num_kv_heads; head += heads_per_item_, ++part) {
       const int64_t head_end = std::min<int64_t>(head + heads_per_item_, shape_.num_kv_heads);
       const int64_t partial = take_partial(row_end - row, head_end - head);
-      const int32_t first_member =
-          sharing_[static_cast<size_t>(prefix.members[first].sequence)].member;
+      const int32_t first_member = sharing_[prefix.members[first].sequence].member;
       for (size_t i = first; i < next; ++i) {
         const SharedPrefix::Member& member = prefix.members[i];
-        const int32_t number = sharing_[static_cast<size_t>(member.sequence)].member;
-        split_offset(member_group(part, number), filled[static_cast<size_t>(number)]) =
+        const int32_t number = sharing_[member.sequence].member;
+        split_offset(member_group(part, number), filled[number]) =
             partial + (member.first_row - row) * row_floats(head_end - head);
       }
       add_item(prefix.sequence, keys, row, row_end, head, head_end,

@@ -94,7 +94,7 @@ void BatchMetadataCache::make_metadata(const Forward& forward, BatchMetadata& vi
                                        const std::vector<Span>& spans, DeviceUploads& uploads,
                                        cuda::Stream stream) {
   const KeyView& key = view.key();
-  const GroupSpec& group = spec_->groups[static_cast<size_t>(key.group)];
+  const GroupSpec& group = spec_->groups[key.group];
   const int64_t sequences = step_->max_sequences();
   const int64_t rows = step_->max_rows();
   Places places;

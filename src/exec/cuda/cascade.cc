@@ -166,7 +166,7 @@ void DeviceCascade::choose(std::span<const CascadeSequence> sequences, const Cas
       const int64_t num_keys = prefixes_[i].key_end - prefixes_[i].key_begin;
       LaunchPrice::FlatTiles tiles;
       for (const int32_t member : prefixes_[i].sequences)
-        tiles += price.flat_tiles(sequences[static_cast<size_t>(member)].num_rows);
+        tiles += price.flat_tiles(sequences[member].num_rows);
       flat += price.apart(tiles, num_keys);
       shared += price.together(entries[i].num_rows, num_keys);
     }
@@ -192,7 +192,7 @@ void DeviceCascade::build(std::span<const CascadeSequence> sequences,
     const size_t first = row_map.size();
     const auto num_rows = [&] { return static_cast<int64_t>(row_map.size() - first); };
     for (const int32_t member : prefix.sequences) {
-      const CascadeSequence& sequence = sequences[static_cast<size_t>(member)];
+      const CascadeSequence& sequence = sequences[member];
       const auto add = [&](int64_t row) {
         row_map.push_back(static_cast<int32_t>(sequence.row_begin + row));
         row_positions.push_back(static_cast<int32_t>(sequence.position + row));
@@ -201,7 +201,7 @@ void DeviceCascade::build(std::span<const CascadeSequence> sequences,
       // row, whose results nobody takes, fill up the one before.
       const int64_t own_rows = sequence.num_rows * group_size;
       while (num_rows() * group_size % tile_rows + own_rows > tile_rows) add(0);
-      cuda::PrefixShare& share = shares[static_cast<size_t>(member)];
+      cuda::PrefixShare& share = shares[member];
       share.prefix[share.num_prefixes] = number;
       share.prefix_row[share.num_prefixes] = static_cast<int32_t>(num_rows());
       share.key_begin = static_cast<int32_t>(prefix.key_end);
@@ -209,12 +209,12 @@ void DeviceCascade::build(std::span<const CascadeSequence> sequences,
       for (int64_t row = 0; row < sequence.num_rows; ++row) add(row);
     }
     kernels::AttnSequence entry{};
-    entry.pages = sequences[static_cast<size_t>(prefix.sequences.front())].device_pages;
+    entry.pages = sequences[prefix.sequences.front()].device_pages;
     entry.num_rows = num_rows();
     entry.first_key_end = prefix.key_end;
     entries.push_back(entry);
-    shares[static_cast<size_t>(number)].key_begin = static_cast<int32_t>(prefix.key_begin);
-    shares[static_cast<size_t>(number)].key_end = static_cast<int32_t>(prefix.key_end);
+    shares[number].key_begin = static_cast<int32_t>(prefix.key_begin);
+    shares[number].key_end = static_cast<int32_t>(prefix.key_end);
   }
 }
 

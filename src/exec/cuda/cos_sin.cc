@@ -66,7 +66,7 @@ cuda::CosSinParams DeviceCosSin::params_of(int32_t rope) const {
 }
 
 kernels::Rotation DeviceCosSin::rotation_of(int32_t rope, const Table& table, int64_t rows) const {
-  const RopeSpec& spec = spec_->ropes[static_cast<size_t>(rope)];
+  const RopeSpec& spec = spec_->ropes[rope];
   const auto* cosines = reinterpret_cast<const float*>(table.memory.data());
   return {.cos = cosines,
           .sin = cosines + rows * (spec.rotary_dim / 2),
@@ -86,15 +86,14 @@ void DeviceCosSin::make(Table& table, cuda::CosSinParams params, int64_t rows,
 
 kernels::Rotation DeviceCosSin::tokens(const Forward& forward, int32_t rope, cuda::Stream stream) {
   if (rope < 0) return {};
-  Table& table = ropes_[static_cast<size_t>(rope)].tokens;
+  Table& table = ropes_[rope].tokens;
   const int64_t rows = step_->max_rows();
   if (table.step != forward.step()) {
     cuda::CosSinParams params = params_of(rope);
     params.positions = positions_;
     params.positions_stride = positions_stride_;
     if (has_sections_)
-      params.pair_section =
-          reinterpret_cast<const int32_t*>(ropes_[static_cast<size_t>(rope)].sections.data());
+      params.pair_section = reinterpret_cast<const int32_t*>(ropes_[rope].sections.data());
     if (params.inverse_frequencies[1] != nullptr) {
       params.row_sequence = step_->state().row_sequence;
       params.long_ropes = step_->state().long_ropes;
@@ -109,7 +108,7 @@ kernels::Rotation DeviceCosSin::tokens(const Forward& forward, int32_t rope, cud
 
 kernels::Rotation DeviceCosSin::sinks(const Forward& forward, int32_t rope, cuda::Stream stream) {
   if (rope < 0) return {};
-  Table& table = ropes_[static_cast<size_t>(rope)].sinks;
+  Table& table = ropes_[rope].sinks;
   const int64_t rows = step_->max_rows();
   if (table.step != forward.step()) {
     cuda::CosSinParams params = params_of(rope);
@@ -129,12 +128,12 @@ kernels::Rotation DeviceCosSin::sinks(const Forward& forward, int32_t rope, cuda
 void DeviceCosSin::keys(Forward& forward, int32_t rope, cuda::Stream stream,
                         kernels::Rotation out[2]) {
   out[0] = out[1] = {};
-  if (rope < 0 || spec_->ropes[static_cast<size_t>(rope)].mode != KVC_ROPE_ON_READ) return;
+  if (rope < 0 || spec_->ropes[rope].mode != KVC_ROPE_ON_READ) return;
   const int64_t wanted = std::max(forward.longest_position(), spec_->max_seq_len);
   // Both variants, whatever this batch needs: in a graph it may be another one.
-  const bool has_long = !spec_->ropes[static_cast<size_t>(rope)].long_inverse_frequencies.empty();
+  const bool has_long = !spec_->ropes[rope].long_inverse_frequencies.empty();
   for (int variant = 0; variant < (has_long ? 2 : 1); ++variant) {
-    Table& table = ropes_[static_cast<size_t>(rope)].keys[variant];
+    Table& table = ropes_[rope].keys[variant];
     table.memory.ensure(table.memory.bytes(), stream);  // notes a capture
     if (table.num_rows < wanted) {
       if (device_->is_capturing(stream)) {

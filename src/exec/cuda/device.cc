@@ -41,9 +41,9 @@ CudaDevice::CudaDevice(const Plan& plan, const PagePool* pool, const PagePool* h
       pages_(plan, pool, gpu),
       copies_(&plan, pool, host, gpu),
       staging_(*gpu, kStagingBytes) {
-  list_begins_.reserve(static_cast<size_t>(kPart + 1));
-  copied_from_.reserve(static_cast<size_t>(kPart));
-  copied_to_.reserve(static_cast<size_t>(kPart));
+  list_begins_.reserve(kPart + 1);
+  copied_from_.reserve(kPart);
+  copied_to_.reserve(kPart);
 }
 
 // Runs a function that enqueues, at its place in the order. One that throws loses the device.
@@ -178,8 +178,7 @@ void CudaDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream 
       params.first = staging_.put(list_begins_, on);
       params.num_lists = static_cast<int32_t>(list_begins_.size()) - 1;
       params.num_pairs = end - begin;
-      for (const int32_t layer : spec_->groups[static_cast<size_t>(group)].layers)
-        move_layer(layer, params, on);
+      for (const int32_t layer : spec_->groups[group].layers) move_layer(layer, params, on);
       staging_.finish(on);
     });
   });
@@ -187,7 +186,7 @@ void CudaDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream 
 
 void CudaDevice::move_layer(int32_t local_layer, cuda::MoveParams params,
                             cuda::Stream stream) const {
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = spec_->layers[local_layer];
   params.page_size = spec_->layer_page_size(local_layer);
   params.num_heads = layer.num_kv_heads;
   params.rows = pool_->k_rows(local_layer);

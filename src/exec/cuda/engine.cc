@@ -89,7 +89,7 @@ void CudaEngine::append_rows(const AppendParams& params, const cuda::RowStorage&
 void CudaEngine::append(Forward& forward, int32_t local_layer, const TokenRows& k,
                         const TokenRows& v) {
   open_.require_enqueues();
-  const LayerSpec& layer = spec_->layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = spec_->layers[local_layer];
   const bool is_cross = layer.kind == KVC_LAYER_CROSS;
   const cuda::StepState& step = open_.step().state();
   AppendParams params = append_params(*spec_, layer, k, v, DeviceTables{forward, open_});
@@ -209,8 +209,8 @@ void CudaEngine::attend(Forward& forward, const AttnCall& call, const AttnOption
                         const AttnTensors& tensors) {
   open_.require_enqueues();
   const LayerSpec& layer = call.layer;
-  const LayerSpec& source = spec_->layers[static_cast<size_t>(layer.source)];
-  const GroupSpec& group = spec_->groups[static_cast<size_t>(source.group)];
+  const LayerSpec& source = spec_->layers[layer.source];
+  const GroupSpec& group = spec_->groups[source.group];
   const KeyView key = key_view(*spec_, call, options);
   check_view(forward, key);
   if (call.scope == KeyScope::kNew && layer.is_quantised()) {

@@ -71,7 +71,7 @@ const SharedPrefixes* BatchMetadataCache::shared_prefixes_of(const Forward& forw
   if (sharing->step != forward.step()) {
     sharing->step = 0;  // stays stale when making it throws
     list_sequences(forward, view.key());
-    const GroupSpec& group = spec_->groups[static_cast<size_t>(view.key().group)];
+    const GroupSpec& group = spec_->groups[view.key().group];
     cascade.choose(cascade_sequences_, call, group.page_size, num_sms_);
     if (!cascade.empty()) {
       sharing->plan.shape = {.num_kv_heads = call.num_kv_heads,

@@ -74,7 +74,7 @@ void CudaStates::carry_on(const Forward& forward) const noexcept {
       const auto local = static_cast<int32_t>(layer);
       for (int32_t state = 0; state < static_cast<int32_t>(states.size()); ++state) {
         if (forward.written().is_state_set(local, state)) continue;
-        const StateSpec& spec = states[static_cast<size_t>(state)];
+        const StateSpec& spec = states[state];
         const StateRows rows{carried_.data(), spec.bytes(), spec.dtype};
         get(forward, {local, state}, rows);
         copy_in(forward, {local, state}, rows);

@@ -30,8 +30,7 @@ class CudaStates {
 
  private:
   const StateSpec& spec_of(const StateRef& ref) const {
-    return spec_->layers[static_cast<size_t>(ref.local_layer)]
-        .states[static_cast<size_t>(ref.state)];
+    return spec_->layers[ref.local_layer].states[ref.state];
   }
   cuda::ConvertParams rows_of(const Forward& forward, const StateRef& ref) const;
   void copy_in(const Forward& forward, const StateRef& ref, const StateRows& value) const;

@@ -16,7 +16,7 @@ cuda::Stored stored_type(DLDataType type) {
 cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t local_layer,
                             DLDataType type, float scale, int64_t scale_bytes,
                             int64_t scale_offset) {
-  const LayerSpec& layer = plan.spec().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = plan.spec().layers[local_layer];
   cuda::RowStorage storage{};
   if (!layer.is_quantised()) return storage;
   const LayerPages pages = pool.layer(local_layer);
@@ -33,15 +33,15 @@ cuda::RowStorage storage_of(const Plan& plan, const PagePool& pool, int32_t loca
 }  // namespace
 
 cuda::RowStorage k_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
-  const LayerSpec& layer = plan.spec().layers[static_cast<size_t>(local_layer)];
-  const LayerLayout& layout = plan.layout().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = plan.spec().layers[local_layer];
+  const LayerLayout& layout = plan.layout().layers[local_layer];
   return storage_of(plan, pool, local_layer, layer.k_type, layer.k_scale, row_bytes(layer).k_scale,
                     layout.k_scale_offset);
 }
 
 cuda::RowStorage v_storage(const Plan& plan, const PagePool& pool, int32_t local_layer) {
-  const LayerSpec& layer = plan.spec().layers[static_cast<size_t>(local_layer)];
-  const LayerLayout& layout = plan.layout().layers[static_cast<size_t>(local_layer)];
+  const LayerSpec& layer = plan.spec().layers[local_layer];
+  const LayerLayout& layout = plan.layout().layers[local_layer];
   if (layer.v_in_k) return k_storage(plan, pool, local_layer);
   return storage_of(plan, pool, local_layer, layer.v_type, layer.v_scale, row_bytes(layer).v_scale,
                     layout.k_scale_offset + layout.k_scale_bytes);
