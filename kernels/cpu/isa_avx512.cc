@@ -6,33 +6,15 @@
 
 #include "kernels/cpu/vec_avx512.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/conv-inl.h"
 #include "kernels/cpu/decode-inl.h"
-#include "kernels/cpu/finish-inl.h"
-#include "kernels/cpu/linear-inl.h"
-#include "kernels/cpu/rows-inl.h"
+#include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
 namespace kvc::kernels::cpu {
 
-const KernelTable kAvx512Table = {
-    Isa::kAvx512,
-    "avx512",
-    attn_decode,
-    attn_decode_scratch_bytes,
-    attn_tile_f32,
-    attn_tile_f32_scratch_bytes,
-    attn_merge_splits,
-    append,
-    gather,
-    merge,
-    copy,
-    linear,
-    linear_scratch_bytes,
-    conv,
-    conv_scratch_bytes,
-    nullptr,
-};
+const KernelTable kAvx512Table =
+    table_of(Isa::kAvx512, "avx512",
+             {attn_decode, attn_decode_scratch_bytes, attn_tile_f32, attn_tile_f32_scratch_bytes});
 
 }  // namespace kvc::kernels::cpu
 

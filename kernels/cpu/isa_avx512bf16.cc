@@ -7,34 +7,17 @@
 
 #include "kernels/cpu/vec_avx512.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/conv-inl.h"
 #include "kernels/cpu/decode-inl.h"
-#include "kernels/cpu/finish-inl.h"
 #include "kernels/cpu/latent_bf16-inl.h"
-#include "kernels/cpu/linear-inl.h"
-#include "kernels/cpu/rows-inl.h"
+#include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_bf16-inl.h"
 
 namespace kvc::kernels::cpu {
 
-const KernelTable kAvx512Bf16Table = {
-    Isa::kAvx512Bf16,
-    "avx512bf16",
-    attn_decode_bf16,
-    attn_decode_bf16_scratch_bytes,
-    attn_prefill_bf16,
-    attn_prefill_bf16_scratch_bytes,
-    attn_merge_splits,
-    append,
-    gather,
-    merge,
-    copy,
-    linear,
-    linear_scratch_bytes,
-    conv,
-    conv_scratch_bytes,
-    latent::serves,
-};
+const KernelTable kAvx512Bf16Table =
+    table_of(Isa::kAvx512Bf16, "avx512bf16",
+             {attn_decode_bf16, attn_decode_bf16_scratch_bytes, attn_prefill_bf16,
+              attn_prefill_bf16_scratch_bytes, latent::serves});
 
 }  // namespace kvc::kernels::cpu
 

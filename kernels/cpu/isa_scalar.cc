@@ -4,32 +4,14 @@
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/vec_scalar.h"
 // The kernels, over that vector width.
-#include "kernels/cpu/conv-inl.h"
 #include "kernels/cpu/decode-inl.h"
-#include "kernels/cpu/finish-inl.h"
-#include "kernels/cpu/linear-inl.h"
-#include "kernels/cpu/rows-inl.h"
+#include "kernels/cpu/table-inl.h"
 #include "kernels/cpu/tile_f32-inl.h"
 
 namespace kvc::kernels::cpu {
 
-const KernelTable kScalarTable = {
-    Isa::kScalar,
-    "scalar",
-    attn_decode,
-    attn_decode_scratch_bytes,
-    attn_tile_f32,
-    attn_tile_f32_scratch_bytes,
-    attn_merge_splits,
-    append,
-    gather,
-    merge,
-    copy,
-    linear,
-    linear_scratch_bytes,
-    conv,
-    conv_scratch_bytes,
-    nullptr,
-};
+const KernelTable kScalarTable =
+    table_of(Isa::kScalar, "scalar",
+             {attn_decode, attn_decode_scratch_bytes, attn_tile_f32, attn_tile_f32_scratch_bytes});
 
 }  // namespace kvc::kernels::cpu

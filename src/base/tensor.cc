@@ -131,15 +131,43 @@ bool is_host_memory(DLDevice device) {
   return device.device_type == kDLCPU || device.device_type == kDLCUDAHost;
 }
 
+namespace {
+
+// The checks of a tensor from the outside, in the order in which their errors are reported.
+template <typename CheckType>
+auto check_tensor(const DLTensor* tensor, const char* name, std::span<const Extent> shape,
+                  DLDevice device, CheckType check_type_of) {
+  check_present(tensor, name);
+  check_rank(*tensor, name, shape);
+  const auto type = check_type_of(*tensor, name);
+  check_device(*tensor, name, device);
+  check_extents(*tensor, name, shape);
+  check_storage(*tensor, name);
+  return type;
+}
+
+DType check_activation(const DLTensor* tensor, const char* name, std::span<const Extent> shape,
+                       DLDevice device) {
+  return check_tensor(tensor, name, shape, device, check_activation_type);
+}
+
+void check_typed(const DLTensor* tensor, const char* name, std::span<const Extent> shape,
+                 DLDataType type, DLDevice device) {
+  check_tensor(tensor, name, shape, device, [&](const DLTensor& given, const char*) {
+    check_type(given, name, type);
+    return type;
+  });
+}
+
+constexpr DLDataType kFloat32 = {kDLFloat, 32, 1};
+constexpr DLDataType kInt32 = {kDLInt, 32, 1};
+
+}  // namespace
+
 kernels::TokenRows view_rows(const DLTensor* tensor, const RowsExpectation& expected) {
-  check_present(tensor, expected.name);
   const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
                           exactly("dim", expected.dim)};
-  check_rank(*tensor, expected.name, shape);
-  const DType dtype = check_activation_type(*tensor, expected.name);
-  check_device(*tensor, expected.name, expected.device);
-  check_extents(*tensor, expected.name, shape);
-  check_storage(*tensor, expected.name);
+  const DType dtype = check_activation(tensor, expected.name, shape, expected.device);
   return rows_at(*tensor, dtype, 0, 0);
 }
 
@@ -153,14 +181,9 @@ kernels::TokenRows view_latents(const DLTensor* tensor, const char* name, int64_
 kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, int64_t min_tokens,
                                       int64_t dim, int64_t num_layers, int64_t layer,
                                       DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", min_tokens),
                           at_least("dim", dim)};
-  check_rank(*tensor, name, shape);
-  const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  const DType dtype = check_activation(tensor, name, shape, device);
   const int64_t bytes = element_bytes(*tensor);
   return {.base = is_empty(*tensor) ? nullptr
                                     : data_of(*tensor) + layer * stride_of(*tensor, 0) * bytes,
@@ -171,38 +194,23 @@ kernels::TokenRows view_layer_latents(const DLTensor* tensor, const char* name, 
 
 kernels::TokenRows view_layer_rows(const DLTensor* tensor, const RowsExpectation& expected,
                                    int64_t num_layers, int64_t layer) {
-  check_present(tensor, expected.name);
   const Extent shape[] = {exactly("layers", num_layers), at_least("tokens", expected.min_tokens),
                           at_least("heads", expected.heads), at_least("dim", expected.dim)};
-  check_rank(*tensor, expected.name, shape);
-  const DType dtype = check_activation_type(*tensor, expected.name);
-  check_device(*tensor, expected.name, expected.device);
-  check_extents(*tensor, expected.name, shape);
-  check_storage(*tensor, expected.name);
+  const DType dtype = check_activation(tensor, expected.name, shape, expected.device);
   return rows_at(*tensor, dtype, 1, layer * stride_of(*tensor, 0));
 }
 
 const float* view_f32_vector(const DLTensor* tensor, const char* name, int64_t size,
                              DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {exactly("n", size)};
-  check_rank(*tensor, name, shape);
-  check_type(*tensor, name, {kDLFloat, 32, 1});
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  check_typed(tensor, name, shape, kFloat32, device);
   return reinterpret_cast<const float*>(data_of(*tensor));
 }
 
 F32Matrix view_f32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
                           DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {at_least("rows", rows), exactly("columns", columns)};
-  check_rank(*tensor, name, shape);
-  check_type(*tensor, name, {kDLFloat, 32, 1});
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  check_typed(tensor, name, shape, kFloat32, device);
   return {reinterpret_cast<float*>(data_of(*tensor)), stride_of(*tensor, 0)};
 }
 
@@ -229,13 +237,8 @@ F32Bias view_bias(const DLTensor* tensor, const char* name, int64_t heads, int64
 
 kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int64_t min_tokens,
                                    int64_t columns, DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {at_least("T", min_tokens), exactly("dim", columns)};
-  check_rank(*tensor, name, shape);
-  const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  const DType dtype = check_activation(tensor, name, shape, device);
   return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
           .token_stride = stride_of(*tensor, 0) * element_bytes(*tensor),
           .head_stride = 0,
@@ -243,27 +246,17 @@ kernels::TokenRows view_row_matrix(const DLTensor* tensor, const char* name, int
 }
 
 F32Rows view_f32_rows(const DLTensor* tensor, const RowsExpectation& expected) {
-  check_present(tensor, expected.name);
   const Extent shape[] = {at_least("T", expected.min_tokens), exactly("heads", expected.heads),
                           exactly("dim", expected.dim)};
-  check_rank(*tensor, expected.name, shape);
-  check_type(*tensor, expected.name, {kDLFloat, 32, 1});
-  check_device(*tensor, expected.name, expected.device);
-  check_extents(*tensor, expected.name, shape);
-  check_storage(*tensor, expected.name);
+  check_typed(tensor, expected.name, shape, kFloat32, expected.device);
   return {reinterpret_cast<const float*>(data_of(*tensor)), stride_of(*tensor, 0),
           stride_of(*tensor, 1)};
 }
 
 StateView view_states(const DLTensor* tensor, const char* name, DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {any_extent("B"), any_extent("heads"), any_extent("k_dim"),
                           any_extent("v_dim")};
-  check_rank(*tensor, name, shape);
-  const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  const DType dtype = check_activation(tensor, name, shape, device);
   const int64_t bytes = element_bytes(*tensor);
   return {.base = is_empty(*tensor) ? nullptr : data_of(*tensor),
           .sequences = tensor->shape[0],
@@ -277,25 +270,15 @@ StateView view_states(const DLTensor* tensor, const char* name, DLDevice device)
 }
 
 int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size, DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {at_least("n", size)};
-  check_rank(*tensor, name, shape);
-  check_type(*tensor, name, {kDLInt, 32, 1});
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  check_typed(tensor, name, shape, kInt32, device);
   return reinterpret_cast<int32_t*>(data_of(*tensor));
 }
 
 I32Matrix view_i32_matrix(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
                           DLDevice device) {
-  check_present(tensor, name);
   const Extent shape[] = {at_least("rows", rows), at_least("columns", columns)};
-  check_rank(*tensor, name, shape);
-  check_type(*tensor, name, {kDLInt, 32, 1});
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, shape);
-  check_storage(*tensor, name);
+  check_typed(tensor, name, shape, kInt32, device);
   return {reinterpret_cast<int32_t*>(data_of(*tensor)), stride_of(*tensor, 0), tensor->shape[0]};
 }
 
@@ -312,15 +295,10 @@ std::vector<Extent> extents_of(std::initializer_list<int64_t> shape) {
 // Dimensions from `first` on must be `shape`, and compact.
 StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64_t count,
                       const std::vector<int64_t>& shape, DLDevice device) {
-  check_present(tensor, name);
   std::vector<Extent> extents;
   if (first == 1) extents.push_back(at_least("B", count));
   for (const int64_t extent : shape) extents.push_back(exactly(nullptr, extent));
-  check_rank(*tensor, name, extents);
-  const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, extents);
-  check_storage(*tensor, name);
+  const DType dtype = check_activation(tensor, name, extents, device);
   int64_t expected = 1;
   for (int d = tensor->ndim - 1; d >= first; --d) {
     if (tensor->shape[d] > 1 && stride_of(*tensor, d) != expected) {
@@ -338,25 +316,15 @@ StateRows view_shaped(const DLTensor* tensor, const char* name, int first, int64
 
 DType check_activations(const DLTensor* tensor, const char* name,
                         std::initializer_list<int64_t> shape, DLDevice device) {
-  check_present(tensor, name);
   const std::vector<Extent> extents = extents_of(shape);
-  check_rank(*tensor, name, extents);
-  const DType dtype = check_activation_type(*tensor, name);
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, extents);
-  check_storage(*tensor, name);
+  const DType dtype = check_activation(tensor, name, extents, device);
   return dtype;
 }
 
 void check_integers(const DLTensor* tensor, const char* name, int bits,
                     std::initializer_list<int64_t> shape, DLDevice device) {
-  check_present(tensor, name);
   const std::vector<Extent> extents = extents_of(shape);
-  check_rank(*tensor, name, extents);
-  check_type(*tensor, name, {kDLInt, static_cast<uint8_t>(bits), 1});
-  check_device(*tensor, name, device);
-  check_extents(*tensor, name, extents);
-  check_storage(*tensor, name);
+  check_typed(tensor, name, extents, {kDLInt, static_cast<uint8_t>(bits), 1}, device);
 }
 
 StateRows view_state_rows(const DLTensor* tensor, const char* name, int64_t count,

@@ -13,6 +13,20 @@ struct DeltaTraits {
   int64_t value_heads = 32;
 };
 
+// Attention where `types` says so, elsewhere layers of kind `with_states` with the state set `states`.
+void add_layers(const Fields& config, const std::vector<LayerType>& types,
+                const kvc_layer& attention, int32_t rope, LayerType with_states, int32_t states,
+                Model& model) {
+  for (size_t i = 0; i < types.size(); ++i) {
+    if (types[i] == LayerType::kFull)
+      model.add(attention, rope);
+    else if (types[i] == with_states)
+      model.add_states(states);
+    else
+      refuse_layer_type(config, "layer_types", i);
+  }
+}
+
 void read_delta_hybrid(const Fields& config, const DeltaTraits& traits, Model& model) {
   const int64_t num_layers = read_num_layers(config, traits.defaults);
   const Heads heads = read_heads(config, traits.defaults);
@@ -37,14 +51,7 @@ void read_delta_hybrid(const Fields& config, const DeltaTraits& traits, Model& m
   const State conv = conv_state(model, 2 * key_heads * key_dim + value_heads * value_dim, kernel);
   const int32_t states =
       model.state_set({conv, recurrent_state(config, model, {value_heads, key_dim, value_dim})});
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == LayerType::kFull)
-      model.add(attention_layer(model, heads), rope);
-    else if (types[i] == LayerType::kLinear)
-      model.add_states(states);
-    else
-      refuse_layer_type(config, "layer_types", i);
-  }
+  add_layers(config, types, attention_layer(model, heads), rope, LayerType::kLinear, states, model);
 }
 
 }  // namespace
@@ -75,14 +82,7 @@ void read_lfm2(const Fields& config, Model& model) {
   const int64_t kernel = config.integer_or("conv_L_cache", 3, 2, kMaxKernel);
   const int32_t states =
       model.state_set({conv_state(model, config.integer("hidden_size", 1, kMaxWidth), kernel)});
-  for (size_t i = 0; i < types.size(); ++i) {
-    if (types[i] == LayerType::kFull)
-      model.add(attention_layer(model, heads), rope);
-    else if (types[i] == LayerType::kConv)
-      model.add_states(states);
-    else
-      refuse_layer_type(config, "layer_types", i);
-  }
+  add_layers(config, types, attention_layer(model, heads), rope, LayerType::kConv, states, model);
 }
 
 }  // namespace kvc::hf
