@@ -13,7 +13,8 @@ struct DeltaTraits {
   int64_t value_heads = 32;
 };
 
-// Attention where `types` says so, elsewhere layers of kind `with_states` with the state set `states`.
+// Attention where `types` says so; elsewhere layers of the kind `with_states`, with the state set
+// `states`.
 void add_layers(const Fields& config, const std::vector<LayerType>& types,
                 const kvc_layer& attention, int32_t rope, LayerType with_states, int32_t states,
                 Model& model) {
