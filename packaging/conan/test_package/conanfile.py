@@ -21,7 +21,7 @@ class TenLines(ConanFile):
 
     def build(self):
         readme = load(self, os.path.join(self.recipe_folder, "..", "..", "..", "README.md"))
-        program = re.search(r"^```c\n(.*?)^```", readme, re.S | re.M).group(1)
+        program = re.findall(r"^```c\n(.*?)^```", readme, re.S | re.M)[-1]  # the blocks before only show the calls
         save(self, os.path.join(self.build_folder, "ten_lines.c"), program)
         cmake = CMake(self)
         cmake.configure(variables={"TEN_LINES": os.path.join(self.build_folder, "ten_lines.c")})
