@@ -36,6 +36,7 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       prefixes(*core_),
       events(*core_),
       swaps(*core_),
+      files(*core_),
       exports(*core_),
       debug(*core_),
       forward(this, *core_) {}

@@ -5,11 +5,12 @@
 //   events     what the prefix cache did, for routers
 //   forward    the open forward and the calls on its layers and states
 //   swaps      whole sequences to the host pool and back, and page copies by ids
+//   files      whole sequences to state files and back
 //   exports    pool and page tables as DLPack tensors
 //   debug      stored tokens and states in and out
 //
 // src/capi calls these functions and nothing below them: they take and return ids, numbers and
-// views of tensors. A new way in or out (files, transfer, tiers under the host pool) is a part of
+// views of tensors. A new way in or out (transfer, tiers under the host pool) is a part of
 // its own here.
 #pragma once
 
@@ -23,6 +24,7 @@
 #include "src/cache/exports.h"
 #include "src/cache/prefix_cache.h"
 #include "src/cache/prefix_events.h"
+#include "src/cache/sequence_files.h"
 #include "src/cache/swap_store.h"
 #include "src/device/device.h"
 #include "src/device/gpu.h"
@@ -48,6 +50,7 @@ class Cache {
   PrefixCache prefixes;
   PrefixEvents events;
   SwapStore swaps;
+  SequenceFiles files;
   CacheExports exports;
   DebugAccess debug;
   CacheForward forward;  // Last: no call finds by its handle a cache that is half gone.

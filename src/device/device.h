@@ -96,6 +96,19 @@ class Device {
   virtual void copy_bytes(void* to, const void* from, int64_t bytes,
                           CallStream stream) noexcept = 0;
 
+  // Of each page the first `bytes`, as in a pool of the layout PAGE_FIRST, one page behind the
+  // other; complete on return. On a GPU the host's memory is pinned. read_pages() may run beside
+  // any other call. Throw DEVICE.
+  virtual void read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
+                          CallStream stream) const = 0;
+  virtual void write_pages(const PageId* pages, int64_t count, int64_t bytes, const std::byte* from,
+                           CallStream stream) = 0;
+  // Between a state and the host, likewise.
+  virtual void read_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                          CallStream stream) const = 0;
+  virtual void write_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                           CallStream stream) = 0;
+
   // ---- Rows
 
   // In all layers of the layer group.

@@ -74,6 +74,7 @@ class PagePool {
     std::byte* base;
     int64_t stride;
     int64_t bytes;
+    int64_t offset;  // In the packed page, whose pieces lie one behind the other.
   };
   int64_t num_pieces() const {
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
@@ -84,7 +85,8 @@ class PagePool {
     const Layout& layout = plan_->layout();
     const bool is_whole = plan_->spec().pool_layout == KVC_POOL_PAGE_FIRST;
     return {regions_[region].base, regions_[region].page_stride,
-            is_whole ? layout.page_bytes : layout.regions[region].bytes};
+            is_whole ? layout.page_bytes : layout.regions[region].bytes,
+            is_whole ? 0 : layout.regions[region].offset};
   }
   size_t layer_page_bytes(int32_t local_layer) const {
     return static_cast<size_t>(plan_->layout().layers[local_layer].page_bytes);

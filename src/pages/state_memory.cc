@@ -75,7 +75,7 @@ int64_t StateMemory::slot_stride() const {
   return align_up(plan_->layout().state_slot_bytes, kSlotAlignment);
 }
 
-std::byte* StateMemory::slot_data(StateSlot slot) const {
+std::byte* StateMemory::slot(StateSlot slot) const {
   if (!has_memory_) return nullptr;
   const auto index = static_cast<size_t>(slot);
   if (is_on_device())
@@ -86,7 +86,7 @@ std::byte* StateMemory::slot_data(StateSlot slot) const {
 }
 
 std::byte* StateMemory::state(StateSlot slot, int32_t local_layer, int32_t state) const {
-  std::byte* base = slot_data(slot);
+  std::byte* base = this->slot(slot);
   if (base == nullptr) return nullptr;
   return base + plan_->layout().layers[local_layer].state_offsets[state];
 }
@@ -94,17 +94,16 @@ std::byte* StateMemory::state(StateSlot slot, int32_t local_layer, int32_t state
 void StateMemory::copy(StateSlot from, const StateMemory& target, StateSlot to, Device& device,
                        CallStream stream) const noexcept {
   if (has_memory_)
-    device.copy_bytes(target.slot_data(to), slot_data(from), plan_->layout().state_slot_bytes,
-                      stream);
+    device.copy_bytes(target.slot(to), slot(from), plan_->layout().state_slot_bytes, stream);
 }
 
 void StateMemory::clear(StateSlot slot, cuda::Stream stream) const {
   if (!has_memory_) return;
   const int64_t bytes = plan_->layout().state_slot_bytes;
   if (is_on_device()) {
-    device_->fill(slot_data(slot), 0, bytes, stream);
+    device_->fill(this->slot(slot), 0, bytes, stream);
   } else {
-    std::memset(slot_data(slot), 0, static_cast<size_t>(bytes));
+    std::memset(this->slot(slot), 0, static_cast<size_t>(bytes));
   }
 }
 

@@ -31,6 +31,8 @@ class StateMemory {
 
   // The memory of one state; null with KVC_STORAGE_NONE. kInitialState may be read only.
   std::byte* state(StateSlot slot, int32_t local_layer, int32_t state) const;
+  // All states of a slot; likewise.
+  std::byte* slot(StateSlot slot) const;
   // Bytes between slots that follow each other on a device.
   int64_t slot_stride() const;
   // Into this memory or that of another pool of the same plan, on a stream of `device`.
@@ -42,7 +44,6 @@ class StateMemory {
 
  private:
   void fill_initial();
-  std::byte* slot_data(StateSlot slot) const;
   bool is_on_device() const { return device_ != nullptr && !is_pinned_; }
 
   std::shared_ptr<const Plan> plan_;

@@ -2,6 +2,8 @@
 // nanoseconds.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -21,17 +23,17 @@ class SequenceMap {
     }
   }
 
-  // Throws std::bad_alloc.
-  void reserve_one() {
-    if ((size_ + 1) * 2 <= cells_.size()) return;
-    std::vector<Sequence*> old(cells_.empty() ? 16 : cells_.size() * 2, nullptr);
+  // Makes room for so many more. Throws std::bad_alloc.
+  void reserve(size_t count) {
+    if ((size_ + count) * 2 <= cells_.size()) return;
+    std::vector<Sequence*> old(std::bit_ceil(std::max<size_t>(16, (size_ + count) * 2)), nullptr);
     old.swap(cells_);
     for (Sequence* sequence : old) {
       if (sequence != nullptr) place(sequence);
     }
   }
 
-  // Call it after reserve_one(). The id must be new.
+  // Call it after reserve(). The id must be new.
   void insert(Sequence* sequence) noexcept {
     place(sequence);
     ++size_;

@@ -59,20 +59,20 @@ void SequenceTable::check_new_id(kvc_seq id, const char* name) const {
   }
 }
 
-void SequenceTable::reserve_one() {
-  map_.reserve_one();
-  if (free_slots_.empty()) {
-    slots_.reserve(slots_.size() + 1 > slots_.capacity()
-                       ? std::max<size_t>(16, slots_.capacity() * 2)
-                       : slots_.capacity());
-    free_slots_.reserve(slots_.capacity());
+void SequenceTable::reserve(size_t count) {
+  map_.reserve(count);
+  if (free_slots_.size() >= count) return;
+  const size_t size = slots_.size() + count - free_slots_.size();
+  if (size > slots_.capacity()) slots_.reserve(std::max({size_t{16}, size, slots_.capacity() * 2}));
+  free_slots_.reserve(slots_.capacity());
+  while (slots_.size() < size) {
     free_slots_.push_back(static_cast<int32_t>(slots_.size()));
     slots_.emplace_back();
   }
 }
 
 Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
-  reserve_one();
+  reserve(1);
   // Nothing throws from here on.
   const int32_t slot = free_slots_.back();
   free_slots_.pop_back();
@@ -84,7 +84,7 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
 }
 
 std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id) {
-  reserve_one();
+  reserve(1);
   std::unique_ptr<Sequence> sequence =
       spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
   sequence->id = id;

@@ -41,6 +41,8 @@ class SequenceTable {
   SequenceTable& operator=(const SequenceTable&) = delete;
 
   void add(kvc_seq id);
+  // Makes the next `count` adopt() succeed. Throws std::bad_alloc.
+  void reserve(size_t count);
   // A sequence without tables that is in no table of sequences yet. Makes the next adopt() succeed.
   // Throws std::bad_alloc.
   std::unique_ptr<Sequence> make(kvc_seq id);
@@ -80,7 +82,6 @@ class SequenceTable {
   const ResumePoints& resume_points() const { return resume_points_; }
 
  private:
-  void reserve_one();
   Sequence& create(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> fork_of(const Sequence& parent, kvc_seq child_id, int64_t length) const;
   [[noreturn]] void fail_unknown(kvc_seq id) const;

@@ -1,4 +1,4 @@
-// Patterns in all layers of a sequence, swaps by id, and memory overwritten in between: what the
+// A model of all kinds of layers, patterns in all layers of a sequence, swaps by id, and memory overwritten in between: what the
 // tests of swapping share.
 #pragma once
 
@@ -185,6 +185,36 @@ inline void overwrite_free_pages(Cache& cache) {
     ASSERT_NO_FATAL_FAILURE(append_pattern(cache, seq, count, 999));
   }
   for (const kvc_seq seq : fillers) ASSERT_EQ(kvc_seq_remove(cache.get(), seq, nullptr), KVC_OK);
+}
+
+// Every kind of layer that keeps something.
+struct AllKinds {
+  explicit AllKinds(kvc_pool_layout layout = KVC_POOL_LAYER_FIRST)
+      : net({attention_layer(), attention_layer(8), mla_layer(), joint_layer(), cross_layer(),
+             state_layer(specs), shared_layer(0), layer_of_kind(KVC_LAYER_NONE),
+             attention_layer(0, 6)},
+            64) {
+    net.layers[3].k_dtype = {kDLBfloat, 16, 1};
+    net.layers[1].k_dtype = {kDLFloat, 16, 1};
+    net.config.max_cross_len = 20;
+    net.config.pool_layout = layout;
+  }
+  std::vector<int64_t> shape{2, 3};
+  std::vector<kvc_state_spec> specs{state_spec(shape)};
+  Net net;
+};
+
+inline void expect_same_info(const kvc_seq_info& before, const kvc_seq_info& after) {
+  EXPECT_EQ(before.length, after.length);
+  EXPECT_EQ(before.first_position, after.first_position);
+  EXPECT_EQ(before.last_position, after.last_position);
+  EXPECT_EQ(before.num_pages, after.num_pages);
+  EXPECT_EQ(before.window, after.window);
+  EXPECT_EQ(before.sink, after.sink);
+  EXPECT_EQ(before.num_checkpoints, after.num_checkpoints);
+  EXPECT_EQ(before.cross_length, after.cross_length);
+  EXPECT_EQ(after.in_forward, 0);
+  EXPECT_EQ(after.tree_nodes, 0);
 }
 
 inline kvc_status swap_out(const Cache& cache, const std::vector<kvc_seq>& seqs,

@@ -7,40 +7,10 @@
 namespace kvc::test {
 namespace {
 
-// Every kind of layer that keeps something.
-struct AllKinds {
-  AllKinds()
-      : net({attention_layer(), attention_layer(8), mla_layer(), joint_layer(), cross_layer(),
-             state_layer(specs), shared_layer(0), layer_of_kind(KVC_LAYER_NONE),
-             attention_layer(0, 6)},
-            64) {
-    net.layers[3].k_dtype = {kDLBfloat, 16, 1};
-    net.layers[1].k_dtype = {kDLFloat, 16, 1};
-    net.config.max_cross_len = 20;
-  }
-  std::vector<int64_t> shape{2, 3};
-  std::vector<kvc_state_spec> specs{state_spec(shape)};
-  Net net;
-};
-
-void expect_same_info(const kvc_seq_info& before, const kvc_seq_info& after) {
-  EXPECT_EQ(before.length, after.length);
-  EXPECT_EQ(before.first_position, after.first_position);
-  EXPECT_EQ(before.last_position, after.last_position);
-  EXPECT_EQ(before.num_pages, after.num_pages);
-  EXPECT_EQ(before.window, after.window);
-  EXPECT_EQ(before.sink, after.sink);
-  EXPECT_EQ(before.num_checkpoints, after.num_checkpoints);
-  EXPECT_EQ(before.cross_length, after.cross_length);
-  EXPECT_EQ(after.in_forward, 0);
-  EXPECT_EQ(after.tree_nodes, 0);
-}
-
 TEST(Swap, ASequenceComesBackAsItWasInEveryKindOfLayer) {
   for (const kvc_pool_layout layout : {KVC_POOL_LAYER_FIRST, KVC_POOL_PAGE_FIRST}) {
     SCOPED_TRACE(layout == KVC_POOL_PAGE_FIRST ? "PAGE_FIRST" : "LAYER_FIRST");
-    AllKinds model;
-    model.net.config.pool_layout = layout;
+    AllKinds model(layout);
     set_host_pages(model.net.config, 60);
     Cache cache(model.net.config);
     append_pattern(cache, 1, 13, 41, 7);

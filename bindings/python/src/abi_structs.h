@@ -24,6 +24,8 @@
   X(kvc_prefix_key) \
   X(kvc_prefix_query) \
   X(kvc_event) \
+  X(kvc_save_desc) \
+  X(kvc_load_desc) \
   X(kvc_linear_opt) \
   X(kvc_op_pool) \
   X(kvc_op_table) \
@@ -169,6 +171,16 @@
   F(kvc_event, struct_size) F(kvc_event, number) F(kvc_event, type) F(kvc_event, tier) \
   F(kvc_event, from_tier) F(kvc_event, group) F(kvc_event, num_tokens) F(kvc_event, reserved) \
   F(kvc_event, tokens) F(kvc_event, hash) F(kvc_event, parent)
+
+#define KVCPY_FIELDS_kvc_save_desc(F) \
+  F(kvc_save_desc, struct_size) F(kvc_save_desc, flags) F(kvc_save_desc, path) \
+  F(kvc_save_desc, data) F(kvc_save_desc, size) F(kvc_save_desc, write) F(kvc_save_desc, user) \
+  F(kvc_save_desc, model_id) F(kvc_save_desc, ext)
+
+#define KVCPY_FIELDS_kvc_load_desc(F) \
+  F(kvc_load_desc, struct_size) F(kvc_load_desc, flags) F(kvc_load_desc, path) \
+  F(kvc_load_desc, data) F(kvc_load_desc, size) F(kvc_load_desc, read) F(kvc_load_desc, user) \
+  F(kvc_load_desc, model_id) F(kvc_load_desc, ext)
 
 #define KVCPY_FIELDS_kvc_linear_opt(F) \
   F(kvc_linear_opt, struct_size) F(kvc_linear_opt, ext) F(kvc_linear_opt, flags) \

@@ -88,6 +88,42 @@ void CpuDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStream
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+// Calls copy(piece of the pool, packed piece, bytes) for the pieces of the packed pages' first bytes.
+template <typename Byte, typename Copy>
+static void for_each_piece(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
+                           Byte* packed, const Copy& copy) {
+  for (int64_t i = 0; i < count; ++i, packed += bytes) {
+    for (int64_t index = 0; index < pool.num_pieces(); ++index) {
+      const PagePool::Piece piece = pool.piece(index);
+      if (piece.offset >= bytes) break;
+      copy(piece.base + pages[i] * piece.stride, packed + piece.offset,
+           static_cast<size_t>(std::min(piece.bytes, bytes - piece.offset)));
+    }
+  }
+}
+
+void CpuDevice::read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
+                           CallStream) const {
+  for_each_piece(
+      *pool_, pages, count, bytes, to,
+      [](const std::byte* page, std::byte* packed, size_t n) { std::memcpy(packed, page, n); });
+}
+
+void CpuDevice::write_pages(const PageId* pages, int64_t count, int64_t bytes,
+                            const std::byte* from, CallStream) {
+  for_each_piece(
+      *pool_, pages, count, bytes, from,
+      [](std::byte* page, const std::byte* packed, size_t n) { std::memcpy(page, packed, n); });
+}
+
+void CpuDevice::read_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) const {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void CpuDevice::write_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
 // ---- Rows
 
 void CpuDevice::move_tokens(int32_t group, const TokenMoves& moves, CallStream) noexcept {

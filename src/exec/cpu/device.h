@@ -33,6 +33,12 @@ class CpuDevice final : public Device {
   }
   void copy_group_pages(const std::vector<PageCopy>& copies, CallStream) noexcept override;
   void copy_bytes(void* to, const void* from, int64_t bytes, CallStream) noexcept override;
+  void read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
+                  CallStream) const override;
+  void write_pages(const PageId* pages, int64_t count, int64_t bytes, const std::byte* from,
+                   CallStream) override;
+  void read_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) const override;
+  void write_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) override;
   void move_tokens(int32_t group, const TokenMoves& moves, CallStream) noexcept override;
   void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                    const std::vector<int64_t>& slots, CallStream) noexcept override;

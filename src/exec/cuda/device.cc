@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/math.h"
+#include "src/exec/cuda/copy_batch.h"
 #include "src/exec/cuda/storage.h"
 
 namespace kvc {
@@ -58,6 +59,14 @@ void CudaDevice::enqueue(const char* what, CallStream stream, Run&& run) noexcep
   }
 }
 
+template <typename Run>
+void CudaDevice::run_and_wait(CallStream stream, Run&& run) const {
+  order_.require_alive();
+  const OutOfBandCall call(order_, stream);
+  run(call);
+  gpu_->synchronize(call.stream());
+}
+
 // ---- Pages and states
 
 void CudaDevice::copy_pages(CopyDirection direction, const PageId* from, const PageId* to,
@@ -104,6 +113,54 @@ void CudaDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStrea
   enqueue("copying states", stream, [&](cuda::Stream on) { gpu_->copy(to, from, bytes, on); });
 }
 
+// Adds the copies of the packed pages' first bytes to the batch: copy(batch, page, packed, bytes).
+template <typename Byte, typename Add>
+static void add_pieces(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
+                       Byte* packed, const Add& add) {
+  for (int64_t i = 0; i < count; ++i, packed += bytes) {
+    for (int64_t index = 0; index < pool.num_pieces(); ++index) {
+      const PagePool::Piece piece = pool.piece(index);
+      if (piece.offset >= bytes) break;
+      add(piece.base + pages[i] * piece.stride, packed + piece.offset,
+          std::min(piece.bytes, bytes - piece.offset));
+    }
+  }
+}
+
+void CudaDevice::read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
+                            CallStream stream) const {
+  run_and_wait(stream, [&](const OutOfBandCall& call) {
+    CopyBatch batch(gpu_, call.stream());
+    add_pieces(
+        *pool_, pages, count, bytes, to,
+        [&](const std::byte* page, std::byte* packed, int64_t n) { batch.add(packed, page, n); });
+    batch.flush();
+  });
+}
+
+void CudaDevice::write_pages(const PageId* pages, int64_t count, int64_t bytes,
+                             const std::byte* from, CallStream stream) {
+  run_and_wait(stream, [&](const OutOfBandCall& call) {
+    CopyBatch batch(gpu_, call.stream());
+    add_pieces(
+        *pool_, pages, count, bytes, from,
+        [&](std::byte* page, const std::byte* packed, int64_t n) { batch.add(page, packed, n); });
+    batch.flush();
+  });
+}
+
+void CudaDevice::read_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                            CallStream stream) const {
+  run_and_wait(stream,
+               [&](const OutOfBandCall& call) { gpu_->copy(to, from, bytes, call.stream()); });
+}
+
+void CudaDevice::write_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                             CallStream stream) {
+  run_and_wait(stream,
+               [&](const OutOfBandCall& call) { gpu_->copy(to, from, bytes, call.stream()); });
+}
+
 // ---- Rows
 
 void CudaDevice::gather(const RowSource& source, const kernels::GatherParams& params,
@@ -120,16 +177,13 @@ void CudaDevice::gather(const RowSource& source, const kernels::GatherParams& pa
 
 void CudaDevice::read_rows(const RowSource& source, const kernels::GatherParams& params,
                            int64_t key_begin, int64_t key_end, CallStream stream) const {
-  order_.require_alive();
-  const OutOfBandCall call(order_, stream);
-  gather(source, params, key_begin, key_end, call.uploads(), call.stream());
-  gpu_->synchronize(call.stream());
+  run_and_wait(stream, [&](const OutOfBandCall& call) {
+    gather(source, params, key_begin, key_end, call.uploads(), call.stream());
+  });
 }
 
 void CudaDevice::convert(const Elements& to, const Elements& from, int64_t count,
                          CallStream stream) const {
-  order_.require_alive();
-  const OutOfBandCall call(order_, stream);
   cuda::ConvertParams params{};
   params.in = from.data;
   params.in_type = from.dtype;
@@ -137,8 +191,9 @@ void CudaDevice::convert(const Elements& to, const Elements& from, int64_t count
   params.out_type = to.dtype;
   params.num_rows = 1;
   params.num_elements = count;
-  gpu_->call("convert", gpu_->table->convert, params, call.stream());
-  gpu_->synchronize(call.stream());
+  run_and_wait(stream, [&](const OutOfBandCall& call) {
+    gpu_->call("convert", gpu_->table->convert, params, call.stream());
+  });
 }
 
 void CudaDevice::write_rows(int32_t local_layer, const kernels::AppendParams& params,

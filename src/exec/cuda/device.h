@@ -32,6 +32,13 @@ class CudaDevice final : public Device {
                   CallStream stream) noexcept override;
   void copy_group_pages(const std::vector<PageCopy>& copies, CallStream stream) noexcept override;
   void copy_bytes(void* to, const void* from, int64_t bytes, CallStream stream) noexcept override;
+  void read_pages(const PageId* pages, int64_t count, int64_t bytes, std::byte* to,
+                  CallStream stream) const override;
+  void write_pages(const PageId* pages, int64_t count, int64_t bytes, const std::byte* from,
+                   CallStream stream) override;
+  void read_bytes(std::byte* to, const std::byte* from, int64_t bytes,
+                  CallStream stream) const override;
+  void write_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream stream) override;
   void move_tokens(int32_t group, const TokenMoves& moves, CallStream stream) noexcept override;
   void rotate_keys(int32_t local_layer, const kernels::Rotation& rotation,
                    const std::vector<int64_t>& slots, CallStream stream) noexcept override;
@@ -43,6 +50,9 @@ class CudaDevice final : public Device {
                CallStream stream) const override;
 
  private:
+  // A call whose work is done when it returns.
+  template <typename Run>
+  void run_and_wait(CallStream stream, Run&& run) const;
   template <typename Run>
   void enqueue(const char* what, CallStream stream, Run&& run) noexcept;
   void copy_in_group(const std::vector<PageCopy>& copies, int32_t group, cuda::Stream stream);

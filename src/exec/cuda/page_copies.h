@@ -24,19 +24,11 @@ class CudaPageCopies {
   uint64_t num_runs() const { return num_runs_; }
 
  private:
-  void flush(cuda::Stream stream);
-
   const Plan* plan_;
   const PagePool* device_pool_;
   const PagePool* host_pool_;
   const Gpu* gpu_;
   uint64_t num_runs_ = 0;
-  // The pieces of one call to the driver, so many at most: nothing grows here.
-  static constexpr size_t kMostPieces = 512;
-  size_t num_pieces_ = 0;
-  void* targets_[kMostPieces];
-  const void* sources_[kMostPieces];
-  size_t sizes_[kMostPieces];
 };
 
 }  // namespace kvc

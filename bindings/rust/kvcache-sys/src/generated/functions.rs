@@ -1151,6 +1151,97 @@ extern "C" {
     /// Threading: any, once. Device: host only.
     /// ```
     pub fn kvc_fence_destroy(fence: *mut kvc_fence);
+    /// Writes the fingerprint of the plan's layout, a text of 81 letters; see ARRAYS OUT.
+    ///
+    /// ```text
+    /// It is equal
+    /// exactly where pages and states can move between two caches without a change.
+    ///
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_layout_fingerprint(
+        plan: *const kvc_plan,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Saves n >= 1 sequences as a state file.
+    ///
+    /// ```text
+    /// *out_bytes: its size, also where it does not fit.
+    ///
+    /// Statuses of bad descs and files, which comments call "state file":
+    ///   Expected:  KVC_E_IO                A file, or the function, failed (sys_code = errno).
+    ///   Misuse:    KVC_E_INVALID_ARGUMENT  Not exactly one place; a model_id that is too long.
+    ///
+    /// Expected:  state file; and
+    ///            KVC_E_BUFFER_TOO_SMALL  desc->size; what was written is of no use.
+    /// Misuse:    state file; and
+    ///            KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_INVALID_ARGUMENT  n = 0, duplicate ids.
+    ///            KVC_E_INVALID_STATE     Swapped out; an uncommitted tree.
+    ///            KVC_E_BUSY              A sequence of the open forward.
+    ///            KVC_E_UNSUPPORTED       No storage.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_seq_save(
+        cache: *const kvc_cache,
+        n: usize,
+        seqs: *const kvc_seq,
+        desc: *const kvc_save_desc,
+        stream: kvc_stream,
+        out_bytes: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Adds the sequences of a state file under new ids, in the order in which they were saved.
+    ///
+    /// ```text
+    /// Their full blocks are published to the prefix index, and blocks that it knows already are shared.
+    /// A file is read once, or twice where room has to be made: a damaged file then evicts nothing.
+    ///
+    /// Expected:  state file; and
+    ///            KVC_E_NO_PAGES          detail = pages and state slots missing.
+    ///            KVC_E_CORRUPT           The file is damaged or truncated; the message says where.
+    ///            KVC_E_VERSION           A newer format, or another byte order.
+    /// Misuse:    state file; and
+    ///            KVC_E_INVALID_ARGUMENT  No state file; another model_id; n is not its number of
+    ///                                    sequences (detail); negative or duplicate ids.
+    ///            KVC_E_ALREADY_EXISTS    An id is taken.
+    ///            KVC_E_NEVER_FITS        More pages than the cache has.
+    ///            KVC_E_UNSUPPORTED       Another layout; no storage.
+    ///            KVC_E_BUSY              A forward is open.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_seq_load(
+        cache: *mut kvc_cache,
+        desc: *const kvc_load_desc,
+        n: usize,
+        seqs: *const kvc_seq,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Reads and checks a whole state file without a cache, and writes what it holds as JSON; see
+    /// ARRAYS OUT.
+    ///
+    /// ```text
+    /// "format"       of the file
+    ///   "bytes"        its size
+    ///   "fingerprint"  of its layout; "layout": the fields behind it
+    ///   "model_id"
+    ///   "num_pages", "num_states", "page_bytes", "state_bytes"
+    ///   "sequences"    each with "id" (at its saving), "length", "cross_length", "num_known_tokens",
+    ///                  "num_checkpoints", "window", "sink", "namespace" (root of its keys)
+    ///
+    /// Expected:  state file; KVC_E_CORRUPT and KVC_E_VERSION as kvc_seq_load.
+    /// Misuse:    state file; KVC_E_INVALID_ARGUMENT as kvc_seq_load.
+    /// Threading: any. Device: host only.
+    /// ```
+    pub fn kvc_state_file_describe(
+        desc: *const kvc_load_desc,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Accepts a path of each sequence's token tree.
     ///
     /// ```text

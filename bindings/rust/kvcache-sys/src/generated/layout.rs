@@ -106,6 +106,14 @@ layouts! {
         struct_size @ 0, number @ 8, type_ @ 16, tier @ 20, from_tier @ 24, group @ 28,
         num_tokens @ 32, reserved @ 36, tokens @ 40, hash @ 48, parent @ 80,
     }
+    kvc_save_desc = 72 {
+        struct_size @ 0, flags @ 8, path @ 16, data @ 24, size @ 32, write @ 40, user @ 48,
+        model_id @ 56, ext @ 64,
+    }
+    kvc_load_desc = 72 {
+        struct_size @ 0, flags @ 8, path @ 16, data @ 24, size @ 32, read @ 40, user @ 48,
+        model_id @ 56, ext @ 64,
+    }
     kvc_linear_opt = 48 {
         struct_size @ 0, ext @ 8, flags @ 16, decay @ 24, state @ 28, scale @ 32, reserved @ 36,
         skip @ 40,
@@ -121,7 +129,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 816 {
+    kvc_api = 848 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -145,7 +153,8 @@ layouts! {
         prefix_unpin @ 696, prefix_evict @ 704, prefix_reset @ 712, prefix_quota_set @ 720,
         events_poll @ 728, events_snapshot @ 736, swap_out @ 744, swap_in @ 752, pages_swap @ 760,
         pages_copy @ 768, fence_query @ 776, fence_wait @ 784, fence_wait_on_stream @ 792,
-        fence_destroy @ 800, module_path_set @ 808,
+        fence_destroy @ 800, module_path_set @ 808, layout_fingerprint @ 816, seq_save @ 824,
+        seq_load @ 832, state_file_describe @ 840,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

@@ -748,4 +748,37 @@ pub struct kvc_api {
         path: *const c_char,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_layout_fingerprint`]
+    pub layout_fingerprint: unsafe extern "C" fn(
+        plan: *const kvc_plan,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_seq_save`]
+    pub seq_save: unsafe extern "C" fn(
+        cache: *const kvc_cache,
+        n: usize,
+        seqs: *const kvc_seq,
+        desc: *const kvc_save_desc,
+        stream: kvc_stream,
+        out_bytes: *mut u64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_seq_load`]
+    pub seq_load: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        desc: *const kvc_load_desc,
+        n: usize,
+        seqs: *const kvc_seq,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_state_file_describe`]
+    pub state_file_describe: unsafe extern "C" fn(
+        desc: *const kvc_load_desc,
+        buf: *mut c_char,
+        len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }

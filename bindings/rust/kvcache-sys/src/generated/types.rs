@@ -83,9 +83,9 @@ kinds! {
         KVC_E_BUFFER_TOO_SMALL = 14,
         /// A struct's tail or a version is not understood.
         KVC_E_VERSION = 15,
-        /// An invariant does not hold.
+        /// An invariant does not hold, or a file is damaged.
         KVC_E_CORRUPT = 16,
-        /// Not returned by this version.
+        /// A file or a function that reads or writes one failed; sys_code = errno.
         KVC_E_IO = 17,
         /// The time given to kvc_fence_wait is over.
         KVC_E_TIMEOUT = 18,
@@ -1119,6 +1119,69 @@ kinds! {
     }
 }
 
+/// Where a state file goes.
+///
+/// ```text
+/// Exactly one of path, data and write is set, or none to ask for the
+/// size. All is borrowed for the call.
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_save_desc {
+    pub struct_size: usize,
+    /// Must be 0.
+    pub flags: u64,
+    /// A file. It is written beside its place, synchronised and renamed: a crash leaves the old
+    /// file or the new one.
+    pub path: *const c_char,
+    /// Memory for `size` bytes.
+    pub data: *mut c_void,
+    pub size: usize,
+    /// Takes the next `size` bytes, borrowed for the call. Returns 0, or an errno. It must not use
+    /// the cache.
+    pub write: Option<
+        unsafe extern "C" fn(user: *mut c_void, data: *const c_void, size: usize) -> i32,
+    >,
+    /// Its first argument.
+    pub user: *mut c_void,
+    /// A name of the model and its weights, at most 255 bytes; NULL: none. The layout says nothing
+    /// of weights.
+    pub model_id: *const c_char,
+    /// Must be NULL.
+    pub ext: *const kvc_ext,
+}
+
+/// Where a state file comes from.
+///
+/// ```text
+/// Exactly one of path, data and read is set. All is borrowed for the
+/// call.
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_load_desc {
+    pub struct_size: usize,
+    /// Must be 0.
+    pub flags: u64,
+    /// A file.
+    pub path: *const c_char,
+    /// `size` bytes in memory.
+    pub data: *const c_void,
+    pub size: usize,
+    /// Copies up to `size` bytes from `offset` on into `data`. Returns how many; 0 at the end; a
+    /// negated errno. Offsets ascend without gaps, and begin anew at 0 where the file is read
+    /// twice. It must not use the cache.
+    pub read: Option<
+        unsafe extern "C" fn(user: *mut c_void, offset: u64, data: *mut c_void, size: usize) -> i64,
+    >,
+    /// Its first argument.
+    pub user: *mut c_void,
+    /// The model_id that the file must have; NULL: any.
+    pub model_id: *const c_char,
+    /// Must be NULL.
+    pub ext: *const kvc_ext,
+}
+
 /// In tree_parents: not part of a tree.
 pub const KVC_TREE_NONE: i32 = -2;
 /// Nodes of one sequence's uncommitted tree.
@@ -1312,6 +1375,8 @@ sized_structs! {
     kvc_prefix_key
     kvc_prefix_query
     kvc_event
+    kvc_save_desc
+    kvc_load_desc
     kvc_linear_opt
     kvc_op_pool
     kvc_op_table

@@ -1,0 +1,435 @@
+#include "src/cache/sequence_files.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "src/base/error.h"
+#include "src/base/math.h"
+#include "src/cache/cache_core.h"
+#include "src/cache/state_file.h"
+#include "src/plan/layout_text.h"
+
+namespace kvc {
+namespace {
+
+// Host memory that the device copies from and to.
+class Staging {
+ public:
+  Staging(const Gpu& gpu, int64_t bytes) {
+    if (gpu.table != nullptr) {
+      pinned_ = PinnedMemory(gpu, bytes);
+    } else {
+      plain_.ensure(static_cast<size_t>(bytes));
+    }
+  }
+  std::byte* data() const { return pinned_.data() != nullptr ? pinned_.data() : plain_.data(); }
+
+ private:
+  PinnedMemory pinned_;
+  AlignedBuffer plain_;
+};
+
+// ---- Saving
+
+// What goes into a file: the image, and where its pages and states lie in the cache.
+struct Contents {
+  StateFileImage image;
+  std::vector<PageId> pages;         // [page of the file]
+  std::vector<int64_t> page_tokens;  // [page of the file] Tokens that it holds.
+  std::vector<StateSlot> states;     // [state of the file]
+
+  Contents(const CacheCore& core, const std::vector<const Sequence*>& sequences,
+           const std::string& model_id);
+};
+
+Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& sequences,
+                   const std::string& model_id) {
+  const Spec& spec = core.spec();
+  image.layout = layout_text(*core.plan);
+  image.model_id = model_id;
+  image.page_bytes = core.plan->layout().group_bytes;
+  image.state_bytes = core.plan->layout().state_slot_bytes;
+  image.sequences.resize(sequences.size());
+  // Numbers are given in the order in which pages are met, group after group.
+  std::vector<int32_t> number_of_page(static_cast<size_t>(core.allocator.num_pages()), -1);
+  for (size_t group = 0; group < spec.groups.size(); ++group) {
+    const int64_t page_size = spec.groups[group].page_size;
+    const size_t before = pages.size();
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      const PageTable& table = sequences[i]->tables[group];
+      const int64_t stored = sequences[i]->stored(spec.groups[group].is_cross);
+      TableImage& out = image.sequences[i].tables.emplace_back();
+      out.kept_begin = table.kept_begin;
+      out.sink_kept = table.sink_kept;
+      out.pages.reserve(table.pages.size());
+      for (size_t entry = 0; entry < table.pages.size(); ++entry) {
+        const PageId page = table.pages[entry];
+        if (page == kNoPage) {
+          out.pages.push_back(-1);
+          continue;
+        }
+        int32_t& number = number_of_page[page];
+        if (number == -1) {
+          number = static_cast<int32_t>(pages.size());
+          pages.push_back(page);
+          page_tokens.push_back(0);
+        }
+        out.pages.push_back(number);
+        const int64_t tokens =
+            std::min(page_size, stored - static_cast<int64_t>(entry) * page_size);
+        page_tokens[number] = std::max(page_tokens[number], tokens);
+      }
+    }
+    image.pages_per_group.push_back(static_cast<int64_t>(pages.size() - before));
+  }
+  std::vector<int32_t> number_of_state(static_cast<size_t>(core.states.num_slots()), -1);
+  const auto number_of = [&](StateSlot slot) {
+    if (slot == kInitialState) return -1;
+    int32_t& number = number_of_state[slot];
+    if (number == -1) {
+      number = static_cast<int32_t>(states.size());
+      states.push_back(slot);
+    }
+    return number;
+  };
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& sequence = *sequences[i];
+    SequenceImage& out = image.sequences[i];
+    out.id = sequence.id;
+    out.length = sequence.length;
+    out.cross_length = sequence.cross_length;
+    out.window = sequence.window;
+    out.sink = sequence.sink;
+    out.segments = sequence.segments;
+    out.first_unwritten = sequence.first_unwritten;
+    out.history = sequence.history;
+    out.state = number_of(sequence.state);
+    for (const Checkpoint& checkpoint : sequence.checkpoints)
+      out.checkpoints.push_back(
+          {checkpoint.position, number_of(checkpoint.slot), checkpoint.is_automatic ? 1 : 0});
+  }
+  image.num_states = static_cast<int64_t>(states.size());
+}
+
+std::vector<const Sequence*> to_save(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs) {
+  core.require_storage("kvc_seq_save");
+  if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
+  if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
+  std::vector<const Sequence*> sequences;
+  std::vector<kvc_seq> ids;
+  for (size_t i = 0; i < num_seqs; ++i) {
+    sequences.push_back(&core.sequences.get_settled(seqs[i], "save"));
+    ids.push_back(seqs[i]);
+    if (ids.size() > core.sequences.size()) break;  // No more can be distinct.
+  }
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice != ids.end())
+    fail_with(KVC_E_INVALID_ARGUMENT, *twice,
+              "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
+  return sequences;
+}
+
+// What lies between and behind the contents of pages and states belongs to nobody, or to others:
+// files have zeros there.
+class Unused {
+ public:
+  explicit Unused(const CacheCore& core);
+
+  // `tokens`: those that the packed page of a layer group holds.
+  void clear_page(size_t group, int64_t tokens, std::byte* page) const;
+  void clear_state(std::byte* state) const { clear(state_gaps_, state); }
+
+ private:
+  struct Range {
+    int64_t begin, end;
+  };
+  // Rows [num_rows][page_size][row_bytes] at an offset of a packed page.
+  struct Block {
+    int64_t begin, row_bytes, num_rows;
+  };
+  static std::vector<Range> gaps(std::vector<Range> used, int64_t size);
+  static void clear(const std::vector<Range>& ranges, std::byte* data) {
+    for (const Range& range : ranges)
+      std::memset(data + range.begin, 0, static_cast<size_t>(range.end - range.begin));
+  }
+
+  std::vector<int64_t> page_sizes_;            // [layer group]
+  std::vector<std::vector<Block>> blocks_;     // [layer group]
+  std::vector<std::vector<Range>> page_gaps_;  // [layer group]
+  std::vector<Range> state_gaps_;
+};
+
+Unused::Unused(const CacheCore& core) {
+  const Layout& layout = core.plan->layout();
+  for (size_t group = 0; group < core.spec().groups.size(); ++group) {
+    const int64_t page_size = core.group(group).page_size;
+    page_sizes_.push_back(page_size);
+    std::vector<Block>& blocks = blocks_.emplace_back();
+    std::vector<Range> used;
+    for (const int32_t local : core.group(group).layers) {
+      const LayerLayout& layer = layout.layers[local];
+      const int64_t begin = layout.regions[layer.region].offset + layer.region_offset;
+      const int64_t num_heads = core.layer(local).num_kv_heads;
+      const auto add = [&](int64_t offset, int64_t bytes) {
+        if (bytes == 0) return;
+        blocks.push_back({begin + offset, bytes / num_heads / page_size, num_heads});
+        used.push_back({begin + offset, begin + offset + bytes});
+      };
+      add(0, layer.k_bytes);
+      add(layer.v_offset, layer.v_bytes);
+      add(layer.k_scale_offset, layer.k_scale_bytes);
+      add(layer.k_scale_offset + layer.k_scale_bytes, layer.v_scale_bytes);
+    }
+    page_gaps_.push_back(gaps(std::move(used), layout.group_bytes[group]));
+  }
+  std::vector<Range> used;
+  for (size_t local = 0; local < layout.layers.size(); ++local) {
+    const std::vector<StateSpec>& states = core.spec().layers[local].states;
+    for (size_t i = 0; i < states.size(); ++i) {
+      const int64_t begin = layout.layers[local].state_offsets[i];
+      used.push_back({begin, begin + states[i].bytes()});
+    }
+  }
+  state_gaps_ = gaps(std::move(used), layout.state_slot_bytes);
+}
+
+std::vector<Unused::Range> Unused::gaps(std::vector<Range> used, int64_t size) {
+  std::sort(used.begin(), used.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  used.push_back({size, size});
+  std::vector<Range> found;
+  int64_t end = 0;
+  for (const Range& range : used) {
+    if (range.begin > end) found.push_back({end, range.begin});
+    end = range.end;
+  }
+  return found;
+}
+
+void Unused::clear_page(size_t group, int64_t tokens, std::byte* page) const {
+  clear(page_gaps_[group], page);
+  const int64_t page_size = page_sizes_[group];
+  if (tokens == page_size) return;
+  for (const Block& block : blocks_[group]) {
+    for (int64_t row = 0; row < block.num_rows; ++row) {
+      std::memset(page + block.begin + (row * page_size + tokens) * block.row_bytes, 0,
+                  static_cast<size_t>((page_size - tokens) * block.row_bytes));
+    }
+  }
+}
+
+// ---- Loading
+
+void check_layout(const CacheCore& core, const StateFileImage& image, const std::string& model_id,
+                  const char* name) {
+  const std::string mine = layout_text(*core.plan);
+  if (image.layout != mine) {
+    fail(KVC_E_UNSUPPORTED, "%s has pages of another layout: %s", name,
+         layout_difference(mine, "this cache", image.layout, "the file").c_str());
+  }
+  if (!model_id.empty() && model_id != image.model_id) {
+    fail(KVC_E_INVALID_ARGUMENT, "desc.model_id = \"%.100s\", %s was saved with \"%.100s\"",
+         model_id.c_str(), name, image.model_id.c_str());
+  }
+}
+
+void check_new_ids(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs, size_t expected) {
+  if (num_seqs != expected) {
+    fail_with(KVC_E_INVALID_ARGUMENT, static_cast<int64_t>(expected),
+              "n = %zu, the file has %zu sequences", num_seqs, expected);
+  }
+  if (seqs == nullptr && num_seqs != 0)
+    fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
+  for (size_t i = 0; i < num_seqs; ++i) core.sequences.check_new_id(seqs[i], "seq");
+  std::vector<kvc_seq> ids(seqs, seqs + num_seqs);
+  std::sort(ids.begin(), ids.end());
+  const auto twice = std::adjacent_find(ids.begin(), ids.end());
+  if (twice != ids.end())
+    fail_with(KVC_E_INVALID_ARGUMENT, *twice,
+              "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
+}
+
+// Pages and states that are taken for a file. They are free again when it goes before keep().
+class Taken {
+ public:
+  explicit Taken(CacheCore& core) : core_(core) {}
+  ~Taken() {
+    for (const PageId page : pages) core_.allocator.drop_ref(page);
+    for (const StateSlot slot : states) core_.states.drop_ref(slot);
+  }
+  Taken(const Taken&) = delete;
+  Taken& operator=(const Taken&) = delete;
+
+  // Room for so many; throws std::bad_alloc.
+  void reserve(int64_t num_pages, int64_t num_states) {
+    pages.reserve(static_cast<size_t>(num_pages));
+    states.reserve(static_cast<size_t>(num_states));
+  }
+  void take(int64_t num_pages, int64_t num_states) noexcept {
+    for (int64_t i = 0; i < num_pages; ++i)
+      pages.push_back(core_.allocator.take(i == 0 ? kNoPage : pages.back(), num_pages - i - 1));
+    for (int64_t i = 0; i < num_states; ++i) states.push_back(core_.states.take());
+  }
+
+  std::vector<PageId> pages;
+  std::vector<StateSlot> states;
+
+ private:
+  CacheCore& core_;
+};
+
+std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, const SequenceImage& image) {
+  std::unique_ptr<Sequence> sequence = core.sequences.make(id);
+  sequence->length = image.length;
+  sequence->cross_length = image.cross_length;
+  sequence->window = image.window;
+  sequence->sink = image.sink;
+  sequence->segments = image.segments;
+  sequence->first_unwritten = image.first_unwritten;
+  sequence->history = image.history;
+  sequence->history.num_published = 0;
+  sequence->state = image.state;
+  for (const CheckpointImage& checkpoint : image.checkpoints)
+    sequence->checkpoints.push_back(
+        {checkpoint.position, checkpoint.state, checkpoint.is_automatic != 0});
+  sequence->tables.resize(image.tables.size());
+  for (size_t group = 0; group < image.tables.size(); ++group) {
+    PageTable& table = sequence->tables[group];
+    table.kept_begin = image.tables[group].kept_begin;
+    table.sink_kept = image.tables[group].sink_kept;
+    table.pages = image.tables[group].pages;
+    table.num_dropped = std::count(table.pages.begin(), table.pages.end(), kNoPage);
+  }
+  return sequence;
+}
+
+// From numbers in the file to pages and slots of the cache.
+void renumber(Sequence& sequence, const Taken& taken) noexcept {
+  for (PageTable& table : sequence.tables) {
+    for (PageId& page : table.pages) {
+      if (page != kNoPage) page = taken.pages[page];
+    }
+  }
+  if (sequence.state != kInitialState) sequence.state = taken.states[sequence.state];
+  for (Checkpoint& checkpoint : sequence.checkpoints)
+    checkpoint.slot = taken.states[checkpoint.slot];
+}
+
+}  // namespace
+
+uint64_t SequenceFiles::measure(size_t num_seqs, const kvc_seq* seqs,
+                                const std::string& model_id) const {
+  const Contents contents(core_, to_save(core_, num_seqs, seqs), model_id);
+  uint64_t num_chunks = 1;
+  for_each_page_chunk(contents.image, [&](int64_t, int64_t, int64_t, size_t) { ++num_chunks; });
+  for_each_state_chunk(contents.image, [&](int64_t, int64_t) { ++num_chunks; });
+  return ChunkWriter::file_bytes(num_chunks,
+                                 encode(contents.image).size() + contents.image.payload_bytes());
+}
+
+void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id,
+                         ByteSink& sink, CallStream stream) const {
+  const Contents contents(core_, to_save(core_, num_seqs, seqs), model_id);
+  const StateFileImage& image = contents.image;
+  const Staging staging(core_.found_gpu, largest_chunk(image));
+  const Unused unused(core_);
+  ChunkWriter writer(&sink);
+  writer.write(kDescription, 0, image.sequences.size(), encode(image));
+  for_each_page_chunk(image, [&](int64_t first, int64_t count, int64_t bytes, size_t group) {
+    core_.device->read_pages(contents.pages.data() + first, count, bytes, staging.data(), stream);
+    for (int64_t i = 0; i < count; ++i)
+      unused.clear_page(group, contents.page_tokens[first + i], staging.data() + i * bytes);
+    writer.write(kPagesTag, static_cast<uint64_t>(first), static_cast<uint64_t>(count),
+                 {staging.data(), static_cast<size_t>(count * bytes)});
+  });
+  for_each_state_chunk(image, [&](int64_t first, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      std::byte* state = staging.data() + i * image.state_bytes;
+      core_.device->read_bytes(state, core_.states.memory().slot(contents.states[first + i]),
+                               image.state_bytes, stream);
+      unused.clear_state(state);
+    }
+    writer.write(kStatesTag, static_cast<uint64_t>(first), static_cast<uint64_t>(count),
+                 {staging.data(), static_cast<size_t>(count * image.state_bytes)});
+  });
+  writer.finish();
+}
+
+void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id,
+                         ByteSource& source, CallStream stream) {
+  core_.require_storage("kvc_seq_load");
+  core_.require_closed("load");
+  ChunkReader reader(&source);
+  const StateFileImage image = read_description(reader);
+  check_layout(core_, image, model_id, source.name());
+  check_image(image, *core_.plan);
+  check_new_ids(core_, num_seqs, seqs, image.sequences.size());
+
+  const int64_t num_pages = image.num_pages(), num_states = image.num_states;
+  const int64_t needed = num_pages + num_states * core_.states.slot_pages();
+  if (needed > core_.allocator.num_pages()) {
+    fail_with(KVC_E_NEVER_FITS, needed, "%s has %lld pages, the cache %lld", source.name(),
+              ll(needed), ll(core_.allocator.num_pages()));
+  }
+  const int64_t missing = std::max<int64_t>(0, needed - core_.allocator.num_available());
+  const int64_t missing_states = core_.states.missing(num_states);
+  if (missing > 0 || missing_states > 0) {
+    fail_with(KVC_E_NO_PAGES, missing + missing_states,
+              "%s has %lld pages and %lld states: %lld pages and %lld state slots are missing",
+              source.name(), ll(num_pages), ll(num_states), ll(missing), ll(missing_states));
+  }
+  const auto skip_pages = [](int64_t, int64_t, int64_t, std::span<const std::byte>) {};
+  const auto skip_states = [](int64_t, int64_t, std::span<const std::byte>) {};
+  // A damaged file evicts nothing.
+  const bool evicts = needed > core_.allocator.num_free() || core_.states.to_evict(num_states) > 0;
+  if (evicts) {
+    ChunkReader check(&source);
+    (void)read_description(check);
+    read_contents(check, image, skip_pages, skip_states);
+  }
+  int64_t num_blocks = 0;
+  std::vector<std::unique_ptr<Sequence>> sequences;
+  core_.sequences.reserve(num_seqs);
+  for (size_t i = 0; i < num_seqs; ++i) {
+    sequences.push_back(make_sequence(core_, seqs[i], image.sequences[i]));
+    num_blocks += static_cast<int64_t>(image.sequences[i].history.keys.size());
+  }
+  core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks());
+  const Staging staging(core_.found_gpu, largest_chunk(image));
+  Taken taken(core_);
+  taken.reserve(num_pages, num_states);
+  core_.states.prepare(num_states);
+  if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed, stream);
+  if (core_.states.to_evict(num_states) > 0) core_.index.eviction().evict_states_for(num_states);
+  taken.take(num_pages, num_states);
+  read_contents(
+      reader, image,
+      [&](int64_t first, int64_t count, int64_t bytes, std::span<const std::byte> payload) {
+        const std::byte* from = payload.data();
+        if (core_.found_gpu.table != nullptr) {
+          std::memcpy(staging.data(), payload.data(), payload.size());
+          from = staging.data();
+        }
+        core_.device->write_pages(taken.pages.data() + first, count, bytes, from, stream);
+      },
+      [&](int64_t first, int64_t count, std::span<const std::byte> payload) {
+        std::memcpy(staging.data(), payload.data(), payload.size());
+        for (int64_t i = 0; i < count; ++i)
+          core_.device->write_bytes(core_.states.memory().slot(taken.states[first + i]),
+                                    staging.data() + i * image.state_bytes, image.state_bytes,
+                                    stream);
+      });
+  // Nothing throws from here on.
+  for (std::unique_ptr<Sequence>& made : sequences) {
+    renumber(*made, taken);
+    Sequence& sequence = core_.sequences.adopt(std::move(made));
+    core_.publisher.publish(sequence, stream);
+  }
+  core_.note_pages_used();
+}
+
+}  // namespace kvc
