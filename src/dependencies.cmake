@@ -17,6 +17,7 @@ function(kvcache_is_missing name required_by)
   set(ZLIB "Debian and Ubuntu: zlib1g-dev; Fedora: zlib-devel; macOS has it")
   set(benchmark "Debian and Ubuntu: libbenchmark-dev; Fedora: google-benchmark-devel; Homebrew: google-benchmark")
   set(nlohmann_json "Debian and Ubuntu: nlohmann-json3-dev; Fedora: json-devel; Homebrew: nlohmann-json; pip: nlohmann-json")
+  set(xxHash "Debian and Ubuntu: libxxhash-dev; Fedora: xxhash-devel; Homebrew: xxhash")
   message(FATAL_ERROR "${name} was not found, and ${required_by} needs it.\n"
                       "${${name}}.\n${ARGN}"
                       "On Debian and Ubuntu `make deps` installs what is missing.")
@@ -56,6 +57,24 @@ if(NOT TARGET nlohmann_json::nlohmann_json)
   endif()
   add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
   target_include_directories(nlohmann_json::nlohmann_json INTERFACE "${KVCACHE_FETCHED_HEADERS}")
+endif()
+
+# ---- xxHash: digests of state files and transfers ----------------------------------------------------------------
+
+# The header alone: what it defines is compiled into the library. A system's package has no CMake files.
+if(NOT TARGET xxHash::xxhash)
+  find_package(xxHash CONFIG QUIET)
+endif()
+if(TARGET xxHash::xxhash)
+  set(KVCACHE_XXHASH_INCLUDE_DIR $<TARGET_PROPERTY:xxHash::xxhash,INTERFACE_INCLUDE_DIRECTORIES>)
+else()
+  if(NOT CMAKE_DISABLE_FIND_PACKAGE_xxHash)
+    find_path(KVCACHE_XXHASH_INCLUDE_DIR xxhash.h)
+    mark_as_advanced(KVCACHE_XXHASH_INCLUDE_DIR)
+  endif()
+  if(NOT KVCACHE_XXHASH_INCLUDE_DIR)
+    kvcache_is_missing(xxHash "the library")
+  endif()
 endif()
 
 # ---- DLPack >= 1.0: structs of tensors ----------------------------------------------------------------------------

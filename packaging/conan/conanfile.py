@@ -41,6 +41,7 @@ class Kvcache(ConanFile):
         # Inside the archive's dependents, SHA-256 only; the shared library carries it.
         self.requires("openssl/[>=1.1.1 <4]", visible=not self.options.shared)
         self.requires("nlohmann_json/[>=3.10 <4]", visible=False)
+        self.requires("xxhash/[>=0.8 <1]", visible=False)
 
     def validate(self):
         check_min_cppstd(self, 20)

@@ -76,7 +76,8 @@ def refusals(scratch, environment):
             sys.exit(f"subproject: configured with {options}")
         return " ".join(done.stderr.split())
     for package, debian, by in (("CLI11", "libcli11-dev", "the kvcache command (KVCACHE_BUILD_TOOLS)"),
-                                ("OpenSSL", "libssl-dev", "the library"), ("nlohmann_json", "nlohmann-json3-dev", "the library")):
+                                ("OpenSSL", "libssl-dev", "the library"), ("nlohmann_json", "nlohmann-json3-dev", "the library"),
+                                ("xxHash", "libxxhash-dev", "the library")):
         said = refused(f"no_{package}", f"-DCMAKE_DISABLE_FIND_PACKAGE_{package}=ON", "-DKVCACHE_FETCH_HEADERS=OFF")
         for wanted in (f"{package} was not found, and {by} needs it.", debian, "Fedora: ", "Homebrew: "):
             if wanted not in said:
