@@ -1895,7 +1895,7 @@ KVC_API void kvc_fence_destroy(kvc_fence *KVC_NULLABLE fence) KVC_NOEXCEPT;
  * 2. A sequence that was loaded goes on as the saved one would have: no token has to be computed
  *    again, and results have the same bits on the same kernels.
  * 3. Loading refuses a file whose layout differs (kvc_layout_fingerprint), and names the field and
- *    both values. Page size, rotations and windows are part of the layout; device, pool layout,
+ *    both values. KVC_LOAD_CONVERT accepts other activation types; quantised storage stays refused. Page size, rotations and windows are part of the layout; device, pool layout,
  *    number of pages and query heads are not.
  * 4. Every byte is covered by a digest (XXH3, 64 bits), checked before a sequence becomes visible.
  *    Digests find accidents. They do not authenticate: load files of people you trust.
@@ -1927,11 +1927,16 @@ typedef struct kvc_save_desc {
   const kvc_ext *ext;   /* Must be NULL. */
 } kvc_save_desc;
 
+/* Flags of kvc_load_desc. */
+enum {
+  KVC_LOAD_CONVERT = 1 /* Rows and states of other activation types are converted. */
+};
+
 /* Where a state file comes from. Exactly one of path, data and read is set. All is borrowed for the
  * call. */
 typedef struct kvc_load_desc {
   size_t struct_size;
-  uint64_t flags;       /* Must be 0. */
+  uint64_t flags;       /* KVC_LOAD_*. */
   const char *path;     /* A file. */
   const void *data;     /* `size` bytes in memory. */
   size_t size;

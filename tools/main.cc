@@ -6,6 +6,7 @@
 #include "kvcache.h"
 #include "tools/demo/demo.h"
 #include "tools/info.h"
+#include "tools/inspect.h"
 #include "tools/modules.h"
 #include "tools/plan/plan.h"
 #include "tools/replay/command.h"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) {
   app.get_formatter()->column_width(30);
   register_demo(app, exit_code);
   register_info(app, exit_code);
+  register_inspect(app, exit_code);
   register_plan(app, exit_code);
   register_replay(app, exit_code);
 #ifdef KVC_TOOL_HAS_BENCH

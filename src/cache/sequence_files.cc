@@ -9,6 +9,7 @@
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/page_conversion.h"
 #include "src/cache/state_file.h"
 #include "src/plan/layout_text.h"
 
@@ -48,7 +49,7 @@ struct Contents {
 Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& sequences,
                    const std::string& model_id) {
   const Spec& spec = core.spec();
-  image.layout = layout_text(*core.plan);
+  image.layout = layout_text(core.spec());
   image.model_id = model_id;
   image.page_bytes = core.plan->layout().group_bytes;
   image.state_bytes = core.plan->layout().state_slot_bytes;
@@ -224,17 +225,21 @@ void Unused::clear_page(size_t group, int64_t tokens, std::byte* page) const {
 
 // ---- Loading
 
-void check_layout(const CacheCore& core, const StateFileImage& image, const std::string& model_id,
-                  const char* name) {
-  const std::string mine = layout_text(*core.plan);
-  if (image.layout != mine) {
-    fail(KVC_E_UNSUPPORTED, "%s has pages of another layout: %s", name,
-         layout_difference(mine, "this cache", image.layout, "the file").c_str());
-  }
+void check_model(const StateFileImage& image, const std::string& model_id, const char* name) {
   if (!model_id.empty() && model_id != image.model_id) {
     fail(KVC_E_INVALID_ARGUMENT, "desc.model_id = \"%.100s\", %s was saved with \"%.100s\"",
          model_id.c_str(), name, image.model_id.c_str());
   }
+}
+
+// Null when the layouts are equal. Throws UNSUPPORTED.
+std::unique_ptr<PageConversion> conversion_of(const CacheCore& core, const StateFileImage& image,
+                                              bool converts, const char* name) {
+  const std::string mine = layout_text(core.spec());
+  if (image.layout == mine) return nullptr;
+  if (converts) return std::make_unique<PageConversion>(*core.plan, image.layout, name);
+  fail(KVC_E_UNSUPPORTED, "%s has pages of another layout: %s", name,
+       layout_difference(mine, "this cache", image.layout, "the file").c_str());
 }
 
 void check_new_ids(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs, size_t expected) {
@@ -335,7 +340,7 @@ void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string
                          ByteSink& sink, CallStream stream) const {
   const Contents contents(core_, to_save(core_, num_seqs, seqs), model_id);
   const StateFileImage& image = contents.image;
-  const Staging staging(core_.found_gpu, largest_chunk(image));
+  const Staging staging(core_.found_gpu, largest_chunk(image, core_.plan->layout()));
   const Unused unused(core_);
   ChunkWriter writer(&sink);
   writer.write(kDescription, 0, image.sequences.size(), encode(image));
@@ -360,13 +365,16 @@ void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string
 }
 
 void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string& model_id,
-                         ByteSource& source, CallStream stream) {
+                         bool converts, ByteSource& source, CallStream stream) {
   core_.require_storage("kvc_seq_load");
   core_.require_closed("load");
   ChunkReader reader(&source);
   const StateFileImage image = read_description(reader);
-  check_layout(core_, image, model_id, source.name());
-  check_image(image, *core_.plan);
+  check_model(image, model_id, source.name());
+  const std::unique_ptr<PageConversion> conversion =
+      conversion_of(core_, image, converts, source.name());
+  const Layout& layout = core_.plan->layout();
+  check_image(image, core_.spec(), conversion == nullptr ? layout : conversion->layout());
   check_new_ids(core_, num_seqs, seqs, image.sequences.size());
 
   const int64_t num_pages = image.num_pages(), num_states = image.num_states;
@@ -382,14 +390,12 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
               "%s has %lld pages and %lld states: %lld pages and %lld state slots are missing",
               source.name(), ll(num_pages), ll(num_states), ll(missing), ll(missing_states));
   }
-  const auto skip_pages = [](int64_t, int64_t, int64_t, std::span<const std::byte>) {};
-  const auto skip_states = [](int64_t, int64_t, std::span<const std::byte>) {};
   // A damaged file evicts nothing.
   const bool evicts = needed > core_.allocator.num_free() || core_.states.to_evict(num_states) > 0;
   if (evicts) {
     ChunkReader check(&source);
     (void)read_description(check);
-    read_contents(check, image, skip_pages, skip_states);
+    check_contents(check, image);
   }
   int64_t num_blocks = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
@@ -399,7 +405,7 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
     num_blocks += static_cast<int64_t>(image.sequences[i].history.keys.size());
   }
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks());
-  const Staging staging(core_.found_gpu, largest_chunk(image));
+  const Staging staging(core_.found_gpu, largest_chunk(image, layout));
   Taken taken(core_);
   taken.reserve(num_pages, num_states);
   core_.states.prepare(num_states);
@@ -408,20 +414,31 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
   taken.take(num_pages, num_states);
   read_contents(
       reader, image,
-      [&](int64_t first, int64_t count, int64_t bytes, std::span<const std::byte> payload) {
-        const std::byte* from = payload.data();
-        if (core_.found_gpu.table != nullptr) {
+      [&](int64_t first, int64_t count, size_t group, std::span<const std::byte> payload) {
+        const int64_t bytes = layout.group_bytes[group];
+        const std::byte* from = staging.data();
+        if (conversion != nullptr) {
+          for (int64_t i = 0; i < count; ++i)
+            conversion->convert_page(group, payload.data() + i * image.page_bytes[group],
+                                     staging.data() + i * bytes);
+        } else if (core_.found_gpu.table != nullptr) {
           std::memcpy(staging.data(), payload.data(), payload.size());
-          from = staging.data();
+        } else {
+          from = payload.data();
         }
         core_.device->write_pages(taken.pages.data() + first, count, bytes, from, stream);
       },
       [&](int64_t first, int64_t count, std::span<const std::byte> payload) {
-        std::memcpy(staging.data(), payload.data(), payload.size());
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < count; ++i) {
+          const std::byte* from = payload.data() + i * image.state_bytes;
+          if (conversion != nullptr) {
+            conversion->convert_state(from, staging.data());
+          } else {
+            std::memcpy(staging.data(), from, static_cast<size_t>(image.state_bytes));
+          }
           core_.device->write_bytes(core_.states.memory().slot(taken.states[first + i]),
-                                    staging.data() + i * image.state_bytes, image.state_bytes,
-                                    stream);
+                                    staging.data(), layout.state_slot_bytes, stream);
+        }
       });
   // Nothing throws from here on.
   for (std::unique_ptr<Sequence>& made : sequences) {

@@ -312,10 +312,9 @@ StateFileImage decode_state_file(std::span<const std::byte> bytes) {
   return image;
 }
 
-void check_image(const StateFileImage& image, const Plan& plan) {
-  const Spec& spec = plan.spec();
-  const bool fits = image.page_bytes == plan.layout().group_bytes &&
-                    image.state_bytes == plan.layout().state_slot_bytes;
+void check_image(const StateFileImage& image, const Spec& spec, const Layout& layout) {
+  const bool fits =
+      image.page_bytes == layout.group_bytes && image.state_bytes == layout.state_slot_bytes;
   if (!fits)
     fail(KVC_E_CORRUPT, "the state file has pages or states of other bytes than its layout");
   int64_t num_entries = 0;

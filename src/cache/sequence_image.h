@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kvcache.h"
-#include "src/plan/plan.h"
+#include "src/plan/layout.h"
 #include "src/sequences/sequence.h"
 
 namespace kvc {
@@ -58,7 +58,7 @@ struct StateFileImage {
 std::vector<std::byte> encode(const StateFileImage& image);
 // Throws CORRUPT or VERSION. Numbers are in range, nothing else has been checked.
 StateFileImage decode_state_file(std::span<const std::byte> bytes);
-// Throws CORRUPT unless a cache of this plan, whose layout the image has, could have saved it.
-void check_image(const StateFileImage& image, const Plan& plan);
+// Throws CORRUPT unless a cache of this spec and layout could have saved it.
+void check_image(const StateFileImage& image, const Spec& spec, const Layout& layout);
 
 }  // namespace kvc

@@ -2,10 +2,13 @@
 
 namespace kvc {
 
-int64_t largest_chunk(const StateFileImage& image) {
+int64_t largest_chunk(const StateFileImage& image, const Layout& layout) {
   int64_t bytes = items_per_chunk(image.state_bytes) * image.state_bytes;
-  for (const int64_t page_bytes : image.page_bytes)
-    bytes = std::max(bytes, items_per_chunk(page_bytes) * page_bytes);
+  bytes = std::max(bytes, layout.state_slot_bytes);
+  for (size_t group = 0; group < image.page_bytes.size(); ++group) {
+    bytes = std::max(bytes, items_per_chunk(image.page_bytes[group]) *
+                                std::max(image.page_bytes[group], layout.group_bytes[group]));
+  }
   return std::max<int64_t>(bytes, 1);
 }
 
@@ -23,6 +26,12 @@ StateFileImage read_description(ChunkReader& reader) {
   if (head == nullptr || head->tag != kDescription)
     reader.fail_chunk("is not the description of the sequences");
   return decode_state_file(reader.payload());
+}
+
+void check_contents(ChunkReader& reader, const StateFileImage& image) {
+  read_contents(
+      reader, image, [](int64_t, int64_t, size_t, std::span<const std::byte>) {},
+      [](int64_t, int64_t, std::span<const std::byte>) {});
 }
 
 }  // namespace kvc

@@ -42,7 +42,8 @@ void for_each_state_chunk(const StateFileImage& image, Visit&& visit) {
     visit(begin, std::min(most, image.num_states - begin));
 }
 
-int64_t largest_chunk(const StateFileImage& image);
+// Bytes of the largest chunk, in the file or with the pages and states of `layout`.
+int64_t largest_chunk(const StateFileImage& image, const Layout& layout);
 
 // The first chunk. Throws Error.
 StateFileImage read_description(ChunkReader& reader);
@@ -51,14 +52,14 @@ StateFileImage read_description(ChunkReader& reader);
 void expect_chunk(ChunkReader& reader, const ChunkHead* head, uint32_t tag, int64_t first,
                   int64_t count, int64_t bytes);
 
-// Calls pages(first, count, bytes of a page, payload) and states(first, count, payload) for the
+// Calls pages(first, count, layer group, payload) and states(first, count, payload) for the
 // rest of the file.
 template <typename Pages, typename States>
 void read_contents(ChunkReader& reader, const StateFileImage& image, Pages&& pages,
                    States&& states) {
-  for_each_page_chunk(image, [&](int64_t first, int64_t count, int64_t bytes, size_t) {
+  for_each_page_chunk(image, [&](int64_t first, int64_t count, int64_t bytes, size_t group) {
     expect_chunk(reader, reader.next(), kPagesTag, first, count, count * bytes);
-    pages(first, count, bytes, reader.payload());
+    pages(first, count, group, reader.payload());
   });
   for_each_state_chunk(image, [&](int64_t first, int64_t count) {
     expect_chunk(reader, reader.next(), kStatesTag, first, count, count * image.state_bytes);
@@ -66,5 +67,8 @@ void read_contents(ChunkReader& reader, const StateFileImage& image, Pages&& pag
   });
   if (reader.next() != nullptr) reader.fail_chunk("is not announced by the description");
 }
+
+// Reads and checks the rest of the file.
+void check_contents(ChunkReader& reader, const StateFileImage& image);
 
 }  // namespace kvc

@@ -45,9 +45,7 @@ Json described(const SequenceImage& sequence) {
 std::string describe_state_file(ByteSource& source) {
   ChunkReader reader(&source);
   const StateFileImage image = read_description(reader);
-  read_contents(
-      reader, image, [](int64_t, int64_t, int64_t, std::span<const std::byte>) {},
-      [](int64_t, int64_t, std::span<const std::byte>) {});
+  check_contents(reader, image);
   Json report = {{"format", reader.header().version},
                  {"bytes", reader.offset()},
                  {"fingerprint", layout_fingerprint(image.layout)},

@@ -25,10 +25,11 @@ void check_places(bool has_path, bool has_data, bool has_function, const char* f
             "%d of desc.path, desc.data and desc.%s are set, expected 1", count, function);
 }
 
-void check_rest(uint64_t flags, const kvc_ext* ext) {
-  if (flags != 0)
-    fail(KVC_E_UNSUPPORTED, "desc.flags = %llu, expected 0",
-         static_cast<unsigned long long>(flags));
+void check_rest(uint64_t flags, uint64_t known, const kvc_ext* ext) {
+  if ((flags & ~known) != 0) {
+    fail(KVC_E_UNSUPPORTED, "desc.flags = %llu, known are the bits of %llu",
+         static_cast<unsigned long long>(flags), static_cast<unsigned long long>(known));
+  }
   kvc::refuse_extensions(ext, "desc");
 }
 
@@ -43,7 +44,7 @@ std::string model_id_of(const char* model_id) {
 }
 
 std::unique_ptr<kvc::ByteSource> open_source(const kvc_load_desc& desc) {
-  check_rest(desc.flags, desc.ext);
+  check_rest(desc.flags, KVC_LOAD_CONVERT, desc.ext);
   check_places(desc.path != nullptr, desc.data != nullptr, desc.read != nullptr, "read", false);
   if (desc.path != nullptr) return std::make_unique<kvc::FileSource>(desc.path);
   if (desc.data != nullptr) return std::make_unique<kvc::MemorySource>(desc.data, desc.size);
@@ -61,7 +62,7 @@ kvc_status kvc_layout_fingerprint(const kvc_plan* plan, char* buf, size_t* len,
   return guard(err, [&] {
     require(plan, "plan");
     require(len, "len");
-    write_text(kvc::layout_fingerprint(kvc::layout_text(*plan->plan)), buf, len);
+    write_text(kvc::layout_fingerprint(kvc::layout_text(plan->plan->spec())), buf, len);
   });
 }
 
@@ -71,7 +72,7 @@ kvc_status kvc_seq_save(const kvc_cache* cache, size_t n, const kvc_seq* seqs,
   return guard(err, [&] {
     const ReadCall call(cache);
     const auto to = kvc::read_struct(desc, "desc");
-    check_rest(to.flags, to.ext);
+    check_rest(to.flags, 0, to.ext);
     check_places(to.path != nullptr, to.data != nullptr, to.write != nullptr, "write", true);
     const std::string model_id = model_id_of(to.model_id);
     // A file that cannot be saved is not begun.
@@ -107,7 +108,7 @@ kvc_status kvc_seq_load(kvc_cache* cache, const kvc_load_desc* desc, size_t n, c
     const std::string model_id = model_id_of(from.model_id);
     const std::unique_ptr<kvc::ByteSource> source = open_source(from);
     call.enqueue_on(stream);
-    call->files.load(n, seqs, model_id, *source, stream);
+    call->files.load(n, seqs, model_id, (from.flags & KVC_LOAD_CONVERT) != 0, *source, stream);
     call.finish();
   });
 }

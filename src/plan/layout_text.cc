@@ -102,8 +102,7 @@ std::string_view take_line(std::string_view& text) {
 
 }  // namespace
 
-std::string layout_text(const Plan& plan) {
-  const Spec& spec = plan.spec();
+std::string layout_text(const Spec& spec) {
   std::string text;
   Fields fields(&text);
   fields.begin("%s", "");

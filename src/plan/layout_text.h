@@ -5,14 +5,14 @@
 #include <string>
 #include <string_view>
 
-#include "src/plan/plan.h"
+#include "src/plan/spec.h"
 
 namespace kvc {
 
 // One field a line, "layers[3].num_kv_heads = 8". It has what gives a byte its place or its
 // meaning: layers, dims, element types, rotations, windows, layer groups. It has nothing of amounts
 // (pages, limits), of places (device, pool layout) and of query heads.
-std::string layout_text(const Plan& plan);
+std::string layout_text(const Spec& spec);
 
 // "kvcache-layout-1:" and the SHA-256 of layout_text() in hexadecimal.
 std::string layout_fingerprint(std::string_view text);

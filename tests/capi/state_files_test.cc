@@ -282,6 +282,47 @@ TEST(StateFiles, AnotherLayoutIsRefusedByName) {
   EXPECT_EQ(pattern_difference(target, 1, 7), "");
 }
 
+TEST(StateFiles, ElementTypesAreConvertedOnRequest) {
+  const auto model = [](DLDataType type) {
+    std::vector<kvc_layer> layers{attention_layer(), attention_layer(8), mla_layer()};
+    for (kvc_layer& layer : layers) layer.k_dtype = type;
+    layers[0].num_kv_heads = 2;
+    return layers;
+  };
+  std::vector<int64_t> shape{2, 3};
+  const std::vector<DLDataType> types{{kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1}};
+  for (const DLDataType from : types) {
+    for (const DLDataType to : types) {
+      SCOPED_TRACE(std::to_string(from.bits) + " to " + std::to_string(to.bits));
+      std::vector<kvc_state_spec> first_states{state_spec(shape)};
+      std::vector<kvc_state_spec> second_states{state_spec(shape, Elem::kBF16)};
+      std::vector<kvc_layer> first_layers = model(from), second_layers = model(to);
+      first_layers.push_back(state_layer(first_states));
+      second_layers.push_back(state_layer(second_states));
+      Net first_net(first_layers), second_net(second_layers);
+      Cache first(first_net.config), second(second_net.config);
+      append_pattern(first, 1, 13, 7);
+      const Bytes file = saved(first, {1});
+      kvc_load_desc desc = load_desc(file);
+      EXPECT_EQ(load(second, {1}, desc), KVC_E_UNSUPPORTED);
+      desc.flags = KVC_LOAD_CONVERT;
+      expect_ok([&](kvc_error* err) { return load(second, {1}, desc, err); });
+      EXPECT_EQ(pattern_difference(second, 1, 7), "") << "small integers are exact in every type";
+      expect_sound(second);
+    }
+  }
+  Net wide({attention_layer()}), narrow({attention_layer()});
+  narrow.layers[0].k_dim = 6;
+  narrow.layers[0].k_dtype = {kDLFloat, 16, 1};
+  Cache first(wide.config), second(narrow.config);
+  append_pattern(first, 1, 5, 7);
+  const Bytes file = saved(first, {1});
+  kvc_load_desc desc = load_desc(file);
+  desc.flags = KVC_LOAD_CONVERT;
+  expect_error(KVC_E_UNSUPPORTED, {"layers[0].k_dim is 8 in the file, 6 in this cache"},
+               [&](kvc_error* err) { return load(second, {1}, desc, err); });
+}
+
 TEST(StateFiles, MisuseIsRefusedAndChangesNothing) {
   Net net({attention_layer()}, 8);
   Cache cache(net.config);

@@ -1151,6 +1151,9 @@ pub struct kvc_save_desc {
     pub ext: *const kvc_ext,
 }
 
+/// Rows and states of other activation types are converted.
+pub const KVC_LOAD_CONVERT: u64 = 1;
+
 /// Where a state file comes from.
 ///
 /// ```text
@@ -1161,7 +1164,7 @@ pub struct kvc_save_desc {
 #[derive(Clone, Copy, Debug)]
 pub struct kvc_load_desc {
     pub struct_size: usize,
-    /// Must be 0.
+    /// KVC_LOAD_\*.
     pub flags: u64,
     /// A file.
     pub path: *const c_char,
