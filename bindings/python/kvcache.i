@@ -195,6 +195,23 @@
 }
 %typemap(freearg) const kvc_config *config { kvcpy_arena_free(given$argnum.arena); }
 
+%typemap(arginit) const kvc_save_desc *desc { kvcpy_save_desc_init(&place$argnum); }
+%typemap(in) const kvc_save_desc *desc (kvcpy_save_desc place) {
+  if (kvcpy_save_desc_in($input, &place)) SWIG_fail;
+  $1 = &place.c;
+}
+%typemap(argout) const kvc_save_desc *desc {
+  $result = kvcpy_append($result, kvcpy_save_desc_out(&place$argnum));
+  if (!$result) SWIG_fail;
+}
+%typemap(freearg) const kvc_save_desc *desc { kvcpy_save_desc_done(&place$argnum); }
+%typemap(in, numinputs=0) uint64_t *out_bytes { $1 = NULL; }
+
+%typemap(in) const kvc_load_desc *desc (kvc_load_desc origin) {
+  if (kvcpy_load_desc_in($input, &origin)) SWIG_fail;
+  $1 = &origin;
+}
+
 %typemap(in) DLDevice device {
   int type, id;
   if (!PyTuple_Check($input) || !PyArg_ParseTuple($input, "ii", &type, &id)) {

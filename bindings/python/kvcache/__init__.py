@@ -28,6 +28,7 @@ _capi.set_error_factory(_status_error)
 from . import errors, ops  # noqa: E402
 from .cache import Cache, Fence, KVCache  # noqa: E402
 from .config import Config, Layer, Rope, State  # noqa: E402
+from .files import describe_state_file  # noqa: E402
 from .forward import BATCH_INVARIANT, DETERMINISTIC, NO_CASCADE, AttnOptions, Forward  # noqa: E402
 from .info import DeviceCaps, GroupInfo, LayerInfo, PlanInfo, SeqInfo, Stats  # noqa: E402
 from .package import (  # noqa: E402
@@ -71,6 +72,7 @@ __all__ = [
     "Forward",
     "AttnOptions",
     "Fence",
+    "describe_state_file",
     "Prefix",
     "PrefixKey",
     "prefix_hash",

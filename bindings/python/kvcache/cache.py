@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import os
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, overload
@@ -14,6 +15,7 @@ from . import _capi
 from .config import Config, Layer, config_of
 from .debug import DebugAccess
 from .errors import ArgumentTypeError, integer, status_error, wrong_type
+from .files import Source, load_desc, path_of
 from .forward import Forward
 from .info import SeqInfo, Stats, made
 from .names import (
@@ -316,6 +318,44 @@ class Cache(DebugAccess):
     def pages_copy(self, pairs: Any, *, stream: Any = None) -> Fence:
         """Copy whole pages inside the device pool; pairs lie on the host."""
         return Fence(_capi.kvc_pages_copy(self._handle, _pairs(pairs), self.plan._stream(stream)), self.plan)
+
+    # ---- state files
+
+    @overload
+    def save(self, seqs: Integers, path: str | os.PathLike[str], *, model_id: str | None = None, stream: Any = None) -> None: ...
+    @overload
+    def save(self, seqs: Integers, path: None = None, *, model_id: str | None = None, stream: Any = None) -> bytes: ...
+    def save(
+        self,
+        seqs: Integers,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        model_id: str | None = None,
+        stream: Any = None,
+    ) -> bytes | None:
+        """Save sequences as a state file, or as bytes when no path is given.
+
+        What they share is saved once. A file appears whole or not at all. `model_id`: a name of the model and its weights, which `load` can ask for.
+        """
+        place = None if path is None else path_of(path)
+        saved: bytes | None = _capi.kvc_seq_save(self._handle, seqs, (place, model_id), self.plan._stream(stream))
+        return saved
+
+    def load(
+        self,
+        seqs: Integers,
+        source: Source,
+        *,
+        model_id: str | None = None,
+        convert: bool = False,
+        stream: Any = None,
+    ) -> None:
+        """Add the sequences of a state file under new ids; none of their tokens has to be computed again.
+
+        `source`: a path, or the bytes of a file. `model_id`: what the file must have been saved with. `convert`: rows of other float types
+        are converted. `Unsupported` names the field where the layout differs; `Corrupt` a damaged file; `NoPages` when the cache is full now.
+        """
+        _capi.kvc_seq_load(self._handle, load_desc(source, model_id, convert), seqs, self.plan._stream(stream))
 
     def __reduce__(self) -> NoReturn:
         raise ArgumentTypeError(

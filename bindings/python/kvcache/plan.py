@@ -81,6 +81,11 @@ class Plan:
         """Pages that one request of so many tokens needs at most while it is computed."""
         return int(_capi.kvc_plan_request_pages(self._handle, num_tokens))
 
+    @property
+    def fingerprint(self) -> str:
+        """A text that is equal exactly where pages can move between two caches, and state files be loaded."""
+        return str(_capi.kvc_layout_fingerprint(self._handle))
+
     def describe(self) -> str:
         """The plan as a table for people."""
         return str(_capi.kvc_plan_describe(self._handle))

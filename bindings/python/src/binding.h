@@ -199,6 +199,20 @@ void kvcpy_query_done(kvcpy_query *q);
 /* A sequence of (type, offset, bytes); the data is borrowed from the bytes objects. */
 int kvcpy_keys_in(PyObject *object, kvc_prefix_key **keys, size_t *count);
 
+/* (path, model_id); without path the file is collected in memory. */
+typedef struct {
+  kvc_save_desc c;
+  char *file;
+  size_t size, room;
+} kvcpy_save_desc;
+void kvcpy_save_desc_init(kvcpy_save_desc *d);
+int kvcpy_save_desc_in(PyObject *object, kvcpy_save_desc *d);
+/* The collected file as bytes, None with a path. */
+PyObject *kvcpy_save_desc_out(kvcpy_save_desc *d);
+void kvcpy_save_desc_done(kvcpy_save_desc *d);
+/* (path, data, model_id, flags); the data is borrowed from the bytes object. */
+int kvcpy_load_desc_in(PyObject *object, kvc_load_desc *d);
+
 typedef struct {
   int used;
   kvc_op_pool c;

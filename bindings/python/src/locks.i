@@ -51,6 +51,8 @@
 %without_gil(kvc_op_linear_step)
 %two_calls_alone(kvc_plan_describe, arg2, arg3, 1)
 %two_calls_alone(kvc_plan_to_json, arg2, arg3, 1)
+%two_calls_alone(kvc_layout_fingerprint, arg2, arg3, 1)
+%two_calls_alone(kvc_state_file_describe, arg2, arg3, 1)
 %two_calls_alone(kvc_prefix_hash, arg8, arg9, KVC_HASH_BYTES)
 
 %call(KVCPY_EXCLUSIVE, kvc_cache_clear)
@@ -112,6 +114,8 @@
 %call(KVCPY_EXCLUSIVE, kvc_swap_in)
 %call(KVCPY_EXCLUSIVE, kvc_pages_swap)
 %call(KVCPY_EXCLUSIVE, kvc_pages_copy)
+%call(KVCPY_SHARED, kvc_seq_save)
+%call(KVCPY_EXCLUSIVE, kvc_seq_load)
 
 %exception kvc_forward_begin {
   result = 0;

@@ -1,0 +1,102 @@
+"""Sequences to files and back: a new cache, or a new process, goes on where the old one was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import qkv, small_cache, step
+
+import kvcache
+
+OTHER_PROCESS = """
+import sys
+import numpy as np
+import kvcache
+
+layer = kvcache.Layer(num_q_heads=4, num_kv_heads=2, k_dim=8, dtype="float32")
+cache = kvcache.Cache(layers=[layer] * 2, page_size=4, num_pages=16, num_threads=1)
+cache.load([5], sys.argv[1], model_id="m")
+q, k, v = (np.load(f"{sys.argv[2]}/{name}.npy") for name in "qkv")
+with cache.forward([5], [len(q)]) as forward:
+    np.save(f"{sys.argv[2]}/out.npy", np.stack([forward.attn(i, q, k, v) for i in range(2)]))
+print(cache.length(5), cache.stats().tokens_appended)
+"""
+
+
+def test_a_loaded_sequence_goes_on_with_the_same_bits(cache, rng, tmp_path):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    cache.fork(1, 2)
+    path = tmp_path / "two.kvc"
+    assert cache.save([1, 2], path) is None
+    data = cache.save([1, 2])
+    assert isinstance(data, bytes) and data == path.read_bytes()
+    tensors = qkv(rng, 2)
+    expected = step(cache, [1], [2], tensors)
+    for source in (path, str(path), data, bytearray(data), memoryview(data)):
+        with small_cache() as other:
+            assert other.plan.fingerprint == cache.plan.fingerprint
+            other.load([7, 8], source)
+            assert (other.length(7), other.length(8), other.stats().pages_shared) == (6, 6, 2)
+            np.testing.assert_array_equal(step(other, [7], [2], tensors), expected)
+            other.check()
+
+
+def test_another_process_goes_on(cache, rng, tmp_path):
+    cache.add(1)
+    step(cache, [1], [7], qkv(rng, 7))
+    cache.save([1], tmp_path / "one.kvc", model_id="m")
+    tensors = qkv(rng, 3)
+    for name, tensor in zip("qkv", tensors, strict=True):
+        np.save(tmp_path / f"{name}.npy", tensor)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_PROCESS, tmp_path / "one.kvc", tmp_path],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["10", "3"], "no token of the file was computed"
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.stack(step(cache, [1], [3], tensors)))
+
+
+def test_what_a_file_holds(cache, rng):
+    cache.add(3)
+    step(cache, [3], [6], qkv(rng, 6))
+    found = kvcache.describe_state_file(cache.save([3], model_id="llama"))
+    assert (found["format"], found["model_id"], found["num_pages"]) == (1, "llama", 2)
+    assert found["fingerprint"] == cache.plan.fingerprint
+    assert [(one["id"], one["length"]) for one in found["sequences"]] == [(3, 6)]
+    assert found["layout"]["layers[1].num_kv_heads"] == "2"
+
+
+def test_refusals(cache, rng, tmp_path):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    data = cache.save([1], model_id="llama")
+    with pytest.raises(kvcache.Corrupt, match="digest"):
+        cache.load([2], data[:200] + bytes([data[200] ^ 1]) + data[201:])
+    with pytest.raises(kvcache.Corrupt, match="ends"):
+        cache.load([2], data[:-1])
+    with pytest.raises(kvcache.InvalidArgument, match=r'"qwen".*"llama"'):
+        cache.load([2], data, model_id="qwen")
+    with pytest.raises(kvcache.InvalidArgument, match="n = 2"):
+        cache.load([2, 3], data)
+    with pytest.raises(kvcache.AlreadyExists):
+        cache.load([1], data)
+    with pytest.raises(kvcache.InputOutputError, match="No such file"):
+        cache.load([2], tmp_path / "missing")
+    with pytest.raises(kvcache.InputOutputError, match="cannot create"):
+        cache.save([1], tmp_path / "missing" / "file")
+    with pytest.raises(TypeError, match="source"):
+        cache.load([2], 7)
+    layer = kvcache.Layer(num_q_heads=4, num_kv_heads=2, k_dim=8, dtype="float16")
+    with kvcache.Cache(layers=[layer] * 2, page_size=4, num_pages=16, num_threads=1) as half:
+        with pytest.raises(kvcache.Unsupported, match="k_dtype is float32 in the file, float16 in this cache"):
+            half.load([2], data)
+        half.load([2], data, convert=True)
+        assert half.length(2) == 6
+    assert cache.info(1).length == 6 and cache.seqs() == [1]
