@@ -32,6 +32,12 @@ impl Device {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(*mut c_void);
 
+impl Default for Stream {
+    fn default() -> Stream {
+        Stream::LEGACY
+    }
+}
+
 // SAFETY: an address; streams may be used from every thread.
 unsafe impl Send for Stream {}
 // SAFETY: as above.

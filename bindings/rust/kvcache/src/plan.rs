@@ -99,6 +99,12 @@ impl Plan {
         })
     }
 
+    /// A text that is equal exactly where pages can move between two caches, and state files be loaded.
+    pub fn fingerprint(&self) -> Result<String> {
+        // SAFETY: a buffer and its length.
+        text(|buffer, len, error| unsafe { (loaded().layout_fingerprint)(self.as_ptr(), buffer, len, error) })
+    }
+
     /// The plan as a table for people.
     pub fn describe(&self) -> Result<String> {
         // SAFETY: a buffer and its length.
@@ -128,7 +134,9 @@ impl Drop for Plan {
 }
 
 /// A string by two calls.
-fn text(call: impl Fn(*mut c_char, *mut usize, *mut sys::kvc_error) -> sys::kvc_status) -> Result<String> {
+pub(crate) fn text(
+    call: impl Fn(*mut c_char, *mut usize, *mut sys::kvc_error) -> sys::kvc_status,
+) -> Result<String> {
     let bytes = array(0u8, |buffer, len, error| call(buffer.cast(), len, error))?;
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
     Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())

@@ -5,8 +5,8 @@ mod common;
 
 use common::{config, step};
 use kvcache::{
-    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LogLevel, Plan, Quant, Query,
-    Rope, SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
+    AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LoadOptions, LogLevel, Plan,
+    Quant, Query, Rope, SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
 };
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -392,6 +392,53 @@ fn swapped_sequences_come_back_as_they_were() {
     let error = cache.pages_swap(&pairs, SwapDirection::Out).unwrap_err();
     assert_eq!(error.status(), Status::InvalidState, "the host pool is used by sequences");
     assert!(cache.pages_copy(&TensorRef::new(&[7i64, 8], &[1, 2]).unwrap()).unwrap().is_done().unwrap());
+}
+
+#[test]
+fn saved_sequences_go_on_in_another_cache() {
+    let mut cache = Cache::with_config(&config()).unwrap();
+    cache.add(0).unwrap();
+    step(&mut cache, &[0], &[7], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).unwrap();
+    cache.fork(0, 1, None).unwrap();
+    let file = cache.save(&[0, 1], Some("m")).unwrap();
+    assert!(kvcache::describe_state_bytes(&file).unwrap().contains("\"model_id\": \"m\""));
+    let folder = std::env::temp_dir().join(format!("kvcache-rust-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = folder.join("two.kvc");
+    assert_eq!(cache.save_file(&path, &[0, 1], Some("m")).unwrap(), file.len() as u64);
+    assert_eq!(std::fs::read(&path).unwrap(), file);
+    let expected = step(&mut cache, &[0], &[1], &[4.0]).unwrap();
+
+    let mut other = Cache::with_config(&config()).unwrap();
+    let fingerprint = Plan::new(&config()).unwrap().fingerprint().unwrap();
+    assert!(kvcache::describe_state_file(&path).unwrap().contains(&fingerprint));
+    let options = LoadOptions::default();
+    other.load_file(&path, &[5, 6], &options).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!((other.length(5).unwrap(), other.stats().unwrap().pages_shared), (7, 2));
+    assert_eq!(step(&mut other, &[5], &[1], &[4.0]).unwrap(), expected);
+    other.load(&file, &[7, 8], &options).unwrap();
+    let error = other.load(&file, &[7, 8], &options).unwrap_err();
+    assert_eq!(error.status(), Status::AlreadyExists);
+    let error = other.load(&file[..file.len() - 1], &[9, 10], &options).unwrap_err();
+    assert_eq!(error.status(), Status::Corrupt);
+    let error = other.load_file(&path, &[9, 10], &options).unwrap_err();
+    assert_eq!(error.status(), Status::Io);
+
+    struct Full;
+    impl std::io::Write for Full {
+        fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+            Err(std::io::Error::other("no room today"))
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let error = cache.save_to(Full, &[0], None).unwrap_err();
+    assert_eq!(error.status(), Status::Io);
+    assert!(error.to_string().contains("no room today"), "{error}");
+    cache.check().unwrap();
+    other.check().unwrap();
 }
 
 #[test]
