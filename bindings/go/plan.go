@@ -149,15 +149,18 @@ func (p *Plan) Describe() (string, error) { return p.text(0) }
 // JSON is the plan as JSON, see kvc_plan_to_json.
 func (p *Plan) JSON() (string, error) { return p.text(1) }
 
-func (p *Plan) text(json C.int32_t) (string, error) {
+// Fingerprint is equal exactly where pages can move between two caches, and state files be loaded.
+func (p *Plan) Fingerprint() (string, error) { return p.text(2) }
+
+func (p *Plan) text(what C.int32_t) (string, error) {
 	var text []byte
 	err := p.use(func(h C.uintptr_t) *C.kvc_error {
 		var size C.size_t
-		if failed := C.shim_plan_text(p.lib.api, h, json, nil, &size); failed != nil {
+		if failed := C.shim_plan_text(p.lib.api, h, what, nil, &size); failed != nil {
 			return failed
 		}
 		text = make([]byte, size)
-		return C.shim_plan_text(p.lib.api, h, json, (*C.char)(unsafe.Pointer(&text[0])), &size)
+		return C.shim_plan_text(p.lib.api, h, what, (*C.char)(unsafe.Pointer(&text[0])), &size)
 	})
 	if err != nil || len(text) == 0 {
 		return "", err

@@ -46,12 +46,14 @@ static inline kvc_error *shim_plan_min_pages(uintptr_t api, const uintptr_t *pla
   return shim_result(SHIM_API(api)->plan_min_pages((const kvc_plan *const *)plans, n, out, &err),
                      &err);
 }
-/* json 0: the table for people. */
-static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t json, char *buf,
+/* what 0: the table for people, 1: JSON, 2: the fingerprint. */
+static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t what, char *buf,
                                         size_t *len) {
   SHIM_ERROR;
-  const kvc_status status = json ? SHIM_API(api)->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
-                                 : SHIM_API(api)->plan_describe(SHIM_PLAN(plan), buf, len, &err);
+  const kvc_api *const table = SHIM_API(api);
+  const kvc_status status = what == 0   ? table->plan_describe(SHIM_PLAN(plan), buf, len, &err)
+                            : what == 1 ? table->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
+                                        : table->layout_fingerprint(SHIM_PLAN(plan), buf, len, &err);
   return shim_result(status, &err);
 }
 static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,

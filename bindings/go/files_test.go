@@ -1,0 +1,63 @@
+package kvcache_test
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	kvcache "github.com/libkvcache/libkvcache/bindings/go"
+)
+
+func TestSavedSequencesGoOnInAnotherCache(t *testing.T) {
+	cache := newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	grow(t, cache, 1, 6, 7)
+	ok(t, cache.Fork(1, 2, -1))
+	file, err := cache.Save("m", 1, 2)
+	ok(t, err)
+	path := filepath.Join(t.TempDir(), "two.kvc")
+	size, err := cache.SaveFile(path, "m", 1, 2)
+	ok(t, err)
+	read, err := os.ReadFile(path)
+	ok(t, err)
+	if size != int64(len(file)) || !bytes.Equal(read, file) {
+		t.Errorf("%d bytes in the file, %d in memory", size, len(file))
+	}
+	library := load(t)
+	said, err := library.DescribeStateFile(path)
+	ok(t, err)
+	again, err := library.DescribeState(file)
+	ok(t, err)
+	fingerprint, err := cache.Plan().Fingerprint()
+	ok(t, err)
+	if said != again || !strings.Contains(said, fingerprint) || !strings.Contains(said, `"model_id": "m"`) {
+		t.Errorf("%s", said)
+	}
+
+	other := newCache(t, small())
+	ok(t, other.LoadFile(path, kvcache.LoadOptions{ModelID: "m"}, 5, 6))
+	ok(t, other.Load(file, kvcache.LoadOptions{}, 7, 8))
+	stats, err := other.Stats()
+	ok(t, err)
+	if other.TotalLength() != 24 || stats.TokensAppended != 0 {
+		t.Errorf("%d tokens, %d of them appended", other.TotalLength(), stats.TokensAppended)
+	}
+	v := make([]float32, 4*6)
+	ok(t, other.DebugGetLayer(5, 1, 0, 6, nil, kvcache.Of(v, 6, 1, 4)))
+	if v[0] != 7 || v[23] != 7 {
+		t.Errorf("%v", v)
+	}
+	is(t, other.Load(file, kvcache.LoadOptions{}, 7, 8), kvcache.ErrAlreadyExists)
+	is(t, other.Load(file, kvcache.LoadOptions{ModelID: "n"}, 9, 10), kvcache.ErrInvalidArgument)
+	is(t, other.Load(file[:len(file)-1], kvcache.LoadOptions{}, 9, 10), kvcache.ErrCorrupt)
+	is(t, other.Load(nil, kvcache.LoadOptions{}), kvcache.ErrInvalidArgument)
+	is(t, other.LoadFile(path+"x", kvcache.LoadOptions{}, 9, 10), kvcache.ErrIO)
+	is(t, other.LoadFile("", kvcache.LoadOptions{}, 9, 10), kvcache.ErrInvalidArgument)
+	_, err = cache.SaveFile("", "", 1)
+	is(t, err, kvcache.ErrInvalidArgument)
+	_, err = cache.Save("", 77)
+	is(t, err, kvcache.ErrNotFound)
+	ok(t, other.Check())
+}
