@@ -1895,8 +1895,9 @@ KVC_API void kvc_fence_destroy(kvc_fence *KVC_NULLABLE fence) KVC_NOEXCEPT;
  * 2. A sequence that was loaded goes on as the saved one would have: no token has to be computed
  *    again, and results have the same bits on the same kernels.
  * 3. Loading refuses a file whose layout differs (kvc_layout_fingerprint), and names the field and
- *    both values. KVC_LOAD_CONVERT accepts other activation types; quantised storage stays refused. Page size, rotations and windows are part of the layout; device, pool layout,
- *    number of pages and query heads are not.
+ *    both values. Page size, rotations and windows are part of the layout. Device, pool layout,
+ *    number of pages and query heads are not. KVC_LOAD_CONVERT accepts other activation types; a
+ *    change of quantised storage stays refused.
  * 4. Every byte is covered by a digest (XXH3, 64 bits), checked before a sequence becomes visible.
  *    Digests find accidents. They do not authenticate: load files of people you trust.
  * 5. Slots without a token are written as zeros. Nothing of other sequences gets into a file.

@@ -326,12 +326,6 @@ static inline kvc_error *shim_module_path_set(uintptr_t api, const char *path) {
   const kvc_status status = SHIM_API(api)->module_path_set(path, &err);
   return shim_result(status, &err);
 }
-static inline kvc_error *shim_layout_fingerprint(uintptr_t api, uintptr_t plan, char *buf,
-                                                 size_t *len) {
-  SHIM_ERROR;
-  const kvc_status status = SHIM_API(api)->layout_fingerprint((kvc_plan *)plan, buf, len, &err);
-  return shim_result(status, &err);
-}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

@@ -51,9 +51,10 @@ static inline kvc_error *shim_plan_text(uintptr_t api, uintptr_t plan, int32_t w
                                         size_t *len) {
   SHIM_ERROR;
   const kvc_api *const table = SHIM_API(api);
-  const kvc_status status = what == 0   ? table->plan_describe(SHIM_PLAN(plan), buf, len, &err)
-                            : what == 1 ? table->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
-                                        : table->layout_fingerprint(SHIM_PLAN(plan), buf, len, &err);
+  const kvc_status status = what == 0 ? table->plan_describe(SHIM_PLAN(plan), buf, len, &err)
+                            : what == 1
+                                ? table->plan_to_json(SHIM_PLAN(plan), buf, len, &err)
+                                : table->layout_fingerprint(SHIM_PLAN(plan), buf, len, &err);
   return shim_result(status, &err);
 }
 static inline kvc_error *shim_config_from_hf_json(uintptr_t api, const char *json,

@@ -38,9 +38,9 @@ class Staging {
 // What goes into a file: the image, and where its pages and states lie in the cache.
 struct Contents {
   StateFileImage image;
-  std::vector<PageId> pages;         // [page of the file]
-  std::vector<int64_t> page_tokens;  // [page of the file] Tokens that it holds.
-  std::vector<StateSlot> states;     // [state of the file]
+  std::vector<PageId> pages;        // [page of the file]
+  std::vector<int64_t> num_tokens;  // [page of the file] Tokens that it holds.
+  std::vector<StateSlot> states;    // [state of the file]
 
   Contents(const CacheCore& core, const std::vector<const Sequence*>& sequences,
            const std::string& model_id);
@@ -76,12 +76,12 @@ Contents::Contents(const CacheCore& core, const std::vector<const Sequence*>& se
         if (number == -1) {
           number = static_cast<int32_t>(pages.size());
           pages.push_back(page);
-          page_tokens.push_back(0);
+          num_tokens.push_back(0);
         }
         out.pages.push_back(number);
         const int64_t tokens =
             std::min(page_size, stored - static_cast<int64_t>(entry) * page_size);
-        page_tokens[number] = std::max(page_tokens[number], tokens);
+        num_tokens[number] = std::max(num_tokens[number], tokens);
       }
     }
     image.pages_per_group.push_back(static_cast<int64_t>(pages.size() - before));
@@ -287,8 +287,9 @@ class Taken {
   CacheCore& core_;
 };
 
-std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, const SequenceImage& image) {
-  std::unique_ptr<Sequence> sequence = core.sequences.make(id);
+std::unique_ptr<Sequence> make_sequence(CacheCore& core, kvc_seq id, size_t num_seqs,
+                                        const SequenceImage& image) {
+  std::unique_ptr<Sequence> sequence = core.sequences.make(id, num_seqs);
   sequence->length = image.length;
   sequence->cross_length = image.cross_length;
   sequence->window = image.window;
@@ -347,7 +348,7 @@ void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string
   for_each_page_chunk(image, [&](int64_t first, int64_t count, int64_t bytes, size_t group) {
     core_.device->read_pages(contents.pages.data() + first, count, bytes, staging.data(), stream);
     for (int64_t i = 0; i < count; ++i)
-      unused.clear_page(group, contents.page_tokens[first + i], staging.data() + i * bytes);
+      unused.clear_page(group, contents.num_tokens[first + i], staging.data() + i * bytes);
     writer.write(kPagesTag, static_cast<uint64_t>(first), static_cast<uint64_t>(count),
                  {staging.data(), static_cast<size_t>(count * bytes)});
   });
@@ -399,9 +400,8 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
   }
   int64_t num_blocks = 0;
   std::vector<std::unique_ptr<Sequence>> sequences;
-  core_.sequences.reserve(num_seqs);
   for (size_t i = 0; i < num_seqs; ++i) {
-    sequences.push_back(make_sequence(core_, seqs[i], image.sequences[i]));
+    sequences.push_back(make_sequence(core_, seqs[i], num_seqs, image.sequences[i]));
     num_blocks += static_cast<int64_t>(image.sequences[i].history.keys.size());
   }
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks());

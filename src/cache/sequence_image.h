@@ -1,5 +1,5 @@
-// What a state file says of its sequences, besides the bytes of pages and states: the payload of its
-// first chunk.
+// What a state file says of its sequences, besides the bytes of pages and states: the payload of
+// its first chunk.
 //
 // Pages and states are numbered as they lie in the file. Pages of a layer group lie together, group
 // after group.
@@ -52,7 +52,7 @@ struct StateFileImage {
   std::vector<SequenceImage> sequences;
 
   int64_t num_pages() const;
-  uint64_t payload_bytes() const;  // Of all pages and states.
+  uint64_t payload_bytes() const;  // All pages and states.
 };
 
 std::vector<std::byte> encode(const StateFileImage& image);

@@ -27,10 +27,10 @@ constexpr uint32_t kStateFileVersion = 1;
 struct FileHeader {
   char magic[8];
   uint32_t byte_order;   // kByteOrder
-  uint32_t version;      // Of the format that the file was written in.
-  uint32_t min_version;  // The oldest reader's that understands it.
+  uint32_t version;      // The format that the file was written in.
+  uint32_t min_version;  // The oldest reader that understands it.
   uint32_t reserved[9];
-  uint64_t digest;  // Of the bytes before.
+  uint64_t digest;  // Covers the bytes before.
 };
 static_assert(sizeof(FileHeader) == 64);
 
@@ -38,7 +38,7 @@ struct ChunkHead {
   uint32_t tag;
   uint32_t reserved;
   uint64_t index;  // Chunks before it.
-  uint64_t bytes;  // Of the payload.
+  uint64_t bytes;  // Length of the payload.
   uint64_t first;  // Items of this tag before it.
   uint64_t count;  // Items in it.
   uint64_t digest;
@@ -46,12 +46,12 @@ struct ChunkHead {
 static_assert(sizeof(ChunkHead) == 48);
 
 struct ChunkPlace {
-  uint64_t offset;  // Of the head.
+  uint64_t offset;  // Offset of the head in the file.
   uint64_t digest;
 };
 
 struct Trailer {
-  uint64_t end_offset;  // Of the head of the end chunk.
+  uint64_t end_offset;  // Offset of the head of the end chunk.
   char magic[8];
 };
 
@@ -114,7 +114,7 @@ class ChunkReader {
   ChunkHead head_{};
   std::vector<ChunkPlace> places_;
   std::vector<std::byte> buffer_;
-  uint64_t number_ = 0;  // Of the present chunk.
+  uint64_t number_ = 0;  // Number of the present chunk.
   uint64_t offset_ = 0;
 };
 

@@ -116,7 +116,7 @@ std::string layout_text(const Spec& spec) {
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const GroupSpec& group = spec.groups[i];
     fields.begin("groups[%zu].", i);
-    fields.number("page_tokens", group.page_size);
+    fields.number("page_size", group.page_size);
     std::string layers;
     for (const int32_t local : group.layers)
       append_format(layers, "%s%d", layers.empty() ? "" : " ", spec.layer_begin + local);

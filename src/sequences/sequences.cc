@@ -83,8 +83,8 @@ Sequence& SequenceTable::create(std::unique_ptr<Sequence> sequence) {
   return created;
 }
 
-std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id) {
-  reserve(1);
+std::unique_ptr<Sequence> SequenceTable::make(kvc_seq id, size_t num_adopted) {
+  reserve(num_adopted);
   std::unique_ptr<Sequence> sequence =
       spare_ != nullptr ? std::move(spare_) : std::make_unique<Sequence>();
   sequence->id = id;

@@ -41,11 +41,9 @@ class SequenceTable {
   SequenceTable& operator=(const SequenceTable&) = delete;
 
   void add(kvc_seq id);
-  // Makes the next `count` adopt() succeed. Throws std::bad_alloc.
-  void reserve(size_t count);
-  // A sequence without tables that is in no table of sequences yet. Makes the next adopt() succeed.
-  // Throws std::bad_alloc.
-  std::unique_ptr<Sequence> make(kvc_seq id);
+  // A sequence without tables that is in no table of sequences yet. Makes the next `num_adopted`
+  // calls of adopt() succeed. Throws std::bad_alloc.
+  std::unique_ptr<Sequence> make(kvc_seq id, size_t num_adopted = 1);
   // Adds a complete sequence and counts its references. Call check_new_id() before.
   Sequence& adopt(std::unique_ptr<Sequence> sequence);
   void check_new_id(kvc_seq id, const char* name) const;
@@ -82,6 +80,7 @@ class SequenceTable {
   const ResumePoints& resume_points() const { return resume_points_; }
 
  private:
+  void reserve(size_t count);
   Sequence& create(std::unique_ptr<Sequence> sequence);
   std::unique_ptr<Sequence> fork_of(const Sequence& parent, kvc_seq child_id, int64_t length) const;
   [[noreturn]] void fail_unknown(kvc_seq id) const;

@@ -251,7 +251,7 @@ TEST(StateFiles, AnotherLayoutIsRefusedByName) {
   refuses(heads, {"layers[1].num_kv_heads is 1 in the file, 2 in this cache"});
   Net pages(base());
   pages.config.page_size = 8;
-  refuses(pages, {"page_tokens is 4 in the file, 8 in this cache"});
+  refuses(pages, {"page_size is 4 in the file, 8 in this cache"});
   Net window(base());
   window.layers[1].window = 9;
   refuses(window, {"groups[1].window is 8 in the file, 9 in this cache"});

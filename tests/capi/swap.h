@@ -1,5 +1,5 @@
-// A model of all kinds of layers, patterns in all layers of a sequence, swaps by id, and memory overwritten in between: what the
-// tests of swapping share.
+// A model of all kinds of layers, patterns in all layers of a sequence, swaps by id, and memory
+// overwritten in between: what the tests of swapping and of state files share.
 #pragma once
 
 #include <string>

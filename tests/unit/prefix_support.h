@@ -43,6 +43,14 @@ class LabelDevice final : public Device {
   }
   void copy_group_pages(const std::vector<PageCopy>&, CallStream) noexcept override { unused(); }
   void copy_bytes(void*, const void*, int64_t, CallStream) noexcept override { unused(); }
+  void read_pages(const PageId*, int64_t, int64_t, std::byte*, CallStream) const override {
+    unused();
+  }
+  void write_pages(const PageId*, int64_t, int64_t, const std::byte*, CallStream) override {
+    unused();
+  }
+  void read_bytes(std::byte*, const std::byte*, int64_t, CallStream) const override { unused(); }
+  void write_bytes(std::byte*, const std::byte*, int64_t, CallStream) override { unused(); }
   void move_tokens(int32_t, const TokenMoves&, CallStream) noexcept override { unused(); }
   void rotate_keys(int32_t, const kernels::Rotation&, const std::vector<int64_t>&,
                    CallStream) noexcept override {

@@ -28,7 +28,7 @@ TEST(SequenceMap, FindsWhatAStdMapFindsUnderRandomInsertsAndErases) {
       if (expected.size() > 200) continue;
       auto sequence = std::make_unique<Sequence>();
       sequence->id = id;
-      map.reserve_one();
+      map.reserve(1);
       map.insert(sequence.get());
       expected.emplace(id, std::move(sequence));
     } else if (random() % 2) {
@@ -45,7 +45,7 @@ TEST(SequenceMap, FindsWhatAStdMapFindsUnderRandomInsertsAndErases) {
 TEST(SequenceMap, FindsNothingWhileEmpty) {
   SequenceMap map;
   EXPECT_EQ(map.find(0), nullptr);
-  map.reserve_one();
+  map.reserve(1);
   EXPECT_EQ(map.find(0), nullptr);
 }
 

@@ -35,8 +35,7 @@ int kvcpy_save_desc_in(PyObject *object, kvcpy_save_desc *d) {
   if (!PyTuple_Check(object) || PyTuple_Size(object) != 2)
     return kvcpy_refuse_type("desc", "(path, model_id)", object);
   d->c.struct_size = sizeof d->c;
-  if (text(object, 0, &d->c.path, "path") || text(object, 1, &d->c.model_id, "model_id"))
-    return -1;
+  if (text(object, 0, &d->c.path, "path") || text(object, 1, &d->c.model_id, "model_id")) return -1;
   if (!d->c.path) {
     d->c.write = collect;
     d->c.user = d;

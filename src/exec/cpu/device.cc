@@ -88,7 +88,8 @@ void CpuDevice::copy_bytes(void* to, const void* from, int64_t bytes, CallStream
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-// Calls copy(piece of the pool, packed piece, bytes) for the pieces of the packed pages' first bytes.
+// Calls copy(piece of the pool, packed piece, bytes) for the pieces of the first bytes of packed
+// pages.
 template <typename Byte, typename Copy>
 static void for_each_piece(const PagePool& pool, const PageId* pages, int64_t count, int64_t bytes,
                            Byte* packed, const Copy& copy) {

@@ -37,7 +37,7 @@
  * WHAT IS WHERE
  *   Basics      basic types and statuses, library
  *   Simple      plan, cache, sequences, forward, attention
- *   Sharing     prefix cache, events, copies and swap
+ *   Sharing     prefix cache, events, copies and swap, state files
  *   Advanced    CUDA graphs, token trees, partial attention, recurrent state, operators
  *   Debug       reading and writing rows
  *   Export      pool and page tables for kernels of your own, zero-copy
@@ -222,8 +222,9 @@ enum {
   KVC_E_BUSY = 13,             /* The object is in use: open forward, exported memory. */
   KVC_E_BUFFER_TOO_SMALL = 14, /* The needed size is returned. */
   KVC_E_VERSION = 15,          /* A struct's tail or a version is not understood. */
-  KVC_E_CORRUPT = 16,          /* An invariant does not hold. */
-  KVC_E_IO = 17,               /* Not returned by this version. */
+  KVC_E_CORRUPT = 16,          /* An invariant does not hold, or a file is damaged. */
+  KVC_E_IO = 17,               /* A file or a function that reads or writes one failed; sys_code =
+                                  errno. */
   KVC_E_TIMEOUT = 18,          /* The time given to kvc_fence_wait is over. */
   KVC_E_PEER = 19,             /* Not returned by this version. */
   KVC_E_CANCELLED = 20,        /* Not returned by this version. */
@@ -1883,6 +1884,129 @@ KVC_API kvc_status kvc_fence_wait_on_stream(const kvc_fence *fence, kvc_stream K
  *
  * Threading: any, once. Device: host only. */
 KVC_API void kvc_fence_destroy(kvc_fence *KVC_NULLABLE fence) KVC_NOEXCEPT;
+
+/* ============================================================================================== */
+/* State files                                                                                    */
+/* ============================================================================================== */
+/* 1. A state file holds whole sequences: lengths, windows, positions, token ids with their keys and
+ *    namespace, the rows of every layer as stored (scales included), recurrent states with their
+ *    checkpoints, encoder tokens. A page or state that several of its sequences share is in it
+ *    once, and shared again when they are loaded.
+ * 2. A sequence that was loaded goes on as the saved one would have: no token has to be computed
+ *    again, and results have the same bits on the same kernels.
+ * 3. Loading refuses a file whose layout differs (kvc_layout_fingerprint), and names the field and
+ *    both values. Page size, rotations and windows are part of the layout. Device, pool layout,
+ *    number of pages and query heads are not. KVC_LOAD_CONVERT accepts other activation types; a
+ *    change of quantised storage stays refused.
+ * 4. Every byte is covered by a digest (XXH3, 64 bits), checked before a sequence becomes visible.
+ *    Digests find accidents. They do not authenticate: load files of people you trust.
+ * 5. Slots without a token are written as zeros. Nothing of other sequences gets into a file.
+ * 6. docs/state_files.md describes the format. Byte order is the machine's, and checked. */
+
+/* Writes the fingerprint of the plan's layout, a text of 81 letters; see ARRAYS OUT. It is equal
+ * exactly where pages and states can move between two caches without a change.
+ *
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_layout_fingerprint(const kvc_plan *plan, char *KVC_NULLABLE buf, size_t *len,
+                                          kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Where a state file goes. Exactly one of path, data and write is set, or none to ask for the
+ * size. All is borrowed for the call. */
+typedef struct kvc_save_desc {
+  size_t struct_size;
+  uint64_t flags;       /* Must be 0. */
+  const char *path;     /* A file. It is written beside its place, synchronised and renamed: a crash
+                           leaves the old file or the new one. */
+  void *data;           /* Memory for `size` bytes. */
+  size_t size;
+  /* Takes the next `size` bytes, borrowed for the call. Returns 0, or an errno. It must not use the
+   * cache. */
+  int32_t (*write)(void *user, const void *data, size_t size);
+  void *user;           /* Its first argument. */
+  const char *model_id; /* A name of the model and its weights, at most 255 bytes; NULL: none. The
+                           layout says nothing of weights. */
+  const kvc_ext *ext;   /* Must be NULL. */
+} kvc_save_desc;
+
+/* Flags of kvc_load_desc. */
+enum {
+  KVC_LOAD_CONVERT = 1 /* Rows and states of other activation types are converted. */
+};
+
+/* Where a state file comes from. Exactly one of path, data and read is set. All is borrowed for the
+ * call. */
+typedef struct kvc_load_desc {
+  size_t struct_size;
+  uint64_t flags;       /* KVC_LOAD_*. */
+  const char *path;     /* A file. */
+  const void *data;     /* `size` bytes in memory. */
+  size_t size;
+  /* Copies up to `size` bytes from `offset` on into `data`. Returns how many; 0 at the end; a
+   * negated errno. Offsets ascend without gaps, and begin anew at 0 where the file is read twice.
+   * It must not use the cache. */
+  int64_t (*read)(void *user, uint64_t offset, void *data, size_t size);
+  void *user;           /* Its first argument. */
+  const char *model_id; /* The model_id that the file must have; NULL: any. */
+  const kvc_ext *ext;   /* Must be NULL. */
+} kvc_load_desc;
+
+/* Saves n >= 1 sequences as a state file. *out_bytes: its size, also where it does not fit.
+ *
+ * Statuses of bad descs and files, which comments call "state file":
+ *   Expected:  KVC_E_IO                A file, or the function, failed (sys_code = errno).
+ *   Misuse:    KVC_E_INVALID_ARGUMENT  Not exactly one place; a model_id that is too long.
+ *
+ * Expected:  state file; and
+ *            KVC_E_BUFFER_TOO_SMALL  desc->size; what was written is of no use.
+ * Misuse:    state file; and
+ *            KVC_E_NOT_FOUND         No such sequence.
+ *            KVC_E_INVALID_ARGUMENT  n = 0, duplicate ids.
+ *            KVC_E_INVALID_STATE     Swapped out; an uncommitted tree.
+ *            KVC_E_BUSY              A sequence of the open forward.
+ *            KVC_E_UNSUPPORTED       No storage.
+ * Threading: shared. Device: blocks until done. */
+KVC_API kvc_status kvc_seq_save(const kvc_cache *cache, size_t n, const kvc_seq *seqs,
+                                const kvc_save_desc *desc, kvc_stream KVC_NULLABLE stream,
+                                uint64_t *KVC_NULLABLE out_bytes,
+                                kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Adds the sequences of a state file under new ids, in the order in which they were saved.
+ *
+ * Their full blocks are published to the prefix index, and blocks that it knows already are shared.
+ * A file is read once, or twice where room has to be made: a damaged file then evicts nothing.
+ *
+ * Expected:  state file; and
+ *            KVC_E_NO_PAGES          detail = pages and state slots missing.
+ *            KVC_E_CORRUPT           The file is damaged or truncated; the message says where.
+ *            KVC_E_VERSION           A newer format, or another byte order.
+ * Misuse:    state file; and
+ *            KVC_E_INVALID_ARGUMENT  No state file; another model_id; n is not its number of
+ *                                    sequences (detail); negative or duplicate ids.
+ *            KVC_E_ALREADY_EXISTS    An id is taken.
+ *            KVC_E_NEVER_FITS        More pages than the cache has.
+ *            KVC_E_UNSUPPORTED       Another layout; no storage.
+ *            KVC_E_BUSY              A forward is open.
+ * Threading: exclusive. Device: blocks until done. */
+KVC_API kvc_status kvc_seq_load(kvc_cache *cache, const kvc_load_desc *desc, size_t n,
+                                const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
+                                kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Reads and checks a whole state file without a cache, and writes what it holds as JSON; see ARRAYS
+ * OUT.
+ *
+ *   "format"       of the file
+ *   "bytes"        its size
+ *   "fingerprint"  of its layout; "layout": the fields behind it
+ *   "model_id"
+ *   "num_pages", "num_states", "page_bytes", "state_bytes"
+ *   "sequences"    each with "id" (at its saving), "length", "cross_length", "num_known_tokens",
+ *                  "num_checkpoints", "window", "sink", "namespace" (root of its keys)
+ *
+ * Expected:  state file; KVC_E_CORRUPT and KVC_E_VERSION as kvc_seq_load.
+ * Misuse:    state file; KVC_E_INVALID_ARGUMENT as kvc_seq_load.
+ * Threading: any. Device: host only. */
+KVC_API kvc_status kvc_state_file_describe(const kvc_load_desc *desc, char *KVC_NULLABLE buf,
+                                           size_t *len, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ============================================================================================== */
 /* CUDA GRAPHS: KVC_FORWARD_REPLAY                                                                */

@@ -253,6 +253,15 @@ typedef struct kvc_api {
                                      kvc_error *KVC_NULLABLE err);
   void (*fence_destroy)(kvc_fence *KVC_NULLABLE fence);
   kvc_status (*module_path_set)(const char *KVC_NULLABLE path, kvc_error *KVC_NULLABLE err);
+  kvc_status (*layout_fingerprint)(const kvc_plan *plan, char *KVC_NULLABLE buf, size_t *len,
+                                   kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_save)(const kvc_cache *cache, size_t n, const kvc_seq *seqs,
+                         const kvc_save_desc *desc, kvc_stream KVC_NULLABLE stream,
+                         uint64_t *KVC_NULLABLE out_bytes, kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_load)(kvc_cache *cache, const kvc_load_desc *desc, size_t n, const kvc_seq *seqs,
+                         kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
+  kvc_status (*state_file_describe)(const kvc_load_desc *desc, char *KVC_NULLABLE buf, size_t *len,
+                                    kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 
