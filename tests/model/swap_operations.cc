@@ -26,7 +26,7 @@ void SwapRun::step() {
       {3, &SwapRun::op_shift},   {2, &SwapRun::op_window},    {3, &SwapRun::op_debug_set},
       {1, &SwapRun::op_resize},  {16, &SwapRun::op_swap_out}, {18, &SwapRun::op_swap_in},
       {4, &SwapRun::op_refused}, {10, &SwapRun::op_attach},   {2, &SwapRun::op_evict},
-      {1, &SwapRun::op_reset},
+      {1, &SwapRun::op_reset},   {6, &SwapRun::op_save},      {8, &SwapRun::op_load},
   };
   int sum = 0;
   for (const Choice& choice : choices) sum += choice.weight;
@@ -156,6 +156,14 @@ void SwapRun::swap_others() {
     return kvc_swap_out(cache_, 1, busy.data(), nullptr, nullptr, err);
   });
   allow("kvc_swap_out of a sequence in the forward", status, {KVC_E_BUSY});
+  std::vector<uint8_t> file;
+  allow("kvc_seq_save of a sequence in the forward", save(busy, &file),
+        {has_storage_ ? KVC_E_BUSY : KVC_E_UNSUPPORTED});
+  if (!files_.empty() && random_.chance(0.3)) {
+    const std::vector<kvc_seq> ids(files_[0].seqs.size(), next_id_);
+    allow("kvc_seq_load beside a forward", load(ids, files_[0].bytes),
+          {KVC_E_BUSY, KVC_E_INVALID_ARGUMENT});
+  }
   if (random_.chance(0.7)) op_swap_out();
   if (random_.chance(0.7)) op_swap_in();
 }
@@ -192,6 +200,9 @@ void SwapRun::op_tree() {
     return kvc_swap_out(cache_, 1, &id, nullptr, nullptr, err);
   });
   allow("kvc_swap_out of a tree", refused, {KVC_E_INVALID_STATE});
+  std::vector<uint8_t> file;
+  allow("kvc_seq_save of a tree", save(batch, &file),
+        {has_storage_ ? KVC_E_INVALID_STATE : KVC_E_UNSUPPORTED});
   if (random_.chance(0.4)) op_swap_out();
   if (random_.chance(0.4)) op_swap_in();
   const auto leaf = static_cast<int32_t>(random_.range(-1, nodes - 1));

@@ -1,4 +1,4 @@
-// Random swaps among random everything else. The model knows of every token which value each layer
+// Random swaps, saves and loads among random everything else. The model knows of every token which value each layer
 // holds for it, of every sequence where it is, and of every page on the host who needs it; it knows
 // nothing of how the library moves anything.
 #pragma once
@@ -59,6 +59,12 @@ class SwapRun {
     void keep_text(int64_t length);  // tokens from there on are no longer the text's
   };
 
+  struct File {
+    std::vector<uint8_t> bytes;
+    std::vector<Seq> seqs;  // as they were saved
+    std::vector<kvc_seq_info> infos;
+  };
+
   static constexpr int64_t kLongest = 40;
   static constexpr size_t kMostSeqs = 7;
 
@@ -81,6 +87,8 @@ class SwapRun {
   void op_attach();
   void op_evict();
   void op_reset();
+  void op_save();
+  void op_load();
 
   // Calls, with an allocation that fails first now and then: then nothing has changed, and the call
   // is made again.
@@ -94,6 +102,9 @@ class SwapRun {
   void swap_others();
   void swap_out(const std::vector<kvc_seq>& which);
   void swap_in(const std::vector<kvc_seq>& which);
+  kvc_status save(const std::vector<kvc_seq>& which, std::vector<uint8_t>* file);
+  kvc_status load(const std::vector<kvc_seq>& which, const std::vector<uint8_t>& file);
+  void load_damaged(const std::vector<kvc_seq>& which, std::vector<uint8_t> bytes);
   void write_cross(kvc_seq id, int64_t count);
   void write_rows(const std::vector<kvc_seq>& seqs,
                   const std::vector<std::vector<uint64_t>>& new_chain);
@@ -133,6 +144,7 @@ class SwapRun {
   std::map<kvc_seq, Seq> seqs_;
   // (root, tokens) that were published once
   std::deque<std::pair<uint64_t, std::vector<int32_t>>> texts_;
+  std::deque<File> files_;
   kvc_seq next_id_ = 1;
   int64_t swap_calls_ = 0, calls_ = 0;
   uint64_t fresh_ = 0;

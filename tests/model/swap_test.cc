@@ -1,4 +1,4 @@
-// Random swaps among forwards, forks, windows, pops, prefix hits and failing allocations: what was
+// Random swaps and state files among forwards, forks, windows, pops, prefix hits and failing allocations: what was
 // written is read again wherever it was in between, and nothing is left behind.
 #include "tests/model/seeds.h"
 #include "tests/model/swap_run.h"
@@ -21,6 +21,9 @@ TEST(RandomSwaps, PatternsSurviveAnyMixAndNothingLeaks) {
   result.expect_met("kvc_debug_set_layer", {KVC_OK, KVC_E_NO_PAGES});
   result.expect_met("kvc_prefix_attach", {KVC_OK, KVC_E_NO_MEMORY});
   result.expect_met("hit", {KVC_OK});
+  result.expect_met("kvc_seq_save", {KVC_OK, KVC_E_NO_MEMORY, KVC_E_INVALID_STATE, KVC_E_BUSY});
+  result.expect_met("kvc_seq_load", {KVC_OK, KVC_E_NO_PAGES, KVC_E_NO_MEMORY, KVC_E_CORRUPT,
+                                     KVC_E_INVALID_ARGUMENT, KVC_E_BUSY});
 }
 
 }  // namespace
