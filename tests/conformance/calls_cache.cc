@@ -100,6 +100,35 @@ kvc_status commit(Call& c) {
   return kvc_tree_commit(c.player.cache, count, seqs, c.list<int32_t>("leaves"), nullptr, c.err);
 }
 
+kvc_status save(Call& c) {
+  size_t count = 0;
+  const kvc_seq* seqs = c.list<kvc_seq>("seqs", &count);
+  kvc_save_desc desc{};
+  desc.struct_size = sizeof desc;
+  uint64_t bytes = 0;
+  kvc_status status =
+      kvc_seq_save(c.player.cache, count, seqs, &desc, nullptr, &bytes, c.err);
+  const auto name = c.step.get<std::string>("file");
+  if (status != KVC_OK) return status;
+  std::vector<char>& file = c.player.files[name];
+  file.resize(bytes);
+  desc.data = file.data();
+  desc.size = file.size();
+  return kvc_seq_save(c.player.cache, count, seqs, &desc, nullptr, nullptr, c.err);
+}
+
+kvc_status load(Call& c) {
+  size_t count = 0;
+  const kvc_seq* seqs = c.list<kvc_seq>("seqs", &count);
+  std::vector<char> file = c.player.files.at(c.step.get<std::string>("file"));
+  if (c.step.has("flip")) file[static_cast<size_t>(c.step.number("flip")) % file.size()] ^= 1;
+  kvc_load_desc desc{};
+  desc.struct_size = sizeof desc;
+  desc.data = file.data();
+  desc.size = file.size();
+  return kvc_seq_load(c.player.cache, &desc, count, seqs, nullptr, c.err);
+}
+
 kvc_status export_pool(Call& c) {
   DLManagedTensorVersioned* exported = nullptr;
   const kvc_status status =
@@ -275,6 +304,8 @@ void add_cache_calls(std::map<std::string, Handler>& handlers) {
                        c.answer("nearest"), c.err);
   };
   handlers["commit"] = commit;
+  handlers["save"] = save;
+  handlers["load"] = load;
   handlers["export_pool"] = export_pool;
   handlers["stored"] = [](Call& c) {
     return kvc_debug_get_layer(c.player.cache, c.seq(), c.layer(), c.step.number("begin"),

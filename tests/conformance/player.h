@@ -39,6 +39,7 @@ class Player {
   bool open = false;
   std::map<std::string, std::map<std::string, HostTensor>> partials;  // "out" and "lse" by name
   std::map<std::string, HostPool> pools;
+  std::map<std::string, std::vector<char>> files;  // state files by name
 
  private:
   void run_step(const Fields& step);

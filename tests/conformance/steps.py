@@ -108,6 +108,12 @@ class Writer(LayerSteps, OperatorSteps):
         return {"op": "fork", "parent": step["parent"], "child": step["child"],
                 "pos": step.get("pos", -1)}
 
+    def save(self, step):
+        return self.plain(step, "seqs", "file")
+
+    def load(self, step):
+        return self.plain(step, "seqs", "file", "flip")
+
     def pop(self, step):
         return self.plain(step, "seq", "n")
 

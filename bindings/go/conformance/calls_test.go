@@ -30,6 +30,8 @@ func init() {
 		"clear":  func(c *call) error { return c.cache.Clear() },
 		"resize": func(c *call) error { return c.cache.Resize(c.step.i64("num_pages")) },
 		"commit": func(c *call) error { return c.cache.CommitTree(c.step.ints("seqs"), c.step.ints32("leaves")) },
+		"save":   (*call).save,
+		"load":   (*call).load,
 		"can_append": func(c *call) error {
 			missing, err := c.cache.CanAppend(c.step.ints("seqs"), c.step.ints("lengths"))
 			return c.answer("missing", missing, err)
@@ -225,6 +227,23 @@ func (c *call) askPlan() error {
 		c.equal("pages of a request of "+tokens+" tokens", pages, requests.i64(tokens))
 	}
 	return nil
+}
+
+func (c *call) save() error {
+	name := c.step.text("file")
+	file, err := c.cache.Save("", c.step.ints("seqs")...)
+	if err == nil {
+		c.files[name] = file
+	}
+	return err
+}
+
+func (c *call) load() error {
+	file := append([]byte{}, c.files[c.step.text("file")]...)
+	if c.step.has("flip") {
+		file[c.step.num("flip")%int64(len(file))] ^= 1
+	}
+	return c.cache.Load(file, kvcache.LoadOptions{}, c.step.ints("seqs")...)
 }
 
 func (c *call) exportPool() error {

@@ -27,6 +27,7 @@ type player struct {
 	checks    int
 	partials  map[string]map[string]*host // results of attention that a later step merges
 	pools     map[string]*kvcache.OpPool
+	files     map[string][]byte // state files
 }
 
 // call is one step: its arguments as the binding takes them, and its results, which are compared when it succeeds.
@@ -100,7 +101,7 @@ func configOf(from *fields, isa kvcache.ISA) *kvcache.Config {
 
 func play(t *testing.T, lib *kvcache.Library, from *fields, isa kvcache.ISA) {
 	p := &player{T: t, lib: lib, isa: isa, partials: map[string]map[string]*host{},
-		pools: map[string]*kvcache.OpPool{}}
+		pools: map[string]*kvcache.OpPool{}, files: map[string][]byte{}}
 	step := &fields{members: map[string]any{"op": "before the first step"}, read: map[string]bool{}}
 	defer func() {
 		if wrong := recover(); wrong != nil {

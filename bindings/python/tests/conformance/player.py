@@ -59,7 +59,7 @@ class Player:
         self.cache = kvcache.Cache(config_of(case["config"]))
         self.plan = self.cache.plan
         self.fwd = None  # the last one, also when it has ended
-        self.partials, self.pools = {}, {}
+        self.partials, self.pools, self.files = {}, {}, {}
 
     # ---- comparisons
 
@@ -446,6 +446,18 @@ def op_linear(p, step):
     p.compare(step, out=out, want_states=states)
 
 
+def save(p, step):
+    name = step["file"]
+    p.files[name] = p.cache.save(step["seqs"])
+
+
+def load(p, step):
+    file = bytearray(p.files[step["file"]])
+    if "flip" in step:
+        file[step["flip"] % len(file)] ^= 1
+    p.cache.load(step["seqs"], bytes(file))
+
+
 HANDLERS = {
     "plan": plan,
     "add": lambda p, step: p.cache.add(step["seq"]),
@@ -458,6 +470,8 @@ HANDLERS = {
     "clear": lambda p, step: p.cache.clear(),
     "resize": lambda p, step: p.cache.resize(step["num_pages"]),
     "commit": lambda p, step: p.cache.tree_commit(step["seqs"], step["leaves"]),
+    "save": save,
+    "load": load,
     "can_append": lambda p, step: p.answer(
         step, "missing", p.cache.can_append(step["seqs"], step["lengths"])
     ),

@@ -6,7 +6,7 @@ use crate::player::{integers, Answer, HostPool, Played, Player, Target};
 use kvcache::ops::{self, OpOptions, Pool, PoolMut, Table};
 use kvcache::{
     Activation, AttnOptions, Batch, CacheRef, Decay, Error, EventKind, Forward, LinearInputs, LinearOptions,
-    OpLayout, Plan, PoolKind, PrefixKey, Query, SeqOp, TableKind, TensorMut, TensorRef,
+    LoadOptions, OpLayout, Plan, PoolKind, PrefixKey, Query, SeqOp, TableKind, TensorMut, TensorRef,
 };
 use kvcache_sys as sys;
 use std::collections::HashMap;
@@ -185,6 +185,21 @@ fn on_cache(p: &mut Player, target: &mut Target<'_, '_>, step: Fields<'_>) -> Op
     Some(Some(answer))
 }
 
+fn save(p: &mut Player, cache: &CacheRef, step: Fields<'_>) -> Answer {
+    let name = step.text("file").to_string();
+    p.files.insert(name, cache.save(&step.ints("seqs"), None)?);
+    Ok(())
+}
+
+fn load(p: &Player, cache: &mut CacheRef, step: Fields<'_>) -> Answer {
+    let mut file = p.files[step.text("file")].clone();
+    if step.has("flip") {
+        let at = step.int("flip") as usize % file.len();
+        file[at] ^= 1;
+    }
+    cache.load(&file, &step.ints("seqs"), &LoadOptions::default())
+}
+
 fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Option<Played> {
     Some(Some(match step.text("op") {
         "plan" => plan(p, step),
@@ -201,6 +216,8 @@ fn on_cache_mut(p: &mut Player, cache: &mut CacheRef, step: Fields<'_>) -> Optio
         "clear" => cache.clear(),
         "resize" => cache.resize(step.int("num_pages")),
         "commit" => cache.tree_commit(&step.ints("seqs"), &step.ints32("leaves")),
+        "save" => save(p, cache, step),
+        "load" => load(p, cache, step),
         "export_pool" => export_pool(p, cache, step),
         "store" | "store_kv" | "store_mla" => store(cache, step),
         "store_state" => {

@@ -22,6 +22,8 @@ pub struct Player {
     /// Results of attention that a later step merges: out and LSE.
     pub partials: HashMap<String, (HostTensor, HostTensor)>,
     pub pools: HashMap<String, HostPool>,
+    /// State files by name.
+    pub files: HashMap<String, Vec<u8>>,
     pub checks: usize,
     /// Steps that this crate's types do not let one write, such as a call on a forward that has ended.
     pub inexpressible: usize,
@@ -271,6 +273,7 @@ pub fn run(case: Fields<'_>, isa: CpuIsa, current: &mut usize) -> usize {
         tolerance: case.num("tolerance"),
         partials: HashMap::new(),
         pools: HashMap::new(),
+        files: HashMap::new(),
         checks: 0,
         inexpressible: 0,
     };
