@@ -79,6 +79,9 @@ struct kvc_fence {};
 }
 %enddef
 
+/* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
+#pragma SWIG nowarn=451
+
 %include "abi_structs.i"
 
 %include <dlpack/dlpack.h>

@@ -241,7 +241,7 @@ func (c *call) save() error {
 func (c *call) load() error {
 	file := append([]byte{}, c.files[c.step.text("file")]...)
 	if c.step.has("flip") {
-		file[c.step.num("flip")%int64(len(file))] ^= 1
+		file[c.step.num("flip")%len(file)] ^= 1
 	}
 	return c.cache.Load(file, kvcache.LoadOptions{}, c.step.ints("seqs")...)
 }
