@@ -80,7 +80,10 @@ struct kvc_fence {};
 %enddef
 
 /* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
-#pragma SWIG nowarn=451
+%warnfilter(451) kvc_save_desc::path;
+%warnfilter(451) kvc_save_desc::model_id;
+%warnfilter(451) kvc_load_desc::path;
+%warnfilter(451) kvc_load_desc::model_id;
 
 %include "abi_structs.i"
 
