@@ -8,6 +8,7 @@
 %{
 #include <kvcache.h>
 #include <stdlib.h>
+#include <string.h>
 %}
 
 %include <stdint.i>
@@ -80,10 +81,7 @@ struct kvc_fence {};
 %enddef
 
 /* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
-%warnfilter(451) kvc_save_desc::path;
-%warnfilter(451) kvc_save_desc::model_id;
-%warnfilter(451) kvc_load_desc::path;
-%warnfilter(451) kvc_load_desc::model_id;
+%typemap(memberin) const char *path, const char *model_id "$1 = $input ? strdup($input) : NULL;"
 
 %include "abi_structs.i"
 

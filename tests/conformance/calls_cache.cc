@@ -106,8 +106,7 @@ kvc_status save(Call& c) {
   kvc_save_desc desc{};
   desc.struct_size = sizeof desc;
   uint64_t bytes = 0;
-  kvc_status status =
-      kvc_seq_save(c.player.cache, count, seqs, &desc, nullptr, &bytes, c.err);
+  kvc_status status = kvc_seq_save(c.player.cache, count, seqs, &desc, nullptr, &bytes, c.err);
   const auto name = c.step.get<std::string>("file");
   if (status != KVC_OK) return status;
   std::vector<char>& file = c.player.files[name];

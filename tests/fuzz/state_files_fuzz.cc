@@ -71,7 +71,7 @@ class Model {
     KVC_FUZZ_CHECK(kvc_seq_fork(cache_, 0, 1, -1, nullptr) == KVC_OK);
     grow(1, 4);
     KVC_FUZZ_CHECK(kvc_seq_add(cache_, 2, nullptr) == KVC_OK);
-    
+
     KVC_FUZZ_CHECK(is_hybrid || kvc_seq_set_window(cache_, 2, 6, 2, nullptr) == KVC_OK);
     grow(2, 17);
     file_ = save({0, 1, 2});
@@ -111,8 +111,8 @@ class Model {
     Bytes file(size);
     desc.data = file.data();
     desc.size = file.size();
-    KVC_FUZZ_CHECK(kvc_seq_save(cache_, seqs.size(), seqs.data(), &desc, nullptr, nullptr,
-                                nullptr) == KVC_OK);
+    KVC_FUZZ_CHECK(
+        kvc_seq_save(cache_, seqs.size(), seqs.data(), &desc, nullptr, nullptr, nullptr) == KVC_OK);
     return file;
   }
 
@@ -208,8 +208,7 @@ void run(Input& input) {
   KVC_FUZZ_CHECK(kvc_prefix_reset(model.cache(), nullptr) == KVC_OK);
   KVC_FUZZ_CHECK(kvc_cache_check(model.cache(), nullptr) == KVC_OK);
   const CacheState after = state_of(model.cache());
-  KVC_FUZZ_CHECK(after.seqs == before.seqs &&
-                 after.total_length == before.total_length);
+  KVC_FUZZ_CHECK(after.seqs == before.seqs && after.total_length == before.total_length);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Random swaps, saves and loads among random everything else. The model knows of every token which value each layer
-// holds for it, of every sequence where it is, and of every page on the host who needs it; it knows
-// nothing of how the library moves anything.
+// Random swaps, saves and loads among random everything else. The model knows of every token which
+// value each layer holds for it, of every sequence where it is, and of every page on the host who
+// needs it; it knows nothing of how the library moves anything.
 #pragma once
 
 #include <cstdint>

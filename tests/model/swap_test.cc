@@ -1,5 +1,6 @@
-// Random swaps and state files among forwards, forks, windows, pops, prefix hits and failing allocations: what was
-// written is read again wherever it was in between, and nothing is left behind.
+// Random swaps and state files among forwards, forks, windows, pops, prefix hits and failing
+// allocations: what was written is read again wherever it was in between, and nothing is left
+// behind.
 #include "tests/model/seeds.h"
 #include "tests/model/swap_run.h"
 
