@@ -20,6 +20,8 @@ with tempfile.TemporaryDirectory() as folder:
     figure = pathlib.Path(folder) / "demo.svg"
     text = demo("--svg", figure)
     assert "Exact: all three rows agree" in text and "Some answers" not in text, text
+    restarted = re.search(r"A new process loaded it in \d+ ms, computed (\d+) prompt tokens", text)
+    assert restarted and int(restarted[1]) < 200, text
     drawn = xml.dom.minidom.parse(str(figure))
     assert "prefers-color-scheme: dark" in drawn.getElementsByTagName("style")[0].toxml()
     pages = drawn.getElementsByTagName("g")

@@ -60,6 +60,10 @@ void write_output(std::ofstream& file, const std::string& path, const std::strin
 
 int run_command(const DemoOptions& options) {
   try {
+    if (!options.state_path.empty()) {
+      answer_from_state(options);
+      return 0;
+    }
     std::ofstream json = open_output(options.json_path, "--json");
     std::ofstream svg = open_output(options.svg_path, "--svg");
     const DemoRun run = run_demo(options);
@@ -155,6 +159,10 @@ void register_demo(CLI::App& app, int& exit_code) {
                  "Print some answers, which are noise: the weights are random")
       ->group("Output");
   file("--json", options.json_path, "Write all figures", "Output");
+  // The new process of the last act.
+  demo->add_option("--from-state", options.state_path)->group("");
+  file("--save", options.save_path,
+       "Keep the state file of the system prompt, for `kvcache inspect`", "Output");
   file("--svg", options.svg_path, "Write a figure of memory, prompt tokens and pages", "Output");
 
   demo->callback([line, &exit_code] {

@@ -1,9 +1,12 @@
 #include "tools/demo/demo_run.h"
 
 #include <cstdio>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "tools/demo/contiguous_store.h"
+#include "tools/demo/restart.h"
 #include "tools/demo/terminal.h"
 #include "tools/isa_names.h"
 
@@ -79,13 +82,20 @@ class Progress {
   int shown_ = -1;
 };
 
-ServeResult serve_row(const DemoRun& run, const DemoRow& row, Model& model, KvStore& store) {
-  Progress progress(static_cast<int>(run.rows.size()) + 1, row.title);
+ServeOptions serve_options(const DemoRun& run, bool shares) {
   ServeOptions options;
   options.tokens_per_step = run.options.tokens_per_step;
   options.temperature = run.options.temperature;
   options.seed = run.options.workload.seed;
-  options.share_system_prompt = row.shared;
+  options.share_system_prompt = shares;
+  return options;
+}
+
+ServeResult serve_row(const DemoRun& run, const DemoRow& row, Model& model, KvStore& store,
+                      std::function<void(int)> keep_system_prompt = {}) {
+  Progress progress(static_cast<int>(run.rows.size()) + 1, row.title);
+  ServeOptions options = serve_options(run, row.shared);
+  options.keep_system_prompt = std::move(keep_system_prompt);
   options.progress = [&](double part) { progress(part); };
   options.progress(0.0);
   return serve(run.workload, model, store, options);
@@ -107,6 +117,10 @@ void judge(DemoRun& run) {
         i + 1, exact_storage ? 1 : 2, deciding.conversation + 1,
         static_cast<long long>(deciding.place + 1), deciding.got, deciding.expected);
   }
+  if (run.verified && !run.restart.agrees()) {
+    run.verified = false;
+    run.verdict = "after the restart: " + run.restart.verdict();
+  }
   if (!run.verified) return;
   const std::string tokens = grouped(run.rows[0].result.generated_tokens());
   if (exact_storage) {
@@ -118,10 +132,17 @@ void judge(DemoRun& run) {
   }
 }
 
-}  // namespace
-
-DemoRun run_demo(const DemoOptions& options) {
+// What every row computes with.
+struct Setup {
   DemoRun run;
+  const BlockKernels* kernels;
+  std::unique_ptr<WorkerPool> pool;
+  std::unique_ptr<Model> model;
+};
+
+Setup set_up(const DemoOptions& options) {
+  Setup setup;
+  DemoRun& run = setup.run;
   run.options = options;
   if (options.quick) run.shape = {2, 128, 4, 2, 64, 256, 10000.0};
   run.workload = make_workload(options.workload);
@@ -131,8 +152,8 @@ DemoRun run_demo(const DemoOptions& options) {
     throw UsageError(format("--isa %s: this machine does not have it", isa_name(options.isa)));
   }
   run.library_isa = isa_name(options.isa == KVC_CPU_ISA_AUTO ? caps.arch : options.isa);
-  const BlockKernels& kernels = block_kernels(kernel_level(options.isa));
-  run.demo_kernels = kernels.name;
+  setup.kernels = &block_kernels(kernel_level(options.isa));
+  run.demo_kernels = setup.kernels->name;
 
   const int64_t longest = run.workload.longest_request();
   run.max_length = options.max_length > 0 ? options.max_length : ceil_div(longest, 512) * 512;
@@ -144,21 +165,45 @@ DemoRun run_demo(const DemoOptions& options) {
 
   check_memory(run);
 
-  WorkerPool pool(run.threads);
+  setup.pool = std::make_unique<WorkerPool>(run.threads);
   std::vector<Token> texts = run.workload.system;
   for (const Conversation& c : run.workload.conversations)
     texts.insert(texts.end(), c.turn.begin(), c.turn.end());
-  Model model(run.shape, options.workload.seed, texts, pool, kernels);
-  run.num_parameters = model.num_parameters();
+  setup.model = std::make_unique<Model>(run.shape, options.workload.seed, texts, *setup.pool,
+                                        *setup.kernels);
+  run.num_parameters = setup.model->num_parameters();
+  return setup;
+}
+
+PagedOptions paged_options(const DemoOptions& options, uint64_t byte_budget) {
+  PagedOptions paged;
+  paged.dtype = options.dtype;
+  paged.page_size = options.page_size;
+  paged.isa = options.isa;
+  paged.byte_budget = byte_budget;
+  // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last
+  // bit of a float32 into a different stored value.
+  paged.batch_invariant = options.dtype != StorageType::kFloat32;
+  return paged;
+}
+
+}  // namespace
+
+DemoRun run_demo(const DemoOptions& options) {
+  Setup setup = set_up(options);
+  DemoRun& run = setup.run;
+  WorkerPool& pool = *setup.pool;
+  Model& model = *setup.model;
   const AttentionShape attention = run.shape.attention();
   const int num_conversations = static_cast<int>(run.workload.conversations.size());
+  SavedPrompt saved(options.save_path);
 
   uint64_t slots_bytes = 0;
   {
     DemoRow row;
     row.key = "contiguous";
     row.title = "1 contiguous";
-    ContiguousStore store(attention, run.max_length, num_conversations, pool, kernels);
+    ContiguousStore store(attention, run.max_length, num_conversations, pool, *setup.kernels);
     row.result = serve_row(run, row, model, store);
     slots_bytes = store.slot_bytes() * static_cast<uint64_t>(num_conversations);
     run.contiguous_bytes = row.result.peak.reserved_bytes;
@@ -172,17 +217,11 @@ DemoRun run_demo(const DemoOptions& options) {
     row.title = shared ? "3 paged, shared" : "2 paged";
     row.paged = true;
     row.shared = shared;
-    PagedOptions paged;
-    paged.dtype = options.dtype;
-    paged.page_size = options.page_size;
-    paged.isa = options.isa;
-    paged.byte_budget =
+    const uint64_t byte_budget =
         options.memory_mib > 0 ? static_cast<uint64_t>(options.memory_mib) << 20 : slots_bytes;
-    // Two ways to cut a prompt round alike only with this flag; a 16-bit cache would turn the last
-    // bit of a float32 into a different stored value.
-    paged.batch_invariant = options.dtype != StorageType::kFloat32;
-    PagedStore store(attention, paged, pool);
-    row.result = serve_row(run, row, model, store);
+    PagedStore store(attention, paged_options(options, byte_budget), pool);
+    const auto save = [&](int sequence) { saved.write(store, sequence); };
+    row.result = serve_row(run, row, model, store, shared ? save : std::function<void(int)>());
     store.check();
     row.page_bytes = static_cast<int64_t>(store.plan_info().page_bytes);
     row.num_pages = store.plan_info().num_pages;
@@ -191,8 +230,33 @@ DemoRun run_demo(const DemoOptions& options) {
     row.sequences_that_fit = paged_fit(run, row);
     run.rows.push_back(std::move(row));
   }
+  run.restart = saved.restart(run.rows.back().result.answers.front().tokens);
   judge(run);
-  return run;
+  return std::move(setup.run);
+}
+
+void answer_from_state(const DemoOptions& options) {
+  Setup setup = set_up(options);
+  Workload& workload = setup.run.workload;
+  workload.conversations.resize(1);
+  const AttentionShape attention = setup.run.shape.attention();
+  const auto tokens = static_cast<uint64_t>(workload.longest_request() + 2 * options.page_size);
+  const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
+  PagedStore store(attention,
+                   paged_options(options, tokens * 2 * element *
+                                              static_cast<uint64_t>(attention.layers) *
+                                              static_cast<uint64_t>(attention.kv_heads) *
+                                              static_cast<uint64_t>(attention.head_dim)),
+                   *setup.pool);
+  double load_seconds = 0.0;
+  ServeOptions serving = serve_options(setup.run, true);
+  serving.load_system_prompt = [&](int sequence) {
+    const auto start = std::chrono::steady_clock::now();
+    store.load(sequence, options.state_path, static_cast<int64_t>(workload.system.size()));
+    load_seconds = seconds_since(start);
+  };
+  const ServeResult result = serve(workload, *setup.model, store, serving);
+  print_answer(result, load_seconds);
 }
 
 double DemoRow::waste() const {

@@ -29,6 +29,8 @@ struct DemoOptions {
   bool verify = false;
   bool verbose = false;  // answers too
   std::string json_path, svg_path;
+  std::string save_path;   // Where the state file of row 3 stays; empty: it goes with the run.
+  std::string state_path;  // The new process: what row 3 has saved.
 };
 
 // How a row's answers differ from another row's. Logits are compared while the answers agree: up to
@@ -59,6 +61,19 @@ struct DemoRow {
   double tokens_per_second() const;
 };
 
+// A new process goes on with the system prompt that row 3 has saved, and answers conversation 1.
+struct Restart {
+  uint64_t file_bytes = 0;
+  double save_seconds = 0.0, load_seconds = 0.0;
+  int64_t prompt_tokens = 0;  // prompt tokens that the new process computed
+  int64_t same_tokens = 0;    // leading generated tokens that equal row 3's
+  int64_t answer_tokens = 0;
+  std::string problem;  // why there is no answer; empty: there is one
+
+  bool agrees() const { return problem.empty() && same_tokens == answer_tokens; }
+  std::string verdict() const;  // What differs, where something does.
+};
+
 struct DemoRun {
   DemoOptions options;
   ModelShape shape;
@@ -70,6 +85,7 @@ struct DemoRun {
   uint64_t contiguous_bytes = 0;  // bytes that row 1 reserves at its peak
   uint64_t bytes_per_token_contiguous = 0, bytes_per_token_paged = 0;
   std::vector<DemoRow> rows;
+  Restart restart;
   std::string verdict;  // one sentence
   bool verified = false;
 
@@ -79,6 +95,8 @@ struct DemoRun {
 Comparison compare(const ServeResult& expected, const ServeResult& got);
 
 DemoRun run_demo(const DemoOptions& options);
+// The new process: prints its answer to conversation 1 for run_restart() to read.
+void answer_from_state(const DemoOptions& options);
 
 const char* storage_name(StorageType type);  // "float32"
 

@@ -133,6 +133,31 @@ void PagedStore::end() {
   forward_ = nullptr;
 }
 
+uint64_t PagedStore::save(int sequence, const std::string& path) const {
+  kvc_save_desc desc{};
+  desc.struct_size = sizeof(desc);
+  desc.path = path.c_str();
+  const kvc_seq id = sequence;
+  uint64_t bytes = 0;
+  kvc_error error{};
+  require(kvc_seq_save(cache_.get(), 1, &id, &desc, nullptr, &bytes, &error), error,
+          "kvc_seq_save");
+  return bytes;
+}
+
+void PagedStore::load(int sequence, const std::string& path, int64_t length) {
+  kvc_load_desc desc{};
+  desc.struct_size = sizeof(desc);
+  desc.path = path.c_str();
+  const kvc_seq id = sequence;
+  kvc_error error{};
+  require(kvc_seq_load(cache_.get(), &desc, 1, &id, nullptr, &error), error, "kvc_seq_load");
+  int64_t loaded = 0;
+  require(kvc_seq_length(cache_.get(), id, &loaded, &error), error, "kvc_seq_length");
+  if (loaded != length)
+    throw LibraryError(path + " holds another prompt: " + std::to_string(loaded) + " tokens");
+}
+
 kvc_stats PagedStore::stats() const {
   kvc_stats stats{};
   stats.struct_size = sizeof(stats);

@@ -40,6 +40,10 @@ class PagedStore final : public KvStore {
   MemoryUse memory() const override;
   std::vector<PageUse> pages() const override;
 
+  // To a state file, whose bytes are returned, and back. The loaded sequence has `length` tokens.
+  uint64_t save(int sequence, const std::string& path) const;
+  void load(int sequence, const std::string& path, int64_t length);
+
   kvc_stats stats() const;
   kvc_plan_info plan_info() const { return plan_info_; }
   void check() const;  // the library's own audit

@@ -111,6 +111,15 @@ std::string json_report(const DemoRun& run) {
                     {"pages_at_peak_legend",
                      "one character per page: # shared, a letter per conversation, . free"},
                     {"rows", rows},
+                    {"restart",
+                     {{"file_bytes", run.restart.file_bytes},
+                      {"save_seconds", run.restart.save_seconds},
+                      {"load_seconds", run.restart.load_seconds},
+                      {"system_prompt_tokens_loaded", run.workload.system.size()},
+                      {"prompt_tokens_computed", run.restart.prompt_tokens},
+                      {"answer_tokens", run.restart.answer_tokens},
+                      {"same_tokens", run.restart.same_tokens},
+                      {"problem", run.restart.problem}}},
                     {"conversations", conversations}};
   // Texts may be any bytes; what is not UTF-8 is replaced.
   return out.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";

@@ -111,6 +111,18 @@ std::string table(const DemoRun& run, bool colours) {
   return out + "\n\n";
 }
 
+std::string restart(const DemoRun& run) {
+  const Restart& r = run.restart;
+  if (!r.agrees()) return "  After a restart: " + r.verdict() + ".\n";
+  return format(
+             "  Row 3 saved the system prompt (%.1f MiB in %.0f ms). A new process loaded it in %.0f "
+             "ms, computed ",
+             static_cast<double>(r.file_bytes) / (1 << 20), r.save_seconds * 1e3,
+             r.load_seconds * 1e3) +
+         grouped(r.prompt_tokens) +
+         " prompt tokens,\n  those of the turn, and gave conversation 1 the same answer.\n";
+}
+
 std::string summary(const DemoRun& run, bool colours) {
   const ServeResult& first = run.rows.front().result;
   const ServeResult& last = run.rows.back().result;
@@ -130,6 +142,7 @@ std::string summary(const DemoRun& run, bool colours) {
            " steps; " + grouped(r.preemptions) + " times a conversation gave way, " +
            grouped(r.recomputed_tokens) + " tokens were computed again.\n";
   }
+  out += restart(run);
   const std::string mark = run.verified ? "  Exact: " : "  NOT EXACT: ";
   return out +
          painted(mark + run.verdict + ".", run.verified ? Paint::kGreen : Paint::kRed, colours) +

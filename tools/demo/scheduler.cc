@@ -44,6 +44,11 @@ class Scheduler {
     root().stage = Stage::kDone;
     if (options_.share_system_prompt) {
       root().tokens = workload.system;
+      if (options_.load_system_prompt) {
+        options_.load_system_prompt(root_id());
+        root().computed = first_computed();
+        return;
+      }
       root().stage = Stage::kWaiting;
       total_work_ += first_computed();
     }
@@ -61,8 +66,9 @@ class Scheduler {
       }
       ++result_.steps;
     }
-    if (options_.share_system_prompt) store_.remove(root_id());
     result_.seconds = seconds_since(start);
+    if (options_.keep_system_prompt) options_.keep_system_prompt(root_id());
+    if (options_.share_system_prompt) store_.remove(root_id());
     return std::move(result_);
   }
 

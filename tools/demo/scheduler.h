@@ -19,6 +19,10 @@ struct ServeOptions {
   double temperature = 0.8;
   uint64_t seed = 1;
   bool share_system_prompt = false;      // compute it once and fork; needs a store that can
+  // Called with the sequence of the shared system prompt before it is removed; may be empty.
+  std::function<void(int)> keep_system_prompt;
+  // Adds that sequence, so that it is not computed; may be empty.
+  std::function<void(int)> load_system_prompt;
   std::function<void(double)> progress;  // part of the work done, 0..1; may be empty
 };
 
