@@ -11,7 +11,7 @@ THREAD_SANITIZER_SCALE ?= 0.1
 # Random operations of one thread: nothing to look at, and most of the time.
 ONE_THREAD = -RandomSwaps.*:RandomPrefixes.*
 
-.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench fuzz abi mutants lint format clean
+.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench reliability fuzz abi mutants lint format clean
 
 all: library
 
@@ -74,6 +74,10 @@ test-bindings: build
 clients: build
 	@tests/clients/hf/run
 	@tests/clients/candle/run
+
+# The tests of reliability as often as before a release: docs/reliability.md has the figures.
+reliability: build
+	@KVC_RELIABILITY=1 ctest --preset release -L reliability --verbose
 
 # Coverage-guided fuzzing, so many seconds for each target of tests/fuzz; FUZZ_SECONDS=0 runs until stopped, FUZZ_ONLY names targets.
 FUZZ_SECONDS ?= 60
