@@ -1986,7 +1986,8 @@ KVC_API kvc_status kvc_seq_save(const kvc_cache *cache, size_t n, const kvc_seq 
  *            KVC_E_NEVER_FITS        More pages than the cache has.
  *            KVC_E_UNSUPPORTED       Another layout; no storage.
  *            KVC_E_BUSY              A forward is open.
- * Threading: exclusive. Device: blocks until done. */
+ * Threading: exclusive; a thread reads ahead unless config.num_threads is 1.
+ * Device:    blocks until done. */
 KVC_API kvc_status kvc_seq_load(kvc_cache *cache, const kvc_load_desc *desc, size_t n,
                                 const kvc_seq *seqs, kvc_stream KVC_NULLABLE stream,
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;

@@ -16,7 +16,7 @@ constexpr uint32_t kStatesTag = chunk_tag("STAT");
 
 // Payloads are of about this size: a digest finds damage before much of it was read, and the bytes
 // are still in the processor's cache when they are digested and copied.
-constexpr int64_t kChunkBytes = int64_t{1} << 20;
+constexpr int64_t kChunkBytes = int64_t{1} << 18;
 
 inline int64_t items_per_chunk(int64_t item_bytes) {
   return std::max<int64_t>(1, kChunkBytes / std::max<int64_t>(1, item_bytes));

@@ -5,6 +5,7 @@
 #include "src/cache/state_file_report.h"
 #include "src/capi/call.h"
 #include "src/capi/sized_struct.h"
+#include "src/files/read_ahead.h"
 #include "src/plan/layout_text.h"
 
 namespace {
@@ -43,10 +44,13 @@ std::string model_id_of(const char* model_id) {
   return id;
 }
 
-std::unique_ptr<kvc::ByteSource> open_source(const kvc_load_desc& desc) {
+std::unique_ptr<kvc::ByteSource> open_source(const kvc_load_desc& desc, bool may_use_threads) {
   check_rest(desc.flags, KVC_LOAD_CONVERT, desc.ext);
   check_places(desc.path != nullptr, desc.data != nullptr, desc.read != nullptr, "read", false);
-  if (desc.path != nullptr) return std::make_unique<kvc::FileSource>(desc.path);
+  if (desc.path != nullptr) {
+    if (may_use_threads) return std::make_unique<kvc::ReadAhead>(desc.path);
+    return std::make_unique<kvc::FileSource>(desc.path);
+  }
   if (desc.data != nullptr) return std::make_unique<kvc::MemorySource>(desc.data, desc.size);
   return std::make_unique<kvc::FunctionSource>(desc.read, desc.user);
 }
@@ -106,7 +110,8 @@ kvc_status kvc_seq_load(kvc_cache* cache, const kvc_load_desc* desc, size_t n, c
     CacheCall call(cache);
     const auto from = kvc::read_struct(desc, "desc");
     const std::string model_id = model_id_of(from.model_id);
-    const std::unique_ptr<kvc::ByteSource> source = open_source(from);
+    const bool may_use_threads = call->spec().num_threads != 1;
+    const std::unique_ptr<kvc::ByteSource> source = open_source(from, may_use_threads);
     call.enqueue_on(stream);
     call->files.load(n, seqs, model_id, (from.flags & KVC_LOAD_CONVERT) != 0, *source, stream);
     call.finish();
@@ -118,7 +123,7 @@ kvc_status kvc_state_file_describe(const kvc_load_desc* desc, char* buf, size_t*
   return guard(err, [&] {
     require(len, "len");
     const auto from = kvc::read_struct(desc, "desc");
-    const std::unique_ptr<kvc::ByteSource> source = open_source(from);
+    const std::unique_ptr<kvc::ByteSource> source = open_source(from, false);
     write_text(kvc::describe_state_file(*source), buf, len);
   });
 }

@@ -14,8 +14,9 @@ class ByteSource {
   virtual ~ByteSource() = default;
   // Reads up to `size` bytes from `offset` on; fewer only at the end. Throws IO.
   virtual size_t read(uint64_t offset, void* data, size_t size) = 0;
-  // The bytes themselves where they lie in memory, else null.
-  virtual const std::byte* view(uint64_t, size_t) const { return nullptr; }
+  // The bytes themselves where they lie in memory together, else null; valid until the next call.
+  // Throws IO.
+  virtual const std::byte* view(uint64_t, size_t) { return nullptr; }
   // For messages.
   virtual const char* name() const = 0;
 };
@@ -42,7 +43,7 @@ class MemorySource final : public ByteSource {
       : data_(static_cast<const std::byte*>(data)), size_(size) {}
 
   size_t read(uint64_t offset, void* data, size_t size) override;
-  const std::byte* view(uint64_t offset, size_t size) const override {
+  const std::byte* view(uint64_t offset, size_t size) override {
     return offset <= size_ && size <= size_ - offset ? data_ + offset : nullptr;
   }
   const char* name() const override { return "desc.data"; }

@@ -302,6 +302,18 @@ void register_bench(CLI::App& app, int& exit_code) {
   add_choice(*swap.app, "--layout", swap.options->layout, {"layer-first", "page-first"},
              "How the layers of a page lie in the pools");
 
+  const auto files = add_command(
+      bench, "files",
+      "Saving and loading a sequence; share of writing and reading a plain file as durably",
+      run_files, gpu, exit_code);
+  add_model(*files.app, files.options->model);
+  add_count(*files.app, "--layers", files.options->layers, "Layers of the model");
+  add_choice(*files.app, "--layout", files.options->layout, {"layer-first", "page-first"},
+             "How the layers of a page lie in the pool");
+  add_tokens(*files.app, "--tokens", files.options->tokens, "Tokens of the sequence");
+  files.app->add_option("--folder", files.options->folder,
+                        "Where the files are written; default: the folder of temporary files");
+
   const auto step =
       add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
                   run_step, gpu, exit_code);

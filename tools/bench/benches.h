@@ -74,6 +74,15 @@ struct SwapOptions {
   std::string layout = "layer-first";
 };
 
+struct FilesOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int layers = 16;
+  std::string layout = "layer-first";
+  int64_t tokens = 4096;
+  std::string folder;  // empty: that of temporary files
+};
+
 struct StepOptions {
   CommonOptions common;
   int sequences = 64;
@@ -138,6 +147,7 @@ Report run_mla(const MlaOptions& options);
 Report run_append(const AppendOptions& options);
 Report run_copy(const CopyOptions& options);
 Report run_swap(const SwapOptions& options);
+Report run_files(const FilesOptions& options);
 Report run_step(const StepOptions& options);
 Report run_prefix(const PrefixOptions& options);
 Report run_linear(const LinearOptions& options);

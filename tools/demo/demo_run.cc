@@ -169,8 +169,8 @@ Setup set_up(const DemoOptions& options) {
   std::vector<Token> texts = run.workload.system;
   for (const Conversation& c : run.workload.conversations)
     texts.insert(texts.end(), c.turn.begin(), c.turn.end());
-  setup.model = std::make_unique<Model>(run.shape, options.workload.seed, texts, *setup.pool,
-                                        *setup.kernels);
+  setup.model =
+      std::make_unique<Model>(run.shape, options.workload.seed, texts, *setup.pool, *setup.kernels);
   run.num_parameters = setup.model->num_parameters();
   return setup;
 }
@@ -242,12 +242,12 @@ void answer_from_state(const DemoOptions& options) {
   const AttentionShape attention = setup.run.shape.attention();
   const auto tokens = static_cast<uint64_t>(workload.longest_request() + 2 * options.page_size);
   const uint64_t element = options.dtype == StorageType::kFloat32 ? 4 : 2;
-  PagedStore store(attention,
-                   paged_options(options, tokens * 2 * element *
-                                              static_cast<uint64_t>(attention.layers) *
-                                              static_cast<uint64_t>(attention.kv_heads) *
-                                              static_cast<uint64_t>(attention.head_dim)),
-                   *setup.pool);
+  PagedStore store(
+      attention,
+      paged_options(options, tokens * 2 * element * static_cast<uint64_t>(attention.layers) *
+                                 static_cast<uint64_t>(attention.kv_heads) *
+                                 static_cast<uint64_t>(attention.head_dim)),
+      *setup.pool);
   double load_seconds = 0.0;
   ServeOptions serving = serve_options(setup.run, true);
   serving.load_system_prompt = [&](int sequence) {

@@ -71,7 +71,7 @@ struct Restart {
   std::string problem;  // why there is no answer; empty: there is one
 
   bool agrees() const { return problem.empty() && same_tokens == answer_tokens; }
-  std::string verdict() const;  // What differs, where something does.
+  std::string verdict() const;  // The difference, where there is one.
 };
 
 struct DemoRun {

@@ -115,8 +115,8 @@ std::string restart(const DemoRun& run) {
   const Restart& r = run.restart;
   if (!r.agrees()) return "  After a restart: " + r.verdict() + ".\n";
   return format(
-             "  Row 3 saved the system prompt (%.1f MiB in %.0f ms). A new process loaded it in %.0f "
-             "ms, computed ",
+             "  Row 3 saved the system prompt (%.1f MiB in %.0f ms). A new process loaded it in "
+             "%.0f ms, computed ",
              static_cast<double>(r.file_bytes) / (1 << 20), r.save_seconds * 1e3,
              r.load_seconds * 1e3) +
          grouped(r.prompt_tokens) +

@@ -87,8 +87,8 @@ Restart SavedPrompt::restart(std::span<const Token> expected) {
     result_.load_seconds = answer["load_seconds"];
     result_.prompt_tokens = answer["prompt_tokens"];
     const auto tokens = answer["tokens"].get<std::vector<Token>>();
-    const auto differs = std::mismatch(tokens.begin(), tokens.end(), expected.begin(),
-                                       expected.end());
+    const auto differs =
+        std::mismatch(tokens.begin(), tokens.end(), expected.begin(), expected.end());
     result_.same_tokens = differs.first - tokens.begin();
     result_.answer_tokens = static_cast<int64_t>(std::max(tokens.size(), expected.size()));
   } catch (const std::exception& error) {

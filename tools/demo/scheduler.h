@@ -18,7 +18,7 @@ struct ServeOptions {
   int64_t tokens_per_step = 1024;
   double temperature = 0.8;
   uint64_t seed = 1;
-  bool share_system_prompt = false;      // compute it once and fork; needs a store that can
+  bool share_system_prompt = false;  // compute it once and fork; needs a store that can
   // Called with the sequence of the shared system prompt before it is removed; may be empty.
   std::function<void(int)> keep_system_prompt;
   // Adds that sequence, so that it is not computed; may be empty.

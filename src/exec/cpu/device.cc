@@ -112,9 +112,10 @@ void CpuDevice::read_pages(const PageId* pages, int64_t count, int64_t bytes, st
 
 void CpuDevice::write_pages(const PageId* pages, int64_t count, int64_t bytes,
                             const std::byte* from, CallStream) {
-  for_each_piece(
-      *pool_, pages, count, bytes, from,
-      [](std::byte* page, const std::byte* packed, size_t n) { std::memcpy(page, packed, n); });
+  for_each_piece(*pool_, pages, count, bytes, from,
+                 [this](std::byte* page, const std::byte* packed, size_t n) {
+                   kernels_->copy(page, packed, static_cast<int64_t>(n));
+                 });
 }
 
 void CpuDevice::read_bytes(std::byte* to, const std::byte* from, int64_t bytes, CallStream) const {
