@@ -1108,6 +1108,24 @@ KVC_API kvc_status kvc_seq_remove(kvc_cache *cache, kvc_seq seq,
 KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq parent, kvc_seq child, int64_t pos,
                                 kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
+/* Appends `n` tokens without content, for rows that come from elsewhere (kvc_pages_import,
+ * kvc_export_pool, kvc_debug_set_layer).
+ *
+ * It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: what pages
+ * hold is undefined (zeros with KVC_CONFIG_CLEAR_PAGES), and the prefix index gets no block that
+ * contains one of these tokens.
+ *
+ * Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
+ *            KVC_E_NEVER_FITS        As kvc_forward_begin.
+ * Misuse:    KVC_E_NOT_FOUND         No such sequence.
+ *            KVC_E_INVALID_ARGUMENT  n < 1.
+ *            KVC_E_OUT_OF_RANGE      Limits of the configuration.
+ *            KVC_E_INVALID_STATE     It has an uncommitted token tree or is swapped out.
+ *            KVC_E_BUSY              A forward is open.
+ * Threading: exclusive. Device: enqueues. */
+KVC_API kvc_status kvc_seq_reserve(kvc_cache *cache, kvc_seq seq, int64_t n,
+                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
 /* Drops the last `n` tokens, 0 <= n <= length, also past a fork point. Siblings keep theirs, and
  * the prefix index keeps the blocks that it knows.
  *
@@ -1860,6 +1878,40 @@ KVC_API kvc_status kvc_pages_copy(kvc_cache *cache, const DLTensor *pairs,
                                   kvc_stream KVC_NULLABLE stream,
                                   kvc_fence *KVC_NULLABLE *KVC_NULLABLE out_fence,
                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Copies a layer's parts of pages to the host, as they are stored.
+ *
+ *   ids   int64 [n] on the CPU, any n >= 0
+ *   out   uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows: a row is what
+ *         kvc_export_pool shows as KVC_POOL_BYTES
+ *
+ * Pages of equal kvc_layout_fingerprint can be imported elsewhere as they are. SHARED layers: the
+ * source's. The tables of sequences are not looked at: any page may be named.
+ *
+ * Misuse:    tensors                 ids, out.
+ *            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
+ *            KVC_E_UNSUPPORTED       No storage; a layer without pages.
+ * Threading: shared. Device: blocks until done. */
+KVC_API kvc_status kvc_pages_export(const kvc_cache *cache, int32_t layer, const DLTensor *ids,
+                                    DLTensor *out, kvc_stream KVC_NULLABLE stream,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Copies bytes of the host into a layer's parts of pages: the way back of kvc_pages_export.
+ *
+ *   ids   int64 [n] on the CPU, any n >= 0
+ *   in    uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows
+ *
+ * kvc_seq_reserve makes a sequence with pages to import into. From here on the host program counts
+ * as writing the pool itself, as after kvc_export_pool.
+ *
+ * Misuse:    tensors                 ids, in.
+ *            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
+ *            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
+ *            KVC_E_UNSUPPORTED       No storage; a layer without pages.
+ * Threading: exclusive. Device: blocks until done. */
+KVC_API kvc_status kvc_pages_import(kvc_cache *cache, int32_t layer, const DLTensor *ids,
+                                    const DLTensor *in, kvc_stream KVC_NULLABLE stream,
+                                    kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* Asks whether the copies are complete: *out_done is 1 when they are, else 0.
  *

@@ -8,6 +8,7 @@ import "C"
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -141,6 +142,44 @@ func (c *Cache) CopyPagesOn(stream uintptr, pairs [][2]int64) (*Fence, error) {
 	return c.fenced(func(h *C.uintptr_t) *C.kvc_error {
 		return C.shim_pages(c.lib.api, c.h, pairsOf(pairs), C.int64_t(len(pairs)), -1, C.uintptr_t(stream), h)
 	})
+}
+
+// ExportPages copies a layer's parts of pages as they are stored, PageBytes of Plan.Layer each, one behind the
+// other.
+func (c *Cache) ExportPages(layer int, ids []int64) ([]byte, error) {
+	info, err := c.plan.Layer(layer)
+	if err != nil {
+		return nil, err
+	}
+	bytes := make([]byte, len(ids)*int(info.PageBytes))
+	if err := c.look(); err != nil {
+		return nil, err
+	}
+	defer c.mu.RUnlock()
+	return bytes, c.pageBytes(0, layer, ids, bytes, info.PageBytes)
+}
+
+// ImportPages is the way back: bytes of ExportPages, of this cache or one whose plan has an equal Fingerprint.
+func (c *Cache) ImportPages(layer int, ids []int64, bytes []byte) error {
+	info, err := c.plan.Layer(layer)
+	if err != nil {
+		return err
+	}
+	if len(bytes) != len(ids)*int(info.PageBytes) {
+		return &Error{Status: ErrShape, Msg: fmt.Sprintf("bytes: %d, expected %d pages of %d", len(bytes), len(ids),
+			info.PageBytes)}
+	}
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	return c.pageBytes(1, layer, ids, bytes, info.PageBytes)
+}
+
+func (c *Cache) pageBytes(in C.int32_t, layer int, ids []int64, bytes []byte, pageBytes uint64) error {
+	data, _ := memory(nil, bytes)
+	return failure(C.shim_page_bytes(c.lib.api, in, c.h, C.int32_t(layer), i64s(ids), C.int64_t(len(ids)), data,
+		C.int64_t(pageBytes)))
 }
 
 func pairsOf(pairs [][2]int64) *C.int64_t {

@@ -2,6 +2,7 @@ package kvcache_test
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,4 +61,43 @@ func TestSavedSequencesGoOnInAnotherCache(t *testing.T) {
 	_, err = cache.Save("", 77)
 	is(t, err, kvcache.ErrNotFound)
 	ok(t, other.Check())
+}
+
+func TestPagesMoveAsBytesIntoReservedTokens(t *testing.T) {
+	from, to := newCache(t, small()), newCache(t, small())
+	ok(t, from.AddSeq(1))
+	grow(t, from, 1, 6, 7)
+	ok(t, to.AddSeq(2))
+	ok(t, to.Reserve(2, 6))
+	info, err := from.Plan().Info()
+	ok(t, err)
+	for layer := 0; layer < int(info.NumLayers); layer++ {
+		data, err := from.ExportPages(layer, pagesOf(t, from, 1))
+		ok(t, err)
+		ok(t, to.ImportPages(layer, pagesOf(t, to, 2), data))
+	}
+	v := make([]float32, 4*6)
+	ok(t, to.DebugGetLayer(2, 1, 0, 6, nil, kvcache.Of(v, 6, 1, 4)))
+	if v[0] != 7 || v[23] != 7 {
+		t.Errorf("%v", v)
+	}
+	if _, err := from.ExportPages(0, []int64{99}); !errors.Is(err, kvcache.ErrOutOfRange) {
+		t.Errorf("%v", err)
+	}
+	if err := to.ImportPages(0, []int64{0, 1}, make([]byte, 3)); !errors.Is(err, kvcache.ErrShape) {
+		t.Errorf("%v", err)
+	}
+	if err := to.Reserve(77, 1); !errors.Is(err, kvcache.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+}
+
+func pagesOf(t *testing.T, cache *kvcache.Cache, seq int64) []int64 {
+	pages, err := cache.SeqPages(seq, 0)
+	ok(t, err)
+	var ids []int64
+	for _, id := range pages {
+		ids = append(ids, int64(id))
+	}
+	return ids
 }

@@ -32,6 +32,16 @@ func (c *Cache) Fork(parent, child, pos int64) error {
 	return failure(C.shim_seq_fork(c.lib.api, c.h, C.int64_t(parent), C.int64_t(child), C.int64_t(pos)))
 }
 
+// Reserve appends n tokens without content, for rows that come from elsewhere (ImportPages). The prefix index
+// never gets a block that contains one of them.
+func (c *Cache) Reserve(seq, n int64) error {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.mu.Unlock()
+	return failure(C.shim_seq_reserve(c.lib.api, c.h, C.int64_t(seq), C.int64_t(n)))
+}
+
 // Pop drops the last n tokens.
 func (c *Cache) Pop(seq, n int64) error {
 	if err := c.enter(); err != nil {

@@ -326,6 +326,11 @@ static inline kvc_error *shim_module_path_set(uintptr_t api, const char *path) {
   const kvc_status status = SHIM_API(api)->module_path_set(path, &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_seq_reserve(uintptr_t api, uintptr_t cache, int64_t seq, int64_t n) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->seq_reserve((kvc_cache *)cache, seq, n, &err);
+  return shim_result(status, &err);
+}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

@@ -29,5 +29,18 @@ static inline kvc_error *shim_pages(uintptr_t api, uintptr_t cache, const int64_
   *out_fence = (uintptr_t)fence;
   return shim_result(status, &err);
 }
+/* in: kvc_pages_import; bytes [n, page_bytes]. */
+static inline kvc_error *shim_page_bytes(uintptr_t api, int32_t in, uintptr_t cache, int32_t layer,
+                                         const int64_t *ids, int64_t n, void *bytes,
+                                         int64_t page_bytes) {
+  SHIM_ERROR;
+  int64_t shape[2] = {n, page_bytes};
+  const DLTensor pages = {(void *)ids, {kDLCPU, 0}, 1, {kDLInt, 64, 1}, shape, NULL, 0};
+  DLTensor data = {bytes, {kDLCPU, 0}, 2, {kDLUInt, 8, 1}, shape, NULL, 0};
+  const kvc_status status =
+      in ? SHIM_API(api)->pages_import(SHIM_CACHE(cache), layer, &pages, &data, NULL, &err)
+         : SHIM_API(api)->pages_export(SHIM_CACHE(cache), layer, &pages, &data, NULL, &err);
+  return shim_result(status, &err);
+}
 
 #endif /* KVCACHE_GO_SHIM_COPY_H_ */

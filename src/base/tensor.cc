@@ -327,6 +327,13 @@ void check_integers(const DLTensor* tensor, const char* name, int bits,
   check_typed(tensor, name, extents, {kDLInt, static_cast<uint8_t>(bits), 1}, device);
 }
 
+ByteRows view_byte_rows(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
+                        DLDevice device) {
+  const std::vector<Extent> extents = extents_of({rows, columns});
+  check_typed(tensor, name, extents, {kDLUInt, 8, 1}, device);
+  return {data_of(*tensor), stride_of(*tensor, 0)};
+}
+
 StateRows view_state_rows(const DLTensor* tensor, const char* name, int64_t count,
                           const std::vector<int64_t>& shape, DLDevice device) {
   return view_shaped(tensor, name, 1, count, shape, device);

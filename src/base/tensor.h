@@ -117,6 +117,14 @@ StateView view_states(const DLTensor* tensor, const char* name, DLDevice device 
 int32_t* view_i32_vector(const DLTensor* tensor, const char* name, int64_t size,
                          DLDevice device = kHost);
 
+// A uint8 tensor [rows, columns] with contiguous rows; the row stride is in bytes.
+struct ByteRows {
+  std::byte* base;
+  int64_t row_stride;
+};
+ByteRows view_byte_rows(const DLTensor* tensor, const char* name, int64_t rows, int64_t columns,
+                        DLDevice device = kHost);
+
 // All checks of a tensor of exactly this shape (-1: any extent). The caller reads addresses by
 // data_of() and stride_of().
 kernels::DType check_activations(const DLTensor* tensor, const char* name,

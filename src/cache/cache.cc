@@ -38,6 +38,7 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       swaps(*core_),
       files(*core_),
       exports(*core_),
+      pages(*core_),
       debug(*core_),
       forward(this, *core_) {}
 

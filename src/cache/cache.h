@@ -22,6 +22,7 @@
 #include "src/cache/cache_sequences.h"
 #include "src/cache/debug_access.h"
 #include "src/cache/exports.h"
+#include "src/cache/page_bytes.h"
 #include "src/cache/prefix_cache.h"
 #include "src/cache/prefix_events.h"
 #include "src/cache/sequence_files.h"
@@ -52,6 +53,7 @@ class Cache {
   SwapStore swaps;
   SequenceFiles files;
   CacheExports exports;
+  PageBytes pages;
   DebugAccess debug;
   CacheForward forward;  // Last: no call finds by its handle a cache that is half gone.
 

@@ -107,6 +107,14 @@ void CacheCore::require_prefix_index(const char* what) const {
   }
 }
 
+int32_t CacheCore::require_paged_layer(int32_t id) const {
+  const int32_t source = layer(require_layer(id)).source;
+  if (layer(source).keeps_pages()) return source;
+  fail_with(KVC_E_UNSUPPORTED, layer(source).kind,
+            "layer %d is of kind %s (%d), which keeps no pages", id,
+            layer_kind_name(layer(source).kind), layer(source).kind);
+}
+
 int32_t CacheCore::require_layer(int32_t id) const {
   const int32_t local = plan->local_layer(id);
   if (local >= 0) return local;

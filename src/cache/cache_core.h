@@ -69,6 +69,9 @@ struct CacheCore {
   void require_prefix_index(const char* what) const;
   // OUT_OF_RANGE when the layer is not in this cache; returns its local index.
   int32_t require_layer(int32_t id) const;
+  // The local layer whose pages a layer reads: its own, or its source's. UNSUPPORTED where it reads
+  // none.
+  int32_t require_paged_layer(int32_t id) const;
   // OUT_OF_RANGE when there is no such layer group.
   void require_group(int32_t id) const;
 

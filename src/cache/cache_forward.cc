@@ -79,6 +79,12 @@ void CacheForward::abort() {
   handle_.close();
 }
 
+void CacheForward::reserve(kvc_seq seq, int64_t num_tokens) {
+  const BatchRequest request{.num_seqs = 1, .seqs = &seq, .append_lengths = &num_tokens};
+  (void)begin(request, {}, false, true, kOwnStream);
+  end();
+}
+
 int64_t CacheForward::num_tokens() const { return core_.forward.batch().num_rows(); }
 
 int64_t CacheForward::num_position_rows() const { return core_.forward.position_rows(); }

@@ -30,6 +30,8 @@ class CacheForward {
   // Throws INVALID_STATE naming the layers that had to be written and were not.
   void end();
   void abort();
+  // A forward of one sequence in which no layer gets rows.
+  void reserve(kvc_seq seq, int64_t num_tokens);
 
   int64_t num_tokens() const;
   int64_t num_position_rows() const;

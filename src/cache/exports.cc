@@ -64,13 +64,8 @@ DLManagedTensorVersioned* export_table(TableData table) {
 
 DLManagedTensorVersioned* CacheExports::pool(int32_t layer, kvc_pool_kind kind) {
   core_.require_storage("kvc_export_pool");
-  const int32_t source = core_.layer(core_.require_layer(layer)).source;
+  const int32_t source = core_.require_paged_layer(layer);
   const LayerSpec& layer_spec = core_.layer(source);
-  if (!layer_spec.keeps_pages()) {
-    fail_with(KVC_E_UNSUPPORTED, layer_spec.kind,
-              "layer %d is of kind %s (%d), which keeps no pages", layer,
-              layer_kind_name(layer_spec.kind), layer_spec.kind);
-  }
   const LayerLayout& layout = core_.plan->layout().layers[source];
   const LayerPages& pages = core_.pool.layer(source);
   const int64_t num_pages = core_.allocator.num_pages();

@@ -10,28 +10,12 @@
 #include "src/base/math.h"
 #include "src/cache/cache_core.h"
 #include "src/cache/page_conversion.h"
+#include "src/cache/staging.h"
 #include "src/cache/state_file.h"
 #include "src/plan/layout_text.h"
 
 namespace kvc {
 namespace {
-
-// Host memory that the device copies from and to.
-class Staging {
- public:
-  Staging(const Gpu& gpu, int64_t bytes) {
-    if (gpu.table != nullptr) {
-      pinned_ = PinnedMemory(gpu, bytes);
-    } else {
-      plain_.ensure(static_cast<size_t>(bytes));
-    }
-  }
-  std::byte* data() const { return pinned_.data() != nullptr ? pinned_.data() : plain_.data(); }
-
- private:
-  PinnedMemory pinned_;
-  AlignedBuffer plain_;
-};
 
 // ---- Saving
 

@@ -20,8 +20,8 @@ constexpr size_t slot(size_t offset) {
 }
 static_assert(slot(offsetof(kvc_api, export_seq_pages)) == 50);
 static_assert(slot(offsetof(kvc_api, fence_destroy)) == 98);
-static_assert(slot(offsetof(kvc_api, state_file_describe)) == 103, "end of 0.1");
-static_assert(sizeof(kvc_api) == offsetof(kvc_api, state_file_describe) + sizeof(void (*)()));
+static_assert(slot(offsetof(kvc_api, pages_import)) == 106, "end of 0.1");
+static_assert(sizeof(kvc_api) == offsetof(kvc_api, pages_import) + sizeof(void (*)()));
 
 }  // namespace
 

@@ -36,6 +36,14 @@ kvc_status kvc_seq_pop(kvc_cache* cache, kvc_seq seq, int64_t n, kvc_error* err)
   });
 }
 
+kvc_status kvc_seq_reserve(kvc_cache* cache, kvc_seq seq, int64_t n, kvc_error* err) noexcept {
+  return guard(err, [&] {
+    CacheCall call(cache);
+    call->forward.reserve(seq, n);
+    call.finish();
+  });
+}
+
 kvc_status kvc_seq_shift(kvc_cache* cache, kvc_seq seq, int64_t begin, int64_t end, int64_t delta,
                          kvc_error* err) noexcept {
   return guard(err, [&] {

@@ -69,9 +69,9 @@ struct Model {
   }
   std::vector<int64_t> shape{2, 3};
   std::vector<kvc_state_spec> specs{state_spec(shape)};
-  std::vector<kvc_layer> layers{attention_layer(),     attention_layer(8), attention_layer(0, 6),
-                                mla_layer(),           joint_layer(),      cross_layer(),
-                                state_layer(specs),    shared_layer(0)};
+  std::vector<kvc_layer> layers{attention_layer(),  attention_layer(8), attention_layer(0, 6),
+                                mla_layer(),        joint_layer(),      cross_layer(),
+                                state_layer(specs), shared_layer(0)};
   kvc_rope rope;
   std::unique_ptr<Net> net;
 };
@@ -109,7 +109,8 @@ void step(Cache& cache, const Model& model, kvc_seq seq, int64_t count, int64_t 
     const kvc_layer_kind kind = model.layers[l].kind;
     if (kind == KVC_LAYER_STATE) {
       HostTensor state(Elem::kF32, {1, 2, 3});
-      ASSERT_EQ(kvc_state_get(cache.forward, layer, 0, state.dl(), &error), KVC_OK) << error.message;
+      ASSERT_EQ(kvc_state_get(cache.forward, layer, 0, state.dl(), &error), KVC_OK)
+          << error.message;
       keep(state, out);
       RandomRows next(random, 1, 2, 3);
       next.for_each([&](int64_t b, int64_t i, int64_t j, int64_t) {
@@ -259,7 +260,8 @@ TEST(Restart, QuantisedRowsAndTheirScalesComeBackAsTheyWereStored) {
       ASSERT_EQ(kvc_export_pool(first.get(), layer, KVC_POOL_BYTES, &pool, nullptr), KVC_OK);
       const DLTensor& tensor = pool->dl_tensor;
       for (int64_t page = 0; page < tensor.shape[0]; ++page) {
-        auto* at = static_cast<uint8_t*>(tensor.data) + tensor.byte_offset + page * tensor.strides[0];
+        auto* at =
+            static_cast<uint8_t*>(tensor.data) + tensor.byte_offset + page * tensor.strides[0];
         for (int64_t i = 0; i < tensor.shape[1]; ++i) at[i] = static_cast<uint8_t>(random());
       }
       pool->deleter(pool);

@@ -185,6 +185,10 @@ class Cache(DebugAccess):
         """Add `child` with the first `pos` tokens of `parent` (-1: all). Pages are shared until a branch writes."""
         _capi.kvc_seq_fork(self._handle, parent, child, pos)
 
+    def reserve(self, seq: SupportsIndex, n: SupportsIndex) -> None:
+        """Append `n` tokens without content, for rows that come from elsewhere (`pages_import`); the prefix index never gets them."""
+        _capi.kvc_seq_reserve(self._handle, seq, n)
+
     def pop(self, seq: SupportsIndex, n: SupportsIndex) -> None:
         """Drop the last `n` tokens, also past a fork point."""
         _capi.kvc_seq_pop(self._handle, seq, n)
@@ -319,6 +323,17 @@ class Cache(DebugAccess):
         """Copy whole pages inside the device pool; pairs lie on the host."""
         return Fence(_capi.kvc_pages_copy(self._handle, _pairs(pairs), self.plan._stream(stream)), self.plan)
 
+    def pages_export(self, layer: SupportsIndex, pages: Any, *, stream: Any = None) -> np.ndarray[Any, Any]:
+        """A layer's parts of pages as stored: uint8 [number of pages, bytes]. `pages`: ids, a list or an int64 tensor on the host."""
+        ids = _page_ids(pages)
+        out = np.empty((len(ids), self.plan.layer(layer).page_bytes), np.uint8)
+        _capi.kvc_pages_export(self._handle, layer, ids, out, self.plan._stream(stream))
+        return out
+
+    def pages_import(self, layer: SupportsIndex, pages: Any, data: Any, *, stream: Any = None) -> None:
+        """Write what `pages_export` returned, here or for another cache of an equal `plan.fingerprint`, into a layer's parts of pages."""
+        _capi.kvc_pages_import(self._handle, layer, _page_ids(pages), data, self.plan._stream(stream))
+
     # ---- state files
 
     @overload
@@ -392,6 +407,22 @@ def _count(seqs: Any) -> int:
         return len(seqs)
     except TypeError:  # an array of no dimension has a length that raises
         raise wrong_type("seqs", "integers in a row", seqs) from None
+
+
+def _page_ids(pages: Any) -> Any:
+    """Page ids as the library takes them, int64 [n]."""
+    if isinstance(pages, np.ndarray):
+        return pages
+    if hasattr(pages, "__dlpack__"):
+        return np.from_dlpack(pages)
+    try:
+        return np.asarray([integer(page, "pages") for page in pages], np.int64)
+    except TypeError as error:
+        if isinstance(error, ArgumentTypeError):
+            raise
+        raise wrong_type("pages", "page ids", pages) from None
+    except OverflowError:
+        raise status_error(-2, "pages: a page id is no 64-bit integer") from None
 
 
 def _pairs(pairs: Any) -> Any:

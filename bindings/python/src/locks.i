@@ -66,6 +66,7 @@
 %call(KVCPY_EXCLUSIVE | KVCPY_QUICK, kvc_seq_remove)
 %call(KVCPY_EXCLUSIVE | KVCPY_QUICK, kvc_seq_fork)
 %call(KVCPY_EXCLUSIVE | KVCPY_QUICK, kvc_seq_pop)
+%call(KVCPY_EXCLUSIVE | KVCPY_QUICK, kvc_seq_reserve)
 %call(KVCPY_EXCLUSIVE, kvc_seq_shift)
 %call(KVCPY_EXCLUSIVE | KVCPY_QUICK, kvc_seq_set_window)
 %call(KVCPY_SHARED | KVCPY_QUICK, kvc_seq_length)
@@ -114,6 +115,8 @@
 %call(KVCPY_EXCLUSIVE, kvc_swap_in)
 %call(KVCPY_EXCLUSIVE, kvc_pages_swap)
 %call(KVCPY_EXCLUSIVE, kvc_pages_copy)
+%call(KVCPY_SHARED, kvc_pages_export)
+%call(KVCPY_EXCLUSIVE, kvc_pages_import)
 %call(KVCPY_SHARED, kvc_seq_save)
 %call(KVCPY_EXCLUSIVE, kvc_seq_load)
 

@@ -100,3 +100,31 @@ def test_refusals(cache, rng, tmp_path):
         half.load([2], data, convert=True)
         assert half.length(2) == 6
     assert cache.info(1).length == 6 and cache.seqs() == [1]
+
+
+def test_pages_move_as_bytes_into_reserved_tokens(cache, rng):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    tensors = qkv(rng, 2)
+    with small_cache() as other:
+        other.add(4)
+        other.reserve(4, 6)
+        for layer in range(2):
+            pages = cache.seq_pages(1, 0).numpy().tolist()
+            data = cache.pages_export(layer, pages)
+            assert data.shape == (2, cache.plan.layer(layer).page_bytes) and data.dtype == np.uint8
+            targets = np.asarray(other.seq_pages(4, 0).numpy(), np.int64)
+            other.pages_import(layer, targets, data)
+        np.testing.assert_array_equal(
+            step(other, [4], [2], tensors), step(cache, [1], [2], tensors)
+        )
+        with pytest.raises(kvcache.OutOfRange, match=r"ids\[0\] = 99"):
+            other.pages_export(0, [99])
+        with pytest.raises(kvcache.ShapeError, match="in"):
+            other.pages_import(0, [0], data)
+        with pytest.raises(TypeError, match="pages: expected an integer, got str"):
+            other.pages_export(0, ["a"])
+        with pytest.raises(TypeError, match="pages: expected page ids"):
+            other.pages_export(0, 7)
+        with pytest.raises(kvcache.NotFound):
+            other.reserve(99, 1)

@@ -262,6 +262,13 @@ typedef struct kvc_api {
                          kvc_stream KVC_NULLABLE stream, kvc_error *KVC_NULLABLE err);
   kvc_status (*state_file_describe)(const kvc_load_desc *desc, char *KVC_NULLABLE buf, size_t *len,
                                     kvc_error *KVC_NULLABLE err);
+  kvc_status (*seq_reserve)(kvc_cache *cache, kvc_seq seq, int64_t n, kvc_error *KVC_NULLABLE err);
+  kvc_status (*pages_export)(const kvc_cache *cache, int32_t layer, const DLTensor *ids,
+                             DLTensor *out, kvc_stream KVC_NULLABLE stream,
+                             kvc_error *KVC_NULLABLE err);
+  kvc_status (*pages_import)(kvc_cache *cache, int32_t layer, const DLTensor *ids,
+                             const DLTensor *in, kvc_stream KVC_NULLABLE stream,
+                             kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

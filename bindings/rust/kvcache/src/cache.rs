@@ -187,6 +187,13 @@ impl CacheRef {
         check(|error| unsafe { (loaded().seq_fork)(self.as_mut_ptr(), parent, child, pos, error) })
     }
 
+    /// Appends `n` tokens without content, for rows that come from elsewhere
+    /// ([`pages_import`](Self::pages_import)). The prefix index never gets a block that contains one of them.
+    pub fn reserve(&mut self, seq: SeqId, n: i64) -> Result<()> {
+        // SAFETY: exclusive.
+        check(|error| unsafe { (loaded().seq_reserve)(self.as_mut_ptr(), seq, n, error) })
+    }
+
     /// Drops the last `n` tokens.
     pub fn pop(&mut self, seq: SeqId, n: i64) -> Result<()> {
         // SAFETY: exclusive.

@@ -4,7 +4,7 @@ use crate::element::Stream;
 use crate::error::{check, check_out, Result, Status};
 use crate::kinds::SwapDirection;
 use crate::library::loaded;
-use crate::tensor::TensorRef;
+use crate::tensor::{TensorMut, TensorRef};
 use crate::{CacheRef, SeqId};
 use kvcache_sys as sys;
 use std::ptr::{null_mut, NonNull};
@@ -128,6 +128,28 @@ impl CacheRef {
         // SAFETY: exclusive.
         Fence::of(|fence, error| unsafe {
             (loaded().pages_copy)(self.as_mut_ptr(), &pairs, stream.raw(), fence, error)
+        })
+    }
+
+    /// Copies a layer's parts of pages to the host, as stored: `ids` int64 `[n]` and `out` uint8
+    /// `[n, page_bytes]` of [`Plan::layer`](crate::Plan::layer), both on the host.
+    pub fn pages_export(&self, layer: usize, ids: &TensorRef<'_>, out: &mut TensorMut<'_>) -> Result<()> {
+        let (ids, mut out) = (ids.raw.dl(), out.raw.dl());
+        let layer = crate::index(layer);
+        // SAFETY: shared; complete on return.
+        check(|error| unsafe {
+            (loaded().pages_export)(self.as_ptr(), layer, &ids, &mut out, Stream::LEGACY.raw(), error)
+        })
+    }
+
+    /// The way back: bytes of [`pages_export`](Self::pages_export), of this cache or one whose plan has an
+    /// equal [`fingerprint`](crate::Plan::fingerprint), into a layer's parts of pages.
+    pub fn pages_import(&mut self, layer: usize, ids: &TensorRef<'_>, bytes: &TensorRef<'_>) -> Result<()> {
+        let (ids, bytes) = (ids.raw.dl(), bytes.raw.dl());
+        let layer = crate::index(layer);
+        // SAFETY: exclusive; complete on return.
+        check(|error| unsafe {
+            (loaded().pages_import)(self.as_mut_ptr(), layer, &ids, &bytes, Stream::LEGACY.raw(), error)
         })
     }
 }

@@ -395,6 +395,36 @@ fn swapped_sequences_come_back_as_they_were() {
 }
 
 #[test]
+fn pages_move_as_bytes_into_reserved_tokens() {
+    let plan = Plan::new(&config()).unwrap();
+    let (mut from, mut to) = (Cache::new(&plan).unwrap(), Cache::new(&plan).unwrap());
+    from.add(0).unwrap();
+    step(&mut from, &[0], &[3], &[1.0, 2.0, 6.0]).unwrap();
+    to.add(5).unwrap();
+    to.reserve(5, 3).unwrap();
+    assert_eq!(to.length(5).unwrap(), 3);
+    let bytes = plan.layer(0).unwrap().page_bytes as usize;
+    let page =
+        |cache: &Cache, seq| i64::from(cache.export_seq_pages(seq, 0).unwrap().as_slice::<i32>().unwrap()[0]);
+    let mut row = vec![0u8; bytes];
+    for layer in 0..plan.info().unwrap().num_layers as usize {
+        let (source, target) = ([page(&from, 0)], [page(&to, 5)]);
+        let mut out = TensorMut::new(&mut row, &[1, bytes]).unwrap();
+        from.pages_export(layer, &TensorRef::new(&source, &[1]).unwrap(), &mut out).unwrap();
+        let data = TensorRef::new(&row, &[1, bytes]).unwrap();
+        to.pages_import(layer, &TensorRef::new(&target, &[1]).unwrap(), &data).unwrap();
+    }
+    assert_eq!(step(&mut to, &[5], &[1], &[3.0]).unwrap(), step(&mut from, &[0], &[1], &[3.0]).unwrap());
+    let error = to.pages_import(
+        0,
+        &TensorRef::new(&[999i64], &[1]).unwrap(),
+        &TensorRef::new(&row, &[1, bytes]).unwrap(),
+    );
+    assert_eq!(error.unwrap_err().status(), Status::OutOfRange);
+    assert_eq!(to.reserve(77, 1).unwrap_err().status(), Status::NotFound);
+}
+
+#[test]
 fn saved_sequences_go_on_in_another_cache() {
     let mut cache = Cache::with_config(&config()).unwrap();
     cache.add(0).unwrap();

@@ -465,6 +465,29 @@ extern "C" {
         pos: i64,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Appends `n` tokens without content, for rows that come from elsewhere (kvc_pages_import,
+    /// kvc_export_pool, kvc_debug_set_layer).
+    ///
+    /// ```text
+    /// It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: what pages
+    /// hold is undefined (zeros with KVC_CONFIG_CLEAR_PAGES), and the prefix index gets no block that
+    /// contains one of these tokens.
+    ///
+    /// Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
+    ///            KVC_E_NEVER_FITS        As kvc_forward_begin.
+    /// Misuse:    KVC_E_NOT_FOUND         No such sequence.
+    ///            KVC_E_INVALID_ARGUMENT  n < 1.
+    ///            KVC_E_OUT_OF_RANGE      Limits of the configuration.
+    ///            KVC_E_INVALID_STATE     It has an uncommitted token tree or is swapped out.
+    ///            KVC_E_BUSY              A forward is open.
+    /// Threading: exclusive. Device: enqueues.
+    /// ```
+    pub fn kvc_seq_reserve(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        n: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Drops the last `n` tokens, 0 \<= n \<= length, also past a fork point.
     ///
     /// ```text
@@ -1110,6 +1133,52 @@ extern "C" {
         out_fence: *mut *mut kvc_fence,
         err: *mut kvc_error,
     ) -> kvc_status;
+    /// Copies a layer's parts of pages to the host, as they are stored.
+    ///
+    /// ```text
+    /// ids   int64 [n] on the CPU, any n >= 0
+    ///   out   uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows: a row is what
+    ///         kvc_export_pool shows as KVC_POOL_BYTES
+    ///
+    /// Pages of equal kvc_layout_fingerprint can be imported elsewhere as they are. SHARED layers: the
+    /// source's. The tables of sequences are not looked at: any page may be named.
+    ///
+    /// Misuse:    tensors                 ids, out.
+    ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
+    ///            KVC_E_UNSUPPORTED       No storage; a layer without pages.
+    /// Threading: shared. Device: blocks until done.
+    /// ```
+    pub fn kvc_pages_export(
+        cache: *const kvc_cache,
+        layer: i32,
+        ids: *const DLTensor,
+        out: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Copies bytes of the host into a layer's parts of pages: the way back of kvc_pages_export.
+    ///
+    /// ```text
+    /// ids   int64 [n] on the CPU, any n >= 0
+    ///   in    uint8 [n, kvc_layer_info.page_bytes] on the CPU, contiguous rows
+    ///
+    /// kvc_seq_reserve makes a sequence with pages to import into. From here on the host program counts
+    /// as writing the pool itself, as after kvc_export_pool.
+    ///
+    /// Misuse:    tensors                 ids, in.
+    ///            KVC_E_OUT_OF_RANGE      layer; a page id (detail = row).
+    ///            KVC_E_INVALID_ARGUMENT  A page twice (detail = row).
+    ///            KVC_E_UNSUPPORTED       No storage; a layer without pages.
+    /// Threading: exclusive. Device: blocks until done.
+    /// ```
+    pub fn kvc_pages_import(
+        cache: *mut kvc_cache,
+        layer: i32,
+        ids: *const DLTensor,
+        in_: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status;
     /// Asks whether the copies are complete: \*out_done is 1 when they are, else 0.
     ///
     /// ```text
@@ -1210,7 +1279,8 @@ extern "C" {
     ///            KVC_E_NEVER_FITS        More pages than the cache has.
     ///            KVC_E_UNSUPPORTED       Another layout; no storage.
     ///            KVC_E_BUSY              A forward is open.
-    /// Threading: exclusive. Device: blocks until done.
+    /// Threading: exclusive; a thread reads ahead unless config.num_threads is 1.
+    /// Device:    blocks until done.
     /// ```
     pub fn kvc_seq_load(
         cache: *mut kvc_cache,

@@ -129,7 +129,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 848 {
+    kvc_api = 872 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -154,7 +154,8 @@ layouts! {
         events_poll @ 728, events_snapshot @ 736, swap_out @ 744, swap_in @ 752, pages_swap @ 760,
         pages_copy @ 768, fence_query @ 776, fence_wait @ 784, fence_wait_on_stream @ 792,
         fence_destroy @ 800, module_path_set @ 808, layout_fingerprint @ 816, seq_save @ 824,
-        seq_load @ 832, state_file_describe @ 840,
+        seq_load @ 832, state_file_describe @ 840, seq_reserve @ 848, pages_export @ 856,
+        pages_import @ 864,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

@@ -781,4 +781,29 @@ pub struct kvc_api {
         len: *mut usize,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_seq_reserve`]
+    pub seq_reserve: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        seq: kvc_seq,
+        n: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_pages_export`]
+    pub pages_export: unsafe extern "C" fn(
+        cache: *const kvc_cache,
+        layer: i32,
+        ids: *const DLTensor,
+        out: *mut DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_pages_import`]
+    pub pages_import: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        layer: i32,
+        ids: *const DLTensor,
+        in_: *const DLTensor,
+        stream: kvc_stream,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }
