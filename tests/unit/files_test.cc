@@ -75,9 +75,9 @@ TEST(ReadAhead, GivesTheBytesOfTheFileWhereverItIsRead) {
         ASSERT_EQ(std::memcmp(seen, content.data() + offset, wanted), 0) << "at " << offset;
       }
       ASSERT_EQ(source.read(offset, got.data(), wanted), expected) << "at " << offset;
-      ASSERT_EQ(std::memcmp(got.data(), content.data() + std::min<size_t>(offset, size), expected),
-                0)
-          << "at " << offset;
+      if (expected > 0) {
+        ASSERT_EQ(std::memcmp(got.data(), content.data() + offset, expected), 0) << "at " << offset;
+      }
       offset += expected;
     }
   }
