@@ -13,6 +13,7 @@
 #include "src/cache/staging.h"
 #include "src/cache/state_file.h"
 #include "src/plan/layout_text.h"
+#include "src/sequences/distinct_ids.h"
 
 namespace kvc {
 namespace {
@@ -110,11 +111,7 @@ std::vector<const Sequence*> to_save(const CacheCore& core, size_t num_seqs, con
     ids.push_back(seqs[i]);
     if (ids.size() > core.sequences.size()) break;  // No more can be distinct.
   }
-  std::sort(ids.begin(), ids.end());
-  const auto twice = std::adjacent_find(ids.begin(), ids.end());
-  if (twice != ids.end())
-    fail_with(KVC_E_INVALID_ARGUMENT, *twice,
-              "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
+  require_distinct(std::move(ids));
   return sequences;
 }
 
@@ -234,15 +231,11 @@ void check_new_ids(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs, 
   if (seqs == nullptr && num_seqs != 0)
     fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
   for (size_t i = 0; i < num_seqs; ++i) core.sequences.check_new_id(seqs[i], "seq");
-  std::vector<kvc_seq> ids(seqs, seqs + num_seqs);
-  std::sort(ids.begin(), ids.end());
-  const auto twice = std::adjacent_find(ids.begin(), ids.end());
-  if (twice != ids.end())
-    fail_with(KVC_E_INVALID_ARGUMENT, *twice,
-              "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
+  require_distinct({seqs, seqs + num_seqs});
 }
 
-// Pages and states that are taken for a file. They are free again when it goes before keep().
+// Pages and states that are taken for a file, with a reference of its own to each: what no sequence
+// refers to by the end is free again.
 class Taken {
  public:
   explicit Taken(CacheCore& core) : core_(core) {}

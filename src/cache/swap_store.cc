@@ -7,6 +7,7 @@
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
 #include "src/exec/page_pairs.h"
+#include "src/sequences/distinct_ids.h"
 
 namespace kvc {
 namespace {
@@ -72,17 +73,11 @@ std::vector<Sequence*> swappable(const CacheCore& core, size_t num_seqs, const k
                 sequence.is_swapped ? 1 : 0, is_swapped ? 1 : 0);
     }
     if (!is_swapped) core.sequences.get_settled(seqs[i], what);
-    if (found.size() == core.sequences.size()) break;  // No more can be distinct.
     found.push_back(&sequence);
     ids.push_back(seqs[i]);
+    if (ids.size() > core.sequences.size()) break;  // No more can be distinct.
   }
-  std::sort(ids.begin(), ids.end());
-  const auto twice = std::adjacent_find(ids.begin(), ids.end());
-  if (twice != ids.end() || found.size() < num_seqs) {
-    const kvc_seq id = twice != ids.end() ? *twice : seqs[num_seqs - 1];
-    fail_with(KVC_E_INVALID_ARGUMENT, id,
-              "sequence %lld appears twice in seqs: ids must be distinct", ll(id));
-  }
+  require_distinct(std::move(ids));
   return found;
 }
 

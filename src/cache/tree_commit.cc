@@ -4,20 +4,10 @@
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/sequences/distinct_ids.h"
 
 namespace kvc {
 namespace {
-
-// Looks at one id more than the cache has sequences at most: among those one is unknown or comes
-// twice.
-void require_distinct(size_t num_seqs, const kvc_seq* seqs, size_t num_known) {
-  std::vector<kvc_seq> ids(seqs, seqs + std::min(num_seqs, num_known + 1));
-  std::sort(ids.begin(), ids.end());
-  const auto twice = std::adjacent_find(ids.begin(), ids.end());
-  if (twice == ids.end()) return;
-  fail_with(KVC_E_INVALID_ARGUMENT, *twice,
-            "sequence %lld appears twice in seqs: ids must be distinct", ll(*twice));
-}
 
 std::vector<Sequence*> find_trees(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs,
                                   const int32_t* leaves) {
@@ -112,7 +102,9 @@ void commit_trees(CacheCore& core, size_t num_seqs, const kvc_seq* seqs, const i
   if (num_seqs == 0) fail(KVC_E_INVALID_ARGUMENT, "n = 0: at least 1 sequence");
   if (seqs == nullptr) fail(KVC_E_INVALID_ARGUMENT, "seqs is NULL with n = %zu", num_seqs);
   if (leaves == nullptr) fail(KVC_E_INVALID_ARGUMENT, "leaves is NULL with n = %zu", num_seqs);
-  require_distinct(num_seqs, seqs, core.sequences.size());
+  // Of more ids than the cache has sequences, one is unknown or comes twice.
+  const size_t num_looked_at = std::min(num_seqs, core.sequences.size() + 1);
+  require_distinct({seqs, seqs + num_looked_at});
   const std::vector<Sequence*> sequences = find_trees(core, num_seqs, seqs, leaves);
   reserve_blocks(core, sequences);
   int64_t num_moves = 0;

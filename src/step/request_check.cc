@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "src/base/error.h"
+#include "src/sequences/distinct_ids.h"
 
 namespace kvc {
 namespace {
@@ -20,18 +21,11 @@ void check_arrays(const BatchRequest& request, const Spec& spec) {
   }
 }
 
-[[noreturn]] void fail_duplicate(kvc_seq id) {
-  fail_with(KVC_E_INVALID_ARGUMENT, id, "sequence %lld appears twice in seqs: ids must be distinct",
-            ll(id));
-}
-
 void check_distinct(const std::vector<BatchEntry>& entries) {
   std::vector<kvc_seq> ids;
   ids.reserve(entries.size());
   for (const BatchEntry& entry : entries) ids.push_back(entry.sequence->id);
-  std::sort(ids.begin(), ids.end());
-  const auto twice = std::adjacent_find(ids.begin(), ids.end());
-  if (twice != ids.end()) fail_duplicate(*twice);
+  require_distinct(std::move(ids));
 }
 
 // Tokens that the sequence could have at the end of this forward if it had the whole pool.
