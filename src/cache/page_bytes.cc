@@ -54,6 +54,12 @@ PageBytes::Rows PageBytes::check(const char* function, int32_t layer, const DLTe
 void PageBytes::read(int32_t layer, const DLTensor* ids, const DLTensor* out,
                      CallStream stream) const {
   const Rows rows = check("kvc_pages_export", layer, ids, out, "out");
+  if (core_.found_gpu.table == nullptr) {
+    for (int64_t row = 0; row < rows.count; ++row)
+      core_.device->read_bytes(rows.host_at(row), rows.page_at(row), rows.bytes, stream);
+    return;
+  }
+  // The caller's memory need not be pinned.
   const Staging staging(core_.found_gpu, rows.bytes);
   for (int64_t row = 0; row < rows.count; ++row) {
     core_.device->read_bytes(staging.data(), rows.page_at(row), rows.bytes, stream);
@@ -74,10 +80,15 @@ void PageBytes::write(int32_t layer, const DLTensor* ids, const DLTensor* in, Ca
               "ids[%lld] = %lld is ids[%lld] too: one destination", ll(order[i]),
               ll(rows.id(order[i])), ll(order[i - 1]));
   }
-  const Staging staging(core_.found_gpu, rows.bytes);
-  for (int64_t row = 0; row < rows.count; ++row) {
-    std::memcpy(staging.data(), rows.host_at(row), static_cast<size_t>(rows.bytes));
-    core_.device->write_bytes(rows.page_at(row), staging.data(), rows.bytes, stream);
+  if (core_.found_gpu.table == nullptr) {
+    for (int64_t row = 0; row < rows.count; ++row)
+      core_.device->write_bytes(rows.page_at(row), rows.host_at(row), rows.bytes, stream);
+  } else {
+    const Staging staging(core_.found_gpu, rows.bytes);
+    for (int64_t row = 0; row < rows.count; ++row) {
+      std::memcpy(staging.data(), rows.host_at(row), static_cast<size_t>(rows.bytes));
+      core_.device->write_bytes(rows.page_at(row), staging.data(), rows.bytes, stream);
+    }
   }
   core_.is_pool_exported = true;
 }
