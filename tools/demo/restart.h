@@ -1,7 +1,6 @@
 // The last act: row 3 saves the system prompt, and a new process loads it and answers.
 #pragma once
 
-#include <chrono>
 #include <span>
 #include <string>
 
@@ -9,10 +8,6 @@
 #include "tools/demo/paged_store.h"
 
 namespace kvc::demo {
-
-inline double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // A state file: at `path`, or when that is empty in the folder for temporary files, gone with the
 // object.

@@ -11,10 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
 enum class Stage { kExpected, kWaiting, kRunning, kDone };
 
 // A conversation on its way, or the shared system prompt (which generates nothing).

@@ -14,6 +14,10 @@
 
 namespace kvc::demo {
 
+inline double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 struct ServeOptions {
   int64_t tokens_per_step = 1024;
   double temperature = 0.8;
