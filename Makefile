@@ -75,7 +75,7 @@ clients: build
 	@tests/clients/hf/run
 	@tests/clients/candle/run
 
-# The tests of reliability as often as before a release: docs/reliability.md has the figures.
+# Processes that are killed at their work, as often as before a release.
 reliability: build
 	@KVC_RELIABILITY=1 ctest --preset release -L reliability --verbose
 

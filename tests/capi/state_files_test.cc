@@ -5,30 +5,12 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/support/folder.h"
+
 namespace kvc::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A folder that is gone after the test.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "kvcache-files-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string file(const char* name) const { return path_ + "/" + name; }
-  size_t size() const {
-    return static_cast<size_t>(std::distance(fs::directory_iterator(path_), {}));
-  }
-
- private:
-  std::string path_;
-};
 
 Bytes read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -9,26 +9,12 @@
 #include <random>
 
 #include "tests/capi/state_files.h"
+#include "tests/support/folder.h"
 
 namespace kvc::test {
 namespace {
 
 namespace fs = std::filesystem;
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "kvcache-restart-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  std::string file(const char* name) const { return path_ + "/" + name; }
-
- private:
-  std::string path_;
-};
 
 Bytes read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

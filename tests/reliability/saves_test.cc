@@ -11,6 +11,7 @@
 
 #include "tests/capi/state_files.h"
 #include "tests/reliability/times.h"
+#include "tests/support/folder.h"
 
 namespace kvc::test {
 namespace {
@@ -34,9 +35,8 @@ constexpr int64_t kLengths[2] = {23, 57};
 }
 
 TEST(KilledSaves, TheFileIsAlwaysOneThatWasSavedWhole) {
-  std::string folder = (fs::temp_directory_path() / "kvcache-killed-XXXXXX").string();
-  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-  const std::string path = folder + "/one.kvc";
+  const Folder folder;
+  const std::string path = folder.file("one.kvc");
   std::mt19937_64 random(20261123);
   int64_t kills = 0, absent = 0, found[2] = {0, 0}, leftovers = 0;
   for (const int64_t end = times(20, 1000); kills < end; ++kills) {
@@ -49,7 +49,7 @@ TEST(KilledSaves, TheFileIsAlwaysOneThatWasSavedWhole) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "the saving process failed by itself";
     // What a killed process leaves is a temporary file beside the path.
-    for (const auto& entry : fs::directory_iterator(folder)) {
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
       if (entry.path() == path) continue;
       ASSERT_EQ(entry.path().extension(), ".tmp") << entry.path();
       fs::remove(entry.path());
@@ -71,7 +71,6 @@ TEST(KilledSaves, TheFileIsAlwaysOneThatWasSavedWhole) {
     ++found[which];
     if (random() % 4 == 0) fs::remove(path);
   }
-  fs::remove_all(folder);
   std::printf(
       "%lld kills: %lld found no file yet, %lld the one and %lld the other; %lld had begun a "
       "temporary file\n",
