@@ -12,7 +12,12 @@ void find_modules() {
   // Installed: the directory of libraries beside that of commands; built: the one above.
   for (const char* place : {"", KVC_TOOL_LIBRARIES, ".."}) {
     const std::filesystem::path candidate = (folder / place).lexically_normal();
-    if (!std::filesystem::exists(candidate / "libkvcache_cuda.so", error)) continue;
+    const auto holds = [&](const char* name) {
+      return std::filesystem::exists(candidate / name, error);
+    };
+    if (!holds("libkvcache_cuda.so") && !holds("libkvcache_tier_rocksdb.so") &&
+        !holds("libkvcache_tier_redis.so"))
+      continue;
     if (*place != '\0') (void)kvc_module_path_set(candidate.c_str(), nullptr);
     return;
   }

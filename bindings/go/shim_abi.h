@@ -331,6 +331,30 @@ static inline kvc_error *shim_seq_reserve(uintptr_t api, uintptr_t cache, int64_
   const kvc_status status = SHIM_API(api)->seq_reserve((kvc_cache *)cache, seq, n, &err);
   return shim_result(status, &err);
 }
+static inline kvc_error *shim_tier_attach_file(uintptr_t api, uintptr_t cache, const char *path,
+                                               uint64_t byte_limit) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->tier_attach_file((kvc_cache *)cache, path, byte_limit,
+                                                            &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_tier_detach(uintptr_t api, uintptr_t cache, int32_t tier) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->tier_detach((kvc_cache *)cache, tier, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_tier_flush(uintptr_t api, uintptr_t cache, int64_t timeout_ms) {
+  SHIM_ERROR;
+  const kvc_status status = SHIM_API(api)->tier_flush((kvc_cache *)cache, timeout_ms, &err);
+  return shim_result(status, &err);
+}
+static inline kvc_error *shim_tier_stats_get(uintptr_t api, uintptr_t cache, int32_t tier,
+                                             kvc_tier_stats *out) {
+  SHIM_ERROR;
+  out->struct_size = sizeof *out;
+  const kvc_status status = SHIM_API(api)->tier_stats_get((kvc_cache *)cache, tier, out, &err);
+  return shim_result(status, &err);
+}
 /* clang-format on */
 
 #endif /* KVCACHE_GO_SHIM_ABI_H_ */

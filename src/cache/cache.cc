@@ -37,6 +37,7 @@ Cache::Cache(std::shared_ptr<const Plan> plan)
       events(*core_),
       swaps(*core_),
       files(*core_),
+      tiers(*core_),
       exports(*core_),
       pages(*core_),
       debug(*core_),

@@ -6,12 +6,12 @@
 //   forward    the open forward and the calls on its layers and states
 //   swaps      whole sequences to the host pool and back, and page copies by ids
 //   files      whole sequences to state files and back
+//   tiers      blocks of the prefix cache outside the process
 //   exports    pool and page tables as DLPack tensors
 //   debug      stored tokens and states in and out
 //
 // src/capi calls these functions and nothing below them: they take and return ids, numbers and
-// views of tensors. A new way in or out (transfer, tiers under the host pool) is a part of
-// its own here.
+// views of tensors. A new way in or out is a part of its own here.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 #include "kvcache.h"
 #include "src/cache/cache_forward.h"
 #include "src/cache/cache_sequences.h"
+#include "src/cache/cache_tiers.h"
 #include "src/cache/debug_access.h"
 #include "src/cache/exports.h"
 #include "src/cache/page_bytes.h"
@@ -52,6 +53,7 @@ class Cache {
   PrefixEvents events;
   SwapStore swaps;
   SequenceFiles files;
+  CacheTiers tiers;
   CacheExports exports;
   PageBytes pages;
   DebugAccess debug;

@@ -49,7 +49,8 @@ CacheCore::CacheCore(std::shared_ptr<const Plan> planned)
       host_tier(&host, device),
       index(*plan, &allocator, &states, host.num_pages() > 0 ? &host_tier : nullptr,
             plan->spec().event_capacity),
-      publisher(plan->spec(), &index, &allocator, device),
+      tiers(*this),
+      publisher(plan->spec(), &index, &allocator, device, &tiers),
       sequences(&allocator, &states, &host.allocator(), &host_states, plan->spec(),
                 index.block_tokens()),
       forward(plan->spec()) {

@@ -7,6 +7,7 @@
 
 #include "kvcache.h"
 #include "src/cache/spare_histories.h"
+#include "src/cache/tier_blocks.h"
 #include "src/device/device.h"
 #include "src/device/gpu.h"
 #include "src/exec/engine.h"
@@ -114,6 +115,7 @@ struct CacheCore {
   Engine* const engine;
   HostTier host_tier;
   PrefixIndex index;
+  TierBlocks tiers;
   Publisher publisher;
   SequenceTable sequences;
   Forward forward;

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "src/base/error.h"
 #include "src/base/math.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/tier_fetch.h"
 
 namespace kvc {
 namespace {
@@ -62,9 +64,8 @@ struct PrefixCache::AttachPlan {
 };
 
 // Throws std::bad_alloc.
-PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain) const {
+PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain, bool whole_blocks) const {
   const int64_t most = most_tokens(chain.query());
-  const bool whole_blocks = wants_whole_blocks(chain.query());
   AttachPlan plan;
   std::vector<BlockPage> fetchable;
   for (HostPages counted{.all = true, .some = nullptr};;
@@ -90,7 +91,29 @@ PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain) const {
 int64_t PrefixCache::match(const PrefixQuery& query) const {
   core_.require_prefix_index("a prefix query");
   KeyChain chain(query, core_.index.block_tokens());
-  return plan_attach(chain).match.num_tokens;
+  AttachPlan plan = plan_attach(chain, wants_whole_blocks(query));
+  const TierRun run = find_run(chain, &plan);
+  return run.empty() ? plan.match.num_tokens : run.end * core_.index.block_tokens();
+}
+
+// What the tiers add to the hit; empty: nothing. The plan then ends where the run begins.
+TierRun PrefixCache::find_run(KeyChain& chain, AttachPlan* plan) const {
+  const int64_t most = most_tokens(chain.query()) / core_.index.block_tokens();
+  if (core_.tiers.empty() || plan->match.num_blocks >= most) return {};
+  AttachPlan whole;
+  if (plan->match.tail != kNoNode) whole = plan_attach(chain, true);
+  const AttachPlan& local = plan->match.tail != kNoNode ? whole : *plan;
+  // A state that the sequence refers to from now on makes no room for another one.
+  const NodeId last = local.match.last;
+  const StateSlot held = last == kNoNode ? kInitialState : core_.index.blocks().nodes[last].state;
+  const bool is_cached = held != kInitialState && core_.states.refs(held) == 0;
+  if (core_.states.is_used() && core_.states.missing(is_cached ? 2 : 1) != 0) return {};
+  const int64_t room = core_.index.eviction().num_fetchable(local.deepest()) -
+                       static_cast<int64_t>(local.on_host.size());
+  TierRun run = core_.tiers.find(chain, local.match.num_blocks, most, room);
+  if (run.end * core_.index.block_tokens() <= plan->match.num_tokens) return {};
+  if (plan->match.tail != kNoNode) *plan = std::move(whole);
+  return run;
 }
 
 // Brings the plan's pages back to the device and returns what then hits there: what the plan says.
@@ -126,25 +149,30 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   core_.sequences.check_new_id(id, "seq");
   core_.require_closed("attach");
   KeyChain chain(query, core_.index.block_tokens());
-  const AttachPlan plan = plan_attach(chain);
+  AttachPlan plan = plan_attach(chain, wants_whole_blocks(query));
+  TierRun run = find_run(chain, &plan);
   PrefixMatch match = plan.match;
-  std::unique_ptr<Sequence> sequence = core_.sequences.make(id);
-  sequence->history = history_of(query, chain, match.num_tokens, core_.spare_histories.take());
-  core_.publisher.reserve(match, sequence.get());
+  std::unique_ptr<Sequence> made = core_.sequences.make(id);
+  made->history = history_of(query, chain, match.num_tokens, core_.spare_histories.take());
+  const int64_t most = run.empty() ? match.num_tokens : run.end * core_.index.block_tokens();
+  core_.publisher.reserve(most, made.get());
   // A pool that has grown has pages that the index never saw.
   if (!plan.on_host.empty()) core_.index.reserve(0);
+  std::optional<TierFetch> fetch;
+  if (!run.empty()) fetch.emplace(core_, std::move(run), history_of(query, chain, most, {}));
   // Nothing throws from here on.
   core_.index.read_clock();
   if (!plan.on_host.empty()) match = fetch_match(chain, plan);
-  sequence->history.cut(match.num_tokens, core_.index.block_tokens());
-  sequence->history.num_published = match.num_blocks;
-  core_.publisher.fill(match, sequence.get());
-  core_.sequences.adopt(std::move(sequence));
+  made->history.cut(match.num_tokens, core_.index.block_tokens());
+  made->history.num_published = match.num_blocks;
+  core_.publisher.fill(match, made.get());
+  Sequence& sequence = core_.sequences.adopt(std::move(made));
   const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
   if (deepest != kNoNode) core_.index.touch(deepest, true, query.priority);
-  core_.index.metrics().count_lookup(query.num_tokens, match.num_tokens);
+  if (fetch.has_value() && match.num_tokens == plan.match.num_tokens) fetch->append_to(sequence);
+  core_.index.metrics().count_lookup(query.num_tokens, sequence.length);
   core_.note_pages_used();
-  return match.num_tokens;
+  return sequence.length;
 }
 
 int64_t PrefixCache::insert(kvc_seq id, const PrefixQuery& query) {
@@ -208,6 +236,7 @@ int64_t PrefixCache::evict(int64_t pages) {
 
 void PrefixCache::reset() {
   core_.require_closed("reset the prefix index");
+  core_.tiers.detach_all();  // They hold blocks of the old weights.
   core_.index.reset();
   core_.sequences.for_each([](Sequence& sequence) {
     if (sequence.length != 0 || !sequence.tree.empty()) sequence.history.diverge();

@@ -12,6 +12,7 @@ namespace kvc {
 
 struct CacheCore;
 struct PrefixMatch;
+struct TierRun;
 
 // Every function throws Error or std::bad_alloc; nothing has changed then.
 class PrefixCache {
@@ -19,7 +20,6 @@ class PrefixCache {
   explicit PrefixCache(CacheCore& core) : core_(core) {}
 
   int32_t block_tokens() const;
-  // The namespace without a salt.
 
   // Each returns the tokens that its function of kvcache.h reports.
   int64_t match(const PrefixQuery& query) const;
@@ -35,7 +35,8 @@ class PrefixCache {
 
  private:
   struct AttachPlan;
-  AttachPlan plan_attach(KeyChain& chain) const;
+  AttachPlan plan_attach(KeyChain& chain, bool whole_blocks) const;
+  TierRun find_run(KeyChain& chain, AttachPlan* plan) const;
   PrefixMatch fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept;
 
   CacheCore& core_;

@@ -12,6 +12,7 @@
 #include "src/cache/page_conversion.h"
 #include "src/cache/staging.h"
 #include "src/cache/state_file.h"
+#include "src/cache/unused_bytes.h"
 #include "src/plan/layout_text.h"
 #include "src/sequences/distinct_ids.h"
 
@@ -113,95 +114,6 @@ std::vector<const Sequence*> to_save(const CacheCore& core, size_t num_seqs, con
   }
   require_distinct(std::move(ids));
   return sequences;
-}
-
-// What lies between and behind the contents of pages and states belongs to nobody, or to others:
-// files have zeros there.
-class Unused {
- public:
-  explicit Unused(const CacheCore& core);
-
-  // `tokens`: those that the packed page of a layer group holds.
-  void clear_page(size_t group, int64_t tokens, std::byte* page) const;
-  void clear_state(std::byte* state) const { clear(state_gaps_, state); }
-
- private:
-  struct Range {
-    int64_t begin, end;
-  };
-  // Rows [num_rows][page_size][row_bytes] at an offset of a packed page.
-  struct Block {
-    int64_t begin, row_bytes, num_rows;
-  };
-  static std::vector<Range> gaps(std::vector<Range> used, int64_t size);
-  static void clear(const std::vector<Range>& ranges, std::byte* data) {
-    for (const Range& range : ranges)
-      std::memset(data + range.begin, 0, static_cast<size_t>(range.end - range.begin));
-  }
-
-  std::vector<int64_t> page_sizes_;            // [layer group]
-  std::vector<std::vector<Block>> blocks_;     // [layer group]
-  std::vector<std::vector<Range>> page_gaps_;  // [layer group]
-  std::vector<Range> state_gaps_;
-};
-
-Unused::Unused(const CacheCore& core) {
-  const Layout& layout = core.plan->layout();
-  for (size_t group = 0; group < core.spec().groups.size(); ++group) {
-    const int64_t page_size = core.group(group).page_size;
-    page_sizes_.push_back(page_size);
-    std::vector<Block>& blocks = blocks_.emplace_back();
-    std::vector<Range> used;
-    for (const int32_t local : core.group(group).layers) {
-      const LayerLayout& layer = layout.layers[local];
-      const int64_t begin = layout.regions[layer.region].offset + layer.region_offset;
-      const int64_t num_heads = core.layer(local).num_kv_heads;
-      const auto add = [&](int64_t offset, int64_t bytes) {
-        if (bytes == 0) return;
-        blocks.push_back({begin + offset, bytes / num_heads / page_size, num_heads});
-        used.push_back({begin + offset, begin + offset + bytes});
-      };
-      add(0, layer.k_bytes);
-      add(layer.v_offset, layer.v_bytes);
-      add(layer.k_scale_offset, layer.k_scale_bytes);
-      add(layer.k_scale_offset + layer.k_scale_bytes, layer.v_scale_bytes);
-    }
-    page_gaps_.push_back(gaps(std::move(used), layout.group_bytes[group]));
-  }
-  std::vector<Range> used;
-  for (size_t local = 0; local < layout.layers.size(); ++local) {
-    const std::vector<StateSpec>& states = core.spec().layers[local].states;
-    for (size_t i = 0; i < states.size(); ++i) {
-      const int64_t begin = layout.layers[local].state_offsets[i];
-      used.push_back({begin, begin + states[i].bytes()});
-    }
-  }
-  state_gaps_ = gaps(std::move(used), layout.state_slot_bytes);
-}
-
-std::vector<Unused::Range> Unused::gaps(std::vector<Range> used, int64_t size) {
-  std::sort(used.begin(), used.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  used.push_back({size, size});
-  std::vector<Range> found;
-  int64_t end = 0;
-  for (const Range& range : used) {
-    if (range.begin > end) found.push_back({end, range.begin});
-    end = range.end;
-  }
-  return found;
-}
-
-void Unused::clear_page(size_t group, int64_t tokens, std::byte* page) const {
-  clear(page_gaps_[group], page);
-  const int64_t page_size = page_sizes_[group];
-  if (tokens == page_size) return;
-  for (const Block& block : blocks_[group]) {
-    for (int64_t row = 0; row < block.num_rows; ++row) {
-      std::memset(page + block.begin + (row * page_size + tokens) * block.row_bytes, 0,
-                  static_cast<size_t>((page_size - tokens) * block.row_bytes));
-    }
-  }
 }
 
 // ---- Loading
@@ -319,7 +231,7 @@ void SequenceFiles::save(size_t num_seqs, const kvc_seq* seqs, const std::string
   const Contents contents(core_, to_save(core_, num_seqs, seqs), model_id);
   const StateFileImage& image = contents.image;
   const Staging staging(core_.found_gpu, largest_chunk(image, core_.plan->layout()));
-  const Unused unused(core_);
+  const UnusedBytes unused(*core_.plan);
   ChunkWriter writer(&sink);
   writer.write(kDescription, 0, image.sequences.size(), encode(image));
   for_each_page_chunk(image, [&](int64_t first, int64_t count, int64_t bytes, size_t group) {

@@ -8,10 +8,12 @@
 #include "src/base/executor.h"
 #include "src/base/log.h"
 #include "src/base/memory.h"
+#include "src/base/modules.h"
 #include "src/capi/guard.h"
 #include "src/capi/sized_struct.h"
 #include "src/capi/version.h"
 #include "src/device/gpu.h"
+#include "src/tiers/modules.h"
 
 namespace {
 
@@ -118,6 +120,10 @@ const char* kvc_status_name(kvc_status status) noexcept {
 int32_t kvc_has_feature(const char* name) noexcept {
   if (name == nullptr) return 0;
   if (std::strcmp(name, "cuda") == 0) return kvc::find_backend(nullptr) != nullptr ? 1 : 0;
+  if (std::strcmp(name, "tier.file") == 0)
+    return kvc::find_tier_module(KVC_TIER_FILE, nullptr) != nullptr ? 1 : 0;
+  if (std::strcmp(name, "tier.redis") == 0)
+    return kvc::find_tier_module(KVC_TIER_REDIS, nullptr) != nullptr ? 1 : 0;
   const auto equals = [&](const char* feature) { return std::strcmp(feature, name) == 0; };
   return std::any_of(std::begin(kFeatures), std::end(kFeatures), equals) ? 1 : 0;
 }

@@ -24,8 +24,6 @@ const cuda::BackendTable* load_backend(const char* file, std::string* why);
 // loads it; it is never unloaded. A failure is remembered until set_module_path: null, and `why`
 // (nullable) gets the reason. Loading needs no driver. Threading: any.
 const cuda::BackendTable* find_backend(std::string* why);
-// kvc_module_path_set. Throws INVALID_ARGUMENT, INVALID_STATE. Threading: any.
-void set_module_path(const char* path);
 // The same; throws KVC_E_UNSUPPORTED with the reason.
 const cuda::BackendTable& require_backend();
 // For tests: uses this table, checked like a library's, instead of the library. Null: the library

@@ -115,21 +115,21 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
       ++checkpoint;
     const bool has_state = checkpoint < sequence.checkpoints.size() &&
                            sequence.checkpoints[checkpoint].position == end;
-    const NodeId published =
-        index_->insert({.key = &key,
+    const NewBlock made{.key = &key,
                         .parent = node,
                         .root = &history.root,
                         .tokens = history.block_ids(block, index_->block_tokens()),
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
                         .priority = history.priority,
-                        .is_followed = true},  // The last one is touched below.
-                       stream);
+                        .is_followed = true};  // The last one is touched below.
+    const NodeId published = index_->insert(made, stream);
     if (published == kNoNode) {
       history.is_closed = true;
       break;
     }
     node = published;
+    if (sink_ != nullptr && (blocks().is_newest(node) || has_state)) sink_->add(made, stream);
     if (!blocks().is_newest(node)) take_over(sequence, block, node);
   }
   history.num_published = block;
@@ -196,14 +196,14 @@ void Publisher::list_host_places(const PrefixMatch& match, std::vector<BlockPage
   });
 }
 
-void Publisher::reserve(const PrefixMatch& match, Sequence* sequence) const {
+void Publisher::reserve(int64_t num_tokens, Sequence* sequence) const {
   sequence->tables.resize(spec_->groups.size());
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     if (!spec_->groups[g].is_cross)
       sequence->tables[g].pages.reserve(
-          static_cast<size_t>(spec_->groups[g].pages_for(match.num_tokens)));
+          static_cast<size_t>(spec_->groups[g].pages_for(num_tokens)));
   }
-  if (spec_->has_states()) sequence->checkpoints.reserve(1);
+  if (spec_->has_states()) sequence->checkpoints.reserve(2);
 }
 
 void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcept {

@@ -9,6 +9,7 @@
 #include "src/pages/allocator.h"
 #include "src/plan/spec.h"
 #include "src/prefix/index.h"
+#include "src/sequences/block_sink.h"
 #include "src/sequences/sequence.h"
 
 namespace kvc {
@@ -16,12 +17,14 @@ namespace kvc {
 // Borrows all. External exclusion, as the cache's.
 class Publisher {
  public:
-  // Throws std::bad_alloc.
-  Publisher(const Spec& spec, PrefixIndex* index, PageAllocator* allocator, Device* device)
+  // `sink`, nullable, gets what is published. Throws std::bad_alloc.
+  Publisher(const Spec& spec, PrefixIndex* index, PageAllocator* allocator, Device* device,
+            BlockSink* sink = nullptr)
       : spec_(&spec),
         index_(index),
         allocator_(allocator),
         device_(device),
+        sink_(sink),
         pages_(static_cast<size_t>(index->blocks().shape.pages_per_block)) {}
 
   PrefixIndex& index() const { return *index_; }
@@ -43,8 +46,8 @@ class Publisher {
   // The sequence's blocks were used until now.
   void release(const Sequence& sequence) noexcept;
 
-  // Makes room to fill() a sequence from this match or a shorter one. Throws std::bad_alloc.
-  void reserve(const PrefixMatch& match, Sequence* sequence) const;
+  // Makes room for so many tokens of a hit, and two states. Throws std::bad_alloc.
+  void reserve(int64_t num_tokens, Sequence* sequence) const;
   // Sets tables, state and checkpoint of a sequence whose tokens are `match`. All pages are on the
   // device. References are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
@@ -68,6 +71,7 @@ class Publisher {
   PrefixIndex* index_;
   PageAllocator* allocator_;
   Device* device_;
+  BlockSink* sink_;
   std::vector<PageId> pages_;  // Pages of one block.
   uint64_t num_copies_ = 0;
 };

@@ -95,6 +95,7 @@ struct Request {
   std::vector<int64_t> cross_lengths{};
   const DLTensor* positions = nullptr;
   uint64_t flags = 0;
+  std::vector<int32_t> tokens{};
 };
 
 class Cache {
@@ -137,6 +138,7 @@ class Cache {
     if (!request.cross_lengths.empty()) desc.cross_lengths = request.cross_lengths.data();
     desc.positions = request.positions;
     desc.flags = request.flags;
+    if (!request.tokens.empty()) desc.tokens = request.tokens.data();
     return kvc_forward_begin(cache_, &desc, &forward, err);
   }
   void end() {

@@ -173,6 +173,13 @@ TEST(Modules, AFailedSearchIsRememberedUntilAPathIsSet) {
   const std::filesystem::path folder =
       std::filesystem::temp_directory_path() / ("kvc_modules_" + std::to_string(getpid()));
   const std::string file = (folder / "libkvcache_cuda.so").string();
+  if (kvc_module_path_set(folder.c_str(), nullptr) == KVC_E_INVALID_STATE) {
+    // Another test has loaded a module: this one takes a process of its own.
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+    const std::string again = "'" + self + "' --gtest_brief=1 --gtest_filter=Modules.AFailed*";
+    ASSERT_EQ(std::system(again.c_str()), 0);
+    return;
+  }
   expect_ok([&](kvc_error* err) { return kvc_module_path_set(folder.c_str(), err); });
   const kvc_error missing = expect_error(
       KVC_E_UNSUPPORTED, {file.c_str(), "No such file", "kvc_module_path_set"}, create_on_gpu);

@@ -72,13 +72,15 @@ inline bool keeps_rows(const kvc_layer_info& info) {
 
 // Appends `count` tokens (and writes `encoder` encoder tokens) of the pattern of `seed` to a
 // sequence, which is added when it is not there. States become the pattern of the new length.
+// `ids`: of the new tokens, whose blocks are then published.
 inline void append_pattern(Cache& cache, kvc_seq seq, int64_t count, uint64_t seed,
-                           int64_t encoder = 0) {
+                           int64_t encoder = 0, const std::vector<int32_t>& ids = {}) {
   const kvc_status added = kvc_seq_add(cache.get(), seq, nullptr);
   ASSERT_TRUE(added == KVC_OK || added == KVC_E_ALREADY_EXISTS);
   const int64_t length = length_of(cache, seq);
   Request request{{seq}, {count}};
   if (encoder > 0) request.cross_lengths = {encoder};
+  request.tokens = ids;
   kvc_error error{};
   ASSERT_EQ(cache.begin_with(request, &error), KVC_OK) << error.message;
   const int32_t num_layers = plan_of(cache.plan()).num_layers;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <iterator>
@@ -135,9 +136,15 @@ class TensorBox {
       if (count <= 0) return false;  // no elements, or nonsense
       const Wide stride =
           has_strides_ ? static_cast<Wide>(strides_[static_cast<size_t>(i)]) : compact;
-      const Wide span = stride * (count - 1) * element;
+      // Beyond this nothing is told apart any more, and a Wide would overflow.
+      constexpr Wide kHuge = static_cast<Wide>(1) << 100;
+      const long double rough = static_cast<long double>(stride) *
+                                static_cast<long double>(count - 1) *
+                                static_cast<long double>(element);
+      const bool is_huge = std::abs(rough) > static_cast<long double>(kHuge);
+      const Wide span = !is_huge ? stride * (count - 1) * element : rough < 0 ? -kHuge : kHuge;
       (span < 0 ? *low : *high) += span;
-      if (compact < (static_cast<Wide>(1) << 70)) compact *= count;
+      if (compact < (static_cast<Wide>(1) << 60)) compact *= count;
     }
     return true;
   }

@@ -42,7 +42,7 @@ TEST(DeviceLibrary, AnotherLibraryIsNoBackEnd) {
   Dl_info library{};
   ASSERT_NE(dladdr(dlsym(RTLD_DEFAULT, "malloc"), &library), 0);
   EXPECT_EQ(load_backend(library.dli_fname, &why), nullptr);
-  EXPECT_THAT(why, HasSubstr(std::string(library.dli_fname) + " is no back end of kvcache"));
+  EXPECT_THAT(why, HasSubstr(std::string(library.dli_fname) + " is no such module of kvcache"));
   EXPECT_THAT(why, HasSubstr("kvc_cuda_backend"));
 }
 

@@ -314,6 +314,19 @@ void register_bench(CLI::App& app, int& exit_code) {
   files.app->add_option("--folder", files.options->folder,
                         "Where the files are written; default: the folder of temporary files");
 
+  const auto tier = add_command(
+      bench, "tier",
+      "Blocks to a tier and back; share of direct I/O, or of redis-benchmark with --redis",
+      run_tier, gpu, exit_code);
+  add_model(*tier.app, tier.options->model);
+  add_count(*tier.app, "--layers", tier.options->layers, "Layers of the model");
+  add_tokens(*tier.app, "--tokens", tier.options->tokens, "Tokens of a prompt");
+  add_count(*tier.app, "--prompts", tier.options->prompts, "Prompts");
+  add_count(*tier.app, "--rounds", tier.options->rounds, "Rounds of limit and tier in turn");
+  tier.app->add_option("--folder", tier.options->folder,
+                       "Where the files lie; default: the folder of temporary files");
+  tier.app->add_option("--redis", tier.options->redis, "host:port of a server to use instead");
+
   const auto step =
       add_command(bench, "step", "Host time and transfers of one decode step, no tensor memory",
                   run_step, gpu, exit_code);

@@ -83,6 +83,17 @@ struct FilesOptions {
   std::string folder;  // empty: that of temporary files
 };
 
+struct TierOptions {
+  CommonOptions common;
+  ModelOptions model;
+  int layers = 16;
+  int64_t tokens = 512;  // each prompt has so many
+  int prompts = 16;
+  int rounds = 5;
+  std::string folder;  // empty: that of temporary files
+  std::string redis;   // "host:port"; empty: a tier of files
+};
+
 struct StepOptions {
   CommonOptions common;
   int sequences = 64;
@@ -148,6 +159,7 @@ Report run_append(const AppendOptions& options);
 Report run_copy(const CopyOptions& options);
 Report run_swap(const SwapOptions& options);
 Report run_files(const FilesOptions& options);
+Report run_tier(const TierOptions& options);
 Report run_step(const StepOptions& options);
 Report run_prefix(const PrefixOptions& options);
 Report run_linear(const LinearOptions& options);

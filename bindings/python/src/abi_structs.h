@@ -26,6 +26,8 @@
   X(kvc_event) \
   X(kvc_save_desc) \
   X(kvc_load_desc) \
+  X(kvc_tier_desc) \
+  X(kvc_tier_stats) \
   X(kvc_linear_opt) \
   X(kvc_op_pool) \
   X(kvc_op_table) \
@@ -181,6 +183,22 @@
   F(kvc_load_desc, struct_size) F(kvc_load_desc, flags) F(kvc_load_desc, path) \
   F(kvc_load_desc, data) F(kvc_load_desc, size) F(kvc_load_desc, read) F(kvc_load_desc, user) \
   F(kvc_load_desc, model_id) F(kvc_load_desc, ext)
+
+#define KVCPY_FIELDS_kvc_tier_desc(F) \
+  F(kvc_tier_desc, struct_size) F(kvc_tier_desc, flags) F(kvc_tier_desc, tier) \
+  F(kvc_tier_desc, shard) F(kvc_tier_desc, address) F(kvc_tier_desc, model_id) \
+  F(kvc_tier_desc, byte_limit) F(kvc_tier_desc, queue_bytes) F(kvc_tier_desc, get_ms) \
+  F(kvc_tier_desc, put_ms) F(kvc_tier_desc, connect_ms) F(kvc_tier_desc, reserved) \
+  F(kvc_tier_desc, ttl_s) F(kvc_tier_desc, username) F(kvc_tier_desc, password) \
+  F(kvc_tier_desc, ext)
+
+#define KVCPY_FIELDS_kvc_tier_stats(F) \
+  F(kvc_tier_stats, struct_size) F(kvc_tier_stats, blocks_put) F(kvc_tier_stats, blocks_dropped) \
+  F(kvc_tier_stats, blocks_put_failed) F(kvc_tier_stats, bytes_put) F(kvc_tier_stats, lookups) \
+  F(kvc_tier_stats, blocks_found) F(kvc_tier_stats, blocks_got) F(kvc_tier_stats, blocks_missed) \
+  F(kvc_tier_stats, blocks_corrupt) F(kvc_tier_stats, blocks_timed_out) \
+  F(kvc_tier_stats, blocks_failed) F(kvc_tier_stats, bytes_got) F(kvc_tier_stats, waiting_bytes) \
+  F(kvc_tier_stats, stored_bytes)
 
 #define KVCPY_FIELDS_kvc_linear_opt(F) \
   F(kvc_linear_opt, struct_size) F(kvc_linear_opt, ext) F(kvc_linear_opt, flags) \

@@ -1714,8 +1714,8 @@ KVC_API kvc_status kvc_prefix_evict(kvc_cache *cache, int64_t pages,
                                     int64_t *KVC_NULLABLE out_freed,
                                     kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
-/* Forgets the whole index, pins and host copies too (new weights). Sequences keep their pages, but
- * what they have computed so far is never published.
+/* Forgets the whole index, pins and host copies too (new weights), and detaches all tiers.
+ * Sequences keep their pages, but what they have computed so far is never published.
  *
  * Misuse:    KVC_E_BUSY  A forward is open.
  * Threading: exclusive. Device: host only. */
@@ -1754,7 +1754,12 @@ enum {
 };
 
 typedef int32_t kvc_tier;
-enum { KVC_TIER_DEVICE = 0, KVC_TIER_HOST = 1 };
+enum {
+  KVC_TIER_DEVICE = 0,
+  KVC_TIER_HOST = 1,
+  KVC_TIER_FILE = 2, /* Files of one process; see TIERS. Events do not name it. */
+  KVC_TIER_REDIS = 3 /* Servers that several machines share; likewise. */
+};
 
 typedef struct kvc_event {
   size_t struct_size;
@@ -2060,6 +2065,123 @@ KVC_API kvc_status kvc_seq_load(kvc_cache *cache, const kvc_load_desc *desc, siz
  * Threading: any. Device: host only. */
 KVC_API kvc_status kvc_state_file_describe(const kvc_load_desc *desc, char *KVC_NULLABLE buf,
                                            size_t *len, kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* ============================================================================================== */
+/* Tiers                                                                                          */
+/* ============================================================================================== */
+/* 1. A tier keeps blocks of the prefix cache outside the process: in files, or on servers of the
+ *    Redis protocol, which several machines share. A block goes there when it is published. What a
+ *    query does not find in the cache, kvc_prefix_attach reads back from there, in whole blocks,
+ *    and kvc_prefix_match counts it. A process that has just started finds the prefixes of the
+ *    last one.
+ * 2. A tier is a cache. Whatever fails there is a miss: it is counted, logged once, and never an
+ *    error of a call on sequences. After three failures in a row the tier is left alone for 1 s,
+ *    then 2 s and so on up to 60 s.
+ * 3. Values are named by their content: SHA-256 over block key, namespace, layout
+ *    (kvc_layout_fingerprint), desc.model_id and desc.shard. So a value is only found where it
+ *    means the same. The layout says nothing of weights: give each model, and each version of its
+ *    weights, a model_id of its own.
+ * 4. Every value is checked when it is read: key, shape, and a digest (XXH3, 128 bits) of its
+ *    bytes. Digests find accidents. They do not authenticate: attach stores of people you trust.
+ * 5. Writing is asynchronous and not durable. A process that is killed loses what waits, up to
+ *    desc.queue_bytes, and nothing else becomes unreadable. A full queue drops blocks, which
+ *    kvc_tier_stats counts.
+ * 6. A layer's window or a recurrent state needs all that the next token sees: where a block lacks
+ *    it, the hit ends earlier.
+ * 7. kvc_prefix_reset detaches all tiers, because what they hold is of the old weights.
+ * 8. Tiers are modules: libkvcache_tier_rocksdb.so and libkvcache_tier_redis.so, looked for as
+ *    kvc_module_path_set says. docs/tiers.md has settings, limits and what each failure looks like.
+ *
+ * Features: "tier.file", "tier.redis": the module can be loaded. */
+
+/* Where a tier is. Everything is borrowed for the call. */
+typedef struct kvc_tier_desc {
+  size_t struct_size;
+  uint64_t flags;        /* Must be 0. */
+  kvc_tier tier;         /* FILE or REDIS. */
+  int32_t shard;         /* Tensor-parallel rank, where ranks have pages of the same layout. */
+  const char *address;   /* FILE: a folder, made where it is missing; one process at a time.
+                            REDIS: "host:port", one or several, separated by commas. */
+  const char *model_id;  /* The model and its weights, at most 255 bytes; NULL: "". */
+  uint64_t byte_limit;   /* FILE: most bytes on disk. REDIS: 0, the server has a limit. */
+  uint64_t queue_bytes;  /* Memory for blocks that wait to be written; 0: 64 MiB. At least two
+                            blocks. */
+  int32_t get_ms;        /* How long a call waits for the tier, beside 8 ms per MiB that it reads;
+                            0: 1000. */
+  int32_t put_ms;        /* REDIS: how long a write may take; 0: 1000. */
+  int32_t connect_ms;    /* REDIS: how long a connection may take; 0: 1000. */
+  int32_t reserved;      /* Must be 0. */
+  int64_t ttl_s;         /* REDIS: seconds that a value is kept; 0: until the server evicts it. */
+  const char *username;  /* REDIS: for AUTH; NULL: none. */
+  const char *password;  /* REDIS: for AUTH; NULL: none. */
+  const kvc_ext *ext;    /* Must be NULL. */
+} kvc_tier_desc;
+
+/* Counters of a tier since it was attached, and gauges. */
+typedef struct kvc_tier_stats {
+  size_t struct_size;
+  uint64_t blocks_put;        /* Blocks written. */
+  uint64_t blocks_dropped;    /* Blocks not written: the queue was full, or the tier left alone. */
+  uint64_t blocks_put_failed; /* Blocks whose write failed. */
+  uint64_t bytes_put;
+  uint64_t lookups;           /* Questions which blocks are there. */
+  uint64_t blocks_found;      /* Blocks that were there. */
+  uint64_t blocks_got;        /* Blocks read. */
+  uint64_t blocks_missed;     /* Blocks that were gone when they were read. */
+  uint64_t blocks_corrupt;    /* Blocks whose bytes were damaged. */
+  uint64_t blocks_timed_out;  /* Lookups and blocks that took too long. */
+  uint64_t blocks_failed;     /* Lookups and blocks that failed otherwise. */
+  uint64_t bytes_got;
+  uint64_t waiting_bytes;     /* Gauge: bytes that wait to be written. */
+  uint64_t stored_bytes;      /* Gauge: bytes that the tier holds, as far as it knows. */
+} kvc_tier_stats;
+
+/* Attaches a tier to a cache. Tiers are asked in the order in which they were attached.
+ *
+ * Expected:  KVC_E_UNSUPPORTED       The module is missing, and the message names the file looked
+ *                                    for; a cache without storage, or with layers of kind CROSS.
+ *            KVC_E_IO                The folder or the server cannot be used (sys_code = errno).
+ *            KVC_E_BUSY              FILE: another process, or cache, uses the folder.
+ *            KVC_E_TIMEOUT           REDIS: no answer within connect_ms.
+ *            KVC_E_NO_MEMORY         The queue could not be allocated.
+ * Misuse:    KVC_E_ALREADY_EXISTS    A tier of this kind is attached.
+ *            KVC_E_INVALID_ARGUMENT  Another tier; no address; no byte_limit for FILE; a field that
+ *                                    this kind of tier has no use for; a text that is too long.
+ *            KVC_E_OUT_OF_RANGE      A negative time or shard; queue_bytes above 1 TiB.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_tier_attach(kvc_cache *cache, const kvc_tier_desc *desc,
+                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* kvc_tier_attach of a FILE tier with nothing but a folder and its limit.
+ *
+ * Expected, Misuse: as kvc_tier_attach.
+ * Threading: exclusive. Device: host only. */
+KVC_API kvc_status kvc_tier_attach_file(kvc_cache *cache, const char *path, uint64_t byte_limit,
+                                        kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Writes what waits and closes the tier, as kvc_cache_destroy does for all.
+ *
+ * Misuse:    KVC_E_NOT_FOUND         No such tier is attached.
+ *            KVC_E_INVALID_ARGUMENT  Another tier than FILE and REDIS.
+ * Threading: exclusive. Device: host only; blocks until done. */
+KVC_API kvc_status kvc_tier_detach(kvc_cache *cache, kvc_tier tier,
+                                   kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Waits until the blocks that were published so far are written, or dropped. timeout_ms < 0: as
+ * long as it takes.
+ *
+ * Expected:  KVC_E_TIMEOUT  Some still wait.
+ * Threading: shared. Device: host only; blocks until done. */
+KVC_API kvc_status kvc_tier_flush(const kvc_cache *cache, int64_t timeout_ms,
+                                  kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
+
+/* Reports the counters of a tier.
+ *
+ * Misuse:    KVC_E_NOT_FOUND         No such tier is attached.
+ *            KVC_E_INVALID_ARGUMENT  Another tier than FILE and REDIS.
+ * Threading: shared. Device: host only. */
+KVC_API kvc_status kvc_tier_stats_get(const kvc_cache *cache, kvc_tier tier, kvc_tier_stats *out,
+                                      kvc_error *KVC_NULLABLE err) KVC_NOEXCEPT;
 
 /* ============================================================================================== */
 /* CUDA GRAPHS: KVC_FORWARD_REPLAY                                                                */

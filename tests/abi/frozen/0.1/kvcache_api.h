@@ -269,6 +269,14 @@ typedef struct kvc_api {
   kvc_status (*pages_import)(kvc_cache *cache, int32_t layer, const DLTensor *ids,
                              const DLTensor *in, kvc_stream KVC_NULLABLE stream,
                              kvc_error *KVC_NULLABLE err);
+  kvc_status (*tier_attach)(kvc_cache *cache, const kvc_tier_desc *desc,
+                            kvc_error *KVC_NULLABLE err);
+  kvc_status (*tier_attach_file)(kvc_cache *cache, const char *path, uint64_t byte_limit,
+                                 kvc_error *KVC_NULLABLE err);
+  kvc_status (*tier_detach)(kvc_cache *cache, kvc_tier tier, kvc_error *KVC_NULLABLE err);
+  kvc_status (*tier_flush)(const kvc_cache *cache, int64_t timeout_ms, kvc_error *KVC_NULLABLE err);
+  kvc_status (*tier_stats_get)(const kvc_cache *cache, kvc_tier tier, kvc_tier_stats *out,
+                               kvc_error *KVC_NULLABLE err);
   /* End of version 0.1. */
 } kvc_api;
 

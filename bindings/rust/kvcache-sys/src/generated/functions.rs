@@ -983,11 +983,10 @@ extern "C" {
         out_freed: *mut i64,
         err: *mut kvc_error,
     ) -> kvc_status;
-    /// Forgets the whole index, pins and host copies too (new weights).
+    /// Forgets the whole index, pins and host copies too (new weights), and detaches all tiers.
     ///
     /// ```text
-    /// Sequences keep their pages, but
-    /// what they have computed so far is never published.
+    /// Sequences keep their pages, but what they have computed so far is never published.
     ///
     /// Misuse:    KVC_E_BUSY  A forward is open.
     /// Threading: exclusive. Device: host only.
@@ -1310,6 +1309,79 @@ extern "C" {
         desc: *const kvc_load_desc,
         buf: *mut c_char,
         len: *mut usize,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Attaches a tier to a cache.
+    ///
+    /// ```text
+    /// Tiers are asked in the order in which they were attached.
+    ///
+    /// Expected:  KVC_E_UNSUPPORTED       The module is missing, and the message names the file looked
+    ///                                    for; a cache without storage, or with layers of kind CROSS.
+    ///            KVC_E_IO                The folder or the server cannot be used (sys_code = errno).
+    ///            KVC_E_BUSY              FILE: another process, or cache, uses the folder.
+    ///            KVC_E_TIMEOUT           REDIS: no answer within connect_ms.
+    ///            KVC_E_NO_MEMORY         The queue could not be allocated.
+    /// Misuse:    KVC_E_ALREADY_EXISTS    A tier of this kind is attached.
+    ///            KVC_E_INVALID_ARGUMENT  Another tier; no address; no byte_limit for FILE; a field that
+    ///                                    this kind of tier has no use for; a text that is too long.
+    ///            KVC_E_OUT_OF_RANGE      A negative time or shard; queue_bytes above 1 TiB.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_tier_attach(
+        cache: *mut kvc_cache,
+        desc: *const kvc_tier_desc,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// kvc_tier_attach of a FILE tier with nothing but a folder and its limit.
+    ///
+    /// ```text
+    /// Expected, Misuse: as kvc_tier_attach.
+    /// Threading: exclusive. Device: host only.
+    /// ```
+    pub fn kvc_tier_attach_file(
+        cache: *mut kvc_cache,
+        path: *const c_char,
+        byte_limit: u64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Writes what waits and closes the tier, as kvc_cache_destroy does for all.
+    ///
+    /// ```text
+    /// Misuse:    KVC_E_NOT_FOUND         No such tier is attached.
+    ///            KVC_E_INVALID_ARGUMENT  Another tier than FILE and REDIS.
+    /// Threading: exclusive. Device: host only; blocks until done.
+    /// ```
+    pub fn kvc_tier_detach(
+        cache: *mut kvc_cache,
+        tier: kvc_tier,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Waits until the blocks that were published so far are written, or dropped.
+    ///
+    /// ```text
+    /// timeout_ms < 0: as
+    /// long as it takes.
+    ///
+    /// Expected:  KVC_E_TIMEOUT  Some still wait.
+    /// Threading: shared. Device: host only; blocks until done.
+    /// ```
+    pub fn kvc_tier_flush(
+        cache: *const kvc_cache,
+        timeout_ms: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status;
+    /// Reports the counters of a tier.
+    ///
+    /// ```text
+    /// Misuse:    KVC_E_NOT_FOUND         No such tier is attached.
+    ///            KVC_E_INVALID_ARGUMENT  Another tier than FILE and REDIS.
+    /// Threading: shared. Device: host only.
+    /// ```
+    pub fn kvc_tier_stats_get(
+        cache: *const kvc_cache,
+        tier: kvc_tier,
+        out: *mut kvc_tier_stats,
         err: *mut kvc_error,
     ) -> kvc_status;
     /// Accepts a path of each sequence's token tree.

@@ -114,6 +114,17 @@ layouts! {
         struct_size @ 0, flags @ 8, path @ 16, data @ 24, size @ 32, read @ 40, user @ 48,
         model_id @ 56, ext @ 64,
     }
+    kvc_tier_desc = 104 {
+        struct_size @ 0, flags @ 8, tier @ 16, shard @ 20, address @ 24, model_id @ 32,
+        byte_limit @ 40, queue_bytes @ 48, get_ms @ 56, put_ms @ 60, connect_ms @ 64, reserved @ 68,
+        ttl_s @ 72, username @ 80, password @ 88, ext @ 96,
+    }
+    kvc_tier_stats = 120 {
+        struct_size @ 0, blocks_put @ 8, blocks_dropped @ 16, blocks_put_failed @ 24,
+        bytes_put @ 32, lookups @ 40, blocks_found @ 48, blocks_got @ 56, blocks_missed @ 64,
+        blocks_corrupt @ 72, blocks_timed_out @ 80, blocks_failed @ 88, bytes_got @ 96,
+        waiting_bytes @ 104, stored_bytes @ 112,
+    }
     kvc_linear_opt = 48 {
         struct_size @ 0, ext @ 8, flags @ 16, decay @ 24, state @ 28, scale @ 32, reserved @ 36,
         skip @ 40,
@@ -129,7 +140,7 @@ layouts! {
         struct_size @ 0, ext @ 8, executor @ 16, cpu_isa @ 24, full @ 28, attn @ 32, positions @ 40,
         rope @ 48, stream @ 56,
     }
-    kvc_api = 872 {
+    kvc_api = 912 {
         struct_size @ 0, abi_version @ 8, reserved @ 12, get_abi_version @ 16, version_string @ 24,
         status_name @ 32, has_feature @ 40, device_query @ 48, set_logger @ 56, config_init @ 64,
         plan_create @ 72, plan_destroy @ 80, plan_info_get @ 88, plan_layer_get @ 96,
@@ -155,7 +166,8 @@ layouts! {
         pages_copy @ 768, fence_query @ 776, fence_wait @ 784, fence_wait_on_stream @ 792,
         fence_destroy @ 800, module_path_set @ 808, layout_fingerprint @ 816, seq_save @ 824,
         seq_load @ 832, state_file_describe @ 840, seq_reserve @ 848, pages_export @ 856,
-        pages_import @ 864,
+        pages_import @ 864, tier_attach @ 872, tier_attach_file @ 880, tier_detach @ 888,
+        tier_flush @ 896, tier_stats_get @ 904,
     }
     DLDevice = 8 {
         device_type @ 0, device_id @ 4,

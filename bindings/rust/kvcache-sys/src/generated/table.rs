@@ -806,4 +806,36 @@ pub struct kvc_api {
         stream: kvc_stream,
         err: *mut kvc_error,
     ) -> kvc_status,
+    /// [`kvc_tier_attach`]
+    pub tier_attach: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        desc: *const kvc_tier_desc,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_tier_attach_file`]
+    pub tier_attach_file: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        path: *const c_char,
+        byte_limit: u64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_tier_detach`]
+    pub tier_detach: unsafe extern "C" fn(
+        cache: *mut kvc_cache,
+        tier: kvc_tier,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_tier_flush`]
+    pub tier_flush: unsafe extern "C" fn(
+        cache: *const kvc_cache,
+        timeout_ms: i64,
+        err: *mut kvc_error,
+    ) -> kvc_status,
+    /// [`kvc_tier_stats_get`]
+    pub tier_stats_get: unsafe extern "C" fn(
+        cache: *const kvc_cache,
+        tier: kvc_tier,
+        out: *mut kvc_tier_stats,
+        err: *mut kvc_error,
+    ) -> kvc_status,
 }

@@ -1084,6 +1084,10 @@ kinds! {
     kvc_tier: i32 {
         KVC_TIER_DEVICE = 0,
         KVC_TIER_HOST = 1,
+        /// Files of one process; see TIERS. Events do not name it.
+        KVC_TIER_FILE = 2,
+        /// Servers that several machines share; likewise.
+        KVC_TIER_REDIS = 3,
     }
 }
 
@@ -1183,6 +1187,77 @@ pub struct kvc_load_desc {
     pub model_id: *const c_char,
     /// Must be NULL.
     pub ext: *const kvc_ext,
+}
+
+/// Where a tier is. Everything is borrowed for the call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_tier_desc {
+    pub struct_size: usize,
+    /// Must be 0.
+    pub flags: u64,
+    /// FILE or REDIS.
+    pub tier: kvc_tier,
+    /// Tensor-parallel rank, where ranks have pages of the same layout.
+    pub shard: i32,
+    /// FILE: a folder, made where it is missing; one process at a time. REDIS: "host:port", one or
+    /// several, separated by commas.
+    pub address: *const c_char,
+    /// The model and its weights, at most 255 bytes; NULL: "".
+    pub model_id: *const c_char,
+    /// FILE: most bytes on disk. REDIS: 0, the server has a limit.
+    pub byte_limit: u64,
+    /// Memory for blocks that wait to be written; 0: 64 MiB. At least two blocks.
+    pub queue_bytes: u64,
+    /// How long a call waits for the tier, beside 8 ms per MiB that it reads; 0: 1000.
+    pub get_ms: i32,
+    /// REDIS: how long a write may take; 0: 1000.
+    pub put_ms: i32,
+    /// REDIS: how long a connection may take; 0: 1000.
+    pub connect_ms: i32,
+    /// Must be 0.
+    pub reserved: i32,
+    /// REDIS: seconds that a value is kept; 0: until the server evicts it.
+    pub ttl_s: i64,
+    /// REDIS: for AUTH; NULL: none.
+    pub username: *const c_char,
+    /// REDIS: for AUTH; NULL: none.
+    pub password: *const c_char,
+    /// Must be NULL.
+    pub ext: *const kvc_ext,
+}
+
+/// Counters of a tier since it was attached, and gauges.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct kvc_tier_stats {
+    pub struct_size: usize,
+    /// Blocks written.
+    pub blocks_put: u64,
+    /// Blocks not written: the queue was full, or the tier left alone.
+    pub blocks_dropped: u64,
+    /// Blocks whose write failed.
+    pub blocks_put_failed: u64,
+    pub bytes_put: u64,
+    /// Questions which blocks are there.
+    pub lookups: u64,
+    /// Blocks that were there.
+    pub blocks_found: u64,
+    /// Blocks read.
+    pub blocks_got: u64,
+    /// Blocks that were gone when they were read.
+    pub blocks_missed: u64,
+    /// Blocks whose bytes were damaged.
+    pub blocks_corrupt: u64,
+    /// Lookups and blocks that took too long.
+    pub blocks_timed_out: u64,
+    /// Lookups and blocks that failed otherwise.
+    pub blocks_failed: u64,
+    pub bytes_got: u64,
+    /// Gauge: bytes that wait to be written.
+    pub waiting_bytes: u64,
+    /// Gauge: bytes that the tier holds, as far as it knows.
+    pub stored_bytes: u64,
 }
 
 /// In tree_parents: not part of a tree.
@@ -1380,6 +1455,8 @@ sized_structs! {
     kvc_event
     kvc_save_desc
     kvc_load_desc
+    kvc_tier_desc
+    kvc_tier_stats
     kvc_linear_opt
     kvc_op_pool
     kvc_op_table

@@ -1,0 +1,221 @@
+#include "src/cache/tier_blocks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "src/base/error.h"
+#include "src/base/sha256.h"
+#include "src/cache/cache_core.h"
+#include "src/plan/layout_text.h"
+
+namespace kvc {
+namespace {
+
+// Heads are asked for in batches: a long query that ends early costs little.
+constexpr int64_t kFindBatch = 64;
+
+const char* name_of(kvc_tier tier) { return tier == KVC_TIER_REDIS ? "Redis" : "file"; }
+
+}  // namespace
+
+TierStore* TierBlocks::store(kvc_tier tier) const {
+  for (const Attached& attached : tiers_) {
+    if (attached.kind == tier) return attached.store.get();
+  }
+  return nullptr;
+}
+
+void TierBlocks::describe_values() {
+  if (shape_.block_tokens != 0) return;
+  const BlockShape& blocks = core_.index.blocks().shape;
+  ValueShape shape;
+  for (size_t group = 0; group < blocks.groups.size(); ++group)
+    shape.page_bytes.insert(shape.page_bytes.end(),
+                            static_cast<size_t>(blocks.groups[group].num_pages),
+                            core_.plan->layout().group_bytes[group]);
+  if (blocks.has_states) shape.state_bytes = core_.plan->layout().state_slot_bytes;
+  unused_.emplace(*core_.plan);
+  if (core_.found_gpu.table != nullptr)
+    staging_.emplace(core_.found_gpu, static_cast<int64_t>(shape.most_bytes()));
+  shape_ = std::move(shape);
+  shape_.block_tokens = blocks.block_tokens;
+}
+
+void TierBlocks::attach(const kvc_tier_desc& settings, std::unique_ptr<Tier> tier) {
+  // Each part has its length before it, so that no two lists of parts have the same bytes.
+  std::string owner = "kvcache-tier-1";
+  const auto add = [&](const std::string& part) {
+    owner += "\n" + std::to_string(part.size()) + ":" + part;
+  };
+  add(layout_text(core_.spec()));
+  add(settings.model_id == nullptr ? "" : settings.model_id);
+  add(std::to_string(settings.shard));
+  tiers_.push_back({settings.tier, {sha256(owner.data(), owner.size())}, nullptr});
+  try {
+    tiers_.back().store = std::make_unique<TierStore>(
+        std::move(tier), name_of(settings.tier), shape_, settings.queue_bytes, settings.get_ms);
+  } catch (...) {
+    tiers_.pop_back();
+    throw;
+  }
+}
+
+void TierBlocks::detach(kvc_tier tier) noexcept {
+  std::erase_if(tiers_, [&](const Attached& attached) { return attached.kind == tier; });
+}
+
+TierKey TierBlocks::key_of(const Attached& tier, const BlockKey& root,
+                           const BlockKey& block) noexcept {
+  std::array<BlockKey, 3> parts{tier.owner, root, block};
+  return sha256(parts.data(), sizeof parts);
+}
+
+// ---- Writing ----------------------------------------------------------------------------------
+
+void TierBlocks::add(const NewBlock& block, CallStream stream) noexcept {
+  const bool has_state = block.state != kInitialState;
+  for (const Attached& tier : tiers_) {
+    const TierKey key = key_of(tier, *block.root, *block.key);
+    std::byte* value = tier.store->start_put(key, has_state);
+    if (value == nullptr) continue;
+    try {
+      write(block, value, stream);
+      tier.store->finish_put(key);
+    } catch (const std::exception&) {
+      tier.store->fail_put(key);
+    }
+  }
+}
+
+// Throws DEVICE.
+void TierBlocks::write(const NewBlock& block, std::byte* value, CallStream stream) {
+  const BlockShape& blocks = core_.index.blocks().shape;
+  ValueHeadWriter head(shape_, value);
+  std::byte* const payload = value + shape_.head_bytes();
+  std::byte* const begin = staging_.has_value() ? staging_->data() : payload;
+  std::byte* to = begin;
+  for (size_t g = 0; g < blocks.groups.size(); ++g) {
+    const BlockGroup& group = blocks.groups[g];
+    const int64_t bytes = core_.plan->layout().group_bytes[g];
+    for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+      if (block.pages[i] == kNoPage) continue;
+      head.add_page(i);
+      core_.device->read_pages(&block.pages[i], 1, bytes, to, stream);
+      unused_->clear_page(g, group.page_size, to);
+      to += bytes;
+    }
+  }
+  if (block.state != kInitialState) {
+    head.add_state();
+    core_.device->read_bytes(to, core_.states.memory().slot(block.state), shape_.state_bytes,
+                             stream);
+    unused_->clear_state(to);
+    to += shape_.state_bytes;
+  }
+  if (begin != payload) std::memcpy(payload, begin, static_cast<size_t>(to - begin));
+}
+
+// ---- Finding ----------------------------------------------------------------------------------
+
+bool TierBlocks::has_full_pages(const std::byte* bytes) const noexcept {
+  const ValueHead head(shape_, bytes);
+  for (const BlockGroup& group : core_.index.blocks().shape.groups) {
+    for (int32_t i = group.first_page; !group.is_windowed() && i < group.end_page(); ++i) {
+      if (!head.has_page(i)) return false;
+    }
+  }
+  return true;
+}
+
+// The heads of the blocks from run->begin on, up to the first that no tier has.
+void TierBlocks::find_heads(KeyChain& chain, int64_t most, TierRun* run) const {
+  const BlockKey root = chain.query().root;
+  const size_t head_bytes = shape_.head_bytes();
+  std::vector<TierKey> keys;
+  for (size_t misses = 0, which = 0; misses < tiers_.size() && run->end < most;) {
+    const Attached& tier = tiers_[which];
+    const int64_t count = std::min(kFindBatch, most - run->end);
+    keys.clear();
+    for (int64_t i = 0; i < count; ++i) keys.push_back(key_of(tier, root, chain.key(run->end + i)));
+    const size_t before = run->heads.size();
+    run->heads.resize(before + keys.size() * head_bytes);
+    run->keys.reserve(run->keys.size() + keys.size());
+    run->stores.reserve(run->stores.size() + keys.size());
+    size_t found = tier.store->find(keys, run->heads.data() + before, tier.store->deadline(0));
+    for (size_t i = 0; i < found; ++i) {
+      if (!has_full_pages(run->heads.data() + before + i * head_bytes)) found = i;
+    }
+    run->heads.resize(before + found * head_bytes);
+    run->keys.insert(run->keys.end(), keys.begin(), keys.begin() + static_cast<ptrdiff_t>(found));
+    run->stores.insert(run->stores.end(), found, tier.store.get());
+    run->end += static_cast<int64_t>(found);
+    // The next tier goes on where this one ends.
+    if (found == keys.size()) continue;
+    misses = found == 0 ? misses + 1 : 1;
+    which = (which + 1) % tiers_.size();
+  }
+}
+
+TierRun TierBlocks::find(KeyChain& chain, int64_t begin, int64_t most, int64_t room) const {
+  TierRun run;
+  run.begin = run.end = begin;
+  if (tiers_.empty() || begin >= most) return run;
+  find_heads(chain, most, &run);
+  run.end = best_end(run, run.end, room);
+  const auto count = static_cast<size_t>(run.end - run.begin);
+  run.stores.resize(count);
+  run.keys.resize(count);
+  run.heads.resize(count * shape_.head_bytes());
+  run.num_pages = pages_for(run, run.end);
+  return run;
+}
+
+// First page of a table that a sequence of `end` blocks needs.
+static int64_t first_needed(const BlockShape& blocks, const BlockGroup& group, int64_t end) {
+  return group.is_windowed()
+             ? first_visible_key(*group.spec, end * blocks.block_tokens) / group.page_size
+             : 0;
+}
+
+bool TierBlocks::needs(const TierRun& run, int64_t block, const BlockGroup& group,
+                       int32_t index) const {
+  const BlockShape& blocks = core_.index.blocks().shape;
+  return block * group.num_pages + (index - group.first_page) >=
+         first_needed(blocks, group, run.end);
+}
+
+int64_t TierBlocks::pages_for(const TierRun& run, int64_t end) const {
+  const BlockShape& blocks = core_.index.blocks().shape;
+  int64_t pages = 0;
+  for (const BlockGroup& group : blocks.groups) {
+    const int64_t first = std::max(first_needed(blocks, group, end), run.begin * group.num_pages);
+    pages += std::max<int64_t>(0, end * group.num_pages - first);
+  }
+  return pages;
+}
+
+// The last end at which every layer group has what the next query sees, and there is room.
+int64_t TierBlocks::best_end(const TierRun& run, int64_t found, int64_t room) const {
+  const BlockShape& blocks = core_.index.blocks().shape;
+  std::vector<int64_t> gap_ends(blocks.groups.size(), 0);  // In pages of the table.
+  int64_t best = run.begin;
+  for (int64_t end = run.begin + 1; end <= found; ++end) {
+    const ValueHead value(shape_, head(run, end - 1));
+    bool is_end = !blocks.has_states || value.has_state();
+    for (size_t g = 0; g < blocks.groups.size(); ++g) {
+      const BlockGroup& group = blocks.groups[g];
+      if (!group.is_windowed()) continue;
+      for (int32_t i = group.first_page; i < group.end_page(); ++i) {
+        if (!value.has_page(i))
+          gap_ends[g] = (end - 1) * group.num_pages + (i - group.first_page) + 1;
+      }
+      is_end = is_end && first_needed(blocks, group, end) >= gap_ends[g];
+    }
+    const int64_t slots = blocks.has_states ? core_.states.slot_pages() : 0;
+    if (is_end && pages_for(run, end) + slots <= room) best = end;
+  }
+  return best;
+}
+
+}  // namespace kvc
