@@ -25,6 +25,8 @@ type Tier int32
 const (
 	TierDevice Tier = C.KVC_TIER_DEVICE
 	TierHost   Tier = C.KVC_TIER_HOST
+	TierFile   Tier = C.KVC_TIER_FILE  // see AttachFileTier
+	TierRedis  Tier = C.KVC_TIER_REDIS // see AttachRedisTier
 )
 
 // Event is a change of what the prefix index holds. A consumer that starts from nothing (or from

@@ -3,6 +3,8 @@ package kvcache_test
 import (
 	"context"
 	"errors"
+	"net"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -207,4 +209,103 @@ func TestBookkeepingNeedsNoMemory(t *testing.T) {
 	if stats.PagesTotal != 1<<21 || stats.TotalLength != 100000 {
 		t.Errorf("%d pages, %d tokens", stats.PagesTotal, stats.TotalLength)
 	}
+}
+
+// share lets one cache publish a prompt and another one find it.
+func share(t *testing.T, tier kvcache.Tier, attach func(*kvcache.Cache) error) {
+	t.Helper()
+	prompt := []int32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}
+	query := &kvcache.PrefixQuery{Tokens: prompt, Flags: kvcache.AllTokens}
+	first := newCache(t, small())
+	ok(t, attach(first))
+	is(t, attach(first), kvcache.ErrAlreadyExists)
+	ok(t, first.AddSeq(1))
+	fwd, err := first.Begin(&kvcache.Batch{Seqs: []int64{1}, Lengths: []int64{12}, Tokens: prompt})
+	ok(t, err)
+	for layer := 0; layer < 2; layer++ {
+		ok(t, fwd.Attn(layer, tokens(12, 0), tokens(12, 3), tokens(12, 7), tokens(12, 0), nil))
+	}
+	ok(t, fwd.End())
+	ok(t, first.FlushTiers(-1))
+	stats, err := first.TierStats(tier)
+	ok(t, err)
+	if stats.BlocksPut != 3 || stats.BytesPut == 0 {
+		t.Errorf("%+v", stats)
+	}
+	ok(t, first.Close())
+
+	second := newCache(t, small())
+	ok(t, attach(second))
+	hit, err := second.PrefixAttach(5, query)
+	ok(t, err)
+	stats, err = second.TierStats(tier)
+	ok(t, err)
+	if hit != 12 || stats.BlocksGot != 3 {
+		t.Errorf("%d tokens, %+v", hit, stats)
+	}
+	v := make([]float32, 4*12)
+	ok(t, second.DebugGetLayer(5, 1, 0, 12, nil, kvcache.Of(v, 12, 1, 4)))
+	if v[0] != 7 || v[47] != 7 {
+		t.Errorf("%v", v)
+	}
+	ok(t, second.DetachTier(tier))
+	_, err = second.TierStats(tier)
+	is(t, err, kvcache.ErrNotFound)
+}
+
+func TestCachesSharePrefixesThroughFiles(t *testing.T) {
+	if !load(t).HasFeature("tier.file") {
+		t.Skip("the library was built without libkvcache_tier_rocksdb.so")
+	}
+	folder := t.TempDir()
+	share(t, kvcache.TierFile, func(cache *kvcache.Cache) error {
+		return cache.AttachFileTier(folder, 64<<20, kvcache.TierOptions{ModelID: "m", GetTimeout: 20 * time.Second})
+	})
+}
+
+func TestCachesSharePrefixesThroughAServer(t *testing.T) {
+	if !load(t).HasFeature("tier.redis") {
+		t.Skip("the library was built without libkvcache_tier_redis.so")
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	ok(t, err)
+	address := listener.Addr().String()
+	_, port, err := net.SplitHostPort(address)
+	ok(t, err)
+	ok(t, listener.Close())
+	server := exec.Command("redis-server", "--port", port, "--save", "", "--dir", t.TempDir())
+	if err := server.Start(); err != nil {
+		t.Skip("there is no redis-server here")
+	}
+	defer func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	}()
+	options := kvcache.RedisTierOptions{
+		TierOptions:    kvcache.TierOptions{ModelID: "m", GetTimeout: 20 * time.Second},
+		PutTimeout:     20 * time.Second,
+		ConnectTimeout: 20 * time.Second,
+		TTL:            10 * time.Minute,
+	}
+	probe := newCache(t, small())
+	for i := 0; i < 400 && probe.AttachRedisTier(address, options) != nil; i++ {
+		time.Sleep(25 * time.Millisecond)
+	}
+	share(t, kvcache.TierRedis, func(cache *kvcache.Cache) error { return cache.AttachRedisTier(address, options) })
+}
+
+func TestSettingsOfTiersAreChecked(t *testing.T) {
+	cache := newCache(t, small())
+	is(t, cache.AttachFileTier("/nowhere", 0, kvcache.TierOptions{}), kvcache.ErrInvalidArgument)
+	is(t, cache.AttachFileTier("", 1<<30, kvcache.TierOptions{}), kvcache.ErrInvalidArgument)
+	is(t, cache.AttachFileTier("/nowhere", 1<<30, kvcache.TierOptions{Shard: -1}), kvcache.ErrOutOfRange)
+	is(t, cache.AttachRedisTier("", kvcache.RedisTierOptions{}), kvcache.ErrInvalidArgument)
+	is(t, cache.DetachTier(kvcache.TierHost), kvcache.ErrInvalidArgument)
+	ok(t, cache.FlushTiers(5*time.Millisecond))
+	ok(t, cache.Close())
+	is(t, cache.AttachFileTier("/nowhere", 1<<30, kvcache.TierOptions{}), kvcache.ErrClosed)
+	is(t, cache.DetachTier(kvcache.TierFile), kvcache.ErrClosed)
+	is(t, cache.FlushTiers(0), kvcache.ErrClosed)
+	_, err := cache.TierStats(kvcache.TierFile)
+	is(t, err, kvcache.ErrClosed)
 }

@@ -158,6 +158,7 @@
 %struct_out(kvc_layer_info)
 %struct_out(kvc_stats)
 %struct_out(kvc_seq_info)
+%struct_out(kvc_tier_stats)
 %struct_out(kvc_device_caps)
 
 %define %option_struct(TYPE, CONVERTED)
@@ -210,6 +211,11 @@
 %typemap(in) const kvc_load_desc *desc (kvc_load_desc origin) {
   if (kvcpy_load_desc_in($input, &origin)) SWIG_fail;
   $1 = &origin;
+}
+
+%typemap(in) const kvc_tier_desc *desc (kvc_tier_desc tier) {
+  if (kvcpy_tier_desc_in($input, &tier)) SWIG_fail;
+  $1 = &tier;
 }
 
 %typemap(in) DLDevice device {

@@ -45,6 +45,7 @@ from .package import (  # noqa: E402
 from .plan import Plan, min_pages  # noqa: E402
 from .prefix import ADAPTER, MEDIA, USER, Event, Events, Prefix, PrefixKey, prefix_hash  # noqa: E402
 from .tensors import SupportsDLPack, Tensor, as_dtype, to_numpy  # noqa: E402
+from .tiers import Tiers, TierStats  # noqa: E402
 
 if TYPE_CHECKING:
     from .events_publisher import EventPublisher as EventPublisher
@@ -78,6 +79,8 @@ __all__ = [
     "prefix_hash",
     "Event",
     "Events",
+    "Tiers",
+    "TierStats",
     "Tensor",
     "SupportsDLPack",
     "as_dtype",

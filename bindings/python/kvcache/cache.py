@@ -30,6 +30,7 @@ from .names import (
 from .plan import Plan
 from .prefix import Events, Prefix
 from .tensors import Integers, Tensor, exported
+from .tiers import Tiers
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,6 +88,7 @@ class Cache(DebugAccess):
     plan: the `Plan` of the cache.
     prefix: the prefix index, a `Prefix`.
     events: what the index tells routers, an `Events`.
+    tiers: files and servers that keep its blocks, a `Tiers`.
 
     Ids, positions and lengths are integers of Python, NumPy or PyTorch: whatever operator.index
     takes. What costs nothing to look up is an attribute (`free_pages`, `is_empty`); what is counted
@@ -120,6 +122,7 @@ class Cache(DebugAccess):
         _capi.cache_keep(self._handle, self.plan._pool)
         self.prefix = Prefix(self._handle)
         self.events = Events(self._handle)
+        self.tiers = Tiers(self._handle)
 
     # ---- the whole cache
 

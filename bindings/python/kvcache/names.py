@@ -31,7 +31,8 @@ Decay = Literal["none", "head", "token", "channel"]
 Activation = Literal["none", "silu"]
 OpLayout = Literal["hnd", "nhd", "mla"]
 EventType = Literal["stored", "removed", "moved", "cleared"]
-Tier = Literal["device", "host"]
+Tier = Literal["device", "host", "file", "redis"]
+OutsideTier = Literal["file", "redis"]
 Direction = Literal["out", "in"]
 
 

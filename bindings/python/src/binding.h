@@ -212,6 +212,9 @@ PyObject *kvcpy_save_desc_out(kvcpy_save_desc *d);
 void kvcpy_save_desc_done(kvcpy_save_desc *d);
 /* (path, data, model_id, flags); the data is borrowed from the bytes object. */
 int kvcpy_load_desc_in(PyObject *object, kvc_load_desc *d);
+/* (tier, shard, address, model_id, byte_limit, queue_bytes, get_ms, put_ms, connect_ms, ttl_s,
+ * username, password) */
+int kvcpy_tier_desc_in(PyObject *object, kvc_tier_desc *d);
 
 typedef struct {
   int used;

@@ -119,6 +119,11 @@
 %call(KVCPY_EXCLUSIVE, kvc_pages_import)
 %call(KVCPY_SHARED, kvc_seq_save)
 %call(KVCPY_EXCLUSIVE, kvc_seq_load)
+%call(KVCPY_EXCLUSIVE, kvc_tier_attach)
+%call(KVCPY_EXCLUSIVE, kvc_tier_attach_file)
+%call(KVCPY_EXCLUSIVE, kvc_tier_detach)
+%call(KVCPY_SHARED, kvc_tier_flush)
+%call(KVCPY_SHARED, kvc_tier_stats_get)
 
 %exception kvc_forward_begin {
   result = 0;

@@ -23,20 +23,20 @@ pub struct LoadOptions {
     pub stream: Stream,
 }
 
-fn c_text(what: &str, text: &[u8]) -> Result<CString> {
+pub(crate) fn c_text(what: &str, text: &[u8]) -> Result<CString> {
     CString::new(text)
         .map_err(|_| Error::new(Status::InvalidArgument, format!("{what} has a byte of value 0")))
 }
 
-fn path_text(path: &Path) -> Result<CString> {
+pub(crate) fn path_text(path: &Path) -> Result<CString> {
     c_text("the path", path.as_os_str().as_encoded_bytes())
 }
 
-fn optional(text: &Option<CString>) -> *const std::ffi::c_char {
+pub(crate) fn optional(text: &Option<CString>) -> *const std::ffi::c_char {
     text.as_ref().map_or(null(), |text| text.as_ptr())
 }
 
-fn model_text(model_id: Option<&str>) -> Result<Option<CString>> {
+pub(crate) fn model_text(model_id: Option<&str>) -> Result<Option<CString>> {
     model_id.map(|id| c_text("model_id", id.as_bytes())).transpose()
 }
 

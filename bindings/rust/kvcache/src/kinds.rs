@@ -209,6 +209,10 @@ kinds! {
         Device = KVC_TIER_DEVICE,
         /// In the host pool.
         Host = KVC_TIER_HOST,
+        /// In files.
+        File = KVC_TIER_FILE,
+        /// On servers of the Redis protocol.
+        Redis = KVC_TIER_REDIS,
     }
     /// Direction of [`CacheRef::pages_swap`](crate::CacheRef::pages_swap).
     SwapDirection: kvc_swap_direction {

@@ -82,6 +82,7 @@ mod prefix;
 mod raw_config;
 mod state;
 mod tensor;
+mod tiers;
 
 pub use attention::{AttnOptions, Kv, Out};
 pub use cache::{Cache, CacheRef, SeqId, SeqInfo, Stats};
@@ -105,6 +106,7 @@ pub use plan::{GroupInfo, LayerInfo, Plan, PlanInfo};
 pub use prefix::{prefix_hash, BlockHash, PrefixKey, Query};
 pub use state::{LinearInputs, LinearOptions};
 pub use tensor::{TensorMut, TensorRef, MAX_DIMS};
+pub use tiers::{RedisOptions, TierOptions, TierStats};
 
 /// An index as C takes it. One that C cannot hold is beyond every limit of the library, which says so.
 fn index(index: usize) -> i32 {
