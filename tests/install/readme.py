@@ -1,4 +1,4 @@
-"""Runs the C of README.md and of docs/guide.md against the build's library, and compares README's snippets in other languages with those
+"""Runs the C of README.md, docs/guide.md, docs/state_files.md and docs/tiers.md against the build's library, and compares README's snippets in other languages with those
 of the bindings, whose tests run them.
 
 Usage: readme.py <build folder> <C compiler> <DLPack include folder>
@@ -81,11 +81,46 @@ int main(void) {
 """
 
 
-def guide():
-    found = snippets("docs/guide.md", "c")
-    if len(found) != GUIDE.count("SNIPPET"):
-        sys.exit(f"readme: docs/guide.md has {len(found)} snippets in C, expected {GUIDE.count('SNIPPET')}: put each into the program above")
-    program = GUIDE
+# The snippets of docs/state_files.md and docs/tiers.md.
+PAGES = """
+#include <kvcache.h>
+#include <stdio.h>
+
+static kvc_error err = {.struct_size = sizeof err};
+
+static int failed(void) {
+  return err.status != KVC_OK ? puts(err.message), 1 : 0;
+}
+
+int main(void) {
+  kvc_layer layer = {.struct_size = sizeof layer, .num_q_heads = 4, .num_kv_heads = 2, .k_dim = 16};
+  kvc_config config = {.struct_size = sizeof config, .num_layers = 1, .layers = &layer, .num_pages = 8};
+  kvc_plan *plan;
+  kvc_cache *cache, *other_cache;
+  if (kvc_plan_create(&config, &plan, &err) || kvc_cache_create(plan, &cache, &err) || kvc_cache_create(plan, &other_cache, &err))
+    return failed();
+  for (kvc_seq seq = 1; seq <= 3; ++seq) kvc_seq_add(cache, seq, &err);
+  {
+    SNIPPET
+  }
+  if (failed()) return 1;
+  {
+    SNIPPET
+    if (status != KVC_E_UNSUPPORTED && failed()) return 1;
+  }
+  kvc_cache_destroy(cache);
+  kvc_cache_destroy(other_cache);
+  kvc_plan_destroy(plan);
+  return puts("pages: ok") < 0;
+}
+"""
+
+
+def filled(program, *pages):
+    """The program with the snippets of the pages in their places."""
+    found = [text for page in pages for text in snippets(page, "c")]
+    if len(found) != program.count("SNIPPET"):
+        sys.exit(f"readme: {pages} have {len(found)} snippets in C, expected {program.count('SNIPPET')}: put each into the program above")
     for text in found:
         program = program.replace("SNIPPET", text, 1)
     return program
@@ -102,20 +137,22 @@ def check_heart(heart, program):
 
 
 def main():
-    build, compiler, dlpack = pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    build, compiler, dlpack = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3]
     heart, *programs = snippets("README.md", "c")
     if not programs:
         sys.exit("readme: README.md has no program in C")
     check_heart(heart, programs[0])
     with tempfile.TemporaryDirectory() as scratch:
-        # The guide's snippets leave statuses out, to be short.
-        for number, (text, more) in enumerate([*((text, []) for text in programs), (guide(), ["-Wno-unused-result"])]):
+        # The snippets of pages leave statuses out, to be short.
+        guide = filled(GUIDE, "docs/guide.md")
+        pages = filled(PAGES, "docs/state_files.md", "docs/tiers.md")
+        for number, (text, more) in enumerate([*((text, []) for text in programs), *((text, ["-Wno-unused-result"]) for text in (guide, pages))]):
             source = pathlib.Path(scratch) / f"snippet{number}.c"
             source.write_text(text)
             program = source.with_suffix("")
             run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", *more, source, "-o", program, f"-I{ROOT / 'include'}", f"-I{dlpack}",
                  f"-L{build}", "-lkvcache"])
-            printed = run([program], env={**os.environ, "LD_LIBRARY_PATH": str(build)})
+            printed = run([program], cwd=scratch, env={**os.environ, "LD_LIBRARY_PATH": str(build)})
             print(printed)
             if text in programs and f"`{printed.strip()}`" not in (ROOT / "README.md").read_text():
                 sys.exit(f"readme: README.md does not say that its program prints: {printed}")
