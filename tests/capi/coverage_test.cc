@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string>
 
+#include "tests/support/source_tree.h"
+
 namespace kvc::test {
 namespace {
 
@@ -44,11 +46,9 @@ bool is_used(const std::string& text, const std::string& name) {
 }
 
 TEST(Coverage, EveryFunctionOfTheHeaderIsCalledInThisFolder) {
-  const std::filesystem::path folder = std::filesystem::path(__FILE__).parent_path();
-  const std::filesystem::path header = folder / ".." / ".." / "include" / "kvcache.h";
-  ASSERT_TRUE(std::filesystem::exists(header)) << "this test reads the source tree: " << header;
+  const std::filesystem::path header = source_path("include/kvcache.h");
   std::string tests;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+  for (const auto& entry : std::filesystem::directory_iterator(source_path("tests/capi"))) {
     if (entry.path().extension() == ".cc" || entry.path().extension() == ".h")
       tests += read(entry.path());
   }

@@ -14,17 +14,15 @@
 
 #include "kvcache.h"
 #include "tests/capi/fixture.h"
+#include "tests/support/source_tree.h"
 
 namespace kvc::test {
 
-inline std::filesystem::path hf_config_folder() {
-  return std::filesystem::path(__FILE__).parent_path() / "hf_configs";
-}
+inline std::filesystem::path hf_config_folder() { return source_path("tests/capi/hf_configs"); }
 
 // "llama-3.1-8b"
 inline std::string hf_text(const std::string& name) {
-  std::ifstream file(hf_config_folder() / (name + ".json"));
-  EXPECT_TRUE(file.good()) << name;
+  std::ifstream file(source_path("tests/capi/hf_configs/" + name + ".json"));
   return {std::istreambuf_iterator<char>(file), {}};
 }
 

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "tests/conformance/player.h"
+#include "tests/support/source_tree.h"
 
 namespace kvc::conformance {
 namespace {
@@ -24,7 +25,7 @@ const std::map<kvc_cpu_isa, std::string> kIsaNames{
 // KVC_CASE_DIR of the environment serves a program that was built elsewhere.
 std::string case_dir() {
   const char* given = std::getenv("KVC_CASE_DIR");
-  return given != nullptr ? given : KVC_CASE_DIR;
+  return given != nullptr ? given : test::source_path("tests/conformance/cases").string();
 }
 
 std::vector<std::string> case_names() {

@@ -10,6 +10,7 @@
 #include "src/prefix/key_table.h"
 #include "src/prefix/keys.h"
 #include "tests/model/random.h"
+#include "tests/support/source_tree.h"
 
 namespace kvc {
 namespace {
@@ -51,7 +52,8 @@ struct VectorCase {
 };
 
 nlohmann::json vectors() {
-  return nlohmann::json::parse(std::ifstream(KVC_PREFIX_VECTORS))["cases"];
+  const auto file = test::source_path("tests/conformance/vectors/prefix_hash.json");
+  return nlohmann::json::parse(std::ifstream(file))["cases"];
 }
 
 TEST(PrefixKeys, AreThoseThatAnotherLanguageComputes) {

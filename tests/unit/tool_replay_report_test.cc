@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 
 ReplayReport report_of(const std::vector<int64_t>& pages, const char* name = "block_ids.jsonl") {
   ReplayReport report;
-  report.trace = read_trace(reading(std::string(KVC_TRACE_DIR) + "/" + name));
+  report.trace = read_trace(reading(sample_path(name)));
   report.runs = sweep(report.trace, report.options, pages, make_fake);
   return report;
 }

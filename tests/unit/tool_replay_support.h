@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/folder.h"
+#include "tests/support/source_tree.h"
 #include "tools/replay/bookkeeper.h"
 #include "tools/replay/trace.h"
 
@@ -21,20 +23,14 @@ namespace kvc::replay {
 class ScratchFile {
  public:
   explicit ScratchFile(const std::string& content, const std::string& ending = ".jsonl")
-      : path_(testing::TempDir() + "kvcache_replay_" + std::to_string(next()++) + ending) {
+      : path_(folder_.path() + "/trace" + ending) {
     std::ofstream(path_, std::ios::binary) << content;
   }
-  ~ScratchFile() { std::remove(path_.c_str()); }
-  ScratchFile(const ScratchFile&) = delete;
-  ScratchFile& operator=(const ScratchFile&) = delete;
 
   const std::string& path() const { return path_; }
 
  private:
-  static int& next() {
-    static int number = 0;
-    return number;
-  }
+  test::Folder folder_;
   std::string path_;
 };
 
@@ -47,6 +43,11 @@ inline std::string gzipped(const std::string& text) {
   gzclose(out);
   std::ifstream in(file.path(), std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Of a trace of tests/traces.
+inline std::string sample_path(const std::string& name) {
+  return test::source_path("tests/traces/" + name).string();
 }
 
 inline ReadOptions reading(const std::string& path, bool skip_bad_lines = false) {

@@ -10,9 +10,7 @@
 namespace kvc::replay {
 namespace {
 
-Trace sample(const char* name) {
-  return read_trace(reading(std::string(KVC_TRACE_DIR) + "/" + name));
-}
+Trace sample(const char* name) { return read_trace(reading(sample_path(name))); }
 
 RunResult run_fake(const Trace& trace, int64_t pages, ReplayOptions options = {}) {
   return sweep(trace, options, {pages}, make_fake)[0];

@@ -30,7 +30,7 @@ std::string said_about(const std::string& line) {
 }
 
 TEST(ToolReplayTrace, BlockIdsAreReadWithTheirLengthsAndTimes) {
-  const Trace trace = read_trace(reading(std::string(KVC_TRACE_DIR) + "/block_ids.jsonl"));
+  const Trace trace = read_trace(reading(sample_path("block_ids.jsonl")));
   EXPECT_EQ(trace.kind, TraceKind::kBlockIds);
   EXPECT_EQ(trace.name, "block_ids.jsonl");
   ASSERT_EQ(trace.requests.size(), 7u);
@@ -45,7 +45,7 @@ TEST(ToolReplayTrace, BlockIdsAreReadWithTheirLengthsAndTimes) {
 }
 
 TEST(ToolReplayTrace, TokenIdsAreReadWithTheOutputsBehindThePrompts) {
-  const Trace trace = read_trace(reading(std::string(KVC_TRACE_DIR) + "/token_ids.jsonl"));
+  const Trace trace = read_trace(reading(sample_path("token_ids.jsonl")));
   EXPECT_EQ(trace.kind, TraceKind::kTokenIds);
   ASSERT_EQ(trace.requests.size(), 4u);
   const TraceRequest& second = trace.requests[1];
@@ -71,7 +71,7 @@ TEST(ToolReplayTrace, AnyOfThreeNamesHoldsTheTokens) {
 }
 
 TEST(ToolReplayTrace, LengthsAreReadFromTheColumnsThatTheHeaderNames) {
-  const Trace trace = read_trace(reading(std::string(KVC_TRACE_DIR) + "/lengths.csv"));
+  const Trace trace = read_trace(reading(sample_path("lengths.csv")));
   EXPECT_EQ(trace.kind, TraceKind::kLengths);
   ASSERT_EQ(trace.requests.size(), 5u);
   EXPECT_EQ(trace.requests[1].prompt_tokens, 396);
@@ -291,7 +291,7 @@ TEST(ToolReplayTrace, WhateverTheBytesAreWhatIsReadCanBeReplayed) {
   SCOPED_TRACE("KVC_TEST_SEED=" + std::to_string(seed));
   std::mt19937 random(seed);
   for (const char* name : {"block_ids.jsonl", "token_ids.jsonl", "lengths.csv"}) {
-    std::ifstream in(std::string(KVC_TRACE_DIR) + "/" + name, std::ios::binary);
+    std::ifstream in(sample_path(name), std::ios::binary);
     const std::string text{std::istreambuf_iterator<char>(in), {}};
     ASSERT_FALSE(text.empty());
     for (int round = 0; round < 200; ++round) {

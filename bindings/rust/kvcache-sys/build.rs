@@ -189,8 +189,6 @@ mod vendored {
         config.define("FETCHCONTENT_FULLY_DISCONNECTED", "ON");
         // This crate's own declarations of DLPack's structs.
         config.define("KVCACHE_DLPACK_INCLUDE_DIR", crate_dir.join("include"));
-        // Several files at a time take less than half as long.
-        config.define("CMAKE_UNITY_BUILD", "ON");
         config.profile("Release").define("CMAKE_INSTALL_LIBDIR", "lib").build()
     }
 }
