@@ -29,7 +29,8 @@ def shortened(header):
     def cut(match):
         body = re.sub(r"/\*.*?\*/", "", match.group(1), flags=re.DOTALL).rstrip()
         fields = body.split(";")[:-1]
-        if match.group(2) in WHOLE or len(fields) < 3:
+        # A last `reserved` of four bytes fills a word: without it there would be padding, whose bytes C leaves to chance.
+        if match.group(2) in WHOLE or len(fields) < 3 or re.search(r"int32_t reserved$", fields[-1]):
             return match.group(0)
         names.append(match.group(2))
         return ";".join(fields[:-1]) + ";" + match.group(3)
