@@ -6,12 +6,21 @@ JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
 # The sanitizer builds run the random tests with fewer steps; see CONTRIBUTING.md.
 SANITIZER_SCALE ?= 0.2
+ASAN_SCALE ?= 0.05
 THREAD_SANITIZER_SCALE ?= 0.1
 
 # Random operations of one thread: nothing to look at, and most of the time.
 ONE_THREAD = -RandomSwaps.*:RandomPrefixes.*
 
-.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-tsan test-bindings clients bench reliability fuzz abi mutants lint format clean
+# Compilers run behind ccache where it is installed; CCACHE_DISABLE=1 goes without. A build folder keeps what it was configured with.
+ifneq ($(shell command -v ccache 2>/dev/null),)
+export CMAKE_C_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
+export CMAKE_CXX_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
+export CMAKE_CUDA_COMPILER_LAUNCHER ?= $(CURDIR)/.ci/ccache
+endif
+
+.PHONY: all library build deps deps-build deps-cuda cuda test-cuda demo test test-release test-debug test-asan test-tsan test-bindings \
+        clients clients-smoke packages gpu-rehearsal check check-all check-status bench reliability fuzz abi mutants lint format clean
 
 all: library
 
@@ -62,6 +71,14 @@ test-debug: deps
 	@cmake --build --preset debug -j $(JOBS)
 	@KVC_TEST_SCALE=$(SANITIZER_SCALE) ctest --preset debug -j $(JOBS)
 
+# What finds most per second of it: the fixed seeds, and one more for SEED.
+SEED ?= 1
+test-asan: deps
+	@cmake --preset debug $(CMAKE_FLAGS) --log-level=WARNING
+	@cmake --build --preset debug -j $(JOBS) --target asan_programs
+	@KVC_TEST_SCALE=$(ASAN_SCALE) ctest --preset asan -j $(JOBS)
+	@KVC_TEST_OFFSET=$(SEED) KVC_TEST_SEEDS=1 build/debug/tests/model_test --gtest_filter='Random*' --gtest_brief=1
+
 test-tsan: deps
 	@cmake --preset tsan $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset tsan -j $(JOBS)
@@ -70,10 +87,36 @@ test-tsan: deps
 test-bindings: build
 	@bindings/test
 
-# Programs that others wrote, on this library: installs torch, transformers and candle (pinned) below build/.
+# Programs that others wrote, on this library: installs torch, transformers and candle (pinned).
 clients: build
 	@tests/clients/hf/run
 	@tests/clients/candle/run
+
+# Three families of transformers that differ most, and candle's shortest test.
+clients-smoke: build
+	@tests/clients/hf/run -k 'llama or gemma3 or jamba'
+	@tests/clients/candle/run smoke
+
+# What would be published, from its own contents. The wheel takes the library of build/; the crate compiles its own.
+packages: build
+	@KVCACHE_PREBUILT=$(CURDIR)/build packaging/check version workflows crates python deb
+
+# tests/gpu/run.sh on the emulator, with torch, which `make clients` has installed.
+gpu-rehearsal: build
+	@PYTHON=$(CURDIR)/build/clients-hf/venv-newest/bin/python OMP_NUM_THREADS=1 python3 tests/gpu/check_run.py --rehearse build --torch
+
+# What the work tree changes against BASE, built and tested.
+BASE ?= HEAD
+check: deps
+	@python3 -B tests/checks/changed.py $(BASE)
+
+# The second tier of the whole check (.ci/run is the first), or the parts of it that ONLY names; parts that have passed are left out.
+ONLY ?=
+check-all:
+	@python3 -B tests/checks/run.py tier2 $(ONLY)
+
+check-status:
+	@python3 -B tests/checks/run.py status
 
 # Processes that are killed at their work, as often as before a release.
 reliability: build

@@ -8,7 +8,11 @@ environment variable KVC_MUTANT chooses one at run time, and 0 chooses none. The
     run.py check              every entry still fits the sources: each text occurs exactly once
     run.py build              the copy with all defects, and its test programs
     run.py run [ID...]        runs the tests per defect until one fails; writes build/mutants/report.json
+    run.py run --tier 1       the programs as tier 1 of the checks runs them
+    run.py check-each         plants defects in this tree itself, one at a time, and runs `make check` after each
     run.py table              the report as docs/testing.md has it
+
+With --count N and --seed S, `run` and `check-each` take N defects, drawn by the seed.
 
 An entry:
 
@@ -24,29 +28,22 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import random
 import re
 import subprocess
 import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "checks"))
+import programs  # noqa: E402
+from programs import PROGRAMS  # noqa: E402
+
 WORK = ROOT / "build" / "mutants"
 TREE = WORK / "tree"
 BUILD = WORK / "build"
 REPORT = WORK / "report.json"
 
-# In the order of their cost. Each is a program below the build's tests folder, its arguments, its environment and the seconds after which
-# it hangs, many times what it takes.
-KERNELS = "TileKernel.*:Isa/*:Cascade.*:Latent*:ItemRunner.*:Tool*"
-PROGRAMS = {
-    "conformance": (["conformance_test"], {}, 20),
-    "capi": (["capi_test"], {}, 60),
-    "stress": (["stress_test"], {}, 60),
-    "unit": (["unit_test", f"--gtest_filter=-{KERNELS}"], {}, 120),
-    "model": (["model_test"], {"KVC_TEST_SCALE": "0.2"}, 120),
-    "kernels": (["unit_test", f"--gtest_filter={KERNELS}"], {"KVC_TEST_SCALE": "0.3"}, 500),
-    "cuda": (["cuda/cuda_emulated_test", "--gtest_filter=-Emulat*"], {}, 600),
-}
 CHOICE = 'extern "C" int kvc_mutant_chosen;\n'
 # libkvcache.so links a getenv that finds nothing, so the variable is looked for by hand. "none" lets a program prove that it asks.
 DEFINITION = """#include <cstdlib>
@@ -190,22 +187,19 @@ def build(jobs):
     copy_tree(texts)
     # -O1 keeps the build short; the tests are most of it.
     subprocess.run(["cmake", "-S", TREE, "-B", BUILD, "-G", "Ninja", "--log-level=WARNING", "-DCMAKE_BUILD_TYPE=Release",
-                    "-DKVCACHE_BUILD_TESTS=ON", "-DCMAKE_UNITY_BUILD=ON", "-DKVCACHE_BUILD_EXAMPLES=OFF", "-DCMAKE_CXX_FLAGS=-Wno-missing-declarations",
+                    "-DKVCACHE_BUILD_TESTS=ON", "-DKVCACHE_BUILD_EXAMPLES=OFF", "-DCMAKE_CXX_FLAGS=-Wno-missing-declarations",
                     f"-DKVCACHE_DLPACK_INCLUDE_DIR={dlpack_folder()}"], check=True)
-    targets = {pathlib.Path(command[0]).name for command, *_ in PROGRAMS.values()}
+    targets = {pathlib.Path(program.path).name for program in PROGRAMS.values()}
     subprocess.run(["cmake", "--build", BUILD, "-j", str(jobs), "--target", *targets], check=True)
 
 
-def run_program(name, number, test=None):
+def run_program(name, number, who, test=None):
     """None when all tests pass, or that one, else the first line that says what failed."""
-    command, extra, limit = PROGRAMS[name]
-    if test is not None:
-        command = [command[0], f"--gtest_filter={test}"]
+    words, extra = programs.command(name, who, BUILD / "tests", test)
     environment = dict(os.environ, KVC_MUTANT=str(number), **extra)
-    program = BUILD / "tests" / command[0]
     try:
-        done = subprocess.run([program, *command[1:], "--gtest_brief=1", "--gtest_fail_fast"], env=environment, cwd=BUILD,
-                              capture_output=True, text=True, errors="replace", timeout=limit)
+        done = subprocess.run(words, env=environment, cwd=BUILD, capture_output=True, text=True, errors="replace",
+                              timeout=PROGRAMS[name].seconds)
     except subprocess.TimeoutExpired:
         return "no end within the time limit"
     if done.returncode == 0:
@@ -217,7 +211,7 @@ def run_program(name, number, test=None):
     return f"ended by {done.returncode}" + (f" in {running[-1]}" if running else "")
 
 
-def judge(defect, before):
+def judge(defect, before, who):
     """What notices the defect. The test that did so when it was run `before` is asked first: most of the time goes into the others."""
     first = sorted(defect.tests, key=list(PROGRAMS).index)
     order = first + [name for name in PROGRAMS if name not in first]
@@ -226,25 +220,34 @@ def judge(defect, before):
         attempts.insert(0, (before["killed_by"], before["test"]))
     begin = time.monotonic()
     for name, test in attempts:
-        what = run_program(name, defect.number, test)
+        what = run_program(name, defect.number, who, test)
         if what is not None:
             return {"killed_by": name, "test": what, "seconds": round(time.monotonic() - begin, 1)}
     return {"killed_by": "", "test": "", "seconds": round(time.monotonic() - begin, 1)}
 
 
-def run(chosen, jobs):
+def drawn(defects, count, seed):
+    """So many of them, the same for one seed."""
+    if not count:
+        return defects
+    print(f"{count} of {len(defects)} defects, drawn by the seed {seed}", flush=True)
+    return sorted(random.Random(seed).sample(defects, min(count, len(defects))), key=lambda defect: defect.number)
+
+
+def run(chosen, jobs, who, count, seed):
     defects = read_defects()
     for name in PROGRAMS:
-        if run_program(name, "none") != "ended by 77":
+        if run_program(name, "none", who) != "ended by 77":
             sys.exit(f"{name} does not look which defect is chosen")
-        what = run_program(name, 0)
+        what = run_program(name, 0, who)
         if what is not None:
             sys.exit(f"without a defect {name} fails: {what}")
     known = json.loads(REPORT.read_text()) if REPORT.is_file() else {}
-    report = known if chosen else {}
+    report = known if chosen or count else {}
     todo = [defect for defect in defects if not defect.equivalent and (not chosen or str(defect.number) in chosen or defect.source in chosen)]
+    todo = drawn(todo, count, seed)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for defect, result in zip(todo, pool.map(judge, todo, [known.get(key_of(defect), {}) for defect in todo])):
+        for defect, result in zip(todo, pool.map(judge, todo, [known.get(key_of(defect), {}) for defect in todo], [who] * len(todo))):
             report[key_of(defect)] = result
             fate = f"killed by {result['killed_by']}: {result['test']}" if result["killed_by"] else "SURVIVED"
             print(f"{defect.number:4} {fate} ({result['seconds']} s)  {key_of(defect)}", flush=True)
@@ -254,6 +257,31 @@ def run(chosen, jobs):
     print(f"{len(todo)} defects, {len(todo) - survived} killed ({share:.1f} %), {survived} survived, "
           f"{sum(bool(d.equivalent) for d in defects)} equivalent")
     return 0 if share >= 97.0 else 1
+
+
+def check_each(count, seed):
+    """Plants defects that unit_test or capi_test is to notice in this tree, one at a time, and lets `make check` look for them. The tree has to
+    be clean: its files are changed and put back."""
+    if subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True).stdout:
+        sys.exit("the work tree has changes")
+    missed = 0
+    todo = drawn([defect for defect in read_defects() if not defect.equivalent and set(defect.tests) & {"unit", "capi"}], count, seed)
+    for defect in todo:
+        path = ROOT / defect.file
+        text = path.read_text()
+        begin = time.monotonic()
+        try:
+            path.write_text(apply(defect, text)[0].replace(f"(::kvc_mutant_chosen == {defect.number})", "true"))
+            done = subprocess.run([sys.executable, "-B", "tests/checks/changed.py"], cwd=ROOT, capture_output=True, text=True, errors="replace")
+        finally:
+            path.write_text(text)
+        failed = re.findall(r"\[  FAILED  \] (\S+)", done.stdout)
+        noticed = done.returncode != 0 and "seconds of tests" in done.stdout
+        missed += not noticed
+        print(f"{defect.number:4} {'noticed by ' + failed[0] if noticed and failed else 'noticed' if noticed else 'MISSED'}"
+              f" ({time.monotonic() - begin:.0f} s)  {key_of(defect)}", flush=True)
+    print(f"{len(todo)} defects, {len(todo) - missed} noticed by make check")
+    return 1 if missed else 0
 
 
 def table():
@@ -287,9 +315,12 @@ def table():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["check", "build", "run", "table"])
+    parser.add_argument("action", choices=["check", "build", "run", "check-each", "table"])
     parser.add_argument("ids", nargs="*", help="numbers of defects, or names of files in defects/")
     parser.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--tier", type=int, choices=[1], help="run the programs as this tier of the checks does")
+    parser.add_argument("--count", type=int, default=0, help="so many defects, drawn by --seed")
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.action == "check":
         defects = read_defects()
@@ -299,7 +330,10 @@ def main():
     if arguments.action == "build":
         return build(arguments.jobs)
     if arguments.action == "run":
-        return run(set(arguments.ids), arguments.jobs)
+        who = "tier 1" if arguments.tier else "make mutants"
+        return run(set(arguments.ids), arguments.jobs, who, arguments.count, arguments.seed)
+    if arguments.action == "check-each":
+        return check_each(arguments.count, arguments.seed)
     return table()
 
 

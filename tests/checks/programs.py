@@ -1,0 +1,39 @@
+"""The test programs of a release build, in the order of their cost, and how much of them each check runs."""
+
+import dataclasses
+
+# The part of unit_test that takes longest.
+KERNELS = "TileKernel.*:Isa/*:Cascade.*:Latent*:ItemRunner.*:Tool*"
+
+
+@dataclasses.dataclass
+class Program:
+    path: str  # below the tests folder of a build
+    filter: str
+    seconds: int  # after which it hangs, many times what it takes
+
+
+PROGRAMS = {
+    "conformance": Program("conformance_test", "*", 60),
+    "capi": Program("capi_test", "*", 120),
+    "stress": Program("stress_test", "*", 120),
+    "unit": Program("unit_test", f"-{KERNELS}", 120),
+    "model": Program("model_test", "*", 300),
+    "kernels": Program("unit_test", KERNELS, 500),
+    "cuda": Program("cuda/cuda_emulated_test", "-Emulat*", 900),
+}
+
+# Part of the operations of random tests (KVC_TEST_SCALE), by who runs them; all where nothing stands.
+SCALES = {
+    "make check": {"model": 0.05, "kernels": 0.1},
+    "make mutants": {"model": 0.2, "kernels": 0.3},
+    "tier 1": dict.fromkeys(PROGRAMS, 0.5),
+}
+
+
+def command(name, who, folder, filter_=None):
+    """The words of a command, and the variables of its environment."""
+    program = PROGRAMS[name]
+    words = [str(folder / program.path), f"--gtest_filter={filter_ or program.filter}", "--gtest_brief=1", "--gtest_fail_fast"]
+    scale = SCALES[who].get(name)
+    return words, {} if scale is None else {"KVC_TEST_SCALE": str(scale)}

@@ -1,0 +1,17 @@
+// Seeds that failed where the fixed ranges did not reach: they always run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace kvc::test {
+
+struct FoundSeed {
+  const char* what;  // The first argument of run_seeds.
+  uint64_t seed;
+  int64_t operations;
+};
+
+inline const std::vector<FoundSeed> kFoundSeeds = {};
+
+}  // namespace kvc::test
