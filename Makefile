@@ -55,7 +55,7 @@ test: test-release test-debug test-tsan test-bindings
 test-release: build
 	@ctest --preset release -j $(JOBS)
 
-# The library with the CUDA back end, in build/cuda. Needs no GPU.
+# The library with the CUDA back end, in build-cuda: as deep as build, whose objects a compiler cache has. Needs no GPU.
 cuda: deps-cuda
 	@cmake --preset cuda $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset cuda -j $(JOBS)
@@ -148,4 +148,4 @@ format:
 	@python3 tests/lint/format.py --fix
 
 clean:
-	@rm -rf build
+	@rm -rf build build-cuda

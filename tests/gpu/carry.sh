@@ -4,7 +4,7 @@
 # tests/gpu/run.sh uses build/gpu-carry.  carry.sh [BUILD [TO]]
 set -eu
 cd "$(dirname "$0")/../.."
-from=${1:-build/cuda}
+from=${1:-build-cuda}
 to=${2:-build/gpu-carry}
 [ -e "$from/libkvcache_cuda.so" ] || { echo "carry: no libkvcache_cuda.so in $from: make cuda" >&2; exit 1; }
 rm -rf "$to"

@@ -108,7 +108,7 @@ def main():
         "--build",
         type=pathlib.Path,
         default=None,
-        help="default: build/gpu-carry where it is there, else build/cuda",
+        help="default: build/gpu-carry where it is there, else build-cuda",
     )
     parser.add_argument(
         "--stages", default=",".join(stages.ALL), help="in this order: " + ",".join(stages.ALL)
@@ -124,7 +124,7 @@ def main():
     args = parser.parse_args()
     if args.build is None:
         carried = ROOT / "build" / "gpu-carry"
-        args.build = carried if carried.exists() else ROOT / "build" / "cuda"
+        args.build = carried if carried.exists() else ROOT / "build-cuda"
     args.out.mkdir(parents=True, exist_ok=True)
 
     unknown = [name for name in args.stages.split(",") if name not in stages.ALL]

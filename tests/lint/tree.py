@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SKIPPED_FOLDERS = {".git", ".deps", "build", "__pycache__", "target", ".venv", ".cache"}
+SKIPPED_FOLDERS = {".git", ".deps", "build", "build-cuda", "__pycache__", "target", ".venv", ".cache"}
 
 
 def all_files():
