@@ -153,14 +153,19 @@ def check(base):
 
 
 def run_all(runs, rest):
-    """Programs beside each other, the rest after them."""
+    """Programs beside each other, one that takes long in shards, the rest after them."""
     failed, running = [], []
-    pending = [name for name in programs.PROGRAMS if name in runs]
+    cores = os.cpu_count() or 2
+    pending = []
+    for name in (name for name in programs.PROGRAMS if name in runs):
+        shards = cores if programs.PROGRAMS[name].is_long else 1
+        pending += [(name, shard, shards) for shard in range(shards)]
     while pending or running:
-        while pending and len(running) < (os.cpu_count() or 2):
-            name = pending.pop(0)
+        while pending and len(running) < cores:
+            name, shard, shards = pending.pop(0)
             filter_ = ":".join(sorted(runs[name])) if runs[name] else None
             words, environment = programs.command(name, "make check", BUILD / "tests", filter_)
+            environment |= {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
             process = subprocess.Popen(words, cwd=BUILD, env={**os.environ, **environment},
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             running.append((name, process, time.monotonic()))

@@ -11,6 +11,7 @@ class Program:
     path: str  # below the tests folder of a build
     filter: str
     seconds: int  # after which it hangs, many times what it takes
+    is_long: bool = False
 
 
 PROGRAMS = {
@@ -20,7 +21,7 @@ PROGRAMS = {
     "unit": Program("unit_test", f"-{KERNELS}", 120),
     "model": Program("model_test", "*", 300),
     "kernels": Program("unit_test", KERNELS, 500),
-    "cuda": Program("cuda/cuda_emulated_test", "-Emulat*", 900),
+    "cuda": Program("cuda/cuda_emulated_test", "-Emulat*", 900, is_long=True),
 }
 
 # Part of the operations of random tests (KVC_TEST_SCALE), by who runs them; all where nothing stands.

@@ -45,8 +45,15 @@ def run(program, seconds, kept):
     command = [program, f"-max_total_time={seconds}", f"-max_len={LONGEST.get(name, 4096)}", f"-rss_limit_mb={MEMORY_MIB}", "-timeout=30",
                "-print_final_stats=1", "-len_control=0", f"-artifact_prefix={findings}/{name}-", *folders]
     begin = time.monotonic()
-    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    output = done.stdout.decode(errors="replace")
+    # What was found before is run to its end, however short the time is.
+    found = sorted(path for path in corpus.iterdir() if (HERE / "found" / name / f"{path.name}.hex").exists())
+    for arguments in ([command[0], f"-rss_limit_mb={MEMORY_MIB}", "-timeout=30", *found] if found else None, command):
+        if arguments is None:
+            continue
+        done = subprocess.run([str(part) for part in arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        output = done.stdout.decode(errors="replace")
+        if done.returncode:
+            break
     (kept / f"{name}.log").write_text(output)
     executed = re.search(r"stat::number_of_executed_units:\s*(\d+)", output)
     lines = re.findall(r"cov: (\d+)", output)
