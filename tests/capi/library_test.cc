@@ -7,6 +7,7 @@
 
 #include "kvcache_api.h"
 #include "tests/capi/fixture.h"
+#include "tests/support/folder.h"
 
 namespace kvc::test {
 namespace {
@@ -170,8 +171,8 @@ TEST(Modules, PathsThatAreNoneAreRefused) {
 
 TEST(Modules, AFailedSearchIsRememberedUntilAPathIsSet) {
   if (kvc_has_feature("cuda") != 0) GTEST_SKIP() << "a back end lies beside the library";
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("kvc_modules_" + std::to_string(getpid()));
+  const Folder parent;
+  const std::filesystem::path folder = parent.file("modules");
   const std::string file = (folder / "libkvcache_cuda.so").string();
   if (kvc_module_path_set(folder.c_str(), nullptr) == KVC_E_INVALID_STATE) {
     // Another test has loaded a module: this one takes a process of its own.
@@ -193,7 +194,6 @@ TEST(Modules, AFailedSearchIsRememberedUntilAPathIsSet) {
   EXPECT_STRNE(broken.message, missing.message);
   expect_ok([&](kvc_error* err) { return kvc_module_path_set(nullptr, err); });
   expect_error(KVC_E_UNSUPPORTED, {"libkvcache_cuda.so", "No such file"}, create_on_gpu);
-  std::filesystem::remove_all(folder);
 }
 
 struct Log {

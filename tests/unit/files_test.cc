@@ -1,10 +1,7 @@
 // The parts of state files: sources that read ahead, the frame of chunks, tagged records.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <random>
 
@@ -13,6 +10,7 @@
 #include "src/files/byte_sink.h"
 #include "src/files/chunks.h"
 #include "src/files/read_ahead.h"
+#include "tests/support/folder.h"
 
 namespace kvc {
 namespace {
@@ -27,20 +25,16 @@ Bytes random_bytes(std::mt19937_64& random, size_t size) {
 
 class TemporaryFile {
  public:
-  explicit TemporaryFile(const Bytes& content)
-      : path_(std::filesystem::temp_directory_path() /
-              ("kvcache-unit-" + std::to_string(getpid()))) {
+  explicit TemporaryFile(const Bytes& content) : path_(folder_.file("bytes")) {
     std::ofstream(path_, std::ios::binary)
         .write(reinterpret_cast<const char*>(content.data()),
                static_cast<std::streamsize>(content.size()));
   }
-  ~TemporaryFile() { std::filesystem::remove(path_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
   const char* path() const { return path_.c_str(); }
 
  private:
-  std::string path_;
+  const test::Folder folder_;
+  const std::string path_;
 };
 
 kvc_status status_of(const std::function<void()>& call) {
