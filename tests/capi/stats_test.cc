@@ -210,8 +210,9 @@ TEST_F(Stats, BlocksThatAQuotaKeepsOutAreRejected) {
 
 TEST_F(Stats, TimesFallIntoBucketsOfPowersOfTwoMilliseconds) {
   using std::chrono::milliseconds;
-  append_ids(*cache_, 1, token_ids(4, 1));
+  // Before the first block, so that no time of a block is longer than what has passed since.
   const auto start = std::chrono::steady_clock::now();
+  append_ids(*cache_, 1, token_ids(4, 1));
   std::this_thread::sleep_for(milliseconds(40));
   const Query query(token_ids(4, 1));
   attach(*cache_, 2, query);

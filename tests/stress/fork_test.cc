@@ -8,6 +8,7 @@
 
 #include "src/base/executor.h"
 #include "tests/stress/decoder.h"
+#include "tests/support/waiting.h"
 
 #if defined(__SANITIZE_THREAD__)
 #define KVC_UNDER_TSAN 1
@@ -20,11 +21,11 @@
 namespace kvc::test {
 namespace {
 
-// Whether two tasks run at the same time: each waits for the other, at most 30 s.
+// Whether two tasks run at the same time: each waits for the other, at most two minutes.
 bool runs_two_at_once(Executor& executor) {
   std::atomic<int> arrived{0};
   std::atomic<bool> met{true};
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
   executor.run(2, [&](int64_t, int32_t) {
     arrived.fetch_add(1);
     while (arrived.load() < 2 && met.load()) {
@@ -44,7 +45,7 @@ TEST(ForkedProcess, StartsThreadsOfItsOwn) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that hangs must not hang the test
+    alarm(600);  // a child that hangs must not hang the test
     _exit(runs_two_at_once(executor) ? 0 : 1);
   }
   int status = -1;
@@ -66,7 +67,7 @@ TEST(ForkedProcess, GoesOnWithItsCopyOfACache) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(60);  // a child that hangs must not hang the test
+    alarm(600);  // a child that hangs must not hang the test
     const bool same = decoder.step({{1, 150}, {2, 1}}, 0) == expected;
     const bool sound = kvc_cache_check(decoder.cache(), nullptr) == KVC_OK;
     _exit(same && sound ? 0 : 1);
