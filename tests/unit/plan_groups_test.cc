@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <numeric>
 #include <string>
 
 #include "src/base/math.h"
@@ -145,17 +145,19 @@ TEST(Hybrids, SpreadEveryGroupOverTheModel) {
         << "layer " << i << " of those with a window";
 }
 
-TEST(Hybrids, ArePlannedInNoTime) {
-  const HybridModel model{"", mixed(100, bf16_layer(8, 128, 1024), 20, bf16_layer(8, 128))};
-  double least = 1;
-  for (int i = 0; i < 5; ++i) {
-    std::vector<LayerSpec> layers = model.layers;
-    const auto begin = std::chrono::steady_clock::now();
-    (void)make_groups(layers, {.max_seq_len = kLongest, .tokens_in_flight = kForward});
-    least = std::min(
-        least, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
-  }
-  EXPECT_LT(least, 0.25) << "seconds; 0.0005 in an optimised build";
+// A search that tries all divisions of so many layers does not end.
+TEST(Hybrids, OfManyLayersHaveEachLayerInOneGroup) {
+  std::vector<LayerSpec> layers = mixed(100, bf16_layer(8, 128, 1024), 20, bf16_layer(8, 128));
+  const std::vector<GroupSpec> groups =
+      make_groups(layers, {.max_seq_len = kLongest, .tokens_in_flight = kForward});
+  EXPECT_LE(groups.size(), 16u);
+  std::vector<int32_t> placed;
+  for (const GroupSpec& group : groups)
+    placed.insert(placed.end(), group.layers.begin(), group.layers.end());
+  std::sort(placed.begin(), placed.end());
+  std::vector<int32_t> all(layers.size());
+  std::iota(all.begin(), all.end(), 0);
+  EXPECT_EQ(placed, all);
 }
 
 TEST(Hybrids, OfAnyBytesArePlannedAlikeEveryTime) {
