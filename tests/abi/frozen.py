@@ -51,7 +51,7 @@ def run_client(compiler, dlpack, library, headers, folder, label, *options):
     program = folder / "client"
     subprocess.run([compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", *options, "-I", folder, "-isystem", dlpack, FROZEN / "client.c",
                     "-o", program, f"-L{library}", "-lkvcache", "-lm"], check=True)
-    done = subprocess.run([program], capture_output=True, text=True, timeout=120, env={**os.environ, "LD_LIBRARY_PATH": str(library)})
+    done = subprocess.run([program], capture_output=True, text=True, timeout=600, env={**os.environ, "LD_LIBRARY_PATH": str(library)})
     if done.returncode:
         return [f"{label}: the client ends with {done.returncode}: {done.stdout}{done.stderr}"]
     print(f"{label}: {done.stdout.strip()}")

@@ -35,7 +35,7 @@ WANTED = {
 
 def main():
     listed = subprocess.run(
-        [sys.argv[1], "--gtest_list_tests"], capture_output=True, text=True, timeout=60
+        [sys.argv[1], "--gtest_list_tests"], capture_output=True, text=True, timeout=300
     )
     if listed.returncode:
         sys.exit(f"device_tests: status {listed.returncode}: {listed.stderr}")

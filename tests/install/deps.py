@@ -37,7 +37,7 @@ class Deps(unittest.TestCase):
     def run_deps(self, *arguments, stdin=subprocess.DEVNULL, **variables):
         environment = {name: value for name, value in os.environ.items() if name != "KVCACHE_SUDO"}
         environment |= {"PATH": f"{self.folder}:{environment['PATH']}", **variables}
-        done = subprocess.run([DEPS, *arguments], stdin=stdin, capture_output=True, text=True, env=environment, timeout=60)
+        done = subprocess.run([DEPS, *arguments], stdin=stdin, capture_output=True, text=True, env=environment, timeout=300)
         return done.returncode, done.stdout + done.stderr, self.log.read_text() if self.log.exists() else ""
 
     def answered(self, answer):

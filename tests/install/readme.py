@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def run(command, **options):
-    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120, **options)
+    result = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=600, **options)
     if result.returncode:
         sys.exit(f"readme: failed: {' '.join(str(part) for part in command)}\n{result.stdout}{result.stderr}")
     return result.stdout

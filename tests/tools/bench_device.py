@@ -19,7 +19,7 @@ LIBRARY = "libkvcache_cuda.so"
 
 
 def run(tool, *arguments):
-    return subprocess.run([tool, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=500)
+    return subprocess.run([tool, "bench", *map(str, arguments)], capture_output=True, text=True, timeout=600)
 
 
 class Alone(unittest.TestCase):

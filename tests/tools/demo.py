@@ -11,7 +11,7 @@ command = sys.argv[1]
 
 
 def demo(*arguments):
-    result = subprocess.run([command, "demo", "--quick", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([command, "demo", "--quick", *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert (result.returncode, result.stderr) == (0, ""), f"{arguments}: {result.returncode}: {result.stderr}"
     return result.stdout
 

@@ -37,7 +37,7 @@ def main():
         trace = (ROOT / "tests/traces/block_ids.jsonl").read_bytes()
         (scratch / "conversation_trace.jsonl.gz").write_bytes(gzip.compress(trace))
         for line in lines:
-            done = subprocess.run(["sh", "-c", line], cwd=scratch, capture_output=True, text=True, env=environment, timeout=60)
+            done = subprocess.run(["sh", "-c", line], cwd=scratch, capture_output=True, text=True, env=environment, timeout=300)
             if done.returncode or not done.stdout:
                 sys.exit(f"docs: {line}\nstatus {done.returncode}\n{done.stdout}{done.stderr}")
         named = set(re.findall(r"\w+\.html", " ".join(lines)))

@@ -10,7 +10,7 @@ command = sys.argv[1]
 
 
 def run(*arguments):
-    return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([command, *map(str, arguments)], capture_output=True, text=True, timeout=300)
 
 
 def shown(*arguments):

@@ -14,7 +14,7 @@ command = sys.argv[1]
 
 
 def replay(*arguments, status=0, given=None):
-    result = subprocess.run([command, "replay", *map(str, arguments)], input=given, capture_output=True, timeout=60)
+    result = subprocess.run([command, "replay", *map(str, arguments)], input=given, capture_output=True, timeout=300)
     output, errors = result.stdout.decode(), result.stderr.decode()
     assert result.returncode == status, f"{arguments}: exit status {result.returncode}, not {status}: {errors}"
     assert bool(errors) == (status != 0), f"{arguments}: on stderr: {errors!r}"
