@@ -136,7 +136,7 @@ with (
 
     # Copies with fences.
     gpu.swap_out([1], stream=stream).wait_on_stream(stream)
-    gpu.swap_in([1], stream=stream).wait(5.0)
+    gpu.swap_in([1], stream=stream).wait(120.0)
     shape = gpu.length(1), KV_HEADS, 8
     k = GpuArray(np.zeros(shape, np.float32))
     gpu.debug_get_layer(1, 0, k=k)

@@ -22,7 +22,7 @@ def test_steps_swaps_and_graphs_on_a_gpu_agree_with_the_cpu():
         [sys.executable, str(program), str(runtime), str((EMULATED / "cudasim").resolve())],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0 and "all steps agree" in done.stdout, done.stdout + done.stderr
 

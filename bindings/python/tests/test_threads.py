@@ -30,15 +30,24 @@ def run_all(*functions):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
     if errors:
         raise errors[0]
 
 
-def test_other_threads_run_during_attention():
+@pytest.fixture
+def switches_late():
+    """A thread that asks for the GIL waits a minute for it, unless the one that has it lets it go."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def ticks_during_attention(tokens):
+    """How often another thread runs while one attention call of that many tokens does."""
     layer = kvcache.Layer(num_q_heads=8, num_kv_heads=8, k_dim=64, dtype="float32")
-    tokens = 320
     with kvcache.Cache(layers=[layer], num_pages=tokens // 16, num_threads=1, cpu_isa="reference") as cache:
         cache.add(1)
         x = np.ones((tokens, 8, 64), np.float32)
@@ -56,10 +65,19 @@ def test_other_threads_run_during_attention():
                 cache.free_pages  # a question: runs beside attention
                 time.sleep(0.001)
 
-        run_all(attend, tick)
-        during = [t for t in ticks if span[0] < t < span[1]]
-        print(f"{len(during)} ticks in {span[1] - span[0]:.3f} s of one attention call")
-        assert span[1] - span[0] > 0.03 and len(during) >= 5
+        run_all(tick, attend)
+        return sum(span[0] < t < span[1] for t in ticks)
+
+
+def test_other_threads_run_during_attention(switches_late):
+    # Where a machine gives the other thread little time, the call is made longer. While a call keeps the GIL nobody ticks, however
+    # long it takes.
+    counts = []
+    for tokens in (320, 640, 1280, 2560, 5120):
+        counts.append(ticks_during_attention(tokens))
+        if counts[-1] >= 5:
+            break
+    assert counts[-1] >= 5, counts
 
 
 def test_many_threads_on_one_cache_take_turns(rng):
@@ -137,7 +155,7 @@ def test_closing_waits_for_calls_and_later_ones_are_refused(rng):
                 refused.append(error)
 
         def close(cache=cache, started=started):
-            started.wait(10)
+            assert started.wait(300)
             cache.close()
 
         run_all(attend, attend, close)
@@ -199,7 +217,7 @@ def ends_well(program):
     """Run a program in a process of its own."""
     command = [sys.executable, "-c", textwrap.dedent(program)]
     here = pathlib.Path(__file__).parent  # not above: the sources of the package are no package
-    found = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=here)
+    found = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=here)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 

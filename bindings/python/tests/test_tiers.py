@@ -14,7 +14,7 @@ import kvcache
 MODULES = os.environ.get("KVCACHE_EMULATED_CUDA", "")
 
 SCRIPT = """
-import socket, subprocess, sys, time
+import pathlib, random, subprocess, sys, time
 import numpy as np
 import kvcache
 
@@ -36,26 +36,33 @@ def attach(cache):
         cache.tiers.attach_redis(address, model_id="m", get_ms=20000, put_ms=20000, connect_ms=20000, ttl_s=600)
 
 
+def serve():
+    # A server whose port is taken ends, and the next one tries another. Its log says when it serves.
+    log = pathlib.Path(folder, "log")
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        port = random.SystemRandom().randrange(10001, 32000)
+        server = subprocess.Popen(
+            ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", folder, "--logfile", "log"]
+        )
+        while server.poll() is None and time.monotonic() < end:
+            if log.exists() and "Ready to accept" in log.read_text():
+                return server, f"127.0.0.1:{port}"
+            time.sleep(0.01)
+        server.kill()
+        server.wait()
+    sys.exit("no server")
+
+
 server = None
 if what == "redis":
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    address = f"127.0.0.1:{port}"
-    server = subprocess.Popen(["redis-server", "--port", str(port), "--save", "", "--dir", folder], stdout=subprocess.DEVNULL)
+    server, address = serve()
 try:
     tokens = np.arange(100, 112, dtype=np.int32)
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal((12, heads, 8), dtype=np.float32) for heads in (2, 1, 1))
     with made() as first:
-        for attempt in range(400):
-            try:
-                attach(first)
-                break
-            except kvcache.InputOutputError:
-                time.sleep(0.025)
-        else:
-            sys.exit("no server")
+        attach(first)
         try:
             attach(first)
             sys.exit("attached twice")

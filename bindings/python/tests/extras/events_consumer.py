@@ -95,7 +95,7 @@ class Subscriber:
             self.replay.connect(replay_endpoint)
         self.topic = topic
 
-    def receive(self, until, patience_ms=5000):
+    def receive(self, until, patience_ms=120_000):
         """Take messages until all up to the sequence number `until` (exclusive) are here. A gap is replayed first.
 
         So is what does not come by itself: sent before the subscription was, on a busy machine.
@@ -114,7 +114,7 @@ class Subscriber:
             self.consumer.apply(sequence, payload)
         return self.consumer
 
-    def ask(self, start, patience_ms=5000):
+    def ask(self, start, patience_ms=120_000):
         """Replay from `start` on; the sequence numbers that came."""
         self.replay.send_multipart([b"", start.to_bytes(8, "big")])
         numbers = []
