@@ -3,8 +3,12 @@ package kvcache_test
 import (
 	"context"
 	"errors"
-	"net"
+	"math/rand"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -263,33 +267,57 @@ func TestCachesSharePrefixesThroughFiles(t *testing.T) {
 	})
 }
 
+// serve starts a redis-server that ends with the test. One whose port is taken ends, and the next one tries
+// another; its log says when it serves.
+func serve(t *testing.T) string {
+	t.Helper()
+	if _, err := exec.LookPath("redis-server"); err != nil {
+		t.Skip("there is no redis-server here")
+	}
+	folder := t.TempDir()
+	random := rand.New(rand.NewSource(time.Now().UnixNano() ^ int64(os.Getpid())))
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
+		port := strconv.Itoa(10001 + random.Intn(22000))
+		server := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--save", "", "--dir", folder,
+			"--logfile", "log")
+		ok(t, server.Start())
+		ended := make(chan struct{})
+		go func() {
+			_ = server.Wait()
+			close(ended)
+		}()
+		for waits := true; waits && time.Now().Before(deadline); {
+			log, _ := os.ReadFile(filepath.Join(folder, "log"))
+			if strings.Contains(string(log), "Ready to accept") {
+				t.Cleanup(func() {
+					_ = server.Process.Kill()
+					<-ended
+				})
+				return "127.0.0.1:" + port
+			}
+			select {
+			case <-ended:
+				waits = false
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+		_ = server.Process.Kill()
+		<-ended
+	}
+	t.Fatal("redis-server does not start")
+	return ""
+}
+
 func TestCachesSharePrefixesThroughAServer(t *testing.T) {
 	if !load(t).HasFeature("tier.redis") {
 		t.Skip("the library was built without libkvcache_tier_redis.so")
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	ok(t, err)
-	address := listener.Addr().String()
-	_, port, err := net.SplitHostPort(address)
-	ok(t, err)
-	ok(t, listener.Close())
-	server := exec.Command("redis-server", "--port", port, "--save", "", "--dir", t.TempDir())
-	if err := server.Start(); err != nil {
-		t.Skip("there is no redis-server here")
-	}
-	defer func() {
-		_ = server.Process.Kill()
-		_ = server.Wait()
-	}()
+	address := serve(t)
 	options := kvcache.RedisTierOptions{
 		TierOptions:    kvcache.TierOptions{ModelID: "m", GetTimeout: 20 * time.Second},
 		PutTimeout:     20 * time.Second,
 		ConnectTimeout: 20 * time.Second,
 		TTL:            10 * time.Minute,
-	}
-	probe := newCache(t, small())
-	for i := 0; i < 400 && probe.AttachRedisTier(address, options) != nil; i++ {
-		time.Sleep(25 * time.Millisecond)
 	}
 	share(t, kvcache.TierRedis, func(cache *kvcache.Cache) error { return cache.AttachRedisTier(address, options) })
 }
