@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{config, step};
+use common::{config, step, Folder};
 use kvcache::{
     AttnOptions, Batch, Cache, CacheRef, Config, DType, Error, Forward, Layer, LoadOptions, LogLevel, Plan,
     Quant, Query, Rope, SeqOp, Status, SwapDirection, TableKind, TensorMut, TensorRef,
@@ -382,7 +382,7 @@ fn swapped_sequences_come_back_as_they_were() {
     cache.add(0).unwrap();
     step(&mut cache, &[0], &[7], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).unwrap();
     let fence = cache.swap_out(&[0]).unwrap();
-    assert!(fence.is_done().unwrap() && fence.wait_timeout(Duration::from_secs(1)).unwrap());
+    assert!(fence.is_done().unwrap() && fence.wait_timeout(Duration::from_secs(120)).unwrap());
     assert_eq!(cache.seq_info(0).unwrap().is_swapped, 1);
     assert_eq!(cache.begin(&Batch::new(&[0], &[1])).unwrap_err().status(), Status::InvalidState);
     cache.swap_in(&[0]).unwrap().wait().unwrap();
@@ -432,9 +432,8 @@ fn saved_sequences_go_on_in_another_cache() {
     cache.fork(0, 1, None).unwrap();
     let file = cache.save(&[0, 1], Some("m")).unwrap();
     assert!(kvcache::describe_state_bytes(&file).unwrap().contains("\"model_id\": \"m\""));
-    let folder = std::env::temp_dir().join(format!("kvcache-rust-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let path = folder.join("two.kvc");
+    let folder = Folder::new();
+    let path = folder.path().join("two.kvc");
     assert_eq!(cache.save_file(&path, &[0, 1], Some("m")).unwrap(), file.len() as u64);
     assert_eq!(std::fs::read(&path).unwrap(), file);
     let expected = step(&mut cache, &[0], &[1], &[4.0]).unwrap();
@@ -444,7 +443,7 @@ fn saved_sequences_go_on_in_another_cache() {
     assert!(kvcache::describe_state_file(&path).unwrap().contains(&fingerprint));
     let options = LoadOptions::default();
     other.load_file(&path, &[5, 6], &options).unwrap();
-    std::fs::remove_dir_all(&folder).unwrap();
+    drop(folder);
     assert_eq!((other.length(5).unwrap(), other.stats().unwrap().pages_shared), (7, 2));
     assert_eq!(step(&mut other, &[5], &[1], &[4.0]).unwrap(), expected);
     other.load(&file, &[7, 8], &options).unwrap();

@@ -2,13 +2,13 @@
 
 mod common;
 
-use common::{config, step};
+use common::{config, step, Folder};
 use kvcache::{
     has_feature, AttnOptions, Batch, Cache, Query, RedisOptions, Status, TensorMut, TensorRef, Tier,
     TierOptions,
 };
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const PROMPT: [i32; 12] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
 
@@ -20,6 +20,37 @@ impl Drop for Server {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A server whose port is taken ends, and the next one tries another. Its log says when it serves.
+fn serve(folder: &Folder) -> (Server, String) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while Instant::now() < end {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Command::new("redis-server")
+            .args([
+                "--port",
+                &port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--logfile",
+                "log",
+                "--dir",
+            ])
+            .arg(folder.path())
+            .spawn();
+        let mut server = Server(server.unwrap());
+        while server.0.try_wait().unwrap().is_none() && Instant::now() < end {
+            let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+            if log.contains("Ready to accept") {
+                return (server, format!("127.0.0.1:{port}"));
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+    panic!("redis-server does not start");
 }
 
 fn patient() -> TierOptions {
@@ -72,9 +103,8 @@ fn caches_share_prefixes_through_files() {
         eprintln!("skipped: the library was built without libkvcache_tier_rocksdb.so");
         return;
     }
-    let folder = std::env::temp_dir().join(format!("kvcache-rust-tier-{}", std::process::id()));
-    share(Tier::File, |cache| cache.attach_file_tier(&folder, 64 << 20, &patient()));
-    std::fs::remove_dir_all(&folder).unwrap();
+    let folder = Folder::new();
+    share(Tier::File, |cache| cache.attach_file_tier(folder.path(), 64 << 20, &patient()));
 }
 
 #[test]
@@ -83,30 +113,17 @@ fn caches_share_prefixes_through_a_server() {
         eprintln!("skipped: the library was built without libkvcache_tier_redis.so");
         return;
     }
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let server = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--save", "", "--dir"])
-        .arg(std::env::temp_dir())
-        .stdout(Stdio::null())
-        .spawn();
-    let Ok(server) = server else {
+    if Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_err() {
         eprintln!("skipped: there is no redis-server here");
         return;
-    };
-    let _server = Server(server);
-    let address = format!("127.0.0.1:{port}");
+    }
+    let folder = Folder::new();
+    let (_server, address) = serve(&folder);
     let mut options = RedisOptions::default();
     options.tier = patient();
     options.put_timeout = Duration::from_secs(20);
     options.connect_timeout = Duration::from_secs(20);
     options.ttl = Duration::from_secs(600);
-    let mut probe = Cache::with_config(&config()).unwrap();
-    for _ in 0..400 {
-        if probe.attach_redis_tier(&address, &options).is_ok() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(25));
-    }
     share(Tier::Redis, |cache| cache.attach_redis_tier(&address, &options));
 }
 

@@ -3,6 +3,34 @@
 
 use kvcache::{AttnOptions, Batch, CacheRef, Config, DType, Layer, Result, TensorMut, TensorRef};
 
+/// A folder of a test's own, gone with it.
+#[allow(dead_code)] // Not every program of tests writes files.
+pub struct Folder(std::path::PathBuf);
+
+#[allow(dead_code)]
+impl Folder {
+    pub fn new() -> Folder {
+        // Creating fails where the folder exists: one that an earlier process has left is not taken.
+        (0..)
+            .map(|i| std::env::temp_dir().join(format!("kvcache-rust-{}-{i}", std::process::id())))
+            .find(|path| match std::fs::create_dir(path) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => false,
+                other => other.map(|()| true).unwrap(),
+            })
+            .map(Folder)
+            .unwrap()
+    }
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 pub fn config() -> Config {
     Config::new(vec![Layer::attention(2, 1, 4).dtype(DType::F32)]).page_size(4).num_pages(16).num_threads(1)
 }
