@@ -3,7 +3,7 @@
 import dataclasses
 
 # The part of unit_test that takes longest.
-KERNELS = "TileKernel.*:Isa/*:Cascade.*:Latent*:ItemRunner.*:Tool*"
+KERNELS = "TileKernel.*:Isa/*:Cascade.*:Latent*:ItemRunner.*"
 
 
 @dataclasses.dataclass
@@ -21,6 +21,7 @@ PROGRAMS = {
     "unit": Program("unit_test", f"-{KERNELS}", 120),
     "model": Program("model_test", "*", 300),
     "kernels": Program("unit_test", KERNELS, 500),
+    "tools": Program("tools_test", "*", 120),
     "cuda": Program("cuda/cuda_emulated_test", "-Emulat*", 900, is_long=True),
 }
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "tests/unit/tool_replay_support.h"
+#include "tests/tools/replay_support.h"
 #include "tests/unit/xml_check.h"
 #include "tools/replay/report.h"
 #include "tools/svg/chart.h"

@@ -3,7 +3,7 @@
 #include <array>
 #include <numeric>
 
-#include "tests/unit/tool_replay_support.h"
+#include "tests/tools/replay_support.h"
 #include "tools/replay/keys.h"
 #include "tools/replay/replay.h"
 

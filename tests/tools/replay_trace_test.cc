@@ -5,7 +5,7 @@
 #include <random>
 
 #include "tests/support/environment.h"
-#include "tests/unit/tool_replay_support.h"
+#include "tests/tools/replay_support.h"
 #include "tools/replay/trace_lines.h"
 
 namespace kvc::replay {
