@@ -1,11 +1,12 @@
 // A replay asks the bookkeeping what a serving engine would, and counts what it answers.
+#include "tools/replay/replay.h"
+
 #include <algorithm>
 #include <array>
 #include <numeric>
 
 #include "tests/tools/replay_support.h"
 #include "tools/replay/keys.h"
-#include "tools/replay/replay.h"
 
 namespace kvc::replay {
 namespace {
