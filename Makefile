@@ -6,7 +6,8 @@ JOBS ?= $(shell nproc)
 CMAKE_FLAGS ?=
 # The sanitizer builds run the random tests with fewer steps; see CONTRIBUTING.md.
 SANITIZER_SCALE ?= 0.2
-ASAN_SCALE ?= 0.05
+ASAN_SCALE ?= 0.1
+ASAN_SEEDS ?= 60
 THREAD_SANITIZER_SCALE ?= 0.1
 
 # Random operations of one thread: nothing to look at, and most of the time.
@@ -76,7 +77,7 @@ SEED ?= 1
 test-asan: deps
 	@cmake --preset debug $(CMAKE_FLAGS) --log-level=WARNING
 	@cmake --build --preset debug -j $(JOBS) --target asan_programs
-	@KVC_TEST_SCALE=$(ASAN_SCALE) ctest --preset asan -j $(JOBS)
+	@KVC_TEST_SCALE=$(ASAN_SCALE) KVC_TEST_SEEDS=$(ASAN_SEEDS) ctest --preset asan -j $(JOBS)
 	@KVC_TEST_OFFSET=$(SEED) KVC_TEST_SEEDS=1 build/debug/tests/model_test --gtest_filter='Random*' --gtest_brief=1
 
 test-tsan: deps

@@ -48,8 +48,8 @@ def all_parts():
         Part("bindings", tier_1="make test-bindings", tier_2="make test-bindings",
              inputs=CODE + ["bindings/**", "tests/conformance/cases/**", "tests/install/**"]),
         Part("asan", tier_1=f"make test-asan SEED={commit_number()}", tier_2="make test-debug", inputs=CODE + TESTS,
-             left="the emulated device, stress and examples under sanitizers, three quarters of the operations: the emulator's kernels take half of"
-                  " the time"),
+             left="the emulated device, stress, examples and the command under sanitizers; all but 60 seeds of a random test, and half of their"
+                  " operations: the emulator's kernels take half of the time"),
         Part("tsan", tier_2="make test-tsan", inputs=CORE + TESTS,
              left="all: a build of its own for the few changes that touch threads; the stress tests run in the release build"),
         Part("fuzz", tier_1="make fuzz FUZZ_SECONDS=5", tier_2="make fuzz FUZZ_SECONDS=60", inputs=CORE + ["tests/fuzz/**"],
