@@ -210,8 +210,9 @@ void renumber(Sequence& sequence, const Taken& taken) noexcept {
     }
   }
   if (sequence.state != kInitialState) sequence.state = taken.states[sequence.state];
-  for (Checkpoint& checkpoint : sequence.checkpoints)
-    checkpoint.slot = taken.states[checkpoint.slot];
+  for (Checkpoint& checkpoint : sequence.checkpoints) {
+    if (checkpoint.slot != kInitialState) checkpoint.slot = taken.states[checkpoint.slot];
+  }
 }
 
 }  // namespace

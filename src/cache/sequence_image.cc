@@ -217,20 +217,19 @@ void check_history(const SequenceImage& sequence, const Spec& spec) {
       static_cast<int64_t>(history.keys.size()) == history.num_known / block;
   if (!fits) fail_sequence(sequence, "has a token history of another length");
   // The keys of tokens that are known follow from them.
-  static const std::vector<ExtraKey> kNone;
   for (int64_t i = history.ids_begin / block; i < static_cast<int64_t>(history.keys.size()); ++i) {
     const BlockKey key =
         block_key(i == 0 ? history.root : history.keys[i - 1],
-                  history.extra == nullptr ? kNone : *history.extra, i * block,
+                  history.extra == nullptr ? no_extra_keys : *history.extra, i * block,
                   history.block_ids(i, static_cast<int32_t>(block)), static_cast<int32_t>(block));
     if (key != history.keys[i]) fail_sequence(sequence, "has a key that is not its tokens'");
   }
 }
 
 void check_states(const SequenceImage& sequence, const StateFileImage& image, const Spec& spec) {
-  const auto is_state = [&](int32_t state) { return state >= 0 && state < image.num_states; };
-  if (sequence.state != -1 && !is_state(sequence.state))
-    fail_sequence(sequence, "names a state that is not there");
+  // -1 is the initial state.
+  const auto is_state = [&](int32_t state) { return state >= -1 && state < image.num_states; };
+  if (!is_state(sequence.state)) fail_sequence(sequence, "names a state that is not there");
   if (!spec.has_states() && (sequence.state != -1 || !sequence.checkpoints.empty()))
     fail_sequence(sequence, "has states, the layers have none");
   int64_t before = -1;

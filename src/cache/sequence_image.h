@@ -24,7 +24,7 @@ struct TableImage {
 
 struct CheckpointImage {
   int64_t position;
-  int32_t state;
+  int32_t state;  // -1: the initial one.
   int32_t is_automatic;
 };
 

@@ -43,6 +43,38 @@ TEST(StateFiles, ASequenceComesBackInEveryKindOfLayerAndEitherPoolLayout) {
   }
 }
 
+// At length 0 a state is the one that every sequence begins with: no slot holds it.
+TEST(StateFiles, ACheckpointOfTheInitialStateComesBack) {
+  std::vector<int64_t> shape{2, 3};
+  std::vector<kvc_state_spec> specs{state_spec(shape)};
+  Net net({attention_layer(), state_layer(specs)});
+  Cache first(net.config), second(net.config);
+  ASSERT_EQ(kvc_seq_add(first.get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_state_checkpoint(first.get(), 1, nullptr), KVC_OK);
+  append_pattern(first, 1, 5, 7);
+  ASSERT_EQ(kvc_state_checkpoint(first.get(), 1, nullptr), KVC_OK);
+  append_pattern(first, 1, 4, 7);
+  const Bytes file = saved(first, {1});
+  expect_ok([&](kvc_error* err) { return load(second, {2}, file, err); });
+  EXPECT_EQ(saved(second, {2}).size(), file.size());
+  expect_same_info(info_of(first, 1), info_of(second, 2));
+  expect_sound(second);
+  for (const int64_t length : {9, 5, 0}) {
+    SCOPED_TRACE(length);
+    for (const auto& [cache, seq] :
+         {std::pair{&first, kvc_seq{1}}, std::pair{&second, kvc_seq{2}}}) {
+      const int64_t popped = length_of(*cache, seq) - length;
+      expect_ok([&](kvc_error* err) { return kvc_seq_pop(cache->get(), seq, popped, err); });
+    }
+    HostTensor before(Elem::kF32, {2, 3}), after(Elem::kF32, {2, 3});
+    ASSERT_EQ(kvc_debug_get_state(first.get(), 1, 1, 0, before.dl(), nullptr, nullptr), KVC_OK);
+    ASSERT_EQ(kvc_debug_get_state(second.get(), 2, 1, 0, after.dl(), nullptr, nullptr), KVC_OK);
+    for (int64_t i = 0; i < 2; ++i)
+      for (int64_t j = 0; j < 3; ++j) EXPECT_EQ(after.get(i, j), before.get(i, j));
+    expect_sound(second);
+  }
+}
+
 TEST(StateFiles, WhatSequencesShareIsInAFileOnceAndSharedAgain) {
   Net net({attention_layer()});
   Cache first(net.config), second(net.config);
