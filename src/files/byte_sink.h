@@ -7,6 +7,8 @@
 
 #include "kvcache.h"
 
+struct stat;
+
 namespace kvc {
 
 class ByteSink {
@@ -20,7 +22,10 @@ class ByteSink {
 
 // A file that appears under its name when it is whole, or not at all: written beside it under
 // another name, synchronised, renamed, and the directory synchronised. A sink that was not finished
-// leaves nothing behind; a process that dies leaves a file `<path>.<number>.tmp`.
+// leaves nothing behind; a process that dies leaves a file `.kvcache-<numbers>.tmp` in the folder.
+// A symbolic link is followed. A new file belongs to its user alone (mode 0600); a file that is
+// replaced keeps mode, owner and group. What is no regular file, such as a FIFO or a device, is
+// written in place, whole or not.
 class FileSink final : public ByteSink {
  public:
   explicit FileSink(const char* path);  // Throws IO.
@@ -33,8 +38,13 @@ class FileSink final : public ByteSink {
 
  private:
   [[noreturn]] void fail_at(const char* action, int error_number) const;
+  void open_in_place();
+  void open_beside(const std::string& target);
+  void keep_owner(const struct stat& before);
 
-  std::string path_, temporary_;
+  std::string path_;
+  std::string target_;     // Where the path leads.
+  std::string temporary_;  // Empty: written in place.
   int file_ = -1;
 };
 

@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <ctime>
@@ -29,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/thread.h"
 #include "src/tiers/rocksdb/direct_files.h"
 #include "src/tiers/tier.h"
 
@@ -274,9 +276,16 @@ rocksdb::Options options_for(const TierConfig& config, rocksdb::Env* env) {
   return options;
 }
 
+// Blocks hold what users wrote: nobody else reads them. A folder that is there stays as it is.
+std::error_code make_private_folder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) return {};
+  return {errno, std::generic_category()};
+}
+
 rocksdb::Status open_once(const rocksdb::Options& options, const std::string& folder,
                           std::unique_ptr<rocksdb::DB>* db) {
   rocksdb::DB* opened = nullptr;
+  const SignalsBlocked blocked;  // RocksDB starts threads.
   const rocksdb::Status status = rocksdb::DB::Open(options, folder, &opened);
   db->reset(opened);
   return status;
@@ -320,7 +329,8 @@ Tier* open_tier(const TierConfig& config, TierFailure* failure) {
     const std::string folder = std::string(config.address) + kFolder;
     const std::string incoming = folder + ".incoming";
     std::error_code error;
-    fs::create_directories(folder, error);
+    fs::create_directories(config.address, error);
+    if (!error) error = make_private_folder(folder);
     if (error) {
       failure->sys_code = error.value();
       failure->set("the folder cannot be made: %s", error.message().c_str());
@@ -338,7 +348,7 @@ Tier* open_tier(const TierConfig& config, TierFailure* failure) {
     }
     // The folder is this process's: what lies there was left by one that was killed.
     fs::remove_all(incoming, error);
-    fs::create_directory(incoming, error);
+    (void)make_private_folder(incoming);
     return new RocksDbTier(std::move(env), std::move(db), incoming);
   } catch (const std::exception& error) {
     failure->status = KVC_E_NO_MEMORY;
