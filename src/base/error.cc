@@ -1,14 +1,15 @@
 #include "src/base/error.h"
 
 #include <cstdarg>
-#include <cstdio>
+
+#include "src/base/print.h"
 
 namespace kvc {
 namespace {
 
 [[gnu::format(printf, 3, 0)]] [[noreturn]] void throw_error(Error error, int32_t sys_code,
                                                             const char* format, va_list args) {
-  std::vsnprintf(error.buffer(), Error::kCapacity, format, args);
+  vprint(error.buffer(), Error::kCapacity, format, args);
   error.set_sys_code(sys_code);
   throw error;
 }

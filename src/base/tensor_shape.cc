@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstdarg>
-#include <cstdio>
 
 #include "src/base/error.h"
+#include "src/base/print.h"
 
 namespace kvc {
 namespace {
@@ -17,8 +17,7 @@ class Writer {
   [[gnu::format(printf, 2, 3)]] void add(const char* format, ...) {
     va_list arguments;
     va_start(arguments, format);
-    const int wanted =
-        std::vsnprintf(out_->text + used_, sizeof(out_->text) - used_, format, arguments);
+    const int wanted = vprint(out_->text + used_, sizeof(out_->text) - used_, format, arguments);
     va_end(arguments);
     if (wanted > 0) used_ = std::min(used_ + static_cast<size_t>(wanted), sizeof(out_->text) - 1);
   }

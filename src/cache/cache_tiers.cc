@@ -6,6 +6,7 @@
 
 #include "src/base/error.h"
 #include "src/base/log.h"
+#include "src/base/print.h"
 #include "src/cache/cache_core.h"
 #include "src/tiers/modules.h"
 
@@ -65,8 +66,8 @@ void CacheTiers::attach(const kvc_tier_desc& desc) {
   std::unique_ptr<Tier> tier(module.open(config, &failure));
   if (tier == nullptr) {
     Error error(failure.status, 0);
-    std::snprintf(error.buffer(), Error::kCapacity, "desc.address = \"%.100s\": %s", desc.address,
-                  failure.text);
+    print(error.buffer(), Error::kCapacity, "desc.address = \"%.100s\": %s", desc.address,
+          failure.text);
     error.set_sys_code(failure.sys_code);
     throw error;
   }

@@ -1,9 +1,9 @@
 #include "src/device/gpu.h"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "src/base/error.h"
+#include "src/base/print.h"
 
 namespace kvc {
 namespace {
@@ -23,7 +23,7 @@ kvc_status status_of(cuda::Result result) {
 
 [[noreturn]] void throw_failure(kvc_status status, const cuda::Failure& failure, const char* what) {
   Error error(status, failure.error);
-  std::snprintf(error.buffer(), Error::kCapacity, "%s: %s", what, failure.text);
+  print(error.buffer(), Error::kCapacity, "%s: %s", what, failure.text);
   error.set_sys_code(failure.error);
   throw error;
 }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/base/error.h"
+#include "src/base/print.h"
 
 namespace kvc::hf {
 namespace {
@@ -163,6 +164,7 @@ Json parse_json(std::string_view text) {
               "json is longer than %zu bytes", kMaxTextBytes);
   }
   const std::string plain = without_infinities(text);
+  const CLocale in_c;
   TreeBuilder tree;
   if (!nlohmann::json::sax_parse(plain.begin(), plain.end(), &tree))
     fail(KVC_E_INVALID_ARGUMENT, "json is not JSON");

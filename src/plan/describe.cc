@@ -1,12 +1,12 @@
 // The plan as a table for people.
 #include <algorithm>
-#include <cstdio>
 #include <iterator>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/base/print.h"
 #include "src/plan/names.h"
 #include "src/plan/plan.h"
 #include "src/plan/rows.h"
@@ -20,7 +20,7 @@ std::string bytes_text(double bytes) {
   size_t unit = 0;
   while (bytes >= 1024 && unit + 1 < std::size(kUnits)) bytes /= 1024, ++unit;
   char text[32];
-  std::snprintf(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, kUnits[unit]);
+  print(text, sizeof text, unit == 0 ? "%.0f %s" : "%.2f %s", bytes, kUnits[unit]);
   return text;
 }
 
@@ -115,10 +115,9 @@ void describe_groups(const Plan& plan, std::string& text) {
     std::string sees = group_kind_name(group);
     if (group.is_windowed()) sees += " " + std::to_string(group.window + group.chunk);
     char share[48];
-    std::snprintf(share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
-                  page_bytes == 0
-                      ? 0.0
-                      : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
+    print(share, sizeof share, "%s %4.1f %%", bytes_text(padding).c_str(),
+          page_bytes == 0 ? 0.0
+                          : 100.0 * static_cast<double>(padding) / static_cast<double>(page_bytes));
     append_format(
         text, "%5zu  %-18s %6zu %11d %12lld %12s %16s %14lld  %s\n", i, sees.c_str(),
         group.layers.size(), group.page_size, ll(bytes_per_token), bytes_text(used).c_str(), share,

@@ -4,6 +4,7 @@
 
 #include "src/base/dtype.h"
 #include "src/base/error.h"
+#include "src/base/print.h"
 #include "src/base/sha256.h"
 #include "src/plan/names.h"
 
@@ -30,13 +31,16 @@ class Fields {
   // Six digits: machines compute the same number with different last bits.
   void real(const char* name, double value) {
     std::string digits;
-    append_format(digits, "%.6g", value);
+    append_real(digits, value, 6);
     text(name, digits);
   }
   void reals(const char* name, const std::vector<double>& values) {
     if (values.empty()) return;
     std::string list;
-    for (const double value : values) append_format(list, "%s%.6g", list.empty() ? "" : " ", value);
+    for (const double value : values) {
+      if (!list.empty()) list += ' ';
+      append_real(list, value, 6);
+    }
     text(name, list);
   }
 

@@ -1,20 +1,8 @@
 #include "src/plan/names.h"
 
-#include <cstdarg>
-#include <cstdio>
-
 #include "src/base/dtype.h"
 
 namespace kvc {
-
-void append_format(std::string& text, const char* format, ...) {
-  char line[512];
-  va_list args;
-  va_start(args, format);
-  std::vsnprintf(line, sizeof line, format, args);
-  va_end(args);
-  text += line;
-}
 
 std::string k_type_name(const LayerSpec& layer) {
   return layer.is_quantised() ? describe(layer.k_type).text : dtype_name(layer.k_dtype);

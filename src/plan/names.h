@@ -1,13 +1,12 @@
-// Names in a plan, for people and for JSON, and a printf that appends to a string.
+// Names in a plan, for people and for JSON.
 #pragma once
 
 #include <string>
 
+#include "src/base/print.h"
 #include "src/plan/spec.h"
 
 namespace kvc {
-
-[[gnu::format(printf, 2, 3)]] void append_format(std::string& text, const char* format, ...);
 
 // Element type in the pages, such as "int8".
 std::string k_type_name(const LayerSpec& layer);

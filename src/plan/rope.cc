@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
-#include <cstdio>
 #include <numbers>
 #include <utility>
 
 #include "src/base/error.h"
+#include "src/base/print.h"
 
 namespace kvc {
 namespace {
@@ -34,7 +34,7 @@ struct OptionalField {
 std::string shown(const std::string& prefix, const OptionalField& field) {
   if (field.is_array) return prefix + field.name + " is set";
   char value[32];
-  std::snprintf(value, sizeof value, " = %g", field.value);
+  print(value, sizeof value, " = %g", field.value);
   return prefix + field.name + value;
 }
 
