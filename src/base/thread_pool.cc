@@ -4,9 +4,11 @@
 
 #include <chrono>
 #include <new>
+#include <string>
 #include <system_error>
 
 #include "src/base/log.h"
+#include "src/base/thread.h"
 
 namespace kvc {
 namespace {
@@ -47,7 +49,9 @@ void ThreadPool::start() noexcept {
     shared_ = std::make_unique<Shared>();
     shared_->threads.reserve(concurrency_ - 1);
     for (int32_t worker = 1; worker < concurrency_; ++worker) {
-      shared_->threads.emplace_back(worker_loop, shared_.get(), worker);
+      shared_->threads.push_back(
+          start_thread("kvc-worker-" + std::to_string(worker),
+                       [shared = shared_.get(), worker] { worker_loop(shared, worker); }));
     }
   } catch (const std::exception& error) {
     // The caller's thread does the work of those that could not start; results are the same.

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <system_error>
 
+#include "src/base/thread.h"
+
 namespace kvc {
 
 ReadAhead::~ReadAhead() {
@@ -53,7 +55,7 @@ const ReadAhead::Block& ReadAhead::get(uint64_t number) {
   if (!thread_.joinable() && number == filled_) {
     if (number > 0 && !is_alone_) {
       try {
-        thread_ = std::thread([this] { work(); });
+        thread_ = start_thread("kvc-read-ahead", [this] { work(); });
       } catch (const std::system_error&) {
         is_alone_ = true;
       }

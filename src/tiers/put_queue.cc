@@ -1,7 +1,5 @@
 #include "src/tiers/put_queue.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,26 +7,9 @@
 #include <utility>
 
 #include "src/base/math.h"
+#include "src/base/thread.h"
 
 namespace kvc {
-namespace {
-
-// A new thread takes no signals of the host program.
-class SignalsBlocked {
- public:
-  SignalsBlocked() noexcept {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
-
-}  // namespace
-
 PutQueue::PutQueue(size_t value_bytes, uint64_t bytes, Writer writer)
     : slot_bytes_(static_cast<size_t>(align_up(static_cast<int64_t>(value_bytes), 4096))),
       num_slots_(std::max<size_t>(2, bytes / slot_bytes_)),
@@ -37,8 +18,7 @@ PutQueue::PutQueue(size_t value_bytes, uint64_t bytes, Writer writer)
       memory_(static_cast<int64_t>(slot_bytes_ * num_slots_)),
       ring_(num_slots_) {
   memory_.make_usable(0, memory_.bytes());
-  const SignalsBlocked blocked;
-  thread_ = std::thread([this] { work(); });
+  thread_ = start_thread("kvc-tier-write", [this] { work(); });
 }
 
 bool PutQueue::is_owner() const noexcept { return owner_ == getpid(); }

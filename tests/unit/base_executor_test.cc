@@ -1,8 +1,11 @@
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <csignal>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -55,6 +58,34 @@ TEST(Executor, WorksAgainAfterItsThreadsFellAsleep) {
     EXPECT_EQ(sum.load(), 4950);
     std::this_thread::sleep_for(std::chrono::milliseconds(3));
   }
+}
+
+// A signal that the host program has not blocked runs its handler on a thread of the host's.
+TEST(Executor, ItsThreadsTakeNoSignalsAndHaveNames) {
+  sigset_t none, before;
+  sigemptyset(&none);
+  ASSERT_EQ(pthread_sigmask(SIG_SETMASK, &none, &before), 0);
+  Executor executor(3);
+  std::array<std::atomic<bool>, 3> is_blocked{};
+  std::array<std::string, 3> names;
+  std::atomic<int> arrived{0};
+  executor.run(3, [&](int64_t, int32_t worker) {
+    // All three at once, so that each thread has one.
+    arrived.fetch_add(1);
+    while (arrived.load() < 3) std::this_thread::yield();
+    sigset_t mask;
+    pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+    const auto at = static_cast<size_t>(worker);
+    is_blocked[at] = sigismember(&mask, SIGTERM) == 1 && sigismember(&mask, SIGUSR1) == 1;
+    char name[16] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    names[at] = name;
+  });
+  EXPECT_FALSE(is_blocked[0]) << "the caller's thread stays as it is";
+  EXPECT_TRUE(is_blocked[1] && is_blocked[2]);
+  EXPECT_EQ(names[1], "kvc-worker-1");
+  EXPECT_EQ(names[2], "kvc-worker-2");
+  ASSERT_EQ(pthread_sigmask(SIG_SETMASK, &before, nullptr), 0);
 }
 
 TEST(Executor, UsesTheHostsThreads) {
