@@ -12,6 +12,7 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   if (core_.forward.is_open())
     fail(KVC_E_BUSY, "a forward over %zu sequences is open: end or abort it first",
          core_.forward.batch().entries().size());
+  handle_.prepare();
   Batch& batch = core_.forward.batch();
   try {
     if (request.tokens != nullptr) core_.require_prefix_index("desc->tokens");

@@ -1,10 +1,12 @@
 #include "src/cache/forward_handles.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
 
 #include "src/base/error.h"
+#include "src/base/process_mutex.h"
 
 namespace kvc {
 
@@ -18,10 +20,12 @@ struct ForwardEntry {
 
 namespace {
 
-// A handle is bit 63, then 47 bits of the entry's count, then 16 bits of its index. Bit 63 keeps it
-// apart from the addresses of a process, for whoever looks at pointers (Go's collector does).
-constexpr int kIndexBits = 16;
-constexpr uint64_t kHandleBit = uint64_t{1} << 63;
+// A handle is bit 51, then 35 bits of the entry's count, then 16 bits of its index: exact in a
+// double, where some runtimes keep pointers. Bit 51 keeps it apart from the addresses of a process,
+// which have 47 bits, for whoever looks at pointers (Go's collector does).
+constexpr int kIndexBits = 16, kCountBits = 35;
+constexpr uint64_t kHandleBit = uint64_t{1} << (kIndexBits + kCountBits);
+constexpr uint64_t kMaxCount = (uint64_t{1} << kCountBits) - 1;
 constexpr uint64_t kMaxEntries = uint64_t{1} << kIndexBits;
 constexpr uint64_t kChunk = 256;  // Entries.
 static_assert(sizeof(void*) == sizeof(uint64_t), "a handle has 64 bits");
@@ -30,7 +34,7 @@ static_assert(sizeof(void*) == sizeof(uint64_t), "a handle has 64 bits");
 struct Table {
   ForwardEntry first[kChunk];  // Most processes need no others.
   std::atomic<ForwardEntry*> chunks[kMaxEntries / kChunk];
-  std::mutex mutex;
+  ProcessMutex mutex{AtFork::kWaits};
   uint64_t num_made = 0;
   ForwardEntry* unused = nullptr;
 };
@@ -58,24 +62,37 @@ ForwardEntry* make_entry() {
   return entry;
 }
 
+// The caller holds the lock.
+ForwardEntry* take_entry() {
+  ForwardEntry* entry = table.unused;
+  if (entry == nullptr) return make_entry();
+  table.unused = entry->next_unused;
+  return entry;
+}
+
 }  // namespace
 
-ForwardHandle::ForwardHandle(Cache* cache) {
-  const std::lock_guard<std::mutex> lock(table.mutex);
-  entry_ = table.unused;
-  if (entry_ == nullptr) {
-    entry_ = make_entry();
-  } else {
-    table.unused = entry_->next_unused;
-  }
+ForwardHandle::ForwardHandle(Cache* cache, uint64_t counted) {
+  const std::lock_guard lock(table.mutex);
+  entry_ = take_entry();
+  entry_->count = std::max(entry_->count, counted);
   entry_->cache.store(cache, std::memory_order_relaxed);
 }
 
 ForwardHandle::~ForwardHandle() {
   close();
-  const std::lock_guard<std::mutex> lock(table.mutex);
+  if (entry_->count == kMaxCount) return;
+  const std::lock_guard lock(table.mutex);
   entry_->next_unused = table.unused;
   table.unused = entry_;
+}
+
+void ForwardHandle::prepare() {
+  if (entry_->count != kMaxCount) return;
+  const std::lock_guard lock(table.mutex);
+  ForwardEntry* next = take_entry();
+  next->cache.store(entry_->cache.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  entry_ = next;
 }
 
 kvc_forward* ForwardHandle::open() noexcept {
@@ -88,7 +105,7 @@ void ForwardHandle::close() noexcept { entry_->open.store(0, std::memory_order_r
 
 Cache* ForwardHandle::find(const kvc_forward* handle) noexcept {
   const auto number = static_cast<uint64_t>(reinterpret_cast<uintptr_t>(handle));
-  if ((number & kHandleBit) == 0) return nullptr;
+  if (number >> (kIndexBits + kCountBits) != 1) return nullptr;
   const ForwardEntry* entry = entry_at(number % kMaxEntries);
   if (entry == nullptr || entry->open.load(std::memory_order_acquire) != number) return nullptr;
   return entry->cache.load(std::memory_order_relaxed);

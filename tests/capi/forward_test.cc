@@ -196,8 +196,7 @@ TEST(ForwardHandles, AreNoAddresses) {
   EXPECT_EQ(kvc_forward_num_tokens(address), -1);
   expect_error(KVC_E_INVALID_STATE, {"fwd", "open"},
                [&](kvc_error* err) { return kvc_forward_end(address, err); });
-  for (const uint64_t number :
-       {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{0x8000000000010000}}) {
+  for (const uint64_t number : {uint64_t{1}, uint64_t{1} << 63, ~uint64_t{0}, uint64_t{1} << 51}) {
     auto* handle = reinterpret_cast<kvc_forward*>(static_cast<uintptr_t>(number));
     EXPECT_EQ(kvc_forward_num_tokens(handle), -1) << number;
   }
