@@ -7,6 +7,7 @@ package kvcache
 import "C"
 
 import (
+	"strings"
 	"unsafe"
 )
 
@@ -17,12 +18,21 @@ type LoadOptions struct {
 	Stream  uintptr // a CUDA stream; 0: the legacy default stream
 }
 
-// optionalText is nil for "". The caller frees it.
-func optionalText(text string) *C.char {
-	if text == "" {
-		return nil
+// cText copies text for C, which would take what stands before a NUL byte for the whole: such a text is refused. The
+// caller frees it.
+func cText(name, text string) (*C.char, error) {
+	if at := strings.IndexByte(text, 0); at >= 0 {
+		return nil, invalid("%s = %q holds a NUL byte, at %d of %d bytes", name, text, at, len(text))
 	}
-	return C.CString(text)
+	return C.CString(text), nil
+}
+
+// optionalText is cText, and nil for "".
+func optionalText(name, text string) (*C.char, error) {
+	if text == "" {
+		return nil, nil
+	}
+	return cText(name, text)
 }
 
 // SaveFile saves sequences as a state file, which appears whole or not at all. What they share is in it once.
@@ -31,26 +41,36 @@ func (c *Cache) SaveFile(path, modelID string, seqs ...int64) (int64, error) {
 	if path == "" {
 		return 0, &Error{Status: ErrInvalidArgument, Msg: "path is empty"}
 	}
+	name, err := cText("path", path)
+	if err != nil {
+		return 0, err
+	}
+	defer C.free(unsafe.Pointer(name))
+	model, err := optionalText("modelID", modelID)
+	if err != nil {
+		return 0, err
+	}
+	defer C.free(unsafe.Pointer(model))
 	if err := c.look(); err != nil {
 		return 0, err
 	}
 	defer c.mu.RUnlock()
-	name, model := C.CString(path), optionalText(modelID)
-	defer C.free(unsafe.Pointer(name))
-	defer C.free(unsafe.Pointer(model))
 	var size C.uint64_t
-	err := failure(C.shim_seq_save(c.lib.api, c.h, C.size_t(len(seqs)), i64s(seqs), name, nil, 0, model, 0, &size))
+	err = failure(C.shim_seq_save(c.lib.api, c.h, C.size_t(len(seqs)), i64s(seqs), name, nil, 0, model, 0, &size))
 	return int64(size), err
 }
 
 // Save is SaveFile to memory.
 func (c *Cache) Save(modelID string, seqs ...int64) ([]byte, error) {
+	model, err := optionalText("modelID", modelID)
+	if err != nil {
+		return nil, err
+	}
+	defer C.free(unsafe.Pointer(model))
 	if err := c.look(); err != nil {
 		return nil, err
 	}
 	defer c.mu.RUnlock()
-	model := optionalText(modelID)
-	defer C.free(unsafe.Pointer(model))
 	save := func(data unsafe.Pointer, size C.size_t, needed *C.uint64_t) error {
 		return failure(C.shim_seq_save(c.lib.api, c.h, C.size_t(len(seqs)), i64s(seqs), nil, data, size, model, 0,
 			needed))
@@ -71,7 +91,10 @@ func (c *Cache) LoadFile(path string, options LoadOptions, seqs ...int64) error 
 	if path == "" {
 		return &Error{Status: ErrInvalidArgument, Msg: "path is empty"}
 	}
-	name := C.CString(path)
+	name, err := cText("path", path)
+	if err != nil {
+		return err
+	}
 	defer C.free(unsafe.Pointer(name))
 	return c.load(name, nil, options, seqs)
 }
@@ -82,12 +105,15 @@ func (c *Cache) Load(file []byte, options LoadOptions, seqs ...int64) error {
 }
 
 func (c *Cache) load(path *C.char, file []byte, options LoadOptions, seqs []int64) error {
+	model, err := optionalText("options.ModelID", options.ModelID)
+	if err != nil {
+		return err
+	}
+	defer C.free(unsafe.Pointer(model))
 	if err := c.enter(); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	model := optionalText(options.ModelID)
-	defer C.free(unsafe.Pointer(model))
 	var flags C.uint64_t
 	if options.Convert {
 		flags |= C.KVC_LOAD_CONVERT
@@ -113,7 +139,10 @@ func memory(path *C.char, file []byte) (unsafe.Pointer, C.size_t) {
 // DescribeStateFile reads and checks a whole state file and says what it holds, as JSON
 // (kvc_state_file_describe).
 func (l *Library) DescribeStateFile(path string) (string, error) {
-	name := C.CString(path)
+	name, err := cText("path", path)
+	if err != nil {
+		return "", err
+	}
 	defer C.free(unsafe.Pointer(name))
 	return l.describe(name, nil)
 }

@@ -101,3 +101,34 @@ func pagesOf(t *testing.T, cache *kvcache.Cache, seq int64) []int64 {
 	}
 	return ids
 }
+
+// C would take what stands before a NUL byte for the whole: another file, or another model's.
+func TestTextsWithANulByteAreRefused(t *testing.T) {
+	library, cache := load(t), newCache(t, small())
+	ok(t, cache.AddSeq(1))
+	grow(t, cache, 1, 6, 7)
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a\x00.kvc")
+	_, saved := cache.SaveFile(path, "", 1)
+	_, named := cache.SaveFile(filepath.Join(folder, "b.kvc"), "model\x00other", 1)
+	_, described := library.DescribeStateFile(path)
+	_, config := library.ConfigFromHF([]byte("{}\x00"))
+	_, loaded := kvcache.Load(path)
+	for what, err := range map[string]error{
+		"Load": loaded, "SaveFile": saved, "SaveFile's model": named, "DescribeStateFile": described, "ConfigFromHF": config,
+		"LoadFile":        cache.LoadFile(path, kvcache.LoadOptions{}, 2),
+		"Load's model":    cache.Load([]byte{1}, kvcache.LoadOptions{ModelID: "a\x00b"}, 2),
+		"AttachFileTier":  cache.AttachFileTier(folder+"\x00", 1<<30, kvcache.TierOptions{}),
+		"AttachRedisTier": cache.AttachRedisTier("host:1\x00", kvcache.RedisTierOptions{}),
+		"SetModulePath":   library.SetModulePath("/a\x00"),
+		"Redis's user":    cache.AttachRedisTier("host:1", kvcache.RedisTierOptions{Username: "a\x00"}),
+	} {
+		is(t, err, kvcache.ErrInvalidArgument)
+		if err != nil && !strings.Contains(err.Error(), "NUL byte") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if left, _ := os.ReadDir(folder); len(left) != 0 {
+		t.Errorf("files were written: %v", left)
+	}
+}

@@ -11,7 +11,10 @@ import "unsafe"
 // filled in, the rest is for the caller. A layer of the model that has two parts becomes two entries, so ids
 // count entries.
 func (l *Library) ConfigFromHF(json []byte) (*Config, error) {
-	text := C.CString(string(json))
+	text, err := cText("json", string(json))
+	if err != nil {
+		return nil, err
+	}
 	defer C.free(unsafe.Pointer(text))
 	var b builder
 	defer b.close()

@@ -6,8 +6,6 @@ package kvcache
 import "C"
 
 import (
-	"fmt"
-	"strings"
 	"unsafe"
 )
 
@@ -36,7 +34,10 @@ func (l *Library) StatusName(s Status) string {
 
 // HasFeature tells whether the build has a feature, by the names of kvc_has_feature.
 func (l *Library) HasFeature(name string) bool {
-	text := C.CString(name)
+	text, err := cText("name", name)
+	if err != nil {
+		return false
+	}
 	defer C.free(unsafe.Pointer(text))
 	return C.shim_has_feature(l.api, text) != 0
 }
@@ -115,14 +116,11 @@ func (l *Library) DeviceQuery(device Device) (*DeviceCaps, error) {
 // SetModulePath says where modules lie (libkvcache_cuda.so): an absolute directory; "": the library's own, as
 // without this call. Once a module is loaded, only the same path is accepted.
 func (l *Library) SetModulePath(path string) error {
-	if strings.IndexByte(path, 0) >= 0 {
-		return &Error{Status: ErrInvalidArgument, Msg: fmt.Sprintf("path = %q holds a NUL byte", path)}
+	text, err := optionalText("path", path)
+	if err != nil {
+		return err
 	}
-	var text *C.char
-	if path != "" {
-		text = C.CString(path)
-		defer C.free(unsafe.Pointer(text))
-	}
+	defer C.free(unsafe.Pointer(text))
 	return failure(C.shim_module_path_set(l.api, text))
 }
 

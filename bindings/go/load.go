@@ -73,7 +73,10 @@ func Load(path string) (*Library, error) {
 			path = "libkvcache.0.dylib"
 		}
 	}
-	name := C.CString(path)
+	name, err := cText("path", path)
+	if err != nil {
+		return nil, err
+	}
 	defer C.free(unsafe.Pointer(name))
 	loaded := (*C.shim_loaded)(C.calloc(1, C.sizeof_shim_loaded))
 	if loaded == nil {

@@ -68,8 +68,15 @@ func (c *Cache) AttachFileTier(folder string, byteLimit uint64, options TierOpti
 // AttachRedisTier keeps published blocks on servers of the Redis protocol: "host:port", several separated by commas.
 // A cluster is followed where its slots go.
 func (c *Cache) AttachRedisTier(address string, options RedisTierOptions) error {
-	username, password := optionalText(options.Username), optionalText(options.Password)
+	username, err := optionalText("options.Username", options.Username)
+	if err != nil {
+		return err
+	}
 	defer C.free(unsafe.Pointer(username))
+	password, err := optionalText("options.Password", options.Password)
+	if err != nil {
+		return err
+	}
 	defer C.free(unsafe.Pointer(password))
 	desc := C.kvc_tier_desc{
 		tier:       C.KVC_TIER_REDIS,
@@ -83,13 +90,20 @@ func (c *Cache) AttachRedisTier(address string, options RedisTierOptions) error 
 }
 
 func (c *Cache) attachTier(desc *C.kvc_tier_desc, address string, options TierOptions) error {
+	place, err := cText("address", address)
+	if err != nil {
+		return err
+	}
+	defer C.free(unsafe.Pointer(place))
+	model, err := optionalText("options.ModelID", options.ModelID)
+	if err != nil {
+		return err
+	}
+	defer C.free(unsafe.Pointer(model))
 	if err := c.enter(); err != nil {
 		return err
 	}
 	defer c.mu.Unlock()
-	place, model := C.CString(address), optionalText(options.ModelID)
-	defer C.free(unsafe.Pointer(place))
-	defer C.free(unsafe.Pointer(model))
 	desc.address, desc.model_id = place, model
 	desc.shard = C.int32_t(options.Shard)
 	desc.queue_bytes = C.uint64_t(options.QueueBytes)

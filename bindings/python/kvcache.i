@@ -60,7 +60,7 @@
 %typemap(freearg) const char * ""
 %typemap(in) const char *path {
   $1 = NULL;
-  if ($input != Py_None && !($1 = ($1_ltype)kvcpy_text_in($input, "$1_name"))) SWIG_fail;
+  if ($input != Py_None && !($1 = ($1_ltype)kvcpy_path_in($input, "$1_name"))) SWIG_fail;
 }
 
 /* ---- Handles ------------------------------------------------------------------------------------------- */

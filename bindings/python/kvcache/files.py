@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from . import _capi
-from .errors import wrong_type
+from .errors import InvalidArgument, wrong_type
 
 __all__ = ["Source", "describe_state_file"]
 
@@ -26,11 +26,15 @@ def load_desc(source: Any, model_id: str | None = None, convert: bool = False) -
     return (None, source, model_id, flags)
 
 
-def path_of(path: Any) -> str:
+def path_of(path: Any) -> bytes:
+    """As the system has it: a path need not be UTF-8."""
     found = os.fspath(path)
     if not isinstance(found, str):
         raise wrong_type("path", "a str path", path)
-    return found
+    try:
+        return os.fsencode(found)
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"path = {found!r} is no text that the file system has") from None
 
 
 def describe_state_file(source: Source) -> dict[str, Any]:

@@ -132,6 +132,12 @@ int kvcpy_uint32_in(PyObject *object, uint32_t *to, const char *name);
 int kvcpy_real_in(PyObject *object, double *to, const char *name);
 /* UTF-8 of a str, which keeps it; NULL with an exception. */
 const char *kvcpy_text_in(PyObject *object, const char *name);
+/* A str, or the bytes of a path as the system has it. */
+const char *kvcpy_path_in(PyObject *object, const char *name);
+typedef const char *(*kvcpy_text_reader)(PyObject *object, const char *name);
+/* An item of a tuple, None for NULL. */
+int kvcpy_optional_in(PyObject *tuple, Py_ssize_t i, kvcpy_text_reader read, const char **to,
+                      const char *name);
 /* The content of a bytes object, which keeps it. */
 int kvcpy_bytes_in(PyObject *object, const char **data, size_t *size, const char *name);
 

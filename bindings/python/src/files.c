@@ -22,20 +22,15 @@ static int32_t collect(void *user, const void *data, size_t size) {
   return 0;
 }
 
-static int text(PyObject *tuple, Py_ssize_t i, const char **to, const char *name) {
-  PyObject *item = PyTuple_GetItem(tuple, i);
-  if (!item) return -1;
-  if (item != Py_None && !(*to = kvcpy_text_in(item, name))) return -1;
-  return 0;
-}
-
 void kvcpy_save_desc_init(kvcpy_save_desc *d) { memset(d, 0, sizeof *d); }
 
 int kvcpy_save_desc_in(PyObject *object, kvcpy_save_desc *d) {
   if (!PyTuple_Check(object) || PyTuple_Size(object) != 2)
     return kvcpy_refuse_type("desc", "(path, model_id)", object);
   d->c.struct_size = sizeof d->c;
-  if (text(object, 0, &d->c.path, "path") || text(object, 1, &d->c.model_id, "model_id")) return -1;
+  if (kvcpy_optional_in(object, 0, kvcpy_path_in, &d->c.path, "path") ||
+      kvcpy_optional_in(object, 1, kvcpy_text_in, &d->c.model_id, "model_id"))
+    return -1;
   if (!d->c.path) {
     d->c.write = collect;
     d->c.user = d;
@@ -57,7 +52,8 @@ int kvcpy_load_desc_in(PyObject *object, kvc_load_desc *d) {
   if (!PyTuple_Check(object) || PyTuple_Size(object) != 4)
     return kvcpy_refuse_type("desc", "(path, data, model_id, flags)", object);
   d->struct_size = sizeof *d;
-  if (text(object, 0, &d->path, "path") || text(object, 2, &d->model_id, "model_id") ||
+  if (kvcpy_optional_in(object, 0, kvcpy_path_in, &d->path, "path") ||
+      kvcpy_optional_in(object, 2, kvcpy_text_in, &d->model_id, "model_id") ||
       kvcpy_uint64_in(PyTuple_GetItem(object, 3), &d->flags, "flags"))
     return -1;
   data = PyTuple_GetItem(object, 1);

@@ -1,5 +1,7 @@
 /* One number, text or bytes as an argument: what Python takes for it, or an exception that names
  * the argument. */
+#include <string.h>
+
 #include "binding.h"
 
 /* The integer that `object` stands for, a new reference: Python's own, and what has __index__. */
@@ -85,18 +87,41 @@ int kvcpy_real_in(PyObject *object, double *to, const char *name) {
   return -1;
 }
 
+/* C would take the part before the first NUL byte for the whole. */
+static const char *whole_text(const char *text, Py_ssize_t length, const char *name) {
+  if (!text || strlen(text) == (size_t)length) return text;
+  kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s holds a NUL byte, at %zu of %zd bytes", name, strlen(text),
+             length);
+  return NULL;
+}
+
+const char *kvcpy_path_in(PyObject *object, const char *name) {
+  if (PyBytes_Check(object))
+    return whole_text(PyBytes_AsString(object), PyBytes_Size(object), name);
+  return kvcpy_text_in(object, name);
+}
+
 const char *kvcpy_text_in(PyObject *object, const char *name) {
   const char *text;
+  Py_ssize_t length = 0;
   if (!PyUnicode_Check(object)) {
     kvcpy_refuse_type(name, "a str", object);
     return NULL;
   }
-  text = PyUnicode_AsUTF8AndSize(object, NULL);
+  text = PyUnicode_AsUTF8AndSize(object, &length);
   if (!text && PyErr_ExceptionMatches(PyExc_UnicodeError)) {
     PyErr_Clear();
     kvcpy_fail(KVC_E_INVALID_ARGUMENT, "%s: the text has no UTF-8", name);
   }
-  return text;
+  return whole_text(text, length, name);
+}
+
+int kvcpy_optional_in(PyObject *tuple, Py_ssize_t i, kvcpy_text_reader read, const char **to,
+                      const char *name) {
+  PyObject *item = PyTuple_GetItem(tuple, i);
+  if (!item) return -1;
+  if (item != Py_None && !(*to = read(item, name))) return -1;
+  return 0;
 }
 
 int kvcpy_bytes_in(PyObject *object, const char **data, size_t *size, const char *name) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -100,6 +101,40 @@ def test_refusals(cache, rng, tmp_path):
         half.load([2], data, convert=True)
         assert half.length(2) == 6
     assert cache.info(1).length == 6 and cache.seqs() == [1]
+
+
+def test_a_text_with_a_nul_byte_is_refused_and_cuts_nothing(cache, rng, tmp_path):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    data = cache.save([1], model_id="a")
+    cut = f"{tmp_path}/nul\0x.kvc"
+    for call in (
+        lambda: cache.save([1], cut),
+        lambda: cache.save([1], tmp_path / "b.kvc", model_id="a\0b"),
+        lambda: cache.load([2], cut),
+        lambda: cache.load([2], data, model_id="a\0b"),
+        lambda: kvcache.describe_state_file(cut),
+        lambda: cache.tiers.attach_file(cut, 1 << 30),
+        lambda: cache.tiers.attach_redis("host:1\0"),
+        lambda: cache.tiers.attach_redis("host:1", password="a\0"),
+        lambda: kvcache.set_module_path("/a\0"),
+    ):
+        with pytest.raises(kvcache.InvalidArgument, match="holds a NUL byte"):
+            call()
+    assert list(tmp_path.iterdir()) == [] and cache.seqs() == [1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="file names are bytes on Linux")
+def test_a_path_need_not_be_utf8(cache, rng, tmp_path):
+    cache.add(1)
+    step(cache, [1], [6], qkv(rng, 6))
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe.kvc")
+    cache.save([1], path)
+    assert os.listdir(os.fsencode(tmp_path)) == [b"\xff\xfe.kvc"]
+    cache.load([2], path)
+    assert kvcache.describe_state_file(path)["sequences"]
+    with pytest.raises(kvcache.InvalidArgument, match="no text that the file system has"):
+        cache.save([1], f"{tmp_path}/\ud800")
 
 
 def test_pages_move_as_bytes_into_reserved_tokens(cache, rng):
