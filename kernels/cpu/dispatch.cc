@@ -1,5 +1,7 @@
 // Which instruction sets this machine has: CPUID says what the processor can do, XGETBV what the
 // operating system saves.
+#include <atomic>
+
 #include "kernels/cpu/table.h"
 #include "kernels/cpu/tables.h"
 
@@ -55,7 +57,10 @@ Isa detect_x86() {
 
 Isa detect() {
 #if defined(__x86_64__)
-  static const Isa best = detect_x86();
+  // Any thread finds the same. A static would take a lock, which a forked child could find taken.
+  static constinit std::atomic<Isa> known{Isa::kAuto};
+  Isa best = known.load(std::memory_order_relaxed);
+  if (best == Isa::kAuto) known.store(best = detect_x86(), std::memory_order_relaxed);
   return best;
 #else
   return Isa::kScalar;

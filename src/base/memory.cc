@@ -10,6 +10,7 @@
 
 #include "src/base/error.h"
 #include "src/base/math.h"
+#include "src/base/process_mutex.h"
 
 namespace kvc {
 namespace {
@@ -21,8 +22,8 @@ constexpr size_t kLargeBytes = size_t{4} << 20;
 }  // namespace
 
 int64_t system_page_bytes() {
-  static const int64_t bytes = sysconf(_SC_PAGESIZE);
-  return bytes;
+  static constinit ProcessOnce<int64_t> bytes;
+  return bytes.get([] { return int64_t{sysconf(_SC_PAGESIZE)}; });
 }
 
 int64_t physical_memory_bytes() { return sysconf(_SC_PHYS_PAGES) * system_page_bytes(); }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/base/error.h"
+#include "src/base/process_mutex.h"
 
 #ifndef KVC_LIBRARY_VERSION
 #error "KVC_LIBRARY_VERSION comes from the build"
@@ -30,14 +31,15 @@ struct Search {
 
 // Never destroyed: a thread may look for a module while the process ends.
 struct Registry {
-  std::mutex mutex;
+  ProcessMutex searching{AtFork::kForgets};  // Held while a module is loaded, which takes long.
+  ProcessMutex mutex{AtFork::kWaits};        // Guards what follows.
   std::string path;  // Set by set_module_path; empty: the library's own directory.
   std::vector<Search> searches;
 };
 
-Registry& registry() {
-  static auto* const kept = new Registry;
-  return *kept;
+Registry& registry() noexcept {
+  static constinit ProcessOnce<Registry*> made;
+  return *made.get([] { return new Registry; });
 }
 
 void say(std::string* why, const std::string& text) {
@@ -140,14 +142,20 @@ const ModuleTable* load_module(const Module& module, const char* file, std::stri
 
 const ModuleTable* find_module(const Module& module, std::string* why) {
   Registry& known = registry();
-  const std::lock_guard lock(known.mutex);
-  for (const Search& done : known.searches) {
-    if (done.module != &module) continue;
-    if (done.table == nullptr) say(why, done.failure);
-    return done.table;
+  const std::lock_guard alone(known.searching);
+  std::string path;
+  {
+    const std::lock_guard lock(known.mutex);
+    for (const Search& done : known.searches) {
+      if (done.module != &module) continue;
+      if (done.table == nullptr) say(why, done.failure);
+      return done.table;
+    }
+    path = known.path;
   }
-  known.searches.push_back(search(module, known.path));
-  const Search& done = known.searches.back();
+  Search made = search(module, path);
+  const std::lock_guard lock(known.mutex);
+  const Search& done = known.searches.emplace_back(std::move(made));
   if (done.table == nullptr) say(why, done.failure);
   return done.table;
 }
@@ -160,6 +168,7 @@ void set_module_path(const char* path) {
          "path = \"%s\" holds a '$', which the dynamic linker would replace", path);
   std::string wanted = path != nullptr ? path : "";
   Registry& known = registry();
+  const std::lock_guard alone(known.searching);
   const std::lock_guard lock(known.mutex);
   for (const Search& done : known.searches) {
     if (done.table == nullptr) continue;

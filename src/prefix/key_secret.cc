@@ -4,6 +4,8 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "src/base/process_mutex.h"
+
 namespace kvc {
 namespace {
 
@@ -36,8 +38,8 @@ KeySecret draw_secret() noexcept {
 }
 
 const KeySecret& process_secret() noexcept {
-  static const KeySecret secret = draw_secret();
-  return secret;
+  static constinit ProcessOnce<KeySecret> secret;
+  return secret.get(draw_secret);
 }
 
 }  // namespace kvc

@@ -10,6 +10,8 @@
 #include <bit>
 #include <cstring>
 
+#include "src/base/process_mutex.h"
+
 namespace kvc {
 namespace {
 
@@ -76,8 +78,8 @@ BlockKey namespace_root(const void* salt, size_t size) noexcept {
 }
 
 const BlockKey& default_root() noexcept {
-  static const BlockKey root = namespace_root(nullptr, 0);
-  return root;
+  static constinit ProcessOnce<BlockKey> root;
+  return root.get([] { return namespace_root(nullptr, 0); });
 }
 
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,

@@ -11,6 +11,8 @@
 
 namespace kvc {
 
+inline const std::vector<ExtraKey> no_extra_keys;
+
 // The leading `num_known` tokens are known by the keys of their full blocks, and from `ids_begin`
 // (a multiple of the block) on by their ids too. Without a prefix index no token is known.
 struct TokenHistory {
@@ -52,14 +54,14 @@ struct TokenHistory {
   }
   // Call it after reserve(), with all earlier tokens known.
   void add(const int32_t* tokens, int64_t count, int32_t block_tokens) noexcept {
-    static const std::vector<ExtraKey> kNone;
     ids.insert(ids.end(), tokens, tokens + count);
     num_known += count;
     for (auto block = static_cast<int64_t>(keys.size()); (block + 1) * block_tokens <= num_known;
          ++block) {
       const int64_t begin = block * block_tokens;
-      keys.push_back(block_key(block == 0 ? root : keys.back(), extra == nullptr ? kNone : *extra,
-                               begin, ids.data() + (begin - ids_begin), block_tokens));
+      keys.push_back(block_key(block == 0 ? root : keys.back(),
+                               extra == nullptr ? no_extra_keys : *extra, begin,
+                               ids.data() + (begin - ids_begin), block_tokens));
     }
   }
   // Ids of the block; null: known by its key alone.

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <thread>
+#include <vector>
 
 #include "src/base/executor.h"
 #include "tests/stress/decoder.h"
@@ -76,6 +78,53 @@ TEST(ForkedProcess, GoesOnWithItsCopyOfACache) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
   EXPECT_EQ(decoder.step({{1, 150}, {2, 1}}, 0), expected) << "the parent is not disturbed";
+}
+
+// Locks that belong to the process are free in a child, whatever other threads did when it was
+// made.
+TEST(ForkedProcess, MakesCachesWhateverOtherThreadsOfItsParentWereDoing) {
+#ifdef KVC_UNDER_TSAN
+  GTEST_SKIP() << "ThreadSanitizer does not follow threads that start in a forked child";
+#endif
+  const auto live_once = [] {
+    DecoderShape shape;
+    shape.num_threads = 1;
+    Decoder decoder(shape);
+    decoder.step({{1, 3}}, 0);
+  };
+  const auto look_for_modules = [] {
+    kvc_set_logger([](void*, kvc_log_level, const char*) {}, nullptr, KVC_LOG_DEBUG, nullptr);
+    (void)kvc_module_path_set("/nowhere", nullptr);
+    (void)kvc_has_feature("cuda");
+  };
+  std::atomic<bool> stops{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; ++i)
+    others.emplace_back([&] {
+      while (!stops) live_once();
+    });
+  others.emplace_back([&] {
+    while (!stops) look_for_modules();
+  });
+  int hung = 0;
+  for (int i = 0; i < 300 && hung == 0; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);
+      look_for_modules();
+      live_once();
+      _exit(0);
+    }
+    int status = -1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) ++hung;
+  }
+  stops = true;
+  for (std::thread& other : others) other.join();
+  (void)kvc_module_path_set(nullptr, nullptr);
+  (void)kvc_set_logger(nullptr, nullptr, KVC_LOG_INFO, nullptr);
+  EXPECT_EQ(hung, 0) << "a child hung, and an alarm ended it";
 }
 
 }  // namespace

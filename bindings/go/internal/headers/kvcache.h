@@ -123,6 +123,10 @@
  *   One forward is open at a time. A handle may move between threads. A kvc_plan is immutable and
  *   freely shared. Global mutable state is the logger, the modules' directory and the table that
  *   forward handles are looked up in; all three are safe to use from any thread.
+ *   Threads of the library take no signals, and their names begin with "kvc-".
+ *   After fork() the child may use the library as if it were new, whatever other threads of the
+ *   parent were doing, and may go on with its copy of a CPU cache that no thread was using. Handles
+ *   of forwards that are open then are open in both.
  *
  * DEVICE
  *   A cache lives where kvc_config.device says, and so do the tensors that it is given, unless a
@@ -1972,8 +1976,12 @@ KVC_API kvc_status kvc_layout_fingerprint(const kvc_plan *plan, char *KVC_NULLAB
 typedef struct kvc_save_desc {
   size_t struct_size;
   uint64_t flags;       /* Must be 0. */
-  const char *path;     /* A file. It is written beside its place, synchronised and renamed: a crash
-                           leaves the old file or the new one. */
+  /* A file. It is written beside its place, synchronised and renamed: a crash leaves the old file
+   * or the new one. A symbolic link is followed. A new file has mode 0600. A file that is replaced
+   * keeps mode, owner and group, or KVC_E_IO says that its owner cannot be kept. What is no regular
+   * file, such as a FIFO or a device, is written in place, and a crash leaves a part of it. A FIFO
+   * that no process reads is KVC_E_IO. */
+  const char *path;
   void *data;           /* Memory for `size` bytes. */
   size_t size;
   /* Takes the next `size` bytes, borrowed for the call. Returns 0, or an errno. It must not use the

@@ -1136,7 +1136,10 @@ pub struct kvc_save_desc {
     /// Must be 0.
     pub flags: u64,
     /// A file. It is written beside its place, synchronised and renamed: a crash leaves the old
-    /// file or the new one.
+    /// file or the new one. A symbolic link is followed. A new file has mode 0600. A file that is
+    /// replaced keeps mode, owner and group, or KVC_E_IO says that its owner cannot be kept. What
+    /// is no regular file, such as a FIFO or a device, is written in place, and a crash leaves a
+    /// part of it. A FIFO that no process reads is KVC_E_IO.
     pub path: *const c_char,
     /// Memory for `size` bytes.
     pub data: *mut c_void,
