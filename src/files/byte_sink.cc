@@ -73,6 +73,7 @@ void FileSink::fail_at(const char* action, int error_number) const {
 FileSink::FileSink(const char* path) : path_(path), target_(target_of(path)) {
   struct stat before {};
   const bool exists = ::stat(target_.c_str(), &before) == 0;
+  if (!exists && errno == ELOOP) fail_at("open", ELOOP);
   if (exists && S_ISDIR(before.st_mode)) fail_at("write", EISDIR);
   if (exists && !S_ISREG(before.st_mode)) {
     open_in_place();

@@ -57,6 +57,9 @@ class Stamps:
     def __init__(self):
         self.folder = cache.root() / "passed"
         self.folder.mkdir(exist_ok=True)
+        for old in self.folder.iterdir():
+            if old.stat().st_mtime < time.time() - cache.KEPT_DAYS * 86400:
+                old.unlink(missing_ok=True)
         self.contents = {name: hashlib.sha256((ROOT / name).read_bytes()).hexdigest() for name in files_of_tree()}
         self.machine = compilers()
 

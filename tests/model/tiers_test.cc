@@ -67,7 +67,13 @@ int64_t play(Cache& cache, RandomCaches& world, kvc_seq seq) {
 TEST(FaultyTiers, AHitIsRightOrShorter) {
   int64_t hits = 0;
   kvc_tier_stats sum{};
-  for (uint64_t seed = 1; seed <= 60; ++seed) {
+  const auto met_everything = [&] {
+    return hits > 0 && sum.blocks_corrupt > 0 && sum.blocks_failed > 0 && sum.blocks_got > 0 &&
+           sum.blocks_missed > 0 && sum.blocks_put_failed > 0 && sum.blocks_timed_out > 0;
+  };
+  // Writes draw their faults on a thread of their own, and a tier that failed is left alone for a
+  // time: what a seed meets differs from run to run.
+  for (uint64_t seed = 1; seed <= 60 || (seed <= 2000 && !met_everything()); ++seed) {
     SCOPED_TRACE(seed);
     FakeStore files, servers;
     for (FakeStore* store : {&files, &servers}) {
@@ -98,10 +104,10 @@ TEST(FaultyTiers, AHitIsRightOrShorter) {
       sum.blocks_timed_out += stats.blocks_timed_out;
     }
   }
-  EXPECT_GT(hits, 0);
-  for (const uint64_t met : {sum.blocks_corrupt, sum.blocks_failed, sum.blocks_got,
-                             sum.blocks_missed, sum.blocks_put_failed, sum.blocks_timed_out})
-    EXPECT_GT(met, 0u) << "something never happened";
+  EXPECT_TRUE(met_everything()) << hits << " hits, blocks: " << sum.blocks_corrupt << " corrupt, "
+                                << sum.blocks_failed << " failed, " << sum.blocks_got << " got, "
+                                << sum.blocks_missed << " missed, " << sum.blocks_put_failed
+                                << " not written, " << sum.blocks_timed_out << " timed out";
 }
 
 TEST(FaultyTiers, MatchSaysWhatAttachFindsWhileNothingFails) {

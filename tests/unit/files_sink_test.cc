@@ -113,6 +113,14 @@ TEST(FileSink, ALinkIsFollowedAlsoToAFileThatIsNotThereYet) {
   EXPECT_EQ(other.size(), 1u);
 }
 
+TEST(FileSink, LinksInACircleAreRefused) {
+  const Folder folder;
+  std::filesystem::create_symlink("two", folder.file("one"));
+  std::filesystem::create_symlink("one", folder.file("two"));
+  EXPECT_EQ(refused(folder.file("one")).sys_code(), ELOOP);
+  EXPECT_EQ(folder.size(), 2u);
+}
+
 TEST(FileSink, NamesAreAsLongAsTheFileSystemHasThem) {
   const Folder folder;
   for (const size_t length : {size_t{200}, size_t{241}, size_t{255}}) {
