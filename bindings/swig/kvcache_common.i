@@ -81,7 +81,8 @@ struct kvc_fence {};
 %enddef
 
 /* A text that is assigned to a field is copied, and the copy is never freed: a struct does not say whose its texts are. */
-%typemap(memberin) const char *path, const char *model_id "$1 = $input ? strdup($input) : NULL;"
+%typemap(memberin) const char *path, const char *model_id, const char *address, const char *username, const char *password
+    "$1 = $input ? strdup($input) : NULL;"
 
 %include "abi_structs.i"
 
