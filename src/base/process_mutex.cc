@@ -5,31 +5,38 @@
 namespace kvc {
 namespace {
 
-// Those that were ever taken.
-constinit std::atomic<ProcessMutex*> listed{nullptr};
+// Those that were ever taken. The list grows under `forking`, which a fork holds from its beginning
+// to its end, so that it gives back the locks that it took and no others.
+constinit ProcessMutex forking{AtFork::kWaits};
+constinit ProcessMutex* listed = nullptr;
 
 }  // namespace
 
 struct ForkHandlers {
   static void prepare() noexcept {
+    forking.acquire();
     for (ProcessMutex* mutex = listed; mutex != nullptr; mutex = mutex->next_) {
-      if (mutex->at_fork_ == AtFork::kWaits) mutex->lock();
+      if (mutex->at_fork_ == AtFork::kWaits) mutex->acquire();
     }
   }
   static void parent() noexcept {
     for (ProcessMutex* mutex = listed; mutex != nullptr; mutex = mutex->next_) {
       if (mutex->at_fork_ == AtFork::kWaits) mutex->unlock();
     }
+    forking.unlock();
   }
   static void child() noexcept {
     for (ProcessMutex* mutex = listed; mutex != nullptr; mutex = mutex->next_) mutex->state_ = 0;
+    forking.state_ = 0;
   }
   static void list(ProcessMutex* mutex) noexcept {
-    if (mutex->is_listed_.exchange(true)) return;
-    ProcessMutex* first = listed;
-    do {
-      mutex->next_ = first;
-    } while (!listed.compare_exchange_weak(first, mutex));
+    forking.acquire();
+    if (!mutex->is_listed_.load(std::memory_order_relaxed)) {
+      mutex->next_ = listed;
+      listed = mutex;
+      mutex->is_listed_.store(true, std::memory_order_release);
+    }
+    forking.unlock();
   }
 };
 
@@ -41,7 +48,11 @@ namespace {
 }  // namespace
 
 void ProcessMutex::lock() noexcept {
-  ForkHandlers::list(this);
+  if (!is_listed_.load(std::memory_order_acquire)) ForkHandlers::list(this);
+  acquire();
+}
+
+void ProcessMutex::acquire() noexcept {
   uint32_t seen = 0;
   if (state_.compare_exchange_strong(seen, 1, std::memory_order_acquire)) return;
   // Drepper, "Futexes Are Tricky", the second mutex.

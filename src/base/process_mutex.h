@@ -29,6 +29,8 @@ class ProcessMutex {
  private:
   friend struct ForkHandlers;
 
+  void acquire() noexcept;
+
   const AtFork at_fork_;
   std::atomic<uint32_t> state_{0};  // 0: free; 1: taken; 2: taken, and somebody waits.
   std::atomic<bool> is_listed_{false};
