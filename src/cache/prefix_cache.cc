@@ -34,7 +34,7 @@ TokenHistory history_of(const PrefixQuery& query, KeyChain& chain, int64_t num_t
     history.extra = std::make_shared<const std::vector<ExtraKey>>(query.extra);
   history.priority = query.priority;
   const int64_t num_blocks = num_tokens / chain.block_tokens();
-  const int64_t num_given = std::min(num_blocks, query.num_keys);
+  const int64_t num_given = history.num_given = std::min(num_blocks, query.num_keys);
   history.keys.clear();
   history.keys.reserve(chain.num_blocks());
   history.keys.assign(query.keys, query.keys + num_given);
@@ -59,8 +59,6 @@ int32_t PrefixCache::block_tokens() const { return core_.index.block_tokens(); }
 struct PrefixCache::AttachPlan {
   PrefixMatch match;
   std::vector<BlockPage> on_host;
-
-  NodeId deepest() const { return match.tail != kNoNode ? match.tail : match.last; }
 };
 
 // Throws std::bad_alloc.
@@ -79,7 +77,7 @@ PrefixCache::AttachPlan PrefixCache::plan_attach(KeyChain& chain, bool whole_blo
                 const int32_t depth_a = nodes[a.node].depth, depth_b = nodes[b.node].depth;
                 return depth_a != depth_b ? depth_a < depth_b : a.index < b.index;
               });
-    const int64_t room = core_.index.eviction().num_fetchable(plan.deepest());
+    const int64_t room = core_.index.eviction().num_fetchable(plan.match.deepest());
     if (static_cast<int64_t>(plan.on_host.size()) <= room) return plan;
     // A shorter hit locks other blocks, so that room is asked for again: with fewer pages each
     // time.
@@ -108,7 +106,7 @@ TierRun PrefixCache::find_run(KeyChain& chain, AttachPlan* plan) const {
   const StateSlot held = last == kNoNode ? kInitialState : core_.index.blocks().nodes[last].state;
   const bool is_cached = held != kInitialState && core_.states.refs(held) == 0;
   if (core_.states.is_used() && core_.states.missing(is_cached ? 2 : 1) != 0) return {};
-  const int64_t room = core_.index.eviction().num_fetchable(local.deepest()) -
+  const int64_t room = core_.index.eviction().num_fetchable(local.match.deepest()) -
                        static_cast<int64_t>(local.on_host.size());
   TierRun run = core_.tiers.find(chain, local.match.num_blocks, most, room);
   if (run.end * core_.index.block_tokens() <= plan->match.num_tokens) return {};
@@ -118,7 +116,7 @@ TierRun PrefixCache::find_run(KeyChain& chain, AttachPlan* plan) const {
 
 // Brings the plan's pages back to the device and returns what then hits there: what the plan says.
 PrefixMatch PrefixCache::fetch_match(KeyChain& chain, const AttachPlan& plan) noexcept {
-  const NodeId deepest = plan.deepest();
+  const NodeId deepest = plan.match.deepest();
   core_.index.lock(deepest);
   core_.index.eviction().evict_for(static_cast<int64_t>(plan.on_host.size()), kOwnStream);
   bool is_fetched = true;
@@ -167,8 +165,7 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   made->history.num_published = match.num_blocks;
   core_.publisher.fill(match, made.get());
   Sequence& sequence = core_.sequences.adopt(std::move(made));
-  const NodeId deepest = match.tail != kNoNode ? match.tail : match.last;
-  if (deepest != kNoNode) core_.index.touch(deepest, true, query.priority);
+  if (match.deepest() != kNoNode) core_.index.touch(match.deepest(), query.priority, &match);
   if (fetch.has_value() && match.num_tokens == plan.match.num_tokens) fetch->append_to(sequence);
   core_.index.metrics().count_lookup(query.num_tokens, sequence.length);
   core_.note_pages_used();

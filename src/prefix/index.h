@@ -29,6 +29,8 @@ struct NewBlock {
   int32_t priority;
   // A block behind it is inserted next, or touch() is called: no leaf yet.
   bool is_followed = false;
+  // Tokens before its first extra key; kUnknownPlain where the caller gave the block's key.
+  int32_t num_plain = kUnknownPlain;
 };
 
 // Blocks of tokens with their pages and states, found by key, evicted when their room is needed.
@@ -80,8 +82,10 @@ class PrefixIndex {
   // page of another block keeps a new block out.
   NodeId insert(const NewBlock& block, CallStream stream) noexcept;
   // The node and all before it were used now: O(1), plus the pages in the visible range at its end.
-  // `hit`: by a lookup, which the metrics count. Raises priorities to `priority`.
-  void touch(NodeId node, bool hit, int32_t priority) noexcept;
+  // Raises priorities to `priority`. `hit`, nullable: the lookup whose deepest node it is, which
+  // the metrics count. One that ends inside a block uses the pages that one before the block needs:
+  // that is where the next prompt that begins alike ends.
+  void touch(NodeId node, int32_t priority, const PrefixMatch* hit = nullptr) noexcept;
   // A host page was copied back to `device_page`, which the caller refers to. Releases the host
   // page. When the quota has no room the host page stays, and `device_page` is the caller's alone.
   void promoted(NodeId node, int32_t index, PageId device_page, CallStream stream) noexcept;

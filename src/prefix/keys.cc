@@ -82,6 +82,16 @@ const BlockKey& default_root() noexcept {
   return root.get([] { return namespace_root(nullptr, 0); });
 }
 
+int32_t tokens_before_extra_keys(const std::vector<ExtraKey>& extra, int64_t begin,
+                                 int32_t num_tokens) noexcept {
+  const auto first =
+      std::lower_bound(extra.begin(), extra.end(), begin,
+                       [](const ExtraKey& key, int64_t offset) { return key.offset < offset; });
+  return first == extra.end()
+             ? num_tokens
+             : static_cast<int32_t>(std::min<int64_t>(first->offset - begin, num_tokens));
+}
+
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept {
   const auto starts_before = [](const ExtraKey& key, int64_t offset) {

@@ -24,6 +24,8 @@ struct ExtraKey {
   std::string data;
 };
 
+// A number of tokens before a block's first extra key: only the block's key tells its extra keys.
+constexpr int32_t kUnknownPlain = -1;
 constexpr size_t kMaxSaltBytes = 4096;
 constexpr size_t kMaxExtraKeys = 1024;
 constexpr int32_t kMaxPriority = 100;
@@ -36,6 +38,10 @@ const BlockKey& default_root() noexcept;  // Root of the namespace without salt.
 // begin + num_tokens) count.
 BlockKey block_key(const BlockKey& parent, const std::vector<ExtraKey>& extra, int64_t begin,
                    const int32_t* tokens, int32_t num_tokens) noexcept;
+
+// Tokens of the block before its first extra key; all when it has none.
+int32_t tokens_before_extra_keys(const std::vector<ExtraKey>& extra, int64_t begin,
+                                 int32_t num_tokens) noexcept;
 
 // A kvc_prefix_query, checked. Pointers borrowed.
 struct PrefixQuery {

@@ -148,7 +148,8 @@ class Matcher {
     if (node != kNoNode && follows(node, match_.last)) consider(node, limit);
   }
 
-  // How many leading tokens of the child equal the query's, with the same extra keys.
+  // How many leading tokens of the child have the rows of the query's: the tokens are equal, and so
+  // are the extra keys up to them. Extra keys behind them do not matter.
   int64_t common_tokens(NodeId child, int64_t limit) const {
     const Node& record = tree_.nodes[child];
     if (!record.has_tokens) return 0;
@@ -156,16 +157,18 @@ class Matcher {
     const int32_t* held = tree_.nodes.tokens(child);
     const int64_t common = std::mismatch(wanted, wanted + limit, held).first - wanted;
     if (common <= match_.tail_tokens) return 0;
-    // Only the key of the child tells its extra keys: either it has none, or those of the query.
     const std::vector<ExtraKey>& extra = chain_.query().extra;
-    const BlockKey& parent = tree_.parent_key(record);
     const int64_t begin = match_.num_blocks * tree_.shape.block_tokens;
-    const auto first = std::find_if(extra.begin(), extra.end(),
-                                    [begin](const ExtraKey& key) { return key.offset >= begin; });
-    if (block_key(parent, {}, begin, held, tree_.shape.block_tokens) == record.key)
-      return first == extra.end() ? common : std::min(common, first->offset - begin);
-    return block_key(parent, extra, begin, held, tree_.shape.block_tokens) == record.key ? common
-                                                                                         : 0;
+    const int64_t plain_of_query =
+        std::min<int64_t>(tokens_before_extra_keys(extra, begin, tree_.shape.block_tokens), limit);
+    const auto has_extra_keys = [&](const std::vector<ExtraKey>& keys) {
+      return block_key(tree_.parent_key(record), keys, begin, held, tree_.shape.block_tokens) ==
+             record.key;
+    };
+    int64_t plain = std::min<int64_t>(record.num_plain, plain_of_query);
+    if (record.num_plain == kUnknownPlain) plain = has_extra_keys({}) ? plain_of_query : 0;
+    if (common <= plain) return common;
+    return has_extra_keys(extra) ? common : plain;
   }
 
   // Keeps the child as the tail when it serves more tokens than the best tail so far.

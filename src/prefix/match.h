@@ -14,6 +14,8 @@ struct PrefixMatch {
   NodeId last = kNoNode;   // Block num_blocks - 1; its ancestors are the blocks before it.
   NodeId tail = kNoNode;   // A block whose first tail_tokens tokens hit as well.
   int64_t tail_tokens = 0;
+
+  NodeId deepest() const { return tail != kNoNode ? tail : last; }
 };
 
 // A page of a block, wherever it lies.

@@ -42,6 +42,7 @@ struct alignas(64) Node {
   int32_t live_children = 0;
   int32_t pins = 0;
   int32_t locks = 0;
+  int32_t num_plain = kUnknownPlain;  // See NewBlock.
   uint8_t priority = 0;
   bool has_tokens = false;
   bool is_live = false;  // The node or a descendant is on the device.

@@ -122,7 +122,8 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
                         .pages = pages_.data(),
                         .state = has_state ? sequence.checkpoints[checkpoint].slot : kInitialState,
                         .priority = history.priority,
-                        .is_followed = true};  // The last one is touched below.
+                        .is_followed = true,  // The last one is touched below.
+                        .num_plain = history.num_plain(block, index_->block_tokens())};
     const NodeId published = index_->insert(made, stream);
     if (published == kNoNode) {
       history.is_closed = true;
@@ -133,7 +134,7 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
     if (!blocks().is_newest(node)) take_over(sequence, block, node);
   }
   history.num_published = block;
-  if (node != kNoNode) index_->touch(node, false, history.priority);
+  if (node != kNoNode) index_->touch(node, history.priority);
 }
 
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
@@ -159,7 +160,7 @@ void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.history.num_published;
   if (published == 0) return;
   const NodeId node = blocks().find(sequence.history.root, sequence.history.keys[published - 1]);
-  if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
+  if (node != kNoNode) index_->touch(node, sequence.history.priority);
 }
 
 // Calls visit(group, page of the table, node, index of the place), last blocks first, for every
@@ -175,7 +176,7 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
     const GroupSpec& spec = spec_->groups[g];
     const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_size;
     int64_t page = spec.pages_for(match.num_tokens);
-    NodeId node = match.tail != kNoNode ? match.tail : match.last;
+    NodeId node = match.deepest();
     for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
          --block) {
       for (const int64_t block_begin = block * (block_tokens / spec.page_size);

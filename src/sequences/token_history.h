@@ -23,6 +23,7 @@ struct TokenHistory {
   int64_t ids_begin = 0;
   int64_t num_known = 0;
   int64_t num_published = 0;  // Leading blocks that publishing can skip.
+  int64_t num_given = 0;      // Leading keys that the caller gave.
   int32_t priority = 0;
   bool is_closed = false;  // A quota kept a block out, so later blocks have no parent.
 
@@ -38,6 +39,7 @@ struct TokenHistory {
     ids.resize(num_known - ids_begin);
     keys.resize(num_known / block_tokens);
     num_published = std::min(num_published, num_known / block_tokens);
+    num_given = std::min(num_given, num_known / block_tokens);
   }
   void diverge() noexcept {
     cut(0, 1);
@@ -63,6 +65,12 @@ struct TokenHistory {
                                extra == nullptr ? no_extra_keys : *extra, begin,
                                ids.data() + (begin - ids_begin), block_tokens));
     }
+  }
+  // See NewBlock::num_plain.
+  int32_t num_plain(int64_t block, int32_t block_tokens) const noexcept {
+    if (block < num_given) return kUnknownPlain;
+    return tokens_before_extra_keys(extra == nullptr ? no_extra_keys : *extra, block * block_tokens,
+                                    block_tokens);
   }
   // Ids of the block; null: known by its key alone.
   const int32_t* block_ids(int64_t block, int32_t block_tokens) const noexcept {

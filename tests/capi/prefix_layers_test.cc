@@ -93,6 +93,23 @@ TEST(PrefixLayers, WhenAWindowsPagesAreEvictedTheHitIsShorterOrGone) {
   EXPECT_EQ(stats_of(cache).pages_cached, 0);
 }
 
+// Requests that share a system prompt, with another request between two of them.
+TEST(PrefixLayers, HitsInsideABlockDoNotCostThePagesOfTheBlockBefore) {
+  Net net({attention_layer(), attention_layer(32)}, 60);
+  net.config.page_size = 16;
+  Cache cache(bookkeeping(net));
+  const Prompt system = prompt_of(50);
+  std::vector<int64_t> hits;
+  for (int32_t i = 0; i < 10; ++i) {
+    hits.push_back(serve(cache, 1, joined(system, prompt_of(50, 100000 * (i + 1)))));
+    drop(cache, 1);
+    serve(cache, 2, prompt_of(200, -100000 * (i + 1)));
+    drop(cache, 2);
+  }
+  EXPECT_EQ(hits, (std::vector<int64_t>{0, 50, 50, 50, 50, 50, 50, 50, 50, 50}));
+  expect_consistent(cache);
+}
+
 TEST(PrefixLayers, ABlockIsAWholeNumberOfPagesOfEveryGroup) {
   kvc_layer narrow = attention_layer(8);
   kvc_layer wide = attention_layer();

@@ -240,9 +240,40 @@ TEST_F(Prefix, ATailHitStopsBeforeAnExtraKeyThatDiffers) {
   grow(cache_, 1, prompt);
   Ask same(prompt), plain(prompt), other(prompt);
   EXPECT_EQ(matched(cache_, same.key(KVC_PREFIX_KEY_MEDIA, 6, "cat").all()), 8);
-  EXPECT_LE(matched(cache_, plain.all()), 6);
-  EXPECT_GE(matched(cache_, plain.all()), 4);
-  EXPECT_LE(matched(cache_, other.key(KVC_PREFIX_KEY_MEDIA, 6, "dog").all()), 6);
+  EXPECT_EQ(matched(cache_, plain.all()), 6) << "the text before the image";
+  EXPECT_EQ(matched(cache_, other.key(KVC_PREFIX_KEY_MEDIA, 6, "dog").all()), 6);
+  Ask earlier(prompt), typed(prompt), second(prompt), shorter({prompt.begin(), prompt.begin() + 7});
+  EXPECT_EQ(matched(cache_, earlier.key(KVC_PREFIX_KEY_MEDIA, 5, "cat").all()), 5);
+  EXPECT_EQ(matched(cache_, typed.key(KVC_PREFIX_KEY_USER, 6, "cat").all()), 6);
+  second.key(KVC_PREFIX_KEY_MEDIA, 6, "cat").key(KVC_PREFIX_KEY_MEDIA, 7, "dog");
+  EXPECT_EQ(matched(cache_, second.all()), 6) << "only the whole key tells that both have the cat";
+  shorter.key(KVC_PREFIX_KEY_MEDIA, 6, "cat").key(KVC_PREFIX_KEY_MEDIA, 7, "dog");
+  EXPECT_EQ(matched(cache_, shorter.all()), 6)
+      << "a key behind the prompt belongs to the block too";
+}
+
+TEST_F(Prefix, TextBeforeAnImageHitsUnderAnotherImage) {
+  const Prompt prompt = prompt_of(5);
+  Ask cat(prompt), dog(prompt), text(prompt);
+  attached(cache_, 1, cat.key(KVC_PREFIX_KEY_MEDIA, 3, "cat"));
+  grow(cache_, 1, prompt);
+  EXPECT_EQ(matched(cache_, dog.key(KVC_PREFIX_KEY_MEDIA, 3, "dog").all()), 3);
+  EXPECT_EQ(attached(cache_, 2, dog), 3);
+  grow(cache_, 2, Prompt(prompt.begin() + 3, prompt.end()));
+  EXPECT_EQ(matched(cache_, text.all()), 3);
+  expect_consistent(cache_);
+}
+
+// Only the hash knows what else such a block depends on.
+TEST_F(Prefix, ABlockThatWasGivenByItsHashServesNoTextBeforeAnImage) {
+  const Prompt prompt = prompt_of(5);
+  Ask made(prompt), given(prompt), other(prompt);
+  made.key(KVC_PREFIX_KEY_ADAPTER, 0, "lora").hashed(1, kBlock, false);
+  given.call.hashes = made.call.hashes;
+  given.call.num_hashes = 1;
+  add_tokens(cache_, 1, 5);
+  EXPECT_EQ(inserted(cache_, 1, given), 4);
+  EXPECT_EQ(matched(cache_, other.key(KVC_PREFIX_KEY_MEDIA, 3, "dog").all()), 0);
 }
 
 TEST_F(Prefix, HashesFindWhatTokensFind) {

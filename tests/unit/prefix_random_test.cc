@@ -121,9 +121,10 @@ class RandomIndex {
     tokens.resize(tokens.size() - static_cast<size_t>(random_.range(0, block() - 1)));
     auto prompt = std::make_unique<Prompt>(
         std::move(tokens), block(), random_.pick_of({kSalts[0], kSalts[0], kSalts[1], kSalts[2]}));
-    if (random_.chance(0.2)) {
-      prompt->query.extra.push_back(
-          {KVC_PREFIX_KEY_MEDIA, random_.range(0, prompt->query.num_tokens - 1), "m"});
+    if (random_.chance(0.4)) {
+      prompt->query.extra.push_back({KVC_PREFIX_KEY_MEDIA,
+                                     random_.range(0, prompt->query.num_tokens - 1),
+                                     random_.chance(0.7) ? "m" : "n"});
       prompt->renew();
     }
     return prompt;
@@ -194,8 +195,10 @@ class RandomIndex {
       const int64_t offset = key.offset - b * block();
       if (offset >= 0 && offset < block()) extra.emplace_back(offset, key.data);
     }
-    if (!known.extra.empty() && known.extra != extra) return 0;
-    if (known.extra.empty() && !extra.empty()) limit = std::min(limit, extra[0].first);
+    if (known.extra != extra) {
+      if (!known.extra.empty()) limit = std::min(limit, known.extra[0].first);
+      if (!extra.empty()) limit = std::min(limit, extra[0].first);
+    }
     int64_t common = 0;
     while (common < limit && known.tokens[static_cast<size_t>(common)] ==
                                  prompt.tokens[static_cast<size_t>(b * block() + common)]) {
@@ -230,7 +233,7 @@ class RandomIndex {
     const PrefixMatch hit = match(prompt, prompt.query.num_tokens, true, model_.host_pages != 0);
     if (testing::Test::HasNonfatalFailure()) return;
     if (hit.last != kNoNode) {
-      index().touch(hit.last, true, static_cast<int32_t>(random_.range(0, 2)));
+      index().touch(hit.last, static_cast<int32_t>(random_.range(0, 2)));
       index().lock(hit.last);
       std::vector<NodeId> path;
       for (NodeId node = hit.last; node != kNoNode; node = index().blocks().nodes[node].parent)
@@ -346,7 +349,9 @@ class RandomIndex {
                         prompt.chain->tokens(b),
                         pages.data(),
                         sequence->states[static_cast<size_t>(b)],
-                        priority};
+                        priority,
+                        false,
+                        tokens_before_extra_keys(prompt.query.extra, b * block(), block())};
     const NodeId node = index().insert(made, kOwnStream);
     if (node == kNoNode) {
       EXPECT_FALSE(quotas_.empty()) << "nothing else keeps a block out";
@@ -433,7 +438,7 @@ class RandomIndex {
         release(static_cast<size_t>(random_.range(0, static_cast<int64_t>(sequences_.size()) - 1)));
     } else if (choice < 74) {
       const NodeId node = any_node();
-      if (node != kNoNode) index().touch(node, false, static_cast<int32_t>(random_.range(0, 2)));
+      if (node != kNoNode) index().touch(node, static_cast<int32_t>(random_.range(0, 2)));
     } else if (choice < 80) {
       evict();
     } else if (choice < 83) {
