@@ -28,10 +28,23 @@ int64_t num_unused_slots(const CacheCore& core) {
   return unused;
 }
 
+// Without storage nothing copies the bytes of pages that go to the host and come back, so a hit on
+// them would be one on pages that nobody filled.
+std::shared_ptr<const Plan> require_bytes(std::shared_ptr<const Plan> plan) {
+  const Spec& spec = plan->spec();
+  if (spec.storage == KVC_STORAGE_NONE && spec.host_byte_budget != 0) {
+    fail_with(KVC_E_UNSUPPORTED, spec.storage,
+              "a cache with config.storage = NONE (%d) has no bytes that host memory could keep: "
+              "config.host_byte_budget = %llu, expected 0",
+              spec.storage, static_cast<unsigned long long>(spec.host_byte_budget));
+  }
+  return plan;
+}
+
 }  // namespace
 
 Cache::Cache(std::shared_ptr<const Plan> plan)
-    : core_(std::make_unique<CacheCore>(std::move(plan))),
+    : core_(std::make_unique<CacheCore>(require_bytes(std::move(plan)))),
       sequences(*core_),
       prefixes(*core_),
       events(*core_),

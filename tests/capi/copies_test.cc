@@ -304,7 +304,7 @@ TEST(PagesSwap, RefusesByNameWhatIsNotServed) {
   expect_copy_refused(pools, swap_call(pools, -1), pairs->dl(), KVC_E_UNSUPPORTED,
                       {"direction = -1"});
 
-  Pools books({.storage = KVC_STORAGE_NONE});
+  Pools books({.storage = KVC_STORAGE_NONE, .host_pages = 0});
   expect_copy_refused(books, swap_call(books, KVC_SWAP_OUT), pairs->dl(), KVC_E_UNSUPPORTED,
                       {"kvc_pages_swap", "config.storage = NONE (2)"});
   expect_copy_refused(books, copy_call(books), pairs->dl(), KVC_E_UNSUPPORTED,

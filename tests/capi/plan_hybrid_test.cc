@@ -7,48 +7,6 @@
 namespace kvc::test {
 namespace {
 
-class PlanHandle {
- public:
-  explicit PlanHandle(const kvc_config& config) {
-    kvc_error error{};
-    EXPECT_EQ(kvc_plan_create(&config, &plan_, &error), KVC_OK) << error.message;
-  }
-  ~PlanHandle() { kvc_plan_destroy(plan_); }
-  PlanHandle(const PlanHandle&) = delete;
-  PlanHandle& operator=(const PlanHandle&) = delete;
-
-  const kvc_plan* get() const { return plan_; }
-  kvc_plan_info info() const {
-    kvc_plan_info info{};
-    info.struct_size = sizeof info;
-    EXPECT_EQ(kvc_plan_info_get(plan_, &info, nullptr), KVC_OK);
-    return info;
-  }
-  kvc_group_info group(int32_t group) const {
-    kvc_group_info info{};
-    info.struct_size = sizeof info;
-    EXPECT_EQ(kvc_plan_group_get(plan_, group, &info, nullptr), KVC_OK);
-    return info;
-  }
-  kvc_layer_info layer(int32_t layer) const {
-    kvc_layer_info info{};
-    info.struct_size = sizeof info;
-    EXPECT_EQ(kvc_plan_layer_get(plan_, layer, &info, nullptr), KVC_OK);
-    return info;
-  }
-  std::string text(kvc_status (*write)(const kvc_plan*, char*, size_t*, kvc_error*)) const {
-    size_t len = 0;
-    EXPECT_EQ(write(plan_, nullptr, &len, nullptr), KVC_OK);
-    std::string value(len, 0);
-    EXPECT_EQ(write(plan_, value.data(), &len, nullptr), KVC_OK);
-    value.pop_back();
-    return value;
-  }
-
- private:
-  kvc_plan* plan_ = nullptr;
-};
-
 // A window layer of kDim, then one that sees all with heads of half the width: twice the tokens per
 // page.
 kvc_layer narrow_layer() {

@@ -4,11 +4,10 @@
 namespace kvc::test {
 namespace {
 
-// Pages of 4 tokens on the device and on the host; no memory.
+// Pages of 4 tokens on the device and on the host.
 struct TwoTiers {
   TwoTiers(int64_t pages, int64_t host_pages, std::vector<kvc_layer> layers = {attention_layer()})
       : net(std::move(layers), pages) {
-    net.config.storage = KVC_STORAGE_NONE;
     set_host_pages(net.config, host_pages);
     cache = std::make_unique<Cache>(net.config);
   }

@@ -112,7 +112,6 @@ TEST_F(Tenants, KeepTheirOwnKeysWhenTheSameSequenceChangesItsNamespace) {
 
 TEST(TenantsOnTheHost, DoNotReadByEachOthersKeys) {
   Net net({attention_layer()}, 4);
-  net.config.storage = KVC_STORAGE_NONE;
   kvc_plan* plan = nullptr;
   ASSERT_EQ(kvc_plan_create(&net.config, &plan, nullptr), KVC_OK);
   kvc_plan_info info{};

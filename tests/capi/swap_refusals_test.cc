@@ -246,29 +246,24 @@ TEST(Swap, ASwappedSequenceKeepsItsStatesToItself) {
   EXPECT_EQ(pattern_difference(cache, 1, 1), "");
 }
 
-TEST(Swap, BookkeepingSwapsWithoutTensorMemory) {
+// No bytes would go to the host, so what came back would be pages that nobody filled.
+TEST(Swap, HostMemoryOfACacheWithoutStorageIsPlannedButRefused) {
   Net net({attention_layer(), attention_layer(6)}, 20);
   net.config.storage = KVC_STORAGE_NONE;
+  {
+    Cache cache(net.config);
+    add_tokens(cache, 1, 13);
+    expect_refused(cache, KVC_E_UNSUPPORTED, {"host_byte_budget"},
+                   [&](kvc_error* err) { return swap_out(cache, {1}, err); });
+  }
   set_host_pages(net.config, 8);
-  Cache cache(net.config);
-  add_tokens(cache, 1, 13);
-  ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
-  const int64_t pages = info_of(cache, 1).num_pages;
-  ASSERT_LE(pages, 8);
-  expect_ok([&](kvc_error* err) { return swap_out(cache, {1, 2}, err); });
-  EXPECT_EQ(stats_of(cache).host_pages_used, pages);
-  EXPECT_EQ(stats_of(cache).pages_used, 0);
-  add_tokens(cache, 3, 20);
-  EXPECT_EQ(expect_refused(cache, KVC_E_NO_PAGES, {"host"},
-                           [&](kvc_error* err) { return swap_out(cache, {3}, err); })
-                .detail,
-            info_of(cache, 3).num_pages - (8 - pages));
-  expect_ok([&](kvc_error* err) { return swap_in(cache, {2, 1}, err); });
-  EXPECT_EQ(stats_of(cache).pages_used, pages + info_of(cache, 3).num_pages);
-  EXPECT_EQ(stats_of(cache).host_pages_used, 0);
-  EXPECT_EQ(pages_of(cache, 1, 0), pages_of(cache, 2, 0));
-  add_tokens(cache, 1, 3);
-  expect_sound(cache);
+  const PlanHandle plan(net.config);
+  EXPECT_EQ(plan.info().num_host_pages, 8);
+  kvc_cache* cache = nullptr;
+  expect_error(KVC_E_UNSUPPORTED, {"storage = NONE (2)", "host_byte_budget = "},
+               [&](kvc_error* err) { return kvc_cache_create(plan.get(), &cache, err); });
+  EXPECT_EQ(cache, nullptr);
+  EXPECT_EQ(kvc_cache_create(plan.get(), &cache, nullptr), KVC_E_UNSUPPORTED);
 }
 
 TEST(Swap, BorrowedPoolsAreCopiedFromAndTo) {

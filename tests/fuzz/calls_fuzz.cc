@@ -430,7 +430,7 @@ const kvc_plan* plan_of(const Choices& choices) {
   config.num_pages = static_cast<int64_t>(4 + choices.num_pages);
   config.num_threads = 1;
   config.storage = choices.has_rows ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
-  config.host_byte_budget = choices.has_host ? 2048 : 0;
+  config.host_byte_budget = choices.has_rows && choices.has_host ? 2048 : 0;
   config.pool_layout = choices.page_first ? KVC_POOL_PAGE_FIRST : KVC_POOL_LAYER_FIRST;
   config.event_capacity = static_cast<int64_t>(choices.events * 5);
   static PlanShelf shelf;

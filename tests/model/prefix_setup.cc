@@ -128,7 +128,7 @@ PrefixSetup::PrefixSetup(Random& random, PrefixRunKind kind) {
   if (random.chance(0.2)) {
     config_.host_byte_budget = info_.page_bytes * static_cast<uint64_t>(random.range(1, 40));
     // Where a page has been on the host, its rows alone tell what it holds.
-    if (kind == PrefixRunKind::kBookkeeping && config_.num_pages % 2 == 0) own_storage();
+    if (!has_data()) own_storage();
     (void)ask();
   }
 }

@@ -157,8 +157,7 @@ void SwapRun::swap_others() {
   });
   allow("kvc_swap_out of a sequence in the forward", status, {KVC_E_BUSY});
   std::vector<uint8_t> file;
-  allow("kvc_seq_save of a sequence in the forward", save(busy, &file),
-        {has_storage_ ? KVC_E_BUSY : KVC_E_UNSUPPORTED});
+  allow("kvc_seq_save of a sequence in the forward", save(busy, &file), {KVC_E_BUSY});
   if (!files_.empty() && random_.chance(0.3)) {
     const std::vector<kvc_seq> ids(files_[0].seqs.size(), next_id_);
     allow("kvc_seq_load beside a forward", load(ids, files_[0].bytes),
@@ -201,8 +200,7 @@ void SwapRun::op_tree() {
   });
   allow("kvc_swap_out of a tree", refused, {KVC_E_INVALID_STATE});
   std::vector<uint8_t> file;
-  allow("kvc_seq_save of a tree", save(batch, &file),
-        {has_storage_ ? KVC_E_INVALID_STATE : KVC_E_UNSUPPORTED});
+  allow("kvc_seq_save of a tree", save(batch, &file), {KVC_E_INVALID_STATE});
   if (random_.chance(0.4)) op_swap_out();
   if (random_.chance(0.4)) op_swap_in();
   const auto leaf = static_cast<int32_t>(random_.range(-1, nodes - 1));

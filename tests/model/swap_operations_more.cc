@@ -11,7 +11,7 @@ void SwapRun::write_cross(kvc_seq id, int64_t count) {
   Seq& seq = seqs_.at(id);
   seq.cross = ++fresh_;
   seq.cross_length = count;
-  for (size_t l = 0; has_storage_ && l < layers_.size(); ++l) {
+  for (size_t l = 0; l < layers_.size(); ++l) {
     if (layers_[l].kind != KVC_LAYER_CROSS) continue;
     SwapRows rows(layers_[l], count);
     for (int64_t token = 0; token < count; ++token)
@@ -26,8 +26,7 @@ void SwapRun::op_debug_set() {
   const std::vector<kvc_seq> all =
       ids([](const Seq& seq) { return !seq.is_swapped && seq.length() > 0; });
   const auto l = static_cast<size_t>(random_.range(0, static_cast<int64_t>(layers_.size()) - 1));
-  if (all.empty() || !has_storage_ || !keeps_rows(layers_[l]) || layers_[l].kind == KVC_LAYER_CROSS)
-    return;
+  if (all.empty() || !keeps_rows(layers_[l]) || layers_[l].kind == KVC_LAYER_CROSS) return;
   const kvc_seq id = random_.pick(all);
   Seq& seq = seqs_.at(id);
   const int64_t count = random_.range(1, std::min<int64_t>(seq.length(), 6)),

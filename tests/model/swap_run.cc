@@ -31,7 +31,6 @@ void SwapRun::set_up() {
     layer.chunk = chunk;
     return layer;
   };
-  has_storage_ = !random_.chance(0.12);
   is_indexed_ = random_.chance(0.45);
   has_state_ = random_.chance(0.3);
   has_cross_ = !is_indexed_ && random_.chance(0.3);
@@ -69,7 +68,6 @@ void SwapRun::set_up() {
   config.layers = layers_.data();
   config.num_pages = random_.range(14, 70);
   config.num_threads = 1;
-  config.storage = has_storage_ ? KVC_STORAGE_OWNED : KVC_STORAGE_NONE;
   config.pool_layout = random_.chance(0.5) ? KVC_POOL_LAYER_FIRST : KVC_POOL_PAGE_FIRST;
   config.flags = random_.chance(0.3) ? KVC_CONFIG_PAD_PAGES : 0;
   config.max_cross_len = has_cross_ ? 6 : 0;
@@ -98,7 +96,6 @@ std::string SwapRun::describe() const {
     if (layer.window != 0) text += " window " + std::to_string(layer.window);
     if (layer.chunk != 0) text += " chunk " + std::to_string(layer.chunk);
   }
-  text += has_storage_ ? "" : ", no storage";
   text += is_indexed_ ? ", indexed" : "";
   text += ", " + std::to_string(num_host_pages_) + " host pages\n";
   return text + trace_.describe();
@@ -229,7 +226,6 @@ void SwapRun::append_values(Seq& seq, const std::vector<uint64_t>& new_chain) {
 // each sequence.
 void SwapRun::write_rows(const std::vector<kvc_seq>& batch,
                          const std::vector<std::vector<uint64_t>>& new_chain) {
-  if (!has_storage_) return;
   int64_t count = 0;
   for (const std::vector<uint64_t>& part : new_chain) count += static_cast<int64_t>(part.size());
   for (size_t l = 0; l < layers_.size(); ++l) {
@@ -257,7 +253,7 @@ void SwapRun::write_rows(const std::vector<kvc_seq>& batch,
 
 void SwapRun::check_contents(kvc_seq id) {
   const Seq& seq = seqs_.at(id);
-  if (!has_storage_ || seq.is_swapped) return;
+  if (seq.is_swapped) return;
   for (size_t l = 0; l < layers_.size(); ++l) {
     const auto layer = static_cast<int32_t>(l);
     if (layers_[l].kind == KVC_LAYER_STATE && seq.length() > 0 && !seq.has_tree) {

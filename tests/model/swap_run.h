@@ -130,8 +130,7 @@ class SwapRun {
   uint64_t seed_;
   int64_t page_size_ = 4, num_host_pages_ = 0;
   size_t num_groups_ = 0;
-  bool has_storage_ = true, is_indexed_ = false, has_state_ = false, has_cross_ = false,
-       has_chunk_ = false;
+  bool is_indexed_ = false, has_state_ = false, has_cross_ = false, has_chunk_ = false;
   bool gives_tokens_ = false;  // the present forward
   bool injects_ = false;
   std::vector<kvc_layer> layers_;
