@@ -646,8 +646,9 @@ typedef struct kvc_config {
    * without a layer in the slice has page tables all the same. */
   int32_t layer_begin, layer_end;
   int32_t max_seqs;                /* Most sequences in one forward; 0: no limit. */
-  int32_t forwards_in_flight;      /* Forwards whose tokens a window has to keep before it can drop
-                                      any, at most 64; 0: 1. The plan counts them. */
+  int32_t forwards_in_flight;      /* At most 64. Where max_tokens_per_forward is set too, layers'
+                                      windows keep their product m more tokens, see kvc_seq_pop. 0:
+                                      they keep none, and the plan counts 1. */
   int64_t max_tokens_per_forward;  /* 0: no limit. */
   int64_t max_seq_len;             /* Longest sequence; 0: what the pages hold. The plan is refused
                                       where the pages cannot hold one. */
@@ -659,7 +660,8 @@ typedef struct kvc_config {
    * state slot takes ceil(state_slot_bytes / page_bytes) pages out of use while it lives. */
   uint64_t byte_budget;
   uint64_t host_byte_budget;       /* Bytes of host memory for kvc_swap_out, kvc_pages_swap and
-                                      evicted prefix pages; 0: none. */
+                                      evicted prefix pages; 0: none. Without storage it can be
+                                      planned, but makes no cache. */
   kvc_storage storage;
   kvc_pool_layout pool_layout;
   /* Borrowed storage: the pool. Borrowed until kvc_cache_destroy and until the deleter of every
@@ -692,7 +694,9 @@ typedef struct kvc_config {
    * positions first, when state slots or pages are missing. */
   int64_t state_stride;
   int64_t num_state_slots;         /* Most states kept, checkpoints included; a state is that of one
-                                      sequence in all STATE layers. 0: as many as memory holds. */
+                                      sequence in all STATE layers. At least 2, because a forward
+                                      keeps the state before and writes the one after. 0: as many as
+                                      memory holds. */
   int64_t event_capacity;          /* Events kept for kvc_events_poll, at most 2^24; 0: none are
                                       made. */
 } kvc_config;
@@ -783,8 +787,9 @@ typedef struct kvc_plan_info {
   int32_t forwards_in_flight;
   int64_t num_host_pages;    /* host_byte_budget / page_bytes. */
   int64_t request_pages;     /* kvc_plan_request_pages(max_seq_len). */
-  double concurrency;        /* Requests of max_seq_len tokens that num_pages hold at once:
-                                num_pages / request_pages; 0: no pages. */
+  double concurrency;        /* Requests of max_seq_len tokens that the cache holds at once: the
+                                lesser of num_pages / request_pages and, where it is set,
+                                num_state_slots / 2; 0: no pages. */
   double waste;              /* Share of the bytes of such a request that is padding or lies behind
                                 its last token, 0..1. */
 } kvc_plan_info;
@@ -1133,6 +1138,13 @@ KVC_API kvc_status kvc_seq_reserve(kvc_cache *cache, kvc_seq seq, int64_t n,
 /* Drops the last `n` tokens, 0 <= n <= length, also past a fork point. Siblings keep theirs, and
  * the prefix index keeps the blocks that it knows.
  *
+ * Pages behind the windows of layers are freed when no later query sees them. Where the
+ * configuration sets forwards_in_flight and max_tokens_per_forward, such a window keeps their
+ * product m more tokens: rejected drafts, up to m tokens back from the most that the sequence has
+ * had, can always be popped. Three things bring fewer: a fork has what its parent kept, a hit what
+ * the index had, and a forward that finds no other pages takes what its end would drop. Windows of
+ * kvc_seq_set_window keep none.
+ *
  * Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
  *                                 without a checkpoint there (detail = the nearest possible
  *                                 position).
@@ -1332,7 +1344,8 @@ enum {
  *
  * Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
  *                              missing).
- *            KVC_E_NEVER_FITS  One sequence alone would exceed the pool or max_seq_len.
+ *            KVC_E_NEVER_FITS  One sequence alone would exceed the pool, max_seq_len, or, with the
+ *                              checkpoints that the caller made, num_state_slots.
  * Misuse:    KVC_E_BUSY              A forward is open.
  *            KVC_E_NOT_FOUND         A sequence does not exist.
  *            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent
@@ -1593,7 +1606,8 @@ enum {
   KVC_PREFIX_ALL_TOKENS = 1,  /* All num_tokens may hit. Without it, the last one is left to be
                                  computed. */
   KVC_PREFIX_WHOLE_BLOCKS = 2 /* No hit inside a block. Without it, the first tokens of a block that
-                                 begins alike hit too (copied on write). */
+                                 begins alike hit too (copied on write), up to its first extra key
+                                 that differs or that only one of the two has. */
 };
 
 /* A prompt and its namespace. All arrays are borrowed for the call. kvc_prefix_attach and

@@ -135,7 +135,7 @@ int64_t Plan::max_seq_len(int64_t num_pages) const {
 }
 
 int64_t Plan::request_pages(int64_t num_tokens) const {
-  int64_t pages = num_tokens > 0 ? 2 * state_slot_pages_ : 0;
+  int64_t pages = num_tokens > 0 ? kSlotsPerRequest * state_slot_pages_ : 0;
   for (const GroupSpec& group : spec_.groups)
     add_up_to_max(&pages, request_pages(group, num_tokens));
   return pages;
@@ -176,7 +176,12 @@ int64_t Plan::reference_tokens() const {
 
 double Plan::concurrency() const {
   const int64_t needed = request_pages(reference_tokens());
-  return needed == 0 ? 0 : static_cast<double>(num_pages_) / static_cast<double>(needed);
+  if (needed == 0 && !spec_.groups.empty()) return 0;
+  const double by_slots =
+      static_cast<double>(spec_.num_state_slots) / static_cast<double>(kSlotsPerRequest);
+  if (needed == 0) return by_slots;
+  const double by_pages = static_cast<double>(num_pages_) / static_cast<double>(needed);
+  return spec_.num_state_slots == 0 ? by_pages : std::min(by_pages, by_slots);
 }
 
 double Plan::waste() const {
@@ -184,7 +189,8 @@ double Plan::waste() const {
   const double taken =
       static_cast<double>(request_pages(tokens)) * static_cast<double>(layout_.page_bytes);
   if (taken == 0) return 0;
-  double kept = state_slot_pages_ == 0 ? 0 : 2.0 * static_cast<double>(layout_.state_slot_bytes);
+  double kept =
+      state_slot_pages_ == 0 ? 0 : static_cast<double>(kSlotsPerRequest * layout_.state_slot_bytes);
   for (const GroupSpec& group : spec_.groups) {
     int64_t bytes_per_token = 0;
     for (const int32_t layer : group.layers)

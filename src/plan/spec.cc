@@ -24,6 +24,12 @@ void read_state_options(const kvc_config& config, Spec& spec) {
          "STATE (%d)",
          ll(config.state_stride), ll(config.num_state_slots), KVC_LAYER_STATE);
   }
+  if (config.num_state_slots != 0 && config.num_state_slots < kSlotsPerRequest) {
+    fail_with(KVC_E_OUT_OF_RANGE, config.num_state_slots,
+              "config.num_state_slots = %lld: a forward needs %lld for each sequence, its state "
+              "before and after",
+              ll(config.num_state_slots), ll(kSlotsPerRequest));
+  }
   spec.num_state_slots = config.num_state_slots;
   spec.state_stride =
       config.state_stride == 0 ? spec.base_page_size : std::max<int64_t>(0, config.state_stride);
@@ -124,6 +130,7 @@ Spec make_spec(const kvc_config& config, const std::vector<LayerInput>& layers) 
   spec.event_capacity = config.event_capacity;
   spec.max_seqs = config.max_seqs;
   spec.max_tokens_per_forward = config.max_tokens_per_forward;
+  spec.window_reserve = config.forwards_in_flight * config.max_tokens_per_forward;
   spec.max_seq_len = config.max_seq_len;
   spec.max_cross_len = config.max_cross_len;
   spec.num_threads = config.num_threads;

@@ -93,9 +93,12 @@ struct Spec {
   int64_t event_capacity = 0;
   int32_t max_seqs = 0;                // 0: no limit.
   int64_t max_tokens_per_forward = 0;  // 0: no limit.
-  int64_t max_seq_len = 0;             // 0: the pages are the limit.
-  int64_t max_cross_len = 0;           // 0: no limit.
-  int64_t num_pages = 0;               // 0: from byte_budget, or none.
+  // Tokens that a layer's window keeps beside those that the next query sees, so that so many can
+  // be popped: forwards_in_flight * max_tokens_per_forward where the caller set both.
+  int64_t window_reserve = 0;
+  int64_t max_seq_len = 0;    // 0: the pages are the limit.
+  int64_t max_cross_len = 0;  // 0: no limit.
+  int64_t num_pages = 0;      // 0: from byte_budget, or none.
   uint64_t byte_budget = 0;
   int64_t state_stride = 0;     // Tokens between automatic checkpoints; 0: none.
   int64_t num_state_slots = 0;  // 0: no limit.
@@ -111,7 +114,7 @@ struct Spec {
 
   bool is_on_gpu() const { return device.device_type == kDLCUDA; }
   int32_t num_local_layers() const { return layer_end - layer_begin; }
-  // Tokens kept beside a window; 0: no limit.
+  // Tokens that the plan counts beside a window; 0: no limit.
   int64_t tokens_in_flight() const { return max_tokens_per_forward * forwards_in_flight; }
   // page_size of its layer group. The layer keeps pages or shares them.
   int32_t layer_page_size(int32_t local_layer) const {
@@ -145,6 +148,7 @@ constexpr int32_t kMaxLayers = 65536;
 constexpr int32_t kMaxStates = 16;
 constexpr int32_t kMaxStateRank = 8;
 constexpr int32_t kMaxForwardsInFlight = 64;
+constexpr int64_t kSlotsPerRequest = 2;  // State slots: before and after a forward.
 constexpr int64_t kMaxEventCapacity = int64_t{1} << 24;
 
 // The C structs of one layer, read by the sized-struct rules.

@@ -164,9 +164,9 @@ void Publisher::release(const Sequence& sequence) noexcept {
 }
 
 // Calls visit(group, page of the table, node, index of the place), last blocks first, for every
-// page in the visible range of the next query of a sequence with these tokens.
+// page in the visible range of a query `reserve` tokens before the end of the match, or later.
 template <typename Visit>
-void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
+void Publisher::visit_places(const PrefixMatch& match, int64_t reserve, Visit&& visit) const {
   const int32_t block_tokens = index_->block_tokens();
   for (size_t g = 0; g < spec_->groups.size(); ++g) {
     const auto group = static_cast<int32_t>(g);
@@ -174,7 +174,8 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
                   count = blocks().shape.groups[group].num_pages;
     if (count == 0) continue;
     const GroupSpec& spec = spec_->groups[g];
-    const int64_t begin = first_visible_key(spec, match.num_tokens) / spec.page_size;
+    const int64_t begin =
+        first_visible_key(spec, std::max<int64_t>(0, match.num_tokens - reserve)) / spec.page_size;
     int64_t page = spec.pages_for(match.num_tokens);
     NodeId node = match.deepest();
     for (int64_t block = match.num_blocks - (match.tail != kNoNode ? 0 : 1); page > begin;
@@ -192,7 +193,7 @@ void Publisher::visit_places(const PrefixMatch& match, Visit&& visit) const {
 void Publisher::list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const {
   places->clear();
   if (index_->contents().num_host_pages() == 0) return;
-  visit_places(match, [&](size_t, int64_t, NodeId node, int32_t index) {
+  visit_places(match, 0, [&](size_t, int64_t, NodeId node, int32_t index) {
     if (blocks().nodes.place(node, index).host != kNoPage) places->push_back({node, index});
   });
 }
@@ -214,12 +215,20 @@ void Publisher::fill(const PrefixMatch& match, Sequence* sequence) const noexcep
     if (spec.is_cross) continue;
     PageTable& table = sequence->tables[g];
     table.pages.assign(static_cast<size_t>(spec.pages_for(match.num_tokens)), kNoPage);
-    table.num_dropped = first_visible_key(spec, match.num_tokens) / spec.page_size;
-    table.kept_begin = table.num_dropped * spec.page_size;
+    table.num_dropped = spec.pages_for(match.num_tokens);
   }
-  visit_places(match, [&](size_t group, int64_t page, NodeId node, int32_t index) {
-    sequence->tables[group].pages[page] = blocks().nodes.place(node, index).device;
-  });
+  // Of what a window keeps for pops, the hit brings what lies on the device behind the last gap.
+  visit_places(match, spec_->window_reserve,
+               [&](size_t group, int64_t page, NodeId node, int32_t index) {
+                 PageTable& table = sequence->tables[group];
+                 if (table.num_dropped != page + 1) return;
+                 table.pages[page] = blocks().nodes.place(node, index).device;
+                 if (table.pages[page] != kNoPage) table.num_dropped = page;
+               });
+  for (size_t g = 0; g < spec_->groups.size(); ++g) {
+    PageTable& table = sequence->tables[g];
+    table.kept_begin = table.num_dropped * spec_->groups[g].page_size;
+  }
   if (match.last != kNoNode && spec_->has_states()) {
     sequence->state = blocks().nodes[match.last].state;
     sequence->checkpoints.push_back({match.num_tokens, sequence->state, true});

@@ -48,8 +48,8 @@ class Publisher {
 
   // Makes room for so many tokens of a hit, and two states. Throws std::bad_alloc.
   void reserve(int64_t num_tokens, Sequence* sequence) const;
-  // Sets tables, state and checkpoint of a sequence whose tokens are `match`. All pages are on the
-  // device. References are not counted yet.
+  // Sets tables, state and checkpoint of a sequence whose tokens are `match`. All pages that its
+  // next query sees are on the device. References are not counted yet.
   void fill(const PrefixMatch& match, Sequence* sequence) const noexcept;
   // Pages of the match that are on the host.
   void list_host_places(const PrefixMatch& match, std::vector<BlockPage>* places) const;
@@ -65,7 +65,7 @@ class Publisher {
   bool make_own(Sequence& sequence, int64_t block, NodeId node, CallStream stream) noexcept;
   void take_over(Sequence& sequence, int64_t block, NodeId node) noexcept;
   template <typename Visit>
-  void visit_places(const PrefixMatch& match, Visit&& visit) const;
+  void visit_places(const PrefixMatch& match, int64_t reserve, Visit&& visit) const;
 
   const Spec* spec_;
   PrefixIndex* index_;

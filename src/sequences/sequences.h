@@ -75,6 +75,7 @@ class SequenceTable {
   void add_to_total_length(int64_t tokens) { total_length_ += tokens; }
 
   TableTrimmer& trimmer() { return trimmer_; }
+  const TableTrimmer& trimmer() const { return trimmer_; }
   Checkpoints& checkpoints() { return checkpoints_; }
   const Checkpoints& checkpoints() const { return checkpoints_; }
   const ResumePoints& resume_points() const { return resume_points_; }

@@ -52,12 +52,42 @@ void TableTrimmer::drop_table(Sequence& sequence, size_t group) noexcept {
                std::min(ceil_div(table.sink_kept, page_size), table.kept_begin / page_size));
     table.sink_kept = keys.sink_end;
   }
-  const int64_t begin = std::max(sink_pages, table.kept_begin / page_size);
-  const int64_t end = std::min(keys.begin / page_size, static_cast<int64_t>(table.pages.size()));
-  if (begin >= end) return;
-  drop_pages(table, begin, end);
-  if (table.kept_begin == 0) table.sink_kept = keys.sink_end;
-  table.kept_begin = end * page_size;
+  const int64_t first_kept =
+      first_kept_key(spec_->groups[group], sequence, sequence.length - spec_->window_reserve);
+  drop_range(table, {std::max(sink_pages, table.kept_begin / page_size), first_kept / page_size},
+             keys.sink_end, page_size);
+}
+
+void TableTrimmer::drop_range(PageTable& table, PageRange range, int64_t sink_end,
+                              int32_t page_size) noexcept {
+  range.end = std::min(range.end, static_cast<int64_t>(table.pages.size()));
+  if (range.begin >= range.end) return;
+  drop_pages(table, range.begin, range.end);
+  if (table.kept_begin == 0) table.sink_kept = sink_end;
+  table.kept_begin = range.end * page_size;
+}
+
+PageRange TableTrimmer::spare_pages(const Sequence& sequence, size_t group, int64_t stored) const {
+  const GroupSpec& spec = spec_->groups[group];
+  if (spec_->window_reserve == 0 || spec.is_cross || !spec.is_windowed()) return {};
+  const PageTable& table = sequence.tables[group];
+  // The first query of the forward needs its visible range.
+  const int64_t index = std::min(stored - spec_->window_reserve, sequence.length);
+  const KeyRange keys = keys_of_query(spec, sequence, sequence.length);
+  const int64_t begin =
+      std::max(ceil_div(keys.sink_end, spec.page_size), table.kept_begin / spec.page_size);
+  const int64_t end = std::min(first_kept_key(spec, sequence, index) / spec.page_size,
+                               static_cast<int64_t>(table.pages.size()));
+  return begin < end ? PageRange{begin, end} : PageRange{};
+}
+
+void TableTrimmer::drop_spare(Sequence& sequence, int64_t stored) noexcept {
+  for (size_t group = 0; group < sequence.tables.size(); ++group) {
+    const PageRange spare = spare_pages(sequence, group, stored);
+    const KeyRange keys = keys_of_query(spec_->groups[group], sequence, sequence.length);
+    drop_range(sequence.tables[group], spare, keys.sink_end, spec_->groups[group].page_size);
+  }
+  sequence.next_drop = 0;
 }
 
 void TableTrimmer::drop_behind_windows(Sequence& sequence) noexcept {
@@ -78,8 +108,9 @@ void TableTrimmer::note_next_drop(Sequence& sequence) noexcept {
     // The visible range has to begin one page further.
     const int64_t first_key =
         sequence.tables[group].kept_begin / spec.page_size * spec.page_size + spec.page_size;
-    next = std::min(next, spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
-                                          : first_key + spec.window - 1);
+    const int64_t visible = spec.chunk != 0 ? ceil_div(first_key, spec.chunk) * spec.chunk
+                                            : first_key + spec.window - 1;
+    next = std::min(next, visible + spec_->window_reserve);
   }
   sequence.next_drop = next;
 }

@@ -9,6 +9,10 @@
 
 namespace kvc {
 
+struct PageRange {
+  int64_t begin = 0, end = 0;
+};
+
 // Tables of sequences on the device. Borrows all.
 class TableTrimmer {
  public:
@@ -25,6 +29,11 @@ class TableTrimmer {
     if ((has_windows_ && sequence.length >= sequence.next_drop) || sequence.window != 0)
       drop_behind_windows(sequence);
   }
+  // The pages of a table that a layer's window keeps for pops alone once the sequence, with the
+  // tokens of the open forward, has `stored` tokens. A forward that lacks pages takes them.
+  PageRange spare_pages(const Sequence& sequence, size_t group, int64_t stored) const;
+  // Drops them in every layer group.
+  void drop_spare(Sequence& sequence, int64_t stored) noexcept;
   // Sets the window and the sink tokens of the sequence, which is on the device and in no forward.
   // Throws INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED; nothing has changed then.
   void set_window(Sequence& sequence, int64_t window, int64_t sink);
@@ -33,6 +42,7 @@ class TableTrimmer {
   void check_window(const Sequence& sequence, int64_t window, int64_t sink) const;
   void drop_pages(PageTable& table, int64_t begin, int64_t end) noexcept;
   void drop_table(Sequence& sequence, size_t group) noexcept;
+  void drop_range(PageTable& table, PageRange range, int64_t sink_end, int32_t page_size) noexcept;
   void drop_behind_windows(Sequence& sequence) noexcept;
   void note_next_drop(Sequence& sequence) noexcept;
 

@@ -40,6 +40,22 @@ int64_t plan_copies(std::vector<Sharer>& sharers, const PageAllocator& allocator
   return copies;
 }
 
+// Of the pages that windows keep for pops alone, those that nobody else refers to.
+int64_t count_spare_pages(const std::vector<BatchEntry>& entries, const Batch::Context& context) {
+  if (context.plan.spec().window_reserve == 0) return 0;
+  int64_t count = 0;
+  for (const BatchEntry& entry : entries) {
+    for (size_t group = 0; group < entry.sequence->tables.size(); ++group) {
+      const PageRange spare =
+          context.sequences.trimmer().spare_pages(*entry.sequence, group, entry.new_stored(false));
+      const std::vector<PageId>& pages = entry.sequence->tables[group].pages;
+      for (int64_t i = spare.begin; i < spare.end; ++i)
+        count += pages[i] != kNoPage && context.allocator.refs(pages[i]) == 1 ? 1 : 0;
+    }
+  }
+  return count;
+}
+
 }  // namespace
 
 Batch::Measure Batch::measure(const BatchRequest& request, const Context& context, uint64_t stamp,
@@ -73,15 +89,21 @@ Batch::Measure Batch::measure(const BatchRequest& request, const Context& contex
   }
   const int64_t fresh = needed.pages;
   needed.pages = fresh + plan_copies(sharers, context.allocator, false, *changes);
-  if (needed.pages > context.allocator.num_available() && !sharers.empty()) {
+  const auto lacks_pages = [&] {
+    return needed.pages > context.allocator.num_available() + needed.spare_pages;
+  };
+  if (lacks_pages()) needed.spare_pages = count_spare_pages(*entries, context);
+  if (lacks_pages() && !sharers.empty()) {
     needed.forgets_indexed = true;
     needed.pages = fresh + plan_copies(sharers, context.allocator, true, *changes);
   }
+  if (context.states.is_used() && (lacks_pages() || context.states.missing(needed.state_slots) > 0))
+    check_states_fit(*entries, context);
   return needed;
 }
 
 Batch::Missing Batch::missing(const Measure& needed, const Context& context) {
-  Missing missing{needed.pages - context.allocator.num_available(),
+  Missing missing{needed.pages - context.allocator.num_available() - needed.spare_pages,
                   context.states.missing(needed.state_slots)};
   if ((missing.pages > 0 || missing.state_slots > 0) && context.states.is_used()) {
     missing.reclaimable_slots = context.sequences.checkpoints().num_reclaimable();
@@ -133,7 +155,7 @@ void Batch::make_room(const BatchRequest& request, const Plan& plan, SequenceTab
   int64_t reclaimed = 0;
   if (missing.reclaimable_slots > 0) {
     const int64_t slot_pages = states.slot_pages();
-    const int64_t pages = needed.pages - allocator.num_available();
+    const int64_t pages = needed.pages - allocator.num_available() - needed.spare_pages;
     const int64_t for_pages = slot_pages == 0 || pages <= 0 ? 0 : ceil_div(pages, slot_pages);
     reclaimed = std::max(for_pages, states.missing(needed.state_slots));
   }
@@ -221,6 +243,8 @@ void Batch::begin(const BatchRequest& request, const Plan& plan, SequenceTable& 
       if (allocator.is_indexed(page)) index.eviction().forget_page(page);
     }
   }
+  for (size_t i = 0; needed.spare_pages > 0 && i < entries_.size(); ++i)
+    sequences.trimmer().drop_spare(*entries_[i].sequence, entries_[i].new_stored(false));
   if (needed.pages > allocator.num_free()) index.eviction().evict_for(needed.pages, stream);
   if (states.to_evict(needed.state_slots) > 0)
     index.eviction().evict_states_for(needed.state_slots);

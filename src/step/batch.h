@@ -12,7 +12,8 @@
 // 2. From begin() to the end, tables hold the pages of the new tokens, while lengths are the old
 //    ones. commit() sets the lengths.
 // 3. A page that begin() replaced by a copy keeps its reference until the end, so rollback() finds
-//    it unchanged. Each table, slot and reference is then as before begin().
+//    it unchanged. Each table, slot and reference is then as before begin(), the pages aside that
+//    windows kept for pops alone and that begin() took (Measure::spare_pages).
 // 4. No committed row is overwritten: writes in place go behind the tokens of every other table
 //    that refers to the page.
 #pragma once
@@ -97,6 +98,8 @@ class Batch {
     int64_t pages = 0;  // Pages of the state slots included.
     int64_t state_slots = 0;
     bool forgets_indexed = false;  // pages do not suffice to copy what only the prefix index knows
+    // Pages that windows keep for pops and that the forward takes because pages are missing.
+    int64_t spare_pages = 0;
   };
   struct Context {
     const Plan& plan;

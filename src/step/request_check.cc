@@ -50,6 +50,22 @@ int64_t longest_in_pool(const BatchEntry& entry, const Batch::Context& context) 
   return fits;
 }
 
+// Pages of the sequence's tokens at the end of the forward.
+int64_t pages_of(const BatchEntry& entry, const Batch::Context& context) {
+  const std::vector<GroupSpec>& groups = context.plan.spec().groups;
+  int64_t pages = 0;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    const PageTable& table = entry.sequence->tables[group];
+    pages += table.grown_size(entry.new_stored(groups[group].is_cross), groups[group].page_size) -
+             table.num_dropped;
+    const PageRange spare =
+        context.sequences.trimmer().spare_pages(*entry.sequence, group, entry.new_stored(false));
+    pages -= std::count_if(table.pages.begin() + spare.begin, table.pages.begin() + spare.end,
+                           [](PageId page) { return page != kNoPage; });
+  }
+  return pages;
+}
+
 void check_fits(const BatchEntry& entry, const Batch::Context& context) {
   const Sequence& sequence = *entry.sequence;
   const Spec& spec = context.plan.spec();
@@ -62,13 +78,7 @@ void check_fits(const BatchEntry& entry, const Batch::Context& context) {
               ll(longest));
   }
   if (entry.changes_no_table()) return;  // It has all its pages.
-  int64_t pages = 0;
-  for (size_t group = 0; group < spec.groups.size(); ++group) {
-    const PageTable& table = sequence.tables[group];
-    pages += table.grown_size(entry.new_stored(spec.groups[group].is_cross),
-                              spec.groups[group].page_size) -
-             table.num_dropped;
-  }
+  const int64_t pages = pages_of(entry, context);
   if (pages > context.allocator.num_pages()) {
     fail_with(KVC_E_NEVER_FITS, sequence.id,
               "sequence %lld with %lld tokens can't take %lld more: that needs %lld pages, the "
@@ -149,6 +159,37 @@ void check_cross(const Spec& spec, int64_t cross_length, BatchEntry& entry) {
 }
 
 }  // namespace
+
+void check_states_fit(const std::vector<BatchEntry>& entries, const Batch::Context& context) {
+  const int64_t most_slots = context.plan.spec().num_state_slots;
+  const int64_t slot_pages = context.states.slot_pages();
+  std::vector<StateSlot> own;
+  for (const BatchEntry& entry : entries) {
+    const Sequence& sequence = *entry.sequence;
+    own.assign(1, sequence.state);
+    for (const Checkpoint& checkpoint : sequence.checkpoints) {
+      if (!checkpoint.is_automatic) own.push_back(checkpoint.slot);
+    }
+    std::sort(own.begin(), own.end());
+    own.erase(std::unique(own.begin(), own.end()), own.end());
+    const auto slots =
+        static_cast<int64_t>(own.size()) - (own.front() == kInitialState ? 1 : 0) + 1;
+    if (most_slots != 0 && slots > most_slots) {
+      fail_with(KVC_E_NEVER_FITS, sequence.id,
+                "sequence %lld keeps %lld states and can't take %lld tokens: that needs one more, "
+                "config.num_state_slots = %lld",
+                ll(sequence.id), ll(slots - 1), ll(entry.append_length), ll(most_slots));
+    }
+    const int64_t pages = pages_of(entry, context) + slots * slot_pages;
+    if (pages > context.allocator.num_pages()) {
+      fail_with(KVC_E_NEVER_FITS, sequence.id,
+                "sequence %lld with %lld tokens and %lld states can't take %lld more: that needs "
+                "%lld pages, the pool has %lld",
+                ll(sequence.id), ll(entry.old_length), ll(slots - 1), ll(entry.append_length),
+                ll(pages), ll(context.allocator.num_pages()));
+    }
+  }
+}
 
 void check_request(const BatchRequest& request, const Batch::Context& context, uint64_t stamp,
                    std::vector<BatchEntry>* entries) {

@@ -11,4 +11,8 @@ namespace kvc {
 void check_request(const BatchRequest& request, const Batch::Context& context, uint64_t stamp,
                    std::vector<BatchEntry>* entries);
 
+// Throws NEVER_FITS where a sequence has no room for its states, even if it had the whole cache.
+// Checkpoints that the cache made by itself give way.
+void check_states_fit(const std::vector<BatchEntry>& entries, const Batch::Context& context);
+
 }  // namespace kvc

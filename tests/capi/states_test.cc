@@ -240,6 +240,65 @@ TEST_F(States, AutomaticCheckpointsFollowTheStride) {
                [&](kvc_error* err) { return plan_status(net.config, err); });
 }
 
+TEST(StateSlots, CountInWhatThePlanHoldsAtOnce) {
+  StateModel model;
+  const auto concurrency = [&](int64_t slots) {
+    model.config().num_state_slots = slots;
+    model.config().max_seq_len = 8;
+    return PlanHandle(model.config()).info().concurrency;
+  };
+  EXPECT_EQ(concurrency(0), 16) << "32 pages, 2 for each";
+  EXPECT_EQ(concurrency(100), 16);
+  EXPECT_EQ(concurrency(17), 8.5);
+  EXPECT_EQ(concurrency(16), 8) << "a forward needs a state before and after";
+  EXPECT_EQ(concurrency(2), 1);
+  model.config().num_state_slots = 1;
+  expect_error(KVC_E_OUT_OF_RANGE, {"num_state_slots = 1", "2"},
+               [&](kvc_error* err) { return plan_status(model.config(), err); });
+}
+
+TEST(StateSlots, OfStatesAloneCount) {
+  StateModel model;
+  model.net->layers.erase(model.net->layers.begin());
+  model.config().layers = model.net->layers.data();
+  model.config().num_layers = 1;
+  model.config().num_state_slots = 6;
+  EXPECT_EQ(PlanHandle(model.config()).info().concurrency, 3);
+}
+
+TEST(StateSlots, WhatNoEmptyCacheCouldServeIsNotCalledFull) {
+  StateModel model;
+  model.config().num_state_slots = 3;
+  model.config().state_stride = -1;
+  Cache cache(model.config());
+  const auto grow = [&](kvc_seq seq, kvc_error* error) -> kvc_status {
+    const kvc_status status = cache.begin({seq}, {1}, error);
+    if (status != KVC_OK) return status;
+    HostTensor state(Elem::kF32, {1, 2, 3});
+    EXPECT_EQ(kvc_state_set(cache.forward, 1, 0, state.dl(), nullptr), KVC_OK);
+    cache.finish();
+    return KVC_OK;
+  };
+  kvc_error error{};
+  ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(grow(1, &error), KVC_OK) << error.message;
+  ASSERT_EQ(kvc_state_checkpoint(cache.get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(grow(1, &error), KVC_OK) << error.message;
+  ASSERT_EQ(kvc_state_checkpoint(cache.get(), 1, nullptr), KVC_OK);
+  ASSERT_EQ(grow(1, &error), KVC_OK) << "two checkpoints and the new state";
+  // The state and two checkpoints take all three slots, and all are of this sequence.
+  expect_refused(cache, KVC_E_NEVER_FITS, {"sequence 1", "3 states", "num_state_slots = 3"},
+                 [&](kvc_error* err) { return cache.begin({1}, {1}, err); });
+  ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 1, nullptr), KVC_OK);
+  ASSERT_EQ(kvc_seq_add(cache.get(), 2, nullptr), KVC_OK);
+  ASSERT_EQ(grow(2, &error), KVC_OK) << error.message;
+  const kvc_error full = expect_refused(cache, KVC_E_NO_PAGES, {"state slots", "1 missing"},
+                                        [&](kvc_error* err) { return cache.begin({1}, {1}, err); });
+  EXPECT_EQ(full.detail, 1) << "without sequence 2 there would be a slot";
+  ASSERT_EQ(kvc_seq_remove(cache.get(), 2, nullptr), KVC_OK);
+  EXPECT_EQ(grow(1, &error), KVC_OK) << error.message;
+}
+
 TEST_F(States, FullSlotsAreAnExpectedAnswer) {
   StateModel model;
   model.config().num_state_slots = 3;
@@ -409,7 +468,7 @@ TEST_F(States, DebugRefusesBadArguments) {
 
 TEST_F(States, DebugSetNeedsASlotOnlyForAStateThatOthersHold) {
   StateModel model;
-  model.config().num_state_slots = 1;
+  model.config().num_state_slots = 2;
   Cache cache(model.config());
   ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
   HostTensor value(Elem::kF32, {2, 3});
@@ -417,10 +476,12 @@ TEST_F(States, DebugSetNeedsASlotOnlyForAStateThatOthersHold) {
     value.for_each([&](int64_t i, int64_t j, int64_t, int64_t) { value.set(number, i, j); });
     return kvc_debug_set_state(cache.get(), seq, 1, 0, value.dl(), nullptr, err);
   };
+  ASSERT_EQ(kvc_seq_add(cache.get(), 3, nullptr), KVC_OK);
+  ASSERT_EQ(set(3, 2), KVC_OK) << "takes one of the two slots";
   ASSERT_EQ(set(1, 3), KVC_OK);
   EXPECT_EQ(set(1, 4), KVC_OK) << "the slot is its own";
   ASSERT_EQ(kvc_seq_fork(cache.get(), 1, 2, -1, nullptr), KVC_OK);
-  const kvc_error error = expect_refused(cache, KVC_E_NO_PAGES, {"sequence 2", "slot", "1"},
+  const kvc_error error = expect_refused(cache, KVC_E_NO_PAGES, {"sequence 2", "slot", "2"},
                                          [&](kvc_error* err) { return set(2, 5, err); });
   EXPECT_EQ(error.detail, 1);
   ASSERT_EQ(kvc_debug_get_state(cache.get(), 1, 1, 0, value.dl(), nullptr, nullptr), KVC_OK);

@@ -152,6 +152,87 @@ TEST(LayerWindow, PopAndForkIntoDroppedTokensAreRefusedWithTheNearestPosition) {
   EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1) << "no page was lost";
 }
 
+// Rejected drafts: so many tokens back from the most that there have been, whatever the layers are.
+TEST(LayerWindow, APopOfTheTokensInFlightAlwaysWorks) {
+  struct Case {
+    std::vector<kvc_layer> layers;
+    int32_t page_size, forwards;
+    int64_t tokens;  // of a forward
+  };
+  for (const Case& c : {Case{{attention_layer(6)}, 4, 1, 5},
+                        {{attention_layer(), attention_layer(16)}, 16, 2, 8},
+                        {{attention_layer(1)}, 1, 1, 1},
+                        {{attention_layer(0, 8)}, 4, 3, 3},
+                        {{attention_layer(), attention_layer(7), attention_layer(0, 12)}, 3, 1, 20},
+                        {{attention_layer(128)}, 16, 1, 9}}) {
+    Net net(c.layers);
+    net.config.page_size = c.page_size;
+    net.config.forwards_in_flight = c.forwards;
+    net.config.max_tokens_per_forward = c.tokens;
+    net.config.max_seq_len = 400;
+    net.config.num_pages = 0;
+    int64_t pages = 0;
+    ASSERT_EQ(kvc_plan_request_pages(PlanHandle(net.config).get(), 400, &pages, nullptr), KVC_OK);
+    net.config.num_pages = pages;  // Exactly what the plan counts: the reserve is never in the way.
+    net.config.storage = KVC_STORAGE_NONE;
+    Cache cache(net.config);
+    Random random(static_cast<uint64_t>(pages));
+    const int64_t reserve = c.forwards * c.tokens;
+    for (const kvc_seq seq : {1, 2}) {
+      int64_t length = 0, most = 0;
+      ASSERT_EQ(kvc_seq_add(cache.get(), seq, nullptr), KVC_OK);
+      while (length < 400 - c.tokens) {
+        const int64_t count = random.range(1, c.tokens);
+        kvc_error error{};
+        ASSERT_EQ(cache.begin({seq}, {count}, &error), KVC_OK) << error.message;
+        most = std::max(most, length + count);
+        if (random.chance(0.1)) {
+          cache.abort();
+          continue;
+        }
+        cache.finish();
+        length += count;
+        if (random.chance(0.6)) continue;
+        const int64_t least = std::max<int64_t>(0, most - reserve);
+        const int64_t left = random.chance(0.3) ? least : random.range(least, length);
+        if (left > length) continue;
+        ASSERT_EQ(kvc_seq_pop(cache.get(), seq, length - left, &error), KVC_OK) << error.message;
+        length = left;
+      }
+      EXPECT_EQ(kvc_cache_check(cache.get(), nullptr), KVC_OK);
+      ASSERT_EQ(kvc_seq_remove(cache.get(), seq, nullptr), KVC_OK);
+    }
+    EXPECT_EQ(kvc_cache_is_empty(cache.get()), 1);
+  }
+}
+
+TEST(LayerWindow, KeepsTheTokensInFlightOnlyWhereBothNumbersAreSet) {
+  for (const bool sets_both : {false, true}) {
+    Net net({attention_layer(6)});
+    net.config.max_tokens_per_forward = 20;
+    net.config.forwards_in_flight = sets_both ? 1 : 0;
+    Cache cache(net.config);
+    Tokens tokens(46);
+    HostTensor out(Elem::kF32, {46, kHeads, kDim});
+    ASSERT_EQ(kvc_seq_add(cache.get(), 1, nullptr), KVC_OK);
+    append_in(cache, 0, tokens, 46, {20}, out);
+    // The next query sees 41 to 45; 20 tokens before, one saw 21 to 25.
+    EXPECT_EQ(pages_of(cache, 1, 0).size(), sets_both ? 7u : 2u);
+    if (!sets_both) {
+      EXPECT_EQ(kvc_seq_pop(cache.get(), 1, 20, nullptr), KVC_E_OUT_OF_RANGE);
+      continue;
+    }
+    ASSERT_EQ(kvc_seq_pop(cache.get(), 1, 20, nullptr), KVC_OK);
+    attend_rows(cache, 1, 0, tokens, 26, 20, out);
+    for (int64_t p = 0; p < 46; ++p) expect_row(out, p, {tokens, key_range(p - 5, p + 1)}, p);
+    // A window of the sequence keeps none; the layer's still does.
+    ASSERT_EQ(kvc_seq_set_window(cache.get(), 1, 30, 0, nullptr), KVC_OK);
+    EXPECT_EQ(pages_of(cache, 1, 0).size(), 7u);
+    ASSERT_EQ(kvc_seq_set_window(cache.get(), 1, 9, 0, nullptr), KVC_OK);
+    EXPECT_EQ(pages_of(cache, 1, 0).size(), 3u) << "38 to 45";
+  }
+}
+
 // Where the next query sees nothing behind it, the tokens there may be gone; a dropped page can't
 // be written to, though.
 TEST(LayerWindow, GoingBackBehindDroppedTokensStartsOnAPageEdge) {

@@ -94,7 +94,8 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
       const int64_t fresh =
           more == 0 ? 0 : new_pages(g, sequence.tables[g], is_cross ? 0 : sequence.slots(), more);
       needed += fresh;
-      alone += fresh + static_cast<int64_t>(sequence.tables[g].pages.size());
+      alone += fresh + static_cast<int64_t>(sequence.tables[g].pages.size()) -
+               static_cast<int64_t>(spare(sequence, g, sequence.slots() + lengths[i]).size());
     }
     expected.also(alone > limits_.num_pages, KVC_E_NEVER_FITS);
   }
@@ -102,8 +103,27 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
   for (size_t g = 0; g < limits_.groups.size(); ++g)
     needed += static_cast<int64_t>(copiers(seqs, g).size());
   // Pages are asked for first; a question sums both up.
-  const int64_t pages = std::max<int64_t>(0, needed - free_pages());
+  int64_t pages = std::max<int64_t>(0, needed - free_pages());
+  for (size_t i = 0; i < seqs.size() && pages > 0; ++i) {
+    const ModelSequence& sequence = at(seqs[i]);
+    for (size_t g = 0; g < limits_.groups.size(); ++g) {
+      for (const int64_t page : spare(sequence, g, sequence.slots() + lengths[i])) {
+        if (holders(sequence.tables[g].pages.at(page)) == 1) --pages;
+      }
+    }
+    expected.takes_spare = true;
+  }
+  pages = std::max<int64_t>(0, pages);
   int64_t states = limits_.has_states ? missing_states(static_cast<int64_t>(seqs.size())) : 0;
+  for (size_t i = 0; i < seqs.size() && states > 0; ++i) {
+    std::set<int> own{at(seqs[i]).state};
+    for (const auto& [position, slot] : at(seqs[i]).checkpoints) {
+      if (at(seqs[i]).automatic.count(position) == 0) own.insert(slot);
+    }
+    own.erase(-1);
+    expected.also(static_cast<int64_t>(own.size()) + 1 > limits_.num_state_slots, KVC_E_NEVER_FITS);
+  }
+  if (!expected.ok()) return expected;
   if (states > 0) states = std::max<int64_t>(0, states - reclaimable_states());
   expected.missing_pages = any_kind ? pages + states : pages > 0 ? pages : states;
   return expected;
@@ -164,6 +184,10 @@ Expected PageModel::begin(const ModelBatch& batch) {
     ++no_pages_;
   }
   if (!expected.ok()) return expected;
+  for (size_t i = 0; i < batch.seqs.size() && expected.takes_spare; ++i) {
+    ModelSequence& sequence = sequences_[batch.seqs[i]];
+    release_spare(&sequence, sequence.slots() + batch.lengths[i]);
+  }
   if (limits_.has_states) {
     const int64_t missing = missing_states(static_cast<int64_t>(batch.seqs.size()));
     if (missing > 0) reclaim_states(missing);

@@ -22,6 +22,7 @@ struct Expected {
   std::set<kvc_status> tolerated;  // where the contract leaves the choice to the library
   std::optional<int64_t> detail;   // of the error
   int64_t missing_pages = 0;       // and state slots
+  bool takes_spare = false;        // pages that windows keep for pops alone
 
   bool ok() const { return errors.empty(); }
   void also(bool wrong, kvc_status status) {
@@ -49,6 +50,7 @@ struct ModelLimits {
   bool has_states = false;
   int64_t state_stride = 0;     // -1: no automatic checkpoints
   int64_t num_state_slots = 0;  // 0: no limit
+  int64_t window_reserve = 0;   // tokens that windows of layers keep for pops
   bool has_attention = false;   // an ATTENTION or MLA layer
   bool has_chunk = false, has_window = false, has_cross = false, has_on_read = false;
   bool has_long_on_append = false;  // LongRoPE, stored rotated
@@ -184,7 +186,13 @@ class PageModel {
   // Entries that copy the partial last page of a group when they append.
   std::set<kvc_seq> copiers(const std::vector<kvc_seq>& seqs, size_t group) const;
   int64_t new_pages(size_t group, const ModelTable& table, int64_t slots, int64_t append) const;
-  void release(ModelSequence* sequence);                  // what no later query sees
+  // What no later query sees, popped ones within the reserve included
+  void release(ModelSequence* sequence);
+  // Pages that the group's window keeps once a forward has brought the sequence to `slots`: all
+  // before the first of the pair are not
+  int64_t first_kept(const ModelSequence& sequence, size_t group, int64_t index) const;
+  std::vector<int64_t> spare(const ModelSequence& sequence, size_t group, int64_t slots) const;
+  void release_spare(ModelSequence* sequence, int64_t slots);
   void truncate(ModelSequence* sequence, int64_t slots);  // pages behind the last slot
   void hold_state(int slot);
   void drop_state(int slot);

@@ -47,6 +47,43 @@ int64_t PageModel::nearest_possible(const ModelSequence& sequence, int64_t pos) 
   return -1;
 }
 
+// What a query at `index` sees in the layer's window, and the next one in the sequence's.
+int64_t PageModel::first_kept(const ModelSequence& sequence, size_t group, int64_t index) const {
+  KeyRule of_layer = rule(sequence, limits_.groups[group]), of_sequence = of_layer;
+  of_layer.seq_window = of_layer.seq_sink = 0;
+  of_sequence.window = of_sequence.chunk = 0;
+  const SeenKeys seen = seen_before(of_sequence, sequence.length);
+  return std::max(seen_before(of_layer, std::max<int64_t>(0, index)).recent.begin,
+                  seen.recent.begin > seen.sinks.end ? seen.recent.begin : 0);
+}
+
+std::vector<int64_t> PageModel::spare(const ModelSequence& sequence, size_t group,
+                                      int64_t slots) const {
+  const ModelGroup& spec = limits_.groups[group];
+  std::vector<int64_t> result;
+  if (limits_.window_reserve == 0 || spec.is_cross || (spec.window == 0 && spec.chunk == 0))
+    return result;
+  const int64_t index = std::min(slots - limits_.window_reserve, sequence.length);
+  const SeenKeys seen = seen_before(rule(sequence, spec), sequence.length);
+  for (const auto& [page, handle] : sequence.tables[group].pages) {
+    const int64_t begin = page * page_tokens(group), end = begin + page_tokens(group);
+    const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
+    if (!sink && end <= first_kept(sequence, group, index)) result.push_back(page);
+  }
+  return result;
+}
+
+void PageModel::release_spare(ModelSequence* sequence, int64_t slots) {
+  for (size_t g = 0; g < sequence->tables.size(); ++g) {
+    for (const int64_t page : spare(*sequence, g, slots)) {
+      drop(sequence->tables[g].pages.at(page));
+      sequence->tables[g].pages.erase(page);
+      sequence->tables[g].gone_end =
+          std::max(sequence->tables[g].gone_end, (page + 1) * page_tokens(g));
+    }
+  }
+}
+
 void PageModel::release(ModelSequence* sequence) {
   for (size_t g = 0; g < sequence->tables.size(); ++g) {
     if (limits_.groups[g].is_cross) continue;
@@ -55,7 +92,7 @@ void PageModel::release(ModelSequence* sequence) {
     for (auto page = pages.begin(); page != pages.end();) {
       const int64_t begin = page->first * page_tokens(g), end = begin + page_tokens(g);
       const bool sink = !seen.sinks.empty() && begin < seen.sinks.end && end > seen.sinks.begin;
-      if (sink || end > seen.recent.begin) {
+      if (sink || end > first_kept(*sequence, g, sequence->length - limits_.window_reserve)) {
         ++page;
         continue;
       }

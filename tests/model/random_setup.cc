@@ -132,12 +132,14 @@ void RandomSetup::draw_limits(Random& random, bool data, bool long_context) {
     config_.state_stride = random.chance(0.3) ? -1 : config_.page_size * random.range(1, 3);
   limits_.state_stride = config_.state_stride == 0 ? config_.page_size : config_.state_stride;
   if (limits_.has_states && random.chance(0.3))
-    limits_.num_state_slots = random.range(1, random.chance(0.5) ? 6 : 25);
+    limits_.num_state_slots = random.range(2, random.chance(0.5) ? 6 : 25);
   config_.num_state_slots = limits_.num_state_slots;
   config_.max_cross_len = limits_.max_cross_len;
   config_.num_pages = limits_.num_pages;
   config_.max_seqs = static_cast<int32_t>(limits_.max_seqs);
   config_.max_tokens_per_forward = limits_.max_tokens;
+  if (random.chance(0.5)) config_.forwards_in_flight = static_cast<int32_t>(random.range(1, 3));
+  limits_.window_reserve = config_.forwards_in_flight * limits_.max_tokens;
 }
 
 void RandomSetup::ask_plan(Random& random) {

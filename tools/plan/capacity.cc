@@ -52,8 +52,7 @@ Requests requests_of(const Capacity& capacity, int64_t tokens) {
   Requests out;
   out.tokens = tokens;
   out.pages = request_pages(capacity, tokens);
-  if (out.pages != 0)
-    out.count = static_cast<double>(capacity.num_pages) / static_cast<double>(out.pages);
+  if (out.pages != 0) out.count = requests_in(capacity, capacity.num_pages, out.pages);
   return out;
 }
 
@@ -140,6 +139,16 @@ int64_t request_pages(const Capacity& capacity, int64_t tokens) {
     most = std::max(most, pages);
   }
   return most;
+}
+
+double requests_in(const Capacity& capacity, int64_t num_pages, int64_t pages_each) {
+  double requests = static_cast<double>(num_pages) / static_cast<double>(pages_each);
+  for (const Stage& stage : capacity.stages) {
+    // A request has a state before and one after a forward.
+    if (stage.info.num_state_slots != 0)
+      requests = std::min(requests, static_cast<double>(stage.info.num_state_slots) / 2);
+  }
+  return requests;
 }
 
 std::vector<Slice> cut_layers(int32_t num_layers, int32_t stages) {

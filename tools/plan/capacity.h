@@ -60,6 +60,8 @@ struct Capacity {
 
 // Pages that a request of `tokens` takes on the rank that needs most.
 int64_t request_pages(const Capacity& capacity, int64_t tokens);
+// Requests of so many pages each that `num_pages` and the state slots of all ranks hold at once.
+double requests_in(const Capacity& capacity, int64_t num_pages, int64_t pages_each);
 
 // A message of the library in the words of the command: --memory for config.byte_budget.
 std::string in_option_names(std::string message);

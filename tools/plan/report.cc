@@ -104,7 +104,8 @@ void append_summary(const Capacity& capacity, std::string& text) {
   if (capacity.longest.pages != 0) {
     append(text, "One GiB more%s: %s pages, %.2f requests of %s tokens.\n",
            several ? " on each rank" : "", grouped(more).c_str(),
-           static_cast<double>(more) / static_cast<double>(capacity.longest.pages),
+           requests_in(capacity, capacity.pages_with_one_more_gib, capacity.longest.pages) -
+               capacity.longest.count,
            grouped(capacity.longest.tokens).c_str());
   }
   if (capacity.leaves_out_encoder)

@@ -338,7 +338,8 @@ class Config:
     max_seqs: sequences of one forward at most; 0: no limit.
     max_seq_len: tokens of the longest sequence; 0: what the pages hold.
     max_tokens_per_forward: new tokens of one forward at most; 0: no limit.
-    forwards_in_flight: forwards whose tokens a window keeps before it drops any, at most 64; 0: 1.
+    forwards_in_flight: at most 64. Where max_tokens_per_forward is set too, layers' windows keep their
+        product more tokens, so that so many can be popped. 0: they keep none, and the plan counts 1.
     layer_begin: first layer of the pipeline slice that is kept here.
     layer_end: behind the last layer of the slice; both 0: all layers.
     storage: "owned" (memory of the library), "borrowed" (pool_tensors) or "none" (bookkeeping

@@ -494,6 +494,13 @@ extern "C" {
     /// Siblings keep theirs, and
     /// the prefix index keeps the blocks that it knows.
     ///
+    /// Pages behind the windows of layers are freed when no later query sees them. Where the
+    /// configuration sets forwards_in_flight and max_tokens_per_forward, such a window keeps their
+    /// product m more tokens: rejected drafts, up to m tokens back from the most that the sequence has
+    /// had, can always be popped. Three things bring fewer: a fork has what its parent kept, a hit what
+    /// the index had, and a forward that finds no other pages takes what its end would drop. Windows of
+    /// kvc_seq_set_window keep none.
+    ///
     /// Expected:  KVC_E_OUT_OF_RANGE   The rest would need tokens that a window has dropped, or a state
     ///                                 without a checkpoint there (detail = the nearest possible
     ///                                 position).
@@ -669,7 +676,8 @@ extern "C" {
     ///
     /// Expected:  KVC_E_NO_PAGES    Full now: pages, or state slots, the message says which (detail =
     ///                              missing).
-    ///            KVC_E_NEVER_FITS  One sequence alone would exceed the pool or max_seq_len.
+    ///            KVC_E_NEVER_FITS  One sequence alone would exceed the pool, max_seq_len, or, with the
+    ///                              checkpoints that the caller made, num_state_slots.
     /// Misuse:    KVC_E_BUSY              A forward is open.
     ///            KVC_E_NOT_FOUND         A sequence does not exist.
     ///            KVC_E_INVALID_ARGUMENT  An empty batch, a duplicate id, a length < 1, a tree parent

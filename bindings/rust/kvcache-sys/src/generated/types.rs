@@ -567,8 +567,8 @@ pub struct kvc_config {
     pub layer_end: i32,
     /// Most sequences in one forward; 0: no limit.
     pub max_seqs: i32,
-    /// Forwards whose tokens a window has to keep before it can drop any, at most 64; 0: 1. The
-    /// plan counts them.
+    /// At most 64. Where max_tokens_per_forward is set too, layers' windows keep their product m
+    /// more tokens, see kvc_seq_pop. 0: they keep none, and the plan counts 1.
     pub forwards_in_flight: i32,
     /// 0: no limit.
     pub max_tokens_per_forward: i64,
@@ -583,6 +583,7 @@ pub struct kvc_config {
     /// each state slot takes ceil(state_slot_bytes / page_bytes) pages out of use while it lives.
     pub byte_budget: u64,
     /// Bytes of host memory for kvc_swap_out, kvc_pages_swap and evicted prefix pages; 0: none.
+    /// Without storage it can be planned, but makes no cache.
     pub host_byte_budget: u64,
     pub storage: kvc_storage,
     pub pool_layout: kvc_pool_layout,
@@ -616,7 +617,8 @@ pub struct kvc_config {
     /// earliest positions first, when state slots or pages are missing.
     pub state_stride: i64,
     /// Most states kept, checkpoints included; a state is that of one sequence in all STATE layers.
-    /// 0: as many as memory holds.
+    /// At least 2, because a forward keeps the state before and writes the one after. 0: as many as
+    /// memory holds.
     pub num_state_slots: i64,
     /// Events kept for kvc_events_poll, at most 2^24; 0: none are made.
     pub event_capacity: i64,
@@ -661,8 +663,8 @@ pub struct kvc_plan_info {
     pub num_host_pages: i64,
     /// kvc_plan_request_pages(max_seq_len).
     pub request_pages: i64,
-    /// Requests of max_seq_len tokens that num_pages hold at once: num_pages / request_pages; 0: no
-    /// pages.
+    /// Requests of max_seq_len tokens that the cache holds at once: the lesser of num_pages /
+    /// request_pages and, where it is set, num_state_slots / 2; 0: no pages.
     pub concurrency: f64,
     /// Share of the bytes of such a request that is padding or lies behind its last token, 0..1.
     pub waste: f64,
@@ -1023,7 +1025,7 @@ pub struct kvc_prefix_key {
 /// All num_tokens may hit. Without it, the last one is left to be computed.
 pub const KVC_PREFIX_ALL_TOKENS: u64 = 1;
 /// No hit inside a block. Without it, the first tokens of a block that begins alike hit too (copied
-/// on write).
+/// on write), up to its first extra key that differs or that only one of the two has.
 pub const KVC_PREFIX_WHOLE_BLOCKS: u64 = 2;
 
 /// A prompt and its namespace.
