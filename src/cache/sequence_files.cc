@@ -146,13 +146,41 @@ void check_new_ids(const CacheCore& core, size_t num_seqs, const kvc_seq* seqs, 
   require_distinct({seqs, seqs + num_seqs});
 }
 
+// [page of the file] The device page of an equal block of the prefix index, which publishing would
+// put into its place anyway; kNoPage: it needs one of its own.
+std::vector<PageId> pages_of_index(const CacheCore& core, const StateFileImage& image) {
+  std::vector<PageId> known(static_cast<size_t>(image.num_pages()), kNoPage);
+  const BlockTree& blocks = core.index.blocks();
+  for (const SequenceImage& sequence : image.sequences) {
+    NodeId parent = kNoNode;
+    const int64_t num_blocks = std::min(static_cast<int64_t>(sequence.history.keys.size()),
+                                        sequence.first_unwritten / core.index.block_tokens());
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      const NodeId node = blocks.find(sequence.history.root, sequence.history.keys[block]);
+      if (node == kNoNode || blocks.nodes[node].parent != parent) break;
+      parent = node;
+      for (size_t group = 0; group < sequence.tables.size(); ++group) {
+        const BlockGroup& spec = blocks.shape.groups[group];
+        for (int32_t i = 0; i < spec.num_pages; ++i) {
+          const int32_t page = sequence.tables[group].pages[block * spec.num_pages + i];
+          const PageId of_index = blocks.nodes.place(node, spec.first_page + i).device;
+          if (page != -1 && of_index != kNoPage) known[page] = of_index;
+        }
+      }
+    }
+  }
+  return known;
+}
+
 // Pages and states that are taken for a file, with a reference of its own to each: what no sequence
 // refers to by the end is free again.
 class Taken {
  public:
   explicit Taken(CacheCore& core) : core_(core) {}
   ~Taken() {
-    for (const PageId page : pages) core_.allocator.drop_ref(page);
+    for (const PageId page : pages) {
+      if (page != kNoPage) core_.allocator.drop_ref(page);
+    }
     for (const StateSlot slot : states) core_.states.drop_ref(slot);
   }
   Taken(const Taken&) = delete;
@@ -163,9 +191,19 @@ class Taken {
     pages.reserve(static_cast<size_t>(num_pages));
     states.reserve(static_cast<size_t>(num_states));
   }
+  // Refers to the pages that are known, so that no eviction takes them.
+  void share(const std::vector<PageId>& known) noexcept {
+    pages.assign(known.begin(), known.end());  // Within what was reserved.
+    for (const PageId page : known) {
+      if (page != kNoPage) core_.allocator.add_ref(page);
+    }
+  }
+  // Takes the others.
   void take(int64_t num_pages, int64_t num_states) noexcept {
-    for (int64_t i = 0; i < num_pages; ++i)
-      pages.push_back(core_.allocator.take(i == 0 ? kNoPage : pages.back(), num_pages - i - 1));
+    PageId before = kNoPage;
+    for (PageId& page : pages) {
+      if (page == kNoPage) page = before = core_.allocator.take(before, --num_pages);
+    }
     for (int64_t i = 0; i < num_states; ++i) states.push_back(core_.states.take());
   }
 
@@ -268,13 +306,26 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
   check_image(image, core_.spec(), conversion == nullptr ? layout : conversion->layout());
   check_new_ids(core_, num_seqs, seqs, image.sequences.size());
 
-  const int64_t num_pages = image.num_pages(), num_states = image.num_states;
-  const int64_t needed = num_pages + num_states * core_.states.slot_pages();
-  if (needed > core_.allocator.num_pages()) {
-    fail_with(KVC_E_NEVER_FITS, needed, "%s has %lld pages, the cache %lld", source.name(),
-              ll(needed), ll(core_.allocator.num_pages()));
+  const std::vector<PageId> known = pages_of_index(core_, image);
+  std::vector<PageId> shared;  // Distinct.
+  std::copy_if(known.begin(), known.end(), std::back_inserter(shared),
+               [](PageId page) { return page != kNoPage; });
+  const int64_t num_taken = image.num_pages() - static_cast<int64_t>(shared.size());
+  std::sort(shared.begin(), shared.end());
+  shared.erase(std::unique(shared.begin(), shared.end()), shared.end());
+  const int64_t num_cached = std::count_if(
+      shared.begin(), shared.end(), [&](PageId page) { return core_.allocator.refs(page) == 0; });
+  const int64_t num_pages = num_taken + static_cast<int64_t>(shared.size());
+  const int64_t num_states = image.num_states;
+  const int64_t of_states = num_states * core_.states.slot_pages();
+  const int64_t needed = num_taken + of_states;
+  if (num_pages + of_states > core_.allocator.num_pages()) {
+    fail_with(KVC_E_NEVER_FITS, num_pages + of_states, "%s has %lld pages, the cache %lld",
+              source.name(), ll(num_pages + of_states), ll(core_.allocator.num_pages()));
   }
-  const int64_t missing = std::max<int64_t>(0, needed - core_.allocator.num_available());
+  // Pages of the index that the sequences share are not evicted for the others.
+  const int64_t missing =
+      std::max<int64_t>(0, needed + num_cached - core_.allocator.num_available());
   const int64_t missing_states = core_.states.missing(num_states);
   if (missing > 0 || missing_states > 0) {
     fail_with(KVC_E_NO_PAGES, missing + missing_states,
@@ -297,11 +348,12 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
   core_.index.reserve(num_blocks + core_.forward.batch().num_new_blocks());
   const Staging staging(core_.found_gpu, largest_chunk(image, layout));
   Taken taken(core_);
-  taken.reserve(num_pages, num_states);
+  taken.reserve(image.num_pages(), num_states);
   core_.states.prepare(num_states);
+  taken.share(known);
   if (needed > core_.allocator.num_free()) core_.index.eviction().evict_for(needed, stream);
   if (core_.states.to_evict(num_states) > 0) core_.index.eviction().evict_states_for(num_states);
-  taken.take(num_pages, num_states);
+  taken.take(num_taken, num_states);
   read_contents(
       reader, image,
       [&](int64_t first, int64_t count, size_t group, std::span<const std::byte> payload) {
@@ -316,7 +368,13 @@ void SequenceFiles::load(size_t num_seqs, const kvc_seq* seqs, const std::string
         } else {
           from = payload.data();
         }
-        core_.device->write_pages(taken.pages.data() + first, count, bytes, from, stream);
+        for (int64_t i = 0, end = 0; i < count; i = end + 1) {  // Runs between shared pages.
+          for (end = i; end < count && known[first + end] == kNoPage;) ++end;
+          if (end > i) {
+            core_.device->write_pages(taken.pages.data() + first + i, end - i, bytes,
+                                      from + i * bytes, stream);
+          }
+        }
       },
       [&](int64_t first, int64_t count, std::span<const std::byte> payload) {
         for (int64_t i = 0; i < count; ++i) {
