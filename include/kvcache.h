@@ -1120,9 +1120,8 @@ KVC_API kvc_status kvc_seq_fork(kvc_cache *cache, kvc_seq parent, kvc_seq child,
 /* Appends `n` tokens without content, for rows that come from elsewhere (kvc_pages_import,
  * kvc_export_pool, kvc_debug_set_layer).
  *
- * It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: what pages
- * hold is undefined (zeros with KVC_CONFIG_CLEAR_PAGES), and the prefix index gets no block that
- * contains one of these tokens.
+ * It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: they read
+ * as that says, and the prefix index gets no block that contains one of these tokens.
  *
  * Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
  *            KVC_E_NEVER_FITS        As kvc_forward_begin.
@@ -1331,7 +1330,8 @@ enum {
   /* The forward may end without K and V in every layer (see kvc_forward_end), and publishes
    * nothing. The tokens of a layer that got none count as unwritten, on every storage, until they
    * are popped: no later forward, fork, swap or kvc_prefix_insert publishes a block that holds one.
-   * They read as whatever their page held before, or as zeros with KVC_CONFIG_CLEAR_PAGES. */
+   * They read as zeros on the CPU where the library owns the pool and nothing is exported, and with
+   * KVC_CONFIG_CLEAR_PAGES; else as whatever their page held before. */
   KVC_FORWARD_PARTIAL = 2
 };
 

@@ -1,11 +1,55 @@
 #include "src/cache/cache_forward.h"
 
+#include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "src/base/error.h"
 #include "src/cache/cache_core.h"
+#include "src/cache/unused_bytes.h"
 
 namespace kvc {
+namespace {
+
+// Puts zeros into the rows of new tokens. Rows that no layer writes would hold what their page held
+// before, maybe values of another tenant, and go into files.
+class RowClearer {
+ public:
+  // Throws std::bad_alloc.
+  explicit RowClearer(const CacheCore& core)
+      : core_(core),
+        unused_(*core.plan),
+        page_(static_cast<size_t>(core.plan->layout().page_bytes)) {}
+
+  void clear(const BatchEntry& entry) {
+    for (size_t group = 0; group < core_.spec().groups.size(); ++group) {
+      const int64_t page_size = core_.group(group).page_size;
+      const bool is_cross = core_.group(group).is_cross;
+      const int64_t end = entry.new_stored(is_cross);
+      for (int64_t row = entry.old_stored(is_cross); row < end;) {
+        const int64_t index = row / page_size, begin = index * page_size;
+        const int64_t next = std::min(end, begin + page_size);
+        clear(entry.sequence->tables[group].pages[index], group, row - begin, next - begin);
+        row = next;
+      }
+    }
+  }
+
+ private:
+  void clear(PageId page, size_t group, int64_t begin, int64_t end) {
+    const int64_t bytes = core_.plan->layout().group_bytes[group];
+    core_.device->read_pages(&page, 1, bytes, page_.data(), kOwnStream);
+    unused_.clear_rows(group, begin, end, page_.data());
+    core_.device->write_pages(&page, 1, bytes, page_.data(), kOwnStream);
+  }
+
+  const CacheCore& core_;
+  UnusedBytes unused_;
+  std::vector<std::byte> page_;
+};
+
+}  // namespace
 
 kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions given, bool is_replay,
                                  bool is_partial, CallStream stream) {
@@ -27,8 +71,11 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
   const ForwardMode mode{.has_positions = given.num_position_rows != 0,
                          .is_replay = is_replay,
                          .needs_rows = core_.writes_pool_alone() && !is_partial};
+  std::optional<RowClearer> clearer;
   try {
     core_.engine->check_begin(batch, mode, stream);
+    if (is_partial && core_.writes_pool_alone() && !core_.spec().is_on_gpu())
+      clearer.emplace(core_);
   } catch (...) {
     batch.discard();
     throw;
@@ -44,6 +91,8 @@ kvc_forward* CacheForward::begin(const BatchRequest& request, GivenPositions giv
     core_.forward.closed();
     throw;
   }
+  for (size_t i = 0; clearer.has_value() && i < batch.entries().size(); ++i)
+    clearer->clear(batch.entries()[i]);
   core_.counters.pages_copied += batch.copies().size();
   core_.counters.step_bytes = batch.step_delta().size() * sizeof(int32_t);
   core_.counters.step_copies = 1;

@@ -54,12 +54,14 @@ std::vector<UnusedBytes::Range> UnusedBytes::gaps(std::vector<Range> used, int64
 
 void UnusedBytes::clear_page(size_t group, int64_t tokens, std::byte* page) const {
   clear(page_gaps_[group], page);
-  const int64_t page_size = page_sizes_[group];
-  if (tokens == page_size) return;
+  clear_rows(group, tokens, page_sizes_[group], page);
+}
+
+void UnusedBytes::clear_rows(size_t group, int64_t begin, int64_t end, std::byte* page) const {
   for (const Block& block : blocks_[group]) {
     for (int64_t row = 0; row < block.num_rows; ++row) {
-      std::memset(page + block.begin + (row * page_size + tokens) * block.row_bytes, 0,
-                  static_cast<size_t>((page_size - tokens) * block.row_bytes));
+      std::memset(page + block.begin + (row * page_sizes_[group] + begin) * block.row_bytes, 0,
+                  static_cast<size_t>((end - begin) * block.row_bytes));
     }
   }
 }

@@ -17,6 +17,8 @@ class UnusedBytes {
 
   // `tokens`: those that the packed page of a layer group holds.
   void clear_page(size_t group, int64_t tokens, std::byte* page) const;
+  // Rows [begin, end) of every layer.
+  void clear_rows(size_t group, int64_t begin, int64_t end, std::byte* page) const;
   void clear_state(std::byte* state) const { clear(state_gaps_, state); }
 
  private:

@@ -469,9 +469,8 @@ extern "C" {
     /// kvc_export_pool, kvc_debug_set_layer).
     ///
     /// ```text
-    /// It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: what pages
-    /// hold is undefined (zeros with KVC_CONFIG_CLEAR_PAGES), and the prefix index gets no block that
-    /// contains one of these tokens.
+    /// It is a forward of one sequence with KVC_FORWARD_PARTIAL in which no layer gets rows: they read
+    /// as that says, and the prefix index gets no block that contains one of these tokens.
     ///
     /// Expected:  KVC_E_NO_PAGES          detail = pages and state slots missing.
     ///            KVC_E_NEVER_FITS        As kvc_forward_begin.

@@ -930,7 +930,8 @@ pub const KVC_FORWARD_REPLAY: u64 = 1;
 /// The forward may end without K and V in every layer (see kvc_forward_end), and publishes nothing.
 /// The tokens of a layer that got none count as unwritten, on every storage, until they are popped:
 /// no later forward, fork, swap or kvc_prefix_insert publishes a block that holds one. They read as
-/// whatever their page held before, or as zeros with KVC_CONFIG_CLEAR_PAGES.
+/// zeros on the CPU where the library owns the pool and nothing is exported, and with
+/// KVC_CONFIG_CLEAR_PAGES; else as whatever their page held before.
 pub const KVC_FORWARD_PARTIAL: u64 = 2;
 
 /// The same call gives the same bits. Always so on the CPU.
