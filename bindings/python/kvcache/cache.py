@@ -382,6 +382,8 @@ class Cache(DebugAccess):
         )
 
     def __repr__(self) -> str:
+        if not hasattr(self, "_handle"):
+            return "<kvcache.Cache not created>"
         if not self.is_open:
             return "<kvcache.Cache closed>"
         s = self.stats()

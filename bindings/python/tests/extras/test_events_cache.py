@@ -3,6 +3,7 @@
 import os
 import random
 
+import numpy as np
 import pytest
 
 pytest.importorskip("msgspec")
@@ -13,28 +14,32 @@ from kvcache import Cache, Config, Layer, Plan, State  # noqa: E402
 from kvcache.events_publisher import EventPublisher, groups_of  # noqa: E402
 from kvcache.events_publisher_wire import Group, namespace_root  # noqa: E402
 
-FULL = Layer(num_q_heads=2, num_kv_heads=2, k_dim=8)
-WINDOWED = Layer(num_q_heads=2, num_kv_heads=2, k_dim=8, window=8)
+FULL = Layer(num_q_heads=2, num_kv_heads=2, k_dim=8, dtype="float32")
+WINDOWED = Layer(num_q_heads=2, num_kv_heads=2, k_dim=8, window=8, dtype="float32")
 STATE = Layer(kind="state", states=[State([4, 4])])
 MODELS = {"full": [FULL, FULL], "windows": [FULL, WINDOWED, WINDOWED], "states": [FULL, STATE]}
 MEDIA = {"device": "GPU", "host": "CPU"}
 
 
 def make_cache(layers, *, num_pages, event_capacity, host_pages=0):
-    fields = dict(
-        layers=layers, page_size=4, num_pages=num_pages, event_capacity=event_capacity, storage="none"
-    )
+    fields = dict(layers=layers, page_size=4, num_pages=num_pages, event_capacity=event_capacity)
     page_bytes = Plan(Config(**fields)).info.page_bytes
     return Cache(host_byte_budget=host_pages * page_bytes, **fields)
 
 
 def run(cache, tokens, salt=b"", chunk=None):
     """Compute a prompt as a serving program does, what is cached left out, and let go of the sequence."""
+    layers = cache.plan.config.layers
     begin = cache.prefix.attach(1, tokens, salt=salt)
     while begin < len(tokens):
         end = min(begin + (chunk or len(tokens)), len(tokens))
-        with cache.forward([1], [end - begin], tokens=tokens[begin:end]):
-            pass
+        rows = np.zeros((end - begin, 2, 8), np.float32)
+        with cache.forward([1], [end - begin], tokens=tokens[begin:end]) as forward:
+            for index, layer in enumerate(layers):
+                if layer.kind == "state":
+                    forward.state_set(index, 0, np.zeros((1, 4, 4), np.float32))
+                else:
+                    forward.kv_append(index, rows, rows)
         begin = end
     cache.remove(1)
 
