@@ -165,7 +165,9 @@ int64_t PrefixCache::attach(kvc_seq id, const PrefixQuery& query) {
   made->history.num_published = match.num_blocks;
   core_.publisher.fill(match, made.get());
   Sequence& sequence = core_.sequences.adopt(std::move(made));
-  if (match.deepest() != kNoNode) core_.index.touch(match.deepest(), query.priority, &match);
+  // A block that hits in part ages on: under windows, renewing it keeps pages that whole blocks
+  // would use better.
+  if (match.last != kNoNode) core_.index.touch(match.last, true, query.priority);
   if (fetch.has_value() && match.num_tokens == plan.match.num_tokens) fetch->append_to(sequence);
   core_.index.metrics().count_lookup(query.num_tokens, sequence.length);
   core_.note_pages_used();

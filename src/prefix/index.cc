@@ -192,16 +192,15 @@ void PrefixIndex::set_quota(const BlockKey& root, uint64_t max_bytes, CallStream
 
 // ---- Use --------------------------------------------------------------------------------------
 
-void PrefixIndex::touch(NodeId node, int32_t priority, const PrefixMatch* hit) noexcept {
+void PrefixIndex::touch(NodeId node, bool hit, int32_t priority) noexcept {
   const uint64_t stamp = order_.next_stamp();
   Node& record = tree_.nodes[node];
-  if (hit != nullptr) metrics_.count_reuse(stamp - record.stamp);
+  if (hit) metrics_.count_reuse(stamp - record.stamp);
   record.stamp = stamp;
   order_.raise_priority(node, priority);
   order_.settle(node);
   if (record.state != kInitialState) order_.states().set(node, order_.rank_of(node, stamp));
-  const int64_t num_blocks = hit != nullptr ? hit->num_blocks : record.depth;
-  const int64_t end = num_blocks * tree_.shape.block_tokens;
+  const int64_t end = int64_t{record.depth} * tree_.shape.block_tokens;
   for (const BlockGroup& group : tree_.shape.groups) {
     if (!group.is_windowed()) continue;
     EvictionHeap& heap = order_.windows(group);

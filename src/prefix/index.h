@@ -82,10 +82,8 @@ class PrefixIndex {
   // page of another block keeps a new block out.
   NodeId insert(const NewBlock& block, CallStream stream) noexcept;
   // The node and all before it were used now: O(1), plus the pages in the visible range at its end.
-  // Raises priorities to `priority`. `hit`, nullable: the lookup whose deepest node it is, which
-  // the metrics count. One that ends inside a block uses the pages that one before the block needs:
-  // that is where the next prompt that begins alike ends.
-  void touch(NodeId node, int32_t priority, const PrefixMatch* hit = nullptr) noexcept;
+  // `hit`: by a lookup, which the metrics count. Raises priorities to `priority`.
+  void touch(NodeId node, bool hit, int32_t priority) noexcept;
   // A host page was copied back to `device_page`, which the caller refers to. Releases the host
   // page. When the quota has no room the host page stays, and `device_page` is the caller's alone.
   void promoted(NodeId node, int32_t index, PageId device_page, CallStream stream) noexcept;

@@ -134,7 +134,7 @@ void Publisher::publish_blocks(Sequence& sequence, CallStream stream) noexcept {
     if (!blocks().is_newest(node)) take_over(sequence, block, node);
   }
   history.num_published = block;
-  if (node != kNoNode) index_->touch(node, history.priority);
+  if (node != kNoNode) index_->touch(node, false, history.priority);
 }
 
 int64_t Publisher::num_to_reach(const Sequence& sequence) const noexcept {
@@ -160,7 +160,7 @@ void Publisher::release(const Sequence& sequence) noexcept {
   const int64_t published = sequence.history.num_published;
   if (published == 0) return;
   const NodeId node = blocks().find(sequence.history.root, sequence.history.keys[published - 1]);
-  if (node != kNoNode) index_->touch(node, sequence.history.priority);
+  if (node != kNoNode) index_->touch(node, false, sequence.history.priority);
 }
 
 // Calls visit(group, page of the table, node, index of the place), last blocks first, for every

@@ -97,10 +97,12 @@ void run(const std::string& text, bool skips) {
   replay::ReplayOptions options;
   options.block = 16;
   options.outputs = skips;
+  options.window = skips ? 24 : 0;
+  options.whole_blocks = !skips;
   const int64_t pages = replay::pages_for_all(trace, options);
   if (pages > 2000 || trace.requests.size() > 50) return;
   const int64_t pool = std::max<int64_t>(1, pages / 2);
-  const auto books = replay::make_cache_bookkeeper(options.block, pool);
+  const auto books = replay::make_cache_bookkeeper(options.block, pool, options.window);
   const replay::RunResult result = replay::replay(trace, options, pool, pool, *books);
   KVC_FUZZ_CHECK(result.hit_tokens <= result.prompt_tokens);
 }

@@ -5,11 +5,16 @@
 #include <array>
 #include <numeric>
 
+#include "tests/model/random.h"
 #include "tests/tools/replay_support.h"
 #include "tools/replay/keys.h"
 
 namespace kvc::replay {
 namespace {
+
+std::unique_ptr<Bookkeeper> make_cache(int64_t block, int64_t num_pages) {
+  return make_cache_bookkeeper(block, num_pages, 0);
+}
 
 Trace sample(const char* name) { return read_trace(reading(sample_path(name))); }
 
@@ -244,11 +249,65 @@ TEST(ToolReplay, TheLibraryItselfCountsPagesOfPromptsWithoutAPrefixCache) {
   options.policy = Policy::kNone;
   options.outputs = true;
   const std::vector<RunResult> runs =
-      sweep(sample("block_ids.jsonl"), options, {7, kUnlimited}, make_cache_bookkeeper);
+      sweep(sample("block_ids.jsonl"), options, {7, kUnlimited}, make_cache);
   EXPECT_EQ(runs[0].refused, 0);
   EXPECT_EQ(runs[0].stats.pages_peak, 7);
   EXPECT_EQ(runs[0].stats.tokens_appended, 13196u + 910);
   EXPECT_EQ(runs[1].stats.pages_used, 0);
+}
+
+// Chats with a system prompt of their kind: each turn is the last one, an answer and a question.
+std::string chats_of(uint64_t seed) {
+  test::Random random(seed);
+  const auto more = [&](std::vector<int64_t>* tokens, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) tokens->push_back(random.range(0, 30000));
+  };
+  std::vector<std::vector<int64_t>> systems(3), chats(24);
+  for (auto& tokens : systems) more(&tokens, random.range(40, 300));
+  for (auto& tokens : chats) tokens = random.pick(systems);
+  std::string lines;
+  for (int turn = 0; turn < 300; ++turn) {
+    std::vector<int64_t>& chat = chats[static_cast<size_t>(random.range(0, 23))];
+    if (chat.size() > 900) chat = random.pick(systems);
+    more(&chat, random.range(5, 90));
+    lines += "{\"tokens\": [";
+    for (size_t i = 0; i < chat.size(); ++i)
+      lines += (i == 0 ? "" : ", ") + std::to_string(chat[i]);
+    lines += "]}\n";
+    more(&chat, random.range(5, 60));
+  }
+  return lines;
+}
+
+// A hit inside a block holds the page that it copies until its forward has begun. In a pool of a
+// few requests that can cost another block, so a single pool may come out a little worse.
+TEST(ToolReplay, HitsInsideBlocksComputeNoMoreTokensUnderWindowsThanWholeBlocksDo) {
+  for (const uint64_t seed : {1, 2, 3}) {
+    const ScratchFile file(chats_of(seed));
+    const Trace trace = read_trace(reading(file.path()));
+    for (const int64_t window : {32, 100, 300}) {
+      for (const int64_t block : {16, 32}) {
+        ReplayOptions options;
+        options.block = block;
+        options.window = window;
+        int64_t gained = 0;
+        for (const int64_t pages : {200, 300, 500, 800}) {
+          const auto hits = [&](bool whole_blocks) {
+            options.whole_blocks = whole_blocks;
+            const auto books = make_cache_bookkeeper(block, pages, window);
+            const RunResult result = replay(trace, options, pages, pages, *books);
+            EXPECT_LT(result.refused, 100);
+            return result.hit_tokens;
+          };
+          const int64_t inside = hits(false), whole = hits(true);
+          EXPECT_GE(inside, whole * 98 / 100) << "seed " << seed << ", window " << window
+                                              << ", block " << block << ", " << pages << " pages";
+          gained += inside - whole;
+        }
+        EXPECT_GE(gained, 0) << "seed " << seed << ", window " << window << ", block " << block;
+      }
+    }
+  }
 }
 
 TEST(ToolReplayKeys, DifferentBlocksHaveDifferentKeysInAllTheirParts) {

@@ -140,7 +140,7 @@ TEST_F(PrefixIndexTest, EvictsTailsFirstThenWhatWasNotUsedAgain) {
   Prompt a(ramp(12), 4), b(ramp(12, 100), 4);
   publish(a);
   publish(b);
-  index().touch(a.match(index()).last, 0);
+  index().touch(a.match(index()).last, true, 0);
   index().eviction().evict_for(world.allocator.num_free() + 2, kOwnStream);
   EXPECT_EQ(hit(b, INT64_MAX, true), 12) << "on the host";
   EXPECT_EQ(index().contents().num_host_pages(), 2);
@@ -296,7 +296,7 @@ TEST_F(PrefixIndexTest, GivesUpBlocksInUseWhenNothingElseIsLeftToEvict) {
 TEST_F(PrefixIndexTest, HandsUseAndPriorityOnWhenATailMovesToTheHost) {
   Prompt a(ramp(8), 4), b(ramp(8, 100), 4);
   const NodeId last = publish(a);
-  index().touch(last, 7);
+  index().touch(last, true, 7);
   index().eviction().evict(1, kOwnStream);
   publish(b, 3);
   index().eviction().evict(2, kOwnStream);
@@ -315,7 +315,7 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
   const NodeId last = publish(prompt);
   EXPECT_EQ(hit(prompt), 32);
   // Refreshes the window's pages of the last 9 tokens, and the whole path
-  index().touch(last, 0);
+  index().touch(last, true, 0);
   index().eviction().evict(5, kOwnStream);  // pages of the window that lie further back
   EXPECT_EQ(hit(prompt), 32);
   EXPECT_EQ(prompt.match(index(), 24, true, false).num_tokens, 0)
@@ -325,7 +325,7 @@ TEST_F(PrefixWindowTest, HitsEndWhereTheWindowsPagesAreThere) {
 
 TEST_F(PrefixWindowTest, AWindowsPagesOnTheHostGoWithTheirBlock) {
   Prompt prompt(ramp(32), 4);
-  index().touch(publish(prompt), 0);
+  index().touch(publish(prompt), true, 0);
   index().eviction().evict(5, kOwnStream);  // pages of the window
   EXPECT_EQ(world.num_host_pages(), 5);
   world.host.start_use(HostUse::kByPage);  // No room there any more.

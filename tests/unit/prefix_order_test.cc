@@ -218,7 +218,7 @@ class OrderModel {
       const NodeId node = any_block();
       if (node == kNoNode) return;
       const auto priority = static_cast<int32_t>(random_.chance(0.8) ? 0 : random_.range(0, 4));
-      index().touch(node, priority);
+      index().touch(node, random_.chance(0.5), priority);
       use(node, priority);
     } else if (choice < 85) {
       evict_for(random_.range(1, world_.allocator.num_pages() / 2));

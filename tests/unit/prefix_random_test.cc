@@ -233,7 +233,7 @@ class RandomIndex {
     const PrefixMatch hit = match(prompt, prompt.query.num_tokens, true, model_.host_pages != 0);
     if (testing::Test::HasNonfatalFailure()) return;
     if (hit.last != kNoNode) {
-      index().touch(hit.last, static_cast<int32_t>(random_.range(0, 2)));
+      index().touch(hit.last, true, static_cast<int32_t>(random_.range(0, 2)));
       index().lock(hit.last);
       std::vector<NodeId> path;
       for (NodeId node = hit.last; node != kNoNode; node = index().blocks().nodes[node].parent)
@@ -438,7 +438,7 @@ class RandomIndex {
         release(static_cast<size_t>(random_.range(0, static_cast<int64_t>(sequences_.size()) - 1)));
     } else if (choice < 74) {
       const NodeId node = any_node();
-      if (node != kNoNode) index().touch(node, static_cast<int32_t>(random_.range(0, 2)));
+      if (node != kNoNode) index().touch(node, false, static_cast<int32_t>(random_.range(0, 2)));
     } else if (choice < 80) {
       evict();
     } else if (choice < 83) {

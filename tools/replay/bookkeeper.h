@@ -30,7 +30,8 @@ class Bookkeeper {
   virtual void check() const = 0;  // throws when the books are wrong
 };
 
-// The library's, without memory for tensors: one group of layers, `block` tokens a page.
-std::unique_ptr<Bookkeeper> make_cache_bookkeeper(int64_t block, int64_t num_pages);
+// The library's, without memory for tensors, `block` tokens a page: one group of layers, and with
+// `window` a second one of layers that see that many tokens.
+std::unique_ptr<Bookkeeper> make_cache_bookkeeper(int64_t block, int64_t num_pages, int64_t window);
 
 }  // namespace kvc::replay

@@ -20,17 +20,21 @@ struct DestroyPlan {
 
 class CacheBookkeeper : public Bookkeeper {
  public:
-  CacheBookkeeper(int64_t block, int64_t num_pages) : block_(static_cast<int32_t>(block)) {
-    kvc_layer layer{};
-    layer.struct_size = sizeof(layer);
-    layer.num_kv_heads = 1;
-    layer.num_q_heads = 1;
-    layer.k_dim = 128;
+  CacheBookkeeper(int64_t block, int64_t num_pages, int64_t window)
+      : block_(static_cast<int32_t>(block)) {
+    kvc_layer layers[2] = {};
+    for (kvc_layer& layer : layers) {
+      layer.struct_size = sizeof(layer);
+      layer.num_kv_heads = 1;
+      layer.num_q_heads = 1;
+      layer.k_dim = 128;
+    }
+    layers[1].window = window;
     kvc_config config{};
     config.struct_size = sizeof(config);
     config.page_size = block_;
-    config.num_layers = 1;
-    config.layers = &layer;
+    config.num_layers = window != 0 ? 2 : 1;
+    config.layers = layers;
     config.num_pages = num_pages;
     config.storage = KVC_STORAGE_NONE;
     config.num_threads = 1;
@@ -95,8 +99,9 @@ class CacheBookkeeper : public Bookkeeper {
 
 }  // namespace
 
-std::unique_ptr<Bookkeeper> make_cache_bookkeeper(int64_t block, int64_t num_pages) {
-  return std::make_unique<CacheBookkeeper>(block, num_pages);
+std::unique_ptr<Bookkeeper> make_cache_bookkeeper(int64_t block, int64_t num_pages,
+                                                  int64_t window) {
+  return std::make_unique<CacheBookkeeper>(block, num_pages, window);
 }
 
 }  // namespace kvc::replay

@@ -32,6 +32,7 @@ struct CommandLine {
   ReplayOptions replay;
   std::vector<std::string> pages = {"auto"};
   std::string policy = "lru";
+  bool inside = false;
   bool as_json = false;
   std::string svg_path, html_path, metrics_path;
 };
@@ -55,12 +56,19 @@ std::vector<int64_t> pool_sizes(const std::vector<std::string>& words) {
   return sizes;
 }
 
+std::vector<RunResult> runs_of(const Trace& trace, const ReplayOptions& options,
+                               const std::vector<int64_t>& sizes) {
+  return sweep(trace, options, sizes, [&](int64_t block, int64_t num_pages) {
+    return make_cache_bookkeeper(block, num_pages, options.window);
+  });
+}
+
 // Without limit first, which tells what sizes are worth a look.
 std::vector<RunResult> chosen_runs(const Trace& trace, const ReplayOptions& options) {
-  std::vector<RunResult> all = sweep(trace, options, {kUnlimited}, make_cache_bookkeeper);
+  std::vector<RunResult> all = runs_of(trace, options, {kUnlimited});
   const int64_t largest = pages_for_largest(trace, options);
   std::vector<RunResult> runs =
-      sweep(trace, options, sizes_below(all[0].needed_pages(), largest), make_cache_bookkeeper);
+      runs_of(trace, options, sizes_below(all[0].needed_pages(), largest));
   runs.push_back(std::move(all[0]));
   return runs;
 }
@@ -133,8 +141,10 @@ void run(CommandLine line) {
     report.trace = read_trace(line.read);
     const std::string problem = block_problem(report.trace, line.replay.block);
     if (!problem.empty()) throw UsageError("--block: " + problem);
+    if (line.inside && report.trace.kind != TraceKind::kTokenIds)
+      throw UsageError("--inside: this trace has no token ids, which hits inside blocks need");
     report.runs = sizes.empty() ? chosen_runs(report.trace, line.replay)
-                                : sweep(report.trace, line.replay, sizes, make_cache_bookkeeper);
+                                : runs_of(report.trace, line.replay, sizes);
   }
   line.replay.progress = nullptr;
   report.options = line.replay;
@@ -223,6 +233,11 @@ void register_replay(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"lru", "none"}).description(""))
       ->type_name("NAME")
       ->group("Cache");
+  number("--window", line->replay.window, 0, kMany,
+         "A second group of layers sees so many tokens, and has pages of its own; 0: none",
+         "Cache");
+  replay->add_flag("--inside", line->inside, "Hits end inside blocks, too; for traces of token ids")
+      ->group("Cache");
   replay
       ->add_flag("--outputs", line->replay.outputs,
                  "Outputs take pages, too; published where their tokens are known")
@@ -244,6 +259,7 @@ void register_replay(CLI::App& app, int& exit_code) {
 
   replay->callback([line, &exit_code] {
     line->replay.policy = line->policy == "none" ? Policy::kNone : Policy::kLru;
+    line->replay.whole_blocks = !line->inside;
     exit_code = run_command(*line);
   });
 }

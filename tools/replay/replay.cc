@@ -33,7 +33,7 @@ class Replay {
     result_.x_is_time =
         trace.has_times() && trace.requests.back().seconds > trace.requests.front().seconds;
     query_.struct_size = sizeof(query_);
-    query_.flags = KVC_PREFIX_WHOLE_BLOCKS;
+    query_.flags = options.whole_blocks ? KVC_PREFIX_WHOLE_BLOCKS : 0;
     costs_.reserve(trace.requests.size());
     // A prompt of less than a block has no keys, but says so by a pointer
     keys_.reserve(KVC_HASH_BYTES);
@@ -91,7 +91,8 @@ class Replay {
 
   void serve(int64_t index) {
     const TraceRequest& request = trace_.requests[static_cast<size_t>(index)];
-    if (pages_of(request.prompt_tokens + outputs_of(request), options_.block) >
+    if (options_.num_groups() *
+            pages_of(request.prompt_tokens + outputs_of(request), options_.block) >
         result_.pool_pages) {
       ++result_.refused;
       return;
@@ -207,7 +208,8 @@ std::string block_problem(const Trace& trace, int64_t block) {
 int64_t pages_for_all(const Trace& trace, const ReplayOptions& options) {
   int64_t sum = 0;
   for (const TraceRequest& request : trace.requests) {
-    sum += pages_of(request.prompt_tokens + (options.outputs ? request.output_tokens : 0),
+    sum += options.num_groups() *
+           pages_of(request.prompt_tokens + (options.outputs ? request.output_tokens : 0),
                     options.block);
   }
   return std::min(sum, kMostPages);
@@ -217,7 +219,7 @@ int64_t pages_for_largest(const Trace& trace, const ReplayOptions& options) {
   int64_t largest = 1;
   for (const TraceRequest& request : trace.requests) {
     const int64_t tokens = request.prompt_tokens + (options.outputs ? request.output_tokens : 0);
-    largest = std::max(largest, pages_of(tokens, options.block));
+    largest = std::max(largest, options.num_groups() * pages_of(tokens, options.block));
   }
   return largest;
 }

@@ -20,12 +20,18 @@ const char* policy_name(Policy policy);
 struct ReplayOptions {
   int64_t block = kMooncakeBlock;  // tokens of a page
   Policy policy = Policy::kLru;
-  bool outputs = false;     // outputs take pages, too; published where their tokens are known
-  int64_t concurrency = 0;  // a request is removed when so many more have come; 0: at once
+  int64_t window = 0;        // a second group of layers sees this many tokens; 0: there is none
+  bool whole_blocks = true;  // else hits end inside blocks, too, where tokens are known
+  bool outputs = false;      // outputs take pages, too; published where their tokens are known
+  int64_t concurrency = 0;   // a request is removed when so many more have come; 0: at once
   int repeat =
       // Replays per pool size, each from an empty cache; the one with the lowest mean cost counts
       1;
   std::function<void(double)> progress;  // nullable; fraction of the requests
+
+  int64_t num_groups() const { return window != 0 ? 2 : 1; }
+  // Tokens that so many pages hold, as long as no window has dropped any.
+  int64_t tokens_of(int64_t pages) const { return pages / num_groups() * block; }
 };
 
 constexpr int64_t kUnlimited = 0;  // pages: as many as the whole trace takes

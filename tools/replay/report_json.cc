@@ -44,6 +44,8 @@ std::string json_report(const ReplayReport& report) {
               {"trace_kind", kind_name(report.trace.kind)},
               {"block", options.block},
               {"policy", policy_name(options.policy)},
+              {"window", options.window},
+              {"whole_blocks", options.whole_blocks},
               {"outputs", options.outputs},
               {"concurrency", options.concurrency},
               {"repeat", options.repeat}};

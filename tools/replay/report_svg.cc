@@ -139,7 +139,7 @@ std::string table_of(const ReplayReport& report) {
   for (const RunResult& run : report.runs) {
     out += "<tr>";
     for (const std::string& cell :
-         {pool_name(run), grouped(static_cast<int64_t>(size_of(run)) * report.options.block),
+         {pool_name(run), grouped(report.options.tokens_of(static_cast<int64_t>(size_of(run)))),
           percent(run.hit_rate()), grouped(run.hit_tokens), grouped(run.hit_blocks),
           grouped(static_cast<int64_t>(run.stats.prefix_evicted)), grouped(run.refused),
           microseconds(run.cost.mean), microseconds(run.cost.p50), microseconds(run.cost.p99)}) {

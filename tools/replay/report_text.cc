@@ -79,6 +79,8 @@ std::string setting_line(const ReplayReport& report) {
   std::string out =
       "pages of " + grouped(options.block) + (options.block == 1 ? " token; " : " tokens; ");
   out += options.policy == Policy::kLru ? "least recently used first" : "no prefix cache";
+  if (options.window != 0) out += "; layers with a window of " + grouped(options.window);
+  if (!options.whole_blocks) out += "; hits inside blocks";
   out += options.outputs ? "; prompts and outputs" : "; prompts only";
   if (options.concurrency == 0) return out + ", each request is removed at once";
   return out + ", a request runs until " + grouped(options.concurrency) + " more have come";
@@ -97,8 +99,8 @@ std::string text_report(const ReplayReport& report, bool colours) {
   for (const RunResult& run : report.runs) {
     const bool is_unlimited = run.pages == kUnlimited;
     const int64_t pages = is_unlimited ? run.needed_pages() : run.pool_pages;
-    out += row_of({pool_name(run), grouped(pages * report.options.block), percent(run.hit_rate()),
-                   grouped(run.hit_tokens), grouped(run.hit_blocks),
+    out += row_of({pool_name(run), grouped(report.options.tokens_of(pages)),
+                   percent(run.hit_rate()), grouped(run.hit_tokens), grouped(run.hit_blocks),
                    grouped(static_cast<int64_t>(run.stats.prefix_evicted)), grouped(run.refused),
                    microseconds(run.cost.mean), microseconds(run.cost.p50),
                    microseconds(run.cost.p99)});
