@@ -45,6 +45,7 @@ enum HistoryTag : uint32_t {
   kNumKnown,
   kPriority,
   kHasDiverged,
+  kNumGiven,
 };
 
 enum ExtraTag : uint32_t { kType = 1, kOffset, kData };
@@ -77,6 +78,7 @@ WireWriter written(const TokenHistory& history) {
   out.integer(kNumKnown, history.num_known);
   out.integer(kPriority, history.priority);
   out.integer(kHasDiverged, history.has_diverged ? 1 : 0);
+  if (history.num_given != 0) out.integer(kNumGiven, history.num_given);
   return out;
 }
 
@@ -139,6 +141,7 @@ TokenHistory read_history(WireReader in) {
         history.priority = static_cast<int32_t>(in.integer(-kMaxPriority, kMaxPriority));
         break;
       case kHasDiverged: history.has_diverged = in.integer(0, 1) != 0; break;
+      case kNumGiven: history.num_given = in.integer(0, kMaxSequenceLength); break;
       default: in.skip();
     }
   }
@@ -214,10 +217,12 @@ void check_history(const SequenceImage& sequence, const Spec& spec) {
       !history.has_diverged && history.num_known <= sequence.length &&
       history.ids_begin <= history.num_known && history.ids_begin % block == 0 &&
       static_cast<int64_t>(history.ids.size()) == history.num_known - history.ids_begin &&
-      static_cast<int64_t>(history.keys.size()) == history.num_known / block;
+      static_cast<int64_t>(history.keys.size()) == history.num_known / block &&
+      history.num_given <= history.num_known / block;
   if (!fits) fail_sequence(sequence, "has a token history of another length");
-  // The keys of tokens that are known follow from them.
-  for (int64_t i = history.ids_begin / block; i < static_cast<int64_t>(history.keys.size()); ++i) {
+  // The keys of tokens that are known follow from them, where the caller did not give the keys.
+  for (int64_t i = std::max(history.ids_begin / block, history.num_given);
+       i < static_cast<int64_t>(history.keys.size()); ++i) {
     const BlockKey key =
         block_key(i == 0 ? history.root : history.keys[i - 1],
                   history.extra == nullptr ? no_extra_keys : *history.extra, i * block,

@@ -73,6 +73,28 @@ TEST(StateFilesOfKnownBlocks, APartialPageStaysShared) {
   EXPECT_EQ(saved(fresh, {3}), saved(cache, {3})) << "sequence 4 wrote into a page of its own";
 }
 
+// Hashes are trusted: they may name an adapter that the keys beside the tokens leave out.
+TEST(StateFilesOfGivenHashes, ComeBackAndStillServeNoTextBeforeAnImage) {
+  const Prompt prompt = prompt_of(9);
+  Net net({attention_layer()}, 16);
+  Cache cache(net.config);
+  Ask made(prompt), given(prompt), other(prompt);
+  made.key(KVC_PREFIX_KEY_ADAPTER, 0, "lora").hashed(2, 4, false);
+  given.call.hashes = made.hashes.data();
+  given.call.num_hashes = 2;
+  add_tokens(cache, 7, 9);
+  EXPECT_EQ(inserted(cache, 7, given), 8);
+  EXPECT_EQ(attached(cache, 1, given), 8);
+  const Bytes file = saved(cache, {1});
+  Net of_other({attention_layer()}, 16);
+  Cache fresh(of_other.config);
+  expect_ok([&](kvc_error* err) { return load(fresh, {1}, file, err); });
+  expect_consistent(fresh);
+  EXPECT_EQ(saved(fresh, {1}), file);
+  EXPECT_EQ(matched(fresh, given.all()), 8);
+  EXPECT_EQ(matched(fresh, other.key(KVC_PREFIX_KEY_MEDIA, 3, "dog").all()), 0);
+}
+
 TEST(StateFilesOfPartialForwards, HaveZerosWhereNoLayerWrote) {
   Net net({attention_layer(), attention_layer()}, 16);
   Cache clean(net.config), used(net.config);
