@@ -296,8 +296,8 @@ TEST_F(CudaErrors, AFenceThatCannotBeRecordedIsDone) {
   kvc_fence* fence = nullptr;
   kvc_error error = OneCache::blank();
   cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
-  cudasim::fail_call("cudaEventRecord", 2,
-                     cudaErrorUnknown);  // the first one orders other streams behind the copy
+  // The first ones tell when the page ids are read, and order other streams behind the copy.
+  cudasim::fail_call("cudaEventRecord", 3, cudaErrorUnknown);
   EXPECT_EQ(kvc_pages_copy(cache.cache, &pairs, stream.handle, &fence, &error), KVC_OK)
       << error.message;
   cudasim::clear_failures();

@@ -13,6 +13,7 @@ namespace {
 // int64.
 constexpr int64_t kPart = 2048;
 constexpr int64_t kStagingBytes = int64_t{64} << 10;
+static_assert(CudaPageCopies::kUploadBytes <= kStagingBytes);
 static_assert(3 * DeviceUploads::room_of((kPart + 1) * sizeof(int64_t)) <= kStagingBytes);
 static_assert(DeviceUploads::room_of((kPart + 1) * sizeof(int64_t)) +
                   3 * DeviceUploads::room_of(kMaxLatentDim * sizeof(float)) <=
@@ -40,7 +41,7 @@ CudaDevice::CudaDevice(const Plan& plan, const PagePool* pool, const PagePool* h
       name_(device_info(*gpu).name),
       order_(gpu),
       pages_(plan, pool, gpu),
-      copies_(&plan, pool, host, gpu),
+      copies_(pool, host, gpu),
       staging_(*gpu, kStagingBytes) {
   list_begins_.reserve(kPart + 1);
   copied_from_.reserve(kPart);
@@ -73,7 +74,7 @@ void CudaDevice::copy_pages(CopyDirection direction, const PageId* from, const P
                             int64_t count, CallStream stream) noexcept {
   if (count == 0 || plan_->layout().regions.empty() || !pool_->has_storage()) return;
   enqueue("copying pages", stream,
-          [&](cuda::Stream on) { copies_.enqueue(direction, from, to, count, on); });
+          [&](cuda::Stream on) { copies_.enqueue(direction, from, to, count, staging_, on); });
 }
 
 void CudaDevice::copy_group_pages(const std::vector<PageCopy>& copies, CallStream stream) noexcept {
