@@ -168,10 +168,10 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
       if ((threadIdx.x & 127u) < 32)
         find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads,
                    box_rows, scope_at);
-      wgmma::load_queries<kType, kKDim>(
+      wgmma::load_queries<kType, kKDim, kTileRows, 128 * kConsumers>(
           params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation,
-          item.kv_head, item.row_begin, item.row_begin + item.num_rows, kTileRows, shared,
-          static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
+          item.kv_head, item.row_begin, item.row_begin + item.num_rows, shared,
+          static_cast<int>(threadIdx.x) - 128);
       fence_proxy_async();
     }
     sync_consumers();

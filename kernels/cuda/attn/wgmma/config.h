@@ -17,8 +17,8 @@ constexpr int32_t kTileRows = kConsumers * kRowsOfConsumer;
 constexpr int32_t kProducerRegisters = 40;  // With 24 registers the page look-ups would spill.
 constexpr int32_t kConsumerRegisters = 232;
 // Fixed cost of a work item in key blocks: the queries, the first scores without overlap, and the
-// output. An estimate.
-constexpr int32_t kItemCost = 2;
+// output. From the samples of a profile (README.md, "Measured").
+constexpr int32_t kItemCost = 5;
 
 // Rows of one TMA box, which never crosses a page. Ragged keys (one page of any length) come in
 // boxes of 64. At the end of a sequence they come in smaller boxes: the binary digits of the

@@ -22,10 +22,15 @@ struct KernelParams {
 };
 static_assert(sizeof(KernelParams) <= 4096);
 
-// Named barriers: 1 and 2 for the four warps of a consumer, 3 for both consumers.
+// Named barriers: 1 and 2 for the four warps of a consumer, 3 for both consumers, 4 and 5 for the
+// turn of a consumer.
 KVC_DEVICE void sync_consumer(int consumer) { sync_named(1 + consumer, 128); }
 KVC_DEVICE int consumer_index() { return warp_id() / 4 - 1; }
 KVC_DEVICE void sync_consumers() { sync_named(3, 256); }
+// The consumers issue their products in turns: while those of one are computed, the other has its
+// softmax (the ping-pong schedule of FlashAttention-3, arXiv 2407.08608).
+KVC_DEVICE void take_turn() { sync_named(4 + consumer_index(), 256); }
+KVC_DEVICE void pass_turn() { arrive_named(5 - consumer_index(), 256); }
 
 // A consumer thread's first packed row. Computing it again is cheaper than keeping it.
 KVC_DEVICE int32_t first_own_row(const ItemScope& scope) {
@@ -80,10 +85,10 @@ KVC_DEVICE void start_item(const AttnLaunch& launch, int32_t index, int32_t box_
   if (thread < 32)
     find_scope(sequence, item, params.causal, params.num_q_heads / params.num_kv_heads, box_rows,
                scope);
-  load_queries<T, Shape::kKDim>(
+  load_queries<T, Shape::kKDim, kRowsOfConsumer, 128>(
       params, sequence, item.sink_part != 0 ? params.sink_q_rotation : params.q_rotation,
       item.kv_head, item.row_begin + consumer * kRowsOfConsumer, item.row_begin + item.num_rows,
-      kRowsOfConsumer, shared + consumer * (Shape::kQBytes / kConsumers), thread, 128);
+      shared + consumer * (Shape::kQBytes / kConsumers), thread);
   fence_proxy_async();
 }
 
@@ -97,6 +102,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
   const float scale = params.softcap != 0 ? params.softcap : params.q_scale;
   // Position of V. K is one block ahead while outputs are due.
   RingPosition<Shape::kStages> position;
+  if (consumer_index() == 1) pass_turn();  // The first one begins.
 
   for (int32_t i = launch.schedule.cta_begin[blockIdx.x];
        i < launch.schedule.cta_begin[blockIdx.x + 1]; ++i) {
@@ -114,7 +120,6 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     for (float& value : o) value = 0.0f;
 
     const auto issue_qk = [&](const RingPosition<Shape::kStages>& k_position) {
-      k_ring.wait(k_position);
       // Computed again in every block: otherwise the compiler would keep the descriptors of all
       // steps in registers.
       uint32_t own[1] = {static_cast<uint32_t>(consumer)};
@@ -159,7 +164,10 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
 
     int32_t key = scope.block(scope.first, kKeys);
     if (key < scope.key_end) {
+      k_ring.wait(position);
+      take_turn();
       issue_qk(position);
+      pass_turn();
       wgmma_wait<0>();
       softmax_scores(position, key);
       pack_scores<T, kKeys>(s, p);
@@ -168,9 +176,12 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
         const int32_t next = scope.block(key + kKeys, kKeys);
         if (next >= scope.key_end) break;
         const RingPosition<Shape::kStages> ahead{position.blocks + 1};
-        issue_qk(ahead);
+        k_ring.wait(ahead);
         wait_v(key);
+        take_turn();
+        issue_qk(ahead);
         issue_pv();
+        pass_turn();
         wgmma_wait<1>();
         softmax_scores(ahead, next);
         finish_output();  // wgmma reads p and writes o until here.
@@ -179,7 +190,9 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
         key = next;
       }
       wait_v(key);
+      take_turn();
       issue_pv();
+      pass_turn();
       finish_output();
     }
 #pragma unroll
@@ -187,6 +200,7 @@ KVC_DEVICE void consume(const AttnLaunch& launch, int32_t box_rows, std::byte* s
     write_output(launch, scope, launch.schedule.items[i], first_own_row(scope), sums, scale, o, 0,
                  true);
   }
+  if (consumer_index() == 0) take_turn();  // Nothing is left of the barriers.
 }
 
 template <class Shape, kernels::DType T>

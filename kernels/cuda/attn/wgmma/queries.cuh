@@ -53,25 +53,76 @@ KVC_HD bool aligned_16(const kernels::TokenRows& rows) {
           15u) == 0;
 }
 
-// Loads `rows` packed rows of the sequence's KV head from `first_row` on; rows from `row_end` on
-// become zeros. `thread` is the index of this thread among `threads`. k_dim is a multiple of 8.
-// Element addresses in `shared` are those of block_offset(rows, ...).
-template <kernels::DType T, int Dim>
+// Eight elements of a query, as they are stored in shared memory.
+struct QueryPiece {
+  Words4 words;
+  std::byte* to;
+};
+
+// The piece `index` of a tile of Rows rows, rotated. See load_queries.
+template <kernels::DType T, int Dim, int Rows>
+KVC_DEVICE QueryPiece load_piece(const kernels::AttnParams& params,
+                                 const kernels::AttnSequence& sequence,
+                                 const kernels::Rotation& rotation, int32_t kv_head,
+                                 int32_t first_row, int32_t row_end, std::byte* shared,
+                                 int32_t piece) {
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+  const int32_t row = piece / (Dim / 8), index = piece % (Dim / 8) * 8;
+  QueryPiece out = {Words4{}, shared + block_offset(Rows, row, index)};
+  if (first_row + row >= row_end || index >= params.k_dim) return out;
+  const int32_t token = (first_row + row) / group_size, head = (first_row + row) % group_size;
+  const int64_t packed = packed_row_of(sequence, token);
+  const std::byte* from = params.q.base + packed * params.q.token_stride +
+                          (int64_t{kv_head} * group_size + head) * params.q.head_stride;
+  if (rotation.rotary_dim == 0) {
+    out.words = load_16(from + 2 * index);
+    return out;
+  }
+  float values[8];
+  load_eight_rotated<T>(from, index, rotation, packed, values);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) out.words.x[j] = pack<T>(values[2 * j], values[2 * j + 1]);
+  return out;
+}
+
+// Loads `Rows` packed rows of the sequence's KV head from `first_row` on; rows from `row_end` on
+// become zeros. `thread` is the index of this thread among `Threads`. k_dim is a multiple of 8.
+// Element addresses in `shared` are those of block_offset(Rows, ...).
+template <kernels::DType T, int Dim, int Rows, int Threads>
 KVC_DEVICE void load_queries(const kernels::AttnParams& params,
                              const kernels::AttnSequence& sequence,
                              const kernels::Rotation& rotation, int32_t kv_head, int32_t first_row,
-                             int32_t row_end, int32_t rows, std::byte* shared, int thread,
-                             int threads) {
-  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+                             int32_t row_end, std::byte* shared, int thread) {
+  constexpr int32_t kPieces = Rows * (Dim / 8);
+  // A thread's loads in flight: one after the other, each would wait for the memory.
+  constexpr int kInFlight = 3;
   // Eight elements at a time where memory and RoPE allow it, as in known models; otherwise one
   // element at a time.
   const bool whole = params.q.dtype == T && aligned_16(params.q) && rotation.begin % 8 == 0 &&
                      rotation.rotary_dim % 16 == 0;
-  constexpr int kColumnBoxes = Dim / 8;
+  if (whole) {
 #pragma unroll 1
-  for (int32_t i = thread; i < rows * kColumnBoxes; i += threads) {
-    const int32_t row = i / kColumnBoxes, index = i % kColumnBoxes * 8;
-    std::byte* to = shared + block_offset(rows, row, index);
+    for (int32_t first = thread; first < kPieces; first += Threads * kInFlight) {
+      QueryPiece pieces[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (first + i * Threads < kPieces)
+          pieces[i] = load_piece<T, Dim, Rows>(params, sequence, rotation, kv_head, first_row,
+                                               row_end, shared, first + i * Threads);
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        if (first + i * Threads < kPieces)
+          *reinterpret_cast<Words4*>(pieces[i].to) = pieces[i].words;
+      }
+    }
+    return;
+  }
+  const int32_t group_size = params.num_q_heads / params.num_kv_heads;
+#pragma unroll 1
+  for (int32_t i = thread; i < kPieces; i += Threads) {
+    const int32_t row = i / (Dim / 8), index = i % (Dim / 8) * 8;
+    std::byte* to = shared + block_offset(Rows, row, index);
     if (first_row + row >= row_end || index >= params.k_dim) {
       *reinterpret_cast<Words4*>(to) = Words4{};
       continue;
@@ -80,15 +131,6 @@ KVC_DEVICE void load_queries(const kernels::AttnParams& params,
     const int64_t packed = packed_row_of(sequence, token);
     const std::byte* from = params.q.base + packed * params.q.token_stride +
                             (int64_t{kv_head} * group_size + head) * params.q.head_stride;
-    if (whole) {
-      float values[8];
-      load_eight_rotated<T>(from, index, rotation, packed, values);
-      Words4 words;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) words.x[j] = pack<T>(values[2 * j], values[2 * j + 1]);
-      *reinterpret_cast<Words4*>(to) = words;
-      continue;
-    }
 #pragma unroll 1
     for (int32_t j = 0; j < 8; ++j) {
       const float value = rotated(rotation, packed, index + j, [&](int32_t at) {
