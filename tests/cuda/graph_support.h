@@ -379,7 +379,7 @@ class GraphPair {
     tensors.fill(seed);
     EXPECT_EQ(on.said(tensors.run(forward, on.clean())), KVC_OK) << on.message();
     EXPECT_EQ(kvc_forward_end(forward, nullptr), KVC_OK);
-    if (&on == &device) finish_runtime();
+    if (&on == &device) finish_stream(with);
     return tensors.results();
   }
 

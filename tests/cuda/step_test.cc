@@ -320,6 +320,8 @@ TEST(CudaStep, ReplaysOfACapturedLaunchFindTheirOwnSteps) {
     model.apply(step);
     device.write(testing::step_words(step), stored == 7);
   }
+  // The stream does not wait for the default stream, on which memory is filled.
+  finish();
   for (int i = 0; i < 5; ++i) ASSERT_EQ(cudaGraphLaunch(executable, stream), cudaSuccess);
   finish(stream);
   expect_arrays(step, device, model);

@@ -13,6 +13,8 @@ namespace kvc::test {
 void reset_runtime();
 // All that was enqueued on any stream is done.
 void finish_runtime();
+// All that was enqueued on a stream is done; other streams may be captured meanwhile.
+void finish_stream(void* stream);
 // From now on the emulator runs work as late as streams and events allow, in an order of `seed`.
 // A device decides for itself.
 void run_streams_late(uint64_t seed);

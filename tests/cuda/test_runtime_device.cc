@@ -16,6 +16,18 @@ void check(cudaError_t error, const char* call) {
     throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(error));
 }
 
+// What a capture of another stream forbids is allowed.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Unused blocks by size, and the sizes of all. None goes back to the driver: cudaFreeHost waits,
 // which a capture does not survive.
 struct Blocks {
@@ -34,6 +46,10 @@ void reset_runtime() {
   (void)cudaGetLastError();
 }
 void finish_runtime() { check(cudaDeviceSynchronize(), "cudaDeviceSynchronize"); }
+void finish_stream(void* stream) {
+  const RelaxedCapture relaxed;
+  check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize");
+}
 void run_streams_late(uint64_t) {}
 
 void* take_pinned(size_t bytes) {
@@ -44,13 +60,12 @@ void* take_pinned(size_t bytes) {
     unused.pop_back();
     return block;
   }
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   void* block = nullptr;
-  const cudaError_t error =
-      cudaHostAlloc(&block, size, cudaHostAllocPortable | cudaHostAllocMapped);
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
-  check(error, "cudaHostAlloc");
+  {
+    const RelaxedCapture relaxed;
+    check(cudaHostAlloc(&block, size, cudaHostAllocPortable | cudaHostAllocMapped),
+          "cudaHostAlloc");
+  }
   blocks().sizes[block] = size;
   return block;
 }

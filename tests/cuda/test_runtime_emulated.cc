@@ -5,6 +5,7 @@ namespace kvc::test {
 
 void reset_runtime() { cudasim::reset(); }
 void finish_runtime() { cudasim::finish_all(); }
+void finish_stream(void*) { cudasim::finish_all(); }
 void run_streams_late(uint64_t seed) {
   cudasim::seed(seed);
   cudasim::set_stream_order(cudasim::StreamOrder::kLazy);
