@@ -1,5 +1,6 @@
 """What run.py does one after the other. A stage returns its result, or raises Skipped or Failed with the reason."""
 
+import concurrent.futures
 import ctypes
 import importlib.util
 import json
@@ -20,6 +21,7 @@ REHEARSED = {
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SANITIZER_ERROR = 9
+NO_TIME, NOT_FINISHED = "no time", "not finished"
 
 
 class Skipped(Exception):
@@ -159,7 +161,8 @@ def build(run):
 def gtest(run, name, program, most_seconds, **environment):
     """Runs every suite in a process of its own: a fault of the device ends that process's work.
 
-    If the process dies, each test of the suite runs again by itself.
+    Several run beside each other, because oracles on the host take most of the time. If a process
+    dies, each test of its suite runs again by itself.
     """
     rehearsed = [f"--gtest_filter={REHEARSED[name]}"] if run.rehearsal else []
     status, text = execute(
@@ -174,22 +177,18 @@ def gtest(run, name, program, most_seconds, **environment):
             suites[suite] = []
         elif line.startswith("  "):
             suites[suite].append(line.split()[0])
-    result, bad, end = (
-        {"tests": 0, "failures": 0, "suites": {}},
-        [],
-        time.monotonic() + run.left(most_seconds),
-    )
+    end = time.monotonic() + run.left(most_seconds)
 
     def process(label, tests):
-        """Counts of one process; None: it did not live to write them."""
-        counts = run.out / f"{name}-counts.json"
-        counts.unlink(missing_ok=True)
+        """(counts, or None of a process that did not live to write them; why)."""
         if time.monotonic() > end:
-            bad.append(f"{label}: no time")
-            return None, None
+            return None, NO_TIME
+        of = f"{name}-{label.rstrip('.').replace('/', '-')}"
+        counts = run.out / f"{of}-counts.json"
+        counts.unlink(missing_ok=True)
         status, text = execute(
             run,
-            f"{name}-{label.rstrip('.').replace('/', '-')}",
+            of,
             [
                 program,
                 "--gtest_brief=1",
@@ -199,19 +198,27 @@ def gtest(run, name, program, most_seconds, **environment):
             end - time.monotonic(),
             **environment,
         )
-        return (json.loads(counts.read_text()) if counts.exists() else None), (
-            "not finished" if status is None else tail(text)
-        )
+        found = json.loads(counts.read_text()) if counts.exists() else None
+        return found, NOT_FINISHED if status is None else tail(text)
 
-    for suite, tests in suites.items():
-        counts, text = process(suite, [suite + test for test in tests])
-        if counts is None and text is not None:
-            bad.append(f"{suite} died: {text}")
-            for test in tests if text != "not finished" else []:
-                counts, text = process(suite + test, [suite + test])
-                add(result, suite, counts, bad, f"{suite}{test}: {text}")
-            continue
-        add(result, suite, counts, bad, f"{suite}: {text}")
+    def run_suite(suite):
+        """Each process that counts: (label, counts, why)."""
+        tests = suites[suite]
+        counts, why = process(suite, [suite + test for test in tests])
+        done = [(suite, counts, why)]
+        if counts is None and why not in (NO_TIME, NOT_FINISHED):
+            done += [(suite + test, *process(suite + test, [suite + test])) for test in tests]
+        return done
+
+    result, bad = {"tests": 0, "failures": 0, "suites": {}}, []
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(8, os.cpu_count() // 2))) as pool:
+        for suite, done in zip(suites, pool.map(run_suite, suites), strict=True):
+            for label, counts, why in done:
+                if counts is None or counts["failures"]:
+                    bad.append(f"{label}: {why}")
+            # The first of several died: its tests count one by one.
+            for _, counts, _ in done[1:] or done:
+                add(result, suite, counts)
     if bad:
         raise Failed("; ".join(bad)[:1500], result)
     if not result["tests"]:
@@ -219,9 +226,7 @@ def gtest(run, name, program, most_seconds, **environment):
     return result
 
 
-def add(result, suite, counts, bad, otherwise):
-    if counts is None or counts["failures"]:
-        bad.append(otherwise)
+def add(result, suite, counts):
     of = result["suites"].setdefault(suite.rstrip("."), {"tests": 0, "failures": 0})
     for each in (result, of):
         each["tests"] += counts["tests"] if counts else 1

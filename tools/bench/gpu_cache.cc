@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -192,11 +193,8 @@ std::vector<kvc_seq> GpuCache::add_fillers() {
 
 void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs,
                              const std::vector<int64_t>& lengths) {
-  std::vector<size_t> turns;  // one page of a sequence each
-  for (size_t i = 0; i < seqs.size(); ++i)
-    turns.insert(turns.end(), static_cast<size_t>(pages_for(shape_, lengths[i])), i);
-  if (turns.empty()) return;
-  std::shuffle(turns.begin(), turns.end(), random_);
+  if (std::all_of(lengths.begin(), lengths.end(), [](int64_t length) { return length == 0; }))
+    return;
   const std::vector<kvc_seq> fillers = shape_.window > 0 ? std::vector<kvc_seq>() : add_fillers();
   std::vector<kvc_seq> filler_of_page;  // one entry per page of a filler
   for (const kvc_seq filler : fillers) {
@@ -208,18 +206,29 @@ void GpuCache::grow_shuffled(const std::vector<kvc_seq>& seqs,
   }
   std::shuffle(filler_of_page.begin(), filler_of_page.end(), random_);
 
+  // A forward brings every sequence a page, in another order each time.
   std::vector<int64_t> missing = lengths;
-  for (const size_t turn : turns) {
-    if (!fillers.empty()) {
+  std::vector<size_t> order(seqs.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  while (true) {
+    std::shuffle(order.begin(), order.end(), random_);
+    std::vector<kvc_seq> growing;
+    std::vector<int64_t> parts;
+    for (const size_t i : order) {
+      if (missing[i] == 0) continue;
+      growing.push_back(seqs[i]);
+      parts.push_back(std::min<int64_t>(shape_.page_size, missing[i]));
+      missing[i] -= parts.back();
+    }
+    if (growing.empty()) break;
+    for (size_t i = 0; !fillers.empty() && i < growing.size(); ++i) {
       if (filler_of_page.empty())
         throw std::runtime_error("the pool has fewer pages than the sequences need");
       kvc_error error = new_error();
       check(kvc_seq_pop(cache_, filler_of_page.back(), shape_.page_size, &error), error);
       filler_of_page.pop_back();
     }
-    const int64_t part = std::min<int64_t>(shape_.page_size, missing[turn]);
-    end(begin({seqs[turn]}, {part}));
-    missing[turn] -= part;
+    end(begin(growing, parts));
   }
   for (const kvc_seq filler : fillers) remove(filler);
   gpu_.synchronize();
