@@ -81,8 +81,10 @@ Expected PageModel::check_batch(const ModelBatch& batch, bool any_kind) const {
   int64_t needed = 0;
   for (size_t i = 0; i < seqs.size(); ++i) {
     if (!exists(seqs[i])) continue;
-    expected.also(lengths[i] > INT32_MAX - at(seqs[i]).slots(), KVC_E_NEVER_FITS);
     const ModelSequence& sequence = at(seqs[i]);
+    const bool is_endless = lengths[i] > INT32_MAX - sequence.slots();
+    expected.also(is_endless, KVC_E_NEVER_FITS);
+    if (is_endless) continue;
     int64_t alone = 0;
     for (size_t g = 0; g < limits_.groups.size(); ++g) {
       const bool is_cross = limits_.groups[g].is_cross;
