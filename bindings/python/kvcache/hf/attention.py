@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from .calls import watch_calls
 from .compat import check_class_tables
 from .fused import NAME, TAG, waiting_cache
 from .masks import kvcache_mask
@@ -39,3 +40,4 @@ def register() -> None:
     AttentionInterface.register(NAME, kvcache_attention)
     AttentionMaskInterface.register(NAME, kvcache_mask)
     check_class_tables(NAME)
+    watch_calls(PreTrainedModel)

@@ -8,18 +8,21 @@ from dataclasses import replace
 import torch
 
 from . import compat
+from .calls import Pages
+from .copies import copied
 from .fused import NAME, FusedSteps
 from .layers import HybridLayer, KVLayer, StateLayer, make_layers
 from .packed import PackedSteps
 from .rows import Step, check_states
 from .specs import NO_STORAGE, LayerSpec, Storage, decoder_config, layer_specs
 from .store import Store
+from .undo import UndoneCalls, locked, undone_on_failure
 
 MODES = ("gather", "fused")
 MLA_MODES = ("latent", "expanded")
 
 
-class PagedCache(FusedSteps, PackedSteps, compat.Cache):
+class PagedCache(UndoneCalls, FusedSteps, PackedSteps, compat.Cache):
     """A cache for ``model.generate(..., past_key_values=PagedCache(model.config))``.
 
     mode="gather" keeps K and V in pages and returns whole K and V. Any attention implementation but
@@ -27,7 +30,10 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
     in C++: load the model with ``attn_implementation="kvcache"``.
 
     Pages are planned when the first tokens come, in their dtype. Without `num_pages` and `byte_budget` the pool grows as needed;
-    with one of them a full pool raises kvcache's NoPages error, and nothing has happened.
+    with one of them a full pool raises kvcache's NoPages error, and nothing has happened. The same holds for every forward of a
+    transformers model that raises.
+
+    Caches that share pages (branch) may be used in threads: their forwards wait for one another.
     """
 
     def __init__(self, config, mode: str = "gather", *, page_size: int = 16, num_pages: int | None = None,
@@ -52,6 +58,8 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         self._dtype: torch.dtype | None = None
         self._rows: list[int] = []  # sequence ids, one per batch row
         self._step: Step | None = None
+        self._point = None  # the state before the open forward
+        self._pages = Pages()
         self._init_fused()
         super().__init__(layers=make_layers(self, self._specs))
 
@@ -73,9 +81,14 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         return not any(isinstance(layer, StateLayer) for layer in self.layers)
 
     @property
+    def is_initialized(self) -> bool:
+        return any(layer.is_initialized for layer in self.layers if isinstance(layer, KVLayer))
+
+    @property
     def batch_size(self) -> int:
         return len(self._rows) or -1
 
+    @locked
     def activate_past_recording(self) -> None:
         """Keep what windows would drop, so that `crop` works past them (assisted generation)."""
         if self.record_past:
@@ -87,6 +100,7 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         if self.store is not None and any(spec.view for spec in self._specs):
             self._replan()
 
+    @locked
     def reset(self) -> None:
         """Forget all tokens; the planned pages stay."""
         self._abort()
@@ -100,6 +114,7 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
             if isinstance(layer, StateLayer):
                 layer.reset()
 
+    @locked
     def crop(self, tokens_to_remove: int) -> None:
         """Drop the last tokens of every row. Versions 5: a negative number; 4.57 also takes the length to keep."""
         self._commit()
@@ -139,8 +154,8 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
                 layer.batch_repeat_interleave(repeats)
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
-        if indices.dtype == torch.bool:
-            indices = indices.nonzero().flatten()
+        if self._rows:
+            indices = torch.arange(len(self._rows))[indices]  # negative ones and masks, as of any tensor
         self._select(indices.tolist())
         for layer in self.layers:
             if isinstance(layer, StateLayer):
@@ -148,11 +163,13 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
 
     # Copies -------------------------------------------------------------------------------------------------
 
+    @locked
     def branch(self) -> PagedCache:
         """A cache with the same tokens that goes its own way: pages are shared, nothing is copied but recurrent states."""
         self._commit()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        other._point = None
         other._init_fused()
         other._real = self._real
         other.layers = make_layers(other, self._specs)
@@ -168,22 +185,25 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         """What transformers' users write for `branch`."""
         return self.branch()
 
+    def __copy__(self):
+        raise NotImplementedError(
+            "copy.copy: two caches cannot own the same rows; use branch() or copy.deepcopy, which share pages and go "
+            "their own ways, or hand on the cache itself"
+        )
+
     def __del__(self):
         # At the interpreter's exit PyTorch is half gone, and an operation on a tensor would abort
         # the process. Only the store is told.
         try:
             store, step = self.store, self._step
-            if store is None or not store.cache.is_open:
-                return
-            if step is not None and step.in_store:
-                store.abort()
-            for row in self._rows:
-                store.remove(row)
+            if store is not None and store.cache.is_open:
+                self._pages.leave(store, self._rows, step is not None and step.in_store)
         except Exception:  # noqa: BLE001 (never from a finaliser; the pages go with the store at the latest)
             pass
 
     # Rows -------------------------------------------------------------------------------------------------
 
+    @locked
     def _select(self, indices: list[int]) -> None:
         self._commit()
         if not self._rows:
@@ -193,6 +213,7 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
 
     # Steps --------------------------------------------------------------------------------------------------
 
+    @undone_on_failure
     def _update(self, layer: int, keys: torch.Tensor, values: torch.Tensor):
         check_states("key_states", keys)
         check_states("value_states", values)
@@ -212,10 +233,11 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
             )
         batch, _, count, _ = keys.shape
         shape = Storage("attention", keys.shape[1], keys.shape[1], keys.shape[3], values.shape[3])
-        if self.store is None:
-            self._plan(shape, keys.dtype)
         if self._step is None or layer in self._step.done:
             self._commit()
+            self._begin_step()
+            if self.store is None:
+                self._plan(shape, keys.dtype)
             self._begin(batch, count)
         self._check_step(layer, batch, count)
         self._check_shape(layer, shape)
@@ -250,11 +272,14 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
                                 values[index, :, : end - begin].transpose(0, 1))
         return keys, values
 
+    @locked
     def _stored(self, layer: int):
-        """Keys and values of a layer as transformers keeps them between forwards, or (None, None) before the first."""
+        """Keys and values of a layer as transformers keeps them, or (None, None) before the first forward."""
         if self.store is None or not self._rows:
             return None, None
-        self._commit()
+        if self._is_whole():
+            self._commit()
+        read = self._store_reader(layer)
         state, storage = self.layers[layer], self._storage[layer]
         first, last = state.first_kept(state.seen), state.seen
         heads, dims = storage.kv_heads, (storage.k_dim, storage.v_dim)
@@ -263,15 +288,49 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
         parts = [torch.zeros(len(self._rows), heads, last - first, dim, dtype=self._dtype) for dim in dims]
         before, kept = self._real_tokens(0, first), self._real_tokens(first, last)
         for index, row in enumerate(self._rows):
-            read = [torch.empty(kept[index], heads, dim, dtype=self._dtype) for dim in dims]
+            rows = [torch.empty(kept[index], heads, dim, dtype=self._dtype) for dim in dims]
             if kept[index]:
-                self.store.read(layer, row, before[index], before[index] + kept[index], read[0], read[1] if len(read) > 1 else None)
+                read(row, before[index], before[index] + kept[index], rows[0], rows[1] if len(rows) > 1 else None)
             where = slice(None) if self._real is None else self._real[index, first:last]
-            for part, one in zip(parts, read):
+            for part, one in zip(parts, rows):
                 part[index, :, where] = one.transpose(0, 1)
         if storage.kind == "mla":
-            return parts[0].split([storage.latent_rank, storage.rope_dim], dim=-1)
-        return parts[0], parts[1]
+            parts = parts[0].split([storage.latent_rank, storage.rope_dim], dim=-1)
+        return tuple(map(copied, parts))
+
+    def _store_reader(self, layer: int):
+        """A function that reads rows of a layer: read(row, begin, end, keys, values)."""
+        if self._step is None or layer not in self._step.done or not self._step.in_store:
+            return lambda *where: self.store.read(layer, *where)
+        if self._pending is not None and self._pending[0] == layer:
+            raise NotImplementedError(
+                f"layer {layer}: its keys and values are read between the cache and attention; read what update returned"
+            )
+        return lambda *where: self.store.read_open(layer, *where)
+
+    @locked
+    def _overwrite(self, layer: int, keys=None, values=None) -> None:
+        """What `layer.keys = ...` and `layer.values = ...` do."""
+        self._commit()
+        stored, storage = self._stored(layer), self._storage[layer] if self.store is not None else None
+        if stored[0] is None:
+            raise ValueError(f"layer {layer}: keys and values are assigned before the first forward; give them to update")
+        if storage.kind == "mla":
+            raise NotImplementedError(f"layer {layer}: latents cannot be assigned")
+        new = [old if given is None else given for old, given in zip(stored, (keys, values))]
+        for name, old, given in zip(("keys", "values"), stored, new):
+            if given.shape != old.shape:
+                raise ValueError(
+                    f"layer {layer}: {name} of shape {tuple(given.shape)} for {tuple(old.shape)}; crop() and "
+                    "batch_select_indices() change what is kept"
+                )
+        first, last = self.layers[layer].first_kept(self.layers[layer].seen), self.layers[layer].seen
+        before = self._real_tokens(0, first)
+        for index, row in enumerate(self._rows):
+            where = slice(None) if self._real is None else self._real[index, first:last]
+            rows = [given.as_subclass(torch.Tensor)[index, :, where].transpose(0, 1).to(self._dtype).contiguous() for given in new]
+            if len(rows[0]):
+                self.store.write(layer, row, before[index], *rows)
 
     def _plan(self, first: Storage, dtype: torch.dtype) -> None:
         """Plan the pages when the shape of the first attention layer is known, and take it for the others until they show theirs."""
@@ -335,22 +394,13 @@ class PagedCache(FusedSteps, PackedSteps, compat.Cache):
             layer = missing[0] if missing else self._pending[0]
             self._abort()
             raise RuntimeError(f"layer {layer} was not attended in the last forward of the model; that forward has been undone")
-        self._step = self._first = None
+        self._step = self._first = self._point = None
         if step.in_store:
             self.store.end()
 
     def _abort(self) -> None:
-        step, self._step = self._step, None
-        if step is None:
-            return
-        if step.in_store:
-            self.store.abort()
-        if self._first is not None:
-            self._first = []
-        if not self._packed:
-            for layer in step.done:
-                self.layers[layer].seen -= step.tokens
-        self._crop_fused(min(layer.seen for layer in self.layers if isinstance(layer, KVLayer)))
+        if self._step is not None:
+            self._undo(self._point)
 
     def _replan(self) -> None:
         """Move everything to pages without windows. What windows have dropped stays unwritten: nobody sees it again."""

@@ -9,12 +9,15 @@ import torch
 
 from . import compat
 from .cache import PagedCache
+from .calls import Pages, join_call
 from .fused import Tag, tagged
+from .layers import owner_of
 from .masks import read_mask, with_bias, pack_bias
 from .options import Options
 from .rows import Step, check_states
 from .specs import FULL, LayerSpec, Storage, decoder_config, layer_specs
 from .store import Store
+from .undo import locked, undone_on_failure
 
 
 class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
@@ -24,6 +27,30 @@ class PagedEncoderDecoderCache(compat.EncoderDecoderCache):
         own = PagedCache(config, mode, **limits)
         encoder = _EncoderCache(config, **limits) if mode == "fused" else _GatheredEncoderCache(config, mode, **limits)
         super().__init__(own, encoder)
+
+    # A forward, see calls.py: beside the two caches it changes what the encoder has been given for.
+
+    @property
+    def _pages(self) -> Pages:
+        return self.self_attention_cache._pages
+
+    def _caches_of_call(self) -> tuple:
+        return self.self_attention_cache, self.cross_attention_cache, self
+
+    def _begin_call(self) -> dict:
+        return dict(self.is_updated)
+
+    def _check_call(self, tokens: int, mask) -> None:
+        """Nothing: the decoder's own cache does."""
+
+    def _end_call(self) -> None:
+        """Nothing: the two caches do."""
+
+    def _undo(self, point: dict) -> None:
+        self.is_updated = point
+
+    def __copy__(self):
+        return self.self_attention_cache.__copy__()
 
     def crop(self, tokens_to_remove: int) -> None:
         self.self_attention_cache.crop(tokens_to_remove)
@@ -65,17 +92,17 @@ class _EncoderLayer(compat.CacheLayerMixin):
 
     @property
     def keys(self):
-        return self._cache()._placeholder(self.index, values=False)
+        return owner_of(self)._placeholder(self.index, values=False)
 
     @property
     def values(self):
-        return self._cache()._placeholder(self.index, values=True)
+        return owner_of(self)._placeholder(self.index, values=True)
 
     def lazy_initialization(self, *_):
         """Nothing to do."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        return self._cache()._update(self.index, key_states, value_states)
+        return owner_of(self)._update(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length):
         return self.seen, 0
@@ -102,9 +129,45 @@ class _EncoderCache(compat.Cache):
         self._given: dict[int, tuple] = {}  # K and V of layers that wait for their first attention
         self._real: torch.Tensor | None = None  # bool [rows, encoder tokens], None: no padding
         self._lengths: list[int] = []
+        self._point = None  # the state before the open forward
+        self._pages = Pages()
         super().__init__(layers=[_EncoderLayer(self, index) for index in range(self._count)])
 
+    # A forward, see calls.py
+
+    def _caches_of_call(self) -> tuple:
+        return (self,)
+
+    def _begin_call(self) -> tuple:
+        self._commit()
+        self._point = (list(self._rows), [layer.seen for layer in self.layers], dict(self._given), self._real, self._lengths,
+                       self.store)
+        return self._point
+
+    def _check_call(self, tokens: int, mask) -> None:
+        """Nothing: the mask is the decoder's."""
+
+    def _end_call(self) -> None:
+        self._commit()
+        self._point = None
+
+    def _undo(self, point: tuple) -> None:
+        rows, seen, given, real, lengths, store = point
+        self._abort()
+        if self.store is not store:
+            self.store.close()
+            self.store = None
+        else:
+            for row in set(self._rows) - set(rows):
+                store.remove(row)
+        self._rows, self._given, self._real, self._lengths, self._point = list(rows), dict(given), real, lengths, None
+        for layer, count in zip(self.layers, seen):
+            layer.seen = count
+
+    @undone_on_failure
     def _update(self, layer: int, keys, values):
+        if not join_call(self) and self._point is None:
+            self._begin_call()
         check_states("key_states", keys)
         check_states("value_states", values)
         if self.layers[layer].seen:
@@ -122,7 +185,10 @@ class _EncoderCache(compat.Cache):
         tensor = torch.full((1,), float("nan"), dtype=self._dtype).expand(len(self._rows), storage.kv_heads, self.layers[layer].seen, dim)
         return tagged(tensor, self, layer)
 
+    @undone_on_failure
     def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options) -> torch.Tensor:
+        if not join_call(self) and self._point is None:
+            self._begin_call()
         layer = tag.layer
         tag.check(key, value)
         if options.window:
@@ -179,7 +245,9 @@ class _EncoderCache(compat.Cache):
         step, self._step = self._step, None
         if step is not None:
             self.store.end()
+            self._point = None
 
+    @locked
     def _select(self, indices: list[int]) -> None:
         self._commit()
         if not self._rows:
@@ -189,11 +257,13 @@ class _EncoderCache(compat.Cache):
         if self._real is not None:
             self._real = self._real[indices]
 
+    @locked
     def branch(self) -> _EncoderCache:
         """A cache with the same encoder tokens; pages are shared."""
         self._commit()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        other._point = None
         other.layers = [_EncoderLayer(other, index) for index in range(self._count)]
         for mine, copy in zip(self.layers, other.layers):
             copy.seen = mine.seen
@@ -204,6 +274,7 @@ class _EncoderCache(compat.Cache):
     def __deepcopy__(self, memo) -> _EncoderCache:
         return self.branch()
 
+    __copy__ = PagedCache.__copy__
     __del__ = PagedCache.__del__
 
     def _abort(self) -> None:
@@ -220,6 +291,7 @@ class _EncoderCache(compat.Cache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         self._select(torch.arange(len(self._rows))[indices].tolist())
 
+    @locked
     def reset(self) -> None:
         self._commit()
         for row in self._rows:

@@ -3,32 +3,28 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from dataclasses import dataclass
 
 import torch
 
 from . import mla
+from .calls import last_updated, wait_for_attention
 from .masks import Mask, check_causal, pack_bias, read_mask, with_bias
 from .options import Options
 from .rows import Step
 from .specs import Storage, padding_reaches_states
+from .undo import undone_on_failure
 
 NAME = "kvcache"
 TAG = "_kvcache_tag"
 
-# The cache whose update has returned and whose attention has not been called yet, in this thread.
-_waiting = threading.local()
-
 
 def waiting_cache(module):
     """The cache that waits for the attention of `module`, whose K came without a tag; None when there is none."""
-    reference = getattr(_waiting, "cache", None)
-    cache = reference() if reference is not None else None
+    cache = last_updated()
     if cache is None or cache._pending is None:
         return None
-    # A forward that failed may have left a cache waiting; encoders and other models have nothing to do with it.
+    # Encoders and other models inside of this one have nothing to do with it.
     if getattr(getattr(module, "config", None), "model_type", None) != cache.config.model_type:
         return None
     index = getattr(module, "layer_idx", None)
@@ -128,10 +124,11 @@ class FusedSteps:
         batch, _, count, _ = keys.shape
         if self._step is None or (layer in self._step.done and not self._packed):
             self._commit()
+            self._begin_step()
             self._step = Step([], [], batch, count)
         self._check_step(layer, batch, count)
         self._pending = (layer, keys, values)
-        _waiting.cache = weakref.ref(self)
+        wait_for_attention(self)
         self._step.done.add(layer)
         if not self._packed:
             self.layers[layer].seen += count
@@ -143,6 +140,7 @@ class FusedSteps:
 
     # attention ----------------------------------------------------------------------------------------------
 
+    @undone_on_failure
     def _attend(self, tag: Tag, module, query, key, value, attention_mask, options: Options):
         if tag.step is not self._step:
             raise RuntimeError(f"layer {tag.layer}: K of a forward that has ended")
@@ -191,6 +189,7 @@ class FusedSteps:
             self.store.attend_shared(layer, step.pack(query), out, **self._call(layer, mask, options))
         return step.unpack(out)[:, -count:]
 
+    @undone_on_failure
     def _attend_latent(self, module, query, key, value, attention_mask, options: Options):
         """Attention of a module that caches latents and expands them after update (DeepSeek-V3)."""
         layer, latent, rope = self._pending

@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import weakref
 
+import torch
+
 from . import compat
 from .specs import LayerSpec
+
+
+def owner_of(layer):
+    """The cache whose pages a layer reads."""
+    cache = layer._cache()
+    if cache is None:
+        raise ReferenceError("the cache of this layer is gone, and with it the pages; keep the PagedCache, not its layers alone")
+    return cache
 
 
 class KVLayer(compat.CacheLayerMixin):
@@ -36,21 +46,33 @@ class KVLayer(compat.CacheLayerMixin):
 
     @property
     def record_past(self) -> bool:
-        return self._cache().record_past
+        return self._owner.record_past
+
+    @property
+    def _owner(self):
+        return owner_of(self)
 
     @property
     def keys(self):
-        return self._cache()._stored(self.spec.index)[0]
+        return self._owner._stored(self.spec.index)[0]
+
+    @keys.setter
+    def keys(self, changed) -> None:
+        self._owner._overwrite(self.spec.index, keys=changed)
 
     @property
     def values(self):
-        return self._cache()._stored(self.spec.index)[1]
+        return self._owner._stored(self.spec.index)[1]
+
+    @values.setter
+    def values(self, changed) -> None:
+        self._owner._overwrite(self.spec.index, values=changed)
 
     def lazy_initialization(self, key_states, value_states=None) -> None:
         """Nothing to do: the pages are planned when the first tokens come."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        return self._cache()._update(self.spec.index, key_states, value_states)
+        return self._owner._update(self.spec.index, key_states, value_states)
 
     def first_kept(self, length: int) -> int:
         return max(length - self.spec.view + 1, 0) if self.spec.view else 0
@@ -76,6 +98,19 @@ class KVLayer(compat.CacheLayerMixin):
         raise NotImplementedError("kvcache.hf: call this on the cache, all layers change together")
 
     reset = crop = reorder_cache = batch_repeat_interleave = batch_select_indices = _whole
+
+
+_NO_STATE = frozenset(("_cache", "spec", "seen"))
+
+
+def _copied(value):
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_copied, value))
+    return value
 
 
 class EmptyLayer(compat.DummyLayer or object):
@@ -124,6 +159,15 @@ if compat.LinearAttentionLayer is not None:
             for name in ("is_conv_states_initialized", "is_recurrent_states_initialized", "has_previous_state", "conv_kernel_size"):
                 setattr(other, name, dict(getattr(self, name)))
             other.device, other.dtype, other.record_past = self.device, self.dtype, self.record_past
+
+        def state(self) -> dict:
+            """All that a forward may change, copied: models write into the tensors."""
+            return {name: _copied(value) for name, value in self.__dict__.items() if name not in _NO_STATE}
+
+        def set_state(self, state: dict) -> None:
+            for name in self.__dict__.keys() - state.keys() - _NO_STATE:
+                delattr(self, name)
+            self.__dict__.update(state)
 
         def reset(self) -> None:
             self.__init__(self.number_of_states)

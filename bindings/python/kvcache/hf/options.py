@@ -32,7 +32,7 @@ def read_options(module, query: torch.Tensor, scaling, dropout: float, kwargs: d
     window = rest.pop("sliding_window", None)
     position_bias = rest.pop("position_bias", None)
     causal = rest.pop("is_causal", None)
-    if rest.pop("output_attentions", False):
+    if rest.pop("output_attentions", False) or getattr(getattr(module, "config", None), "output_attentions", False):
         raise NotImplementedError("output_attentions: kvcache does not return attention weights; use attn_implementation='eager'")
     if dropout:
         raise NotImplementedError(f"dropout: kvcache attends without dropout, got {dropout}; call model.eval()")

@@ -21,7 +21,7 @@ from .sampling import Sampling
 class Request:
     """A prompt and what has been generated for it.
 
-    `finish` is None while it waits or runs, then "stop", "length" or "cancelled".
+    `finish` is None while it waits or runs, then "stop", "length", "cancelled", or "error" after its `on_token` raised `error`.
     """
 
     number: int
@@ -33,6 +33,7 @@ class Request:
     generator: torch.Generator
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
+    error: BaseException | None = None
     cached: int = 0  # tokens that the prefix index gave when the request was admitted last
     preemptions: int = 0
     submitted: float = 0.0
@@ -125,12 +126,8 @@ class Server:
 
     def cancel(self, request: Request) -> None:
         """Stop a request; what it has generated stays."""
-        if request in self._waiting:
-            self._waiting.remove(request)
-        if request in self._running:
-            self._release(request)
         if request.finish is None:
-            request.finish = "cancelled"
+            self._end(request, "cancelled")
 
     @property
     def has_work(self) -> bool:
@@ -168,7 +165,28 @@ class Server:
             logits = logits[ends[complete]]
         for request, count in batch:
             request._computed += count
-        return [self._advance(batch[index][0], row) for index, row in zip(complete, logits)]
+        advanced = [self._advance(batch[index][0], row) for index, row in zip(complete, logits)]
+        # Callbacks may cancel any request: by now the step is over for all of them.
+        return [(request, token) for request, token in advanced if self._tell(request, token)]
+
+    def _tell(self, request: Request, token: int) -> bool:
+        """Call `on_token`; False: the request was cancelled before, its token is not told."""
+        if request.finish == "cancelled":
+            return False
+        if request.on_token:
+            try:
+                request.on_token(request, token)
+            except Exception as error:  # noqa: BLE001  (the caller's: it ends this request, and no other)
+                request.error = error
+                self._end(request, "error")
+        return True
+
+    def _end(self, request: Request, finish: str) -> None:
+        request.finish, request.finished = finish, request.finished or time.perf_counter()
+        if request in self._waiting:
+            self._waiting.remove(request)
+        if request in self._running:
+            self._release(request)
 
     def _advance(self, request: Request, logits: torch.Tensor) -> tuple[Request, int]:
         token = request.sampling.choose(logits, request.generator)
@@ -180,10 +198,7 @@ class Server:
         elif len(request.tokens) == request.max_new_tokens:
             request.finish = "length"
         if request.finish:
-            request.finished = now
-            self._release(request)
-        if request.on_token:
-            request.on_token(request, token)
+            self._end(request, request.finish)
         return request, token
 
     def _plan_batch(self) -> list[tuple[Request, int]]:

@@ -113,7 +113,8 @@ class Store:
 
     def abort(self) -> None:
         forward, self._forward = self._forward, None
-        forward.abort()
+        if forward is not None:
+            forward.abort()
 
     def append(self, layer: int, keys, values) -> None:
         self._forward.kv_append(layer, keys, values)
@@ -131,6 +132,17 @@ class Store:
 
     def read(self, layer: int, seq: int, begin: int, end: int, keys, values) -> None:
         self.cache.debug_get_layer(seq, layer, begin, end, keys, values)
+
+    def read_open(self, layer: int, seq: int, begin: int, end: int, keys, values) -> None:
+        """The same inside the open step, with the tokens that it has appended."""
+        whole = [None if out is None else out.new_empty(end, *out.shape[1:]) for out in (keys, values)]
+        try:
+            self._forward.gather(layer, seq, *whole)
+        except kvcache.OutOfRange as error:
+            raise NotImplementedError(f"layer {layer}: its window has dropped tokens; read it after the forward") from error
+        for out, rows in zip((keys, values), whole):
+            if out is not None:
+                out.copy_(rows[begin:])
 
     def write(self, layer: int, seq: int, begin: int, keys, values) -> None:
         self.cache.debug_set_layer(seq, layer, begin, keys, values)

@@ -90,8 +90,8 @@ def test_a_second_attention_call_of_a_layer_that_shares_nothing_is_refused():
 
 
 def test_queries_of_another_number_than_k_are_refused():
-    _, module, _, keys, values = handed_out(rows=2)
     for shape in ((2, 4, 2, 16), (1, 4, 3, 16)):
+        _, module, _, keys, values = handed_out(rows=2)
         with pytest.raises(
             NotImplementedError,
             match=f"query: {shape[0]} rows of {shape[2]} queries in layer 0, in a step of 2 "
