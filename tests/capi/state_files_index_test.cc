@@ -98,7 +98,7 @@ TEST(StateFilesOfGivenHashes, ComeBackAndStillServeNoTextBeforeAnImage) {
 TEST(StateFilesOfPartialForwards, HaveZerosWhereNoLayerWrote) {
   Net net({attention_layer(), attention_layer()}, 16);
   Cache clean(net.config), used(net.config);
-  append_pattern(used, 7, 40, 99);
+  append_pattern(used, 7, 64, 99);  // All pages.
   ASSERT_EQ(kvc_seq_remove(used.get(), 7, nullptr), KVC_OK);
   for (Cache* cache : {&clean, &used}) {
     append_pattern(*cache, 1, 6, 41);
