@@ -178,8 +178,9 @@ SequenceImage read_sequence(WireReader in) {
             what);
 }
 
-void check_tables(const SequenceImage& sequence, const StateFileImage& image, const Spec& spec,
-                  std::vector<int64_t>& entry_of_page) {
+// `last_user`: by page, the last sequence that has named it; -1: none.
+void check_tables(const SequenceImage& sequence, int32_t number, const StateFileImage& image,
+                  const Spec& spec, std::vector<int32_t>& last_user) {
   if (sequence.tables.size() != spec.groups.size())
     fail_sequence(sequence, "has page tables for another number of layer groups");
   int64_t group_begin = 0;
@@ -200,10 +201,10 @@ void check_tables(const SequenceImage& sequence, const StateFileImage& image, co
       }
       if (page < group_begin || page >= group_end)
         fail_sequence(sequence, "names a page of another layer group");
-      // Shared pages hold the same tokens for all that share them.
-      if (entry_of_page[page] != -1 && entry_of_page[page] != static_cast<int64_t>(entry))
-        fail_sequence(sequence, "shares a page at another position");
-      entry_of_page[page] = static_cast<int64_t>(entry);
+      // Sequences may share a page at different positions: one that was shifted moves pages of rows
+      // that no position has rotated.
+      if (last_user[page] == number) fail_sequence(sequence, "names a page twice");
+      last_user[page] = number;
     }
     group_begin = group_end;
   }
@@ -327,15 +328,16 @@ void check_image(const StateFileImage& image, const Spec& spec, const Layout& la
       num_entries += static_cast<int64_t>(table.pages.size());
   }
   const bool is_used = image.num_pages() <= num_entries;
-  std::vector<int64_t> entry_of_page(static_cast<size_t>(is_used ? image.num_pages() : 0), -1);
+  std::vector<int32_t> last_user(static_cast<size_t>(is_used ? image.num_pages() : 0), -1);
   if (!is_used) fail(KVC_E_CORRUPT, "the state file has a page that no sequence uses");
-  for (const SequenceImage& sequence : image.sequences) {
-    check_tables(sequence, image, spec, entry_of_page);
+  for (size_t i = 0; i < image.sequences.size(); ++i) {
+    const SequenceImage& sequence = image.sequences[i];
+    check_tables(sequence, static_cast<int32_t>(i), image, spec, last_user);
     check_states(sequence, image, spec);
     check_positions(sequence);
     check_history(sequence, spec);
   }
-  if (std::find(entry_of_page.begin(), entry_of_page.end(), -1) != entry_of_page.end())
+  if (std::find(last_user.begin(), last_user.end(), -1) != last_user.end())
     fail(KVC_E_CORRUPT, "the state file has a page that no sequence uses");
 }
 

@@ -190,6 +190,27 @@ TEST(StateFilesOfEveryState, OfPositionsAndWindowsAsWell) {
   }
 }
 
+// A page of rows that no position has rotated moves along when tokens before it are taken out, while
+// a fork has it where it was.
+TEST(StateFilesOfEveryState, AShiftedSequenceAndItsForkShareAPageAtTwoPositions) {
+  for (const kvc_rope_mode mode : {KVC_ROPE_ON_READ, KVC_ROPE_ON_APPEND, KVC_ROPE_NONE}) {
+    const kvc_rope rope = rope_of(mode);
+    kvc_layer layer = attention_layer();
+    if (mode != KVC_ROPE_NONE) layer.rope = &rope;
+    Net net({layer}, 32);
+    Cache first(net.config), second(net.config);
+    append_pattern(first, 1, 16, kSeed);
+    fork(first, 1, 2, -1);
+    ASSERT_EQ(kvc_seq_shift(first.get(), 1, 4, 8, -4, nullptr), KVC_OK);
+    const Bytes file = saved(first, {1, 2});
+    EXPECT_EQ(pages_of(first, 1, 0)[1] == pages_of(first, 2, 0)[2], mode != KVC_ROPE_ON_APPEND);
+    expect_ok([&](kvc_error* err) { return load(second, {1, 2}, file, err); });
+    expect_consistent(second);
+    EXPECT_TRUE(saved(second, {1, 2}) == file);
+    EXPECT_EQ(stats_of(second).pages_used, stats_of(first).pages_used);
+  }
+}
+
 TEST(StateFilesOfEveryState, OfPrefixHitsAsWell) {
   const auto hit = [](int64_t tokens) {
     return [tokens](Cache& cache) {
