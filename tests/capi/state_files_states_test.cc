@@ -190,8 +190,8 @@ TEST(StateFilesOfEveryState, OfPositionsAndWindowsAsWell) {
   }
 }
 
-// A page of rows that no position has rotated moves along when tokens before it are taken out, while
-// a fork has it where it was.
+// A page of rows that no position has rotated moves along when tokens before it are taken out,
+// while a fork has it where it was.
 TEST(StateFilesOfEveryState, AShiftedSequenceAndItsForkShareAPageAtTwoPositions) {
   for (const kvc_rope_mode mode : {KVC_ROPE_ON_READ, KVC_ROPE_ON_APPEND, KVC_ROPE_NONE}) {
     const kvc_rope rope = rope_of(mode);
